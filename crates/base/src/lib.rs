@@ -1,0 +1,30 @@
+//! Words, units, endian types, checksums and limits shared by every room.
+//!
+//! Nothing here does I/O, takes a lock or reads a clock.
+
+pub mod checksum;
+mod fixed_map;
+pub mod io_tag;
+pub mod limits;
+pub mod units;
+
+pub use fixed_map::{FixedHasher, FixedMap, FixedSet};
+pub use io_tag::{GroupId, IoPrio, IoTag, PrioClass, Urgency};
+pub use units::{BlockSize, DevBlock, FileBlock, InodeNo, Tid, Timestamp};
+
+/// Endian-typed words for on-disk structures: the field's type says the byte order.
+pub mod endian {
+    use zerocopy::byteorder::{BigEndian, LittleEndian, U16, U32, U64};
+    /// Little-endian 16-bit word.
+    pub type Le16 = U16<LittleEndian>;
+    /// Little-endian 32-bit word.
+    pub type Le32 = U32<LittleEndian>;
+    /// Little-endian 64-bit word.
+    pub type Le64 = U64<LittleEndian>;
+    /// Big-endian 16-bit word.
+    pub type Be16 = U16<BigEndian>;
+    /// Big-endian 32-bit word.
+    pub type Be32 = U32<BigEndian>;
+    /// Big-endian 64-bit word.
+    pub type Be64 = U64<BigEndian>;
+}

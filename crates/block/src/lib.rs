@@ -1,0 +1,1 @@
+//! Devices, bios, the request queue and its statistics.

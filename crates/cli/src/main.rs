@@ -1,0 +1,2 @@
+//! The steadfs command line.
+fn main() {}

@@ -1,0 +1,1 @@
+//! The FUSE protocol: kernel requests in, replies out.

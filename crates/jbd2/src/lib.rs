@@ -1,0 +1,1 @@
+//! The jbd2 journal: transactions, log space, commit, reclaim, revoke and replay.

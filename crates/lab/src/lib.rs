@@ -1,0 +1,1 @@
+//! Crash exploration and modelled devices.

@@ -1,0 +1,1 @@
+//! Tasks, time, ranked locks, wait queues and randomness: real or simulated.

@@ -1,0 +1,1 @@
+//! steadfs as a library: probe, open, format and mount volumes.

@@ -1,0 +1,135 @@
+//! What can go wrong in a file-system call, and the one table of error numbers.
+
+use thiserror::Error;
+
+/// Result of a file-system call.
+pub type Result<T, E = FsError> = std::result::Result<T, E>;
+
+/// Why a file-system call failed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum FsError {
+    /// No such name or inode.
+    #[error("no such file or directory")]
+    NotFound,
+    /// The name exists already.
+    #[error("file exists")]
+    Exists,
+    /// A directory is needed.
+    #[error("not a directory")]
+    NotDir,
+    /// A directory cannot be used here.
+    #[error("is a directory")]
+    IsDir,
+    /// The directory has entries.
+    #[error("directory not empty")]
+    NotEmpty,
+    /// No block or inode is free.
+    #[error("no space left on volume")]
+    NoSpace,
+    /// The quota is used up.
+    #[error("quota exceeded")]
+    Quota,
+    /// The volume is read-only, with the reason.
+    #[error("volume is read-only")]
+    ReadOnly,
+    /// The operation is not allowed on this inode (immutable, append-only, …).
+    #[error("operation not permitted")]
+    NotPermitted,
+    /// Permission bits deny it.
+    #[error("permission denied")]
+    Access,
+    /// A name longer than 255 bytes or a link target longer than a block.
+    #[error("file name too long")]
+    NameTooLong,
+    /// An argument makes no sense; which one.
+    #[error("invalid argument: {0}")]
+    Invalid(&'static str),
+    /// A mount option or control value makes no sense; the sentence says why.
+    #[error("{0}")]
+    BadOption(String),
+    /// The link count has reached its limit.
+    #[error("too many links")]
+    TooManyLinks,
+    /// The file would grow past the format's limit.
+    #[error("file too large")]
+    FileTooBig,
+    /// No such extended attribute, or no data after the offset (ENXIO is [`FsError::NoSuchOffset`]).
+    #[error("no data available")]
+    NoData,
+    /// SEEK_DATA or SEEK_HOLE past the end of the file.
+    #[error("offset past the end of the file")]
+    NoSuchOffset,
+    /// The result does not fit the caller's buffer, or the value the format.
+    #[error("result too large")]
+    Range,
+    /// An attribute value is larger than the limit.
+    #[error("argument too large")]
+    TooBig,
+    /// The operation or flag is not supported; which one.
+    #[error("not supported: {0}")]
+    NotSupported(&'static str),
+    /// Names on two volumes.
+    #[error("not on the same volume")]
+    CrossDevice,
+    /// In use.
+    #[error("busy")]
+    Busy,
+    /// The inode number means nothing any more.
+    #[error("stale file handle")]
+    Stale,
+    /// An encrypted name or file, and no key.
+    #[error("required key not available")]
+    NoKey,
+    /// Interrupted by a signal.
+    #[error("interrupted")]
+    Interrupted,
+    /// Out of memory within the budget.
+    #[error("out of memory")]
+    NoMemory,
+    /// The volume was shut down or aborted; the first cause.
+    #[error("volume stopped: {0}")]
+    Stopped(String),
+    /// The device failed; which access.
+    #[error("I/O error: {0}")]
+    Io(String),
+    /// The volume's structures contradict themselves; where.
+    #[error("volume is damaged: {0}")]
+    Corrupt(String),
+}
+
+impl FsError {
+    /// The error number that Linux uses for this case (asm-generic values, as on x86 and ARM).
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::NotPermitted => 1,
+            Self::NotFound => 2,
+            Self::Interrupted => 4,
+            Self::Io(_) | Self::Stopped(_) => 5,
+            Self::NoSuchOffset => 6,
+            Self::TooBig => 7,
+            Self::NoMemory => 12,
+            Self::Access => 13,
+            Self::Busy => 16,
+            Self::Exists => 17,
+            Self::CrossDevice => 18,
+            Self::NotDir => 20,
+            Self::IsDir => 21,
+            Self::Invalid(_) | Self::BadOption(_) => 22,
+            Self::FileTooBig => 27,
+            Self::NoSpace => 28,
+            Self::ReadOnly => 30,
+            Self::TooManyLinks => 31,
+            Self::Range => 34,
+            Self::NameTooLong => 36,
+            Self::NotEmpty => 39,
+            Self::NoData => 61,
+            Self::NotSupported(_) => 95,
+            Self::Stale => 116,
+            // EUCLEAN: what ext4 and f2fs return for damaged structures.
+            Self::Corrupt(_) => 117,
+            Self::Quota => 122,
+            Self::NoKey => 126,
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The FileSystem trait, its types, the errno table and the control files' interface.
+//!
+//! This room knows no on-disk format, no FUSE and does no I/O.
+
+mod control;
+mod error;
+mod types;
+
+pub use control::{Control, ControlEntry};
+pub use error::{FsError, Result};
+pub use types::{
+    Attr, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, ReadData, RenameFlags, Seek,
+    Segment, SetAttr, SetTime, SetXattr, ShutdownMode, StatFs, check_name,
+};
+
+use steadfs_base::InodeNo;
+
+/// A mounted volume. Every call blocks until it is done and may be made from any task; calls on
+/// one file are ordered by the file system itself.
+///
+/// **Lookup counts.** Each call that returns the [`Attr`] of a directory entry (`lookup`, `attach`,
+/// `create`, `mknod`, `mkdir`, `symlink`, `link`, `tmpfile`) adds one to the inode's lookup count;
+/// [`FileSystem::forget`] takes counts away. An unlinked inode lives until its count is zero. Calls
+/// that take an inode number are only made while its count is positive (the root's always is).
+///
+/// **Permissions** are checked by the caller (the kernel with `default_permissions`, or the library's
+/// user); what the file system itself enforces is what only it can know: immutable and append-only
+/// inodes, read-only volumes, space, limits.
+pub trait FileSystem: Send + Sync {
+    /// The root directory's inode number.
+    fn root(&self) -> InodeNo;
+
+    /// Finds `name` in `dir`.
+    fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr>;
+    /// Takes one lookup count on an inode found by number (as `readdir` reports it).
+    fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr>;
+    /// Gives back `count` lookup counts. The last one of an unlinked inode frees it; an error while
+    /// freeing is kept by the volume (and its space reclaimed at the next mount), not returned here.
+    fn forget(&self, ino: InodeNo, count: u64);
+
+    /// The inode's attributes.
+    fn getattr(&self, cx: &Cx, ino: InodeNo) -> Result<Attr>;
+    /// Changes what `set` names; returns the attributes afterwards.
+    fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr>;
+    /// A symbolic link's target.
+    fn readlink(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<u8>>;
+
+    /// Makes a file that is not a directory or link: `mode` has the type and permission bits (the
+    /// caller's umask in `cx` is applied here, after default ACLs), `rdev` the device number of a
+    /// device node (`makedev` encoding of Linux, 32 bits).
+    fn mknod(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr>;
+    /// Makes a directory.
+    fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr>;
+    /// Makes a symbolic link to `target`.
+    fn symlink(&self, cx: &Cx, dir: InodeNo, name: &[u8], target: &[u8]) -> Result<Attr>;
+    /// Makes a hard link to `ino`.
+    fn link(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr>;
+    /// Makes a regular file without a name (O_TMPFILE) near `dir`.
+    fn tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr>;
+    /// Removes a name that is not a directory's.
+    fn unlink(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()>;
+    /// Removes an empty directory.
+    fn rmdir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()>;
+    /// Moves a name.
+    fn rename(
+        &self,
+        cx: &Cx,
+        from: (InodeNo, &[u8]),
+        to: (InodeNo, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<()>;
+
+    /// Reads up to `len` bytes from `offset`; shorter only at the end of the file.
+    fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData>;
+    /// Writes all of `data` at `offset`. `kill_priv`: clear set-user-ID, set-group-ID and file
+    /// capabilities as a write by an unprivileged process does.
+    fn write(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        offset: u64,
+        data: &[u8],
+        kill_priv: bool,
+    ) -> Result<usize>;
+    /// Makes the file or directory durable (`datasync`: what is needed to read its data back).
+    fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()>;
+    /// Allocates, punches or zeroes a byte range.
+    fn fallocate(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        mode: FallocMode,
+        offset: u64,
+        len: u64,
+    ) -> Result<()>;
+    /// The next data or hole at or after `offset`.
+    fn seek(&self, cx: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64>;
+    /// Copies between two regular files; returns the bytes copied (short only at the source's end).
+    fn copy_range(
+        &self,
+        cx: &Cx,
+        from: (InodeNo, u64),
+        to: (InodeNo, u64),
+        len: u64,
+    ) -> Result<u64>;
+
+    /// Reports the entries of `dir` after `cookie` (0: from the start), `.` and `..` included, until
+    /// `emit` returns false. Cookies stay valid while the directory is changed.
+    fn readdir(
+        &self,
+        cx: &Cx,
+        dir: InodeNo,
+        cookie: u64,
+        emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()>;
+
+    /// The value of extended attribute `name` (full name, `user.` and the like included).
+    fn getxattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>>;
+    /// Full names of all extended attributes.
+    fn listxattr(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>>;
+    /// Sets an extended attribute.
+    fn setxattr(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        name: &[u8],
+        value: &[u8],
+        how: SetXattr,
+    ) -> Result<()>;
+    /// Removes an extended attribute.
+    fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()>;
+
+    /// Usage of the volume.
+    fn statfs(&self, cx: &Cx) -> Result<StatFs>;
+    /// Inode flags and project (FS_IOC_GETFLAGS, FS_IOC_FSGETXATTR).
+    fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr>;
+    /// Changes inode flags; only the flags that users may change.
+    fn set_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()>;
+    /// Changes the project id (only where the volume has projects).
+    fn set_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()>;
+    /// The inode's generation (FS_IOC_GETVERSION).
+    fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32>;
+    /// Discards free space in the byte range, extents of at least `min_len` bytes; returns the
+    /// bytes discarded.
+    fn trim(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64>;
+
+    /// Makes everything durable.
+    fn sync_all(&self, cx: &Cx) -> Result<()>;
+    /// Stops the volume as a power cut would, after what `mode` says was written.
+    fn shutdown(&self, cx: &Cx, mode: ShutdownMode) -> Result<()>;
+    /// Effective options, as /proc/mounts would show them.
+    fn options(&self) -> String;
+    /// Applies mount options to the running volume: all of them or none.
+    fn remount(&self, cx: &Cx, options: &str) -> Result<()>;
+    /// Control files, shown below `.steadfs`.
+    fn control(&self) -> Option<&dyn Control>;
+
+    /// Writes everything, marks the volume clean and stops its tasks. Later calls fail. The result
+    /// says whether anything was lost.
+    fn unmount(&self) -> Result<()>;
+}

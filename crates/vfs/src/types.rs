@@ -1,0 +1,381 @@
+//! What goes in and out of the calls of [`FileSystem`](crate::FileSystem).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use steadfs_base::limits::NAME_MAX;
+use steadfs_base::{InodeNo, IoTag, Timestamp};
+
+use crate::{FsError, Result};
+
+/// Who calls.
+#[derive(Clone, Debug, Default)]
+pub struct Cx {
+    /// Effective user of the caller: owner of what it creates.
+    pub uid: u32,
+    /// Effective group of the caller.
+    pub gid: u32,
+    /// Supplementary groups where the transport tells them.
+    pub groups: Vec<u32>,
+    /// Whether the caller may keep set-group-ID on files of a group it is not in (CAP_FSETID).
+    pub fsetid: bool,
+    /// Bits to clear in the mode of a new file that inherits no default ACL.
+    pub umask: u32,
+    /// Owner and urgency of the I/O this call causes.
+    pub tag: IoTag,
+}
+
+/// The type of an inode.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FileKind {
+    /// Regular file.
+    Regular,
+    /// Directory.
+    Directory,
+    /// Symbolic link.
+    Symlink,
+    /// Character device.
+    CharDevice,
+    /// Block device.
+    BlockDevice,
+    /// Named pipe.
+    Fifo,
+    /// Socket.
+    Socket,
+}
+
+impl FileKind {
+    /// The type bits of `st_mode`.
+    pub const fn mode_bits(self) -> u32 {
+        match self {
+            Self::Fifo => 0o010_000,
+            Self::CharDevice => 0o020_000,
+            Self::Directory => 0o040_000,
+            Self::BlockDevice => 0o060_000,
+            Self::Regular => 0o100_000,
+            Self::Symlink => 0o120_000,
+            Self::Socket => 0o140_000,
+        }
+    }
+
+    /// The type that the type bits of `mode` mean; `None` for a pattern that means none.
+    pub const fn from_mode(mode: u32) -> Option<Self> {
+        Some(match mode & 0o170_000 {
+            0o010_000 => Self::Fifo,
+            0o020_000 => Self::CharDevice,
+            0o040_000 => Self::Directory,
+            0o060_000 => Self::BlockDevice,
+            0o100_000 => Self::Regular,
+            0o120_000 => Self::Symlink,
+            0o140_000 => Self::Socket,
+            _ => return None,
+        })
+    }
+}
+
+/// An inode's attributes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: InodeNo,
+    /// Generation: differs between two lives of one inode number.
+    pub generation: u32,
+    /// Type.
+    pub kind: FileKind,
+    /// Permission bits with set-user-ID, set-group-ID and sticky (`st_mode & 07777`).
+    pub perm: u32,
+    /// Number of names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device node, 0 otherwise.
+    pub rdev: u32,
+    /// Size in bytes.
+    pub size: u64,
+    /// Space used, in units of 512 bytes.
+    pub blocks: u64,
+    /// Preferred I/O size in bytes.
+    pub block_size: u32,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last change of content.
+    pub mtime: Timestamp,
+    /// Last change of the inode.
+    pub ctime: Timestamp,
+    /// Birth, where the format keeps it.
+    pub btime: Option<Timestamp>,
+    /// Inode flags that statx reports.
+    pub flags: InodeFlags,
+}
+
+/// A new time of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    /// The present.
+    Now,
+    /// This point.
+    At(Timestamp),
+}
+
+/// What [`FileSystem::setattr`](crate::FileSystem::setattr) changes; `None` leaves as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permission bits (07777).
+    pub perm: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size in bytes.
+    pub size: Option<u64>,
+    /// Last access.
+    pub atime: Option<SetTime>,
+    /// Last change of content.
+    pub mtime: Option<SetTime>,
+    /// Last change of the inode (only the kernel's write-back cache sends it).
+    pub ctime: Option<Timestamp>,
+    /// Clear set-user-ID and set-group-ID as chown or truncate by an unprivileged process does.
+    pub kill_priv: bool,
+}
+
+/// A directory entry as `readdir` reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// Inode the entry names.
+    pub ino: InodeNo,
+    /// Its type, where the directory (or else the inode) tells.
+    pub kind: Option<FileKind>,
+    /// The name.
+    pub name: &'a [u8],
+    /// Cookie that continues after this entry.
+    pub next: u64,
+}
+
+/// Flags of `rename` (renameat2(2)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RenameFlags {
+    /// Fail if the new name exists.
+    pub no_replace: bool,
+    /// Swap both names, which must exist.
+    pub exchange: bool,
+    /// Leave a whiteout (character device 0:0) at the old name.
+    pub whiteout: bool,
+}
+
+/// What fallocate(2) shall do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FallocMode {
+    /// Allocate; the size grows to the range's end unless `keep_size`.
+    Allocate {
+        /// Leave the file's size.
+        keep_size: bool,
+    },
+    /// Make a hole; the size stays.
+    PunchHole,
+    /// Make the range read as zero, allocated; the size grows unless `keep_size`.
+    ZeroRange {
+        /// Leave the file's size.
+        keep_size: bool,
+    },
+    /// Remove the range and move what follows down.
+    CollapseRange,
+    /// Move what follows the offset up and leave a hole.
+    InsertRange,
+}
+
+/// What lseek(2) looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    /// SEEK_DATA.
+    Data,
+    /// SEEK_HOLE.
+    Hole,
+}
+
+/// How setxattr treats an existing attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetXattr {
+    /// Create or replace.
+    Any,
+    /// Fail if it exists.
+    Create,
+    /// Fail if it does not exist.
+    Replace,
+}
+
+/// How much shutdown writes before the volume stops (`FS_IOC_SHUTDOWN`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShutdownMode {
+    /// Everything is synced first.
+    Sync,
+    /// The journal is committed, data is not written.
+    FlushLog,
+    /// Nothing.
+    NoFlush,
+}
+
+/// Usage of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatFs {
+    /// Bytes in a block: the unit of the next three.
+    pub block_size: u32,
+    /// Blocks of the volume (without overhead, as the file system's statfs shows).
+    pub blocks: u64,
+    /// Free blocks.
+    pub blocks_free: u64,
+    /// Free blocks for unprivileged users.
+    pub blocks_available: u64,
+    /// Inodes.
+    pub files: u64,
+    /// Free inodes.
+    pub files_free: u64,
+    /// Longest name in bytes.
+    pub name_max: u32,
+    /// Volume identity.
+    pub fsid: u64,
+}
+
+/// Inode flags as FS_IOC_GETFLAGS has them (`FS_*_FL` bits).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InodeFlags(pub u32);
+
+impl InodeFlags {
+    /// FS_COMPR_FL.
+    pub const COMPRESSED: Self = Self(0x4);
+    /// FS_SYNC_FL: writes are synchronous.
+    pub const SYNC: Self = Self(0x8);
+    /// FS_IMMUTABLE_FL: no change at all.
+    pub const IMMUTABLE: Self = Self(0x10);
+    /// FS_APPEND_FL: only appending.
+    pub const APPEND: Self = Self(0x20);
+    /// FS_NODUMP_FL.
+    pub const NODUMP: Self = Self(0x40);
+    /// FS_NOATIME_FL.
+    pub const NOATIME: Self = Self(0x80);
+    /// FS_ENCRYPT_FL.
+    pub const ENCRYPTED: Self = Self(0x800);
+    /// FS_INDEX_FL: hashed directory.
+    pub const INDEX: Self = Self(0x1000);
+    /// FS_DIRSYNC_FL: directory changes are synchronous.
+    pub const DIRSYNC: Self = Self(0x1_0000);
+    /// FS_TOPDIR_FL: subdirectories are spread over the volume.
+    pub const TOPDIR: Self = Self(0x2_0000);
+    /// FS_EXTENT_FL: mapped by extents.
+    pub const EXTENTS: Self = Self(0x8_0000);
+    /// FS_VERITY_FL.
+    pub const VERITY: Self = Self(0x10_0000);
+    /// FS_PROJINHERIT_FL: new files inherit the project.
+    pub const PROJINHERIT: Self = Self(0x2000_0000);
+    /// FS_CASEFOLD_FL.
+    pub const CASEFOLD: Self = Self(0x4000_0000);
+
+    /// Whether every flag of `other` is set.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both sets together.
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// Inode flags with the project id (FS_IOC_FSGETXATTR).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FsxAttr {
+    /// Inode flags.
+    pub flags: InodeFlags,
+    /// Project id.
+    pub project: u32,
+    /// Number of extents, 0 where counting would cost too much.
+    pub extents: u32,
+}
+
+/// A piece of what was read: part of a shared block, or zeros.
+#[derive(Clone)]
+pub enum Segment {
+    /// Bytes of a shared buffer.
+    Bytes(Arc<dyn AsRef<[u8]> + Send + Sync>, Range<usize>),
+    /// This many zero bytes (a hole).
+    Zeros(usize),
+}
+
+/// The result of a read: pieces in file order, without copying cached blocks.
+#[derive(Clone, Default)]
+pub struct ReadData {
+    segments: Vec<Segment>,
+    len: usize,
+}
+
+impl ReadData {
+    /// Nothing read yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends `range` of a shared buffer.
+    pub fn push(&mut self, owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) {
+        assert!(
+            range.end <= (*owner).as_ref().len(),
+            "segment outside its buffer"
+        );
+        if !range.is_empty() {
+            self.len += range.len();
+            self.segments.push(Segment::Bytes(owner, range));
+        }
+    }
+
+    /// Appends `len` zero bytes.
+    pub fn push_zeros(&mut self, len: usize) {
+        if len > 0 {
+            self.len += len;
+            self.segments.push(Segment::Zeros(len));
+        }
+    }
+
+    /// Bytes read.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing was read.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The pieces in file order.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// All of it in one vector (copies).
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.len);
+        for segment in &self.segments {
+            match segment {
+                Segment::Bytes(owner, range) => {
+                    out.extend_from_slice(&(**owner).as_ref()[range.clone()]);
+                }
+                Segment::Zeros(len) => out.resize(out.len() + len, 0),
+            }
+        }
+        out
+    }
+}
+
+/// Refuses what cannot be the name of a new or looked-up entry: longer than 255 bytes, empty, or
+/// with a slash or a zero byte.
+pub fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(FsError::NameTooLong);
+    }
+    if name.is_empty() {
+        return Err(FsError::NotFound);
+    }
+    if name.iter().any(|&b| b == b'/' || b == 0) {
+        return Err(FsError::Invalid("a name cannot contain '/' or a zero byte"));
+    }
+    Ok(())
+}

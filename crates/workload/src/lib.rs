@@ -1,0 +1,1 @@
+//! File-system operations as data, with an oracle and a shrinker.
