@@ -1,0 +1,41 @@
+//! The order in which locks are taken.
+
+/// A lock's place in the order: a task that holds a lock only takes locks of a later rank. Several
+/// locks of one rank are taken in the order of their addresses' keys (collect, sort, dedup, take).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Rank {
+    /// Options, freeze and unmount of a volume.
+    Mount,
+    /// Renames between directories (one at a time on a volume).
+    Rename,
+    /// An inode's content and names, by inode number.
+    Inode,
+    /// Write-back of one inode: one flusher at a time.
+    Writeback,
+    /// Open handles of a journal, or modifying operations of f2fs.
+    TxnHandle,
+    /// One inode's block map, preallocation and attributes.
+    ExtentTree,
+    /// An inode's attributes in memory.
+    InodeState,
+    /// The orphan list.
+    Orphan,
+    /// A block group's or segment's allocation state.
+    Group,
+    /// A metadata buffer's content.
+    MetaBuf,
+    /// The journal's state.
+    JournalState,
+    /// One file's tree of cached blocks.
+    MappingTree,
+    /// Lists of dirty inodes and dirty totals.
+    Dirty,
+    /// Tables of objects by number, and their recency lists.
+    Table,
+    /// The request queue.
+    QueueState,
+    /// Inside a device.
+    DeviceInner,
+    /// Short leaf locks that take nothing below them.
+    Leaf,
+}

@@ -1,0 +1,69 @@
+//! Time: a steady clock for durations, a calendar for time stamps.
+
+use std::ops::{Add, Sub};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use steadfs_base::Timestamp;
+
+/// A point on the steady clock, in nanoseconds since the process (or the simulation) began.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Instant(pub u64);
+
+impl Instant {
+    /// Time passed since `earlier`; zero if that lies ahead.
+    pub fn since(self, earlier: Instant) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// Time passed since this point.
+    pub fn elapsed(self) -> Duration {
+        now().since(self)
+    }
+}
+
+impl Add<Duration> for Instant {
+    type Output = Instant;
+    fn add(self, d: Duration) -> Instant {
+        let nanos = u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+        Instant(self.0.saturating_add(nanos))
+    }
+}
+
+impl Sub<Instant> for Instant {
+    type Output = Duration;
+    fn sub(self, earlier: Instant) -> Duration {
+        self.since(earlier)
+    }
+}
+
+/// The steady clock's present.
+#[expect(clippy::disallowed_types, reason = "rt reads the host's clock")]
+pub fn now() -> Instant {
+    static START: OnceLock<std::time::Instant> = OnceLock::new();
+    let start = START.get_or_init(std::time::Instant::now);
+    Instant(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// The calendar's present.
+#[expect(clippy::disallowed_types, reason = "rt reads the host's clock")]
+pub fn wall_clock() -> Timestamp {
+    match std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {
+        Ok(d) => Timestamp {
+            secs: i64::try_from(d.as_secs()).unwrap_or(i64::MAX),
+            nanos: d.subsec_nanos(),
+        },
+        Err(_) => Timestamp::default(),
+    }
+}
+
+/// Waits for `d`.
+#[expect(clippy::disallowed_methods, reason = "rt wraps the host")]
+pub fn sleep(d: Duration) {
+    std::thread::sleep(d);
+}
+
+/// Waits until `t`.
+pub fn sleep_until(t: Instant) {
+    sleep(t.since(now()));
+}
