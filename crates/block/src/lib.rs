@@ -1,1 +1,19 @@
 //! Devices, bios, the request queue and its statistics.
+//!
+//! **What completion means.** A completed write is in the device, perhaps only in its volatile
+//! cache: it survives a crash for certain once a FLUSH that was *started after it completed* has
+//! completed, or if it carried FUA. The queue orders nothing by itself: who needs order waits.
+
+mod bio;
+mod buf;
+mod device;
+mod error;
+mod mem;
+mod queue;
+
+pub use bio::{Bio, Op};
+pub use buf::Buf;
+pub use device::{Device, Done, Geometry};
+pub use error::IoError;
+pub use mem::MemDevice;
+pub use queue::{IoHandle, Queue, QueueOptions};

@@ -1,0 +1,150 @@
+//! Aligned, shared, copy-on-write memory: what blocks are cached in and devices write from.
+#![expect(
+    unsafe_code,
+    reason = "memory aligned for direct I/O has no safe allocation call"
+)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Alignment of every buffer: what O_DIRECT asks of memory on every device we know.
+pub const ALIGN: usize = 4096;
+
+struct Memory {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Memory {
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len, ALIGN).expect("a buffer is far smaller than the address space")
+    }
+
+    fn zeroed(len: usize) -> Self {
+        assert!(len > 0, "a buffer has at least a byte");
+        let layout = Self::layout(len);
+        // SAFETY: the layout's size is not zero, as asserted.
+        let start = unsafe { alloc_zeroed(layout) };
+        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
+        Self { start, len }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: `start` points to `len` initialised bytes that live as long as `self`; they
+        // change only through `bytes_mut`, which borrows `self` mutably.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and the mutable borrow makes it the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this very layout, and freed once.
+        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }
+    }
+}
+
+// SAFETY: `Memory` owns its bytes exclusively, like a `Box<[u8]>`.
+unsafe impl Send for Memory {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for Memory {}
+
+impl AsRef<[u8]> for Memory {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
+/// A block's content. Clones share it; a change of a shared one makes a copy first, so whoever
+/// holds a clone (a commit, a write in flight) keeps what it saw.
+#[derive(Clone)]
+pub struct Buf(Arc<Memory>);
+
+impl Buf {
+    /// `len` zero bytes, aligned to 4 KiB.
+    pub fn zeroed(len: usize) -> Self {
+        Self(Arc::new(Memory::zeroed(len)))
+    }
+
+    /// A copy of `bytes`.
+    pub fn copy_of(bytes: &[u8]) -> Self {
+        let mut memory = Memory::zeroed(bytes.len());
+        memory.bytes_mut().copy_from_slice(bytes);
+        Self(Arc::new(memory))
+    }
+
+    /// The bytes for changing; copies them first if anyone shares them.
+    pub fn make_mut(&mut self) -> &mut [u8] {
+        if Arc::get_mut(&mut self.0).is_none() {
+            *self = Self::copy_of(self);
+        }
+        Arc::get_mut(&mut self.0)
+            .expect("just made the only owner")
+            .bytes_mut()
+    }
+
+    /// The bytes for changing, unless shared.
+    pub fn get_mut(&mut self) -> Option<&mut [u8]> {
+        Arc::get_mut(&mut self.0).map(Memory::bytes_mut)
+    }
+
+    /// Whether both are clones of one buffer.
+    pub fn same(&self, other: &Buf) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Whether anybody else holds a clone.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    /// This buffer as a shared owner of bytes, for replies that go out without a copy.
+    pub fn into_shared(self) -> Arc<dyn AsRef<[u8]> + Send + Sync> {
+        self.0
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+impl std::fmt::Debug for Buf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buf({} bytes)", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_buffer_is_copied_before_it_changes() {
+        let mut a = Buf::copy_of(b"one");
+        let b = a.clone();
+        assert!(a.same(&b) && a.is_shared());
+        a.make_mut()[0] = b'O';
+        assert_eq!(&a[..], b"One");
+        assert_eq!(&b[..], b"one");
+        assert!(!a.same(&b));
+        assert_eq!(a.as_ptr() as usize % ALIGN, 0);
+    }
+
+    #[test]
+    fn an_unshared_buffer_changes_in_place() {
+        let mut a = Buf::zeroed(4096);
+        let at = a.as_ptr();
+        a.make_mut()[4095] = 7;
+        assert_eq!(a.as_ptr(), at);
+        assert_eq!(a[4095], 7);
+    }
+}

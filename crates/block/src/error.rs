@@ -1,0 +1,19 @@
+//! A failed request.
+
+use thiserror::Error;
+
+use crate::Op;
+
+/// A device refused or failed a request.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{op:?} of {len} bytes at byte {offset} failed: {cause}")]
+pub struct IoError {
+    /// What was asked.
+    pub op: Op,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// What the device said.
+    pub cause: String,
+}
