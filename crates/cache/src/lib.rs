@@ -1,1 +1,11 @@
-//! The cache of blocks: metadata buffers, dirty file data, write-back and reclaim.
+//! The cache of blocks: metadata buffers, dirty file data, write-back timing and reclaim.
+//!
+//! The unit is one file-system block. Content is copy-on-write ([`steadfs_block::Buf`]): a commit or
+//! a write in flight holds a clone, a later change makes its own copy. So nobody waits for a
+//! block to become stable, and nothing needs freezing.
+//!
+//! This room allocates no disk space and knows no format.
+
+mod meta;
+
+pub use meta::{MetaBuf, MetaCache, MetaMut, MetaStats};

@@ -1,0 +1,441 @@
+//! Metadata buffers: one per device block in use, shared by everybody who asks for the block.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+
+use steadfs_base::{BlockSize, DevBlock, FixedMap, IoTag, Tid};
+use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
+use steadfs_rt::{Mutex, Rank, RwLock, RwLockWriteGuard};
+
+const SHARDS: usize = 16;
+/// Largest read that fills neighbours along with the block asked for, in bytes.
+const MAX_FILL: usize = 1 << 20;
+
+/// One metadata block in memory.
+pub struct MetaBuf {
+    block: DevBlock,
+    state: RwLock<State>,
+    /// Which kind of content was verified since it was read; 0: none.
+    verified: AtomicU8,
+    /// Used since the last sweep.
+    recent: AtomicBool,
+}
+
+struct State {
+    /// `None` until the first read has filled it.
+    data: Option<Buf>,
+    /// The journal transaction that changed it last, while that one is not yet snapshotted.
+    tid: Option<Tid>,
+    /// Changed without a journal and not yet written.
+    dirty: bool,
+}
+
+impl MetaBuf {
+    fn new(block: DevBlock, data: Option<Buf>) -> Self {
+        let state = State {
+            data,
+            tid: None,
+            dirty: false,
+        };
+        Self {
+            block,
+            state: RwLock::new(Rank::MetaBuf, state),
+            verified: AtomicU8::new(0),
+            recent: AtomicBool::new(true),
+        }
+    }
+
+    /// Where the block lies.
+    pub fn block(&self) -> DevBlock {
+        self.block
+    }
+
+    /// The present content. The clone keeps it as it is now; a writer that comes later copies, so
+    /// drop it before changing the block yourself.
+    pub fn data(&self) -> Buf {
+        self.state
+            .read()
+            .data
+            .clone()
+            .expect("a buffer is handed out filled")
+    }
+
+    /// Runs `check` on the content unless content of this `kind` (not 0) has passed it before.
+    pub fn verify_once<E>(
+        &self,
+        kind: u8,
+        check: impl FnOnce(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        assert!(kind != 0, "0 means not verified");
+        if self.verified.load(Ordering::Acquire) == kind {
+            return Ok(());
+        }
+        check(&self.data())?;
+        self.verified.store(kind, Ordering::Release);
+        Ok(())
+    }
+
+    /// Says that the content is of this `kind` and right because we made it so.
+    pub fn set_verified(&self, kind: u8) {
+        self.verified.store(kind, Ordering::Release);
+    }
+
+    /// Locks the content for changing. Only the journal (or, without one, the transaction layer of
+    /// the file system) calls this: every change belongs to a handle.
+    pub fn lock(&self) -> MetaMut<'_> {
+        MetaMut {
+            state: self.state.write(),
+        }
+    }
+}
+
+/// A metadata buffer locked for changing.
+pub struct MetaMut<'a> {
+    state: RwLockWriteGuard<'a, State>,
+}
+
+impl MetaMut<'_> {
+    /// The transaction that changed the block last, if its snapshot has not been taken yet.
+    pub fn tid(&self) -> Option<Tid> {
+        self.state.tid
+    }
+
+    /// Notes the transaction that changes the block (`None` once its snapshot is taken).
+    pub fn set_tid(&mut self, tid: Option<Tid>) {
+        self.state.tid = tid;
+    }
+
+    /// The content as it is now, shared.
+    pub fn snapshot(&self) -> Buf {
+        self.state
+            .data
+            .clone()
+            .expect("a buffer is handed out filled")
+    }
+}
+
+impl Deref for MetaMut<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.state
+            .data
+            .as_ref()
+            .expect("a buffer is handed out filled")
+    }
+}
+
+impl DerefMut for MetaMut<'_> {
+    /// Copies the content first if a commit, a write in flight or a reader shares it.
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.state
+            .data
+            .as_mut()
+            .expect("a buffer is handed out filled")
+            .make_mut()
+    }
+}
+
+/// How full the metadata cache is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MetaStats {
+    /// Blocks in memory.
+    pub cached: usize,
+    /// Blocks changed without a journal and not yet written.
+    pub dirty: usize,
+}
+
+/// All metadata buffers of a volume.
+pub struct MetaCache {
+    queue: Arc<Queue>,
+    block_size: BlockSize,
+    budget: usize,
+    cached: AtomicUsize,
+    shards: Vec<Mutex<FixedMap<u64, Arc<MetaBuf>>>>,
+    /// Blocks changed without a journal, by number.
+    dirty: Mutex<std::collections::BTreeMap<u64, Arc<MetaBuf>>>,
+    /// One write-back of unjournaled blocks at a time: no block is in flight twice.
+    writing: Mutex<()>,
+}
+
+impl MetaCache {
+    /// A cache of blocks of `block_size` read through `queue`, holding about `budget` bytes of
+    /// blocks that nobody uses.
+    pub fn new(queue: Arc<Queue>, block_size: BlockSize, budget: usize) -> Self {
+        let shards = (0..SHARDS)
+            .map(|_| Mutex::new(Rank::Table, FixedMap::default()))
+            .collect();
+        Self {
+            queue,
+            block_size,
+            budget: (budget / block_size.bytes()).max(64),
+            cached: AtomicUsize::new(0),
+            shards,
+            dirty: Mutex::new(Rank::Dirty, std::collections::BTreeMap::new()),
+            writing: Mutex::new(Rank::Writeback, ()),
+        }
+    }
+
+    /// The block size.
+    pub fn block_size(&self) -> BlockSize {
+        self.block_size
+    }
+
+    /// The queue the blocks come through.
+    pub fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
+    /// How full the cache is.
+    pub fn stats(&self) -> MetaStats {
+        MetaStats {
+            cached: self.cached.load(Ordering::Relaxed),
+            dirty: self.dirty.lock().len(),
+        }
+    }
+
+    fn shard(&self, block: DevBlock) -> &Mutex<FixedMap<u64, Arc<MetaBuf>>> {
+        &self.shards[(block.0 as usize) % SHARDS]
+    }
+
+    fn find_or_insert(&self, block: DevBlock, make: impl FnOnce() -> MetaBuf) -> Arc<MetaBuf> {
+        let mut shard = self.shard(block).lock();
+        let mut inserted = false;
+        let buf = Arc::clone(shard.entry(block.0).or_insert_with(|| {
+            inserted = true;
+            Arc::new(make())
+        }));
+        buf.recent.store(true, Ordering::Relaxed);
+        if inserted && self.cached.fetch_add(1, Ordering::Relaxed) >= self.budget {
+            let before = shard.len();
+            shard.retain(|_, b| keep(b));
+            self.cached
+                .fetch_sub(before - shard.len(), Ordering::Relaxed);
+        }
+        buf
+    }
+
+    /// The block's buffer, read from the device if it is not in memory.
+    pub fn get(&self, block: DevBlock, tag: IoTag) -> Result<Arc<MetaBuf>, IoError> {
+        let buf = self.find_or_insert(block, || MetaBuf::new(block, None));
+        if buf.state.read().data.is_some() {
+            return Ok(buf);
+        }
+        let mut state = buf.state.write();
+        if state.data.is_none() {
+            // The lock is held over the read: whoever wants the block too waits for it here.
+            let offset = self.block_size.offset_of(block);
+            state.data = Some(self.queue.read(offset, self.block_size.bytes(), tag)?);
+        }
+        drop(state);
+        Ok(buf)
+    }
+
+    /// The block's buffer if it is in memory.
+    pub fn peek(&self, block: DevBlock) -> Option<Arc<MetaBuf>> {
+        let buf = Arc::clone(self.shard(block).lock().get(&block.0)?);
+        let filled = buf.state.read().data.is_some();
+        filled.then_some(buf)
+    }
+
+    /// The buffer of a newly allocated block: zeros, whatever the device holds. Its first change
+    /// must come through a handle before anything is written.
+    pub fn get_new(&self, block: DevBlock) -> Arc<MetaBuf> {
+        let buf = self.find_or_insert(block, || MetaBuf::new(block, None));
+        let mut state = buf.state.write();
+        state.data = Some(Buf::zeroed(self.block_size.bytes()));
+        drop(state);
+        buf.verified.store(0, Ordering::Release);
+        buf
+    }
+
+    /// Brings `count` blocks from `first` into memory with as few reads as possible and waits for
+    /// them. Blocks already in memory are left alone. Errors show when a block is asked for.
+    pub fn prefetch(&self, first: DevBlock, count: u64, tag: IoTag) {
+        let per_read = (MAX_FILL / self.block_size.bytes()).max(1) as u64;
+        let mut reads: Vec<(DevBlock, IoHandle)> = Vec::new();
+        let mut at = 0;
+        while at < count {
+            let start = first.plus(at);
+            if self.peek(start).is_some() {
+                at += 1;
+                continue;
+            }
+            let mut n = 1;
+            while n < per_read && at + n < count && self.peek(start.plus(n)).is_none() {
+                n += 1;
+            }
+            let offset = self.block_size.offset_of(start);
+            let len = self.block_size.bytes() * n as usize;
+            let mut bio = Bio::read(offset, len);
+            bio.bufs = (0..n)
+                .map(|_| Buf::zeroed(self.block_size.bytes()))
+                .collect();
+            reads.push((start, self.queue.submit(bio, tag)));
+            at += n;
+        }
+        for (start, io) in reads {
+            if let Ok(bio) = io.into_bio() {
+                for (i, data) in bio.bufs.into_iter().enumerate() {
+                    self.fill(start.plus(i as u64), data);
+                }
+            }
+        }
+    }
+
+    fn fill(&self, block: DevBlock, data: Buf) {
+        let buf = self.find_or_insert(block, || MetaBuf::new(block, None));
+        let mut state = buf.state.write();
+        // Someone may have read or remade it meanwhile; what is there is at least as new.
+        if state.data.is_none() {
+            state.data = Some(data);
+        }
+    }
+
+    /// Forgets a block that is metadata no more. Its dirt, if any, is not written.
+    pub fn forget(&self, block: DevBlock) {
+        let buf = self.shard(block).lock().remove(&block.0);
+        if let Some(buf) = buf {
+            self.cached.fetch_sub(1, Ordering::Relaxed);
+            buf.state.write().dirty = false;
+        }
+        self.dirty.lock().remove(&block.0);
+    }
+
+    /// Notes a change made without a journal; [`MetaCache::write_dirty`] will write it.
+    pub fn mark_dirty(&self, buf: &Arc<MetaBuf>) {
+        let mut state = buf.state.write();
+        if !state.dirty {
+            state.dirty = true;
+            drop(state);
+            self.dirty.lock().insert(buf.block.0, Arc::clone(buf));
+        }
+    }
+
+    /// Writes every block changed without a journal and waits. A block that fails stays dirty; the
+    /// first error is returned after all were tried.
+    pub fn write_dirty(&self, tag: IoTag) -> Result<(), IoError> {
+        let _one = self.writing.lock();
+        let batch = std::mem::take(&mut *self.dirty.lock());
+        let mut blocks = Vec::with_capacity(batch.len());
+        for buf in batch.into_values() {
+            let mut state = buf.state.write();
+            if state.dirty {
+                state.dirty = false;
+                let data = state.data.clone().expect("a dirty buffer is filled");
+                drop(state);
+                blocks.push((buf, data));
+            }
+        }
+        let mut first_error = None;
+        for (run, io) in self.submit_runs(&blocks, tag) {
+            if let Err(error) = io.wait() {
+                for (buf, _) in &blocks[run] {
+                    self.mark_dirty(buf);
+                }
+                first_error.get_or_insert(error);
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// One write for each run of neighbouring blocks.
+    fn submit_runs(
+        &self,
+        blocks: &[(Arc<MetaBuf>, Buf)],
+        tag: IoTag,
+    ) -> Vec<(std::ops::Range<usize>, IoHandle)> {
+        let mut writes = Vec::new();
+        let mut start = 0;
+        while start < blocks.len() {
+            let mut end = start + 1;
+            while end < blocks.len() && blocks[end].0.block == blocks[end - 1].0.block.plus(1) {
+                end += 1;
+            }
+            let bufs = blocks[start..end]
+                .iter()
+                .map(|(_, data)| data.clone())
+                .collect();
+            let offset = self.block_size.offset_of(blocks[start].0.block);
+            writes.push((start..end, self.queue.submit(Bio::write(offset, bufs), tag)));
+            start = end;
+        }
+        writes
+    }
+}
+
+/// Whether a sweep keeps a buffer: somebody uses it, it is dirty, or it was used since the last one.
+fn keep(buf: &Arc<MetaBuf>) -> bool {
+    Arc::strong_count(buf) > 1 || buf.recent.swap(false, Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfs_block::{MemDevice, QueueOptions};
+
+    use super::*;
+
+    fn cache(blocks: u64, budget: usize) -> (Arc<MemDevice>, MetaCache) {
+        let device = Arc::new(MemDevice::new(blocks * 4096));
+        let queue = Arc::new(Queue::new(
+            Arc::clone(&device) as _,
+            QueueOptions::default(),
+        ));
+        let block_size = BlockSize::new(4096).expect("valid");
+        (device, MetaCache::new(queue, block_size, budget))
+    }
+
+    #[test]
+    fn a_snapshot_keeps_what_it_saw() {
+        let (device, cache) = cache(8, 1 << 20);
+        device.write(4096, b"old");
+        let buf = cache.get(DevBlock(1), IoTag::default()).unwrap();
+        let before = buf.data();
+        buf.lock()[..3].copy_from_slice(b"new");
+        assert_eq!(&before[..3], b"old");
+        assert_eq!(&buf.data()[..3], b"new");
+    }
+
+    #[test]
+    fn unjournaled_changes_reach_the_device_once_written() {
+        let (device, cache) = cache(8, 1 << 20);
+        for n in [2, 3, 5] {
+            let buf = cache.get_new(DevBlock(n));
+            buf.lock()[0] = n as u8;
+            cache.mark_dirty(&buf);
+        }
+        cache.forget(DevBlock(3));
+        cache.write_dirty(IoTag::default()).unwrap();
+        let image = device.to_bytes();
+        assert_eq!(
+            [image[2 * 4096], image[3 * 4096], image[5 * 4096]],
+            [2, 0, 5]
+        );
+        assert_eq!(cache.stats().dirty, 0);
+    }
+
+    #[test]
+    fn unused_blocks_leave_when_the_budget_is_full_and_used_ones_stay() {
+        let (_device, cache) = cache(4096, 64 * 4096);
+        let held = cache.get(DevBlock(0), IoTag::default()).unwrap();
+        held.lock()[0] = 9;
+        for n in 1..4096 {
+            cache.get(DevBlock(n), IoTag::default()).unwrap();
+        }
+        assert!(cache.stats().cached < 256, "{:?}", cache.stats());
+        let again = cache.get(DevBlock(0), IoTag::default()).unwrap();
+        assert!(Arc::ptr_eq(&held, &again));
+    }
+
+    #[test]
+    fn prefetch_fills_what_is_missing_only() {
+        let (device, cache) = cache(64, 1 << 20);
+        device.write(10 * 4096, b"disk");
+        let changed = cache.get(DevBlock(9), IoTag::default()).unwrap();
+        changed.lock()[0] = 1;
+        cache.prefetch(DevBlock(8), 4, IoTag::default());
+        assert_eq!(&cache.peek(DevBlock(10)).unwrap().data()[..4], b"disk");
+        assert_eq!(changed.data()[0], 1);
+        assert!(cache.peek(DevBlock(12)).is_none());
+    }
+}
