@@ -6,6 +6,10 @@
 //!
 //! This room allocates no disk space and knows no format.
 
+mod mapping;
 mod meta;
+mod writeback;
 
+pub use mapping::{Mapping, Taken, Written};
 pub use meta::{MetaBuf, MetaCache, MetaMut, MetaStats};
+pub use writeback::{Backing, DirtyFile, Why, Writeback, WritebackOptions};

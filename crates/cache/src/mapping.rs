@@ -1,0 +1,477 @@
+//! One file's cached blocks: dirty data, data in flight, and nothing else that is not needed.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use steadfs_base::{BlockSize, FileBlock, IoTag};
+use steadfs_block::{Buf, IoError, IoHandle, Queue};
+use steadfs_rt::{Condvar, Mutex, Rank};
+
+use crate::writeback::{DirtyFile, Writeback};
+
+/// A file's blocks in memory.
+///
+/// A block is *dirty* (newer than the device), *in flight* (being written), both (changed again
+/// while being written; the write goes on with the older content), or not here at all. Only a
+/// successful write ends a block's dirt.
+pub struct Mapping {
+    block_size: BlockSize,
+    file: DirtyFile,
+    writeback: Arc<Writeback>,
+    inner: Mutex<Inner>,
+    /// Some block's flight has ended.
+    landed: Condvar,
+}
+
+#[derive(Default)]
+struct Inner {
+    pages: BTreeMap<u64, Page>,
+    dirty: u64,
+    in_flight: u64,
+    /// The first failed write since [`Mapping::take_error`].
+    error: Option<IoError>,
+}
+
+struct Page {
+    data: Buf,
+    /// Changed since it was last taken for writing; by whom.
+    dirty: Option<IoTag>,
+    /// Being written; the request once submitted.
+    flight: Option<Flight>,
+    /// The file system holds one block of reservation for this page.
+    reserved: bool,
+}
+
+#[derive(Default)]
+struct Flight {
+    io: Option<IoHandle>,
+}
+
+/// A block taken for writing.
+#[derive(Debug)]
+pub struct Taken {
+    /// Which block.
+    pub block: FileBlock,
+    /// Its content, fixed for the write.
+    pub data: Buf,
+    /// Who dirtied it last.
+    pub tag: IoTag,
+    /// Whether the file system reserved space for it; the reservation passes to the taker.
+    pub reserved: bool,
+}
+
+/// What a write into the cache came to.
+#[derive(Debug)]
+pub struct Written<E> {
+    /// Bytes taken, from the first; fewer than given only with an error.
+    pub bytes: usize,
+    /// Blocks that hold a reservation now and held none before (at most what
+    /// [`Mapping::unreserved`] said); the rest of what the caller reserved is his to release.
+    pub reserved: u64,
+    /// Why a block could not be filled.
+    pub error: Option<E>,
+}
+
+impl Mapping {
+    /// An empty mapping of `file`, whose dirt is counted by `writeback`.
+    pub fn new(block_size: BlockSize, file: DirtyFile, writeback: Arc<Writeback>) -> Self {
+        Self {
+            block_size,
+            file,
+            writeback,
+            inner: Mutex::new(Rank::MappingTree, Inner::default()),
+            landed: Condvar::new(),
+        }
+    }
+
+    /// The block's content if it is in memory (dirty or in flight).
+    pub fn get(&self, block: FileBlock) -> Option<Buf> {
+        Some(self.inner.lock().pages.get(&block.0)?.data.clone())
+    }
+
+    /// All blocks of `range` that are in memory, in order.
+    pub fn cached(&self, range: Range<u64>) -> Vec<(FileBlock, Buf)> {
+        let inner = self.inner.lock();
+        inner
+            .pages
+            .range(range)
+            .map(|(&n, p)| (FileBlock(n), p.data.clone()))
+            .collect()
+    }
+
+    /// How many blocks of `range` hold no reservation: what a write of the range must reserve.
+    pub fn unreserved(&self, range: Range<u64>) -> u64 {
+        let inner = self.inner.lock();
+        let reserved = inner
+            .pages
+            .range(range.clone())
+            .filter(|(_, p)| p.reserved)
+            .count();
+        (range.end - range.start) - reserved as u64
+    }
+
+    /// Blocks that are dirty or in flight.
+    pub fn unwritten(&self) -> u64 {
+        let inner = self.inner.lock();
+        inner.dirty + inner.in_flight
+    }
+
+    /// Whether nothing is in memory.
+    pub fn is_empty(&self) -> bool {
+        self.inner.lock().pages.is_empty()
+    }
+
+    /// Bytes of this file that are dirty.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.inner.lock().dirty << self.block_size.bits()
+    }
+
+    /// Copies `data` in at byte `offset` and marks the blocks dirty. A block that is written only in
+    /// part and is not in memory is filled by `fill` first; where that fails, the write ends short.
+    /// The caller holds the inode lock for writing, so nothing else adds blocks meanwhile.
+    pub fn write<E>(
+        &self,
+        offset: u64,
+        data: &[u8],
+        tag: IoTag,
+        mut fill: impl FnMut(FileBlock, &mut [u8]) -> Result<(), E>,
+    ) -> Written<E> {
+        let mut written = Written {
+            bytes: 0,
+            reserved: 0,
+            error: None,
+        };
+        while written.bytes < data.len() {
+            let at = offset + written.bytes as u64;
+            let block = self.block_size.file_block(at);
+            let within = self.block_size.within(at);
+            let n = (self.block_size.bytes() - within).min(data.len() - written.bytes);
+            let part = &data[written.bytes..written.bytes + n];
+            let mut fresh = None;
+            if n < self.block_size.bytes() && self.get(block).is_none() {
+                let mut buf = Buf::zeroed(self.block_size.bytes());
+                if let Err(error) = fill(block, buf.make_mut()) {
+                    written.error = Some(error);
+                    break;
+                }
+                fresh = Some(buf);
+            }
+            written.reserved += u64::from(self.put(block, within, part, fresh, tag));
+            written.bytes += n;
+        }
+        written
+    }
+
+    /// Puts `part` into one block and marks it dirty; whether that took a reservation.
+    fn put(
+        &self,
+        block: FileBlock,
+        within: usize,
+        part: &[u8],
+        fresh: Option<Buf>,
+        tag: IoTag,
+    ) -> bool {
+        let whole = part.len() == self.block_size.bytes();
+        let content = whole.then(|| Buf::copy_of(part));
+        let mut inner = self.inner.lock();
+        let page = inner.pages.entry(block.0).or_insert_with(|| Page {
+            data: content
+                .clone()
+                .or(fresh)
+                .expect("a block not in memory is written whole or was filled"),
+            dirty: None,
+            flight: None,
+            reserved: false,
+        });
+        match content {
+            Some(content) => page.data = content,
+            None => page.data.make_mut()[within..within + part.len()].copy_from_slice(part),
+        }
+        let newly_reserved = !page.reserved;
+        page.reserved = true;
+        let newly_dirty = page.dirty.is_none();
+        page.dirty = Some(tag);
+        if newly_dirty {
+            inner.dirty += 1;
+            // Under the lock: the flusher must not count the block clean before it counted dirty.
+            self.writeback
+                .dirtied(&self.file, self.block_size.bytes_u64());
+        }
+        newly_reserved
+    }
+
+    /// Zeroes the bytes of `block` from `within` on, if the block is in memory (truncation).
+    pub fn zero_tail(&self, block: FileBlock, within: usize) {
+        if let Some(page) = self.inner.lock().pages.get_mut(&block.0) {
+            page.data.make_mut()[within..].fill(0);
+        }
+    }
+
+    /// Takes up to `limit` dirty blocks of `range` for writing, in order. A block in flight is not
+    /// taken again until it has landed: no block is ever in flight twice.
+    pub fn take_dirty(&self, range: Range<u64>, limit: usize) -> Vec<Taken> {
+        let mut inner = self.inner.lock();
+        let mut taken = Vec::new();
+        if inner.dirty == 0 {
+            return taken;
+        }
+        for (&n, page) in inner.pages.range_mut(range) {
+            if page.flight.is_some() {
+                continue;
+            }
+            if let Some(tag) = page.dirty.take() {
+                page.flight = Some(Flight::default());
+                let reserved = std::mem::take(&mut page.reserved);
+                taken.push(Taken {
+                    block: FileBlock(n),
+                    data: page.data.clone(),
+                    tag,
+                    reserved,
+                });
+                if taken.len() == limit {
+                    break;
+                }
+            }
+        }
+        let n = taken.len() as u64;
+        inner.dirty -= n;
+        inner.in_flight += n;
+        taken
+    }
+
+    /// Notes the request that carries a run of taken blocks, so that a waiter can raise it.
+    pub fn submitted(&self, run: Range<u64>, io: &IoHandle) {
+        for (_, page) in self.inner.lock().pages.range_mut(run) {
+            if let Some(flight) = &mut page.flight {
+                flight.io = Some(io.clone());
+            }
+        }
+    }
+
+    /// Ends the flight of a run of taken blocks. After success a block that was not changed again is
+    /// dropped; after a failure each is dirty again (never clean on error) and holds a reservation
+    /// if `reserved` says that the file system kept one for it.
+    pub fn landed(&self, run: Range<u64>, result: Result<(), &IoError>, reserved: bool) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let mut ended = 0;
+        let mut cleaned = 0;
+        let mut dirtied = 0;
+        inner.pages.retain_range(run, |page| {
+            if page.flight.take().is_none() {
+                return true;
+            }
+            ended += 1;
+            match (&result, page.dirty) {
+                (_, Some(_)) => cleaned += 1,
+                (Ok(()), None) => {
+                    cleaned += 1;
+                    return false;
+                }
+                (Err(_), None) => {
+                    page.dirty = Some(IoTag::background());
+                    page.reserved |= reserved;
+                    dirtied += 1;
+                }
+            }
+            true
+        });
+        inner.in_flight -= ended;
+        inner.dirty += dirtied;
+        if let Err(error) = result {
+            inner.error.get_or_insert_with(|| error.clone());
+        }
+        let left = inner.dirty + inner.in_flight;
+        self.landed.notify_all();
+        self.writeback
+            .cleaned(&self.file, cleaned << self.block_size.bits(), left == 0);
+    }
+
+    /// Raises every queued write of `range` to `tag`: somebody waits for it now.
+    pub fn boost(&self, range: Range<u64>, queue: &Queue, tag: IoTag) {
+        let ios: Vec<IoHandle> = {
+            let inner = self.inner.lock();
+            if inner.in_flight == 0 {
+                return;
+            }
+            let flights = inner
+                .pages
+                .range(range)
+                .filter_map(|(_, p)| p.flight.as_ref());
+            flights.filter_map(|f| f.io.clone()).collect()
+        };
+        for io in ios {
+            queue.boost(&io, tag);
+        }
+    }
+
+    /// Waits until no block of `range` is in flight.
+    pub fn wait_landed(&self, range: Range<u64>) {
+        let mut inner = self.inner.lock();
+        while inner.in_flight > 0
+            && inner
+                .pages
+                .range(range.clone())
+                .any(|(_, p)| p.flight.is_some())
+        {
+            self.landed.wait(&mut inner);
+        }
+    }
+
+    /// Drops every block of `range`, none of which may be in flight; returns how many reservations
+    /// they held.
+    pub fn discard(&self, range: Range<u64>) -> u64 {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let mut released = 0;
+        let mut cleaned = 0;
+        inner.pages.retain_range(range, |page| {
+            assert!(page.flight.is_none(), "a discarded block is not in flight");
+            released += u64::from(page.reserved);
+            cleaned += u64::from(page.dirty.is_some());
+            false
+        });
+        inner.dirty -= cleaned;
+        if cleaned > 0 {
+            let left = inner.dirty + inner.in_flight;
+            self.writeback
+                .cleaned(&self.file, cleaned << self.block_size.bits(), left == 0);
+        }
+        released
+    }
+
+    /// The first write error since the last call.
+    pub fn take_error(&self) -> Option<IoError> {
+        self.inner.lock().error.take()
+    }
+
+    /// The first dirty block at or after `from`.
+    pub fn next_dirty(&self, from: FileBlock) -> Option<FileBlock> {
+        let inner = self.inner.lock();
+        inner
+            .pages
+            .range(from.0..)
+            .find(|(_, p)| p.dirty.is_some())
+            .map(|(&n, _)| FileBlock(n))
+    }
+
+    /// The first block at or after `from` that is in memory.
+    pub fn next_cached(&self, from: FileBlock) -> Option<FileBlock> {
+        self.inner
+            .lock()
+            .pages
+            .range(from.0..)
+            .next()
+            .map(|(&n, _)| FileBlock(n))
+    }
+}
+
+/// Visits a range of a map and removes what the visitor does not keep.
+trait RetainRange<V> {
+    fn retain_range(&mut self, range: Range<u64>, keep: impl FnMut(&mut V) -> bool);
+}
+
+impl<V> RetainRange<V> for BTreeMap<u64, V> {
+    fn retain_range(&mut self, range: Range<u64>, mut keep: impl FnMut(&mut V) -> bool) {
+        if range.is_empty() {
+            return;
+        }
+        let gone: Vec<u64> = self
+            .range_mut(range)
+            .filter_map(|(&n, v)| (!keep(v)).then_some(n))
+            .collect();
+        for n in gone {
+            self.remove(&n);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfs_block::Op;
+
+    use super::*;
+    use crate::WritebackOptions;
+
+    const BS: usize = 1024;
+
+    fn mapping() -> (Arc<Writeback>, Mapping) {
+        let writeback = Arc::new(Writeback::new(WritebackOptions::for_cache(1 << 20)));
+        let size = BlockSize::new(BS as u32).expect("valid");
+        (
+            Arc::clone(&writeback),
+            Mapping::new(size, DirtyFile(12), writeback),
+        )
+    }
+
+    fn zero_fill(_: FileBlock, _: &mut [u8]) -> Result<(), ()> {
+        Ok(())
+    }
+
+    fn failure() -> IoError {
+        IoError {
+            op: Op::Write,
+            offset: 0,
+            len: 0,
+            cause: "test".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_block_written_again_in_flight_stays_dirty() {
+        let (writeback, map) = mapping();
+        let written = map.write(0, &[1; 2 * BS], IoTag::default(), zero_fill);
+        assert_eq!((written.bytes, written.reserved), (2 * BS, 2));
+        let taken = map.take_dirty(0..9, 9);
+        assert_eq!(taken.len(), 2);
+        map.write(10, &[2; 5], IoTag::default(), zero_fill);
+        assert!(map.take_dirty(0..9, 9).is_empty(), "never in flight twice");
+        assert_eq!(taken[0].data[10], 1, "the flight keeps what it took");
+        map.landed(0..2, Ok(()), false);
+        assert_eq!(writeback.dirty_bytes(), BS as u64);
+        assert!(map.get(FileBlock(1)).is_none());
+        let again = map.take_dirty(0..9, 9);
+        assert_eq!(
+            (again.len(), again[0].data[10], again[0].data[15]),
+            (1, 2, 1)
+        );
+        map.landed(0..1, Ok(()), false);
+        assert_eq!((map.unwritten(), writeback.dirty_bytes()), (0, 0));
+        assert!(writeback.dirty_files().is_empty());
+    }
+
+    #[test]
+    fn a_failed_write_is_never_clean() {
+        let (writeback, map) = mapping();
+        map.write(0, &[1; BS], IoTag::default(), zero_fill);
+        assert!(map.take_dirty(0..9, 9)[0].reserved);
+        map.landed(0..1, Err(&failure()), true);
+        assert_eq!(map.take_error(), Some(failure()));
+        assert_eq!(writeback.dirty_bytes(), BS as u64);
+        let again = map.take_dirty(0..9, 9);
+        assert!(again[0].reserved);
+        map.landed(0..1, Ok(()), false);
+        assert!(map.is_empty());
+    }
+
+    #[test]
+    fn a_failed_fill_ends_the_write_short() {
+        let (_, map) = mapping();
+        let fill = |_, _: &mut [u8]| Err("unreadable");
+        let written = map.write(0, &[1; BS + 3], IoTag::default(), fill);
+        assert_eq!((written.bytes, written.reserved), (BS, 1));
+        assert_eq!(written.error, Some("unreadable"));
+    }
+
+    #[test]
+    fn discarding_returns_reservations() {
+        let (writeback, map) = mapping();
+        map.write(0, &[1; 3 * BS], IoTag::default(), zero_fill);
+        assert_eq!(map.unreserved(0..5), 2);
+        assert_eq!(map.discard(1..9), 2);
+        assert_eq!((map.unwritten(), writeback.dirty_bytes()), (1, BS as u64));
+        assert_eq!(map.next_cached(FileBlock(0)), Some(FileBlock(0)));
+        assert_eq!(map.next_dirty(FileBlock(1)), None);
+    }
+}

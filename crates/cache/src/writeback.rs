@@ -1,0 +1,203 @@
+//! When dirty data is written: age, background limit, hard limit.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, spawn};
+
+/// Why data is written back now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// Somebody waits for exactly this (fsync, sync, truncate).
+    Sync,
+    /// It has been dirty for long, or too much is dirty.
+    Background,
+    /// The writer has dirtied so much that it writes some itself.
+    Throttle,
+}
+
+/// What the flusher asks of a file system.
+pub trait Backing: Send + Sync {
+    /// Writes the file's dirty data (at least much of it). Errors are kept by the mapping, which
+    /// stays dirty; the file is tried again later.
+    fn write_out(&self, ino: u64, why: Why);
+    /// Called once a period: metadata that ages outside a journal is written here.
+    fn tick(&self);
+}
+
+/// Limits and periods of write-back.
+#[derive(Clone, Debug)]
+pub struct WritebackOptions {
+    /// Above this many dirty bytes the flusher writes whatever their age.
+    pub background: u64,
+    /// Above this many dirty bytes heavy writers write their own data before they go on.
+    pub hard: u64,
+    /// Data older than this is written.
+    pub age: Duration,
+    /// How often the flusher looks.
+    pub period: Duration,
+}
+
+impl WritebackOptions {
+    /// Limits for a cache of `bytes`: background at a quarter of it, hard at a half.
+    pub fn for_cache(bytes: u64) -> Self {
+        Self {
+            background: bytes / 4,
+            hard: bytes / 2,
+            age: Duration::from_secs(30),
+            period: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A file as the flusher knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirtyFile(pub u64);
+
+struct Entry {
+    since: Instant,
+    bytes: u64,
+}
+
+#[derive(Default)]
+struct State {
+    files: BTreeMap<u64, Entry>,
+    bytes: u64,
+    kicked: bool,
+    stop: bool,
+}
+
+/// Dirty totals of a volume, and its flusher.
+pub struct Writeback {
+    options: WritebackOptions,
+    state: Mutex<State>,
+    wake: Condvar,
+    flusher: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Writeback {
+    /// No dirt, no flusher yet.
+    pub fn new(options: WritebackOptions) -> Self {
+        Self {
+            options,
+            state: Mutex::new(Rank::Dirty, State::default()),
+            wake: Condvar::new(),
+            flusher: Mutex::new(Rank::Leaf, None),
+        }
+    }
+
+    /// Starts the flusher's task over `backing`.
+    pub fn start(self: &Arc<Self>, backing: Weak<dyn Backing>) {
+        let this = Arc::clone(self);
+        let task = spawn("flusher", move || this.run(&backing));
+        let before = self.flusher.lock().replace(task);
+        assert!(before.is_none(), "one flusher a volume");
+    }
+
+    /// Stops the flusher and waits for it. What is dirty stays dirty.
+    pub fn stop(&self) {
+        self.state.lock().stop = true;
+        self.wake.notify_all();
+        let task = self.flusher.lock().take();
+        if let Some(task) = task {
+            task.join();
+        }
+    }
+
+    /// Bytes that are dirty or in flight.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.state.lock().bytes
+    }
+
+    /// Files with dirty data, the longest dirty first.
+    pub fn dirty_files(&self) -> Vec<u64> {
+        let state = self.state.lock();
+        let mut files: Vec<(Instant, u64)> =
+            state.files.iter().map(|(&ino, e)| (e.since, ino)).collect();
+        files.sort_unstable();
+        files.into_iter().map(|(_, ino)| ino).collect()
+    }
+
+    /// `bytes` more of `file` are dirty.
+    pub(crate) fn dirtied(&self, file: &DirtyFile, bytes: u64) {
+        let mut state = self.state.lock();
+        let entry = state.files.entry(file.0).or_insert_with(|| Entry {
+            since: now(),
+            bytes: 0,
+        });
+        entry.bytes += bytes;
+        state.bytes += bytes;
+        if state.bytes > self.options.background && !state.kicked {
+            state.kicked = true;
+            self.wake.notify_all();
+        }
+    }
+
+    /// `bytes` of `file` are clean; `all`: the file has no dirty and no flying block left.
+    pub(crate) fn cleaned(&self, file: &DirtyFile, bytes: u64, all: bool) {
+        let mut state = self.state.lock();
+        state.bytes -= bytes;
+        if let Some(entry) = state.files.get_mut(&file.0) {
+            entry.bytes -= bytes;
+            if all {
+                assert_eq!(entry.bytes, 0, "a clean file has no dirty bytes");
+                state.files.remove(&file.0);
+            }
+        }
+    }
+
+    /// Whether the writer of `file` must write some of it back itself before it dirties more: the
+    /// hard limit is passed and this file holds more than its share, so that a light writer is never
+    /// held up by a heavy one; past twice the hard limit everybody must.
+    pub fn must_throttle(&self, file: DirtyFile) -> bool {
+        let state = self.state.lock();
+        if state.bytes <= self.options.hard {
+            return false;
+        }
+        let share = self.options.hard / (state.files.len() as u64 + 1);
+        let own = state.files.get(&file.0).map_or(0, |e| e.bytes);
+        own > share || (own > 0 && state.bytes > self.options.hard.saturating_mul(2))
+    }
+
+    fn run(&self, backing: &Weak<dyn Backing>) {
+        while self.sleep() {
+            let Some(backing) = backing.upgrade() else {
+                return;
+            };
+            backing.tick();
+            for ino in self.due() {
+                backing.write_out(ino, Why::Background);
+            }
+        }
+    }
+
+    /// Waits for the period or a kick; false when told to stop.
+    fn sleep(&self) -> bool {
+        let mut state = self.state.lock();
+        let until = now() + self.options.period;
+        while !state.kicked && !state.stop {
+            let left = until.since(now());
+            if left.is_zero() || self.wake.wait_for(&mut state, left) {
+                break;
+            }
+        }
+        state.kicked = false;
+        !state.stop
+    }
+
+    /// The files whose turn it is: the aged ones; above the background limit all, oldest first.
+    fn due(&self) -> Vec<u64> {
+        let over = self.dirty_bytes() > self.options.background;
+        let now = now();
+        let state = self.state.lock();
+        let mut files: Vec<(Instant, u64)> = state
+            .files
+            .iter()
+            .filter(|(_, e)| over || now.since(e.since) >= self.options.age)
+            .map(|(&ino, e)| (e.since, ino))
+            .collect();
+        files.sort_unstable();
+        files.into_iter().map(|(_, ino)| ino).collect()
+    }
+}
