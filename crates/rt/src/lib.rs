@@ -1,12 +1,18 @@
 //! Tasks, time, ranked locks, wait queues and randomness: the only room that names the host's
 //! primitives for them.
+//!
+//! Two worlds stand behind the same types. A task is an OS thread, or inside [`sim::run`] a
+//! coroutine with a virtual clock. Which one is found by a thread-local, so a library built once
+//! serves both.
 
 mod condvar;
 mod event;
+mod gate;
 mod mutex;
 mod random;
 mod rank;
 mod rwlock;
+pub mod sim;
 mod task;
 mod time;
 
@@ -16,5 +22,5 @@ pub use mutex::{Mutex, MutexGuard};
 pub use random::random_u64;
 pub use rank::Rank;
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-pub use task::{JoinHandle, spawn, yield_now};
+pub use task::{JoinHandle, spawn, task_name, yield_now};
 pub use time::{Instant, now, sleep, sleep_until, wall_clock};

@@ -1,7 +1,8 @@
 //! The order in which locks are taken.
 
-/// A lock's place in the order: a task that holds a lock only takes locks of a later rank. Several
-/// locks of one rank are taken in the order of their addresses' keys (collect, sort, dedup, take).
+/// A lock's place in the order: a task that holds a lock only waits for locks of a later rank.
+/// Several locks of one rank have keys and are taken in the order of those (collect, sort, dedup,
+/// take).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Rank {
     /// Options, freeze and unmount of a volume.

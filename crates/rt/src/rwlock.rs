@@ -4,10 +4,12 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use crate::Rank;
+use crate::gate::{Gate, Held, held};
+use crate::sim::world::{self, Want};
 
 /// A readers-writer lock. Readers do not pass a waiting writer; a task must not take it twice.
 pub struct RwLock<T: ?Sized> {
-    rank: Rank,
+    gate: Gate,
     #[expect(clippy::disallowed_types, reason = "rt wraps the host's lock")]
     inner: parking_lot::RwLock<T>,
 }
@@ -15,21 +17,34 @@ pub struct RwLock<T: ?Sized> {
 /// Holds a [`RwLock`] for reading.
 #[must_use]
 pub struct RwLockReadGuard<'a, T: ?Sized> {
+    // Dropped in this order: the host's lock is free when the next waiter is told.
     inner: parking_lot::RwLockReadGuard<'a, T>,
+    _held: Held<'a>,
 }
 
 /// Holds a [`RwLock`] for writing.
 #[must_use]
 pub struct RwLockWriteGuard<'a, T: ?Sized> {
     inner: parking_lot::RwLockWriteGuard<'a, T>,
+    _held: Held<'a>,
 }
 
 impl<T> RwLock<T> {
-    /// A new lock of `rank` around `value`.
-    #[expect(clippy::disallowed_types, reason = "rt wraps the host's lock")]
+    /// A new lock of `rank` around `value`. Never taken while another of its rank is held.
     pub const fn new(rank: Rank, value: T) -> Self {
+        Self::behind(Gate::new(rank), value)
+    }
+
+    /// A new lock of `rank` around `value` that may be taken while others of its rank are held
+    /// whose keys are smaller. Not for [`Rank::Leaf`].
+    pub const fn with_key(rank: Rank, key: u64, value: T) -> Self {
+        Self::behind(Gate::with_key(rank, key), value)
+    }
+
+    #[expect(clippy::disallowed_types, reason = "rt wraps the host's lock")]
+    const fn behind(gate: Gate, value: T) -> Self {
         Self {
-            rank,
+            gate,
             inner: parking_lot::RwLock::new(value),
         }
     }
@@ -41,37 +56,67 @@ impl<T> RwLock<T> {
 }
 
 impl<T: ?Sized> RwLock<T> {
-    /// Waits until no writer holds the lock and shares it.
+    /// Waits until no writer holds or awaits the lock and shares it.
+    ///
+    /// # Panics
+    /// In builds with debug assertions: if the task holds a lock of a later place in the order, or
+    /// of the same rank without a smaller key (this lock among them).
+    #[inline]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        held::check(&self.gate);
+        if world::simulated() {
+            let free = || !self.inner.is_locked_exclusive();
+            world::enter(&self.gate, Want::Shared, &free);
+        }
         RwLockReadGuard {
             inner: self.inner.read(),
+            _held: Held::new(&self.gate),
         }
     }
 
     /// Waits until nobody holds the lock and takes it.
+    ///
+    /// # Panics
+    /// As [`RwLock::read`].
+    #[inline]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        held::check(&self.gate);
+        if world::simulated() {
+            world::enter(&self.gate, Want::Alone, &|| !self.inner.is_locked());
+        }
         RwLockWriteGuard {
             inner: self.inner.write(),
+            _held: Held::new(&self.gate),
         }
     }
 
-    /// Shares the lock if no writer holds or awaits it.
+    /// Shares the lock if no writer holds or awaits it. Never waits.
+    #[inline]
     pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        if world::simulated() && !world::may_try(&self.gate, Want::Shared) {
+            return None;
+        }
         Some(RwLockReadGuard {
             inner: self.inner.try_read()?,
+            _held: Held::new(&self.gate),
         })
     }
 
-    /// Takes the lock if it is free.
+    /// Takes the lock if it is free. Never waits.
+    #[inline]
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        if world::simulated() && !world::may_try(&self.gate, Want::Alone) {
+            return None;
+        }
         Some(RwLockWriteGuard {
             inner: self.inner.try_write()?,
+            _held: Held::new(&self.gate),
         })
     }
 
     /// The lock's rank.
     pub fn rank(&self) -> Rank {
-        self.rank
+        self.gate.rank()
     }
 
     /// The value, when the borrow proves that nobody holds the lock.
@@ -82,6 +127,7 @@ impl<T: ?Sized> RwLock<T> {
 
 impl<T: ?Sized> Deref for RwLockReadGuard<'_, T> {
     type Target = T;
+    #[inline]
     fn deref(&self) -> &T {
         &self.inner
     }
@@ -89,12 +135,14 @@ impl<T: ?Sized> Deref for RwLockReadGuard<'_, T> {
 
 impl<T: ?Sized> Deref for RwLockWriteGuard<'_, T> {
     type Target = T;
+    #[inline]
     fn deref(&self) -> &T {
         &self.inner
     }
 }
 
 impl<T: ?Sized> DerefMut for RwLockWriteGuard<'_, T> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut T {
         &mut self.inner
     }
@@ -102,6 +150,6 @@ impl<T: ?Sized> DerefMut for RwLockWriteGuard<'_, T> {
 
 impl<T: ?Sized> fmt::Debug for RwLock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RwLock({:?})", self.rank)
+        write!(f, "RwLock({:?})", self.rank())
     }
 }

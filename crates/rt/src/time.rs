@@ -6,6 +6,11 @@ use std::time::Duration;
 
 use steadfs_base::Timestamp;
 
+use crate::sim::world;
+
+/// What the calendar shows when a simulation begins: 2026-01-01 00:00:00 UTC.
+const SIM_EPOCH: i64 = 1_767_225_600;
+
 /// A point on the steady clock, in nanoseconds since the process (or the simulation) began.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Instant(pub u64);
@@ -40,14 +45,24 @@ impl Sub<Instant> for Instant {
 /// The steady clock's present.
 #[expect(clippy::disallowed_types, reason = "rt reads the host's clock")]
 pub fn now() -> Instant {
+    if world::simulated() {
+        return world::now();
+    }
     static START: OnceLock<std::time::Instant> = OnceLock::new();
     let start = START.get_or_init(std::time::Instant::now);
     Instant(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// The calendar's present.
+/// The calendar's present; a simulation begins on 2026-01-01.
 #[expect(clippy::disallowed_types, reason = "rt reads the host's clock")]
 pub fn wall_clock() -> Timestamp {
+    if world::simulated() {
+        let Instant(nanos) = world::now();
+        return Timestamp {
+            secs: SIM_EPOCH + (nanos / 1_000_000_000).cast_signed(),
+            nanos: (nanos % 1_000_000_000) as u32,
+        };
+    }
     match std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {
         Ok(d) => Timestamp {
             secs: i64::try_from(d.as_secs()).unwrap_or(i64::MAX),
@@ -60,7 +75,11 @@ pub fn wall_clock() -> Timestamp {
 /// Waits for `d`.
 #[expect(clippy::disallowed_methods, reason = "rt wraps the host")]
 pub fn sleep(d: Duration) {
-    std::thread::sleep(d);
+    if world::simulated() {
+        world::sleep(d);
+    } else {
+        std::thread::sleep(d);
+    }
 }
 
 /// Waits until `t`.
