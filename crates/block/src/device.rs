@@ -32,10 +32,10 @@ impl Geometry {
         }
         let unit = u64::from(self.logical_block);
         let end = bio.offset.checked_add(bio.len);
-        if !end.is_some_and(|end| end <= self.size) {
+        if end.is_none_or(|end| end > self.size) {
             return Err(IoError::of(bio, "past the end of the device"));
         }
-        if bio.offset % unit != 0 || bio.len % unit != 0 {
+        if !bio.offset.is_multiple_of(unit) || !bio.len.is_multiple_of(unit) {
             let cause = format!("not in whole blocks of {unit} bytes");
             return Err(IoError::of(bio, cause));
         }

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags, fcntl_getfl, fcntl_setfl, fstat,
@@ -167,7 +168,22 @@ pub(super) fn open_target(path: &Path, options: &OpenOptions) -> Result<Target, 
     Ok(Target::new(fd, kind, geometry, options.offset, direct))
 }
 
+/// Opens and claims the file. A descriptor survives its owner for a moment in a child process that
+/// was forked and has not yet executed its program, so a refusal is doubted for a short while.
 fn open_claimed(path: &Path, options: &OpenOptions) -> Result<(OwnedFd, Stat, Kind), OpenError> {
+    let mut doubts = 20;
+    loop {
+        match try_claim(path, options) {
+            Err(OpenError::Busy { .. }) if doubts > 0 => {
+                doubts -= 1;
+                steadfs_rt::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
+}
+
+fn try_claim(path: &Path, options: &OpenOptions) -> Result<(OwnedFd, Stat, Kind), OpenError> {
     let busy = |holder| OpenError::Busy {
         path: path.to_owned(),
         holder,

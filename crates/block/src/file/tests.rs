@@ -72,17 +72,25 @@ impl Locker {
             .spawn()
             .expect("flock is installed");
         let locker = Self(child);
-        let probe = || {
-            Command::new("flock")
-                .args(["-n", "-x", path.to_str().unwrap(), "true"])
-                .status()
-                .unwrap()
-        };
-        while probe().success() {
+        while !is_locked(path) {
             steadfs_rt::yield_now();
         }
         locker
     }
+
+    fn release(self, path: &Path) {
+        drop(self);
+        while is_locked(path) {
+            steadfs_rt::yield_now();
+        }
+    }
+}
+
+fn is_locked(path: &Path) -> bool {
+    let probe = Command::new("flock")
+        .args(["-n", "-x", path.to_str().unwrap(), "true"])
+        .status();
+    !probe.unwrap().success()
 }
 
 impl Drop for Locker {
@@ -279,7 +287,7 @@ fn a_second_writer_is_refused_and_told_who_has_it() {
             .contains(&format!("process {} (flock)", other.0.id())),
         "{error}"
     );
-    drop(other);
+    other.release(&path);
     let _other = Locker::hold("-s", &path);
     assert!(FileDevice::open(&path, OpenOptions::default()).is_err());
     FileDevice::open(&path, reader()).unwrap();
