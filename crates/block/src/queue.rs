@@ -28,6 +28,7 @@ pub struct Queue {
 struct Io {
     state: Mutex<IoState>,
     ended: Condvar,
+    device: Arc<dyn Device>,
 }
 
 struct IoState {
@@ -37,11 +38,7 @@ struct IoState {
 
 /// A submitted request.
 #[derive(Clone)]
-pub struct IoHandle {
-    io: Arc<Io>,
-    // Not in `Io`: a completion that has woken its waiter keeps no device open.
-    device: Arc<dyn Device>,
-}
+pub struct IoHandle(Arc<Io>);
 
 impl Queue {
     /// A queue in front of `device`.
@@ -70,6 +67,7 @@ impl Queue {
                 },
             ),
             ended: Condvar::new(),
+            device: Arc::clone(&self.device),
         });
         let ended = Arc::clone(&io);
         let done = move |bio, result| {
@@ -79,10 +77,7 @@ impl Queue {
             ended.ended.notify_all();
         };
         self.device.start(bio, Box::new(done));
-        IoHandle {
-            io,
-            device: Arc::clone(&self.device),
-        }
+        IoHandle(io)
     }
 
     /// Queues a FLUSH: when it ends well, every write that had completed is durable.
@@ -110,18 +105,18 @@ impl Queue {
 impl IoHandle {
     /// Whether the request has ended.
     pub fn is_done(&self) -> bool {
-        self.io.state.lock().result.is_some()
+        self.0.state.lock().result.is_some()
     }
 
     /// Waits until the request has ended.
     pub fn wait(&self) -> Result<(), IoError> {
-        self.device.help(&|| self.is_done());
-        let mut state = self.io.state.lock();
+        self.0.device.help(&|| self.is_done());
+        let mut state = self.0.state.lock();
         loop {
             if let Some(result) = &state.result {
                 return result.clone();
             }
-            self.io.ended.wait(&mut state);
+            self.0.ended.wait(&mut state);
         }
     }
 
@@ -129,7 +124,7 @@ impl IoHandle {
     pub fn into_bio(self) -> Result<Bio, IoError> {
         self.wait()?;
         Ok(self
-            .io
+            .0
             .state
             .lock()
             .bio

@@ -1,1 +1,37 @@
 //! The FUSE protocol: kernel requests in, replies out.
+//!
+//! A thin transport of our own. A request's way: [`transport`] receives it, [`request`] decodes it,
+//! [`session`] lets it into the volume, `ops` calls the [`FileSystem`](steadfs_vfs::FileSystem),
+//! [`reply`] translates the result; all on one thread.
+//!
+//! What is settled with the kernel, so that it asks as little as possible:
+//!
+//! * OPEN, OPENDIR, FLUSH (and with them RELEASE) are answered ENOSYS once and never come again:
+//!   files have no state between open and close, the page cache and directory cache stay valid.
+//! * Names, missing names and attributes are valid for a day: the mount owns the volume.
+//! * INTERRUPT is answered ENOSYS: a request in service always finishes, and its caller gets its
+//!   result.
+//! * Writes go through to us at once (no write-back cache in the kernel); a write's size and times
+//!   are asked for again at the next stat.
+//! * FSYNC and FSYNCDIR are never answered ENOSYS: the kernel would call every later one done.
+
+mod classify;
+mod error;
+mod ioctl;
+mod mount;
+mod ops;
+pub mod reply;
+pub mod request;
+pub mod session;
+mod stats;
+mod sys;
+pub mod transport;
+pub mod wire;
+
+pub use classify::{ByPriority, Classifier};
+pub use error::MountError;
+pub use mount::{
+    BlockDevice, MountFlags, MountHandle, MountOptions, Mounted, Transport, Unmount, mount,
+    uring_hint,
+};
+pub use stats::Stats;

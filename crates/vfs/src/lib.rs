@@ -3,10 +3,12 @@
 //! This room knows no on-disk format, no FUSE and does no I/O.
 
 mod control;
+mod control_overlay;
 mod error;
 mod types;
 
 pub use control::{Control, ControlEntry};
+pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode};
 pub use error::{FsError, Result};
 pub use types::{
     Attr, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, ReadData, RenameFlags, Seek,

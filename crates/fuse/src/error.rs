@@ -1,0 +1,64 @@
+//! Why a mount or unmount failed, with the way out where there is one.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why a volume could not be mounted or unmounted.
+#[derive(Clone, Debug, Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// `/dev/fuse` cannot be opened.
+    #[error("cannot open /dev/fuse: {0} (is the fuse module loaded, and the device allowed here?)")]
+    Device(String),
+    /// The mount point is not a usable directory.
+    #[error("mount point {path}: {cause}", path = .path.display())]
+    Mountpoint {
+        /// As given.
+        path: PathBuf,
+        /// What the system said.
+        cause: String,
+    },
+    /// The kernel refused the mount.
+    #[error("cannot mount on {path}: {cause}", path = .path.display())]
+    Mount {
+        /// The mount point.
+        path: PathBuf,
+        /// What the system said.
+        cause: String,
+    },
+    /// fusermount3 is missing or refused.
+    #[error("fusermount3: {0}")]
+    Helper(String),
+    /// The kernel speaks a protocol that is too old.
+    #[error("the kernel speaks FUSE {major}.{minor}; 7.34 (Linux 5.14) or newer is needed")]
+    OldKernel {
+        /// Its major version.
+        major: u32,
+        /// Its minor version.
+        minor: u32,
+    },
+    /// The kernel lacks an ability this program relies on.
+    #[error("the kernel's FUSE lacks abilities that are needed (INIT flags {missing:#x})")]
+    Ability {
+        /// Their bits in INIT's flags.
+        missing: u64,
+    },
+    /// The connection ended before it began.
+    #[error("the kernel ended the connection before the mount was usable")]
+    Ended,
+    /// FUSE-over-io_uring was demanded and cannot be had.
+    #[error("fuse_transport=uring: {0}")]
+    Uring(String),
+    /// The volume cannot be unmounted because somebody uses it.
+    #[error("{path} is busy: a process has a file open or its working directory there", path = .0.display())]
+    Busy(PathBuf),
+    /// Unmounting failed otherwise.
+    #[error("cannot unmount {path}: {cause}", path = .path.display())]
+    Unmount {
+        /// The mount point.
+        path: PathBuf,
+        /// What the system said.
+        cause: String,
+    },
+}

@@ -1,0 +1,156 @@
+//! The ioctls that a volume answers. The kernel checks who may change flags; the administrator's
+//! commands are checked here.
+//!
+//! Numbers and structures: linux/fs.h (FS_IOC_*, FITRIM), linux/ext4.h (shutdown).
+
+use rustix::io::Errno;
+use steadfs_vfs::{InodeFlags, ShutdownMode};
+use zerocopy::FromBytes;
+
+use crate::ops::{Call, Outcome};
+use crate::reply::ReplyBuf;
+use crate::wire;
+
+const GETFLAGS: u32 = 0x8008_6601;
+const GETFLAGS_32: u32 = 0x8004_6601;
+const SETFLAGS: u32 = 0x4008_6602;
+const SETFLAGS_32: u32 = 0x4004_6602;
+const GETVERSION: u32 = 0x8008_7601;
+const GETVERSION_32: u32 = 0x8004_7601;
+const FSGETXATTR: u32 = 0x801c_581f;
+const FSSETXATTR: u32 = 0x401c_5820;
+const FITRIM: u32 = 0xc018_5879;
+const SHUTDOWN: u32 = 0x8004_587d;
+
+/// `FS_XFLAG_*` beside the inode flag of the same meaning.
+const XFLAGS: [(u32, InodeFlags); 6] = [
+    (0x0008, InodeFlags::IMMUTABLE),
+    (0x0010, InodeFlags::APPEND),
+    (0x0020, InodeFlags::SYNC),
+    (0x0040, InodeFlags::NOATIME),
+    (0x0080, InodeFlags::NODUMP),
+    (0x0200, InodeFlags::PROJINHERIT),
+];
+
+/// Serves an ioctl.
+pub(crate) fn serve(
+    call: &Call<'_>,
+    arg: &wire::IoctlIn,
+    data: &[u8],
+    out: &mut ReplyBuf,
+) -> Outcome {
+    // The result comes first; all of ours are 0.
+    out.put(&wire::IoctlOut::default());
+    let fs = &*call.session.fs;
+    match arg.cmd {
+        GETFLAGS | GETFLAGS_32 => {
+            let flags = fs.flags(&call.cx, call.ino)?.flags.0;
+            reply(out, arg, &flags.to_ne_bytes())
+        }
+        SETFLAGS | SETFLAGS_32 => {
+            let (flags, _) = u32::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
+            Ok(fs.set_flags(&call.cx, call.ino, InodeFlags(flags))?)
+        }
+        FSGETXATTR => get_fsxattr(call, arg, out),
+        FSSETXATTR => set_fsxattr(call, data),
+        GETVERSION | GETVERSION_32 => {
+            let generation = fs.generation(&call.cx, call.ino)?;
+            reply(out, arg, &generation.to_ne_bytes())
+        }
+        FITRIM => trim(call, arg, data, out),
+        SHUTDOWN => shutdown(call, arg),
+        _ => Err(Errno::NOTTY.into()),
+    }
+}
+
+/// Appends what the caller's buffer gets. Never more than the caller announced.
+fn reply(out: &mut ReplyBuf, arg: &wire::IoctlIn, bytes: &[u8]) -> Outcome {
+    if bytes.len() > arg.out_size as usize {
+        return Err(Errno::INVAL.into());
+    }
+    out.bytes.extend_from_slice(bytes);
+    Ok(())
+}
+
+fn get_fsxattr(call: &Call<'_>, arg: &wire::IoctlIn, out: &mut ReplyBuf) -> Outcome {
+    let fsx = call.session.fs.flags(&call.cx, call.ino)?;
+    let xflags = XFLAGS
+        .iter()
+        .filter(|(_, flag)| fsx.flags.contains(*flag))
+        .fold(0, |set, (xflag, _)| set | xflag);
+    let value = wire::Fsxattr {
+        xflags,
+        nextents: fsx.extents,
+        projid: fsx.project,
+        ..wire::Fsxattr::default()
+    };
+    reply(out, arg, zerocopy::IntoBytes::as_bytes(&value))
+}
+
+fn set_fsxattr(call: &Call<'_>, data: &[u8]) -> Outcome {
+    let fs = &*call.session.fs;
+    let (new, _) = wire::Fsxattr::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
+    let known = XFLAGS.iter().fold(0, |set, (xflag, _)| set | xflag);
+    if new.xflags & !known != 0 || new.extsize != 0 || new.cowextsize != 0 {
+        return Err(Errno::OPNOTSUPP.into());
+    }
+    let old = fs.flags(&call.cx, call.ino)?;
+    let mut flags = old.flags.0;
+    for (xflag, flag) in XFLAGS {
+        if new.xflags & xflag != 0 {
+            flags |= flag.0;
+        } else {
+            flags &= !flag.0;
+        }
+    }
+    if flags != old.flags.0 {
+        fs.set_flags(&call.cx, call.ino, InodeFlags(flags))?;
+    }
+    if new.projid != old.project {
+        fs.set_project(&call.cx, call.ino, new.projid)?;
+    }
+    Ok(())
+}
+
+fn trim(call: &Call<'_>, arg: &wire::IoctlIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {
+    only_root(call)?;
+    let (mut range, _) = wire::FstrimRange::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
+    range.len = call
+        .session
+        .fs
+        .trim(&call.cx, range.start, range.len, range.minlen)?;
+    reply(out, arg, zerocopy::IntoBytes::as_bytes(&range))
+}
+
+/// The command's number says that it only writes to its argument, so the kernel does not send what
+/// the argument holds; it is read from the calling process.
+fn shutdown(call: &Call<'_>, arg: &wire::IoctlIn) -> Outcome {
+    only_root(call)?;
+    let mode = match read_word(call.header.pid, arg.arg)? {
+        0 => ShutdownMode::Sync,
+        1 => ShutdownMode::FlushLog,
+        2 => ShutdownMode::NoFlush,
+        _ => return Err(Errno::INVAL.into()),
+    };
+    Ok(call.session.fs.shutdown(&call.cx, mode)?)
+}
+
+fn read_word(pid: u32, address: u64) -> Result<u32, Errno> {
+    use std::os::unix::fs::FileExt;
+    let mut word = [0; 4];
+    std::fs::File::open(format!("/proc/{pid}/mem"))
+        .and_then(|mem| mem.read_exact_at(&mut word, address))
+        .map_err(|error| {
+            tracing::warn!(pid, %error, "cannot read the caller's shutdown flags");
+            Errno::FAULT
+        })?;
+    Ok(u32::from_ne_bytes(word))
+}
+
+fn only_root(call: &Call<'_>) -> Result<(), Errno> {
+    if call.header.uid == 0 {
+        Ok(())
+    } else {
+        Err(Errno::PERM)
+    }
+}

@@ -1,0 +1,408 @@
+//! Mounting and unmounting.
+//!
+//! Root mounts with mount(2): an image as `fuse`, a block device as `fuseblk`, for which the kernel
+//! sends SYNCFS (sync(2) reaches the volume) and DESTROY (umount(2) returns when the volume is
+//! closed). Everybody else goes through fusermount3, the set-user-ID helper of libfuse.
+
+mod helper;
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags as RawFlags, UnmountFlags};
+use steadfs_vfs::{FileSystem, FsError};
+
+use crate::classify::{ByPriority, Classifier};
+use crate::error::MountError;
+use crate::reply::Timeouts;
+use crate::session::{Agreed, Session, SessionConfig};
+use crate::stats::Stats;
+use crate::sys;
+use crate::transport::Crew;
+use crate::transport::dev::DevPool;
+
+/// How requests shall arrive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Through io_uring where the kernel allows it, through `/dev/fuse` otherwise.
+    #[default]
+    Auto,
+    /// Through io_uring, or the mount fails.
+    Uring,
+    /// Through `/dev/fuse`.
+    Dev,
+}
+
+/// A block device that is mounted as such.
+#[derive(Clone, Debug)]
+pub struct BlockDevice {
+    /// The device. The kernel opens it for itself alone: whoever serves the volume must not hold it
+    /// with O_EXCL.
+    pub path: PathBuf,
+    /// The volume's block size in bytes (the kernel is told at most a page).
+    pub block_size: u32,
+}
+
+/// Flags of the mount that the kernel enforces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountFlags {
+    /// `ro`.
+    pub read_only: bool,
+    /// `nosuid`.
+    pub nosuid: bool,
+    /// `nodev`.
+    pub nodev: bool,
+    /// `noexec`.
+    pub noexec: bool,
+    /// `noatime` (shown in /proc/mounts; access times are kept by the volume, not the kernel).
+    pub noatime: bool,
+    /// `nodiratime` (likewise).
+    pub nodiratime: bool,
+    /// `sync`.
+    pub sync: bool,
+    /// `dirsync`.
+    pub dirsync: bool,
+}
+
+impl MountFlags {
+    /// With the bits of mount(2) and the words of fusermount3.
+    fn list(self) -> [(bool, RawFlags, &'static str); 8] {
+        [
+            (self.read_only, RawFlags::RDONLY, "ro"),
+            (self.nosuid, RawFlags::NOSUID, "nosuid"),
+            (self.nodev, RawFlags::NODEV, "nodev"),
+            (self.noexec, RawFlags::NOEXEC, "noexec"),
+            (self.noatime, RawFlags::NOATIME, "noatime"),
+            (self.nodiratime, RawFlags::NODIRATIME, "nodiratime"),
+            (self.sync, RawFlags::SYNCHRONOUS, "sync"),
+            (self.dirsync, RawFlags::DIRSYNC, "dirsync"),
+        ]
+    }
+
+    fn raw(self) -> RawFlags {
+        self.list()
+            .into_iter()
+            .filter(|(on, ..)| *on)
+            .fold(RawFlags::empty(), |set, (_, flag, _)| set | flag)
+    }
+}
+
+/// How to mount.
+#[derive(Clone)]
+pub struct MountOptions {
+    /// What /proc/mounts shows as the source: the image's path, usually.
+    pub source: String,
+    /// What /proc/mounts shows behind `fuse.` as the type.
+    pub subtype: String,
+    /// Mount as `fuseblk` on this device (only root can).
+    pub block_device: Option<BlockDevice>,
+    /// Flags that the kernel enforces.
+    pub flags: MountFlags,
+    /// Whether users other than the mounting one may enter.
+    pub allow_other: bool,
+    /// Whether POSIX ACLs are checked.
+    pub posix_acl: bool,
+    /// How requests arrive.
+    pub transport: Transport,
+    /// How long names are valid in the kernel.
+    pub entry_timeout: Duration,
+    /// How long missing names are valid in the kernel.
+    pub negative_timeout: Duration,
+    /// How long attributes are valid in the kernel.
+    pub attr_timeout: Duration,
+    /// Largest read or write in bytes, a multiple of 4096 up to 1 MiB.
+    pub max_request: u32,
+    /// How far the kernel reads ahead in a file, in KiB (only root can set it).
+    pub read_ahead_kib: u32,
+    /// Most service threads of the classic transport.
+    pub max_threads: usize,
+    /// Who is behind a process.
+    pub classifier: Arc<dyn Classifier>,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        const DAY: Duration = Duration::from_secs(86_400);
+        Self {
+            source: "steadfs".to_owned(),
+            subtype: "steadfs".to_owned(),
+            block_device: None,
+            flags: MountFlags::default(),
+            allow_other: true,
+            posix_acl: true,
+            transport: Transport::Auto,
+            entry_timeout: DAY,
+            negative_timeout: DAY,
+            attr_timeout: DAY,
+            max_request: 1 << 20,
+            read_ahead_kib: 2048,
+            max_threads: 64,
+            classifier: Arc::new(ByPriority::default()),
+        }
+    }
+}
+
+/// A mounted volume.
+///
+/// Dropping it without [`Mounted::wait`] takes the mount out of the tree and lets the service
+/// threads end when the last user has left.
+pub struct Mounted {
+    crew: Arc<Crew>,
+    agreed: Agreed,
+    handle: MountHandle,
+    waited: bool,
+}
+
+/// Ends a mount from any thread.
+#[derive(Clone, Debug)]
+pub struct MountHandle {
+    mountpoint: Arc<Path>,
+    /// Mounted through fusermount3.
+    helped: bool,
+}
+
+/// How to unmount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmount {
+    /// Only if nobody uses the volume.
+    IfIdle,
+    /// Take the mount out of the tree now; the volume is closed when its last user has left.
+    Detach,
+}
+
+/// Mounts `fs` on the directory `mountpoint` and serves it. Returns when the mount is usable.
+pub fn mount(
+    fs: Arc<dyn FileSystem>,
+    mountpoint: &Path,
+    options: MountOptions,
+) -> Result<Mounted, MountError> {
+    let mountpoint = check_mountpoint(mountpoint)?;
+    if options.transport == Transport::Uring {
+        return Err(MountError::Uring("not built into this version".to_owned()));
+    }
+    let handle = MountHandle {
+        helped: !rustix::process::geteuid().is_root(),
+        mountpoint: Arc::from(mountpoint),
+    };
+    let device = if handle.helped {
+        helper::mount(&handle.mountpoint, &options)?
+    } else {
+        mount_as_root(&handle.mountpoint, &options)?
+    };
+    let session = Arc::new(Session::new(
+        fs,
+        SessionConfig {
+            timeouts: Timeouts {
+                entry: options.entry_timeout,
+                negative: options.negative_timeout,
+                attr: options.attr_timeout,
+            },
+            max_request: options.max_request.clamp(4096, 1 << 20),
+            posix_acl: options.posix_acl,
+            uring: false,
+            classifier: options.classifier.clone(),
+        },
+    ));
+    let crew = Crew::new(session);
+    let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
+    let threads = cpus.clamp(1, 8);
+    DevPool::start(
+        &crew,
+        Arc::new(device),
+        threads,
+        options.max_threads.max(threads),
+    );
+    let mounted = |agreed| Mounted {
+        crew: crew.clone(),
+        agreed,
+        handle: handle.clone(),
+        waited: false,
+    };
+    match crew.session.wait_agreed() {
+        Ok(agreed) => {
+            set_read_ahead(&handle.mountpoint, options.read_ahead_kib);
+            Ok(mounted(agreed))
+        }
+        Err(error) => {
+            // The mount is dead; take it away and let the threads end.
+            if let Err(error) = handle.unmount(Unmount::Detach) {
+                tracing::error!(%error);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The directory's absolute path without links, as mount(2) and /proc/mounts have it.
+fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
+    let fail = |cause: String| MountError::Mountpoint {
+        path: path.to_owned(),
+        cause,
+    };
+    let real = path.canonicalize().map_err(|e| fail(e.to_string()))?;
+    if !real.is_dir() {
+        return Err(fail("not a directory".to_owned()));
+    }
+    Ok(real)
+}
+
+fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let fail = |cause: String| MountError::Mount {
+        path: mountpoint.to_owned(),
+        cause,
+    };
+    let device = sys::open_device().map_err(|e| MountError::Device(e.to_string()))?;
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0,default_permissions",
+        device.as_raw_fd()
+    );
+    if options.allow_other {
+        data.push_str(",allow_other");
+    }
+    let (source, kind) = match &options.block_device {
+        None => (Path::new(&options.source), "fuse"),
+        Some(block) => {
+            data.push_str(&format!(",blksize={}", block.block_size.clamp(512, 4096)));
+            (&*block.path, "fuseblk")
+        }
+    };
+    let kind = format!("{kind}.{}", options.subtype);
+    let data = CString::new(data).map_err(|e| fail(e.to_string()))?;
+    rustix::mount::mount(source, mountpoint, kind, options.flags.raw(), &*data).map_err(
+        |errno| {
+            let hint = match errno {
+                Errno::BUSY if options.block_device.is_some() => {
+                    " (the device is mounted or held by another program)"
+                }
+                Errno::PERM => " (mounting needs CAP_SYS_ADMIN here)",
+                Errno::NODEV => " (this kernel has no FUSE for it)",
+                _ => "",
+            };
+            fail(format!("{errno}{hint}"))
+        },
+    )?;
+    Ok(device)
+}
+
+/// Raises the mount's read-ahead, which the kernel does not take from INIT beyond its default.
+fn set_read_ahead(mountpoint: &Path, kib: u32) {
+    let Some(device) = device_of_mount(mountpoint) else {
+        return;
+    };
+    for suffix in ["", "-fuseblk"] {
+        let file = format!("/sys/class/bdi/{device}{suffix}/read_ahead_kb");
+        if let Err(error) = std::fs::write(&file, kib.to_string()) {
+            tracing::debug!(file, %error, "read-ahead stays as it is");
+        }
+    }
+}
+
+/// `MAJOR:MINOR` of the newest mount on `mountpoint`. From /proc and not from stat(2), which would
+/// ask the volume itself.
+fn device_of_mount(mountpoint: &Path) -> Option<String> {
+    use std::os::unix::ffi::OsStrExt;
+    let table = std::fs::read("/proc/self/mountinfo").ok()?;
+    let escaped: Vec<u8> = mountpoint
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .flat_map(|&b| match b {
+            b' ' | b'\t' | b'\n' | b'\\' => format!("\\{b:03o}").into_bytes(),
+            _ => vec![b],
+        })
+        .collect();
+    table.rsplit(|&b| b == b'\n').find_map(|line| {
+        let mut fields = line.split(|&b| b == b' ');
+        let device = fields.nth(2)?;
+        (fields.nth(1)? == escaped).then(|| String::from_utf8_lossy(device).into_owned())
+    })
+}
+
+impl Mounted {
+    /// Ends the mount from another thread.
+    pub fn handle(&self) -> MountHandle {
+        self.handle.clone()
+    }
+
+    /// Counters of requests.
+    pub fn stats(&self) -> &Stats {
+        self.crew.session.stats()
+    }
+
+    /// How requests arrive.
+    pub fn transport(&self) -> Transport {
+        if self.agreed.uring {
+            Transport::Uring
+        } else {
+            Transport::Dev
+        }
+    }
+
+    /// The kernel's minor protocol version.
+    pub fn protocol_minor(&self) -> u32 {
+        self.agreed.minor
+    }
+
+    /// Unmounts; [`Mounted::wait`] then tells how the volume was closed.
+    pub fn unmount(&self, how: Unmount) -> Result<(), MountError> {
+        self.handle.unmount(how)
+    }
+
+    /// Waits until the kernel has let the mount go, and closes the volume
+    /// ([`FileSystem::unmount`]) unless DESTROY has done so. The result is the closing's.
+    pub fn wait(mut self) -> Result<(), FsError> {
+        self.waited = true;
+        self.crew.wait();
+        self.crew.session.close_volume()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if !self.waited
+            && let Err(error) = self.handle.unmount(Unmount::Detach)
+        {
+            tracing::debug!(%error, "dropping a mount");
+        }
+    }
+}
+
+impl MountHandle {
+    /// The mount point.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Unmounts.
+    pub fn unmount(&self, how: Unmount) -> Result<(), MountError> {
+        if self.helped {
+            return helper::unmount(&self.mountpoint, how);
+        }
+        let flags = match how {
+            Unmount::IfIdle => UnmountFlags::NOFOLLOW,
+            Unmount::Detach => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
+        };
+        rustix::mount::unmount(&*self.mountpoint, flags).map_err(|errno| match errno {
+            Errno::BUSY => MountError::Busy(self.mountpoint.to_path_buf()),
+            errno => MountError::Unmount {
+                path: self.mountpoint.to_path_buf(),
+                cause: errno.to_string(),
+            },
+        })
+    }
+}
+
+/// The kernel's switch for FUSE over io_uring.
+const URING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Where requests could come through io_uring if only it were switched on: one line that says how.
+pub fn uring_hint() -> Option<String> {
+    let state = std::fs::read_to_string(URING_SWITCH).ok()?;
+    (state.trim() != "Y").then(|| {
+        format!("FUSE over io_uring is switched off; `echo Y > {URING_SWITCH}` (as root) makes mounts faster")
+    })
+}

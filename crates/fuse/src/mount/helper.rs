@@ -1,0 +1,135 @@
+//! Mounting without privileges: fusermount3 opens the device, mounts, and sends the descriptor back
+//! through a socket whose number it finds in the environment (`_FUSE_COMMFD`).
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use rustix::io::FdFlags;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+};
+
+use super::{MountOptions, Unmount};
+use crate::error::MountError;
+
+const PROGRAM: &str = "fusermount3";
+
+/// Mounts, and returns the device's descriptor.
+pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    if options.block_device.is_some() {
+        return Err(MountError::Helper(
+            "only root can mount a block device as such".to_owned(),
+        ));
+    }
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(|e| MountError::Helper(e.to_string()))?;
+    // The helper inherits its end; another child started at this very moment would too, and only
+    // keep a useless descriptor.
+    rustix::io::fcntl_setfd(&theirs, FdFlags::empty())
+        .map_err(|e| MountError::Helper(e.to_string()))?;
+    let output = run(Command::new(PROGRAM)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .args(["-o", &words(options)])
+        .arg("--")
+        .arg(mountpoint))?;
+    drop(theirs);
+    succeeded(&output)?;
+    receive(&ours).map_err(|e| MountError::Helper(format!("sent no descriptor: {e}")))
+}
+
+/// Unmounts what the same user mounted.
+pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), MountError> {
+    let mut command = Command::new(PROGRAM);
+    command.arg("-u");
+    if how == Unmount::Detach {
+        command.arg("-z");
+    }
+    let output = run(command.arg("--").arg(mountpoint))?;
+    if !output.status.success() && said(&output).contains("busy") {
+        return Err(MountError::Busy(mountpoint.to_owned()));
+    }
+    succeeded(&output)
+}
+
+/// The helper's options, commas in values escaped.
+fn words(options: &MountOptions) -> String {
+    let escape = |text: &str| text.replace('\\', "\\\\").replace(',', "\\,");
+    let mut words = format!(
+        "default_permissions,fsname={},subtype={}",
+        escape(&options.source),
+        escape(&options.subtype)
+    );
+    for (on, _, word) in options.flags.list() {
+        if on {
+            words.push(',');
+            words.push_str(word);
+        }
+    }
+    if options.allow_other {
+        words.push_str(",allow_other");
+    }
+    words
+}
+
+fn run(command: &mut Command) -> Result<Output, MountError> {
+    // A group of its own: the terminal's interrupt shall not reach the helper.
+    command
+        .stdin(Stdio::null())
+        .process_group(0)
+        .output()
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => MountError::Helper(
+                "not found; install it (package fuse3) or mount as root".to_owned(),
+            ),
+            _ => MountError::Helper(error.to_string()),
+        })
+}
+
+fn said(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let text = text.trim();
+    text.strip_prefix("fusermount3: ")
+        .unwrap_or(text)
+        .to_owned()
+}
+
+fn succeeded(output: &Output) -> Result<(), MountError> {
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = said(output);
+    Err(MountError::Helper(if said.is_empty() {
+        output.status.to_string()
+    } else {
+        said
+    }))
+}
+
+/// Takes the descriptor that comes with one byte.
+fn receive(socket: &OwnedFd) -> io::Result<OwnedFd> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    rustix::net::recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut byte)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    control
+        .drain()
+        .find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        })
+        .ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}

@@ -1,0 +1,491 @@
+//! Each operation's way from the decoded request to the volume and back.
+
+use rustix::io::Errno;
+use steadfs_base::{InodeNo, Timestamp, Urgency};
+use steadfs_vfs::{
+    Attr, Cx, FallocMode, FileKind, FsError, RenameFlags, Seek, SetAttr, SetTime, SetXattr,
+};
+use zerocopy::IntoBytes;
+
+use crate::ioctl;
+use crate::reply::{PlusEntry, ReplyBuf, statfs_out};
+use crate::request::{Op, Request};
+use crate::session::{Answer, Session};
+use crate::wire::{self, fattr};
+
+/// What stops an operation: the volume's error, or a refusal of our own.
+pub(crate) enum Stop {
+    /// The volume's error.
+    Fs(FsError),
+    /// A refusal by number.
+    Errno(Errno),
+}
+
+impl From<FsError> for Stop {
+    fn from(error: FsError) -> Self {
+        Self::Fs(error)
+    }
+}
+
+impl From<Errno> for Stop {
+    fn from(error: Errno) -> Self {
+        Self::Errno(error)
+    }
+}
+
+pub(crate) type Outcome<T = ()> = Result<T, Stop>;
+
+/// One call on its way.
+pub(crate) struct Call<'a> {
+    pub session: &'a Session,
+    pub header: &'a wire::InHeader,
+    pub ino: InodeNo,
+    pub cx: Cx,
+}
+
+/// Serves a request that concerns the volume.
+pub(crate) fn dispatch(session: &Session, request: &Request<'_>, out: &mut ReplyBuf) -> Answer {
+    let ids = session.translate.ids;
+    match request.op {
+        // Most frequent without an answer; needs no context.
+        Op::Forget { count } => {
+            session.fs.forget(ids.ino(request.header.nodeid), count);
+            return Answer::Silent;
+        }
+        Op::BatchForget(list) => {
+            for one in list.iter() {
+                session.fs.forget(ids.ino(one.nodeid), one.nlookup);
+            }
+            return Answer::Silent;
+        }
+        _ => {}
+    }
+    let call = Call {
+        session,
+        header: &request.header,
+        ino: ids.ino(request.header.nodeid),
+        cx: context(session, request),
+    };
+    match call.run(&request.op, out) {
+        Ok(()) => Answer::Done,
+        Err(Stop::Errno(errno)) => Answer::Error(errno),
+        Err(Stop::Fs(error)) => {
+            tracing::debug!(op = wire::op_name(request.header.opcode), %error);
+            Answer::Error(Errno::from_raw_os_error(error.errno()))
+        }
+    }
+}
+
+fn context(session: &Session, request: &Request<'_>) -> Cx {
+    let head = &request.header;
+    let umask = match request.op {
+        Op::Mknod { arg, .. } => arg.umask,
+        Op::Mkdir { arg, .. } => arg.umask,
+        Op::Create { arg, .. } | Op::Tmpfile(arg) => arg.umask,
+        _ => 0,
+    };
+    let mut tag = session.config.classifier.tag(head.pid);
+    if let Op::Write { arg, .. } = request.op
+        && arg.write_flags & wire::WRITE_CACHE != 0
+    {
+        // Pages of a shared mapping: the kernel writes them on its own account.
+        tag = tag.with_urgency(Urgency::Background);
+    }
+    Cx {
+        uid: head.uid,
+        gid: head.gid,
+        groups: request.groups.iter().collect(),
+        // The kernel does not tell capabilities; root has them.
+        fsetid: head.uid == 0,
+        umask: umask & 0o777,
+        tag,
+    }
+}
+
+impl Call<'_> {
+    fn run(&self, op: &Op<'_>, out: &mut ReplyBuf) -> Outcome {
+        let fs = &*self.session.fs;
+        match *op {
+            Op::Lookup { name } => self.lookup(name, out),
+            Op::Getattr => {
+                let attr = fs.getattr(&self.cx, self.ino)?;
+                out.put(&self.session.translate.attr_out(&attr));
+                Ok(())
+            }
+            Op::Statx => {
+                let attr = fs.getattr(&self.cx, self.ino)?;
+                out.put(&self.session.translate.statx_out(&attr));
+                Ok(())
+            }
+            Op::Setattr(ref arg) => self.setattr(arg, out),
+            Op::Read(arg) => {
+                let len = arg.size.min(self.session.config.max_request) as usize;
+                out.data = fs.read(&self.cx, self.ino, arg.offset, len)?;
+                if out.data.len() > len {
+                    return Err(Errno::IO.into());
+                }
+                Ok(())
+            }
+            Op::Write { arg, data } => {
+                let kill_priv = arg.write_flags & wire::WRITE_KILL_SUIDGID != 0;
+                let n = fs.write(&self.cx, self.ino, arg.offset, data, kill_priv)?;
+                let size = u32::try_from(n).map_err(|_| Errno::IO)?;
+                out.put(&wire::WriteOut { size, padding: 0 });
+                Ok(())
+            }
+            Op::Readdir(ref arg) => self.readdir(arg, out),
+            Op::Readdirplus(ref arg) => self.readdirplus(arg, out),
+            Op::Readlink => {
+                out.bytes
+                    .extend_from_slice(&fs.readlink(&self.cx, self.ino)?);
+                Ok(())
+            }
+            Op::Fsync { datasync } => Ok(fs.fsync(&self.cx, self.ino, datasync)?),
+            Op::Syncfs => Ok(fs.sync_all(&self.cx)?),
+            Op::Statfs => {
+                out.put(&statfs_out(&fs.statfs(&self.cx)?));
+                Ok(())
+            }
+            Op::Lseek(arg) => {
+                let what = match arg.whence {
+                    3 => Seek::Data,
+                    4 => Seek::Hole,
+                    _ => return Err(Errno::INVAL.into()),
+                };
+                let offset = fs.seek(&self.cx, self.ino, arg.offset, what)?;
+                out.put(&wire::LseekOut { offset });
+                Ok(())
+            }
+            Op::Fallocate(arg) => {
+                let mode = falloc_mode(arg.mode)?;
+                Ok(fs.fallocate(&self.cx, self.ino, mode, arg.offset, arg.length)?)
+            }
+            Op::CopyFileRange { ref arg, wide } => self.copy_range(arg, wide, out),
+            Op::Ioctl { ref arg, data } => ioctl::serve(self, arg, data, out),
+            Op::Getxattr { .. }
+            | Op::Setxattr { .. }
+            | Op::Listxattr { .. }
+            | Op::Removexattr { .. } => self.xattr(op, out),
+            _ => self.namespace(op, out),
+        }
+    }
+
+    /// Operations that make, move and remove names.
+    fn namespace(&self, op: &Op<'_>, out: &mut ReplyBuf) -> Outcome {
+        let fs = &*self.session.fs;
+        let (cx, dir) = (&self.cx, self.ino);
+        let attr = match *op {
+            Op::Mknod { arg, name } => fs.mknod(cx, dir, name, arg.mode, arg.rdev)?,
+            Op::Mkdir { arg, name } => fs.mkdir(cx, dir, name, arg.mode)?,
+            Op::Symlink { name, target } => fs.symlink(cx, dir, name, target)?,
+            Op::Link { node, name } => {
+                let ino = self.session.translate.ids.ino(node);
+                fs.link(cx, ino, dir, name)?
+            }
+            Op::Create { ref arg, name } => {
+                let attr = self.create(arg, name)?;
+                out.put(&self.session.translate.entry(&attr));
+                out.put(&OPEN_OUT);
+                return Ok(());
+            }
+            Op::Tmpfile(arg) => {
+                let attr = fs.tmpfile(cx, dir, arg.mode)?;
+                out.put(&self.session.translate.entry(&attr));
+                out.put(&OPEN_OUT);
+                return Ok(());
+            }
+            Op::Unlink { name } => return Ok(fs.unlink(cx, dir, name)?),
+            Op::Rmdir { name } => return Ok(fs.rmdir(cx, dir, name)?),
+            Op::Rename {
+                newdir,
+                flags,
+                from,
+                to,
+            } => {
+                let newdir = self.session.translate.ids.ino(newdir);
+                let flags = rename_flags(flags)?;
+                return Ok(fs.rename(cx, (dir, from), (newdir, to), flags)?);
+            }
+            _ => return Err(Errno::NOSYS.into()),
+        };
+        out.put(&self.session.translate.entry(&attr));
+        Ok(())
+    }
+
+    fn lookup(&self, name: &[u8], out: &mut ReplyBuf) -> Outcome {
+        let fs = &*self.session.fs;
+        let found = if name == b"." {
+            // A file handle of an exported volume is opened: the inode is known by number only.
+            fs.attach(&self.cx, self.ino)
+        } else {
+            fs.lookup(&self.cx, self.ino, name)
+        };
+        match found {
+            Ok(attr) => out.put(&self.session.translate.entry(&attr)),
+            Err(FsError::NotFound) if name != b"." && name != b".." => {
+                out.put(&self.session.translate.no_entry());
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// CREATE makes the file; where the name exists after all (the kernel looked before), it opens.
+    fn create(&self, arg: &wire::CreateIn, name: &[u8]) -> Outcome<Attr> {
+        const O_EXCL: u32 = 0o200;
+        let fs = &*self.session.fs;
+        match fs.mknod(&self.cx, self.ino, name, arg.mode, 0) {
+            Err(FsError::Exists) if arg.flags & O_EXCL == 0 => {}
+            made => return Ok(made?),
+        }
+        let attr = fs.lookup(&self.cx, self.ino, name)?;
+        if attr.kind == FileKind::Regular {
+            return Ok(attr);
+        }
+        fs.forget(attr.ino, 1);
+        Err(FsError::Exists.into())
+    }
+
+    fn setattr(&self, arg: &wire::SetattrIn, out: &mut ReplyBuf) -> Outcome {
+        let has = |bit: u32| arg.valid & bit != 0;
+        let time = |bit, now, secs, nanos| {
+            has(bit).then(|| {
+                if has(now) {
+                    SetTime::Now
+                } else {
+                    SetTime::At(Timestamp { secs, nanos })
+                }
+            })
+        };
+        for nanos in [arg.atimensec, arg.mtimensec, arg.ctimensec] {
+            if nanos >= 1_000_000_000 {
+                return Err(Errno::INVAL.into());
+            }
+        }
+        let set = SetAttr {
+            perm: has(fattr::MODE).then_some(arg.mode & 0o7777),
+            uid: has(fattr::UID).then_some(arg.uid),
+            gid: has(fattr::GID).then_some(arg.gid),
+            size: has(fattr::SIZE).then_some(arg.size),
+            atime: time(fattr::ATIME, fattr::ATIME_NOW, arg.atime, arg.atimensec),
+            mtime: time(fattr::MTIME, fattr::MTIME_NOW, arg.mtime, arg.mtimensec),
+            ctime: has(fattr::CTIME).then_some(Timestamp {
+                secs: arg.ctime,
+                nanos: arg.ctimensec,
+            }),
+            // With HANDLE_KILLPRIV_V2 a change of owner clears the bits without a word from the
+            // kernel, whoever makes it; a truncation only where the kernel says so.
+            kill_priv: has(fattr::KILL_SUIDGID) || has(fattr::UID) || has(fattr::GID),
+        };
+        let attr = self.session.fs.setattr(&self.cx, self.ino, &set)?;
+        out.put(&self.session.translate.attr_out(&attr));
+        Ok(())
+    }
+
+    fn readdir(&self, arg: &wire::ReadIn, out: &mut ReplyBuf) -> Outcome {
+        let limit = arg.size.min(self.session.config.max_request) as usize;
+        let bytes = &mut out.bytes;
+        self.session
+            .fs
+            .readdir(&self.cx, self.ino, arg.offset, &mut |entry| {
+                let kind = entry.kind.map_or(0, dirent_kind);
+                push_dirent(bytes, limit, entry.ino, entry.next, kind, entry.name)
+            })?;
+        Ok(())
+    }
+
+    /// Entries with attributes. The names are gathered first and the inodes looked up afterwards,
+    /// because the volume may hold the directory's lock while it reports names.
+    fn readdirplus(&self, arg: &wire::ReadIn, out: &mut ReplyBuf) -> Outcome {
+        let limit = arg.size.min(self.session.config.max_request) as usize;
+        let fs = &*self.session.fs;
+        let (names, entries) = (&mut out.names, &mut out.entries);
+        names.clear();
+        entries.clear();
+        let mut room = limit;
+        fs.readdir(&self.cx, self.ino, arg.offset, &mut |entry| {
+            let size = size_of::<wire::EntryOut>()
+                + wire::padded(size_of::<wire::Dirent>() + entry.name.len());
+            if size > room {
+                return false;
+            }
+            room -= size;
+            names.extend_from_slice(entry.name);
+            entries.push(PlusEntry {
+                ino: entry.ino,
+                next: entry.next,
+                kind: entry.kind.map_or(0, dirent_kind),
+                name_end: names.len(),
+            });
+            true
+        })?;
+        let mut start = 0;
+        for plus in entries.iter() {
+            let name = &names[start..plus.name_end];
+            start = plus.name_end;
+            let mut kind = plus.kind;
+            // Where the inode cannot be looked up, the name alone is told (node 0).
+            let mut head = wire::EntryOut::default();
+            if name != b"." && name != b".." {
+                match fs.attach(&self.cx, plus.ino) {
+                    Ok(attr) => {
+                        head = self.session.translate.entry(&attr);
+                        kind = dirent_kind(attr.kind);
+                    }
+                    Err(error) => tracing::debug!(ino = plus.ino.0, %error, "entry without inode"),
+                }
+            }
+            out.bytes.extend_from_slice(head.as_bytes());
+            push_dirent(&mut out.bytes, limit, plus.ino, plus.next, kind, name);
+        }
+        Ok(())
+    }
+
+    fn copy_range(&self, arg: &wire::CopyFileRangeIn, wide: bool, out: &mut ReplyBuf) -> Outcome {
+        // A copy may be short; the caller goes on. This keeps one request's time bounded.
+        const MOST: u64 = 256 << 20;
+        if arg.flags != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let to = self.session.translate.ids.ino(arg.nodeid_out);
+        let copied = self.session.fs.copy_range(
+            &self.cx,
+            (self.ino, arg.off_in),
+            (to, arg.off_out),
+            arg.len.min(MOST),
+        )?;
+        if wide {
+            out.put(&wire::CopyFileRangeOut {
+                bytes_copied: copied,
+            });
+        } else {
+            let size = u32::try_from(copied).map_err(|_| Errno::IO)?;
+            out.put(&wire::WriteOut { size, padding: 0 });
+        }
+        Ok(())
+    }
+
+    fn xattr(&self, op: &Op<'_>, out: &mut ReplyBuf) -> Outcome {
+        let fs = &*self.session.fs;
+        match *op {
+            Op::Getxattr { size, name } => {
+                let value = fs.getxattr(&self.cx, self.ino, name)?;
+                sized(size, &value, out)
+            }
+            Op::Listxattr { size } => {
+                let mut list = Vec::new();
+                for name in fs.listxattr(&self.cx, self.ino)? {
+                    // Only the administrator sees that there are trusted attributes.
+                    if self.header.uid == 0 || !name.starts_with(b"trusted.") {
+                        list.extend_from_slice(&name);
+                        list.push(0);
+                    }
+                }
+                sized(size, &list, out)
+            }
+            Op::Removexattr { name } => Ok(fs.removexattr(&self.cx, self.ino, name)?),
+            Op::Setxattr { arg, name, value } => {
+                let how = match arg.flags {
+                    0 => SetXattr::Any,
+                    1 => SetXattr::Create,
+                    2 => SetXattr::Replace,
+                    _ => return Err(Errno::INVAL.into()),
+                };
+                // For an access ACL the kernel has compared the caller's groups and capabilities
+                // with the file's group and says whether set-group-ID must go.
+                let cx = Cx {
+                    fsetid: arg.setxattr_flags & wire::SETXATTR_ACL_KILL_SGID == 0,
+                    ..self.cx.clone()
+                };
+                Ok(fs.setxattr(&cx, self.ino, name, value, how)?)
+            }
+            _ => Err(Errno::NOSYS.into()),
+        }
+    }
+}
+
+/// What OPEN would say about a file just made: nothing is kept, the page cache stays valid.
+const OPEN_OUT: wire::OpenOut = wire::OpenOut {
+    fh: 0,
+    open_flags: wire::FOPEN_KEEP_CACHE,
+    backing_id: 0,
+};
+
+/// A value for a caller with room for `size` bytes; 0 asks for the size.
+fn sized(size: u32, value: &[u8], out: &mut ReplyBuf) -> Outcome {
+    if size == 0 {
+        let size = u32::try_from(value.len()).map_err(|_| Errno::TOOBIG)?;
+        out.put(&wire::GetxattrOut { size, padding: 0 });
+    } else if value.len() > size as usize {
+        return Err(Errno::RANGE.into());
+    } else {
+        out.bytes.extend_from_slice(value);
+    }
+    Ok(())
+}
+
+/// The type as READDIR tells it (`DT_*`): the type bits of the mode, shifted down.
+fn dirent_kind(kind: FileKind) -> u32 {
+    kind.mode_bits() >> 12
+}
+
+/// Appends an entry if it fits into `limit` bytes; says whether it did.
+fn push_dirent(
+    bytes: &mut Vec<u8>,
+    limit: usize,
+    ino: InodeNo,
+    next: u64,
+    kind: u32,
+    name: &[u8],
+) -> bool {
+    let end = bytes.len() + wire::padded(size_of::<wire::Dirent>() + name.len());
+    if end > limit {
+        return false;
+    }
+    let Ok(namelen) = u32::try_from(name.len()) else {
+        return false;
+    };
+    let head = wire::Dirent {
+        ino: ino.0,
+        off: next,
+        namelen,
+        kind,
+    };
+    bytes.extend_from_slice(head.as_bytes());
+    bytes.extend_from_slice(name);
+    bytes.resize(end, 0);
+    true
+}
+
+/// Flags of renameat2(2), linux/fs.h.
+fn rename_flags(flags: u32) -> Outcome<RenameFlags> {
+    const NOREPLACE: u32 = 1;
+    const EXCHANGE: u32 = 2;
+    const WHITEOUT: u32 = 4;
+    if flags & !(NOREPLACE | EXCHANGE | WHITEOUT) != 0 {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(RenameFlags {
+        no_replace: flags & NOREPLACE != 0,
+        exchange: flags & EXCHANGE != 0,
+        whiteout: flags & WHITEOUT != 0,
+    })
+}
+
+/// Modes of fallocate(2), linux/falloc.h.
+fn falloc_mode(mode: u32) -> Outcome<FallocMode> {
+    const KEEP_SIZE: u32 = 0x01;
+    const PUNCH_HOLE: u32 = 0x02;
+    const COLLAPSE_RANGE: u32 = 0x08;
+    const ZERO_RANGE: u32 = 0x10;
+    const INSERT_RANGE: u32 = 0x20;
+    let keep_size = mode & KEEP_SIZE != 0;
+    Ok(match mode & !KEEP_SIZE {
+        0 => FallocMode::Allocate { keep_size },
+        PUNCH_HOLE if keep_size => FallocMode::PunchHole,
+        ZERO_RANGE => FallocMode::ZeroRange { keep_size },
+        COLLAPSE_RANGE if !keep_size => FallocMode::CollapseRange,
+        INSERT_RANGE if !keep_size => FallocMode::InsertRange,
+        _ => return Err(Errno::OPNOTSUPP.into()),
+    })
+}

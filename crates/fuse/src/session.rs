@@ -1,0 +1,316 @@
+//! One mount's conversation with the kernel: greeting, who may still call the volume, the end.
+//!
+//! A request runs to its end on the thread that received it. The volume is closed exactly once:
+//! by DESTROY (block-device mounts, before the kernel's umount returns) or when the connection is
+//! gone ([`Session::close_volume`] by whoever waits for the mount).
+//!
+//! A panic while serving stops the session, not the process: the request and all later ones are
+//! answered EIO, the volume is not called again (its locks and structures are in an unknown state;
+//! what it wrote is what a crash at that moment would leave), and the end of the mount reports it.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use steadfs_rt::Event;
+use steadfs_vfs::{FileSystem, FsError};
+
+use crate::MountError;
+use crate::classify::Classifier;
+use crate::ops;
+use crate::reply::{NodeIds, ReplyBuf, Timeouts, Translate};
+use crate::request::{DecodeError, Op, RawRequest, Request};
+use crate::stats::Stats;
+use crate::wire::{self, init};
+
+/// What a session is told at its start.
+pub struct SessionConfig {
+    /// Timeouts of names and attributes.
+    pub timeouts: Timeouts,
+    /// Largest read or write in bytes.
+    pub max_request: u32,
+    /// Whether the kernel shall check and store POSIX ACLs.
+    pub posix_acl: bool,
+    /// Whether to ask for requests through io_uring.
+    pub uring: bool,
+    /// Who is behind a process.
+    pub classifier: Arc<dyn Classifier>,
+}
+
+/// What INIT settled.
+#[derive(Clone, Copy, Debug)]
+pub struct Agreed {
+    /// The kernel's minor version.
+    pub minor: u32,
+    /// Whether requests will come through io_uring.
+    pub uring: bool,
+}
+
+/// How a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// With what the reply buffer holds.
+    Done,
+    /// With this error.
+    Error(Errno),
+    /// Not at all (FORGET).
+    Silent,
+}
+
+/// State of one mount, shared by its service threads.
+pub struct Session {
+    pub(crate) fs: Arc<dyn FileSystem>,
+    pub(crate) translate: Translate,
+    pub(crate) config: SessionConfig,
+    pub(crate) stats: Stats,
+    /// Result of INIT; whoever mounts waits for it.
+    agreed: Event<Result<Agreed, MountError>>,
+    /// Requests inside the volume.
+    inside: AtomicUsize,
+    /// No request may enter the volume any more.
+    closing: AtomicBool,
+    /// A service thread panicked inside the volume.
+    broken: AtomicBool,
+    /// Result of closing the volume.
+    closed: OnceLock<Result<(), FsError>>,
+}
+
+fn broken() -> FsError {
+    FsError::Stopped("an assertion failed".to_owned())
+}
+
+/// A request's stay inside the volume.
+struct Inside<'a>(&'a AtomicUsize);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Session {
+    /// A session that has not yet spoken with the kernel.
+    pub fn new(fs: Arc<dyn FileSystem>, config: SessionConfig) -> Self {
+        let translate = Translate {
+            ids: NodeIds::new(fs.root()),
+            timeouts: config.timeouts,
+        };
+        Self {
+            fs,
+            translate,
+            config,
+            stats: Stats::default(),
+            agreed: Event::new(),
+            inside: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+            closed: OnceLock::new(),
+        }
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Waits for the end of INIT.
+    pub fn wait_agreed(&self) -> Result<Agreed, MountError> {
+        self.agreed.wait()
+    }
+
+    /// Ends the wait for INIT: the connection is gone.
+    pub fn give_up(&self, error: MountError) {
+        if self.agreed.get().is_none() {
+            self.agreed.set(Err(error));
+        }
+    }
+
+    /// Serves a request: `out` then holds the reply's body if the answer is [`Answer::Done`].
+    pub fn serve(&self, raw: RawRequest<'_>, out: &mut ReplyBuf) -> Answer {
+        out.clear();
+        self.stats.count(raw.header.opcode);
+        let answer = match Request::decode(raw) {
+            Ok(request) => self.answer(&request, out),
+            Err(DecodeError::Unknown(_)) => Answer::Error(Errno::NOSYS),
+            Err(error) => {
+                tracing::error!(opcode = raw.header.opcode, %error, "malformed request");
+                Answer::Error(Errno::IO)
+            }
+        };
+        if matches!(answer, Answer::Error(_)) {
+            self.stats.count_error();
+        }
+        answer
+    }
+
+    fn answer(&self, request: &Request<'_>, out: &mut ReplyBuf) -> Answer {
+        match request.op {
+            Op::Init(arg) => self.greet(&arg, out),
+            Op::Destroy => {
+                // The kernel takes no result for DESTROY; whoever waits for the mount gets it.
+                if let Err(error) = self.close_volume() {
+                    tracing::error!(%error, "closing the volume");
+                }
+                Answer::Done
+            }
+            // A request in service is never cut short: it finishes and its caller gets its result.
+            // With this answer the kernel stops asking (and waits just the same).
+            Op::Interrupt => Answer::Error(Errno::NOSYS),
+            // Zero-message opens and closes: files need no state between open and close, the page
+            // cache stays valid, and the kernel stops sending these after the first answer.
+            Op::Open | Op::Opendir | Op::Flush | Op::Unsupported => Answer::Error(Errno::NOSYS),
+            Op::Release => Answer::Done,
+            _ => self.enter(request, out),
+        }
+    }
+
+    /// Calls the volume, if it is open, and survives its panics.
+    fn enter(&self, request: &Request<'_>, out: &mut ReplyBuf) -> Answer {
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        let inside = Inside(&self.inside);
+        let silent = matches!(request.op, Op::Forget { .. } | Op::BatchForget(_));
+        if self.closing.load(Ordering::SeqCst) || self.broken.load(Ordering::Relaxed) {
+            return if silent {
+                Answer::Silent
+            } else {
+                Answer::Error(Errno::IO)
+            };
+        }
+        let answer = catch_unwind(AssertUnwindSafe(|| ops::dispatch(self, request, out)));
+        drop(inside);
+        match answer {
+            Ok(answer) => answer,
+            Err(_) => {
+                self.broken.store(true, Ordering::Relaxed);
+                tracing::error!(
+                    op = wire::op_name(request.header.opcode),
+                    "the volume's code failed an assertion: nothing more is read or written"
+                );
+                if silent {
+                    Answer::Silent
+                } else {
+                    Answer::Error(Errno::IO)
+                }
+            }
+        }
+    }
+
+    /// Closes the volume, once: waits for the requests inside it, then writes everything. Later
+    /// callers wait and get the same result.
+    pub fn close_volume(&self) -> Result<(), FsError> {
+        self.closed
+            .get_or_init(|| {
+                self.closing.store(true, Ordering::SeqCst);
+                while self.inside.load(Ordering::SeqCst) > 0 {
+                    steadfs_rt::sleep(Duration::from_millis(1));
+                }
+                if self.broken.load(Ordering::Relaxed) {
+                    return Err(broken());
+                }
+                catch_unwind(AssertUnwindSafe(|| self.fs.unmount()))
+                    .unwrap_or_else(|_| Err(broken()))
+            })
+            .clone()
+    }
+
+    /// INIT: agrees on version and abilities.
+    fn greet(&self, arg: &wire::InitIn, out: &mut ReplyBuf) -> Answer {
+        if self.agreed.get().is_some() {
+            return Answer::Error(Errno::IO);
+        }
+        if arg.major > wire::MAJOR {
+            // The kernel asks again with the version it is told.
+            out.put(&wire::InitOut {
+                major: wire::MAJOR,
+                minor: wire::MINOR,
+                ..wire::InitOut::default()
+            });
+            return Answer::Done;
+        }
+        match self.agree(arg) {
+            Ok((reply, agreed)) => {
+                out.put(&reply);
+                self.agreed.set(Ok(agreed));
+                Answer::Done
+            }
+            Err(error) => {
+                self.agreed.set(Err(error));
+                Answer::Error(Errno::PROTO)
+            }
+        }
+    }
+
+    fn agree(&self, arg: &wire::InitIn) -> Result<(wire::InitOut, Agreed), MountError> {
+        if arg.major < wire::MAJOR || arg.minor < wire::MINOR_MIN {
+            return Err(MountError::OldKernel {
+                major: arg.major,
+                minor: arg.minor,
+            });
+        }
+        let offered = u64::from(arg.flags) | (u64::from(arg.flags2) << 32);
+        let needed = init::MAX_PAGES
+            | init::NO_OPEN_SUPPORT
+            | init::NO_OPENDIR_SUPPORT
+            | init::HANDLE_KILLPRIV_V2
+            | init::SETXATTR_EXT;
+        if offered & needed != needed {
+            return Err(MountError::Ability {
+                missing: needed & !offered,
+            });
+        }
+        let agreed = offered & self.wanted();
+        let uring = agreed & init::OVER_IO_URING != 0;
+        let max_pages = self.config.max_request.div_ceil(4096);
+        let reply = wire::InitOut {
+            major: wire::MAJOR,
+            minor: wire::MINOR.min(arg.minor),
+            // The kernel takes the smaller of this and what its backing-device settings say; those
+            // are raised after the mount (see `mount`).
+            max_readahead: u32::MAX,
+            // Both halves of the set.
+            flags: agreed as u32,
+            flags2: (agreed >> 32) as u32,
+            max_background: 128,
+            congestion_threshold: 96,
+            max_write: self.config.max_request,
+            time_gran: 1,
+            max_pages: u16::try_from(max_pages).unwrap_or(u16::MAX),
+            ..wire::InitOut::default()
+        };
+        let minor = arg.minor;
+        Ok((reply, Agreed { minor, uring }))
+    }
+
+    /// Every ability we can use. Left out on purpose: WRITEBACK_CACHE (its writes carry no owner,
+    /// and it drops pages that failed), AUTO_INVAL_DATA (it would throw away a file's cached pages
+    /// after each of our own writes), ATOMIC_O_TRUNC (truncation comes as SETATTR), remote locks.
+    fn wanted(&self) -> u64 {
+        let mut wanted = init::ASYNC_READ
+            | init::EXPORT_SUPPORT
+            | init::BIG_WRITES
+            | init::DONT_MASK
+            | init::IOCTL_DIR
+            | init::DO_READDIRPLUS
+            | init::READDIRPLUS_AUTO
+            | init::ASYNC_DIO
+            | init::NO_OPEN_SUPPORT
+            | init::PARALLEL_DIROPS
+            | init::ABORT_ERROR
+            | init::MAX_PAGES
+            | init::CACHE_SYMLINKS
+            | init::NO_OPENDIR_SUPPORT
+            | init::HANDLE_KILLPRIV_V2
+            | init::SETXATTR_EXT
+            | init::INIT_EXT
+            | init::CREATE_SUPP_GROUP;
+        if self.config.posix_acl {
+            wanted |= init::POSIX_ACL;
+        }
+        if self.config.uring {
+            wanted |= init::OVER_IO_URING;
+        }
+        wanted
+    }
+}

@@ -1,0 +1,85 @@
+//! Mounts a volume in memory for a test.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+pub mod memfs;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_fuse::{MountOptions, Mounted, Transport, Unmount};
+use steadfs_vfs::WithControl;
+
+pub use memfs::MemFs;
+
+/// What each mounted test runs on.
+pub fn transports() -> Vec<Transport> {
+    vec![Transport::Dev]
+}
+
+/// A mounted [`MemFs`].
+pub struct Bed {
+    pub fs: Arc<WithControl<MemFs>>,
+    pub mounted: Option<Mounted>,
+    dir: tempfile::TempDir,
+}
+
+impl Bed {
+    pub fn new(transport: Transport) -> Self {
+        Self::with(MountOptions {
+            transport,
+            ..MountOptions::default()
+        })
+    }
+
+    pub fn with(options: MountOptions) -> Self {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "mounted tests run as root"
+        );
+        let dir = tempfile::tempdir().unwrap();
+        let fs = Arc::new(WithControl::new(MemFs::new()));
+        let mounted = steadfs_fuse::mount(fs.clone(), dir.path(), options).unwrap();
+        Self {
+            fs,
+            mounted: Some(mounted),
+            dir,
+        }
+    }
+
+    pub fn mem(&self) -> &MemFs {
+        self.fs.inner()
+    }
+
+    pub fn root(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn count(&self, op: &str) -> u64 {
+        self.mounted.as_ref().unwrap().stats().of(op)
+    }
+
+    /// Unmounts and checks that the volume was closed exactly once.
+    pub fn end(mut self) {
+        let mounted = self.mounted.take().unwrap();
+        mounted.unmount(Unmount::IfIdle).unwrap();
+        mounted.wait().unwrap();
+        let unmounts = &self.mem().unmounts;
+        assert_eq!(unmounts.load(std::sync::atomic::Ordering::SeqCst), 1);
+    }
+}
+
+/// Waits for something that other threads do.
+pub fn until(what: &str, mut ready: impl FnMut() -> bool) {
+    for _ in 0..5000 {
+        if ready() {
+            return;
+        }
+        steadfs_rt::sleep(Duration::from_millis(2));
+    }
+    panic!("never happened: {what}");
+}

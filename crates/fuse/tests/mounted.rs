@@ -1,0 +1,486 @@
+//! Mounts through the kernel: every operation, by the calls programs make.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{AtFlags, FallocateFlags, RenameFlags, StatxFlags, XattrFlags};
+use rustix::io::Errno;
+use steadfs_fuse::{MountError, MountOptions, Unmount};
+
+use common::{Bed, until};
+
+/// Runs a test on every transport.
+fn each(test: impl Fn(Bed)) {
+    for transport in common::transports() {
+        test(Bed::new(transport));
+    }
+}
+
+fn errno(error: &std::io::Error) -> Option<i32> {
+    error.raw_os_error()
+}
+
+#[test]
+fn files_are_made_written_read_and_moved() {
+    each(|bed| {
+        let (a, b) = (bed.path("a"), bed.path("dir/b"));
+        fs::create_dir(bed.path("dir")).unwrap();
+        let data: Vec<u8> = (0..3_000_000_u32).map(|i| ((i * 7) >> 3) as u8).collect();
+        fs::write(&a, &data).unwrap();
+        assert_eq!(fs::metadata(&a).unwrap().len(), data.len() as u64);
+        fs::rename(&a, &b).unwrap();
+        assert_eq!(
+            fs::metadata(&a).unwrap_err().kind(),
+            std::io::ErrorKind::NotFound
+        );
+        // What the kernel cached, and what we hold.
+        assert_eq!(fs::read(&b).unwrap(), data);
+        rustix::fs::fadvise(
+            File::open(&b).unwrap(),
+            0,
+            None,
+            rustix::fs::Advice::DontNeed,
+        )
+        .unwrap();
+        assert_eq!(fs::read(&b).unwrap(), data);
+        fs::hard_link(&b, &a).unwrap();
+        assert_eq!(fs::metadata(&a).unwrap().nlink(), 2);
+        symlink("dir/b", bed.path("s")).unwrap();
+        assert_eq!(
+            fs::read_link(bed.path("s")).unwrap().to_str(),
+            Some("dir/b")
+        );
+        assert_eq!(fs::read(bed.path("s")).unwrap().len(), data.len());
+        fs::remove_file(&a).unwrap();
+        fs::remove_file(&b).unwrap();
+        fs::remove_file(bed.path("s")).unwrap();
+        fs::remove_dir(bed.path("dir")).unwrap();
+        assert_eq!(fs::read_dir(bed.root()).unwrap().count(), 0);
+        bed.end();
+    });
+}
+
+#[test]
+fn truncation_and_holes() {
+    each(|bed| {
+        let path = bed.path("f");
+        let mut f = OpenOptions::new()
+            .create(true)
+            .read(true)
+            .write(true)
+            .truncate(true)
+            .open(&path)
+            .unwrap();
+        f.write_all(&[1; 10_000]).unwrap();
+        f.set_len(5000).unwrap();
+        f.set_len(100_000).unwrap();
+        f.write_all_at(&[2; 4096], 65536).unwrap();
+        let mut all = Vec::new();
+        f.seek(SeekFrom::Start(0)).unwrap();
+        f.read_to_end(&mut all).unwrap();
+        assert_eq!(all.len(), 100_000);
+        assert!(all[..5000].iter().all(|&b| b == 1));
+        assert!(all[5000..65536].iter().all(|&b| b == 0));
+        assert!(all[65536..69632].iter().all(|&b| b == 2));
+        let seek = |offset, data: bool| {
+            let whence = if data {
+                rustix::fs::SeekFrom::Data(offset)
+            } else {
+                rustix::fs::SeekFrom::Hole(offset)
+            };
+            rustix::fs::seek(&f, whence)
+        };
+        assert_eq!(seek(8192, true).unwrap(), 65536);
+        assert_eq!(seek(65536, false).unwrap(), 69632);
+        assert_eq!(seek(100_000, true).unwrap_err(), Errno::NXIO);
+        rustix::fs::fallocate(
+            &f,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            65536,
+            4096,
+        )
+        .unwrap();
+        let mut block = [9; 4096];
+        f.read_exact_at(&mut block, 65536).unwrap();
+        assert_eq!(block, [0; 4096]);
+        rustix::fs::fallocate(&f, FallocateFlags::empty(), 0, 200_000).unwrap();
+        assert_eq!(f.metadata().unwrap().len(), 200_000);
+        // Opening with O_TRUNC.
+        File::create(&path).unwrap();
+        assert_eq!(f.metadata().unwrap().len(), 0);
+        assert_eq!(fs::read(&path).unwrap(), b"");
+        drop(f);
+        bed.end();
+    });
+}
+
+#[test]
+fn a_directory_of_5000_entries() {
+    each(|bed| {
+        let dir = bed.path("many");
+        fs::create_dir(&dir).unwrap();
+        for i in 0..5000 {
+            File::create(dir.join(format!("file-{i:05}"))).unwrap();
+        }
+        let names = || {
+            let mut names: Vec<String> = fs::read_dir(&dir)
+                .unwrap()
+                .map(|e| e.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        };
+        let expected: Vec<String> = (0..5000).map(|i| format!("file-{i:05}")).collect();
+        assert_eq!(names(), expected);
+        // From the kernel's directory cache, then again after a change.
+        assert_eq!(names(), expected);
+        fs::remove_file(dir.join("file-02500")).unwrap();
+        fs::write(dir.join("new"), "x").unwrap();
+        assert_eq!(names().len(), 5000);
+        assert!(names().contains(&"new".to_owned()));
+        // Removing while reading.
+        for entry in fs::read_dir(&dir).unwrap() {
+            fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+        fs::remove_dir(&dir).unwrap();
+        assert_eq!(bed.count("OPENDIR"), 1);
+        assert_eq!(bed.count("RELEASEDIR"), 0);
+        bed.end();
+    });
+}
+
+#[test]
+fn attributes_and_times() {
+    each(|bed| {
+        let path = bed.path("f");
+        fs::write(&path, "x").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o4751)).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode(), 0o104_751);
+        std::os::unix::fs::chown(&path, Some(12), Some(34)).unwrap();
+        let meta = fs::metadata(&path).unwrap();
+        assert_eq!((meta.uid(), meta.gid(), meta.mode()), (12, 34, 0o100_751));
+        let f = File::options().write(true).open(&path).unwrap();
+        let old = std::time::UNIX_EPOCH - std::time::Duration::new(86_400, 250);
+        f.set_times(fs::FileTimes::new().set_modified(old).set_accessed(old))
+            .unwrap();
+        let meta = fs::metadata(&path).unwrap();
+        assert_eq!(meta.modified().unwrap(), old);
+        assert_eq!(meta.atime_nsec(), 999_999_750);
+        drop(f);
+        let st = rustix::fs::statx(
+            rustix::fs::CWD,
+            &path,
+            AtFlags::empty(),
+            StatxFlags::BASIC_STATS | StatxFlags::BTIME,
+        )
+        .unwrap();
+        assert_ne!(st.stx_mask & StatxFlags::BTIME.bits(), 0);
+        assert_eq!(
+            (st.stx_btime.tv_sec, st.stx_btime.tv_nsec),
+            (1_000_000_000, 5)
+        );
+        assert_eq!(bed.count("STATX"), 1);
+        // The root's number is the volume's own.
+        assert_eq!(fs::metadata(bed.root()).unwrap().ino(), 2);
+        let vfs = rustix::fs::statvfs(bed.root()).unwrap();
+        assert_eq!(
+            (vfs.f_blocks, vfs.f_bavail, vfs.f_namemax),
+            (1000, 400, 255)
+        );
+        bed.end();
+    });
+}
+
+#[test]
+fn xattrs() {
+    each(|bed| {
+        let path = bed.path("f");
+        fs::write(&path, "x").unwrap();
+        let set = |name, value: &[u8], flags| rustix::fs::setxattr(&path, name, value, flags);
+        set("user.a", b"one", XattrFlags::CREATE).unwrap();
+        set("trusted.b", &[7; 3000], XattrFlags::empty()).unwrap();
+        assert_eq!(
+            set("user.a", b"", XattrFlags::CREATE).unwrap_err(),
+            Errno::EXIST
+        );
+        assert_eq!(
+            set("user.c", b"", XattrFlags::REPLACE).unwrap_err(),
+            Errno::NODATA
+        );
+        let mut buf = vec![0; 4096];
+        assert_eq!(
+            rustix::fs::getxattr(&path, "user.a", &mut buf[..]).unwrap(),
+            3
+        );
+        assert_eq!(&buf[..3], b"one");
+        assert_eq!(rustix::fs::getxattr_query(&path, "user.a").unwrap(), 3);
+        assert_eq!(
+            rustix::fs::getxattr(&path, "trusted.b", &mut buf[..100]).unwrap_err(),
+            Errno::RANGE
+        );
+        let n = rustix::fs::listxattr(&path, &mut buf[..]).unwrap();
+        assert_eq!(&buf[..n], b"trusted.b\0user.a\0");
+        rustix::fs::removexattr(&path, "user.a").unwrap();
+        assert_eq!(
+            rustix::fs::getxattr(&path, "user.a", &mut buf[..]).unwrap_err(),
+            Errno::NODATA
+        );
+        bed.end();
+    });
+}
+
+#[test]
+fn renames_with_flags_and_long_names() {
+    each(|bed| {
+        fs::write(bed.path("a"), "A").unwrap();
+        fs::write(bed.path("b"), "B").unwrap();
+        let rename = |flags| {
+            rustix::fs::renameat_with(
+                rustix::fs::CWD,
+                bed.path("a"),
+                rustix::fs::CWD,
+                bed.path("b"),
+                flags,
+            )
+        };
+        assert_eq!(rename(RenameFlags::NOREPLACE).unwrap_err(), Errno::EXIST);
+        rename(RenameFlags::EXCHANGE).unwrap();
+        assert_eq!(fs::read(bed.path("a")).unwrap(), b"B");
+        let (fits, long) = ("n".repeat(255), "n".repeat(256));
+        fs::write(bed.path(&fits), "").unwrap();
+        for result in [
+            fs::write(bed.path(&long), ""),
+            fs::create_dir(bed.path(&long)),
+            fs::rename(bed.path("a"), bed.path(&long)),
+            fs::hard_link(bed.path("a"), bed.path(&long)),
+            symlink("x", bed.path(&long)),
+            fs::metadata(bed.path(&long)).map(drop),
+            fs::remove_file(bed.path(&long)),
+        ] {
+            assert_eq!(errno(&result.unwrap_err()), Some(36));
+        }
+        bed.end();
+    });
+}
+
+#[test]
+fn unlinked_files_live_until_the_last_close_and_tmpfiles_get_names() {
+    each(|bed| {
+        let path = bed.path("f");
+        fs::write(&path, "content").unwrap();
+        let mut f = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        fs::remove_file(&path).unwrap();
+        f.write_all_at(b"C", 0).unwrap();
+        let mut text = String::new();
+        f.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "Content");
+        assert_eq!(f.metadata().unwrap().nlink(), 0);
+        assert_eq!(bed.mem().alive().0, 2);
+        drop(f);
+        until("the unlinked file goes", || bed.mem().alive().0 == 1);
+
+        let mut t = OpenOptions::new()
+            .write(true)
+            .custom_flags(rustix::fs::OFlags::TMPFILE.bits() as i32)
+            .mode(0o640)
+            .open(bed.root())
+            .unwrap();
+        t.write_all(b"from nowhere").unwrap();
+        assert_eq!(fs::read_dir(bed.root()).unwrap().count(), 0);
+        rustix::fs::linkat(
+            &t,
+            "",
+            rustix::fs::CWD,
+            bed.path("named"),
+            AtFlags::EMPTY_PATH,
+        )
+        .unwrap();
+        drop(t);
+        assert_eq!(fs::read(bed.path("named")).unwrap(), b"from nowhere");
+        assert_eq!(bed.count("TMPFILE"), 1);
+        bed.end();
+    });
+}
+
+#[test]
+fn umask_goes_to_the_volume_and_modes_come_back() {
+    each(|bed| {
+        let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o027));
+        let made = fs::create_dir(bed.path("d"));
+        rustix::process::umask(old);
+        made.unwrap();
+        assert_eq!(bed.mem().with(|s| s.last_umask), 0o027);
+        assert_eq!(fs::metadata(bed.path("d")).unwrap().mode(), 0o040_750);
+        bed.end();
+    });
+}
+
+#[test]
+fn many_threads_in_many_directories() {
+    each(|bed| {
+        std::thread::scope(|scope| {
+            for t in 0..8 {
+                let dir = bed.path(&format!("d{t}"));
+                scope.spawn(move || {
+                    fs::create_dir(&dir).unwrap();
+                    for i in 0..60 {
+                        let path = dir.join(format!("f{i}"));
+                        fs::write(&path, vec![t; 5000 + i * 100]).unwrap();
+                        assert_eq!(fs::read(&path).unwrap().len(), 5000 + i * 100);
+                        if i % 3 == 0 {
+                            fs::rename(&path, dir.join(format!("g{i}"))).unwrap();
+                        }
+                    }
+                    assert_eq!(fs::read_dir(&dir).unwrap().count(), 60);
+                    fs::remove_dir_all(&dir).unwrap();
+                });
+            }
+        });
+        bed.end();
+    });
+}
+
+#[test]
+fn a_waiting_fsync_keeps_nobody_else_waiting() {
+    each(|bed| {
+        bed.mem().fsync_gate.store(1, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            for i in 0..20 {
+                let path = bed.path(&format!("f{i}"));
+                scope.spawn(move || {
+                    let mut f = File::create(path).unwrap();
+                    f.write_all(b"x").unwrap();
+                    f.sync_all().unwrap();
+                });
+            }
+            until("20 fsyncs wait", || {
+                bed.mem().fsyncs.load(Ordering::SeqCst) == 20
+            });
+            fs::write(bed.path("other"), "served").unwrap();
+            assert_eq!(fs::read(bed.path("other")).unwrap(), b"served");
+            bed.mem().fsync_gate.store(0, Ordering::SeqCst);
+        });
+        // Directories are synced too, and none is ever taken for done without asking.
+        File::open(bed.root()).unwrap().sync_all().unwrap();
+        File::open(bed.root()).unwrap().sync_all().unwrap();
+        assert_eq!(bed.count("FSYNCDIR"), 2);
+        bed.end();
+    });
+}
+
+#[test]
+fn copies_stay_inside_the_volume() {
+    each(|bed| {
+        let data = vec![5; 700_000];
+        fs::write(bed.path("from"), &data).unwrap();
+        let from = File::open(bed.path("from")).unwrap();
+        let to = File::create(bed.path("to")).unwrap();
+        let copied = rustix::fs::copy_file_range(&from, None, &to, None, 1 << 30).unwrap();
+        assert_eq!(copied, data.len());
+        assert_eq!(fs::read(bed.path("to")).unwrap(), data);
+        drop((from, to));
+        assert_eq!(
+            bed.count("COPY_FILE_RANGE_64") + bed.count("COPY_FILE_RANGE"),
+            1
+        );
+        bed.end();
+    });
+}
+
+#[test]
+fn control_files_are_hidden_fresh_and_writable() {
+    each(|bed| {
+        assert_eq!(fs::read_dir(bed.root()).unwrap().count(), 0);
+        let value = bed.path(".steadfs/value");
+        let first = fs::read_to_string(&value).unwrap();
+        let second = fs::read_to_string(&value).unwrap();
+        assert_ne!(first, second, "each open reads anew");
+        fs::write(&value, "41000\n").unwrap();
+        let third: u64 = fs::read_to_string(&value).unwrap().trim().parse().unwrap();
+        assert!((41_000..41_010).contains(&third), "{third}");
+        assert_eq!(errno(&fs::write(&value, "words").unwrap_err()), Some(22));
+        assert_eq!(
+            fs::read_to_string(bed.path(".steadfs/jbd2/info")).unwrap(),
+            "content of jbd2/info\n"
+        );
+        let mut names: Vec<_> = fs::read_dir(bed.path(".steadfs"))
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["jbd2", "options", "sync", "value"]);
+        assert_eq!(
+            fs::metadata(bed.path(".steadfs")).unwrap().mode(),
+            0o040_700
+        );
+        assert_eq!(fs::metadata(&value).unwrap().mode(), 0o100_600);
+        assert_eq!(
+            fs::metadata(bed.path(".steadfs/options")).unwrap().mode(),
+            0o100_400
+        );
+        fs::write(bed.path(".steadfs/sync"), "1").unwrap();
+        File::open(bed.path(".steadfs/sync"))
+            .unwrap()
+            .sync_all()
+            .unwrap();
+        assert_eq!(bed.mem().syncs.load(Ordering::SeqCst), 2);
+        assert_eq!(errno(&fs::remove_file(&value).unwrap_err()), Some(1));
+        assert_eq!(
+            errno(&fs::write(bed.path(".steadfs/no"), "").unwrap_err()),
+            Some(1)
+        );
+        assert_eq!(
+            errno(&fs::rename(bed.path(".steadfs"), bed.path("x")).unwrap_err()),
+            Some(1)
+        );
+        bed.end();
+    });
+}
+
+#[test]
+fn unmounting_in_use_is_refused_and_detaching_waits_for_the_last_user() {
+    each(|mut bed| {
+        fs::write(bed.path("f"), "x").unwrap();
+        let f = File::open(bed.path("f")).unwrap();
+        let mounted = bed.mounted.take().unwrap();
+        let refused = mounted.unmount(Unmount::IfIdle).unwrap_err();
+        assert!(matches!(refused, MountError::Busy(_)), "{refused}");
+        let handle = mounted.handle();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| mounted.wait());
+            handle.unmount(Unmount::Detach).unwrap();
+            assert_eq!(fs::read_dir(bed.root()).unwrap().count(), 0);
+            assert_eq!(bed.mem().unmounts.load(Ordering::SeqCst), 0);
+            let mut text = String::new();
+            (&f).read_to_string(&mut text).unwrap();
+            assert_eq!(text, "x");
+            drop(f);
+            waiter.join().unwrap().unwrap();
+        });
+        assert_eq!(bed.mem().unmounts.load(Ordering::SeqCst), 1);
+    });
+}
+
+#[test]
+fn mistakes_name_their_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let mount = |path: &std::path::Path| {
+        let fs = std::sync::Arc::new(common::MemFs::new());
+        steadfs_fuse::mount(fs, path, MountOptions::default())
+    };
+    let missing = mount(&dir.path().join("missing")).err().unwrap();
+    assert!(missing.to_string().contains("No such file"), "{missing}");
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let not_dir = mount(&file).err().unwrap();
+    assert!(not_dir.to_string().contains("not a directory"), "{not_dir}");
+}

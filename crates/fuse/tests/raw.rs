@@ -1,0 +1,155 @@
+//! Mounted tests of what has no safe call: ioctls and memory mappings.
+#![allow(
+    unsafe_code,
+    reason = "ioctl(2) and mmap(2) of a test have no safe form"
+)]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+use steadfs_fuse::Transport;
+use steadfs_vfs::{InodeFlags, ShutdownMode};
+
+use common::Bed;
+
+fn each(test: impl Fn(Bed)) {
+    for transport in common::transports() {
+        test(Bed::new(transport));
+    }
+}
+
+/// ioctl(2) with an argument in memory.
+fn ioctl<T>(file: &File, command: u64, arg: &mut T) -> Result<(), i32> {
+    // SAFETY: every command used here reads or writes at most `T`, as its number says.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), command as libc::Ioctl, arg) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error().raw_os_error().unwrap())
+    }
+}
+
+const FS_IOC_GETVERSION: u64 = 0x8008_7601;
+const FS_IOC_FSGETXATTR: u64 = 0x801c_581f;
+const FS_IOC_FSSETXATTR: u64 = 0x401c_5820;
+const FITRIM: u64 = 0xc018_5879;
+const SHUTDOWN: u64 = 0x8004_587d;
+
+#[test]
+fn flags_projects_and_generations() {
+    each(|bed| {
+        fs::write(bed.path("f"), "x").unwrap();
+        let f = File::open(bed.path("f")).unwrap();
+        let nodump = rustix::fs::IFlags::NODUMP;
+        rustix::fs::ioctl_setflags(&f, nodump).unwrap();
+        assert_eq!(rustix::fs::ioctl_getflags(&f).unwrap(), nodump);
+        let mut fsx = [0_u32; 7];
+        ioctl(&f, FS_IOC_FSGETXATTR, &mut fsx).unwrap();
+        assert_eq!(fsx[..4], [0x80, 0, 3, 0]);
+        fsx[0] = 0x40 | 0x80;
+        fsx[3] = 4242;
+        ioctl(&f, FS_IOC_FSSETXATTR, &mut fsx).unwrap();
+        ioctl(&f, FS_IOC_FSGETXATTR, &mut fsx).unwrap();
+        assert_eq!(fsx[..4], [0xc0, 0, 3, 4242]);
+        let both = rustix::fs::IFlags::NODUMP | rustix::fs::IFlags::NOATIME;
+        assert_eq!(rustix::fs::ioctl_getflags(&f).unwrap(), both);
+        // A flag that no volume here has is refused, not dropped.
+        fsx[0] |= 0x8000;
+        assert_eq!(ioctl(&f, FS_IOC_FSSETXATTR, &mut fsx), Err(95));
+        let mut version = 0_u32;
+        ioctl(&f, FS_IOC_GETVERSION, &mut version).unwrap();
+        assert_eq!(version, 7);
+        let dir = File::open(bed.root()).unwrap();
+        rustix::fs::ioctl_setflags(&dir, nodump).unwrap();
+        let root = bed.mem().with(|s| s.flags_of(2));
+        assert_eq!(root, InodeFlags::NODUMP);
+        assert_eq!(ioctl(&f, 0x8004_1234, &mut version), Err(25));
+        drop((f, dir));
+        bed.end();
+    });
+}
+
+#[test]
+fn trimming_and_shutting_down() {
+    each(|bed| {
+        let dir = File::open(bed.root()).unwrap();
+        let mut range = [100_u64, u64::MAX, 7];
+        ioctl(&dir, FITRIM, &mut range).unwrap();
+        assert_eq!(range[1], 100 + (1 << 20) + 7);
+        for (word, mode) in [
+            (0, ShutdownMode::Sync),
+            (1, ShutdownMode::FlushLog),
+            (2, ShutdownMode::NoFlush),
+        ] {
+            let mut arg: u32 = word;
+            ioctl(&dir, SHUTDOWN, &mut arg).unwrap();
+            assert_eq!(bed.mem().with(|s| s.shutdown), Some(mode));
+        }
+        assert_eq!(ioctl(&dir, SHUTDOWN, &mut 3_u32), Err(22));
+        drop(dir);
+        bed.end();
+    });
+}
+
+#[test]
+fn shared_mappings_reach_the_volume() {
+    each(|bed| {
+        let path = bed.path("f");
+        fs::write(&path, vec![1; 65536]).unwrap();
+        let f = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&path)
+            .unwrap();
+        // SAFETY: a fresh shared mapping of 64 KiB, unmapped below, of a file that stays as long.
+        let map = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                65536,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &f,
+                0,
+            )
+        }
+        .unwrap();
+        // SAFETY: the mapping is 64 KiB long and only this thread uses it.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), 65536) };
+        assert!(bytes.iter().all(|&b| b == 1));
+        bytes[5000..6000].fill(2);
+        // What write(2) does is seen through the mapping.
+        f.write_all_at(&[3; 100], 40_000).unwrap();
+        assert_eq!(bytes[40_099], 3);
+        // SAFETY: the same mapping.
+        unsafe { rustix::mm::msync(map, 65536, MsyncFlags::SYNC) }.unwrap();
+        let stored = bed.mem().content(&path);
+        assert_eq!(stored[4999..5001], [1, 2]);
+        assert_eq!(stored[40_099], 3);
+        bytes[0] = 9;
+        // SAFETY: nothing uses the mapping after this.
+        unsafe { rustix::mm::munmap(map, 65536) }.unwrap();
+        drop(f);
+        let count = bed.count("FSYNC");
+        assert_eq!(count, 1);
+        let mem = bed.fs.clone();
+        bed.end();
+        // Unmounting wrote the last page.
+        assert_eq!(mem.inner().content(&path)[0], 9);
+    });
+}
+
+#[test]
+fn transports_are_what_was_asked_for() {
+    for transport in common::transports() {
+        let bed = Bed::new(transport);
+        assert_eq!(bed.mounted.as_ref().unwrap().transport(), transport);
+        bed.end();
+    }
+    let bed = Bed::new(Transport::Auto);
+    bed.end();
+}
