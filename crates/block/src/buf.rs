@@ -79,6 +79,18 @@ impl Buf {
         Self(Arc::new(memory))
     }
 
+    /// The content of `bufs`, one after the other.
+    pub(crate) fn concatenated(bufs: &[Buf]) -> Self {
+        let mut memory = Memory::zeroed(bufs.iter().map(|buf| buf.len()).sum());
+        let mut rest = memory.bytes_mut();
+        for buf in bufs {
+            let (head, tail) = rest.split_at_mut(buf.len());
+            head.copy_from_slice(buf);
+            rest = tail;
+        }
+        Self(Arc::new(memory))
+    }
+
     /// The bytes for changing; copies them first if anyone shares them.
     pub fn make_mut(&mut self) -> &mut [u8] {
         if Arc::get_mut(&mut self.0).is_none() {

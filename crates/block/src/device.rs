@@ -1,6 +1,6 @@
 //! What the queue asks of a device.
 
-use crate::{Bio, IoError};
+use crate::{Bio, IoError, Op};
 
 /// Called once when a bio has ended, from any task or from the device's own context. It takes only
 /// locks of a late rank and never waits. The bio comes back for its buffers.
@@ -23,6 +23,36 @@ pub struct Geometry {
     pub max_transfer: u32,
 }
 
+impl Geometry {
+    /// Refuses a bio that this device cannot serve: outside it, not in whole logical blocks, a
+    /// change of a read-only device, or buffers that do not add up.
+    pub fn check(&self, bio: &Bio) -> Result<(), IoError> {
+        if bio.op == Op::Flush {
+            return Ok(());
+        }
+        let unit = u64::from(self.logical_block);
+        let end = bio.offset.checked_add(bio.len);
+        if end.is_none_or(|end| end > self.size) {
+            return Err(IoError::of(bio, "past the end of the device"));
+        }
+        if !bio.offset.is_multiple_of(unit) || !bio.len.is_multiple_of(unit) {
+            let cause = format!("not in whole blocks of {unit} bytes");
+            return Err(IoError::of(bio, cause));
+        }
+        if self.read_only && bio.op != Op::Read {
+            return Err(IoError::of(bio, "the device is read-only"));
+        }
+        if matches!(bio.op, Op::Read | Op::Write) {
+            let sum: u64 = bio.bufs.iter().map(|b| b.len() as u64).sum();
+            if sum != bio.len {
+                let cause = format!("the buffers hold {sum} bytes");
+                return Err(IoError::of(bio, cause));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// A block device, real or modelled.
 pub trait Device: Send + Sync {
     /// Fixed properties.
@@ -32,10 +62,25 @@ pub trait Device: Send + Sync {
     /// the device.
     fn start(&self, bio: Bio, done: Done);
 
-    /// Lends the calling task to the device: a task that has nothing to do but wait runs started
-    /// requests or collects completions itself, which saves waking another one. Returns when `until`
-    /// is true or when there is nothing that this task could do; the caller then sleeps.
+    /// Starts every bio of `batch` for a task that has nothing to do but wait for them: a device
+    /// that needs somebody's CPU time takes this task's, which saves waking another one. May wait
+    /// until the batch has ended; what has not ended on return the device ends by itself.
+    fn run(&self, batch: Vec<(Bio, Done)>) {
+        for (bio, done) in batch {
+            self.start(bio, done);
+        }
+    }
+
+    /// Lends the calling task to the device: it runs requests that were started but have not been
+    /// taken up. Returns when `until` is true or when there is nothing that this task could do; the
+    /// caller then sleeps.
     fn help(&self, until: &dyn Fn() -> bool) {
         let _ = until;
+    }
+
+    /// How many requests that nobody waits for the device works on at a time: more would only
+    /// wait inside it, where the scheduler cannot order them any more.
+    fn background_depth(&self) -> usize {
+        usize::MAX
     }
 }

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::Op;
+use crate::{Bio, Op};
 
 /// A device refused or failed a request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -16,4 +16,16 @@ pub struct IoError {
     pub len: u64,
     /// What the device said.
     pub cause: String,
+}
+
+impl IoError {
+    /// `bio` failed because of `cause`.
+    pub fn of(bio: &Bio, cause: impl Into<String>) -> Self {
+        Self {
+            op: bio.op,
+            offset: bio.offset,
+            len: bio.len,
+            cause: cause.into(),
+        }
+    }
 }

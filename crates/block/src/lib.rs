@@ -8,6 +8,7 @@ mod bio;
 mod buf;
 mod device;
 mod error;
+mod file;
 mod mem;
 mod queue;
 
@@ -15,5 +16,6 @@ pub use bio::{Bio, Op};
 pub use buf::Buf;
 pub use device::{Device, Done, Geometry};
 pub use error::IoError;
+pub use file::{Engine, FileDevice, OpenError, OpenOptions};
 pub use mem::MemDevice;
 pub use queue::{IoHandle, Queue, QueueOptions};

@@ -87,18 +87,7 @@ impl MemDevice {
     }
 
     fn run(&self, bio: &mut Bio) -> Result<(), IoError> {
-        let inside = bio
-            .offset
-            .checked_add(bio.len)
-            .is_some_and(|e| e <= self.geometry.size);
-        if !inside && bio.op != Op::Flush {
-            return Err(IoError {
-                op: bio.op,
-                offset: bio.offset,
-                len: bio.len,
-                cause: "past the end of the device".to_owned(),
-            });
-        }
+        self.geometry.check(bio)?;
         let mut at = bio.offset;
         match bio.op {
             Op::Read => {

@@ -28,7 +28,6 @@ pub struct Queue {
 struct Io {
     state: Mutex<IoState>,
     ended: Condvar,
-    device: Arc<dyn Device>,
 }
 
 struct IoState {
@@ -38,7 +37,11 @@ struct IoState {
 
 /// A submitted request.
 #[derive(Clone)]
-pub struct IoHandle(Arc<Io>);
+pub struct IoHandle {
+    io: Arc<Io>,
+    // Not in `Io`: a completion that has woken its waiter keeps no device open.
+    device: Arc<dyn Device>,
+}
 
 impl Queue {
     /// A queue in front of `device`.
@@ -67,7 +70,6 @@ impl Queue {
                 },
             ),
             ended: Condvar::new(),
-            device: Arc::clone(&self.device),
         });
         let ended = Arc::clone(&io);
         let done = move |bio, result| {
@@ -77,7 +79,10 @@ impl Queue {
             ended.ended.notify_all();
         };
         self.device.start(bio, Box::new(done));
-        IoHandle(io)
+        IoHandle {
+            io,
+            device: Arc::clone(&self.device),
+        }
     }
 
     /// Queues a FLUSH: when it ends well, every write that had completed is durable.
@@ -105,18 +110,18 @@ impl Queue {
 impl IoHandle {
     /// Whether the request has ended.
     pub fn is_done(&self) -> bool {
-        self.0.state.lock().result.is_some()
+        self.io.state.lock().result.is_some()
     }
 
     /// Waits until the request has ended.
     pub fn wait(&self) -> Result<(), IoError> {
-        self.0.device.help(&|| self.is_done());
-        let mut state = self.0.state.lock();
+        self.device.help(&|| self.is_done());
+        let mut state = self.io.state.lock();
         loop {
             if let Some(result) = &state.result {
                 return result.clone();
             }
-            self.0.ended.wait(&mut state);
+            self.io.ended.wait(&mut state);
         }
     }
 
@@ -124,7 +129,7 @@ impl IoHandle {
     pub fn into_bio(self) -> Result<Bio, IoError> {
         self.wait()?;
         Ok(self
-            .0
+            .io
             .state
             .lock()
             .bio

@@ -1,0 +1,34 @@
+# Two commands matter: `make run` (see it work) and `make test` (every judge).
+# They are meant for a fresh Debian 12 machine, as root; both install what they need.
+
+SHELL := /bin/bash
+CARGO := $(shell command -v cargo || echo $$HOME/.cargo/bin/cargo)
+JUDGES := $(CURDIR)/.cache/judges/bin
+
+.PHONY: help build test lint judges fmt clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## the steadfs program, optimised
+	@scripts/install-build
+	$(CARGO) build --release --locked -p steadfs-cli
+
+judges: ## installs the independent judges the tests ask
+	@scripts/install-build
+	@scripts/install-judges
+
+test: judges ## everything: unit tests, mounted tests, judges
+	@scripts/prepare-kernel
+	PATH="$(JUDGES):$$PATH" $(CARGO) test --workspace --locked
+
+lint: ## formatting and lints, warnings are errors
+	@scripts/install-build
+	$(CARGO) fmt --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+fmt: ## formats the sources
+	$(CARGO) fmt
+
+clean: ## removes what was built and cached
+	rm -rf target .cache

@@ -1,0 +1,149 @@
+//! One volume, one user: nobody opens for writing what another program or the kernel uses.
+//!
+//! - A block device opened for writing is claimed with O_EXCL, as mount(2), swapon(2), RAID and
+//!   device mapper claim it: each refuses the other.
+//! - Among ourselves (and programs that follow the same convention, such as udev) flock(2) decides,
+//!   on devices and images: exclusive for writing, shared for reading.
+//! - An image that a loop device shows to the kernel is refused for writing; for reading too if a
+//!   file system is mounted from that loop device.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, Stat, flock, fstat, major, minor, stat};
+use rustix::io::Errno;
+
+use super::transfer::{Kind, retry};
+
+/// Takes the lock of an open file, or says who holds it.
+pub(super) fn lock(fd: impl AsFd, read_only: bool) -> Result<(), String> {
+    let operation = if read_only {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    match retry(|| flock(&fd, operation)) {
+        Ok(()) => Ok(()),
+        // A file system without locks, such as some network ones.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => Ok(()),
+        Err(Errno::WOULDBLOCK) => Err(match fstat(&fd) {
+            Ok(file) => openers(&file),
+            Err(_) => "another program".to_owned(),
+        }),
+        Err(errno) => Err(format!(
+            "a lock that cannot be taken ({})",
+            std::io::Error::from(errno)
+        )),
+    }
+}
+
+/// Refuses an image that a loop device shows.
+pub(super) fn check_loop_devices(image: &Stat, read_only: bool) -> Result<(), String> {
+    let Ok(devices) = fs::read_dir("/sys/block") else {
+        return Ok(());
+    };
+    for device in devices.flatten() {
+        let Ok(backing) = fs::read_to_string(device.path().join("loop/backing_file")) else {
+            continue;
+        };
+        let backing = backing.trim_end_matches('\n');
+        let Ok(file) = stat(backing) else { continue };
+        if (file.st_dev, file.st_ino) != (image.st_dev, image.st_ino) {
+            continue;
+        }
+        let name = format!("/dev/{}", device.file_name().to_string_lossy());
+        let number = fs::read_to_string(device.path().join("dev")).unwrap_or_default();
+        let mounted = mounted_at(number.trim_end());
+        match mounted {
+            Some(place) => return Err(format!("{name}, which is mounted at {place}")),
+            None if !read_only => return Err(format!("the loop device {name}")),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// Who claims the block device that refused O_EXCL.
+pub(super) fn claimant(device: &Stat) -> String {
+    let number = format!("{}:{}", major(device.st_rdev), minor(device.st_rdev));
+    if let Some(place) = mounted_at(&number) {
+        return format!("the kernel, which has it mounted at {place}");
+    }
+    let sysfs = format!("/sys/dev/block/{number}");
+    let first_holder = fs::read_dir(Path::new(&sysfs).join("holders"))
+        .ok()
+        .and_then(|mut holders| holders.next()?.ok());
+    if let Some(holder) = first_holder {
+        return format!("the block device {}", holder.file_name().to_string_lossy());
+    }
+    if is_swap(device) {
+        return "the kernel, which swaps to it".to_owned();
+    }
+    openers(device)
+}
+
+/// Where a device (`major:minor`) is mounted first.
+fn mounted_at(number: &str) -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    mounts.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        let dev = words.nth(2)?;
+        let place = words.nth(1)?;
+        (dev == number).then(|| place.to_owned())
+    })
+}
+
+fn is_swap(device: &Stat) -> bool {
+    let Ok(swaps) = fs::read_to_string("/proc/swaps") else {
+        return false;
+    };
+    let paths = swaps.lines().skip(1).filter_map(|l| l.split(' ').next());
+    paths
+        .filter_map(|path| stat(path).ok())
+        .any(|swap| swap.st_rdev == device.st_rdev)
+}
+
+/// The processes that have the file open, as far as we may see.
+fn openers(file: &Stat) -> String {
+    let own = rustix::process::getpid().as_raw_nonzero().get();
+    let mut seen: Vec<String> = Vec::new();
+    for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Ok(pid) = process.file_name().to_string_lossy().parse::<i32>() else {
+            continue;
+        };
+        if !has_open(&process.path(), file, pid == own) {
+            continue;
+        }
+        let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+        seen.push(if pid == own {
+            "this process itself".to_owned()
+        } else {
+            format!("process {pid} ({})", name.trim_end())
+        });
+    }
+    if seen.is_empty() {
+        "another process".to_owned()
+    } else {
+        seen.join(", ")
+    }
+}
+
+/// Whether the process has the file open: ourselves at least twice, since the asking descriptor is
+/// one.
+fn has_open(process: &Path, file: &Stat, own: bool) -> bool {
+    let same = |other: &Stat| {
+        if Kind::of(file) == Some(Kind::BlockDevice) {
+            other.st_mode == file.st_mode && other.st_rdev == file.st_rdev
+        } else {
+            (other.st_dev, other.st_ino) == (file.st_dev, file.st_ino)
+        }
+    };
+    let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten();
+    let found = descriptors
+        .flatten()
+        .filter_map(|fd| stat(fd.path()).ok())
+        .filter(same)
+        .count();
+    found > usize::from(own)
+}

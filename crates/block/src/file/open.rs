@@ -1,0 +1,354 @@
+//! Opening an image file or block device.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags, fcntl_getfl, fcntl_setfl, fstat,
+    ftruncate, open, seek, stat, statx,
+};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use super::claim;
+use super::transfer::{Direct, Kind, Target, retry};
+use crate::buf::ALIGN;
+use crate::{Buf, Geometry};
+
+/// Smallest unit of a device's offsets and lengths.
+const SECTOR: u64 = 512;
+/// Largest transfer of one request.
+const MAX_TRANSFER: u32 = 1 << 20;
+
+/// How a file is opened as a device.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Refuse writing; other readers may have it open too.
+    pub read_only: bool,
+    /// Bypass the host's page cache where the file allows it.
+    pub direct: bool,
+    /// The device begins at this byte of the file.
+    pub offset: u64,
+    /// The device ends at the latest after this many bytes.
+    pub sizelimit: Option<u64>,
+    /// Which way requests reach the kernel.
+    pub engine: Engine,
+    /// Make an image file of this many bytes if there is none, lengthen a shorter one.
+    pub create: Option<u64>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            direct: true,
+            offset: 0,
+            sizelimit: None,
+            engine: Engine::Auto,
+            create: None,
+        }
+    }
+}
+
+/// Which way requests reach the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Engine {
+    /// io_uring for direct I/O where the kernel allows it, otherwise threads.
+    #[default]
+    Auto,
+    /// Several requests at a time per thread through io_uring.
+    Uring,
+    /// One system call for each request.
+    Threads,
+}
+
+/// Why a file could not be opened as a device.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// Somebody uses it.
+    #[error("{path}: in use by {holder}", path = path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+        /// Who has it, as far as that can be seen.
+        holder: String,
+    },
+    /// Neither a regular file nor a block device.
+    #[error("{path}: is {what}, not an image file or block device", path = path.display())]
+    WrongKind {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// Nothing of it lies in the window.
+    #[error("{path}: has {size} bytes, nothing of which lies after offset {offset}", path = path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+        /// The window's first byte.
+        offset: u64,
+    },
+    /// The engine that was asked for is refused.
+    #[error("{path}: io_uring was asked for, but {reason}", path = path.display())]
+    NoUring {
+        /// The file.
+        path: PathBuf,
+        /// Why the kernel refuses it.
+        reason: String,
+    },
+    /// A system call failed.
+    #[error("{path}: {what}: {cause}", path = path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was attempted.
+        what: &'static str,
+        /// What the system said.
+        cause: std::io::Error,
+    },
+}
+
+impl OpenError {
+    fn io(path: &Path, what: &'static str) -> impl FnOnce(Errno) -> Self {
+        let path = path.to_owned();
+        move |errno| Self::Io {
+            path,
+            what,
+            cause: errno.into(),
+        }
+    }
+}
+
+impl Kind {
+    /// What a device can be made of.
+    pub(super) fn of(stat: &Stat) -> Option<Self> {
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Some(Self::Image),
+            FileType::BlockDevice => Some(Self::BlockDevice),
+            _ => None,
+        }
+    }
+}
+
+/// Opens, claims and measures the file.
+pub(super) fn open_target(path: &Path, options: &OpenOptions) -> Result<Target, OpenError> {
+    let (fd, file, kind) = open_claimed(path, options)?;
+    let size = file_size(path, &fd, kind, options)?;
+    let end = match options.sizelimit {
+        Some(limit) => size.min(options.offset.saturating_add(limit)),
+        None => size,
+    };
+    // What remains of a last sector cannot be part of a volume.
+    let len = end.saturating_sub(options.offset) / SECTOR * SECTOR;
+    if len == 0 {
+        return Err(OpenError::Empty {
+            path: path.to_owned(),
+            size,
+            offset: options.offset,
+        });
+    }
+    let direct = if options.direct {
+        probe_direct(&fd, kind, options.offset, size)
+            .map_err(OpenError::io(path, "cannot leave direct I/O again"))?
+    } else {
+        Direct::No("it was asked for".to_owned())
+    };
+    let geometry = Geometry {
+        size: len,
+        logical_block: SECTOR as u32,
+        read_only: options.read_only,
+        discard_granularity: discard_granularity(&file, kind),
+        fua: kind == Kind::BlockDevice && queue_number(&file, "fua") == Some(1),
+        max_transfer: MAX_TRANSFER,
+    };
+    Ok(Target::new(fd, kind, geometry, options.offset, direct))
+}
+
+/// Opens and claims the file. A descriptor survives its owner for a moment in a child process that
+/// was forked and has not yet executed its program, so a refusal is doubted for a short while.
+fn open_claimed(path: &Path, options: &OpenOptions) -> Result<(OwnedFd, Stat, Kind), OpenError> {
+    let mut doubts = 20;
+    loop {
+        match try_claim(path, options) {
+            Err(OpenError::Busy { .. }) if doubts > 0 => {
+                doubts -= 1;
+                steadfs_rt::sleep(Duration::from_millis(5));
+            }
+            other => return other,
+        }
+    }
+}
+
+fn try_claim(path: &Path, options: &OpenOptions) -> Result<(OwnedFd, Stat, Kind), OpenError> {
+    let busy = |holder| OpenError::Busy {
+        path: path.to_owned(),
+        holder,
+    };
+    let before = match stat(path) {
+        Ok(file) => Some(file),
+        Err(Errno::NOENT) if options.create.is_some() && !options.read_only => None,
+        Err(errno) => return Err(OpenError::io(path, "not found")(errno)),
+    };
+    let on_device = before
+        .as_ref()
+        .is_some_and(|file| Kind::of(file) == Some(Kind::BlockDevice));
+    if let Some(file) = &before {
+        kind_of(path, file)?;
+    }
+    let mut flags = OFlags::CLOEXEC;
+    flags |= if options.read_only {
+        OFlags::RDONLY
+    } else {
+        OFlags::RDWR
+    };
+    if before.is_none() {
+        flags |= OFlags::CREATE;
+    }
+    if on_device {
+        flags |= OFlags::EXCL;
+    }
+    let attempt = |flags| retry(|| open(path, flags, Mode::from_raw_mode(0o666)));
+    let mut fd = match attempt(flags) {
+        Ok(fd) => fd,
+        Err(Errno::BUSY) => {
+            return Err(busy(
+                before.map_or_else(String::new, |f| claim::claimant(&f)),
+            ));
+        }
+        Err(errno) => return Err(OpenError::io(path, "cannot be opened")(errno)),
+    };
+    if on_device && options.read_only {
+        // Nobody claims it at present; several readers shall be possible.
+        fd = attempt(flags - OFlags::EXCL).map_err(OpenError::io(path, "cannot be opened"))?;
+    }
+    let file = fstat(&fd).map_err(OpenError::io(path, "cannot be examined"))?;
+    let kind = kind_of(path, &file)?;
+    claim::lock(&fd, options.read_only).map_err(busy)?;
+    if kind == Kind::Image {
+        claim::check_loop_devices(&file, options.read_only).map_err(busy)?;
+    }
+    Ok((fd, file, kind))
+}
+
+fn kind_of(path: &Path, file: &Stat) -> Result<Kind, OpenError> {
+    Kind::of(file).ok_or_else(|| OpenError::WrongKind {
+        path: path.to_owned(),
+        what: match FileType::from_raw_mode(file.st_mode) {
+            FileType::Directory => "a directory",
+            FileType::CharacterDevice => "a character device",
+            FileType::Fifo => "a pipe",
+            FileType::Socket => "a socket",
+            _ => "something else",
+        },
+    })
+}
+
+fn file_size(
+    path: &Path,
+    fd: &OwnedFd,
+    kind: Kind,
+    options: &OpenOptions,
+) -> Result<u64, OpenError> {
+    let measure = || seek(fd, SeekFrom::End(0)).map_err(OpenError::io(path, "has no size"));
+    let size = measure()?;
+    match options.create {
+        Some(wanted) if wanted > size && kind == Kind::Image && !options.read_only => {
+            retry(|| ftruncate(fd, wanted)).map_err(OpenError::io(path, "cannot be lengthened"))?;
+            measure()
+        }
+        _ => Ok(size),
+    }
+}
+
+/// Switches the descriptor to direct I/O if the file takes it, in units that suit us.
+fn probe_direct(fd: &OwnedFd, kind: Kind, offset: u64, size: u64) -> Result<Direct, Errno> {
+    let unit = match direct_unit(fd, kind) {
+        Ok(unit) => unit,
+        Err(reason) => return Ok(Direct::No(reason)),
+    };
+    if !offset.is_multiple_of(unit) {
+        return Ok(Direct::No(format!(
+            "offset {offset} is not in the units of {unit} bytes that direct I/O takes here"
+        )));
+    }
+    let switch = |on: bool| -> Result<(), Errno> {
+        let flags = fcntl_getfl(fd)? - OFlags::DIRECT;
+        fcntl_setfl(fd, if on { flags | OFlags::DIRECT } else { flags })
+    };
+    if let Err(errno) = switch(true) {
+        return Ok(Direct::No(refusal(errno)));
+    }
+    // Some file systems take the flag and refuse the transfer.
+    let mut probe = Buf::zeroed(unit as usize);
+    let at = offset.min(size.saturating_sub(1)) / unit * unit;
+    match retry(|| rustix::io::pread(fd, probe.make_mut(), at)) {
+        Err(errno @ (Errno::INVAL | Errno::OPNOTSUPP)) => {
+            switch(false)?;
+            Ok(Direct::No(refusal(errno)))
+        }
+        // Any other error is met again, and reported, where the content is wanted.
+        _ => Ok(Direct::Yes(unit)),
+    }
+}
+
+fn refusal(errno: Errno) -> String {
+    format!(
+        "the file refuses direct I/O ({})",
+        std::io::Error::from(errno)
+    )
+}
+
+/// The unit of offsets and lengths that direct I/O takes, or why there is none that suits us.
+fn direct_unit(fd: &OwnedFd, kind: Kind) -> Result<u64, String> {
+    let mut unit = SECTOR;
+    let mut memory = SECTOR;
+    if kind == Kind::BlockDevice
+        && let Ok(sector) = rustix::fs::ioctl_blksszget(fd)
+    {
+        unit = u64::from(sector);
+    }
+    let wanted = StatxFlags::DIOALIGN;
+    if let Ok(x) = statx(fd, "", AtFlags::EMPTY_PATH, wanted)
+        && x.stx_mask & wanted.bits() != 0
+    {
+        if x.stx_dio_offset_align == 0 {
+            return Err("the file takes no direct I/O".to_owned());
+        }
+        unit = u64::from(x.stx_dio_offset_align);
+        memory = u64::from(x.stx_dio_mem_align);
+    }
+    if memory > ALIGN as u64 || !unit.is_power_of_two() || unit > u64::from(MAX_TRANSFER) {
+        return Err(format!(
+            "direct I/O wants memory in units of {memory} bytes and offsets in units of {unit}"
+        ));
+    }
+    Ok(unit.max(SECTOR))
+}
+
+fn discard_granularity(file: &Stat, kind: Kind) -> Option<u64> {
+    match kind {
+        Kind::Image => u64::try_from(file.st_blksize).ok().filter(|&n| n > 0),
+        Kind::BlockDevice => {
+            let granularity = queue_number(file, "discard_granularity")?;
+            let most = queue_number(file, "discard_max_bytes")?;
+            (granularity > 0 && most > 0).then_some(granularity)
+        }
+    }
+}
+
+/// A number from a block device's queue directory; a partition's is its disk's.
+fn queue_number(file: &Stat, name: &str) -> Option<u64> {
+    let (major, minor) = (
+        rustix::fs::major(file.st_rdev),
+        rustix::fs::minor(file.st_rdev),
+    );
+    let base = format!("/sys/dev/block/{major}:{minor}");
+    let text = ["queue", "../queue"]
+        .iter()
+        .find_map(|dir| std::fs::read_to_string(format!("{base}/{dir}/{name}")).ok())?;
+    text.trim().parse().ok()
+}

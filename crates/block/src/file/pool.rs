@@ -1,0 +1,164 @@
+//! Threads that run what nobody waits for.
+//!
+//! A wake-up on another CPU costs more than most requests, so there are as few as possible:
+//! - A task that waits runs its requests itself and wakes nobody.
+//! - A lane (one of the pool's threads) is *looking* from the moment it is woken, or has ended a
+//!   request, until it takes a request or goes to sleep. As long as one is looking, nobody else is
+//!   woken: it will see what was added.
+//! - A lane that takes a request and leaves others behind wakes the next lane.
+//!
+//! So whenever requests are pending, a lane is looking or all lanes are at work: nothing is
+//! stranded.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Rank};
+
+use super::transfer::Target;
+use crate::{Bio, Done};
+
+/// A started bio.
+pub(super) type Job = (Bio, Done);
+
+thread_local! {
+    /// The pool whose lane this thread is, as its shared state's address; 0 for others.
+    static LANE_OF: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The pool. Dropping it waits for its threads.
+pub(super) struct Pool(Arc<Shared>);
+
+struct Shared {
+    target: Arc<Target>,
+    max_lanes: usize,
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+struct State {
+    pending: VecDeque<Job>,
+    lanes: Vec<JoinHandle<()>>,
+    /// Lanes asleep, those with a wake-up under way included.
+    asleep: usize,
+    /// Wake-ups sent and not yet received.
+    wake_ups: usize,
+    /// Lanes that will look at `pending` before they sleep, those being woken or born included.
+    looking: usize,
+    closing: bool,
+}
+
+impl Pool {
+    /// A pool of up to `max_lanes` threads; they are started when first needed.
+    pub(super) fn new(target: Arc<Target>, max_lanes: usize) -> Self {
+        assert!(max_lanes > 0, "somebody must run what nobody waits for");
+        Self(Arc::new(Shared {
+            target,
+            max_lanes,
+            state: Mutex::new(
+                Rank::DeviceInner,
+                State {
+                    pending: VecDeque::new(),
+                    lanes: Vec::new(),
+                    asleep: 0,
+                    wake_ups: 0,
+                    looking: 0,
+                    closing: false,
+                },
+            ),
+            work: Condvar::new(),
+        }))
+    }
+
+    /// How many threads it has at most.
+    pub(super) fn max_lanes(&self) -> usize {
+        self.0.max_lanes
+    }
+
+    /// Leaves `jobs` to the pool.
+    pub(super) fn push(&self, jobs: impl IntoIterator<Item = Job>) {
+        let mut state = self.0.state.lock();
+        state.pending.extend(jobs);
+        self.0.rouse(&mut state);
+    }
+
+    /// Takes a pending request for the calling task to run.
+    pub(super) fn take(&self) -> Option<Job> {
+        self.0.state.lock().pending.pop_front()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.closing = true;
+        let lanes = std::mem::take(&mut state.lanes);
+        self.0.work.notify_all();
+        drop(state);
+        // The last owner may be a request's completion on a lane: that lane ends by itself.
+        if LANE_OF.get() == self.0.address() {
+            return;
+        }
+        for lane in lanes {
+            lane.join();
+        }
+    }
+}
+
+impl Shared {
+    fn address(self: &Arc<Self>) -> usize {
+        Arc::as_ptr(self).addr()
+    }
+
+    /// Sees to it that a lane will look at what is pending, if one is free.
+    fn rouse(self: &Arc<Self>, state: &mut State) {
+        if state.pending.is_empty() || state.looking > 0 {
+            return;
+        }
+        if state.asleep > state.wake_ups {
+            state.wake_ups += 1;
+            state.looking += 1;
+            self.work.notify_one();
+        } else if state.lanes.len() < self.max_lanes {
+            state.looking += 1;
+            let shared = Arc::clone(self);
+            let lane = steadfs_rt::spawn("steadfs-io", move || shared.lane());
+            state.lanes.push(lane);
+        }
+    }
+
+    fn lane(self: Arc<Self>) {
+        LANE_OF.set(self.address());
+        let mut state = self.state.lock();
+        loop {
+            debug_assert!(state.looking > 0, "this lane is looking");
+            state.looking -= 1;
+            if let Some((mut bio, done)) = state.pending.pop_front() {
+                self.rouse(&mut state);
+                drop(state);
+                let result = self.target.run(&mut bio);
+                self.state.lock().looking += 1;
+                done(bio, result);
+                state = self.state.lock();
+            } else if state.closing {
+                return;
+            } else {
+                self.sleep(&mut state);
+            }
+        }
+    }
+
+    fn sleep(&self, state: &mut MutexGuard<'_, State>) {
+        state.asleep += 1;
+        while state.wake_ups == 0 && !state.closing {
+            self.work.wait(state);
+        }
+        state.asleep -= 1;
+        if state.wake_ups > 0 {
+            state.wake_ups -= 1;
+        } else {
+            state.looking += 1;
+        }
+    }
+}

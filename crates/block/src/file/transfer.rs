@@ -1,0 +1,367 @@
+//! One bio on an open file, from the calling task, to its end.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use super::ioctl;
+use crate::buf::ALIGN;
+use crate::{Bio, Buf, Geometry, IoError, Op};
+
+/// Most pieces of memory in one system call (Linux `UIO_MAXIOV`).
+pub(super) const MAX_PIECES: usize = 1024;
+/// Unit in which zeros are written where the file cannot zero a range by itself.
+const ZEROES: usize = 256 << 10;
+
+/// What kind of file it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Image,
+    BlockDevice,
+}
+
+/// An open file with the window of it that is the device.
+pub(super) struct Target {
+    pub(super) fd: OwnedFd,
+    pub(super) kind: Kind,
+    pub(super) geometry: Geometry,
+    /// First byte of the window.
+    pub(super) start: u64,
+    /// Unit of file offsets and lengths that direct I/O takes.
+    pub(super) direct_unit: u64,
+    direct: AtomicBool,
+    /// Why I/O is buffered.
+    buffered_because: OnceLock<String>,
+    refuses: Refusals,
+}
+
+/// What the file has refused, so that it is not asked again.
+#[derive(Default)]
+struct Refusals {
+    dsync: AtomicBool,
+    discard: AtomicBool,
+    zero_range: AtomicBool,
+    punch: AtomicBool,
+}
+
+/// Why a transfer failed.
+pub(super) enum Fault {
+    /// The system call failed.
+    Errno(Errno),
+    /// The file ended early: somebody made it shorter.
+    Ended,
+}
+
+impl From<Errno> for Fault {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+impl Fault {
+    pub(super) fn cause(&self) -> String {
+        match self {
+            Self::Errno(errno) => std::io::Error::from(*errno).to_string(),
+            Self::Ended => "the file has become shorter".to_owned(),
+        }
+    }
+}
+
+/// Whether direct I/O is used.
+pub(super) enum Direct {
+    /// Yes, in this unit.
+    Yes(u64),
+    /// No, because of this.
+    No(String),
+}
+
+impl Target {
+    /// A window of `geometry.size` bytes at `start`. The descriptor's O_DIRECT flag agrees with
+    /// `direct`.
+    pub(super) fn new(
+        fd: OwnedFd,
+        kind: Kind,
+        geometry: Geometry,
+        start: u64,
+        direct: Direct,
+    ) -> Self {
+        let buffered_because = OnceLock::new();
+        let unit = match direct {
+            Direct::Yes(unit) => Some(unit),
+            Direct::No(reason) => {
+                let _ = buffered_because.set(reason);
+                None
+            }
+        };
+        Self {
+            fd,
+            kind,
+            geometry,
+            start,
+            direct_unit: unit.unwrap_or(1),
+            direct: AtomicBool::new(unit.is_some()),
+            buffered_because,
+            refuses: Refusals::default(),
+        }
+    }
+
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct.load(Ordering::Acquire)
+    }
+
+    pub(super) fn buffered_because(&self) -> Option<&str> {
+        self.buffered_because.get().map(String::as_str)
+    }
+
+    /// Whether the file takes `bio` as it is: always when buffered, else when every piece is in
+    /// whole units.
+    pub(super) fn takes_as_is(&self, bio: &Bio) -> bool {
+        if !self.is_direct() {
+            return true;
+        }
+        let unit = self.direct_unit;
+        (self.start + bio.offset).is_multiple_of(unit)
+            && bio
+                .bufs
+                .iter()
+                .all(|buf| (buf.len() as u64).is_multiple_of(unit))
+    }
+
+    /// Runs `bio`, which the geometry has accepted, to its end.
+    pub(super) fn run(&self, bio: &mut Bio) -> Result<(), IoError> {
+        let at = self.start + bio.offset;
+        let result = match bio.op {
+            Op::Read => self.read(at, bio),
+            Op::Write => self.write(at, bio),
+            Op::Flush => retry(|| fdatasync(&self.fd)).map_err(Fault::from),
+            Op::Discard => self.discard(at, bio.len),
+            Op::WriteZeroes => self.write_zeroes(at, bio.len),
+        };
+        result.map_err(|fault| IoError::of(bio, fault.cause()))
+    }
+
+    fn read(&self, at: u64, bio: &mut Bio) -> Result<(), Fault> {
+        if self.takes_as_is(bio) {
+            return self.read_pieces(at, &mut bio.bufs);
+        }
+        // Read the whole units around it.
+        let unit = self.direct_unit;
+        let from = at / unit * unit;
+        let upto = (at + bio.len).next_multiple_of(unit);
+        let mut around = Buf::zeroed((upto - from) as usize);
+        let needed = (at + bio.len - from) as usize;
+        let bytes = around.make_mut();
+        let mut got = 0;
+        while got < needed {
+            // A read that ended inside a unit has reached the file's end: nothing comes after it.
+            let aligned = got / unit as usize * unit as usize;
+            let n = retry(|| {
+                rustix::io::pread(&self.fd, &mut bytes[aligned..], from + aligned as u64)
+            })?;
+            if aligned + n <= got {
+                return Err(Fault::Ended);
+            }
+            got = aligned + n;
+        }
+        let mut rest = &bytes[(at - from) as usize..needed];
+        for buf in &mut bio.bufs {
+            let (head, tail) = rest.split_at(buf.len());
+            buf.make_mut().copy_from_slice(head);
+            rest = tail;
+        }
+        Ok(())
+    }
+
+    fn read_pieces(&self, mut at: u64, bufs: &mut [Buf]) -> Result<(), Fault> {
+        if let [buf] = bufs {
+            let mut rest = buf.make_mut();
+            while !rest.is_empty() {
+                let n = retry(|| rustix::io::pread(&self.fd, &mut *rest, at))?;
+                if n == 0 {
+                    return Err(Fault::Ended);
+                }
+                at += n as u64;
+                rest = &mut rest[n..];
+            }
+            return Ok(());
+        }
+        for bufs in bufs.chunks_mut(MAX_PIECES) {
+            let mut slices: Vec<_> = bufs
+                .iter_mut()
+                .map(|buf| IoSliceMut::new(buf.make_mut()))
+                .collect();
+            let mut rest = &mut slices[..];
+            while !rest.is_empty() {
+                let n = retry(|| rustix::io::preadv(&self.fd, rest, at))?;
+                if n == 0 {
+                    return Err(Fault::Ended);
+                }
+                at += n as u64;
+                IoSliceMut::advance_slices(&mut rest, n);
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, at: u64, bio: &Bio) -> Result<(), Fault> {
+        if bio.preflush {
+            retry(|| fdatasync(&self.fd))?;
+        }
+        if !self.takes_as_is(bio) {
+            let unit = self.direct_unit;
+            if at.is_multiple_of(unit) && bio.len.is_multiple_of(unit) {
+                let joined = Buf::concatenated(&bio.bufs);
+                return self.write_pieces(at, &[joined], bio.fua);
+            }
+            self.fall_back_to_buffered()?;
+        }
+        self.write_pieces(at, &bio.bufs, bio.fua)
+    }
+
+    /// The volume writes in smaller pieces than direct I/O takes. From now on everything goes
+    /// through the page cache, which joins pieces; the kernel keeps it coherent with the direct
+    /// transfers that are still under way, and an fdatasync covers both.
+    fn fall_back_to_buffered(&self) -> Result<(), Fault> {
+        let flags = fcntl_getfl(&self.fd)?;
+        fcntl_setfl(&self.fd, flags - OFlags::DIRECT)?;
+        self.direct.store(false, Ordering::Release);
+        let _ = self.buffered_because.set(format!(
+            "the volume writes smaller pieces than the {} bytes that direct I/O takes here",
+            self.direct_unit
+        ));
+        Ok(())
+    }
+
+    fn write_pieces(&self, mut at: u64, bufs: &[Buf], durable: bool) -> Result<(), Fault> {
+        for bufs in bufs.chunks(MAX_PIECES) {
+            if let [buf] = bufs {
+                let mut rest = &buf[..];
+                while !rest.is_empty() {
+                    let n = self.write_some(&[IoSlice::new(rest)], at, durable)?;
+                    at += n as u64;
+                    rest = &rest[n..];
+                }
+                continue;
+            }
+            let mut slices: Vec<_> = bufs.iter().map(|buf| IoSlice::new(buf)).collect();
+            let mut rest = &mut slices[..];
+            while !rest.is_empty() {
+                let n = self.write_some(rest, at, durable)?;
+                at += n as u64;
+                IoSlice::advance_slices(&mut rest, n);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_some(&self, slices: &[IoSlice<'_>], at: u64, durable: bool) -> Result<usize, Fault> {
+        let n = if !durable {
+            retry(|| rustix::io::pwritev(&self.fd, slices, at))?
+        } else {
+            self.write_durable(slices, at)?
+        };
+        if n == 0 {
+            return Err(Fault::Ended);
+        }
+        Ok(n)
+    }
+
+    fn write_durable(&self, slices: &[IoSlice<'_>], at: u64) -> Result<usize, Fault> {
+        if !self.refuses.dsync.load(Ordering::Relaxed) {
+            let flags = ReadWriteFlags::DSYNC;
+            match retry(|| rustix::io::pwritev2(&self.fd, slices, at, flags)) {
+                // Kernels before 4.7 and some file systems do not know the flag.
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                    self.refuses.dsync.store(true, Ordering::Relaxed);
+                }
+                other => return Ok(other?),
+            }
+        }
+        let n = retry(|| rustix::io::pwritev(&self.fd, slices, at))?;
+        retry(|| fdatasync(&self.fd))?;
+        Ok(n)
+    }
+
+    /// A discard may do nothing: what cannot be discarded reads as before.
+    fn discard(&self, at: u64, len: u64) -> Result<(), Fault> {
+        if len == 0 || self.refuses.discard.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let done = match self.kind {
+            Kind::BlockDevice => retry(|| ioctl::discard(self.fd.as_fd(), at, len)),
+            Kind::Image => self.punch(at, len),
+        };
+        match done {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY) => {
+                self.refuses.discard.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            other => Ok(other?),
+        }
+    }
+
+    fn punch(&self, at: u64, len: u64) -> Result<(), Errno> {
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        retry(|| fallocate(&self.fd, mode, at, len))
+    }
+
+    fn write_zeroes(&self, at: u64, len: u64) -> Result<(), Fault> {
+        if len == 0 {
+            return Ok(());
+        }
+        let zero_range = || {
+            let mode = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+            retry(|| fallocate(&self.fd, mode, at, len))
+        };
+        if unless_refused(&self.refuses.zero_range, zero_range)?
+            || unless_refused(&self.refuses.punch, || self.punch(at, len))?
+        {
+            return Ok(());
+        }
+        let mut at = at - self.start;
+        let end = at + len;
+        while at < end {
+            let piece = (end - at).min(ZEROES as u64);
+            let bio = Bio::write(at, vec![Buf::zeroed(piece as usize)]);
+            self.write(self.start + at, &bio)?;
+            at += piece;
+        }
+        Ok(())
+    }
+}
+
+/// Calls `f` unless it was refused before; false if it is refused. A block device answers EINVAL
+/// to a range that is not in whole sectors of its own, which is no refusal of every range.
+fn unless_refused(
+    refused: &AtomicBool,
+    f: impl FnOnce() -> Result<(), Errno>,
+) -> Result<bool, Fault> {
+    if refused.load(Ordering::Relaxed) {
+        return Ok(false);
+    }
+    match f() {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            refused.store(true, Ordering::Relaxed);
+            Ok(false)
+        }
+        Err(Errno::INVAL) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Calls `f` again as long as a signal interrupts it.
+pub(super) fn retry<T>(mut f: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match f() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}
+
+const _: () = assert!(ALIGN >= 4096, "direct I/O takes buffers of this alignment");

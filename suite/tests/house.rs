@@ -1,0 +1,184 @@
+//! The house rules that no compiler checks: which room may use which, and how long a file may grow.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A room: its tier, and the rooms its product code may use.
+struct Room {
+    name: &'static str,
+    tier: u8,
+    uses: &'static [&'static str],
+}
+
+const fn room(name: &'static str, tier: u8, uses: &'static [&'static str]) -> Room {
+    Room { name, tier, uses }
+}
+
+/// Every room of the workspace. `f2fs` and `ext4` are siblings: neither lists the other, and only
+/// ext4 lists the journal. The tens are the tiers of README.md's table, the ones order rooms in it.
+const ROOMS: &[Room] = &[
+    room("base", 0, &[]),
+    room("rt", 10, &["base"]),
+    room("iosched", 20, &["base"]),
+    room("block", 21, &["base", "rt", "iosched"]),
+    room("cache", 30, &["base", "rt", "block"]),
+    room("vfs", 30, &["base", "rt"]),
+    room("jbd2", 40, &["base", "rt", "block", "cache"]),
+    room("ext4", 50, &["base", "rt", "block", "cache", "vfs", "jbd2"]),
+    room("f2fs", 50, &["base", "rt", "block", "cache", "vfs"]),
+    room("workload", 50, &["base", "rt", "vfs"]),
+    room("fuse", 60, &["base", "rt", "vfs"]),
+    room(
+        "steadfs",
+        61,
+        &[
+            "base", "rt", "iosched", "block", "cache", "vfs", "jbd2", "ext4", "f2fs", "fuse",
+        ],
+    ),
+    room(
+        "lab",
+        62,
+        &[
+            "base", "rt", "iosched", "block", "cache", "vfs", "jbd2", "ext4", "f2fs", "workload",
+            "steadfs",
+        ],
+    ),
+    room("cli", 70, &["base", "rt", "vfs", "steadfs", "lab"]),
+    room(
+        "suite",
+        80,
+        &[
+            "base", "rt", "iosched", "block", "cache", "vfs", "jbd2", "ext4", "f2fs", "workload",
+            "fuse", "steadfs", "lab", "cli",
+        ],
+    ),
+];
+
+/// Product lines a file may have; what follows its `#[cfg(test)]` module does not count.
+const FILE_LINES: usize = 600;
+
+/// Files that are longer, with the length they may not exceed. The list only shrinks.
+const LONGER: &[(&str, usize)] = &[];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the suite lies in the workspace")
+        .to_owned()
+}
+
+fn metadata() -> serde_json::Value {
+    let out = Command::new(env!("CARGO"))
+        .args([
+            "metadata",
+            "--no-deps",
+            "--offline",
+            "--format-version",
+            "1",
+        ])
+        .current_dir(root())
+        .output()
+        .expect("cargo starts");
+    assert!(
+        out.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    serde_json::from_slice(&out.stdout).expect("cargo metadata prints JSON")
+}
+
+fn short(package: &str) -> &str {
+    package.strip_prefix("steadfs-").unwrap_or(package)
+}
+
+#[test]
+fn the_table_itself_points_down() {
+    let tiers: BTreeMap<_, _> = ROOMS.iter().map(|r| (r.name, r.tier)).collect();
+    assert_eq!(tiers.len(), ROOMS.len(), "a room is listed twice");
+    for room in ROOMS {
+        for used in room.uses {
+            assert!(
+                tiers[used] < room.tier,
+                "{} may not use {used}: not below it",
+                room.name
+            );
+        }
+    }
+}
+
+#[test]
+fn dependencies_point_down() {
+    let tiers: BTreeMap<_, _> = ROOMS.iter().map(|r| (r.name, r.tier)).collect();
+    let metadata = metadata();
+    let packages = metadata["packages"].as_array().expect("a list of packages");
+    let ours: BTreeSet<_> = packages
+        .iter()
+        .map(|p| p["name"].as_str().expect("a package has a name"))
+        .collect();
+    let mut wrong = Vec::new();
+    for package in packages {
+        let name = short(package["name"].as_str().expect("a package has a name"));
+        let Some(room) = ROOMS.iter().find(|r| r.name == name) else {
+            wrong.push(format!("{name} is not in the table of rooms"));
+            continue;
+        };
+        for dependency in package["dependencies"].as_array().expect("a list") {
+            let target = dependency["name"].as_str().expect("a name");
+            if !ours.contains(target) {
+                continue;
+            }
+            let target = short(target);
+            // Tests of a room may use more rooms than the room itself, but never one above it.
+            let allowed = match dependency["kind"].as_str() {
+                None => room.uses.contains(&target),
+                Some(_) => tiers.get(target).is_some_and(|t| *t < room.tier),
+            };
+            if !allowed {
+                wrong.push(format!("{name} uses {target}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "against the table: {wrong:#?}");
+}
+
+#[test]
+fn files_stay_short() {
+    let mut wrong = Vec::new();
+    for file in sources(&root()) {
+        let text = std::fs::read_to_string(&file).expect("a source file is text");
+        let product = text.find("#[cfg(test)]\nmod ").unwrap_or(text.len());
+        let lines = text[..product].lines().count();
+        let path = file.strip_prefix(root()).expect("below the root");
+        let path = path.to_str().expect("names are UTF-8");
+        let limit = LONGER
+            .iter()
+            .find(|(p, _)| *p == path)
+            .map_or(FILE_LINES, |(_, n)| *n);
+        if lines > limit {
+            wrong.push(format!(
+                "{path}: {lines} lines of product code, limit {limit}"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "two rooms in one? {wrong:#?}");
+}
+
+/// Product sources: all of crates/ but test files.
+fn sources(root: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut todo = vec![root.join("crates")];
+    while let Some(dir) = todo.pop() {
+        for entry in std::fs::read_dir(&dir).expect("a folder of the tree") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().expect("a name").to_string_lossy();
+            if path.is_dir() && name != "tests" {
+                todo.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") && name != "tests.rs" {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
