@@ -1,0 +1,336 @@
+//! POSIX access control lists: ext4 stores version 1, where only named users and groups have an id;
+//! `system.posix_acl_access` and `_default` show version 2, where every entry has one.
+
+use super::num::{get16, get32, low16, low32, wide};
+use super::{DiskError, Result, Structure};
+
+const DISK_VERSION: u32 = 1;
+const XATTR_VERSION: u32 = 2;
+const HEADER: usize = 4;
+const SHORT: usize = 4;
+const LONG: usize = 8;
+const NO_ID: u32 = u32::MAX;
+
+const USER_OBJ: u16 = 0x01;
+const USER: u16 = 0x02;
+const GROUP_OBJ: u16 = 0x04;
+const GROUP: u16 = 0x08;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+
+/// An entry of a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    tag: u16,
+    perm: u16,
+    id: u32,
+}
+
+impl Entry {
+    const fn has_id(self) -> bool {
+        self.tag == USER || self.tag == GROUP
+    }
+}
+
+fn bad(index: usize, rule: &'static str) -> DiskError {
+    DiskError::entry(Structure::Acl, low32(wide(index)), rule)
+}
+
+fn check_version(bytes: &[u8], version: u32) -> Result<&[u8]> {
+    if bytes.len() < HEADER {
+        return Err(bad(0, "is cut short"));
+    }
+    let found = get32(bytes, 0);
+    if found != version {
+        return Err(DiskError::magic(Structure::Acl, found));
+    }
+    Ok(&bytes[HEADER..])
+}
+
+/// Checks that a list has the entries it must have, in order: owner, named users, owning group,
+/// named groups, mask (needed with named ones), others; ids without repetition are not required.
+fn validate(entries: &[Entry]) -> Result<()> {
+    let mut last = 0;
+    let mut seen = 0;
+    for (i, entry) in entries.iter().enumerate() {
+        if entry.perm > 7 {
+            return Err(bad(i, "has unknown permission bits"));
+        }
+        let known = [USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER].contains(&entry.tag);
+        if !known {
+            return Err(bad(i, "has an unknown tag"));
+        }
+        let repeated = seen & entry.tag != 0 && !entry.has_id();
+        if entry.tag < last || repeated {
+            return Err(bad(i, "is out of order"));
+        }
+        if entry.has_id() && entry.id == NO_ID {
+            return Err(bad(i, "names nobody"));
+        }
+        last = entry.tag;
+        seen |= entry.tag;
+    }
+    let needs_mask = seen & (USER | GROUP) != 0;
+    let missing = (USER_OBJ | GROUP_OBJ | OTHER) & !seen != 0 || (needs_mask && seen & MASK == 0);
+    if missing && !entries.is_empty() {
+        return Err(bad(entries.len(), "is missing"));
+    }
+    Ok(())
+}
+
+fn read_disk(bytes: &[u8]) -> Result<Vec<Entry>> {
+    let mut left = check_version(bytes, DISK_VERSION)?;
+    let mut entries = Vec::with_capacity(left.len() / SHORT);
+    while !left.is_empty() {
+        let short = left.len() >= SHORT;
+        let tag = if short { get16(left, 0) } else { 0 };
+        let len = if tag == USER || tag == GROUP {
+            LONG
+        } else {
+            SHORT
+        };
+        if left.len() < len {
+            return Err(bad(entries.len(), "is cut short"));
+        }
+        entries.push(Entry {
+            tag,
+            perm: get16(left, 2),
+            id: if len == LONG { get32(left, 4) } else { NO_ID },
+        });
+        left = &left[len..];
+    }
+    Ok(entries)
+}
+
+fn read_xattr(bytes: &[u8]) -> Result<Vec<Entry>> {
+    let left = check_version(bytes, XATTR_VERSION)?;
+    if !left.len().is_multiple_of(LONG) {
+        return Err(bad(left.len() / LONG, "is cut short"));
+    }
+    Ok(left
+        .chunks_exact(LONG)
+        .map(|entry| Entry {
+            tag: get16(entry, 0),
+            perm: get16(entry, 2),
+            id: get32(entry, 4),
+        })
+        .collect())
+}
+
+/// From the stored value to the value of the attribute as users see it.
+pub fn disk_to_xattr(bytes: &[u8]) -> Result<Vec<u8>> {
+    Ok(Acl::from_disk(bytes)?.to_xattr())
+}
+
+/// From the value as a user gives it to the value to store. An error means that the user's value is
+/// not a valid list (EINVAL), not that the volume is damaged.
+pub fn xattr_to_disk(bytes: &[u8]) -> Result<Vec<u8>> {
+    Ok(Acl::from_xattr(bytes)?.to_disk())
+}
+
+/// A valid list, and what it has to do with permission bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acl(Vec<Entry>);
+
+impl Acl {
+    /// From the stored value.
+    pub fn from_disk(bytes: &[u8]) -> Result<Self> {
+        let entries = read_disk(bytes)?;
+        validate(&entries)?;
+        Ok(Self(entries))
+    }
+
+    /// From the value as users see it; an error means it is not a valid list (EINVAL).
+    pub fn from_xattr(bytes: &[u8]) -> Result<Self> {
+        let entries = read_xattr(bytes)?;
+        validate(&entries)?;
+        Ok(Self(entries))
+    }
+
+    /// The value to store.
+    pub fn to_disk(&self) -> Vec<u8> {
+        self.write(DISK_VERSION, |entry| entry.has_id())
+    }
+
+    /// The value as users see it.
+    pub fn to_xattr(&self) -> Vec<u8> {
+        self.write(XATTR_VERSION, |_| true)
+    }
+
+    fn write(&self, version: u32, with_id: impl Fn(&Entry) -> bool) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEADER + self.0.len() * LONG);
+        out.extend_from_slice(&version.to_le_bytes());
+        for entry in &self.0 {
+            out.extend_from_slice(&entry.tag.to_le_bytes());
+            out.extend_from_slice(&entry.perm.to_le_bytes());
+            if with_id(entry) {
+                // Entries that name nobody have all bits set, whatever a user wrote there.
+                let id = if entry.has_id() { entry.id } else { NO_ID };
+                out.extend_from_slice(&id.to_le_bytes());
+            }
+        }
+        out
+    }
+
+    /// Whether there is no entry: setting such a list removes the attribute.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether permission bits alone say the same.
+    pub fn is_trivial(&self) -> bool {
+        self.0
+            .iter()
+            .all(|entry| [USER_OBJ, GROUP_OBJ, OTHER].contains(&entry.tag))
+    }
+
+    /// The entry that stands behind the group bits of the mode: the mask, or the owning group.
+    fn group_class(&self) -> u16 {
+        if self.0.iter().any(|entry| entry.tag == MASK) {
+            MASK
+        } else {
+            GROUP_OBJ
+        }
+    }
+
+    /// Where in the mode the entry's permissions show, if they do.
+    fn shift(&self, tag: u16) -> Option<u32> {
+        match tag {
+            USER_OBJ => Some(6),
+            OTHER => Some(0),
+            tag if tag == self.group_class() => Some(3),
+            _ => None,
+        }
+    }
+
+    /// The nine permission bits that a file with this access list has.
+    pub fn mode_bits(&self) -> u32 {
+        self.0.iter().fold(0, |mode, entry| {
+            self.shift(entry.tag)
+                .map_or(mode, |shift| mode | u32::from(entry.perm) << shift)
+        })
+    }
+
+    /// Follows chmod: owner, mask (or owning group) and others take the bits of `mode`.
+    pub fn set_mode_bits(&mut self, mode: u32) {
+        for i in 0..self.0.len() {
+            if let Some(shift) = self.shift(self.0[i].tag) {
+                self.0[i].perm = low16(mode >> shift & 7);
+            }
+        }
+    }
+
+    /// What a file made in a directory with this default list gets: the same list with the owner,
+    /// group-class and other entries reduced to the bits of `mode` it asked for. Its mode is
+    /// [`Acl::mode_bits`] of the result; where the result is trivial no list is stored.
+    pub fn inherit(&self, mode: u32) -> Self {
+        let mut child = self.clone();
+        for i in 0..child.0.len() {
+            if let Some(shift) = child.shift(child.0[i].tag) {
+                child.0[i].perm &= low16(mode >> shift & 7);
+            }
+        }
+        child
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn xattr(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+        let mut out = 2u32.to_le_bytes().to_vec();
+        for (tag, perm, id) in entries {
+            out.extend_from_slice(&tag.to_le_bytes());
+            out.extend_from_slice(&perm.to_le_bytes());
+            out.extend_from_slice(&id.to_le_bytes());
+        }
+        out
+    }
+
+    const FULL: [(u16, u16, u32); 6] = [
+        (USER_OBJ, 7, NO_ID),
+        (USER, 6, 1000),
+        (GROUP_OBJ, 5, NO_ID),
+        (GROUP, 4, 50),
+        (MASK, 6, NO_ID),
+        (OTHER, 0, NO_ID),
+    ];
+
+    #[test]
+    fn both_forms_and_back() {
+        let shown = xattr(&FULL);
+        let stored = xattr_to_disk(&shown).unwrap();
+        assert_eq!(stored.len(), 4 + 4 * 4 + 2 * 8);
+        assert_eq!(stored[..4], [1, 0, 0, 0]);
+        assert_eq!(disk_to_xattr(&stored).unwrap(), shown);
+    }
+
+    #[test]
+    fn invalid_lists_are_refused() {
+        let cases: [&[(u16, u16, u32)]; 7] = [
+            &[(USER_OBJ, 7, NO_ID)],
+            &[
+                (USER_OBJ, 7, NO_ID),
+                (GROUP_OBJ, 8, NO_ID),
+                (OTHER, 0, NO_ID),
+            ],
+            &[
+                (GROUP_OBJ, 7, NO_ID),
+                (USER_OBJ, 7, NO_ID),
+                (OTHER, 0, NO_ID),
+            ],
+            &[
+                (USER_OBJ, 7, NO_ID),
+                (USER_OBJ, 7, NO_ID),
+                (GROUP_OBJ, 7, NO_ID),
+                (OTHER, 0, NO_ID),
+            ],
+            &[
+                (USER_OBJ, 7, NO_ID),
+                (USER, 7, 1),
+                (GROUP_OBJ, 7, NO_ID),
+                (OTHER, 0, NO_ID),
+            ],
+            &[
+                (USER_OBJ, 7, NO_ID),
+                (USER, 7, NO_ID),
+                (GROUP_OBJ, 7, NO_ID),
+                (MASK, 7, NO_ID),
+                (OTHER, 0, NO_ID),
+            ],
+            &[
+                (USER_OBJ, 7, NO_ID),
+                (GROUP_OBJ, 7, NO_ID),
+                (OTHER, 0, NO_ID),
+                (0x40, 0, NO_ID),
+            ],
+        ];
+        for case in cases {
+            assert!(xattr_to_disk(&xattr(case)).is_err(), "{case:?}");
+        }
+        assert!(xattr_to_disk(&[2, 0, 0, 0, 1]).is_err());
+        assert!(xattr_to_disk(&[]).is_err());
+        assert!(disk_to_xattr(&[1, 0, 0, 0, 2, 0, 7, 0]).is_err());
+        assert!(disk_to_xattr(&xattr(&FULL)).is_err());
+    }
+
+    #[test]
+    fn mode_and_list_agree() {
+        let mut acl = Acl::from_xattr(&xattr(&FULL)).unwrap();
+        assert_eq!(acl.mode_bits(), 0o760);
+        acl.set_mode_bits(0o604);
+        assert_eq!(acl.mode_bits(), 0o604);
+        assert!(!acl.is_trivial());
+        let child = Acl::from_xattr(&xattr(&FULL)).unwrap().inherit(0o640);
+        assert_eq!(child.mode_bits(), 0o640);
+        let base = xattr(&[
+            (USER_OBJ, 7, NO_ID),
+            (GROUP_OBJ, 5, NO_ID),
+            (OTHER, 5, NO_ID),
+        ]);
+        let base = Acl::from_xattr(&base).unwrap();
+        assert!(base.is_trivial());
+        assert_eq!(base.inherit(0o666).mode_bits(), 0o644);
+    }
+}

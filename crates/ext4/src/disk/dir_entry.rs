@@ -1,0 +1,491 @@
+//! Linear directory blocks: entries one behind the other that fill the block, on volumes with
+//! metadata checksums up to a tail of 12 bytes.
+//!
+//! An entry is `inode, rec_len, name_len, file_type, name`; `rec_len` leads to the next one and is a
+//! multiple of 4. An entry with inode 0 is free space. Without the `filetype` feature the byte of
+//! the type is the high byte of a 16-bit name length, and always 0.
+//!
+//! Everything that walks a block validates each entry before it is used.
+
+use steadfs_base::limits::NAME_MAX;
+use steadfs_vfs::FileKind;
+
+use super::features::Incompat;
+use super::num::{get16, get32, idx, low8, low16, low32, put16, put32, wide};
+use super::{ChecksumSeed, DiskError, Geometry, Ino, Result, Structure};
+
+/// Bytes of an entry before its name.
+pub const HEADER_SIZE: usize = 8;
+/// Bytes of the checksum tail (`ext4_dir_entry_tail`).
+pub const TAIL_SIZE: usize = 12;
+/// Type byte of the tail, which no entry has (`EXT4_FT_DIR_CSUM`).
+pub const TAIL_FILE_TYPE: u8 = 0xDE;
+
+/// Bytes an entry with a name of `name_len` bytes needs.
+pub const fn entry_size(name_len: usize) -> usize {
+    (HEADER_SIZE + name_len + 3) & !3
+}
+
+/// The type byte of directory entries.
+pub const fn file_type_of(kind: FileKind) -> u8 {
+    match kind {
+        FileKind::Regular => 1,
+        FileKind::Directory => 2,
+        FileKind::CharDevice => 3,
+        FileKind::BlockDevice => 4,
+        FileKind::Fifo => 5,
+        FileKind::Socket => 6,
+        FileKind::Symlink => 7,
+    }
+}
+
+/// The kind a type byte tells; `None` for "unknown" (0) and everything undefined.
+pub const fn kind_of(file_type: u8) -> Option<FileKind> {
+    Some(match file_type {
+        1 => FileKind::Regular,
+        2 => FileKind::Directory,
+        3 => FileKind::CharDevice,
+        4 => FileKind::BlockDevice,
+        5 => FileKind::Fifo,
+        6 => FileKind::Socket,
+        7 => FileKind::Symlink,
+        _ => return None,
+    })
+}
+
+/// What one must know of the volume to read its directory blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirLayout {
+    /// Bytes in a block.
+    pub block_size: usize,
+    /// Whether blocks end with a checksum tail.
+    pub has_tail: bool,
+    /// Whether entries have a type.
+    pub has_file_type: bool,
+    /// Largest inode number.
+    pub inodes_count: u32,
+}
+
+impl DirLayout {
+    /// The volume's.
+    pub fn of(geo: &Geometry) -> Self {
+        Self {
+            block_size: geo.block_size.bytes(),
+            has_tail: geo.seed.enabled(),
+            has_file_type: geo.has_incompat(Incompat::FILETYPE),
+            inodes_count: geo.inodes_count,
+        }
+    }
+
+    /// Bytes of a block that entries fill.
+    pub const fn entries_end(&self) -> usize {
+        if self.has_tail {
+            self.block_size - TAIL_SIZE
+        } else {
+            self.block_size
+        }
+    }
+
+    /// From `rec_len` as stored to bytes. 64 KiB blocks need 65536, which is stored as 65535 (by
+    /// some writers as 0); what else is not a multiple of 4 is damage and found as such.
+    pub const fn decode_rec_len(&self, stored: u16) -> usize {
+        if self.block_size == 65536 && (stored == u16::MAX || stored == 0) {
+            65536
+        } else {
+            idx(super::num::join16(0, stored))
+        }
+    }
+
+    /// From bytes to `rec_len` as stored.
+    pub fn encode_rec_len(&self, bytes: usize) -> u16 {
+        assert!(
+            bytes <= self.block_size && bytes.is_multiple_of(4),
+            "length of an entry that cannot be stored"
+        );
+        u16::try_from(bytes).unwrap_or(u16::MAX)
+    }
+}
+
+/// A validated entry of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawEntry<'a> {
+    /// Where in the block it starts.
+    pub offset: usize,
+    /// Bytes to the next one.
+    pub rec_len: usize,
+    /// The inode; `None` for free space.
+    pub ino: Option<Ino>,
+    /// Type byte (0 without the `filetype` feature).
+    pub file_type: u8,
+    /// The name; free space may have the remains of one.
+    pub name: &'a [u8],
+}
+
+impl RawEntry<'_> {
+    /// The kind its type byte tells.
+    pub const fn kind(&self) -> Option<FileKind> {
+        kind_of(self.file_type)
+    }
+
+    /// Bytes that could be given to another entry.
+    pub const fn spare(&self) -> usize {
+        match self.ino {
+            None => self.rec_len,
+            Some(_) => self.rec_len - entry_size(self.name.len()),
+        }
+    }
+}
+
+fn bad(offset: usize, rule: &'static str) -> DiskError {
+    DiskError::entry(Structure::DirBlock, low32(wide(offset)), rule)
+}
+
+/// Decodes and validates the entry at `offset`, of entries that end at `end`.
+#[inline]
+fn entry_at<'a>(
+    layout: &DirLayout,
+    block: &'a [u8],
+    offset: usize,
+    end: usize,
+) -> Result<RawEntry<'a>> {
+    // Offsets are multiples of 4 and below `end`, but a header needs 8 bytes.
+    if end - offset < HEADER_SIZE {
+        return Err(bad(offset, "leaves no room for an entry"));
+    }
+    let rec_len = layout.decode_rec_len(get16(block, offset + 4));
+    let ino = get32(block, offset);
+    let (name_len, file_type) = if layout.has_file_type {
+        (usize::from(block[offset + 6]), block[offset + 7])
+    } else {
+        (usize::from(get16(block, offset + 6)), 0)
+    };
+    if rec_len < HEADER_SIZE || !rec_len.is_multiple_of(4) {
+        return Err(bad(offset, "has an impossible length"));
+    }
+    if rec_len > end - offset {
+        return Err(bad(offset, "goes beyond the block"));
+    }
+    if ino == 0 {
+        // Whatever name is left in free space may be longer than the space: show what there is.
+        let shown = name_len.min(rec_len - HEADER_SIZE);
+        return Ok(RawEntry {
+            offset,
+            rec_len,
+            ino: None,
+            file_type,
+            name: &block[offset + HEADER_SIZE..offset + HEADER_SIZE + shown],
+        });
+    }
+    if name_len == 0 || name_len > NAME_MAX {
+        return Err(bad(offset, "has an impossible name length"));
+    }
+    if entry_size(name_len) > rec_len {
+        return Err(bad(offset, "is too short for its name"));
+    }
+    if ino > layout.inodes_count {
+        return Err(bad(offset, "names an inode that does not exist"));
+    }
+    Ok(RawEntry {
+        offset,
+        rec_len,
+        ino: Some(Ino(ino)),
+        file_type,
+        name: &block[offset + HEADER_SIZE..offset + HEADER_SIZE + name_len],
+    })
+}
+
+/// The entries of a block, free space included; stops after the first error.
+#[derive(Clone, Debug)]
+pub struct Entries<'a> {
+    layout: DirLayout,
+    block: &'a [u8],
+    offset: usize,
+    end: usize,
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Result<RawEntry<'a>>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.offset >= self.end {
+            return None;
+        }
+        let entry = entry_at(&self.layout, self.block, self.offset, self.end);
+        self.offset = match &entry {
+            Ok(entry) => entry.offset + entry.rec_len,
+            Err(_) => self.end,
+        };
+        Some(entry)
+    }
+}
+
+/// Walks the entries of a whole linear block.
+pub fn entries<'a>(layout: &DirLayout, block: &'a [u8]) -> Entries<'a> {
+    assert_eq!(block.len(), layout.block_size);
+    entries_in(layout, block, 0, layout.entries_end())
+}
+
+/// Walks the entries that fill `start..end` of `block`: directories that live in an inode, and the
+/// first two entries of an index root. Offsets are relative to `block`'s start.
+pub fn entries_in<'a>(
+    layout: &DirLayout,
+    block: &'a [u8],
+    start: usize,
+    end: usize,
+) -> Entries<'a> {
+    assert!(start <= end && end <= block.len());
+    Entries {
+        layout: *layout,
+        block,
+        offset: start,
+        end,
+    }
+}
+
+/// Finds `name` in a block.
+pub fn find<'a>(layout: &DirLayout, block: &'a [u8], name: &[u8]) -> Result<Option<RawEntry<'a>>> {
+    for entry in entries(layout, block) {
+        let entry = entry?;
+        if entry.ino.is_some() && entry.name == name {
+            return Ok(Some(entry));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a linear block has no names besides `.` and `..`.
+pub fn is_empty(layout: &DirLayout, block: &[u8]) -> Result<bool> {
+    for entry in entries(layout, block) {
+        let entry = entry?;
+        if entry.ino.is_some() && entry.name != b"." && entry.name != b".." {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A name to be put into a block.
+#[derive(Clone, Copy, Debug)]
+pub struct NewEntry<'a> {
+    /// The inode.
+    pub ino: Ino,
+    /// Its kind (not stored without the `filetype` feature).
+    pub kind: FileKind,
+    /// The name, 1 to 255 bytes.
+    pub name: &'a [u8],
+}
+
+fn write_entry(
+    layout: &DirLayout,
+    block: &mut [u8],
+    offset: usize,
+    rec_len: usize,
+    entry: &NewEntry<'_>,
+) {
+    let len = entry.name.len();
+    assert!((1..=NAME_MAX).contains(&len) && entry_size(len) <= rec_len && entry.ino.0 != 0);
+    put32(block, offset, entry.ino.0);
+    put16(block, offset + 4, layout.encode_rec_len(rec_len));
+    block[offset + 6] = low8(low32(wide(len)));
+    block[offset + 7] = if layout.has_file_type {
+        file_type_of(entry.kind)
+    } else {
+        0
+    };
+    let name_at = offset + HEADER_SIZE;
+    block[name_at..name_at + len].copy_from_slice(entry.name);
+    // The bytes that round the name up, so that no old content shows there.
+    block[name_at + len..offset + entry_size(len)].fill(0);
+}
+
+fn write_free(layout: &DirLayout, block: &mut [u8], offset: usize, rec_len: usize) {
+    put32(block, offset, 0);
+    put16(block, offset + 4, layout.encode_rec_len(rec_len));
+    put16(block, offset + 6, 0);
+}
+
+/// Makes a block without entries. Seal it afterwards.
+pub fn init_empty(layout: &DirLayout, block: &mut [u8]) {
+    assert_eq!(block.len(), layout.block_size);
+    block.fill(0);
+    write_free(layout, block, 0, layout.entries_end());
+    init_tail(layout, block);
+}
+
+/// Makes the first block of a directory: `.` and `..`. Seal it afterwards.
+pub fn init_first(layout: &DirLayout, block: &mut [u8], own: Ino, parent: Ino) {
+    assert_eq!(block.len(), layout.block_size);
+    block.fill(0);
+    let dot = NewEntry {
+        ino: own,
+        kind: FileKind::Directory,
+        name: b".",
+    };
+    let dotdot = NewEntry {
+        ino: parent,
+        kind: FileKind::Directory,
+        name: b"..",
+    };
+    let first = entry_size(1);
+    write_entry(layout, block, 0, first, &dot);
+    write_entry(layout, block, first, layout.entries_end() - first, &dotdot);
+    init_tail(layout, block);
+}
+
+/// Puts an entry where it fits; `None` where there is no room, else its offset. The caller has made
+/// sure that the name is not there yet. Seal the block afterwards.
+pub fn insert(layout: &DirLayout, block: &mut [u8], entry: &NewEntry<'_>) -> Result<Option<usize>> {
+    let needed = entry_size(entry.name.len());
+    let mut place = None;
+    for old in entries(layout, block) {
+        let old = old?;
+        if old.spare() >= needed {
+            place = Some((old.offset, old.rec_len, old.rec_len - old.spare()));
+            break;
+        }
+    }
+    let Some((offset, rec_len, kept)) = place else {
+        return Ok(None);
+    };
+    if kept > 0 {
+        put16(block, offset + 4, layout.encode_rec_len(kept));
+    }
+    write_entry(layout, block, offset + kept, rec_len - kept, entry);
+    Ok(Some(offset + kept))
+}
+
+/// Removes the entry at `offset`, which [`find`] or the walk returned: its space goes to the entry
+/// before it, or stays as free space at the block's start. The name's bytes are wiped. Seal the
+/// block afterwards.
+pub fn remove(layout: &DirLayout, block: &mut [u8], offset: usize) -> Result<()> {
+    let mut before = None;
+    let mut target = None;
+    for entry in entries(layout, block) {
+        let entry = entry?;
+        if entry.offset == offset {
+            target = Some(entry.rec_len);
+            break;
+        }
+        before = Some((entry.offset, entry.rec_len));
+    }
+    let Some(rec_len) = target else {
+        return Err(bad(offset, "is not there"));
+    };
+    block[offset..offset + rec_len].fill(0);
+    match before {
+        Some((at, len)) => put16(block, at + 4, layout.encode_rec_len(len + rec_len)),
+        None => write_free(layout, block, offset, rec_len),
+    }
+    Ok(())
+}
+
+/// Points the entry at `offset` (returned by [`find`]) to another inode. Seal the block afterwards.
+pub fn set_target(layout: &DirLayout, block: &mut [u8], offset: usize, ino: Ino, kind: FileKind) {
+    assert!(ino.0 != 0 && offset + HEADER_SIZE <= layout.entries_end());
+    put32(block, offset, ino.0);
+    if layout.has_file_type {
+        block[offset + 7] = file_type_of(kind);
+    }
+}
+
+/// Fills a block with entries one behind the other: for splitting blocks and writing new ones.
+#[derive(Debug)]
+pub struct Packer<'a> {
+    layout: DirLayout,
+    block: &'a mut [u8],
+    /// Offset and size of the last entry.
+    last: Option<(usize, usize)>,
+}
+
+impl<'a> Packer<'a> {
+    /// Starts with an empty block (whatever was in it is gone).
+    pub fn new(layout: &DirLayout, block: &'a mut [u8]) -> Self {
+        init_empty(layout, block);
+        Self {
+            layout: *layout,
+            block,
+            last: None,
+        }
+    }
+
+    fn next(&self) -> usize {
+        self.last.map_or(0, |(offset, size)| offset + size)
+    }
+
+    /// Appends an entry; false where it does not fit.
+    pub fn push(&mut self, ino: Ino, file_type: u8, name: &[u8]) -> bool {
+        let (at, size) = (self.next(), entry_size(name.len()));
+        if size > self.layout.entries_end() - at {
+            return false;
+        }
+        let entry = NewEntry {
+            ino,
+            kind: FileKind::Regular,
+            name,
+        };
+        write_entry(&self.layout, self.block, at, size, &entry);
+        // The byte as it was, even one that this program does not know.
+        self.block[at + 7] = file_type;
+        self.last = Some((at, size));
+        true
+    }
+
+    /// Gives what is left of the block to the last entry. Seal the block afterwards.
+    pub fn finish(self) {
+        if let Some((offset, _)) = self.last {
+            let rec_len = self
+                .layout
+                .encode_rec_len(self.layout.entries_end() - offset);
+            put16(self.block, offset + 4, rec_len);
+        }
+    }
+}
+
+fn init_tail(layout: &DirLayout, block: &mut [u8]) {
+    if layout.has_tail {
+        let at = layout.entries_end();
+        block[at..].fill(0);
+        put16(block, at + 4, low16(low32(wide(TAIL_SIZE))));
+        block[at + 7] = TAIL_FILE_TYPE;
+    }
+}
+
+/// Whether the block ends with a well-formed tail (true also where it needs none).
+pub fn has_valid_tail(layout: &DirLayout, block: &[u8]) -> bool {
+    if !layout.has_tail {
+        return true;
+    }
+    let tail = &block[layout.entries_end()..];
+    get32(tail, 0) == 0
+        && usize::from(get16(tail, 4)) == TAIL_SIZE
+        && tail[6] == 0
+        && tail[7] == TAIL_FILE_TYPE
+}
+
+/// Verifies a linear block's checksum. `seed` is the directory's.
+pub fn verify(layout: &DirLayout, seed: ChecksumSeed, block: &[u8]) -> Result<()> {
+    assert_eq!(block.len(), layout.block_size);
+    if !seed.enabled() {
+        return Ok(());
+    }
+    let at = layout.entries_end();
+    if !has_valid_tail(layout, block) {
+        return Err(bad(at, "is not the checksum tail"));
+    }
+    seed.over(&block[..at])
+        .compare(Structure::DirBlock, get32(block, at + 8), u32::MAX)
+}
+
+/// Writes a linear block's tail and checksum. `seed` is the directory's.
+pub fn seal(layout: &DirLayout, seed: ChecksumSeed, block: &mut [u8]) {
+    assert_eq!(block.len(), layout.block_size);
+    let at = layout.entries_end();
+    if let Some(sum) = seed.over(&block[..at]).value() {
+        init_tail(layout, block);
+        put32(block, at + 8, sum);
+    }
+}
+
+#[cfg(test)]
+mod tests;

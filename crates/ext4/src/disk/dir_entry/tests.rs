@@ -1,0 +1,207 @@
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+fn layout(block_size: usize, has_tail: bool) -> DirLayout {
+    DirLayout {
+        block_size,
+        has_tail,
+        has_file_type: true,
+        inodes_count: 1000,
+    }
+}
+
+fn new(ino: u32, name: &[u8]) -> NewEntry<'_> {
+    NewEntry {
+        ino: Ino(ino),
+        kind: FileKind::Regular,
+        name,
+    }
+}
+
+fn names(layout: &DirLayout, block: &[u8]) -> Vec<(u32, Vec<u8>)> {
+    entries(layout, block)
+        .map(Result::unwrap)
+        .filter_map(|e| Some((e.ino?.0, e.name.to_vec())))
+        .collect()
+}
+
+#[test]
+fn lengths_up_to_64_kib() {
+    let big = layout(65536, false);
+    assert_eq!(big.encode_rec_len(65536), 0xFFFF);
+    assert_eq!(big.decode_rec_len(0xFFFF), 65536);
+    assert_eq!(big.decode_rec_len(0), 65536);
+    assert_eq!(big.decode_rec_len(big.encode_rec_len(65532)), 65532);
+    let small = layout(4096, false);
+    assert_eq!(small.decode_rec_len(0), 0);
+    for layout in [big, small, layout(1024, true), layout(65536, true)] {
+        let mut block = vec![7; layout.block_size];
+        init_empty(&layout, &mut block);
+        assert!(is_empty(&layout, &block).unwrap());
+        assert_eq!(insert(&layout, &mut block, &new(5, b"x")), Ok(Some(0)));
+        assert!(!is_empty(&layout, &block).unwrap());
+        init_first(&layout, &mut block, Ino(11), Ino(2));
+        assert!(is_empty(&layout, &block).unwrap());
+        assert_eq!(
+            names(&layout, &block),
+            [(11, b".".to_vec()), (2, b"..".to_vec())]
+        );
+    }
+}
+
+#[test]
+fn checksums_need_their_tail() {
+    let layout = layout(1024, true);
+    let seed = ChecksumSeed::new(77);
+    let mut block = vec![0; 1024];
+    init_first(&layout, &mut block, Ino(11), Ino(2));
+    seal(&layout, seed, &mut block);
+    verify(&layout, seed, &block).unwrap();
+    assert!(verify(&layout, ChecksumSeed::new(78), &block).is_err());
+    insert(&layout, &mut block, &new(5, b"x")).unwrap();
+    assert!(verify(&layout, seed, &block).is_err());
+    seal(&layout, seed, &mut block);
+    verify(&layout, seed, &block).unwrap();
+    block[1024 - 5] = 0;
+    assert!(
+        verify(&layout, seed, &block)
+            .unwrap_err()
+            .to_string()
+            .contains("tail")
+    );
+}
+
+#[test]
+fn no_file_type_no_type() {
+    let layout = DirLayout {
+        has_file_type: false,
+        ..layout(1024, false)
+    };
+    let mut block = vec![0; 1024];
+    init_first(&layout, &mut block, Ino(11), Ino(2));
+    assert_eq!(find(&layout, &block, b"..").unwrap().unwrap().kind(), None);
+    assert_eq!(block[7], 0);
+}
+
+#[test]
+fn damage_is_found() {
+    let layout = layout(1024, true);
+    let mut good = vec![0; 1024];
+    init_first(&layout, &mut good, Ino(11), Ino(2));
+    let edits: &[(usize, u16)] = &[
+        (4, 0),     // no length
+        (4, 10),    // not a multiple of 4
+        (4, 8),     // too short for the name
+        (16, 1004), // into the tail
+        (6, 0),     // no name
+        (0, 10000), // no such inode
+        (4, 1008),  // leaves 4 bytes, no entry fits
+    ];
+    for &(at, value) in edits {
+        let mut block = good.clone();
+        put16(&mut block, at, value);
+        if (at, value) == (6, 0) {
+            block[7] = 2;
+        }
+        let found = entries(&layout, &block).any(|e| e.is_err());
+        assert_eq!(
+            found,
+            (at, value) != (4, 996) || cfg!(any()),
+            "{at} {value}"
+        );
+    }
+    let mut block = good.clone();
+    put16(&mut block, 16, 1000 - 4 - 4);
+    assert!(entries(&layout, &block).any(|e| e.is_err()));
+    assert!(remove(&layout, &mut block, 4).is_err());
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Insert(Vec<u8>),
+    Remove(usize),
+    Retarget(usize, u32),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        proptest::collection::vec(1u8.., 1..60).prop_map(Op::Insert),
+        proptest::collection::vec(1u8.., 200..=255).prop_map(Op::Insert),
+        any::<usize>().prop_map(Op::Remove),
+        (any::<usize>(), 1u32..1000).prop_map(|(at, ino)| Op::Retarget(at, ino)),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn behaves_as_a_map(ops in proptest::collection::vec(op(), 1..60), has_tail: bool) {
+        let layout = layout(1024, has_tail);
+        let seed = if has_tail { ChecksumSeed::new(1) } else { ChecksumSeed::NONE };
+        let mut block = vec![0; 1024];
+        init_empty(&layout, &mut block);
+        let mut model: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
+        for (i, op) in (1u32..).zip(ops) {
+            match op {
+                Op::Insert(name) => {
+                    if model.contains_key(&name) {
+                        continue;
+                    }
+                    let needed = entry_size(name.len());
+                    let fits = entries(&layout, &block).any(|e| e.unwrap().spare() >= needed);
+                    let placed = insert(&layout, &mut block, &new(i, &name)).unwrap();
+                    prop_assert_eq!(placed.is_some(), fits);
+                    if placed.is_some() {
+                        model.insert(name, i);
+                    }
+                }
+                Op::Remove(at) if !model.is_empty() => {
+                    let name = model.keys().nth(at % model.len()).unwrap().clone();
+                    let offset = find(&layout, &block, &name).unwrap().unwrap().offset;
+                    remove(&layout, &mut block, offset).unwrap();
+                    model.remove(&name);
+                }
+                Op::Retarget(at, ino) if !model.is_empty() => {
+                    let name = model.keys().nth(at % model.len()).unwrap().clone();
+                    let offset = find(&layout, &block, &name).unwrap().unwrap().offset;
+                    set_target(&layout, &mut block, offset, Ino(ino), FileKind::Socket);
+                    model.insert(name, ino);
+                }
+                Op::Remove(_) | Op::Retarget(..) => {}
+            }
+            seal(&layout, seed, &mut block);
+            verify(&layout, seed, &block).unwrap();
+            let found: BTreeMap<_, _> =
+                names(&layout, &block).into_iter().map(|(ino, name)| (name, ino)).collect();
+            prop_assert_eq!(&found, &model);
+            let covered: usize = entries(&layout, &block).map(|e| e.unwrap().rec_len).sum();
+            prop_assert_eq!(covered, layout.entries_end());
+        }
+        // Packed one behind the other everything still fits, and nothing is lost.
+        let mut packed = vec![0; 1024];
+        let mut packer = Packer::new(&layout, &mut packed);
+        for (name, ino) in &model {
+            prop_assert!(packer.push(Ino(*ino), 1, name));
+        }
+        packer.finish();
+        prop_assert_eq!(names(&layout, &packed).len(), model.len());
+    }
+
+    #[test]
+    fn any_bytes_walk_or_fail(mut block in proptest::collection::vec(any::<u8>(), 1024), has_tail: bool, lens in proptest::collection::vec(0u16..64, 40)) {
+        let layout = layout(1024, has_tail);
+        prop_assert!(entries(&layout, &block).count() <= 128);
+        // Plausible lengths get further.
+        let mut at = 0;
+        for len in lens {
+            if at + 8 > 1024 { break; }
+            put32(&mut block, at, u32::from(len) * 17);
+            put16(&mut block, at + 4, len * 4);
+            block[at + 6] = low8(u32::from(len));
+            at += usize::from(len) * 4;
+        }
+        entries(&layout, &block).for_each(drop);
+        find(&layout, &block, b"name").ok();
+        insert(&layout, &mut block, &new(1, b"name")).ok();
+    }
+}

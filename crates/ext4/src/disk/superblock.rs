@@ -1,0 +1,500 @@
+//! The superblock: 1024 bytes at offset 1024 of the volume, with copies in some groups.
+//!
+//! [`Superblock`] keeps the raw fields for editing; everything that does not change during a mount
+//! is in its [`Geometry`], validated once.
+
+use std::borrow::Cow;
+
+use steadfs_base::checksum::crc32c;
+use steadfs_base::endian::Le32;
+use steadfs_base::{DevBlock, InodeNo, Timestamp};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::num::{high32, join32, low8, low16, low32};
+use super::{
+    ChecksumSeed, Compat, CorruptKind, DiskError, Features, Geometry, GroupNo, Incompat, Ino,
+    Result, RoCompat, Structure,
+};
+
+mod raw;
+
+pub use raw::RawSuperblock;
+
+/// Bytes of a superblock on disk.
+pub const SUPERBLOCK_SIZE: usize = 1024;
+/// Offset of the main superblock from the volume's first byte.
+pub const SUPERBLOCK_OFFSET: u64 = 1024;
+/// `s_magic`.
+pub const MAGIC: u16 = 0xEF53;
+
+/// `s_state`: cleanly unmounted.
+pub const STATE_CLEAN: u16 = 1;
+/// `s_state`: errors were found.
+pub const STATE_ERROR: u16 = 2;
+/// `s_state`: orphans are being removed.
+pub const STATE_ORPHANS: u16 = 4;
+
+/// `s_flags`: directory hashes take name bytes as signed.
+pub const FLAG_SIGNED_HASH: u32 = 1;
+/// `s_flags`: directory hashes take name bytes as unsigned.
+pub const FLAG_UNSIGNED_HASH: u32 = 2;
+
+/// Where the journal is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JournalPlace {
+    /// There is none.
+    None,
+    /// In this inode.
+    Inode(Ino),
+    /// On another device: its UUID.
+    External([u8; 16]),
+}
+
+/// What the volume asks to be done when damage is found (`s_errors`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnError {
+    /// Note it and go on.
+    Continue,
+    /// Stop writing.
+    ReadOnly,
+    /// Stop the machine.
+    Panic,
+}
+
+/// An error to note in the superblock.
+#[derive(Clone, Copy, Debug)]
+pub struct ErrorRecord<'a> {
+    /// When it was found.
+    pub time: Timestamp,
+    /// The inode concerned, if any.
+    pub inode: Option<Ino>,
+    /// The block concerned, if any.
+    pub block: Option<DevBlock>,
+    /// Which part of the program found it; cut to 32 bytes.
+    pub function: &'a str,
+    /// Line number in it.
+    pub line: u32,
+    /// `EXT4_ERR_*` code: 1 unknown, 2 EIO, 3 ENOMEM, 4 EFSBADCRC, 5 EFSCORRUPTED, …
+    pub code: u8,
+}
+
+/// A validated superblock. Setters change the copy in memory; [`Superblock::seal_into`] writes it.
+#[derive(Clone, Debug)]
+pub struct Superblock {
+    raw: RawSuperblock,
+    geometry: Geometry,
+}
+
+impl Superblock {
+    /// Decodes and validates the 1024 bytes of a superblock (more bytes are ignored).
+    ///
+    /// Checks magic, revision, checksum and every size, count and number that other code computes
+    /// with. Features are *not* judged here: see [`mount_mode`](super::features::mount_mode).
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
+        let raw = Self::read_raw(bytes)?;
+        verify(&raw)?;
+        Self::from_raw(raw)
+    }
+
+    /// As [`Superblock::parse`], but a wrong checksum is not an error: for the checker and for
+    /// looking at damaged volumes. [`Superblock::verify_checksum`] tells.
+    pub fn parse_lenient(bytes: &[u8]) -> Result<Self> {
+        Self::from_raw(Self::read_raw(bytes)?)
+    }
+
+    /// Makes a superblock of fields filled in by `mkfs`, with the same validation (the checksum is
+    /// not looked at: sealing sets it).
+    pub fn from_raw(raw: RawSuperblock) -> Result<Self> {
+        let geometry = Geometry::of(&raw)?;
+        Ok(Self { raw, geometry })
+    }
+
+    fn read_raw(bytes: &[u8]) -> Result<RawSuperblock> {
+        let (raw, _) = RawSuperblock::read_from_prefix(bytes).map_err(|_| {
+            DiskError::field(
+                Structure::Superblock,
+                "length",
+                super::num::wide(bytes.len()),
+                "shorter than 1024 bytes",
+            )
+        })?;
+        if raw.magic.get() != MAGIC {
+            return Err(DiskError::magic(
+                Structure::Superblock,
+                raw.magic.get().into(),
+            ));
+        }
+        Ok(raw)
+    }
+
+    /// Compares the stored checksum with the fields, where the volume has metadata checksums.
+    pub fn verify_checksum(&self) -> Result<()> {
+        verify(&self.raw)
+    }
+
+    /// Writes the superblock with its checksum to `out`.
+    ///
+    /// # Panics
+    /// If `out` is not 1024 bytes long.
+    pub fn seal_into(&self, out: &mut [u8]) {
+        assert_eq!(out.len(), SUPERBLOCK_SIZE, "a superblock has 1024 bytes");
+        let mut raw = self.raw.clone();
+        if self.geometry.seed.enabled() {
+            raw.checksum.set(compute(&raw));
+        }
+        out.copy_from_slice(raw.as_bytes());
+    }
+
+    /// The same superblock as the copy in `group` has it (`s_block_group_nr` differs), sealed.
+    ///
+    /// # Panics
+    /// If `out` is not 1024 bytes long.
+    pub fn seal_copy_into(&self, group: GroupNo, out: &mut [u8]) {
+        let mut copy = self.clone();
+        copy.raw.block_group_nr.set(low16(group.0));
+        copy.seal_into(out);
+    }
+
+    /// What does not change during a mount.
+    pub const fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// All fields, for showing them.
+    pub const fn raw(&self) -> &RawSuperblock {
+        &self.raw
+    }
+
+    /// The features as they are now ([`Geometry`] has those of the moment of parsing).
+    pub fn features(&self) -> Features {
+        features_of(&self.raw)
+    }
+
+    /// Free blocks (blocks also with `bigalloc`, where group descriptors count clusters).
+    pub fn free_blocks(&self) -> u64 {
+        let high = if self.geometry.has_64bit() {
+            self.raw.free_blocks_count_hi.get()
+        } else {
+            0
+        };
+        join32(high, self.raw.free_blocks_count_lo.get())
+    }
+
+    /// Sets the count of free blocks.
+    pub fn set_free_blocks(&mut self, count: u64) {
+        self.raw.free_blocks_count_lo.set(low32(count));
+        if self.geometry.has_64bit() {
+            self.raw.free_blocks_count_hi.set(high32(count));
+        }
+    }
+
+    /// Blocks reserved for `def_resuid`; never more than there are.
+    pub fn reserved_blocks(&self) -> u64 {
+        let high = if self.geometry.has_64bit() {
+            self.raw.r_blocks_count_hi.get()
+        } else {
+            0
+        };
+        join32(high, self.raw.r_blocks_count_lo.get()).min(self.geometry.blocks_count)
+    }
+
+    /// User and group that may use the reserved blocks.
+    pub fn reserved_owner(&self) -> (u32, u32) {
+        (
+            self.raw.def_resuid.get().into(),
+            self.raw.def_resgid.get().into(),
+        )
+    }
+
+    /// Free inodes.
+    pub fn free_inodes(&self) -> u32 {
+        self.raw.free_inodes_count.get()
+    }
+
+    /// Sets the count of free inodes.
+    pub fn set_free_inodes(&mut self, count: u32) {
+        self.raw.free_inodes_count.set(count);
+    }
+
+    /// `STATE_*` bits.
+    pub fn state(&self) -> u16 {
+        self.raw.state.get()
+    }
+
+    /// Sets the `STATE_*` bits.
+    pub fn set_state(&mut self, state: u16) {
+        self.raw.state.set(state);
+    }
+
+    /// What to do when damage is found; an unknown value means "continue", as in the kernel.
+    pub fn on_error(&self) -> OnError {
+        match self.raw.errors.get() {
+            2 => OnError::ReadOnly,
+            3 => OnError::Panic,
+            _ => OnError::Continue,
+        }
+    }
+
+    /// Head of the list of orphans.
+    pub fn last_orphan(&self) -> Option<Ino> {
+        Ino(self.raw.last_orphan.get()).some()
+    }
+
+    /// Sets the head of the list of orphans.
+    pub fn set_last_orphan(&mut self, head: Option<Ino>) {
+        self.raw.last_orphan.set(head.map_or(0, |ino| ino.0));
+    }
+
+    /// The orphan file, on volumes that have one.
+    pub fn orphan_file(&self) -> Option<Ino> {
+        if self.features().compat.contains(Compat::ORPHAN_FILE) {
+            Ino(self.raw.orphan_file_inum.get()).some()
+        } else {
+            None
+        }
+    }
+
+    /// Where the journal is.
+    pub fn journal(&self) -> JournalPlace {
+        if !self.features().compat.contains(Compat::HAS_JOURNAL) {
+            return JournalPlace::None;
+        }
+        match Ino(self.raw.journal_inum.get()).some() {
+            Some(ino) => JournalPlace::Inode(ino),
+            None => JournalPlace::External(self.raw.journal_uuid),
+        }
+    }
+
+    /// The copy of the journal inode's `i_block` and size (`s_jnl_blocks`), where there is one.
+    pub fn journal_backup(&self) -> Option<([u32; 15], u64)> {
+        if self.raw.jnl_backup_type != 1 {
+            return None;
+        }
+        let mut map = [0; 15];
+        for (to, from) in map.iter_mut().zip(&self.raw.jnl_blocks) {
+            *to = from.get();
+        }
+        let size = join32(self.raw.jnl_blocks[15].get(), self.raw.jnl_blocks[16].get());
+        Some((map, size))
+    }
+
+    /// Notes a mount (`s_mtime`, `s_mnt_count`, `s_last_mounted`, cut to 64 bytes).
+    pub fn note_mount(&mut self, now: Timestamp, at: &str) {
+        (self.raw.mtime, self.raw.mtime_hi) = split_time(now);
+        let count = self.raw.mnt_count.get().saturating_add(1);
+        self.raw.mnt_count.set(count);
+        fill_text(&mut self.raw.last_mounted, at);
+    }
+
+    /// Sets `s_wtime`: when the superblock was last written.
+    pub fn set_write_time(&mut self, now: Timestamp) {
+        (self.raw.wtime, self.raw.wtime_hi) = split_time(now);
+    }
+
+    /// Adds to `s_kbytes_written`.
+    pub fn add_kbytes_written(&mut self, kbytes: u64) {
+        let sum = self.raw.kbytes_written.get().saturating_add(kbytes);
+        self.raw.kbytes_written.set(sum);
+    }
+
+    /// Sets or clears `needs_recovery`.
+    pub fn set_needs_recovery(&mut self, on: bool) {
+        self.set_incompat(Incompat::NEEDS_RECOVERY, on);
+    }
+
+    /// Sets or clears `orphan_present`.
+    pub fn set_orphan_present(&mut self, on: bool) {
+        self.set_ro_compat(RoCompat::ORPHAN_PRESENT, on);
+    }
+
+    /// Sets `large_file`: some file reaches 2 GiB. Revision-0 volumes have no features and keep none.
+    pub fn set_large_file(&mut self) {
+        self.set_ro_compat(RoCompat::LARGE_FILE, true);
+    }
+
+    fn set_incompat(&mut self, bits: Incompat, on: bool) {
+        let old = Incompat(self.raw.feature_incompat.get());
+        let new = if on {
+            old.union(bits)
+        } else {
+            old.without(bits)
+        };
+        self.raw.feature_incompat.set(new.0);
+    }
+
+    fn set_ro_compat(&mut self, bits: RoCompat, on: bool) {
+        let old = RoCompat(self.raw.feature_ro_compat.get());
+        let new = if on {
+            old.union(bits)
+        } else {
+            old.without(bits)
+        };
+        self.raw.feature_ro_compat.set(new.0);
+    }
+
+    /// Notes an error: sets the error state, counts it, keeps the first and the last.
+    pub fn record_error(&mut self, error: &ErrorRecord<'_>) {
+        let (time, time_hi) = split_time(error.time);
+        let ino = error.inode.map_or(0, |ino| ino.0);
+        let block = error.block.map_or(0, |block| block.0);
+        let raw = &mut self.raw;
+        raw.state.set(raw.state.get() | STATE_ERROR);
+        (raw.last_error_time, raw.last_error_time_hi) = (time, time_hi);
+        raw.last_error_ino.set(ino);
+        raw.last_error_block.set(block);
+        raw.last_error_line.set(error.line);
+        raw.last_error_errcode = error.code;
+        fill_text(&mut raw.last_error_func, error.function);
+        if raw.error_count.get() == 0 {
+            (raw.first_error_time, raw.first_error_time_hi) = (time, time_hi);
+            raw.first_error_ino.set(ino);
+            raw.first_error_block.set(block);
+            raw.first_error_line.set(error.line);
+            raw.first_error_errcode = error.code;
+            fill_text(&mut raw.first_error_func, error.function);
+        }
+        raw.error_count.set(raw.error_count.get().saturating_add(1));
+    }
+
+    /// Errors noted so far.
+    pub fn error_count(&self) -> u32 {
+        self.raw.error_count.get()
+    }
+
+    /// Default mount options of the volume (`s_default_mount_opts`, `EXT4_DEFM_*` bits).
+    pub fn default_mount_opts(&self) -> u32 {
+        self.raw.default_mount_opts.get()
+    }
+
+    /// Mount options stored as text (`s_mount_opts`).
+    pub fn mount_opts(&self) -> Cow<'_, str> {
+        text(&self.raw.mount_opts)
+    }
+
+    /// The label.
+    pub fn volume_name(&self) -> Cow<'_, str> {
+        text(&self.raw.volume_name)
+    }
+
+    /// The multiple-mount-protection block, on volumes that have one.
+    pub fn mmp_block(&self) -> Option<DevBlock> {
+        (self.features().incompat.contains(Incompat::MMP))
+            .then(|| DevBlock(self.raw.mmp_block.get()))
+    }
+
+    /// Quota inodes that exist: user, group, project.
+    pub fn quota_inodes(&self) -> [Option<Ino>; 3] {
+        if !self.features().ro_compat.contains(RoCompat::QUOTA) {
+            return [None; 3];
+        }
+        let project = if self.features().ro_compat.contains(RoCompat::PROJECT) {
+            self.raw.prj_quota_inum.get()
+        } else {
+            0
+        };
+        [
+            Ino(self.raw.usr_quota_inum.get()).some(),
+            Ino(self.raw.grp_quota_inum.get()).some(),
+            Ino(project).some(),
+        ]
+    }
+
+    /// Encoding of casefolded names (`s_encoding`, `s_encoding_flags`), on volumes that have them.
+    pub fn encoding(&self) -> Option<(u16, u16)> {
+        (self.features().incompat.contains(Incompat::CASEFOLD))
+            .then(|| (self.raw.encoding.get(), self.raw.encoding_flags.get()))
+    }
+
+    /// When the volume was made, written and mounted.
+    pub fn times(&self) -> [Timestamp; 3] {
+        [
+            join_time(self.raw.mkfs_time, self.raw.mkfs_time_hi),
+            join_time(self.raw.wtime, self.raw.wtime_hi),
+            join_time(self.raw.mtime, self.raw.mtime_hi),
+        ]
+    }
+
+    /// A volume identity for statfs(2), folded from the UUID.
+    pub fn fsid(&self) -> u64 {
+        let (low, high) = self.raw.uuid.split_at(8);
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b));
+        word(low) ^ word(high)
+    }
+
+    /// The root directory's number.
+    pub const fn root(&self) -> InodeNo {
+        InodeNo(2)
+    }
+}
+
+pub(super) fn features_of(raw: &RawSuperblock) -> Features {
+    // Revision 0 has no feature words: whatever lies there is not one.
+    if raw.rev_level.get() == 0 {
+        return Features::default();
+    }
+    Features {
+        compat: Compat(raw.feature_compat.get()),
+        incompat: Incompat(raw.feature_incompat.get()),
+        ro_compat: RoCompat(raw.feature_ro_compat.get()),
+    }
+}
+
+/// The seed of the whole volume's checksums: stored, or derived from the UUID.
+pub(super) fn seed_of(raw: &RawSuperblock) -> ChecksumSeed {
+    let features = features_of(raw);
+    if !features.ro_compat.contains(RoCompat::METADATA_CSUM) {
+        ChecksumSeed::NONE
+    } else if features.incompat.contains(Incompat::CSUM_SEED) {
+        ChecksumSeed::new(raw.checksum_seed.get())
+    } else {
+        ChecksumSeed::new(crc32c(!0, &raw.uuid))
+    }
+}
+
+fn compute(raw: &RawSuperblock) -> u32 {
+    crc32c(!0, &raw.as_bytes()[..SUPERBLOCK_SIZE - 4])
+}
+
+fn verify(raw: &RawSuperblock) -> Result<()> {
+    if !features_of(raw).ro_compat.contains(RoCompat::METADATA_CSUM) {
+        return Ok(());
+    }
+    let computed = compute(raw);
+    if computed == raw.checksum.get() {
+        return Ok(());
+    }
+    Err(CorruptKind::Checksum {
+        what: Structure::Superblock,
+        stored: raw.checksum.get(),
+        computed,
+    }
+    .into())
+}
+
+/// A superblock time: 40 bits of seconds, unsigned.
+fn split_time(time: Timestamp) -> (Le32, u8) {
+    let secs = u64::try_from(time.secs).unwrap_or(0).min((1 << 40) - 1);
+    (Le32::new(low32(secs)), low8(high32(secs)))
+}
+
+fn join_time(low: Le32, high: u8) -> Timestamp {
+    Timestamp {
+        secs: i64::from(low.get()) | i64::from(high) << 32,
+        nanos: 0,
+    }
+}
+
+/// Copies as much of `text` as fits and fills the rest with zeros.
+fn fill_text(field: &mut [u8], text: &str) {
+    let len = text.len().min(field.len());
+    field.fill(0);
+    field[..len].copy_from_slice(&text.as_bytes()[..len]);
+}
+
+fn text(field: &[u8]) -> Cow<'_, str> {
+    let end = field.iter().position(|&b| b == 0).unwrap_or(field.len());
+    String::from_utf8_lossy(&field[..end])
+}
+
+#[cfg(test)]
+mod tests;
