@@ -19,7 +19,7 @@ mod time;
 pub use condvar::Condvar;
 pub use event::Event;
 pub use mutex::{Mutex, MutexGuard};
-pub use random::random_u64;
+pub use random::{Random, random_u64};
 pub use rank::Rank;
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use task::{JoinHandle, spawn, task_name, yield_now};

@@ -18,10 +18,10 @@
 
 mod failure;
 mod lock_queue;
-mod random;
 mod stack;
 mod state;
 pub(crate) mod task;
+mod trace;
 pub(crate) mod world;
 
 use std::cell::Cell;

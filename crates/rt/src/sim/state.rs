@@ -9,9 +9,9 @@ use steadfs_base::FixedMap;
 use super::Config;
 use super::failure::{Failure, FailureKind, TaskReport};
 use super::lock_queue::{LockQueue, Want};
-use super::random::{Random, Trace};
+use super::trace::Trace;
 use crate::gate::{Gate, held};
-use crate::{Instant, Rank};
+use crate::{Instant, Random, Rank};
 
 /// A task's place in the table; used again after its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,7 +114,7 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn new(config: Config) -> Self {
         let mut choice = Random::new(config.seed);
-        let numbers = Random::new(choice.next());
+        let numbers = Random::new(choice.next_u64());
         Self {
             trace: Trace::new(config.seed),
             config,
@@ -289,7 +289,7 @@ impl State {
         let Some(mut queue) = self.locks.remove(&address) else {
             return;
         };
-        let reserve = self.choice.next() & 1 == 0;
+        let reserve = self.choice.next_u64() & 1 == 0;
         queue.release(reserve, |task| self.wake(task));
         self.locks.insert(address, queue);
     }

@@ -326,7 +326,7 @@ pub(crate) fn now() -> Instant {
 }
 
 pub(crate) fn random() -> u64 {
-    with(|world| world.state(|state| state.numbers.next()))
+    with(|world| world.state(|state| state.numbers.next_u64()))
 }
 
 /// The running task's name.
