@@ -1,1 +1,3 @@
 //! Crash exploration and modelled devices.
+
+pub mod device;

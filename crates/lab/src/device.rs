@@ -1,0 +1,467 @@
+//! A modelled device: time, a volatile cache, faults, and a log of everything.
+//!
+//! **The crash model.** A completed write is in the device's volatile cache. It is durable once a
+//! FLUSH (or a write's preflush) that was started after it completed has completed, or when it
+//! completes if it carried FUA. A crash keeps everything durable and any subset of the rest, writes
+//! in flight among it, each torn at the atomic unit; of two that overlap the later one wins where
+//! both survive. A write with a preflush reaches the medium only after that. Reads are stable. A
+//! discarded range reads as before or as zeros (the model's seed chooses, once for each discard) and
+//! after a crash as either.
+//!
+//! **Crash images without stopping.** The device keeps a [`Log`] of its life; for every position in
+//! it and every choice of survivors [`Log::image`] builds the image afterwards, sharing what did not
+//! change. A device made from such an image has a log of its own, so crashes during a recovery
+//! compose.
+//!
+//! **Time.** Inside a simulation requests take the model's time on one of its parallel units;
+//! outside, and where the model says zero, they complete before [`Device::start`] returns.
+
+mod cut;
+mod image;
+mod log;
+mod sheet;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_block::{Bio, Device, Done, Geometry, IoError, Op};
+use steadfs_rt::{Instant, Mutex, Random, Rank, now, sim};
+
+pub use cut::{Cut, Pending, Survivors};
+pub use image::Image;
+pub use log::{Change, Event, Log};
+
+use log::Recorder;
+
+/// What a device is like.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Unit of offsets and lengths: 512 or 4096.
+    pub logical_block: u32,
+    /// Bytes that are written whole or not at all: a multiple of the logical block.
+    pub atomic_unit: u32,
+    /// Whether the device offers FUA.
+    pub fua: bool,
+    /// Whether it offers discard, and its granularity in bytes.
+    pub discard_granularity: Option<u64>,
+    /// Largest transfer in bytes.
+    pub max_transfer: u32,
+    /// Whether it refuses changes.
+    pub read_only: bool,
+    /// Time of a read, without its bytes.
+    pub read: Duration,
+    /// Time of a write (or discard), without its bytes.
+    pub write: Duration,
+    /// Time of a flush; a preflush and FUA take it too.
+    pub flush: Duration,
+    /// Time of a MiB of a read or write.
+    pub per_mib: Duration,
+    /// Each request takes up to this many 1024ths more, at random.
+    pub jitter: u16,
+    /// Requests served at a time.
+    pub parallel: usize,
+    /// Whether a log is kept.
+    pub log: bool,
+    /// Chooses which discards leave the old content.
+    pub seed: u64,
+}
+
+impl Default for Model {
+    /// Takes no time; 512-byte blocks, FUA and discard.
+    fn default() -> Self {
+        Self {
+            logical_block: 512,
+            atomic_unit: 512,
+            fua: true,
+            discard_granularity: Some(4096),
+            max_transfer: 1 << 20,
+            read_only: false,
+            read: Duration::ZERO,
+            write: Duration::ZERO,
+            flush: Duration::ZERO,
+            per_mib: Duration::ZERO,
+            jitter: 0,
+            parallel: 1,
+            log: true,
+            seed: 0,
+        }
+    }
+}
+
+impl Model {
+    /// A solid-state disk: 80 µs reads, 20 µs writes, 400 µs flushes, 2 GiB/s, 16 at a time.
+    pub fn solid_state() -> Self {
+        Self {
+            read: Duration::from_micros(80),
+            write: Duration::from_micros(20),
+            flush: Duration::from_micros(400),
+            per_mib: Duration::from_micros(500),
+            jitter: 512,
+            parallel: 16,
+            ..Self::default()
+        }
+    }
+
+    /// A rotating disk without FUA: 8 ms to get anywhere, 160 MiB/s, one at a time.
+    pub fn rotating() -> Self {
+        Self {
+            atomic_unit: 4096,
+            fua: false,
+            discard_granularity: None,
+            read: Duration::from_millis(8),
+            write: Duration::from_millis(8),
+            flush: Duration::from_millis(12),
+            per_mib: Duration::from_micros(6250),
+            jitter: 512,
+            ..Self::default()
+        }
+    }
+}
+
+/// Which requests a fault meets. Requests are counted from 0, by when they were started.
+#[derive(Clone, Debug)]
+pub enum Which {
+    /// The one with this number among all.
+    Nth(u64),
+    /// The one with this number among those of this kind.
+    NthOf(Op, u64),
+    /// Every one of this kind.
+    Every(Op),
+    /// Every one of this kind that touches this range of bytes.
+    Touching(Op, Range<u64>),
+}
+
+/// What goes wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It fails and does nothing.
+    Fail,
+    /// It fails, and the device loses everything that was not durable: reads show it.
+    Forget,
+    /// Its flush, preflush and FUA are said to have been done but were not.
+    Lie,
+    /// It takes this much longer (in simulation).
+    Delay(Duration),
+}
+
+/// How many requests of each kind were started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Flushes, without preflushes.
+    pub flushes: u64,
+    /// Discards.
+    pub discards: u64,
+    /// Writes of zeroes.
+    pub zeroings: u64,
+}
+
+impl Counts {
+    /// All together: the number of the next request.
+    pub fn total(&self) -> u64 {
+        self.reads + self.writes + self.flushes + self.discards + self.zeroings
+    }
+
+    fn of(&mut self, op: Op) -> &mut u64 {
+        match op {
+            Op::Read => &mut self.reads,
+            Op::Write => &mut self.writes,
+            Op::Flush => &mut self.flushes,
+            Op::Discard => &mut self.discards,
+            Op::WriteZeroes => &mut self.zeroings,
+        }
+    }
+}
+
+/// A modelled device. Clones are the same device.
+#[derive(Clone)]
+pub struct SimDevice(Arc<Inner>);
+
+struct Inner {
+    geometry: Geometry,
+    model: Model,
+    state: Mutex<State>,
+}
+
+struct State {
+    recorder: Recorder,
+    counts: Counts,
+    faults: Vec<(Which, Fault)>,
+    /// When each parallel unit is free again.
+    busy: Vec<Instant>,
+}
+
+/// A started request.
+struct Flight {
+    id: u64,
+    bio: Bio,
+    done: Done,
+    fault: Option<Fault>,
+    /// What its flush or preflush makes durable.
+    covers: u64,
+}
+
+/// How long a request's two steps take from now on.
+struct Times {
+    preflushed: Duration,
+    ended: Duration,
+}
+
+impl SimDevice {
+    /// A device with the content of `image`.
+    ///
+    /// # Panics
+    /// If the model contradicts itself.
+    pub fn new(image: &Image, model: Model) -> Self {
+        let unit = model.logical_block;
+        assert!(
+            unit == 512 || unit == 4096,
+            "a logical block of 512 or 4096 bytes"
+        );
+        assert!(
+            model.atomic_unit > 0 && model.atomic_unit.is_multiple_of(unit),
+            "whole blocks are atomic"
+        );
+        assert!(
+            image.size().is_multiple_of(u64::from(unit)),
+            "a device has whole blocks"
+        );
+        assert!(model.parallel > 0, "a device serves at least one request");
+        let recorder = Recorder::new(image, u64::from(model.atomic_unit), model.log);
+        let state = State {
+            recorder,
+            counts: Counts::default(),
+            faults: Vec::new(),
+            busy: vec![Instant::default(); model.parallel],
+        };
+        Self(Arc::new(Inner {
+            geometry: Geometry {
+                size: image.size(),
+                logical_block: unit,
+                read_only: model.read_only,
+                discard_granularity: model.discard_granularity,
+                fua: model.fua,
+                max_transfer: model.max_transfer,
+            },
+            model,
+            state: Mutex::new(Rank::DeviceInner, state),
+        }))
+    }
+
+    /// Puts `mark` into the log: what was done before is before it in every cut.
+    pub fn mark(&self, mark: u64) {
+        self.0.state.lock().recorder.push(Event::Mark(mark));
+    }
+
+    /// What happened so far.
+    ///
+    /// # Panics
+    /// If the model keeps no log.
+    pub fn log(&self) -> Log {
+        assert!(self.0.model.log, "the model keeps no log");
+        self.0.state.lock().recorder.log().clone()
+    }
+
+    /// What reads see now.
+    pub fn content(&self) -> Image {
+        let sheet = self.0.state.lock().recorder.live().clone();
+        Image { sheet }
+    }
+
+    /// How many requests were started.
+    pub fn counts(&self) -> Counts {
+        self.0.state.lock().counts
+    }
+
+    /// Lets something go wrong from now on; of several that meet a request the first counts.
+    pub fn inject(&self, which: Which, fault: Fault) {
+        self.0.state.lock().faults.push((which, fault));
+    }
+
+    /// Lets nothing go wrong any more.
+    pub fn heal(&self) {
+        self.0.state.lock().faults.clear();
+    }
+
+    /// The preflush, if there is one, is done.
+    fn preflushed(&self, flight: &Flight) {
+        let event = Event::Preflushed { id: flight.id };
+        let recorder = &mut self.0.state.lock().recorder;
+        match flight.fault {
+            Some(Fault::Lie | Fault::Fail | Fault::Forget) => recorder.flushed_nothing(event),
+            Some(Fault::Delay(_)) | None => recorder.flushed(flight.covers, event),
+        }
+    }
+
+    /// The request is done: does it and answers.
+    fn end(&self, mut flight: Flight) {
+        let result = self.0.state.lock().end(&mut flight);
+        (flight.done)(flight.bio, result);
+    }
+}
+
+impl Device for SimDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.0.geometry
+    }
+
+    fn start(&self, bio: Bio, done: Done) {
+        if let Err(error) = self.0.geometry.check(&bio) {
+            done(bio, Err(error));
+            return;
+        }
+        let (flight, times) = self.0.state.lock().begin(&self.0.model, bio, done);
+        if !sim::active() || times.ended.is_zero() {
+            if flight.bio.preflush {
+                self.preflushed(&flight);
+            }
+            self.end(flight);
+            return;
+        }
+        let device = self.clone();
+        if flight.bio.preflush {
+            let rest = times.ended - times.preflushed;
+            sim::after(times.preflushed, move || {
+                device.preflushed(&flight);
+                sim::after(rest, move || device.end(flight));
+            });
+        } else {
+            sim::after(times.ended, move || device.end(flight));
+        }
+    }
+}
+
+impl State {
+    /// Numbers and notes a request and reserves its time.
+    fn begin(&mut self, model: &Model, bio: Bio, done: Done) -> (Flight, Times) {
+        let id = self.counts.total();
+        let fault = self.fault_of(id, &bio);
+        *self.counts.of(bio.op) += 1;
+        let covers = self.recorder.covered_by_flush();
+        match bio.op {
+            Op::Read => {}
+            Op::Flush => self.recorder.push(Event::FlushIssued { id }),
+            Op::Write | Op::Discard | Op::WriteZeroes => {
+                let coin = Random::new(model.seed ^ id).chance(512);
+                self.recorder.issued(Change::of(id, &bio, coin));
+            }
+        }
+        if sim::active() {
+            sim::trace(bio.offset ^ bio.len.rotate_left(32) ^ (bio.op as u64) << 60);
+        }
+        let times = self.schedule(model, &bio, &fault);
+        let flight = Flight {
+            id,
+            bio,
+            done,
+            fault,
+            covers,
+        };
+        (flight, times)
+    }
+
+    fn fault_of(&mut self, id: u64, bio: &Bio) -> Option<Fault> {
+        let of_kind = *self.counts.of(bio.op);
+        let meets = |which: &Which| match which {
+            Which::Nth(n) => *n == id,
+            Which::NthOf(op, n) => *op == bio.op && *n == of_kind,
+            Which::Every(op) => *op == bio.op,
+            Which::Touching(op, range) => {
+                *op == bio.op && bio.offset < range.end && range.start < bio.end()
+            }
+        };
+        let fault = self.faults.iter().find(|(which, _)| meets(which));
+        fault.map(|(_, fault)| fault.clone())
+    }
+
+    /// Finds the unit that is free first and how long the request takes there.
+    fn schedule(&mut self, model: &Model, bio: &Bio, fault: &Option<Fault>) -> Times {
+        if !sim::active() {
+            return Times {
+                preflushed: Duration::ZERO,
+                ended: Duration::ZERO,
+            };
+        }
+        let bytes = share_of(model.per_mib, bio.len, 1 << 20);
+        let service = match bio.op {
+            Op::Read => model.read + bytes,
+            Op::Write if bio.fua => model.write + bytes + model.flush,
+            Op::Write => model.write + bytes,
+            Op::Discard | Op::WriteZeroes => model.write,
+            Op::Flush => model.flush,
+        };
+        let preflush = if bio.preflush {
+            model.flush
+        } else {
+            Duration::ZERO
+        };
+        let more = match model.jitter {
+            0 => Duration::ZERO,
+            jitter => {
+                let share = steadfs_rt::random_u64() % (u64::from(jitter) + 1);
+                share_of(service, share, 1024)
+            }
+        };
+        let spike = match fault {
+            Some(Fault::Delay(delay)) => *delay,
+            _ => Duration::ZERO,
+        };
+        let now = now();
+        let unit = self.busy.iter_mut().min().expect("a device has a unit");
+        let start = (*unit).max(now);
+        let preflushed = start + preflush;
+        *unit = preflushed + service + more + spike;
+        Times {
+            preflushed: preflushed - now,
+            ended: *unit - now,
+        }
+    }
+
+    /// Does what a request asks for and says how it ended.
+    fn end(&mut self, flight: &mut Flight) -> Result<(), IoError> {
+        let Flight { id, bio, fault, .. } = flight;
+        let id = *id;
+        let failed = matches!(fault, Some(Fault::Fail | Fault::Forget));
+        let lies = *fault == Some(Fault::Lie);
+        match bio.op {
+            Op::Read if failed => {}
+            Op::Read => self.read(bio),
+            Op::Flush if failed => self.recorder.push(Event::FlushFailed { id }),
+            Op::Flush if lies => self.recorder.flushed_nothing(Event::FlushCompleted { id }),
+            Op::Flush => self
+                .recorder
+                .flushed(flight.covers, Event::FlushCompleted { id }),
+            _ if failed => self.recorder.failed(id),
+            _ => self.recorder.completed(id, bio.fua && !lies),
+        }
+        if *fault == Some(Fault::Forget) {
+            self.recorder.forget();
+        }
+        match failed {
+            true => Err(IoError::of(bio, "EIO (injected)")),
+            false => Ok(()),
+        }
+    }
+
+    fn read(&self, bio: &mut Bio) {
+        let mut at = bio.offset;
+        for buf in &mut bio.bufs {
+            let bytes = buf.make_mut();
+            self.recorder.live().read(at, bytes);
+            at += bytes.len() as u64;
+        }
+    }
+}
+
+/// `part` of `whole` parts of a time.
+fn share_of(time: Duration, part: u64, whole: u64) -> Duration {
+    let nanos = time.as_nanos() * u128::from(part) / u128::from(whole);
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests;

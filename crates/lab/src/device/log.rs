@@ -1,0 +1,403 @@
+//! What was asked of a device and what it answered, in one sequence.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
+
+use steadfs_block::{Bio, Buf, Op};
+
+use super::cut::{Cut, Pending, Survivors};
+use super::image::Image;
+use super::sheet::Sheet;
+
+/// A request that changes content: a write, a discard, a write of zeroes.
+#[derive(Debug)]
+pub struct Change {
+    /// Number of the request, counted from 0 over all requests of the device.
+    pub id: u64,
+    /// What it does.
+    pub op: Op,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The new content of a write, in device order.
+    pub bufs: Vec<Buf>,
+    /// Nothing of it reaches the medium before what had completed is durable.
+    pub preflush: bool,
+    /// Durable when it completes.
+    pub fua: bool,
+    /// A discard after which the range reads as before.
+    keeps: bool,
+}
+
+impl Change {
+    /// The change that `bio` asks for. A discard leaves zeroes or the old content as `coin` says.
+    pub(super) fn of(id: u64, bio: &Bio, coin: bool) -> Self {
+        let is_write = bio.op == Op::Write;
+        Self {
+            id,
+            op: bio.op,
+            offset: bio.offset,
+            len: bio.len,
+            bufs: if is_write {
+                bio.bufs.clone()
+            } else {
+                Vec::new()
+            },
+            preflush: is_write && bio.preflush,
+            fua: is_write && bio.fua,
+            keeps: bio.op == Op::Discard && coin,
+        }
+    }
+
+    /// The byte after the last one.
+    pub fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+
+    /// Changes the part `range` of what it covers.
+    pub(super) fn apply(&self, sheet: &mut Sheet, range: Range<u64>) {
+        if self.op != Op::Write {
+            sheet.zero(range.start, range.end - range.start);
+            return;
+        }
+        let mut at = self.offset;
+        for buf in &self.bufs {
+            let end = at + buf.len() as u64;
+            let (from, to) = (range.start.max(at), range.end.min(end));
+            if from < to {
+                sheet.write(from, buf, (from - at) as usize..(to - at) as usize);
+            }
+            at = end;
+        }
+    }
+
+    /// Does what the device that is not cut off does.
+    fn apply_outcome(&self, sheet: &mut Sheet) {
+        if !self.keeps {
+            self.apply(sheet, self.offset..self.end());
+        }
+    }
+}
+
+/// One step of a device's life.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A change was asked for.
+    Issued(Arc<Change>),
+    /// A change's preflush is done: its own content may reach the medium from here on.
+    Preflushed {
+        /// The change's number.
+        id: u64,
+    },
+    /// A change was answered well.
+    Completed {
+        /// The change's number.
+        id: u64,
+        /// Whether it is durable by itself.
+        durable: bool,
+    },
+    /// A change was answered with an error; nothing of it was done.
+    Failed {
+        /// The change's number.
+        id: u64,
+    },
+    /// A flush was asked for.
+    FlushIssued {
+        /// The flush's number.
+        id: u64,
+    },
+    /// A flush was answered well.
+    FlushCompleted {
+        /// The flush's number.
+        id: u64,
+    },
+    /// A flush was answered with an error.
+    FlushFailed {
+        /// The flush's number.
+        id: u64,
+    },
+    /// The device lost everything that was not durable.
+    Forgot,
+    /// The user's word.
+    Mark(u64),
+}
+
+/// A completed change, and whether it survives for certain.
+pub(super) type Cached = (Arc<Change>, bool);
+/// A change that has not ended, and whether anything of it can be on the medium.
+pub(super) type InFlight = (Arc<Change>, bool);
+
+/// The whole state at one position, from where later ones are built.
+#[derive(Clone)]
+struct Epoch {
+    at: usize,
+    durable: Sheet,
+    cached: Vec<Cached>,
+    in_flight: Vec<InFlight>,
+}
+
+/// What a device did, from which the images that a crash may leave are built for any position.
+#[derive(Clone)]
+pub struct Log {
+    atomic: u64,
+    events: Vec<Event>,
+    epochs: Vec<Epoch>,
+}
+
+impl Log {
+    /// How many events there were.
+    pub fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Whether nothing happened.
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    /// The events.
+    pub fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// The content before the first event.
+    pub fn base(&self) -> Image {
+        let sheet = self.epochs[0].durable.clone();
+        Image { sheet }
+    }
+
+    /// Every position a crash can come at: cut `n` comes after the first `n` events.
+    pub fn cut_points(&self) -> RangeInclusive<usize> {
+        0..=self.events.len()
+    }
+
+    /// The cuts just before something becomes durable or is forgotten, and the last one. Every image
+    /// that some cut allows is allowed by one of these, where no fewer marks were passed: enough to
+    /// check that what was acknowledged survives.
+    pub fn last_cuts(&self) -> Vec<usize> {
+        let ends = |event: &Event| match event {
+            Event::Preflushed { .. } | Event::FlushCompleted { .. } | Event::Forgot => true,
+            Event::Completed { durable, .. } => *durable,
+            Event::Issued(_) | Event::Failed { .. } | Event::Mark(_) => false,
+            Event::FlushIssued { .. } | Event::FlushFailed { .. } => false,
+        };
+        let numbered = self.events.iter().enumerate();
+        let mut cuts: Vec<_> = numbered.filter(|(_, e)| ends(e)).map(|(n, _)| n).collect();
+        cuts.push(self.events.len());
+        cuts
+    }
+
+    /// The marks before `cut`, in their order.
+    pub fn marks(&self, cut: usize) -> impl Iterator<Item = u64> {
+        self.events[..cut].iter().filter_map(|event| match event {
+            Event::Mark(id) => Some(*id),
+            _ => None,
+        })
+    }
+
+    /// What a crash at `cut` may leave.
+    ///
+    /// # Panics
+    /// If there are fewer events.
+    pub fn at(&self, cut: usize) -> Cut {
+        assert!(cut <= self.events.len(), "no cut after the last event");
+        let after = self.epochs.partition_point(|epoch| epoch.at <= cut);
+        let epoch = &self.epochs[after - 1];
+        let mut cached = epoch.cached.clone();
+        let in_flight = epoch.in_flight.iter().cloned();
+        let mut in_flight: BTreeMap<u64, InFlight> =
+            in_flight.map(|flight| (flight.0.id, flight)).collect();
+        for event in &self.events[epoch.at..cut] {
+            match event {
+                Event::Issued(change) => {
+                    let reachable = !change.preflush;
+                    in_flight.insert(change.id, (Arc::clone(change), reachable));
+                }
+                Event::Preflushed { id } => {
+                    in_flight.entry(*id).and_modify(|flight| flight.1 = true);
+                }
+                Event::Completed { id, durable } => {
+                    cached.extend(in_flight.remove(id).map(|(change, _)| (change, *durable)));
+                }
+                Event::Failed { id } => drop(in_flight.remove(id)),
+                // An epoch begins after each that changes what is durable.
+                Event::FlushCompleted { .. } | Event::Forgot => {}
+                Event::FlushIssued { .. } | Event::FlushFailed { .. } | Event::Mark(_) => {}
+            }
+        }
+        let completed = cached.into_iter().map(|(change, certain)| Pending {
+            change,
+            in_flight: false,
+            certain,
+        });
+        let reachable = in_flight.into_values().filter(|flight| flight.1);
+        let rest = reachable.map(|(change, _)| Pending {
+            change,
+            in_flight: true,
+            certain: false,
+        });
+        let pending = completed.chain(rest).collect();
+        Cut::new(epoch.durable.clone(), pending, self.atomic)
+    }
+
+    /// The image that a crash at `cut` leaves if `survivors` survive; for several images of one cut
+    /// ask [`Log::at`] once.
+    ///
+    /// # Panics
+    /// As [`Log::at`] and [`Cut::image`].
+    pub fn image(&self, cut: usize, survivors: &Survivors) -> Image {
+        self.at(cut).image(survivors)
+    }
+}
+
+/// A device's content, what of it is durable, and the log of how it came to that.
+pub(super) struct Recorder {
+    live: Sheet,
+    durable: Sheet,
+    /// Completed after what is durable, in this order.
+    cached: VecDeque<Cached>,
+    /// How many left the front of `cached` so far.
+    left: u64,
+    in_flight: BTreeMap<u64, InFlight>,
+    keep: bool,
+    log: Log,
+}
+
+impl Recorder {
+    /// Starts with `image`; keeps a log if `keep`.
+    pub(super) fn new(image: &Image, atomic: u64, keep: bool) -> Self {
+        let sheet = &image.sheet;
+        let first = Epoch {
+            at: 0,
+            durable: sheet.clone(),
+            cached: Vec::new(),
+            in_flight: Vec::new(),
+        };
+        Self {
+            live: sheet.clone(),
+            durable: sheet.clone(),
+            cached: VecDeque::new(),
+            left: 0,
+            in_flight: BTreeMap::new(),
+            keep,
+            log: Log {
+                atomic,
+                events: Vec::new(),
+                epochs: vec![first],
+            },
+        }
+    }
+
+    pub(super) fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// What reads see.
+    pub(super) fn live(&self) -> &Sheet {
+        &self.live
+    }
+
+    pub(super) fn push(&mut self, event: Event) {
+        if self.keep {
+            self.log.events.push(event);
+        }
+    }
+
+    pub(super) fn issued(&mut self, change: Change) {
+        let change = Arc::new(change);
+        let reachable = !change.preflush;
+        let flight = (Arc::clone(&change), reachable);
+        self.in_flight.insert(change.id, flight);
+        self.push(Event::Issued(change));
+    }
+
+    /// What a flush that is issued now makes durable, as a word for [`Recorder::flushed`].
+    pub(super) fn covered_by_flush(&self) -> u64 {
+        self.left + self.cached.len() as u64
+    }
+
+    /// A flush, or a change's preflush, has made durable what it covers.
+    pub(super) fn flushed(&mut self, covered: u64, event: Event) {
+        if let Event::Preflushed { id } = event {
+            self.in_flight
+                .entry(id)
+                .and_modify(|flight| flight.1 = true);
+        }
+        self.push(event);
+        let before = self.left;
+        while self.left < covered {
+            self.settle_first();
+        }
+        self.settle_certain();
+        if self.left > before {
+            self.begin_epoch();
+        }
+    }
+
+    /// A flush, or a change's preflush, that only says so.
+    pub(super) fn flushed_nothing(&mut self, event: Event) {
+        if let Event::Preflushed { id } = event {
+            self.in_flight
+                .entry(id)
+                .and_modify(|flight| flight.1 = true);
+        }
+        self.push(event);
+    }
+
+    pub(super) fn completed(&mut self, id: u64, durable: bool) {
+        let (change, _) = self.in_flight.remove(&id).expect("a change ends once");
+        change.apply_outcome(&mut self.live);
+        self.cached.push_back((change, durable));
+        self.push(Event::Completed { id, durable });
+        let before = self.left;
+        self.settle_certain();
+        if self.left > before {
+            self.begin_epoch();
+        }
+    }
+
+    pub(super) fn failed(&mut self, id: u64) {
+        self.in_flight.remove(&id);
+        self.push(Event::Failed { id });
+    }
+
+    /// Loses every completed change that is not durable; reads see it.
+    pub(super) fn forget(&mut self) {
+        self.push(Event::Forgot);
+        for (change, certain) in std::mem::take(&mut self.cached) {
+            self.left += 1;
+            if certain {
+                change.apply_outcome(&mut self.durable);
+            }
+        }
+        self.live = self.durable.clone();
+        self.begin_epoch();
+    }
+
+    /// Makes changes durable that are so by themselves and wait for no older one.
+    fn settle_certain(&mut self) {
+        while self.cached.front().is_some_and(|(_, certain)| *certain) {
+            self.settle_first();
+        }
+    }
+
+    fn settle_first(&mut self) {
+        if let Some((change, _)) = self.cached.pop_front() {
+            change.apply_outcome(&mut self.durable);
+        }
+        self.left += 1;
+    }
+
+    fn begin_epoch(&mut self) {
+        if self.keep {
+            self.log.epochs.push(Epoch {
+                at: self.log.events.len(),
+                durable: self.durable.clone(),
+                cached: self.cached.iter().cloned().collect(),
+                in_flight: self.in_flight.values().cloned().collect(),
+            });
+        }
+    }
+}
