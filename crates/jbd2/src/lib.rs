@@ -1,1 +1,53 @@
 //! The jbd2 journal: transactions, log space, commit, reclaim, revoke and replay.
+//!
+//! **Problem.** An operation changes several metadata blocks; a crash must leave all of its changes
+//! or none, and an acknowledged fsync must survive.
+//!
+//! **Rule.** Metadata changes only through a [`Handle`]. Handles of the same few seconds share a
+//! transaction, which is written to the log and counts once its commit record is durable. Only then
+//! may its blocks be written home, and only when they are durable there may the log forget it.
+//!
+//! **Data comes first.** A file system writes file data and waits for it *before* it begins the handle
+//! that makes the blocks part of the file: blocks are chosen in memory, written, and only then entered
+//! in the extent tree. So no block that a committed transaction refers to shows an earlier owner's
+//! content, and a commit has no ordered-data step as the kernel's has.
+//!
+//! Paths through the crate: [`Journal::begin`] (`journal.rs`, `transaction.rs`) gives a [`Handle`]
+//! (`handle.rs`); [`Journal::commit`] (`commit.rs`, `log_writer.rs`) makes it durable; `reclaim.rs` and
+//! `lists.rs` free the log; [`recover()`] (`recover.rs`) replays it. `space.rs` and `policy.rs` are pure
+//! arithmetic; `disk` is the format.
+
+mod commit;
+mod config;
+mod disk;
+mod error;
+mod handle;
+mod io;
+mod journal;
+mod lists;
+mod log_writer;
+mod map;
+mod overlay;
+mod policy;
+mod reclaim;
+mod recover;
+mod sb;
+mod space;
+mod stats;
+mod tasks;
+mod transaction;
+
+pub use commit::Durable;
+pub use config::{JournalConfig, Tuning};
+pub use disk::Checksum;
+pub use error::JournalError;
+pub use handle::Handle;
+pub use journal::Journal;
+pub use map::JournalMap;
+pub use overlay::{Overlay, OverlayDevice};
+pub use policy::ReclaimPolicy;
+pub use recover::{Recover, Recovered, RecoverySummary, recover};
+pub use stats::{Stats, Waits};
+
+#[cfg(test)]
+mod tests;

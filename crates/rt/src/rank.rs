@@ -23,8 +23,14 @@ pub enum Rank {
     Orphan,
     /// A block group's or segment's allocation state.
     Group,
+    /// Reclaim of a journal's log space: one task at a time.
+    JournalReclaim,
     /// A metadata buffer's content.
     MetaBuf,
+    /// The journal's superblock.
+    JournalSuper,
+    /// Blocks that a journal protects until they are written home.
+    JournalLists,
     /// The journal's state.
     JournalState,
     /// One file's tree of cached blocks.

@@ -1,0 +1,399 @@
+//! Committing: the running transaction becomes durable.
+//!
+//! There is no commit thread between a caller and the device: the first task that needs a
+//! transaction durable leads, that is, does all the steps itself; those who come while it is under
+//! way wait, and when it has ended one of those that wait for the next transaction leads that one.
+//! The commit task leads for transactions that grew old or full.
+//!
+//! A commit writes no file data: data is on the device before the handle begins that refers to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_base::{DevBlock, IoTag, Tid};
+use steadfs_block::{Bio, Buf, IoHandle};
+use steadfs_rt::{Condvar, Instant, now, wall_clock};
+
+use crate::disk::build_commit;
+use crate::io::{submit_writes, wait_all};
+use crate::log_writer::{Snapshot, encode, encoded_len};
+use crate::sb::Order;
+use crate::transaction::{Committing, State};
+use crate::{Journal, JournalError};
+
+/// How a transaction became durable.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Durable {
+    /// A FLUSH that began after the call made it so: every write that had completed before the call
+    /// is durable too (if the journal works with barriers).
+    Flushed,
+    /// It was durable already, or the FLUSH had begun before the call: whoever needs other writes
+    /// durable flushes the device.
+    Already,
+}
+
+/// A transaction that no handle changes any more.
+struct Closed {
+    tid: Tid,
+    /// Its blocks as they were, sorted by home.
+    snapshot: Vec<Snapshot>,
+    revokes: Vec<DevBlock>,
+    waiters: Arc<Condvar>,
+    times: Times,
+}
+
+/// What the statistics want to know of a commit.
+struct Times {
+    started: Instant,
+    requested: Option<Instant>,
+    lock_began: Instant,
+    locked: Instant,
+    handles: u64,
+    longest_wait: Duration,
+}
+
+/// A transaction written to the log, its commit record excepted.
+struct Written {
+    closed: Closed,
+    start: u32,
+    /// Log blocks, commit record included.
+    len: u32,
+    /// CRC-32 for the commit record (checksum version 1).
+    sum: u32,
+}
+
+impl Journal {
+    /// Makes transaction `tid` durable and waits. Callers share a commit; the first one does it.
+    /// `tag` says who waits: a commit under way is raised to it.
+    ///
+    /// # Errors
+    /// [`JournalError::Aborted`]: it may not be durable.
+    pub fn commit(&self, tid: Tid, tag: IoTag) -> Result<Durable, JournalError> {
+        self.commit_as(tid, tag, true)
+    }
+
+    /// [`Journal::commit`]; `requested`: because somebody waits, not because of age or size.
+    pub(crate) fn commit_as(
+        &self,
+        tid: Tid,
+        tag: IoTag,
+        requested: bool,
+    ) -> Result<Durable, JournalError> {
+        let mut state = self.state.lock();
+        let flushes = state.flushes;
+        loop {
+            if state.durable.at_least(tid) {
+                let flushed = state.flushes > flushes;
+                return Ok(if flushed {
+                    Durable::Flushed
+                } else {
+                    Durable::Already
+                });
+            }
+            state.check()?;
+            if tid.at_least(state.next_tid) {
+                // No handle has this number yet: there is nothing to make durable.
+                return Ok(Durable::Already);
+            }
+            let inner = &mut *state;
+            let waiters = match (&mut inner.running, &inner.committing) {
+                (Some(running), _) if running.tid == tid => {
+                    if running.is_empty() && running.open == 0 {
+                        return Ok(Durable::Already);
+                    }
+                    if requested && running.requested.is_none() {
+                        running.requested = Some(now());
+                    }
+                    Arc::clone(&running.waiters)
+                }
+                (_, Some(committing)) => {
+                    assert_eq!(committing.tid, tid, "older transactions are durable");
+                    Arc::clone(&committing.waiters)
+                }
+                (_, None) => unreachable!("transaction {tid} is neither durable nor anywhere"),
+            };
+            if state.leading {
+                self.raise_commit(&mut state, tag);
+                waiters.wait(&mut state);
+            } else {
+                state.leading = true;
+                drop(state);
+                self.lead(tag);
+                state = self.state.lock();
+            }
+        }
+    }
+
+    /// Raises the I/O of the commit under way to `tag`.
+    fn raise_commit(&self, state: &mut State, tag: IoTag) {
+        if let Some(committing) = &mut state.committing {
+            let raised = committing.tag.raised_to(tag);
+            if raised != committing.tag {
+                committing.tag = raised;
+                for io in &committing.ios {
+                    self.queue.boost(io, raised);
+                }
+            }
+        }
+    }
+
+    /// Commits the running transaction. The caller has made itself the leader. An error aborts the
+    /// journal; the callers find it there.
+    fn lead(&self, tag: IoTag) {
+        let result = self.lead_steps(tag);
+        if let Err(error) = result {
+            self.fail(&error);
+        }
+        let mut state = self.state.lock();
+        assert!(state.leading);
+        state.leading = false;
+        let next = state.running.as_ref().map(|r| Arc::clone(&r.waiters));
+        drop(state);
+        // One of those who wait for the next transaction leads it; the others go on sleeping.
+        if let Some(next) = next {
+            next.notify_one();
+        }
+        self.admission.notify_all();
+    }
+
+    fn lead_steps(&self, tag: IoTag) -> Result<(), JournalError> {
+        let Some(closed) = self.close_running()? else {
+            return Ok(());
+        };
+        let waiters = Arc::clone(&closed.waiters);
+        let result = self
+            .start_committing(closed, tag)
+            .and_then(|written| self.write_record(&written).map(|()| written))
+            .and_then(|written| self.finish(written));
+        if let Err(error) = &result {
+            self.fail(error);
+        }
+        waiters.notify_all();
+        result
+    }
+
+    /// Step 1, lock: no handle joins any more; waits for the open ones, then takes the snapshot.
+    fn close_running(&self) -> Result<Option<Closed>, JournalError> {
+        let mut state = self.state.lock();
+        let lock_began = now();
+        let Some(running) = &mut state.running else {
+            return Ok(None);
+        };
+        assert!(!running.locked, "one leader at a time");
+        running.locked = true;
+        while state
+            .running
+            .as_ref()
+            .is_some_and(|running| running.open > 0)
+        {
+            self.drained.wait(&mut state);
+        }
+        state.check()?;
+        let running = state.running.as_mut().expect("only the leader takes it");
+        assert_eq!(running.reserved, 0, "credits end with their handles");
+        let blocks = std::mem::take(&mut running.blocks);
+        let revokes = std::mem::take(&mut running.revokes);
+        let mut closed = Closed {
+            tid: running.tid,
+            snapshot: Vec::with_capacity(blocks.len()),
+            revokes: revokes.into_iter().collect(),
+            waiters: Arc::clone(&running.waiters),
+            times: Times {
+                started: running.started,
+                requested: running.requested,
+                lock_began,
+                locked: now(),
+                handles: running.handles,
+                longest_wait: running.longest_wait,
+            },
+        };
+        drop(state);
+        for buf in blocks.into_values() {
+            let mut content = buf.lock();
+            assert_eq!(content.tid(), Some(closed.tid));
+            content.set_tid(None);
+            let data = content.snapshot();
+            drop(content);
+            let block = buf.block();
+            closed.snapshot.push(Snapshot { block, buf, data });
+        }
+        closed.snapshot.sort_unstable_by_key(|s| s.block);
+        Ok(Some(closed))
+    }
+
+    /// Step 2, switch: takes the log blocks, lets the next transaction start; step 3, log: writes
+    /// revoke blocks, descriptors and blocks, all at once, and waits.
+    fn start_committing(&self, closed: Closed, tag: IoTag) -> Result<Written, JournalError> {
+        let blocks = closed.snapshot.iter().map(|s| s.block).collect();
+        let encoded = encoded_len(&self.format, closed.snapshot.len(), closed.revokes.len());
+        let len = u32::try_from(encoded + 1).expect("bounded by the log's length");
+        assert!(len <= self.costs.max_transaction, "credits are counted");
+        let start = {
+            let mut state = self.state.lock();
+            state.check()?;
+            let start = state.log.take(len);
+            let running = state.running.take().expect("only the leader takes it");
+            assert!(running.tid == closed.tid && running.open == 0);
+            state.committing = Some(Committing {
+                tid: closed.tid,
+                start,
+                blocks: Arc::new(blocks),
+                waiters: Arc::clone(&closed.waiters),
+                tag,
+                ios: Vec::new(),
+            });
+            start
+        };
+        self.admission.notify_all();
+        let encoded = encode(&self.format, closed.tid, &closed.snapshot, &closed.revokes);
+        let placed = self.place(start, encoded.blocks);
+        let ios = submit_writes(&self.queue, self.block_size, placed, tag);
+        self.note_ios(&ios);
+        let started = self.start_log(start, closed.tid, tag);
+        let logged = wait_all(&ios);
+        started?;
+        logged?;
+        Ok(Written {
+            closed,
+            start,
+            len,
+            sum: encoded.sum,
+        })
+    }
+
+    /// Log blocks from `start` on, with their places on the device.
+    fn place(&self, start: u32, blocks: Vec<Buf>) -> impl Iterator<Item = (DevBlock, Buf)> {
+        let ring = self.state.lock().log.clone();
+        let places = blocks.into_iter().enumerate();
+        places.map(move |(n, buf)| {
+            let at = ring.after(start, n as u32);
+            (self.map.locate(at).0, buf)
+        })
+    }
+
+    /// If the superblock says that the log is empty, it must say where the log starts before the
+    /// first commit record is there.
+    fn start_log(&self, start: u32, tid: Tid, tag: IoTag) -> Result<(), JournalError> {
+        let barriers = {
+            let mut state = self.state.lock();
+            if !std::mem::take(&mut state.marked_empty) {
+                return Ok(());
+            }
+            state.tuning.barriers
+        };
+        let order = if barriers {
+            Order::Durable
+        } else {
+            Order::Plain
+        };
+        let mut block0 = self.block0.lock();
+        assert_eq!(block0.raw.start.get(), 0);
+        block0.set_tail(start, tid);
+        Ok(block0.write(&self.queue, order, tag)?)
+    }
+
+    /// Lets those who join the commit raise these requests; raises them if one has already.
+    fn note_ios(&self, ios: &[IoHandle]) {
+        let mut state = self.state.lock();
+        let committing = state.committing.as_mut().expect("the leader's");
+        committing.ios = ios.to_vec();
+        for io in ios {
+            self.queue.boost(io, committing.tag);
+        }
+    }
+
+    /// Step 4, record: the commit record, after everything before it, durable itself.
+    fn write_record(&self, written: &Written) -> Result<(), JournalError> {
+        let mut record = Buf::zeroed(self.block_size.bytes());
+        let tid = written.closed.tid;
+        build_commit(
+            &self.format,
+            tid,
+            wall_clock(),
+            written.sum,
+            record.make_mut(),
+        );
+        let mut state = self.state.lock();
+        // After an abort nothing becomes durable that was not.
+        state.check()?;
+        let at = state.log.after(written.start, written.len - 1);
+        let offset = self.block_size.offset_of(self.map.locate(at).0);
+        let mut bio = Bio::write(offset, vec![record]);
+        if state.tuning.barriers {
+            bio = bio.preflush_and_fua();
+        }
+        state.flushes += 1;
+        let tag = state.committing.as_ref().expect("the leader's").tag;
+        drop(state);
+        let io = self.queue.submit(bio, tag);
+        self.note_ios(std::slice::from_ref(&io));
+        Ok(io.wait()?)
+    }
+
+    /// Step 5, done: the blocks are listed for reclaim, revoked ones leave the lists, the file system
+    /// hears of it, and everyone who waits does.
+    fn finish(&self, written: Written) -> Result<(), JournalError> {
+        let Written {
+            closed, start, len, ..
+        } = written;
+        let ended = now();
+        let changed = closed.snapshot.len() as u64;
+        let blocks = {
+            let state = self.state.lock();
+            Arc::clone(&state.committing.as_ref().expect("the leader's").blocks)
+        };
+        let mut dropped = {
+            let mut lists = self.lists.lock();
+            lists.push(closed.tid, start, len, ended, blocks, closed.snapshot)
+        };
+        dropped += self.drop_revoked(&closed.revokes);
+        let callbacks = self.callbacks.lock().on_commit.clone();
+        for callback in callbacks {
+            callback(closed.tid);
+        }
+        let mut state = self.state.lock();
+        state.check()?;
+        assert_eq!(state.durable.next(), closed.tid);
+        state.durable = closed.tid;
+        state.committing = None;
+        let low = state.log.free() < state.log.capacity() / 2;
+        state.stats.dropped += dropped;
+        note_commit(&mut state, &closed.times, ended, changed, len);
+        drop(state);
+        if low || self.lists.lock().is_heavy(self.block_size) {
+            self.reclaim_wake.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Takes revoked blocks out of the lists; waits for writes home of them that are in flight: the
+    /// block may get another owner as soon as the file system hears of the commit.
+    fn drop_revoked(&self, revokes: &[DevBlock]) -> u64 {
+        let mut dropped = 0;
+        let mut lists = self.lists.lock();
+        for &block in revokes {
+            while lists.is_writing(block) {
+                self.home_written.wait(&mut lists);
+            }
+            dropped += u64::from(lists.revoke(block));
+        }
+        dropped
+    }
+}
+
+fn note_commit(state: &mut State, times: &Times, ended: Instant, changed: u64, len: u32) {
+    let stats = &mut state.stats;
+    stats.commit_took(ended.since(times.lock_began));
+    stats.transactions += 1;
+    if let Some(requested) = times.requested {
+        stats.requested += 1;
+        stats.request_delay += times.lock_began.since(requested);
+    }
+    stats.wait += times.longest_wait;
+    stats.running += times.lock_began.since(times.started);
+    stats.locked += times.locked.since(times.lock_began);
+    stats.logging += ended.since(times.locked);
+    stats.handles += times.handles;
+    stats.blocks += changed;
+    stats.logged += u64::from(len);
+}

@@ -1,0 +1,39 @@
+//! Why the journal failed.
+
+use steadfs_block::IoError;
+use thiserror::Error;
+
+/// Why the journal failed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum JournalError {
+    /// The device failed a request of the journal.
+    #[error("journal: {0}")]
+    Io(#[from] IoError),
+    /// The journal stopped for good; the first cause.
+    #[error("journal stopped: {0}")]
+    Aborted(String),
+    /// The journal's blocks contradict themselves; where.
+    #[error("journal is damaged: {0}")]
+    Corrupt(String),
+    /// The journal has a form we do not work with; its name.
+    #[error("not supported: {0}")]
+    Unsupported(String),
+    /// The log holds transactions: call [`recover`](crate::recover()) first.
+    #[error("journal needs recovery")]
+    NeedsRecovery,
+    /// The journal was opened for reading only.
+    #[error("journal is read-only")]
+    ReadOnly,
+    /// A handle asked for more than a whole transaction may hold.
+    #[error("{asked} journal credits asked for, a transaction has {limit}")]
+    TooManyCredits {
+        /// Credits asked for.
+        asked: u32,
+        /// The largest number a handle can have.
+        limit: u32,
+    },
+    /// A handle has used up its credits and the transaction has no room for more.
+    #[error("a handle's journal credits are used up")]
+    CreditsUsedUp,
+}

@@ -1,0 +1,253 @@
+//! Handles: the only way to change metadata of a journaled volume.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_base::{DevBlock, Tid};
+use steadfs_cache::{MetaBuf, MetaMut};
+use steadfs_rt::{now, sleep};
+
+use crate::transaction::State;
+use crate::{Journal, JournalError, Tuning};
+
+/// A part of a transaction: what one operation changes, all or nothing. It ends when it is dropped.
+///
+/// A handle is begun by a task that holds the operation's locks; while it is open the task waits for
+/// no other handle, for no commit, and for no lock that a task waiting in [`Journal::begin`] may hold.
+#[must_use]
+pub struct Handle<'j> {
+    journal: &'j Journal,
+    tid: Tid,
+    /// Credits not spent yet.
+    left: u32,
+    sync_writer: Option<u64>,
+    /// It is between two transactions, in [`Handle::restart`].
+    ended: bool,
+}
+
+impl<'j> Handle<'j> {
+    pub(crate) fn new(journal: &'j Journal, tid: Tid, credits: u32) -> Self {
+        Self {
+            journal,
+            tid,
+            left: credits,
+            sync_writer: None,
+            ended: false,
+        }
+    }
+
+    /// The transaction that this handle is part of.
+    pub fn tid(&self) -> Tid {
+        self.tid
+    }
+
+    /// The journal.
+    pub fn journal(&self) -> &'j Journal {
+        self.journal
+    }
+
+    /// Credits not spent yet.
+    pub fn credits(&self) -> u32 {
+        self.left
+    }
+
+    /// Locks a block for changing as part of this transaction. The first time the transaction meets
+    /// the block costs a credit; if the handle has none left, one more is taken if there is room.
+    /// The whole change is in place before the handle ends.
+    ///
+    /// # Errors
+    /// [`JournalError::Aborted`], [`JournalError::CreditsUsedUp`]; the block is not changed then.
+    pub fn write<'b>(&mut self, buf: &'b Arc<MetaBuf>) -> Result<MetaMut<'b>, JournalError> {
+        let mut content = buf.lock();
+        match content.tid() {
+            Some(tid) => assert_eq!(
+                tid, self.tid,
+                "a snapshot clears the number it was taken for"
+            ),
+            None => {
+                self.join(buf)?;
+                content.set_tid(Some(self.tid));
+            }
+        }
+        Ok(content)
+    }
+
+    /// Makes the block part of the transaction. The caller has its content locked.
+    fn join(&mut self, buf: &Arc<MetaBuf>) -> Result<(), JournalError> {
+        let mut state = self.journal.state.lock();
+        state.check()?;
+        if self.left == 0 && !self.take_more(&mut state, 1) {
+            return Err(JournalError::CreditsUsedUp);
+        }
+        let running = state
+            .running
+            .as_mut()
+            .expect("it runs while a handle is open");
+        assert_eq!(running.tid, self.tid);
+        running.revokes.remove(&buf.block());
+        let other = running.blocks.insert(buf.block().0, Arc::clone(buf));
+        assert!(
+            other.is_none(),
+            "a block has one buffer, which knows its transaction"
+        );
+        running.reserved -= 1;
+        self.left -= 1;
+        Ok(())
+    }
+
+    /// A metadata block is freed: it leaves the transaction and the cache, and is revoked if the log
+    /// may hold an older copy, which costs a credit unless the block was part of the transaction.
+    /// Whoever allocates the block again waits for [`Journal::on_commit`] first, unless it becomes
+    /// metadata in this same transaction.
+    ///
+    /// # Errors
+    /// [`JournalError::Aborted`], [`JournalError::CreditsUsedUp`].
+    pub fn forget(&mut self, block: DevBlock) -> Result<(), JournalError> {
+        let joined = {
+            let state = self.journal.state.lock();
+            state.check()?;
+            let running = state
+                .running
+                .as_ref()
+                .expect("it runs while a handle is open");
+            running.blocks.get(&block.0).cloned()
+        };
+        if let Some(buf) = &joined {
+            buf.lock().set_tid(None);
+        }
+        let has_copy = self.journal.log_has_copy(block);
+        {
+            let mut state = self.journal.state.lock();
+            let running = state
+                .running
+                .as_mut()
+                .expect("it runs while a handle is open");
+            assert_eq!(running.tid, self.tid);
+            running.blocks.remove(&block.0);
+            let revoke = has_copy && !running.revokes.contains(&block);
+            if revoke && joined.is_none() {
+                if self.left == 0 && !self.take_more(&mut state, 1) {
+                    return Err(JournalError::CreditsUsedUp);
+                }
+                self.left -= 1;
+            }
+            let running = state
+                .running
+                .as_mut()
+                .expect("it runs while a handle is open");
+            if revoke {
+                running.reserved -= u32::from(joined.is_none());
+                running.revokes.insert(block);
+            }
+        }
+        self.journal.cache.forget(block);
+        Ok(())
+    }
+
+    /// Asks for `credits` more. False if the transaction or the log has no room or the transaction
+    /// is being closed: end the handle at a consistent point ([`Handle::restart`]).
+    #[must_use]
+    pub fn extend(&mut self, credits: u32) -> bool {
+        let mut state = self.journal.state.lock();
+        let closing = state.running.as_ref().is_none_or(|running| running.locked);
+        state.aborted.is_none() && !closing && self.take_more(&mut state, credits)
+    }
+
+    /// Takes more credits if there is room, even when the transaction is closing.
+    fn take_more(&mut self, state: &mut State, credits: u32) -> bool {
+        let costs = &self.journal.costs;
+        let free = state.log.free();
+        let running = state
+            .running
+            .as_mut()
+            .expect("it runs while a handle is open");
+        let need = running.log_blocks(costs, credits);
+        if need > costs.max_transaction || need > free {
+            return false;
+        }
+        running.reserved += credits;
+        self.left += credits;
+        true
+    }
+
+    /// Ends this part and begins another with `credits`, perhaps in a later transaction. What was
+    /// changed so far must be consistent by itself. The locks the task holds stay held.
+    ///
+    /// # Errors
+    /// As [`Journal::begin`]; the handle has then ended.
+    pub fn restart(&mut self, credits: u32) -> Result<(), JournalError> {
+        self.end();
+        self.tid = self.journal.join(credits)?;
+        self.left = credits;
+        self.ended = false;
+        Ok(())
+    }
+
+    /// Says that the caller will wait for the commit right after this handle: its end may wait a
+    /// little so that other writers join (`min_batch_time`, `max_batch_time`). `writer` tells tasks
+    /// apart: one that comes twice in a row does not wait, it is alone.
+    pub fn set_sync(&mut self, writer: u64) {
+        self.sync_writer = Some(writer);
+    }
+
+    fn end(&mut self) {
+        if self.ended {
+            return;
+        }
+        self.ended = true;
+        if let Some(writer) = self.sync_writer.take() {
+            let wait = self.batch_wait(writer);
+            if !wait.is_zero() {
+                sleep(wait);
+            }
+        }
+        let mut state = self.journal.state.lock();
+        let running = state
+            .running
+            .as_mut()
+            .expect("it runs while a handle is open");
+        assert_eq!(running.tid, self.tid);
+        running.open -= 1;
+        running.reserved -= self.left;
+        let drained = running.locked && running.open == 0;
+        let returned = std::mem::take(&mut self.left) > 0 && state.waiting_credits > 0;
+        drop(state);
+        if drained {
+            self.journal.drained.notify_all();
+        }
+        if returned {
+            self.journal.admission.notify_all();
+        }
+    }
+
+    /// How long to wait for others to join: about as long as a commit takes, if the transaction is
+    /// younger than that and the writer is not the one who came last.
+    fn batch_wait(&self, writer: u64) -> Duration {
+        let mut state = self.journal.state.lock();
+        let alone = std::mem::replace(&mut state.last_sync_writer, writer) == writer;
+        let Tuning {
+            min_batch,
+            max_batch,
+            ..
+        } = state.tuning;
+        if alone || max_batch.is_zero() || state.aborted.is_some() {
+            return Duration::ZERO;
+        }
+        let wait = state.stats.average_commit.max(min_batch).min(max_batch);
+        let running = state
+            .running
+            .as_ref()
+            .expect("it runs while a handle is open");
+        if now().since(running.started) < wait {
+            wait
+        } else {
+            Duration::ZERO
+        }
+    }
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,467 @@
+//! The open journal: opening, admission of handles, abort, flush.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
+use steadfs_block::Queue;
+use steadfs_cache::MetaCache;
+use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, now};
+
+use crate::config::{JournalConfig, Tuning};
+use crate::disk::Format;
+use crate::handle::Handle;
+use crate::lists::Lists;
+use crate::recover::load_superblock;
+use crate::sb::{Block0, Order};
+use crate::space::{Costs, Ring};
+use crate::stats::Stats;
+use crate::transaction::{Admission, State};
+use crate::{JournalError, JournalMap, ReclaimPolicy};
+
+/// EIO: what an abort leaves in the superblock.
+const EIO: u32 = 5;
+/// After so many waits for others' credits a handle asks for a commit instead.
+const PATIENCE: u32 = 16;
+
+type OnCommit = Arc<dyn Fn(Tid) + Send + Sync>;
+type OnAbort = Arc<dyn Fn(&str) + Send + Sync>;
+
+#[derive(Default)]
+pub(crate) struct Callbacks {
+    pub on_commit: Vec<OnCommit>,
+    pub on_abort: Vec<OnAbort>,
+}
+
+/// An open journal.
+///
+/// Locks, first taken first: `reclaiming`, a metadata buffer, `block0`, `lists`, `state`. `block0`
+/// and `reclaiming` are held over I/O, `lists` and `state` never.
+pub struct Journal {
+    pub(crate) cache: Arc<MetaCache>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) block_size: BlockSize,
+    pub(crate) map: JournalMap,
+    pub(crate) format: Format,
+    pub(crate) costs: Costs,
+    read_only: bool,
+    pub(crate) state: Mutex<State>,
+    /// Handles wait here to begin.
+    pub(crate) admission: Condvar,
+    /// A leader waits here for the open handles.
+    pub(crate) drained: Condvar,
+    /// The commit task waits here.
+    pub(crate) task_wake: Condvar,
+    pub(crate) block0: Mutex<Block0>,
+    pub(crate) lists: Mutex<Lists>,
+    /// A batch of home writes has ended.
+    pub(crate) home_written: Condvar,
+    /// The background reclaimer waits here.
+    pub(crate) reclaim_wake: Condvar,
+    /// One task reclaims at a time.
+    pub(crate) reclaiming: Mutex<()>,
+    pub(crate) callbacks: Mutex<Callbacks>,
+    pub(crate) tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Journal {
+    /// Opens the clean journal at `map` of the volume that `cache` caches.
+    ///
+    /// # Errors
+    /// [`JournalError::NeedsRecovery`] if the log is not empty, and what [`crate::recover()`] says
+    /// about a superblock.
+    pub fn open(
+        cache: Arc<MetaCache>,
+        map: JournalMap,
+        config: JournalConfig,
+    ) -> Result<Arc<Self>, JournalError> {
+        let queue = Arc::clone(cache.queue());
+        let block_size = cache.block_size();
+        let tag = IoTag::default();
+        let (data, mut superblock) = load_superblock(&queue, block_size, &map, tag)?;
+        if superblock.raw.start.get() != 0 {
+            return Err(JournalError::NeedsRecovery);
+        }
+        if !config.read_only {
+            superblock.set_features(config.wide, config.checksum);
+        }
+        let next_tid = superblock.sequence();
+        let log = Ring::new(superblock.first, superblock.last);
+        let format = superblock.format;
+        let costs = Costs::new(&format, log.capacity(), config.max_transaction);
+        let (at, _) = map.locate(0);
+        let block0 = Block0::new(superblock.raw, data, at, block_size);
+        let state = State {
+            running: None,
+            committing: None,
+            leading: false,
+            next_tid,
+            durable: Tid(next_tid.0.wrapping_sub(1)),
+            log,
+            flushes: 0,
+            marked_empty: true,
+            held_back: 0,
+            waiting_credits: 0,
+            aborted: None,
+            kicked: None,
+            has_task: false,
+            stopping: false,
+            last_sync_writer: 0,
+            tuning: config.tuning,
+            stats: Stats::default(),
+        };
+        Ok(Arc::new(Self {
+            cache,
+            queue,
+            block_size,
+            map,
+            format,
+            costs,
+            read_only: config.read_only,
+            state: Mutex::new(Rank::JournalState, state),
+            admission: Condvar::new(),
+            drained: Condvar::new(),
+            task_wake: Condvar::new(),
+            block0: Mutex::new(Rank::JournalSuper, block0),
+            lists: Mutex::new(Rank::JournalLists, Lists::new(config.reclaim)),
+            home_written: Condvar::new(),
+            reclaim_wake: Condvar::new(),
+            reclaiming: Mutex::new(Rank::JournalReclaim, ()),
+            callbacks: Mutex::new(Rank::Leaf, Callbacks::default()),
+            tasks: Mutex::new(Rank::Leaf, Vec::new()),
+        }))
+    }
+
+    /// Begins a handle of `credits`: so many blocks it may change or revoke. Waits while the
+    /// transaction is being closed, or full, or the log has too little space; with the space that it
+    /// may come to need set aside, no commit ever waits for any.
+    ///
+    /// # Errors
+    /// [`JournalError::TooManyCredits`], [`JournalError::ReadOnly`], [`JournalError::Aborted`].
+    pub fn begin(&self, credits: u32) -> Result<Handle<'_>, JournalError> {
+        let tid = self.join(credits)?;
+        Ok(Handle::new(self, tid, credits))
+    }
+
+    /// The most credits a handle can have.
+    pub fn max_credits(&self) -> u32 {
+        self.costs.max_credits()
+    }
+
+    /// Waits until a handle of `credits` may join the running transaction, and joins it.
+    pub(crate) fn join(&self, credits: u32) -> Result<Tid, JournalError> {
+        if self.read_only {
+            return Err(JournalError::ReadOnly);
+        }
+        let limit = self.max_credits();
+        if credits > limit {
+            let asked = credits;
+            return Err(JournalError::TooManyCredits { asked, limit });
+        }
+        let began = now();
+        let mut patience = PATIENCE;
+        let mut state = self.state.lock();
+        loop {
+            state.check()?;
+            let mut admission = state.admit(&self.costs, credits);
+            if admission == Admission::Join {
+                let now = now();
+                let tid = state.join(credits, now, now.since(began));
+                return Ok(tid);
+            }
+            if admission == Admission::Credits {
+                patience = patience.saturating_sub(1);
+                if patience == 0 {
+                    admission = Admission::Full(state.upcoming());
+                }
+            }
+            let waits_from = now();
+            match admission {
+                Admission::Join => unreachable!("returned above"),
+                Admission::Locked => self.admission.wait(&mut state),
+                Admission::Credits => {
+                    state.waiting_credits += 1;
+                    self.admission.wait(&mut state);
+                    state.waiting_credits -= 1;
+                }
+                Admission::Full(tid) if state.has_task || state.leading => {
+                    state.kicked = Some(tid);
+                    self.task_wake.notify_one();
+                    self.admission.wait(&mut state);
+                }
+                Admission::Full(tid) => {
+                    drop(state);
+                    self.commit_as(tid, IoTag::default(), false)?;
+                    state = self.state.lock();
+                }
+                Admission::NoSpace(need) => {
+                    drop(state);
+                    self.reclaim_space(need)?;
+                    state = self.state.lock();
+                }
+            }
+            let stats = &mut state.stats;
+            let waits = match admission {
+                Admission::Locked | Admission::Join => &mut stats.waited_locked,
+                Admission::Credits | Admission::Full(_) => &mut stats.waited_credits,
+                Admission::NoSpace(_) => &mut stats.waited_space,
+            };
+            waits.add(waits_from.elapsed());
+        }
+    }
+
+    /// The transaction that handles join now, if one has begun.
+    pub fn running_tid(&self) -> Option<Tid> {
+        self.state
+            .lock()
+            .running
+            .as_ref()
+            .map(|running| running.tid)
+    }
+
+    /// The newest durable transaction.
+    pub fn durable_tid(&self) -> Tid {
+        self.state.lock().durable
+    }
+
+    /// Commits what was changed before the call and waits.
+    ///
+    /// # Errors
+    /// As [`Journal::commit`].
+    pub fn commit_all(&self, tag: IoTag) -> Result<crate::Durable, JournalError> {
+        let newest = {
+            let state = self.state.lock();
+            state.check()?;
+            Tid(state.next_tid.0.wrapping_sub(1))
+        };
+        self.commit(newest, tag)
+    }
+
+    /// `f` is called in the committing task when a transaction has become durable, before anyone who
+    /// waits for it hears of it: the file system makes the blocks that it freed allocatable there.
+    /// It must not begin a handle or wait for a commit.
+    pub fn on_commit(&self, f: Box<dyn Fn(Tid) + Send + Sync>) {
+        self.callbacks.lock().on_commit.push(Arc::from(f));
+    }
+
+    /// `f` is called once, with the cause, when the journal has stopped. It must not wait for it.
+    pub fn on_abort(&self, f: Box<dyn Fn(&str) + Send + Sync>) {
+        self.callbacks.lock().on_abort.push(Arc::from(f));
+    }
+
+    /// Stops the journal for good and notes that in its superblock: nothing becomes durable any
+    /// more, everyone who waits gets `cause`. Of several causes the first is kept.
+    pub fn abort(&self, cause: &str) {
+        self.stop_for(cause, true);
+    }
+
+    /// Like [`Journal::abort`], without a note: the volume is healthy, only not to be used any more.
+    pub fn shutdown(&self, cause: &str) {
+        self.stop_for(cause, false);
+    }
+
+    /// Aborts because of `error`; returns what a caller is told.
+    pub(crate) fn fail(&self, error: &JournalError) -> JournalError {
+        if let JournalError::Aborted(_) = error {
+            return error.clone();
+        }
+        self.stop_for(&error.to_string(), true);
+        match self.state.lock().check() {
+            Err(aborted) => aborted,
+            Ok(()) => unreachable!("just stopped"),
+        }
+    }
+
+    fn stop_for(&self, cause: &str, note: bool) {
+        let mut state = self.state.lock();
+        if state.aborted.is_some() {
+            return;
+        }
+        state.aborted = Some(cause.to_owned());
+        let mut waiters = Vec::new();
+        waiters.extend(state.running.as_ref().map(|r| Arc::clone(&r.waiters)));
+        waiters.extend(state.committing.as_ref().map(|c| Arc::clone(&c.waiters)));
+        drop(state);
+        tracing::error!(cause, "journal stopped");
+        for waiter in waiters {
+            waiter.notify_all();
+        }
+        self.admission.notify_all();
+        self.drained.notify_all();
+        self.reclaim_wake.notify_all();
+        if note && !self.read_only {
+            let mut block0 = self.block0.lock();
+            block0.set_errno(EIO);
+            if let Err(error) = block0.write(&self.queue, Order::Durable, IoTag::default()) {
+                tracing::error!(%error, "the journal's stop could not be noted");
+            }
+        }
+        let callbacks = self.callbacks.lock().on_abort.clone();
+        for callback in callbacks {
+            callback(cause);
+        }
+    }
+
+    /// Why the journal has stopped, if it has.
+    pub fn abort_reason(&self) -> Option<String> {
+        self.state.lock().aborted.clone()
+    }
+
+    /// Takes the note of an earlier abort out of the superblock, when the file system has noted the
+    /// error for itself.
+    ///
+    /// # Errors
+    /// [`JournalError::Io`], which aborts.
+    pub fn clear_errno(&self) -> Result<(), JournalError> {
+        let mut block0 = self.block0.lock();
+        if block0.raw.errno.get() == 0 || self.read_only {
+            return Ok(());
+        }
+        block0.set_errno(0);
+        let written = block0.write(&self.queue, Order::Durable, IoTag::default());
+        drop(block0);
+        written.map_err(|error| self.fail(&error.into()))
+    }
+
+    /// Commits everything, writes all blocks home and marks the log empty: a volume that can be
+    /// used without its journal. New handles wait meanwhile. The caller holds no handle.
+    ///
+    /// # Errors
+    /// [`JournalError::Aborted`]: the log is not empty.
+    pub fn flush_all(&self) -> Result<(), JournalError> {
+        self.hold_back();
+        let result = self.flush_held_back();
+        self.let_go();
+        result
+    }
+
+    /// [`Journal::flush_all`], and new handles wait until [`Journal::thaw`].
+    ///
+    /// # Errors
+    /// As [`Journal::flush_all`]; handles do not wait then.
+    pub fn freeze(&self) -> Result<(), JournalError> {
+        self.hold_back();
+        let result = self.flush_held_back();
+        if result.is_err() {
+            self.let_go();
+        }
+        result
+    }
+
+    /// Ends [`Journal::freeze`].
+    pub fn thaw(&self) {
+        self.let_go();
+    }
+
+    fn hold_back(&self) {
+        self.state.lock().held_back += 1;
+    }
+
+    fn let_go(&self) {
+        let mut state = self.state.lock();
+        assert!(state.held_back > 0, "frozen as often as thawed");
+        state.held_back -= 1;
+        drop(state);
+        self.admission.notify_all();
+    }
+
+    fn flush_held_back(&self) -> Result<(), JournalError> {
+        if self.read_only {
+            return Ok(());
+        }
+        let tag = IoTag::default();
+        self.commit_all(tag)?;
+        self.reclaim_all(tag)?;
+        self.mark_empty(tag)
+    }
+
+    /// Says in the superblock that the log is empty, if it is. New handles are held back.
+    fn mark_empty(&self, tag: IoTag) -> Result<(), JournalError> {
+        let (next, order) = {
+            let mut state = self.state.lock();
+            // The commit's leader may still be on its way out.
+            while state.leading {
+                self.admission.wait(&mut state);
+            }
+            state.check()?;
+            assert!(state.held_back > 0);
+            let changed = state
+                .running
+                .as_ref()
+                .is_some_and(|r| r.open > 0 || !r.is_empty());
+            assert!(!changed, "new handles are held back and old ones committed");
+            if state.marked_empty {
+                return Ok(());
+            }
+            assert_eq!(state.log.free(), state.log.capacity());
+            // No commit starts meanwhile: only a held-back handle could have changed anything.
+            state.marked_empty = true;
+            let order = if state.tuning.barriers {
+                Order::AfterAll
+            } else {
+                Order::Plain
+            };
+            (state.upcoming(), order)
+        };
+        let mut block0 = self.block0.lock();
+        block0.set_tail(0, next);
+        let written = block0.write(&self.queue, order, tag);
+        drop(block0);
+        written.map_err(|error| self.fail(&error.into()))
+    }
+
+    /// Whether recovery could replay a copy of the block.
+    pub(crate) fn log_has_copy(&self, block: DevBlock) -> bool {
+        // The committing transaction first: when it ends it enters the lists before it leaves here.
+        let committing = {
+            let state = self.state.lock();
+            state.committing.as_ref().map(|c| Arc::clone(&c.blocks))
+        };
+        committing.is_some_and(|blocks| blocks.binary_search(&block).is_ok())
+            || self.lists.lock().has_copy(block)
+    }
+
+    /// What a remount may change, as it is.
+    pub fn tuning(&self) -> Tuning {
+        self.state.lock().tuning.clone()
+    }
+
+    /// Changes what a remount may change.
+    pub fn set_tuning(&self, tuning: Tuning) {
+        self.state.lock().tuning = tuning;
+        self.task_wake.notify_all();
+    }
+
+    /// Changes when the background reclaims.
+    pub fn set_reclaim_policy(&self, policy: ReclaimPolicy) {
+        self.lists.lock().policy = policy;
+        self.reclaim_wake.notify_all();
+    }
+
+    /// Counters since the journal was opened.
+    pub fn stats(&self) -> Stats {
+        self.state.lock().stats
+    }
+
+    /// The text of `.steadfs/jbd2/info`.
+    pub fn info(&self) -> String {
+        let (stats, durable) = {
+            let state = self.state.lock();
+            (state.stats, state.durable)
+        };
+        stats.page(self.costs.max_transaction, durable)
+    }
+
+    /// Log blocks that no transaction uses, and log blocks there are.
+    pub fn log_space(&self) -> (u32, u32) {
+        let state = self.state.lock();
+        (state.log.free(), state.log.capacity())
+    }
+
+    /// How long the oldest change waits for its commit already.
+    pub fn running_age(&self) -> Option<Duration> {
+        let state = self.state.lock();
+        let running = state.running.as_ref().filter(|r| !r.is_empty())?;
+        Some(running.started.elapsed())
+    }
+}

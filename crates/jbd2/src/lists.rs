@@ -1,0 +1,300 @@
+//! What the log still protects: per committed transaction, the blocks that must be written home
+//! before its log space is free.
+//!
+//! A block is listed under the newest durable transaction that logged it, with the content that
+//! transaction committed. That content, never the block's present one, is written home: reclaim
+//! needs no running transaction to end and forces no commit.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_base::{BlockSize, DevBlock, FixedMap, Tid};
+use steadfs_block::{Buf, IoHandle};
+use steadfs_cache::MetaBuf;
+use steadfs_rt::Instant;
+
+use crate::ReclaimPolicy;
+use crate::log_writer::Snapshot;
+
+/// A durable transaction whose log space is in use.
+struct Logged {
+    tid: Tid,
+    /// Where in the log it starts.
+    start: u32,
+    /// Log blocks it takes.
+    len: u32,
+    committed: Instant,
+    blocks: Arc<Vec<DevBlock>>,
+    /// Blocks before this one have been taken up for writing, or moved on.
+    cursor: usize,
+    /// Blocks listed under this transaction that are not home yet.
+    unwritten: u32,
+}
+
+/// A block with a copy in the log.
+struct Entry {
+    /// The newest durable transaction with a copy.
+    tid: Tid,
+    /// The content to write home, until it is there, and the buffer, so that the cache keeps it:
+    /// the device has older content.
+    home: Option<(Arc<MetaBuf>, Buf)>,
+    /// A write home is in flight, perhaps of older content.
+    writing: bool,
+}
+
+/// A block taken up for writing home.
+pub(crate) struct Homebound {
+    pub block: DevBlock,
+    pub data: Buf,
+    tid: Tid,
+}
+
+/// Where the log could start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Tail {
+    /// The transaction that comes first then; `None`: none of the durable ones.
+    pub first: Option<(Tid, u32)>,
+    /// Durable transactions before it.
+    pub transactions: usize,
+    /// Their log blocks.
+    pub blocks: u32,
+}
+
+/// The lists, under their lock.
+pub(crate) struct Lists {
+    /// Oldest first, numbers without gaps.
+    transactions: VecDeque<Logged>,
+    /// Every block with a copy in the log that recovery would replay.
+    entries: FixedMap<u64, Entry>,
+    /// Entries not home yet.
+    unwritten: u64,
+    /// Writes home in flight, for raising them.
+    pub in_flight: Vec<IoHandle>,
+    /// The background is reclaiming (the policy's hysteresis).
+    pub going: bool,
+    pub stopping: bool,
+    pub policy: ReclaimPolicy,
+}
+
+impl Lists {
+    pub(crate) fn new(policy: ReclaimPolicy) -> Self {
+        Self {
+            transactions: VecDeque::new(),
+            entries: FixedMap::default(),
+            unwritten: 0,
+            in_flight: Vec::new(),
+            going: false,
+            stopping: false,
+            policy,
+        }
+    }
+
+    /// Blocks not home yet.
+    pub(crate) fn unwritten(&self) -> u64 {
+        self.unwritten
+    }
+
+    /// Whether recovery could replay a copy of the block.
+    pub(crate) fn has_copy(&self, block: DevBlock) -> bool {
+        self.entries.contains_key(&block.0)
+    }
+
+    /// Whether a write home of the block is in flight.
+    pub(crate) fn is_writing(&self, block: DevBlock) -> bool {
+        self.entries
+            .get(&block.0)
+            .is_some_and(|entry| entry.writing)
+    }
+
+    fn transaction(&mut self, tid: Tid) -> &mut Logged {
+        let first = self
+            .transactions
+            .front()
+            .expect("an entry's transaction is listed")
+            .tid;
+        let at = tid.0.wrapping_sub(first.0) as usize;
+        let logged = self
+            .transactions
+            .get_mut(at)
+            .expect("an entry's transaction is listed");
+        assert_eq!(logged.tid, tid);
+        logged
+    }
+
+    /// An entry is not to be written any more under its old transaction.
+    fn drop_home(&mut self, tid: Tid) {
+        let logged = self.transaction(tid);
+        logged.unwritten -= 1;
+        self.unwritten -= 1;
+    }
+
+    /// Lists a transaction that has become durable. Returns how many older contents need not be
+    /// written home any more.
+    pub(crate) fn push(
+        &mut self,
+        tid: Tid,
+        start: u32,
+        len: u32,
+        committed: Instant,
+        blocks: Arc<Vec<DevBlock>>,
+        snapshot: Vec<Snapshot>,
+    ) -> u64 {
+        if let Some(last) = self.transactions.back() {
+            assert_eq!(last.tid.next(), tid, "numbers in the log have no gaps");
+        }
+        assert_eq!(blocks.len(), snapshot.len());
+        self.transactions.push_back(Logged {
+            tid,
+            start,
+            len,
+            committed,
+            blocks,
+            cursor: 0,
+            unwritten: snapshot.len() as u32,
+        });
+        self.unwritten += snapshot.len() as u64;
+        let mut dropped = 0;
+        for Snapshot { block, buf, data } in snapshot {
+            let home = Some((buf, data));
+            let entry = Entry {
+                tid,
+                home,
+                writing: self.is_writing(block),
+            };
+            if let Some(old) = self.entries.insert(block.0, entry)
+                && old.home.is_some()
+            {
+                self.drop_home(old.tid);
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+
+    /// Takes a block out that a durable transaction has revoked: no copy is replayed, none may be
+    /// written home. No write home of it is in flight. Returns whether one was due.
+    pub(crate) fn revoke(&mut self, block: DevBlock) -> bool {
+        let Some(entry) = self.entries.remove(&block.0) else {
+            return false;
+        };
+        assert!(
+            !entry.writing,
+            "a late write would meet the block's next owner"
+        );
+        let due = entry.home.is_some();
+        if due {
+            self.drop_home(entry.tid);
+        }
+        due
+    }
+
+    /// Takes up to `max` blocks for writing home, from the oldest transactions on, sorted. Only
+    /// transactions for which `wanted` (its age, log blocks of those before it) is true.
+    pub(crate) fn take_batch(
+        &mut self,
+        max: usize,
+        now: Instant,
+        mut wanted: impl FnMut(Duration, u32) -> bool,
+    ) -> Vec<Homebound> {
+        let mut batch = Vec::new();
+        let mut before = 0;
+        for logged in &mut self.transactions {
+            if logged.unwritten > 0 {
+                if batch.len() >= max || !wanted(now.since(logged.committed), before) {
+                    break;
+                }
+                while let Some(&block) = logged.blocks.get(logged.cursor) {
+                    if batch.len() >= max {
+                        break;
+                    }
+                    logged.cursor += 1;
+                    let Some(entry) = self.entries.get_mut(&block.0) else {
+                        continue;
+                    };
+                    if entry.tid != logged.tid {
+                        continue;
+                    }
+                    let Some((_, data)) = &entry.home else {
+                        continue;
+                    };
+                    assert!(!entry.writing, "one write home of a block at a time");
+                    entry.writing = true;
+                    batch.push(Homebound {
+                        block,
+                        data: data.clone(),
+                        tid: logged.tid,
+                    });
+                }
+            }
+            before += logged.len;
+        }
+        batch.sort_unstable_by_key(|homebound| homebound.block);
+        batch
+    }
+
+    /// Notes that a batch has ended; `written`: all of it is on the device.
+    pub(crate) fn end_batch(&mut self, batch: &[Homebound], written: bool) {
+        self.in_flight.clear();
+        for homebound in batch {
+            let entry = self.entries.get_mut(&homebound.block.0);
+            let entry = entry.expect("an entry stays while its write is in flight");
+            assert!(entry.writing);
+            entry.writing = false;
+            if written && entry.tid == homebound.tid && entry.home.take().is_some() {
+                self.drop_home(homebound.tid);
+            }
+        }
+    }
+
+    /// The tail that what is home now allows.
+    pub(crate) fn tail(&self) -> Tail {
+        let mut tail = Tail {
+            first: None,
+            transactions: 0,
+            blocks: 0,
+        };
+        for logged in &self.transactions {
+            if logged.unwritten > 0 {
+                tail.first = Some((logged.tid, logged.start));
+                break;
+            }
+            tail.transactions += 1;
+            tail.blocks += logged.len;
+        }
+        tail
+    }
+
+    /// Takes the oldest transactions out: the superblock on the device starts after them.
+    pub(crate) fn release(&mut self, transactions: usize) {
+        for logged in self.transactions.drain(..transactions) {
+            assert_eq!(
+                logged.unwritten, 0,
+                "the tail never passes a block that is not home"
+            );
+            for block in logged.blocks.iter() {
+                if self
+                    .entries
+                    .get(&block.0)
+                    .is_some_and(|e| e.tid == logged.tid)
+                {
+                    self.entries.remove(&block.0);
+                }
+            }
+        }
+    }
+
+    /// Whether more content waits in memory than the policy wants.
+    pub(crate) fn is_heavy(&self, block_size: BlockSize) -> bool {
+        self.unwritten * block_size.bytes_u64() > self.policy.max_unwritten
+    }
+
+    /// Age of the oldest transaction with blocks to write.
+    pub(crate) fn oldest_age(&self, now: Instant) -> Option<Duration> {
+        let oldest = self
+            .transactions
+            .iter()
+            .find(|logged| logged.unwritten > 0)?;
+        Some(now.since(oldest.committed))
+    }
+}

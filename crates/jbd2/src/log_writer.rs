@@ -1,0 +1,79 @@
+//! A transaction as log blocks.
+
+use std::sync::Arc;
+
+use steadfs_base::checksum::crc32_be;
+use steadfs_base::{DevBlock, Tid};
+use steadfs_block::Buf;
+use steadfs_cache::MetaBuf;
+
+use crate::disk::{Checksum, DescriptorBuilder, Format, build_revoke, needs_escape};
+
+/// A block of a transaction, as it was when the transaction was closed.
+pub(crate) struct Snapshot {
+    pub block: DevBlock,
+    /// Kept in the cache until the block is written home.
+    pub buf: Arc<MetaBuf>,
+    pub data: Buf,
+}
+
+/// A transaction's log blocks, the commit record excluded.
+pub(crate) struct Encoded {
+    pub blocks: Vec<Buf>,
+    /// CRC-32 over descriptors and logged blocks (checksum version 1).
+    pub sum: u32,
+}
+
+/// How many log blocks [`encode`] makes of so many blocks and revokes.
+pub(crate) fn encoded_len(format: &Format, blocks: usize, revokes: usize) -> usize {
+    blocks
+        + blocks.div_ceil(format.tags_per_descriptor() as usize)
+        + revokes.div_ceil(format.revokes_per_block() as usize)
+}
+
+/// Lays out revoke blocks, then descriptors, each followed by the blocks it lists. The blocks
+/// themselves are shared, not copied, but for escaped ones.
+pub(crate) fn encode(
+    format: &Format,
+    tid: Tid,
+    snapshot: &[Snapshot],
+    revokes: &[DevBlock],
+) -> Encoded {
+    let size = format.block_size.bytes();
+    let len = encoded_len(format, snapshot.len(), revokes.len());
+    let mut blocks = Vec::with_capacity(len + 1);
+    let mut sum = !0;
+    for revoked in revokes.chunks(format.revokes_per_block() as usize) {
+        let mut buf = Buf::zeroed(size);
+        build_revoke(format, tid, revoked, buf.make_mut());
+        blocks.push(buf);
+    }
+    for group in snapshot.chunks(format.tags_per_descriptor() as usize) {
+        let mut logged = Vec::with_capacity(group.len());
+        let mut descriptor = Buf::zeroed(size);
+        let mut builder = DescriptorBuilder::new(format, tid, descriptor.make_mut());
+        for snapshot in group {
+            let escaped = needs_escape(&snapshot.data);
+            let mut data = snapshot.data.clone();
+            if escaped {
+                data.make_mut()[..4].fill(0);
+            }
+            let data_sum = if format.sealed() {
+                format.data_sum(tid, &data)
+            } else {
+                0
+            };
+            builder.push(snapshot.block, escaped, data_sum);
+            logged.push(data);
+        }
+        builder.finish();
+        let at = blocks.len();
+        blocks.push(descriptor);
+        blocks.append(&mut logged);
+        if format.checksum == Checksum::V1 {
+            sum = blocks[at..].iter().fold(sum, |sum, buf| crc32_be(sum, buf));
+        }
+    }
+    assert_eq!(blocks.len(), len, "the layout is what was reserved");
+    Encoded { blocks, sum }
+}

@@ -1,0 +1,145 @@
+//! When the background writes committed blocks home. A pure function of what it is shown.
+
+use std::time::Duration;
+
+/// When committed blocks are written home in the background, so that nobody has to wait for log
+/// space. The seam for `async_checkpoint`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReclaimPolicy {
+    /// Whether anything is done in the background at all.
+    pub enabled: bool,
+    /// Blocks of transactions committed longer ago are written.
+    pub max_age: Duration,
+    /// Below this share of the log free, in percent (1 to 99), reclaim starts …
+    pub low_free_percent: u8,
+    /// … and goes on until that share and this part more of the log, in percent, are free.
+    pub hysteresis_percent: u8,
+    /// Bytes of committed blocks not yet written home that are kept in memory at most.
+    pub max_unwritten: u64,
+    /// How often the age is looked at.
+    pub period: Duration,
+}
+
+impl Default for ReclaimPolicy {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            max_age: Duration::from_secs(30),
+            low_free_percent: 50,
+            hysteresis_percent: 6,
+            max_unwritten: 32 << 20,
+            period: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What a policy is shown.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LogView {
+    /// Blocks in the log.
+    pub capacity: u32,
+    /// Blocks that no transaction uses.
+    pub free: u32,
+    /// Blocks that would be free after a tail move alone.
+    pub freeable: u32,
+    /// Age of the oldest transaction with blocks to write.
+    pub oldest: Option<Duration>,
+    /// Bytes of committed blocks in memory that are not yet written home.
+    pub unwritten: u64,
+    /// Whether the last answer was to go on.
+    pub going: bool,
+}
+
+/// What a policy says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Advice {
+    /// Nothing to do.
+    Rest,
+    /// Write the blocks of the oldest transactions.
+    Write,
+    /// Enough is written: move the tail.
+    MoveTail,
+}
+
+impl ReclaimPolicy {
+    /// Free log blocks at which reclaim rests again.
+    pub(crate) fn goal(&self, capacity: u32) -> u32 {
+        let percent = u64::from(self.low_free_percent) + u64::from(self.hysteresis_percent);
+        let goal = u64::from(capacity) * percent.min(100) / 100;
+        u32::try_from(goal).expect("a share of 32 bits")
+    }
+
+    /// What to do now.
+    pub(crate) fn advise(&self, view: &LogView) -> Advice {
+        if !self.enabled {
+            return Advice::Rest;
+        }
+        let low = u64::from(view.capacity) * u64::from(self.low_free_percent) / 100;
+        let goal = u64::from(self.goal(view.capacity));
+        let free = u64::from(view.free);
+        let after_move = free + u64::from(view.freeable);
+        let short = free < low || (view.going && free < goal);
+        let aged = view.oldest.is_some_and(|age| age >= self.max_age);
+        let full = view.unwritten > self.max_unwritten
+            || (view.going && view.unwritten > self.max_unwritten / 2);
+        if short && (after_move >= goal || (view.oldest.is_none() && view.freeable > 0)) {
+            return Advice::MoveTail;
+        }
+        if view.oldest.is_some() && (short || aged || full) {
+            return Advice::Write;
+        }
+        Advice::Rest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(free: u32, freeable: u32, oldest: Option<u64>) -> LogView {
+        LogView {
+            capacity: 1000,
+            free,
+            freeable,
+            oldest: oldest.map(Duration::from_secs),
+            ..LogView::default()
+        }
+    }
+
+    #[test]
+    fn reclaim_starts_low_and_ends_high() {
+        let policy = ReclaimPolicy::default();
+        assert_eq!(policy.advise(&view(500, 0, Some(1))), Advice::Rest);
+        assert_eq!(policy.advise(&view(499, 0, Some(1))), Advice::Write);
+        let going = LogView {
+            going: true,
+            ..view(555, 0, Some(1))
+        };
+        assert_eq!(policy.advise(&going), Advice::Write);
+        assert_eq!(policy.advise(&view(499, 61, Some(1))), Advice::MoveTail);
+        let done = LogView {
+            going: true,
+            ..view(560, 0, Some(1))
+        };
+        assert_eq!(policy.advise(&done), Advice::Rest);
+        // Everything is written, the committing transaction keeps the rest: move what can move.
+        assert_eq!(policy.advise(&view(400, 10, None)), Advice::MoveTail);
+        assert_eq!(policy.advise(&view(400, 0, None)), Advice::Rest);
+    }
+
+    #[test]
+    fn age_and_memory_start_it_too() {
+        let policy = ReclaimPolicy::default();
+        assert_eq!(policy.advise(&view(900, 0, Some(30))), Advice::Write);
+        let heavy = LogView {
+            unwritten: (32 << 20) + 1,
+            ..view(900, 0, Some(0))
+        };
+        assert_eq!(policy.advise(&heavy), Advice::Write);
+        let off = ReclaimPolicy {
+            enabled: false,
+            ..policy
+        };
+        assert_eq!(off.advise(&heavy), Advice::Rest);
+    }
+}

@@ -1,0 +1,170 @@
+//! Freeing log space: blocks are written home, then the tail moves (jbd2's "checkpoint").
+//!
+//! The order that keeps every crash harmless: home writes complete; a FLUSH makes them durable; the
+//! superblock with the new tail is written durably; only then is the space before the tail free. If
+//! any of these fails, the tail stays and the journal aborts. One task reclaims at a time, whoever
+//! it is: the background, a handle that found too little space, or a flush.
+
+use std::time::Duration;
+
+use steadfs_base::IoTag;
+use steadfs_rt::now;
+
+use crate::io::{submit_writes, wait_all};
+use crate::policy::{Advice, LogView};
+use crate::sb::Order;
+use crate::{Journal, JournalError};
+
+/// Most blocks of one batch of home writes, in bytes.
+const BATCH_BYTES: usize = 4 << 20;
+
+impl Journal {
+    fn batch_blocks(&self) -> usize {
+        (BATCH_BYTES / self.block_size.bytes()).max(1)
+    }
+
+    /// Waits until `need` log blocks are free, reclaiming them if nobody else does.
+    pub(crate) fn reclaim_space(&self, need: u32) -> Result<(), JournalError> {
+        let tag = IoTag::default();
+        for io in &self.lists.lock().in_flight {
+            self.queue.boost(io, tag);
+        }
+        let _one = self.reclaiming.lock();
+        loop {
+            let free = {
+                let state = self.state.lock();
+                state.check()?;
+                state.log.free()
+            };
+            if free >= need {
+                return Ok(());
+            }
+            let freeable = self.lists.lock().tail().blocks;
+            // Enough for the caller, and half as much again so that the next one finds some.
+            let goal = need.saturating_add(need / 2) - free;
+            if freeable >= goal {
+                self.move_tail(tag)?;
+                continue;
+            }
+            if self.write_home(tag, |_, before| before < goal)? == 0 {
+                let moved = self.move_tail(tag)?;
+                assert!(moved > 0, "a transaction fits beside the committing one");
+            }
+        }
+    }
+
+    /// Writes everything home and moves the tail past all durable transactions.
+    pub(crate) fn reclaim_all(&self, tag: IoTag) -> Result<(), JournalError> {
+        let _one = self.reclaiming.lock();
+        while self.write_home(tag, |_, _| true)? > 0 {}
+        self.move_tail(tag)?;
+        Ok(())
+    }
+
+    /// Does what the policy advises, one step; returns whether there may be more.
+    pub(crate) fn reclaim_in_background(&self) -> Result<bool, JournalError> {
+        let _one = self.reclaiming.lock();
+        let tag = IoTag::background();
+        let (advice, max_age, short_by) = self.advice()?;
+        self.lists.lock().going = advice != Advice::Rest;
+        match advice {
+            Advice::Rest => Ok(false),
+            Advice::MoveTail => Ok(self.move_tail(tag)? > 0),
+            Advice::Write => {
+                let wanted = |age: Duration, before: u32| age >= max_age || before < short_by;
+                if self.write_home(tag, wanted)? == 0 {
+                    // Memory, not log space or age, asks for it: the oldest first.
+                    self.write_home(tag, |_, _| true)?;
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// The policy's advice, its age limit, and the log blocks missing to its goal.
+    fn advice(&self) -> Result<(Advice, Duration, u32), JournalError> {
+        let (free, capacity) = {
+            let state = self.state.lock();
+            state.check()?;
+            (state.log.free(), state.log.capacity())
+        };
+        let lists = self.lists.lock();
+        let policy = &lists.policy;
+        let view = LogView {
+            capacity,
+            free,
+            freeable: lists.tail().blocks,
+            oldest: lists.oldest_age(now()),
+            unwritten: lists.unwritten() * self.block_size.bytes_u64(),
+            going: lists.going,
+        };
+        let short_by = policy.goal(capacity).saturating_sub(free);
+        Ok((policy.advise(&view), policy.max_age, short_by))
+    }
+
+    /// Writes one batch of blocks home and waits; returns how many. The caller reclaims alone.
+    fn write_home(
+        &self,
+        tag: IoTag,
+        wanted: impl FnMut(Duration, u32) -> bool,
+    ) -> Result<usize, JournalError> {
+        let max = self.batch_blocks();
+        let batch = self.lists.lock().take_batch(max, now(), wanted);
+        if batch.is_empty() {
+            return Ok(0);
+        }
+        let blocks = batch.iter().map(|b| (b.block, b.data.clone()));
+        let ios = submit_writes(&self.queue, self.block_size, blocks, tag);
+        self.lists.lock().in_flight.clone_from(&ios);
+        let result = wait_all(&ios);
+        self.lists.lock().end_batch(&batch, result.is_ok());
+        self.home_written.notify_all();
+        if let Err(error) = result {
+            return Err(self.fail(&error.into()));
+        }
+        self.state.lock().stats.written_home += batch.len() as u64;
+        Ok(batch.len())
+    }
+
+    /// Moves the tail past the transactions whose blocks are all home; returns the log blocks freed.
+    /// The caller reclaims alone.
+    fn move_tail(&self, tag: IoTag) -> Result<u32, JournalError> {
+        let (tail, tid, start, barriers) = {
+            let lists = self.lists.lock();
+            let tail = lists.tail();
+            // Both locks: a transaction that becomes durable now is either in the lists already or
+            // still the committing one.
+            let state = self.state.lock();
+            state.check()?;
+            let (tid, start) = match (tail.first, &state.committing) {
+                (Some(first), _) => first,
+                (None, Some(committing)) => (committing.tid, committing.start),
+                (None, None) => (state.upcoming(), state.log.head()),
+            };
+            (tail, tid, start, state.tuning.barriers)
+        };
+        if tail.transactions == 0 {
+            return Ok(0);
+        }
+        let order = if barriers {
+            Order::AfterAll
+        } else {
+            Order::Plain
+        };
+        let written = {
+            let mut block0 = self.block0.lock();
+            block0.set_tail(start, tid);
+            block0.write(&self.queue, order, tag)
+        };
+        if let Err(error) = written {
+            return Err(self.fail(&error.into()));
+        }
+        self.lists.lock().release(tail.transactions);
+        let mut state = self.state.lock();
+        state.log.release(tail.blocks);
+        state.stats.tail_moves += 1;
+        drop(state);
+        self.admission.notify_all();
+        Ok(tail.blocks)
+    }
+}

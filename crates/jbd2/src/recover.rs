@@ -1,0 +1,479 @@
+//! Replaying the log after a crash: scan, revoke, replay.
+//!
+//! Nothing is written before the whole log has been read and found right, and the superblock says
+//! "empty" only when every replayed block is durable. A crash during recovery therefore leaves the
+//! log as it was, and the next recovery does the same again.
+
+use std::collections::BTreeMap;
+
+use steadfs_base::checksum::crc32_be;
+use steadfs_base::endian::Be32;
+use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
+use steadfs_block::{Bio, Buf, Queue};
+use zerocopy::IntoBytes;
+
+use crate::disk::{
+    Checksum, CommitRecord, Format, Header, MAGIC, Superblock, TagSum, block_type, parse_revoke,
+    parse_tags, starts_fast_commit,
+};
+use crate::io::{max_run, read_log, submit_writes, wait_all};
+use crate::overlay::{Overlay, Redirect};
+use crate::space::Ring;
+use crate::{JournalError, JournalMap};
+
+/// What becomes of the replayed blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Recover {
+    /// They are written home and the log is marked empty.
+    ToDevice,
+    /// Nothing is written: the result says where the newest copies lie.
+    IntoMemory,
+}
+
+/// What a recovery found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecoverySummary {
+    /// Committed transactions in the log.
+    pub transactions: u32,
+    /// Blocks replayed; several copies of one count once.
+    pub blocks: u64,
+    /// Copies not replayed because they were revoked.
+    pub revoked: u64,
+    /// The oldest and the newest transaction.
+    pub range: Option<(Tid, Tid)>,
+    /// The error the journal was aborted with before (a positive error number).
+    pub recorded_errno: Option<u32>,
+}
+
+/// The result of a recovery.
+#[derive(Debug)]
+pub struct Recovered {
+    /// What was found.
+    pub summary: RecoverySummary,
+    /// With [`Recover::IntoMemory`]: the blocks that must be read from the log.
+    pub overlay: Overlay,
+}
+
+/// Replays the journal at `map` of the volume behind `queue`. A clean journal is left alone. Must
+/// run before anything of the volume is cached or written.
+///
+/// # Errors
+/// [`JournalError::Corrupt`] where a committed transaction fails its checksums or a block has no
+/// place on the device, [`JournalError::Unsupported`] for forms we do not replay; nothing was written
+/// then. [`JournalError::Io`] where the device fails; recovery can be tried again.
+pub fn recover(
+    queue: &Queue,
+    block_size: BlockSize,
+    map: &JournalMap,
+    how: Recover,
+    tag: IoTag,
+) -> Result<Recovered, JournalError> {
+    let (mut block0, superblock) = load_superblock(queue, block_size, map, tag)?;
+    let mut summary = RecoverySummary {
+        recorded_errno: superblock.recorded_errno(),
+        ..RecoverySummary::default()
+    };
+    if superblock.raw.start.get() == 0 {
+        let overlay = Overlay::default();
+        return Ok(Recovered { summary, overlay });
+    }
+    let mut reader = LogReader::new(queue, block_size, map, tag);
+    let found = scan(&mut reader, &superblock)?;
+    if let Some(at) = superblock.fast_commit
+        && starts_fast_commit(&reader.read(at)?, found.end)
+    {
+        let what = "journal with fast commits to replay".to_owned();
+        return Err(JournalError::Unsupported(what));
+    }
+    let newest = newest_copies(&mut reader, &superblock.format, &found, &mut summary)?;
+    check_homes(queue, block_size, map, &newest)?;
+    summary.transactions = found.end.0.wrapping_sub(superblock.sequence().0);
+    summary.blocks = newest.len() as u64;
+    if summary.transactions > 0 {
+        let last = Tid(found.end.0.wrapping_sub(1));
+        summary.range = Some((superblock.sequence(), last));
+    }
+    tracing::info!(?summary, ?how, "journal replay");
+    match how {
+        Recover::IntoMemory => {
+            let redirects = newest.into_iter().map(|(home, copy)| {
+                let (at, _) = map.locate(copy.at);
+                let escaped = copy.escaped;
+                (home, Redirect { at, escaped })
+            });
+            let overlay = Overlay::new(redirects.collect());
+            Ok(Recovered { summary, overlay })
+        }
+        Recover::ToDevice => {
+            replay(queue, block_size, map, &newest, tag)?;
+            mark_recovered(
+                queue,
+                block_size,
+                map,
+                &superblock,
+                found.end,
+                &mut block0,
+                tag,
+            )?;
+            let overlay = Overlay::default();
+            Ok(Recovered { summary, overlay })
+        }
+    }
+}
+
+/// Reads and checks the journal's block 0.
+pub(crate) fn load_superblock(
+    queue: &Queue,
+    block_size: BlockSize,
+    map: &JournalMap,
+    tag: IoTag,
+) -> Result<(Buf, Superblock), JournalError> {
+    let device_blocks = queue.geometry().size / block_size.bytes_u64();
+    if map.device_end().0 > device_blocks {
+        return Err(JournalError::Corrupt(format!(
+            "the journal ends at block {}, the device at {device_blocks}",
+            map.device_end()
+        )));
+    }
+    let (at, _) = map.locate(0);
+    let block = queue.read(block_size.offset_of(at), block_size.bytes(), tag)?;
+    let superblock = Superblock::parse(&block, block_size, map.len())?;
+    Ok((block, superblock))
+}
+
+/// Reads the log with a window ahead: the scan goes through it from one end to the other.
+struct LogReader<'a> {
+    queue: &'a Queue,
+    block_size: BlockSize,
+    map: &'a JournalMap,
+    tag: IoTag,
+    window: u32,
+    start: u32,
+    bufs: Vec<Buf>,
+}
+
+impl<'a> LogReader<'a> {
+    fn new(queue: &'a Queue, block_size: BlockSize, map: &'a JournalMap, tag: IoTag) -> Self {
+        Self {
+            queue,
+            block_size,
+            map,
+            tag,
+            window: max_run(queue, block_size) as u32,
+            start: 0,
+            bufs: Vec::new(),
+        }
+    }
+
+    fn read(&mut self, at: u32) -> Result<Buf, JournalError> {
+        let within = at.checked_sub(self.start).map(|n| n as usize);
+        if let Some(buf) = within.and_then(|n| self.bufs.get(n)) {
+            return Ok(buf.clone());
+        }
+        let end = at.saturating_add(self.window).min(self.map.len());
+        let blocks: Vec<u32> = (at..end).collect();
+        self.bufs = read_log(self.queue, self.block_size, self.map, &blocks, self.tag)?;
+        self.start = at;
+        Ok(self.bufs[0].clone())
+    }
+}
+
+/// A logged block.
+#[derive(Clone, Copy, Debug)]
+struct Copy {
+    home: DevBlock,
+    /// Its transaction, counted from the first in the log.
+    age: u32,
+    /// Where in the log it lies.
+    at: u32,
+    escaped: bool,
+}
+
+/// What the scan found.
+struct Found {
+    /// In the order of the log.
+    copies: Vec<Copy>,
+    /// Revoke blocks: transaction, counted from the first, and place in the log.
+    revokes: Vec<(u32, u32)>,
+    /// The first transaction that is not committed.
+    end: Tid,
+}
+
+/// The transaction the scan is in.
+struct Pending {
+    copies: Vec<Copy>,
+    revokes: Vec<u32>,
+    /// A block of the journal's own has a wrong checksum: damage, or left from an older journal.
+    suspect: bool,
+    /// A logged block that does not match its tag.
+    damaged: Option<DevBlock>,
+    /// CRC-32 over descriptors and blocks so far (checksum version 1).
+    sum: u32,
+}
+
+impl Pending {
+    fn new() -> Self {
+        Self {
+            copies: Vec::new(),
+            revokes: Vec::new(),
+            suspect: false,
+            damaged: None,
+            sum: !0,
+        }
+    }
+}
+
+/// Walks the log from the oldest transaction on and collects what is committed.
+fn scan(reader: &mut LogReader<'_>, superblock: &Superblock) -> Result<Found, JournalError> {
+    let ring = Ring::new(superblock.first, superblock.last);
+    let first = superblock.sequence();
+    let mut scan = Scan {
+        reader,
+        superblock,
+        walk: Walk {
+            at: superblock.raw.start.get(),
+            left: ring.capacity() + 1,
+            ring,
+        },
+        next: first,
+        found: Found {
+            copies: Vec::new(),
+            revokes: Vec::new(),
+            end: first,
+        },
+        pending: Pending::new(),
+        last_time: 0,
+        failed: None,
+    };
+    while scan.block()? {}
+    Ok(scan.found)
+}
+
+struct Scan<'a, 'r> {
+    reader: &'a mut LogReader<'r>,
+    superblock: &'a Superblock,
+    walk: Walk,
+    /// The transaction the scan is in.
+    next: Tid,
+    pending: Pending,
+    /// Commit time of the last transaction.
+    last_time: u64,
+    /// The first transaction that failed its checksums, with asynchronous commits.
+    failed: Option<JournalError>,
+    found: Found,
+}
+
+impl Scan<'_, '_> {
+    /// Takes the next block of the journal's own; false where the log ends.
+    fn block(&mut self) -> Result<bool, JournalError> {
+        let Some(at) = self.walk.step() else {
+            return Ok(false);
+        };
+        let block = self.reader.read(at)?;
+        let header = Header::of(&block).filter(|h| h.sequence.get() == self.next.0);
+        match header.map(|h| h.block_type.get()) {
+            Some(block_type::DESCRIPTOR) => self.descriptor(&block),
+            Some(block_type::REVOKE) => {
+                self.pending.suspect |= !self.superblock.format.is_sealed(&block);
+                self.pending.revokes.push(at);
+                Ok(true)
+            }
+            Some(block_type::COMMIT) => self.commit(&block),
+            _ => Ok(false),
+        }
+    }
+
+    fn descriptor(&mut self, block: &[u8]) -> Result<bool, JournalError> {
+        let format = &self.superblock.format;
+        self.pending.suspect |= !format.is_sealed(block);
+        let v1 = format.checksum == Checksum::V1;
+        if v1 {
+            self.pending.sum = crc32_be(self.pending.sum, block);
+        }
+        for tag in parse_tags(format, block) {
+            let Some(at) = self.walk.step() else {
+                return Ok(false);
+            };
+            if v1 {
+                self.pending.sum = crc32_be(self.pending.sum, &self.reader.read(at)?);
+            } else if tag.sum != TagSum::None && !self.pending.suspect {
+                let data = self.reader.read(at)?;
+                if !tag.sum.matches(format.data_sum(self.next, &data)) {
+                    self.pending.damaged.get_or_insert(tag.block);
+                }
+            }
+            self.pending.copies.push(Copy {
+                home: tag.block,
+                age: self.age(),
+                at,
+                escaped: tag.escaped,
+            });
+        }
+        Ok(true)
+    }
+
+    fn commit(&mut self, block: &[u8]) -> Result<bool, JournalError> {
+        let record = CommitRecord::parse(&self.superblock.format, block, self.pending.sum);
+        if (self.pending.suspect || !record.valid) && record.time < self.last_time {
+            // Not of this journal's life: left from one that used the same numbers.
+            return Ok(false);
+        }
+        let bad = judge(&self.pending, &record, self.next);
+        match (bad, self.failed.take()) {
+            (None, None) => {
+                let age = self.age();
+                self.found.copies.append(&mut self.pending.copies);
+                let revokes = self.pending.revokes.iter().map(|&at| (age, at));
+                self.found.revokes.extend(revokes);
+                self.found.end = self.next.next();
+            }
+            // With asynchronous commits the last record may be there before its blocks are; a
+            // transaction after it proves that they were, and are damaged.
+            (Some(bad), None) if self.superblock.async_commit => self.failed = Some(bad),
+            (Some(bad), None) | (_, Some(bad)) => return Err(bad),
+        }
+        self.last_time = record.time;
+        self.pending = Pending::new();
+        self.next = self.next.next();
+        Ok(true)
+    }
+
+    /// The transaction the scan is in, counted from the first in the log.
+    fn age(&self) -> u32 {
+        self.next.0.wrapping_sub(self.superblock.sequence().0)
+    }
+}
+
+/// The damage in a transaction that has a commit record.
+fn judge(pending: &Pending, record: &CommitRecord, tid: Tid) -> Option<JournalError> {
+    let what = if let Some(block) = pending.damaged {
+        format!("checksum of the copy of block {block}")
+    } else if pending.suspect {
+        "checksum of a descriptor or revoke block".to_owned()
+    } else if !record.valid {
+        "checksum of the commit record".to_owned()
+    } else {
+        return None;
+    };
+    Some(JournalError::Corrupt(format!(
+        "transaction {tid}: {what} is wrong"
+    )))
+}
+
+/// Steps through the log, once around at most.
+struct Walk {
+    ring: Ring,
+    at: u32,
+    left: u32,
+}
+
+impl Walk {
+    fn step(&mut self) -> Option<u32> {
+        self.left = self.left.checked_sub(1)?;
+        let at = self.at;
+        self.at = self.ring.after(at, 1);
+        Some(at)
+    }
+}
+
+/// The newest copy of each block that was not revoked since.
+fn newest_copies(
+    reader: &mut LogReader<'_>,
+    format: &Format,
+    found: &Found,
+    summary: &mut RecoverySummary,
+) -> Result<BTreeMap<DevBlock, Copy>, JournalError> {
+    // Only blocks with a copy are noted, so the memory is bounded by the log and not by what revoke
+    // blocks claim.
+    let mut revoked: BTreeMap<DevBlock, Option<u32>> = BTreeMap::new();
+    for copy in &found.copies {
+        revoked.insert(copy.home, None);
+    }
+    for &(age, at) in &found.revokes {
+        let blocks = parse_revoke(format, &reader.read(at)?).ok_or_else(|| {
+            JournalError::Corrupt(format!(
+                "revoke block at {at} of the journal has a wrong length"
+            ))
+        })?;
+        for block in blocks {
+            if let Some(newest) = revoked.get_mut(&block) {
+                *newest = (*newest).max(Some(age));
+            }
+        }
+    }
+    let mut newest = BTreeMap::new();
+    for copy in &found.copies {
+        if revoked[&copy.home].is_some_and(|age| age >= copy.age) {
+            summary.revoked += 1;
+        } else {
+            newest.insert(copy.home, *copy);
+        }
+    }
+    Ok(newest)
+}
+
+/// Whether every block has a place on the device, outside the journal.
+fn check_homes(
+    queue: &Queue,
+    block_size: BlockSize,
+    map: &JournalMap,
+    newest: &BTreeMap<DevBlock, Copy>,
+) -> Result<(), JournalError> {
+    let end = queue.geometry().size / block_size.bytes_u64();
+    for &home in newest.keys() {
+        if home.0 >= end || map.contains(home) {
+            return Err(JournalError::Corrupt(format!(
+                "a logged block belongs to block {home}, where none can be"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Writes the newest copies home and waits.
+fn replay(
+    queue: &Queue,
+    block_size: BlockSize,
+    map: &JournalMap,
+    newest: &BTreeMap<DevBlock, Copy>,
+    tag: IoTag,
+) -> Result<(), JournalError> {
+    let copies: Vec<&Copy> = newest.values().collect();
+    for batch in copies.chunks(4 * max_run(queue, block_size)) {
+        let mut by_place: Vec<&Copy> = batch.to_vec();
+        by_place.sort_unstable_by_key(|copy| copy.at);
+        let places: Vec<u32> = by_place.iter().map(|copy| copy.at).collect();
+        let bufs = read_log(queue, block_size, map, &places, tag)?;
+        let mut blocks: Vec<(DevBlock, Buf)> = Vec::with_capacity(batch.len());
+        for (copy, mut buf) in by_place.iter().zip(bufs) {
+            if copy.escaped {
+                buf.make_mut()[..4].copy_from_slice(&MAGIC.to_be_bytes());
+            }
+            blocks.push((copy.home, buf));
+        }
+        blocks.sort_unstable_by_key(|(home, _)| *home);
+        wait_all(&submit_writes(queue, block_size, blocks, tag))?;
+    }
+    Ok(())
+}
+
+/// Makes the replayed blocks durable, then says in the superblock that the log is empty.
+fn mark_recovered(
+    queue: &Queue,
+    block_size: BlockSize,
+    map: &JournalMap,
+    superblock: &Superblock,
+    end: Tid,
+    block0: &mut Buf,
+    tag: IoTag,
+) -> Result<(), JournalError> {
+    let mut raw = superblock.raw.clone();
+    raw.start = Be32::new(0);
+    // The number of the transaction that was cut off is skipped: its remains stay invalid.
+    raw.sequence = Be32::new(end.next().0);
+    raw.seal();
+    block0.make_mut()[..size_of_val(&raw)].copy_from_slice(raw.as_bytes());
+    let (at, _) = map.locate(0);
+    let bio = Bio::write(block_size.offset_of(at), vec![block0.clone()]).preflush_and_fua();
+    Ok(queue.submit(bio, tag).wait()?)
+}

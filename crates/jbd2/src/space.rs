@@ -1,0 +1,155 @@
+//! Arithmetic of log space: pure, no locks.
+
+use crate::disk::Format;
+
+/// The log as a ring. Blocks from the tail to the head are in use: their transactions may still be
+/// replayed. The head is where the next transaction goes.
+#[derive(Clone, Debug)]
+pub(crate) struct Ring {
+    /// First block of the log.
+    first: u32,
+    /// Blocks in the log.
+    len: u32,
+    head: u32,
+    used: u32,
+}
+
+impl Ring {
+    /// An empty ring of the log blocks from `first` up to, without, `last`.
+    pub(crate) fn new(first: u32, last: u32) -> Self {
+        assert!(first < last, "a log has blocks");
+        Self {
+            first,
+            len: last - first,
+            head: first,
+            used: 0,
+        }
+    }
+
+    /// Blocks in the log. One is never used, so that a full log differs from an empty one for
+    /// those who only see its two ends.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.len - 1
+    }
+
+    /// Blocks that a transaction can be written to.
+    pub(crate) fn free(&self) -> u32 {
+        self.capacity() - self.used
+    }
+
+    /// Where the next transaction goes.
+    pub(crate) fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// `n` blocks after `block`, around the end.
+    pub(crate) fn after(&self, block: u32, n: u32) -> u32 {
+        debug_assert!(block >= self.first && block - self.first < self.len && n <= self.len);
+        let at = u64::from(block - self.first) + u64::from(n);
+        self.first + u32::try_from(at % u64::from(self.len)).expect("less than the length")
+    }
+
+    /// Takes `n` blocks at the head and returns the first.
+    pub(crate) fn take(&mut self, n: u32) -> u32 {
+        assert!(n <= self.free(), "space is reserved before a handle joins");
+        let start = self.head;
+        self.head = self.after(start, n);
+        self.used += n;
+        start
+    }
+
+    /// Gives back the `n` oldest blocks.
+    pub(crate) fn release(&mut self, n: u32) {
+        assert!(n <= self.used, "only used blocks come back");
+        self.used -= n;
+    }
+}
+
+/// How much log a transaction takes, and how much it may.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Costs {
+    tags_per_descriptor: u32,
+    revokes_per_block: u32,
+    /// Most log blocks of one transaction, everything counted.
+    pub max_transaction: u32,
+}
+
+impl Costs {
+    /// The costs in a log of `capacity` blocks: a transaction has a quarter, or `max_transaction`.
+    pub(crate) fn new(format: &Format, capacity: u32, max_transaction: Option<u32>) -> Self {
+        let quarter = capacity / 4;
+        let max_transaction = max_transaction
+            .map_or(quarter, |max| max.min(quarter))
+            .max(4);
+        Self {
+            tags_per_descriptor: format.tags_per_descriptor(),
+            revokes_per_block: format.revokes_per_block(),
+            max_transaction,
+        }
+    }
+
+    /// Log blocks of a transaction with `blocks` blocks and `revokes` revoked ones: theirs, the
+    /// descriptors', the revoke blocks' and the commit record's.
+    pub(crate) fn log_blocks(&self, blocks: u32, revokes: u32) -> u32 {
+        blocks
+            .saturating_add(blocks.div_ceil(self.tags_per_descriptor))
+            .saturating_add(revokes.div_ceil(self.revokes_per_block))
+            .saturating_add(1)
+    }
+
+    /// The most credits a handle can have: alone in a transaction, with a block of revokes.
+    pub(crate) fn max_credits(&self) -> u32 {
+        // Descriptors take one of each `tags + 1` blocks, rounded against us.
+        let room = self.max_transaction - 2;
+        let descriptors = room.div_ceil(self.tags_per_descriptor + 1);
+        room - descriptors
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfs_base::BlockSize;
+
+    use super::*;
+    use crate::Checksum;
+
+    #[test]
+    fn the_ring_goes_around() {
+        let mut ring = Ring::new(1, 11);
+        assert_eq!((ring.capacity(), ring.free()), (9, 9));
+        assert_eq!(ring.take(7), 1);
+        ring.release(5);
+        assert_eq!(ring.take(6), 8);
+        assert_eq!((ring.head(), ring.free()), (4, 1));
+        assert_eq!(ring.after(10, 1), 1);
+        assert_eq!(ring.after(3, 10), 3);
+    }
+
+    #[test]
+    fn the_largest_handle_fits_a_transaction_and_no_larger_one_by_much() {
+        for bytes in [1024, 4096, 65536] {
+            for checksum in [Checksum::None, Checksum::V2, Checksum::V3] {
+                let size = BlockSize::new(bytes).unwrap();
+                let format = Format::new(size, true, checksum, [0; 16]);
+                for capacity in [40, 100, 1023, 4096, 32767, 262_143] {
+                    let costs = Costs::new(&format, capacity, None);
+                    let max = costs.max_credits();
+                    assert!(costs.log_blocks(max, 1) <= costs.max_transaction);
+                    assert!(costs.log_blocks(max + 3, 1) > costs.max_transaction);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_credit_spent_on_either_kind_never_needs_more_than_was_reserved() {
+        let format = Format::new(BlockSize::new(1024).unwrap(), false, Checksum::V3, [0; 16]);
+        let costs = Costs::new(&format, 4096, None);
+        for blocks in 0..200 {
+            for revokes in [0, 1, 250, 251, 252, 253, 254, 600] {
+                let reserved = costs.log_blocks(blocks + 1, revokes);
+                assert!(costs.log_blocks(blocks, revokes + 1) <= reserved);
+            }
+        }
+    }
+}

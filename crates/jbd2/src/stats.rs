@@ -1,0 +1,142 @@
+//! Counters, and the page that shows them.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use steadfs_base::Tid;
+
+/// How often and how long something was waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Waits.
+    pub count: u64,
+    /// All of them together.
+    pub total: Duration,
+    /// The longest.
+    pub max: Duration,
+}
+
+impl Waits {
+    pub(crate) fn add(&mut self, wait: Duration) {
+        self.count += 1;
+        self.total += wait;
+        self.max = self.max.max(wait);
+    }
+}
+
+/// What happened since the journal was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Commits finished.
+    pub transactions: u64,
+    /// … of them because somebody asked, not because of age or size.
+    pub requested: u64,
+    /// Longest wait of a handle, summed over transactions.
+    pub wait: Duration,
+    /// From the request to the lock, summed over requested commits.
+    pub request_delay: Duration,
+    /// From the first handle to the lock, summed over commits.
+    pub running: Duration,
+    /// Waiting for open handles, summed over commits.
+    pub locked: Duration,
+    /// Writing the log, commit record included, summed over commits.
+    pub logging: Duration,
+    /// Mean time of a commit, the new one counted a quarter.
+    pub average_commit: Duration,
+    /// Handles begun in finished transactions.
+    pub handles: u64,
+    /// Blocks changed by them.
+    pub blocks: u64,
+    /// Log blocks written for them.
+    pub logged: u64,
+    /// Handles that waited while a transaction was locked for its commit.
+    pub waited_locked: Waits,
+    /// Handles that waited for log space.
+    pub waited_space: Waits,
+    /// Handles that waited for others' credits, or for the commit of a full transaction.
+    pub waited_credits: Waits,
+    /// Blocks written home.
+    pub written_home: u64,
+    /// Blocks that need not be written home any more: committed again or freed.
+    pub dropped: u64,
+    /// Times the tail moved.
+    pub tail_moves: u64,
+}
+
+impl Stats {
+    /// Notes a commit's time.
+    pub(crate) fn commit_took(&mut self, time: Duration) {
+        self.average_commit = if self.transactions == 0 {
+            time
+        } else {
+            (time + self.average_commit * 3) / 4
+        };
+    }
+
+    /// The text of `jbd2/info`: the lines of `/proc/fs/jbd2/DEV-INODE/info` (Linux 6.18), then, of
+    /// ours, what handles waited for and what reclaim did.
+    pub(crate) fn page(&self, max_transaction: u32, durable: Tid) -> String {
+        let mut page = String::new();
+        self.kernel_lines(&mut page, max_transaction)
+            .and_then(|()| self.our_lines(&mut page, durable))
+            .expect("writing to a string does not fail");
+        page
+    }
+
+    fn kernel_lines(&self, page: &mut String, max_transaction: u32) -> std::fmt::Result {
+        let n = self.transactions;
+        writeln!(
+            page,
+            "{n} transactions ({} requested), each up to {max_transaction} blocks",
+            self.requested
+        )?;
+        if n == 0 {
+            return Ok(());
+        }
+        let ms = |total: Duration, n: u64| total.as_millis().checked_div(n.into()).unwrap_or(0);
+        writeln!(page, "average: ")?;
+        writeln!(page, "  {}ms waiting for transaction", ms(self.wait, n))?;
+        writeln!(
+            page,
+            "  {}ms request delay",
+            ms(self.request_delay, self.requested)
+        )?;
+        writeln!(page, "  {}ms running transaction", ms(self.running, n))?;
+        writeln!(
+            page,
+            "  {}ms transaction was being locked",
+            ms(self.locked, n)
+        )?;
+        // Data is on the device before the handle that refers to it begins: a commit flushes none.
+        writeln!(page, "  0ms flushing data (in ordered mode)")?;
+        writeln!(page, "  {}ms logging transaction", ms(self.logging, n))?;
+        let micros = self.average_commit.as_micros();
+        writeln!(page, "  {micros}us average transaction commit time")?;
+        writeln!(page, "  {} handles per transaction", self.handles / n)?;
+        writeln!(page, "  {} blocks per transaction", self.blocks / n)?;
+        writeln!(page, "  {} logged blocks per transaction", self.logged / n)
+    }
+
+    fn our_lines(&self, page: &mut String, durable: Tid) -> std::fmt::Result {
+        let waits = [
+            ("locked transaction", self.waited_locked),
+            ("log space", self.waited_space),
+            ("reserved credits", self.waited_credits),
+        ];
+        writeln!(page, "waits: ")?;
+        for (what, waits) in waits {
+            writeln!(
+                page,
+                "  {} for {what}, {}us in all, {}us the longest",
+                waits.count,
+                waits.total.as_micros(),
+                waits.max.as_micros()
+            )?;
+        }
+        writeln!(page, "reclaim: ")?;
+        writeln!(page, "  {} blocks written home", self.written_home)?;
+        writeln!(page, "  {} blocks dropped", self.dropped)?;
+        writeln!(page, "  {} tail moves", self.tail_moves)?;
+        writeln!(page, "last durable transaction: {durable}")
+    }
+}

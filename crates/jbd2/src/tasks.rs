@@ -1,0 +1,105 @@
+//! The journal's two tasks: one commits what grew old or full, one writes home in the background.
+
+use std::sync::Arc;
+
+use steadfs_base::Tid;
+use steadfs_rt::{now, spawn};
+
+use crate::Journal;
+
+impl Journal {
+    /// Starts the commit task and the background reclaimer. Does nothing if they run.
+    pub fn start(self: &Arc<Self>) {
+        {
+            let mut state = self.state.lock();
+            if state.has_task {
+                return;
+            }
+            state.stopping = false;
+            state.has_task = true;
+        }
+        self.lists.lock().stopping = false;
+        let journal = Arc::clone(self);
+        let commit = spawn("jbd2", move || journal.commit_task());
+        let journal = Arc::clone(self);
+        let reclaim = spawn("jbd2-reclaim", move || journal.reclaim_task());
+        self.tasks.lock().extend([commit, reclaim]);
+    }
+
+    /// Stops the tasks and waits for them. Handles and commits work without them; what is not
+    /// committed stays so.
+    pub fn stop(&self) {
+        {
+            let mut state = self.state.lock();
+            state.stopping = true;
+            state.has_task = false;
+        }
+        self.lists.lock().stopping = true;
+        self.task_wake.notify_all();
+        self.reclaim_wake.notify_all();
+        // Whoever counted on the commit task looks again.
+        self.admission.notify_all();
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        for task in tasks {
+            task.join();
+        }
+    }
+
+    fn commit_task(&self) {
+        while let Some(tid) = self.next_due() {
+            let tag = self.state.lock().tuning.commit_tag();
+            // An error has stopped the journal and is told to all who ask it for something.
+            if let Err(error) = self.commit_as(tid, tag, false) {
+                tracing::debug!(%error, "commit");
+            }
+        }
+    }
+
+    /// Waits until a transaction should be committed; `None`: the task should end.
+    ///
+    /// The task is not woken when a transaction begins: it looks every interval, and sees each
+    /// transaction before that one is an interval old.
+    fn next_due(&self) -> Option<Tid> {
+        let mut state = self.state.lock();
+        loop {
+            if state.stopping {
+                return None;
+            }
+            let interval = state.tuning.commit_interval;
+            let mut wait = interval;
+            let kicked = state.kicked.take();
+            let alive = state.aborted.is_none();
+            if let Some(running) = state.running.as_ref().filter(|_| alive) {
+                if kicked == Some(running.tid) {
+                    return kicked;
+                }
+                let age = now().since(running.started);
+                if !running.is_empty() || running.open > 0 {
+                    if age >= interval {
+                        return Some(running.tid);
+                    }
+                    wait = interval - age;
+                }
+            }
+            self.task_wake.wait_for(&mut state, wait);
+        }
+    }
+
+    fn reclaim_task(&self) {
+        loop {
+            // An error has stopped the journal; the task then only waits to be ended.
+            let more = self.reclaim_in_background().unwrap_or(false);
+            let mut lists = self.lists.lock();
+            if lists.stopping {
+                return;
+            }
+            if !more {
+                let period = lists.policy.period;
+                self.reclaim_wake.wait_for(&mut lists, period);
+                if lists.stopping {
+                    return;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Tests of the whole journal.
+
+mod basic;
+mod support;

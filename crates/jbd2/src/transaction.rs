@@ -1,0 +1,192 @@
+//! Transactions in memory: the running one, the committing one, and the journal's state.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_base::{DevBlock, FixedMap, IoTag, Tid};
+use steadfs_block::IoHandle;
+use steadfs_cache::MetaBuf;
+use steadfs_rt::{Condvar, Instant};
+
+use crate::JournalError;
+use crate::config::Tuning;
+use crate::space::{Costs, Ring};
+use crate::stats::Stats;
+
+/// The transaction that handles join.
+pub(crate) struct Running {
+    pub tid: Tid,
+    /// When its first handle began.
+    pub started: Instant,
+    /// The blocks its handles have changed.
+    pub blocks: FixedMap<u64, Arc<MetaBuf>>,
+    /// The blocks its handles have freed that may have older copies in the log.
+    pub revokes: BTreeSet<DevBlock>,
+    /// Handles open.
+    pub open: u32,
+    /// Credits of open handles not yet spent.
+    pub reserved: u32,
+    /// No handle joins any more: a commit waits for the open ones.
+    pub locked: bool,
+    /// When somebody first asked for its commit.
+    pub requested: Option<Instant>,
+    /// Who waits for it to become durable.
+    pub waiters: Arc<Condvar>,
+    /// Handles so far.
+    pub handles: u64,
+    /// The longest any of its handles had to wait to begin.
+    pub longest_wait: Duration,
+}
+
+impl Running {
+    pub(crate) fn new(tid: Tid, now: Instant) -> Self {
+        Self {
+            tid,
+            started: now,
+            blocks: FixedMap::default(),
+            revokes: BTreeSet::new(),
+            open: 0,
+            reserved: 0,
+            locked: false,
+            requested: None,
+            waiters: Arc::new(Condvar::new()),
+            handles: 0,
+            longest_wait: Duration::ZERO,
+        }
+    }
+
+    /// Nothing has been changed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.revokes.is_empty()
+    }
+
+    /// Log blocks it may come to need if its handles spend `more` credits on top of theirs.
+    pub(crate) fn log_blocks(&self, costs: &Costs, more: u32) -> u32 {
+        let count = |n: usize| u32::try_from(n).expect("bounded by the log's length");
+        let blocks = count(self.blocks.len())
+            .saturating_add(self.reserved)
+            .saturating_add(more);
+        costs.log_blocks(blocks, count(self.revokes.len()))
+    }
+}
+
+/// The transaction on its way into the log.
+pub(crate) struct Committing {
+    pub tid: Tid,
+    /// Where in the log it starts.
+    pub start: u32,
+    /// Its blocks, sorted.
+    pub blocks: Arc<Vec<DevBlock>>,
+    /// Who waits for it to become durable.
+    pub waiters: Arc<Condvar>,
+    /// Owner and urgency of its I/O: the most urgent of those who wait.
+    pub tag: IoTag,
+    /// Its requests, for raising them.
+    pub ios: Vec<IoHandle>,
+}
+
+/// What a handle that wants to begin finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Admission {
+    /// It may join.
+    Join,
+    /// The transaction is locked, or all updates are held back: wait.
+    Locked,
+    /// Open handles hold too many credits: wait until they return some.
+    Credits,
+    /// The transaction is full: it must be committed.
+    Full(Tid),
+    /// The log is full: so many blocks must be free.
+    NoSpace(u32),
+}
+
+/// Everything under the journal's state lock.
+pub(crate) struct State {
+    pub running: Option<Running>,
+    pub committing: Option<Committing>,
+    /// Some task is committing, from the lock on; it alone starts the next commit.
+    pub leading: bool,
+    /// Number of the next transaction to be created.
+    pub next_tid: Tid,
+    /// The newest durable transaction.
+    pub durable: Tid,
+    pub log: Ring,
+    /// FLUSHes the commits have started.
+    pub flushes: u64,
+    /// The superblock says that the log is empty.
+    pub marked_empty: bool,
+    /// Handles that wait for others' credits.
+    pub waiting_credits: u32,
+    /// New handles are held back this many times (flush, freeze).
+    pub held_back: u32,
+    /// The first cause of an abort.
+    pub aborted: Option<String>,
+    /// The commit task should commit this transaction now.
+    pub kicked: Option<Tid>,
+    /// The commit task runs.
+    pub has_task: bool,
+    pub stopping: bool,
+    /// Who ended a synchronous handle last.
+    pub last_sync_writer: u64,
+    pub tuning: Tuning,
+    pub stats: Stats,
+}
+
+impl State {
+    /// An error if the journal has stopped.
+    pub(crate) fn check(&self) -> Result<(), JournalError> {
+        match &self.aborted {
+            Some(cause) => Err(JournalError::Aborted(cause.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// The number that the next handle's transaction has.
+    pub(crate) fn upcoming(&self) -> Tid {
+        self.running.as_ref().map_or(self.next_tid, |r| r.tid)
+    }
+
+    /// Whether a handle of `credits` may join now.
+    pub(crate) fn admit(&self, costs: &Costs, credits: u32) -> Admission {
+        let need = match &self.running {
+            _ if self.held_back > 0 => return Admission::Locked,
+            Some(running) if running.locked => return Admission::Locked,
+            Some(running) => {
+                let need = running.log_blocks(costs, credits);
+                if need > costs.max_transaction {
+                    let spent = need - running.reserved.min(need);
+                    return if spent > costs.max_transaction || running.open == 0 {
+                        Admission::Full(running.tid)
+                    } else {
+                        Admission::Credits
+                    };
+                }
+                need
+            }
+            None => costs.log_blocks(credits, 1),
+        };
+        if need > self.log.free() {
+            return Admission::NoSpace(need);
+        }
+        Admission::Join
+    }
+
+    /// Joins a handle of `credits` after [`State::admit`] said so.
+    pub(crate) fn join(&mut self, credits: u32, now: Instant, waited: Duration) -> Tid {
+        let running = match &mut self.running {
+            Some(running) => running,
+            slot @ None => {
+                let tid = self.next_tid;
+                self.next_tid = tid.next();
+                slot.insert(Running::new(tid, now))
+            }
+        };
+        assert!(!running.locked, "a locked transaction takes no handle");
+        running.open += 1;
+        running.handles += 1;
+        running.reserved += credits;
+        running.longest_wait = running.longest_wait.max(waited);
+        running.tid
+    }
+}
