@@ -24,6 +24,7 @@ use crate::stats::Stats;
 use crate::sys;
 use crate::transport::Crew;
 use crate::transport::dev::DevPool;
+use crate::transport::uring::{UringPool, queue_count};
 
 /// How requests shall arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,7 +119,8 @@ pub struct MountOptions {
     pub max_request: u32,
     /// How far the kernel reads ahead in a file, in KiB (only root can set it).
     pub read_ahead_kib: u32,
-    /// Most service threads of the classic transport.
+    /// Most service threads (a small multiple of the CPUs is always there). Each has a buffer of
+    /// `max_request`, which takes memory as far as it is used.
     pub max_threads: usize,
     /// Who is behind a process.
     pub classifier: Arc<dyn Classifier>,
@@ -181,9 +183,7 @@ pub fn mount(
     options: MountOptions,
 ) -> Result<Mounted, MountError> {
     let mountpoint = check_mountpoint(mountpoint)?;
-    if options.transport == Transport::Uring {
-        return Err(MountError::Uring("not built into this version".to_owned()));
-    }
+    let queues = uring_queues(options.transport)?;
     let handle = MountHandle {
         helped: !rustix::process::geteuid().is_root(),
         mountpoint: Arc::from(mountpoint),
@@ -203,19 +203,21 @@ pub fn mount(
             },
             max_request: options.max_request.clamp(4096, 1 << 20),
             posix_acl: options.posix_acl,
-            uring: false,
+            uring: queues.is_some(),
             classifier: options.classifier.clone(),
         },
     ));
     let crew = Crew::new(session);
+    let device = Arc::new(device);
+    // With io_uring, few requests come through the device: a thread is enough to begin with.
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
-    let threads = cpus.clamp(1, 8);
-    DevPool::start(
-        &crew,
-        Arc::new(device),
-        threads,
-        options.max_threads.max(threads),
-    );
+    let readers = if queues.is_some() {
+        1
+    } else {
+        cpus.clamp(1, 8)
+    };
+    let most = options.max_threads.max(readers);
+    DevPool::start(&crew, device.clone(), readers, most);
     let mounted = |agreed| Mounted {
         crew: crew.clone(),
         agreed,
@@ -224,6 +226,9 @@ pub fn mount(
     };
     match crew.session.wait_agreed() {
         Ok(agreed) => {
+            if let (true, Some(queues)) = (agreed.uring, queues) {
+                UringPool::start(&crew, device, queues, options.max_threads);
+            }
             set_read_ahead(&handle.mountpoint, options.read_ahead_kib);
             Ok(mounted(agreed))
         }
@@ -403,6 +408,27 @@ const URING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 pub fn uring_hint() -> Option<String> {
     let state = std::fs::read_to_string(URING_SWITCH).ok()?;
     (state.trim() != "Y").then(|| {
-        format!("FUSE over io_uring is switched off; `echo Y > {URING_SWITCH}` (as root) makes mounts faster")
+        format!(
+            "FUSE over io_uring is switched off; `echo Y > {URING_SWITCH}` (as root) makes mounts \
+             faster"
+        )
     })
+}
+
+/// How many queues io_uring shall serve; `None` for the classic transport.
+fn uring_queues(transport: Transport) -> Result<Option<u16>, MountError> {
+    if transport == Transport::Dev {
+        return Ok(None);
+    }
+    let state = std::fs::read_to_string(URING_SWITCH).unwrap_or_default();
+    let cause = match queue_count() {
+        Some(queues) if state.trim() == "Y" => return Ok(Some(queues)),
+        _ if state.is_empty() => "this kernel has no FUSE over io_uring (Linux 6.14)".to_owned(),
+        None => "the number of CPUs is unknown".to_owned(),
+        Some(_) => uring_hint().unwrap_or_default(),
+    };
+    match transport {
+        Transport::Uring => Err(MountError::Uring(cause)),
+        _ => Ok(None),
+    }
 }

@@ -17,8 +17,8 @@ use crate::reply::ReplyBuf;
 use crate::request::RawRequest;
 use crate::session::Answer;
 use crate::sys;
-use crate::transport::Crew;
-use crate::wire::{InHeader, OutHeader, opcode};
+use crate::transport::{Crew, waits};
+use crate::wire::OutHeader;
 
 /// Room beside the data of the largest WRITE: the kernel asks for the heads', a page is plenty.
 const HEADS: usize = 4096;
@@ -103,10 +103,16 @@ impl DevPool {
                 }
                 Ok(len) => len,
             };
-            if self.idle.fetch_sub(1, Ordering::Relaxed) == 1 && waits(&message[..len]) {
-                self.grow();
+            let last = self.idle.fetch_sub(1, Ordering::Relaxed) == 1;
+            match RawRequest::from_message(&message[..len]) {
+                Ok(raw) => {
+                    if last && waits(raw.header.opcode) {
+                        self.grow();
+                    }
+                    self.serve(&device, raw, &mut out);
+                }
+                Err(error) => tracing::error!(%error, "unreadable request"),
             }
-            self.serve(&device, &message[..len], &mut out);
             if self.idle.fetch_add(1, Ordering::Relaxed) >= self.keep {
                 break;
             }
@@ -115,14 +121,7 @@ impl DevPool {
         self.threads.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn serve(&self, device: &OwnedFd, message: &[u8], out: &mut ReplyBuf) {
-        let raw = match RawRequest::from_message(message) {
-            Ok(raw) => raw,
-            Err(error) => {
-                tracing::error!(%error, "unreadable request");
-                return;
-            }
-        };
+    fn serve(&self, device: &OwnedFd, raw: RawRequest<'_>, out: &mut ReplyBuf) {
         let unique = raw.header.unique;
         let error = match self.crew.session.serve(raw, out) {
             Answer::Silent => return,
@@ -138,15 +137,6 @@ impl DevPool {
             Err(error) => tracing::error!(%error, "writing a reply to the FUSE device"),
         }
     }
-}
-
-/// Whether a request may wait for something (for a device, a lock, a journal).
-fn waits(message: &[u8]) -> bool {
-    let head = zerocopy::FromBytes::read_from_prefix(message);
-    !matches!(
-        head.map(|(head, _): (InHeader, _)| head.opcode),
-        Ok(opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::RELEASE)
-    )
 }
 
 /// Writes one reply, in one piece as the device demands.

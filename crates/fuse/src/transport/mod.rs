@@ -6,6 +6,7 @@
 //! started: a request that waits long (fsync) never keeps others from being served.
 
 pub mod dev;
+pub mod uring;
 
 use std::sync::Arc;
 
@@ -13,6 +14,7 @@ use steadfs_rt::{Condvar, Mutex, Rank};
 
 use crate::error::MountError;
 use crate::session::Session;
+use crate::wire::opcode;
 
 /// All service threads of a mount.
 pub struct Crew {
@@ -65,6 +67,14 @@ impl Drop for Member {
             self.0.session.give_up(MountError::Ended);
         }
     }
+}
+
+/// Whether a request may wait for something (for a device, a lock, a journal).
+fn waits(op: u32) -> bool {
+    !matches!(
+        op,
+        opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::RELEASE
+    )
 }
 
 /// Keeps this thread on one CPU; where that is refused (a restricted CPU set) it runs anywhere.

@@ -12,9 +12,18 @@ use steadfs_vfs::WithControl;
 
 pub use memfs::MemFs;
 
-/// What each mounted test runs on.
+/// What each mounted test runs on: both transports, on kernels that have both.
 pub fn transports() -> Vec<Transport> {
-    vec![Transport::Dev]
+    const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+    match std::fs::read_to_string(SWITCH) {
+        Err(_) => vec![Transport::Dev],
+        Ok(state) => {
+            if state.trim() != "Y" {
+                std::fs::write(SWITCH, "Y").expect("root can switch FUSE over io_uring on");
+            }
+            vec![Transport::Dev, Transport::Uring]
+        }
+    }
 }
 
 /// A mounted [`MemFs`].

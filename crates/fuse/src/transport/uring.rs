@@ -1,0 +1,393 @@
+//! The fast transport: FUSE over io_uring (Linux 6.14).
+//!
+//! The kernel has a queue of requests for each CPU and puts a request on the queue of the CPU its
+//! caller runs on; a thread of ours that is pinned there serves it, so that no request crosses to
+//! another CPU. Taking the next request and replying to the last one is a single system call.
+//!
+//! A queue's entries (buffers that hold one request) each belong to a thread with a ring of its
+//! own: a thread that waits inside the volume keeps its entry and nothing else. The kernel gives a
+//! request to the entry that became free last, so as few threads as possible are warm. Entries are
+//! made ahead of need ([`RESERVE`]): a request that finds no free entry stays in the kernel until
+//! some request of its queue is replied to, even if an entry is registered meanwhile.
+//!
+//! FORGET and INTERRUPT, and everything if registering fails, still come through `/dev/fuse`.
+//!
+//! Problem of memory: the kernel writes into an entry's buffers as long as it holds the entry. Rule:
+//! buffers are reached through the raw pointers that the kernel was given, only between a completion
+//! and the next submission; they are freed only when the kernel has given the entry back with an
+//! error, and leaked otherwise.
+
+#![allow(
+    unsafe_code,
+    reason = "the ring shares memory with the kernel; each block says why it is sound"
+)]
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use rustix::io::Errno;
+use steadfs_vfs::Segment;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use crate::reply::ReplyBuf;
+use crate::request::RawRequest;
+use crate::session::Answer;
+use crate::transport::{Crew, pin_to, waits};
+use crate::wire::{self, InHeader, OutHeader, UringCmdReq, UringReqHeader};
+
+type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
+
+/// Free entries of a queue below which another thread is started.
+const RESERVE: usize = 3;
+
+/// Threads for each of the kernel's queues.
+pub struct UringPool {
+    crew: Arc<Crew>,
+    device: Arc<OwnedFd>,
+    queues: Vec<Queue>,
+    /// Threads of all queues.
+    threads: AtomicUsize,
+    /// Threads there may be.
+    most: usize,
+}
+
+struct Queue {
+    /// The kernel's number of the queue, and its CPU's.
+    id: u16,
+    /// Threads whose entry waits for a request.
+    idle: AtomicUsize,
+}
+
+impl UringPool {
+    /// Registers entries on `device` for each of the kernel's queues, up to `most` threads in all
+    /// (but at least two for each queue).
+    pub fn start(crew: &Arc<Crew>, device: Arc<OwnedFd>, queues: u16, most: usize) {
+        let each = (most / 2 / usize::from(queues).max(1)).clamp(2, 16);
+        let pool = Arc::new(Self {
+            crew: crew.clone(),
+            device,
+            queues: (0..queues)
+                .map(|id| Queue {
+                    id,
+                    idle: AtomicUsize::new(0),
+                })
+                .collect(),
+            threads: AtomicUsize::new(0),
+            most: most.max(each * usize::from(queues)),
+        });
+        for _ in 0..each {
+            for queue in 0..pool.queues.len() {
+                pool.add(queue);
+            }
+        }
+    }
+
+    /// Starts another thread for a queue, unless there are enough.
+    fn add(self: &Arc<Self>, queue: usize) {
+        let more = |n| (n < self.most).then_some(n + 1);
+        if self
+            .threads
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .is_err()
+        {
+            return;
+        }
+        let idle = &self.queues[queue].idle;
+        idle.fetch_add(1, Ordering::Relaxed);
+        let pool = self.clone();
+        let start = || self.crew.start("fuse-ring", move || pool.work(queue));
+        // Where the host refuses another thread, the others go on.
+        if catch_unwind(AssertUnwindSafe(start)).is_err() {
+            self.threads.fetch_sub(1, Ordering::Relaxed);
+            self.queues[queue].idle.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A thread's life.
+    fn work(self: &Arc<Self>, index: usize) {
+        let queue = &self.queues[index];
+        pin_to(usize::from(queue.id));
+        if let Err(error) = self.serve_queue(index) {
+            // The classic transport's threads serve what this queue does not.
+            tracing::error!(queue = queue.id, %error, "FUSE over io_uring");
+        }
+        queue.idle.fetch_sub(1, Ordering::Relaxed);
+        self.threads.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn serve_queue(self: &Arc<Self>, index: usize) -> std::io::Result<()> {
+        let queue = &self.queues[index];
+        let mut ring: Ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .build(2)?;
+        let mut entry = Entry::new(self.crew.session.config.max_request as usize);
+        let mut out = ReplyBuf::default();
+        entry.submit_register(&mut ring, &self.device, queue.id)?;
+        loop {
+            match entry.wait(&mut ring)? {
+                Ok(()) => {}
+                // INIT's reply is still on its way into the kernel.
+                Err(Errno::AGAIN) => {
+                    steadfs_rt::sleep(Duration::from_millis(1));
+                    entry.submit_register(&mut ring, &self.device, queue.id)?;
+                    continue;
+                }
+                // Unmounted, or the connection was aborted.
+                Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => return Ok(()),
+                Err(errno) => return Err(errno.into()),
+            }
+            let left = queue.idle.fetch_sub(1, Ordering::Relaxed) - 1;
+            if left < RESERVE && waits(entry.in_header().opcode) {
+                self.add(index);
+            }
+            entry.serve(&self.crew, &mut out);
+            queue.idle.fetch_add(1, Ordering::Relaxed);
+            entry.submit_commit(&mut ring, &self.device, queue.id)?;
+        }
+    }
+}
+
+/// One request's buffers, known to the kernel.
+struct Entry {
+    header: NonNull<UringReqHeader>,
+    payload: NonNull<[u8]>,
+    /// The two above, as the kernel reads them when the entry is registered.
+    iov: Box<[libc::iovec; 2]>,
+    /// The kernel holds the entry.
+    held: bool,
+}
+
+impl Entry {
+    fn new(payload: usize) -> Self {
+        let header = NonNull::from(Box::leak(Box::new(UringReqHeader::new_zeroed())));
+        let payload = NonNull::from(Box::leak(vec![0_u8; payload].into_boxed_slice()));
+        let iov = Box::new([
+            libc::iovec {
+                iov_base: header.as_ptr().cast(),
+                iov_len: size_of::<UringReqHeader>(),
+            },
+            libc::iovec {
+                iov_base: payload.as_ptr().cast(),
+                iov_len: payload.len(),
+            },
+        ]);
+        Self {
+            header,
+            payload,
+            iov,
+            held: false,
+        }
+    }
+
+    /// The header buffer; only while the kernel does not hold the entry.
+    fn header(&self) -> &UringReqHeader {
+        assert!(!self.held, "the kernel may write the entry");
+        // SAFETY: the pointer is from `Box::leak`, freed only in `drop`; the kernel writes it only
+        // while `held`.
+        unsafe { self.header.as_ref() }
+    }
+
+    fn header_mut(&mut self) -> &mut UringReqHeader {
+        assert!(!self.held, "the kernel may write the entry");
+        // SAFETY: as above, and `&mut self` makes this the only reference.
+        unsafe { self.header.as_mut() }
+    }
+
+    fn payload(&self) -> &[u8] {
+        assert!(!self.held, "the kernel may write the entry");
+        // SAFETY: as for the header.
+        unsafe { self.payload.as_ref() }
+    }
+
+    fn payload_mut(&mut self) -> &mut [u8] {
+        assert!(!self.held, "the kernel may write the entry");
+        // SAFETY: as for the header.
+        unsafe { self.payload.as_mut() }
+    }
+
+    fn in_header(&self) -> InHeader {
+        match InHeader::read_from_prefix(&self.header().in_out) {
+            Ok((header, _)) => header,
+            Err(_) => unreachable!("128 bytes hold a head of 40"),
+        }
+    }
+
+    fn submit_register(
+        &mut self,
+        ring: &mut Ring,
+        device: &OwnedFd,
+        qid: u16,
+    ) -> std::io::Result<()> {
+        let command = UringCmdReq {
+            qid,
+            ..UringCmdReq::default()
+        };
+        let mut sqe = build(device, wire::URING_CMD_REGISTER, &command);
+        let (addr, len) = (self.iov.as_ptr() as u64, self.iov.len() as u32);
+        const { assert!(size_of::<squeue::Entry128>() == 128) };
+        // SAFETY: `Entry128` is the kernel's submission entry (`repr(C)`, 128 bytes), whose bytes 16
+        // to 24 are the address and 24 to 28 the length; the crate offers no other way to set the
+        // latter. Any value is valid there.
+        let bytes = unsafe { &mut *std::ptr::from_mut(&mut sqe).cast::<[u8; 128]>() };
+        bytes[16..24].copy_from_slice(&addr.to_ne_bytes());
+        bytes[24..28].copy_from_slice(&len.to_ne_bytes());
+        self.push(ring, sqe)
+    }
+
+    fn submit_commit(
+        &mut self,
+        ring: &mut Ring,
+        device: &OwnedFd,
+        qid: u16,
+    ) -> std::io::Result<()> {
+        let command = UringCmdReq {
+            commit_id: self.header().ent.commit_id,
+            qid,
+            ..UringCmdReq::default()
+        };
+        let sqe = build(device, wire::URING_CMD_COMMIT_AND_FETCH, &command);
+        self.push(ring, sqe)
+    }
+
+    /// Queues the submission; [`Entry::wait`] hands it over.
+    fn push(&mut self, ring: &mut Ring, sqe: squeue::Entry128) -> std::io::Result<()> {
+        self.held = true;
+        // SAFETY: the buffers behind the entry stay allocated as long as the kernel may use them
+        // (see `drop`), and the descriptor is the pool's, which outlives the ring.
+        unsafe { ring.submission().push(&sqe) }
+            .map_err(|_| std::io::Error::other("the submission queue is full"))
+    }
+
+    /// Hands over what was queued and waits for the entry to come back: with a request, or with the
+    /// error that ended it.
+    fn wait(&mut self, ring: &mut Ring) -> std::io::Result<Result<(), Errno>> {
+        loop {
+            match ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if let Some(completion) = ring.completion().next() {
+                self.held = false;
+                return Ok(match completion.result() {
+                    0.. => Ok(()),
+                    negative => Err(Errno::from_raw_os_error(-negative)),
+                });
+            }
+        }
+    }
+
+    /// Serves the request in the buffers and puts the reply there.
+    fn serve(&mut self, crew: &Crew, out: &mut ReplyBuf) {
+        let header = self.header();
+        let (in_header, facts) = (self.in_header(), header.ent);
+        let payload_len = (facts.payload_sz as usize).min(self.payload().len());
+        let raw = RawRequest {
+            header: in_header,
+            op: &header.op_in,
+            payload: &self.payload()[..payload_len],
+        };
+        let mut error = match crew.session.serve(raw, out) {
+            Answer::Done | Answer::Silent => 0,
+            Answer::Error(errno) => {
+                out.clear();
+                -errno.raw_os_error()
+            }
+        };
+        let len = out.len();
+        if len > self.payload().len() {
+            tracing::error!(len, "a reply is larger than the request allows");
+            out.clear();
+            error = -Errno::IO.raw_os_error();
+        }
+        copy_reply(out, self.payload_mut());
+        // Replies are at most as long as the payload, which is at most 1 MiB.
+        let payload_sz = out.len() as u32;
+        let head = OutHeader {
+            len: size_of::<OutHeader>() as u32 + payload_sz,
+            error,
+            unique: in_header.unique,
+        };
+        let header = self.header_mut();
+        header.in_out[..size_of::<OutHeader>()].copy_from_slice(head.as_bytes());
+        header.ent.payload_sz = payload_sz;
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.held {
+            // The kernel may still write here: leak.
+            return;
+        }
+        // SAFETY: both are from `Box::leak` in `new`; the kernel has given the entry back with an
+        // error and will not use them again.
+        unsafe {
+            drop(Box::from_raw(self.header.as_ptr()));
+            drop(Box::from_raw(self.payload.as_ptr()));
+        }
+    }
+}
+
+fn build(device: &OwnedFd, operation: u32, command: &UringCmdReq) -> squeue::Entry128 {
+    let mut bytes = [0; 80];
+    bytes[..size_of::<UringCmdReq>()].copy_from_slice(command.as_bytes());
+    opcode::UringCmd80::new(types::Fd(device.as_raw_fd()), operation)
+        .cmd(bytes)
+        .build()
+}
+
+/// Puts a reply's pieces one after the other.
+fn copy_reply(out: &ReplyBuf, payload: &mut [u8]) {
+    let (head, mut rest) = payload.split_at_mut(out.bytes.len());
+    head.copy_from_slice(&out.bytes);
+    for segment in out.data.segments() {
+        let part;
+        match segment {
+            Segment::Bytes(owner, range) => {
+                (part, rest) = rest.split_at_mut(range.len());
+                part.copy_from_slice(&(**owner).as_ref()[range.clone()]);
+            }
+            Segment::Zeros(len) => {
+                (part, rest) = rest.split_at_mut(*len);
+                part.fill(0);
+            }
+        }
+    }
+}
+
+/// How many queues the kernel has: one for each CPU there could be.
+pub fn queue_count() -> Option<u16> {
+    parse_cpus(&std::fs::read_to_string("/sys/devices/system/cpu/possible").ok()?)
+}
+
+/// The number of CPUs in a list such as `0-3,8`.
+fn parse_cpus(list: &str) -> Option<u16> {
+    let mut count = 0_u16;
+    for range in list.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.parse::<u16>().ok()?, last.parse::<u16>().ok()?);
+        count = count.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
+    }
+    Some(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists_are_counted() {
+        assert_eq!(parse_cpus("0-1\n"), Some(2));
+        assert_eq!(parse_cpus("0"), Some(1));
+        assert_eq!(parse_cpus("0-3,8,10-11"), Some(7));
+        assert_eq!(parse_cpus("3-1"), None);
+        assert_eq!(parse_cpus(""), None);
+    }
+}
