@@ -194,7 +194,7 @@ pub(crate) mod held {
     use super::Gate;
 
     #[derive(Default)]
-    pub(crate) struct List;
+    pub(crate) struct List(());
 
     impl List {
         pub(crate) fn names(&self) -> Vec<String> {
