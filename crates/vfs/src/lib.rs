@@ -5,6 +5,7 @@
 mod control;
 mod control_overlay;
 mod error;
+pub mod options;
 mod types;
 
 pub use control::{Control, ControlEntry};

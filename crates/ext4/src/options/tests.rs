@@ -1,0 +1,103 @@
+use super::*;
+
+#[track_caller]
+fn fails(list: &str, sentence: &str) {
+    match MountOptions::parse(list) {
+        Err(FsError::BadOption(said)) => assert_eq!(said, sentence),
+        other => panic!("{list}: {other:?}"),
+    }
+}
+
+#[test]
+fn nothing_means_the_defaults() {
+    assert_eq!(MountOptions::parse(""), Ok(MountOptions::default()));
+    assert_eq!(MountOptions::default().show(), "rw,relatime");
+}
+
+#[test]
+fn names_are_listed_once() {
+    let mut names: Vec<_> = TABLE.iter().map(|entry| entry.name).collect();
+    names.sort_unstable();
+    let all = names.len();
+    names.dedup();
+    assert_eq!(names.len(), all);
+}
+
+#[test]
+fn what_is_shown_is_read_back() {
+    let lists = [
+        "ro,norecovery,noatime,nodiratime",
+        "rw,relatime,sync,dirsync",
+        "rw,relatime,nobarrier,data_err=abort,discard,nouser_xattr,noacl,grpid,minixdf",
+        "rw,relatime,commit=30,min_batch_time=10,max_batch_time=20,journal_ioprio=0",
+        "rw,relatime,resuid=5,resgid=6,stripe=16,max_dir_size_kb=100",
+        "rw,relatime,nodelalloc,noauto_da_alloc,inode_readahead_blks=0",
+        "rw,relatime,errors=remount-ro,data=writeback",
+        "rw,relatime,errors=continue,data=ordered",
+    ];
+    for list in lists {
+        let options = MountOptions::parse(list).expect(list);
+        assert_ne!(options, MountOptions::default());
+        assert_eq!(MountOptions::parse(&options.show()), Ok(options));
+    }
+}
+
+#[test]
+fn later_items_win() {
+    let options = MountOptions::parse("ro,nobarrier,commit=9,rw,barrier,commit=0");
+    assert_eq!(options, Ok(MountOptions::default()));
+    let options = MountOptions::parse("barrier=0,auto_da_alloc=0").expect("both take a value");
+    assert!(!options.barrier && !options.auto_da_alloc);
+}
+
+#[test]
+fn mistakes_name_the_option() {
+    fails(
+        "data=journal",
+        "option data=journal: data is not journaled; use data=ordered",
+    );
+    fails(
+        "data=orderd",
+        "option data=orderd: is one of ordered, writeback",
+    );
+    fails(
+        "errors=panic",
+        "option errors=panic: a program cannot halt the machine; use errors=remount-ro",
+    );
+    fails(
+        "commit=-1",
+        "option commit=-1: needs a number from 0 to 86400",
+    );
+    fails("comit=5", "option comit: unknown; did you mean commit?");
+    fails(
+        "journal_ioprio=8",
+        "option journal_ioprio=8: needs a number from 0 to 7",
+    );
+    fails(
+        "inode_readahead_blks=3",
+        "option inode_readahead_blks=3: needs 0 or a power of two",
+    );
+    fails(
+        "noload",
+        "option noload: needs ro, for a volume is only written after its journal",
+    );
+    fails(
+        "min_batch_time=20000",
+        "option min_batch_time: is longer than max_batch_time",
+    );
+    fails("usrquota", &format!("option usrquota: {NO_QUOTA}"));
+    fails("dax", "option dax: needs a value (dax=…)");
+    assert!(MountOptions::parse("dax=never,check=none").is_ok());
+}
+
+#[test]
+fn remount_changes_what_may_change() {
+    let mounted = MountOptions::parse("commit=9,noatime").expect("good options");
+    let new = mounted.remounted("ro,commit=7").expect("both may change");
+    assert_eq!(new.show(), "ro,noatime,commit=7");
+    for fixed in ["data=writeback", "ro,noload", "nodelalloc"] {
+        let said = mounted.remounted(fixed).expect_err(fixed).to_string();
+        assert!(said.contains("cannot change while mounted"), "{said}");
+    }
+    assert!(mounted.remounted("bogus").is_err());
+}

@@ -1,0 +1,387 @@
+//! A mount's whole option list: what mount(8) and fusermount3(1) know, what is ours, and what
+//! belongs to the volume's file system.
+
+use steadfs_ext4::{MountOptions, OPTION_TABLE};
+use steadfs_vfs::options::{
+    Entry, already, apply, bytes, choice, either, flag, items, refused, unknown, value,
+};
+use steadfs_vfs::{FsError, Result};
+
+/// How the device is accessed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoEngine {
+    /// io_uring where the host allows it, else threads.
+    #[default]
+    Auto,
+    /// io_uring, or the mount fails.
+    Uring,
+    /// A pool of threads with pread(2) and pwrite(2).
+    Threads,
+}
+
+/// How requests come from the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FuseTransport {
+    /// FUSE-over-io_uring where the kernel allows it, else the device.
+    #[default]
+    Auto,
+    /// FUSE-over-io_uring, or the mount fails.
+    Uring,
+    /// Reads and writes of /dev/fuse.
+    Dev,
+}
+
+/// The order in which queued I/O goes to the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoScheduler {
+    /// First come, first served; what somebody waits for first.
+    #[default]
+    Fifo,
+}
+
+/// What the kernel enforces at the mount point.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MountFlags {
+    /// `nosuid`: set-user-ID, set-group-ID and file capabilities have no effect.
+    pub nosuid: bool,
+    /// `nodev`: device nodes cannot be opened.
+    pub nodev: bool,
+    /// `noexec`: programs cannot be run.
+    pub noexec: bool,
+    /// `nosymfollow`: symbolic links are not followed.
+    pub nosymfollow: bool,
+    /// `noatime`, told to the kernel too.
+    pub noatime: bool,
+    /// `nodiratime`, told to the kernel too.
+    pub nodiratime: bool,
+}
+
+/// Everything an option list can say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Options of the file system.
+    pub ext4: MountOptions,
+    /// What the kernel enforces.
+    pub flags: MountFlags,
+    /// `offset=`: where on the device the volume begins, in bytes.
+    pub offset: u64,
+    /// `sizelimit=`: how much of the device belongs to the volume, in bytes; `None`: the rest.
+    pub size_limit: Option<u64>,
+    /// `cache_size=`: memory the caches may hold, in bytes; `None`: chosen from the host's memory.
+    pub cache_size: Option<u64>,
+    /// `io_engine=`.
+    pub io_engine: IoEngine,
+    /// `buffered`: I/O goes through the host's page cache; else around it (`direct`).
+    pub buffered: bool,
+    /// `io_scheduler=`.
+    pub io_scheduler: IoScheduler,
+    /// `fuse_transport=`.
+    pub fuse_transport: FuseTransport,
+    /// `control`: the hidden directory `.steadfs` is there.
+    pub control: bool,
+    /// `allow_other`: other users may use the mount; `None`: as fits who mounts (root: yes).
+    pub allow_other: Option<bool>,
+    /// `fsname=`: what /proc/mounts shows as the source; `None`: the image or device.
+    pub fsname: Option<String>,
+    /// `foreground`: the mounting program stays.
+    pub foreground: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            ext4: MountOptions::default(),
+            flags: MountFlags::default(),
+            offset: 0,
+            size_limit: None,
+            cache_size: None,
+            io_engine: IoEngine::Auto,
+            buffered: false,
+            io_scheduler: IoScheduler::Fifo,
+            fuse_transport: FuseTransport::Auto,
+            control: true,
+            allow_other: None,
+            fsname: None,
+            foreground: false,
+        }
+    }
+}
+
+/// Smallest cache a mount works with.
+pub const MIN_CACHE_SIZE: u64 = 8 << 20;
+/// What offsets are multiples of: the smallest unit every device can address.
+pub const SECTOR: u64 = 512;
+const OWNERS: &str = "owners and modes come from the volume";
+const LABELS: &str = "security labels come from the volume's attributes";
+
+const TABLE: &[Entry<Options>] = &[
+    flag("suid", |o| o.flags.nosuid = false),
+    flag("nosuid", |o| o.flags.nosuid = true),
+    flag("dev", |o| o.flags.nodev = false),
+    flag("nodev", |o| o.flags.nodev = true),
+    flag("exec", |o| o.flags.noexec = false),
+    flag("noexec", |o| o.flags.noexec = true),
+    flag("symfollow", |o| o.flags.nosymfollow = false),
+    flag("nosymfollow", |o| o.flags.nosymfollow = true),
+    flag("defaults", set_defaults),
+    // mount(8): who may mount is decided before we run; what it implies is applied.
+    either("user", |o, _| {
+        untrusted(o);
+        o.flags.noexec = true;
+        Ok(())
+    }),
+    flag("users", |o| {
+        untrusted(o);
+        o.flags.noexec = true;
+    }),
+    flag("owner", untrusted),
+    flag("group", untrusted),
+    already("nouser"),
+    already("noowner"),
+    already("nogroup"),
+    already("auto"),
+    already("noauto"),
+    already("nofail"),
+    already("_netdev"),
+    already("silent"),
+    already("loud"),
+    already("nomand"),
+    already("noiversion"),
+    value("comment", |_, _| Ok(())),
+    // fusermount3(1).
+    flag("allow_other", |o| o.allow_other = Some(true)),
+    flag("noallow_other", |o| o.allow_other = Some(false)),
+    already("default_permissions"),
+    value("fsname", set_fsname),
+    // Ours.
+    value("offset", |o, v| sectors(v).map(|n| o.offset = n)),
+    value("sizelimit", |o, v| {
+        sectors(v).map(|n| o.size_limit = (n > 0).then_some(n))
+    }),
+    value("cache_size", set_cache_size),
+    value("io_engine", |o, v| {
+        let engines = [
+            ("auto", IoEngine::Auto),
+            ("uring", IoEngine::Uring),
+            ("threads", IoEngine::Threads),
+        ];
+        choice(v, &engines).map(|engine| o.io_engine = engine)
+    }),
+    flag("direct", |o| o.buffered = false),
+    flag("buffered", |o| o.buffered = true),
+    value("io_scheduler", |o, v| {
+        choice(v, &[("fifo", IoScheduler::Fifo)]).map(|policy| o.io_scheduler = policy)
+    }),
+    value("fuse_transport", |o, v| {
+        let transports = [
+            ("auto", FuseTransport::Auto),
+            ("uring", FuseTransport::Uring),
+            ("dev", FuseTransport::Dev),
+        ];
+        choice(v, &transports).map(|transport| o.fuse_transport = transport)
+    }),
+    flag("control", |o| o.control = true),
+    flag("nocontrol", |o| o.control = false),
+    flag("foreground", |o| o.foreground = true),
+    // Not offered.
+    refused("loop", "image files are opened as they are; leave it out"),
+    refused("allow_root", "use allow_other"),
+    refused("mand", "mandatory locks were removed from Linux"),
+    refused("iversion", "FUSE does not show a change counter"),
+    refused("uid", OWNERS),
+    refused("gid", OWNERS),
+    refused("umask", OWNERS),
+    refused("fmask", OWNERS),
+    refused("dmask", OWNERS),
+    refused("context", LABELS),
+    refused("fscontext", LABELS),
+    refused("defcontext", LABELS),
+    refused("rootcontext", LABELS),
+    refused(
+        "remount",
+        "use steadfs remount, which reaches the running mount",
+    ),
+    refused("bind", "is mount(8)'s own; bind the mount point instead"),
+    refused("kernel_cache", "pages are always kept; leave it out"),
+    refused("auto_cache", "pages are always kept; leave it out"),
+    refused(
+        "writeback_cache",
+        "writes go to our own cache, which knows their owner",
+    ),
+    refused(
+        "max_read",
+        "requests have the largest size the kernel allows",
+    ),
+    refused("blkdev", "is chosen when root mounts a block device"),
+    refused("subtype", "is the volume's type"),
+];
+
+fn set_defaults(options: &mut Options) {
+    // mount(8): rw, suid, dev, exec, auto, nouser and async.
+    options.flags.nosuid = false;
+    options.flags.nodev = false;
+    options.flags.noexec = false;
+    options.ext4.read_only = false;
+    options.ext4.sync = false;
+}
+
+fn untrusted(options: &mut Options) {
+    options.flags.nosuid = true;
+    options.flags.nodev = true;
+}
+
+fn set_fsname(options: &mut Options, value: &str) -> Result<(), String> {
+    if value.is_empty() {
+        return Err("needs a name".to_owned());
+    }
+    options.fsname = Some(value.to_owned());
+    Ok(())
+}
+
+fn set_cache_size(options: &mut Options, value: &str) -> Result<(), String> {
+    let size = bytes(value)?;
+    if size < MIN_CACHE_SIZE {
+        return Err(format!("is at least {}M", MIN_CACHE_SIZE >> 20));
+    }
+    options.cache_size = Some(size);
+    Ok(())
+}
+
+fn sectors(value: &str) -> Result<u64, String> {
+    let number = bytes(value)?;
+    if number % SECTOR != 0 {
+        return Err(format!("needs a multiple of {SECTOR} bytes"));
+    }
+    Ok(number)
+}
+
+/// Whether an item is a note for other programs: mount(8) keeps `x-…` and `X-…` for them.
+fn is_note(name: &str) -> bool {
+    name.starts_with("x-") || name.starts_with("X-")
+}
+
+impl Options {
+    /// The options in `list`, as `-o` takes them.
+    ///
+    /// # Errors
+    /// [`FsError::BadOption`] naming the first option that is unknown (with the nearest one there
+    /// is), not offered (with the reason), or contradicts another.
+    pub fn parse(list: &str) -> Result<Self> {
+        let mut options = Self::default();
+        for (name, value) in items(list) {
+            options.set(name, value)?;
+        }
+        options.flags.noatime = options.ext4.atime == steadfs_ext4::Atime::Never;
+        options.flags.nodiratime = options.ext4.nodiratime;
+        options.ext4.validate()?;
+        if options
+            .offset
+            .checked_add(options.size_limit.unwrap_or(0))
+            .is_none()
+        {
+            return Err(FsError::BadOption(
+                "option sizelimit: ends past the largest offset there is".to_owned(),
+            ));
+        }
+        Ok(options)
+    }
+
+    fn set(&mut self, name: &str, value: Option<&str>) -> Result<()> {
+        if is_note(name) || apply(TABLE, self, name, value)? || self.ext4.set(name, value)? {
+            return Ok(());
+        }
+        let ours = TABLE.iter().map(|entry| entry.name);
+        let format = OPTION_TABLE.iter().map(|entry| entry.name);
+        Err(unknown(name, ours.chain(format)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn good(list: &str) -> Options {
+        Options::parse(list).unwrap_or_else(|error| panic!("{list}: {error}"))
+    }
+
+    #[track_caller]
+    fn fails(list: &str, sentence: &str) {
+        assert_eq!(
+            Options::parse(list),
+            Err(FsError::BadOption(sentence.to_owned()))
+        );
+    }
+
+    #[test]
+    fn lists_of_mount_8() {
+        assert_eq!(good(""), Options::default());
+        let fstab = good("defaults,noauto,nofail,_netdev,x-systemd.automount,comment=mine");
+        assert_eq!(fstab, Options::default());
+        let flags = good("user,exec,noatime").flags;
+        assert!(flags.nosuid && flags.nodev && !flags.noexec && flags.noatime);
+        let flags = good("nosuid,noexec,defaults").flags;
+        assert_eq!(flags, MountFlags::default());
+        assert!(good("ro,noload").ext4.no_replay);
+    }
+
+    #[test]
+    fn our_own() {
+        let options = good(
+            "offset=1M,sizelimit=2G,cache_size=64M,io_engine=threads,buffered,io_scheduler=fifo,\
+             fuse_transport=dev,nocontrol,allow_other,fsname=disk,foreground",
+        );
+        let wanted = Options {
+            offset: 1 << 20,
+            size_limit: Some(2 << 30),
+            cache_size: Some(64 << 20),
+            io_engine: IoEngine::Threads,
+            buffered: true,
+            fuse_transport: FuseTransport::Dev,
+            control: false,
+            allow_other: Some(true),
+            fsname: Some("disk".to_owned()),
+            foreground: true,
+            ..Options::default()
+        };
+        assert_eq!(options, wanted);
+    }
+
+    #[test]
+    fn tables_do_not_overlap() {
+        for entry in TABLE {
+            let twice = TABLE.iter().filter(|e| e.name == entry.name).count();
+            assert_eq!(twice, 1, "{}", entry.name);
+            let other = OPTION_TABLE.iter().any(|e| e.name == entry.name);
+            assert!(!other, "{}", entry.name);
+        }
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        fails("noatme", "option noatme: unknown; did you mean noatime?");
+        fails(
+            "cachesize=1G",
+            "option cachesize: unknown; did you mean cache_size?",
+        );
+        fails("cache_size=1M", "option cache_size=1M: is at least 8M");
+        fails("offset=7", "option offset=7: needs a multiple of 512 bytes");
+        fails(
+            "io_engine=aio",
+            "option io_engine=aio: is one of auto, uring, threads",
+        );
+        fails(
+            "uid=1000",
+            "option uid=1000: owners and modes come from the volume",
+        );
+        fails(
+            "loop",
+            "option loop: image files are opened as they are; leave it out",
+        );
+        fails("frobnicate", "option frobnicate: unknown");
+        fails(
+            "offset=16777215T,sizelimit=2T",
+            "option sizelimit: ends past the largest offset there is",
+        );
+    }
+}
