@@ -55,8 +55,9 @@ const ROOMS: &[Room] = &[
     ),
 ];
 
-/// Product lines a file may have; what follows its `#[cfg(test)]` module does not count.
-const FILE_LINES: usize = 600;
+/// Product lines a file may have (600 is the aim, the rest is slack); what follows its
+/// `#[cfg(test)]` module does not count.
+const FILE_LINES: usize = 700;
 
 /// Files that are longer, with the length they may not exceed. The list only shrinks.
 const LONGER: &[(&str, usize)] = &[];
