@@ -250,14 +250,16 @@ impl Mapping {
     }
 
     /// Ends the flight of a run of taken blocks. After success a block that was not changed again is
-    /// dropped; after a failure each is dirty again (never clean on error) and holds a reservation
-    /// if `reserved` says that the file system kept one for it.
-    pub fn landed(&self, run: Range<u64>, result: Result<(), &IoError>, reserved: bool) {
+    /// dropped; after a failure each is dirty again (never clean on error) and holds a reservation if
+    /// `reserve` says that the file system keeps one for it. Returns how many blocks hold one now and
+    /// held none before.
+    pub fn landed(&self, run: Range<u64>, result: Result<(), &IoError>, reserve: bool) -> u64 {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         let mut ended = 0;
         let mut cleaned = 0;
         let mut dirtied = 0;
+        let mut reserved = 0;
         inner.pages.retain_range(run, |page| {
             if page.flight.take().is_none() {
                 return true;
@@ -271,7 +273,8 @@ impl Mapping {
                 }
                 (Err(_), None) => {
                     page.dirty = Some(IoTag::background());
-                    page.reserved |= reserved;
+                    reserved += u64::from(reserve && !page.reserved);
+                    page.reserved |= reserve;
                     dirtied += 1;
                 }
             }
@@ -286,6 +289,7 @@ impl Mapping {
         self.landed.notify_all();
         self.writeback
             .cleaned(&self.file, cleaned << self.block_size.bits(), left == 0);
+        reserved
     }
 
     /// Raises every queued write of `range` to `tag`: somebody waits for it now.
@@ -446,7 +450,7 @@ mod tests {
         let (writeback, map) = mapping();
         map.write(0, &[1; BS], IoTag::default(), zero_fill);
         assert!(map.take_dirty(0..9, 9)[0].reserved);
-        map.landed(0..1, Err(&failure()), true);
+        assert_eq!(map.landed(0..1, Err(&failure()), true), 1);
         assert_eq!(map.take_error(), Some(failure()));
         assert_eq!(writeback.dirty_bytes(), BS as u64);
         let again = map.take_dirty(0..9, 9);

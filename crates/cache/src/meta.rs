@@ -302,14 +302,15 @@ impl MetaCache {
         self.dirty.lock().remove(&block.0);
     }
 
-    /// Notes a change made without a journal; [`MetaCache::write_dirty`] will write it.
-    pub fn mark_dirty(&self, buf: &Arc<MetaBuf>) {
+    /// Locks a buffer for a change made without a journal; [`MetaCache::write_dirty`] will write it.
+    pub fn lock_dirty<'b>(&self, buf: &'b Arc<MetaBuf>) -> MetaMut<'b> {
         let mut state = buf.state.write();
         if !state.dirty {
+            // Under the buffer's lock: a write-back that comes between would miss the change.
             state.dirty = true;
-            drop(state);
             self.dirty.lock().insert(buf.block.0, Arc::clone(buf));
         }
+        MetaMut { state }
     }
 
     /// Writes every block changed without a journal and waits. A block that fails stays dirty; the
@@ -331,7 +332,7 @@ impl MetaCache {
         for (run, io) in self.submit_runs(&blocks, tag) {
             if let Err(error) = io.wait() {
                 for (buf, _) in &blocks[run] {
-                    self.mark_dirty(buf);
+                    drop(self.lock_dirty(buf));
                 }
                 first_error.get_or_insert(error);
             }
@@ -401,8 +402,7 @@ mod tests {
         let (device, cache) = cache(8, 1 << 20);
         for n in [2, 3, 5] {
             let buf = cache.get_new(DevBlock(n));
-            buf.lock()[0] = n as u8;
-            cache.mark_dirty(&buf);
+            cache.lock_dirty(&buf)[0] = n as u8;
         }
         cache.forget(DevBlock(3));
         cache.write_dirty(IoTag::default()).unwrap();

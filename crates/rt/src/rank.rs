@@ -15,16 +15,18 @@ pub enum Rank {
     Writeback,
     /// Open handles of a journal, or modifying operations of f2fs.
     TxnHandle,
+    /// The orphan list.
+    Orphan,
     /// One inode's block map, preallocation and attributes.
     ExtentTree,
     /// An inode's attributes in memory.
     InodeState,
-    /// The orphan list.
-    Orphan,
     /// A block group's or segment's allocation state.
     Group,
     /// Reclaim of a journal's log space: one task at a time.
     JournalReclaim,
+    /// The superblock in memory.
+    Super,
     /// A metadata buffer's content.
     MetaBuf,
     /// The journal's superblock.

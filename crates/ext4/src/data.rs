@@ -1,0 +1,367 @@
+//! File content: read, write, write-back.
+//!
+//! A write is copied into the cache and acknowledged; space for it is promised at once, blocks are
+//! chosen when it is written back ([`writeout`]). Data reaches the device before any handle names its
+//! blocks, so no commit ever waits for data.
+
+mod fallocate;
+mod seek;
+mod sync;
+mod truncate;
+mod writeout;
+
+use steadfs_base::{FileBlock, IoTag};
+use steadfs_block::{Bio, Buf, IoHandle};
+use steadfs_cache::{DirtyFile, Why};
+use steadfs_rt::wall_clock;
+use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, ReadData, Result};
+
+use crate::fs::{Ext4, io_error};
+use crate::inode::Inode;
+use crate::map::{Place, has_extents};
+use crate::mballoc::{WEIGHT_EXTENT, WEIGHT_INDIRECT};
+use crate::options::Atime;
+
+/// Longest single read, in bytes.
+const MAX_READ: u64 = 1 << 20;
+
+/// A piece of a read, in file order.
+enum Piece {
+    Zeros(usize),
+    Cached(Buf),
+    /// Blocks on their way from the device.
+    Device(IoHandle),
+}
+
+impl Ext4 {
+    /// Refuses what is not a regular file.
+    pub(crate) fn regular(inode: &Inode) -> Result<()> {
+        match inode.kind() {
+            FileKind::Regular => Ok(()),
+            FileKind::Directory => Err(FsError::IsDir),
+            _ => Err(FsError::Invalid("not a regular file")),
+        }
+    }
+
+    /// Reads up to `len` bytes from `offset`.
+    pub fn read_file(&self, cx: &Cx, inode: &Inode, offset: u64, len: usize) -> Result<ReadData> {
+        Self::regular(inode)?;
+        let _shared = inode.lock.read();
+        let size = inode.size();
+        let mut out = ReadData::new();
+        if offset >= size || len == 0 {
+            return Ok(out);
+        }
+        let end = size.min(offset.saturating_add(len as u64));
+        let bs = self.geo.block_size;
+        let blocks = bs.file_block(offset).0..bs.blocks_for(end);
+        let pieces = self.gather(cx, inode, blocks.clone())?;
+        // Cut what lies before the offset and behind the end off the whole blocks.
+        let mut skip = bs.within(offset);
+        let mut left = (end - offset) as usize;
+        let mut push = |out: &mut ReadData, data: Option<Buf>, whole: usize| {
+            let from = skip.min(whole);
+            let to = (from + left).min(whole);
+            skip -= from;
+            left -= to - from;
+            match data {
+                Some(buf) => out.push(buf.into_shared(), from..to),
+                None => out.push_zeros(to - from),
+            }
+        };
+        for piece in pieces {
+            match piece {
+                Piece::Zeros(n) => push(&mut out, None, n),
+                Piece::Cached(buf) => {
+                    let len = buf.len();
+                    push(&mut out, Some(buf), len);
+                }
+                Piece::Device(io) => {
+                    for buf in io.into_bio().map_err(io_error)?.bufs {
+                        let len = buf.len();
+                        push(&mut out, Some(buf), len);
+                    }
+                }
+            }
+        }
+        self.touch_atime(inode);
+        Ok(out)
+    }
+
+    /// Where each block of a range comes from; device reads are under way when this returns.
+    fn gather(&self, cx: &Cx, inode: &Inode, blocks: std::ops::Range<u64>) -> Result<Vec<Piece>> {
+        let bs = self.geo.block_size;
+        // The cache first, then the map: a block that leaves the cache in between is mapped by then.
+        let cached = inode.pages.cached(blocks.clone());
+        let mut cached = cached.into_iter().peekable();
+        let core = inode.core.read();
+        let mut pieces = Vec::new();
+        let mut at = blocks.start;
+        while at < blocks.end {
+            if let Some((_, buf)) = cached.next_if(|(n, _)| n.0 == at) {
+                pieces.push(Piece::Cached(buf));
+                at += 1;
+                continue;
+            }
+            let upto = cached.peek().map_or(blocks.end, |(n, _)| n.0);
+            let mapped = self.map(inode.ino(), &core, FileBlock(at), cx.tag)?;
+            let n = mapped.len.min(upto - at).min(MAX_READ >> bs.bits());
+            let bytes = (n as usize) << bs.bits();
+            pieces.push(match mapped.place {
+                Place::Written(start) => Piece::Device(
+                    self.queue
+                        .submit(Bio::read(bs.offset_of(start), bytes), cx.tag),
+                ),
+                Place::Hole | Place::Unwritten(_) => Piece::Zeros(bytes),
+            });
+            at += n;
+        }
+        Ok(pieces)
+    }
+
+    /// Notes an access as relatime does: at most once a day unless the file changed since.
+    fn touch_atime(&self, inode: &Inode) {
+        let wanted = self.options.read().atime == Atime::Relative;
+        if !wanted || self.check_writable().is_err() {
+            return;
+        }
+        let now = wall_clock();
+        let due = {
+            let core = inode.core.read();
+            core.atime <= core.mtime
+                || core.atime <= core.ctime
+                || now.secs - core.atime.secs >= 86400
+        };
+        if due {
+            inode.core.write().atime = now;
+            inode.mark_core_dirty();
+        }
+    }
+
+    /// Writes `data` at `offset` into the cache.
+    pub fn write_file(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        offset: u64,
+        data: &[u8],
+        kill_priv: bool,
+    ) -> Result<usize> {
+        self.check_writable()?;
+        Self::regular(inode)?;
+        let end = offset
+            .checked_add(data.len() as u64)
+            .ok_or(FsError::FileTooBig)?;
+        let written = {
+            let _alone = inode.lock.write();
+            self.check_may_write(inode, offset, end)?;
+            if kill_priv {
+                self.kill_priv(inode);
+            }
+            let size = inode.size();
+            if offset > size {
+                self.zero_tail(cx, inode, size, offset)?;
+            }
+            let (bytes, result) = self.write_pages(cx, inode, offset, data);
+            if bytes == 0 {
+                result?;
+            }
+            inode.set_size(size.max(offset + bytes as u64));
+            let now = wall_clock();
+            let mut core = inode.core.write();
+            core.mtime = now;
+            core.ctime = now;
+            drop(core);
+            inode.mark_core_dirty();
+            bytes
+        };
+        while self
+            .writeback
+            .must_throttle(DirtyFile(inode.ino().0.into()))
+        {
+            self.write_out(inode, Why::Throttle, cx.tag)?;
+        }
+        Ok(written)
+    }
+
+    fn check_may_write(&self, inode: &Inode, offset: u64, end: u64) -> Result<()> {
+        let core = inode.core.read();
+        let appends = core.flags.contains(InodeFlags::APPEND);
+        if core.flags.contains(InodeFlags::IMMUTABLE) || (appends && offset < inode.size()) {
+            return Err(FsError::NotPermitted);
+        }
+        if end > self.geo.max_file_size(has_extents(&core)) {
+            return Err(FsError::FileTooBig);
+        }
+        Ok(())
+    }
+
+    /// Clears what an unprivileged write takes away: set-user-ID, and set-group-ID of executables.
+    fn kill_priv(&self, inode: &Inode) {
+        let mut core = inode.core.write();
+        let executable = core.mode & 0o010 != 0;
+        core.mode &= if executable { !0o6000 } else { !0o4000 };
+    }
+
+    /// Zeroes the part of the last block behind the old end of the file, up to `offset`: on the device
+    /// there may be anything.
+    fn zero_tail(&self, cx: &Cx, inode: &Inode, size: u64, offset: u64) -> Result<()> {
+        let bs = self.geo.block_size;
+        if bs.within(size) == 0 {
+            return Ok(());
+        }
+        let end = offset.min(bs.blocks_for(size) << bs.bits());
+        let block = bs.file_block(size);
+        if inode.pages.get(block).is_none() {
+            let mapped = self.map(inode.ino(), &inode.core.read(), block, cx.tag)?;
+            if !matches!(mapped.place, Place::Written(_)) {
+                return Ok(());
+            }
+        }
+        let zeros = vec![0; (end - size) as usize];
+        self.write_pages(cx, inode, size, &zeros).1
+    }
+
+    /// Promises space and copies into the cache; how many bytes, and why not all.
+    pub(crate) fn write_pages(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        offset: u64,
+        data: &[u8],
+    ) -> (usize, Result<()>) {
+        let bs = self.geo.block_size;
+        let blocks = bs.file_block(offset).0..bs.blocks_for(offset + data.len() as u64);
+        let weight = self.weight(inode);
+        let wanted = inode.pages.unreserved(blocks.clone()) * weight;
+        let tight = match self.promise(cx, inode, &blocks, wanted) {
+            Ok(tight) => tight,
+            Err(error) => return (0, Err(error)),
+        };
+        let fill = |block, buf: &mut [u8]| self.fill_block(cx.tag, inode, block, buf);
+        let written = inode.pages.write(offset, data, cx.tag, fill);
+        let promised = if tight { 0 } else { wanted };
+        let kept = written.reserved * weight;
+        self.alloc.with_totals(|t| {
+            if tight {
+                t.promised += kept;
+            } else {
+                t.settle(promised - kept);
+            }
+        });
+        let result = written.error.map_or(Ok(()), Err);
+        if tight && let Err(error) = self.write_now(cx, inode, offset, written.bytes) {
+            return (0, Err(error));
+        }
+        (written.bytes, result)
+    }
+
+    /// What a dirty block of the file is promised.
+    pub(crate) fn weight(&self, inode: &Inode) -> u64 {
+        if has_extents(&inode.core.read()) {
+            WEIGHT_EXTENT
+        } else {
+            WEIGHT_INDIRECT
+        }
+    }
+
+    /// Promises `blocks` of space. True: there is too little to promise anything, and the data must be
+    /// given its place at once, so that who writes learns of a full volume and not who syncs.
+    fn promise(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        blocks: &std::ops::Range<u64>,
+        wanted: u64,
+    ) -> Result<bool> {
+        if wanted == 0 {
+            return Ok(false);
+        }
+        let keep = self.kept_for_root(cx);
+        if self.alloc.with_totals(|t| t.promise(wanted, keep)) {
+            return Ok(false);
+        }
+        self.make_room(cx)?;
+        if self.alloc.with_totals(|t| t.promise(wanted, keep)) {
+            return Ok(false);
+        }
+        let new = self.unmapped(cx, inode, blocks)?;
+        let totals = self.alloc.totals();
+        if new > 0 && totals.free < new + totals.promised + keep {
+            return Err(FsError::NoSpace);
+        }
+        Ok(true)
+    }
+
+    /// Writes back everything delayed and commits, so that promises become exact and what was freed
+    /// can be used.
+    pub(crate) fn make_room(&self, cx: &Cx) -> Result<()> {
+        for ino in self.writeback.dirty_files() {
+            if let Some(inode) = self.inodes.get(crate::disk::Ino(ino as u32)) {
+                // Its error is its own and stays with it.
+                if let Err(error) = self.write_out(&inode, Why::Sync, cx.tag) {
+                    tracing::debug!(ino, %error, "write-back for space failed");
+                }
+            }
+        }
+        if self.alloc.totals().pending > 0 {
+            self.commit_running(cx.tag)?;
+        }
+        Ok(())
+    }
+
+    /// Blocks of a range that have no place on the device.
+    fn unmapped(&self, cx: &Cx, inode: &Inode, blocks: &std::ops::Range<u64>) -> Result<u64> {
+        let core = inode.core.read();
+        let mut holes = 0;
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let mapped = self.map(inode.ino(), &core, FileBlock(at), cx.tag)?;
+            let n = mapped.len.min(blocks.end - at);
+            if mapped.place == Place::Hole {
+                holes += n;
+            }
+            at += n;
+        }
+        Ok(holes)
+    }
+
+    /// Blocks that this caller may not use.
+    pub(crate) fn kept_for_root(&self, cx: &Cx) -> u64 {
+        let (resuid, resgid) = {
+            let options = self.options.read();
+            (options.resuid, options.resgid)
+        };
+        let sb = self.sb.lock();
+        let (uid, gid) = sb.reserved_owner();
+        let (uid, gid) = (resuid.unwrap_or(uid), resgid.unwrap_or(gid));
+        let privileged = cx.uid == 0
+            || cx.uid == uid
+            || (gid != 0 && (cx.gid == gid || cx.groups.contains(&gid)));
+        if privileged { 0 } else { sb.reserved_blocks() }
+    }
+
+    /// The content of a block that is not in the cache, as a partial write needs it.
+    fn fill_block(
+        &self,
+        tag: IoTag,
+        inode: &Inode,
+        block: FileBlock,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let bs = self.geo.block_size;
+        let mapped = self.map(inode.ino(), &inode.core.read(), block, tag)?;
+        let Place::Written(at) = mapped.place else {
+            return Ok(());
+        };
+        let data = self
+            .queue
+            .read(bs.offset_of(at), bs.bytes(), tag)
+            .map_err(io_error)?;
+        // Behind the end of the file the device may hold anything.
+        let start = block.0 << bs.bits();
+        let valid = inode.size().saturating_sub(start).min(bs.bytes_u64()) as usize;
+        out[..valid].copy_from_slice(&data[..valid]);
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! Finding data and holes; copying ranges.
+
+use steadfs_base::FileBlock;
+use steadfs_vfs::{Cx, FsError, Result, Seek, Segment};
+
+use crate::fs::Ext4;
+use crate::inode::Inode;
+use crate::map::Place;
+
+/// Bytes copied in one step.
+const COPY: u64 = 1 << 20;
+
+impl Ext4 {
+    /// The next data or hole at or after `offset`.
+    pub fn seek_file(&self, cx: &Cx, inode: &Inode, offset: u64, what: Seek) -> Result<u64> {
+        Self::regular(inode)?;
+        let _shared = inode.lock.read();
+        let size = inode.size();
+        if offset >= size {
+            return Err(FsError::NoSuchOffset);
+        }
+        let bs = self.geo.block_size;
+        let end = bs.blocks_for(size);
+        let mut at = bs.file_block(offset).0;
+        while at < end {
+            let (is_data, n) = self.is_data(cx, inode, at)?;
+            let n = n.min(end - at);
+            if is_data == (what == Seek::Data) {
+                return Ok((at << bs.bits()).max(offset));
+            }
+            at += n;
+        }
+        match what {
+            Seek::Data => Err(FsError::NoSuchOffset),
+            // The end of the file is a hole.
+            Seek::Hole => Ok(size),
+        }
+    }
+
+    /// Whether a block holds data, and for how many blocks that is known to go on.
+    fn is_data(&self, cx: &Cx, inode: &Inode, at: u64) -> Result<(bool, u64)> {
+        // The cache first: see `gather`.
+        let next = inode.pages.next_cached(FileBlock(at)).map(|b| b.0);
+        if next == Some(at) {
+            return Ok((true, 1));
+        }
+        let mapped = self.map(inode.ino(), &inode.core.read(), FileBlock(at), cx.tag)?;
+        let n = next.map_or(mapped.len, |next| mapped.len.min(next - at));
+        Ok((matches!(mapped.place, Place::Written(_)), n))
+    }
+
+    /// Copies between two files, piece by piece; holes are copied as zeros.
+    pub fn copy_between(
+        &self,
+        cx: &Cx,
+        from: (&Inode, u64),
+        to: (&Inode, u64),
+        len: u64,
+    ) -> Result<u64> {
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(COPY);
+            let data = self.read_file(cx, from.0, from.1 + done, n as usize)?;
+            if data.is_empty() {
+                break;
+            }
+            let mut at = to.1 + done;
+            for segment in data.segments() {
+                let zeros;
+                let bytes = match segment {
+                    Segment::Bytes(owner, range) => &(**owner).as_ref()[range.clone()],
+                    Segment::Zeros(n) => {
+                        zeros = vec![0; *n];
+                        &zeros
+                    }
+                };
+                self.write_file(cx, to.0, at, bytes, true)?;
+                at += bytes.len() as u64;
+            }
+            done += data.len() as u64;
+        }
+        Ok(done)
+    }
+}

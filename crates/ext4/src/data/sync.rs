@@ -1,0 +1,112 @@
+//! Making things durable.
+
+use steadfs_base::{IoTag, Tid, Urgency};
+use steadfs_cache::Why;
+use steadfs_jbd2::Durable;
+use steadfs_vfs::{Cx, FileKind, FsError, Result};
+
+use crate::fs::{Ext4, io_error};
+use crate::inode::Inode;
+use crate::txn::{Txns, journal_error};
+
+impl Ext4 {
+    /// fsync and fdatasync. Threads woken: none, unless a commit or a write of the same data is already
+    /// under way elsewhere; the caller writes, commits and flushes itself.
+    pub fn fsync_inode(&self, cx: &Cx, inode: &Inode, datasync: bool) -> Result<()> {
+        if let Some(cause) = self.stopped.lock().as_ref() {
+            return Err(FsError::Stopped(cause.clone()));
+        }
+        let tag = cx.tag.with_urgency(Urgency::Waited);
+        if inode.kind() == FileKind::Regular {
+            let written = self.write_out(inode, Why::Sync, tag);
+            // The error that a background write met since the last fsync is told here, once; what
+            // failed is still dirty and was just tried again.
+            let earlier = inode.pages.take_error();
+            written?;
+            if let Some(error) = earlier {
+                return Err(io_error(error));
+            }
+        }
+        if self.check_writable().is_ok() {
+            self.store_if_dirty(inode)?;
+        }
+        match &self.txns {
+            Txns::Journal(journal) => {
+                let mut flushed = false;
+                if let Some(tid) = inode.tid_for_sync(datasync) {
+                    let durable = journal.commit(tid, tag).map_err(journal_error)?;
+                    flushed = durable == Durable::Flushed;
+                }
+                if inode.take_unflushed() && !flushed {
+                    self.flush_device(inode, tag)?;
+                }
+                Ok(())
+            }
+            Txns::Direct(meta) => {
+                // Nothing tells which blocks lead to this file: all of them go.
+                meta.write_dirty(tag).map_err(io_error)?;
+                inode.take_unflushed();
+                self.flush_device(inode, tag)
+            }
+        }
+    }
+
+    fn flush_device(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        if !self.options.read().barrier {
+            return Ok(());
+        }
+        self.queue.flush(tag).wait().map_err(|error| {
+            // Not durable: the next fsync must flush again.
+            inode.mark_unflushed();
+            io_error(error)
+        })
+    }
+
+    /// Stores an inode that was changed in memory only.
+    pub(crate) fn store_if_dirty(&self, inode: &Inode) -> Result<()> {
+        if !inode.is_core_dirty() || inode.is_dead() {
+            return Ok(());
+        }
+        let mut handle = self.txns.begin(1)?;
+        self.store_now(&mut handle, inode)
+    }
+
+    /// Commits the running transaction, if there is one, and waits.
+    pub(crate) fn commit_running(&self, tag: IoTag) -> Result<()> {
+        let Txns::Journal(journal) = &self.txns else {
+            return Ok(());
+        };
+        let tid: Option<Tid> = journal.running_tid();
+        if let Some(tid) = tid {
+            journal.commit(tid, tag).map_err(journal_error)?;
+        }
+        Ok(())
+    }
+
+    /// Writes all data and metadata and makes it durable.
+    pub fn sync_volume(&self, cx: &Cx) -> Result<()> {
+        if let Some(cause) = self.stopped.lock().as_ref() {
+            return Err(FsError::Stopped(cause.clone()));
+        }
+        let tag = cx.tag.with_urgency(Urgency::Waited);
+        let mut result = Ok(());
+        for ino in self.writeback.dirty_files() {
+            if let Some(inode) = self.inodes.get(crate::disk::Ino(ino as u32)) {
+                result = result.and(self.write_out(&inode, Why::Sync, tag));
+            }
+        }
+        if self.check_writable().is_ok() {
+            for inode in self.inodes.dirty() {
+                result = result.and(self.store_if_dirty(&inode));
+            }
+        }
+        match &self.txns {
+            Txns::Journal(_) => result = result.and(self.commit_running(tag)),
+            Txns::Direct(meta) => result = result.and(meta.write_dirty(tag).map_err(io_error)),
+        }
+        if self.options.read().barrier {
+            result = result.and(self.queue.flush(tag).wait().map_err(io_error));
+        }
+        result
+    }
+}

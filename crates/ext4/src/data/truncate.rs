@@ -1,0 +1,192 @@
+//! Changing a file's size, and freeing what an unlinked inode had.
+
+use steadfs_base::{FileBlock, IoTag};
+use steadfs_rt::wall_clock;
+use steadfs_vfs::{Cx, FileKind, FsError, Result};
+
+use crate::disk;
+use crate::disk::xattr::{BlockAttrs, set_refcount};
+use crate::fs::Ext4;
+use crate::inode::Inode;
+use crate::map::has_extents;
+use crate::txn::Handle;
+
+/// Credits of the first handle of a truncation: inode, orphan list (its head in the superblock or a
+/// block of the orphan file), and the first freed run with its tree blocks.
+const FIRST: u32 = 40;
+
+/// The file block behind every possible one.
+const END: FileBlock = FileBlock(u32::MAX as u64);
+
+impl Ext4 {
+    /// Sets a regular file's size. The caller holds `inode.lock` for writing and has checked that the
+    /// inode may be changed.
+    pub fn truncate(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
+        let old = inode.size();
+        if size > self.geo.max_file_size(has_extents(&inode.core.read())) {
+            return Err(FsError::FileTooBig);
+        }
+        if size > old {
+            return self.grow(cx, inode, old, size);
+        }
+        let _one = inode.flush.lock();
+        let bs = self.geo.block_size;
+        let first_gone = FileBlock(bs.blocks_for(size));
+        let released = inode.pages.discard(first_gone.0..u64::MAX) * self.weight(inode);
+        self.alloc.with_totals(|t| t.settle(released));
+        inode.set_size(size);
+        if bs.within(size) > 0 {
+            inode.pages.zero_tail(bs.file_block(size), bs.within(size));
+        }
+        self.cut_to(inode, size, first_gone)
+    }
+
+    /// Larger: a hole. What lies behind the old end in its last block must read as zeros first.
+    fn grow(&self, cx: &Cx, inode: &Inode, old: u64, size: u64) -> Result<()> {
+        self.zero_tail(cx, inode, old, size)?;
+        {
+            let _one = inode.flush.lock();
+            let block = self.geo.block_size.file_block(old).0;
+            self.write_out_locked(inode, block..block + 1, cx.tag)?;
+        }
+        let mut handle = self.txns.begin(1)?;
+        inode.set_size(size);
+        let mut core = inode.core.write();
+        let unwritten_from = inode.pages.next_cached(FileBlock(0)).map(|b| b.0);
+        // Delayed data must be on disk before the size covers it; if there is any, write-back raises
+        // the size on disk when it is.
+        if unwritten_from.is_none() {
+            core.size = size;
+        }
+        let now = wall_clock();
+        core.mtime = now;
+        core.ctime = now;
+        self.store_inode(&mut handle, inode, &core)?;
+        inode.note_tid(&handle, true);
+        Ok(())
+    }
+
+    /// Stores the smaller size and frees what lies behind it, in as many transactions as it takes; the
+    /// orphan list remembers it between them.
+    fn cut_to(&self, inode: &Inode, size: u64, first_gone: FileBlock) -> Result<()> {
+        let mut handle = self.txns.begin(FIRST)?;
+        let ino = inode.ino();
+        let mut listed = false;
+        let mut end = END;
+        {
+            let mut core = inode.core.write();
+            core.size = core.size.min(size);
+            let now = wall_clock();
+            core.mtime = now;
+            core.ctime = now;
+        }
+        loop {
+            {
+                let mut core = inode.core.write();
+                end = self.unmap(&mut handle, ino, &mut core, first_gone..end, false)?;
+                self.store_inode(&mut handle, inode, &core)?;
+            }
+            inode.note_tid(&handle, true);
+            if end <= first_gone {
+                break;
+            }
+            if !listed {
+                self.orphans.add(self, &mut handle, inode)?;
+                listed = true;
+            }
+            handle.restart(FIRST)?;
+        }
+        if listed {
+            if !handle.extend(4) {
+                handle.restart(FIRST)?;
+            }
+            self.orphans.remove(self, &mut handle, inode)?;
+        }
+        Ok(())
+    }
+
+    /// Finishes a truncation that a crash interrupted. The caller holds `inode.lock` for writing.
+    pub(crate) fn finish_truncation(&self, inode: &Inode) -> Result<()> {
+        let _one = inode.flush.lock();
+        let size = inode.size();
+        self.cut_to(inode, size, FileBlock(self.geo.block_size.blocks_for(size)))
+    }
+
+    /// Frees everything an inode without names has, and the inode. It is on the orphan list; nobody
+    /// refers to it any more.
+    pub fn evict(&self, inode: &Inode) -> Result<()> {
+        let _alone = inode.lock.write();
+        if inode.is_dead() {
+            return Ok(());
+        }
+        let _one = inode.flush.lock();
+        let released = inode.pages.discard(0..u64::MAX) * self.weight(inode);
+        self.alloc.with_totals(|t| t.settle(released));
+        let ino = inode.ino();
+        let mut handle = self.txns.begin(FIRST)?;
+        let mapped = self.has_map(&inode.core.read());
+        let metadata = inode.kind() != FileKind::Regular;
+        let mut end = if mapped { END } else { FileBlock(0) };
+        while end > FileBlock(0) {
+            let mut core = inode.core.write();
+            end = self.unmap(&mut handle, ino, &mut core, FileBlock(0)..end, metadata)?;
+            core.size = 0;
+            self.store_inode(&mut handle, inode, &core)?;
+            drop(core);
+            if end > FileBlock(0) {
+                handle.restart(FIRST)?;
+            }
+        }
+        if !handle.extend(FIRST / 2) {
+            handle.restart(FIRST)?;
+        }
+        self.drop_xattrs(&mut handle, inode)?;
+        self.orphans.remove(self, &mut handle, inode)?;
+        {
+            let mut core = inode.core.write();
+            core.links = 0;
+            core.size = 0;
+            core.dtime = u32::try_from(wall_clock().secs).unwrap_or(u32::MAX).max(1);
+            self.store_inode(&mut handle, inode, &core)?;
+        }
+        self.alloc
+            .free_inode(self, &mut handle, ino, inode.kind())?;
+        inode.set_dead();
+        self.inodes.remove(ino);
+        Ok(())
+    }
+
+    /// Gives up the inode's attribute block: one owner less, or freed with the last. Three credits.
+    fn drop_xattrs(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
+        let Some(block) = inode.core.read().file_acl else {
+            return Ok(());
+        };
+        let buf = self.block(block, IoTag::default())?;
+        let refcount = BlockAttrs::parse(&self.geo, block, &buf.data())?.refcount;
+        if refcount > 1 {
+            let mut bytes = handle.write(&buf)?;
+            set_refcount(&self.geo, block, &mut bytes, refcount - 1);
+        } else {
+            drop(buf);
+            handle.forget(block)?;
+            self.alloc.free_blocks(self, handle, block, 1)?;
+        }
+        let mut core = inode.core.write();
+        core.file_acl = None;
+        core.blocks = core
+            .blocks
+            .saturating_sub(self.geo.block_size.bytes_u64() / 512);
+        Ok(())
+    }
+
+    /// Whether `i_block` maps blocks (and is no device number or short link target).
+    fn has_map(&self, core: &disk::Inode) -> bool {
+        match core.kind() {
+            Some(FileKind::Regular | FileKind::Directory) => !core.has(disk::inode::INLINE_DATA),
+            Some(FileKind::Symlink) => {
+                !core.is_fast_symlink(&self.geo) && !core.has(disk::inode::INLINE_DATA)
+            }
+            _ => false,
+        }
+    }
+}

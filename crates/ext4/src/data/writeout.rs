@@ -1,0 +1,395 @@
+//! Write-back: dirty blocks get their place, reach the device, and only then their names.
+
+use std::ops::Range;
+
+use steadfs_base::{DevBlock, FileBlock, IoTag, Urgency};
+use steadfs_block::{Bio, IoError, IoHandle, Op};
+use steadfs_cache::{Taken, Why};
+use steadfs_vfs::{Cx, FsError, Result};
+
+use crate::disk;
+use crate::extent::Tree;
+use crate::fs::{Ext4, io_error};
+use crate::inode::Inode;
+use crate::map::Place;
+use crate::mballoc::Run;
+use crate::txn::Handle;
+
+/// Blocks of one file that are in flight together, in bytes.
+const BATCH: usize = 8 << 20;
+
+/// What the map has to learn once a piece is written.
+#[derive(Clone, Copy, Debug)]
+enum Naming {
+    /// Nothing: the block had its place and was written before.
+    None,
+    /// The blocks were allocated but unwritten.
+    Convert,
+    /// The blocks are claimed.
+    Claim(Run),
+}
+
+/// A run of blocks that lies in one piece in the file and on the device.
+struct Piece {
+    blocks: Range<u64>,
+    start: DevBlock,
+    naming: Naming,
+    /// How many of its blocks hold a promise.
+    reserved: u64,
+}
+
+impl Ext4 {
+    /// Writes the file's dirty data and waits: all that was dirty when this began. An error leaves what
+    /// failed dirty.
+    pub fn write_out(&self, inode: &Inode, why: Why, tag: IoTag) -> Result<()> {
+        let tag = match why {
+            Why::Sync => tag.with_urgency(Urgency::Waited),
+            Why::Background | Why::Throttle => tag.with_urgency(Urgency::Background),
+        };
+        if why == Why::Sync {
+            // What the flusher has under way is waited for now.
+            inode.pages.boost(0..u64::MAX, &self.queue, tag);
+        }
+        let _one = inode.flush.lock();
+        self.write_out_locked(inode, 0..u64::MAX, tag)
+    }
+
+    /// The same for a range; the caller holds `inode.flush`.
+    pub(crate) fn write_out_locked(
+        &self,
+        inode: &Inode,
+        range: Range<u64>,
+        tag: IoTag,
+    ) -> Result<()> {
+        let limit = BATCH >> self.geo.block_size.bits();
+        let mut from = range.start;
+        let mut first_error = Ok(());
+        loop {
+            let taken = inode.pages.take_dirty(from..range.end, limit);
+            let Some(last) = taken.last() else {
+                return first_error;
+            };
+            // Onwards only: a block dirtied again behind us is the next call's.
+            from = last.block.0 + 1;
+            let result = self.write_batch(inode, &taken, tag);
+            first_error = first_error.and(result);
+        }
+    }
+
+    fn write_batch(&self, inode: &Inode, taken: &[Taken], tag: IoTag) -> Result<()> {
+        let mut pieces = Vec::new();
+        let mut placed = Ok(());
+        let mut rest = taken;
+        while let Some(first) = rest.first() {
+            let n = rest
+                .iter()
+                .zip(first.block.0..)
+                .take_while(|(t, n)| t.block.0 == *n)
+                .count();
+            let (run, after) = rest.split_at(n);
+            rest = after;
+            if let Err(error) = self.place(inode, run, tag, &mut pieces) {
+                placed = placed.and(Err(error));
+            }
+        }
+        let written = self.submit_and_wait(inode, taken, &pieces, tag);
+        let named = self.name(inode, &pieces, &written);
+        let result = self.land(inode, taken, &pieces, &written, &named);
+        placed.and(result)
+    }
+
+    /// Finds or claims a place for each block of a run. What gets none is not among the pieces.
+    fn place(
+        &self,
+        inode: &Inode,
+        run: &[Taken],
+        tag: IoTag,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < run.len() {
+            let at = run[done].block;
+            let left = (run.len() - done) as u64;
+            let (mapped, goal) = {
+                let core = inode.core.read();
+                let mapped = self.map(inode.ino(), &core, at, tag)?;
+                let continues = pieces.last().filter(|p| p.blocks.end == at.0);
+                let goal = match continues {
+                    Some(p) => p.start.plus(p.blocks.end - p.blocks.start),
+                    None if mapped.place == Place::Hole => self.goal_after(inode.ino(), &core, at),
+                    None => DevBlock(0),
+                };
+                (mapped, goal)
+            };
+            let n = mapped.len.min(left);
+            let (start, n, naming) = match mapped.place {
+                Place::Written(start) => (start, n, Naming::None),
+                Place::Unwritten(start) => (start, n, Naming::Convert),
+                Place::Hole => {
+                    let run = self.claim_for_data(goal, n as u32, tag)?;
+                    (run.start, run.len.into(), Naming::Claim(run))
+                }
+            };
+            let reserved = run[done..done + n as usize]
+                .iter()
+                .filter(|t| t.reserved)
+                .count();
+            let blocks = at.0..at.0 + n;
+            pieces.push(Piece {
+                blocks,
+                start,
+                naming,
+                reserved: reserved as u64,
+            });
+            done += n as usize;
+        }
+        Ok(())
+    }
+
+    /// Claims blocks for data; if none is free but some wait for a commit, commits first.
+    pub(crate) fn claim_for_data(&self, goal: DevBlock, want: u32, tag: IoTag) -> Result<Run> {
+        match self.alloc.claim(self, goal, want) {
+            Err(FsError::NoSpace) if self.alloc.totals().pending > 0 => {
+                self.commit_running(tag)?;
+                self.alloc.claim(self, goal, want)
+            }
+            result => result,
+        }
+    }
+
+    /// Writes every piece; results in the pieces' order.
+    fn submit_and_wait(
+        &self,
+        inode: &Inode,
+        taken: &[Taken],
+        pieces: &[Piece],
+        tag: IoTag,
+    ) -> Vec<Result<(), IoError>> {
+        let bs = self.geo.block_size;
+        let per_bio = (self.queue.geometry().max_transfer as usize >> bs.bits()).max(1);
+        let mut ios: Vec<Vec<IoHandle>> = Vec::with_capacity(pieces.len());
+        let mut rest = taken;
+        for piece in pieces {
+            let skip = rest
+                .iter()
+                .take_while(|t| t.block.0 < piece.blocks.start)
+                .count();
+            let (run, after) =
+                rest[skip..].split_at((piece.blocks.end - piece.blocks.start) as usize);
+            rest = after;
+            let mut handles = Vec::new();
+            for (i, chunk) in run.chunks(per_bio).enumerate() {
+                let at = piece.start.plus((i * per_bio) as u64);
+                let bufs = chunk.iter().map(|t| t.data.clone()).collect();
+                let tag = if tag.urgency == Urgency::Waited {
+                    tag
+                } else {
+                    chunk[0].tag.with_urgency(tag.urgency)
+                };
+                let io = self.queue.submit(Bio::write(bs.offset_of(at), bufs), tag);
+                let blocks = chunk[0].block.0..chunk[chunk.len() - 1].block.0 + 1;
+                inode.pages.submitted(blocks, &io);
+                handles.push(io);
+            }
+            ios.push(handles);
+        }
+        ios.into_iter()
+            .map(|handles| handles.iter().map(IoHandle::wait).fold(Ok(()), Result::and))
+            .collect()
+    }
+
+    /// Gives the written pieces their names: map, bitmap, size. A piece that failed is not named.
+    fn name(
+        &self,
+        inode: &Inode,
+        pieces: &[Piece],
+        written: &[Result<(), IoError>],
+    ) -> Vec<Result<()>> {
+        let mut results: Vec<Result<()>> = written
+            .iter()
+            .map(|w| w.clone().map_err(io_error))
+            .collect();
+        let on_disk = inode.core.read().size;
+        let grows = |p: &Piece| self.size_after(inode, p) > on_disk;
+        let needs = |p: &Piece| !matches!(p.naming, Naming::None) || grows(p);
+        let todo: Vec<usize> = (0..pieces.len())
+            .filter(|&i| results[i].is_ok() && needs(&pieces[i]))
+            .collect();
+        if todo.is_empty() {
+            return results;
+        }
+        if let Err((done, error)) = self.name_pieces(inode, pieces, &todo) {
+            for &i in &todo[done..] {
+                results[i] = Err(error.clone());
+            }
+        }
+        results
+    }
+
+    /// The size the inode may have on disk once the piece is there.
+    fn size_after(&self, inode: &Inode, piece: &Piece) -> u64 {
+        inode
+            .size()
+            .min(piece.blocks.end << self.geo.block_size.bits())
+    }
+
+    /// In one handle, or in several one after the other; on error how many pieces were done.
+    fn name_pieces(
+        &self,
+        inode: &Inode,
+        pieces: &[Piece],
+        todo: &[usize],
+    ) -> Result<(), (usize, FsError)> {
+        let fail = |done| move |error| (done, error);
+        let first = self.naming_credits(inode, &pieces[todo[0]]);
+        let mut handle = self.txns.begin(first).map_err(fail(0))?;
+        let mut stored = 0;
+        for (done, &i) in todo.iter().enumerate() {
+            let piece = &pieces[i];
+            let credits = self.naming_credits(inode, piece);
+            if done > 0 && !handle.extend(credits) {
+                self.store_now(&mut handle, inode).map_err(fail(stored))?;
+                stored = done;
+                handle.restart(credits).map_err(fail(stored))?;
+            }
+            let mut core = inode.core.write();
+            self.name_piece(&mut handle, inode, &mut core, piece)
+                .map_err(fail(stored))?;
+            core.size = core.size.max(self.size_after(inode, piece));
+        }
+        self.store_now(&mut handle, inode).map_err(fail(stored))?;
+        inode.note_tid(&handle, true);
+        Ok(())
+    }
+
+    fn naming_credits(&self, inode: &Inode, piece: &Piece) -> u32 {
+        let len = (piece.blocks.end - piece.blocks.start) as u32;
+        let core = inode.core.read();
+        // The inode itself, and up to three insertions where an unwritten extent is split.
+        1 + match piece.naming {
+            Naming::None => 0,
+            Naming::Convert => 3 * self.map_credits(&core, len),
+            Naming::Claim(_) => self.map_credits(&core, len),
+        }
+    }
+
+    fn name_piece(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        piece: &Piece,
+    ) -> Result<()> {
+        let at = FileBlock(piece.blocks.start);
+        match piece.naming {
+            Naming::None => Ok(()),
+            Naming::Claim(run) => self.map_claim(handle, inode.ino(), core, at, run, false),
+            Naming::Convert => {
+                let range = at..FileBlock(piece.blocks.end);
+                let end = range.end;
+                let left = Tree::new(self, inode.ino(), core).convert(handle, range, false)?;
+                if left < end {
+                    return Err(FsError::Corrupt(format!(
+                        "inode {}: a run of unwritten blocks in more pieces than it was",
+                        inode.ino()
+                    )));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn store_now(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
+        let core = inode.core.write();
+        self.store_inode(handle, inode, &core)
+    }
+
+    /// Ends the flights: clean what is written and named, dirty again what is not.
+    fn land(
+        &self,
+        inode: &Inode,
+        taken: &[Taken],
+        pieces: &[Piece],
+        written: &[Result<(), IoError>],
+        named: &[Result<()>],
+    ) -> Result<()> {
+        let weight = self.weight(inode);
+        let mut first_error = Ok(());
+        let mut covered = taken[0].block.0;
+        let end = taken[taken.len() - 1].block.0 + 1;
+        let unplaced = |range: Range<u64>| {
+            let error = failure(&range, "no space");
+            let inside = taken.iter().filter(|t| range.contains(&t.block.0));
+            let reserved = inside.filter(|t| t.reserved).count() as u64;
+            let kept = inode.pages.landed(range, Err(&error), true);
+            self.alloc
+                .with_totals(|t| t.adjust(reserved * weight, kept * weight));
+        };
+        for ((piece, written), named) in pieces.iter().zip(written).zip(named) {
+            if covered < piece.blocks.start {
+                unplaced(covered..piece.blocks.start);
+            }
+            covered = piece.blocks.end;
+            let result = match (written, named) {
+                (Err(error), _) => Err(error.clone()),
+                (Ok(()), Err(error)) => Err(failure(&piece.blocks, &error.to_string())),
+                (Ok(()), Ok(())) => Ok(()),
+            };
+            if let (Naming::Claim(run), Err(_)) = (piece.naming, &result) {
+                self.release_unnamed(run, named);
+            }
+            let kept = inode
+                .pages
+                .landed(piece.blocks.clone(), result.as_ref().copied(), true);
+            self.alloc
+                .with_totals(|t| t.adjust(piece.reserved * weight, kept * weight));
+            first_error = first_error.and(named.clone());
+        }
+        if covered < end {
+            unplaced(covered..end);
+        }
+        inode.mark_unflushed();
+        first_error
+    }
+
+    /// A claim whose naming failed: given back unless the journal failed, after which nothing is
+    /// allocated any more anyway and the bitmap may have it.
+    fn release_unnamed(&self, run: Run, named: &Result<()>) {
+        if matches!(named, Err(FsError::Io(_))) {
+            self.alloc.release(self, run);
+        }
+    }
+
+    /// Gives just written data its place at once (a nearly full volume). If that fails, takes the data
+    /// back out of the cache: the writer gets the error and nothing was acknowledged.
+    pub(super) fn write_now(&self, cx: &Cx, inode: &Inode, offset: u64, len: usize) -> Result<()> {
+        let bs = self.geo.block_size;
+        let range = bs.file_block(offset).0..bs.blocks_for(offset + len as u64);
+        let before = inode.size();
+        inode.set_size(before.max(offset + len as u64));
+        let _one = inode.flush.lock();
+        let result = self.write_out_locked(inode, range.clone(), cx.tag);
+        if result.is_err() {
+            let released = inode.pages.discard(range) * self.weight(inode);
+            self.alloc.with_totals(|t| t.settle(released));
+            inode.pages.take_error();
+            // Part of it may have got its place: the file keeps its old end.
+            let mut core = inode.core.write();
+            if core.size > before {
+                core.size = before;
+                inode.mark_core_dirty();
+            }
+        }
+        inode.set_size(before);
+        result
+    }
+}
+
+fn failure(blocks: &Range<u64>, cause: &str) -> IoError {
+    IoError {
+        op: Op::Write,
+        offset: blocks.start,
+        len: blocks.end - blocks.start,
+        cause: cause.to_owned(),
+    }
+}

@@ -1,0 +1,367 @@
+//! Extent trees of inodes: find, insert, remove, change between written and unwritten.
+//!
+//! Every step changes one node, or one node with its parent, and leaves a valid tree: a full node
+//! is split first and then the way from the root is walked again. So each function is a loop of
+//! small steps, whatever the depth.
+
+mod change;
+mod path;
+
+use std::ops::Range;
+
+use steadfs_base::{DevBlock, FileBlock, IoTag};
+use steadfs_vfs::{FsError, Result};
+
+use crate::disk::extent::{ExtentNodeMut, ROOT_ENTRIES};
+use crate::disk::{self, Extent, Ino};
+use crate::fs::Ext4;
+use crate::map::{Mapped, Place};
+use crate::txn::Handle;
+use path::Path;
+
+/// Blocks that inserting an extent into a tree of `depth` levels changes at worst: at each level
+/// the node, its new half, and bitmap and descriptor of the latter; one level may be added.
+pub fn insert_credits(depth: u16) -> u32 {
+    (u32::from(depth) + 2) * 4 + 2
+}
+
+/// An inode's extent tree, for the time of one operation.
+pub struct Tree<'a> {
+    fs: &'a Ext4,
+    ino: Ino,
+    core: &'a mut disk::Inode,
+}
+
+/// What is mapped at `block` and how far it goes.
+pub fn lookup(
+    fs: &Ext4,
+    ino: Ino,
+    core: &disk::Inode,
+    block: FileBlock,
+    tag: IoTag,
+) -> Result<Mapped> {
+    let path = Path::find(fs, ino, core, block, tag)?;
+    let leaf = path.leaf();
+    let bytes = leaf.bytes(core);
+    let node = bytes.node()?;
+    if let Some((_, extent)) = node.find(block) {
+        let start = extent.device_block(block);
+        let place = if extent.unwritten {
+            Place::Unwritten(start)
+        } else {
+            Place::Written(start)
+        };
+        return Ok(Mapped {
+            place,
+            len: extent.end().0 - block.0,
+        });
+    }
+    let pos = node.position(block);
+    let end = if pos < node.len() {
+        node.first_block(pos)
+    } else {
+        leaf.blocks.end
+    };
+    Ok(Mapped {
+        place: Place::Hole,
+        len: end.0 - block.0,
+    })
+}
+
+/// Calls `visit` with every extent of the file in order, and with every block of the tree itself.
+pub fn walk(
+    fs: &Ext4,
+    ino: Ino,
+    core: &disk::Inode,
+    tag: IoTag,
+    visit: &mut dyn FnMut(Extent),
+) -> Result<()> {
+    let mut at = FileBlock(0);
+    loop {
+        let path = Path::find(fs, ino, core, at, tag)?;
+        let leaf = path.leaf();
+        let bytes = leaf.bytes(core);
+        for extent in bytes.node()?.extents().filter(|e| e.block >= at) {
+            visit(extent);
+        }
+        if leaf.blocks.end >= disk::extent::FILE_END {
+            return Ok(());
+        }
+        at = leaf.blocks.end;
+    }
+}
+
+/// An empty tree for a new inode.
+pub fn init_root(core: &mut disk::Inode) {
+    ExtentNodeMut::init_root(&mut core.block);
+}
+
+impl<'a> Tree<'a> {
+    /// The tree of an inode whose `core` the caller holds for writing.
+    pub fn new(fs: &'a Ext4, ino: Ino, core: &'a mut disk::Inode) -> Self {
+        Self { fs, ino, core }
+    }
+
+    /// Levels below the root.
+    pub fn depth(&self) -> Result<u16> {
+        Ok(path::root(self.core)?.depth())
+    }
+
+    /// Maps a run that is a hole now. [`insert_credits`].
+    pub fn insert(&mut self, handle: &mut Handle<'_>, extent: &Extent) -> Result<()> {
+        loop {
+            let path = self.path_to(extent.block)?;
+            if self.insert_in_leaf(handle, &path, extent)? {
+                return Ok(());
+            }
+            self.make_room(handle, &path, extent.block)?;
+        }
+    }
+
+    fn path_to(&self, block: FileBlock) -> Result<Path> {
+        Path::find(self.fs, self.ino, self.core, block, IoTag::default())
+    }
+
+    /// Puts the extent into the leaf, alone or as part of a neighbour; false if the leaf is full.
+    fn insert_in_leaf(
+        &mut self,
+        handle: &mut Handle<'_>,
+        path: &Path,
+        extent: &Extent,
+    ) -> Result<bool> {
+        let (pos, left, right, full) = {
+            let bytes = path.leaf().bytes(self.core);
+            let node = bytes.node()?;
+            let pos = node.position(extent.block);
+            let left = pos.checked_sub(1).map(|i| node.extent(i));
+            let right = (pos < node.len()).then(|| node.extent(pos));
+            (pos, left, right, node.is_full())
+        };
+        if left.is_some_and(|l| l.end() > extent.block)
+            || right.is_some_and(|r| extent.end() > r.block)
+        {
+            let at = extent.block;
+            return Err(FsError::Corrupt(format!(
+                "inode {}: block {at} mapped twice",
+                self.ino
+            )));
+        }
+        let mut merged = *extent;
+        let joins_left = left.filter(|l| l.can_merge(&merged));
+        if let Some(l) = joins_left {
+            merged = Extent {
+                len: l.len + merged.len,
+                ..l
+            };
+        }
+        let joins_right = right.filter(|r| merged.can_merge(r));
+        if let Some(r) = joins_right {
+            merged.len += r.len;
+        }
+        if joins_left.is_none() && joins_right.is_none() && full {
+            return Ok(false);
+        }
+        self.edit_leaf(handle, path, |node| {
+            match (joins_left.is_some(), joins_right.is_some()) {
+                (false, false) => node.insert_extent(pos, &merged),
+                (true, false) => node.set_extent(pos - 1, &merged),
+                (false, true) => node.set_extent(pos, &merged),
+                (true, true) => {
+                    node.set_extent(pos - 1, &merged);
+                    node.remove(pos..pos + 1);
+                }
+            }
+        })?;
+        if pos == 0 {
+            self.correct_keys(handle, path)?;
+        }
+        Ok(true)
+    }
+
+    /// Unmaps a range from its end on, giving every freed run to `free`, until it is done or the
+    /// transaction is full; returns the end of what is still to do (`range.start`: done).
+    pub fn remove(
+        &mut self,
+        handle: &mut Handle<'_>,
+        range: Range<FileBlock>,
+        free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, DevBlock, u64) -> Result<()>,
+    ) -> Result<FileBlock> {
+        let mut end = range.end;
+        while end > range.start {
+            // A middle cut may insert; freeing may touch two groups; the inode is stored after.
+            if !handle.extend(insert_credits(self.depth()?) + 16) {
+                return Ok(end);
+            }
+            let path = self.path_to(FileBlock(end.0 - 1))?;
+            let Some((pos, extent)) = self.last_before(&path, end)? else {
+                break;
+            };
+            if extent.end() <= range.start {
+                break;
+            }
+            let cut = extent.block.max(range.start)..extent.end().min(end);
+            self.cut(handle, &path, pos, &extent, &cut)?;
+            free(
+                self.fs,
+                handle,
+                extent.device_block(cut.start),
+                cut.end.0 - cut.start.0,
+            )?;
+            end = cut.start;
+        }
+        Ok(range.start)
+    }
+
+    /// The last extent of the leaf that starts before `end`.
+    fn last_before(&self, path: &Path, end: FileBlock) -> Result<Option<(u16, Extent)>> {
+        let bytes = path.leaf().bytes(self.core);
+        let node = bytes.node()?;
+        let pos = node.position(FileBlock(end.0 - 1)).checked_sub(1);
+        Ok(pos.map(|i| (i, node.extent(i))))
+    }
+
+    /// Takes `cut` out of an extent.
+    fn cut(
+        &mut self,
+        handle: &mut Handle<'_>,
+        path: &Path,
+        pos: u16,
+        extent: &Extent,
+        cut: &Range<FileBlock>,
+    ) -> Result<()> {
+        let head = part(extent, extent.block..cut.start);
+        let tail = part(extent, cut.end..extent.end());
+        match (head, tail) {
+            (None, None) => self.remove_entry(handle, path, pos),
+            (Some(head), None) => self.edit_leaf(handle, path, |n| n.set_extent(pos, &head)),
+            (None, Some(tail)) => {
+                self.edit_leaf(handle, path, |n| n.set_extent(pos, &tail))?;
+                if pos == 0 {
+                    self.correct_keys(handle, path)
+                } else {
+                    Ok(())
+                }
+            }
+            (Some(head), Some(tail)) => {
+                self.edit_leaf(handle, path, |n| n.set_extent(pos, &head))?;
+                self.insert(handle, &tail)
+            }
+        }
+    }
+
+    /// Makes every mapped block of the range written (`unwritten` false) or unwritten. Stops when the
+    /// transaction is full; returns where it stopped (`range.end`: done).
+    pub fn convert(
+        &mut self,
+        handle: &mut Handle<'_>,
+        range: Range<FileBlock>,
+        unwritten: bool,
+    ) -> Result<FileBlock> {
+        let mut at = range.start;
+        while at < range.end {
+            // Up to three pieces take the place of one, each an insertion at worst.
+            if !handle.extend(3 * insert_credits(self.depth()?)) {
+                return Ok(at);
+            }
+            let mapped = lookup(self.fs, self.ino, self.core, at, IoTag::default())?;
+            let len = mapped.len.min(range.end.0 - at.0);
+            let differs = match mapped.place {
+                Place::Hole => false,
+                Place::Written(_) => unwritten,
+                Place::Unwritten(_) => !unwritten,
+            };
+            if differs {
+                let len = len.min(Extent::max_len(unwritten).into());
+                self.convert_piece(handle, at..at.plus(len), unwritten)?;
+                at = at.plus(len);
+            } else {
+                at = at.plus(len);
+            }
+        }
+        Ok(range.end)
+    }
+
+    /// Converts a piece that lies in one extent.
+    fn convert_piece(
+        &mut self,
+        handle: &mut Handle<'_>,
+        piece: Range<FileBlock>,
+        unwritten: bool,
+    ) -> Result<()> {
+        let path = self.path_to(piece.start)?;
+        let found = {
+            let bytes = path.leaf().bytes(self.core);
+            bytes.node()?.find(piece.start)
+        };
+        let (pos, extent) = found.ok_or_else(|| {
+            FsError::Corrupt(format!("inode {}: block {} lost", self.ino, piece.start))
+        })?;
+        let head = part(&extent, extent.block..piece.start);
+        let tail = part(&extent, piece.end..extent.end());
+        let middle = part(&extent, piece).map(|m| Extent { unwritten, ..m });
+        let middle = middle.expect("a piece has a length");
+        match head {
+            Some(head) => {
+                self.edit_leaf(handle, &path, |n| n.set_extent(pos, &head))?;
+                if let Some(tail) = tail {
+                    self.insert(handle, &tail)?;
+                }
+                self.insert(handle, &middle)
+            }
+            None => {
+                // In place, so that the leaf never runs empty; then together with its neighbours.
+                self.edit_leaf(handle, &path, |n| {
+                    n.set_extent(pos, &middle);
+                    merge_around(n, pos);
+                })?;
+                tail.map_or(Ok(()), |tail| self.insert(handle, &tail))
+            }
+        }
+    }
+}
+
+/// The part of an extent that covers `blocks`, unless empty.
+fn part(extent: &Extent, blocks: Range<FileBlock>) -> Option<Extent> {
+    (blocks.start < blocks.end).then(|| Extent {
+        block: blocks.start,
+        len: (blocks.end.0 - blocks.start.0) as u32,
+        start: extent.device_block(blocks.start),
+        unwritten: extent.unwritten,
+    })
+}
+
+/// Joins the extent at `pos` with the ones before and behind where they continue one another.
+fn merge_around(node: &mut ExtentNodeMut<'_>, mut pos: u16) {
+    if pos > 0 {
+        let (left, this) = (node.node().extent(pos - 1), node.node().extent(pos));
+        if left.can_merge(&this) {
+            node.set_extent(
+                pos - 1,
+                &Extent {
+                    len: left.len + this.len,
+                    ..left
+                },
+            );
+            node.remove(pos..pos + 1);
+            pos -= 1;
+        }
+    }
+    if pos + 1 < node.node().len() {
+        let (this, right) = (node.node().extent(pos), node.node().extent(pos + 1));
+        if this.can_merge(&right) {
+            node.set_extent(
+                pos,
+                &Extent {
+                    len: this.len + right.len,
+                    ..this
+                },
+            );
+            node.remove(pos + 1..pos + 2);
+        }
+    }
+}
+
+const _: () = assert!(
+    ROOT_ENTRIES == 4,
+    "the depth of trees in the tests is reckoned with it"
+);

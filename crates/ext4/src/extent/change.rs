@@ -1,0 +1,216 @@
+//! Steps that change the shape of a tree: split, grow, drop a node, correct keys.
+
+use steadfs_base::{DevBlock, FileBlock};
+use steadfs_vfs::{FsError, Result};
+
+use super::Tree;
+use super::path::{EXTENT_NODE, Level, Path, root};
+use crate::disk::ExtentIndex;
+use crate::disk::extent::{ExtentNodeMut, MAX_DEPTH};
+use crate::txn::Handle;
+
+impl Tree<'_> {
+    /// Changes a node and seals it.
+    fn edit<R>(
+        &mut self,
+        handle: &mut Handle<'_>,
+        level: &Level,
+        change: impl FnOnce(&mut ExtentNodeMut<'_>) -> R,
+    ) -> Result<R> {
+        let Some(buf) = &level.buf else {
+            return Ok(change(&mut ExtentNodeMut::edit(&mut self.core.block)?));
+        };
+        let seed = self.core.seed(self.fs.geo(), self.ino);
+        let mut bytes = handle.write(buf)?;
+        let mut node = ExtentNodeMut::edit(&mut bytes)?;
+        let result = change(&mut node);
+        node.seal(seed);
+        Ok(result)
+    }
+
+    /// Changes the leaf of a path and seals it.
+    pub(super) fn edit_leaf(
+        &mut self,
+        handle: &mut Handle<'_>,
+        path: &Path,
+        change: impl FnOnce(&mut ExtentNodeMut<'_>),
+    ) -> Result<()> {
+        self.edit(handle, path.leaf(), change)
+    }
+
+    /// The first entry of the leaf starts elsewhere now: says so in the nodes above.
+    pub(super) fn correct_keys(&mut self, handle: &mut Handle<'_>, path: &Path) -> Result<()> {
+        let first = path.leaf().bytes(self.core).node()?.first_block(0);
+        self.correct_keys_above(handle, path, path.levels.len() - 1, first)
+    }
+
+    /// The node at `depth` of the path starts at `first` now.
+    fn correct_keys_above(
+        &mut self,
+        handle: &mut Handle<'_>,
+        path: &Path,
+        depth: usize,
+        first: FileBlock,
+    ) -> Result<()> {
+        for level in path.levels[..depth].iter().rev() {
+            let pos = level.pos;
+            self.edit(handle, level, |node| {
+                let index = ExtentIndex {
+                    block: first,
+                    ..node.node().index(pos)
+                };
+                node.set_index(pos, &index);
+            })?;
+            if pos > 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// One step towards room in the full leaf: splits the lowest node on the path whose parent has
+    /// room, or puts a level under the root.
+    pub(super) fn make_room(
+        &mut self,
+        handle: &mut Handle<'_>,
+        path: &Path,
+        block: FileBlock,
+    ) -> Result<()> {
+        for depth in (1..path.levels.len()).rev() {
+            if !path.levels[depth - 1].bytes(self.core).node()?.is_full() {
+                return self.split(handle, path, depth, block);
+            }
+        }
+        self.grow(handle)
+    }
+
+    /// Moves the upper part of the node at `depth` of the path into a new one.
+    fn split(
+        &mut self,
+        handle: &mut Handle<'_>,
+        path: &Path,
+        depth: usize,
+        block: FileBlock,
+    ) -> Result<()> {
+        let level = &path.levels[depth];
+        let parent = &path.levels[depth - 1];
+        let new = self.new_node(handle, level)?;
+        let buf = self.fs.meta().get_new(new);
+        let seed = self.core.seed(self.fs.geo(), self.ino);
+        let (from, first) = {
+            let bytes = level.bytes(self.core);
+            let node = bytes.node()?;
+            // Who appends leaves full nodes behind; else each half has room.
+            let appends = node.position(block) == node.len();
+            let from = if appends {
+                node.len() - 1
+            } else {
+                node.len() / 2
+            };
+            let mut to = handle.write(&buf)?;
+            let mut half = ExtentNodeMut::init_block(self.fs.geo(), &mut to, node.depth());
+            half.append(&node, from..node.len());
+            half.seal(seed);
+            (from, node.first_block(from))
+        };
+        buf.set_verified(EXTENT_NODE);
+        self.edit(handle, level, |node| {
+            let len = node.node().len();
+            node.remove(from..len);
+        })?;
+        let index = ExtentIndex {
+            block: first,
+            child: new,
+        };
+        let pos = parent.pos + 1;
+        self.edit(handle, parent, |node| node.insert_index(pos, &index))
+    }
+
+    /// Moves the root's entries into a new node below it.
+    fn grow(&mut self, handle: &mut Handle<'_>) -> Result<()> {
+        let depth = root(self.core)?.depth();
+        if depth >= MAX_DEPTH {
+            return Err(FsError::FileTooBig);
+        }
+        let level = Level {
+            buf: None,
+            pos: 0,
+            blocks: FileBlock(0)..FileBlock(0),
+        };
+        let new = self.new_node(handle, &level)?;
+        let buf = self.fs.meta().get_new(new);
+        let seed = self.core.seed(self.fs.geo(), self.ino);
+        let first = {
+            let node = root(self.core)?;
+            let mut to = handle.write(&buf)?;
+            let mut child = ExtentNodeMut::init_block(self.fs.geo(), &mut to, depth);
+            child.append(&node, 0..node.len());
+            child.seal(seed);
+            node.first_block(0)
+        };
+        buf.set_verified(EXTENT_NODE);
+        let mut root = ExtentNodeMut::edit(&mut self.core.block)?;
+        let len = root.node().len();
+        root.remove(0..len);
+        root.set_depth(depth + 1);
+        root.insert_index(
+            0,
+            &ExtentIndex {
+                block: first,
+                child: new,
+            },
+        );
+        Ok(())
+    }
+
+    /// A block for a new node, near its sibling or the file's data.
+    fn new_node(&mut self, handle: &mut Handle<'_>, near: &Level) -> Result<DevBlock> {
+        let goal = match &near.buf {
+            Some(buf) => buf.block(),
+            None => self.fs.alloc.goal_for(self.fs.geo(), self.ino),
+        };
+        let block = self.fs.alloc.alloc_meta_block(self.fs, handle, goal)?;
+        self.core.blocks += self.fs.geo().block_size.bytes_u64() / 512;
+        Ok(block)
+    }
+
+    /// Removes the leaf's entry at `pos`, and with a node's last entry the node.
+    pub(super) fn remove_entry(
+        &mut self,
+        handle: &mut Handle<'_>,
+        path: &Path,
+        pos: u16,
+    ) -> Result<()> {
+        let mut pos = pos;
+        for depth in (0..path.levels.len()).rev() {
+            let level = &path.levels[depth];
+            let len = level.bytes(self.core).node()?.len();
+            match &level.buf {
+                Some(buf) if len == 1 => {
+                    // Its only entry: the node goes, and with it its entry in the parent.
+                    let block = buf.block();
+                    handle.forget(block)?;
+                    self.fs.alloc.free_blocks(self.fs, handle, block, 1)?;
+                    let units = self.fs.geo().block_size.bytes_u64() / 512;
+                    self.core.blocks = self.core.blocks.saturating_sub(units);
+                    pos = path.levels[depth - 1].pos;
+                }
+                None if len == 1 => {
+                    super::init_root(self.core);
+                    return Ok(());
+                }
+                _ => {
+                    let first = self.edit(handle, level, |node| {
+                        node.remove(pos..pos + 1);
+                        node.node().first_block(0)
+                    })?;
+                    if pos == 0 {
+                        self.correct_keys_above(handle, path, depth, first)?;
+                    }
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! The way from an inode's root node to a leaf.
+
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use steadfs_base::{FileBlock, IoTag};
+use steadfs_block::Buf;
+use steadfs_cache::MetaBuf;
+use steadfs_vfs::{FsError, Result};
+
+use crate::disk::extent::{ExtentNode, FILE_END};
+use crate::disk::{self, Ino};
+use crate::fs::Ext4;
+
+/// Kind of content for `verify_once`.
+pub(super) const EXTENT_NODE: u8 = 3;
+
+/// A node on the way.
+pub(super) struct Level {
+    /// The node's block; `None` is the root in the inode.
+    pub(super) buf: Option<Arc<MetaBuf>>,
+    /// Which entry leads on (upper nodes).
+    pub(super) pos: u16,
+    /// File blocks below the node.
+    pub(super) blocks: Range<FileBlock>,
+}
+
+/// Nodes from the root to a leaf.
+pub(super) struct Path {
+    pub(super) levels: Vec<Level>,
+}
+
+/// A node's bytes, in the inode or shared with the cache.
+pub(super) enum Bytes<'a> {
+    Root(&'a [u8]),
+    Block(Buf),
+}
+
+impl Deref for Bytes<'_> {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Root(bytes) => bytes,
+            Self::Block(buf) => buf,
+        }
+    }
+}
+
+impl Bytes<'_> {
+    pub(super) fn node(&self) -> Result<ExtentNode<'_>> {
+        Ok(ExtentNode::view(self)?)
+    }
+}
+
+impl Level {
+    pub(super) fn bytes<'a>(&self, core: &'a disk::Inode) -> Bytes<'a> {
+        match &self.buf {
+            None => Bytes::Root(&core.block),
+            Some(buf) => Bytes::Block(buf.data()),
+        }
+    }
+}
+
+/// The root in the inode.
+pub(super) fn root(core: &disk::Inode) -> Result<ExtentNode<'_>> {
+    Ok(ExtentNode::view(&core.block)?)
+}
+
+impl Path {
+    /// The way to the leaf that holds `block` or would.
+    pub(super) fn find(
+        fs: &Ext4,
+        ino: Ino,
+        core: &disk::Inode,
+        block: FileBlock,
+        tag: IoTag,
+    ) -> Result<Self> {
+        let geo = fs.geo();
+        let seed = core.seed(geo, ino);
+        let root = ExtentNode::parse_root(geo, &core.block).map_err(|e| e.in_inode(ino))?;
+        let mut levels = Vec::with_capacity(usize::from(root.depth()) + 1);
+        let mut level = Level {
+            buf: None,
+            pos: 0,
+            blocks: FileBlock(0)..FILE_END,
+        };
+        loop {
+            let bytes = level.bytes(core);
+            let node = bytes.node()?;
+            if node.depth() == 0 {
+                drop(bytes);
+                levels.push(level);
+                return Ok(Self { levels });
+            }
+            let (pos, index) = node.child_for(block);
+            let expect = node.expect_child(pos, &level.blocks);
+            let buf = fs.block(index.child, tag)?;
+            buf.verify_once(EXTENT_NODE, |bytes| {
+                ExtentNode::parse_block(geo, seed, bytes, &expect)
+                    .map(|_| ())
+                    .map_err(|e| e.in_inode(ino).in_block(index.child))
+            })?;
+            // A node verified under another parent may not belong here; the depth bounds the walk.
+            if ExtentNode::view(&buf.data())?.depth() != expect.depth {
+                let what = format!("inode {ino}: block {}: depth of extent node", index.child);
+                return Err(FsError::Corrupt(what));
+            }
+            drop(bytes);
+            level.pos = pos;
+            levels.push(level);
+            level = Level {
+                buf: Some(buf),
+                pos: 0,
+                blocks: expect.blocks,
+            };
+        }
+    }
+
+    pub(super) fn leaf(&self) -> &Level {
+        self.levels.last().expect("a path has a root")
+    }
+}

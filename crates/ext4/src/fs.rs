@@ -1,0 +1,161 @@
+//! A mounted volume: what all parts of this room share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use steadfs_base::{DevBlock, IoTag};
+use steadfs_block::Queue;
+use steadfs_cache::{MetaBuf, MetaCache, Writeback};
+use steadfs_rt::{Mutex, RwLock};
+use steadfs_vfs::{FsError, Result};
+
+use crate::disk::{self, Geometry, Ino, Superblock};
+use crate::inode::{Inode, InodeTable};
+use crate::mballoc::Allocator;
+use crate::options::MountOptions;
+use crate::orphan::Orphans;
+use crate::txn::{Handle, Txns};
+
+/// A mounted ext2, ext3 or ext4 volume.
+pub struct Ext4 {
+    pub(crate) geo: Geometry,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) meta: Arc<MetaCache>,
+    pub(crate) txns: Txns,
+    pub(crate) writeback: Arc<Writeback>,
+    pub(crate) inodes: InodeTable,
+    pub(crate) alloc: Allocator,
+    pub(crate) orphans: Orphans,
+    pub(crate) options: RwLock<MountOptions>,
+    /// One rename between directories at a time.
+    pub(crate) rename: Mutex<()>,
+    /// The superblock as it is or will be on disk.
+    pub(crate) sb: Mutex<Superblock>,
+    pub(crate) read_only: AtomicBool,
+    /// Why the volume stopped, if it did.
+    pub(crate) stopped: Mutex<Option<String>>,
+    pub(crate) unmounted: AtomicBool,
+}
+
+impl Ext4 {
+    /// The volume's unchanging facts.
+    pub fn geo(&self) -> &Geometry {
+        &self.geo
+    }
+
+    /// Its metadata blocks.
+    pub fn meta(&self) -> &Arc<MetaCache> {
+        &self.meta
+    }
+
+    /// Where its changes go.
+    pub fn txns(&self) -> &Txns {
+        &self.txns
+    }
+
+    /// Its device.
+    pub fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
+    pub(crate) fn writeback(&self) -> &Arc<Writeback> {
+        &self.writeback
+    }
+
+    /// Refuses to change a volume that is read-only or has stopped.
+    pub fn check_writable(&self) -> Result<()> {
+        if let Some(cause) = self.stopped.lock().as_ref() {
+            return Err(FsError::Stopped(cause.clone()));
+        }
+        if self.read_only.load(Ordering::Acquire) {
+            return Err(FsError::ReadOnly);
+        }
+        Ok(())
+    }
+
+    /// A metadata block, read if need be.
+    pub fn block(&self, block: DevBlock, tag: IoTag) -> Result<Arc<MetaBuf>> {
+        if block.0 >= self.geo.blocks_count {
+            return Err(FsError::Corrupt(format!(
+                "block {block}: outside the volume"
+            )));
+        }
+        self.meta.get(block, tag).map_err(io_error)
+    }
+
+    /// The inode in memory, read from its table if need be. Fails with `Stale` where the table has no
+    /// inode in use at this number.
+    pub fn inode(&self, ino: Ino, tag: IoTag) -> Result<Arc<Inode>> {
+        if let Some(inode) = self.inodes.get(ino) {
+            return if inode.is_dead() {
+                Err(FsError::Stale)
+            } else {
+                Ok(inode)
+            };
+        }
+        let (buf, at) = self.inode_slot(ino, tag)?;
+        let data = buf.data();
+        let slot = &data[at..at + usize::from(self.geo.inode_size)];
+        let raw = disk::Inode::decode(&self.geo, slot)?;
+        if raw.mode == 0 || (raw.links == 0 && raw.dtime != 0 && !self.orphans.cleaning()) {
+            return Err(FsError::Stale);
+        }
+        let core = disk::Inode::parse(&self.geo, ino, slot)?;
+        Ok(self.inodes.insert(Inode::new(self, ino, core)?))
+    }
+
+    /// The inode table's block that holds the inode, and the slot's offset in it. Reads the
+    /// neighbourhood too: who reads one inode of a directory soon wants the next.
+    pub(crate) fn inode_slot(&self, ino: Ino, tag: IoTag) -> Result<(Arc<MetaBuf>, usize)> {
+        if !self.geo.is_inode(ino) {
+            return Err(FsError::Corrupt(format!("inode {ino}: no such inode")));
+        }
+        let (group, index) = self.geo.group_of_inode(ino);
+        let table = self.alloc.inode_table(group);
+        let (block, at) = self.geo.inode_slot(table, index);
+        if self.meta.peek(block).is_none() {
+            let window = u64::from(self.options.read().inode_readahead_blocks.max(1));
+            let first = (block.0 - table.0) / window * window;
+            let count = window.min(u64::from(self.geo.itable_blocks()).saturating_sub(first));
+            self.meta.prefetch(table.plus(first), count, tag);
+        }
+        Ok((self.block(block, tag)?, at))
+    }
+
+    /// Writes an inode into its table. The caller holds `inode.core` for writing and passes it.
+    pub fn store_inode(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        core: &disk::Inode,
+    ) -> Result<()> {
+        let (buf, at) = self.inode_slot(inode.ino(), IoTag::default())?;
+        let mut block = handle.write(&buf)?;
+        let slot = &mut block[at..at + usize::from(self.geo.inode_size)];
+        core.encode_into(&self.geo, inode.ino(), slot)?;
+        drop(block);
+        inode.note_tid(handle, false);
+        inode.core_is_stored();
+        Ok(())
+    }
+
+    /// Changes the superblock inside a handle (one credit).
+    pub fn update_super(
+        &self,
+        handle: &mut Handle<'_>,
+        change: impl FnOnce(&mut Superblock),
+    ) -> Result<()> {
+        let (block, at) = self.geo.superblock_place();
+        let buf = self.block(block, IoTag::default())?;
+        let mut sb = self.sb.lock();
+        change(&mut sb);
+        let mut bytes = handle.write(&buf)?;
+        sb.seal_into(&mut bytes[at..at + 1024]);
+        Ok(())
+    }
+}
+
+/// A device's failure as the caller of a file-system call sees it.
+pub fn io_error(error: steadfs_block::IoError) -> FsError {
+    FsError::Io(error.to_string())
+}

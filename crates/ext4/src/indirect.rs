@@ -1,0 +1,318 @@
+//! Indirect maps of ext2 and ext3 files: numbers of blocks in blocks of numbers.
+
+use std::ops::Range;
+
+use steadfs_base::{DevBlock, FileBlock, IoTag};
+use steadfs_vfs::{FsError, Result};
+
+use crate::disk::indirect::{DIRECT, Path, bases, per_block};
+use crate::disk::{self, Ino};
+use crate::fs::Ext4;
+use crate::map::{Mapped, Place};
+use crate::mballoc::Run;
+use crate::txn::Handle;
+
+/// Blocks that mapping a run of `len` blocks changes at worst: every table it touches on three levels
+/// may be new, with bitmap and descriptor.
+pub fn insert_credits(per_block: u32, len: u32) -> u32 {
+    (len / per_block + 2) * 3 + 3 * 3 + 1
+}
+
+fn get(bytes: &[u8], index: u32) -> u32 {
+    let at = index as usize * 4;
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn put(bytes: &mut [u8], index: u32, value: u32) {
+    let at = index as usize * 4;
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+}
+
+fn checked(fs: &Ext4, ino: Ino, number: u32) -> Result<DevBlock> {
+    let block = DevBlock(number.into());
+    if fs.alloc.may_own(fs.geo(), block, 1) || ino == Ino::RESIZE {
+        return Ok(block);
+    }
+    Err(FsError::Corrupt(format!(
+        "inode {ino}: block {block} cannot be a file's"
+    )))
+}
+
+/// The block at `number`, or none for a hole.
+fn child(fs: &Ext4, ino: Ino, number: u32) -> Result<Option<DevBlock>> {
+    if number == 0 {
+        Ok(None)
+    } else {
+        checked(fs, ino, number).map(Some)
+    }
+}
+
+/// What is mapped at `block` and how far it goes.
+pub fn lookup(
+    fs: &Ext4,
+    ino: Ino,
+    core: &disk::Inode,
+    block: FileBlock,
+    tag: IoTag,
+) -> Result<Mapped> {
+    let per = per_block(fs.geo());
+    let Some(path) = Path::to(block, per) else {
+        return Ok(Mapped {
+            place: Place::Hole,
+            len: u64::MAX >> 16,
+        });
+    };
+    let (&last, above) = path.indices().split_last().expect("a path has an index");
+    let mut table: Option<steadfs_block::Buf> = None;
+    for (level, &index) in above.iter().enumerate() {
+        let number = get(table.as_deref().unwrap_or(&core.block), index);
+        let Some(next) = child(fs, ino, number)? else {
+            // Nothing below: the hole goes on to the end of what this number would lead to.
+            let span = u64::from(per).pow((path.depth() - level) as u32);
+            let from_base = block.0 - bases(per)[path.depth() - 1];
+            return Ok(Mapped {
+                place: Place::Hole,
+                len: span - from_base % span,
+            });
+        };
+        table = Some(fs.block(next, tag)?.data());
+    }
+    let bytes = table.as_deref().unwrap_or(&core.block);
+    let first = get(bytes, last);
+    let follows = |n: u32| {
+        let number = get(bytes, last + n);
+        if first == 0 {
+            number == 0
+        } else {
+            first.checked_add(n) == Some(number)
+        }
+    };
+    let len = (1..=path.to_boundary).take_while(|&n| follows(n)).count() as u64 + 1;
+    let place = match child(fs, ino, first)? {
+        Some(at) => Place::Written(at),
+        None => Place::Hole,
+    };
+    Ok(Mapped { place, len })
+}
+
+/// Names a run of used blocks in the map.
+pub fn insert(
+    fs: &Ext4,
+    handle: &mut Handle<'_>,
+    ino: Ino,
+    core: &mut disk::Inode,
+    at: FileBlock,
+    run: Run,
+) -> Result<()> {
+    let mut done = 0;
+    while done < run.len {
+        let block = at.plus(done.into());
+        let path = Path::to(block, per_block(fs.geo())).ok_or(FsError::FileTooBig)?;
+        let n = (path.to_boundary + 1).min(run.len - done);
+        let first =
+            u32::try_from(run.start.0 + u64::from(done)).map_err(|_| FsError::FileTooBig)?;
+        let put_run = |bytes: &mut [u8], index: u32| {
+            for i in 0..n {
+                put(bytes, index + i, first + i);
+            }
+        };
+        let (&last, above) = path.indices().split_last().expect("a path has an index");
+        match last_table(fs, handle, ino, core, above)? {
+            None => put_run(&mut core.block, last),
+            Some(table) => {
+                let buf = fs.block(table, IoTag::default())?;
+                put_run(&mut handle.write(&buf)?, last);
+            }
+        }
+        done += n;
+    }
+    Ok(())
+}
+
+/// The last block of numbers on a path, each made if it is missing; `None`: the inode itself.
+fn last_table(
+    fs: &Ext4,
+    handle: &mut Handle<'_>,
+    ino: Ino,
+    core: &mut disk::Inode,
+    above: &[u32],
+) -> Result<Option<DevBlock>> {
+    let mut table: Option<DevBlock> = None;
+    for &index in above {
+        let number = match table {
+            None => get(&core.block, index),
+            Some(at) => get(&fs.block(at, IoTag::default())?.data(), index),
+        };
+        let next = match child(fs, ino, number)? {
+            Some(next) => next,
+            None => {
+                let new = new_table(fs, handle, ino, core, table)?;
+                let number = u32::try_from(new.0).map_err(|_| FsError::FileTooBig)?;
+                match table {
+                    None => put(&mut core.block, index, number),
+                    Some(at) => {
+                        let buf = fs.block(at, IoTag::default())?;
+                        put(&mut handle.write(&buf)?, index, number);
+                    }
+                }
+                new
+            }
+        };
+        table = Some(next);
+    }
+    Ok(table)
+}
+
+fn new_table(
+    fs: &Ext4,
+    handle: &mut Handle<'_>,
+    ino: Ino,
+    core: &mut disk::Inode,
+    near: Option<DevBlock>,
+) -> Result<DevBlock> {
+    let goal = near.unwrap_or_else(|| fs.alloc.goal_for(fs.geo(), ino));
+    let new = fs.alloc.alloc_meta_block(fs, handle, goal)?;
+    handle.write(&fs.meta().get_new(new))?.fill(0);
+    core.blocks += fs.geo().block_size.bytes_u64() / 512;
+    Ok(new)
+}
+
+/// Unmaps a range from its end on, giving every freed run to `free`, until it is done or the
+/// transaction is full; returns the end of what is left.
+pub fn remove(
+    fs: &Ext4,
+    handle: &mut Handle<'_>,
+    ino: Ino,
+    core: &mut disk::Inode,
+    range: Range<FileBlock>,
+    free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, DevBlock, u64) -> Result<()>,
+) -> Result<FileBlock> {
+    let per = per_block(fs.geo());
+    let reach = bases(per)[3];
+    let mut end = range.end.0.min(reach);
+    while end > range.start.0 {
+        // Three levels of tables freed, each with bitmap and descriptor, and a run of data.
+        if !handle.extend(3 * 4 + 4) {
+            return Ok(FileBlock(end));
+        }
+        end = remove_last(fs, handle, ino, core, range.start.0, end, free)?;
+    }
+    Ok(range.start)
+}
+
+/// Frees the last mapped run before `end` within one table; returns the new end.
+fn remove_last(
+    fs: &Ext4,
+    handle: &mut Handle<'_>,
+    ino: Ino,
+    core: &mut disk::Inode,
+    start: u64,
+    end: u64,
+    free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, DevBlock, u64) -> Result<()>,
+) -> Result<u64> {
+    let per = per_block(fs.geo());
+    let path = Path::to(FileBlock(end - 1), per)
+        .ok_or_else(|| FsError::Corrupt(format!("inode {ino}: block {end} out of reach")))?;
+    // The tables on the way, and where the way ends if one is missing.
+    let mut tables: Vec<DevBlock> = Vec::new();
+    let (&last, above) = path.indices().split_last().expect("a path has an index");
+    for (level, &index) in above.iter().enumerate() {
+        let number = match tables.last() {
+            None => get(&core.block, index),
+            Some(&at) => get(&fs.block(at, IoTag::default())?.data(), index),
+        };
+        match child(fs, ino, number)? {
+            Some(next) => tables.push(next),
+            None => {
+                let span = u64::from(per).pow((path.depth() - level) as u32);
+                let base = bases(per)[path.depth() - 1];
+                let hole = base + (end - 1 - base) / span * span;
+                return Ok(hole.max(start));
+            }
+        }
+    }
+    let low = last.saturating_sub((end - 1 - start).min(u64::from(last)) as u32);
+    let (first, run) = last_run(fs, ino, core, tables.last().copied(), low, last)?;
+    let freed = last - first + 1;
+    match tables.last() {
+        None => (first..=last).for_each(|i| put(&mut core.block, i, 0)),
+        Some(&at) => {
+            let buf = fs.block(at, IoTag::default())?;
+            let mut bytes = handle.write(&buf)?;
+            (first..=last).for_each(|i| put(&mut bytes, i, 0));
+        }
+    }
+    if let Some(run) = run {
+        free(fs, handle, run, freed.into())?;
+    }
+    drop_empty_tables(fs, handle, core, above, &tables)?;
+    Ok(end - u64::from(freed))
+}
+
+/// The run that ends at index `last` of a table, not going below `low`: its first index, and its
+/// first device block unless it is a hole.
+fn last_run(
+    fs: &Ext4,
+    ino: Ino,
+    core: &disk::Inode,
+    table: Option<DevBlock>,
+    low: u32,
+    last: u32,
+) -> Result<(u32, Option<DevBlock>)> {
+    let data = match table {
+        None => None,
+        Some(at) => Some(fs.block(at, IoTag::default())?.data()),
+    };
+    let bytes: &[u8] = data.as_deref().unwrap_or(&core.block);
+    let end = get(bytes, last);
+    let mut first = last;
+    while first > low {
+        let before = get(bytes, first - 1);
+        let joins = if end == 0 {
+            before == 0
+        } else {
+            before != 0 && before + (last - first + 1) == end
+        };
+        if !joins {
+            break;
+        }
+        first -= 1;
+    }
+    for index in first..=last {
+        child(fs, ino, get(bytes, index))?;
+    }
+    Ok((first, child(fs, ino, get(bytes, first))?))
+}
+
+/// Frees tables that have no number left, from the lowest up.
+fn drop_empty_tables(
+    fs: &Ext4,
+    handle: &mut Handle<'_>,
+    core: &mut disk::Inode,
+    above: &[u32],
+    tables: &[DevBlock],
+) -> Result<()> {
+    for (level, &table) in tables.iter().enumerate().rev() {
+        let buf = fs.block(table, IoTag::default())?;
+        if buf.data().iter().any(|&b| b != 0) {
+            return Ok(());
+        }
+        drop(buf);
+        let index = above[level];
+        match level.checked_sub(1).map(|l| tables[l]) {
+            None => put(&mut core.block, index, 0),
+            Some(parent) => {
+                let buf = fs.block(parent, IoTag::default())?;
+                put(&mut handle.write(&buf)?, index, 0);
+            }
+        }
+        handle.forget(table)?;
+        fs.alloc.free_blocks(fs, handle, table, 1)?;
+        core.blocks = core
+            .blocks
+            .saturating_sub(fs.geo().block_size.bytes_u64() / 512);
+    }
+    Ok(())
+}
+
+const _: () = assert!(DIRECT == 12, "twelve words of i_block name data");

@@ -1,0 +1,299 @@
+//! Inodes in memory: one per inode number in use, shared by everybody who works on the file.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use steadfs_base::{FixedMap, Tid};
+use steadfs_cache::{DirtyFile, Mapping};
+use steadfs_rt::{Mutex, Rank, RwLock};
+use steadfs_vfs::{Attr, FileKind, FsError, Result};
+
+use crate::disk::{self, Ino};
+use crate::fs::Ext4;
+use crate::txn::Handle;
+
+const SHARDS: usize = 16;
+/// Unused inodes kept in memory, over all shards.
+const KEEP: usize = 16 << 10;
+/// No transaction: the inode was not changed since it was read.
+const NO_TID: u64 = u64::MAX;
+
+/// An inode in memory.
+///
+/// Locks, in the order they are taken: `lock`, `flush`, a handle, `core`.
+pub struct Inode {
+    ino: Ino,
+    kind: FileKind,
+    /// Orders calls: held for writing by what changes content, size or names, for reading by what
+    /// looks at them.
+    pub lock: RwLock<()>,
+    /// One write-back of the file's data at a time.
+    pub flush: Mutex<()>,
+    /// What the inode table has or will have, block map included. For regular files its `size` is the
+    /// size on disk, which follows [`Inode::size`] when data has been written.
+    pub core: RwLock<disk::Inode>,
+    /// Cached data of a regular file (or a long link's target).
+    pub pages: Mapping,
+    size: AtomicU64,
+    lookups: AtomicU64,
+    /// Transaction that changed the inode last.
+    sync_tid: AtomicU64,
+    /// Transaction that changed what is needed to read the data back.
+    datasync_tid: AtomicU64,
+    /// `core` is newer than the inode table (times and size of a write).
+    core_dirty: AtomicBool,
+    /// Data was written that no flush has made durable since.
+    unflushed: AtomicBool,
+    /// On the orphan list: stays in memory.
+    orphan: AtomicBool,
+    /// Freed: nothing may bring it back.
+    dead: AtomicBool,
+}
+
+impl Inode {
+    pub(crate) fn new(fs: &Ext4, ino: Ino, core: disk::Inode) -> Result<Self> {
+        let kind = FileKind::from_mode(core.mode.into())
+            .ok_or_else(|| FsError::Corrupt(format!("inode {ino}: mode {:#o}", core.mode)))?;
+        let file = DirtyFile(ino.0.into());
+        Ok(Self {
+            ino,
+            kind,
+            lock: RwLock::with_key(Rank::Inode, ino.0.into(), ()),
+            flush: Mutex::new(Rank::Writeback, ()),
+            size: AtomicU64::new(core.size),
+            core: RwLock::new(Rank::ExtentTree, core),
+            pages: Mapping::new(fs.geo().block_size, file, Arc::clone(fs.writeback())),
+            lookups: AtomicU64::new(0),
+            sync_tid: AtomicU64::new(NO_TID),
+            datasync_tid: AtomicU64::new(NO_TID),
+            core_dirty: AtomicBool::new(false),
+            unflushed: AtomicBool::new(false),
+            orphan: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
+        })
+    }
+
+    /// The inode's number.
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    /// The inode's type; never changes.
+    pub fn kind(&self) -> FileKind {
+        self.kind
+    }
+
+    /// Size in bytes as everybody sees it.
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Sets the size that everybody sees; the caller holds `lock` for writing.
+    pub fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Release);
+    }
+
+    /// One more reference by the caller of the file system.
+    pub fn add_lookup(&self) {
+        self.lookups.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Gives back references; whether none is left.
+    pub fn drop_lookups(&self, count: u64) -> bool {
+        let mut now = self.lookups.load(Ordering::Acquire);
+        loop {
+            // A caller that gives back more than it had does no harm beyond its own inode.
+            let left = now.saturating_sub(count);
+            match self
+                .lookups
+                .compare_exchange(now, left, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => return left == 0,
+                Err(other) => now = other,
+            }
+        }
+    }
+
+    /// Whether the caller of the file system holds references.
+    pub fn is_looked_up(&self) -> bool {
+        self.lookups.load(Ordering::Acquire) > 0
+    }
+
+    /// The transaction fsync (`datasync`: fdatasync) must see durable.
+    pub fn tid_for_sync(&self, datasync: bool) -> Option<Tid> {
+        let tid = if datasync {
+            &self.datasync_tid
+        } else {
+            &self.sync_tid
+        };
+        u32::try_from(tid.load(Ordering::Acquire)).ok().map(Tid)
+    }
+
+    /// Notes that `handle` changes the inode, and whether reading the data back depends on it.
+    pub fn note_tid(&self, handle: &Handle<'_>, data: bool) {
+        if handle.is_journaled() {
+            let tid = u64::from(handle.tid().0);
+            self.sync_tid.store(tid, Ordering::Release);
+            if data {
+                self.datasync_tid.store(tid, Ordering::Release);
+            }
+        }
+    }
+
+    /// `core` was changed in memory only.
+    pub fn mark_core_dirty(&self) {
+        self.core_dirty.store(true, Ordering::Release);
+    }
+
+    /// Whether `core` is newer than the inode table.
+    pub fn is_core_dirty(&self) -> bool {
+        self.core_dirty.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn core_is_stored(&self) {
+        self.core_dirty.store(false, Ordering::Release);
+    }
+
+    /// Data of the file has been written to the device's cache.
+    pub(crate) fn mark_unflushed(&self) {
+        self.unflushed.store(true, Ordering::Release);
+    }
+
+    /// Whether data was written since the last call; the caller flushes the device if so.
+    pub(crate) fn take_unflushed(&self) -> bool {
+        self.unflushed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Notes whether the inode is an orphan on record.
+    pub(crate) fn set_orphan(&self, orphan: bool) {
+        self.orphan.store(orphan, Ordering::Release);
+    }
+
+    /// Marks the inode freed.
+    pub fn set_dead(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Whether the inode was freed.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Attributes as the caller of the file system sees them.
+    pub fn attr(&self, fs: &Ext4) -> Attr {
+        let core = self.core.read();
+        let delayed = self.pages.unwritten() * (fs.geo().block_size.bytes_u64() / 512);
+        let size = match self.kind {
+            FileKind::Regular => self.size(),
+            _ => core.size,
+        };
+        // Data not yet allocated counts as if it were, so that `du` and the archivers that look for
+        // holes by st_blocks are not misled.
+        let blocks = if self.kind == FileKind::Regular && core.blocks == 0 {
+            delayed
+        } else {
+            core.blocks
+        };
+        Attr {
+            ino: self.ino.into(),
+            generation: core.generation,
+            kind: self.kind,
+            perm: u32::from(core.mode) & 0o7777,
+            nlink: core.links.into(),
+            uid: core.uid,
+            gid: core.gid,
+            rdev: core.rdev(),
+            size,
+            blocks,
+            block_size: fs.geo().block_size.bytes() as u32,
+            atime: core.atime,
+            mtime: core.mtime,
+            ctime: core.ctime,
+            btime: core.btime,
+            flags: core.flags,
+        }
+    }
+}
+
+/// All inodes in memory, by number.
+pub struct InodeTable {
+    shards: Vec<Mutex<Shard>>,
+}
+
+struct Shard {
+    inodes: FixedMap<u32, Arc<Inode>>,
+    /// How many there may be before the next sweep.
+    limit: usize,
+}
+
+impl InodeTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        let shard = || Shard {
+            inodes: FixedMap::default(),
+            limit: KEEP / SHARDS,
+        };
+        Self {
+            shards: (0..SHARDS)
+                .map(|_| Mutex::new(Rank::Table, shard()))
+                .collect(),
+        }
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<Shard> {
+        &self.shards[ino.0 as usize % SHARDS]
+    }
+
+    /// The inode, if it is in memory.
+    pub fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
+        self.shard(ino).lock().inodes.get(&ino.0).cloned()
+    }
+
+    /// Puts a freshly read inode in, unless somebody else did; returns the one to use.
+    pub fn insert(&self, inode: Inode) -> Arc<Inode> {
+        let mut shard = self.shard(inode.ino).lock();
+        let ino = inode.ino.0;
+        let inode = Arc::clone(shard.inodes.entry(ino).or_insert_with(|| Arc::new(inode)));
+        if shard.inodes.len() > shard.limit {
+            shard.sweep();
+        }
+        inode
+    }
+
+    /// Takes a freed inode out.
+    pub fn remove(&self, ino: Ino) {
+        self.shard(ino).lock().inodes.remove(&ino.0);
+    }
+
+    /// Inodes whose `core` is newer than the inode table.
+    pub fn dirty(&self) -> Vec<Arc<Inode>> {
+        let mut dirty = Vec::new();
+        for shard in &self.shards {
+            dirty.extend(
+                shard
+                    .lock()
+                    .inodes
+                    .values()
+                    .filter(|i| i.is_core_dirty())
+                    .cloned(),
+            );
+        }
+        dirty.sort_unstable_by_key(|i| i.ino);
+        dirty
+    }
+}
+
+impl Shard {
+    /// Drops what nobody refers to and what has nothing to write. The limit follows what stays, so
+    /// that many inodes in use cost no sweep each time one is added.
+    fn sweep(&mut self) {
+        self.inodes.retain(|_, inode| {
+            Arc::strong_count(inode) > 1
+                || inode.is_looked_up()
+                || inode.is_core_dirty()
+                || inode.orphan.load(Ordering::Acquire)
+                || !inode.pages.is_empty()
+        });
+        self.limit = (self.inodes.len() * 2).max(KEEP / SHARDS);
+    }
+}

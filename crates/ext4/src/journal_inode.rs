@@ -1,0 +1,131 @@
+//! Where the journal lies. Read straight from the device, before the volume is open: the journal's
+//! own inode is part of no transaction and is the same before replay as after.
+
+use steadfs_base::{BlockSize, DevBlock, FileBlock, IoTag};
+use steadfs_block::{Buf, Queue};
+use steadfs_jbd2::JournalMap;
+use steadfs_vfs::{FsError, Result};
+
+use crate::disk::extent::{Expect, ExtentNode, FILE_END};
+use crate::disk::indirect::{Path, per_block};
+use crate::disk::{self, ChecksumSeed, Geometry, GroupDesc, Ino, Superblock};
+use crate::fs::io_error;
+use crate::map::has_extents;
+use crate::txn::journal_error;
+
+/// Runs of device blocks.
+type Runs = Vec<(DevBlock, u64)>;
+
+struct Reader<'a> {
+    queue: &'a Queue,
+    geo: &'a Geometry,
+}
+
+/// The journal's blocks in order.
+pub fn map(queue: &Queue, sb: &Superblock, ino: Ino) -> Result<JournalMap> {
+    let geo = sb.geometry();
+    let reader = Reader { queue, geo };
+    let (group, index) = geo.group_of_inode(ino);
+    let (n, at) = geo.desc_slot(group);
+    let table = reader.block(geo.desc_block_at(n))?;
+    let desc = GroupDesc::parse(geo, group, &table[at..at + usize::from(geo.desc_size)])?;
+    let (block, at) = geo.inode_slot(desc.inode_table, index);
+    let slots = reader.block(block)?;
+    let core = disk::Inode::parse(geo, ino, &slots[at..at + usize::from(geo.inode_size)])?;
+    let blocks = core.size >> geo.block_size.bits();
+    let mut runs = Runs::new();
+    if has_extents(&core) {
+        let root = ExtentNode::parse_root(geo, &core.block)?;
+        reader.extents(
+            &root,
+            FileBlock(0)..FILE_END,
+            core.seed(geo, ino),
+            &mut runs,
+        )?;
+    } else {
+        reader.indirect(&core, blocks, &mut runs)?;
+    }
+    let mapped: u64 = runs.iter().map(|(_, len)| len).sum();
+    if mapped < blocks {
+        return Err(FsError::Corrupt(format!(
+            "journal inode {ino}: {mapped} of {blocks} blocks"
+        )));
+    }
+    JournalMap::new(runs).map_err(journal_error)
+}
+
+impl Reader<'_> {
+    fn block(&self, block: DevBlock) -> Result<Buf> {
+        let size: BlockSize = self.geo.block_size;
+        self.queue
+            .read(size.offset_of(block), size.bytes(), IoTag::default())
+            .map_err(io_error)
+    }
+
+    /// Adds the extents below a node. The depth shrinks at each level, so this ends.
+    fn extents(
+        &self,
+        node: &ExtentNode<'_>,
+        blocks: std::ops::Range<FileBlock>,
+        seed: ChecksumSeed,
+        runs: &mut Runs,
+    ) -> Result<()> {
+        if node.depth() == 0 {
+            for extent in node.extents() {
+                let expected: u64 = runs.iter().map(|(_, len)| len).sum();
+                if extent.block.0 != expected || extent.unwritten {
+                    let what = format!("journal: block {expected} is not where it must be");
+                    return Err(FsError::Corrupt(what));
+                }
+                runs.push((extent.start, extent.len.into()));
+            }
+            return Ok(());
+        }
+        for (i, index) in node.indexes().enumerate() {
+            let expect: Expect = node.expect_child(i as u16, &blocks);
+            let bytes = self.block(index.child)?;
+            let child = ExtentNode::parse_block(self.geo, seed, &bytes, &expect)?;
+            self.extents(&child, expect.blocks, seed, runs)?;
+        }
+        Ok(())
+    }
+
+    fn indirect(&self, core: &disk::Inode, blocks: u64, runs: &mut Runs) -> Result<()> {
+        let word = |bytes: &[u8], i: u32| {
+            let at = i as usize * 4;
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let per = per_block(self.geo);
+        let mut at = 0;
+        while at < blocks {
+            let first = at;
+            let gone = || FsError::Corrupt(format!("journal: block {first} is not mapped"));
+            let path = Path::to(FileBlock(at), per).ok_or_else(gone)?;
+            let (&last, above) = path.indices().split_last().ok_or_else(gone)?;
+            let mut table: Option<Buf> = None;
+            for &index in above {
+                let next = DevBlock(word(table.as_deref().unwrap_or(&core.block), index).into());
+                if !self.geo.is_data_range(next, 1) {
+                    return Err(gone());
+                }
+                table = Some(self.block(next)?);
+            }
+            let bytes = table.as_deref().unwrap_or(&core.block);
+            for i in last..=last + path.to_boundary {
+                let block = DevBlock(word(bytes, i).into());
+                if at == blocks {
+                    break;
+                }
+                if !self.geo.is_data_range(block, 1) {
+                    return Err(gone());
+                }
+                match runs.last_mut() {
+                    Some((start, len)) if start.plus(*len) == block => *len += 1,
+                    _ => runs.push((block, 1)),
+                }
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+}

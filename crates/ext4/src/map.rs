@@ -1,0 +1,187 @@
+//! From file blocks to device blocks, whichever way the inode maps them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use steadfs_base::{DevBlock, FileBlock, IoTag};
+use steadfs_cache::MetaBuf;
+use steadfs_vfs::{FsError, InodeFlags, Result};
+
+use crate::disk::{self, Extent, Ino};
+use crate::extent::{self, Tree};
+use crate::fs::Ext4;
+use crate::indirect;
+use crate::inode::Inode;
+use crate::mballoc::Run;
+use crate::txn::Handle;
+
+/// What a file block is mapped to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Nothing: reads as zeros.
+    Hole,
+    /// This device block has its content.
+    Written(DevBlock),
+    /// This device block is allocated; reads as zeros.
+    Unwritten(DevBlock),
+}
+
+/// The mapping of a file block and of those that continue it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// Where the first block is; the next ones follow it on the device (or are holes too).
+    pub place: Place,
+    /// How many blocks are mapped alike, at least one.
+    pub len: u64,
+}
+
+/// Levels of extent trees that credits reckon with: four hold more extents than a file has blocks.
+const MAX_TREE: u16 = 4;
+
+/// Whether the inode is mapped by extents.
+pub fn has_extents(core: &disk::Inode) -> bool {
+    core.flags.contains(InodeFlags::EXTENTS)
+}
+
+impl Ext4 {
+    /// The mapping at `block`, checked against the volume's own metadata.
+    pub fn map(
+        &self,
+        ino: Ino,
+        core: &disk::Inode,
+        block: FileBlock,
+        tag: IoTag,
+    ) -> Result<Mapped> {
+        let mapped = if has_extents(core) {
+            extent::lookup(self, ino, core, block, tag)?
+        } else {
+            indirect::lookup(self, ino, core, block, tag)?
+        };
+        if let Place::Written(start) | Place::Unwritten(start) = mapped.place
+            && !self.alloc.may_own(&self.geo, start, mapped.len)
+            && ino != Ino::RESIZE
+        {
+            return Err(FsError::Corrupt(format!(
+                "inode {ino}: block {block} is mapped to the volume's own metadata at {start}"
+            )));
+        }
+        Ok(mapped)
+    }
+
+    /// The device block of one file block; `None` for a hole or an unwritten block.
+    pub fn map_block(
+        &self,
+        core: &disk::Inode,
+        ino: Ino,
+        block: FileBlock,
+        tag: IoTag,
+    ) -> Result<Option<DevBlock>> {
+        Ok(match self.map(ino, core, block, tag)?.place {
+            Place::Written(at) => Some(at),
+            Place::Hole | Place::Unwritten(_) => None,
+        })
+    }
+
+    /// Credits for mapping one more run of `len` blocks of a file, bitmap and descriptor included.
+    pub fn map_credits(&self, core: &disk::Inode, len: u32) -> u32 {
+        if has_extents(core) {
+            2 + extent::insert_credits(MAX_TREE) * (1 + len / disk::extent::MAX_UNWRITTEN_LEN)
+        } else {
+            2 + indirect::insert_credits(disk::indirect::per_block(&self.geo), len)
+        }
+    }
+
+    /// Puts claimed blocks into the map: uses the claim and names it, in one handle.
+    pub fn map_claim(
+        &self,
+        handle: &mut Handle<'_>,
+        ino: Ino,
+        core: &mut disk::Inode,
+        at: FileBlock,
+        run: Run,
+        unwritten: bool,
+    ) -> Result<()> {
+        self.alloc.use_claim(self, handle, run)?;
+        core.blocks += u64::from(run.len) * (self.geo.block_size.bytes_u64() / 512);
+        if !has_extents(core) {
+            return indirect::insert(self, handle, ino, core, at, run);
+        }
+        let mut done = 0;
+        while done < run.len {
+            let len = (run.len - done).min(Extent::max_len(unwritten));
+            let start = run.start.plus(done.into());
+            let extent = Extent {
+                block: at.plus(done.into()),
+                len,
+                start,
+                unwritten,
+            };
+            Tree::new(self, ino, core).insert(handle, &extent)?;
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Frees mapped blocks of a range from its end on until the transaction is full; returns the end
+    /// of what is left (`range.start`: done).
+    pub fn unmap(
+        &self,
+        handle: &mut Handle<'_>,
+        ino: Ino,
+        core: &mut disk::Inode,
+        range: Range<FileBlock>,
+        metadata: bool,
+    ) -> Result<FileBlock> {
+        let units = self.geo.block_size.bytes_u64() / 512;
+        let mut freed = 0;
+        let mut free = |fs: &Ext4, handle: &mut Handle<'_>, start: DevBlock, len: u64| {
+            freed += len;
+            if metadata {
+                for n in 0..len {
+                    handle.forget(start.plus(n))?;
+                }
+            }
+            fs.alloc.free_blocks(fs, handle, start, len)
+        };
+        let left = if has_extents(core) {
+            Tree::new(self, ino, core).remove(handle, range, &mut free)
+        } else {
+            indirect::remove(self, handle, ino, core, range, &mut free)
+        };
+        core.blocks = core.blocks.saturating_sub(freed * units);
+        left
+    }
+
+    /// Adds a zeroed block at a directory's end (or another inode's whose content is metadata).
+    /// The caller holds `core` for writing, sets nothing but content, and stores the inode.
+    pub fn append_dir_block(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+    ) -> Result<(FileBlock, Arc<MetaBuf>)> {
+        let at = FileBlock(self.geo.block_size.blocks_for(core.size));
+        let size = (at.0 + 1) << self.geo.block_size.bits();
+        if size > self.geo.max_file_size(has_extents(core)) {
+            return Err(FsError::NoSpace);
+        }
+        let goal = self.goal_after(inode.ino(), core, at);
+        let run = self.alloc.claim(self, goal, 1)?;
+        self.map_claim(handle, inode.ino(), core, at, run, false)?;
+        core.size = size;
+        inode.note_tid(handle, true);
+        Ok((at, self.meta.get_new(run.start)))
+    }
+
+    /// Where the block `at` of a file should lie: behind the block before it, else in the inode's
+    /// group.
+    pub fn goal_after(&self, ino: Ino, core: &disk::Inode, at: FileBlock) -> DevBlock {
+        if let Some(before) = at.0.checked_sub(1)
+            && let Ok(mapped) = self.map(ino, core, FileBlock(before), IoTag::default())
+            && let Place::Written(block) | Place::Unwritten(block) = mapped.place
+        {
+            return block.plus(1);
+        }
+        self.alloc.goal_for(&self.geo, ino)
+    }
+}

@@ -1,0 +1,422 @@
+//! Blocks: who may use which.
+//!
+//! **Two steps.** A block is *claimed* in memory first; the data is written; and only then does a
+//! handle *use* the claim, which sets its bit in the on-disk bitmap together with the extent that
+//! names it. So no committed metadata ever names a block whose data is not written, and a crash (or a
+//! failed write) between the steps leaks nothing: the claim was memory only.
+//!
+//! **Freed blocks** are clear on disk with the transaction that frees them, but stay busy in memory
+//! until that transaction is durable: before, a crash would bring the old owner back, and whatever
+//! had been written to the block meanwhile would be his content.
+//!
+//! So a group's `busy` bitmap is: on disk in use, or claimed, or freed and not yet committed.
+
+mod inodes;
+mod search;
+mod totals;
+mod zones;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use steadfs_base::{DevBlock, IoTag, Tid};
+use steadfs_block::Bio;
+use steadfs_cache::{MetaBuf, MetaCache, MetaMut};
+use steadfs_rt::{Mutex, MutexGuard, Rank};
+use steadfs_vfs::{FsError, Result};
+
+use crate::disk::group_desc::{self, BLOCK_UNINIT, GroupDesc};
+use crate::disk::{Geometry, GroupNo, bitmap};
+use crate::fs::{Ext4, io_error};
+use crate::txn::Handle;
+
+pub use totals::{Totals, WEIGHT_EXTENT, WEIGHT_INDIRECT};
+use zones::Zones;
+
+/// Kinds of content for `verify_once`.
+const BLOCK_BITMAP: u8 = 1;
+const INODE_BITMAP: u8 = 2;
+
+/// A run of blocks that lies in one group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// First block.
+    pub start: DevBlock,
+    /// Blocks, at least one.
+    pub len: u32,
+}
+
+/// A group's allocation state.
+struct Group {
+    /// The descriptor as handles have changed it.
+    desc: GroupDesc,
+    /// On disk in use, claimed, or freed and not committed; loaded on first use.
+    busy: Option<Box<[u8]>>,
+    /// Clear bits of `busy` (before loading: the descriptor's count).
+    free: u32,
+    /// No run of free blocks is longer than this.
+    longest: u32,
+}
+
+/// All groups of a volume.
+pub struct Allocator {
+    groups: Vec<Mutex<Group>>,
+    inode_tables: Vec<DevBlock>,
+    zones: Zones,
+    totals: Mutex<Totals>,
+    /// Freed with a transaction that is not durable yet.
+    pending: Mutex<Vec<(Tid, Run)>>,
+    /// Where the last new directory at the top of the tree went.
+    next_top_dir: AtomicU32,
+    discard: bool,
+}
+
+impl Allocator {
+    /// Reads and verifies all group descriptors.
+    pub fn load(geo: &Geometry, meta: &MetaCache, discard: bool) -> Result<Self> {
+        let mut groups = Vec::with_capacity(geo.group_count as usize);
+        let mut inode_tables = Vec::with_capacity(geo.group_count as usize);
+        let mut zones = Zones::default();
+        let mut totals = Totals::default();
+        meta.prefetch(
+            geo.desc_block_at(0),
+            geo.desc_blocks().into(),
+            IoTag::default(),
+        );
+        let mut block: Option<(u32, Arc<MetaBuf>)> = None;
+        for group in geo.groups() {
+            let (n, at) = geo.desc_slot(group);
+            if block.as_ref().is_none_or(|(have, _)| *have != n) {
+                let buf = meta
+                    .get(geo.desc_block_at(n), IoTag::default())
+                    .map_err(io_error)?;
+                block = Some((n, buf));
+            }
+            let data = block.as_ref().expect("just set").1.data();
+            let slot = &data[at..at + usize::from(geo.desc_size)];
+            let desc = GroupDesc::parse(geo, group, slot)?;
+            zones.add(desc.block_bitmap, 1);
+            zones.add(desc.inode_bitmap, 1);
+            zones.add(desc.inode_table, geo.itable_blocks().into());
+            zones.add(
+                geo.first_block_of(group),
+                geo.overhead(group).total().into(),
+            );
+            totals.free += u64::from(desc.free_clusters);
+            totals.free_inodes += u64::from(desc.free_inodes);
+            totals.dirs += u64::from(desc.used_dirs);
+            inode_tables.push(desc.inode_table);
+            let free = desc.free_clusters;
+            let state = Group {
+                desc,
+                busy: None,
+                free,
+                longest: geo.blocks_per_group,
+            };
+            groups.push(Mutex::with_key(Rank::Group, group.0.into(), state));
+        }
+        Ok(Self {
+            groups,
+            inode_tables,
+            zones,
+            totals: Mutex::new(Rank::Leaf, totals),
+            pending: Mutex::new(Rank::Leaf, Vec::new()),
+            next_top_dir: AtomicU32::new(0),
+            discard,
+        })
+    }
+
+    /// First block of a group's inode table.
+    pub fn inode_table(&self, group: GroupNo) -> DevBlock {
+        self.inode_tables[group.0 as usize]
+    }
+
+    /// Whether a run of blocks may belong to a file: inside the volume and apart from every group's
+    /// own metadata.
+    pub fn may_own(&self, geo: &Geometry, start: DevBlock, len: u64) -> bool {
+        geo.is_data_range(start, len) && !self.zones.overlaps(start, len)
+    }
+
+    /// Counts of the whole volume.
+    pub fn totals(&self) -> Totals {
+        self.totals.lock().clone()
+    }
+
+    /// Changes the counts.
+    pub(crate) fn with_totals<R>(&self, f: impl FnOnce(&mut Totals) -> R) -> R {
+        f(&mut self.totals.lock())
+    }
+
+    fn group(&self, group: GroupNo) -> MutexGuard<'_, Group> {
+        self.groups[group.0 as usize].lock()
+    }
+
+    /// Locks a group with its `busy` bitmap loaded.
+    fn loaded(&self, fs: &Ext4, no: GroupNo) -> Result<MutexGuard<'_, Group>> {
+        let mut group = self.group(no);
+        if group.busy.is_none() {
+            let geo = fs.geo();
+            let mut busy: Box<[u8]> = if group.desc.block_uninit(geo) {
+                let mut bits = vec![0; geo.block_size.bytes()];
+                group_desc::init_block_bitmap(geo, no, &group.desc, &mut bits);
+                bits.into()
+            } else {
+                let buf = block_bitmap(fs, no, &group.desc)?;
+                (*buf.data()).into()
+            };
+            let blocks = geo.blocks_in(no);
+            let free = bitmap::count_zeros(&busy, 0..blocks);
+            if free != group.desc.free_clusters {
+                return Err(FsError::Corrupt(format!(
+                    "group {no}: bitmap has {free} free blocks, descriptor {}",
+                    group.desc.free_clusters
+                )));
+            }
+            bitmap::set_range(&mut busy, blocks..geo.block_size.bytes() as u32 * 8);
+            // Whatever the bitmap says, the group's own metadata is nobody's to take.
+            self.zones.mark(geo.first_block_of(no), blocks, &mut busy);
+            group.free = bitmap::count_zeros(&busy, 0..blocks);
+            group.busy = Some(busy);
+        }
+        Ok(group)
+    }
+
+    /// Makes a claim durable with the caller's handle: bitmap, descriptor, counts. The caller inserts
+    /// what names the blocks in the same handle. Two credits.
+    pub fn use_claim(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<()> {
+        let geo = fs.geo();
+        let (no, first) = geo.group_of_block(run.start);
+        let mut group = self.loaded(fs, no)?;
+        let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
+        let mut bits = handle.write(&buf)?;
+        if !bitmap::all_zero(&bits, first..first + run.len) {
+            return Err(FsError::Corrupt(format!(
+                "block {}: in use and free at once",
+                run.start
+            )));
+        }
+        bitmap::set_range(&mut bits, first..first + run.len);
+        group.desc.free_clusters -= run.len;
+        finish_bitmap(fs, no, &mut group, handle, bits)
+    }
+
+    /// Gives back a claim that was not used.
+    pub fn release(&self, fs: &Ext4, run: Run) {
+        self.make_free(fs, run, true);
+    }
+
+    fn make_free(&self, fs: &Ext4, run: Run, count: bool) {
+        let (no, first) = fs.geo().group_of_block(run.start);
+        let mut group = self.group(no);
+        if let Some(busy) = &mut group.busy {
+            debug_assert!(bitmap::all_set(busy, first..first + run.len), "freed once");
+            bitmap::clear_range(busy, first..first + run.len);
+        }
+        group.free += run.len;
+        group.longest = fs.geo().blocks_per_group;
+        if count {
+            self.totals.lock().free += u64::from(run.len);
+        }
+    }
+
+    /// Frees blocks with the caller's handle. They can be used again once that is durable. Two credits
+    /// for each group the run touches.
+    pub fn free_blocks(
+        &self,
+        fs: &Ext4,
+        handle: &mut Handle<'_>,
+        start: DevBlock,
+        len: u64,
+    ) -> Result<()> {
+        let geo = fs.geo();
+        if !self.may_own(geo, start, len) {
+            return Err(FsError::Corrupt(format!(
+                "block {start}: freed, but no file's to free"
+            )));
+        }
+        let mut at = start;
+        let end = start.plus(len);
+        while at < end {
+            let (no, first) = geo.group_of_block(at);
+            let len = u64::from(geo.blocks_in(no) - first).min(end.0 - at.0) as u32;
+            self.free_in_group(fs, handle, no, Run { start: at, len })?;
+            at = at.plus(len.into());
+        }
+        Ok(())
+    }
+
+    fn free_in_group(
+        &self,
+        fs: &Ext4,
+        handle: &mut Handle<'_>,
+        no: GroupNo,
+        run: Run,
+    ) -> Result<()> {
+        let (_, first) = fs.geo().group_of_block(run.start);
+        let mut group = self.loaded(fs, no)?;
+        let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
+        let mut bits = handle.write(&buf)?;
+        if !bitmap::all_set(&bits, first..first + run.len) {
+            return Err(FsError::Corrupt(format!(
+                "block {}: freed, but is free",
+                run.start
+            )));
+        }
+        bitmap::clear_range(&mut bits, first..first + run.len);
+        group.desc.free_clusters += run.len;
+        finish_bitmap(fs, no, &mut group, handle, bits)?;
+        drop(group);
+        if handle.is_journaled() {
+            self.totals.lock().pending += u64::from(run.len);
+            self.pending.lock().push((handle.tid(), run));
+        } else {
+            self.make_free(fs, run, true);
+        }
+        Ok(())
+    }
+
+    /// Transaction `tid` is durable: what it and older ones freed can be used.
+    pub fn committed(&self, fs: &Ext4, tid: Tid) {
+        let mut done = Vec::new();
+        self.pending.lock().retain(|&(freed, run)| {
+            let durable = tid.at_least(freed);
+            if durable {
+                done.push(run);
+            }
+            !durable
+        });
+        if self.discard {
+            for run in &done {
+                self.discard_run(fs, *run);
+            }
+        }
+        for run in done {
+            let mut totals = self.totals.lock();
+            totals.pending -= u64::from(run.len);
+            drop(totals);
+            self.make_free(fs, run, true);
+        }
+    }
+
+    /// Tells the device that a free run's content is not needed. A device that refuses loses nothing.
+    fn discard_run(&self, fs: &Ext4, run: Run) {
+        let size = fs.geo().block_size;
+        let bio = Bio::discard(size.offset_of(run.start), u64::from(run.len) << size.bits());
+        if let Err(error) = fs.queue().submit(bio, IoTag::background()).wait() {
+            tracing::debug!(%error, "discard refused");
+        }
+    }
+
+    /// The block bitmap's buffer, made fit for writing if it never was written.
+    fn writable_bitmap(
+        &self,
+        fs: &Ext4,
+        no: GroupNo,
+        group: &mut Group,
+        handle: &mut Handle<'_>,
+    ) -> Result<Arc<MetaBuf>> {
+        let geo = fs.geo();
+        if !group.desc.block_uninit(geo) {
+            return block_bitmap(fs, no, &group.desc);
+        }
+        let buf = fs.meta().get_new(group.desc.block_bitmap);
+        let mut bits = handle.write(&buf)?;
+        group_desc::init_block_bitmap(geo, no, &group.desc, &mut bits);
+        drop(bits);
+        buf.set_verified(BLOCK_BITMAP);
+        group.desc.flags &= !BLOCK_UNINIT;
+        Ok(buf)
+    }
+
+    /// Discards free space in a block range, runs of at least `min` blocks; blocks discarded.
+    pub fn trim(&self, fs: &Ext4, range: std::ops::Range<u64>, min: u32) -> Result<u64> {
+        let geo = fs.geo();
+        let mut trimmed = 0;
+        for no in geo.groups() {
+            let base = geo.first_block_of(no).0;
+            let blocks = geo.blocks_in(no);
+            let from = range.start.saturating_sub(base).min(blocks.into()) as u32;
+            let to = range.end.saturating_sub(base).min(blocks.into()) as u32;
+            if from >= to {
+                continue;
+            }
+            let mut at = from;
+            while let Some(run) = self.claim_for_trim(fs, no, at..to, min)? {
+                let claimed = Run {
+                    start: DevBlock(base + u64::from(run.start)),
+                    len: run.end - run.start,
+                };
+                self.discard_run(fs, claimed);
+                self.release(fs, claimed);
+                trimmed += u64::from(claimed.len);
+                at = run.end;
+            }
+        }
+        Ok(trimmed)
+    }
+
+    /// Claims the next free run, so that nobody takes it while it is being discarded.
+    fn claim_for_trim(
+        &self,
+        fs: &Ext4,
+        no: GroupNo,
+        range: std::ops::Range<u32>,
+        min: u32,
+    ) -> Result<Option<std::ops::Range<u32>>> {
+        let mut group = self.loaded(fs, no)?;
+        let busy = group.busy.as_mut().expect("loaded");
+        let Some(run) = bitmap::find_zero_run(busy, range, min.max(1)) else {
+            return Ok(None);
+        };
+        bitmap::set_range(busy, run.clone());
+        group.free -= run.end - run.start;
+        self.totals.lock().free -= u64::from(run.end - run.start);
+        Ok(Some(run))
+    }
+
+    /// A goal for a new file's first block: its inode's group, or for parallel writers a group of the
+    /// same flex group.
+    pub fn goal_for(&self, geo: &Geometry, ino: crate::disk::Ino) -> DevBlock {
+        let (group, _) = geo.group_of_inode(ino);
+        geo.first_block_of(group)
+    }
+
+    /// The next place for a directory at the top of the tree.
+    fn next_top_group(&self, geo: &Geometry) -> GroupNo {
+        GroupNo(self.next_top_dir.fetch_add(1, Ordering::Relaxed) % geo.group_count)
+    }
+}
+
+/// A group's block bitmap, verified.
+fn block_bitmap(fs: &Ext4, no: GroupNo, desc: &GroupDesc) -> Result<Arc<MetaBuf>> {
+    let buf = fs.block(desc.block_bitmap, IoTag::default())?;
+    let check = |bits: &[u8]| {
+        desc.verify_block_bitmap(fs.geo(), bits)
+            .map_err(|e| e.in_group(no))
+    };
+    buf.verify_once(BLOCK_BITMAP, check)?;
+    Ok(buf)
+}
+
+/// Seals a changed block bitmap into its descriptor and writes that.
+fn finish_bitmap(
+    fs: &Ext4,
+    no: GroupNo,
+    group: &mut Group,
+    handle: &mut Handle<'_>,
+    bits: MetaMut<'_>,
+) -> Result<()> {
+    group.desc.seal_block_bitmap(fs.geo(), &bits);
+    drop(bits);
+    write_desc(fs, no, &group.desc, handle)
+}
+
+/// Writes a descriptor into its table.
+fn write_desc(fs: &Ext4, no: GroupNo, desc: &GroupDesc, handle: &mut Handle<'_>) -> Result<()> {
+    let geo = fs.geo();
+    let (n, at) = geo.desc_slot(no);
+    let buf = fs.block(geo.desc_block_at(n), IoTag::default())?;
+    let mut table = handle.write(&buf)?;
+    desc.encode_into(geo, no, &mut table[at..at + usize::from(geo.desc_size)]);
+    Ok(())
+}

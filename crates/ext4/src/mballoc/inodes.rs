@@ -1,0 +1,185 @@
+//! Inode numbers: near the directory for files, spread for directories.
+
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_cache::MetaBuf;
+use steadfs_rt::MutexGuard;
+use steadfs_vfs::{FileKind, FsError, Result};
+
+use super::{Allocator, Group, INODE_BITMAP, write_desc};
+use crate::disk::group_desc::{self, GroupDesc, INODE_UNINIT};
+use crate::disk::{GroupNo, Ino, bitmap};
+use crate::fs::Ext4;
+use crate::inode::Inode;
+use crate::txn::Handle;
+
+impl Allocator {
+    /// Takes a free inode number for a new `kind` in `parent`. Two credits (three where the block
+    /// bitmap must come first, on volumes whose groups were never written).
+    pub fn new_inode(
+        &self,
+        fs: &Ext4,
+        handle: &mut Handle<'_>,
+        parent: &Inode,
+        kind: FileKind,
+    ) -> Result<Ino> {
+        let start = match kind {
+            FileKind::Directory => self.group_for_dir(fs, parent),
+            _ => fs.geo().group_of_inode(parent.ino()).0,
+        };
+        let count = fs.geo().group_count;
+        for n in 0..count {
+            let no = GroupNo(((u64::from(start.0) + u64::from(n)) % u64::from(count)) as u32);
+            if let Some(ino) = self.new_inode_in(fs, handle, no, kind)? {
+                return Ok(ino);
+            }
+        }
+        Err(FsError::NoSpace)
+    }
+
+    /// A directory at the top goes to a group of its own with room above the average; one further
+    /// down stays near its parent while the parent's group has room left.
+    fn group_for_dir(&self, fs: &Ext4, parent: &Inode) -> GroupNo {
+        let geo = fs.geo();
+        let totals = self.totals();
+        let groups = u64::from(geo.group_count);
+        let mean_inodes = totals.free_inodes / groups;
+        let mean_free = totals.free / groups;
+        let fits = |group: &Group, inodes: u64, free: u64| {
+            u64::from(group.desc.free_inodes) >= inodes.max(1) && u64::from(group.free) >= free
+        };
+        let home = geo.group_of_inode(parent.ino()).0;
+        let top = parent.ino() == Ino::ROOT;
+        let start = if top { self.next_top_group(geo) } else { home };
+        let (inodes, free) = if top {
+            (mean_inodes, mean_free)
+        } else {
+            (mean_inodes / 4, mean_free / 4)
+        };
+        for n in 0..geo.group_count {
+            let no = GroupNo(((u64::from(start.0) + u64::from(n)) % groups) as u32);
+            if fits(&self.group(no), inodes, free) {
+                return no;
+            }
+        }
+        start
+    }
+
+    fn new_inode_in(
+        &self,
+        fs: &Ext4,
+        handle: &mut Handle<'_>,
+        no: GroupNo,
+        kind: FileKind,
+    ) -> Result<Option<Ino>> {
+        let geo = fs.geo();
+        let mut group = self.group(no);
+        if group.desc.free_inodes == 0 {
+            return Ok(None);
+        }
+        let first = if no.0 == 0 { geo.first_ino.0 - 1 } else { 0 };
+        let buf = self.writable_inode_bitmap(fs, no, &mut group, handle)?;
+        let mut bits = handle.write(&buf)?;
+        let Some(index) = bitmap::find_next_zero(&bits, first..geo.inodes_per_group) else {
+            return Err(FsError::Corrupt(format!(
+                "group {no}: descriptor has {} free inodes, bitmap none",
+                group.desc.free_inodes
+            )));
+        };
+        bitmap::set(&mut bits, index);
+        let desc = &mut group.desc;
+        desc.free_inodes -= 1;
+        if kind == FileKind::Directory {
+            desc.used_dirs += 1;
+        }
+        if geo.has_group_checksums() {
+            desc.itable_unused = desc.itable_unused.min(geo.inodes_per_group - index - 1);
+        }
+        desc.seal_inode_bitmap(geo, &bits);
+        drop(bits);
+        write_desc(fs, no, &group.desc, handle)?;
+        self.with_totals(|t| {
+            t.free_inodes -= 1;
+            t.dirs += u64::from(kind == FileKind::Directory);
+        });
+        Ok(Some(geo.inode_at(no, index)))
+    }
+
+    /// Gives an inode number back. Two credits.
+    pub fn free_inode(
+        &self,
+        fs: &Ext4,
+        handle: &mut Handle<'_>,
+        ino: Ino,
+        kind: FileKind,
+    ) -> Result<()> {
+        let geo = fs.geo();
+        let (no, index) = geo.group_of_inode(ino);
+        let mut group = self.group(no);
+        let buf = self.writable_inode_bitmap(fs, no, &mut group, handle)?;
+        let mut bits = handle.write(&buf)?;
+        if !bitmap::clear(&mut bits, index) {
+            return Err(FsError::Corrupt(format!("inode {ino}: freed, but is free")));
+        }
+        group.desc.free_inodes += 1;
+        if kind == FileKind::Directory {
+            group.desc.used_dirs = group.desc.used_dirs.saturating_sub(1);
+        }
+        group.desc.seal_inode_bitmap(geo, &bits);
+        drop(bits);
+        write_desc(fs, no, &group.desc, handle)?;
+        self.with_totals(|t| {
+            t.free_inodes += 1;
+            t.dirs = t
+                .dirs
+                .saturating_sub(u64::from(kind == FileKind::Directory));
+        });
+        Ok(())
+    }
+
+    /// Whether the bitmap says that the inode is in use.
+    pub fn is_inode_used(&self, fs: &Ext4, ino: Ino) -> Result<bool> {
+        let (no, index) = fs.geo().group_of_inode(ino);
+        let group = self.group(no);
+        if group.desc.inode_uninit(fs.geo()) {
+            return Ok(false);
+        }
+        Ok(bitmap::test(
+            &inode_bitmap(fs, no, &group.desc)?.data(),
+            index,
+        ))
+    }
+
+    fn writable_inode_bitmap(
+        &self,
+        fs: &Ext4,
+        no: GroupNo,
+        group: &mut MutexGuard<'_, Group>,
+        handle: &mut Handle<'_>,
+    ) -> Result<Arc<MetaBuf>> {
+        let geo = fs.geo();
+        if !group.desc.inode_uninit(geo) {
+            return inode_bitmap(fs, no, &group.desc);
+        }
+        let buf = fs.meta().get_new(group.desc.inode_bitmap);
+        let mut bits = handle.write(&buf)?;
+        group_desc::init_inode_bitmap(geo, &mut bits);
+        drop(bits);
+        buf.set_verified(INODE_BITMAP);
+        group.desc.flags &= !INODE_UNINIT;
+        group.desc.itable_unused = geo.inodes_per_group;
+        Ok(buf)
+    }
+}
+
+/// A group's inode bitmap, verified.
+fn inode_bitmap(fs: &Ext4, no: GroupNo, desc: &GroupDesc) -> Result<Arc<MetaBuf>> {
+    let buf = fs.block(desc.inode_bitmap, IoTag::default())?;
+    let check = |bits: &[u8]| {
+        desc.verify_inode_bitmap(fs.geo(), bits)
+            .map_err(|e| e.in_group(no))
+    };
+    buf.verify_once(INODE_BITMAP, check)?;
+    Ok(buf)
+}

@@ -1,0 +1,111 @@
+//! Finding free blocks: near the goal, in one piece, without looking at groups that cannot have it.
+
+use steadfs_base::DevBlock;
+use steadfs_vfs::{FsError, Result};
+
+use super::{Allocator, Group, Run};
+use crate::disk::{GroupNo, bitmap};
+use crate::fs::Ext4;
+use crate::txn::Handle;
+
+impl Allocator {
+    /// Claims up to `want` blocks in one run, as near behind `goal` as can be: at the goal itself, in
+    /// its group, in a group that has the whole length in one piece, and last whatever there is.
+    pub fn claim(&self, fs: &Ext4, goal: DevBlock, want: u32) -> Result<Run> {
+        assert!(want > 0, "a claim has a length");
+        let geo = fs.geo();
+        let goal = if geo.block_range().contains(&goal.0) {
+            goal
+        } else {
+            geo.first_data_block
+        };
+        let (home, at) = geo.group_of_block(goal);
+        let want = want.min(geo.blocks_per_group);
+        if let Some(run) = self.claim_at(fs, home, at, want)? {
+            return Ok(run);
+        }
+        let others = |n: u32| {
+            GroupNo(((u64::from(home.0) + u64::from(n)) % u64::from(geo.group_count)) as u32)
+        };
+        for need in [want, want.div_ceil(8), 1] {
+            for n in 0..geo.group_count {
+                let from = if n == 0 { at } else { 0 };
+                if let Some(run) = self.claim_run(fs, others(n), from, need, want)? {
+                    return Ok(run);
+                }
+            }
+            if need == 1 {
+                break;
+            }
+        }
+        Err(FsError::NoSpace)
+    }
+
+    /// Claims one block for metadata and uses it at once. Two credits.
+    pub fn alloc_meta_block(
+        &self,
+        fs: &Ext4,
+        handle: &mut Handle<'_>,
+        goal: DevBlock,
+    ) -> Result<DevBlock> {
+        let run = self.claim(fs, goal, 1)?;
+        if let Err(error) = self.use_claim(fs, handle, run) {
+            self.release(fs, run);
+            return Err(error);
+        }
+        Ok(run.start)
+    }
+
+    /// The run that starts exactly at `at`, if enough of it is free to continue the file there.
+    fn claim_at(&self, fs: &Ext4, no: GroupNo, at: u32, want: u32) -> Result<Option<Run>> {
+        let mut group = self.loaded(fs, no)?;
+        let busy = group.busy.as_ref().expect("loaded");
+        let blocks = fs.geo().blocks_in(no);
+        let end = bitmap::find_next_set(busy, at..(at + want).min(blocks));
+        let end = end.unwrap_or((at + want).min(blocks));
+        // A short piece in front of somebody else's blocks is not worth breaking the file for.
+        if end - at < want.min(16) {
+            return Ok(None);
+        }
+        Ok(Some(self.take(fs, no, &mut group, at, end - at)))
+    }
+
+    /// The first run of at least `need` blocks from `from` on (or else before it).
+    fn claim_run(
+        &self,
+        fs: &Ext4,
+        no: GroupNo,
+        from: u32,
+        need: u32,
+        want: u32,
+    ) -> Result<Option<Run>> {
+        {
+            let group = self.group(no);
+            if group.free < need || group.longest < need {
+                return Ok(None);
+            }
+        }
+        let mut group = self.loaded(fs, no)?;
+        let blocks = fs.geo().blocks_in(no);
+        let busy = group.busy.as_ref().expect("loaded");
+        let found = bitmap::find_zero_run(busy, from..blocks, need)
+            .or_else(|| bitmap::find_zero_run(busy, 0..blocks, need));
+        let Some(found) = found else {
+            group.longest = need - 1;
+            return Ok(None);
+        };
+        let len = (found.end - found.start).min(want);
+        Ok(Some(self.take(fs, no, &mut group, found.start, len)))
+    }
+
+    fn take(&self, fs: &Ext4, no: GroupNo, group: &mut Group, at: u32, len: u32) -> Run {
+        let busy = group.busy.as_mut().expect("a run was found in it");
+        bitmap::set_range(busy, at..at + len);
+        group.free -= len;
+        self.with_totals(|t| t.free -= u64::from(len));
+        Run {
+            start: fs.geo().first_block_of(no).plus(at.into()),
+            len,
+        }
+    }
+}

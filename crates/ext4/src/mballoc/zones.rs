@@ -1,0 +1,76 @@
+//! Blocks that no file may own: superblock and descriptor copies, bitmaps, inode tables.
+
+use std::collections::BTreeMap;
+
+use steadfs_base::DevBlock;
+
+use crate::disk::bitmap;
+
+/// Disjoint block ranges, start to end, neighbours merged.
+#[derive(Default)]
+pub(super) struct Zones(BTreeMap<u64, u64>);
+
+impl Zones {
+    /// Adds a range.
+    pub(super) fn add(&mut self, start: DevBlock, len: u64) {
+        if len == 0 {
+            return;
+        }
+        let (mut low, mut high) = (start.0, start.0 + len);
+        // Merge with the range before and with every one that starts inside or right behind.
+        if let Some((&s, &e)) = self.0.range(..=low).next_back()
+            && e >= low
+        {
+            low = s;
+            high = high.max(e);
+        }
+        while let Some((&s, &e)) = self.0.range(low..=high).next() {
+            self.0.remove(&s);
+            high = high.max(e);
+        }
+        self.0.insert(low, high);
+    }
+
+    /// Whether any block of the range is in a zone.
+    pub(super) fn overlaps(&self, start: DevBlock, len: u64) -> bool {
+        let end = start.0.saturating_add(len);
+        self.0
+            .range(..end)
+            .next_back()
+            .is_some_and(|(_, &e)| e > start.0)
+    }
+
+    /// Sets the bits of a group's bitmap that lie in zones. `first` is the group's first block.
+    pub(super) fn mark(&self, first: DevBlock, blocks: u32, bits: &mut [u8]) {
+        let end = first.0 + u64::from(blocks);
+        for (&s, &e) in self.0.range(..end).rev() {
+            if e <= first.0 {
+                break;
+            }
+            let low = s.max(first.0) - first.0;
+            let high = e.min(end) - first.0;
+            bitmap::set_range(bits, low as u32..high as u32);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_merge_and_overlap() {
+        let mut zones = Zones::default();
+        zones.add(DevBlock(10), 5);
+        zones.add(DevBlock(20), 5);
+        zones.add(DevBlock(15), 5);
+        assert_eq!(zones.0.len(), 1);
+        assert!(zones.overlaps(DevBlock(0), 11));
+        assert!(!zones.overlaps(DevBlock(0), 10));
+        assert!(zones.overlaps(DevBlock(24), 1));
+        assert!(!zones.overlaps(DevBlock(25), 1));
+        let mut bits = [0u8; 8];
+        zones.mark(DevBlock(8), 4, &mut bits);
+        assert_eq!(bits[0], 0b1100);
+    }
+}

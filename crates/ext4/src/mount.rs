@@ -1,0 +1,410 @@
+//! Opening a volume: superblock, journal, groups, orphans; and closing it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use steadfs_base::{IoPrio, IoTag, Tid};
+use steadfs_block::{Device, Queue, QueueOptions};
+use steadfs_cache::{Backing, MetaCache, Why, Writeback, WritebackOptions};
+use steadfs_jbd2::{
+    Checksum, Journal, JournalConfig, JournalMap, Overlay, OverlayDevice, Recover, Tuning,
+};
+use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
+use steadfs_vfs::{Cx, FsError, Result};
+
+use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
+use crate::disk::superblock::{JournalPlace, STATE_CLEAN, SUPERBLOCK_OFFSET};
+use crate::disk::{Ino, Superblock};
+use crate::fs::{Ext4, io_error};
+use crate::inode::InodeTable;
+use crate::mballoc::Allocator;
+use crate::options::MountOptions;
+use crate::orphan::Orphans;
+use crate::txn::{Txns, journal_error};
+
+/// Memory for a volume's caches, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSizes {
+    /// Clean metadata.
+    pub metadata: u64,
+    /// File data that is not written yet: at half of it writers are held up.
+    pub dirty_data: u64,
+}
+
+impl CacheSizes {
+    /// Splits a budget in halves.
+    pub fn of(total: u64) -> Self {
+        Self {
+            metadata: total / 2,
+            dirty_data: total / 2,
+        }
+    }
+}
+
+impl Default for CacheSizes {
+    fn default() -> Self {
+        Self::of(256 << 20)
+    }
+}
+
+/// What opening a volume found and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountReport {
+    /// Journal blocks written home (or, on a read-only device, laid over it in memory).
+    pub replayed_blocks: u64,
+    /// Transactions replayed.
+    pub replayed_transactions: u64,
+    /// Unlinked or half-truncated inodes finished.
+    pub orphans: u64,
+    /// Why the volume is read-only although writing was asked for.
+    pub read_only_because: Vec<String>,
+}
+
+/// Reads and validates the superblock.
+pub fn read_superblock(queue: &Queue) -> Result<Superblock> {
+    let size = queue.geometry().size;
+    if size < SUPERBLOCK_OFFSET + 1024 {
+        return Err(FsError::Corrupt(format!(
+            "{size} bytes are too few for an ext volume"
+        )));
+    }
+    let unit = u64::from(queue.geometry().logical_block).max(1024);
+    let start = SUPERBLOCK_OFFSET / unit * unit;
+    let len = (SUPERBLOCK_OFFSET + 1024 - start).next_multiple_of(unit);
+    let data = queue
+        .read(start, len as usize, IoTag::default())
+        .map_err(io_error)?;
+    let at = (SUPERBLOCK_OFFSET - start) as usize;
+    Ok(Superblock::parse(&data[at..at + 1024])?)
+}
+
+impl Ext4 {
+    /// Opens the volume on `device`: replays the journal, finishes orphans, starts the volume's tasks.
+    pub fn open(
+        device: Arc<dyn Device>,
+        options: MountOptions,
+        sizes: CacheSizes,
+    ) -> Result<(Arc<Self>, MountReport)> {
+        let mut report = MountReport::default();
+        let mut options = options;
+        options.validate()?;
+        let mut queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
+        let mut sb = read_superblock(&queue)?;
+        check_size(&sb, &queue)?;
+        choose_mode(&sb, &mut options, queue.geometry().read_only, &mut report)?;
+        let needs_recovery = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
+        let has_journal = !matches!(sb.journal(), JournalPlace::None);
+        if needs_recovery && has_journal && !options.no_replay {
+            if queue.geometry().read_only {
+                let overlay = recover_into_memory(&queue, &sb, &mut report)?;
+                let over = OverlayDevice::new(device, sb.geometry().block_size, overlay);
+                queue = Arc::new(Queue::new(Arc::new(over), QueueOptions::default()));
+            } else {
+                recover_to_device(&queue, &sb, &mut report)?;
+            }
+            sb = read_superblock(&queue)?;
+        }
+        let fs = Self::assemble(queue, sb, options, sizes)?;
+        fs.begin_service(&mut report)?;
+        Ok((fs, report))
+    }
+
+    fn assemble(
+        queue: Arc<Queue>,
+        sb: Superblock,
+        options: MountOptions,
+        sizes: CacheSizes,
+    ) -> Result<Arc<Self>> {
+        let geo = sb.geometry().clone();
+        let meta_budget = usize::try_from(sizes.metadata).unwrap_or(usize::MAX);
+        let meta = Arc::new(MetaCache::new(
+            Arc::clone(&queue),
+            geo.block_size,
+            meta_budget,
+        ));
+        let alloc = Allocator::load(&geo, &meta, options.discard)?;
+        let txns = if options.read_only || matches!(sb.journal(), JournalPlace::None) {
+            Txns::Direct(Arc::clone(&meta))
+        } else {
+            let map = journal_map(&queue, &sb)?;
+            let config = journal_config(&sb, &options);
+            Txns::Journal(Journal::open(Arc::clone(&meta), map, config).map_err(journal_error)?)
+        };
+        let limits = WritebackOptions::for_cache(sizes.dirty_data);
+        let read_only = options.read_only;
+        Ok(Arc::new(Self {
+            geo,
+            queue,
+            meta,
+            txns,
+            writeback: Arc::new(Writeback::new(limits)),
+            inodes: InodeTable::new(),
+            alloc,
+            orphans: Orphans::new(),
+            options: RwLock::new(Rank::Leaf, options),
+            rename: Mutex::new(Rank::Rename, ()),
+            sb: Mutex::new(Rank::Super, sb),
+            read_only: AtomicBool::new(read_only),
+            stopped: Mutex::new(Rank::Leaf, None),
+            unmounted: AtomicBool::new(false),
+        }))
+    }
+
+    /// Marks the volume in use, finishes orphans, starts the tasks.
+    fn begin_service(self: &Arc<Self>, report: &mut MountReport) -> Result<()> {
+        if self.read_only.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let weak: Weak<Self> = Arc::downgrade(self);
+        if let Some(journal) = self.txns.journal() {
+            let on_commit = weak.clone();
+            journal.on_commit(Box::new(move |tid: Tid| {
+                if let Some(fs) = on_commit.upgrade() {
+                    fs.alloc.committed(&fs, tid);
+                }
+            }));
+            let on_abort = weak.clone();
+            journal.on_abort(Box::new(move |cause: &str| {
+                if let Some(fs) = on_abort.upgrade() {
+                    fs.stop(cause);
+                }
+            }));
+        }
+        self.mark_in_use()?;
+        if let Some(journal) = self.txns.journal() {
+            journal.start();
+        }
+        report.orphans = self.orphans.clean_up(self)?;
+        let backing: Weak<dyn Backing> = weak;
+        self.writeback.start(backing);
+        Ok(())
+    }
+
+    /// The superblock says from now on that the volume is in use; durable before any change is.
+    fn mark_in_use(&self) -> Result<()> {
+        let totals = self.alloc.totals();
+        let journaled = self.txns.journal().is_some();
+        self.write_super(|sb| {
+            sb.set_free_blocks(totals.free);
+            sb.set_free_inodes(totals.free_inodes as u32);
+            sb.note_mount(wall_clock(), "steadfs");
+            if journaled {
+                sb.set_needs_recovery(true);
+            } else {
+                sb.set_state(sb.state() & !STATE_CLEAN);
+            }
+        })
+    }
+
+    /// Writes the superblock in place and makes it durable, outside any transaction. Only while no
+    /// transaction holds its block.
+    fn write_super(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
+        let (block, at) = self.geo.superblock_place();
+        let buf = self.block(block, IoTag::default())?;
+        let data = {
+            let mut sb = self.sb.lock();
+            change(&mut sb);
+            let mut bytes = buf.lock();
+            sb.seal_into(&mut bytes[at..at + 1024]);
+            bytes.snapshot()
+        };
+        let offset = self.geo.block_size.offset_of(block);
+        let mut bio = steadfs_block::Bio::write(offset, vec![data]);
+        if self.options.read().barrier {
+            bio = bio.preflush_and_fua();
+        }
+        self.queue
+            .submit(bio, IoTag::default())
+            .wait()
+            .map_err(io_error)
+    }
+
+    /// Stops the volume for good: the first cause is kept, nothing is changed any more.
+    pub(crate) fn stop(&self, cause: &str) {
+        tracing::error!(cause, "the volume stops");
+        self.stopped.lock().get_or_insert_with(|| cause.to_owned());
+        self.read_only.store(true, Ordering::Release);
+    }
+
+    /// Writes everything, marks the volume clean, stops its tasks.
+    pub fn close(&self) -> Result<()> {
+        if self.unmounted.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.writeback.stop();
+        let stopped = self.stopped.lock().clone();
+        if let Some(cause) = stopped {
+            if let Some(journal) = self.txns.journal() {
+                journal.stop();
+            }
+            return Err(FsError::Stopped(cause));
+        }
+        if self.read_only.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let synced = self.sync_volume(&Cx::default());
+        if let Some(journal) = self.txns.journal() {
+            let flushed = journal.flush_all().map_err(journal_error);
+            journal.stop();
+            synced.and(flushed)?;
+        } else {
+            synced?;
+        }
+        self.read_only.store(true, Ordering::Release);
+        let totals = self.alloc.totals();
+        let lost = self.writeback.dirty_bytes();
+        self.write_super(|sb| {
+            sb.set_free_blocks(totals.free + totals.pending);
+            sb.set_free_inodes(totals.free_inodes as u32);
+            sb.set_write_time(wall_clock());
+            sb.set_needs_recovery(false);
+            sb.set_state(sb.state() | STATE_CLEAN);
+        })?;
+        if lost > 0 {
+            return Err(FsError::Io(format!(
+                "{lost} bytes could not be written and are lost"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Backing for Ext4 {
+    fn write_out(&self, ino: u64, why: Why) {
+        let Some(inode) = u32::try_from(ino)
+            .ok()
+            .and_then(|n| self.inodes.get(Ino(n)))
+        else {
+            return;
+        };
+        if let Err(error) = Ext4::write_out(self, &inode, why, IoTag::background()) {
+            // The mapping keeps it for the next fsync; the data stays dirty.
+            tracing::warn!(ino, %error, "write-back failed");
+        }
+    }
+
+    fn tick(&self) {
+        if self.check_writable().is_err() {
+            return;
+        }
+        for inode in self.inodes.dirty() {
+            if let Err(error) = self.store_if_dirty(&inode) {
+                tracing::warn!(ino = %inode.ino(), %error, "storing an inode failed");
+            }
+        }
+        if let Txns::Direct(meta) = &self.txns
+            && let Err(error) = meta.write_dirty(IoTag::background())
+        {
+            tracing::warn!(%error, "writing metadata failed");
+        }
+    }
+}
+
+fn check_size(sb: &Superblock, queue: &Queue) -> Result<()> {
+    let geo = sb.geometry();
+    let needed = geo.blocks_count.checked_mul(geo.block_size.bytes_u64());
+    if needed.is_none_or(|n| n > queue.geometry().size) {
+        return Err(FsError::Corrupt(format!(
+            "the volume has {} blocks of {} bytes, the device only {} bytes",
+            geo.blocks_count,
+            geo.block_size.bytes(),
+            queue.geometry().size
+        )));
+    }
+    Ok(())
+}
+
+/// Whether the volume can be used as asked, or only read, or not at all.
+fn choose_mode(
+    sb: &Superblock,
+    options: &mut MountOptions,
+    device_read_only: bool,
+    report: &mut MountReport,
+) -> Result<()> {
+    match mount_mode(sb.features()) {
+        MountMode::Refused { features } => {
+            let names = features.join(", ");
+            return Err(FsError::BadOption(format!("unsupported features: {names}")));
+        }
+        MountMode::ReadOnly { because } if !options.read_only => {
+            let names = because.join(", ");
+            return Err(FsError::BadOption(format!(
+                "the volume's features {names} cannot be written yet; mount it read-only (-o ro)"
+            )));
+        }
+        MountMode::ReadOnly { because } => {
+            report.read_only_because = because.iter().map(ToString::to_string).collect();
+        }
+        MountMode::ReadWrite => {}
+    }
+    if matches!(sb.journal(), JournalPlace::External(_)) {
+        return Err(FsError::BadOption(
+            "an external journal is not supported".to_owned(),
+        ));
+    }
+    if device_read_only && !options.read_only {
+        return Err(FsError::ReadOnly);
+    }
+    Ok(())
+}
+
+fn journal_config(sb: &Superblock, options: &MountOptions) -> JournalConfig {
+    let features = sb.geometry().features;
+    // The journal follows the volume: where metadata has checksums, its log has them too.
+    let checksum = features
+        .ro_compat
+        .contains(RoCompat::METADATA_CSUM)
+        .then_some(Checksum::V3);
+    JournalConfig {
+        tuning: Tuning {
+            commit_interval: Duration::from_secs(options.commit_secs.into()),
+            min_batch: Duration::from_micros(options.min_batch_us.into()),
+            max_batch: Duration::from_micros(options.max_batch_us.into()),
+            barriers: options.barrier,
+            prio: IoPrio::best_effort(options.journal_ioprio),
+        },
+        wide: sb.geometry().has_64bit(),
+        checksum,
+        ..JournalConfig::default()
+    }
+}
+
+fn recover_to_device(queue: &Arc<Queue>, sb: &Superblock, report: &mut MountReport) -> Result<()> {
+    let map = journal_map(queue, sb)?;
+    recover_journal(queue, sb, &map, Recover::ToDevice, report)?;
+    Ok(())
+}
+
+fn recover_into_memory(
+    queue: &Arc<Queue>,
+    sb: &Superblock,
+    report: &mut MountReport,
+) -> Result<Overlay> {
+    let map = journal_map(queue, sb)?;
+    recover_journal(queue, sb, &map, Recover::IntoMemory, report)
+}
+
+fn recover_journal(
+    queue: &Arc<Queue>,
+    sb: &Superblock,
+    map: &JournalMap,
+    how: Recover,
+    report: &mut MountReport,
+) -> Result<Overlay> {
+    let size = sb.geometry().block_size;
+    let recovered = steadfs_jbd2::recover(queue, size, map, how, IoTag::default());
+    let recovered = recovered.map_err(journal_error)?;
+    report.replayed_blocks = recovered.summary.blocks;
+    report.replayed_transactions = recovered.summary.transactions.into();
+    Ok(recovered.overlay)
+}
+
+/// Where the journal's blocks lie. Read straight from the device: the journal inode is never part of
+/// a transaction, so it is right before replay as after.
+fn journal_map(queue: &Arc<Queue>, sb: &Superblock) -> Result<JournalMap> {
+    let JournalPlace::Inode(ino) = sb.journal() else {
+        return Err(FsError::Corrupt("the volume has no journal".to_owned()));
+    };
+    crate::journal_inode::map(queue, sb, ino)
+}
