@@ -1,1 +1,19 @@
 //! File-system operations as data, with an oracle and a shrinker.
+
+pub mod generate;
+pub mod model;
+pub mod observe;
+mod op;
+pub mod oracle;
+mod path;
+pub mod pattern;
+mod run;
+mod text;
+
+pub use model::{Format, ModelFs, State};
+pub use observe::{Observed, observe};
+pub use op::{Op, Program, RenameHow, Span, Target};
+pub use oracle::{Divergence, Found, History, Violation};
+pub use path::TreePath;
+pub use run::{Marker, Recording, Runner, Step, Value, run, run_program};
+pub use text::ParseError;

@@ -1,0 +1,361 @@
+//! Every single operation, and all pairs of a core set, each with its ways of being made durable.
+
+use steadfs_base::Timestamp;
+use steadfs_vfs::{FallocMode, FileKind, SetXattr};
+
+use super::number_fills;
+use crate::op::RenameHow;
+use crate::{Format, Op, Program, Span, Target, TreePath};
+
+/// A few operations that belong together, and what one would fsync after them.
+#[derive(Clone)]
+struct Act {
+    ops: Vec<Op>,
+    file: TreePath,
+}
+
+fn path(text: &str) -> TreePath {
+    text.parse().expect("a path in this file is right")
+}
+
+fn target(text: &str) -> Target {
+    Target::Path(path(text))
+}
+
+fn write(file: &str, offset: u64, len: u64) -> Op {
+    let (file, span) = (target(file), Span::new(offset, len));
+    Op::Write {
+        file,
+        span,
+        fill: 1,
+    }
+}
+
+/// The tree that the core programs start from: two directories, three files, a link, an empty
+/// directory. `/foo` has 10000 bytes, `/A/foo` 6000, `/A/bar` 100.
+fn start() -> Vec<Op> {
+    let mut ops = Vec::new();
+    for dir in ["/A", "/B", "/B/empty"] {
+        ops.push(Op::Mkdir {
+            path: path(dir),
+            perm: 0o755,
+        });
+    }
+    for (file, size) in [("/foo", 10_000), ("/A/foo", 6_000), ("/A/bar", 100)] {
+        ops.push(Op::Create {
+            path: path(file),
+            perm: 0o644,
+        });
+        ops.push(write(file, 0, size));
+    }
+    ops.push(Op::Link {
+        from: target("/A/bar"),
+        path: path("/B/bar"),
+    });
+    ops.push(set_xattr("/A/foo", "user.kept", 30));
+    ops
+}
+
+fn set_xattr(file: &str, name: &str, len: u64) -> Op {
+    Op::SetXattr {
+        file: target(file),
+        name: name.into(),
+        len,
+        fill: 1,
+        how: SetXattr::Any,
+    }
+}
+
+fn rename(from: &str, to: &str, how: RenameHow) -> Act {
+    let op = Op::Rename {
+        from: path(from),
+        to: path(to),
+        how,
+    };
+    Act {
+        ops: vec![op],
+        file: path(to),
+    }
+}
+
+fn one(file: &str, op: impl FnOnce(TreePath) -> Op) -> Act {
+    let path = path(file);
+    Act {
+        ops: vec![op(path.clone())],
+        file: path,
+    }
+}
+
+fn fallocate(file: &str, mode: FallocMode, offset: u64, len: u64) -> Act {
+    let span = Span::new(offset, len);
+    one(file, |path| Op::Fallocate {
+        file: path.into(),
+        mode,
+        span,
+    })
+}
+
+/// Operations that change names.
+fn name_acts() -> Vec<Act> {
+    let long = b"x/".repeat(60);
+    vec![
+        one("/A/new", |path| Op::Create { path, perm: 0o600 }),
+        one("/A/dir", |path| Op::Mkdir { path, perm: 0o2750 }),
+        one("/B/fifo", |path| Op::Mknod {
+            path,
+            kind: FileKind::Fifo,
+            perm: 0o644,
+            rdev: 0,
+        }),
+        one("/B/node", |path| Op::Mknod {
+            path,
+            kind: FileKind::BlockDevice,
+            perm: 0o600,
+            rdev: 0x0801,
+        }),
+        one("/A/link", |path| Op::Symlink {
+            path,
+            target: b"../foo".to_vec(),
+        }),
+        one("/A/far", |path| Op::Symlink { path, target: long }),
+        one("/A/hard", |path| Op::Link {
+            from: target("/foo"),
+            path,
+        }),
+        one("/A/foo", |path| Op::Unlink { path }),
+        one("/A/bar", |path| Op::Unlink { path }),
+        one("/B/empty", |path| Op::Rmdir { path }),
+        rename("/A/foo", "/B/moved", RenameHow::Replace),
+        rename("/A/foo", "/foo", RenameHow::Replace),
+        rename("/foo", "/A/foo", RenameHow::Replace),
+        rename("/A/foo", "/A/bar", RenameHow::Exchange),
+        rename("/foo", "/B", RenameHow::Exchange),
+        rename("/A/foo", "/B/gone", RenameHow::Whiteout),
+        rename("/A/foo", "/A/other", RenameHow::NoReplace),
+        rename("/A", "/C", RenameHow::Replace),
+        rename("/B/empty", "/A/full", RenameHow::Replace),
+    ]
+}
+
+/// Operations that change content or size.
+fn content_acts(format: Format) -> Vec<Act> {
+    let wrote = |file: &str, offset, len| Act {
+        ops: vec![write(file, offset, len)],
+        file: path(file),
+    };
+    let cut = |file: &str, size| {
+        one(file, |path| Op::Truncate {
+            file: path.into(),
+            size,
+        })
+    };
+    let mut acts = vec![
+        wrote("/foo", 0, 4096),
+        wrote("/foo", 9_000, 9_000),
+        wrote("/foo", 3_000, 100),
+        wrote("/A/bar", 100, 50),
+        wrote("/A/foo", 40_000, 5_000),
+        cut("/foo", 0),
+        cut("/foo", 1_500),
+        cut("/foo", 30_000),
+        fallocate("/foo", FallocMode::PunchHole, 1_000, 7_000),
+        one("/A/bar", |path| Op::Copy {
+            from: target("/foo"),
+            span: Span::new(500, 5_000),
+            to: path.into(),
+            offset: 60,
+        }),
+    ];
+    let block = u64::from(format.block_size);
+    if format.extents {
+        acts.extend([
+            fallocate(
+                "/foo",
+                FallocMode::Allocate { keep_size: false },
+                8_192,
+                20_000,
+            ),
+            fallocate(
+                "/foo",
+                FallocMode::Allocate { keep_size: true },
+                10_000,
+                30_000,
+            ),
+            fallocate(
+                "/foo",
+                FallocMode::ZeroRange { keep_size: false },
+                2_000,
+                20_000,
+            ),
+            fallocate("/foo", FallocMode::ZeroRange { keep_size: true }, 0, 9_000),
+        ]);
+    }
+    if format.shift_ranges {
+        acts.push(fallocate("/foo", FallocMode::CollapseRange, 0, block));
+        acts.push(fallocate("/foo", FallocMode::InsertRange, block, block));
+    }
+    let remade = [
+        Op::Truncate {
+            file: target("/foo"),
+            size: 2_500,
+        },
+        Op::Truncate {
+            file: target("/foo"),
+            size: 12_000,
+        },
+        write("/foo", 6_000, 700),
+    ];
+    acts.push(Act {
+        ops: remade.into(),
+        file: path("/foo"),
+    });
+    acts
+}
+
+/// Operations that change attributes.
+fn attribute_acts() -> Vec<Act> {
+    let at = |secs, nanos| Timestamp { secs, nanos };
+    let xattr = |file: &str, len| Act {
+        ops: vec![set_xattr(file, "user.new", len)],
+        file: path(file),
+    };
+    vec![
+        xattr("/A/foo", 20),
+        xattr("/foo", 600),
+        xattr("/A", 40),
+        one("/A/foo", |path| Op::RemoveXattr {
+            file: path.into(),
+            name: b"user.kept".to_vec(),
+        }),
+        one("/A/foo", |path| Op::Chmod {
+            file: path.into(),
+            perm: 0o4711,
+        }),
+        one("/A", |path| Op::Chmod {
+            file: path.into(),
+            perm: 0o1777,
+        }),
+        one("/A/foo", |path| Op::Chown {
+            file: path.into(),
+            uid: 70_000,
+            gid: 5,
+        }),
+        one("/A/foo", |path| Op::Utimens {
+            file: path.into(),
+            atime: at(1_000_000_000, 5),
+            mtime: at(4_000_000_000, 999_999_999),
+        }),
+    ]
+}
+
+/// Operations on files without a name.
+fn nameless_acts() -> Vec<Act> {
+    let handle = Target::Handle(1);
+    let fill = |handle: &Target| Op::Write {
+        file: handle.clone(),
+        span: Span::new(100, 5_000),
+        fill: 1,
+    };
+    let made = Op::Tmpfile {
+        handle: 1,
+        dir: path("/A"),
+        perm: 0o600,
+    };
+    let named = Op::Link {
+        from: handle.clone(),
+        path: path("/A/tmp"),
+    };
+    let orphan = [
+        Op::Open {
+            handle: 1,
+            path: path("/A/foo"),
+        },
+        Op::Unlink {
+            path: path("/A/foo"),
+        },
+        fill(&handle),
+    ];
+    vec![
+        Act {
+            ops: vec![made, fill(&handle), named],
+            file: path("/A/tmp"),
+        },
+        Act {
+            ops: orphan.into(),
+            file: path("/A/foo"),
+        },
+    ]
+}
+
+fn acts(format: Format) -> Vec<Act> {
+    let mut acts = name_acts();
+    acts.extend(content_acts(format));
+    acts.extend(attribute_acts());
+    acts.extend(nameless_acts());
+    acts
+}
+
+/// The ways to make an act durable.
+fn syncs(act: &Act) -> [Op; 4] {
+    let file = || Target::Path(act.file.clone());
+    let dir = act.file.parent().unwrap_or_default();
+    [
+        Op::Fsync { file: file() },
+        Op::Fsync { file: dir.into() },
+        Op::Fdatasync { file: file() },
+        Op::Sync,
+    ]
+}
+
+fn program(ops: Vec<Op>) -> Program {
+    let mut program = Program {
+        setup: start(),
+        tasks: vec![ops],
+    };
+    number_fills(&mut program);
+    program
+}
+
+/// Every operation once, followed by each way of making it durable, then by something else that
+/// nobody waits for.
+pub fn singles(format: Format) -> Vec<Program> {
+    let mut all = Vec::new();
+    for act in acts(format) {
+        for sync in syncs(&act) {
+            let after = [
+                Op::Create {
+                    path: path("/B/after"),
+                    perm: 0o644,
+                },
+                write("/A/bar", 0, 3_000),
+            ];
+            let ops = act.ops.iter().cloned().chain([sync]).chain(after);
+            all.push(program(ops.collect()));
+        }
+    }
+    all
+}
+
+/// All ordered pairs of the core operations: made durable together by fsync, each by itself, and
+/// together by sync.
+pub fn pairs(format: Format) -> Vec<Program> {
+    let acts = acts(format);
+    let mut all = Vec::new();
+    for first in &acts {
+        for second in &acts {
+            let [_, dir_first, ..] = syncs(first);
+            let [file, dir, data, whole] = syncs(second);
+            let both = || first.ops.iter().chain(&second.ops).cloned();
+            let apart = first
+                .ops
+                .iter()
+                .cloned()
+                .chain([dir_first])
+                .chain(second.ops.clone());
+            all.push(program(both().chain([file]).collect()));
+            all.push(program(apart.chain([dir, data]).collect()));
+            all.push(program(both().chain([whole]).collect()));
+        }
+    }
+    all
+}

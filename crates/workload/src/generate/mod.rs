@@ -1,0 +1,79 @@
+//! Makes programs: every single operation, all pairs of a core set, and random ones from a seed.
+
+mod core;
+mod random;
+
+pub use self::core::{pairs, singles};
+pub use self::random::{Shape, random};
+
+use crate::{Op, Program};
+
+/// Gives every written fill its own number, so that no content can be mistaken for another's.
+fn number_fills(program: &mut Program) {
+    let mut next = 1;
+    let tasks = program.tasks.iter_mut().flatten();
+    for op in program.setup.iter_mut().chain(tasks) {
+        if let Op::Write { fill, .. } | Op::SetXattr { fill, .. } = op {
+            *fill = next;
+            next += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Format, History};
+
+    const FORMATS: [Format; 2] = [
+        Format {
+            block_size: 4096,
+            extents: true,
+            shift_ranges: true,
+        },
+        Format {
+            block_size: 1024,
+            extents: false,
+            shift_ranges: false,
+        },
+    ];
+
+    #[test]
+    fn core_programs_do_something_and_sync() {
+        for format in FORMATS {
+            let all: Vec<_> = singles(format).into_iter().chain(pairs(format)).collect();
+            assert!(all.len() > 1000, "{}", all.len());
+            for program in &all {
+                let text = program.to_string();
+                assert_eq!(text.parse().as_ref(), Ok(program));
+                assert!(program.tasks[0].iter().any(Op::is_sync), "{text}");
+            }
+            for program in all.iter().step_by(29) {
+                let history = History::imagined(program, format);
+                assert!(!history.last().flatten().is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn random_programs_follow_from_their_seed_and_mostly_succeed() {
+        for format in FORMATS {
+            for seed in 0..40 {
+                let shape = Shape {
+                    tasks: 1 + seed as usize % 4,
+                    shared: seed % 2 == 0,
+                    ..Shape::default()
+                };
+                let program = random(seed, shape, format);
+                assert_eq!(program, random(seed, shape, format));
+                assert_eq!(program.tasks.len(), shape.tasks);
+                assert!(program.tasks.iter().all(|task| task.len() >= shape.ops));
+                let text = program.to_string();
+                assert_eq!(text.parse().as_ref(), Ok(&program));
+                // Tasks that touch one path would panic here.
+                let history = History::imagined(&program, format);
+                assert_eq!(history.base_names() > 1, shape.tasks > 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,590 @@
+//! Random programs that follow from a seed.
+
+use std::collections::BTreeMap;
+
+use steadfs_base::{InodeNo, Timestamp};
+use steadfs_rt::Random;
+use steadfs_vfs::{FallocMode, FileKind, SetXattr};
+
+use super::number_fills;
+use crate::op::RenameHow;
+use crate::{Format, ModelFs, Op, Program, Runner, Span, State, Target, TreePath};
+
+/// What random programs are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Tasks side by side. Each has names of its own.
+    pub tasks: usize,
+    /// Operations of each task, at least.
+    pub ops: usize,
+    /// Several tasks work in the same directories; otherwise each in its own.
+    pub shared: bool,
+    /// Operations out of a hundred that make something durable.
+    pub sync_percent: u64,
+    /// Largest offset written, in bytes.
+    pub max_file: u64,
+    /// Bytes that all files of a task may have together.
+    pub space: u64,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            tasks: 1,
+            ops: 24,
+            shared: false,
+            sync_percent: 15,
+            max_file: 128 << 10,
+            space: 512 << 10,
+        }
+    }
+}
+
+/// A random program.
+pub fn random(seed: u64, shape: Shape, format: Format) -> Program {
+    let mut random = Random::new(seed);
+    let mut setup = Vec::new();
+    let homes: Vec<Vec<TreePath>> = if shape.tasks == 1 {
+        vec![vec![TreePath::root()]]
+    } else if shape.shared {
+        let shared = ["s0", "s1"].map(|name| TreePath::root().child(name.as_bytes()));
+        vec![shared.to_vec(); shape.tasks]
+    } else {
+        let own = |task: usize| TreePath::root().child(format!("t{task}").as_bytes());
+        (0..shape.tasks).map(|task| vec![own(task)]).collect()
+    };
+    let mut dirs: Vec<_> = homes
+        .iter()
+        .flatten()
+        .filter(|dir| dir.name().is_some())
+        .collect();
+    dirs.sort();
+    dirs.dedup();
+    setup.extend(dirs.into_iter().map(|dir| Op::Mkdir {
+        path: dir.clone(),
+        perm: 0o755,
+    }));
+    let base = ModelFs::new(State::new(), format);
+    let mut runner = Runner::new(&base);
+    for op in &setup {
+        runner.step(op).expect("an empty volume takes directories");
+    }
+    let tasks = homes.iter().enumerate().map(|(number, homes)| {
+        let fs = ModelFs::new(base.state(), format);
+        let author = Author {
+            random: Random::new(random.next_u64()),
+            shape,
+            format,
+            fs: &fs,
+            runner: Runner::new(&fs),
+            homes,
+            prefix: if shape.tasks == 1 {
+                String::new()
+            } else {
+                format!("{number}_")
+            },
+            ops: Vec::new(),
+        };
+        author.write()
+    });
+    let tasks = tasks.collect();
+    let mut program = Program { setup, tasks };
+    number_fills(&mut program);
+    program
+}
+
+/// Writes one task's operations, following along in a model.
+struct Author<'a> {
+    random: Random,
+    shape: Shape,
+    format: Format,
+    fs: &'a ModelFs,
+    runner: Runner<'a>,
+    homes: &'a [TreePath],
+    /// Begins every name this task makes in a home directory.
+    prefix: String,
+    ops: Vec<Op>,
+}
+
+/// What the task can work on.
+struct Sight {
+    files: Vec<TreePath>,
+    dirs: Vec<TreePath>,
+    others: Vec<TreePath>,
+    bytes: u64,
+    state: State,
+    inodes: BTreeMap<TreePath, InodeNo>,
+}
+
+impl Author<'_> {
+    fn write(mut self) -> Vec<Op> {
+        while self.ops.len() < self.shape.ops {
+            let sight = self.sight();
+            for op in self.group(&sight) {
+                let fails = self.runner.step(&op).is_err();
+                // A failing operation is worth trying now and then; most shall do something.
+                if !fails || self.percent(10) {
+                    self.ops.push(op);
+                }
+                if fails {
+                    break;
+                }
+            }
+        }
+        self.ops
+    }
+
+    fn sight(&self) -> Sight {
+        let state = self.fs.state();
+        let inodes = state.flatten();
+        let mut sight = Sight {
+            files: Vec::new(),
+            dirs: self.homes.to_vec(),
+            others: Vec::new(),
+            bytes: 0,
+            state,
+            inodes: BTreeMap::new(),
+        };
+        for (path, ino) in &inodes {
+            if !self.is_own(path) {
+                continue;
+            }
+            let node = sight.state.node(*ino).expect("a named inode exists");
+            match node.kind {
+                FileKind::Regular => {
+                    sight.files.push(path.clone());
+                    sight.bytes += node.size.min(self.shape.max_file);
+                }
+                FileKind::Directory => sight.dirs.push(path.clone()),
+                _ => sight.others.push(path.clone()),
+            }
+        }
+        sight.inodes = inodes;
+        sight
+    }
+
+    fn is_own(&self, path: &TreePath) -> bool {
+        let below = |home: &TreePath| {
+            let name = path.parts().get(home.parts().len());
+            path.is_within(home)
+                && name.is_some_and(|name| name.starts_with(self.prefix.as_bytes()))
+        };
+        self.homes.iter().any(below)
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.random.next_u64() % n.max(1)
+    }
+
+    fn percent(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
+        match from.len() {
+            0 => None,
+            len => Some(from[self.random.below(len)].clone()),
+        }
+    }
+
+    fn name(&mut self) -> Vec<u8> {
+        let letter = char::from(b'a' + self.below(8) as u8);
+        let long = match self.below(20) {
+            0 => 250,
+            1..3 => 100,
+            _ => 0,
+        };
+        let mut name = format!("{}{letter}", self.prefix).into_bytes();
+        name.resize(name.len().max(long), b'-');
+        name
+    }
+
+    /// A name that may be free or taken.
+    fn new_path(&mut self, sight: &Sight) -> TreePath {
+        let dir = self.pick(&sight.dirs).expect("there is a home");
+        let name = self.name();
+        dir.child(&name)
+    }
+
+    fn any_path(&mut self, sight: &Sight) -> Option<TreePath> {
+        let own: Vec<_> = sight
+            .inodes
+            .keys()
+            .filter(|path| self.is_own(path))
+            .cloned()
+            .collect();
+        self.pick(&own)
+    }
+
+    fn any_file(&mut self, sight: &Sight) -> Target {
+        if self.percent(10) {
+            return Target::Handle(1 + self.below(3) as u32);
+        }
+        match self.pick(&sight.files) {
+            Some(path) => path.into(),
+            None => Target::Handle(1),
+        }
+    }
+
+    fn size_of(&self, sight: &Sight, file: &Target) -> u64 {
+        let ino = self.runner.resolve(file).ok();
+        let node = ino.and_then(|ino| sight.state.node(ino).ok());
+        node.map_or(0, |node| node.size)
+    }
+
+    /// The next operations.
+    fn group(&mut self, sight: &Sight) -> Vec<Op> {
+        if self.percent(self.shape.sync_percent) {
+            return vec![self.sync(sight)];
+        }
+        if sight.files.is_empty() && self.percent(60) {
+            return self.new_file(sight);
+        }
+        let op = match self.below(100) {
+            0..12 => return self.new_file(sight),
+            12..18 => Op::Mkdir {
+                path: self.new_path(sight),
+                perm: 0o755,
+            },
+            18..22 => self.special(sight),
+            22..27 => Op::Link {
+                from: self.any_file(sight),
+                path: self.new_path(sight),
+            },
+            27..36 => self.removal(sight),
+            36..46 => self.rename(sight),
+            46..50 => return self.open(sight),
+            50..68 if sight.bytes < self.shape.space => self.write_op(sight),
+            50..68 => Op::Truncate {
+                file: self.any_file(sight),
+                size: 0,
+            },
+            68..75 => self.truncate(sight),
+            75..82 => self.fallocate(sight),
+            82..88 => self.xattr(sight),
+            88..92 => self.attribute(sight),
+            92..94 => return self.crowd(sight),
+            _ => self.look(sight),
+        };
+        vec![op]
+    }
+
+    fn sync(&mut self, sight: &Sight) -> Op {
+        match self.below(10) {
+            0 => Op::Sync,
+            1 | 2 => Op::Fsync {
+                file: self.pick(&sight.dirs).expect("there is a home").into(),
+            },
+            3 | 4 => Op::Fdatasync {
+                file: self.any_file(sight),
+            },
+            _ => Op::Fsync {
+                file: self.any_file(sight),
+            },
+        }
+    }
+
+    fn new_file(&mut self, sight: &Sight) -> Vec<Op> {
+        let path = self.new_path(sight);
+        let span = Span::new(0, 1 + self.below(9_000));
+        let write = Op::Write {
+            file: path.clone().into(),
+            span,
+            fill: 1,
+        };
+        let create = Op::Create { path, perm: 0o644 };
+        if self.percent(70) {
+            vec![create, write]
+        } else {
+            vec![create]
+        }
+    }
+
+    fn special(&mut self, sight: &Sight) -> Op {
+        let path = self.new_path(sight);
+        match self.below(3) {
+            0 => {
+                let len = 1 + self.below(200) as usize;
+                Op::Symlink {
+                    path,
+                    target: vec![b'l'; len],
+                }
+            }
+            1 => Op::Mknod {
+                path,
+                kind: FileKind::CharDevice,
+                perm: 0o600,
+                rdev: 0x103,
+            },
+            _ => Op::Mknod {
+                path,
+                kind: FileKind::Socket,
+                perm: 0o755,
+                rdev: 0,
+            },
+        }
+    }
+
+    fn removal(&mut self, sight: &Sight) -> Op {
+        match self.any_path(sight) {
+            Some(path) if sight.dirs.contains(&path) => Op::Rmdir { path },
+            Some(path) => Op::Unlink { path },
+            None => Op::Create {
+                path: self.new_path(sight),
+                perm: 0o600,
+            },
+        }
+    }
+
+    fn rename(&mut self, sight: &Sight) -> Op {
+        let Some(from) = self.any_path(sight) else {
+            return Op::Mkdir {
+                path: self.new_path(sight),
+                perm: 0o700,
+            };
+        };
+        let existing = self.any_path(sight).unwrap_or_else(|| from.clone());
+        let fresh = self.new_path(sight);
+        let to = if self.percent(40) {
+            existing.clone()
+        } else {
+            fresh
+        };
+        match self.below(8) {
+            0 => Op::Rename {
+                from,
+                to: existing,
+                how: RenameHow::Exchange,
+            },
+            1 => Op::Rename {
+                from,
+                to,
+                how: RenameHow::NoReplace,
+            },
+            2 => Op::Rename {
+                from,
+                to,
+                how: RenameHow::Whiteout,
+            },
+            _ => Op::Rename {
+                from,
+                to,
+                how: RenameHow::Replace,
+            },
+        }
+    }
+
+    fn open(&mut self, sight: &Sight) -> Vec<Op> {
+        let handle = 1 + self.below(3) as u32;
+        let file = Target::Handle(handle);
+        match (self.below(4), self.pick(&sight.files)) {
+            (0, _) => vec![Op::Close { handle }],
+            (1, Some(path)) => vec![Op::Open { handle, path }],
+            (2, Some(path)) => vec![
+                Op::Open {
+                    handle,
+                    path: path.clone(),
+                },
+                Op::Unlink { path },
+            ],
+            _ => {
+                let dir = self.pick(&sight.dirs).expect("there is a home");
+                let span = Span::new(0, 1 + self.below(9_000));
+                let mut ops = vec![
+                    Op::Tmpfile {
+                        handle,
+                        dir,
+                        perm: 0o600,
+                    },
+                    Op::Write {
+                        file: file.clone(),
+                        span,
+                        fill: 1,
+                    },
+                ];
+                if self.percent(60) {
+                    ops.push(Op::Link {
+                        from: file,
+                        path: self.new_path(sight),
+                    });
+                }
+                ops
+            }
+        }
+    }
+
+    fn span(&mut self, size: u64) -> Span {
+        let block = u64::from(self.format.block_size);
+        let limit = self.shape.max_file;
+        let offset = match self.below(10) {
+            0..3 => size,
+            3..5 => self.below(size / block + 1) * block,
+            5 => self.below(limit),
+            _ => self.below(size + 1),
+        };
+        let len = match self.below(10) {
+            0..4 => 1 + self.below(600),
+            4..6 => block * (1 + self.below(4)),
+            6 => 1 + self.below(40_000),
+            _ => 1 + self.below(3 * block),
+        };
+        let offset = offset.min(limit - 1);
+        Span::new(offset, len.min(limit - offset))
+    }
+
+    fn write_op(&mut self, sight: &Sight) -> Op {
+        let file = self.any_file(sight);
+        let size = self.size_of(sight, &file);
+        if self.percent(8) {
+            let from = self.any_file(sight);
+            let there = self.size_of(sight, &from);
+            let span = Span::new(self.below(there + 1), 1 + self.below(8_000));
+            let offset = self.span(size).offset;
+            return Op::Copy {
+                from,
+                span,
+                to: file,
+                offset,
+            };
+        }
+        let span = self.span(size);
+        Op::Write {
+            file,
+            span,
+            fill: 1,
+        }
+    }
+
+    fn truncate(&mut self, sight: &Sight) -> Op {
+        let file = self.any_file(sight);
+        let size = self.size_of(sight, &file);
+        let size = match self.below(4) {
+            0 => 0,
+            1 => self.span(size).end(),
+            _ => self.below(size + 1),
+        };
+        Op::Truncate { file, size }
+    }
+
+    fn fallocate(&mut self, sight: &Sight) -> Op {
+        let file = self.any_file(sight);
+        let size = self.size_of(sight, &file);
+        let mut span = self.span(size);
+        let keep_size = self.percent(50);
+        let mode = match self.below(6) {
+            0 | 1 if self.format.extents => FallocMode::Allocate { keep_size },
+            2 | 3 if self.format.extents => FallocMode::ZeroRange { keep_size },
+            4 if self.format.shift_ranges => {
+                let block = u64::from(self.format.block_size);
+                span = Span::new(span.offset / block * block, block);
+                if keep_size {
+                    FallocMode::CollapseRange
+                } else {
+                    FallocMode::InsertRange
+                }
+            }
+            _ => FallocMode::PunchHole,
+        };
+        Op::Fallocate { file, mode, span }
+    }
+
+    /// Attributes fit one block together, whatever else is there.
+    fn xattr(&mut self, sight: &Sight) -> Op {
+        let file = match self.any_path(sight) {
+            // Only regular files and directories may have user attributes.
+            Some(path) if !sight.others.contains(&path) => Target::Path(path),
+            _ => self.any_file(sight),
+        };
+        let name = format!("user.{}", self.below(3)).into_bytes();
+        if self.percent(25) {
+            return Op::RemoveXattr { file, name };
+        }
+        let largest = u64::from(self.format.block_size / 5).min(700);
+        let len = if self.percent(60) {
+            self.below(40)
+        } else {
+            self.below(largest)
+        };
+        let how = [
+            SetXattr::Any,
+            SetXattr::Any,
+            SetXattr::Create,
+            SetXattr::Replace,
+        ];
+        let how = how[self.random.below(how.len())];
+        Op::SetXattr {
+            file,
+            name,
+            len,
+            fill: 1,
+            how,
+        }
+    }
+
+    fn attribute(&mut self, sight: &Sight) -> Op {
+        let file = self.any_path(sight).map_or(Target::Handle(1), Target::Path);
+        let secs = self.below(4_000_000_000) as i64;
+        let time = Timestamp {
+            secs,
+            nanos: self.below(1_000_000_000) as u32,
+        };
+        match self.below(3) {
+            0 => Op::Chmod {
+                file,
+                perm: self.below(0o10000) as u32,
+            },
+            1 => {
+                let uid = self.below(100_000) as u32;
+                Op::Chown {
+                    file,
+                    uid,
+                    gid: self.below(10) as u32,
+                }
+            }
+            _ => Op::Utimens {
+                file,
+                atime: time,
+                mtime: time,
+            },
+        }
+    }
+
+    /// Many names in one directory: its blocks split.
+    fn crowd(&mut self, sight: &Sight) -> Vec<Op> {
+        let dir = self.pick(&sight.dirs).expect("there is a home");
+        let number = self.below(1000);
+        let count = 4 + self.below(12);
+        let names = (0..count).map(|n| {
+            let mut name = format!("{}n{number}-{n}", self.prefix).into_bytes();
+            name.resize(200, b'=');
+            name
+        });
+        let names: Vec<_> = names.collect();
+        let create = |name: &Vec<u8>| Op::Create {
+            path: dir.child(name),
+            perm: 0o644,
+        };
+        let unlink = |name: &Vec<u8>| Op::Unlink {
+            path: dir.child(name),
+        };
+        let mut ops: Vec<_> = names.iter().map(create).collect();
+        ops.extend(names.iter().step_by(3).map(unlink));
+        ops
+    }
+
+    fn look(&mut self, sight: &Sight) -> Op {
+        let file = self.any_file(sight);
+        let size = self.size_of(sight, &file);
+        match (self.below(4), self.any_path(sight)) {
+            (0, Some(path)) => Op::Stat { file: path.into() },
+            // What others do in a shared directory is not known.
+            (1, _) if !self.shape.shared => Op::List {
+                dir: self.pick(&sight.dirs).expect("there is a home").into(),
+            },
+            _ => Op::Read {
+                file,
+                span: self.span(size),
+            },
+        }
+    }
+}

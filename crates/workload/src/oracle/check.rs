@@ -1,0 +1,675 @@
+//! Compares what was found after a crash with a history.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use steadfs_base::InodeNo;
+
+use super::history::{Ack, Event, History, TaskHistory, pages_of_blocks};
+use crate::model::{Content, Node, PAGE, Page};
+use crate::observe::{CONTENT_LIMIT, Observed, Seen};
+use crate::{Format, Span, TreePath, pattern};
+
+const SECTOR: usize = 512;
+
+/// Where a right answer was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Each task's moment: how many of its operations are there.
+    pub moments: Vec<usize>,
+}
+
+/// What is there but may not be, or is not there but must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// A name that nobody ever made, or that is gone though nobody touched it, or what it names has
+    /// changed though nobody changed it.
+    Untouched {
+        /// The name.
+        path: TreePath,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// What one task left is none of the states it passed through.
+    NoMoment {
+        /// Which task.
+        task: usize,
+        /// For each moment that would be allowed, the nearest last, why it is not this one.
+        why: Vec<(usize, String)>,
+    },
+    /// Each task's part is right by itself, but together they never were.
+    NoCommonMoment {
+        /// Moments that each task's part could be.
+        candidates: Vec<Vec<usize>>,
+    },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Untouched { path, what } => write!(f, "{path}: {what}"),
+            Self::NoMoment { task, why } => {
+                write!(f, "task {task} shows none of the states it passed through:")?;
+                for (moment, reason) in why {
+                    write!(f, "\n  not that after {moment} operations: {reason}")?;
+                }
+                Ok(())
+            }
+            Self::NoCommonMoment { candidates } => {
+                write!(f, "the tasks' states never were together: {candidates:?}")
+            }
+        }
+    }
+}
+
+/// What a task may show after a crash.
+struct Bounds {
+    /// The first and the last moment allowed.
+    first: usize,
+    last: usize,
+    /// For each file, the moment up to which its data was acknowledged.
+    durable: BTreeMap<InodeNo, usize>,
+    /// The same for every file, by a sync.
+    all_durable: usize,
+}
+
+impl Bounds {
+    fn durable(&self, ino: InodeNo) -> usize {
+        let own = self.durable.get(&ino).copied().unwrap_or(0);
+        own.max(self.all_durable)
+    }
+}
+
+impl TaskHistory {
+    /// What the task may show if the last marker before the crash was `mark`, without regard to
+    /// other tasks' syncs.
+    fn bounds(&self, mark: u64) -> Bounds {
+        let mut bounds = Bounds {
+            first: 0,
+            last: self
+                .deeds
+                .iter()
+                .take_while(|deed| deed.started <= mark)
+                .count(),
+            durable: BTreeMap::new(),
+            all_durable: 0,
+        };
+        for (index, deed) in self.deeds.iter().enumerate() {
+            let moment = index + 1;
+            if deed.ended > mark {
+                break;
+            }
+            match deed.ack {
+                None => {}
+                Some(Ack::All) => {
+                    bounds.first = moment;
+                    bounds.all_durable = moment;
+                }
+                Some(Ack::Inode(ino)) => {
+                    bounds.first = bounds.first.max(self.needed(index, ino, false));
+                    bounds.durable.insert(ino, moment);
+                }
+                Some(Ack::Data(ino)) => {
+                    bounds.first = bounds.first.max(self.needed(index, ino, true));
+                    bounds.durable.insert(ino, moment);
+                }
+            }
+        }
+        bounds
+    }
+
+    /// The first moment that has everything of `ino` that a sync as operation `index` acknowledges.
+    fn needed(&self, index: usize, ino: InodeNo, data_only: bool) -> usize {
+        let concerns = |number: &usize| {
+            let deed = &self.deeds[*number];
+            let data = deed.made == Some(ino)
+                || deed.grown.contains(&ino)
+                || deed
+                    .events
+                    .iter()
+                    .any(|(of, event)| *of == ino && !matches!(event, Event::Wrote(_)));
+            data || !data_only && deed.changed.contains(&ino)
+        };
+        (0..index)
+            .rev()
+            .find(concerns)
+            .map_or(0, |number| number + 1)
+    }
+
+    /// The moment that everything which had returned before marker `at` has reached.
+    fn returned_by(&self, at: u64) -> usize {
+        self.deeds
+            .iter()
+            .take_while(|deed| deed.ended <= at)
+            .count()
+    }
+
+    /// Another task's operation that began at marker `began` is there: which of this one's must be.
+    fn implied_by(&self, began: u64) -> usize {
+        (0..self.returned_by(began))
+            .rev()
+            .find(|index| !self.deeds[*index].changed.is_empty())
+            .map_or(0, |index| index + 1)
+    }
+}
+
+impl History {
+    /// Compares what was found after a crash, before which `mark` was the last marker, with what may
+    /// be found.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check(&self, found: &Observed, mark: u64) -> Result<Found, Box<Violation>> {
+        self.check_untouched(found)?;
+        let mut bounds: Vec<_> = self.tasks.iter().map(|task| task.bounds(mark)).collect();
+        self.apply_foreign_syncs(&mut bounds, mark);
+        let mut candidates = Vec::new();
+        for (number, (task, bounds)) in self.tasks.iter().zip(&bounds).enumerate() {
+            let part = Part::of(task, found);
+            let mut right = Vec::new();
+            let mut why = Vec::new();
+            for moment in bounds.first..=bounds.last {
+                match part.compare(self, task, moment, bounds) {
+                    Ok(()) => right.push(moment),
+                    Err(reason) => why.push(reason.at(moment)),
+                }
+            }
+            if right.is_empty() {
+                why.sort_by_key(|(rank, ..)| *rank);
+                let why = why.into_iter().map(|(_, moment, text)| (moment, text));
+                return Err(Box::new(Violation::NoMoment {
+                    task: number,
+                    why: why.collect(),
+                }));
+            }
+            candidates.push(right);
+        }
+        match self.agree(&candidates) {
+            Some(moments) => Ok(Found { moments }),
+            None => Err(Box::new(Violation::NoCommonMoment { candidates })),
+        }
+    }
+
+    /// Compares what a running file system shows with the only thing it may show.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn check_live(&self, found: &Observed) -> Result<(), Box<Violation>> {
+        self.check_untouched(found)?;
+        for (number, task) in self.tasks.iter().enumerate() {
+            let last = task.deeds.len();
+            let bounds = Bounds {
+                first: last,
+                last,
+                durable: BTreeMap::new(),
+                all_durable: last,
+            };
+            if let Err(reason) = Part::of(task, found).compare(self, task, last, &bounds) {
+                let (_, moment, text) = reason.at(last);
+                return Err(Box::new(Violation::NoMoment {
+                    task: number,
+                    why: vec![(moment, text)],
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// A sync of one task covers what had returned in all others when it began.
+    fn apply_foreign_syncs(&self, bounds: &mut [Bounds], mark: u64) {
+        let acked =
+            |deed: &&super::history::Deed| deed.ended <= mark && matches!(deed.ack, Some(Ack::All));
+        let syncs = self.tasks.iter().flat_map(|task| &task.deeds).filter(acked);
+        let Some(last) = syncs.map(|deed| deed.started).max() else {
+            return;
+        };
+        for (task, bounds) in self.tasks.iter().zip(bounds) {
+            let covered = task.returned_by(last);
+            bounds.first = bounds.first.max(covered);
+            bounds.all_durable = bounds.all_durable.max(covered);
+        }
+    }
+
+    /// Chooses one candidate of each task such that rule 3 holds: the latest ones that do.
+    fn agree(&self, candidates: &[Vec<usize>]) -> Option<Vec<usize>> {
+        let mut chosen: Vec<_> = candidates.iter().map(|of| of.len() - 1).collect();
+        loop {
+            let moment = |task: usize| candidates[task][chosen[task]];
+            let too_late = (0..chosen.len()).find(|&later| {
+                let Some(index) = moment(later).checked_sub(1) else {
+                    return false;
+                };
+                let began = self.tasks[later].deeds[index].started;
+                let others = (0..chosen.len()).filter(|&task| task != later);
+                others
+                    .into_iter()
+                    .any(|task| moment(task) < self.tasks[task].implied_by(began))
+            });
+            match too_late {
+                None => return Some((0..chosen.len()).map(moment).collect()),
+                // The others' latest candidates are chosen already: only this one can give way.
+                Some(task) => chosen[task] = chosen[task].checked_sub(1)?,
+            }
+        }
+    }
+
+    /// Names that no task ever touched are as they were.
+    fn check_untouched(&self, found: &Observed) -> Result<(), Box<Violation>> {
+        let owned = |path: &TreePath| self.tasks.iter().any(|task| task.own.contains(path));
+        let wrong = |path: &TreePath, what: String| {
+            let path = path.clone();
+            Err(Box::new(Violation::Untouched { path, what }))
+        };
+        for path in found.names.keys() {
+            if !self.base_paths.contains_key(path) && !owned(path) {
+                return wrong(path, "nobody ever made it".to_owned());
+            }
+        }
+        for (path, ino) in &self.base_paths {
+            if owned(path) {
+                continue;
+            }
+            let Some(there) = found.names.get(path) else {
+                return wrong(path, "is gone though nobody removed it".to_owned());
+            };
+            let node = self.base.node(*ino).expect("a named inode exists");
+            let seen = &found.inodes[there];
+            let same = compare_attributes(node, seen)
+                .and_then(|()| match node.is_dir() {
+                    // Entries of a shared directory come and go, and its times with them.
+                    true => Ok(()),
+                    false => compare_mtime(node, seen),
+                })
+                .and_then(|()| compare_size(node.size, seen))
+                .and_then(|()| compare_content(node, seen));
+            if let Err(what) = same {
+                return wrong(path, what);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a moment is not the one found; the larger the rank, the nearer it came.
+struct Reason {
+    rank: u32,
+    text: String,
+}
+
+impl Reason {
+    fn at(self, moment: usize) -> (u32, usize, String) {
+        (self.rank, moment, self.text)
+    }
+}
+
+fn reason<T>(rank: u32, text: impl Into<String>) -> Result<T, Reason> {
+    Err(Reason {
+        rank,
+        text: text.into(),
+    })
+}
+
+/// What was found of one task's paths.
+struct Part<'a> {
+    found: &'a Observed,
+    names: BTreeMap<&'a TreePath, InodeNo>,
+}
+
+impl<'a> Part<'a> {
+    fn of(task: &TaskHistory, found: &'a Observed) -> Self {
+        let names = found
+            .names
+            .iter()
+            .filter(|(path, _)| task.own.contains(*path))
+            .map(|(path, ino)| (path, *ino))
+            .collect();
+        Self { found, names }
+    }
+
+    /// Whether this is the task's state at `moment`.
+    fn compare(
+        &self,
+        history: &History,
+        task: &TaskHistory,
+        moment: usize,
+        bounds: &Bounds,
+    ) -> Result<(), Reason> {
+        let pairs = self.match_names(&task.paths[moment])?;
+        let state = &task.states[moment];
+        for (path, ino, there) in &pairs {
+            let node = state.node(*ino).expect("a named inode exists");
+            let seen = &self.found.inodes[there];
+            let same = compare_attributes(node, seen)
+                .and_then(|()| compare_mtime(node, seen))
+                .and_then(|()| compare_atime(node, seen));
+            if let Err(text) = same {
+                return reason(1, format!("{path}: {text}"));
+            }
+        }
+        let mut done = BTreeSet::new();
+        for (path, ino, there) in pairs {
+            let seen = &self.found.inodes[&there];
+            if !done.insert(ino) || seen.kind != steadfs_vfs::FileKind::Regular {
+                continue;
+            }
+            let file = File {
+                format: history.format,
+                task,
+                ino,
+                moment,
+                durable: bounds.durable(ino),
+                last: bounds.last,
+            };
+            if let Err(text) = file.check_size(seen.size) {
+                return reason(2, format!("{path}: {text}"));
+            }
+            if let Err(text) = file.check_content(seen) {
+                return reason(3, format!("{path}: {text}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Pairs the model's names with those found; refuses other names and other link groups.
+    fn match_names(
+        &self,
+        due: &BTreeMap<TreePath, InodeNo>,
+    ) -> Result<Vec<(&'a TreePath, InodeNo, InodeNo)>, Reason> {
+        if let Some(missing) = due.keys().find(|path| !self.names.contains_key(path)) {
+            return reason(0, format!("{missing} is missing"));
+        }
+        let mut pairs = Vec::new();
+        let mut there_of = BTreeMap::new();
+        let mut here_of = BTreeMap::new();
+        for (path, there) in &self.names {
+            let Some(ino) = due.get(path) else {
+                return reason(0, format!("{path} is there"));
+            };
+            let same_there = *there_of.entry(*ino).or_insert(*there) == *there;
+            let same_here = *here_of.entry(*there).or_insert(*ino) == *ino;
+            if !same_there || !same_here {
+                return reason(1, format!("{path} is linked to another inode"));
+            }
+            pairs.push((*path, *ino, *there));
+        }
+        Ok(pairs)
+    }
+}
+
+/// Compares everything but times, size, content, names, and the link count, which was checked against
+/// the names.
+fn compare_attributes(node: &Node, seen: &Seen) -> Result<(), String> {
+    if node.kind != seen.kind {
+        return Err(format!("is a {:?}, not a {:?}", seen.kind, node.kind));
+    }
+    if node.perm != seen.perm {
+        return Err(format!(
+            "has permissions {:o}, not {:o}",
+            seen.perm, node.perm
+        ));
+    }
+    if (node.uid, node.gid) != seen.owner {
+        let due = (node.uid, node.gid);
+        return Err(format!("belongs to {:?}, not to {due:?}", seen.owner));
+    }
+    if node.rdev != seen.rdev {
+        return Err(format!("is device {:#x}, not {:#x}", seen.rdev, node.rdev));
+    }
+    if node.target != seen.target {
+        return Err("points elsewhere".to_owned());
+    }
+    compare_xattrs(node, seen)
+}
+
+fn compare_mtime(node: &Node, seen: &Seen) -> Result<(), String> {
+    match node.mtime {
+        Some(due) if due != seen.mtime => {
+            Err(format!("was changed at {:?}, not {due:?}", seen.mtime))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn compare_atime(node: &Node, seen: &Seen) -> Result<(), String> {
+    match node.atime {
+        Some(due) if due != seen.atime => Err(format!("was read at {:?}, not {due:?}", seen.atime)),
+        _ => Ok(()),
+    }
+}
+
+fn compare_xattrs(node: &Node, seen: &Seen) -> Result<(), String> {
+    let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+    for (name, value) in &node.xattrs {
+        match seen.xattrs.get(name) {
+            None => return Err(format!("lacks attribute {}", text(name))),
+            Some(other) if other != value => {
+                return Err(format!("has another value of attribute {}", text(name)));
+            }
+            Some(_) => {}
+        }
+    }
+    match seen
+        .xattrs
+        .keys()
+        .find(|name| !node.xattrs.contains_key(*name))
+    {
+        Some(name) => Err(format!("has an attribute {}", text(name))),
+        None => Ok(()),
+    }
+}
+
+fn compare_size(due: u64, seen: &Seen) -> Result<(), String> {
+    let is_file = seen.kind == steadfs_vfs::FileKind::Regular;
+    if is_file && seen.size != due {
+        return Err(format!("has {} bytes, not {due}", seen.size));
+    }
+    Ok(())
+}
+
+/// Compares content that can only be one thing.
+fn compare_content(node: &Node, seen: &Seen) -> Result<(), String> {
+    let pages = |content: &Content| content.pages().map(|(index, _)| index).collect::<Vec<_>>();
+    for index in pages(&node.content).into_iter().chain(pages(&seen.content)) {
+        let (due, got) = (page_of(&node.content, index), page_of(&seen.content, index));
+        if let Some(at) = (0..PAGE).find(|at| due[*at] != got[*at]) {
+            let at = at / SECTOR * SECTOR;
+            return Err(wrong_sector(index, at, &got[at..at + SECTOR]));
+        }
+    }
+    Ok(())
+}
+
+static ZEROS: Page = [0; PAGE];
+
+fn page_of(content: &Content, index: u64) -> &Page {
+    content.page(index).map_or(&ZEROS, Arc::as_ref)
+}
+
+/// Says what is in a sector that should not be there.
+fn wrong_sector(page: u64, within: usize, got: &[u8]) -> String {
+    let offset = page * PAGE as u64 + within as u64;
+    let origin = (0..got.len().saturating_sub(7))
+        .step_by(8)
+        .find_map(|at| pattern::origin(&got[at..]).map(|origin| (at, origin)));
+    let what = match origin {
+        Some((at, origin)) => format!(
+            "fill {} of file offset {}",
+            origin.fill,
+            origin.offset.saturating_sub(at as u64)
+        ),
+        None if got.iter().all(|byte| *byte == 0) => "zeros".to_owned(),
+        None => "bytes that no fill made".to_owned(),
+    };
+    format!("content at byte {offset} is wrong: {what}")
+}
+
+/// One file of one task, as it may be found at one moment.
+struct File<'a> {
+    format: Format,
+    task: &'a TaskHistory,
+    ino: InodeNo,
+    /// The moment of the metadata.
+    moment: usize,
+    /// The moment up to which the data was acknowledged.
+    durable: usize,
+    /// The last moment that anything can be of.
+    last: usize,
+}
+
+impl File<'_> {
+    fn node(&self, moment: usize) -> Option<&Arc<Node>> {
+        self.task.states[moment].node(self.ino).ok()
+    }
+
+    fn size(&self, moment: usize) -> u64 {
+        self.node(moment).map_or(0, |node| node.size)
+    }
+
+    /// The file's events among operations `range`, each with the moment it leads to.
+    fn events(&self, range: std::ops::Range<usize>) -> impl Iterator<Item = (usize, Event)> {
+        range.flat_map(move |index| {
+            let events = self.task.deeds[index].events.iter();
+            events
+                .filter(|(ino, _)| *ino == self.ino)
+                .map(move |(_, event)| (index + 1, *event))
+        })
+    }
+
+    /// Rule 4.
+    fn check_size(&self, found: u64) -> Result<(), String> {
+        let exact = self
+            .events(0..self.moment)
+            .filter(|(_, event)| *event == Event::Sized)
+            .map(|(moment, _)| moment)
+            .last()
+            .unwrap_or(0)
+            .max(self.durable);
+        let upto = self.moment.max(self.durable);
+        if (exact..=upto).any(|moment| self.size(moment) == found) {
+            return Ok(());
+        }
+        let boundary = found.is_multiple_of(u64::from(self.format.block_size));
+        let largest = (exact..=upto)
+            .map(|moment| self.size(moment))
+            .max()
+            .unwrap_or(0);
+        let half_done = if self.moment < self.last && self.moment >= self.durable {
+            let (now, next) = (self.size(self.moment), self.size(self.moment + 1));
+            if next > now { now..next } else { 0..0 }
+        } else {
+            0..0
+        };
+        let between = (self.size(exact)..largest).contains(&found) || half_done.contains(&found);
+        if boundary && between {
+            return Ok(());
+        }
+        Err(format!(
+            "has {found} bytes; {} to {largest} would be right",
+            self.size(exact)
+        ))
+    }
+
+    /// Rule 5.
+    fn check_content(&self, seen: &Seen) -> Result<(), String> {
+        let size = seen.size.min(CONTENT_LIMIT);
+        let mut pages: BTreeSet<u64> = seen.content.pages().map(|(index, _)| index).collect();
+        for moment in self.durable..=self.last {
+            if let Some(node) = self.node(moment) {
+                pages.extend(node.content.pages().map(|(index, _)| index));
+            }
+        }
+        let upto = size.div_ceil(PAGE as u64);
+        for index in pages.into_iter().take_while(|index| *index < upto) {
+            self.check_page(index, page_of(&seen.content, index), size)?;
+        }
+        Ok(())
+    }
+
+    fn page(&self, moment: usize, index: u64) -> &Page {
+        self.node(moment)
+            .map_or(&ZEROS, |node| page_of(&node.content, index))
+    }
+
+    fn check_page(&self, index: u64, got: &Page, size: u64) -> Result<(), String> {
+        let start = index * PAGE as u64;
+        let len = (size - start).min(PAGE as u64) as usize;
+        let newest = self.page(self.last, index);
+        let one =
+            (self.durable..self.last).all(|moment| std::ptr::eq(self.page(moment, index), newest));
+        if one && got[..len] == newest[..len] {
+            return Ok(());
+        }
+        for within in (0..len).step_by(SECTOR) {
+            let end = (within + SECTOR).min(len);
+            let (first, last) = self.sector_moments(start + within as u64);
+            let right = (first..=last).any(|moment| {
+                let due = &self.page(moment, index)[within..end];
+                let kept = self.kept(moment, start + within as u64).min(end - within);
+                let (kept, cut) = got[within..end].split_at(kept);
+                due[..kept.len()] == *kept && cut.iter().all(|byte| *byte == 0)
+            });
+            if !right {
+                let wrong = wrong_sector(index, within, &got[within..end]);
+                return Err(format!("{wrong} (may be of moment {first} to {last})"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The moments that the sector at `offset` may be of.
+    fn sector_moments(&self, offset: u64) -> (usize, usize) {
+        let block = u64::from(self.format.block_size);
+        let block_start = offset / block * block;
+        let of_block = |span: Span| span.offset <= block_start && block_start + block <= span.end();
+        let mut first = self.durable;
+        for (moment, event) in self.events(0..self.moment) {
+            let taken = match event {
+                Event::Shifted(from) => offset + SECTOR as u64 > from,
+                Event::Zeroed(span) => of_block(span),
+                Event::Cut(_) | Event::Wrote(_) | Event::Sized => false,
+            };
+            if taken {
+                first = first.max(moment);
+            }
+        }
+        let mut last = self.last;
+        for (moment, event) in self.events(self.moment..self.last) {
+            let taken = match event {
+                Event::Cut(from) => from <= block_start,
+                Event::Shifted(from) => from <= block_start && moment > self.moment + 1,
+                Event::Zeroed(span) => of_block(span) && moment > self.moment + 1,
+                Event::Wrote(_) | Event::Sized => false,
+            };
+            if taken {
+                last = last.min(moment - 1);
+            }
+        }
+        if !self.mapped(block_start) {
+            last = last.min(self.moment);
+        }
+        (first, last.max(first))
+    }
+
+    /// How many bytes of the sector at `offset`, as it was at moment `from`, no truncate since then
+    /// and up to the metadata's moment has cut off.
+    fn kept(&self, from: usize, offset: u64) -> usize {
+        let upto = self.moment.max(from);
+        let cuts = self
+            .events(from..upto)
+            .filter_map(|(_, event)| match event {
+                Event::Cut(at) => Some(at),
+                _ => None,
+            });
+        let kept = cuts.map(|at| at.saturating_sub(offset)).min();
+        kept.map_or(SECTOR, |kept| kept.min(SECTOR as u64) as usize)
+    }
+
+    /// Whether the block at `offset` may have been mapped at the metadata's moment.
+    fn mapped(&self, offset: u64) -> bool {
+        let span = Span::new(offset, u64::from(self.format.block_size));
+        self.node(self.moment).is_some_and(|node| {
+            pages_of_blocks(span, self.format).any(|page| node.content.page(page).is_some())
+        })
+    }
+}

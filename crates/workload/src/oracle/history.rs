@@ -1,0 +1,382 @@
+//! What happened: every state a run passed through, and what each operation meant for durability.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use steadfs_base::InodeNo;
+use steadfs_vfs::{FallocMode, FileSystem, FsError, Result};
+use thiserror::Error;
+
+use crate::model::{PAGE, State};
+use crate::run::{Recording, Runner, Step, Value};
+use crate::{Format, ModelFs, Op, Program, Span, Target, TreePath};
+
+/// An operation that returned something else than it should have.
+#[derive(Clone, Debug, Error)]
+#[error("{who}, operation {index} '{op}': expected {expected:?}, got {actual:?}")]
+pub struct Divergence {
+    /// `setup` or `task N`.
+    pub who: String,
+    /// Number of the operation, from 0.
+    pub index: usize,
+    /// The operation.
+    pub op: Op,
+    /// What the model returned.
+    pub expected: Result<Value>,
+    /// What the file system returned.
+    pub actual: Result<Value>,
+}
+
+/// What happened to a file's content or size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// Bytes were written.
+    Wrote(Span),
+    /// The file was cut short: everything from here is gone.
+    Cut(u64),
+    /// A range was punched or zeroed.
+    Zeroed(Span),
+    /// Everything from here was moved.
+    Shifted(u64),
+    /// Only the size was set.
+    Sized,
+}
+
+/// What an operation made durable when it returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ack {
+    /// One inode, with everything its metadata needs.
+    Inode(InodeNo),
+    /// One inode's data.
+    Data(InodeNo),
+    /// Everything.
+    All,
+}
+
+/// One operation and what it meant.
+#[derive(Clone, Debug)]
+pub(super) struct Deed {
+    pub(super) op: Op,
+    pub(super) started: u64,
+    pub(super) ended: u64,
+    pub(super) ack: Option<Ack>,
+    /// Inodes whose metadata it changed for certain when it returned.
+    pub(super) changed: BTreeSet<InodeNo>,
+    /// The files whose content or size it changed, and how.
+    pub(super) events: Vec<(InodeNo, Event)>,
+    /// Files that it made grow or gave blocks: their metadata changes when the data is written back.
+    pub(super) grown: BTreeSet<InodeNo>,
+    /// The inode it made.
+    pub(super) made: Option<InodeNo>,
+}
+
+/// A task's states: `states[k]` is after `k` operations; `deeds[k]` leads from it to the next.
+#[derive(Clone, Debug)]
+pub(super) struct TaskHistory {
+    pub(super) states: Vec<State>,
+    /// Paths of each state, only those that are this task's.
+    pub(super) paths: Vec<BTreeMap<TreePath, InodeNo>>,
+    pub(super) deeds: Vec<Deed>,
+    /// Every path this task ever made, changed or removed.
+    pub(super) own: BTreeSet<TreePath>,
+}
+
+/// What happened on a volume: the state it started from and the histories of its tasks.
+#[derive(Clone, Debug)]
+pub struct History {
+    pub(super) format: Format,
+    pub(super) base: State,
+    pub(super) base_paths: BTreeMap<TreePath, InodeNo>,
+    pub(super) tasks: Vec<TaskHistory>,
+}
+
+impl History {
+    /// Replays a run in the model. `base` is what the volume held before the setup.
+    ///
+    /// # Errors
+    /// The first operation that returned something else than in the model.
+    ///
+    /// # Panics
+    /// If two tasks change the same path: what they do then depends on their order, which nobody
+    /// knows.
+    pub fn of(
+        base: &State,
+        recording: &Recording,
+        format: Format,
+    ) -> Result<Self, Box<Divergence>> {
+        let setup = replay("setup", base, &recording.setup, format)?;
+        let base = setup
+            .states
+            .last()
+            .cloned()
+            .expect("a history has a first state");
+        let base_paths = base.flatten();
+        let mut tasks = Vec::new();
+        let mut owned = BTreeSet::new();
+        for (number, steps) in recording.tasks.iter().enumerate() {
+            let mut task = replay(&format!("task {number}"), &base, steps, format)?;
+            task.claim(&base, &base_paths);
+            for path in &task.own {
+                assert!(owned.insert(path.clone()), "{path} is changed by two tasks");
+            }
+            tasks.push(task);
+        }
+        Ok(Self {
+            format,
+            base,
+            base_paths,
+            tasks,
+        })
+    }
+
+    /// Replays a program as if every operation had succeeded as in the model, one marker each: for
+    /// tests and for generators that need the states.
+    pub fn imagined(program: &Program, format: Format) -> Self {
+        let base = State::new();
+        let fs: std::sync::Arc<dyn FileSystem> =
+            std::sync::Arc::new(ModelFs::new(base.clone(), format));
+        let clock = std::sync::atomic::AtomicU64::new(0);
+        let marker: crate::Marker =
+            std::sync::Arc::new(move || clock.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        let recording = crate::run_program(&fs, program, &marker).expect("the model syncs");
+        Self::of(&base, &recording, format).expect("the model does what the model does")
+    }
+
+    /// How many names there are at the start, the root included.
+    pub fn base_names(&self) -> usize {
+        self.base_paths.len()
+    }
+
+    /// The volume's state when everything was done, of a single task.
+    pub fn last(&self) -> &State {
+        match self.tasks.as_slice() {
+            [] => &self.base,
+            [only] => only.states.last().expect("a history has a first state"),
+            _ => panic!("several tasks have no common last state"),
+        }
+    }
+}
+
+fn replay(
+    who: &str,
+    base: &State,
+    steps: &[Step],
+    format: Format,
+) -> Result<TaskHistory, Box<Divergence>> {
+    let fs = ModelFs::new(base.clone(), format);
+    let mut runner = Runner::new(&fs);
+    let mut states = vec![base.clone()];
+    let mut deeds = Vec::new();
+    for (index, step) in steps.iter().enumerate() {
+        let target = main_target(&step.op).and_then(|target| runner.resolve(target).ok());
+        let expected = runner.step(&step.op);
+        if !agree(&expected, &step.result) {
+            return Err(Box::new(Divergence {
+                who: who.to_owned(),
+                index,
+                op: step.op.clone(),
+                expected,
+                actual: step.result.clone(),
+            }));
+        }
+        let after = fs.state();
+        let before = states.last().expect("a history has a first state");
+        deeds.push(Deed::of(step, target, &expected, (before, &after), format));
+        states.push(after);
+    }
+    let paths = vec![BTreeMap::new(); states.len()];
+    Ok(TaskHistory {
+        states,
+        paths,
+        deeds,
+        own: BTreeSet::new(),
+    })
+}
+
+fn agree(expected: &Result<Value>, actual: &Result<Value>) -> bool {
+    match (expected, actual) {
+        (Ok(Value::Names(due)), Ok(Value::Names(got))) => {
+            // An entry need not tell its type.
+            due.keys().eq(got.keys())
+                && due
+                    .iter()
+                    .zip(got)
+                    .all(|((_, due), (_, got))| got.is_none() || due == got)
+        }
+        (Ok(expected), Ok(actual)) => expected == actual,
+        (Err(expected), Err(actual)) => expected.errno() == actual.errno(),
+        _ => false,
+    }
+}
+
+/// The file that an operation on an existing file is about.
+fn main_target(op: &Op) -> Option<&Target> {
+    match op {
+        Op::Write { file, .. }
+        | Op::Copy { to: file, .. }
+        | Op::Truncate { file, .. }
+        | Op::Fallocate { file, .. }
+        | Op::Fsync { file }
+        | Op::Fdatasync { file } => Some(file),
+        _ => None,
+    }
+}
+
+impl Deed {
+    fn of(
+        step: &Step,
+        target: Option<InodeNo>,
+        result: &Result<Value, FsError>,
+        (before, after): (&State, &State),
+        format: Format,
+    ) -> Self {
+        let mut deed = Self {
+            op: step.op.clone(),
+            started: step.started,
+            ended: step.ended,
+            ack: None,
+            changed: BTreeSet::new(),
+            events: Vec::new(),
+            grown: BTreeSet::new(),
+            made: None,
+        };
+        let Ok(value) = result else {
+            return deed;
+        };
+        deed.note_changes(before, after);
+        if step.op == Op::Sync {
+            deed.ack = Some(Ack::All);
+        }
+        let Some(ino) = target else {
+            return deed;
+        };
+        match &step.op {
+            Op::Fsync { .. } => deed.ack = Some(Ack::Inode(ino)),
+            Op::Fdatasync { .. } => deed.ack = Some(Ack::Data(ino)),
+            Op::Write { span, .. } => deed.wrote(ino, *span, (before, after), format),
+            Op::Copy { offset, .. } => {
+                let Value::Count(n) = value else {
+                    panic!("a copy returns a count");
+                };
+                deed.wrote(ino, Span::new(*offset, *n), (before, after), format);
+            }
+            Op::Truncate { .. } | Op::Fallocate { .. } => deed.reshaped(ino, before, after),
+            _ => {}
+        }
+        deed
+    }
+
+    /// Notes what a truncate or fallocate did.
+    fn reshaped(&mut self, ino: InodeNo, before: &State, after: &State) {
+        let size = |state: &State| state.node(ino).map_or(0, |node| node.size);
+        let event = match &self.op {
+            Op::Truncate { size: new, .. } if *new < size(before) => Some(Event::Cut(*new)),
+            Op::Fallocate { mode, span, .. } => match mode {
+                FallocMode::Allocate { .. } => None,
+                FallocMode::PunchHole | FallocMode::ZeroRange { .. } => Some(Event::Zeroed(*span)),
+                FallocMode::CollapseRange | FallocMode::InsertRange => {
+                    Some(Event::Shifted(span.offset))
+                }
+            },
+            _ => None,
+        };
+        self.events.extend(event.map(|event| (ino, event)));
+        if size(before) != size(after) {
+            self.events.push((ino, Event::Sized));
+        }
+    }
+
+    /// Which inodes the states differ in, written content apart.
+    fn note_changes(&mut self, before: &State, after: &State) {
+        for (ino, node) in after.nodes() {
+            match before.node(ino) {
+                Ok(old) if old.changed == node.changed => {}
+                Ok(_) => {
+                    self.changed.insert(ino);
+                }
+                Err(_) => {
+                    self.changed.insert(ino);
+                    // A rename makes only a whiteout, which nobody can have open.
+                    self.made = Some(ino);
+                }
+            }
+        }
+    }
+
+    fn wrote(
+        &mut self,
+        ino: InodeNo,
+        span: Span,
+        (before, after): (&State, &State),
+        format: Format,
+    ) {
+        let (Ok(old), Ok(new)) = (before.node(ino), after.node(ino)) else {
+            return;
+        };
+        if span.len == 0 {
+            return;
+        }
+        self.events.push((ino, Event::Wrote(span)));
+        if new.size > old.size || !unmapped_blocks(&old.content, span, format).is_empty() {
+            self.grown.insert(ino);
+        }
+    }
+}
+
+/// The pages that hold any byte of the blocks of `span`.
+pub(super) fn pages_of_blocks(span: Span, format: Format) -> std::ops::Range<u64> {
+    let block = u64::from(format.block_size);
+    let first = span.offset / block * block;
+    let end = span.end().div_ceil(block).saturating_mul(block);
+    first / PAGE as u64..end.div_ceil(PAGE as u64)
+}
+
+/// Offsets of the blocks of `span` that surely were not mapped: nothing near them was ever written.
+fn unmapped_blocks(content: &crate::model::Content, span: Span, format: Format) -> Vec<u64> {
+    let block = u64::from(format.block_size);
+    let first = span.offset / block;
+    let last = span.end().div_ceil(block);
+    (first..last)
+        .map(|index| index * block)
+        .filter(|offset| {
+            pages_of_blocks(Span::new(*offset, block), format)
+                .all(|page| content.page(page).is_none())
+        })
+        .collect()
+}
+
+impl TaskHistory {
+    /// Finds out which paths are this task's: those that in any of its states are not what they
+    /// were in the base state.
+    fn claim(&mut self, base: &State, base_paths: &BTreeMap<TreePath, InodeNo>) {
+        let all: Vec<_> = self.states.iter().map(State::flatten).collect();
+        for (state, paths) in self.states.iter().zip(&all) {
+            for (path, ino) in paths {
+                if base_paths.get(path) != Some(ino) || !same(base, state, *ino) {
+                    self.own.insert(path.clone());
+                }
+            }
+            let gone = base_paths.keys().filter(|path| !paths.contains_key(path));
+            self.own.extend(gone.cloned());
+        }
+        self.paths = all
+            .into_iter()
+            .map(|paths| {
+                paths
+                    .into_iter()
+                    .filter(|(path, _)| self.own.contains(path))
+                    .collect()
+            })
+            .collect();
+    }
+}
+
+/// Whether an inode looks the same in both states, a directory's entries apart.
+fn same(a: &State, b: &State, ino: InodeNo) -> bool {
+    match (a.node(ino), b.node(ino)) {
+        (Ok(a), Ok(b)) => {
+            std::sync::Arc::ptr_eq(a, b)
+                || a.same_attributes(b) && a.size == b.size && a.content == b.content
+        }
+        _ => false,
+    }
+}

@@ -1,0 +1,61 @@
+//! The oracle: says whether what is found after a crash is one of the things that may be found.
+//!
+//! # Problem
+//! After a power cut a journaling file system shows some earlier state. Which ones are right follows
+//! from what it had promised: a returned fsync, fdatasync or sync is a promise; everything else may
+//! be there or not, but nothing may be there that never was.
+//!
+//! # Words
+//! A task's *moment* `k` is its state after its first `k` operations; moment 0 is the start, which
+//! was synced. At a crash some operations had returned; at most one a task had begun and not
+//! returned. The last moment the crash could show is the one after the last operation that had
+//! begun.
+//!
+//! # Rules
+//! 1. **Names and attributes are a prefix.** There is one moment `M` for each task such that all its
+//!    names, types, link groups, permission bits, owners, device numbers, link targets, extended
+//!    attributes and explicitly set times are those of its moment `M`. (Metadata operations are
+//!    atomic in the journal, and transactions commit in order.)
+//! 2. **Acknowledged is there.** `M` is at least the last operation that an acknowledgement covers:
+//!    * fsync of an inode: the last one before it that changed that inode (its making, its names,
+//!      its attributes, its size; of a directory: its entries), or wrote to it where it had no block
+//!      or grew. So the name through which a new or renamed file was synced is there.
+//!    * fdatasync: the same, but of the inode's making and what concerns its size and blocks only.
+//!    * sync: everything before it; of other tasks, everything that had returned when it began.
+//! 3. **Prefixes agree between tasks.** If an operation that changed names or attributes had returned
+//!    before an operation of another task began, the second is not there without the first.
+//! 4. **Sizes.** Written data reaches the disk later than the write, so a size may lag behind `M`: it
+//!    is the exact size at the last acknowledgement or truncate (or other exact setting of the size)
+//!    up to `M`, or one that later writes up to `M` made, or a block boundary in between. A growing
+//!    operation right after `M` may be half done: block boundaries up to its end.
+//! 5. **Content, by sectors of 512 bytes.** Each sector is as it was at one moment `t`, less what
+//!    truncates between `t` and `M` cut off, which is zero. The moment `t` is
+//!    * not before the last acknowledgement that covers the file's data,
+//!    * not before a punch or zeroing of the sector's whole block, or a shift of it, up to `M` (these
+//!      are metadata; zeroes in a part of a block are data, and may come late),
+//!    * before any truncate, punch, zeroing or shift after `M` that takes the sector's whole block
+//!      (until that is committed the block keeps its content and may not be given to another file),
+//!      except that the operation right after `M` may be half done if it is not a truncate,
+//!    * not after `M` if at `M` the block had never been written (where it lies is metadata).
+//!
+//!    So an overwritten block is old or new, a grown one may be zero or new, and no block ever shows
+//!    what another file, or this one before a truncate, had there.
+//! 6. **Nothing else.** No other name exists, and links, listings and lookups agree
+//!    (see [`observe`](crate::observe())).
+//!
+//! The rules are those of ext4 with `data=ordered`: a file system that commits more than it must
+//! passes as well.
+//!
+//! # Example
+//! `create /a`, `write /a 0+4096`, `create /b`, `fsync /a`, crash during `rename /a /c`: `/a` or `/c`
+//! must exist with its 4096 bytes. Whether `/b` exists follows from `M`: it must if `/c` does, since
+//! the rename came later; it may be missing otherwise only if the commit that fsync forced had begun
+//! before `/b` was made, so `M` is 2 or more, not 4.
+
+mod check;
+mod history;
+#[cfg(test)]
+mod tests;
+
+pub use check::{Found, Violation};
+pub use history::{Divergence, History};
