@@ -1,1 +1,79 @@
 //! I/O scheduling policies: pure state machines without clock, lock or I/O.
+//!
+//! A policy decides which of the queued requests the device gets next. It knows requests by number
+//! and never sees their content; time is told to it.
+
+mod fifo;
+
+pub use fifo::{Fifo, FifoOptions};
+
+use steadfs_base::IoTag;
+
+/// A request's number: dense and small, used again after [`Scheduler::complete`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct IoId(pub u32);
+
+/// A point in time, in nanoseconds from an origin that does not matter.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Nanos(pub u64);
+
+/// What a request does, as far as order is concerned.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Direction {
+    /// Brings data.
+    Read,
+    /// Takes data or changes a range.
+    Write,
+    /// Makes data durable.
+    Flush,
+}
+
+/// A request as a policy sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Io {
+    /// Owner and urgency.
+    pub tag: IoTag,
+    /// What it does.
+    pub direction: Direction,
+    /// Bytes that it moves or changes.
+    pub bytes: u64,
+}
+
+/// What became of a boost.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Boost {
+    /// The request is served as the new tag demands.
+    Raised,
+    /// Its tag was at least as good.
+    AlreadyUrgent,
+    /// It is not queued any more: the device has it.
+    AlreadyDispatched,
+}
+
+/// A policy. The queue calls it under its lock: it must be quick.
+///
+/// A request is inserted, perhaps grown and boosted, returned by [`Scheduler::next`] once, and
+/// completed. A policy may hold requests back, but only while it has requests in the device: when
+/// nothing is in flight and something is queued, `next` returns a request.
+pub trait Scheduler: Send {
+    /// The policy's name, as options and reports call it.
+    fn name(&self) -> &'static str;
+
+    /// A request has arrived. Its number is not in use.
+    fn insert(&mut self, id: IoId, io: Io, now: Nanos);
+
+    /// A queued request has absorbed a neighbour of `bytes` bytes.
+    fn grow(&mut self, id: IoId, bytes: u64);
+
+    /// Somebody waits for this request: raises its tag to `tag`, never lowers it.
+    fn boost(&mut self, id: IoId, tag: IoTag, now: Nanos) -> Boost;
+
+    /// The request that the device gets now; `None` if none is queued or all are held back.
+    fn next(&mut self, now: Nanos) -> Option<IoId>;
+
+    /// The device has ended a request that `next` returned.
+    fn complete(&mut self, id: IoId, now: Nanos);
+
+    /// How many requests are queued.
+    fn queued(&self) -> usize;
+}
