@@ -35,7 +35,7 @@ pub struct Bio {
 }
 
 impl Bio {
-    fn new(op: Op, offset: u64, len: u64, bufs: Vec<Buf>) -> Self {
+    pub(crate) fn new(op: Op, offset: u64, len: u64, bufs: Vec<Buf>) -> Self {
         Self {
             op,
             offset,

@@ -18,4 +18,6 @@ pub use device::{Device, Done, Geometry};
 pub use error::IoError;
 pub use file::{Engine, FileDevice, OpenError, OpenOptions};
 pub use mem::MemDevice;
-pub use queue::{IoHandle, Queue, QueueOptions};
+pub use queue::{
+    BoostStats, IoHandle, Latency, OpStats, Plug, Queue, QueueOptions, Stats, wait_all,
+};

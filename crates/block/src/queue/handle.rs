@@ -1,0 +1,172 @@
+//! What a submitter has in its hand, and how it waits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use steadfs_rt::{Condvar, Mutex, Rank};
+
+use super::inner::Inner;
+use super::request::ReqId;
+use crate::{Bio, Device, Done, IoError};
+
+/// A submitted bio's end.
+pub(super) struct Io {
+    /// The request that carries it, once known.
+    request: AtomicU64,
+    done: AtomicBool,
+    /// Living handles.
+    handles: AtomicUsize,
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+struct State {
+    result: Option<Result<(), IoError>>,
+    bio: Option<Bio>,
+    /// Tasks asleep.
+    sleeping: usize,
+    /// The request, for one of the sleeping tasks to run.
+    offer: Option<(Bio, Done)>,
+}
+
+impl Io {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            request: AtomicU64::new(u64::MAX),
+            done: AtomicBool::new(false),
+            handles: AtomicUsize::new(1),
+            state: Mutex::new(
+                Rank::Leaf,
+                State {
+                    result: None,
+                    bio: None,
+                    sleeping: 0,
+                    offer: None,
+                },
+            ),
+            ended: Condvar::new(),
+        })
+    }
+
+    /// The request that carries it. Set under the queue's lock before a handle is given out.
+    pub(super) fn request(&self) -> ReqId {
+        ReqId::from_word(self.request.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_request(&self, id: ReqId) {
+        self.request.store(id.to_word(), Ordering::Relaxed);
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+
+    pub(super) fn end(&self, bio: Bio, result: Result<(), IoError>) {
+        let mut state = self.state.lock();
+        assert!(state.result.is_none(), "a request ends once");
+        state.bio = Some(bio);
+        state.result = Some(result);
+        self.done.store(true, Ordering::Release);
+        if state.sleeping > 0 {
+            self.ended.notify_all();
+        }
+    }
+
+    /// Gives the request to a task that sleeps until its end, if there is one: it is woken anyway.
+    pub(super) fn offer(&self, job: (Bio, Done)) -> Result<(), (Bio, Done)> {
+        let mut state = self.state.lock();
+        if state.sleeping == 0 || state.offer.is_some() {
+            return Err(job);
+        }
+        state.offer = Some(job);
+        self.ended.notify_one();
+        Ok(())
+    }
+
+    /// Sleeps until the end; runs the request if it is offered.
+    pub(super) fn sleep(&self, device: &dyn Device) {
+        let mut state = self.state.lock();
+        while state.result.is_none() {
+            if let Some(job) = state.offer.take() {
+                drop(state);
+                device.run(vec![job]);
+                state = self.state.lock();
+                continue;
+            }
+            state.sleeping += 1;
+            self.ended.wait(&mut state);
+            state.sleeping -= 1;
+        }
+    }
+}
+
+/// A submitted request. Dropping the last handle does not cancel it.
+pub struct IoHandle {
+    io: Arc<Io>,
+    // Not in `Io`: a completion that has told its waiter keeps no device open.
+    queue: Arc<Inner>,
+}
+
+impl IoHandle {
+    pub(super) fn new(io: Arc<Io>, queue: Arc<Inner>) -> Self {
+        Self { io, queue }
+    }
+
+    pub(super) fn io(&self) -> &Io {
+        &self.io
+    }
+
+    /// Whether the request has ended.
+    pub fn is_done(&self) -> bool {
+        if !self.io.is_done() {
+            self.queue.start_held(self.io.request());
+        }
+        self.io.is_done()
+    }
+
+    /// Waits until the request has ended.
+    pub fn wait(&self) -> Result<(), IoError> {
+        if !self.io.is_done() {
+            self.queue.wait(&self.io);
+        }
+        let state = self.io.state.lock();
+        state.result.clone().expect("the request has ended")
+    }
+
+    /// Waits until the request has ended and takes the bio back (once, for a read's buffers).
+    pub fn into_bio(self) -> Result<Bio, IoError> {
+        self.wait()?;
+        let bio = self.io.state.lock().bio.take();
+        Ok(bio.expect("the bio is taken once"))
+    }
+}
+
+impl Clone for IoHandle {
+    fn clone(&self) -> Self {
+        self.io.handles.fetch_add(1, Ordering::Relaxed);
+        Self {
+            io: Arc::clone(&self.io),
+            queue: Arc::clone(&self.queue),
+        }
+    }
+}
+
+impl Drop for IoHandle {
+    fn drop(&mut self) {
+        let last = self.io.handles.fetch_sub(1, Ordering::AcqRel) == 1;
+        if last && !self.io.is_done() {
+            // Nobody can wait for it any more.
+            self.queue.start_held(self.io.request());
+        }
+    }
+}
+
+/// Waits for all of `handles`; the first error, in their order. The last is waited for first: by
+/// then most others have ended, so the task is woken once instead of once for each.
+pub fn wait_all(handles: &[IoHandle]) -> Result<(), IoError> {
+    let mut result = Ok(());
+    for handle in handles.iter().rev() {
+        result = handle.wait().and(result);
+    }
+    result
+}

@@ -1,0 +1,230 @@
+//! The queue's motions: in, on to the device, out.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use steadfs_base::IoTag;
+use steadfs_iosched::{Boost, Scheduler};
+use steadfs_rt::{Instant, Mutex, MutexGuard, Rank, now};
+
+use super::handle::{Io, IoHandle};
+use super::request::{Completion, HoldKey, ReqId, Runner};
+use super::state::State;
+use super::stats::Stats;
+use crate::{Bio, Device, Done, IoError};
+
+/// What a queue and its handles share.
+pub(super) struct Inner {
+    pub device: Arc<dyn Device>,
+    state: Mutex<State>,
+}
+
+impl HoldKey {
+    /// What the calling task's urgent requests are held under. In simulation all tasks share it,
+    /// which only releases requests earlier than they would be.
+    pub(super) fn of_task() -> Self {
+        thread_local! {
+            static TASK: Cell<Option<u64>> = const { Cell::new(None) };
+        }
+        let number = TASK.get().unwrap_or_else(|| {
+            let new = new_number();
+            TASK.set(Some(new));
+            new
+        });
+        Self::Task(number)
+    }
+
+    /// A key that nothing is held under.
+    pub(super) fn of_new_plug() -> Self {
+        Self::Plug(new_number())
+    }
+}
+
+fn new_number() -> u64 {
+    static NUMBERS: AtomicU64 = AtomicU64::new(0);
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Requests on their way to the device.
+#[derive(Default)]
+struct Ready {
+    /// For the calling task to run.
+    own: Vec<(Bio, Done)>,
+    /// For the device to run.
+    others: Vec<(Bio, Done)>,
+}
+
+impl Inner {
+    pub(super) fn new(
+        device: Arc<dyn Device>,
+        depth: usize,
+        scheduler: Box<dyn Scheduler>,
+    ) -> Self {
+        let max_transfer = device.geometry().max_transfer;
+        let state = State::new(scheduler, depth, max_transfer);
+        Self {
+            device,
+            state: Mutex::new(Rank::QueueState, state),
+        }
+    }
+
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        bio: Bio,
+        tag: IoTag,
+        hold: Option<HoldKey>,
+    ) -> IoHandle {
+        let io = Io::new();
+        self.enqueue(bio, tag, Completion::Handle(Arc::clone(&io)), hold);
+        IoHandle::new(io, Arc::clone(self))
+    }
+
+    pub(super) fn enqueue(
+        self: &Arc<Self>,
+        bio: Bio,
+        tag: IoTag,
+        to: Completion,
+        hold: Option<HoldKey>,
+    ) {
+        if let Err(error) = self.device.geometry().check(&bio) {
+            self.state.lock().recorder.refused(bio.op);
+            return to.call(bio, Err(error));
+        }
+        let now = now();
+        let mut state = self.state.lock();
+        state.admit(bio, tag, to, hold, now);
+        if hold.is_none() {
+            self.pump(state, now);
+        }
+    }
+
+    pub(super) fn unplug(self: &Arc<Self>, key: HoldKey) {
+        let now = now();
+        let mut state = self.state.lock();
+        state.release_key(key, None, now);
+        self.pump(state, now);
+    }
+
+    /// Starts a request that is held: nobody is going to wait for it.
+    pub(super) fn start_held(self: &Arc<Self>, id: ReqId) {
+        let mut state = self.state.lock();
+        if state.key_of(id).is_some() {
+            let now = now();
+            state.release_held(id, None, now);
+            self.pump(state, now);
+        }
+    }
+
+    pub(super) fn boost(self: &Arc<Self>, io: &Io, tag: IoTag) {
+        let now = now();
+        let mut state = self.state.lock();
+        let boost = state.raise(io.request(), tag, now);
+        state.recorder.boosted(boost);
+        if boost == Boost::Raised {
+            self.pump(state, now);
+        }
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let state = self.state.lock();
+        let mut stats = state.recorder.stats();
+        stats.scheduler = state.sched.name();
+        stats.depth = state.depth();
+        stats.in_flight = state.in_flight;
+        stats.queued = state.sched.queued();
+        stats.held = state.held();
+        stats
+    }
+
+    /// Waits until `io` has ended; meanwhile this task does what it can for it.
+    pub(super) fn wait(self: &Arc<Self>, io: &Io) {
+        let now = now();
+        let mut state = self.state.lock();
+        let runner = Runner(state.runners);
+        state.runners += 1;
+        state.release_key(HoldKey::of_task(), Some(runner), now);
+        match state.key_of(io.request()) {
+            Some(key @ HoldKey::Plug(_)) => state.release_key(key, Some(runner), now),
+            Some(HoldKey::Task(_)) => state.release_held(io.request(), Some(runner), now),
+            None => {}
+        }
+        let ready = self.collect(&mut state, Some(runner), now);
+        drop(state);
+        for (bio, done) in ready.others {
+            self.device.start(bio, done);
+        }
+        if !ready.own.is_empty() {
+            self.device.run(ready.own);
+        }
+        if !io.is_done() {
+            self.device.help(&|| io.is_done());
+            io.sleep(&*self.device);
+        }
+    }
+
+    /// Starts what the policy lets through. One task does it at a time; one that finds another at
+    /// it leaves the rest to it, so a device that ends requests at once makes no recursion.
+    fn pump<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>, mut now: Instant) {
+        if state.pumping {
+            return;
+        }
+        loop {
+            let ready = self.collect(&mut state, None, now);
+            if ready.others.is_empty() {
+                state.pumping = false;
+                return;
+            }
+            state.pumping = true;
+            drop(state);
+            for (bio, done) in ready.others {
+                self.device.start(bio, done);
+            }
+            now = steadfs_rt::now();
+            state = self.state.lock();
+        }
+    }
+
+    /// Takes what the policy lets through.
+    fn collect(self: &Arc<Self>, state: &mut State, runner: Option<Runner>, now: Instant) -> Ready {
+        let mut ready = Ready::default();
+        while let Some(dispatch) = state.dispatch(now) {
+            let own = runner.is_some() && dispatch.runner == runner;
+            let job = self.job(dispatch.id, dispatch.bio);
+            if own {
+                ready.own.push(job);
+            } else if let Err(job) = offer(job, &dispatch.waiters) {
+                ready.others.push(job);
+            }
+        }
+        ready
+    }
+
+    fn job(self: &Arc<Self>, id: ReqId, bio: Bio) -> (Bio, Done) {
+        let queue = Arc::clone(self);
+        let done = move |bio, result| queue.complete(id, bio, result);
+        (bio, Box::new(done))
+    }
+
+    /// The device has ended a request. The next ones are started first; nothing of the queue is
+    /// held any more when the waiters learn of the end, so that the last of them can close it.
+    fn complete(self: Arc<Self>, id: ReqId, bio: Bio, result: Result<(), IoError>) {
+        let now = now();
+        let mut state = self.state.lock();
+        let request = state.complete(id, &bio, &result, now);
+        self.pump(state, now);
+        drop(self);
+        request.end(bio, result);
+    }
+}
+
+/// Offers a request to those that may sleep until its end.
+fn offer(mut job: (Bio, Done), waiters: &[Arc<Io>]) -> Result<(), (Bio, Done)> {
+    for io in waiters {
+        match io.offer(job) {
+            Ok(()) => return Ok(()),
+            Err(back) => job = back,
+        }
+    }
+    Err(job)
+}

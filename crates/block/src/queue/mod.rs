@@ -1,0 +1,183 @@
+//! The request queue: where waiting I/O stays until the device may have it.
+//!
+//! # How a request gets to the device
+//! The policy orders what is queued; the device has at most [`QueueOptions::depth`] requests at a
+//! time. Who starts them is decided so that as few tasks as possible are woken:
+//!
+//! - Requests with an urgent tag (waited, journal, checkpoint) are **held**: their submitter is
+//!   going to wait. When it does, everything it has submitted goes to the device together, run by
+//!   that task itself ([`Device::run`]): a lone fsync wakes nobody. A held request is not lost when
+//!   nobody waits after all: asking whether it is done, or dropping its last handle, starts it.
+//! - Other requests, and those with a callback, are started at once ([`Device::start`]).
+//! - A [`Plug`] holds requests of any kind until it is dropped or one of them is waited for.
+//!
+//! Held and queued requests that continue one another on the device and have the same tag are
+//! merged.
+//!
+//! So at any time, a request that has not ended is held and has an owner that will wait, ask or
+//! drop it; or it is queued and the device has its fill, and the next completion starts it; or the
+//! device has it. None is stranded.
+//!
+//! # Flushes
+//! One FLUSH runs at a time. Those that arrive meanwhile share the next one, which starts after
+//! they arrived: it covers every write that had completed when they were submitted.
+
+mod handle;
+mod inner;
+mod request;
+mod state;
+mod stats;
+
+use std::sync::Arc;
+
+use steadfs_base::{IoTag, Urgency};
+use steadfs_iosched::{Fifo, FifoOptions, Scheduler};
+
+use crate::{Bio, Buf, Device, Geometry, IoError};
+use inner::Inner;
+use request::{Completion, HoldKey};
+
+pub use handle::{IoHandle, wait_all};
+pub use stats::{BoostStats, Latency, OpStats, Stats};
+
+/// How a queue works.
+#[derive(Clone, Debug)]
+pub struct QueueOptions {
+    /// How many requests the device has at a time.
+    pub depth: usize,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        Self { depth: 32 }
+    }
+}
+
+/// A device with its request queue. Handles may be waited for by any number of tasks.
+pub struct Queue {
+    inner: Arc<Inner>,
+}
+
+impl Queue {
+    /// A queue in front of `device`, in arrival order ([`Fifo`]).
+    pub fn new(device: Arc<dyn Device>, options: QueueOptions) -> Self {
+        // Background requests leave room in the device for those that somebody waits for.
+        let most = (options.depth - options.depth / 4).max(1);
+        let background_depth = device.background_depth().clamp(1, most);
+        let fifo = Fifo::new(FifoOptions {
+            background_depth,
+            ..FifoOptions::default()
+        });
+        Self::with_scheduler(device, options, Box::new(fifo))
+    }
+
+    /// A queue in front of `device` in the order of a policy.
+    pub fn with_scheduler(
+        device: Arc<dyn Device>,
+        options: QueueOptions,
+        scheduler: Box<dyn Scheduler>,
+    ) -> Self {
+        Self {
+            inner: Arc::new(Inner::new(device, options.depth, scheduler)),
+        }
+    }
+
+    /// The device's fixed properties.
+    pub fn geometry(&self) -> &Geometry {
+        self.inner.device.geometry()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.inner.device
+    }
+
+    /// Queues a request. It may wait for the device here, in the queue, where it can be boosted.
+    /// With an urgent tag it stays here until somebody waits for it (see the module's head).
+    pub fn submit(&self, bio: Bio, tag: IoTag) -> IoHandle {
+        let hold = (tag.urgency <= Urgency::Checkpoint).then(HoldKey::of_task);
+        self.inner.submit(bio, tag, hold)
+    }
+
+    /// Queues a request that nobody waits for; `done` is called once, from any task, perhaps before
+    /// this returns. It takes only locks of a late rank and never waits.
+    pub fn submit_with(
+        &self,
+        bio: Bio,
+        tag: IoTag,
+        done: impl FnOnce(Bio, Result<(), IoError>) + Send + 'static,
+    ) {
+        self.inner
+            .enqueue(bio, tag, Completion::Call(Box::new(done)), None);
+    }
+
+    /// Collects requests, so that they are merged and started together.
+    pub fn plug(&self) -> Plug<'_> {
+        Plug {
+            queue: self,
+            key: HoldKey::of_new_plug(),
+        }
+    }
+
+    /// Queues a FLUSH: when it ends well, every write that had completed is durable.
+    pub fn flush(&self, tag: IoTag) -> IoHandle {
+        self.submit(Bio::flush(), tag)
+    }
+
+    /// Raises a request that is not yet dispatched to `tag`; never lowers, does nothing once the
+    /// device has it.
+    pub fn boost(&self, io: &IoHandle, tag: IoTag) {
+        self.inner.boost(io.io(), tag);
+    }
+
+    /// Reads `len` bytes at byte `offset` and waits.
+    pub fn read(&self, offset: u64, len: usize, tag: IoTag) -> Result<Buf, IoError> {
+        let mut bio = self.submit(Bio::read(offset, len), tag).into_bio()?;
+        Ok(bio.bufs.pop().expect("a read has one buffer"))
+    }
+
+    /// Writes and waits.
+    pub fn write(&self, offset: u64, bufs: Vec<Buf>, tag: IoTag) -> Result<(), IoError> {
+        self.submit(Bio::write(offset, bufs), tag).wait()
+    }
+
+    /// What the queue has done and how long it took.
+    pub fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+}
+
+/// Holds the requests submitted through it until it is dropped.
+pub struct Plug<'q> {
+    queue: &'q Queue,
+    key: HoldKey,
+}
+
+impl Plug<'_> {
+    /// Queues a request as [`Queue::submit`] does, held until the plug is dropped or one of its
+    /// requests is waited for.
+    pub fn submit(&self, bio: Bio, tag: IoTag) -> IoHandle {
+        self.queue.inner.submit(bio, tag, Some(self.key))
+    }
+
+    /// Queues a request as [`Queue::submit_with`] does, held until the plug is dropped or one of
+    /// its requests is waited for.
+    pub fn submit_with(
+        &self,
+        bio: Bio,
+        tag: IoTag,
+        done: impl FnOnce(Bio, Result<(), IoError>) + Send + 'static,
+    ) {
+        let to = Completion::Call(Box::new(done));
+        self.queue.inner.enqueue(bio, tag, to, Some(self.key));
+    }
+}
+
+impl Drop for Plug<'_> {
+    fn drop(&mut self) {
+        self.queue.inner.unplug(self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests;

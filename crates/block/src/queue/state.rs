@@ -1,0 +1,432 @@
+//! The queue's bookkeeping. All of it is under the queue's lock, and nothing in here waits.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_iosched::{Boost, Io as SchedIo, IoId, Nanos, Scheduler};
+use steadfs_rt::Instant;
+
+use super::handle::Io;
+use super::request::{
+    Completion, HoldKey, Part, Phase, ReqId, Request, Runner, direction, is_mergeable,
+};
+use super::stats::Recorder;
+use crate::{Bio, IoError, Op};
+
+pub(super) struct State {
+    pub sched: Box<dyn Scheduler>,
+    depth: usize,
+    max_transfer: u64,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    held: Vec<(HoldKey, ReqId)>,
+    /// Mergeable requests that are not dispatched, by operation and end.
+    tails: BTreeMap<(Tail, u64), ReqId>,
+    pub in_flight: usize,
+    running_flush: Option<ReqId>,
+    /// The FLUSH that has not started; it takes those that arrive.
+    next_flush: Option<ReqId>,
+    /// Somebody is starting requests and will look again for more.
+    pub pumping: bool,
+    pub runners: u64,
+    pub recorder: Recorder,
+    #[cfg(debug_assertions)]
+    changing: overlap::Ranges,
+}
+
+struct Slot {
+    generation: u32,
+    request: Option<Request>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Tail {
+    Read,
+    Write,
+}
+
+fn tail_of(bio: &Bio) -> Option<(Tail, u64)> {
+    let kind = match bio.op {
+        Op::Read => Tail::Read,
+        _ => Tail::Write,
+    };
+    is_mergeable(bio).then(|| (kind, bio.end()))
+}
+
+fn nanos(at: Instant) -> Nanos {
+    Nanos(at.0)
+}
+
+impl State {
+    pub(super) fn new(sched: Box<dyn Scheduler>, depth: usize, max_transfer: u32) -> Self {
+        assert!(depth > 0, "a queue lets at least one request through");
+        Self {
+            sched,
+            depth,
+            max_transfer: u64::from(max_transfer),
+            slots: Vec::new(),
+            free: Vec::new(),
+            held: Vec::new(),
+            tails: BTreeMap::new(),
+            in_flight: 0,
+            running_flush: None,
+            next_flush: None,
+            pumping: false,
+            runners: 0,
+            recorder: Recorder::default(),
+            #[cfg(debug_assertions)]
+            changing: Default::default(),
+        }
+    }
+
+    pub(super) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    pub(super) fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// The request, unless it has ended.
+    fn get(&mut self, id: ReqId) -> Option<&mut Request> {
+        let slot = self.slots.get_mut(id.slot as usize)?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        slot.request.as_mut()
+    }
+
+    fn living(&mut self, id: ReqId) -> &mut Request {
+        self.get(id).expect("the request has not ended")
+    }
+
+    fn id_of(&self, io: IoId) -> ReqId {
+        ReqId {
+            slot: io.0,
+            generation: self.slots[io.0 as usize].generation,
+        }
+    }
+
+    fn add(&mut self, request: Request) -> ReqId {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot {
+                generation: 0,
+                request: None,
+            });
+            u32::try_from(self.slots.len() - 1).expect("memory holds fewer requests")
+        });
+        let entry = &mut self.slots[slot as usize];
+        entry.request = Some(request);
+        ReqId {
+            slot,
+            generation: entry.generation,
+        }
+    }
+
+    /// Takes a submitted bio in: merged, held, or in the policy's hands.
+    pub(super) fn admit(
+        &mut self,
+        bio: Bio,
+        tag: IoTag,
+        to: Completion,
+        hold: Option<HoldKey>,
+        now: Instant,
+    ) {
+        #[cfg(debug_assertions)]
+        self.changing.begin(&bio);
+        let io = match &to {
+            Completion::Handle(io) => Some(Arc::clone(io)),
+            Completion::Call(_) => None,
+        };
+        let part = Part::of(&bio, to, now);
+        let id = self.place(bio, tag, part, hold, now);
+        if let Some(io) = io {
+            io.set_request(id);
+        }
+    }
+
+    fn place(
+        &mut self,
+        bio: Bio,
+        tag: IoTag,
+        part: Part,
+        hold: Option<HoldKey>,
+        now: Instant,
+    ) -> ReqId {
+        if bio.op == Op::Flush
+            && let Some(id) = self.next_flush
+        {
+            self.join_flush(id, part, tag, hold, now);
+            return id;
+        }
+        let (bio, part) = match self.merge(bio, part, tag, hold) {
+            Ok(id) => return id,
+            Err(back) => back,
+        };
+        let (is_flush, tail) = (bio.op == Op::Flush, tail_of(&bio));
+        let id = self.add(Request {
+            bio,
+            first: part,
+            merged: Vec::new(),
+            tag,
+            phase: hold.map_or(Phase::Blocked, Phase::Held),
+            runner: None,
+            dispatched: now,
+        });
+        if is_flush {
+            self.next_flush = Some(id);
+        }
+        if let Some(tail) = tail {
+            self.tails.insert(tail, id);
+        }
+        match hold {
+            Some(key) => self.held.push((key, id)),
+            None => self.release(id, None, now),
+        }
+        id
+    }
+
+    fn join_flush(
+        &mut self,
+        id: ReqId,
+        part: Part,
+        tag: IoTag,
+        hold: Option<HoldKey>,
+        now: Instant,
+    ) {
+        self.living(id).merged.push(part);
+        self.recorder.flushes_joined += 1;
+        self.raise(id, tag, now);
+        if hold.is_none() {
+            self.release_held(id, None, now);
+        }
+    }
+
+    fn merge(
+        &mut self,
+        bio: Bio,
+        part: Part,
+        tag: IoTag,
+        hold: Option<HoldKey>,
+    ) -> Result<ReqId, (Bio, Part)> {
+        let Some((kind, end)) = tail_of(&bio) else {
+            return Err((bio, part));
+        };
+        let Some(&id) = self.tails.get(&(kind, bio.offset)) else {
+            return Err((bio, part));
+        };
+        let max_transfer = self.max_transfer;
+        let request = self.living(id);
+        if !request.takes(&bio, tag, hold, max_transfer) {
+            return Err((bio, part));
+        }
+        let (len, queued) = (bio.len, request.phase == Phase::Queued);
+        let old = request.bio.end();
+        request.append(bio, part);
+        if queued {
+            self.sched.grow(id.io_id(), len);
+        }
+        self.tails.remove(&(kind, old));
+        self.tails.insert((kind, end), id);
+        self.recorder.merged += 1;
+        Ok(id)
+    }
+
+    /// Gives a held request to the policy; a FLUSH not before the one that runs has ended.
+    fn release(&mut self, id: ReqId, runner: Option<Runner>, now: Instant) {
+        let flush_runs = self.running_flush.is_some();
+        let request = self.living(id);
+        debug_assert!(!matches!(request.phase, Phase::Queued | Phase::Dispatched));
+        request.runner = runner;
+        if request.bio.op == Op::Flush && flush_runs {
+            request.phase = Phase::Blocked;
+            return;
+        }
+        request.phase = Phase::Queued;
+        let io = SchedIo {
+            tag: request.tag,
+            direction: direction(request.bio.op),
+            bytes: request.bio.len,
+        };
+        self.sched.insert(id.io_id(), io, nanos(now));
+    }
+
+    /// Releases everything that is held under `key`.
+    pub(super) fn release_key(&mut self, key: HoldKey, runner: Option<Runner>, now: Instant) {
+        if !self.held.iter().any(|(k, _)| *k == key) {
+            return;
+        }
+        let mut held = std::mem::take(&mut self.held);
+        held.retain(|&(k, id)| {
+            if k == key {
+                self.release(id, runner, now);
+            }
+            k != key
+        });
+        self.held = held;
+    }
+
+    /// What a request is held under, if it is.
+    pub(super) fn key_of(&mut self, id: ReqId) -> Option<HoldKey> {
+        match self.get(id)?.phase {
+            Phase::Held(key) => Some(key),
+            Phase::Blocked | Phase::Queued | Phase::Dispatched => None,
+        }
+    }
+
+    /// Releases one request, if it is held.
+    pub(super) fn release_held(&mut self, id: ReqId, runner: Option<Runner>, now: Instant) {
+        if let Some(at) = self.held.iter().position(|(_, held)| *held == id) {
+            self.held.remove(at);
+            self.release(id, runner, now);
+        }
+    }
+
+    /// Raises a request's tag; what became of it.
+    pub(super) fn raise(&mut self, id: ReqId, tag: IoTag, now: Instant) -> Boost {
+        let Some(request) = self.get(id) else {
+            return Boost::AlreadyDispatched;
+        };
+        let raised = request.tag.raised_to(tag);
+        let changes = raised != request.tag;
+        match request.phase {
+            Phase::Dispatched => Boost::AlreadyDispatched,
+            _ if !changes => Boost::AlreadyUrgent,
+            Phase::Held(_) | Phase::Blocked => {
+                request.tag = raised;
+                Boost::Raised
+            }
+            Phase::Queued => {
+                request.tag = raised;
+                self.sched.boost(id.io_id(), tag, nanos(now))
+            }
+        }
+    }
+
+    /// The next request for the device: its bio, who runs it, and, for a FLUSH, who waits.
+    pub(super) fn dispatch(&mut self, now: Instant) -> Option<Dispatch> {
+        if self.in_flight >= self.depth {
+            return None;
+        }
+        let io = self.sched.next(nanos(now))?;
+        let id = self.id_of(io);
+        self.in_flight += 1;
+        let request = self.living(id);
+        request.phase = Phase::Dispatched;
+        request.dispatched = now;
+        let empty = Bio::new(request.bio.op, 0, 0, Vec::new());
+        let bio = std::mem::replace(&mut request.bio, empty);
+        let runner = request.runner;
+        let mut waiters = Vec::new();
+        if bio.op == Op::Flush {
+            debug_assert!(self.running_flush.is_none(), "one FLUSH runs at a time");
+            debug_assert_eq!(self.next_flush, Some(id));
+            if runner.is_none() {
+                waiters = self.living(id).parts().filter_map(handle).collect();
+            }
+            self.running_flush = Some(id);
+            self.next_flush = None;
+        }
+        if let Some(tail) = tail_of(&bio)
+            && self.tails.get(&tail) == Some(&id)
+        {
+            self.tails.remove(&tail);
+        }
+        Some(Dispatch {
+            id,
+            bio,
+            runner,
+            waiters,
+        })
+    }
+
+    /// Takes the books of a request that the device has ended.
+    pub(super) fn complete(
+        &mut self,
+        id: ReqId,
+        bio: &Bio,
+        result: &Result<(), IoError>,
+        now: Instant,
+    ) -> Request {
+        let slot = &mut self.slots[id.slot as usize];
+        assert_eq!(slot.generation, id.generation, "a request ends once");
+        let request = slot.request.take().expect("a request ends once");
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(id.slot);
+        self.in_flight -= 1;
+        self.sched.complete(id.io_id(), nanos(now));
+        #[cfg(debug_assertions)]
+        for part in request.parts() {
+            self.changing.end(bio.op, part.offset, part.len);
+        }
+        self.recorder.ended(&request, bio.op, result.is_err(), now);
+        if self.running_flush == Some(id) {
+            self.running_flush = None;
+            if let Some(next) = self.next_flush
+                && self.living(next).phase == Phase::Blocked
+            {
+                // Whoever waits for it sleeps by now.
+                self.release(next, None, now);
+            }
+        }
+        request
+    }
+}
+
+/// A request on its way to the device.
+pub(super) struct Dispatch {
+    pub id: ReqId,
+    pub bio: Bio,
+    pub runner: Option<Runner>,
+    /// For a FLUSH without runner: those that may sleep until its end.
+    pub waiters: Vec<Arc<Io>>,
+}
+
+fn handle(part: &Part) -> Option<Arc<Io>> {
+    match &part.to {
+        Completion::Handle(io) => Some(Arc::clone(io)),
+        Completion::Call(_) => None,
+    }
+}
+
+/// Catches two changes of one byte at a time: their order would be the device's whim.
+#[cfg(debug_assertions)]
+mod overlap {
+    use std::collections::BTreeMap;
+
+    use crate::{Bio, Op};
+
+    /// The ranges being changed: end by start.
+    #[derive(Default)]
+    pub(super) struct Ranges(BTreeMap<u64, u64>);
+
+    fn changes(op: Op, len: u64) -> bool {
+        len > 0 && matches!(op, Op::Write | Op::Discard | Op::WriteZeroes)
+    }
+
+    impl Ranges {
+        pub(super) fn begin(&mut self, bio: &Bio) {
+            if !changes(bio.op, bio.len) {
+                return;
+            }
+            let before = self.0.range(..bio.end()).next_back();
+            if let Some((start, end)) = before {
+                assert!(
+                    *end <= bio.offset,
+                    "{:?} of bytes {}..{} overlaps one of {start}..{end} that has not ended",
+                    bio.op,
+                    bio.offset,
+                    bio.end(),
+                );
+            }
+            self.0.insert(bio.offset, bio.end());
+        }
+
+        pub(super) fn end(&mut self, op: Op, offset: u64, len: u64) {
+            if changes(op, len) {
+                self.0.remove(&offset);
+            }
+        }
+    }
+}
