@@ -1,0 +1,338 @@
+//! Copying from a volume to the host.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+use steadfs_base::InodeNo;
+use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Seek, Segment};
+
+use super::host::{self, Target};
+use super::list::{device_numbers, printable};
+use super::walk::{Entry, Held, child, read_dir, resolve};
+use super::{At, AtHost, CHUNK, Progress, Report, Result, join, os};
+
+/// How [`copy_out`] copies.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyOut {
+    /// Keep owners (only root can).
+    pub owners: bool,
+    /// Replace files that are there; else they are an error.
+    pub overwrite: bool,
+    /// Follow a symbolic link at the end of the source path.
+    pub follow: bool,
+}
+
+/// Copies the file or tree at `from` on the volume; the copy's path is `to`. A folder that is there
+/// already is filled. Kept are types, permissions, owners (if asked), times, extended attributes,
+/// holes and hard links; what the host refuses to keep is in the report.
+///
+/// # Errors
+/// The first failure, with its place; what was copied until then stays.
+pub fn copy_out(
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    from: &[u8],
+    to: &Path,
+    how: CopyOut,
+    progress: &mut dyn Progress,
+) -> Result<Report> {
+    let file = resolve(fs, cx, from, how.follow).on_volume(from)?;
+    let mut copier = Copier {
+        fs,
+        cx,
+        how,
+        progress,
+        report: Report::default(),
+        first_names: BTreeMap::new(),
+        folders: BTreeSet::new(),
+    };
+    let (dir, name) = match (to.parent(), to.file_name()) {
+        (Some(parent), Some(name)) if parent.as_os_str().is_empty() => (Path::new("."), name),
+        (Some(parent), Some(name)) => (parent, name),
+        // `.`, `..` or `/`: a folder that is there.
+        _ => (to, ".".as_ref()),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(dir, flags, Mode::empty()).on_host(dir)?;
+    let place = Place {
+        source: from.to_vec(),
+        target: to.to_owned(),
+        dir: folder.as_fd(),
+        name: name.as_encoded_bytes(),
+    };
+    copier.tree(file, &place)?;
+    Ok(copier.report)
+}
+
+/// Reads the data of a file's content and hands it on in file order with its offsets; holes are left
+/// out. Returns the bytes handed on.
+///
+/// # Errors
+/// Those of reading, and those of `sink`.
+pub fn write_content(
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    path: &[u8],
+    ino: InodeNo,
+    sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<u64> {
+    let mut at = 0;
+    let mut moved = 0;
+    loop {
+        let start = match fs.seek(cx, ino, at, Seek::Data) {
+            Ok(start) => start,
+            Err(FsError::NoSuchOffset) => return Ok(moved),
+            Err(error) => return Err(error).on_volume(path),
+        };
+        let end = fs.seek(cx, ino, start, Seek::Hole).on_volume(path)?;
+        if start < at || end <= start {
+            let contradiction = FsError::Corrupt(format!("inode {ino}: holes and data overlap"));
+            return Err(contradiction).on_volume(path);
+        }
+        at = start;
+        while at < end {
+            let len = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
+            let data = fs.read(cx, ino, at, len).on_volume(path)?;
+            if data.is_empty() {
+                return Ok(moved);
+            }
+            for segment in data.segments() {
+                match segment {
+                    Segment::Bytes(owner, range) => {
+                        let bytes = &(**owner).as_ref()[range.clone()];
+                        sink(at, bytes)?;
+                        at += bytes.len() as u64;
+                        moved += bytes.len() as u64;
+                    }
+                    Segment::Zeros(len) => at += *len as u64,
+                }
+            }
+        }
+    }
+}
+
+/// Where a file comes from and goes to.
+struct Place<'a> {
+    source: Vec<u8>,
+    target: PathBuf,
+    dir: BorrowedFd<'a>,
+    name: &'a [u8],
+}
+
+/// A folder that is being filled.
+struct Frame<'a> {
+    held: Held<'a>,
+    entries: std::vec::IntoIter<Entry>,
+    dir: OwnedFd,
+    source: Vec<u8>,
+    target: PathBuf,
+}
+
+struct Copier<'a, 'p> {
+    fs: &'a dyn FileSystem,
+    cx: &'a Cx,
+    how: CopyOut,
+    progress: &'p mut dyn Progress,
+    report: Report,
+    /// Where files of several names were first copied to.
+    first_names: BTreeMap<InodeNo, PathBuf>,
+    /// Folders met so far: one met twice is damage, and could lead round in a circle.
+    folders: BTreeSet<InodeNo>,
+}
+
+impl<'a> Copier<'a, '_> {
+    fn tree(&mut self, top: Held<'a>, place: &Place<'_>) -> Result<()> {
+        if top.attr().kind != FileKind::Directory {
+            return self.file(&top, place);
+        }
+        let mut stack = vec![self.enter(top, place)?];
+        while let Some(frame) = stack.last_mut() {
+            let Some(entry) = frame.entries.next() else {
+                // Its own attributes come last: filling it changes its times, and a default ACL or
+                // set-group-ID would change what is made in it.
+                let target = Target::Open(frame.dir.as_fd());
+                self.attributes(frame.held.attr(), &target, &frame.source, &frame.target)?;
+                stack.pop();
+                continue;
+            };
+            let source = join(&frame.source, &entry.name);
+            let held = child(self.fs, self.cx, frame.held.ino(), &entry.name).on_volume(&source)?;
+            let place = Place {
+                target: frame.target.join(os(&entry.name)),
+                source,
+                dir: frame.dir.as_fd(),
+                name: &entry.name,
+            };
+            if held.attr().kind == FileKind::Directory {
+                let frame = self.enter(held, &place)?;
+                stack.push(frame);
+            } else {
+                self.file(&held, &place)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a folder, or takes the one that is there.
+    fn enter(&mut self, held: Held<'a>, place: &Place<'_>) -> Result<Frame<'a>> {
+        self.progress.file(&place.source);
+        self.report.files += 1;
+        if !self.folders.insert(held.ino()) {
+            let ino = held.ino();
+            let twice = FsError::Corrupt(format!("directory inode {ino} has two names"));
+            return Err(twice).on_volume(&place.source);
+        }
+        if place.name != b"." {
+            match rustix::fs::mkdirat(place.dir, os(place.name), Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error).on_host(&place.target),
+            }
+        }
+        let dir = host::open_dir(place.dir, os(place.name)).on_host(&place.target)?;
+        let entries = read_dir(self.fs, self.cx, held.ino()).on_volume(&place.source)?;
+        Ok(Frame {
+            held,
+            entries: entries.into_iter(),
+            dir,
+            source: place.source.clone(),
+            target: place.target.clone(),
+        })
+    }
+
+    /// Copies what is no folder.
+    fn file(&mut self, held: &Held<'_>, place: &Place<'_>) -> Result<()> {
+        let attr = held.attr();
+        self.progress.file(&place.source);
+        self.report.files += 1;
+        if self.how.overwrite {
+            match rustix::fs::unlinkat(place.dir, os(place.name), AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(error) => return Err(error).on_host(&place.target),
+            }
+        }
+        if attr.nlink > 1 {
+            if let Some(first) = self.first_names.get(&attr.ino) {
+                let (cwd, none) = (host::cwd(), AtFlags::empty());
+                return rustix::fs::linkat(cwd, first, place.dir, os(place.name), none)
+                    .on_host(&place.target);
+            }
+            self.first_names.insert(attr.ino, place.target.clone());
+        }
+        if attr.kind == FileKind::Regular {
+            return self.regular(attr, place);
+        }
+        if self.special(attr, place)? {
+            let target = Target::Named(place.dir, os(place.name));
+            self.attributes(attr, &target, &place.source, &place.target)?;
+        }
+        Ok(())
+    }
+
+    fn regular(&mut self, attr: &Attr, place: &Place<'_>) -> Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file =
+            rustix::fs::openat(place.dir, os(place.name), flags, mode).on_host(&place.target)?;
+        let progress = &mut *self.progress;
+        let mut write = |offset: u64, bytes: &[u8]| {
+            write_all_at(&file, bytes, offset).on_host(&place.target)?;
+            progress.bytes(bytes.len() as u64);
+            Ok(())
+        };
+        self.report.bytes += write_content(self.fs, self.cx, &place.source, attr.ino, &mut write)?;
+        rustix::fs::ftruncate(&file, attr.size).on_host(&place.target)?;
+        let target = Target::Open(file.as_fd());
+        self.attributes(attr, &target, &place.source, &place.target)
+    }
+
+    /// Makes a link, node, pipe or socket. Returns false if the host refuses it to this user.
+    fn special(&mut self, attr: &Attr, place: &Place<'_>) -> Result<bool> {
+        let made = if attr.kind == FileKind::Symlink {
+            let target = self
+                .fs
+                .readlink(self.cx, attr.ino)
+                .on_volume(&place.source)?;
+            rustix::fs::symlinkat(os(&target), place.dir, os(place.name))
+        } else {
+            let (major, minor) = device_numbers(attr.rdev);
+            let device = match attr.kind {
+                FileKind::CharDevice | FileKind::BlockDevice => rustix::fs::makedev(major, minor),
+                _ => 0,
+            };
+            let kind = host::file_type(attr.kind);
+            let mode = Mode::RUSR | Mode::WUSR;
+            rustix::fs::mknodat(place.dir, os(place.name), kind, mode, device)
+        };
+        match made {
+            Ok(()) => Ok(true),
+            Err(Errno::PERM) => {
+                self.warn(&place.source, "was not made: only root can");
+                Ok(false)
+            }
+            Err(error) => Err(error).on_host(&place.target),
+        }
+    }
+
+    /// Sets owner, permissions, extended attributes and times, in the order in which none undoes
+    /// another: a new owner clears set-ID bits and capabilities, an ACL sets permissions, and all
+    /// change times.
+    fn attributes(
+        &mut self,
+        attr: &Attr,
+        target: &Target<'_>,
+        source: &[u8],
+        path: &Path,
+    ) -> Result<()> {
+        if self.how.owners {
+            target.chown(attr.uid, attr.gid).on_host(path)?;
+        }
+        if attr.kind != FileKind::Symlink {
+            target.chmod(attr.perm).on_host(path)?;
+        }
+        for name in self.fs.listxattr(self.cx, attr.ino).on_volume(source)? {
+            let value = self
+                .fs
+                .getxattr(self.cx, attr.ino, &name)
+                .on_volume(source)?;
+            match target.set_xattr(&name, &value) {
+                Ok(()) => {}
+                Err(error) if is_refusal(&error) => {
+                    let shown = printable(&name);
+                    self.warn(source, &format!("attribute {shown} was not kept: {error}"));
+                }
+                Err(error) => return Err(error).on_host(path),
+            }
+        }
+        target.set_times(attr).on_host(path)
+    }
+
+    fn warn(&mut self, source: &[u8], what: &str) {
+        self.report
+            .warnings
+            .push(format!("{}: {what}", printable(source)));
+    }
+}
+
+/// Whether the host does not let this user (or this file system) keep an attribute.
+pub(super) fn is_refusal(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP)
+    )
+}
+
+fn write_all_at(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> rustix::io::Result<()> {
+    while !bytes.is_empty() {
+        let n = rustix::io::retry_on_intr(|| rustix::io::pwrite(file, bytes, offset))?;
+        if n == 0 {
+            return Err(Errno::IO);
+        }
+        bytes = &bytes[n..];
+        offset += n as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! Work on a volume without mounting it: finding, listing, copying in and out.
+//!
+//! Everything here goes through [`FileSystem`](steadfs_vfs::FileSystem), so it serves every format.
+//! Volumes may be hostile: names are checked, loops found, and nothing is written on the host
+//! outside the folder that was given.
+
+mod copy_in;
+mod copy_out;
+mod host;
+mod list;
+mod walk;
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use steadfs_vfs::{Cx, FsError};
+
+pub use copy_in::{CopyIn, copy_in};
+pub use copy_out::{CopyOut, copy_out, write_content};
+pub use list::{ListOptions, Listed, device_numbers, list, mode_string, printable, utc};
+pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
+
+/// Why a tool stopped, with the place.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolError {
+    /// A call on the volume failed.
+    #[error("{}: {source}", show(.path))]
+    Volume {
+        /// Path on the volume.
+        path: Vec<u8>,
+        /// The reason.
+        source: FsError,
+    },
+    /// A call on the host failed.
+    #[error("{}: {source}", .path.display())]
+    Host {
+        /// Path on the host.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+/// Result of a tool.
+pub type Result<T, E = ToolError> = std::result::Result<T, E>;
+
+/// What a copy did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Files of all kinds copied, folders included; a further hard link counts as one.
+    pub files: u64,
+    /// Bytes of file content copied, holes not counted.
+    pub bytes: u64,
+    /// What could not be kept, one sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// Hears how a copy gets on.
+pub trait Progress {
+    /// Copying of the file at `path` (on the volume) begins.
+    fn file(&mut self, path: &[u8]);
+    /// So many more bytes are copied.
+    fn bytes(&mut self, count: u64);
+}
+
+/// Hears nothing.
+pub struct Quiet;
+
+impl Progress for Quiet {
+    fn file(&mut self, _: &[u8]) {}
+    fn bytes(&mut self, _: u64) {}
+}
+
+/// The caller of tools: the volume's owner, who may do everything.
+pub fn owner_cx() -> Cx {
+    Cx {
+        fsetid: true,
+        ..Cx::default()
+    }
+}
+
+/// Bytes moved by one read or write.
+const CHUNK: usize = 1 << 20;
+
+fn show(path: &[u8]) -> String {
+    printable(path)
+}
+
+fn os(bytes: &[u8]) -> &OsStr {
+    OsStr::from_bytes(bytes)
+}
+
+/// `dir/name` on a volume.
+fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = dir.to_vec();
+    if path.last() != Some(&b'/') {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+trait At<T> {
+    /// Says where on the volume the error came up.
+    fn on_volume(self, path: &[u8]) -> Result<T>;
+}
+
+impl<T> At<T> for steadfs_vfs::Result<T> {
+    fn on_volume(self, path: &[u8]) -> Result<T> {
+        self.map_err(|source| ToolError::Volume {
+            path: path.to_vec(),
+            source,
+        })
+    }
+}
+
+trait AtHost<T> {
+    /// Says where on the host the error came up.
+    fn on_host(self, path: &Path) -> Result<T>;
+}
+
+impl<T, E: Into<io::Error>> AtHost<T> for std::result::Result<T, E> {
+    fn on_host(self, path: &Path) -> Result<T> {
+        self.map_err(|source| ToolError::Host {
+            path: path.to_owned(),
+            source: source.into(),
+        })
+    }
+}

@@ -1,0 +1,189 @@
+//! Finding files on a volume by path.
+
+use steadfs_base::InodeNo;
+use steadfs_base::limits::SYMLINK_MAX;
+use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Result, check_name};
+
+/// Symbolic links one path may lead through, as Linux has it (`MAXSYMLINKS`).
+const MAX_LINKS: u32 = 40;
+
+/// An inode that stays as long as this is held: one lookup count.
+pub struct Held<'a> {
+    fs: &'a dyn FileSystem,
+    attr: Attr,
+    counted: bool,
+}
+
+impl<'a> Held<'a> {
+    /// The volume's root.
+    ///
+    /// # Errors
+    /// Those of `getattr`.
+    pub fn root(fs: &'a dyn FileSystem, cx: &Cx) -> Result<Self> {
+        let attr = fs.getattr(cx, fs.root())?;
+        Ok(Self {
+            fs,
+            attr,
+            counted: false,
+        })
+    }
+
+    /// Takes over the lookup count that came with `attr`.
+    pub fn counted(fs: &'a dyn FileSystem, attr: Attr) -> Self {
+        Self {
+            fs,
+            attr,
+            counted: true,
+        }
+    }
+
+    /// Attributes at the time it was found.
+    pub fn attr(&self) -> &Attr {
+        &self.attr
+    }
+
+    /// Inode number.
+    pub fn ino(&self) -> InodeNo {
+        self.attr.ino
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if self.counted {
+            self.fs.forget(self.attr.ino, 1);
+        }
+    }
+}
+
+/// An entry of a directory, `.` and `..` left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Inode number.
+    pub ino: InodeNo,
+    /// Type, where the directory tells.
+    pub kind: Option<FileKind>,
+    /// The name; checked, so never empty, never with a slash.
+    pub name: Vec<u8>,
+}
+
+/// All entries of a directory, `.` and `..` left out, in the directory's order.
+///
+/// # Errors
+/// Those of `readdir`; [`FsError::Corrupt`] for names that cannot be.
+pub fn read_dir(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> Result<Vec<Entry>> {
+    let mut entries = Vec::new();
+    let mut bad = None;
+    fs.readdir(cx, dir, 0, &mut |entry| {
+        if entry.name == b"." || entry.name == b".." {
+            return true;
+        }
+        if check_name(entry.name).is_err() {
+            bad = Some(FsError::Corrupt(format!(
+                "directory inode {dir} has an entry with an impossible name"
+            )));
+            return false;
+        }
+        entries.push(Entry {
+            ino: entry.ino,
+            kind: entry.kind,
+            name: entry.name.to_vec(),
+        });
+        true
+    })?;
+    match bad {
+        None => Ok(entries),
+        Some(error) => Err(error),
+    }
+}
+
+/// The file `name` in `dir`.
+///
+/// # Errors
+/// Those of `lookup`.
+pub fn child<'a>(fs: &'a dyn FileSystem, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Held<'a>> {
+    Ok(Held::counted(fs, fs.lookup(cx, dir, name)?))
+}
+
+/// The file at `path`, from the volume's root whether or not it begins with a slash. Symbolic links
+/// on the way are followed inside the volume; one at the end only if `follow`.
+///
+/// # Errors
+/// As stat(2); [`FsError::Invalid`] for a circle of links.
+pub fn resolve<'a>(fs: &'a dyn FileSystem, cx: &Cx, path: &[u8], follow: bool) -> Result<Held<'a>> {
+    let mut way = vec![Held::root(fs, cx)?];
+    // Components still to go, the next one last.
+    let mut todo: Vec<Vec<u8>> = components(path);
+    let must_be_dir = path.ends_with(b"/");
+    let mut links = 0;
+    while let Some(name) = todo.pop() {
+        if name == b".." {
+            if way.len() > 1 {
+                way.pop();
+            }
+            continue;
+        }
+        let here = way.last().ok_or(FsError::NotFound)?;
+        if here.attr.kind != FileKind::Directory {
+            return Err(FsError::NotDir);
+        }
+        let next = child(fs, cx, here.ino(), &name)?;
+        let follows = follow || must_be_dir || !todo.is_empty();
+        if next.attr.kind != FileKind::Symlink || !follows {
+            way.push(next);
+            continue;
+        }
+        links += 1;
+        if links > MAX_LINKS {
+            return Err(FsError::Invalid("too many symbolic links in the path"));
+        }
+        let target = fs.readlink(cx, next.ino())?;
+        if target.is_empty() {
+            return Err(FsError::NotFound);
+        }
+        if target.len() > SYMLINK_MAX {
+            return Err(FsError::NameTooLong);
+        }
+        if target.starts_with(b"/") {
+            way.truncate(1);
+        }
+        todo.extend(components(&target));
+    }
+    let found = way.pop().ok_or(FsError::NotFound)?;
+    if must_be_dir && found.attr.kind != FileKind::Directory {
+        return Err(FsError::NotDir);
+    }
+    Ok(found)
+}
+
+/// The directory that has, or would have, the last name of `path`, and that name.
+///
+/// # Errors
+/// As [`resolve`]; [`FsError::Invalid`] for a path without a name at its end.
+pub fn resolve_parent<'a>(
+    fs: &'a dyn FileSystem,
+    cx: &Cx,
+    path: &[u8],
+) -> Result<(Held<'a>, Vec<u8>)> {
+    let mut names = components(path);
+    names.reverse();
+    let last = names.pop().ok_or(FsError::Exists)?;
+    if last == b".." {
+        return Err(FsError::Invalid("the path ends in '..'"));
+    }
+    check_name(&last)?;
+    let dir = resolve(fs, cx, &names.join(&b'/'), true)?;
+    if dir.attr.kind != FileKind::Directory {
+        return Err(FsError::NotDir);
+    }
+    Ok((dir, last))
+}
+
+/// Names of a path, the first one last; empty ones and `.` left out.
+fn components(path: &[u8]) -> Vec<Vec<u8>> {
+    path.split(|&b| b == b'/')
+        .rev()
+        .filter(|name| !name.is_empty() && *name != b".")
+        .map(<[u8]>::to_vec)
+        .collect()
+}

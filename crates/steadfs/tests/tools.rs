@@ -1,0 +1,314 @@
+//! The tools over a volume in memory: what goes in comes out the same.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../../fuse/tests/common/memfs.rs"]
+#[allow(dead_code, reason = "the mounted tests use the rest")]
+mod memfs;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use memfs::MemFs;
+use steadfs::tools::{
+    CopyIn, CopyOut, ListOptions, Quiet, Report, ToolError, child, copy_in, copy_out, list,
+    owner_cx, read_dir, resolve, resolve_parent,
+};
+use steadfs_vfs::{Attr, FileKind, FileSystem, FsError, SetXattr};
+
+const IN: CopyIn = CopyIn {
+    owners: true,
+    overwrite: false,
+};
+const OUT: CopyOut = CopyOut {
+    owners: true,
+    overwrite: false,
+    follow: false,
+};
+
+fn put(fs: &MemFs, from: &Path, to: &str) -> Result<Report, ToolError> {
+    copy_in(fs, &owner_cx(), from, to.as_bytes(), IN, &mut Quiet)
+}
+
+fn get(fs: &MemFs, from: &str, to: &Path) -> Result<Report, ToolError> {
+    copy_out(fs, &owner_cx(), from.as_bytes(), to, OUT, &mut Quiet)
+}
+
+fn attr_of(fs: &MemFs, path: &str) -> Attr {
+    let found = resolve(fs, &owner_cx(), path.as_bytes(), false).expect(path);
+    found.attr().clone()
+}
+
+/// No lookup count may be left when the tools are done.
+fn check_counts(fs: &MemFs) {
+    let (_, counts) = fs.alive();
+    assert_eq!(counts, 0, "lookup counts left");
+}
+
+/// A small tree of everything: needs root for the device node and the owners.
+fn make_tree(top: &Path) {
+    fs::create_dir_all(top.join("dir/deeper")).unwrap();
+    fs::write(top.join("dir/file"), b"content").unwrap();
+    fs::hard_link(top.join("dir/file"), top.join("second name")).unwrap();
+    symlink("dir/file", top.join("link")).unwrap();
+    symlink("/dir", top.join("absolute")).unwrap();
+    symlink("loop", top.join("loop")).unwrap();
+    let sparse = File::create(top.join("sparse")).unwrap();
+    sparse.write_all_at(b"head", 0).unwrap();
+    sparse.write_all_at(&[7; 3 << 20], 8 << 20).unwrap();
+    sparse.set_len(64 << 20).unwrap();
+    let mode = rustix::fs::Mode::from_raw_mode(0o640);
+    for (name, kind, device) in [
+        (
+            "node",
+            rustix::fs::FileType::CharacterDevice,
+            rustix::fs::makedev(300, 70_000),
+        ),
+        ("pipe", rustix::fs::FileType::Fifo, 0),
+        ("socket", rustix::fs::FileType::Socket, 0),
+    ] {
+        rustix::fs::mknodat(rustix::fs::CWD, top.join(name), kind, mode, device).unwrap();
+    }
+    std::os::unix::fs::chown(top.join("dir/file"), Some(12), Some(34)).unwrap();
+    std::os::unix::fs::lchown(top.join("link"), Some(56), Some(78)).unwrap();
+    fs::set_permissions(top.join("dir/file"), fs::Permissions::from_mode(0o4751)).unwrap();
+    fs::set_permissions(top.join("dir"), fs::Permissions::from_mode(0o2755)).unwrap();
+    let time = std::time::Duration::new(1_234_567_890, 123_456_789);
+    let times = fs::FileTimes::new()
+        .set_accessed(std::time::UNIX_EPOCH + time)
+        .set_modified(std::time::UNIX_EPOCH + 2 * time);
+    for name in ["sparse", "dir"] {
+        let file = File::open(top.join(name)).unwrap();
+        file.set_times(times).unwrap();
+    }
+}
+
+fn same(a: &Path, b: &Path) {
+    let (m, n) = (a.symlink_metadata().unwrap(), b.symlink_metadata().unwrap());
+    let shown = a.display();
+    assert_eq!(m.mode(), n.mode(), "{shown}");
+    assert_eq!((m.uid(), m.gid()), (n.uid(), n.gid()), "{shown}");
+    assert_eq!(m.rdev(), n.rdev(), "{shown}");
+    assert_eq!(
+        (m.mtime(), m.mtime_nsec()),
+        (n.mtime(), n.mtime_nsec()),
+        "{shown}"
+    );
+    if m.is_dir() {
+        let names = |p: &Path| {
+            let mut names: Vec<_> = fs::read_dir(p)
+                .unwrap()
+                .map(|e| e.unwrap().file_name())
+                .collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(a), names(b), "{shown}");
+        for name in names(a) {
+            same(&a.join(&name), &b.join(&name));
+        }
+    } else if m.is_symlink() {
+        assert_eq!(fs::read_link(a).unwrap(), fs::read_link(b).unwrap());
+    } else if m.is_file() {
+        assert_eq!((m.len(), m.nlink()), (n.len(), n.nlink()), "{shown}");
+        assert!(fs::read(a).unwrap() == fs::read(b).unwrap(), "{shown}");
+        assert!(n.blocks() <= m.blocks() + 8, "{shown}: holes were filled");
+    }
+}
+
+#[test]
+fn a_tree_goes_in_and_out_unchanged() {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+    make_tree(&from);
+    let fs = MemFs::new();
+    let report = put(&fs, &from, "/").unwrap();
+    assert_eq!(report.files, 12, "{report:?}");
+    assert_eq!(report.warnings, Vec::<String>::new());
+    assert!(
+        report.bytes < 4 << 20,
+        "holes were copied: {}",
+        report.bytes
+    );
+    let attr = attr_of(&fs, "/dir/file");
+    assert_eq!(
+        (attr.uid, attr.gid, attr.perm, attr.nlink),
+        (12, 34, 0o4751, 2)
+    );
+    assert_eq!(attr.ino, attr_of(&fs, "second name").ino);
+    assert!(attr_of(&fs, "sparse").blocks < 10_000);
+
+    let report = get(&fs, "/", &to).unwrap();
+    assert_eq!((report.files, report.warnings.len()), (12, 0), "{report:?}");
+    same(&from, &to);
+    // Once more into what is there: folders are taken, files are refused.
+    match get(&fs, "/dir/file", &to.join("dir/file")) {
+        Err(ToolError::Host { path, source }) => {
+            assert_eq!(path, to.join("dir/file"));
+            assert_eq!(source.kind(), std::io::ErrorKind::AlreadyExists);
+        }
+        other => panic!("{other:?}"),
+    }
+    let over = CopyOut {
+        overwrite: true,
+        ..OUT
+    };
+    copy_out(&fs, &owner_cx(), b"/", &to, over, &mut Quiet).unwrap();
+    same(&from, &to);
+    check_counts(&fs);
+}
+
+#[test]
+fn single_files_get_the_name_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a"), b"one").unwrap();
+    let fs = MemFs::new();
+    put(&fs, &dir.path().join("a"), "b").unwrap();
+    let again = put(&fs, &dir.path().join("a"), "/b").unwrap_err();
+    assert_eq!(again.to_string(), "/b: file exists");
+    let how = CopyIn {
+        owners: false,
+        overwrite: true,
+    };
+    fs::write(dir.path().join("a"), b"two!").unwrap();
+    copy_in(
+        &fs,
+        &owner_cx(),
+        &dir.path().join("a"),
+        b"/b",
+        how,
+        &mut Quiet,
+    )
+    .unwrap();
+    assert_eq!(fs.content(Path::new("/b")), b"two!");
+    let missing = put(&fs, &dir.path().join("a"), "/no/such").unwrap_err();
+    assert_eq!(missing.to_string(), "/no/such: no such file or directory");
+    get(&fs, "b", &dir.path().join("c")).unwrap();
+    assert_eq!(fs::read(dir.path().join("c")).unwrap(), b"two!");
+    check_counts(&fs);
+}
+
+#[test]
+fn attributes_travel() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    fs::write(&path, b"").unwrap();
+    let big = vec![b'v'; 3000];
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(&path, "user.big", &big, flags).unwrap();
+    rustix::fs::setxattr(&path, "trusted.small", b"", flags).unwrap();
+    let fs = MemFs::new();
+    put(&fs, &path, "/f").unwrap();
+    let ino = attr_of(&fs, "/f").ino;
+    assert_eq!(fs.getxattr(&owner_cx(), ino, b"user.big").unwrap(), big);
+    fs.setxattr(&owner_cx(), ino, b"user.more", b"x", SetXattr::Any)
+        .unwrap();
+    get(&fs, "/f", &dir.path().join("g")).unwrap();
+    let mut buffer = [0; 4096];
+    let copy = dir.path().join("g");
+    for (name, value) in [
+        ("user.big", &big[..]),
+        ("trusted.small", b""),
+        ("user.more", b"x"),
+    ] {
+        let len = rustix::fs::getxattr(&copy, name, &mut buffer).unwrap();
+        assert_eq!(&buffer[..len], value, "{name}");
+    }
+}
+
+#[test]
+fn paths_resolve_as_in_a_root_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    make_tree(&dir.path().join("t"));
+    let fs = MemFs::new();
+    put(&fs, &dir.path().join("t"), "/").unwrap();
+    let cx = owner_cx();
+    let ino = |path: &str, follow| resolve(&fs, &cx, path.as_bytes(), follow).map(|h| h.ino());
+    let file = ino("dir/file", false).unwrap();
+    for path in [
+        "link",
+        "/absolute/file",
+        "../../dir/../dir/./file",
+        "//dir//file",
+        "absolute/../link",
+    ] {
+        assert_eq!(ino(path, true), Ok(file), "{path}");
+    }
+    assert_ne!(ino("link", false), Ok(file));
+    assert_eq!(ino("/", false).unwrap(), fs.root());
+    assert_eq!(ino("..", false).unwrap(), fs.root());
+    assert_eq!(ino("dir/file/", true), Err(FsError::NotDir));
+    assert_eq!(ino("dir/file/x", true), Err(FsError::NotDir));
+    assert_eq!(ino("none/x", true), Err(FsError::NotFound));
+    assert!(matches!(ino("loop", true), Err(FsError::Invalid(_))));
+    let (parent, name) = resolve_parent(&fs, &cx, b"/absolute/new").unwrap();
+    assert_eq!(
+        (parent.ino(), &name[..]),
+        (ino("dir", false).unwrap(), &b"new"[..])
+    );
+    assert!(resolve_parent(&fs, &cx, b"/").is_err());
+    assert!(resolve_parent(&fs, &cx, b"/dir/..").is_err());
+    drop(parent);
+    check_counts(&fs);
+}
+
+#[test]
+fn listings_are_sorted_and_complete() {
+    let dir = tempfile::tempdir().unwrap();
+    make_tree(&dir.path().join("t"));
+    fs::write(dir.path().join("t/.hidden"), b"").unwrap();
+    let fs = MemFs::new();
+    put(&fs, &dir.path().join("t"), "/").unwrap();
+    let names = |path: &str, options| -> Vec<String> {
+        let files = list(&fs, &owner_cx(), path.as_bytes(), options).unwrap();
+        files
+            .into_iter()
+            .map(|f| String::from_utf8(f.name).unwrap())
+            .collect()
+    };
+    let plain = ListOptions::default();
+    let all = [
+        "absolute",
+        "dir",
+        "link",
+        "loop",
+        "node",
+        "pipe",
+        "second name",
+        "socket",
+        "sparse",
+    ];
+    assert_eq!(names("/", plain), all);
+    let shown = ListOptions { all: true, ..plain };
+    assert_eq!(names("/", shown)[0], ".hidden");
+    assert_eq!(names("link", plain), ["link"]);
+    let itself = ListOptions {
+        directory: true,
+        ..plain
+    };
+    assert_eq!(names("/dir", itself), ["/dir"]);
+    let files = list(&fs, &owner_cx(), b"/", plain).unwrap();
+    assert_eq!(files[0].target.as_deref(), Some(&b"/dir"[..]));
+    assert_eq!(files[4].attr.kind, FileKind::CharDevice);
+    assert_eq!(
+        steadfs::tools::device_numbers(files[4].attr.rdev),
+        (300, 70_000)
+    );
+    check_counts(&fs);
+}
+
+#[test]
+fn deep_trees_do_not_use_up_the_stack() {
+    let fs = MemFs::new();
+    let cx = owner_cx();
+    let mut dir = fs.root();
+    for _ in 0..300 {
+        dir = fs.mkdir(&cx, dir, b"d", 0o755).unwrap().ino;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let report = get(&fs, "/", &out.path().join("o")).unwrap();
+    assert_eq!(report.files, 301);
+    assert_eq!(read_dir(&fs, &cx, fs.root()).unwrap().len(), 1);
+    assert!(child(&fs, &cx, fs.root(), b"d").is_ok());
+}
