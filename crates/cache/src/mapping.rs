@@ -66,8 +66,8 @@ pub struct Taken {
 pub struct Written<E> {
     /// Bytes taken, from the first; fewer than given only with an error.
     pub bytes: usize,
-    /// Blocks that hold a reservation now and held none before (at most what
-    /// [`Mapping::unreserved`] said); the rest of what the caller reserved is his to release.
+    /// Blocks that hold a reservation now and held none before; the rest of what the caller reserved is
+    /// his to release.
     pub reserved: u64,
     /// Why a block could not be filled.
     pub error: Option<E>,
@@ -98,17 +98,6 @@ impl Mapping {
             .range(range)
             .map(|(&n, p)| (FileBlock(n), p.data.clone()))
             .collect()
-    }
-
-    /// How many blocks of `range` hold no reservation: what a write of the range must reserve.
-    pub fn unreserved(&self, range: Range<u64>) -> u64 {
-        let inner = self.inner.lock();
-        let reserved = inner
-            .pages
-            .range(range.clone())
-            .filter(|(_, p)| p.reserved)
-            .count();
-        (range.end - range.start) - reserved as u64
     }
 
     /// Blocks that are dirty or in flight.
@@ -472,7 +461,6 @@ mod tests {
     fn discarding_returns_reservations() {
         let (writeback, map) = mapping();
         map.write(0, &[1; 3 * BS], IoTag::default(), zero_fill);
-        assert_eq!(map.unreserved(0..5), 2);
         assert_eq!(map.discard(1..9), 2);
         assert_eq!((map.unwritten(), writeback.dirty_bytes()), (1, BS as u64));
         assert_eq!(map.next_cached(FileBlock(0)), Some(FileBlock(0)));

@@ -233,22 +233,17 @@ impl Ext4 {
         let bs = self.geo.block_size;
         let blocks = bs.file_block(offset).0..bs.blocks_for(offset + data.len() as u64);
         let weight = self.weight(inode);
-        let wanted = inode.pages.unreserved(blocks.clone()) * weight;
+        // For every block, though many may hold a promise: the flusher can take those away, and settle
+        // what it took, at any moment before the new content is counted.
+        let wanted = (blocks.end - blocks.start) * weight;
         let tight = match self.promise(cx, inode, &blocks, wanted) {
             Ok(tight) => tight,
             Err(error) => return (0, Err(error)),
         };
         let fill = |block, buf: &mut [u8]| self.fill_block(cx.tag, inode, block, buf);
         let written = inode.pages.write(offset, data, cx.tag, fill);
-        let promised = if tight { 0 } else { wanted };
-        let kept = written.reserved * weight;
-        self.alloc.with_totals(|t| {
-            if tight {
-                t.promised += kept;
-            } else {
-                t.settle(promised - kept);
-            }
-        });
+        self.alloc
+            .with_totals(|t| t.settle(wanted - written.reserved * weight));
         let result = written.error.map_or(Ok(()), Err);
         if tight && let Err(error) = self.write_now(cx, inode, offset, written.bytes) {
             return (0, Err(error));
@@ -265,8 +260,9 @@ impl Ext4 {
         }
     }
 
-    /// Promises `blocks` of space. True: there is too little to promise anything, and the data must be
-    /// given its place at once, so that who writes learns of a full volume and not who syncs.
+    /// Promises `wanted` blocks of space. True: there is too little for promises at the worst, and the
+    /// data must be given its place at once, so that who writes learns of a full volume and not who
+    /// syncs.
     fn promise(
         &self,
         cx: &Cx,
@@ -274,9 +270,6 @@ impl Ext4 {
         blocks: &std::ops::Range<u64>,
         wanted: u64,
     ) -> Result<bool> {
-        if wanted == 0 {
-            return Ok(false);
-        }
         let keep = self.kept_for_root(cx);
         if self.alloc.with_totals(|t| t.promise(wanted, keep)) {
             return Ok(false);
@@ -290,6 +283,7 @@ impl Ext4 {
         if new > 0 && totals.free < new + totals.promised + keep {
             return Err(FsError::NoSpace);
         }
+        self.alloc.with_totals(|t| t.promised += wanted);
         Ok(true)
     }
 
@@ -365,3 +359,6 @@ impl Ext4 {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use steadfs_base::FileBlock;
+use steadfs_cache::Why;
 use steadfs_rt::wall_clock;
 use steadfs_vfs::{Cx, FallocMode, FsError, InodeFlags, Result};
 
@@ -142,6 +143,15 @@ impl Ext4 {
         Ok(())
     }
 
+    /// Brings the size on disk up to the file's before blocks leave the cache: write-back, which would
+    /// raise it, will not see them any more.
+    fn settle_size(&self, cx: &Cx, inode: &Inode) -> Result<()> {
+        if inode.core.read().size < inode.size() {
+            self.write_out(inode, Why::Sync, cx.tag)?;
+        }
+        Ok(())
+    }
+
     /// Zeroes the bytes of a range that do not fill whole blocks; returns the whole blocks between.
     fn zero_edges(&self, cx: &Cx, inode: &Inode, range: &Range<u64>) -> Result<Range<u64>> {
         let bs = self.geo.block_size;
@@ -186,6 +196,7 @@ impl Ext4 {
         if whole.is_empty() {
             return Ok(());
         }
+        self.settle_size(cx, inode)?;
         let _one = inode.flush.lock();
         let released = inode.pages.discard(whole.clone()) * self.weight(inode);
         self.alloc.with_totals(|t| t.settle(released));
@@ -214,6 +225,7 @@ impl Ext4 {
             whole.end = whole.end.max(bs.blocks_for(range.end));
         }
         if !whole.is_empty() {
+            self.settle_size(cx, inode)?;
             let _one = inode.flush.lock();
             let released = inode.pages.discard(whole.clone()) * self.weight(inode);
             self.alloc.with_totals(|t| t.settle(released));

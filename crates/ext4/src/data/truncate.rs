@@ -1,6 +1,7 @@
 //! Changing a file's size, and freeing what an unlinked inode had.
 
 use steadfs_base::{FileBlock, IoTag};
+use steadfs_cache::Why;
 use steadfs_rt::wall_clock;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
@@ -38,26 +39,22 @@ impl Ext4 {
         if bs.within(size) > 0 {
             inode.pages.zero_tail(bs.file_block(size), bs.within(size));
         }
+        if inode.core.read().size < size {
+            // What is left must be on disk before the size covers it.
+            self.write_out_locked(inode, 0..u64::MAX, cx.tag)?;
+        }
         self.cut_to(inode, size, first_gone)
     }
 
-    /// Larger: a hole. What lies behind the old end in its last block must read as zeros first.
+    /// Larger: a hole. What lies behind the old end in its last block must read as zeros first, and
+    /// delayed data be on disk before the size covers it.
     fn grow(&self, cx: &Cx, inode: &Inode, old: u64, size: u64) -> Result<()> {
         self.zero_tail(cx, inode, old, size)?;
-        {
-            let _one = inode.flush.lock();
-            let block = self.geo.block_size.file_block(old).0;
-            self.write_out_locked(inode, block..block + 1, cx.tag)?;
-        }
+        self.write_out(inode, Why::Sync, cx.tag)?;
         let mut handle = self.txns.begin(1)?;
         inode.set_size(size);
         let mut core = inode.core.write();
-        let unwritten_from = inode.pages.next_cached(FileBlock(0)).map(|b| b.0);
-        // Delayed data must be on disk before the size covers it; if there is any, write-back raises
-        // the size on disk when it is.
-        if unwritten_from.is_none() {
-            core.size = size;
-        }
+        core.size = size;
         let now = wall_clock();
         core.mtime = now;
         core.ctime = now;
@@ -75,7 +72,7 @@ impl Ext4 {
         let mut end = END;
         {
             let mut core = inode.core.write();
-            core.size = core.size.min(size);
+            core.size = size;
             let now = wall_clock();
             core.mtime = now;
             core.ctime = now;

@@ -94,7 +94,12 @@ impl Ext4 {
         }
         let written = self.submit_and_wait(inode, taken, &pieces, tag);
         let named = self.name(inode, &pieces, &written);
-        let result = self.land(inode, taken, &pieces, &written, &named);
+        let unplaced = placed
+            .as_ref()
+            .err()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let result = self.land(inode, taken, &pieces, &written, &named, &unplaced);
         placed.and(result)
     }
 
@@ -312,14 +317,18 @@ impl Ext4 {
         pieces: &[Piece],
         written: &[Result<(), IoError>],
         named: &[Result<()>],
+        why_unplaced: &str,
     ) -> Result<()> {
         let weight = self.weight(inode);
         let mut first_error = Ok(());
         let mut covered = taken[0].block.0;
         let end = taken[taken.len() - 1].block.0 + 1;
         let unplaced = |range: Range<u64>| {
-            let error = failure(&range, "no space");
             let inside = taken.iter().filter(|t| range.contains(&t.block.0));
+            if inside.clone().next().is_none() {
+                return; // a gap in what was dirty
+            }
+            let error = failure(&range, why_unplaced);
             let reserved = inside.filter(|t| t.reserved).count() as u64;
             let kept = inode.pages.landed(range, Err(&error), true);
             self.alloc
