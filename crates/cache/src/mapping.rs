@@ -1,6 +1,7 @@
 //! One file's cached blocks: dirty data, data in flight, and nothing else that is not needed.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -138,21 +139,26 @@ impl Mapping {
             let n = (self.block_size.bytes() - within).min(data.len() - written.bytes);
             let part = &data[written.bytes..written.bytes + n];
             let mut fresh = None;
-            if n < self.block_size.bytes() && self.get(block).is_none() {
+            let newly_reserved = loop {
+                // A block that is here now may have landed and left by the time it is needed.
+                if let Some(newly_reserved) = self.put(block, within, part, fresh.take(), tag) {
+                    break newly_reserved;
+                }
                 let mut buf = Buf::zeroed(self.block_size.bytes());
                 if let Err(error) = fill(block, buf.make_mut()) {
                     written.error = Some(error);
-                    break;
+                    return written;
                 }
                 fresh = Some(buf);
-            }
-            written.reserved += u64::from(self.put(block, within, part, fresh, tag));
+            };
+            written.reserved += u64::from(newly_reserved);
             written.bytes += n;
         }
         written
     }
 
-    /// Puts `part` into one block and marks it dirty; whether that took a reservation.
+    /// Puts `part` into one block and marks it dirty; whether that took a reservation. `None`: the
+    /// rest of the block is needed first, in `fresh`.
     fn put(
         &self,
         block: FileBlock,
@@ -160,19 +166,19 @@ impl Mapping {
         part: &[u8],
         fresh: Option<Buf>,
         tag: IoTag,
-    ) -> bool {
+    ) -> Option<bool> {
         let whole = part.len() == self.block_size.bytes();
         let content = whole.then(|| Buf::copy_of(part));
         let mut inner = self.inner.lock();
-        let page = inner.pages.entry(block.0).or_insert_with(|| Page {
-            data: content
-                .clone()
-                .or(fresh)
-                .expect("a block not in memory is written whole or was filled"),
-            dirty: None,
-            flight: None,
-            reserved: false,
-        });
+        let page = match inner.pages.entry(block.0) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Page {
+                data: content.clone().or(fresh)?,
+                dirty: None,
+                flight: None,
+                reserved: false,
+            }),
+        };
         match content {
             Some(content) => page.data = content,
             None => page.data.make_mut()[within..within + part.len()].copy_from_slice(part),
@@ -187,7 +193,7 @@ impl Mapping {
             self.writeback
                 .dirtied(&self.file, self.block_size.bytes_u64());
         }
-        newly_reserved
+        Some(newly_reserved)
     }
 
     /// Zeroes the bytes of `block` from `within` on, if the block is in memory (truncation).
