@@ -8,6 +8,7 @@ pub mod oracle;
 mod path;
 pub mod pattern;
 mod run;
+mod shrink;
 mod text;
 
 pub use model::{Format, ModelFs, State};
@@ -16,4 +17,5 @@ pub use op::{Op, Program, RenameHow, Span, Target};
 pub use oracle::{Divergence, Found, History, Violation};
 pub use path::TreePath;
 pub use run::{Marker, Recording, Runner, Step, Value, run, run_program};
+pub use shrink::shrink;
 pub use text::ParseError;

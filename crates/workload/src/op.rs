@@ -314,6 +314,47 @@ impl Op {
             | Self::GetXattr { file, .. } => of(file).into_iter().collect(),
         }
     }
+
+    /// The same, for changing.
+    pub fn paths_mut(&mut self) -> Vec<&mut TreePath> {
+        let of = path_of_mut;
+        match self {
+            Self::Create { path, .. }
+            | Self::Mknod { path, .. }
+            | Self::Mkdir { path, .. }
+            | Self::Symlink { path, .. }
+            | Self::Unlink { path }
+            | Self::Rmdir { path }
+            | Self::Open { path, .. }
+            | Self::Readlink { path } => vec![path],
+            Self::Tmpfile { dir, .. } => vec![dir],
+            Self::Link { from, path } => of(from).into_iter().chain([path]).collect(),
+            Self::Rename { from, to, .. } => vec![from, to],
+            Self::Copy { from, to, .. } => of(from).into_iter().chain(of(to)).collect(),
+            Self::Close { .. } | Self::Sync => Vec::new(),
+            Self::Write { file, .. }
+            | Self::Truncate { file, .. }
+            | Self::Fallocate { file, .. }
+            | Self::SetXattr { file, .. }
+            | Self::RemoveXattr { file, .. }
+            | Self::Chmod { file, .. }
+            | Self::Chown { file, .. }
+            | Self::Utimens { file, .. }
+            | Self::Fsync { file }
+            | Self::Fdatasync { file }
+            | Self::Read { file, .. }
+            | Self::Stat { file }
+            | Self::List { dir: file }
+            | Self::GetXattr { file, .. } => of(file).into_iter().collect(),
+        }
+    }
+}
+
+fn path_of_mut(target: &mut Target) -> Option<&mut TreePath> {
+    match target {
+        Target::Path(path) => Some(path),
+        Target::Handle(_) => None,
+    }
 }
 
 fn path_of(target: &Target) -> Option<&TreePath> {

@@ -10,8 +10,8 @@ const PAGE_U64: u64 = PAGE as u64;
 /// One page.
 pub type Page = [u8; PAGE];
 
-/// Content of a file, endless and zero where nothing was written. A page that was ever written stays
-/// present until it is punched out, even when its bytes are zero.
+/// Content of a file, endless and zero where nothing was written. A page that was ever written or
+/// allocated stays present until it is punched out, even when its bytes are zero.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Content {
     pages: BTreeMap<u64, Arc<Page>>,
@@ -92,6 +92,19 @@ impl Content {
         part(offset, end.min(first.saturating_mul(PAGE_U64)));
         if first <= last {
             part(last * PAGE_U64, end);
+        }
+    }
+
+    /// Makes the pages of [offset, end) present.
+    pub fn allocate(&mut self, offset: u64, end: u64) {
+        if offset >= end {
+            return;
+        }
+        let zeros = Arc::new([0; PAGE]);
+        for index in offset / PAGE_U64..end.div_ceil(PAGE_U64) {
+            self.pages
+                .entry(index)
+                .or_insert_with(|| Arc::clone(&zeros));
         }
     }
 

@@ -640,6 +640,7 @@ fn apply_fallocate(node: &mut Node, mode: FallocMode, span: Span) {
     let size = node.size;
     match mode {
         FallocMode::Allocate { keep_size } => {
+            node.content.allocate(span.offset, span.end());
             if !keep_size {
                 node.size = size.max(span.end());
             }
@@ -647,6 +648,7 @@ fn apply_fallocate(node: &mut Node, mode: FallocMode, span: Span) {
         FallocMode::PunchHole => node.content.zero(span.offset, span.end()),
         FallocMode::ZeroRange { keep_size } => {
             node.content.zero(span.offset, span.end());
+            node.content.allocate(span.offset, span.end());
             if !keep_size {
                 node.size = size.max(span.end());
             }

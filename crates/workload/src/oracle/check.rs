@@ -665,7 +665,8 @@ impl File<'_> {
         kept.map_or(SECTOR, |kept| kept.min(SECTOR as u64) as usize)
     }
 
-    /// Whether the block at `offset` may have been mapped at the metadata's moment.
+    /// Whether the block at `offset` may have been mapped at the metadata's moment (an allocated one
+    /// too: a file system may turn it into a written one whenever it likes).
     fn mapped(&self, offset: u64) -> bool {
         let span = Span::new(offset, u64::from(self.format.block_size));
         self.node(self.moment).is_some_and(|node| {

@@ -1,13 +1,15 @@
 //! What happened: every state a run passed through, and what each operation meant for durability.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use steadfs_base::InodeNo;
-use steadfs_vfs::{FallocMode, FileSystem, FsError, Result};
+use steadfs_vfs::{FallocMode, FsError, Result};
 use thiserror::Error;
 
 use crate::model::{PAGE, State};
-use crate::run::{Recording, Runner, Step, Value};
+use crate::run::{Marker, Recording, Runner, Step, Value, run};
 use crate::{Format, ModelFs, Op, Program, Span, Target, TreePath};
 
 /// An operation that returned something else than it should have.
@@ -128,16 +130,28 @@ impl History {
         })
     }
 
-    /// Replays a program as if every operation had succeeded as in the model, one marker each: for
-    /// tests and for generators that need the states.
+    /// Replays a program as if it had run in the model, one task after the other, with a marker
+    /// before and after each operation: for tests.
+    ///
+    /// # Panics
+    /// If two tasks change the same path.
     pub fn imagined(program: &Program, format: Format) -> Self {
         let base = State::new();
-        let fs: std::sync::Arc<dyn FileSystem> =
-            std::sync::Arc::new(ModelFs::new(base.clone(), format));
-        let clock = std::sync::atomic::AtomicU64::new(0);
-        let marker: crate::Marker =
-            std::sync::Arc::new(move || clock.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
-        let recording = crate::run_program(&fs, program, &marker).expect("the model syncs");
+        let fs = ModelFs::new(base.clone(), format);
+        let clock = AtomicU64::new(0);
+        let marker: Marker = Arc::new(move || clock.fetch_add(1, Ordering::Relaxed));
+        let setup = run(&fs, &program.setup, &marker);
+        let ready = marker();
+        let tasks = program
+            .tasks
+            .iter()
+            .map(|ops| run(&fs, ops, &marker))
+            .collect();
+        let recording = Recording {
+            setup,
+            ready,
+            tasks,
+        };
         Self::of(&base, &recording, format).expect("the model does what the model does")
     }
 
@@ -267,9 +281,11 @@ impl Deed {
 
     /// Notes what a truncate or fallocate did.
     fn reshaped(&mut self, ino: InodeNo, before: &State, after: &State) {
-        let size = |state: &State| state.node(ino).map_or(0, |node| node.size);
+        let (Ok(old), Ok(new)) = (before.node(ino), after.node(ino)) else {
+            return;
+        };
         let event = match &self.op {
-            Op::Truncate { size: new, .. } if *new < size(before) => Some(Event::Cut(*new)),
+            Op::Truncate { size, .. } if *size < old.size => Some(Event::Cut(*size)),
             Op::Fallocate { mode, span, .. } => match mode {
                 FallocMode::Allocate { .. } => None,
                 FallocMode::PunchHole | FallocMode::ZeroRange { .. } => Some(Event::Zeroed(*span)),
@@ -279,8 +295,11 @@ impl Deed {
             },
             _ => None,
         };
-        self.events.extend(event.map(|event| (ino, event)));
-        if size(before) != size(after) {
+        // What changed nothing need not have reached the journal.
+        if old.content != new.content || old.size != new.size {
+            self.events.extend(event.map(|event| (ino, event)));
+        }
+        if old.size != new.size {
             self.events.push((ino, Event::Sized));
         }
     }
@@ -374,8 +393,7 @@ impl TaskHistory {
 fn same(a: &State, b: &State, ino: InodeNo) -> bool {
     match (a.node(ino), b.node(ino)) {
         (Ok(a), Ok(b)) => {
-            std::sync::Arc::ptr_eq(a, b)
-                || a.same_attributes(b) && a.size == b.size && a.content == b.content
+            Arc::ptr_eq(a, b) || a.same_attributes(b) && a.size == b.size && a.content == b.content
         }
         _ => false,
     }

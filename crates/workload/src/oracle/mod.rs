@@ -36,7 +36,8 @@
 //!    * before any truncate, punch, zeroing or shift after `M` that takes the sector's whole block
 //!      (until that is committed the block keeps its content and may not be given to another file),
 //!      except that the operation right after `M` may be half done if it is not a truncate,
-//!    * not after `M` if at `M` the block had never been written (where it lies is metadata).
+//!    * not after `M` if at `M` the block had never been written or allocated (where it lies is
+//!      metadata).
 //!
 //!    So an overwritten block is old or new, a grown one may be zero or new, and no block ever shows
 //!    what another file, or this one before a truncate, had there.
