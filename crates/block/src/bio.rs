@@ -89,4 +89,9 @@ impl Bio {
     pub fn end(&self) -> u64 {
         self.offset + self.len
     }
+
+    /// Whether it transfers data and makes nothing durable.
+    pub(crate) fn is_plain(&self) -> bool {
+        matches!(self.op, Op::Read | Op::Write) && !self.preflush && !self.fua
+    }
 }

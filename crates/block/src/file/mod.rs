@@ -1,9 +1,11 @@
 //! A device on an image file or a block device of the host.
 
 mod claim;
+mod engine;
 mod ioctl;
 mod open;
 mod pool;
+mod ring;
 mod transfer;
 
 #[cfg(test)]
@@ -15,20 +17,27 @@ use std::sync::Arc;
 pub use open::{Engine, OpenError, OpenOptions};
 
 use crate::{Bio, Device, Done, Geometry};
+use engine::{NoMore, Runner};
 use pool::Pool;
 use transfer::{Kind, Target};
 
 /// Most threads that run requests nobody waits for, one each at a time.
 const LANES: usize = 8;
+/// The same where each thread runs many at a time: one does the transfers, one a flush beside them.
+const RING_LANES: usize = 3;
 
 /// An image file or a block device, claimed for as long as this lives.
 ///
-/// Requests given to [`Device::run`] are done by the calling task; those given to
-/// [`Device::start`] by a pool of threads which is woken as seldom as possible.
+/// Requests given to [`Device::run`] are done by the calling task, a single one by a system call of
+/// its own, several through a ring of the task's own where io_uring may be used. Those given to
+/// [`Device::start`] are done by a pool of threads which is woken as seldom as possible.
 pub struct FileDevice {
     path: PathBuf,
     target: Arc<Target>,
+    runner: Arc<Runner>,
     pool: Pool,
+    /// Why there are no rings.
+    threads_because: Option<String>,
 }
 
 impl FileDevice {
@@ -36,17 +45,28 @@ impl FileDevice {
     /// whole sectors of 512 bytes, is the device; the claim covers the whole file.
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        if options.engine == Engine::Uring {
+        let target = Arc::new(open::open_target(path, &options)?);
+        let (runner, threads_because) = choose_engine(&target, options.engine);
+        if options.engine == Engine::Uring
+            && let Some(reason) = threads_because
+        {
             return Err(OpenError::NoUring {
                 path: path.to_owned(),
-                reason: "this version does its I/O with threads only".to_owned(),
+                reason,
             });
         }
-        let target = Arc::new(open::open_target(path, &options)?);
+        let runner = Arc::new(runner);
+        let lanes = if runner.has_rings() {
+            RING_LANES
+        } else {
+            LANES
+        };
         Ok(Self {
             path: path.to_owned(),
-            pool: Pool::new(Arc::clone(&target), LANES),
+            pool: Pool::new(Arc::clone(&runner), lanes),
             target,
+            runner,
+            threads_because,
         })
     }
 
@@ -63,13 +83,31 @@ impl FileDevice {
             Some(reason) => format!("buffered I/O because {reason}"),
             None => format!("direct I/O in units of {} bytes", target.direct_unit),
         };
-        format!("{kind} {path}, {size} bytes from byte {from}, {cache}, threads")
+        let engine = match &self.threads_because {
+            Some(reason) => format!("threads because {reason}"),
+            None => "io_uring".to_owned(),
+        };
+        format!("{kind} {path}, {size} bytes from byte {from}, {cache}, {engine}")
     }
 
-    fn run_one(&self, mut bio: Bio, done: Done) {
-        let result = self.target.run(&mut bio);
-        done(bio, result);
+    fn run_here(&self, job: (Bio, Done)) {
+        self.runner.run(vec![job], &mut NoMore);
     }
+}
+
+/// The wanted engine, or threads and why.
+fn choose_engine(target: &Arc<Target>, wanted: Engine) -> (Runner, Option<String>) {
+    let reason = match wanted {
+        Engine::Threads => "they were asked for".to_owned(),
+        // Through the page cache most transfers need no device, and writes would be handed to
+        // kernel threads.
+        Engine::Auto if !target.is_direct() => "I/O is buffered".to_owned(),
+        Engine::Auto | Engine::Uring => match Runner::by_rings(Arc::clone(target)) {
+            Ok(runner) => return (runner, None),
+            Err(reason) => reason,
+        },
+    };
+    (Runner::by_calls(Arc::clone(target)), Some(reason))
 }
 
 impl Device for FileDevice {
@@ -90,34 +128,42 @@ impl Device for FileDevice {
             let result = self.target.geometry.check(&bio);
             done(bio, result);
         }
+        if self.runner.has_rings() {
+            self.runner.run(batch, &mut NoMore);
+            return;
+        }
         let mut batch = batch.into_iter();
-        let Some((bio, done)) = batch.next() else {
+        let Some(first) = batch.next() else {
             return;
         };
         let others = batch.len();
         if others > 0 {
             self.pool.push(batch);
         }
-        self.run_one(bio, done);
+        self.run_here(first);
         // The pool's threads take of the rest what they reach before this task does.
         for _ in 0..others {
-            let Some((bio, done)) = self.pool.take() else {
+            let Some(job) = self.pool.take() else {
                 break;
             };
-            self.run_one(bio, done);
+            self.run_here(job);
         }
     }
 
     fn help(&self, until: &dyn Fn() -> bool) {
         while !until() {
-            let Some((bio, done)) = self.pool.take() else {
+            let Some(job) = self.pool.take() else {
                 break;
             };
-            self.run_one(bio, done);
+            self.run_here(job);
         }
     }
 
     fn background_depth(&self) -> usize {
-        self.pool.max_lanes()
+        if self.runner.has_rings() {
+            self.runner.width()
+        } else {
+            self.pool.max_lanes()
+        }
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! A wake-up on another CPU costs more than most requests, so there are as few as possible:
 //! - A task that waits runs its requests itself and wakes nobody.
-//! - A lane (one of the pool's threads) is *looking* from the moment it is woken, or has ended a
-//!   request, until it takes a request or goes to sleep. As long as one is looking, nobody else is
-//!   woken: it will see what was added.
-//! - A lane that takes a request and leaves others behind wakes the next lane.
+//! - A lane (one of the pool's threads) is *looking* from the moment it is woken, or is back from a
+//!   blocking system call, until it takes requests or goes to sleep. As long as one is looking,
+//!   nobody else is woken: it will see what was added.
+//! - A lane that takes requests and leaves others behind wakes the next lane.
 //!
 //! So whenever requests are pending, a lane is looking or all lanes are at work: nothing is
 //! stranded.
@@ -14,9 +14,9 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Rank};
+use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank};
 
-use super::transfer::Target;
+use super::engine::{Runner, Source};
 use crate::{Bio, Done};
 
 /// A started bio.
@@ -31,7 +31,7 @@ thread_local! {
 pub(super) struct Pool(Arc<Shared>);
 
 struct Shared {
-    target: Arc<Target>,
+    runner: Arc<Runner>,
     max_lanes: usize,
     state: Mutex<State>,
     work: Condvar,
@@ -49,12 +49,25 @@ struct State {
     closing: bool,
 }
 
+impl State {
+    /// How many pending requests a lane takes that has room for so many. One that blocks for long,
+    /// such as a FLUSH, is taken alone and by an idle lane, so that no transfer waits behind it.
+    fn takes(&self, room: usize, idle: bool) -> usize {
+        let plain = |job: &&Job| job.0.is_plain();
+        let n = self.pending.iter().take(room).take_while(plain).count();
+        if n == 0 && idle {
+            return self.pending.len().min(1);
+        }
+        n
+    }
+}
+
 impl Pool {
     /// A pool of up to `max_lanes` threads; they are started when first needed.
-    pub(super) fn new(target: Arc<Target>, max_lanes: usize) -> Self {
+    pub(super) fn new(runner: Arc<Runner>, max_lanes: usize) -> Self {
         assert!(max_lanes > 0, "somebody must run what nobody waits for");
         Self(Arc::new(Shared {
-            target,
+            runner,
             max_lanes,
             state: Mutex::new(
                 Rank::DeviceInner,
@@ -130,29 +143,36 @@ impl Shared {
 
     fn lane(self: Arc<Self>) {
         LANE_OF.set(self.address());
-        let mut state = self.state.lock();
+        let mut lane = Lane {
+            shared: &self,
+            looking: true,
+        };
         loop {
-            debug_assert!(state.looking > 0, "this lane is looking");
-            state.looking -= 1;
-            if let Some((mut bio, done)) = state.pending.pop_front() {
-                self.rouse(&mut state);
-                drop(state);
-                let result = self.target.run(&mut bio);
-                self.state.lock().looking += 1;
-                done(bio, result);
-                state = self.state.lock();
-            } else if state.closing {
+            let jobs = lane.more(self.runner.width());
+            if !jobs.is_empty() {
+                self.runner.run(jobs, &mut lane);
+                lane.back();
+            } else if !self.sleep() {
                 return;
             } else {
-                self.sleep(&mut state);
+                lane.looking = true;
             }
         }
     }
 
-    fn sleep(&self, state: &mut MutexGuard<'_, State>) {
+    /// Sleeps until there is work; false if there will be none any more.
+    fn sleep(self: &Arc<Self>) -> bool {
+        let mut state = self.state.lock();
+        if !state.pending.is_empty() {
+            state.looking += 1;
+            return true;
+        }
+        if state.closing {
+            return false;
+        }
         state.asleep += 1;
         while state.wake_ups == 0 && !state.closing {
-            self.work.wait(state);
+            self.work.wait_idle(&mut state);
         }
         state.asleep -= 1;
         if state.wake_ups > 0 {
@@ -160,5 +180,34 @@ impl Shared {
         } else {
             state.looking += 1;
         }
+        true
+    }
+}
+
+/// A thread of the pool.
+struct Lane<'a> {
+    shared: &'a Arc<Shared>,
+    looking: bool,
+}
+
+impl Source for Lane<'_> {
+    fn back(&mut self) {
+        if !self.looking {
+            self.looking = true;
+            self.shared.state.lock().looking += 1;
+        }
+    }
+
+    fn more(&mut self, room: usize) -> Vec<Job> {
+        let mut state = self.shared.state.lock();
+        let idle = room == self.shared.runner.width();
+        let n = state.takes(room, idle);
+        let jobs = state.pending.drain(..n).collect();
+        if self.looking {
+            self.looking = false;
+            state.looking -= 1;
+        }
+        self.shared.rouse(&mut state);
+        jobs
     }
 }

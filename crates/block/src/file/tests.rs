@@ -126,18 +126,31 @@ fn check_transfers(device: &FileDevice) {
     assert!(after == pattern(4096, 9)[..] || after == [0; 4096]);
 }
 
+const ENGINES: [Engine; 2] = [Engine::Threads, Engine::Uring];
+
+fn with_engine(engine: Engine) -> OpenOptions {
+    OpenOptions {
+        engine,
+        ..OpenOptions::default()
+    }
+}
+
 #[test]
 fn an_image_is_transferred_directly_and_buffered() {
-    for direct in [true, false] {
+    for (direct, engine) in [true, false]
+        .into_iter()
+        .flat_map(|d| ENGINES.map(|e| (d, e)))
+    {
         let dir = TempDir::new().unwrap();
         let path = image(&dir, 1 << 20);
         let options = OpenOptions {
             direct,
-            ..OpenOptions::default()
+            ..with_engine(engine)
         };
         let device = FileDevice::open(&path, options).unwrap();
         assert_eq!(device.target.is_direct(), direct, "{}", device.describe());
         check_transfers(&device);
+        check_batches(&device);
         if !direct {
             assert!(
                 device
@@ -150,11 +163,14 @@ fn an_image_is_transferred_directly_and_buffered() {
 
 #[test]
 fn a_loop_device_of_either_sector_size_is_transferred() {
-    for sector in ["512", "4096"] {
+    for (sector, engine) in ["512", "4096"]
+        .into_iter()
+        .flat_map(|s| ENGINES.map(|e| (s, e)))
+    {
         let dir = TempDir::new().unwrap();
         let path = image(&dir, 1 << 20);
         let looped = Loop::attach(&["--sector-size", sector], &path);
-        let device = FileDevice::open(&looped.0, OpenOptions::default()).unwrap();
+        let device = FileDevice::open(&looped.0, with_engine(engine)).unwrap();
         assert!(device.target.is_direct());
         assert_eq!(device.target.direct_unit.to_string(), sector);
         run(&device, Bio::write(0, vec![pattern(4096, 5)])).unwrap();
@@ -169,6 +185,7 @@ fn a_loop_device_of_either_sector_size_is_transferred() {
             device.describe()
         );
         assert_eq!(read(&device, 0, 4096), pattern(4096, 5)[..]);
+        check_batches(&device);
     }
 }
 
@@ -434,41 +451,223 @@ fn a_failed_transfer_is_reported() {
     assert!(read.unwrap_err().cause.contains("shorter"));
 }
 
+/// Batches larger than a ring, of everything, with one that fails.
+fn check_batches(device: &FileDevice) {
+    let left = Arc::new(AtomicUsize::new(0));
+    let failed = Arc::new(AtomicUsize::new(0));
+    let job = |bio: Bio, expected: Option<Buf>| -> (Bio, Done) {
+        left.fetch_add(1, Ordering::Relaxed);
+        let (left, failed) = (Arc::clone(&left), Arc::clone(&failed));
+        let done: Done = Box::new(move |bio, result| {
+            if result.is_err() {
+                failed.fetch_add(1, Ordering::Relaxed);
+            }
+            if let Some(expected) = expected {
+                let got: Vec<u8> = bio.bufs.iter().flat_map(|b| b.to_vec()).collect();
+                assert_eq!(got, expected[..]);
+            }
+            left.fetch_sub(1, Ordering::Relaxed);
+        });
+        (bio, done)
+    };
+    let bytes = |n: u64| pattern(1536, n as u8);
+    let write = |n: u64| {
+        let (head, tail) = (&bytes(n)[..512], &bytes(n)[512..]);
+        Bio::write(n * 2048, vec![Buf::copy_of(head), Buf::copy_of(tail)])
+    };
+    let mut batch: Vec<_> = (0..200).map(|n| job(write(n), None)).collect();
+    batch.insert(20, job(Bio::flush(), None));
+    batch.insert(70, job(write(300).with_fua(), None));
+    batch.insert(90, job(Bio::read(device.geometry().size, 512), None));
+    batch.insert(99, job(Bio::write_zeroes(900 * 1024, 4096), None));
+    device.run(batch);
+    while left.load(Ordering::Relaxed) > 0 {
+        steadfs_rt::yield_now();
+    }
+    assert_eq!(failed.load(Ordering::Relaxed), 1);
+    let read = |n: u64| {
+        let mut bio = Bio::read(n * 2048, 1024);
+        bio.bufs.push(Buf::zeroed(512));
+        bio.len = 1536;
+        bio
+    };
+    let batch = (0..200).map(|n| job(read(n), Some(bytes(n)))).collect();
+    device.run(batch);
+    while left.load(Ordering::Relaxed) > 0 {
+        steadfs_rt::yield_now();
+    }
+    assert_eq!(failed.load(Ordering::Relaxed), 1);
+}
+
 #[test]
-fn started_requests_end_without_a_waiter() {
+fn the_engine_is_chosen_and_named() {
     let dir = TempDir::new().unwrap();
     let path = image(&dir, 1 << 20);
     let device = FileDevice::open(&path, OpenOptions::default()).unwrap();
-    let left = Arc::new(AtomicUsize::new(100));
-    let ended: Arc<Event<()>> = Arc::default();
-    for i in 0..100 {
-        let (left, ended) = (Arc::clone(&left), Arc::clone(&ended));
-        let done: Done = Box::new(move |_, result| {
-            result.unwrap();
-            if left.fetch_sub(1, Ordering::AcqRel) == 1 {
-                ended.set(());
-            }
+    assert!(
+        device.describe().ends_with("io_uring"),
+        "{}",
+        device.describe()
+    );
+    drop(device);
+    let device = FileDevice::open(&path, with_engine(Engine::Threads)).unwrap();
+    assert!(
+        device
+            .describe()
+            .ends_with("threads because they were asked for")
+    );
+    drop(device);
+    let buffered = OpenOptions {
+        direct: false,
+        ..OpenOptions::default()
+    };
+    let device = FileDevice::open(&path, buffered).unwrap();
+    assert!(
+        device
+            .describe()
+            .ends_with("threads because I/O is buffered")
+    );
+}
+
+#[test]
+fn a_batch_reports_the_end_of_a_file_that_became_shorter() {
+    let dir = TempDir::new().unwrap();
+    let path = image(&dir, 1 << 20);
+    for engine in ENGINES {
+        let device = FileDevice::open(&path, with_engine(engine)).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(8192).unwrap();
+        let results = Arc::new(steadfs_rt::Mutex::new(steadfs_rt::Rank::Leaf, Vec::new()));
+        let batch = [0, 4096, 6144, 8192].map(|at| {
+            let results = Arc::clone(&results);
+            let done: Done = Box::new(move |bio, result| {
+                results.lock().push((bio.offset, result.is_ok()));
+            });
+            (Bio::read(at, 4096), done)
         });
-        device.start(Bio::write(i * 4096, vec![pattern(4096, i as u8)]), done);
-    }
-    ended.wait();
-    for i in 0..100 {
-        assert_eq!(read(&device, i * 4096, 4096), pattern(4096, i as u8)[..]);
+        device.run(batch.into());
+        while results.lock().len() < 4 {
+            steadfs_rt::yield_now();
+        }
+        results.lock().sort();
+        assert_eq!(
+            results.lock()[..],
+            [(0, true), (4096, true), (6144, false), (8192, false)]
+        );
+        file.set_len(1 << 20).unwrap();
     }
 }
 
 #[test]
-fn a_queue_runs_on_it_and_a_dropped_device_may_be_opened_again() {
+fn started_requests_end_without_a_waiter() {
+    for engine in ENGINES {
+        let dir = TempDir::new().unwrap();
+        let path = image(&dir, 1 << 20);
+        let device = FileDevice::open(&path, with_engine(engine)).unwrap();
+        let left = Arc::new(AtomicUsize::new(100));
+        let ended: Arc<Event<()>> = Arc::default();
+        for i in 0..100 {
+            let (left, ended) = (Arc::clone(&left), Arc::clone(&ended));
+            let done: Done = Box::new(move |_, result| {
+                result.unwrap();
+                if left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    ended.set(());
+                }
+            });
+            let bio = match i % 10 {
+                9 => Bio::flush(),
+                _ => Bio::write(i * 4096, vec![pattern(4096, i as u8)]),
+            };
+            device.start(bio, done);
+        }
+        ended.wait();
+        for i in (0..100).filter(|i| i % 10 != 9) {
+            assert_eq!(read(&device, i * 4096, 4096), pattern(4096, i as u8)[..]);
+        }
+    }
+}
+
+#[test]
+fn a_queue_runs_on_it_and_a_dropped_device_is_free_at_once() {
     let dir = TempDir::new().unwrap();
     let path = image(&dir, 1 << 20);
-    for round in 0..20 {
-        let device = FileDevice::open(&path, OpenOptions::default()).unwrap();
+    for round in 0..40 {
+        let engine = ENGINES[usize::from(round % 2)];
+        let device = FileDevice::open(&path, with_engine(engine)).unwrap();
         let queue = Queue::new(Arc::new(device), QueueOptions::default());
-        queue
-            .write(0, vec![pattern(4096, round)], IoTag::default())
-            .unwrap();
+        let writes = [0, 8192].map(|at| {
+            let bio = Bio::write(at, vec![pattern(4096, round)]);
+            queue.submit(bio, IoTag::default())
+        });
+        crate::wait_all(&writes).unwrap();
         queue.flush(IoTag::default()).wait().unwrap();
-        let got = queue.read(0, 4096, IoTag::default()).unwrap();
+        let got = queue.read(8192, 4096, IoTag::default()).unwrap();
         assert_eq!(got[..], pattern(4096, round)[..]);
+        queue
+            .submit(Bio::flush(), IoTag::background())
+            .wait()
+            .unwrap();
+        drop((queue, writes));
+        assert!(!is_locked(&path));
+    }
+}
+
+/// Threads that submit, wait, forget, boost and flush on one file. Nothing is left lying.
+#[test]
+fn a_crowd_of_threads_never_stalls() {
+    const TASKS: u64 = 6;
+    const EACH: u64 = 400;
+    let tag = |n: u64| match n % 3 {
+        0 => IoTag::default(),
+        1 => IoTag::background(),
+        _ => IoTag::background().with_urgency(steadfs_base::Urgency::Idle),
+    };
+    for (engine, depth) in ENGINES.into_iter().flat_map(|e| [2, 32].map(|d| (e, d))) {
+        let dir = TempDir::new().unwrap();
+        let path = image(&dir, TASKS * EACH * 512);
+        let device = FileDevice::open(&path, with_engine(engine)).unwrap();
+        let queue = Arc::new(Queue::new(Arc::new(device), QueueOptions { depth }));
+        let crowd: Vec<_> = (0..TASKS)
+            .map(|task| {
+                let queue = Arc::clone(&queue);
+                steadfs_rt::spawn("crowd", move || {
+                    let mut ios = Vec::new();
+                    for i in 0..EACH {
+                        let choice = steadfs_rt::random_u64();
+                        let bio =
+                            Bio::write((task * EACH + i) * 512, vec![pattern(512, task as u8)]);
+                        let io = queue.submit(bio, tag(choice % 16));
+                        match choice / 16 % 12 {
+                            0..3 => io.wait().unwrap(),
+                            3 => drop(io),
+                            4 => queue.flush(tag(choice / 256)).wait().unwrap(),
+                            5 => drop(queue.flush(tag(choice / 256))),
+                            6 => queue.boost(&io, IoTag::default()),
+                            _ => ios.push(io),
+                        }
+                    }
+                    crate::wait_all(&ios).unwrap();
+                })
+            })
+            .collect();
+        let begin = steadfs_rt::now();
+        let idle = || {
+            let stats = queue.stats();
+            stats.in_flight + stats.queued + stats.held == 0
+        };
+        while !(crowd.iter().all(steadfs_rt::JoinHandle::is_finished) && idle()) {
+            let json = queue.stats().to_json();
+            assert!(begin.elapsed().as_secs() < 60, "{engine:?} {depth}: {json}");
+            steadfs_rt::sleep(std::time::Duration::from_millis(1));
+        }
+        for task in crowd {
+            task.join();
+        }
+        let whole = queue
+            .read(0, (TASKS * EACH * 512) as usize, IoTag::default())
+            .unwrap();
+        for (i, block) in whole.chunks(512).enumerate() {
+            assert_eq!(block, &pattern(512, (i as u64 / EACH) as u8)[..]);
+        }
     }
 }

@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync};
+use rustix::fs::{
+    FallocateFlags, FlockOperation, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fdatasync, flock,
+};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::ioctl;
@@ -331,6 +333,13 @@ impl Target {
             at += piece;
         }
         Ok(())
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // A child process that was forked and has not yet executed its program holds the lock, too.
+        let _ = flock(&self.fd, FlockOperation::Unlock);
     }
 }
 

@@ -172,7 +172,7 @@ impl Request {
 
 /// Whether neighbours of `bio` may be merged with it.
 pub(super) fn is_mergeable(bio: &Bio) -> bool {
-    matches!(bio.op, Op::Read | Op::Write) && !bio.fua && !bio.preflush && bio.len > 0
+    bio.is_plain() && bio.len > 0
 }
 
 /// What a policy sees of an operation.

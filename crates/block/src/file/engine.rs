@@ -1,0 +1,96 @@
+//! Running batches of requests on the calling task, one system call each or several at a time.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use steadfs_rt::{Mutex, Rank};
+
+use super::pool::Job;
+use super::ring::{RING, Ring};
+use super::transfer::Target;
+
+/// Most rings that are kept for the next batch.
+const SPARE_RINGS: usize = 8;
+
+/// Where a batch that is being run gets more requests from.
+pub(super) trait Source {
+    /// The task is back from a blocking system call and will ask for more.
+    fn back(&mut self);
+
+    /// Up to `room` more requests; then the task blocks again or, given none, ends when what it has
+    /// under way has ended.
+    fn more(&mut self, room: usize) -> Vec<Job>;
+}
+
+/// A batch that is complete from the start.
+pub(super) struct NoMore;
+
+impl Source for NoMore {
+    fn back(&mut self) {}
+
+    fn more(&mut self, _room: usize) -> Vec<Job> {
+        Vec::new()
+    }
+}
+
+/// Runs requests on an open file.
+pub(super) struct Runner {
+    pub(super) target: Arc<Target>,
+    /// Rings that no task uses; `None` if each request is a system call.
+    rings: Option<Mutex<Vec<Ring>>>,
+}
+
+impl Runner {
+    /// One system call for each request.
+    pub(super) fn by_calls(target: Arc<Target>) -> Self {
+        Self {
+            target,
+            rings: None,
+        }
+    }
+
+    /// Several requests at a time through a ring, or why not.
+    pub(super) fn by_rings(target: Arc<Target>) -> Result<Self, String> {
+        let ring = Ring::new(target.fd.as_fd())?;
+        Ok(Self {
+            target,
+            rings: Some(Mutex::new(Rank::DeviceInner, vec![ring])),
+        })
+    }
+
+    /// Whether a task can run several requests at a time.
+    pub(super) fn has_rings(&self) -> bool {
+        self.rings.is_some()
+    }
+
+    /// How many requests one task runs at a time.
+    pub(super) fn width(&self) -> usize {
+        if self.has_rings() { RING } else { 1 }
+    }
+
+    /// Runs `jobs` to their ends. A single one is a system call: that is quicker than a ring.
+    pub(super) fn run(&self, jobs: Vec<Job>, source: &mut dyn Source) {
+        if jobs.len() > 1
+            && let Some(rings) = &self.rings
+            && let Some(mut ring) = self.ring(rings)
+        {
+            ring.run(&self.target, jobs, source);
+            let mut spare = rings.lock();
+            if spare.len() < SPARE_RINGS {
+                spare.push(ring);
+            }
+            return;
+        }
+        for (mut bio, done) in jobs {
+            let result = self.target.run(&mut bio);
+            source.back();
+            done(bio, result);
+        }
+    }
+
+    /// A ring for one batch. Where the kernel gives no further one, it goes without.
+    fn ring(&self, rings: &Mutex<Vec<Ring>>) -> Option<Ring> {
+        let spare = rings.lock().pop();
+        spare.or_else(|| Ring::new(self.target.fd.as_fd()).ok())
+    }
+}

@@ -1,0 +1,252 @@
+//! Several requests at a time from one task, through io_uring.
+//!
+//! A ring belongs to one task at a time, from the submission of a batch to the end of its last
+//! request: completions then arrive in the task that waits for them and nobody else is woken.
+#![expect(
+    unsafe_code,
+    reason = "the kernel reads and writes memory that the compiler does not see it use"
+)]
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::io::Errno;
+
+use super::engine::Source;
+use super::pool::Job;
+use super::transfer::{MAX_PIECES, Target};
+use crate::{Bio, Done, IoError, Op};
+
+/// Most requests that a ring carries at a time.
+pub(super) const RING: usize = 64;
+
+/// A ring with the file registered as its number 0.
+pub(super) struct Ring {
+    ring: IoUring,
+    flights: Vec<Option<Flight>>,
+    free: Vec<usize>,
+}
+
+/// A request in the kernel's hands. Its memory stays where it is until the kernel has answered.
+struct Flight {
+    bio: Bio,
+    done: Done,
+    /// What a vectored request points to.
+    _pieces: Vec<Piece>,
+}
+
+/// A piece of memory as `struct iovec` (POSIX <sys/uio.h>) has it.
+#[repr(C)]
+struct Piece {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the pointers belong to the buffers of the bio beside them, which may change threads, and
+// nobody but the kernel follows them.
+unsafe impl Send for Flight {}
+
+impl Ring {
+    /// A ring for `file`, or the kernel's refusal.
+    pub(super) fn new(file: BorrowedFd<'_>) -> Result<Self, String> {
+        let entries = RING as u32;
+        // Completions are collected by a task that waits for them: it need not be interrupted.
+        // Kernels before 5.19 do not know that.
+        let ring = IoUring::builder()
+            .setup_coop_taskrun()
+            .build(entries)
+            .or_else(|_| IoUring::new(entries))
+            .map_err(|error| refusal(&error))?;
+        if !ring.params().is_feature_rw_cur_pos() {
+            return Err("the kernel's io_uring is older than Linux 5.6".to_owned());
+        }
+        ring.submitter()
+            .register_files(&[file.as_raw_fd()])
+            .map_err(|error| format!("the kernel does not register the file ({error})"))?;
+        Ok(Self {
+            ring,
+            flights: (0..RING).map(|_| None).collect(),
+            free: (0..RING).collect(),
+        })
+    }
+
+    /// Runs `jobs` and what `source` adds while there is room, until all have ended.
+    pub(super) fn run(&mut self, target: &Target, jobs: Vec<Job>, source: &mut dyn Source) {
+        let mut jobs = jobs.into_iter();
+        loop {
+            let slow = self.fill(target, &mut jobs);
+            if !slow.is_empty() {
+                // They block this task; the others are under way meanwhile.
+                if self.in_flight() > 0 {
+                    self.enter(0);
+                }
+                for (mut bio, done) in slow {
+                    let result = target.run(&mut bio);
+                    source.back();
+                    done(bio, result);
+                }
+            }
+            if self.in_flight() > 0 {
+                self.enter(1);
+                source.back();
+                self.reap(target);
+            }
+            if jobs.len() == 0 {
+                jobs = source.more(self.free.len()).into_iter();
+                if jobs.len() == 0 && self.in_flight() == 0 {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        RING - self.free.len()
+    }
+
+    /// Puts jobs into the submission queue while there is room; returns those that cannot go there.
+    fn fill(&mut self, target: &Target, jobs: &mut std::vec::IntoIter<Job>) -> Vec<Job> {
+        let mut slow = Vec::new();
+        while !self.free.is_empty() {
+            let Some((bio, done)) = jobs.next() else {
+                break;
+            };
+            if suits(target, &bio) {
+                self.push(target, bio, done);
+            } else {
+                slow.push((bio, done));
+            }
+        }
+        slow
+    }
+
+    fn push(&mut self, target: &Target, mut bio: Bio, done: Done) {
+        let slot = self.free.pop().expect("there is room");
+        let at = target.start + bio.offset;
+        let (entry, pieces) = prepare(&mut bio, at);
+        let entry = entry.user_data(slot as u64);
+        self.flights[slot] = Some(Flight {
+            bio,
+            done,
+            _pieces: pieces,
+        });
+        // SAFETY: the buffers and the pieces that the entry points to are owned by the flight, which
+        // is dropped, or given back, only after the kernel's answer (or never, see `drop`). Both
+        // are on the heap: moving the flight does not move them.
+        let pushed = unsafe { self.ring.submission().push(&entry) };
+        pushed.expect("the submission queue has an entry for each slot");
+    }
+
+    /// Submits what was pushed and waits until `want` requests have been answered.
+    fn enter(&mut self, want: usize) {
+        loop {
+            match self.ring.submit_and_wait(want) {
+                Ok(_) => return,
+                Err(error) => match Errno::from_io_error(&error) {
+                    // A signal; or memory or completion space is short for the moment.
+                    Some(Errno::INTR | Errno::AGAIN | Errno::BUSY | Errno::NOMEM) => {
+                        if !self.ring.completion().is_empty() {
+                            return;
+                        }
+                        steadfs_rt::yield_now();
+                    }
+                    _ => panic!("io_uring_enter fails on a valid ring: {error}"),
+                },
+            }
+        }
+    }
+
+    fn reap(&mut self, target: &Target) {
+        loop {
+            let Some(answer) = self.ring.completion().next() else {
+                return;
+            };
+            let slot = answer.user_data() as usize;
+            let flight = self.flights[slot].take();
+            let Flight { mut bio, done, .. } = flight.expect("a request is answered once");
+            self.free.push(slot);
+            let result = judge(target, &mut bio, answer.result());
+            done(bio, result);
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.in_flight() > 0 {
+            // A panic on the way: the kernel may still use the memory, so nobody else may.
+            std::mem::forget(std::mem::take(&mut self.flights));
+        }
+        // A ring's end is put off by the kernel; the file shall be closed at once. Should this fail,
+        // it is closed later.
+        let _ = self.ring.submitter().unregister_files();
+    }
+}
+
+/// Whether the ring can carry a bio without blocking on the way in.
+fn suits(target: &Target, bio: &Bio) -> bool {
+    bio.is_plain()
+        && (1..=1 << 30).contains(&bio.len)
+        && bio.bufs.len() <= MAX_PIECES
+        && target.takes_as_is(bio)
+}
+
+/// The submission entry for a bio, and the pieces it points to.
+fn prepare(bio: &mut Bio, at: u64) -> (squeue::Entry, Vec<Piece>) {
+    let file = types::Fixed(0);
+    let reads = bio.op == Op::Read;
+    let mut pieces: Vec<Piece> = Vec::new();
+    if let [buf] = &mut bio.bufs[..] {
+        let len = buf.len() as u32;
+        let entry = if reads {
+            opcode::Read::new(file, buf.make_mut().as_mut_ptr(), len)
+                .offset(at)
+                .build()
+        } else {
+            opcode::Write::new(file, buf.as_ptr(), len)
+                .offset(at)
+                .build()
+        };
+        return (entry, pieces);
+    }
+    pieces.extend(bio.bufs.iter_mut().map(|buf| Piece {
+        len: buf.len(),
+        // The kernel only reads from a write's pieces.
+        start: if reads {
+            buf.make_mut().as_mut_ptr()
+        } else {
+            buf.as_ptr().cast_mut()
+        },
+    }));
+    let (start, n) = (pieces.as_ptr().cast(), pieces.len() as u32);
+    let entry = if reads {
+        opcode::Readv::new(file, start, n).offset(at).build()
+    } else {
+        opcode::Writev::new(file, start, n).offset(at).build()
+    };
+    (entry, pieces)
+}
+
+/// What an answer means: bytes moved, or a negative errno. What was moved in part, or could not be
+/// moved without blocking, is moved by a system call: once more from the start, which changes
+/// nothing about the part that was moved.
+fn judge(target: &Target, bio: &mut Bio, answer: i32) -> Result<(), IoError> {
+    match u64::try_from(answer) {
+        Ok(moved) if moved == bio.len => Ok(()),
+        Ok(_) => target.run(bio),
+        Err(_) => match Errno::from_raw_os_error(-answer) {
+            Errno::AGAIN | Errno::INTR => target.run(bio),
+            errno => Err(IoError::of(bio, std::io::Error::from(errno).to_string())),
+        },
+    }
+}
+
+fn refusal(error: &std::io::Error) -> String {
+    let sysctl = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    match sysctl.as_deref().map(str::trim) {
+        Ok(level @ ("1" | "2")) => {
+            format!("the kernel refuses it (kernel.io_uring_disabled={level})")
+        }
+        _ => format!("the kernel refuses it ({error})"),
+    }
+}
