@@ -17,7 +17,7 @@ use steadfs_rt::{Condvar, Instant, now, wall_clock};
 use crate::disk::build_commit;
 use crate::io::{submit_writes, wait_all};
 use crate::log_writer::{Snapshot, encode, encoded_len};
-use crate::sb::Order;
+use crate::sb::{Change, Order};
 use crate::transaction::{Committing, State};
 use crate::{Journal, JournalError};
 
@@ -288,8 +288,8 @@ impl Journal {
         };
         let mut block0 = self.block0.lock();
         assert_eq!(block0.raw.start.get(), 0);
-        block0.set_tail(start, tid);
-        Ok(block0.write(&self.queue, order, tag)?)
+        let change = Change::Tail { start, tid };
+        Ok(block0.write(change, &self.queue, order, tag)?)
     }
 
     /// Lets those who join the commit raise these requests; raises them if one has already.

@@ -13,7 +13,7 @@ use crate::disk::Format;
 use crate::handle::Handle;
 use crate::lists::Lists;
 use crate::recover::load_superblock;
-use crate::sb::{Block0, Order};
+use crate::sb::{Block0, Change, Order};
 use crate::space::{Costs, Ring};
 use crate::stats::Stats;
 use crate::transaction::{Admission, State};
@@ -290,9 +290,9 @@ impl Journal {
         self.drained.notify_all();
         self.reclaim_wake.notify_all();
         if note && !self.read_only {
+            let (note, tag) = (Change::Errno(EIO), IoTag::default());
             let mut block0 = self.block0.lock();
-            block0.set_errno(EIO);
-            if let Err(error) = block0.write(&self.queue, Order::Durable, IoTag::default()) {
+            if let Err(error) = block0.write(note, &self.queue, Order::Durable, tag) {
                 tracing::error!(%error, "the journal's stop could not be noted");
             }
         }
@@ -317,8 +317,8 @@ impl Journal {
         if block0.raw.errno.get() == 0 || self.read_only {
             return Ok(());
         }
-        block0.set_errno(0);
-        let written = block0.write(&self.queue, Order::Durable, IoTag::default());
+        let (change, tag) = (Change::Errno(0), IoTag::default());
+        let written = block0.write(change, &self.queue, Order::Durable, tag);
         drop(block0);
         written.map_err(|error| self.fail(&error.into()))
     }
@@ -403,10 +403,11 @@ impl Journal {
             };
             (state.upcoming(), order)
         };
-        let mut block0 = self.block0.lock();
-        block0.set_tail(0, next);
-        let written = block0.write(&self.queue, order, tag);
-        drop(block0);
+        let change = Change::Tail {
+            start: 0,
+            tid: next,
+        };
+        let written = self.block0.lock().write(change, &self.queue, order, tag);
         written.map_err(|error| self.fail(&error.into()))
     }
 

@@ -75,6 +75,52 @@ impl OverlayDevice {
         let inside = self.overlay.blocks.range(first..=last);
         inside.map(|(&home, &redirect)| (home, redirect)).collect()
     }
+
+    /// The reads that serve `bio`: its own, and one for each block in the log. What is no read is
+    /// answered here.
+    fn expand(&self, bio: Bio, done: Done) -> Vec<(Bio, Done)> {
+        if bio.op != Op::Read {
+            let result = match bio.op {
+                Op::Flush => Ok(()),
+                _ => Err(IoError::of(&bio, "the volume is replayed in memory only")),
+            };
+            done(bio, result);
+            return Vec::new();
+        }
+        let redirects = self.redirects(&bio);
+        if redirects.is_empty() {
+            return vec![(bio, done)];
+        }
+        let parts = Arc::new(Mutex::new(
+            Rank::Leaf,
+            Parts {
+                left: redirects.len() + 1,
+                whole: None,
+                copies: Vec::with_capacity(redirects.len()),
+                result: Ok(()),
+                done: Some(done),
+            },
+        ));
+        let of_whole = Arc::clone(&parts);
+        let whole_done: Done = Box::new(move |bio, result| {
+            end_one(&of_whole, result, |parts| parts.whole = Some(bio));
+        });
+        let mut reads = vec![(bio, whole_done)];
+        for (home, redirect) in redirects {
+            let parts = Arc::clone(&parts);
+            let home = self.block_size.offset_of(home);
+            let copy_done: Done = Box::new(move |mut bio, result| {
+                let copy = bio.bufs.pop().expect("a read has one buffer");
+                let escaped = redirect.escaped;
+                end_one(&parts, result, |parts| {
+                    parts.copies.push((home, escaped, copy))
+                });
+            });
+            let from = self.block_size.offset_of(redirect.at);
+            reads.push((Bio::read(from, self.block_size.bytes()), copy_done));
+        }
+        reads
+    }
 }
 
 /// A read that is put together from several.
@@ -88,21 +134,27 @@ struct Parts {
     done: Option<Done>,
 }
 
-impl Parts {
-    /// Notes the end of one read; hands out the call to make when it was the last.
-    fn end_one(&mut self, result: Result<(), IoError>) -> Option<(Done, Bio, Result<(), IoError>)> {
-        self.result = std::mem::replace(&mut self.result, Ok(())).and(result);
-        self.left -= 1;
-        if self.left > 0 {
-            return None;
+/// Notes the end of one read; the last one puts the parts together and tells who asked.
+fn end_one(parts: &Mutex<Parts>, result: Result<(), IoError>, note: impl FnOnce(&mut Parts)) {
+    let (done, mut whole, copies, result) = {
+        let mut parts = parts.lock();
+        note(&mut parts);
+        parts.left -= 1;
+        parts.result = std::mem::replace(&mut parts.result, Ok(())).and(result);
+        if parts.left > 0 {
+            return;
         }
-        let mut whole = self.whole.take().expect("the read of the homes has ended");
-        for (home, escaped, copy) in self.copies.drain(..) {
-            patch(&mut whole, home, escaped, copy);
-        }
-        let done = self.done.take().expect("a read ends once");
-        Some((done, whole, self.result.clone()))
+        (
+            parts.done.take().expect("a read ends once"),
+            parts.whole.take().expect("the read of the homes has ended"),
+            std::mem::take(&mut parts.copies),
+            parts.result.clone(),
+        )
+    };
+    for (home, escaped, copy) in copies {
+        patch(&mut whole, home, escaped, copy);
     }
+    done(whole, result);
 }
 
 /// Copies the part of a block that the read `bio` covers into its buffers.
@@ -129,64 +181,20 @@ impl Device for OverlayDevice {
     }
 
     fn start(&self, bio: Bio, done: Done) {
-        if bio.op != Op::Read {
-            let error = IoError {
-                op: bio.op,
-                offset: bio.offset,
-                len: bio.len,
-                cause: "the volume is replayed in memory only".to_owned(),
-            };
-            let result = if bio.op == Op::Flush {
-                Ok(())
-            } else {
-                Err(error)
-            };
-            done(bio, result);
-            return;
-        }
-        let redirects = self.redirects(&bio);
-        if redirects.is_empty() {
+        for (bio, done) in self.expand(bio, done) {
             self.inner.start(bio, done);
-            return;
         }
-        let parts = Parts {
-            left: redirects.len() + 1,
-            whole: None,
-            copies: Vec::with_capacity(redirects.len()),
-            result: Ok(()),
-            done: Some(done),
-        };
-        let parts = Arc::new(Mutex::new(Rank::Leaf, parts));
-        let of_whole = Arc::clone(&parts);
-        let whole_done = move |bio, result| {
-            let mut parts = of_whole.lock();
-            parts.whole = Some(bio);
-            let last = parts.end_one(result);
-            drop(parts);
-            if let Some((done, bio, result)) = last {
-                done(bio, result);
-            }
-        };
-        self.inner.start(bio, Box::new(whole_done));
-        for (home, redirect) in redirects {
-            let parts = Arc::clone(&parts);
-            let home = self.block_size.offset_of(home);
-            let copy_done = move |mut bio: Bio, result: Result<(), IoError>| {
-                let mut parts = parts.lock();
-                if result.is_ok() {
-                    let copy = bio.bufs.pop().expect("a read has one buffer");
-                    parts.copies.push((home, redirect.escaped, copy));
-                }
-                let last = parts.end_one(result);
-                drop(parts);
-                if let Some((done, bio, result)) = last {
-                    done(bio, result);
-                }
-            };
-            let from = self.block_size.offset_of(redirect.at);
-            let read = Bio::read(from, self.block_size.bytes());
-            self.inner.start(read, Box::new(copy_done));
-        }
+    }
+
+    fn run(&self, batch: Vec<(Bio, Done)>) {
+        let reads = batch
+            .into_iter()
+            .flat_map(|(bio, done)| self.expand(bio, done));
+        self.inner.run(reads.collect());
+    }
+
+    fn background_depth(&self) -> usize {
+        self.inner.background_depth()
     }
 
     fn help(&self, until: &dyn Fn() -> bool) {

@@ -12,7 +12,7 @@ use steadfs_rt::now;
 
 use crate::io::{submit_writes, wait_all};
 use crate::policy::{Advice, LogView};
-use crate::sb::Order;
+use crate::sb::{Change, Order};
 use crate::{Journal, JournalError};
 
 /// Most blocks of one batch of home writes, in bytes.
@@ -151,11 +151,8 @@ impl Journal {
         } else {
             Order::Plain
         };
-        let written = {
-            let mut block0 = self.block0.lock();
-            block0.set_tail(start, tid);
-            block0.write(&self.queue, order, tag)
-        };
+        let change = Change::Tail { start, tid };
+        let written = self.block0.lock().write(change, &self.queue, order, tag);
         if let Err(error) = written {
             return Err(self.fail(&error.into()));
         }

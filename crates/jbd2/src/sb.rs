@@ -15,6 +15,16 @@ pub(crate) struct Block0 {
     block_size: BlockSize,
 }
 
+/// What a write of the superblock says anew.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Change {
+    /// Where the oldest transaction starts and which it is; `start` 0: the log is empty and `tid`
+    /// comes next.
+    Tail { start: u32, tid: Tid },
+    /// An abort (positive; 0: none).
+    Errno(u32),
+}
+
 /// What must be durable before, and when the write is done.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
@@ -36,28 +46,35 @@ impl Block0 {
         }
     }
 
-    /// Says where the oldest transaction starts and which it is; `start` 0: the log is empty and
-    /// `tid` comes next.
-    pub(crate) fn set_tail(&mut self, start: u32, tid: Tid) {
-        self.raw.start = Be32::new(start);
-        self.raw.sequence = Be32::new(tid.0);
-    }
-
-    /// Notes an abort (`errno` positive; 0 takes the note away).
-    pub(crate) fn set_errno(&mut self, errno: u32) {
-        self.raw.errno = Be32::new(errno.wrapping_neg());
-    }
-
-    /// Writes and waits.
-    pub(crate) fn write(&mut self, queue: &Queue, order: Order, tag: IoTag) -> Result<(), IoError> {
-        self.raw.seal();
-        self.data.make_mut()[..size_of::<RawSuperblock>()].copy_from_slice(self.raw.as_bytes());
-        let bio = Bio::write(self.block_size.offset_of(self.at), vec![self.data.clone()]);
+    /// Writes the superblock with `change` and waits. If that fails it counts as not changed: what is
+    /// written later must not say by the way what was to be said in another order.
+    pub(crate) fn write(
+        &mut self,
+        change: Change,
+        queue: &Queue,
+        order: Order,
+        tag: IoTag,
+    ) -> Result<(), IoError> {
+        let mut raw = self.raw.clone();
+        match change {
+            Change::Tail { start, tid } => {
+                raw.start = Be32::new(start);
+                raw.sequence = Be32::new(tid.0);
+            }
+            Change::Errno(errno) => raw.errno = Be32::new(errno.wrapping_neg()),
+        }
+        raw.seal();
+        let mut data = self.data.clone();
+        data.make_mut()[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
+        let bio = Bio::write(self.block_size.offset_of(self.at), vec![data.clone()]);
         let bio = match order {
             Order::Durable => bio.with_fua(),
             Order::AfterAll => bio.preflush_and_fua(),
             Order::Plain => bio,
         };
-        queue.submit(bio, tag).wait()
+        queue.submit(bio, tag).wait()?;
+        self.raw = raw;
+        self.data = data;
+        Ok(())
     }
 }

@@ -18,6 +18,8 @@ pub struct Layout {
     /// Blocks on the device.
     pub blocks: u64,
     pub journal: Vec<(DevBlock, u64)>,
+    /// The first transaction.
+    pub sequence: u32,
 }
 
 impl Layout {
@@ -27,6 +29,7 @@ impl Layout {
             block_size: BlockSize::new(block_size).unwrap(),
             blocks,
             journal: vec![(DevBlock(10), len)],
+            sequence: 1,
         }
     }
 
@@ -42,7 +45,7 @@ impl Layout {
         raw.block_size = Be32::new(self.block_size.bytes() as u32);
         raw.max_len = Be32::new(self.map().len());
         raw.first = Be32::new(1);
-        raw.sequence = Be32::new(1);
+        raw.sequence = Be32::new(self.sequence);
         raw.users = Be32::new(1);
         raw.uuid = *b"0123456789abcdef";
         let at = self.block_size.offset_of(self.journal[0].0);
@@ -92,4 +95,10 @@ pub fn set(journal: &Journal, block: u64, value: u8) -> Tid {
     let mut handle = journal.begin(1).unwrap();
     handle.write(&buf(journal, block)).unwrap()[9] = value;
     handle.tid()
+}
+
+/// How many seeds a test tries: SEEDS of the environment, or `default`.
+pub fn seeds(default: u64) -> std::ops::Range<u64> {
+    let seeds = std::env::var("SEEDS").ok();
+    0..seeds.map_or(default, |n| n.parse().expect("SEEDS is a number"))
 }
