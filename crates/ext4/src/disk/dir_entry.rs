@@ -7,12 +7,16 @@
 //!
 //! Everything that walks a block validates each entry before it is used.
 
+mod search;
+
 use steadfs_base::limits::NAME_MAX;
 use steadfs_vfs::FileKind;
 
 use super::features::Incompat;
 use super::num::{get16, get32, idx, low8, low16, low32, put16, put32, wide};
 use super::{ChecksumSeed, DiskError, Geometry, Ino, Result, Structure};
+
+pub use search::{Found, Room, Search, insert_at, locate, remove_found, search};
 
 /// Bytes of an entry before its name.
 pub const HEADER_SIZE: usize = 8;
@@ -337,22 +341,15 @@ pub fn init_first(layout: &DirLayout, block: &mut [u8], own: Ino, parent: Ino) {
 /// sure that the name is not there yet. Seal the block afterwards.
 pub fn insert(layout: &DirLayout, block: &mut [u8], entry: &NewEntry<'_>) -> Result<Option<usize>> {
     let needed = entry_size(entry.name.len());
-    let mut place = None;
     for old in entries(layout, block) {
         let old = old?;
         if old.spare() >= needed {
-            place = Some((old.offset, old.rec_len, old.rec_len - old.spare()));
-            break;
+            let room = Room::in_entry(&old);
+            insert_at(layout, block, &room, entry);
+            return Ok(Some(room.place()));
         }
     }
-    let Some((offset, rec_len, kept)) = place else {
-        return Ok(None);
-    };
-    if kept > 0 {
-        put16(block, offset + 4, layout.encode_rec_len(kept));
-    }
-    write_entry(layout, block, offset + kept, rec_len - kept, entry);
-    Ok(Some(offset + kept))
+    Ok(None)
 }
 
 /// Removes the entry at `offset`, which [`find`] or the walk returned: its space goes to the entry
@@ -372,12 +369,22 @@ pub fn remove(layout: &DirLayout, block: &mut [u8], offset: usize) -> Result<()>
     let Some(rec_len) = target else {
         return Err(bad(offset, "is not there"));
     };
+    take_out(layout, block, offset, rec_len, before);
+    Ok(())
+}
+
+fn take_out(
+    layout: &DirLayout,
+    block: &mut [u8],
+    offset: usize,
+    rec_len: usize,
+    before: Option<(usize, usize)>,
+) {
     block[offset..offset + rec_len].fill(0);
     match before {
         Some((at, len)) => put16(block, at + 4, layout.encode_rec_len(len + rec_len)),
         None => write_free(layout, block, offset, rec_len),
     }
-    Ok(())
 }
 
 /// Points the entry at `offset` (returned by [`find`]) to another inode. Seal the block afterwards.

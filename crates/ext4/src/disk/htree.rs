@@ -22,6 +22,8 @@ const ROOT_ENTRIES_AT: usize = 32;
 const NODE_ENTRIES_AT: usize = 8;
 /// Directory blocks have 28 bits in an entry.
 const BLOCK_MASK: u32 = 0x0FFF_FFFF;
+/// The last block of a directory that an index can name.
+pub const MAX_BLOCK: u32 = BLOCK_MASK;
 
 /// What the root says of the whole index (`dx_root_info`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +129,16 @@ impl<'a> DxNode<'a> {
         node.verify_checksum(seed)?;
         node.check_order()?;
         Ok(node)
+    }
+
+    /// The root of a block that has passed [`DxNode::parse_root`] since it was read.
+    pub fn verified_root(layout: &DirLayout, block: &'a [u8]) -> Result<Self> {
+        Self::view(layout, block, ROOT_ENTRIES_AT)
+    }
+
+    /// The node of a block that has passed [`DxNode::parse_node`] since it was read.
+    pub fn verified_node(layout: &DirLayout, block: &'a [u8]) -> Result<Self> {
+        Self::view(layout, block, NODE_ENTRIES_AT)
     }
 
     fn view(layout: &DirLayout, block: &'a [u8], start: usize) -> Result<Self> {
