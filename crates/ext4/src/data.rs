@@ -156,7 +156,7 @@ impl Ext4 {
             let _alone = inode.lock.write();
             self.check_may_write(inode, offset, end)?;
             if kill_priv {
-                self.kill_priv(inode);
+                self.kill_priv(inode)?;
             }
             let size = inode.size();
             if offset > size {
@@ -194,13 +194,6 @@ impl Ext4 {
             return Err(FsError::FileTooBig);
         }
         Ok(())
-    }
-
-    /// Clears what an unprivileged write takes away: set-user-ID, and set-group-ID of executables.
-    fn kill_priv(&self, inode: &Inode) {
-        let mut core = inode.core.write();
-        let executable = core.mode & 0o010 != 0;
-        core.mode &= if executable { !0o6000 } else { !0o4000 };
     }
 
     /// Zeroes the part of the last block behind the old end of the file, up to `offset`: on the device

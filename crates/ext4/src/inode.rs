@@ -46,6 +46,8 @@ pub struct Inode {
     unflushed: AtomicBool,
     /// On the orphan list: stays in memory.
     orphan: AtomicBool,
+    /// Made without a name, and may still get one.
+    linkable: AtomicBool,
     /// Freed: nothing may bring it back.
     dead: AtomicBool,
 }
@@ -69,6 +71,7 @@ impl Inode {
             core_dirty: AtomicBool::new(false),
             unflushed: AtomicBool::new(false),
             orphan: AtomicBool::new(false),
+            linkable: AtomicBool::new(false),
             dead: AtomicBool::new(false),
         })
     }
@@ -162,6 +165,16 @@ impl Inode {
     /// Whether data was written since the last call; the caller flushes the device if so.
     pub(crate) fn take_unflushed(&self) -> bool {
         self.unflushed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Notes whether the inode, without a name, may get one.
+    pub(crate) fn set_linkable(&self, linkable: bool) {
+        self.linkable.store(linkable, Ordering::Release);
+    }
+
+    /// Whether the inode may get a name although it has none.
+    pub(crate) fn is_linkable(&self) -> bool {
+        self.linkable.load(Ordering::Acquire)
     }
 
     /// Notes whether the inode is an orphan on record.

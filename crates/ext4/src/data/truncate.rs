@@ -1,16 +1,14 @@
 //! Changing a file's size, and freeing what an unlinked inode had.
 
-use steadfs_base::{FileBlock, IoTag};
+use steadfs_base::FileBlock;
 use steadfs_cache::Why;
 use steadfs_rt::wall_clock;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
 use crate::disk;
-use crate::disk::xattr::{BlockAttrs, set_refcount};
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::map::has_extents;
-use crate::txn::Handle;
 
 /// Credits of the first handle of a truncation: inode, orphan list (its head in the superblock or a
 /// block of the orphan file), and the first freed run with its tree blocks.
@@ -87,7 +85,8 @@ impl Ext4 {
             if end <= first_gone {
                 break;
             }
-            if !listed {
+            // An inode without names is on record already, and stays there.
+            if !listed && inode.core.read().links > 0 {
                 self.orphans.add(self, &mut handle, inode)?;
                 listed = true;
             }
@@ -146,34 +145,10 @@ impl Ext4 {
             core.dtime = u32::try_from(wall_clock().secs).unwrap_or(u32::MAX).max(1);
             self.store_inode(&mut handle, inode, &core)?;
         }
-        self.alloc
-            .free_inode(self, &mut handle, ino, inode.kind())?;
+        // Out of the table before the number is free for somebody else's new inode.
         inode.set_dead();
         self.inodes.remove(ino);
-        Ok(())
-    }
-
-    /// Gives up the inode's attribute block: one owner less, or freed with the last. Three credits.
-    fn drop_xattrs(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
-        let Some(block) = inode.core.read().file_acl else {
-            return Ok(());
-        };
-        let buf = self.block(block, IoTag::default())?;
-        let refcount = BlockAttrs::parse(&self.geo, block, &buf.data())?.refcount;
-        if refcount > 1 {
-            let mut bytes = handle.write(&buf)?;
-            set_refcount(&self.geo, block, &mut bytes, refcount - 1);
-        } else {
-            drop(buf);
-            handle.forget(block)?;
-            self.alloc.free_blocks(self, handle, block, 1)?;
-        }
-        let mut core = inode.core.write();
-        core.file_acl = None;
-        core.blocks = core
-            .blocks
-            .saturating_sub(self.geo.block_size.bytes_u64() / 512);
-        Ok(())
+        self.alloc.free_inode(self, &mut handle, ino, inode.kind())
     }
 
     /// Whether `i_block` maps blocks (and is no device number or short link target).

@@ -1,0 +1,216 @@
+//! Attributes of inodes: mode, owner, times, flags.
+
+use steadfs_base::{InodeNo, Timestamp};
+use steadfs_rt::wall_clock;
+use steadfs_vfs::{Attr, Cx, FileKind, FsError, FsxAttr, InodeFlags, Result, SetAttr, SetTime};
+
+use crate::credits;
+use crate::disk::{self, time};
+use crate::fs::Ext4;
+use crate::inode::Inode;
+use crate::txn::Handle;
+
+const SET_USER_ID: u16 = 0o4000;
+const SET_GROUP_ID: u16 = 0o2000;
+const GROUP_EXECUTE: u16 = 0o010;
+
+/// Flags that users may change (`EXT4_FL_USER_MODIFIABLE` without what this program does not change:
+/// mapping, data journaling, case folding): the first eight (secure deletion to no access time), no
+/// tail merging (0x8000), and those of directories.
+const MODIFIABLE: u32 =
+    0xFF | 0x8000 | InodeFlags::DIRSYNC.0 | InodeFlags::TOPDIR.0 | InodeFlags::PROJINHERIT.0;
+/// Flags that a call may name so that it learns why they are refused.
+const NAMEABLE: u32 = MODIFIABLE | InodeFlags::EXTENTS.0 | disk::inode::JOURNAL_DATA.0;
+
+impl Ext4 {
+    /// The present, as an inode with these fields can store it.
+    pub(crate) fn now(&self, core: &disk::Inode) -> Timestamp {
+        time::clamp(wall_clock(), core.has_wide_times())
+    }
+
+    /// See [`steadfs_vfs::FileSystem::setattr`].
+    pub fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
+        self.check_writable()?;
+        let inode = self.by_number(ino, cx.tag)?;
+        {
+            let _alone = inode.lock.write();
+            check_set(&inode, &inode.core.read(), set)?;
+            if let Some(size) = set.size {
+                self.truncate(cx, &inode, size)?;
+            }
+            self.retrying(cx, || self.set_fields(cx, &inode, set))?;
+        }
+        Ok(inode.attr(self))
+    }
+
+    fn set_fields(&self, cx: &Cx, inode: &Inode, set: &SetAttr) -> Result<()> {
+        let chown = set.uid.is_some() || set.gid.is_some();
+        let other = SetAttr {
+            size: None,
+            ..set.clone()
+        };
+        if other == SetAttr::default() {
+            return Ok(());
+        }
+        let mut handle = self.txns().begin(credits::ATTRIBUTES)?;
+        let mut core = inode.core.write();
+        let wide = core.has_wide_times();
+        let now = self.now(&core);
+        if set.kill_priv || (chown && inode.kind() != FileKind::Directory) {
+            self.drop_privileges(&mut handle, inode, &mut core)?;
+        }
+        core.uid = set.uid.unwrap_or(core.uid);
+        core.gid = set.gid.unwrap_or(core.gid);
+        if let Some(perm) = set.perm {
+            // Twelve bits of permissions below the type.
+            core.mode = core.mode & !0o7777 | (perm & 0o7777) as u16;
+            self.acl_follows_mode(&mut handle, inode, &mut core, cx.tag)?;
+        }
+        let stamp = |set: Option<SetTime>, old| match set {
+            None => old,
+            Some(SetTime::Now) => now,
+            Some(SetTime::At(at)) => time::clamp(at, wide),
+        };
+        core.atime = stamp(set.atime, core.atime);
+        core.mtime = stamp(set.mtime, core.mtime);
+        core.ctime = set.ctime.map_or(now, |at| time::clamp(at, wide));
+        self.store_inode(&mut handle, inode, &core)
+    }
+
+    /// Clears set-user-ID, set-group-ID (where it means that: with group execution) and file
+    /// capabilities. The caller stores the inode. [`credits::XATTR_BLOCKS`].
+    fn drop_privileges(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+    ) -> Result<()> {
+        self.drop_capabilities(handle, inode, core)?;
+        core.mode = without_privileges(core.mode);
+        Ok(())
+    }
+
+    /// What a write by an unprivileged process does to a file's privileges. The caller holds
+    /// `inode.lock` for writing.
+    pub(crate) fn kill_priv(&self, inode: &Inode) -> Result<()> {
+        {
+            let core = inode.core.read();
+            if core.mode == without_privileges(core.mode) && !crate::acl::has_attrs(&core) {
+                return Ok(());
+            }
+        }
+        let mut handle = self.txns().begin(credits::ATTRIBUTES)?;
+        let mut core = inode.core.write();
+        let before = (core.mode, core.file_acl, core.xattr_area.clone());
+        self.drop_privileges(&mut handle, inode, &mut core)?;
+        if before != (core.mode, core.file_acl, core.xattr_area.clone()) {
+            core.ctime = self.now(&core);
+            self.store_inode(&mut handle, inode, &core)?;
+        }
+        Ok(())
+    }
+
+    /// See [`steadfs_vfs::FileSystem::flags`].
+    pub fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr> {
+        let inode = self.by_number(ino, cx.tag)?;
+        let core = inode.core.read();
+        Ok(FsxAttr {
+            flags: core.flags,
+            project: core.project,
+            extents: 0,
+        })
+    }
+
+    /// See [`steadfs_vfs::FileSystem::set_flags`].
+    pub fn set_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
+        self.check_writable()?;
+        let inode = self.by_number(ino, cx.tag)?;
+        let _alone = inode.lock.write();
+        let mut handle = self.txns().begin(1)?;
+        let mut core = inode.core.write();
+        if flags.0 & !NAMEABLE & !core.flags.0 != 0 {
+            return Err(FsError::NotSupported("one of these inode flags"));
+        }
+        if (flags.0 ^ core.flags.0) & InodeFlags::EXTENTS.0 != 0 {
+            return Err(FsError::NotSupported("changing how a file is mapped"));
+        }
+        if (flags.0 ^ core.flags.0) & disk::inode::JOURNAL_DATA.0 != 0 {
+            return Err(FsError::NotSupported("journaling a file's data"));
+        }
+        let allowed = MODIFIABLE & flags_for(inode.kind());
+        core.flags = InodeFlags(core.flags.0 & !MODIFIABLE | flags.0 & allowed);
+        core.ctime = self.now(&core);
+        self.store_inode(&mut handle, &inode, &core)
+    }
+
+    /// See [`steadfs_vfs::FileSystem::set_project`]. Volumes with projects are not written yet, and
+    /// others have only project 0.
+    pub fn set_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
+        self.check_writable()?;
+        self.by_number(ino, cx.tag)?;
+        if project == 0 {
+            Ok(())
+        } else {
+            Err(FsError::NotSupported("projects on this volume"))
+        }
+    }
+
+    /// See [`steadfs_vfs::FileSystem::generation`].
+    pub fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {
+        let inode = self.by_number(ino, cx.tag)?;
+        let generation = inode.core.read().generation;
+        Ok(generation)
+    }
+}
+
+/// The mode without set-user-ID, and without set-group-ID where group execution gives it its meaning.
+fn without_privileges(mode: u16) -> u16 {
+    if FileKind::from_mode(mode.into()) == Some(FileKind::Directory) {
+        return mode;
+    }
+    let group = if mode & GROUP_EXECUTE != 0 {
+        SET_GROUP_ID
+    } else {
+        0
+    };
+    mode & !(SET_USER_ID | group)
+}
+
+/// Flags that have a meaning for inodes of this kind, as ext4 keeps them (`EXT4_REG_FLMASK`,
+/// `EXT4_OTHER_FLMASK`).
+pub(crate) fn flags_for(kind: FileKind) -> u32 {
+    const DIRECTORY_ONLY: u32 = InodeFlags::DIRSYNC.0
+        | InodeFlags::TOPDIR.0
+        | InodeFlags::CASEFOLD.0
+        | InodeFlags::PROJINHERIT.0;
+    match kind {
+        FileKind::Directory => u32::MAX,
+        FileKind::Regular => !DIRECTORY_ONLY,
+        _ => InodeFlags::NODUMP.0 | InodeFlags::NOATIME.0,
+    }
+}
+
+/// Whether the inode's kind and flags allow the change.
+fn check_set(inode: &Inode, core: &disk::Inode, set: &SetAttr) -> Result<()> {
+    if set.size.is_some() {
+        match inode.kind() {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(FsError::IsDir),
+            _ => return Err(FsError::Invalid("only a regular file has a size to set")),
+        }
+    }
+    let immutable = core.has(InodeFlags::IMMUTABLE);
+    let fixed = immutable || core.has(InodeFlags::APPEND);
+    let at = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
+    let touches = set.atime.is_some() || set.mtime.is_some();
+    let changes = set.perm.is_some()
+        || set.uid.is_some()
+        || set.gid.is_some()
+        || set.size.is_some()
+        || at(set.atime)
+        || at(set.mtime);
+    if (fixed && changes) || (immutable && touches) {
+        return Err(FsError::NotPermitted);
+    }
+    Ok(())
+}

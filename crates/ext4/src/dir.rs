@@ -1,0 +1,390 @@
+//! Directories: names in blocks, found, added and removed.
+//!
+//! A directory is a file of blocks with entries. Short ones are searched from end to end; one that
+//! outgrows a block gets an index by hash ([`htree`]) where the volume has `dir_index`. Directories
+//! that live in their inode ([`inline`]), ignore case or have encrypted names are only read: volumes
+//! with those features are not mounted for writing.
+//!
+//! Whoever calls holds the directory's `lock` (for writing, if it changes names) and passes its
+//! `core`. What a search found stays true until the lock is released or the directory is changed.
+
+mod htree;
+mod inline;
+mod nokey;
+mod readdir;
+
+use std::sync::Arc;
+
+use steadfs_base::{DevBlock, FileBlock, IoTag};
+use steadfs_cache::MetaBuf;
+use steadfs_vfs::{FileKind, FsError, InodeFlags, Result};
+
+use crate::disk::dir_entry::{self, DirLayout, Found, NewEntry, Room};
+use crate::disk::features::Compat;
+use crate::disk::{self, ChecksumSeed, DiskError, Ino};
+use crate::fs::Ext4;
+use crate::inode::Inode;
+use crate::txn::Handle;
+use crate::verified;
+
+pub(crate) use inline::parts as inline_parts;
+pub(crate) use nokey::symlink_target;
+
+/// Blocks of a directory that are read together when one of them is not in memory.
+const READ_AHEAD: u32 = 32;
+
+/// A directory, for the time of one operation.
+pub(crate) struct Dir<'a> {
+    fs: &'a Ext4,
+    ino: Ino,
+    layout: DirLayout,
+    seed: ChecksumSeed,
+    tag: IoTag,
+}
+
+/// A name found in a block.
+pub(crate) struct Entry {
+    buf: Arc<MetaBuf>,
+    found: Found,
+}
+
+impl Entry {
+    /// The inode it names.
+    pub(crate) fn ino(&self) -> Ino {
+        self.found.ino
+    }
+}
+
+/// A place for one new name.
+pub(crate) struct Slot {
+    buf: Arc<MetaBuf>,
+    room: Room,
+}
+
+/// What a search for a name to be added comes to.
+pub(crate) enum Search {
+    /// The name is there.
+    Found(Entry),
+    /// It is not, and this is where it goes.
+    Room(Slot),
+    /// It is not, and the block it belongs to has no room: [`Dir::grow`].
+    Full,
+}
+
+impl<'a> Dir<'a> {
+    /// The directory `ino` as `core` has it; reads are on `tag`'s account.
+    pub(crate) fn new(fs: &'a Ext4, ino: Ino, core: &disk::Inode, tag: IoTag) -> Self {
+        Self {
+            fs,
+            ino,
+            layout: DirLayout::of(fs.geo()),
+            seed: core.seed(fs.geo(), ino),
+            tag,
+        }
+    }
+
+    /// Whether names are found through an index.
+    fn is_indexed(&self, core: &disk::Inode) -> bool {
+        core.has(InodeFlags::INDEX) && self.has_dir_index()
+    }
+
+    fn has_dir_index(&self) -> bool {
+        self.fs.geo().features.compat.contains(Compat::DIR_INDEX)
+    }
+
+    /// Whether the hash of a name cannot be computed from its bytes alone.
+    fn has_foreign_hash(core: &disk::Inode) -> bool {
+        core.has(InodeFlags::CASEFOLD)
+    }
+
+    fn block_count(&self, core: &disk::Inode) -> u32 {
+        // Directories are at most 2^28 blocks long; more is refused when the block is asked for.
+        u32::try_from(self.fs.geo().block_size.blocks_for(core.size)).unwrap_or(u32::MAX)
+    }
+
+    fn corrupt(&self, what: impl std::fmt::Display) -> FsError {
+        FsError::Corrupt(format!("directory {}: {what}", self.ino))
+    }
+
+    fn bad(&self, at: DevBlock) -> impl FnOnce(DiskError) -> FsError + use<> {
+        let ino = self.ino;
+        move |error| error.in_inode(ino).in_block(at).into()
+    }
+
+    /// Block `n` of the directory, its content not looked at.
+    fn block(&self, core: &disk::Inode, n: u32) -> Result<Arc<MetaBuf>> {
+        let at = self
+            .fs
+            .map_block(core, self.ino, FileBlock(n.into()), self.tag)?
+            .filter(|_| n < self.block_count(core))
+            .ok_or_else(|| self.corrupt(format_args!("block {n} is missing")))?;
+        if let Some(buf) = self.fs.meta().peek(at) {
+            return Ok(buf);
+        }
+        self.read_ahead(core, n)?;
+        self.fs.block(at, self.tag)
+    }
+
+    /// Reads the neighbourhood of block `n` with as few accesses as its place on the device allows.
+    fn read_ahead(&self, core: &disk::Inode, n: u32) -> Result<()> {
+        let first = n - n % READ_AHEAD;
+        let end = self.block_count(core).min(first.saturating_add(READ_AHEAD));
+        let mut run: Option<(DevBlock, u64)> = None;
+        for i in first..end {
+            let Some(at) = self
+                .fs
+                .map_block(core, self.ino, FileBlock(i.into()), self.tag)?
+            else {
+                continue;
+            };
+            run = Some(match run {
+                Some((start, len)) if start.plus(len) == at => (start, len + 1),
+                Some((start, len)) => {
+                    self.fs.meta().prefetch(start, len, self.tag);
+                    (at, 1)
+                }
+                None => (at, 1),
+            });
+        }
+        if let Some((start, len)) = run.filter(|&(_, len)| len > 1) {
+            self.fs.meta().prefetch(start, len, self.tag);
+        }
+        Ok(())
+    }
+
+    /// Block `n`, verified as one with entries.
+    fn leaf(&self, core: &disk::Inode, n: u32) -> Result<Arc<MetaBuf>> {
+        let buf = self.block(core, n)?;
+        buf.verify_once(verified::DIR_LEAF, |block| {
+            dir_entry::verify(&self.layout, self.seed, block)
+        })
+        .map_err(self.bad(buf.block()))?;
+        Ok(buf)
+    }
+
+    /// Finds a name in a leaf.
+    fn find_in(&self, buf: Arc<MetaBuf>, name: &[u8]) -> Result<Option<Entry>> {
+        let found =
+            dir_entry::locate(&self.layout, &buf.data(), name).map_err(self.bad(buf.block()))?;
+        Ok(found.map(|found| Entry { buf, found }))
+    }
+
+    /// Finds a name (exact bytes) in a directory made of blocks, not `.` or `..`.
+    pub(crate) fn find(&self, core: &disk::Inode, name: &[u8]) -> Result<Option<Entry>> {
+        if self.is_indexed(core) {
+            if !Self::has_foreign_hash(core) {
+                return self.find_indexed(core, name);
+            }
+            return self.find_in_all(core, name);
+        }
+        for n in 0..self.block_count(core) {
+            if let Some(entry) = self.find_in(self.leaf(core, n)?, name)? {
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Finds a name in an indexed directory without its index.
+    fn find_in_all(&self, core: &disk::Inode, name: &[u8]) -> Result<Option<Entry>> {
+        for n in 1..self.block_count(core) {
+            let buf = self.block(core, n)?;
+            if htree::is_index_block(&self.layout, &buf.data()) {
+                continue;
+            }
+            if let Some(entry) = self.find_in(self.leaf(core, n)?, name)? {
+                return Ok(Some(entry));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The inode that a name stands for, in any directory, `.` and `..` included.
+    pub(crate) fn lookup(&self, core: &disk::Inode, name: &[u8]) -> Result<Option<Ino>> {
+        let ino = match name {
+            b"." => return Ok(Some(self.ino)),
+            b".." => return self.parent(core).map(Some),
+            _ if core.has(disk::inode::INLINE_DATA) => inline::lookup(self, core, name)?,
+            _ if core.has(InodeFlags::ENCRYPTED) => nokey::lookup(self, core, name)?,
+            _ => self.find(core, name)?.map(|entry| entry.ino()),
+        };
+        if let Some(ino) = ino {
+            self.check_target(ino)?;
+        }
+        Ok(ino)
+    }
+
+    /// Refuses an entry that names a reserved inode or the directory itself.
+    pub(crate) fn check_target(&self, ino: Ino) -> Result<()> {
+        if ino == self.ino || !self.fs.geo().is_nameable(ino) {
+            return Err(self.corrupt(format_args!("an entry names inode {ino}")));
+        }
+        Ok(())
+    }
+
+    /// The inode that `..` names.
+    pub(crate) fn parent(&self, core: &disk::Inode) -> Result<Ino> {
+        let parent = if core.has(disk::inode::INLINE_DATA) {
+            inline::parent(core)
+        } else if self.is_indexed(core) {
+            self.indexed_dots(core)?.1
+        } else {
+            self.dotdot(core)?.ino()
+        };
+        if !self.fs.geo().is_nameable(parent) {
+            return Err(self.corrupt(format_args!(".. names inode {parent}")));
+        }
+        Ok(parent)
+    }
+
+    fn dotdot(&self, core: &disk::Inode) -> Result<Entry> {
+        self.find_in(self.leaf(core, 0)?, b"..")?
+            .ok_or_else(|| self.corrupt(".. is missing"))
+    }
+
+    /// Changes the inode that `..` names. One credit.
+    pub(crate) fn set_parent(
+        &self,
+        handle: &mut Handle<'_>,
+        core: &disk::Inode,
+        parent: Ino,
+    ) -> Result<()> {
+        if self.is_indexed(core) {
+            return self.set_indexed_parent(handle, core, parent);
+        }
+        let entry = self.dotdot(core)?;
+        self.retarget(handle, &entry, parent, FileKind::Directory)
+    }
+
+    /// Whether there are no names besides `.` and `..`.
+    pub(crate) fn is_empty(&self, core: &disk::Inode) -> Result<bool> {
+        if core.has(disk::inode::INLINE_DATA) {
+            return inline::is_empty(self, core);
+        }
+        let indexed = self.is_indexed(core);
+        for n in u32::from(indexed)..self.block_count(core) {
+            let buf = self.block(core, n)?;
+            if indexed && htree::is_index_block(&self.layout, &buf.data()) {
+                continue;
+            }
+            let buf = self.leaf(core, n)?;
+            if !dir_entry::is_empty(&self.layout, &buf.data()).map_err(self.bad(buf.block()))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Looks for `name` and, should it be missing, for the place where it goes: one pass.
+    pub(crate) fn search(&self, core: &disk::Inode, name: &[u8]) -> Result<Search> {
+        if self.is_indexed(core) {
+            return self.search_indexed(core, name);
+        }
+        let mut room = None;
+        for n in 0..self.block_count(core) {
+            let buf = self.leaf(core, n)?;
+            match self.search_in(buf, name)? {
+                found @ Search::Found(_) => return Ok(found),
+                here @ Search::Room(_) => room = room.or(Some(here)),
+                Search::Full => {}
+            }
+        }
+        Ok(room.unwrap_or(Search::Full))
+    }
+
+    fn search_in(&self, buf: Arc<MetaBuf>, name: &[u8]) -> Result<Search> {
+        let search =
+            dir_entry::search(&self.layout, &buf.data(), name).map_err(self.bad(buf.block()))?;
+        Ok(match search {
+            dir_entry::Search::Found(found) => Search::Found(Entry { buf, found }),
+            dir_entry::Search::Room(room) => Search::Room(Slot { buf, room }),
+            dir_entry::Search::Full => Search::Full,
+        })
+    }
+
+    /// Makes room where `name` belongs, by one step: another block, a first index, a split. Search
+    /// again afterwards. The inode is stored; the directory is whole after each step.
+    /// [`crate::credits::grow`].
+    pub(crate) fn grow(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        name: &[u8],
+    ) -> Result<()> {
+        if self.is_indexed(core) {
+            self.grow_index(handle, inode, core, name)?;
+        } else if self.block_count(core) == 1 && self.has_dir_index() {
+            self.make_index(handle, inode, core)?;
+        } else {
+            let (_, buf) = self.fs.append_dir_block(handle, inode, core)?;
+            self.rewrite(handle, &buf, |block| {
+                dir_entry::init_empty(&self.layout, block)
+            })?;
+            // An index left from times with the feature is not kept up: it must not be believed.
+            core.flags = InodeFlags(core.flags.0 & !InodeFlags::INDEX.0);
+        }
+        self.fs.store_inode(handle, inode, core)
+    }
+
+    /// Makes the first block of a new directory. The caller stores the inode.
+    pub(crate) fn init(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        parent: Ino,
+    ) -> Result<()> {
+        let (_, buf) = self.fs.append_dir_block(handle, inode, core)?;
+        self.rewrite(handle, &buf, |block| {
+            dir_entry::init_first(&self.layout, block, self.ino, parent);
+        })
+    }
+
+    /// Changes a leaf and seals it.
+    fn rewrite(
+        &self,
+        handle: &mut Handle<'_>,
+        buf: &Arc<MetaBuf>,
+        change: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
+        let mut guard = handle.write(buf)?;
+        let block: &mut [u8] = &mut guard;
+        change(block);
+        dir_entry::seal(&self.layout, self.seed, block);
+        buf.set_verified(verified::DIR_LEAF);
+        Ok(())
+    }
+
+    /// Writes a name into its place. One credit.
+    pub(crate) fn insert(
+        &self,
+        handle: &mut Handle<'_>,
+        slot: &Slot,
+        entry: &NewEntry<'_>,
+    ) -> Result<()> {
+        self.rewrite(handle, &slot.buf, |block| {
+            dir_entry::insert_at(&self.layout, block, &slot.room, entry);
+        })
+    }
+
+    /// Removes a name. One credit.
+    pub(crate) fn remove(&self, handle: &mut Handle<'_>, entry: &Entry) -> Result<()> {
+        self.rewrite(handle, &entry.buf, |block| {
+            dir_entry::remove_found(&self.layout, block, &entry.found);
+        })
+    }
+
+    /// Makes a name stand for another inode. One credit.
+    pub(crate) fn retarget(
+        &self,
+        handle: &mut Handle<'_>,
+        entry: &Entry,
+        ino: Ino,
+        kind: FileKind,
+    ) -> Result<()> {
+        self.rewrite(handle, &entry.buf, |block| {
+            dir_entry::set_target(&self.layout, block, entry.found.offset, ino, kind);
+        })
+    }
+}

@@ -1,0 +1,325 @@
+//! Listing a directory, with cookies that stay true while it changes.
+//!
+//! Directories that have an index, or that will get one when their only block is full, are listed in
+//! the order of their names' hashes: an insertion, a removal or a split never moves a name in that
+//! order. A cookie is the place in the order behind the entry it came with:
+//!
+//! ```text
+//! 62          32 31             8 7       0
+//! hash (major)/2  tie (24 bits)   ordinal       + 2
+//! ```
+//!
+//! 0, 1 and 2 are the places before `.`, before `..` and before the first name. The tie is the upper
+//! part of the minor hash (of the name's CRC where the hash function has no minor), the ordinal counts
+//! names that agree in all 55 bits, in the order of their bytes. Only if such a neighbour is added or
+//! removed between two calls can a name be told twice or not at all, and only if more than 256 agree.
+//!
+//! All other directories are listed by position, as in the kernel; those never get an index.
+
+use steadfs_base::checksum::crc32c;
+use steadfs_vfs::{DirEntry, FileKind, InodeFlags, Result};
+
+use super::{Dir, htree, inline, nokey};
+use crate::disk::dir_entry::{self, RawEntry};
+use crate::disk::hash::HashKind;
+use crate::disk::{self, Ino};
+
+/// Names kept in memory at once where a run of equal hashes goes over many leaves.
+const WINDOW: usize = 4096;
+/// Bits of the ordinal.
+const ORDINAL: u64 = 0xFF;
+
+/// A caller's function that takes entries until it returns false.
+pub(crate) type Emit<'e> = &'e mut dyn FnMut(DirEntry<'_>) -> bool;
+
+/// A name in the listing's order.
+struct Name {
+    /// Place in the order, [`ORDINAL`] bits zero until all of its group are there.
+    key: u64,
+    ino: Ino,
+    file_type: u8,
+    name: Box<[u8]>,
+}
+
+/// A piece of the listing.
+struct Window {
+    names: Vec<Name>,
+    /// Where the next piece starts.
+    next: Option<u64>,
+}
+
+impl Dir<'_> {
+    /// Reports the entries behind `cookie` until `emit` has enough.
+    pub(crate) fn read(&self, core: &disk::Inode, cookie: u64, emit: Emit<'_>) -> Result<()> {
+        if core.has(disk::inode::INLINE_DATA) {
+            return inline::read(self, core, cookie, emit);
+        }
+        let foreign = core.has(InodeFlags::ENCRYPTED) || Self::has_foreign_hash(core);
+        if self.is_dx(core) && !foreign {
+            self.read_by_hash(core, cookie, emit)
+        } else {
+            self.read_by_position(core, cookie, emit)
+        }
+    }
+
+    /// Whether the directory has an index or will have one when it grows.
+    pub(super) fn is_dx(&self, core: &disk::Inode) -> bool {
+        self.has_dir_index() && (core.has(InodeFlags::INDEX) || self.block_count(core) == 1)
+    }
+
+    /// Reports `.` and `..` at cookies 0 and 1; whether the caller wants more.
+    pub(super) fn read_dots(
+        &self,
+        core: &disk::Inode,
+        cookie: u64,
+        emit: Emit<'_>,
+    ) -> Result<bool> {
+        for (at, name) in [(0, &b"."[..]), (1, b"..")] {
+            if cookie > at {
+                continue;
+            }
+            let ino = if at == 0 {
+                self.ino
+            } else {
+                self.parent(core)?
+            };
+            let kind = Some(FileKind::Directory);
+            if !emit(DirEntry {
+                ino: ino.into(),
+                kind,
+                name,
+                next: at + 1,
+            }) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn read_by_hash(&self, core: &disk::Inode, cookie: u64, emit: Emit<'_>) -> Result<()> {
+        if !self.read_dots(core, cookie, emit)? {
+            return Ok(());
+        }
+        let mut resume = cookie.saturating_sub(2);
+        loop {
+            let window = if self.is_indexed(core) {
+                self.gather(core, resume)?
+            } else {
+                self.gather_only_block(core, resume)?
+            };
+            for name in window.names {
+                let entry = DirEntry {
+                    ino: name.ino.into(),
+                    kind: dir_entry::kind_of(name.file_type),
+                    name: &name.name,
+                    next: name.key + 3,
+                };
+                if !emit(entry) {
+                    return Ok(());
+                }
+            }
+            match window.next {
+                Some(next) => resume = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn gather_only_block(&self, core: &disk::Inode, resume: u64) -> Result<Window> {
+        let mut names = Vec::new();
+        let buf = self.leaf(core, 0)?;
+        for entry in dir_entry::entries(&self.layout, &buf.data()) {
+            let entry = entry.map_err(self.bad(buf.block()))?;
+            if entry.name != b"." && entry.name != b".." {
+                self.take(self.fs.geo().hash.kind, &entry, resume, &mut names)?;
+            }
+        }
+        order(&mut names);
+        names.retain(|name| name.key >= resume);
+        Ok(Window { names, next: None })
+    }
+
+    /// The names of the leaf where `resume` lies, and of those that continue its run of equal hashes;
+    /// or of the first leaf behind it that has any.
+    fn gather(&self, core: &disk::Inode, resume: u64) -> Result<Window> {
+        let mut names = Vec::new();
+        let mut cut = false;
+        let mut path = self.descend(core, major_of(resume))?;
+        for _ in 0..self.block_count(core) {
+            let bound = self.bound(&path)?;
+            self.take_leaf(core, &path, bound, resume, &mut names)?;
+            if names.len() > 2 * WINDOW {
+                order(&mut names);
+                names.truncate(WINDOW);
+                cut = true;
+            }
+            let run_ends = bound.is_none_or(|bound| bound & 1 == 0);
+            if bound.is_none() || (run_ends && !names.is_empty()) {
+                order(&mut names);
+                let mut next = bound.map(|bound| key_of(bound, 0));
+                if cut {
+                    names.truncate(WINDOW);
+                    next = names.last().map(|last| last.key + 1);
+                }
+                names.retain(|name| name.key >= resume);
+                return Ok(Window { names, next });
+            }
+            self.advance(core, &mut path)?;
+        }
+        Err(self.corrupt("the index has more leaves than the directory blocks"))
+    }
+
+    fn take_leaf(
+        &self,
+        core: &disk::Inode,
+        path: &htree::Path,
+        bound: Option<u32>,
+        resume: u64,
+        names: &mut Vec<Name>,
+    ) -> Result<()> {
+        let buf = self.leaf_of(core, path)?;
+        for entry in dir_entry::entries(&self.layout, &buf.data()) {
+            let entry = entry.map_err(self.bad(buf.block()))?;
+            if entry.ino.is_none() {
+                continue;
+            }
+            let major = self.take(path.hash_kind(), &entry, resume, names)?;
+            if bound.is_some_and(|bound| major > bound || (major == bound && bound & 1 == 0)) {
+                return Err(self.corrupt("a name is not where the index says"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a name unless it lies before `resume`; its hash.
+    fn take(
+        &self,
+        kind: HashKind,
+        entry: &RawEntry<'_>,
+        resume: u64,
+        names: &mut Vec<Name>,
+    ) -> Result<u32> {
+        let Some(ino) = entry.ino else {
+            return Ok(0);
+        };
+        let hash = self.hash(kind, entry.name)?;
+        let tie = match kind {
+            HashKind::Legacy => crc32c(!0, entry.name),
+            _ => hash.minor,
+        };
+        let key = key_of(hash.major, tie);
+        if key >= resume & !ORDINAL {
+            let name = entry.name.into();
+            names.push(Name {
+                key,
+                ino,
+                file_type: entry.file_type,
+                name,
+            });
+        }
+        Ok(hash.major)
+    }
+
+    fn read_by_position(&self, core: &disk::Inode, cookie: u64, emit: Emit<'_>) -> Result<()> {
+        let size = self.fs.geo().block_size;
+        let indexed = self.is_indexed(core);
+        let mut from = size.within(cookie);
+        let first = u32::try_from(size.file_block(cookie).0).unwrap_or(u32::MAX);
+        for n in first..self.block_count(core) {
+            let base = u64::from(n) * size.bytes_u64();
+            let more = if n == 0 && indexed {
+                let (own, parent) = self.indexed_dots(core)?;
+                let dot = dir_entry::entry_size(1) as u64;
+                let dots = [
+                    (own, &b"."[..], 0, dot),
+                    (parent, b"..", dot, size.bytes_u64()),
+                ];
+                dots.into_iter()
+                    .filter(|&(_, _, at, _)| at >= from as u64)
+                    .all(|(ino, name, _, next)| {
+                        let kind = Some(FileKind::Directory);
+                        emit(DirEntry {
+                            ino: ino.into(),
+                            kind,
+                            name,
+                            next,
+                        })
+                    })
+            } else {
+                self.read_block(core, n, from, base, emit)?
+            };
+            if !more {
+                return Ok(());
+            }
+            from = 0;
+        }
+        Ok(())
+    }
+
+    /// Reports one block's entries from offset `from` on; whether the caller wants more.
+    fn read_block(
+        &self,
+        core: &disk::Inode,
+        n: u32,
+        from: usize,
+        base: u64,
+        emit: Emit<'_>,
+    ) -> Result<bool> {
+        let buf = self.block(core, n)?;
+        if self.is_indexed(core) && htree::is_index_block(&self.layout, &buf.data()) {
+            return Ok(true);
+        }
+        let buf = self.leaf(core, n)?;
+        let encrypted = core.has(InodeFlags::ENCRYPTED);
+        let data = buf.data();
+        for entry in dir_entry::entries(&self.layout, &data) {
+            let entry = entry.map_err(self.bad(buf.block()))?;
+            let Some(ino) = entry.ino.filter(|_| entry.offset >= from) else {
+                continue;
+            };
+            let next = base + (entry.offset + entry.rec_len) as u64;
+            let shown;
+            let name = if encrypted && entry.name != b"." && entry.name != b".." {
+                shown = nokey::shown_name(self, core, &data, &entry)?;
+                &shown
+            } else {
+                entry.name
+            };
+            if !emit(DirEntry {
+                ino: ino.into(),
+                kind: entry.kind(),
+                name,
+                next,
+            }) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn key_of(major: u32, tie: u32) -> u64 {
+    u64::from(major >> 1) << 32 | u64::from(tie) & !ORDINAL
+}
+
+fn major_of(key: u64) -> u32 {
+    // A cookie that no listing has given out may be anything.
+    ((key >> 31) & u64::from(u32::MAX - 1)) as u32
+}
+
+/// Sorts and gives names that agree in their keys their ordinals.
+fn order(names: &mut [Name]) {
+    names.sort_unstable_by(|a, b| (a.key & !ORDINAL, &a.name).cmp(&(b.key & !ORDINAL, &b.name)));
+    let mut group = None;
+    let mut ordinal = 0;
+    for name in names {
+        let base = name.key & !ORDINAL;
+        ordinal = if group == Some(base) {
+            (ordinal + 1).min(ORDINAL)
+        } else {
+            0
+        };
+        group = Some(base);
+        name.key = base | ordinal;
+    }
+}

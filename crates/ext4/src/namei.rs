@@ -1,0 +1,206 @@
+//! Names: what the calls that work on directories have in common.
+//!
+//! **Order of locks.** A call takes the `lock` of each directory whose names it changes, in the order
+//! of inode numbers; an inode that is not a directory is protected by its `core` alone, since what
+//! names do to it is its link count. Then a handle, then one `core` at a time.
+//!
+//! **Order of steps.** First the target directory gets room for the new name: it may grow in several
+//! transactions, and is whole after each. All the rest happens in one handle.
+
+mod create;
+mod link;
+mod read;
+mod rename;
+
+use std::sync::Arc;
+
+use steadfs_base::limits::NAME_MAX;
+use steadfs_base::{InodeNo, IoTag};
+use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result};
+
+use crate::credits;
+use crate::dir::{Dir, Search, Slot};
+use crate::disk::inode::LINK_MAX;
+use crate::disk::{self, Ino};
+use crate::fs::Ext4;
+use crate::inode::Inode;
+use crate::txn::Handle;
+
+/// Steps by which a directory grows for one name: each index level once, and the leaf; more only
+/// where names of great length meet equal hashes.
+const MOST_STEPS: u32 = 16;
+
+impl Ext4 {
+    /// The inode with this number, as the caller of the file system names it.
+    pub(crate) fn by_number(&self, ino: InodeNo, tag: IoTag) -> Result<Arc<Inode>> {
+        self.inode(Ino::from_vfs(ino).ok_or(FsError::Stale)?, tag)
+    }
+
+    /// The directory with this number.
+    pub(crate) fn directory(&self, ino: InodeNo, tag: IoTag) -> Result<Arc<Inode>> {
+        let inode = self.by_number(ino, tag)?;
+        if inode.kind() == FileKind::Directory {
+            Ok(inode)
+        } else {
+            Err(FsError::NotDir)
+        }
+    }
+
+    /// The inode that a directory's entry names.
+    fn named(&self, dir: &Inode, ino: Ino, tag: IoTag) -> Result<Arc<Inode>> {
+        self.inode(ino, tag).map_err(|error| match error {
+            FsError::Stale => FsError::Corrupt(format!(
+                "directory {}: an entry names free inode {ino}",
+                dir.ino()
+            )),
+            other => other,
+        })
+    }
+
+    /// Runs an operation, and once more if space ran out while blocks wait for a commit to be free.
+    pub(crate) fn retrying<T>(&self, cx: &Cx, mut run: impl FnMut() -> Result<T>) -> Result<T> {
+        match run() {
+            Err(FsError::NoSpace) if self.alloc.totals().pending > 0 => {
+                self.commit_running(cx.tag)?;
+                run()
+            }
+            result => result,
+        }
+    }
+
+    /// Finds where `name` goes in a directory, and makes room if there is none. `rest` credits are left
+    /// in the handle, which may be another one than before.
+    fn room_for_name(
+        &self,
+        cx: &Cx,
+        handle: &mut Handle<'_>,
+        dir: &Inode,
+        name: &[u8],
+        rest: u32,
+    ) -> Result<Slot> {
+        for _ in 0..MOST_STEPS {
+            let needed = {
+                let core = dir.core.read();
+                match Dir::new(self, dir.ino(), &core, cx.tag).search(&core, name)? {
+                    Search::Found(_) => return Err(FsError::Exists),
+                    Search::Room(slot) => return Ok(slot),
+                    Search::Full => credits::grow(self, &core),
+                }
+            };
+            if !handle.extend(rest + needed) {
+                handle.restart(rest + needed)?;
+            }
+            let mut core = dir.core.write();
+            Dir::new(self, dir.ino(), &core, cx.tag).grow(handle, dir, &mut core, name)?;
+        }
+        Err(FsError::Corrupt(format!(
+            "directory {}: does not get room by splitting",
+            dir.ino()
+        )))
+    }
+
+    /// Notes a change of a directory's names: its times.
+    fn touch_dir(&self, core: &mut disk::Inode) {
+        let now = self.now(core);
+        core.mtime = now;
+        core.ctime = now;
+    }
+
+    /// Ends an operation. Where the mount or a directory says so (`dirsync`, `chattr +D`) its changes
+    /// are made durable before the call returns.
+    fn end_op(&self, cx: &Cx, handle: Handle<'_>, dirs: &[&Inode]) -> Result<()> {
+        let sync = InodeFlags::SYNC.union(InodeFlags::DIRSYNC).0;
+        let wanted = dirs.iter().any(|dir| dir.core.read().flags.0 & sync != 0);
+        let tid = handle.tid();
+        drop(handle);
+        if wanted {
+            self.txns().commit(tid, cx.tag)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Whether this name is one of the two that every directory has.
+fn is_dots(name: &[u8]) -> bool {
+    name == b"." || name == b".."
+}
+
+/// Refuses a name that no entry can have; names are looked for with any bytes, since a volume can
+/// have any.
+fn check_length(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(FsError::NameTooLong);
+    }
+    if name.is_empty() {
+        Err(FsError::NotFound)
+    } else {
+        Ok(())
+    }
+}
+
+/// Refuses to add names to a directory that is gone or must not change.
+fn check_may_add(core: &disk::Inode) -> Result<()> {
+    if core.links == 0 {
+        return Err(FsError::NotFound);
+    }
+    if core.has(InodeFlags::IMMUTABLE) {
+        Err(FsError::NotPermitted)
+    } else {
+        Ok(())
+    }
+}
+
+/// Refuses to remove a name of `victim` (which [`check_may_lose_name`] has allowed) from a directory.
+fn check_may_remove(core: &disk::Inode) -> Result<()> {
+    if core.links == 0 {
+        return Err(FsError::NotFound);
+    }
+    if core.has(InodeFlags::IMMUTABLE) || core.has(InodeFlags::APPEND) {
+        return Err(FsError::NotPermitted);
+    }
+    Ok(())
+}
+
+/// Refuses to change the names of an inode that must not change.
+fn check_may_lose_name(core: &disk::Inode) -> Result<()> {
+    if core.has(InodeFlags::IMMUTABLE) || core.has(InodeFlags::APPEND) {
+        return Err(FsError::NotPermitted);
+    }
+    Ok(())
+}
+
+/// Whether a directory can have one more subdirectory. With `dir_nlink` an indexed directory with more
+/// than [`LINK_MAX`] has a count of 1, "many", for good.
+fn check_may_have_subdir(fs: &Ext4, core: &disk::Inode) -> Result<()> {
+    let unlimited = has_dir_nlink(fs) && core.has(InodeFlags::INDEX);
+    if core.links >= LINK_MAX && !unlimited {
+        Err(FsError::TooManyLinks)
+    } else {
+        Ok(())
+    }
+}
+
+fn has_dir_nlink(fs: &Ext4) -> bool {
+    fs.geo()
+        .has_ro_compat(crate::disk::features::RoCompat::DIR_NLINK)
+}
+
+/// Counts a new subdirectory's `..`.
+fn gain_subdir(core: &mut disk::Inode) {
+    if core.links == 1 || core.links >= LINK_MAX {
+        core.links = 1;
+    } else {
+        core.links += 1;
+    }
+}
+
+/// Counts a subdirectory's `..` that is gone. A count of 1 stays, and 2 is the least otherwise.
+fn lose_subdir(core: &mut disk::Inode) {
+    if core.links > 2 {
+        core.links -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,213 @@
+//! More and fewer names for an inode: link, unlink, rmdir.
+
+use std::sync::Arc;
+
+use steadfs_base::InodeNo;
+use steadfs_rt::RwLockWriteGuard;
+use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
+
+use super::{
+    check_length, check_may_add, check_may_lose_name, check_may_remove, is_dots, lose_subdir,
+};
+use crate::credits;
+use crate::dir::{Dir, Entry};
+use crate::disk::inode::LINK_MAX;
+use crate::fs::Ext4;
+use crate::inode::Inode;
+use crate::txn::Handle;
+
+impl Ext4 {
+    /// See [`steadfs_vfs::FileSystem::link`]. An inode without names gets one only if it was made by
+    /// `tmpfile`.
+    pub fn link(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        check_name(name)?;
+        if is_dots(name) {
+            return Err(FsError::Exists);
+        }
+        self.retrying(cx, || self.link_once(cx, ino, dir, name))
+    }
+
+    fn link_once(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        self.check_writable()?;
+        let inode = self.by_number(ino, cx.tag)?;
+        if inode.kind() == FileKind::Directory {
+            return Err(FsError::NotPermitted);
+        }
+        let dir = self.directory(dir, cx.tag)?;
+        let _names = dir.lock.write();
+        check_may_add(&dir.core.read())?;
+        let mut handle = self.txns().begin(credits::LINK)?;
+        let slot = self.room_for_name(cx, &mut handle, &dir, name, credits::LINK)?;
+        let first = {
+            let mut core = inode.core.write();
+            check_may_lose_name(&core)?;
+            if core.links >= LINK_MAX {
+                return Err(FsError::TooManyLinks);
+            }
+            if core.links == 0 && !inode.is_linkable() {
+                return Err(FsError::NotFound);
+            }
+            core.links += 1;
+            core.ctime = self.now(&core);
+            self.store_inode(&mut handle, &inode, &core)?;
+            core.links == 1
+        };
+        if first {
+            self.orphans.remove(self, &mut handle, &inode)?;
+            inode.set_linkable(false);
+        }
+        self.add_name(cx, &mut handle, &dir, (&slot, name), &inode, false)?;
+        inode.add_lookup();
+        self.end_op(cx, handle, &[&dir])?;
+        Ok(inode.attr(self))
+    }
+
+    /// See [`steadfs_vfs::FileSystem::unlink`].
+    pub fn unlink(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        check_length(name)?;
+        if is_dots(name) {
+            return Err(FsError::IsDir);
+        }
+        self.check_writable()?;
+        let dir = self.directory(dir, cx.tag)?;
+        let names = dir.lock.write();
+        let (entry, victim) = self.entry_to_remove(cx, &dir, name)?;
+        if victim.kind() == FileKind::Directory {
+            return Err(FsError::IsDir);
+        }
+        check_may_lose_name(&victim.core.read())?;
+        let mut handle = self.txns().begin(credits::UNLINK)?;
+        self.take_name(cx, &mut handle, &dir, &entry, false)?;
+        self.lose_name(&mut handle, &victim)?;
+        self.end_op(cx, handle, &[&dir])?;
+        drop(names);
+        self.evict_if_unused(&victim)
+    }
+
+    /// See [`steadfs_vfs::FileSystem::rmdir`].
+    pub fn rmdir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        check_length(name)?;
+        match name {
+            b"." => return Err(FsError::Invalid("the last part of the path is '.'")),
+            b".." => return Err(FsError::NotEmpty),
+            _ => {}
+        }
+        self.check_writable()?;
+        let dir = self.directory(dir, cx.tag)?;
+        loop {
+            let victim = {
+                let _names = dir.lock.read();
+                self.entry_to_remove(cx, &dir, name)?.1
+            };
+            if victim.kind() != FileKind::Directory {
+                return Err(FsError::NotDir);
+            }
+            let locks = lock_all(&[&dir, &victim]);
+            // Between the locks somebody else may have worked on the name.
+            let (entry, now) = self.entry_to_remove(cx, &dir, name)?;
+            if now.ino() != victim.ino() {
+                continue;
+            }
+            self.rmdir_locked(cx, &dir, &entry, &victim)?;
+            drop(locks);
+            return self.evict_if_unused(&victim);
+        }
+    }
+
+    fn rmdir_locked(&self, cx: &Cx, dir: &Inode, entry: &Entry, victim: &Inode) -> Result<()> {
+        {
+            let core = victim.core.read();
+            check_may_lose_name(&core)?;
+            if !Dir::new(self, victim.ino(), &core, cx.tag).is_empty(&core)? {
+                return Err(FsError::NotEmpty);
+            }
+        }
+        let mut handle = self.txns().begin(credits::UNLINK)?;
+        self.take_name(cx, &mut handle, dir, entry, true)?;
+        self.lose_all_names(&mut handle, victim)?;
+        self.end_op(cx, handle, &[dir])
+    }
+
+    /// The entry of a name in a directory that may lose names, and its inode.
+    pub(super) fn entry_to_remove(
+        &self,
+        cx: &Cx,
+        dir: &Inode,
+        name: &[u8],
+    ) -> Result<(Entry, Arc<Inode>)> {
+        let entry = {
+            let core = dir.core.read();
+            check_may_remove(&core)?;
+            let blocks = Dir::new(self, dir.ino(), &core, cx.tag);
+            let entry = blocks.find(&core, name)?.ok_or(FsError::NotFound)?;
+            blocks.check_target(entry.ino())?;
+            entry
+        };
+        let inode = self.named(dir, entry.ino(), cx.tag)?;
+        Ok((entry, inode))
+    }
+
+    /// Removes an entry, `subdir`: of a directory.
+    pub(super) fn take_name(
+        &self,
+        cx: &Cx,
+        handle: &mut Handle<'_>,
+        dir: &Inode,
+        entry: &Entry,
+        subdir: bool,
+    ) -> Result<()> {
+        let mut core = dir.core.write();
+        Dir::new(self, dir.ino(), &core, cx.tag).remove(handle, entry)?;
+        self.touch_dir(&mut core);
+        if subdir {
+            lose_subdir(&mut core);
+        }
+        self.store_inode(handle, dir, &core)
+    }
+
+    /// One name less for an inode that is not a directory; the last one makes it an orphan.
+    pub(super) fn lose_name(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
+        let last = {
+            let mut core = inode.core.write();
+            // A count that was wrong already must not wrap.
+            core.links = core.links.saturating_sub(1);
+            core.ctime = self.now(&core);
+            self.store_inode(handle, inode, &core)?;
+            core.links == 0
+        };
+        if last {
+            self.orphans.add(self, handle, inode)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A directory loses its name and is an orphan.
+    pub(super) fn lose_all_names(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
+        {
+            let mut core = inode.core.write();
+            core.links = 0;
+            core.ctime = self.now(&core);
+            self.store_inode(handle, inode, &core)?;
+        }
+        self.orphans.add(self, handle, inode)
+    }
+
+    /// Frees an inode that has no name and that no caller knows. The caller holds no lock.
+    pub(super) fn evict_if_unused(&self, inode: &Inode) -> Result<()> {
+        let unnamed = inode.core.read().links == 0;
+        if unnamed && !inode.is_looked_up() {
+            self.evict(inode)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Locks inodes for changing their names or content, in the order of their numbers, each once.
+pub(super) fn lock_all<'a>(inodes: &[&'a Inode]) -> Vec<RwLockWriteGuard<'a, ()>> {
+    let mut sorted = inodes.to_vec();
+    sorted.sort_unstable_by_key(|inode| inode.ino());
+    sorted.dedup_by_key(|inode| inode.ino());
+    sorted.into_iter().map(|inode| inode.lock.write()).collect()
+}

@@ -1,0 +1,93 @@
+//! Looking at names: lookup, readdir, readlink.
+
+use steadfs_base::{FileBlock, InodeNo, IoTag};
+use steadfs_vfs::{Attr, Cx, DirEntry, FileKind, FsError, InodeFlags, Result};
+
+use super::check_length;
+use crate::dir::{Dir, inline_parts, symlink_target};
+use crate::disk::{self, Ino};
+use crate::fs::Ext4;
+use crate::inode::Inode;
+
+impl Ext4 {
+    /// See [`steadfs_vfs::FileSystem::lookup`]. In directories that ignore case names are found by
+    /// their exact bytes.
+    pub fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        check_length(name)?;
+        let dir = self.directory(dir, cx.tag)?;
+        let _names = dir.lock.read();
+        let ino = {
+            let core = dir.core.read();
+            Dir::new(self, dir.ino(), &core, cx.tag).lookup(&core, name)?
+        };
+        let inode = self.named(&dir, ino.ok_or(FsError::NotFound)?, cx.tag)?;
+        // Under the directory's lock: whoever removes the name later sees the count.
+        inode.add_lookup();
+        Ok(inode.attr(self))
+    }
+
+    /// See [`steadfs_vfs::FileSystem::readdir`].
+    pub fn readdir(
+        &self,
+        cx: &Cx,
+        dir: InodeNo,
+        cookie: u64,
+        emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        let dir = self.directory(dir, cx.tag)?;
+        let _names = dir.lock.read();
+        let core = dir.core.read();
+        if core.links == 0 {
+            return Err(FsError::NotFound);
+        }
+        Dir::new(self, dir.ino(), &core, cx.tag).read(&core, cookie, emit)
+    }
+
+    /// See [`steadfs_vfs::FileSystem::readlink`].
+    pub fn readlink(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<u8>> {
+        let inode = self.by_number(ino, cx.tag)?;
+        if inode.kind() != FileKind::Symlink {
+            return Err(FsError::Invalid("not a symbolic link"));
+        }
+        let content = self.link_content(&inode, cx.tag)?;
+        let encrypted = inode.core.read().has(InodeFlags::ENCRYPTED);
+        if encrypted {
+            symlink_target(&content)
+        } else {
+            Ok(content)
+        }
+    }
+
+    fn link_content(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
+        let core = inode.core.read();
+        if core.is_fast_symlink(self.geo()) {
+            return Ok(core.fast_symlink_target().to_vec());
+        }
+        let ino = inode.ino();
+        let bad = |what: &str| FsError::Corrupt(format!("inode {ino}: symbolic link {what}"));
+        let size = usize::try_from(core.size).map_err(|_| bad("is too long"))?;
+        if size == 0 || size > self.geo().block_size.bytes() {
+            return Err(bad("has an impossible length"));
+        }
+        let mut content = self.link_bytes(ino, &core, tag)?;
+        if content.len() < size {
+            return Err(bad("is cut short"));
+        }
+        content.truncate(size);
+        // The kernel takes the target up to the first zero byte.
+        if !core.has(InodeFlags::ENCRYPTED) && content.contains(&0) {
+            return Err(bad("has a zero byte"));
+        }
+        Ok(content)
+    }
+
+    fn link_bytes(&self, ino: Ino, core: &disk::Inode, tag: IoTag) -> Result<Vec<u8>> {
+        if core.has(disk::inode::INLINE_DATA) {
+            return Ok(inline_parts(core)?.concat());
+        }
+        let at = self.map_block(core, ino, FileBlock(0), tag)?;
+        let at = at
+            .ok_or_else(|| FsError::Corrupt(format!("inode {ino}: symbolic link has no target")))?;
+        Ok(self.block(at, tag)?.data().to_vec())
+    }
+}

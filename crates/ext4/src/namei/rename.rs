@@ -1,0 +1,372 @@
+//! Renames, of every kind.
+
+use std::sync::Arc;
+
+use steadfs_base::InodeNo;
+use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result, check_name};
+
+use super::create::Spec;
+use super::link::lock_all;
+use super::{
+    check_length, check_may_add, check_may_have_subdir, check_may_lose_name, check_may_remove,
+    gain_subdir, is_dots, lose_subdir,
+};
+use crate::credits;
+use crate::dir::{Dir, Entry, Slot};
+use crate::disk::Ino;
+use crate::fs::Ext4;
+use crate::inode::Inode;
+use crate::txn::Handle;
+
+/// Levels of directories looked at above one another before the tree is taken for a circle.
+const DEEPEST: u32 = 1 << 20;
+
+/// A name and its directory.
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    dir: &'a Inode,
+    name: &'a [u8],
+}
+
+/// What both names stand for.
+struct Pair {
+    old: Arc<Inode>,
+    new: Option<Arc<Inode>>,
+}
+
+impl Pair {
+    fn same_as(&self, other: &Self) -> bool {
+        let number = |inode: &Option<Arc<Inode>>| inode.as_ref().map(|inode| inode.ino());
+        self.old.ino() == other.old.ino() && number(&self.new) == number(&other.new)
+    }
+}
+
+fn is_dir(inode: &Inode) -> bool {
+    inode.kind() == FileKind::Directory
+}
+
+/// Whether a move changes how many subdirectories its two directories have.
+fn counts(from: Side<'_>, to: Side<'_>, moved: &Inode) -> bool {
+    is_dir(moved) && from.dir.ino() != to.dir.ino()
+}
+
+impl Ext4 {
+    /// See [`steadfs_vfs::FileSystem::rename`].
+    pub fn rename(
+        &self,
+        cx: &Cx,
+        (from_dir, from): (InodeNo, &[u8]),
+        (to_dir, to): (InodeNo, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        if flags.exchange && (flags.no_replace || flags.whiteout) {
+            return Err(FsError::Invalid("exchange goes with no other flag"));
+        }
+        if is_dots(from) || is_dots(to) {
+            return Err(FsError::Busy);
+        }
+        check_length(from)?;
+        check_name(to)?;
+        self.check_writable()?;
+        let from_dir = self.directory(from_dir, cx.tag)?;
+        let to_dir = self.directory(to_dir, cx.tag)?;
+        let from = Side {
+            dir: &from_dir,
+            name: from,
+        };
+        let to = Side {
+            dir: &to_dir,
+            name: to,
+        };
+        // While it is held no directory moves to another parent, so ancestors stay ancestors.
+        let _order = (from_dir.ino() != to_dir.ino()).then(|| self.rename.lock());
+        let replaced = self.retrying(cx, || self.rename_once(cx, from, to, flags))?;
+        replaced.map_or(Ok(()), |inode| self.evict_if_unused(&inode))
+    }
+
+    /// One try, which may find that there is too little space; the inode that lost its name.
+    fn rename_once(
+        &self,
+        cx: &Cx,
+        from: Side<'_>,
+        to: Side<'_>,
+        flags: RenameFlags,
+    ) -> Result<Option<Arc<Inode>>> {
+        loop {
+            let pair = self.look_at(cx, from, to)?;
+            let mut locked = vec![from.dir, to.dir];
+            locked.extend(
+                [Some(&pair.old), pair.new.as_ref()]
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|inode| is_dir(inode).then_some(&**inode)),
+            );
+            let locks = lock_all(&locked);
+            // Between the locks somebody else may have worked on the names.
+            if !self.look_at(cx, from, to)?.same_as(&pair) {
+                continue;
+            }
+            if pair
+                .new
+                .as_ref()
+                .is_some_and(|new| new.ino() == pair.old.ino())
+            {
+                // Two names of one inode: nothing to do, says POSIX.
+                return if flags.no_replace {
+                    Err(FsError::Exists)
+                } else {
+                    Ok(None)
+                };
+            }
+            self.check_rename(cx, from, to, &pair, flags)?;
+            let done = if flags.exchange {
+                self.exchange(cx, from, to, &pair)
+            } else {
+                self.move_name(cx, from, to, &pair, flags.whiteout)
+            };
+            drop(locks);
+            return match done {
+                Ok(()) => Ok(pair.new.filter(|_| !flags.exchange)),
+                Err(failed) => Err(self.give_up(failed)),
+            };
+        }
+    }
+
+    fn look_at(&self, cx: &Cx, from: Side<'_>, to: Side<'_>) -> Result<Pair> {
+        let find = |side: Side<'_>| -> Result<Option<Arc<Inode>>> {
+            match self.entry(cx, side)? {
+                Some(entry) => self.named(side.dir, entry.ino(), cx.tag).map(Some),
+                None => Ok(None),
+            }
+        };
+        Ok(Pair {
+            old: find(from)?.ok_or(FsError::NotFound)?,
+            new: find(to)?,
+        })
+    }
+
+    fn entry(&self, cx: &Cx, side: Side<'_>) -> Result<Option<Entry>> {
+        let core = side.dir.core.read();
+        let blocks = Dir::new(self, side.dir.ino(), &core, cx.tag);
+        let entry = blocks.find(&core, side.name)?;
+        if let Some(entry) = &entry {
+            blocks.check_target(entry.ino())?;
+        }
+        Ok(entry)
+    }
+
+    fn present(&self, cx: &Cx, side: Side<'_>) -> Result<Entry> {
+        self.entry(cx, side)?
+            .ok_or_else(|| FsError::Corrupt(format!("directory {}: lost a name", side.dir.ino())))
+    }
+
+    fn check_rename(
+        &self,
+        cx: &Cx,
+        from: Side<'_>,
+        to: Side<'_>,
+        pair: &Pair,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        check_may_remove(&from.dir.core.read())?;
+        check_may_lose_name(&pair.old.core.read())?;
+        match &pair.new {
+            Some(_) if flags.no_replace => return Err(FsError::Exists),
+            Some(new) => {
+                check_may_remove(&to.dir.core.read())?;
+                check_may_lose_name(&new.core.read())?;
+            }
+            None if flags.exchange => return Err(FsError::NotFound),
+            None => check_may_add(&to.dir.core.read())?,
+        }
+        let moves = from.dir.ino() != to.dir.ino();
+        if moves && is_dir(&pair.old) && self.is_inside(cx, to.dir, pair.old.ino())? {
+            return Err(FsError::Invalid("a directory cannot be moved into itself"));
+        }
+        if let Some(new) = &pair.new {
+            if !flags.exchange {
+                self.check_replace(cx, pair, new)?;
+            } else if moves && is_dir(new) && self.is_inside(cx, from.dir, new.ino())? {
+                return Err(FsError::Invalid("a directory cannot be moved into itself"));
+            }
+        }
+        if moves && is_dir(&pair.old) && !pair.new.as_deref().is_some_and(is_dir) {
+            check_may_have_subdir(self, &to.dir.core.read())?;
+        }
+        if moves && flags.exchange && !is_dir(&pair.old) && pair.new.as_deref().is_some_and(is_dir)
+        {
+            check_may_have_subdir(self, &from.dir.core.read())?;
+        }
+        Ok(())
+    }
+
+    /// Whether what has the new name may be replaced.
+    fn check_replace(&self, cx: &Cx, pair: &Pair, new: &Inode) -> Result<()> {
+        match (is_dir(&pair.old), is_dir(new)) {
+            (true, false) => return Err(FsError::NotDir),
+            (false, true) => return Err(FsError::IsDir),
+            (false, false) => return Ok(()),
+            (true, true) => {}
+        }
+        let core = new.core.read();
+        if Dir::new(self, new.ino(), &core, cx.tag).is_empty(&core)? {
+            Ok(())
+        } else {
+            Err(FsError::NotEmpty)
+        }
+    }
+
+    /// Whether `dir` is `above` or lies somewhere below it.
+    fn is_inside(&self, cx: &Cx, dir: &Inode, above: Ino) -> Result<bool> {
+        let mut at = dir.ino();
+        for _ in 0..DEEPEST {
+            if at == above {
+                return Ok(true);
+            }
+            if at == Ino::ROOT {
+                return Ok(false);
+            }
+            let inode = self.inode(at, cx.tag)?;
+            if !is_dir(&inode) {
+                return Err(FsError::Corrupt(format!(
+                    "inode {at}: named by .. but no directory"
+                )));
+            }
+            let core = inode.core.read();
+            at = Dir::new(self, at, &core, cx.tag).parent(&core)?;
+        }
+        Err(FsError::Corrupt(format!(
+            "directory {}: .. leads in a circle",
+            dir.ino()
+        )))
+    }
+
+    /// Moves the old name to the new one, which may replace another inode's.
+    fn move_name(
+        &self,
+        cx: &Cx,
+        from: Side<'_>,
+        to: Side<'_>,
+        pair: &Pair,
+        whiteout: bool,
+    ) -> Result<(), super::create::Failed> {
+        let mut handle = self.txns().begin(credits::RENAME)?;
+        let slot = match pair.new {
+            Some(_) => None,
+            None => Some(self.room_for_name(cx, &mut handle, to.dir, to.name, credits::RENAME)?),
+        };
+        let stand_in = if whiteout {
+            let spec = Spec::plain(FileKind::CharDevice, 0, 0);
+            Some(self.new_inode(cx, &mut handle, from.dir, &spec, 1)?)
+        } else {
+            None
+        };
+        self.put_new_name(cx, &mut handle, (from, to), pair, slot.as_ref())?;
+        // The block may be the same: where the old name lies is only known now.
+        let entry = self.present(cx, from)?;
+        // In one directory a `..` stays, unless that of a directory that was replaced goes.
+        let subdir = is_dir(&pair.old) && (counts(from, to, &pair.old) || pair.new.is_some());
+        self.drop_old_name(cx, &mut handle, from, &entry, subdir, stand_in.as_deref())?;
+        self.move_inode(cx, &mut handle, from, to, &pair.old)?;
+        if let Some(new) = &pair.new {
+            if is_dir(new) {
+                self.lose_all_names(&mut handle, new)?;
+            } else {
+                self.lose_name(&mut handle, new)?;
+            }
+        }
+        Ok(self.end_op(cx, handle, &[from.dir, to.dir])?)
+    }
+
+    fn put_new_name(
+        &self,
+        cx: &Cx,
+        handle: &mut Handle<'_>,
+        (from, to): (Side<'_>, Side<'_>),
+        pair: &Pair,
+        slot: Option<&Slot>,
+    ) -> Result<()> {
+        if let Some(slot) = slot {
+            let counts = counts(from, to, &pair.old);
+            return self.add_name(cx, handle, to.dir, (slot, to.name), &pair.old, counts);
+        }
+        let entry = self.present(cx, to)?;
+        let mut core = to.dir.core.write();
+        let blocks = Dir::new(self, to.dir.ino(), &core, cx.tag);
+        blocks.retarget(handle, &entry, pair.old.ino(), pair.old.kind())?;
+        // A directory that replaces a directory: one `..` more and one less.
+        self.touch_dir(&mut core);
+        self.store_inode(handle, to.dir, &core)
+    }
+
+    fn drop_old_name(
+        &self,
+        cx: &Cx,
+        handle: &mut Handle<'_>,
+        from: Side<'_>,
+        entry: &Entry,
+        subdir: bool,
+        stand_in: Option<&Inode>,
+    ) -> Result<()> {
+        let Some(stand_in) = stand_in else {
+            return self.take_name(cx, handle, from.dir, entry, subdir);
+        };
+        let mut core = from.dir.core.write();
+        let blocks = Dir::new(self, from.dir.ino(), &core, cx.tag);
+        blocks.retarget(handle, entry, stand_in.ino(), stand_in.kind())?;
+        self.touch_dir(&mut core);
+        if subdir {
+            lose_subdir(&mut core);
+        }
+        self.store_inode(handle, from.dir, &core)
+    }
+
+    /// What a move changes in the moved inode: its time, and a directory's `..`.
+    fn move_inode(
+        &self,
+        cx: &Cx,
+        handle: &mut Handle<'_>,
+        from: Side<'_>,
+        to: Side<'_>,
+        inode: &Inode,
+    ) -> Result<()> {
+        let mut core = inode.core.write();
+        if is_dir(inode) && from.dir.ino() != to.dir.ino() {
+            Dir::new(self, inode.ino(), &core, cx.tag).set_parent(handle, &core, to.dir.ino())?;
+        }
+        core.ctime = self.now(&core);
+        self.store_inode(handle, inode, &core)
+    }
+
+    /// Swaps what two names stand for.
+    fn exchange(
+        &self,
+        cx: &Cx,
+        from: Side<'_>,
+        to: Side<'_>,
+        pair: &Pair,
+    ) -> Result<(), super::create::Failed> {
+        let new = pair.new.as_ref().expect("checked: both names are there");
+        let mut handle = self.txns().begin(credits::RENAME)?;
+        let entries = (self.present(cx, from)?, self.present(cx, to)?);
+        let ends = [
+            (from, &entries.0, &pair.old, new),
+            (to, &entries.1, new, &pair.old),
+        ];
+        for (side, entry, goes, comes) in ends {
+            let mut core = side.dir.core.write();
+            let blocks = Dir::new(self, side.dir.ino(), &core, cx.tag);
+            blocks.retarget(&mut handle, entry, comes.ino(), comes.kind())?;
+            self.touch_dir(&mut core);
+            match (is_dir(goes), is_dir(comes)) {
+                (true, false) => lose_subdir(&mut core),
+                (false, true) => gain_subdir(&mut core),
+                _ => {}
+            }
+            self.store_inode(&mut handle, side.dir, &core)?;
+        }
+        self.move_inode(cx, &mut handle, from, to, &pair.old)?;
+        self.move_inode(cx, &mut handle, to, from, new)?;
+        Ok(self.end_op(cx, handle, &[from.dir, to.dir])?)
+    }
+}

@@ -1,0 +1,155 @@
+//! A mounted volume in memory, for the tests of this crate: made by `mke2fs`, judged by `e2fsck`.
+
+use std::fs;
+use std::process::Command;
+use std::sync::Arc;
+
+use steadfs_base::InodeNo;
+use steadfs_block::MemDevice;
+use steadfs_vfs::{Attr, Cx, DirEntry, FsError, Result};
+
+use crate::disk::test_images::Image;
+use crate::fs::Ext4;
+use crate::mount::CacheSizes;
+use crate::options::MountOptions;
+
+pub(crate) const ROOT: InodeNo = InodeNo(2);
+
+/// A mounted volume.
+pub(crate) struct World {
+    pub(crate) image: Image,
+    device: Arc<MemDevice>,
+    pub(crate) fs: Arc<Ext4>,
+    pub(crate) cx: Cx,
+}
+
+impl World {
+    /// Makes and mounts a volume with these `mke2fs` options.
+    pub(crate) fn make(options: &[&str], size: &str) -> Self {
+        Self::open(Image::make(options, size))
+    }
+
+    /// Mounts an image for writing.
+    pub(crate) fn open(image: Image) -> Self {
+        Self::open_with(image, MountOptions::default())
+    }
+
+    pub(crate) fn open_with(image: Image, options: MountOptions) -> Self {
+        let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+        let fs = mount(&device, options).unwrap();
+        let cx = Cx {
+            fsetid: true,
+            ..Cx::default()
+        };
+        Self {
+            image,
+            device,
+            fs,
+            cx,
+        }
+    }
+
+    /// Unmounts and lets the judge look at it.
+    pub(crate) fn close(self) -> Image {
+        self.fs.close().unwrap();
+        self.judge()
+    }
+
+    fn judge(self) -> Image {
+        fs::write(self.image.path(), self.device.to_bytes()).unwrap();
+        check(&self.image);
+        self.image
+    }
+
+    /// Unmounts, judges and mounts again.
+    pub(crate) fn reopen(self) -> Self {
+        Self::open(self.close())
+    }
+
+    /// Copies the device as a power cut after a sync would leave it, without unmounting.
+    pub(crate) fn cut_power(&self) -> Arc<MemDevice> {
+        self.fs.sync_volume(&self.cx).unwrap();
+        Arc::new(MemDevice::from_bytes(&self.device.to_bytes()))
+    }
+
+    /// Mounts what a power cut left: journal and orphans are worked off.
+    pub(crate) fn recover(self, device: Arc<MemDevice>) -> Self {
+        let fs = mount(&device, MountOptions::default()).unwrap();
+        Self { fs, device, ..self }
+    }
+
+    pub(crate) fn lookup(&self, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        let attr = self.fs.lookup(&self.cx, dir, name)?;
+        self.forget(attr.ino);
+        Ok(attr)
+    }
+
+    /// Gives back one lookup as the caller of the file system does.
+    pub(crate) fn forget(&self, ino: InodeNo) {
+        let inode = self.fs.by_number(ino, self.cx.tag).unwrap();
+        if inode.drop_lookups(1) && inode.core.read().links == 0 {
+            self.fs.evict(&inode).unwrap();
+        }
+    }
+
+    /// A regular file; its lookup is given back.
+    pub(crate) fn file(&self, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        let attr = self.fs.mknod(&self.cx, dir, name, 0o100_644, 0)?;
+        self.forget(attr.ino);
+        Ok(attr)
+    }
+
+    pub(crate) fn mkdir(&self, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        let attr = self.fs.mkdir(&self.cx, dir, name, 0o755)?;
+        self.forget(attr.ino);
+        Ok(attr)
+    }
+
+    /// Names and inodes of a whole directory, dots included, in listing order; `batch` at a time.
+    pub(crate) fn list(&self, dir: InodeNo, batch: usize) -> Vec<(Vec<u8>, InodeNo)> {
+        let mut all = Vec::new();
+        let mut cookie = 0;
+        loop {
+            let mut got = 0;
+            let from = cookie;
+            let mut emit = |entry: DirEntry<'_>| {
+                if got == batch {
+                    return false;
+                }
+                got += 1;
+                all.push((entry.name.to_vec(), entry.ino));
+                cookie = entry.next;
+                true
+            };
+            self.fs.readdir(&self.cx, dir, from, &mut emit).unwrap();
+            if got < batch {
+                return all;
+            }
+        }
+    }
+
+    /// The names of a directory without the dots, sorted.
+    pub(crate) fn names(&self, dir: InodeNo) -> Vec<Vec<u8>> {
+        let all = self.list(dir, 1000);
+        let mut names: Vec<_> = all.into_iter().map(|(name, _)| name).collect();
+        names.retain(|name| name != b"." && name != b"..");
+        names.sort();
+        names
+    }
+}
+
+fn mount(device: &Arc<MemDevice>, options: MountOptions) -> Result<Arc<Ext4>, FsError> {
+    let (fs, _) = Ext4::open(Arc::clone(device) as _, options, CacheSizes::of(64 << 20))?;
+    Ok(fs)
+}
+
+/// `e2fsck -fn` finds nothing.
+pub(crate) fn check(image: &Image) {
+    let output = Command::new("e2fsck")
+        .args(["-fn", image.path().to_str().unwrap()])
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .output()
+        .expect("e2fsck is needed by this test");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "e2fsck: {said}");
+}
