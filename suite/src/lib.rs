@@ -1,1 +1,19 @@
-//! End-to-end tests with independent judges.
+//! End-to-end tests: volumes on real mounts, judged by programs that are not ours.
+//!
+//! The tests are in `tests/`; here is what they share. They run as root. A judge that is missing
+//! fails the test that asks it.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+pub mod command;
+pub mod generate;
+pub mod image;
+pub mod kernel;
+pub mod matrix;
+pub mod scratch;
+pub mod tree;
+
+pub use command::{Outcome, judge, run, succeed};
+pub use image::Image;
+pub use kernel::{KernelMount, LoopDevice};
+pub use scratch::Scratch;
+pub use tree::{Compare, Tree};

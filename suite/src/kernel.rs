@@ -1,0 +1,106 @@
+//! The kernel's own ext4 as judge: loop devices and mounts.
+
+use std::path::{Path, PathBuf};
+
+use crate::command::{Outcome, run, succeed};
+use crate::scratch::Scratch;
+
+/// A loop device over an image; detached when dropped.
+pub struct LoopDevice {
+    path: PathBuf,
+}
+
+impl LoopDevice {
+    /// Attaches `image`; `direct`: past the host's page cache.
+    #[track_caller]
+    pub fn attach(image: &Path, direct: bool) -> Self {
+        let direct = if direct {
+            "--direct-io=on"
+        } else {
+            "--direct-io=off"
+        };
+        let args = ["--find", "--show", direct].map(Path::new);
+        let said = succeed("losetup", args.into_iter().chain([image]));
+        Self {
+            path: PathBuf::from(said.out.trim()),
+        }
+    }
+
+    /// The device's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = run("losetup", ["-d".as_ref(), self.path.as_os_str()]);
+    }
+}
+
+/// A volume mounted by the kernel through a loop device; unmounted when dropped.
+pub struct KernelMount {
+    root: PathBuf,
+    mounted: bool,
+    // Detached after the mount is gone.
+    _device: LoopDevice,
+}
+
+impl KernelMount {
+    /// Mounts `image` as ext4 with `options`.
+    #[track_caller]
+    pub fn new(scratch: &Scratch, image: &Path, options: &str) -> Self {
+        match Self::attempt(scratch, image, options) {
+            Ok(mount) => mount,
+            Err(said) => panic!("{}: {}", said.line, said.err),
+        }
+    }
+
+    /// Mounts `image`, or tells what mount(8) said.
+    #[track_caller]
+    pub fn attempt(scratch: &Scratch, image: &Path, options: &str) -> Result<Self, Outcome> {
+        let device = LoopDevice::attach(image, false);
+        let name = image.file_name().unwrap_or_default().to_string_lossy();
+        let root = scratch.folder(&format!("kernel-{name}"));
+        let options = if options.is_empty() {
+            "defaults"
+        } else {
+            options
+        };
+        let args = ["-t", "ext4", "-o", options].map(Path::new);
+        let said = run("mount", args.into_iter().chain([device.path(), &root]));
+        if said.code() != 0 {
+            return Err(said);
+        }
+        Ok(Self {
+            root,
+            mounted: true,
+            _device: device,
+        })
+    }
+
+    /// The mount point.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The path of `name` on the mount.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// Unmounts; fails the test if that fails.
+    #[track_caller]
+    pub fn unmount(mut self) {
+        succeed("umount", [&self.root]);
+        self.mounted = false;
+    }
+}
+
+impl Drop for KernelMount {
+    fn drop(&mut self) {
+        if self.mounted {
+            let _ = run("umount", [&self.root]);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Feature sets and block sizes that volumes come in.
+
+use std::path::Path;
+
+use crate::command::succeed;
+use crate::generate::Torture;
+use crate::image::Image;
+use crate::scratch::Scratch;
+
+/// How far we go with a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Circle {
+    /// Read and written.
+    ReadWrite,
+    /// Read; mounting for writing is refused or falls back, naming the features.
+    ReadOnly,
+}
+
+/// A kind of volume.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    /// What the tests call it.
+    pub name: &'static str,
+    /// Arguments of mke2fs, separated by spaces.
+    pub args: &'static str,
+    /// What tune2fs sets afterwards (`-E`).
+    pub tune: Option<&'static str>,
+    /// Block size in bytes.
+    pub block: u64,
+    /// Whether the kernels the tests run on can mount it (blocks no larger than a page, …).
+    pub kernel: bool,
+    /// How far we go.
+    pub circle: Circle,
+}
+
+impl Kind {
+    /// A volume of this kind, of `size` bytes. `from`: a folder whose content it gets.
+    #[track_caller]
+    pub fn make(&self, scratch: &Scratch, size: u64, from: Option<&Path>) -> Image {
+        let mut args: Vec<&str> = self.args.split(' ').collect();
+        if let Some(from) = from {
+            args.extend(["-d", from.to_str().expect("scratch paths are UTF-8")]);
+        }
+        let image = Image::mke2fs(scratch, self.name, size, &args);
+        if let Some(tune) = self.tune {
+            succeed(
+                "tune2fs",
+                ["-E".as_ref(), tune.as_ref(), image.path().as_os_str()],
+            );
+        }
+        image
+    }
+
+    /// Size of the image that holds a torture tree, in bytes.
+    pub fn size(&self) -> u64 {
+        if self.block > 4096 {
+            256 << 20
+        } else {
+            96 << 20
+        }
+    }
+
+    /// A torture tree that fits.
+    pub fn torture(&self) -> Torture {
+        let indirect = self.args.contains("ext2")
+            || self.args.contains("ext3")
+            || self.args.contains("^extent");
+        // Indirect maps end at 12 + p + p^2 + p^3 blocks; the rest is far enough for extents.
+        let far = if indirect { 4 << 30 } else { 1 << 40 };
+        let longest = usize::try_from(self.block - 1).unwrap_or(4095).min(4095);
+        Torture {
+            block: self.block,
+            far,
+            longest_link: longest,
+            xattr_bytes: if self.block == 1024 { 900 } else { 1900 },
+            many: 2000,
+        }
+    }
+}
+
+const fn rw(name: &'static str, args: &'static str) -> Kind {
+    Kind {
+        name,
+        args,
+        tune: None,
+        block: 4096,
+        kernel: true,
+        circle: Circle::ReadWrite,
+    }
+}
+
+const fn ro(name: &'static str, args: &'static str) -> Kind {
+    Kind {
+        circle: Circle::ReadOnly,
+        ..rw(name, args)
+    }
+}
+
+impl Kind {
+    const fn block(self, block: u64) -> Self {
+        Self {
+            block,
+            kernel: self.kernel && block <= 4096,
+            ..self
+        }
+    }
+
+    const fn tuned(self, tune: &'static str) -> Self {
+        Self {
+            tune: Some(tune),
+            ..self
+        }
+    }
+
+    const fn no_kernel(self) -> Self {
+        Self {
+            kernel: false,
+            ..self
+        }
+    }
+}
+
+/// Every kind.
+pub const KINDS: &[Kind] = &[
+    rw("ext2-1k", "-t ext2 -b 1024").block(1024),
+    rw("ext2-2k", "-t ext2 -b 2048").block(2048),
+    rw("ext2-4k", "-t ext2 -b 4096"),
+    rw("ext2-8k", "-t ext2 -b 8192").block(8192),
+    rw("ext2-128", "-t ext2 -b 4096 -I 128"),
+    rw("ext3-1k", "-t ext3 -b 1024").block(1024),
+    rw("ext3-2k", "-t ext3 -b 2048").block(2048),
+    rw("ext3-4k", "-t ext3 -b 4096"),
+    rw("ext3-64k", "-t ext3 -b 65536").block(65536),
+    rw("ext3-128", "-t ext3 -b 4096 -I 128"),
+    rw("ext4-1k", "-t ext4 -b 1024").block(1024),
+    rw("ext4-2k", "-t ext4 -b 2048").block(2048),
+    rw("ext4-4k", "-t ext4 -b 4096"),
+    rw("ext4-8k", "-t ext4 -b 8192").block(8192),
+    rw("ext4-16k", "-t ext4 -b 16384").block(16384),
+    rw("ext4-32k", "-t ext4 -b 32768").block(32768),
+    rw("ext4-64k", "-t ext4 -b 65536").block(65536),
+    rw("inode-128", "-t ext4 -b 4096 -I 128"),
+    rw("inode-512", "-t ext4 -b 4096 -I 512"),
+    rw("inode-1024", "-t ext4 -b 4096 -I 1024"),
+    rw("no-journal", "-t ext4 -b 4096 -O ^has_journal"),
+    rw("no-extents", "-t ext4 -b 4096 -O ^extent,^64bit"),
+    rw("no-64bit", "-t ext4 -b 4096 -O ^64bit"),
+    rw("no-csum", "-t ext4 -b 4096 -O ^metadata_csum"),
+    rw("uninit-bg", "-t ext4 -b 4096 -O ^metadata_csum,uninit_bg"),
+    rw("csum-seed", "-t ext4 -b 4096 -O metadata_csum_seed"),
+    rw("no-flex-bg", "-t ext4 -b 4096 -O ^flex_bg"),
+    rw("no-dir-index", "-t ext4 -b 4096 -O ^dir_index"),
+    rw("no-filetype", "-t ext4 -b 4096 -O ^filetype"),
+    rw("no-resize-inode", "-t ext4 -b 4096 -O ^resize_inode"),
+    rw(
+        "no-sparse-super",
+        "-t ext4 -b 4096 -O ^sparse_super,^resize_inode",
+    ),
+    rw(
+        "sparse-super2",
+        "-t ext4 -b 4096 -O sparse_super2,^resize_inode",
+    ),
+    rw("no-huge-file", "-t ext4 -b 4096 -O ^huge_file"),
+    rw("no-dir-nlink", "-t ext4 -b 4096 -O ^dir_nlink"),
+    rw("no-extra-isize", "-t ext4 -b 4096 -O ^extra_isize"),
+    rw("no-ext-attr", "-t ext4 -b 4096 -O ^ext_attr"),
+    rw("large-dir", "-t ext4 -b 4096 -O large_dir"),
+    rw("orphan-file", "-t ext4 -b 4096 -O orphan_file"),
+    rw("orphan-file-1k", "-t ext4 -b 1024 -O orphan_file").block(1024),
+    rw("hash-legacy", "-t ext4 -b 4096").tuned("hash_alg=legacy"),
+    rw("hash-tea", "-t ext4 -b 4096").tuned("hash_alg=tea"),
+    rw(
+        "eager-itable",
+        "-t ext4 -b 4096 -E lazy_itable_init=0,lazy_journal_init=0",
+    ),
+    rw("small-groups", "-t ext4 -b 1024 -g 1024 -N 4096").block(1024),
+    rw("small-journal", "-t ext4 -b 4096 -J size=4"),
+    rw("packed", "-t ext4 -b 4096 -E packed_meta_blocks=1"),
+    rw("stable-inodes", "-t ext4 -b 4096 -O stable_inodes"),
+    ro("inline-data", "-t ext4 -b 4096 -O inline_data"),
+    ro("inline-data-1k", "-t ext4 -b 1024 -O inline_data -I 256").block(1024),
+    ro("ea-inode", "-t ext4 -b 4096 -O ea_inode"),
+    ro("bigalloc", "-t ext4 -b 4096 -O bigalloc -C 65536"),
+    ro("bigalloc-1k", "-t ext4 -b 1024 -O bigalloc -C 8192").block(1024),
+    ro("meta-bg", "-t ext4 -b 1024 -O meta_bg,^resize_inode").block(1024),
+    // Kernels may lack the quota format, which only mounting for writing wants.
+    ro("quota", "-t ext4 -b 4096 -O quota").no_kernel(),
+    ro(
+        "project",
+        "-t ext4 -b 4096 -O quota,project -E quotatype=usrquota:grpquota:prjquota",
+    )
+    .no_kernel(),
+    ro("encrypt", "-t ext4 -b 4096 -O encrypt"),
+    ro("verity", "-t ext4 -b 4096 -O verity").no_kernel(),
+    ro("casefold", "-t ext4 -b 4096 -O casefold").no_kernel(),
+    ro(
+        "everything-64k",
+        "-t ext4 -b 65536 -I 1024 -O inline_data,ea_inode,quota,project,\
+large_dir,orphan_file,metadata_csum_seed,encrypt,casefold,verity,stable_inodes",
+    )
+    .block(65536),
+];

@@ -1,0 +1,94 @@
+//! A folder for one test, that leaves nothing mounted behind.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::command::{run, succeed};
+
+/// A folder of a test's own. When it is dropped, also by a panic, everything mounted in it is
+/// unmounted, loop devices over its files are detached, and it is removed.
+pub struct Scratch {
+    dir: tempfile::TempDir,
+}
+
+impl Scratch {
+    /// A new empty folder.
+    ///
+    /// # Panics
+    /// If the tests do not run as root.
+    #[track_caller]
+    #[allow(clippy::new_without_default, reason = "it makes a folder")]
+    pub fn new() -> Self {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "these tests mount: run them as root"
+        );
+        let dir = tempfile::Builder::new()
+            .prefix("steadfs-suite-")
+            .tempdir()
+            .expect("a temporary folder can be made");
+        Self { dir }
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The path of `name` in it.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A new empty folder in it.
+    pub fn folder(&self, name: &str) -> PathBuf {
+        let path = self.join(name);
+        fs::create_dir_all(&path).expect("a folder can be made");
+        path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let mut mounts = mounts_below(self.path());
+        mounts.reverse();
+        for mount in mounts {
+            if run("umount", [&mount]).code() != 0 {
+                // A daemon that died leaves a mount that only lazily goes.
+                let _ = run("umount", ["-l".as_ref(), mount.as_os_str()]);
+            }
+        }
+        for device in loops_below(self.path()) {
+            let _ = run("losetup", ["-d", &device]);
+        }
+    }
+}
+
+/// Mount points below `dir`, in the order they were mounted.
+pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
+    let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    table
+        .lines()
+        .filter_map(|line| line.split(' ').nth(1))
+        .map(|point| PathBuf::from(point.replace("\\040", " ")))
+        .filter(|point| point.starts_with(dir))
+        .collect()
+}
+
+fn loops_below(dir: &Path) -> Vec<String> {
+    let list = run(
+        "losetup",
+        ["--list", "--noheadings", "--output", "NAME,BACK-FILE"],
+    );
+    list.out
+        .lines()
+        .filter_map(|line| line.trim().split_once(char::is_whitespace))
+        .filter(|(_, file)| Path::new(file.trim()).starts_with(dir))
+        .map(|(device, _)| device.to_owned())
+        .collect()
+}
+
+/// Makes everything written so far durable.
+pub fn sync() {
+    succeed("sync", [""; 0]);
+}
