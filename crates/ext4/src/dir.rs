@@ -388,3 +388,6 @@ impl<'a> Dir<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -37,6 +37,12 @@ impl Path {
     pub(super) fn hash_kind(&self) -> HashKind {
         self.info.hash
     }
+
+    /// Nodes from the root to the leaf.
+    #[cfg(test)]
+    pub(super) fn depth(&self) -> usize {
+        self.steps.len()
+    }
 }
 
 /// Whether a block below the root is a node of the index (or an empty leaf, which looks the same

@@ -97,7 +97,8 @@ pub fn root_info(geo: &Geometry, block: &[u8]) -> Result<RootInfo> {
 
 /// The inodes that `.` and `..` in a root's block name.
 pub fn root_dots(layout: &DirLayout, block: &[u8]) -> Result<(Ino, Ino)> {
-    let mut entries = dir_entry::entries(layout, block);
+    // The entry of `..` covers the index, up to the very end of the block.
+    let mut entries = dir_entry::entries_in(layout, block, 0, layout.block_size);
     let mut next = |name: &[u8]| -> Result<Ino> {
         let entry = entries.next().transpose()?;
         entry
@@ -249,6 +250,10 @@ fn checksum(
     count: u16,
     tail_at: usize,
 ) -> ChecksumSeed {
+    if !seed.enabled() {
+        // There is no tail.
+        return seed;
+    }
     let used = start + usize::from(count) * ENTRY_SIZE;
     seed.over(&block[..used])
         .over(&block[tail_at..tail_at + 4])

@@ -1,0 +1,324 @@
+//! Random names against maps in memory, over all hash functions and block sizes; listings that go on
+//! while the directory changes; large directories. e2fsck judges every image.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use steadfs_base::InodeNo;
+use steadfs_rt::Random;
+use steadfs_vfs::{DirEntry, FsError, RenameFlags};
+
+use crate::disk::Ino;
+use crate::disk::test_images::Image;
+use crate::test_world::{ROOT, World, check};
+
+/// Names that differ in length and in their upper halves of bytes.
+fn name(random: &mut Random, pool: usize) -> Vec<u8> {
+    let n = random.below(pool);
+    let mut name = format!("{n:05}").into_bytes();
+    let len = match n % 10 {
+        0 => 255,
+        1..4 => 5 + n % 90,
+        _ => 5 + n % 12,
+    };
+    while name.len() < len {
+        name.push(0x80 | (n + name.len()) as u8);
+    }
+    name
+}
+
+type Model = BTreeMap<(InodeNo, Vec<u8>), InodeNo>;
+
+fn step(world: &World, random: &mut Random, dirs: &[InodeNo], model: &mut Model, pool: usize) {
+    let dir = dirs[random.below(dirs.len())];
+    let at = (dir, name(random, pool));
+    let (fs, cx) = (&world.fs, &world.cx);
+    match random.below(10) {
+        0..5 => {
+            let made = if random.below(8) == 0 {
+                world.mkdir(dir, &at.1)
+            } else {
+                world.file(dir, &at.1)
+            };
+            match made {
+                Ok(attr) => assert!(model.insert(at, attr.ino).is_none()),
+                Err(error) => {
+                    assert_eq!(error, FsError::Exists);
+                    assert!(model.contains_key(&at));
+                }
+            }
+        }
+        5..8 => {
+            let result = match fs.unlink(cx, dir, &at.1) {
+                Err(FsError::IsDir) => fs.rmdir(cx, dir, &at.1),
+                other => other,
+            };
+            match result {
+                Ok(()) => assert!(model.remove(&at).is_some()),
+                Err(error) => {
+                    assert_eq!(error, FsError::NotFound);
+                    assert!(!model.contains_key(&at));
+                }
+            }
+        }
+        8 => {
+            let to = (dirs[random.below(dirs.len())], name(random, pool));
+            let flags = RenameFlags {
+                exchange: random.below(3) == 0,
+                ..RenameFlags::default()
+            };
+            match fs.rename(cx, (dir, &at.1), (to.0, &to.1), flags) {
+                Ok(()) => {
+                    let moved = model.remove(&at).unwrap();
+                    let replaced = model.insert(to, moved);
+                    if flags.exchange {
+                        model.insert(at, replaced.unwrap_or(moved));
+                    }
+                }
+                Err(FsError::NotFound) => assert!(
+                    !model.contains_key(&at) || (flags.exchange && !model.contains_key(&to))
+                ),
+                Err(error) => assert!(matches!(error, FsError::IsDir | FsError::NotDir), "{error}"),
+            }
+        }
+        _ => {
+            let found = world.lookup(dir, &at.1).map(|attr| attr.ino);
+            assert_eq!(found, model.get(&at).copied().ok_or(FsError::NotFound));
+        }
+    }
+}
+
+fn compare(world: &World, dirs: &[InodeNo], model: &Model, batch: usize) {
+    for &dir in dirs {
+        let mut listed = world.list(dir, batch);
+        assert_eq!(listed[0], (b".".to_vec(), dir));
+        assert_eq!(listed[1], (b"..".to_vec(), ROOT));
+        listed.drain(..2);
+        let count = listed.len();
+        let listed: BTreeMap<_, _> = listed.into_iter().collect();
+        assert_eq!(count, listed.len(), "a name was listed twice");
+        let wanted: BTreeMap<_, _> = model
+            .range((dir, Vec::new())..(InodeNo(dir.0 + 1), Vec::new()))
+            .map(|((_, name), ino)| (name.clone(), *ino))
+            .collect();
+        assert_eq!(listed, wanted);
+    }
+}
+
+fn torture(image: Image, steps: usize, pool: usize, seed: u64) {
+    let mut random = Random::new(seed);
+    let mut world = World::open(image);
+    let dirs = [b"a", b"b"].map(|name| world.mkdir(ROOT, name).unwrap().ino);
+    let mut model = Model::new();
+    for n in 0..steps {
+        step(&world, &mut random, &dirs, &mut model, pool);
+        if n % (steps / 4) == steps / 8 {
+            compare(&world, &dirs, &model, 1 + random.below(200));
+            world = world.reopen();
+        }
+    }
+    compare(&world, &dirs, &model, 1000);
+    world.close();
+}
+
+#[test]
+fn random_names_with_every_hash() {
+    for (seed, hash) in ["legacy", "half_md4", "tea"].into_iter().enumerate() {
+        for (flags, block_size) in [("1", "1024"), ("2", "4096")] {
+            let options = ["-t", "ext4", "-b", block_size, "-N", "8192"];
+            let image = Image::make(&options, "32M");
+            image.debugfs(&format!("ssv def_hash_version {hash}"));
+            // Signed or unsigned bytes.
+            image.debugfs(&format!("ssv flags {flags}"));
+            check(&image);
+            torture(image, 12_000, 2500, seed as u64);
+        }
+    }
+}
+
+#[test]
+fn random_names_without_index_checksums_or_journal() {
+    for (seed, options) in [
+        &["-t", "ext2", "-b", "1024"][..],
+        &[
+            "-t",
+            "ext2",
+            "-b",
+            "1024",
+            "-O",
+            "^dir_index,^filetype",
+            "-I",
+            "128",
+        ],
+        &["-t", "ext3", "-b", "2048"],
+        &["-t", "ext4", "-b", "1024", "-O", "^dir_index"],
+        &[
+            "-t",
+            "ext4",
+            "-b",
+            "16384",
+            "-O",
+            "^metadata_csum,orphan_file",
+        ],
+        &["-t", "ext4", "-b", "65536", "-N", "8192"],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        torture(Image::make(options, "64M"), 4000, 900, 100 + seed as u64);
+    }
+}
+
+/// A listing in small batches while names come and go: what is there all the time is listed once.
+fn list_while_changing(image: Image, seed: u64) {
+    let mut random = Random::new(seed);
+    let world = World::open(image);
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let mut there: BTreeSet<Vec<u8>> = BTreeSet::new();
+    for _ in 0..random.below(1500) {
+        let name = name(&mut random, 3000);
+        if world.file(dir, &name).is_ok() {
+            there.insert(name);
+        }
+    }
+    let mut stayed = there.clone();
+    let mut listed = BTreeMap::new();
+    let mut cookie = 0;
+    loop {
+        let (from, batch) = (cookie, 1 + random.below(40));
+        let mut got = 0;
+        let mut emit = |entry: DirEntry<'_>| {
+            if got == batch {
+                return false;
+            }
+            got += 1;
+            *listed.entry(entry.name.to_vec()).or_insert(0) += 1;
+            cookie = entry.next;
+            true
+        };
+        world.fs.readdir(&world.cx, dir, from, &mut emit).unwrap();
+        if got < batch {
+            break;
+        }
+        for _ in 0..random.below(60) {
+            let name = name(&mut random, 3000);
+            if there.remove(&name) {
+                world.fs.unlink(&world.cx, dir, &name).unwrap();
+                stayed.remove(&name);
+            } else {
+                world.file(dir, &name).unwrap();
+                there.insert(name);
+            }
+        }
+    }
+    for name in stayed {
+        assert_eq!(listed.get(&name), Some(&1), "{name:?}");
+    }
+    world.close();
+}
+
+#[test]
+fn cookies_stay_true() {
+    for seed in 0..6 {
+        let hash = ["half_md4", "tea", "legacy"][seed % 3];
+        let image = Image::make(&["-t", "ext4", "-b", "1024", "-N", "4096"], "16M");
+        image.debugfs(&format!("ssv def_hash_version {hash}"));
+        list_while_changing(image, seed as u64);
+    }
+    let linear = ["-t", "ext4", "-b", "1024", "-N", "4096", "-O", "^dir_index"];
+    list_while_changing(Image::make(&linear, "16M"), 77);
+}
+
+#[test]
+fn a_hundred_thousand_names() {
+    let world = World::make(&["-t", "ext4", "-b", "1024", "-N", "200"], "64M");
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let target = world.file(ROOT, b"target").unwrap().ino;
+    // Links, since inodes are not what is tried here; 65 000 names are the most of one file.
+    let second = world.file(ROOT, b"second").unwrap().ino;
+    for n in 0..100_000 {
+        let ino = if n < 60_000 { target } else { second };
+        let name = format!("some-name-{n}");
+        world.fs.link(&world.cx, ino, dir, name.as_bytes()).unwrap();
+        world.forget(ino);
+    }
+    let levels = {
+        let inode = world.fs.by_number(dir, world.cx.tag).unwrap();
+        let core = inode.core.read();
+        let dir = super::Dir::new(&world.fs, inode.ino(), &core, world.cx.tag);
+        dir.descend(&core, 0).unwrap().depth()
+    };
+    assert_eq!(levels, 2, "root, nodes, leaves");
+    assert_eq!(world.list(dir, 500).len(), 100_002);
+    let world = world.reopen();
+    for n in (0..100_000).step_by(997) {
+        let name = format!("some-name-{n}");
+        let ino = if n < 60_000 { target } else { second };
+        assert_eq!(world.lookup(dir, name.as_bytes()).unwrap().ino, ino);
+    }
+    for n in 0..100_000 {
+        let name = format!("some-name-{n}");
+        world.fs.unlink(&world.cx, dir, name.as_bytes()).unwrap();
+    }
+    world.fs.rmdir(&world.cx, ROOT, b"dir").unwrap();
+    world.close();
+}
+
+#[test]
+fn an_index_that_is_full_says_so() {
+    // Names of 255 bytes: three to a leaf of 1 KiB, so that the index of two levels overflows.
+    let world = World::make(&["-t", "ext4", "-b", "1024", "-N", "64"], "64M");
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let target = world.file(ROOT, b"target").unwrap().ino;
+    let mut made = 0;
+    let refused = loop {
+        let name = format!("{made:0255}");
+        match world.fs.link(&world.cx, target, dir, name.as_bytes()) {
+            Ok(_) => made += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused, FsError::NoSpace);
+    assert!(made > 20_000, "{made}");
+    let world = world.reopen();
+    assert_eq!(world.list(dir, 1000).len(), made + 2);
+    world.close();
+}
+
+#[test]
+fn a_damaged_index_is_an_error() {
+    let world = World::make(&["-t", "ext4", "-b", "1024", "-O", "^metadata_csum"], "16M");
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    for n in 0..500 {
+        world.file(dir, format!("{n}").as_bytes()).unwrap();
+    }
+    let root = {
+        let inode = world.fs.by_number(dir, world.cx.tag).unwrap();
+        let core = inode.core.read();
+        let at = steadfs_base::FileBlock(0);
+        let ino = Ino::from_vfs(dir).unwrap();
+        world
+            .fs
+            .map_block(&core, ino, at, world.cx.tag)
+            .unwrap()
+            .unwrap()
+    };
+    let image = world.close();
+    let mut bytes = image.bytes();
+    // The second child's block: beyond the directory.
+    let at = root.0 as usize * 1024 + 32 + 8 + 4;
+    bytes[at..at + 4].copy_from_slice(&9999u32.to_le_bytes());
+    std::fs::write(image.path(), bytes).unwrap();
+    let world = World::open(image);
+    let mut damaged = 0;
+    for n in 0..500 {
+        match world.lookup(dir, format!("{n}").as_bytes()) {
+            Ok(_) => {}
+            Err(FsError::Corrupt(_)) => damaged += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(damaged > 0 && damaged < 500);
+    let mut emit = |_: DirEntry<'_>| true;
+    let listed = world.fs.readdir(&world.cx, dir, 0, &mut emit);
+    assert!(matches!(listed, Err(FsError::Corrupt(_))));
+}
