@@ -64,7 +64,7 @@ pub(crate) struct Slot {
 /// What a search for a name to be added comes to.
 pub(crate) enum Search {
     /// The name is there.
-    Found(Entry),
+    Found,
     /// It is not, and this is where it goes.
     Room(Slot),
     /// It is not, and the block it belongs to has no room: [`Dir::grow`].
@@ -284,7 +284,7 @@ impl<'a> Dir<'a> {
         for n in 0..self.block_count(core) {
             let buf = self.leaf(core, n)?;
             match self.search_in(buf, name)? {
-                found @ Search::Found(_) => return Ok(found),
+                Search::Found => return Ok(Search::Found),
                 here @ Search::Room(_) => room = room.or(Some(here)),
                 Search::Full => {}
             }
@@ -296,7 +296,7 @@ impl<'a> Dir<'a> {
         let search =
             dir_entry::search(&self.layout, &buf.data(), name).map_err(self.bad(buf.block()))?;
         Ok(match search {
-            dir_entry::Search::Found(found) => Search::Found(Entry { buf, found }),
+            dir_entry::Search::Found(_) => Search::Found,
             dir_entry::Search::Room(room) => Search::Room(Slot { buf, room }),
             dir_entry::Search::Full => Search::Full,
         })

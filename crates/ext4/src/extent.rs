@@ -68,29 +68,6 @@ pub fn lookup(
     })
 }
 
-/// Calls `visit` with every extent of the file in order, and with every block of the tree itself.
-pub fn walk(
-    fs: &Ext4,
-    ino: Ino,
-    core: &disk::Inode,
-    tag: IoTag,
-    visit: &mut dyn FnMut(Extent),
-) -> Result<()> {
-    let mut at = FileBlock(0);
-    loop {
-        let path = Path::find(fs, ino, core, at, tag)?;
-        let leaf = path.leaf();
-        let bytes = leaf.bytes(core);
-        for extent in bytes.node()?.extents().filter(|e| e.block >= at) {
-            visit(extent);
-        }
-        if leaf.blocks.end >= disk::extent::FILE_END {
-            return Ok(());
-        }
-        at = leaf.blocks.end;
-    }
-}
-
 /// An empty tree for a new inode.
 pub fn init_root(core: &mut disk::Inode) {
     ExtentNodeMut::init_root(&mut core.block);

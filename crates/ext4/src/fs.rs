@@ -31,6 +31,8 @@ pub struct Ext4 {
     pub(crate) rename: Mutex<()>,
     /// The superblock as it is or will be on disk.
     pub(crate) sb: Mutex<Superblock>,
+    /// Blocks that statfs counts as used by the volume itself.
+    pub(crate) overhead: u64,
     pub(crate) read_only: AtomicBool,
     /// Why the volume stopped, if it did.
     pub(crate) stopped: Mutex<Option<String>>,

@@ -1,10 +1,10 @@
 //! ext2, ext3 and ext4 on their real on-disk format.
-#![allow(dead_code, reason = "the namespace half of the room lands next")]
 
 pub mod disk;
 
 mod acl;
 mod attr;
+mod control;
 mod credits;
 mod data;
 mod dir;
@@ -17,6 +17,7 @@ mod map;
 mod mballoc;
 mod mount;
 mod namei;
+mod ops;
 mod options;
 mod orphan;
 mod txn;

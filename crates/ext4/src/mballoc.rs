@@ -17,7 +17,7 @@ mod totals;
 mod zones;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_block::Bio;
@@ -29,13 +29,10 @@ use crate::disk::group_desc::{self, BLOCK_UNINIT, GroupDesc};
 use crate::disk::{Geometry, GroupNo, bitmap};
 use crate::fs::{Ext4, io_error};
 use crate::txn::Handle;
+use crate::verified::BLOCK_BITMAP;
 
 pub use totals::{Totals, WEIGHT_EXTENT, WEIGHT_INDIRECT};
 use zones::Zones;
-
-/// Kinds of content for `verify_once`.
-const BLOCK_BITMAP: u8 = 1;
-const INODE_BITMAP: u8 = 2;
 
 /// A run of blocks that lies in one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +65,7 @@ pub struct Allocator {
     pending: Mutex<Vec<(Tid, Run)>>,
     /// Where the last new directory at the top of the tree went.
     next_top_dir: AtomicU32,
-    discard: bool,
+    discard: AtomicBool,
 }
 
 impl Allocator {
@@ -122,7 +119,7 @@ impl Allocator {
             totals: Mutex::new(Rank::Leaf, totals),
             pending: Mutex::new(Rank::Leaf, Vec::new()),
             next_top_dir: AtomicU32::new(0),
-            discard,
+            discard: AtomicBool::new(discard),
         })
     }
 
@@ -135,6 +132,16 @@ impl Allocator {
     /// own metadata.
     pub fn may_own(&self, geo: &Geometry, start: DevBlock, len: u64) -> bool {
         geo.is_data_range(start, len) && !self.zones.overlaps(start, len)
+    }
+
+    /// Whether freed blocks are discarded.
+    pub fn set_discard(&self, discard: bool) {
+        self.discard.store(discard, Ordering::Relaxed);
+    }
+
+    /// Blocks of the volume's own metadata.
+    pub fn own_blocks(&self) -> u64 {
+        self.zones.total()
     }
 
     /// Counts of the whole volume.
@@ -285,7 +292,7 @@ impl Allocator {
             }
             !durable
         });
-        if self.discard {
+        if self.discard.load(Ordering::Relaxed) {
             for run in &done {
                 self.discard_run(fs, *run);
             }

@@ -124,10 +124,12 @@ impl Ext4 {
             meta_budget,
         ));
         let alloc = Allocator::load(&geo, &meta, options.discard)?;
+        let mut overhead = geo.first_data_block.0 + alloc.own_blocks();
         let txns = if options.read_only || matches!(sb.journal(), JournalPlace::None) {
             Txns::Direct(Arc::clone(&meta))
         } else {
             let map = journal_map(&queue, &sb)?;
+            overhead += u64::from(map.len());
             let config = journal_config(&sb, &options);
             Txns::Journal(Journal::open(Arc::clone(&meta), map, config).map_err(journal_error)?)
         };
@@ -145,6 +147,7 @@ impl Ext4 {
             options: RwLock::new(Rank::Leaf, options),
             rename: Mutex::new(Rank::Rename, ()),
             sb: Mutex::new(Rank::Super, sb),
+            overhead,
             read_only: AtomicBool::new(read_only),
             stopped: Mutex::new(Rank::Leaf, None),
             unmounted: AtomicBool::new(false),
@@ -349,6 +352,17 @@ fn choose_mode(
     Ok(())
 }
 
+/// What the options ask of the journal.
+pub(crate) fn tuning(options: &MountOptions) -> Tuning {
+    Tuning {
+        commit_interval: Duration::from_secs(options.commit_secs.into()),
+        min_batch: Duration::from_micros(options.min_batch_us.into()),
+        max_batch: Duration::from_micros(options.max_batch_us.into()),
+        barriers: options.barrier,
+        prio: IoPrio::best_effort(options.journal_ioprio),
+    }
+}
+
 fn journal_config(sb: &Superblock, options: &MountOptions) -> JournalConfig {
     let features = sb.geometry().features;
     // The journal follows the volume: where metadata has checksums, its log has them too.
@@ -357,13 +371,7 @@ fn journal_config(sb: &Superblock, options: &MountOptions) -> JournalConfig {
         .contains(RoCompat::METADATA_CSUM)
         .then_some(Checksum::V3);
     JournalConfig {
-        tuning: Tuning {
-            commit_interval: Duration::from_secs(options.commit_secs.into()),
-            min_batch: Duration::from_micros(options.min_batch_us.into()),
-            max_batch: Duration::from_micros(options.max_batch_us.into()),
-            barriers: options.barrier,
-            prio: IoPrio::best_effort(options.journal_ioprio),
-        },
+        tuning: tuning(options),
         wide: sb.geometry().has_64bit(),
         checksum,
         ..JournalConfig::default()

@@ -82,7 +82,7 @@ impl Ext4 {
             let needed = {
                 let core = dir.core.read();
                 match Dir::new(self, dir.ino(), &core, cx.tag).search(&core, name)? {
-                    Search::Found(_) => return Err(FsError::Exists),
+                    Search::Found => return Err(FsError::Exists),
                     Search::Room(slot) => return Ok(slot),
                     Search::Full => credits::grow(self, &core),
                 }

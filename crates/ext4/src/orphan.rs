@@ -19,13 +19,11 @@ use crate::disk::{Ino, orphan_file};
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
+use crate::verified::ORPHANS;
 
 /// Blocks that adding or removing an orphan changes at worst: superblock, the inode and its
 /// neighbour in the list; or a block of the orphan file.
 pub const CREDITS: u32 = 3;
-
-/// Kind of content for `verify_once`.
-const ORPHAN_BLOCK: u8 = 10;
 
 /// The orphans of a volume.
 pub struct Orphans {
@@ -197,7 +195,7 @@ impl Orphans {
                 .ok_or_else(|| FsError::Corrupt(format!("orphan file: block {n} is a hole")))?;
             let buf = fs.block(block, IoTag::default())?;
             let seed = core.seed(geo, file);
-            buf.verify_once(ORPHAN_BLOCK, |b| orphan_file::verify(geo, seed, block, b))?;
+            buf.verify_once(ORPHANS, |b| orphan_file::verify(geo, seed, block, b))?;
             let data = buf.data();
             let index = state.blocks.len() as u32;
             for slot in (0..orphan_file::slots_per_block(geo)).rev() {

@@ -136,10 +136,10 @@ fn shared_mappings_reach_the_volume() {
         drop(f);
         let count = bed.count("FSYNC");
         assert_eq!(count, 1);
-        let mem = bed.fs.clone();
+        let mem = bed.mem.clone();
         bed.end();
         // Unmounting wrote the last page.
-        assert_eq!(mem.inner().content(&path)[0], 9);
+        assert_eq!(mem.content(&path)[0], 9);
     });
 }
 

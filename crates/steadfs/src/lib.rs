@@ -1,9 +1,14 @@
 //! steadfs as a library: probe, open, format and mount volumes.
 
+mod mount;
 mod options;
 pub mod tools;
+mod volume;
 
+pub use mount::mount;
 pub use options::{
     FuseTransport, IoEngine, IoScheduler, MIN_CACHE_SIZE, MountFlags, Options, SECTOR,
 };
 pub use steadfs_ext4::MountOptions;
+pub use steadfs_fuse::{Mounted, Unmount};
+pub use volume::{Error, Kind, Volume, probe};

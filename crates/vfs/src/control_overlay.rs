@@ -66,17 +66,17 @@ impl Inode {
 }
 
 /// A volume with its control files below [`CONTROL_DIR`].
-pub struct WithControl<F: FileSystem> {
-    inner: F,
+pub struct WithControl {
+    inner: Arc<dyn FileSystem>,
     places: Vec<Place>,
     inodes: Mutex<BTreeMap<u64, Inode>>,
     next: AtomicU64,
     mounted: Timestamp,
 }
 
-impl<F: FileSystem> WithControl<F> {
+impl WithControl {
     /// Lays the files that `inner.control()` names (and [`SYNC_FILE`]) over `inner`.
-    pub fn new(inner: F) -> Self {
+    pub fn new(inner: Arc<dyn FileSystem>) -> Self {
         let mut places = vec![Place {
             name: "",
             parent: 0,
@@ -107,7 +107,7 @@ impl<F: FileSystem> WithControl<F> {
     }
 
     /// The volume itself.
-    pub fn inner(&self) -> &F {
+    pub fn inner(&self) -> &Arc<dyn FileSystem> {
         &self.inner
     }
 
@@ -313,7 +313,7 @@ fn insert(places: &mut Vec<Place>, path: &'static str, writable: bool) {
     });
 }
 
-impl<F: FileSystem> FileSystem for WithControl<F> {
+impl FileSystem for WithControl {
     fn root(&self) -> InodeNo {
         self.inner.root()
     }

@@ -216,11 +216,11 @@ impl Dir<'_> {
         let hash = self.hash(info.hash, name)?;
         let path = self.descend_from(core, buf, info, hash.major)?;
         let search = self.search_in(self.leaf_of(core, &path)?, name)?;
-        if matches!(search, Search::Found(_)) {
+        if matches!(search, Search::Found) {
             return Ok(search);
         }
         Ok(match self.find_continued(core, path, hash, name)? {
-            Some(entry) => Search::Found(entry),
+            Some(_) => Search::Found,
             None => search,
         })
     }

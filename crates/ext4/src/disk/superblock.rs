@@ -206,6 +206,12 @@ impl Superblock {
         )
     }
 
+    /// Blocks that the volume's own metadata takes, where the superblock says.
+    pub fn overhead(&self) -> Option<u64> {
+        let clusters = u64::from(self.raw.overhead_clusters.get());
+        (clusters > 0).then(|| clusters << self.geometry.cluster_bits)
+    }
+
     /// Free inodes.
     pub fn free_inodes(&self) -> u32 {
         self.raw.free_inodes_count.get()

@@ -4,10 +4,11 @@ use steadfs_base::{DevBlock, FileBlock};
 use steadfs_vfs::{FsError, Result};
 
 use super::Tree;
-use super::path::{EXTENT_NODE, Level, Path, root};
+use super::path::{Level, Path, root};
 use crate::disk::ExtentIndex;
 use crate::disk::extent::{ExtentNodeMut, MAX_DEPTH};
 use crate::txn::Handle;
+use crate::verified::EXTENT_NODE;
 
 impl Tree<'_> {
     /// Changes a node and seals it.

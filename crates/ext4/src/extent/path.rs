@@ -11,9 +11,7 @@ use steadfs_vfs::{FsError, Result};
 use crate::disk::extent::{ExtentNode, FILE_END};
 use crate::disk::{self, Ino};
 use crate::fs::Ext4;
-
-/// Kind of content for `verify_once`.
-pub(super) const EXTENT_NODE: u8 = 3;
+use crate::verified::EXTENT_NODE;
 
 /// A node on the way.
 pub(super) struct Level {

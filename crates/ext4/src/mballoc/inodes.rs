@@ -7,12 +7,13 @@ use steadfs_cache::MetaBuf;
 use steadfs_rt::MutexGuard;
 use steadfs_vfs::{FileKind, FsError, Result};
 
-use super::{Allocator, Group, INODE_BITMAP, write_desc};
+use super::{Allocator, Group, write_desc};
 use crate::disk::group_desc::{self, GroupDesc, INODE_UNINIT};
 use crate::disk::{GroupNo, Ino, bitmap};
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
+use crate::verified::INODE_BITMAP;
 
 impl Allocator {
     /// Takes a free inode number for a new `kind` in `parent`. Two credits (three where the block
@@ -136,19 +137,6 @@ impl Allocator {
                 .saturating_sub(u64::from(kind == FileKind::Directory));
         });
         Ok(())
-    }
-
-    /// Whether the bitmap says that the inode is in use.
-    pub fn is_inode_used(&self, fs: &Ext4, ino: Ino) -> Result<bool> {
-        let (no, index) = fs.geo().group_of_inode(ino);
-        let group = self.group(no);
-        if group.desc.inode_uninit(fs.geo()) {
-            return Ok(false);
-        }
-        Ok(bitmap::test(
-            &inode_bitmap(fs, no, &group.desc)?.data(),
-            index,
-        ))
     }
 
     fn writable_inode_bitmap(

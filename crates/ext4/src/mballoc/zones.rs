@@ -31,6 +31,11 @@ impl Zones {
         self.0.insert(low, high);
     }
 
+    /// Blocks in all zones.
+    pub(super) fn total(&self) -> u64 {
+        self.0.iter().map(|(s, e)| e - s).sum()
+    }
+
     /// Whether any block of the range is in a zone.
     pub(super) fn overlaps(&self, start: DevBlock, len: u64) -> bool {
         let end = start.0.saturating_add(len);

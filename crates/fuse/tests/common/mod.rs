@@ -28,7 +28,8 @@ pub fn transports() -> Vec<Transport> {
 
 /// A mounted [`MemFs`].
 pub struct Bed {
-    pub fs: Arc<WithControl<MemFs>>,
+    pub fs: Arc<WithControl>,
+    pub mem: Arc<MemFs>,
     pub mounted: Option<Mounted>,
     dir: tempfile::TempDir,
 }
@@ -47,17 +48,19 @@ impl Bed {
             "mounted tests run as root"
         );
         let dir = tempfile::tempdir().unwrap();
-        let fs = Arc::new(WithControl::new(MemFs::new()));
+        let mem = Arc::new(MemFs::new());
+        let fs = Arc::new(WithControl::new(mem.clone()));
         let mounted = steadfs_fuse::mount(fs.clone(), dir.path(), options).unwrap();
         Self {
             fs,
+            mem,
             mounted: Some(mounted),
             dir,
         }
     }
 
     pub fn mem(&self) -> &MemFs {
-        self.fs.inner()
+        &self.mem
     }
 
     pub fn root(&self) -> &Path {

@@ -1,0 +1,318 @@
+//! The volume as the rest of the program sees it: each call of [`FileSystem`], named after what does
+//! it.
+
+use steadfs_base::InodeNo;
+use steadfs_base::limits::NAME_MAX;
+use steadfs_vfs::{
+    Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, ReadData,
+    RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
+};
+
+use crate::disk::Ino;
+use crate::fs::Ext4;
+
+impl Ext4 {
+    /// Gives back lookup counts; the last one of an unlinked inode frees it.
+    fn put(&self, ino: InodeNo, count: u64) -> Result<()> {
+        let Some(inode) = Ino::from_vfs(ino).and_then(|ino| self.inodes.get(ino)) else {
+            return Ok(());
+        };
+        if inode.drop_lookups(count)
+            && inode.core.read().links == 0
+            && self.check_writable().is_ok()
+        {
+            return self.evict(&inode);
+        }
+        Ok(())
+    }
+
+    /// Usage of the volume.
+    fn usage(&self, cx: &Cx) -> StatFs {
+        let minixdf = self.options.read().minixdf;
+        let totals = self.alloc.totals();
+        let reserved = self.kept_for_root(&Cx {
+            uid: u32::MAX,
+            gid: u32::MAX,
+            ..cx.clone()
+        });
+        let sb = self.sb.lock();
+        let overhead = if minixdf {
+            0
+        } else {
+            sb.overhead().unwrap_or(self.overhead)
+        };
+        // Half of a promise is room for metadata that most writes never need.
+        let delayed = totals.promised / 2;
+        let free = (totals.free + totals.pending).saturating_sub(delayed);
+        StatFs {
+            block_size: self.geo.block_size.bytes() as u32,
+            blocks: self.geo.blocks_count.saturating_sub(overhead),
+            blocks_free: free,
+            blocks_available: free.saturating_sub(reserved),
+            files: self.geo.inodes_count.into(),
+            files_free: totals.free_inodes,
+            name_max: NAME_MAX as u32,
+            fsid: sb.fsid(),
+        }
+    }
+
+    /// Discards free space in a byte range.
+    fn trim_range(&self, start: u64, len: u64, min_len: u64) -> Result<u64> {
+        self.check_writable()?;
+        let Some(granularity) = self.queue.geometry().discard_granularity else {
+            return Err(FsError::NotSupported("discard on this device"));
+        };
+        let bs = self.geo.block_size;
+        let end = start
+            .saturating_add(len)
+            .min(self.geo.blocks_count << bs.bits());
+        if start >= self.geo.blocks_count << bs.bits() {
+            return Err(FsError::Invalid("start of the range to trim"));
+        }
+        let min = bs
+            .blocks_for(min_len.max(granularity))
+            .min(u64::from(u32::MAX)) as u32;
+        let blocks = bs.blocks_for(start)..end >> bs.bits();
+        Ok(self.alloc.trim(self, blocks, min)? << bs.bits())
+    }
+
+    /// Stops the volume as a power cut would.
+    fn cut_power(&self, cx: &Cx, mode: ShutdownMode) -> Result<()> {
+        match mode {
+            ShutdownMode::Sync => self.sync_volume(cx)?,
+            ShutdownMode::FlushLog => self.commit_running(cx.tag)?,
+            ShutdownMode::NoFlush => {}
+        }
+        let cause = "shut down on request";
+        match self.txns.journal() {
+            Some(journal) => journal.shutdown(cause),
+            None => self.stop(cause),
+        }
+        Ok(())
+    }
+
+    /// Applies options to the running volume.
+    fn change_options(&self, cx: &Cx, list: &str) -> Result<()> {
+        let old = self.options.read().clone();
+        let new = old.remounted(list)?;
+        if old.read_only && !new.read_only {
+            return Err(FsError::BadOption(
+                "ro to rw needs a new mount: unmount and mount again".to_owned(),
+            ));
+        }
+        if !old.read_only && new.read_only {
+            return Err(FsError::BadOption(
+                "rw to ro needs a new mount: unmount and mount again with ro".to_owned(),
+            ));
+        }
+        if let Some(journal) = self.txns.journal() {
+            journal.set_tuning(crate::mount::tuning(&new));
+        }
+        self.alloc.set_discard(new.discard);
+        *self.options.write() = new;
+        self.sync_volume(cx)
+    }
+
+    fn get(&self, cx: &Cx, ino: InodeNo) -> Result<std::sync::Arc<crate::inode::Inode>> {
+        self.by_number(ino, cx.tag)
+    }
+}
+
+impl FileSystem for Ext4 {
+    fn root(&self) -> InodeNo {
+        Ino::ROOT.into()
+    }
+
+    fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        Ext4::lookup(self, cx, dir, name)
+    }
+
+    fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
+        let inode = self.get(cx, ino)?;
+        inode.add_lookup();
+        Ok(inode.attr(self))
+    }
+
+    fn forget(&self, ino: InodeNo, count: u64) {
+        if let Err(error) = self.put(ino, count) {
+            // It stays on the orphan list, and the next mount frees it.
+            tracing::warn!(%ino, %error, "freeing an unlinked inode failed");
+        }
+    }
+
+    fn getattr(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
+        Ok(self.get(cx, ino)?.attr(self))
+    }
+
+    fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
+        Ext4::setattr(self, cx, ino, set)
+    }
+
+    fn readlink(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<u8>> {
+        Ext4::readlink(self, cx, ino)
+    }
+
+    fn mknod(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
+        Ext4::mknod(self, cx, dir, name, mode, rdev)
+    }
+
+    fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
+        Ext4::mkdir(self, cx, dir, name, mode)
+    }
+
+    fn symlink(&self, cx: &Cx, dir: InodeNo, name: &[u8], target: &[u8]) -> Result<Attr> {
+        Ext4::symlink(self, cx, dir, name, target)
+    }
+
+    fn link(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        Ext4::link(self, cx, ino, dir, name)
+    }
+
+    fn tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
+        Ext4::tmpfile(self, cx, dir, mode)
+    }
+
+    fn unlink(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        Ext4::unlink(self, cx, dir, name)
+    }
+
+    fn rmdir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        Ext4::rmdir(self, cx, dir, name)
+    }
+
+    fn rename(
+        &self,
+        cx: &Cx,
+        from: (InodeNo, &[u8]),
+        to: (InodeNo, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        Ext4::rename(self, cx, from, to, flags)
+    }
+
+    fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
+        self.read_file(cx, &*self.get(cx, ino)?, offset, len)
+    }
+
+    fn write(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        offset: u64,
+        data: &[u8],
+        kill_priv: bool,
+    ) -> Result<usize> {
+        self.write_file(cx, &*self.get(cx, ino)?, offset, data, kill_priv)
+    }
+
+    fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()> {
+        self.fsync_inode(cx, &*self.get(cx, ino)?, datasync)
+    }
+
+    fn fallocate(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        mode: FallocMode,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        self.fallocate_file(cx, &*self.get(cx, ino)?, mode, offset, len)
+    }
+
+    fn seek(&self, cx: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
+        self.seek_file(cx, &*self.get(cx, ino)?, offset, what)
+    }
+
+    fn copy_range(
+        &self,
+        cx: &Cx,
+        from: (InodeNo, u64),
+        to: (InodeNo, u64),
+        len: u64,
+    ) -> Result<u64> {
+        let (source, target) = (self.get(cx, from.0)?, self.get(cx, to.0)?);
+        self.copy_between(cx, (&source, from.1), (&target, to.1), len)
+    }
+
+    fn readdir(
+        &self,
+        cx: &Cx,
+        dir: InodeNo,
+        cookie: u64,
+        emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        Ext4::readdir(self, cx, dir, cookie, emit)
+    }
+
+    fn getxattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
+        Ext4::getxattr(self, cx, ino, name)
+    }
+
+    fn listxattr(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
+        Ext4::listxattr(self, cx, ino)
+    }
+
+    fn setxattr(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        name: &[u8],
+        value: &[u8],
+        how: SetXattr,
+    ) -> Result<()> {
+        Ext4::setxattr(self, cx, ino, name, value, how)
+    }
+
+    fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
+        Ext4::removexattr(self, cx, ino, name)
+    }
+
+    fn statfs(&self, cx: &Cx) -> Result<StatFs> {
+        Ok(self.usage(cx))
+    }
+
+    fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr> {
+        Ext4::flags(self, cx, ino)
+    }
+
+    fn set_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
+        Ext4::set_flags(self, cx, ino, flags)
+    }
+
+    fn set_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
+        Ext4::set_project(self, cx, ino, project)
+    }
+
+    fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {
+        Ext4::generation(self, cx, ino)
+    }
+
+    fn trim(&self, _cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
+        self.trim_range(start, len, min_len)
+    }
+
+    fn sync_all(&self, cx: &Cx) -> Result<()> {
+        self.sync_volume(cx)
+    }
+
+    fn shutdown(&self, cx: &Cx, mode: ShutdownMode) -> Result<()> {
+        self.cut_power(cx, mode)
+    }
+
+    fn options(&self) -> String {
+        self.options.read().show()
+    }
+
+    fn remount(&self, cx: &Cx, options: &str) -> Result<()> {
+        self.change_options(cx, options)
+    }
+
+    fn control(&self) -> Option<&dyn Control> {
+        Some(self)
+    }
+
+    fn unmount(&self) -> Result<()> {
+        self.close()
+    }
+}
