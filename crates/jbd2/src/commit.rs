@@ -98,7 +98,8 @@ impl Journal {
             let inner = &mut *state;
             let waiters = match (&mut inner.running, &inner.committing) {
                 (Some(running), _) if running.tid == tid => {
-                    if running.is_empty() && running.open == 0 {
+                    // A locked one may look empty: its blocks are being snapshotted.
+                    if running.is_empty() && running.open == 0 && !running.locked {
                         return Ok(Durable::Already);
                     }
                     if requested && running.requested.is_none() {

@@ -210,12 +210,13 @@ impl<'j> Handle<'j> {
         running.open -= 1;
         running.reserved -= self.left;
         let drained = running.locked && running.open == 0;
-        let returned = std::mem::take(&mut self.left) > 0 && state.waiting_credits > 0;
+        self.left = 0;
+        let awaited = state.waiting_credits > 0;
         drop(state);
         if drained {
             self.journal.drained.notify_all();
         }
-        if returned {
+        if awaited {
             self.journal.admission.notify_all();
         }
     }

@@ -229,11 +229,16 @@ impl Journal {
     /// # Errors
     /// As [`Journal::commit`].
     pub fn commit_all(&self, tag: IoTag) -> Result<crate::Durable, JournalError> {
-        let newest = {
+        let (committing, newest) = {
             let state = self.state.lock();
             state.check()?;
-            Tid(state.next_tid.0.wrapping_sub(1))
+            let committing = state.committing.as_ref().map(|c| c.tid);
+            (committing, Tid(state.next_tid.0.wrapping_sub(1)))
         };
+        // The newest may have changed nothing and stay open, and then says nothing about this one.
+        if let Some(tid) = committing {
+            self.commit(tid, tag)?;
+        }
         self.commit(newest, tag)
     }
 

@@ -3,5 +3,7 @@
 mod basic;
 mod crash;
 mod crash_device;
+mod hostile;
+mod load;
 mod model;
 mod support;

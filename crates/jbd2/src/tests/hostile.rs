@@ -1,0 +1,348 @@
+//! Journals that lie, are damaged, or are of a kind we do not replay.
+
+use std::sync::Arc;
+
+use steadfs_base::endian::Be32;
+use steadfs_base::{DevBlock, IoTag, Tid};
+use steadfs_block::{Device, MemDevice};
+use steadfs_cache::MetaCache;
+use steadfs_rt::Random;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::crash_device::CrashDevice;
+use super::model::{Model, find_state};
+use super::support::{Layout, set};
+use crate::disk::RawSuperblock;
+use crate::{Checksum, Journal, JournalConfig, JournalError, Recover, Recovered, recover};
+
+const TAG: IoTag = IoTag::background();
+const JOURNAL: u64 = 200;
+
+fn try_recover(
+    layout: &Layout,
+    image: &[u8],
+    how: Recover,
+) -> (Result<Recovered, JournalError>, Vec<u8>) {
+    let device = Arc::new(MemDevice::from_bytes(image));
+    let queue = layout.queue(Arc::clone(&device) as _);
+    let result = recover(&queue, layout.block_size, &layout.map(), how, TAG);
+    (result, device.to_bytes())
+}
+
+fn superblock(layout: &Layout, image: &[u8]) -> RawSuperblock {
+    let at = layout.block_size.offset_of(layout.journal[0].0) as usize;
+    RawSuperblock::read_from_bytes(&image[at..at + 1024]).unwrap()
+}
+
+fn with_superblock(
+    layout: &Layout,
+    image: &[u8],
+    change: impl FnOnce(&mut RawSuperblock),
+) -> Vec<u8> {
+    let mut raw = superblock(layout, image);
+    change(&mut raw);
+    raw.seal();
+    let at = layout.block_size.offset_of(layout.journal[0].0) as usize;
+    let mut image = image.to_vec();
+    image[at..at + 1024].copy_from_slice(raw.as_bytes());
+    image
+}
+
+/// A volume after some work, as a crash leaves it, and what it promised.
+fn worked(checksum: Checksum, seed: u64) -> (Layout, Vec<u8>, Model) {
+    let layout = Layout::new(1024, 1200, JOURNAL);
+    let device = Arc::new(CrashDevice::new(layout.device().to_bytes(), seed));
+    let config = JournalConfig {
+        checksum: Some(checksum),
+        ..JournalConfig::default()
+    };
+    let journal = layout.open(Arc::clone(&device) as _, config);
+    let model = Model::new(&journal);
+    let mut random = Random::new(seed);
+    for _ in 0..30 {
+        let tid = model.operation(&journal, &mut random).unwrap();
+        model.commit(&journal, &device, tid).unwrap();
+    }
+    (layout, device.media(), model)
+}
+
+#[test]
+fn damage_is_told_or_harmless_where_there_are_checksums() {
+    for checksum in [Checksum::V2, Checksum::V3] {
+        let (layout, image, model) = worked(checksum, 3);
+        let states = model.states();
+        let (mut told, mut harmless) = (0, 0);
+        let mut random = Random::new(9);
+        for _ in 0..3000 {
+            let mut damaged = image.clone();
+            let at = 10 * 1024 + random.below(JOURNAL as usize * 1024);
+            damaged[at] ^= 1 << random.below(8);
+            let (result, after) = try_recover(&layout, &damaged, Recover::ToDevice);
+            match result {
+                Ok(_) => {
+                    harmless += 1;
+                    // The tail is older than the first state: any state from there on may show.
+                    let shown = find_state(&after, 1024, &states, Some(0));
+                    assert!(shown.is_ok(), "byte {at}: {shown:?}");
+                }
+                Err(error) => {
+                    told += 1;
+                    assert!(matches!(
+                        error,
+                        JournalError::Corrupt(_) | JournalError::Unsupported(_)
+                    ));
+                    assert_eq!(after, damaged, "nothing is written where damage is told");
+                }
+            }
+        }
+        assert!(told > 500 && harmless > 100, "{told} {harmless}");
+    }
+}
+
+#[test]
+fn a_log_in_ruins_ends_in_an_answer() {
+    for checksum in [Checksum::None, Checksum::V1, Checksum::V3] {
+        let (layout, image, _) = worked(checksum, 4);
+        let mut random = Random::new(5);
+        let (mut fine, mut refused) = (0, 0);
+        for _ in 0..1500 {
+            let mut damaged = image.clone();
+            for _ in 0..1 + random.below(40) {
+                let at = 10 * 1024 + random.below(JOURNAL as usize * 1024);
+                // Small numbers in the first bytes of blocks hit types, counts and flags.
+                let at = if random.chance(512) {
+                    at & !1023 | at & 31
+                } else {
+                    at
+                };
+                damaged[at] = random.next_u64() as u8 >> random.below(8);
+            }
+            let damaged = with_superblock(&layout, &damaged, |raw| {
+                *raw = superblock(&layout, &image);
+                if random.chance(300) {
+                    raw.start = Be32::new(random.below(210) as u32);
+                }
+                if random.chance(100) {
+                    raw.max_len = Be32::new(random.below(300) as u32);
+                }
+                if random.chance(100) {
+                    raw.first = Be32::new(random.below(100) as u32);
+                }
+                if random.chance(100) {
+                    raw.sequence = Be32::new(random.below(40) as u32);
+                }
+                if random.chance(100) {
+                    raw.incompat = Be32::new(random.below(64) as u32);
+                }
+            });
+            for how in [Recover::IntoMemory, Recover::ToDevice] {
+                match try_recover(&layout, &damaged, how).0 {
+                    Ok(_) => fine += 1,
+                    Err(_) => refused += 1,
+                }
+            }
+        }
+        assert!(fine > 100 && refused > 100, "{fine} {refused}");
+    }
+}
+
+#[test]
+fn revoke_blocks_that_claim_everything_cost_no_memory() {
+    // A log full of revoke blocks of blocks that have no copy: all are read, none is kept.
+    let layout = Layout::new(1024, 1200, JOURNAL);
+    let mut image = layout.device().to_bytes();
+    for n in 1..JOURNAL as usize {
+        let at = (10 + n) * 1024;
+        let mut block = vec![0xFF; 1024];
+        let words = [0xC03B_3998_u32, 5, 1, 1024];
+        for (slot, word) in block.chunks_mut(4).zip(words) {
+            slot.copy_from_slice(&word.to_be_bytes());
+        }
+        if n == JOURNAL as usize - 1 {
+            block[4..8].copy_from_slice(&2_u32.to_be_bytes());
+        }
+        image[at..at + 1024].copy_from_slice(&block);
+    }
+    let image = with_superblock(&layout, &image, |raw| raw.start = Be32::new(1));
+    let (result, _) = try_recover(&layout, &image, Recover::ToDevice);
+    let summary = result.unwrap().summary;
+    assert_eq!(
+        (summary.transactions, summary.blocks, summary.revoked),
+        (1, 0, 0)
+    );
+}
+
+#[test]
+fn homes_that_cannot_be_are_told() {
+    for home in [1200, u64::from(u32::MAX), 15] {
+        let layout = Layout::new(1024, 1200, JOURNAL);
+        let device = layout.device();
+        let journal = layout.open(Arc::clone(&device) as _, JournalConfig::default());
+        let tid = set(&journal, 700, 1);
+        journal.commit(tid, TAG).unwrap();
+        let mut image = device.to_bytes();
+        // The first tag's block number, behind the descriptor's header.
+        let at = 11 * 1024 + 12;
+        assert_eq!(image[at..at + 4], 700_u32.to_be_bytes());
+        image[at..at + 4].copy_from_slice(&(home as u32).to_be_bytes());
+        let (result, after) = try_recover(&layout, &image, Recover::ToDevice);
+        assert!(matches!(result, Err(JournalError::Corrupt(_))), "{home}");
+        assert_eq!(after, image);
+    }
+}
+
+#[test]
+fn what_we_do_not_replay_is_named() {
+    let layout = Layout::new(1024, 1200, JOURNAL);
+    let image = layout.device().to_bytes();
+    type Change = fn(&mut RawSuperblock);
+    let cases: [(Change, &str); 6] = [
+        (|raw| raw.incompat = Be32::new(64), "features 0x40"),
+        (|raw| raw.ro_compat = Be32::new(1), "features 0x1"),
+        (
+            |raw| raw.users = Be32::new(2),
+            "external journal shared by 2",
+        ),
+        (|raw| raw.incompat = Be32::new(24), "CSUM_V2 and CSUM_V3"),
+        (
+            |raw| (raw.incompat, raw.compat) = (Be32::new(8), Be32::new(1)),
+            "exclude each other",
+        ),
+        (|raw| raw.block_size = Be32::new(4096), "4096 bytes"),
+    ];
+    for (change, name) in cases {
+        let image = with_superblock(&layout, &image, change);
+        let (result, _) = try_recover(&layout, &image, Recover::ToDevice);
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
+    let mut bad_sum = with_superblock(&layout, &image, |raw| raw.incompat = Be32::new(16));
+    bad_sum[10 * 1024 + 0xFC] ^= 1;
+    let (result, _) = try_recover(&layout, &bad_sum, Recover::ToDevice);
+    assert!(matches!(result, Err(JournalError::Corrupt(what)) if what.contains("checksum")));
+    // A device that ends before the journal does.
+    let (result, _) = try_recover(&layout, &image[..100 * 1024], Recover::ToDevice);
+    assert!(matches!(result, Err(JournalError::Corrupt(what)) if what.contains("device")));
+}
+
+#[test]
+fn fast_commits_are_refused_only_where_there_are_some() {
+    let layout = Layout::new(1024, 1200, JOURNAL);
+    let image = layout.device().to_bytes();
+    let image = with_superblock(&layout, &image, |raw| {
+        raw.incompat = Be32::new(32);
+        raw.fast_commit_blocks = Be32::new(100);
+    });
+    let device = Arc::new(MemDevice::from_bytes(&image));
+    let area = (10 + JOURNAL - 100 + 1) * 1024;
+    device.write(area, &[0xEE; 99 * 1024]);
+    let journal = layout.open(Arc::clone(&device) as _, JournalConfig::default());
+    let mut last = Tid(0);
+    for n in 0..120 {
+        last = set(&journal, 700 + n, 1);
+        journal.commit(last, TAG).unwrap();
+    }
+    assert!(journal.stats().tail_moves > 2, "the log went around");
+    let mut image = device.to_bytes();
+    assert!(
+        image[area as usize..][..99 * 1024]
+            .iter()
+            .all(|&byte| byte == 0xEE)
+    );
+    let mut head = |tid: Tid| {
+        let at = area as usize;
+        image[at..at + 4].copy_from_slice(&[9, 0, 8, 0]);
+        image[at + 4..at + 8].fill(0);
+        image[at + 8..at + 12].copy_from_slice(&tid.0.to_le_bytes());
+        try_recover(&layout, &image, Recover::IntoMemory).0
+    };
+    assert!(
+        head(last).is_ok(),
+        "an old fast commit says nothing any more"
+    );
+    let refused = head(last.next()).unwrap_err();
+    assert_eq!(
+        refused,
+        JournalError::Unsupported("journal with fast commits to replay".into())
+    );
+}
+
+#[test]
+fn a_version_1_superblock_becomes_one_with_features() {
+    let layout = Layout::new(1024, 1200, JOURNAL);
+    let image = layout.device().to_bytes();
+    let image = with_superblock(&layout, &image, |raw| {
+        raw.header.block_type = Be32::new(3);
+        raw.incompat = Be32::new(0xFFFF);
+        raw.user_ids = [9; 768];
+    });
+    let device = Arc::new(MemDevice::from_bytes(&image));
+    let journal = layout.open(Arc::clone(&device) as _, JournalConfig::default());
+    let tid = set(&journal, 700, 1);
+    journal.commit(tid, TAG).unwrap();
+    let after = layout.recovered(&device);
+    assert_eq!(layout.block(&after, 700)[9], 1);
+    let raw = superblock(&layout, &after);
+    assert_eq!((raw.header.block_type.get(), raw.incompat.get()), (4, 1));
+}
+
+#[test]
+fn a_device_that_fails_stops_recovery_and_lets_it_be_tried_again() {
+    struct Failing {
+        inner: MemDevice,
+        left: steadfs_rt::Mutex<u32>,
+    }
+    impl Device for Failing {
+        fn geometry(&self) -> &steadfs_block::Geometry {
+            self.inner.geometry()
+        }
+        fn start(&self, bio: steadfs_block::Bio, done: steadfs_block::Done) {
+            {
+                let mut left = self.left.lock();
+                if *left == 0 {
+                    drop(left);
+                    let error = steadfs_block::IoError::of(&bio, "told to fail");
+                    return done(bio, Err(error));
+                }
+                *left -= 1;
+            }
+            self.inner.start(bio, done);
+        }
+    }
+    let (layout, image, model) = worked(Checksum::V3, 6);
+    let mut failures = 0;
+    for requests in 0.. {
+        let device = Arc::new(Failing {
+            inner: MemDevice::from_bytes(&image),
+            left: steadfs_rt::Mutex::new(steadfs_rt::Rank::Leaf, requests),
+        });
+        let queue = layout.queue(Arc::clone(&device) as _);
+        let (map, how) = (layout.map(), Recover::ToDevice);
+        let first = recover(&queue, layout.block_size, &map, how, TAG);
+        *device.left.lock() = u32::MAX;
+        if first.is_err() {
+            failures += 1;
+            recover(&queue, layout.block_size, &map, how, TAG).unwrap();
+        }
+        let after = device.inner.to_bytes();
+        let newest = model.states().keys().next_back().copied();
+        assert_eq!(
+            find_state(&after, 1024, &model.states(), newest),
+            Ok(newest)
+        );
+        if first.is_ok() {
+            break;
+        }
+    }
+    assert!(failures > 4, "{failures}");
+}
+
+#[test]
+fn a_cache_over_an_unrecovered_journal_cannot_open_it() {
+    let (layout, image, _) = worked(Checksum::None, 7);
+    let device = Arc::new(MemDevice::from_bytes(&image));
+    let cache = MetaCache::new(layout.queue(device), layout.block_size, 1 << 20);
+    let opened = Journal::open(Arc::new(cache), layout.map(), JournalConfig::default());
+    assert!(matches!(opened, Err(JournalError::NeedsRecovery)));
+    assert!(layout.map().contains(DevBlock(10)));
+}
