@@ -241,6 +241,11 @@ pub enum Op {
     },
     /// Makes the volume durable.
     Sync,
+    /// Does nothing for a while: timers run.
+    Sleep {
+        /// How long.
+        millis: u64,
+    },
     /// Reads; the result is compared with what it should be.
     Read {
         /// The file.
@@ -297,7 +302,7 @@ impl Op {
             Self::Link { from, path } => of(from).into_iter().chain([path]).collect(),
             Self::Rename { from, to, .. } => vec![from, to],
             Self::Copy { from, to, .. } => of(from).into_iter().chain(of(to)).collect(),
-            Self::Close { .. } | Self::Sync => Vec::new(),
+            Self::Close { .. } | Self::Sync | Self::Sleep { .. } => Vec::new(),
             Self::Write { file, .. }
             | Self::Truncate { file, .. }
             | Self::Fallocate { file, .. }
@@ -331,7 +336,7 @@ impl Op {
             Self::Link { from, path } => of(from).into_iter().chain([path]).collect(),
             Self::Rename { from, to, .. } => vec![from, to],
             Self::Copy { from, to, .. } => of(from).into_iter().chain(of(to)).collect(),
-            Self::Close { .. } | Self::Sync => Vec::new(),
+            Self::Close { .. } | Self::Sync | Self::Sleep { .. } => Vec::new(),
             Self::Write { file, .. }
             | Self::Truncate { file, .. }
             | Self::Fallocate { file, .. }

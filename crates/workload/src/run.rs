@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use steadfs_base::InodeNo;
 use steadfs_rt as rt;
@@ -176,6 +177,10 @@ impl<'a> Runner<'a> {
             | Op::Chown { .. }
             | Op::Utimens { .. } => self.attributes(op),
             Op::Fsync { .. } | Op::Fdatasync { .. } | Op::Sync => self.durable(op),
+            Op::Sleep { millis } => {
+                rt::sleep(Duration::from_millis(*millis));
+                Ok(Value::None)
+            }
             Op::Read { .. }
             | Op::Stat { .. }
             | Op::List { .. }

@@ -223,6 +223,10 @@ fn simpler(op: &Op) -> Vec<Op> {
                 how: *how,
             })
             .collect(),
+        Op::Sleep { millis } => simpler_number(*millis)
+            .into_iter()
+            .map(|millis| Op::Sleep { millis })
+            .collect(),
         _ => Vec::new(),
     }
 }

@@ -158,6 +158,7 @@ impl Display for Op {
             Self::Fsync { file } => write!(f, "fsync {file}"),
             Self::Fdatasync { file } => write!(f, "fdatasync {file}"),
             Self::Sync => f.write_str("sync"),
+            Self::Sleep { millis } => write!(f, "sleep {millis}"),
             Self::Read { file, span } => write!(f, "read {file} {span}"),
             Self::Stat { file } => write!(f, "stat {file}"),
             Self::List { dir } => write!(f, "list {dir}"),
@@ -311,6 +312,9 @@ fn parse_verb(verb: &str, words: &mut Words<'_>) -> Result<Op, String> {
             handle: words.number("the handle")?,
         },
         "sync" => Op::Sync,
+        "sleep" => Op::Sleep {
+            millis: words.number("the time in milliseconds")?,
+        },
         "list" => Op::List {
             dir: words.target()?,
         },
@@ -491,6 +495,7 @@ task
   fsync /d
   fdatasync @2
   sync
+  sleep 5000
   read /d/x 0+5
   stat @2
   list /d
@@ -504,7 +509,7 @@ task
         assert_eq!(program.setup.len(), 1);
         assert_eq!(
             program.tasks.iter().map(Vec::len).collect::<Vec<_>>(),
-            [27, 11]
+            [27, 12]
         );
         assert_eq!(program.to_string(), ALL);
     }

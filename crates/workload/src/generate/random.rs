@@ -21,6 +21,8 @@ pub struct Shape {
     pub shared: bool,
     /// Operations out of a hundred that make something durable.
     pub sync_percent: u64,
+    /// Operations out of a hundred before which time passes: enough for timers to go off.
+    pub sleep_percent: u64,
     /// Largest offset written, in bytes.
     pub max_file: u64,
     /// Bytes that all files of a task may have together.
@@ -34,6 +36,7 @@ impl Default for Shape {
             ops: 24,
             shared: false,
             sync_percent: 15,
+            sleep_percent: 0,
             max_file: 128 << 10,
             space: 512 << 10,
         }
@@ -119,6 +122,10 @@ struct Sight {
 impl Author<'_> {
     fn write(mut self) -> Vec<Op> {
         while self.ops.len() < self.shape.ops {
+            if self.percent(self.shape.sleep_percent) {
+                let millis = [1, 20, 6_000, 40_000][self.random.below(4)];
+                self.ops.push(Op::Sleep { millis });
+            }
             let sight = self.sight();
             for op in self.group(&sight) {
                 let fails = self.runner.step(&op).is_err();

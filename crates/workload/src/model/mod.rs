@@ -24,7 +24,11 @@ use crate::Span;
 pub struct ModelFs {
     format: Format,
     inner: Mutex<Inner>,
+    on_sync: Option<OnSync>,
 }
+
+/// Called with the present content when something is to be made durable.
+pub type OnSync = Box<dyn Fn(&State) -> Result<()> + Send + Sync>;
 
 struct Inner {
     state: State,
@@ -96,6 +100,22 @@ impl ModelFs {
         Self {
             format,
             inner: Mutex::new(Rank::Table, inner),
+            on_sync: None,
+        }
+    }
+
+    /// The same, but every fsync, sync and unmount calls `on_sync` and returns what it returns.
+    pub fn with_sync(self, on_sync: OnSync) -> Self {
+        Self {
+            on_sync: Some(on_sync),
+            ..self
+        }
+    }
+
+    fn synced(&self) -> Result<()> {
+        match &self.on_sync {
+            Some(on_sync) => on_sync(&self.state()),
+            None => Ok(()),
         }
     }
 
@@ -258,7 +278,8 @@ impl FileSystem for ModelFs {
     }
 
     fn fsync(&self, _: &Cx, ino: InodeNo, _: bool) -> Result<()> {
-        self.inner.lock().state.node(ino).map(|_| ())
+        self.inner.lock().state.node(ino)?;
+        self.synced()
     }
 
     fn fallocate(
@@ -407,7 +428,7 @@ impl FileSystem for ModelFs {
     }
 
     fn sync_all(&self, _: &Cx) -> Result<()> {
-        Ok(())
+        self.synced()
     }
 
     fn shutdown(&self, _: &Cx, _: ShutdownMode) -> Result<()> {
@@ -427,6 +448,6 @@ impl FileSystem for ModelFs {
     }
 
     fn unmount(&self) -> Result<()> {
-        Ok(())
+        self.synced()
     }
 }
