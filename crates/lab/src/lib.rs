@@ -1,3 +1,4 @@
 //! Crash exploration and modelled devices.
 
+pub mod crash;
 pub mod device;

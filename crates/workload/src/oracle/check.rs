@@ -166,7 +166,7 @@ impl History {
         self.apply_foreign_syncs(&mut bounds, mark);
         let mut candidates = Vec::new();
         for (number, (task, bounds)) in self.tasks.iter().zip(&bounds).enumerate() {
-            let part = Part::of(task, found);
+            let part = Part::of(task, found, mark < self.looked_at);
             let mut right = Vec::new();
             let mut why = Vec::new();
             for moment in bounds.first..=bounds.last {
@@ -205,7 +205,7 @@ impl History {
                 durable: BTreeMap::new(),
                 all_durable: last,
             };
-            if let Err(reason) = Part::of(task, found).compare(self, task, last, &bounds) {
+            if let Err(reason) = Part::of(task, found, true).compare(self, task, last, &bounds) {
                 let (_, moment, text) = reason.at(last);
                 return Err(Box::new(Violation::NoMoment {
                     task: number,
@@ -313,18 +313,24 @@ fn reason<T>(rank: u32, text: impl Into<String>) -> Result<T, Reason> {
 /// What was found of one task's paths.
 struct Part<'a> {
     found: &'a Observed,
+    /// Whether access times are known.
+    atimes: bool,
     names: BTreeMap<&'a TreePath, InodeNo>,
 }
 
 impl<'a> Part<'a> {
-    fn of(task: &TaskHistory, found: &'a Observed) -> Self {
+    fn of(task: &TaskHistory, found: &'a Observed, atimes: bool) -> Self {
         let names = found
             .names
             .iter()
             .filter(|(path, _)| task.own.contains(*path))
             .map(|(path, ino)| (path, *ino))
             .collect();
-        Self { found, names }
+        Self {
+            found,
+            atimes,
+            names,
+        }
     }
 
     /// Whether this is the task's state at `moment`.
@@ -342,7 +348,10 @@ impl<'a> Part<'a> {
             let seen = &self.found.inodes[there];
             let same = compare_attributes(node, seen)
                 .and_then(|()| compare_mtime(node, seen))
-                .and_then(|()| compare_atime(node, seen));
+                .and_then(|()| match self.atimes {
+                    true => compare_atime(node, seen),
+                    false => Ok(()),
+                });
             if let Err(text) = same {
                 return reason(1, format!("{path}: {text}"));
             }

@@ -89,6 +89,8 @@ pub struct History {
     pub(super) base: State,
     pub(super) base_paths: BTreeMap<TreePath, InodeNo>,
     pub(super) tasks: Vec<TaskHistory>,
+    /// From this marker on somebody else read files: access times are not known any more.
+    pub(super) looked_at: u64,
 }
 
 impl History {
@@ -127,7 +129,14 @@ impl History {
             base,
             base_paths,
             tasks,
+            looked_at: u64::MAX,
         })
+    }
+
+    /// Notes that from this marker on somebody read files who is no task of this history, so that
+    /// access times after later crashes are not known.
+    pub fn looked_at(&mut self, mark: u64) {
+        self.looked_at = mark;
     }
 
     /// Replays a program as if it had run in the model, one task after the other, with a marker

@@ -1,0 +1,112 @@
+//! Crash exploration: runs programs on a modelled device, builds the images that a power cut may
+//! leave, recovers each, and asks judges.
+//!
+//! **One run.** A program runs in a simulation against a freshly formatted volume ([`record`]); the
+//! device logs everything, with a mark before and after each operation. Before the crash is explored
+//! the run itself is judged: every result as in the model, the tree at the end as in the model, a
+//! clean unmount.
+//!
+//! **Its crashes.** For every cut that [`Log::last_cuts`](crate::device::Log::last_cuts) names, and
+//! for some in between, images are built for subsets of what the cut puts in doubt ([`explore`]).
+//! Equal images are recovered once. Each distinct image is opened in a simulation of its own, looked
+//! at, and unmounted; it must recover without an error, the oracle must accept what is seen for every
+//! cut that can leave this image, and the checker must find nothing afterwards. For some images the
+//! recovery is cut as well, and what that leaves is judged by the same history.
+//!
+//! **Failures** are kept as directories that say everything needed to see them again, with a smaller
+//! program where one was found ([`case`]).
+//!
+//! Everything follows from the program, the subject and a seed.
+
+pub mod case;
+pub mod explore;
+pub mod record;
+pub mod subject;
+mod sweep;
+#[cfg(test)]
+mod tests;
+
+pub use case::Case;
+pub use explore::{Effort, Stats, explore};
+pub use record::{Run, record};
+pub use subject::Subject;
+pub use sweep::{Options, main_with, sweep};
+
+use std::fmt;
+
+use steadfs_rt::sim;
+use steadfs_vfs::FsError;
+use steadfs_workload::observe::Unreadable;
+use steadfs_workload::{Divergence, Violation};
+
+use crate::device::Survivors;
+
+/// A crash, and where a recovery from it was cut again.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct CrashPath {
+    /// Each crash: how many events of the device came before it, and what survived. The second is of
+    /// the device on which the recovery from the first ran, and so on.
+    pub crashes: Vec<(usize, Survivors)>,
+}
+
+/// What is wrong.
+#[derive(Debug)]
+pub enum Complaint {
+    /// A simulation failed: a panic, a deadlock, a stall, a leaked task.
+    Simulation(Box<sim::Failure>),
+    /// The volume could not be opened.
+    Open(FsError),
+    /// An operation returned something else than it should have.
+    Result(Box<Divergence>),
+    /// The volume could not be read, or contradicts itself.
+    Unreadable(Unreadable),
+    /// The running volume shows something else than it should.
+    Live(Box<Violation>),
+    /// After a crash something is there that may not be, or is missing.
+    Oracle(Box<Violation>),
+    /// Making the start durable, or unmounting, failed.
+    Sync(FsError),
+    /// The checker or e2fsck found the volume damaged.
+    Damaged {
+        /// Who says so.
+        judge: &'static str,
+        /// What.
+        findings: String,
+    },
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Simulation(failure) => failure.fmt(f),
+            Self::Open(error) => write!(f, "opening the volume failed: {error}"),
+            Self::Result(divergence) => divergence.fmt(f),
+            Self::Unreadable(unreadable) => unreadable.fmt(f),
+            Self::Live(violation) => write!(f, "while it ran: {violation}"),
+            Self::Oracle(violation) => write!(f, "after the crash: {violation}"),
+            Self::Sync(error) => write!(f, "sync or unmount failed: {error}"),
+            Self::Damaged { judge, findings } => write!(f, "{judge}: {findings}"),
+        }
+    }
+}
+
+/// Something wrong, and where it was found.
+#[derive(Debug)]
+pub struct Failure {
+    /// The crash; none if the run itself went wrong.
+    pub path: CrashPath,
+    /// What is wrong.
+    pub complaint: Complaint,
+    /// Everything about the crash that a reader wants: what survived of each change in doubt.
+    pub detail: String,
+}
+
+impl Failure {
+    fn of_run(complaint: Complaint) -> Self {
+        Self {
+            path: CrashPath::default(),
+            complaint,
+            detail: String::new(),
+        }
+    }
+}

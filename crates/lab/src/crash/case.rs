@@ -1,0 +1,178 @@
+//! Failing cases as directories: `ops.txt` (the program), `case.txt` (everything else that is needed
+//! to see it again), `report.txt` (what is wrong), and for crashes `crashed.img`.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use steadfs_workload::Program;
+use thiserror::Error;
+
+use super::explore::{Effort, explore, judge_one};
+use super::record::record;
+use super::{CrashPath, Failure, Subject};
+use crate::device::Survivors;
+
+/// A failing case.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Name of the subject.
+    pub subject: String,
+    /// Seed of the run.
+    pub seed: u64,
+    /// What ran.
+    pub program: Program,
+    /// The crashes; none if the run itself fails.
+    pub path: CrashPath,
+}
+
+/// A directory that is not a case.
+#[derive(Debug, Error)]
+pub enum CaseError {
+    /// It cannot be read or written.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// It does not say what a case says.
+    #[error("{file}: {cause}")]
+    Format {
+        /// Which file.
+        file: &'static str,
+        /// What is wrong with it.
+        cause: String,
+    },
+}
+
+impl Case {
+    /// Writes the case to `dir`, with what is wrong.
+    ///
+    /// # Errors
+    /// If the directory cannot be made or written.
+    pub fn save(&self, dir: &Path, failure: &Failure) -> io::Result<()> {
+        fs::create_dir_all(dir)?;
+        fs::write(dir.join("ops.txt"), self.program.to_string())?;
+        let mut text = format!("subject {}\nseed {}\n", self.subject, self.seed);
+        for (cut, survivors) in &self.path.crashes {
+            text.push_str(&format!("crash {cut} {}\n", survivors_text(survivors)));
+        }
+        fs::write(dir.join("case.txt"), text)?;
+        let report = format!("{}\n\n{}", failure.complaint, failure.detail);
+        fs::write(dir.join("report.txt"), report)
+    }
+
+    /// Reads a case back.
+    ///
+    /// # Errors
+    /// If files are missing or say something else.
+    pub fn load(dir: &Path) -> Result<Self, CaseError> {
+        let wrong = |cause: String| CaseError::Format {
+            file: "case.txt",
+            cause,
+        };
+        let program = fs::read_to_string(dir.join("ops.txt"))?;
+        let program = program.parse().map_err(|error| CaseError::Format {
+            file: "ops.txt",
+            cause: format!("{error}"),
+        })?;
+        let mut case = Self {
+            subject: String::new(),
+            seed: 0,
+            program,
+            path: CrashPath::default(),
+        };
+        for line in fs::read_to_string(dir.join("case.txt"))?.lines() {
+            let words: Vec<&str> = line.split_ascii_whitespace().collect();
+            match words.as_slice() {
+                ["subject", name] => case.subject = (*name).to_owned(),
+                ["seed", number] => {
+                    let seed = number.parse();
+                    case.seed = seed.map_err(|_| wrong(format!("'{number}' is not a seed")))?;
+                }
+                ["crash", cut, survivors @ ..] => {
+                    let cut = cut
+                        .parse()
+                        .map_err(|_| wrong(format!("'{cut}' is not a cut")))?;
+                    let survivors = parse_survivors(survivors)
+                        .ok_or_else(|| wrong(format!("'{line}' does not say what survives")))?;
+                    case.path.crashes.push((cut, survivors));
+                }
+                [] => {}
+                _ => return Err(wrong(format!("'{line}' is not understood"))),
+            }
+        }
+        Ok(case)
+    }
+
+    /// Runs the case again: first its own crash, then, since a mended file system writes other
+    /// things at other times, the program's other crashes.
+    ///
+    /// # Errors
+    /// What is (still) wrong.
+    pub fn replay(&self, subject: &Subject, scratch: &Path) -> Result<(), Box<Failure>> {
+        let run = record(subject, &self.program, self.seed)?;
+        judge_one(subject, &run, &self.path, scratch)?;
+        let (_, mut failures) = explore(subject, &run, Effort::default(), self.seed, scratch);
+        match failures.pop() {
+            Some(failure) => Err(Box::new(failure)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn survivors_text(survivors: &Survivors) -> String {
+    let flags = |flags: &[bool]| -> String {
+        let digits = flags.iter().map(|flag| if *flag { '1' } else { '0' });
+        digits.collect()
+    };
+    match survivors {
+        Survivors::None => "none".to_owned(),
+        Survivors::All => "all".to_owned(),
+        Survivors::Seeded(seed) => format!("seeded {seed}"),
+        Survivors::Changes(kept) => format!("changes {}", flags(kept)),
+        Survivors::Units(kept) => format!("units {}", flags(kept)),
+    }
+}
+
+fn parse_survivors(words: &[&str]) -> Option<Survivors> {
+    let flags = |digits: &str| -> Option<Vec<bool>> {
+        let flag = |digit| match digit {
+            '0' => Some(false),
+            '1' => Some(true),
+            _ => None,
+        };
+        digits.chars().map(flag).collect()
+    };
+    Some(match words {
+        ["none"] => Survivors::None,
+        ["all"] => Survivors::All,
+        ["seeded", seed] => Survivors::Seeded(seed.parse().ok()?),
+        // Of no changes or units there is no flag.
+        ["changes"] => Survivors::Changes(Vec::new()),
+        ["units"] => Survivors::Units(Vec::new()),
+        ["changes", kept] => Survivors::Changes(flags(kept)?),
+        ["units", kept] => Survivors::Units(flags(kept)?),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn survivors_are_written_and_read() {
+        let all = [
+            Survivors::None,
+            Survivors::All,
+            Survivors::Seeded(77),
+            Survivors::Changes(vec![true, false]),
+            Survivors::Units(Vec::new()),
+        ];
+        for survivors in all {
+            let text = survivors_text(&survivors);
+            let words: Vec<_> = text.split_ascii_whitespace().collect();
+            assert_eq!(parse_survivors(&words), Some(survivors));
+        }
+        assert_eq!(parse_survivors(&["some"]), None);
+        assert_eq!(parse_survivors(&["units", "012"]), None);
+    }
+}

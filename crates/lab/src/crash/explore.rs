@@ -1,0 +1,427 @@
+//! The crashes of one run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use steadfs_base::FixedSet;
+use steadfs_block::Device;
+use steadfs_rt::{Random, sim};
+use steadfs_workload::{Observed, observe};
+
+use super::record::Run;
+use super::subject::{Subject, e2fsck};
+use super::{Complaint, CrashPath, Failure};
+use crate::device::{Event, Image, Log, Model, SimDevice, Survivors};
+
+/// How much is tried.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Images built of one run, about.
+    pub images: usize,
+    /// Recoveries out of 1024 that are cut as well.
+    pub nested: u16,
+    /// Recovered images out of 1024 that e2fsck is asked about.
+    pub e2fsck: u16,
+    /// Failures after which a run is left.
+    pub failures: usize,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self {
+            images: 200,
+            nested: 32,
+            e2fsck: 4,
+            failures: 1,
+        }
+    }
+}
+
+/// How much was tried.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    /// Programs run.
+    pub runs: u64,
+    /// Positions that crashes were tried at.
+    pub cuts: u64,
+    /// Images built.
+    pub images: u64,
+    /// Images that were recovered.
+    pub recoveries: u64,
+    /// Of these, images left by a crash during a recovery.
+    pub nested: u64,
+    /// Images that e2fsck was asked about.
+    pub e2fsck: u64,
+    /// Verdicts of the oracle: one for each distinct marker of each image.
+    pub verdicts: u64,
+    /// Recovered images by what the crash came before.
+    pub before: BTreeMap<&'static str, u64>,
+    /// Recovered images by what survived.
+    pub survivors: BTreeMap<&'static str, u64>,
+    /// Fingerprints of all images that were recovered.
+    pub distinct: FixedSet<u64>,
+}
+
+impl Stats {
+    /// Adds another's counts.
+    pub fn add(&mut self, other: Stats) {
+        self.runs += other.runs;
+        self.cuts += other.cuts;
+        self.images += other.images;
+        self.recoveries += other.recoveries;
+        self.nested += other.nested;
+        self.e2fsck += other.e2fsck;
+        self.verdicts += other.verdicts;
+        for (what, count) in other.before {
+            *self.before.entry(what).or_default() += count;
+        }
+        for (what, count) in other.survivors {
+            *self.survivors.entry(what).or_default() += count;
+        }
+        self.distinct.extend(other.distinct);
+    }
+}
+
+/// An image that some crashes leave.
+struct Crashed {
+    image: Image,
+    path: CrashPath,
+    /// The last marker before each crash that leaves it.
+    marks: BTreeSet<u64>,
+    /// What the first of them came before.
+    before: &'static str,
+}
+
+/// What a recovery made of an image.
+struct Recovered {
+    seen: Observed,
+    after: Image,
+    /// The device's life, and how many events of it there were when the volume was open.
+    log: Option<(Log, usize)>,
+}
+
+/// Explores the crashes of a run.
+pub fn explore(
+    subject: &Subject,
+    run: &Run,
+    effort: Effort,
+    seed: u64,
+    scratch: &std::path::Path,
+) -> (Stats, Vec<Failure>) {
+    let mut explorer = Explorer {
+        subject,
+        run,
+        effort,
+        random: Random::new(seed),
+        scratch,
+        stats: Stats {
+            runs: 1,
+            ..Stats::default()
+        },
+        failures: Vec::new(),
+    };
+    let images = explorer.first_crashes();
+    explorer.judge_all(images, 2);
+    (explorer.stats, explorer.failures)
+}
+
+/// Recovers the image that `path` leads to and judges it: for seeing a failure again. Where the run
+/// has become another one, such that there is no such crash, nothing is judged.
+///
+/// # Errors
+/// What is wrong.
+pub fn judge_one(
+    subject: &Subject,
+    run: &Run,
+    path: &CrashPath,
+    scratch: &std::path::Path,
+) -> Result<(), Box<Failure>> {
+    let Some((first, rest)) = path.crashes.split_first() else {
+        return Ok(());
+    };
+    let Some(mut image) = image_of(&run.log, first) else {
+        return Ok(());
+    };
+    for crash in rest {
+        let recovered = recover(subject, &image, true).map_err(|complaint| {
+            Box::new(Failure {
+                path: path.clone(),
+                complaint,
+                detail: String::new(),
+            })
+        })?;
+        let (log, _) = recovered.log.expect("a log was asked for");
+        match image_of(&log, crash) {
+            Some(next) => image = next,
+            None => return Ok(()),
+        }
+    }
+    let effort = Effort {
+        e2fsck: 1024,
+        nested: 0,
+        ..Effort::default()
+    };
+    let mut explorer = Explorer {
+        subject,
+        run,
+        effort,
+        random: Random::new(0),
+        scratch,
+        stats: Stats::default(),
+        failures: Vec::new(),
+    };
+    let crashed = Crashed {
+        image,
+        path: path.clone(),
+        marks: BTreeSet::from([run.marks[first.0]]),
+        before: "",
+    };
+    explorer.judge_all(vec![crashed], 0);
+    match explorer.failures.pop() {
+        Some(failure) => Err(Box::new(failure)),
+        None => Ok(()),
+    }
+}
+
+/// The image of a crash, if the log can have it.
+fn image_of(log: &Log, (at, survivors): &(usize, Survivors)) -> Option<Image> {
+    if *at > log.len() {
+        return None;
+    }
+    let cut = log.at(*at);
+    let fits = match survivors {
+        Survivors::None | Survivors::All | Survivors::Seeded(_) => true,
+        Survivors::Changes(flags) => flags.len() == cut.changes(),
+        Survivors::Units(flags) => flags.len() == cut.units(),
+    };
+    fits.then(|| cut.image(survivors))
+}
+
+struct Explorer<'a> {
+    subject: &'a Subject,
+    run: &'a Run,
+    effort: Effort,
+    random: Random,
+    scratch: &'a std::path::Path,
+    stats: Stats,
+    failures: Vec<Failure>,
+}
+
+impl Explorer<'_> {
+    /// The distinct images of crashes of the run itself.
+    fn first_crashes(&mut self) -> Vec<Crashed> {
+        let log = &self.run.log;
+        let base = log.base();
+        let first = self.run.first_cut;
+        let mut cuts: Vec<usize> = log.last_cuts();
+        cuts.retain(|cut| *cut >= first);
+        let each = (self.effort.images * 3 / 4 / cuts.len().max(1)).clamp(4, 256);
+        let more = self.effort.images / 4 / 4;
+        let between = log.len() - first + 1;
+        let mut all = BTreeMap::new();
+        let some: Vec<usize> = (0..more)
+            .map(|_| first + self.random.below(between))
+            .collect();
+        let cuts = cuts.into_iter().map(|cut| (cut, each));
+        for (cut, limit) in cuts.chain(some.into_iter().map(|cut| (cut, 4))) {
+            let seed = self.random.next_u64();
+            let mark = self.run.marks[cut];
+            self.build(
+                log,
+                cut,
+                (limit, seed),
+                &CrashPath::default(),
+                &base,
+                &mut |print, crashed| {
+                    let known: &mut Crashed = all.entry(print).or_insert(crashed);
+                    known.marks.insert(mark);
+                },
+            );
+        }
+        all.into_values().collect()
+    }
+
+    /// Builds the images of one cut.
+    fn build(
+        &mut self,
+        log: &Log,
+        at: usize,
+        (limit, seed): (usize, u64),
+        path: &CrashPath,
+        base: &Image,
+        found: &mut dyn FnMut(u64, Crashed),
+    ) {
+        self.stats.cuts += 1;
+        let cut = log.at(at);
+        for survivors in cut.choices(limit.max(2), seed) {
+            self.stats.images += 1;
+            let image = cut.image(&survivors);
+            let mut path = path.clone();
+            path.crashes.push((at, survivors));
+            let crashed = Crashed {
+                path,
+                marks: BTreeSet::new(),
+                before: event_name(log.events().get(at)),
+                image,
+            };
+            found(crashed.image.fingerprint(base), crashed);
+        }
+    }
+
+    fn judge_all(&mut self, images: Vec<Crashed>, depth: usize) {
+        for crashed in images {
+            if self.failures.len() >= self.effort.failures {
+                return;
+            }
+            self.note(&crashed);
+            let nest = depth > 0 && self.random.chance(self.effort.nested);
+            match recover(self.subject, &crashed.image, nest) {
+                Err(complaint) => self.fail(&crashed, complaint),
+                Ok(recovered) => {
+                    if let Err(complaint) = self.judge(&crashed, &recovered) {
+                        self.fail(&crashed, complaint);
+                    } else if let Some((log, opened)) = recovered.log {
+                        let again = self.crashes_of_recovery(&crashed, &log, opened);
+                        self.judge_all(again, depth - 1);
+                    }
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, crashed: &Crashed) {
+        self.stats.recoveries += 1;
+        if crashed.path.crashes.len() > 1 {
+            self.stats.nested += 1;
+        }
+        let print = crashed.image.fingerprint(&self.subject.image);
+        // Subjects of one size could share a fingerprint.
+        let salt = self
+            .subject
+            .name
+            .bytes()
+            .fold(0u64, |sum, byte| sum.rotate_left(7) ^ u64::from(byte));
+        self.stats.distinct.insert(print ^ salt);
+        *self.stats.before.entry(crashed.before).or_default() += 1;
+        let last = crashed.path.crashes.last();
+        let survivors = last.map_or("none", |(_, survivors)| survivors_name(survivors));
+        *self.stats.survivors.entry(survivors).or_default() += 1;
+    }
+
+    fn judge(&mut self, crashed: &Crashed, recovered: &Recovered) -> Result<(), Complaint> {
+        for mark in &crashed.marks {
+            self.stats.verdicts += 1;
+            let verdict = self.run.history.check(&recovered.seen, *mark);
+            verdict.map_err(Complaint::Oracle)?;
+        }
+        if let Some(check) = &self.subject.check {
+            let findings = check(&recovered.after);
+            if !findings.is_empty() {
+                return Err(Complaint::Damaged {
+                    judge: "the checker",
+                    findings,
+                });
+            }
+        }
+        if self.subject.e2fsck && self.random.chance(self.effort.e2fsck) {
+            self.stats.e2fsck += 1;
+            let judged = e2fsck(&recovered.after, self.scratch);
+            judged.expect("e2fsck runs and the scratch directory can be written")?;
+        }
+        Ok(())
+    }
+
+    /// Some images of crashes while an image was recovered.
+    fn crashes_of_recovery(&mut self, crashed: &Crashed, log: &Log, opened: usize) -> Vec<Crashed> {
+        let base = log.base();
+        let mut cuts: Vec<_> = log
+            .last_cuts()
+            .into_iter()
+            .filter(|cut| *cut <= opened)
+            .collect();
+        while cuts.len() > 6 {
+            cuts.swap_remove(self.random.below(cuts.len()));
+        }
+        cuts.push(self.random.below(opened + 1));
+        let mut all = BTreeMap::new();
+        for cut in cuts {
+            let seed = self.random.next_u64();
+            self.build(
+                log,
+                cut,
+                (6, seed),
+                &crashed.path,
+                &base,
+                &mut |print, mut again| {
+                    again.marks = crashed.marks.clone();
+                    all.entry(print).or_insert(again);
+                },
+            );
+        }
+        all.into_values().collect()
+    }
+
+    fn fail(&mut self, crashed: &Crashed, complaint: Complaint) {
+        let first = crashed.path.crashes.first().expect("a crash");
+        let mut detail = self.run.log.at(first.0).describe(&first.1);
+        if self.subject.e2fsck
+            && let Ok(recovered) = recover(self.subject, &crashed.image, false)
+            && let Ok(Err(judged)) = e2fsck(&recovered.after, self.scratch)
+        {
+            detail.push_str(&format!("\nafter recovery, {judged}"));
+        }
+        self.failures.push(Failure {
+            path: crashed.path.clone(),
+            complaint,
+            detail,
+        });
+    }
+}
+
+fn event_name(event: Option<&Event>) -> &'static str {
+    match event {
+        None => "the end",
+        Some(Event::Issued(_)) => "a request",
+        Some(Event::Preflushed { .. }) => "the end of a preflush",
+        Some(Event::Completed { durable: true, .. }) => "a durable answer",
+        Some(Event::Completed { durable: false, .. }) => "an answer",
+        Some(Event::Failed { .. } | Event::FlushFailed { .. }) => "an error",
+        Some(Event::FlushIssued { .. }) => "a flush",
+        Some(Event::FlushCompleted { .. }) => "the end of a flush",
+        Some(Event::Forgot) => "a loss",
+        Some(Event::Mark(_)) => "an operation's start or end",
+    }
+}
+
+fn survivors_name(survivors: &Survivors) -> &'static str {
+    match survivors {
+        Survivors::None => "nothing",
+        Survivors::All => "everything",
+        Survivors::Seeded(_) => "a random part, torn",
+        Survivors::Changes(_) => "a choice of whole changes",
+        Survivors::Units(_) => "a choice of units",
+    }
+}
+
+/// Opens an image, looks at everything, unmounts.
+fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Complaint> {
+    let (open, image) = (Arc::clone(&subject.open), image.clone());
+    let outcome = sim::try_run(sim::Config::new(1), move || {
+        let model = Model {
+            log,
+            ..Model::default()
+        };
+        let device = SimDevice::new(&image, model);
+        let shared: Arc<dyn Device> = Arc::new(device.clone());
+        let fs = open(shared).map_err(Complaint::Open)?;
+        let opened = if log { device.log().len() } else { 0 };
+        let seen = observe(fs.as_ref()).map_err(Complaint::Unreadable)?;
+        fs.unmount().map_err(Complaint::Sync)?;
+        Ok(Recovered {
+            seen,
+            after: device.content(),
+            log: log.then(|| (device.log(), opened)),
+        })
+    });
+    outcome.map_err(Complaint::Simulation)?.value
+}

@@ -1,0 +1,396 @@
+//! Many programs on several subjects, on all processors, until enough was seen.
+
+use std::fs;
+use std::io;
+use std::mem::discriminant;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use steadfs_rt::{self as rt, Mutex, Random, Rank};
+use steadfs_workload::generate::{Shape, pairs, random, singles};
+use steadfs_workload::{Program, shrink};
+
+use super::explore::{Effort, Stats, explore};
+use super::record::record;
+use super::{Case, Failure, Subject};
+
+/// What to try, and for how long.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Source of every choice.
+    pub seed: u64,
+    /// Random programs for each subject.
+    pub seeds: u64,
+    /// Distinct images after which it is enough; 0: when every program was run.
+    pub budget: usize,
+    /// Threads.
+    pub workers: usize,
+    /// Where failing cases and scratch files go.
+    pub out: PathBuf,
+    /// How much is tried of each run.
+    pub effort: Effort,
+    /// Failing programs after which it is enough.
+    pub failures: usize,
+    /// Runs spent on making a failing program smaller.
+    pub shrink: usize,
+}
+
+impl Options {
+    /// Every core program and 1000 random ones, on two threads, with cases below `out`.
+    pub fn new(out: PathBuf) -> Self {
+        Self {
+            seed: 1,
+            seeds: 1000,
+            budget: 0,
+            workers: 2,
+            out,
+            effort: Effort::default(),
+            failures: 3,
+            shrink: 200,
+        }
+    }
+}
+
+/// What a sweep found.
+#[derive(Default)]
+pub struct Report {
+    /// How much was tried.
+    pub stats: Stats,
+    /// What is wrong, each with the directory of its case.
+    pub failures: Vec<(PathBuf, Failure)>,
+}
+
+/// Where a program comes from.
+#[derive(Clone, Copy)]
+enum Source {
+    Single(usize),
+    Pair(usize),
+    Seed(u64),
+}
+
+struct Job {
+    subject: usize,
+    source: Source,
+}
+
+struct Shared {
+    subjects: Vec<Subject>,
+    /// Core programs of each subject: singles and pairs.
+    core: Vec<(Vec<Program>, Vec<Program>)>,
+    jobs: Vec<Job>,
+    next: AtomicUsize,
+    stop: AtomicBool,
+    options: Options,
+    report: Mutex<Report>,
+}
+
+/// Explores `subjects`.
+///
+/// # Errors
+/// If the output directory cannot be written.
+pub fn sweep(subjects: Vec<Subject>, options: Options) -> io::Result<Report> {
+    fs::create_dir_all(&options.out)?;
+    let core: Vec<_> = subjects
+        .iter()
+        .map(|subject| (singles(subject.format), pairs(subject.format)))
+        .collect();
+    let jobs = plan(&core, &options);
+    let workers = options.workers.max(1);
+    let shared = Arc::new(Shared {
+        subjects,
+        core,
+        jobs,
+        next: AtomicUsize::new(0),
+        stop: AtomicBool::new(false),
+        options,
+        report: Mutex::new(Rank::Leaf, Report::default()),
+    });
+    let started: Vec<_> = (0..workers)
+        .map(|number| {
+            let shared = Arc::clone(&shared);
+            rt::spawn("crash", move || shared.work(number))
+        })
+        .collect();
+    let ends: Vec<io::Result<()>> = started.into_iter().map(rt::JoinHandle::join).collect();
+    ends.into_iter().collect::<io::Result<()>>()?;
+    Ok(std::mem::take(&mut *shared.report.lock()))
+}
+
+/// All programs of all subjects in an order that the seed chooses: a part of them is a sample.
+fn plan(core: &[(Vec<Program>, Vec<Program>)], options: &Options) -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for (subject, (singles, pairs)) in core.iter().enumerate() {
+        let sources = (0..singles.len()).map(Source::Single);
+        let sources = sources.chain((0..pairs.len()).map(Source::Pair));
+        let sources = sources.chain((0..options.seeds).map(Source::Seed));
+        jobs.extend(sources.map(|source| Job { subject, source }));
+    }
+    let mut random = Random::new(options.seed);
+    for at in (1..jobs.len()).rev() {
+        jobs.swap(at, random.below(at + 1));
+    }
+    jobs
+}
+
+/// What the random program of a seed is like.
+fn shape_of(seed: u64) -> Shape {
+    let mut random = Random::new(seed ^ 0x5A9E);
+    Shape {
+        tasks: [1, 1, 2, 3, 4][random.below(5)],
+        ops: [8, 20, 40][random.below(3)],
+        shared: random.chance(512),
+        sync_percent: [5, 15, 30][random.below(3)],
+        sleep_percent: [0, 5][random.below(2)],
+        max_file: [16 << 10, 128 << 10][random.below(2)],
+        space: 256 << 10,
+    }
+}
+
+impl Shared {
+    fn work(&self, number: usize) -> io::Result<()> {
+        let scratch = self.options.out.join(format!("scratch-{number}"));
+        fs::create_dir_all(&scratch)?;
+        while !self.stop.load(Ordering::Relaxed) {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let Some(job) = self.jobs.get(index) else {
+                break;
+            };
+            self.run(job, index, &scratch)?;
+        }
+        fs::remove_dir_all(&scratch)
+    }
+
+    fn run(&self, job: &Job, index: usize, scratch: &Path) -> io::Result<()> {
+        let subject = &self.subjects[job.subject];
+        let seed = self
+            .options
+            .seed
+            .wrapping_mul(0x9E37_79B9)
+            .wrapping_add(index as u64);
+        let program = match job.source {
+            Source::Single(number) => self.core[job.subject].0[number].clone(),
+            Source::Pair(number) => self.core[job.subject].1[number].clone(),
+            Source::Seed(number) => {
+                let seed = self.options.seed ^ number << 20;
+                random(seed, shape_of(seed), subject.format)
+            }
+        };
+        let (stats, failure) = self.attempt(subject, &program, seed, scratch);
+        if let Some(failure) = failure {
+            self.keep(subject, program, seed, failure, scratch)?;
+        }
+        let mut report = self.report.lock();
+        report.stats.add(stats);
+        let enough = self.options.budget > 0 && report.stats.distinct.len() >= self.options.budget;
+        if enough || report.failures.len() >= self.options.failures {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn attempt(
+        &self,
+        subject: &Subject,
+        program: &Program,
+        seed: u64,
+        scratch: &Path,
+    ) -> (Stats, Option<Failure>) {
+        match record(subject, program, seed) {
+            Err(failure) => (
+                Stats {
+                    runs: 1,
+                    ..Stats::default()
+                },
+                Some(*failure),
+            ),
+            Ok(run) => {
+                let (stats, mut failures) =
+                    explore(subject, &run, self.options.effort, seed, scratch);
+                (stats, failures.pop())
+            }
+        }
+    }
+
+    /// Makes the program smaller and writes the case.
+    fn keep(
+        &self,
+        subject: &Subject,
+        program: Program,
+        seed: u64,
+        failure: Failure,
+        scratch: &Path,
+    ) -> io::Result<()> {
+        let kind = discriminant(&failure.complaint);
+        let mut latest = (program.clone(), failure);
+        let small = shrink(program, self.options.shrink, &mut |smaller| match self
+            .attempt(subject, smaller, seed, scratch)
+            .1
+        {
+            Some(failure) if discriminant(&failure.complaint) == kind => {
+                latest = (smaller.clone(), failure);
+                true
+            }
+            _ => false,
+        });
+        let (program, failure) = latest;
+        assert_eq!(small, program, "the last failing program is the smallest");
+        let case = Case {
+            subject: subject.name.clone(),
+            seed,
+            program,
+            path: failure.path.clone(),
+        };
+        let mut report = self.report.lock();
+        let name = format!("case-{}-{}", report.failures.len(), subject.name);
+        let dir = self.options.out.join(name);
+        case.save(&dir, &failure)?;
+        report.failures.push((dir, failure));
+        Ok(())
+    }
+}
+
+const HELP: &str = "\
+Explores crashes: runs programs on modelled devices, cuts the power everywhere, recovers, checks.
+  --seed N       source of every choice (1)
+  --seeds N      random programs for each subject (1000)
+  --budget N     stop after this many distinct images (0: when all programs were run)
+  --workers N    threads (2)
+  --subject S    only subjects whose name contains S
+  --out DIR      where failing cases go (crash-cases)
+  --replay DIR   run the case in this directory again, and nothing else
+";
+
+struct Arguments {
+    options: Options,
+    subject: String,
+    replay: Option<PathBuf>,
+}
+
+fn parse(args: &[String]) -> Result<Option<Arguments>, String> {
+    let mut parsed = Arguments {
+        options: Options::new(PathBuf::from("crash-cases")),
+        subject: String::new(),
+        replay: None,
+    };
+    let mut args = args.iter();
+    while let Some(name) = args.next() {
+        if name == "--help" {
+            return Ok(None);
+        }
+        let value = args.next().ok_or_else(|| format!("{name} needs a value"))?;
+        let number = || -> Result<u64, String> {
+            let wrong = |_| format!("{name} needs a number, not '{value}'");
+            value.parse().map_err(wrong)
+        };
+        let size = || -> Result<usize, String> {
+            usize::try_from(number()?).map_err(|_| format!("{name} {value} is too large"))
+        };
+        match name.as_str() {
+            "--seed" => parsed.options.seed = number()?,
+            "--seeds" => parsed.options.seeds = number()?,
+            "--budget" => parsed.options.budget = size()?,
+            "--workers" => parsed.options.workers = size()?,
+            "--subject" => parsed.subject.clone_from(value),
+            "--out" => parsed.options.out = PathBuf::from(value),
+            "--replay" => parsed.replay = Some(PathBuf::from(value)),
+            _ => return Err(format!("{name} is not an option; --help shows them")),
+        }
+    }
+    Ok(Some(parsed))
+}
+
+/// The command `steadfs lab crash`: explores `subjects`, prints what came out, and returns the exit
+/// code: 0 nothing wrong, 1 something is, 2 wrong arguments or no way to write.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn main_with(
+    args: &[String],
+    subjects: Vec<Subject>,
+    out: &mut dyn io::Write,
+) -> io::Result<i32> {
+    let mut arguments = match parse(args) {
+        Ok(Some(arguments)) => arguments,
+        Ok(None) => {
+            out.write_all(HELP.as_bytes())?;
+            return Ok(0);
+        }
+        Err(mistake) => {
+            writeln!(out, "{mistake}")?;
+            return Ok(2);
+        }
+    };
+    if let Some(dir) = &arguments.replay {
+        return replay(dir, &subjects, &arguments.options.out, out);
+    }
+    let mut subjects = subjects;
+    subjects.retain(|subject| subject.name.contains(&arguments.subject));
+    if subjects.is_empty() {
+        writeln!(out, "no subject's name contains '{}'", arguments.subject)?;
+        return Ok(2);
+    }
+    arguments.options.workers = arguments.options.workers.clamp(1, 64);
+    match sweep(subjects, arguments.options) {
+        Ok(report) => {
+            print_report(&report, out)?;
+            Ok(i32::from(!report.failures.is_empty()))
+        }
+        Err(error) => {
+            writeln!(out, "exploring stopped: {error}")?;
+            Ok(2)
+        }
+    }
+}
+
+fn replay(
+    dir: &Path,
+    subjects: &[Subject],
+    scratch: &Path,
+    out: &mut dyn io::Write,
+) -> io::Result<i32> {
+    let case = match Case::load(dir) {
+        Ok(case) => case,
+        Err(error) => {
+            writeln!(out, "{}: {error}", dir.display())?;
+            return Ok(2);
+        }
+    };
+    let Some(subject) = subjects.iter().find(|subject| subject.name == case.subject) else {
+        writeln!(out, "there is no subject '{}'", case.subject)?;
+        return Ok(2);
+    };
+    fs::create_dir_all(scratch)?;
+    match case.replay(subject, scratch) {
+        Ok(()) => {
+            writeln!(out, "nothing is wrong")?;
+            Ok(0)
+        }
+        Err(failure) => {
+            writeln!(out, "{}\n{}", failure.complaint, failure.detail)?;
+            Ok(1)
+        }
+    }
+}
+
+fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
+    let stats = &report.stats;
+    writeln!(out, "programs        {:>10}", stats.runs)?;
+    writeln!(out, "cuts            {:>10}", stats.cuts)?;
+    writeln!(out, "images          {:>10}", stats.images)?;
+    writeln!(out, "  distinct      {:>10}", stats.distinct.len())?;
+    writeln!(out, "recoveries      {:>10}", stats.recoveries)?;
+    writeln!(out, "  of recoveries {:>10}", stats.nested)?;
+    writeln!(out, "verdicts        {:>10}", stats.verdicts)?;
+    writeln!(out, "e2fsck          {:>10}", stats.e2fsck)?;
+    for (what, count) in &stats.before {
+        writeln!(out, "before {what}: {count}")?;
+    }
+    for (what, count) in &stats.survivors {
+        writeln!(out, "survived {what}: {count}")?;
+    }
+    for (dir, failure) in &report.failures {
+        writeln!(out, "\n{}:\n{}", dir.display(), failure.complaint)?;
+    }
+    writeln!(out, "{} bad", report.failures.len())
+}

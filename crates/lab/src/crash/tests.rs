@@ -1,0 +1,124 @@
+//! The explorer is tried on a toy: a file system that writes all of itself at each sync, to one of
+//! two places in turn. Right, nothing may be found; with a flush left out or a stale place chosen,
+//! something must be.
+
+mod toy;
+
+use super::sweep::{Options, Report, sweep};
+use super::{Case, Complaint, Effort, main_with};
+use toy::{Flaw, subject};
+
+fn options(dir: &std::path::Path, budget: usize) -> Options {
+    Options {
+        budget,
+        seeds: 200,
+        effort: Effort {
+            images: 100,
+            nested: 200,
+            ..Effort::default()
+        },
+        shrink: 60,
+        failures: 1,
+        ..Options::new(dir.to_owned())
+    }
+}
+
+fn explored(flaw: Flaw, budget: usize) -> (tempfile::TempDir, Report) {
+    let dir = tempfile::tempdir().unwrap();
+    let report = sweep(vec![subject(flaw)], options(dir.path(), budget)).unwrap();
+    (dir, report)
+}
+
+#[test]
+fn a_right_toy_is_never_blamed() {
+    let (_dir, report) = explored(Flaw::None, 3000);
+    if let Some((_, failure)) = report.failures.first() {
+        panic!("{}\n{}", failure.complaint, failure.detail);
+    }
+    assert!(report.stats.distinct.len() >= 3000);
+    assert!(report.stats.nested > 0 && report.stats.verdicts >= report.stats.recoveries);
+}
+
+#[test]
+fn a_flush_left_out_is_found_kept_and_seen_again() {
+    let (dir, report) = explored(Flaw::NoFlush, 3000);
+    let (case_dir, failure) = report.failures.first().expect("it is found");
+    assert!(!failure.path.crashes.is_empty());
+    let case = Case::load(case_dir).unwrap();
+    assert!(case.program.len() <= 4, "{}", case.program);
+    let scratch = dir.path();
+    let again = case.replay(&subject(Flaw::NoFlush), scratch).unwrap_err();
+    assert_eq!(again.complaint.to_string(), failure.complaint.to_string());
+    case.replay(&subject(Flaw::None), scratch)
+        .expect("the right toy passes");
+}
+
+#[test]
+fn a_sync_that_does_nothing_is_found() {
+    let (_dir, report) = explored(Flaw::IdleFsync, 3000);
+    let complaint = &report.failures.first().expect("it is found").1.complaint;
+    assert!(matches!(complaint, Complaint::Oracle(_)), "{complaint}");
+}
+
+#[test]
+fn a_recovery_that_spoils_the_volume_when_cut_is_found() {
+    let (_dir, report) = explored(Flaw::CarelessRecovery, 20_000);
+    let failure = &report.failures.first().expect("it is found").1;
+    assert_eq!(failure.path.crashes.len(), 2, "{}", failure.complaint);
+}
+
+#[test]
+fn a_panic_is_found() {
+    let (_dir, report) = explored(Flaw::Panics, 3000);
+    let complaint = &report.failures.first().expect("it is found").1.complaint;
+    assert!(matches!(complaint, Complaint::Simulation(_)), "{complaint}");
+}
+
+#[test]
+fn one_seed_explores_the_same_twice() {
+    let fingerprints = || {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options {
+            workers: 1,
+            ..options(dir.path(), 300)
+        };
+        let report = sweep(vec![subject(Flaw::None)], options).unwrap();
+        let mut all: Vec<u64> = report.stats.distinct.into_iter().collect();
+        all.sort_unstable();
+        all
+    };
+    assert_eq!(fingerprints(), fingerprints());
+}
+
+#[test]
+fn the_command_says_what_came_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let out_dir = dir.path().join("cases").display().to_string();
+    let run = |flaw, args: &[&str]| {
+        let mut out = Vec::new();
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let code = main_with(&args, vec![subject(flaw)], &mut out).unwrap();
+        (code, String::from_utf8(out).unwrap())
+    };
+    let usual = ["--budget", "200", "--seeds", "5", "--out", &out_dir];
+    let (code, text) = run(Flaw::None, &usual);
+    assert_eq!(code, 0, "{text}");
+    assert!(text.contains("0 bad"), "{text}");
+    let (code, text) = run(Flaw::NoFlush, &["--budget", "9000", "--out", &out_dir]);
+    assert_eq!(code, 1, "{text}");
+    let case = format!("{out_dir}/case-0-toy");
+    assert_eq!(
+        run(Flaw::NoFlush, &["--replay", &case, "--out", &out_dir]).0,
+        1
+    );
+    assert_eq!(
+        run(Flaw::None, &["--replay", &case, "--out", &out_dir]).0,
+        0
+    );
+    assert_eq!(run(Flaw::None, &["--replay", &out_dir]).0, 2);
+    assert_eq!(run(Flaw::None, &["--subject", "nothing"]).0, 2);
+    assert_eq!(run(Flaw::None, &["--frob", "1"]).0, 2);
+    assert_eq!(run(Flaw::None, &["--seed"]).0, 2);
+    assert_eq!(run(Flaw::None, &["--seed", "x"]).0, 2);
+    assert_eq!(run(Flaw::None, &["--help"]).0, 0);
+}
