@@ -1,2 +1,50 @@
-//! The steadfs command line.
-fn main() {}
+//! The steadfs command line: arguments and printing. What it does is in the library.
+
+mod args;
+mod daemon;
+mod failure;
+mod files;
+mod helper;
+mod log;
+mod mount;
+mod place;
+mod progress;
+mod umount;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Args, Command};
+use failure::Failure;
+
+fn main() -> ExitCode {
+    let words: Vec<_> = std::env::args_os().collect();
+    let done = match helper::called_as(&words) {
+        Some(role) => helper::run(role, &words),
+        None => run(Args::parse().command),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure { code, message }) => {
+            if !message.is_empty() {
+                eprintln!("steadfs: {message}");
+            }
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Mount(args) => mount::run(&args),
+        Command::Umount(args) => umount::run(&args),
+        Command::Remount(args) => umount::remount(&args),
+        Command::Sync(args) => umount::sync(&args.mountpoint),
+        Command::Ls(args) => files::ls(&args),
+        Command::Cat(args) => files::cat(&args),
+        Command::Cp(args) => files::cp(&args),
+        Command::Extract(args) => files::extract(&args),
+        Command::Stat(args) => files::stat(&args),
+    }
+}

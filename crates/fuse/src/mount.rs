@@ -377,6 +377,14 @@ impl Drop for Mounted {
 }
 
 impl MountHandle {
+    /// A handle to end a mount that another process serves.
+    pub fn of(mountpoint: &Path) -> Self {
+        Self {
+            mountpoint: Arc::from(mountpoint),
+            helped: !rustix::process::geteuid().is_root(),
+        }
+    }
+
     /// The mount point.
     pub fn mountpoint(&self) -> &Path {
         &self.mountpoint

@@ -9,6 +9,7 @@ pub use mount::mount;
 pub use options::{
     FuseTransport, IoEngine, IoScheduler, MIN_CACHE_SIZE, MountFlags, Options, SECTOR,
 };
+pub use steadfs_block::OpenError;
 pub use steadfs_ext4::MountOptions;
-pub use steadfs_fuse::{Mounted, Unmount};
+pub use steadfs_fuse::{MountError, MountHandle, Mounted, Unmount, uring_hint};
 pub use volume::{Error, Kind, Volume, probe};

@@ -18,14 +18,17 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
     };
     let root = rustix::process::geteuid().is_root();
     let flags = options.flags;
-    let source = options
-        .fsname
-        .clone()
-        .unwrap_or_else(|| volume.path().display().to_string());
+    let read_only = options.ext4.read_only || !volume.report().read_only_because.is_empty();
     let mount = MountOptions {
-        source,
+        source: volume.path().display().to_string(),
+        // Root mounts a block device as one: then sync(2) and umount(2) reach the volume.
+        block_device: if root {
+            volume.yield_block_device()
+        } else {
+            None
+        },
         flags: MountFlags {
-            read_only: options.ext4.read_only,
+            read_only,
             nosuid: flags.nosuid,
             nodev: flags.nodev,
             noexec: flags.noexec,

@@ -48,8 +48,6 @@ pub struct MountFlags {
     pub nodev: bool,
     /// `noexec`: programs cannot be run.
     pub noexec: bool,
-    /// `nosymfollow`: symbolic links are not followed.
-    pub nosymfollow: bool,
     /// `noatime`, told to the kernel too.
     pub noatime: bool,
     /// `nodiratime`, told to the kernel too.
@@ -81,8 +79,6 @@ pub struct Options {
     pub control: bool,
     /// `allow_other`: other users may use the mount; `None`: as fits who mounts (root: yes).
     pub allow_other: Option<bool>,
-    /// `fsname=`: what /proc/mounts shows as the source; `None`: the image or device.
-    pub fsname: Option<String>,
     /// `foreground`: the mounting program stays.
     pub foreground: bool,
 }
@@ -101,7 +97,6 @@ impl Default for Options {
             fuse_transport: FuseTransport::Auto,
             control: true,
             allow_other: None,
-            fsname: None,
             foreground: false,
         }
     }
@@ -121,8 +116,7 @@ const TABLE: &[Entry<Options>] = &[
     flag("nodev", |o| o.flags.nodev = true),
     flag("exec", |o| o.flags.noexec = false),
     flag("noexec", |o| o.flags.noexec = true),
-    flag("symfollow", |o| o.flags.nosymfollow = false),
-    flag("nosymfollow", |o| o.flags.nosymfollow = true),
+    already("symfollow"),
     flag("defaults", set_defaults),
     // mount(8): who may mount is decided before we run; what it implies is applied.
     either("user", |o, _| {
@@ -152,7 +146,6 @@ const TABLE: &[Entry<Options>] = &[
     flag("allow_other", |o| o.allow_other = Some(true)),
     flag("noallow_other", |o| o.allow_other = Some(false)),
     already("default_permissions"),
-    value("fsname", set_fsname),
     // Ours.
     value("offset", |o, v| sectors(v).map(|n| o.offset = n)),
     value("sizelimit", |o, v| {
@@ -186,6 +179,8 @@ const TABLE: &[Entry<Options>] = &[
     // Not offered.
     refused("loop", "image files are opened as they are; leave it out"),
     refused("allow_root", "use allow_other"),
+    refused("fsname", "the source is always the image or device"),
+    refused("nosymfollow", "FUSE's helpers do not take it"),
     refused("mand", "mandatory locks were removed from Linux"),
     refused("iversion", "FUSE does not show a change counter"),
     refused("uid", OWNERS),
@@ -228,14 +223,6 @@ fn set_defaults(options: &mut Options) {
 fn untrusted(options: &mut Options) {
     options.flags.nosuid = true;
     options.flags.nodev = true;
-}
-
-fn set_fsname(options: &mut Options, value: &str) -> Result<(), String> {
-    if value.is_empty() {
-        return Err("needs a name".to_owned());
-    }
-    options.fsname = Some(value.to_owned());
-    Ok(())
 }
 
 fn set_cache_size(options: &mut Options, value: &str) -> Result<(), String> {
@@ -329,7 +316,7 @@ mod tests {
     fn our_own() {
         let options = good(
             "offset=1M,sizelimit=2G,cache_size=64M,io_engine=threads,buffered,io_scheduler=fifo,\
-             fuse_transport=dev,nocontrol,allow_other,fsname=disk,foreground",
+             fuse_transport=dev,nocontrol,allow_other,foreground",
         );
         let wanted = Options {
             offset: 1 << 20,
@@ -340,7 +327,6 @@ mod tests {
             fuse_transport: FuseTransport::Dev,
             control: false,
             allow_other: Some(true),
-            fsname: Some("disk".to_owned()),
             foreground: true,
             ..Options::default()
         };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use steadfs_block::{Device, Engine, FileDevice, OpenError, OpenOptions, Queue, QueueOptions};
 use steadfs_ext4::{CacheSizes, Ext4, MountReport};
+use steadfs_fuse::BlockDevice;
 use steadfs_vfs::{FileSystem, FsError};
 use thiserror::Error;
 
@@ -74,7 +75,7 @@ pub struct Volume {
     fs: Arc<Ext4>,
     report: MountReport,
     path: PathBuf,
-    device: String,
+    device: Arc<FileDevice>,
     block_size: u32,
 }
 
@@ -141,22 +142,12 @@ fn kind_of(sb: &steadfs_ext4::disk::Superblock) -> Kind {
 impl Volume {
     /// Opens the volume on an image file or block device.
     pub fn open(path: &Path, options: &Options) -> Result<Self, Error> {
-        let device = open_device(path, options)?;
-        let describe = device.describe();
+        let device = Arc::new(open_device(path, options)?);
         let sizes = options
             .cache_size
             .map_or_else(CacheSizes::default, CacheSizes::of);
-        Self::open_on(Arc::new(device), path, describe, options, sizes)
-    }
-
-    fn open_on(
-        device: Arc<dyn Device>,
-        path: &Path,
-        describe: String,
-        options: &Options,
-        sizes: CacheSizes,
-    ) -> Result<Self, Error> {
-        let opened = Ext4::open(device, options.ext4.clone(), sizes);
+        let shared = Arc::clone(&device) as Arc<dyn Device>;
+        let opened = Ext4::open(shared, options.ext4.clone(), sizes);
         let (fs, report) = opened.map_err(|error| match error {
             FsError::Corrupt(why) if why.contains("magic") => Error::Unknown {
                 path: path.to_owned(),
@@ -172,7 +163,7 @@ impl Volume {
             fs,
             report,
             path: path.to_owned(),
-            device: describe,
+            device,
             block_size,
         })
     }
@@ -188,8 +179,20 @@ impl Volume {
     }
 
     /// How the device is reached, in words.
-    pub fn describe_device(&self) -> &str {
-        &self.device
+    pub fn describe_device(&self) -> String {
+        self.device.describe()
+    }
+
+    /// If this is a block device: lets the kernel claim it, and says what it needs for a mount.
+    pub(crate) fn yield_block_device(&self) -> Option<BlockDevice> {
+        if !self.device.is_block_device() {
+            return None;
+        }
+        self.device.yield_claim();
+        Some(BlockDevice {
+            path: self.path.clone(),
+            block_size: self.block_size,
+        })
     }
 
     /// The image or device.

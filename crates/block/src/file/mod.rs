@@ -11,8 +11,11 @@ mod transfer;
 #[cfg(test)]
 mod tests;
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use steadfs_rt::{Mutex, Rank};
 
 pub use open::{Engine, OpenError, OpenOptions};
 
@@ -33,6 +36,8 @@ const RING_LANES: usize = 3;
 /// [`Device::start`] are done by a pool of threads which is woken as seldom as possible.
 pub struct FileDevice {
     path: PathBuf,
+    /// Holds a block device with O_EXCL.
+    exclusive: Mutex<Option<OwnedFd>>,
     target: Arc<Target>,
     runner: Arc<Runner>,
     pool: Pool,
@@ -45,7 +50,8 @@ impl FileDevice {
     /// whole sectors of 512 bytes, is the device; the claim covers the whole file.
     pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, OpenError> {
         let path = path.as_ref();
-        let target = Arc::new(open::open_target(path, &options)?);
+        let (target, exclusive) = open::open_target(path, &options)?;
+        let target = Arc::new(target);
         let (runner, threads_because) = choose_engine(&target, options.engine);
         if options.engine == Engine::Uring
             && let Some(reason) = threads_because
@@ -63,11 +69,23 @@ impl FileDevice {
         };
         Ok(Self {
             path: path.to_owned(),
+            exclusive: Mutex::new(Rank::Leaf, exclusive),
             pool: Pool::new(Arc::clone(&runner), lanes),
             target,
             runner,
             threads_because,
         })
+    }
+
+    /// Whether this is a block device and no image file.
+    pub fn is_block_device(&self) -> bool {
+        self.target.kind == Kind::BlockDevice
+    }
+
+    /// Gives up the O_EXCL claim of a block device, because the kernel is about to claim it for a
+    /// mount that is served from here. What follows flock(2) is still kept away.
+    pub fn yield_claim(&self) {
+        drop(self.exclusive.lock().take());
     }
 
     /// How the device is reached, in words.

@@ -134,9 +134,27 @@ impl Kind {
     }
 }
 
-/// Opens, claims and measures the file.
-pub(super) fn open_target(path: &Path, options: &OpenOptions) -> Result<Target, OpenError> {
-    let (fd, file, kind) = open_claimed(path, options)?;
+/// A file that was opened and claimed.
+struct Claimed {
+    fd: OwnedFd,
+    /// Of a block device opened for writing: the descriptor that holds it with O_EXCL. A second one,
+    /// so that the claim can be given up before the device is closed.
+    exclusive: Option<OwnedFd>,
+    file: Stat,
+    kind: Kind,
+}
+
+/// Opens, claims and measures the file. With it comes the descriptor that claims a block device.
+pub(super) fn open_target(
+    path: &Path,
+    options: &OpenOptions,
+) -> Result<(Target, Option<OwnedFd>), OpenError> {
+    let Claimed {
+        fd,
+        exclusive,
+        file,
+        kind,
+    } = open_claimed(path, options)?;
     let size = file_size(path, &fd, kind, options)?;
     let end = match options.sizelimit {
         Some(limit) => size.min(options.offset.saturating_add(limit)),
@@ -165,12 +183,13 @@ pub(super) fn open_target(path: &Path, options: &OpenOptions) -> Result<Target, 
         fua: kind == Kind::BlockDevice && queue_number(&file, "fua") == Some(1),
         max_transfer: MAX_TRANSFER,
     };
-    Ok(Target::new(fd, kind, geometry, options.offset, direct))
+    let target = Target::new(fd, kind, geometry, options.offset, direct);
+    Ok((target, exclusive))
 }
 
 /// Opens and claims the file. A descriptor survives its owner for a moment in a child process that
 /// was forked and has not yet executed its program, so a refusal is doubted for a short while.
-fn open_claimed(path: &Path, options: &OpenOptions) -> Result<(OwnedFd, Stat, Kind), OpenError> {
+fn open_claimed(path: &Path, options: &OpenOptions) -> Result<Claimed, OpenError> {
     let mut doubts = 20;
     loop {
         match try_claim(path, options) {
@@ -183,7 +202,7 @@ fn open_claimed(path: &Path, options: &OpenOptions) -> Result<(OwnedFd, Stat, Ki
     }
 }
 
-fn try_claim(path: &Path, options: &OpenOptions) -> Result<(OwnedFd, Stat, Kind), OpenError> {
+fn try_claim(path: &Path, options: &OpenOptions) -> Result<Claimed, OpenError> {
     let busy = |holder| OpenError::Busy {
         path: path.to_owned(),
         holder,
@@ -221,9 +240,15 @@ fn try_claim(path: &Path, options: &OpenOptions) -> Result<(OwnedFd, Stat, Kind)
         }
         Err(errno) => return Err(OpenError::io(path, "cannot be opened")(errno)),
     };
-    if on_device && options.read_only {
-        // Nobody claims it at present; several readers shall be possible.
-        fd = attempt(flags - OFlags::EXCL).map_err(OpenError::io(path, "cannot be opened"))?;
+    let mut exclusive = None;
+    if on_device {
+        let shared = attempt(flags - OFlags::EXCL);
+        let claiming = std::mem::replace(
+            &mut fd,
+            shared.map_err(OpenError::io(path, "cannot be opened"))?,
+        );
+        // Nobody else claims it at present; several readers shall be possible.
+        exclusive = (!options.read_only).then_some(claiming);
     }
     let file = fstat(&fd).map_err(OpenError::io(path, "cannot be examined"))?;
     let kind = kind_of(path, &file)?;
@@ -231,7 +256,12 @@ fn try_claim(path: &Path, options: &OpenOptions) -> Result<(OwnedFd, Stat, Kind)
     if kind == Kind::Image {
         claim::check_loop_devices(&file, options.read_only).map_err(busy)?;
     }
-    Ok((fd, file, kind))
+    Ok(Claimed {
+        fd,
+        exclusive,
+        file,
+        kind,
+    })
 }
 
 fn kind_of(path: &Path, file: &Stat) -> Result<Kind, OpenError> {

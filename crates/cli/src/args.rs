@@ -1,0 +1,163 @@
+//! What the command line takes.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// ext2, ext3 and ext4 volumes in user space: mounted, or read and written in place.
+#[derive(Debug, Parser)]
+#[command(name = "steadfs", version, max_term_width = 100)]
+pub struct Args {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Mount(Mount),
+    Umount(Umount),
+    Remount(Remount),
+    Sync(Sync),
+    Ls(Ls),
+    Cat(Cat),
+    Cp(Cp),
+    Extract(Extract),
+    Stat(Stat),
+}
+
+/// Mount the volume on an image file or block device.
+///
+/// The command returns when the mount is usable. Exit codes are those of mount(8): 1 for a wrong
+/// call or missing permission, 2 for an error of the system, 32 when the volume cannot be mounted.
+#[derive(Debug, clap::Args)]
+pub struct Mount {
+    /// Image file or block device.
+    pub volume: PathBuf,
+    /// Directory to mount on.
+    pub mountpoint: PathBuf,
+    /// Mount options, separated by commas, as in mount(8); may be given several times.
+    #[arg(short, long = "options", value_name = "LIST")]
+    pub options: Vec<String>,
+    /// Mount read-only; the same as -o ro.
+    #[arg(short, long)]
+    pub read_only: bool,
+    /// Stay in the foreground, and log to standard error.
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Say what mounting found and did.
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// This is the program that serves; it says so on standard output when the mount is usable.
+    #[arg(long, hide = true)]
+    pub serve: bool,
+}
+
+/// Unmount a volume; returns when it is closed and everything is on the device.
+#[derive(Debug, clap::Args)]
+pub struct Umount {
+    /// The mount point, or the image or device that is mounted.
+    pub mountpoint: PathBuf,
+    /// Take the mount out of the tree now, even if it is in use, and do not wait.
+    #[arg(short, long)]
+    pub lazy: bool,
+}
+
+/// Change options of a mounted volume.
+#[derive(Debug, clap::Args)]
+pub struct Remount {
+    /// The mount point.
+    pub mountpoint: PathBuf,
+    /// Mount options to change, separated by commas.
+    #[arg(short, long = "options", value_name = "LIST", required = true)]
+    pub options: Vec<String>,
+}
+
+/// Make everything written to a mounted volume durable.
+#[derive(Debug, clap::Args)]
+pub struct Sync {
+    /// The mount point.
+    pub mountpoint: PathBuf,
+}
+
+/// How to open an image without mounting it.
+#[derive(Debug, clap::Args)]
+pub struct Open {
+    /// Options for opening the volume, such as offset=1M; separated by commas.
+    #[arg(short = 'o', long = "options", value_name = "LIST")]
+    pub options: Vec<String>,
+}
+
+/// List files on a volume.
+#[derive(Debug, clap::Args)]
+pub struct Ls {
+    /// IMAGE or IMAGE:/PATH.
+    #[arg(required = true, value_name = "IMAGE[:/PATH]")]
+    pub places: Vec<OsString>,
+    /// Type, permissions, links, owner, group, size and time of each file.
+    #[arg(short)]
+    pub long: bool,
+    /// Also names that begin with a dot.
+    #[arg(short, long)]
+    pub all: bool,
+    /// Directories themselves, not what is in them.
+    #[arg(short, long)]
+    pub directory: bool,
+    /// Inode numbers.
+    #[arg(short, long)]
+    pub inode: bool,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Write files' contents to standard output.
+#[derive(Debug, clap::Args)]
+pub struct Cat {
+    /// IMAGE:/PATH.
+    #[arg(required = true, value_name = "IMAGE:/PATH")]
+    pub places: Vec<OsString>,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Copy files and trees into a volume or out of it.
+///
+/// Kept are types, permissions, times, extended attributes, holes and hard links, and owners when
+/// root runs it. One side is IMAGE:/PATH, the other a path of this machine (write ./a:/b for a path
+/// with a colon). Copies into a directory that exists keep their name.
+#[derive(Debug, clap::Args)]
+pub struct Cp {
+    /// What to copy, and last where to.
+    #[arg(required = true, num_args = 2.., value_name = "PATH")]
+    pub places: Vec<OsString>,
+    /// Replace files that are there already.
+    #[arg(short, long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Copy a whole volume, or a part of it, to a directory.
+#[derive(Debug, clap::Args)]
+pub struct Extract {
+    /// IMAGE or IMAGE:/PATH.
+    #[arg(value_name = "IMAGE[:/PATH]")]
+    pub place: OsString,
+    /// The directory to fill; it is made if it is not there.
+    pub directory: PathBuf,
+    /// Replace files that are there already.
+    #[arg(short, long)]
+    pub force: bool,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Show all attributes of files on a volume.
+#[derive(Debug, clap::Args)]
+pub struct Stat {
+    /// IMAGE:/PATH.
+    #[arg(required = true, value_name = "IMAGE:/PATH")]
+    pub places: Vec<OsString>,
+    #[command(flatten)]
+    pub open: Open,
+}

@@ -1,0 +1,58 @@
+//! How a command ends badly: an exit code and a sentence.
+
+use std::fmt::Display;
+
+use steadfs::Error;
+use steadfs_vfs::FsError;
+
+/// Exit codes; those of mounting are mount(8)'s.
+pub mod code {
+    /// A command that is not about mounting failed.
+    pub const FAILED: u8 = 1;
+    /// Wrong call or missing permission.
+    pub const USAGE: u8 = 1;
+    /// The system lacks something, such as /dev/fuse or memory.
+    pub const SYSTEM: u8 = 2;
+    /// Mounting or unmounting failed.
+    pub const MOUNT: u8 = 32;
+}
+
+/// A command's bad end.
+#[derive(Debug)]
+pub struct Failure {
+    pub code: u8,
+    pub message: String,
+}
+
+impl Failure {
+    pub fn new(code: u8, message: impl Display) -> Self {
+        let message = message.to_string();
+        Self { code, message }
+    }
+
+    /// For commands that are not about mounting.
+    pub fn plain(message: impl Display) -> Self {
+        Self::new(code::FAILED, message)
+    }
+}
+
+/// The exit code that mount(8) has for an error of opening or mounting.
+pub fn mount_failure(error: &Error) -> Failure {
+    use std::io::ErrorKind::PermissionDenied;
+    let code = match error {
+        Error::Open(steadfs::OpenError::Io { cause, .. }) if cause.kind() == PermissionDenied => {
+            code::USAGE
+        }
+        Error::Volume { error, .. } => match error {
+            FsError::BadOption(_) => code::USAGE,
+            FsError::NoMemory => code::SYSTEM,
+            _ => code::MOUNT,
+        },
+        Error::Mount(steadfs::MountError::Device(_) | steadfs::MountError::OldKernel { .. }) => {
+            code::SYSTEM
+        }
+        Error::Mount(steadfs::MountError::Mountpoint { .. }) => code::USAGE,
+        _ => code::MOUNT,
+    };
+    Failure::new(code, error)
+}

@@ -1,0 +1,170 @@
+//! Being called by mount(8) and umount(8) as `mount.steadfs` and `umount.steadfs`.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use crate::args;
+use crate::failure::{Failure, code};
+use crate::{mount, umount};
+
+/// Under which name the program was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Mount,
+    Umount,
+}
+
+/// The role that the program's own name asks for.
+pub fn called_as(words: &[OsString]) -> Option<Role> {
+    let name = Path::new(words.first()?).file_name()?.to_str()?;
+    match name {
+        "mount.steadfs" | "mount.fuse.steadfs" | "mount.fuseblk.steadfs" => Some(Role::Mount),
+        "umount.steadfs" | "umount.fuse.steadfs" | "umount.fuseblk.steadfs" => Some(Role::Umount),
+        _ => None,
+    }
+}
+
+pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
+    let call = Call::parse(role, words.get(1..).unwrap_or_default())?;
+    match role {
+        Role::Umount => umount::run(&args::Umount {
+            mountpoint: call.path(0)?,
+            lazy: call.lazy,
+        }),
+        Role::Mount => {
+            let (volume, mountpoint) = (call.path(0)?, call.path(1)?);
+            let (remount, options) = split_remount(&call.options);
+            if call.fake {
+                return steadfs::Options::parse(&options)
+                    .map(drop)
+                    .map_err(|error| Failure::new(code::USAGE, error));
+            }
+            if remount {
+                return umount::remount(&args::Remount {
+                    mountpoint,
+                    options: vec![options],
+                });
+            }
+            mount::run(&args::Mount {
+                volume,
+                mountpoint,
+                options: vec![options],
+                read_only: false,
+                foreground: false,
+                verbose: call.verbose,
+                serve: false,
+            })
+        }
+    }
+}
+
+/// The words of a call by mount(8) (`SPEC DIR [-sfnv] [-N NS] [-o OPTIONS] [-t TYPE]`) or umount(8)
+/// (`DIR [-flnrv] [-N NS] [-t TYPE]`).
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Call {
+    paths: Vec<PathBuf>,
+    options: Vec<String>,
+    fake: bool,
+    lazy: bool,
+    verbose: bool,
+}
+
+impl Call {
+    fn parse(role: Role, words: &[OsString]) -> Result<Self, Failure> {
+        let usage = |what: String| Failure::new(code::USAGE, what);
+        let mut call = Self::default();
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            let text = word.to_str().unwrap_or_default();
+            let Some(letters) = text.strip_prefix('-').filter(|rest| !rest.is_empty()) else {
+                call.paths.push(PathBuf::from(word));
+                continue;
+            };
+            for letter in letters.chars() {
+                match (letter, role) {
+                    ('v', _) => call.verbose = true,
+                    // There is no mtab to leave alone.
+                    ('n', _) => {}
+                    ('f', Role::Mount) => call.fake = true,
+                    ('l', Role::Umount) => call.lazy = true,
+                    ('t', _) => {
+                        words.next();
+                    }
+                    ('o', Role::Mount) => {
+                        let list = words
+                            .next()
+                            .map(OsString::as_os_str)
+                            .and_then(OsStr::to_str);
+                        let list = list.ok_or_else(|| usage("-o needs a list".to_owned()))?;
+                        call.options.push(list.to_owned());
+                    }
+                    _ => return Err(usage(format!("-{letter} is not supported"))),
+                }
+            }
+        }
+        Ok(call)
+    }
+
+    fn path(&self, n: usize) -> Result<PathBuf, Failure> {
+        let missing = || Failure::new(code::USAGE, "called without a path");
+        self.paths.get(n).cloned().ok_or_else(missing)
+    }
+}
+
+/// Takes mount(8)'s `remount` out of the lists.
+fn split_remount(lists: &[String]) -> (bool, String) {
+    let all = lists.join(",");
+    let rest: Vec<&str> = all.split(',').filter(|item| *item != "remount").collect();
+    (rest.len() < all.split(',').count(), rest.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<OsString> {
+        text.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn names_have_roles() {
+        assert_eq!(
+            called_as(&words("/sbin/mount.steadfs a b")),
+            Some(Role::Mount)
+        );
+        assert_eq!(
+            called_as(&words("umount.fuse.steadfs a")),
+            Some(Role::Umount)
+        );
+        assert_eq!(called_as(&words("steadfs mount a b")), None);
+        assert_eq!(called_as(&[]), None);
+    }
+
+    #[test]
+    fn calls_of_mount_8() {
+        let call = Call::parse(
+            Role::Mount,
+            &words("/a.img /mnt -n -vf -t steadfs -o rw,noatime"),
+        );
+        let wanted = Call {
+            paths: vec!["/a.img".into(), "/mnt".into()],
+            options: vec!["rw,noatime".to_owned()],
+            fake: true,
+            lazy: false,
+            verbose: true,
+        };
+        assert_eq!(call.unwrap(), wanted);
+        let call = Call::parse(Role::Umount, &words("/mnt -l")).unwrap();
+        assert!(call.lazy);
+        assert!(call.path(1).is_err());
+        assert!(Call::parse(Role::Mount, &words("a b -s")).is_err());
+        assert!(Call::parse(Role::Mount, &words("a b -o")).is_err());
+    }
+
+    #[test]
+    fn remount_is_taken_out() {
+        let lists = ["rw,remount".to_owned(), "noatime".to_owned()];
+        assert_eq!(split_remount(&lists), (true, "rw,noatime".to_owned()));
+        assert_eq!(split_remount(&lists[1..]), (false, "noatime".to_owned()));
+    }
+}

@@ -1,0 +1,91 @@
+//! Where the rooms' reports go: standard error in the foreground, the system's log in the background.
+
+use std::fmt::Write as _;
+use std::os::unix::net::UnixDatagram;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+static TO_SYSTEM: AtomicBool = AtomicBool::new(false);
+
+/// Takes reports from now on: warnings and errors, with `verbose` also what is worth knowing.
+pub fn start(verbose: bool) {
+    let most = if verbose { Level::INFO } else { Level::WARN };
+    let log = Log {
+        most,
+        spans: AtomicU64::new(1),
+    };
+    // Only the first call counts; a second one would say the same.
+    let _ = tracing::subscriber::set_global_default(log);
+}
+
+/// Sends reports to the system's log from now on.
+pub fn to_system() {
+    TO_SYSTEM.store(true, Ordering::Relaxed);
+}
+
+struct Log {
+    most: Level,
+    spans: AtomicU64,
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= self.most
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(self.spans.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        let text = [line.message, line.fields].concat();
+        if TO_SYSTEM.load(Ordering::Relaxed) {
+            send(*event.metadata().level(), &text);
+        } else {
+            eprintln!("steadfs: {text}");
+        }
+    }
+}
+
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        // Writing to a string cannot fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}
+
+/// One datagram to syslog, as syslog(3) writes them (RFC 3164): facility daemon, then severity.
+fn send(level: Level, text: &str) {
+    const DAEMON: u8 = 3 << 3;
+    let severity = match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    };
+    let pid = std::process::id();
+    let line = format!("<{}>steadfs[{pid}]: {text}", DAEMON | severity);
+    // A machine without a log has nobody to tell.
+    if let Ok(socket) = UnixDatagram::unbound() {
+        let _ = socket.send_to(line.as_bytes(), "/dev/log");
+    }
+}

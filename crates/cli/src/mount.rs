@@ -1,0 +1,129 @@
+//! `steadfs mount`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use steadfs::{MountHandle, Options, Unmount, Volume};
+
+use crate::args;
+use crate::failure::{Failure, code, mount_failure};
+use crate::{daemon, log};
+
+pub fn run(args: &args::Mount) -> Result<(), Failure> {
+    let list = list(args);
+    let options = Options::parse(&list).map_err(|error| Failure::new(code::USAGE, error))?;
+    let volume = absolute(&args.volume)?;
+    let mountpoint = absolute(&args.mountpoint)?;
+    if args.foreground || options.foreground || args.serve {
+        return serve(args, &options, &volume, &mountpoint);
+    }
+    let program = std::env::current_exe().map_err(|e| Failure::new(code::SYSTEM, e))?;
+    let mut command = Command::new(program);
+    command.args(["mount", "--serve"]);
+    if args.verbose {
+        command.arg("--verbose");
+    }
+    if !list.is_empty() {
+        command.args(["-o", &list]);
+    }
+    command.arg("--").args([&volume, &mountpoint]);
+    daemon::start(command)
+}
+
+fn list(args: &args::Mount) -> String {
+    let mut words = args.options.clone();
+    if args.read_only {
+        words.push("ro".to_owned());
+    }
+    words.join(",")
+}
+
+/// The server goes to `/`: paths must not depend on where it was started.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    path.canonicalize()
+        .map_err(|error| Failure::new(code::MOUNT, format!("{}: {error}", path.display())))
+}
+
+fn serve(
+    args: &args::Mount,
+    options: &Options,
+    path: &Path,
+    mountpoint: &Path,
+) -> Result<(), Failure> {
+    if args.serve {
+        daemon::leave_session();
+    }
+    log::start(args.verbose);
+    let signals = Signals::new([SIGINT, SIGTERM]).map_err(|e| Failure::new(code::SYSTEM, e))?;
+    let volume = Volume::open(path, options).map_err(|e| mount_failure(&e))?;
+    tell(args, &volume);
+    let mounted = match steadfs::mount(&volume, mountpoint, options) {
+        Ok(mounted) => mounted,
+        Err(error) => {
+            let failure = mount_failure(&error);
+            return match volume.close() {
+                Ok(()) => Err(failure),
+                Err(closing) => Err(Failure::new(
+                    failure.code,
+                    format!("{}; closing the volume: {closing}", failure.message),
+                )),
+            };
+        }
+    };
+    on_signals(signals, mounted.handle());
+    if args.serve {
+        if let Err(error) = daemon::ready() {
+            // Nobody waits for this mount any more: it goes on, as it was asked for.
+            tracing::warn!(%error, "cannot leave the terminal");
+        }
+        log::to_system();
+    }
+    mounted.wait().map_err(|error| {
+        tracing::error!(%error, "closing the volume");
+        Failure::new(code::MOUNT, format!("{}: {error}", path.display()))
+    })
+}
+
+/// What the user should know about the mount before it is used.
+fn tell(args: &args::Mount, volume: &Volume) {
+    let report = volume.report();
+    for reason in &report.read_only_because {
+        eprintln!("steadfs: mounted read-only: {reason}");
+    }
+    if let Some(hint) = steadfs::uring_hint() {
+        eprintln!("steadfs: {hint}");
+    }
+    if args.verbose {
+        eprintln!(
+            "steadfs: {}; replayed {} transactions ({} blocks), finished {} orphans",
+            volume.describe_device(),
+            report.replayed_transactions,
+            report.replayed_blocks,
+            report.orphans,
+        );
+    }
+}
+
+/// SIGINT and SIGTERM unmount; if the volume is in use, it leaves the tree at once and is closed
+/// when its last user has left. A second signal ends the program: what fsync acknowledged is safe.
+fn on_signals(mut signals: Signals, handle: MountHandle) {
+    let work = move || {
+        let mut asked = false;
+        for _ in signals.forever() {
+            if asked {
+                std::process::exit(i32::from(code::MOUNT));
+            }
+            asked = true;
+            let done = handle
+                .unmount(Unmount::IfIdle)
+                .or_else(|_| handle.unmount(Unmount::Detach));
+            if let Err(error) = done {
+                tracing::error!(%error, "unmounting");
+                asked = false;
+            }
+        }
+    };
+    drop(steadfs_rt::spawn("signals", work));
+}

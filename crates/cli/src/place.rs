@@ -1,0 +1,94 @@
+//! `IMAGE:/PATH` arguments.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// A file on a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OnVolume {
+    pub image: PathBuf,
+    pub path: Vec<u8>,
+}
+
+/// A file on a volume or on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Volume(OnVolume),
+    Host(PathBuf),
+}
+
+/// Takes an argument that must be on a volume: a plain path is the image itself.
+pub fn on_volume(argument: &OsStr) -> OnVolume {
+    match parse(argument) {
+        Place::Volume(place) => place,
+        Place::Host(image) => OnVolume {
+            image,
+            path: b"/".to_vec(),
+        },
+    }
+}
+
+/// Takes an argument apart. A path of this machine that has `:/` in it is told apart by the image:
+/// the first part that is a file names it; a leading `./` or `/` part that is a folder does not.
+pub fn parse(argument: &OsStr) -> Place {
+    let bytes = argument.as_bytes();
+    let colons = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(b":/"));
+    let split = |at: usize| OnVolume {
+        image: PathBuf::from(OsString::from_vec(bytes[..at].to_vec())),
+        path: bytes[at + 1..].to_vec(),
+    };
+    let candidates: Vec<OnVolume> = colons
+        .map(split)
+        .filter(|c| c.image != Path::new(""))
+        .collect();
+    let is_image = |c: &&OnVolume| c.image.exists() && !c.image.is_dir();
+    let chosen = candidates.iter().find(is_image).or_else(|| {
+        // No such image: still an image in the message, unless the whole is a path that is there.
+        let whole = Path::new(argument);
+        let is_host = whole.symlink_metadata().is_ok() || bytes.starts_with(b"./");
+        candidates.first().filter(|_| !is_host)
+    });
+    match chosen {
+        Some(place) => Place::Volume(place.clone()),
+        None => Place::Host(PathBuf::from(argument)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(text: &str) -> Place {
+        parse(OsStr::new(text))
+    }
+
+    fn volume(image: &Path, path: &str) -> Place {
+        Place::Volume(OnVolume {
+            image: image.to_owned(),
+            path: path.as_bytes().to_vec(),
+        })
+    }
+
+    #[test]
+    fn images_and_paths_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a:/b.img".replace('/', "-"));
+        std::fs::write(&image, b"").unwrap();
+        let text = image.to_str().unwrap();
+        assert_eq!(place(&format!("{text}:/x:/y")), volume(&image, "/x:/y"));
+        assert_eq!(place(text), Place::Host(image.clone()));
+        assert_eq!(place("no.img:/x"), volume(Path::new("no.img"), "/x"));
+        assert_eq!(place("./no.img:/x"), Place::Host("./no.img:/x".into()));
+        assert_eq!(place("plain"), Place::Host("plain".into()));
+        assert_eq!(place(":/x"), Place::Host(":/x".into()));
+        assert_eq!(place("a:b"), Place::Host("a:b".into()));
+        let folder = dir.path().join("f:");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("g"), b"").unwrap();
+        let text = folder.join("g");
+        assert_eq!(parse(text.as_os_str()), Place::Host(text));
+        let whole = on_volume(image.as_os_str());
+        assert_eq!((whole.image, &whole.path[..]), (image, &b"/"[..]));
+    }
+}

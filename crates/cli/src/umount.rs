@@ -1,0 +1,178 @@
+//! `steadfs umount`, `remount` and `sync`: what is done to a running mount.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use steadfs::{MountHandle, Unmount};
+
+use crate::args;
+use crate::failure::{Failure, code};
+
+/// A mounted volume as the kernel lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mount {
+    mountpoint: PathBuf,
+    source: PathBuf,
+    /// A block device mounted as such: umount(2) returns when it is closed.
+    is_block: bool,
+}
+
+pub fn run(args: &args::Umount) -> Result<(), Failure> {
+    let mount = find(&args.mountpoint)?;
+    if !args.lazy {
+        // A failure to write is told while there is still a mount to do something about it.
+        sync(&mount.mountpoint)?;
+    }
+    let how = if args.lazy {
+        Unmount::Detach
+    } else {
+        Unmount::IfIdle
+    };
+    let handle = MountHandle::of(&mount.mountpoint);
+    handle
+        .unmount(how)
+        .map_err(|e| Failure::new(code::MOUNT, e))?;
+    if !args.lazy && !mount.is_block {
+        wait_closed(&mount.source)?;
+    }
+    Ok(())
+}
+
+/// Writes the options to the mount's control file.
+pub fn remount(args: &args::Remount) -> Result<(), Failure> {
+    let mount = find(&args.mountpoint)?;
+    control(
+        &mount.mountpoint,
+        "options",
+        args.options.join(",").as_bytes(),
+    )
+}
+
+/// Makes everything on the mount durable.
+pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
+    let mount = find(mountpoint)?;
+    let folder = File::open(&mount.mountpoint).map_err(|e| at(&mount.mountpoint, &e))?;
+    if mount.is_block {
+        return rustix::fs::syncfs(&folder).map_err(|e| at(&mount.mountpoint, &e.into()));
+    }
+    match control(&mount.mountpoint, "sync", b"1") {
+        // Read-only mounts have nothing to write; without control files closing says what is lost.
+        Err(_) if !mount.mountpoint.join(".steadfs").exists() => Ok(()),
+        done => done,
+    }
+}
+
+fn control(mountpoint: &Path, name: &str, value: &[u8]) -> Result<(), Failure> {
+    let path = mountpoint.join(".steadfs").join(name);
+    let mut file = File::options().write(true).open(&path).map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::NotFound => " (mounted with nocontrol?)",
+            io::ErrorKind::PermissionDenied => " (only who mounted it may)",
+            _ => "",
+        };
+        Failure::new(code::MOUNT, format!("{}: {error}{hint}", path.display()))
+    })?;
+    file.write_all(value).map_err(|error| at(&path, &error))
+}
+
+fn at(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(code::MOUNT, format!("{}: {error}", path.display()))
+}
+
+/// The mount at a path, or of an image.
+fn find(path: &Path) -> Result<Mount, Failure> {
+    let wanted = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let table = fs::read("/proc/self/mountinfo").map_err(|e| Failure::new(code::SYSTEM, e))?;
+    let mounts: Vec<Mount> = table
+        .split(|&b| b == b'\n')
+        .filter_map(parse_line)
+        .collect();
+    let found = mounts
+        .iter()
+        .rev()
+        .find(|m| m.mountpoint == wanted)
+        .or_else(|| mounts.iter().rev().find(|m| m.source == wanted));
+    found.cloned().ok_or_else(|| {
+        Failure::new(
+            code::MOUNT,
+            format!("{}: no steadfs volume is mounted there", path.display()),
+        )
+    })
+}
+
+/// A line of /proc/PID/mountinfo, if it is one of ours: the mount point is the fifth word; after a
+/// lone dash follow type and source.
+fn parse_line(line: &[u8]) -> Option<Mount> {
+    let mut words = line.split(|&b| b == b' ');
+    let mountpoint = words.nth(4)?;
+    let mut rest = words.skip_while(|word| *word != b"-").skip(1);
+    let (kind, source) = (rest.next()?, rest.next()?);
+    let is_block = match kind {
+        b"fuse.steadfs" => false,
+        b"fuseblk.steadfs" => true,
+        _ => return None,
+    };
+    Some(Mount {
+        mountpoint: unescape(mountpoint),
+        source: unescape(source),
+        is_block,
+    })
+}
+
+/// The kernel writes blanks, line ends and backslashes as three octal digits.
+fn unescape(word: &[u8]) -> PathBuf {
+    let mut out = Vec::with_capacity(word.len());
+    let mut at = 0;
+    while at < word.len() {
+        let digits = word.get(at + 1..at + 4).filter(|_| word[at] == b'\\');
+        let value = digits
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match value {
+            Some(byte) => {
+                out.push(byte);
+                at += 4;
+            }
+            None => {
+                out.push(word[at]);
+                at += 1;
+            }
+        }
+    }
+    PathBuf::from(std::ffi::OsStr::from_bytes(&out))
+}
+
+/// Waits until the server has let the image go: it holds the file's lock while the volume is open.
+fn wait_closed(image: &Path) -> Result<(), Failure> {
+    let file = match File::open(image) {
+        Ok(file) => file,
+        // It has been moved or is not ours to read: whoever can see it closed does not depend on us.
+        Err(_) => return Ok(()),
+    };
+    rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockShared))
+        .map_err(|error| at(image, &error.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_mountinfo() {
+        let line = br"40 28 0:35 / /mnt/a\040b rw,relatime shared:1 - fuse.steadfs /x\134y.img rw";
+        let mount = Mount {
+            mountpoint: "/mnt/a b".into(),
+            source: r"/x\y.img".into(),
+            is_block: false,
+        };
+        assert_eq!(parse_line(line), Some(mount));
+        let line = b"41 28 7:0 / /mnt rw - fuseblk.steadfs /dev/loop0 rw,user_id=0";
+        assert!(parse_line(line).is_some_and(|m| m.is_block));
+        assert_eq!(parse_line(b"22 1 8:1 / / rw - ext4 /dev/sda1 rw"), None);
+        assert_eq!(parse_line(b"junk"), None);
+        assert_eq!(unescape(br"\04"), PathBuf::from(r"\04"));
+    }
+}
