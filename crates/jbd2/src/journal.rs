@@ -158,16 +158,14 @@ impl Journal {
             let asked = credits;
             return Err(JournalError::TooManyCredits { asked, limit });
         }
-        let began = now();
+        let mut waited = Duration::ZERO;
         let mut patience = PATIENCE;
         let mut state = self.state.lock();
         loop {
             state.check()?;
             let mut admission = state.admit(&self.costs, credits);
             if admission == Admission::Join {
-                let now = now();
-                let tid = state.join(credits, now, now.since(began));
-                return Ok(tid);
+                return Ok(state.join(credits, waited));
             }
             if admission == Admission::Credits {
                 patience = patience.saturating_sub(1);
@@ -206,7 +204,9 @@ impl Journal {
                 Admission::Credits | Admission::Full(_) => &mut stats.waited_credits,
                 Admission::NoSpace(_) => &mut stats.waited_space,
             };
-            waits.add(waits_from.elapsed());
+            let wait = waits_from.elapsed();
+            waits.add(wait);
+            waited += wait;
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use steadfs_base::{DevBlock, FixedMap, IoTag, Tid};
 use steadfs_block::IoHandle;
 use steadfs_cache::MetaBuf;
-use steadfs_rt::{Condvar, Instant};
+use steadfs_rt::{Condvar, Instant, now};
 
 use crate::JournalError;
 use crate::config::Tuning;
@@ -173,13 +173,13 @@ impl State {
     }
 
     /// Joins a handle of `credits` after [`State::admit`] said so.
-    pub(crate) fn join(&mut self, credits: u32, now: Instant, waited: Duration) -> Tid {
+    pub(crate) fn join(&mut self, credits: u32, waited: Duration) -> Tid {
         let running = match &mut self.running {
             Some(running) => running,
             slot @ None => {
                 let tid = self.next_tid;
                 self.next_tid = tid.next();
-                slot.insert(Running::new(tid, now))
+                slot.insert(Running::new(tid, now()))
             }
         };
         assert!(!running.locked, "a locked transaction takes no handle");

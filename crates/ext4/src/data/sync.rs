@@ -1,6 +1,6 @@
 //! Making things durable.
 
-use steadfs_base::{IoTag, Tid, Urgency};
+use steadfs_base::{IoTag, Urgency};
 use steadfs_cache::Why;
 use steadfs_jbd2::Durable;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
@@ -71,15 +71,12 @@ impl Ext4 {
         self.store_now(&mut handle, inode)
     }
 
-    /// Commits the running transaction, if there is one, and waits.
+    /// Commits all that was changed, in the running transaction and in one under way, and waits.
     pub(crate) fn commit_running(&self, tag: IoTag) -> Result<()> {
         let Txns::Journal(journal) = &self.txns else {
             return Ok(());
         };
-        let tid: Option<Tid> = journal.running_tid();
-        if let Some(tid) = tid {
-            journal.commit(tid, tag).map_err(journal_error)?;
-        }
+        journal.commit_all(tag).map_err(journal_error)?;
         Ok(())
     }
 

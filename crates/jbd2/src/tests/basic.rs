@@ -171,8 +171,10 @@ fn replay_in_memory_writes_nothing_and_shows_all() {
         (700 * 1024 + 512, 512),
         (702 * 1024 + 512, 2048),
     ] {
-        let read = over.read(offset as u64, len, TAG).unwrap();
-        assert_eq!(read[..], expected[offset..offset + len]);
+        for tag in [TAG, IoTag::default()] {
+            let read = over.read(offset as u64, len, tag).unwrap();
+            assert_eq!(read[..], expected[offset..offset + len]);
+        }
     }
     assert!(
         over.write(0, vec![steadfs_block::Buf::zeroed(512)], TAG)
