@@ -46,9 +46,9 @@ impl Bio {
         }
     }
 
-    /// Reads `len` bytes at `offset` into one new buffer.
+    /// Reads `len` bytes at `offset` into one new buffer, which means nothing until it has ended well.
     pub fn read(offset: u64, len: usize) -> Self {
-        Self::new(Op::Read, offset, len as u64, vec![Buf::zeroed(len)])
+        Self::new(Op::Read, offset, len as u64, vec![Buf::to_fill(len)])
     }
 
     /// Writes `bufs`, one after the other, at `offset`.

@@ -19,7 +19,7 @@ use steadfs_rt::{Mutex, Rank};
 
 pub use open::{Engine, OpenError, OpenOptions};
 
-use crate::{Bio, Device, Done, Geometry};
+use crate::{Bio, Device, Done, Geometry, Op};
 use engine::{NoMore, Runner};
 use pool::Pool;
 use transfer::{Kind, Target};
@@ -150,14 +150,19 @@ impl Device for FileDevice {
             self.runner.run(batch, &mut NoMore);
             return;
         }
+        // What goes into the page cache does not wait for the device: no work for others.
+        let cached = |job: &mut (Bio, Done)| job.0.op == Op::Write && job.0.is_plain();
+        if !self.target.is_direct() {
+            for job in batch.extract_if(.., cached) {
+                self.run_here(job);
+            }
+        }
         let mut batch = batch.into_iter();
         let Some(first) = batch.next() else {
             return;
         };
         let others = batch.len();
-        if others > 0 {
-            self.pool.push(batch);
-        }
+        self.pool.push(batch);
         self.run_here(first);
         // The pool's threads take of the rest what they reach before this task does.
         for _ in 0..others {

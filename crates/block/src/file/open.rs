@@ -351,12 +351,17 @@ fn direct_unit(fd: &OwnedFd, kind: Kind) -> Result<u64, String> {
         unit = u64::from(x.stx_dio_offset_align);
         memory = u64::from(x.stx_dio_mem_align);
     }
-    if memory > ALIGN as u64 || !unit.is_power_of_two() || unit > u64::from(MAX_TRANSFER) {
+    if memory > ALIGN as u64
+        || !unit.is_power_of_two()
+        || !memory.is_power_of_two()
+        || unit > u64::from(MAX_TRANSFER)
+    {
         return Err(format!(
             "direct I/O wants memory in units of {memory} bytes and offsets in units of {unit}"
         ));
     }
-    Ok(unit.max(SECTOR))
+    // Buffers are aligned to their length up to a page, so whole units are aligned as memory, too.
+    Ok(unit.max(memory).max(SECTOR))
 }
 
 fn discard_granularity(file: &Stat, kind: Kind) -> Option<u64> {

@@ -102,7 +102,7 @@ impl Inner {
     pub(super) fn unplug(self: &Arc<Self>, key: HoldKey) {
         let now = now();
         let mut state = self.state.lock();
-        state.release_key(key, None, now);
+        state.unplug(key, HoldKey::of_task(), now);
         self.pump(state, now);
     }
 

@@ -9,7 +9,8 @@
 //!   that task itself ([`Device::run`]): a lone fsync wakes nobody. A held request is not lost when
 //!   nobody waits after all: asking whether it is done, or dropping its last handle, starts it.
 //! - Other requests, and those with a callback, are started at once ([`Device::start`]).
-//! - A [`Plug`] holds requests of any kind until it is dropped or one of them is waited for.
+//! - A [`Plug`] holds requests of any kind until it is dropped or one of them is waited for. When it
+//!   is dropped, each goes on as if it were submitted then.
 //!
 //! Held and queued requests that continue one another on the device and have the same tag are
 //! merged.
@@ -30,12 +31,12 @@ mod stats;
 
 use std::sync::Arc;
 
-use steadfs_base::{IoTag, Urgency};
+use steadfs_base::IoTag;
 use steadfs_iosched::{Fifo, FifoOptions, Scheduler};
 
 use crate::{Bio, Buf, Device, Geometry, IoError};
 use inner::Inner;
-use request::{Completion, HoldKey};
+use request::{Completion, HoldKey, is_urgent};
 
 pub use handle::{IoHandle, wait_all};
 pub use stats::{BoostStats, Latency, OpStats, Stats};
@@ -95,7 +96,7 @@ impl Queue {
     /// Queues a request. It may wait for the device here, in the queue, where it can be boosted.
     /// With an urgent tag it stays here until somebody waits for it (see the module's head).
     pub fn submit(&self, bio: Bio, tag: IoTag) -> IoHandle {
-        let hold = (tag.urgency <= Urgency::Checkpoint).then(HoldKey::of_task);
+        let hold = is_urgent(tag).then(HoldKey::of_task);
         self.inner.submit(bio, tag, hold)
     }
 
@@ -154,14 +155,14 @@ pub struct Plug<'q> {
 }
 
 impl Plug<'_> {
-    /// Queues a request as [`Queue::submit`] does, held until the plug is dropped or one of its
+    /// Queues a request as [`Queue::submit`] does, but not before the plug is dropped or one of its
     /// requests is waited for.
     pub fn submit(&self, bio: Bio, tag: IoTag) -> IoHandle {
         self.queue.inner.submit(bio, tag, Some(self.key))
     }
 
-    /// Queues a request as [`Queue::submit_with`] does, held until the plug is dropped or one of
-    /// its requests is waited for.
+    /// Queues a request as [`Queue::submit_with`] does, but not before the plug is dropped or one
+    /// of its requests is waited for.
     pub fn submit_with(
         &self,
         bio: Bio,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use steadfs_base::IoTag;
+use steadfs_base::{IoTag, Urgency};
 use steadfs_iosched::{Direction, IoId};
 use steadfs_rt::Instant;
 
@@ -116,6 +116,12 @@ impl Request {
         std::iter::once(&self.first).chain(&self.merged)
     }
 
+    /// Whether the tag says that the submitter waits, and each of its bios can be waited for.
+    pub(super) fn will_be_waited_for(&self) -> bool {
+        let has_handle = |part: &Part| matches!(part.to, Completion::Handle(_));
+        is_urgent(self.tag) && self.parts().all(has_handle)
+    }
+
     /// Whether `bio` may be appended to this one, which ends where it begins.
     pub(super) fn takes(
         &self,
@@ -168,6 +174,11 @@ impl Request {
             part.to.call(own, result);
         }
     }
+}
+
+/// Whether whoever submits with this tag is going to wait.
+pub(super) fn is_urgent(tag: IoTag) -> bool {
+    tag.urgency <= Urgency::Checkpoint
 }
 
 /// Whether neighbours of `bio` may be merged with it.

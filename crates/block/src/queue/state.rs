@@ -267,6 +267,25 @@ impl State {
         self.held = held;
     }
 
+    /// Ends a plug: what somebody is going to wait for is held for `task` now, the rest released.
+    pub(super) fn unplug(&mut self, key: HoldKey, task: HoldKey, now: Instant) {
+        let mut held = std::mem::take(&mut self.held);
+        held.retain_mut(|(k, id)| {
+            if *k != key {
+                return true;
+            }
+            let request = self.living(*id);
+            if request.will_be_waited_for() {
+                request.phase = Phase::Held(task);
+                *k = task;
+                return true;
+            }
+            self.release(*id, None, now);
+            false
+        });
+        self.held = held;
+    }
+
     /// What a request is held under, if it is.
     pub(super) fn key_of(&mut self, id: ReqId) -> Option<HoldKey> {
         match self.get(id)?.phase {

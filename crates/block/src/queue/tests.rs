@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use steadfs_base::GroupId;
+use steadfs_base::{GroupId, Urgency};
 use steadfs_rt::{Mutex, Rank, sim};
 
 use super::*;
@@ -265,6 +265,17 @@ fn a_plug_holds_until_it_is_dropped_or_waited_in() {
     let _two = plug.submit(block(20, 1), BACKGROUND);
     one.wait().unwrap();
     assert_eq!(device.run.load(Ordering::Relaxed), 2);
+    drop(plug);
+    device.end_all();
+    let plug = queue.plug();
+    let waited = plug.submit(block(30, 1), WAITED);
+    drop(plug);
+    assert_eq!(
+        (device.pending(), queue.stats().held),
+        (0, 1),
+        "its submitter waits"
+    );
+    waited.wait().unwrap();
 }
 
 #[test]

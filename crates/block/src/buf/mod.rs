@@ -9,12 +9,23 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Alignment of every buffer: what O_DIRECT asks of memory on every device we know.
+mod slab;
+
+/// Alignment of every buffer of at least this length; smaller ones are aligned to their length,
+/// rounded up to a power of two. No device we know asks for more with O_DIRECT.
 pub const ALIGN: usize = 4096;
 
 struct Memory {
     start: NonNull<u8>,
     len: usize,
+    home: Home,
+}
+
+/// Where the memory came from.
+#[derive(Clone, Copy)]
+enum Home {
+    Slab(slab::Place),
+    General,
 }
 
 impl Memory {
@@ -22,13 +33,29 @@ impl Memory {
         Layout::from_size_align(len, ALIGN).expect("a buffer is far smaller than the address space")
     }
 
-    fn zeroed(len: usize) -> Self {
+    /// `len` bytes, initialised with anything.
+    fn new(len: usize) -> Self {
         assert!(len > 0, "a buffer has at least a byte");
+        if let Some((start, place)) = slab::take(len) {
+            let home = Home::Slab(place);
+            return Self { start, len, home };
+        }
         let layout = Self::layout(len);
         // SAFETY: the layout's size is not zero, as asserted.
         let start = unsafe { alloc_zeroed(layout) };
-        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
-        Self { start, len }
+        Self {
+            start: NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout)),
+            len,
+            home: Home::General,
+        }
+    }
+
+    fn zeroed(len: usize) -> Self {
+        let mut memory = Self::new(len);
+        if matches!(memory.home, Home::Slab(_)) {
+            memory.bytes_mut().fill(0);
+        }
+        memory
     }
 
     fn bytes(&self) -> &[u8] {
@@ -45,8 +72,12 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this very layout, and freed once.
-        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }
+        match self.home {
+            // SAFETY: taken in `new`, given back once; the borrows of its bytes have ended.
+            Home::Slab(place) => unsafe { slab::give_back(place) },
+            // SAFETY: allocated in `new` with this very layout, and freed once.
+            Home::General => unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) },
+        }
     }
 }
 
@@ -67,21 +98,33 @@ impl AsRef<[u8]> for Memory {
 pub struct Buf(Arc<Memory>);
 
 impl Buf {
-    /// `len` zero bytes, aligned to 4 KiB.
+    /// `len` zero bytes.
     pub fn zeroed(len: usize) -> Self {
         Self(Arc::new(Memory::zeroed(len)))
     }
 
     /// A copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Self {
-        let mut memory = Memory::zeroed(bytes.len());
+        let mut memory = Memory::new(bytes.len());
         memory.bytes_mut().copy_from_slice(bytes);
         Self(Arc::new(memory))
     }
 
+    /// `len` bytes that `fill` writes, all of them: what it finds there is old and means nothing.
+    pub fn with_bytes(len: usize, fill: impl FnOnce(&mut [u8])) -> Self {
+        let mut memory = Memory::new(len);
+        fill(memory.bytes_mut());
+        Self(Arc::new(memory))
+    }
+
+    /// `len` bytes for a device to fill. What is in them is old and means nothing.
+    pub(crate) fn to_fill(len: usize) -> Self {
+        Self(Arc::new(Memory::new(len)))
+    }
+
     /// The content of `bufs`, one after the other.
     pub(crate) fn concatenated(bufs: &[Buf]) -> Self {
-        let mut memory = Memory::zeroed(bufs.iter().map(|buf| buf.len()).sum());
+        let mut memory = Memory::new(bufs.iter().map(|buf| buf.len()).sum());
         let mut rest = memory.bytes_mut();
         for buf in bufs {
             let (head, tail) = rest.split_at_mut(buf.len());
@@ -136,27 +179,4 @@ impl std::fmt::Debug for Buf {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_shared_buffer_is_copied_before_it_changes() {
-        let mut a = Buf::copy_of(b"one");
-        let b = a.clone();
-        assert!(a.same(&b) && a.is_shared());
-        a.make_mut()[0] = b'O';
-        assert_eq!(&a[..], b"One");
-        assert_eq!(&b[..], b"one");
-        assert!(!a.same(&b));
-        assert_eq!(a.as_ptr() as usize % ALIGN, 0);
-    }
-
-    #[test]
-    fn an_unshared_buffer_changes_in_place() {
-        let mut a = Buf::zeroed(4096);
-        let at = a.as_ptr();
-        a.make_mut()[4095] = 7;
-        assert_eq!(a.as_ptr(), at);
-        assert_eq!(a[4095], 7);
-    }
-}
+mod tests;

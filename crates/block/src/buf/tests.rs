@@ -1,0 +1,117 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+
+#[test]
+fn a_shared_buffer_is_copied_before_it_changes() {
+    let mut a = Buf::copy_of(b"one");
+    let b = a.clone();
+    assert!(a.same(&b) && a.is_shared());
+    a.make_mut()[0] = b'O';
+    assert_eq!(&a[..], b"One");
+    assert_eq!(&b[..], b"one");
+    assert!(!a.same(&b));
+}
+
+#[test]
+fn an_unshared_buffer_changes_in_place() {
+    let mut a = Buf::zeroed(4096);
+    let at = a.as_ptr();
+    a.make_mut()[4095] = 7;
+    assert_eq!(a.as_ptr(), at);
+    assert_eq!(a[4095], 7);
+}
+
+#[test]
+fn buffers_are_aligned_and_zeroed_and_apart() {
+    let mut held: Vec<Buf> = Vec::new();
+    for round in 0..3u8 {
+        for len in [
+            1,
+            511,
+            512,
+            513,
+            1024,
+            3000,
+            4096,
+            65536,
+            1 << 20,
+            (1 << 20) + 1,
+            3 << 20,
+        ] {
+            for _ in 0..9 {
+                let mut buf = Buf::zeroed(len);
+                let unit = len.next_power_of_two().min(ALIGN);
+                assert_eq!(buf.as_ptr() as usize % unit, 0, "{len} bytes");
+                assert!(buf.iter().all(|&b| b == 0));
+                buf.make_mut().fill(round + 1);
+                held.push(buf);
+            }
+        }
+        let mut ranges: Vec<_> = held.iter().map(|b| b.as_ptr_range()).collect();
+        ranges.sort_by_key(|r| r.start);
+        assert!(ranges.windows(2).all(|w| w[0].end <= w[1].start));
+        let mut keep = false;
+        held.retain(|_| {
+            keep = !keep;
+            keep
+        });
+    }
+}
+
+#[test]
+fn with_bytes_and_copy_of_hold_what_they_are_given() {
+    for i in 0..100u8 {
+        assert_eq!(Buf::with_bytes(4096, |b| b.fill(i))[..], [i; 4096]);
+        assert_eq!(Buf::copy_of(&[i; 100])[..], [i; 100]);
+    }
+    let two = [Buf::copy_of(b"ab"), Buf::copy_of(b"cde")];
+    assert_eq!(Buf::concatenated(&two)[..], *b"abcde");
+}
+
+/// Threads that take, mark, pass on and give back: each buffer has one owner, whatever happens.
+#[test]
+fn threads_never_share_a_slot() {
+    static PASSED: AtomicU64 = AtomicU64::new(0);
+    let shelf: Vec<_> = (0..64)
+        .map(|_| steadfs_rt::Mutex::new(steadfs_rt::Rank::Leaf, None::<(Buf, u64)>))
+        .collect();
+    let shelf = Arc::new(shelf);
+    let tasks: Vec<_> = (0..4u64)
+        .map(|task| {
+            let shelf = Arc::clone(&shelf);
+            steadfs_rt::spawn("owner", move || {
+                let mut own: Vec<(Buf, u64)> = Vec::new();
+                let mut random = task + 1;
+                for i in 0..100_000u64 {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    let mark = task << 32 | i;
+                    let len = [512, 4096, 16384][(random % 3) as usize];
+                    let buf = Buf::with_bytes(len, |bytes| {
+                        bytes[..8].copy_from_slice(&mark.to_le_bytes());
+                        bytes[len - 8..].copy_from_slice(&mark.to_le_bytes());
+                    });
+                    own.push((buf, mark));
+                    let slot = &shelf[(random >> 8) as usize % shelf.len()];
+                    let given = slot
+                        .lock()
+                        .replace(own.swap_remove(random as usize % own.len()));
+                    own.extend(given);
+                    if own.len() > 200 {
+                        for (buf, mark) in own.drain(..) {
+                            assert_eq!(buf[..8], mark.to_le_bytes());
+                            assert_eq!(buf[buf.len() - 8..], mark.to_le_bytes());
+                            PASSED.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.join();
+    }
+    assert!(PASSED.load(Ordering::Relaxed) > 0);
+}
