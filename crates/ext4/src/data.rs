@@ -10,12 +10,17 @@ mod sync;
 mod truncate;
 mod writeout;
 
+use std::sync::Arc;
+
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_cache::{DirtyFile, Why};
 use steadfs_rt::wall_clock;
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, ReadData, Result};
 
+use crate::dir::inline_parts;
+use crate::disk;
+use crate::disk::inode::INLINE_DATA;
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
 use crate::map::{Place, has_extents};
@@ -53,6 +58,12 @@ impl Ext4 {
             return Ok(out);
         }
         let end = size.min(offset.saturating_add(len as u64));
+        {
+            let core = inode.core.read();
+            if core.has(INLINE_DATA) {
+                return inline_content(&core, size, offset..end);
+            }
+        }
         let bs = self.geo.block_size;
         let blocks = bs.file_block(offset).0..bs.blocks_for(end);
         let pieces = self.gather(cx, inode, blocks.clone())?;
@@ -120,7 +131,7 @@ impl Ext4 {
     }
 
     /// Notes an access as relatime does: at most once a day unless the file changed since.
-    fn touch_atime(&self, inode: &Inode) {
+    pub(crate) fn touch_atime(&self, inode: &Inode) {
         let wanted = self.options.read().atime == Atime::Relative;
         if !wanted || self.check_writable().is_err() {
             return;
@@ -238,7 +249,9 @@ impl Ext4 {
         self.alloc
             .with_totals(|t| t.settle(wanted - written.reserved * weight));
         let result = written.error.map_or(Ok(()), Err);
-        if tight && let Err(error) = self.write_now(cx, inode, offset, written.bytes) {
+        // `nodelalloc`: as if there were never room for promises.
+        let at_once = tight || !self.options.read().delalloc;
+        if at_once && let Err(error) = self.write_now(cx, inode, offset, written.bytes) {
             return (0, Err(error));
         }
         (written.bytes, result)
@@ -351,6 +364,19 @@ impl Ext4 {
         out[..valid].copy_from_slice(&data[..valid]);
         Ok(())
     }
+}
+
+/// A range of a file whose content lies in its inode.
+fn inline_content(core: &disk::Inode, size: u64, range: std::ops::Range<u64>) -> Result<ReadData> {
+    let content = inline_parts(core)?.concat();
+    // What was never stored reads as zeros.
+    let stored = (content.len() as u64).min(size);
+    let (from, to) = (range.start.min(stored), range.end.min(stored));
+    let mut out = ReadData::new();
+    let owner: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(content);
+    out.push(owner, from as usize..to as usize);
+    out.push_zeros((range.end - range.start - (to - from)) as usize);
+    Ok(out)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod acl;
 mod attr;
 mod control;
 mod credits;
+mod damage;
 mod data;
 mod dir;
 mod extent;

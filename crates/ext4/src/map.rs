@@ -162,7 +162,12 @@ impl Ext4 {
     ) -> Result<(FileBlock, Arc<MetaBuf>)> {
         let at = FileBlock(self.geo.block_size.blocks_for(core.size));
         let size = (at.0 + 1) << self.geo.block_size.bits();
-        if size > self.geo.max_file_size(has_extents(core)) {
+        let limit = self
+            .options
+            .read()
+            .max_dir_kib
+            .map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+        if size > self.geo.max_file_size(has_extents(core)).min(limit) {
             return Err(FsError::NoSpace);
         }
         let goal = self.goal_after(inode.ino(), core, at);

@@ -1,8 +1,11 @@
 //! The volume as the rest of the program sees it: each call of [`FileSystem`], named after what does
 //! it.
 
+use std::sync::Arc;
 use steadfs_base::InodeNo;
+
 use steadfs_base::limits::NAME_MAX;
+use steadfs_cache::Why;
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, ReadData,
     RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
@@ -10,6 +13,7 @@ use steadfs_vfs::{
 
 use crate::disk::Ino;
 use crate::fs::Ext4;
+use crate::inode::Inode;
 
 impl Ext4 {
     /// Gives back lookup counts; the last one of an unlinked inode frees it.
@@ -113,8 +117,56 @@ impl Ext4 {
         self.sync_volume(cx)
     }
 
-    fn get(&self, cx: &Cx, ino: InodeNo) -> Result<std::sync::Arc<crate::inode::Inode>> {
+    fn get(&self, cx: &Cx, ino: InodeNo) -> Result<Arc<Inode>> {
         self.by_number(ino, cx.tag)
+    }
+
+    /// Ends a change of directories: where the mount (`sync`, `dirsync`) or a directory's flags ask
+    /// for it, it is durable before the call returns.
+    fn changed<T>(&self, cx: &Cx, dirs: &[InodeNo], result: Result<T>) -> Result<T> {
+        let value = self.judge(result)?;
+        let all = {
+            let options = self.options.read();
+            options.sync || options.dirsync
+        };
+        for &dir in dirs {
+            let dir = self.get(cx, dir)?;
+            let flags = dir.core.read().flags;
+            if all || flags.contains(InodeFlags::SYNC) || flags.contains(InodeFlags::DIRSYNC) {
+                self.fsync_inode(cx, &dir, false)?;
+            }
+        }
+        Ok(value)
+    }
+
+    /// Before a file takes another's name its data goes to the device (`auto_da_alloc`): who replaces
+    /// a file by a new version expects one of both after a crash, not an empty one.
+    fn settle_before_replacing(
+        &self,
+        cx: &Cx,
+        from: (InodeNo, &[u8]),
+        to: (InodeNo, &[u8]),
+    ) -> Result<()> {
+        let wanted = self.options.read().auto_da_alloc;
+        if !wanted {
+            return Ok(());
+        }
+        let target = match Ext4::lookup(self, cx, to.0, to.1) {
+            Ok(attr) => attr.ino,
+            Err(_) => return Ok(()),
+        };
+        self.put(target, 1)?;
+        let Ok(source) = Ext4::lookup(self, cx, from.0, from.1) else {
+            return Ok(());
+        };
+        let result = self.get(cx, source.ino).and_then(|inode| {
+            if inode.pages.unwritten() == 0 {
+                return Ok(());
+            }
+            self.write_out(&inode, Why::Sync, cx.tag)
+        });
+        self.put(source.ino, 1)?;
+        result
     }
 }
 
@@ -124,11 +176,11 @@ impl FileSystem for Ext4 {
     }
 
     fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
-        Ext4::lookup(self, cx, dir, name)
+        self.judge(Ext4::lookup(self, cx, dir, name))
     }
 
     fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
-        let inode = self.get(cx, ino)?;
+        let inode = self.judge(self.get(cx, ino))?;
         inode.add_lookup();
         Ok(inode.attr(self))
     }
@@ -141,43 +193,43 @@ impl FileSystem for Ext4 {
     }
 
     fn getattr(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
-        Ok(self.get(cx, ino)?.attr(self))
+        Ok(self.judge(self.get(cx, ino))?.attr(self))
     }
 
     fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
-        Ext4::setattr(self, cx, ino, set)
+        self.judge(Ext4::setattr(self, cx, ino, set))
     }
 
     fn readlink(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<u8>> {
-        Ext4::readlink(self, cx, ino)
+        self.judge(Ext4::readlink(self, cx, ino))
     }
 
     fn mknod(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
-        Ext4::mknod(self, cx, dir, name, mode, rdev)
+        self.changed(cx, &[dir], Ext4::mknod(self, cx, dir, name, mode, rdev))
     }
 
     fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
-        Ext4::mkdir(self, cx, dir, name, mode)
+        self.changed(cx, &[dir], Ext4::mkdir(self, cx, dir, name, mode))
     }
 
     fn symlink(&self, cx: &Cx, dir: InodeNo, name: &[u8], target: &[u8]) -> Result<Attr> {
-        Ext4::symlink(self, cx, dir, name, target)
+        self.changed(cx, &[dir], Ext4::symlink(self, cx, dir, name, target))
     }
 
     fn link(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
-        Ext4::link(self, cx, ino, dir, name)
+        self.changed(cx, &[dir], Ext4::link(self, cx, ino, dir, name))
     }
 
     fn tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
-        Ext4::tmpfile(self, cx, dir, mode)
+        self.changed(cx, &[dir], Ext4::tmpfile(self, cx, dir, mode))
     }
 
     fn unlink(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
-        Ext4::unlink(self, cx, dir, name)
+        self.changed(cx, &[dir], Ext4::unlink(self, cx, dir, name))
     }
 
     fn rmdir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
-        Ext4::rmdir(self, cx, dir, name)
+        self.changed(cx, &[dir], Ext4::rmdir(self, cx, dir, name))
     }
 
     fn rename(
@@ -187,11 +239,17 @@ impl FileSystem for Ext4 {
         to: (InodeNo, &[u8]),
         flags: RenameFlags,
     ) -> Result<()> {
-        Ext4::rename(self, cx, from, to, flags)
+        if !flags.exchange && !flags.no_replace {
+            self.judge(self.settle_before_replacing(cx, from, to))?;
+        }
+        self.changed(cx, &[from.0, to.0], Ext4::rename(self, cx, from, to, flags))
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
-        self.read_file(cx, &*self.get(cx, ino)?, offset, len)
+        self.judge(
+            self.get(cx, ino)
+                .and_then(|inode| self.read_file(cx, &inode, offset, len)),
+        )
     }
 
     fn write(
@@ -202,11 +260,20 @@ impl FileSystem for Ext4 {
         data: &[u8],
         kill_priv: bool,
     ) -> Result<usize> {
-        self.write_file(cx, &*self.get(cx, ino)?, offset, data, kill_priv)
+        let inode = self.judge(self.get(cx, ino))?;
+        let written = self.judge(self.write_file(cx, &inode, offset, data, kill_priv))?;
+        let all = self.options.read().sync;
+        if all || inode.core.read().flags.contains(InodeFlags::SYNC) {
+            self.fsync_inode(cx, &inode, false)?;
+        }
+        Ok(written)
     }
 
     fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()> {
-        self.fsync_inode(cx, &*self.get(cx, ino)?, datasync)
+        self.judge(
+            self.get(cx, ino)
+                .and_then(|inode| self.fsync_inode(cx, &inode, datasync)),
+        )
     }
 
     fn fallocate(
@@ -217,11 +284,15 @@ impl FileSystem for Ext4 {
         offset: u64,
         len: u64,
     ) -> Result<()> {
-        self.fallocate_file(cx, &*self.get(cx, ino)?, mode, offset, len)
+        let inode = self.judge(self.get(cx, ino))?;
+        self.judge(self.fallocate_file(cx, &inode, mode, offset, len))
     }
 
     fn seek(&self, cx: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
-        self.seek_file(cx, &*self.get(cx, ino)?, offset, what)
+        self.judge(
+            self.get(cx, ino)
+                .and_then(|inode| self.seek_file(cx, &inode, offset, what)),
+        )
     }
 
     fn copy_range(
@@ -232,7 +303,7 @@ impl FileSystem for Ext4 {
         len: u64,
     ) -> Result<u64> {
         let (source, target) = (self.get(cx, from.0)?, self.get(cx, to.0)?);
-        self.copy_between(cx, (&source, from.1), (&target, to.1), len)
+        self.judge(self.copy_between(cx, (&source, from.1), (&target, to.1), len))
     }
 
     fn readdir(
@@ -242,15 +313,20 @@ impl FileSystem for Ext4 {
         cookie: u64,
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        Ext4::readdir(self, cx, dir, cookie, emit)
+        self.judge(Ext4::readdir(self, cx, dir, cookie, emit))?;
+        let quiet = self.options.read().nodiratime;
+        if cookie == 0 && !quiet {
+            self.touch_atime(&*self.get(cx, dir)?);
+        }
+        Ok(())
     }
 
     fn getxattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
-        Ext4::getxattr(self, cx, ino, name)
+        self.judge(Ext4::getxattr(self, cx, ino, name))
     }
 
     fn listxattr(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
-        Ext4::listxattr(self, cx, ino)
+        self.judge(Ext4::listxattr(self, cx, ino))
     }
 
     fn setxattr(
@@ -261,11 +337,11 @@ impl FileSystem for Ext4 {
         value: &[u8],
         how: SetXattr,
     ) -> Result<()> {
-        Ext4::setxattr(self, cx, ino, name, value, how)
+        self.judge(Ext4::setxattr(self, cx, ino, name, value, how))
     }
 
     fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
-        Ext4::removexattr(self, cx, ino, name)
+        self.judge(Ext4::removexattr(self, cx, ino, name))
     }
 
     fn statfs(&self, cx: &Cx) -> Result<StatFs> {
@@ -273,19 +349,19 @@ impl FileSystem for Ext4 {
     }
 
     fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr> {
-        Ext4::flags(self, cx, ino)
+        self.judge(Ext4::flags(self, cx, ino))
     }
 
     fn set_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
-        Ext4::set_flags(self, cx, ino, flags)
+        self.judge(Ext4::set_flags(self, cx, ino, flags))
     }
 
     fn set_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
-        Ext4::set_project(self, cx, ino, project)
+        self.judge(Ext4::set_project(self, cx, ino, project))
     }
 
     fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {
-        Ext4::generation(self, cx, ino)
+        self.judge(Ext4::generation(self, cx, ino))
     }
 
     fn trim(&self, _cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {

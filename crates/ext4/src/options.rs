@@ -76,8 +76,6 @@ pub struct MountOptions {
     pub auto_da_alloc: bool,
     /// `inode_readahead_blks=`: inode table blocks read ahead; a power of two, 0 turns it off.
     pub inode_readahead_blocks: u32,
-    /// `stripe=`: blocks the allocator aligns to.
-    pub stripe: Option<u32>,
     /// `max_dir_size_kb=`: size no directory outgrows, in KiB.
     pub max_dir_kib: Option<u64>,
     /// `minixdf`: statfs counts the file system's own structures as usable space.
@@ -114,7 +112,6 @@ impl Default for MountOptions {
             delalloc: true,
             auto_da_alloc: true,
             inode_readahead_blocks: 32,
-            stripe: None,
             max_dir_kib: None,
             minixdf: false,
             atime: Atime::Relative,
@@ -192,9 +189,7 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     }),
     flag("noauto_da_alloc", |o| o.auto_da_alloc = false),
     value("inode_readahead_blks", set_inode_readahead),
-    value("stripe", |o, v| {
-        number(v, 0..=u32::MAX).map(|n| o.stripe = (n > 0).then_some(n))
-    }),
+    refused("stripe", "the allocator aligns to nothing yet"),
     value("max_dir_size_kb", |o, v| {
         number(v, 0..=u64::MAX >> 10).map(|n| o.max_dir_kib = (n > 0).then_some(n))
     }),
@@ -471,11 +466,6 @@ impl MountOptions {
             self.resgid.is_some(),
             "resgid",
             self.resgid.unwrap_or(0).into(),
-        );
-        pair(
-            self.stripe.is_some(),
-            "stripe",
-            self.stripe.unwrap_or(0).into(),
         );
         pair(
             self.max_dir_kib.is_some(),

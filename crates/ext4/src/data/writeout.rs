@@ -94,6 +94,9 @@ impl Ext4 {
         }
         let written = self.submit_and_wait(inode, taken, &pieces, tag);
         let named = self.name(inode, &pieces, &written);
+        if let Some(error) = written.iter().find_map(|w| w.as_ref().err()) {
+            self.data_failed(error);
+        }
         let unplaced = placed
             .as_ref()
             .err()
@@ -101,6 +104,14 @@ impl Ext4 {
             .unwrap_or_default();
         let result = self.land(inode, taken, &pieces, &written, &named, &unplaced);
         placed.and(result)
+    }
+
+    /// `data_err=abort`: a volume whose data cannot be written stops.
+    fn data_failed(&self, error: &IoError) {
+        let aborts = self.options.read().abort_on_data_error;
+        if let Some(journal) = self.txns.journal().filter(|_| aborts) {
+            journal.abort(&error.to_string());
+        }
     }
 
     /// Finds or claims a place for each block of a run. What gets none is not among the pieces.

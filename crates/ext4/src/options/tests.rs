@@ -30,7 +30,7 @@ fn what_is_shown_is_read_back() {
         "rw,relatime,sync,dirsync",
         "rw,relatime,nobarrier,data_err=abort,discard,nouser_xattr,noacl,grpid,minixdf",
         "rw,relatime,commit=30,min_batch_time=10,max_batch_time=20,journal_ioprio=0",
-        "rw,relatime,resuid=5,resgid=6,stripe=16,max_dir_size_kb=100",
+        "rw,relatime,resuid=5,resgid=6,max_dir_size_kb=100",
         "rw,relatime,nodelalloc,noauto_da_alloc,inode_readahead_blks=0",
         "rw,relatime,errors=remount-ro,data=writeback",
         "rw,relatime,errors=continue,data=ordered",
