@@ -172,3 +172,6 @@ impl Ext4 {
 pub(crate) fn has_attrs(core: &disk::Inode) -> bool {
     !core.xattr_area.is_empty() || core.file_acl.is_some()
 }
+
+#[cfg(test)]
+mod tests;

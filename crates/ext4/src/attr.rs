@@ -214,3 +214,6 @@ fn check_set(inode: &Inode, core: &disk::Inode, set: &SetAttr) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -248,7 +248,7 @@ impl InodeTable {
         };
         Self {
             shards: (0..SHARDS)
-                .map(|_| Mutex::new(Rank::Table, shard()))
+                .map(|_| Mutex::new(Rank::InodeTable, shard()))
                 .collect(),
         }
     }

@@ -35,6 +35,8 @@ pub enum Rank {
     JournalLists,
     /// The journal's state.
     JournalState,
+    /// The inodes in memory, by number.
+    InodeTable,
     /// One file's tree of cached blocks.
     MappingTree,
     /// Lists of dirty inodes and dirty totals.

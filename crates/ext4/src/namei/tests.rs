@@ -1,6 +1,10 @@
 //! Operations on names, judged by e2fsck and by what is read back.
 
-use steadfs_vfs::{FileKind, FsError, RenameFlags};
+use std::sync::Arc;
+
+use steadfs_base::InodeNo;
+use steadfs_rt::Random;
+use steadfs_vfs::{FileKind, FsError, RenameFlags, SetXattr};
 
 use crate::test_world::{ROOT, World};
 
@@ -165,4 +169,196 @@ fn open_files_outlive_their_names() {
     assert_eq!(world.fs.alloc.totals().free_inodes, free - 1);
     assert_eq!(world.names(ROOT), [&b"lost+found"[..], b"tmp"]);
     world.close();
+}
+
+#[test]
+fn more_subdirectories_than_links() {
+    for (features, limit) in [("dir_nlink", 65_020), ("^dir_nlink", 64_998)] {
+        let options = ["-t", "ext4", "-b", "1024", "-N", "70000", "-O", features];
+        let world = World::make(&options, "128M");
+        let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+        let mut made = 0;
+        while made < 65_020 {
+            match world.mkdir(dir, format!("{made}").as_bytes()) {
+                Ok(_) => made += 1,
+                Err(error) => {
+                    assert_eq!(error, FsError::TooManyLinks);
+                    break;
+                }
+            }
+        }
+        assert_eq!(made, limit);
+        let links = world.lookup(ROOT, b"dir").unwrap().nlink;
+        assert_eq!(links, if limit > 65_000 { 1 } else { 65_000 });
+        let plain = RenameFlags::default();
+        let other = world.mkdir(ROOT, b"other").unwrap().ino;
+        let into = world
+            .fs
+            .rename(&world.cx, (ROOT, b"other"), (dir, b"other"), plain);
+        assert_eq!(into.is_ok(), limit > 65_000);
+        world.fs.rmdir(&world.cx, dir, b"0").unwrap();
+        // One of a directory's own can always change its name.
+        world
+            .fs
+            .rename(&world.cx, (dir, b"1"), (dir, b"one"), plain)
+            .unwrap();
+        let nlink = world.lookup(ROOT, b"dir").unwrap().nlink;
+        assert_eq!(nlink, if limit > 65_000 { 1 } else { 64_999 });
+        assert_eq!(world.lookup(other, b".").unwrap().nlink, 2);
+        world.close();
+    }
+}
+
+#[test]
+fn links_have_a_limit() {
+    let world = World::make(&["-t", "ext4"], "16M");
+    let (fs, cx) = (&world.fs, &world.cx);
+    let file = world.file(ROOT, b"file").unwrap().ino;
+    for n in 1..65_000 {
+        fs.link(cx, file, ROOT, format!("l{n}").as_bytes()).unwrap();
+        world.forget(file);
+    }
+    assert_eq!(fs.link(cx, file, ROOT, b"more"), Err(FsError::TooManyLinks));
+    assert_eq!(world.lookup(ROOT, b"file").unwrap().nlink, 65_000);
+    world.close();
+}
+
+#[test]
+fn inodes_and_blocks_run_out() {
+    let world = World::make(&["-t", "ext4", "-b", "1024", "-N", "128"], "8M");
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let mut made = 0;
+    while world.file(dir, format!("{made}").as_bytes()).is_ok() {
+        made += 1;
+    }
+    assert_eq!(world.fs.alloc.totals().free_inodes, 0);
+    assert_eq!(world.mkdir(dir, b"sub"), Err(FsError::NoSpace));
+    world.fs.unlink(&world.cx, dir, b"0").unwrap();
+    world.mkdir(dir, b"sub").unwrap();
+    assert_eq!(world.names(dir).len(), made);
+    world.close();
+    for options in [
+        &["-t", "ext4", "-b", "1024", "-N", "4096", "-m", "0"][..],
+        &["-t", "ext2", "-b", "1024", "-N", "4096", "-m", "0"],
+        &[
+            "-t", "ext4", "-b", "1024", "-N", "4096", "-m", "0", "-I", "128",
+        ],
+    ] {
+        let world = World::make(options, "4M");
+        fill(&world);
+        world.close();
+    }
+}
+
+/// Directories, long links and attributes until nothing fits, then everything again.
+fn fill(world: &World) {
+    let (fs, cx) = (&world.fs, &world.cx);
+    let target = [b't'; 500];
+    for round in 0..3 {
+        let mut made = Vec::new();
+        let mut refused = 0;
+        for n in 0.. {
+            let name = format!("{n}-{}", "n".repeat(n % 200)).into_bytes();
+            let result = match n % 3 {
+                0 => world.mkdir(ROOT, &name).map(|_| ()),
+                1 => fs
+                    .symlink(cx, ROOT, &name, &target)
+                    .map(|a| world.forget(a.ino)),
+                _ => world.file(ROOT, &name).and_then(|file| {
+                    made.push((n, name.clone()));
+                    let value = [n as u8; 700];
+                    fs.setxattr(cx, file.ino, b"user.x", &value, SetXattr::Any)
+                }),
+            };
+            match result {
+                Ok(()) if n % 3 != 2 => made.push((n, name)),
+                Ok(()) => {}
+                Err(FsError::NoSpace) => refused += 1,
+                Err(other) => panic!("{other}"),
+            }
+            if refused > 20 {
+                break;
+            }
+        }
+        assert!(made.len() > 300, "round {round}: {}", made.len());
+        let mut names: Vec<_> = made.iter().map(|(_, name)| name.clone()).collect();
+        names.push(b"lost+found".to_vec());
+        names.sort();
+        assert_eq!(world.names(ROOT), names);
+        for (n, name) in made {
+            if n % 3 == 0 {
+                fs.rmdir(cx, ROOT, &name).unwrap();
+            } else {
+                fs.unlink(cx, ROOT, &name).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn many_tasks_in_few_directories() {
+    let options = ["-t", "ext4", "-b", "1024", "-N", "16384"];
+    let world = Arc::new(World::make(&options, "64M"));
+    let dirs = [&b"a"[..], b"b", b"c"].map(|name| world.mkdir(ROOT, name).unwrap().ino);
+    let tasks = [0, 1, 2, 3].map(|seed| {
+        let world = Arc::clone(&world);
+        steadfs_rt::spawn("names", move || {
+            let mut random = Random::new(seed);
+            for _ in 0..3000 {
+                busy_step(&world, &mut random, &dirs);
+            }
+        })
+    });
+    for task in tasks {
+        task.join();
+    }
+    let world = Arc::into_inner(world)
+        .expect("all tasks have ended")
+        .reopen();
+    let count: usize = dirs.iter().map(|&dir| world.names(dir).len()).sum();
+    assert!(count > 10);
+    world.close();
+}
+
+/// An operation that may well fail because somebody else was faster.
+fn busy_step(world: &World, random: &mut Random, dirs: &[InodeNo; 3]) {
+    let (fs, cx) = (&world.fs, &world.cx);
+    let mut pick = || {
+        let dir = dirs[random.below(3)];
+        (dir, format!("name-{}", random.below(60)).into_bytes())
+    };
+    let (a, b) = (pick(), pick());
+    let result = match random.below(10) {
+        0..3 => fs
+            .mknod(cx, a.0, &a.1, 0o100_600, 0)
+            .map(|x| world.forget(x.ino)),
+        3 => fs.mkdir(cx, a.0, &a.1, 0o700).map(|x| world.forget(x.ino)),
+        4 => fs.lookup(cx, a.0, &a.1).and_then(|found| {
+            let linked = fs.link(cx, found.ino, b.0, &b.1);
+            world.forget(found.ino);
+            linked.map(|x| world.forget(x.ino))
+        }),
+        5..7 => fs.unlink(cx, a.0, &a.1),
+        7 => fs.rmdir(cx, a.0, &a.1),
+        _ => {
+            let flags = RenameFlags {
+                exchange: random.below(2) == 0,
+                ..RenameFlags::default()
+            };
+            fs.rename(cx, (a.0, &a.1), (b.0, &b.1), flags)
+        }
+    };
+    if let Err(error) = result {
+        let expected = matches!(
+            error,
+            FsError::Exists
+                | FsError::NotFound
+                | FsError::IsDir
+                | FsError::NotDir
+                | FsError::NotEmpty
+                | FsError::NotPermitted
+                | FsError::Invalid(_)
+        );
+        assert!(expected, "{error}");
+    }
 }
