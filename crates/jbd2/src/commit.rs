@@ -79,6 +79,7 @@ impl Journal {
         tag: IoTag,
         requested: bool,
     ) -> Result<Durable, JournalError> {
+        self.may_wait();
         let mut state = self.state.lock();
         let flushes = state.flushes;
         loop {

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use steadfs_base::{DevBlock, Tid};
 use steadfs_cache::{MetaBuf, MetaMut};
+#[cfg(debug_assertions)]
+use steadfs_rt::RwLockReadGuard;
 use steadfs_rt::{now, sleep};
 
 use crate::transaction::State;
@@ -23,6 +25,10 @@ pub struct Handle<'j> {
     sync_writer: Option<u64>,
     /// It is between two transactions, in [`Handle::restart`].
     ended: bool,
+    /// In builds with debug assertions an open handle counts as a lock: what its task must not take
+    /// or wait for while it is open then panics.
+    #[cfg(debug_assertions)]
+    counts: Option<RwLockReadGuard<'j, ()>>,
 }
 
 impl<'j> Handle<'j> {
@@ -33,6 +39,8 @@ impl<'j> Handle<'j> {
             left: credits,
             sync_writer: None,
             ended: false,
+            #[cfg(debug_assertions)]
+            counts: Some(journal.open_handle.read()),
         }
     }
 
@@ -180,6 +188,10 @@ impl<'j> Handle<'j> {
         self.tid = self.journal.join(credits)?;
         self.left = credits;
         self.ended = false;
+        #[cfg(debug_assertions)]
+        {
+            self.counts = Some(self.journal.open_handle.read());
+        }
         Ok(())
     }
 
@@ -218,6 +230,10 @@ impl<'j> Handle<'j> {
         }
         if awaited {
             self.journal.admission.notify_all();
+        }
+        #[cfg(debug_assertions)]
+        {
+            self.counts = None;
         }
     }
 

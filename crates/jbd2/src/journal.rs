@@ -45,6 +45,9 @@ pub struct Journal {
     pub(crate) format: Format,
     pub(crate) costs: Costs,
     read_only: bool,
+    /// Stands for an open handle where the order of locks is checked; nobody waits for it.
+    #[cfg(debug_assertions)]
+    pub(crate) open_handle: steadfs_rt::RwLock<()>,
     pub(crate) state: Mutex<State>,
     /// Handles wait here to begin.
     pub(crate) admission: Condvar,
@@ -118,6 +121,8 @@ impl Journal {
             format,
             costs,
             read_only: config.read_only,
+            #[cfg(debug_assertions)]
+            open_handle: steadfs_rt::RwLock::new(Rank::TxnHandle, ()),
             state: Mutex::new(Rank::JournalState, state),
             admission: Condvar::new(),
             drained: Condvar::new(),
@@ -150,6 +155,7 @@ impl Journal {
 
     /// Waits until a handle of `credits` may join the running transaction, and joins it.
     pub(crate) fn join(&self, credits: u32) -> Result<Tid, JournalError> {
+        self.may_wait();
         if self.read_only {
             return Err(JournalError::ReadOnly);
         }
@@ -208,6 +214,13 @@ impl Journal {
             waits.add(wait);
             waited += wait;
         }
+    }
+
+    /// Panics, where the order of locks is checked, if the caller has a handle open or holds a lock
+    /// that a task with an open handle may want.
+    pub(crate) fn may_wait(&self) {
+        #[cfg(debug_assertions)]
+        drop(self.open_handle.read());
     }
 
     /// The transaction that handles join now, if one has begun.
