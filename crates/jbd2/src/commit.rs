@@ -250,7 +250,7 @@ impl Journal {
         let encoded = encode(&self.format, closed.tid, &closed.snapshot, &closed.revokes);
         let placed = self.place(start, encoded.blocks);
         let ios = submit_writes(&self.queue, self.block_size, placed, tag);
-        self.note_ios(&ios);
+        self.note_ios(&ios, tag);
         let started = self.start_log(start, closed.tid, tag);
         let logged = wait_all(&ios);
         started?;
@@ -294,13 +294,16 @@ impl Journal {
         Ok(block0.write(change, &self.queue, order, tag)?)
     }
 
-    /// Lets those who join the commit raise these requests; raises them if one has already.
-    fn note_ios(&self, ios: &[IoHandle]) {
+    /// Lets those who join the commit raise these requests, submitted with `tag`; raises them if one
+    /// has joined since.
+    fn note_ios(&self, ios: &[IoHandle], tag: IoTag) {
         let mut state = self.state.lock();
         let committing = state.committing.as_mut().expect("the leader's");
         committing.ios = ios.to_vec();
-        for io in ios {
-            self.queue.boost(io, committing.tag);
+        if committing.tag != tag {
+            for io in ios {
+                self.queue.boost(io, committing.tag);
+            }
         }
     }
 
@@ -328,7 +331,7 @@ impl Journal {
         let tag = state.committing.as_ref().expect("the leader's").tag;
         drop(state);
         let io = self.queue.submit(bio, tag);
-        self.note_ios(std::slice::from_ref(&io));
+        self.note_ios(std::slice::from_ref(&io), tag);
         Ok(io.wait()?)
     }
 

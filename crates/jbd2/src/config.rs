@@ -6,10 +6,12 @@ use steadfs_base::{IoPrio, IoTag, Urgency};
 
 use crate::{Checksum, ReclaimPolicy};
 
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
+
 /// What a remount may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// A transaction is committed when it is this old (`commit=`).
+    /// A transaction is committed when it is this old (`commit=`); zero means 5 s, as there.
     pub commit_interval: Duration,
     /// A synchronous handle waits at least this long for others to join (`min_batch_time=`).
     pub min_batch: Duration,
@@ -24,7 +26,7 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Self {
-            commit_interval: Duration::from_secs(5),
+            commit_interval: DEFAULT_INTERVAL,
             min_batch: Duration::ZERO,
             max_batch: Duration::from_micros(15_000),
             barriers: true,
@@ -34,6 +36,14 @@ impl Default for Tuning {
 }
 
 impl Tuning {
+    /// When a transaction is old enough.
+    pub(crate) fn max_transaction_age(&self) -> Duration {
+        if self.commit_interval.is_zero() {
+            return DEFAULT_INTERVAL;
+        }
+        self.commit_interval
+    }
+
     /// The tag of commits that nobody waits for.
     pub(crate) fn commit_tag(&self) -> IoTag {
         IoTag {
@@ -56,8 +66,11 @@ pub struct JournalConfig {
     /// Block numbers need more than 32 bits (ext4's `64bit`). Turns the journal's feature on, never
     /// off.
     pub wide: bool,
-    /// The checksums the journal shall have from now on; `None`: as it is.
+    /// The checksums the journal shall have from now on (ext4: version 3 where it has
+    /// `metadata_csum`); `None`: as it is.
     pub checksum: Option<Checksum>,
-    /// Most log blocks of a transaction, if less than a quarter of the log.
+    /// Most log blocks of a transaction, if less than a quarter of the log. Two transactions' blocks,
+    /// the running and the committing one's, are held in memory besides what the reclaim policy
+    /// allows: a large log on a small machine wants a limit here.
     pub max_transaction: Option<u32>,
 }

@@ -1,14 +1,19 @@
 //! The journal's two tasks: one commits what grew old or full, one writes home in the background.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use steadfs_base::Tid;
 use steadfs_rt::{now, spawn};
 
 use crate::Journal;
 
+/// The reclaimer looks no more often than this unless it is woken.
+const MIN_PERIOD: Duration = Duration::from_millis(1);
+
 impl Journal {
-    /// Starts the commit task and the background reclaimer. Does nothing if they run.
+    /// Starts the commit task and the background reclaimer, which keep the journal alive until
+    /// [`Journal::stop`]. Does nothing if they run.
     pub fn start(self: &Arc<Self>) {
         {
             let mut state = self.state.lock();
@@ -65,7 +70,7 @@ impl Journal {
             if state.stopping {
                 return None;
             }
-            let interval = state.tuning.commit_interval;
+            let interval = state.tuning.max_transaction_age();
             let mut wait = interval;
             let kicked = state.kicked.take();
             let alive = state.aborted.is_none();
@@ -94,7 +99,7 @@ impl Journal {
                 return;
             }
             if !more {
-                let period = lists.policy.period;
+                let period = lists.policy.period.max(MIN_PERIOD);
                 self.reclaim_wake.wait_for(&mut lists, period);
                 if lists.stopping {
                     return;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use steadfs_base::{DevBlock, IoTag};
+use steadfs_cache::MetaCache;
 use steadfs_rt::{Instant, Random, now, sim, sleep, spawn, yield_now};
 
 use super::crash_device::CrashDevice;
@@ -376,4 +377,42 @@ fn an_abort_wakes_everybody() {
     for seed in 0..20 {
         sim::run(sim::Config::new(seed), run);
     }
+}
+
+#[test]
+fn who_joins_a_commit_raises_it() {
+    let run = |joins: bool| {
+        let run = move || {
+            // Every log block is a request of its own, and the device has one at a time.
+            let mut layout = Layout::new(1024, 3000, 0);
+            layout.journal = (0..200).map(|n| (DevBlock(10 + n * 2), 1)).collect();
+            let device = Arc::new(CrashDevice::new(layout.device().to_bytes(), 5));
+            let options = steadfs_block::QueueOptions { depth: 1 };
+            let queue = Arc::new(steadfs_block::Queue::new(device as _, options));
+            let cache = Arc::new(MetaCache::new(
+                Arc::clone(&queue),
+                layout.block_size,
+                1 << 20,
+            ));
+            let journal = Journal::open(cache, layout.map(), JournalConfig::default()).unwrap();
+            let mut handle = journal.begin(40).unwrap();
+            for n in 0..40 {
+                handle.write(&buf(&journal, 1000 + n)).unwrap()[0] = 1;
+            }
+            let tid = handle.tid();
+            drop(handle);
+            let leader = Arc::clone(&journal);
+            let tag = journal.tuning().commit_tag();
+            let leader = spawn("timer", move || leader.commit_as(tid, tag, false).unwrap());
+            sleep(Duration::from_millis(3));
+            if joins {
+                journal.commit(tid, IoTag::default()).unwrap();
+            }
+            leader.join();
+            queue.stats().boosts.raised
+        };
+        sim::run(sim::Config::new(1), run).value
+    };
+    assert_eq!(run(false), 0);
+    assert!(run(true) > 10, "the requests still queued are raised");
 }
