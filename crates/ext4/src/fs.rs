@@ -16,6 +16,9 @@ use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::txn::{Handle, Txns};
 
+/// Largest size of a file that needs no `large_file` feature.
+const LARGE_FILE: u64 = (1 << 31) - 1;
+
 /// A mounted ext2, ext3 or ext4 volume.
 pub struct Ext4 {
     pub(crate) geo: Geometry,
@@ -31,6 +34,8 @@ pub struct Ext4 {
     pub(crate) rename: Mutex<()>,
     /// The superblock as it is or will be on disk.
     pub(crate) sb: Mutex<Superblock>,
+    /// The superblock says that there are files of 2 GiB and more.
+    pub(crate) large_file: AtomicBool,
     /// Blocks that statfs counts as used by the volume itself.
     pub(crate) overhead: u64,
     pub(crate) read_only: AtomicBool,
@@ -136,6 +141,9 @@ impl Ext4 {
         let slot = &mut block[at..at + usize::from(self.geo.inode_size)];
         core.encode_into(&self.geo, inode.ino(), slot)?;
         drop(block);
+        if core.size > LARGE_FILE && !self.large_file.swap(true, Ordering::AcqRel) {
+            self.update_super(handle, Superblock::set_large_file)?;
+        }
         inode.note_tid(handle, false);
         inode.core_is_stored();
         Ok(())

@@ -135,6 +135,7 @@ impl Ext4 {
         };
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
         let read_only = options.read_only;
+        let large_file = sb.features().ro_compat.contains(RoCompat::LARGE_FILE);
         Ok(Arc::new(Self {
             geo,
             queue,
@@ -147,6 +148,7 @@ impl Ext4 {
             options: RwLock::new(Rank::Leaf, options),
             rename: Mutex::new(Rank::Rename, ()),
             sb: Mutex::new(Rank::Super, sb),
+            large_file: AtomicBool::new(large_file),
             overhead,
             read_only: AtomicBool::new(read_only),
             stopped: Mutex::new(Rank::Leaf, None),

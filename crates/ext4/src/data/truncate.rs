@@ -63,7 +63,7 @@ impl Ext4 {
 
     /// Stores the smaller size and frees what lies behind it, in as many transactions as it takes; the
     /// orphan list remembers it between them.
-    fn cut_to(&self, inode: &Inode, size: u64, first_gone: FileBlock) -> Result<()> {
+    pub(crate) fn cut_to(&self, inode: &Inode, size: u64, first_gone: FileBlock) -> Result<()> {
         let mut handle = self.txns.begin(FIRST)?;
         let ino = inode.ino();
         let mut listed = false;

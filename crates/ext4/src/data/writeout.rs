@@ -42,6 +42,11 @@ impl Ext4 {
     /// Writes the file's dirty data and waits: all that was dirty when this began. An error leaves what
     /// failed dirty.
     pub fn write_out(&self, inode: &Inode, why: Why, tag: IoTag) -> Result<()> {
+        if inode.pages.is_empty() {
+            return Ok(());
+        }
+        // After a power cut, real or asked for, nothing reaches the device.
+        self.check_writable()?;
         let tag = match why {
             Why::Sync => tag.with_urgency(Urgency::Waited),
             Why::Background | Why::Throttle => tag.with_urgency(Urgency::Background),
@@ -393,11 +398,10 @@ impl Ext4 {
             let released = inode.pages.discard(range) * self.weight(inode);
             self.alloc.with_totals(|t| t.settle(released));
             inode.pages.take_error();
-            // Part of it may have got its place: the file keeps its old end.
-            let mut core = inode.core.write();
-            if core.size > before {
-                core.size = before;
-                inode.mark_core_dirty();
+            inode.set_size(before);
+            if inode.core.read().size > before {
+                // Part of it got its place: the file keeps its old end, and no blocks behind it.
+                self.cut_to(inode, before, FileBlock(bs.blocks_for(before)))?;
             }
         }
         inode.set_size(before);
