@@ -5,7 +5,7 @@
 //! - Among ourselves (and programs that follow the same convention, such as udev) flock(2) decides,
 //!   on devices and images: exclusive for writing, shared for reading.
 //! - An image that a loop device shows to the kernel is refused for writing; for reading too if a
-//!   file system is mounted from that loop device.
+//!   file system is mounted from that loop device. A loop device is refused whose image is locked.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -62,6 +62,22 @@ pub(super) fn check_loop_devices(image: &Stat, read_only: bool) -> Result<(), St
         }
     }
     Ok(())
+}
+
+/// Refuses a loop device whose image somebody has locked.
+pub(super) fn check_backing_image(device: &Stat, read_only: bool) -> Result<(), String> {
+    let (major, minor) = (major(device.st_rdev), minor(device.st_rdev));
+    let sysfs = format!("/sys/dev/block/{major}:{minor}/loop/backing_file");
+    let Ok(backing) = fs::read_to_string(sysfs) else {
+        return Ok(());
+    };
+    let backing = backing.trim_end_matches('\n');
+    // An image that has been removed, or lies in another mount namespace, cannot be asked.
+    let Ok(image) = fs::File::open(backing) else {
+        return Ok(());
+    };
+    // The lock goes with the descriptor: this only asks.
+    lock(&image, read_only).map_err(|holder| format!("{holder}, by its image {backing}"))
 }
 
 /// Who claims the block device that refused O_EXCL.

@@ -253,9 +253,11 @@ fn try_claim(path: &Path, options: &OpenOptions) -> Result<Claimed, OpenError> {
     let file = fstat(&fd).map_err(OpenError::io(path, "cannot be examined"))?;
     let kind = kind_of(path, &file)?;
     claim::lock(&fd, options.read_only).map_err(busy)?;
-    if kind == Kind::Image {
-        claim::check_loop_devices(&file, options.read_only).map_err(busy)?;
+    match kind {
+        Kind::Image => claim::check_loop_devices(&file, options.read_only),
+        Kind::BlockDevice => claim::check_backing_image(&file, options.read_only),
     }
+    .map_err(busy)?;
     Ok(Claimed {
         fd,
         exclusive,

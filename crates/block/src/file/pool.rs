@@ -89,6 +89,12 @@ impl Pool {
         self.0.max_lanes
     }
 
+    /// How many threads it has.
+    #[cfg(test)]
+    pub(super) fn lanes(&self) -> usize {
+        self.0.state.lock().lanes.len()
+    }
+
     /// Leaves `jobs` to the pool.
     pub(super) fn push(&self, jobs: impl IntoIterator<Item = Job>) {
         let mut state = self.0.state.lock();

@@ -331,6 +331,20 @@ fn an_image_behind_a_loop_device_is_refused() {
 }
 
 #[test]
+fn a_loop_device_on_an_image_in_use_is_refused() {
+    let dir = TempDir::new().unwrap();
+    let path = image(&dir, 1 << 20);
+    let user = FileDevice::open(&path, OpenOptions::default()).unwrap();
+    let looped = Loop::attach(&[], &path);
+    let error = FileDevice::open(&looped.0, OpenOptions::default())
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains("its image"), "{error}");
+    drop(user);
+    FileDevice::open(&looped.0, OpenOptions::default()).unwrap();
+}
+
+#[test]
 fn a_mounted_device_is_refused_with_its_mount_point() {
     let dir = TempDir::new().unwrap();
     let path = image(&dir, 4 << 20);
@@ -429,6 +443,19 @@ fn a_failed_transfer_is_reported() {
     let _ = run(&device, Bio::write(0, vec![Buf::copy_of(&[1; 1 << 17])]));
     let write = run(&device, Bio::write(1 << 19, vec![pattern(1 << 17, 1)]));
     drop(device);
+    // Through the page cache the write ends well, and the FLUSH tells.
+    let options = OpenOptions {
+        direct: false,
+        ..OpenOptions::default()
+    };
+    let device = FileDevice::open(&looped.0, options).unwrap();
+    let cached = run(&device, Bio::write(1 << 19, vec![pattern(1 << 17, 1)]));
+    let flush = run(&device, Bio::flush());
+    let durable = run(
+        &device,
+        Bio::write(1 << 18, vec![pattern(1 << 17, 1)]).with_fua(),
+    );
+    drop(device);
     // An image that becomes shorter under way.
     let cut = dir.path().join("cut");
     File::create(&cut).unwrap().set_len(1 << 20).unwrap();
@@ -451,6 +478,8 @@ fn a_failed_transfer_is_reported() {
     );
     let error = write.expect_err(&described);
     assert!(error.cause.contains("os error"), "{error}");
+    cached.unwrap();
+    assert!(flush.is_err() && durable.is_err());
     assert!(read.unwrap_err().cause.contains("shorter"));
 }
 
@@ -588,6 +617,76 @@ fn started_requests_end_without_a_waiter() {
             assert_eq!(read(&device, i * 4096, 4096), pattern(4096, i as u8)[..]);
         }
     }
+}
+
+#[test]
+fn waited_requests_need_no_thread() {
+    let dir = TempDir::new().unwrap();
+    let path = image(&dir, 1 << 20);
+    for engine in ENGINES {
+        let device = Arc::new(FileDevice::open(&path, with_engine(engine)).unwrap());
+        let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());
+        for i in 0..50 {
+            let tag = IoTag::default();
+            queue.write(i * 4096, vec![pattern(4096, 1)], tag).unwrap();
+            queue.flush(tag).wait().unwrap();
+            queue.read(i * 4096, 4096, tag).unwrap();
+            if engine == Engine::Uring {
+                let write = |n: u64| Bio::write(n * 8192, vec![pattern(4096, 2)]);
+                let ios: Vec<_> = (0..9).map(|n| queue.submit(write(n), tag)).collect();
+                crate::wait_all(&ios).unwrap();
+            }
+        }
+        assert_eq!(device.pool.lanes(), 0);
+        queue
+            .submit(Bio::flush(), IoTag::background())
+            .wait()
+            .unwrap();
+        assert!(device.pool.lanes() <= 1);
+    }
+}
+
+/// Runs in a process of its own, in which the kernel gives no ring.
+#[test]
+#[ignore = "started by another test"]
+fn without_a_ring() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use std::os::fd::AsRawFd;
+    let dir = TempDir::new().unwrap();
+    let path = image(&dir, 1 << 20);
+    let next = File::open(&path).unwrap().as_raw_fd();
+    // One descriptor more than there are: the image's.
+    let limit = Rlimit {
+        current: Some(next as u64 + 1),
+        ..getrlimit(Resource::Nofile)
+    };
+    let before = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let forced = FileDevice::open(&path, with_engine(Engine::Uring)).err();
+    let device = FileDevice::open(&path, OpenOptions::default());
+    setrlimit(Resource::Nofile, before).unwrap();
+    let device = device.unwrap();
+    assert!(
+        matches!(forced, Some(OpenError::NoUring { .. })),
+        "{forced:?}"
+    );
+    let described = device.describe();
+    assert!(
+        described.contains("threads because the kernel refuses"),
+        "{described}"
+    );
+    check_transfers(&device);
+    check_batches(&device);
+}
+
+#[test]
+fn where_io_uring_is_refused_threads_do_it() {
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "file::tests::without_a_ring"])
+        .output()
+        .unwrap();
+    let out = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(out.contains("1 passed"), "{out}");
 }
 
 #[test]

@@ -19,6 +19,14 @@
 //! drop it; or it is queued and the device has its fill, and the next completion starts it; or the
 //! device has it. None is stranded.
 //!
+//! # Wake-ups
+//! - A request that its submitter waits for: none. A batch of them: none with io_uring; without, the
+//!   pool helps, and the device's threads are woken one after the other as they are needed.
+//! - A request that nobody waits for, or a run of them: one thread of the device, none while one is
+//!   at it. Whoever waits for it later is woken once.
+//! - A FLUSH behind another one: one of those who wait is woken and runs it; the others when it has
+//!   ended.
+//!
 //! # Flushes
 //! One FLUSH runs at a time. Those that arrive meanwhile share the next one, which starts after
 //! they arrived: it covers every write that had completed when they were submitted.
@@ -94,7 +102,11 @@ impl Queue {
     }
 
     /// Queues a request. It may wait for the device here, in the queue, where it can be boosted.
-    /// With an urgent tag it stays here until somebody waits for it (see the module's head).
+    ///
+    /// With an urgent tag it stays here until somebody waits for it (see the module's head). The
+    /// submitter must not wait in between for anything that may depend on the request, such as a
+    /// task that waits for its effect otherwise than by its handle. Who cannot promise that uses
+    /// [`Queue::submit_with`].
     pub fn submit(&self, bio: Bio, tag: IoTag) -> IoHandle {
         let hold = is_urgent(tag).then(HoldKey::of_task);
         self.inner.submit(bio, tag, hold)

@@ -472,7 +472,8 @@ struct History {
     /// What memory holds when everything has ended, or would hold.
     model: Vec<u8>,
     open: Vec<Expected>,
-    calls: Arc<AtomicUsize>,
+    /// Calls that came: where the request began and whether it ended well.
+    calls: Arc<Mutex<Vec<(u64, bool)>>>,
     called: usize,
     fill: u8,
 }
@@ -507,9 +508,21 @@ impl History {
         Bio::write(from * UNIT, bufs.collect())
     }
 
+    /// A change has failed, or nobody knows: what the device holds is right.
+    fn learn(&mut self, range: std::ops::Range<u64>) {
+        let bytes = &mut self.model[range.start as usize..range.end as usize];
+        self.device.memory.read(range.start, bytes);
+    }
+
     /// A request has ended: what it promises holds.
-    fn check(&self, expected: &Expected) {
+    fn check(&mut self, expected: &Expected) {
         let (start, end) = (expected.range.start, expected.range.end);
+        let result = expected.io.as_ref().map(IoHandle::wait);
+        if matches!(result, Some(Err(_))) {
+            let fails = !self.device.state.lock().fail.is_empty();
+            assert!(fails, "nothing fails by itself");
+            return self.learn(start..end);
+        }
         match expected.op {
             Op::Flush => {
                 let log = self.device.log();
@@ -517,7 +530,7 @@ impl History {
                 assert!(flushed, "a FLUSH starts after its submission");
             }
             Op::Read => {
-                let io = expected.io.clone().expect("reads have handles");
+                let io = expected.io.clone().expect("reads keep their handles");
                 let got: Vec<u8> = io
                     .into_bio()
                     .unwrap()
@@ -590,7 +603,7 @@ impl History {
             Step::End(i) if self.device.pending() > 0 => self.device.end(i),
             Step::Wait(i) if n > 0 => {
                 if let Some(io) = self.open[i % n].io.clone() {
-                    io.wait().unwrap();
+                    let _ = io.wait();
                 }
             }
             Step::Ask(i) if n > 0 => {
@@ -616,9 +629,8 @@ impl History {
         let bio = self.bio(from, 1);
         let calls = Arc::clone(&self.calls);
         self.queue.submit_with(bio, tag(t), move |bio, result| {
-            result.unwrap();
             assert_eq!(bio.bufs.len(), 1);
-            calls.fetch_add(1, Ordering::Relaxed);
+            calls.lock().push((bio.offset, result.is_ok()));
         });
         self.called += 1;
         self.note(None, Op::Write, from, 1);
@@ -626,10 +638,19 @@ impl History {
 
     fn finish(mut self) {
         let left = self.open.iter().filter_map(|open| open.io.clone());
-        wait_all(&left.collect::<Vec<_>>()).unwrap();
+        let left: Vec<_> = left.collect();
+        let result = wait_all(&left);
+        assert_eq!(result.is_ok(), left.iter().all(|io| io.wait().is_ok()));
         self.device.end_all();
         self.settle();
-        assert_eq!(self.calls.load(Ordering::Relaxed), self.called);
+        let calls = self.calls.lock().clone();
+        assert_eq!(calls.len(), self.called);
+        let failed = calls.iter().filter(|call| !call.1);
+        failed.for_each(|call| self.learn(call.0..call.0 + UNIT));
+        let forgotten: Vec<_> = self.open.drain(..).map(|open| open.range).collect();
+        if !self.device.state.lock().fail.is_empty() {
+            forgotten.into_iter().for_each(|range| self.learn(range));
+        }
         assert_eq!(self.device.memory.to_bytes(), self.model);
         let stats = self.queue.stats();
         assert_eq!((stats.held, stats.queued, stats.in_flight), (0, 0, 0));
@@ -651,15 +672,17 @@ proptest! {
         steps in steps(),
         depth in 1..6usize,
         choices in prop::collection::vec(any::<usize>(), 0..50),
+        fail in prop::collection::vec(0..SIZE, 0..3),
     ) {
         let device = Puppet::new();
         device.state.lock().choices = choices;
+        device.state.lock().fail = fail;
         let mut history = History {
             queue: queue(&device, depth),
             device,
             model: vec![0; SIZE as usize],
             open: Vec::new(),
-            calls: Arc::default(),
+            calls: Arc::new(Mutex::new(Rank::Leaf, Vec::new())),
             called: 0,
             fill: 0,
         };
