@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::command::{Outcome, run, succeed};
-use crate::scratch::Scratch;
+use crate::scratch::{Scratch, unmount_patiently};
 
 /// A loop device over an image; detached when dropped.
 pub struct LoopDevice {
@@ -92,7 +92,7 @@ impl KernelMount {
     /// Unmounts; fails the test if that fails.
     #[track_caller]
     pub fn unmount(mut self) {
-        succeed("umount", [&self.root]);
+        unmount_patiently(&self.root);
         self.mounted = false;
     }
 }

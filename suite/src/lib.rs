@@ -10,10 +10,12 @@ pub mod image;
 pub mod kernel;
 pub mod matrix;
 pub mod scratch;
+pub mod stead;
 pub mod tree;
 
 pub use command::{Outcome, judge, run, succeed};
 pub use image::Image;
 pub use kernel::{KernelMount, LoopDevice};
 pub use scratch::Scratch;
+pub use stead::{SteadMount, steadfs};
 pub use tree::{Compare, Tree};

@@ -64,6 +64,20 @@ impl Drop for Scratch {
     }
 }
 
+/// Runs umount(8), again if a process that another test has just forked still holds a file.
+#[track_caller]
+pub fn unmount_patiently(root: &Path) {
+    for _ in 0..50 {
+        let said = run("umount", [root]);
+        if said.code() == 0 {
+            return;
+        }
+        assert!(said.err.contains("busy"), "{}", said.err);
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    succeed("umount", [root]);
+}
+
 /// Mount points below `dir`, in the order they were mounted.
 pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();

@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, OFlags, SeekFrom, StatxFlags, XattrFlags};
 use rustix::io::Errno;
+use steadfs::tools::{Held, child, device_numbers, owner_cx, read_dir};
+use steadfs_base::{InodeNo, Timestamp};
+use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, Seek};
 
 /// Seconds and nanoseconds.
 pub type Time = (i64, u32);
@@ -125,15 +128,56 @@ impl Tree {
             let twice = tree.nodes.insert(at, node);
             assert!(twice.is_none(), "{}: listed twice", path.display());
         }
-        for names in names_of.values() {
+        tree.name_links(names_of.values());
+        tree
+    }
+
+    /// The tree of a volume that is not mounted.
+    ///
+    /// # Panics
+    /// If anything cannot be read.
+    #[track_caller]
+    pub fn of_volume(fs: &dyn FileSystem) -> Self {
+        let cx = owner_cx();
+        let mut tree = Self::default();
+        let mut names_of: BTreeMap<u64, Vec<Vec<u8>>> = BTreeMap::new();
+        let mut todo = vec![(Vec::new(), fs.root())];
+        while let Some((at, ino)) = todo.pop() {
+            let shown = at.escape_ascii().to_string();
+            let node = volume_node(fs, &cx, ino).unwrap_or_else(|e| panic!("/{shown}: {e}"));
+            if node.is_dir() {
+                let entries = read_dir(fs, &cx, ino).unwrap_or_else(|e| panic!("/{shown}: {e}"));
+                for entry in entries {
+                    if at.is_empty() && entry.name == b"lost+found" {
+                        continue;
+                    }
+                    let dir = if at.is_empty() { &[] } else { &b"/"[..] };
+                    // By name, not by the number in the entry: the lookup is part of what is tried.
+                    let held = child(fs, &cx, ino, &entry.name)
+                        .unwrap_or_else(|e| panic!("/{shown}/{}: {e}", entry.name.escape_ascii()));
+                    assert_eq!(held.ino(), entry.ino, "/{shown}: readdir and lookup differ");
+                    todo.push(([&at, dir, &entry.name].concat(), entry.ino));
+                }
+            } else if node.nlink > 1 {
+                names_of.entry(ino.0).or_default().push(at.clone());
+            }
+            let twice = tree.nodes.insert(at, node);
+            assert!(twice.is_none(), "/{shown}: listed twice");
+        }
+        tree.name_links(names_of.values());
+        tree
+    }
+
+    /// Notes for each name of a file of several names the first of them.
+    fn name_links<'a>(&mut self, all: impl Iterator<Item = &'a Vec<Vec<u8>>>) {
+        for names in all {
             let first = names.iter().min();
             for name in names {
-                tree.nodes
+                self.nodes
                     .entry(name.clone())
                     .and_modify(|n| n.same_as = first.cloned());
             }
         }
-        tree
     }
 
     /// Differences from `other`, one line each; none if equal.
@@ -305,6 +349,75 @@ fn read_node(path: &Path) -> std::io::Result<(Node, (u64, u64))> {
     }
     let device = (u64::from(stat.stx_dev_major) << 32) | u64::from(stat.stx_dev_minor);
     Ok((node, (device, stat.stx_ino)))
+}
+
+fn volume_node(fs: &dyn FileSystem, cx: &Cx, ino: InodeNo) -> Result<Node, FsError> {
+    // Entries of inodes that nobody holds may not be asked for.
+    let held = Held::counted(fs, fs.attach(cx, ino)?);
+    let attr = held.attr();
+    let time = |t: Timestamp| (t.secs, t.nanos);
+    let mut node = Node {
+        mode: attr.kind.mode_bits() | attr.perm,
+        uid: attr.uid,
+        gid: attr.gid,
+        nlink: attr.nlink.into(),
+        size: attr.size,
+        rdev: device_numbers(attr.rdev),
+        mtime: time(attr.mtime),
+        atime: time(attr.atime),
+        ctime: time(attr.ctime),
+        btime: attr.btime.map(time),
+        xattrs: BTreeMap::new(),
+        content: None,
+        data: Vec::new(),
+        target: None,
+        same_as: None,
+    };
+    for name in fs.listxattr(cx, ino)? {
+        let value = fs.getxattr(cx, ino, &name)?;
+        node.xattrs.insert(name, value);
+    }
+    match attr.kind {
+        FileKind::Symlink => node.target = Some(fs.readlink(cx, ino)?),
+        FileKind::Regular => {
+            let (content, data) = volume_content(fs, cx, ino, attr.size)?;
+            node.content = Some(content);
+            node.data = data;
+        }
+        _ => {}
+    }
+    Ok(node)
+}
+
+fn volume_content(
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    ino: InodeNo,
+    size: u64,
+) -> Result<(u64, Vec<(u64, u64)>), FsError> {
+    let mut hasher = DefaultHasher::new();
+    let mut ranges = Vec::new();
+    let mut at = 0;
+    loop {
+        let start = match fs.seek(cx, ino, at, Seek::Data) {
+            Ok(start) => start,
+            Err(FsError::NoSuchOffset) => break,
+            Err(error) => return Err(error),
+        };
+        let end = fs.seek(cx, ino, start, Seek::Hole)?;
+        ranges.push((start, end));
+        at = start;
+        while at < end {
+            let piece = (1 << 20) - at % (1 << 20);
+            let len = usize::try_from(piece.min(end - at)).unwrap_or(1 << 20);
+            let bytes = fs.read(cx, ino, at, len)?.to_vec();
+            assert_eq!(bytes.len(), len, "a read inside the file is short");
+            hash_piece(&mut hasher, &bytes, at);
+            at += len as u64;
+        }
+    }
+    hasher.write_u64(size);
+    Ok((hasher.finish(), ranges))
 }
 
 /// A hash of the content that does not depend on where holes are, and the ranges with data. Reads

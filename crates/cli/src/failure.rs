@@ -43,11 +43,10 @@ pub fn mount_failure(error: &Error) -> Failure {
         Error::Open(steadfs::OpenError::Io { cause, .. }) if cause.kind() == PermissionDenied => {
             code::USAGE
         }
-        Error::Volume { error, .. } => match error {
-            FsError::BadOption(_) => code::USAGE,
-            FsError::NoMemory => code::SYSTEM,
-            _ => code::MOUNT,
-        },
+        Error::Volume {
+            error: FsError::NoMemory,
+            ..
+        } => code::SYSTEM,
         Error::Mount(steadfs::MountError::Device(_) | steadfs::MountError::OldKernel { .. }) => {
             code::SYSTEM
         }

@@ -6,6 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::mount::MountFlags;
 use steadfs::{MountHandle, Unmount};
 
 use crate::args;
@@ -16,13 +18,16 @@ use crate::failure::{Failure, code};
 struct Mount {
     mountpoint: PathBuf,
     source: PathBuf,
+    /// What the kernel enforces there.
+    flags: MountFlags,
     /// A block device mounted as such: umount(2) returns when it is closed.
     is_block: bool,
 }
 
 pub fn run(args: &args::Umount) -> Result<(), Failure> {
     let mount = find(&args.mountpoint)?;
-    if !args.lazy {
+    let has_control = mount.mountpoint.join(".steadfs").exists();
+    if !args.lazy && (mount.is_block || has_control) {
         // A failure to write is told while there is still a mount to do something about it.
         sync(&mount.mountpoint)?;
     }
@@ -41,41 +46,67 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes the options to the mount's control file.
+/// Hands the options to the server, and tells the kernel if writing begins or ends.
 pub fn remount(args: &args::Remount) -> Result<(), Failure> {
     let mount = find(&args.mountpoint)?;
-    control(
-        &mount.mountpoint,
-        "options",
-        args.options.join(",").as_bytes(),
-    )
+    let list = args.options.join(",");
+    let mut words = list.split(',').map(str::trim);
+    let wanted = words.rfind(|word| matches!(*word, "ro" | "rw"));
+    // The kernel lets no write through to a read-only mount, so it comes first when writing begins,
+    // and last when writing ends.
+    if wanted == Some("rw") {
+        set_kernel_flags(&mount, false)?;
+    }
+    let done = control(&mount.mountpoint, "options", list.as_bytes()).map_err(|error| {
+        Failure::new(
+            code::MOUNT,
+            format!("{}: {error}", mount.mountpoint.display()),
+        )
+    });
+    if done.is_err() && wanted == Some("rw") && mount.flags.contains(MountFlags::RDONLY) {
+        set_kernel_flags(&mount, true)?;
+    }
+    done?;
+    if wanted == Some("ro") {
+        set_kernel_flags(&mount, true)?;
+    }
+    Ok(())
+}
+
+fn set_kernel_flags(mount: &Mount, read_only: bool) -> Result<(), Failure> {
+    let mut flags = mount.flags;
+    flags.set(MountFlags::RDONLY, read_only);
+    rustix::mount::mount_remount(&mount.mountpoint, flags, "")
+        .map_err(|error| at(&mount.mountpoint, &error.into()))
 }
 
 /// Makes everything on the mount durable.
 pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
     let mount = find(mountpoint)?;
-    let folder = File::open(&mount.mountpoint).map_err(|e| at(&mount.mountpoint, &e))?;
     if mount.is_block {
+        let folder = File::open(&mount.mountpoint).map_err(|e| at(&mount.mountpoint, &e))?;
         return rustix::fs::syncfs(&folder).map_err(|e| at(&mount.mountpoint, &e.into()));
     }
     match control(&mount.mountpoint, "sync", b"1") {
-        // Read-only mounts have nothing to write; without control files closing says what is lost.
-        Err(_) if !mount.mountpoint.join(".steadfs").exists() => Ok(()),
-        done => done,
+        // Nothing is written to a read-only mount.
+        Err(error) if error.raw_os_error() == Some(Errno::ROFS.raw_os_error()) => Ok(()),
+        Err(error) => Err(at(&mount.mountpoint, &error)),
+        Ok(()) => Ok(()),
     }
 }
 
-fn control(mountpoint: &Path, name: &str, value: &[u8]) -> Result<(), Failure> {
+/// Writes a value to a control file.
+fn control(mountpoint: &Path, name: &str, value: &[u8]) -> io::Result<()> {
     let path = mountpoint.join(".steadfs").join(name);
     let mut file = File::options().write(true).open(&path).map_err(|error| {
         let hint = match error.kind() {
-            io::ErrorKind::NotFound => " (mounted with nocontrol?)",
-            io::ErrorKind::PermissionDenied => " (only who mounted it may)",
-            _ => "",
+            io::ErrorKind::NotFound => "no control files: mounted with nocontrol?",
+            io::ErrorKind::PermissionDenied => "only who mounted it may do that",
+            _ => return error,
         };
-        Failure::new(code::MOUNT, format!("{}: {error}{hint}", path.display()))
+        io::Error::new(error.kind(), hint)
     })?;
-    file.write_all(value).map_err(|error| at(&path, &error))
+    file.write_all(value)
 }
 
 fn at(path: &Path, error: &io::Error) -> Failure {
@@ -108,6 +139,7 @@ fn find(path: &Path) -> Result<Mount, Failure> {
 fn parse_line(line: &[u8]) -> Option<Mount> {
     let mut words = line.split(|&b| b == b' ');
     let mountpoint = words.nth(4)?;
+    let options = words.next()?;
     let mut rest = words.skip_while(|word| *word != b"-").skip(1);
     let (kind, source) = (rest.next()?, rest.next()?);
     let is_block = match kind {
@@ -118,8 +150,24 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     Some(Mount {
         mountpoint: unescape(mountpoint),
         source: unescape(source),
+        flags: flags_of(options),
         is_block,
     })
+}
+
+/// The flags among a mount's options.
+fn flags_of(options: &[u8]) -> MountFlags {
+    let flag = |word: &[u8]| match word {
+        b"ro" => MountFlags::RDONLY,
+        b"nosuid" => MountFlags::NOSUID,
+        b"nodev" => MountFlags::NODEV,
+        b"noexec" => MountFlags::NOEXEC,
+        b"noatime" => MountFlags::NOATIME,
+        b"nodiratime" => MountFlags::NODIRATIME,
+        b"relatime" => MountFlags::RELATIME,
+        _ => MountFlags::empty(),
+    };
+    options.split(|&b| b == b',').map(flag).collect()
 }
 
 /// The kernel writes blanks, line ends and backslashes as three octal digits.
@@ -166,6 +214,7 @@ mod tests {
         let mount = Mount {
             mountpoint: "/mnt/a b".into(),
             source: r"/x\y.img".into(),
+            flags: MountFlags::RELATIME,
             is_block: false,
         };
         assert_eq!(parse_line(line), Some(mount));

@@ -17,8 +17,9 @@ const INODE: u32 = 4;
 /// One block for a new inode's content: the block, bitmap and descriptor. Its map is in the inode.
 const CONTENT: u32 = 3;
 /// Attributes: the old block (its count, or freed: bitmap, descriptor) and the new one (block,
-/// bitmap, descriptor). The inode is counted by whoever changes them.
-pub(crate) const XATTR_BLOCKS: u32 = 6;
+/// bitmap, descriptor), and the superblock where they are the volume's first. The inode is counted by
+/// whoever changes them.
+pub(crate) const XATTR_BLOCKS: u32 = 7;
 
 /// A new name for a new inode, which may inherit attributes and may have a block; or, should that
 /// fail, an entry on the orphan list.

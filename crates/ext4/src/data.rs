@@ -15,7 +15,6 @@ use std::sync::Arc;
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_cache::{DirtyFile, Why};
-use steadfs_rt::wall_clock;
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, ReadData, Result};
 
 use crate::dir::inline_parts;
@@ -136,12 +135,13 @@ impl Ext4 {
         if !wanted || self.check_writable().is_err() {
             return;
         }
-        let now = wall_clock();
-        let due = {
+        let (now, due) = {
             let core = inode.core.read();
-            core.atime <= core.mtime
+            let now = self.now(&core);
+            let due = core.atime <= core.mtime
                 || core.atime <= core.ctime
-                || now.secs - core.atime.secs >= 86400
+                || now.secs - core.atime.secs >= 86400;
+            (now, due)
         };
         if due {
             inode.core.write().atime = now;
@@ -178,8 +178,8 @@ impl Ext4 {
                 result?;
             }
             inode.set_size(size.max(offset + bytes as u64));
-            let now = wall_clock();
             let mut core = inode.core.write();
+            let now = self.now(&core);
             core.mtime = now;
             core.ctime = now;
             drop(core);

@@ -215,7 +215,11 @@ impl Inode {
             nlink: core.links.into(),
             uid: core.uid,
             gid: core.gid,
-            rdev: core.rdev(),
+            rdev: match self.kind {
+                FileKind::CharDevice | FileKind::BlockDevice => core.rdev(),
+                // There lies the block map.
+                _ => 0,
+            },
             size,
             blocks,
             block_size: fs.geo().block_size.bytes() as u32,

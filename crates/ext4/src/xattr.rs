@@ -16,7 +16,7 @@ use crate::credits;
 use crate::disk::xattr::{
     self, AttrList, BlockAttrs, INDEX_ACL_ACCESS, INDEX_ACL_DEFAULT, InodeAttrs, Value,
 };
-use crate::disk::{self, Ino};
+use crate::disk::{self, Compat, Ino, Superblock};
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
@@ -312,6 +312,10 @@ impl Ext4 {
         }
         if was_outside || to_block {
             self.replace_block(handle, inode, core, &mut outside)?;
+        }
+        let features = self.sb.lock().features();
+        if change.value.is_some() && !features.compat.contains(Compat::EXT_ATTR) {
+            self.update_super(handle, Superblock::set_ext_attr)?;
         }
         core.xattr_area = inside.to_inode_area(room);
         Ok(())

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use steadfs_base::FileBlock;
 use steadfs_cache::Why;
-use steadfs_rt::wall_clock;
 use steadfs_vfs::{Cx, FallocMode, FsError, InodeFlags, Result};
 
 use crate::disk::extent::MAX_UNWRITTEN_LEN;
@@ -74,7 +73,7 @@ impl Ext4 {
         }
         let mut handle = self.txns.begin(1)?;
         let mut core = inode.core.write();
-        let now = wall_clock();
+        let now = self.now(&core);
         core.mtime = now;
         core.ctime = now;
         self.store_inode(&mut handle, inode, &core)?;

@@ -3,6 +3,7 @@
 use steadfs_base::FileBlock;
 use steadfs_vfs::{Cx, FsError, Result, Seek, Segment};
 
+use crate::disk::inode::INLINE_DATA;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::map::Place;
@@ -18,6 +19,9 @@ impl Ext4 {
         let size = inode.size();
         if offset >= size {
             return Err(FsError::NoSuchOffset);
+        }
+        if inode.core.read().has(INLINE_DATA) {
+            return Ok(if what == Seek::Data { offset } else { size });
         }
         let bs = self.geo.block_size;
         let end = bs.blocks_for(size);

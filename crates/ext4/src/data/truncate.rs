@@ -53,7 +53,7 @@ impl Ext4 {
         inode.set_size(size);
         let mut core = inode.core.write();
         core.size = size;
-        let now = wall_clock();
+        let now = self.now(&core);
         core.mtime = now;
         core.ctime = now;
         self.store_inode(&mut handle, inode, &core)?;
@@ -71,7 +71,7 @@ impl Ext4 {
         {
             let mut core = inode.core.write();
             core.size = size;
-            let now = wall_clock();
+            let now = self.now(&core);
             core.mtime = now;
             core.ctime = now;
         }

@@ -318,6 +318,14 @@ impl Superblock {
         self.set_ro_compat(RoCompat::LARGE_FILE, true);
     }
 
+    /// Sets `ext_attr`: some inode has extended attributes. Revision-0 volumes keep no features.
+    pub fn set_ext_attr(&mut self) {
+        if self.raw.rev_level.get() > 0 {
+            let old = Compat(self.raw.feature_compat.get());
+            self.raw.feature_compat.set(old.union(Compat::EXT_ATTR).0);
+        }
+    }
+
     fn set_incompat(&mut self, bits: Incompat, on: bool) {
         let old = Incompat(self.raw.feature_incompat.get());
         let new = if on {

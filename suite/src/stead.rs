@@ -1,0 +1,206 @@
+//! Our own program under test: built, mounted, killed.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::command::{Outcome, finish, run, wait};
+use crate::scratch::{Scratch, mounts_below, unmount_patiently};
+
+/// Longest time a mount may take to be usable, or to end.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The `steadfs` program, built as these tests are.
+///
+/// # Panics
+/// If it cannot be built.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        // target/PROFILE/deps/TEST
+        let test = std::env::current_exe().expect("a test has a path");
+        let profile = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--package", "steadfs-cli"]);
+        if profile.file_name().is_some_and(|name| name == "release") {
+            build.arg("--release");
+        }
+        build
+            .arg("--target-dir")
+            .arg(profile.parent().expect("target"));
+        build.current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        finish(build, Duration::from_secs(1200)).expect(0);
+        profile.join("steadfs")
+    })
+}
+
+/// Runs `steadfs` with `args` to its end.
+#[track_caller]
+pub fn steadfs<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Outcome {
+    let mut command = Command::new(program());
+    command.args(args);
+    finish(command, LIMIT)
+}
+
+/// A volume mounted by a server of ours in the foreground; killed and unmounted when dropped.
+pub struct SteadMount {
+    root: PathBuf,
+    server: Child,
+    log: PathBuf,
+    gone: bool,
+}
+
+impl SteadMount {
+    /// Mounts the volume on `image` (or a block device) with `options`.
+    #[track_caller]
+    pub fn new(scratch: &Scratch, image: &Path, options: &str) -> Self {
+        match Self::attempt(scratch, image, options) {
+            Ok(mount) => mount,
+            Err((code, said)) => panic!("mounting {} ended with {code}: {said}", image.display()),
+        }
+    }
+
+    /// Mounts, or tells the exit code and what was said.
+    #[track_caller]
+    pub fn attempt(scratch: &Scratch, image: &Path, options: &str) -> Result<Self, (i32, String)> {
+        let name = image.file_name().unwrap_or_default().to_string_lossy();
+        let root = scratch.folder(&format!("stead-{name}"));
+        let log = scratch.join(&format!("stead-{name}.log"));
+        let mut command = Command::new(program());
+        command.arg("mount").arg("--foreground");
+        if !options.is_empty() {
+            command.args(["-o", options]);
+        }
+        command.arg(image).arg(&root);
+        let err = File::create(&log).expect("a log can be made");
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(err);
+        let server = command.spawn().expect("steadfs starts");
+        let mut mount = Self {
+            root,
+            server,
+            log,
+            gone: false,
+        };
+        let end = Instant::now() + LIMIT;
+        // In the foreground nobody says "ready"; the mount is listed a moment before it is usable,
+        // and the first call on it waits that moment.
+        while !mounts_below(&mount.root).contains(&mount.root) {
+            if let Ok(Some(status)) = mount.server.try_wait() {
+                mount.gone = true;
+                return Err((status.code().unwrap_or(-1), mount.said()));
+            }
+            assert!(Instant::now() < end, "not mounted in {LIMIT:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(mount)
+    }
+
+    /// The mount point.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The path of `name` on the mount.
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// The server's process number.
+    pub fn pid(&self) -> u32 {
+        self.server.id()
+    }
+
+    /// What the server has said so far.
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Unmounts by `steadfs umount`; the server must end well and have said nothing bad.
+    #[track_caller]
+    pub fn unmount(mut self) {
+        // A process that another test has just forked holds our files until it runs its program.
+        let mut patience = 50;
+        let said = loop {
+            let said = steadfs(["umount".as_ref(), self.root.as_os_str()]);
+            if said.code() == 0 || patience == 0 || !said.err.contains("busy") {
+                break said;
+            }
+            patience -= 1;
+            thread::sleep(Duration::from_millis(10));
+        };
+        assert_eq!(
+            said.code(),
+            0,
+            "umount: {}\nserver: {}",
+            said.err,
+            self.said()
+        );
+        self.end();
+    }
+
+    /// Unmounts by umount(8), which knows nothing of us.
+    #[track_caller]
+    pub fn unmount_by_kernel(mut self) {
+        unmount_patiently(&self.root);
+        self.end();
+    }
+
+    #[track_caller]
+    fn end(&mut self) {
+        self.gone = true;
+        let status = wait(&mut self.server, LIMIT);
+        let said = self.said();
+        let status = status.unwrap_or_else(|| panic!("the server did not end: {said}"));
+        assert!(status.success(), "the server ended with {status}: {said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
+
+    /// Kills the server at once and takes the dead mount away.
+    #[track_caller]
+    pub fn kill(mut self) {
+        self.server.kill().expect("a child can be killed");
+        self.server.wait().expect("a child can be waited for");
+        let said = self.said();
+        assert!(!said.contains("panicked"), "{said}");
+        run("umount", ["-l".as_ref(), self.root.as_os_str()]).expect(0);
+        self.gone = true;
+    }
+
+    /// Sends the server a signal.
+    #[track_caller]
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = i32::try_from(self.server.id()).ok();
+        let pid = pid.and_then(rustix::process::Pid::from_raw);
+        rustix::process::kill_process(pid.expect("a child has a number"), signal)
+            .expect("a child can be signalled");
+    }
+
+    /// Waits for the server's end by itself and returns its exit code.
+    #[track_caller]
+    pub fn wait(mut self) -> i32 {
+        self.gone = true;
+        let status = wait(&mut self.server, LIMIT).expect("the server ends");
+        status.code().unwrap_or(-1)
+    }
+}
+
+impl Drop for SteadMount {
+    fn drop(&mut self) {
+        if self.gone {
+            return;
+        }
+        if thread::panicking() {
+            eprintln!("server of {}: {}", self.root.display(), self.said());
+        }
+        // Each may have happened already.
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        let _ = run("umount", ["-l".as_ref(), self.root.as_os_str()]);
+    }
+}

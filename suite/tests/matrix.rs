@@ -1,0 +1,238 @@
+//! Volumes of every kind: we read what others wrote, others read what we wrote.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
+
+use steadfs::{Options, Volume};
+use steadfs_suite::generate::torture;
+use steadfs_suite::matrix::{Circle, KINDS, Kind};
+use steadfs_suite::{Compare, Image, KernelMount, Scratch, SteadMount, Tree, run};
+
+/// Runs `work` for each kind, two at a time; all failures are told.
+fn each(wanted: impl Fn(&Kind) -> bool, work: impl Fn(&Kind) + Sync) {
+    let only = std::env::var("KIND").ok();
+    let chosen = |kind: &&Kind| wanted(kind) && only.as_ref().is_none_or(|name| name == kind.name);
+    let kinds: Vec<&Kind> = KINDS.iter().filter(chosen).collect();
+    let next = Mutex::new(kinds.iter());
+    let failed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let kind = next.lock().unwrap().next();
+                    let Some(kind) = kind else { return };
+                    let attempt = std::panic::AssertUnwindSafe(|| work(kind));
+                    if std::panic::catch_unwind(attempt).is_err() {
+                        eprintln!("^ {}", kind.name);
+                        failed.lock().unwrap().push(kind.name);
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap();
+    assert!(
+        failed.is_empty(),
+        "{} of {} kinds: {failed:?}",
+        failed.len(),
+        kinds.len()
+    );
+}
+
+/// What the library reads.
+fn read_by_library(image: &Path) -> Tree {
+    let options = Options::parse("ro").unwrap();
+    let volume = Volume::open(image, &options).unwrap();
+    let tree = Tree::of_volume(&*volume.fs());
+    volume.close().unwrap();
+    tree
+}
+
+/// What our mount shows.
+fn read_by_mount(scratch: &Scratch, image: &Path) -> Tree {
+    let mount = SteadMount::new(scratch, image, "ro");
+    let tree = Tree::of(mount.root());
+    mount.unmount();
+    tree
+}
+
+/// What the kernel shows.
+fn read_by_kernel(scratch: &Scratch, image: &Path) -> Tree {
+    let mount = KernelMount::new(scratch, image, "ro");
+    let tree = Tree::of(mount.root());
+    mount.unmount();
+    tree
+}
+
+/// A torture tree on the host, made once for each way to make it.
+fn host_tree(kind: &Kind) -> PathBuf {
+    static MADE: OnceLock<(Scratch, Mutex<BTreeMap<String, PathBuf>>)> = OnceLock::new();
+    let (scratch, made) = MADE.get_or_init(|| (Scratch::new(), Mutex::default()));
+    let how = kind.torture();
+    let mut made = made.lock().unwrap();
+    let count = made.len();
+    made.entry(format!("{how:?}"))
+        .or_insert_with(|| {
+            let top = scratch.folder(&format!("tree{count}"));
+            torture(&top, how);
+            top
+        })
+        .clone()
+}
+
+#[test]
+fn we_read_what_mke2fs_wrote() {
+    each(
+        |_| true,
+        |kind| {
+            let scratch = Scratch::new();
+            let from = host_tree(kind);
+            let image = kind.make(&scratch, kind.size(), Some(&from));
+            if kind.args.contains("quota") {
+                // mke2fs does not count what it copies.
+                run("e2fsck", ["-fy".as_ref(), image.path().as_os_str()]).expect(1);
+            }
+            image.check_clean();
+            let ours = read_by_library(image.path());
+            let compare = Compare {
+                dir_nlink: true,
+                ..Compare::COPY
+            };
+            let source = expected(&Tree::of(&from), kind);
+            let mut below = ours.clone();
+            below.nodes.remove(&b""[..]);
+            if kind.args.contains("inline_data") {
+                // mke2fs gives a file that ends in a hole a wrong size here.
+                below.nodes.remove(&b"sparse/punched"[..]);
+            }
+            source.assert_same(
+                &below,
+                compare,
+                &format!("{}: source and library", kind.name),
+            );
+            let mounted = read_by_mount(&scratch, image.path());
+            ours.assert_same(
+                &mounted,
+                Compare::ALL,
+                &format!("{}: library and mount", kind.name),
+            );
+            if kind.kernel {
+                let kernel = read_by_kernel(&scratch, image.path());
+                kernel.assert_same(
+                    &ours,
+                    Compare::ALL,
+                    &format!("{}: kernel and library", kind.name),
+                );
+            }
+        },
+    );
+}
+
+/// What of a host's tree `mke2fs -d` copies: whole seconds of 32 bits, links with several names as
+/// so many links; the top directory has `lost+found` besides.
+fn expected(tree: &Tree, kind: &Kind) -> Tree {
+    let mut tree = tree.clone();
+    tree.nodes.remove(&b""[..]);
+    if kind.args.contains("inline_data") {
+        tree.nodes.remove(&b"sparse/punched"[..]);
+    }
+    for node in tree.nodes.values_mut() {
+        #[expect(clippy::cast_possible_truncation, reason = "that is what mke2fs does")]
+        let secs = node.mtime.0 as i32;
+        node.mtime = (secs.into(), 0);
+        if node.target.is_some() {
+            node.nlink = 1;
+            node.same_as = None;
+        }
+        if kind.args.contains("^ext_attr") {
+            node.xattrs.clear();
+        }
+    }
+    tree
+}
+
+#[test]
+fn we_read_what_the_kernel_wrote() {
+    each(
+        |kind| kind.kernel,
+        |kind| {
+            let scratch = Scratch::new();
+            let image = kind.make(&scratch, kind.size(), None);
+            let mount = KernelMount::new(&scratch, image.path(), "noatime");
+            torture(mount.root(), kind.torture());
+            mount.unmount();
+            let kernel = read_by_kernel(&scratch, image.path());
+            let ours = read_by_library(image.path());
+            kernel.assert_same(
+                &ours,
+                Compare::ALL,
+                &format!("{}: kernel and library", kind.name),
+            );
+            let mounted = read_by_mount(&scratch, image.path());
+            ours.assert_same(
+                &mounted,
+                Compare::ALL,
+                &format!("{}: library and mount", kind.name),
+            );
+        },
+    );
+}
+
+fn write_by_mount(scratch: &Scratch, image: &Image, kind: &Kind) -> Tree {
+    let mount = SteadMount::new(scratch, image.path(), "noatime");
+    torture(mount.root(), kind.torture());
+    let written = Tree::of(mount.root());
+    mount.unmount();
+    image.check_clean();
+    written
+}
+
+#[test]
+fn others_read_what_we_wrote() {
+    let ours = |kind: &Kind| kind.circle == Circle::ReadWrite;
+    each(ours, |kind| {
+        let scratch = Scratch::new();
+        let image = kind.make(&scratch, kind.size(), None);
+        let written = write_by_mount(&scratch, &image, kind);
+        if kind.kernel {
+            let kernel = read_by_kernel(&scratch, image.path());
+            written.assert_same(&kernel, Compare::ALL, &format!("{}: kernel", kind.name));
+        } else {
+            let library = read_by_library(image.path());
+            written.assert_same(&library, Compare::ALL, &format!("{}: library", kind.name));
+        }
+    });
+}
+
+#[test]
+fn volumes_we_only_read_are_not_written() {
+    let only_read = |kind: &Kind| kind.circle == Circle::ReadOnly;
+    each(only_read, |kind| {
+        let scratch = Scratch::new();
+        let image = kind.make(&scratch, kind.size(), None);
+        let before = std::fs::read(image.path()).unwrap();
+        match SteadMount::attempt(&scratch, image.path(), "rw") {
+            Err((code, said)) => {
+                assert_eq!(code, 32, "{}: {said}", kind.name);
+                assert!(
+                    said.contains(kind.name.split('-').next().unwrap()),
+                    "{said}"
+                );
+            }
+            Ok(mount) => {
+                let said = mount.said();
+                assert!(said.contains("read-only"), "{}: {said}", kind.name);
+                let error = std::fs::write(mount.join("new"), b"").unwrap_err();
+                assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+                mount.unmount();
+            }
+        }
+        assert!(
+            std::fs::read(image.path()).unwrap() == before,
+            "{}: changed",
+            kind.name
+        );
+    });
+}
