@@ -17,6 +17,9 @@ pub struct Geometry {
     pub read_only: bool,
     /// Whether discard does something; the unit in bytes.
     pub discard_granularity: Option<u64>,
+    /// Whether every range that was discarded without an error reads as zeros. Never without a
+    /// `discard_granularity`.
+    pub discard_zeroes: bool,
     /// Whether the device can make one write durable by itself (otherwise FUA costs a flush).
     pub fua: bool,
     /// Largest transfer of one request, in bytes.

@@ -23,6 +23,7 @@ impl MemDevice {
                 logical_block: 512,
                 read_only: false,
                 discard_granularity: Some(CHUNK as u64),
+                discard_zeroes: true,
                 fua: true,
                 max_transfer: 1 << 20,
             },

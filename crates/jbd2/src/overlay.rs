@@ -56,6 +56,7 @@ impl OverlayDevice {
         let geometry = Geometry {
             read_only: true,
             discard_granularity: None,
+            discard_zeroes: false,
             ..inner.geometry().clone()
         };
         Self {

@@ -244,6 +244,7 @@ impl SimDevice {
                 logical_block: unit,
                 read_only: model.read_only,
                 discard_granularity: model.discard_granularity,
+                discard_zeroes: false,
                 fua: model.fua,
                 max_transfer: model.max_transfer,
             },

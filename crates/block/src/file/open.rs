@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags, fcntl_getfl, fcntl_setfl, fstat,
-    ftruncate, open, seek, stat, statx,
+    AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags, fallocate,
+    fcntl_getfl, fcntl_setfl, fstat, ftruncate, open, seek, stat, statx,
 };
 use rustix::io::Errno;
 use thiserror::Error;
@@ -175,11 +175,14 @@ pub(super) fn open_target(
     } else {
         Direct::No("it was asked for".to_owned())
     };
+    let punches = kind == Kind::Image && !options.read_only && punches(&fd, &file, size);
     let geometry = Geometry {
         size: len,
         logical_block: SECTOR as u32,
         read_only: options.read_only,
-        discard_granularity: discard_granularity(&file, kind),
+        discard_granularity: discard_granularity(&file, kind)
+            .filter(|_| punches || kind == Kind::BlockDevice),
+        discard_zeroes: punches,
         fua: kind == Kind::BlockDevice && queue_number(&file, "fua") == Some(1),
         max_transfer: MAX_TRANSFER,
     };
@@ -364,6 +367,15 @@ fn direct_unit(fd: &OwnedFd, kind: Kind) -> Result<u64, String> {
     }
     // Buffers are aligned to their length up to a page, so whole units are aligned as memory, too.
     Ok(unit.max(memory).max(SECTOR))
+}
+
+/// Whether holes can be made in an image file: asked of a range behind its end, where a hole changes
+/// nothing.
+fn punches(fd: &OwnedFd, file: &Stat, size: u64) -> bool {
+    let unit = u64::try_from(file.st_blksize).unwrap_or(SECTOR).max(SECTOR);
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    size.checked_next_multiple_of(unit)
+        .is_some_and(|end| retry(|| fallocate(fd, mode, end, unit)).is_ok())
 }
 
 fn discard_granularity(file: &Stat, kind: Kind) -> Option<u64> {

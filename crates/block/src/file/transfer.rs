@@ -288,16 +288,19 @@ impl Target {
         Ok(n)
     }
 
-    /// A discard may do nothing: what cannot be discarded reads as before.
+    /// A discard may do nothing: what cannot be discarded reads as before. (But an image in which a
+    /// hole could be made when it was opened was said to read as zeros.)
     fn discard(&self, at: u64, len: u64) -> Result<(), Fault> {
         if len == 0 || self.refuses.discard.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let done = match self.kind {
-            Kind::BlockDevice => retry(|| ioctl::discard(self.fd.as_fd(), at, len)),
-            Kind::Image => self.punch(at, len),
-        };
-        match done {
+        if self.kind == Kind::Image {
+            if self.geometry.discard_zeroes {
+                self.punch(at, len)?;
+            }
+            return Ok(());
+        }
+        match retry(|| ioctl::discard(self.fd.as_fd(), at, len)) {
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY) => {
                 self.refuses.discard.store(true, Ordering::Relaxed);
                 Ok(())
