@@ -39,7 +39,7 @@ mod transaction;
 
 pub use commit::Durable;
 pub use config::{JournalConfig, Tuning};
-pub use disk::Checksum;
+pub use disk::{Checksum, JournalFacts, NewJournal};
 pub use error::JournalError;
 pub use handle::Handle;
 pub use journal::Journal;

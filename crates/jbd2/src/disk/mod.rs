@@ -5,6 +5,7 @@
 
 mod commit;
 mod descriptor;
+mod facts;
 mod fast_commit;
 mod format;
 mod revoke;
@@ -12,6 +13,7 @@ mod superblock;
 
 pub(crate) use commit::{CommitRecord, build_commit};
 pub(crate) use descriptor::{DescriptorBuilder, TagSum, parse_tags};
+pub use facts::{JournalFacts, NewJournal};
 pub(crate) use fast_commit::starts_fast_commit;
 pub use format::Checksum;
 pub(crate) use format::Format;

@@ -9,20 +9,20 @@ use super::{Checksum, Format, Header, MAGIC, block_type};
 use crate::JournalError;
 
 /// Compatible feature CHECKSUM (`JBD2_FEATURE_COMPAT_CHECKSUM`).
-const COMPAT_CHECKSUM: u32 = 1;
+pub(super) const COMPAT_CHECKSUM: u32 = 1;
 /// Incompatible features (`JBD2_FEATURE_INCOMPAT_…`).
-const REVOKE: u32 = 1;
-const WIDE: u32 = 2;
-const ASYNC_COMMIT: u32 = 4;
-const CSUM_V2: u32 = 8;
-const CSUM_V3: u32 = 16;
-const FAST_COMMIT: u32 = 32;
+pub(super) const REVOKE: u32 = 1;
+pub(super) const WIDE: u32 = 2;
+pub(super) const ASYNC_COMMIT: u32 = 4;
+pub(super) const CSUM_V2: u32 = 8;
+pub(super) const CSUM_V3: u32 = 16;
+pub(super) const FAST_COMMIT: u32 = 32;
 const KNOWN_INCOMPAT: u32 = REVOKE | WIDE | ASYNC_COMMIT | CSUM_V2 | CSUM_V3 | FAST_COMMIT;
 
 /// `s_checksum_type` of CRC-32C (`JBD2_CRC32C_CHKSUM`).
 const CRC32C_TYPE: u8 = 4;
 /// Blocks of the fast-commit area where `s_num_fc_blks` is 0.
-const DEFAULT_FAST_COMMIT_BLOCKS: u32 = 256;
+pub(super) const DEFAULT_FAST_COMMIT_BLOCKS: u32 = 256;
 /// The block between the log and the fast-commit area that neither uses.
 const FAST_COMMIT_GAP: u32 = 1;
 /// Smallest log we work with, in blocks. (mke2fs makes no journal under 1024.)
