@@ -1,6 +1,7 @@
 //! ext2, ext3 and ext4 on their real on-disk format.
 
 pub mod disk;
+pub mod format;
 
 mod acl;
 mod attr;

@@ -330,17 +330,7 @@ impl Geometry {
 
     /// Whether `group` starts with a superblock (the main one or a copy).
     pub const fn has_super(&self, group: GroupNo) -> bool {
-        let group = group.0;
-        if group == 0 {
-            return true;
-        }
-        if self.features.compat.contains(Compat::SPARSE_SUPER2) {
-            return group == self.backup_groups[0] || group == self.backup_groups[1];
-        }
-        if group == 1 || !self.has_ro_compat(RoCompat::SPARSE_SUPER) {
-            return true;
-        }
-        is_power_of(3, group) || is_power_of(5, group) || is_power_of(7, group)
+        has_super(self.features, self.backup_groups, group)
     }
 
     /// The blocks at the start of `group` that hold superblock and descriptors.
@@ -381,6 +371,22 @@ impl Geometry {
     pub const fn block_range(&self) -> Range<u64> {
         self.first_data_block.0..self.blocks_count
     }
+}
+
+/// Whether `group` starts with a superblock on a volume with these features; `backups` are the groups
+/// that `sparse_super2` names.
+pub(crate) const fn has_super(features: Features, backups: [u32; 2], group: GroupNo) -> bool {
+    let group = group.0;
+    if group == 0 {
+        return true;
+    }
+    if features.compat.contains(Compat::SPARSE_SUPER2) {
+        return group == backups[0] || group == backups[1];
+    }
+    if group == 1 || !features.ro_compat.contains(RoCompat::SPARSE_SUPER) {
+        return true;
+    }
+    is_power_of(3, group) || is_power_of(5, group) || is_power_of(7, group)
 }
 
 fn block_size(raw: &RawSuperblock) -> Result<BlockSize> {

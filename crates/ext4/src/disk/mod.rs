@@ -48,6 +48,7 @@ pub use checksum::ChecksumSeed;
 pub use error::{CorruptKind, DiskError, Place, Result, Structure};
 pub use extent::{Extent, ExtentIndex};
 pub use features::{Compat, Features, Incompat, MountMode, RoCompat};
+pub(crate) use geometry::has_super;
 pub use geometry::{Geometry, GroupOverhead};
 pub use group_desc::GroupDesc;
 pub use ids::{GroupNo, Ino};

@@ -151,7 +151,9 @@ impl Superblock {
     /// If `out` is not 1024 bytes long.
     pub fn seal_copy_into(&self, group: GroupNo, out: &mut [u8]) {
         let mut copy = self.clone();
-        copy.raw.block_group_nr.set(low16(group.0));
+        copy.raw
+            .block_group_nr
+            .set(low16(group.0.min(u16::MAX.into())));
         copy.seal_into(out);
     }
 
@@ -282,6 +284,26 @@ impl Superblock {
         }
         let size = join32(self.raw.jnl_blocks[15].get(), self.raw.jnl_blocks[16].get());
         Some((map, size))
+    }
+
+    /// Names the journal's inode and keeps the copy of its map and size (`s_journal_inum`,
+    /// `s_jnl_blocks`): for mkfs.
+    pub fn set_journal_inode(&mut self, ino: Ino, map: &[u8; 60], size: u64) {
+        self.raw.journal_inum.set(ino.0);
+        self.raw.jnl_backup_type = 1;
+        let words = map.chunks_exact(4).map(|word| super::num::get32(word, 0));
+        for (field, word) in self.raw.jnl_blocks.iter_mut().zip(words) {
+            field.set(word);
+        }
+        self.raw.jnl_blocks[15].set(high32(size));
+        self.raw.jnl_blocks[16].set(low32(size));
+    }
+
+    /// Sets the number of blocks that metadata of the volume itself takes
+    /// (`s_overhead_clusters`, which has 32 bits; 0 means unknown).
+    pub fn set_overhead(&mut self, blocks: u64) {
+        let known = u32::try_from(blocks).unwrap_or(0);
+        self.raw.overhead_clusters.set(known);
     }
 
     /// Notes a mount (`s_mtime`, `s_mnt_count`, `s_last_mounted`, cut to 64 bytes).

@@ -1,0 +1,234 @@
+//! The volume being made, in memory: which blocks and inodes are in use, and what is in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use steadfs_base::{DevBlock, Timestamp};
+use steadfs_block::Buf;
+
+use super::plan::Plan;
+use super::space::Space;
+use super::tables::Tables;
+use super::{FormatError, FormatOptions};
+use crate::disk::group_desc::{BLOCK_UNINIT, INODE_UNINIT, INODE_ZEROED};
+use crate::disk::num::{idx, low32};
+use crate::disk::{Geometry, GroupDesc, GroupNo, Ino, Inode, Superblock};
+
+/// A volume in memory. Whatever is in none of these fields reads as zeros, or is not to be read.
+pub(super) struct Build {
+    pub superblock: Superblock,
+    pub geo: Geometry,
+    pub space: Space,
+    pub descs: Vec<GroupDesc>,
+    /// Inodes in use, the reserved ones included.
+    pub used_inodes: BTreeSet<Ino>,
+    /// Inodes that are not all zeros.
+    pub inodes: BTreeMap<Ino, Inode>,
+    /// Blocks of files and maps.
+    pub content: BTreeMap<DevBlock, Buf>,
+    /// Blocks that must read as zeros.
+    pub zeros: Vec<Range<u64>>,
+    pub now: Timestamp,
+}
+
+impl Build {
+    /// A volume with everything but files in its place.
+    pub(super) fn new(plan: &Plan, opts: &FormatOptions) -> Result<Self, FormatError> {
+        let superblock = plan.superblock.clone();
+        let geo = superblock.geometry().clone();
+        let mut build = Self {
+            space: Space::new(geo.block_range()),
+            descs: vec![GroupDesc::default(); idx(geo.group_count)],
+            used_inodes: BTreeSet::new(),
+            inodes: BTreeMap::new(),
+            content: BTreeMap::new(),
+            zeros: Vec::new(),
+            now: Timestamp {
+                secs: plan.now.secs,
+                nanos: 0,
+            },
+            superblock,
+            geo,
+        };
+        build.reserve_copies();
+        build.set_flags();
+        build.place_tables(opts)?;
+        Ok(build)
+    }
+
+    /// Sets aside the superblocks, the descriptors and the blocks reserved for more of them.
+    fn reserve_copies(&mut self) {
+        for group in self.geo.groups() {
+            let first = self.geo.first_block_of(group).0;
+            let blocks = self.geo.overhead(group).total();
+            self.space
+                .take(first..(first + u64::from(blocks)).min(self.geo.blocks_count));
+        }
+    }
+
+    /// Nothing is initialised yet, where descriptors can say so. The last group's block bitmap always
+    /// is: it ends with bits for blocks that do not exist.
+    fn set_flags(&mut self) {
+        if !self.geo.has_group_checksums() {
+            return;
+        }
+        let mut reserved = self.geo.first_ino.0;
+        let last = self.geo.group_count - 1;
+        for (desc, group) in self.descs.iter_mut().zip(0..) {
+            desc.flags = INODE_UNINIT;
+            if group != last {
+                desc.flags |= BLOCK_UNINIT;
+            }
+            let here = reserved.min(self.geo.inodes_per_group);
+            desc.itable_unused = self.geo.inodes_per_group - here;
+            reserved -= here;
+        }
+    }
+
+    fn place_tables(&mut self, opts: &FormatOptions) -> Result<(), FormatError> {
+        let geo = self.geo.clone();
+        let mut tables = Tables {
+            geo: &geo,
+            space: &mut self.space,
+            stride: opts.stride,
+        };
+        let touched = |descs: &mut [GroupDesc], blocks| clear_uninit(&geo, descs, blocks);
+        let has_flex = geo.has_incompat(crate::disk::Incompat::FLEX_BG);
+        if opts.packed_meta_blocks && has_flex {
+            tables.place_packed(&mut self.descs, touched)
+        } else {
+            tables.place(&mut self.descs, touched)
+        }
+    }
+
+    /// Says which inode tables are zeros, and has those zeroed that are not. `zeroed`: the device
+    /// is zeros; `lazy`: the kernel may zero what is not in use later.
+    pub(super) fn zero_itables(&mut self, zeroed: bool, lazy: bool) {
+        let per_block = u64::from(self.geo.inodes_per_block());
+        let lazy = lazy || zeroed;
+        for desc in &mut self.descs {
+            if !lazy || zeroed {
+                desc.flags |= INODE_ZEROED;
+            }
+            if zeroed {
+                continue;
+            }
+            let unused = if lazy { desc.itable_unused } else { 0 };
+            let blocks = u64::from(self.geo.inodes_per_group - unused).div_ceil(per_block);
+            self.zeros
+                .push(desc.inode_table.0..desc.inode_table.0 + blocks);
+        }
+    }
+
+    /// A block in use; its content is the caller's matter.
+    pub(super) fn alloc(&mut self, goal: u64) -> Result<u64, FormatError> {
+        let block = self.space.near(goal).ok_or_else(full)?;
+        self.claim(block..block + 1);
+        Ok(block)
+    }
+
+    /// Puts free blocks to use.
+    pub(super) fn claim(&mut self, blocks: Range<u64>) {
+        clear_uninit(&self.geo, &mut self.descs, blocks.clone());
+        self.space.take(blocks);
+    }
+
+    /// Marks an inode as in use.
+    pub(super) fn use_inode(&mut self, ino: Ino) {
+        let (group, index) = self.geo.group_of_inode(ino);
+        let desc = &mut self.descs[idx(group.0)];
+        desc.flags &= !INODE_UNINIT;
+        let behind = self.geo.inodes_per_group - index - 1;
+        desc.itable_unused = desc.itable_unused.min(behind);
+        let new = self.used_inodes.insert(ino);
+        assert!(new, "an inode is used once");
+    }
+
+    /// The first inode that is neither reserved nor in use. Its group's bitmaps are initialised.
+    pub(super) fn new_inode(&mut self) -> Result<Ino, FormatError> {
+        let ino = (self.geo.first_ino.0..=self.geo.inodes_count)
+            .map(Ino)
+            .find(|ino| !self.used_inodes.contains(ino))
+            .ok_or_else(full)?;
+        let (group, _) = self.geo.group_of_inode(ino);
+        let desc = &mut self.descs[idx(group.0)];
+        if desc.flags & INODE_UNINIT != 0 {
+            desc.flags &= !BLOCK_UNINIT;
+        }
+        self.use_inode(ino);
+        Ok(ino)
+    }
+
+    /// A file's inode as it is when just made.
+    pub(super) fn fresh_inode(&self, mode: u16, links: u16) -> Inode {
+        let room = self.geo.inode_size > 128;
+        Inode {
+            mode,
+            links,
+            atime: self.now,
+            ctime: self.now,
+            mtime: self.now,
+            btime: room.then_some(self.now),
+            extra_isize: if room { 32 } else { 0 },
+            ..Inode::default()
+        }
+    }
+
+    /// Where the blocks of `ino` are looked for: at the start of its group, or of its flex group.
+    pub(super) fn inode_goal(&self, ino: Ino) -> u64 {
+        let (group, _) = self.geo.group_of_inode(ino);
+        let mask = (1u32 << self.geo.flex_bits) - 1;
+        self.geo.first_block_of(GroupNo(group.0 & !mask)).0
+    }
+
+    /// Free blocks in `group`.
+    pub(super) fn free_in(&self, group: GroupNo) -> u32 {
+        let first = self.geo.first_block_of(group).0;
+        let blocks = self.geo.blocks_in(group);
+        blocks - low32(self.space.count_used(first..first + u64::from(blocks)))
+    }
+
+    /// A block of zeros.
+    pub(super) fn zero_block(&self) -> Buf {
+        Buf::zeroed(self.geo.block_size.bytes())
+    }
+
+    /// 512-byte units in `blocks` blocks: what an inode counts.
+    pub(super) fn sectors(&self, blocks: u64) -> u64 {
+        blocks << (self.geo.block_size.bits() - 9)
+    }
+
+    /// Counts what is free and enters it everywhere.
+    pub(super) fn count(&mut self) {
+        let (mut blocks, mut inodes) = (0, 0);
+        for group in self.geo.groups() {
+            let free = self.free_in(group);
+            let first = self.geo.inode_at(group, 0);
+            let next = Ino(first.0.saturating_add(self.geo.inodes_per_group));
+            let used = low32(self.used_inodes.range(first..next).count() as u64);
+            let desc = &mut self.descs[idx(group.0)];
+            desc.free_clusters = free;
+            desc.free_inodes = self.geo.inodes_per_group - used;
+            blocks += u64::from(free);
+            inodes += desc.free_inodes;
+        }
+        self.superblock.set_free_blocks(blocks);
+        self.superblock.set_free_inodes(inodes);
+    }
+}
+
+pub(super) fn full() -> FormatError {
+    FormatError::TooSmall("no room for the files every volume has".to_owned())
+}
+
+/// The bitmaps of the groups in which `blocks` lie must be written.
+fn clear_uninit(geo: &Geometry, descs: &mut [GroupDesc], blocks: Range<u64>) {
+    if blocks.is_empty() {
+        return;
+    }
+    let (first, _) = geo.group_of_block(DevBlock(blocks.start));
+    let (last, _) = geo.group_of_block(DevBlock(blocks.end - 1));
+    for desc in &mut descs[idx(first.0)..=idx(last.0)] {
+        desc.flags &= !BLOCK_UNINIT;
+    }
+}

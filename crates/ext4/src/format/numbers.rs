@@ -1,0 +1,234 @@
+//! How many groups, inodes and reserved blocks a volume has: the arithmetic of mke2fs, without which
+//! a volume made here would differ from one made there in every number that follows.
+
+use super::FormatError;
+use crate::disk::features::Compat;
+use crate::disk::num::low32;
+use crate::disk::{Features, GroupNo, has_super};
+
+/// First inode that is not reserved.
+pub(super) const FIRST_INO: u32 = 11;
+/// Most blocks in a group: the count of free ones has 16 bits in a small descriptor.
+const MAX_PER_GROUP: u32 = (1 << 16) - 8;
+/// A last group with fewer blocks than this besides its metadata is not worth having.
+const MIN_LAST_GROUP_DATA: u64 = 50;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub blocks: u64,
+    pub reserved: u64,
+    pub block_size: u32,
+    pub blocks_per_group: Option<u32>,
+    pub inodes: u32,
+    pub inode_size: u32,
+    pub desc_size: u32,
+    pub features: Features,
+    /// How many copies `sparse_super2` makes, 0 to 2.
+    pub backups: u8,
+    /// Blocks to reserve for the descriptor table, where the user said how far it is to grow.
+    pub reserved_gdt: Option<u32>,
+}
+
+/// What is possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Numbers {
+    pub blocks: u64,
+    pub reserved: u64,
+    pub first_data_block: u32,
+    pub blocks_per_group: u32,
+    pub groups: u32,
+    pub inodes_per_group: u32,
+    pub itable_blocks: u32,
+    pub desc_blocks: u32,
+    pub reserved_gdt: u32,
+    /// Groups with copies under `sparse_super2`.
+    pub backup_groups: [u32; 2],
+}
+
+/// What comes of one attempt.
+enum Attempt {
+    Fits(Numbers),
+    /// The inodes do not fit the bitmaps of so few groups: smaller groups are more.
+    SmallerGroups,
+    /// The last group cannot hold its own metadata: do without it.
+    WithoutLastGroup,
+}
+
+impl Request {
+    /// Finds the numbers.
+    pub(super) fn fit(&self) -> Result<Numbers, FormatError> {
+        let largest = MAX_PER_GROUP.min(self.block_size * 8);
+        let mut per_group = self.blocks_per_group.unwrap_or(largest).min(largest);
+        let (mut blocks, mut reserved) = (self.blocks, self.reserved);
+        loop {
+            match self.attempt(blocks, reserved, per_group)? {
+                Attempt::Fits(numbers) => return Ok(numbers),
+                Attempt::SmallerGroups if per_group >= 256 => {
+                    per_group -= 8;
+                    blocks = self.blocks;
+                }
+                Attempt::SmallerGroups => return Err(self.too_many_inodes()),
+                Attempt::WithoutLastGroup => {
+                    blocks -= (blocks - self.first_data_block()) % u64::from(per_group);
+                    // The reserve keeps its share, as mke2fs rounds it.
+                    let percent = 100.0 * self.reserved as f64 / self.blocks as f64;
+                    reserved = (percent * blocks as f64 / 100.0) as u64;
+                }
+            }
+        }
+    }
+
+    fn too_many_inodes(&self) -> FormatError {
+        let why = format!("{} are too many for this volume", self.inodes);
+        FormatError::option("number of inodes", why)
+    }
+
+    fn first_data_block(&self) -> u64 {
+        u64::from(self.block_size == 1024)
+    }
+
+    fn attempt(&self, blocks: u64, reserved: u64, per_group: u32) -> Result<Attempt, FormatError> {
+        let covered = blocks.saturating_sub(self.first_data_block());
+        let groups = covered.div_ceil(per_group.into());
+        if groups == 0 {
+            return Err(FormatError::TooSmall(format!("{} blocks", self.blocks)));
+        }
+        // Inodes have 32 bits and a group has at least eight.
+        let groups = u32::try_from(groups)
+            .ok()
+            .filter(|groups| groups.checked_mul(8).is_some())
+            .ok_or_else(|| {
+                FormatError::option("block size", format!("makes too many groups, {groups}"))
+            })?;
+        let Some(inodes_per_group) = self.inodes_per_group(groups)? else {
+            return Ok(Attempt::SmallerGroups);
+        };
+        let itable_blocks = low32(
+            (u64::from(inodes_per_group) * u64::from(self.inode_size))
+                .div_ceil(self.block_size.into()),
+        );
+        let desc_blocks = groups.div_ceil(self.block_size / self.desc_size);
+        let reserved_gdt = self.reserved_gdt(blocks, per_group, desc_blocks)?;
+        if u64::from(reserved_gdt) + u64::from(desc_blocks) > u64::from(per_group) * 3 / 4 {
+            let what = format!(
+                "the feature meta_bg, which so many groups need (blocks larger than {} bytes make \
+                 fewer),",
+                self.block_size
+            );
+            return Err(FormatError::Unsupported(what));
+        }
+        // Superblock, bitmaps, inode table, descriptors.
+        if 3 + itable_blocks + reserved_gdt + desc_blocks > per_group {
+            return Err(self.too_many_inodes());
+        }
+        let mut own = 2 + itable_blocks;
+        if self.last_group_has_super(groups) {
+            own += 1 + desc_blocks + reserved_gdt;
+        }
+        let rest = covered % u64::from(per_group);
+        if rest != 0 {
+            if groups == 1 && rest < own.into() {
+                return Err(FormatError::TooSmall(format!(
+                    "{blocks} blocks, of which {own} are needed to manage them"
+                )));
+            }
+            if rest < u64::from(own) + MIN_LAST_GROUP_DATA {
+                if groups == 1 {
+                    return Err(FormatError::TooSmall(format!(
+                        "{blocks} blocks, of which {own} are needed to manage them"
+                    )));
+                }
+                return Ok(Attempt::WithoutLastGroup);
+            }
+        }
+        Ok(Attempt::Fits(Numbers {
+            blocks,
+            reserved,
+            first_data_block: u32::from(self.block_size == 1024),
+            blocks_per_group: per_group,
+            groups,
+            inodes_per_group,
+            itable_blocks,
+            desc_blocks,
+            reserved_gdt,
+            backup_groups: self.backup_groups(groups),
+        }))
+    }
+
+    /// Inodes in each of `groups` groups, or `None` if the bitmap is too small for them. They fill
+    /// the table's blocks and the bitmap's bytes.
+    fn inodes_per_group(&self, groups: u32) -> Result<Option<u32>, FormatError> {
+        let bits = self.block_size * 8;
+        let inodes = self.inodes.max(FIRST_INO + 1);
+        let mut wanted = inodes.div_ceil(groups);
+        if wanted > bits {
+            return Ok(None);
+        }
+        wanted = wanted.min((1 << 16) - self.block_size / self.inode_size);
+        loop {
+            let bytes = u64::from(wanted) * u64::from(self.inode_size);
+            let filled =
+                bytes.next_multiple_of(self.block_size.into()) / u64::from(self.inode_size);
+            let rounded = low32(filled).max(8) & !7;
+            if groups.checked_mul(rounded).is_some() {
+                return Ok(Some(rounded));
+            }
+            wanted = wanted
+                .checked_sub(1)
+                .ok_or_else(|| self.too_many_inodes())?;
+        }
+    }
+
+    /// Blocks to reserve behind the descriptor table: enough to grow a thousandfold, or as far as
+    /// block numbers of 32 bits and one block of block numbers reach.
+    fn reserved_gdt(&self, blocks: u64, per_group: u32, desc: u32) -> Result<u32, FormatError> {
+        if !self.features.compat.contains(Compat::RESIZE_INODE) {
+            return Ok(0);
+        }
+        let per_block = self.block_size / 4;
+        if let Some(asked) = self.reserved_gdt.filter(|&blocks| blocks > 0) {
+            return Ok(asked.min(per_block));
+        }
+        let limit = u64::from(u32::MAX);
+        let reach = if blocks < limit / 1024 {
+            blocks * 1024
+        } else {
+            limit
+        };
+        let groups = (reach - self.first_data_block()).div_ceil(per_group.into());
+        let descs = groups.div_ceil(u64::from(self.block_size / self.desc_size));
+        Ok(low32(
+            descs.saturating_sub(desc.into()).min(per_block.into()),
+        ))
+    }
+
+    fn last_group_has_super(&self, groups: u32) -> bool {
+        if self.features.compat.contains(Compat::SPARSE_SUPER2) {
+            // Before the copies have their groups: one is for the second group, one for the last.
+            return self.backups >= if groups == 2 { 1 } else { 2 };
+        }
+        has_super(self.features, [0; 2], GroupNo(groups - 1))
+    }
+
+    fn backup_groups(&self, groups: u32) -> [u32; 2] {
+        if !self.features.compat.contains(Compat::SPARSE_SUPER2) {
+            return [0; 2];
+        }
+        let last = groups - 1;
+        let first = if self.backups >= 1 { last.min(1) } else { 0 };
+        let second = if self.backups >= 2 { last } else { 0 };
+        let second = if second == first { 0 } else { second };
+        [first.min(second), first.max(second)]
+    }
+
+    /// Block size and descriptor size say how far a table of `blocks` reserved blocks reaches:
+    /// the blocks to reserve for a volume that can grow to `blocks`.
+    pub(super) fn gdt_for_growth(&self, blocks: u64) -> u32 {
+        let per_group = self.blocks_per_group.unwrap_or(self.block_size * 8);
+        let per_block = u64::from(self.block_size / self.desc_size);
+        let descs = |blocks: u64| blocks.div_ceil(per_group.into()).div_ceil(per_block);
+        let more = descs(blocks).saturating_sub(descs(self.blocks));
+        low32(more.min(u64::from(self.block_size / 4)))
+    }
+}

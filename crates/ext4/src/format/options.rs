@@ -1,0 +1,347 @@
+//! What can be chosen when a volume is made. Names and defaults are mke2fs's.
+
+use steadfs_base::Timestamp;
+
+use super::FormatError;
+use crate::disk::superblock::OnError;
+
+/// The kind of volume (`-t`): which features it starts with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kind {
+    /// No journal, block maps.
+    Ext2,
+    /// A journal, block maps.
+    Ext3,
+    /// Journal, extents, checksums, flexible groups.
+    #[default]
+    Ext4,
+}
+
+/// What the volume is for (`-T`): block size and number of inodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// 1 KiB blocks, an inode for 8 KiB.
+    Floppy,
+    /// 1 KiB blocks, an inode for 4 KiB.
+    Small,
+    /// 4 KiB blocks, an inode for 16 KiB.
+    Default,
+    /// An inode for 32 KiB.
+    Big,
+    /// An inode for 64 KiB.
+    Huge,
+    /// An inode for 4 KiB.
+    News,
+    /// An inode for 1 MiB.
+    LargeFile,
+    /// An inode for 4 MiB.
+    LargeFile4,
+}
+
+/// How a volume is made. The default is an ext4 volume as `mke2fs -t ext4` of e2fsprogs 1.47 makes
+/// it; what is `None` follows from the size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FormatOptions {
+    /// Kind of volume (`-t`).
+    pub kind: Kind,
+    /// What it is for (`-T`); later ones win. Empty: by size.
+    pub usage: Vec<Usage>,
+    /// Bytes in a block (`-b`), a power of two from 1024 to 65536.
+    pub block_size: Option<u32>,
+    /// Blocks in a group (`-g`), a multiple of 8.
+    pub blocks_per_group: Option<u32>,
+    /// Groups in a flex group (`-G`), a power of two.
+    pub flex_group_size: Option<u32>,
+    /// Number of inodes (`-N`).
+    pub inodes: Option<u64>,
+    /// Bytes of the volume for each inode (`-i`), 1024 to 67108864.
+    pub inode_ratio: Option<u32>,
+    /// Bytes in an inode (`-I`), a power of two from 128 to the block size.
+    pub inode_size: Option<u16>,
+    /// Label (`-L`), at most 16 bytes.
+    pub label: String,
+    /// Directory it counts as last mounted on (`-M`), at most 64 bytes.
+    pub last_mounted: String,
+    /// UUID (`-U`); random if `None`.
+    pub uuid: Option<[u8; 16]>,
+    /// Seed of directory hashes (`-E hash_seed=`); random if `None`.
+    pub hash_seed: Option<[u8; 16]>,
+    /// Changes to the kind's features (`-O`): names separated by commas, `^` before one takes it
+    /// away, `none` takes all away.
+    pub features: String,
+    /// A journal is wanted (`-j`), whatever the kind.
+    pub journal: bool,
+    /// Size of the journal in MiB (`-J size=`); implies one.
+    pub journal_size: Option<u32>,
+    /// Size of the journal's fast-commit area in KiB (`-J fast_commit_size=`).
+    pub fast_commit_size: Option<u32>,
+    /// Block near which the journal is placed (`-J location=`).
+    pub journal_location: Option<u64>,
+    /// Percent of the blocks that only root may use (`-m`), 0 to 50.
+    pub reserved_percent: f64,
+    /// What is done about errors (`-e`).
+    pub errors: OnError,
+    /// Blocks of a RAID chunk (`-E stride=`).
+    pub stride: u32,
+    /// Blocks of a RAID stripe (`-E stripe_width=`).
+    pub stripe_width: u32,
+    /// Blocks to which the volume can grow while mounted (`-E resize=`).
+    pub resize: Option<u64>,
+    /// Superblock copies with `sparse_super2` (`-E num_backup_sb=`), 0 to 2.
+    pub backup_superblocks: u8,
+    /// Leave zeroing of unused inode tables to the kernel (`-E lazy_itable_init=`).
+    pub lazy_itable_init: bool,
+    /// Do not zero the journal (`-E lazy_journal_init=`).
+    pub lazy_journal_init: bool,
+    /// The device is known to hold zeros (`-E assume_storage_prezeroed=`).
+    pub prezeroed: bool,
+    /// Put all bitmaps and inode tables at the volume's start (`-E packed_meta_blocks=`).
+    pub packed_meta_blocks: bool,
+    /// User and group of the root directory (`-E root_owner=`).
+    pub root_owner: (u32, u32),
+    /// Discard the device first (`-E discard`, `-E nodiscard`).
+    pub discard: bool,
+    /// Blocks of the orphan file (`-E orphan_file_size=`).
+    pub orphan_file_blocks: Option<u32>,
+    /// When it is made; now if `None`. Whole seconds are stored.
+    pub time: Option<Timestamp>,
+}
+
+impl Default for FormatOptions {
+    fn default() -> Self {
+        Self {
+            kind: Kind::Ext4,
+            usage: Vec::new(),
+            block_size: None,
+            blocks_per_group: None,
+            flex_group_size: None,
+            inodes: None,
+            inode_ratio: None,
+            inode_size: None,
+            label: String::new(),
+            last_mounted: String::new(),
+            uuid: None,
+            hash_seed: None,
+            features: String::new(),
+            journal: false,
+            journal_size: None,
+            fast_commit_size: None,
+            journal_location: None,
+            reserved_percent: 5.0,
+            errors: OnError::Continue,
+            stride: 0,
+            stripe_width: 0,
+            resize: None,
+            backup_superblocks: 2,
+            lazy_itable_init: true,
+            lazy_journal_init: false,
+            prezeroed: false,
+            packed_meta_blocks: false,
+            root_owner: (0, 0),
+            discard: true,
+            orphan_file_blocks: None,
+            time: None,
+        }
+    }
+}
+
+impl FormatOptions {
+    /// A volume of this kind, everything else as it is by default.
+    pub fn of(kind: Kind) -> Self {
+        Self {
+            kind,
+            ..Self::default()
+        }
+    }
+
+    /// Takes a kind as `-t` has it.
+    pub fn set_kind(&mut self, name: &str) -> Result<(), FormatError> {
+        self.kind = match name {
+            "ext2" => Kind::Ext2,
+            "ext3" => Kind::Ext3,
+            "ext4" => Kind::Ext4,
+            _ => {
+                return Err(FormatError::option(
+                    "-t",
+                    format!("{name} is not ext2, ext3 or ext4"),
+                ));
+            }
+        };
+        Ok(())
+    }
+
+    /// Takes a list of usages as `-T` has it.
+    pub fn set_usage(&mut self, list: &str) -> Result<(), FormatError> {
+        for name in list.split(',') {
+            self.usage.push(match name {
+                "floppy" => Usage::Floppy,
+                "small" => Usage::Small,
+                "default" => Usage::Default,
+                "big" => Usage::Big,
+                "huge" => Usage::Huge,
+                "news" => Usage::News,
+                "largefile" => Usage::LargeFile,
+                "largefile4" => Usage::LargeFile4,
+                _ => {
+                    let why = format!(
+                        "{name} is not floppy, small, default, big, huge, news, largefile or \
+                         largefile4"
+                    );
+                    return Err(FormatError::option("-T", why));
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes a list of journal options as `-J` has it: `size=MIB`, `fast_commit_size=KIB`,
+    /// `location=BLOCK`.
+    pub fn set_journal(&mut self, list: &str) -> Result<(), FormatError> {
+        self.journal = true;
+        for (name, value) in settings(list) {
+            let option = format!("-J {name}");
+            match name {
+                "size" => self.journal_size = Some(number(&option, value)?),
+                "fast_commit_size" => self.fast_commit_size = Some(number(&option, value)?),
+                "location" => self.journal_location = Some(number(&option, value)?),
+                "device" | "v1_superblock" => return Err(FormatError::Unsupported(option)),
+                _ => {
+                    return Err(FormatError::option(
+                        option,
+                        "there is no such journal option",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a list of extended options as `-E` has it.
+    pub fn set_extended(&mut self, list: &str) -> Result<(), FormatError> {
+        for (name, value) in settings(list) {
+            let option = format!("-E {name}");
+            match name {
+                "stride" => self.stride = number(&option, value)?,
+                "stripe-width" | "stripe_width" => self.stripe_width = number(&option, value)?,
+                "resize" => self.resize = Some(number(&option, value)?),
+                "num_backup_sb" => self.backup_superblocks = number(&option, value)?,
+                "hash_seed" => {
+                    let text = value.unwrap_or_default();
+                    let seed = parse_uuid(text).ok_or_else(|| {
+                        FormatError::option(&option, format!("'{text}' is not a UUID"))
+                    })?;
+                    self.hash_seed = Some(seed);
+                }
+                "lazy_itable_init" => self.lazy_itable_init = switch(&option, value)?,
+                "lazy_journal_init" => self.lazy_journal_init = switch(&option, value)?,
+                "assume_storage_prezeroed" => self.prezeroed = switch(&option, value)?,
+                "packed_meta_blocks" => self.packed_meta_blocks = switch(&option, value)?,
+                "discard" => self.discard = true,
+                "nodiscard" => self.discard = false,
+                "root_owner" => self.root_owner = owner(&option, value)?,
+                "orphan_file_size" => self.orphan_file_blocks = Some(number(&option, value)?),
+                "desc-size"
+                | "desc_size"
+                | "offset"
+                | "mmp_update_interval"
+                | "no_copy_xattrs"
+                | "test_fs"
+                | "quotatype"
+                | "android_sparse"
+                | "encoding"
+                | "encoding_flags" => {
+                    return Err(FormatError::Unsupported(option));
+                }
+                _ => {
+                    return Err(FormatError::option(
+                        option,
+                        "there is no such extended option",
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a UUID as `-U` has it: in the usual form, `clear` (all zeros) or `random`.
+    pub fn set_uuid(&mut self, text: &str) -> Result<(), FormatError> {
+        self.uuid = match text {
+            "clear" | "null" => Some([0; 16]),
+            "random" => None,
+            "time" => return Err(FormatError::Unsupported("-U time".to_owned())),
+            _ => Some(parse_uuid(text).ok_or_else(|| {
+                FormatError::option("-U", format!("'{text}' is not a UUID, clear or random"))
+            })?),
+        };
+        Ok(())
+    }
+
+    /// Takes what to do about errors as `-e` has it.
+    pub fn set_errors(&mut self, text: &str) -> Result<(), FormatError> {
+        self.errors = match text {
+            "continue" => OnError::Continue,
+            "remount-ro" => OnError::ReadOnly,
+            "panic" => OnError::Panic,
+            _ => {
+                let why = format!("{text} is not continue, remount-ro or panic");
+                return Err(FormatError::option("-e", why));
+            }
+        };
+        Ok(())
+    }
+}
+
+/// Names with their values, if any.
+fn settings(list: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
+    list.split(',')
+        .filter(|word| !word.is_empty())
+        .map(|word| match word.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (word, None),
+        })
+}
+
+fn number<T: TryFrom<u64>>(option: &str, value: Option<&str>) -> Result<T, FormatError> {
+    let text = value.unwrap_or_default();
+    let parsed = text.parse::<u64>().ok().and_then(|n| T::try_from(n).ok());
+    parsed.ok_or_else(|| FormatError::option(option, format!("'{text}' is not a possible number")))
+}
+
+/// On without a value, else 0 or 1.
+fn switch(option: &str, value: Option<&str>) -> Result<bool, FormatError> {
+    match value {
+        None | Some("1") => Ok(true),
+        Some("0") => Ok(false),
+        Some(text) => Err(FormatError::option(
+            option,
+            format!("'{text}' is not 0 or 1"),
+        )),
+    }
+}
+
+fn owner(option: &str, value: Option<&str>) -> Result<(u32, u32), FormatError> {
+    let text = value.unwrap_or_default();
+    let parse = || {
+        let (uid, gid) = text.split_once(':')?;
+        Some((uid.parse().ok()?, gid.parse().ok()?))
+    };
+    parse().ok_or_else(|| FormatError::option(option, format!("'{text}' is not UID:GID")))
+}
+
+/// A UUID in its usual form: 8-4-4-4-12 hexadecimal digits.
+pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let groups: Vec<&str> = text.split('-').collect();
+    if groups.iter().map(|group| group.len()).ne([8, 4, 4, 4, 12]) {
+        return None;
+    }
+    let digits: Vec<u8> = groups
+        .concat()
+        .chars()
+        .map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
+        .collect::<Option<_>>()?;
+    let mut uuid = [0; 16];
+    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Some(uuid)
+}
