@@ -5,7 +5,7 @@ SHELL := /bin/bash
 CARGO := $(shell command -v cargo || echo $$HOME/.cargo/bin/cargo)
 JUDGES := $(CURDIR)/.cache/judges/bin
 
-.PHONY: help build test lint judges fmt clean
+.PHONY: help build run test lint judges fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,6 +13,10 @@ help: ## this list
 build: ## the steadfs program, optimised
 	@scripts/install-build
 	$(CARGO) build --release --locked -p steadfs-cli
+
+run: build ## the main job as a story: make, mount, fill, kill, replay, compare, e2fsck
+	@scripts/prepare-kernel
+	@scripts/story target/release/steadfs
 
 judges: ## installs the independent judges the tests ask
 	@scripts/install-build

@@ -15,6 +15,7 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    Format(Box<Format>),
     Mount(Mount),
     Umount(Umount),
     Remount(Remount),
@@ -24,6 +25,67 @@ pub enum Command {
     Cp(Cp),
     Extract(Extract),
     Stat(Stat),
+}
+
+/// Make an ext2, ext3 or ext4 volume; what is on the device is lost.
+///
+/// Options and defaults are mke2fs's.
+#[derive(Debug, clap::Args)]
+pub struct Format {
+    /// Image file or block device.
+    pub volume: PathBuf,
+    /// Size of the volume in bytes, or with K, M, G or T; an image file is made or lengthened.
+    pub size: Option<String>,
+    /// Kind of volume: ext2, ext3 or ext4.
+    #[arg(
+        short = 't',
+        long = "type",
+        value_name = "KIND",
+        default_value = "ext4"
+    )]
+    pub kind: String,
+    /// What it is for: floppy, small, default, big, huge, news, largefile or largefile4.
+    #[arg(short = 'T', long, value_name = "LIST")]
+    pub usage: Option<String>,
+    /// Bytes in a block: a power of two from 1024 to 65536.
+    #[arg(short, long, value_name = "BYTES")]
+    pub block_size: Option<u32>,
+    /// Number of inodes.
+    #[arg(short = 'N', long, value_name = "NUMBER")]
+    pub inodes: Option<u64>,
+    /// Bytes of the volume for each inode.
+    #[arg(short = 'i', long, value_name = "BYTES")]
+    pub inode_ratio: Option<u32>,
+    /// Bytes in an inode.
+    #[arg(short = 'I', long, value_name = "BYTES")]
+    pub inode_size: Option<u16>,
+    /// Percent of the blocks that only root may use.
+    #[arg(short = 'm', long, value_name = "PERCENT", default_value_t = 5.0)]
+    pub reserved: f64,
+    /// Label, at most 16 bytes.
+    #[arg(short = 'L', long)]
+    pub label: Option<String>,
+    /// UUID, or random, time, clear.
+    #[arg(short = 'U', long)]
+    pub uuid: Option<String>,
+    /// Features, separated by commas; ^ takes one away.
+    #[arg(short = 'O', long, value_name = "LIST")]
+    pub features: Vec<String>,
+    /// Journal: size=MIB and the like.
+    #[arg(short = 'J', long, value_name = "LIST")]
+    pub journal: Vec<String>,
+    /// Extended options, as mke2fs has them.
+    #[arg(short = 'E', long, value_name = "LIST")]
+    pub extended: Vec<String>,
+    /// What is done about errors: continue, remount-ro or panic.
+    #[arg(short = 'e', long)]
+    pub errors: Option<String>,
+    /// Fill the volume with the content of this directory.
+    #[arg(short = 'd', long, value_name = "DIR")]
+    pub from_dir: Option<PathBuf>,
+    /// Print nothing.
+    #[arg(short, long)]
+    pub quiet: bool,
 }
 
 /// Mount the volume on an image file or block device.

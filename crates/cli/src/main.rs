@@ -4,6 +4,7 @@ mod args;
 mod daemon;
 mod failure;
 mod files;
+mod format;
 mod helper;
 mod log;
 mod mount;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<(), Failure> {
     match command {
+        Command::Format(args) => format::run(&args),
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => umount::run(&args),
         Command::Remount(args) => umount::remount(&args),

@@ -1,15 +1,18 @@
 //! steadfs as a library: probe, open, format and mount volumes.
 
+mod format;
 mod mount;
 mod options;
 pub mod tools;
 mod volume;
 
+pub use format::format;
 pub use mount::mount;
 pub use options::{
     FuseTransport, IoEngine, IoScheduler, MIN_CACHE_SIZE, MountFlags, Options, SECTOR,
 };
 pub use steadfs_block::OpenError;
 pub use steadfs_ext4::MountOptions;
+pub use steadfs_ext4::format::{FormatError, FormatOptions, FormatReport};
 pub use steadfs_fuse::{MountError, MountHandle, Mounted, Unmount, uring_hint};
 pub use volume::{Error, Kind, Volume, probe};

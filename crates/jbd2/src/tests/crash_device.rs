@@ -74,6 +74,7 @@ impl CrashDevice {
             size: image.len() as u64,
             logical_block: SECTOR as u32,
             read_only: false,
+            discard_zeroes: false,
             discard_granularity: None,
             fua: true,
             max_transfer: 1 << 20,

@@ -1,0 +1,131 @@
+//! `steadfs format`.
+
+use std::io::IsTerminal;
+use std::path::Path;
+
+use steadfs::tools::{CopyIn, copy_in, owner_cx};
+use steadfs::{FormatOptions, FormatReport, Options, Volume};
+
+use crate::args;
+use crate::failure::Failure;
+use crate::progress::Line;
+
+pub fn run(args: &args::Format) -> Result<(), Failure> {
+    let options = options(args).map_err(Failure::plain)?;
+    let size = args.size.as_deref().map(size).transpose()?;
+    if size.is_none() && !args.volume.exists() {
+        let why = "no such file; give a size to make one, as in `steadfs format disk.img 1G`";
+        return Err(Failure::plain(format!("{}: {why}", args.volume.display())));
+    }
+    let report = steadfs::format(&args.volume, size, &options).map_err(Failure::plain)?;
+    if let Some(dir) = &args.from_dir {
+        fill(&args.volume, dir)?;
+    }
+    if !args.quiet {
+        print(&args.volume, &report);
+    }
+    Ok(())
+}
+
+fn options(args: &args::Format) -> Result<FormatOptions, steadfs::FormatError> {
+    let mut options = FormatOptions::default();
+    options.set_kind(&args.kind)?;
+    if let Some(list) = &args.usage {
+        options.set_usage(list)?;
+    }
+    options.block_size = args.block_size;
+    options.inodes = args.inodes;
+    options.inode_ratio = args.inode_ratio;
+    options.inode_size = args.inode_size;
+    options.reserved_percent = args.reserved;
+    options.label = args.label.clone().unwrap_or_default();
+    options.features = args.features.join(",");
+    if let Some(text) = &args.uuid {
+        options.set_uuid(text)?;
+    }
+    for list in &args.journal {
+        options.set_journal(list)?;
+    }
+    for list in &args.extended {
+        options.set_extended(list)?;
+    }
+    if let Some(text) = &args.errors {
+        options.set_errors(text)?;
+    }
+    Ok(options)
+}
+
+/// A size as mke2fs and truncate(1) take it: bytes, or with K, M, G or T (powers of 1024).
+fn size(text: &str) -> Result<u64, Failure> {
+    let bad = || {
+        Failure::plain(format!(
+            "size {text}: a number of bytes, or with K, M, G or T"
+        ))
+    };
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "k" | "K" => 10,
+        "m" | "M" => 20,
+        "g" | "G" => 30,
+        "t" | "T" => 40,
+        _ => return Err(bad()),
+    };
+    let number: u64 = digits.parse().map_err(|_| bad())?;
+    number
+        .checked_shl(shift)
+        .filter(|n| n >> shift == number && *n > 0)
+        .ok_or_else(bad)
+}
+
+/// Copies a directory's content into the new volume.
+fn fill(path: &Path, dir: &Path) -> Result<(), Failure> {
+    let volume = Volume::open(path, &Options::default()).map_err(Failure::plain)?;
+    let how = CopyIn {
+        owners: true,
+        overwrite: true,
+    };
+    let mut line = Line::new();
+    let copied = copy_in(&*volume.fs(), &owner_cx(), dir, b"/", how, &mut line);
+    drop(line);
+    let closed = volume.close().map_err(Failure::plain);
+    for warning in copied.map_err(Failure::plain)?.warnings {
+        eprintln!("steadfs: {warning}");
+    }
+    closed
+}
+
+fn print(path: &Path, report: &FormatReport) {
+    for note in &report.notes {
+        eprintln!("steadfs: {note}");
+    }
+    let journal = report.journal_blocks.map_or_else(
+        || "no journal".to_owned(),
+        |n| format!("a journal of {n} blocks"),
+    );
+    println!(
+        "{}: {} blocks of {} bytes in {} groups, {} inodes, {journal}",
+        path.display(),
+        report.blocks,
+        report.block_size,
+        report.groups,
+        report.inodes,
+    );
+    if std::io::stdout().is_terminal() {
+        println!("features: {}", report.features.join(" "));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(size("512").unwrap(), 512);
+        assert_eq!(size("4M").unwrap(), 4 << 20);
+        for bad in ["", "0", "M", "12X", "-1", "99999999999T"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+}
