@@ -234,6 +234,7 @@ impl MetaCache {
     /// The block's buffer if it is in memory.
     pub fn peek(&self, block: DevBlock) -> Option<Arc<MetaBuf>> {
         let buf = Arc::clone(self.shard(block).lock().get(&block.0)?);
+        buf.recent.store(true, Ordering::Relaxed);
         let filled = buf.state.read().data.is_some();
         filled.then_some(buf)
     }

@@ -120,12 +120,13 @@ impl Ext4 {
         let (group, index) = self.geo.group_of_inode(ino);
         let table = self.alloc.inode_table(group);
         let (block, at) = self.geo.inode_slot(table, index);
-        if self.meta.peek(block).is_none() {
-            let window = u64::from(self.options.read().inode_readahead_blocks.max(1));
-            let first = (block.0 - table.0) / window * window;
-            let count = window.min(u64::from(self.geo.itable_blocks()).saturating_sub(first));
-            self.meta.prefetch(table.plus(first), count, tag);
+        if let Some(buf) = self.meta.peek(block) {
+            return Ok((buf, at));
         }
+        let window = u64::from(self.options.read().inode_readahead_blocks.max(1));
+        let first = (block.0 - table.0) / window * window;
+        let count = window.min(u64::from(self.geo.itable_blocks()).saturating_sub(first));
+        self.meta.prefetch(table.plus(first), count, tag);
         Ok((self.block(block, tag)?, at))
     }
 

@@ -105,20 +105,6 @@ impl Ext4 {
         core.mtime = now;
         core.ctime = now;
     }
-
-    /// Ends an operation. Where the mount or a directory says so (`dirsync`, `chattr +D`) its changes
-    /// are made durable before the call returns.
-    fn end_op(&self, cx: &Cx, handle: Handle<'_>, dirs: &[&Inode]) -> Result<()> {
-        let sync = InodeFlags::SYNC.union(InodeFlags::DIRSYNC).0;
-        let wanted = dirs.iter().any(|dir| dir.core.read().flags.0 & sync != 0);
-        let tid = handle.tid();
-        drop(handle);
-        if wanted {
-            self.txns().commit(tid, cx.tag)
-        } else {
-            Ok(())
-        }
-    }
 }
 
 /// Whether this name is one of the two that every directory has.

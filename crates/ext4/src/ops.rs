@@ -5,7 +5,6 @@ use std::sync::Arc;
 use steadfs_base::InodeNo;
 
 use steadfs_base::limits::NAME_MAX;
-use steadfs_cache::Why;
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, ReadData,
     RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
@@ -138,36 +137,6 @@ impl Ext4 {
         }
         Ok(value)
     }
-
-    /// Before a file takes another's name its data goes to the device (`auto_da_alloc`): who replaces
-    /// a file by a new version expects one of both after a crash, not an empty one.
-    fn settle_before_replacing(
-        &self,
-        cx: &Cx,
-        from: (InodeNo, &[u8]),
-        to: (InodeNo, &[u8]),
-    ) -> Result<()> {
-        let wanted = self.options.read().auto_da_alloc;
-        if !wanted {
-            return Ok(());
-        }
-        let target = match Ext4::lookup(self, cx, to.0, to.1) {
-            Ok(attr) => attr.ino,
-            Err(_) => return Ok(()),
-        };
-        self.put(target, 1)?;
-        let Ok(source) = Ext4::lookup(self, cx, from.0, from.1) else {
-            return Ok(());
-        };
-        let result = self.get(cx, source.ino).and_then(|inode| {
-            if inode.pages.unwritten() == 0 {
-                return Ok(());
-            }
-            self.write_out(&inode, Why::Sync, cx.tag)
-        });
-        self.put(source.ino, 1)?;
-        result
-    }
 }
 
 impl FileSystem for Ext4 {
@@ -181,6 +150,11 @@ impl FileSystem for Ext4 {
 
     fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
         let inode = self.judge(self.get(cx, ino))?;
+        // Whoever frees the inode holds the lock: it is either still there or seen to be dead.
+        let _alive = inode.lock.read();
+        if inode.is_dead() {
+            return Err(FsError::Stale);
+        }
         inode.add_lookup();
         Ok(inode.attr(self))
     }
@@ -239,9 +213,6 @@ impl FileSystem for Ext4 {
         to: (InodeNo, &[u8]),
         flags: RenameFlags,
     ) -> Result<()> {
-        if !flags.exchange && !flags.no_replace {
-            self.judge(self.settle_before_replacing(cx, from, to))?;
-        }
         self.changed(cx, &[from.0, to.0], Ext4::rename(self, cx, from, to, flags))
     }
 

@@ -112,7 +112,8 @@ impl Ext4 {
     /// refers to it any more.
     pub fn evict(&self, inode: &Inode) -> Result<()> {
         let _alone = inode.lock.write();
-        if inode.is_dead() {
+        // Freed by somebody else, or known to a caller again: then his last `forget` frees it.
+        if inode.is_dead() || inode.is_looked_up() {
             return Ok(());
         }
         let _one = inode.flush.lock();

@@ -145,7 +145,7 @@ impl Ext4 {
         inode.set_linkable(true);
         inode.add_lookup();
         self.orphans.add(self, &mut handle, &inode)?;
-        self.end_op(cx, handle, &[&dir])?;
+        drop(handle);
         Ok(inode.attr(self))
     }
 
@@ -185,7 +185,7 @@ impl Ext4 {
         let subdir = spec.kind == FileKind::Directory;
         self.add_name(cx, &mut handle, &dir, (&slot, name), &inode, subdir)?;
         inode.add_lookup();
-        self.end_op(cx, handle, &[&dir])?;
+        drop(handle);
         Ok(inode.attr(self))
     }
 
@@ -230,14 +230,15 @@ impl Ext4 {
             .clear_slot(handle, ino)
             .and_then(|()| Inode::new(self, ino, core));
         let inode = match made {
-            Ok(inode) => inode,
+            // In the table before anything on disk says that there is such an inode: nobody else reads
+            // it from there.
+            Ok(inode) => self.inodes.insert(inode),
             Err(error) => {
                 self.alloc.free_inode(self, handle, ino, spec.kind)?;
                 return Err(error.into());
             }
         };
         let filled = self.fill(handle, dir.ino(), &inode, spec, &inherited);
-        let inode = self.inodes.insert(inode);
         match filled {
             Ok(()) => Ok(inode),
             Err(error) => {

@@ -58,7 +58,7 @@ impl Ext4 {
         }
         self.add_name(cx, &mut handle, &dir, (&slot, name), &inode, false)?;
         inode.add_lookup();
-        self.end_op(cx, handle, &[&dir])?;
+        drop(handle);
         Ok(inode.attr(self))
     }
 
@@ -79,9 +79,10 @@ impl Ext4 {
         let mut handle = self.txns().begin(credits::UNLINK)?;
         self.take_name(cx, &mut handle, &dir, &entry, false)?;
         self.lose_name(&mut handle, &victim)?;
-        self.end_op(cx, handle, &[&dir])?;
+        drop(handle);
         drop(names);
-        self.evict_if_unused(&victim)
+        self.free_unnamed(&victim);
+        Ok(())
     }
 
     /// See [`steadfs_vfs::FileSystem::rmdir`].
@@ -94,24 +95,19 @@ impl Ext4 {
         }
         self.check_writable()?;
         let dir = self.directory(dir, cx.tag)?;
-        loop {
-            let victim = {
-                let _names = dir.lock.read();
-                self.entry_to_remove(cx, &dir, name)?.1
-            };
+        let look = || {
+            let (entry, victim) = self.entry_to_remove(cx, &dir, name)?;
             if victim.kind() != FileKind::Directory {
                 return Err(FsError::NotDir);
             }
-            let locks = lock_all(&[&dir, &victim]);
-            // Between the locks somebody else may have worked on the name.
-            let (entry, now) = self.entry_to_remove(cx, &dir, name)?;
-            if now.ino() != victim.ino() {
-                continue;
-            }
+            Ok(((entry, Arc::clone(&victim)), vec![victim]))
+        };
+        let victim = with_names_locked([&dir, &dir], look, |(entry, victim)| -> Result<_> {
             self.rmdir_locked(cx, &dir, &entry, &victim)?;
-            drop(locks);
-            return self.evict_if_unused(&victim);
-        }
+            Ok(victim)
+        })?;
+        self.free_unnamed(&victim);
+        Ok(())
     }
 
     fn rmdir_locked(&self, cx: &Cx, dir: &Inode, entry: &Entry, victim: &Inode) -> Result<()> {
@@ -125,7 +121,7 @@ impl Ext4 {
         let mut handle = self.txns().begin(credits::UNLINK)?;
         self.take_name(cx, &mut handle, dir, entry, true)?;
         self.lose_all_names(&mut handle, victim)?;
-        self.end_op(cx, handle, &[dir])
+        Ok(())
     }
 
     /// The entry of a name in a directory that may lose names, and its inode.
@@ -193,21 +189,51 @@ impl Ext4 {
         self.orphans.add(self, handle, inode)
     }
 
-    /// Frees an inode that has no name and that no caller knows. The caller holds no lock.
-    pub(super) fn evict_if_unused(&self, inode: &Inode) -> Result<()> {
+    /// Frees an inode that has no name and that no caller knows. The caller holds no lock. Should it
+    /// fail, the inode stays on record as an orphan, for the next mount.
+    pub(super) fn free_unnamed(&self, inode: &Inode) {
         let unnamed = inode.core.read().links == 0;
-        if unnamed && !inode.is_looked_up() {
-            self.evict(inode)
-        } else {
-            Ok(())
+        if unnamed
+            && !inode.is_looked_up()
+            && let Err(error) = self.judge(self.evict(inode))
+        {
+            tracing::warn!(ino = %inode.ino(), %error, "freeing an unlinked inode failed");
         }
     }
 }
 
-/// Locks inodes for changing their names or content, in the order of their numbers, each once.
-pub(super) fn lock_all<'a>(inodes: &[&'a Inode]) -> Vec<RwLockWriteGuard<'a, ()>> {
-    let mut sorted = inodes.to_vec();
-    sorted.sort_unstable_by_key(|inode| inode.ino());
-    sorted.dedup_by_key(|inode| inode.ino());
-    sorted.into_iter().map(|inode| inode.lock.write()).collect()
+/// Locks two directories (or one, named twice) and looks at their names; then locks the directories
+/// that those stand for, too, as `look` returns them, and acts. Where the order of locks makes it let
+/// go of the first ones in between, it looks again.
+pub(super) fn with_names_locked<T, R, E: From<FsError>>(
+    dirs: [&Inode; 2],
+    mut look: impl FnMut() -> Result<(T, Vec<Arc<Inode>>)>,
+    act: impl FnOnce(T) -> Result<R, E>,
+) -> Result<R, E> {
+    let mut known: Vec<Arc<Inode>> = Vec::new();
+    loop {
+        let mut held = dirs.to_vec();
+        held.extend(known.iter().map(|inode| &**inode));
+        let _locks = lock_all(&mut held);
+        let (seen, named) = look()?;
+        let last = held.last().expect("there are at least the two").ino();
+        let mut more: Vec<&Inode> = named
+            .iter()
+            .map(|inode| &**inode)
+            .filter(|inode| held.iter().all(|other| other.ino() != inode.ino()))
+            .collect();
+        if more.iter().all(|inode| inode.ino() > last) {
+            let _more = lock_all(&mut more);
+            return act(seen);
+        }
+        drop(_locks);
+        known = named;
+    }
+}
+
+/// Locks inodes in the order of their numbers, each once; `inodes` is put in that order.
+fn lock_all<'a>(inodes: &mut Vec<&'a Inode>) -> Vec<RwLockWriteGuard<'a, ()>> {
+    inodes.sort_unstable_by_key(|inode| inode.ino());
+    inodes.dedup_by_key(|inode| inode.ino());
+    inodes.iter().map(|inode| inode.lock.write()).collect()
 }

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
+use steadfs_cache::Why;
 use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result, check_name};
 
-use super::create::Spec;
-use super::link::lock_all;
+use super::create::{Failed, Spec};
+use super::link::with_names_locked;
 use super::{
     check_length, check_may_add, check_may_have_subdir, check_may_lose_name, check_may_remove,
     gain_subdir, is_dots, lose_subdir,
@@ -34,11 +35,12 @@ struct Pair {
     new: Option<Arc<Inode>>,
 }
 
-impl Pair {
-    fn same_as(&self, other: &Self) -> bool {
-        let number = |inode: &Option<Arc<Inode>>| inode.as_ref().map(|inode| inode.ino());
-        self.old.ino() == other.old.ino() && number(&self.new) == number(&other.new)
-    }
+/// What a try to rename comes to.
+enum Done {
+    /// Done; the inode that lost its name.
+    Renamed(Option<Arc<Inode>>),
+    /// This file's data must be written out first, without locks.
+    SettleFirst(Arc<Inode>),
 }
 
 fn is_dir(inode: &Inode) -> bool {
@@ -81,7 +83,10 @@ impl Ext4 {
         // While it is held no directory moves to another parent, so ancestors stay ancestors.
         let _order = (from_dir.ino() != to_dir.ino()).then(|| self.rename.lock());
         let replaced = self.retrying(cx, || self.rename_once(cx, from, to, flags))?;
-        replaced.map_or(Ok(()), |inode| self.evict_if_unused(&inode))
+        if let Some(inode) = replaced {
+            self.free_unnamed(&inode);
+        }
+        Ok(())
     }
 
     /// One try, which may find that there is too little space; the inode that lost its name.
@@ -92,44 +97,74 @@ impl Ext4 {
         to: Side<'_>,
         flags: RenameFlags,
     ) -> Result<Option<Arc<Inode>>> {
+        let mut settled = false;
         loop {
-            let pair = self.look_at(cx, from, to)?;
-            let mut locked = vec![from.dir, to.dir];
-            locked.extend(
-                [Some(&pair.old), pair.new.as_ref()]
-                    .into_iter()
-                    .flatten()
-                    .filter_map(|inode| is_dir(inode).then_some(&**inode)),
-            );
-            let locks = lock_all(&locked);
-            // Between the locks somebody else may have worked on the names.
-            if !self.look_at(cx, from, to)?.same_as(&pair) {
-                continue;
-            }
-            if pair
-                .new
-                .as_ref()
-                .is_some_and(|new| new.ino() == pair.old.ino())
-            {
-                // Two names of one inode: nothing to do, says POSIX.
-                return if flags.no_replace {
-                    Err(FsError::Exists)
-                } else {
-                    Ok(None)
-                };
-            }
-            self.check_rename(cx, from, to, &pair, flags)?;
-            let done = if flags.exchange {
-                self.exchange(cx, from, to, &pair)
-            } else {
-                self.move_name(cx, from, to, &pair, flags.whiteout)
+            let look = || {
+                let pair = self.look_at(cx, from, to)?;
+                let both = [Some(&pair.old), pair.new.as_ref()];
+                let named = both.into_iter().flatten().filter(|inode| is_dir(inode));
+                let named = named.map(Arc::clone).collect();
+                Ok((pair, named))
             };
-            drop(locks);
-            return match done {
-                Ok(()) => Ok(pair.new.filter(|_| !flags.exchange)),
-                Err(failed) => Err(self.give_up(failed)),
+            let act = |pair: Pair| {
+                if !settled && self.must_settle(&pair, flags) {
+                    return Ok(Done::SettleFirst(pair.old));
+                }
+                self.rename_locked(cx, from, to, pair, flags)
+                    .map(Done::Renamed)
+            };
+            match with_names_locked([from.dir, to.dir], look, act) {
+                Ok(Done::Renamed(replaced)) => return Ok(replaced),
+                Ok(Done::SettleFirst(inode)) => {
+                    // Its error is its own, and stays with the file for the next fsync.
+                    if let Err(error) = self.write_out(&inode, Why::Sync, cx.tag) {
+                        tracing::debug!(ino = %inode.ino(), %error, "write-out before a rename");
+                    }
+                    settled = true;
+                }
+                Err(failed) => return Err(self.give_up(failed)),
+            }
+        }
+    }
+
+    /// Whether the data of a file must go to the device before the file takes another's name
+    /// (`auto_da_alloc`): who replaces a file by a new version expects one of both after a crash, not
+    /// an empty one.
+    fn must_settle(&self, pair: &Pair, flags: RenameFlags) -> bool {
+        !flags.exchange
+            && !flags.no_replace
+            && pair.new.is_some()
+            && pair.old.pages.unwritten() > 0
+            && self.options.read().auto_da_alloc
+    }
+
+    fn rename_locked(
+        &self,
+        cx: &Cx,
+        from: Side<'_>,
+        to: Side<'_>,
+        pair: Pair,
+        flags: RenameFlags,
+    ) -> Result<Option<Arc<Inode>>, Failed> {
+        if pair
+            .new
+            .as_ref()
+            .is_some_and(|new| new.ino() == pair.old.ino())
+        {
+            // Two names of one inode: nothing to do, says POSIX.
+            return if flags.no_replace {
+                Err(FsError::Exists.into())
+            } else {
+                Ok(None)
             };
         }
+        self.check_rename(cx, from, to, &pair, flags)?;
+        if flags.exchange {
+            self.exchange(cx, from, to, &pair)?;
+            return Ok(None);
+        }
+        self.move_name(cx, from, to, &pair, flags.whiteout)?;
+        Ok(pair.new)
     }
 
     fn look_at(&self, cx: &Cx, from: Side<'_>, to: Side<'_>) -> Result<Pair> {
@@ -249,7 +284,7 @@ impl Ext4 {
         to: Side<'_>,
         pair: &Pair,
         whiteout: bool,
-    ) -> Result<(), super::create::Failed> {
+    ) -> Result<(), Failed> {
         let mut handle = self.txns().begin(credits::RENAME)?;
         let slot = match pair.new {
             Some(_) => None,
@@ -275,7 +310,7 @@ impl Ext4 {
                 self.lose_name(&mut handle, new)?;
             }
         }
-        Ok(self.end_op(cx, handle, &[from.dir, to.dir])?)
+        Ok(())
     }
 
     fn put_new_name(
@@ -339,13 +374,7 @@ impl Ext4 {
     }
 
     /// Swaps what two names stand for.
-    fn exchange(
-        &self,
-        cx: &Cx,
-        from: Side<'_>,
-        to: Side<'_>,
-        pair: &Pair,
-    ) -> Result<(), super::create::Failed> {
+    fn exchange(&self, cx: &Cx, from: Side<'_>, to: Side<'_>, pair: &Pair) -> Result<(), Failed> {
         let new = pair.new.as_ref().expect("checked: both names are there");
         let mut handle = self.txns().begin(credits::RENAME)?;
         let entries = (self.present(cx, from)?, self.present(cx, to)?);
@@ -367,6 +396,6 @@ impl Ext4 {
         }
         self.move_inode(cx, &mut handle, from, to, &pair.old)?;
         self.move_inode(cx, &mut handle, to, from, new)?;
-        Ok(self.end_op(cx, handle, &[from.dir, to.dir])?)
+        Ok(())
     }
 }
