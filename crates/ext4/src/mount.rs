@@ -196,6 +196,7 @@ impl Ext4 {
             sb.note_mount(wall_clock(), "steadfs");
             if journaled {
                 sb.set_needs_recovery(true);
+                sb.set_orphan_present(sb.orphan_file().is_some());
             } else {
                 sb.set_state(sb.state() & !STATE_CLEAN);
             }
@@ -248,6 +249,10 @@ impl Ext4 {
         if self.read_only.load(Ordering::Acquire) {
             return Ok(());
         }
+        if let Err(error) = self.judge(self.orphans.free_all(self)) {
+            // They stay on record, for the next mount.
+            tracing::warn!(%error, "freeing orphans failed");
+        }
         let synced = self.sync_volume(&Cx::default());
         if let Some(journal) = self.txns.journal() {
             let flushed = journal.flush_all().map_err(journal_error);
@@ -264,6 +269,7 @@ impl Ext4 {
             sb.set_free_inodes(totals.free_inodes as u32);
             sb.set_write_time(wall_clock());
             sb.set_needs_recovery(false);
+            sb.set_orphan_present(false);
             sb.set_state(sb.state() | STATE_CLEAN);
         })?;
         if lost > 0 {

@@ -3,23 +3,24 @@
 //!
 //! Two forms on disk: a list through the inodes' `i_dtime`, with its head in the superblock; or, with
 //! the `orphan_file` feature, slots in the blocks of a file, which spares the superblock and the
-//! neighbours in the list.
+//! neighbours in the list. The list also takes what finds no free slot.
+
+mod recovery;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use steadfs_base::{FileBlock, IoTag};
+use steadfs_base::{DevBlock, IoTag};
 use steadfs_cache::MetaBuf;
 use steadfs_rt::{Mutex, Rank};
-use steadfs_vfs::{FileKind, FsError, Result};
+use steadfs_vfs::{FsError, Result};
 
-use crate::disk::features::Compat;
-use crate::disk::{Ino, orphan_file};
+use crate::disk::{ChecksumSeed, Ino, orphan_file};
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
-use crate::verified::ORPHANS;
+use crate::verified;
 
 /// Blocks that adding or removing an orphan changes at worst: superblock, the inode and its
 /// neighbour in the list; or a block of the orphan file.
@@ -36,10 +37,8 @@ struct State {
     /// The list's head.
     head: Option<Ino>,
     places: BTreeMap<Ino, Place>,
-    /// Free slots of the orphan file: block and slot. Empty without one, or when it is full.
-    free: Vec<(u32, u32)>,
-    /// The orphan file's blocks.
-    blocks: Vec<Arc<MetaBuf>>,
+    /// The orphan file, if there is one.
+    file: Option<OrphanFile>,
 }
 
 #[derive(Clone, Copy)]
@@ -50,7 +49,73 @@ enum Place {
         older: Option<Ino>,
     },
     /// In the orphan file.
-    Slot { block: u32, slot: u32 },
+    Slot(Slot),
+}
+
+/// A slot of the orphan file.
+#[derive(Clone, Copy)]
+struct Slot {
+    /// Which of the file's blocks.
+    block: usize,
+    /// Which word of the block.
+    slot: u32,
+}
+
+/// The orphan file's blocks, and what of them is free.
+struct OrphanFile {
+    seed: ChecksumSeed,
+    blocks: Vec<DevBlock>,
+    /// Slots that were given back.
+    free: Vec<Slot>,
+    /// Blocks from this on have not been given out since the mount.
+    next: Slot,
+}
+
+impl OrphanFile {
+    fn block(&self, fs: &Ext4, n: usize) -> Result<Arc<MetaBuf>> {
+        let at = self.blocks[n];
+        let buf = fs.block(at, IoTag::default())?;
+        buf.verify_once(verified::ORPHANS, |block| {
+            orphan_file::verify(fs.geo(), self.seed, at, block)
+        })?;
+        Ok(buf)
+    }
+
+    /// A free slot, if there is one.
+    fn take(&mut self, fs: &Ext4) -> Result<Option<Slot>> {
+        if let Some(slot) = self.free.pop() {
+            return Ok(Some(slot));
+        }
+        while self.next.block < self.blocks.len() {
+            let slot = self.next;
+            self.next = if slot.slot + 1 < orphan_file::slots_per_block(fs.geo()) {
+                Slot {
+                    slot: slot.slot + 1,
+                    ..slot
+                }
+            } else {
+                Slot {
+                    block: slot.block + 1,
+                    slot: 0,
+                }
+            };
+            let buf = self.block(fs, slot.block)?;
+            if orphan_file::slot(&buf.data(), slot.slot).is_none() {
+                return Ok(Some(slot));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Fills or frees a slot.
+    fn set(&self, fs: &Ext4, handle: &mut Handle<'_>, at: Slot, ino: Option<Ino>) -> Result<()> {
+        let buf = self.block(fs, at.block)?;
+        let mut guard = handle.write(&buf)?;
+        let bytes: &mut [u8] = &mut guard;
+        orphan_file::set_slot(bytes, at.slot, ino);
+        orphan_file::seal(fs.geo(), self.seed, buf.block(), bytes);
+        Ok(())
+    }
 }
 
 impl Orphans {
@@ -76,9 +141,11 @@ impl Orphans {
             return Ok(());
         }
         inode.set_orphan(true);
-        if let Some((block, slot)) = state.free.pop() {
-            set_slot(fs, handle, &state.blocks[block as usize], slot, Some(ino))?;
-            state.places.insert(ino, Place::Slot { block, slot });
+        if let Some(file) = &mut state.file
+            && let Some(slot) = file.take(fs)?
+        {
+            file.set(fs, handle, slot, Some(ino))?;
+            state.places.insert(ino, Place::Slot(slot));
             return Ok(());
         }
         let head = state.head;
@@ -102,9 +169,10 @@ impl Orphans {
         };
         inode.set_orphan(false);
         let (newer, older) = match place {
-            Place::Slot { block, slot } => {
-                set_slot(fs, handle, &state.blocks[block as usize], slot, None)?;
-                state.free.push((block, slot));
+            Place::Slot(slot) => {
+                let file = state.file.as_mut().expect("a slot is in the file");
+                file.set(fs, handle, slot, None)?;
+                file.free.push(slot);
                 return Ok(());
             }
             Place::List { newer, older } => (newer, older),
@@ -116,6 +184,7 @@ impl Orphans {
                 fs.update_super(handle, |sb| sb.set_last_orphan(older))?;
             }
             Some(newer) => {
+                // Orphans stay in memory.
                 let before = fs.inodes.get(newer).ok_or_else(|| {
                     FsError::Corrupt(format!("inode {newer}: orphan not in memory"))
                 })?;
@@ -129,90 +198,9 @@ impl Orphans {
         fs.store_inode(handle, inode, &core)
     }
 
-    /// Reads the record of the last mount and finishes what is on it: inodes without links are freed,
-    /// others truncated to their size. Returns how many there were.
-    pub fn clean_up(&self, fs: &Ext4) -> Result<u64> {
-        let mut found = self.load_file(fs)?;
-        found.extend(self.load_list(fs)?);
-        self.cleaning.store(true, Ordering::Release);
-        let mut result = Ok(());
-        for &ino in &found {
-            result = result.and(self.finish(fs, ino));
-        }
-        self.cleaning.store(false, Ordering::Release);
-        result?;
-        Ok(found.len() as u64)
-    }
-
-    fn finish(&self, fs: &Ext4, ino: Ino) -> Result<()> {
-        let inode = fs.inode(ino, IoTag::default())?;
-        let links = inode.core.read().links;
-        if links == 0 {
-            return fs.evict(&inode);
-        }
-        if inode.kind() == FileKind::Regular {
-            let _alone = inode.lock.write();
-            fs.finish_truncation(&inode)?;
-        }
-        let mut handle = fs.txns().begin(CREDITS)?;
-        self.remove(fs, &mut handle, &inode)
-    }
-
-    /// Follows the list from the superblock; the newest comes first.
-    fn load_list(&self, fs: &Ext4) -> Result<Vec<Ino>> {
-        let mut next = fs.sb.lock().last_orphan();
-        self.cleaning.store(true, Ordering::Release);
-        let mut state = self.state.lock();
-        state.head = next;
-        let mut found: Vec<Ino> = Vec::new();
-        while let Some(ino) = next {
-            if !fs.geo().is_nameable(ino) || state.places.contains_key(&ino) {
-                return Err(FsError::Corrupt(format!("orphan list: inode {ino}")));
-            }
-            let inode = fs.inode(ino, IoTag::default())?;
-            inode.set_orphan(true);
-            next = Ino(inode.core.read().dtime).some();
-            state.link(ino, found.last().copied(), next);
-            found.push(ino);
-        }
-        Ok(found)
-    }
-
-    /// Reads the orphan file, if the volume has one.
-    fn load_file(&self, fs: &Ext4) -> Result<Vec<Ino>> {
-        let geo = fs.geo();
-        let file = fs.sb.lock().orphan_file();
-        let Some(file) = file.filter(|_| geo.features.compat.contains(Compat::ORPHAN_FILE)) else {
-            return Ok(Vec::new());
-        };
-        let inode = fs.inode(file, IoTag::default())?;
-        let core = inode.core.read().clone();
-        let mut state = self.state.lock();
-        let mut found = Vec::new();
-        for n in 0..geo.block_size.blocks_for(core.size) {
-            let block = fs
-                .map_block(&core, file, FileBlock(n), IoTag::default())?
-                .ok_or_else(|| FsError::Corrupt(format!("orphan file: block {n} is a hole")))?;
-            let buf = fs.block(block, IoTag::default())?;
-            let seed = core.seed(geo, file);
-            buf.verify_once(ORPHANS, |b| orphan_file::verify(geo, seed, block, b))?;
-            let data = buf.data();
-            let index = state.blocks.len() as u32;
-            for slot in (0..orphan_file::slots_per_block(geo)).rev() {
-                match orphan_file::slot(&data, slot) {
-                    None => state.free.push((index, slot)),
-                    Some(ino) => {
-                        let twice = state.places.insert(ino, Place::Slot { block: index, slot });
-                        if twice.is_some() || !geo.is_nameable(ino) {
-                            return Err(FsError::Corrupt(format!("orphan file: inode {ino}")));
-                        }
-                        found.push(ino);
-                    }
-                }
-            }
-            state.blocks.push(buf);
-        }
-        Ok(found)
+    /// All that are on record.
+    fn all(&self) -> Vec<Ino> {
+        self.state.lock().places.keys().copied().collect()
     }
 }
 
@@ -242,24 +230,5 @@ impl State {
     }
 }
 
-/// Fills or frees a slot of the orphan file.
-fn set_slot(
-    fs: &Ext4,
-    handle: &mut Handle<'_>,
-    buf: &Arc<MetaBuf>,
-    slot: u32,
-    ino: Option<Ino>,
-) -> Result<()> {
-    let geo = fs.geo();
-    let file = fs.sb.lock().orphan_file();
-    let file = file.ok_or_else(|| FsError::Corrupt("orphan file is gone".to_owned()))?;
-    let seed = {
-        let inode = fs.inode(file, IoTag::default())?;
-        let core = inode.core.read();
-        core.seed(geo, file)
-    };
-    let mut bytes = handle.write(buf)?;
-    orphan_file::set_slot(&mut bytes, slot, ino);
-    orphan_file::seal(geo, seed, buf.block(), &mut bytes);
-    Ok(())
-}
+#[cfg(test)]
+mod tests;

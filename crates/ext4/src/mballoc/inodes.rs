@@ -139,6 +139,17 @@ impl Allocator {
         Ok(())
     }
 
+    /// Whether the bitmap says that the inode is in use.
+    pub(crate) fn is_inode_used(&self, fs: &Ext4, ino: Ino) -> Result<bool> {
+        let (no, index) = fs.geo().group_of_inode(ino);
+        let group = self.group(no);
+        if group.desc.inode_uninit(fs.geo()) {
+            return Ok(false);
+        }
+        let bits = inode_bitmap(fs, no, &group.desc)?.data();
+        Ok(bitmap::test(&bits, index))
+    }
+
     fn writable_inode_bitmap(
         &self,
         fs: &Ext4,

@@ -1,0 +1,216 @@
+//! What becomes of orphans when nobody holds them any more: at the mount after a crash, and when the
+//! volume is closed.
+//!
+//! The record may be damaged: whatever it says is checked before it is believed, and what is wrong is
+//! noted as damage and dropped. No record keeps a volume from being mounted.
+
+use std::sync::atomic::Ordering;
+
+use steadfs_base::{FileBlock, IoTag};
+use steadfs_vfs::{FileKind, FsError, Result};
+
+use super::{CREDITS, OrphanFile, Orphans, Place, Slot};
+use crate::disk::superblock::STATE_ERROR;
+use crate::disk::{Ino, orphan_file};
+use crate::fs::Ext4;
+
+/// Largest orphan file there is, in bytes; `mke2fs` makes 512 blocks at most.
+const MAX_FILE: u64 = 512 << 16;
+
+impl Orphans {
+    /// Reads the record of the last mount and finishes what is on it: inodes without links are freed,
+    /// others truncated to their size. Returns how many there were.
+    ///
+    /// A volume with noted errors keeps its orphans for e2fsck, as in the kernel: freeing what may
+    /// belong to somebody else would make it worse.
+    pub fn clean_up(&self, fs: &Ext4) -> Result<u64> {
+        let has_errors = fs.sb.lock().state() & STATE_ERROR != 0;
+        if let Err(error) = self.open_file(fs) {
+            self.drop_bad(fs, error)?;
+        }
+        if has_errors {
+            self.state.lock().head = fs.sb.lock().last_orphan();
+            return Ok(0);
+        }
+        self.cleaning.store(true, Ordering::Release);
+        let result = self.clean_all(fs);
+        self.cleaning.store(false, Ordering::Release);
+        result
+    }
+
+    fn clean_all(&self, fs: &Ext4) -> Result<u64> {
+        let (mut found, list_is_bad) = self.load_list(fs);
+        let (in_file, file_is_bad) = self.load_slots(fs);
+        found.extend(in_file);
+        let mut done = 0;
+        for &ino in &found {
+            match self.finish(fs, ino) {
+                Ok(()) => done += 1,
+                Err(error) => self.drop_bad(fs, error)?,
+            }
+        }
+        if let Some(error) = list_is_bad {
+            // What is left of the list leads to nothing that can be believed.
+            let mut handle = fs.txns().begin(CREDITS)?;
+            fs.update_super(&mut handle, |sb| sb.set_last_orphan(None))?;
+            drop(handle);
+            self.state.lock().head = None;
+            self.drop_bad(fs, error)?;
+        }
+        file_is_bad.map_or(Ok(()), |error| self.drop_bad(fs, error))?;
+        Ok(done)
+    }
+
+    /// Damage is noted, and the mount goes on; what else went wrong ends it.
+    fn drop_bad(&self, fs: &Ext4, error: FsError) -> Result<()> {
+        match fs.judge(Err::<(), _>(error)) {
+            Err(FsError::Corrupt(what)) => {
+                tracing::warn!(what, "orphans");
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn finish(&self, fs: &Ext4, ino: Ino) -> Result<()> {
+        let inode = fs.inode(ino, IoTag::default())?;
+        let links = inode.core.read().links;
+        if links == 0 {
+            return fs.evict(&inode);
+        }
+        if inode.kind() == FileKind::Regular {
+            let _alone = inode.lock.write();
+            fs.finish_truncation(&inode)?;
+        }
+        let mut handle = fs.txns().begin(CREDITS)?;
+        self.remove(fs, &mut handle, &inode)
+    }
+
+    /// Whether this can be an orphan.
+    fn check(&self, fs: &Ext4, ino: Ino) -> Result<()> {
+        let bad = |what| Err(FsError::Corrupt(format!("orphans: inode {ino} {what}")));
+        if !fs.geo().is_nameable(ino) || ino == Ino::ROOT {
+            return bad("cannot be one");
+        }
+        if !fs.alloc.is_inode_used(fs, ino)? {
+            return bad("is free");
+        }
+        Ok(())
+    }
+
+    /// Follows the list from the superblock, the newest first, as far as it can be believed; and what
+    /// ended it, if that was not its end.
+    fn load_list(&self, fs: &Ext4) -> (Vec<Ino>, Option<FsError>) {
+        let mut next = fs.sb.lock().last_orphan();
+        self.state.lock().head = next;
+        let mut found: Vec<Ino> = Vec::new();
+        while let Some(ino) = next {
+            match self.load_one(fs, ino, found.last().copied()) {
+                Ok(older) => next = older,
+                Err(error) => return (found, Some(error)),
+            }
+            found.push(ino);
+        }
+        (found, None)
+    }
+
+    fn load_one(&self, fs: &Ext4, ino: Ino, newer: Option<Ino>) -> Result<Option<Ino>> {
+        self.check(fs, ino)?;
+        let inode = fs.inode(ino, IoTag::default())?;
+        let older = Ino(inode.core.read().dtime).some();
+        let mut state = self.state.lock();
+        if state.places.contains_key(&ino) {
+            return Err(FsError::Corrupt(format!(
+                "orphans: inode {ino} is listed twice"
+            )));
+        }
+        inode.set_orphan(true);
+        state.link(ino, newer, older);
+        Ok(older)
+    }
+
+    /// Finds the orphan file's blocks, if the volume has one.
+    fn open_file(&self, fs: &Ext4) -> Result<()> {
+        let Some(ino) = fs.sb.lock().orphan_file() else {
+            return Ok(());
+        };
+        let geo = fs.geo();
+        let bad = |what| FsError::Corrupt(format!("orphan file (inode {ino}) {what}"));
+        let inode = fs.inode(ino, IoTag::default())?;
+        let core = inode.core.read();
+        if core.size > MAX_FILE {
+            return Err(bad("is too large"));
+        }
+        let mut blocks = Vec::new();
+        for n in 0..geo.block_size.blocks_for(core.size) {
+            let at = fs.map_block(&core, ino, FileBlock(n), IoTag::default())?;
+            blocks.push(at.ok_or_else(|| bad("has a hole"))?);
+        }
+        let file = OrphanFile {
+            seed: core.seed(geo, ino),
+            blocks,
+            free: Vec::new(),
+            next: Slot { block: 0, slot: 0 },
+        };
+        drop(core);
+        self.state.lock().file = Some(file);
+        Ok(())
+    }
+
+    /// Reads the orphan file as far as it can be believed.
+    fn load_slots(&self, fs: &Ext4) -> (Vec<Ino>, Option<FsError>) {
+        let mut found = Vec::new();
+        let blocks = self
+            .state
+            .lock()
+            .file
+            .as_ref()
+            .map_or(0, |file| file.blocks.len());
+        let mut first_error = None;
+        for block in 0..blocks {
+            if let Err(error) = self.load_block(fs, block, &mut found) {
+                first_error.get_or_insert(error);
+            }
+        }
+        if first_error.is_some() {
+            // The slots cannot all be told from one another any more: the list serves instead.
+            self.state.lock().file = None;
+        }
+        (found, first_error)
+    }
+
+    fn load_block(&self, fs: &Ext4, block: usize, found: &mut Vec<Ino>) -> Result<()> {
+        let slots: Vec<(u32, Ino)> = {
+            let state = self.state.lock();
+            let file = state.file.as_ref().expect("it has blocks");
+            let data = file.block(fs, block)?.data();
+            orphan_file::orphans(fs.geo(), &data).collect()
+        };
+        for (slot, ino) in slots {
+            self.check(fs, ino)?;
+            let place = Place::Slot(Slot { block, slot });
+            if self.state.lock().places.insert(ino, place).is_some() {
+                return Err(FsError::Corrupt(format!(
+                    "orphans: inode {ino} is listed twice"
+                )));
+            }
+            found.push(ino);
+        }
+        Ok(())
+    }
+
+    /// Frees all orphans when the volume is closed: whoever still held one cannot any more.
+    pub fn free_all(&self, fs: &Ext4) -> Result<()> {
+        let mut result = Ok(());
+        for ino in self.all() {
+            let Some(inode) = fs.inodes.get(ino) else {
+                continue;
+            };
+            if inode.core.read().links == 0 {
+                inode.drop_lookups(u64::MAX);
+                result = result.and(fs.evict(&inode));
+            }
+        }
+        result
+    }
+}

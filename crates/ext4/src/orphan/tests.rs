@@ -1,0 +1,168 @@
+//! Orphans over crashes, unmounts and damage.
+
+use steadfs_base::InodeNo;
+use steadfs_vfs::{Cx, SetAttr};
+
+use crate::disk::test_images::Image;
+use crate::test_world::{ROOT, World};
+
+const KINDS: [&[&str]; 3] = [
+    &["-t", "ext4", "-b", "1024"],
+    &["-t", "ext4", "-b", "1024", "-O", "orphan_file"],
+    // Room for one block of 254: what does not fit goes to the list.
+    &[
+        "-t",
+        "ext4",
+        "-b",
+        "1024",
+        "-O",
+        "orphan_file,^metadata_csum",
+        "-E",
+        "orphan_file_size=32K",
+    ],
+];
+
+/// Open files without names.
+fn orphans(world: &World, count: usize) -> Vec<InodeNo> {
+    (0..count)
+        .map(|_| world.fs.tmpfile(&world.cx, ROOT, 0o600).unwrap().ino)
+        .collect()
+}
+
+#[test]
+fn a_crash_frees_them() {
+    for options in KINDS {
+        let world = World::make(&[options, &["-N", "16384"]].concat(), "64M");
+        let free = world.fs.alloc.totals();
+        let held = orphans(&world, 700);
+        let data = vec![7; 40_000];
+        for &ino in &held[..50] {
+            let inode = world.fs.by_number(ino, world.cx.tag).unwrap();
+            world
+                .fs
+                .write_file(&world.cx, &inode, 0, &data, false)
+                .unwrap();
+        }
+        for &ino in held.iter().skip(100).step_by(3) {
+            world.forget(ino);
+        }
+        let left = world.cut_power();
+        let world = world.recover(left);
+        let now = world.fs.alloc.totals();
+        assert_eq!(
+            (now.free_inodes, now.free + now.pending),
+            (free.free_inodes, free.free)
+        );
+        world.close();
+    }
+}
+
+#[test]
+fn closing_frees_them() {
+    for options in KINDS {
+        let world = World::make(options, "16M");
+        let free = world.fs.alloc.totals().free_inodes;
+        orphans(&world, 20);
+        let file = world
+            .fs
+            .mknod(&world.cx, ROOT, b"file", 0o100_600, 0)
+            .unwrap();
+        world.fs.unlink(&world.cx, ROOT, b"file").unwrap();
+        assert_eq!(
+            world
+                .fs
+                .by_number(file.ino, world.cx.tag)
+                .unwrap()
+                .core
+                .read()
+                .links,
+            0
+        );
+        let world = world.reopen();
+        assert_eq!(world.fs.alloc.totals().free_inodes, free);
+        world.close();
+    }
+}
+
+#[test]
+fn many_come_and_go_in_the_file() {
+    let world = World::make(&[KINDS[2], &["-N", "16384"]].concat(), "64M");
+    let mut held = orphans(&world, 9000);
+    for ino in held.drain(..).rev() {
+        world.forget(ino);
+    }
+    held = orphans(&world, 9000);
+    for ino in held {
+        world.forget(ino);
+    }
+    world.close();
+}
+
+#[test]
+fn a_truncation_leaves_an_orphan_on_record() {
+    let world = World::make(KINDS[0], "64M");
+    let file = world.fs.tmpfile(&world.cx, ROOT, 0o600).unwrap().ino;
+    let inode = world.fs.by_number(file, world.cx.tag).unwrap();
+    let cx = Cx::default();
+    for n in 0..2000u64 {
+        world
+            .fs
+            .write_file(&cx, &inode, n * 4096, b"x", false)
+            .unwrap();
+    }
+    world.fs.sync_volume(&cx).unwrap();
+    let none = SetAttr {
+        size: Some(0),
+        ..SetAttr::default()
+    };
+    world.fs.setattr(&cx, file, &none).unwrap();
+    let left = world.cut_power();
+    let world = world.recover(left);
+    assert!(world.lookup(ROOT, b"lost+found").is_ok());
+    world.close();
+}
+
+/// An image whose list of orphans is this, as 32-bit words: head and then each inode's `i_dtime`.
+fn listed(head: u32, links: &[(u32, u32)]) -> Image {
+    let options = ["-t", "ext4", "-b", "1024", "-O", "^metadata_csum"];
+    let image = World::make(&options, "16M").close();
+    image.debugfs("write /dev/null file");
+    image.debugfs("write /dev/null other");
+    for (ino, next) in links {
+        image.debugfs(&format!("sif <{ino}> links_count 0"));
+        image.debugfs(&format!("sif <{ino}> dtime {next}"));
+    }
+    image.debugfs("unlink file");
+    image.debugfs("unlink other");
+    image.debugfs(&format!("ssv last_orphan {head}"));
+    image
+}
+
+#[test]
+fn damaged_lists_do_not_keep_a_volume_from_being_mounted() {
+    // A whole one, circles, a free inode, the root, the journal, no inode at all.
+    for (head, links, clean) in [
+        (12, &[(12, 13), (13, 0)][..], true),
+        (12, &[(12, 13), (13, 12)], false),
+        (12, &[(12, 12), (13, 0)], false),
+        (12, &[(12, 500), (13, 0)], false),
+        (2, &[], false),
+        (12, &[(12, 8), (13, 0)], false),
+        (4_000_000_000, &[], false),
+    ] {
+        let image = listed(head, links);
+        let world = World::open(image);
+        assert_eq!(world.fs.sb.lock().last_orphan(), None);
+        assert_eq!(
+            world.fs.sb.lock().error_count() > 0,
+            !clean,
+            "{head} {links:?}"
+        );
+        assert_eq!(world.names(ROOT), [b"lost+found"]);
+        if clean {
+            world.close();
+        } else {
+            world.fs.close().unwrap();
+        }
+    }
+}
