@@ -26,9 +26,12 @@ const LARGEST: u32 = 20;
 const CLASSES: usize = (LARGEST - SMALLEST + 1) as usize;
 /// Most arenas of a class: 16 GiB.
 const ARENAS: usize = 4096;
-/// Unused arenas of a class that keep their memory: enough for what a stream has under way.
+/// Unused arenas that keep their memory, besides the first of each class: enough for what a stream
+/// has under way.
 const KEPT: isize = 4;
 
+/// How many unused arenas, the first of each class left out, keep their memory.
+static UNUSED: AtomicIsize = AtomicIsize::new(0);
 static SLABS: [Slab; CLASSES] = [const { Slab::new() }; CLASSES];
 
 /// A slot's place.
@@ -47,8 +50,6 @@ struct Slab {
     made: AtomicUsize,
     /// A bit for each arena that may have a free slot.
     some_free: [AtomicU64; ARENAS / 64],
-    /// Arenas without a used slot that keep their memory.
-    kept: AtomicIsize,
 }
 
 struct Arena {
@@ -103,10 +104,11 @@ pub(super) unsafe fn give_back(place: Place) {
         slab.note_free(index);
     }
     if arena.used.fetch_sub(1, Ordering::AcqRel) == 1
-        && slab.kept.fetch_add(1, Ordering::Relaxed) >= KEPT
+        && index > 0
+        && UNUSED.fetch_add(1, Ordering::Relaxed) >= KEPT
         && arena.give_up_memory()
     {
-        slab.kept.fetch_sub(1, Ordering::Relaxed);
+        UNUSED.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -116,7 +118,6 @@ impl Slab {
             arenas: [const { AtomicPtr::new(ptr::null_mut()) }; ARENAS],
             made: AtomicUsize::new(0),
             some_free: [const { AtomicU64::new(0) }; ARENAS / 64],
-            kept: AtomicIsize::new(0),
         }
     }
 
@@ -152,9 +153,10 @@ impl Slab {
         let arena = self.arena(index)?;
         if let Some(slot) = arena.take() {
             if arena.used.fetch_add(1, Ordering::AcqRel) == 0
+                && index > 0
                 && !arena.emptied.swap(false, Ordering::AcqRel)
             {
-                self.kept.fetch_sub(1, Ordering::Relaxed);
+                UNUSED.fetch_sub(1, Ordering::Relaxed);
             }
             return Some(slot);
         }

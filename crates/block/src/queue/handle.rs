@@ -57,6 +57,11 @@ impl Io {
         self.request.store(id.to_word(), Ordering::Relaxed);
     }
 
+    /// Whether somebody can still wait for it.
+    pub(super) fn has_handle(&self) -> bool {
+        self.handles.load(Ordering::Acquire) > 0
+    }
+
     pub(super) fn is_done(&self) -> bool {
         self.done.load(Ordering::Acquire)
     }
@@ -155,8 +160,7 @@ impl Drop for IoHandle {
     fn drop(&mut self) {
         let last = self.io.handles.fetch_sub(1, Ordering::AcqRel) == 1;
         if last && !self.io.is_done() {
-            // Nobody can wait for it any more.
-            self.queue.start_held(self.io.request());
+            self.queue.forsaken(self.io.request());
         }
     }
 }

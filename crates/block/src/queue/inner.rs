@@ -106,10 +106,20 @@ impl Inner {
         self.pump(state, now);
     }
 
-    /// Starts a request that is held: nobody is going to wait for it.
+    /// Starts a request that is held: somebody watches it without waiting.
     pub(super) fn start_held(self: &Arc<Self>, id: ReqId) {
         let mut state = self.state.lock();
         if state.key_of(id).is_some() {
+            let now = now();
+            state.release_held(id, None, now);
+            self.pump(state, now);
+        }
+    }
+
+    /// Nobody can wait for a request any more: starts it, unless a plug will.
+    pub(super) fn forsaken(self: &Arc<Self>, id: ReqId) {
+        let mut state = self.state.lock();
+        if let Some(HoldKey::Task(_)) = state.key_of(id) {
             let now = now();
             state.release_held(id, None, now);
             self.pump(state, now);

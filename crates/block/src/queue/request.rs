@@ -116,10 +116,16 @@ impl Request {
         std::iter::once(&self.first).chain(&self.merged)
     }
 
-    /// Whether the tag says that the submitter waits, and each of its bios can be waited for.
+    /// Whether the tag says that somebody waits, everybody has a handle to wait by, and one of them
+    /// is still there.
     pub(super) fn will_be_waited_for(&self) -> bool {
-        let has_handle = |part: &Part| matches!(part.to, Completion::Handle(_));
-        is_urgent(self.tag) && self.parts().all(has_handle)
+        let io = |part: &Part| match &part.to {
+            Completion::Handle(io) => Some(io.has_handle()),
+            Completion::Call(_) => None,
+        };
+        is_urgent(self.tag)
+            && self.parts().all(|part| io(part).is_some())
+            && self.parts().any(|part| io(part) == Some(true))
     }
 
     /// Whether `bio` may be appended to this one, which ends where it begins.

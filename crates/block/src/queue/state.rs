@@ -296,7 +296,7 @@ impl State {
 
     /// Releases one request, if it is held.
     pub(super) fn release_held(&mut self, id: ReqId, runner: Option<Runner>, now: Instant) {
-        if let Some(at) = self.held.iter().position(|(_, held)| *held == id) {
+        if let Some(at) = self.held.iter().rposition(|(_, held)| *held == id) {
             self.held.remove(at);
             self.release(id, runner, now);
         }

@@ -393,6 +393,47 @@ fn the_last_waiter_may_close_the_device() {
 }
 
 #[test]
+fn a_device_that_ends_requests_at_once_makes_no_recursion() {
+    const COUNT: u64 = 100_000;
+    let device = Arc::new(MemDevice::new(2 * COUNT * UNIT));
+    let queue = Queue::new(device, QueueOptions::default());
+    let ended = Arc::new(AtomicUsize::new(0));
+    let plug = queue.plug();
+    for n in 0..COUNT {
+        let ended = Arc::clone(&ended);
+        plug.submit_with(Bio::discard(2 * n * UNIT, UNIT), BACKGROUND, move |_, _| {
+            ended.fetch_add(1, Ordering::Relaxed);
+        });
+    }
+    drop(plug);
+    assert_eq!(ended.load(Ordering::Relaxed) as u64, COUNT);
+}
+
+#[test]
+fn many_may_wait_for_one_request() {
+    for seed in 0..20 {
+        sim::run(sim::Config::new(seed), || {
+            let device: Arc<dyn Device> = Arc::new(Slow(Arc::new(MemDevice::new(SIZE))));
+            let queue = Queue::new(device, QueueOptions::default());
+            for tag in [WAITED, BACKGROUND] {
+                let ios = [
+                    queue.submit(block(0, 1), tag),
+                    queue.flush(tag),
+                    queue.flush(tag),
+                ];
+                let tasks: Vec<_> = (0..4)
+                    .map(|_| {
+                        let ios = ios.clone();
+                        steadfs_rt::spawn("waiter", move || wait_all(&ios).unwrap())
+                    })
+                    .collect();
+                tasks.into_iter().for_each(steadfs_rt::JoinHandle::join);
+            }
+        });
+    }
+}
+
+#[test]
 fn statistics_are_json() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
