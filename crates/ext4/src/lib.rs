@@ -1,5 +1,6 @@
 //! ext2, ext3 and ext4 on their real on-disk format.
 
+pub mod check;
 pub mod disk;
 pub mod format;
 

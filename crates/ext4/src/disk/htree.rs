@@ -17,7 +17,7 @@ const ENTRY_SIZE: usize = 8;
 const TAIL_SIZE: usize = 8;
 const INFO_SIZE: u8 = 8;
 /// Where the root's information lies: behind the entries of `.` and `..`.
-const INFO_AT: usize = 24;
+pub(crate) const INFO_AT: usize = 24;
 const ROOT_ENTRIES_AT: usize = 32;
 const NODE_ENTRIES_AT: usize = 8;
 /// Directory blocks have 28 bits in an entry.

@@ -49,7 +49,7 @@ pub use error::{CorruptKind, DiskError, Place, Result, Structure};
 pub use extent::{Extent, ExtentIndex};
 pub use features::{Compat, Features, Incompat, MountMode, RoCompat};
 pub(crate) use geometry::has_super;
-pub use geometry::{Geometry, GroupOverhead};
+pub use geometry::{Geometry, GroupOverhead, MIN_DESC_SIZE};
 pub use group_desc::GroupDesc;
 pub use ids::{GroupNo, Ino};
 pub use inode::Inode;

@@ -43,6 +43,14 @@ impl Image {
         image
     }
 
+    /// An image file with these bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let image = Self { dir };
+        fs::write(image.path(), bytes).unwrap();
+        image
+    }
+
     pub(crate) fn path(&self) -> PathBuf {
         self.dir.path().join("image")
     }

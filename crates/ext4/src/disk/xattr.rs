@@ -196,6 +196,22 @@ impl<'a> Area<'a> {
         }
     }
 
+    /// Whether the room that one value takes is another's too.
+    fn has_overlap(&self) -> bool {
+        let mut ranges = Vec::new();
+        let mut at = self.first;
+        while get32(self.base, at) != 0 {
+            let size = idx(get32(self.base, at + 8));
+            if get32(self.base, at + 4) == 0 && size > 0 {
+                let offset = usize::from(get16(self.base, at + 2));
+                ranges.push(offset..offset + value_size(size));
+            }
+            at += entry_size(self.base[at].into());
+        }
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges.windows(2).any(|pair| pair[0].end > pair[1].start)
+    }
+
     fn attrs(self) -> impl Iterator<Item = Attr<'a>> + use<'a> {
         let mut at = self.first;
         std::iter::from_fn(move || {
@@ -239,6 +255,11 @@ impl<'a> InodeAttrs<'a> {
         };
         area.validate()?;
         Ok(Self(Some(area)))
+    }
+
+    /// Whether values share room, which they must not.
+    pub fn has_overlap(&self) -> bool {
+        self.0.is_some_and(|area| area.has_overlap())
     }
 
     /// All attributes.
@@ -302,6 +323,11 @@ impl<'a> BlockAttrs<'a> {
     pub fn get(&self, index: u8, name: &[u8]) -> Option<Attr<'a>> {
         self.iter()
             .find(|attr| attr.index == index && attr.name == name)
+    }
+
+    /// Whether values share room, which they must not.
+    pub fn has_overlap(&self) -> bool {
+        self.area.has_overlap()
     }
 
     /// Whether `h_hash` is what the entries' hashes make, or 0: e2fsprogs does not compute it.

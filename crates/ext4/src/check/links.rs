@@ -1,0 +1,139 @@
+//! Names against inodes: link counts, connectivity, parents.
+
+use steadfs_vfs::FileKind;
+
+use super::tables::InodeState;
+use super::{Checker, Issue};
+use crate::disk::Ino;
+use crate::disk::dir_entry::file_type_of;
+use crate::disk::features::RoCompat;
+use crate::disk::inode::LINK_MAX;
+
+impl Checker<'_> {
+    pub(super) fn check_links(&mut self) {
+        self.count_subdirs();
+        if self.dir_index(Ino::ROOT).is_none() {
+            self.issue(Issue::NoRoot);
+        }
+        for i in 0..self.dirs.len() {
+            self.check_dir_links(i);
+        }
+        self.check_loops();
+        for group in self.geo.groups() {
+            let count = self.inodes.group(group).map_or(0, <[_]>::len) as u32;
+            for index in 0..count {
+                self.check_inode_links(self.geo.inode_at(group, index));
+            }
+        }
+    }
+
+    fn count_subdirs(&mut self) {
+        for i in 0..self.dirs.len() {
+            let dir = &self.dirs[i];
+            if let Some(parent) = dir.dotdot
+                && dir.ino != Ino::ROOT
+                && let Some(p) = self.dir_index(parent)
+            {
+                self.dirs[p].subdirs += 1;
+            }
+        }
+    }
+
+    fn check_dir_links(&mut self, i: usize) {
+        let dir = &self.dirs[i];
+        let (ino, dotdot) = (dir.ino, dir.dotdot);
+        let parent = if ino == Ino::ROOT {
+            Some(Ino::ROOT)
+        } else {
+            dir.parent
+        };
+        let Some(parent) = parent else {
+            return self.issue(Issue::Unattached { ino });
+        };
+        if let Some(stored) = dotdot
+            && stored != parent
+        {
+            self.issue(Issue::WrongParent {
+                dir: ino,
+                stored,
+                parent,
+            });
+        }
+        let many_links = self.geo.has_ro_compat(RoCompat::DIR_NLINK);
+        let state = self.inodes.get(&self.geo, ino);
+        let mut counted = 2 + self.dirs[i].subdirs;
+        // Once a directory has had too many it stays at 1.
+        if many_links
+            && (counted > LINK_MAX.into() || (state.links == 1 && state.has(InodeState::INDEXED)))
+        {
+            counted = 1;
+        }
+        let stored = state.links.into();
+        if stored != counted {
+            self.issue(Issue::LinkCount {
+                ino,
+                stored,
+                counted,
+            });
+        }
+    }
+
+    /// Finds directories that are named, but not from the root down.
+    fn check_loops(&mut self) {
+        #[derive(Clone, Copy, PartialEq)]
+        enum Seen {
+            No,
+            OnPath,
+            Done,
+        }
+        let mut seen = vec![Seen::No; self.dirs.len()];
+        let mut path = Vec::new();
+        for start in 0..self.dirs.len() {
+            let mut at = Some(start);
+            while let Some(i) = at.filter(|&i| seen[i] == Seen::No) {
+                seen[i] = Seen::OnPath;
+                path.push(i);
+                let dir = &self.dirs[i];
+                at = dir
+                    .parent
+                    .filter(|_| dir.ino != Ino::ROOT)
+                    .and_then(|parent| self.dir_index(parent));
+            }
+            if let Some(i) = at.filter(|&i| seen[i] == Seen::OnPath) {
+                let ino = self.dirs[i].ino;
+                self.issue(Issue::DirLoop { ino });
+            }
+            for i in path.drain(..) {
+                seen[i] = Seen::Done;
+            }
+        }
+    }
+
+    fn check_inode_links(&mut self, ino: Ino) {
+        let state = self.inodes.get(&self.geo, ino);
+        let is_value = state.has(InodeState::EA_INODE) && state.has(InodeState::USED);
+        if state.has(InodeState::ATTR_VALUE) && !is_value {
+            return self.issue(Issue::XattrInode { value: ino });
+        }
+        let is_dir = state.kind == file_type_of(FileKind::Directory);
+        if !state.has(InodeState::USED) || state.has(InodeState::HIDDEN) || is_dir {
+            return;
+        }
+        if is_value {
+            if !state.has(InodeState::ATTR_VALUE) {
+                self.issue(Issue::Unattached { ino });
+            }
+            return;
+        }
+        // An orphan without links has no name; one with links is only being truncated.
+        if state.names == 0 && state.links > 0 {
+            self.issue(Issue::Unattached { ino });
+        } else if state.names != state.links.into() {
+            self.issue(Issue::LinkCount {
+                ino,
+                stored: state.links.into(),
+                counted: state.names,
+            });
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! The map of an inode, by extents or indirect blocks: claims every block it uses.
+
+use std::ops::Range;
+
+use steadfs_base::{DevBlock, FileBlock};
+use steadfs_vfs::InodeFlags;
+
+use super::tables::Run;
+use super::{Checker, Issue};
+use crate::disk::extent::{self, ExtentNode, FILE_END, ROOT_ENTRIES};
+use crate::disk::num::get32;
+use crate::disk::{ChecksumSeed, DiskError, Extent, Ino, Inode, Structure, indirect};
+
+/// Where the runs of blocks go besides being claimed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Collect {
+    /// Nowhere.
+    Nothing,
+    /// To the directories' blocks.
+    Dir,
+    /// To the journal's blocks.
+    Journal,
+    /// To the orphan file's blocks.
+    Orphans,
+}
+
+/// What a map was found to be.
+pub(super) struct Walk {
+    pub(super) ino: Ino,
+    seed: ChecksumSeed,
+    collect: Collect,
+    /// Unwritten blocks are not allowed.
+    all_written: bool,
+    /// Blocks used, metadata included (whole clusters with `bigalloc`).
+    pub(super) blocks: u64,
+    /// Last written file block.
+    pub(super) last_written: Option<u64>,
+    /// Behind the last mapped file block.
+    pub(super) end: u64,
+    /// First file block, and the device block of file block 0.
+    pub(super) first: Option<(u64, DevBlock)>,
+    /// Nothing in it was wrong.
+    pub(super) intact: bool,
+    last_cluster: Option<u64>,
+    /// Blocks of an indirect map that wait to be claimed as one run.
+    pending: Option<Extent>,
+}
+
+impl Walk {
+    pub(super) fn new(ino: Ino, seed: ChecksumSeed, collect: Collect, all_written: bool) -> Self {
+        Self {
+            ino,
+            seed,
+            collect,
+            all_written,
+            blocks: 0,
+            last_written: None,
+            end: 0,
+            first: None,
+            intact: true,
+            last_cluster: None,
+            pending: None,
+        }
+    }
+}
+
+impl Checker<'_> {
+    /// Walks the map of an inode that has one.
+    pub(super) fn walk_map(&mut self, inode: &Inode, walk: &mut Walk) {
+        if inode.has(InodeFlags::EXTENTS) {
+            self.walk_extents(inode, walk);
+        } else {
+            self.walk_indirect(inode, walk);
+        }
+    }
+
+    fn walk_extents(&mut self, inode: &Inode, walk: &mut Walk) {
+        let whole = FileBlock(0)..FILE_END;
+        match ExtentNode::parse_root(&self.geo, &inode.block) {
+            Ok(root) => self.walk_node(walk, &root, &whole, ROOT_ENTRIES),
+            Err(error) => {
+                walk.intact = false;
+                self.issue(Issue::ExtentNode(error.in_inode(walk.ino)));
+            }
+        }
+    }
+
+    fn walk_node(
+        &mut self,
+        walk: &mut Walk,
+        node: &ExtentNode<'_>,
+        own: &Range<FileBlock>,
+        most: u16,
+    ) {
+        // Room for a checksum, and some for what may come, is all that may be left unused.
+        if node.capacity() + 2 < most {
+            let rule = "less than fit";
+            let max = node.capacity();
+            let error = DiskError::field(Structure::ExtentNode, "eh_max", max, rule);
+            self.issue(Issue::ExtentNode(error.in_inode(walk.ino)));
+        }
+        if node.depth() == 0 {
+            for extent in node.extents() {
+                self.claim_extent(walk, &extent);
+            }
+            return;
+        }
+        for (i, index) in (0..).zip(node.indexes()) {
+            let expect = node.expect_child(i, own);
+            if !self.claim_meta(walk, index.child) {
+                continue;
+            }
+            let level = usize::from(node.depth());
+            let mut buf = std::mem::take(&mut self.levels[level]);
+            if self.read_block(index.child, &mut buf) {
+                match ExtentNode::parse_block(&self.geo, walk.seed, &buf, &expect) {
+                    Ok(child) => {
+                        let most = extent::block_entries(&self.geo);
+                        self.walk_node(walk, &child, &expect.blocks, most);
+                    }
+                    Err(error) => {
+                        walk.intact = false;
+                        let error = error.in_inode(walk.ino).in_block(index.child);
+                        self.issue(Issue::ExtentNode(error));
+                    }
+                }
+            }
+            self.levels[level] = buf;
+        }
+    }
+
+    /// Claims a block of the map itself; false where it was in use, so that nothing is visited twice.
+    pub(super) fn claim_meta(&mut self, walk: &mut Walk, block: DevBlock) -> bool {
+        walk.blocks += u64::from(self.geo.blocks_per_cluster());
+        let Some(twice) = self.used.claim(&self.geo, block, 1) else {
+            return true;
+        };
+        walk.intact = false;
+        self.issue(Issue::BlockUsedTwice {
+            ino: walk.ino,
+            block: twice.first,
+            count: twice.count,
+        });
+        false
+    }
+
+    fn claim_extent(&mut self, walk: &mut Walk, extent: &Extent) {
+        let mut start = extent.start;
+        let mut len = u64::from(extent.len);
+        let bits = self.geo.cluster_bits;
+        if bits > 0 {
+            // Extents of one file may lie in one cluster, which counts once.
+            let cluster = start.0 >> bits;
+            let last = (start.0 + len - 1) >> bits;
+            if walk.last_cluster.replace(last) == Some(cluster) {
+                let skipped = (((cluster + 1) << bits) - start.0).min(len);
+                start = start.plus(skipped);
+                len -= skipped;
+            }
+            if len > 0 {
+                walk.blocks += (last + 1 - (start.0 >> bits)) << bits;
+            }
+        } else {
+            walk.blocks += len;
+        }
+        if len > 0
+            && let Some(twice) = self.used.claim(&self.geo, start, len)
+            && !self.shared_blocks
+        {
+            walk.intact = false;
+            self.issue(Issue::BlockUsedTwice {
+                ino: walk.ino,
+                block: twice.first,
+                count: twice.count,
+            });
+        }
+        self.note_extent(walk, extent);
+    }
+
+    fn note_extent(&mut self, walk: &mut Walk, extent: &Extent) {
+        let first = extent.block.0;
+        walk.end = walk.end.max(extent.end().0);
+        if walk.first.is_none() {
+            walk.first = Some((first, extent.start));
+        }
+        if !extent.unwritten {
+            walk.last_written = walk.last_written.max(Some(extent.end().0 - 1));
+        } else if walk.all_written {
+            walk.intact = false;
+            let (ino, block) = (walk.ino, first);
+            self.issue(Issue::Unwritten { ino, block });
+        }
+        let run = Run {
+            block: extent.block,
+            len: extent.len,
+            start: extent.start,
+        };
+        match walk.collect {
+            Collect::Nothing => {}
+            Collect::Dir => self.dir_runs.push(run),
+            Collect::Journal => self.journal_runs.push(run),
+            Collect::Orphans => self.orphan_runs.push(run),
+        }
+    }
+
+    fn walk_indirect(&mut self, inode: &Inode, walk: &mut Walk) {
+        let per_block = indirect::per_block(&self.geo);
+        for word in 0..indirect::DIRECT {
+            let block = get32(&inode.block, word as usize * 4);
+            self.map_data(walk, word.into(), block);
+        }
+        let bases = indirect::bases(per_block);
+        for (word, depth) in [
+            (indirect::INDIRECT, 1),
+            (indirect::DOUBLE, 2),
+            (indirect::TRIPLE, 3),
+        ] {
+            let block = get32(&inode.block, word as usize * 4);
+            self.walk_map_block(walk, bases[depth - 1], block, depth);
+        }
+        self.flush_pending(walk);
+    }
+
+    /// Walks a block of block numbers, `depth` levels above data, that maps from `base` on.
+    fn walk_map_block(&mut self, walk: &mut Walk, base: u64, block: u32, depth: usize) {
+        if block == 0 || !self.is_mappable(walk, base, block) {
+            return;
+        }
+        let at = DevBlock(block.into());
+        if !self.claim_meta(walk, at) {
+            return;
+        }
+        let mut buf = std::mem::take(&mut self.levels[depth]);
+        if self.read_block(at, &mut buf) {
+            let per_block = u64::from(indirect::per_block(&self.geo));
+            let step = per_block.pow(depth as u32 - 1);
+            for (i, word) in (0..).zip(buf.chunks_exact(4)) {
+                let child = get32(word, 0);
+                if child == 0 {
+                    continue;
+                }
+                if depth == 1 {
+                    self.map_data(walk, base + i, child);
+                } else {
+                    self.walk_map_block(walk, base + i * step, child, depth - 1);
+                }
+            }
+        }
+        self.levels[depth] = buf;
+    }
+
+    fn is_mappable(&mut self, walk: &mut Walk, file_block: u64, block: u32) -> bool {
+        let fine = self.geo.is_data_range(DevBlock(block.into()), 1);
+        if !fine {
+            walk.intact = false;
+            self.issue(Issue::MapBlock {
+                ino: walk.ino,
+                file_block,
+                block,
+            });
+        }
+        fine
+    }
+
+    fn map_data(&mut self, walk: &mut Walk, file_block: u64, block: u32) {
+        if block == 0 || !self.is_mappable(walk, file_block, block) {
+            return;
+        }
+        let one = Extent {
+            block: FileBlock(file_block),
+            len: 1,
+            start: DevBlock(block.into()),
+            unwritten: false,
+        };
+        if let Some(pending) = &mut walk.pending
+            && pending.can_merge(&one)
+        {
+            pending.len += 1;
+            return;
+        }
+        self.flush_pending(walk);
+        walk.pending = Some(one);
+    }
+
+    fn flush_pending(&mut self, walk: &mut Walk) {
+        if let Some(run) = walk.pending.take() {
+            self.claim_extent(walk, &run);
+        }
+    }
+}

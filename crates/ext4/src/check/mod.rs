@@ -1,0 +1,348 @@
+//! Read-only consistency checker: what e2fsck -fn would say, as a list of exact [`Issue`]s.
+//!
+//! It reads through a [`BlockSource`], so that it runs on an image in memory, on a device, and on
+//! the state that a journal replay leaves in memory. It changes nothing, keeps a bitmap of blocks and
+//! eight bytes an inode for the groups that are in use, and never panics or loops on damage: each
+//! metadata block is visited once, whatever points to it.
+//!
+//! The steps, in order: superblock and group descriptors; orphans; every inode with its map and
+//! attributes; every directory; names against inodes; bitmaps and counts.
+//!
+//! Where it differs from e2fsck on purpose:
+//! - inodes on the orphan list or in the orphan file are accounted for, not complained of: the next
+//!   mount removes them;
+//! - a missing `lost+found`, backup superblocks and a file system marked as having errors are not
+//!   damage;
+//! - names that are equal in different blocks of one directory are found too.
+//!
+//! What a volume has that is not looked at is named in [`Report::skipped`].
+
+mod bitmaps;
+mod dirs;
+mod groups;
+mod htree;
+mod inodes;
+mod issue;
+mod links;
+mod map;
+mod special;
+mod tables;
+mod xattrs;
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use steadfs_base::DevBlock;
+
+use crate::disk::dir_entry::DirLayout;
+use crate::disk::features::{self, Incompat, MountMode, RoCompat};
+use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
+use crate::disk::{Geometry, GroupDesc, Superblock};
+
+pub use issue::Issue;
+use tables::{Dir, InodeTable, Run, UsedBlocks};
+
+/// Where the checker reads from.
+pub trait BlockSource {
+    /// Size of the volume's device or file.
+    fn size_bytes(&self) -> u64;
+    /// Fills `buf` from byte `offset`. The range is within [`BlockSource::size_bytes`].
+    ///
+    /// # Errors
+    /// The range cannot be read.
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+}
+
+impl BlockSource for &[u8] {
+    fn size_bytes(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let bytes = usize::try_from(offset)
+            .ok()
+            .and_then(|start| self.get(start..start.checked_add(buf.len())?))
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+impl BlockSource for Vec<u8> {
+    fn size_bytes(&self) -> u64 {
+        self.as_slice().size_bytes()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.as_slice().read(offset, buf)
+    }
+}
+
+/// How to check.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Keep at most this many issues; the rest is counted.
+    pub max_issues: usize,
+    /// Refuse ([`Issue::TooLarge`]) volumes that could need more bytes of memory than this.
+    pub memory_limit: u64,
+    /// The journal was just replayed: counts in the superblock, which are not journaled with each
+    /// change, may be old. Implied by `needs_recovery`.
+    pub after_crash: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            max_issues: 1000,
+            memory_limit: 4 << 30,
+            after_crash: false,
+        }
+    }
+}
+
+/// What was counted on the way.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Blocks of the volume.
+    pub blocks: u64,
+    /// Blocks in use by files and metadata.
+    pub blocks_used: u64,
+    /// Inodes of the volume.
+    pub inodes: u32,
+    /// Inodes in use, reserved ones included.
+    pub inodes_used: u32,
+    /// Regular files.
+    pub files: u32,
+    /// Directories.
+    pub dirs: u32,
+    /// Directories with a hash index.
+    pub indexed_dirs: u32,
+    /// Symbolic links.
+    pub symlinks: u32,
+    /// Devices, pipes and sockets.
+    pub specials: u32,
+    /// Names, `.` and `..` not counted.
+    pub names: u64,
+    /// Blocks of extended attributes.
+    pub xattr_blocks: u32,
+    /// Inodes on the orphan list or in the orphan file.
+    pub orphans: u32,
+    /// Whether the journal waits for recovery.
+    pub needs_recovery: bool,
+    /// `s_state` as stored.
+    pub state: u16,
+    /// By how much the superblock's count of free blocks differs (stored less counted).
+    pub free_blocks_off: i64,
+    /// By how much the superblock's count of free inodes differs (stored less counted).
+    pub free_inodes_off: i64,
+}
+
+/// The result of a check.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Everything found, in the order of the steps.
+    pub issues: Vec<Issue>,
+    /// Issues beyond [`Options::max_issues`].
+    pub more: u64,
+    /// What was counted.
+    pub stats: Stats,
+    /// What the volume has and was not checked, by name.
+    pub skipped: Vec<Cow<'static, str>>,
+}
+
+impl Report {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.issues.is_empty() && self.more == 0
+    }
+}
+
+/// Checks the volume that `src` holds.
+pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
+    let mut report = Report::default();
+    let sb = match read_superblock(src) {
+        Ok(sb) => sb,
+        Err(issue) => {
+            report.issues.push(issue);
+            return report;
+        }
+    };
+    if let MountMode::Refused { features } = features::mount_mode(sb.features()) {
+        let names = features.join(", ");
+        report.issues.push(Issue::Unsupported { names });
+        return report;
+    }
+    let geo = sb.geometry().clone();
+    let needed = memory_needed(&geo);
+    if needed > options.memory_limit {
+        report.issues.push(Issue::TooLarge { needed });
+        return report;
+    }
+    let mut checker = Checker::new(src, options, sb, geo);
+    checker.report = report;
+    checker.run();
+    checker.report
+}
+
+fn read_superblock(src: &dyn BlockSource) -> Result<Superblock, Issue> {
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    let end = SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE as u64;
+    if src.size_bytes() < end || src.read(SUPERBLOCK_OFFSET, &mut bytes).is_err() {
+        return Err(Issue::Unreadable { block: DevBlock(0) });
+    }
+    Superblock::parse_lenient(&bytes).map_err(Issue::Superblock)
+}
+
+/// The most that the tables can grow to.
+fn memory_needed(geo: &Geometry) -> u64 {
+    let groups = u64::from(geo.group_count);
+    let per_group = size_of::<GroupDesc>() as u64 + 64;
+    geo.blocks_count / 8 + u64::from(geo.inodes_count) * 8 + groups * per_group
+}
+
+/// The state of a check.
+struct Checker<'a> {
+    src: &'a dyn BlockSource,
+    options: &'a Options,
+    sb: Superblock,
+    geo: Geometry,
+    layout: DirLayout,
+    report: Report,
+    /// One for each group; a default one where it cannot be used.
+    descs: Vec<GroupDesc>,
+    used: UsedBlocks,
+    inodes: InodeTable,
+    dirs: Vec<Dir>,
+    /// Blocks of directories, of one after the other.
+    dir_runs: Vec<Run>,
+    /// Blocks of the journal.
+    journal_runs: Vec<Run>,
+    /// Blocks of the orphan file.
+    orphan_runs: Vec<Run>,
+    /// Attribute blocks: stored and counted references.
+    xattr_blocks: BTreeMap<u64, xattrs::Shared>,
+    /// Inodes on the orphan list or in the orphan file.
+    orphans: BTreeSet<u32>,
+    /// Several inodes may own a block.
+    shared_blocks: bool,
+    /// Block buffers for the levels of a map; taken and given back.
+    levels: [Vec<u8>; 6],
+}
+
+impl<'a> Checker<'a> {
+    fn new(src: &'a dyn BlockSource, options: &'a Options, sb: Superblock, geo: Geometry) -> Self {
+        Self {
+            src,
+            options,
+            layout: DirLayout::of(&geo),
+            report: Report::default(),
+            descs: Vec::with_capacity(geo.group_count as usize),
+            used: UsedBlocks::new(&geo),
+            inodes: InodeTable::new(&geo),
+            dirs: Vec::new(),
+            dir_runs: Vec::new(),
+            journal_runs: Vec::new(),
+            orphan_runs: Vec::new(),
+            xattr_blocks: BTreeMap::new(),
+            orphans: BTreeSet::new(),
+            shared_blocks: geo.has_ro_compat(RoCompat::SHARED_BLOCKS),
+            levels: Default::default(),
+            sb,
+            geo,
+        }
+    }
+
+    fn run(&mut self) {
+        self.name_skipped();
+        self.check_superblock();
+        self.check_groups();
+        self.collect_orphans();
+        self.check_inodes();
+        self.check_special();
+        self.check_xattr_refcounts();
+        self.check_dirs();
+        self.check_links();
+        self.check_bitmaps();
+    }
+
+    fn issue(&mut self, issue: Issue) {
+        if self.report.issues.len() < self.options.max_issues {
+            self.report.issues.push(issue);
+        } else {
+            self.report.more += 1;
+        }
+    }
+
+    /// Reads a block of the volume; false (and an issue) where that is not possible.
+    fn read_block(&mut self, block: DevBlock, buf: &mut Vec<u8>) -> bool {
+        self.read_blocks(block, 1, buf)
+    }
+
+    /// Reads `count` blocks in a row.
+    fn read_blocks(&mut self, first: DevBlock, count: usize, buf: &mut Vec<u8>) -> bool {
+        let len = count * self.geo.block_size.bytes();
+        if buf.len() != len {
+            buf.clear();
+            buf.resize(len, 0);
+        }
+        let offset = self.geo.block_size.offset_of(first);
+        let fits = offset
+            .checked_add(len as u64)
+            .is_some_and(|end| end <= self.src.size_bytes());
+        if fits && self.src.read(offset, buf).is_ok() {
+            return true;
+        }
+        self.issue(Issue::Unreadable { block: first });
+        false
+    }
+
+    fn skip(&mut self, what: &'static str) {
+        if !self.report.skipped.iter().any(|known| known == what) {
+            self.report.skipped.push(what.into());
+        }
+    }
+
+    fn name_skipped(&mut self) {
+        let geo = &self.geo;
+        let unknown = geo.features.ro_compat.without(RoCompat(0x1FFFF));
+        let unknown: Vec<_> = unknown
+            .names()
+            .map(|name| format!("{name}, unknown"))
+            .collect();
+        let parts = [
+            (
+                geo.has_ro_compat(RoCompat::SHARED_BLOCKS),
+                "blocks used twice (shared_blocks)",
+            ),
+            (geo.has_ro_compat(RoCompat::QUOTA), "quota usage (quota)"),
+            (
+                geo.has_ro_compat(RoCompat::VERITY),
+                "file contents against their hashes (verity)",
+            ),
+            (
+                geo.has_incompat(Incompat::EA_INODE),
+                "contents and reference counts of attribute inodes (ea_inode)",
+            ),
+            (
+                geo.has_incompat(Incompat::CASEFOLD),
+                "hashes and equality of casefolded names (casefold)",
+            ),
+            (
+                geo.has_incompat(Incompat::MMP),
+                "the multiple-mount-protection block (mmp)",
+            ),
+        ];
+        for (there, what) in parts {
+            if there {
+                self.skip(what);
+            }
+        }
+        for name in unknown {
+            self.report.skipped.push(name.into());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+//! What the checker remembers: which blocks are in use, and a few bytes for each inode and directory
+//! in use. Memory is taken by group, when the first of its blocks or inodes turns up.
+
+use steadfs_base::{DevBlock, FileBlock};
+
+use crate::disk::{ChecksumSeed, Geometry, GroupNo, Ino, bitmap};
+
+/// Blocks (clusters with `bigalloc`) found in use.
+pub(super) struct UsedBlocks {
+    groups: Vec<Option<Box<[u8]>>>,
+    bytes: usize,
+}
+
+/// Blocks that were in use already when they were claimed.
+pub(super) struct Twice {
+    pub(super) first: DevBlock,
+    pub(super) count: u32,
+}
+
+impl UsedBlocks {
+    pub(super) fn new(geo: &Geometry) -> Self {
+        Self {
+            groups: vec![None; geo.group_count as usize],
+            bytes: geo.block_bitmap_bytes(),
+        }
+    }
+
+    /// The bitmap of a group, where anything in it is in use.
+    pub(super) fn group(&self, group: GroupNo) -> Option<&[u8]> {
+        self.groups[group.0 as usize].as_deref()
+    }
+
+    /// Marks the blocks (the clusters they lie in) and tells which were marked before. The range
+    /// lies within the volume's groups.
+    pub(super) fn claim(&mut self, geo: &Geometry, start: DevBlock, len: u64) -> Option<Twice> {
+        let mut twice: Option<Twice> = None;
+        let mut at = start;
+        let end = start.0 + len;
+        while at.0 < end {
+            let (group, index) = geo.group_of_block(at);
+            let here = (end - at.0).min(u64::from(geo.blocks_per_group - index)) as u32;
+            let bits = index >> geo.cluster_bits..((index + here - 1) >> geo.cluster_bits) + 1;
+            let bytes = self.bytes;
+            let map = self.groups[group.0 as usize]
+                .get_or_insert_with(|| vec![0; bytes].into_boxed_slice());
+            if let Some(first) = bitmap::find_next_set(map, bits.clone()) {
+                let count = bitmap::count_ones(map, first..bits.end);
+                let first = geo
+                    .first_block_of(group)
+                    .plus(u64::from(first) << geo.cluster_bits);
+                match &mut twice {
+                    Some(twice) => twice.count += count,
+                    None => twice = Some(Twice { first, count }),
+                }
+            }
+            bitmap::set_range(map, bits);
+            at = at.plus(here.into());
+        }
+        twice
+    }
+}
+
+/// What is known of an inode.
+#[derive(Clone, Copy, Default)]
+pub(super) struct InodeState {
+    /// Type byte as in directory entries; 0 where it has none.
+    pub(super) kind: u8,
+    flags: u8,
+    /// Links as stored.
+    pub(super) links: u16,
+    /// Names found.
+    pub(super) names: u32,
+}
+
+impl InodeState {
+    /// In use.
+    pub(super) const USED: u8 = 1;
+    /// The value of an attribute.
+    pub(super) const ATTR_VALUE: u8 = 2;
+    /// Has no name by its nature: journal, quota, orphan file, ….
+    pub(super) const HIDDEN: u8 = 4;
+    /// `EXT4_EA_INODE_FL`.
+    pub(super) const EA_INODE: u8 = 8;
+    /// A hash index was seen: its link count may stay at 1.
+    pub(super) const INDEXED: u8 = 16;
+
+    pub(super) const fn has(self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    pub(super) fn set(&mut self, flag: u8) {
+        self.flags |= flag;
+    }
+}
+
+/// States of all inodes.
+pub(super) struct InodeTable {
+    groups: Vec<Option<Box<[InodeState]>>>,
+    per_group: usize,
+}
+
+impl InodeTable {
+    pub(super) fn new(geo: &Geometry) -> Self {
+        Self {
+            groups: vec![None; geo.group_count as usize],
+            per_group: geo.inodes_per_group as usize,
+        }
+    }
+
+    /// State of an inode of the volume.
+    pub(super) fn get(&self, geo: &Geometry, ino: Ino) -> InodeState {
+        let (group, index) = geo.group_of_inode(ino);
+        self.groups[group.0 as usize]
+            .as_ref()
+            .map_or_else(InodeState::default, |states| states[index as usize])
+    }
+
+    /// State of an inode of the volume, to be changed.
+    pub(super) fn get_mut(&mut self, geo: &Geometry, ino: Ino) -> &mut InodeState {
+        let (group, index) = geo.group_of_inode(ino);
+        let per_group = self.per_group;
+        let states = self.groups[group.0 as usize]
+            .get_or_insert_with(|| vec![InodeState::default(); per_group].into_boxed_slice());
+        &mut states[index as usize]
+    }
+
+    /// All states of a group, where one is known.
+    pub(super) fn group(&self, group: GroupNo) -> Option<&[InodeState]> {
+        self.groups[group.0 as usize].as_deref()
+    }
+}
+
+/// A run of file blocks on a run of device blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    pub(super) block: FileBlock,
+    pub(super) len: u32,
+    pub(super) start: DevBlock,
+}
+
+/// A directory in use.
+#[derive(Clone)]
+pub(super) struct Dir {
+    pub(super) ino: Ino,
+    /// Where its name is; `None` until found.
+    pub(super) parent: Option<Ino>,
+    /// What `..` says; `None` where there is none.
+    pub(super) dotdot: Option<Ino>,
+    /// Directories whose `..` names this one.
+    pub(super) subdirs: u32,
+    /// Its blocks in the list of all directories' blocks.
+    pub(super) runs: std::ops::Range<usize>,
+    /// Size in blocks.
+    pub(super) blocks: u64,
+    pub(super) seed: ChecksumSeed,
+    pub(super) form: DirForm,
+    /// Names are ciphertext.
+    pub(super) encrypted: bool,
+    /// Names are compared without case: their hashes cannot be computed here.
+    pub(super) casefold: bool,
+}
+
+/// How a directory keeps its entries.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum DirForm {
+    /// Linear blocks.
+    Linear,
+    /// Linear blocks with an index.
+    Indexed,
+    /// In the inode.
+    Inline,
+}

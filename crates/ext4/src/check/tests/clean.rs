@@ -1,0 +1,218 @@
+//! Volumes in order: no issue.
+
+use super::*;
+
+/// Options of mke2fs and the size of the volume.
+const WRITABLE: &[(&[&str], &str)] = &[
+    (&["-t", "ext2", "-b", "1024"], "24M"),
+    (&["-t", "ext2", "-b", "4096"], "24M"),
+    (&["-t", "ext2", "-r", "0", "-b", "1024"], "24M"),
+    (
+        &[
+            "-t",
+            "ext2",
+            "-b",
+            "1024",
+            "-g",
+            "1024",
+            "-O",
+            "^sparse_super,^resize_inode",
+        ],
+        "24M",
+    ),
+    (&["-t", "ext3", "-b", "1024"], "24M"),
+    (&["-t", "ext3", "-b", "4096", "-I", "128"], "40M"),
+    (&["-t", "ext4", "-b", "1024"], "24M"),
+    (&["-t", "ext4", "-b", "2048"], "24M"),
+    (&["-t", "ext4", "-b", "4096"], "40M"),
+    (&["-t", "ext4", "-b", "32768"], "120M"),
+    (&["-t", "ext4", "-b", "65536"], "200M"),
+    (&["-t", "ext4", "-O", "^metadata_csum"], "24M"),
+    (&["-t", "ext4", "-O", "^64bit"], "24M"),
+    (&["-t", "ext4", "-O", "^flex_bg"], "24M"),
+    (&["-t", "ext4", "-O", "^metadata_csum,uninit_bg"], "24M"),
+    (
+        &[
+            "-t",
+            "ext4",
+            "-O",
+            "^metadata_csum,uninit_bg,^64bit,^flex_bg",
+        ],
+        "24M",
+    ),
+    (&["-t", "ext4", "-I", "128"], "24M"),
+    (&["-t", "ext4", "-I", "1024"], "24M"),
+    (&["-t", "ext4", "-O", "^extents,^64bit"], "24M"),
+    (&["-t", "ext4", "-O", "^resize_inode"], "24M"),
+    (&["-t", "ext4", "-O", "orphan_file"], "24M"),
+    (&["-t", "ext4", "-O", "^has_journal"], "24M"),
+    (
+        &[
+            "-t",
+            "ext4",
+            "-O",
+            "metadata_csum_seed,sparse_super2,fast_commit",
+        ],
+        "24M",
+    ),
+    (&["-t", "ext4", "-O", "^filetype"], "24M"),
+    (
+        &[
+            "-t",
+            "ext4",
+            "-O",
+            "^dir_index,^dir_nlink,^huge_file,^extra_isize",
+        ],
+        "24M",
+    ),
+    (&["-t", "ext4", "-N", "20000"], "40M"),
+    (&["-t", "ext4", "-b", "1024", "-g", "1024"], "24M"),
+];
+
+const READABLE: &[(&[&str], &str)] = &[
+    (&["-t", "ext4", "-O", "inline_data"], "24M"),
+    (&["-t", "ext4", "-O", "ea_inode"], "24M"),
+    (
+        &["-t", "ext4", "-O", "bigalloc", "-b", "1024", "-C", "4096"],
+        "40M",
+    ),
+    (
+        &["-t", "ext4", "-O", "bigalloc", "-b", "4096", "-C", "65536"],
+        "120M",
+    ),
+    (
+        &[
+            "-t",
+            "ext4",
+            "-b",
+            "1024",
+            "-g",
+            "1024",
+            "-O",
+            "meta_bg,^resize_inode",
+        ],
+        "24M",
+    ),
+    (&["-t", "ext4", "-O", "quota,project"], "24M"),
+    (
+        &["-t", "ext4", "-O", "casefold,encrypt,verity,large_dir,mmp"],
+        "24M",
+    ),
+];
+
+fn all_clean(matrix: &[(&[&str], &str)]) -> Vec<Report> {
+    let check_one = |(options, size): &(&[&str], &str)| {
+        let image = populated(options, size);
+        if options.iter().any(|option| option.contains("quota")) {
+            // debugfs does not count for quota.
+            judge("e2fsck", &["-fy", image.path().to_str().unwrap()]);
+        }
+        let report = assert_clean(&image, options);
+        assert!(report.stats.files >= 306, "{:?}", report.stats);
+        assert_eq!((report.stats.symlinks, report.stats.specials), (4, 3));
+        assert_eq!(report.stats.dirs, 10);
+        report
+    };
+    matrix.iter().map(check_one).collect()
+}
+
+#[test]
+fn volumes_of_the_first_circle() {
+    for report in all_clean(WRITABLE) {
+        assert!(report.skipped.is_empty(), "{:?}", report.skipped);
+    }
+}
+
+#[test]
+fn volumes_that_can_only_be_read() {
+    let skipped = |report: &Report| report.skipped.join("; ");
+    let reports: Vec<_> = all_clean(READABLE).iter().map(skipped).collect();
+    assert!(reports[1].contains("ea_inode"));
+    assert!(reports[5].contains("quota"));
+    assert!(reports[6].contains("casefold") && reports[6].contains("verity"));
+}
+
+/// Directories that e2fsck indexed, with every hash and both kinds of `char`.
+#[test]
+fn indexed_directories() {
+    let tree = tempfile::tempdir().unwrap();
+    let dir = tree.path().join("dir");
+    fs::create_dir(&dir).unwrap();
+    for i in 0..1500 {
+        let name = format!("{}grüße-ÿþ-{i}", "x".repeat(i % 180));
+        fs::write(dir.join(name), "").unwrap();
+    }
+    for hash in ["legacy", "half_md4", "tea"] {
+        for flags in ["1", "2"] {
+            for (block, csum) in [("1024", "metadata_csum"), ("4096", "^metadata_csum")] {
+                let options = ["-t", "ext4", "-b", block, "-O", csum, "-N", "3000", "-d"];
+                let mut options = options.to_vec();
+                options.push(tree.path().to_str().unwrap());
+                let image = Image::make(&options, "40M");
+                image.debugfs(&format!("set_super_value flags {flags}"));
+                let path = image.path();
+                let path = path.to_str().unwrap();
+                run("tune2fs", &["-E", &format!("hash_alg={hash}"), path]);
+                let (code, words) = judge("e2fsck", &["-fyD", path]);
+                assert!(code <= 1, "{words}");
+                let what = (hash, flags, block);
+                let report = assert_clean(&image, &what);
+                assert_eq!(report.stats.indexed_dirs, 1, "{what:?}");
+            }
+        }
+    }
+}
+
+/// Blocks, deep trees and big files that mke2fs does not make: one written with holes all over.
+#[test]
+fn fragmented_files() {
+    for options in [
+        &["-t", "ext4", "-b", "1024"][..],
+        &["-t", "ext2", "-b", "1024"],
+        &["-t", "ext4", "-b", "4096", "-O", "^metadata_csum"],
+    ] {
+        let block: u64 = options[3].parse().unwrap();
+        let tree = tempfile::tempdir().unwrap();
+        let file = fs::File::create(tree.path().join("holes")).unwrap();
+        for i in 0..2000 {
+            std::os::unix::fs::FileExt::write_at(&file, b"data", i * 2 * block).unwrap();
+        }
+        // Beyond what a doubly indirect block of 1 KiB reaches.
+        std::os::unix::fs::FileExt::write_at(&file, b"data", 100_000 * block).unwrap();
+        let mut options = options.to_vec();
+        options.extend_from_slice(&["-d", tree.path().to_str().unwrap()]);
+        let image = Image::make(&options, "40M");
+        assert_clean(&image, &options);
+    }
+}
+
+#[test]
+fn memory_and_issues_are_bounded() {
+    let image = populated(&["-t", "ext4"], "24M");
+    let tight = Options {
+        memory_limit: 1000,
+        ..Options::default()
+    };
+    let report = check(&image.bytes(), &tight);
+    assert!(matches!(report.issues[..], [Issue::TooLarge { .. }]));
+    let mut bytes = image.bytes();
+    bytes.truncate(100 << 10);
+    let few = Options {
+        max_issues: 3,
+        ..Options::default()
+    };
+    let report = check(&bytes, &few);
+    assert_eq!(report.issues.len(), 3);
+    assert!(report.more > 0);
+    assert!(matches!(report.issues[0], Issue::DeviceTooSmall { .. }));
+    assert!(!check(&Vec::new(), &few).is_clean());
+}
+
+#[test]
+fn unknown_features_are_named() {
+    let image = Image::make(&["-t", "ext4"], "8M");
+    image.debugfs("feature FEATURE_I28");
+    let report = check_image(&image);
+    let names = "FEATURE_I28".to_string();
+    assert_eq!(report.issues, [Issue::Unsupported { names }]);
+}
