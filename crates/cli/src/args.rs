@@ -16,6 +16,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Format(Box<Format>),
+    Check(Check),
     Mount(Mount),
     Umount(Umount),
     Remount(Remount),
@@ -148,6 +149,17 @@ pub struct Open {
     /// Options for opening the volume, such as offset=1M; separated by commas.
     #[arg(short = 'o', long = "options", value_name = "LIST")]
     pub options: Vec<String>,
+}
+
+/// Check a volume for damage; nothing is changed.
+///
+/// Exit codes are e2fsck's: 0 for a clean volume, 4 for damage, 8 if it could not be checked.
+#[derive(Debug, clap::Args)]
+pub struct Check {
+    /// Image file or block device.
+    pub volume: PathBuf,
+    #[command(flatten)]
+    pub open: Open,
 }
 
 /// List files on a volume.

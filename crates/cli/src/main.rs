@@ -1,6 +1,7 @@
 //! The steadfs command line: arguments and printing. What it does is in the library.
 
 mod args;
+mod check;
 mod daemon;
 mod failure;
 mod files;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Format(args) => format::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => umount::run(&args),
         Command::Remount(args) => umount::remount(&args),

@@ -28,7 +28,7 @@ mod verified;
 mod xattr;
 
 pub use fs::Ext4;
-pub use mount::{CacheSizes, MountReport, read_superblock};
+pub use mount::{CacheSizes, MountReport, read_superblock, replayed_view};
 pub use options::{Atime, DataMode, MountOptions, OnError, TABLE as OPTION_TABLE};
 
 #[cfg(test)]

@@ -97,9 +97,7 @@ impl Ext4 {
         let has_journal = !matches!(sb.journal(), JournalPlace::None);
         if needs_recovery && has_journal && !options.no_replay {
             if queue.geometry().read_only {
-                let overlay = recover_into_memory(&queue, &sb, &mut report)?;
-                let over = OverlayDevice::new(device, sb.geometry().block_size, overlay);
-                queue = Arc::new(Queue::new(Arc::new(over), QueueOptions::default()));
+                queue = lay_over(device, &queue, &sb, &mut report)?;
             } else {
                 recover_to_device(&queue, &sb, &mut report)?;
             }
@@ -392,13 +390,38 @@ fn recover_to_device(queue: &Arc<Queue>, sb: &Superblock, report: &mut MountRepo
     Ok(())
 }
 
-fn recover_into_memory(
+/// The volume as it will be after replay, without writing the device.
+fn lay_over(
+    device: Arc<dyn Device>,
     queue: &Arc<Queue>,
     sb: &Superblock,
     report: &mut MountReport,
-) -> Result<Overlay> {
+) -> Result<Arc<Queue>> {
     let map = journal_map(queue, sb)?;
-    recover_journal(queue, sb, &map, Recover::IntoMemory, report)
+    let overlay = recover_journal(queue, sb, &map, Recover::IntoMemory, report)?;
+    let over = OverlayDevice::new(device, sb.geometry().block_size, overlay);
+    Ok(Arc::new(Queue::new(
+        Arc::new(over),
+        QueueOptions::default(),
+    )))
+}
+
+/// A view of the volume on `device` as the next mount would find it, for who only reads: what the
+/// journal holds is laid over it in memory.
+///
+/// # Errors
+/// The superblock cannot be read, or the journal not replayed.
+pub fn replayed_view(device: Arc<dyn Device>) -> Result<(Arc<Queue>, MountReport)> {
+    let mut report = MountReport::default();
+    let queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
+    let sb = read_superblock(&queue)?;
+    check_size(&sb, &queue)?;
+    let dirty = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
+    if !dirty || !matches!(sb.journal(), JournalPlace::Inode(_)) {
+        return Ok((queue, report));
+    }
+    let view = lay_over(device, &queue, &sb, &mut report)?;
+    Ok((view, report))
 }
 
 fn recover_journal(

@@ -1,11 +1,13 @@
 //! steadfs as a library: probe, open, format and mount volumes.
 
+mod check;
 mod format;
 mod mount;
 mod options;
 pub mod tools;
 mod volume;
 
+pub use check::{Checked, check};
 pub use format::format;
 pub use mount::mount;
 pub use options::{

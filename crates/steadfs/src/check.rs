@@ -1,0 +1,62 @@
+//! Checking a volume without changing it.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_block::{Device, Queue};
+use steadfs_ext4::MountReport;
+use steadfs_ext4::check::{self, BlockSource, Report};
+
+use crate::Options;
+use crate::volume::{Error, open_device};
+
+/// What a check found, and what was replayed (in memory) to see the volume as a mount would.
+#[derive(Debug)]
+pub struct Checked {
+    /// Issues, counts, and what was not looked at.
+    pub report: Report,
+    /// What the journal held.
+    pub replayed: MountReport,
+}
+
+struct QueueSource(Arc<Queue>);
+
+impl BlockSource for QueueSource {
+    fn size_bytes(&self) -> u64 {
+        self.0.geometry().size
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let unit = u64::from(self.0.geometry().logical_block);
+        let start = offset / unit * unit;
+        let within = (offset - start) as usize;
+        let len = (within + buf.len()).next_multiple_of(unit as usize);
+        let data = self
+            .0
+            .read(start, len, IoTag::default())
+            .map_err(io::Error::other)?;
+        buf.copy_from_slice(&data[within..within + buf.len()]);
+        Ok(())
+    }
+}
+
+/// Checks the volume on an image file or block device; nothing is written, not even the journal
+/// replayed: what is in it is laid over the volume in memory.
+pub fn check(path: &Path, options: &Options) -> Result<Checked, Error> {
+    let mut options = options.clone();
+    options.ext4.read_only = true;
+    let device: Arc<dyn Device> = Arc::new(open_device(path, &options)?);
+    let (queue, replayed) = steadfs_ext4::replayed_view(device).map_err(|error| Error::Volume {
+        path: path.to_owned(),
+        error,
+    })?;
+    let how = check::Options {
+        // After a replay the superblock's counts are those of the last mount.
+        after_crash: replayed.replayed_transactions > 0,
+        ..check::Options::default()
+    };
+    let report = check::check(&QueueSource(queue), &how);
+    Ok(Checked { report, replayed })
+}
