@@ -15,6 +15,7 @@ build: ## the steadfs program, optimised
 	$(CARGO) build --release --locked -p steadfs-cli
 
 run: build ## the main job as a story: make, mount, fill, kill, replay, compare, e2fsck
+	@scripts/install-packages e2fsprogs fuse3 diffutils
 	@scripts/prepare-kernel
 	@scripts/story target/release/steadfs
 

@@ -1,0 +1,351 @@
+//! Journals left behind: the kernel's and debugfs's replayed by us, ours by e2fsck and the kernel;
+//! and servers killed under load.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use steadfs::{Options, Volume};
+use steadfs_suite::generate::{Numbers, plain};
+use steadfs_suite::{Compare, Image, KernelMount, LoopDevice, Scratch, SteadMount, Tree, succeed};
+
+/// Journals of these volumes differ in the form of their tags and checksums.
+const KINDS: &[&[&str]] = &[
+    &["-t", "ext4", "-b", "4096"],
+    &["-t", "ext4", "-b", "1024"],
+    &["-t", "ext4", "-b", "4096", "-O", "^metadata_csum"],
+    &["-t", "ext4", "-b", "4096", "-O", "^64bit,^metadata_csum"],
+    &["-t", "ext3", "-b", "2048"],
+    &[
+        "-t",
+        "ext4",
+        "-b",
+        "4096",
+        "-O",
+        "orphan_file",
+        "-J",
+        "size=4",
+    ],
+];
+
+fn read_by_library(image: &Path) -> Tree {
+    let volume = Volume::open(image, &Options::parse("ro").unwrap()).unwrap();
+    let tree = Tree::of_volume(&*volume.fs());
+    volume.close().unwrap();
+    tree
+}
+
+fn read_by_kernel(scratch: &Scratch, image: &Image) -> Tree {
+    let mount = KernelMount::new(scratch, image.path(), "ro");
+    let tree = Tree::of(mount.root());
+    mount.unmount();
+    tree
+}
+
+/// What keeps a journal busy: files that grow, shrink, move, and go, with an fsync now and then.
+fn work(top: &Path, seed: u64, rounds: u64) {
+    let mut numbers = Numbers::new(seed);
+    fs::create_dir_all(top.join("a/b")).unwrap();
+    for n in 0..rounds {
+        let path = top.join(format!("a/b/f{}", numbers.below(40)));
+        match numbers.below(6) {
+            0 => drop(fs::remove_file(&path)),
+            1 => drop(fs::rename(&path, top.join(format!("a/moved{}", n % 7)))),
+            2 => {
+                let file = File::options()
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .open(&path);
+                file.unwrap().set_len(numbers.below(100_000)).unwrap();
+            }
+            3 => drop(fs::create_dir(top.join(format!("d{n}")))),
+            _ => {
+                let mut file = File::options()
+                    .append(true)
+                    .create(true)
+                    .open(&path)
+                    .unwrap();
+                let len = usize::try_from(numbers.below(30_000)).unwrap();
+                file.write_all(&numbers.bytes(len)).unwrap();
+                if numbers.below(4) == 0 {
+                    file.sync_all().unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// Copies an image while it is mounted: what a power cut leaves, as nothing is in flight.
+fn cut(scratch: &Scratch, image: &Image, top: &Path, name: &str) -> Image {
+    succeed("sync", ["-f".as_ref(), top.as_os_str()]);
+    work(top, 7, 60);
+    let last = File::create(top.join("last")).unwrap();
+    last.sync_all().unwrap();
+    image.copy(scratch, name)
+}
+
+#[test]
+fn we_replay_the_kernels_journal() {
+    for args in KINDS {
+        let scratch = Scratch::new();
+        let image = Image::mke2fs(&scratch, "k.img", 64 << 20, args);
+        let mount = KernelMount::new(&scratch, image.path(), "noatime,commit=300");
+        work(mount.root(), 1, 300);
+        let dirty = cut(&scratch, &image, mount.root(), "dirty.img");
+        mount.unmount();
+        assert!(dirty.needs_recovery(), "{args:?}");
+
+        let by_kernel = dirty.copy(&scratch, "by-kernel.img");
+        KernelMount::new(&scratch, by_kernel.path(), "").unmount();
+        let by_e2fsck = dirty.copy(&scratch, "by-e2fsck.img");
+        by_e2fsck.replay_by_e2fsck();
+        // In memory first, for a volume that may only be read.
+        let before = fs::read(dirty.path()).unwrap();
+        let in_memory = read_by_library(dirty.path());
+        assert!(
+            fs::read(dirty.path()).unwrap() == before,
+            "a read-only volume was written"
+        );
+        SteadMount::new(&scratch, dirty.path(), "").unmount();
+        dirty.check_clean();
+
+        let ours = read_by_library(dirty.path());
+        let kernel = read_by_kernel(&scratch, &by_kernel);
+        let e2fsck = read_by_kernel(&scratch, &by_e2fsck);
+        assert!(ours.len() > 20);
+        kernel.assert_same(&ours, Compare::ALL, &format!("{args:?}: kernel and we"));
+        e2fsck.assert_same(&ours, Compare::ALL, &format!("{args:?}: e2fsck and we"));
+        in_memory.assert_same(&ours, Compare::ALL, &format!("{args:?}: in memory"));
+    }
+}
+
+#[test]
+fn we_replay_debugfs_journals() {
+    for args in KINDS {
+        let scratch = Scratch::new();
+        let image = Image::mke2fs(&scratch, "d.img", 64 << 20, args);
+        let mount = KernelMount::new(&scratch, image.path(), "");
+        plain(mount.root(), 3, 50);
+        mount.unmount();
+        // A free block gets content by way of the journal; another one is revoked.
+        let content = scratch.join("block");
+        fs::write(&content, vec![0x5a; 16_384]).unwrap();
+        let place = content.to_str().unwrap();
+        image.debugfs(&format!(
+            "journal_open\njournal_write -b 9000,9001 {place}\njournal_write -b 9002 {place}\n\
+             journal_write -r 9001 {place}\njournal_close\n"
+        ));
+        assert!(image.needs_recovery(), "{args:?}");
+        let by_e2fsck = image.copy(&scratch, "by-e2fsck.img");
+        by_e2fsck.replay_by_e2fsck();
+        SteadMount::new(&scratch, image.path(), "").unmount();
+        image.check_clean();
+        read_by_library(by_e2fsck.path()).assert_same(
+            &read_by_library(image.path()),
+            Compare::ALL,
+            &format!("{args:?}"),
+        );
+        let block = if args.contains(&"1024") {
+            1024
+        } else if args.contains(&"2048") {
+            2048
+        } else {
+            4096
+        };
+        let read = |image: &Image, n: usize| {
+            let bytes = fs::read(image.path()).unwrap();
+            bytes[n * block..(n + 1) * block].to_vec()
+        };
+        for n in [9000, 9001, 9002] {
+            assert!(
+                read(&image, n) == read(&by_e2fsck, n),
+                "{args:?}: block {n}"
+            );
+        }
+        assert!(
+            read(&image, 9002)[0] == 0x5a,
+            "{args:?}: nothing was replayed"
+        );
+    }
+}
+
+#[test]
+fn others_replay_our_journal() {
+    for args in KINDS {
+        let scratch = Scratch::new();
+        let image = Image::mke2fs(&scratch, "s.img", 64 << 20, args);
+        let mount = SteadMount::new(&scratch, image.path(), "commit=300");
+        work(mount.root(), 1, 300);
+        fs::write(mount.join("durable"), b"yes").unwrap();
+        File::open(mount.join("durable"))
+            .unwrap()
+            .sync_all()
+            .unwrap();
+        work(mount.root(), 2, 60);
+        let last = File::create(mount.join("last")).unwrap();
+        last.sync_all().unwrap();
+        mount.kill();
+        assert!(image.needs_recovery(), "{args:?}");
+        let by_kernel = image.copy(&scratch, "by-kernel.img");
+        KernelMount::new(&scratch, by_kernel.path(), "").unmount();
+        by_kernel.check_clean();
+        let by_e2fsck = image.copy(&scratch, "by-e2fsck.img");
+        by_e2fsck.replay_by_e2fsck();
+        SteadMount::new(&scratch, image.path(), "").unmount();
+        image.check_clean();
+        let ours = read_by_library(image.path());
+        assert!(ours.nodes.contains_key(&b"durable"[..]) && ours.nodes.contains_key(&b"last"[..]));
+        let kernel = read_by_kernel(&scratch, &by_kernel);
+        kernel.assert_same(&ours, Compare::ALL, &format!("{args:?}: kernel and we"));
+        let e2fsck = read_by_kernel(&scratch, &by_e2fsck);
+        e2fsck.assert_same(&ours, Compare::ALL, &format!("{args:?}: e2fsck and we"));
+    }
+}
+
+/// A file's acknowledged states: after an fsync it has at least so many bytes of its series.
+type Acknowledged = Mutex<BTreeMap<String, u64>>;
+
+/// Content of a file at any length, known from its name alone.
+fn series(name: &str, len: u64) -> Vec<u8> {
+    let seed = name.bytes().fold(1, |a, b| a * 31 + u64::from(b));
+    Numbers::new(seed).bytes(usize::try_from(len).unwrap())
+}
+
+/// Creates and extends files until the server is gone; notes what was acknowledged.
+fn write_until_killed(top: &Path, writer: u64, acknowledged: &Acknowledged, gone: &AtomicBool) {
+    let mut numbers = Numbers::new(writer);
+    let mut number = 0;
+    while !gone.load(Ordering::Relaxed) {
+        let name = format!("w{writer}-{number}");
+        number += 1;
+        let path = top.join(&name);
+        let Ok(mut file) = File::create(&path) else {
+            return;
+        };
+        let mut len = 0;
+        for _ in 0..=numbers.below(3) {
+            let more = 1 + numbers.below(50_000);
+            let bytes = series(&name, len + more);
+            let Ok(()) = file.write_all(&bytes[usize::try_from(len).unwrap()..]) else {
+                return;
+            };
+            len += more;
+            let synced = if numbers.below(2) == 0 {
+                file.sync_data()
+            } else {
+                file.sync_all()
+            };
+            let Ok(()) = synced else { return };
+            acknowledged.lock().unwrap().insert(name.clone(), len);
+        }
+        if numbers.below(5) == 0 {
+            // A new name, made durable by its directory.
+            let moved = format!("m{writer}-{number}");
+            let Ok(()) = fs::rename(&path, top.join(&moved)) else {
+                return;
+            };
+            // Until the fsync returns either name is right; then only the new one.
+            let old = acknowledged.lock().unwrap().remove(&name);
+            let Ok(dir) = File::open(top) else { return };
+            if dir.sync_all().is_err() {
+                return;
+            }
+            if let Some(len) = old {
+                acknowledged
+                    .lock()
+                    .unwrap()
+                    .insert(format!("{moved}={name}"), len);
+            }
+        }
+    }
+}
+
+fn kill_under_load(scratch: &Scratch, image: &Image, device: &Path, options: &str, round: u64) {
+    let mount = SteadMount::new(scratch, device, options);
+    let top = mount.join(&format!("round{round}"));
+    fs::create_dir(&top).unwrap();
+    File::open(mount.root()).unwrap().sync_all().unwrap();
+    let acknowledged = Acknowledged::default();
+    let gone = AtomicBool::new(false);
+    let mut mount = Some(mount);
+    std::thread::scope(|scope| {
+        for writer in 0..4 {
+            let (top, acknowledged, gone) = (&top, &acknowledged, &gone);
+            scope.spawn(move || write_until_killed(top, writer, acknowledged, gone));
+        }
+        let millis = 20 + Numbers::new(round).below(300);
+        std::thread::sleep(Duration::from_millis(millis));
+        mount.take().unwrap().kill();
+        gone.store(true, Ordering::Relaxed);
+    });
+    let acknowledged = acknowledged.into_inner().unwrap();
+    if round.is_multiple_of(5) {
+        let copy = image.copy(scratch, "judged.img");
+        copy.replay_by_e2fsck();
+    }
+    let mount = SteadMount::new(scratch, device, options);
+    let top = mount.join(&format!("round{round}"));
+    for (key, len) in &acknowledged {
+        let (path, name) = key.split_once('=').unwrap_or((key, key));
+        let have = fs::read(top.join(path))
+            .unwrap_or_else(|e| panic!("round {round}: {path} was acknowledged: {e}"));
+        let len_now = have.len() as u64;
+        assert!(
+            len_now >= *len,
+            "round {round}: {path} has {len_now} of {len} bytes"
+        );
+        let want = series(name, len_now);
+        let differs = have.iter().zip(&want).position(|(a, b)| a != b);
+        // Past what was acknowledged a size may be there before its data, as zeros.
+        let first = differs.map_or(len_now, |at| at as u64);
+        assert!(
+            first >= *len,
+            "round {round}: {path} differs at byte {first} of {len}"
+        );
+    }
+    fs::remove_dir_all(&top).unwrap();
+    mount.unmount();
+    image.check_clean();
+}
+
+fn rounds() -> u64 {
+    let wanted = std::env::var("KILLS").ok().and_then(|n| n.parse().ok());
+    wanted.unwrap_or(100)
+}
+
+#[test]
+fn a_killed_server_loses_nothing_acknowledged() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "kill.img", 256 << 20, &["-t", "ext4"]);
+    for round in 0..rounds() {
+        let options = [
+            "",
+            "fuse_transport=dev",
+            "io_engine=threads",
+            "data=writeback",
+        ];
+        let options = options[usize::try_from(round % 4).unwrap()];
+        kill_under_load(&scratch, &image, image.path(), options, round);
+    }
+}
+
+#[test]
+fn a_killed_server_of_a_block_device_loses_nothing_acknowledged() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(
+        &scratch,
+        "kill.img",
+        128 << 20,
+        &["-t", "ext4", "-b", "1024"],
+    );
+    let device = LoopDevice::attach(image.path(), true);
+    for round in 0..rounds().div_ceil(10) {
+        kill_under_load(&scratch, &image, device.path(), "", round);
+    }
+}
