@@ -1,0 +1,113 @@
+//! POSIX rules, as pjdfstest tells them: where the kernel's ext4 passes, we pass.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use steadfs_suite::command::finish;
+use steadfs_suite::{Image, KernelMount, Scratch, SteadMount, judge};
+
+/// Everything optional that Linux has, and two users that every Debian has.
+const CONFIG: &str = r#"
+[features]
+posix_fallocate = {}
+rename_ctime = {}
+stat_st_birthtime = {}
+utime_now = {}
+utimensat = {}
+[settings]
+naptime = 0.01
+allow_remount = true
+[dummy_auth]
+entries = [["daemon", "daemon"], ["bin", "bin"]]
+"#;
+
+/// What became of each case ("ok", "FAILED", "skipped"), and what was said about it.
+type Results = BTreeMap<String, (String, String)>;
+
+/// Runs every case in `root`.
+fn results(scratch: &Scratch, root: &Path) -> Results {
+    let config = scratch.join("pjdfstest.toml");
+    fs::write(&config, CONFIG).unwrap();
+    // The judge remounts by mount(8), which asks fuse3's helper for a program it does not have: -i.
+    // A file closed a moment ago may keep a volume busy for a moment more.
+    let script = format!(
+        "#!/bin/sh\nfor i in 1 2 3 4 5 6 7 8; do\n'{}' -i \"$@\" && exit 0\nsleep 0.01\ndone\nexit 1\n",
+        judge("mount").display()
+    );
+    let bin = scratch.folder("bin");
+    fs::write(bin.join("mount"), script).unwrap();
+    fs::set_permissions(bin.join("mount"), fs::Permissions::from_mode(0o755)).unwrap();
+    // Other users look at paths below.
+    for dir in [scratch.path(), root] {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let other = scratch.folder("other");
+    let mut command = Command::new(judge("pjdfstest"));
+    let path = std::env::var("PATH").unwrap_or_default();
+    command
+        .env("PATH", format!("{}:{path}", bin.display()))
+        .env("RUST_BACKTRACE", "0")
+        .env("NO_COLOR", "1")
+        .current_dir(root)
+        .arg("-c")
+        .arg(config)
+        .arg("-p")
+        .arg(root)
+        .arg("-s")
+        .arg(other);
+    let said = finish(command, Duration::from_secs(300));
+    let mut results = Results::new();
+    let mut last = String::new();
+    for line in said.out.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [case, verdict @ ("ok" | "FAILED" | "skipped")] if !line.starts_with('\t') => {
+                case.clone_into(&mut last);
+                results.insert(last.clone(), (verdict.to_owned(), String::new()));
+            }
+            _ => {
+                if let Some((_, told)) = results.get_mut(&last) {
+                    told.push_str(line);
+                    told.push('\n');
+                }
+            }
+        }
+    }
+    let total = format!("{} total", results.len());
+    assert!(said.out.contains(&total), "{}\n{}", said.out, said.err);
+    results
+}
+
+#[test]
+fn we_pass_where_the_kernel_passes() {
+    let scratch = Scratch::new();
+    let kernel_image = Image::mke2fs(&scratch, "kernel.img", 128 << 20, &["-t", "ext4"]);
+    let our_image = Image::mke2fs(&scratch, "ours.img", 128 << 20, &["-t", "ext4"]);
+
+    let mount = KernelMount::new(&scratch, kernel_image.path(), "");
+    let kernel = results(&scratch, mount.root());
+    mount.unmount();
+
+    let mount = SteadMount::new(&scratch, our_image.path(), "");
+    let ours = results(&scratch, mount.root());
+    mount.unmount();
+    our_image.check_clean();
+
+    let passed = |results: &Results| results.values().filter(|(v, _)| v == "ok").count();
+    assert!(passed(&kernel) >= 370, "{kernel:#?}");
+    assert!(kernel.keys().eq(ours.keys()), "the same cases ran");
+    let worse: Vec<_> = ours
+        .iter()
+        .filter(|(case, (verdict, _))| verdict != "ok" && kernel[*case].0 == "ok")
+        // The C library knows no limit of links for FUSE and never asks; the judge skips the case.
+        .filter(|(case, (verdict, _))| {
+            (case.as_str(), verdict.as_str()) != ("link::link_count_max", "skipped")
+        })
+        .collect();
+    assert!(worse.is_empty(), "the kernel passes, we do not: {worse:#?}");
+}
