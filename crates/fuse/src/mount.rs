@@ -119,8 +119,8 @@ pub struct MountOptions {
     pub max_request: u32,
     /// How far the kernel reads ahead in a file, in KiB (only root can set it).
     pub read_ahead_kib: u32,
-    /// Most service threads (a small multiple of the CPUs is always there). Each has a buffer of
-    /// `max_request`, which takes memory as far as it is used.
+    /// Service threads: how many requests are served at one time. The classic transport starts
+    /// them when they are needed, io_uring shares them out among the CPUs at the start.
     pub max_threads: usize,
     /// Who is behind a process.
     pub classifier: Arc<dyn Classifier>,
@@ -142,7 +142,7 @@ impl Default for MountOptions {
             attr_timeout: DAY,
             max_request: 1 << 20,
             read_ahead_kib: 2048,
-            max_threads: 64,
+            max_threads: 128,
             classifier: Arc::new(ByPriority::default()),
         }
     }
@@ -201,7 +201,7 @@ pub fn mount(
                 negative: options.negative_timeout,
                 attr: options.attr_timeout,
             },
-            max_request: options.max_request.clamp(4096, 1 << 20),
+            max_request: options.max_request.clamp(4096, 1 << 20) & !4095,
             posix_acl: options.posix_acl,
             uring: queues.is_some(),
             classifier: options.classifier.clone(),

@@ -17,8 +17,8 @@ use crate::reply::ReplyBuf;
 use crate::request::RawRequest;
 use crate::session::Answer;
 use crate::sys;
-use crate::transport::{Crew, waits};
-use crate::wire::OutHeader;
+use crate::transport::Crew;
+use crate::wire::{OutHeader, opcode};
 
 /// Room beside the data of the largest WRITE: the kernel asks for the heads', a page is plenty.
 const HEADS: usize = 4096;
@@ -137,6 +137,14 @@ impl DevPool {
             Err(error) => tracing::error!(%error, "writing a reply to the FUSE device"),
         }
     }
+}
+
+/// Whether a request may wait for something (for a device, a lock, a journal).
+fn waits(op: u32) -> bool {
+    !matches!(
+        op,
+        opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::RELEASE
+    )
 }
 
 /// Writes one reply, in one piece as the device demands.

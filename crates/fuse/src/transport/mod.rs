@@ -2,8 +2,8 @@
 //!
 //! Both ways have one shape: service threads, each of which takes a request, serves it to its end
 //! and replies itself, so that no request is handed from thread to thread (a wake-up costs more
-//! than most requests). Where every thread is busy when a request is taken, another thread is
-//! started: a request that waits long (fsync) never keeps others from being served.
+//! than most requests). There are more threads than CPUs, so that a request that waits long (fsync)
+//! does not keep others from being served.
 
 pub mod dev;
 pub mod uring;
@@ -14,7 +14,6 @@ use steadfs_rt::{Condvar, Mutex, Rank};
 
 use crate::error::MountError;
 use crate::session::Session;
-use crate::wire::opcode;
 
 /// All service threads of a mount.
 pub struct Crew {
@@ -67,14 +66,6 @@ impl Drop for Member {
             self.0.session.give_up(MountError::Ended);
         }
     }
-}
-
-/// Whether a request may wait for something (for a device, a lock, a journal).
-fn waits(op: u32) -> bool {
-    !matches!(
-        op,
-        opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::RELEASE
-    )
 }
 
 /// Keeps this thread on one CPU; where that is refused (a restricted CPU set) it runs anywhere.

@@ -6,9 +6,9 @@
 //!
 //! A queue's entries (buffers that hold one request) each belong to a thread with a ring of its
 //! own: a thread that waits inside the volume keeps its entry and nothing else. The kernel gives a
-//! request to the entry that became free last, so as few threads as possible are warm. Entries are
-//! made ahead of need ([`RESERVE`]): a request that finds no free entry stays in the kernel until
-//! some request of its queue is replied to, even if an entry is registered meanwhile.
+//! request to the entry that became free last, so as few threads as possible are warm. All entries
+//! are there from the start: a request that finds none free stays in the kernel until another of its
+//! queue is replied to, even if an entry is registered meanwhile (seen on 6.18).
 //!
 //! FORGET and INTERRUPT, and everything if registering fails, still come through `/dev/fuse`.
 //!
@@ -23,7 +23,6 @@
 )]
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,124 +30,94 @@ use std::time::Duration;
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use steadfs_vfs::Segment;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::reply::ReplyBuf;
 use crate::request::RawRequest;
 use crate::session::Answer;
-use crate::transport::{Crew, pin_to, waits};
+use crate::transport::{Crew, pin_to};
 use crate::wire::{self, InHeader, OutHeader, UringCmdReq, UringReqHeader};
 
 type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
-/// Free entries of a queue below which another thread is started.
-const RESERVE: usize = 3;
+/// Payload bytes beyond which an entry counts as large: it then holds memory worth giving back.
+const SMALL: usize = 64 << 10;
+/// Entries of all queues that keep the memory of a large request.
+const KEEP_LARGE: usize = 16;
 
 /// Threads for each of the kernel's queues.
 pub struct UringPool {
     crew: Arc<Crew>,
     device: Arc<OwnedFd>,
-    queues: Vec<Queue>,
-    /// Threads of all queues.
-    threads: AtomicUsize,
-    /// Threads there may be.
-    most: usize,
-}
-
-struct Queue {
-    /// The kernel's number of the queue, and its CPU's.
-    id: u16,
-    /// Threads whose entry waits for a request.
-    idle: AtomicUsize,
+    /// Entries that hold the memory of a large request now.
+    large: AtomicUsize,
 }
 
 impl UringPool {
-    /// Registers entries on `device` for each of the kernel's queues, up to `most` threads in all
-    /// (but at least two for each queue).
-    pub fn start(crew: &Arc<Crew>, device: Arc<OwnedFd>, queues: u16, most: usize) {
-        let each = (most / 2 / usize::from(queues).max(1)).clamp(2, 16);
+    /// Registers entries on `device` for each of the kernel's `queues`, about `threads` in all.
+    pub fn start(crew: &Arc<Crew>, device: Arc<OwnedFd>, queues: u16, threads: usize) {
+        let each = (threads / usize::from(queues).max(1)).clamp(4, 64);
         let pool = Arc::new(Self {
             crew: crew.clone(),
             device,
-            queues: (0..queues)
-                .map(|id| Queue {
-                    id,
-                    idle: AtomicUsize::new(0),
-                })
-                .collect(),
-            threads: AtomicUsize::new(0),
-            most: most.max(each * usize::from(queues)),
+            large: AtomicUsize::new(0),
         });
         for _ in 0..each {
-            for queue in 0..pool.queues.len() {
-                pool.add(queue);
+            for queue in 0..queues {
+                let pool = pool.clone();
+                crew.start("fuse-ring", move || pool.work(queue));
             }
         }
     }
 
-    /// Starts another thread for a queue, unless there are enough.
-    fn add(self: &Arc<Self>, queue: usize) {
-        let more = |n| (n < self.most).then_some(n + 1);
-        if self
-            .threads
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
-            .is_err()
-        {
-            return;
-        }
-        let idle = &self.queues[queue].idle;
-        idle.fetch_add(1, Ordering::Relaxed);
-        let pool = self.clone();
-        let start = || self.crew.start("fuse-ring", move || pool.work(queue));
-        // Where the host refuses another thread, the others go on.
-        if catch_unwind(AssertUnwindSafe(start)).is_err() {
-            self.threads.fetch_sub(1, Ordering::Relaxed);
-            self.queues[queue].idle.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
     /// A thread's life.
-    fn work(self: &Arc<Self>, index: usize) {
-        let queue = &self.queues[index];
-        pin_to(usize::from(queue.id));
-        if let Err(error) = self.serve_queue(index) {
-            // The classic transport's threads serve what this queue does not.
-            tracing::error!(queue = queue.id, %error, "FUSE over io_uring");
+    fn work(&self, queue: u16) {
+        pin_to(usize::from(queue));
+        if let Err(error) = self.serve_queue(queue) {
+            // Other entries, or the classic transport's threads, serve what this one does not.
+            tracing::error!(queue, %error, "FUSE over io_uring");
         }
-        queue.idle.fetch_sub(1, Ordering::Relaxed);
-        self.threads.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn serve_queue(self: &Arc<Self>, index: usize) -> std::io::Result<()> {
-        let queue = &self.queues[index];
+    fn serve_queue(&self, queue: u16) -> std::io::Result<()> {
         let mut ring: Ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
             .build(2)?;
-        let mut entry = Entry::new(self.crew.session.config.max_request as usize);
+        let mut entry = Entry::new(self.crew.session.config.max_request as usize)?;
         let mut out = ReplyBuf::default();
-        entry.submit_register(&mut ring, &self.device, queue.id)?;
+        entry.submit_register(&mut ring, &self.device, queue)?;
         loop {
             match entry.wait(&mut ring)? {
                 Ok(()) => {}
                 // INIT's reply is still on its way into the kernel.
                 Err(Errno::AGAIN) => {
                     steadfs_rt::sleep(Duration::from_millis(1));
-                    entry.submit_register(&mut ring, &self.device, queue.id)?;
+                    entry.submit_register(&mut ring, &self.device, queue)?;
                     continue;
                 }
                 // Unmounted, or the connection was aborted.
                 Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
-            let left = queue.idle.fetch_sub(1, Ordering::Relaxed) - 1;
-            if left < RESERVE && waits(entry.in_header().opcode) {
-                self.add(index);
-            }
             entry.serve(&self.crew, &mut out);
-            queue.idle.fetch_add(1, Ordering::Relaxed);
-            entry.submit_commit(&mut ring, &self.device, queue.id)?;
+            self.bound_memory(&mut entry);
+            entry.submit_commit(&mut ring, &self.device, queue)?;
+        }
+    }
+
+    /// Lets only [`KEEP_LARGE`] entries hold the memory that large requests touched; the others give
+    /// it back as soon as a reply leaves it unused.
+    fn bound_memory(&self, entry: &mut Entry) {
+        if entry.touched > SMALL && !entry.large {
+            entry.large = true;
+            self.large.fetch_add(1, Ordering::Relaxed);
+        }
+        if entry.large && entry.used <= SMALL && self.large.load(Ordering::Relaxed) > KEEP_LARGE {
+            entry.release_large();
+            self.large.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -156,17 +125,36 @@ impl UringPool {
 /// One request's buffers, known to the kernel.
 struct Entry {
     header: NonNull<UringReqHeader>,
+    /// A mapping of its own.
     payload: NonNull<[u8]>,
     /// The two above, as the kernel reads them when the entry is registered.
     iov: Box<[libc::iovec; 2]>,
     /// The kernel holds the entry.
     held: bool,
+    /// Payload bytes of the last reply.
+    used: usize,
+    /// Payload bytes that may have memory behind them.
+    touched: usize,
+    /// Counted among the large ones.
+    large: bool,
 }
 
 impl Entry {
-    fn new(payload: usize) -> Self {
+    fn new(payload: usize) -> std::io::Result<Self> {
+        // SAFETY: a fresh private mapping at an address of the kernel's choice; unmapped in `drop`.
+        let mapping = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                payload,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        let payload = NonNull::slice_from_raw_parts(
+            NonNull::new(mapping.cast()).ok_or(Errno::NOMEM)?,
+            payload,
+        );
         let header = NonNull::from(Box::leak(Box::new(UringReqHeader::new_zeroed())));
-        let payload = NonNull::from(Box::leak(vec![0_u8; payload].into_boxed_slice()));
         let iov = Box::new([
             libc::iovec {
                 iov_base: header.as_ptr().cast(),
@@ -177,19 +165,38 @@ impl Entry {
                 iov_len: payload.len(),
             },
         ]);
-        Self {
+        Ok(Self {
             header,
             payload,
             iov,
             held: false,
+            used: 0,
+            touched: 0,
+            large: false,
+        })
+    }
+
+    /// Gives back the memory behind the payload's end, which the last reply does not use.
+    fn release_large(&mut self) {
+        assert!(!self.held && self.used <= SMALL, "the payload is in use");
+        let rest = &mut self.payload_mut()[SMALL..];
+        // SAFETY: whole pages (the mapping and SMALL are page-aligned) of a private mapping that
+        // only this entry uses; they read as zeros afterwards, and nobody relies on their content.
+        let advised = unsafe {
+            rustix::mm::madvise(rest.as_mut_ptr().cast(), rest.len(), Advice::LinuxDontNeed)
+        };
+        if let Err(error) = advised {
+            tracing::debug!(%error, "a payload keeps its memory");
         }
+        self.touched = SMALL;
+        self.large = false;
     }
 
     /// The header buffer; only while the kernel does not hold the entry.
     fn header(&self) -> &UringReqHeader {
         assert!(!self.held, "the kernel may write the entry");
-        // SAFETY: the pointer is from `Box::leak`, freed only in `drop`; the kernel writes it only
-        // while `held`.
+        // SAFETY: the pointer is from `Box::leak`, freed only in `drop`; the kernel writes there
+        // only while `held`.
         unsafe { self.header.as_ref() }
     }
 
@@ -307,6 +314,8 @@ impl Entry {
             error = -Errno::IO.raw_os_error();
         }
         copy_reply(out, self.payload_mut());
+        self.used = out.len();
+        self.touched = self.touched.max(payload_len).max(self.used);
         // Replies are at most as long as the payload, which is at most 1 MiB.
         let payload_sz = out.len() as u32;
         let head = OutHeader {
@@ -326,12 +335,13 @@ impl Drop for Entry {
             // The kernel may still write here: leak.
             return;
         }
-        // SAFETY: both are from `Box::leak` in `new`; the kernel has given the entry back with an
-        // error and will not use them again.
-        unsafe {
+        // SAFETY: the first is from `Box::leak`, the second from `mmap_anonymous` in `new`; the
+        // kernel has given the entry back with an error and will not use them again.
+        let unmapped = unsafe {
             drop(Box::from_raw(self.header.as_ptr()));
-            drop(Box::from_raw(self.payload.as_ptr()));
-        }
+            rustix::mm::munmap(self.payload.as_ptr().cast(), self.payload.len())
+        };
+        debug_assert!(unmapped.is_ok(), "the mapping was ours");
     }
 }
 

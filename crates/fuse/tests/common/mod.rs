@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfs_fuse::{MountOptions, Mounted, Transport, Unmount};
+use steadfs_fuse::{MountError, MountOptions, Mounted, Transport, Unmount};
 use steadfs_vfs::WithControl;
 
 pub use memfs::MemFs;
@@ -78,7 +78,7 @@ impl Bed {
     /// Unmounts and checks that the volume was closed exactly once.
     pub fn end(mut self) {
         let mounted = self.mounted.take().unwrap();
-        mounted.unmount(Unmount::IfIdle).unwrap();
+        unmount(&mounted);
         mounted.wait().unwrap();
         let unmounts = &self.mem().unmounts;
         assert_eq!(unmounts.load(std::sync::atomic::Ordering::SeqCst), 1);
@@ -94,4 +94,16 @@ pub fn until(what: &str, mut ready: impl FnMut() -> bool) {
         steadfs_rt::sleep(Duration::from_millis(2));
     }
     panic!("never happened: {what}");
+}
+
+/// Unmounts what nobody uses any more.
+pub fn unmount(mounted: &Mounted) {
+    // A child of another test may be between fork and exec, with our files open.
+    until("nobody uses the mount", || {
+        let end = mounted.unmount(Unmount::IfIdle);
+        if let Err(error) = &end {
+            assert!(matches!(error, MountError::Busy(_)), "{error}");
+        }
+        end.is_ok()
+    });
 }

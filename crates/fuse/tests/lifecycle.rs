@@ -1,0 +1,366 @@
+//! How mounts begin and end: block devices, unprivileged users, aborts, broken volumes.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::mount::UnmountFlags;
+use steadfs_fuse::{BlockDevice, MountError, MountFlags, MountOptions, Transport, Unmount};
+use steadfs_vfs::FsError;
+
+use common::{Bed, MemFs, unmount, until};
+
+/// A loop device over a temporary file.
+struct Loop {
+    device: String,
+    _file: tempfile::NamedTempFile,
+}
+
+impl Loop {
+    fn new() -> Self {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let output = Command::new("losetup")
+            .args(["--find", "--show"])
+            .arg(file.path())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let device = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+        Self {
+            device,
+            _file: file,
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let detach = Command::new("losetup").args(["-d", &self.device]).status();
+        assert!(detach.is_ok_and(|status| status.success()));
+    }
+}
+
+#[test]
+fn block_devices_get_sync_and_a_last_word() {
+    for transport in common::transports() {
+        let device = Loop::new();
+        let mut bed = Bed::with(MountOptions {
+            transport,
+            block_device: Some(BlockDevice {
+                path: device.device.clone().into(),
+                block_size: 65536,
+            }),
+            ..MountOptions::default()
+        });
+        let table = fs::read_to_string("/proc/self/mounts").unwrap();
+        let line = format!("{} {} fuseblk.steadfs", device.device, bed.root().display());
+        assert!(table.contains(&line), "{line} is not in {table}");
+        fs::write(bed.path("f"), "x").unwrap();
+        rustix::fs::syncfs(File::open(bed.root()).unwrap()).unwrap();
+        assert_eq!(bed.mem().syncs.load(Ordering::SeqCst), 1);
+        let mounted = bed.mounted.take().unwrap();
+        unmount(&mounted);
+        // umount(2) returned: the volume is closed.
+        assert_eq!(bed.mem().unmounts.load(Ordering::SeqCst), 1);
+        mounted.wait().unwrap();
+        assert_eq!(bed.mem().unmounts.load(Ordering::SeqCst), 1);
+    }
+}
+
+#[test]
+fn a_held_device_is_refused_with_its_reason() {
+    let device = Loop::new();
+    let holder = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags_excl()
+        .open(&device.device)
+        .unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let options = MountOptions {
+        block_device: Some(BlockDevice {
+            path: device.device.clone().into(),
+            block_size: 4096,
+        }),
+        ..MountOptions::default()
+    };
+    let error = steadfs_fuse::mount(Arc::new(MemFs::new()), dir.path(), options)
+        .err()
+        .unwrap();
+    assert!(
+        error.to_string().contains("held by another program"),
+        "{error}"
+    );
+    drop(holder);
+}
+
+trait Exclusive {
+    fn custom_flags_excl(&mut self) -> &mut Self;
+}
+
+impl Exclusive for fs::OpenOptions {
+    fn custom_flags_excl(&mut self) -> &mut Self {
+        use std::os::unix::fs::OpenOptionsExt;
+        self.custom_flags(rustix::fs::OFlags::EXCL.bits() as i32)
+    }
+}
+
+#[test]
+fn flags_are_the_kernels() {
+    for transport in common::transports() {
+        let bed = Bed::with(MountOptions {
+            transport,
+            source: "a, b".to_owned(),
+            flags: MountFlags {
+                read_only: true,
+                nosuid: true,
+                noexec: true,
+                ..MountFlags::default()
+            },
+            ..MountOptions::default()
+        });
+        let refused = fs::write(bed.path("f"), "x").unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(30));
+        let table = fs::read_to_string("/proc/self/mounts").unwrap();
+        let line = table
+            .lines()
+            .find(|line| line.contains(&*bed.root().to_string_lossy()))
+            .unwrap();
+        assert!(line.starts_with("a,\\040b "), "{line}");
+        assert!(line.contains("ro,nosuid,noexec"), "{line}");
+        assert!(line.contains("allow_other"), "{line}");
+        bed.end();
+    }
+}
+
+#[test]
+fn an_aborted_connection_waits_for_requests_in_service() {
+    for transport in common::transports() {
+        let mut bed = Bed::new(transport);
+        bed.mem().fsync_gate.store(1, Ordering::SeqCst);
+        let mounted = bed.mounted.take().unwrap();
+        std::thread::scope(|scope| {
+            let path = bed.path("f");
+            let syncer = scope.spawn(move || {
+                let mut f = File::create(path).unwrap();
+                f.write_all(b"x").unwrap();
+                f.sync_all()
+            });
+            until("the fsync is in service", || {
+                bed.mem().fsyncs.load(Ordering::SeqCst) == 1
+            });
+            // MNT_FORCE aborts the connection; the mount itself stays while it is used, which the
+            // syncer may do a moment longer.
+            let forced = rustix::mount::unmount(bed.root(), UnmountFlags::FORCE);
+            assert_eq!(
+                syncer.join().unwrap().unwrap_err().raw_os_error(),
+                Some(103)
+            );
+            if forced.is_err() {
+                assert_eq!(forced, Err(rustix::io::Errno::BUSY));
+                unmount(&mounted);
+            }
+            let waiter = scope.spawn(|| mounted.wait());
+            steadfs_rt::sleep(std::time::Duration::from_millis(30));
+            assert_eq!(bed.mem().unmounts.load(Ordering::SeqCst), 0);
+            bed.mem().fsync_gate.store(0, Ordering::SeqCst);
+            waiter.join().unwrap().unwrap();
+        });
+        assert_eq!(bed.mem().unmounts.load(Ordering::SeqCst), 1);
+    }
+}
+
+#[test]
+fn a_broken_volume_is_not_touched_again_and_says_so() {
+    for transport in common::transports() {
+        let mut bed = Bed::new(transport);
+        fs::write(bed.path("f"), "x").unwrap();
+        let error = rustix::fs::getxattr_query(bed.path("f"), "user.panic").unwrap_err();
+        assert_eq!(error, rustix::io::Errno::IO);
+        let error = fs::write(bed.path("g"), "x").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(5));
+        let mounted = bed.mounted.take().unwrap();
+        unmount(&mounted);
+        let end = mounted.wait().unwrap_err();
+        assert!(matches!(end, FsError::Stopped(_)), "{end}");
+        assert_eq!(bed.mem().unmounts.load(Ordering::SeqCst), 0);
+    }
+}
+
+#[test]
+fn a_dropped_mount_leaves_the_tree() {
+    for transport in common::transports() {
+        let mut bed = Bed::new(transport);
+        fs::write(bed.path("f"), "x").unwrap();
+        drop(bed.mounted.take());
+        assert!(!bed.path("f").exists());
+    }
+}
+
+#[test]
+fn the_callers_groups_come_with_what_it_makes() {
+    for transport in common::transports() {
+        let bed = Bed::new(transport);
+        let dir = bed.path("d");
+        fs::create_dir(&dir).unwrap();
+        chown(&dir, None, Some(4321)).unwrap();
+        let status = Command::new("setpriv")
+            .args(["--groups", "4321,99", "mkdir"])
+            .arg(dir.join("sub"))
+            .status()
+            .unwrap();
+        assert!(status.success());
+        // The kernel tells the one group that is the directory's.
+        assert_eq!(bed.mem().with(|s| s.groups.clone()), [4321]);
+        bed.end();
+    }
+}
+
+const SERVED_DIR: &str = "STEADFS_TEST_SERVED_DIR";
+const SERVED_BY: &str = "STEADFS_TEST_SERVED_BY";
+
+/// What [`a_killed_server_leaves_errors_and_no_hangs`] kills; does nothing otherwise.
+#[test]
+fn as_a_server() {
+    let Some(dir) = std::env::var_os(SERVED_DIR) else {
+        return;
+    };
+    let transport = match std::env::var(SERVED_BY).unwrap().as_str() {
+        "Dev" => Transport::Dev,
+        _ => Transport::Uring,
+    };
+    let fs = Arc::new(MemFs::new());
+    // No fsync ever returns.
+    fs.fsync_gate.store(1, Ordering::SeqCst);
+    let options = MountOptions {
+        transport,
+        ..MountOptions::default()
+    };
+    let mounted = steadfs_fuse::mount(fs, Path::new(&dir), options).unwrap();
+    drop(mounted.wait());
+}
+
+#[test]
+fn a_killed_server_leaves_errors_and_no_hangs() {
+    for transport in common::transports() {
+        for round in 0..5 {
+            let dir = tempfile::tempdir().unwrap();
+            let mut server = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "as_a_server", "--quiet"])
+                .env(SERVED_DIR, dir.path())
+                .env(SERVED_BY, format!("{transport:?}"))
+                .stdout(std::process::Stdio::null())
+                .spawn()
+                .unwrap();
+            until("the server serves", || {
+                fs::metadata(dir.path()).is_ok_and(|meta| meta.ino() == 2)
+            });
+            std::thread::scope(|scope| {
+                for i in 0..12 {
+                    let path = dir.path().join(format!("f{i}"));
+                    scope.spawn(move || -> std::io::Result<()> {
+                        let mut f = File::create(path)?;
+                        if i % 3 == 0 {
+                            f.write_all(b"x")?;
+                            return f.sync_all();
+                        }
+                        loop {
+                            f.write_all(&[7; 10_000])?;
+                        }
+                    });
+                }
+                steadfs_rt::sleep(std::time::Duration::from_millis(20 + round * 17));
+                server.kill().unwrap();
+                server.wait().unwrap();
+                // Every client comes back with an error; the scope waits for all of them.
+            });
+            let dead = File::create(dir.path().join("new")).unwrap_err();
+            assert!(matches!(dead.raw_os_error(), Some(103 | 107)), "{dead}");
+            rustix::mount::unmount(dir.path(), UnmountFlags::DETACH).unwrap();
+        }
+    }
+}
+
+const NOBODY: u32 = 65534;
+const HELPED_DIR: &str = "STEADFS_TEST_HELPED_DIR";
+
+/// What [`users_mount_through_fusermount3`] runs as another user; does nothing otherwise.
+#[test]
+fn as_a_user() {
+    let Some(dir) = std::env::var_os(HELPED_DIR) else {
+        return;
+    };
+    assert_eq!(rustix::process::geteuid().as_raw(), NOBODY);
+    let dir = Path::new(&dir);
+    let options = || MountOptions {
+        allow_other: false,
+        source: "back\\slash, comma".to_owned(),
+        ..MountOptions::default()
+    };
+    let fs = Arc::new(MemFs::new());
+    fs.with(|s| s.chown_root(NOBODY));
+    let mounted = steadfs_fuse::mount(fs.clone(), dir, options()).unwrap();
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(table.contains("back\\134slash,\\040comma "), "{table}");
+    fs::write(dir.join("f"), vec![3; 300_000]).unwrap();
+    assert_eq!(fs::read(dir.join("f")).unwrap().len(), 300_000);
+    let f = File::open(dir.join("f")).unwrap();
+    let busy = mounted.unmount(Unmount::IfIdle).unwrap_err();
+    assert!(matches!(busy, MountError::Busy(_)), "{busy}");
+    drop(f);
+    unmount(&mounted);
+    mounted.wait().unwrap();
+    assert_eq!(fs.unmounts.load(Ordering::SeqCst), 1);
+    // A directory of somebody else.
+    let refused = steadfs_fuse::mount(fs, Path::new("/usr"), options())
+        .err()
+        .unwrap();
+    assert!(matches!(refused, MountError::Helper(_)), "{refused}");
+}
+
+#[test]
+fn users_mount_through_fusermount3() {
+    let base = tempfile::tempdir().unwrap();
+    fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let dir = base.path().join("mnt");
+    fs::create_dir(&dir).unwrap();
+    chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
+    // As udev has it everywhere; a bare machine without udev may have it for root only.
+    fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
+    // The build folder may be out of the user's reach.
+    let program = base.path().join("program");
+    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    let run = || {
+        Command::new(&program)
+            .args(["--exact", "as_a_user", "--nocapture"])
+            .env(HELPED_DIR, &dir)
+            .current_dir("/")
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .output()
+    };
+    let mut output = run();
+    // Another test may be between fork and exec with the copy still open for writing.
+    until("the copy is no longer open for writing", || {
+        let busy = matches!(&output, Err(e) if e.raw_os_error() == Some(26));
+        if busy {
+            output = run();
+        }
+        !busy
+    });
+    let output = output.unwrap();
+    assert!(
+        output.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}

@@ -1,0 +1,152 @@
+//! How many requests each call costs: the protocol's minimum, and no more by accident.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+
+use common::Bed;
+
+/// Requests that `call` makes, as `NAME` or `NAMExN` in the order of the operations' numbers, FORGET
+/// left out (the kernel sends it when it likes).
+fn cost(bed: &Bed, call: impl FnOnce()) -> String {
+    let stats = || bed.mounted.as_ref().unwrap().stats().requests();
+    let before = stats();
+    call();
+    let mut words = Vec::new();
+    for (name, after) in stats() {
+        let old = before.iter().find(|(n, _)| *n == name).map_or(0, |b| b.1);
+        match after - old {
+            _ if name.contains("FORGET") => {}
+            // The end of a directory is sometimes asked for twice.
+            2 if name == "READDIR" => words.push(name.to_owned()),
+            0 => {}
+            1 => words.push(name.to_owned()),
+            n => words.push(format!("{name}x{n}")),
+        }
+    }
+    words.join(" ")
+}
+
+/// One call, and what it costs.
+struct Row<'a> {
+    name: &'static str,
+    cost: &'static str,
+    call: Box<dyn FnOnce() + 'a>,
+}
+
+fn row<'a>(name: &'static str, cost: &'static str, call: impl FnOnce() + 'a) -> Row<'a> {
+    let call = Box::new(call);
+    Row { name, cost, call }
+}
+
+/// Files and names. What is not obvious:
+///
+/// * A change in a directory makes the kernel forget the directory's attributes; it asks for them
+///   again (GETATTR) at the next walk through it, because it checks permissions.
+/// * GETXATTR asks for `security.capability`, once after each refresh of a file's attributes, before
+///   the kernel lets a write or truncation through.
+/// * std asks for the birth time with every stat, so STATX comes where stat(2) would cause GETATTR
+///   or nothing.
+fn rows(bed: &Bed) -> Vec<Row<'_>> {
+    const BLOCK: [u8; 4096] = [7; 4096];
+    let at = |name: &str| bed.path(name);
+    let stat = move |name: &str| rustix::fs::stat(at(name)).map_or((), |_| ());
+    let writer = move |name: &str| File::options().write(true).open(at(name)).unwrap();
+    vec![
+        row(
+            "create, write 4 KiB, close",
+            "LOOKUP GETATTR WRITE GETXATTR CREATE",
+            move || File::create(at("a")).unwrap().write_all(&BLOCK).unwrap(),
+        ),
+        row("open, write 4 KiB, close", "GETATTR WRITE", move || {
+            writer("a").write_all_at(&BLOCK, 4096).unwrap();
+        }),
+        row("stat after writing", "GETATTR", move || stat("a")),
+        row("stat again", "", move || stat("a")),
+        row("first statx with birth time", "STATX", move || {
+            assert!(fs::metadata(at("a")).unwrap().created().is_ok());
+        }),
+        row("open, read what was written, close", "", move || {
+            assert_eq!(fs::read(at("a")).unwrap(), [7; 8192]);
+        }),
+        row("append 4 KiB", "WRITE GETXATTR", move || {
+            let mut f = OpenOptions::new().append(true).open(at("a")).unwrap();
+            f.write_all(&BLOCK).unwrap();
+        }),
+        row("write 1 MiB", "WRITE", move || {
+            writer("a").write_all_at(&vec![1; 1 << 20], 0).unwrap();
+        }),
+        row("fsync", "FSYNC", move || {
+            File::open(at("a")).unwrap().sync_all().unwrap();
+        }),
+        row("stat of a missing name", "LOOKUP", move || stat("no")),
+        row("stat of a missing name again", "", move || stat("no")),
+        row("mkdir", "LOOKUP MKDIR", move || {
+            fs::create_dir(at("d")).unwrap();
+        }),
+        row("rename", "LOOKUP GETATTR RENAME", move || {
+            fs::rename(at("a"), at("b")).unwrap();
+        }),
+        row("stat after renaming", "GETATTRx2", move || stat("b")),
+        row("hard link", "LOOKUP LINK", move || {
+            fs::hard_link(at("b"), at("a")).unwrap();
+        }),
+        row("truncate", "GETATTR SETATTR GETXATTR", move || {
+            writer("a").set_len(5).unwrap();
+        }),
+        row("unlink", "UNLINK", move || {
+            fs::remove_file(at("b")).unwrap();
+        }),
+    ]
+}
+
+/// A directory with 100 files.
+fn directory_rows(bed: &Bed) -> Vec<Row<'_>> {
+    let dir = bed.path("d");
+    for i in 0..100 {
+        File::create(dir.join(format!("{i:03}"))).unwrap();
+    }
+    let list = || assert_eq!(fs::read_dir(bed.path("d")).unwrap().count(), 100);
+    vec![
+        row("list 100 names", "GETATTR READDIR READDIRPLUS", list),
+        row("stat 100 files by name", "", move || {
+            for i in 0..100 {
+                rustix::fs::stat(dir.join(format!("{i:03}"))).unwrap();
+            }
+        }),
+        row("list 100 names again", "GETATTR", list),
+        row("list 100 names once more", "", list),
+    ]
+}
+
+#[test]
+fn each_call_costs_what_the_protocol_demands() {
+    for transport in common::transports() {
+        let bed = Bed::new(transport);
+        // The kernel learns here that opens and closes need no request.
+        fs::write(bed.path("a"), "x").unwrap();
+        drop(File::open(bed.path("a")).unwrap());
+        assert_eq!(fs::read_dir(bed.root()).unwrap().count(), 1);
+        fs::remove_file(bed.path("a")).unwrap();
+        let mut wrong = Vec::new();
+        for rows in [rows, directory_rows] {
+            for Row { name, cost, call } in rows(&bed) {
+                let found = self::cost(&bed, call);
+                println!("{name:36} {found}");
+                if found != cost {
+                    wrong.push(format!("{name}: {found} instead of {cost}"));
+                }
+            }
+        }
+        // Where the kernel is not the one the table was made with, only the principle is checked.
+        let minor = bed.mounted.as_ref().unwrap().protocol_minor();
+        assert!(wrong.is_empty() || minor != 45, "{wrong:#?}");
+        for once in ["OPEN", "OPENDIR", "FLUSH"] {
+            assert_eq!(bed.count(once), 1, "{once} comes once");
+        }
+        bed.end();
+    }
+}
