@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 use steadfs::{Options, Volume};
 use steadfs_suite::generate::torture;
@@ -68,14 +68,17 @@ fn read_by_kernel(scratch: &Scratch, image: &Path) -> Tree {
 
 /// A torture tree on the host, made once for each way to make it.
 fn host_tree(kind: &Kind) -> PathBuf {
-    static MADE: OnceLock<(Scratch, Mutex<BTreeMap<String, PathBuf>>)> = OnceLock::new();
-    let (scratch, made) = MADE.get_or_init(|| (Scratch::new(), Mutex::default()));
+    static MADE: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     let how = kind.torture();
-    let mut made = made.lock().unwrap();
+    let mut made = MADE.lock().unwrap();
     let count = made.len();
     made.entry(format!("{how:?}"))
         .or_insert_with(|| {
-            let top = scratch.folder(&format!("tree{count}"));
+            let top = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("tree{count}"));
+            if top.exists() {
+                std::fs::remove_dir_all(&top).unwrap();
+            }
+            std::fs::create_dir_all(&top).unwrap();
             torture(&top, how);
             top
         })
