@@ -108,7 +108,9 @@ impl Ext4 {
             return Err(FsError::Stale);
         }
         let core = disk::Inode::parse(&self.geo, ino, slot)?;
-        Ok(self.inodes.insert(Inode::new(self, ino, core)?))
+        let inode = Inode::new(self, ino, core)?;
+        inode.mark_reread();
+        Ok(self.inodes.insert(inode))
     }
 
     /// The inode table's block that holds the inode, and the slot's offset in it. Reads the

@@ -44,6 +44,9 @@ pub struct Inode {
     core_dirty: AtomicBool,
     /// Data was written that no flush has made durable since.
     unflushed: AtomicBool,
+    /// Read from the inode table: a life in memory before this one may have left changes in a
+    /// transaction, or data in the device's cache, that nothing has made durable.
+    reread: AtomicBool,
     /// On the orphan list: stays in memory.
     orphan: AtomicBool,
     /// Made without a name, and may still get one.
@@ -70,6 +73,7 @@ impl Inode {
             datasync_tid: AtomicU64::new(NO_TID),
             core_dirty: AtomicBool::new(false),
             unflushed: AtomicBool::new(false),
+            reread: AtomicBool::new(false),
             orphan: AtomicBool::new(false),
             linkable: AtomicBool::new(false),
             dead: AtomicBool::new(false),
@@ -141,6 +145,22 @@ impl Inode {
                 self.datasync_tid.store(tid, Ordering::Release);
             }
         }
+    }
+
+    /// The inode comes from its table: what was done to it before is not known.
+    pub(crate) fn mark_reread(&self) {
+        self.reread.store(true, Ordering::Release);
+        self.mark_unflushed();
+    }
+
+    /// Whether something may have been done to it that its transactions' numbers do not tell.
+    pub(crate) fn is_reread(&self) -> bool {
+        self.reread.load(Ordering::Acquire)
+    }
+
+    /// Everything done to it before it was read is durable.
+    pub(crate) fn all_is_durable(&self) {
+        self.reread.store(false, Ordering::Release);
     }
 
     /// `core` was changed in memory only.

@@ -72,6 +72,11 @@ impl World {
         Arc::new(MemDevice::from_bytes(&self.device.to_bytes()))
     }
 
+    /// Copies the device as a power cut now would leave it.
+    pub(crate) fn cut_power_now(&self) -> Arc<MemDevice> {
+        Arc::new(MemDevice::from_bytes(&self.device.to_bytes()))
+    }
+
     /// Mounts what a power cut left: journal and orphans are worked off.
     pub(crate) fn recover(self, device: Arc<MemDevice>) -> Self {
         let fs = mount(&device, MountOptions::default()).unwrap();

@@ -20,6 +20,7 @@
 
 pub mod case;
 pub mod explore;
+pub mod ext4;
 pub mod record;
 pub mod subject;
 mod sweep;
@@ -28,9 +29,9 @@ mod tests;
 
 pub use case::Case;
 pub use explore::{Effort, Stats, explore};
-pub use record::{Run, record};
+pub use record::{Run, record, record_with};
 pub use subject::Subject;
-pub use sweep::{Options, main_with, sweep};
+pub use sweep::{Options, Report, main_with, sweep};
 
 use std::fmt;
 

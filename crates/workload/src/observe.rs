@@ -292,6 +292,7 @@ mod tests {
             block_size: 4096,
             extents: true,
             shift_ranges: true,
+            wide_times: true,
         };
         let fs = ModelFs::new(State::new(), format);
         let program: Program =

@@ -243,6 +243,7 @@ mod tests {
             block_size: 1024,
             extents: true,
             shift_ranges: false,
+            wide_times: true,
         };
         let shape = Shape {
             tasks: 3,

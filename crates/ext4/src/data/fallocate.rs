@@ -186,6 +186,9 @@ impl Ext4 {
     fn punch(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
         let bs = self.geo.block_size;
         let to_end = range.end == inode.size();
+        // Before the edges are zeroed: what it writes may still be the last word on a block that is
+        // about to go, if a crash comes before that is committed.
+        self.settle_size(cx, inode)?;
         let mut whole = self.zero_edges(cx, inode, &range)?;
         if to_end {
             // The block that holds the end of the file can go whole.
@@ -195,7 +198,6 @@ impl Ext4 {
         if whole.is_empty() {
             return Ok(());
         }
-        self.settle_size(cx, inode)?;
         let _one = inode.flush.lock();
         let released = inode.pages.discard(whole.clone()) * self.weight(inode);
         self.alloc.with_totals(|t| t.settle(released));

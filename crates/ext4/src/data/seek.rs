@@ -61,6 +61,13 @@ impl Ext4 {
         to: (&Inode, u64),
         len: u64,
     ) -> Result<u64> {
+        Self::regular(from.0)?;
+        Self::regular(to.0)?;
+        // What a copy into the same file appends is not copied again.
+        let len = len.min(from.0.size().saturating_sub(from.1));
+        if from.0.ino() == to.0.ino() && from.1.abs_diff(to.1) < len {
+            return Err(FsError::Invalid("source and destination overlap"));
+        }
         let mut done = 0;
         while done < len {
             let n = (len - done).min(COPY);

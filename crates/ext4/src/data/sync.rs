@@ -32,11 +32,16 @@ impl Ext4 {
         }
         match &self.txns {
             Txns::Journal(journal) => {
-                let mut flushed = false;
-                if let Some(tid) = inode.tid_for_sync(datasync) {
-                    let durable = journal.commit(tid, tag).map_err(journal_error)?;
-                    flushed = durable == Durable::Flushed;
+                let reread = inode.is_reread();
+                let durable = match inode.tid_for_sync(datasync) {
+                    _ if reread => Some(journal.commit_all(tag).map_err(journal_error)?),
+                    Some(tid) => Some(journal.commit(tid, tag).map_err(journal_error)?),
+                    None => None,
+                };
+                if reread {
+                    inode.all_is_durable();
                 }
+                let flushed = durable == Some(Durable::Flushed);
                 if inode.take_unflushed() && !flushed {
                     self.flush_device(inode, tag)?;
                 }

@@ -338,6 +338,8 @@ impl Ext4 {
         let result = self.fill_core(handle, parent, inode, &mut core, spec, inherited);
         // Stored in any case: what was allocated is found there again if it has to be given back.
         self.store_inode(handle, inode, &core)?;
+        // Without the inode its data cannot be read back.
+        inode.note_tid(handle, true);
         result
     }
 

@@ -219,10 +219,15 @@ impl Ext4 {
             return Err(FsError::Invalid("a directory cannot be moved into itself"));
         }
         if let Some(new) = &pair.new {
+            if moves && is_dir(new) && self.is_inside(cx, from.dir, new.ino())? {
+                return Err(if flags.exchange {
+                    FsError::Invalid("a directory cannot be moved into itself")
+                } else {
+                    FsError::NotEmpty
+                });
+            }
             if !flags.exchange {
                 self.check_replace(cx, pair, new)?;
-            } else if moves && is_dir(new) && self.is_inside(cx, from.dir, new.ino())? {
-                return Err(FsError::Invalid("a directory cannot be moved into itself"));
             }
         }
         if moves && is_dir(&pair.old) && !pair.new.as_deref().is_some_and(is_dir) {

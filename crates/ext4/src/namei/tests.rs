@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_rt::Random;
-use steadfs_vfs::{FileKind, FsError, RenameFlags, SetXattr};
+use steadfs_vfs::{FileKind, FsError, RenameFlags, SetAttr, SetXattr};
 
+use crate::disk::Ino;
 use crate::test_world::{ROOT, World};
 
 #[test]
@@ -361,4 +362,37 @@ fn busy_step(world: &World, random: &mut Random, dirs: &[InodeNo; 3]) {
         );
         assert!(expected, "{error}");
     }
+}
+
+/// An inode that was changed, dropped from memory and read again is still made durable by fsync.
+#[test]
+fn fsync_remembers_what_an_inode_was_before_it_left_memory() {
+    const MANY: u32 = 18_000;
+    let name = |n: u32| format!("f{n}").into_bytes();
+    let world = World::make(&["-t", "ext4", "-b", "4096", "-N", "20000"], "64M");
+    for n in 0..MANY {
+        world.file(ROOT, &name(n)).unwrap();
+    }
+    let world = world.reopen();
+    let (fs, cx) = (&world.fs, &world.cx);
+    let first = world.lookup(ROOT, &name(0)).unwrap().ino;
+    let set = SetAttr {
+        perm: Some(0o123),
+        ..SetAttr::default()
+    };
+    fs.setattr(cx, first, &set).unwrap();
+    for n in 1..MANY {
+        world.lookup(ROOT, &name(n)).unwrap();
+    }
+    assert!(
+        fs.inodes.get(Ino(first.0 as u32)).is_none(),
+        "so many inodes drive the first one out"
+    );
+    assert_eq!(world.lookup(ROOT, &name(0)).unwrap().ino, first);
+    let inode = fs.inode(Ino(first.0 as u32), cx.tag).unwrap();
+    fs.fsync_inode(cx, &inode, false).unwrap();
+    let left = world.cut_power_now();
+    let world = world.recover(left);
+    assert_eq!(world.lookup(ROOT, &name(0)).unwrap().perm, 0o123);
+    world.close();
 }

@@ -36,8 +36,7 @@ pub fn device_model(seed: u64) -> Model {
         _ => Model::solid_state(),
     };
     Model {
-        // 512-byte tearing includes what a coarser device may leave.
-        atomic_unit: 512,
+        atomic_unit: 4096,
         fua: random.chance(700),
         discard_granularity: random.chance(512).then_some(4096),
         seed,
@@ -84,11 +83,24 @@ struct Raw {
 /// # Errors
 /// What is wrong already without a crash.
 pub fn record(subject: &Subject, program: &Program, seed: u64) -> Result<Run, Box<Failure>> {
+    record_with(subject, program, seed, Vec::new())
+}
+
+/// The same with a device that goes wrong as `faults` say.
+///
+/// # Errors
+/// What is wrong already without a crash.
+pub fn record_with(
+    subject: &Subject,
+    program: &Program,
+    seed: u64,
+    faults: Vec<(Which, Fault)>,
+) -> Result<Run, Box<Failure>> {
     let fail = |complaint| Box::new(Failure::of_run(complaint));
     let raw = {
         let (subject, program) = (subject.clone(), program.clone());
         sim::try_run(sim::Config::new(seed), move || {
-            simulate(&subject, &program, seed)
+            simulate(&subject, &program, seed, faults)
         })
     };
     let raw = raw
@@ -125,8 +137,16 @@ pub fn record(subject: &Subject, program: &Program, seed: u64) -> Result<Run, Bo
 }
 
 /// The part that runs inside the simulation.
-fn simulate(subject: &Subject, program: &Program, seed: u64) -> Result<Raw, Complaint> {
+fn simulate(
+    subject: &Subject,
+    program: &Program,
+    seed: u64,
+    faults: Vec<(Which, Fault)>,
+) -> Result<Raw, Complaint> {
     let device = SimDevice::new(&subject.image, device_model(seed));
+    for (which, fault) in faults {
+        device.inject(which, fault);
+    }
     add_spikes(&device, seed);
     let marker = marker(&device);
     let shared: Arc<dyn Device> = Arc::new(device.clone());

@@ -30,11 +30,13 @@ mod tests {
             block_size: 4096,
             extents: true,
             shift_ranges: true,
+            wide_times: true,
         },
         Format {
             block_size: 1024,
             extents: false,
             shift_ranges: false,
+            wide_times: true,
         },
     ];
 

@@ -83,10 +83,10 @@ const fn owner(cx: &Cx) -> (u32, u32) {
     (cx.uid, cx.gid)
 }
 
-const fn set_time(time: SetTime) -> Option<Timestamp> {
+fn set_time(time: SetTime, format: Format) -> Option<Timestamp> {
     match time {
         SetTime::Now => None,
-        SetTime::At(at) => Some(at),
+        SetTime::At(at) => Some(format.stored(at)),
     }
 }
 
@@ -172,14 +172,17 @@ impl FileSystem for ModelFs {
             inner.state.truncate(ino, size)?;
         }
         let node = inner.state.alter(ino, |node| {
+            if set.kill_priv || ((set.uid.is_some() || set.gid.is_some()) && !node.is_dir()) {
+                node.drop_privileges();
+            }
             node.perm = set.perm.map_or(node.perm, |perm| perm & 0o7777);
             node.uid = set.uid.unwrap_or(node.uid);
             node.gid = set.gid.unwrap_or(node.gid);
             if let Some(time) = set.atime {
-                node.atime = set_time(time);
+                node.atime = set_time(time, self.format);
             }
             if let Some(time) = set.mtime {
-                node.mtime = set_time(time);
+                node.mtime = set_time(time, self.format);
             }
         })?;
         Ok(attr(ino, node, self.format))
@@ -210,7 +213,8 @@ impl FileSystem for ModelFs {
     }
 
     fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
-        let perm = mode & !cx.umask;
+        // mkdir(2) takes the sticky bit but sets no identity.
+        let perm = mode & 0o1777 & !cx.umask;
         self.made(|state| {
             state.make(
                 dir,
@@ -272,8 +276,19 @@ impl FileSystem for ModelFs {
         Ok(data)
     }
 
-    fn write(&self, _: &Cx, ino: InodeNo, offset: u64, data: &[u8], _: bool) -> Result<usize> {
-        self.inner.lock().state.write(ino, offset, data)?;
+    fn write(
+        &self,
+        _: &Cx,
+        ino: InodeNo,
+        offset: u64,
+        data: &[u8],
+        kill_priv: bool,
+    ) -> Result<usize> {
+        let state = &mut self.inner.lock().state;
+        state.write(ino, offset, data)?;
+        if kill_priv && !data.is_empty() {
+            state.alter(ino, Node::drop_privileges)?;
+        }
         Ok(data.len())
     }
 
@@ -321,14 +336,18 @@ impl FileSystem for ModelFs {
         to: (InodeNo, u64),
         len: u64,
     ) -> Result<u64> {
-        let apart = from.1.abs_diff(to.1);
-        if from.0 == to.0 && apart < len {
-            return Err(FsError::Invalid("ranges overlap"));
-        }
         let len = usize::try_from(len).map_err(|_| FsError::NoMemory)?;
         let mut inner = self.inner.lock();
+        inner.state.write(to.0, 0, &[])?;
         let bytes = inner.state.read(from.0, from.1, len)?;
+        // Only what there is to copy can overlap.
+        if from.0 == to.0 && from.1.abs_diff(to.1) < bytes.len() as u64 {
+            return Err(FsError::Invalid("ranges overlap"));
+        }
         inner.state.write(to.0, to.1, &bytes)?;
+        if !bytes.is_empty() {
+            inner.state.alter(to.0, Node::drop_privileges)?;
+        }
         inner.state.touch(from.0)?.atime = None;
         Ok(bytes.len() as u64)
     }

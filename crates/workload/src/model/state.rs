@@ -20,6 +20,22 @@ pub struct Format {
     pub extents: bool,
     /// fallocate can collapse and insert ranges.
     pub shift_ranges: bool,
+    /// Times have nanoseconds and years after 2038; otherwise they are rounded down to seconds and
+    /// kept within 32 bits.
+    pub wide_times: bool,
+}
+
+impl Format {
+    /// What is kept of a time.
+    pub fn stored(self, time: Timestamp) -> Timestamp {
+        if self.wide_times {
+            return time;
+        }
+        Timestamp {
+            secs: time.secs.clamp(i32::MIN.into(), i32::MAX.into()),
+            nanos: 0,
+        }
+    }
 }
 
 /// One file, directory, link or node.
@@ -56,7 +72,7 @@ pub struct Node {
     /// Number of the state's change that last changed the inode itself (what its change time tells:
     /// names, attributes, size set by truncate; not written content).
     pub changed: u64,
-    /// Made without a name: may get one though it has none.
+    /// Made without a name: may get its first one though it has none.
     pub linkable: bool,
 }
 
@@ -102,6 +118,13 @@ impl Node {
     /// Whether it is a directory.
     pub fn is_dir(&self) -> bool {
         self.kind == FileKind::Directory
+    }
+
+    /// Clears set-user-ID, and set-group-ID where group execution gives it its meaning, as a change
+    /// of owner does.
+    pub fn drop_privileges(&mut self) {
+        let group = if self.perm & 0o0010 != 0 { 0o2000 } else { 0 };
+        self.perm &= !(0o4000 | group);
     }
 
     /// Everything an observer sees of the inode except size and content, names, its last access,
@@ -330,7 +353,9 @@ impl State {
         if node.nlink == 0 && !node.linkable {
             return Err(FsError::NotFound);
         }
-        self.change(ino)?.nlink += 1;
+        let node = self.change(ino)?;
+        node.nlink += 1;
+        node.linkable = false;
         let parent = self.change(dir)?;
         parent.entries.insert(name.to_vec(), ino);
         parent.mtime = None;
@@ -566,6 +591,16 @@ impl State {
             .ok_or(FsError::NoData)
     }
 
+    /// Only files and directories have attributes that users make.
+    fn check_user_xattr(&self, ino: InodeNo, name: &[u8]) -> Result<()> {
+        let kind = self.node(ino)?.kind;
+        let may = matches!(kind, FileKind::Regular | FileKind::Directory);
+        if name.starts_with(b"user.") && !may {
+            return Err(FsError::NotPermitted);
+        }
+        Ok(())
+    }
+
     /// Sets an extended attribute.
     pub fn setxattr(
         &mut self,
@@ -574,6 +609,7 @@ impl State {
         value: &[u8],
         how: SetXattr,
     ) -> Result<()> {
+        self.check_user_xattr(ino, name)?;
         let node = self.node(ino)?;
         if name.len() > XATTR_NAME_MAX {
             return Err(FsError::Range);
@@ -594,6 +630,7 @@ impl State {
 
     /// Removes an extended attribute.
     pub fn removexattr(&mut self, ino: InodeNo, name: &[u8]) -> Result<()> {
+        self.check_user_xattr(ino, name)?;
         self.getxattr(ino, name)?;
         self.change(ino)?.xattrs.remove(name);
         Ok(())

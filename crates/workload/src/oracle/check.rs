@@ -635,7 +635,7 @@ impl File<'_> {
         for (moment, event) in self.events(0..self.moment) {
             let taken = match event {
                 Event::Shifted(from) => offset + SECTOR as u64 > from,
-                Event::Zeroed(span) => of_block(span),
+                Event::Punched(span) | Event::Zeroed(span) => of_block(span),
                 Event::Cut(_) | Event::Wrote(_) | Event::Sized => false,
             };
             if taken {
@@ -647,8 +647,8 @@ impl File<'_> {
             let taken = match event {
                 Event::Cut(from) => from <= block_start,
                 Event::Shifted(from) => from <= block_start && moment > self.moment + 1,
-                Event::Zeroed(span) => of_block(span) && moment > self.moment + 1,
-                Event::Wrote(_) | Event::Sized => false,
+                Event::Punched(span) => of_block(span) && moment > self.moment + 1,
+                Event::Zeroed(_) | Event::Wrote(_) | Event::Sized => false,
             };
             if taken {
                 last = last.min(moment - 1);

@@ -35,7 +35,9 @@ pub(super) enum Event {
     Wrote(Span),
     /// The file was cut short: everything from here is gone.
     Cut(u64),
-    /// A range was punched or zeroed.
+    /// A range was punched: its blocks are free when that is committed.
+    Punched(Span),
+    /// A range was zeroed; it keeps its blocks.
     Zeroed(Span),
     /// Everything from here was moved.
     Shifted(u64),
@@ -300,7 +302,8 @@ impl Deed {
             Op::Truncate { size, .. } if *size < old.size => Some(Event::Cut(*size)),
             Op::Fallocate { mode, span, .. } => match mode {
                 FallocMode::Allocate { .. } => None,
-                FallocMode::PunchHole | FallocMode::ZeroRange { .. } => Some(Event::Zeroed(*span)),
+                FallocMode::PunchHole => Some(Event::Punched(*span)),
+                FallocMode::ZeroRange { .. } => Some(Event::Zeroed(*span)),
                 FallocMode::CollapseRange | FallocMode::InsertRange => {
                     Some(Event::Shifted(span.offset))
                 }

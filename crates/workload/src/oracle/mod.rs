@@ -33,9 +33,10 @@
 //!    * not before the last acknowledgement that covers the file's data,
 //!    * not before a punch or zeroing of the sector's whole block, or a shift of it, up to `M` (these
 //!      are metadata; zeroes in a part of a block are data, and may come late),
-//!    * before any truncate, punch, zeroing or shift after `M` that takes the sector's whole block
-//!      (until that is committed the block keeps its content and may not be given to another file),
-//!      except that the operation right after `M` may be half done if it is not a truncate,
+//!    * before any truncate, punch or shift after `M` that takes the sector's whole block (until that
+//!      is committed the block keeps its content and may not be given to another file), except that
+//!      the operation right after `M` may be half done if it is not a truncate; a zeroed range keeps
+//!      its blocks, so what is written later may come early,
 //!    * not after `M` if at `M` the block had never been written or allocated (where it lies is
 //!      metadata).
 //!

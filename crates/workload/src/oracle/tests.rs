@@ -16,6 +16,7 @@ const FORMAT: Format = Format {
     block_size: 4096,
     extents: true,
     shift_ranges: true,
+    wide_times: true,
 };
 const BLOCK: u64 = PAGE as u64;
 
@@ -154,7 +155,7 @@ impl<'a> Disk<'a> {
                         }
                     }
                 }
-                Event::Zeroed(span) => {
+                Event::Punched(span) | Event::Zeroed(span) => {
                     self.free(ino, moment, span.offset.div_ceil(BLOCK)..span.end() / BLOCK);
                     let ends = [span.offset / BLOCK, span.end() / BLOCK];
                     for index in ends {

@@ -36,6 +36,7 @@ const FORMAT: Format = Format {
     block_size: 4096,
     extents: true,
     shift_ranges: true,
+    wide_times: true,
 };
 const PLACE: u64 = 8 << 20;
 const SIZE: u64 = 3 * PLACE;

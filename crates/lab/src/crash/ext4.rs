@@ -1,0 +1,126 @@
+//! ext3 and ext4 volumes as subjects, made by `mke2fs`.
+
+use std::io;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use steadfs_block::Device;
+use steadfs_ext4::{CacheSizes, Ext4, MountOptions};
+use steadfs_vfs::{FileSystem, Result};
+use steadfs_workload::Format;
+
+use super::Subject;
+use crate::device::Image;
+
+/// How a volume is made.
+struct Recipe {
+    name: &'static str,
+    size: &'static str,
+    block_size: u32,
+    extents: bool,
+    wide_times: bool,
+    options: &'static [&'static str],
+}
+
+/// Small journals, so that they wrap and are reclaimed; few inodes, so that images differ little.
+const RECIPES: [Recipe; 5] = [
+    Recipe {
+        name: "ext4-1k",
+        size: "4M",
+        block_size: 1024,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "256"],
+    },
+    Recipe {
+        name: "ext4-4k",
+        size: "12M",
+        block_size: 4096,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "256"],
+    },
+    Recipe {
+        name: "ext3-1k",
+        size: "4M",
+        block_size: 1024,
+        extents: false,
+        wide_times: true,
+        options: &["-t", "ext3", "-N", "256"],
+    },
+    Recipe {
+        name: "ext4-plain-2k",
+        size: "6M",
+        block_size: 2048,
+        extents: true,
+        wide_times: true,
+        options: &[
+            "-t",
+            "ext4",
+            "-N",
+            "256",
+            "-O",
+            "^metadata_csum,^64bit,^orphan_file",
+        ],
+    },
+    Recipe {
+        name: "ext3-128-4k",
+        size: "12M",
+        block_size: 4096,
+        extents: false,
+        wide_times: false,
+        options: &["-t", "ext3", "-I", "128", "-N", "256", "-O", "^dir_index"],
+    },
+];
+
+/// Makes every kind of volume, using `scratch` for files.
+///
+/// # Errors
+/// If `mke2fs` cannot be run or fails, or the directory cannot be written.
+pub fn subjects(scratch: &Path) -> io::Result<Vec<Subject>> {
+    std::fs::create_dir_all(scratch)?;
+    RECIPES.iter().map(|recipe| recipe.make(scratch)).collect()
+}
+
+impl Recipe {
+    fn make(&self, scratch: &Path) -> io::Result<Subject> {
+        let path = scratch.join(format!("{}.img", self.name));
+        let block = self.block_size.to_string();
+        let journal = format!("size={}", (self.block_size / 1024).max(1));
+        // The same volume each time.
+        const ID: &str = "5eadf5ba-0000-4000-8000-000000000001";
+        let output = Command::new("mke2fs")
+            .env("E2FSPROGS_FAKE_TIME", "1700000000")
+            .args(["-q", "-F", "-b", &block, "-J", &journal, "-U", ID])
+            .args(["-E", &format!("hash_seed={ID}")])
+            .args(self.options)
+            .arg(&path)
+            .arg(self.size)
+            .output()?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(io::Error::other(format!("mke2fs of {}: {said}", self.name)));
+        }
+        let image = Image::load(&path)?;
+        std::fs::remove_file(&path)?;
+        Ok(Subject {
+            name: self.name.to_owned(),
+            image,
+            format: Format {
+                block_size: self.block_size,
+                extents: self.extents,
+                shift_ranges: false,
+                wide_times: self.wide_times,
+            },
+            open: Arc::new(open),
+            check: None,
+            e2fsck: true,
+        })
+    }
+}
+
+fn open(device: Arc<dyn Device>) -> Result<Arc<dyn FileSystem>> {
+    let (fs, _) = Ext4::open(device, MountOptions::default(), CacheSizes::of(8 << 20))?;
+    Ok(fs)
+}

@@ -1,0 +1,106 @@
+//! Explores the crashes of ext3 and ext4 volumes.
+
+use std::path::{Path, PathBuf};
+
+use steadfs_block::Op;
+use steadfs_lab::crash::{
+    Effort, Options, Report, Subject, explore, ext4, record, record_with, sweep,
+};
+use steadfs_lab::device::{Fault, Which};
+use steadfs_workload::Program;
+
+/// Cases of failures outlive the test: that is what they are for.
+fn cases(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join("crash")
+        .join(name)
+}
+
+fn subjects(dir: &Path) -> Vec<Subject> {
+    ext4::subjects(dir).expect("mke2fs makes every kind of volume")
+}
+
+fn assert_clean(report: &Report) {
+    if let Some((dir, failure)) = report.failures.first() {
+        let text = format!("{}\n{}", failure.complaint, failure.detail);
+        panic!(
+            "{} bad, the first in {}:\n{text}",
+            report.failures.len(),
+            dir.display()
+        );
+    }
+}
+
+#[test]
+fn ext4_survives_twenty_thousand_power_cuts() {
+    let out = cases("sweep");
+    let options = Options {
+        budget: 20_000,
+        ..Options::new(out.clone())
+    };
+    let report = sweep(subjects(&out), options).unwrap();
+    assert_clean(&report);
+    let stats = &report.stats;
+    assert!(
+        stats.distinct.len() >= 20_000,
+        "{} distinct images",
+        stats.distinct.len()
+    );
+    assert!(stats.nested > 100, "{} crashes of recoveries", stats.nested);
+    assert!(
+        stats.e2fsck > 20,
+        "{} images judged by e2fsck",
+        stats.e2fsck
+    );
+}
+
+#[test]
+fn what_once_failed_does_not_fail_again() {
+    let out = cases("regressions");
+    let subjects = subjects(&out);
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|kind| kind != "txt") {
+            continue;
+        }
+        seen += 1;
+        let program: Program = std::fs::read_to_string(&path).unwrap().parse().unwrap();
+        for subject in &subjects {
+            for seed in 0..6 {
+                let run = match record(subject, &program, seed) {
+                    Ok(run) => run,
+                    Err(failure) => panic!("{}: {}", path.display(), failure.complaint),
+                };
+                let (_, failures) = explore(subject, &run, Effort::default(), seed, &out);
+                if let Some(failure) = failures.first() {
+                    let text = format!("{}\n{}", failure.complaint, failure.detail);
+                    panic!(
+                        "{} on {}, seed {seed}: {text}",
+                        path.display(),
+                        subject.name
+                    );
+                }
+            }
+        }
+    }
+    assert!(seen >= 6, "{seen} programs");
+}
+
+/// The explorer would notice: a device that only says that it flushed loses what was acknowledged.
+#[test]
+fn a_device_that_lies_about_flushes_is_noticed() {
+    let out = cases("lies");
+    let subjects = subjects(&out);
+    let program: Program = "create /f 644\nwrite /f 0+9000 1\nfsync /f\n"
+        .parse()
+        .unwrap();
+    for subject in &subjects {
+        let lies = [Op::Write, Op::Flush].map(|op| (Which::Every(op), Fault::Lie));
+        let run = record_with(subject, &program, 1, lies.into())
+            .unwrap_or_else(|failure| panic!("{}", failure.complaint));
+        let (_, failures) = explore(subject, &run, Effort::default(), 1, &out);
+        assert!(!failures.is_empty(), "{}", subject.name);
+    }
+}
