@@ -5,7 +5,7 @@ SHELL := /bin/bash
 CARGO := $(shell command -v cargo || echo $$HOME/.cargo/bin/cargo)
 JUDGES := $(CURDIR)/.cache/judges/bin
 
-.PHONY: help build run test lint judges fmt clean
+.PHONY: help build run crash test lint judges fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,10 @@ judges: ## installs the independent judges the tests ask
 test: judges ## everything: unit tests, mounted tests, judges
 	@scripts/prepare-kernel
 	PATH="$(JUDGES):$$PATH" $(CARGO) test --workspace --locked
+
+SEEDS ?= 2000
+crash: build ## explores crashes of SEEDS random programs for each kind of volume
+	target/release/steadfs lab crash --seeds $(SEEDS)
 
 lint: ## formatting and lints, warnings are errors
 	@scripts/install-build

@@ -26,6 +26,8 @@ pub enum Command {
     Cp(Cp),
     Extract(Extract),
     Stat(Stat),
+    #[command(subcommand)]
+    Lab(Lab),
 }
 
 /// Make an ext2, ext3 or ext4 volume; what is on the device is lost.
@@ -149,6 +151,21 @@ pub struct Open {
     /// Options for opening the volume, such as offset=1M; separated by commas.
     #[arg(short = 'o', long = "options", value_name = "LIST")]
     pub options: Vec<String>,
+}
+
+/// Experiments on modelled devices, with the real file-system code.
+#[derive(Debug, Subcommand)]
+pub enum Lab {
+    Crash(LabCrash),
+}
+
+/// Explore crashes: run programs, cut the power everywhere, recover, check.
+#[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct LabCrash {
+    /// Options of the explorer; --help lists them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub words: Vec<String>,
 }
 
 /// Check a volume for damage; nothing is changed.

@@ -7,6 +7,7 @@ mod failure;
 mod files;
 mod format;
 mod helper;
+mod lab;
 mod log;
 mod mount;
 mod place;
@@ -50,5 +51,6 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Cp(args) => files::cp(&args),
         Command::Extract(args) => files::extract(&args),
         Command::Stat(args) => files::stat(&args),
+        Command::Lab(args) => lab::run(&args),
     }
 }
