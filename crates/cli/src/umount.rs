@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use rustix::mount::MountFlags;
 use steadfs::{MountHandle, Unmount};
 
 use crate::args;
@@ -18,8 +17,6 @@ use crate::failure::{Failure, code};
 struct Mount {
     mountpoint: PathBuf,
     source: PathBuf,
-    /// What the kernel enforces there.
-    flags: MountFlags,
     /// A block device mounted as such: umount(2) returns when it is closed.
     is_block: bool,
 }
@@ -46,38 +43,20 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Hands the options to the server, and tells the kernel if writing begins or ends.
+/// Hands the options to the server.
 pub fn remount(args: &args::Remount) -> Result<(), Failure> {
     let mount = find(&args.mountpoint)?;
     let list = args.options.join(",");
-    let mut words = list.split(',').map(str::trim);
-    let wanted = words.rfind(|word| matches!(*word, "ro" | "rw"));
-    // The kernel lets no write through to a read-only mount, so it comes first when writing begins,
-    // and last when writing ends.
-    if wanted == Some("rw") {
-        set_kernel_flags(&mount, false)?;
-    }
-    let done = control(&mount.mountpoint, "options", list.as_bytes()).map_err(|error| {
-        Failure::new(
-            code::MOUNT,
-            format!("{}: {error}", mount.mountpoint.display()),
-        )
-    });
-    if done.is_err() && wanted == Some("rw") && mount.flags.contains(MountFlags::RDONLY) {
-        set_kernel_flags(&mount, true)?;
-    }
-    done?;
-    if wanted == Some("ro") {
-        set_kernel_flags(&mount, true)?;
-    }
-    Ok(())
-}
-
-fn set_kernel_flags(mount: &Mount, read_only: bool) -> Result<(), Failure> {
-    let mut flags = mount.flags;
-    flags.set(MountFlags::RDONLY, read_only);
-    rustix::mount::mount_remount(&mount.mountpoint, flags, "")
-        .map_err(|error| at(&mount.mountpoint, &error.into()))
+    // The server's answer is only a number: what is wrong in the list itself is said here.
+    steadfs::MountOptions::parse(&list).map_err(|e| Failure::new(code::USAGE, e))?;
+    control(&mount.mountpoint, "options", list.as_bytes()).map_err(|error| {
+        if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) {
+            let place = mount.mountpoint.display();
+            let why = "these options cannot change while mounted; unmount and mount again";
+            return Failure::new(code::MOUNT, format!("{place}: {list}: {why}"));
+        }
+        at(&mount.mountpoint, &error)
+    })
 }
 
 /// Makes everything on the mount durable.
@@ -139,7 +118,6 @@ fn find(path: &Path) -> Result<Mount, Failure> {
 fn parse_line(line: &[u8]) -> Option<Mount> {
     let mut words = line.split(|&b| b == b' ');
     let mountpoint = words.nth(4)?;
-    let options = words.next()?;
     let mut rest = words.skip_while(|word| *word != b"-").skip(1);
     let (kind, source) = (rest.next()?, rest.next()?);
     let is_block = match kind {
@@ -150,24 +128,8 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     Some(Mount {
         mountpoint: unescape(mountpoint),
         source: unescape(source),
-        flags: flags_of(options),
         is_block,
     })
-}
-
-/// The flags among a mount's options.
-fn flags_of(options: &[u8]) -> MountFlags {
-    let flag = |word: &[u8]| match word {
-        b"ro" => MountFlags::RDONLY,
-        b"nosuid" => MountFlags::NOSUID,
-        b"nodev" => MountFlags::NODEV,
-        b"noexec" => MountFlags::NOEXEC,
-        b"noatime" => MountFlags::NOATIME,
-        b"nodiratime" => MountFlags::NODIRATIME,
-        b"relatime" => MountFlags::RELATIME,
-        _ => MountFlags::empty(),
-    };
-    options.split(|&b| b == b',').map(flag).collect()
 }
 
 /// The kernel writes blanks, line ends and backslashes as three octal digits.
@@ -214,7 +176,6 @@ mod tests {
         let mount = Mount {
             mountpoint: "/mnt/a b".into(),
             source: r"/x\y.img".into(),
-            flags: MountFlags::RELATIME,
             is_block: false,
         };
         assert_eq!(parse_line(line), Some(mount));

@@ -1,0 +1,455 @@
+//! Mounting and unmounting as users see it: exit codes, durability points, limits, control files.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, CWD, IFlags, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+use steadfs_suite::command::finish;
+use steadfs_suite::generate::Numbers;
+use steadfs_suite::scratch::mounts_below;
+use steadfs_suite::stead::program;
+use steadfs_suite::{Compare, Image, LoopDevice, Scratch, SteadMount, Tree, run, steadfs};
+
+const MIB: u64 = 1 << 20;
+
+fn image(scratch: &Scratch) -> Image {
+    Image::mke2fs(scratch, "a.img", 64 * MIB, &["-t", "ext4"])
+}
+
+/// Fails to mount with the code, saying the words.
+#[track_caller]
+fn refuses(args: &[&str], code: i32, words: &[&str]) {
+    let said = steadfs(["mount"].iter().chain(args));
+    assert_eq!(said.code(), code, "{args:?}: {}", said.err);
+    for word in words {
+        assert!(
+            said.err.contains(word),
+            "{args:?}: {word:?} is not in {:?}",
+            said.err
+        );
+    }
+    assert!(said.err.lines().count() <= 2, "{}", said.err);
+}
+
+#[test]
+fn mistakes_have_mounts_exit_codes() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let image = image.path().to_str().unwrap();
+    let dir = scratch.folder("mnt");
+    let dir = dir.to_str().unwrap();
+    let zeros = Image::empty(&scratch, "zeros.img", MIB);
+    let zeros = zeros.path().to_str().unwrap();
+    let empty = Image::empty(&scratch, "empty.img", 0);
+    let empty = empty.path().to_str().unwrap();
+
+    refuses(
+        &["-o", "noatme", image, dir],
+        1,
+        &["noatme", "did you mean noatime?"],
+    );
+    refuses(&["-o", "data=journal", image, dir], 1, &["data=ordered"]);
+    refuses(&["-o", "commit=x", image, dir], 1, &["commit=x", "number"]);
+    refuses(&["-o", "noload", image, dir], 1, &["noload", "ro"]);
+    refuses(
+        &["/no/such/image", dir],
+        32,
+        &["/no/such/image", "No such file"],
+    );
+    refuses(&[image, "/no/such/folder"], 32, &["/no/such/folder"]);
+    refuses(&[image, image], 1, &["not a directory"]);
+    refuses(&["/dev/null", dir], 32, &["character device"]);
+    refuses(&[dir, dir], 32, &["directory"]);
+    refuses(&[zeros, dir], 32, &["ext4"]);
+    refuses(&[empty, dir], 32, &["0 bytes"]);
+    refuses(&["-o", "offset=1M", image, dir], 32, &["ext4"]);
+    refuses(&["-o", "offset=1G", image, dir], 32, &["offset"]);
+    let usage = steadfs(["mount"]);
+    assert_eq!(usage.code(), 2, "clap's own: {}", usage.err);
+    assert!(mounts_below(scratch.path()).is_empty());
+}
+
+#[test]
+fn a_volume_has_one_user() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let other = scratch.folder("other");
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let (path, dir) = (image.path().to_str().unwrap(), other.to_str().unwrap());
+    refuses(&[path, dir], 32, &["in use", "steadfs"]);
+    let said = steadfs(["cp", "/etc/hostname", &format!("{path}:/")]);
+    assert_eq!(said.code(), 1);
+    mount.unmount();
+    let device = LoopDevice::attach(image.path(), false);
+    refuses(&[path, dir], 32, &["loop device"]);
+    drop(device);
+    SteadMount::new(&scratch, image.path(), "").unmount();
+}
+
+#[test]
+fn the_background_begins_when_the_mount_is_usable() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let dir = scratch.folder("mnt");
+    for _ in 0..5 {
+        let said = steadfs(["mount".as_ref(), image.path().as_os_str(), dir.as_os_str()]);
+        assert_eq!(said.code(), 0, "{}", said.err);
+        fs::write(dir.join("file"), b"here").unwrap();
+        let said = steadfs(["umount".as_ref(), dir.as_os_str()]);
+        assert_eq!(said.code(), 0, "{}", said.err);
+        // Closed when umount returns: nobody has it open, nothing is left to write.
+        image.check_clean();
+        assert!(!image.needs_recovery());
+    }
+    let said = steadfs(["umount".as_ref(), dir.as_os_str()]);
+    assert_eq!(said.code(), 32);
+    assert!(
+        said.err.contains("no steadfs volume is mounted"),
+        "{}",
+        said.err
+    );
+}
+
+#[test]
+fn a_busy_volume_stays_unless_it_is_lazy() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let mut open = File::create(mount.join("open")).unwrap();
+    let said = steadfs(["umount".as_ref(), mount.root().as_os_str()]);
+    assert_eq!(said.code(), 32);
+    assert!(said.err.contains("busy"), "{}", said.err);
+    let said = steadfs([
+        "umount".as_ref(),
+        "--lazy".as_ref(),
+        mount.root().as_os_str(),
+    ]);
+    assert_eq!(said.code(), 0, "{}", said.err);
+    open.write_all(b"still written").unwrap();
+    drop(open);
+    assert_eq!(mount.wait(), 0);
+    image.check_clean();
+    let said = steadfs(["cat", &format!("{}:/open", image.path().display())]);
+    assert_eq!(said.out, "still written");
+}
+
+#[test]
+fn signals_unmount() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+        let mount = SteadMount::new(&scratch, image.path(), "");
+        fs::write(mount.join("file"), b"content").unwrap();
+        mount.signal(signal);
+        assert_eq!(mount.wait(), 0);
+        assert!(mounts_below(scratch.path()).is_empty());
+        image.check_clean();
+        assert!(!image.needs_recovery());
+    }
+}
+
+#[test]
+fn block_devices_reach_durability_by_sync_and_umount() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let device = LoopDevice::attach(image.path(), true);
+    let mount = SteadMount::new(&scratch, device.path(), "");
+    let table = fs::read_to_string("/proc/mounts").unwrap();
+    let line = format!(
+        "{} {} fuseblk.steadfs",
+        device.path().display(),
+        mount.root().display()
+    );
+    assert!(table.contains(&line), "{table}");
+    // The kernel holds it: nobody else gets it.
+    let other = scratch.folder("other");
+    assert_ne!(run("mount", [device.path(), &other]).code(), 0);
+
+    fs::write(mount.join("synced"), vec![7; 100_000]).unwrap();
+    let folder = File::open(mount.root()).unwrap();
+    rustix::fs::syncfs(&folder).unwrap();
+    drop(folder);
+    mount.kill();
+    let mount = SteadMount::new(&scratch, device.path(), "");
+    assert!(fs::read(mount.join("synced")).unwrap() == vec![7; 100_000]);
+    fs::write(mount.join("last"), b"words").unwrap();
+    // umount(8) returns when the volume is closed.
+    assert_eq!(run("umount", [mount.root()]).code(), 0);
+    image.check_clean();
+    assert!(!image.needs_recovery());
+    assert_eq!(mount.wait(), 0);
+}
+
+#[test]
+fn read_only_mounts_change_nothing() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    fs::write(mount.join("file"), b"content").unwrap();
+    mount.unmount();
+    let before = fs::read(image.path()).unwrap();
+    let mount = SteadMount::new(&scratch, image.path(), "ro");
+    assert_eq!(fs::read(mount.join("file")).unwrap(), b"content");
+    let error = fs::write(mount.join("file"), b"x").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
+    let error = fs::create_dir(mount.join("dir")).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
+    // Several may read.
+    let said = steadfs(["cat", &format!("{}:/file", image.path().display())]);
+    assert_eq!(said.out, "content");
+    mount.unmount();
+    assert!(fs::read(image.path()).unwrap() == before);
+}
+
+#[test]
+fn control_files_are_there_and_hidden() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let mount = SteadMount::new(&scratch, image.path(), "commit=7");
+    let names: Vec<_> = fs::read_dir(mount.root())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["lost+found"]);
+    let control = mount.join(".steadfs");
+    let options = || fs::read_to_string(control.join("options")).unwrap();
+    assert_eq!(options(), "rw,relatime,commit=7\n");
+    assert!(
+        fs::read_to_string(control.join("jbd2/info"))
+            .unwrap()
+            .contains("transaction")
+    );
+    let stats = fs::read_to_string(control.join("io/stats.json")).unwrap();
+    serde_json::from_str::<serde_json::Value>(&stats).unwrap();
+    assert_eq!(fs::metadata(&control).unwrap().mode() & 0o777, 0o700);
+
+    let remount = |list: &str| {
+        steadfs([
+            "remount".as_ref(),
+            mount.root().as_os_str(),
+            "-o".as_ref(),
+            list.as_ref(),
+        ])
+    };
+    assert_eq!(remount("noatime,commit=9").expect(0).out, "");
+    assert_eq!(options(), "rw,noatime,commit=9\n");
+    let said = remount("data=writeback");
+    assert_eq!(said.code(), 32);
+    assert_eq!(options(), "rw,noatime,commit=9\n");
+    let said = remount("ro");
+    assert_eq!(said.code(), 32);
+    assert!(said.err.contains("unmount and mount again"), "{}", said.err);
+    let said = remount("noatme");
+    assert_eq!(said.code(), 1);
+    assert!(said.err.contains("did you mean noatime?"), "{}", said.err);
+    fs::write(mount.join("file"), b"after").unwrap();
+    let said = steadfs(["sync".as_ref(), mount.root().as_os_str()]);
+    assert_eq!(said.code(), 0, "{}", said.err);
+    mount.kill();
+    let mount = SteadMount::new(&scratch, image.path(), "nocontrol");
+    assert_eq!(
+        fs::read(mount.join("file")).unwrap(),
+        b"after",
+        "sync was durable"
+    );
+    assert!(!mount.join(".steadfs").exists());
+    mount.unmount();
+    image.check_clean();
+}
+
+#[test]
+fn names_have_at_most_255_bytes() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let (long, longest) = ("n".repeat(256), "n".repeat(255));
+    let too_long = |result: std::io::Result<()>| {
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidFilename);
+    };
+    fs::write(mount.join("f"), b"").unwrap();
+    too_long(fs::write(mount.join(&long), b""));
+    too_long(fs::create_dir(mount.join(&long)));
+    too_long(symlink("x", mount.join(&long)));
+    too_long(fs::hard_link(mount.join("f"), mount.join(&long)));
+    too_long(fs::rename(mount.join("f"), mount.join(&long)));
+    too_long(fs::metadata(mount.join(&long)).map(drop));
+    too_long(fs::remove_file(mount.join(&long)));
+    fs::write(mount.join(&longest), b"fits").unwrap();
+    mount.unmount();
+    image.check_clean();
+}
+
+#[test]
+fn a_full_volume_keeps_what_it_acknowledged() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "small.img", 24 * MIB, &["-t", "ext4", "-m", "0"]);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let free = || rustix::fs::statvfs(mount.root()).unwrap().f_bfree;
+    File::open(mount.root()).unwrap().sync_all().unwrap();
+    let before = free();
+    let mut numbers = Numbers::new(9);
+    let mut kept = Vec::new();
+    for round in 0..3 {
+        let dir = mount.join(&format!("round{round}"));
+        fs::create_dir(&dir).unwrap();
+        loop {
+            let path = dir.join(format!("{}", kept.len()));
+            let len = usize::try_from(numbers.below(200_000)).unwrap();
+            let bytes = numbers.bytes(len);
+            // What write(2) took is kept, whether or not fsync is called before the space ends.
+            match fs::write(&path, &bytes) {
+                Ok(()) => kept.push((path, bytes)),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::StorageFull);
+                    let _ = fs::remove_file(&path);
+                    break;
+                }
+            }
+        }
+        // Half of it goes, and must come back as space.
+        let mut n = 0;
+        kept.retain(|(path, _)| {
+            n += 1;
+            n % 2 == 0 || fs::remove_file(path).is_err()
+        });
+    }
+    for (path, _) in &kept {
+        File::open(path).unwrap().sync_all().unwrap();
+    }
+    for (path, bytes) in &kept {
+        assert!(fs::read(path).unwrap() == *bytes, "{}", path.display());
+    }
+    let tree = Tree::of(mount.root());
+    mount.unmount();
+    image.check_clean();
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    tree.assert_same(
+        &Tree::of(mount.root()),
+        Compare::COPY,
+        "after a full volume",
+    );
+    for round in 0..3 {
+        fs::remove_dir_all(mount.join(&format!("round{round}"))).unwrap();
+    }
+    let folder = File::open(mount.root()).unwrap();
+    folder.sync_all().unwrap();
+    drop(folder);
+    steadfs(["sync".as_ref(), mount.root().as_os_str()]).expect(0);
+    let after = rustix::fs::statvfs(mount.root()).unwrap().f_bfree;
+    assert_eq!(after, before, "blocks were lost");
+    mount.unmount();
+    image.check_clean();
+}
+
+#[test]
+fn linux_abilities() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    // O_TMPFILE, and giving it a name.
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::open(mount.root(), flags, Mode::from_raw_mode(0o600)).unwrap();
+    rustix::io::write(&file, b"nameless").unwrap();
+    assert_eq!(rustix::fs::fstat(&file).unwrap().st_nlink, 0);
+    let this = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    rustix::fs::linkat(CWD, this, CWD, mount.join("named"), AtFlags::SYMLINK_FOLLOW).unwrap();
+    assert_eq!(fs::read(mount.join("named")).unwrap(), b"nameless");
+    drop(file);
+    // Birth.
+    let wanted = StatxFlags::BTIME;
+    let stat = rustix::fs::statx(CWD, mount.join("named"), AtFlags::empty(), wanted).unwrap();
+    assert!(stat.stx_mask & wanted.bits() != 0);
+    let now = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
+    assert!(stat.stx_btime.tv_sec.unsigned_abs().abs_diff(now) < 600);
+    // Inode flags.
+    let file = File::open(mount.join("named")).unwrap();
+    rustix::fs::ioctl_setflags(
+        &file,
+        rustix::fs::ioctl_getflags(&file).unwrap() | IFlags::IMMUTABLE,
+    )
+    .unwrap();
+    assert!(
+        rustix::fs::ioctl_getflags(&file)
+            .unwrap()
+            .contains(IFlags::IMMUTABLE)
+    );
+    let error = fs::remove_file(mount.join("named")).unwrap_err();
+    assert_eq!(Errno::from_io_error(&error), Some(Errno::PERM));
+    rustix::fs::ioctl_setflags(
+        &file,
+        rustix::fs::ioctl_getflags(&file).unwrap() - IFlags::IMMUTABLE,
+    )
+    .unwrap();
+    drop(file);
+    // rename's flags.
+    fs::write(mount.join("other"), b"2").unwrap();
+    let rename = |flags| {
+        rustix::fs::renameat_with(CWD, mount.join("named"), CWD, mount.join("other"), flags)
+    };
+    assert_eq!(
+        rename(rustix::fs::RenameFlags::NOREPLACE),
+        Err(Errno::EXIST)
+    );
+    rename(rustix::fs::RenameFlags::EXCHANGE).unwrap();
+    assert_eq!(fs::read(mount.join("other")).unwrap(), b"nameless");
+    // Freeing what nobody uses.
+    assert_eq!(run("fstrim", [mount.root()]).code(), 0);
+    // An open file without a name lives until it is closed.
+    let open = File::open(mount.join("other")).unwrap();
+    fs::remove_file(mount.join("other")).unwrap();
+    assert_eq!(std::io::read_to_string(&open).unwrap(), "nameless");
+    drop(open);
+    mount.unmount();
+    image.check_clean();
+}
+
+#[test]
+fn mount_8_finds_its_helper() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let dir = scratch.folder("mnt");
+    let call = |name: &str, args: &[&Path]| {
+        let helper = scratch.join(name);
+        if !helper.exists() {
+            symlink(program(), &helper).unwrap();
+        }
+        let mut command = Command::new(helper);
+        command.args(args);
+        finish(command, Duration::from_secs(60))
+    };
+    let rw = [
+        image.path(),
+        &dir,
+        "-n".as_ref(),
+        "-o".as_ref(),
+        "rw,noatime".as_ref(),
+    ];
+    call("mount.steadfs", &rw).expect(0);
+    let table = fs::read_to_string("/proc/mounts").unwrap();
+    assert!(
+        table.contains(&format!("{} fuse.steadfs rw,noatime", dir.display())),
+        "{table}"
+    );
+    let remount = [
+        image.path(),
+        &dir,
+        "-o".as_ref(),
+        "remount,commit=8".as_ref(),
+    ];
+    call("mount.fuse.steadfs", &remount).expect(0);
+    let options = fs::read_to_string(dir.join(".steadfs/options")).unwrap();
+    assert_eq!(options, "rw,noatime,commit=8\n");
+    call("umount.steadfs", &[&dir]).expect(0);
+    image.check_clean();
+    let wrong = [image.path(), &dir, "-o".as_ref(), "bogus".as_ref()];
+    call("mount.steadfs", &wrong).expect(1);
+}
