@@ -29,9 +29,9 @@ copy_file_range = 3
 
 /// Runs fsx once for each seed, all at the same time, each with a file of its own; then the judges
 /// look at the volume.
-fn exercise(options: &str, seeds: &[u32], operations: u32) {
+fn exercise(kind: &[&str], options: &str, seeds: &[u32], operations: u32) {
     let scratch = Scratch::new();
-    let image = Image::mke2fs(&scratch, "fsx.img", 128 << 20, &["-t", "ext4"]);
+    let image = Image::mke2fs(&scratch, "fsx.img", 128 << 20, kind);
     let config = scratch.join("fsx.toml");
     fs::write(&config, CONFIG).unwrap();
     let mount = SteadMount::new(&scratch, image.path(), options);
@@ -70,10 +70,21 @@ fn exercise(options: &str, seeds: &[u32], operations: u32) {
 
 #[test]
 fn a_file_is_what_was_written_through_the_ring() {
-    exercise("fuse_transport=uring", &[1, 2], 50_000);
+    exercise(&["-t", "ext4"], "fuse_transport=uring", &[1, 2], 40_000);
 }
 
 #[test]
 fn a_file_is_what_was_written_through_the_device() {
-    exercise("fuse_transport=dev", &[3], 20_000);
+    exercise(&["-t", "ext4"], "fuse_transport=dev", &[3], 20_000);
+}
+
+#[test]
+fn a_file_is_what_was_written_whatever_maps_its_blocks() {
+    exercise(&["-t", "ext2", "-b", "1024"], "", &[4], 10_000);
+    exercise(
+        &["-t", "ext4", "-b", "65536"],
+        "io_engine=threads",
+        &[5],
+        10_000,
+    );
 }
