@@ -79,6 +79,18 @@ impl BlockSource for Vec<u8> {
     }
 }
 
+/// Image files, for tests: the product reads devices through the block room.
+#[cfg(test)]
+impl BlockSource for std::fs::File {
+    fn size_bytes(&self) -> u64 {
+        self.metadata().map_or(0, |metadata| metadata.len())
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        std::os::unix::fs::FileExt::read_exact_at(self, buf, offset)
+    }
+}
+
 /// How to check.
 #[derive(Clone, Debug)]
 pub struct Options {

@@ -160,7 +160,10 @@ impl Checker<'_> {
         if first == 0 || first >= max_len {
             return Err("its log starts outside");
         }
-        let later_fields = [0x24, 0x28, 0x2C, 0x40];
+        if be32(block, 0x40) > 1 {
+            return Err("several volumes use it");
+        }
+        let later_fields = [0x24, 0x28, 0x2C];
         if kind == 3 && later_fields.iter().any(|&at| be32(block, at) != 0) {
             return Err("its superblock has fields of a later version");
         }

@@ -250,6 +250,11 @@ fn check_parsed(path: &Path) {
     file.read_exact_at(&mut head, SUPERBLOCK_OFFSET).unwrap();
     let sb = Superblock::parse(&head).unwrap();
     let geo = sb.geometry();
+    // Inode tables of larger ones take too long to read where nothing says they are unused.
+    if geo.inodes_count < 1 << 20 {
+        let report = crate::check::check(&file, &crate::check::Options::default());
+        assert!(report.is_clean(), "{:?}", report.issues);
+    }
     let read = |block: u64| {
         let mut bytes = vec![0; geo.block_size.bytes()];
         file.read_exact_at(&mut bytes, block << geo.block_size.bits())
