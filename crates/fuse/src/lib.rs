@@ -9,8 +9,7 @@
 //! * OPEN, OPENDIR, FLUSH (and with them RELEASE) are answered ENOSYS once and never come again:
 //!   files have no state between open and close, the page cache and directory cache stay valid.
 //! * Names, missing names and attributes are valid for a day: the mount owns the volume.
-//! * INTERRUPT is answered ENOSYS: a request in service always finishes, and its caller gets its
-//!   result.
+//! * INTERRUPT changes nothing: a request in service always finishes, and its caller gets its result.
 //! * Writes go through to us at once (no write-back cache in the kernel); a write's size and times
 //!   are asked for again at the next stat.
 //! * FSYNC and FSYNCDIR are never answered ENOSYS: the kernel would call every later one done.

@@ -24,7 +24,7 @@ use crate::stats::Stats;
 use crate::sys;
 use crate::transport::Crew;
 use crate::transport::dev::DevPool;
-use crate::transport::uring::{UringPool, queue_count};
+use crate::transport::uring::{UringPool, queue_count, refusal};
 
 /// How requests shall arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -183,17 +183,32 @@ pub fn mount(
     options: MountOptions,
 ) -> Result<Mounted, MountError> {
     let mountpoint = check_mountpoint(mountpoint)?;
-    let queues = uring_queues(options.transport)?;
-    let handle = MountHandle {
-        helped: !rustix::process::geteuid().is_root(),
-        mountpoint: Arc::from(mountpoint),
-    };
+    let handle = MountHandle::of(&mountpoint);
+    if let Some(queues) = uring_queues(options.transport)? {
+        match attempt(fs.clone(), &handle, &options, Some(queues)) {
+            // No request has come yet: the volume is as it was.
+            Err(MountError::Uring(cause)) if options.transport == Transport::Auto => {
+                tracing::warn!(%cause, "FUSE over io_uring does not work here");
+            }
+            result => return result,
+        }
+    }
+    attempt(fs, &handle, &options, None)
+}
+
+/// Mounts with requests through io_uring for `queues`, or through the device.
+fn attempt(
+    fs: Arc<dyn FileSystem>,
+    handle: &MountHandle,
+    options: &MountOptions,
+    queues: Option<u16>,
+) -> Result<Mounted, MountError> {
     let device = if handle.helped {
-        helper::mount(&handle.mountpoint, &options)?
+        helper::mount(&handle.mountpoint, options)?
     } else {
-        mount_as_root(&handle.mountpoint, &options)?
+        mount_as_root(&handle.mountpoint, options)?
     };
-    let session = Arc::new(Session::new(
+    let session = Session::new(
         fs,
         SessionConfig {
             timeouts: Timeouts {
@@ -206,8 +221,36 @@ pub fn mount(
             uring: queues.is_some(),
             classifier: options.classifier.clone(),
         },
-    ));
-    let crew = Crew::new(session);
+    );
+    let crew = Crew::new(Arc::new(session));
+    match serve(&crew, device, options, queues) {
+        Ok(agreed) => {
+            set_read_ahead(&handle.mountpoint, options.read_ahead_kib);
+            Ok(Mounted {
+                crew,
+                agreed,
+                handle: handle.clone(),
+                waited: false,
+            })
+        }
+        Err(error) => {
+            // The mount is dead; take it away and let the threads end.
+            if let Err(error) = handle.unmount(Unmount::Detach) {
+                tracing::error!(%error, "taking away a mount that failed");
+            }
+            crew.wait();
+            Err(error)
+        }
+    }
+}
+
+/// Starts the service threads and waits until the mount is usable.
+fn serve(
+    crew: &Arc<Crew>,
+    device: OwnedFd,
+    options: &MountOptions,
+    queues: Option<u16>,
+) -> Result<Agreed, MountError> {
     let device = Arc::new(device);
     // With io_uring, few requests come through the device: a thread is enough to begin with.
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
@@ -217,29 +260,12 @@ pub fn mount(
         cpus.clamp(1, 8)
     };
     let most = options.max_threads.max(readers);
-    DevPool::start(&crew, device.clone(), readers, most);
-    let mounted = |agreed| Mounted {
-        crew: crew.clone(),
-        agreed,
-        handle: handle.clone(),
-        waited: false,
-    };
-    match crew.session.wait_agreed() {
-        Ok(agreed) => {
-            if let (true, Some(queues)) = (agreed.uring, queues) {
-                UringPool::start(&crew, device, queues, options.max_threads);
-            }
-            set_read_ahead(&handle.mountpoint, options.read_ahead_kib);
-            Ok(mounted(agreed))
-        }
-        Err(error) => {
-            // The mount is dead; take it away and let the threads end.
-            if let Err(error) = handle.unmount(Unmount::Detach) {
-                tracing::error!(%error);
-            }
-            Err(error)
-        }
+    DevPool::start(crew, device.clone(), readers, most);
+    let agreed = crew.session.wait_agreed()?;
+    if let (true, Some(queues)) = (agreed.uring, queues) {
+        UringPool::start(crew, device, queues, options.max_threads)?;
     }
+    Ok(agreed)
 }
 
 /// The directory's absolute path without links, as mount(2) and /proc/mounts have it.
@@ -429,11 +455,12 @@ fn uring_queues(transport: Transport) -> Result<Option<u16>, MountError> {
         return Ok(None);
     }
     let state = std::fs::read_to_string(URING_SWITCH).unwrap_or_default();
-    let cause = match queue_count() {
-        Some(queues) if state.trim() == "Y" => return Ok(Some(queues)),
+    let cause = match (queue_count(), refusal()) {
+        (_, Some(refusal)) => format!("io_uring is not to be had here: {refusal}"),
+        (Some(queues), None) if state.trim() == "Y" => return Ok(Some(queues)),
         _ if state.is_empty() => "this kernel has no FUSE over io_uring (Linux 6.14)".to_owned(),
-        None => "the number of CPUs is unknown".to_owned(),
-        Some(_) => uring_hint().unwrap_or_default(),
+        (None, _) => "the number of CPUs is unknown".to_owned(),
+        (Some(_), _) => uring_hint().unwrap_or_default(),
     };
     match transport {
         Transport::Uring => Err(MountError::Uring(cause)),

@@ -55,7 +55,7 @@ pub enum Answer {
     Done,
     /// With this error.
     Error(Errno),
-    /// Not at all (FORGET).
+    /// Not at all (FORGET, INTERRUPT).
     Silent,
 }
 
@@ -155,9 +155,10 @@ impl Session {
                 }
                 Answer::Done
             }
-            // A request in service is never cut short: it finishes and its caller gets its result.
-            // With this answer the kernel stops asking (and waits just the same).
-            Op::Interrupt => Answer::Error(Errno::NOSYS),
+            // A request in service is never cut short: it finishes, and its caller gets its result.
+            // (ENOSYS, to make the kernel stop asking, only counts on the descriptor that read the
+            // request, and never for one that came through io_uring.)
+            Op::Interrupt => Answer::Silent,
             // Zero-message opens and closes: files need no state between open and close, the page
             // cache stays valid, and the kernel stops sending these after the first answer.
             Op::Open | Op::Opendir | Op::Flush | Op::Unsupported => Answer::Error(Errno::NOSYS),

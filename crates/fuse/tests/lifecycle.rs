@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::mount::UnmountFlags;
 use steadfs_fuse::{BlockDevice, MountError, MountFlags, MountOptions, Transport, Unmount};
-use steadfs_vfs::FsError;
+use steadfs_vfs::{FsError, WithControl};
 
 use common::{Bed, MemFs, unmount, until};
 
@@ -179,6 +179,45 @@ fn an_aborted_connection_waits_for_requests_in_service() {
 }
 
 #[test]
+fn interrupted_requests_finish() {
+    for transport in common::transports() {
+        let bed = Bed::new(transport);
+        fs::write(bed.path("f"), "x").unwrap();
+        for round in 1..=3 {
+            bed.mem().fsync_gate.store(1, Ordering::SeqCst);
+            let mut sync = Command::new("sync").arg(bed.path("f")).spawn().unwrap();
+            until("the fsync is in service", || {
+                bed.mem().fsyncs.load(Ordering::SeqCst) == round
+            });
+            sync.kill().unwrap();
+            steadfs_rt::sleep(std::time::Duration::from_millis(20));
+            assert_eq!(sync.try_wait().unwrap(), None);
+            bed.mem().fsync_gate.store(0, Ordering::SeqCst);
+            assert!(!sync.wait().unwrap().success());
+        }
+        assert_eq!(bed.count("INTERRUPT"), 3);
+        assert_eq!(bed.count("FSYNC"), 3);
+        bed.end();
+    }
+}
+
+#[test]
+fn the_kernel_reads_ahead_as_far_as_told() {
+    for transport in common::transports() {
+        let bed = Bed::with(MountOptions {
+            transport,
+            read_ahead_kib: 1536,
+            ..MountOptions::default()
+        });
+        let device = fs::metadata(bed.root()).unwrap().dev();
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+        assert_eq!(fs::read_to_string(setting).unwrap(), "1536\n");
+        bed.end();
+    }
+}
+
+#[test]
 fn a_broken_volume_is_not_touched_again_and_says_so() {
     for transport in common::transports() {
         let mut bed = Bed::new(transport);
@@ -307,7 +346,10 @@ fn as_a_user() {
     };
     let fs = Arc::new(MemFs::new());
     fs.with(|s| s.chown_root(NOBODY));
-    let mounted = steadfs_fuse::mount(fs.clone(), dir, options()).unwrap();
+    let shown = Arc::new(WithControl::new(fs.clone()).owned_by(NOBODY, NOBODY));
+    let mounted = steadfs_fuse::mount(shown, dir, options()).unwrap();
+    let info = fs::read_to_string(dir.join(".steadfs/jbd2/info")).unwrap();
+    assert_eq!(info, "content of jbd2/info\n");
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
     assert!(table.contains("back\\134slash,\\040comma "), "{table}");
     fs::write(dir.join("f"), vec![3; 300_000]).unwrap();

@@ -12,7 +12,8 @@ use crate::{FuseTransport, Options};
 /// Mounts an open volume on a directory. When [`Mounted::wait`] returns the volume is closed.
 pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mounted, Error> {
     let fs: Arc<dyn FileSystem> = if options.control {
-        Arc::new(WithControl::new(volume.fs()))
+        let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+        Arc::new(WithControl::new(volume.fs()).owned_by(user.as_raw(), group.as_raw()))
     } else {
         volume.fs()
     };

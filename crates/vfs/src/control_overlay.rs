@@ -72,6 +72,7 @@ pub struct WithControl {
     inodes: Mutex<BTreeMap<u64, Inode>>,
     next: AtomicU64,
     mounted: Timestamp,
+    owner: (u32, u32),
 }
 
 impl WithControl {
@@ -103,7 +104,15 @@ impl WithControl {
             inodes: Mutex::new(Rank::Leaf, BTreeMap::new()),
             next,
             mounted: steadfs_rt::wall_clock(),
+            owner: (0, 0),
         }
+    }
+
+    /// Lets a user and group own the control files, which are root's otherwise: those of the one who
+    /// mounts, when it is not root.
+    pub fn owned_by(mut self, uid: u32, gid: u32) -> Self {
+        self.owner = (uid, gid);
+        self
     }
 
     /// The volume itself.
@@ -174,8 +183,8 @@ impl WithControl {
             kind,
             perm,
             nlink,
-            uid: 0,
-            gid: 0,
+            uid: self.owner.0,
+            gid: self.owner.1,
             rdev: 0,
             size,
             blocks: 0,

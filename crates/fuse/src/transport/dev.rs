@@ -18,7 +18,7 @@ use crate::request::RawRequest;
 use crate::session::Answer;
 use crate::sys;
 use crate::transport::Crew;
-use crate::wire::{OutHeader, opcode};
+use crate::wire::OutHeader;
 
 /// Room beside the data of the largest WRITE: the kernel asks for the heads', a page is plenty.
 const HEADS: usize = 4096;
@@ -103,14 +103,12 @@ impl DevPool {
                 }
                 Ok(len) => len,
             };
-            let last = self.idle.fetch_sub(1, Ordering::Relaxed) == 1;
+            // Any request may wait: even FORGET, when it frees a large file.
+            if self.idle.fetch_sub(1, Ordering::Relaxed) == 1 {
+                self.grow();
+            }
             match RawRequest::from_message(&message[..len]) {
-                Ok(raw) => {
-                    if last && waits(raw.header.opcode) {
-                        self.grow();
-                    }
-                    self.serve(&device, raw, &mut out);
-                }
+                Ok(raw) => self.serve(&device, raw, &mut out),
                 Err(error) => tracing::error!(%error, "unreadable request"),
             }
             if self.idle.fetch_add(1, Ordering::Relaxed) >= self.keep {
@@ -137,14 +135,6 @@ impl DevPool {
             Err(error) => tracing::error!(%error, "writing a reply to the FUSE device"),
         }
     }
-}
-
-/// Whether a request may wait for something (for a device, a lock, a journal).
-fn waits(op: u32) -> bool {
-    !matches!(
-        op,
-        opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::RELEASE
-    )
 }
 
 /// Writes one reply, in one piece as the device demands.

@@ -31,9 +31,11 @@ use std::time::Duration;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use steadfs_rt::{Condvar, Mutex, Rank};
 use steadfs_vfs::Segment;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use crate::error::MountError;
 use crate::reply::ReplyBuf;
 use crate::request::RawRequest;
 use crate::session::Answer;
@@ -53,16 +55,44 @@ pub struct UringPool {
     device: Arc<OwnedFd>,
     /// Entries that hold the memory of a large request now.
     large: AtomicUsize,
+    start: Mutex<Start>,
+    started: Condvar,
+}
+
+/// How far the threads have come.
+struct Start {
+    /// Threads that have neither registered their entry nor failed to.
+    pending: usize,
+    /// Entries registered, for each queue.
+    registered: Vec<usize>,
+    /// The first failure.
+    failure: Option<String>,
 }
 
 impl UringPool {
     /// Registers entries on `device` for each of the kernel's `queues`, about `threads` in all.
-    pub fn start(crew: &Arc<Crew>, device: Arc<OwnedFd>, queues: u16, threads: usize) {
+    ///
+    /// # Errors
+    /// If a queue is left without an entry, with the first cause: the kernel then serves nobody, and
+    /// the mount has to be ended.
+    pub fn start(
+        crew: &Arc<Crew>,
+        device: Arc<OwnedFd>,
+        queues: u16,
+        threads: usize,
+    ) -> Result<(), MountError> {
         let each = (threads / usize::from(queues).max(1)).clamp(4, 64);
+        let start = Start {
+            pending: each * usize::from(queues),
+            registered: vec![0; usize::from(queues)],
+            failure: None,
+        };
         let pool = Arc::new(Self {
             crew: crew.clone(),
             device,
             large: AtomicUsize::new(0),
+            start: Mutex::new(Rank::Leaf, start),
+            started: Condvar::new(),
         });
         for _ in 0..each {
             for queue in 0..queues {
@@ -70,41 +100,74 @@ impl UringPool {
                 crew.start("fuse-ring", move || pool.work(queue));
             }
         }
+        let mut start = pool.start.lock();
+        while start.pending > 0 {
+            pool.started.wait(&mut start);
+        }
+        if start.registered.iter().all(|&entries| entries > 0) {
+            return Ok(());
+        }
+        let cause = start.failure.take();
+        Err(MountError::Uring(cause.unwrap_or_default()))
     }
 
     /// A thread's life.
     fn work(&self, queue: u16) {
         pin_to(usize::from(queue));
-        if let Err(error) = self.serve_queue(queue) {
-            // Other entries, or the classic transport's threads, serve what this one does not.
+        let (mut ring, mut entry) = match self.register(queue) {
+            Ok(registered) => registered,
+            Err(error) => {
+                let mut start = self.start.lock();
+                start.failure.get_or_insert(error.to_string());
+                start.pending -= 1;
+                self.started.notify_all();
+                return;
+            }
+        };
+        {
+            let mut start = self.start.lock();
+            start.registered[usize::from(queue)] += 1;
+            start.pending -= 1;
+            self.started.notify_all();
+        }
+        if let Err(error) = self.serve_queue(queue, &mut ring, &mut entry) {
             tracing::error!(queue, %error, "FUSE over io_uring");
         }
     }
 
-    fn serve_queue(&self, queue: u16) -> std::io::Result<()> {
-        let mut ring: Ring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .build(2)?;
+    /// Makes a ring and an entry, and gives the entry to the kernel.
+    fn register(&self, queue: u16) -> std::io::Result<(Ring, Entry)> {
+        let mut ring = make_ring()?;
         let mut entry = Entry::new(self.crew.session.config.max_request as usize)?;
-        let mut out = ReplyBuf::default();
-        entry.submit_register(&mut ring, &self.device, queue)?;
         loop {
-            match entry.wait(&mut ring)? {
-                Ok(()) => {}
-                // INIT's reply is still on its way into the kernel.
-                Err(Errno::AGAIN) => {
-                    steadfs_rt::sleep(Duration::from_millis(1));
-                    entry.submit_register(&mut ring, &self.device, queue)?;
-                    continue;
+            entry.submit_register(&mut ring, &self.device, queue)?;
+            ring.submit()?;
+            // A command that is refused completes at once; one that is taken, with a request.
+            match entry.take(&mut ring) {
+                None => return Ok((ring, entry)),
+                Some(Ok(())) => {
+                    entry.arrived = true;
+                    return Ok((ring, entry));
                 }
+                // INIT's reply is still on its way into the kernel.
+                Some(Err(Errno::AGAIN)) => steadfs_rt::sleep(Duration::from_millis(1)),
+                Some(Err(errno)) => return Err(errno.into()),
+            }
+        }
+    }
+
+    fn serve_queue(&self, queue: u16, ring: &mut Ring, entry: &mut Entry) -> std::io::Result<()> {
+        let mut out = ReplyBuf::default();
+        loop {
+            match entry.wait(ring)? {
+                Ok(()) => {}
                 // Unmounted, or the connection was aborted.
                 Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
             entry.serve(&self.crew, &mut out);
-            self.bound_memory(&mut entry);
-            entry.submit_commit(&mut ring, &self.device, queue)?;
+            self.bound_memory(entry);
+            entry.submit_commit(ring, &self.device, queue)?;
         }
     }
 
@@ -131,6 +194,8 @@ struct Entry {
     iov: Box<[libc::iovec; 2]>,
     /// The kernel holds the entry.
     held: bool,
+    /// A request came with the registration and is not served yet.
+    arrived: bool,
     /// Payload bytes of the last reply.
     used: usize,
     /// Payload bytes that may have memory behind them.
@@ -170,6 +235,7 @@ impl Entry {
             payload,
             iov,
             held: false,
+            arrived: false,
             used: 0,
             touched: 0,
             large: false,
@@ -274,20 +340,29 @@ impl Entry {
     /// Hands over what was queued and waits for the entry to come back: with a request, or with the
     /// error that ended it.
     fn wait(&mut self, ring: &mut Ring) -> std::io::Result<Result<(), Errno>> {
+        if std::mem::take(&mut self.arrived) {
+            return Ok(Ok(()));
+        }
         loop {
             match ring.submit_and_wait(1) {
                 Ok(_) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
-            if let Some(completion) = ring.completion().next() {
-                self.held = false;
-                return Ok(match completion.result() {
-                    0.. => Ok(()),
-                    negative => Err(Errno::from_raw_os_error(-negative)),
-                });
+            if let Some(result) = self.take(ring) {
+                return Ok(result);
             }
         }
+    }
+
+    /// The entry, if it has come back.
+    fn take(&mut self, ring: &mut Ring) -> Option<Result<(), Errno>> {
+        let completion = ring.completion().next()?;
+        self.held = false;
+        Some(match completion.result() {
+            0.. => Ok(()),
+            negative => Err(Errno::from_raw_os_error(-negative)),
+        })
     }
 
     /// Serves the request in the buffers and puts the reply there.
@@ -370,6 +445,18 @@ fn copy_reply(out: &ReplyBuf, payload: &mut [u8]) {
             }
         }
     }
+}
+
+fn make_ring() -> std::io::Result<Ring> {
+    IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .build(2)
+}
+
+/// Why this process cannot use io_uring as it has to be used here, if so.
+pub fn refusal() -> Option<String> {
+    make_ring().err().map(|error| error.to_string())
 }
 
 /// How many queues the kernel has: one for each CPU there could be.
