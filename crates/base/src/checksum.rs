@@ -7,6 +7,25 @@ pub fn crc32c(seed: u32, bytes: &[u8]) -> u32 {
     !crc32c::crc32c_append(!seed, bytes)
 }
 
+/// The four bytes that make [`crc32c`] of `before`, they, and `after` come out as `target`. There
+/// are always such bytes, and only these: the sum is linear.
+pub fn crc32c_filler(seed: u32, before: &[u8], after: &[u8], target: u32) -> [u8; 4] {
+    // Castagnoli's polynomial, reflected; its highest bit is set, so a step back can tell whether
+    // the step forth added it.
+    const POLYNOMIAL: u32 = 0x82F6_3B78;
+    let back = |register: u32| match register & 0x8000_0000 {
+        0 => register << 1,
+        _ => (register ^ POLYNOMIAL) << 1 | 1,
+    };
+    let byte_back = |register: u32| (0..8).fold(register, |at, _| back(at));
+    let at_end = after.iter().rev().fold(target, |register, byte| {
+        byte_back(register) ^ u32::from(*byte)
+    });
+    // Four bytes from a register are four zero bytes from the register mixed with them.
+    let at_start = (0..4).fold(at_end, |register, _| byte_back(register));
+    (at_start ^ crc32c(seed, before)).to_le_bytes()
+}
+
 /// CRC-16 (polynomial x^16 + x^15 + x^2 + 1, reflected 0xA001) continued from `seed`: group
 /// descriptors of `uninit_bg` volumes (Linux `crc16()`).
 pub fn crc16(seed: u16, bytes: &[u8]) -> u16 {
@@ -66,6 +85,20 @@ mod tests {
         assert_eq!(!crc32c(!0, b"123456789"), 0xE306_9283);
         assert_eq!(crc16(0, b"123456789"), 0xBB3D);
         assert_eq!(!crc32_be(!0, b"123456789"), 0xFC89_1918);
+    }
+
+    #[test]
+    fn four_bytes_make_any_sum() {
+        for (before, after, target) in [
+            (&b""[..], &b""[..], 0u32),
+            (b"abc", b"", 0xDEAD_BEEF),
+            (b"", b"xyz", 1),
+            (b"some bytes before", b"and others after it", !0),
+        ] {
+            let filler = crc32c_filler(7, before, after, target);
+            let whole = [before, &filler, after].concat();
+            assert_eq!(crc32c(7, &whole), target);
+        }
     }
 
     #[test]

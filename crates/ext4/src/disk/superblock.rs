@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use steadfs_base::checksum::crc32c;
+use steadfs_base::checksum::{crc32c, crc32c_filler};
 use steadfs_base::endian::Le32;
 use steadfs_base::{DevBlock, InodeNo, Timestamp};
 use zerocopy::{FromBytes, IntoBytes};
@@ -132,14 +132,20 @@ impl Superblock {
         verify(&self.raw)
     }
 
-    /// Writes the superblock with its checksum to `out`.
+    /// Writes the superblock with its checksum to `out`, over the one that was written last.
+    ///
+    /// **A device may write one of the two sectors and lose the other.** What changes during a mount
+    /// lies in the first 512 bytes, the checksum in the second: a superblock torn there has a wrong
+    /// checksum, and without a superblock the journal that would mend it is not found. So the old
+    /// checksum is kept where that is possible, and the last four bytes of `s_last_mounted`, behind
+    /// its text, make the sum come out: only the first sector changes.
     ///
     /// # Panics
     /// If `out` is not 1024 bytes long.
     pub fn seal_into(&self, out: &mut [u8]) {
         assert_eq!(out.len(), SUPERBLOCK_SIZE, "a superblock has 1024 bytes");
         let mut raw = self.raw.clone();
-        if self.geometry.seed.enabled() {
+        if self.geometry.seed.enabled() && !keep_checksum(&mut raw, out) {
             raw.checksum.set(compute(&raw));
         }
         out.copy_from_slice(raw.as_bytes());
@@ -489,6 +495,28 @@ pub(super) fn seed_of(raw: &RawSuperblock) -> ChecksumSeed {
 
 fn compute(raw: &RawSuperblock) -> u32 {
     crc32c(!0, &raw.as_bytes()[..SUPERBLOCK_SIZE - 4])
+}
+
+/// Gives `raw` the checksum of `old` and bytes that make it right, if nothing else in the second
+/// sector differs and there is room.
+fn keep_checksum(raw: &mut RawSuperblock, old: &[u8]) -> bool {
+    const SECTOR: usize = 512;
+    const SUM: usize = SUPERBLOCK_SIZE - 4;
+    let text_end = raw.last_mounted.len() - 4;
+    let text = &raw.last_mounted[..text_end];
+    let room = text.last() == Some(&0);
+    let same = raw.as_bytes()[SECTOR..SUM] == old[SECTOR..SUM];
+    let sum = super::num::get32(old, SUM);
+    if !room || !same || crc32c(!0, &old[..SUM]) != sum {
+        return false;
+    }
+    raw.checksum.set(sum);
+    let at = std::mem::offset_of!(RawSuperblock, last_mounted) + text_end;
+    let bytes = raw.as_bytes();
+    let filler = crc32c_filler(!0, &bytes[..at], &bytes[at + 4..SUM], sum);
+    raw.last_mounted[text_end..].copy_from_slice(&filler);
+    debug_assert_eq!(compute(raw), sum, "the filler makes the sum");
+    true
 }
 
 fn verify(raw: &RawSuperblock) -> Result<()> {

@@ -409,7 +409,6 @@ fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Com
     let outcome = sim::try_run(sim::Config::new(1), move || {
         let model = Model {
             log,
-            atomic_unit: 4096,
             ..Model::default()
         };
         let device = SimDevice::new(&image, model);

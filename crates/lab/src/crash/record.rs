@@ -36,7 +36,8 @@ pub fn device_model(seed: u64) -> Model {
         _ => Model::solid_state(),
     };
     Model {
-        atomic_unit: 4096,
+        // Tearing at 512 bytes includes what a coarser device may leave.
+        atomic_unit: 512,
         fua: random.chance(700),
         discard_granularity: random.chance(512).then_some(4096),
         seed,

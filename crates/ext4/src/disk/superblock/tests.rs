@@ -118,6 +118,60 @@ fn sealing_what_was_read_changes_nothing() {
     }
 }
 
+/// A device may write either sector and lose the other.
+#[test]
+fn a_torn_write_is_the_old_superblock_or_the_new_one() {
+    for options in MATRIX {
+        let image = Image::make(options, "48M");
+        let mut disk = raw_bytes(&image);
+        let mut sb = Superblock::parse(&disk).unwrap();
+        for round in 1..20u32 {
+            let old = disk.clone();
+            sb.set_free_blocks(1000 + u64::from(round));
+            sb.set_needs_recovery(round % 2 == 1);
+            let now = Timestamp {
+                secs: 1_800_000_000 + i64::from(round),
+                nanos: 0,
+            };
+            sb.note_mount(now, "/mnt");
+            sb.seal_into(&mut disk);
+            if round == 1 {
+                // The first may have to set the times' high bits.
+                continue;
+            }
+            for torn in [[&disk[..512], &old[512..]], [&old[..512], &disk[512..]]] {
+                let left = Superblock::parse(&torn.concat()).unwrap();
+                let blocks = left.free_blocks();
+                let round = u64::from(round);
+                assert!(
+                    (999 + round..=1000 + round).contains(&blocks),
+                    "{options:?}"
+                );
+            }
+            assert_eq!(
+                Superblock::parse(&disk).unwrap().free_blocks(),
+                sb.free_blocks()
+            );
+        }
+        let mut bytes = image.bytes();
+        bytes[start()..start() + SUPERBLOCK_SIZE].copy_from_slice(&disk);
+        std::fs::write(image.path(), &bytes).unwrap();
+        assert_eq!(field(&image.dumpe2fs(), "Last mounted on").trim(), "/mnt");
+    }
+}
+
+#[test]
+fn a_long_name_of_the_mount_point_is_kept_whole() {
+    let image = Image::make(&["-t", "ext4"], "48M");
+    let mut disk = raw_bytes(&image);
+    let mut sb = Superblock::parse(&disk).unwrap();
+    let name = "/".repeat(64);
+    sb.note_mount(Timestamp::default(), &name);
+    sb.seal_into(&mut disk);
+    let left = Superblock::parse(&disk).unwrap();
+    assert_eq!(left.raw().last_mounted, *name.as_bytes());
+}
+
 #[test]
 fn copies_are_equal_but_for_their_group() {
     let image = Image::make(&["-t", "ext4", "-b", "1024"], "48M");
