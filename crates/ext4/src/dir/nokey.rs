@@ -175,6 +175,33 @@ mod tests {
     }
 
     #[test]
+    fn a_name_as_linux_shows_it() {
+        // Encrypted name, its hashes, and what Linux 6.18 listed for it after the key was removed.
+        let encrypted = concat!(
+            "89f248c66d07a9ba1d554ed1ba7edf49d61837ff9d065d2a8dd03697cbb54ffcc966d9f8",
+            "ddd91b0bb1e1d24316d6f03c0049ab64de02d9e885e067fdfa678e5e53ea2dc723901033",
+            "69342bfb1cee04f742278d8afaffc37f3cdbe2529cf8ac62761556f692aea51fd6e08c0f",
+            "a1547e49af183a1a56b9a858300ce17b533baef9208e702046d8d878903f946656d881e5",
+            "cf5805efb2cb46431cab3fce12e2a2f6",
+        );
+        let shown = concat!(
+            "2BPuC8TiNjuJ8kjGbQepuh1VTtG6ft9J1hg3_50GXSqN0DaXy7VP_Mlm2fjd2RsLseHSQxbW",
+            "8DwASatk3gLZ6IXgZ_36Z45eU-otxyOQEDNpNCv7HO4E90InjYr6_8N_PNviUpz4rGJ2FVb2",
+            "kq6lH9bgjA-hVH5Jrxg6Gla5qFgwDOF7Uzuu-SCOcCBG2Nh4kD-UZlbYgeXPWAXvsrLPID1W",
+            "A_7vESz-Yx-zhQ7UlduipGHa_zbVTeM4a9u1",
+        );
+        let encrypted: Vec<u8> = (0..encrypted.len() / 2)
+            .map(|i| u8::from_str_radix(&encrypted[2 * i..2 * i + 2], 16).unwrap())
+            .collect();
+        let hash = NameHash {
+            major: 0x0BEE_13D8,
+            minor: 0x3B36_E2C4,
+        };
+        assert_eq!(show(hash, &encrypted).unwrap(), shown.as_bytes());
+        assert_eq!(shown_hash(shown.as_bytes()), Some(hash.major));
+    }
+
+    #[test]
     fn links() {
         let mut stored = vec![16, 0];
         stored.extend_from_slice(&[3; 20]);

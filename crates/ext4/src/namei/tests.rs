@@ -1,5 +1,7 @@
 //! Operations on names, judged by e2fsck and by what is read back.
 
+mod foreign;
+
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
