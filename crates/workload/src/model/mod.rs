@@ -2,10 +2,12 @@
 //! compares with.
 
 mod content;
+mod format;
 mod state;
 
 pub use content::{Content, PAGE, Page};
-pub use state::{Format, Node, ROOT, State};
+pub use format::Format;
+pub use state::{Node, ROOT, State};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
