@@ -25,7 +25,7 @@ judges: ## installs the independent judges the tests ask
 
 test: judges ## everything: unit tests, mounted tests, judges
 	@scripts/prepare-kernel
-	PATH="$(JUDGES):$$PATH" $(CARGO) test --workspace --locked
+	PATH="$(JUDGES):$$PATH" $(CARGO) test --workspace --locked --no-fail-fast
 
 SEEDS ?= 2000
 crash: build ## explores crashes of SEEDS random programs for each kind of volume
