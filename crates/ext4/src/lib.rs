@@ -3,6 +3,7 @@
 pub mod check;
 pub mod disk;
 pub mod format;
+pub mod inspect;
 
 mod acl;
 mod attr;
