@@ -17,6 +17,7 @@ pub struct Args {
 pub enum Command {
     Format(Box<Format>),
     Check(Check),
+    Inspect(Inspect),
     Mount(Mount),
     Umount(Umount),
     Remount(Remount),
@@ -175,6 +176,18 @@ pub struct LabCrash {
 pub struct Check {
     /// Image file or block device.
     pub volume: PathBuf,
+    #[command(flatten)]
+    pub open: Open,
+}
+
+/// Show what a volume says of itself: features, journal, usage.
+#[derive(Debug, clap::Args)]
+pub struct Inspect {
+    /// Image file or block device.
+    pub volume: PathBuf,
+    /// As JSON.
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub open: Open,
 }

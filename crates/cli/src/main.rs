@@ -7,6 +7,7 @@ mod failure;
 mod files;
 mod format;
 mod helper;
+mod inspect;
 mod lab;
 mod log;
 mod mount;
@@ -42,6 +43,7 @@ fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Format(args) => format::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => umount::run(&args),
         Command::Remount(args) => umount::remount(&args),

@@ -128,7 +128,7 @@ impl Checker<'_> {
         // An orphan without links has no name; one with links is only being truncated.
         if state.names == 0 && state.links > 0 {
             self.issue(Issue::Unattached { ino });
-        } else if state.names != state.links.into() {
+        } else if state.names != u32::from(state.links) {
             self.issue(Issue::LinkCount {
                 ino,
                 stored: state.links.into(),

@@ -143,7 +143,7 @@ impl Display for Bytes {
             unit += 1;
         }
         let whole = self.0 >> (10 * unit);
-        let tenths = (self.0 * 10 >> (10 * unit)) % 10;
+        let tenths = ((self.0 * 10) >> (10 * unit)) % 10;
         if tenths == 0 {
             write!(f, "{whole} {}", UNITS[unit])
         } else {

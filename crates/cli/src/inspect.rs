@@ -1,0 +1,19 @@
+//! `steadfs inspect`.
+
+use steadfs::Options;
+
+use crate::args;
+use crate::failure::Failure;
+
+pub fn run(args: &args::Inspect) -> Result<(), Failure> {
+    let list = args.open.options.join(",");
+    let options = Options::parse(&list).map_err(Failure::plain)?;
+    let inspection = steadfs::inspect(&args.volume, &options).map_err(Failure::plain)?;
+    if args.json {
+        let json = serde_json::to_string_pretty(&inspection).map_err(Failure::plain)?;
+        println!("{json}");
+    } else {
+        println!("{inspection}");
+    }
+    Ok(())
+}
