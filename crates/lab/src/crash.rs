@@ -40,7 +40,7 @@ use steadfs_vfs::FsError;
 use steadfs_workload::observe::Unreadable;
 use steadfs_workload::{Divergence, Violation};
 
-use crate::device::Survivors;
+use crate::device::{Image, Survivors};
 
 /// A crash, and where a recovery from it was cut again.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -74,6 +74,15 @@ pub enum Complaint {
         /// What.
         findings: String,
     },
+    /// One judge finds the volume damaged, the other does not: one of them is wrong.
+    Disagreement {
+        /// Who finds nothing.
+        content: &'static str,
+        /// Who finds something.
+        judge: &'static str,
+        /// What.
+        findings: String,
+    },
 }
 
 impl fmt::Display for Complaint {
@@ -87,6 +96,11 @@ impl fmt::Display for Complaint {
             Self::Oracle(violation) => write!(f, "after the crash: {violation}"),
             Self::Sync(error) => write!(f, "sync or unmount failed: {error}"),
             Self::Damaged { judge, findings } => write!(f, "{judge}: {findings}"),
+            Self::Disagreement {
+                content,
+                judge,
+                findings,
+            } => write!(f, "{content} finds nothing, but {judge}: {findings}"),
         }
     }
 }
@@ -100,6 +114,8 @@ pub struct Failure {
     pub complaint: Complaint,
     /// Everything about the crash that a reader wants: what survived of each change in doubt.
     pub detail: String,
+    /// What the last crash left; none if the run itself went wrong.
+    pub crashed: Option<Image>,
 }
 
 impl Failure {
@@ -108,6 +124,7 @@ impl Failure {
             path: CrashPath::default(),
             complaint,
             detail: String::new(),
+            crashed: None,
         }
     }
 }

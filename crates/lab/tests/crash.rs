@@ -1,12 +1,13 @@
 //! Explores the crashes of ext3 and ext4 volumes.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use steadfs_block::Op;
 use steadfs_lab::crash::{
-    Effort, Options, Report, Subject, explore, ext4, record, record_with, sweep,
+    Complaint, Effort, Options, Report, Subject, explore, ext4, record, record_with, sweep,
 };
-use steadfs_lab::device::{Fault, Which};
+use steadfs_lab::device::{Fault, Image, Which};
 use steadfs_workload::Program;
 
 /// Cases of failures outlive the test: that is what they are for.
@@ -47,10 +48,45 @@ fn ext4_survives_twenty_thousand_power_cuts() {
         stats.distinct.len()
     );
     assert!(stats.nested > 100, "{} crashes of recoveries", stats.nested);
+    assert_eq!(
+        stats.checked, stats.recoveries,
+        "our checker judges every image"
+    );
     assert!(
         stats.e2fsck > 20,
         "{} images judged by e2fsck",
         stats.e2fsck
+    );
+}
+
+/// Two judges that say different things are a failure, whichever of them is wrong.
+#[test]
+fn judges_that_disagree_are_reported() {
+    let out = cases("judges");
+    let mut subject = subjects(&out).swap_remove(0);
+    let mut rotten = subject.image.clone();
+    // Bitmaps and inode tables; the superblock stays.
+    for at in (4 << 10..64 << 10).step_by(512) {
+        rotten.write(at + 100, &[0xA5; 8]);
+    }
+    let judge = |subject: &Subject, image: &Image| subject.judge(image, true, &out).unwrap();
+    assert!(judge(&subject, &subject.image).1.is_ok());
+    let verdict = judge(&subject, &rotten).1.unwrap_err();
+    assert!(matches!(&verdict, Complaint::Damaged { .. }), "{verdict}");
+    subject.check = Some(Arc::new(|_| String::new()));
+    let (asked, verdict) = judge(&subject, &rotten);
+    let verdict = verdict.unwrap_err().to_string();
+    assert!(
+        asked && verdict.starts_with("the checker finds nothing, but e2fsck"),
+        "{verdict}"
+    );
+    subject.check = Some(Arc::new(|_| "nonsense".to_owned()));
+    // Not in the sample, but a failure.
+    let (asked, verdict) = subject.judge(&subject.image, false, &out).unwrap();
+    let verdict = verdict.unwrap_err().to_string();
+    assert!(
+        asked && verdict.starts_with("e2fsck finds nothing, but the checker"),
+        "{verdict}"
     );
 }
 

@@ -1,5 +1,6 @@
 //! Failing cases as directories: `ops.txt` (the program), `case.txt` (everything else that is needed
-//! to see it again), `report.txt` (what is wrong), and for crashes `crashed.img`.
+//! to see it again), `report.txt` (what is wrong), and for crashes `crashed.img` (what the last of them
+//! left, before any recovery; a sparse file).
 
 use std::fs;
 use std::io;
@@ -56,7 +57,11 @@ impl Case {
         }
         fs::write(dir.join("case.txt"), text)?;
         let report = format!("{}\n\n{}", failure.complaint, failure.detail);
-        fs::write(dir.join("report.txt"), report)
+        fs::write(dir.join("report.txt"), report)?;
+        match &failure.crashed {
+            Some(image) => image.save(&dir.join("crashed.img")),
+            None => Ok(()),
+        }
     }
 
     /// Reads a case back.

@@ -9,7 +9,7 @@ use steadfs_rt::{Random, sim};
 use steadfs_workload::{Observed, observe};
 
 use super::record::Run;
-use super::subject::{Subject, e2fsck};
+use super::subject::Subject;
 use super::{Complaint, CrashPath, Failure};
 use crate::device::{Event, Image, Log, Model, SimDevice, Survivors};
 
@@ -50,7 +50,9 @@ pub struct Stats {
     pub recoveries: u64,
     /// Of these, images left by a crash during a recovery.
     pub nested: u64,
-    /// Images that e2fsck was asked about.
+    /// Recovered volumes that our checker was asked about.
+    pub checked: u64,
+    /// Of these, volumes that e2fsck was asked about as well.
     pub e2fsck: u64,
     /// Verdicts of the oracle: one for each distinct marker of each image.
     pub verdicts: u64,
@@ -70,6 +72,7 @@ impl Stats {
         self.images += other.images;
         self.recoveries += other.recoveries;
         self.nested += other.nested;
+        self.checked += other.checked;
         self.e2fsck += other.e2fsck;
         self.verdicts += other.verdicts;
         for (what, count) in other.before {
@@ -148,6 +151,7 @@ pub fn judge_one(
                 path: path.clone(),
                 complaint,
                 detail: String::new(),
+                crashed: Some(image.clone()),
             })
         })?;
         let (log, _) = recovered.log.expect("a log was asked for");
@@ -314,21 +318,12 @@ impl Explorer<'_> {
             let verdict = self.run.history.check(&recovered.seen, *mark);
             verdict.map_err(Complaint::Oracle)?;
         }
-        if let Some(check) = &self.subject.check {
-            let findings = check(&recovered.after);
-            if !findings.is_empty() {
-                return Err(Complaint::Damaged {
-                    judge: "the checker",
-                    findings,
-                });
-            }
-        }
-        if self.subject.e2fsck && self.random.chance(self.effort.e2fsck) {
-            self.stats.e2fsck += 1;
-            let judged = e2fsck(&recovered.after, self.scratch);
-            judged.expect("e2fsck runs and the scratch directory can be written")?;
-        }
-        Ok(())
+        let second = self.random.chance(self.effort.e2fsck);
+        let judged = self.subject.judge(&recovered.after, second, self.scratch);
+        let (asked, verdict) = judged.expect("e2fsck runs and the scratch directory is writable");
+        self.stats.checked += u64::from(self.subject.check.is_some());
+        self.stats.e2fsck += u64::from(asked);
+        verdict
     }
 
     /// Some images of crashes while an image was recovered.
@@ -364,9 +359,9 @@ impl Explorer<'_> {
     fn fail(&mut self, crashed: &Crashed, complaint: Complaint) {
         let first = crashed.path.crashes.first().expect("a crash");
         let mut detail = self.run.log.at(first.0).describe(&first.1);
-        if self.subject.e2fsck
-            && let Ok(recovered) = recover(self.subject, &crashed.image, false)
-            && let Ok(Err(judged)) = e2fsck(&recovered.after, self.scratch)
+        // What the judges say helps, whoever complained.
+        if let Ok(recovered) = recover(self.subject, &crashed.image, false)
+            && let Ok((_, Err(judged))) = self.subject.judge(&recovered.after, true, self.scratch)
         {
             detail.push_str(&format!("\nafter recovery, {judged}"));
         }
@@ -374,6 +369,7 @@ impl Explorer<'_> {
             path: crashed.path.clone(),
             complaint,
             detail,
+            crashed: Some(crashed.image.clone()),
         });
     }
 }
@@ -415,8 +411,11 @@ fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Com
         let shared: Arc<dyn Device> = Arc::new(device.clone());
         let fs = open(shared).map_err(Complaint::Open)?;
         let opened = if log { device.log().len() } else { 0 };
-        let seen = observe(fs.as_ref()).map_err(Complaint::Unreadable)?;
-        fs.unmount().map_err(Complaint::Sync)?;
+        let seen = observe(fs.as_ref()).map_err(Complaint::Unreadable);
+        // In any case: its tasks end only so, and the first complaint is the one that matters.
+        let unmounted = fs.unmount().map_err(Complaint::Sync);
+        let seen = seen?;
+        unmounted?;
         Ok(Recovered {
             seen,
             after: device.content(),

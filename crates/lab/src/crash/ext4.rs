@@ -6,6 +6,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use steadfs_block::Device;
+use steadfs_ext4::check::{BlockSource, Options as CheckOptions};
+use steadfs_ext4::disk::Superblock;
+use steadfs_ext4::disk::superblock::{JournalPlace, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use steadfs_ext4::{CacheSizes, Ext4, MountOptions};
 use steadfs_vfs::{FileSystem, Result};
 use steadfs_workload::Format;
@@ -24,7 +27,7 @@ struct Recipe {
 }
 
 /// Small journals, so that they wrap and are reclaimed; few inodes, so that images differ little.
-const RECIPES: [Recipe; 5] = [
+const RECIPES: [Recipe; 6] = [
     Recipe {
         name: "ext4-1k",
         size: "4M",
@@ -63,6 +66,15 @@ const RECIPES: [Recipe; 5] = [
             "-O",
             "^metadata_csum,^64bit,^orphan_file",
         ],
+    },
+    // Larger than the pages of most kernels. Below 2048 blocks mke2fs makes no journal.
+    Recipe {
+        name: "ext4-64k",
+        size: "160M",
+        block_size: 65_536,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "256"],
     },
     Recipe {
         name: "ext3-128-4k",
@@ -104,6 +116,10 @@ impl Recipe {
         }
         let image = Image::load(&path)?;
         std::fs::remove_file(&path)?;
+        if !has_journal(&image) {
+            // As mke2fs does, without a word, where the volume is too small.
+            return Err(io::Error::other(format!("{} has no journal", self.name)));
+        }
         Ok(Subject {
             name: self.name.to_owned(),
             image,
@@ -114,13 +130,41 @@ impl Recipe {
                 wide_times: self.wide_times,
             },
             open: Arc::new(open),
-            check: None,
+            check: Some(Arc::new(check)),
             e2fsck: true,
         })
     }
 }
 
+fn has_journal(image: &Image) -> bool {
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    image.read(SUPERBLOCK_OFFSET, &mut bytes);
+    let sb = Superblock::parse(&bytes);
+    sb.is_ok_and(|sb| matches!(sb.journal(), JournalPlace::Inode(_)))
+}
+
 fn open(device: Arc<dyn Device>) -> Result<Arc<dyn FileSystem>> {
     let (fs, _) = Ext4::open(device, MountOptions::default(), CacheSizes::of(8 << 20))?;
     Ok(fs)
+}
+
+/// What our checker finds wrong with an unmounted volume.
+fn check(image: &Image) -> String {
+    let report = steadfs_ext4::check::check(image, &CheckOptions::default());
+    let mut findings: Vec<String> = report.issues.iter().map(ToString::to_string).collect();
+    if report.more > 0 {
+        findings.push(format!("and {} more", report.more));
+    }
+    findings.join("\n")
+}
+
+impl BlockSource for Image {
+    fn size_bytes(&self) -> u64 {
+        self.size()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        Image::read(self, offset, buf);
+        Ok(())
+    }
 }

@@ -124,7 +124,7 @@ pub fn record_with(
         let findings = check(&after);
         if !findings.is_empty() {
             return Err(fail(Complaint::Damaged {
-                judge: "the checker",
+                judge: super::subject::CHECKER,
                 findings,
             }));
         }

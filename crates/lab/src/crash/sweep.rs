@@ -382,7 +382,8 @@ fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "recoveries      {:>10}", stats.recoveries)?;
     writeln!(out, "  of recoveries {:>10}", stats.nested)?;
     writeln!(out, "verdicts        {:>10}", stats.verdicts)?;
-    writeln!(out, "e2fsck          {:>10}", stats.e2fsck)?;
+    writeln!(out, "checked         {:>10}", stats.checked)?;
+    writeln!(out, "  by e2fsck too {:>10}", stats.e2fsck)?;
     for (what, count) in &stats.before {
         writeln!(out, "before {what}: {count}")?;
     }

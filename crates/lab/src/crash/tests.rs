@@ -6,6 +6,7 @@ mod toy;
 
 use super::sweep::{Options, Report, sweep};
 use super::{Case, Complaint, Effort, main_with};
+use crate::device::Image;
 use toy::{Flaw, subject};
 
 fn options(dir: &std::path::Path, budget: usize) -> Options {
@@ -46,6 +47,8 @@ fn a_flush_left_out_is_found_kept_and_seen_again() {
     assert!(!failure.path.crashes.is_empty());
     let case = Case::load(case_dir).unwrap();
     assert!(case.program.len() <= 4, "{}", case.program);
+    let crashed = Image::load(&case_dir.join("crashed.img")).unwrap();
+    assert!(crashed.same_content(failure.crashed.as_ref().unwrap()));
     let scratch = dir.path();
     let again = case.replay(&subject(Flaw::NoFlush), scratch).unwrap_err();
     assert_eq!(again.complaint.to_string(), failure.complaint.to_string());
