@@ -2,7 +2,8 @@
 # They are meant for a fresh Debian 12 machine, as root; both install what they need.
 
 SHELL := /bin/bash
-CARGO := $(shell command -v cargo || echo $$HOME/.cargo/bin/cargo)
+# Where rustup puts cargo, which may be installed only while we run.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
 JUDGES := $(CURDIR)/.cache/judges/bin
 
 .PHONY: help build run crash test lint judges fmt clean
@@ -12,7 +13,7 @@ help: ## this list
 
 build: ## the steadfs program, optimised
 	@scripts/install-build
-	$(CARGO) build --release --locked -p steadfs-cli
+	cargo build --release --locked -p steadfs-cli
 
 run: build ## the main job as a story: make, mount, fill, kill, replay, compare, e2fsck
 	@scripts/install-packages e2fsprogs fuse3 diffutils
@@ -25,19 +26,19 @@ judges: ## installs the independent judges the tests ask
 
 test: judges ## everything: unit tests, mounted tests, judges
 	@scripts/prepare-kernel
-	PATH="$(JUDGES):$$PATH" $(CARGO) test --workspace --locked --no-fail-fast
+	PATH="$(JUDGES):$$PATH" cargo test --workspace --locked --no-fail-fast
 
 SEEDS ?= 2000
 crash: build ## explores crashes of SEEDS random programs for each kind of volume
 	target/release/steadfs lab crash --seeds $(SEEDS)
 
 lint: ## formatting and lints, warnings are errors
-	@scripts/install-build
-	$(CARGO) fmt --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@scripts/install-build lint
+	cargo fmt --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
 
 fmt: ## formats the sources
-	$(CARGO) fmt
+	cargo fmt
 
 clean: ## removes what was built and cached
 	rm -rf target .cache
