@@ -6,7 +6,7 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 JUDGES := $(CURDIR)/.cache/judges/bin
 
-.PHONY: help build run crash test lint judges fmt clean
+.PHONY: help build run bench crash test lint judges fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,14 @@ judges: ## installs the independent judges the tests ask
 test: judges ## everything: unit tests, mounted tests, judges
 	@scripts/prepare-kernel
 	PATH="$(JUDGES):$$PATH" cargo test --workspace --locked --no-fail-fast
+
+BENCH ?=
+bench: ## kernel ext4, fuse2fs and steadfs side by side (BENCH="--quick --only fs_mark")
+	@scripts/install-build
+	@scripts/install-packages e2fsprogs fio fsmark fuse2fs fuse3 util-linux
+	@scripts/prepare-kernel
+	$(CARGO) build --release --locked -p steadfs-cli -p steadfs-bench
+	target/release/steadfs-bench $(BENCH)
 
 SEEDS ?= 2000
 crash: build ## explores crashes of SEEDS random programs for each kind of volume

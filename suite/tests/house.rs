@@ -53,6 +53,7 @@ const ROOMS: &[Room] = &[
             "fuse", "steadfs", "lab", "cli",
         ],
     ),
+    room("bench", 81, &["suite"]),
 ];
 
 /// Product lines a file may have (600 is the aim, the rest is slack); what follows its

@@ -1,0 +1,126 @@
+//! What is done: one file for each kind of work.
+
+mod fio;
+mod fsmark;
+mod growth;
+mod latency;
+mod names;
+mod tree;
+
+use crate::Result;
+use crate::stage::Stage;
+use crate::subject::Subject;
+
+/// Work that every subject does in turn.
+pub struct Activity {
+    /// The name for `--only`.
+    pub name: &'static str,
+    /// What it does.
+    pub about: &'static str,
+    /// Who cannot or need not do it.
+    pub without: &'static [Subject],
+    /// Whether steadfs gets a block device, and so a `fuseblk` mount, instead of the image file.
+    pub block_device: bool,
+    /// More arguments for mke2fs.
+    pub format: &'static [&'static str],
+    /// Most rounds that are worth their time.
+    pub rounds: usize,
+    /// Does the work on a fresh mount.
+    pub run: fn(&mut Stage) -> Result<()>,
+}
+
+impl Activity {
+    const fn new(
+        name: &'static str,
+        about: &'static str,
+        run: fn(&mut Stage) -> Result<()>,
+    ) -> Self {
+        Self {
+            name,
+            about,
+            without: &[],
+            block_device: false,
+            format: &[],
+            rounds: usize::MAX,
+            run,
+        }
+    }
+
+    /// The same for a mount of a block device, which alone makes sync(2) a durability point. fuse2fs
+    /// would do nothing then.
+    const fn on_block_device(mut self) -> Self {
+        self.block_device = true;
+        self.without = &[Subject::Fuse2fs];
+        self
+    }
+
+    /// The same with inodes for a million files, which takes a while.
+    const fn with_many_inodes(mut self) -> Self {
+        self.format = &["-N", "1100000"];
+        self.rounds = 2;
+        self
+    }
+
+    /// Whether `subject` does it.
+    pub fn suits(&self, subject: Subject) -> bool {
+        !self.without.contains(&subject)
+    }
+}
+
+/// Everything that is measured, in the order it is done.
+pub const ACTIVITIES: &[Activity] = &[
+    Activity::new(
+        "fs_mark-0",
+        "4 threads make 4 KiB files; no sync",
+        fsmark::run::<0>,
+    ),
+    Activity::new("fs_mark-1", "fsync before close", fsmark::run::<1>),
+    Activity::new("fs_mark-2", "sync(2), then one fsync", fsmark::run::<2>).on_block_device(),
+    Activity::new("fs_mark-3", "fsync in reverse order", fsmark::run::<3>),
+    Activity::new(
+        "fs_mark-4",
+        "sync(2), then fsync in reverse order",
+        fsmark::run::<4>,
+    )
+    .on_block_device(),
+    Activity::new("fs_mark-5", "fsync in order", fsmark::run::<5>),
+    Activity::new(
+        "fs_mark-6",
+        "sync(2), then fsync in order",
+        fsmark::run::<6>,
+    )
+    .on_block_device(),
+    Activity::new(
+        "fio-stream",
+        "a stream written, read cold, read warm",
+        fio::stream,
+    ),
+    Activity::new(
+        "fio-random",
+        "4 KiB random: written and synced, read cold",
+        fio::random,
+    ),
+    Activity::new("tree", "tar extract, unmount, walk cold, rm -rf", tree::run),
+    Activity::new(
+        "names",
+        "20 000 files in a directory: made, listed cold",
+        names::run,
+    ),
+    Activity::new(
+        "latency",
+        "fsync of 4 KiB while another process streams",
+        latency::run,
+    ),
+    Activity::new(
+        "growth-directory",
+        "up to a million files in one directory",
+        growth::in_one,
+    )
+    .with_many_inodes(),
+    Activity::new(
+        "growth-volume",
+        "up to a million files, 1000 in each directory",
+        growth::spread,
+    )
+    .with_many_inodes(),
+];

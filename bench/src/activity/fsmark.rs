@@ -1,0 +1,56 @@
+//! fs_mark: four threads make small files and sync them in seven ways.
+
+use crate::Result;
+use crate::command::{output, program};
+use crate::stage::Stage;
+
+/// One run with `-S MODE`.
+pub fn run<const MODE: usize>(stage: &mut Stage) -> Result<()> {
+    let [unsynced, synced] = stage.size().marks;
+    let files = if MODE == 0 { unsynced } else { synced };
+    let root = stage.root();
+    std::fs::create_dir(root.join("d"))?;
+    let mut fs_mark = program("fs_mark");
+    // The path is relative: longer than about 34 characters overruns a buffer of fs_mark.
+    fs_mark.current_dir(&root);
+    fs_mark.args(["-d", "d", "-t", "4", "-s", "4096", "-w", "4096"]);
+    // Its log would be made on the volume.
+    fs_mark.args(["-l", "/dev/null"]);
+    fs_mark.args(["-S", &MODE.to_string(), "-n", &files.to_string()]);
+    let said = output(&mut fs_mark)?;
+    stage.record(KEYS[MODE], files_per_second(&said)?);
+    Ok(())
+}
+
+/// The rows of the modes.
+const KEYS: [&str; 7] = [
+    "fs_mark 0",
+    "fs_mark 1",
+    "fs_mark 2",
+    "fs_mark 3",
+    "fs_mark 4",
+    "fs_mark 5",
+    "fs_mark 6",
+];
+
+/// The fourth column of the only line of numbers.
+fn files_per_second(said: &str) -> Result<f64> {
+    said.lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_ascii_whitespace().nth(3)?.parse().ok())
+        .next_back()
+        .ok_or_else(|| format!("fs_mark said no figure: {said}").into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_table_is_understood() {
+        let said = "#\tVersion 3.3\n\nFSUse%        Count         Size    Files/sec     App Overhead\n    \
+                    75           80         4096       6802.5              467\n";
+        assert_eq!(files_per_second(said).unwrap(), 6802.5);
+        assert!(files_per_second("#").is_err());
+    }
+}

@@ -1,0 +1,28 @@
+//! Running the programs that do the work.
+
+use std::process::{Command, Stdio};
+
+use steadfs_suite::judge;
+
+use crate::Result;
+
+/// A program of the host, by name.
+pub fn program(name: &str) -> Command {
+    Command::new(judge(name))
+}
+
+/// Runs `command` to its end and returns what it printed.
+pub fn output(command: &mut Command) -> Result<String> {
+    let said = command.stdin(Stdio::null()).output()?;
+    if !said.status.success() {
+        let err = String::from_utf8_lossy(&said.stderr);
+        return Err(format!("{command:?}: {}: {}", said.status, err.trim()).into());
+    }
+    Ok(String::from_utf8_lossy(&said.stdout).into_owned())
+}
+
+/// Runs `command` to its end; what it prints is thrown away.
+pub fn quietly(command: &mut Command) -> Result<()> {
+    command.stdout(Stdio::null());
+    output(command).map(drop)
+}

@@ -1,0 +1,262 @@
+//! Samples, and what they say.
+
+use std::collections::BTreeMap;
+
+use crate::measure::median;
+use crate::row::{ROWS, Row, row};
+use crate::stage::Found;
+use crate::subject::{CACHE_SIZE, Subject};
+
+/// Memory a server may use besides its cache, in bytes.
+const BESIDES_CACHE: u64 = 64 << 20;
+
+/// Everything that was measured.
+#[derive(Default)]
+pub struct Samples {
+    values: BTreeMap<(&'static str, Subject), Vec<f64>>,
+    used: BTreeMap<(&'static str, Subject), Vec<Found>>,
+    failures: Vec<Failure>,
+}
+
+/// A run that brought nothing.
+struct Failure {
+    activity: &'static str,
+    subject: Subject,
+    why: String,
+}
+
+impl Samples {
+    /// Adds what a run of `activity` brought.
+    pub fn add(&mut self, activity: &'static str, subject: Subject, mut found: Found) {
+        for (key, value) in found.values.drain(..) {
+            assert!(
+                row(key).is_some(),
+                "{activity} records {key}, which is no row"
+            );
+            self.values.entry((key, subject)).or_default().push(value);
+        }
+        self.used
+            .entry((activity, subject))
+            .or_default()
+            .push(found);
+    }
+
+    /// Keeps that a run failed.
+    pub fn fail(&mut self, activity: &'static str, subject: Subject, why: String) {
+        self.failures.push(Failure {
+            activity,
+            subject,
+            why,
+        });
+    }
+
+    /// Whether steadfs and the kernel did everything. What fuse2fs cannot do is only shown.
+    pub fn complete(&self) -> bool {
+        self.failures
+            .iter()
+            .all(|failure| failure.subject == Subject::Fuse2fs)
+    }
+
+    fn cell(&self, key: &'static str, subject: Subject) -> Option<&[f64]> {
+        self.values.get(&(key, subject)).map(Vec::as_slice)
+    }
+
+    fn middle(&self, key: &'static str, subject: Subject) -> Option<f64> {
+        self.cell(key, subject).map(median)
+    }
+
+    /// Rows with samples.
+    fn rows(&self) -> impl Iterator<Item = &'static Row> {
+        ROWS.iter().filter(|row| {
+            Subject::ALL
+                .iter()
+                .any(|s| self.cell(row.key, *s).is_some())
+        })
+    }
+
+    /// A subject's value relative to what the row's goal compares it with.
+    fn ratio(&self, row: &Row, subject: Subject) -> Option<f64> {
+        let base = match row.goal.base() {
+            Some(key) => self.middle(key, subject),
+            None => self.middle(row.key, Subject::KernelDirect),
+        };
+        Some(self.middle(row.key, subject)? / base?)
+    }
+}
+
+/// The whole report: spread, resources, failures, and the table of rows at the end.
+pub fn markdown(samples: &Samples, subjects: &[Subject]) -> String {
+    let mut text = spread(samples, subjects);
+    text += &resources(samples, subjects);
+    for failure in &samples.failures {
+        let Failure {
+            activity,
+            subject,
+            why,
+        } = failure;
+        text += &format!("FAILED: {activity}, {subject}: {why}\n");
+    }
+    text + &table(samples, subjects)
+}
+
+/// Smallest, middle and largest sample of each cell.
+fn spread(samples: &Samples, subjects: &[Subject]) -> String {
+    let mut text = String::from("Samples: median (smallest to largest)\n\n");
+    for row in samples.rows() {
+        text += &format!("{}, {}:", row.key, row.unit);
+        for &subject in subjects {
+            let Some(values) = samples.cell(row.key, subject) else {
+                continue;
+            };
+            let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+            let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let (middle, least, most) = (short(median(values)), short(least), short(most));
+            text += &format!("  {subject} {middle} ({least} to {most})");
+        }
+        text.push('\n');
+    }
+    text.push('\n');
+    text
+}
+
+/// Processor time and memory of each activity.
+fn resources(samples: &Samples, subjects: &[Subject]) -> String {
+    let mut text = format!(
+        "Processor seconds of the machine / of the server, and the server's peak memory (steadfs: \
+         cache_size {} MiB)\n\n",
+        CACHE_SIZE >> 20
+    );
+    for ((activity, subject), runs) in &samples.used {
+        if !subjects.contains(subject) {
+            continue;
+        }
+        let machine: Vec<f64> = runs.iter().map(|run| run.machine.as_secs_f64()).collect();
+        let server: Vec<f64> = runs
+            .iter()
+            .map(|run| run.server.cpu.as_secs_f64())
+            .collect();
+        let peak = runs.iter().map(|run| run.server.peak).max().unwrap_or(0);
+        text += &format!("{activity}, {subject}: {}", short(median(&machine)));
+        if peak > 0 {
+            text += &format!(" / {}, {} MiB", short(median(&server)), peak >> 20);
+        }
+        if *subject == Subject::Steadfs && peak > CACHE_SIZE + BESIDES_CACHE {
+            text += " (misses its goal: cache_size + 64 MiB)";
+        }
+        text.push('\n');
+    }
+    text.push('\n');
+    text
+}
+
+/// Medians, ratios and goals.
+fn table(samples: &Samples, subjects: &[Subject]) -> String {
+    let mut text = String::from("| row | unit |");
+    for subject in subjects {
+        text += &format!(" {subject} |");
+    }
+    text += " ratio | goal | |\n|---|---|";
+    text += &"--:|".repeat(subjects.len());
+    text += "--:|---|---|\n";
+    for row in samples.rows() {
+        text += &line(samples, row, subjects);
+    }
+    text
+}
+
+fn line(samples: &Samples, row: &Row, subjects: &[Subject]) -> String {
+    let mut text = format!("| {} | {} |", row.key, row.unit);
+    for &subject in subjects {
+        let middle = samples
+            .middle(row.key, subject)
+            .map_or_else(String::new, short);
+        let ratio = samples
+            .ratio(row, subject)
+            .filter(|_| subject != Subject::KernelDirect)
+            .map_or_else(String::new, |ratio| format!(" ({ratio:.2})"));
+        text += &format!(" {middle}{ratio} |");
+    }
+    let ratio = samples.ratio(row, Subject::Steadfs);
+    let shown = ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
+    let verdict = match ratio.and_then(|ratio| row.goal.reached(ratio)) {
+        Some(true) => "meets",
+        Some(false) => "**misses**",
+        None => "",
+    };
+    text + &format!(" {shown} | {} | {verdict} |\n", row.goal.text())
+}
+
+/// Every sample, for other programs.
+pub fn json(samples: &Samples) -> String {
+    let rows: Vec<_> = samples
+        .values
+        .iter()
+        .map(|((key, subject), values)| {
+            serde_json::json!({
+                "row": key,
+                "unit": row(key).map(|row| row.unit),
+                "subject": subject.name(),
+                "median": median(values),
+                "samples": values,
+            })
+        })
+        .collect();
+    serde_json::json!({ "rows": rows }).to_string()
+}
+
+/// Three or four digits that matter.
+fn short(value: f64) -> String {
+    match value.abs() {
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(kernel: &[f64], ours: &[f64]) -> Samples {
+        let mut samples = Samples::default();
+        for (subject, values) in [(Subject::KernelDirect, kernel), (Subject::Steadfs, ours)] {
+            for value in values {
+                let found = Found {
+                    values: vec![("fs_mark 0", *value)],
+                    ..Found::default()
+                };
+                samples.add("fs_mark-0", subject, found);
+            }
+        }
+        samples
+    }
+
+    #[test]
+    fn the_table_shows_medians_ratios_and_goals() {
+        let subjects = [Subject::KernelDirect, Subject::Steadfs];
+        let said = table(
+            &samples(&[900.0, 1000.0, 5000.0], &[400.0, 1.0, 500.0]),
+            &subjects,
+        );
+        let line = said.lines().nth(2).unwrap();
+        assert_eq!(
+            line,
+            "| fs_mark 0 | files/s | 1000 | 400 (0.40) | 0.40 | ≥ 0.35 | meets |"
+        );
+        let said = table(&samples(&[1000.0], &[349.0]), &subjects);
+        assert!(said.contains("**misses**"), "{said}");
+    }
+
+    #[test]
+    fn a_failure_of_ours_is_a_failure_of_the_run() {
+        let mut samples = samples(&[1.0], &[1.0]);
+        samples.fail("fs_mark-0", Subject::Fuse2fs, "out of memory".to_owned());
+        assert!(samples.complete());
+        samples.fail("fs_mark-0", Subject::Steadfs, "not clean".to_owned());
+        assert!(!samples.complete());
+        assert!(
+            markdown(&samples, &Subject::ALL).contains("FAILED: fs_mark-0, steadfs: not clean")
+        );
+    }
+}

@@ -1,0 +1,137 @@
+//! What is compared: the rows of the report, and what steadfs is to reach in each.
+
+/// A row of the report.
+pub struct Row {
+    /// Its name; also what activities record samples under.
+    pub key: &'static str,
+    /// What a value means.
+    pub unit: &'static str,
+    /// What steadfs is to reach.
+    pub goal: Goal,
+}
+
+/// What is to be reached.
+#[derive(Clone, Copy)]
+pub enum Goal {
+    /// Shown for comparison only.
+    None,
+    /// A rate: at least so many times that of kernel ext4 with direct I/O.
+    AtLeast(f64),
+    /// A time: at most so many times that of kernel ext4 with direct I/O.
+    AtMost(f64),
+    /// A cost that must not grow over steadfs's own value in another row.
+    NoGrowthFrom(&'static str),
+}
+
+/// Growth that is still noise.
+const NOISE: f64 = 1.25;
+
+impl Goal {
+    /// What the goal compares with, if not with the kernel.
+    pub fn base(self) -> Option<&'static str> {
+        match self {
+            Self::NoGrowthFrom(base) => Some(base),
+            Self::None | Self::AtLeast(_) | Self::AtMost(_) => None,
+        }
+    }
+
+    /// Whether a ratio reaches it; nothing when there is no goal.
+    pub fn reached(self, ratio: f64) -> Option<bool> {
+        match self {
+            Self::None => None,
+            Self::AtLeast(least) => Some(ratio >= least),
+            Self::AtMost(most) => Some(ratio <= most),
+            Self::NoGrowthFrom(_) => Some(ratio <= NOISE),
+        }
+    }
+
+    /// As the report shows it.
+    pub fn text(self) -> String {
+        match self {
+            Self::None => String::new(),
+            Self::AtLeast(least) => format!("≥ {least}"),
+            Self::AtMost(most) => format!("≤ {most}"),
+            Self::NoGrowthFrom(base) => format!("≤ {NOISE} × \"{base}\""),
+        }
+    }
+}
+
+/// A rate, and the least part of the kernel's that will do.
+const fn rate(key: &'static str, unit: &'static str, least: f64) -> Row {
+    let goal = Goal::AtLeast(least);
+    Row { key, unit, goal }
+}
+
+/// A time, and the most times the kernel's that will do.
+const fn time(key: &'static str, unit: &'static str, most: f64) -> Row {
+    let goal = Goal::AtMost(most);
+    Row { key, unit, goal }
+}
+
+/// Microseconds a file, that must not be more than in the row `base`.
+const fn flat(key: &'static str, base: &'static str) -> Row {
+    let goal = Goal::NoGrowthFrom(base);
+    let unit = "µs";
+    Row { key, unit, goal }
+}
+
+/// For comparison only.
+const fn shown(key: &'static str, unit: &'static str) -> Row {
+    let goal = Goal::None;
+    Row { key, unit, goal }
+}
+
+/// Every row, in the report's order.
+pub const ROWS: &[Row] = &[
+    rate("fs_mark 0", "files/s", 0.35),
+    rate("fs_mark 1", "files/s", 1.0),
+    rate("fs_mark 2", "files/s", 0.6),
+    rate("fs_mark 3", "files/s", 1.0),
+    rate("fs_mark 4", "files/s", 0.6),
+    rate("fs_mark 5", "files/s", 1.0),
+    rate("fs_mark 6", "files/s", 0.6),
+    rate("streaming write", "MiB/s", 0.8),
+    rate("streaming read, cold", "MiB/s", 1.0),
+    rate("streaming read, warm", "MiB/s", 0.9),
+    rate("random write, fsync every 1", "op/s", 1.0),
+    rate("random write, fsync every 32", "op/s", 1.0),
+    rate("random read, cold", "op/s", 0.9),
+    time("tar extract", "s", 2.5),
+    time("unmount after tar extract", "s", 1.0),
+    time("tree walk, cold", "s", 2.0),
+    time("rm -rf", "s", 3.0),
+    rate("20 000 creates", "files/s", 0.5),
+    time("ls -l of 20 000, cold", "s", 2.0),
+    time("unmount after ls -l", "s", 1.0),
+    time("append + fsync beside a stream, p50", "ms", 1.0),
+    time("append + fsync beside a stream, p99", "ms", 1.0),
+    shown("append + fsync beside a stream, max", "ms"),
+    time("rewrite + fsync beside a stream, p50", "ms", 1.0),
+    time("rewrite + fsync beside a stream, p99", "ms", 1.0),
+    shown("rewrite + fsync beside a stream, max", "ms"),
+    shown("stream beside fsyncs", "MiB/s"),
+    shown(DIRECTORY, "µs"),
+    flat("create, 10 000 in a directory", DIRECTORY),
+    flat("create, 100 000 in a directory", DIRECTORY),
+    flat("create, 1 000 000 in a directory", DIRECTORY),
+    shown("lookup, cold, 1 000 in a directory", "µs"),
+    shown("lookup, cold, 10 000 in a directory", "µs"),
+    shown("lookup, cold, 100 000 in a directory", "µs"),
+    shown("lookup, cold, 1 000 000 in a directory", "µs"),
+    shown(VOLUME, "µs"),
+    flat("create, 10 000 on the volume", VOLUME),
+    flat("create, 100 000 on the volume", VOLUME),
+    flat("create, 1 000 000 on the volume", VOLUME),
+    shown("lookup, cold, 1 000 on the volume", "µs"),
+    shown("lookup, cold, 10 000 on the volume", "µs"),
+    shown("lookup, cold, 100 000 on the volume", "µs"),
+    shown("lookup, cold, 1 000 000 on the volume", "µs"),
+];
+
+const DIRECTORY: &str = "create, 1 000 in a directory";
+const VOLUME: &str = "create, 1 000 on the volume";
+
+/// The row with this name.
+pub fn row(key: &str) -> Option<&'static Row> {
+    ROWS.iter().find(|row| row.key == key)
+}

@@ -1,0 +1,247 @@
+//! What every activity finds: a volume freshly formatted and mounted, and a place for its samples.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use steadfs_suite::Scratch;
+
+use crate::Result;
+use crate::activity::Activity;
+use crate::command::{output, program, quietly};
+use crate::measure::{Usage, drop_caches, machine_cpu};
+use crate::report::Samples;
+use crate::subject::{Medium, Mounted, Subject};
+
+/// How much is done.
+#[derive(Clone, Copy)]
+pub struct Size {
+    /// Bytes of an image.
+    pub image: u64,
+    /// Files each of fs_mark's threads makes when nothing is synced, and when each file is.
+    pub marks: [u32; 2],
+    /// MiB of a stream.
+    pub stream: u32,
+    /// Seconds of what runs for a time.
+    pub seconds: u32,
+    /// Files of the largest step of the growth rows.
+    pub growth: u32,
+}
+
+impl Size {
+    /// For a look in between.
+    pub const QUICK: Self = Self {
+        image: 2 << 30,
+        marks: [5000, 500],
+        stream: 1024,
+        seconds: 3,
+        growth: 100_000,
+    };
+    /// For the record.
+    pub const FULL: Self = Self {
+        image: 4 << 30,
+        marks: [20_000, 2000],
+        stream: 2048,
+        seconds: 10,
+        growth: 1_000_000,
+    };
+}
+
+/// What all runs share.
+pub struct Bench {
+    size: Size,
+    steadfs: PathBuf,
+    images: PathBuf,
+    scratch: Scratch,
+    tree: PackedTree,
+}
+
+/// A tree of files in an archive.
+pub struct PackedTree {
+    /// The archive, made by tar.
+    pub archive: PathBuf,
+    /// Files and directories in it.
+    pub entries: usize,
+}
+
+impl Bench {
+    /// Packs `tree` and makes an image for each subject.
+    pub fn prepare(
+        size: Size,
+        steadfs: &Path,
+        images: Option<&Path>,
+        tree: &Path,
+        subjects: &[Subject],
+    ) -> Result<Self> {
+        let scratch = Scratch::new();
+        let images = images.unwrap_or(scratch.path()).to_owned();
+        fs::create_dir_all(&images)?;
+        let bench = Self {
+            size,
+            steadfs: steadfs.to_owned(),
+            images,
+            tree: pack(tree, &scratch.join("tree.tar"))?,
+            scratch,
+        };
+        for &subject in subjects {
+            fill(&bench.image(subject), size.image)?;
+        }
+        Ok(bench)
+    }
+
+    fn image(&self, subject: Subject) -> PathBuf {
+        self.images.join(format!("{subject}.img"))
+    }
+
+    /// Runs `activity` once on `subject`. What fails is told and kept, and nothing else is.
+    pub fn run(&self, activity: &Activity, subject: Subject, samples: &mut Samples) {
+        let done = Stage::new(self, subject, activity.block_device)
+            .play(activity)
+            .and_then(|found| self.judge(subject).map(|()| found));
+        match done {
+            Ok(found) => samples.add(activity.name, subject, found),
+            Err(error) => {
+                eprintln!("bench: {}, {subject}: {error}", activity.name);
+                samples.fail(activity.name, subject, error.to_string());
+            }
+        }
+    }
+
+    /// Speed counts only on a volume in which nothing is wrong.
+    fn judge(&self, subject: Subject) -> Result<()> {
+        let mut e2fsck = program("e2fsck");
+        e2fsck.arg("-fn").arg(self.image(subject));
+        match output(&mut e2fsck) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(format!("the volume is not clean: {error}").into()),
+        }
+    }
+}
+
+fn pack(tree: &Path, archive: &Path) -> Result<PackedTree> {
+    let mut tar = program("tar");
+    quietly(tar.arg("-cf").arg(archive).arg("-C").arg(tree).arg("."))?;
+    let list = output(program("tar").arg("-tf").arg(archive))?;
+    Ok(PackedTree {
+        archive: archive.to_owned(),
+        entries: list.lines().count(),
+    })
+}
+
+/// Writes every block of the image, or the host's allocation is what would be measured.
+fn fill(path: &Path, bytes: u64) -> Result<()> {
+    let there = fs::metadata(path).is_ok_and(|m| m.len() == bytes && m.blocks() * 512 >= bytes);
+    if there {
+        return Ok(());
+    }
+    eprintln!("writing {} ({} MiB)", path.display(), bytes >> 20);
+    let piece = vec![0; 1 << 20];
+    let mut file = File::create(path)?;
+    for _ in 0..bytes >> 20 {
+        file.write_all(&piece)?;
+    }
+    file.sync_all()?;
+    Ok(())
+}
+
+/// What one run of an activity brought.
+#[derive(Default)]
+pub struct Found {
+    /// Samples, by row.
+    pub values: Vec<(&'static str, f64)>,
+    /// What the server used.
+    pub server: Usage,
+    /// Processor time of the whole machine.
+    pub machine: Duration,
+}
+
+/// One run of an activity on a subject.
+pub struct Stage<'a> {
+    bench: &'a Bench,
+    subject: Subject,
+    // Unmounted before the medium is detached.
+    mounted: Option<Mounted>,
+    medium: Medium,
+    found: Found,
+}
+
+impl<'a> Stage<'a> {
+    fn new(bench: &'a Bench, subject: Subject, block_device: bool) -> Self {
+        let image = bench.image(subject);
+        Self {
+            bench,
+            subject,
+            mounted: None,
+            medium: Medium::attach(subject, &image, block_device),
+            found: Found::default(),
+        }
+    }
+
+    fn play(mut self, activity: &Activity) -> Result<Found> {
+        self.format(activity)?;
+        self.mount()?;
+        let before = machine_cpu()?;
+        (activity.run)(&mut self)?;
+        self.unmount()?;
+        self.found.machine = machine_cpu()?.saturating_sub(before);
+        Ok(self.found)
+    }
+
+    /// Nothing is left to be initialised later, and no block of the image is given back to the host.
+    fn format(&self, activity: &Activity) -> Result<()> {
+        let mut mke2fs = program("mke2fs");
+        mke2fs.args(["-q", "-F", "-t", "ext4", "-E"]);
+        mke2fs.arg("nodiscard,lazy_itable_init=0,lazy_journal_init=0");
+        mke2fs.args(activity.format);
+        quietly(mke2fs.arg(self.medium.path()))
+    }
+
+    fn mount(&mut self) -> Result<()> {
+        drop_caches()?;
+        let root = self.bench.scratch.folder("mnt");
+        self.mounted = Some(self.medium.mount(&root, &self.bench.steadfs)?);
+        Ok(())
+    }
+
+    /// Unmounts and tells how many seconds that took.
+    fn unmount(&mut self) -> Result<f64> {
+        let mounted = self.mounted.take().ok_or("nothing is mounted")?;
+        let ended = mounted.unmount()?;
+        self.found.server = self.found.server.then(ended.usage);
+        Ok(ended.seconds)
+    }
+
+    /// Unmounts, forgets everything in memory, and mounts; tells how long the unmount took.
+    pub fn cold(&mut self) -> Result<f64> {
+        let seconds = self.unmount()?;
+        self.mount()?;
+        Ok(seconds)
+    }
+
+    /// Where the volume is mounted.
+    pub fn root(&self) -> PathBuf {
+        self.bench.scratch.join("mnt")
+    }
+
+    /// Who does the work.
+    pub fn subject(&self) -> Subject {
+        self.subject
+    }
+
+    /// How much is to be done.
+    pub fn size(&self) -> Size {
+        self.bench.size
+    }
+
+    /// The tree to work with.
+    pub fn tree(&self) -> &'a PackedTree {
+        &self.bench.tree
+    }
+
+    /// Keeps a sample of the row `key`.
+    pub fn record(&mut self, key: &'static str, value: f64) {
+        self.found.values.push((key, value));
+    }
+}

@@ -1,0 +1,208 @@
+//! Who does the work, and how each is mounted.
+
+use std::fmt;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use steadfs_suite::LoopDevice;
+use steadfs_suite::scratch::mounts_below;
+
+use crate::command::program;
+use crate::measure::Usage;
+use crate::{Result, measure};
+
+/// Longest time a mount may take to be usable.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What steadfs may keep in memory, in bytes.
+pub const CACHE_SIZE: u64 = 256 << 20;
+
+/// A file system under measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Subject {
+    /// Kernel ext4 on a loop device that goes past the host's page cache: the measure of all.
+    KernelDirect,
+    /// Kernel ext4 on a loop device through the host's page cache.
+    KernelCached,
+    /// fuse2fs of e2fsprogs.
+    Fuse2fs,
+    /// This project.
+    Steadfs,
+}
+
+impl Subject {
+    /// All of them, in the order they take turns.
+    pub const ALL: [Self; 4] = [
+        Self::KernelDirect,
+        Self::KernelCached,
+        Self::Fuse2fs,
+        Self::Steadfs,
+    ];
+
+    /// The name in tables and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::KernelDirect => "kernel-direct",
+            Self::KernelCached => "kernel-cached",
+            Self::Fuse2fs => "fuse2fs",
+            Self::Steadfs => "steadfs",
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// An image as its subject wants it: a file, or a loop device over it.
+pub struct Medium {
+    subject: Subject,
+    image: PathBuf,
+    device: Option<LoopDevice>,
+}
+
+impl Medium {
+    /// Makes `image` ready for `subject`; `block_device`: also for those that could use the file.
+    pub fn attach(subject: Subject, image: &Path, block_device: bool) -> Self {
+        let device = match subject {
+            Subject::KernelDirect => Some(LoopDevice::attach(image, true)),
+            Subject::KernelCached => Some(LoopDevice::attach(image, false)),
+            Subject::Fuse2fs | Subject::Steadfs => {
+                block_device.then(|| LoopDevice::attach(image, true))
+            }
+        };
+        Self {
+            subject,
+            image: image.to_owned(),
+            device,
+        }
+    }
+
+    /// The file or the device.
+    pub fn path(&self) -> &Path {
+        self.device.as_ref().map_or(&self.image, LoopDevice::path)
+    }
+
+    /// Mounts it on `root`.
+    pub fn mount(&self, root: &Path, steadfs: &Path) -> Result<Mounted> {
+        let path = self.path();
+        let server = match self.subject {
+            Subject::KernelDirect | Subject::KernelCached => {
+                mount(path, root, "ext4", MountFlags::empty(), None)?;
+                None
+            }
+            Subject::Fuse2fs => {
+                let mut command = program("fuse2fs");
+                command.args(["-f", "-o", "rw"]).args([path, root]);
+                Some(serve(command, root)?)
+            }
+            Subject::Steadfs => {
+                let mut command = Command::new(steadfs);
+                command.args(["mount", "--foreground", "-o"]);
+                command.arg(format!("cache_size={CACHE_SIZE}"));
+                command.args([path, root]);
+                Some(serve(command, root)?)
+            }
+        };
+        Ok(Mounted {
+            root: root.to_owned(),
+            server,
+            gone: false,
+        })
+    }
+}
+
+/// Starts a server in the foreground and waits until `root` is mounted.
+fn serve(mut command: Command, root: &Path) -> Result<Child> {
+    let log = root.with_extension("log");
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(File::create(&log)?);
+    let mut child = command.spawn()?;
+    let end = Instant::now() + LIMIT;
+    while !mounts_below(root).iter().any(|point| point == root) {
+        let ended = child.try_wait()?;
+        if ended.is_some() || Instant::now() > end {
+            // It fails only if the child has just ended by itself.
+            let _ = child.kill();
+            child.wait()?;
+            let said = std::fs::read_to_string(&log)?;
+            return Err(format!("{command:?} does not mount: {}", said.trim()).into());
+        }
+        sleep(Duration::from_millis(1));
+    }
+    Ok(child)
+}
+
+/// A mounted subject; unmounted by force when dropped after a failure.
+pub struct Mounted {
+    root: PathBuf,
+    server: Option<Child>,
+    gone: bool,
+}
+
+/// How a mount ended.
+pub struct Ended {
+    /// From the call to unmount until the volume was closed.
+    pub seconds: f64,
+    /// What the server had used; nothing for the kernel.
+    pub usage: Usage,
+}
+
+impl Mounted {
+    /// What the server has used; nothing for the kernel.
+    fn usage(&self) -> Result<Usage> {
+        self.server
+            .as_ref()
+            .map_or(Ok(Usage::default()), |server| Usage::of(server.id()))
+    }
+
+    /// Unmounts and waits until the volume is closed, in the same way for everybody.
+    pub fn unmount(mut self) -> Result<Ended> {
+        let usage = self.usage()?;
+        let (status, seconds) = measure::seconds(|| {
+            unmount_patiently(&self.root)?;
+            self.gone = true;
+            Ok(self.server.as_mut().map(Child::wait).transpose()?)
+        })?;
+        if let Some(status) = status.filter(|status| !status.success()) {
+            let said = std::fs::read_to_string(self.root.with_extension("log"))?;
+            return Err(format!("the server ended with {status}: {}", said.trim()).into());
+        }
+        Ok(Ended { seconds, usage })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.gone {
+            return;
+        }
+        // All of it may have happened already.
+        let _ = unmount(&self.root, UnmountFlags::DETACH);
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+    }
+}
+
+/// A program that has just ended may hold its files for a moment longer.
+fn unmount_patiently(root: &Path) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        match unmount(root, UnmountFlags::empty()) {
+            Err(Errno::BUSY) if Instant::now() < end => sleep(Duration::from_millis(1)),
+            done => return Ok(done?),
+        }
+    }
+}
