@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use steadfs::Error;
+use steadfs::{Error, MountError};
 use steadfs_vfs::FsError;
 
 /// Exit codes; those of mounting are mount(8)'s.
@@ -47,10 +47,14 @@ pub fn mount_failure(error: &Error) -> Failure {
             error: FsError::NoMemory,
             ..
         } => code::SYSTEM,
-        Error::Mount(steadfs::MountError::Device(_) | steadfs::MountError::OldKernel { .. }) => {
-            code::SYSTEM
-        }
-        Error::Mount(steadfs::MountError::Mountpoint { .. }) => code::USAGE,
+        Error::Mount(error) => match error {
+            MountError::Device(_) | MountError::NoHelper | MountError::OldKernel { .. } => {
+                code::SYSTEM
+            }
+            // What fusermount3 refuses, this user may not do.
+            MountError::Mountpoint { .. } | MountError::Helper(_) => code::USAGE,
+            _ => code::MOUNT,
+        },
         _ => code::MOUNT,
     };
     Failure::new(code, error)

@@ -27,7 +27,10 @@ pub enum MountError {
         /// What the system said.
         cause: String,
     },
-    /// fusermount3 is missing or refused.
+    /// fusermount3, which mounts for users without privileges, is not installed.
+    #[error("fusermount3 is not installed; install it (package fuse3) or mount as root")]
+    NoHelper,
+    /// fusermount3 refused.
     #[error("fusermount3: {0}")]
     Helper(String),
     /// The kernel speaks a protocol that is too old.

@@ -87,9 +87,7 @@ fn run(command: &mut Command) -> Result<Output, MountError> {
         .process_group(0)
         .output()
         .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => MountError::Helper(
-                "not found; install it (package fuse3) or mount as root".to_owned(),
-            ),
+            io::ErrorKind::NotFound => MountError::NoHelper,
             _ => MountError::Helper(error.to_string()),
         })
 }

@@ -1,0 +1,199 @@
+//! Mounting as somebody who is not root: through fusermount3, on images of one's own.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use steadfs_suite::command::finish;
+use steadfs_suite::scratch::mounts_below;
+use steadfs_suite::stead::program;
+use steadfs_suite::{Image, Outcome, Scratch, judge, succeed};
+
+/// Debian's user "nobody" and group "nogroup".
+const NOBODY: u32 = 65_534;
+
+/// A user without privileges, with a folder, a program, an image and a mount point of his own.
+struct User {
+    scratch: Scratch,
+    home: PathBuf,
+    program: PathBuf,
+}
+
+impl User {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let open = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(scratch.path(), open).unwrap();
+        // As udev has it everywhere; a bare machine without udev may have it for root only.
+        fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
+        // The one that was built may lie where only root can go. Copied by a process of its own: what
+        // this one has open for writing, another test's child may hold when it is to be run.
+        let own = scratch.join("steadfs");
+        succeed("cp", [program(), &own]);
+        let home = scratch.folder("home");
+        chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
+        let user = Self {
+            scratch,
+            home,
+            program: own,
+        };
+        user.steadfs([
+            "format",
+            "-q",
+            "-E",
+            "root_owner=65534:65534",
+            "a.img",
+            "64M",
+        ])
+        .expect(0);
+        user.run("mkdir".as_ref(), ["mnt"]).expect(0);
+        user
+    }
+
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.uid(NOBODY).gid(NOBODY).current_dir(&self.home);
+        command
+    }
+
+    #[track_caller]
+    fn run<S: AsRef<OsStr>>(&self, program: &Path, args: impl IntoIterator<Item = S>) -> Outcome {
+        let mut command = self.command(program);
+        command.args(args);
+        finish(command, Duration::from_secs(60))
+    }
+
+    #[track_caller]
+    fn steadfs<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Outcome {
+        self.run(&self.program, args)
+    }
+
+    #[track_caller]
+    fn refused(&self, options: &str, mountpoint: &str, code: i32, words: &str) {
+        let said = self.steadfs(["mount", "-o", options, "a.img", mountpoint]);
+        assert_eq!(said.code(), code, "{}", said.err);
+        assert!(said.err.contains(words), "{:?} has no {words:?}", said.err);
+        assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+        assert!(self.mounts().is_empty());
+    }
+
+    fn image(&self) -> Image {
+        Image::at(self.home.join("a.img"))
+    }
+
+    fn mounts(&self) -> Vec<PathBuf> {
+        mounts_below(self.scratch.path())
+    }
+
+    /// Waits until nobody has the image's lock: fusermount3 does not wait for the server.
+    #[track_caller]
+    fn wait_closed(&self) {
+        let file = fs::File::open(self.home.join("a.img")).unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        while file.try_lock_shared().is_err() {
+            assert!(Instant::now() < end, "the server does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn users_mount_their_images() {
+    let user = User::new();
+    for transport in ["uring", "dev"] {
+        let options = format!("fuse_transport={transport}");
+        user.steadfs(["mount", "-o", &options, "a.img", "mnt"])
+            .expect(0);
+        let name = format!("mnt/{transport}");
+        let copied = user.run("cp".as_ref(), ["steadfs-is-not-here", &name]);
+        assert_ne!(copied.code(), 0);
+        user.run("cp".as_ref(), ["/etc/passwd", &name]).expect(0);
+        user.steadfs(["sync", "mnt"]).expect(0);
+        let table = fs::read_to_string("/proc/mounts").unwrap();
+        let line = table
+            .lines()
+            .find(|line| line.contains("home/mnt "))
+            .unwrap();
+        for word in ["nosuid", "nodev", "user_id=65534", "fuse.steadfs"] {
+            assert!(line.contains(word), "{line}");
+        }
+        // Others stay outside, even root: the kernel asks nobody's server nothing on their behalf.
+        assert!(fs::read_dir(user.home.join("mnt")).is_err());
+        user.steadfs(["umount", "mnt"]).expect(0);
+        assert!(user.mounts().is_empty());
+        user.image().check_clean();
+        assert!(!user.image().needs_recovery());
+        let said = user.steadfs(["cat", &format!("a.img:/{transport}")]);
+        assert!(said.expect(0).out.contains("root:"));
+    }
+    let owner = fs::metadata(user.home.join("a.img")).unwrap().uid();
+    assert_eq!(owner, NOBODY);
+}
+
+#[test]
+fn fusermount3_unmounts_too() {
+    let user = User::new();
+    user.steadfs(["mount", "a.img", "mnt"]).expect(0);
+    user.run("touch".as_ref(), ["mnt/file"]).expect(0);
+    user.run(&judge("fusermount3"), ["-u", "mnt"]).expect(0);
+    user.wait_closed();
+    user.image().check_clean();
+    assert!(!user.image().needs_recovery());
+    user.steadfs(["stat", "a.img:/file"]).expect(0);
+}
+
+#[test]
+fn users_stay_within_their_rights() {
+    let user = User::new();
+    let allowed = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    if allowed
+        .lines()
+        .all(|line| line.trim() != "user_allow_other")
+    {
+        user.refused(
+            "allow_other",
+            "mnt",
+            1,
+            "'user_allow_other' is set in /etc/fuse.conf",
+        );
+    }
+    user.refused("", "/etc", 1, "no write access to mountpoint /etc");
+    // Somebody else's image.
+    let image = Image::mke2fs(&user.scratch, "roots.img", 8 << 20, &[]);
+    let private = fs::Permissions::from_mode(0o600);
+    fs::set_permissions(image.path(), private).unwrap();
+    let path = image.path().to_str().unwrap();
+    let said = user.steadfs(["mount", path, "mnt"]);
+    assert_eq!(said.code(), 1, "{}", said.err);
+    assert!(said.err.contains("Permission denied"), "{}", said.err);
+    // A mount of somebody else's.
+    let roots = user.scratch.folder("roots");
+    let other = steadfs_suite::steadfs(["mount".as_ref(), image.path(), &roots]);
+    other.expect(0);
+    let said = user.steadfs(["umount".as_ref(), roots.as_os_str()]);
+    assert_eq!(said.code(), 32, "{}", said.err);
+    assert_eq!(user.mounts(), [roots.as_path()]);
+    steadfs_suite::steadfs(["umount".as_ref(), roots.as_os_str()]).expect(0);
+}
+
+#[test]
+fn without_fusermount3_the_way_out_is_named() {
+    let user = User::new();
+    let mut mount = user.command(&user.program);
+    mount
+        .env("PATH", "/nowhere")
+        .args(["mount", "a.img", "mnt"]);
+    let said = finish(mount, Duration::from_secs(60));
+    assert_eq!(said.code(), 2, "{}", said.err);
+    for word in ["fusermount3 is not installed", "package fuse3", "as root"] {
+        assert!(said.err.contains(word), "{}", said.err);
+    }
+    // The volume was opened before, and is closed again.
+    user.image().check_clean();
+    assert!(!user.image().needs_recovery());
+}
