@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -102,14 +103,15 @@ impl Medium {
             Subject::Fuse2fs => {
                 let mut command = program("fuse2fs");
                 command.args(["-f", "-o", "rw"]).args([path, root]);
-                Some(serve(command, root)?)
+                Some(serve(command, root, until_listed)?)
             }
             Subject::Steadfs => {
                 let mut command = Command::new(steadfs);
-                command.args(["mount", "--foreground", "-o"]);
+                // As `steadfs mount` starts it: it tells when the mount is usable.
+                command.args(["mount", "--serve", "-o"]);
                 command.arg(format!("cache_size={CACHE_SIZE}"));
                 command.args([path, root]);
-                Some(serve(command, root)?)
+                Some(serve(command, root, until_ready)?)
             }
         };
         Ok(Mounted {
@@ -120,27 +122,47 @@ impl Medium {
     }
 }
 
-/// Starts a server in the foreground and waits until `root` is mounted.
-fn serve(mut command: Command, root: &Path) -> Result<Child> {
+/// Starts a server and lets `wait` tell whether it has mounted `root`.
+fn serve(
+    mut command: Command,
+    root: &Path,
+    wait: fn(&mut Child, &Path) -> Result<bool>,
+) -> Result<Child> {
     let log = root.with_extension("log");
     command
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(File::create(&log)?);
     let mut child = command.spawn()?;
+    if wait(&mut child, root)? {
+        return Ok(child);
+    }
+    // It fails only if the child has just ended by itself.
+    let _ = child.kill();
+    child.wait()?;
+    let said = std::fs::read_to_string(&log)?;
+    Err(format!("{command:?} does not mount: {}", said.trim()).into())
+}
+
+/// Waits until the server says "ready".
+fn until_ready(server: &mut Child, _: &Path) -> Result<bool> {
+    let mut said = String::new();
+    if let Some(pipe) = server.stdout.take() {
+        BufReader::new(pipe).read_line(&mut said)?;
+    }
+    Ok(said == "ready\n")
+}
+
+/// Waits until the mount is listed, and answers.
+fn until_listed(server: &mut Child, root: &Path) -> Result<bool> {
     let end = Instant::now() + LIMIT;
     while !mounts_below(root).iter().any(|point| point == root) {
-        let ended = child.try_wait()?;
-        if ended.is_some() || Instant::now() > end {
-            // It fails only if the child has just ended by itself.
-            let _ = child.kill();
-            child.wait()?;
-            let said = std::fs::read_to_string(&log)?;
-            return Err(format!("{command:?} does not mount: {}", said.trim()).into());
+        if server.try_wait()?.is_some() || Instant::now() > end {
+            return Ok(false);
         }
         sleep(Duration::from_millis(1));
     }
-    Ok(child)
+    Ok(std::fs::metadata(root).is_ok())
 }
 
 /// A mounted subject; unmounted by force when dropped after a failure.
