@@ -6,6 +6,7 @@
 
 pub mod command;
 pub mod generate;
+pub mod hostile;
 pub mod image;
 pub mod kernel;
 pub mod matrix;

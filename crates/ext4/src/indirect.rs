@@ -271,7 +271,7 @@ fn last_run(
         let joins = if end == 0 {
             before == 0
         } else {
-            before != 0 && before + (last - first + 1) == end
+            before != 0 && before.checked_add(last - first + 1) == Some(end)
         };
         if !joins {
             break;

@@ -104,7 +104,10 @@ impl Ext4 {
             sb = read_superblock(&queue)?;
         }
         let fs = Self::assemble(queue, sb, options, sizes)?;
-        fs.begin_service(&mut report)?;
+        if let Err(error) = fs.begin_service(&mut report) {
+            fs.end_tasks();
+            return Err(error);
+        }
         Ok((fs, report))
     }
 
@@ -182,6 +185,14 @@ impl Ext4 {
         let backing: Weak<dyn Backing> = weak;
         self.writeback.start(backing);
         Ok(())
+    }
+
+    /// Stops the volume's tasks. Nothing is written any more.
+    fn end_tasks(&self) {
+        self.writeback.stop();
+        if let Some(journal) = self.txns.journal() {
+            journal.stop();
+        }
     }
 
     /// The superblock says from now on that the volume is in use; durable before any change is.

@@ -69,6 +69,8 @@ struct OrphanFile {
     free: Vec<Slot>,
     /// Blocks from this on have not been given out since the mount.
     next: Slot,
+    /// Part of it cannot be read: what is in it can be taken out, the list serves for the rest.
+    closed: bool,
 }
 
 impl OrphanFile {
@@ -83,6 +85,9 @@ impl OrphanFile {
 
     /// A free slot, if there is one.
     fn take(&mut self, fs: &Ext4) -> Result<Option<Slot>> {
+        if self.closed {
+            return Ok(None);
+        }
         if let Some(slot) = self.free.pop() {
             return Ok(Some(slot));
         }

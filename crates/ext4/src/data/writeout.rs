@@ -97,6 +97,7 @@ impl Ext4 {
                 placed = placed.and(Err(error));
             }
         }
+        placed = placed.and(self.drop_shared(inode, &mut pieces));
         let written = self.submit_and_wait(inode, taken, &pieces, tag);
         let named = self.name(inode, &pieces, &written);
         if let Some(error) = written.iter().find_map(|w| w.as_ref().err()) {
@@ -165,6 +166,44 @@ impl Ext4 {
             done += n as usize;
         }
         Ok(())
+    }
+
+    /// Takes out pieces on device blocks that another piece has too: the map is damaged, and whichever
+    /// was written last would be what both read. A claim is never the one to go.
+    fn drop_shared(&self, inode: &Inode, pieces: &mut Vec<Piece>) -> Result<()> {
+        if pieces.len() < 2 {
+            return Ok(());
+        }
+        let claimed = |p: &Piece| matches!(p.naming, Naming::Claim(_));
+        let mut order: Vec<usize> = (0..pieces.len()).collect();
+        order.sort_unstable_by_key(|&i| (pieces[i].start, !claimed(&pieces[i])));
+        let mut shared = None;
+        let mut keep = vec![true; pieces.len()];
+        let mut last = order[0];
+        for &i in &order[1..] {
+            let (a, b) = (&pieces[last], &pieces[i]);
+            let end = a.start.plus(a.blocks.end - a.blocks.start);
+            if b.start >= end {
+                last = i;
+                continue;
+            }
+            shared.get_or_insert(b.start);
+            if claimed(b) && !claimed(a) {
+                keep[last] = false;
+                last = i;
+            } else {
+                keep[i] = false;
+            }
+        }
+        let Some(block) = shared else {
+            return Ok(());
+        };
+        let mut keep = keep.into_iter();
+        pieces.retain(|_| keep.next().unwrap_or(true));
+        Err(FsError::Corrupt(format!(
+            "inode {}: block {block} is mapped more than once",
+            inode.ino()
+        )))
     }
 
     /// Claims blocks for data; if none is free but some wait for a commit, commits first.

@@ -61,13 +61,15 @@ impl Orphans {
         Ok(done)
     }
 
-    /// Damage is noted, and the mount goes on; what else went wrong ends it.
+    /// Damage is noted, and the mount goes on, read-only if `errors=` wants that; what else went
+    /// wrong ends it.
     fn drop_bad(&self, fs: &Ext4, error: FsError) -> Result<()> {
         match fs.judge(Err::<(), _>(error)) {
             Err(FsError::Corrupt(what)) => {
                 tracing::warn!(what, "orphans");
                 Ok(())
             }
+            Err(_) if fs.read_only.load(Ordering::Acquire) => Ok(()),
             other => other,
         }
     }
@@ -151,6 +153,7 @@ impl Orphans {
             blocks,
             free: Vec::new(),
             next: Slot { block: 0, slot: 0 },
+            closed: false,
         };
         drop(core);
         self.state.lock().file = Some(file);
@@ -172,9 +175,10 @@ impl Orphans {
                 first_error.get_or_insert(error);
             }
         }
-        if first_error.is_some() {
-            // The slots cannot all be told from one another any more: the list serves instead.
-            self.state.lock().file = None;
+        if first_error.is_some()
+            && let Some(file) = &mut self.state.lock().file
+        {
+            file.closed = true;
         }
         (found, first_error)
     }
@@ -188,12 +192,13 @@ impl Orphans {
         };
         for (slot, ino) in slots {
             self.check(fs, ino)?;
-            let place = Place::Slot(Slot { block, slot });
-            if self.state.lock().places.insert(ino, place).is_some() {
+            let mut state = self.state.lock();
+            if state.places.contains_key(&ino) {
                 return Err(FsError::Corrupt(format!(
                     "orphans: inode {ino} is listed twice"
                 )));
             }
+            state.places.insert(ino, Place::Slot(Slot { block, slot }));
             found.push(ino);
         }
         Ok(())

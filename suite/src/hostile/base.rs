@@ -1,0 +1,207 @@
+//! Good volumes, to be damaged.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::Path;
+use std::sync::Arc;
+
+use steadfs_base::InodeNo;
+use steadfs_ext4::{CacheSizes, Ext4, MountOptions};
+use steadfs_lab::device::Image;
+use steadfs_rt::sim;
+use steadfs_vfs::{Cx, FileSystem, SetXattr};
+
+use super::device::ImageDevice;
+use super::survey::Survey;
+use crate::command::succeed;
+
+/// How a volume is made.
+struct Recipe {
+    name: &'static str,
+    size: &'static str,
+    args: &'static str,
+    /// Used without being unmounted: the journal is full of transactions, and there are orphans.
+    dirty: bool,
+}
+
+const fn recipe(name: &'static str, size: &'static str, args: &'static str) -> Recipe {
+    Recipe {
+        name,
+        size,
+        args,
+        dirty: false,
+    }
+}
+
+const fn dirty(name: &'static str, size: &'static str, args: &'static str) -> Recipe {
+    Recipe {
+        dirty: true,
+        ..recipe(name, size, args)
+    }
+}
+
+const RECIPES: &[Recipe] = &[
+    recipe("ext2-1k", "4M", "-t ext2 -b 1024"),
+    recipe("ext3-1k", "5M", "-t ext3 -b 1024 -J size=1"),
+    recipe("ext4-1k", "5M", "-t ext4 -b 1024 -J size=1"),
+    recipe("ext4-4k", "24M", "-t ext4 -b 4096 -J size=4"),
+    recipe(
+        "uninit-bg",
+        "5M",
+        "-t ext4 -b 1024 -J size=1 -g 1024 -O ^metadata_csum,uninit_bg",
+    ),
+    recipe(
+        "128",
+        "5M",
+        "-t ext4 -b 1024 -J size=1 -I 128 -O ^flex_bg,^64bit",
+    ),
+    recipe("no-journal", "5M", "-t ext4 -b 1024 -O ^has_journal"),
+    recipe("64k", "32M", "-t ext4 -b 65536 -O ^has_journal"),
+    dirty("dirty-ext3", "5M", "-t ext3 -b 1024 -J size=1"),
+    dirty("dirty-ext4", "5M", "-t ext4 -b 1024 -J size=1"),
+    dirty(
+        "dirty-orphan-file",
+        "5M",
+        "-t ext4 -b 1024 -J size=1 -O orphan_file",
+    ),
+    recipe(
+        "inline-data",
+        "5M",
+        "-t ext4 -b 1024 -J size=1 -O inline_data",
+    ),
+    recipe(
+        "bigalloc",
+        "16M",
+        "-t ext4 -b 1024 -C 8192 -J size=1 -O bigalloc",
+    ),
+    recipe(
+        "read-only",
+        "16M",
+        "-t ext4 -b 1024 -J size=1 -O meta_bg,^resize_inode,ea_inode,quota,project,large_dir,\
+casefold,encrypt,verity",
+    ),
+];
+
+/// A good volume.
+pub struct Base {
+    /// What it is called.
+    pub name: &'static str,
+    /// Its content.
+    pub image: Image,
+    /// Where things are in it.
+    pub survey: Survey,
+}
+
+impl Base {
+    /// Makes every base, using `scratch` for files.
+    ///
+    /// # Panics
+    /// If one cannot be made.
+    pub fn all(scratch: &Path) -> Vec<Self> {
+        let tree = scratch.join("tree");
+        write_tree(&tree);
+        let make = |recipe: &Recipe| {
+            let image = recipe.make(scratch, &tree);
+            Self {
+                name: recipe.name,
+                survey: Survey::of(&image),
+                image,
+            }
+        };
+        RECIPES.iter().map(make).collect()
+    }
+}
+
+impl Recipe {
+    fn make(&self, scratch: &Path, tree: &Path) -> Image {
+        let path = scratch.join(self.name);
+        let id = "5eadf5ba-0000-4000-8000-000000000001";
+        let seed = format!("hash_seed={id}");
+        let mut args = vec!["-q", "-F", "-N", "1024", "-U", id, "-E", &seed, "-m", "0"];
+        args.extend(self.args.split(' '));
+        args.extend(["-d", tree.to_str().expect("scratch paths are UTF-8")]);
+        args.extend([path.to_str().expect("scratch paths are UTF-8"), self.size]);
+        succeed("mke2fs", args);
+        let image = Image::load(&path).expect("mke2fs made it");
+        let dirty = self.dirty;
+        let decorated = sim::run(sim::Config::new(1), move || decorate(image, dirty));
+        decorated.value
+    }
+}
+
+/// What a volume can hold and every user can make.
+fn write_tree(root: &Path) {
+    let deep = root.join("a/b/c/d/e");
+    fs::create_dir_all(&deep).expect("scratch can be written");
+    let write = |name: &str, bytes: &[u8]| {
+        fs::write(root.join(name), bytes).expect("scratch can be written");
+    };
+    write("a/b/c/d/e/bottom", b"x");
+    write("empty", b"");
+    write("small", b"fits into the inode");
+    write("large", &vec![0x5A; 400_000]);
+    write(&"n".repeat(255), b"long name");
+    let sparse = fs::File::create(root.join("scattered")).expect("scratch can be written");
+    for n in 0..30 {
+        sparse
+            .write_all_at(b"here", n * 140_000)
+            .expect("scratch can be written");
+    }
+    for len in [5, 59, 60, 900] {
+        let link = root.join(format!("link {len}"));
+        symlink("l".repeat(len), link).expect("scratch can be written");
+    }
+    fs::create_dir_all(root.join("many")).expect("scratch can be written");
+    for n in 0..120 {
+        write(&format!("many/a name of some length, number {n}"), b"");
+    }
+    fs::hard_link(root.join("large"), root.join("a/second")).expect("scratch can be written");
+}
+
+/// Adds what mke2fs does not make: attributes, an index, a full log, orphans.
+fn decorate(image: Image, dirty: bool) -> Image {
+    let device = Arc::new(ImageDevice::new(image));
+    let options = MountOptions::default();
+    let opened = Ext4::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));
+    let Ok((fs, _)) = opened else {
+        // What we cannot write yet stays as mke2fs made it.
+        return device.content();
+    };
+    let cx = Cx::default();
+    let find = |dir: InodeNo, name: &str| {
+        let attr = fs.lookup(&cx, dir, name.as_bytes());
+        attr.expect("the tree has it").ino
+    };
+    let set = |ino, name: &str, value: &[u8]| {
+        fs.setxattr(&cx, ino, name.as_bytes(), value, SetXattr::Any)
+            .expect("attributes can be set");
+    };
+    let many = find(fs.root(), "many");
+    for n in 0..100 {
+        let name = format!("another name of some length, {n}");
+        let file = fs.mknod(&cx, many, name.as_bytes(), 0o100_644, 0);
+        fs.forget(file.expect("a file can be made").ino, 1);
+    }
+    set(find(fs.root(), "small"), "user.tiny", b"in the inode");
+    for name in ["empty", "large", "a"] {
+        set(find(fs.root(), name), "user.large", &[b'v'; 500]);
+    }
+    if !dirty {
+        fs.unmount().expect("a good volume unmounts");
+        return device.content();
+    }
+    for n in 0..20 {
+        let file = fs.mknod(&cx, fs.root(), format!("new {n}").as_bytes(), 0o100_644, 0);
+        let ino = file.expect("a file can be made").ino;
+        fs.write(&cx, ino, 0, &[b'd'; 3000], false)
+            .expect("there is space");
+        if n % 3 == 0 {
+            fs.unlink(&cx, fs.root(), format!("new {n}").as_bytes())
+                .expect("a file can be unlinked");
+        }
+        fs.fsync(&cx, ino, false).expect("a device in memory");
+    }
+    let content = device.content();
+    fs.unmount().expect("a good volume unmounts");
+    content
+}

@@ -1,0 +1,176 @@
+//! Damaged volumes through the library: two thousand of each kind. Nothing panics, hangs, reads past
+//! the device or takes memory beyond its budget, and what was acknowledged is not lost silently.
+//!
+//! `HOSTILE=flipped:ext4-1k:17` runs one case; `HOSTILE_CASES=100000` runs more of them.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use steadfs_suite::hostile::meter::Meter;
+use steadfs_suite::hostile::{Base, Family, Outcome, exercise};
+
+#[global_allocator]
+static METER: Meter = Meter;
+
+/// Cases of each family.
+const CASES: u64 = 2000;
+/// Threads they run on.
+const THREADS: usize = 2;
+/// Longest time one case may take: a thousand times what they take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Most memory one case may take: caches of 4 MiB, the checker's 32 MiB at most, and the image.
+const BUDGET: usize = 48 << 20;
+
+/// What is running, for the watchdog.
+struct Running {
+    what: Mutex<Vec<Option<(String, Instant)>>>,
+}
+
+impl Running {
+    fn set(&self, thread: usize, what: Option<String>) {
+        self.what.lock().unwrap()[thread] = what.map(|what| (what, Instant::now()));
+    }
+
+    /// Ends the program when a case hangs: a thread that loops cannot be stopped otherwise.
+    fn watch(self: &Arc<Self>) {
+        let this = Arc::clone(self);
+        thread::spawn(move || {
+            loop {
+                thread::sleep(Duration::from_secs(1));
+                for (what, since) in this.what.lock().unwrap().iter().flatten() {
+                    if since.elapsed() > LIMIT {
+                        eprintln!("{what} hangs");
+                        std::process::abort();
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[derive(Default)]
+struct Totals {
+    cases: u64,
+    mounted: [u64; 2],
+    damaged: u64,
+    told: u64,
+    lost: u64,
+    peak: (usize, String),
+    failures: Vec<String>,
+}
+
+impl Totals {
+    fn add(&mut self, name: &str, outcome: Outcome) {
+        self.cases += 1;
+        for (total, one) in self.mounted.iter_mut().zip(outcome.mounted) {
+            *total += u64::from(one);
+        }
+        self.damaged += u64::from(outcome.damaged);
+        self.told += u64::from(outcome.told);
+        self.lost += u64::from(outcome.lost);
+        if outcome.peak > self.peak.0 {
+            self.peak = (outcome.peak, name.to_owned());
+        }
+        if outcome.peak > BUDGET {
+            let failure = format!("{name}: {} bytes of memory", outcome.peak);
+            self.failures.push(failure);
+        }
+        for wrong in outcome.wrong {
+            self.failures.push(format!("{name}: {wrong}"));
+        }
+    }
+}
+
+fn case(bases: &[Base], family: Family, n: u64) -> (String, Outcome) {
+    let base = &bases[usize::try_from(n).unwrap() % bases.len()];
+    let name = format!("{}:{}:{n}", family.name(), base.name);
+    (name, exercise(&family.apply(base, n)))
+}
+
+fn run(family: Family) {
+    let scratch = tempfile::tempdir().unwrap();
+    let bases = Base::all(scratch.path());
+    for base in &bases {
+        let outcome = exercise(&base.image);
+        assert!(
+            outcome.wrong.is_empty() && !outcome.damaged,
+            "{}: {outcome:?}",
+            base.name
+        );
+        assert!(outcome.mounted[0], "{}", base.name);
+    }
+    if let Ok(one) = std::env::var("HOSTILE") {
+        let words: Vec<&str> = one.split(':').collect();
+        if words[0] == family.name() {
+            let (name, outcome) = case(&bases, family, words[2].parse().unwrap());
+            eprintln!("{name}: {outcome:#?}");
+            assert!(outcome.wrong.is_empty());
+        }
+        return;
+    }
+    let cases = std::env::var("HOSTILE_CASES").map_or(CASES, |n| n.parse().unwrap());
+    let running = Arc::new(Running {
+        what: Mutex::new(vec![None; THREADS]),
+    });
+    running.watch();
+    let (next, totals) = (AtomicU64::new(0), Mutex::new(Totals::default()));
+    let threads = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let thread = threads.fetch_add(1, Ordering::Relaxed);
+                loop {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    if n >= cases {
+                        return running.set(thread, None);
+                    }
+                    running.set(thread, Some(format!("{}:{n}", family.name())));
+                    let (name, outcome) = case(&bases, family, n);
+                    totals.lock().unwrap().add(&name, outcome);
+                }
+            });
+        }
+    });
+    let totals = totals.into_inner().unwrap();
+    println!(
+        "{}: {} cases, {} mounted ro, {} rw, {} damaged, {} told, {} lost what was synced, \
+         peak {} KiB in {}",
+        family.name(),
+        totals.cases,
+        totals.mounted[0],
+        totals.mounted[1],
+        totals.damaged,
+        totals.told,
+        totals.lost,
+        totals.peak.0 >> 10,
+        totals.peak.1,
+    );
+    assert!(
+        totals.failures.is_empty(),
+        "{} failures:\n{}",
+        totals.failures.len(),
+        totals.failures.join("\n")
+    );
+    assert_eq!(totals.cases, cases);
+    // The damage is neither too coarse to be looked at nor too fine to be seen.
+    assert!(totals.mounted[0] * 20 > cases, "hardly anything mounts");
+    assert!(totals.damaged * 4 > cases, "hardly anything is damaged");
+}
+
+#[test]
+fn truncated_images() {
+    run(Family::Truncated);
+}
+
+#[test]
+fn flipped_images() {
+    run(Family::Flipped);
+}
+
+#[test]
+fn random_images() {
+    run(Family::Random);
+}
