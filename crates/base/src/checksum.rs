@@ -7,6 +7,15 @@ pub fn crc32c(seed: u32, bytes: &[u8]) -> u32 {
     !crc32c::crc32c_append(!seed, bytes)
 }
 
+/// CRC-32 (polynomial 0x04C11DB7, reflected 0xEDB88320) continued from `seed`, without the inversions
+/// at start and end: what f2fs stores (Linux `crc32_le()`).
+pub fn crc32_le(seed: u32, bytes: &[u8]) -> u32 {
+    // The crate inverts before and after; undo both.
+    let mut hasher = crc32fast::Hasher::new_with_initial(!seed);
+    hasher.update(bytes);
+    !hasher.finalize()
+}
+
 /// The four bytes that make [`crc32c`] of `before`, they, and `after` come out as `target`. There
 /// are always such bytes, and only these: the sum is linear.
 pub fn crc32c_filler(seed: u32, before: &[u8], after: &[u8], target: u32) -> [u8; 4] {
@@ -83,6 +92,7 @@ mod tests {
     fn published_check_values() {
         // The catalogue's check value of each algorithm is its result for "123456789".
         assert_eq!(!crc32c(!0, b"123456789"), 0xE306_9283);
+        assert_eq!(!crc32_le(!0, b"123456789"), 0xCBF4_3926);
         assert_eq!(crc16(0, b"123456789"), 0xBB3D);
         assert_eq!(!crc32_be(!0, b"123456789"), 0xFC89_1918);
     }
@@ -106,6 +116,10 @@ mod tests {
         assert_eq!(
             crc32c(crc32c(!0, b"1234"), b"56789"),
             crc32c(!0, b"123456789")
+        );
+        assert_eq!(
+            crc32_le(crc32_le(7, b"1234"), b"56789"),
+            crc32_le(7, b"123456789")
         );
         assert_eq!(crc16(crc16(!0, b"1234"), b"56789"), crc16(!0, b"123456789"));
         assert_eq!(

@@ -1,0 +1,531 @@
+//! Checkpoints: the state of the volume at one moment. Each of two packs lies in its own segment:
+//!
+//! ```text
+//! first block │ payload │ orphans │ data summaries │ node summaries │ first block again … nat_bits
+//! ```
+//!
+//! A pack is valid when its first and its last block both verify and have one version; the valid pack
+//! with the higher version is the volume's state (the first one if they are equal, as after
+//! sload.f2fs). Node summaries are there only after an unmount or
+//! with fast boot; `nat_bits`, a hint, fills the end of the segment.
+
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+pub use super::raw::RawCheckpoint;
+
+use super::bits::{self, Order};
+use super::num::{get32, idx, join32, put32};
+use super::{
+    BLOCK_SIZE, BlockAddr, DiskError, Features, Layout, LogType, Nid, Result, SEGMENT_BLOCKS,
+    SegNo, Structure, checksum,
+};
+
+/// Where the bitmaps begin in the first block, and the first place where a checksum may lie.
+pub const BITMAPS_AT: usize = size_of::<RawCheckpoint>();
+/// The last place where a checksum may lie (`CP_CHKSUM_OFFSET`).
+pub const LAST_CHECKSUM_AT: usize = BLOCK_SIZE - 4;
+/// Allocation in an open log: the next block (`LFS`).
+pub const ALLOC_LOG: u8 = 0;
+/// Allocation in an open log: holes of the segment (`SSR`).
+pub const ALLOC_HOLES: u8 = 1;
+
+/// Flags of a checkpoint (`ckpt_flags`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpFlags(pub u32);
+
+impl CpFlags {
+    /// Written by unmount: node summaries are in the pack (`CP_UMOUNT_FLAG`).
+    pub const UNMOUNT: Self = Self(0x1);
+    /// There are orphans (`CP_ORPHAN_PRESENT_FLAG`).
+    pub const ORPHANS: Self = Self(0x2);
+    /// Data summaries are compacted (`CP_COMPACT_SUM_FLAG`).
+    pub const COMPACT_SUMMARIES: Self = Self(0x4);
+    /// Writing failed (`CP_ERROR_FLAG`).
+    pub const ERROR: Self = Self(0x8);
+    /// Should be checked (`CP_FSCK_FLAG`).
+    pub const FSCK: Self = Self(0x10);
+    /// Node summaries are in the pack though nothing was unmounted (`CP_FASTBOOT_FLAG`).
+    pub const FASTBOOT: Self = Self(0x20);
+    /// Versions in nodes have the checkpoint's checksum in their high half (`CP_CRC_RECOVERY_FLAG`).
+    pub const CRC_RECOVERY: Self = Self(0x40);
+    /// `nat_bits` lies at the end of the segment (`CP_NAT_BITS_FLAG`).
+    pub const NAT_BITS: Self = Self(0x80);
+    /// Free space has been discarded (`CP_TRIMMED_FLAG`).
+    pub const TRIMMED: Self = Self(0x100);
+    /// Nodes written since may lack the checksum in their version (`CP_NOCRC_RECOVERY_FLAG`).
+    pub const NOCRC_RECOVERY: Self = Self(0x200);
+    /// Bitmaps follow the checksum (`CP_LARGE_NAT_BITMAP_FLAG`).
+    pub const LARGE_NAT_BITMAP: Self = Self(0x400);
+    /// Quota files need a check (`CP_QUOTA_NEED_FSCK_FLAG`).
+    pub const QUOTA_FSCK: Self = Self(0x800);
+    /// Checkpoints were switched off (`CP_DISABLED_FLAG`).
+    pub const DISABLED: Self = Self(0x1000);
+    /// They were, and garbage may be left (`CP_DISABLED_QUICK_FLAG`).
+    pub const DISABLED_QUICK: Self = Self(0x2000);
+    /// Stopped while changing the volume's size (`CP_RESIZEFS_FLAG`).
+    pub const RESIZE: Self = Self(0x4000);
+
+    /// Whether every flag of `other` is set.
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// The flags of either.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// The flags that `other` does not have.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+}
+
+/// Where a log goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenLog {
+    /// Its segment.
+    pub segment: SegNo,
+    /// The next block to write in it: 0 to 511, 512 only in memory when it is full.
+    pub offset: u16,
+    /// [`ALLOC_LOG`] or [`ALLOC_HOLES`].
+    pub alloc: u8,
+}
+
+/// A checkpoint as plain numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// Counts checkpoints.
+    pub version: u64,
+    /// Blocks users may fill.
+    pub user_blocks: u64,
+    /// Valid blocks of the main area.
+    pub valid_blocks: u64,
+    /// Segments kept for cleaning.
+    pub reserved_segments: u32,
+    /// Segments users cannot fill, the reserved ones included.
+    pub overprovision_segments: u32,
+    /// Free segments.
+    pub free_segments: u32,
+    /// The six logs, by [`LogType`].
+    pub logs: [OpenLog; 6],
+    /// Flags.
+    pub flags: CpFlags,
+    /// Blocks of the pack, `nat_bits` not included.
+    pub pack_blocks: u32,
+    /// The first block of the data summaries, counted from the pack's first.
+    pub start_sum: u32,
+    /// Valid nodes.
+    pub valid_nodes: u32,
+    /// Valid inodes.
+    pub valid_inodes: u32,
+    /// Where to look for a free node id.
+    pub next_free_nid: Nid,
+    /// Where the checksum lies in the first block.
+    pub checksum_at: u32,
+    /// The checksum; [`Checkpoint::encode`] sets it.
+    pub checksum: u32,
+    /// Seconds for which the volume has been mounted.
+    pub elapsed: u64,
+    /// For each block of the segment table whether the second copy is current.
+    pub sit_bitmap: Vec<u8>,
+    /// For each block of the node address table whether the second copy is current.
+    pub nat_bitmap: Vec<u8>,
+}
+
+fn bad(field: &'static str, value: impl Into<u64>, rule: &'static str) -> DiskError {
+    DiskError::field(Structure::Checkpoint, field, value, rule)
+}
+
+/// The checksum of a pack's first (or last) block, which lies at `at`; bytes behind it count too.
+fn compute(block: &[u8], at: usize) -> u32 {
+    let sum = checksum::of(&block[..at]);
+    if at < LAST_CHECKSUM_AT {
+        checksum::over(sum, &block[at + 4..])
+    } else {
+        sum
+    }
+}
+
+/// What the first block of a pack says about itself, after its checksum was verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackHead {
+    /// The checkpoint's version.
+    pub version: u64,
+    /// Blocks of the pack.
+    pub pack_blocks: u32,
+}
+
+/// Verifies the first or the last block of a pack.
+pub fn verify_block(block: &[u8]) -> Result<PackHead> {
+    assert_eq!(block.len(), BLOCK_SIZE);
+    let (raw, _) = RawCheckpoint::ref_from_prefix(block).expect("a block holds a checkpoint");
+    let at = raw.checksum_offset.get();
+    if idx(at) < BITMAPS_AT || idx(at) > LAST_CHECKSUM_AT {
+        return Err(bad("checksum_offset", at, "outside the block"));
+    }
+    let large = CpFlags(raw.ckpt_flags.get()).contains(CpFlags::LARGE_NAT_BITMAP);
+    if large && idx(at) != BITMAPS_AT {
+        return Err(bad("checksum_offset", at, "not before the bitmaps"));
+    }
+    let stored = get32(block, idx(at));
+    let computed = compute(block, idx(at));
+    if stored != computed {
+        return Err(DiskError::checksum(Structure::Checkpoint, stored, computed));
+    }
+    let pack_blocks = raw.cp_pack_total_block_count.get();
+    if pack_blocks <= 2 || pack_blocks > SEGMENT_BLOCKS {
+        return Err(bad(
+            "cp_pack_total_block_count",
+            pack_blocks,
+            "not a pack's",
+        ));
+    }
+    Ok(PackHead {
+        version: raw.checkpoint_ver.get(),
+        pack_blocks,
+    })
+}
+
+impl Checkpoint {
+    /// Decodes and validates a checkpoint from a pack's first block and its payload:
+    /// `(1 + cp_payload)` blocks. The caller compares the versions of first and last block
+    /// ([`verify_block`]).
+    pub fn parse(layout: &Layout, blocks: &[u8]) -> Result<Self> {
+        assert_eq!(blocks.len(), (1 + idx(layout.cp_payload)) * BLOCK_SIZE);
+        verify_block(&blocks[..BLOCK_SIZE])?;
+        let (raw, _) = RawCheckpoint::ref_from_prefix(blocks).expect("a block holds a checkpoint");
+        let flags = CpFlags(raw.ckpt_flags.get());
+        let sizes = (
+            raw.sit_ver_bitmap_bytesize.get(),
+            raw.nat_ver_bitmap_bytesize.get(),
+        );
+        let (sit, nat) = bitmap_ranges(layout, flags, sizes)?;
+        let checksum_at = raw.checksum_offset.get();
+        let checkpoint = Self {
+            version: raw.checkpoint_ver.get(),
+            user_blocks: raw.user_block_count.get(),
+            valid_blocks: raw.valid_block_count.get(),
+            reserved_segments: raw.rsvd_segment_count.get(),
+            overprovision_segments: raw.overprov_segment_count.get(),
+            free_segments: raw.free_segment_count.get(),
+            logs: LogType::ALL.map(|log| read_log(raw, log)),
+            flags,
+            pack_blocks: raw.cp_pack_total_block_count.get(),
+            start_sum: raw.cp_pack_start_sum.get(),
+            valid_nodes: raw.valid_node_count.get(),
+            valid_inodes: raw.valid_inode_count.get(),
+            next_free_nid: Nid(raw.next_free_nid.get()),
+            checksum_at,
+            checksum: get32(blocks, idx(checksum_at)),
+            elapsed: raw.elapsed_time.get(),
+            sit_bitmap: blocks[sit].to_vec(),
+            nat_bitmap: blocks[nat].to_vec(),
+        };
+        checkpoint.validate(layout)?;
+        Ok(checkpoint)
+    }
+
+    /// Whether the numbers agree with each other and with the volume.
+    pub fn validate(&self, layout: &Layout) -> Result<()> {
+        let limit = u64::from(layout.main_blocks());
+        if self.user_blocks == 0 || self.user_blocks > limit {
+            return Err(bad(
+                "user_block_count",
+                self.user_blocks,
+                "not the main area's",
+            ));
+        }
+        if self.valid_blocks > self.user_blocks {
+            return Err(bad(
+                "valid_block_count",
+                self.valid_blocks,
+                "more than there are",
+            ));
+        }
+        if u64::from(self.valid_nodes) > self.valid_blocks {
+            return Err(bad(
+                "valid_node_count",
+                self.valid_nodes,
+                "more than valid blocks",
+            ));
+        }
+        if self.valid_inodes > self.valid_nodes {
+            return Err(bad(
+                "valid_inode_count",
+                self.valid_inodes,
+                "more than valid nodes",
+            ));
+        }
+        let segments = layout.main_segments;
+        for (field, value) in [
+            ("free_segment_count", self.free_segments),
+            ("overprov_segment_count", self.overprovision_segments),
+            ("rsvd_segment_count", self.reserved_segments),
+        ] {
+            if value > segments {
+                return Err(bad(field, value, "more than there are"));
+            }
+        }
+        let first = layout.cp_payload + 1;
+        if self.start_sum < first || self.start_sum >= self.pack_blocks {
+            return Err(bad("cp_pack_start_sum", self.start_sum, "outside the pack"));
+        }
+        self.validate_logs(layout)
+    }
+
+    fn validate_logs(&self, layout: &Layout) -> Result<()> {
+        // Volumes made to be read only have but one log each for data and nodes.
+        let one = layout.has(Features::READ_ONLY);
+        let used = |log: LogType| !one || matches!(log, LogType::HotData | LogType::HotNode);
+        for log in LogType::ALL.into_iter().filter(|log| used(*log)) {
+            let open = self.log(log);
+            if open.segment.0 >= layout.main_segments {
+                return Err(bad("cur_segno", open.segment.0, "not a segment"));
+            }
+            if u32::from(open.offset) >= SEGMENT_BLOCKS {
+                return Err(bad("cur_blkoff", open.offset, "outside the segment"));
+            }
+            let twice = LogType::ALL
+                .into_iter()
+                .any(|other| other > log && used(other) && self.log(other).segment == open.segment);
+            if twice {
+                return Err(bad("cur_segno", open.segment.0, "open in two logs"));
+            }
+        }
+        Ok(())
+    }
+
+    /// One of the logs.
+    pub fn log(&self, log: LogType) -> OpenLog {
+        self.logs[log.index()]
+    }
+
+    /// Whether the node summaries of the logs are in the pack.
+    pub const fn has_node_summaries(&self) -> bool {
+        self.flags.contains(CpFlags::UNMOUNT) || self.flags.contains(CpFlags::FASTBOOT)
+    }
+
+    /// Blocks of orphans in the pack: they lie behind the payload and before the summaries.
+    pub fn orphan_blocks(&self, layout: &Layout) -> std::ops::Range<u32> {
+        let first = 1 + layout.cp_payload;
+        if self.flags.contains(CpFlags::ORPHANS) {
+            first..self.start_sum
+        } else {
+            first..first
+        }
+    }
+
+    /// Where in the pack the summary block of a log lies when summaries are not compacted; `None`
+    /// for nodes when they are not there (then the summary area has it), or when the pack is too short.
+    pub fn summary_in_pack(&self, log: LogType) -> Option<u32> {
+        let from_end = match (log.is_node(), self.has_node_summaries()) {
+            (false, true) => 7,
+            (false, false) => 4,
+            (true, true) => 7,
+            (true, false) => return None,
+        };
+        (self.pack_blocks + u32::from(log.number())).checked_sub(from_end)
+    }
+
+    /// Whether the second copy of this block of the node address table is the current one.
+    pub fn nat_second(&self, block: u32) -> bool {
+        bits::get(Order::HighFirst, &self.nat_bitmap, idx(block))
+    }
+
+    /// Whether the second copy of this block of the segment table is the current one.
+    pub fn sit_second(&self, block: u32) -> bool {
+        bits::get(Order::HighFirst, &self.sit_bitmap, idx(block))
+    }
+
+    /// The version with the checksum in its high half: what `nat_bits` and, where the flag
+    /// `CRC_RECOVERY` is set, nodes written after this checkpoint carry.
+    pub const fn version_with_checksum(&self) -> u64 {
+        self.version | join32(self.checksum, 0)
+    }
+
+    /// What nodes written after this checkpoint carry as `cp_ver`.
+    pub const fn node_version(&self) -> u64 {
+        if self.flags.contains(CpFlags::CRC_RECOVERY) {
+            self.version_with_checksum()
+        } else {
+            self.version
+        }
+    }
+
+    /// The pack's first block and payload, sealed; `checksum` is set. The last block of the pack is a
+    /// copy of the first.
+    ///
+    /// # Errors
+    /// The bitmaps do not have their place.
+    pub fn encode(&mut self, layout: &Layout) -> Result<Vec<u8>> {
+        let sizes = (
+            super::num::short(self.sit_bitmap.len()),
+            super::num::short(self.nat_bitmap.len()),
+        );
+        let (sit, nat) = bitmap_ranges(layout, self.flags, sizes)?;
+        let mut raw = RawCheckpoint::new_zeroed();
+        raw.checkpoint_ver.set(self.version);
+        raw.user_block_count.set(self.user_blocks);
+        raw.valid_block_count.set(self.valid_blocks);
+        raw.rsvd_segment_count.set(self.reserved_segments);
+        raw.overprov_segment_count.set(self.overprovision_segments);
+        raw.free_segment_count.set(self.free_segments);
+        for i in 0..8 {
+            raw.cur_node_segno[i].set(u32::MAX);
+            raw.cur_data_segno[i].set(u32::MAX);
+        }
+        for log in LogType::ALL {
+            write_log(&mut raw, log, self.log(log));
+        }
+        raw.ckpt_flags.set(self.flags.0);
+        raw.cp_pack_total_block_count.set(self.pack_blocks);
+        raw.cp_pack_start_sum.set(self.start_sum);
+        raw.valid_node_count.set(self.valid_nodes);
+        raw.valid_inode_count.set(self.valid_inodes);
+        raw.next_free_nid.set(self.next_free_nid.0);
+        raw.sit_ver_bitmap_bytesize.set(sizes.0);
+        raw.nat_ver_bitmap_bytesize.set(sizes.1);
+        raw.checksum_offset.set(self.checksum_at);
+        raw.elapsed_time.set(self.elapsed);
+        let mut blocks = vec![0; (1 + idx(layout.cp_payload)) * BLOCK_SIZE];
+        blocks[..BITMAPS_AT].copy_from_slice(raw.as_bytes());
+        blocks[sit].copy_from_slice(&self.sit_bitmap);
+        blocks[nat].copy_from_slice(&self.nat_bitmap);
+        let at = idx(self.checksum_at);
+        assert!((BITMAPS_AT..=LAST_CHECKSUM_AT).contains(&at));
+        self.checksum = compute(&blocks[..BLOCK_SIZE], at);
+        put32(&mut blocks, at, self.checksum);
+        Ok(blocks)
+    }
+}
+
+type ByteRange = std::ops::Range<usize>;
+
+/// Where the bitmaps of the segment table and of the node address table lie in first block and
+/// payload.
+fn bitmap_ranges(
+    layout: &Layout,
+    flags: CpFlags,
+    (sit, nat): (u32, u32),
+) -> Result<(ByteRange, ByteRange)> {
+    if sit != layout.sit_blocks / 8 {
+        return Err(bad(
+            "sit_ver_bitmap_bytesize",
+            sit,
+            "not the segment table's",
+        ));
+    }
+    if nat != layout.nat_blocks / 8 {
+        return Err(bad(
+            "nat_ver_bitmap_bytesize",
+            nat,
+            "not the node address table's",
+        ));
+    }
+    let (sit, nat) = (idx(sit), idx(nat));
+    let whole = (1 + idx(layout.cp_payload)) * BLOCK_SIZE;
+    let (sit_at, nat_at, ends) = if flags.contains(CpFlags::LARGE_NAT_BITMAP) {
+        let at = BITMAPS_AT + 4;
+        (at + nat, at, [whole, whole])
+    } else if layout.cp_payload > 0 {
+        (BLOCK_SIZE, BITMAPS_AT, [whole, LAST_CHECKSUM_AT])
+    } else {
+        let end = LAST_CHECKSUM_AT;
+        (BITMAPS_AT, BITMAPS_AT + sit, [end, end])
+    };
+    if sit_at + sit > ends[0] || nat_at + nat > ends[1] {
+        return Err(bad(
+            "cp_payload",
+            layout.cp_payload,
+            "too small for the bitmaps",
+        ));
+    }
+    Ok((sit_at..sit_at + sit, nat_at..nat_at + nat))
+}
+
+fn read_log(raw: &RawCheckpoint, log: LogType) -> OpenLog {
+    let alloc = raw.alloc_type[log.index()];
+    let (segments, offsets, i) = if log.is_node() {
+        (&raw.cur_node_segno, &raw.cur_node_blkoff, log.index() - 3)
+    } else {
+        (&raw.cur_data_segno, &raw.cur_data_blkoff, log.index())
+    };
+    OpenLog {
+        segment: SegNo(segments[i].get()),
+        offset: offsets[i].get(),
+        alloc,
+    }
+}
+
+fn write_log(raw: &mut RawCheckpoint, log: LogType, open: OpenLog) {
+    raw.alloc_type[log.index()] = open.alloc;
+    if log.is_node() {
+        raw.cur_node_segno[log.index() - 3].set(open.segment.0);
+        raw.cur_node_blkoff[log.index() - 3].set(open.offset);
+    } else {
+        raw.cur_data_segno[log.index()].set(open.segment.0);
+        raw.cur_data_blkoff[log.index()].set(open.offset);
+    }
+}
+
+/// The hint at the end of a pack's segment: which blocks of the node address table have every entry
+/// in use, and which have none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NatBits {
+    /// A bit per block: all entries are in use.
+    pub full: Vec<u8>,
+    /// A bit per block: no entry is in use.
+    pub empty: Vec<u8>,
+}
+
+impl NatBits {
+    /// From its blocks; `None` when they belong to another checkpoint.
+    pub fn parse(layout: &Layout, checkpoint: &Checkpoint, blocks: &[u8]) -> Option<Self> {
+        let bytes = idx(layout.nat_blocks / 8);
+        assert!(
+            blocks.len() >= 8 + 2 * bytes,
+            "as many blocks as nat_bits_blocks"
+        );
+        if join32(get32(blocks, 4), get32(blocks, 0)) != checkpoint.version_with_checksum() {
+            return None;
+        }
+        Some(Self {
+            full: blocks[8..8 + bytes].to_vec(),
+            empty: blocks[8 + bytes..8 + 2 * bytes].to_vec(),
+        })
+    }
+
+    /// As blocks, for a checkpoint that was encoded.
+    pub fn encode(&self, layout: &Layout, checkpoint: &Checkpoint) -> Vec<u8> {
+        let bytes = idx(layout.nat_blocks / 8);
+        assert!(self.full.len() == bytes && self.empty.len() == bytes);
+        let mut out = vec![0; idx(layout.nat_bits_blocks()) * BLOCK_SIZE];
+        out[..8].copy_from_slice(&checkpoint.version_with_checksum().to_le_bytes());
+        out[8..8 + bytes].copy_from_slice(&self.full);
+        out[8 + bytes..8 + 2 * bytes].copy_from_slice(&self.empty);
+        out
+    }
+
+    /// Where it lies in the segment of a pack; `None` where the pack leaves no room.
+    pub fn place(layout: &Layout, pack: u32, pack_blocks: u32) -> Option<BlockAddr> {
+        let blocks = layout.nat_bits_blocks();
+        let at = SEGMENT_BLOCKS.checked_sub(blocks)?;
+        (pack_blocks <= at).then(|| layout.pack_start(pack).plus(at))
+    }
+
+    /// Whether a block has no entry in use.
+    pub fn is_empty(&self, block: u32) -> bool {
+        bits::get(Order::LowFirst, &self.empty, idx(block))
+    }
+
+    /// Whether a block has all entries in use.
+    pub fn is_full(&self, block: u32) -> bool {
+        bits::get(Order::LowFirst, &self.full, idx(block))
+    }
+}
+
+#[cfg(test)]
+mod tests;

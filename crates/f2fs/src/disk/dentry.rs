@@ -1,0 +1,311 @@
+//! Directory entries: a bitmap of slots in use, an entry per slot, and the names. A name of more than
+//! 8 bytes takes consecutive slots, all of them marked; the entry is in the first. The same form in
+//! blocks and, smaller, in the inode.
+
+use std::ops::Range;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+pub use super::raw::RawDirEntry;
+
+use super::bits::{self, Order};
+use super::num::{idx16, low16, short};
+use super::{BLOCK_SIZE, DiskError, Nid, Result, Structure};
+use steadfs_vfs::FileKind;
+
+/// Bytes of a name in one slot (`F2FS_SLOT_LEN`).
+pub const SLOT: usize = 8;
+/// Slots in a block (`NR_DENTRY_IN_BLOCK`).
+pub const BLOCK_SLOTS: usize = 214;
+const ENTRY: usize = size_of::<RawDirEntry>();
+
+/// Where bitmap, entries and names lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DentryLayout {
+    /// Number of slots.
+    pub slots: usize,
+    entries_at: usize,
+    names_at: usize,
+    /// Bytes of the whole.
+    pub len: usize,
+}
+
+impl DentryLayout {
+    /// Of a directory's block.
+    pub const BLOCK: Self = Self::of(BLOCK_SIZE);
+
+    /// Of an area of so many bytes: as many slots as fit, each with its bit; what is left lies
+    /// between the bitmap and the entries.
+    pub const fn of(len: usize) -> Self {
+        let slots = len * 8 / ((ENTRY + SLOT) * 8 + 1);
+        let names_at = len - slots * SLOT;
+        Self {
+            slots,
+            entries_at: names_at - slots * ENTRY,
+            names_at,
+            len,
+        }
+    }
+
+    const fn bitmap(&self) -> Range<usize> {
+        0..self.slots.div_ceil(8)
+    }
+
+    const fn entry(&self, slot: usize) -> Range<usize> {
+        let at = self.entries_at + slot * ENTRY;
+        at..at + ENTRY
+    }
+
+    const fn name(&self, slot: usize, len: usize) -> Range<usize> {
+        let at = self.names_at + slot * SLOT;
+        at..at + len
+    }
+}
+
+const _: () = {
+    assert!(DentryLayout::BLOCK.slots == BLOCK_SLOTS);
+    assert!(DentryLayout::BLOCK.bitmap().end == 27);
+    assert!(DentryLayout::BLOCK.entries_at == 30);
+};
+
+/// Slots that a name of `len` bytes takes.
+pub const fn slots_for(len: usize) -> usize {
+    len.div_ceil(SLOT)
+}
+
+/// An entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// Its first slot.
+    pub slot: usize,
+    /// Hash of the name.
+    pub hash: u32,
+    /// The inode it names.
+    pub ino: Nid,
+    /// The type as stored; see [`kind_of`].
+    pub file_type: u8,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+/// The type that a stored type means; `None` for an unknown one.
+pub const fn kind_of(file_type: u8) -> Option<FileKind> {
+    Some(match file_type {
+        1 => FileKind::Regular,
+        2 => FileKind::Directory,
+        3 => FileKind::CharDevice,
+        4 => FileKind::BlockDevice,
+        5 => FileKind::Fifo,
+        6 => FileKind::Socket,
+        7 => FileKind::Symlink,
+        _ => return None,
+    })
+}
+
+/// The type to store.
+pub const fn type_of(kind: FileKind) -> u8 {
+    match kind {
+        FileKind::Regular => 1,
+        FileKind::Directory => 2,
+        FileKind::CharDevice => 3,
+        FileKind::BlockDevice => 4,
+        FileKind::Fifo => 5,
+        FileKind::Socket => 6,
+        FileKind::Symlink => 7,
+    }
+}
+
+/// Slots of an area from one on, as a walk over its entries.
+pub struct Entries<'a> {
+    layout: DentryLayout,
+    bytes: &'a [u8],
+    next: usize,
+}
+
+/// The entries whose first slot is `from` or behind it. A damaged entry is an error and takes one
+/// slot; the walk goes on behind it.
+pub fn entries<'a>(layout: &DentryLayout, bytes: &'a [u8], from: usize) -> Entries<'a> {
+    assert_eq!(bytes.len(), layout.len);
+    Entries {
+        layout: *layout,
+        bytes,
+        next: from,
+    }
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Result<Entry<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let layout = &self.layout;
+        if self.next >= layout.slots {
+            return None;
+        }
+        let map = &self.bytes[layout.bitmap()];
+        let slot = bits::find(Order::LowFirst, map, self.next, layout.slots, true)?;
+        let entry = entry_at(layout, self.bytes, slot);
+        self.next = slot
+            + match &entry {
+                Ok(entry) => slots_for(entry.name.len()),
+                Err(_) => 1,
+            };
+        Some(entry)
+    }
+}
+
+/// The entry whose first slot this is; the slot is marked.
+fn entry_at<'a>(layout: &DentryLayout, bytes: &'a [u8], slot: usize) -> Result<Entry<'a>> {
+    let bad = |rule| Err(DiskError::entry(Structure::Dentries, short(slot), rule));
+    let raw = RawDirEntry::ref_from_bytes(&bytes[layout.entry(slot)]).expect("an entry's size");
+    let len = idx16(raw.name_len.get());
+    if len == 0 || len > 255 || slot + slots_for(len) > layout.slots {
+        return bad("has a name of impossible length");
+    }
+    let name = &bytes[layout.name(slot, len)];
+    if name.iter().any(|&b| b == 0 || b == b'/') {
+        return bad("has a name with a slash or a zero byte");
+    }
+    if raw.ino.get() == 0 {
+        return bad("names no inode");
+    }
+    Ok(Entry {
+        slot,
+        hash: raw.hash_code.get(),
+        ino: Nid(raw.ino.get()),
+        file_type: raw.file_type,
+        name,
+    })
+}
+
+/// The entry with this name (and hash; entries with another hash are not compared). Damaged entries
+/// are passed over: they have no name that could be looked for.
+pub fn find<'a>(
+    layout: &DentryLayout,
+    bytes: &'a [u8],
+    hash: u32,
+    name: &[u8],
+) -> Option<Entry<'a>> {
+    entries(layout, bytes, 0)
+        .flatten()
+        .find(|entry| entry.hash == hash && entry.name == name)
+}
+
+/// The first of so many consecutive free slots.
+pub fn find_room(layout: &DentryLayout, bytes: &[u8], slots: usize) -> Option<usize> {
+    assert_eq!(bytes.len(), layout.len);
+    let map = &bytes[layout.bitmap()];
+    let mut from = 0;
+    loop {
+        let start = bits::find(Order::LowFirst, map, from, layout.slots, false)?;
+        let end =
+            bits::find(Order::LowFirst, map, start, layout.slots, true).unwrap_or(layout.slots);
+        if end - start >= slots {
+            return Some(start);
+        }
+        from = end;
+    }
+}
+
+/// Puts an entry into free slots, as found by [`find_room`].
+pub fn insert(layout: &DentryLayout, bytes: &mut [u8], entry: &Entry<'_>) {
+    assert_eq!(bytes.len(), layout.len);
+    let count = slots_for(entry.name.len());
+    assert!(entry.slot + count <= layout.slots && !entry.name.is_empty());
+    let raw = RawDirEntry {
+        hash_code: entry.hash.into(),
+        ino: entry.ino.0.into(),
+        name_len: low16(short(entry.name.len())).into(),
+        file_type: entry.file_type,
+    };
+    bytes[layout.entry(entry.slot)].copy_from_slice(raw.as_bytes());
+    bytes[layout.name(entry.slot, entry.name.len())].copy_from_slice(entry.name);
+    for slot in entry.slot..entry.slot + count {
+        // Names in the slots behind the first: a walk that starts inside must find no old entry.
+        if slot > entry.slot {
+            bytes[layout.entry(slot)].fill(0);
+        }
+        bits::put(Order::LowFirst, &mut bytes[layout.bitmap()], slot, true);
+    }
+}
+
+/// Frees the slots of an entry.
+pub fn remove(layout: &DentryLayout, bytes: &mut [u8], slot: usize, name_len: usize) {
+    assert_eq!(bytes.len(), layout.len);
+    for slot in slot..slot + slots_for(name_len) {
+        bits::put(Order::LowFirst, &mut bytes[layout.bitmap()], slot, false);
+    }
+}
+
+/// Lets an entry name another inode.
+pub fn set_target(layout: &DentryLayout, bytes: &mut [u8], slot: usize, ino: Nid, file_type: u8) {
+    assert_eq!(bytes.len(), layout.len);
+    let raw = RawDirEntry::mut_from_bytes(&mut bytes[layout.entry(slot)]).expect("an entry's size");
+    raw.ino.set(ino.0);
+    raw.file_type = file_type;
+}
+
+/// Whether no slot is in use.
+pub fn is_vacant(layout: &DentryLayout, bytes: &[u8]) -> bool {
+    let map = &bytes[layout.bitmap()];
+    bits::find(Order::LowFirst, map, 0, layout.slots, true).is_none()
+}
+
+/// Whether there is any entry besides `.` and `..`.
+pub fn has_names(layout: &DentryLayout, bytes: &[u8]) -> bool {
+    entries(layout, bytes, 0).any(|entry| match entry {
+        Ok(entry) => entry.name != b"." && entry.name != b"..",
+        Err(_) => true,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(slot: usize, name: &[u8]) -> Entry<'_> {
+        Entry {
+            slot,
+            hash: super::super::hash::of_name(name),
+            ino: Nid(7),
+            file_type: 1,
+            name,
+        }
+    }
+
+    #[test]
+    fn names_come_and_go() {
+        for layout in [DentryLayout::BLOCK, DentryLayout::of(3488)] {
+            let mut bytes = vec![0; layout.len];
+            let long = [b'x'; 255];
+            for name in [&b"a"[..], &long, b"exactly8", b"nine byte"] {
+                let slot = find_room(&layout, &bytes, slots_for(name.len())).unwrap();
+                insert(&layout, &mut bytes, &entry(slot, name));
+            }
+            let names: Vec<_> = entries(&layout, &bytes, 0)
+                .map(|e| e.unwrap().name)
+                .collect();
+            assert_eq!(names, [&b"a"[..], &long, b"exactly8", b"nine byte"]);
+            let found = find(&layout, &bytes, entry(0, &long).hash, &long).unwrap();
+            assert_eq!((found.slot, found.ino), (1, Nid(7)));
+            remove(&layout, &mut bytes, 1, 255);
+            assert_eq!(find(&layout, &bytes, entry(0, &long).hash, &long), None);
+            assert_eq!(find_room(&layout, &bytes, 32), Some(1));
+            assert_eq!(find_room(&layout, &bytes, 33), Some(36));
+            assert!(has_names(&layout, &bytes) && !is_vacant(&layout, &bytes));
+        }
+    }
+
+    #[test]
+    fn damage_is_told_and_passed_over() {
+        let layout = DentryLayout::BLOCK;
+        let mut bytes = vec![0xFF; layout.len];
+        assert!(entries(&layout, &bytes, 0).all(|e| e.is_err()));
+        assert_eq!(entries(&layout, &bytes, 0).count(), BLOCK_SLOTS);
+        bytes.fill(0);
+        insert(&layout, &mut bytes, &entry(213, b"last"));
+        assert!(entries(&layout, &bytes, 0).next().unwrap().is_ok());
+        bytes[layout.entry(213)][8] = 9;
+        assert!(entries(&layout, &bytes, 0).next().unwrap().is_err());
+        assert!(entries(&layout, &bytes, 214).next().is_none());
+    }
+}

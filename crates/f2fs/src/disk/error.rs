@@ -1,0 +1,198 @@
+//! What is wrong with a structure, and where it lies.
+
+use std::fmt;
+
+use steadfs_vfs::FsError;
+use thiserror::Error;
+
+use super::{BlockAddr, Nid};
+
+/// Result of decoding or verifying a structure.
+pub type Result<T, E = DiskError> = std::result::Result<T, E>;
+
+/// A structure that contradicts the format. Converts to [`FsError::Corrupt`].
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{place}{kind}")]
+pub struct DiskError {
+    /// What is wrong.
+    pub kind: CorruptKind,
+    /// Where, as far as known.
+    pub place: Place,
+}
+
+/// The kind of structure an error is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Structure {
+    /// Superblock.
+    Superblock,
+    /// Checkpoint pack.
+    Checkpoint,
+    /// List of orphans in a checkpoint pack.
+    OrphanBlock,
+    /// Entry of the node address table, or its journal.
+    Nat,
+    /// Entry of the segment information table, or its journal.
+    Sit,
+    /// Summary of a segment.
+    Summary,
+    /// Node of any kind: its footer.
+    Node,
+    /// Inode.
+    Inode,
+    /// Directory entries in a block or in an inode.
+    Dentries,
+    /// Extended attributes.
+    Xattrs,
+    /// Access control list.
+    Acl,
+    /// Cluster of a compressed file.
+    Cluster,
+}
+
+impl fmt::Display for Structure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Superblock => "superblock",
+            Self::Checkpoint => "checkpoint",
+            Self::OrphanBlock => "orphan block",
+            Self::Nat => "node address table",
+            Self::Sit => "segment table",
+            Self::Summary => "summary block",
+            Self::Node => "node",
+            Self::Inode => "inode",
+            Self::Dentries => "directory block",
+            Self::Xattrs => "attributes",
+            Self::Acl => "access control list",
+            Self::Cluster => "compressed cluster",
+        })
+    }
+}
+
+/// What is wrong with a structure.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum CorruptKind {
+    /// The magic number is another one.
+    #[error("{what} has magic {found:#x}")]
+    Magic {
+        /// Which structure.
+        what: Structure,
+        /// The number found.
+        found: u32,
+    },
+    /// The stored checksum is not the computed one.
+    #[error("{what} has checksum {stored:#x}, computed {computed:#x}")]
+    Checksum {
+        /// Which structure.
+        what: Structure,
+        /// As stored.
+        stored: u32,
+        /// As computed.
+        computed: u32,
+    },
+    /// A field has a value the format or the volume's geometry does not allow.
+    #[error("{what}: {field} is {value}, {rule}")]
+    Field {
+        /// Which structure.
+        what: Structure,
+        /// The field, as the format's documentation names it.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// The rule it breaks.
+        rule: &'static str,
+    },
+    /// An entry (of a table, a directory, a list, …) breaks a rule.
+    #[error("{what}: entry {index} {rule}")]
+    Entry {
+        /// Which structure.
+        what: Structure,
+        /// Number of the entry.
+        index: u32,
+        /// The rule it breaks.
+        rule: &'static str,
+    },
+}
+
+/// Where a damaged structure lies; parts that are not known are `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The node (or inode) it belongs to.
+    pub node: Option<Nid>,
+    /// The block it lies in.
+    pub block: Option<BlockAddr>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(node) = self.node {
+            write!(f, "node {node}: ")?;
+        }
+        if let Some(block) = self.block {
+            write!(f, "block {block}: ")?;
+        }
+        Ok(())
+    }
+}
+
+impl DiskError {
+    pub(crate) fn magic(what: Structure, found: u32) -> Self {
+        CorruptKind::Magic { what, found }.into()
+    }
+
+    pub(crate) fn field(
+        what: Structure,
+        field: &'static str,
+        value: impl Into<u64>,
+        rule: &'static str,
+    ) -> Self {
+        CorruptKind::Field {
+            what,
+            field,
+            value: value.into(),
+            rule,
+        }
+        .into()
+    }
+
+    pub(crate) fn entry(what: Structure, index: u32, rule: &'static str) -> Self {
+        CorruptKind::Entry { what, index, rule }.into()
+    }
+
+    pub(crate) fn checksum(what: Structure, stored: u32, computed: u32) -> Self {
+        CorruptKind::Checksum {
+            what,
+            stored,
+            computed,
+        }
+        .into()
+    }
+
+    /// The same, known to be in `node`.
+    #[must_use]
+    pub fn in_node(mut self, node: Nid) -> Self {
+        self.place.node.get_or_insert(node);
+        self
+    }
+
+    /// The same, known to be in `block`.
+    #[must_use]
+    pub fn in_block(mut self, block: BlockAddr) -> Self {
+        self.place.block.get_or_insert(block);
+        self
+    }
+}
+
+impl From<CorruptKind> for DiskError {
+    fn from(kind: CorruptKind) -> Self {
+        Self {
+            kind,
+            place: Place::default(),
+        }
+    }
+}
+
+impl From<DiskError> for FsError {
+    fn from(error: DiskError) -> Self {
+        Self::Corrupt(error.to_string())
+    }
+}

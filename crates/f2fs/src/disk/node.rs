@@ -1,0 +1,377 @@
+//! Nodes: blocks with a footer that says which node of which inode they are. An inode is a node; so
+//! are direct nodes (addresses of data), indirect ones (ids of nodes) and the one of attributes.
+//!
+//! The nodes of an inode are numbered in the order of a walk down the tree ("node offset"): the inode
+//! 0, two direct nodes 1 and 2, two indirect ones 3 and 1022 with their 1018 children behind each, a
+//! double indirect one 2041 with indirect ones that have their children behind each.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+pub use super::raw::RawFooter;
+
+use super::num::{get32, low16, low32, put32};
+use super::{BLOCK_SIZE, BlockAddr, DiskError, Nid, Result, Structure};
+
+/// Where the footer begins.
+pub const FOOTER_AT: usize = BLOCK_SIZE - size_of::<RawFooter>();
+/// Addresses in a direct node, ids in an indirect one (`DEF_ADDRS_PER_BLOCK`, `NIDS_PER_BLOCK`).
+pub const PER_NODE: u32 = 1018;
+/// Node offset of the node of attributes (`XATTR_NODE_OFFSET`).
+pub const XATTR_OFFSET: u32 = u32::MAX >> 3;
+
+const FIRST_INDIRECT: u32 = 3;
+const SECOND_INDIRECT: u32 = FIRST_INDIRECT + 1 + PER_NODE;
+const DOUBLE_INDIRECT: u32 = SECOND_INDIRECT + 1 + PER_NODE;
+
+const COLD: u32 = 1;
+const FSYNC: u32 = 2;
+const DENTRY: u32 = 4;
+const OFFSET_SHIFT: u32 = 3;
+
+const _: () = assert!(FOOTER_AT == 4072 && DOUBLE_INDIRECT == 2 * PER_NODE + 5);
+
+/// A node's footer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Footer {
+    /// The node's id.
+    pub nid: Nid,
+    /// Its inode.
+    pub ino: Nid,
+    /// Of a file whose data is cold.
+    pub cold: bool,
+    /// The last of the nodes that an fsync wrote.
+    pub fsync: bool,
+    /// Of an inode that fsync wrote: its name is to be made anew by recovery.
+    pub dentry: bool,
+    /// Its place in the inode's tree.
+    pub offset: u32,
+    /// The checkpoint it was written after ([`Checkpoint::node_version`](super::Checkpoint::node_version)).
+    pub cp_version: u64,
+    /// Where the log goes on behind this block: the chain that recovery follows.
+    pub next: BlockAddr,
+}
+
+impl Footer {
+    /// From a node's block.
+    pub fn parse(block: &[u8]) -> Self {
+        assert_eq!(block.len(), BLOCK_SIZE);
+        let raw = RawFooter::ref_from_bytes(&block[FOOTER_AT..]).expect("a footer's size");
+        let flag = raw.flag.get();
+        Self {
+            nid: Nid(raw.nid.get()),
+            ino: Nid(raw.ino.get()),
+            cold: flag & COLD != 0,
+            fsync: flag & FSYNC != 0,
+            dentry: flag & DENTRY != 0,
+            offset: flag >> OFFSET_SHIFT,
+            cp_version: raw.cp_ver.get(),
+            next: BlockAddr(raw.next_blkaddr.get()),
+        }
+    }
+
+    /// Writes the footer into a node's block. Seal an inode afterwards: its checksum covers it.
+    pub fn encode_into(&self, block: &mut [u8]) {
+        assert_eq!(block.len(), BLOCK_SIZE);
+        assert!(self.offset <= XATTR_OFFSET);
+        let bit = |on: bool, mask: u32| if on { mask } else { 0 };
+        let flags = bit(self.cold, COLD) | bit(self.fsync, FSYNC) | bit(self.dentry, DENTRY);
+        let raw = RawFooter {
+            nid: self.nid.0.into(),
+            ino: self.ino.0.into(),
+            flag: (flags | self.offset << OFFSET_SHIFT).into(),
+            cp_ver: self.cp_version.into(),
+            next_blkaddr: self.next.0.into(),
+        };
+        block[FOOTER_AT..].copy_from_slice(raw.as_bytes());
+    }
+
+    /// Which kind of node this is.
+    pub const fn kind(&self) -> NodeKind {
+        NodeKind::at(self.offset)
+    }
+
+    /// Whether the footer is that of node `nid` of inode `ino`.
+    pub fn check(&self, nid: Nid, ino: Nid) -> Result<()> {
+        let bad = |field, value: Nid, rule| {
+            Err(DiskError::field(Structure::Node, field, value.0, rule).in_node(nid))
+        };
+        if self.nid != nid {
+            return bad("footer nid", self.nid, "not the node looked for");
+        }
+        if self.ino != ino {
+            return bad("footer ino", self.ino, "not the inode it was found in");
+        }
+        if (self.kind() == NodeKind::Inode) != (nid == ino) {
+            return bad("footer offset", Nid(self.offset), "not such a node's");
+        }
+        Ok(())
+    }
+}
+
+/// The kinds of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeKind {
+    /// The inode.
+    Inode,
+    /// Addresses of data.
+    Direct,
+    /// Ids of direct nodes.
+    Indirect,
+    /// Ids of indirect nodes.
+    DoubleIndirect,
+    /// Attributes.
+    Xattr,
+}
+
+impl NodeKind {
+    /// The kind of the node at this node offset.
+    pub const fn at(offset: u32) -> Self {
+        if offset == 0 {
+            Self::Inode
+        } else if offset == XATTR_OFFSET {
+            Self::Xattr
+        } else if offset == DOUBLE_INDIRECT {
+            Self::DoubleIndirect
+        } else if offset == FIRST_INDIRECT
+            || offset == SECOND_INDIRECT
+            || (offset > DOUBLE_INDIRECT
+                && (offset - DOUBLE_INDIRECT - 1).is_multiple_of(PER_NODE + 1))
+        {
+            Self::Indirect
+        } else {
+            Self::Direct
+        }
+    }
+}
+
+/// How many blocks each node of a file maps; less than there is room for in compressed files, where
+/// no cluster lies in two nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fanout {
+    /// In the inode.
+    pub inode: u32,
+    /// In a direct node.
+    pub direct: u32,
+}
+
+impl Fanout {
+    /// Blocks a file can have.
+    pub fn max_blocks(self) -> u64 {
+        let (direct, per) = (u64::from(self.direct), u64::from(PER_NODE));
+        u64::from(self.inode) + direct * (2 + 2 * per + per * per)
+    }
+
+    /// The first block of a file that the node at this node offset maps; `None` for nodes that map
+    /// no data themselves.
+    pub fn first_block(self, offset: u32) -> Option<u64> {
+        let direct_number = match NodeKind::at(offset) {
+            NodeKind::Inode => return Some(0),
+            NodeKind::Direct => direct_number(offset),
+            NodeKind::Indirect | NodeKind::DoubleIndirect | NodeKind::Xattr => return None,
+        };
+        Some(u64::from(self.inode) + u64::from(direct_number) * u64::from(self.direct))
+    }
+
+    /// The way to a block of a file; `None` past the largest file.
+    pub fn path(self, block: u64) -> Option<NodePath> {
+        if block >= self.max_blocks() {
+            return None;
+        }
+        let Some(behind) = block.checked_sub(self.inode.into()) else {
+            return Some(NodePath::inline(low16(low32(block))));
+        };
+        // Fits: the largest file has fewer than 2^31 blocks.
+        let number = low32(behind / u64::from(self.direct));
+        let last = low16(low32(behind % u64::from(self.direct)));
+        Some(NodePath::through(number, last))
+    }
+}
+
+/// Number of a direct node among the direct nodes of a file.
+const fn direct_number(offset: u32) -> u32 {
+    if offset < FIRST_INDIRECT {
+        offset - 1
+    } else if offset < SECOND_INDIRECT {
+        offset - 2
+    } else if offset < DOUBLE_INDIRECT {
+        offset - 3
+    } else {
+        let within = offset - DOUBLE_INDIRECT - 1;
+        2 + 2 * PER_NODE + (within / (PER_NODE + 1)) * PER_NODE + within % (PER_NODE + 1) - 1
+    }
+}
+
+/// The way from an inode to a block of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodePath {
+    /// Nodes below the inode on the way: 0 to 3.
+    pub depth: usize,
+    /// The slot to take in each node, the inode's first. With `depth` 0 the inode's is that of an
+    /// address, otherwise of an id (0 to 4); the slot at `depth` is that of an address.
+    pub slots: [u16; 4],
+    /// Node offset of each node, the inode's first.
+    pub offsets: [u32; 4],
+}
+
+impl NodePath {
+    const fn inline(slot: u16) -> Self {
+        Self {
+            depth: 0,
+            slots: [slot, 0, 0, 0],
+            offsets: [0; 4],
+        }
+    }
+
+    /// Through the direct node with this number.
+    const fn through(number: u32, last: u16) -> Self {
+        if number < 2 {
+            return Self {
+                depth: 1,
+                slots: [low16(number), last, 0, 0],
+                offsets: [0, 1 + number, 0, 0],
+            };
+        }
+        let number = number - 2;
+        if number < 2 * PER_NODE {
+            let (which, slot) = (number / PER_NODE, number % PER_NODE);
+            let top = FIRST_INDIRECT + which * (PER_NODE + 1);
+            return Self {
+                depth: 2,
+                slots: [low16(2 + which), low16(slot), last, 0],
+                offsets: [0, top, top + 1 + slot, 0],
+            };
+        }
+        let number = number - 2 * PER_NODE;
+        let (which, slot) = (number / PER_NODE, number % PER_NODE);
+        let middle = DOUBLE_INDIRECT + 1 + which * (PER_NODE + 1);
+        Self {
+            depth: 3,
+            slots: [4, low16(which), low16(slot), last],
+            offsets: [0, DOUBLE_INDIRECT, middle, middle + 1 + slot],
+        }
+    }
+}
+
+/// The id at `slot` of an indirect node.
+pub fn child(block: &[u8], slot: u16) -> Nid {
+    Nid(word(block, slot))
+}
+
+/// Stores the id at `slot` of an indirect node.
+pub fn set_child(block: &mut [u8], slot: u16, nid: Nid) {
+    set_word(block, slot, nid.0);
+}
+
+/// The address at `slot` of a direct node.
+pub fn addr(block: &[u8], slot: u16) -> BlockAddr {
+    BlockAddr(word(block, slot))
+}
+
+/// Stores the address at `slot` of a direct node.
+pub fn set_addr(block: &mut [u8], slot: u16, addr: BlockAddr) {
+    set_word(block, slot, addr.0);
+}
+
+fn word(block: &[u8], slot: u16) -> u32 {
+    assert_eq!(block.len(), BLOCK_SIZE);
+    assert!(u32::from(slot) < PER_NODE);
+    get32(block, usize::from(slot) * 4)
+}
+
+fn set_word(block: &mut [u8], slot: u16, value: u32) {
+    assert_eq!(block.len(), BLOCK_SIZE);
+    assert!(u32::from(slot) < PER_NODE);
+    put32(block, usize::from(slot) * 4, value);
+}
+
+/// A block for a new node that is no inode: nothing mapped.
+pub fn new_block(footer: &Footer) -> Vec<u8> {
+    let mut block = vec![0; BLOCK_SIZE];
+    footer.encode_into(&mut block);
+    block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_offsets_agree() {
+        for fanout in [
+            Fanout {
+                inode: 923,
+                direct: 1018,
+            },
+            Fanout {
+                inode: 864,
+                direct: 1016,
+            },
+        ] {
+            let direct = u64::from(fanout.direct);
+            let per = u64::from(PER_NODE);
+            let first = u64::from(fanout.inode);
+            let marks = [
+                0,
+                first - 1,
+                first,
+                first + direct,
+                first + 2 * direct - 1,
+                first + 2 * direct,
+                first + (2 + per) * direct - 1,
+                first + (2 + per) * direct,
+                first + (2 + 2 * per) * direct - 1,
+                first + (2 + 2 * per) * direct,
+                first + (2 + 3 * per) * direct - 1,
+                first + (2 + 3 * per) * direct,
+                fanout.max_blocks() - 1,
+            ];
+            for block in marks {
+                let path = fanout.path(block).unwrap();
+                let leaf = path.offsets[path.depth];
+                let start = fanout.first_block(leaf).unwrap();
+                assert_eq!(start + u64::from(path.slots[path.depth]), block);
+                for (level, offset) in path.offsets[..=path.depth].iter().enumerate() {
+                    let kind = match path.depth - level {
+                        _ if level == 0 => NodeKind::Inode,
+                        0 => NodeKind::Direct,
+                        1 => NodeKind::Indirect,
+                        _ => NodeKind::DoubleIndirect,
+                    };
+                    assert_eq!(NodeKind::at(*offset), kind);
+                }
+            }
+            assert_eq!(fanout.path(fanout.max_blocks()), None);
+        }
+        // The numbers of the kernel's documentation: children follow their indirect node.
+        let fanout = Fanout {
+            inode: 923,
+            direct: 1018,
+        };
+        let path = fanout.path(923 + 2 * 1018).unwrap();
+        assert_eq!((path.depth, path.offsets), (2, [0, 3, 4, 0]));
+        let path = fanout.path(923 + (2 + 2 * 1018) * 1018).unwrap();
+        assert_eq!((path.depth, path.offsets), (3, [0, 2041, 2042, 2043]));
+    }
+
+    #[test]
+    fn footers() {
+        let footer = Footer {
+            nid: Nid(9),
+            ino: Nid(4),
+            cold: true,
+            fsync: false,
+            dentry: true,
+            offset: 17,
+            cp_version: 0x0102_0304_0506_0708,
+            next: BlockAddr(77),
+        };
+        let mut block = new_block(&footer);
+        assert_eq!(Footer::parse(&block), footer);
+        assert!(footer.check(Nid(9), Nid(4)).is_ok());
+        assert!(footer.check(Nid(9), Nid(9)).is_err());
+        assert!(footer.check(Nid(4), Nid(4)).is_err());
+        set_addr(&mut block, 1017, BlockAddr(5));
+        assert_eq!(addr(&block, 1017), BlockAddr(5));
+        assert_eq!(Footer::parse(&block), footer);
+    }
+}

@@ -1,0 +1,239 @@
+//! The superblock: two copies, each 1024 bytes behind the start of one of the volume's first blocks.
+
+use std::borrow::Cow;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+pub use super::raw::RawSuperblock;
+
+use super::num::{idx, idx16, wide};
+use super::{BLOCK_SIZE, DiskError, Features, Layout, Nid, Result, Structure, checksum};
+
+/// Bytes of a superblock on disk.
+pub const SUPERBLOCK_SIZE: usize = 3072;
+/// Offset of the superblock inside its block.
+pub const SUPERBLOCK_OFFSET: usize = 1024;
+/// Offsets of both copies from the volume's first byte.
+pub const COPIES: [u64; 2] = [1024, 1024 + 4096];
+/// `F2FS_SUPER_MAGIC`.
+pub const MAGIC: u32 = 0xF2F5_2010;
+/// Most extensions in the list, cold and hot together (`F2FS_MAX_EXTENSION`).
+pub const MAX_EXTENSIONS: u32 = 64;
+/// Fewest segments of a volume (`F2FS_MIN_SEGMENT`).
+pub const MIN_SEGMENTS: u32 = 9;
+/// Most segments of a volume: 16 TiB (`F2FS_MAX_SEGMENT`).
+pub const MAX_SEGMENTS: u32 = 16 * 1024 * 1024 / 2;
+/// Where the checksum lies in the superblock, where there is one.
+const CRC_AT: u32 = 3068;
+
+const _: () = assert!(SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE == BLOCK_SIZE);
+
+/// A validated superblock.
+#[derive(Clone, Debug)]
+pub struct Superblock {
+    raw: RawSuperblock,
+    layout: Layout,
+}
+
+impl Superblock {
+    /// Decodes and validates a superblock (3072 bytes; more are ignored). Features are *not* judged
+    /// here: see [`mount_mode`](super::mount_mode).
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
+        let superblock = Self::parse_lenient(bytes)?;
+        superblock.verify_checksum()?;
+        Ok(superblock)
+    }
+
+    /// As [`Superblock::parse`], but a wrong checksum is not an error: for the checker.
+    pub fn parse_lenient(bytes: &[u8]) -> Result<Self> {
+        let (raw, _) = RawSuperblock::read_from_prefix(bytes).map_err(|_| {
+            let what = Structure::Superblock;
+            DiskError::field(what, "length", wide(bytes.len()), "shorter than 3072 bytes")
+        })?;
+        if raw.magic.get() != MAGIC {
+            return Err(DiskError::magic(Structure::Superblock, raw.magic.get()));
+        }
+        Self::from_raw(raw)
+    }
+
+    /// Makes a superblock of fields filled in by `mkfs`, with the same validation (the checksum is
+    /// not looked at: sealing sets it).
+    pub fn from_raw(raw: RawSuperblock) -> Result<Self> {
+        let layout = Layout::of(&raw)?;
+        Ok(Self { raw, layout })
+    }
+
+    /// Whether bytes (as for [`Superblock::parse`]) begin like a superblock.
+    pub fn has_magic(bytes: &[u8]) -> bool {
+        bytes.starts_with(&MAGIC.to_le_bytes())
+    }
+
+    /// Compares the stored checksum with the fields, where the volume has one.
+    pub fn verify_checksum(&self) -> Result<()> {
+        if !self.layout.has(Features::SB_CHECKSUM) {
+            return Ok(());
+        }
+        let at = self.raw.checksum_offset.get();
+        if at != CRC_AT {
+            let what = Structure::Superblock;
+            return Err(DiskError::field(
+                what,
+                "checksum_offset",
+                at,
+                "not the checksum's",
+            ));
+        }
+        let computed = self.compute();
+        if computed != self.raw.crc.get() {
+            let stored = self.raw.crc.get();
+            return Err(DiskError::checksum(Structure::Superblock, stored, computed));
+        }
+        Ok(())
+    }
+
+    fn compute(&self) -> u32 {
+        checksum::of(&self.raw.as_bytes()[..idx(CRC_AT)])
+    }
+
+    /// The 3072 bytes to write, sealed.
+    pub fn encode(&mut self) -> Vec<u8> {
+        if self.layout.has(Features::SB_CHECKSUM) {
+            self.raw.checksum_offset.set(CRC_AT);
+            let sum = self.compute();
+            self.raw.crc.set(sum);
+        }
+        self.raw.as_bytes().to_vec()
+    }
+
+    /// Facts that do not change while the volume is mounted.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The fields as stored.
+    pub fn raw(&self) -> &RawSuperblock {
+        &self.raw
+    }
+
+    /// Feature bits.
+    pub fn features(&self) -> Features {
+        self.layout.features
+    }
+
+    /// The volume's UUID.
+    pub fn uuid(&self) -> [u8; 16] {
+        self.raw.uuid
+    }
+
+    /// The label (`volume_name`, UTF-16).
+    pub fn label(&self) -> String {
+        let units = self.raw.volume_name.iter().map(|unit| unit.get());
+        let units: Vec<u16> = units.take_while(|&unit| unit != 0).collect();
+        String::from_utf16_lossy(&units)
+    }
+
+    /// Which kernel made the volume (`init_version`) and wrote it last (`version`).
+    pub fn versions(&self) -> [Cow<'_, str>; 2] {
+        [text(&self.raw.init_version), text(&self.raw.version)]
+    }
+
+    /// Extensions of names whose data is cold, then those whose data is hot.
+    pub fn extensions(&self) -> (Vec<Cow<'_, str>>, Vec<Cow<'_, str>>) {
+        let cold = idx(self.raw.extension_count.get());
+        let both = cold + usize::from(self.raw.hot_ext_count);
+        let names = |range: std::ops::Range<usize>| {
+            let list = self.raw.extension_list.get(range).unwrap_or_default();
+            list.iter().map(|entry| text(entry)).collect()
+        };
+        (names(0..cold), names(cold..both))
+    }
+
+    /// Paths and segments of the devices of a volume that has several; empty for one device.
+    pub fn devices(&self) -> Vec<(Cow<'_, str>, u32)> {
+        let named = self.raw.devs.iter().filter(|dev| dev.path[0] != 0);
+        named
+            .map(|dev| (text(&dev.path), dev.total_segments.get()))
+            .collect()
+    }
+
+    /// Quota files: user, group, project.
+    pub fn quota_inodes(&self) -> [Option<Nid>; 3] {
+        if !self.layout.has(Features::QUOTA_INO) {
+            return [None; 3];
+        }
+        [0, 1, 2].map(|i: usize| Nid(self.raw.qf_ino[i].get()).some())
+    }
+
+    /// Encoding and its flags of casefolded names.
+    pub fn encoding(&self) -> Option<(u16, u16)> {
+        self.layout
+            .has(Features::CASEFOLD)
+            .then(|| (self.raw.encoding.get(), self.raw.encoding_flags.get()))
+    }
+
+    /// Whether the volume noted damage or a stop that was no shutdown (`s_errors`, `s_stop_reason`):
+    /// it should be checked.
+    pub fn has_errors(&self) -> bool {
+        // The first reason is a shutdown somebody asked for.
+        self.raw.errors.iter().any(|&b| b != 0) || self.raw.stop_reason[1..].iter().any(|&b| b != 0)
+    }
+
+    /// Notes kinds of damage found: bit numbers of `s_errors` (`enum f2fs_error`).
+    pub fn note_error(&mut self, kind: u16) {
+        let bit = idx16(kind);
+        if let Some(byte) = self.raw.errors.get_mut(bit / 8) {
+            *byte |= 1 << (kind % 8);
+        }
+    }
+
+    /// Counts a stop for this reason (index in `s_stop_reason`).
+    pub fn note_stop(&mut self, reason: u16) {
+        if let Some(count) = self.raw.stop_reason.get_mut(idx16(reason)) {
+            *count = count.saturating_add(1);
+        }
+    }
+
+    /// Sets which kernel (here: program) writes the volume, cut to 256 bytes.
+    pub fn set_version(&mut self, version: &str) {
+        fill_text(&mut self.raw.version, version);
+    }
+
+    /// A volume identity for statfs(2), folded from the UUID.
+    pub fn fsid(&self) -> u64 {
+        let (low, high) = self.raw.uuid.split_at(8);
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b));
+        word(low) ^ word(high)
+    }
+}
+
+/// Fills `volume_name` with a label; what does not fit with its terminator is an error for the caller
+/// to report, told by `false`.
+pub fn put_label(raw: &mut RawSuperblock, label: &str) -> bool {
+    let units: Vec<u16> = label.encode_utf16().collect();
+    if units.len() >= raw.volume_name.len() {
+        return false;
+    }
+    for (slot, unit) in raw
+        .volume_name
+        .iter_mut()
+        .zip(units.into_iter().chain(std::iter::repeat(0)))
+    {
+        slot.set(unit);
+    }
+    true
+}
+
+/// Copies as much of `text` as fits and fills the rest with zeros.
+pub fn fill_text(field: &mut [u8], text: &str) {
+    let len = text.len().min(field.len());
+    field.fill(0);
+    field[..len].copy_from_slice(&text.as_bytes()[..len]);
+}
+
+fn text(field: &[u8]) -> Cow<'_, str> {
+    let end = field.iter().position(|&b| b == 0).unwrap_or(field.len());
+    String::from_utf8_lossy(&field[..end])
+}
+
+#[cfg(test)]
+mod tests;

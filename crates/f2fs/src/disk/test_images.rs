@@ -1,0 +1,208 @@
+//! Images made by f2fs-tools, for the tests of this crate, and the shortest way into them.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use super::checkpoint::CpFlags;
+use super::num::idx;
+use super::summary::{Compacted, SummaryBlock};
+use super::superblock::{COPIES, SUPERBLOCK_SIZE};
+use super::{
+    BLOCK_SIZE, BlockAddr, Checkpoint, Layout, LogType, NatEntry, Nid, Superblock, checkpoint,
+    journal, nat,
+};
+
+/// Options of mkfs.f2fs that give every inode all the fields there are.
+pub(crate) const ALL_FEATURES: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,\
+                                       flexible_inline_xattr,lost_found,verity,encrypt,compression";
+
+/// The same for images that sload.f2fs 1.15 fills: with `flexible_inline_xattr` it writes inodes that
+/// its own check then repairs at the cost of their data.
+pub(crate) const LOAD_FEATURES: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,\
+                                        lost_found,verity,encrypt,compression";
+
+/// An image file that lives as long as the value.
+pub(crate) struct Image {
+    dir: TempDir,
+}
+
+/// Runs a judge; its standard output. Panics when it is missing or fails.
+pub(crate) fn run(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(args)
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .output()
+        .unwrap_or_else(|e| panic!("{program} is needed by this test: {e}"));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    // sload.f2fs shows its progress for ever: the end is what matters.
+    let said = text.get(text.len().saturating_sub(400)..).unwrap_or(&text);
+    assert!(
+        output.status.success(),
+        "{program} {args:?}: {said}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text
+}
+
+impl Image {
+    /// `mkfs.f2fs` with these options on a new sparse file of so many MiB.
+    pub(crate) fn make(options: &[&str], mib: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let image = Self { dir };
+        let path = image.path();
+        let file = fs::File::create(&path).unwrap();
+        file.set_len(mib << 20).unwrap();
+        let mut args = vec!["-q", "-f"];
+        args.extend_from_slice(options);
+        args.push(path.to_str().unwrap());
+        run("mkfs.f2fs", &args);
+        image
+    }
+
+    /// Fills the image from a directory, as `sload.f2fs` with these options does.
+    pub(crate) fn load(&self, from: &Path, options: &[&str]) {
+        let path = self.path();
+        let mut args = vec!["-f", from.to_str().unwrap()];
+        args.extend_from_slice(options);
+        args.push(path.to_str().unwrap());
+        run("sload.f2fs", &args);
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.dir.path().join("image")
+    }
+
+    /// A path next to the image.
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// `dump.f2fs` with these options.
+    pub(crate) fn dump(&self, options: &[&str]) -> String {
+        let path = self.path();
+        let mut args = options.to_vec();
+        args.push(path.to_str().unwrap());
+        run("dump.f2fs", &args)
+    }
+
+    pub(crate) fn open(&self) -> Opened {
+        Opened::of(fs::read(self.path()).unwrap())
+    }
+}
+
+/// An image in memory with its newest checkpoint.
+pub(crate) struct Opened {
+    pub bytes: Vec<u8>,
+    pub superblock: Superblock,
+    pub checkpoint: Checkpoint,
+    /// Which of the two packs is the current one.
+    pub pack: u32,
+    journal: BTreeMap<Nid, NatEntry>,
+}
+
+impl Opened {
+    pub(crate) fn of(bytes: Vec<u8>) -> Self {
+        let at = usize::try_from(COPIES[0]).unwrap();
+        let superblock = Superblock::parse(&bytes[at..at + SUPERBLOCK_SIZE]).unwrap();
+        let layout = superblock.layout().clone();
+        // Of equal versions the last is taken: the first pack.
+        let (checkpoint, pack) = [1, 0]
+            .into_iter()
+            .filter_map(|pack| {
+                let start = layout.pack_start(pack);
+                let blocks = range(&bytes, start, 1 + layout.cp_payload);
+                let checkpoint = Checkpoint::parse(&layout, blocks).ok()?;
+                let last = start.plus(checkpoint.pack_blocks - 1);
+                let tail = checkpoint::verify_block(range(&bytes, last, 1)).ok()?;
+                (tail.version == checkpoint.version).then_some((checkpoint, pack))
+            })
+            .max_by_key(|(checkpoint, _)| checkpoint.version)
+            .expect("a valid checkpoint");
+        let mut opened = Self {
+            bytes,
+            superblock,
+            checkpoint,
+            pack,
+            journal: BTreeMap::new(),
+        };
+        let journal = opened.nat_journal();
+        opened.journal = journal::parse_nat(&layout, &journal)
+            .unwrap()
+            .into_iter()
+            .collect();
+        opened
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        self.superblock.layout()
+    }
+
+    pub(crate) fn blocks(&self, at: BlockAddr, count: u32) -> &[u8] {
+        range(&self.bytes, at, count)
+    }
+
+    /// Counts of entries of the data logs, as compacted summaries have them.
+    pub(crate) fn compacted_counts(&self) -> [u32; 3] {
+        [0, 1, 2].map(|i: usize| {
+            let log = self.checkpoint.logs[i];
+            if log.alloc == checkpoint::ALLOC_HOLES {
+                512
+            } else {
+                log.offset.into()
+            }
+        })
+    }
+
+    /// Blocks of the pack from the data summaries to its end.
+    pub(crate) fn summaries(&self) -> &[u8] {
+        let start = self.layout().pack_start(self.pack);
+        let first = self.checkpoint.start_sum;
+        self.blocks(start.plus(first), self.checkpoint.pack_blocks - 1 - first)
+    }
+
+    fn nat_journal(&self) -> [u8; journal::SIZE] {
+        if self.checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES) {
+            Compacted::parse(self.summaries(), self.compacted_counts())
+                .unwrap()
+                .nat_journal
+        } else {
+            let at = self.checkpoint.summary_in_pack(LogType::HotData).unwrap();
+            let start = self.layout().pack_start(self.pack);
+            SummaryBlock::parse(self.blocks(start.plus(at), 1))
+                .unwrap()
+                .journal
+        }
+    }
+
+    pub(crate) fn nat(&self, nid: Nid) -> NatEntry {
+        if let Some(entry) = self.journal.get(&nid) {
+            return *entry;
+        }
+        let (block, slot) = self.layout().nat_slot(nid);
+        let second = self.checkpoint.nat_second(block);
+        nat::get(self.blocks(self.layout().nat_block(block, second), 1), slot)
+    }
+
+    pub(crate) fn node(&self, nid: Nid) -> &[u8] {
+        let entry = self.nat(nid);
+        entry.validate(self.layout(), nid).unwrap();
+        self.blocks(entry.addr, 1)
+    }
+
+    /// All nodes in use.
+    pub(crate) fn nids(&self) -> Vec<Nid> {
+        (Nid::ROOT.0..self.layout().max_nid)
+            .map(Nid)
+            .filter(|nid| self.nat(*nid).is_used())
+            .collect()
+    }
+}
+
+fn range(bytes: &[u8], at: BlockAddr, count: u32) -> &[u8] {
+    let start = idx(at.0) * BLOCK_SIZE;
+    &bytes[start..start + idx(count) * BLOCK_SIZE]
+}

@@ -1,0 +1,3 @@
+//! f2fs on its real on-disk format.
+
+pub mod disk;
