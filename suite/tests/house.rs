@@ -144,6 +144,31 @@ fn dependencies_point_down() {
     assert!(wrong.is_empty(), "against the table: {wrong:#?}");
 }
 
+/// Foreign crates that may be linked into the library that serves a mount, and into the program with
+/// its command line and the lab. Each is code that somebody must trust with his data.
+const FOREIGN: &[(&str, usize)] = &[("steadfs", 26), ("steadfs-cli", 42)];
+
+#[test]
+fn few_foreign_crates_are_linked() {
+    for (package, most) in FOREIGN {
+        let out = Command::new(env!("CARGO"))
+            .args(["tree", "--locked", "--offline", "--prefix=none"])
+            .args(["--edges=normal,no-proc-macro", "--package", package])
+            .current_dir(root())
+            .output()
+            .expect("cargo starts");
+        let tree = String::from_utf8_lossy(&out.stdout);
+        let foreign: BTreeSet<_> = tree
+            .lines()
+            .filter_map(|line| line.split(' ').next())
+            .filter(|name| !name.is_empty() && !name.starts_with("steadfs"))
+            .collect();
+        assert!(out.status.success() && !foreign.is_empty(), "{out:?}");
+        let count = foreign.len();
+        assert!(count <= *most, "{package} links {count}: {foreign:?}");
+    }
+}
+
 #[test]
 fn files_stay_short() {
     let mut wrong = Vec::new();
