@@ -6,14 +6,27 @@ SHELL := /bin/bash
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 JUDGES := $(CURDIR)/.cache/judges/bin
 
+PREFIX ?= /usr/local
+# The only place where mount(8) and umount(8) look for helpers, whatever the prefix.
+HELPERDIR ?= /sbin
+# What is installed.
+BUILT ?= target/release
+
 .PHONY: help build run bench crash test lint judges fmt clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## the steadfs program, optimised
 	@scripts/install-build
-	cargo build --release --locked -p steadfs-cli
+	cargo build --release --locked -p steadfs-cli --bins --examples
+
+install: ## program, mount helpers, manual, completions; takes PREFIX (/usr/local) and DESTDIR
+	@[ -x $(BUILT)/steadfs ] && [ -x $(BUILT)/examples/manual ] || $(MAKE) --no-print-directory build
+	@scripts/install-program install "$(BUILT)" "$(DESTDIR)" "$(PREFIX)" "$(HELPERDIR)"
+
+uninstall: ## takes away what install brought; takes the same PREFIX and DESTDIR
+	@scripts/install-program uninstall "$(BUILT)" "$(DESTDIR)" "$(PREFIX)" "$(HELPERDIR)"
 
 run: build ## the main job as a story: make, mount, fill, kill, replay, compare, e2fsck
 	@scripts/install-packages e2fsprogs fuse3 diffutils

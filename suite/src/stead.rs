@@ -13,7 +13,7 @@ use crate::scratch::{Scratch, mounts_below, unmount_patiently};
 /// Longest time a mount may take to be usable, or to end.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The `steadfs` program, built as these tests are.
+/// The `steadfs` program, built as these tests are, with its examples beside it.
 ///
 /// # Panics
 /// If it cannot be built.
@@ -25,6 +25,7 @@ pub fn program() -> &'static Path {
         let profile = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--package", "steadfs-cli"]);
+        build.args(["--bins", "--examples"]);
         if profile.file_name().is_some_and(|name| name == "release") {
             build.arg("--release");
         }

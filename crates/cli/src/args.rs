@@ -27,6 +27,7 @@ pub enum Command {
     Cp(Cp),
     Extract(Extract),
     Stat(Stat),
+    Completions(Completions),
     #[command(subcommand)]
     Lab(Lab),
 }
@@ -97,6 +98,7 @@ pub struct Format {
 /// The command returns when the mount is usable. Exit codes are those of mount(8): 1 for a wrong
 /// call or missing permission, 2 for an error of the system, 32 when the volume cannot be mounted.
 #[derive(Debug, clap::Args)]
+#[command(after_long_help = crate::mount_options::help())]
 pub struct Mount {
     /// Image file or block device.
     pub volume: PathBuf,
@@ -152,6 +154,16 @@ pub struct Open {
     /// Options for opening the volume, such as offset=1M; separated by commas.
     #[arg(short = 'o', long = "options", value_name = "LIST")]
     pub options: Vec<String>,
+}
+
+/// Print a script that completes the words of this command in a shell.
+///
+/// `make install` puts them where the shells look. By hand, for bash: steadfs completions bash
+/// >~/.local/share/bash-completion/completions/steadfs
+#[derive(Debug, clap::Args)]
+pub struct Completions {
+    /// The shell.
+    pub shell: clap_complete::Shell,
 }
 
 /// Experiments on modelled devices, with the real file-system code.

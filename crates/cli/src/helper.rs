@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::args;
 use crate::failure::{Failure, code};
-use crate::{mount, umount};
+use crate::{mount, remount, umount};
 
 /// Under which name the program was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,17 +33,14 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
         }),
         Role::Mount => {
             let (volume, mountpoint) = (call.path(0)?, call.path(1)?);
-            let (remount, options) = split_remount(&call.options);
+            let (is_remount, options) = split_remount(&call.options);
             if call.fake {
                 return steadfs::Options::parse(&options)
                     .map(drop)
                     .map_err(|error| Failure::new(code::USAGE, error));
             }
-            if remount {
-                return umount::remount(&args::Remount {
-                    mountpoint,
-                    options: vec![options],
-                });
+            if is_remount {
+                return remount::for_mount_8(&mountpoint, &options);
             }
             mount::run(&args::Mount {
                 volume,

@@ -2,6 +2,7 @@
 
 mod args;
 mod check;
+mod completions;
 mod daemon;
 mod failure;
 mod files;
@@ -11,8 +12,10 @@ mod inspect;
 mod lab;
 mod log;
 mod mount;
+mod mount_options;
 mod place;
 mod progress;
+mod remount;
 mod umount;
 
 use std::process::ExitCode;
@@ -46,13 +49,14 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => umount::run(&args),
-        Command::Remount(args) => umount::remount(&args),
+        Command::Remount(args) => remount::run(&args),
         Command::Sync(args) => umount::sync(&args.mountpoint),
         Command::Ls(args) => files::ls(&args),
         Command::Cat(args) => files::cat(&args),
         Command::Cp(args) => files::cp(&args),
         Command::Extract(args) => files::extract(&args),
         Command::Stat(args) => files::stat(&args),
+        Command::Completions(args) => completions::run(&args),
         Command::Lab(args) => lab::run(&args),
     }
 }

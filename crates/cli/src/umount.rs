@@ -1,4 +1,4 @@
-//! `steadfs umount`, `remount` and `sync`: what is done to a running mount.
+//! `steadfs umount` and `sync`, and what all commands share that are about a running mount.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -14,11 +14,13 @@ use crate::failure::{Failure, code};
 
 /// A mounted volume as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Mount {
-    mountpoint: PathBuf,
+pub struct Mount {
+    pub mountpoint: PathBuf,
     source: PathBuf,
     /// A block device mounted as such: umount(2) returns when it is closed.
     is_block: bool,
+    /// The mount point's options and the file system's, as the kernel shows them.
+    pub options: Vec<String>,
 }
 
 pub fn run(args: &args::Umount) -> Result<(), Failure> {
@@ -43,22 +45,6 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Hands the options to the server.
-pub fn remount(args: &args::Remount) -> Result<(), Failure> {
-    let mount = find(&args.mountpoint)?;
-    let list = args.options.join(",");
-    // The server's answer is only a number: what is wrong in the list itself is said here.
-    steadfs::MountOptions::parse(&list).map_err(|e| Failure::new(code::USAGE, e))?;
-    control(&mount.mountpoint, "options", list.as_bytes()).map_err(|error| {
-        if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) {
-            let place = mount.mountpoint.display();
-            let why = "these options cannot change while mounted; unmount and mount again";
-            return Failure::new(code::MOUNT, format!("{place}: {list}: {why}"));
-        }
-        at(&mount.mountpoint, &error)
-    })
-}
-
 /// Makes everything on the mount durable.
 pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
     let mount = find(mountpoint)?;
@@ -75,7 +61,7 @@ pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
 }
 
 /// Writes a value to a control file.
-fn control(mountpoint: &Path, name: &str, value: &[u8]) -> io::Result<()> {
+pub fn control(mountpoint: &Path, name: &str, value: &[u8]) -> io::Result<()> {
     let path = mountpoint.join(".steadfs").join(name);
     let mut file = File::options().write(true).open(&path).map_err(|error| {
         let hint = match error.kind() {
@@ -88,12 +74,12 @@ fn control(mountpoint: &Path, name: &str, value: &[u8]) -> io::Result<()> {
     file.write_all(value)
 }
 
-fn at(path: &Path, error: &io::Error) -> Failure {
+pub fn at(path: &Path, error: &io::Error) -> Failure {
     Failure::new(code::MOUNT, format!("{}: {error}", path.display()))
 }
 
 /// The mount at a path, or of an image.
-fn find(path: &Path) -> Result<Mount, Failure> {
+pub fn find(path: &Path) -> Result<Mount, Failure> {
     let wanted = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let table = fs::read("/proc/self/mountinfo").map_err(|e| Failure::new(code::SYSTEM, e))?;
     let mounts: Vec<Mount> = table
@@ -113,13 +99,14 @@ fn find(path: &Path) -> Result<Mount, Failure> {
     })
 }
 
-/// A line of /proc/PID/mountinfo, if it is one of ours: the mount point is the fifth word; after a
-/// lone dash follow type and source.
+/// A line of /proc/PID/mountinfo, if it is one of ours: the mount point is the fifth word, its options
+/// the sixth; after a lone dash follow type, source and the file system's options.
 fn parse_line(line: &[u8]) -> Option<Mount> {
     let mut words = line.split(|&b| b == b' ');
     let mountpoint = words.nth(4)?;
+    let own = words.next()?;
     let mut rest = words.skip_while(|word| *word != b"-").skip(1);
-    let (kind, source) = (rest.next()?, rest.next()?);
+    let (kind, source, shared) = (rest.next()?, rest.next()?, rest.next()?);
     let is_block = match kind {
         b"fuse.steadfs" => false,
         b"fuseblk.steadfs" => true,
@@ -129,6 +116,11 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
         mountpoint: unescape(mountpoint),
         source: unescape(source),
         is_block,
+        options: [own, shared]
+            .iter()
+            .flat_map(|list| list.split(|&b| b == b','))
+            .map(|item| String::from_utf8_lossy(item).into_owned())
+            .collect(),
     })
 }
 
@@ -172,11 +164,14 @@ mod tests {
 
     #[test]
     fn lines_of_mountinfo() {
-        let line = br"40 28 0:35 / /mnt/a\040b rw,relatime shared:1 - fuse.steadfs /x\134y.img rw";
+        let line = br"40 28 0:35 / /mnt/a\040b rw,relatime shared:1 - fuse.steadfs /x\134y.img ro,user_id=0";
         let mount = Mount {
             mountpoint: "/mnt/a b".into(),
             source: r"/x\y.img".into(),
             is_block: false,
+            options: ["rw", "relatime", "ro", "user_id=0"]
+                .map(String::from)
+                .to_vec(),
         };
         assert_eq!(parse_line(line), Some(mount));
         let line = b"41 28 7:0 / /mnt rw - fuseblk.steadfs /dev/loop0 rw,user_id=0";

@@ -273,6 +273,36 @@ impl Options {
         Ok(options)
     }
 
+    /// The names of all options that are taken; `x-…` and `X-…`, notes for others, are taken too.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        let ours = TABLE.iter().filter(|e| !e.is_refused()).map(|e| e.name);
+        let format = OPTION_TABLE.iter().filter(|e| !e.is_refused());
+        ours.chain(format.map(|e| e.name))
+    }
+
+    /// Takes apart a list for a running mount: what goes to the volume, as a list, and the items that
+    /// only count when it is mounted. What the kernel enforces, and what says nothing, is in neither.
+    ///
+    /// # Errors
+    /// As [`Options::parse`].
+    pub fn split_remount(list: &str) -> Result<(String, Vec<String>)> {
+        let (mut volume, mut fixed) = (Vec::new(), Vec::new());
+        for (name, value) in items(list) {
+            let item = value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
+            let mut alone = Self::default();
+            alone.set(name, value)?;
+            if OPTION_TABLE.iter().any(|entry| entry.name == name) {
+                volume.push(item);
+                continue;
+            }
+            alone.flags = MountFlags::default();
+            if alone != Self::default() {
+                fixed.push(item);
+            }
+        }
+        Ok((volume.join(","), fixed))
+    }
+
     fn set(&mut self, name: &str, value: Option<&str>) -> Result<()> {
         if is_note(name) || apply(TABLE, self, name, value)? || self.ext4.set(name, value)? {
             return Ok(());
@@ -331,6 +361,15 @@ mod tests {
             ..Options::default()
         };
         assert_eq!(options, wanted);
+    }
+
+    #[test]
+    fn lists_for_running_mounts() {
+        let list = "rw,nofail,x-a=b,noexec,offset=1M,commit=9,buffered,control";
+        let fixed = ["offset=1M", "buffered"].map(String::from).to_vec();
+        let split = Options::split_remount(list);
+        assert_eq!(split, Ok(("rw,commit=9".to_owned(), fixed)));
+        assert!(Options::split_remount("nofial").is_err());
     }
 
     #[test]

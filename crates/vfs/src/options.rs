@@ -27,6 +27,13 @@ pub struct Entry<T: 'static> {
     pub rule: Rule<T>,
 }
 
+impl<T> Entry<T> {
+    /// Whether it is known and not offered.
+    pub const fn is_refused(&self) -> bool {
+        matches!(self.rule, Rule::Refused(_))
+    }
+}
+
 /// An option that stands alone.
 pub const fn flag<T>(name: &'static str, rule: fn(&mut T)) -> Entry<T> {
     let rule = Rule::Flag(rule);

@@ -1,0 +1,71 @@
+//! Writes the manual's pages (`steadfs.1` and one for each command) and the shells' completions to a
+//! directory: what `make install` installs besides the program. usage: manual DIR
+
+// What the pages are made of; here only its words matter.
+#[allow(dead_code, reason = "the program reads the arguments")]
+#[path = "../src/args.rs"]
+mod args;
+#[allow(dead_code, reason = "the program shows the text")]
+#[path = "../src/mount_options.rs"]
+mod mount_options;
+
+use std::io;
+use std::path::Path;
+
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+
+fn main() -> io::Result<()> {
+    let Some(dir) = std::env::args_os().nth(1) else {
+        eprintln!("usage: manual DIR");
+        std::process::exit(1);
+    };
+    let dir = Path::new(&dir);
+    if dir.exists() {
+        // Pages of commands that are gone shall not be installed.
+        std::fs::remove_dir_all(dir)?;
+    }
+    let man = dir.join("man");
+    std::fs::create_dir_all(&man)?;
+    let program = args::Args::command().mut_subcommand("mount", |c| c.after_long_help(None));
+    clap_mangen::generate_to(program.clone(), &man)?;
+    mount_page(program, &man.join("steadfs-mount.1"))?;
+    let shells = dir.join("completions");
+    std::fs::create_dir_all(&shells)?;
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        clap_complete::generate_to(shell, &mut args::Args::command(), "steadfs", &shells)?;
+    }
+    Ok(())
+}
+
+/// Adds to the page of `steadfs mount` what its options mean, and how fstab has them.
+fn mount_page(mut program: Command, path: &Path) -> io::Result<()> {
+    program.build();
+    let mut page = Vec::new();
+    let mount = program.find_subcommand("mount").cloned();
+    let mount = mount.ok_or(io::ErrorKind::NotFound)?.name("steadfs-mount");
+    Man::new(mount).render(&mut page)?;
+    let mut roff = Roff::new();
+    roff.control("SH", ["MOUNT OPTIONS"]);
+    roff.text([roman(mount_options::RULES)]);
+    for (title, options) in mount_options::GROUPS {
+        roff.control("SS", [*title]);
+        for (names, meaning) in *options {
+            roff.control("TP", []);
+            roff.text([bold(*names)]);
+            roff.text([roman(*meaning)]);
+        }
+    }
+    roff.control("SS", ["Taken as they are"]);
+    roff.text([roman(mount_options::TAKEN)]);
+    roff.control("SH", ["FSTAB"]);
+    roff.text([roman(mount_options::FSTAB)]);
+    roff.control("SH", ["SEE ALSO"]);
+    roff.text([roman(
+        "steadfs(1), mount(8), fstab(5), ext4(5), fusermount3(1)",
+    )]);
+    page.extend(roff.to_roff().bytes());
+    std::fs::write(path, page)
+}

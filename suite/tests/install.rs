@@ -1,0 +1,234 @@
+//! What `make install` brings: the program, its manual and completions, and the helpers by which
+//! mount(8), umount(8) and fstab know the type.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use steadfs_suite::command::finish;
+use steadfs_suite::stead::program;
+use steadfs_suite::{Image, Outcome, Scratch, run, steadfs};
+
+/// Runs `make` for the program under test.
+#[track_caller]
+fn make(target: &str, variables: &[&str]) {
+    let built = program().parent().unwrap();
+    let mut command = Command::new("make");
+    command
+        .args(["--no-print-directory", target])
+        .arg(format!("BUILT={}", built.display()))
+        .args(variables)
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    finish(command, Duration::from_secs(600)).expect(0);
+}
+
+/// All files below `root` that are no directories.
+fn files(root: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    let mut todo = vec![root.to_owned()];
+    while let Some(dir) = todo.pop() {
+        for entry in fs::read_dir(dir).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_dir() {
+                todo.push(entry.path());
+            } else {
+                found.insert(entry.path().strip_prefix(root).unwrap().to_owned());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn everything_has_its_place_and_goes_again() {
+    let scratch = Scratch::new();
+    let dest = scratch.folder("dest");
+    let variables = [&*format!("DESTDIR={}", dest.display()), "PREFIX=/opt/stead"];
+    make("install", &variables);
+    let found = files(&dest);
+    let has = |name: &str| found.contains(Path::new(name));
+    let subcommands: Vec<String> = steadfs(["help"])
+        .expect(0)
+        .out
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .map_while(|line| line.split_whitespace().next().map(str::to_owned))
+        .filter(|name| name != "help")
+        .collect();
+    assert!(subcommands.len() > 10, "{subcommands:?}");
+    for name in &subcommands {
+        let page = format!("opt/stead/share/man/man1/steadfs-{name}.1");
+        assert!(has(&page), "{page} is not in {found:#?}");
+    }
+    for name in [
+        "opt/stead/bin/steadfs",
+        "opt/stead/share/man/man1/steadfs.1",
+        "opt/stead/share/man/man8/mount.steadfs.8",
+        "opt/stead/share/bash-completion/completions/steadfs",
+        "opt/stead/share/zsh/site-functions/_steadfs",
+        "opt/stead/share/fish/vendor_completions.d/steadfs.fish",
+    ] {
+        assert!(has(name), "{name} is not in {found:#?}");
+    }
+    for role in [
+        "mount.steadfs",
+        "mount.fuse.steadfs",
+        "mount.fuseblk.steadfs",
+        "umount.fuse.steadfs",
+        "umount.fuseblk.steadfs",
+    ] {
+        let target = fs::read_link(dest.join("sbin").join(role)).unwrap();
+        assert_eq!(target, Path::new("/opt/stead/bin/steadfs"), "{role}");
+    }
+    let page = fs::read_to_string(dest.join("opt/stead/share/man/man1/steadfs-mount.1")).unwrap();
+    for word in [
+        ".TH steadfs",
+        "MOUNT OPTIONS",
+        "cache_size",
+        "FSTAB",
+        "mount(8)",
+    ] {
+        assert!(page.contains(word), "{word} is not in the page");
+    }
+    let said = run(
+        dest.join("opt/stead/bin/steadfs").to_str().unwrap(),
+        ["--version"],
+    );
+    assert!(said.expect(0).out.starts_with("steadfs "));
+
+    // A file of somebody else stays.
+    fs::write(dest.join("opt/stead/bin/other"), b"").unwrap();
+    make("uninstall", &variables);
+    let left = files(&dest);
+    assert_eq!(left, BTreeSet::from([PathBuf::from("opt/stead/bin/other")]));
+}
+
+#[test]
+fn shells_complete_commands_and_options() {
+    let complete = |script: &str, words: &str| {
+        let count = words.split(' ').count() - 1;
+        let line = format!(
+            "source '{script}'; COMP_WORDS=({words}); COMP_CWORD={count}; \
+             _steadfs steadfs \"${{COMP_WORDS[$COMP_CWORD]}}\" \"${{COMP_WORDS[$COMP_CWORD-1]}}\"; \
+             echo \"${{COMPREPLY[@]}}\""
+        );
+        run("bash", ["-c", &line]).expect(0).out
+    };
+    let scratch = Scratch::new();
+    let bash = scratch.join("steadfs.bash");
+    let said = steadfs(["completions", "bash"]).expect(0);
+    fs::write(&bash, said.out).unwrap();
+    let bash = bash.to_str().unwrap();
+    assert_eq!(complete(bash, "steadfs mo"), "mount\n");
+    assert_eq!(complete(bash, "steadfs inspect --j"), "--json\n");
+    for (shell, word) in [("zsh", "#compdef steadfs"), ("fish", "complete -c steadfs")] {
+        let said = steadfs(["completions", shell]).expect(0);
+        assert!(said.out.contains(word), "{shell}: {}", said.out);
+    }
+    assert_eq!(steadfs(["completions", "abacus"]).code(), 2);
+}
+
+/// In a mount namespace of its own, with the helpers in /sbin and lines in /etc/fstab.
+/// $1: folder with helpers, fstab, a.img, b.img (nobody's), mnt, other, and his (nobody's).
+const WITH_HELPERS: &str = r#"
+set -euo pipefail
+cd "$1"
+mount --make-rprivate /
+trap 'umount -li "$1/mnt" "$1/his" "$1/other" 2>/dev/null || true' EXIT
+copy() { # a directory that can be changed without changing the machine
+    mkdir -p "$1.was"; mount --bind "$2" "$1.was"
+    mount -t tmpfs -o mode=755 none "$2"; cp -rs "$1.was/." "$2/"
+}
+sbin=$(readlink -f /sbin)
+copy "$1/sbin" "$sbin"
+cp -P "$1"/helpers/* "$sbin/"
+copy "$1/etc" /etc
+rm -f /etc/fstab
+cp "$1/fstab" /etc/fstab
+step() { echo "-- $*" >&2; }
+clean() { e2fsck -fn "$1" >&2; ! dumpe2fs -h "$1" 2>/dev/null | grep -q needs_recovery; }
+as_nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
+
+for type in steadfs fuse.steadfs; do
+    step "by type $type"
+    mount -t "$type" -o nofail,_netdev,comment=mine,x-systemd.automount,noexec a.img mnt
+    grep " $1/mnt fuse.steadfs rw,.*noexec" /proc/mounts >&2
+    touch "mnt/$type"
+    umount mnt
+    clean a.img
+done
+
+step "options are refused by name"
+if mount -t steadfs -o noatme a.img mnt 2>said; then exit 1; else test $? = 1; fi
+grep "did you mean noatime" said >&2
+
+step "root by fstab, remounted, everything in it unmounted"
+mount "$1/mnt"
+grep " $1/mnt fuse.steadfs rw,noexec" /proc/mounts >&2
+mount -o remount,commit=9,cache_size=9M mnt 2>said
+grep "cache_size=9M stays as it was" said >&2
+grep noatime,.*commit=9 mnt/.steadfs/options >&2
+grep " $1/mnt fuse.steadfs rw,noexec,noatime" /proc/mounts >&2
+mount -o remount,exec,nosuid,relatime,commit=7 mnt
+grep relatime,.*commit=7 mnt/.steadfs/options >&2
+grep " $1/mnt fuse.steadfs rw,nosuid,relatime" /proc/mounts >&2
+umount mnt
+step "remounted without a line in fstab"
+mount -t steadfs -o noexec a.img other
+mount -o remount,commit=9 other
+grep commit=9 other/.steadfs/options >&2
+grep " $1/other fuse.steadfs rw,noexec" /proc/mounts >&2
+mount -o remount,exec other
+grep " $1/other fuse.steadfs rw,relatime" /proc/mounts >&2
+umount other
+mount -a
+! mountpoint -q mnt
+clean a.img
+
+step "a user by fstab"
+if as_nobody mount "$1/mnt" 2>/dev/null; then exit 1; fi
+as_nobody mount "$1/his"
+grep " $1/his fuse.steadfs rw,nosuid,nodev,noexec.*user_id=65534" /proc/mounts >&2
+as_nobody touch his/file
+as_nobody umount "$1/his"
+! mountpoint -q his
+clean b.img
+"#;
+
+#[test]
+fn mount_8_and_fstab_know_the_type() {
+    let scratch = Scratch::new();
+    let dir = scratch.path().to_owned();
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
+    let prefix = format!("PREFIX={}/usr", dir.display());
+    let helpers = format!("HELPERDIR={}/helpers", dir.display());
+    make("install", &[&prefix, &helpers]);
+    Image::mke2fs(&scratch, "a.img", 16 << 20, &["-t", "ext4"]);
+    let his = Image::mke2fs(
+        &scratch,
+        "b.img",
+        16 << 20,
+        &["-t", "ext4", "-E", "root_owner=65534:65534"],
+    );
+    chown(his.path(), Some(65_534), Some(65_534)).unwrap();
+    scratch.folder("mnt");
+    scratch.folder("other");
+    chown(scratch.folder("his"), Some(65_534), Some(65_534)).unwrap();
+    let dir = dir.to_str().unwrap();
+    let lines = format!(
+        "{dir}/a.img {dir}/mnt steadfs noexec,noatime,noauto,nofail,x-systemd.idle-timeout=60 0 0\n\
+         {dir}/b.img {dir}/his fuse.steadfs noauto,user,noatime 0 0\n"
+    );
+    fs::write(scratch.join("fstab"), lines).unwrap();
+    let said: Outcome = run(
+        "unshare",
+        ["--mount", "bash", "-c", WITH_HELPERS, "bash", dir],
+    );
+    assert_eq!(said.code(), 0, "{}{}", said.out, said.err);
+}
