@@ -19,9 +19,9 @@ pub enum Why {
 
 /// What the flusher asks of a file system.
 pub trait Backing: Send + Sync {
-    /// Writes the file's dirty data (at least much of it). Errors are kept by the mapping, which
-    /// stays dirty; the file is tried again later.
-    fn write_out(&self, ino: u64, why: Why);
+    /// Writes the files' dirty data (at least much of it). Errors are kept by the mappings, which
+    /// stay dirty; such files are tried again later.
+    fn write_out(&self, files: &[u64], why: Why);
     /// Called once a period: metadata that ages outside a journal is written here.
     fn tick(&self);
 }
@@ -166,9 +166,7 @@ impl Writeback {
                 return;
             };
             backing.tick();
-            for ino in self.due() {
-                backing.write_out(ino, Why::Background);
-            }
+            backing.write_out(&self.due(), Why::Background);
         }
     }
 

@@ -7,6 +7,7 @@
 mod fallocate;
 mod seek;
 mod sync;
+mod together;
 mod truncate;
 mod writeout;
 
@@ -296,13 +297,9 @@ impl Ext4 {
     /// Writes back everything delayed and commits, so that promises become exact and what was freed
     /// can be used.
     pub(crate) fn make_room(&self, cx: &Cx) -> Result<()> {
-        for ino in self.writeback.dirty_files() {
-            if let Some(inode) = self.inodes.get(crate::disk::Ino(ino as u32)) {
-                // Its error is its own and stays with it.
-                if let Err(error) = self.write_out(&inode, Why::Sync, cx.tag) {
-                    tracing::debug!(ino, %error, "write-back for space failed");
-                }
-            }
+        // A file's error is its own and stays with it.
+        if let Err(error) = self.write_out_files(&self.writeback.dirty_files(), Why::Sync, cx.tag) {
+            tracing::debug!(%error, "write-back for space failed");
         }
         if self.alloc.totals().pending > 0 {
             self.commit_running(cx.tag)?;

@@ -64,7 +64,7 @@ impl Inode {
             ino,
             kind,
             lock: RwLock::with_key(Rank::Inode, ino.0.into(), ()),
-            flush: Mutex::new(Rank::Writeback, ()),
+            flush: Mutex::with_key(Rank::Writeback, ino.0.into(), ()),
             size: AtomicU64::new(core.size),
             core: RwLock::new(Rank::ExtentTree, core),
             pages: Mapping::new(fs.geo().block_size, file, Arc::clone(fs.writeback())),

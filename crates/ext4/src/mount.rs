@@ -13,9 +13,9 @@ use steadfs_jbd2::{
 use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
 use steadfs_vfs::{Cx, FsError, Result};
 
+use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, SUPERBLOCK_OFFSET};
-use crate::disk::{Ino, Superblock};
 use crate::fs::{Ext4, io_error};
 use crate::inode::InodeTable;
 use crate::mballoc::Allocator;
@@ -291,16 +291,10 @@ impl Ext4 {
 }
 
 impl Backing for Ext4 {
-    fn write_out(&self, ino: u64, why: Why) {
-        let Some(inode) = u32::try_from(ino)
-            .ok()
-            .and_then(|n| self.inodes.get(Ino(n)))
-        else {
-            return;
-        };
-        if let Err(error) = Ext4::write_out(self, &inode, why, IoTag::background()) {
-            // The mapping keeps it for the next fsync; the data stays dirty.
-            tracing::warn!(ino, %error, "write-back failed");
+    fn write_out(&self, files: &[u64], why: Why) {
+        if let Err(error) = self.write_out_files(files, why, IoTag::background()) {
+            // The mappings keep it for the next fsync; the data stays dirty.
+            tracing::warn!(%error, "write-back failed");
         }
     }
 

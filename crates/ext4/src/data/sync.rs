@@ -91,12 +91,8 @@ impl Ext4 {
             return Err(FsError::Stopped(cause.clone()));
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
-        let mut result = Ok(());
-        for ino in self.writeback.dirty_files() {
-            if let Some(inode) = self.inodes.get(crate::disk::Ino(ino as u32)) {
-                result = result.and(self.write_out(&inode, Why::Sync, tag));
-            }
-        }
+        let dirty = self.writeback.dirty_files();
+        let mut result = self.write_out_files(&dirty, Why::Sync, tag);
         if self.check_writable().is_ok() {
             for inode in self.inodes.dirty() {
                 result = result.and(self.store_if_dirty(&inode));

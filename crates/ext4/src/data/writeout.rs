@@ -29,6 +29,25 @@ enum Naming {
     Claim(Run),
 }
 
+/// Blocks of a file on their way to the device.
+pub(super) struct Flight<'a> {
+    inode: &'a Inode,
+    taken: Vec<Taken>,
+    pieces: Vec<Piece>,
+    /// The requests of each piece.
+    ios: Vec<Vec<IoHandle>>,
+    /// Why some block has no place, if so.
+    placed: Result<()>,
+}
+
+impl Flight<'_> {
+    /// Waits for the device; results in the pieces' order.
+    fn wait(&self) -> Vec<Result<(), IoError>> {
+        let each = |ios: &Vec<IoHandle>| ios.iter().map(IoHandle::wait).fold(Ok(()), Result::and);
+        self.ios.iter().map(each).collect()
+    }
+}
+
 /// A run of blocks that lies in one piece in the file and on the device.
 struct Piece {
     blocks: Range<u64>,
@@ -76,15 +95,21 @@ impl Ext4 {
             };
             // Onwards only: a block dirtied again behind us is the next call's.
             from = last.block.0 + 1;
-            let result = self.write_batch(inode, &taken, tag);
+            let result = self.write_batch(inode, taken, tag);
             first_error = first_error.and(result);
         }
     }
 
-    fn write_batch(&self, inode: &Inode, taken: &[Taken], tag: IoTag) -> Result<()> {
+    fn write_batch(&self, inode: &Inode, taken: Vec<Taken>, tag: IoTag) -> Result<()> {
+        let flight = self.launch(inode, taken, tag);
+        self.finish_flights(vec![flight])
+    }
+
+    /// Gives taken blocks their place and starts their way to the device.
+    pub(super) fn launch<'a>(&self, inode: &'a Inode, taken: Vec<Taken>, tag: IoTag) -> Flight<'a> {
         let mut pieces = Vec::new();
         let mut placed = Ok(());
-        let mut rest = taken;
+        let mut rest = &taken[..];
         while let Some(first) = rest.first() {
             let n = rest
                 .iter()
@@ -98,18 +123,36 @@ impl Ext4 {
             }
         }
         placed = placed.and(self.drop_shared(inode, &mut pieces));
-        let written = self.submit_and_wait(inode, taken, &pieces, tag);
-        let named = self.name(inode, &pieces, &written);
-        if let Some(error) = written.iter().find_map(|w| w.as_ref().err()) {
-            self.data_failed(error);
+        let ios = self.submit(inode, &taken, &pieces, tag);
+        Flight {
+            inode,
+            taken,
+            pieces,
+            ios,
+            placed,
         }
-        let unplaced = placed
-            .as_ref()
-            .err()
-            .map(ToString::to_string)
-            .unwrap_or_default();
-        let result = self.land(inode, taken, &pieces, &written, &named, &unplaced);
-        placed.and(result)
+    }
+
+    /// Waits for launched blocks, names them (of all files in one handle where it can) and ends their
+    /// flights. The first error of all.
+    pub(super) fn finish_flights(&self, flights: Vec<Flight<'_>>) -> Result<()> {
+        let written: Vec<Vec<_>> = flights.iter().map(Flight::wait).collect();
+        let mut handle = None;
+        let named: Vec<Vec<_>> = flights
+            .iter()
+            .zip(&written)
+            .map(|(flight, written)| self.name(&mut handle, flight, written))
+            .collect();
+        drop(handle);
+        let mut result = Ok(());
+        for ((flight, written), named) in flights.into_iter().zip(written).zip(named) {
+            if let Some(error) = written.iter().find_map(|w| w.as_ref().err()) {
+                self.data_failed(error);
+            }
+            let landed = self.land(&flight, &written, &named);
+            result = result.and(flight.placed).and(landed);
+        }
+        result
     }
 
     /// `data_err=abort`: a volume whose data cannot be written stops.
@@ -217,14 +260,14 @@ impl Ext4 {
         }
     }
 
-    /// Writes every piece; results in the pieces' order.
-    fn submit_and_wait(
+    /// Starts the writes of every piece; requests in the pieces' order.
+    fn submit(
         &self,
         inode: &Inode,
         taken: &[Taken],
         pieces: &[Piece],
         tag: IoTag,
-    ) -> Vec<Result<(), IoError>> {
+    ) -> Vec<Vec<IoHandle>> {
         let bs = self.geo.block_size;
         let per_bio = (self.queue.geometry().max_transfer as usize >> bs.bits()).max(1);
         let mut ios: Vec<Vec<IoHandle>> = Vec::with_capacity(pieces.len());
@@ -253,18 +296,18 @@ impl Ext4 {
             }
             ios.push(handles);
         }
-        ios.into_iter()
-            .map(|handles| handles.iter().map(IoHandle::wait).fold(Ok(()), Result::and))
-            .collect()
+        ios
     }
 
-    /// Gives the written pieces their names: map, bitmap, size. A piece that failed is not named.
-    fn name(
-        &self,
-        inode: &Inode,
-        pieces: &[Piece],
+    /// Gives the written pieces their names: map, bitmap, size. A piece that failed is not named. Goes
+    /// on in `handle` if there is one, and leaves it for the next file.
+    fn name<'h>(
+        &'h self,
+        handle: &mut Option<Handle<'h>>,
+        flight: &Flight<'_>,
         written: &[Result<(), IoError>],
     ) -> Vec<Result<()>> {
+        let Flight { inode, pieces, .. } = flight;
         let mut results: Vec<Result<()>> = written
             .iter()
             .map(|w| w.clone().map_err(io_error))
@@ -278,7 +321,8 @@ impl Ext4 {
         if todo.is_empty() {
             return results;
         }
-        if let Err((done, error)) = self.name_pieces(inode, pieces, &todo) {
+        if let Err((done, error)) = self.name_pieces(handle, inode, pieces, &todo) {
+            *handle = None;
             for &i in &todo[done..] {
                 results[i] = Err(error.clone());
             }
@@ -294,31 +338,40 @@ impl Ext4 {
     }
 
     /// In one handle, or in several one after the other; on error how many pieces were done.
-    fn name_pieces(
-        &self,
+    fn name_pieces<'h>(
+        &'h self,
+        slot: &mut Option<Handle<'h>>,
         inode: &Inode,
         pieces: &[Piece],
         todo: &[usize],
     ) -> Result<(), (usize, FsError)> {
         let fail = |done| move |error| (done, error);
         let first = self.naming_credits(inode, &pieces[todo[0]]);
-        let mut handle = self.txns.begin(first).map_err(fail(0))?;
+        let handle = match slot {
+            Some(handle) => {
+                if !handle.extend(first) {
+                    handle.restart(first).map_err(fail(0))?;
+                }
+                handle
+            }
+            None => slot.insert(self.txns.begin(first).map_err(fail(0))?),
+        };
         let mut stored = 0;
         for (done, &i) in todo.iter().enumerate() {
             let piece = &pieces[i];
             let credits = self.naming_credits(inode, piece);
             if done > 0 && !handle.extend(credits) {
-                self.store_now(&mut handle, inode).map_err(fail(stored))?;
+                self.store_now(handle, inode).map_err(fail(stored))?;
                 stored = done;
                 handle.restart(credits).map_err(fail(stored))?;
             }
             let mut core = inode.core.write();
-            self.name_piece(&mut handle, inode, &mut core, piece)
+            self.name_piece(handle, inode, &mut core, piece)
                 .map_err(fail(stored))?;
             core.size = core.size.max(self.size_after(inode, piece));
         }
-        self.store_now(&mut handle, inode).map_err(fail(stored))?;
-        inode.note_tid(&handle, true);
+        self.store_now(handle, inode).map_err(fail(stored))?;
+        inode.note_tid(handle, true);
         Ok(())
     }
 
@@ -367,13 +420,19 @@ impl Ext4 {
     /// Ends the flights: clean what is written and named, dirty again what is not.
     fn land(
         &self,
-        inode: &Inode,
-        taken: &[Taken],
-        pieces: &[Piece],
+        flight: &Flight<'_>,
         written: &[Result<(), IoError>],
         named: &[Result<()>],
-        why_unplaced: &str,
     ) -> Result<()> {
+        let Flight {
+            inode,
+            taken,
+            pieces,
+            placed,
+            ..
+        } = flight;
+        let why_unplaced = placed.as_ref().err().map(ToString::to_string);
+        let why_unplaced = why_unplaced.as_deref().unwrap_or_default();
         let weight = self.weight(inode);
         let mut first_error = Ok(());
         let mut covered = taken[0].block.0;

@@ -1,0 +1,88 @@
+//! Write-back of many files at once: their blocks lie side by side, so their writes merge, and one
+//! handle names them all.
+
+use std::sync::Arc;
+
+use steadfs_base::{IoTag, Urgency};
+use steadfs_cache::Why;
+use steadfs_vfs::Result;
+
+use crate::disk::Ino;
+use crate::fs::Ext4;
+use crate::inode::Inode;
+
+/// Files whose data is in flight together.
+const FILES: usize = 256;
+/// Dirty bytes of a file up to which it goes with others, and of all that go together.
+const SMALL: u64 = 1 << 20;
+const TOGETHER: u64 = 8 << 20;
+
+impl Ext4 {
+    /// Writes the dirty data of many files and waits, as [`Ext4::write_out`] does for one. The first
+    /// error of all; the others are written all the same.
+    pub fn write_out_files(&self, files: &[u64], why: Why, tag: IoTag) -> Result<()> {
+        let mut result = Ok(());
+        let mut group: Vec<Arc<Inode>> = Vec::new();
+        let mut bytes = 0;
+        for &ino in files {
+            let inode = u32::try_from(ino).ok().map(Ino);
+            let Some(inode) = inode.and_then(|ino| self.inodes.get(ino)) else {
+                continue;
+            };
+            let dirty = inode.pages.dirty_bytes();
+            if dirty > SMALL {
+                result = result.and(self.write_out(&inode, why, tag));
+                continue;
+            }
+            if group.len() == FILES || bytes + dirty > TOGETHER {
+                result = result.and(self.write_group(std::mem::take(&mut group), why, tag));
+                bytes = 0;
+            }
+            bytes += dirty;
+            group.push(inode);
+        }
+        result.and(self.write_group(group, why, tag))
+    }
+
+    fn write_group(&self, mut group: Vec<Arc<Inode>>, why: Why, tag: IoTag) -> Result<()> {
+        if group.is_empty() {
+            return Ok(());
+        }
+        // The order of their locks.
+        group.sort_unstable_by_key(|inode| inode.ino());
+        let mut result = self.check_writable();
+        if result.is_ok() {
+            result = self.write_small(&group, why, tag);
+        }
+        // What somebody else was writing, what had grown, what was in flight when this began.
+        for inode in &group {
+            let left = why == Why::Sync || inode.pages.dirty_bytes() > 0;
+            if left && !inode.pages.is_empty() {
+                result = result.and(self.write_out(inode, why, tag));
+            }
+        }
+        result
+    }
+
+    /// Writes what can be written of a group without waiting for anybody else's write-back.
+    fn write_small(&self, group: &[Arc<Inode>], why: Why, tag: IoTag) -> Result<()> {
+        let tag = match why {
+            Why::Sync => tag.with_urgency(Urgency::Waited),
+            Why::Background | Why::Throttle => tag.with_urgency(Urgency::Background),
+        };
+        let limit = SMALL as usize >> self.geo.block_size.bits();
+        let mut locks = Vec::with_capacity(group.len());
+        let mut flights = Vec::with_capacity(group.len());
+        for inode in group {
+            let Some(lock) = inode.flush.try_lock() else {
+                continue;
+            };
+            let taken = inode.pages.take_dirty(0..u64::MAX, limit);
+            if !taken.is_empty() {
+                locks.push(lock);
+                flights.push(self.launch(inode, taken, tag));
+            }
+        }
+        self.finish_flights(flights)
+    }
+}
