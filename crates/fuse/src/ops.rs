@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use steadfs_base::{InodeNo, Timestamp, Urgency};
 use steadfs_vfs::{
-    Attr, Cx, FallocMode, FileKind, FsError, RenameFlags, Seek, SetAttr, SetTime, SetXattr,
+    Cx, FallocMode, FileKind, FsError, RenameFlags, Seek, SetAttr, SetTime, SetXattr,
 };
 use zerocopy::IntoBytes;
 
@@ -81,7 +81,7 @@ fn context(session: &Session, request: &Request<'_>) -> Cx {
     let umask = match request.op {
         Op::Mknod { arg, .. } => arg.umask,
         Op::Mkdir { arg, .. } => arg.umask,
-        Op::Create { arg, .. } | Op::Tmpfile(arg) => arg.umask,
+        Op::Tmpfile(arg) => arg.umask,
         _ => 0,
     };
     let mut tag = session.config.classifier.tag(head.pid);
@@ -182,12 +182,6 @@ impl Call<'_> {
                 let ino = self.session.translate.ids.ino(node);
                 fs.link(cx, ino, dir, name)?
             }
-            Op::Create { ref arg, name } => {
-                let attr = self.create(arg, name)?;
-                out.put(&self.session.translate.entry(&attr));
-                out.put(&OPEN_OUT);
-                return Ok(());
-            }
             Op::Tmpfile(arg) => {
                 let attr = fs.tmpfile(cx, dir, arg.mode)?;
                 out.put(&self.session.translate.entry(&attr));
@@ -228,22 +222,6 @@ impl Call<'_> {
             Err(error) => return Err(error.into()),
         }
         Ok(())
-    }
-
-    /// CREATE makes the file; where the name exists after all (the kernel looked before), it opens.
-    fn create(&self, arg: &wire::CreateIn, name: &[u8]) -> Outcome<Attr> {
-        const O_EXCL: u32 = 0o200;
-        let fs = &*self.session.fs;
-        match fs.mknod(&self.cx, self.ino, name, arg.mode, 0) {
-            Err(FsError::Exists) if arg.flags & O_EXCL == 0 => {}
-            made => return Ok(made?),
-        }
-        let attr = fs.lookup(&self.cx, self.ino, name)?;
-        if attr.kind == FileKind::Regular {
-            return Ok(attr);
-        }
-        fs.forget(attr.ino, 1);
-        Err(FsError::Exists.into())
     }
 
     fn setattr(&self, arg: &wire::SetattrIn, out: &mut ReplyBuf) -> Outcome {

@@ -138,10 +138,7 @@ pub enum Op<'a> {
     },
     Readdir(wire::ReadIn),
     Readdirplus(wire::ReadIn),
-    Create {
-        arg: wire::CreateIn,
-        name: &'a [u8],
-    },
+    Create,
     Tmpfile(wire::CreateIn),
     Ioctl {
         arg: wire::IoctlIn,
@@ -265,10 +262,7 @@ fn decode_namespace<'a>(
             arg: arg(op)?,
             name: names.next()?,
         },
-        op::CREATE => Op::Create {
-            arg: arg(op)?,
-            name: names.next()?,
-        },
+        op::CREATE => Op::Create,
         // The name that follows is empty or "/", and means nothing.
         op::TMPFILE => Op::Tmpfile(arg(op)?),
         op::UNLINK => Op::Unlink {

@@ -160,8 +160,12 @@ impl Session {
             // request, and never for one that came through io_uring.)
             Op::Interrupt => Answer::Silent,
             // Zero-message opens and closes: files need no state between open and close, the page
-            // cache stays valid, and the kernel stops sending these after the first answer.
-            Op::Open | Op::Opendir | Op::Flush | Op::Unsupported => Answer::Error(Errno::NOSYS),
+            // cache stays valid, and the kernel stops sending these after the first answer. Without
+            // CREATE it makes a file with MKNOD, under the directory's lock as before, and neither
+            // opens nor releases it.
+            Op::Open | Op::Opendir | Op::Create | Op::Flush | Op::Unsupported => {
+                Answer::Error(Errno::NOSYS)
+            }
             Op::Release => Answer::Done,
             _ => self.enter(request, out),
         }

@@ -59,7 +59,7 @@ fn rows(bed: &Bed) -> Vec<Row<'_>> {
     vec![
         row(
             "create, write 4 KiB, close",
-            "LOOKUP GETATTR WRITE GETXATTR CREATE",
+            "LOOKUP GETATTR MKNOD WRITE GETXATTR",
             move || File::create(at("a")).unwrap().write_all(&BLOCK).unwrap(),
         ),
         row("open, write 4 KiB, close", "GETATTR WRITE", move || {
