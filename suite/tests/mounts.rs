@@ -242,8 +242,6 @@ fn control_files_are_there_and_hidden() {
     let said = remount("data=writeback");
     assert_eq!(said.code(), 32);
     assert_eq!(options(), "rw,noatime,commit=9\n");
-    let said = remount("ro");
-    assert_eq!(said.code(), 32);
     assert!(said.err.contains("unmount and mount again"), "{}", said.err);
     let said = remount("noatme");
     assert_eq!(said.code(), 1);
@@ -259,6 +257,64 @@ fn control_files_are_there_and_hidden() {
         "sync was durable"
     );
     assert!(!mount.join(".steadfs").exists());
+    mount.unmount();
+    image.check_clean();
+}
+
+/// What /proc/mounts shows as a mount's options.
+fn kernel_options(mount: &Path) -> String {
+    let table = fs::read_to_string("/proc/mounts").unwrap();
+    let place = mount.display().to_string();
+    let line = table.lines().find(|l| l.split(' ').nth(1) == Some(&place));
+    line.unwrap().split(' ').nth(3).unwrap().to_owned()
+}
+
+#[test]
+fn a_mount_becomes_read_only_and_writable_again() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    there_and_back(&scratch, &image, image.path(), "rw");
+    there_and_back(&scratch, &image, image.path(), "ro");
+    let device = LoopDevice::attach(image.path(), true);
+    there_and_back(&scratch, &image, device.path(), "ro");
+}
+
+fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) {
+    let mount = SteadMount::new(scratch, path, started);
+    let remount = |list: &str| {
+        let words = ["remount".as_ref(), mount.root().as_os_str(), "-o".as_ref()];
+        steadfs(words.into_iter().chain([list.as_ref()]))
+    };
+    let options = || fs::read_to_string(mount.join(".steadfs/options")).unwrap();
+    remount("rw").expect(0);
+    assert!(kernel_options(mount.root()).starts_with("rw,"));
+    let mut file = File::create(mount.join("file")).unwrap();
+    file.write_all(b"content").unwrap();
+    let said = remount("ro");
+    assert_eq!(said.code(), 32);
+    assert!(said.err.contains("open for writing"), "{}", said.err);
+    drop(file);
+    let open = File::open(mount.join("file")).unwrap();
+    fs::remove_file(mount.join("file")).unwrap();
+    let said = remount("ro");
+    assert_eq!(said.code(), 32);
+    assert!(said.err.contains("without a name"), "{}", said.err);
+    assert!(options().starts_with("rw,"), "{}", options());
+    assert!(kernel_options(mount.root()).starts_with("rw,"));
+    drop(open);
+    fs::write(mount.join("kept"), b"written").unwrap();
+    remount("ro,noatime").expect(0);
+    assert_eq!(options(), "ro,noatime\n");
+    assert!(kernel_options(mount.root()).starts_with("ro,noatime"));
+    let error = fs::write(mount.join("kept"), b"not").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
+    image.check_clean();
+    assert!(!image.needs_recovery());
+    remount("commit=9").expect(0);
+    remount("rw,relatime").expect(0);
+    assert_eq!(options(), "rw,relatime,commit=9\n");
+    assert_eq!(fs::read(mount.join("kept")).unwrap(), b"written");
+    fs::write(mount.join("again"), b"writable").unwrap();
     mount.unmount();
     image.check_clean();
 }

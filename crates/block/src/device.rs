@@ -86,4 +86,15 @@ pub trait Device: Send + Sync {
     fn background_depth(&self) -> usize {
         usize::MAX
     }
+
+    /// Makes a device that was opened for reading only writable; its properties say so from then on.
+    ///
+    /// # Errors
+    /// Why it stays as it is.
+    fn make_writable(&self) -> Result<(), String> {
+        if self.geometry().read_only {
+            return Err("the device is read-only".to_owned());
+        }
+        Ok(())
+    }
 }

@@ -87,8 +87,9 @@ impl Writeback {
         }
     }
 
-    /// Starts the flusher's task over `backing`.
+    /// Starts the flusher's task over `backing`; again after [`Writeback::stop`].
     pub fn start(self: &Arc<Self>, backing: Weak<dyn Backing>) {
+        self.state.lock().stop = false;
         let this = Arc::clone(self);
         let task = spawn("flusher", move || this.run(&backing));
         let before = self.flusher.lock().replace(task);

@@ -2,13 +2,12 @@
 
 use std::path::Path;
 
-use rustix::io::Errno;
 use rustix::mount::{MountFlags as Raw, mount_remount};
-use steadfs::{MountFlags, Options};
+use steadfs::{MountFlags, MountHandle, Options};
 
 use crate::args;
 use crate::failure::{Failure, code};
-use crate::umount::{Mount, at, control, find};
+use crate::umount::{Mount, at, find};
 
 /// Hands the options to the server; only what a running volume can change is taken.
 pub fn run(args: &args::Remount) -> Result<(), Failure> {
@@ -30,6 +29,7 @@ pub fn for_mount_8(mountpoint: &Path, list: &str) -> Result<(), Failure> {
         eprintln!("steadfs: {item} stays as it was when the volume was mounted");
     }
     apply(&mount, &parts)?;
+    let mount = find(mountpoint)?;
     // The kernel's own flags: the list is complete, so what is not in it is off.
     let all: Vec<&str> = list.split(',').filter(|item| !is_fuses(item)).collect();
     let wanted = Options::parse(&all.join(",")).map_err(|e| Failure::new(code::USAGE, e))?;
@@ -65,13 +65,9 @@ fn apply(mount: &Mount, parts: &Parts) -> Result<(), Failure> {
     if parts.volume.is_empty() {
         return Ok(());
     }
-    control(&mount.mountpoint, "options", parts.volume.as_bytes()).map_err(|error| {
-        // The server's answer is only a number.
-        if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) {
-            return cannot_change(mount, &parts.volume);
-        }
-        at(&mount.mountpoint, &error)
-    })
+    MountHandle::of(&mount.mountpoint)
+        .remount(&parts.volume)
+        .map_err(|error| Failure::new(code::MOUNT, error))
 }
 
 /// Sets what the kernel enforces at the mount point, if it is not so.
@@ -83,7 +79,7 @@ fn set_flags(mount: &Mount, wanted: MountFlags) -> Result<(), Failure> {
         (wanted.noexec, Raw::NOEXEC, "noexec"),
         (wanted.noatime, Raw::NOATIME, "noatime"),
         (wanted.nodiratime, Raw::NODIRATIME, "nodiratime"),
-        // The volume's own state, changed by the server only.
+        // Changed together with the volume's own state only.
         (has("ro"), Raw::RDONLY, "ro"),
     ];
     if list.iter().all(|(on, _, name)| *on == has(name)) {

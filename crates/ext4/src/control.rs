@@ -12,7 +12,7 @@ impl Control for Ext4 {
             file("io/scheduler", false),
             file("io/stats.json", false),
         ];
-        if self.txns.journal().is_some() {
+        if self.txns.is_journaled() {
             entries.push(file("jbd2/info", false));
         }
         entries
@@ -20,10 +20,14 @@ impl Control for Ext4 {
 
     fn read(&self, path: &str) -> Result<Vec<u8>> {
         let mut text = match path {
-            "options" => self.options.read().show(),
+            "options" => self.effective_options().show(),
             "io/scheduler" => "[fifo]".to_owned(),
             "io/stats.json" => self.queue.stats().to_json(),
-            "jbd2/info" => self.txns.journal().ok_or(FsError::NotFound)?.info(),
+            "jbd2/info" => match self.txns.journal() {
+                Some(journal) => journal.info(),
+                None if self.txns.is_journaled() => "the volume is read-only\n".to_owned(),
+                None => return Err(FsError::NotFound),
+            },
             _ => return Err(FsError::NotFound),
         };
         if !text.ends_with('\n') {

@@ -63,7 +63,7 @@ impl Ext4 {
         drop(handle);
         if last {
             self.commit_running(IoTag::default())?;
-            if let crate::txn::Txns::Direct(meta) = &self.txns {
+            if let Some(meta) = self.txns.direct() {
                 meta.write_dirty(IoTag::default())
                     .map_err(crate::fs::io_error)?;
             }

@@ -1,12 +1,13 @@
 //! A mounted volume: what all parts of this room share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use steadfs_base::{DevBlock, IoTag};
 use steadfs_block::Queue;
 use steadfs_cache::{MetaBuf, MetaCache, Writeback};
-use steadfs_rt::{Mutex, RwLock};
+use steadfs_jbd2::OverlayDevice;
+use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::{self, Geometry, Ino, Superblock};
@@ -20,7 +21,11 @@ use crate::txn::{Handle, Txns};
 const LARGE_FILE: u64 = (1 << 31) - 1;
 
 /// A mounted ext2, ext3 or ext4 volume.
+///
+/// **Read-only and back.** Calls that may change the volume hold `gate` shared while they run; a
+/// remount that changes whether it may be written takes it alone.
 pub struct Ext4 {
+    pub(crate) me: Weak<Self>,
     pub(crate) geo: Geometry,
     pub(crate) queue: Arc<Queue>,
     pub(crate) meta: Arc<MetaCache>,
@@ -39,6 +44,13 @@ pub struct Ext4 {
     /// Blocks that statfs counts as used by the volume itself.
     pub(crate) overhead: u64,
     pub(crate) read_only: AtomicBool,
+    /// One remount at a time.
+    pub(crate) remounting: Mutex<()>,
+    pub(crate) gate: RwLock<()>,
+    /// What lies over a device whose journal was replayed in memory.
+    pub(crate) overlay: Option<Arc<OverlayDevice>>,
+    /// The superblock as it lay on the device when the volume was last known to be nobody else's.
+    pub(crate) seen: Mutex<Vec<u8>>,
     /// Why the volume stopped, if it did.
     pub(crate) stopped: Mutex<Option<String>>,
     pub(crate) unmounted: AtomicBool,
@@ -67,6 +79,12 @@ impl Ext4 {
 
     pub(crate) fn writeback(&self) -> &Arc<Writeback> {
         &self.writeback
+    }
+
+    /// While the result is held the volume does not become read-only or writable.
+    #[inline]
+    pub(crate) fn open_to_changes(&self) -> RwLockReadGuard<'_, ()> {
+        self.gate.read()
     }
 
     /// Refuses to change a volume that is read-only or has stopped.

@@ -24,6 +24,7 @@ mod namei;
 mod ops;
 mod options;
 mod orphan;
+mod remount;
 mod txn;
 mod verified;
 mod xattr;

@@ -63,6 +63,11 @@ pub struct MountReport {
 
 /// Reads and validates the superblock.
 pub fn read_superblock(queue: &Queue) -> Result<Superblock> {
+    Ok(Superblock::parse(&superblock_bytes(queue)?)?)
+}
+
+/// The 1024 bytes where the superblock lies.
+pub(crate) fn superblock_bytes(queue: &Queue) -> Result<Vec<u8>> {
     let size = queue.geometry().size;
     if size < SUPERBLOCK_OFFSET + 1024 {
         return Err(FsError::Corrupt(format!(
@@ -76,7 +81,7 @@ pub fn read_superblock(queue: &Queue) -> Result<Superblock> {
         .read(start, len as usize, IoTag::default())
         .map_err(io_error)?;
     let at = (SUPERBLOCK_OFFSET - start) as usize;
-    Ok(Superblock::parse(&data[at..at + 1024])?)
+    Ok(data[at..at + 1024].to_vec())
 }
 
 impl Ext4 {
@@ -90,30 +95,46 @@ impl Ext4 {
         let mut options = options;
         options.validate()?;
         let mut queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
-        let mut sb = read_superblock(&queue)?;
+        let seen = superblock_bytes(&queue)?;
+        let mut sb = Superblock::parse(&seen)?;
         check_size(&sb, &queue)?;
         choose_mode(&sb, &mut options, queue.geometry().read_only, &mut report)?;
         let needs_recovery = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
         let has_journal = !matches!(sb.journal(), JournalPlace::None);
+        let mut overlay = None;
         if needs_recovery && has_journal && !options.no_replay {
             if queue.geometry().read_only {
-                queue = lay_over(device, &queue, &sb, &mut report)?;
+                let over = lay_over(device, &queue, &sb, &mut report)?;
+                queue = Arc::new(Queue::new(Arc::clone(&over) as _, QueueOptions::default()));
+                overlay = Some(over);
             } else {
                 recover_to_device(&queue, &sb, &mut report)?;
             }
             sb = read_superblock(&queue)?;
         }
-        let fs = Self::assemble(queue, sb, options, sizes)?;
-        if let Err(error) = fs.begin_service(&mut report) {
-            fs.end_tasks();
-            return Err(error);
+        // Where the device is read, it is still as it was.
+        let seen = if overlay.is_some() {
+            seen
+        } else {
+            superblock_bytes(&queue)?
+        };
+        let fs = Self::assemble(queue, (sb, seen), overlay, options, sizes)?;
+        if !fs.read_only.load(Ordering::Acquire) {
+            match fs.begin_service() {
+                Ok(orphans) => report.orphans = orphans,
+                Err(error) => {
+                    fs.end_tasks();
+                    return Err(error);
+                }
+            }
         }
         Ok((fs, report))
     }
 
     fn assemble(
         queue: Arc<Queue>,
-        sb: Superblock,
+        (sb, seen): (Superblock, Vec<u8>),
+        overlay: Option<Arc<OverlayDevice>>,
         options: MountOptions,
         sizes: CacheSizes,
     ) -> Result<Arc<Self>> {
@@ -126,18 +147,16 @@ impl Ext4 {
         ));
         let alloc = Allocator::load(&geo, &meta, options.discard)?;
         let mut overhead = geo.first_data_block.0 + alloc.own_blocks();
-        let txns = if options.read_only || matches!(sb.journal(), JournalPlace::None) {
-            Txns::Direct(Arc::clone(&meta))
-        } else {
-            let map = journal_map(&queue, &sb)?;
+        let journaled = !matches!(sb.journal(), JournalPlace::None);
+        if journaled && let Ok(map) = journal_map(&queue, &sb) {
             overhead += u64::from(map.len());
-            let config = journal_config(&sb, &options);
-            Txns::Journal(Journal::open(Arc::clone(&meta), map, config).map_err(journal_error)?)
-        };
+        }
+        let txns = Txns::new(Arc::clone(&meta), journaled);
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
         let read_only = options.read_only;
         let large_file = sb.features().ro_compat.contains(RoCompat::LARGE_FILE);
-        Ok(Arc::new(Self {
+        Ok(Arc::new_cyclic(|me| Self {
+            me: me.clone(),
             geo,
             queue,
             meta,
@@ -152,43 +171,56 @@ impl Ext4 {
             large_file: AtomicBool::new(large_file),
             overhead,
             read_only: AtomicBool::new(read_only),
+            remounting: Mutex::with_key(Rank::Mount, 0, ()),
+            gate: RwLock::with_key(Rank::Mount, 1, ()),
+            overlay,
+            seen: Mutex::new(Rank::Leaf, seen),
             stopped: Mutex::new(Rank::Leaf, None),
             unmounted: AtomicBool::new(false),
         }))
     }
 
-    /// Marks the volume in use, finishes orphans, starts the tasks.
-    fn begin_service(self: &Arc<Self>, report: &mut MountReport) -> Result<()> {
-        if self.read_only.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let weak: Weak<Self> = Arc::downgrade(self);
-        if let Some(journal) = self.txns.journal() {
-            let on_commit = weak.clone();
-            journal.on_commit(Box::new(move |tid: Tid| {
-                if let Some(fs) = on_commit.upgrade() {
-                    fs.alloc.committed(&fs, tid);
-                }
-            }));
-            let on_abort = weak.clone();
-            journal.on_abort(Box::new(move |cause: &str| {
-                if let Some(fs) = on_abort.upgrade() {
-                    fs.stop(cause);
-                }
-            }));
+    /// Opens the journal, marks the volume in use, finishes orphans, of which it returns the number,
+    /// starts the tasks. The volume counts as writable already.
+    pub(crate) fn begin_service(&self) -> Result<u64> {
+        if self.txns.is_journaled() && self.txns.journal().is_none() {
+            self.open_journal()?;
         }
         self.mark_in_use()?;
         if let Some(journal) = self.txns.journal() {
             journal.start();
         }
-        report.orphans = self.orphans.clean_up(self)?;
-        let backing: Weak<dyn Backing> = weak;
+        let orphans = self.orphans.clean_up(self)?;
+        let backing: Weak<dyn Backing> = self.me.clone();
         self.writeback.start(backing);
+        Ok(orphans)
+    }
+
+    fn open_journal(&self) -> Result<()> {
+        let (map, config) = {
+            let sb = self.sb.lock();
+            let map = journal_map(&self.queue, &sb)?;
+            (map, journal_config(&sb, &self.options.read()))
+        };
+        let journal = Journal::open(Arc::clone(&self.meta), map, config).map_err(journal_error)?;
+        let on_commit = self.me.clone();
+        journal.on_commit(Box::new(move |tid: Tid| {
+            if let Some(fs) = on_commit.upgrade() {
+                fs.alloc.committed(&fs, tid);
+            }
+        }));
+        let on_abort = self.me.clone();
+        journal.on_abort(Box::new(move |cause: &str| {
+            if let Some(fs) = on_abort.upgrade() {
+                fs.stop(cause);
+            }
+        }));
+        self.txns.set_journal(journal);
         Ok(())
     }
 
     /// Stops the volume's tasks. Nothing is written any more.
-    fn end_tasks(&self) {
+    pub(crate) fn end_tasks(&self) {
         self.writeback.stop();
         if let Some(journal) = self.txns.journal() {
             journal.stop();
@@ -222,6 +254,7 @@ impl Ext4 {
             change(&mut sb);
             let mut bytes = buf.lock();
             sb.seal_into(&mut bytes[at..at + 1024]);
+            *self.seen.lock() = bytes[at..at + 1024].to_vec();
             bytes.snapshot()
         };
         let offset = self.geo.block_size.offset_of(block);
@@ -250,9 +283,7 @@ impl Ext4 {
         self.writeback.stop();
         let stopped = self.stopped.lock().clone();
         if let Some(cause) = stopped {
-            if let Some(journal) = self.txns.journal() {
-                journal.stop();
-            }
+            self.end_tasks();
             return Err(FsError::Stopped(cause));
         }
         if self.read_only.load(Ordering::Acquire) {
@@ -262,25 +293,10 @@ impl Ext4 {
             // They stay on record, for the next mount.
             tracing::warn!(%error, "freeing orphans failed");
         }
-        let synced = self.sync_volume(&Cx::default());
-        if let Some(journal) = self.txns.journal() {
-            let flushed = journal.flush_all().map_err(journal_error);
-            journal.stop();
-            synced.and(flushed)?;
-        } else {
-            synced?;
-        }
-        self.read_only.store(true, Ordering::Release);
-        let totals = self.alloc.totals();
+        let settled = self.settle();
+        self.end_tasks();
+        settled?;
         let lost = self.writeback.dirty_bytes();
-        self.write_super(|sb| {
-            sb.set_free_blocks(totals.free + totals.pending);
-            sb.set_free_inodes(totals.free_inodes as u32);
-            sb.set_write_time(wall_clock());
-            sb.set_needs_recovery(false);
-            sb.set_orphan_present(false);
-            sb.set_state(sb.state() | STATE_CLEAN);
-        })?;
         if lost > 0 {
             return Err(FsError::Io(format!(
                 "{lost} bytes could not be written and are lost"
@@ -290,8 +306,31 @@ impl Ext4 {
     }
 }
 
+impl Ext4 {
+    /// Writes everything, empties the log and marks the volume clean; it is read-only from then on. The
+    /// caller keeps changes away.
+    pub(crate) fn settle(&self) -> Result<()> {
+        self.sync_volume(&Cx::default())?;
+        if let Some(journal) = self.txns.journal() {
+            journal.flush_all().map_err(journal_error)?;
+        }
+        self.read_only.store(true, Ordering::Release);
+        let totals = self.alloc.totals();
+        let orphans = !self.orphans.none_on_record();
+        self.write_super(|sb| {
+            sb.set_free_blocks(totals.free + totals.pending);
+            sb.set_free_inodes(totals.free_inodes as u32);
+            sb.set_write_time(wall_clock());
+            sb.set_needs_recovery(false);
+            sb.set_orphan_present(orphans && sb.orphan_file().is_some());
+            sb.set_state(sb.state() | STATE_CLEAN);
+        })
+    }
+}
+
 impl Backing for Ext4 {
     fn write_out(&self, files: &[u64], why: Why) {
+        let _open = self.open_to_changes();
         if let Err(error) = self.write_out_files(files, why, IoTag::background()) {
             // The mappings keep it for the next fsync; the data stays dirty.
             tracing::warn!(%error, "write-back failed");
@@ -299,6 +338,7 @@ impl Backing for Ext4 {
     }
 
     fn tick(&self) {
+        let _open = self.open_to_changes();
         if self.check_writable().is_err() {
             return;
         }
@@ -307,7 +347,7 @@ impl Backing for Ext4 {
                 tracing::warn!(ino = %inode.ino(), %error, "storing an inode failed");
             }
         }
-        if let Txns::Direct(meta) = &self.txns
+        if let Some(meta) = self.txns.direct()
             && let Err(error) = meta.write_dirty(IoTag::background())
         {
             tracing::warn!(%error, "writing metadata failed");
@@ -389,7 +429,11 @@ fn journal_config(sb: &Superblock, options: &MountOptions) -> JournalConfig {
     }
 }
 
-fn recover_to_device(queue: &Arc<Queue>, sb: &Superblock, report: &mut MountReport) -> Result<()> {
+pub(crate) fn recover_to_device(
+    queue: &Arc<Queue>,
+    sb: &Superblock,
+    report: &mut MountReport,
+) -> Result<()> {
     let map = journal_map(queue, sb)?;
     recover_journal(queue, sb, &map, Recover::ToDevice, report)?;
     Ok(())
@@ -401,14 +445,11 @@ fn lay_over(
     queue: &Arc<Queue>,
     sb: &Superblock,
     report: &mut MountReport,
-) -> Result<Arc<Queue>> {
+) -> Result<Arc<OverlayDevice>> {
     let map = journal_map(queue, sb)?;
     let overlay = recover_journal(queue, sb, &map, Recover::IntoMemory, report)?;
-    let over = OverlayDevice::new(device, sb.geometry().block_size, overlay);
-    Ok(Arc::new(Queue::new(
-        Arc::new(over),
-        QueueOptions::default(),
-    )))
+    let size = sb.geometry().block_size;
+    Ok(Arc::new(OverlayDevice::new(device, size, overlay)))
 }
 
 /// A view of the volume on `device` as the next mount would find it, for who only reads: what the
@@ -426,7 +467,7 @@ pub fn replayed_view(device: Arc<dyn Device>) -> Result<(Arc<Queue>, MountReport
         return Ok((queue, report));
     }
     let view = lay_over(device, &queue, &sb, &mut report)?;
-    Ok((view, report))
+    Ok((Arc::new(Queue::new(view, QueueOptions::default())), report))
 }
 
 fn recover_journal(

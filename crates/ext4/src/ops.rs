@@ -17,6 +17,7 @@ use crate::inode::Inode;
 impl Ext4 {
     /// Gives back lookup counts; the last one of an unlinked inode frees it.
     fn put(&self, ino: InodeNo, count: u64) -> Result<()> {
+        let _open = self.open_to_changes();
         let Some(inode) = Ino::from_vfs(ino).and_then(|ino| self.inodes.get(ino)) else {
             return Ok(());
         };
@@ -94,28 +95,6 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Applies options to the running volume.
-    fn change_options(&self, cx: &Cx, list: &str) -> Result<()> {
-        let old = self.options.read().clone();
-        let new = old.remounted(list)?;
-        if old.read_only && !new.read_only {
-            return Err(FsError::BadOption(
-                "ro to rw needs a new mount: unmount and mount again".to_owned(),
-            ));
-        }
-        if !old.read_only && new.read_only {
-            return Err(FsError::BadOption(
-                "rw to ro needs a new mount: unmount and mount again with ro".to_owned(),
-            ));
-        }
-        if let Some(journal) = self.txns.journal() {
-            journal.set_tuning(crate::mount::tuning(&new));
-        }
-        self.alloc.set_discard(new.discard);
-        *self.options.write() = new;
-        self.sync_volume(cx)
-    }
-
     fn get(&self, cx: &Cx, ino: InodeNo) -> Result<Arc<Inode>> {
         self.by_number(ino, cx.tag)
     }
@@ -171,6 +150,7 @@ impl FileSystem for Ext4 {
     }
 
     fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
+        let _open = self.open_to_changes();
         self.judge(Ext4::setattr(self, cx, ino, set))
     }
 
@@ -179,30 +159,37 @@ impl FileSystem for Ext4 {
     }
 
     fn mknod(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], Ext4::mknod(self, cx, dir, name, mode, rdev))
     }
 
     fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], Ext4::mkdir(self, cx, dir, name, mode))
     }
 
     fn symlink(&self, cx: &Cx, dir: InodeNo, name: &[u8], target: &[u8]) -> Result<Attr> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], Ext4::symlink(self, cx, dir, name, target))
     }
 
     fn link(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], Ext4::link(self, cx, ino, dir, name))
     }
 
     fn tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], Ext4::tmpfile(self, cx, dir, mode))
     }
 
     fn unlink(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], Ext4::unlink(self, cx, dir, name))
     }
 
     fn rmdir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], Ext4::rmdir(self, cx, dir, name))
     }
 
@@ -213,6 +200,7 @@ impl FileSystem for Ext4 {
         to: (InodeNo, &[u8]),
         flags: RenameFlags,
     ) -> Result<()> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[from.0, to.0], Ext4::rename(self, cx, from, to, flags))
     }
 
@@ -231,6 +219,7 @@ impl FileSystem for Ext4 {
         data: &[u8],
         kill_priv: bool,
     ) -> Result<usize> {
+        let _open = self.open_to_changes();
         let inode = self.judge(self.get(cx, ino))?;
         let written = self.judge(self.write_file(cx, &inode, offset, data, kill_priv))?;
         let all = self.options.read().sync;
@@ -241,6 +230,7 @@ impl FileSystem for Ext4 {
     }
 
     fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()> {
+        let _open = self.open_to_changes();
         self.judge(
             self.get(cx, ino)
                 .and_then(|inode| self.fsync_inode(cx, &inode, datasync)),
@@ -255,6 +245,7 @@ impl FileSystem for Ext4 {
         offset: u64,
         len: u64,
     ) -> Result<()> {
+        let _open = self.open_to_changes();
         let inode = self.judge(self.get(cx, ino))?;
         self.judge(self.fallocate_file(cx, &inode, mode, offset, len))
     }
@@ -273,6 +264,7 @@ impl FileSystem for Ext4 {
         to: (InodeNo, u64),
         len: u64,
     ) -> Result<u64> {
+        let _open = self.open_to_changes();
         let (source, target) = (self.get(cx, from.0)?, self.get(cx, to.0)?);
         self.judge(self.copy_between(cx, (&source, from.1), (&target, to.1), len))
     }
@@ -308,10 +300,12 @@ impl FileSystem for Ext4 {
         value: &[u8],
         how: SetXattr,
     ) -> Result<()> {
+        let _open = self.open_to_changes();
         self.judge(Ext4::setxattr(self, cx, ino, name, value, how))
     }
 
     fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
+        let _open = self.open_to_changes();
         self.judge(Ext4::removexattr(self, cx, ino, name))
     }
 
@@ -324,10 +318,12 @@ impl FileSystem for Ext4 {
     }
 
     fn set_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
+        let _open = self.open_to_changes();
         self.judge(Ext4::set_flags(self, cx, ino, flags))
     }
 
     fn set_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
+        let _open = self.open_to_changes();
         self.judge(Ext4::set_project(self, cx, ino, project))
     }
 
@@ -336,6 +332,7 @@ impl FileSystem for Ext4 {
     }
 
     fn trim(&self, _cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
+        let _open = self.open_to_changes();
         self.trim_range(start, len, min_len)
     }
 
@@ -348,7 +345,7 @@ impl FileSystem for Ext4 {
     }
 
     fn options(&self) -> String {
-        self.options.read().show()
+        self.effective_options().show()
     }
 
     fn remount(&self, cx: &Cx, options: &str) -> Result<()> {

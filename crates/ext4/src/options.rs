@@ -381,7 +381,8 @@ impl MountOptions {
         let fixed = [
             ("data", self.data != new.data),
             ("noload", self.no_replay != new.no_replay),
-            ("delalloc", self.delalloc != new.delalloc),
+            // The kernel was told when the volume was mounted, and checks permissions by it.
+            ("acl", self.acl.unwrap_or(true) != new.acl.unwrap_or(true)),
         ];
         match fixed.iter().find(|(_, changed)| *changed) {
             None => Ok(new),

@@ -30,6 +30,8 @@ pub const CREDITS: u32 = 3;
 pub struct Orphans {
     state: Mutex<State>,
     cleaning: AtomicBool,
+    /// Those of the last mount are kept for e2fsck.
+    kept: AtomicBool,
 }
 
 #[derive(Default)]
@@ -129,7 +131,18 @@ impl Orphans {
         Self {
             state: Mutex::new(Rank::Orphan, State::default()),
             cleaning: AtomicBool::new(false),
+            kept: AtomicBool::new(false),
         }
+    }
+
+    /// Whether this mount has none on record.
+    pub fn is_empty(&self) -> bool {
+        self.state.lock().places.is_empty()
+    }
+
+    /// Whether neither this mount nor an earlier one has left any on record.
+    pub fn none_on_record(&self) -> bool {
+        self.is_empty() && !self.kept.load(Ordering::Acquire)
     }
 
     /// Whether the orphans of the last mount are being finished: their inodes have no links and yet

@@ -3,19 +3,19 @@
 //! With a journal a handle's changes reach the disk together or not at all. Without one a change only
 //! marks its block dirty, and write-back takes it home in no order, as ext2 does.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_cache::{MetaBuf, MetaCache, MetaMut};
 use steadfs_jbd2::{Journal, JournalError};
 use steadfs_vfs::{FsError, Result};
 
-/// Where a volume's changes go.
-pub enum Txns {
-    /// Into its journal.
-    Journal(Arc<Journal>),
-    /// Home, in no order.
-    Direct(Arc<MetaCache>),
+/// Where a volume's changes go: into its journal, or without one home, in no order.
+pub struct Txns {
+    cache: Arc<MetaCache>,
+    /// The volume has a journal, which is open once the volume is mounted for writing.
+    journaled: bool,
+    journal: OnceLock<Arc<Journal>>,
 }
 
 /// The right to change metadata; dropping it ends the operation. While it lives, its holder never
@@ -36,30 +36,52 @@ pub fn journal_error(error: JournalError) -> FsError {
 }
 
 impl Txns {
+    /// Of a volume with or without a journal, which is not open yet.
+    pub fn new(cache: Arc<MetaCache>, journaled: bool) -> Self {
+        Self {
+            cache,
+            journaled,
+            journal: OnceLock::new(),
+        }
+    }
+
+    /// From now on changes go into the open journal.
+    pub fn set_journal(&self, journal: Arc<Journal>) {
+        assert!(self.journaled, "only a volume that has one");
+        let opened = self.journal.set(journal);
+        assert!(opened.is_ok(), "a journal is opened once");
+    }
+
     /// Begins an operation that changes at most `credits` blocks. May wait for a commit or for log
     /// space, so the caller holds inode locks at most.
     pub fn begin(&self, credits: u32) -> Result<Handle<'_>> {
-        Ok(Handle(match self {
-            Self::Journal(journal) => {
-                Inner::Journal(journal.begin(credits).map_err(journal_error)?)
-            }
-            Self::Direct(cache) => Inner::Direct(cache),
+        Ok(Handle(match self.journal.get() {
+            Some(journal) => Inner::Journal(journal.begin(credits).map_err(journal_error)?),
+            None if self.journaled => return Err(FsError::ReadOnly),
+            None => Inner::Direct(&self.cache),
         }))
     }
 
-    /// The journal, if there is one.
+    /// The journal, if it is open.
     pub fn journal(&self) -> Option<&Arc<Journal>> {
-        match self {
-            Self::Journal(journal) => Some(journal),
-            Self::Direct(_) => None,
-        }
+        self.journal.get()
+    }
+
+    /// Whether the volume has a journal, open or not.
+    pub fn is_journaled(&self) -> bool {
+        self.journaled
+    }
+
+    /// The blocks that are written home at any time, on a volume without a journal.
+    pub fn direct(&self) -> Option<&Arc<MetaCache>> {
+        (!self.journaled).then_some(&self.cache)
     }
 
     /// Makes everything that handles have changed durable up to transaction `tid`.
     pub fn commit(&self, tid: Tid, tag: IoTag) -> Result<()> {
-        match self {
-            Self::Journal(journal) => journal.commit(tid, tag).map(|_| ()).map_err(journal_error),
-            Self::Direct(_) => Ok(()),
+        match self.journal.get() {
+            Some(journal) => journal.commit(tid, tag).map(|_| ()).map_err(journal_error),
+            None => Ok(()),
         }
     }
 }

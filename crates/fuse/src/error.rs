@@ -56,6 +56,20 @@ pub enum MountError {
     /// The volume cannot be unmounted because somebody uses it.
     #[error("{path} is busy: a process has a file open or its working directory there", path = .0.display())]
     Busy(PathBuf),
+    /// Options could not be changed.
+    #[error("{path}: {cause}", path = .path.display())]
+    Remount {
+        /// The mount point.
+        path: PathBuf,
+        /// Why.
+        cause: String,
+    },
+    /// The volume cannot become read-only because somebody writes.
+    #[error(
+        "{path} is busy: a file is open for writing, or one without a name is still open",
+        path = .0.display()
+    )]
+    InUse(PathBuf),
     /// Unmounting failed otherwise.
     #[error("cannot unmount {path}: {cause}", path = .path.display())]
     Unmount {

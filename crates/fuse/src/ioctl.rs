@@ -9,6 +9,7 @@ use zerocopy::FromBytes;
 
 use crate::ops::{Call, Outcome};
 use crate::reply::ReplyBuf;
+use crate::sys::{REMOUNT, REMOUNT_SIZE};
 use crate::wire;
 
 const GETFLAGS: u32 = 0x8008_6601;
@@ -59,6 +60,7 @@ pub(crate) fn serve(
         }
         FITRIM => trim(call, arg, data, out),
         SHUTDOWN => shutdown(call, arg),
+        cmd if u64::from(cmd) == u64::from(REMOUNT) => remount(call, arg, data, out),
         _ => Err(Errno::NOTTY.into()),
     }
 }
@@ -133,6 +135,26 @@ fn shutdown(call: &Call<'_>, arg: &wire::IoctlIn) -> Outcome {
         _ => return Err(Errno::INVAL.into()),
     };
     Ok(call.session.fs.shutdown(&call.cx, mode)?)
+}
+
+/// Mount options change. The kernel does not tell the server of a remount, and to a read-only mount
+/// nothing can be written: not even a control file.
+fn remount(call: &Call<'_>, arg: &wire::IoctlIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {
+    if call.header.uid != rustix::process::geteuid().as_raw() {
+        only_root(call)?;
+    }
+    let list = data.split(|&b| b == 0).next().unwrap_or_default();
+    let list = std::str::from_utf8(list).map_err(|_| Errno::INVAL)?;
+    let fs = &*call.session.fs;
+    let (errno, text) = match fs.remount(&call.cx, list) {
+        Ok(()) => (0, fs.options()),
+        Err(error) => (error.errno(), error.to_string()),
+    };
+    let mut answer = vec![0; REMOUNT_SIZE];
+    answer[..4].copy_from_slice(&errno.to_ne_bytes());
+    let len = text.len().min(REMOUNT_SIZE - 5);
+    answer[4..4 + len].copy_from_slice(&text.as_bytes()[..len]);
+    reply(out, arg, &answer)
 }
 
 fn read_word(pid: u32, address: u64) -> Result<u32, Errno> {

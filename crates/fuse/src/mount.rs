@@ -5,6 +5,7 @@
 //! closed). Everybody else goes through fusermount3, the set-user-ID helper of libfuse.
 
 mod helper;
+mod remount;
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -335,22 +336,25 @@ fn set_read_ahead(mountpoint: &Path, kib: u32) {
 /// `MAJOR:MINOR` of the newest mount on `mountpoint`. From /proc and not from stat(2), which would
 /// ask the volume itself.
 fn device_of_mount(mountpoint: &Path) -> Option<String> {
-    use std::os::unix::ffi::OsStrExt;
     let table = std::fs::read("/proc/self/mountinfo").ok()?;
-    let escaped: Vec<u8> = mountpoint
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .flat_map(|&b| match b {
-            b' ' | b'\t' | b'\n' | b'\\' => format!("\\{b:03o}").into_bytes(),
-            _ => vec![b],
-        })
-        .collect();
+    let escaped = escape(mountpoint);
     table.rsplit(|&b| b == b'\n').find_map(|line| {
         let mut fields = line.split(|&b| b == b' ');
         let device = fields.nth(2)?;
         (fields.nth(1)? == escaped).then(|| String::from_utf8_lossy(device).into_owned())
     })
+}
+
+/// A path as /proc/PID/mountinfo has it.
+fn escape(path: &Path) -> Vec<u8> {
+    use std::os::unix::ffi::OsStrExt;
+    let bytes = path.as_os_str().as_bytes().iter();
+    bytes
+        .flat_map(|&b| match b {
+            b' ' | b'\t' | b'\n' | b'\\' => format!("\\{b:03o}").into_bytes(),
+            _ => vec![b],
+        })
+        .collect()
 }
 
 impl Mounted {

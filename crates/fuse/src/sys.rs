@@ -2,7 +2,7 @@
 
 #![allow(
     unsafe_code,
-    reason = "two system calls; each block says why it is sound"
+    reason = "three system calls; each block says why it is sound"
 )]
 
 use std::io;
@@ -13,6 +13,26 @@ use rustix::ioctl;
 
 /// FUSE_DEV_IOC_CLONE: `_IOR(229, 0, uint32_t)`.
 const DEV_IOC_CLONE: ioctl::Opcode = ioctl::opcode::read::<u32>(229, 0);
+
+/// Bytes of the argument of [`REMOUNT`].
+pub const REMOUNT_SIZE: usize = 4096;
+/// Our own command for a mounted volume: `_IOWR('s', 1, char[4096])`. In: mount options, ended by a
+/// zero byte. Out: an error number (0: done) in four bytes, and behind it, ended by a zero byte, the
+/// reason or the options as they are now.
+pub const REMOUNT: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 1);
+
+/// Asks the server of the volume that `folder` lies on to change mount options.
+pub fn remount(folder: impl AsFd, argument: &mut [u8; REMOUNT_SIZE]) -> io::Result<()> {
+    // SAFETY: the command's number says that 4096 bytes are read and written, which is all that
+    // FUSE then copies; any other file system does not know the command.
+    unsafe {
+        ioctl::ioctl(
+            folder,
+            ioctl::Updater::<REMOUNT, [u8; REMOUNT_SIZE]>::new(argument),
+        )
+    }?;
+    Ok(())
+}
 
 /// Opens the FUSE device.
 pub fn open_device() -> io::Result<OwnedFd> {

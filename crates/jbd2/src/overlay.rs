@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use steadfs_base::{BlockSize, DevBlock};
 use steadfs_block::{Bio, Buf, Device, Done, Geometry, IoError, Op};
-use steadfs_rt::{Mutex, Rank};
+use steadfs_rt::{Mutex, Rank, sleep};
 
 use crate::disk::MAGIC;
 
@@ -42,12 +44,15 @@ impl Overlay {
 }
 
 /// A device behind an [`Overlay`]: every read, of data too, sees the replayed blocks. It refuses
-/// writes; the device below must not change.
+/// writes; the device below must not change, until the overlay is [lifted](OverlayDevice::lift).
 pub struct OverlayDevice {
     inner: Arc<dyn Device>,
     geometry: Geometry,
     block_size: BlockSize,
     overlay: Overlay,
+    lifted: AtomicBool,
+    /// Reads that may go to the log and have not ended.
+    redirected: Arc<AtomicU64>,
 }
 
 impl OverlayDevice {
@@ -64,6 +69,22 @@ impl OverlayDevice {
             geometry,
             block_size,
             overlay,
+            lifted: AtomicBool::new(false),
+            redirected: Arc::default(),
+        }
+    }
+
+    /// The device below.
+    pub fn inner(&self) -> &Arc<dyn Device> {
+        &self.inner
+    }
+
+    /// Every block has been written home: from now on requests, writes too, go to the device below.
+    /// Returns when no read from the log is under way, so that the log may be written.
+    pub fn lift(&self) {
+        self.lifted.store(true, Ordering::SeqCst);
+        while self.redirected.load(Ordering::SeqCst) > 0 {
+            sleep(Duration::from_millis(1));
         }
     }
 
@@ -80,6 +101,17 @@ impl OverlayDevice {
     /// The reads that serve `bio`: its own, and one for each block in the log. What is no read is
     /// answered here.
     fn expand(&self, bio: Bio, done: Done) -> Vec<(Bio, Done)> {
+        // Counted before looking: whoever lifts the overlay waits for it or it sees it lifted.
+        self.redirected.fetch_add(1, Ordering::SeqCst);
+        if self.lifted.load(Ordering::SeqCst) {
+            self.redirected.fetch_sub(1, Ordering::SeqCst);
+            return vec![(bio, done)];
+        }
+        let redirected = Arc::clone(&self.redirected);
+        let done: Done = Box::new(move |bio, result| {
+            redirected.fetch_sub(1, Ordering::SeqCst);
+            done(bio, result);
+        });
         if bio.op != Op::Read {
             let result = match bio.op {
                 Op::Flush => Ok(()),
@@ -178,7 +210,19 @@ fn patch(bio: &mut Bio, home: u64, escaped: bool, mut copy: Buf) {
 
 impl Device for OverlayDevice {
     fn geometry(&self) -> &Geometry {
-        &self.geometry
+        if self.lifted.load(Ordering::Acquire) {
+            self.inner.geometry()
+        } else {
+            &self.geometry
+        }
+    }
+
+    fn make_writable(&self) -> Result<(), String> {
+        if self.lifted.load(Ordering::Acquire) {
+            self.inner.make_writable()
+        } else {
+            Err("the volume is replayed in memory only".to_owned())
+        }
     }
 
     fn start(&self, bio: Bio, done: Done) {

@@ -38,6 +38,13 @@ pub(super) fn lock(fd: impl AsFd, read_only: bool) -> Result<(), String> {
     }
 }
 
+/// Gives the lock back. A failure leaves it, which whoever wants it then reports.
+pub(super) fn unlock(fd: impl AsFd) {
+    if let Err(errno) = retry(|| flock(&fd, FlockOperation::NonBlockingUnlock)) {
+        tracing::debug!(%errno, "unlocking");
+    }
+}
+
 /// Refuses an image that a loop device shows.
 pub(super) fn check_loop_devices(image: &Stat, read_only: bool) -> Result<(), String> {
     let Ok(devices) = fs::read_dir("/sys/block") else {

@@ -13,7 +13,8 @@ mod tests;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use steadfs_rt::{Mutex, Rank};
 
@@ -36,6 +37,16 @@ const RING_LANES: usize = 3;
 /// [`Device::start`] are done by a pool of threads which is woken as seldom as possible.
 pub struct FileDevice {
     path: PathBuf,
+    options: OpenOptions,
+    /// Whether the kernel claims the block device, for a mount that is served from here.
+    yielded: AtomicBool,
+    first: Opened,
+    /// The same file opened for writing, after it had been opened for reading only.
+    writable: OnceLock<Opened>,
+}
+
+/// An open file and those who do its requests.
+struct Opened {
     /// Holds a block device with O_EXCL.
     exclusive: Mutex<Option<OwnedFd>>,
     target: Arc<Target>,
@@ -45,12 +56,9 @@ pub struct FileDevice {
     threads_because: Option<String>,
 }
 
-impl FileDevice {
-    /// Opens `path` and claims it. The window from `offset`, at most `sizelimit` bytes long and in
-    /// whole sectors of 512 bytes, is the device; the claim covers the whole file.
-    pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, OpenError> {
-        let path = path.as_ref();
-        let (target, exclusive) = open::open_target(path, &options)?;
+impl Opened {
+    fn open(path: &Path, options: &OpenOptions, claim: bool) -> Result<Self, OpenError> {
+        let (target, exclusive) = open::open_target(path, options, claim)?;
         let target = Arc::new(target);
         let (runner, threads_because) = choose_engine(&target, options.engine);
         if options.engine == Engine::Uring
@@ -68,7 +76,6 @@ impl FileDevice {
             LANES
         };
         Ok(Self {
-            path: path.to_owned(),
             exclusive: Mutex::new(Rank::Leaf, exclusive),
             pool: Pool::new(Arc::clone(&runner), lanes),
             target,
@@ -77,20 +84,46 @@ impl FileDevice {
         })
     }
 
+    fn run_here(&self, job: (Bio, Done)) {
+        self.runner.run(vec![job], &mut NoMore);
+    }
+}
+
+impl FileDevice {
+    /// Opens `path` and claims it. The window from `offset`, at most `sizelimit` bytes long and in
+    /// whole sectors of 512 bytes, is the device; the claim covers the whole file.
+    pub fn open(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, OpenError> {
+        let path = path.as_ref();
+        Ok(Self {
+            path: path.to_owned(),
+            first: Opened::open(path, &options, true)?,
+            options,
+            yielded: AtomicBool::new(false),
+            writable: OnceLock::new(),
+        })
+    }
+
+    /// What requests go to now.
+    fn opened(&self) -> &Opened {
+        self.writable.get().unwrap_or(&self.first)
+    }
+
     /// Whether this is a block device and no image file.
     pub fn is_block_device(&self) -> bool {
-        self.target.kind == Kind::BlockDevice
+        self.first.target.kind == Kind::BlockDevice
     }
 
     /// Gives up the O_EXCL claim of a block device, because the kernel is about to claim it for a
     /// mount that is served from here. What follows flock(2) is still kept away.
     pub fn yield_claim(&self) {
-        drop(self.exclusive.lock().take());
+        self.yielded.store(true, Ordering::Release);
+        drop(self.opened().exclusive.lock().take());
     }
 
     /// How the device is reached, in words.
     pub fn describe(&self) -> String {
-        let target = &self.target;
+        let opened = self.opened();
+        let target = &opened.target;
         let kind = match target.kind {
             Kind::Image => "image file",
             Kind::BlockDevice => "block device",
@@ -101,15 +134,36 @@ impl FileDevice {
             Some(reason) => format!("buffered I/O because {reason}"),
             None => format!("direct I/O in units of {} bytes", target.direct_unit),
         };
-        let engine = match &self.threads_because {
+        let engine = match &opened.threads_because {
             Some(reason) => format!("threads because {reason}"),
             None => "io_uring".to_owned(),
         };
         format!("{kind} {path}, {size} bytes from byte {from}, {cache}, {engine}")
     }
 
-    fn run_here(&self, job: (Bio, Done)) {
-        self.runner.run(vec![job], &mut NoMore);
+    /// Opens the same file for writing. The lock for reading goes first: it would be in the way of
+    /// the one for writing, also from the same process.
+    fn reopen(&self) -> Result<Opened, String> {
+        let options = OpenOptions {
+            read_only: false,
+            create: None,
+            ..self.options.clone()
+        };
+        claim::unlock(&self.first.target.fd);
+        let claim = !self.yielded.load(Ordering::Acquire);
+        let opened = Opened::open(&self.path, &options, claim)
+            .map_err(|error| error.to_string())
+            .and_then(|opened| {
+                let (old, new) = (&self.first.target, &opened.target);
+                if !open::same_file(&old.fd, &new.fd) || old.geometry.size != new.geometry.size {
+                    return Err(format!("{}: is another file now", self.path.display()));
+                }
+                Ok(opened)
+            });
+        opened.map_err(|why| match claim::lock(&self.first.target.fd, true) {
+            Ok(()) => why,
+            Err(holder) => format!("{why}; it is used for writing by {holder}"),
+        })
     }
 }
 
@@ -130,31 +184,33 @@ fn choose_engine(target: &Arc<Target>, wanted: Engine) -> (Runner, Option<String
 
 impl Device for FileDevice {
     fn geometry(&self) -> &Geometry {
-        &self.target.geometry
+        &self.opened().target.geometry
     }
 
     fn start(&self, bio: Bio, done: Done) {
-        match self.target.geometry.check(&bio) {
-            Ok(()) => self.pool.push([(bio, done)]),
+        let opened = self.opened();
+        match opened.target.geometry.check(&bio) {
+            Ok(()) => opened.pool.push([(bio, done)]),
             Err(error) => done(bio, Err(error)),
         }
     }
 
     fn run(&self, mut batch: Vec<(Bio, Done)>) {
-        let refused = |job: &mut (Bio, Done)| self.target.geometry.check(&job.0).is_err();
+        let this = self.opened();
+        let refused = |job: &mut (Bio, Done)| this.target.geometry.check(&job.0).is_err();
         for (bio, done) in batch.extract_if(.., refused) {
-            let result = self.target.geometry.check(&bio);
+            let result = this.target.geometry.check(&bio);
             done(bio, result);
         }
-        if self.runner.has_rings() {
-            self.runner.run(batch, &mut NoMore);
+        if this.runner.has_rings() {
+            this.runner.run(batch, &mut NoMore);
             return;
         }
         // What goes into the page cache does not wait for the device: no work for others.
         let cached = |job: &mut (Bio, Done)| job.0.op == Op::Write && job.0.is_plain();
-        if !self.target.is_direct() {
+        if !this.target.is_direct() {
             for job in batch.extract_if(.., cached) {
-                self.run_here(job);
+                this.run_here(job);
             }
         }
         let mut batch = batch.into_iter();
@@ -162,31 +218,45 @@ impl Device for FileDevice {
             return;
         };
         let others = batch.len();
-        self.pool.push(batch);
-        self.run_here(first);
+        this.pool.push(batch);
+        this.run_here(first);
         // The pool's threads take of the rest what they reach before this task does.
         for _ in 0..others {
-            let Some(job) = self.pool.take() else {
+            let Some(job) = this.pool.take() else {
                 break;
             };
-            self.run_here(job);
+            this.run_here(job);
         }
     }
 
     fn help(&self, until: &dyn Fn() -> bool) {
+        let this = self.opened();
         while !until() {
-            let Some(job) = self.pool.take() else {
+            let Some(job) = this.pool.take() else {
                 break;
             };
-            self.run_here(job);
+            this.run_here(job);
         }
     }
 
     fn background_depth(&self) -> usize {
-        if self.runner.has_rings() {
-            self.runner.width()
+        let this = self.opened();
+        if this.runner.has_rings() {
+            this.runner.width()
         } else {
-            self.pool.max_lanes()
+            this.pool.max_lanes()
         }
+    }
+
+    fn make_writable(&self) -> Result<(), String> {
+        if !self.geometry().read_only {
+            return Ok(());
+        }
+        let opened = self.reopen()?;
+        // Of two that came at the same time the second found the file locked.
+        self.writable
+            .set(opened)
+            .unwrap_or_else(|_| unreachable!("locked by one"));
+        Ok(())
     }
 }

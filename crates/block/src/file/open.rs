@@ -144,17 +144,25 @@ struct Claimed {
     kind: Kind,
 }
 
+/// Whether two descriptors are of one file.
+pub(super) fn same_file(a: &OwnedFd, b: &OwnedFd) -> bool {
+    let key = |fd| fstat(fd).map(|file| (file.st_dev, file.st_ino, file.st_rdev));
+    matches!((key(a), key(b)), (Ok(a), Ok(b)) if a == b)
+}
+
 /// Opens, claims and measures the file. With it comes the descriptor that claims a block device.
+/// Without `claim` a block device is not asked for with O_EXCL: the kernel holds it for us.
 pub(super) fn open_target(
     path: &Path,
     options: &OpenOptions,
+    claim: bool,
 ) -> Result<(Target, Option<OwnedFd>), OpenError> {
     let Claimed {
         fd,
         exclusive,
         file,
         kind,
-    } = open_claimed(path, options)?;
+    } = open_claimed(path, options, claim)?;
     let size = file_size(path, &fd, kind, options)?;
     let end = match options.sizelimit {
         Some(limit) => size.min(options.offset.saturating_add(limit)),
@@ -192,10 +200,10 @@ pub(super) fn open_target(
 
 /// Opens and claims the file. A descriptor survives its owner for a moment in a child process that
 /// was forked and has not yet executed its program, so a refusal is doubted for a short while.
-fn open_claimed(path: &Path, options: &OpenOptions) -> Result<Claimed, OpenError> {
+fn open_claimed(path: &Path, options: &OpenOptions, claim: bool) -> Result<Claimed, OpenError> {
     let mut doubts = 20;
     loop {
-        match try_claim(path, options) {
+        match try_claim(path, options, claim) {
             Err(OpenError::Busy { .. }) if doubts > 0 => {
                 doubts -= 1;
                 steadfs_rt::sleep(Duration::from_millis(5));
@@ -205,7 +213,7 @@ fn open_claimed(path: &Path, options: &OpenOptions) -> Result<Claimed, OpenError
     }
 }
 
-fn try_claim(path: &Path, options: &OpenOptions) -> Result<Claimed, OpenError> {
+fn try_claim(path: &Path, options: &OpenOptions, claim: bool) -> Result<Claimed, OpenError> {
     let busy = |holder| OpenError::Busy {
         path: path.to_owned(),
         holder,
@@ -230,6 +238,7 @@ fn try_claim(path: &Path, options: &OpenOptions) -> Result<Claimed, OpenError> {
     if before.is_none() {
         flags |= OFlags::CREATE;
     }
+    let on_device = on_device && claim;
     if on_device {
         flags |= OFlags::EXCL;
     }

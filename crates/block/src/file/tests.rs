@@ -72,10 +72,16 @@ impl Locker {
             .spawn()
             .expect("flock is installed");
         let locker = Self(child);
-        while !is_locked(path) {
+        while !is_locked(path) || (kind == "-s" && !has_lock(locker.0.id())) {
             steadfs_rt::yield_now();
         }
         locker
+    }
+
+    /// Ends a holder of a shared lock, of which there may be others.
+    fn release_shared(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
     }
 
     fn release(self, path: &Path) {
@@ -84,6 +90,14 @@ impl Locker {
             steadfs_rt::yield_now();
         }
     }
+}
+
+/// Whether the kernel lists a lock of the process.
+fn has_lock(pid: u32) -> bool {
+    let locks = std::fs::read_to_string("/proc/locks").unwrap();
+    locks
+        .lines()
+        .any(|line| line.split_whitespace().nth(4) == Some(&pid.to_string()))
 }
 
 fn is_locked(path: &Path) -> bool {
@@ -152,7 +166,12 @@ fn an_image_is_transferred_directly_and_buffered() {
             ..with_engine(engine)
         };
         let device = FileDevice::open(&path, options).unwrap();
-        assert_eq!(device.target.is_direct(), direct, "{}", device.describe());
+        assert_eq!(
+            device.first.target.is_direct(),
+            direct,
+            "{}",
+            device.describe()
+        );
         check_transfers(&device);
         check_batches(&device);
         if !direct {
@@ -175,15 +194,15 @@ fn a_loop_device_of_either_sector_size_is_transferred() {
         let path = image(&dir, 1 << 20);
         let looped = Loop::attach(&["--sector-size", sector], &path);
         let device = FileDevice::open(&looped.0, with_engine(engine)).unwrap();
-        assert!(device.target.is_direct());
-        assert_eq!(device.target.direct_unit.to_string(), sector);
+        assert!(device.first.target.is_direct());
+        assert_eq!(device.first.target.direct_unit.to_string(), sector);
         run(&device, Bio::write(0, vec![pattern(4096, 5)])).unwrap();
         // Reads of half a sector need no page cache, writes do.
         assert_eq!(read(&device, 1024, 1024), pattern(4096, 5)[1024..2048]);
-        assert!(device.target.is_direct());
+        assert!(device.first.target.is_direct());
         check_transfers(&device);
         assert_eq!(
-            device.target.is_direct(),
+            device.first.target.is_direct(),
             sector == "512",
             "{}",
             device.describe()
@@ -202,7 +221,7 @@ fn pieces_smaller_than_a_sector_are_joined_when_the_whole_is_aligned() {
     let quarters: Vec<Buf> = (0..4).map(|i| pattern(1024, i)).collect();
     let whole: Vec<u8> = quarters.iter().flat_map(|b| b.to_vec()).collect();
     run(&device, Bio::write(4096, quarters)).unwrap();
-    assert!(device.target.is_direct());
+    assert!(device.first.target.is_direct());
     assert_eq!(read(&device, 4096, 4096), whole);
 }
 
@@ -261,7 +280,7 @@ fn an_image_of_odd_size_and_offset_works() {
         ..OpenOptions::default()
     };
     let device = FileDevice::open(&path, odd).unwrap();
-    assert!(!device.target.is_direct());
+    assert!(!device.first.target.is_direct());
     assert!(
         device
             .describe()
@@ -618,7 +637,7 @@ fn started_requests_end_without_a_waiter() {
         }
         ended.wait();
         assert!(
-            device.pool.lanes() > 1,
+            device.first.pool.lanes() > 1,
             "a lane that leaves work behind wakes the next"
         );
         for i in (0..100).filter(|i| i % 10 != 9) {
@@ -645,12 +664,12 @@ fn waited_requests_need_no_thread() {
                 crate::wait_all(&ios).unwrap();
             }
         }
-        assert_eq!(device.pool.lanes(), 0);
+        assert_eq!(device.first.pool.lanes(), 0);
         queue
             .submit(Bio::flush(), IoTag::background())
             .wait()
             .unwrap();
-        assert!(device.pool.lanes() <= 1);
+        assert!(device.first.pool.lanes() <= 1);
     }
 }
 
@@ -779,5 +798,40 @@ fn a_crowd_of_threads_never_stalls() {
         for (i, block) in whole.chunks(512).enumerate() {
             assert_eq!(block, &pattern(512, (i as u64 / EACH) as u8)[..]);
         }
+    }
+}
+
+#[test]
+fn a_device_opened_for_reading_becomes_writable_unless_others_read_it() {
+    for engine in ENGINES {
+        let dir = TempDir::new().unwrap();
+        let path = image(&dir, 1 << 20);
+        let options = OpenOptions {
+            read_only: true,
+            ..with_engine(engine)
+        };
+        let device = FileDevice::open(&path, options).unwrap();
+        assert!(run(&device, Bio::write(0, vec![pattern(4096, 1)])).is_err());
+        let reader = Locker::hold("-s", &path);
+        let why = device.make_writable().unwrap_err();
+        assert!(why.contains("in use by"), "{why}");
+        assert!(device.geometry().read_only);
+        reader.release_shared();
+        // The lock for reading is held again: nobody may write meanwhile.
+        assert!(is_locked(&path));
+        device.make_writable().unwrap();
+        device.make_writable().unwrap();
+        check_transfers(&device);
+        let error = FileDevice::open(&path, options_for_reading())
+            .err()
+            .unwrap();
+        assert!(matches!(error, OpenError::Busy { .. }), "{error}");
+    }
+}
+
+fn options_for_reading() -> OpenOptions {
+    OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
     }
 }

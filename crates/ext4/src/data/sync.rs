@@ -7,7 +7,7 @@ use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
-use crate::txn::{Txns, journal_error};
+use crate::txn::journal_error;
 
 impl Ext4 {
     /// fsync and fdatasync. Threads woken: none, unless a commit or a write of the same data is already
@@ -30,8 +30,8 @@ impl Ext4 {
         if self.check_writable().is_ok() {
             self.store_if_dirty(inode)?;
         }
-        match &self.txns {
-            Txns::Journal(journal) => {
+        match (self.txns.journal(), self.txns.direct()) {
+            (Some(journal), _) => {
                 let reread = inode.is_reread();
                 let durable = match inode.tid_for_sync(datasync) {
                     _ if reread => Some(journal.commit_all(tag).map_err(journal_error)?),
@@ -47,12 +47,14 @@ impl Ext4 {
                 }
                 Ok(())
             }
-            Txns::Direct(meta) => {
+            (None, Some(meta)) => {
                 // Nothing tells which blocks lead to this file: all of them go.
                 meta.write_dirty(tag).map_err(io_error)?;
                 inode.take_unflushed();
                 self.flush_device(inode, tag)
             }
+            // Mounted read-only: nothing was written.
+            (None, None) => Ok(()),
         }
     }
 
@@ -78,7 +80,7 @@ impl Ext4 {
 
     /// Commits all that was changed, in the running transaction and in one under way, and waits.
     pub(crate) fn commit_running(&self, tag: IoTag) -> Result<()> {
-        let Txns::Journal(journal) = &self.txns else {
+        let Some(journal) = self.txns.journal() else {
             return Ok(());
         };
         journal.commit_all(tag).map_err(journal_error)?;
@@ -98,9 +100,9 @@ impl Ext4 {
                 result = result.and(self.store_if_dirty(&inode));
             }
         }
-        match &self.txns {
-            Txns::Journal(_) => result = result.and(self.commit_running(tag)),
-            Txns::Direct(meta) => result = result.and(meta.write_dirty(tag).map_err(io_error)),
+        match self.txns.direct() {
+            None => result = result.and(self.commit_running(tag)),
+            Some(meta) => result = result.and(meta.write_dirty(tag).map_err(io_error)),
         }
         if self.options.read().barrier {
             result = result.and(self.queue.flush(tag).wait().map_err(io_error));

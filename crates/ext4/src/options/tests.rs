@@ -95,7 +95,7 @@ fn remount_changes_what_may_change() {
     let mounted = MountOptions::parse("commit=9,noatime").expect("good options");
     let new = mounted.remounted("ro,commit=7").expect("both may change");
     assert_eq!(new.show(), "ro,noatime,commit=7");
-    for fixed in ["data=writeback", "ro,noload", "nodelalloc"] {
+    for fixed in ["data=writeback", "ro,noload", "noacl"] {
         let said = mounted.remounted(fixed).expect_err(fixed).to_string();
         assert!(said.contains("cannot change while mounted"), "{said}");
     }

@@ -29,6 +29,7 @@ impl Orphans {
             self.drop_bad(fs, error)?;
         }
         if has_errors {
+            self.kept.store(true, Ordering::Release);
             self.state.lock().head = fs.sb.lock().last_orphan();
             return Ok(0);
         }

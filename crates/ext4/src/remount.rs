@@ -1,0 +1,156 @@
+//! Changing options of a mounted volume; from writable to read-only and back.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use steadfs_block::{Device, Queue, QueueOptions};
+use steadfs_rt::{now, sleep};
+use steadfs_vfs::{Cx, FsError, Result};
+
+use crate::disk::Superblock;
+use crate::disk::features::{Incompat, MountMode, mount_mode};
+use crate::fs::Ext4;
+use crate::mount::{MountReport, recover_to_device, superblock_bytes, tuning};
+use crate::options::MountOptions;
+
+/// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
+/// longer comes after the reply to the unlink or close that made it so.
+const PATIENCE: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(5);
+
+impl Ext4 {
+    /// The options as they are, `ro` also where damage has made it so.
+    pub(crate) fn effective_options(&self) -> MountOptions {
+        let mut options = self.options.read().clone();
+        options.read_only = self.read_only.load(Ordering::Acquire);
+        options
+    }
+
+    /// Applies options to the running volume. An error leaves everything as it was.
+    pub(crate) fn change_options(&self, cx: &Cx, list: &str) -> Result<()> {
+        let _one = self.remounting.lock();
+        let asked = self.options.read().read_only;
+        let old = self.effective_options();
+        let new = old.remounted(list)?;
+        if !old.read_only {
+            self.sync_volume(cx)?;
+        }
+        match (old.read_only, new.read_only) {
+            (true, false) if asked => self.become_writable(&old, &new),
+            (true, false) => Err(FsError::Stopped(self.why_stopped())),
+            (false, true) => self.become_read_only(&new),
+            _ => {
+                self.apply(new);
+                Ok(())
+            }
+        }
+    }
+
+    fn why_stopped(&self) -> String {
+        let cause = self.stopped.lock().clone();
+        cause.unwrap_or_else(|| "damage was found; unmount and repair with e2fsck".to_owned())
+    }
+
+    /// What is not asked for at each use is told to those who keep it.
+    fn apply(&self, new: MountOptions) {
+        if let Some(journal) = self.txns.journal() {
+            journal.set_tuning(tuning(&new));
+        }
+        self.alloc.set_discard(new.discard);
+        *self.options.write() = new;
+    }
+
+    /// Everything is written and the volume marked clean. Refused while unlinked files are in use:
+    /// nobody could free them. (The kernel refuses, too, while files are open for writing; it alone
+    /// knows.)
+    fn become_read_only(&self, new: &MountOptions) -> Result<()> {
+        let until = now() + PATIENCE;
+        while !self.orphans.is_empty() && !until.since(now()).is_zero() {
+            sleep(LOOK);
+        }
+        // Before the gate closes: the flusher goes through it.
+        self.writeback.stop();
+        let settled = {
+            let _alone = self.gate.write();
+            self.settle_for_reading(new)
+        };
+        match (&settled, self.txns.journal()) {
+            (Ok(()), Some(journal)) => journal.stop(),
+            (Ok(()), None) => {}
+            (Err(_), _) => self.writeback.start(self.me.clone()),
+        }
+        settled
+    }
+
+    fn settle_for_reading(&self, new: &MountOptions) -> Result<()> {
+        self.check_writable()?;
+        if !self.orphans.is_empty() {
+            return Err(FsError::Busy);
+        }
+        if let Err(error) = self.settle() {
+            self.read_only.store(false, Ordering::Release);
+            return Err(error);
+        }
+        self.apply(new.clone());
+        Ok(())
+    }
+
+    /// What a mount for writing does: the device is opened for writing, the journal replayed,
+    /// orphans are finished.
+    fn become_writable(&self, old: &MountOptions, new: &MountOptions) -> Result<()> {
+        let _alone = self.gate.write();
+        if self.stopped.lock().is_some() {
+            return Err(FsError::Stopped(self.why_stopped()));
+        }
+        let features = self.sb.lock().features();
+        if let MountMode::ReadOnly { because } = mount_mode(features) {
+            return Err(FsError::BadOption(format!(
+                "the volume's features {} cannot be written yet; it stays read-only",
+                because.join(", ")
+            )));
+        }
+        self.take_device()?;
+        self.apply(new.clone());
+        self.read_only.store(false, Ordering::Release);
+        let begun = self.begin_service();
+        if begun.is_err() {
+            self.read_only.store(true, Ordering::Release);
+            self.apply(old.clone());
+            self.end_tasks();
+        }
+        begun.map(drop)
+    }
+
+    /// The device becomes writable, and what lies over it moves into it.
+    fn take_device(&self) -> Result<()> {
+        let device: &Arc<dyn Device> = match &self.overlay {
+            Some(overlay) => overlay.inner(),
+            None => self.queue.device(),
+        };
+        device.make_writable().map_err(FsError::BadOption)?;
+        let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
+        let bytes = superblock_bytes(&below)?;
+        if bytes != *self.seen.lock() {
+            return Err(FsError::BadOption(
+                "another program has changed the volume since it was mounted; unmount and mount again"
+                    .to_owned(),
+            ));
+        }
+        let mut sb = Superblock::parse(&bytes)?;
+        if self.txns.is_journaled() && sb.features().incompat.contains(Incompat::NEEDS_RECOVERY) {
+            recover_to_device(&below, &sb, &mut MountReport::default())?;
+            let bytes = superblock_bytes(&below)?;
+            sb = Superblock::parse(&bytes)?;
+            *self.seen.lock() = bytes;
+            *self.sb.lock() = sb;
+        }
+        if let Some(overlay) = &self.overlay {
+            overlay.lift();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

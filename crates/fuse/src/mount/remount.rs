@@ -1,0 +1,171 @@
+//! Changing a running mount's options: the server's and the kernel's.
+//!
+//! The kernel knows which files are open for writing and keeps a read-only mount from being written,
+//! but does not tell a FUSE server of its remounts. So both are told here, in the order in which a
+//! refusal of either leaves the mount as it was: first the kernel that it is read-only, first the
+//! server that it is writable.
+
+use std::fs::File;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::mount::MountFlags as RawFlags;
+
+use super::MountHandle;
+use crate::error::MountError;
+use crate::sys::{self, REMOUNT_SIZE};
+
+/// The flags that follow from mount options and can change, with their words.
+const FOLLOWING: [(RawFlags, &str); 4] = [
+    (RawFlags::RDONLY, "ro"),
+    (RawFlags::NOATIME, "noatime"),
+    (RawFlags::NODIRATIME, "nodiratime"),
+    (RawFlags::SYNCHRONOUS, "sync"),
+];
+/// The flags that stay.
+const STAYING: [(RawFlags, &str); 5] = [
+    (RawFlags::NOSUID, "nosuid"),
+    (RawFlags::NODEV, "nodev"),
+    (RawFlags::NOEXEC, "noexec"),
+    (RawFlags::RELATIME, "relatime"),
+    (RawFlags::DIRSYNC, "dirsync"),
+];
+
+impl MountHandle {
+    /// Changes mount options of the running mount, as far as its file system allows it.
+    ///
+    /// # Errors
+    /// [`MountError::Busy`] where a volume in use cannot become read-only, [`MountError::Remount`]
+    /// with the server's or the kernel's reason.
+    pub fn remount(&self, list: &str) -> Result<(), MountError> {
+        let old = self.kernel_flags()?;
+        let wanted = list.rsplit(',').find_map(|word| match word.trim() {
+            "ro" => Some(true),
+            "rw" => Some(false),
+            _ => None,
+        });
+        if wanted == Some(true) && !self.helped {
+            self.set_kernel_flags(old, old | RawFlags::RDONLY)?;
+        }
+        if wanted == Some(false) && self.helped && old.contains(RawFlags::RDONLY) {
+            return Err(self.refused("only root can make a mount writable that is not".to_owned()));
+        }
+        match self.tell_server(list) {
+            Ok(options) if !self.helped => {
+                let words: Vec<&str> = options.split(',').collect();
+                let new = FOLLOWING.into_iter().fold(old, |flags, (flag, word)| {
+                    if words.contains(&word) {
+                        flags | flag
+                    } else {
+                        flags - flag
+                    }
+                });
+                self.set_kernel_flags(self.kernel_flags()?, new)
+            }
+            Ok(_) => Ok(()),
+            Err(error) => {
+                if !self.helped {
+                    self.set_kernel_flags(self.kernel_flags()?, old)?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn refused(&self, cause: String) -> MountError {
+        MountError::Remount {
+            path: self.mountpoint.to_path_buf(),
+            cause,
+        }
+    }
+
+    /// Returns the options as they are then.
+    fn tell_server(&self, list: &str) -> Result<String, MountError> {
+        let failed = |error: std::io::Error| self.refused(error.to_string());
+        let mut argument = [0; REMOUNT_SIZE];
+        let Some(place) = argument
+            .get_mut(..list.len())
+            .filter(|p| p.len() < REMOUNT_SIZE)
+        else {
+            return Err(self.refused("too many options".to_owned()));
+        };
+        place.copy_from_slice(list.as_bytes());
+        let folder = File::open(&*self.mountpoint).map_err(failed)?;
+        sys::remount(&folder, &mut argument).map_err(|error| {
+            if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) {
+                return self.refused("only who mounted it may do that".to_owned());
+            }
+            failed(error)
+        })?;
+        let (errno, text) = argument.split_at(4);
+        let text = text.split(|&b| b == 0).next().unwrap_or_default();
+        let text = String::from_utf8_lossy(text).into_owned();
+        match i32::from_ne_bytes([errno[0], errno[1], errno[2], errno[3]]) {
+            0 => Ok(text),
+            errno if errno == Errno::BUSY.raw_os_error() => {
+                Err(MountError::InUse(self.mountpoint.to_path_buf()))
+            }
+            _ => Err(self.refused(text)),
+        }
+    }
+
+    fn set_kernel_flags(&self, old: RawFlags, new: RawFlags) -> Result<(), MountError> {
+        if old == new {
+            return Ok(());
+        }
+        rustix::mount::mount_remount(&*self.mountpoint, new, "").map_err(|errno| match errno {
+            Errno::BUSY => MountError::InUse(self.mountpoint.to_path_buf()),
+            errno => self.refused(errno.to_string()),
+        })
+    }
+
+    /// The mount's flags as the kernel lists them.
+    fn kernel_flags(&self) -> Result<RawFlags, MountError> {
+        let table = std::fs::read("/proc/self/mountinfo")
+            .map_err(|error| self.refused(format!("/proc/self/mountinfo: {error}")))?;
+        flags_of(&table, &self.mountpoint).ok_or_else(|| self.refused("not mounted".to_owned()))
+    }
+}
+
+/// The flags of the newest mount on `mountpoint`: the sixth word is the mount's own, the third behind
+/// the lone dash the volume's.
+fn flags_of(table: &[u8], mountpoint: &Path) -> Option<RawFlags> {
+    let escaped = super::escape(mountpoint);
+    table.rsplit(|&b| b == b'\n').find_map(|line| {
+        let mut words = line.split(|&b| b == b' ');
+        if words.nth(4)? != escaped {
+            return None;
+        }
+        let own = words.next()?;
+        let volumes = words.skip_while(|word| *word != b"-").nth(3)?;
+        let named: Vec<&[u8]> = own
+            .split(|&b| b == b',')
+            .chain(volumes.split(|&b| b == b','))
+            .collect();
+        let flags = FOLLOWING.into_iter().chain(STAYING);
+        Some(
+            flags
+                .filter(|(_, word)| named.contains(&word.as_bytes()))
+                .fold(RawFlags::empty(), |set, (flag, _)| set | flag),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_read_from_the_kernels_list() {
+        let table = b"40 28 0:35 / /mnt/a\\040b rw,nosuid,relatime shared:1 - fuse.steadfs /x rw\n\
+            41 28 0:36 / /mnt/a\\040b rw,noatime - fuse.steadfs /y ro,sync,user_id=0\n\
+            42 28 0:36 / /mnt rw - ext4 /z rw\n";
+        let flags = flags_of(table, Path::new("/mnt/a b")).unwrap();
+        assert_eq!(
+            flags,
+            RawFlags::NOATIME | RawFlags::RDONLY | RawFlags::SYNCHRONOUS
+        );
+        assert_eq!(flags_of(table, Path::new("/mnt")), Some(RawFlags::empty()));
+        assert_eq!(flags_of(table, Path::new("/other")), None);
+    }
+}
