@@ -5,11 +5,11 @@
 //! a new file takes both from its directory's default list.
 
 use steadfs_base::IoTag;
+use steadfs_vfs::acl::Acl;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
-use crate::disk::acl::Acl;
 use crate::disk::xattr::{INDEX_ACL_ACCESS, INDEX_ACL_DEFAULT};
-use crate::disk::{self, Ino};
+use crate::disk::{self, DiskError, Ino};
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
@@ -39,7 +39,7 @@ impl Ext4 {
         let Some(stored) = self.attr_value(core, index, b"", tag)? else {
             return Ok(None);
         };
-        let acl = Acl::from_disk(&stored).map_err(|e| e.in_inode(ino))?;
+        let acl = Acl::from_disk(&stored).map_err(|e| DiskError::from(e).in_inode(ino))?;
         Ok((!acl.is_empty()).then_some((acl, stored)))
     }
 

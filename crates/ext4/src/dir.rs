@@ -28,7 +28,6 @@ use crate::txn::Handle;
 use crate::verified;
 
 pub(crate) use inline::parts as inline_parts;
-pub(crate) use nokey::symlink_target;
 
 /// Blocks of a directory that are read together when one of them is not in memory.
 const READ_AHEAD: u32 = 32;

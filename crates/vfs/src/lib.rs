@@ -2,10 +2,13 @@
 //!
 //! This room knows no on-disk format, no FUSE and does no I/O.
 
+pub mod acl;
 mod control;
 mod control_overlay;
 mod error;
+pub mod nokey;
 pub mod options;
+mod sha256;
 mod types;
 
 pub use control::{Control, ControlEntry};

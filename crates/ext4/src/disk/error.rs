@@ -4,6 +4,7 @@ use std::fmt;
 
 use steadfs_base::DevBlock;
 use steadfs_vfs::FsError;
+use steadfs_vfs::acl::AclError;
 use thiserror::Error;
 
 use super::{GroupNo, Ino};
@@ -201,5 +202,11 @@ impl From<CorruptKind> for DiskError {
 impl From<DiskError> for FsError {
     fn from(error: DiskError) -> Self {
         Self::Corrupt(error.to_string())
+    }
+}
+
+impl From<AclError> for DiskError {
+    fn from(error: AclError) -> Self {
+        Self::entry(Structure::Acl, error.index, error.rule)
     }
 }

@@ -21,7 +21,6 @@
 //! assert that the *caller* passed a slice of the right length.
 #![warn(clippy::as_conversions)]
 
-pub mod acl;
 pub mod bitmap;
 mod checksum;
 pub mod dir_entry;

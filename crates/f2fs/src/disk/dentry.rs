@@ -88,6 +88,18 @@ pub struct Entry<'a> {
     pub name: &'a [u8],
 }
 
+impl Entry<'_> {
+    /// Whether the name could be a file's: without a slash or a zero byte. Encrypted names need not be.
+    pub fn has_plain_name(&self) -> bool {
+        !self.name.iter().any(|&b| b == 0 || b == b'/')
+    }
+
+    /// Whether this is `.` or `..`.
+    pub fn is_dot(&self) -> bool {
+        self.name == b"." || self.name == b".."
+    }
+}
+
 /// The type that a stored type means; `None` for an unknown one.
 pub const fn kind_of(file_type: u8) -> Option<FileKind> {
     Some(match file_type {
@@ -162,9 +174,6 @@ fn entry_at<'a>(layout: &DentryLayout, bytes: &'a [u8], slot: usize) -> Result<E
         return bad("has a name of impossible length");
     }
     let name = &bytes[layout.name(slot, len)];
-    if name.iter().any(|&b| b == 0 || b == b'/') {
-        return bad("has a name with a slash or a zero byte");
-    }
     if raw.ino.get() == 0 {
         return bad("names no inode");
     }

@@ -1,8 +1,20 @@
-//! POSIX access control lists: ext4 stores version 1, where only named users and groups have an id;
-//! `system.posix_acl_access` and `_default` show version 2, where every entry has one.
+//! POSIX access control lists: file systems of the ext family and f2fs store version 1, where only
+//! named users and groups have an id; `system.posix_acl_access` and `_default` show version 2, where
+//! every entry has one.
 
-use super::num::{get16, get32, low16, low32, wide};
-use super::{DiskError, Result, Structure};
+use thiserror::Error;
+
+/// A list that is not valid: which entry (its number, or how many there are), and what is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("access control list: entry {index} {rule}")]
+pub struct AclError {
+    /// Number of the entry.
+    pub index: u32,
+    /// The rule it breaks.
+    pub rule: &'static str,
+}
+
+type Result<T> = std::result::Result<T, AclError>;
 
 const DISK_VERSION: u32 = 1;
 const XATTR_VERSION: u32 = 2;
@@ -32,17 +44,25 @@ impl Entry {
     }
 }
 
-fn bad(index: usize, rule: &'static str) -> DiskError {
-    DiskError::entry(Structure::Acl, low32(wide(index)), rule)
+fn bad(index: usize, rule: &'static str) -> AclError {
+    let index = u32::try_from(index).unwrap_or(u32::MAX);
+    AclError { index, rule }
+}
+
+fn get16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn get32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
 fn check_version(bytes: &[u8], version: u32) -> Result<&[u8]> {
     if bytes.len() < HEADER {
         return Err(bad(0, "is cut short"));
     }
-    let found = get32(bytes, 0);
-    if found != version {
-        return Err(DiskError::magic(Structure::Acl, found));
+    if get32(bytes, 0) != version {
+        return Err(bad(0, "is behind an unknown version"));
     }
     Ok(&bytes[HEADER..])
 }
@@ -215,7 +235,7 @@ impl Acl {
     pub fn set_mode_bits(&mut self, mode: u32) {
         for i in 0..self.0.len() {
             if let Some(shift) = self.shift(self.0[i].tag) {
-                self.0[i].perm = low16(mode >> shift & 7);
+                self.0[i].perm = (mode >> shift & 7) as u16;
             }
         }
     }
@@ -227,7 +247,7 @@ impl Acl {
         let mut child = self.clone();
         for i in 0..child.0.len() {
             if let Some(shift) = child.shift(child.0[i].tag) {
-                child.0[i].perm &= low16(mode >> shift & 7);
+                child.0[i].perm &= (mode >> shift & 7) as u16;
             }
         }
         child

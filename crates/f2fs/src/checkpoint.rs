@@ -1,0 +1,126 @@
+//! The checkpoint that is the volume's state: choosing the pack, and the journals in it.
+
+use std::collections::BTreeMap;
+
+use steadfs_base::IoTag;
+use steadfs_block::{Buf, Queue};
+use steadfs_vfs::Result;
+
+use crate::disk::checkpoint::{ALLOC_HOLES, CpFlags, verify_block};
+use crate::disk::summary::{Compacted, SummaryBlock};
+use crate::disk::{
+    BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Layout, LogType, NatEntry, Nid, SEGMENT_BLOCKS,
+    SegNo, SitEntry, Structure, journal, orphan,
+};
+use crate::fs::io_error;
+
+/// A checkpoint as it was found.
+pub struct Current {
+    /// Its numbers.
+    pub checkpoint: Checkpoint,
+    /// Which of the two packs it is.
+    pub pack: u32,
+    /// Entries that override blocks of the node address table.
+    pub nat_journal: BTreeMap<Nid, NatEntry>,
+    /// Entries that override blocks of the segment table.
+    pub sit_journal: BTreeMap<SegNo, SitEntry>,
+    /// Inodes without a name that were open.
+    pub orphans: Vec<Nid>,
+}
+
+/// Consecutive blocks.
+pub fn read_blocks(queue: &Queue, at: BlockAddr, count: u32) -> Result<Buf> {
+    let offset = u64::from(at.0) * BLOCK_SIZE as u64;
+    let len = count as usize * BLOCK_SIZE;
+    queue.read(offset, len, IoTag::default()).map_err(io_error)
+}
+
+/// Reads both packs and takes the valid one with the higher version, with what is in it.
+pub fn load(queue: &Queue, layout: &Layout) -> Result<Current> {
+    let packs = [read_pack(queue, layout, 0)?, read_pack(queue, layout, 1)?];
+    let (checkpoint, pack) = match packs {
+        [Ok(first), Ok(second)] if second.version > first.version => (second, 1),
+        [Ok(first), _] => (first, 0),
+        [Err(_), Ok(second)] => (second, 1),
+        [Err(first), Err(second)] => {
+            tracing::error!(%first, %second, "no checkpoint is valid");
+            return Err(first.into());
+        }
+    };
+    let start = layout.pack_start(pack);
+    let (nat, sit) = journals(queue, &checkpoint, start)?;
+    let mut orphans = Vec::new();
+    for block in checkpoint.orphan_blocks(layout) {
+        let at = start.plus(block);
+        let bytes = read_blocks(queue, at, 1)?;
+        orphans.extend(orphan::parse(layout, &bytes).map_err(|e| e.in_block(at))?);
+    }
+    Ok(Current {
+        nat_journal: journal::parse_nat(layout, &nat)?.into_iter().collect(),
+        sit_journal: journal::parse_sit(layout, &sit)?.into_iter().collect(),
+        checkpoint,
+        pack,
+        orphans,
+    })
+}
+
+/// One pack, if its first and last block verify and agree.
+fn read_pack(queue: &Queue, layout: &Layout, pack: u32) -> Result<Result<Checkpoint, DiskError>> {
+    let start = layout.pack_start(pack);
+    let blocks = read_blocks(queue, start, 1 + layout.cp_payload)?;
+    let checkpoint = match Checkpoint::parse(layout, &blocks) {
+        Ok(checkpoint) => checkpoint,
+        Err(error) => return Ok(Err(error.in_block(start))),
+    };
+    let last = start.plus(checkpoint.pack_blocks - 1);
+    let tail = verify_block(&read_blocks(queue, last, 1)?);
+    Ok(match tail {
+        Ok(head) if head.version == checkpoint.version => Ok(checkpoint),
+        Ok(head) => {
+            let rule = "not that of the pack's first block";
+            let what = Structure::Checkpoint;
+            let error = DiskError::field(what, "checkpoint_ver", head.version, rule);
+            Err(error.in_block(last))
+        }
+        Err(error) => Err(error.in_block(last)),
+    })
+}
+
+type JournalBytes = [u8; journal::SIZE];
+
+/// Both journals of a pack.
+fn journals(
+    queue: &Queue,
+    checkpoint: &Checkpoint,
+    start: BlockAddr,
+) -> Result<(JournalBytes, JournalBytes)> {
+    if checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES) {
+        let counts = [LogType::HotData, LogType::WarmData, LogType::ColdData].map(|log| {
+            let open = checkpoint.log(log);
+            match open.alloc {
+                ALLOC_HOLES => SEGMENT_BLOCKS,
+                _ => open.offset.into(),
+            }
+        });
+        let count = checkpoint.pack_blocks - checkpoint.start_sum;
+        let blocks = read_blocks(queue, start.plus(checkpoint.start_sum), count)?;
+        let packed = Compacted::parse(&blocks, counts)?;
+        return Ok((packed.nat_journal, packed.sit_journal));
+    }
+    let journal = |log: LogType| -> Result<JournalBytes> {
+        let bad = || {
+            let blocks = checkpoint.pack_blocks;
+            let rule = "no room for the summaries";
+            DiskError::field(
+                Structure::Checkpoint,
+                "cp_pack_total_block_count",
+                blocks,
+                rule,
+            )
+        };
+        let at = start.plus(checkpoint.summary_in_pack(log).ok_or_else(bad)?);
+        let block = SummaryBlock::parse(&read_blocks(queue, at, 1)?).map_err(|e| e.in_block(at))?;
+        Ok(block.journal)
+    };
+    Ok((journal(LogType::HotData)?, journal(LogType::ColdData)?))
+}

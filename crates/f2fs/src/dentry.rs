@@ -1,0 +1,298 @@
+//! Directories: finding names and listing them.
+//!
+//! A cookie of a listing is the place behind an entry: 1 behind `.`, 2 behind `..`, then slots counted
+//! from the directory's first block. Entries never move inside their file, so cookies stay true.
+
+use steadfs_base::{DevBlock, IoTag};
+use steadfs_block::Buf;
+use steadfs_vfs::nokey::{show, shown_hash};
+use steadfs_vfs::{DirEntry, FileKind, InodeFlags, Result};
+
+use crate::data::{BLOCK, Place};
+use crate::disk::dentry::{self, BLOCK_SLOTS, DentryLayout, Entry, kind_of};
+use crate::disk::{DiskError, Nid, Structure, hash};
+use crate::fs::F2fs;
+use crate::inode::Inode;
+
+/// Blocks read ahead of a listing.
+const AHEAD: u64 = 32;
+/// Cookies before the first slot's: behind `.` and behind `..`.
+const DOTS: u64 = 2;
+
+/// A caller's function that takes entries until it returns false.
+pub(crate) type Emit<'e> = &'e mut dyn FnMut(DirEntry<'_>) -> bool;
+
+/// Hash and name to look for, as users write it.
+struct Wanted<'a> {
+    hash: u32,
+    name: &'a [u8],
+    /// Compare with the name shown for an encrypted one.
+    shown: bool,
+}
+
+impl Wanted<'_> {
+    fn find(&self, layout: &DentryLayout, bytes: &[u8]) -> Option<Nid> {
+        if !self.shown {
+            return dentry::find(layout, bytes, self.hash, self.name).map(|entry| entry.ino);
+        }
+        dentry::entries(layout, bytes, 0)
+            .flatten()
+            .filter(|entry| entry.hash == self.hash && !entry.is_dot())
+            .find(|entry| show([entry.hash, 0], entry.name).as_deref() == Some(self.name))
+            .map(|entry| entry.ino)
+    }
+}
+
+impl F2fs {
+    /// The inode that a name in a directory means. In directories that ignore case names are found by
+    /// their exact bytes.
+    pub(crate) fn find_name(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Nid>> {
+        if let Some(found) = self.recovered.name(dir.nid(), name) {
+            return Ok(Some(found));
+        }
+        let dot = name == b"." || name == b"..";
+        let wanted = if dir.is_encrypted() && !dot {
+            // What is no shown name cannot be there.
+            let Some(hash) = shown_hash(name) else {
+                return Ok(None);
+            };
+            Wanted {
+                hash,
+                name,
+                shown: true,
+            }
+        } else {
+            Wanted {
+                hash: hash::of_name(name),
+                name,
+                shown: false,
+            }
+        };
+        if dir.has_inline_dentries() {
+            let bytes = &dir.block[dir.core.inline_range(&self.layout)];
+            let layout = dir.core.inline_dentries(&self.layout);
+            return Ok(match dir.flags().contains(InodeFlags::CASEFOLD) {
+                true => find_exact(&layout, bytes, name),
+                false => wanted.find(&layout, bytes),
+            });
+        }
+        if dir.flags().contains(InodeFlags::CASEFOLD) && !wanted.shown {
+            return self.search_whole(dir, name, tag);
+        }
+        self.search_buckets(dir, &wanted, tag)
+    }
+
+    /// Looks into the buckets that the hash leads to, level by level.
+    fn search_buckets(&self, dir: &Inode, wanted: &Wanted<'_>, tag: IoTag) -> Result<Option<Nid>> {
+        let end = self.dir_blocks(dir);
+        for level in 0..dir.core.depth.min(hash::MAX_DEPTH) {
+            let bucket = hash::bucket(level, dir.core.dir_level, wanted.hash);
+            if hash::level_start(level, dir.core.dir_level) >= end {
+                break;
+            }
+            for block in bucket {
+                if let Some(bytes) = self.dir_block(dir, block, tag)?
+                    && let Some(found) = wanted.find(&DentryLayout::BLOCK, &bytes)
+                {
+                    return Ok(Some(found));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Looks at all entries: where hashes are of something else than the name's bytes.
+    fn search_whole(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Nid>> {
+        let mut found = None;
+        self.each_block(dir, 0, tag, &mut |_, bytes| {
+            found = find_exact(&DentryLayout::BLOCK, bytes, name);
+            Ok(found.is_none())
+        })?;
+        Ok(found)
+    }
+
+    /// Blocks of a directory's file.
+    fn dir_blocks(&self, dir: &Inode) -> u64 {
+        dir.size().div_ceil(BLOCK).min(dir.fanout.max_blocks())
+    }
+
+    /// A block of a directory; `None` in a hole.
+    fn dir_block(&self, dir: &Inode, block: u64, tag: IoTag) -> Result<Option<Buf>> {
+        if block >= self.dir_blocks(dir) {
+            return Ok(None);
+        }
+        match self.map(dir, block, 1, tag)?.place {
+            Place::Hole => Ok(None),
+            Place::At(addr) => Ok(Some(self.main_block(addr, tag)?.data())),
+            Place::Compressed => {
+                let rule = "compressed directory";
+                let error = DiskError::entry(Structure::Dentries, 0, rule);
+                Err(error.in_node(dir.nid()).into())
+            }
+        }
+    }
+
+    /// Hands each block of a directory that exists to `work`, from block `first` on, until it returns
+    /// false.
+    fn each_block(
+        &self,
+        dir: &Inode,
+        first: u64,
+        tag: IoTag,
+        work: &mut dyn FnMut(u64, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        let end = self.dir_blocks(dir);
+        let mut at = first;
+        while at < end {
+            let mapped = self.map(dir, at, (end - at).min(AHEAD), tag)?;
+            if let Place::At(addr) = mapped.place
+                && mapped.len > 1
+            {
+                self.meta.prefetch(DevBlock(addr.0.into()), mapped.len, tag);
+            }
+            if mapped.place != Place::Hole {
+                for block in at..at + mapped.len {
+                    if let Some(bytes) = self.dir_block(dir, block, tag)?
+                        && !work(block, &bytes)?
+                    {
+                        return Ok(());
+                    }
+                }
+            }
+            at += mapped.len;
+        }
+        Ok(())
+    }
+
+    /// Reports the entries behind `cookie` until `emit` has enough.
+    pub(crate) fn list(&self, dir: &Inode, cookie: u64, tag: IoTag, emit: Emit<'_>) -> Result<()> {
+        if !self.list_dots(dir, cookie, tag, emit)? {
+            return Ok(());
+        }
+        let first = cookie.saturating_sub(DOTS);
+        if dir.has_inline_dentries() {
+            let bytes = &dir.block[dir.core.inline_range(&self.layout)];
+            let layout = dir.core.inline_dentries(&self.layout);
+            let from = usize::try_from(first).unwrap_or(usize::MAX);
+            if self.list_slots(dir, &layout, bytes, (0, from), emit)? {
+                self.list_recovered(dir, cookie, tag, emit)?;
+            }
+            return Ok(());
+        }
+        let slots = BLOCK_SLOTS as u64;
+        let mut more = true;
+        self.each_block(dir, first / slots, tag, &mut |block, bytes| {
+            let base = block * slots;
+            let from = first.saturating_sub(base) as usize;
+            more = self.list_slots(dir, &DentryLayout::BLOCK, bytes, (base, from), emit)?;
+            Ok(more)
+        })?;
+        if more {
+            self.list_recovered(dir, cookie, tag, emit)?;
+        }
+        Ok(())
+    }
+
+    /// Reports `.` and `..`; whether the caller wants more.
+    fn list_dots(&self, dir: &Inode, cookie: u64, tag: IoTag, emit: Emit<'_>) -> Result<bool> {
+        for (at, name) in [(0, &b"."[..]), (1, b"..")] {
+            if cookie > at {
+                continue;
+            }
+            let ino = if at == 0 {
+                dir.nid()
+            } else {
+                // Directories without the entry (`F2FS_INLINE_DOTS`) still know where they were made.
+                self.find_name(dir, name, tag)?.unwrap_or(dir.core.parent)
+            };
+            let entry = DirEntry {
+                ino: ino.into(),
+                kind: Some(FileKind::Directory),
+                name,
+                next: at + 1,
+            };
+            if !emit(entry) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reports the entries of an area whose slots begin at cookie `base`, from slot `from` on; whether
+    /// the caller wants more.
+    fn list_slots(
+        &self,
+        dir: &Inode,
+        layout: &DentryLayout,
+        bytes: &[u8],
+        (base, from): (u64, usize),
+        emit: Emit<'_>,
+    ) -> Result<bool> {
+        for entry in dentry::entries(layout, bytes, from) {
+            let entry = entry.map_err(|e| e.in_node(dir.nid()))?;
+            if entry.is_dot() {
+                continue;
+            }
+            let name = shown_name(dir, &entry)?;
+            let behind = entry.slot + dentry::slots_for(entry.name.len());
+            let shown = DirEntry {
+                ino: entry.ino.into(),
+                kind: kind_of(entry.file_type),
+                name: name.as_deref().unwrap_or(entry.name),
+                next: base + behind as u64 + DOTS,
+            };
+            // A name that recovery gave to another inode is reported with that one, below.
+            let replaced = self.recovered.name(dir.nid(), shown.name).is_some();
+            if !replaced && !emit(shown) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reports names that recovery made, behind all others.
+    fn list_recovered(&self, dir: &Inode, cookie: u64, tag: IoTag, emit: Emit<'_>) -> Result<()> {
+        const BASE: u64 = 1 << 62;
+        for (n, (name, ino)) in (0u64..).zip(self.recovered.names(dir.nid())) {
+            if cookie > BASE + n {
+                continue;
+            }
+            let kind = Some(self.named(dir, ino, tag)?.kind());
+            let entry = DirEntry {
+                ino: ino.into(),
+                kind,
+                name,
+                next: BASE + n + 1,
+            };
+            if !emit(entry) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn find_exact(layout: &DentryLayout, bytes: &[u8], name: &[u8]) -> Option<Nid> {
+    dentry::entries(layout, bytes, 0)
+        .flatten()
+        .find(|entry| entry.name == name)
+        .map(|entry| entry.ino)
+}
+
+/// The name to show, where it is not the stored one.
+fn shown_name(dir: &Inode, entry: &Entry<'_>) -> Result<Option<Vec<u8>>> {
+    let bad = |rule| {
+        let slot = u32::try_from(entry.slot).unwrap_or(u32::MAX);
+        DiskError::entry(Structure::Dentries, slot, rule).in_node(dir.nid())
+    };
+    if dir.is_encrypted() {
+        let shown = show([entry.hash, 0], entry.name);
+        return Ok(Some(
+            shown.ok_or_else(|| bad("has too short an encrypted name"))?,
+        ));
+    }
+    if !entry.has_plain_name() {
+        return Err(bad("has a name with a slash or a zero byte").into());
+    }
+    Ok(None)
+}

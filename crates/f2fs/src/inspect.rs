@@ -1,0 +1,323 @@
+//! Looking at a volume without opening it: what its superblock and its checkpoint say.
+
+use std::fmt::{self, Display, Formatter};
+
+use serde::Serialize;
+use steadfs_block::Queue;
+use steadfs_vfs::Result;
+
+use crate::checkpoint::{self, Current};
+use crate::disk::checkpoint::{ALLOC_HOLES, CpFlags};
+use crate::disk::{LogType, Superblock};
+use crate::superblock::read_superblock;
+
+/// Everything that can be said about a volume without opening it. Names are those of dump.f2fs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Inspection {
+    /// Label.
+    pub label: String,
+    /// UUID in its usual form.
+    pub uuid: String,
+    /// Which kernel made the volume.
+    pub made_by: String,
+    /// Which kernel (or program) wrote it last.
+    pub written_by: String,
+    /// Names of the features.
+    pub features: Vec<String>,
+    /// Whether it notes damage or an unwanted stop.
+    pub has_errors: bool,
+    /// Where its areas lie.
+    pub layout: Areas,
+    /// Extensions of names whose data is cold.
+    pub cold_extensions: Vec<String>,
+    /// Extensions of names whose data is hot.
+    pub hot_extensions: Vec<String>,
+    /// Other devices of the volume.
+    pub devices: Vec<String>,
+    /// Quota files of users, groups and projects.
+    pub quota_inodes: [Option<u32>; 3],
+    /// The state.
+    pub checkpoint: State,
+}
+
+/// Where the areas lie; blocks of 4096 bytes and segments of 512 blocks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "the names are dump.f2fs's")]
+pub struct Areas {
+    pub block_count: u64,
+    pub segs_per_sec: u32,
+    pub secs_per_zone: u32,
+    pub cp_blkaddr: u32,
+    pub cp_payload: u32,
+    pub sit_blkaddr: u32,
+    pub nat_blkaddr: u32,
+    pub ssa_blkaddr: u32,
+    pub main_blkaddr: u32,
+    pub segment_count_main: u32,
+}
+
+/// The newest valid checkpoint, or why there is none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// No pack can be read.
+    Unreadable {
+        /// Why.
+        why: String,
+    },
+    /// What it says.
+    Valid(Box<Numbers>),
+}
+
+/// What a checkpoint says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "the names are dump.f2fs's")]
+pub struct Numbers {
+    /// Which pack it is: 0 or 1.
+    pub pack: u32,
+    pub checkpoint_ver: u64,
+    /// Names of its flags, as dump.f2fs prints them.
+    pub flags: Vec<&'static str>,
+    pub user_block_count: u64,
+    pub valid_block_count: u64,
+    pub rsvd_segment_count: u32,
+    pub overprov_segment_count: u32,
+    pub free_segment_count: u32,
+    pub valid_node_count: u32,
+    pub valid_inode_count: u32,
+    pub next_free_nid: u32,
+    pub cp_pack_total_block_count: u32,
+    pub cp_pack_start_sum: u32,
+    pub elapsed_time: u64,
+    /// The open logs: hot, warm and cold data, then hot, warm and cold nodes.
+    pub logs: Vec<Log>,
+    /// Inodes without a name that were open.
+    pub orphans: Vec<u32>,
+    /// Entries in the journal of the node address table.
+    pub nat_journal: usize,
+    /// Entries in the journal of the segment table.
+    pub sit_journal: usize,
+}
+
+/// An open log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Log {
+    /// What it holds.
+    pub name: &'static str,
+    /// Its segment.
+    pub segment: u32,
+    /// The next block in it.
+    pub offset: u16,
+    /// Whether it fills holes (`SSR`) instead of going on at the end (`LFS`).
+    pub fills_holes: bool,
+}
+
+/// Looks at the volume on a device.
+///
+/// # Errors
+/// No superblock can be read. Everything else that is wrong is told in the result.
+pub fn inspect(queue: &Queue) -> Result<Inspection> {
+    let superblock = read_superblock(queue)?;
+    let layout = superblock.layout();
+    let checkpoint = match checkpoint::load(queue, layout) {
+        Ok(current) => State::Valid(Box::new(numbers(&current))),
+        Err(error) => State::Unreadable {
+            why: error.to_string(),
+        },
+    };
+    Ok(describe(&superblock, checkpoint))
+}
+
+fn describe(superblock: &Superblock, checkpoint: State) -> Inspection {
+    let layout = superblock.layout();
+    let (cold, hot) = superblock.extensions();
+    let [made_by, written_by] = superblock.versions();
+    let owned = |list: Vec<std::borrow::Cow<'_, str>>| list.into_iter().map(Into::into).collect();
+    Inspection {
+        label: superblock.label(),
+        uuid: uuid(&superblock.uuid()),
+        made_by: made_by.trim_end().to_owned(),
+        written_by: written_by.trim_end().to_owned(),
+        features: owned(superblock.features().names()),
+        has_errors: superblock.has_errors(),
+        layout: Areas {
+            block_count: layout.block_count,
+            segs_per_sec: layout.segments_per_section,
+            secs_per_zone: layout.sections_per_zone,
+            cp_blkaddr: layout.cp_start,
+            cp_payload: layout.cp_payload,
+            sit_blkaddr: layout.sit_start,
+            nat_blkaddr: layout.nat_start,
+            ssa_blkaddr: layout.ssa_start,
+            main_blkaddr: layout.main_start,
+            segment_count_main: layout.main_segments,
+        },
+        cold_extensions: owned(cold),
+        hot_extensions: owned(hot),
+        devices: owned(
+            superblock
+                .devices()
+                .into_iter()
+                .map(|(path, _)| path)
+                .collect(),
+        ),
+        quota_inodes: superblock.quota_inodes().map(|nid| nid.map(|nid| nid.0)),
+        checkpoint,
+    }
+}
+
+fn numbers(current: &Current) -> Numbers {
+    let cp = &current.checkpoint;
+    Numbers {
+        pack: current.pack,
+        checkpoint_ver: cp.version,
+        flags: flag_names(cp.flags),
+        user_block_count: cp.user_blocks,
+        valid_block_count: cp.valid_blocks,
+        rsvd_segment_count: cp.reserved_segments,
+        overprov_segment_count: cp.overprovision_segments,
+        free_segment_count: cp.free_segments,
+        valid_node_count: cp.valid_nodes,
+        valid_inode_count: cp.valid_inodes,
+        next_free_nid: cp.next_free_nid.0,
+        cp_pack_total_block_count: cp.pack_blocks,
+        cp_pack_start_sum: cp.start_sum,
+        elapsed_time: cp.elapsed,
+        logs: LogType::ALL
+            .into_iter()
+            .map(|log| {
+                let open = cp.log(log);
+                Log {
+                    name: log_name(log),
+                    segment: open.segment.0,
+                    offset: open.offset,
+                    fills_holes: open.alloc == ALLOC_HOLES,
+                }
+            })
+            .collect(),
+        orphans: current.orphans.iter().map(|nid| nid.0).collect(),
+        nat_journal: current.nat_journal.len(),
+        sit_journal: current.sit_journal.len(),
+    }
+}
+
+const fn log_name(log: LogType) -> &'static str {
+    match log {
+        LogType::HotData => "hot data",
+        LogType::WarmData => "warm data",
+        LogType::ColdData => "cold data",
+        LogType::HotNode => "hot node",
+        LogType::WarmNode => "warm node",
+        LogType::ColdNode => "cold node",
+    }
+}
+
+fn flag_names(flags: CpFlags) -> Vec<&'static str> {
+    [
+        (CpFlags::QUOTA_FSCK, "quota_need_fsck"),
+        (CpFlags::LARGE_NAT_BITMAP, "large_nat_bitmap"),
+        (CpFlags::NOCRC_RECOVERY, "allow_nocrc"),
+        (CpFlags::TRIMMED, "trimmed"),
+        (CpFlags::NAT_BITS, "nat_bits"),
+        (CpFlags::CRC_RECOVERY, "crc"),
+        (CpFlags::FASTBOOT, "fastboot"),
+        (CpFlags::FSCK, "fsck"),
+        (CpFlags::ERROR, "error"),
+        (CpFlags::COMPACT_SUMMARIES, "compacted_summary"),
+        (CpFlags::ORPHANS, "orphan_inodes"),
+        (CpFlags::DISABLED, "disabled"),
+        (CpFlags::DISABLED_QUICK, "disabled_quick"),
+        (CpFlags::RESIZE, "resizefs"),
+        (CpFlags::UNMOUNT, "unmount"),
+    ]
+    .into_iter()
+    .filter(|(flag, _)| flags.contains(*flag))
+    .map(|(_, name)| name)
+    .collect()
+}
+
+/// A UUID in its usual form.
+fn uuid(bytes: &[u8; 16]) -> String {
+    let mut out = String::with_capacity(36);
+    for (byte, i) in bytes.iter().zip(0..) {
+        if matches!(i, 4 | 6 | 8 | 10) {
+            out.push('-');
+        }
+        out.push_str(&format!("{byte:02x}"));
+    }
+    out
+}
+
+impl Display for Inspection {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut line = |name: &str, value: &dyn Display| writeln!(f, "{name:<28}{value}");
+        line("Type:", &"f2fs")?;
+        line("Label:", &self.label)?;
+        line("UUID:", &self.uuid)?;
+        line("Made by:", &self.made_by)?;
+        line("Written by:", &self.written_by)?;
+        line("Features:", &self.features.join(" "))?;
+        line("Errors noted:", &if self.has_errors { "yes" } else { "no" })?;
+        let areas = &self.layout;
+        line("Block count:", &areas.block_count)?;
+        line("Block size:", &crate::disk::BLOCK_SIZE)?;
+        line("Segments per section:", &areas.segs_per_sec)?;
+        line("Sections per zone:", &areas.secs_per_zone)?;
+        line("Checkpoint area:", &areas.cp_blkaddr)?;
+        line("Checkpoint payload:", &areas.cp_payload)?;
+        line("Segment table:", &areas.sit_blkaddr)?;
+        line("Node address table:", &areas.nat_blkaddr)?;
+        line("Summary area:", &areas.ssa_blkaddr)?;
+        line("Main area:", &areas.main_blkaddr)?;
+        line("Main segments:", &areas.segment_count_main)?;
+        line("Cold extensions:", &self.cold_extensions.join(" "))?;
+        line("Hot extensions:", &self.hot_extensions.join(" "))?;
+        for device in &self.devices {
+            line("Device:", device)?;
+        }
+        let names = ["User", "Group", "Project"];
+        for (name, nid) in names.into_iter().zip(self.quota_inodes) {
+            if let Some(nid) = nid {
+                line(&format!("{name} quota inode:"), &nid)?;
+            }
+        }
+        match &self.checkpoint {
+            State::Unreadable { why } => write!(f, "{:<28}unreadable: {why}", "Checkpoint:"),
+            State::Valid(numbers) => numbers.fmt(f),
+        }
+    }
+}
+
+impl Display for Numbers {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut line = |name: &str, value: &dyn Display| writeln!(f, "{name:<28}{value}");
+        line("Checkpoint pack:", &(self.pack + 1))?;
+        line(
+            "Checkpoint version:",
+            &format!("{:#x}", self.checkpoint_ver),
+        )?;
+        line("Checkpoint flags:", &self.flags.join(" "))?;
+        line("User blocks:", &self.user_block_count)?;
+        line("Valid blocks:", &self.valid_block_count)?;
+        line("Valid nodes:", &self.valid_node_count)?;
+        line("Valid inodes:", &self.valid_inode_count)?;
+        line("Next free node id:", &self.next_free_nid)?;
+        line("Free segments:", &self.free_segment_count)?;
+        line("Reserved segments:", &self.rsvd_segment_count)?;
+        line("Overprovisioned segments:", &self.overprov_segment_count)?;
+        line("Pack blocks:", &self.cp_pack_total_block_count)?;
+        line("First summary block:", &self.cp_pack_start_sum)?;
+        line("Mounted for seconds:", &self.elapsed_time)?;
+        line("Node address journal:", &self.nat_journal)?;
+        line("Segment journal:", &self.sit_journal)?;
+        line("Orphans:", &self.orphans.len())?;
+        for (n, log) in self.logs.iter().enumerate() {
+            let end = if n + 1 == self.logs.len() { "" } else { "\n" };
+            let how = if log.fills_holes { "holes" } else { "log" };
+            let name = format!("Log of {}s:", log.name).replace("datas", "data");
+            let (segment, offset) = (log.segment, log.offset);
+            write!(f, "{name:<28}segment {segment}, block {offset}, {how}{end}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! Opening a volume: superblock, checkpoint, what fsync wrote after it; and closing it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use steadfs_base::{BlockSize, IoTag};
+use steadfs_block::{Device, Queue, QueueOptions};
+use steadfs_cache::MetaCache;
+use steadfs_rt::{Rank, RwLock};
+use steadfs_vfs::{FsError, Result};
+
+use crate::checkpoint;
+use crate::disk::checkpoint::CpFlags;
+use crate::disk::{BLOCK_SIZE, MountMode, Superblock, mount_mode};
+use crate::fs::F2fs;
+use crate::inode::InodeTable;
+use crate::nat::Nat;
+use crate::options::MountOptions;
+use crate::recovery::Recovered;
+use crate::superblock::read_superblock;
+
+/// Memory for a volume's caches, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSizes {
+    /// Nodes, directories and tables.
+    pub metadata: u64,
+}
+
+impl CacheSizes {
+    /// As a part of a budget, of which file data gets the other half.
+    pub fn of(total: u64) -> Self {
+        Self {
+            metadata: total / 2,
+        }
+    }
+}
+
+impl Default for CacheSizes {
+    fn default() -> Self {
+        Self::of(256 << 20)
+    }
+}
+
+/// What opening a volume found and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountReport {
+    /// Files that fsync wrote after the checkpoint, taken over in memory.
+    pub recovered_files: u64,
+    /// Nodes taken over for them.
+    pub recovered_nodes: u64,
+    /// Unlinked inodes that were open when the checkpoint was written.
+    pub orphans: u64,
+    /// Why the volume can only be read.
+    pub read_only_because: Vec<String>,
+}
+
+impl F2fs {
+    /// Opens the volume on `device`, for reading.
+    ///
+    /// # Errors
+    /// Writing was asked for, features that are not understood, damage, or a device's failure.
+    pub fn open(
+        device: Arc<dyn Device>,
+        options: MountOptions,
+        sizes: CacheSizes,
+    ) -> Result<(Arc<Self>, MountReport)> {
+        let mut report = MountReport::default();
+        let queue = Arc::new(Queue::new(device, QueueOptions::default()));
+        let superblock = read_superblock(&queue)?;
+        choose_mode(&superblock, &options, &mut report)?;
+        check_size(&superblock, &queue)?;
+        let layout = superblock.layout().clone();
+        let current = checkpoint::load(&queue, &layout)?;
+        report.orphans = current.orphans.len() as u64;
+        warn_of_state(&superblock, current.checkpoint.flags);
+        let block_size = BlockSize::new(BLOCK_SIZE as u32).expect("a block size in range");
+        let budget = usize::try_from(sizes.metadata).unwrap_or(usize::MAX);
+        let meta = Arc::new(MetaCache::new(Arc::clone(&queue), block_size, budget));
+        let nat = Nat::new(&layout, &meta, &current.checkpoint, current.nat_journal);
+        let recover = !options.no_recovery;
+        let mut fs = Self {
+            nat,
+            layout,
+            superblock,
+            checkpoint: current.checkpoint,
+            queue,
+            meta,
+            inodes: InodeTable::new(),
+            recovered: Recovered::default(),
+            options: RwLock::new(Rank::Leaf, options),
+            unmounted: AtomicBool::new(false),
+        };
+        if recover {
+            let found = fs.find_fsynced(IoTag::default())?;
+            report.recovered_files = found.files();
+            report.recovered_nodes = found.nodes();
+            fs.recovered = found;
+        }
+        Ok((Arc::new(fs), report))
+    }
+
+    /// Ends the volume's service.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.unmounted.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+fn check_size(superblock: &Superblock, queue: &Queue) -> Result<()> {
+    let blocks = superblock.layout().block_count;
+    let size = queue.geometry().size;
+    if blocks > size / BLOCK_SIZE as u64 {
+        return Err(FsError::Corrupt(format!(
+            "the volume has {blocks} blocks of {BLOCK_SIZE} bytes, the device only {size} bytes"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether the volume can be used as asked.
+fn choose_mode(
+    superblock: &Superblock,
+    options: &MountOptions,
+    report: &mut MountReport,
+) -> Result<()> {
+    let refuse = |why: String| Err(FsError::BadOption(why));
+    match mount_mode(superblock.features()) {
+        MountMode::Refused { features } => {
+            let names = features.join(", ");
+            return refuse(format!("unsupported features: {names}"));
+        }
+        MountMode::ReadOnly { because } => {
+            report.read_only_because = because.iter().map(ToString::to_string).collect();
+        }
+        MountMode::ReadWrite => {}
+    }
+    if !superblock.devices().is_empty() {
+        return refuse("volumes on several devices are not supported".to_owned());
+    }
+    if !options.read_only {
+        return refuse("f2fs volumes cannot be written yet; mount it read-only (-o ro)".to_owned());
+    }
+    Ok(())
+}
+
+fn warn_of_state(superblock: &Superblock, flags: CpFlags) {
+    if superblock.has_errors() || flags.contains(CpFlags::ERROR) || flags.contains(CpFlags::FSCK) {
+        tracing::warn!("the volume notes errors; fsck.f2fs should look at it");
+    }
+    if flags.contains(CpFlags::RESIZE) {
+        tracing::warn!("a change of the volume's size was not finished");
+    }
+}

@@ -1,0 +1,180 @@
+//! Roll-forward into memory: what fsync wrote after the checkpoint, on a volume that is only read.
+//!
+//! fsync writes a file's changed nodes one behind the other into the warm node log, each naming the
+//! place of the next, the last one marked. Following that chain from where the checkpoint left the log
+//! finds them all; the chain ends at the first block that does not carry the checkpoint's version. Of
+//! an inode everything up to its last marked node counts. An inode marked for it (*dentry mark*) was
+//! made after the checkpoint: its name is made too.
+//!
+//! Nothing is written: the nodes found are looked up by inode and place in its tree before the node
+//! address table is asked, names before their directory. (Indirect nodes are not part of an fsync, so
+//! the ids that lead to a new node may not exist; its place in the tree does.)
+
+use std::collections::BTreeMap;
+
+use steadfs_base::{FixedSet, IoTag};
+use steadfs_vfs::Result;
+
+use crate::checkpoint::read_blocks;
+use crate::disk::checkpoint::CpFlags;
+use crate::disk::node::{Footer, NodeKind};
+use crate::disk::{self, BlockAddr, LogType, Nid};
+use crate::fs::F2fs;
+
+/// A node found.
+struct Found {
+    addr: BlockAddr,
+    footer: Footer,
+}
+
+/// What fsync wrote after the checkpoint.
+#[derive(Default)]
+pub struct Recovered {
+    /// Nodes by inode and node offset: where they lie, and their ids.
+    nodes: BTreeMap<(Nid, u32), (BlockAddr, Nid)>,
+    /// Names by directory, as users see them.
+    names: BTreeMap<Nid, BTreeMap<Vec<u8>, Nid>>,
+    files: u64,
+}
+
+impl Recovered {
+    /// Inodes of which something was found.
+    pub fn files(&self) -> u64 {
+        self.files
+    }
+
+    /// Nodes found.
+    pub fn nodes(&self) -> u64 {
+        self.nodes.len() as u64
+    }
+
+    /// Whether something of this inode was found.
+    pub fn has(&self, ino: Nid) -> bool {
+        !self.nodes.is_empty()
+            && self
+                .nodes
+                .range((ino, 0)..=(ino, u32::MAX))
+                .next()
+                .is_some()
+    }
+
+    /// The node of an inode at this place of its tree: where it lies, and its id.
+    pub fn leaf(&self, ino: Nid, offset: u32) -> Option<(BlockAddr, Nid)> {
+        self.nodes.get(&(ino, offset)).copied()
+    }
+
+    /// Where an inode lies.
+    pub fn inode(&self, ino: Nid) -> Option<BlockAddr> {
+        self.leaf(ino, 0).map(|(addr, _)| addr)
+    }
+
+    /// The inode that a name means, if recovery made the name.
+    pub fn name(&self, dir: Nid, name: &[u8]) -> Option<Nid> {
+        self.names.get(&dir)?.get(name).copied()
+    }
+
+    /// The names made in a directory.
+    pub fn names(&self, dir: Nid) -> impl Iterator<Item = (&[u8], Nid)> {
+        self.names
+            .get(&dir)
+            .into_iter()
+            .flatten()
+            .map(|(name, ino)| (name.as_slice(), *ino))
+    }
+}
+
+impl F2fs {
+    /// Follows the chain of nodes behind the checkpoint and takes over what fsync finished.
+    pub(crate) fn find_fsynced(&self, tag: IoTag) -> Result<Recovered> {
+        let chain = self.chain()?;
+        // Of each inode its last marked node, and its last marked inode with a name to be made.
+        let mut last = BTreeMap::new();
+        let mut named = BTreeMap::new();
+        for (n, found) in chain.iter().enumerate().filter(|(_, f)| f.footer.fsync) {
+            last.insert(found.footer.ino, n);
+            if found.footer.kind() == NodeKind::Inode && found.footer.dentry {
+                named.insert(found.footer.ino, n);
+            }
+        }
+        let mut recovered = Recovered::default();
+        for (ino, end) in last {
+            // Without a name to make it must be a file of the checkpoint.
+            if !named.contains_key(&ino) && !self.is_in_checkpoint(ino, tag)? {
+                continue;
+            }
+            recovered.files += 1;
+            for found in chain[..=end].iter().filter(|f| f.footer.ino == ino) {
+                let node = (found.addr, found.footer.nid);
+                recovered.nodes.insert((ino, found.footer.offset), node);
+            }
+        }
+        for (ino, n) in named {
+            self.recover_name(&mut recovered, ino, chain[n].addr, tag)?;
+        }
+        Ok(recovered)
+    }
+
+    /// The nodes behind the checkpoint in the order in which they were written.
+    fn chain(&self) -> Result<Vec<Found>> {
+        let log = self.checkpoint.log(LogType::WarmNode);
+        let mut chain = Vec::new();
+        if log.segment.0 >= self.layout.main_segments {
+            // Volumes made to be read only have no such log.
+            return Ok(chain);
+        }
+        let mut addr = self.layout.block_in(log.segment, log.offset.into());
+        let mut seen = FixedSet::default();
+        while self.layout.is_main(addr) && seen.insert(addr.0) {
+            let block = read_blocks(&self.queue, addr, 1)?;
+            let footer = Footer::parse(&block);
+            if !self.is_behind_checkpoint(&footer) {
+                break;
+            }
+            chain.push(Found { addr, footer });
+            addr = footer.next;
+        }
+        Ok(chain)
+    }
+
+    /// Whether a node was written after this checkpoint and before the next.
+    fn is_behind_checkpoint(&self, footer: &Footer) -> bool {
+        let wanted = self.checkpoint.node_version();
+        if self.checkpoint.flags.contains(CpFlags::NOCRC_RECOVERY) {
+            return footer.cp_version as u32 == wanted as u32;
+        }
+        footer.cp_version == wanted
+    }
+
+    fn is_in_checkpoint(&self, ino: Nid, tag: IoTag) -> Result<bool> {
+        if !self.layout.is_nid(ino) {
+            return Ok(false);
+        }
+        let entry = self.nat.entry(ino, tag)?;
+        Ok(entry.is_used() && entry.ino == ino)
+    }
+
+    /// Makes the name that a marked inode has in the directory it was made in.
+    fn recover_name(
+        &self,
+        recovered: &mut Recovered,
+        ino: Nid,
+        addr: BlockAddr,
+        tag: IoTag,
+    ) -> Result<()> {
+        let node = self.node_at(addr, ino, ino, tag)?;
+        let core = disk::Inode::parse(&self.layout, ino, &node.data)?;
+        let dir = self.inode(core.parent, tag)?;
+        let name = if dir.is_encrypted() {
+            let hash = disk::hash::of_name(&core.name);
+            steadfs_vfs::nokey::show([hash, 0], &core.name).unwrap_or_default()
+        } else {
+            core.name
+        };
+        // Names of the checkpoint are asked: nothing has been taken over yet.
+        if !name.is_empty() && self.find_name(&dir, &name, tag)? != Some(ino) {
+            let names = recovered.names.entry(dir.nid()).or_default();
+            names.insert(name, ino);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,48 @@
+//! Reading the superblock: the first of its two copies that verifies.
+
+use steadfs_base::IoTag;
+use steadfs_block::Queue;
+use steadfs_vfs::{FsError, Result};
+
+use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
+use crate::disk::{BLOCK_SIZE, DiskError, Superblock};
+use crate::fs::io_error;
+
+/// Reads and validates the superblock.
+///
+/// # Errors
+/// Neither copy is one; of two reasons the one that says more is told (a wrong magic number only when
+/// both have it).
+pub fn read_superblock(queue: &Queue) -> Result<Superblock> {
+    let size = queue.geometry().size;
+    if size < 2 * BLOCK_SIZE as u64 {
+        return Err(FsError::Corrupt(format!(
+            "{size} bytes are too few for an f2fs volume"
+        )));
+    }
+    let first = match read_copy(queue, 0)? {
+        Ok(superblock) => return Ok(superblock),
+        Err(error) => error,
+    };
+    match read_copy(queue, 1)? {
+        Ok(superblock) => {
+            tracing::warn!(%first, "the second superblock is used");
+            Ok(superblock)
+        }
+        Err(second) if is_magic(&first) => Err(second.into()),
+        Err(_) => Err(first.into()),
+    }
+}
+
+fn is_magic(error: &DiskError) -> bool {
+    matches!(error.kind, crate::disk::CorruptKind::Magic { .. })
+}
+
+/// One of the copies, as it verifies.
+fn read_copy(queue: &Queue, copy: u64) -> Result<Result<Superblock, DiskError>> {
+    let block = queue
+        .read(copy * BLOCK_SIZE as u64, BLOCK_SIZE, IoTag::default())
+        .map_err(io_error)?;
+    let bytes = &block[SUPERBLOCK_OFFSET..SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE];
+    Ok(Superblock::parse(bytes))
+}

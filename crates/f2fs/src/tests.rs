@@ -1,0 +1,297 @@
+//! Whole volumes, made and filled by f2fs-tools, read through the file-system calls.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use steadfs_base::InodeNo;
+use steadfs_block::MemDevice;
+use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, Seek};
+
+use crate::disk::test_images::{ALL_FEATURES, Image, LOAD_FEATURES, Opened};
+use crate::{CacheSizes, F2fs, MountOptions};
+
+mod hostile;
+
+/// Bytes that differ from block to block.
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    let word = |i: usize| {
+        let n = (i as u32 / 4).wrapping_mul(2_654_435_761) ^ u32::from(seed);
+        n.to_le_bytes()[i % 4]
+    };
+    (0..len).map(word).collect()
+}
+
+/// A tree with everything that sload.f2fs takes: sizes around every limit, long names, holes, links.
+fn make_tree(root: &Path) {
+    fs::create_dir_all(root.join("sizes")).unwrap();
+    for len in [0usize, 1, 3000, 3488, 3489, 4095, 4096, 4097, 100_000] {
+        fs::write(root.join(format!("sizes/{len}")), pattern(len, 7)).unwrap();
+    }
+    // Through direct nodes, and into the first indirect one (2959 blocks are before it).
+    fs::write(root.join("sizes/direct"), pattern(5 << 20, 1)).unwrap();
+    fs::write(root.join("sizes/indirect"), pattern((2970 << 12) + 5, 2)).unwrap();
+    fs::create_dir(root.join("many")).unwrap();
+    for i in 0..3000 {
+        fs::write(root.join(format!("many/entry number {i}")), []).unwrap();
+    }
+    fs::create_dir(root.join("names")).unwrap();
+    for len in [1, 8, 9, 254, 255] {
+        fs::write(root.join("names").join("n".repeat(len)), [len as u8]).unwrap();
+    }
+    fs::create_dir_all(root.join("deep/er/and/deeper")).unwrap();
+    symlink("target", root.join("deep/short link")).unwrap();
+    symlink("t".repeat(4000), root.join("deep/long link")).unwrap();
+    let mut perms = fs::metadata(root.join("sizes/1")).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut perms, 0o4751);
+    fs::set_permissions(root.join("sizes/1"), perms).unwrap();
+}
+
+fn read_only() -> MountOptions {
+    MountOptions::parse("ro").unwrap()
+}
+
+pub(crate) fn mount_bytes(bytes: &[u8]) -> steadfs_vfs::Result<Arc<F2fs>> {
+    let device = MemDevice::new(bytes.len() as u64);
+    device.write(0, bytes);
+    F2fs::open(Arc::new(device), read_only(), CacheSizes::default()).map(|(fs, _)| fs)
+}
+
+fn mount(image: &Image) -> Arc<F2fs> {
+    mount_bytes(&fs::read(image.path()).unwrap()).unwrap()
+}
+
+/// The names in a directory, through listings of a few entries each.
+fn names(fs: &F2fs, dir: InodeNo) -> Vec<(Vec<u8>, InodeNo, Option<FileKind>)> {
+    let mut out = Vec::new();
+    let mut cookie = 0;
+    loop {
+        let before = out.len();
+        fs.readdir(&Cx::default(), dir, cookie, &mut |entry| {
+            out.push((entry.name.to_vec(), entry.ino, entry.kind));
+            cookie = entry.next;
+            out.len() < before + 7
+        })
+        .unwrap();
+        if out.len() == before {
+            return out;
+        }
+    }
+}
+
+/// Compares a directory of the volume with one of the host; the number of names compared.
+fn compare(fs: &F2fs, dir: InodeNo, host: &Path) -> usize {
+    let cx = Cx::default();
+    let mut listed = names(fs, dir);
+    assert_eq!((&listed[0].0[..], listed[0].1), (&b"."[..], dir));
+    assert_eq!(&listed[1].0[..], b"..");
+    assert_eq!(fs.lookup(&cx, dir, b"..").unwrap().ino, listed[1].1);
+    listed.drain(..2);
+    listed.retain(|(name, ..)| name != b"lost+found");
+    listed.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut wanted: Vec<PathBuf> = fs::read_dir(host)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .collect();
+    wanted.sort();
+    let found: Vec<_> = listed.iter().map(|(name, ..)| name.clone()).collect();
+    let names = wanted
+        .iter()
+        .map(|p| p.file_name().unwrap().as_bytes().to_vec());
+    assert_eq!(found, names.collect::<Vec<_>>());
+    let mut count = 0;
+    for (path, (name, ino, kind)) in wanted.iter().zip(&listed) {
+        let attr = fs.lookup(&cx, dir, name).unwrap();
+        let meta = fs::symlink_metadata(path).unwrap();
+        assert_eq!((attr.ino, Some(attr.kind)), (*ino, *kind));
+        assert_eq!(attr.kind.mode_bits() | attr.perm, meta.mode(), "{path:?}");
+        assert_eq!(attr.mtime.secs, meta.mtime());
+        match attr.kind {
+            FileKind::Directory => count += compare(fs, attr.ino, path),
+            FileKind::Symlink => {
+                let target = fs::read_link(path).unwrap();
+                assert_eq!(
+                    fs.readlink(&cx, attr.ino).unwrap(),
+                    target.as_os_str().as_bytes()
+                );
+            }
+            _ => {
+                let content = fs::read(path).unwrap();
+                assert_eq!(attr.size, content.len() as u64);
+                let got = fs
+                    .read(&cx, attr.ino, 0, content.len() + 10)
+                    .unwrap()
+                    .to_vec();
+                assert!(got == content, "{path:?}");
+                if content.len() > 6000 {
+                    let got = fs.read(&cx, attr.ino, 4000, 1500).unwrap().to_vec();
+                    assert!(got == content[4000..5500], "{path:?}");
+                }
+            }
+        }
+        fs.forget(attr.ino, 1);
+        count += 1;
+    }
+    assert_eq!(
+        fs.lookup(&cx, dir, b"not there").unwrap_err(),
+        FsError::NotFound
+    );
+    count
+}
+
+/// What mkfs.f2fs offers. (Debian's sload.f2fs is built without compression.)
+const MATRIX: &[&[&str]] = &[
+    &[],
+    &["-i"],
+    &["-O", "extra_attr"],
+    &["-O", "extra_attr,inode_checksum"],
+    &["-O", "extra_attr,inode_crtime,sb_checksum"],
+    &["-O", "lost_found,verity,encrypt"],
+    &["-O", "extra_attr,project_quota,quota"],
+    &["-s", "2", "-z", "2", "-i"],
+    &["-a", "1", "-o", "20"],
+    &["-O", LOAD_FEATURES],
+    &["-i", "-O", LOAD_FEATURES],
+];
+
+#[test]
+fn trees_of_sload_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let tree = dir.path().join("tree");
+    make_tree(&tree);
+    for options in MATRIX {
+        let image = Image::make(options, 400);
+        image.load(&tree, &[]);
+        let fs = mount(&image);
+        let count = compare(&fs, fs.root(), &tree);
+        assert!(count > 3020, "{options:?}");
+        let usage = fs.statfs(&Cx::default()).unwrap();
+        assert!(usage.blocks_free < usage.blocks && usage.files_free < usage.files);
+    }
+}
+
+#[test]
+fn larger_volumes_and_holes() {
+    let dir = tempfile::tempdir().unwrap();
+    let tree = dir.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    // A file with holes: sload.f2fs writes them as blocks; the content is what counts.
+    let file = fs::File::create(tree.join("sparse")).unwrap();
+    file.set_len(9 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_at(&file, b"in the middle", 5 << 20).unwrap();
+    let image = Image::make(&[], 2000);
+    image.load(&tree, &[]);
+    let fs = mount(&image);
+    assert_eq!(compare(&fs, fs.root(), &tree), 1);
+    let cx = Cx::default();
+    let file = fs.lookup(&cx, fs.root(), b"sparse").unwrap();
+    assert_eq!(
+        fs.seek(&cx, file.ino, 9 << 20, Seek::Data),
+        Err(FsError::NoSuchOffset)
+    );
+    let data = fs.seek(&cx, file.ino, 0, Seek::Data).unwrap();
+    assert!(data <= 5 << 20);
+    assert!(fs.seek(&cx, file.ino, 5 << 20, Seek::Hole).unwrap() > 5 << 20);
+}
+
+#[test]
+fn what_is_refused_says_why() {
+    let refused = |bytes: &[u8], options: &str| {
+        let device = MemDevice::new(bytes.len() as u64);
+        device.write(0, bytes);
+        let options = MountOptions::parse(options).unwrap();
+        let opened = F2fs::open(Arc::new(device), options, CacheSizes::default());
+        opened.err().expect("refused").to_string()
+    };
+    let image = Image::make(&["-O", "extra_attr"], 64);
+    let bytes = fs::read(image.path()).unwrap();
+    assert!(refused(&bytes, "").contains("cannot be written yet"));
+    assert!(refused(&bytes[..32 << 20], "ro").contains("the device only"));
+    let mut zoned = bytes.clone();
+    for copy in [1024, 5120] {
+        zoned[copy + 2180] |= 2;
+    }
+    assert!(refused(&zoned, "ro").contains("blkzoned"));
+    let mut devices = bytes.clone();
+    for copy in [1024, 5120] {
+        devices[copy + 2201] = b'/';
+    }
+    assert!(refused(&devices, "ro").contains("several devices"));
+    let mut blocks = bytes.clone();
+    for copy in [1024, 5120] {
+        blocks[copy + 16] = 14;
+    }
+    assert!(refused(&blocks, "ro").contains("4 KiB"));
+    assert!(refused(&vec![0; 1 << 20], "ro").contains("magic"));
+    // One of two superblocks is enough, and so is one of two checkpoints.
+    let mut torn = bytes;
+    torn[1024] = 0;
+    assert!(mount_bytes(&torn).is_ok());
+}
+
+#[test]
+fn volumes_that_are_only_read() {
+    let image = Image::make(&["-O", "extra_attr,casefold", "-C", "utf8"], 64);
+    let bytes = fs::read(image.path()).unwrap();
+    let device = MemDevice::new(bytes.len() as u64);
+    device.write(0, &bytes);
+    let (fs, report) = F2fs::open(Arc::new(device), read_only(), CacheSizes::default()).unwrap();
+    assert_eq!(report.read_only_because, ["casefold"]);
+    let cx = Cx::default();
+    assert_eq!(
+        fs.mkdir(&cx, fs.root(), b"d", 0o755),
+        Err(FsError::ReadOnly)
+    );
+    assert_eq!(names(&fs, fs.root()).len(), 2);
+    fs.unmount().unwrap();
+    assert!(fs.getattr(&cx, fs.root()).is_err());
+}
+
+#[test]
+fn inspections() {
+    let image = Image::make(&["-l", "inspected", "-i", "-O", ALL_FEATURES], 64);
+    let bytes = fs::read(image.path()).unwrap();
+    let opened = Opened::of(bytes.clone());
+    let device = MemDevice::new(bytes.len() as u64);
+    device.write(0, &bytes);
+    let queue = steadfs_block::Queue::new(Arc::new(device), Default::default());
+    let seen = crate::inspect::inspect(&queue).unwrap();
+    assert_eq!(seen.label, "inspected");
+    let crate::inspect::State::Valid(numbers) = &seen.checkpoint else {
+        panic!("{seen}");
+    };
+    assert_eq!(numbers.checkpoint_ver, opened.checkpoint.version);
+    let text = seen.to_string();
+    // Every flag and number that dump.f2fs prints.
+    let dump = image.dump(&["-d", "1"]);
+    let state = dump
+        .lines()
+        .find(|l| l.contains("checkpoint state"))
+        .unwrap();
+    for flag in state.rsplit(" : ").next().unwrap().split_whitespace() {
+        assert!(numbers.flags.contains(&flag), "{flag}: {text}");
+    }
+    let field = |name: &str| {
+        let line = dump.lines().find(|line| line.starts_with(name)).unwrap();
+        line.rsplit(": ")
+            .next()
+            .unwrap()
+            .trim_end_matches(']')
+            .to_owned()
+    };
+    assert_eq!(
+        field("user_block_count"),
+        numbers.user_block_count.to_string()
+    );
+    assert_eq!(
+        field("free_segment_count"),
+        numbers.free_segment_count.to_string()
+    );
+    assert_eq!(
+        field("cur_data_segno[1]"),
+        numbers.logs[1].segment.to_string()
+    );
+    assert!(text.contains("Log of warm data:"));
+}

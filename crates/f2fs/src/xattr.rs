@@ -1,0 +1,143 @@
+//! Extended attributes: in the inode and in a node of their own, as one list.
+
+use steadfs_base::limits::XATTR_NAME_MAX;
+use steadfs_base::{InodeNo, IoTag};
+use steadfs_vfs::acl::Acl;
+use steadfs_vfs::{Cx, FileKind, FsError, Result};
+
+use crate::disk::node::XATTR_OFFSET;
+use crate::disk::xattr::{self, NODE_ROOM, index};
+use crate::disk::{DiskError, Structure};
+use crate::fs::F2fs;
+use crate::inode::Inode;
+
+const PREFIXES: [(u8, &[u8]); 3] = [
+    (index::USER, b"user."),
+    (index::TRUSTED, b"trusted."),
+    (index::SECURITY, b"security."),
+];
+const WHOLE: [(u8, &[u8]); 3] = [
+    (index::ACL_ACCESS, b"system.posix_acl_access"),
+    (index::ACL_DEFAULT, b"system.posix_acl_default"),
+    (index::ADVISE, b"system.advise"),
+];
+
+/// An attribute's namespace and the rest of its name.
+fn split(name: &[u8]) -> Result<(u8, &[u8])> {
+    if name.is_empty() || name.len() > XATTR_NAME_MAX {
+        return Err(FsError::Range);
+    }
+    if let Some((index, _)) = WHOLE.iter().find(|(_, whole)| *whole == name) {
+        return Ok((*index, b""));
+    }
+    for (index, prefix) in PREFIXES {
+        match name.strip_prefix(prefix) {
+            Some(b"") => {
+                return Err(FsError::Invalid(
+                    "an attribute's name is missing behind its namespace",
+                ));
+            }
+            Some(rest) => return Ok((index, rest)),
+            None => {}
+        }
+    }
+    Err(FsError::NotSupported(
+        "extended attributes of this namespace",
+    ))
+}
+
+/// The whole name of a stored attribute, if it is one that is shown.
+fn full_name(number: u8, rest: &[u8]) -> Option<Vec<u8>> {
+    let shown = WHOLE
+        .iter()
+        .find(|(n, _)| *n == number && *n != index::ADVISE);
+    if let Some((_, whole)) = shown {
+        return rest.is_empty().then(|| whole.to_vec());
+    }
+    let (_, prefix) = PREFIXES.iter().find(|(n, _)| *n == number)?;
+    Some([prefix, rest].concat())
+}
+
+fn is_acl(number: u8) -> bool {
+    number == index::ACL_ACCESS || number == index::ACL_DEFAULT
+}
+
+/// Whether files of this kind have attributes of users.
+fn has_user_attrs(kind: FileKind) -> bool {
+    matches!(kind, FileKind::Regular | FileKind::Directory)
+}
+
+impl F2fs {
+    /// Refuses a namespace that the mount options switch off.
+    fn check_namespace(&self, number: u8) -> Result<()> {
+        let options = self.options.read();
+        if is_acl(number) && options.acl == Some(false) {
+            return Err(FsError::NotSupported(
+                "access control lists (mounted with noacl)",
+            ));
+        }
+        if number == index::USER && options.user_xattr == Some(false) {
+            let what = "attributes of users (mounted with nouser_xattr)";
+            return Err(FsError::NotSupported(what));
+        }
+        Ok(())
+    }
+
+    /// The bytes of an inode's list: its own part, then the node's.
+    fn xattr_area(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
+        let mut area = inode.block[inode.core.xattr_range(&self.layout)].to_vec();
+        let (ino, nid) = (inode.nid(), inode.core.xattr_nid);
+        let node = match self.recovered.leaf(ino, XATTR_OFFSET) {
+            Some((addr, nid)) => Some(self.node_at(addr, nid, ino, tag)?),
+            None if nid.some().is_some() => Some(self.expect_node(nid, ino, XATTR_OFFSET, tag)?),
+            None => None,
+        };
+        if let Some(node) = node {
+            area.extend_from_slice(&node.data[..NODE_ROOM]);
+        }
+        Ok(area)
+    }
+
+    /// See [`steadfs_vfs::FileSystem::getxattr`].
+    pub(crate) fn xattr_value(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
+        let (number, rest) = split(name)?;
+        self.check_namespace(number)?;
+        let inode = self.by_number(ino, cx.tag)?;
+        if number == index::ADVISE {
+            return Ok(vec![inode.core.advise.0]);
+        }
+        if number == index::USER && !has_user_attrs(inode.kind()) {
+            return Err(FsError::NoData);
+        }
+        let area = self.xattr_area(&inode, cx.tag)?;
+        let list = xattr::parse(&area).map_err(|e| e.in_node(inode.nid()))?;
+        let found = list
+            .iter()
+            .find(|xattr| xattr.index == number && xattr.name == rest)
+            .ok_or(FsError::NoData)?;
+        if is_acl(number) {
+            let acl = Acl::from_disk(found.value).map_err(|e| {
+                DiskError::entry(Structure::Acl, e.index, e.rule).in_node(inode.nid())
+            })?;
+            return Ok(acl.to_xattr());
+        }
+        Ok(found.value.to_vec())
+    }
+
+    /// See [`steadfs_vfs::FileSystem::listxattr`]. Attributes in `trusted.` are shown to the superuser
+    /// only.
+    pub(crate) fn xattr_names(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
+        let inode = self.by_number(ino, cx.tag)?;
+        let area = self.xattr_area(&inode, cx.tag)?;
+        let list = xattr::parse(&area).map_err(|e| e.in_node(inode.nid()))?;
+        let hidden = |number: u8| {
+            (number == index::TRUSTED && cx.uid != 0)
+                || (number == index::USER && !has_user_attrs(inode.kind()))
+                || self.check_namespace(number).is_err()
+        };
+        let shown = list.iter().filter(|xattr| !hidden(xattr.index));
+        Ok(shown
+            .filter_map(|xattr| full_name(xattr.index, xattr.name))
+            .collect())
+    }
+}
