@@ -151,7 +151,7 @@ pub struct Sync {
 /// How to open an image without mounting it.
 #[derive(Debug, clap::Args)]
 pub struct Open {
-    /// Options for opening the volume, such as offset=1M; separated by commas.
+    /// Options for opening the volume (or each of them), such as offset=1M; separated by commas.
     #[arg(short = 'o', long = "options", value_name = "LIST")]
     pub options: Vec<String>,
 }
@@ -205,6 +205,8 @@ pub struct Inspect {
 }
 
 /// List files on a volume.
+///
+/// As ls(1) does, one name a line; owners are numbers, times are UTC.
 #[derive(Debug, clap::Args)]
 pub struct Ls {
     /// IMAGE or IMAGE:/PATH.
@@ -216,9 +218,15 @@ pub struct Ls {
     /// Also names that begin with a dot.
     #[arg(short, long)]
     pub all: bool,
+    /// As -a, but not the entries . and ..
+    #[arg(short = 'A', long)]
+    pub almost_all: bool,
     /// Directories themselves, not what is in them.
     #[arg(short, long)]
     pub directory: bool,
+    /// Also what is in the directories below.
+    #[arg(short = 'R', long)]
+    pub recursive: bool,
     /// Inode numbers.
     #[arg(short, long)]
     pub inode: bool,
@@ -236,16 +244,23 @@ pub struct Cat {
     pub open: Open,
 }
 
-/// Copy files and trees into a volume or out of it.
+/// Copy files into a volume, out of it, or from one to another.
 ///
 /// Kept are types, permissions, times, extended attributes, holes and hard links, and owners when
-/// root runs it. One side is IMAGE:/PATH, the other a path of this machine (write ./a:/b for a path
-/// with a colon). Copies into a directory that exists keep their name.
+/// root runs it or both sides are volumes. A path on a volume is IMAGE:/PATH (write ./a:/b for a path
+/// of this machine with a colon). Into a directory that exists copies go under their names, or without
+/// them if the source ends in `/.`. Interrupted, it closes the volume; what is copied is there.
 #[derive(Debug, clap::Args)]
 pub struct Cp {
     /// What to copy, and last where to.
     #[arg(required = true, num_args = 2.., value_name = "PATH")]
     pub places: Vec<OsString>,
+    /// Directories, too, with all that is in them.
+    #[arg(short, long, visible_short_alias = 'R')]
+    pub recursive: bool,
+    /// The same as -r: attributes are always kept.
+    #[arg(short, long)]
+    pub archive: bool,
     /// Replace files that are there already.
     #[arg(short, long)]
     pub force: bool,

@@ -1,9 +1,15 @@
 //! `steadfs check`.
 
-use steadfs::Options;
+use std::io::{self, Write};
+use std::path::Path;
+
+use steadfs::tools::Progress;
+use steadfs::{Checked, Options};
 
 use crate::args;
 use crate::failure::Failure;
+use crate::output::print;
+use crate::progress::Line;
 
 /// Exit code of e2fsck(8): issues that were left as they are.
 const UNCORRECTED: u8 = 4;
@@ -13,27 +19,40 @@ const OPERATIONAL: u8 = 8;
 pub fn run(args: &args::Check) -> Result<(), Failure> {
     let list = args.open.options.join(",");
     let options = Options::parse(&list).map_err(Failure::plain)?;
-    let checked =
-        steadfs::check(&args.volume, &options).map_err(|error| Failure::new(OPERATIONAL, error))?;
-    let name = args.volume.display();
-    if checked.replayed.replayed_transactions > 0 {
-        println!(
-            "{name}: journal replayed in memory ({} transactions)",
-            checked.replayed.replayed_transactions
-        );
+    let mut line = Line::of_reading("checking");
+    let checked = steadfs::check(&args.volume, &options, &mut |bytes| line.bytes(bytes));
+    line.done();
+    let checked = checked.map_err(|error| Failure::new(OPERATIONAL, error))?;
+    print(|out| tell(&args.volume, &checked, out))?;
+    if checked.report.is_clean() {
+        Ok(())
+    } else {
+        Err(Failure::new(UNCORRECTED, ""))
     }
-    let report = checked.report;
+}
+
+fn tell(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Result<()> {
+    let name = volume.display();
+    let transactions = checked.replayed.replayed_transactions;
+    if transactions > 0 {
+        writeln!(
+            out,
+            "{name}: journal replayed in memory ({transactions} transactions)"
+        )?;
+    }
+    let report = &checked.report;
     for issue in &report.issues {
-        println!("{issue}");
+        writeln!(out, "{issue}")?;
     }
     if report.more > 0 {
-        println!("and {} more", report.more);
+        writeln!(out, "and {} more", report.more)?;
     }
     for what in &report.skipped {
-        println!("not checked: {what}");
+        writeln!(out, "not checked: {what}")?;
     }
     let stats = &report.stats;
-    println!(
+    writeln!(
+        out,
         "{name}: {}/{} inodes, {}/{} blocks, {} files, {} directories: {}",
         stats.inodes_used,
         stats.inodes,
@@ -46,10 +65,5 @@ pub fn run(args: &args::Check) -> Result<(), Failure> {
         } else {
             "damaged"
         },
-    );
-    if report.is_clean() {
-        Ok(())
-    } else {
-        Err(Failure::new(UNCORRECTED, ""))
-    }
+    )
 }

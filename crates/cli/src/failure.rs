@@ -1,6 +1,7 @@
 //! How a command ends badly: an exit code and a sentence.
 
 use std::fmt::Display;
+use std::process::ExitCode;
 
 use steadfs::{Error, MountError};
 use steadfs_vfs::FsError;
@@ -17,6 +18,9 @@ pub mod code {
     pub const MOUNT: u8 = 32;
 }
 
+/// Shells show the end by a signal as 128 and its number.
+const SIGNALLED: u8 = 128;
+
 /// A command's bad end.
 #[derive(Debug)]
 pub struct Failure {
@@ -28,6 +32,28 @@ impl Failure {
     pub fn new(code: u8, message: impl Display) -> Self {
         let message = message.to_string();
         Self { code, message }
+    }
+
+    /// The end of a command that a signal ended, once it has left everything in order: shells are to
+    /// see the signal.
+    pub fn by_signal(signal: i32, message: impl Display) -> Self {
+        let code = u8::try_from(signal).map_or(code::FAILED, |signal| SIGNALLED | signal);
+        Self::new(code, message)
+    }
+
+    /// Whether a signal ended the command.
+    pub fn is_signal(&self) -> bool {
+        self.code & SIGNALLED != 0
+    }
+
+    /// Ends the program as the signal does, or gives its exit code.
+    pub fn exit(&self) -> ExitCode {
+        if self.is_signal() {
+            let signal = i32::from(self.code & !SIGNALLED);
+            // Does not return, except for signals that end nothing; the code says the same.
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+        ExitCode::from(self.code)
     }
 
     /// For commands that are not about mounting.

@@ -1,53 +1,20 @@
-//! `ls`, `cat`, `cp`, `extract` and `stat`: a volume's files without mounting it.
+//! `ls`, `cat` and `stat`: a volume's files without mounting it.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::io::{self, BufWriter, Write};
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::io::{self, Write};
 
 use steadfs::tools::{
-    self, CopyIn, CopyOut, ListOptions, Listed, Report, copy_in, copy_out, device_numbers,
-    mode_string, owner_cx, printable, utc,
+    self, ListOptions, Listed, device_numbers, mode_string, owner_cx, printable, utc,
 };
-use steadfs::{Options, Volume};
+use steadfs_base::InodeNo;
 use steadfs_vfs::{FileKind, FileSystem, Segment};
 
 use crate::args;
 use crate::failure::Failure;
-use crate::place::{OnVolume, Place, on_volume, parse};
-use crate::progress::Line;
-
-/// Opens the volume, lets `work` have it, and closes it; both must succeed.
-fn with_volume<T>(
-    image: &Path,
-    open: &args::Open,
-    write: bool,
-    work: impl FnOnce(&dyn FileSystem) -> Result<T, Failure>,
-) -> Result<T, Failure> {
-    let list = open.options.join(",");
-    let mut options = Options::parse(&list).map_err(Failure::plain)?;
-    if !write {
-        options.ext4.read_only = true;
-    }
-    crate::log::start(false);
-    let volume = Volume::open(image, &options).map_err(Failure::plain)?;
-    let done = writable(&volume, write).and_then(|()| work(&*volume.fs()));
-    match (done, volume.close()) {
-        (Err(failure), _) => Err(failure),
-        (Ok(_), Err(error)) => Err(Failure::plain(error)),
-        (Ok(value), Ok(())) => Ok(value),
-    }
-}
-
-fn writable(volume: &Volume, write: bool) -> Result<(), Failure> {
-    match volume.report().read_only_because.first() {
-        Some(reason) if write => Err(Failure::plain(format!(
-            "{}: can only be read: {reason}",
-            volume.path().display()
-        ))),
-        _ => Ok(()),
-    }
-}
+use crate::output::print;
+use crate::place::{OnVolume, on_volume};
+use crate::volume::with_volume;
 
 /// Runs `work` for each place; all are tried, and the worst end counts.
 fn for_each_place(
@@ -59,6 +26,9 @@ fn for_each_place(
     for argument in places {
         let place = on_volume(argument);
         if let Err(failure) = with_volume(&place.image, open, false, |fs| work(fs, &place)) {
+            if failure.is_signal() {
+                return Err(failure);
+            }
             eprintln!("steadfs: {}", failure.message);
             failed = Some(Failure::new(failure.code, ""));
         }
@@ -66,39 +36,82 @@ fn for_each_place(
     failed.map_or(Ok(()), Err)
 }
 
-/// Writes to standard output; a reader that has gone away is no failure of ours.
-fn print(work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
-    let mut out = BufWriter::new(io::stdout().lock());
-    match work(&mut out).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::plain(error)),
-        _ => Ok(()),
-    }
-}
-
 pub fn ls(args: &args::Ls) -> Result<(), Failure> {
     let options = ListOptions {
-        all: args.all,
+        all: args.all || args.almost_all,
+        dots: args.all,
         directory: args.directory,
     };
+    let titled = args.places.len() > 1 || args.recursive;
+    let mut first = true;
     for_each_place(&args.places, &args.open, |fs, place| {
-        let files = tools::list(fs, &owner_cx(), &place.path, options).map_err(Failure::plain)?;
-        print(|out| {
-            if args.places.len() > 1 {
-                writeln!(out, "{}:{}:", place.image.display(), printable(&place.path))?;
-            }
-            let widths = Widths::of(&files);
-            for file in &files {
-                if args.inode {
-                    write!(out, "{:>w$} ", file.attr.ino, w = widths.ino)?;
+        // Directories still to be listed, the next one last.
+        let mut todo = vec![place.path.clone()];
+        let mut met = BTreeSet::new();
+        while let Some(path) = todo.pop() {
+            let files = tools::list(fs, &owner_cx(), &path, options).map_err(Failure::plain)?;
+            let is_dir = !args.directory && !matches!(&files[..], [only] if only.name == path);
+            print(|out| {
+                if titled && is_dir {
+                    let blank = if first { "" } else { "\n" };
+                    writeln!(
+                        out,
+                        "{blank}{}:{}:",
+                        place.image.display(),
+                        printable(&path)
+                    )?;
                 }
-                if args.long {
-                    widths.long(out, file)?;
+                if args.long && is_dir {
+                    let sectors: u64 = files.iter().map(|file| file.attr.blocks).sum();
+                    writeln!(out, "total {}", sectors / 2)?;
                 }
-                writeln!(out, "{}{}", printable(&file.name), arrow(file, args.long))?;
+                show(args, &files, out)
+            })?;
+            first = false;
+            if args.recursive && is_dir {
+                todo.extend(below(&path, &files, &mut met)?);
             }
-            Ok(())
-        })
+        }
+        Ok(())
     })
+}
+
+/// The directories of a listing, the first one last.
+fn below(
+    path: &[u8],
+    files: &[Listed],
+    met: &mut BTreeSet<InodeNo>,
+) -> Result<Vec<Vec<u8>>, Failure> {
+    let mut found = Vec::new();
+    for file in files.iter().rev() {
+        let is_dots = file.name == b"." || file.name == b"..";
+        if file.attr.kind != FileKind::Directory || is_dots {
+            continue;
+        }
+        let name = [path.strip_suffix(b"/").unwrap_or(path), b"/", &file.name].concat();
+        if !met.insert(file.attr.ino) {
+            // It could lead round in a circle.
+            let (shown, ino) = (printable(&name), file.attr.ino);
+            let what = format!("{shown}: corrupt: directory inode {ino} has two names");
+            return Err(Failure::plain(what));
+        }
+        found.push(name);
+    }
+    Ok(found)
+}
+
+fn show(args: &args::Ls, files: &[Listed], out: &mut dyn Write) -> io::Result<()> {
+    let widths = Widths::of(files);
+    for file in files {
+        if args.inode {
+            write!(out, "{:>w$} ", file.attr.ino, w = widths.ino)?;
+        }
+        if args.long {
+            widths.long(out, file)?;
+        }
+        writeln!(out, "{}{}", printable(&file.name), arrow(file, args.long))?;
+    }
+    Ok(())
 }
 
 fn arrow(file: &Listed, long: bool) -> String {
@@ -202,130 +215,6 @@ pub fn cat(args: &args::Cat) -> Result<(), Failure> {
     })
 }
 
-pub fn cp(args: &args::Cp) -> Result<(), Failure> {
-    let Some((last, sources)) = args.places.split_last() else {
-        return Err(Failure::plain("nothing to copy"));
-    };
-    let sources: Vec<Place> = sources.iter().map(|s| parse(s)).collect();
-    match parse(last) {
-        Place::Volume(to) => cp_in(args, &sources, &to),
-        Place::Host(to) => cp_out(args, &sources, &to),
-    }
-}
-
-fn cp_in(args: &args::Cp, sources: &[Place], to: &OnVolume) -> Result<(), Failure> {
-    let how = CopyIn {
-        owners: true,
-        overwrite: args.force,
-    };
-    let mut from = Vec::new();
-    for source in sources {
-        match source {
-            Place::Host(path) => from.push(path),
-            Place::Volume(place) => {
-                return Err(Failure::plain(format!(
-                    "{} is on a volume, too: copy it out first, then in",
-                    place.image.display()
-                )));
-            }
-        }
-    }
-    with_volume(&to.image, &args.open, true, |fs| {
-        let cx = owner_cx();
-        let into = tools::resolve(fs, &cx, &to.path, true)
-            .is_ok_and(|file| file.attr().kind == FileKind::Directory);
-        if from.len() > 1 && !into {
-            let shown = printable(&to.path);
-            return Err(Failure::plain(format!(
-                "{shown}: is no directory on the volume"
-            )));
-        }
-        copy_all(|line| {
-            let mut total = Report::default();
-            for path in &from {
-                let mut target = to.path.clone();
-                if into {
-                    target.push(b'/');
-                    target.extend(last_name(path)?.as_bytes());
-                }
-                let done = copy_in(fs, &cx, path, &target, how, line).map_err(Failure::plain)?;
-                total.warnings.extend(done.warnings);
-            }
-            fs.sync_all(&cx).map_err(Failure::plain)?;
-            Ok(total)
-        })
-    })
-}
-
-fn cp_out(args: &args::Cp, sources: &[Place], to: &Path) -> Result<(), Failure> {
-    let into = to.is_dir();
-    if sources.len() > 1 && !into {
-        return Err(Failure::plain(format!("{}: is no directory", to.display())));
-    }
-    for source in sources {
-        let Place::Volume(place) = source else {
-            return Err(Failure::plain(
-                "neither side is on a volume: write IMAGE:/PATH for the side that is",
-            ));
-        };
-        let target = if into {
-            let name = place
-                .path
-                .rsplit(|&b| b == b'/')
-                .find(|name| !name.is_empty());
-            name.map_or_else(
-                || to.to_owned(),
-                |name| to.join(std::ffi::OsStr::from_bytes(name)),
-            )
-        } else {
-            to.to_owned()
-        };
-        out(place, &target, args.force, &args.open)?;
-    }
-    Ok(())
-}
-
-pub fn extract(args: &args::Extract) -> Result<(), Failure> {
-    let place = on_volume(&args.place);
-    out(&place, &args.directory, args.force, &args.open)
-}
-
-fn out(place: &OnVolume, to: &Path, force: bool, open: &args::Open) -> Result<(), Failure> {
-    let how = CopyOut {
-        owners: rustix::process::geteuid().is_root(),
-        overwrite: force,
-        follow: false,
-    };
-    with_volume(&place.image, open, false, |fs| {
-        copy_all(|line| {
-            copy_out(fs, &owner_cx(), &place.path, to, how, line).map_err(Failure::plain)
-        })
-    })
-}
-
-/// Copies under a progress line, then says what could not be kept; that is a failure, too.
-fn copy_all(work: impl FnOnce(&mut Line) -> Result<Report, Failure>) -> Result<(), Failure> {
-    let mut line = Line::new();
-    let done = work(&mut line);
-    line.done();
-    let report = done?;
-    for warning in &report.warnings {
-        eprintln!("steadfs: {warning}");
-    }
-    match report.warnings.len() {
-        0 => Ok(()),
-        n => Err(Failure::plain(format!(
-            "copied, but {n} things were not kept"
-        ))),
-    }
-}
-
-fn last_name(path: &Path) -> Result<OsString, Failure> {
-    let real = |path: &Path| path.canonicalize().ok()?.file_name().map(OsString::from);
-    let name = path.file_name().map(OsString::from).or_else(|| real(path));
-    name.ok_or_else(|| Failure::plain(format!("{}: has no name to copy under", path.display())))
-}
-
 pub fn stat(args: &args::Stat) -> Result<(), Failure> {
     for_each_place(&args.places, &args.open, |fs, place| {
         let cx = owner_cx();
@@ -388,19 +277,5 @@ fn kind_name(kind: FileKind) -> &'static str {
         FileKind::BlockDevice => "block device",
         FileKind::Fifo => "fifo",
         FileKind::Socket => "socket",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn copies_into_folders_keep_their_name() {
-        assert_eq!(last_name(Path::new("/a/b/")).unwrap(), "b");
-        assert_eq!(last_name(Path::new("/usr/..//usr/.")).unwrap(), "usr");
-        assert!(last_name(Path::new("/")).is_err());
-        let dot = Path::new(".").canonicalize().unwrap();
-        assert_eq!(last_name(Path::new(".")).unwrap(), dot.file_name().unwrap());
     }
 }

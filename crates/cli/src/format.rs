@@ -8,7 +8,9 @@ use steadfs::{FormatOptions, FormatReport, Options, Volume};
 
 use crate::args;
 use crate::failure::Failure;
+use crate::output::print;
 use crate::progress::Line;
+use crate::stop::Stop;
 
 pub fn run(args: &args::Format) -> Result<(), Failure> {
     let options = options(args).map_err(Failure::plain)?;
@@ -17,12 +19,15 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
         let why = "no such file; give a size to make one, as in `steadfs format disk.img 1G`";
         return Err(Failure::plain(format!("{}: {why}", args.volume.display())));
     }
-    let report = steadfs::format(&args.volume, size, &options).map_err(Failure::plain)?;
+    let line = Line::of_silence("formatting");
+    let report = steadfs::format(&args.volume, size, &options);
+    line.done();
+    let report = report.map_err(Failure::plain)?;
     if let Some(dir) = &args.from_dir {
         fill(&args.volume, dir)?;
     }
     if !args.quiet {
-        print(&args.volume, &report);
+        tell(&args.volume, &report)?;
     }
     Ok(())
 }
@@ -85,17 +90,18 @@ fn fill(path: &Path, dir: &Path) -> Result<(), Failure> {
         owners: true,
         overwrite: true,
     };
-    let mut line = Line::new();
+    let stop = Stop::on_signals()?;
+    let mut line = Line::of_copy(stop.clone());
     let copied = copy_in(&*volume.fs(), &owner_cx(), dir, b"/", how, &mut line);
-    drop(line);
+    line.done();
     let closed = volume.close().map_err(Failure::plain);
-    for warning in copied.map_err(Failure::plain)?.warnings {
+    for warning in copied.map_err(|error| stop.failure(error))?.warnings {
         eprintln!("steadfs: {warning}");
     }
     closed
 }
 
-fn print(path: &Path, report: &FormatReport) {
+fn tell(path: &Path, report: &FormatReport) -> Result<(), Failure> {
     for note in &report.notes {
         eprintln!("steadfs: {note}");
     }
@@ -103,17 +109,21 @@ fn print(path: &Path, report: &FormatReport) {
         || "no journal".to_owned(),
         |n| format!("a journal of {n} blocks"),
     );
-    println!(
-        "{}: {} blocks of {} bytes in {} groups, {} inodes, {journal}",
-        path.display(),
-        report.blocks,
-        report.block_size,
-        report.groups,
-        report.inodes,
-    );
-    if std::io::stdout().is_terminal() {
-        println!("features: {}", report.features.join(" "));
-    }
+    print(|out| {
+        writeln!(
+            out,
+            "{}: {} blocks of {} bytes in {} groups, {} inodes, {journal}",
+            path.display(),
+            report.blocks,
+            report.block_size,
+            report.groups,
+            report.inodes,
+        )?;
+        if std::io::stdout().is_terminal() {
+            writeln!(out, "features: {}", report.features.join(" "))?;
+        }
+        Ok(())
+    })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use steadfs::Options;
 
 use crate::args;
 use crate::failure::Failure;
+use crate::output::print;
 
 pub fn run(args: &args::Inspect) -> Result<(), Failure> {
     let list = args.open.options.join(",");
@@ -11,9 +12,8 @@ pub fn run(args: &args::Inspect) -> Result<(), Failure> {
     let inspection = steadfs::inspect(&args.volume, &options).map_err(Failure::plain)?;
     if args.json {
         let json = serde_json::to_string_pretty(&inspection).map_err(Failure::plain)?;
-        println!("{json}");
+        print(|out| writeln!(out, "{json}"))
     } else {
-        println!("{inspection}");
+        print(|out| writeln!(out, "{inspection}"))
     }
-    Ok(())
 }

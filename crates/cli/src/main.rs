@@ -3,6 +3,7 @@
 mod args;
 mod check;
 mod completions;
+mod copy;
 mod daemon;
 mod failure;
 mod files;
@@ -13,10 +14,13 @@ mod lab;
 mod log;
 mod mount;
 mod mount_options;
+mod output;
 mod place;
 mod progress;
 mod remount;
+mod stop;
 mod umount;
+mod volume;
 
 use std::process::ExitCode;
 
@@ -33,11 +37,11 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure { code, message }) => {
-            if !message.is_empty() {
-                eprintln!("steadfs: {message}");
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                eprintln!("steadfs: {}", failure.message);
             }
-            ExitCode::from(code)
+            failure.exit()
         }
     }
 }
@@ -53,8 +57,8 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Sync(args) => umount::sync(&args.mountpoint),
         Command::Ls(args) => files::ls(&args),
         Command::Cat(args) => files::cat(&args),
-        Command::Cp(args) => files::cp(&args),
-        Command::Extract(args) => files::extract(&args),
+        Command::Cp(args) => copy::cp(&args),
+        Command::Extract(args) => copy::extract(&args),
         Command::Stat(args) => files::stat(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Lab(args) => lab::run(&args),

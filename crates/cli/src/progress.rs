@@ -5,22 +5,74 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use steadfs::tools::{Progress, printable};
 
-/// A line with what was copied so far and what is being copied. Hidden unless standard error is a
-/// terminal.
+use crate::stop::Stop;
+
+/// Work that is done sooner shows nothing.
+const SOON: Duration = Duration::from_millis(400);
+/// How often the line moves when nothing is told.
+const TICK: Duration = Duration::from_millis(200);
+
+/// A line on standard error with what was done so far, if that is a terminal and the work takes long.
 pub struct Line {
     bar: ProgressBar,
     files: u64,
+    stop: Option<Stop>,
+    begun: steadfs_rt::Instant,
+    shown: bool,
 }
 
 impl Line {
-    pub fn new() -> Self {
-        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
+    /// For copies: bytes, speed, files, and the one being copied.
+    pub fn of_copy(stop: Stop) -> Self {
         let template = "{spinner} {bytes} ({bytes_per_sec}) {prefix} files: {wide_msg}";
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style);
+        Self {
+            stop: Some(stop),
+            ..Self::new(template, "")
         }
-        bar.enable_steady_tick(Duration::from_millis(200));
-        Self { bar, files: 0 }
+    }
+
+    /// For work that reads the volume.
+    pub fn of_reading(name: &'static str) -> Self {
+        Self::new("{spinner} {msg}, {elapsed}: {bytes} read", name)
+    }
+
+    /// For work that tells nothing until it is done.
+    pub fn of_silence(name: &'static str) -> Self {
+        let mut line = Self::new("{spinner} {msg}, {elapsed}", name);
+        line.show();
+        line
+    }
+
+    fn new(template: &str, name: &'static str) -> Self {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.tick_chars("|/-\\ "));
+        }
+        bar.set_message(name);
+        Self {
+            bar,
+            files: 0,
+            stop: None,
+            begun: steadfs_rt::now(),
+            shown: false,
+        }
+    }
+
+    fn show(&mut self) {
+        self.shown = true;
+        // Stays hidden unless it is a terminal.
+        self.bar
+            .set_draw_target(ProgressDrawTarget::stderr_with_hz(8));
+        if !self.bar.is_hidden() {
+            self.bar.enable_steady_tick(TICK);
+        }
+    }
+
+    fn is_shown(&mut self) -> bool {
+        if !self.shown && self.begun.elapsed() > SOON {
+            self.show();
+        }
+        self.shown && !self.bar.is_hidden()
     }
 
     /// Takes the line away.
@@ -32,7 +84,7 @@ impl Line {
 impl Progress for Line {
     fn file(&mut self, path: &[u8]) {
         self.files += 1;
-        if !self.bar.is_hidden() {
+        if self.is_shown() {
             self.bar.set_prefix(self.files.to_string());
             self.bar.set_message(printable(path));
         }
@@ -40,5 +92,10 @@ impl Progress for Line {
 
     fn bytes(&mut self, count: u64) {
         self.bar.inc(count);
+        self.is_shown();
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.as_ref().is_some_and(Stop::is_asked)
     }
 }

@@ -1,5 +1,6 @@
 //! Checking a volume without changing it.
 
+use std::cell::RefCell;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,30 +22,34 @@ pub struct Checked {
     pub replayed: MountReport,
 }
 
-struct QueueSource(Arc<Queue>);
+struct QueueSource<'a> {
+    queue: Arc<Queue>,
+    heard: RefCell<&'a mut dyn FnMut(u64)>,
+}
 
-impl BlockSource for QueueSource {
+impl BlockSource for QueueSource<'_> {
     fn size_bytes(&self) -> u64 {
-        self.0.geometry().size
+        self.queue.geometry().size
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let unit = u64::from(self.0.geometry().logical_block);
+        let unit = u64::from(self.queue.geometry().logical_block);
         let start = offset / unit * unit;
         let within = (offset - start) as usize;
         let len = (within + buf.len()).next_multiple_of(unit as usize);
         let data = self
-            .0
+            .queue
             .read(start, len, IoTag::default())
             .map_err(io::Error::other)?;
         buf.copy_from_slice(&data[within..within + buf.len()]);
+        (self.heard.borrow_mut())(buf.len() as u64);
         Ok(())
     }
 }
 
 /// Checks the volume on an image file or block device; nothing is written, not even the journal
-/// replayed: what is in it is laid over the volume in memory.
-pub fn check(path: &Path, options: &Options) -> Result<Checked, Error> {
+/// replayed: what is in it is laid over the volume in memory. `heard` is told of the bytes read.
+pub fn check(path: &Path, options: &Options, heard: &mut dyn FnMut(u64)) -> Result<Checked, Error> {
     let mut options = options.clone();
     options.ext4.read_only = true;
     let device: Arc<dyn Device> = Arc::new(open_device(path, &options)?);
@@ -57,6 +62,10 @@ pub fn check(path: &Path, options: &Options) -> Result<Checked, Error> {
         after_crash: replayed.replayed_transactions > 0,
         ..check::Options::default()
     };
-    let report = check::check(&QueueSource(queue), &how);
+    let source = QueueSource {
+        queue,
+        heard: RefCell::new(heard),
+    };
+    let report = check::check(&source, &how);
     Ok(Checked { report, replayed })
 }

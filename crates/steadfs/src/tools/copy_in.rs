@@ -6,22 +6,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, Stat};
 use steadfs_base::InodeNo;
-use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, SetAttr, SetTime, SetXattr};
+use steadfs_vfs::{Cx, FileKind, FileSystem};
 
 use super::copy_out::is_refusal;
 use super::host::{self, Target};
-use super::list::printable;
-use super::walk::{Held, child, resolve_parent};
-use super::{At, AtHost, CHUNK, Progress, Report, Result, join, os};
-
-/// How [`copy_in`] copies.
-#[derive(Clone, Copy, Debug)]
-pub struct CopyIn {
-    /// Keep owners; else everything belongs to the volume's root user.
-    pub owners: bool,
-    /// Replace files that are there; else they are an error.
-    pub overwrite: bool,
-}
+use super::maker::{CopyIn, Kept, Maker, Node};
+use super::walk::{Held, resolve_parent};
+use super::{At, AtHost, CHUNK, Progress, Report, Result, is_root_path, join, os};
 
 /// Copies the file or tree at `from` on the host; the copy's path on the volume is `to`. A folder
 /// that is there already is filled. Kept are types, permissions, owners (if asked), times of access
@@ -39,18 +30,13 @@ pub fn copy_in(
     progress: &mut dyn Progress,
 ) -> Result<Report> {
     let mut copier = Copier {
-        fs,
-        cx,
-        how,
+        maker: Maker { fs, cx, how },
         progress,
         report: Report::default(),
         first_names: BTreeMap::new(),
     };
     let stat = host::stat(host::cwd(), from.as_os_str()).on_host(from)?;
-    let is_root = to
-        .split(|&b| b == b'/')
-        .all(|name| name.is_empty() || name == b".");
-    let (dir, name) = if is_root {
+    let (dir, name) = if is_root_path(to) {
         (Held::root(fs, cx).on_volume(to)?, Vec::new())
     } else {
         resolve_parent(fs, cx, to).on_volume(to)?
@@ -88,9 +74,7 @@ struct Frame<'a> {
 }
 
 struct Copier<'a, 'p> {
-    fs: &'a dyn FileSystem,
-    cx: &'a Cx,
-    how: CopyIn,
+    maker: Maker<'a>,
     progress: &'p mut dyn Progress,
     report: Report,
     /// What files of several names became, by the host's device and inode number.
@@ -122,7 +106,7 @@ impl<'a> Copier<'a, '_> {
                 name: &name,
                 target: join(&frame.target, &name),
             };
-            if host::kind_of(&stat) == Some(FileKind::Directory) {
+            if kind_of(&stat) == FileKind::Directory {
                 let frame = self.enter(&stat, &place)?;
                 stack.push(frame);
             } else {
@@ -134,11 +118,11 @@ impl<'a> Copier<'a, '_> {
 
     /// Makes a folder, or takes the one that is there.
     fn enter(&mut self, stat: &Stat, place: &Place<'_>) -> Result<Frame<'a>> {
-        self.progress.file(&place.target);
-        self.report.files += 1;
+        self.begin(place)?;
         let dir = host::open_dir(place.dir, os(place.host_name)).on_host(&place.source)?;
         let names = host::names(dir.as_fd()).on_host(&place.source)?;
-        let held = self.make_dir(place).on_volume(&place.target)?;
+        let held = self.maker.dir(place.into, place.name);
+        let held = held.on_volume(&place.target)?;
         Ok(Frame {
             held,
             names: names.into_iter(),
@@ -149,48 +133,23 @@ impl<'a> Copier<'a, '_> {
         })
     }
 
-    fn make_dir(&self, place: &Place<'_>) -> steadfs_vfs::Result<Held<'a>> {
-        let (fs, cx) = (self.fs, self.cx);
-        if place.name.is_empty() {
-            return Held::root(fs, cx);
-        }
-        match fs.mkdir(cx, place.into, place.name, 0o700) {
-            Ok(attr) => Ok(Held::counted(fs, attr)),
-            Err(FsError::Exists) => {
-                let there = child(fs, cx, place.into, place.name)?;
-                match there.attr().kind {
-                    FileKind::Directory => Ok(there),
-                    _ => Err(FsError::Exists),
-                }
-            }
-            Err(error) => Err(error),
-        }
+    fn begin(&mut self, place: &Place<'_>) -> Result<()> {
+        self.progress.file(&place.target);
+        super::go_on(self.progress)?;
+        self.report.files += 1;
+        Ok(())
     }
 
     /// Copies what is no folder.
     fn file(&mut self, stat: &Stat, place: &Place<'_>) -> Result<()> {
-        let (fs, cx) = (self.fs, self.cx);
-        self.progress.file(&place.target);
-        self.report.files += 1;
-        if place.name.is_empty() {
-            return Err(FsError::IsDir).on_volume(&place.target);
-        }
-        if self.how.overwrite {
-            match fs.unlink(cx, place.into, place.name) {
-                Ok(()) | Err(FsError::NotFound) => {}
-                Err(error) => return Err(error).on_volume(&place.target),
-            }
-        }
+        self.begin(place)?;
+        let (maker, into, name) = (self.maker, place.into, place.name);
+        maker.make_room(into, name).on_volume(&place.target)?;
         let host_id = (stat.st_dev, stat.st_ino);
         if let Some(first) = self.first_names.get(&host_id) {
-            let attr = fs
-                .link(cx, first.ino(), place.into, place.name)
-                .on_volume(&place.target)?;
-            drop(Held::counted(fs, attr));
-            return Ok(());
+            return maker.link(first.ino(), into, name).on_volume(&place.target);
         }
-        let attr = self.make(stat, place)?;
-        let held = Held::counted(fs, attr);
+        let held = self.make(stat, place)?;
         if held.attr().kind == FileKind::Regular {
             self.content(held.ino(), stat, place)?;
         } else {
@@ -203,22 +162,25 @@ impl<'a> Copier<'a, '_> {
         Ok(())
     }
 
-    fn make(&mut self, stat: &Stat, place: &Place<'_>) -> Result<Attr> {
-        let (fs, cx) = (self.fs, self.cx);
-        if host::kind_of(stat) == Some(FileKind::Symlink) {
-            let target = rustix::fs::readlinkat(place.dir, os(place.host_name), Vec::new())
-                .on_host(&place.source)?;
-            return fs
-                .symlink(cx, place.into, place.name, target.to_bytes())
-                .on_volume(&place.target);
-        }
+    fn make(&self, stat: &Stat, place: &Place<'_>) -> Result<Held<'a>> {
+        let kind = kind_of(stat);
+        let target = match kind {
+            FileKind::Symlink => rustix::fs::readlinkat(place.dir, os(place.host_name), Vec::new())
+                .on_host(&place.source)?
+                .into_bytes(),
+            _ => Vec::new(),
+        };
         let (major, minor) = (
             rustix::fs::major(stat.st_rdev),
             rustix::fs::minor(stat.st_rdev),
         );
-        let device = (minor & 0xff) | (major << 8) | ((minor & 0xf_ff00) << 12);
-        let mode = (stat.st_mode & 0o170_000) | 0o600;
-        fs.mknod(cx, place.into, place.name, mode, device)
+        let node = Node {
+            kind,
+            rdev: (minor & 0xff) | (major << 8) | ((minor & 0xf_ff00) << 12),
+            target: &target,
+        };
+        self.maker
+            .file(&node, place.into, place.name)
             .on_volume(&place.target)
     }
 
@@ -241,28 +203,22 @@ impl<'a> Copier<'a, '_> {
                 if n == 0 {
                     break 'data; // It was truncated meanwhile.
                 }
-                self.fs
-                    .write(self.cx, ino, at, &buffer[..n], false)
+                let (fs, cx) = (self.maker.fs, self.maker.cx);
+                fs.write(cx, ino, at, &buffer[..n], false)
                     .on_volume(&place.target)?;
                 at += n as u64;
                 self.report.bytes += n as u64;
                 self.progress.bytes(n as u64);
+                super::go_on(self.progress)?;
             }
         }
         if at < size {
-            let set = SetAttr {
-                size: Some(size),
-                ..SetAttr::default()
-            };
-            self.fs
-                .setattr(self.cx, ino, &set)
-                .on_volume(&place.target)?;
+            self.maker.end_at(ino, size).on_volume(&place.target)?;
         }
         let from = Target::Open(file.as_fd());
         self.attributes(ino, stat, &from, (&place.source, &place.target))
     }
 
-    /// Sets owner and permissions, then extended attributes, then times: each would undo a later one.
     fn attributes(
         &mut self,
         ino: InodeNo,
@@ -270,45 +226,29 @@ impl<'a> Copier<'a, '_> {
         from: &Target<'_>,
         (source, target): (&Path, &[u8]),
     ) -> Result<()> {
-        let (fs, cx) = (self.fs, self.cx);
-        let is_link = host::kind_of(stat) == Some(FileKind::Symlink);
-        let set = SetAttr {
-            perm: (!is_link).then_some(stat.st_mode & 0o7777),
-            uid: Some(if self.how.owners { stat.st_uid } else { 0 }),
-            gid: Some(if self.how.owners { stat.st_gid } else { 0 }),
-            ..SetAttr::default()
-        };
-        fs.setattr(cx, ino, &set).on_volume(target)?;
         let xattrs = match from.xattrs() {
             Err(error) if is_refusal(&error) => {
-                self.warn(target, &format!("attributes were not kept: {error}"));
+                let what = format!("attributes were not kept: {error}");
+                self.report.warn(target, &what);
                 Vec::new()
             }
             xattrs => xattrs.on_host(source)?,
         };
-        for (name, value) in xattrs {
-            match fs.setxattr(cx, ino, &name, &value, SetXattr::Any) {
-                Ok(()) => {}
-                Err(error @ (FsError::NotSupported(_) | FsError::NoSpace | FsError::TooBig)) => {
-                    let shown = printable(&name);
-                    self.warn(target, &format!("attribute {shown} was not kept: {error}"));
-                }
-                Err(error) => return Err(error).on_volume(target),
-            }
-        }
         let (atime, mtime) = host::times_of(stat);
-        let set = SetAttr {
-            atime: Some(SetTime::At(atime)),
-            mtime: Some(SetTime::At(mtime)),
-            ..SetAttr::default()
+        let kept = Kept {
+            kind: kind_of(stat),
+            perm: stat.st_mode & 0o7777,
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+            atime,
+            mtime,
+            xattrs,
         };
-        fs.setattr(cx, ino, &set).on_volume(target)?;
-        Ok(())
+        self.maker.keep(ino, kept, target, &mut self.report)
     }
+}
 
-    fn warn(&mut self, target: &[u8], what: &str) {
-        self.report
-            .warnings
-            .push(format!("{}: {what}", printable(target)));
-    }
+/// The type of a file of the host; Linux has no others.
+fn kind_of(stat: &Stat) -> FileKind {
+    host::kind_of(stat).unwrap_or(FileKind::Regular)
 }

@@ -179,8 +179,7 @@ impl<'a> Copier<'a, '_> {
 
     /// Makes a folder, or takes the one that is there.
     fn enter(&mut self, held: Held<'a>, place: &Place<'_>) -> Result<Frame<'a>> {
-        self.progress.file(&place.source);
-        self.report.files += 1;
+        self.begin(&place.source)?;
         if !self.folders.insert(held.ino()) {
             let ino = held.ino();
             let twice = FsError::Corrupt(format!("directory inode {ino} has two names"));
@@ -203,11 +202,17 @@ impl<'a> Copier<'a, '_> {
         })
     }
 
+    fn begin(&mut self, source: &[u8]) -> Result<()> {
+        self.progress.file(source);
+        super::go_on(self.progress)?;
+        self.report.files += 1;
+        Ok(())
+    }
+
     /// Copies what is no folder.
     fn file(&mut self, held: &Held<'_>, place: &Place<'_>) -> Result<()> {
         let attr = held.attr();
-        self.progress.file(&place.source);
-        self.report.files += 1;
+        self.begin(&place.source)?;
         if self.how.overwrite {
             match rustix::fs::unlinkat(place.dir, os(place.name), AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
@@ -241,7 +246,7 @@ impl<'a> Copier<'a, '_> {
         let mut write = |offset: u64, bytes: &[u8]| {
             write_all_at(&file, bytes, offset).on_host(&place.target)?;
             progress.bytes(bytes.len() as u64);
-            Ok(())
+            super::go_on(progress)
         };
         self.report.bytes += write_content(self.fs, self.cx, &place.source, attr.ino, &mut write)?;
         rustix::fs::ftruncate(&file, attr.size).on_host(&place.target)?;
@@ -270,7 +275,8 @@ impl<'a> Copier<'a, '_> {
         match made {
             Ok(()) => Ok(true),
             Err(Errno::PERM) => {
-                self.warn(&place.source, "was not made: only root can");
+                self.report
+                    .warn(&place.source, "was not made: only root can");
                 Ok(false)
             }
             Err(error) => Err(error).on_host(&place.target),
@@ -302,18 +308,13 @@ impl<'a> Copier<'a, '_> {
                 Ok(()) => {}
                 Err(error) if is_refusal(&error) => {
                     let shown = printable(&name);
-                    self.warn(source, &format!("attribute {shown} was not kept: {error}"));
+                    self.report
+                        .warn(source, &format!("attribute {shown} was not kept: {error}"));
                 }
                 Err(error) => return Err(error).on_host(path),
             }
         }
         target.set_times(attr).on_host(path)
-    }
-
-    fn warn(&mut self, source: &[u8], what: &str) {
-        self.report
-            .warnings
-            .push(format!("{}: {what}", printable(source)));
     }
 }
 

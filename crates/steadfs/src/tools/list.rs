@@ -13,6 +13,8 @@ use super::{At, Result, join};
 pub struct ListOptions {
     /// Also names that begin with a dot.
     pub all: bool,
+    /// Also `.` and `..`.
+    pub dots: bool,
     /// The directory itself, not what is in it.
     pub directory: bool,
 }
@@ -46,6 +48,12 @@ pub fn list(
     entries.retain(|entry| options.all || !entry.name.starts_with(b"."));
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     let mut files = Vec::with_capacity(entries.len());
+    if options.dots {
+        files.push(listed(fs, cx, path, b".", &found)?);
+        let above = join(path, b"..");
+        let parent = resolve(fs, cx, &above, true).on_volume(&above)?;
+        files.push(listed(fs, cx, &above, b"..", &parent)?);
+    }
     for entry in entries {
         let at = join(path, &entry.name);
         let file = child(fs, cx, found.ino(), &entry.name).on_volume(&at)?;

@@ -4,10 +4,12 @@
 //! Volumes may be hostile: names are checked, loops found, and nothing is written on the host
 //! outside the folder that was given.
 
+mod copy_between;
 mod copy_in;
 mod copy_out;
 mod host;
 mod list;
+mod maker;
 mod walk;
 
 use std::ffi::OsStr;
@@ -17,9 +19,11 @@ use std::path::{Path, PathBuf};
 
 use steadfs_vfs::{Cx, FsError};
 
-pub use copy_in::{CopyIn, copy_in};
+pub use copy_between::copy_between;
+pub use copy_in::copy_in;
 pub use copy_out::{CopyOut, copy_out, write_content};
 pub use list::{ListOptions, Listed, device_numbers, list, mode_string, printable, utc};
+pub use maker::CopyIn;
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
 
 /// Why a tool stopped, with the place.
@@ -41,6 +45,9 @@ pub enum ToolError {
         /// The reason.
         source: io::Error,
     },
+    /// Whoever watches wanted it to stop.
+    #[error("stopped; what was copied before the last file is there")]
+    Stopped,
 }
 
 /// Result of a tool.
@@ -57,12 +64,29 @@ pub struct Report {
     pub warnings: Vec<String>,
 }
 
-/// Hears how a copy gets on.
+impl Report {
+    fn warn(&mut self, path: &[u8], what: &str) {
+        self.warnings.push(format!("{}: {what}", printable(path)));
+    }
+}
+
+/// Hears how a copy gets on, and may stop it.
 pub trait Progress {
     /// Copying of the file at `path` (on the volume) begins.
     fn file(&mut self, path: &[u8]);
     /// So many more bytes are copied.
     fn bytes(&mut self, count: u64);
+    /// Whether it shall stop: asked between files and between pieces of a file.
+    fn stopped(&self) -> bool {
+        false
+    }
+}
+
+fn go_on(progress: &dyn Progress) -> Result<()> {
+    match progress.stopped() {
+        true => Err(ToolError::Stopped),
+        false => Ok(()),
+    }
 }
 
 /// Hears nothing.
@@ -90,6 +114,12 @@ fn show(path: &[u8]) -> String {
 
 fn os(bytes: &[u8]) -> &OsStr {
     OsStr::from_bytes(bytes)
+}
+
+/// Whether a path on a volume is the root itself.
+fn is_root_path(path: &[u8]) -> bool {
+    path.split(|&b| b == b'/')
+        .all(|name| name.is_empty() || name == b".")
 }
 
 /// `dir/name` on a volume.

@@ -111,6 +111,16 @@ pub fn child<'a>(fs: &'a dyn FileSystem, cx: &Cx, dir: InodeNo, name: &[u8]) -> 
 /// # Errors
 /// As stat(2); [`FsError::Invalid`] for a circle of links.
 pub fn resolve<'a>(fs: &'a dyn FileSystem, cx: &Cx, path: &[u8], follow: bool) -> Result<Held<'a>> {
+    way(fs, cx, path, follow)?.pop().ok_or(FsError::NotFound)
+}
+
+/// As [`resolve`], with all directories from the root to the file, which comes last.
+pub(super) fn way<'a>(
+    fs: &'a dyn FileSystem,
+    cx: &Cx,
+    path: &[u8],
+    follow: bool,
+) -> Result<Vec<Held<'a>>> {
     let mut way = vec![Held::root(fs, cx)?];
     // Components still to go, the next one last.
     let mut todo: Vec<Vec<u8>> = components(path);
@@ -149,11 +159,11 @@ pub fn resolve<'a>(fs: &'a dyn FileSystem, cx: &Cx, path: &[u8], follow: bool) -
         }
         todo.extend(components(&target));
     }
-    let found = way.pop().ok_or(FsError::NotFound)?;
+    let found = way.last().ok_or(FsError::NotFound)?;
     if must_be_dir && found.attr.kind != FileKind::Directory {
         return Err(FsError::NotDir);
     }
-    Ok(found)
+    Ok(way)
 }
 
 /// The directory that has, or would have, the last name of `path`, and that name.

@@ -1,0 +1,22 @@
+//! Standard output.
+
+use std::io::{self, BufWriter, Write};
+
+use signal_hook::consts::SIGPIPE;
+
+use crate::failure::Failure;
+
+/// Writes to standard output. When the reader has gone away, the command ends as every other of a
+/// pipe's commands does: quietly, by SIGPIPE.
+pub fn print(work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    match work(&mut out).and_then(|()| out.flush()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            // What is left in the buffer has nowhere to go.
+            drop(out.into_parts());
+            Err(Failure::by_signal(SIGPIPE, ""))
+        }
+        Err(error) => Err(Failure::plain(format!("standard output: {error}"))),
+    }
+}

@@ -1,0 +1,41 @@
+//! Opening a volume for one command.
+
+use std::path::Path;
+
+use steadfs::{Options, Volume};
+use steadfs_vfs::FileSystem;
+
+use crate::args;
+use crate::failure::Failure;
+
+/// Opens the volume, lets `work` have it, and closes it; both must succeed.
+pub fn with_volume<T>(
+    image: &Path,
+    open: &args::Open,
+    write: bool,
+    work: impl FnOnce(&dyn FileSystem) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let list = open.options.join(",");
+    let mut options = Options::parse(&list).map_err(Failure::plain)?;
+    if !write {
+        options.ext4.read_only = true;
+    }
+    crate::log::start(false);
+    let volume = Volume::open(image, &options).map_err(Failure::plain)?;
+    let done = writable(&volume, write).and_then(|()| work(&*volume.fs()));
+    match (done, volume.close()) {
+        (Err(failure), _) => Err(failure),
+        (Ok(_), Err(error)) => Err(Failure::plain(error)),
+        (Ok(value), Ok(())) => Ok(value),
+    }
+}
+
+fn writable(volume: &Volume, write: bool) -> Result<(), Failure> {
+    match volume.report().read_only_because.first() {
+        Some(reason) if write => Err(Failure::plain(format!(
+            "{}: can only be read: {reason}",
+            volume.path().display()
+        ))),
+        _ => Ok(()),
+    }
+}

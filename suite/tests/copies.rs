@@ -1,0 +1,357 @@
+//! Volumes without mounting them: copies in, out and between, listings as ls has them, and how the
+//! commands behave in pipes, on terminals and when they are interrupted.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use steadfs_suite::command::{finish, wait};
+use steadfs_suite::generate::{Torture, torture};
+use steadfs_suite::stead::program;
+use steadfs_suite::{Compare, Image, KernelMount, Scratch, Tree, run, steadfs};
+
+const MIB: u64 = 1 << 20;
+const SIGPIPE: i32 = 13;
+
+fn image(scratch: &Scratch, name: &str, kind: &str, size: u64) -> Image {
+    let path = scratch.join(name);
+    let size = size.to_string();
+    let words = ["format", "-q", "-t", kind, path.to_str().unwrap(), &size];
+    steadfs(words).expect(0);
+    Image::at(path)
+}
+
+fn at(image: &Image, path: &str) -> String {
+    format!("{}:{path}", image.path().display())
+}
+
+#[track_caller]
+fn cp(args: &[&str]) {
+    steadfs(["cp"].iter().chain(args)).expect(0);
+}
+
+#[track_caller]
+fn refused(args: &[&str], words: &str) {
+    let said = steadfs(args);
+    assert_eq!(said.code(), 1, "{args:?}: {}", said.err);
+    assert!(said.err.contains(words), "{args:?}: {}", said.err);
+    assert_eq!(said.err.lines().count(), 1, "{args:?}: {}", said.err);
+}
+
+fn tree_by_kernel(scratch: &Scratch, image: &Image, path: &str) -> Tree {
+    let mount = KernelMount::new(scratch, image.path(), "ro");
+    let tree = Tree::of(&mount.join(path));
+    mount.unmount();
+    tree
+}
+
+#[test]
+fn trees_go_in_between_and_out_and_stay_equal() {
+    let scratch = Scratch::new();
+    let source = scratch.folder("source");
+    torture(
+        &source,
+        Torture {
+            block: 1024,
+            far: 1 << 31,
+            longest_link: 1023,
+            xattr_bytes: 900,
+            many: 300,
+        },
+    );
+    let original = Tree::of(&source);
+    let first = image(&scratch, "first.img", "ext4", 256 * MIB);
+    let second = image(&scratch, "second.img", "ext4", 256 * MIB);
+    let source = source.to_str().unwrap();
+    cp(&["-a", source, &at(&first, "/")]);
+    cp(&["-r", &at(&first, "/source"), &at(&second, "/")]);
+    // Within one volume, and to its root without the name.
+    cp(&["-r", &at(&second, "/source"), &at(&second, "/again")]);
+    cp(&["-r", &at(&second, "/again/."), &at(&second, "/merged")]);
+    first.check_clean();
+    second.check_clean();
+    let on_first = tree_by_kernel(&scratch, &first, "source");
+    original.assert_same(&on_first, Compare::COPY, "host and first volume");
+    let holes = Compare {
+        holes: true,
+        ..Compare::COPY
+    };
+    for path in ["source", "again", "merged"] {
+        let copy = tree_by_kernel(&scratch, &second, path);
+        on_first.assert_same(&copy, holes, path);
+    }
+    let back = scratch.join("back");
+    let (from, to) = (at(&second, "/merged"), back.to_str().unwrap());
+    steadfs(["extract", &from, to]).expect(0);
+    original.assert_same(&Tree::of(&back), Compare::COPY, "host and extracted");
+}
+
+#[test]
+fn copies_that_make_no_sense_are_refused() {
+    let scratch = Scratch::new();
+    let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
+    let other = image(&scratch, "b.img", "ext2", 16 * MIB);
+    let dir = scratch.folder("dir");
+    fs::write(dir.join("file"), b"content").unwrap();
+    let dir = dir.to_str().unwrap();
+    refused(&["cp", dir, &at(&volume, "/")], "-r copies it");
+    cp(&["-r", dir, &at(&volume, "/")]);
+    refused(&["cp", &at(&volume, "/dir"), "/tmp"], "-r copies it");
+    refused(
+        &["cp", &at(&volume, "/dir"), &at(&other, "/")],
+        "-r copies it",
+    );
+    refused(
+        &["cp", "-r", dir, &at(&volume, "/")],
+        "/dir/file: file exists; -f replaces",
+    );
+    cp(&["-rf", dir, &at(&volume, "/")]);
+    refused(
+        &["cp", "-r", &at(&volume, "/dir"), &at(&volume, "/dir/below")],
+        "into itself",
+    );
+    refused(
+        &["cp", "-r", &at(&volume, "/"), &at(&volume, "/dir/all")],
+        "into itself",
+    );
+    let same = at(&volume, "/dir/file");
+    refused(&["cp", "-f", &same, &same], "same file");
+    refused(
+        &["cp", &at(&volume, "/none"), &at(&other, "/")],
+        "no such file",
+    );
+    refused(&["cp", dir, dir], "neither side");
+    refused(
+        &["cp", &same, &at(&volume, "/dir/file"), &at(&other, "/none")],
+        "no directory",
+    );
+    // Nothing was lost by any of it.
+    assert_eq!(steadfs(["cat", &same]).expect(0).out, "content");
+    volume.check_clean();
+    other.check_clean();
+}
+
+#[test]
+fn listings_are_those_of_ls() {
+    let scratch = Scratch::new();
+    let volume = image(&scratch, "a.img", "ext4", 32 * MIB);
+    let source = scratch.folder("source");
+    for name in ["b/c/d", "b/.e", "a"] {
+        fs::create_dir_all(source.join(name)).unwrap();
+    }
+    for name in ["b/c/file", "b/.hidden", "b/c/d/x", "Z", "0", "ä"] {
+        fs::write(source.join(name), name).unwrap();
+    }
+    std::os::unix::fs::symlink("b/c", source.join("link")).unwrap();
+    cp(&["-r", source.to_str().unwrap(), &at(&volume, "/")]);
+    let mount = KernelMount::new(&scratch, volume.path(), "ro");
+    let root = mount.join("source");
+    let inside = |command: &str| {
+        let mut shell = Command::new("bash");
+        shell
+            .args(["-c", command])
+            .current_dir(&root)
+            .env("LC_ALL", "C");
+        finish(shell, Duration::from_secs(60)).expect(0).out
+    };
+    let by_ls: Vec<(&str, String)> = ["-1", "-1a", "-1A", "-1i", "-1R", "-1aR"]
+        .into_iter()
+        .map(|options| (options, inside(&format!("ls {options} -N"))))
+        .collect();
+    let long = inside("stat -c '%A %h %u %g %s' .hidden b/c/file link b 2>/dev/null || true");
+    mount.unmount();
+    for (options, wanted) in by_ls {
+        let options = options.replace('1', "");
+        let place = at(&volume, "/source");
+        let mut words = vec!["ls", &place];
+        if options != "-" {
+            words.insert(1, &options);
+        }
+        let ours = steadfs(words).expect(0).out.replace(&place, ".");
+        assert_eq!(ours, wanted, "ls {options}");
+    }
+    let ours = steadfs(["ls", "-l", &at(&volume, "/source")]).expect(0).out;
+    assert!(ours.starts_with("total "), "{ours}");
+    for line in long.lines().filter(|line| !line.starts_with("-")) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let found = ours.lines().any(|ours| {
+            let ours: Vec<&str> = ours.split_whitespace().collect();
+            ours.starts_with(&words)
+        });
+        assert!(found, "{line} is not in\n{ours}");
+    }
+    let said = steadfs(["ls", &at(&volume, "/none")]);
+    assert_eq!(said.code(), 1);
+    assert!(said.err.contains("/none: no such file"), "{}", said.err);
+}
+
+#[test]
+fn a_reader_that_leaves_ends_the_command() {
+    let scratch = Scratch::new();
+    let volume = image(&scratch, "a.img", "ext4", 64 * MIB);
+    let file = scratch.join("file");
+    fs::write(&file, vec![b'x'; 32 << 20]).unwrap();
+    cp(&[file.to_str().unwrap(), &at(&volume, "/")]);
+    let path = volume.path().to_str().unwrap();
+    for words in [
+        &["cat", &at(&volume, "/file")][..],
+        &["ls", "-lR", path],
+        &["inspect", path],
+        &["check", path],
+        &["stat", &at(&volume, "/file")],
+        &["completions", "zsh"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut child = Command::new(program())
+            .args(words)
+            .stdout(writer)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let status = wait(&mut child, Duration::from_secs(60)).unwrap();
+        let mut said = String::new();
+        child
+            .stderr
+            .take()
+            .unwrap()
+            .read_to_string(&mut said)
+            .unwrap();
+        assert_eq!(status.signal(), Some(SIGPIPE), "{words:?}: {status} {said}");
+        assert_eq!(said, "", "{words:?}");
+    }
+}
+
+fn signal(child: &Child, signal: Signal) {
+    let pid = Pid::from_child(child);
+    kill_process(pid, signal).unwrap();
+}
+
+#[test]
+fn interrupted_copies_leave_consistent_volumes() {
+    let scratch = Scratch::new();
+    let source = scratch.folder("source");
+    for n in 0..3000 {
+        fs::write(source.join(n.to_string()), vec![n as u8; 30_000]).unwrap();
+    }
+    let source = source.to_str().unwrap();
+    for (kind, sent) in [
+        ("ext2", Signal::INT),
+        ("ext4", Signal::INT),
+        ("ext2", Signal::TERM),
+        ("ext4", Signal::HUP),
+    ] {
+        // A machine so fast that the copy is done before the signal comes gets it sooner.
+        let stopped = [100, 200, 50, 25, 400, 10, 5].into_iter().any(|delay| {
+            let volume = image(&scratch, "a.img", kind, 256 * MIB);
+            let mut child = Command::new(program())
+                .args(["cp", "-r", source, &at(&volume, "/")])
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap();
+            sleep(Duration::from_millis(delay));
+            signal(&child, sent);
+            let status = wait(&mut child, Duration::from_secs(60)).unwrap();
+            volume.check_clean();
+            assert!(!volume.needs_recovery());
+            let count = steadfs(["ls", &at(&volume, "/source")]).out.lines().count();
+            let stopped = status.signal() == Some(sent.as_raw());
+            assert!(stopped || status.success(), "{status}");
+            let mut said = String::new();
+            child
+                .stderr
+                .take()
+                .unwrap()
+                .read_to_string(&mut said)
+                .unwrap();
+            // Before the program listens, a signal ends it as any other.
+            assert!(said.is_empty() || said.contains("stopped"), "{said}");
+            fs::remove_file(volume.path()).unwrap();
+            stopped && count > 0 && count < 3000
+        });
+        assert!(stopped, "{kind}: no copy was stopped in its middle");
+    }
+}
+
+/// Runs the program below a terminal, and holds it for a moment once `begun` says so.
+fn on_a_terminal(scratch: &Scratch, words: &[&str], begun: impl Fn() -> bool) -> String {
+    let pid = scratch.join("pid");
+    // Left from another run.
+    let _ = fs::remove_file(&pid);
+    let line = format!(
+        "echo $$ >{}; exec {} {}",
+        pid.display(),
+        program().display(),
+        words.join(" ")
+    );
+    let mut script = Command::new("script");
+    script
+        .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    let mut child = script.spawn().unwrap();
+    let out = child.stdout.take().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        let mut out = out;
+        out.read_to_end(&mut text).map(|_| text)
+    });
+    let end = Instant::now() + Duration::from_secs(30);
+    while !begun() && child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < end, "{words:?} does not begin");
+        std::thread::yield_now();
+    }
+    let number = fs::read_to_string(&pid).unwrap_or_default();
+    let number = number.trim().parse().ok().and_then(Pid::from_raw);
+    if let Some(number) = number.filter(|_| child.try_wait().unwrap().is_none()) {
+        // It may end at any moment; then there is nobody to stop.
+        if kill_process(number, Signal::STOP).is_ok() {
+            sleep(Duration::from_millis(600));
+            // script(1) stops itself with its child, and continues it.
+            signal(&child, Signal::CONT);
+            let _ = kill_process(number, Signal::CONT);
+        }
+    }
+    let status = wait(&mut child, Duration::from_secs(60)).unwrap();
+    let text = String::from_utf8_lossy(&reader.join().unwrap().unwrap()).into_owned();
+    assert!(status.success(), "{words:?}: {status}\n{text}");
+    text
+}
+
+#[test]
+fn long_work_shows_itself_on_a_terminal_only() {
+    let scratch = Scratch::new();
+    let volume = image(&scratch, "a.img", "ext4", 256 * MIB);
+    let source = scratch.folder("source");
+    for n in 0..100 {
+        fs::write(source.join(n.to_string()), vec![n as u8; 1 << 20]).unwrap();
+    }
+    let source = source.to_str().unwrap();
+    let place = at(&volume, "/source");
+    cp(&["-r", source, &at(&volume, "/")]);
+    let shown = (0..10).any(|n| {
+        let out: PathBuf = scratch.join(&format!("out{n}"));
+        let words = ["extract", &place, out.to_str().unwrap()];
+        let text = on_a_terminal(&scratch, &words, || out.join("20").exists());
+        text.contains("MiB") && text.contains("files: /source/")
+    });
+    assert!(shown, "nothing was shown in ten runs");
+    let out = scratch.join("quiet");
+    let said = steadfs(["extract", &place, out.to_str().unwrap()]).expect(0);
+    assert_eq!((said.out.as_str(), said.err.as_str()), ("", ""));
+    // A failure is a line of its own after the progress line is taken away.
+    let line = format!("{} extract {place} {}", program().display(), out.display());
+    let failed = run("script", ["-qec", &line, "/dev/null"]);
+    assert_eq!(failed.code(), 1);
+    assert!(
+        failed.out.lines().any(|line| line.contains("File exists")),
+        "{}",
+        failed.out
+    );
+}
