@@ -21,6 +21,7 @@ use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, ReadData, Result};
 use crate::dir::inline_parts;
 use crate::disk;
 use crate::disk::inode::INLINE_DATA;
+use crate::freeing::Shortage;
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
 use crate::map::{Place, has_extents};
@@ -282,16 +283,21 @@ impl Ext4 {
             return Ok(false);
         }
         self.make_room(cx)?;
-        if self.alloc.with_totals(|t| t.promise(wanted, keep)) {
-            return Ok(false);
+        let shortage = Shortage::new();
+        loop {
+            if self.alloc.with_totals(|t| t.promise(wanted, keep)) {
+                return Ok(false);
+            }
+            let new = self.unmapped(cx, inode, blocks)?;
+            let totals = self.alloc.totals();
+            if new == 0 || totals.free >= new + totals.promised + keep {
+                self.alloc.with_totals(|t| t.promised += wanted);
+                return Ok(true);
+            }
+            if !shortage.look_again(self, cx.tag)? {
+                return Err(FsError::NoSpace);
+            }
         }
-        let new = self.unmapped(cx, inode, blocks)?;
-        let totals = self.alloc.totals();
-        if new > 0 && totals.free < new + totals.promised + keep {
-            return Err(FsError::NoSpace);
-        }
-        self.alloc.with_totals(|t| t.promised += wanted);
-        Ok(true)
     }
 
     /// Writes back everything delayed and commits, so that promises become exact and what was freed

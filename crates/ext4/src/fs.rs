@@ -11,6 +11,7 @@ use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::{self, Geometry, Ino, Superblock};
+use crate::freeing::Freeing;
 use crate::inode::{Inode, InodeTable};
 use crate::mballoc::Allocator;
 use crate::options::MountOptions;
@@ -34,6 +35,7 @@ pub struct Ext4 {
     pub(crate) inodes: InodeTable,
     pub(crate) alloc: Allocator,
     pub(crate) orphans: Orphans,
+    pub(crate) freeing: Freeing,
     pub(crate) options: RwLock<MountOptions>,
     /// One rename between directories at a time.
     pub(crate) rename: Mutex<()>,

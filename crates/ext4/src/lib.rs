@@ -13,6 +13,7 @@ mod damage;
 mod data;
 mod dir;
 mod extent;
+mod freeing;
 mod fs;
 mod indirect;
 mod inode;

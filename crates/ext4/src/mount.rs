@@ -16,6 +16,7 @@ use steadfs_vfs::{Cx, FsError, Result};
 use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, SUPERBLOCK_OFFSET};
+use crate::freeing::Freeing;
 use crate::fs::{Ext4, io_error};
 use crate::inode::InodeTable;
 use crate::mballoc::Allocator;
@@ -165,6 +166,7 @@ impl Ext4 {
             inodes: InodeTable::new(),
             alloc,
             orphans: Orphans::new(),
+            freeing: Freeing::new(),
             options: RwLock::new(Rank::Leaf, options),
             rename: Mutex::new(Rank::Rename, ()),
             sb: Mutex::new(Rank::Super, sb),

@@ -22,6 +22,7 @@ use crate::credits;
 use crate::dir::{Dir, Search, Slot};
 use crate::disk::inode::LINK_MAX;
 use crate::disk::{self, Ino};
+use crate::freeing::Shortage;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
@@ -57,15 +58,16 @@ impl Ext4 {
         })
     }
 
-    /// Runs an operation, and once more if space ran out while blocks wait for a commit to be free.
+    /// Runs an operation, and again if space ran out while there is about to be more.
     pub(crate) fn retrying<T>(&self, cx: &Cx, mut run: impl FnMut() -> Result<T>) -> Result<T> {
-        match run() {
-            Err(FsError::NoSpace) if self.alloc.totals().pending > 0 => {
-                self.commit_running(cx.tag)?;
-                run()
+        let mut result = run();
+        if matches!(result, Err(FsError::NoSpace)) {
+            let shortage = Shortage::new();
+            while matches!(result, Err(FsError::NoSpace)) && shortage.look_again(self, cx.tag)? {
+                result = run();
             }
-            result => result,
         }
+        result
     }
 
     /// Finds where `name` goes in a directory, and makes room if there is none. `rest` credits are left

@@ -25,13 +25,16 @@ impl Ext4 {
             && inode.core.read().links == 0
             && self.check_writable().is_ok()
         {
-            return self.evict(&inode);
+            let evicted = self.judge(self.evict(&inode));
+            self.freeing.let_go();
+            return evicted;
         }
         Ok(())
     }
 
     /// Usage of the volume.
     fn usage(&self, cx: &Cx) -> StatFs {
+        self.freeing.settle();
         let minixdf = self.options.read().minixdf;
         let totals = self.alloc.totals();
         let reserved = self.kept_for_root(&Cx {

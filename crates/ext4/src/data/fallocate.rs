@@ -8,6 +8,7 @@ use steadfs_vfs::{Cx, FallocMode, FsError, InodeFlags, Result};
 
 use crate::disk::extent::MAX_UNWRITTEN_LEN;
 use crate::extent::Tree;
+use crate::freeing::Shortage;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::map::{Place, has_extents};
@@ -115,11 +116,7 @@ impl Ext4 {
         let totals = self.alloc.totals();
         let kept = self.kept_for_root(cx) + totals.promised;
         if totals.free < kept + u64::from(want) {
-            self.make_room_unlocked(cx)?;
-            let totals = self.alloc.totals();
-            if totals.free < self.kept_for_root(cx) + totals.promised + u64::from(want) {
-                return Err(FsError::NoSpace);
-            }
+            self.wait_for_room(cx, want)?;
         }
         let run = self.claim_for_data(goal, want, cx.tag)?;
         let credits = self.map_credits(&inode.core.read(), run.len) + 1;
@@ -135,11 +132,18 @@ impl Ext4 {
 
     /// Lets freed blocks become free: a commit, without writing other files' data back (this file's
     /// write-back is locked by the caller).
-    fn make_room_unlocked(&self, cx: &Cx) -> Result<()> {
-        if self.alloc.totals().pending > 0 {
-            self.commit_running(cx.tag)?;
+    fn wait_for_room(&self, cx: &Cx, want: u32) -> Result<()> {
+        let shortage = Shortage::new();
+        loop {
+            let more = shortage.look_again(self, cx.tag)?;
+            let totals = self.alloc.totals();
+            if totals.free >= self.kept_for_root(cx) + totals.promised + u64::from(want) {
+                return Ok(());
+            }
+            if !more {
+                return Err(FsError::NoSpace);
+            }
         }
-        Ok(())
     }
 
     /// Brings the size on disk up to the file's before blocks leave the cache: write-back, which would

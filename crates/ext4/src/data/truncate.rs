@@ -111,6 +111,7 @@ impl Ext4 {
     /// Frees everything an inode without names has, and the inode. It is on the orphan list; nobody
     /// refers to it any more.
     pub fn evict(&self, inode: &Inode) -> Result<()> {
+        let _under_way = self.freeing.begin();
         let _alone = inode.lock.write();
         // Freed by somebody else, or known to a caller again: then his last `forget` frees it.
         if inode.is_dead() || inode.is_looked_up() {

@@ -9,6 +9,7 @@ use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::disk;
 use crate::extent::Tree;
+use crate::freeing::Shortage;
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
 use crate::map::Place;
@@ -251,13 +252,15 @@ impl Ext4 {
 
     /// Claims blocks for data; if none is free but some wait for a commit, commits first.
     pub(crate) fn claim_for_data(&self, goal: DevBlock, want: u32, tag: IoTag) -> Result<Run> {
-        match self.alloc.claim(self, goal, want) {
-            Err(FsError::NoSpace) if self.alloc.totals().pending > 0 => {
-                self.commit_running(tag)?;
-                self.alloc.claim(self, goal, want)
+        let claim = || self.alloc.claim(self, goal, want);
+        let mut result = claim();
+        if result == Err(FsError::NoSpace) {
+            let shortage = Shortage::new();
+            while result == Err(FsError::NoSpace) && shortage.look_again(self, tag)? {
+                result = claim();
             }
-            result => result,
         }
+        result
     }
 
     /// Starts the writes of every piece; requests in the pieces' order.

@@ -192,11 +192,13 @@ impl Ext4 {
     /// Frees an inode that has no name and that no caller knows. The caller holds no lock. Should it
     /// fail, the inode stays on record as an orphan, for the next mount.
     pub(super) fn free_unnamed(&self, inode: &Inode) {
-        let unnamed = inode.core.read().links == 0;
-        if unnamed
-            && !inode.is_looked_up()
-            && let Err(error) = self.judge(self.evict(inode))
-        {
+        if inode.core.read().links > 0 {
+            return;
+        }
+        if inode.is_looked_up() {
+            return self.freeing.expect();
+        }
+        if let Err(error) = self.judge(self.evict(inode)) {
             tracing::warn!(ino = %inode.ino(), %error, "freeing an unlinked inode failed");
         }
     }
