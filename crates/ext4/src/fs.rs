@@ -46,6 +46,8 @@ pub struct Ext4 {
     /// Blocks that statfs counts as used by the volume itself.
     pub(crate) overhead: u64,
     pub(crate) read_only: AtomicBool,
+    /// Bytes of metadata that may be held in memory.
+    pub(crate) meta_budget: u64,
     /// One remount at a time.
     pub(crate) remounting: Mutex<()>,
     pub(crate) gate: RwLock<()>,

@@ -8,14 +8,15 @@ use steadfs_base::{IoPrio, IoTag, Tid};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{Backing, MetaCache, Why, Writeback, WritebackOptions};
 use steadfs_jbd2::{
-    Checksum, Journal, JournalConfig, JournalMap, Overlay, OverlayDevice, Recover, Tuning,
+    Checksum, Journal, JournalConfig, JournalMap, Overlay, OverlayDevice, ReclaimPolicy, Recover,
+    Tuning,
 };
 use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
 use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
-use crate::disk::superblock::{JournalPlace, STATE_CLEAN, SUPERBLOCK_OFFSET};
+use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
 use crate::freeing::Freeing;
 use crate::fs::{Ext4, io_error};
 use crate::inode::InodeTable;
@@ -61,6 +62,9 @@ pub struct MountReport {
     /// Why the volume is read-only although writing was asked for.
     pub read_only_because: Vec<String>,
 }
+
+/// Blocks that a transaction may always have, however little memory there is: every operation fits.
+const MIN_TRANSACTION: u32 = 256;
 
 /// Reads and validates the superblock.
 pub fn read_superblock(queue: &Queue) -> Result<Superblock> {
@@ -153,6 +157,7 @@ impl Ext4 {
             overhead += u64::from(map.len());
         }
         let txns = Txns::new(Arc::clone(&meta), journaled);
+        let meta_budget = sizes.metadata;
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
         let read_only = options.read_only;
         let large_file = sb.features().ro_compat.contains(RoCompat::LARGE_FILE);
@@ -173,6 +178,7 @@ impl Ext4 {
             large_file: AtomicBool::new(large_file),
             overhead,
             read_only: AtomicBool::new(read_only),
+            meta_budget,
             remounting: Mutex::with_key(Rank::Mount, 0, ()),
             gate: RwLock::with_key(Rank::Mount, 1, ()),
             overlay,
@@ -188,8 +194,17 @@ impl Ext4 {
         if self.txns.is_journaled() && self.txns.journal().is_none() {
             self.open_journal()?;
         }
-        self.mark_in_use()?;
+        // The volume's own note replaces the journal's, as in the kernel.
+        let aborted = self.txns.journal().and_then(|j| j.recorded_errno());
+        if let Some(errno) = aborted {
+            tracing::warn!(
+                errno,
+                "the journal was aborted: the volume should be checked"
+            );
+        }
+        self.mark_in_use(aborted.is_some())?;
         if let Some(journal) = self.txns.journal() {
+            journal.clear_errno().map_err(journal_error)?;
             journal.start();
         }
         let orphans = self.orphans.clean_up(self)?;
@@ -202,7 +217,10 @@ impl Ext4 {
         let (map, config) = {
             let sb = self.sb.lock();
             let map = journal_map(&self.queue, &sb)?;
-            (map, journal_config(&sb, &self.options.read()))
+            (
+                map,
+                journal_config(&sb, &self.options.read(), self.meta_budget),
+            )
         };
         let journal = Journal::open(Arc::clone(&self.meta), map, config).map_err(journal_error)?;
         let on_commit = self.me.clone();
@@ -230,13 +248,16 @@ impl Ext4 {
     }
 
     /// The superblock says from now on that the volume is in use; durable before any change is.
-    fn mark_in_use(&self) -> Result<()> {
+    fn mark_in_use(&self, has_errors: bool) -> Result<()> {
         let totals = self.alloc.totals();
         let journaled = self.txns.journal().is_some();
         self.write_super(|sb| {
             sb.set_free_blocks(totals.free);
             sb.set_free_inodes(totals.free_inodes as u32);
             sb.note_mount(wall_clock(), "steadfs");
+            if has_errors {
+                sb.set_state(sb.state() | STATE_ERROR);
+            }
             if journaled {
                 sb.set_needs_recovery(true);
                 sb.set_orphan_present(sb.orphan_file().is_some());
@@ -333,7 +354,7 @@ impl Ext4 {
 impl Backing for Ext4 {
     fn write_out(&self, files: &[u64], why: Why) {
         let _open = self.open_to_changes();
-        if let Err(error) = self.write_out_files(files, why, IoTag::background()) {
+        if let Err(error) = self.judge(self.write_out_files(files, why, IoTag::background())) {
             // The mappings keep it for the next fsync; the data stays dirty.
             tracing::warn!(%error, "write-back failed");
         }
@@ -345,7 +366,7 @@ impl Backing for Ext4 {
             return;
         }
         for inode in self.inodes.dirty() {
-            if let Err(error) = self.store_if_dirty(&inode) {
+            if let Err(error) = self.judge(self.store_if_dirty(&inode)) {
                 tracing::warn!(ino = %inode.ino(), %error, "storing an inode failed");
             }
         }
@@ -416,7 +437,15 @@ pub(crate) fn tuning(options: &MountOptions) -> Tuning {
     }
 }
 
-fn journal_config(sb: &Superblock, options: &MountOptions) -> JournalConfig {
+/// A transaction holds its blocks in memory until it is durable, as does the one that commits before
+/// it, and reclaim holds some until they are home: a quarter of the memory for metadata each.
+fn share_of(meta_budget: u64) -> u64 {
+    meta_budget / 4
+}
+
+fn journal_config(sb: &Superblock, options: &MountOptions, meta_budget: u64) -> JournalConfig {
+    let share = share_of(meta_budget);
+    let blocks = share >> sb.geometry().block_size.bits();
     let features = sb.geometry().features;
     // The journal follows the volume: where metadata has checksums, its log has them too.
     let checksum = features
@@ -427,6 +456,15 @@ fn journal_config(sb: &Superblock, options: &MountOptions) -> JournalConfig {
         tuning: tuning(options),
         wide: sb.geometry().has_64bit(),
         checksum,
+        max_transaction: Some(
+            u32::try_from(blocks)
+                .unwrap_or(u32::MAX)
+                .max(MIN_TRANSACTION),
+        ),
+        reclaim: ReclaimPolicy {
+            max_unwritten: share,
+            ..ReclaimPolicy::default()
+        },
         ..JournalConfig::default()
     }
 }
@@ -494,4 +532,30 @@ fn journal_map(queue: &Arc<Queue>, sb: &Superblock) -> Result<JournalMap> {
         return Err(FsError::Corrupt("the volume has no journal".to_owned()));
     };
     crate::journal_inode::map(queue, sb, ino)
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfs_block::MemDevice;
+
+    use super::*;
+    use crate::disk::test_images::Image;
+
+    #[test]
+    fn transactions_of_a_large_log_fit_a_small_memory() {
+        let options = ["-t", "ext4", "-b", "4096", "-J", "size=32"];
+        let image = Image::make(&options, "96M");
+        let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+        let credits = |cache: u64| {
+            let device = Arc::clone(&device) as _;
+            let opened = Ext4::open(device, MountOptions::default(), CacheSizes::of(cache));
+            let (fs, _) = opened.unwrap();
+            let credits = fs.txns.journal().unwrap().max_credits();
+            fs.close().unwrap();
+            u64::from(credits) << 12
+        };
+        assert!(credits(8 << 20) <= 1 << 20);
+        let large = credits(256 << 20);
+        assert!(large > 7 << 20 && large <= 8 << 20, "a quarter of the log");
+    }
 }

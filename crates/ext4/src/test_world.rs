@@ -49,6 +49,10 @@ impl World {
         }
     }
 
+    pub(crate) fn device(&self) -> &MemDevice {
+        &self.device
+    }
+
     /// Unmounts and lets the judge look at it.
     pub(crate) fn close(self) -> Image {
         self.fs.close().unwrap();

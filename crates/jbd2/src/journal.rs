@@ -325,6 +325,14 @@ impl Journal {
         self.state.lock().aborted.clone()
     }
 
+    /// The error (a positive number) that an earlier abort has left in the superblock.
+    pub fn recorded_errno(&self) -> Option<u32> {
+        match self.block0.lock().raw.errno.get() {
+            0 => None,
+            errno => Some(errno.cast_signed().unsigned_abs()),
+        }
+    }
+
     /// Takes the note of an earlier abort out of the superblock, when the file system has noted the
     /// error for itself.
     ///

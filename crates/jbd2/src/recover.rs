@@ -246,6 +246,9 @@ fn scan(reader: &mut LogReader<'_>, superblock: &Superblock) -> Result<Found, Jo
         failed: None,
     };
     while scan.block()? {}
+    if let Some(error) = scan.failed {
+        tracing::warn!(%error, "the last commit was cut off: its record came before its blocks");
+    }
     Ok(scan.found)
 }
 

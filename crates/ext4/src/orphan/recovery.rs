@@ -30,7 +30,8 @@ impl Orphans {
         }
         if has_errors {
             self.kept.store(true, Ordering::Release);
-            self.state.lock().head = fs.sb.lock().last_orphan();
+            let head = fs.sb.lock().last_orphan();
+            self.state.lock().head = head;
             return Ok(0);
         }
         self.cleaning.store(true, Ordering::Release);

@@ -99,6 +99,41 @@ fn damage_is_told_or_harmless_where_there_are_checksums() {
     }
 }
 
+/// `JBD2_FEATURE_INCOMPAT_ASYNC_COMMIT`.
+const ASYNC_COMMIT: u32 = 4;
+
+#[test]
+fn with_asynchronous_commits_only_the_last_transaction_may_lack_blocks() {
+    let (layout, image, _) = worked(Checksum::V3, 5);
+    let with_async = |image: &[u8]| {
+        with_superblock(&layout, image, |raw| {
+            raw.incompat = Be32::new(raw.incompat.get() | ASYNC_COMMIT);
+        })
+    };
+    let all = try_recover(&layout, &image, Recover::IntoMemory).0.unwrap();
+    let (mut dropped, mut told) = (0, 0);
+    let mut random = Random::new(9);
+    for _ in 0..3000 {
+        let mut damaged = image.clone();
+        let at = 11 * 1024 + random.below((JOURNAL as usize - 1) * 1024);
+        damaged[at] ^= 1 << random.below(8);
+        let strict = try_recover(&layout, &damaged, Recover::IntoMemory).0;
+        let lenient = try_recover(&layout, &with_async(&damaged), Recover::IntoMemory).0;
+        match (strict, lenient) {
+            (Err(_), Ok(found)) => {
+                assert_eq!(found.summary.transactions + 1, all.summary.transactions);
+                dropped += 1;
+            }
+            (Err(_), Err(_)) => told += 1,
+            (Ok(strict), lenient) => assert_eq!(lenient.unwrap().summary, strict.summary),
+        }
+    }
+    assert!(
+        dropped > 0 && told > dropped,
+        "{dropped} dropped, {told} told"
+    );
+}
+
 #[test]
 fn a_log_in_ruins_ends_in_an_answer() {
     for checksum in [Checksum::None, Checksum::V1, Checksum::V3] {
