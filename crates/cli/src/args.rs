@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-/// ext2, ext3 and ext4 volumes in user space: mounted, or read and written in place.
+/// ext2, ext3, ext4 and f2fs volumes in user space: mounted, or read and written in place.
 #[derive(Debug, Parser)]
 #[command(name = "steadfs", version, max_term_width = 100)]
 pub struct Args {

@@ -97,10 +97,13 @@ fn tell(args: &args::Mount, volume: &Volume) {
     }
     if args.verbose {
         eprintln!(
-            "steadfs: {}; replayed {} transactions ({} blocks), finished {} orphans",
+            "steadfs: {}: {}; replayed {} transactions ({} blocks), recovered {} files, \
+             finished {} orphans",
+            volume.kind().name(),
             volume.describe_device(),
             report.replayed_transactions,
             report.replayed_blocks,
+            report.recovered_files,
             report.orphans,
         );
     }

@@ -4,7 +4,7 @@
 pub type Meaning = (&'static str, &'static str);
 
 /// What all of them have in common.
-pub const RULES: &str = "Options of mount(8) and ext4(5) keep their names and meanings. What makes no \
+pub const RULES: &str = "Options of mount(8) and ext4(5) and of f2fs keep their names and meanings. What makes no \
     sense here is refused by name, with the reason; a misspelt one with the nearest that there is. \
     Defaults are in brackets; where the volume has its own, it is asked first.";
 
@@ -90,8 +90,8 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
             ),
             ("journal_ioprio=0..7", "the journal's I/O priority [3]"),
             (
-                "noload, norecovery",
-                "the journal is not replayed; only with ro",
+                "noload, norecovery, disable_roll_forward",
+                "the journal is not replayed, what fsync wrote after f2fs's checkpoint not recovered; only with ro",
             ),
             (
                 "data=ordered|writeback",

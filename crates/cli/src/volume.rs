@@ -18,7 +18,7 @@ pub fn with_volume<T>(
     let list = open.options.join(",");
     let mut options = Options::parse(&list).map_err(Failure::plain)?;
     if !write {
-        options.ext4.read_only = true;
+        options.set_read_only(true);
     }
     crate::log::start(false);
     let volume = Volume::open(image, &options).map_err(Failure::plain)?;

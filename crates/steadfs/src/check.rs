@@ -6,12 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Device, Queue};
+use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_ext4::MountReport;
 use steadfs_ext4::check::{self, BlockSource, Report};
+use steadfs_vfs::FsError;
 
 use crate::Options;
-use crate::volume::{Error, open_device};
+use crate::volume::{Error, Kind, failed, kind_on, open_device};
 
 /// What a check found, and what was replayed (in memory) to see the volume as a mount would.
 #[derive(Debug)]
@@ -51,8 +52,13 @@ impl BlockSource for QueueSource<'_> {
 /// replayed: what is in it is laid over the volume in memory. `heard` is told of the bytes read.
 pub fn check(path: &Path, options: &Options, heard: &mut dyn FnMut(u64)) -> Result<Checked, Error> {
     let mut options = options.clone();
-    options.ext4.read_only = true;
+    options.set_read_only(true);
     let device: Arc<dyn Device> = Arc::new(open_device(path, &options)?);
+    let queue = Queue::new(Arc::clone(&device), QueueOptions::default());
+    if kind_on(&queue).map_err(|error| failed(path, error))? == Kind::F2fs {
+        let what = "checking f2fs volumes; fsck.f2fs does";
+        return Err(failed(path, FsError::NotSupported(what)));
+    }
     let (queue, replayed) = steadfs_ext4::replayed_view(device).map_err(|error| Error::Volume {
         path: path.to_owned(),
         error,

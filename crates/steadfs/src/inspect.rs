@@ -1,23 +1,48 @@
 //! Describing a volume without opening it.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde::Serialize;
 use steadfs_block::{Queue, QueueOptions};
-use steadfs_ext4::inspect::Inspection;
 
 use crate::Options;
-use crate::volume::{Error, open_device};
+use crate::volume::{Error, Kind, failed, kind_on, open_device};
 
-/// What the superblock, the group descriptors and the journal's superblock on an image file or block
-/// device say. Nothing is replayed or written.
+/// What can be said of a volume of either kind.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Inspection {
+    /// ext2, ext3 or ext4.
+    Ext4(Box<steadfs_ext4::inspect::Inspection>),
+    /// f2fs.
+    F2fs(Box<steadfs_f2fs::inspect::Inspection>),
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ext4(inspection) => inspection.fmt(f),
+            Self::F2fs(inspection) => inspection.fmt(f),
+        }
+    }
+}
+
+/// What the superblock, and the group descriptors and the journal's superblock, or the checkpoint, on
+/// an image file or block device say. Nothing is replayed or written.
 pub fn inspect(path: &Path, options: &Options) -> Result<Inspection, Error> {
     let mut options = options.clone();
-    options.ext4.read_only = true;
+    options.set_read_only(true);
     let device = Arc::new(open_device(path, &options)?);
     let queue = Queue::new(device, QueueOptions::default());
-    steadfs_ext4::inspect::inspect(&queue).map_err(|error| Error::Volume {
-        path: path.to_owned(),
-        error,
-    })
+    let inspected = kind_on(&queue).and_then(|kind| {
+        Ok(match kind {
+            Kind::F2fs => Inspection::F2fs(Box::new(steadfs_f2fs::inspect::inspect(&queue)?)),
+            Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {
+                Inspection::Ext4(Box::new(steadfs_ext4::inspect::inspect(&queue)?))
+            }
+        })
+    });
+    inspected.map_err(|error| failed(path, error))
 }

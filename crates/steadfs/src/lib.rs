@@ -10,7 +10,7 @@ mod volume;
 
 pub use check::{Checked, check};
 pub use format::format;
-pub use inspect::inspect;
+pub use inspect::{Inspection, inspect};
 pub use mount::mount;
 pub use options::{
     FuseTransport, IoEngine, IoScheduler, MIN_CACHE_SIZE, MountFlags, Options, SECTOR,
@@ -18,6 +18,5 @@ pub use options::{
 pub use steadfs_block::OpenError;
 pub use steadfs_ext4::MountOptions;
 pub use steadfs_ext4::format::{FormatError, FormatOptions, FormatReport};
-pub use steadfs_ext4::inspect::Inspection;
 pub use steadfs_fuse::{MountError, MountHandle, Mounted, Unmount, uring_hint};
-pub use volume::{Error, Kind, Volume, probe};
+pub use volume::{Error, Kind, OpenReport, Volume, probe};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use steadfs_fuse::{MountFlags, MountOptions, Mounted, Transport};
 use steadfs_vfs::{FileSystem, WithControl};
 
-use crate::volume::{Error, Volume};
+use crate::volume::{Error, Kind, Volume};
 use crate::{FuseTransport, Options};
 
 /// Mounts an open volume on a directory. When [`Mounted::wait`] returns the volume is closed.
@@ -19,7 +19,7 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
     };
     let root = rustix::process::geteuid().is_root();
     let flags = options.flags;
-    let read_only = options.ext4.read_only || !volume.report().read_only_because.is_empty();
+    let read_only = options.read_only() || !volume.report().read_only_because.is_empty();
     let mount = MountOptions {
         source: volume.path().display().to_string(),
         // Root mounts a block device as one: then sync(2) and umount(2) reach the volume.
@@ -39,7 +39,11 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
             dirsync: options.ext4.dirsync,
         },
         allow_other: options.allow_other.unwrap_or(root),
-        posix_acl: options.ext4.acl.unwrap_or(true),
+        posix_acl: match volume.kind() {
+            Kind::F2fs => options.f2fs.acl,
+            Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => options.ext4.acl,
+        }
+        .unwrap_or(true),
         transport: match options.fuse_transport {
             FuseTransport::Auto => Transport::Auto,
             FuseTransport::Uring => Transport::Uring,

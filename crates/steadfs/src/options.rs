@@ -2,10 +2,13 @@
 //! belongs to the volume's file system.
 
 use steadfs_ext4::{MountOptions, OPTION_TABLE};
+use steadfs_f2fs::OPTION_TABLE as F2FS_TABLE;
 use steadfs_vfs::options::{
     Entry, already, apply, bytes, choice, either, flag, items, refused, unknown, value,
 };
 use steadfs_vfs::{FsError, Result};
+
+use crate::volume::Kind;
 
 /// How the device is accessed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,11 +57,22 @@ pub struct MountFlags {
     pub nodiratime: bool,
 }
 
+/// Why a list does not fit volumes of one kind, though it fits those of the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Misfits {
+    ext4: Option<FsError>,
+    f2fs: Option<FsError>,
+}
+
 /// Everything an option list can say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Options of the file system.
+    /// Options of ext2, ext3 and ext4.
     pub ext4: MountOptions,
+    /// Options of f2fs.
+    pub f2fs: steadfs_f2fs::MountOptions,
+    /// Why the list fits volumes of one kind only.
+    misfits: Misfits,
     /// What the kernel enforces.
     pub flags: MountFlags,
     /// `offset=`: where on the device the volume begins, in bytes.
@@ -87,6 +101,8 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             ext4: MountOptions::default(),
+            f2fs: steadfs_f2fs::MountOptions::default(),
+            misfits: Misfits::default(),
             flags: MountFlags::default(),
             offset: 0,
             size_limit: None,
@@ -216,7 +232,7 @@ fn set_defaults(options: &mut Options) {
     options.flags.nosuid = false;
     options.flags.nodev = false;
     options.flags.noexec = false;
-    options.ext4.read_only = false;
+    options.set_read_only(false);
     options.ext4.sync = false;
 }
 
@@ -260,7 +276,7 @@ impl Options {
         }
         options.flags.noatime = options.ext4.atime == steadfs_ext4::Atime::Never;
         options.flags.nodiratime = options.ext4.nodiratime;
-        options.ext4.validate()?;
+        options.validate()?;
         if options
             .offset
             .checked_add(options.size_limit.unwrap_or(0))
@@ -277,7 +293,11 @@ impl Options {
     pub fn names() -> impl Iterator<Item = &'static str> {
         let ours = TABLE.iter().filter(|e| !e.is_refused()).map(|e| e.name);
         let format = OPTION_TABLE.iter().filter(|e| !e.is_refused());
+        let f2fs = F2FS_TABLE
+            .iter()
+            .filter(|e| !e.is_refused() && !is_ext4(e.name));
         ours.chain(format.map(|e| e.name))
+            .chain(f2fs.map(|e| e.name))
     }
 
     /// Takes apart a list for a running mount: what goes to the volume, as a list, and the items that
@@ -291,7 +311,7 @@ impl Options {
             let item = value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
             let mut alone = Self::default();
             alone.set(name, value)?;
-            if OPTION_TABLE.iter().any(|entry| entry.name == name) {
+            if is_ext4(name) || F2FS_TABLE.iter().any(|entry| entry.name == name) {
                 volume.push(item);
                 continue;
             }
@@ -303,14 +323,77 @@ impl Options {
         Ok((volume.join(","), fixed))
     }
 
+    /// Sets `ro` or `rw` for whatever the volume is.
+    pub fn set_read_only(&mut self, read_only: bool) {
+        self.ext4.read_only = read_only;
+        self.f2fs.read_only = read_only;
+    }
+
+    /// Whether the volume is only to be read.
+    pub fn read_only(&self) -> bool {
+        self.ext4.read_only
+    }
+
+    /// Whether the list fits volumes of this kind.
+    ///
+    /// # Errors
+    /// [`FsError::BadOption`] naming the first option that is of another kind's only.
+    pub(crate) fn fits(&self, kind: Kind) -> Result<()> {
+        let misfit = match kind {
+            Kind::F2fs => &self.misfits.f2fs,
+            Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => &self.misfits.ext4,
+        };
+        misfit.clone().map_or(Ok(()), Err)
+    }
+
+    /// Contradictions, once all are set: a list must fit volumes of one kind at least.
+    fn validate(&mut self) -> Result<()> {
+        if let Err(error) = self.ext4.validate() {
+            self.misfits.ext4.get_or_insert(error);
+        }
+        if let Err(error) = self.f2fs.validate() {
+            self.misfits.f2fs.get_or_insert(error);
+        }
+        match &self.misfits {
+            Misfits {
+                ext4: Some(error),
+                f2fs: Some(_),
+            } => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
     fn set(&mut self, name: &str, value: Option<&str>) -> Result<()> {
-        if is_note(name) || apply(TABLE, self, name, value)? || self.ext4.set(name, value)? {
+        if is_note(name) || apply(TABLE, self, name, value)? {
             return Ok(());
         }
-        let ours = TABLE.iter().map(|entry| entry.name);
-        let format = OPTION_TABLE.iter().map(|entry| entry.name);
-        Err(unknown(name, ours.chain(format)))
+        let of_other = |kind: &str| FsError::BadOption(format!("option {name}: {kind} has none"));
+        match (self.ext4.set(name, value), self.f2fs.set(name, value)) {
+            (Ok(true), Ok(true)) => Ok(()),
+            (Ok(true), f2fs) => {
+                let error = f2fs.err().unwrap_or_else(|| of_other("f2fs"));
+                self.misfits.f2fs.get_or_insert(error);
+                Ok(())
+            }
+            (ext4, Ok(true)) => {
+                let error = ext4.err().unwrap_or_else(|| of_other("ext4"));
+                self.misfits.ext4.get_or_insert(error);
+                Ok(())
+            }
+            // Whoever knows the name says what is wrong with it.
+            (Err(error), _) | (_, Err(error)) => Err(error),
+            (Ok(false), Ok(false)) => {
+                let ours = TABLE.iter().map(|entry| entry.name);
+                let ext4 = OPTION_TABLE.iter().map(|entry| entry.name);
+                let f2fs = F2FS_TABLE.iter().map(|entry| entry.name);
+                Err(unknown(name, ours.chain(ext4).chain(f2fs)))
+            }
+        }
     }
+}
+
+fn is_ext4(name: &str) -> bool {
+    OPTION_TABLE.iter().any(|entry| entry.name == name)
 }
 
 #[cfg(test)]
@@ -377,9 +460,35 @@ mod tests {
         for entry in TABLE {
             let twice = TABLE.iter().filter(|e| e.name == entry.name).count();
             assert_eq!(twice, 1, "{}", entry.name);
-            let other = OPTION_TABLE.iter().any(|e| e.name == entry.name);
-            assert!(!other, "{}", entry.name);
+            let f2fs = F2FS_TABLE.iter().any(|e| e.name == entry.name);
+            assert!(!is_ext4(entry.name) && !f2fs, "{}", entry.name);
         }
+    }
+
+    #[test]
+    fn options_of_one_kind_only() {
+        let both = good("ro,noatime,noacl,errors=continue");
+        assert_eq!(both.fits(Kind::Ext3), Ok(()));
+        assert_eq!(both.fits(Kind::F2fs), Ok(()));
+        assert!(both.f2fs.read_only && both.f2fs.acl == Some(false));
+        let ext4 = good("data=ordered");
+        assert_eq!(ext4.fits(Kind::Ext4), Ok(()));
+        let said = ext4.fits(Kind::F2fs).unwrap_err().to_string();
+        assert_eq!(said, "option data: f2fs has none");
+        let f2fs = good("ro,disable_roll_forward");
+        assert_eq!(f2fs.fits(Kind::F2fs), Ok(()));
+        let said = f2fs.fits(Kind::Ext4).unwrap_err().to_string();
+        assert_eq!(said, "option disable_roll_forward: ext4 has none");
+        let said = good("discard").fits(Kind::F2fs).unwrap_err().to_string();
+        assert!(said.contains("can only be read"), "{said}");
+        fails(
+            "data=ordered,ro,disable_roll_forward",
+            "option disable_roll_forward: ext4 has none",
+        );
+        fails(
+            "ro,fsync_mode=posix",
+            "option fsync_mode=posix: is about writing, and f2fs volumes can only be read yet",
+        );
     }
 
     #[test]

@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use steadfs_base::IoTag;
 use steadfs_block::{Device, Engine, FileDevice, OpenError, OpenOptions, Queue, QueueOptions};
-use steadfs_ext4::{CacheSizes, Ext4, MountReport};
+use steadfs_ext4::Ext4;
+use steadfs_f2fs::F2fs;
 use steadfs_fuse::BlockDevice;
 use steadfs_vfs::{FileSystem, FsError};
 use thiserror::Error;
@@ -57,6 +59,8 @@ pub enum Kind {
     Ext3,
     /// Any feature that came later.
     Ext4,
+    /// The flash-friendly file system.
+    F2fs,
 }
 
 impl Kind {
@@ -66,14 +70,54 @@ impl Kind {
             Self::Ext2 => "ext2",
             Self::Ext3 => "ext3",
             Self::Ext4 => "ext4",
+            Self::F2fs => "f2fs",
+        }
+    }
+}
+
+/// What opening a volume found and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenReport {
+    /// Journal blocks written home (or, on a read-only device, laid over it in memory).
+    pub replayed_blocks: u64,
+    /// Transactions replayed.
+    pub replayed_transactions: u64,
+    /// Files of an f2fs volume that fsync wrote after the last checkpoint, taken over.
+    pub recovered_files: u64,
+    /// Unlinked or half-truncated inodes: finished, or (on a volume that is only read) passed over.
+    pub orphans: u64,
+    /// Why the volume is read-only although writing was asked for, or could not be written.
+    pub read_only_because: Vec<String>,
+}
+
+impl From<steadfs_ext4::MountReport> for OpenReport {
+    fn from(report: steadfs_ext4::MountReport) -> Self {
+        Self {
+            replayed_blocks: report.replayed_blocks,
+            replayed_transactions: report.replayed_transactions,
+            orphans: report.orphans,
+            read_only_because: report.read_only_because,
+            ..Self::default()
+        }
+    }
+}
+
+impl From<steadfs_f2fs::MountReport> for OpenReport {
+    fn from(report: steadfs_f2fs::MountReport) -> Self {
+        Self {
+            recovered_files: report.recovered_files,
+            orphans: report.orphans,
+            read_only_because: report.read_only_because,
+            ..Self::default()
         }
     }
 }
 
 /// An open volume.
 pub struct Volume {
-    fs: Arc<Ext4>,
-    report: MountReport,
+    fs: Arc<dyn FileSystem>,
+    kind: Kind,
+    report: OpenReport,
     path: PathBuf,
     device: Arc<FileDevice>,
     block_size: u32,
@@ -82,7 +126,7 @@ pub struct Volume {
 /// Opens the device that the options describe.
 pub(crate) fn open_device(path: &Path, options: &Options) -> Result<FileDevice, Error> {
     let open = OpenOptions {
-        read_only: options.ext4.read_only,
+        read_only: options.read_only(),
         direct: !options.buffered,
         offset: options.offset,
         sizelimit: options.size_limit,
@@ -99,25 +143,50 @@ pub(crate) fn open_device(path: &Path, options: &Options) -> Result<FileDevice, 
 /// What kind of file system is on an image file or block device.
 pub fn probe(path: &Path, options: &Options) -> Result<Kind, Error> {
     let mut options = options.clone();
-    options.ext4.read_only = true;
+    options.set_read_only(true);
     let device = Arc::new(open_device(path, &options)?);
     let queue = Queue::new(device, QueueOptions::default());
-    let sb = steadfs_ext4::read_superblock(&queue).map_err(|error| Error::Unknown {
-        path: path.to_owned(),
-        what: unknown(&error),
-    })?;
-    Ok(kind_of(&sb))
+    kind_on(&queue).map_err(|error| failed(path, error))
 }
 
-/// What to say of a device whose superblock cannot be read as one.
-fn unknown(error: &FsError) -> String {
-    match error {
-        FsError::Corrupt(why) if why.contains("magic") => {
-            "no ext2, ext3 or ext4 volume (wrong magic number); is it a partitioned disk? \
-             Then say where the volume begins with -o offset=BYTES"
-                .to_owned()
+/// Offset of the ext family's superblock and of f2fs's first one from the volume's first byte.
+const SUPERBLOCK: usize = 1024;
+/// Offset of f2fs's second one.
+const SECOND: usize = 4096 + SUPERBLOCK;
+
+/// What kind of file system is on a device, by its magic numbers: the ext family's before f2fs's,
+/// whose second superblock the making of another volume may leave.
+pub(crate) fn kind_on(queue: &Queue) -> Result<Kind, FsError> {
+    use steadfs_f2fs::disk::Superblock as F2fsSuperblock;
+    // The ext family's own words for a device that is too small or cannot be read.
+    let ext = steadfs_ext4::read_superblock(queue);
+    if queue.geometry().size >= 8192
+        && matches!(&ext, Err(FsError::Corrupt(why)) if why.contains("magic"))
+    {
+        let blocks = queue
+            .read(0, 8192, IoTag::default())
+            .map_err(|error| FsError::Io(error.to_string()))?;
+        let f2fs = [SUPERBLOCK, SECOND]
+            .iter()
+            .any(|&at| F2fsSuperblock::has_magic(&blocks[at..]));
+        if f2fs {
+            return Ok(Kind::F2fs);
         }
-        other => other.to_string(),
+    }
+    Ok(kind_of(&ext?))
+}
+
+/// The error of a volume that is none, or that refused.
+pub(crate) fn failed(path: &Path, error: FsError) -> Error {
+    let path = path.to_owned();
+    match error {
+        FsError::Corrupt(why) if why.contains("magic") => Error::Unknown {
+            path,
+            what: "no ext2, ext3, ext4 or f2fs volume (wrong magic number); is it a partitioned \
+                   disk? Then say where the volume begins with -o offset=BYTES"
+                .to_owned(),
+        },
+        error => Error::Volume { path, error },
     }
 }
 
@@ -139,28 +208,37 @@ fn kind_of(sb: &steadfs_ext4::disk::Superblock) -> Kind {
     }
 }
 
+type Opened = (Kind, Arc<dyn FileSystem>, OpenReport, u32);
+
+/// Opens whatever volume is on a device.
+fn open_on(device: Arc<dyn Device>, options: &Options) -> Result<Opened, FsError> {
+    let kind = kind_on(&Queue::new(Arc::clone(&device), QueueOptions::default()))?;
+    options.fits(kind)?;
+    let size = options.cache_size;
+    if kind == Kind::F2fs {
+        use steadfs_f2fs::CacheSizes;
+        let sizes = size.map_or_else(CacheSizes::default, CacheSizes::of);
+        let (fs, report) = F2fs::open(device, options.f2fs.clone(), sizes)?;
+        let block_size = steadfs_f2fs::disk::BLOCK_SIZE as u32;
+        return Ok((kind, fs, report.into(), block_size));
+    }
+    use steadfs_ext4::CacheSizes;
+    let sizes = size.map_or_else(CacheSizes::default, CacheSizes::of);
+    let (fs, report) = Ext4::open(device, options.ext4.clone(), sizes)?;
+    let block_size = fs.geo().block_size.bytes() as u32;
+    Ok((kind, fs, report.into(), block_size))
+}
+
 impl Volume {
     /// Opens the volume on an image file or block device.
     pub fn open(path: &Path, options: &Options) -> Result<Self, Error> {
         let device = Arc::new(open_device(path, options)?);
-        let sizes = options
-            .cache_size
-            .map_or_else(CacheSizes::default, CacheSizes::of);
         let shared = Arc::clone(&device) as Arc<dyn Device>;
-        let opened = Ext4::open(shared, options.ext4.clone(), sizes);
-        let (fs, report) = opened.map_err(|error| match error {
-            FsError::Corrupt(why) if why.contains("magic") => Error::Unknown {
-                path: path.to_owned(),
-                what: unknown(&FsError::Corrupt(why)),
-            },
-            error => Error::Volume {
-                path: path.to_owned(),
-                error,
-            },
-        })?;
-        let block_size = fs.geo().block_size.bytes() as u32;
+        let (kind, fs, report, block_size) =
+            open_on(shared, options).map_err(|error| failed(path, error))?;
         Ok(Self {
             fs,
+            kind,
             report,
             path: path.to_owned(),
             device,
@@ -168,13 +246,18 @@ impl Volume {
         })
     }
 
+    /// What kind of file system it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// The volume's calls.
     pub fn fs(&self) -> Arc<dyn FileSystem> {
-        Arc::clone(&self.fs) as Arc<dyn FileSystem>
+        Arc::clone(&self.fs)
     }
 
     /// What opening found and did.
-    pub fn report(&self) -> &MountReport {
+    pub fn report(&self) -> &OpenReport {
         &self.report
     }
 
