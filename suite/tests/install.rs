@@ -185,6 +185,12 @@ grep commit=9 other/.steadfs/options >&2
 grep " $1/other fuse.steadfs rw,noexec" /proc/mounts >&2
 mount -o remount,exec other
 grep " $1/other fuse.steadfs rw,relatime" /proc/mounts >&2
+mount -o remount,ro other
+grep " $1/other fuse.steadfs ro,relatime" /proc/mounts >&2
+if touch other/new 2>/dev/null; then exit 1; fi
+mount -o remount,rw other
+grep " $1/other fuse.steadfs rw,relatime" /proc/mounts >&2
+touch other/new
 umount other
 mount -a
 ! mountpoint -q mnt

@@ -23,7 +23,9 @@ pub fn run(args: &args::Remount) -> Result<(), Failure> {
 /// the changes among them. What is fixed at mount time therefore stays, and is told.
 pub fn for_mount_8(mountpoint: &Path, list: &str) -> Result<(), Failure> {
     let mount = find(mountpoint)?;
-    let new = |item: &&str| !mount.options.iter().any(|had| had == item);
+    // `ro` and `rw` are both there when mount point and volume differ.
+    let kept = |item: &str| !matches!(item, "ro" | "rw");
+    let new = |item: &&str| !(kept(item) && mount.options.iter().any(|had| had == item));
     let parts = split(&list.split(',').filter(new).collect::<Vec<_>>().join(","))?;
     for item in &parts.fixed {
         eprintln!("steadfs: {item} stays as it was when the volume was mounted");
