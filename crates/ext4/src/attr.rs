@@ -1,7 +1,6 @@
 //! Attributes of inodes: mode, owner, times, flags.
 
-use steadfs_base::{InodeNo, Timestamp};
-use steadfs_rt::wall_clock;
+use steadfs_base::InodeNo;
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, FsxAttr, InodeFlags, Result, SetAttr, SetTime};
 
 use crate::credits;
@@ -23,11 +22,6 @@ const MODIFIABLE: u32 =
 const NAMEABLE: u32 = MODIFIABLE | InodeFlags::EXTENTS.0 | disk::inode::JOURNAL_DATA.0;
 
 impl Ext4 {
-    /// The present, as an inode with these fields can store it.
-    pub(crate) fn now(&self, core: &disk::Inode) -> Timestamp {
-        time::clamp(wall_clock(), core.has_wide_times())
-    }
-
     /// See [`steadfs_vfs::FileSystem::setattr`].
     pub fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
         self.check_writable()?;

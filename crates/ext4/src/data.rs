@@ -180,12 +180,9 @@ impl Ext4 {
                 result?;
             }
             inode.set_size(size.max(offset + bytes as u64));
-            let mut core = inode.core.write();
-            let now = self.now(&core);
-            core.mtime = now;
-            core.ctime = now;
-            drop(core);
-            inode.mark_core_dirty();
+            if self.stamp_write(inode, &mut inode.core.write()) {
+                inode.mark_core_dirty();
+            }
             bytes
         };
         while self

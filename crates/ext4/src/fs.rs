@@ -10,6 +10,7 @@ use steadfs_jbd2::OverlayDevice;
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::{FsError, Result};
 
+use crate::clock::Clock;
 use crate::disk::{self, Geometry, Ino, Superblock};
 use crate::freeing::Freeing;
 use crate::inode::{Inode, InodeTable};
@@ -37,6 +38,8 @@ pub struct Ext4 {
     pub(crate) orphans: Orphans,
     pub(crate) freeing: Freeing,
     pub(crate) options: RwLock<MountOptions>,
+    /// Gives time stamps.
+    pub(crate) clock: Clock,
     /// One rename between directories at a time.
     pub(crate) rename: Mutex<()>,
     /// The superblock as it is or will be on disk.

@@ -42,6 +42,8 @@ pub struct Inode {
     datasync_tid: AtomicU64,
     /// `core` is newer than the inode table (times and size of a write).
     core_dirty: AtomicBool,
+    /// Somebody has seen the times: the next change must show in them.
+    times_seen: AtomicBool,
     /// Data was written that no flush has made durable since.
     unflushed: AtomicBool,
     /// Read from the inode table: a life in memory before this one may have left changes in a
@@ -72,6 +74,7 @@ impl Inode {
             sync_tid: AtomicU64::new(NO_TID),
             datasync_tid: AtomicU64::new(NO_TID),
             core_dirty: AtomicBool::new(false),
+            times_seen: AtomicBool::new(true),
             unflushed: AtomicBool::new(false),
             reread: AtomicBool::new(false),
             orphan: AtomicBool::new(false),
@@ -173,6 +176,11 @@ impl Inode {
         self.core_dirty.load(Ordering::Acquire)
     }
 
+    /// Whether somebody has seen the times since the last call.
+    pub(crate) fn take_times_seen(&self) -> bool {
+        self.times_seen.load(Ordering::Acquire) && self.times_seen.swap(false, Ordering::AcqRel)
+    }
+
     pub(crate) fn core_is_stored(&self) {
         self.core_dirty.store(false, Ordering::Release);
     }
@@ -215,6 +223,7 @@ impl Inode {
     /// Attributes as the caller of the file system sees them.
     pub fn attr(&self, fs: &Ext4) -> Attr {
         let core = self.core.read();
+        self.times_seen.store(true, Ordering::Release);
         let delayed = self.pages.unwritten() * (fs.geo().block_size.bytes_u64() / 512);
         let size = match self.kind {
             FileKind::Regular => self.size(),

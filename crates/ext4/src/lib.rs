@@ -7,6 +7,7 @@ pub mod inspect;
 
 mod acl;
 mod attr;
+mod clock;
 mod control;
 mod credits;
 mod damage;

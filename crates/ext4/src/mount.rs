@@ -14,6 +14,7 @@ use steadfs_jbd2::{
 use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
 use steadfs_vfs::{Cx, FsError, Result};
 
+use crate::clock::Clock;
 use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
@@ -173,6 +174,7 @@ impl Ext4 {
             orphans: Orphans::new(),
             freeing: Freeing::new(),
             options: RwLock::new(Rank::Leaf, options),
+            clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),
             sb: Mutex::new(Rank::Super, sb),
             large_file: AtomicBool::new(large_file),

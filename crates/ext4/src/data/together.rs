@@ -1,9 +1,10 @@
 //! Write-back of many files at once: their blocks lie side by side, so their writes merge, and one
 //! handle names them all.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfs_base::{IoTag, Urgency};
+use steadfs_base::{DevBlock, IoTag, Urgency};
 use steadfs_cache::Why;
 use steadfs_vfs::Result;
 
@@ -71,18 +72,48 @@ impl Ext4 {
             Why::Background | Why::Throttle => tag.with_urgency(Urgency::Background),
         };
         let limit = SMALL as usize >> self.geo.block_size.bits();
+        let mut result = Ok(());
         let mut locks = Vec::with_capacity(group.len());
         let mut flights = Vec::with_capacity(group.len());
+        let mut places = Places::default();
         for inode in group {
             let Some(lock) = inode.flush.try_lock() else {
                 continue;
             };
             let taken = inode.pages.take_dirty(0..u64::MAX, limit);
-            if !taken.is_empty() {
-                locks.push(lock);
-                flights.push(self.launch(inode, taken, tag));
+            if taken.is_empty() {
+                continue;
             }
+            let mut flight = self.prepare(inode, taken, tag);
+            if !flight.places().all(|(at, len)| places.add(at, len)) {
+                // A damaged volume: two files have one block. Their writes must not meet.
+                result = result.and(self.finish_flights(std::mem::take(&mut flights)));
+                places = Places::default();
+                flight.places().for_each(|(at, len)| {
+                    places.add(at, len);
+                });
+            }
+            self.launch(&mut flight, tag);
+            locks.push(lock);
+            flights.push(flight);
         }
-        self.finish_flights(flights)
+        result.and(self.finish_flights(flights))
+    }
+}
+
+/// Blocks of the device that are being written, as ends by starts.
+#[derive(Default)]
+struct Places(BTreeMap<u64, u64>);
+
+impl Places {
+    /// Adds a run; false if some of it is there already.
+    fn add(&mut self, at: DevBlock, len: u64) -> bool {
+        let end = at.0 + len;
+        let before = self.0.range(..end).next_back();
+        let free = before.is_none_or(|(_, &last)| last <= at.0);
+        if free {
+            self.0.insert(at.0, end);
+        }
+        free
     }
 }

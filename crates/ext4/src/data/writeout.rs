@@ -42,6 +42,13 @@ pub(super) struct Flight<'a> {
 }
 
 impl Flight<'_> {
+    /// Where its blocks lie on the device: first block and length of each piece.
+    pub(super) fn places(&self) -> impl Iterator<Item = (DevBlock, u64)> {
+        self.pieces
+            .iter()
+            .map(|p| (p.start, p.blocks.end - p.blocks.start))
+    }
+
     /// Waits for the device; results in the pieces' order.
     fn wait(&self) -> Vec<Result<(), IoError>> {
         let each = |ios: &Vec<IoHandle>| ios.iter().map(IoHandle::wait).fold(Ok(()), Result::and);
@@ -102,12 +109,18 @@ impl Ext4 {
     }
 
     fn write_batch(&self, inode: &Inode, taken: Vec<Taken>, tag: IoTag) -> Result<()> {
-        let flight = self.launch(inode, taken, tag);
+        let mut flight = self.prepare(inode, taken, tag);
+        self.launch(&mut flight, tag);
         self.finish_flights(vec![flight])
     }
 
-    /// Gives taken blocks their place and starts their way to the device.
-    pub(super) fn launch<'a>(&self, inode: &'a Inode, taken: Vec<Taken>, tag: IoTag) -> Flight<'a> {
+    /// Gives taken blocks their place.
+    pub(super) fn prepare<'a>(
+        &self,
+        inode: &'a Inode,
+        taken: Vec<Taken>,
+        tag: IoTag,
+    ) -> Flight<'a> {
         let mut pieces = Vec::new();
         let mut placed = Ok(());
         let mut rest = &taken[..];
@@ -124,12 +137,11 @@ impl Ext4 {
             }
         }
         placed = placed.and(self.drop_shared(inode, &mut pieces));
-        let ios = self.submit(inode, &taken, &pieces, tag);
         Flight {
             inode,
             taken,
             pieces,
-            ios,
+            ios: Vec::new(),
             placed,
         }
     }
@@ -263,19 +275,19 @@ impl Ext4 {
         result
     }
 
-    /// Starts the writes of every piece; requests in the pieces' order.
-    fn submit(
-        &self,
-        inode: &Inode,
-        taken: &[Taken],
-        pieces: &[Piece],
-        tag: IoTag,
-    ) -> Vec<Vec<IoHandle>> {
+    /// Starts the writes of every piece.
+    pub(super) fn launch(&self, flight: &mut Flight<'_>, tag: IoTag) {
+        let Flight {
+            inode,
+            taken,
+            pieces,
+            ios,
+            ..
+        } = flight;
         let bs = self.geo.block_size;
         let per_bio = (self.queue.geometry().max_transfer as usize >> bs.bits()).max(1);
-        let mut ios: Vec<Vec<IoHandle>> = Vec::with_capacity(pieces.len());
-        let mut rest = taken;
-        for piece in pieces {
+        let mut rest = &taken[..];
+        for piece in pieces.iter() {
             let skip = rest
                 .iter()
                 .take_while(|t| t.block.0 < piece.blocks.start)
@@ -299,7 +311,6 @@ impl Ext4 {
             }
             ios.push(handles);
         }
-        ios
     }
 
     /// Gives the written pieces their names: map, bitmap, size. A piece that failed is not named. Goes
