@@ -5,6 +5,7 @@
 //! than most requests). There are more threads than CPUs, so that a request that waits long (fsync)
 //! does not keep others from being served.
 
+mod courtesy;
 pub mod dev;
 pub mod uring;
 

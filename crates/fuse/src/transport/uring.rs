@@ -39,6 +39,7 @@ use crate::error::MountError;
 use crate::reply::ReplyBuf;
 use crate::request::RawRequest;
 use crate::session::Answer;
+use crate::transport::courtesy::Courtesy;
 use crate::transport::{Crew, pin_to};
 use crate::wire::{self, InHeader, OutHeader, UringCmdReq, UringReqHeader};
 
@@ -52,6 +53,7 @@ const KEEP_LARGE: usize = 16;
 /// Threads for each of the kernel's queues.
 pub struct UringPool {
     crew: Arc<Crew>,
+    courtesy: Arc<Courtesy>,
     device: Arc<OwnedFd>,
     /// Entries that hold the memory of a large request now.
     large: AtomicUsize,
@@ -89,6 +91,7 @@ impl UringPool {
         };
         let pool = Arc::new(Self {
             crew: crew.clone(),
+            courtesy: Courtesy::new(),
             device,
             large: AtomicUsize::new(0),
             start: Mutex::new(Rank::Leaf, start),
@@ -105,6 +108,10 @@ impl UringPool {
             pool.started.wait(&mut start);
         }
         if start.registered.iter().all(|&entries| entries > 0) {
+            drop(start);
+            drop(steadfs_rt::spawn("fuse-watch", move || {
+                pool.courtesy.watch();
+            }));
             return Ok(());
         }
         let cause = start.failure.take();
@@ -158,6 +165,7 @@ impl UringPool {
 
     fn serve_queue(&self, queue: u16, ring: &mut Ring, entry: &mut Entry) -> std::io::Result<()> {
         let mut out = ReplyBuf::default();
+        let mut place = self.courtesy.join();
         loop {
             match entry.wait(ring)? {
                 Ok(()) => {}
@@ -167,6 +175,7 @@ impl UringPool {
             }
             entry.serve(&self.crew, &mut out);
             self.bound_memory(entry);
+            place.replies();
             entry.submit_commit(ring, &self.device, queue)?;
         }
     }
