@@ -106,6 +106,12 @@ impl Writeback {
         }
     }
 
+    /// Lets the flusher look now, not at the end of its period.
+    pub fn kick(&self) {
+        self.state.lock().kicked = true;
+        self.wake.notify_all();
+    }
+
     /// Bytes that are dirty or in flight.
     pub fn dirty_bytes(&self) -> u64 {
         self.state.lock().bytes

@@ -56,6 +56,7 @@ fn serve(
         daemon::leave_session();
     }
     log::start(args.verbose);
+    steadfs_rt::share_free_memory();
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(|e| Failure::new(code::SYSTEM, e))?;
     let volume = Volume::open(path, options).map_err(|e| mount_failure(&e))?;
     tell(args, &volume);

@@ -118,13 +118,29 @@ impl Ext4 {
     /// The inode in memory, read from its table if need be. Fails with `Stale` where the table has no
     /// inode in use at this number.
     pub fn inode(&self, ino: Ino, tag: IoTag) -> Result<Arc<Inode>> {
-        if let Some(inode) = self.inodes.get(ino) {
-            return if inode.is_dead() {
-                Err(FsError::Stale)
-            } else {
-                Ok(inode)
+        loop {
+            let since = match self.inodes.find(ino) {
+                Ok(inode) if inode.is_dead() => return Err(FsError::Stale),
+                Ok(inode) => return Ok(inode),
+                Err(since) => since,
             };
+            let inode = self.read_inode(ino, tag)?;
+            if let Some(inode) = self.inodes.insert_read(inode, since) {
+                self.store_if_many_wait();
+                return Ok(inode);
+            }
         }
+    }
+
+    /// Wakes the flusher if inodes fill the memory that only wait to be stored.
+    pub(crate) fn store_if_many_wait(&self) {
+        if self.inodes.take_wants_store() {
+            self.writeback.kick();
+        }
+    }
+
+    /// An inode as its table has it.
+    fn read_inode(&self, ino: Ino, tag: IoTag) -> Result<Inode> {
         let (buf, at) = self.inode_slot(ino, tag)?;
         let data = buf.data();
         let slot = &data[at..at + usize::from(self.geo.inode_size)];
@@ -135,7 +151,7 @@ impl Ext4 {
         let core = disk::Inode::parse(&self.geo, ino, slot)?;
         let inode = Inode::new(self, ino, core)?;
         inode.mark_reread();
-        Ok(self.inodes.insert(inode))
+        Ok(inode)
     }
 
     /// The inode table's block that holds the inode, and the slot's offset in it. Reads the

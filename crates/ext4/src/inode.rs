@@ -1,4 +1,8 @@
 //! Inodes in memory: one per inode number in use, shared by everybody who works on the file.
+//!
+//! The caller of the file system may refer to any number of inodes for as long as it likes (the kernel
+//! does, until it is short of memory). Only the count of its references is kept for all of them; an
+//! inode that nothing needs in memory leaves, and is read from its table again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,8 +17,10 @@ use crate::fs::Ext4;
 use crate::txn::Handle;
 
 const SHARDS: usize = 16;
-/// Unused inodes kept in memory, over all shards.
-const KEEP: usize = 16 << 10;
+/// Inodes that nobody works on kept in memory, over all shards: about 16 MiB.
+const KEEP: usize = 12 << 10;
+/// The same in one shard.
+const KEEP_IN_SHARD: usize = KEEP / SHARDS;
 /// No transaction: the inode was not changed since it was read.
 const NO_TID: u64 = u64::MAX;
 
@@ -55,6 +61,8 @@ pub struct Inode {
     linkable: AtomicBool,
     /// Freed: nothing may bring it back.
     dead: AtomicBool,
+    /// Asked for since the last sweep.
+    recent: AtomicBool,
 }
 
 impl Inode {
@@ -80,6 +88,7 @@ impl Inode {
             orphan: AtomicBool::new(false),
             linkable: AtomicBool::new(false),
             dead: AtomicBool::new(false),
+            recent: AtomicBool::new(true),
         })
     }
 
@@ -264,12 +273,18 @@ impl Inode {
 /// All inodes in memory, by number.
 pub struct InodeTable {
     shards: Vec<Mutex<Shard>>,
+    /// A sweep found many inodes that only wait to be stored.
+    wants_store: AtomicBool,
 }
 
 struct Shard {
     inodes: FixedMap<u32, Arc<Inode>>,
+    /// References of the caller to inodes that are not in memory; all of them have names.
+    away: FixedMap<u32, u64>,
     /// How many there may be before the next sweep.
     limit: usize,
+    /// How often inodes have left: what was read from the inode table before may be out of date.
+    departures: u64,
 }
 
 impl InodeTable {
@@ -277,12 +292,15 @@ impl InodeTable {
     pub fn new() -> Self {
         let shard = || Shard {
             inodes: FixedMap::default(),
-            limit: KEEP / SHARDS,
+            away: FixedMap::default(),
+            limit: KEEP_IN_SHARD,
+            departures: 0,
         };
         Self {
             shards: (0..SHARDS)
                 .map(|_| Mutex::new(Rank::InodeTable, shard()))
                 .collect(),
+            wants_store: AtomicBool::new(false),
         }
     }
 
@@ -292,23 +310,79 @@ impl InodeTable {
 
     /// The inode, if it is in memory.
     pub fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
-        self.shard(ino).lock().inodes.get(&ino.0).cloned()
+        self.find(ino).ok()
     }
 
-    /// Puts a freshly read inode in, unless somebody else did; returns the one to use.
-    pub fn insert(&self, inode: Inode) -> Arc<Inode> {
+    /// The inode if it is in memory; otherwise what [`InodeTable::insert_read`] wants to know of whoever
+    /// reads it now.
+    pub(crate) fn find(&self, ino: Ino) -> Result<Arc<Inode>, Departures> {
+        let shard = self.shard(ino).lock();
+        match shard.inodes.get(&ino.0) {
+            Some(inode) => {
+                inode.recent.store(true, Ordering::Relaxed);
+                Ok(Arc::clone(inode))
+            }
+            None => Err(Departures(shard.departures)),
+        }
+    }
+
+    /// Puts an inode in that was read after `since`, unless somebody else did; returns the one to use.
+    /// `None`: meanwhile inodes have left, perhaps this one with changes; read it again.
+    pub(crate) fn insert_read(&self, inode: Inode, since: Departures) -> Option<Arc<Inode>> {
         let mut shard = self.shard(inode.ino).lock();
+        if shard.departures != since.0 && !shard.inodes.contains_key(&inode.ino.0) {
+            return None;
+        }
+        Some(self.insert_locked(&mut shard, inode))
+    }
+
+    /// Puts a new inode in.
+    pub fn insert(&self, inode: Inode) -> Arc<Inode> {
+        self.insert_locked(&mut self.shard(inode.ino).lock(), inode)
+    }
+
+    fn insert_locked(&self, shard: &mut Shard, inode: Inode) -> Arc<Inode> {
         let ino = inode.ino.0;
-        let inode = Arc::clone(shard.inodes.entry(ino).or_insert_with(|| Arc::new(inode)));
-        if shard.inodes.len() > shard.limit {
-            shard.sweep();
+        if let Some(there) = shard.inodes.get(&ino) {
+            return Arc::clone(there);
+        }
+        let lookups = shard.away.remove(&ino).unwrap_or(0);
+        inode.lookups.store(lookups, Ordering::Release);
+        let inode = Arc::new(inode);
+        shard.inodes.insert(ino, Arc::clone(&inode));
+        if shard.inodes.len() > shard.limit && shard.sweep() {
+            self.wants_store.store(true, Ordering::Release);
         }
         inode
     }
 
+    /// Gives back references to an inode that may be away. Returns it if it is here: then the caller
+    /// gives them back to it.
+    pub fn drop_away(&self, ino: Ino, count: u64) -> Option<Arc<Inode>> {
+        let mut shard = self.shard(ino).lock();
+        if let Some(inode) = shard.inodes.get(&ino.0) {
+            return Some(Arc::clone(inode));
+        }
+        if let Some(lookups) = shard.away.get_mut(&ino.0) {
+            *lookups = lookups.saturating_sub(count);
+            if *lookups == 0 {
+                shard.away.remove(&ino.0);
+            }
+        }
+        None
+    }
+
     /// Takes a freed inode out.
     pub fn remove(&self, ino: Ino) {
-        self.shard(ino).lock().inodes.remove(&ino.0);
+        let mut shard = self.shard(ino).lock();
+        shard.inodes.remove(&ino.0);
+        shard.away.remove(&ino.0);
+        shard.departures += 1;
+    }
+
+    /// Whether storing inodes now would let many of them go; asked once.
+    pub fn take_wants_store(&self) -> bool {
+        self.wants_store.load(Ordering::Relaxed) && self.wants_store.swap(false, Ordering::AcqRel)
     }
 
     /// Inodes whose `core` is newer than the inode table.
@@ -327,19 +401,52 @@ impl InodeTable {
         dirty.sort_unstable_by_key(|i| i.ino);
         dirty
     }
+
+    /// Inodes in memory.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|s| s.lock().inodes.len()).sum()
+    }
 }
 
+/// How often inodes had left their part of the table at some point.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Departures(u64);
+
 impl Shard {
-    /// Drops what nobody refers to and what has nothing to write. The limit follows what stays, so
-    /// that many inodes in use cost no sweep each time one is added.
-    fn sweep(&mut self) {
-        self.inodes.retain(|_, inode| {
-            Arc::strong_count(inode) > 1
-                || inode.is_looked_up()
+    /// Lets inodes go that nothing needs in memory: first those that nobody asked for of late, then,
+    /// where those are too few, the others. Whether many stay only because they are not stored.
+    ///
+    /// What stays raises the limit, so that many inodes in use cost no sweep each time one is added.
+    fn sweep(&mut self) -> bool {
+        self.let_go(|inode| !inode.recent.swap(false, Ordering::Relaxed));
+        if self.inodes.len() > KEEP_IN_SHARD / 4 * 3 {
+            self.let_go(|_| true);
+        }
+        let left = self.inodes.len();
+        self.limit = (left + left / 4 + KEEP_IN_SHARD / 4).max(KEEP_IN_SHARD);
+        let dirty = |inode: &&Arc<Inode>| inode.is_core_dirty();
+        self.inodes.values().filter(dirty).count() > KEEP_IN_SHARD / 4
+    }
+
+    fn let_go(&mut self, may_go: impl Fn(&Inode) -> bool) {
+        let away = &mut self.away;
+        let before = self.inodes.len();
+        self.inodes.retain(|&ino, inode| {
+            // Whoever wants it has it by the table: nobody can come to have it meanwhile.
+            let needed = Arc::strong_count(inode) > 1
                 || inode.is_core_dirty()
                 || inode.orphan.load(Ordering::Acquire)
-                || !inode.pages.is_empty()
+                || !inode.pages.is_empty();
+            if needed || !may_go(inode) {
+                return true;
+            }
+            let lookups = inode.lookups.load(Ordering::Acquire);
+            if lookups > 0 {
+                away.insert(ino, lookups);
+            }
+            false
         });
-        self.limit = (self.inodes.len() * 2).max(KEEP / SHARDS);
+        self.departures += u64::from(self.inodes.len() < before);
     }
 }

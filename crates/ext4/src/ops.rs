@@ -18,7 +18,8 @@ impl Ext4 {
     /// Gives back lookup counts; the last one of an unlinked inode frees it.
     fn put(&self, ino: InodeNo, count: u64) -> Result<()> {
         let _open = self.open_to_changes();
-        let Some(inode) = Ino::from_vfs(ino).and_then(|ino| self.inodes.get(ino)) else {
+        let Some(inode) = Ino::from_vfs(ino).and_then(|ino| self.inodes.drop_away(ino, count))
+        else {
             return Ok(());
         };
         if inode.drop_lookups(count)

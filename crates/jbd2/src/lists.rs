@@ -289,6 +289,11 @@ impl Lists {
         self.unwritten * block_size.bytes_u64() > self.policy.max_unwritten
     }
 
+    /// Whether twice as much waits.
+    pub(crate) fn is_twice_heavy(&self, block_size: BlockSize) -> bool {
+        self.unwritten * block_size.bytes_u64() / 2 > self.policy.max_unwritten
+    }
+
     /// Age of the oldest transaction with blocks to write.
     pub(crate) fn oldest_age(&self, now: Instant) -> Option<Duration> {
         let oldest = self

@@ -61,6 +61,20 @@ impl Journal {
         Ok(())
     }
 
+    /// Writes home until no more than twice what the policy wants is kept in memory: the background has
+    /// not kept up.
+    pub(crate) fn bound_memory(&self) -> Result<(), JournalError> {
+        let too_much = || self.lists.lock().is_twice_heavy(self.block_size);
+        while too_much() {
+            let _one = self.reclaiming.lock();
+            self.state.lock().check()?;
+            if self.write_home(IoTag::background(), |_, _| true)? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Does what the policy advises, one step; returns whether there may be more.
     pub(crate) fn reclaim_in_background(&self) -> Result<bool, JournalError> {
         let _one = self.reclaiming.lock();

@@ -57,6 +57,10 @@ impl Journal {
             if let Err(error) = self.commit_as(tid, tag, false) {
                 tracing::debug!(%error, "commit");
             }
+            // Meanwhile the next transaction fills, and then those who change things wait.
+            if let Err(error) = self.bound_memory() {
+                tracing::debug!(%error, "writing home");
+            }
         }
     }
 

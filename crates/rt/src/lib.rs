@@ -8,6 +8,7 @@
 mod condvar;
 mod event;
 mod gate;
+mod memory;
 mod mutex;
 mod random;
 mod rank;
@@ -18,6 +19,7 @@ mod time;
 
 pub use condvar::Condvar;
 pub use event::Event;
+pub use memory::share_free_memory;
 pub use mutex::{Mutex, MutexGuard};
 pub use random::{Random, random_u64};
 pub use rank::Rank;

@@ -238,6 +238,7 @@ impl Ext4 {
                 return Err(error.into());
             }
         };
+        self.store_if_many_wait();
         let filled = self.fill(handle, dir.ino(), &inode, spec, &inherited);
         match filled {
             Ok(()) => Ok(inode),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_rt::Random;
-use steadfs_vfs::{FileKind, FsError, RenameFlags, SetAttr, SetXattr};
+use steadfs_vfs::{FileKind, FileSystem, FsError, RenameFlags, SetAttr, SetXattr};
 
 use crate::disk::Ino;
 use crate::test_world::{ROOT, World};
@@ -396,5 +396,46 @@ fn fsync_remembers_what_an_inode_was_before_it_left_memory() {
     let left = world.cut_power_now();
     let world = world.recover(left);
     assert_eq!(world.lookup(ROOT, &name(0)).unwrap().perm, 0o123);
+    world.close();
+}
+
+/// The kernel refers to every inode it has seen: that must not keep them all in memory, and an inode
+/// that left is still known to be referred to.
+#[test]
+fn inodes_referred_to_leave_memory_and_live_on() {
+    const MANY: u32 = 40_000;
+    let world = World::make(&["-t", "ext4", "-N", "50000"], "64M");
+    let (fs, cx) = (&world.fs, &world.cx);
+    let name = |n: u32| format!("file {n}").into_bytes();
+    let make = |n| fs.mknod(cx, ROOT, &name(n), 0o100_600, 0).unwrap().ino;
+    let first = make(0);
+    FileSystem::write(&**fs, cx, first, 0, b"content", false).unwrap();
+    fs.sync_volume(cx).unwrap();
+    let free = fs.alloc.totals().free_inodes;
+    for n in 1..MANY {
+        make(n);
+    }
+    assert!(fs.inodes.len() < 16_000, "{}", fs.inodes.len());
+    let number = Ino(first.0 as u32);
+    assert!(fs.inodes.get(number).is_none(), "the first one left");
+    // Unlinked, it lives until its last reference is given back.
+    fs.unlink(cx, ROOT, &name(0)).unwrap();
+    let read = FileSystem::read(&**fs, cx, first, 0, 100).unwrap();
+    assert_eq!(read.to_vec(), b"content");
+    FileSystem::forget(&**fs, first, 1);
+    assert!(fs.inode(number, cx.tag).is_err(), "freed");
+    // One that is away gives its references back without coming back.
+    let second = world.lookup(ROOT, &name(1)).unwrap().ino;
+    for n in 2..MANY {
+        let ino = world.lookup(ROOT, &name(n)).unwrap().ino;
+        FileSystem::forget(&**fs, ino, 1);
+    }
+    assert!(fs.inodes.get(Ino(second.0 as u32)).is_none());
+    FileSystem::forget(&**fs, second, 1);
+    for n in 1..MANY {
+        fs.unlink(cx, ROOT, &name(n)).unwrap();
+    }
+    fs.sync_volume(cx).unwrap();
+    assert_eq!(fs.alloc.totals().free_inodes, free + 1);
     world.close();
 }
