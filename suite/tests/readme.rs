@@ -1,0 +1,63 @@
+//! The README's commands do what it says: its first block of shell commands runs as it stands.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+
+use steadfs_suite::stead::program;
+use steadfs_suite::{Image, Scratch, run, steadfs, succeed};
+
+fn readme() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
+    std::fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn the_first_session_runs_as_it_stands() {
+    let text = readme();
+    let session = text.split("```sh\n").nth(1).unwrap();
+    let session = session.split("```").next().unwrap();
+    assert!(session.lines().count() > 15, "{session}");
+    let scratch = Scratch::new();
+    let (work, mnt, bin) = (
+        scratch.folder("work"),
+        scratch.folder("mnt"),
+        scratch.folder("bin"),
+    );
+    // Copied by a process of its own: what this one has open for writing cannot be run.
+    succeed("cp", [program(), &bin.join("steadfs")]);
+    // In a mount namespace of its own, where /mnt is ours.
+    let script = format!(
+        "set -euo pipefail\nmount --make-rprivate /\nmount --bind '{mnt}' /mnt\n\
+         trap 'umount -li /mnt 2>/dev/null || true' EXIT\n\
+         PATH='{bin}':$PATH\ncd '{work}'\nset -x\n{session}",
+        mnt = mnt.display(),
+        bin = bin.display(),
+        work = work.display(),
+    );
+    let said = run("unshare", ["--mount", "bash", "-c", &script]);
+    assert_eq!(said.code(), 0, "{}{}", said.out, said.err);
+    assert!(said.out.contains("noatime,commit=30"), "{}", said.out);
+    for name in ["disk.img", "boot.img"] {
+        Image::at(work.join(name)).check_clean();
+    }
+    assert!(work.join("default/useradd").is_file() && work.join("useradd").is_file());
+}
+
+#[test]
+fn every_command_is_in_the_table() {
+    let text = readme();
+    let help = steadfs(["help"]).expect(0).out;
+    let commands = help
+        .lines()
+        .skip_while(|line| *line != "Commands:")
+        .skip(1)
+        .map_while(|line| line.split_whitespace().next())
+        .filter(|name| *name != "help");
+    let mut count = 0;
+    for name in commands {
+        let told = text.contains(&format!("`{name}`")) || text.contains(&format!("`{name} "));
+        assert!(told, "README.md does not know `{name}`");
+        count += 1;
+    }
+    assert!(count > 10, "{help}");
+}
