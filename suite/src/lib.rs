@@ -13,6 +13,7 @@ pub mod matrix;
 pub mod scratch;
 pub mod stead;
 pub mod tree;
+pub mod uml;
 
 pub use command::{Outcome, judge, run, succeed};
 pub use image::Image;

@@ -1,0 +1,176 @@
+//! The kernel's f2fs as judge, on hosts whose own kernel has none: a User-Mode Linux that boots in
+//! about three seconds, sees the host's files, and has the image as its disk.
+//!
+//! Work that is more than a shell's runs the calling test's own program again, inside:
+//! [`inside`] tells it so.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::command::{finish, judge};
+use crate::generate::{Torture, torture};
+use crate::scratch::Scratch;
+use crate::tree::Tree;
+
+/// Where the volume is mounted inside.
+pub const TOP: &str = "/mnt/volume";
+/// Modules of Debian's package.
+const MODULES: &str = "/usr/lib/uml/modules";
+/// Longest time from boot to end, in seconds.
+const LIMIT: u64 = 240;
+/// Tells the program inside what to do: a word and a path.
+const WORK: &str = "STEADFS_UML_WORK";
+
+/// Boots, runs `script` with the image as /dev/ubda, and powers off without unmounting or syncing
+/// anything that the script has not. What the script said.
+///
+/// # Panics
+/// If User-Mode Linux is not installed, the time is up, or a command of the script fails.
+#[track_caller]
+pub fn boot(scratch: &Scratch, image: &Path, script: &str) -> String {
+    assert!(
+        Path::new(MODULES).is_dir(),
+        "{MODULES} is missing: run scripts/install-judges"
+    );
+    let dir = scratch.folder("uml");
+    let init = dir.join("init");
+    let (said, status) = (dir.join("said"), dir.join("status"));
+    // What an earlier boot left must not be taken for this one's.
+    for file in [&said, &status] {
+        let _ = fs::remove_file(file);
+    }
+    let (said_at, status_at) = (said.display(), status.display());
+    let text = format!(
+        "#!/bin/sh
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t tmpfs none /mnt
+mkdir -p /mnt/root/lib {TOP}
+ln -s {MODULES} /mnt/root/lib/modules
+exec > {said_at} 2>&1
+modprobe -d /mnt/root f2fs
+(set -e
+{script}
+)
+echo $? > {status_at}
+sync {said_at} {status_at}
+echo o > /proc/sysrq-trigger
+sleep {LIMIT}
+"
+    );
+    fs::write(&init, text).expect("a script can be written");
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).expect("its mode can be set");
+    // timeout(1) kills the whole group, with the processes that serve the guest's.
+    let mut command = Command::new(judge("timeout"));
+    command
+        .args(["--signal=KILL", &LIMIT.to_string()])
+        .arg(judge("linux.uml"))
+        .args([
+            "mem=512M",
+            "root=none",
+            "rootfstype=hostfs",
+            "rootflags=/",
+            "rw",
+        ])
+        .args(["con=null", "con0=fd:0,fd:1", "quiet"])
+        .arg(format!("uml_dir={}/", dir.display()))
+        .arg(format!("ubd0={}", image.display()))
+        .arg(format!("init={}", init.display()));
+    let booted = finish(command, Duration::from_secs(LIMIT + 10));
+    let text = fs::read_to_string(&said).unwrap_or_default();
+    let ended = fs::read_to_string(&status).unwrap_or_default();
+    assert_eq!(ended.trim(), "0", "{text}\n{}\n{script}", booted.out);
+    text
+}
+
+/// A line of a script that lets the calling test's program make a torture tree below [`TOP`].
+pub fn make_torture() -> String {
+    call("torture", Path::new(TOP))
+}
+
+/// A line of a script that lets the calling test's program write down the tree below [`TOP`].
+pub fn write_tree(to: &Path) -> String {
+    call("tree", to)
+}
+
+fn call(word: &str, path: &Path) -> String {
+    let program = std::env::current_exe().expect("a test has a path");
+    format!(
+        "{WORK}='{word} {}' {} --ignored --exact inside_the_judge --nocapture",
+        path.display(),
+        program.display()
+    )
+}
+
+/// What the program called by a script does; a test named `inside_the_judge`, ignored elsewhere,
+/// calls it.
+///
+/// # Panics
+/// If it was not called by a script, or the work fails.
+pub fn inside(how: Torture) {
+    let work = std::env::var(WORK).expect("only scripts of the judge run this");
+    let (word, path) = work.split_once(' ').expect("a word and a path");
+    match word {
+        "torture" => torture(Path::new(path), how),
+        "tree" => {
+            let lines = lines(&Tree::of(Path::new(TOP)));
+            let file = PathBuf::from(path);
+            fs::write(&file, lines.join("\n")).expect("the list can be written");
+            let file = fs::File::open(&file).expect("it is there");
+            file.sync_all().expect("it can be made durable");
+        }
+        other => panic!("{other}: no such work"),
+    }
+}
+
+/// A tree as text, a line for each file; sizes of directories are not compared.
+pub fn lines(tree: &Tree) -> Vec<String> {
+    tree.nodes
+        .iter()
+        .map(|(path, node)| {
+            let mut node = node.clone();
+            if node.is_dir() {
+                node.size = 0;
+            }
+            let mut line = path.escape_ascii().to_string();
+            write!(line, " {node:?}").expect("a string takes all");
+            line
+        })
+        .collect()
+}
+
+/// The same without what a recovery does by itself: times of directories.
+pub fn without_folder_times(lines: &[String]) -> Vec<String> {
+    let folder = |line: &str| line.contains(" Node { mode: 16");
+    let cut = |line: &String| match (folder(line), line.split_once(" mtime:")) {
+        (true, Some((before, behind))) => {
+            let xattrs = behind.split_once("xattrs:").map_or("", |(_, rest)| rest);
+            format!("{before}{xattrs}")
+        }
+        _ => line.clone(),
+    };
+    lines.iter().map(cut).collect()
+}
+
+/// Fails the test unless both lists are the same; tells the first lines that are not.
+///
+/// # Panics
+/// If they differ.
+#[track_caller]
+pub fn assert_same(ours: &[String], judges: &[String], what: &str) {
+    let differing: Vec<&String> = ours
+        .iter()
+        .filter(|line| !judges.contains(line))
+        .chain(judges.iter().filter(|line| !ours.contains(line)))
+        .take(6)
+        .collect();
+    assert!(
+        differing.is_empty() && ours.len() == judges.len(),
+        "{what}: {differing:#?}"
+    );
+}

@@ -1,0 +1,185 @@
+//! f2fs volumes: what the kernel's f2fs wrote, clean and cut off, is what we read.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+
+use steadfs::{Options, Volume};
+use steadfs_suite::generate::Torture;
+use steadfs_suite::uml::{
+    self, TOP, assert_same, boot, lines, make_torture, without_folder_times, write_tree,
+};
+use steadfs_suite::{Image, Scratch, SteadMount, Tree, run, succeed};
+
+const TORTURE: Torture = Torture {
+    block: 4096,
+    far: 900 << 30,
+    longest_link: 4095,
+    xattr_bytes: 3500,
+    many: 3000,
+};
+
+/// What the judge calls inside; see [`uml`].
+#[test]
+#[ignore = "run by scripts inside User-Mode Linux"]
+fn inside_the_judge() {
+    uml::inside(TORTURE);
+}
+
+#[track_caller]
+fn mkfs(scratch: &Scratch, name: &str, size: u64, args: &str) -> Image {
+    let image = Image::empty(scratch, name, size);
+    let path = image.path().to_str().unwrap();
+    let all = ["-q", "-f"].into_iter().chain(args.split_whitespace());
+    succeed("mkfs.f2fs", all.chain([path]));
+    image
+}
+
+fn read_by_library(image: &Path, options: &str) -> Tree {
+    let options = Options::parse(options).unwrap();
+    let volume = Volume::open(image, &options).unwrap();
+    let tree = Tree::of_volume(&*volume.fs());
+    volume.close().unwrap();
+    tree
+}
+
+fn read_by_mount(scratch: &Scratch, image: &Path) -> Tree {
+    let mount = SteadMount::new(scratch, image, "ro");
+    let tree = Tree::of(mount.root());
+    mount.unmount();
+    tree
+}
+
+fn read_list(path: &Path) -> Vec<String> {
+    fs::read_to_string(path)
+        .unwrap()
+        .lines()
+        .map(str::to_owned)
+        .collect()
+}
+
+/// mkfs.f2fs's options, and the kernel's mount options.
+const MATRIX: &[(&str, &str)] = &[
+    ("", ""),
+    ("-i", "noinline_data,noinline_dentry,noinline_xattr"),
+    ("-O extra_attr", "inline_xattr"),
+    ("-O extra_attr,inode_checksum,sb_checksum", "mode=lfs"),
+    (
+        "-O extra_attr,flexible_inline_xattr",
+        "inline_xattr,inline_xattr_size=100",
+    ),
+    (
+        "-i -O extra_attr,inode_checksum,sb_checksum,inode_crtime,flexible_inline_xattr,lost_found,\
+         verity,encrypt,compression",
+        "checkpoint_merge",
+    ),
+    ("-s 2 -z 2 -O project_quota,extra_attr", "active_logs=2"),
+    ("-a 1 -o 15 -O extra_attr,inode_crtime", "fastboot"),
+];
+
+#[test]
+fn we_read_what_the_kernel_wrote() {
+    for (number, (args, mount)) in MATRIX.iter().enumerate() {
+        let scratch = Scratch::new();
+        let image = mkfs(&scratch, &format!("{number}.img"), 1 << 30, args);
+        let list = scratch.join("kernel");
+        let script = format!(
+            "mount -t f2fs -o noatime,{mount} /dev/ubda {TOP}\n{}\numount {TOP}\n\
+             mount -t f2fs -o ro /dev/ubda {TOP}\n{}\numount {TOP}",
+            make_torture(),
+            write_tree(&list)
+        );
+        boot(
+            &scratch,
+            image.path(),
+            &script.replace("noatime, ", "noatime "),
+        );
+        run(
+            "fsck.f2fs",
+            ["--dry-run".as_ref(), image.path().as_os_str()],
+        )
+        .expect(0);
+        let kernel = read_list(&list);
+        assert!(kernel.len() > 2500, "{}", kernel.len());
+        let ours = lines(&read_by_library(image.path(), "ro"));
+        assert_same(
+            &ours,
+            &kernel,
+            &format!("{args} {mount}: library and kernel"),
+        );
+        let mounted = lines(&read_by_mount(&scratch, image.path()));
+        assert_same(
+            &mounted,
+            &kernel,
+            &format!("{args} {mount}: mount and kernel"),
+        );
+    }
+}
+
+/// Before and after a checkpoint, with what fsync makes durable and what it does not. Directories that
+/// change would make fsync write a checkpoint, so new files go to one that the first checkpoint has.
+const FSYNCS: &str = "
+mkdir d
+seq 300000 > old
+seq 5000 > grows
+seq 5000 > shrinks
+seq 100 > small
+echo inline > tiny
+echo first > replaced
+seq 3000000 > long
+dd if=/dev/zero of=holes bs=4096 seek=60000 count=1 status=none
+sync
+dd if=/dev/urandom of=old bs=4096 seek=20 count=70 conv=notrunc,fsync status=none
+seq 9000 >> grows; sync grows
+truncate -s 1000 shrinks; sync shrinks
+chmod 600 small; setfattr -n user.one -v two small; chown 5:6 small; sync small
+echo more than before > tiny; sync tiny
+echo new in the inode > d/tiny; sync d/tiny
+seq 1000 > d/new; sync d/new
+seq 4000000 > d/huge; sync d/huge
+dd if=/dev/urandom of=long bs=4096 seek=4000 count=900 conv=notrunc,fsync status=none
+dd if=/dev/urandom of=holes bs=4096 seek=3500 count=3 conv=notrunc,fsync status=none
+setfattr -n user.big -v $(seq -s. 1000) d/new; sync d/new
+echo second > replacing; sync replacing
+seq 10 > d/again; sync d/again; seq 2000 > d/again; sync d/again
+# From here on nothing is durable by itself.
+seq 50000 > d/lost
+seq 60000 > old
+echo unseen >> grows
+";
+
+#[test]
+fn what_fsync_wrote_is_read_without_recovery() {
+    for (number, (args, mount)) in MATRIX.iter().enumerate() {
+        let scratch = Scratch::new();
+        let image = mkfs(&scratch, &format!("{number}.img"), 1 << 30, args);
+        let script =
+            format!("mount -t f2fs -o noatime,{mount} /dev/ubda {TOP}\ncd {TOP}\n{FSYNCS}");
+        boot(&scratch, image.path(), &script);
+        let before = fs::read(image.path()).unwrap();
+        let ours = lines(&read_by_library(image.path(), "ro"));
+        let old = lines(&read_by_library(image.path(), "ro,norecovery"));
+        // With these options every fsync is a checkpoint: there is nothing to recover.
+        let nothing = ["active_logs=2", "fastboot"].contains(mount);
+        let (ours_len, old_len) = (ours.len(), old.len());
+        assert!(
+            (old_len < ours_len) != nothing,
+            "{args}: {old_len}, {ours_len}"
+        );
+        assert!(
+            fs::read(image.path()).unwrap() == before,
+            "reading writes nothing"
+        );
+        drop(before);
+        let list = scratch.join("kernel");
+        let script = format!(
+            "mount -t f2fs -o noatime /dev/ubda {TOP}\numount {TOP}\n\
+             mount -t f2fs -o ro /dev/ubda {TOP}\n{}\numount {TOP}",
+            write_tree(&list)
+        );
+        boot(&scratch, image.path(), &script);
+        let kernel = without_folder_times(&read_list(&list));
+        let what = format!("{args} {mount}: library and recovered by the kernel");
+        assert_same(&without_folder_times(&ours), &kernel, &what);
+    }
+}
