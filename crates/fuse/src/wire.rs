@@ -278,6 +278,11 @@ opcodes! {
     COPY_FILE_RANGE_64 = 53 / size_of::<CopyFileRangeIn>(),
 }
 
+/// Whether an operation writes and waits until what it wrote is durable.
+pub const fn waits_long(op: u32) -> bool {
+    matches!(op, opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS)
+}
+
 /// One more than the largest operation number that is served.
 pub const OPCODES: usize = 54;
 

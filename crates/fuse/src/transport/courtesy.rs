@@ -219,6 +219,14 @@ impl Place {
         }
     }
 
+    /// Called before a request that does I/O and waits for others: it must not wait for a CPU besides.
+    pub fn works_long(&mut self) {
+        self.streak = 0;
+        if self.thread.idle.load(Ordering::Acquire) {
+            self.thread.raise();
+        }
+    }
+
     fn give_way(&mut self) {
         self.streak = 0;
         self.thread.idle.store(true, Ordering::Release);

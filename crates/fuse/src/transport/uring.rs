@@ -173,6 +173,9 @@ impl UringPool {
                 Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
+            if wire::waits_long(entry.in_header().opcode) {
+                place.works_long();
+            }
             entry.serve(&self.crew, &mut out);
             self.bound_memory(entry);
             place.replies();
