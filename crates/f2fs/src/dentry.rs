@@ -144,22 +144,26 @@ impl F2fs {
         let end = self.dir_blocks(dir);
         let mut at = first;
         while at < end {
-            let mapped = self.map(dir, at, (end - at).min(AHEAD), tag)?;
-            if let Place::At(addr) = mapped.place
-                && mapped.len > 1
-            {
-                self.meta.prefetch(DevBlock(addr.0.into()), mapped.len, tag);
+            // A hole is passed over whole, however large; blocks come in pieces.
+            let mapped = self.map(dir, at, end - at, tag)?;
+            if mapped.place == Place::Hole {
+                at += mapped.len;
+                continue;
             }
-            if mapped.place != Place::Hole {
-                for block in at..at + mapped.len {
-                    if let Some(bytes) = self.dir_block(dir, block, tag)?
-                        && !work(block, &bytes)?
-                    {
-                        return Ok(());
-                    }
+            let count = mapped.len.min(AHEAD);
+            if let Place::At(addr) = mapped.place
+                && count > 1
+            {
+                self.meta.prefetch(DevBlock(addr.0.into()), count, tag);
+            }
+            for block in at..at + count {
+                if let Some(bytes) = self.dir_block(dir, block, tag)?
+                    && !work(block, &bytes)?
+                {
+                    return Ok(());
                 }
             }
-            at += mapped.len;
+            at += count;
         }
         Ok(())
     }

@@ -96,16 +96,22 @@ impl F2fs {
                 named.insert(found.footer.ino, n);
             }
         }
-        let mut recovered = Recovered::default();
+        // Without a name to make it must be a file of the checkpoint.
+        let mut ends = BTreeMap::new();
         for (ino, end) in last {
-            // Without a name to make it must be a file of the checkpoint.
-            if !named.contains_key(&ino) && !self.is_in_checkpoint(ino, tag)? {
-                continue;
+            if named.contains_key(&ino) || self.is_in_checkpoint(ino, tag)? {
+                ends.insert(ino, end);
             }
-            recovered.files += 1;
-            for found in chain[..=end].iter().filter(|f| f.footer.ino == ino) {
+        }
+        let mut recovered = Recovered {
+            files: ends.len() as u64,
+            ..Recovered::default()
+        };
+        for (n, found) in chain.iter().enumerate() {
+            let (ino, offset) = (found.footer.ino, found.footer.offset);
+            if ends.get(&ino).is_some_and(|&end| n <= end) {
                 let node = (found.addr, found.footer.nid);
-                recovered.nodes.insert((ino, found.footer.offset), node);
+                recovered.nodes.insert((ino, offset), node);
             }
         }
         for (ino, n) in named {

@@ -1,0 +1,167 @@
+//! Volumes that no tool at hand makes: compressed clusters, encrypted and case-ignoring directories,
+//! made of plain ones by changing their inodes.
+
+use std::fs;
+
+use steadfs_vfs::nokey::show;
+use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, Seek};
+
+use super::{mount_bytes, names};
+use crate::disk::inode::{self, Advise, Compression};
+use crate::disk::test_images::{Image, LOAD_FEATURES, Opened};
+use crate::disk::{BLOCK_SIZE, BlockAddr, Inode, Nid, checksum, hash};
+
+const CLUSTER: usize = 4 * BLOCK_SIZE;
+
+/// Text that compresses.
+fn text() -> Vec<u8> {
+    let mut out: Vec<u8> = (0..1000)
+        .flat_map(|i| format!("line number {i} of a file that repeats itself\n").into_bytes())
+        .collect();
+    out.truncate(CLUSTER);
+    out
+}
+
+/// An image with a file of three clusters and a half, and a directory; the bytes and the file's id.
+fn image() -> (Vec<u8>, Nid, Nid) {
+    let dir = tempfile::tempdir().unwrap();
+    let tree = dir.path().join("tree");
+    fs::create_dir_all(tree.join("folder")).unwrap();
+    fs::write(tree.join("file"), vec![b'p'; 7 * CLUSTER / 2]).unwrap();
+    for i in 0..400 {
+        fs::write(tree.join(format!("folder/a name of 20 byte{i:03}")), []).unwrap();
+    }
+    let image = Image::make(&["-O", LOAD_FEATURES], 128);
+    image.load(&tree, &[]);
+    let bytes = fs::read(image.path()).unwrap();
+    let fs = mount_bytes(&bytes).unwrap();
+    let cx = Cx::default();
+    let [file, folder] = [&b"file"[..], b"folder"].map(|name| {
+        let found = fs.lookup(&cx, fs.root(), name).unwrap();
+        Nid::from_vfs(found.ino).unwrap()
+    });
+    (bytes, file, folder)
+}
+
+/// Changes an inode in an image.
+fn change(bytes: &mut [u8], nid: Nid, work: impl FnOnce(&mut Inode, &mut [u8])) {
+    let opened = Opened::of(bytes.to_vec());
+    let layout = opened.layout();
+    let at = opened.nat(nid).addr.0 as usize * BLOCK_SIZE;
+    let block = &mut bytes[at..at + BLOCK_SIZE];
+    let mut core = Inode::parse(layout, nid, block).unwrap();
+    work(&mut core, block);
+    core.encode_into(layout, block).unwrap();
+    inode::seal(layout, block);
+}
+
+/// Compresses the second cluster of the file: its stored form, and what it says of itself.
+fn compress(bytes: &mut [u8], nid: Nid, algorithm: u8, stored: &[u8], sum: u32) {
+    let opened = Opened::of(bytes.to_vec());
+    let layout = opened.layout().clone();
+    let mut home = BlockAddr::NULL;
+    change(bytes, nid, |core, block| {
+        core.flags = core.flags.union(InodeFlags::COMPRESSED);
+        core.compression = Some(Compression {
+            saved_blocks: 2,
+            algorithm,
+            log_cluster: 2,
+            flags: 1,
+        });
+        home = core.addr(&layout, block, 5);
+        core.set_addr(&layout, block, 4, BlockAddr::COMPRESSED);
+        for slot in [6, 7] {
+            core.set_addr(&layout, block, slot, BlockAddr::NULL);
+        }
+    });
+    let at = home.0 as usize * BLOCK_SIZE;
+    let cluster = &mut bytes[at..at + BLOCK_SIZE];
+    cluster.fill(0);
+    cluster[..4].copy_from_slice(&(stored.len() as u32).to_le_bytes());
+    cluster[4..8].copy_from_slice(&sum.to_le_bytes());
+    cluster[24..24 + stored.len()].copy_from_slice(stored);
+}
+
+/// The data block that `lzop -1 -F` (1.04) makes of [`text`], without the headers before it.
+const LZO: &[u8] = include_bytes!("text.lzo");
+
+#[test]
+fn compressed_clusters_read_back() {
+    let (plain, file, _) = image();
+    let lz4 = lz4_flex::block::compress(&text());
+    let zstd =
+        ruzstd::encoding::compress_to_vec(&text()[..], ruzstd::encoding::CompressionLevel::Fastest);
+    let cx = Cx::default();
+    for (algorithm, stored) in [(1, &lz4[..]), (2, &zstd), (0, LZO), (3, LZO)] {
+        let mut bytes = plain.clone();
+        compress(&mut bytes, file, algorithm, stored, checksum::of(stored));
+        let fs = mount_bytes(&bytes).unwrap();
+        let mut wanted = vec![b'p'; 7 * CLUSTER / 2];
+        wanted[CLUSTER..2 * CLUSTER].copy_from_slice(&text());
+        let got = fs.read(&cx, file.into(), 0, wanted.len()).unwrap().to_vec();
+        assert!(got == wanted, "algorithm {algorithm}");
+        let got = fs.read(&cx, file.into(), 20_000, 3000).unwrap().to_vec();
+        assert!(got == wanted[20_000..23_000], "algorithm {algorithm}");
+        let hole = fs.seek(&cx, file.into(), 0, Seek::Hole).unwrap();
+        assert_eq!(hole, wanted.len() as u64);
+        // A wrong checksum, and damage under a right one.
+        let mut wrong = plain.clone();
+        compress(&mut wrong, file, algorithm, stored, 7);
+        let fs = mount_bytes(&wrong).unwrap();
+        let read = |fs: &crate::F2fs, at| fs.read(&cx, file.into(), at, 100);
+        assert!(matches!(read(&fs, 17_000), Err(FsError::Corrupt(_))));
+        assert_eq!(read(&fs, 0).unwrap().len(), 100);
+        for cut in [0, 1, stored.len() / 2, stored.len() - 1] {
+            let mut wrong = plain.clone();
+            let stored = &stored[..cut];
+            compress(&mut wrong, file, algorithm, stored, checksum::of(stored));
+            let fs = mount_bytes(&wrong).unwrap();
+            assert!(
+                matches!(read(&fs, 17_000), Err(FsError::Corrupt(_))),
+                "{cut}"
+            );
+        }
+    }
+}
+
+#[test]
+fn encrypted_names_show_without_their_key() {
+    let (mut bytes, file, folder) = image();
+    for nid in [file, folder] {
+        change(&mut bytes, nid, |core, _| {
+            core.advise = core.advise.union(Advise::ENCRYPTED);
+        });
+    }
+    let fs = mount_bytes(&bytes).unwrap();
+    let cx = Cx::default();
+    let listed = names(&fs, folder.into());
+    assert_eq!(listed.len(), 402);
+    for i in 0..400 {
+        let name = format!("a name of 20 byte{i:03}").into_bytes();
+        let shown = show([hash::of_name(&name), 0], &name).unwrap();
+        let entry = listed.iter().find(|(listed, ..)| *listed == shown).unwrap();
+        assert_eq!(fs.lookup(&cx, folder.into(), &shown).unwrap().ino, entry.1);
+        let plain = fs.lookup(&cx, folder.into(), &name);
+        assert_eq!(plain.unwrap_err(), FsError::NotFound);
+    }
+    assert_eq!(fs.read(&cx, file.into(), 0, 10).err(), Some(FsError::NoKey));
+    let attr = fs.getattr(&cx, file.into()).unwrap();
+    assert!(attr.flags.contains(InodeFlags::ENCRYPTED));
+}
+
+#[test]
+fn directories_that_ignore_case_find_exact_names() {
+    let (mut bytes, _, folder) = image();
+    change(&mut bytes, folder, |core, _| {
+        core.flags = core.flags.union(InodeFlags::CASEFOLD);
+    });
+    let fs = mount_bytes(&bytes).unwrap();
+    let cx = Cx::default();
+    assert!(
+        fs.lookup(&cx, folder.into(), b"a name of 20 byte399")
+            .is_ok()
+    );
+    let other = fs.lookup(&cx, folder.into(), b"A name of 20 byte399");
+    assert_eq!(other.unwrap_err(), FsError::NotFound);
+    assert_eq!(names(&fs, folder.into()).len(), 402);
+}
