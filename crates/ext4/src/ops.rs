@@ -111,14 +111,37 @@ impl Ext4 {
             let options = self.options.read();
             options.sync || options.dirsync
         };
+        let mut gathered = false;
         for &dir in dirs {
             let dir = self.get(cx, dir)?;
             let flags = dir.core.read().flags;
             if all || flags.contains(InodeFlags::SYNC) || flags.contains(InodeFlags::DIRSYNC) {
+                if let Some(journal) = self.txns.journal().filter(|_| !gathered) {
+                    journal.gather(cx.caller);
+                    gathered = true;
+                }
                 self.fsync_inode(cx, &dir, false)?;
             }
         }
         Ok(value)
+    }
+
+    /// Ends a change of one inode's content or attributes: where the mount (`sync`) or the inode's
+    /// flag asks for it, it is durable before the call returns.
+    fn changed_one<T>(&self, cx: &Cx, inode: &Inode, result: Result<T>) -> Result<T> {
+        let value = self.judge(result)?;
+        let all = self.options.read().sync;
+        if all || inode.core.read().flags.contains(InodeFlags::SYNC) {
+            self.fsync_inode(cx, inode, false)?;
+        }
+        Ok(value)
+    }
+
+    /// The same for a call that takes the inode by its number.
+    fn changed_at<T>(&self, cx: &Cx, ino: InodeNo, result: Result<T>) -> Result<T> {
+        let value = self.judge(result)?;
+        let inode = self.get(cx, ino)?;
+        self.changed_one(cx, &inode, Ok(value))
     }
 }
 
@@ -155,7 +178,7 @@ impl FileSystem for Ext4 {
 
     fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
         let _open = self.open_to_changes();
-        self.judge(Ext4::setattr(self, cx, ino, set))
+        self.changed_at(cx, ino, Ext4::setattr(self, cx, ino, set))
     }
 
     fn readlink(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<u8>> {
@@ -225,12 +248,8 @@ impl FileSystem for Ext4 {
     ) -> Result<usize> {
         let _open = self.open_to_changes();
         let inode = self.judge(self.get(cx, ino))?;
-        let written = self.judge(self.write_file(cx, &inode, offset, data, kill_priv))?;
-        let all = self.options.read().sync;
-        if all || inode.core.read().flags.contains(InodeFlags::SYNC) {
-            self.fsync_inode(cx, &inode, false)?;
-        }
-        Ok(written)
+        let result = self.write_file(cx, &inode, offset, data, kill_priv);
+        self.changed_one(cx, &inode, result)
     }
 
     fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()> {
@@ -251,7 +270,8 @@ impl FileSystem for Ext4 {
     ) -> Result<()> {
         let _open = self.open_to_changes();
         let inode = self.judge(self.get(cx, ino))?;
-        self.judge(self.fallocate_file(cx, &inode, mode, offset, len))
+        let result = self.fallocate_file(cx, &inode, mode, offset, len);
+        self.changed_one(cx, &inode, result)
     }
 
     fn seek(&self, cx: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
@@ -270,7 +290,8 @@ impl FileSystem for Ext4 {
     ) -> Result<u64> {
         let _open = self.open_to_changes();
         let (source, target) = (self.get(cx, from.0)?, self.get(cx, to.0)?);
-        self.judge(self.copy_between(cx, (&source, from.1), (&target, to.1), len))
+        let result = self.copy_between(cx, (&source, from.1), (&target, to.1), len);
+        self.changed_one(cx, &target, result)
     }
 
     fn readdir(
@@ -305,12 +326,12 @@ impl FileSystem for Ext4 {
         how: SetXattr,
     ) -> Result<()> {
         let _open = self.open_to_changes();
-        self.judge(Ext4::setxattr(self, cx, ino, name, value, how))
+        self.changed_at(cx, ino, Ext4::setxattr(self, cx, ino, name, value, how))
     }
 
     fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
         let _open = self.open_to_changes();
-        self.judge(Ext4::removexattr(self, cx, ino, name))
+        self.changed_at(cx, ino, Ext4::removexattr(self, cx, ino, name))
     }
 
     fn statfs(&self, cx: &Cx) -> Result<StatFs> {
@@ -323,12 +344,12 @@ impl FileSystem for Ext4 {
 
     fn set_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
         let _open = self.open_to_changes();
-        self.judge(Ext4::set_flags(self, cx, ino, flags))
+        self.changed_at(cx, ino, Ext4::set_flags(self, cx, ino, flags))
     }
 
     fn set_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
         let _open = self.open_to_changes();
-        self.judge(Ext4::set_project(self, cx, ino, project))
+        self.changed_at(cx, ino, Ext4::set_project(self, cx, ino, project))
     }
 
     fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {
@@ -364,3 +385,6 @@ impl FileSystem for Ext4 {
         self.close()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -99,6 +99,7 @@ fn context(session: &Session, request: &Request<'_>) -> Cx {
         fsetid: head.uid == 0,
         umask: umask & 0o777,
         tag,
+        caller: head.pid.into(),
     }
 }
 

@@ -1,16 +1,14 @@
 //! Handles: the only way to change metadata of a journaled volume.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use steadfs_base::{DevBlock, Tid};
 use steadfs_cache::{MetaBuf, MetaMut};
 #[cfg(debug_assertions)]
 use steadfs_rt::RwLockReadGuard;
-use steadfs_rt::{now, sleep};
 
 use crate::transaction::State;
-use crate::{Journal, JournalError, Tuning};
+use crate::{Journal, JournalError};
 
 /// A part of a transaction: what one operation changes, all or nothing. It ends when it is dropped.
 ///
@@ -22,7 +20,6 @@ pub struct Handle<'j> {
     tid: Tid,
     /// Credits not spent yet.
     left: u32,
-    sync_writer: Option<u64>,
     /// It is between two transactions, in [`Handle::restart`].
     ended: bool,
     /// In builds with debug assertions an open handle counts as a lock: what its task must not take
@@ -37,7 +34,6 @@ impl<'j> Handle<'j> {
             journal,
             tid,
             left: credits,
-            sync_writer: None,
             ended: false,
             #[cfg(debug_assertions)]
             counts: Some(journal.open_handle.read()),
@@ -195,24 +191,11 @@ impl<'j> Handle<'j> {
         Ok(())
     }
 
-    /// Says that the caller will wait for the commit right after this handle: its end may wait a
-    /// little so that other writers join (`min_batch_time`, `max_batch_time`). `writer` tells tasks
-    /// apart: one that comes twice in a row does not wait, it is alone.
-    pub fn set_sync(&mut self, writer: u64) {
-        self.sync_writer = Some(writer);
-    }
-
     fn end(&mut self) {
         if self.ended {
             return;
         }
         self.ended = true;
-        if let Some(writer) = self.sync_writer.take() {
-            let wait = self.batch_wait(writer);
-            if !wait.is_zero() {
-                sleep(wait);
-            }
-        }
         let mut state = self.journal.state.lock();
         let running = state
             .running
@@ -234,31 +217,6 @@ impl<'j> Handle<'j> {
         #[cfg(debug_assertions)]
         {
             self.counts = None;
-        }
-    }
-
-    /// How long to wait for others to join: about as long as a commit takes, if the transaction is
-    /// younger than that and the writer is not the one who came last.
-    fn batch_wait(&self, writer: u64) -> Duration {
-        let mut state = self.journal.state.lock();
-        let alone = std::mem::replace(&mut state.last_sync_writer, writer) == writer;
-        let Tuning {
-            min_batch,
-            max_batch,
-            ..
-        } = state.tuning;
-        if alone || max_batch.is_zero() || state.aborted.is_some() {
-            return Duration::ZERO;
-        }
-        let wait = state.stats.average_commit.max(min_batch).min(max_batch);
-        let running = state
-            .running
-            .as_ref()
-            .expect("it runs while a handle is open");
-        if now().since(running.started) < wait {
-            wait
-        } else {
-            Duration::ZERO
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
 use steadfs_block::Queue;
 use steadfs_cache::MetaCache;
-use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, now};
+use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, now, sleep};
 
 use crate::config::{JournalConfig, Tuning};
 use crate::disk::Format;
@@ -16,7 +16,7 @@ use crate::recover::load_superblock;
 use crate::sb::{Block0, Change, Order};
 use crate::space::{Costs, Ring};
 use crate::stats::Stats;
-use crate::transaction::{Admission, State};
+use crate::transaction::{Admission, Running, State};
 use crate::{JournalError, JournalMap, ReclaimPolicy};
 
 /// EIO: what an abort leaves in the superblock.
@@ -323,6 +323,37 @@ impl Journal {
     /// Why the journal has stopped, if it has.
     pub fn abort_reason(&self) -> Option<String> {
         self.state.lock().aborted.clone()
+    }
+
+    /// A synchronous operation of `writer` has ended and its transaction will be committed next: waits a
+    /// little, so that other writers join it (`min_batch_time`, `max_batch_time`). About as long as a
+    /// commit takes, if the transaction is younger than that; not at all for a writer that comes twice
+    /// in a row, which is alone. The caller holds no handle, so a commit for others goes ahead.
+    pub fn gather(&self, writer: u64) {
+        let wait = self.batch_wait(writer);
+        if !wait.is_zero() {
+            sleep(wait);
+        }
+    }
+
+    fn batch_wait(&self, writer: u64) -> Duration {
+        let mut state = self.state.lock();
+        let alone = std::mem::replace(&mut state.last_sync_writer, writer) == writer;
+        let Tuning {
+            min_batch,
+            max_batch,
+            ..
+        } = state.tuning;
+        if alone || max_batch.is_zero() || state.aborted.is_some() {
+            return Duration::ZERO;
+        }
+        let wait = state.stats.average_commit.max(min_batch).min(max_batch);
+        let young = |running: &Running| !running.locked && now().since(running.started) < wait;
+        if state.running.as_ref().is_some_and(young) {
+            wait
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// The error (a positive number) that an earlier abort has left in the superblock.

@@ -23,6 +23,8 @@ pub struct Cx {
     pub umask: u32,
     /// Owner and urgency of the I/O this call causes.
     pub tag: IoTag,
+    /// Tells callers apart: the process, where there is one. Only compared.
+    pub caller: u64,
 }
 
 /// The type of an inode.

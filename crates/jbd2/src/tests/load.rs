@@ -272,9 +272,9 @@ fn a_synchronous_writer_waits_for_company_unless_alone() {
             let began = now();
             let mut handle = journal.begin(1).unwrap();
             handle.write(&buf(&journal, 1500)).unwrap()[0] = 1;
-            handle.set_sync(writer);
             let tid = handle.tid();
             drop(handle);
+            journal.gather(writer);
             let waited = began.elapsed();
             journal.commit(tid, TAG).unwrap();
             waited
