@@ -88,6 +88,10 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
                 "min_batch_time=US, max_batch_time=US",
                 "how long a synchronous commit waits for company [0, 15000]",
             ),
+            (
+                "journal_checksum, nojournal_checksum",
+                "whether the log has checksums [where the volume's metadata has them]",
+            ),
             ("journal_ioprio=0..7", "the journal's I/O priority [3]"),
             (
                 "noload, norecovery, disable_roll_forward",
@@ -107,7 +111,7 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
             ),
             (
                 "auto_da_alloc[=0|1], noauto_da_alloc",
-                "files that replace others by rename or truncate are written at once [on]",
+                "files that replace others by rename are written before, by truncate within seconds [on]",
             ),
             (
                 "errors=continue|remount-ro",
@@ -137,6 +141,10 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
                 "statfs counts the volume's own structures as space, or not [bsddf]",
             ),
             (
+                "stripe=BLOCKS",
+                "long allocations begin at multiples of this; 0: anywhere [as the superblock says]",
+            ),
+            (
                 "inode_readahead_blks=N",
                 "inode table blocks read ahead: 0 or a power of two [32]",
             ),
@@ -162,7 +170,7 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
 ];
 
 /// Taken as they are, because they hold anyway or are for others.
-pub const TAKEN: &str = "auto, noauto, nofail, nouser, noowner, nogroup, _netdev, comment=, x-*, X-*, silent, loud, nomand, noiversion, symfollow, default_permissions, block_validity, check=none, nocheck, dax=never, nolazytime, nostrictatime, noinit_itable, nojournal_checksum, noquota, orlov, dioread_nolock";
+pub const TAKEN: &str = "auto, noauto, nofail, nouser, noowner, nogroup, _netdev, comment=, x-*, X-*, silent, loud, nomand, noiversion, symfollow, default_permissions, block_validity, check=none, nocheck, dax=never, nolazytime, nostrictatime, noinit_itable, noquota, orlov, dioread_nolock";
 
 /// Volumes in fstab.
 pub const FSTAB: &str = "mount(8) finds the helper mount.steadfs, which `make install` puts into /sbin: \

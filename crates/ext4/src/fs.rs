@@ -1,5 +1,6 @@
 //! A mounted volume: what all parts of this room share.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -37,6 +38,8 @@ pub struct Ext4 {
     pub(crate) alloc: Allocator,
     pub(crate) orphans: Orphans,
     pub(crate) freeing: Freeing,
+    /// Files that were truncated to nothing and will be written soon (`auto_da_alloc`).
+    pub(crate) replaced: Mutex<BTreeSet<Ino>>,
     pub(crate) options: RwLock<MountOptions>,
     /// Gives time stamps.
     pub(crate) clock: Clock,

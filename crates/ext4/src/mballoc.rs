@@ -66,6 +66,8 @@ pub struct Allocator {
     /// Where the last new directory at the top of the tree went.
     next_top_dir: AtomicU32,
     discard: AtomicBool,
+    /// Blocks to whose multiples long claims are aligned; 1: to none.
+    stripe: AtomicU32,
 }
 
 impl Allocator {
@@ -120,6 +122,7 @@ impl Allocator {
             pending: Mutex::new(Rank::Leaf, Vec::new()),
             next_top_dir: AtomicU32::new(0),
             discard: AtomicBool::new(discard),
+            stripe: AtomicU32::new(1),
         })
     }
 
@@ -137,6 +140,12 @@ impl Allocator {
     /// Whether freed blocks are discarded.
     pub fn set_discard(&self, discard: bool) {
         self.discard.store(discard, Ordering::Relaxed);
+    }
+
+    /// Aligns long claims to multiples of so many blocks; 1: to none.
+    pub fn set_stripe(&self, blocks: u32) {
+        assert!(blocks > 0, "a stripe has a length");
+        self.stripe.store(blocks, Ordering::Relaxed);
     }
 
     /// Blocks of the volume's own metadata.

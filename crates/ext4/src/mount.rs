@@ -1,5 +1,6 @@
 //! Opening a volume: superblock, journal, groups, orphans; and closing it.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -152,6 +153,7 @@ impl Ext4 {
             meta_budget,
         ));
         let alloc = Allocator::load(&geo, &meta, options.discard)?;
+        alloc.set_stripe(stripe(&sb, &options));
         let mut overhead = geo.first_data_block.0 + alloc.own_blocks();
         let journaled = !matches!(sb.journal(), JournalPlace::None);
         if journaled && let Ok(map) = journal_map(&queue, &sb) {
@@ -173,6 +175,7 @@ impl Ext4 {
             alloc,
             orphans: Orphans::new(),
             freeing: Freeing::new(),
+            replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
             options: RwLock::new(Rank::Leaf, options),
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),
@@ -367,6 +370,7 @@ impl Backing for Ext4 {
         if self.check_writable().is_err() {
             return;
         }
+        self.write_replaced();
         for inode in self.inodes.dirty() {
             if let Err(error) = self.judge(self.store_if_dirty(&inode)) {
                 tracing::warn!(ino = %inode.ino(), %error, "storing an inode failed");
@@ -428,6 +432,16 @@ fn choose_mode(
     Ok(())
 }
 
+/// Blocks to whose multiples long allocations are aligned: the option's, else the superblock's; 1: to
+/// none. What does not fit a group is no stripe.
+pub(crate) fn stripe(sb: &Superblock, options: &MountOptions) -> u32 {
+    let raw = sb.raw();
+    let written = [raw.raid_stripe_width.get(), raw.raid_stride.get().into()];
+    let asked = options.stripe.map_or(written, |blocks| [blocks, blocks]);
+    let fits = |blocks: &u32| (1..=sb.geometry().blocks_per_group).contains(blocks);
+    asked.into_iter().find(fits).unwrap_or(1)
+}
+
 /// What the options ask of the journal.
 pub(crate) fn tuning(options: &MountOptions) -> Tuning {
     Tuning {
@@ -450,10 +464,13 @@ fn journal_config(sb: &Superblock, options: &MountOptions, meta_budget: u64) -> 
     let blocks = share >> sb.geometry().block_size.bits();
     let features = sb.geometry().features;
     // The journal follows the volume: where metadata has checksums, its log has them too.
-    let checksum = features
-        .ro_compat
-        .contains(RoCompat::METADATA_CSUM)
-        .then_some(Checksum::V3);
+    let sums = features.ro_compat.contains(RoCompat::METADATA_CSUM);
+    let checksum = match (options.journal_checksum, sums) {
+        (Some(false), _) => Some(Checksum::None),
+        (_, true) => Some(Checksum::V3),
+        (Some(true), false) => Some(Checksum::V1),
+        (None, false) => None,
+    };
     JournalConfig {
         tuning: tuning(options),
         wide: sb.geometry().has_64bit(),

@@ -52,6 +52,9 @@ pub struct MountOptions {
     pub max_batch_us: u32,
     /// `journal_ioprio=`: best-effort I/O priority of the journal, 0 the highest, 7 the lowest.
     pub journal_ioprio: u8,
+    /// `journal_checksum`, `nojournal_checksum`: whether what is logged has checksums; by default as
+    /// the volume's metadata.
+    pub journal_checksum: Option<bool>,
     /// `barrier=`: whether commits flush the device's volatile cache.
     pub barrier: bool,
     /// `data_err=abort`: failing to write a file's data in ordered mode aborts the journal.
@@ -76,6 +79,8 @@ pub struct MountOptions {
     pub auto_da_alloc: bool,
     /// `inode_readahead_blks=`: inode table blocks read ahead; a power of two, 0 turns it off.
     pub inode_readahead_blocks: u32,
+    /// `stripe=`: blocks of a RAID stripe, to which long allocations are aligned; 0 turns that off.
+    pub stripe: Option<u32>,
     /// `max_dir_size_kb=`: size no directory outgrows, in KiB.
     pub max_dir_kib: Option<u64>,
     /// `minixdf`: statfs counts the file system's own structures as usable space.
@@ -100,6 +105,7 @@ impl Default for MountOptions {
             min_batch_us: 0,
             max_batch_us: 15_000,
             journal_ioprio: 3,
+            journal_checksum: None,
             barrier: true,
             abort_on_data_error: false,
             errors: None,
@@ -112,6 +118,7 @@ impl Default for MountOptions {
             delalloc: true,
             auto_da_alloc: true,
             inode_readahead_blocks: 32,
+            stripe: None,
             max_dir_kib: None,
             minixdf: false,
             atime: Atime::Relative,
@@ -160,6 +167,8 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     value("journal_ioprio", |o, v| {
         number(v, 0..=7).map(|prio| o.journal_ioprio = prio)
     }),
+    flag("journal_checksum", |o| o.journal_checksum = Some(true)),
+    flag("nojournal_checksum", |o| o.journal_checksum = Some(false)),
     either("barrier", |o, v| switch(v).map(|on| o.barrier = on)),
     flag("nobarrier", |o| o.barrier = false),
     value("data_err", |o, v| {
@@ -189,7 +198,9 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     }),
     flag("noauto_da_alloc", |o| o.auto_da_alloc = false),
     value("inode_readahead_blks", set_inode_readahead),
-    refused("stripe", "the allocator aligns to nothing yet"),
+    value("stripe", |o, v| {
+        number(v, 0..=u32::MAX).map(|blocks| o.stripe = Some(blocks))
+    }),
     value("max_dir_size_kb", |o, v| {
         number(v, 0..=u64::MAX >> 10).map(|n| o.max_dir_kib = (n > 0).then_some(n))
     }),
@@ -209,7 +220,6 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     already("nolazytime"),
     already("nostrictatime"),
     already("noinit_itable"),
-    already("nojournal_checksum"),
     already("noquota"),
     already("orlov"),
     already("dioread_nolock"),
@@ -226,10 +236,6 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     refused(
         "lazytime",
         "times are written with the inode at each commit",
-    ),
-    refused(
-        "journal_checksum",
-        "follows the volume: those with metadata_csum always have it",
     ),
     refused(
         "journal_async_commit",
@@ -381,6 +387,10 @@ impl MountOptions {
         let fixed = [
             ("data", self.data != new.data),
             ("noload", self.no_replay != new.no_replay),
+            (
+                "journal_checksum",
+                self.journal_checksum != new.journal_checksum,
+            ),
             // The kernel was told when the volume was mounted, and checks permissions by it.
             ("acl", self.acl.unwrap_or(true) != new.acl.unwrap_or(true)),
         ];
@@ -419,6 +429,8 @@ impl MountOptions {
         word(self.no_replay, "norecovery");
         word(!self.barrier, "nobarrier");
         word(self.abort_on_data_error, "data_err=abort");
+        word(self.journal_checksum == Some(true), "journal_checksum");
+        word(self.journal_checksum == Some(false), "nojournal_checksum");
         word(self.discard, "discard");
         word(self.user_xattr == Some(false), "nouser_xattr");
         word(self.acl == Some(false), "noacl");
@@ -457,6 +469,11 @@ impl MountOptions {
             differs(self.inode_readahead_blocks, default.inode_readahead_blocks),
             "inode_readahead_blks",
             self.inode_readahead_blocks.into(),
+        );
+        pair(
+            self.stripe.is_some(),
+            "stripe",
+            self.stripe.unwrap_or(0).into(),
         );
         pair(
             self.resuid.is_some(),

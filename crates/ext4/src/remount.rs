@@ -11,7 +11,7 @@ use steadfs_vfs::{Cx, FsError, Result};
 use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, mount_mode};
 use crate::fs::Ext4;
-use crate::mount::{MountReport, recover_to_device, superblock_bytes, tuning};
+use crate::mount::{MountReport, recover_to_device, stripe, superblock_bytes, tuning};
 use crate::options::MountOptions;
 
 /// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
@@ -58,6 +58,8 @@ impl Ext4 {
             journal.set_tuning(tuning(&new));
         }
         self.alloc.set_discard(new.discard);
+        let stripe = stripe(&self.sb.lock(), &new);
+        self.alloc.set_stripe(stripe);
         *self.options.write() = new;
     }
 

@@ -148,6 +148,11 @@ impl Journal {
         Ok(Handle::new(self, tid, credits))
     }
 
+    /// The checksums of what is logged.
+    pub fn checksum(&self) -> crate::Checksum {
+        self.format.checksum
+    }
+
     /// The most credits a handle can have.
     pub fn max_credits(&self) -> u32 {
         self.costs.max_credits()

@@ -1,6 +1,6 @@
 //! Changing a file's size, and freeing what an unlinked inode had.
 
-use steadfs_base::FileBlock;
+use steadfs_base::{FileBlock, IoTag};
 use steadfs_cache::Why;
 use steadfs_rt::wall_clock;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
@@ -28,6 +28,9 @@ impl Ext4 {
         if size > old {
             return self.grow(cx, inode, old, size);
         }
+        if size == 0 && old > 0 && self.options.read().auto_da_alloc {
+            self.replaced.lock().insert(inode.ino());
+        }
         let _one = inode.flush.lock();
         let bs = self.geo.block_size;
         let first_gone = FileBlock(bs.blocks_for(size));
@@ -42,6 +45,20 @@ impl Ext4 {
             self.write_out_locked(inode, 0..u64::MAX, cx.tag)?;
         }
         self.cut_to(inode, size, first_gone)
+    }
+
+    /// Writes the new content of files that were truncated to nothing (`auto_da_alloc`): who writes a
+    /// new version over the old one expects a crash to leave one of both. (The kernel writes when such a
+    /// file is closed, which we are not told; the next period of the flusher comes as soon as the next
+    /// commit, which makes the truncation durable.)
+    pub(crate) fn write_replaced(&self) {
+        let replaced = std::mem::take(&mut *self.replaced.lock());
+        let files: Vec<u64> = replaced.into_iter().map(|ino| ino.0.into()).collect();
+        if let Err(error) =
+            self.judge(self.write_out_files(&files, Why::Background, IoTag::background()))
+        {
+            tracing::warn!(%error, "writing files that replace others");
+        }
     }
 
     /// Larger: a hole. What lies behind the old end in its last block must read as zeros first, and

@@ -1,5 +1,7 @@
 //! Finding free blocks: near the goal, in one piece, without looking at groups that cannot have it.
 
+use std::sync::atomic::Ordering;
+
 use steadfs_base::DevBlock;
 use steadfs_vfs::{FsError, Result};
 
@@ -27,6 +29,15 @@ impl Allocator {
         let others = |n: u32| {
             GroupNo(((u64::from(home.0) + u64::from(n)) % u64::from(geo.group_count)) as u32)
         };
+        let stripe = self.stripe.load(Ordering::Relaxed);
+        if stripe > 1 && want >= stripe {
+            for n in 0..geo.group_count {
+                let from = if n == 0 { at } else { 0 };
+                if let Some(run) = self.claim_aligned(fs, others(n), from, want, stripe)? {
+                    return Ok(run);
+                }
+            }
+        }
         for need in [want, want.div_ceil(8), 1] {
             for n in 0..geo.group_count {
                 let from = if n == 0 { at } else { 0 };
@@ -98,6 +109,38 @@ impl Allocator {
         Ok(Some(self.take(fs, no, &mut group, found.start, len)))
     }
 
+    /// A run of `want` blocks from `from` on (or else before it) that begins at a multiple of `stripe`.
+    fn claim_aligned(
+        &self,
+        fs: &Ext4,
+        no: GroupNo,
+        from: u32,
+        want: u32,
+        stripe: u32,
+    ) -> Result<Option<Run>> {
+        {
+            let group = self.group(no);
+            if group.free < want || group.longest < want {
+                return Ok(None);
+            }
+        }
+        let mut group = self.loaded(fs, no)?;
+        let (base, blocks) = (fs.geo().first_block_of(no).0, fs.geo().blocks_in(no));
+        let busy = group.busy.as_ref().expect("loaded");
+        for mut at in [from, 0] {
+            while let Some(free) = bitmap::find_zero_run(busy, at..blocks, want) {
+                let start = base + u64::from(free.start);
+                let skip = start.next_multiple_of(stripe.into()) - start;
+                if skip + u64::from(want) <= u64::from(free.end - free.start) {
+                    let start = free.start + skip as u32;
+                    return Ok(Some(self.take(fs, no, &mut group, start, want)));
+                }
+                at = free.end;
+            }
+        }
+        Ok(None)
+    }
+
     fn take(&self, fs: &Ext4, no: GroupNo, group: &mut Group, at: u32, len: u32) -> Run {
         let busy = group.busy.as_mut().expect("a run was found in it");
         bitmap::set_range(busy, at..at + len);
@@ -107,5 +150,58 @@ impl Allocator {
             start: fs.geo().first_block_of(no).plus(at.into()),
             len,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfs_base::{FileBlock, IoTag};
+
+    use crate::disk::test_images::Image;
+    use crate::options::MountOptions;
+    use crate::test_world::{ROOT, World};
+
+    /// Where a file of 64 blocks begins that is written after some small ones.
+    fn start(mkfs: &[&str], list: &str) -> u64 {
+        let mut options = vec!["-t", "ext4", "-b", "1024", "-O", "^has_journal"];
+        options.extend(mkfs);
+        let image = Image::make(&options, "16M");
+        let world = World::open_with(image, MountOptions::parse(list).unwrap());
+        let mut inode = None;
+        for (name, len) in [(b"a", 3000), (b"b", 2000), (b"c", 65_536)] {
+            let file = world.file(ROOT, name).unwrap();
+            let file = world.fs.by_number(file.ino, IoTag::default()).unwrap();
+            let data = vec![1; len];
+            world
+                .fs
+                .write_file(&world.cx, &file, 0, &data, false)
+                .unwrap();
+            world.fs.fsync_inode(&world.cx, &file, false).unwrap();
+            inode = Some(file);
+        }
+        let inode = inode.unwrap();
+        let core = inode.core.read().clone();
+        let (ino, tag) = (inode.ino(), IoTag::default());
+        let blocks: Vec<_> = (0..64)
+            .map(|n| {
+                world
+                    .fs
+                    .map_block(&core, ino, FileBlock(n), tag)
+                    .unwrap()
+                    .unwrap()
+            })
+            .collect();
+        assert!(blocks.windows(2).all(|pair| pair[0].plus(1) == pair[1]));
+        world.close();
+        blocks[0].0
+    }
+
+    #[test]
+    fn long_files_begin_at_a_stripe() {
+        assert_eq!(start(&[], "stripe=16") % 16, 0);
+        assert_ne!(start(&[], "") % 16, 0, "by chance everything is aligned");
+        let raid = ["-E", "stride=8,stripe_width=32"];
+        assert_eq!(start(&raid, "") % 32, 0);
+        assert_ne!(start(&raid, "stripe=0") % 32, 0);
     }
 }

@@ -92,9 +92,79 @@ fn everything_is_durable_at_once_on_a_synchronous_mount() {
     )
     .unwrap();
     assert_eq!(look(world.cut_power_now()).0.size, 20_000);
-    FileSystem::set_flags(&*fs, &cx, file.ino, InodeFlags::NODUMP).unwrap();
+    let flags = InodeFlags(file.flags.0 | InodeFlags::NODUMP.0);
+    FileSystem::set_flags(&*fs, &cx, file.ino, flags).unwrap();
     let flags = look(world.cut_power_now()).0.flags;
     assert!(flags.contains(InodeFlags::NODUMP));
     fs.forget(file.ino, 1);
     world.close();
+}
+
+#[test]
+fn a_file_written_anew_is_not_empty_after_a_crash() {
+    let bytes = Image::make(&["-t", "ext4"], "16M").bytes();
+    let length = |list: &'static str| {
+        let bytes = bytes.clone();
+        let run = move || {
+            let device = Arc::new(MemDevice::from_bytes(&bytes));
+            let options = MountOptions::parse(list).unwrap();
+            let shared = Arc::clone(&device) as _;
+            let (fs, _) = Ext4::open(shared, options, CacheSizes::of(8 << 20)).unwrap();
+            let cx = Cx::default();
+            let file = FileSystem::mknod(&*fs, &cx, ROOT, b"f", 0o100_644, 0).unwrap();
+            FileSystem::write(&*fs, &cx, file.ino, 0, &[1; 9000], false).unwrap();
+            FileSystem::fsync(&*fs, &cx, file.ino, false).unwrap();
+            let empty = SetAttr {
+                size: Some(0),
+                ..SetAttr::default()
+            };
+            FileSystem::setattr(&*fs, &cx, file.ino, &empty).unwrap();
+            FileSystem::write(&*fs, &cx, file.ino, 0, &[2; 7000], false).unwrap();
+            // Longer than the period of the flusher and the interval of commits, shorter than the
+            // age at which data is written.
+            steadfs_rt::sleep(std::time::Duration::from_secs(15));
+            let after = open(&device.to_bytes(), "");
+            let attr = FileSystem::lookup(&*after, &cx, ROOT, b"f").unwrap();
+            after.close().unwrap();
+            fs.close().unwrap();
+            attr.size
+        };
+        sim::run(sim::Config::new(3), run).value
+    };
+    assert_eq!(length(""), 7000);
+    assert_eq!(length("noauto_da_alloc"), 0);
+}
+
+#[test]
+fn the_journals_checksums_are_as_asked() {
+    use crate::disk::features::RoCompat;
+    for (mkfs, list, wanted) in [
+        ("metadata_csum", "", "V3"),
+        ("metadata_csum", "nojournal_checksum", "None"),
+        ("^metadata_csum", "journal_checksum", "V1"),
+        ("^metadata_csum", "", "None"),
+    ] {
+        let image = Image::make(&["-t", "ext4", "-O", mkfs], "16M");
+        let world = World::open_with(image, MountOptions::parse(list).unwrap());
+        world.mkdir(ROOT, b"dir").unwrap();
+        let device = world.cut_power();
+        let sums = world.fs.geo().has_ro_compat(RoCompat::METADATA_CSUM);
+        assert_eq!(sums, mkfs == "metadata_csum");
+        let found = world.fs.txns.journal().unwrap().checksum();
+        assert_eq!(format!("{found:?}"), wanted, "{mkfs} {list}");
+        // What was logged so is replayed, by us and by e2fsck.
+        std::fs::write(world.image.path(), device.to_bytes()).unwrap();
+        let judge = std::process::Command::new("/sbin/e2fsck")
+            .arg("-fy")
+            .arg(world.image.path())
+            .output()
+            .unwrap();
+        // 1: the free counts, which are not logged.
+        assert!(matches!(judge.status.code(), Some(0 | 1)), "{judge:?}");
+        let said = String::from_utf8_lossy(&judge.stdout);
+        assert!(said.contains("recovering journal"), "{said}");
+        let world = world.recover(device);
+        assert!(world.lookup(ROOT, b"dir").is_ok());
+        world.close();
+    }
 }

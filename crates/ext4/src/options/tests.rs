@@ -34,6 +34,8 @@ fn what_is_shown_is_read_back() {
         "rw,relatime,nodelalloc,noauto_da_alloc,inode_readahead_blks=0",
         "rw,relatime,errors=remount-ro,data=writeback",
         "rw,relatime,errors=continue,data=ordered",
+        "rw,relatime,journal_checksum,stripe=16",
+        "rw,relatime,nojournal_checksum,stripe=0",
     ];
     for list in lists {
         let options = MountOptions::parse(list).expect(list);
@@ -95,7 +97,7 @@ fn remount_changes_what_may_change() {
     let mounted = MountOptions::parse("commit=9,noatime").expect("good options");
     let new = mounted.remounted("ro,commit=7").expect("both may change");
     assert_eq!(new.show(), "ro,noatime,commit=7");
-    for fixed in ["data=writeback", "ro,noload", "noacl"] {
+    for fixed in ["data=writeback", "ro,noload", "noacl", "journal_checksum"] {
         let said = mounted.remounted(fixed).expect_err(fixed).to_string();
         assert!(said.contains("cannot change while mounted"), "{said}");
     }
