@@ -24,13 +24,13 @@ const LIMIT: u64 = 240;
 /// Tells the program inside what to do: a word and a path.
 const WORK: &str = "STEADFS_UML_WORK";
 
-/// Boots, runs `script` with the image as /dev/ubda, and powers off without unmounting or syncing
-/// anything that the script has not. What the script said.
+/// Boots, runs `script` with the images as /dev/ubda, /dev/ubdb and so on, and powers off without
+/// unmounting or syncing anything that the script has not. What the script said.
 ///
 /// # Panics
 /// If User-Mode Linux is not installed, the time is up, or a command of the script fails.
 #[track_caller]
-pub fn boot(scratch: &Scratch, image: &Path, script: &str) -> String {
+pub fn boot(scratch: &Scratch, images: &[&Path], script: &str) -> String {
     assert!(
         Path::new(MODULES).is_dir(),
         "{MODULES} is missing: run scripts/install-judges"
@@ -79,7 +79,11 @@ sleep {LIMIT}
         ])
         .args(["con=null", "con0=fd:0,fd:1", "quiet"])
         .arg(format!("uml_dir={}/", dir.display()))
-        .arg(format!("ubd0={}", image.display()))
+        .args(
+            (0..)
+                .zip(images)
+                .map(|(n, image)| format!("ubd{n}={}", image.display())),
+        )
         .arg(format!("init={}", init.display()));
     let booted = finish(command, Duration::from_secs(LIMIT + 10));
     let text = fs::read_to_string(&said).unwrap_or_default();

@@ -91,7 +91,7 @@ fn we_read_what_the_kernel_wrote() {
         );
         boot(
             &scratch,
-            image.path(),
+            &[image.path()],
             &script.replace("noatime, ", "noatime "),
         );
         run(
@@ -155,7 +155,7 @@ fn what_fsync_wrote_is_read_without_recovery() {
         let image = mkfs(&scratch, &format!("{number}.img"), 1 << 30, args);
         let script =
             format!("mount -t f2fs -o noatime,{mount} /dev/ubda {TOP}\ncd {TOP}\n{FSYNCS}");
-        boot(&scratch, image.path(), &script);
+        boot(&scratch, &[image.path()], &script);
         let before = fs::read(image.path()).unwrap();
         let ours = lines(&read_by_library(image.path(), "ro"));
         let old = lines(&read_by_library(image.path(), "ro,norecovery"));
@@ -177,9 +177,75 @@ fn what_fsync_wrote_is_read_without_recovery() {
              mount -t f2fs -o ro /dev/ubda {TOP}\n{}\numount {TOP}",
             write_tree(&list)
         );
-        boot(&scratch, image.path(), &script);
+        boot(&scratch, &[image.path()], &script);
         let kernel = without_folder_times(&read_list(&list));
         let what = format!("{args} {mount}: library and recovered by the kernel");
         assert_same(&without_folder_times(&ours), &kernel, &what);
+    }
+}
+
+/// Sizes in MiB with mkfs.f2fs's options: from the smallest that 1.15 makes to 1 TiB.
+const KINDS: &[(u64, &str)] = &[
+    (52, ""),
+    (52, "-O extra_attr,inode_checksum"),
+    (64, "-i"),
+    (64, "-O lost_found,encrypt"),
+    (100, "-o 30 -O extra_attr,inode_crtime"),
+    (128, "-O extra_attr,project_quota,quota"),
+    (256, "-s 4"),
+    (
+        300,
+        "-i -s 2 -O extra_attr,flexible_inline_xattr,sb_checksum",
+    ),
+    (512, "-z 4 -O verity,sb_checksum"),
+    (1000, "-w 4096 -O extra_attr,inode_checksum,inode_crtime"),
+    (4 << 10, "-a 1 -i -O lost_found"),
+    (16 << 10, "-O extra_attr,compression"),
+    (64 << 10, "-s 8 -O extra_attr,project_quota"),
+    (300 << 10, "-i -O extra_attr,inode_checksum,sb_checksum"),
+    (1 << 20, ""),
+    (
+        1 << 20,
+        "-i -O extra_attr,inode_checksum,inode_crtime,flexible_inline_xattr",
+    ),
+];
+
+#[test]
+fn small_and_large_volumes_of_many_kinds() {
+    for (round, kinds) in KINDS.chunks(8).enumerate() {
+        let scratch = Scratch::new();
+        let images: Vec<Image> = kinds
+            .iter()
+            .enumerate()
+            .map(|(n, (size, args))| mkfs(&scratch, &format!("{n}.img"), size << 20, args))
+            .collect();
+        let lists: Vec<_> = (0..images.len())
+            .map(|n| scratch.join(&format!("list{n}")))
+            .collect();
+        let mut script = String::new();
+        for (disk, list) in ('a'..).zip(&lists) {
+            script += &format!(
+                "mount -t f2fs -o noatime /dev/ubd{disk} {TOP}\ncd {TOP}\n\
+                 mkdir -p a/b many; cp -a /usr/share/doc/bash a/b; seq 200000 > seq; sync\n\
+                 for i in $(seq 400); do echo $i > many/$i; done; rm many/1*; ln seq a/seq\n\
+                 setfattr -n user.x -v y seq; dd if=seq of=hole bs=4096 seek=9000 status=none\n\
+                 truncate -s 20000 seq; mkfifo a/fifo; mknod a/dev b 7 300; chown 70000:5 a\n\
+                 cd /; umount {TOP}\nmount -t f2fs -o ro /dev/ubd{disk} {TOP}\n{}\numount {TOP}\n",
+                write_tree(list)
+            );
+        }
+        let paths: Vec<&Path> = images.iter().map(Image::path).collect();
+        boot(&scratch, &paths, &script);
+        for ((image, list), (size, args)) in images.iter().zip(&lists).zip(kinds) {
+            let began = std::time::Instant::now();
+            let ours = lines(&read_by_library(image.path(), "ro"));
+            let took = began.elapsed();
+            assert_same(
+                &ours,
+                &read_list(list),
+                &format!("{round}: {size} MiB {args}"),
+            );
+            assert!(took.as_secs() < 5, "{size} MiB {args}: {took:?}");
+        }
     }
 }

@@ -57,7 +57,12 @@ fn read_only() -> MountOptions {
 pub(crate) fn mount_bytes(bytes: &[u8]) -> steadfs_vfs::Result<Arc<F2fs>> {
     let device = MemDevice::new(bytes.len() as u64);
     device.write(0, bytes);
-    F2fs::open(Arc::new(device), read_only(), CacheSizes::default()).map(|(fs, _)| fs)
+    mount_device(&Arc::new(device))
+}
+
+fn mount_device(device: &Arc<MemDevice>) -> steadfs_vfs::Result<Arc<F2fs>> {
+    let device = Arc::clone(device) as _;
+    F2fs::open(device, read_only(), CacheSizes::default()).map(|(fs, _)| fs)
 }
 
 fn mount(image: &Image) -> Arc<F2fs> {

@@ -1,11 +1,13 @@
 //! Damaged volumes: an error, never a panic or a hang.
 
 use std::fs;
+use std::sync::Arc;
 
 use steadfs_base::InodeNo;
+use steadfs_block::MemDevice;
 use steadfs_vfs::{Cx, FileKind, FileSystem, Seek};
 
-use super::{make_tree, mount_bytes};
+use super::{make_tree, mount_device};
 use crate::F2fs;
 use crate::disk::test_images::{Image, LOAD_FEATURES, Opened};
 use crate::disk::{BLOCK_SIZE, inode, node};
@@ -43,10 +45,16 @@ fn walk(fs: &F2fs, calls: &mut u32) {
     }
 }
 
-fn look(bytes: &[u8]) {
-    if let Ok(fs) = mount_bytes(bytes) {
+fn look(device: &Arc<MemDevice>) {
+    if let Ok(fs) = mount_device(device) {
         walk(&fs, &mut 400);
     }
+}
+
+fn device(bytes: &[u8]) -> Arc<MemDevice> {
+    let device = MemDevice::new(bytes.len() as u64);
+    device.write(0, bytes);
+    Arc::new(device)
 }
 
 /// A volume of few files with every structure, cut to what is in use.
@@ -63,8 +71,9 @@ fn small() -> Vec<u8> {
 
 #[test]
 fn flipped_bits_of_metadata() {
-    let mut bytes = small();
-    let opened = Opened::of(bytes.clone());
+    let bytes = small();
+    let device = device(&bytes);
+    let opened = Opened::of(bytes);
     let layout = opened.layout().clone();
     // Places worth damage: both superblocks, packs, tables in use, every node, directory blocks.
     let mut blocks: Vec<u32> = vec![0, 1];
@@ -87,12 +96,13 @@ fn flipped_bits_of_metadata() {
                 1 => BLOCK_SIZE - 1 - random(128),
                 _ => random(BLOCK_SIZE),
             };
-            undo.push((at + within, bytes[at + within]));
-            bytes[at + within] ^= 1 << random(8);
+            let at = at + within;
+            undo.push(at);
+            device.write(at as u64, &[opened.bytes[at] ^ 1 << random(8)]);
         }
-        look(&bytes);
-        for (at, byte) in undo.into_iter().rev() {
-            bytes[at] = byte;
+        look(&device);
+        for at in undo {
+            device.write(at as u64, &opened.bytes[at..=at]);
         }
     }
 }
@@ -100,8 +110,9 @@ fn flipped_bits_of_metadata() {
 /// With checksums mended: nodes that lie about each other.
 #[test]
 fn nodes_that_contradict_each_other() {
-    let mut bytes = small();
-    let opened = Opened::of(bytes.clone());
+    let bytes = small();
+    let device = device(&bytes);
+    let opened = Opened::of(bytes);
     let layout = opened.layout().clone();
     let nids = opened.nids();
     let mut seed = 99u32;
@@ -112,7 +123,8 @@ fn nodes_that_contradict_each_other() {
     for _ in 0..80 {
         let nid = nids[random(nids.len())];
         let at = opened.nat(nid).addr.0 as usize * BLOCK_SIZE;
-        let old = bytes[at..at + BLOCK_SIZE].to_vec();
+        let old = &opened.bytes[at..at + BLOCK_SIZE];
+        let mut block = old.to_vec();
         for _ in 0..1 + random(6) {
             let value: [u8; 4] = match random(5) {
                 0 => [0xFF; 4],
@@ -121,19 +133,19 @@ fn nodes_that_contradict_each_other() {
                 3 => nid.0.to_le_bytes(),
                 _ => [random(256) as u8, 0, 0, 0],
             };
-            let word = at
-                + match random(3) {
-                    0 => random(90) * 4,
-                    1 => random(1000) * 4,
-                    _ => 4052 + random(10) * 4,
-                };
-            bytes[word..word + 4].copy_from_slice(&value);
+            let word = match random(3) {
+                0 => random(90) * 4,
+                1 => random(1000) * 4,
+                _ => 4052 + random(10) * 4,
+            };
+            block[word..word + 4].copy_from_slice(&value);
         }
-        if node::Footer::parse(&bytes[at..at + BLOCK_SIZE]).offset == 0 {
-            inode::seal(&layout, &mut bytes[at..at + BLOCK_SIZE]);
+        if node::Footer::parse(&block).offset == 0 {
+            inode::seal(&layout, &mut block);
         }
-        look(&bytes);
-        bytes[at..at + BLOCK_SIZE].copy_from_slice(&old);
+        device.write(at as u64, &block);
+        look(&device);
+        device.write(at as u64, old);
     }
 }
 
@@ -141,7 +153,7 @@ fn nodes_that_contradict_each_other() {
 fn random_and_cut_off_volumes() {
     let bytes = small();
     for len in [0, 100, 5000, 10 << 20, bytes.len() - 4096] {
-        look(&bytes[..len / 4096 * 4096]);
+        look(&device(&bytes[..len / 4096 * 4096]));
     }
     let mut noise = bytes;
     let mut seed = 5u64;
@@ -151,5 +163,5 @@ fn random_and_cut_off_volumes() {
             *byte = (seed >> 40) as u8;
         }
     }
-    look(&noise);
+    look(&device(&noise));
 }
