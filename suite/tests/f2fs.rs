@@ -230,6 +230,8 @@ fn small_and_large_volumes_of_many_kinds() {
                  for i in $(seq 400); do echo $i > many/$i; done; rm many/1*; ln seq a/seq\n\
                  setfattr -n user.x -v y seq; dd if=seq of=hole bs=4096 seek=9000 status=none\n\
                  truncate -s 20000 seq; mkfifo a/fifo; mknod a/dev b 7 300; chown 70000:5 a\n\
+                 fallocate -l 300000 promised; echo x >> promised; fallocate -n -l 99999 many/300\n\
+                 fallocate -l 100000 part; dd if=seq of=part seek=40 conv=notrunc status=none\n\
                  cd /; umount {TOP}\nmount -t f2fs -o ro /dev/ubd{disk} {TOP}\n{}\numount {TOP}\n",
                 write_tree(list)
             );

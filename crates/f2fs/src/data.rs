@@ -20,6 +20,8 @@ pub(crate) const MAX_READ: u64 = 1 << 20;
 pub enum Place {
     /// Nowhere: they read as zeros.
     Hole,
+    /// Nowhere yet, but space for them is taken (fallocate): they read as zeros.
+    Promised,
     /// One behind the other from here.
     At(BlockAddr),
     /// In a compressed cluster.
@@ -121,25 +123,18 @@ impl F2fs {
             }
         }
         let first = addr(slot);
-        let next = |n: u16| -> BlockAddr {
-            let there = addr(slot + n);
-            if there == BlockAddr::NEW {
-                BlockAddr::NULL
-            } else {
-                there
-            }
-        };
         if first == BlockAddr::NULL || first == BlockAddr::NEW {
-            let len = (1..left)
-                .take_while(|&n| next(n) == BlockAddr::NULL)
-                .count() as u64
-                + 1;
+            let same = |n: &u16| addr(slot + n) == first;
             return Ok(Mapped {
-                place: Place::Hole,
-                len,
+                place: if first == BlockAddr::NULL {
+                    Place::Hole
+                } else {
+                    Place::Promised
+                },
+                len: (1..left).take_while(same).count() as u64 + 1,
             });
         }
-        let continues = |n: &u16| Some(next(*n).0) == first.0.checked_add((*n).into());
+        let continues = |n: &u16| Some(addr(slot + n).0) == first.0.checked_add((*n).into());
         let len = (1..left).take_while(continues).count() as u64 + 1;
         let last = BlockAddr(first.0.saturating_add(len as u32 - 1));
         if !self.layout.is_main(first) || !self.layout.is_main(last) {
@@ -269,7 +264,7 @@ impl F2fs {
             let mapped = self.map(inode, at, limit, tag)?;
             let bytes = (mapped.len * BLOCK) as usize;
             match mapped.place {
-                Place::Hole => pieces.push(Piece::Zeros(bytes)),
+                Place::Hole | Place::Promised => pieces.push(Piece::Zeros(bytes)),
                 Place::At(first) => {
                     let bio = Bio::read(u64::from(first.0) * BLOCK, bytes);
                     pieces.push(Piece::Device(self.queue.submit(bio, tag)));
@@ -284,7 +279,7 @@ impl F2fs {
         Ok(pieces)
     }
 
-    /// The next data or hole at or after `offset`.
+    /// The next data or hole at or after `offset`. As in the kernel, what is only promised is neither.
     pub(crate) fn seek_file(&self, cx: &Cx, inode: &Inode, offset: u64, what: Seek) -> Result<u64> {
         Self::readable(inode)?;
         let size = inode.size();
@@ -298,8 +293,12 @@ impl F2fs {
         let mut at = offset / BLOCK;
         while at < end {
             let mapped = self.map(inode, at, end - at, cx.tag)?;
-            let is_data = mapped.place != Place::Hole;
-            if is_data == (what == Seek::Data) {
+            let found = match mapped.place {
+                Place::Hole => what == Seek::Hole,
+                Place::Promised => false,
+                Place::At(_) | Place::Compressed => what == Seek::Data,
+            };
+            if found {
                 return Ok((at * BLOCK).max(offset));
             }
             at += mapped.len;

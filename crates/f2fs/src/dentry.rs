@@ -122,7 +122,7 @@ impl F2fs {
             return Ok(None);
         }
         match self.map(dir, block, 1, tag)?.place {
-            Place::Hole => Ok(None),
+            Place::Hole | Place::Promised => Ok(None),
             Place::At(addr) => Ok(Some(self.main_block(addr, tag)?.data())),
             Place::Compressed => {
                 let rule = "compressed directory";
@@ -146,7 +146,7 @@ impl F2fs {
         while at < end {
             // A hole is passed over whole, however large; blocks come in pieces.
             let mapped = self.map(dir, at, end - at, tag)?;
-            if mapped.place == Place::Hole {
+            if matches!(mapped.place, Place::Hole | Place::Promised) {
                 at += mapped.len;
                 continue;
             }

@@ -165,3 +165,22 @@ fn directories_that_ignore_case_find_exact_names() {
     assert_eq!(other.unwrap_err(), FsError::NotFound);
     assert_eq!(names(&fs, folder.into()).len(), 402);
 }
+
+#[test]
+fn one_of_two_packs_is_enough() {
+    let (mut bytes, file, _) = image();
+    let layout = Opened::of(bytes.clone()).layout().clone();
+    let cx = Cx::default();
+    // sload.f2fs leaves the same checkpoint in both.
+    for pack in [0, 1] {
+        let at = layout.pack_start(pack).0 as usize * BLOCK_SIZE;
+        bytes[at + 8] ^= 1;
+        let opened = mount_bytes(&bytes);
+        if pack == 0 {
+            assert!(opened.unwrap().read(&cx, file.into(), 0, 10).is_ok());
+        } else {
+            let said = opened.err().unwrap().to_string();
+            assert!(said.contains("checkpoint has checksum"), "{said}");
+        }
+    }
+}
