@@ -171,6 +171,13 @@ fn users_stay_within_their_rights() {
     let said = user.steadfs(["mount", path, "mnt"]);
     assert_eq!(said.code(), 1, "{}", said.err);
     assert!(said.err.contains("Permission denied"), "{}", said.err);
+    let readable = fs::Permissions::from_mode(0o644);
+    fs::set_permissions(image.path(), readable).unwrap();
+    let said = user.steadfs(["mount", path, "mnt"]);
+    assert_eq!(said.code(), 1, "{}", said.err);
+    assert!(said.err.contains("-o ro mounts it"), "{}", said.err);
+    user.steadfs(["mount", "-o", "ro", path, "mnt"]).expect(0);
+    user.steadfs(["umount", "mnt"]).expect(0);
     // A mount of somebody else's.
     let roots = user.scratch.folder("roots");
     let other = steadfs_suite::steadfs(["mount".as_ref(), image.path(), &roots]);

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
-use steadfs::{Error, MountError};
+use steadfs::{Error, MountError, OpenError};
 use steadfs_vfs::FsError;
 
 /// Exit codes; those of mounting are mount(8)'s.
@@ -66,9 +66,7 @@ impl Failure {
 pub fn mount_failure(error: &Error) -> Failure {
     use std::io::ErrorKind::PermissionDenied;
     let code = match error {
-        Error::Open(steadfs::OpenError::Io { cause, .. }) if cause.kind() == PermissionDenied => {
-            code::USAGE
-        }
+        Error::Open(OpenError::Io { cause, .. }) if cause.kind() == PermissionDenied => code::USAGE,
         Error::Volume {
             error: FsError::NoMemory,
             ..
@@ -83,5 +81,19 @@ pub fn mount_failure(error: &Error) -> Failure {
         },
         _ => code::MOUNT,
     };
-    Failure::new(code, error)
+    Failure::new(code, format!("{error}{}", hint(error)))
+}
+
+/// The way out of an error, where what is wrong does not say it.
+fn hint(error: &Error) -> &'static str {
+    use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+    match error {
+        Error::Open(OpenError::Io { path, cause, .. })
+            if matches!(cause.kind(), PermissionDenied | ReadOnlyFilesystem)
+                && std::fs::File::open(path).is_ok() =>
+        {
+            " (it can be read: -o ro mounts it read-only)"
+        }
+        _ => "",
+    }
 }

@@ -33,7 +33,10 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
         }),
         Role::Mount => {
             let (volume, mountpoint) = (call.path(0)?, call.path(1)?);
-            let (is_remount, options) = split_remount(&call.options);
+            let (is_remount, mut options) = split_remount(&call.options);
+            if call.sloppy {
+                options = what_is_known(&options);
+            }
             if call.fake {
                 return steadfs::Options::parse(&options)
                     .map(drop)
@@ -55,6 +58,19 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
     }
 }
 
+/// The options that can be taken; the others are told. autofs asks for this, always.
+fn what_is_known(list: &str) -> String {
+    let items = list.split(',').filter(|item| {
+        // Alone, without what others of the list make of it.
+        let parsed = steadfs::Options::split_remount(item);
+        if let Err(error) = &parsed {
+            eprintln!("steadfs: {error}; left out");
+        }
+        parsed.is_ok()
+    });
+    items.collect::<Vec<_>>().join(",")
+}
+
 /// The words of a call by mount(8) (`SPEC DIR [-sfnv] [-N NS] [-o OPTIONS] [-t TYPE]`) or umount(8)
 /// (`DIR [-flnrv] [-N NS] [-t TYPE]`).
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -63,6 +79,7 @@ struct Call {
     options: Vec<String>,
     fake: bool,
     lazy: bool,
+    sloppy: bool,
     verbose: bool,
 }
 
@@ -83,6 +100,7 @@ impl Call {
                     // There is no mtab to leave alone.
                     ('n', _) => {}
                     ('f', Role::Mount) => call.fake = true,
+                    ('s', Role::Mount) => call.sloppy = true,
                     ('l', Role::Umount) => call.lazy = true,
                     ('t', _) => {
                         words.next();
@@ -141,21 +159,27 @@ mod tests {
     fn calls_of_mount_8() {
         let call = Call::parse(
             Role::Mount,
-            &words("/a.img /mnt -n -vf -t steadfs -o rw,noatime"),
+            &words("/a.img /mnt -n -svf -t steadfs -o rw,noatime"),
         );
         let wanted = Call {
             paths: vec!["/a.img".into(), "/mnt".into()],
             options: vec!["rw,noatime".to_owned()],
             fake: true,
             lazy: false,
+            sloppy: true,
             verbose: true,
         };
         assert_eq!(call.unwrap(), wanted);
         let call = Call::parse(Role::Umount, &words("/mnt -l")).unwrap();
         assert!(call.lazy);
         assert!(call.path(1).is_err());
-        assert!(Call::parse(Role::Mount, &words("a b -s")).is_err());
+        assert!(Call::parse(Role::Mount, &words("a b -x")).is_err());
         assert!(Call::parse(Role::Mount, &words("a b -o")).is_err());
+    }
+
+    #[test]
+    fn sloppy_lists_lose_what_is_unknown() {
+        assert_eq!(what_is_known("ro,bogus,noload,data=journal"), "ro,noload");
     }
 
     #[test]
