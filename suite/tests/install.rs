@@ -150,6 +150,7 @@ cp -P "$1"/helpers/* "$sbin/"
 copy "$1/etc" /etc
 rm -f /etc/fstab
 cp "$1/fstab" /etc/fstab
+ln -sf /proc/self/mounts /etc/mtab # a relative link leads elsewhere from the copy
 step() { echo "-- $*" >&2; }
 clean() { e2fsck -fn "$1" >&2; ! dumpe2fs -h "$1" 2>/dev/null | grep -q needs_recovery; }
 as_nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; }
