@@ -184,10 +184,16 @@ impl SteadMount {
 
     /// Waits for the server's end by itself and returns its exit code.
     #[track_caller]
-    pub fn wait(mut self) -> i32 {
+    pub fn wait(self) -> i32 {
+        self.wait_with_words().0
+    }
+
+    /// The same, and what it said.
+    #[track_caller]
+    pub fn wait_with_words(mut self) -> (i32, String) {
         self.gone = true;
         let status = wait(&mut self.server, LIMIT).expect("the server ends");
-        status.code().unwrap_or(-1)
+        (status.code().unwrap_or(-1), self.said())
     }
 }
 

@@ -26,9 +26,14 @@ pub struct Mount {
 pub fn run(args: &args::Umount) -> Result<(), Failure> {
     let mount = find(&args.mountpoint)?;
     let has_control = mount.mountpoint.join(".steadfs").exists();
-    if !args.lazy && (mount.is_block || has_control) {
-        // A failure to write is told while there is still a mount to do something about it.
-        sync(&mount.mountpoint)?;
+    let mut lost = None;
+    if !args.lazy
+        && (mount.is_block || has_control)
+        && let Err(failure) = sync(&mount.mountpoint)
+    {
+        // A failure to write is told while there is still a mount to do something about it. Where the
+        // volume has stopped, nothing can be done any more.
+        lost = Some(why_stopped(&mount.mountpoint).ok_or_else(|| still_mounted(failure))?);
     }
     let how = if args.lazy {
         Unmount::Detach
@@ -42,7 +47,29 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     if !args.lazy && !mount.is_block {
         wait_closed(&mount.source)?;
     }
-    Ok(())
+    match lost {
+        None => Ok(()),
+        Some(cause) => Err(Failure::new(
+            code::MOUNT,
+            format!(
+                "{}: unmounted, but not everything could be written: {cause}",
+                mount.mountpoint.display()
+            ),
+        )),
+    }
+}
+
+/// Why a volume has stopped, if it has.
+fn why_stopped(mountpoint: &Path) -> Option<String> {
+    let errors = fs::read_to_string(mountpoint.join(".steadfs/errors")).ok()?;
+    let mut lines = errors.lines();
+    lines.find_map(|line| line.strip_prefix("stopped: ").map(str::to_owned))
+}
+
+fn still_mounted(failure: Failure) -> Failure {
+    let hint = "not everything could be written, and it stays mounted: mend the device and try again, \
+                or give up what is not written with --lazy";
+    Failure::new(failure.code, format!("{}; {hint}", failure.message))
 }
 
 /// Makes everything on the mount durable.

@@ -9,6 +9,7 @@ impl Control for Ext4 {
         let file = |path, writable| ControlEntry { path, writable };
         let mut entries = vec![
             file("options", true),
+            file("errors", false),
             file("io/scheduler", false),
             file("io/stats.json", false),
         ];
@@ -21,6 +22,7 @@ impl Control for Ext4 {
     fn read(&self, path: &str) -> Result<Vec<u8>> {
         let mut text = match path {
             "options" => self.effective_options().show(),
+            "errors" => self.tell_errors(),
             "io/scheduler" => "[fifo]".to_owned(),
             "io/stats.json" => self.queue.stats().to_json(),
             "jbd2/info" => match self.txns.journal() {
@@ -43,5 +45,32 @@ impl Control for Ext4 {
         let list = std::str::from_utf8(value)
             .map_err(|_| FsError::BadOption("options are text".to_owned()))?;
         self.remount(&Cx::default(), list.trim())
+    }
+}
+
+impl Ext4 {
+    /// What is wrong with the volume, a line each: why it stopped, data that could not be written and
+    /// is tried again, errors noted in the superblock. Nothing where nothing is wrong.
+    fn tell_errors(&self) -> String {
+        let mut text = String::new();
+        let stopped = self.stopped.lock().clone();
+        if let Some(cause) = stopped {
+            text += &format!("stopped: {cause}\n");
+        }
+        let data_error = self.data_error.lock().clone();
+        if let Some(error) = data_error {
+            let left = self.writeback.dirty_bytes();
+            if left > 0 {
+                text += &format!("{left} bytes are not written yet; the last error: {error}\n");
+            }
+        }
+        let noted = self.sb.lock().error_count();
+        if noted > 0 {
+            text += &format!("errors noted in the superblock: {noted}\n");
+        }
+        if text.is_empty() {
+            text.push_str("none\n");
+        }
+        text
     }
 }

@@ -63,6 +63,8 @@ pub struct Ext4 {
     pub(crate) seen: Mutex<Vec<u8>>,
     /// Why the volume stopped, if it did.
     pub(crate) stopped: Mutex<Option<String>>,
+    /// The last failure to write data.
+    pub(crate) data_error: Mutex<Option<String>>,
     pub(crate) unmounted: AtomicBool,
 }
 

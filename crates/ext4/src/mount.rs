@@ -189,6 +189,7 @@ impl Ext4 {
             overlay,
             seen: Mutex::new(Rank::Leaf, seen),
             stopped: Mutex::new(Rank::Leaf, None),
+            data_error: Mutex::new(Rank::Leaf, None),
             unmounted: AtomicBool::new(false),
         }))
     }

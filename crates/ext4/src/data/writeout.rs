@@ -168,8 +168,9 @@ impl Ext4 {
         result
     }
 
-    /// `data_err=abort`: a volume whose data cannot be written stops.
+    /// Remembered for `.steadfs/errors`. `data_err=abort`: a volume whose data cannot be written stops.
     fn data_failed(&self, error: &IoError) {
+        *self.data_error.lock() = Some(error.to_string());
         let aborts = self.options.read().abort_on_data_error;
         if let Some(journal) = self.txns.journal().filter(|_| aborts) {
             journal.abort(&error.to_string());

@@ -1,0 +1,260 @@
+//! Devices that fail under a mounted volume: what programs hear of it, what the volume does, and how
+//! it ends.
+//!
+//! The device is a loop device or an image over a file on a small tmpfs: where the file has holes and
+//! the tmpfs is full, writing fails (with EIO through a loop device, with ENOSPC on the file).
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, steadfs, succeed};
+
+const MIB: u64 = 1 << 20;
+
+/// What of the device cannot be written once the host is full.
+#[derive(Clone, Copy, PartialEq)]
+enum Fragile {
+    /// Free blocks only: metadata and journal have their place.
+    Data,
+    /// Everything that mke2fs did not write, the journal too.
+    All,
+}
+
+struct Host {
+    scratch: Scratch,
+    image: Image,
+    filler: PathBuf,
+}
+
+impl Host {
+    fn new(fragile: Fragile) -> Self {
+        let scratch = Scratch::new();
+        let dir = scratch.folder("host");
+        let args = ["-t", "tmpfs", "-o", "size=96M", "none"];
+        succeed(
+            "mount",
+            args.iter().map(std::path::Path::new).chain([dir.as_path()]),
+        );
+        let image = Image::mke2fs(
+            &scratch,
+            "host/d.img",
+            64 * MIB,
+            &["-t", "ext4", "-b", "4096", "-J", "size=4"],
+        );
+        if fragile == Fragile::Data {
+            allocate_metadata(&image);
+        }
+        Self {
+            filler: dir.join("filler"),
+            scratch,
+            image,
+        }
+    }
+
+    /// From now on writes to holes fail.
+    fn fill(&self) {
+        let file = File::create(&self.filler).unwrap();
+        let piece = vec![1; 1 << 20];
+        for n in 0.. {
+            match file.write_all_at(&piece, n << 20) {
+                Ok(()) => {}
+                Err(error) => {
+                    assert_eq!(Errno::from_io_error(&error), Some(Errno::NOSPC));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// They work again.
+    fn mend(&self) {
+        fs::remove_file(&self.filler).unwrap();
+    }
+}
+
+/// Gives every block that is in use its place on the host.
+fn allocate_metadata(image: &Image) {
+    let file = File::options().write(true).open(image.path()).unwrap();
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 64 * MIB).unwrap();
+    let said = succeed("dumpe2fs", [image.path()]).out;
+    let free = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("  Free blocks: "));
+    for range in free
+        .flat_map(|line| line.split(", "))
+        .filter(|r| !r.is_empty())
+    {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let first: u64 = first.parse().unwrap();
+        let last: u64 = last.parse().unwrap();
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, hole, first << 12, (last + 1 - first) << 12).unwrap();
+    }
+}
+
+#[track_caller]
+fn fails<T>(result: std::io::Result<T>, wanted: Errno) {
+    let error = result.err().expect("it fails");
+    assert_eq!(Errno::from_io_error(&error), Some(wanted));
+}
+
+fn errors(mount: &SteadMount) -> String {
+    fs::read_to_string(mount.join(".steadfs/errors")).unwrap()
+}
+
+#[test]
+fn data_errors_are_told_to_everybody_until_they_are_mended() {
+    let host = Host::new(Fragile::Data);
+    let device = LoopDevice::attach(host.image.path(), false);
+    let mount = SteadMount::new(&host.scratch, device.path(), "errors=continue");
+    fs::write(mount.join("before"), b"before").unwrap();
+    File::open(mount.join("before"))
+        .unwrap()
+        .sync_all()
+        .unwrap();
+    assert_eq!(errors(&mount), "none\n");
+    host.fill();
+    let content: Vec<u8> = (0..2_000_000).map(|n| (n % 251) as u8).collect();
+    let file = File::create(mount.join("file")).unwrap();
+    file.write_all_at(&content, 0).unwrap();
+    fails(file.sync_all(), Errno::IO);
+    fails(file.sync_data(), Errno::IO);
+    // Whoever opens it later hears of it, too; what was written is still read.
+    let later = File::open(mount.join("file")).unwrap();
+    fails(later.sync_all(), Errno::IO);
+    assert!(fs::read(mount.join("file")).unwrap() == content);
+    let said = errors(&mount);
+    assert!(said.contains("bytes are not written yet"), "{said}");
+    // The rest of the volume goes on.
+    fs::create_dir(mount.join("dir")).unwrap();
+    File::open(mount.root()).unwrap().sync_all().unwrap();
+    // Unmounting would lose it: that is said while there is something to be done about it.
+    drop((file, later));
+    let said = steadfs(["umount".as_ref(), mount.root().as_os_str()]);
+    assert_eq!(said.code(), 32);
+    assert!(said.err.contains("--lazy"), "{}", said.err);
+    host.mend();
+    // An error that nobody who holds the file has heard of yet (the unmount met it) is told once more.
+    let file = File::open(mount.join("file")).unwrap();
+    let _ = file.sync_all();
+    file.sync_all().unwrap();
+    drop(file);
+    assert_eq!(errors(&mount), "none\n");
+    mount.unmount();
+    let mount = SteadMount::new(&host.scratch, device.path(), "");
+    assert!(fs::read(mount.join("file")).unwrap() == content);
+    mount.unmount();
+    drop(device);
+    host.image.check_clean();
+}
+
+/// umount(8) cannot say that data was lost; the server does.
+#[test]
+fn lost_data_is_the_servers_exit_code() {
+    let host = Host::new(Fragile::Data);
+    let mount = SteadMount::new(&host.scratch, host.image.path(), "");
+    fs::write(mount.join("before"), b"before").unwrap();
+    File::open(mount.join("before"))
+        .unwrap()
+        .sync_all()
+        .unwrap();
+    host.fill();
+    fs::write(mount.join("file"), vec![1; 500_000]).unwrap();
+    succeed("umount", [mount.root()]);
+    let (code, said) = mount.wait_with_words();
+    assert_eq!(code, 32, "{said}");
+    assert!(said.contains("No space left on device"), "{said}");
+    host.mend();
+    let mount = SteadMount::new(&host.scratch, host.image.path(), "");
+    assert_eq!(fs::read(mount.join("before")).unwrap(), b"before");
+    mount.unmount();
+    host.image.check_clean();
+}
+
+/// A journal that cannot be written stops the volume; what was acknowledged before is there.
+fn a_journal_that_fails(through_loop: bool, options: &str) {
+    let host = Host::new(Fragile::All);
+    let device = through_loop.then(|| LoopDevice::attach(host.image.path(), false));
+    let path = device.as_ref().map_or(host.image.path(), |d| d.path());
+    let mount = SteadMount::new(&host.scratch, path, options);
+    fs::write(mount.join("before"), b"before").unwrap();
+    File::open(mount.join("before"))
+        .unwrap()
+        .sync_all()
+        .unwrap();
+    host.fill();
+    fs::create_dir(mount.join("dir")).unwrap();
+    let folder = File::open(mount.root()).unwrap();
+    fails(folder.sync_all(), Errno::IO);
+    fails(folder.sync_all(), Errno::IO);
+    drop(folder);
+    assert!(fs::create_dir(mount.join("another")).is_err());
+    assert_eq!(fs::read(mount.join("before")).unwrap(), b"before");
+    let options = fs::read_to_string(mount.join(".steadfs/options")).unwrap();
+    assert!(options.starts_with("ro,"), "{options}");
+    let said = errors(&mount);
+    assert!(said.starts_with("stopped: journal: Write of"), "{said}");
+    assert!(mount.said().contains("journal stopped"), "{}", mount.said());
+    let said = steadfs(["umount".as_ref(), mount.root().as_os_str()]);
+    assert_eq!(said.code(), 32);
+    assert!(said.err.contains("unmounted, but"), "{}", said.err);
+    let (code, words) = mount.wait_with_words();
+    assert_eq!(code, 32, "{words}");
+    host.mend();
+    let mount = SteadMount::new(&host.scratch, path, "");
+    assert_eq!(fs::read(mount.join("before")).unwrap(), b"before");
+    mount.unmount();
+    drop(device);
+    host.image.check_clean();
+}
+
+#[test]
+fn a_journal_on_a_failing_device_stops_the_volume() {
+    a_journal_that_fails(true, "errors=continue");
+}
+
+#[test]
+fn a_journal_on_a_full_host_stops_the_volume() {
+    a_journal_that_fails(false, "errors=remount-ro");
+}
+
+/// `errors=` is about damage that is found.
+#[test]
+fn damage_obeys_the_errors_option() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "a.img", 16 * MIB, &["-t", "ext4", "-b", "1024"]);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    fs::create_dir(mount.join("dir")).unwrap();
+    fs::write(mount.join("dir/child"), b"").unwrap();
+    mount.unmount();
+    let said = image.debugfs("blocks /dir").out;
+    let block: u64 = said.split_whitespace().last().unwrap().parse().unwrap();
+    let file = File::options().write(true).open(image.path()).unwrap();
+    file.write_all_at(&[0xAA; 40], block * 1024 + 30).unwrap();
+    drop(file);
+    for (options, writable) in [("errors=continue", true), ("errors=remount-ro", false)] {
+        let mount = SteadMount::new(&scratch, image.path(), options);
+        fails(fs::metadata(mount.join("dir/child")), Errno::UCLEAN);
+        assert!(mount.said().contains("damaged"), "{}", mount.said());
+        assert!(
+            errors(&mount).contains("errors noted"),
+            "{}",
+            errors(&mount)
+        );
+        let made = fs::write(mount.join("new"), b"new");
+        assert_eq!(made.is_ok(), writable, "{options}");
+        let said = steadfs(["umount".as_ref(), mount.root().as_os_str()]);
+        assert_eq!(said.code(), if writable { 0 } else { 32 }, "{}", said.err);
+        let (code, words) = mount.wait_with_words();
+        assert_eq!(code == 0, writable, "{options}: {words}");
+    }
+    let dir = scratch.folder("mnt");
+    let args = ["mount", "-o", "errors=panic"].map(std::path::Path::new);
+    let said = steadfs(args.into_iter().chain([image.path(), dir.as_path()]));
+    assert_eq!(said.code(), 1);
+    assert!(said.err.contains("errors=remount-ro"), "{}", said.err);
+}
