@@ -39,8 +39,8 @@ pub struct Mapped {
 
 /// The node that maps a block.
 enum Leaf {
-    /// The inode itself.
-    Inode,
+    /// The inode itself: its block.
+    Inode(Buf),
     /// A direct node.
     Node(Buf),
     /// None: so many blocks from the one asked for are a hole.
@@ -71,13 +71,9 @@ impl F2fs {
                     len: len.min(limit).max(1),
                 });
             }
-            Leaf::Inode => None,
-            Leaf::Node(node) => Some(node),
+            leaf => leaf,
         };
-        let addr = |slot: u16| match &leaf {
-            None => inode.core.addr(&self.layout, &inode.block, slot),
-            Some(node) => node::addr(node, slot),
-        };
+        let addr = |slot: u16| self.addr_in(inode, &leaf, slot);
         let slot = path.slots[path.depth];
         let whole = if path.depth == 0 {
             inode.fanout.inode
@@ -94,11 +90,16 @@ impl F2fs {
             return Ok(BlockAddr::NULL);
         };
         let slot = path.slots[path.depth];
-        Ok(match self.leaf(inode, &path, tag)? {
+        let leaf = self.leaf(inode, &path, tag)?;
+        Ok(self.addr_in(inode, &leaf, slot))
+    }
+
+    fn addr_in(&self, inode: &Inode, leaf: &Leaf, slot: u16) -> BlockAddr {
+        match leaf {
             Leaf::Missing(_) => BlockAddr::NULL,
-            Leaf::Inode => inode.core.addr(&self.layout, &inode.block, slot),
-            Leaf::Node(node) => node::addr(&node, slot),
-        })
+            Leaf::Inode(block) => inode.core.addr(&self.layout, block, slot),
+            Leaf::Node(node) => node::addr(node, slot),
+        }
     }
 
     /// The run of blocks that begins in this slot: `left` slots may be looked at.
@@ -151,13 +152,13 @@ impl F2fs {
     /// The node at the end of a path.
     fn leaf(&self, inode: &Inode, path: &NodePath, tag: IoTag) -> Result<Leaf> {
         if path.depth == 0 {
-            return Ok(Leaf::Inode);
+            return Ok(Leaf::Inode(self.inode_block(inode, tag)?));
         }
         let ino = inode.nid();
         if let Some((addr, nid)) = self.recovered.leaf(ino, path.offsets[path.depth]) {
             return Ok(Leaf::Node(self.node_at(addr, nid, ino, tag)?.data));
         }
-        let mut nid = inode::nid_at(&inode.block, path.slots[0]);
+        let mut nid = inode::nid_at(&self.inode_block(inode, tag)?, path.slots[0]);
         for level in 1..=path.depth {
             if nid.some().is_none() {
                 return Ok(Leaf::Missing(self.missing(inode, path, level)));
@@ -214,7 +215,7 @@ impl F2fs {
         }
         let end = size.min(offset.saturating_add(len as u64));
         if inode.has_inline_data() {
-            return Ok(self.inline_content(inode, offset..end));
+            return self.inline_content(inode, offset..end, cx.tag);
         }
         self.read_blocks(inode, offset..end, cx.tag)
     }
@@ -324,7 +325,7 @@ impl F2fs {
             return Err(bad("not a link's length"));
         }
         let content = if inode.has_inline_data() {
-            self.inline_content(inode, 0..size).to_vec()
+            self.inline_content(inode, 0..size, tag)?.to_vec()
         } else {
             self.read_blocks(inode, 0..size, tag)?.to_vec()
         };

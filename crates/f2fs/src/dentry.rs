@@ -69,7 +69,8 @@ impl F2fs {
             }
         };
         if dir.has_inline_dentries() {
-            let bytes = &dir.block[dir.core.inline_range(&self.layout)];
+            let block = self.inode_block(dir, tag)?;
+            let bytes = &block[dir.core.inline_range(&self.layout)];
             let layout = dir.core.inline_dentries(&self.layout);
             return Ok(match dir.flags().contains(InodeFlags::CASEFOLD) {
                 true => find_exact(&layout, bytes, name),
@@ -175,7 +176,8 @@ impl F2fs {
         }
         let first = cookie.saturating_sub(DOTS);
         if dir.has_inline_dentries() {
-            let bytes = &dir.block[dir.core.inline_range(&self.layout)];
+            let block = self.inode_block(dir, tag)?;
+            let bytes = &block[dir.core.inline_range(&self.layout)];
             let layout = dir.core.inline_dentries(&self.layout);
             let from = usize::try_from(first).unwrap_or(usize::MAX);
             if self.list_slots(dir, &layout, bytes, (0, from), emit)? {

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use steadfs_vfs::ReadData;
+use steadfs_base::IoTag;
+use steadfs_vfs::{ReadData, Result};
 
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -10,7 +11,12 @@ use crate::inode::Inode;
 impl F2fs {
     /// Bytes of an inode's content that lies in it; the range ends at the size or before. (That the
     /// size fits was checked when the inode was read.)
-    pub(crate) fn inline_content(&self, inode: &Inode, range: Range<u64>) -> ReadData {
+    pub(crate) fn inline_content(
+        &self,
+        inode: &Inode,
+        range: Range<u64>,
+        tag: IoTag,
+    ) -> Result<ReadData> {
         let area = inode.core.inline_range(&self.layout);
         let at = |offset: u64| {
             let offset = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -18,9 +24,9 @@ impl F2fs {
         };
         let mut out = ReadData::new();
         out.push(
-            inode.block.clone().into_shared(),
+            self.inode_block(inode, tag)?.into_shared(),
             at(range.start)..at(range.end),
         );
-        out
+        Ok(out)
     }
 }

@@ -10,7 +10,7 @@ use steadfs_vfs::{Attr, FileKind, FsError, FsxAttr, InodeFlags, Result};
 
 use crate::disk::inode::{Advise, Inline};
 use crate::disk::node::Fanout;
-use crate::disk::{self, BLOCK_SIZE, DiskError, Nid, Structure};
+use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, Nid, Structure};
 use crate::fs::F2fs;
 
 /// Inodes nobody holds that are kept nevertheless.
@@ -22,8 +22,11 @@ pub struct Inode {
     kind: FileKind,
     /// Its fields.
     pub core: disk::Inode,
-    /// Its block: addresses, content, ids behind the fields.
-    pub block: Buf,
+    /// Where its block lies. The block itself stays in the cache, which has a budget: the kernel may
+    /// hold more inodes than memory has room for blocks.
+    addr: BlockAddr,
+    /// Device number of a device node.
+    rdev: u32,
     /// How many blocks its nodes map.
     pub fanout: Fanout,
     lookups: AtomicU64,
@@ -73,9 +76,8 @@ impl Inode {
     }
 
     /// Attributes.
-    pub fn attr(&self, fs: &F2fs) -> Attr {
+    pub fn attr(&self) -> Attr {
         let core = &self.core;
-        let device = matches!(self.kind, FileKind::CharDevice | FileKind::BlockDevice);
         Attr {
             ino: self.nid.into(),
             generation: core.generation,
@@ -84,11 +86,7 @@ impl Inode {
             nlink: core.links,
             uid: core.uid,
             gid: core.gid,
-            rdev: if device {
-                core.rdev(&fs.layout, &self.block)
-            } else {
-                0
-            },
+            rdev: self.rdev,
             size: core.size,
             // The count includes the inode's own block, which is not shown.
             blocks: core
@@ -181,16 +179,18 @@ impl F2fs {
         if !self.layout.is_nid(nid) {
             return Err(FsError::Stale);
         }
-        let node = match self.recovered.inode(nid) {
-            Some(addr) => self.node_at(addr, nid, nid, tag)?,
+        let addr = match self.recovered.inode(nid) {
+            Some(addr) => addr,
             None => {
                 let entry = self.nat.entry(nid, tag)?;
                 if !entry.is_used() || entry.ino != nid {
                     return Err(FsError::Stale);
                 }
-                self.node(nid, nid, tag)?.ok_or(FsError::Stale)?
+                entry.validate(&self.layout, nid)?;
+                entry.addr
             }
         };
+        let node = self.node_at(addr, nid, nid, tag)?;
         let core = disk::Inode::parse(&self.layout, nid, &node.data)?;
         let kind = core.kind().ok_or_else(|| {
             DiskError::field(Structure::Inode, "i_mode", core.mode, "no type").in_node(nid)
@@ -199,10 +199,19 @@ impl F2fs {
             nid,
             kind,
             fanout: core.fanout(&self.layout),
+            addr,
+            rdev: match kind {
+                FileKind::CharDevice | FileKind::BlockDevice => core.rdev(&self.layout, &node.data),
+                _ => 0,
+            },
             core,
-            block: node.data,
             lookups: AtomicU64::new(0),
         }))
+    }
+
+    /// An inode's block: addresses, content and ids behind the fields.
+    pub(crate) fn inode_block(&self, inode: &Inode, tag: IoTag) -> Result<Buf> {
+        Ok(self.node_at(inode.addr, inode.nid, inode.nid, tag)?.data)
     }
 
     /// The inode that a directory entry names: that there is none is damage here.

@@ -38,7 +38,7 @@ impl F2fs {
         let found = self.find_name(&dir, name, cx.tag)?;
         let inode = self.named(&dir, found.ok_or(FsError::NotFound)?, cx.tag)?;
         inode.add_lookup();
-        Ok(inode.attr(self))
+        Ok(inode.attr())
     }
 }
 
@@ -54,7 +54,7 @@ impl FileSystem for F2fs {
     fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
         let inode = judge(self.by_number(ino, cx.tag))?;
         inode.add_lookup();
-        Ok(inode.attr(self))
+        Ok(inode.attr())
     }
 
     fn forget(&self, ino: InodeNo, count: u64) {
@@ -64,7 +64,7 @@ impl FileSystem for F2fs {
     }
 
     fn getattr(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
-        Ok(judge(self.by_number(ino, cx.tag))?.attr(self))
+        Ok(judge(self.by_number(ino, cx.tag))?.attr())
     }
 
     fn setattr(&self, _: &Cx, _: InodeNo, _: &SetAttr) -> Result<Attr> {

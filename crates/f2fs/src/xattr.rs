@@ -85,7 +85,7 @@ impl F2fs {
 
     /// The bytes of an inode's list: its own part, then the node's.
     fn xattr_area(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
-        let mut area = inode.block[inode.core.xattr_range(&self.layout)].to_vec();
+        let mut area = self.inode_block(inode, tag)?[inode.core.xattr_range(&self.layout)].to_vec();
         let (ino, nid) = (inode.nid(), inode.core.xattr_nid);
         let node = match self.recovered.leaf(ino, XATTR_OFFSET) {
             Some((addr, nid)) => Some(self.node_at(addr, nid, ino, tag)?),
