@@ -106,7 +106,8 @@ pub const WRITE: Features = Features(
         | Features::COMPRESSION.0,
 );
 
-/// Features of volumes that can only be read: one of them bars writing.
+/// Features of volumes that can only be read: one of them bars writing. (mkfs.f2fs 1.15 sets
+/// `quota_ino` together with `project_quota`: such volumes are among them until quota is accounted.)
 pub const READ: Features =
     Features(Features::QUOTA_INO.0 | Features::CASEFOLD.0 | Features::READ_ONLY.0);
 
