@@ -71,24 +71,40 @@ impl Ext4 {
         let mut done = 0;
         while done < len {
             let n = (len - done).min(COPY);
-            let data = self.read_file(cx, from.0, from.1 + done, n as usize)?;
-            if data.is_empty() {
-                break;
+            match self.copy_piece(cx, (from.0, from.1 + done), (to.0, to.1 + done), n) {
+                Ok(0) => break,
+                Ok(copied) => done += copied,
+                // The caller learns how far it came; the next call meets the error again.
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
             }
-            let mut at = to.1 + done;
-            for segment in data.segments() {
-                let zeros;
-                let bytes = match segment {
-                    Segment::Bytes(owner, range) => &(**owner).as_ref()[range.clone()],
-                    Segment::Zeros(n) => {
-                        zeros = vec![0; *n];
-                        &zeros
+        }
+        Ok(done)
+    }
+
+    /// Copies at most `len` bytes, less where a write takes less; 0 only at the source's end.
+    fn copy_piece(&self, cx: &Cx, from: (&Inode, u64), to: (&Inode, u64), len: u64) -> Result<u64> {
+        let data = self.read_file(cx, from.0, from.1, len as usize)?;
+        let mut done = 0;
+        for segment in data.segments() {
+            let zeros;
+            let bytes = match segment {
+                Segment::Bytes(owner, range) => &(**owner).as_ref()[range.clone()],
+                Segment::Zeros(n) => {
+                    zeros = vec![0; *n];
+                    &zeros
+                }
+            };
+            match self.write_file(cx, to.0, to.1 + done, bytes, true) {
+                Ok(written) => {
+                    done += written as u64;
+                    if written < bytes.len() {
+                        break;
                     }
-                };
-                self.write_file(cx, to.0, at, bytes, true)?;
-                at += bytes.len() as u64;
+                }
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
             }
-            done += data.len() as u64;
         }
         Ok(done)
     }
