@@ -43,7 +43,7 @@ impl Ext4 {
                 }
                 let flushed = durable == Some(Durable::Flushed);
                 if inode.take_unflushed() && !flushed {
-                    self.flush_device(inode, tag)?;
+                    self.flush_device(tag)?;
                 }
                 Ok(())
             }
@@ -51,20 +51,25 @@ impl Ext4 {
                 // Nothing tells which blocks lead to this file: all of them go.
                 meta.write_dirty(tag).map_err(io_error)?;
                 inode.take_unflushed();
-                self.flush_device(inode, tag)
+                self.flush_device(tag)
             }
             // Mounted read-only: nothing was written.
             (None, None) => Ok(()),
         }
     }
 
-    fn flush_device(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+    /// Makes everything durable that the device has answered. If it cannot, nobody knows which of the
+    /// writes since the last good FLUSH it still has, and the cache has let them go: the volume stops,
+    /// so that no later fsync acknowledges what may be lost.
+    fn flush_device(&self, tag: IoTag) -> Result<()> {
         if !self.options.read().barrier {
             return Ok(());
         }
         self.queue.flush(tag).wait().map_err(|error| {
-            // Not durable: the next fsync must flush again.
-            inode.mark_unflushed();
+            match self.txns.journal() {
+                Some(journal) => journal.abort(&error.to_string()),
+                None => self.stop(&error.to_string()),
+            }
             io_error(error)
         })
     }
@@ -104,9 +109,6 @@ impl Ext4 {
             None => result = result.and(self.commit_running(tag)),
             Some(meta) => result = result.and(meta.write_dirty(tag).map_err(io_error)),
         }
-        if self.options.read().barrier {
-            result = result.and(self.queue.flush(tag).wait().map_err(io_error));
-        }
-        result
+        result.and(self.flush_device(tag))
     }
 }
