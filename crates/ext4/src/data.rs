@@ -175,7 +175,7 @@ impl Ext4 {
             if offset > size {
                 self.zero_tail(cx, inode, size, offset)?;
             }
-            let (bytes, result) = self.write_pages(cx, inode, offset, data);
+            let (bytes, result) = self.write_pages(cx, inode, offset, data, u64::MAX);
             if bytes == 0 {
                 result?;
             }
@@ -222,16 +222,18 @@ impl Ext4 {
             }
         }
         let zeros = vec![0; (end - size) as usize];
-        self.write_pages(cx, inode, size, &zeros).1
+        self.write_pages(cx, inode, size, &zeros, size).1
     }
 
-    /// Promises space and copies into the cache; how many bytes, and why not all.
+    /// Promises space and copies into the cache; how many bytes, and why not all. The file may end at
+    /// `limit` or before when that is on disk: zeros behind its end are no part of it.
     pub(crate) fn write_pages(
         &self,
         cx: &Cx,
         inode: &Inode,
         offset: u64,
         data: &[u8],
+        limit: u64,
     ) -> (usize, Result<()>) {
         let bs = self.geo.block_size;
         let blocks = bs.file_block(offset).0..bs.blocks_for(offset + data.len() as u64);
@@ -250,7 +252,7 @@ impl Ext4 {
         let result = written.error.map_or(Ok(()), Err);
         // `nodelalloc`: as if there were never room for promises.
         let at_once = tight || !self.options.read().delalloc;
-        if at_once && let Err(error) = self.write_now(cx, inode, offset, written.bytes) {
+        if at_once && let Err(error) = self.write_now(cx, inode, offset, written.bytes, limit) {
             return (0, Err(error));
         }
         (written.bytes, result)

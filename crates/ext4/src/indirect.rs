@@ -129,7 +129,8 @@ pub fn insert(
     Ok(())
 }
 
-/// The last block of numbers on a path, each made if it is missing; `None`: the inode itself.
+/// The last block of numbers on a path, each made if it is missing; `None`: the inode itself. On
+/// error no empty one is left.
 fn last_table(
     fs: &Ext4,
     handle: &mut Handle<'_>,
@@ -137,8 +138,9 @@ fn last_table(
     core: &mut disk::Inode,
     above: &[u32],
 ) -> Result<Option<DevBlock>> {
-    let mut table: Option<DevBlock> = None;
+    let mut tables: Vec<DevBlock> = Vec::new();
     for &index in above {
+        let table = tables.last().copied();
         let number = match table {
             None => get(&core.block, index),
             Some(at) => get(&fs.block(at, IoTag::default())?.data(), index),
@@ -146,7 +148,13 @@ fn last_table(
         let next = match child(fs, ino, number)? {
             Some(next) => next,
             None => {
-                let new = new_table(fs, handle, ino, core, table)?;
+                let new = match new_table(fs, handle, ino, core, table) {
+                    Ok(new) => new,
+                    Err(error) => {
+                        drop_empty_tables(fs, handle, core, above, &tables)?;
+                        return Err(error);
+                    }
+                };
                 let number = u32::try_from(new.0).map_err(|_| FsError::FileTooBig)?;
                 match table {
                     None => put(&mut core.block, index, number),
@@ -158,9 +166,9 @@ fn last_table(
                 new
             }
         };
-        table = Some(next);
+        tables.push(next);
     }
-    Ok(table)
+    Ok(tables.pop())
 }
 
 fn new_table(

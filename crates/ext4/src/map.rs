@@ -91,7 +91,8 @@ impl Ext4 {
         }
     }
 
-    /// Puts claimed blocks into the map: uses the claim and names it, in one handle.
+    /// Puts claimed blocks into the map, where there is a hole: uses the claim and names it, in one
+    /// handle. On error nothing of it is in the map, and the claim is the caller's to give back.
     pub fn map_claim(
         &self,
         handle: &mut Handle<'_>,
@@ -102,7 +103,27 @@ impl Ext4 {
         unwritten: bool,
     ) -> Result<()> {
         self.alloc.use_claim(self, handle, run)?;
-        core.blocks += u64::from(run.len) * (self.geo.block_size.bytes_u64() / 512);
+        let units = u64::from(run.len) * (self.geo.block_size.bytes_u64() / 512);
+        core.blocks += units;
+        let named = self.name_run(handle, ino, core, at, run, unwritten);
+        if named.is_err() {
+            // A part may be named: no block for the map of the rest was free, or readable.
+            self.unname_run(handle, ino, core, at..at.plus(run.len.into()))?;
+            core.blocks = core.blocks.saturating_sub(units);
+            self.alloc.unuse_claim(self, handle, run)?;
+        }
+        named
+    }
+
+    fn name_run(
+        &self,
+        handle: &mut Handle<'_>,
+        ino: Ino,
+        core: &mut disk::Inode,
+        at: FileBlock,
+        run: Run,
+        unwritten: bool,
+    ) -> Result<()> {
         if !has_extents(core) {
             return indirect::insert(self, handle, ino, core, at, run);
         }
@@ -118,6 +139,29 @@ impl Ext4 {
             };
             Tree::new(self, ino, core).insert(handle, &extent)?;
             done += len;
+        }
+        Ok(())
+    }
+
+    /// Takes a range out of the map without freeing its blocks.
+    fn unname_run(
+        &self,
+        handle: &mut Handle<'_>,
+        ino: Ino,
+        core: &mut disk::Inode,
+        range: Range<FileBlock>,
+    ) -> Result<()> {
+        let start = range.start;
+        let mut keep = |_: &Ext4, _: &mut Handle<'_>, _: DevBlock, _: u64| Ok(());
+        let left = if has_extents(core) {
+            Tree::new(self, ino, core).remove(handle, range, &mut keep)?
+        } else {
+            indirect::remove(self, handle, ino, core, range, &mut keep)?
+        };
+        if left > start {
+            return Err(FsError::Corrupt(format!(
+                "inode {ino}: a map in more pieces than a transaction has room for"
+            )));
         }
         Ok(())
     }
@@ -172,7 +216,12 @@ impl Ext4 {
         }
         let goal = self.goal_after(inode.ino(), core, at);
         let run = self.alloc.claim(self, goal, 1)?;
-        self.map_claim(handle, inode.ino(), core, at, run, false)?;
+        if let Err(error) = self.map_claim(handle, inode.ino(), core, at, run, false) {
+            // The tree above may have another shape.
+            self.store_inode(handle, inode, core)?;
+            self.release_unnamed(run, &error);
+            return Err(error);
+        }
         core.size = size;
         inode.note_tid(handle, true);
         Ok((at, self.meta.get_new(run.start)))

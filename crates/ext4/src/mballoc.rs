@@ -216,6 +216,19 @@ impl Allocator {
         finish_bitmap(fs, no, &mut group, handle, bits)
     }
 
+    /// Takes [`Allocator::use_claim`] back in the same handle: the blocks are claimed as before. Two
+    /// credits, those that using it had.
+    pub fn unuse_claim(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<()> {
+        let (no, first) = fs.geo().group_of_block(run.start);
+        let mut group = self.loaded(fs, no)?;
+        let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
+        let mut bits = handle.write(&buf)?;
+        debug_assert!(bitmap::all_set(&bits, first..first + run.len), "used");
+        bitmap::clear_range(&mut bits, first..first + run.len);
+        group.desc.free_clusters += run.len;
+        finish_bitmap(fs, no, &mut group, handle, bits)
+    }
+
     /// Gives back a claim that was not used.
     pub fn release(&self, fs: &Ext4, run: Run) {
         self.make_free(fs, run, true);

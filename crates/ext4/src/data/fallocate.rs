@@ -122,11 +122,15 @@ impl Ext4 {
         let credits = self.map_credits(&inode.core.read(), run.len) + 1;
         let result = self.txns.begin(credits).and_then(|mut handle| {
             let mut core = inode.core.write();
-            self.map_claim(&mut handle, inode.ino(), &mut core, at, run, true)?;
+            let named = self.map_claim(&mut handle, inode.ino(), &mut core, at, run, true);
+            // In any case: the tree above may have another shape.
             self.store_inode(&mut handle, inode, &core)?;
             inode.note_tid(&handle, true);
-            Ok(())
+            named
         });
+        if let Err(error) = &result {
+            self.release_unnamed(run, error);
+        }
         result.map(|()| run.len.into())
     }
 
@@ -183,7 +187,8 @@ impl Ext4 {
             }
         }
         let zeros = vec![0; (range.end - range.start) as usize];
-        self.write_pages(cx, inode, range.start, &zeros).1
+        self.write_pages(cx, inode, range.start, &zeros, inode.size())
+            .1
     }
 
     /// Makes a hole.

@@ -381,9 +381,17 @@ impl Ext4 {
                 handle.restart(credits).map_err(fail(stored))?;
             }
             let mut core = inode.core.write();
-            self.name_piece(handle, inode, &mut core, piece)
-                .map_err(fail(stored))?;
-            core.size = core.size.max(self.size_after(inode, piece));
+            let named = self.name_piece(handle, inode, &mut core, piece);
+            if named.is_ok() {
+                core.size = core.size.max(self.size_after(inode, piece));
+            }
+            drop(core);
+            if let Err(error) = named {
+                // The pieces before it have their names.
+                self.store_now(handle, inode).map_err(fail(stored))?;
+                inode.note_tid(handle, true);
+                return Err((done, error));
+            }
         }
         self.store_now(handle, inode).map_err(fail(stored))?;
         inode.note_tid(handle, true);
@@ -473,8 +481,8 @@ impl Ext4 {
                 (Ok(()), Err(error)) => Err(failure(&piece.blocks, &error.to_string())),
                 (Ok(()), Ok(())) => Ok(()),
             };
-            if let (Naming::Claim(run), Err(_)) = (piece.naming, &result) {
-                self.release_unnamed(run, named);
+            if let (Naming::Claim(run), Err(error)) = (piece.naming, named) {
+                self.release_unnamed(run, error);
             }
             let kept = inode
                 .pages
@@ -490,21 +498,28 @@ impl Ext4 {
         first_error
     }
 
-    /// A claim whose naming failed: given back unless the journal failed, after which nothing is
+    /// A claim that got no name is given back, unless the journal failed, after which nothing is
     /// allocated any more anyway and the bitmap may have it.
-    fn release_unnamed(&self, run: Run, named: &Result<()>) {
-        if matches!(named, Err(FsError::Io(_))) {
+    pub(crate) fn release_unnamed(&self, run: Run, why: &FsError) {
+        if !matches!(why, FsError::Stopped(_) | FsError::ReadOnly) {
             self.alloc.release(self, run);
         }
     }
 
     /// Gives just written data its place at once (a nearly full volume). If that fails, takes the data
     /// back out of the cache: the writer gets the error and nothing was acknowledged.
-    pub(super) fn write_now(&self, cx: &Cx, inode: &Inode, offset: u64, len: usize) -> Result<()> {
+    pub(super) fn write_now(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        offset: u64,
+        len: usize,
+        limit: u64,
+    ) -> Result<()> {
         let bs = self.geo.block_size;
         let range = bs.file_block(offset).0..bs.blocks_for(offset + len as u64);
         let before = inode.size();
-        inode.set_size(before.max(offset + len as u64));
+        inode.set_size(before.max(limit.min(offset + len as u64)));
         let _one = inode.flush.lock();
         let result = self.write_out_locked(inode, range.clone(), cx.tag);
         if result.is_err() {
