@@ -50,8 +50,9 @@ bench: ## kernel ext4, fuse2fs and steadfs side by side (BENCH="--quick --only f
 	target/release/steadfs-bench $(BENCH)
 
 SEEDS ?= 2000
-crash: build ## explores crashes of SEEDS random programs for each kind of volume
-	target/release/steadfs lab crash --seeds $(SEEDS)
+TRIAL ?=
+crash: build ## explores crashes of SEEDS random programs on each kind of volume; TRIAL=--faults or --space
+	target/release/steadfs lab crash --seeds $(SEEDS) $(TRIAL)
 
 lint: ## formatting and lints, warnings are errors
 	@scripts/install-build lint

@@ -22,16 +22,20 @@ pub mod case;
 pub mod explore;
 pub mod ext4;
 pub mod record;
+pub mod room;
 pub mod subject;
 mod sweep;
 #[cfg(test)]
 mod tests;
+pub mod trial;
 
 pub use case::Case;
 pub use explore::{Effort, Stats, explore};
-pub use record::{Run, record, record_with};
+pub use record::{Run, Trouble, record, record_with};
+pub use room::Room;
 pub use subject::Subject;
 pub use sweep::{Options, Report, main_with, sweep};
+pub use trial::Trial;
 
 use std::fmt;
 
@@ -74,6 +78,13 @@ pub enum Complaint {
         /// What.
         findings: String,
     },
+    /// A volume that was emptied has not the room that it had when it was new.
+    Leaked {
+        /// Blocks and inodes that were free when it was new.
+        new: (u64, u64),
+        /// Those that are free now.
+        emptied: (u64, u64),
+    },
     /// One judge finds the volume damaged, the other does not: one of them is wrong.
     Disagreement {
         /// Who finds nothing.
@@ -96,6 +107,10 @@ impl fmt::Display for Complaint {
             Self::Oracle(violation) => write!(f, "after the crash: {violation}"),
             Self::Sync(error) => write!(f, "sync or unmount failed: {error}"),
             Self::Damaged { judge, findings } => write!(f, "{judge}: {findings}"),
+            Self::Leaked { new, emptied } => write!(
+                f,
+                "emptied, the volume has {emptied:?} free blocks and inodes; new it had {new:?}"
+            ),
             Self::Disagreement {
                 content,
                 judge,
@@ -114,6 +129,8 @@ pub struct Failure {
     pub complaint: Complaint,
     /// Everything about the crash that a reader wants: what survived of each change in doubt.
     pub detail: String,
+    /// What went wrong besides.
+    pub trouble: Trouble,
     /// What the last crash left; none if the run itself went wrong.
     pub crashed: Option<Image>,
 }
@@ -124,6 +141,7 @@ impl Failure {
             path: CrashPath::default(),
             complaint,
             detail: String::new(),
+            trouble: Trouble::None,
             crashed: None,
         }
     }

@@ -120,10 +120,14 @@ impl Model {
 }
 
 /// Which requests a fault meets. Requests are counted from 0, by when they were started.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
     /// The one with this number among all.
     Nth(u64),
+    /// The one with this number among all, and every later one.
+    From(u64),
+    /// The one with this number among those that flush: FLUSH, and writes with a preflush.
+    NthFlushing(u64),
     /// The one with this number among those of this kind.
     NthOf(Op, u64),
     /// Every one of this kind.
@@ -139,10 +143,22 @@ pub enum Fault {
     Fail,
     /// It fails, and the device loses everything that was not durable: reads show it.
     Forget,
+    /// It is done, but said to have failed.
+    Misreport,
     /// Its flush, preflush and FUA are said to have been done but were not.
     Lie,
     /// It takes this much longer (in simulation).
     Delay(Duration),
+}
+
+impl Fault {
+    /// Whether the device says that something is wrong.
+    pub const fn is_told(&self) -> bool {
+        match self {
+            Self::Fail | Self::Forget | Self::Misreport => true,
+            Self::Lie | Self::Delay(_) => false,
+        }
+    }
 }
 
 /// How many requests of each kind were started.
@@ -190,7 +206,11 @@ struct Inner {
 struct State {
     recorder: Recorder,
     counts: Counts,
+    /// Requests that were started and flush.
+    flushing: u64,
     faults: Vec<(Which, Fault)>,
+    /// Length of the log when the first request was met by a fault that is told.
+    first_failure: Option<usize>,
     /// When each parallel unit is free again.
     busy: Vec<Instant>,
 }
@@ -235,7 +255,9 @@ impl SimDevice {
         let state = State {
             recorder,
             counts: Counts::default(),
+            flushing: 0,
             faults: Vec::new(),
+            first_failure: None,
             busy: vec![Instant::default(); model.parallel],
         };
         Self(Arc::new(Inner {
@@ -283,6 +305,12 @@ impl SimDevice {
         self.0.state.lock().faults.push((which, fault));
     }
 
+    /// How long the log was when the first request was started that failed or will; none if none
+    /// did.
+    pub fn first_failure(&self) -> Option<usize> {
+        self.0.state.lock().first_failure
+    }
+
     /// Lets nothing go wrong any more.
     pub fn heal(&self) {
         self.0.state.lock().faults.clear();
@@ -294,7 +322,9 @@ impl SimDevice {
         let recorder = &mut self.0.state.lock().recorder;
         match flight.fault {
             Some(Fault::Lie | Fault::Fail | Fault::Forget) => recorder.flushed_nothing(event),
-            Some(Fault::Delay(_)) | None => recorder.flushed(flight.covers, event),
+            Some(Fault::Delay(_) | Fault::Misreport) | None => {
+                recorder.flushed(flight.covers, event)
+            }
         }
     }
 
@@ -341,6 +371,10 @@ impl State {
     fn begin(&mut self, model: &Model, bio: Bio, done: Done) -> (Flight, Times) {
         let id = self.counts.total();
         let fault = self.fault_of(id, &bio);
+        self.flushing += u64::from(bio.op == Op::Flush || bio.preflush);
+        if fault.as_ref().is_some_and(Fault::is_told) {
+            self.first_failure.get_or_insert(self.recorder.log().len());
+        }
         *self.counts.of(bio.op) += 1;
         let covers = self.recorder.covered_by_flush();
         match bio.op {
@@ -367,8 +401,11 @@ impl State {
 
     fn fault_of(&mut self, id: u64, bio: &Bio) -> Option<Fault> {
         let of_kind = *self.counts.of(bio.op);
+        let flushes = bio.op == Op::Flush || bio.preflush;
         let meets = |which: &Which| match which {
             Which::Nth(n) => *n == id,
+            Which::From(n) => *n <= id,
+            Which::NthFlushing(n) => flushes && *n == self.flushing,
             Which::NthOf(op, n) => *op == bio.op && *n == of_kind,
             Which::Every(op) => *op == bio.op,
             Which::Touching(op, range) => {
@@ -442,7 +479,7 @@ impl State {
         if *fault == Some(Fault::Forget) {
             self.recorder.forget();
         }
-        match failed {
+        match failed || *fault == Some(Fault::Misreport) {
             true => Err(IoError::of(bio, "EIO (injected)")),
             false => Ok(()),
         }

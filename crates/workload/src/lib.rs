@@ -14,7 +14,7 @@ mod text;
 pub use model::{Format, ModelFs, State};
 pub use observe::{Observed, observe};
 pub use op::{Op, Program, RenameHow, Span, Target};
-pub use oracle::{Divergence, Found, History, Violation};
+pub use oracle::{Divergence, Excuse, Found, Histories, History, Violation};
 pub use path::TreePath;
 pub use run::{Marker, Recording, Runner, Step, Value, run, run_program};
 pub use shrink::shrink;

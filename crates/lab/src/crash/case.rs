@@ -10,9 +10,10 @@ use steadfs_workload::Program;
 use thiserror::Error;
 
 use super::explore::{Effort, explore, judge_one};
-use super::record::record;
-use super::{CrashPath, Failure, Subject};
-use crate::device::Survivors;
+use super::record::{Trouble, record};
+use super::trial::try_trouble;
+use super::{CrashPath, Failure, Room, Subject};
+use crate::device::{Fault, Survivors, Which};
 
 /// A failing case.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct Case {
     pub seed: u64,
     /// What ran.
     pub program: Program,
+    /// What went wrong besides.
+    pub trouble: Trouble,
     /// The crashes; none if the run itself fails.
     pub path: CrashPath,
 }
@@ -52,6 +55,7 @@ impl Case {
         fs::create_dir_all(dir)?;
         fs::write(dir.join("ops.txt"), self.program.to_string())?;
         let mut text = format!("subject {}\nseed {}\n", self.subject, self.seed);
+        text.push_str(&trouble_text(&self.trouble));
         for (cut, survivors) in &self.path.crashes {
             text.push_str(&format!("crash {cut} {}\n", survivors_text(survivors)));
         }
@@ -82,6 +86,7 @@ impl Case {
             subject: String::new(),
             seed: 0,
             program,
+            trouble: Trouble::None,
             path: CrashPath::default(),
         };
         for line in fs::read_to_string(dir.join("case.txt"))?.lines() {
@@ -100,6 +105,16 @@ impl Case {
                         .ok_or_else(|| wrong(format!("'{line}' does not say what survives")))?;
                     case.path.crashes.push((cut, survivors));
                 }
+                ["fault", words @ ..] => {
+                    let fault = parse_fault(words)
+                        .ok_or_else(|| wrong(format!("'{line}' does not say what fails")))?;
+                    case.trouble = Trouble::Faults(vec![fault]);
+                }
+                ["room", words @ ..] => {
+                    let room = parse_room(words)
+                        .ok_or_else(|| wrong(format!("'{line}' does not say what is free")))?;
+                    case.trouble = Trouble::Space(room);
+                }
                 [] => {}
                 _ => return Err(wrong(format!("'{line}' is not understood"))),
             }
@@ -113,6 +128,14 @@ impl Case {
     /// # Errors
     /// What is (still) wrong.
     pub fn replay(&self, subject: &Subject, scratch: &Path) -> Result<(), Box<Failure>> {
+        if self.trouble != Trouble::None {
+            let effort = Effort {
+                cuts: usize::MAX,
+                ..Effort::default()
+            };
+            let (program, trouble) = (&self.program, &self.trouble);
+            return try_trouble(subject, program, self.seed, trouble, effort, scratch);
+        }
         let run = record(subject, &self.program, self.seed)?;
         judge_one(subject, &run, &self.path, scratch)?;
         let (_, mut failures) = explore(subject, &run, Effort::default(), self.seed, scratch);
@@ -121,6 +144,52 @@ impl Case {
             None => Ok(()),
         }
     }
+}
+
+/// A line for each fault that a sweep can find; none for no trouble.
+fn trouble_text(trouble: &Trouble) -> String {
+    match trouble {
+        Trouble::None => String::new(),
+        Trouble::Faults(faults) => faults
+            .iter()
+            .map(|(which, fault)| format!("fault {which:?} {fault:?}\n"))
+            .collect(),
+        Trouble::Space(room) => {
+            let count = |count: Option<u64>| count.map_or("any".to_owned(), |n| n.to_string());
+            format!("room {} {}\n", count(room.blocks), count(room.inodes))
+        }
+    }
+}
+
+fn parse_fault(words: &[&str]) -> Option<(Which, Fault)> {
+    let [which, fault] = words else { return None };
+    let number = |prefix: &str| -> Option<u64> {
+        let rest = which.strip_prefix(prefix)?;
+        rest.strip_suffix(')')?.parse().ok()
+    };
+    let which = number("Nth(")
+        .map(Which::Nth)
+        .or_else(|| number("From(").map(Which::From))
+        .or_else(|| number("NthFlushing(").map(Which::NthFlushing))?;
+    let fault = match *fault {
+        "Fail" => Fault::Fail,
+        "Forget" => Fault::Forget,
+        "Misreport" => Fault::Misreport,
+        _ => return None,
+    };
+    Some((which, fault))
+}
+
+fn parse_room(words: &[&str]) -> Option<Room> {
+    let count = |word: &str| match word {
+        "any" => Some(None),
+        number => number.parse().ok().map(Some),
+    };
+    let [blocks, inodes] = words else { return None };
+    Some(Room {
+        blocks: count(blocks)?,
+        inodes: count(inodes)?,
+    })
 }
 
 fn survivors_text(survivors: &Survivors) -> String {
@@ -162,6 +231,28 @@ fn parse_survivors(words: &[&str]) -> Option<Survivors> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn trouble_is_written_and_read() {
+        let faults = [
+            (Which::Nth(3), Fault::Fail),
+            (Which::From(70), Fault::Misreport),
+            (Which::NthFlushing(0), Fault::Forget),
+        ];
+        for fault in faults {
+            let text = trouble_text(&Trouble::Faults(vec![fault.clone()]));
+            let words: Vec<_> = text.split_ascii_whitespace().collect();
+            assert_eq!((words[0], parse_fault(&words[1..])), ("fault", Some(fault)));
+        }
+        assert_eq!(parse_fault(&["Nth(x)", "Fail"]), None);
+        let room = Room {
+            blocks: Some(7),
+            inodes: None,
+        };
+        assert_eq!(trouble_text(&Trouble::Space(room)), "room 7 any\n");
+        assert_eq!(parse_room(&["7", "any"]), Some(room));
+        assert_eq!(parse_room(&["7"]), None);
+    }
 
     #[test]
     fn survivors_are_written_and_read() {

@@ -8,7 +8,7 @@ use steadfs_block::Device;
 use steadfs_rt::{Random, sim};
 use steadfs_workload::{Observed, observe};
 
-use super::record::Run;
+use super::record::{Run, Trouble};
 use super::subject::Subject;
 use super::{Complaint, CrashPath, Failure};
 use crate::device::{Event, Image, Log, Model, SimDevice, Survivors};
@@ -24,6 +24,10 @@ pub struct Effort {
     pub e2fsck: u16,
     /// Failures after which a run is left.
     pub failures: usize,
+    /// Of a run in trouble, positions that crashes are tried at.
+    pub cuts: usize,
+    /// Troubles tried of one program.
+    pub troubles: usize,
 }
 
 impl Default for Effort {
@@ -33,6 +37,8 @@ impl Default for Effort {
             nested: 32,
             e2fsck: 4,
             failures: 1,
+            cuts: 4,
+            troubles: usize::MAX,
         }
     }
 }
@@ -42,6 +48,12 @@ impl Default for Effort {
 pub struct Stats {
     /// Programs run.
     pub runs: u64,
+    /// Of these, runs in which the device failed or the volume was full.
+    pub troubled: u64,
+    /// Of these, runs whose volume stopped.
+    pub stopped: u64,
+    /// Runs with so many failures that nothing can be said about them.
+    pub undecided: u64,
     /// Positions that crashes were tried at.
     pub cuts: u64,
     /// Images built.
@@ -68,6 +80,9 @@ impl Stats {
     /// Adds another's counts.
     pub fn add(&mut self, other: Stats) {
         self.runs += other.runs;
+        self.troubled += other.troubled;
+        self.stopped += other.stopped;
+        self.undecided += other.undecided;
         self.cuts += other.cuts;
         self.images += other.images;
         self.recoveries += other.recoveries;
@@ -117,10 +132,7 @@ pub fn explore(
         effort,
         random: Random::new(seed),
         scratch,
-        stats: Stats {
-            runs: 1,
-            ..Stats::default()
-        },
+        stats: Stats::default(),
         failures: Vec::new(),
     };
     let images = explorer.first_crashes();
@@ -152,6 +164,7 @@ pub fn judge_one(
                 complaint,
                 detail: String::new(),
                 crashed: Some(image.clone()),
+                trouble: run.trouble.clone(),
             })
         })?;
         let (log, _) = recovered.log.expect("a log was asked for");
@@ -219,8 +232,16 @@ impl Explorer<'_> {
         let first = self.run.first_cut;
         let mut cuts: Vec<usize> = log.last_cuts();
         cuts.retain(|cut| *cut >= first);
-        let each = (self.effort.images * 3 / 4 / cuts.len().max(1)).clamp(4, 256);
-        let more = self.effort.images / 4 / 4;
+        let (mut each, mut more) = (4, 0);
+        if self.run.trouble == Trouble::None {
+            each = (self.effort.images * 3 / 4 / cuts.len().max(1)).clamp(4, 256);
+            more = self.effort.images / 4 / 4;
+        } else {
+            // The end always: what was acknowledged is there without a power cut too.
+            while cuts.len() > self.effort.cuts.max(1) {
+                cuts.remove(self.random.below(cuts.len() - 1));
+            }
+        }
         let between = log.len() - first + 1;
         let mut all = BTreeMap::new();
         let some: Vec<usize> = (0..more)
@@ -318,7 +339,9 @@ impl Explorer<'_> {
             let verdict = self.run.history.check(&recovered.seen, *mark);
             verdict.map_err(Complaint::Oracle)?;
         }
-        let second = self.random.chance(self.effort.e2fsck);
+        // A volume that is noted as having errors keeps its orphans on record; e2fsck does not go by
+        // that record then, and blames it for each of them.
+        let second = self.random.chance(self.effort.e2fsck) && !self.run.stopped;
         let judged = self.subject.judge(&recovered.after, second, self.scratch);
         let (asked, verdict) = judged.expect("e2fsck runs and the scratch directory is writable");
         self.stats.checked += u64::from(self.subject.check.is_some());
@@ -370,6 +393,7 @@ impl Explorer<'_> {
             complaint,
             detail,
             crashed: Some(crashed.image.clone()),
+            trouble: self.run.trouble.clone(),
         });
     }
 }

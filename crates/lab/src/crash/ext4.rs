@@ -27,7 +27,7 @@ struct Recipe {
 }
 
 /// Small journals, so that they wrap and are reclaimed; few inodes, so that images differ little.
-const RECIPES: [Recipe; 6] = [
+const RECIPES: [Recipe; 9] = [
     Recipe {
         name: "ext4-1k",
         size: "4M",
@@ -84,6 +84,31 @@ const RECIPES: [Recipe; 6] = [
         wide_times: false,
         options: &["-t", "ext3", "-I", "128", "-N", "256", "-O", "^dir_index"],
     },
+    // The smallest that have a journal: to be filled up.
+    Recipe {
+        name: "small-ext4-1k",
+        size: "2200K",
+        block_size: 1024,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "64"],
+    },
+    Recipe {
+        name: "small-ext4-4k",
+        size: "9M",
+        block_size: 4096,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "64"],
+    },
+    Recipe {
+        name: "small-ext3-1k",
+        size: "2200K",
+        block_size: 1024,
+        extents: false,
+        wide_times: true,
+        options: &["-t", "ext3", "-N", "64"],
+    },
 ];
 
 /// Makes every kind of volume, using `scratch` for files.
@@ -132,6 +157,7 @@ impl Recipe {
             open: Arc::new(open),
             check: Some(Arc::new(check)),
             e2fsck: true,
+            small: self.name.starts_with("small"),
         })
     }
 }

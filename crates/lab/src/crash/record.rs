@@ -1,30 +1,41 @@
 //! Runs one program and judges the run itself.
 
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use steadfs_block::Device;
-use steadfs_rt::{Random, sim};
-use steadfs_vfs::FileSystem;
+use steadfs_rt::{Mutex, Random, Rank, sim};
+use steadfs_vfs::{FileSystem, FsError};
+use steadfs_workload::observe::Unreadable;
 use steadfs_workload::{
-    History, Marker, Op, Program, Recording, State, Step, Value, observe, run_program,
+    Excuse, Histories, Marker, Observed, Op, Program, Recording, State, Step, Value, observe,
+    run_program,
 };
 
-use super::subject::Subject;
+use super::room::Room;
+use super::subject::{CHECKER, Subject};
 use super::{Complaint, Failure};
-use crate::device::{Fault, Log, Model, SimDevice, Which};
+use crate::device::{Fault, Log, Model, SimDevice, Survivors, Which};
 
 /// A program that was run.
 pub struct Run {
     /// What the device did.
     pub log: Log,
     /// What the program did.
-    pub history: History,
-    /// The first cut at which the start is durable.
+    pub history: Histories,
+    /// The first cut worth exploring: the start is durable, and trouble has begun if there is any.
     pub first_cut: usize,
     /// The last marker before each cut: one for each position of the log.
     pub marks: Vec<u64>,
+    /// The device's requests that were started after the start was durable.
+    pub requests: Range<u64>,
+    /// What went wrong.
+    pub trouble: Trouble,
+    /// Whether any of it was met.
+    pub met: bool,
+    /// Whether the volume stopped.
+    pub stopped: bool,
 }
 
 /// The device that a seed means: how fast, with which atomic unit, and with which delays.
@@ -58,24 +69,61 @@ fn add_spikes(device: &SimDevice, seed: u64) {
     }
 }
 
-/// A marker that puts its numbers into the device's log.
-pub(super) fn marker(device: &SimDevice) -> Marker {
+/// A marker that puts its numbers into the device's log, and the number of requests before each into
+/// `counted`.
+fn marker(device: &SimDevice, counted: Arc<Mutex<Vec<u64>>>) -> Marker {
     let device = device.clone();
-    let next = AtomicU64::new(1);
     Arc::new(move || {
-        let mark = next.fetch_add(1, Ordering::Relaxed);
+        let requests = device.counts().total();
+        let mut counted = counted.lock();
+        counted.push(requests);
+        let mark = counted.len() as u64;
+        drop(counted);
         device.mark(mark);
         mark
     })
 }
 
+/// What goes wrong in a run, power cuts apart.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum Trouble {
+    /// Nothing.
+    #[default]
+    None,
+    /// Requests of the device.
+    Faults(Vec<(Which, Fault)>),
+    /// The volume, full but for this, fills up.
+    Space(Room),
+}
+
+impl Trouble {
+    /// The failures that this excuses. A device that lies is no excuse: nobody can know.
+    fn excuse(&self) -> Excuse {
+        let told = |(_, fault): &(Which, Fault)| fault.is_told();
+        match self {
+            Self::Faults(faults) if faults.iter().any(told) => Excuse::Device,
+            Self::None | Self::Faults(_) => Excuse::Nothing,
+            Self::Space(_) => Excuse::Space,
+        }
+    }
+
+    fn faults(&self) -> &[(Which, Fault)] {
+        match self {
+            Self::Faults(faults) => faults,
+            Self::None | Self::Space(_) => &[],
+        }
+    }
+}
+
 /// What comes out of the simulation.
 struct Raw {
-    log: Log,
     base: State,
     recording: Recording,
-    live: steadfs_workload::Observed,
+    live: Result<Observed, Unreadable>,
     looked_at: u64,
+    /// Of the device, those started after the start was durable.
+    requests: Range<u64>,
+    first_failure: Option<usize>,
 }
 
 /// Runs `program` on a fresh volume in a simulation of `seed`, unmounts it, and judges results, the
@@ -84,10 +132,11 @@ struct Raw {
 /// # Errors
 /// What is wrong already without a crash.
 pub fn record(subject: &Subject, program: &Program, seed: u64) -> Result<Run, Box<Failure>> {
-    record_with(subject, program, seed, Vec::new())
+    let run = record_with(subject, program, seed, &Trouble::None)?;
+    Ok(run.expect("without failures one history explains everything"))
 }
 
-/// The same with a device that goes wrong as `faults` say.
+/// The same in trouble. `None`: so much failed that nothing can be said about it.
 ///
 /// # Errors
 /// What is wrong already without a crash.
@@ -95,45 +144,108 @@ pub fn record_with(
     subject: &Subject,
     program: &Program,
     seed: u64,
-    faults: Vec<(Which, Fault)>,
-) -> Result<Run, Box<Failure>> {
-    let fail = |complaint| Box::new(Failure::of_run(complaint));
-    let raw = {
-        let (subject, program) = (subject.clone(), program.clone());
-        sim::try_run(sim::Config::new(seed), move || {
-            simulate(&subject, &program, seed, faults)
+    trouble: &Trouble,
+) -> Result<Option<Run>, Box<Failure>> {
+    let mut detail = String::new();
+    let fail = |complaint, detail: &str| {
+        Box::new(Failure {
+            trouble: trouble.clone(),
+            detail: detail.to_owned(),
+            ..Failure::of_run(complaint)
         })
     };
-    let raw = raw
-        .map_err(|failure| fail(Complaint::Simulation(failure)))?
+    let raw = {
+        let (subject, program) = (subject.clone(), program.clone());
+        let trouble = trouble.clone();
+        sim::try_run(sim::Config::new(seed), move || {
+            simulate(&subject, &program, seed, &trouble)
+        })
+    };
+    let (raw, log) = raw
+        .map_err(|failure| fail(Complaint::Simulation(failure), ""))?
         .value
-        .map_err(fail)?;
-    let mut history = History::of(&raw.base, &raw.recording, subject.format)
-        .map_err(|divergence| fail(Complaint::Result(divergence)))?;
-    history
-        .check_live(&raw.live)
-        .map_err(|violation| fail(Complaint::Live(violation)))?;
-    history.looked_at(raw.looked_at);
-    let marks = marks_of(&raw.log);
-    let first_cut = marks.partition_point(|mark| *mark < raw.recording.ready);
-    if let Some(check) = &subject.check {
-        let after = raw
-            .log
-            .at(raw.log.len())
-            .image(&crate::device::Survivors::All);
-        let findings = check(&after);
-        if !findings.is_empty() {
-            return Err(fail(Complaint::Damaged {
-                judge: super::subject::CHECKER,
-                findings,
-            }));
+        .map_err(|complaint| fail(complaint, ""))?;
+    for step in raw.recording.tasks.iter().flatten() {
+        if let Err(error) = &step.result {
+            detail.push_str(&format!("{} failed: {error}\n", step.op));
         }
     }
-    Ok(Run {
-        log: raw.log,
+    let excuse = match (trouble.excuse(), raw.first_failure) {
+        (Excuse::Device, None) => Excuse::Nothing,
+        (excuse, _) => excuse,
+    };
+    let history = Histories::of(&raw.base, &raw.recording, subject.format, excuse)
+        .map_err(|divergence| fail(Complaint::Result(divergence), &detail))?;
+    let Some(mut history) = history else {
+        return Ok(None);
+    };
+    let stopped = has_stopped(&raw.recording);
+    match &raw.live {
+        // What memory shows of a volume that stopped in the middle of an operation is nobody's word.
+        Ok(_) if stopped => {}
+        Ok(live) => history
+            .check_live(live)
+            .map_err(|violation| fail(Complaint::Live(violation), &detail))?,
+        Err(Unreadable::Failed { error, .. }) if excuse == Excuse::Device && is_device(error) => {}
+        Err(unreadable) => return Err(fail(Complaint::Unreadable(unreadable.clone()), &detail)),
+    }
+    history.looked_at(raw.looked_at);
+    let marks = marks_of(&log);
+    let ready = marks.partition_point(|mark| *mark < raw.recording.ready);
+    let unmounted = raw.recording.tasks.last().and_then(|task| task.last());
+    if unmounted.is_some_and(|step| step.result.is_ok()) {
+        check_unmounted(subject, &log).map_err(|complaint| fail(complaint, &detail))?;
+    }
+    Ok(Some(Run {
+        log,
         history,
-        first_cut,
+        first_cut: ready.max(raw.first_failure.unwrap_or(0)),
         marks,
+        requests: raw.requests,
+        trouble: trouble.clone(),
+        stopped,
+        met: raw.first_failure.is_some() || has_failed(&raw.recording, excuse),
+    }))
+}
+
+/// Asks the checker about the volume that a good unmount left.
+fn check_unmounted(subject: &Subject, log: &Log) -> Result<(), Complaint> {
+    let Some(check) = &subject.check else {
+        return Ok(());
+    };
+    let findings = check(&log.at(log.len()).image(&Survivors::All));
+    match findings.is_empty() {
+        true => Ok(()),
+        false => Err(Complaint::Damaged {
+            judge: CHECKER,
+            findings,
+        }),
+    }
+}
+
+const fn is_device(error: &FsError) -> bool {
+    matches!(error, FsError::Io(_)) || is_stop(error)
+}
+
+const fn is_stop(error: &FsError) -> bool {
+    matches!(error, FsError::Stopped(_) | FsError::ReadOnly)
+}
+
+fn results(recording: &Recording) -> impl Iterator<Item = &steadfs_vfs::Result<Value>> {
+    recording.tasks.iter().flatten().map(|step| &step.result)
+}
+
+/// Whether the volume went read-only because of a failure.
+fn has_stopped(recording: &Recording) -> bool {
+    results(recording).any(|result| result.as_ref().is_err_and(is_stop))
+}
+
+/// Whether the excuse was needed.
+fn has_failed(recording: &Recording, excuse: Excuse) -> bool {
+    results(recording).any(|result| match excuse {
+        Excuse::Nothing => false,
+        Excuse::Device => result.as_ref().is_err_and(is_device),
+        Excuse::Space => *result == Err(FsError::NoSpace),
     })
 }
 
@@ -142,39 +254,58 @@ fn simulate(
     subject: &Subject,
     program: &Program,
     seed: u64,
-    faults: Vec<(Which, Fault)>,
-) -> Result<Raw, Complaint> {
+    trouble: &Trouble,
+) -> Result<(Raw, Log), Complaint> {
     let device = SimDevice::new(&subject.image, device_model(seed));
-    for (which, fault) in faults {
-        device.inject(which, fault);
+    for (which, fault) in trouble.faults() {
+        device.inject(which.clone(), fault.clone());
     }
     add_spikes(&device, seed);
-    let marker = marker(&device);
     let shared: Arc<dyn Device> = Arc::new(device.clone());
     let fs = (subject.open)(shared).map_err(Complaint::Open)?;
-    let base = State::of(&observe(fs.as_ref()).map_err(Complaint::Unreadable)?);
-    let mut recording = run_program(&fs, program, &marker).map_err(Complaint::Sync)?;
-    let looked_at = marker();
-    let live = observe(fs.as_ref()).map_err(Complaint::Unreadable)?;
-    recording.tasks.push(vec![unmount(&fs, &marker)?]);
-    Ok(Raw {
-        log: device.log(),
-        base,
-        recording,
-        live,
-        looked_at,
-    })
+    let counted = Arc::new(Mutex::new(Rank::Leaf, Vec::new()));
+    let marker = marker(&device, Arc::clone(&counted));
+    let ran = run_mounted(&fs, program, &marker);
+    // In any case: its tasks end only so.
+    let started = marker();
+    let unmounted = fs.unmount();
+    let ended = marker();
+    let mut raw = ran?;
+    if let Err(error) = &unmounted
+        && !(trouble.excuse() == Excuse::Device && is_device(error))
+    {
+        return Err(Complaint::Sync(error.clone()));
+    }
+    // A clean unmount acknowledges everything, as a sync by one more task does.
+    raw.recording.tasks.push(vec![Step {
+        op: Op::Sync,
+        result: unmounted.map(|()| Value::None),
+        started,
+        ended,
+    }]);
+    let ready = usize::try_from(raw.recording.ready).expect("marks are few");
+    let first_request = counted.lock()[ready - 1];
+    raw.requests = first_request..device.counts().total();
+    raw.first_failure = device.first_failure();
+    Ok((raw, device.log()))
 }
 
-/// A clean unmount acknowledges everything, as a sync by one more task does.
-fn unmount(fs: &Arc<dyn FileSystem>, marker: &Marker) -> Result<Step, Complaint> {
-    let started = marker();
-    fs.unmount().map_err(Complaint::Sync)?;
-    Ok(Step {
-        op: Op::Sync,
-        result: Ok(Value::None),
-        started,
-        ended: marker(),
+/// Everything between mount and unmount.
+fn run_mounted(
+    fs: &Arc<dyn FileSystem>,
+    program: &Program,
+    marker: &Marker,
+) -> Result<Raw, Complaint> {
+    let base = State::of(&observe(fs.as_ref()).map_err(Complaint::Unreadable)?);
+    let recording = run_program(fs, program, marker).map_err(Complaint::Sync)?;
+    let looked_at = marker();
+    Ok(Raw {
+        base,
+        recording,
+        live: observe(fs.as_ref()),
+        looked_at,
+        requests: 0..0,
+        first_failure: None,
     })
 }
 

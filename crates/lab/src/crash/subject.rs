@@ -32,6 +32,9 @@ pub struct Subject {
     pub check: Option<Check>,
     /// Whether e2fsck is asked about a sample and every failure.
     pub e2fsck: bool,
+    /// Whether there is so little room that it is one for [`Trial::Space`](super::Trial::Space), and for
+    /// no other trial.
+    pub small: bool,
 }
 
 /// The names of the judges in reports.

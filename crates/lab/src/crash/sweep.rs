@@ -11,8 +11,8 @@ use steadfs_rt::{self as rt, Mutex, Random, Rank};
 use steadfs_workload::generate::{Shape, pairs, random, singles};
 use steadfs_workload::{Program, shrink};
 
-use super::explore::{Effort, Stats, explore};
-use super::record::record;
+use super::explore::{Effort, Stats};
+use super::trial::{Trial, try_program};
 use super::{Case, Failure, Subject};
 
 /// What to try, and for how long.
@@ -28,6 +28,8 @@ pub struct Options {
     pub workers: usize,
     /// Where failing cases and scratch files go.
     pub out: PathBuf,
+    /// What is tried of each program.
+    pub trial: Trial,
     /// How much is tried of each run.
     pub effort: Effort,
     /// Failing programs after which it is enough.
@@ -45,6 +47,7 @@ impl Options {
             budget: 0,
             workers: 2,
             out,
+            trial: Trial::Crashes,
             effort: Effort::default(),
             failures: 3,
             shrink: 200,
@@ -91,6 +94,8 @@ struct Shared {
 /// If the output directory cannot be written.
 pub fn sweep(subjects: Vec<Subject>, options: Options) -> io::Result<Report> {
     fs::create_dir_all(&options.out)?;
+    let mut subjects = subjects;
+    subjects.retain(|subject| subject.small == (options.trial == Trial::Space));
     let core: Vec<_> = subjects
         .iter()
         .map(|subject| (singles(subject.format), pairs(subject.format)))
@@ -196,20 +201,8 @@ impl Shared {
         seed: u64,
         scratch: &Path,
     ) -> (Stats, Option<Failure>) {
-        match record(subject, program, seed) {
-            Err(failure) => (
-                Stats {
-                    runs: 1,
-                    ..Stats::default()
-                },
-                Some(*failure),
-            ),
-            Ok(run) => {
-                let (stats, mut failures) =
-                    explore(subject, &run, self.options.effort, seed, scratch);
-                (stats, failures.pop())
-            }
-        }
+        let Options { trial, effort, .. } = self.options;
+        try_program(trial, subject, program, seed, effort, scratch)
     }
 
     /// Makes the program smaller and writes the case.
@@ -239,6 +232,7 @@ impl Shared {
             subject: subject.name.clone(),
             seed,
             program,
+            trouble: failure.trouble.clone(),
             path: failure.path.clone(),
         };
         let mut report = self.report.lock();
@@ -256,6 +250,8 @@ Explores crashes: runs programs on modelled devices, cuts the power everywhere, 
   --seeds N      random programs for each subject (1000)
   --budget N     stop after this many distinct images (0: when all programs were run)
   --workers N    threads (2)
+  --faults       an error at each request of the device, then power cuts
+  --space        a full volume at each allocation, and power cuts
   --subject S    only subjects whose name contains S
   --out DIR      where failing cases go (crash-cases)
   --replay DIR   run the case in this directory again, and nothing else
@@ -265,6 +261,14 @@ struct Arguments {
     options: Options,
     subject: String,
     replay: Option<PathBuf>,
+}
+
+fn trial_of(option: &str) -> Option<Trial> {
+    match option {
+        "--faults" => Some(Trial::Faults),
+        "--space" => Some(Trial::Space),
+        _ => None,
+    }
 }
 
 fn parse(args: &[String]) -> Result<Option<Arguments>, String> {
@@ -277,6 +281,10 @@ fn parse(args: &[String]) -> Result<Option<Arguments>, String> {
     while let Some(name) = args.next() {
         if name == "--help" {
             return Ok(None);
+        }
+        if let Some(trial) = trial_of(name) {
+            parsed.options.trial = trial;
+            continue;
         }
         let value = args.next().ok_or_else(|| format!("{name} needs a value"))?;
         let number = || -> Result<u64, String> {
@@ -325,7 +333,8 @@ pub fn main_with(
         return replay(dir, &subjects, &arguments.options.out, out);
     }
     let mut subjects = subjects;
-    subjects.retain(|subject| subject.name.contains(&arguments.subject));
+    let space = arguments.options.trial == Trial::Space;
+    subjects.retain(|subject| subject.name.contains(&arguments.subject) && subject.small == space);
     if subjects.is_empty() {
         writeln!(out, "no subject's name contains '{}'", arguments.subject)?;
         return Ok(2);
@@ -376,6 +385,11 @@ fn replay(
 fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     let stats = &report.stats;
     writeln!(out, "programs        {:>10}", stats.runs)?;
+    if stats.troubled > 0 {
+        writeln!(out, "  in trouble    {:>10}", stats.troubled)?;
+        writeln!(out, "  stopped       {:>10}", stats.stopped)?;
+        writeln!(out, "  undecided     {:>10}", stats.undecided)?;
+    }
     writeln!(out, "cuts            {:>10}", stats.cuts)?;
     writeln!(out, "images          {:>10}", stats.images)?;
     writeln!(out, "  distinct      {:>10}", stats.distinct.len())?;

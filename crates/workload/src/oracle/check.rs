@@ -1,67 +1,18 @@
 //! Compares what was found after a crash with a history.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 
 use super::history::{Ack, Event, History, TaskHistory, pages_of_blocks};
+use super::verdict::{Found, Violation};
 use crate::model::{Content, Node, PAGE, Page};
 use crate::observe::{CONTENT_LIMIT, Observed, Seen};
 use crate::{Format, Span, TreePath, pattern};
 
 const SECTOR: usize = 512;
-
-/// Where a right answer was found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// Each task's moment: how many of its operations are there.
-    pub moments: Vec<usize>,
-}
-
-/// What is there but may not be, or is not there but must be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Violation {
-    /// A name that nobody ever made, or that is gone though nobody touched it, or what it names has
-    /// changed though nobody changed it.
-    Untouched {
-        /// The name.
-        path: TreePath,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// What one task left is none of the states it passed through.
-    NoMoment {
-        /// Which task.
-        task: usize,
-        /// For each moment that would be allowed, the nearest last, why it is not this one.
-        why: Vec<(usize, String)>,
-    },
-    /// Each task's part is right by itself, but together they never were.
-    NoCommonMoment {
-        /// Moments that each task's part could be.
-        candidates: Vec<Vec<usize>>,
-    },
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Untouched { path, what } => write!(f, "{path}: {what}"),
-            Self::NoMoment { task, why } => {
-                write!(f, "task {task} shows none of the states it passed through:")?;
-                for (moment, reason) in why {
-                    write!(f, "\n  not that after {moment} operations: {reason}")?;
-                }
-                Ok(())
-            }
-            Self::NoCommonMoment { candidates } => {
-                write!(f, "the tasks' states never were together: {candidates:?}")
-            }
-        }
-    }
-}
 
 /// What a task may show after a crash.
 struct Bounds {
@@ -618,12 +569,31 @@ impl File<'_> {
                 let (kept, cut) = got[within..end].split_at(kept);
                 due[..kept.len()] == *kept && cut.iter().all(|byte| *byte == 0)
             });
-            if !right {
+            if !right && !self.half_done(index, within..end, got, first..last + 1) {
                 let wrong = wrong_sector(index, within, &got[within..end]);
                 return Err(format!("{wrong} (may be of moment {first} to {last})"));
             }
         }
         Ok(())
+    }
+
+    /// Whether a sector is from one of `moments` as it would be had an operation that failed half-way
+    /// come out otherwise.
+    fn half_done(
+        &self,
+        index: u64,
+        bytes: Range<usize>,
+        got: &Page,
+        moments: Range<usize>,
+    ) -> bool {
+        self.task.others.iter().any(|states| {
+            let states = states.iter().skip(moments.start).take(moments.len());
+            states.into_iter().any(|state| {
+                let node = state.node(self.ino);
+                let due = node.map_or(&ZEROS, |node| page_of(&node.content, index));
+                due[bytes.clone()] == got[bytes.clone()]
+            })
+        })
     }
 
     /// The moments that the sector at `offset` may be of.

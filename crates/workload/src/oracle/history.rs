@@ -82,6 +82,9 @@ pub(super) struct TaskHistory {
     pub(super) deeds: Vec<Deed>,
     /// Every path this task ever made, changed or removed.
     pub(super) own: BTreeSet<TreePath>,
+    /// For each operation that failed half-way, the states had it come out otherwise (as far as the
+    /// later results allow): single sectors may be from there.
+    pub(super) others: Vec<Vec<State>>,
 }
 
 /// What happened on a volume: the state it started from and the histories of its tasks.
@@ -109,30 +112,32 @@ impl History {
         recording: &Recording,
         format: Format,
     ) -> Result<Self, Box<Divergence>> {
-        let setup = replay("setup", base, &recording.setup, format)?;
-        let base = setup
-            .states
-            .last()
-            .cloned()
-            .expect("a history has a first state");
-        let base_paths = base.flatten();
+        let base = after_setup(base, recording, format)?;
         let mut tasks = Vec::new();
-        let mut owned = BTreeSet::new();
         for (number, steps) in recording.tasks.iter().enumerate() {
-            let mut task = replay(&format!("task {number}"), &base, steps, format)?;
+            let fates = vec![Fate::AsTold; steps.len()];
+            tasks.push(replay(&who(number), &base, steps, &fates, format)?);
+        }
+        Ok(Self::assemble(base, tasks, format))
+    }
+
+    /// Puts tasks together that all start from `base`.
+    pub(super) fn assemble(base: State, mut tasks: Vec<TaskHistory>, format: Format) -> Self {
+        let base_paths = base.flatten();
+        let mut owned = BTreeSet::new();
+        for task in &mut tasks {
             task.claim(&base, &base_paths);
             for path in &task.own {
                 assert!(owned.insert(path.clone()), "{path} is changed by two tasks");
             }
-            tasks.push(task);
         }
-        Ok(Self {
+        Self {
             format,
             base,
             base_paths,
             tasks,
             looked_at: u64::MAX,
-        })
+        }
     }
 
     /// Notes that from this marker on somebody read files who is no task of this history, so that
@@ -181,23 +186,56 @@ impl History {
     }
 }
 
-fn replay(
+/// What became of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// What it returned.
+    AsTold,
+    /// It failed, but what it should do was done.
+    Done,
+    /// It failed, and nothing was done.
+    NotDone,
+    /// Only the first so many bytes were done.
+    Short(u64),
+}
+
+/// The name of a task in reports.
+pub(super) fn who(task: usize) -> String {
+    format!("task {task}")
+}
+
+/// The state that the setup leads to.
+pub(super) fn after_setup(
+    base: &State,
+    recording: &Recording,
+    format: Format,
+) -> Result<State, Box<Divergence>> {
+    let fates = vec![Fate::AsTold; recording.setup.len()];
+    let mut setup = replay("setup", base, &recording.setup, &fates, format)?;
+    Ok(setup.states.pop().expect("a history has a first state"))
+}
+
+/// Runs a task's steps in the model: all of them, or as many as there are fates.
+pub(super) fn replay(
     who: &str,
     base: &State,
     steps: &[Step],
+    fates: &[Fate],
     format: Format,
 ) -> Result<TaskHistory, Box<Divergence>> {
     let fs = ModelFs::new(base.clone(), format);
     let mut runner = Runner::new(&fs);
     let mut states = vec![base.clone()];
     let mut deeds = Vec::new();
-    for (index, step) in steps.iter().enumerate() {
+    for ((index, step), fate) in steps.iter().enumerate().zip(fates) {
         let target = main_target(&step.op).and_then(|target| runner.resolve(target).ok());
-        let expected = match &step.op {
-            Op::Sleep { .. } => Ok(Value::None),
-            op => runner.step(op),
+        let expected = match (&step.op, fate) {
+            (Op::Sleep { .. }, _) => Ok(Value::None),
+            (_, Fate::NotDone) => step.result.clone(),
+            (op, Fate::Short(bytes)) => runner.step(&shortened(op, *bytes)),
+            (op, Fate::AsTold | Fate::Done) => runner.step(op),
         };
-        if !agree(&expected, &step.result) {
+        if *fate != Fate::Done && !agree(&expected, &step.result) {
             return Err(Box::new(Divergence {
                 who: who.to_owned(),
                 index,
@@ -217,7 +255,17 @@ fn replay(
         paths,
         deeds,
         own: BTreeSet::new(),
+        others: Vec::new(),
     })
+}
+
+/// The operation that does only the first `bytes` of a write or copy.
+fn shortened(op: &Op, bytes: u64) -> Op {
+    let mut op = op.clone();
+    if let Op::Write { span, .. } | Op::Copy { span, .. } = &mut op {
+        span.len = bytes;
+    }
+    op
 }
 
 fn agree(expected: &Result<Value>, actual: &Result<Value>) -> bool {
@@ -280,7 +328,12 @@ impl Deed {
         match &step.op {
             Op::Fsync { .. } => deed.ack = Some(Ack::Inode(ino)),
             Op::Fdatasync { .. } => deed.ack = Some(Ack::Data(ino)),
-            Op::Write { span, .. } => deed.wrote(ino, *span, (before, after), format),
+            Op::Write { span, .. } => {
+                let Value::Count(n) = value else {
+                    panic!("a write returns a count");
+                };
+                deed.wrote(ino, Span::new(span.offset, *n), (before, after), format);
+            }
             Op::Copy { offset, .. } => {
                 let Value::Count(n) = value else {
                     panic!("a copy returns a count");
@@ -383,7 +436,10 @@ impl TaskHistory {
     /// were in the base state.
     fn claim(&mut self, base: &State, base_paths: &BTreeMap<TreePath, InodeNo>) {
         let all: Vec<_> = self.states.iter().map(State::flatten).collect();
-        for (state, paths) in self.states.iter().zip(&all) {
+        let others = self.others.iter().flatten();
+        let of_others: Vec<_> = others.map(|state| (state, state.flatten())).collect();
+        let of_others = of_others.iter().map(|(state, paths)| (*state, paths));
+        for (state, paths) in self.states.iter().zip(&all).chain(of_others) {
             for (path, ino) in paths {
                 if base_paths.get(path) != Some(ino) || !same(base, state, *ino) {
                     self.own.insert(path.clone());

@@ -48,6 +48,11 @@
 //! The rules are those of ext4 with `data=ordered`: a file system that commits more than it must
 //! passes as well.
 //!
+//! # In trouble
+//! Where the device fails or the volume is full ([`Histories`]) an operation that failed was done or
+//! was not, and a change of content may have been done in part: any history that explains the results
+//! may be the one.
+//!
 //! # Example
 //! `create /a`, `write /a 0+4096`, `create /b`, `fsync /a`, crash during `rename /a /c`: `/a` or `/c`
 //! must exist with its 4096 bytes. Whether `/b` exists follows from `M`: it must if `/c` does, since
@@ -58,6 +63,9 @@ mod check;
 mod history;
 #[cfg(test)]
 mod tests;
+mod troubled;
+mod verdict;
 
-pub use check::{Found, Violation};
 pub use history::{Divergence, History};
+pub use troubled::{Excuse, Histories};
+pub use verdict::{Found, Violation};

@@ -49,6 +49,7 @@ pub fn subject(flaw: Flaw) -> Subject {
         open: Arc::new(move |device| open(device, flaw)),
         check: None,
         e2fsck: false,
+        small: false,
     }
 }
 

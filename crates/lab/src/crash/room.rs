@@ -1,0 +1,246 @@
+//! Volumes that are nearly full.
+
+use std::sync::Arc;
+
+use steadfs_block::Device;
+use steadfs_rt::sim;
+use steadfs_vfs::{Cx, FallocMode, FileKind, FileSystem, FsError, StatFs};
+use steadfs_workload::{Op, Program, Runner, Span, Target, TreePath, observe};
+
+use super::{Complaint, Subject};
+use crate::device::{Image, Model, SimDevice};
+
+/// What is left free of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Room {
+    /// Blocks; as many as there are if none is given.
+    pub blocks: Option<u64>,
+    /// Inodes, likewise.
+    pub inodes: Option<u64>,
+}
+
+/// Attempts to leave exactly as many blocks: taking some may take one more for a map.
+const TRIES: usize = 30;
+/// Blocks that a file takes without a block for its map.
+const UNMAPPED: u64 = 12;
+
+/// Runs the program's start on the subject and fills the volume but for `room`. What comes back are
+/// the subject with that volume and the program without a start; nothing if the volume has not that
+/// much room.
+///
+/// # Errors
+/// What went wrong while the volume had room.
+pub fn fill(
+    subject: &Subject,
+    program: &Program,
+    room: Room,
+) -> Result<Option<(Subject, Program)>, Complaint> {
+    let setup = program.setup.clone();
+    let extents = subject.format.extents;
+    let filled = on_volume(subject, &subject.image, move |fs, block_size| {
+        let mut runner = Runner::new(fs);
+        for op in &setup {
+            // A start may hold operations that fail; the run proper judges results.
+            let _result = runner.step(op);
+        }
+        let filler = Filler {
+            fs,
+            block_size,
+            extents,
+        };
+        if let Some(left) = room.inodes
+            && !filler.take_inodes(left)?
+        {
+            return Ok(false);
+        }
+        match room.blocks {
+            Some(left) => filler.take_blocks(left),
+            None => Ok(true),
+        }
+    })?;
+    let (fits, image) = filled;
+    let program = Program {
+        setup: Vec::new(),
+        tasks: program.tasks.clone(),
+    };
+    let subject = Subject {
+        image,
+        ..subject.clone()
+    };
+    Ok(fits.then_some((subject, program)))
+}
+
+/// Removes everything from a volume of this kind: it must then have as much room as when it was new,
+/// less what its root directory has grown by.
+///
+/// # Errors
+/// If something cannot be removed, or room is missing.
+pub fn check_freed(subject: &Subject, image: &Image) -> Result<(), Complaint> {
+    let (new, _) = on_volume(subject, &subject.image, |fs, _| usage(fs))?;
+    let (emptied, _) = on_volume(subject, image, |fs, _| {
+        empty(fs)?;
+        fs.sync_all(&Cx::default()).map_err(Complaint::Sync)?;
+        usage(fs)
+    })?;
+    if new == emptied {
+        return Ok(());
+    }
+    Err(Complaint::Leaked { new, emptied })
+}
+
+/// Blocks free or in the root directory, and free inodes.
+fn usage(fs: &dyn FileSystem) -> Result<(u64, u64), Complaint> {
+    let root = fs
+        .getattr(&Cx::default(), fs.root())
+        .map_err(Complaint::Sync)?;
+    let stat = statfs(fs)?;
+    let of_root = root.blocks * 512 / u64::from(stat.block_size);
+    Ok((stat.blocks_free + of_root, stat.files_free))
+}
+
+fn statfs(fs: &dyn FileSystem) -> Result<StatFs, Complaint> {
+    fs.statfs(&Cx::default()).map_err(Complaint::Sync)
+}
+
+/// Removes all names but the one that e2fsck needs.
+fn empty(fs: &dyn FileSystem) -> Result<(), Complaint> {
+    let seen = observe(fs).map_err(Complaint::Unreadable)?;
+    let mut runner = Runner::new(fs);
+    // Longer names first: what is in a directory before the directory.
+    for (path, ino) in seen.names.iter().rev() {
+        if path.name().is_none() || path.name() == Some(b"lost+found") {
+            continue;
+        }
+        let path = path.clone();
+        let op = match seen.inodes[ino].kind {
+            FileKind::Directory => Op::Rmdir { path },
+            _ => Op::Unlink { path },
+        };
+        runner.step(&op).map_err(Complaint::Sync)?;
+    }
+    Ok(())
+}
+
+/// Mounts an image in a simulation, does something, unmounts; what came of it and the image after.
+fn on_volume<T: 'static>(
+    subject: &Subject,
+    image: &Image,
+    act: impl FnOnce(&dyn FileSystem, u64) -> Result<T, Complaint> + 'static,
+) -> Result<(T, Image), Complaint> {
+    let (open, image) = (Arc::clone(&subject.open), image.clone());
+    let block_size = u64::from(subject.format.block_size);
+    let outcome = sim::try_run(sim::Config::new(1), move || {
+        let model = Model {
+            log: false,
+            ..Model::default()
+        };
+        let device = SimDevice::new(&image, model);
+        let shared: Arc<dyn Device> = Arc::new(device.clone());
+        let fs = open(shared).map_err(Complaint::Open)?;
+        let done = act(fs.as_ref(), block_size);
+        let unmounted = fs.unmount().map_err(Complaint::Sync);
+        let done = done?;
+        unmounted?;
+        Ok((done, device.content()))
+    });
+    outcome.map_err(Complaint::Simulation)?.value
+}
+
+struct Filler<'a> {
+    fs: &'a dyn FileSystem,
+    block_size: u64,
+    extents: bool,
+}
+
+impl Filler<'_> {
+    fn step(&self, op: &Op) -> Result<(), Complaint> {
+        Runner::new(self.fs).step(op).map_err(Complaint::Sync)?;
+        Ok(())
+    }
+
+    /// Makes files until `left` inodes are free; whether there were as many.
+    fn take_inodes(&self, left: u64) -> Result<bool, Complaint> {
+        let dir = path("/fill-inodes");
+        if statfs(self.fs)?.files_free <= left {
+            return Ok(false);
+        }
+        self.step(&Op::Mkdir {
+            path: dir.clone(),
+            perm: 0o700,
+        })?;
+        for number in 0.. {
+            if statfs(self.fs)?.files_free <= left {
+                break;
+            }
+            self.step(&Op::Create {
+                path: path(&format!("/fill-inodes/{number}")),
+                perm: 0o600,
+            })?;
+        }
+        Ok(true)
+    }
+
+    /// Writes files until exactly `left` blocks are free; whether that was possible.
+    fn take_blocks(&self, left: u64) -> Result<bool, Complaint> {
+        let files = ["/fill-most", "/fill-rest"].map(path);
+        for path in &files {
+            self.step(&Op::Create {
+                path: path.clone(),
+                perm: 0o600,
+            })?;
+        }
+        let mut blocks = [0, 0];
+        for _ in 0..TRIES {
+            self.fs.sync_all(&Cx::default()).map_err(Complaint::Sync)?;
+            let free = statfs(self.fs)?.blocks_free;
+            if free == left {
+                return Ok(true);
+            }
+            if free < left {
+                let Some(file) = (0..2).rev().find(|file| blocks[*file] > 0) else {
+                    return Ok(false);
+                };
+                blocks[file] -= 1;
+                self.step(&Op::Truncate {
+                    file: Target::Path(files[file].clone()),
+                    size: blocks[file] * self.block_size,
+                })?;
+                continue;
+            }
+            let more = free - left;
+            let (file, count) = match more > UNMAPPED {
+                true => (0, more - UNMAPPED + 2),
+                false => (1, more),
+            };
+            let span = Span::new(blocks[file] * self.block_size, count * self.block_size);
+            let target = Target::Path(files[file].clone());
+            let take = match self.extents {
+                // Quick to take, and to look at.
+                true => Op::Fallocate {
+                    file: target,
+                    mode: FallocMode::Allocate { keep_size: false },
+                    span,
+                },
+                false => Op::Write {
+                    file: target,
+                    span,
+                    fill: 0xF111,
+                },
+            };
+            match Runner::new(self.fs).step(&take) {
+                Ok(_) | Err(FsError::NoSpace) => {}
+                Err(error) => return Err(Complaint::Sync(error)),
+            }
+            let ino = Runner::new(self.fs).resolve(&Target::Path(files[file].clone()));
+            let attr = ino.and_then(|ino| self.fs.attach(&Cx::default(), ino));
+            let attr = attr.map_err(Complaint::Sync)?;
+            self.fs.forget(attr.ino, 1);
+            blocks[file] = attr.size.div_ceil(self.block_size);
+        }
+        Ok(false)
+    }
+}
+
+fn path(text: &str) -> TreePath {
+    text.parse().expect("a path in this file is right")
+}

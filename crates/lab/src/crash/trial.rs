@@ -1,0 +1,204 @@
+//! What is tried of a program: its crashes, its crashes while the device fails, its crashes while the
+//! volume fills up.
+
+use std::path::Path;
+
+use steadfs_rt::Random;
+use steadfs_workload::Program;
+
+use super::explore::{Effort, Stats, explore};
+use super::record::{Run, Trouble, record, record_with};
+use super::room::{self, Room};
+use super::{Failure, Subject};
+use crate::device::{Event, Fault, Log, Survivors, Which};
+
+/// What is tried of each program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Trial {
+    /// Power cuts.
+    #[default]
+    Crashes,
+    /// An error at each request of the device: once, once though it was done, from then on, and of a
+    /// flush with the loss of all that it should have made durable; and power cuts afterwards.
+    Faults,
+    /// A full volume at each allocation: the program runs with every amount of room, from none to
+    /// enough; and power cuts.
+    Space,
+}
+
+/// Amounts of room after which a program that still has not enough is left.
+const ROOMS: u64 = 160;
+/// Numbers of free inodes that are tried.
+const INODES: u64 = 3;
+
+/// Tries a program in every way that `trial` says.
+pub fn try_program(
+    trial: Trial,
+    subject: &Subject,
+    program: &Program,
+    seed: u64,
+    effort: Effort,
+    scratch: &Path,
+) -> (Stats, Option<Failure>) {
+    let mut attempts = Attempts {
+        effort,
+        seed,
+        scratch,
+        stats: Stats::default(),
+    };
+    let result = match trial {
+        Trial::Crashes => attempts.crashes(subject, program),
+        Trial::Faults => attempts.faults(subject, program),
+        Trial::Space => attempts.space(subject, program),
+    };
+    (attempts.stats, result.err().map(|failure| *failure))
+}
+
+/// Runs a program in one kind of trouble and explores its crashes.
+///
+/// # Errors
+/// What is wrong.
+pub fn try_trouble(
+    subject: &Subject,
+    program: &Program,
+    seed: u64,
+    trouble: &Trouble,
+    effort: Effort,
+    scratch: &Path,
+) -> Result<(), Box<Failure>> {
+    let mut attempts = Attempts {
+        effort,
+        seed,
+        scratch,
+        stats: Stats::default(),
+    };
+    attempts.one(subject, program, trouble).map(drop)
+}
+
+struct Attempts<'a> {
+    effort: Effort,
+    seed: u64,
+    scratch: &'a Path,
+    stats: Stats,
+}
+
+impl Attempts<'_> {
+    fn crashes(&mut self, subject: &Subject, program: &Program) -> Result<(), Box<Failure>> {
+        self.stats.runs += 1;
+        let run = record(subject, program, self.seed)?;
+        self.explore(subject, &run)
+    }
+
+    fn explore(&mut self, subject: &Subject, run: &Run) -> Result<(), Box<Failure>> {
+        let (stats, mut failures) = explore(subject, run, self.effort, self.seed, self.scratch);
+        self.stats.add(stats);
+        match failures.pop() {
+            Some(failure) => Err(Box::new(failure)),
+            None => Ok(()),
+        }
+    }
+
+    fn faults(&mut self, subject: &Subject, program: &Program) -> Result<(), Box<Failure>> {
+        let quiet = record(subject, program, self.seed)?;
+        let mut all: Vec<(Which, Fault)> = Vec::new();
+        for number in quiet.requests.clone() {
+            all.push((Which::Nth(number), Fault::Fail));
+            all.push((Which::From(number), Fault::Fail));
+            all.push((Which::Nth(number), Fault::Misreport));
+        }
+        for (number, request) in (0..).zip(flushes(&quiet.log)) {
+            if quiet.requests.contains(&request) {
+                all.push((Which::NthFlushing(number), Fault::Forget));
+            }
+        }
+        let mut random = Random::new(self.seed ^ 0xFA17);
+        while all.len() > self.effort.troubles {
+            all.swap_remove(random.below(all.len()));
+        }
+        for fault in all {
+            self.one(subject, program, &Trouble::Faults(vec![fault]))?;
+        }
+        Ok(())
+    }
+
+    fn space(&mut self, subject: &Subject, program: &Program) -> Result<(), Box<Failure>> {
+        let start = match self.effort.troubles {
+            usize::MAX => 0,
+            // A few amounts in a row, anywhere.
+            _ => Random::new(self.seed ^ 0x5BACE).below(40) as u64,
+        };
+        let rooms = (start..ROOMS).map(|blocks| Room {
+            blocks: Some(blocks),
+            inodes: None,
+        });
+        for room in rooms.take(self.effort.troubles) {
+            if !self.one(subject, program, &Trouble::Space(room))? {
+                break;
+            }
+        }
+        for inodes in 0..INODES {
+            let room = Room {
+                blocks: None,
+                inodes: Some(inodes),
+            };
+            self.one(subject, program, &Trouble::Space(room))?;
+        }
+        Ok(())
+    }
+
+    /// One run in trouble; whether it met any.
+    fn one(
+        &mut self,
+        new: &Subject,
+        program: &Program,
+        trouble: &Trouble,
+    ) -> Result<bool, Box<Failure>> {
+        self.stats.runs += 1;
+        let with_room;
+        let (subject, program) = match trouble {
+            Trouble::None | Trouble::Faults(_) => (new, program),
+            Trouble::Space(room) => {
+                let filled = room::fill(new, program, *room);
+                let filled = filled.map_err(|complaint| in_trouble(complaint, trouble))?;
+                let Some(filled) = filled else {
+                    return Ok(true);
+                };
+                with_room = filled;
+                (&with_room.0, &with_room.1)
+            }
+        };
+        let Some(run) = record_with(subject, program, self.seed, trouble)? else {
+            self.stats.undecided += 1;
+            return Ok(true);
+        };
+        self.stats.troubled += u64::from(run.met);
+        self.stats.stopped += u64::from(run.stopped);
+        self.explore(subject, &run)?;
+        if let Trouble::Space(_) = trouble {
+            room::check_freed(new, &last_image(&run.log))
+                .map_err(|complaint| in_trouble(complaint, trouble))?;
+        }
+        Ok(run.met)
+    }
+}
+
+fn in_trouble(complaint: super::Complaint, trouble: &Trouble) -> Box<Failure> {
+    Box::new(Failure {
+        trouble: trouble.clone(),
+        ..Failure::of_run(complaint)
+    })
+}
+
+/// Numbers of the requests that flush.
+fn flushes(log: &Log) -> impl Iterator<Item = u64> {
+    log.events().iter().filter_map(|event| match event {
+        Event::FlushIssued { id } => Some(*id),
+        Event::Issued(change) if change.preflush => Some(change.id),
+        _ => None,
+    })
+}
+
+/// The content when everything was done, nothing lost.
+fn last_image(log: &Log) -> crate::device::Image {
+    log.at(log.len()).image(&Survivors::All)
+}

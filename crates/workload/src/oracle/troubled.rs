@@ -1,0 +1,238 @@
+//! Histories of runs in which operations failed for reasons that the model does not know: a device
+//! that answers with errors, a full volume.
+
+use steadfs_vfs::FsError;
+
+use super::history::{Divergence, Fate, History, TaskHistory, after_setup, replay, who};
+use super::verdict::{Found, Violation};
+use crate::run::{Recording, Step, Value};
+use crate::{Format, Observed, Op, State};
+
+/// Ways of one task, and of all together, that are followed: with more failures than that nothing can be
+/// said.
+const WAYS_OF_TASK: usize = 64;
+const WAYS: usize = 512;
+/// Attempts to find the ways of one task.
+const TRIES: usize = 2048;
+
+/// Which failures are no mistake of the file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Excuse {
+    /// None.
+    Nothing,
+    /// The device failed. Any operation may return an I/O error; it is then done or it is not, or, if
+    /// it changes content, some sectors are changed and some are not. From when the volume stops,
+    /// nothing is done any more.
+    Device,
+    /// The volume is full. An operation that needs space may fail, and is then not done, or do a part
+    /// and say so; making things durable never fails.
+    Space,
+}
+
+impl Excuse {
+    /// What may have become of an operation that returned `result`, the likelier first.
+    fn fates(self, step: &Step) -> &'static [Fate] {
+        match (self, &step.result) {
+            (Self::Device, Err(FsError::Io(_))) if is_pure(&step.op) => &[Fate::NotDone],
+            (Self::Device, Err(FsError::Io(_))) => &[Fate::NotDone, Fate::Done],
+            (Self::Device, Err(FsError::Stopped(_) | FsError::ReadOnly)) => &[Fate::NotDone],
+            (Self::Space, Err(FsError::NoSpace)) if !step.op.is_sync() => &[Fate::NotDone],
+            _ => &[Fate::AsTold],
+        }
+    }
+
+    /// The bytes that a write or copy did, if those are fewer than it was asked for.
+    fn short(self, step: &Step) -> Option<u64> {
+        let (Op::Write { span, .. } | Op::Copy { span, .. }) = &step.op else {
+            return None;
+        };
+        match step.result {
+            Ok(Value::Count(n)) if self != Self::Nothing && n < span.len => Some(n),
+            _ => None,
+        }
+    }
+}
+
+/// Whether an operation may have changed a part of a file's content when it fails.
+fn can_stop_half_way(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Write { .. } | Op::Copy { .. } | Op::Truncate { .. } | Op::Fallocate { .. }
+    )
+}
+
+/// For each operation that failed and may have stopped half-way: the states had it come out otherwise,
+/// up to where a later result contradicts them.
+fn others(
+    who: &str,
+    base: &State,
+    steps: &[Step],
+    fates: &[Fate],
+    format: Format,
+) -> Vec<Vec<State>> {
+    let mut all = Vec::new();
+    for (index, step) in steps.iter().enumerate() {
+        let Some(fate) = other_fate(fates[index]).filter(|_| can_stop_half_way(&step.op)) else {
+            continue;
+        };
+        let mut fates = fates.to_vec();
+        fates[index] = fate;
+        let replayed = replay(who, base, steps, &fates, format).or_else(|wrong| {
+            fates.truncate(wrong.index);
+            replay(who, base, steps, &fates, format)
+        });
+        all.extend(replayed.ok().map(|task| task.states));
+    }
+    all
+}
+
+/// What did not become of an operation that failed.
+fn other_fate(fate: Fate) -> Option<Fate> {
+    match fate {
+        Fate::Done => Some(Fate::NotDone),
+        Fate::NotDone => Some(Fate::Done),
+        Fate::AsTold | Fate::Short(_) => None,
+    }
+}
+
+/// Whether an operation changes no name, content or attribute.
+fn is_pure(op: &Op) -> bool {
+    op.is_sync()
+        || matches!(
+            op,
+            Op::Read { .. }
+                | Op::Stat { .. }
+                | Op::List { .. }
+                | Op::GetXattr { .. }
+                | Op::Readlink { .. }
+                | Op::Open { .. }
+                | Op::Close { .. }
+                | Op::Sleep { .. }
+        )
+}
+
+/// Everything that can have happened in a run: one of these histories.
+#[derive(Clone, Debug)]
+pub struct Histories(Vec<History>);
+
+impl From<History> for Histories {
+    fn from(history: History) -> Self {
+        Self(vec![history])
+    }
+}
+
+impl Histories {
+    /// All histories that explain the results of a run; `None` if there are too many.
+    ///
+    /// # Errors
+    /// If there is none: the operation that none explains.
+    ///
+    /// # Panics
+    /// As [`History::of`].
+    pub fn of(
+        base: &State,
+        recording: &Recording,
+        format: Format,
+        excuse: Excuse,
+    ) -> Result<Option<Self>, Box<Divergence>> {
+        let base = after_setup(base, recording, format)?;
+        let mut ways: Vec<Vec<TaskHistory>> = vec![Vec::new()];
+        for (number, steps) in recording.tasks.iter().enumerate() {
+            let of_task = ways_of_task(&who(number), &base, steps, format, excuse)?;
+            let Some(of_task) = of_task.filter(|of_task| ways.len() * of_task.len() <= WAYS) else {
+                return Ok(None);
+            };
+            ways = ways
+                .iter()
+                .flat_map(|way| {
+                    let longer =
+                        |task: &TaskHistory| [way.as_slice(), std::slice::from_ref(task)].concat();
+                    of_task.iter().map(longer).collect::<Vec<_>>()
+                })
+                .collect();
+        }
+        let all = ways.into_iter();
+        let all = all.map(|tasks| History::assemble(base.clone(), tasks, format));
+        Ok(Some(Self(all.collect())))
+    }
+
+    /// As [`History::looked_at`].
+    pub fn looked_at(&mut self, mark: u64) {
+        for history in &mut self.0 {
+            history.looked_at(mark);
+        }
+    }
+
+    /// As [`History::check`]: right if it is right for one of the histories.
+    ///
+    /// # Errors
+    /// What is wrong with the likeliest.
+    pub fn check(&self, found: &Observed, mark: u64) -> Result<Found, Box<Violation>> {
+        self.any(|history| history.check(found, mark))
+    }
+
+    /// As [`History::check_live`]: right if it is right for one of the histories.
+    ///
+    /// # Errors
+    /// What is wrong with the likeliest.
+    pub fn check_live(&self, found: &Observed) -> Result<(), Box<Violation>> {
+        self.any(|history| history.check_live(found))
+    }
+
+    fn any<T>(
+        &self,
+        check: impl Fn(&History) -> Result<T, Box<Violation>>,
+    ) -> Result<T, Box<Violation>> {
+        let (first, others) = self.0.split_first().expect("something happened");
+        check(first).or_else(|violation| {
+            let mut right = others.iter().filter_map(|history| check(history).ok());
+            right.next().ok_or(violation)
+        })
+    }
+}
+
+/// Every way through a task's failures that explains its later results; `None` if there are too many.
+fn ways_of_task(
+    who: &str,
+    base: &State,
+    steps: &[Step],
+    format: Format,
+    excuse: Excuse,
+) -> Result<Option<Vec<TaskHistory>>, Box<Divergence>> {
+    let mut tries = 0;
+    let mut found = Vec::new();
+    let mut unexplained: Option<Box<Divergence>> = None;
+    let mut todo: Vec<Vec<Fate>> = vec![Vec::new()];
+    while let Some(mut fates) = todo.pop() {
+        while let Some(step) = steps.get(fates.len()) {
+            if let Some(bytes) = excuse.short(step) {
+                fates.push(Fate::Short(bytes));
+                continue;
+            }
+            let may = excuse.fates(step);
+            let (first, others) = may.split_first().expect("every operation has a fate");
+            todo.extend(others.iter().map(|fate| [&fates[..], &[*fate]].concat()));
+            fates.push(*first);
+        }
+        match replay(who, base, steps, &fates, format) {
+            Ok(mut task) => {
+                task.others = others(who, base, steps, &fates, format);
+                found.push(task);
+            }
+            Err(wrong) => {
+                let further = |before: &Divergence| before.index < wrong.index;
+                if unexplained.as_deref().is_none_or(further) {
+                    unexplained = Some(wrong);
+                }
+            }
+        }
+        tries += 1;
+        if found.len() > WAYS_OF_TASK || tries > TRIES {
+            return Ok(None);
+        }
+    }
+    match (found.is_empty(), unexplained) {
+        (true, Some(wrong)) => Err(wrong),
+        _ => Ok(Some(found)),
+    }
+}
