@@ -3,6 +3,7 @@
 mod check;
 mod format;
 mod inspect;
+mod memory;
 mod mount;
 mod options;
 pub mod tools;

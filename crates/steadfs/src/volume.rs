@@ -11,6 +11,7 @@ use steadfs_fuse::BlockDevice;
 use steadfs_vfs::{FileSystem, FsError};
 use thiserror::Error;
 
+use crate::memory::default_cache_size;
 use crate::{IoEngine, Options};
 
 /// Why a volume could not be opened, mounted or closed.
@@ -217,13 +218,13 @@ fn open_on(device: Arc<dyn Device>, options: &Options) -> Result<Opened, FsError
     let size = options.cache_size;
     if kind == Kind::F2fs {
         use steadfs_f2fs::CacheSizes;
-        let sizes = size.map_or_else(CacheSizes::default, CacheSizes::of);
+        let sizes = CacheSizes::of(size.unwrap_or_else(default_cache_size));
         let (fs, report) = F2fs::open(device, options.f2fs.clone(), sizes)?;
         let block_size = steadfs_f2fs::disk::BLOCK_SIZE as u32;
         return Ok((kind, fs, report.into(), block_size));
     }
     use steadfs_ext4::CacheSizes;
-    let sizes = size.map_or_else(CacheSizes::default, CacheSizes::of);
+    let sizes = CacheSizes::of(size.unwrap_or_else(default_cache_size));
     let (fs, report) = Ext4::open(device, options.ext4.clone(), sizes)?;
     let block_size = fs.geo().block_size.bytes() as u32;
     Ok((kind, fs, report.into(), block_size))

@@ -177,6 +177,9 @@ impl Slab {
             return None;
         }
         let arena = Box::leak(Box::new(Arena::new(size)));
+        if index > 0 {
+            arena.use_huge_pages();
+        }
         let slot = arena.take();
         arena.used.store(1, Ordering::Release);
         self.arenas[index].store(arena, Ordering::Release);
@@ -213,6 +216,13 @@ impl Arena {
             }
         }
         None
+    }
+
+    /// A class that needs a second arena fills it soon: one page fault for 2 MiB instead of 512. Where
+    /// the kernel does not want to, small pages do.
+    fn use_huge_pages(&self) {
+        // SAFETY: the arena is a mapping of its own, and the advice changes no byte of it.
+        let _ = unsafe { madvise(self.start.as_ptr().cast(), ARENA, Advice::LinuxHugepage) };
     }
 
     /// Gives an unused arena's memory back to the kernel; false if somebody has taken a slot.
