@@ -53,6 +53,11 @@ impl Excuse {
     }
 }
 
+/// Whether an operation found the volume stopped.
+fn has_stopped(step: &Step) -> bool {
+    matches!(step.result, Err(FsError::Stopped(_)))
+}
+
 /// Whether an operation may have changed a part of a file's content when it fails.
 fn can_stop_half_way(op: &Op) -> bool {
     matches!(
@@ -209,7 +214,12 @@ fn ways_of_task(
                 fates.push(Fate::Short(bytes));
                 continue;
             }
-            let may = excuse.fates(step);
+            let before = &steps[..fates.len()];
+            let may = match excuse == Excuse::Device && before.iter().any(has_stopped) {
+                // What a volume shows that has stopped was never promised.
+                true if is_pure(&step.op) => &[Fate::NotDone],
+                _ => excuse.fates(step),
+            };
             let (first, others) = may.split_first().expect("every operation has a fate");
             todo.extend(others.iter().map(|fate| [&fates[..], &[*fate]].concat()));
             fates.push(*first);
