@@ -1,6 +1,7 @@
 //! f2fs on its real on-disk format.
 
 pub mod disk;
+pub mod format;
 pub mod inspect;
 
 mod checkpoint;

@@ -1,0 +1,202 @@
+//! The files a new volume has: the root directory, the project quota file, `lost+found`.
+
+use steadfs_base::Timestamp;
+use steadfs_vfs::InodeFlags;
+
+use super::build::Build;
+use super::{FormatError, FormatOptions};
+use crate::disk::dentry::{self, DentryLayout, Entry};
+use crate::disk::inode::{self, Inline};
+use crate::disk::node::Footer;
+use crate::disk::{BLOCK_SIZE, BlockAddr, Features, Inode, Layout, LogType, Nid, hash};
+
+/// The inode of the project quota file, where there is one.
+pub(super) const PROJECT_QUOTA_FILE: Nid = Nid(4);
+
+/// Checkpoint that the first nodes say they follow.
+const FIRST_VERSION: u64 = 1;
+const LOST_FOUND: &[u8] = b"lost+found";
+const DIRECTORY: u8 = 2;
+
+/// Bytes in a block of a quota file (`QT_BLKSIZE` of the vfsv1 format).
+const QUOTA_BLOCK: usize = 1024;
+/// Blocks of a quota file with one user: head, four levels of tree, entries.
+const QUOTA_BLOCKS: u32 = 6;
+/// Seconds for which limits may be passed, until somebody says otherwise.
+const GRACE: u32 = 7 * 24 * 60 * 60;
+
+/// Bytes of extra fields: up to the last that a feature of the volume uses.
+fn extra_isize(layout: &Layout) -> u16 {
+    let ends = [
+        (Features::COMPRESSION, 36),
+        (Features::INODE_CRTIME, 24),
+        (Features::INODE_CHECKSUM, 12),
+        (Features::PROJECT_QUOTA, 8),
+        (Features::EXTRA_ATTR, 4),
+    ];
+    let found = ends.into_iter().find(|(feature, _)| layout.has(*feature));
+    found.map_or(0, |(_, end)| end)
+}
+
+/// An inode with what all of them have in common.
+fn base(layout: &Layout, mode: u16, now: Timestamp, owner: (u32, u32)) -> Inode {
+    let inline = if layout.has(Features::EXTRA_ATTR) {
+        Inline::EXTRA
+    } else {
+        Inline::default()
+    };
+    Inode {
+        mode,
+        inline,
+        uid: owner.0,
+        gid: owner.1,
+        atime: now,
+        ctime: now,
+        mtime: now,
+        extra_isize: extra_isize(layout),
+        ..Inode::default()
+    }
+}
+
+impl Build {
+    /// Makes the files; the root directory first, as its node is the first.
+    pub(super) fn make_files(
+        &mut self,
+        opts: &FormatOptions,
+        now: Timestamp,
+    ) -> Result<(), FormatError> {
+        let layout = self.layout().clone();
+        let quota = layout.has(Features::PROJECT_QUOTA);
+        let lost_found = layout.has(Features::LOST_FOUND).then(|| {
+            let before = if quota { PROJECT_QUOTA_FILE } else { Nid::ROOT };
+            Nid(before.0 + 1)
+        });
+        let mut root = base(&layout, 0o40755, now, opts.root_owner);
+        root.links = if lost_found.is_some() { 3 } else { 2 };
+        let mut names = vec![(&b"."[..], Nid::ROOT), (b"..", Nid::ROOT)];
+        names.extend(lost_found.map(|ino| (LOST_FOUND, ino)));
+        self.make_directory(&layout, Nid::ROOT, root, &names)?;
+        if quota {
+            self.make_project_quota(&layout, opts, now, lost_found.is_some())?;
+        }
+        if let Some(ino) = lost_found {
+            let mut inode = base(&layout, 0o40700, now, opts.root_owner);
+            inode.links = 2;
+            inode.parent = Nid::ROOT;
+            inode.name = LOST_FOUND.to_vec();
+            self.make_directory(&layout, ino, inode, &[(b".", ino), (b"..", Nid::ROOT)])?;
+        }
+        Ok(())
+    }
+
+    fn make_directory(
+        &mut self,
+        layout: &Layout,
+        ino: Nid,
+        mut inode: Inode,
+        names: &[(&[u8], Nid)],
+    ) -> Result<(), FormatError> {
+        let mut block = vec![0; BLOCK_SIZE];
+        let mut slot = 0;
+        for &(name, ino) in names {
+            let hash = match name {
+                b"." | b".." => 0,
+                _ => hash::of_name(name),
+            };
+            let file_type = DIRECTORY;
+            let entry = Entry {
+                slot,
+                hash,
+                ino,
+                file_type,
+                name,
+            };
+            dentry::insert(&DentryLayout::BLOCK, &mut block, &entry);
+            slot += dentry::slots_for(name.len());
+        }
+        inode.size = BLOCK_SIZE as u64;
+        inode.depth = 1;
+        inode.btime = Some(inode.ctime);
+        self.put_inode(layout, ino, inode, vec![block], 1)
+    }
+
+    /// A quota file of project ids: all that there is belongs to project 0.
+    fn make_project_quota(
+        &mut self,
+        layout: &Layout,
+        opts: &FormatOptions,
+        now: Timestamp,
+        lost_found: bool,
+    ) -> Result<(), FormatError> {
+        let directories = if lost_found { 2 } else { 1 };
+        let mut inode = base(layout, 0o100_600, now, opts.root_owner);
+        inode.links = 1;
+        inode.flags = InodeFlags::IMMUTABLE;
+        inode.size = u64::from(QUOTA_BLOCKS) * QUOTA_BLOCK as u64;
+        let bytes = quota_of_projects(directories);
+        let blocks = bytes.chunks(BLOCK_SIZE).map(<[u8]>::to_vec).collect();
+        // The three possible quota files each have their place for the next block's address, taken or
+        // not: the third's is three blocks on.
+        self.put_inode(layout, PROJECT_QUOTA_FILE, inode, blocks, 3)
+    }
+
+    /// Gives a file's blocks and its inode the next places in their logs. `next`: how far behind the
+    /// inode its footer says that the log goes on.
+    fn put_inode(
+        &mut self,
+        layout: &Layout,
+        ino: Nid,
+        mut inode: Inode,
+        blocks: Vec<Vec<u8>>,
+        next: u32,
+    ) -> Result<(), FormatError> {
+        inode.blocks = 1 + blocks.len() as u64;
+        let mut node = vec![0; BLOCK_SIZE];
+        inode.encode_into(layout, &mut node)?;
+        for (slot, block) in (0u16..).zip(blocks) {
+            let addr = self.append(LogType::HotData, ino, slot, block);
+            inode.set_addr(layout, &mut node, slot, addr);
+        }
+        let addr = self.next_place(LogType::HotNode);
+        let footer = Footer {
+            nid: ino,
+            ino,
+            cp_version: FIRST_VERSION,
+            next: BlockAddr(addr.0 + next),
+            ..Footer::default()
+        };
+        footer.encode_into(&mut node);
+        inode::seal(layout, &mut node);
+        self.append(LogType::HotNode, ino, 0, node);
+        self.set_nat(ino, addr);
+        Ok(())
+    }
+}
+
+/// The quota file (Linux Documentation/filesystems/quota, format vfsv1 with 64-bit counts): a head, a
+/// tree with a level for each byte of the id, and a block of entries with the one of id 0.
+fn quota_of_projects(directories: u32) -> Vec<u8> {
+    const MAGIC: u32 = 0xD9C0_3F14;
+    const FORMAT: u32 = 1;
+    const ENTRY_AT: usize = 5 * QUOTA_BLOCK + 16;
+    let mut bytes = vec![0; (QUOTA_BLOCKS as usize * QUOTA_BLOCK).next_multiple_of(BLOCK_SIZE)];
+    let mut put = |at: usize, value: u32| bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    for (at, value) in [
+        (0, MAGIC),
+        (4, FORMAT),
+        (8, GRACE),
+        (12, GRACE),
+        (20, QUOTA_BLOCKS),
+        (28, QUOTA_BLOCKS - 1),
+    ] {
+        put(at, value);
+    }
+    // Each level names the next block.
+    for level in 1..QUOTA_BLOCKS - 1 {
+        put(level as usize * QUOTA_BLOCK, level + 1);
+    }
+    put(5 * QUOTA_BLOCK + 8, 1);
+    put(ENTRY_AT + 24, directories);
+    put(ENTRY_AT + 48, directories * BLOCK_SIZE as u32);
+    bytes
+}

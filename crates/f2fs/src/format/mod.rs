@@ -1,0 +1,163 @@
+//! Making volumes (mkfs).
+//!
+//! **Rule.** A volume made here is the one that mkfs.f2fs of f2fs-tools 1.15 makes with the same
+//! options, byte for byte, but for the name of the program. One mistake of it is not repeated: where
+//! the device does not end with a whole zone, mkfs.f2fs counts the segments behind the last zone as
+//! free ones and as users' (fsck.f2fs then complains); here they are not counted.
+//!
+//! The way there: options and size give a [`Plan`](plan::Plan) (areas, superblock, overprovision);
+//! the plan becomes a volume in memory ([`Build`](build::Build)), which holds only what is not empty;
+//! and that is written, the superblocks last, so that a format that was cut short leaves no volume.
+
+use std::sync::Arc;
+
+use steadfs_base::Timestamp;
+use steadfs_block::{MemDevice, Queue, QueueOptions};
+use steadfs_rt::{random_u64, wall_clock};
+
+mod build;
+mod error;
+mod files;
+mod options;
+mod plan;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::FormatError;
+pub use options::FormatOptions;
+
+use crate::disk::{BLOCK_SIZE, Features};
+use build::Build;
+use plan::Plan;
+use write::Writer;
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FormatReport {
+    /// Blocks of 4096 bytes.
+    pub blocks: u64,
+    /// Segments of the main area, 2 MiB each.
+    pub main_segments: u32,
+    /// Sections of the main area.
+    pub sections: u32,
+    /// Blocks that users may fill.
+    pub user_blocks: u64,
+    /// Percent of the main area kept from users.
+    pub overprovision: f64,
+    /// Segments kept from users, those for cleaning included.
+    pub overprovision_segments: u32,
+    /// Segments kept for cleaning.
+    pub reserved_segments: u32,
+    /// UUID.
+    pub uuid: [u8; 16],
+    /// Label.
+    pub label: String,
+    /// Names of the features.
+    pub features: Vec<String>,
+    /// Bytes written to the device, zeroing not counted.
+    pub written: u64,
+    /// What came out otherwise than one may expect, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// Makes a volume of `size` bytes (rounded down to whole sectors) at the start of the device. What is
+/// on the device is lost. When this returns without an error the volume is durable.
+///
+/// # Errors
+/// Options or sizes that no volume can have, found before anything is written; a device's failure.
+pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatReport, FormatError> {
+    let device = queue.geometry();
+    if device.read_only {
+        let what = "the device can only be read".to_owned();
+        return Err(FormatError::Device(what));
+    }
+    let size = size - size % u64::from(device.logical_block);
+    if size > device.size {
+        let what = format!(
+            "a volume of {size} bytes does not fit the device of {}",
+            device.size
+        );
+        return Err(FormatError::Device(what));
+    }
+    let sector = opts.sector_size.unwrap_or(device.logical_block);
+    let plan = Plan::new(size, sector, opts.uuid.unwrap_or_else(random_uuid), opts)?;
+    let now = opts.time.unwrap_or_else(|| wall_clock().secs);
+    let mut build = Build::new(
+        plan,
+        opts,
+        Timestamp {
+            secs: now,
+            nanos: 0,
+        },
+    )?;
+    let version = opts
+        .checkpoint_version
+        .unwrap_or_else(|| (random_u64() >> 33) as u32 | 1);
+    // Everything that can be wrong with the options is found before anything is lost.
+    build.make_checkpoints(version, false)?;
+    let mut writer = Writer::new(queue);
+    let mut notes = Vec::new();
+    if build.layout().has(Features::QUOTA_INO) {
+        let note = "steadfs mounts a volume with quota files, which project_quota makes, read-only";
+        notes.push(note.to_owned());
+    }
+    let mut zeroed = false;
+    if opts.discard {
+        let whole = size / BLOCK_SIZE as u64 * BLOCK_SIZE as u64;
+        let (trimmed, zeroes) = writer.discard(whole)?;
+        zeroed = zeroes;
+        if trimmed {
+            build.make_checkpoints(version, true)?;
+        } else {
+            notes.push("the device cannot discard its old content".to_owned());
+        }
+    }
+    writer.wipe_superblocks(zeroed)?;
+    if !zeroed {
+        writer.zero_tables(&build)?;
+    }
+    let written = writer.write(&mut build)?;
+    Ok(report(&build.plan, written, notes))
+}
+
+/// A new device in memory with a volume that fills it, for tests.
+///
+/// # Errors
+/// As [`format()`].
+pub fn image(size: u64, opts: &FormatOptions) -> Result<Arc<MemDevice>, FormatError> {
+    let device = Arc::new(MemDevice::new(size));
+    let queue = Queue::new(device.clone(), QueueOptions::default());
+    format(&queue, size, opts)?;
+    Ok(device)
+}
+
+/// A random UUID (RFC 9562, version 4).
+fn random_uuid() -> [u8; 16] {
+    let words = u128::from(random_u64()) << 64 | u128::from(random_u64());
+    let mut uuid = words.to_be_bytes();
+    uuid[6] = uuid[6] & 0x0F | 0x40;
+    uuid[8] = uuid[8] & 0x3F | 0x80;
+    uuid
+}
+
+fn report(plan: &Plan, written: u64, notes: Vec<String>) -> FormatReport {
+    let layout = plan.superblock.layout();
+    let users = layout.main_segments - plan.overprovision_segments;
+    let features = plan.superblock.features().names();
+    FormatReport {
+        blocks: layout.block_count,
+        main_segments: layout.main_segments,
+        sections: layout.main_segments / layout.segments_per_section,
+        user_blocks: u64::from(users) * u64::from(crate::disk::SEGMENT_BLOCKS),
+        overprovision: plan.overprovision,
+        overprovision_segments: plan.overprovision_segments,
+        reserved_segments: plan.reserved_segments,
+        uuid: plan.superblock.uuid(),
+        label: plan.superblock.label(),
+        features: features.into_iter().map(|name| name.into_owned()).collect(),
+        written,
+        notes,
+    }
+}

@@ -1,0 +1,129 @@
+//! The volume in memory becomes one on the device.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use steadfs_base::IoTag;
+use steadfs_block::{Bio, Buf, IoHandle, Queue};
+
+use super::FormatError;
+use super::build::Build;
+use super::plan::first_block;
+use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
+use crate::disk::{BLOCK_SIZE, LogType, SEGMENT_BLOCKS};
+
+const BLOCK: u64 = BLOCK_SIZE as u64;
+/// Requests under way at a time.
+const DEPTH: usize = 32;
+/// Bytes of a discard or of zeroing in one request.
+const STEP: u64 = 2 << 30;
+
+/// Writes to the device, several requests at a time.
+pub(super) struct Writer<'a> {
+    queue: &'a Queue,
+    under_way: VecDeque<IoHandle>,
+    written: u64,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) const fn new(queue: &'a Queue) -> Self {
+        Self {
+            queue,
+            under_way: VecDeque::new(),
+            written: 0,
+        }
+    }
+
+    fn start(&mut self, bio: Bio) -> Result<(), FormatError> {
+        if self.under_way.len() >= DEPTH
+            && let Some(oldest) = self.under_way.pop_front()
+        {
+            oldest.wait()?;
+        }
+        let io = self.queue.submit(bio, IoTag::default());
+        self.under_way.push_back(io);
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<(), FormatError> {
+        for io in self.under_way.drain(..) {
+            io.wait()?;
+        }
+        Ok(())
+    }
+
+    fn wait_and_flush(&mut self) -> Result<(), FormatError> {
+        self.wait()?;
+        Ok(self.queue.flush(IoTag::default()).wait()?)
+    }
+
+    /// Discards the first `len` bytes. Whether the device did it, and whether they now read as zeros.
+    pub(super) fn discard(&mut self, len: u64) -> Result<(bool, bool), FormatError> {
+        if self.queue.geometry().discard_granularity.is_none() {
+            return Ok((false, false));
+        }
+        let mut ok = true;
+        for at in (0..len).step_by(STEP as usize) {
+            let bio = Bio::discard(at, STEP.min(len - at));
+            // A device may refuse a discard: then nothing has changed.
+            ok &= self.queue.submit(bio, IoTag::default()).wait().is_ok();
+        }
+        Ok((ok, ok && self.queue.geometry().discard_zeroes))
+    }
+
+    /// Makes sure that no superblock is found before the new one is written. The whole segment before
+    /// the first area goes, as other file systems have their superblocks there.
+    pub(super) fn wipe_superblocks(&mut self, zeroed: bool) -> Result<(), FormatError> {
+        let blocks = if zeroed { 2 } else { SEGMENT_BLOCKS };
+        self.zero(0..blocks)?;
+        self.wait_and_flush()
+    }
+
+    fn zero(&mut self, blocks: Range<u32>) -> Result<(), FormatError> {
+        let end = u64::from(blocks.end) * BLOCK;
+        let mut at = u64::from(blocks.start) * BLOCK;
+        while at < end {
+            let len = STEP.min(end - at);
+            self.start(Bio::write_zeroes(at, len))?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Empties the copies of both tables that are in force, and the place where a log would be found to
+    /// go on after the checkpoint.
+    pub(super) fn zero_tables(&mut self, build: &Build) -> Result<(), FormatError> {
+        let layout = build.layout();
+        self.zero(layout.sit_start..layout.sit_start + layout.sit_blocks)?;
+        for segment in 0..layout.nat_blocks / SEGMENT_BLOCKS {
+            let at = layout.nat_block(segment * SEGMENT_BLOCKS, false).0;
+            self.zero(at..at + SEGMENT_BLOCKS)?;
+        }
+        let log = first_block(&build.plan, LogType::WarmNode).0;
+        self.zero(log..log + 1)?;
+        self.wait()
+    }
+
+    /// Writes the whole volume, durably, its superblocks last. Returns the bytes written.
+    pub(super) fn write(mut self, build: &mut Build) -> Result<u64, FormatError> {
+        for (at, block) in std::mem::take(&mut build.blocks) {
+            self.put(at, &block)?;
+        }
+        self.wait_and_flush()?;
+        let mut block = vec![0; BLOCK_SIZE];
+        let superblock = build.plan.superblock.encode();
+        block[SUPERBLOCK_OFFSET..SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE].copy_from_slice(&superblock);
+        for copy in [1, 0] {
+            self.put(copy, &block)?;
+        }
+        self.wait_and_flush()?;
+        Ok(self.written)
+    }
+
+    fn put(&mut self, at: u32, block: &[u8]) -> Result<(), FormatError> {
+        let mut buf = Buf::zeroed(BLOCK_SIZE);
+        buf.make_mut().copy_from_slice(block);
+        self.written += BLOCK;
+        self.start(Bio::write(u64::from(at) * BLOCK, vec![buf]))
+    }
+}
