@@ -169,6 +169,13 @@ impl UringPool {
         loop {
             match entry.wait(ring)? {
                 Ok(()) => {}
+                // The refusal of a registration that came before INIT's reply was in the kernel; it may
+                // reach us late, from a worker of the kernel's.
+                Err(Errno::AGAIN) => {
+                    steadfs_rt::sleep(Duration::from_millis(1));
+                    entry.submit_register(ring, &self.device, queue)?;
+                    continue;
+                }
                 // Unmounted, or the connection was aborted.
                 Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
