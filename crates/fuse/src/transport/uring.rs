@@ -68,7 +68,7 @@ struct Start {
     /// Entries registered, for each queue.
     registered: Vec<usize>,
     /// The first failure.
-    failure: Option<String>,
+    failure: Option<std::io::Error>,
 }
 
 impl UringPool {
@@ -114,8 +114,13 @@ impl UringPool {
             }));
             return Ok(());
         }
-        let cause = start.failure.take();
-        Err(MountError::Uring(cause.unwrap_or_default()))
+        // Unmounted before it was usable: no reason to try another way.
+        let gone = [Errno::NOTCONN, Errno::CONNABORTED].map(|e| Some(e.raw_os_error()));
+        match start.failure.take() {
+            Some(error) if gone.contains(&error.raw_os_error()) => Err(MountError::Ended),
+            Some(error) => Err(MountError::Uring(error.to_string())),
+            None => Err(MountError::Uring(String::new())),
+        }
     }
 
     /// A thread's life.
@@ -125,7 +130,7 @@ impl UringPool {
             Ok(registered) => registered,
             Err(error) => {
                 let mut start = self.start.lock();
-                start.failure.get_or_insert(error.to_string());
+                start.failure.get_or_insert(error);
                 start.pending -= 1;
                 self.started.notify_all();
                 return;
