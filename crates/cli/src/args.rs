@@ -32,16 +32,16 @@ pub enum Command {
     Lab(Lab),
 }
 
-/// Make an ext2, ext3 or ext4 volume; what is on the device is lost.
+/// Make an ext2, ext3, ext4 or f2fs volume; what is on the device is lost.
 ///
-/// Options and defaults are mke2fs's.
+/// Options and defaults are mke2fs's and mkfs.f2fs's.
 #[derive(Debug, clap::Args)]
 pub struct Format {
     /// Image file or block device.
     pub volume: PathBuf,
     /// Size of the volume in bytes, or with K, M, G or T; an image file is made or lengthened.
     pub size: Option<String>,
-    /// Kind of volume: ext2, ext3 or ext4.
+    /// Kind of volume: ext2, ext3, ext4 or f2fs.
     #[arg(
         short = 't',
         long = "type",
@@ -64,11 +64,11 @@ pub struct Format {
     /// Bytes in an inode.
     #[arg(short = 'I', long, value_name = "BYTES")]
     pub inode_size: Option<u16>,
-    /// Percent of the blocks that only root may use.
-    #[arg(short = 'm', long, value_name = "PERCENT", default_value_t = 5.0)]
-    pub reserved: f64,
-    /// Label, at most 16 bytes.
-    #[arg(short = 'L', long)]
+    /// Percent of the blocks that only root may use; 5 if not given.
+    #[arg(short = 'm', long, value_name = "PERCENT")]
+    pub reserved: Option<f64>,
+    /// Label: at most 16 bytes, f2fs 511 units of UTF-16.
+    #[arg(short = 'L', long, short_alias = 'l')]
     pub label: Option<String>,
     /// UUID, or random, time, clear.
     #[arg(short = 'U', long)]
@@ -79,10 +79,11 @@ pub struct Format {
     /// Journal: size=MIB and the like.
     #[arg(short = 'J', long, value_name = "LIST")]
     pub journal: Vec<String>,
-    /// Extended options, as mke2fs has them.
+    /// Extended options, as mke2fs has them; of f2fs more extensions of names whose data is hot.
     #[arg(short = 'E', long, value_name = "LIST")]
     pub extended: Vec<String>,
-    /// What is done about errors: continue, remount-ro or panic.
+    /// What is done about errors: continue, remount-ro or panic; of f2fs more extensions of names
+    /// whose data is cold.
     #[arg(short = 'e', long)]
     pub errors: Option<String>,
     /// Fill the volume with the content of this directory.
@@ -91,6 +92,38 @@ pub struct Format {
     /// Print nothing.
     #[arg(short, long)]
     pub quiet: bool,
+    #[command(flatten)]
+    pub f2fs: F2fsFormat,
+}
+
+/// What only f2fs volumes have.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "f2fs only")]
+pub struct F2fsFormat {
+    /// Segments of 2 MiB in a section, the unit of cleaning; 1 if not given.
+    #[arg(short, long, value_name = "NUMBER")]
+    pub segments_per_section: Option<u32>,
+    /// Sections in a zone; 1 if not given.
+    #[arg(short = 'z', long, value_name = "NUMBER")]
+    pub sections_per_zone: Option<u32>,
+    /// Percent of the main area kept from users for cleaning; the best if not given.
+    #[arg(short, long, value_name = "PERCENT")]
+    pub overprovision: Option<f64>,
+    /// Room for more nodes, with the bitmap behind the checkpoint's checksum (mkfs.f2fs -i).
+    #[arg(long)]
+    pub extended_node_bitmap: bool,
+    /// Owner of the root directory, as in 1000:100 (mkfs.f2fs -R).
+    #[arg(long, value_name = "USER:GROUP")]
+    pub root_owner: Option<String>,
+    /// Bytes in a sector: 512, 1024, 2048 or 4096; the device's if not given.
+    #[arg(short = 'w', long, value_name = "BYTES")]
+    pub sector_size: Option<u32>,
+    /// Do not discard the device's old content (mkfs.f2fs -t 0).
+    #[arg(long)]
+    pub nodiscard: bool,
+    /// Make it even where there is a volume already.
+    #[arg(short, long)]
+    pub force: bool,
 }
 
 /// Mount the volume on an image file or block device.

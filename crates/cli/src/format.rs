@@ -13,12 +13,17 @@ use crate::progress::Line;
 use crate::stop::Stop;
 
 pub fn run(args: &args::Format) -> Result<(), Failure> {
-    let options = options(args).map_err(Failure::plain)?;
+    let f2fs = args.kind == "f2fs";
+    refuse_of_other_kind(args, f2fs)?;
     let size = args.size.as_deref().map(size).transpose()?;
     if size.is_none() && !args.volume.exists() {
         let why = "no such file; give a size to make one, as in `steadfs format disk.img 1G`";
         return Err(Failure::plain(format!("{}: {why}", args.volume.display())));
     }
+    if f2fs {
+        return crate::format_f2fs::run(args, size);
+    }
+    let options = options(args).map_err(Failure::plain)?;
     let line = Line::of_silence("formatting");
     let report = steadfs::format(&args.volume, size, &options);
     line.done();
@@ -32,6 +37,43 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Options that the other kind of volume has are not passed over.
+fn refuse_of_other_kind(args: &args::Format, f2fs: bool) -> Result<(), Failure> {
+    let only = &args.f2fs;
+    let of_ext = [
+        ("--usage", args.usage.is_some()),
+        ("--block-size", args.block_size.is_some_and(|n| n != 4096)),
+        ("--inodes", args.inodes.is_some()),
+        ("--inode-ratio", args.inode_ratio.is_some()),
+        ("--inode-size", args.inode_size.is_some()),
+        ("--reserved", args.reserved.is_some()),
+        ("--journal", !args.journal.is_empty()),
+        // Filling needs a volume that can be written.
+        ("--from-dir", args.from_dir.is_some()),
+    ];
+    let of_f2fs = [
+        (
+            "--segments-per-section",
+            only.segments_per_section.is_some(),
+        ),
+        ("--sections-per-zone", only.sections_per_zone.is_some()),
+        ("--overprovision", only.overprovision.is_some()),
+        ("--extended-node-bitmap", only.extended_node_bitmap),
+        ("--root-owner", only.root_owner.is_some()),
+        ("--sector-size", only.sector_size.is_some()),
+        ("--nodiscard", only.nodiscard),
+        ("--force", only.force),
+    ];
+    let others = if f2fs { of_ext } else { of_f2fs };
+    match others.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((name, _)) => Err(Failure::plain(format!(
+            "{name} is not supported for {} volumes",
+            args.kind
+        ))),
+    }
+}
+
 fn options(args: &args::Format) -> Result<FormatOptions, steadfs::FormatError> {
     let mut options = FormatOptions::default();
     options.set_kind(&args.kind)?;
@@ -42,7 +84,7 @@ fn options(args: &args::Format) -> Result<FormatOptions, steadfs::FormatError> {
     options.inodes = args.inodes;
     options.inode_ratio = args.inode_ratio;
     options.inode_size = args.inode_size;
-    options.reserved_percent = args.reserved;
+    options.reserved_percent = args.reserved.unwrap_or(options.reserved_percent);
     options.label = args.label.clone().unwrap_or_default();
     options.features = args.features.join(",");
     if let Some(text) = &args.uuid {

@@ -8,6 +8,7 @@ mod daemon;
 mod failure;
 mod files;
 mod format;
+mod format_f2fs;
 mod helper;
 mod inspect;
 mod lab;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use steadfs_block::{Engine, FileDevice, OpenOptions, Queue, QueueOptions};
 use steadfs_ext4::format::{FormatOptions, FormatReport};
+use steadfs_f2fs::format as f2fs;
 use steadfs_vfs::FsError;
 
 use crate::volume::Error;
@@ -19,6 +20,27 @@ pub fn format(
     size: Option<u64>,
     options: &FormatOptions,
 ) -> Result<FormatReport, Error> {
+    let (queue, size) = open(path, size)?;
+    steadfs_ext4::format::format(&queue, size, options).map_err(|error| Error::Volume {
+        path: path.to_owned(),
+        error: FsError::BadOption(error.to_string()),
+    })
+}
+
+/// Makes an f2fs volume; `path` and `size` as in [`format()`].
+pub fn format_f2fs(
+    path: &Path,
+    size: Option<u64>,
+    options: &f2fs::FormatOptions,
+) -> Result<f2fs::FormatReport, Error> {
+    let (queue, size) = open(path, size)?;
+    f2fs::format(&queue, size, options).map_err(|error| Error::Volume {
+        path: path.to_owned(),
+        error: FsError::BadOption(error.to_string()),
+    })
+}
+
+fn open(path: &Path, size: Option<u64>) -> Result<(Queue, u64), Error> {
     let open = OpenOptions {
         create: size,
         engine: Engine::Auto,
@@ -27,8 +49,5 @@ pub fn format(
     let device = Arc::new(FileDevice::open(path, open)?);
     let queue = Queue::new(device, QueueOptions::default());
     let size = size.unwrap_or(queue.geometry().size / UNIT * UNIT);
-    steadfs_ext4::format::format(&queue, size, options).map_err(|error| Error::Volume {
-        path: path.to_owned(),
-        error: FsError::BadOption(error.to_string()),
-    })
+    Ok((queue, size))
 }

@@ -10,7 +10,7 @@ pub mod tools;
 mod volume;
 
 pub use check::{Checked, check};
-pub use format::format;
+pub use format::{format, format_f2fs};
 pub use inspect::{Inspection, inspect};
 pub use mount::mount;
 pub use options::{
@@ -19,5 +19,9 @@ pub use options::{
 pub use steadfs_block::OpenError;
 pub use steadfs_ext4::MountOptions;
 pub use steadfs_ext4::format::{FormatError, FormatOptions, FormatReport};
+pub use steadfs_f2fs::format::{
+    FormatError as F2fsFormatError, FormatOptions as F2fsFormatOptions,
+    FormatReport as F2fsFormatReport,
+};
 pub use steadfs_fuse::{MountError, MountHandle, Mounted, Unmount, uring_hint};
 pub use volume::{Error, Kind, OpenReport, Volume, probe};
