@@ -9,7 +9,7 @@ use steadfs_suite::generate::Torture;
 use steadfs_suite::uml::{
     self, TOP, assert_same, boot, lines, make_torture, without_folder_times, write_tree,
 };
-use steadfs_suite::{Image, Scratch, SteadMount, Tree, run, succeed};
+use steadfs_suite::{Image, Scratch, SteadMount, Tree, run, steadfs, succeed};
 
 const TORTURE: Torture = Torture {
     block: 4096,
@@ -250,4 +250,36 @@ fn small_and_large_volumes_of_many_kinds() {
             assert!(took.as_secs() < 5, "{size} MiB {args}: {took:?}");
         }
     }
+}
+
+/// `steadfs format -t f2fs`: fsck.f2fs finds nothing, we read it, and what is there stays without
+/// `--force`.
+#[test]
+fn the_command_line_makes_volumes() {
+    let scratch = Scratch::new();
+    let image = scratch.join("made.img");
+    let path = image.to_str().unwrap();
+    let make = |more: &[&str]| {
+        let args = [
+            "format",
+            "-t",
+            "f2fs",
+            "-l",
+            "made",
+            "-O",
+            "lost_found,extra_attr",
+        ];
+        steadfs(args.iter().chain(more).copied().chain([path, "100M"]))
+    };
+    make(&[]).expect(0);
+    succeed("fsck.f2fs", ["--dry-run", path]);
+    let list = steadfs(["ls", &format!("{path}:/")]).expect(0);
+    assert!(list.out.contains("lost+found"), "{}", list.out);
+    assert_ne!(make(&[]).code(), 0, "a volume is not replaced unasked");
+    make(&["--force"]).expect(0);
+    assert_ne!(
+        make(&["--force", "-N", "100"]).code(),
+        0,
+        "an option of ext4's"
+    );
 }
