@@ -8,8 +8,10 @@
 
 mod mapping;
 mod meta;
+mod sizes;
 mod writeback;
 
 pub use mapping::{Mapping, Taken, Written};
 pub use meta::{MetaBuf, MetaCache, MetaMut, MetaStats};
+pub use sizes::CacheSizes;
 pub use writeback::{Backing, DirtyFile, Why, Writeback, WritebackOptions};

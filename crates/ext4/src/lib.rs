@@ -32,8 +32,9 @@ mod verified;
 mod xattr;
 
 pub use fs::Ext4;
-pub use mount::{CacheSizes, MountReport, read_superblock, replayed_view};
+pub use mount::{MountReport, read_superblock, replayed_view};
 pub use options::{Atime, DataMode, MountOptions, OnError, TABLE as OPTION_TABLE};
+pub use steadfs_cache::CacheSizes;
 
 #[cfg(test)]
 mod test_world;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use steadfs_base::{IoPrio, IoTag, Tid};
 use steadfs_block::{Device, Queue, QueueOptions};
-use steadfs_cache::{Backing, MetaCache, Why, Writeback, WritebackOptions};
+use steadfs_cache::{Backing, CacheSizes, MetaCache, Why, Writeback, WritebackOptions};
 use steadfs_jbd2::{
     Checksum, Journal, JournalConfig, JournalMap, Overlay, OverlayDevice, ReclaimPolicy, Recover,
     Tuning,
@@ -26,31 +26,6 @@ use crate::mballoc::Allocator;
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::txn::{Txns, journal_error};
-
-/// Memory for a volume's caches, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheSizes {
-    /// Clean metadata.
-    pub metadata: u64,
-    /// File data that is not written yet: at half of it writers are held up.
-    pub dirty_data: u64,
-}
-
-impl CacheSizes {
-    /// Splits a budget in halves.
-    pub fn of(total: u64) -> Self {
-        Self {
-            metadata: total / 2,
-            dirty_data: total / 2,
-        }
-    }
-}
-
-impl Default for CacheSizes {
-    fn default() -> Self {
-        Self::of(256 << 20)
-    }
-}
 
 /// What opening a volume found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,9 +8,9 @@ use steadfs_base::InodeNo;
 use steadfs_block::MemDevice;
 use steadfs_vfs::{Attr, Cx, DirEntry, FsError, Result};
 
+use crate::CacheSizes;
 use crate::disk::test_images::Image;
 use crate::fs::Ext4;
-use crate::mount::CacheSizes;
 use crate::options::MountOptions;
 
 pub(crate) const ROOT: InodeNo = InodeNo(2);

@@ -9,7 +9,7 @@ use steadfs_vfs::nokey::{show, shown_hash};
 use steadfs_vfs::{DirEntry, FileKind, InodeFlags, Result};
 
 use crate::data::{BLOCK, Place};
-use crate::disk::dentry::{self, BLOCK_SLOTS, DentryLayout, Entry, kind_of};
+use crate::disk::dentry::{self, BLOCK_SLOTS, DentryLayout, Entry};
 use crate::disk::{DiskError, Nid, Structure, hash};
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -243,7 +243,7 @@ impl F2fs {
             let behind = entry.slot + dentry::slots_for(entry.name.len());
             let shown = DirEntry {
                 ino: entry.ino.into(),
-                kind: kind_of(entry.file_type),
+                kind: FileKind::from_entry_type(entry.file_type),
                 name: name.as_deref().unwrap_or(entry.name),
                 next: base + behind as u64 + DOTS,
             };

@@ -22,8 +22,9 @@ mod superblock;
 mod xattr;
 
 pub use fs::F2fs;
-pub use mount::{CacheSizes, MountReport};
+pub use mount::MountReport;
 pub use options::{Atime, MountOptions, OnError, TABLE as OPTION_TABLE};
+pub use steadfs_cache::CacheSizes;
 pub use superblock::read_superblock;
 
 #[cfg(test)]

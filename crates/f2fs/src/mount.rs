@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs_base::{BlockSize, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
-use steadfs_cache::MetaCache;
+use steadfs_cache::{CacheSizes, MetaCache};
 use steadfs_rt::{Rank, RwLock};
 use steadfs_vfs::{FsError, Result};
 
@@ -18,28 +18,6 @@ use crate::nat::Nat;
 use crate::options::MountOptions;
 use crate::recovery::Recovered;
 use crate::superblock::read_superblock;
-
-/// Memory for a volume's caches, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheSizes {
-    /// Nodes, directories and tables.
-    pub metadata: u64,
-}
-
-impl CacheSizes {
-    /// As a part of a budget, of which file data gets the other half.
-    pub fn of(total: u64) -> Self {
-        Self {
-            metadata: total / 2,
-        }
-    }
-}
-
-impl Default for CacheSizes {
-    fn default() -> Self {
-        Self::of(256 << 20)
-    }
-}
 
 /// What opening a volume found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

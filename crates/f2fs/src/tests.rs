@@ -62,7 +62,7 @@ pub(crate) fn mount_bytes(bytes: &[u8]) -> steadfs_vfs::Result<Arc<F2fs>> {
 
 fn mount_device(device: &Arc<MemDevice>) -> steadfs_vfs::Result<Arc<F2fs>> {
     let device = Arc::clone(device) as _;
-    F2fs::open(device, read_only(), CacheSizes::default()).map(|(fs, _)| fs)
+    F2fs::open(device, read_only(), CacheSizes::of(64 << 20)).map(|(fs, _)| fs)
 }
 
 fn mount(image: &Image) -> Arc<F2fs> {
@@ -208,7 +208,7 @@ fn what_is_refused_says_why() {
         let device = MemDevice::new(bytes.len() as u64);
         device.write(0, bytes);
         let options = MountOptions::parse(options).unwrap();
-        let opened = F2fs::open(Arc::new(device), options, CacheSizes::default());
+        let opened = F2fs::open(Arc::new(device), options, CacheSizes::of(64 << 20));
         opened.err().expect("refused").to_string()
     };
     let image = Image::make(&["-O", "extra_attr"], 64);
@@ -243,7 +243,7 @@ fn volumes_that_are_only_read() {
     let bytes = fs::read(image.path()).unwrap();
     let device = MemDevice::new(bytes.len() as u64);
     device.write(0, &bytes);
-    let (fs, report) = F2fs::open(Arc::new(device), read_only(), CacheSizes::default()).unwrap();
+    let (fs, report) = F2fs::open(Arc::new(device), read_only(), CacheSizes::of(64 << 20)).unwrap();
     assert_eq!(report.read_only_because, ["casefold"]);
     let cx = Cx::default();
     assert_eq!(

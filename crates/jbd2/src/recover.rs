@@ -93,7 +93,7 @@ pub fn recover(
         let last = Tid(found.end.0.wrapping_sub(1));
         summary.range = Some((superblock.sequence(), last));
     }
-    tracing::info!(?summary, ?how, "journal replay");
+    tracing::debug!(?summary, ?how, "journal replay");
     match how {
         Recover::IntoMemory => {
             let redirects = newest.into_iter().map(|(home, copy)| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Device, Engine, FileDevice, OpenError, OpenOptions, Queue, QueueOptions};
-use steadfs_ext4::Ext4;
+use steadfs_ext4::{CacheSizes, Ext4};
 use steadfs_f2fs::F2fs;
 use steadfs_fuse::BlockDevice;
 use steadfs_vfs::{FileSystem, FsError};
@@ -215,16 +215,12 @@ type Opened = (Kind, Arc<dyn FileSystem>, OpenReport, u32);
 fn open_on(device: Arc<dyn Device>, options: &Options) -> Result<Opened, FsError> {
     let kind = kind_on(&Queue::new(Arc::clone(&device), QueueOptions::default()))?;
     options.fits(kind)?;
-    let size = options.cache_size;
+    let sizes = CacheSizes::of(options.cache_size.unwrap_or_else(default_cache_size));
     if kind == Kind::F2fs {
-        use steadfs_f2fs::CacheSizes;
-        let sizes = CacheSizes::of(size.unwrap_or_else(default_cache_size));
         let (fs, report) = F2fs::open(device, options.f2fs.clone(), sizes)?;
         let block_size = steadfs_f2fs::disk::BLOCK_SIZE as u32;
         return Ok((kind, fs, report.into(), block_size));
     }
-    use steadfs_ext4::CacheSizes;
-    let sizes = CacheSizes::of(size.unwrap_or_else(default_cache_size));
     let (fs, report) = Ext4::open(device, options.ext4.clone(), sizes)?;
     let block_size = fs.geo().block_size.bytes() as u32;
     Ok((kind, fs, report.into(), block_size))

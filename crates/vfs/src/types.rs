@@ -73,6 +73,34 @@ impl FileKind {
             _ => return None,
         })
     }
+
+    /// The type byte in directory entries on disk, the same in all formats that have one (`FT_*` of Linux's
+    /// linux/fs_types.h).
+    pub const fn entry_type(self) -> u8 {
+        match self {
+            Self::Regular => 1,
+            Self::Directory => 2,
+            Self::CharDevice => 3,
+            Self::BlockDevice => 4,
+            Self::Fifo => 5,
+            Self::Socket => 6,
+            Self::Symlink => 7,
+        }
+    }
+
+    /// What such a byte tells; `None` for "unknown" (0) and everything undefined.
+    pub const fn from_entry_type(byte: u8) -> Option<Self> {
+        Some(match byte {
+            1 => Self::Regular,
+            2 => Self::Directory,
+            3 => Self::CharDevice,
+            4 => Self::BlockDevice,
+            5 => Self::Fifo,
+            6 => Self::Socket,
+            7 => Self::Symlink,
+            _ => return None,
+        })
+    }
 }
 
 /// An inode's attributes.

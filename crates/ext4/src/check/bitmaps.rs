@@ -4,7 +4,6 @@ use steadfs_base::DevBlock;
 
 use super::tables::InodeState;
 use super::{Checker, Issue};
-use crate::disk::dir_entry::file_type_of;
 use crate::disk::group_desc::{init_block_bitmap, init_inode_bitmap};
 use crate::disk::{GroupDesc, GroupNo, Ino, Structure, bitmap};
 use steadfs_vfs::FileKind;
@@ -160,7 +159,7 @@ impl Checker<'_> {
         };
         // A last cluster that is cut short counts as a whole one in every count.
         let free_blocks = u64::from(free) << self.geo.cluster_bits;
-        let directory = file_type_of(FileKind::Directory);
+        let directory = FileKind::Directory.entry_type();
         let dirs = self.inodes.group(group).map_or(0, |states| {
             let is_dir =
                 |state: &&InodeState| state.has(InodeState::USED) && state.kind == directory;

@@ -10,7 +10,7 @@ use super::inodes::inline_rest;
 use super::issue::Name;
 use super::tables::{Dir, DirForm, InodeState};
 use super::{Checker, Issue};
-use crate::disk::dir_entry::{self, DirLayout, RawEntry, file_type_of};
+use crate::disk::dir_entry::{self, DirLayout, RawEntry};
 use crate::disk::num::get32;
 use crate::disk::{Ino, Inode};
 
@@ -224,8 +224,7 @@ impl Checker<'_> {
                 self.dirs[position.dir].dotdot = Some(ino);
                 if position.next_byte != 0 {
                     UNTERMINATED
-                } else if self.inodes.get(&self.geo, ino).kind == file_type_of(FileKind::Directory)
-                {
+                } else if self.inodes.get(&self.geo, ino).kind == FileKind::Directory.entry_type() {
                     return self.check_type(position.dir, b"..", ino, position.type_byte);
                 } else {
                     "its .. is no directory"
@@ -271,7 +270,7 @@ impl Checker<'_> {
         self.check_type(i, name, target, type_byte);
         let names = &mut self.inodes.get_mut(&self.geo, target).names;
         *names = names.saturating_add(1);
-        if state.kind == file_type_of(FileKind::Directory) {
+        if state.kind == FileKind::Directory.entry_type() {
             self.name_dir(dir, name, target);
         }
     }

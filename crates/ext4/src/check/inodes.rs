@@ -6,7 +6,6 @@ use steadfs_vfs::{FileKind, InodeFlags};
 use super::map::{Collect, Walk};
 use super::tables::{Dir, DirForm, InodeState};
 use super::{Checker, Issue};
-use crate::disk::dir_entry::file_type_of;
 use crate::disk::extent::ExtentNode;
 use crate::disk::features::{Compat, Incompat, RoCompat};
 use crate::disk::inode::{EA_INODE, I_BLOCK_SIZE, INLINE_DATA};
@@ -87,7 +86,7 @@ impl Checker<'_> {
         let hidden = self.is_hidden(ino);
         let state = self.inodes.get_mut(&self.geo, ino);
         state.set(InodeState::USED);
-        state.kind = kind.map_or(0, file_type_of);
+        state.kind = kind.map_or(0, FileKind::entry_type);
         state.links = links;
         if hidden {
             state.set(InodeState::HIDDEN);

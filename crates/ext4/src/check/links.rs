@@ -5,7 +5,6 @@ use steadfs_vfs::FileKind;
 use super::tables::InodeState;
 use super::{Checker, Issue};
 use crate::disk::Ino;
-use crate::disk::dir_entry::file_type_of;
 use crate::disk::features::RoCompat;
 use crate::disk::inode::LINK_MAX;
 
@@ -115,7 +114,7 @@ impl Checker<'_> {
         if state.has(InodeState::ATTR_VALUE) && !is_value {
             return self.issue(Issue::XattrInode { value: ino });
         }
-        let is_dir = state.kind == file_type_of(FileKind::Directory);
+        let is_dir = state.kind == FileKind::Directory.entry_type();
         if !state.has(InodeState::USED) || state.has(InodeState::HIDDEN) || is_dir {
             return;
         }

@@ -7,7 +7,6 @@ use steadfs_vfs::FileKind;
 use super::map::{Collect, Walk};
 use super::tables::InodeState;
 use super::{Checker, Issue};
-use crate::disk::dir_entry::file_type_of;
 use crate::disk::features::{Compat, RoCompat};
 use crate::disk::indirect;
 use crate::disk::num::get32;
@@ -118,7 +117,7 @@ impl Checker<'_> {
     fn check_journal(&mut self, ino: Ino) -> Result<(), &'static str> {
         const LEAST_BLOCKS: u64 = 1024;
         let state = self.inodes.get(&self.geo, ino);
-        if state.kind != file_type_of(FileKind::Regular) || state.links == 0 {
+        if state.kind != FileKind::Regular.entry_type() || state.links == 0 {
             return Err("its inode is not a file in use");
         }
         let mut blocks = 0;

@@ -110,7 +110,7 @@ impl Dir<'_> {
             for name in window.names {
                 let entry = DirEntry {
                     ino: name.ino.into(),
-                    kind: dir_entry::kind_of(name.file_type),
+                    kind: FileKind::from_entry_type(name.file_type),
                     name: &name.name,
                     next: name.key + 3,
                 };

@@ -30,33 +30,6 @@ pub const fn entry_size(name_len: usize) -> usize {
     (HEADER_SIZE + name_len + 3) & !3
 }
 
-/// The type byte of directory entries.
-pub const fn file_type_of(kind: FileKind) -> u8 {
-    match kind {
-        FileKind::Regular => 1,
-        FileKind::Directory => 2,
-        FileKind::CharDevice => 3,
-        FileKind::BlockDevice => 4,
-        FileKind::Fifo => 5,
-        FileKind::Socket => 6,
-        FileKind::Symlink => 7,
-    }
-}
-
-/// The kind a type byte tells; `None` for "unknown" (0) and everything undefined.
-pub const fn kind_of(file_type: u8) -> Option<FileKind> {
-    Some(match file_type {
-        1 => FileKind::Regular,
-        2 => FileKind::Directory,
-        3 => FileKind::CharDevice,
-        4 => FileKind::BlockDevice,
-        5 => FileKind::Fifo,
-        6 => FileKind::Socket,
-        7 => FileKind::Symlink,
-        _ => return None,
-    })
-}
-
 /// What one must know of the volume to read its directory blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirLayout {
@@ -128,7 +101,7 @@ pub struct RawEntry<'a> {
 impl RawEntry<'_> {
     /// The kind its type byte tells.
     pub const fn kind(&self) -> Option<FileKind> {
-        kind_of(self.file_type)
+        FileKind::from_entry_type(self.file_type)
     }
 
     /// Bytes that could be given to another entry.
@@ -293,7 +266,7 @@ fn write_entry(
     put16(block, offset + 4, layout.encode_rec_len(rec_len));
     block[offset + 6] = low8(low32(wide(len)));
     block[offset + 7] = if layout.has_file_type {
-        file_type_of(entry.kind)
+        entry.kind.entry_type()
     } else {
         0
     };
@@ -392,7 +365,7 @@ pub fn set_target(layout: &DirLayout, block: &mut [u8], offset: usize, ino: Ino,
     assert!(ino.0 != 0 && offset + HEADER_SIZE <= layout.entries_end());
     put32(block, offset, ino.0);
     if layout.has_file_type {
-        block[offset + 7] = file_type_of(kind);
+        block[offset + 7] = kind.entry_type();
     }
 }
 

@@ -3,8 +3,8 @@ use steadfs_rt::{sim, spawn};
 use steadfs_vfs::FallocMode;
 
 use super::*;
+use crate::CacheSizes;
 use crate::disk::test_images::Image;
-use crate::mount::CacheSizes;
 use crate::options::MountOptions;
 use crate::test_world::{ROOT, World};
 

@@ -6,9 +6,9 @@ use steadfs_rt::{Mutex, Rank, spawn};
 use steadfs_vfs::{FileSystem, SetAttr};
 
 use super::*;
+use crate::CacheSizes;
 use crate::disk::superblock::STATE_CLEAN;
 use crate::disk::test_images::Image;
-use crate::mount::CacheSizes;
 use crate::test_world::{ROOT, World, check};
 
 const EXT4: &[&str] = &["-t", "ext4", "-O", "orphan_file"];

@@ -11,7 +11,6 @@ pub use super::raw::RawDirEntry;
 use super::bits::{self, Order};
 use super::num::{idx16, low16, short};
 use super::{BLOCK_SIZE, DiskError, Nid, Result, Structure};
-use steadfs_vfs::FileKind;
 
 /// Bytes of a name in one slot (`F2FS_SLOT_LEN`).
 pub const SLOT: usize = 8;
@@ -97,33 +96,6 @@ impl Entry<'_> {
     /// Whether this is `.` or `..`.
     pub fn is_dot(&self) -> bool {
         self.name == b"." || self.name == b".."
-    }
-}
-
-/// The type that a stored type means; `None` for an unknown one.
-pub const fn kind_of(file_type: u8) -> Option<FileKind> {
-    Some(match file_type {
-        1 => FileKind::Regular,
-        2 => FileKind::Directory,
-        3 => FileKind::CharDevice,
-        4 => FileKind::BlockDevice,
-        5 => FileKind::Fifo,
-        6 => FileKind::Socket,
-        7 => FileKind::Symlink,
-        _ => return None,
-    })
-}
-
-/// The type to store.
-pub const fn type_of(kind: FileKind) -> u8 {
-    match kind {
-        FileKind::Regular => 1,
-        FileKind::Directory => 2,
-        FileKind::CharDevice => 3,
-        FileKind::BlockDevice => 4,
-        FileKind::Fifo => 5,
-        FileKind::Socket => 6,
-        FileKind::Symlink => 7,
     }
 }
 

@@ -161,7 +161,7 @@ fn accept(path: &Path, what: &str) {
     };
     let device = Arc::new(FileDevice::open(path, open).unwrap());
     let mount = MountOptions::parse("ro").unwrap();
-    let (fs, _) = F2fs::open(device, mount, CacheSizes::default()).unwrap();
+    let (fs, _) = F2fs::open(device, mount, CacheSizes::of(64 << 20)).unwrap();
     let mut names = 0;
     fs.readdir(&Cx::default(), InodeNo(3), 0, &mut |entry| {
         assert!([&b"."[..], b"..", b"lost+found"].contains(&entry.name));
