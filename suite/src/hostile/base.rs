@@ -176,7 +176,9 @@ fn decorate(image: Image, dirty: bool) -> Image {
         fs.setxattr(&cx, ino, name.as_bytes(), value, SetXattr::Any)
             .expect("attributes can be set");
     };
-    let many = find(fs.root(), "many");
+    // What mke2fs copies has no index; a directory that grows gets one.
+    let many = fs.mkdir(&cx, fs.root(), b"indexed", 0o755);
+    let many = many.expect("a directory can be made").ino;
     for n in 0..100 {
         let name = format!("another name of some length, {n}");
         let file = fs.mknod(&cx, many, name.as_bytes(), 0o100_644, 0);

@@ -326,7 +326,10 @@ impl Trial {
             }
             self.note("link", fs.link(&cx, ino, root, b"linked").map(drop));
         }
-        if let Some(many) = self.find(fs, &[b"many"]) {
+        for dir in [&b"many"[..], b"indexed"] {
+            let Some(many) = self.find(fs, &[dir]) else {
+                continue;
+            };
             for n in (0..100).step_by(3) {
                 let name = format!("another name of some length, {n}");
                 self.note("unlink", fs.unlink(&cx, many, name.as_bytes()));

@@ -118,6 +118,24 @@ impl Survey {
         bytes
     }
 
+    /// Where an inode lies in its table: its block, and the byte in the image.
+    pub fn inode_place(&self, image: &Image, ino: u32) -> (u64, u64) {
+        let (group, index) = self.geo.group_of_inode(Ino(ino));
+        let (_, desc) = self.desc(image, group.0);
+        let (block, at) = self.geo.inode_slot(desc.inode_table, index);
+        let offset = block.0 * self.geo.block_size.bytes_u64() + at as u64;
+        (block.0, offset)
+    }
+
+    /// The first inode in use that `wanted` accepts.
+    pub fn find_inode(&self, image: &Image, wanted: impl Fn(&Inode) -> bool) -> Option<u32> {
+        self.inodes.iter().copied().find(|&ino| {
+            let mut slot = vec![0; self.geo.inode_size.into()];
+            image.read(self.inode_place(image, ino).1, &mut slot);
+            Inode::decode(&self.geo, &slot).is_ok_and(|inode| wanted(&inode))
+        })
+    }
+
     fn desc(&self, image: &Image, group: u32) -> (u64, GroupDesc) {
         let (n, at) = self.geo.desc_slot(GroupNo(group));
         let offset = self.geo.desc_block_at(n).0 * self.geo.block_size.bytes_u64() + at as u64;
