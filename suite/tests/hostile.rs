@@ -1,7 +1,8 @@
 //! Damaged volumes through the library: two thousand of each kind. Nothing panics, hangs, reads past
 //! the device or takes memory beyond its budget, and what was acknowledged is not lost silently.
 //!
-//! `HOSTILE=flipped:ext4-1k:17` runs one case; `HOSTILE_CASES=100000` runs more of them.
+//! `HOSTILE=flipped:ext4-1k:17` runs one case, and writes its image to the file `HOSTILE_IMAGE` if that
+//! is set; `HOSTILE_CASES=100000` runs more of them.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -9,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use steadfs_lab::device::Image;
 use steadfs_suite::hostile::meter::Meter;
 use steadfs_suite::hostile::{Base, Family, Outcome, exercise};
 
@@ -90,6 +92,13 @@ fn case(bases: &[Base], family: Family, n: u64) -> (String, Outcome) {
     (name, exercise(&family.apply(base, n)))
 }
 
+/// Writes a damaged image to a file, for other programs to look at.
+fn save(image: &Image, path: &str) {
+    let mut bytes = vec![0; usize::try_from(image.size()).unwrap()];
+    image.read(0, &mut bytes);
+    std::fs::write(path, bytes).unwrap();
+}
+
 fn run(family: Family) {
     let scratch = tempfile::tempdir().unwrap();
     let bases = Base::all(scratch.path());
@@ -105,7 +114,11 @@ fn run(family: Family) {
     if let Ok(one) = std::env::var("HOSTILE") {
         let words: Vec<&str> = one.split(':').collect();
         if words[0] == family.name() {
-            let (name, outcome) = case(&bases, family, words[2].parse().unwrap());
+            let n: u64 = words[2].parse().unwrap();
+            if let Ok(path) = std::env::var("HOSTILE_IMAGE") {
+                save(&family.apply(&bases[n as usize % bases.len()], n), &path);
+            }
+            let (name, outcome) = case(&bases, family, n);
             eprintln!("{name}: {outcome:#?}");
             assert!(outcome.wrong.is_empty());
         }

@@ -75,7 +75,7 @@ impl Checker<'_> {
     pub(super) fn check_slot(&mut self, ino: Ino, slot: &[u8]) {
         let (mode, links) = (get16(slot, 0), get16(slot, 0x1A));
         let orphan = self.orphans.contains(&ino.0);
-        if links == 0 && !orphan {
+        if links == 0 && (!orphan || mode == 0) {
             self.check_free_slot(ino, slot, mode);
             return;
         }

@@ -34,7 +34,7 @@ impl Checker<'_> {
         let mut slot = Vec::new();
         let mut next = self.sb.last_orphan();
         while let Some(ino) = next {
-            let why = if !self.geo.is_inode(ino) || ino < self.geo.first_ino {
+            let why = if !self.geo.is_inode(ino) || !self.can_be_orphan(ino) {
                 "cannot be an orphan"
             } else if !self.orphans.insert(ino.0) {
                 "is there twice"
@@ -47,6 +47,12 @@ impl Checker<'_> {
             };
             return self.issue(Issue::OrphanList { ino, why });
         }
+    }
+
+    fn can_be_orphan(&self, ino: Ino) -> bool {
+        ino >= self.geo.first_ino
+            && self.sb.orphan_file() != Some(ino)
+            && self.sb.journal() != JournalPlace::Inode(ino)
     }
 
     fn read_orphan_file(&mut self, ino: Ino) {
@@ -80,15 +86,22 @@ impl Checker<'_> {
             return self.issue(Issue::OrphanFile(error.in_inode(ino)));
         }
         for (_, orphan) in orphan_file::orphans(&self.geo, block) {
-            if orphan < self.geo.first_ino || !self.orphans.insert(orphan.0) {
+            if !self.can_be_orphan(orphan) || !self.orphans.insert(orphan.0) {
                 let why = "is there twice or cannot be an orphan";
                 self.issue(Issue::OrphanList { ino: orphan, why });
             }
         }
     }
 
-    /// After all inodes are known: the journal, and reserved inodes without a feature.
+    /// After all inodes are known: orphans, the journal, and reserved inodes without a feature.
     pub(super) fn check_special(&mut self) {
+        let orphans = self.orphans.iter().map(|&ino| Ino(ino));
+        let (geo, inodes) = (&self.geo, &self.inodes);
+        let free = orphans.filter(|&ino| !inodes.get(geo, ino).has(InodeState::USED));
+        for ino in free.collect::<Vec<_>>() {
+            let why = "is free";
+            self.issue(Issue::OrphanList { ino, why });
+        }
         let has_quota = self.geo.has_ro_compat(RoCompat::QUOTA);
         for (ino, needed) in [
             (Ino::USER_QUOTA, has_quota),

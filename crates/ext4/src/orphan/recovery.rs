@@ -10,7 +10,7 @@ use steadfs_base::{FileBlock, IoTag};
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::{CREDITS, OrphanFile, Orphans, Place, Slot};
-use crate::disk::superblock::STATE_ERROR;
+use crate::disk::superblock::{JournalPlace, STATE_ERROR};
 use crate::disk::{Ino, orphan_file};
 use crate::fs::Ext4;
 
@@ -93,7 +93,11 @@ impl Orphans {
     /// Whether this can be an orphan.
     fn check(&self, fs: &Ext4, ino: Ino) -> Result<()> {
         let bad = |what| Err(FsError::Corrupt(format!("orphans: inode {ino} {what}")));
-        if !fs.geo().is_nameable(ino) || ino == Ino::ROOT {
+        let own = {
+            let sb = fs.sb.lock();
+            sb.orphan_file() == Some(ino) || sb.journal() == JournalPlace::Inode(ino)
+        };
+        if own || !fs.geo().is_nameable(ino) || ino == Ino::ROOT {
             return bad("cannot be one");
         }
         if !fs.alloc.is_inode_used(fs, ino)? {
@@ -177,14 +181,17 @@ impl Orphans {
                 first_error.get_or_insert(error);
             }
         }
-        if first_error.is_some()
-            && let Some(file) = &mut self.state.lock().file
-        {
-            file.closed = true;
+        if first_error.is_some() {
+            // What cannot be believed stays in the file, for e2fsck.
+            self.kept.store(true, Ordering::Release);
+            if let Some(file) = &mut self.state.lock().file {
+                file.closed = true;
+            }
         }
         (found, first_error)
     }
 
+    /// Reads a block's orphans; the error is the first of those that cannot be believed.
     fn load_block(&self, fs: &Ext4, block: usize, found: &mut Vec<Ino>) -> Result<()> {
         let slots: Vec<(u32, Ino)> = {
             let state = self.state.lock();
@@ -192,17 +199,25 @@ impl Orphans {
             let data = file.block(fs, block)?.data();
             orphan_file::orphans(fs.geo(), &data).collect()
         };
+        let mut result = Ok(());
         for (slot, ino) in slots {
-            self.check(fs, ino)?;
-            let mut state = self.state.lock();
-            if state.places.contains_key(&ino) {
-                return Err(FsError::Corrupt(format!(
-                    "orphans: inode {ino} is listed twice"
-                )));
+            match self.load_slot(fs, ino, Slot { block, slot }) {
+                Ok(()) => found.push(ino),
+                Err(error) => result = result.and(Err(error)),
             }
-            state.places.insert(ino, Place::Slot(Slot { block, slot }));
-            found.push(ino);
         }
+        result
+    }
+
+    fn load_slot(&self, fs: &Ext4, ino: Ino, slot: Slot) -> Result<()> {
+        self.check(fs, ino)?;
+        let mut state = self.state.lock();
+        if state.places.contains_key(&ino) {
+            return Err(FsError::Corrupt(format!(
+                "orphans: inode {ino} is listed twice"
+            )));
+        }
+        state.places.insert(ino, Place::Slot(slot));
         Ok(())
     }
 

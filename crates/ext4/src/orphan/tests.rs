@@ -3,7 +3,9 @@
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, SetAttr};
 
+use crate::check;
 use crate::disk::test_images::Image;
+use crate::disk::{Ino, orphan_file};
 use crate::test_world::{ROOT, World};
 
 const KINDS: [&[&str]; 3] = [
@@ -164,5 +166,48 @@ fn damaged_lists_do_not_keep_a_volume_from_being_mounted() {
         } else {
             world.fs.close().unwrap();
         }
+    }
+}
+
+/// What a damaged orphan file names beside nonsense is freed; the nonsense stays announced.
+#[test]
+fn a_damaged_file_keeps_what_cannot_be_believed() {
+    let options = ["-t", "ext4", "-b", "1024", "-O", "orphan_file"];
+    for nonsense in [500, 2, 8, 12] {
+        let world = World::make(&options, "16M");
+        let free = world.fs.alloc.totals().free_inodes;
+        let image = world.close();
+        for name in ["file", "other"] {
+            image.debugfs(&format!("write /dev/null {name}"));
+            image.debugfs(&format!("sif {name} links_count 0"));
+            image.debugfs(&format!("unlink {name}"));
+        }
+        image.debugfs("feature orphan_present");
+        let first = image.superblock().geometry().first_ino.0;
+        let mut bytes = image.bytes();
+        let world = World::open(image);
+        let (at, seed) = {
+            let state = world.fs.orphans.state.lock();
+            let file = state.file.as_ref().unwrap();
+            (file.blocks[0], file.seed)
+        };
+        let block = &mut bytes[at.0 as usize * 1024..][..1024];
+        // lost+found and the orphan file itself come first.
+        let named = [nonsense, first + 2, first + 2, first + 3];
+        for (slot, ino) in named.iter().enumerate() {
+            orphan_file::set_slot(block, slot as u32, Some(Ino(*ino)));
+        }
+        orphan_file::seal(world.fs.geo(), seed, at, block);
+        drop(world);
+
+        let world = World::open(Image::of(&bytes));
+        let orphans = world.fs.orphans.all();
+        assert_eq!(orphans, [], "those that can be believed are freed");
+        assert_eq!(world.fs.alloc.totals().free_inodes, free);
+        assert!(world.fs.sb.lock().error_count() > 0);
+        world.fs.close().unwrap();
+        let report = check::check(&world.device().to_bytes(), &check::Options::default());
+        let unannounced = report.issues.contains(&check::Issue::OrphansNotAnnounced);
+        assert!(!report.is_clean() && !unannounced, "{:?}", report.issues);
     }
 }

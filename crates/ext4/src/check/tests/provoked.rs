@@ -440,6 +440,24 @@ const VOLUME: &[Case] = &[
             d.set_superblock(|raw| raw.last_orphan.set(ino.0));
         },
     ),
+    case(
+        "OrphanList",
+        Base::Ext4,
+        May("with -n it skips the list"),
+        |d| {
+            let ino = d.ino("large");
+            let free = d.geo.inodes_count - 1;
+            d.set_inode(ino, |inode| inode.dtime = free);
+            d.set_superblock(|raw| raw.last_orphan.set(ino.0));
+        },
+    ),
+    case("OrphanList", Base::OrphanFile, Agrees, |d| {
+        let file = d.image.superblock().orphan_file().unwrap();
+        let (at, free) = (d.mapped(file, 0), d.geo.inodes_count - 1);
+        put32(d.block(at), 0, free);
+        let present = d.features().ro_compat.0 | 0x1_0000;
+        d.set_superblock(|raw| raw.feature_ro_compat.set(present));
+    }),
     case("OrphanFile", Base::OrphanFile, Agrees, |d| {
         let ino = d.image.superblock().orphan_file().unwrap();
         let at = d.mapped(ino, 1);
