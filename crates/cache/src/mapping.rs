@@ -119,12 +119,14 @@ impl Mapping {
 
     /// Copies `data` in at byte `offset` and marks the blocks dirty. A block that is written only in
     /// part and is not in memory is filled by `fill` first; where that fails, the write ends short.
+    /// `reserve` says which blocks are to hold a reservation of the file system's.
     /// The caller holds the inode lock for writing, so nothing else adds blocks meanwhile.
     pub fn write<E>(
         &self,
         offset: u64,
         data: &[u8],
         tag: IoTag,
+        reserve: impl Fn(FileBlock) -> bool,
         mut fill: impl FnMut(FileBlock, &mut [u8]) -> Result<(), E>,
     ) -> Written<E> {
         let mut written = Written {
@@ -141,7 +143,9 @@ impl Mapping {
             let mut fresh = None;
             let newly_reserved = loop {
                 // A block that is here now may have landed and left by the time it is needed.
-                if let Some(newly_reserved) = self.put(block, within, part, fresh.take(), tag) {
+                let reserve = reserve(block);
+                let put = self.put(block, within, part, fresh.take(), (tag, reserve));
+                if let Some(newly_reserved) = put {
                     break newly_reserved;
                 }
                 let mut buf = Buf::zeroed(self.block_size.bytes());
@@ -165,7 +169,7 @@ impl Mapping {
         within: usize,
         part: &[u8],
         fresh: Option<Buf>,
-        tag: IoTag,
+        (tag, reserve): (IoTag, bool),
     ) -> Option<bool> {
         let whole = part.len() == self.block_size.bytes();
         let content = whole.then(|| Buf::copy_of(part));
@@ -183,8 +187,8 @@ impl Mapping {
             Some(content) => page.data = content,
             None => page.data.make_mut()[within..within + part.len()].copy_from_slice(part),
         }
-        let newly_reserved = !page.reserved;
-        page.reserved = true;
+        let newly_reserved = reserve && !page.reserved;
+        page.reserved |= reserve;
         let newly_dirty = page.dirty.is_none();
         page.dirty = Some(tag);
         if newly_dirty {
@@ -408,6 +412,10 @@ mod tests {
         Ok(())
     }
 
+    fn always(_: FileBlock) -> bool {
+        true
+    }
+
     fn failure() -> IoError {
         IoError {
             op: Op::Write,
@@ -420,11 +428,11 @@ mod tests {
     #[test]
     fn a_block_written_again_in_flight_stays_dirty() {
         let (writeback, map) = mapping();
-        let written = map.write(0, &[1; 2 * BS], IoTag::default(), zero_fill);
+        let written = map.write(0, &[1; 2 * BS], IoTag::default(), always, zero_fill);
         assert_eq!((written.bytes, written.reserved), (2 * BS, 2));
         let taken = map.take_dirty(0..9, 9);
         assert_eq!(taken.len(), 2);
-        map.write(10, &[2; 5], IoTag::default(), zero_fill);
+        map.write(10, &[2; 5], IoTag::default(), always, zero_fill);
         assert!(map.take_dirty(0..9, 9).is_empty(), "never in flight twice");
         assert_eq!(taken[0].data[10], 1, "the flight keeps what it took");
         map.landed(0..2, Ok(()), false);
@@ -441,9 +449,22 @@ mod tests {
     }
 
     #[test]
+    fn only_what_needs_a_reservation_holds_one() {
+        let (_, map) = mapping();
+        let second = |block| block == FileBlock(1);
+        let written = map.write(0, &[1; 2 * BS], IoTag::default(), second, zero_fill);
+        assert_eq!(written.reserved, 1);
+        let taken = map.take_dirty(0..9, 9);
+        assert_eq!((taken[0].reserved, taken[1].reserved), (false, true));
+        assert_eq!(map.landed(0..1, Err(&failure()), false), 0);
+        assert_eq!(map.landed(1..2, Err(&failure()), true), 1);
+        assert_eq!(map.discard(0..9), 1);
+    }
+
+    #[test]
     fn a_failed_write_is_never_clean() {
         let (writeback, map) = mapping();
-        map.write(0, &[1; BS], IoTag::default(), zero_fill);
+        map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
         assert!(map.take_dirty(0..9, 9)[0].reserved);
         assert_eq!(map.landed(0..1, Err(&failure()), true), 1);
         assert_eq!(map.take_error(), Some(failure()));
@@ -458,7 +479,7 @@ mod tests {
     fn a_failed_fill_ends_the_write_short() {
         let (_, map) = mapping();
         let fill = |_, _: &mut [u8]| Err("unreadable");
-        let written = map.write(0, &[1; BS + 3], IoTag::default(), fill);
+        let written = map.write(0, &[1; BS + 3], IoTag::default(), always, fill);
         assert_eq!((written.bytes, written.reserved), (BS, 1));
         assert_eq!(written.error, Some("unreadable"));
     }
@@ -466,7 +487,7 @@ mod tests {
     #[test]
     fn discarding_returns_reservations() {
         let (writeback, map) = mapping();
-        map.write(0, &[1; 3 * BS], IoTag::default(), zero_fill);
+        map.write(0, &[1; 3 * BS], IoTag::default(), always, zero_fill);
         assert_eq!(map.discard(1..9), 2);
         assert_eq!((map.unwritten(), writeback.dirty_bytes()), (1, BS as u64));
         assert_eq!(map.next_cached(FileBlock(0)), Some(FileBlock(0)));

@@ -246,7 +246,7 @@ impl Ext4 {
             Err(error) => return (0, Err(error)),
         };
         let fill = |block, buf: &mut [u8]| self.fill_block(cx.tag, inode, block, buf);
-        let written = inode.pages.write(offset, data, cx.tag, fill);
+        let written = inode.pages.write(offset, data, cx.tag, |_| true, fill);
         self.alloc
             .with_totals(|t| t.settle(wanted - written.reserved * weight));
         let result = written.error.map_or(Ok(()), Err);
