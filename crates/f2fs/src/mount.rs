@@ -46,6 +46,7 @@ impl F2fs {
         let queue = Arc::new(Queue::new(device, QueueOptions::default()));
         let superblock = read_superblock(&queue)?;
         choose_mode(&superblock, &options, &mut report)?;
+        options.check_features(superblock.features())?;
         check_size(&superblock, &queue)?;
         let layout = superblock.layout().clone();
         let current = checkpoint::load(&queue, &layout)?;

@@ -1,9 +1,17 @@
 //! Mount options of f2fs, as mount(8) and the kernel's Documentation/filesystems/f2fs.rst name them.
 
-use steadfs_vfs::options::{Entry, already, apply, choice, flag, items, refused, unknown, value};
+mod table;
+
+use std::fmt::Write as _;
+
+use steadfs_vfs::options::{apply, items, unknown};
 use steadfs_vfs::{FsError, Result};
 
-/// What reads do to access times. Nothing yet: volumes are only read.
+pub use table::TABLE;
+
+use crate::disk::Features;
+
+/// What reads do to access times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Atime {
     /// `relatime`.
@@ -23,8 +31,85 @@ pub enum OnError {
     RemountReadOnly,
 }
 
+/// `background_gc=`: cleaning while the volume is idle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackgroundGc {
+    /// It reads and marks dirty; write-back writes.
+    #[default]
+    On,
+    /// Only where space is needed at once.
+    Off,
+    /// Each round writes what it moved itself.
+    Sync,
+}
+
+/// `mode=`: where blocks go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// To free segments, into the holes of used ones, or in place.
+    #[default]
+    Adaptive,
+    /// Always to free segments, one behind the other.
+    Lfs,
+}
+
+/// `alloc_mode=`: which free segment is next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AllocMode {
+    /// The next one behind the last.
+    Default,
+    /// The first one of the volume.
+    Reuse,
+}
+
+/// `fsync_mode=`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FsyncMode {
+    /// A file's own changes.
+    #[default]
+    Posix,
+    /// The names it depends on, too.
+    Strict,
+    /// As `posix`, without a FLUSH.
+    NoBarrier,
+}
+
+/// `discard_unit=`: smallest piece that is discarded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiscardUnit {
+    /// Blocks.
+    #[default]
+    Block,
+    /// Whole segments.
+    Segment,
+    /// Whole sections.
+    Section,
+}
+
+/// How much space may be unusable while checkpoints are off, at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unusable {
+    /// None: all is cleaned first.
+    #[default]
+    None,
+    /// So many blocks.
+    Blocks(u32),
+    /// So much of the volume, 0 to 100.
+    Percent(u8),
+}
+
+/// `checkpoint=`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CheckpointMode {
+    /// They are written.
+    #[default]
+    Enabled,
+    /// None is written: after the end the volume is as it was.
+    Disabled(Unusable),
+}
+
 /// Options of an f2fs volume.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
     /// `ro`.
     pub read_only: bool,
@@ -40,118 +125,96 @@ pub struct MountOptions {
     pub atime: Atime,
     /// `nodiratime`.
     pub nodiratime: bool,
+    /// `sync`: every change is durable before its call returns.
+    pub sync: bool,
+    /// `dirsync`: so is every change of a directory.
+    pub dirsync: bool,
+    /// `background_gc=`.
+    pub background_gc: BackgroundGc,
+    /// `gc_merge`: who needs space lets the cleaning task make it.
+    pub gc_merge: bool,
+    /// `discard`, `nodiscard`: freed blocks are discarded. `None`: if the device can.
+    pub discard: Option<bool>,
+    /// `discard_unit=`.
+    pub discard_unit: DiscardUnit,
+    /// `active_logs=`: 2, 4 or 6.
+    pub active_logs: u8,
+    /// Not `disable_ext_identify`: the superblock's list of file extensions says what is hot and cold.
+    pub ext_identify: bool,
+    /// `inline_xattr`: new inodes have room for attributes.
+    pub inline_xattr: bool,
+    /// `inline_xattr_size=`: words of that room, where inodes can say it. `None`: 50.
+    pub inline_xattr_size: Option<u16>,
+    /// `inline_data`: small files lie in their inodes.
+    pub inline_data: bool,
+    /// `inline_dentry`: so do small directories.
+    pub inline_dentry: bool,
+    /// `flush_merge`: those who need a FLUSH at one time share it.
+    pub flush_merge: bool,
+    /// `barrier`: not `nobarrier`, with which no FLUSH is sent.
+    pub barrier: bool,
+    /// `fastboot`: each fsync is a checkpoint, so that the next mount is quick.
+    pub fastboot: bool,
+    /// `data_flush`: background checkpoints write file data before.
+    pub data_flush: bool,
+    /// `reserve_root=`: blocks for the superuser, and for `resuid` and `resgid`.
+    pub reserve_root: u32,
+    /// `resuid=`: the user who may use the reserved blocks.
+    pub resuid: Option<u32>,
+    /// `resgid=`: the group that may use the reserved blocks.
+    pub resgid: Option<u32>,
+    /// `mode=`.
+    pub mode: Mode,
+    /// `alloc_mode=`. `None`: `reuse` up to 16 GiB, else `default`.
+    pub alloc_mode: Option<AllocMode>,
+    /// `fsync_mode=`.
+    pub fsync_mode: FsyncMode,
+    /// `checkpoint=`.
+    pub checkpoint: CheckpointMode,
+    /// `checkpoint_merge`: those who need a checkpoint at one time share it.
+    pub checkpoint_merge: bool,
 }
 
-const WRITING: &str = "is about writing, and f2fs volumes can only be read yet";
-const NO_QUOTA: &str = "quota limits are not enforced";
-const GONE: &str = "was removed from Linux; leave it out";
-const TESTING: &str = "is for testing kernels";
-const ON_ERROR: &[(&str, OnError)] = &[
-    ("continue", OnError::Continue),
-    ("remount-ro", OnError::RemountReadOnly),
-];
+/// Logs in use unless `active_logs=` says otherwise.
+const ALL_LOGS: u8 = 6;
 
-/// Every option of f2fs that Linux knows.
-pub const TABLE: &[Entry<MountOptions>] = &[
-    flag("ro", |o| o.read_only = true),
-    flag("rw", |o| o.read_only = false),
-    flag("norecovery", |o| o.no_recovery = true),
-    flag("disable_roll_forward", |o| o.no_recovery = true),
-    flag("user_xattr", |o| o.user_xattr = Some(true)),
-    flag("nouser_xattr", |o| o.user_xattr = Some(false)),
-    flag("acl", |o| o.acl = Some(true)),
-    flag("noacl", |o| o.acl = Some(false)),
-    value("errors", set_errors),
-    flag("noatime", |o| o.atime = Atime::Never),
-    flag("atime", |o| o.atime = Atime::Relative),
-    flag("relatime", |o| o.atime = Atime::Relative),
-    flag("nodiratime", |o| o.nodiratime = true),
-    flag("diratime", |o| o.nodiratime = false),
-    already("async"),
-    already("nolazytime"),
-    already("nostrictatime"),
-    already("noquota"),
-    // What changes nothing for a volume that is only read, and mount lists commonly have.
-    already("barrier"),
-    already("nodiscard"),
-    refused("sync", WRITING),
-    refused("dirsync", WRITING),
-    refused("lazytime", WRITING),
-    refused("background_gc", WRITING),
-    refused("gc_merge", WRITING),
-    refused("nogc_merge", WRITING),
-    refused("discard", WRITING),
-    refused("discard_unit", WRITING),
-    refused("active_logs", WRITING),
-    refused("disable_ext_identify", WRITING),
-    refused("inline_xattr", WRITING),
-    refused("noinline_xattr", WRITING),
-    refused("inline_xattr_size", WRITING),
-    refused("inline_data", WRITING),
-    refused("noinline_data", WRITING),
-    refused("inline_dentry", WRITING),
-    refused("noinline_dentry", WRITING),
-    refused("flush_merge", WRITING),
-    refused("noflush_merge", WRITING),
-    refused("nobarrier", WRITING),
-    refused("fastboot", WRITING),
-    refused("extent_cache", WRITING),
-    refused("noextent_cache", WRITING),
-    refused("age_extent_cache", WRITING),
-    refused("data_flush", WRITING),
-    refused("reserve_root", WRITING),
-    refused("reserve_node", WRITING),
-    refused("resuid", WRITING),
-    refused("resgid", WRITING),
-    refused("mode", WRITING),
-    refused("alloc_mode", WRITING),
-    refused("fsync_mode", WRITING),
-    refused("checkpoint", WRITING),
-    refused("checkpoint_merge", WRITING),
-    refused("nocheckpoint_merge", WRITING),
-    refused("compress_algorithm", WRITING),
-    refused("compress_log_size", WRITING),
-    refused("compress_extension", WRITING),
-    refused("nocompress_extension", WRITING),
-    refused("compress_chksum", WRITING),
-    refused("compress_mode", WRITING),
-    refused("compress_cache", WRITING),
-    refused("atgc", WRITING),
-    refused("memory", WRITING),
-    refused("nat_bits", WRITING),
-    refused("io_bits", GONE),
-    refused("heap", GONE),
-    refused("no_heap", GONE),
-    refused("whint_mode", GONE),
-    refused("lookup_mode", "names are found by their hash and bytes"),
-    refused("inlinecrypt", "encrypted files have no key here"),
-    refused("quota", NO_QUOTA),
-    refused("usrquota", NO_QUOTA),
-    refused("grpquota", NO_QUOTA),
-    refused("prjquota", NO_QUOTA),
-    refused("usrjquota", NO_QUOTA),
-    refused("grpjquota", NO_QUOTA),
-    refused("prjjquota", NO_QUOTA),
-    refused("offusrjquota", NO_QUOTA),
-    refused("offgrpjquota", NO_QUOTA),
-    refused("offprjjquota", NO_QUOTA),
-    refused("jqfmt", NO_QUOTA),
-    refused("fault_injection", TESTING),
-    refused("fault_type", TESTING),
-    refused("test_dummy_encryption", TESTING),
-    refused(
-        "strictatime",
-        "reads served by the kernel's page cache are not seen; use relatime",
-    ),
-    refused("norelatime", "the other choice is noatime"),
-];
-
-fn set_errors(options: &mut MountOptions, value: &str) -> Result<(), String> {
-    if value == "panic" {
-        return Err("a program cannot halt the machine; use errors=remount-ro".to_owned());
+impl Default for MountOptions {
+    /// As the kernel has them.
+    fn default() -> Self {
+        Self {
+            read_only: false,
+            no_recovery: false,
+            user_xattr: None,
+            acl: None,
+            errors: OnError::default(),
+            atime: Atime::default(),
+            nodiratime: false,
+            sync: false,
+            dirsync: false,
+            background_gc: BackgroundGc::default(),
+            gc_merge: false,
+            discard: None,
+            discard_unit: DiscardUnit::default(),
+            active_logs: ALL_LOGS,
+            ext_identify: true,
+            inline_xattr: true,
+            inline_xattr_size: None,
+            inline_data: true,
+            inline_dentry: true,
+            flush_merge: true,
+            barrier: true,
+            fastboot: false,
+            data_flush: false,
+            reserve_root: 0,
+            resuid: None,
+            resgid: None,
+            mode: Mode::default(),
+            alloc_mode: None,
+            fsync_mode: FsyncMode::default(),
+            checkpoint: CheckpointMode::default(),
+            checkpoint_merge: true,
+        }
     }
-    options.errors = choice(value, ON_ERROR)?;
-    Ok(())
 }
 
 impl MountOptions {
@@ -179,9 +242,26 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`] naming the options that do not go together.
     pub fn validate(&self) -> Result<()> {
+        let wrong = |why: &str| Err(FsError::BadOption(why.to_owned()));
         if self.no_recovery && !self.read_only {
+            return wrong(
+                "option norecovery: needs ro, for a volume is only written after its recovery",
+            );
+        }
+        if self.read_only && self.checkpoint != CheckpointMode::Enabled {
+            return wrong("option checkpoint=disable: goes with rw only");
+        }
+        Ok(())
+    }
+
+    /// Refuses what the volume's features give no meaning.
+    ///
+    /// # Errors
+    /// [`FsError::BadOption`] naming option and feature.
+    pub(crate) fn check_features(&self, features: Features) -> Result<()> {
+        if self.inline_xattr_size.is_some() && !features.contains(Features::FLEXIBLE_INLINE_XATTR) {
             return Err(FsError::BadOption(
-                "option norecovery: needs ro, for a volume is only written after its recovery"
+                "option inline_xattr_size: the volume has not the feature flexible_inline_xattr"
                     .to_owned(),
             ));
         }
@@ -199,6 +279,11 @@ impl MountOptions {
         let fixed = [
             ("rw", self.read_only != new.read_only),
             ("norecovery", self.no_recovery != new.no_recovery),
+            ("discard_unit", self.discard_unit != new.discard_unit),
+            ("active_logs", self.active_logs != new.active_logs),
+            ("mode", self.mode != new.mode),
+            // The kernel was told when the volume was mounted, and checks permissions by it.
+            ("acl", self.acl.unwrap_or(true) != new.acl.unwrap_or(true)),
         ];
         match fixed.iter().find(|(_, changed)| *changed) {
             None => Ok(new),
@@ -220,46 +305,84 @@ impl MountOptions {
     /// The options as /proc/mounts shows them: `ro` or `rw`, then what differs from the default.
     pub fn show(&self) -> String {
         let mut out = String::from(if self.read_only { "ro" } else { "rw" });
+        self.show_words(&mut out);
+        self.show_values(&mut out);
+        out
+    }
+
+    fn show_words(&self, out: &mut String) {
         let mut word = |shown: bool, name: &str| {
             if shown {
                 out.push(',');
                 out.push_str(name);
             }
         };
+        word(self.sync, "sync");
+        word(self.dirsync, "dirsync");
         word(self.atime == Atime::Never, "noatime");
         word(self.atime == Atime::Relative, "relatime");
         word(self.nodiratime, "nodiratime");
         word(self.no_recovery, "norecovery");
+        word(self.gc_merge, "gc_merge");
+        word(self.discard == Some(true), "discard");
+        word(self.discard == Some(false), "nodiscard");
         word(self.user_xattr == Some(false), "nouser_xattr");
         word(self.acl == Some(false), "noacl");
-        word(self.errors == OnError::RemountReadOnly, "errors=remount-ro");
-        out
+        word(!self.ext_identify, "disable_ext_identify");
+        word(!self.inline_xattr, "noinline_xattr");
+        word(!self.inline_data, "noinline_data");
+        word(!self.inline_dentry, "noinline_dentry");
+        word(!self.flush_merge, "noflush_merge");
+        word(!self.barrier, "nobarrier");
+        word(self.fastboot, "fastboot");
+        word(self.data_flush, "data_flush");
+        word(!self.checkpoint_merge, "nocheckpoint_merge");
+    }
+
+    fn show_values(&self, out: &mut String) {
+        let mut named = |name: &str, value: Option<&str>| {
+            if let Some(value) = value {
+                // Writing to a string cannot fail.
+                let _ = write!(out, ",{name}={value}");
+            }
+        };
+        named("errors", table::changed(self.errors, table::ON_ERROR));
+        let gc = table::changed(self.background_gc, table::BACKGROUND_GC);
+        named("background_gc", gc);
+        let unit = table::changed(self.discard_unit, table::DISCARD_UNITS);
+        named("discard_unit", unit);
+        named("mode", table::changed(self.mode, table::MODES));
+        let alloc = self
+            .alloc_mode
+            .and_then(|mode| table::name_of(mode, table::ALLOC_MODES));
+        named("alloc_mode", alloc);
+        let fsync = table::changed(self.fsync_mode, table::FSYNC_MODES);
+        named("fsync_mode", fsync);
+        let mut pair = |name: &str, value: Option<u32>| {
+            if let Some(value) = value {
+                let _ = write!(out, ",{name}={value}");
+            }
+        };
+        let logs = u32::from(self.active_logs);
+        pair("active_logs", (logs != ALL_LOGS.into()).then_some(logs));
+        let room = self.inline_xattr_size.map(u32::from);
+        pair("inline_xattr_size", room);
+        let reserved = self.reserve_root;
+        pair("reserve_root", (reserved != 0).then_some(reserved));
+        pair("resuid", self.resuid);
+        pair("resgid", self.resgid);
+        let _ = match self.checkpoint {
+            CheckpointMode::Enabled => Ok(()),
+            CheckpointMode::Disabled(Unusable::None) => write!(out, ",checkpoint=disable"),
+            CheckpointMode::Disabled(Unusable::Blocks(n)) => {
+                write!(out, ",checkpoint=disable:{n}")
+            }
+            CheckpointMode::Disabled(Unusable::Percent(n)) => {
+                write!(out, ",checkpoint=disable:{n}%")
+            }
+        };
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lists() {
-        let options = MountOptions::parse("ro,noatime,norecovery,noacl,errors=remount-ro").unwrap();
-        let shown = options.show();
-        assert_eq!(shown, "ro,noatime,norecovery,noacl,errors=remount-ro");
-        assert_eq!(MountOptions::parse(&shown).unwrap(), options);
-        for (list, why) in [
-            ("norecovery", "needs ro"),
-            ("ro,fsync_mode=posix", "can only be read"),
-            ("ro,noatme", "did you mean noatime"),
-            ("errors=panic", "halt the machine"),
-        ] {
-            let error = MountOptions::parse(list).unwrap_err().to_string();
-            assert!(error.contains(why), "{error}");
-        }
-        assert!(options.remounted("rw,relatime").is_err());
-        assert_eq!(
-            options.remounted("relatime").unwrap().atime,
-            Atime::Relative
-        );
-    }
-}
+mod tests;

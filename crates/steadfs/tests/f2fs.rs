@@ -62,7 +62,7 @@ fn what_cannot_be_done_is_said() {
     for (list, why) in [
         ("", "cannot be written yet"),
         ("ro,data=ordered", "option data: f2fs has none"),
-        ("ro,discard", "can only be read yet"),
+        ("ro,inline_xattr_size=20", "flexible_inline_xattr"),
     ] {
         let options = Options::parse(list).unwrap();
         let said = Volume::open(&image, &options).err().unwrap().to_string();

@@ -37,7 +37,7 @@ const GENERATION_AT: usize = 68;
 /// Words of content that are never used: the first (`DEF_INLINE_RESERVED_SIZE`).
 const INLINE_RESERVED: u16 = 1;
 /// The fewest and the most words for attributes that an inode may name.
-const XATTR_WORDS: std::ops::RangeInclusive<u16> = 6..=WORDS - 9 - INLINE_RESERVED - 10;
+pub const XATTR_WORDS: std::ops::RangeInclusive<u16> = 6..=WORDS - 9 - INLINE_RESERVED - 10;
 
 const _: () = assert!(NIDS_AT + 20 == super::node::FOOTER_AT && EXTRA == 36);
 

@@ -1,0 +1,130 @@
+use super::*;
+
+#[track_caller]
+fn fails(list: &str, sentence: &str) {
+    match MountOptions::parse(list) {
+        Err(FsError::BadOption(said)) => assert_eq!(said, sentence),
+        other => panic!("{list}: {other:?}"),
+    }
+}
+
+#[test]
+fn nothing_means_the_defaults() {
+    assert_eq!(MountOptions::parse(""), Ok(MountOptions::default()));
+    assert_eq!(MountOptions::default().show(), "rw,relatime");
+}
+
+#[test]
+fn what_the_kernel_shows_is_the_default() {
+    // /proc/mounts of Linux 6.18 on a volume of default features, without the words that say what the
+    // device can (discard) and how large it is (alloc_mode).
+    let shown = "rw,relatime,background_gc=on,nogc_merge,discard_unit=block,user_xattr,inline_xattr,\
+                 acl,inline_data,inline_dentry,flush_merge,barrier,extent_cache,mode=adaptive,\
+                 active_logs=6,checkpoint_merge,fsync_mode=posix,memory=normal,errors=continue";
+    let options = MountOptions::parse(shown).unwrap();
+    assert_eq!(options.show(), "rw,relatime");
+}
+
+#[test]
+fn names_are_listed_once() {
+    let mut names: Vec<_> = TABLE.iter().map(|entry| entry.name).collect();
+    names.sort_unstable();
+    let all = names.len();
+    names.dedup();
+    assert_eq!(names.len(), all);
+}
+
+#[test]
+fn what_is_shown_is_read_back() {
+    let lists = [
+        "ro,noatime,norecovery,noacl,errors=remount-ro",
+        "rw,sync,dirsync,relatime,nodiratime,nouser_xattr",
+        "rw,relatime,gc_merge,nodiscard,background_gc=off,discard_unit=section",
+        "rw,relatime,discard,background_gc=sync,discard_unit=segment",
+        "rw,relatime,disable_ext_identify,noinline_xattr,noinline_data,noinline_dentry",
+        "rw,relatime,noflush_merge,nobarrier,fastboot,data_flush,nocheckpoint_merge",
+        "rw,relatime,mode=lfs,alloc_mode=reuse,fsync_mode=strict,active_logs=2",
+        "rw,relatime,alloc_mode=default,fsync_mode=nobarrier,active_logs=4",
+        "rw,relatime,inline_xattr_size=6,reserve_root=32768,resuid=0,resgid=1065",
+        "rw,relatime,checkpoint=disable",
+        "rw,relatime,checkpoint=disable:4096",
+        "rw,relatime,checkpoint=disable:100%",
+    ];
+    for list in lists {
+        let options = MountOptions::parse(list).expect(list);
+        assert_ne!(options, MountOptions::default());
+        assert_eq!(MountOptions::parse(&options.show()), Ok(options), "{list}");
+    }
+}
+
+#[test]
+fn later_items_win() {
+    let options = MountOptions::parse(
+        "ro,sync,nobarrier,fsync_mode=strict,rw,async,barrier,fsync_mode=posix",
+    );
+    assert_eq!(options, Ok(MountOptions::default()));
+}
+
+#[test]
+fn mistakes_name_the_option() {
+    fails(
+        "norecovery",
+        "option norecovery: needs ro, for a volume is only written after its recovery",
+    );
+    fails("noatme", "option noatme: unknown; did you mean noatime?");
+    fails(
+        "errors=panic",
+        "option errors=panic: a program cannot halt the machine; use errors=remount-ro",
+    );
+    fails("active_logs=3", "option active_logs=3: is one of 2, 4, 6");
+    fails(
+        "inline_xattr_size=5",
+        "option inline_xattr_size=5: needs a number from 6 to 903",
+    );
+    fails(
+        "checkpoint=disable:101%",
+        "option checkpoint=disable:101%: needs a number from 0 to 100",
+    );
+    fails(
+        "checkpoint=off",
+        "option checkpoint=off: is enable, disable, disable:BLOCKS or disable:PERCENT%",
+    );
+    fails(
+        "ro,checkpoint=disable",
+        "option checkpoint=disable: goes with rw only",
+    );
+    fails(
+        "compress_algorithm=lz4",
+        "option compress_algorithm=lz4: compressed files are read, and none are made",
+    );
+    fails(
+        "fsync_mode",
+        "option fsync_mode: needs a value (fsync_mode=…)",
+    );
+    fails(
+        "mode=fragment:block",
+        "option mode=fragment:block: is for experiments with kernels; use mode=adaptive",
+    );
+}
+
+#[test]
+fn some_need_a_feature_or_a_new_mount() {
+    let options = MountOptions::parse("inline_xattr_size=20").unwrap();
+    assert!(options.check_features(Features::EXTRA_ATTR).is_err());
+    let flexible = Features::FLEXIBLE_INLINE_XATTR;
+    assert_eq!(options.check_features(flexible), Ok(()));
+    for list in [
+        "ro",
+        "active_logs=2",
+        "mode=lfs",
+        "noacl",
+        "discard_unit=section",
+    ] {
+        assert!(options.remounted(list).is_err(), "{list}");
+    }
+    let new = options.remounted("noatime,acl,fsync_mode=strict").unwrap();
+    assert_eq!(
+        new.show(),
+        "rw,noatime,fsync_mode=strict,inline_xattr_size=20"
+    );
+}
