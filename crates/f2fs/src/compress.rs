@@ -9,7 +9,7 @@ use steadfs_vfs::{FsError, Result};
 
 use crate::data::{BLOCK, MAX_READ};
 use crate::disk::inode::CompressAlgorithm;
-use crate::disk::{BLOCK_SIZE, DiskError, Structure, checksum};
+use crate::disk::{self, BLOCK_SIZE, DiskError, Structure, checksum};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
 
@@ -42,17 +42,15 @@ fn bad(inode: &Inode, block: u64, rule: &'static str) -> FsError {
 
 impl F2fs {
     /// Blocks in a cluster, of a file that may have compressed ones.
-    pub(crate) fn cluster_blocks(&self, inode: &Inode) -> Option<u64> {
-        let how = inode.core.compression?;
-        inode
-            .core
-            .is_compressed(&self.layout)
+    pub(crate) fn cluster_blocks(&self, core: &disk::Inode) -> Option<u64> {
+        let how = core.compression?;
+        core.is_compressed(&self.layout)
             .then(|| 1 << how.log_cluster)
     }
 
     /// The plain content of the compressed cluster that a block lies in.
     pub(crate) fn read_cluster(&self, inode: &Inode, block: u64, tag: IoTag) -> Result<Cluster> {
-        let size = self.cluster_blocks(inode).unwrap_or(1);
+        let size = self.cluster_blocks(&inode.core.read()).unwrap_or(1);
         let first = block / size * size;
         let mut stored = Vec::new();
         for n in 1..size {
@@ -76,7 +74,11 @@ impl F2fs {
 
 /// The content of a cluster from its stored form; what is wrong, if it is.
 fn decompress(inode: &Inode, stored: &[u8], plain: usize) -> Result<Vec<u8>, &'static str> {
-    let how = inode.core.compression.ok_or("of a file that has none")?;
+    let how = inode
+        .core
+        .read()
+        .compression
+        .ok_or("of a file that has none")?;
     let (header, rest) = stored.split_at_checked(HEADER).ok_or("has no header")?;
     let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| header[at + i]));
     let len = usize::try_from(word(0)).unwrap_or(usize::MAX);

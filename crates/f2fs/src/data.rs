@@ -6,10 +6,10 @@ use steadfs_base::IoTag;
 use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_vfs::{Cx, FileKind, FsError, ReadData, Result, Seek};
 
-use crate::disk::node::{self, NodePath, PER_NODE};
-use crate::disk::{BLOCK_SIZE, BlockAddr, DiskError, Structure, inode};
+use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, Structure};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
+use crate::node::{Found, Slot};
 
 pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Longest single read, in bytes.
@@ -37,16 +37,6 @@ pub struct Mapped {
     pub len: u64,
 }
 
-/// The node that maps a block.
-enum Leaf {
-    /// The inode itself: its block.
-    Inode(Buf),
-    /// A direct node.
-    Node(Buf),
-    /// None: so many blocks from the one asked for are a hole.
-    Missing(u64),
-}
-
 /// A piece of a read, in file order.
 enum Piece {
     Zeros(usize),
@@ -58,74 +48,59 @@ enum Piece {
 impl F2fs {
     /// Where a block of a file lies, and up to `limit` blocks behind it.
     pub(crate) fn map(&self, inode: &Inode, block: u64, limit: u64, tag: IoTag) -> Result<Mapped> {
-        let Some(path) = inode.fanout.path(block) else {
-            return Ok(Mapped {
-                place: Place::Hole,
-                len: limit.max(1),
-            });
-        };
-        let leaf = match self.leaf(inode, &path, tag)? {
-            Leaf::Missing(len) => {
+        let core = inode.core.read();
+        let slot = match self.find_slot(inode, &core, block, tag)? {
+            Found::Slot(slot) => slot,
+            Found::Missing(len) => {
                 return Ok(Mapped {
                     place: Place::Hole,
                     len: len.min(limit).max(1),
                 });
             }
-            leaf => leaf,
         };
-        let addr = |slot: u16| self.addr_in(inode, &leaf, slot);
-        let slot = path.slots[path.depth];
-        let whole = if path.depth == 0 {
-            inode.fanout.inode
-        } else {
-            inode.fanout.direct
-        };
-        let left = u64::from(whole - u32::from(slot)).min(limit.max(1));
-        self.run(inode, block, slot, left as u16, addr)
+        let data = slot.node.data()?;
+        let left = u64::from(slot.left).min(limit.max(1)) as u16;
+        self.run(&core, block, &Slot { left, ..slot }, &data)
+            .map_err(|e| e.in_node(inode.nid()).into())
     }
 
     /// The address in a file's slot as it is stored, special values included.
     pub(crate) fn slot(&self, inode: &Inode, block: u64, tag: IoTag) -> Result<BlockAddr> {
-        let Some(path) = inode.fanout.path(block) else {
-            return Ok(BlockAddr::NULL);
-        };
-        let slot = path.slots[path.depth];
-        let leaf = self.leaf(inode, &path, tag)?;
-        Ok(self.addr_in(inode, &leaf, slot))
-    }
-
-    fn addr_in(&self, inode: &Inode, leaf: &Leaf, slot: u16) -> BlockAddr {
-        match leaf {
-            Leaf::Missing(_) => BlockAddr::NULL,
-            Leaf::Inode(block) => inode.core.addr(&self.layout, block, slot),
-            Leaf::Node(node) => node::addr(node, slot),
+        let core = inode.core.read();
+        match self.find_slot(inode, &core, block, tag)? {
+            Found::Slot(slot) => self.addr_in(&core, &slot),
+            Found::Missing(_) => Ok(BlockAddr::NULL),
         }
     }
 
-    /// The run of blocks that begins in this slot: `left` slots may be looked at.
+    /// The run of blocks that begins in this slot.
     fn run(
         &self,
-        inode: &Inode,
+        core: &disk::Inode,
         block: u64,
-        slot: u16,
-        left: u16,
-        addr: impl Fn(u16) -> BlockAddr,
-    ) -> Result<Mapped> {
-        let mut left = left;
-        if let Some(size) = self.cluster_blocks(inode) {
+        slot: &Slot,
+        data: &Buf,
+    ) -> Result<Mapped, DiskError> {
+        let mut left = slot.left;
+        if let Some(size) = self.cluster_blocks(core) {
             // No cluster lies in two nodes, so its first slot is in this one.
             let within = (block % size) as u16;
             left = left.min(size as u16 - within);
-            if addr(slot - within) == BlockAddr::COMPRESSED {
+            let cluster = Slot {
+                slot: slot.slot - within,
+                ..slot.clone()
+            };
+            if cluster.addr(&self.layout, core, data, 0) == BlockAddr::COMPRESSED {
                 return Ok(Mapped {
                     place: Place::Compressed,
                     len: left.into(),
                 });
             }
         }
-        let first = addr(slot);
+        let addr = |ahead: u16| slot.addr(&self.layout, core, data, ahead);
+        let first = addr(0);
         if first == BlockAddr::NULL || first == BlockAddr::NEW {
-            let same = |n: &u16| addr(slot + n) == first;
+            let same = |n: &u16| addr(*n) == first;
             return Ok(Mapped {
                 place: if first == BlockAddr::NULL {
                     Place::Hole
@@ -135,59 +110,18 @@ impl F2fs {
                 len: (1..left).take_while(same).count() as u64 + 1,
             });
         }
-        let continues = |n: &u16| Some(addr(slot + n).0) == first.0.checked_add((*n).into());
+        let continues = |n: &u16| Some(addr(*n).0) == first.0.checked_add((*n).into());
         let len = (1..left).take_while(continues).count() as u64 + 1;
         let last = BlockAddr(first.0.saturating_add(len as u32 - 1));
         if !self.layout.is_main(first) || !self.layout.is_main(last) {
             let rule = "outside the main area";
-            let error = DiskError::field(Structure::Inode, "block address", first.0, rule);
-            return Err(error.in_node(inode.nid()).into());
+            let what = Structure::Inode;
+            return Err(DiskError::field(what, "block address", first.0, rule));
         }
         Ok(Mapped {
             place: Place::At(first),
             len,
         })
-    }
-
-    /// The node at the end of a path.
-    fn leaf(&self, inode: &Inode, path: &NodePath, tag: IoTag) -> Result<Leaf> {
-        if path.depth == 0 {
-            return Ok(Leaf::Inode(self.inode_block(inode, tag)?));
-        }
-        let ino = inode.nid();
-        if let Some((addr, nid)) = self.recovered.leaf(ino, path.offsets[path.depth]) {
-            return Ok(Leaf::Node(self.node_at(addr, nid, ino, tag)?.data));
-        }
-        let mut nid = inode::nid_at(&self.inode_block(inode, tag)?, path.slots[0]);
-        for level in 1..=path.depth {
-            if nid.some().is_none() {
-                return Ok(Leaf::Missing(self.missing(inode, path, level)));
-            }
-            // Of a file taken over from behind the checkpoint ids may lead nowhere: what they would
-            // lead to was found by its place.
-            if self.recovered.has(ino) && !self.nat.entry(nid, tag)?.is_used() {
-                return Ok(Leaf::Missing(self.missing(inode, path, level)));
-            }
-            let node = self.expect_node(nid, ino, path.offsets[level], tag)?;
-            if level == path.depth {
-                return Ok(Leaf::Node(node.data));
-            }
-            nid = node::child(&node.data, path.slots[level]);
-        }
-        unreachable!("the loop returns at the last level")
-    }
-
-    /// Blocks from the path's to the end of what the missing node at `level` would map.
-    fn missing(&self, inode: &Inode, path: &NodePath, level: usize) -> u64 {
-        let direct = u64::from(inode.fanout.direct);
-        let (mut size, mut at) = (1, 0);
-        if !self.recovered.has(inode.nid()) {
-            for slot in &path.slots[level..path.depth] {
-                size *= u64::from(PER_NODE);
-                at = at * u64::from(PER_NODE) + u64::from(*slot);
-            }
-        }
-        size * direct - at * direct - u64::from(path.slots[path.depth])
     }
 
     /// Refuses what is not a regular file whose content can be shown.

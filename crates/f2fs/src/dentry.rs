@@ -3,7 +3,9 @@
 //! A cookie of a listing is the place behind an entry: 1 behind `.`, 2 behind `..`, then slots counted
 //! from the directory's first block. Entries never move inside their file, so cookies stay true.
 
-use steadfs_base::{DevBlock, IoTag};
+use std::ops::Range;
+
+use steadfs_base::{DevBlock, FileBlock, IoTag};
 use steadfs_block::Buf;
 use steadfs_vfs::nokey::{show, shown_hash};
 use steadfs_vfs::{DirEntry, FileKind, InodeFlags, Result};
@@ -70,8 +72,8 @@ impl F2fs {
         };
         if dir.has_inline_dentries() {
             let block = self.inode_block(dir, tag)?;
-            let bytes = &block[dir.core.inline_range(&self.layout)];
-            let layout = dir.core.inline_dentries(&self.layout);
+            let (range, layout) = self.inline_area(dir);
+            let bytes = &block[range];
             return Ok(match dir.flags().contains(InodeFlags::CASEFOLD) {
                 true => find_exact(&layout, bytes, name),
                 false => wanted.find(&layout, bytes),
@@ -86,9 +88,13 @@ impl F2fs {
     /// Looks into the buckets that the hash leads to, level by level.
     fn search_buckets(&self, dir: &Inode, wanted: &Wanted<'_>, tag: IoTag) -> Result<Option<Nid>> {
         let end = self.dir_blocks(dir);
-        for level in 0..dir.core.depth.min(hash::MAX_DEPTH) {
-            let bucket = hash::bucket(level, dir.core.dir_level, wanted.hash);
-            if hash::level_start(level, dir.core.dir_level) >= end {
+        let (depth, dir_level) = {
+            let core = dir.core.read();
+            (core.depth, core.dir_level)
+        };
+        for level in 0..depth.min(hash::MAX_DEPTH) {
+            let bucket = hash::bucket(level, dir_level, wanted.hash);
+            if hash::level_start(level, dir_level) >= end {
                 break;
             }
             for block in bucket {
@@ -114,13 +120,26 @@ impl F2fs {
 
     /// Blocks of a directory's file.
     fn dir_blocks(&self, dir: &Inode) -> u64 {
-        dir.size().div_ceil(BLOCK).min(dir.fanout.max_blocks())
+        let most = dir.core.read().fanout(&self.layout).max_blocks();
+        dir.size().div_ceil(BLOCK).min(most)
+    }
+
+    /// Where in a directory's inode its entries lie, and how.
+    fn inline_area(&self, dir: &Inode) -> (Range<usize>, DentryLayout) {
+        let core = dir.core.read();
+        (
+            core.inline_range(&self.layout),
+            core.inline_dentries(&self.layout),
+        )
     }
 
     /// A block of a directory; `None` in a hole.
     fn dir_block(&self, dir: &Inode, block: u64, tag: IoTag) -> Result<Option<Buf>> {
         if block >= self.dir_blocks(dir) {
             return Ok(None);
+        }
+        if let Some(changed) = dir.pages.get(FileBlock(block)) {
+            return Ok(Some(changed));
         }
         match self.map(dir, block, 1, tag)?.place {
             Place::Hole | Place::Promised => Ok(None),
@@ -177,8 +196,8 @@ impl F2fs {
         let first = cookie.saturating_sub(DOTS);
         if dir.has_inline_dentries() {
             let block = self.inode_block(dir, tag)?;
-            let bytes = &block[dir.core.inline_range(&self.layout)];
-            let layout = dir.core.inline_dentries(&self.layout);
+            let (range, layout) = self.inline_area(dir);
+            let bytes = &block[range];
             let from = usize::try_from(first).unwrap_or(usize::MAX);
             if self.list_slots(dir, &layout, bytes, (0, from), emit)? {
                 self.list_recovered(dir, cookie, tag, emit)?;
@@ -209,7 +228,8 @@ impl F2fs {
                 dir.nid()
             } else {
                 // Directories without the entry (`F2FS_INLINE_DOTS`) still know where they were made.
-                self.find_name(dir, name, tag)?.unwrap_or(dir.core.parent)
+                self.find_name(dir, name, tag)?
+                    .unwrap_or(dir.core.read().parent)
             };
             let entry = DirEntry {
                 ino: ino.into(),

@@ -1,21 +1,21 @@
 //! A mounted volume: what all parts of this room share.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs_block::Queue;
-use steadfs_cache::MetaCache;
-use steadfs_rt::RwLock;
+use steadfs_cache::{MetaCache, Writeback};
+use steadfs_rt::{Mutex, RwLock};
 use steadfs_vfs::{FsError, Result, StatFs};
 
-use crate::disk::{BLOCK_SIZE, Checkpoint, Layout, Superblock};
+use crate::disk::{BLOCK_SIZE, Checkpoint, Layout, Nid, Superblock};
 use crate::inode::InodeTable;
 use crate::nat::Nat;
+use crate::node::NodeCache;
 use crate::options::MountOptions;
 use crate::recovery::Recovered;
-
-/// Node ids that no file has (`F2FS_RESERVED_NODE_NUM`).
-const RESERVED_NODES: u64 = 3;
+use crate::space::{RESERVED_NODES, Space};
 
 /// A mounted f2fs volume.
 pub struct F2fs {
@@ -23,13 +23,24 @@ pub struct F2fs {
     pub(crate) superblock: Superblock,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) queue: Arc<Queue>,
-    /// Nodes, directory data and tables, by block.
+    /// Directory data and tables, by block.
     pub(crate) meta: Arc<MetaCache>,
     pub(crate) nat: Nat,
+    pub(crate) nodes: NodeCache,
+    pub(crate) space: Space,
+    pub(crate) writeback: Arc<Writeback>,
+    /// Operations share it while they change the volume, a checkpoint's snapshot has it alone.
+    pub(crate) gate: RwLock<()>,
+    /// Inodes of which nodes were freed since the last checkpoint's snapshot: roll-forward cannot say that,
+    /// so their next fsync needs a checkpoint.
+    pub(crate) cut: Mutex<BTreeSet<Nid>>,
     pub(crate) inodes: InodeTable,
     /// What fsync wrote after the checkpoint.
     pub(crate) recovered: Recovered,
     pub(crate) options: RwLock<MountOptions>,
+    pub(crate) read_only: AtomicBool,
+    /// Why the volume stopped, if it did.
+    pub(crate) stopped: Mutex<Option<String>>,
     pub(crate) unmounted: AtomicBool,
 }
 
@@ -49,22 +60,23 @@ impl F2fs {
 
     /// Usage as the kernel's statfs shows it.
     pub(crate) fn usage(&self) -> StatFs {
-        let cp = &self.checkpoint;
-        let free = cp.user_blocks.saturating_sub(cp.valid_blocks);
+        let counts = self.space.counts();
+        let used = counts.valid_blocks + counts.promised;
+        let free = counts.user_blocks.saturating_sub(used);
         let nodes = u64::from(self.layout.max_nid).saturating_sub(RESERVED_NODES);
         // A file needs a block too: there are never more files than blocks.
-        let (files, files_free) = if nodes > cp.user_blocks {
-            (cp.user_blocks, free)
+        let (files, files_free) = if nodes > counts.user_blocks {
+            (counts.user_blocks, free)
         } else {
-            let unused = nodes.saturating_sub(cp.valid_nodes.into());
-            (nodes, unused.min(free))
+            let used = counts.valid_nodes + counts.promised_nodes;
+            (nodes, nodes.saturating_sub(used).min(free))
         };
         let before = u64::from(self.layout.cp_start);
         StatFs {
             block_size: BLOCK_SIZE as u32,
             blocks: self.layout.block_count.saturating_sub(before),
             blocks_free: free,
-            blocks_available: free,
+            blocks_available: free.saturating_sub(counts.reserved),
             files,
             files_free,
             name_max: steadfs_base::limits::NAME_MAX as u32,

@@ -17,7 +17,7 @@ impl F2fs {
         range: Range<u64>,
         tag: IoTag,
     ) -> Result<ReadData> {
-        let area = inode.core.inline_range(&self.layout);
+        let area = inode.core.read().inline_range(&self.layout);
         let at = |offset: u64| {
             let offset = usize::try_from(offset).unwrap_or(usize::MAX);
             area.start.saturating_add(offset).min(area.end)

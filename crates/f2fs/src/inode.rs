@@ -1,83 +1,135 @@
-//! Inodes in memory: shared by everybody who works on the file, counted by lookups.
+//! Inodes in memory: one per number in use, shared by everybody who works on the file.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use steadfs_base::{FixedMap, InodeNo, IoTag};
+use steadfs_base::{BlockSize, InodeNo, IoTag};
 use steadfs_block::Buf;
-use steadfs_rt::{Mutex, Rank};
+use steadfs_cache::{DirtyFile, Mapping};
+use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::{Attr, FileKind, FsError, FsxAttr, InodeFlags, Result};
 
 use crate::disk::inode::{Advise, Inline};
-use crate::disk::node::Fanout;
-use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, Nid, Structure};
+use crate::disk::{self, BLOCK_SIZE, DiskError, Nid, Structure};
 use crate::fs::F2fs;
+use crate::gate::Change;
+use crate::space::Need;
 
-/// Inodes nobody holds that are kept nevertheless.
-const KEEP: usize = 4096;
+mod table;
+
+pub use table::InodeTable;
 
 /// An inode in memory.
+///
+/// Locks, in the order they are taken: `lock`, `flush`, a [`Change`], `core`.
 pub struct Inode {
     nid: Nid,
     kind: FileKind,
-    /// Its fields.
-    pub core: disk::Inode,
-    /// Where its block lies. The block itself stays in the cache, which has a budget: the kernel may
-    /// hold more inodes than memory has room for blocks.
-    addr: BlockAddr,
+    /// Orders calls: held for writing by what changes content, size or names, for reading by what
+    /// looks at them.
+    pub lock: RwLock<()>,
+    /// One write-back of the file's data at a time.
+    pub flush: Mutex<()>,
+    /// Its fields as the next checkpoint has them: `size` is the size to be stored, which follows
+    /// [`Inode::size`] when data has been written. Held shared while the tree of nodes is walked, alone
+    /// while it changes.
+    pub core: RwLock<disk::Inode>,
+    /// Dirty blocks of a file, a directory or a long link.
+    pub pages: Mapping,
+    /// Size in bytes as everybody sees it.
+    size: AtomicU64,
     /// Device number of a device node.
     rdev: u32,
-    /// How many blocks its nodes map.
-    pub fanout: Fanout,
     lookups: AtomicU64,
+    /// Places of nodes promised to it.
+    promised: Mutex<BTreeSet<u32>>,
+    /// `core` is newer than the inode's node.
+    dirty: AtomicBool,
+    /// Among the orphans: stays in memory.
+    orphan: AtomicBool,
+    /// Freed: nothing may bring it back.
+    dead: AtomicBool,
+    /// Asked for since the last sweep.
+    recent: AtomicBool,
 }
 
 impl Inode {
+    /// An inode with these fields, nobody's yet.
+    ///
+    /// # Errors
+    /// The mode has no type.
+    pub(crate) fn new(fs: &F2fs, nid: Nid, core: disk::Inode, rdev: u32) -> Result<Self> {
+        let kind = core.kind().ok_or_else(|| {
+            DiskError::field(Structure::Inode, "i_mode", core.mode, "no type").in_node(nid)
+        })?;
+        let block_size = BlockSize::new(BLOCK_SIZE as u32).expect("a block size in range");
+        let file = DirtyFile(nid.0.into());
+        Ok(Self {
+            nid,
+            kind,
+            lock: RwLock::with_key(Rank::Inode, nid.0.into(), ()),
+            flush: Mutex::with_key(Rank::Writeback, nid.0.into(), ()),
+            size: AtomicU64::new(core.size),
+            core: RwLock::new(Rank::ExtentTree, core),
+            pages: Mapping::new(block_size, file, Arc::clone(&fs.writeback)),
+            rdev,
+            lookups: AtomicU64::new(0),
+            promised: Mutex::new(Rank::Leaf, BTreeSet::new()),
+            dirty: AtomicBool::new(false),
+            orphan: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
+            recent: AtomicBool::new(true),
+        })
+    }
+
     /// Its number.
     pub fn nid(&self) -> Nid {
         self.nid
     }
 
-    /// Its type.
+    /// Its type; never changes.
     pub fn kind(&self) -> FileKind {
         self.kind
     }
 
-    /// Size in bytes.
+    /// Size in bytes as everybody sees it.
     pub fn size(&self) -> u64 {
-        self.core.size
+        self.size.load(Ordering::Acquire)
+    }
+
+    /// Sets the size that everybody sees; the caller holds `lock` for writing. `core.size` is its own.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "calls that change sizes come next")
+    )]
+    pub fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Release);
     }
 
     /// Whether names (of a directory) and content are encrypted.
     pub fn is_encrypted(&self) -> bool {
-        self.core.advise.contains(Advise::ENCRYPTED)
+        self.core.read().advise.contains(Advise::ENCRYPTED)
     }
 
     /// Whether content lies in the inode.
     pub fn has_inline_data(&self) -> bool {
-        self.core.inline.contains(Inline::DATA)
+        self.core.read().inline.contains(Inline::DATA)
     }
 
     /// Whether a directory's entries lie in the inode.
     pub fn has_inline_dentries(&self) -> bool {
-        self.core.inline.contains(Inline::DENTRIES)
+        self.core.read().inline.contains(Inline::DENTRIES)
     }
 
     /// Flags as users see them: those stored, and those that are hints or bits elsewhere.
     pub fn flags(&self) -> InodeFlags {
-        let mut flags = self.core.flags;
-        if self.is_encrypted() {
-            flags = flags.union(InodeFlags::ENCRYPTED);
-        }
-        if self.core.advise.contains(Advise::VERITY) {
-            flags = flags.union(InodeFlags::VERITY);
-        }
-        flags
+        self.core.read().shown_flags()
     }
 
     /// Attributes.
     pub fn attr(&self) -> Attr {
-        let core = &self.core;
+        let core = self.core.read();
         Attr {
             ino: self.nid.into(),
             generation: core.generation,
@@ -87,7 +139,7 @@ impl Inode {
             uid: core.uid,
             gid: core.gid,
             rdev: self.rdev,
-            size: core.size,
+            size: self.size(),
             // The count includes the inode's own block, which is not shown.
             blocks: core
                 .blocks
@@ -98,15 +150,16 @@ impl Inode {
             mtime: core.mtime,
             ctime: core.ctime,
             btime: core.btime,
-            flags: self.flags(),
+            flags: core.shown_flags(),
         }
     }
 
     /// Flags with the project id.
     pub fn fsx(&self) -> FsxAttr {
+        let core = self.core.read();
         FsxAttr {
-            flags: self.flags(),
-            project: self.core.project,
+            flags: core.shown_flags(),
+            project: core.project,
             extents: 0,
         }
     }
@@ -115,51 +168,36 @@ impl Inode {
     pub fn add_lookup(&self) {
         self.lookups.fetch_add(1, Ordering::AcqRel);
     }
-}
 
-/// The inodes in memory, by number.
-pub struct InodeTable {
-    inodes: Mutex<FixedMap<u32, Arc<Inode>>>,
-}
-
-impl InodeTable {
-    pub fn new() -> Self {
-        Self {
-            inodes: Mutex::new(Rank::InodeTable, FixedMap::default()),
-        }
-    }
-
-    fn get(&self, nid: Nid) -> Option<Arc<Inode>> {
-        self.inodes.lock().get(&nid.0).cloned()
-    }
-
-    /// Keeps an inode, or takes the one that somebody else read meanwhile.
-    fn insert(&self, inode: Inode) -> Arc<Inode> {
-        let mut inodes = self.inodes.lock();
-        if inodes.len() >= KEEP && inodes.len().is_power_of_two() {
-            inodes.retain(|_, inode| {
-                inode.lookups.load(Ordering::Acquire) > 0 || Arc::strong_count(inode) > 1
-            });
-        }
-        let slot = inodes.entry(inode.nid.0);
-        Arc::clone(slot.or_insert_with(|| Arc::new(inode)))
-    }
-
-    /// Takes lookup counts away; an inode without any leaves memory.
-    pub fn forget(&self, nid: Nid, count: u64) {
-        let mut inodes = self.inodes.lock();
-        let Some(inode) = inodes.get(&nid.0) else {
-            return;
-        };
-        let before = inode
+    /// Gives back references; whether none is left.
+    pub fn drop_lookups(&self, count: u64) -> bool {
+        let before = self
             .lookups
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
                 Some(n.saturating_sub(count))
             })
             .unwrap_or(0);
-        if before <= count && nid != Nid::ROOT {
-            inodes.remove(&nid.0);
-        }
+        before <= count
+    }
+
+    /// Whether `core` is newer than the inode's node.
+    pub fn is_dirty(&self) -> bool {
+        self.dirty.load(Ordering::Acquire)
+    }
+
+    /// A node promised to the inode was made.
+    pub(crate) fn node_made(&self, offset: u32) {
+        self.promised.lock().remove(&offset);
+    }
+
+    /// Marks the inode freed.
+    pub(crate) fn set_dead(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Whether the inode was freed.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
     }
 }
 
@@ -173,45 +211,45 @@ impl F2fs {
 
     /// The inode, read if need be. `Stale` where the node is not in use or is none.
     pub(crate) fn inode(&self, nid: Nid, tag: IoTag) -> Result<Arc<Inode>> {
-        if let Some(inode) = self.inodes.get(nid) {
-            return Ok(inode);
+        loop {
+            let since = match self.inodes.find(nid) {
+                Ok(inode) if inode.is_dead() => return Err(FsError::Stale),
+                Ok(inode) => return Ok(inode),
+                Err(since) => since,
+            };
+            let inode = self.read_inode(nid, tag)?;
+            if let Some(inode) = self.inodes.insert_read(inode, since) {
+                return Ok(inode);
+            }
         }
+    }
+
+    /// An inode as its node has it.
+    fn read_inode(&self, nid: Nid, tag: IoTag) -> Result<Inode> {
         if !self.layout.is_nid(nid) {
             return Err(FsError::Stale);
         }
-        let addr = match self.recovered.inode(nid) {
-            Some(addr) => addr,
-            None => {
-                let entry = self.nat.entry(nid, tag)?;
-                if !entry.is_used() || entry.ino != nid {
-                    return Err(FsError::Stale);
-                }
-                entry.validate(&self.layout, nid)?;
-                entry.addr
+        if self.recovered.leaf(nid, 0).is_none() {
+            let entry = self.nat.entry(nid, tag)?;
+            if !entry.is_used() || entry.ino != nid {
+                return Err(FsError::Stale);
             }
+        }
+        let node = self.node(nid, nid, tag)?.ok_or(FsError::Stale)?;
+        let data = node.data()?;
+        let core = disk::Inode::decode(&self.layout, &data).map_err(|e| e.in_node(nid))?;
+        core.validate(&self.layout, nid)
+            .map_err(|e| e.in_node(nid))?;
+        let rdev = match core.kind() {
+            Some(FileKind::CharDevice | FileKind::BlockDevice) => core.rdev(&self.layout, &data),
+            _ => 0,
         };
-        let node = self.node_at(addr, nid, nid, tag)?;
-        let core = disk::Inode::parse(&self.layout, nid, &node.data)?;
-        let kind = core.kind().ok_or_else(|| {
-            DiskError::field(Structure::Inode, "i_mode", core.mode, "no type").in_node(nid)
-        })?;
-        Ok(self.inodes.insert(Inode {
-            nid,
-            kind,
-            fanout: core.fanout(&self.layout),
-            addr,
-            rdev: match kind {
-                FileKind::CharDevice | FileKind::BlockDevice => core.rdev(&self.layout, &node.data),
-                _ => 0,
-            },
-            core,
-            lookups: AtomicU64::new(0),
-        }))
+        Inode::new(self, nid, core, rdev)
     }
 
     /// An inode's block: addresses, content and ids behind the fields.
     pub(crate) fn inode_block(&self, inode: &Inode, tag: IoTag) -> Result<Buf> {
-        Ok(self.node_at(inode.addr, inode.nid, inode.nid, tag)?.data)
+        self.inode_node(inode.nid, tag)?.data()
     }
 
     /// The inode that a directory entry names: that there is none is damage here.
@@ -224,5 +262,71 @@ impl F2fs {
             }
             other => other,
         }
+    }
+
+    /// Says that `core` is or will be newer than the inode's node: the next checkpoint or fsync stores
+    /// it. The node is read if it is not in memory, and stays there. The caller holds `core` alone, over
+    /// this call and the change.
+    pub(crate) fn mark_dirty(&self, _: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<()> {
+        if !inode.is_dirty() {
+            let node = self.inode_node(inode.nid, tag)?;
+            self.inodes.note_dirty(inode, node);
+        }
+        Ok(())
+    }
+
+    /// Stores an inode's fields in its node, which is dirty then. The caller holds `core` in any way and
+    /// passes it.
+    pub(crate) fn store_inode(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &disk::Inode,
+    ) -> Result<()> {
+        if let Some(node) = self.inodes.take_dirty(inode) {
+            let mut data = self.nodes.change(change, &node)?;
+            core.encode_into(&self.layout, &mut data)?;
+        }
+        Ok(())
+    }
+
+    /// Promises the nodes that naming blocks of a file would have to make, each once however often it is
+    /// asked for. The caller holds the inode's lock for writing, no `core`.
+    pub(crate) fn promise_nodes(
+        &self,
+        inode: &Inode,
+        blocks: std::ops::Range<u64>,
+        privileged: bool,
+        tag: IoTag,
+    ) -> Result<()> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let core = inode.core.read();
+            let left = core.fanout(&self.layout).left_in_node(at);
+            let missing = self.missing_nodes(inode, &core, at, tag)?;
+            drop(core);
+            let known = |offset: &u32| inode.promised.lock().contains(offset);
+            let new: Vec<u32> = missing.into_iter().filter(|n| !known(n)).collect();
+            let need = Need {
+                blocks: 0,
+                nodes: new.len() as u64,
+            };
+            self.space.promise(need, privileged)?;
+            inode.promised.lock().extend(new);
+            at += left;
+        }
+        Ok(())
+    }
+
+    /// Gives back promises of nodes that only blocks from `first` on would need (truncation), or all.
+    pub(crate) fn release_nodes(&self, inode: &Inode, first: u64) {
+        let fanout = inode.core.read().fanout(&self.layout);
+        let mut nodes = 0;
+        inode.promised.lock().retain(|&offset| {
+            let goes = fanout.first_block_below(offset) >= first;
+            nodes += u64::from(goes);
+            !goes
+        });
+        self.space.release(Need { blocks: 0, nodes });
     }
 }

@@ -1,12 +1,13 @@
 //! Opening a volume: superblock, checkpoint, what fsync wrote after it; and closing it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs_base::{BlockSize, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
-use steadfs_cache::{CacheSizes, MetaCache};
-use steadfs_rt::{Rank, RwLock};
+use steadfs_cache::{CacheSizes, MetaCache, Writeback, WritebackOptions};
+use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::{FsError, Result};
 
 use crate::checkpoint;
@@ -15,8 +16,10 @@ use crate::disk::{BLOCK_SIZE, MountMode, Superblock, mount_mode};
 use crate::fs::F2fs;
 use crate::inode::InodeTable;
 use crate::nat::Nat;
+use crate::node::NodeCache;
 use crate::options::MountOptions;
 use crate::recovery::Recovered;
+use crate::space::Space;
 use crate::superblock::read_superblock;
 
 /// What opening a volume found and did.
@@ -54,11 +57,20 @@ impl F2fs {
         warn_of_state(&superblock, current.checkpoint.flags);
         let block_size = BlockSize::new(BLOCK_SIZE as u32).expect("a block size in range");
         let budget = usize::try_from(sizes.metadata).unwrap_or(usize::MAX);
-        let meta = Arc::new(MetaCache::new(Arc::clone(&queue), block_size, budget));
+        // Tables and directories share the memory with nodes.
+        let meta = Arc::new(MetaCache::new(Arc::clone(&queue), block_size, budget / 2));
         let nat = Nat::new(&layout, &meta, &current.checkpoint, current.nat_journal);
         let recover = !options.no_recovery;
+        let limits = WritebackOptions::for_cache(sizes.dirty_data);
         let mut fs = Self {
             nat,
+            nodes: NodeCache::new(budget / 2),
+            space: Space::new(&layout, &current.checkpoint),
+            writeback: Arc::new(Writeback::new(limits)),
+            gate: RwLock::new(Rank::TxnHandle, ()),
+            cut: Mutex::new(Rank::Leaf, BTreeSet::new()),
+            read_only: AtomicBool::new(options.read_only),
+            stopped: Mutex::new(Rank::Leaf, None),
             layout,
             superblock,
             checkpoint: current.checkpoint,
@@ -73,6 +85,9 @@ impl F2fs {
             let found = fs.find_fsynced(IoTag::default())?;
             report.recovered_files = found.files();
             report.recovered_nodes = found.nodes();
+            // What was looked at on the way was the checkpoint's.
+            fs.inodes = InodeTable::new();
+            fs.nodes = NodeCache::new(budget / 2);
             fs.recovered = found;
         }
         Ok((Arc::new(fs), report))

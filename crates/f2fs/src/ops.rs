@@ -58,8 +58,9 @@ impl FileSystem for F2fs {
     }
 
     fn forget(&self, ino: InodeNo, count: u64) {
-        if let Some(nid) = Nid::from_vfs(ino) {
-            self.inodes.forget(nid, count);
+        let away = |nid| self.inodes.drop_away(nid, count);
+        if let Some(inode) = Nid::from_vfs(ino).and_then(away) {
+            inode.drop_lookups(count);
         }
     }
 
@@ -194,7 +195,7 @@ impl FileSystem for F2fs {
     }
 
     fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {
-        Ok(judge(self.by_number(ino, cx.tag))?.core.generation)
+        Ok(judge(self.by_number(ino, cx.tag))?.core.read().generation)
     }
 
     fn trim(&self, _: &Cx, _: u64, _: u64, _: u64) -> Result<u64> {

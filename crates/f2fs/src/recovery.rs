@@ -30,8 +30,10 @@ struct Found {
 /// What fsync wrote after the checkpoint.
 #[derive(Default)]
 pub struct Recovered {
-    /// Nodes by inode and node offset: where they lie, and their ids.
-    nodes: BTreeMap<(Nid, u32), (BlockAddr, Nid)>,
+    /// Nodes by inode and node offset.
+    nodes: BTreeMap<(Nid, u32), Nid>,
+    /// Where they lie.
+    places: BTreeMap<Nid, BlockAddr>,
     /// Names by directory, as users see them.
     names: BTreeMap<Nid, BTreeMap<Vec<u8>, Nid>>,
     files: u64,
@@ -58,14 +60,14 @@ impl Recovered {
                 .is_some()
     }
 
-    /// The node of an inode at this place of its tree: where it lies, and its id.
-    pub fn leaf(&self, ino: Nid, offset: u32) -> Option<(BlockAddr, Nid)> {
+    /// The node of an inode at this place of its tree.
+    pub fn leaf(&self, ino: Nid, offset: u32) -> Option<Nid> {
         self.nodes.get(&(ino, offset)).copied()
     }
 
-    /// Where an inode lies.
-    pub fn inode(&self, ino: Nid) -> Option<BlockAddr> {
-        self.leaf(ino, 0).map(|(addr, _)| addr)
+    /// Where a node lies.
+    pub fn place(&self, nid: Nid) -> Option<BlockAddr> {
+        self.places.get(&nid).copied()
     }
 
     /// The inode that a name means, if recovery made the name.
@@ -110,8 +112,8 @@ impl F2fs {
         for (n, found) in chain.iter().enumerate() {
             let (ino, offset) = (found.footer.ino, found.footer.offset);
             if ends.get(&ino).is_some_and(|&end| n <= end) {
-                let node = (found.addr, found.footer.nid);
-                recovered.nodes.insert((ino, offset), node);
+                recovered.nodes.insert((ino, offset), found.footer.nid);
+                recovered.places.insert(found.footer.nid, found.addr);
             }
         }
         for (ino, n) in named {
@@ -168,7 +170,7 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<()> {
         let node = self.node_at(addr, ino, ino, tag)?;
-        let core = disk::Inode::parse(&self.layout, ino, &node.data)?;
+        let core = disk::Inode::parse(&self.layout, ino, &node)?;
         let dir = self.inode(core.parent, tag)?;
         let name = if dir.is_encrypted() {
             let hash = disk::hash::of_name(&core.name);

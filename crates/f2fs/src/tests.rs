@@ -15,6 +15,7 @@ use crate::{CacheSizes, F2fs, MountOptions};
 
 mod crafted;
 mod hostile;
+mod nodes;
 
 /// Bytes that differ from block to block.
 fn pattern(len: usize, seed: u8) -> Vec<u8> {

@@ -5,7 +5,6 @@ use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::acl::Acl;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
-use crate::disk::node::XATTR_OFFSET;
 use crate::disk::xattr::{self, NODE_ROOM, index};
 use crate::disk::{DiskError, Structure};
 use crate::fs::F2fs;
@@ -85,15 +84,10 @@ impl F2fs {
 
     /// The bytes of an inode's list: its own part, then the node's.
     fn xattr_area(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
-        let mut area = self.inode_block(inode, tag)?[inode.core.xattr_range(&self.layout)].to_vec();
-        let (ino, nid) = (inode.nid(), inode.core.xattr_nid);
-        let node = match self.recovered.leaf(ino, XATTR_OFFSET) {
-            Some((addr, nid)) => Some(self.node_at(addr, nid, ino, tag)?),
-            None if nid.some().is_some() => Some(self.expect_node(nid, ino, XATTR_OFFSET, tag)?),
-            None => None,
-        };
-        if let Some(node) = node {
-            area.extend_from_slice(&node.data[..NODE_ROOM]);
+        let core = inode.core.read();
+        let mut area = self.inode_block(inode, tag)?[core.xattr_range(&self.layout)].to_vec();
+        if let Some(node) = self.xattr_node(inode, &core, tag)? {
+            area.extend_from_slice(&node.data()?[..NODE_ROOM]);
         }
         Ok(area)
     }
@@ -104,7 +98,7 @@ impl F2fs {
         self.check_namespace(number)?;
         let inode = self.by_number(ino, cx.tag)?;
         if number == index::ADVISE {
-            return Ok(vec![inode.core.advise.0]);
+            return Ok(vec![inode.core.read().advise.0]);
         }
         if number == index::USER && !has_user_attrs(inode.kind()) {
             return Err(FsError::NoData);

@@ -21,6 +21,8 @@ pub enum Rank {
     ExtentTree,
     /// An inode's attributes in memory.
     InodeState,
+    /// A node of f2fs: its content, and its first read. One at a time.
+    Node,
     /// A block group's or segment's allocation state.
     Group,
     /// Reclaim of a journal's log space: one task at a time.

@@ -317,6 +317,28 @@ impl Inode {
         rest[..len].copy_from_slice(&extra.as_bytes()[..len]);
     }
 
+    /// Flags as users see them: those stored, and those that are hints or bits elsewhere.
+    pub fn shown_flags(&self) -> InodeFlags {
+        let mut flags = self.flags;
+        if self.advise.contains(Advise::ENCRYPTED) {
+            flags = flags.union(InodeFlags::ENCRYPTED);
+        }
+        if self.advise.contains(Advise::VERITY) {
+            flags = flags.union(InodeFlags::VERITY);
+        }
+        flags
+    }
+
+    /// Whether a slot with this value counts as one of the file's blocks: all do but holes, and the marks of
+    /// compressed clusters once the blocks that compression saved were given back.
+    pub fn counts(&self, addr: BlockAddr) -> bool {
+        match addr {
+            BlockAddr::NULL => false,
+            BlockAddr::COMPRESSED => !self.inline.contains(Inline::COMPRESS_RELEASED),
+            _ => true,
+        }
+    }
+
     /// The type, if the mode has one.
     pub fn kind(&self) -> Option<FileKind> {
         FileKind::from_mode(self.mode.into())

@@ -172,6 +172,26 @@ impl Fanout {
         Some(u64::from(self.inode) + u64::from(direct_number) * u64::from(self.direct))
     }
 
+    /// The first block of a file that the node at this node offset leads to, itself or through nodes below
+    /// it; behind every block for the node of attributes.
+    pub fn first_block_below(self, offset: u32) -> u64 {
+        let direct = match NodeKind::at(offset) {
+            NodeKind::Inode | NodeKind::Direct => offset,
+            NodeKind::Indirect => offset + 1,
+            NodeKind::DoubleIndirect => offset + 2,
+            NodeKind::Xattr => return u64::MAX,
+        };
+        self.first_block(direct).unwrap_or(u64::MAX)
+    }
+
+    /// Blocks from this one to the last that the same node names.
+    pub fn left_in_node(self, block: u64) -> u64 {
+        match block.checked_sub(self.inode.into()) {
+            None => u64::from(self.inode) - block,
+            Some(behind) => u64::from(self.direct) - behind % u64::from(self.direct),
+        }
+    }
+
     /// The way to a block of a file; `None` past the largest file.
     pub fn path(self, block: u64) -> Option<NodePath> {
         if block >= self.max_blocks() {
@@ -330,6 +350,18 @@ mod tests {
                 let leaf = path.offsets[path.depth];
                 let start = fanout.first_block(leaf).unwrap();
                 assert_eq!(start + u64::from(path.slots[path.depth]), block);
+                let left = fanout.left_in_node(block);
+                let next = fanout
+                    .path(block + left)
+                    .map(|next| next.offsets[next.depth]);
+                let last = fanout.path(block + left - 1).unwrap();
+                assert_eq!(last.offsets[last.depth], leaf);
+                assert_ne!(next, Some(leaf));
+                for offset in &path.offsets[..=path.depth] {
+                    let first = fanout.first_block_below(*offset);
+                    let there = fanout.path(first).unwrap();
+                    assert!(there.offsets[..=there.depth].contains(offset) && first <= block);
+                }
                 for (level, offset) in path.offsets[..=path.depth].iter().enumerate() {
                     let kind = match path.depth - level {
                         _ if level == 0 => NodeKind::Inode,

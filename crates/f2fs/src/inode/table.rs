@@ -1,0 +1,195 @@
+//! All inodes in memory, by number.
+//!
+//! The caller of the file system may refer to any number of inodes for as long as it likes (the kernel
+//! does, until it is short of memory). Only the count of its references is kept for all of them; an
+//! inode that nothing needs in memory leaves, and is read from its node again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use steadfs_base::FixedMap;
+use steadfs_rt::{Mutex, Rank};
+
+use super::Inode;
+use crate::disk::Nid;
+use crate::node::Node;
+
+const SHARDS: usize = 16;
+/// Inodes that nobody works on kept in one shard; about 16 MiB in all.
+const KEEP_IN_SHARD: usize = (12 << 10) / SHARDS;
+
+/// All inodes in memory.
+pub struct InodeTable {
+    shards: Vec<Mutex<Shard>>,
+    /// Inodes whose fields are newer than their nodes, and the nodes.
+    dirty: Mutex<BTreeMap<Nid, ToStore>>,
+}
+
+/// An inode to be stored, and its node.
+type ToStore = (Arc<Inode>, Arc<Node>);
+
+#[derive(Default)]
+struct Shard {
+    inodes: FixedMap<u32, Arc<Inode>>,
+    /// References of the caller to inodes that are not in memory; all of them have names.
+    away: FixedMap<u32, u64>,
+    /// How many there may be before the next sweep.
+    limit: usize,
+    /// How often inodes have left: what was read from a node before may be out of date.
+    departures: u64,
+}
+
+/// How often inodes had left their part of the table at some point.
+#[derive(Clone, Copy, Debug)]
+pub struct Departures(u64);
+
+impl InodeTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        let shard = || Shard {
+            limit: KEEP_IN_SHARD,
+            ..Shard::default()
+        };
+        Self {
+            shards: (0..SHARDS)
+                .map(|_| Mutex::new(Rank::InodeTable, shard()))
+                .collect(),
+            dirty: Mutex::new(Rank::Dirty, BTreeMap::new()),
+        }
+    }
+
+    fn shard(&self, nid: Nid) -> &Mutex<Shard> {
+        &self.shards[nid.0 as usize % SHARDS]
+    }
+
+    /// The inode if it is in memory; otherwise what [`InodeTable::insert_read`] wants to know of whoever
+    /// reads it now.
+    pub fn find(&self, nid: Nid) -> Result<Arc<Inode>, Departures> {
+        let shard = self.shard(nid).lock();
+        match shard.inodes.get(&nid.0) {
+            Some(inode) => {
+                inode.recent.store(true, Ordering::Relaxed);
+                Ok(Arc::clone(inode))
+            }
+            None => Err(Departures(shard.departures)),
+        }
+    }
+
+    /// Puts an inode in that was read after `since`, unless somebody else did; returns the one to use.
+    /// `None`: meanwhile inodes have left, perhaps this one with changes; read it again.
+    pub fn insert_read(&self, inode: Inode, since: Departures) -> Option<Arc<Inode>> {
+        let mut shard = self.shard(inode.nid).lock();
+        if shard.departures != since.0 && !shard.inodes.contains_key(&inode.nid.0) {
+            return None;
+        }
+        Some(shard.insert(inode))
+    }
+
+    /// Puts a new inode in.
+    pub fn insert(&self, inode: Inode) -> Arc<Inode> {
+        self.shard(inode.nid).lock().insert(inode)
+    }
+
+    /// Gives back references to an inode that may be away. Returns it if it is here: then the caller
+    /// gives them back to it.
+    pub fn drop_away(&self, nid: Nid, count: u64) -> Option<Arc<Inode>> {
+        let mut shard = self.shard(nid).lock();
+        if let Some(inode) = shard.inodes.get(&nid.0) {
+            return Some(Arc::clone(inode));
+        }
+        if let Some(lookups) = shard.away.get_mut(&nid.0) {
+            *lookups = lookups.saturating_sub(count);
+            if *lookups == 0 {
+                shard.away.remove(&nid.0);
+            }
+        }
+        None
+    }
+
+    /// Takes a freed inode out.
+    pub fn remove(&self, nid: Nid) {
+        {
+            let mut shard = self.shard(nid).lock();
+            shard.inodes.remove(&nid.0);
+            shard.away.remove(&nid.0);
+            shard.departures += 1;
+        }
+        self.dirty.lock().remove(&nid);
+    }
+
+    /// Notes that an inode's fields are newer than its node.
+    pub fn note_dirty(&self, inode: &Inode, node: Arc<Node>) {
+        let Ok(inode) = self.find(inode.nid) else {
+            // Freed: nothing of it is stored any more.
+            return;
+        };
+        let mut dirty = self.dirty.lock();
+        inode.dirty.store(true, Ordering::Release);
+        dirty.entry(inode.nid).or_insert((inode, node));
+    }
+
+    /// Takes an inode off the list of those to be stored; its node, if it was on it.
+    pub fn take_dirty(&self, inode: &Inode) -> Option<Arc<Node>> {
+        let mut dirty = self.dirty.lock();
+        inode.dirty.store(false, Ordering::Release);
+        dirty.remove(&inode.nid).map(|(_, node)| node)
+    }
+
+    /// Inodes to be stored.
+    pub fn dirty(&self) -> Vec<Arc<Inode>> {
+        let dirty = self.dirty.lock();
+        dirty.values().map(|(inode, _)| Arc::clone(inode)).collect()
+    }
+}
+
+impl Shard {
+    fn insert(&mut self, inode: Inode) -> Arc<Inode> {
+        let nid = inode.nid.0;
+        if let Some(there) = self.inodes.get(&nid) {
+            return Arc::clone(there);
+        }
+        let lookups = self.away.remove(&nid).unwrap_or(0);
+        inode.lookups.store(lookups, Ordering::Release);
+        let inode = Arc::new(inode);
+        self.inodes.insert(nid, Arc::clone(&inode));
+        if self.inodes.len() > self.limit {
+            self.sweep();
+        }
+        inode
+    }
+
+    /// Lets inodes go that nothing needs in memory: first those that nobody asked for of late, then,
+    /// where those are too few, the others. What stays raises the limit, so that many inodes in use
+    /// cost no sweep each time one is added.
+    fn sweep(&mut self) {
+        self.let_go(|inode| !inode.recent.swap(false, Ordering::Relaxed));
+        if self.inodes.len() > KEEP_IN_SHARD / 4 * 3 {
+            self.let_go(|_| true);
+        }
+        let left = self.inodes.len();
+        self.limit = (left + left / 4 + KEEP_IN_SHARD / 4).max(KEEP_IN_SHARD);
+    }
+
+    fn let_go(&mut self, may_go: impl Fn(&Inode) -> bool) {
+        let away = &mut self.away;
+        let before = self.inodes.len();
+        self.inodes.retain(|&nid, inode| {
+            // Whoever wants it has it by the table: nobody can come to have it meanwhile. Those to be
+            // stored are held by their list.
+            let needed = Arc::strong_count(inode) > 1
+                || inode.orphan.load(Ordering::Acquire)
+                || !inode.promised.lock().is_empty()
+                || !inode.pages.is_empty();
+            if needed || !may_go(inode) {
+                return true;
+            }
+            let lookups = inode.lookups.load(Ordering::Acquire);
+            if lookups > 0 {
+                away.insert(nid, lookups);
+            }
+            false
+        });
+        self.departures += u64::from(self.inodes.len() < before);
+    }
+}

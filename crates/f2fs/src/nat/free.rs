@@ -1,0 +1,117 @@
+//! Ids for new nodes: found by looking through the table, block by block, from where the last search
+//! ended. An id is free when no node of the last checkpoint has it and none has had it since.
+
+use std::collections::BTreeMap;
+
+use steadfs_base::IoTag;
+use steadfs_vfs::{FsError, Result};
+
+use super::{Nat, State};
+use crate::disk::{BlockAddr, Layout, NatEntry, Nid, nat};
+use crate::gate::Change;
+
+/// With fewer ids than this the table is looked through before an operation begins.
+const LOW: usize = 128;
+
+/// Ids found free.
+pub struct FreeIds {
+    /// With the version that a node will have.
+    found: BTreeMap<Nid, u8>,
+    /// The block of the table to look at next.
+    next: u32,
+}
+
+impl FreeIds {
+    pub fn new(layout: &Layout, next: Nid) -> Self {
+        let next = if layout.is_nid(next) { next } else { Nid::ROOT };
+        Self {
+            found: BTreeMap::new(),
+            next: layout.nat_slot(next).0,
+        }
+    }
+}
+
+impl State {
+    /// The id of a free node, now that of a node of `ino` (of itself where there is none).
+    fn take_free(&mut self, ino: Option<Nid>) -> Option<Nid> {
+        let (nid, version) = self.free.found.pop_first()?;
+        let entry = NatEntry {
+            version,
+            ino: ino.unwrap_or(nid),
+            addr: BlockAddr::NEW,
+        };
+        self.dirty.insert(nid, entry);
+        Some(nid)
+    }
+}
+
+impl Nat {
+    /// Looks for ids before they are needed: no operation then reads the table while it holds the gate.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn provide_ids(&self, tag: IoTag) -> Result<()> {
+        self.search(LOW, tag)
+    }
+
+    /// Where the next checkpoint says that free ids are found.
+    pub fn next_free(&self) -> Nid {
+        let free = &self.state.lock().free;
+        let first = Nid(free.next.saturating_mul(nat::PER_BLOCK as u32));
+        free.found.keys().next().copied().unwrap_or(first)
+    }
+
+    /// An id for a new node of inode `ino` (`None`: of the inode that the node is).
+    ///
+    /// # Errors
+    /// `NoSpace`: all are in use, which the counts of a volume in order keep from happening; the device
+    /// fails.
+    pub fn new_id(&self, _: &Change<'_>, ino: Option<Nid>, tag: IoTag) -> Result<Nid> {
+        if let Some(nid) = self.state.lock().take_free(ino) {
+            return Ok(nid);
+        }
+        self.search(1, tag)?;
+        let found = self.state.lock().take_free(ino);
+        found.ok_or(FsError::NoSpace)
+    }
+
+    /// Looks through blocks of the table until `wanted` ids are known or each block was looked at.
+    fn search(&self, wanted: usize, tag: IoTag) -> Result<()> {
+        for _ in 0..self.layout.nat_blocks {
+            let (block, at, commits) = {
+                let state = self.state.lock();
+                if state.free.found.len() >= wanted {
+                    return Ok(());
+                }
+                let block = state.free.next;
+                (block, state.block_at(&self.layout, block), state.commits)
+            };
+            let data = self.read_block(block, at, tag)?.data();
+            let mut state = self.state.lock();
+            // Another task looked at it, or a checkpoint changed the table: what was read may be old.
+            if state.free.next == block && state.commits == commits {
+                state.take_block(&self.layout, block, &data);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// Notes the free ids of a block of the table.
+    fn take_block(&mut self, layout: &Layout, block: u32, data: &[u8]) {
+        self.free.next = (block + 1) % layout.nat_blocks;
+        let first = block * nat::PER_BLOCK as u32;
+        for slot in 0..nat::PER_BLOCK {
+            let nid = Nid(first.saturating_add(slot as u32));
+            if !layout.is_nid(nid) || self.dirty.contains_key(&nid) {
+                continue;
+            }
+            let journaled = self.journal.get(&nid).copied();
+            let entry = journaled.unwrap_or_else(|| nat::get(data, slot));
+            if !entry.is_used() {
+                self.free.found.insert(nid, entry.version);
+            }
+        }
+    }
+}

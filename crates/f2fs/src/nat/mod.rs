@@ -1,0 +1,158 @@
+//! Finding nodes: the node address table, what overrides it, and what has changed in memory.
+//!
+//! An entry is looked for in what changed since the last checkpoint's snapshot, in the snapshot while a
+//! checkpoint writes it, in the last durable checkpoint's journal, in the table's current copy.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use steadfs_base::{DevBlock, IoTag};
+use steadfs_cache::MetaCache;
+use steadfs_rt::{Mutex, Rank};
+use steadfs_vfs::Result;
+
+use crate::disk::{BlockAddr, Checkpoint, DiskError, Layout, NatEntry, Nid, Structure, nat};
+use crate::fs::io_error;
+use crate::gate::Change;
+
+mod free;
+
+use free::FreeIds;
+
+/// Blocks of the table read at once: nodes made together have neighbouring ids.
+const WINDOW: u64 = 16;
+
+/// The node address table.
+pub struct Nat {
+    layout: Layout,
+    meta: Arc<MetaCache>,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// For each block whether the second copy is current.
+    second: Vec<bool>,
+    /// The checkpoint's journal.
+    journal: BTreeMap<Nid, NatEntry>,
+    /// Changed since the last checkpoint's snapshot.
+    dirty: BTreeMap<Nid, NatEntry>,
+    /// Ids for new nodes.
+    free: FreeIds,
+    /// Checkpoints since the mount: each changes the table.
+    commits: u64,
+}
+
+impl Nat {
+    pub fn new(
+        layout: &Layout,
+        meta: &Arc<MetaCache>,
+        checkpoint: &Checkpoint,
+        journal: BTreeMap<Nid, NatEntry>,
+    ) -> Self {
+        let second = (0..layout.nat_blocks)
+            .map(|block| checkpoint.nat_second(block))
+            .collect();
+        let state = State {
+            second,
+            journal,
+            dirty: BTreeMap::new(),
+            free: FreeIds::new(layout, checkpoint.next_free_nid),
+            commits: 0,
+        };
+        Self {
+            layout: layout.clone(),
+            meta: Arc::clone(meta),
+            state: Mutex::new(Rank::Super, state),
+        }
+    }
+
+    /// The entry of a node, whether it is in use or not.
+    ///
+    /// # Errors
+    /// The id is not a possible one, or the device fails.
+    pub fn entry(&self, nid: Nid, tag: IoTag) -> Result<NatEntry> {
+        if !self.layout.is_nid(nid) {
+            let rule = "not a possible node";
+            return Err(DiskError::field(Structure::Nat, "nid", nid.0, rule).into());
+        }
+        let (block, slot) = self.layout.nat_slot(nid);
+        let at = {
+            let state = self.state.lock();
+            if let Some(entry) = state.overriding(nid) {
+                return Ok(entry);
+            }
+            state.block_at(&self.layout, block)
+        };
+        // The copy may be replaced by a checkpoint meanwhile, but not this entry: whoever asks holds
+        // the node's lock or the gate, and nothing about the node changes without both.
+        let buf = self.read_block(block, at, tag)?;
+        Ok(nat::get(&buf.data(), slot))
+    }
+
+    /// A block of the table, with those behind it that are likely to be wanted.
+    fn read_block(
+        &self,
+        block: u32,
+        at: DevBlock,
+        tag: IoTag,
+    ) -> Result<Arc<steadfs_cache::MetaBuf>> {
+        if self.meta.peek(at).is_none() {
+            let end = block
+                .saturating_add(WINDOW as u32)
+                .min(self.layout.nat_blocks);
+            let count = {
+                let state = self.state.lock();
+                // Copies alternate by segment: a window never leaves the run of blocks that lie together.
+                let same =
+                    |n: &u32| state.block_at(&self.layout, *n).0 == at.0 + u64::from(n - block);
+                (block..end).take_while(same).count() as u64
+            };
+            self.meta.prefetch(at, count, tag);
+        }
+        self.meta.get(at, tag).map_err(io_error)
+    }
+
+    /// Says where a node lies now, and whose it is.
+    pub fn set(&self, _: &Change<'_>, nid: Nid, entry: NatEntry) {
+        debug_assert!(self.layout.is_nid(nid));
+        self.state.lock().dirty.insert(nid, entry);
+    }
+
+    /// Says that there is no such node any more; where it lay. Its id can be used again after the next
+    /// checkpoint, with another version.
+    ///
+    /// # Errors
+    /// As [`Nat::entry`].
+    pub fn remove(&self, change: &Change<'_>, nid: Nid, tag: IoTag) -> Result<BlockAddr> {
+        let old = self.entry(nid, tag)?;
+        let version = match old.addr {
+            BlockAddr::NEW => old.version,
+            _ => old.version.wrapping_add(1),
+        };
+        let gone = NatEntry {
+            version,
+            ino: Nid(0),
+            addr: BlockAddr::NULL,
+        };
+        self.set(change, nid, gone);
+        Ok(old.addr)
+    }
+
+    /// How many entries have changed since the last checkpoint's snapshot.
+    pub fn dirty_count(&self) -> usize {
+        self.state.lock().dirty.len()
+    }
+}
+
+impl State {
+    /// The entry where something overrides the table's block.
+    fn overriding(&self, nid: Nid) -> Option<NatEntry> {
+        let found = self.dirty.get(&nid).or_else(|| self.journal.get(&nid));
+        found.copied()
+    }
+
+    fn block_at(&self, layout: &Layout, block: u32) -> DevBlock {
+        let second = self.second[block as usize];
+        DevBlock(layout.nat_block(block, second).0.into())
+    }
+}

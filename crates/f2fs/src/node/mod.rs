@@ -1,0 +1,91 @@
+//! Nodes: found by id, verified when they are read.
+
+use std::sync::Arc;
+
+use steadfs_base::{DevBlock, IoTag};
+use steadfs_block::Buf;
+use steadfs_cache::MetaBuf;
+use steadfs_vfs::Result;
+
+use crate::disk::node::Footer;
+use crate::disk::{BLOCK_SIZE, BlockAddr, DiskError, Nid, Structure, inode};
+use crate::fs::{F2fs, io_error};
+
+mod cache;
+mod tree;
+
+pub use cache::{Node, NodeCache};
+pub use tree::{Found, Slot};
+
+impl F2fs {
+    /// A block of directory data in the main area.
+    pub(crate) fn main_block(&self, addr: BlockAddr, tag: IoTag) -> Result<Arc<MetaBuf>> {
+        self.check_main(addr)?;
+        self.meta
+            .get(DevBlock(addr.0.into()), tag)
+            .map_err(io_error)
+    }
+
+    fn check_main(&self, addr: BlockAddr) -> Result<()> {
+        if !self.layout.is_main(addr) {
+            let rule = "outside the main area";
+            return Err(DiskError::field(Structure::Node, "block address", addr.0, rule).into());
+        }
+        Ok(())
+    }
+
+    /// The node `nid` of inode `ino`; `None` when there is no such node.
+    pub(crate) fn node(&self, nid: Nid, ino: Nid, tag: IoTag) -> Result<Option<Arc<Node>>> {
+        let found = self.nodes.get(nid, || {
+            if let Some(addr) = self.recovered.place(nid) {
+                return self.node_at(addr, nid, ino, tag).map(Some);
+            }
+            let entry = self.nat.entry(nid, tag)?;
+            if !entry.is_used() {
+                return Ok(None);
+            }
+            entry.validate(&self.layout, nid)?;
+            self.node_at(entry.addr, nid, entry.ino, tag).map(Some)
+        })?;
+        if let Some(node) = &found {
+            node.footer()?.check(nid, ino)?;
+        }
+        Ok(found)
+    }
+
+    /// The node of which a reference says that it exists.
+    pub(crate) fn expect_node(
+        &self,
+        nid: Nid,
+        ino: Nid,
+        offset: u32,
+        tag: IoTag,
+    ) -> Result<Arc<Node>> {
+        let missing = || {
+            let rule = "referred to, but does not exist";
+            DiskError::field(Structure::Node, "nid", nid.0, rule).in_node(ino)
+        };
+        let node = self.node(nid, ino, tag)?.ok_or_else(missing)?;
+        let found = node.footer()?.offset;
+        if found != offset {
+            let rule = "not where it was found in the tree";
+            let error = DiskError::field(Structure::Node, "node offset", found, rule);
+            return Err(error.in_node(nid).into());
+        }
+        Ok(node)
+    }
+
+    /// Reads the node in this block, which must be `nid` of `ino`.
+    pub(crate) fn node_at(&self, addr: BlockAddr, nid: Nid, ino: Nid, tag: IoTag) -> Result<Buf> {
+        self.check_main(addr)?;
+        let at = u64::from(addr.0) * BLOCK_SIZE as u64;
+        let data = self.queue.read(at, BLOCK_SIZE, tag).map_err(io_error)?;
+        let footer = Footer::parse(&data);
+        footer.check(nid, ino).map_err(|e| e.in_block(addr))?;
+        if footer.offset == 0 {
+            inode::verify_checksum(&self.layout, &data)
+                .map_err(|e| e.in_node(nid).in_block(addr))?;
+        }
+        Ok(data)
+    }
+}

@@ -1,0 +1,380 @@
+//! The tree of nodes under an inode: finding the node that names a block of the file, making the
+//! nodes that are missing, making and freeing nodes.
+//!
+//! The caller holds the inode's `core`: shared to walk, alone to change. A node's lock is held only for
+//! one look or one change.
+
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_block::Buf;
+use steadfs_vfs::{FsError, Result};
+
+use super::Node;
+use crate::disk::node::{Footer, NodePath, PER_NODE, XATTR_OFFSET};
+use crate::disk::{self, BLOCK_SIZE, BlockAddr, Layout, Nid, inode, node};
+use crate::fs::F2fs;
+use crate::gate::Change;
+use crate::inode::Inode;
+
+/// Where a file's block is named.
+#[derive(Clone)]
+pub struct Slot {
+    /// The node: the inode's own or a direct one.
+    pub node: Arc<Node>,
+    /// The slot in it.
+    pub slot: u16,
+    /// Slots from this one to the last that the node has.
+    pub left: u16,
+    /// Whether the node is the inode's own.
+    pub in_inode: bool,
+}
+
+impl Slot {
+    /// The address in the slot `ahead` of this one, in the node's content.
+    pub fn addr(&self, layout: &Layout, core: &disk::Inode, data: &Buf, ahead: u16) -> BlockAddr {
+        let slot = self.slot + ahead;
+        if self.in_inode {
+            core.addr(layout, data, slot)
+        } else {
+            node::addr(data, slot)
+        }
+    }
+}
+
+/// What is known of the node that names a block.
+pub enum Found {
+    /// It is there.
+    Slot(Slot),
+    /// It does not exist: so many blocks from the one asked for are a hole.
+    Missing(u64),
+}
+
+impl F2fs {
+    /// The node of an inode itself.
+    pub(crate) fn inode_node(&self, ino: Nid, tag: IoTag) -> Result<Arc<Node>> {
+        self.expect_node(ino, ino, 0, tag)
+    }
+
+    /// Where a block of a file is named.
+    pub(crate) fn find_slot(
+        &self,
+        inode: &Inode,
+        core: &disk::Inode,
+        block: u64,
+        tag: IoTag,
+    ) -> Result<Found> {
+        let fanout = core.fanout(&self.layout);
+        let Some(path) = fanout.path(block) else {
+            return Ok(Found::Missing(u64::MAX - block));
+        };
+        let slot = path.slots[path.depth];
+        let left = |whole: u32| low16(whole - u32::from(slot));
+        let ino = inode.nid();
+        if path.depth == 0 {
+            return Ok(Found::Slot(Slot {
+                node: self.inode_node(ino, tag)?,
+                slot,
+                left: left(fanout.inode),
+                in_inode: true,
+            }));
+        }
+        let leaf = |node| Slot {
+            node,
+            slot,
+            left: left(fanout.direct),
+            in_inode: false,
+        };
+        if let Some(nid) = self.recovered.leaf(ino, path.offsets[path.depth]) {
+            let node = self.expect_node(nid, ino, path.offsets[path.depth], tag)?;
+            return Ok(Found::Slot(leaf(node)));
+        }
+        let mut at = self.inode_node(ino, tag)?;
+        for level in 1..=path.depth {
+            let nid = child(&at.data()?, level - 1, path.slots[level - 1]);
+            // Of a file taken over from behind the checkpoint ids may lead nowhere: what they would
+            // lead to was found by its place.
+            let missing = nid.some().is_none()
+                || (self.recovered.has(ino) && !self.nat.entry(nid, tag)?.is_used());
+            if missing {
+                return Ok(Found::Missing(self.missing(
+                    ino,
+                    fanout.direct,
+                    &path,
+                    level,
+                )));
+            }
+            at = self.expect_node(nid, ino, path.offsets[level], tag)?;
+        }
+        Ok(Found::Slot(leaf(at)))
+    }
+
+    /// Blocks from the path's to the end of what the missing node at `level` would map.
+    fn missing(&self, ino: Nid, direct: u32, path: &NodePath, level: usize) -> u64 {
+        let direct = u64::from(direct);
+        let (mut size, mut at) = (1, 0);
+        if !self.recovered.has(ino) {
+            for slot in &path.slots[level..path.depth] {
+                size *= u64::from(PER_NODE);
+                at = at * u64::from(PER_NODE) + u64::from(*slot);
+            }
+        }
+        size * direct - at * direct - u64::from(path.slots[path.depth])
+    }
+
+    /// Places in the tree of the nodes that naming `block` would have to make; none past the largest
+    /// file.
+    pub(crate) fn missing_nodes(
+        &self,
+        inode: &Inode,
+        core: &disk::Inode,
+        block: u64,
+        tag: IoTag,
+    ) -> Result<Vec<u32>> {
+        let Some(path) = core.fanout(&self.layout).path(block) else {
+            return Ok(Vec::new());
+        };
+        let ino = inode.nid();
+        let mut at = self.inode_node(ino, tag)?;
+        for level in 1..=path.depth {
+            let nid = child(&at.data()?, level - 1, path.slots[level - 1]);
+            if nid.some().is_none() {
+                return Ok(path.offsets[level..=path.depth].to_vec());
+            }
+            at = self.expect_node(nid, ino, path.offsets[level], tag)?;
+        }
+        Ok(Vec::new())
+    }
+
+    /// Where a block of a file is named; nodes on the way that are missing are made. Each was promised:
+    /// to the inode ([`Inode::promise_nodes`]) or, if it was not, to this caller.
+    ///
+    /// # Errors
+    /// `TooLarge` past the largest file; damage; the device. Nodes made before the failure stay.
+    pub(crate) fn make_slot(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        block: u64,
+        tag: IoTag,
+    ) -> Result<Slot> {
+        let fanout = core.fanout(&self.layout);
+        let path = fanout.path(block).ok_or(FsError::FileTooBig)?;
+        let ino = inode.nid();
+        let mut at = self.inode_node(ino, tag)?;
+        for level in 1..=path.depth {
+            let slot = path.slots[level - 1];
+            let nid = child(&at.data()?, level - 1, slot);
+            at = if nid.some().is_some() {
+                self.expect_node(nid, ino, path.offsets[level], tag)?
+            } else {
+                let made = self.make_node(change, inode, core, path.offsets[level], tag)?;
+                let mut parent = self.nodes.change(change, &at)?;
+                if level == 1 {
+                    inode::set_nid_at(&mut parent, slot, made.nid());
+                } else {
+                    node::set_child(&mut parent, slot, made.nid());
+                }
+                made
+            };
+        }
+        let whole = if path.depth == 0 {
+            fanout.inode
+        } else {
+            fanout.direct
+        };
+        let slot = path.slots[path.depth];
+        Ok(Slot {
+            node: at,
+            slot,
+            left: low16(whole - u32::from(slot)),
+            in_inode: path.depth == 0,
+        })
+    }
+
+    /// Makes a node that is no inode, of which nothing refers to yet, and counts it in the inode.
+    fn make_node(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        offset: u32,
+        tag: IoTag,
+    ) -> Result<Arc<Node>> {
+        self.mark_dirty(change, inode, tag)?;
+        let ino = inode.nid();
+        let nid = self.nat.new_id(change, Some(ino), tag)?;
+        let footer = Footer {
+            nid,
+            ino,
+            offset,
+            ..Footer::default()
+        };
+        inode.node_made(offset);
+        self.space.use_node(false);
+        core.blocks += 1;
+        Ok(self.nodes.insert_new(change, nid, node::new_block(&footer)))
+    }
+
+    /// The address in a slot as it is stored, special values included.
+    pub(crate) fn addr_in(&self, core: &disk::Inode, slot: &Slot) -> Result<BlockAddr> {
+        Ok(slot.addr(&self.layout, core, &slot.node.data()?, 0))
+    }
+
+    /// Names the block at `addr` in a slot and returns what it named before. The inode's count of blocks
+    /// and the volume's follow: a block where there was none takes one promise; one that is not named
+    /// any more becomes invalid.
+    pub(crate) fn set_slot(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        slot: &Slot,
+        addr: BlockAddr,
+        tag: IoTag,
+    ) -> Result<BlockAddr> {
+        let old = self.addr_in(core, slot)?;
+        if old == addr {
+            return Ok(old);
+        }
+        self.mark_dirty(change, inode, tag)?;
+        let mut data = self.nodes.change(change, &slot.node)?;
+        if slot.in_inode {
+            core.set_addr(&self.layout, &mut data, slot.slot, addr);
+        } else {
+            node::set_addr(&mut data, slot.slot, addr);
+        }
+        drop(data);
+        // The kernel believes the extent kept in the inode.
+        core.extent.len = 0;
+        match (core.counts(old), core.counts(addr)) {
+            (false, true) => {
+                self.space.use_block();
+                core.blocks += 1;
+            }
+            (true, false) => {
+                self.space.free_blocks(1);
+                core.blocks = core.blocks.saturating_sub(1).max(1);
+            }
+            _ => {}
+        }
+        self.invalidate(change, old);
+        Ok(old)
+    }
+
+    /// The node of an inode's attributes, if it has one.
+    pub(crate) fn xattr_node(
+        &self,
+        inode: &Inode,
+        core: &disk::Inode,
+        tag: IoTag,
+    ) -> Result<Option<Arc<Node>>> {
+        let ino = inode.nid();
+        let recovered = self.recovered.leaf(ino, XATTR_OFFSET);
+        match recovered.or(core.xattr_nid.some()) {
+            Some(nid) => self.expect_node(nid, ino, XATTR_OFFSET, tag).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Makes the node of an inode's attributes, empty; a node was promised for it.
+    pub(crate) fn make_xattr_node(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        tag: IoTag,
+    ) -> Result<Arc<Node>> {
+        assert!(core.xattr_nid.some().is_none(), "an inode has one");
+        let node = self.make_node(change, inode, core, XATTR_OFFSET, tag)?;
+        core.xattr_nid = node.nid();
+        Ok(node)
+    }
+
+    /// Frees the node of an inode's attributes, if it has one.
+    pub(crate) fn free_xattr_node(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        tag: IoTag,
+    ) -> Result<()> {
+        if let Some(node) = self.xattr_node(inode, core, tag)? {
+            self.mark_dirty(change, inode, tag)?;
+            core.xattr_nid = Nid(0);
+            self.free_node(change, inode, core, &node, tag)?;
+        }
+        Ok(())
+    }
+
+    /// Frees a node that is no inode and that nothing refers to any more.
+    pub(crate) fn free_node(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        node: &Node,
+        tag: IoTag,
+    ) -> Result<()> {
+        let old = self.nat.remove(change, node.nid(), tag)?;
+        self.nodes.forget(change, node);
+        self.cut.lock().insert(inode.nid());
+        core.blocks = core.blocks.saturating_sub(1).max(1);
+        self.space.free_node(false);
+        self.invalidate(change, old);
+        Ok(())
+    }
+
+    /// A new inode with its node, of a number that was promised as a node. `make` gets the number and
+    /// returns the fields; content, attributes and addresses are zeros. It is dirty, in memory, without a
+    /// name and without lookups.
+    pub(crate) fn new_inode(
+        &self,
+        change: &Change<'_>,
+        make: impl FnOnce(Nid) -> disk::Inode,
+        tag: IoTag,
+    ) -> Result<Arc<Inode>> {
+        let nid = self.nat.new_id(change, None, tag)?;
+        let core = make(nid);
+        let footer = Footer {
+            nid,
+            ino: nid,
+            ..Footer::default()
+        };
+        let mut block = vec![0; BLOCK_SIZE];
+        footer.encode_into(&mut block);
+        core.encode_into(&self.layout, &mut block)?;
+        self.space.use_node(true);
+        let node = self.nodes.insert_new(change, nid, block);
+        let inode = self.inodes.insert(Inode::new(self, nid, core, 0)?);
+        self.inodes.note_dirty(&inode, node);
+        Ok(inode)
+    }
+
+    /// Frees an inode's own node: the last step of its end. Nothing else of it is left.
+    pub(crate) fn free_inode(&self, change: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<()> {
+        let nid = inode.nid();
+        let node = self.inode_node(nid, tag)?;
+        let old = self.nat.remove(change, nid, tag)?;
+        inode.set_dead();
+        self.inodes.remove(nid);
+        self.nodes.forget(change, &node);
+        self.space.free_node(true);
+        self.invalidate(change, old);
+        Ok(())
+    }
+}
+
+/// The id in the slot of a node at this level of a path.
+fn child(data: &[u8], level: usize, slot: u16) -> Nid {
+    if level == 0 {
+        inode::nid_at(data, slot)
+    } else {
+        node::child(data, slot)
+    }
+}
+
+fn low16(value: u32) -> u16 {
+    u16::try_from(value).unwrap_or(u16::MAX)
+}

@@ -1,0 +1,186 @@
+//! Space of the volume as counts: what users may fill, what is filled, what is promised.
+//!
+//! An operation promises what it may need before it begins and gives back what it did not need, so
+//! that a full volume says so before anything is done. Where blocks lie is the segments' business.
+
+use steadfs_rt::{Mutex, Rank};
+use steadfs_vfs::{FsError, Result};
+
+use crate::disk::{Checkpoint, Layout};
+
+/// Node ids that no file has (`F2FS_RESERVED_NODE_NUM`).
+pub const RESERVED_NODES: u64 = 3;
+
+/// What a volume holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Blocks users may fill, nodes included.
+    pub user_blocks: u64,
+    /// Blocks in use: data, nodes, and data blocks that fallocate took.
+    pub valid_blocks: u64,
+    /// Blocks promised, promised nodes included.
+    pub promised: u64,
+    /// Blocks that only the superuser may fill (`reserve_root`).
+    pub reserved: u64,
+    /// Nodes there may be.
+    pub max_nodes: u64,
+    /// Nodes in use, inodes included.
+    pub valid_nodes: u64,
+    /// Nodes promised.
+    pub promised_nodes: u64,
+    /// Nodes freed whose ids cannot be used before the next checkpoint.
+    pub freed_nodes: u64,
+    /// Inodes in use.
+    pub valid_inodes: u64,
+}
+
+/// The counts of a mounted volume.
+pub struct Space {
+    counts: Mutex<Counts>,
+}
+
+/// What an operation may need at worst.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Need {
+    /// Data blocks.
+    pub blocks: u64,
+    /// Nodes, inodes included.
+    pub nodes: u64,
+}
+
+impl Counts {
+    /// Whether what is promised and this can be kept; `privileged`: reserved blocks count too.
+    fn fits(&self, need: Need, privileged: bool) -> bool {
+        let reserved = if privileged { 0 } else { self.reserved };
+        let blocks = self.valid_blocks + self.promised + need.blocks + need.nodes + reserved;
+        let nodes = self.valid_nodes + self.promised_nodes + self.freed_nodes + need.nodes;
+        blocks <= self.user_blocks && nodes <= self.max_nodes
+    }
+}
+
+impl Space {
+    /// As the checkpoint has it.
+    pub fn new(layout: &Layout, checkpoint: &Checkpoint) -> Self {
+        let counts = Counts {
+            user_blocks: checkpoint.user_blocks,
+            valid_blocks: checkpoint.valid_blocks,
+            max_nodes: u64::from(layout.max_nid).saturating_sub(RESERVED_NODES),
+            valid_nodes: checkpoint.valid_nodes.into(),
+            valid_inodes: checkpoint.valid_inodes.into(),
+            ..Counts::default()
+        };
+        Self {
+            counts: Mutex::new(Rank::Super, counts),
+        }
+    }
+
+    /// The counts now.
+    pub fn counts(&self) -> Counts {
+        *self.counts.lock()
+    }
+
+    /// Promises what an operation may need.
+    ///
+    /// # Errors
+    /// `NoSpace`: nothing is promised then.
+    pub fn promise(&self, need: Need, privileged: bool) -> Result<()> {
+        let mut counts = self.counts.lock();
+        if !counts.fits(need, privileged) {
+            return Err(FsError::NoSpace);
+        }
+        counts.promised += need.blocks + need.nodes;
+        counts.promised_nodes += need.nodes;
+        Ok(())
+    }
+
+    /// Gives back a promise that was not needed.
+    pub fn release(&self, need: Need) {
+        let mut counts = self.counts.lock();
+        let blocks = need.blocks + need.nodes;
+        assert!(
+            blocks <= counts.promised && need.nodes <= counts.promised_nodes,
+            "only what was promised is given back"
+        );
+        counts.promised -= blocks;
+        counts.promised_nodes -= need.nodes;
+    }
+
+    /// A promised block comes into use.
+    pub fn use_block(&self) {
+        let mut counts = self.counts.lock();
+        assert!(counts.promised > 0, "a block is promised before it is used");
+        counts.promised -= 1;
+        counts.valid_blocks += 1;
+    }
+
+    /// Blocks of data are not in use any more.
+    pub fn free_blocks(&self, blocks: u64) {
+        let mut counts = self.counts.lock();
+        // The counts of a damaged volume may be too low.
+        counts.valid_blocks = counts.valid_blocks.saturating_sub(blocks);
+    }
+
+    /// A promised node comes into use.
+    pub fn use_node(&self, is_inode: bool) {
+        let mut counts = self.counts.lock();
+        assert!(
+            counts.promised > 0 && counts.promised_nodes > 0,
+            "a node is promised before it is used"
+        );
+        counts.promised -= 1;
+        counts.promised_nodes -= 1;
+        counts.valid_blocks += 1;
+        counts.valid_nodes += 1;
+        counts.valid_inodes += u64::from(is_inode);
+    }
+
+    /// A node is not in use any more; its id waits for the next checkpoint.
+    pub fn free_node(&self, is_inode: bool) {
+        let mut counts = self.counts.lock();
+        counts.valid_blocks = counts.valid_blocks.saturating_sub(1);
+        counts.valid_nodes = counts.valid_nodes.saturating_sub(1);
+        counts.valid_inodes = counts.valid_inodes.saturating_sub(is_inode.into());
+        counts.freed_nodes += 1;
+    }
+
+    /// A checkpoint made the ids of freed nodes available.
+    pub fn ids_available(&self, count: u64) {
+        let mut counts = self.counts.lock();
+        assert!(count <= counts.freed_nodes, "only freed ids wait");
+        counts.freed_nodes -= count;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promises_end_where_space_ends() {
+        let counts = Counts {
+            user_blocks: 10,
+            valid_blocks: 4,
+            max_nodes: 4,
+            valid_nodes: 2,
+            reserved: 1,
+            ..Counts::default()
+        };
+        let space = Space {
+            counts: Mutex::new(Rank::Super, counts),
+        };
+        let need = |blocks, nodes| Need { blocks, nodes };
+        assert_eq!(space.promise(need(5, 1), false), Err(FsError::NoSpace));
+        assert_eq!(space.promise(need(5, 1), true), Ok(()));
+        assert_eq!(space.promise(need(1, 0), true), Err(FsError::NoSpace));
+        space.use_block();
+        space.use_node(true);
+        space.release(need(4, 0));
+        // Ids of freed nodes come back with a checkpoint only.
+        space.free_node(true);
+        assert_eq!(space.promise(need(0, 2), true), Err(FsError::NoSpace));
+        space.ids_available(1);
+        assert_eq!(space.promise(need(0, 2), true), Ok(()));
+        let now = space.counts();
+        assert_eq!((now.valid_blocks, now.valid_nodes, now.promised), (5, 2, 2));
+    }
+}

@@ -1,0 +1,159 @@
+//! Nodes in memory: found, made, freed, and what is counted.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use steadfs_base::IoTag;
+use steadfs_vfs::FsError;
+
+use super::mount_device;
+use crate::F2fs;
+use crate::disk::node::NodeKind;
+use crate::disk::{self, BlockAddr, Nid};
+use crate::format::{FormatOptions, image};
+use crate::node::Found;
+use crate::space::Need;
+
+/// A volume in memory that changes are allowed on.
+fn writable() -> Arc<F2fs> {
+    let device = image(64 << 20, &FormatOptions::default()).unwrap();
+    let fs = mount_device(&device).unwrap();
+    fs.read_only.store(false, Ordering::Release);
+    fs
+}
+
+fn file(_: Nid) -> disk::Inode {
+    disk::Inode {
+        mode: 0o100_644,
+        links: 1,
+        blocks: 1,
+        parent: Nid::ROOT,
+        ..disk::Inode::default()
+    }
+}
+
+#[test]
+fn trees_grow_and_are_counted() {
+    let fs = writable();
+    let tag = IoTag::default();
+    let before = fs.space.counts();
+    let need = Need {
+        blocks: 2,
+        nodes: 1,
+    };
+    fs.space.promise(need, false).unwrap();
+    let change = fs.change().unwrap();
+    let inode = fs.new_inode(&change, file, tag).unwrap();
+    drop(change);
+    assert!(Arc::ptr_eq(&fs.inode(inode.nid(), tag).unwrap(), &inode));
+    // Through a double indirect, an indirect and a direct node; asked for twice, promised once.
+    let fanout = inode.core.read().fanout(&fs.layout);
+    let far = fanout.max_blocks() - 1;
+    fs.promise_nodes(&inode, far..far + 1, false, tag).unwrap();
+    fs.promise_nodes(&inode, far - 1..far + 1, false, tag)
+        .unwrap();
+    let promised = fs.space.counts();
+    assert_eq!(promised.promised, 2 + 3);
+    assert_eq!(promised.promised_nodes, 3);
+
+    let change = fs.change().unwrap();
+    let mut core = inode.core.write();
+    let slot = fs.make_slot(&change, &inode, &mut core, far, tag).unwrap();
+    assert_eq!(slot.left, 1);
+    let addr = BlockAddr(fs.layout.main_start + 77);
+    let old = fs
+        .set_slot(&change, &inode, &mut core, &slot, addr, tag)
+        .unwrap();
+    assert_eq!(old, BlockAddr::NULL);
+    let near = fs.make_slot(&change, &inode, &mut core, 3, tag).unwrap();
+    fs.set_slot(&change, &inode, &mut core, &near, BlockAddr::NEW, tag)
+        .unwrap();
+    assert_eq!(core.blocks, 1 + 3 + 2);
+    drop(core);
+    drop(change);
+    let counts = fs.space.counts();
+    assert_eq!(counts.promised, 0);
+    assert_eq!(counts.valid_blocks, before.valid_blocks + 6);
+    assert_eq!(counts.valid_nodes, before.valid_nodes + 4);
+    assert_eq!(counts.valid_inodes, before.valid_inodes + 1);
+    assert_eq!(fs.slot(&inode, far, tag), Ok(addr));
+    assert_eq!(fs.slot(&inode, 3, tag), Ok(BlockAddr::NEW));
+    assert_eq!(fs.slot(&inode, far - 2000, tag), Ok(BlockAddr::NULL));
+    let kinds: Vec<_> = fs
+        .nodes
+        .dirty_of(inode.nid())
+        .iter()
+        .map(|(offset, _)| NodeKind::at(*offset))
+        .collect();
+    use NodeKind::{Direct, DoubleIndirect, Indirect, Inode};
+    assert_eq!(kinds, [Inode, DoubleIndirect, Indirect, Direct]);
+
+    // A hole again, and the end of the nodes.
+    let change = fs.change().unwrap();
+    let mut core = inode.core.write();
+    let Found::Slot(slot) = fs.find_slot(&inode, &core, far, tag).unwrap() else {
+        panic!("just made");
+    };
+    fs.set_slot(&change, &inode, &mut core, &slot, BlockAddr::NULL, tag)
+        .unwrap();
+    let xattr = {
+        fs.space
+            .promise(
+                Need {
+                    blocks: 0,
+                    nodes: 1,
+                },
+                false,
+            )
+            .unwrap();
+        fs.make_xattr_node(&change, &inode, &mut core, tag).unwrap()
+    };
+    fs.free_xattr_node(&change, &inode, &mut core, tag).unwrap();
+    assert!(xattr.data().is_err());
+    fs.free_node(&change, &inode, &mut core, &slot.node, tag)
+        .unwrap();
+    drop(core);
+    fs.free_inode(&change, &inode, tag).unwrap();
+    drop(change);
+    let counts = fs.space.counts();
+    assert_eq!(counts.freed_nodes, 3);
+    assert_eq!(counts.valid_nodes, before.valid_nodes + 2);
+    assert_eq!(fs.inode(inode.nid(), tag).err(), Some(FsError::Stale));
+}
+
+#[test]
+fn ids_are_given_out_once_and_not_again_before_a_checkpoint() {
+    let fs = writable();
+    let tag = IoTag::default();
+    fs.nat.provide_ids(tag).unwrap();
+    let change = fs.change().unwrap();
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..1200 {
+        let nid = fs.nat.new_id(&change, None, tag).unwrap();
+        assert!(fs.layout.is_nid(nid) && nid != Nid::ROOT && seen.insert(nid));
+        fs.nat.remove(&change, nid, tag).unwrap();
+    }
+    // All of a small table.
+    let mut left = u64::from(fs.layout.max_nid) - 1200;
+    while fs.nat.new_id(&change, None, tag).is_ok() {
+        left -= 1;
+    }
+    let used = fs.space.counts().valid_nodes;
+    assert_eq!(left, crate::space::RESERVED_NODES + used);
+    assert_eq!(
+        fs.nat.new_id(&change, None, tag).err(),
+        Some(FsError::NoSpace)
+    );
+}
+
+#[test]
+fn a_volume_that_is_read_only_or_stopped_lets_no_change_begin() {
+    let fs = writable();
+    fs.stop("the first cause");
+    fs.stop("another");
+    let error = fs.change().err().unwrap();
+    assert_eq!(error, FsError::Stopped("the first cause".to_owned()));
+    let device = image(64 << 20, &FormatOptions::default()).unwrap();
+    let fs = mount_device(&device).unwrap();
+    assert_eq!(fs.change().err(), Some(FsError::ReadOnly));
+}
