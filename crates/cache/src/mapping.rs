@@ -200,6 +200,47 @@ impl Mapping {
         Some(newly_reserved)
     }
 
+    /// Changes a block by `work` and marks it dirty. `fill` gives the content of one that is not in
+    /// memory; no copy is made of a buffer that nobody else holds. The caller holds the inode lock for
+    /// writing.
+    ///
+    /// # Errors
+    /// Those of `fill`; nothing is changed then.
+    pub fn edit<E>(
+        &self,
+        block: FileBlock,
+        tag: IoTag,
+        fill: impl FnOnce() -> Result<Buf, E>,
+        work: impl FnOnce(&mut [u8]),
+    ) -> Result<(), E> {
+        let fresh = match self.get(block) {
+            // A copy of a block in flight stays good when that has landed.
+            Some(content) => content,
+            None => fill()?,
+        };
+        let mut inner = self.inner.lock();
+        let page = match inner.pages.entry(block.0) {
+            Entry::Occupied(entry) => {
+                drop(fresh);
+                entry.into_mut()
+            }
+            Entry::Vacant(entry) => entry.insert(Page {
+                data: fresh,
+                dirty: None,
+                flight: None,
+                reserved: false,
+            }),
+        };
+        work(page.data.make_mut());
+        if page.dirty.replace(tag).is_none() {
+            inner.dirty += 1;
+            // As in `put`.
+            self.writeback
+                .dirtied(&self.file, self.block_size.bytes_u64());
+        }
+        Ok(())
+    }
+
     /// Zeroes the bytes of `block` from `within` on, if the block is in memory (truncation).
     pub fn zero_tail(&self, block: FileBlock, within: usize) {
         if let Some(page) = self.inner.lock().pages.get_mut(&block.0) {
@@ -446,6 +487,35 @@ mod tests {
         map.landed(0..1, Ok(()), false);
         assert_eq!((map.unwritten(), writeback.dirty_bytes()), (0, 0));
         assert!(writeback.dirty_files().is_empty());
+    }
+
+    #[test]
+    fn an_edited_block_is_filled_once_and_dirty() {
+        let (writeback, map) = mapping();
+        let fill = || Ok::<_, ()>(Buf::copy_of(&[7; BS]));
+        assert_eq!(
+            map.edit(FileBlock(3), IoTag::default(), || Err(1), |_| ()),
+            Err(1)
+        );
+        assert!(map.is_empty());
+        assert_eq!(
+            map.edit(FileBlock(3), IoTag::default(), fill, |b| b[0] = 1),
+            Ok(())
+        );
+        let before = map.get(FileBlock(3)).unwrap();
+        let never = || Err("it is in memory");
+        assert_eq!(
+            map.edit(FileBlock(3), IoTag::default(), never, |b| b[1] = 2),
+            Ok(())
+        );
+        assert_eq!(
+            (before[0], before[1], before[2]),
+            (1, 7, 7),
+            "a reader's stays"
+        );
+        assert_eq!(map.get(FileBlock(3)).unwrap()[..3], [1, 2, 7]);
+        assert_eq!(writeback.dirty_bytes(), BS as u64);
+        assert_eq!(map.take_dirty(0..9, 9).len(), 1);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! 8 bytes takes consecutive slots, all of them marked; the entry is in the first. The same form in
 //! blocks and, smaller, in the inode.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use zerocopy::{FromBytes, IntoBytes};
@@ -9,6 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub use super::raw::RawDirEntry;
 
 use super::bits::{self, Order};
+use super::hash::{MAX_DEPTH, bucket};
 use super::num::{idx16, low16, short};
 use super::{BLOCK_SIZE, DiskError, Nid, Result, Structure};
 
@@ -225,6 +227,60 @@ pub fn set_target(layout: &DentryLayout, bytes: &mut [u8], slot: usize, ino: Nid
     raw.file_type = file_type;
 }
 
+/// The entries of a smaller area as a directory's block: each keeps its slot, so that cookies of listings
+/// stay true.
+pub fn as_block(layout: &DentryLayout, bytes: &[u8]) -> Vec<u8> {
+    assert!(bytes.len() == layout.len && layout.slots <= BLOCK_SLOTS);
+    let block = &DentryLayout::BLOCK;
+    let mut out = vec![0; block.len];
+    let map = layout.bitmap().len();
+    out[..map].copy_from_slice(&bytes[..map]);
+    // Bits behind the last slot mean nothing there, but slots here.
+    for slot in layout.slots..map * 8 {
+        bits::put(Order::LowFirst, &mut out, slot, false);
+    }
+    let entries = layout.slots * ENTRY;
+    out[block.entries_at..][..entries].copy_from_slice(&bytes[layout.entries_at..][..entries]);
+    let names = layout.slots * SLOT;
+    out[block.names_at..][..names].copy_from_slice(&bytes[layout.names_at..][..names]);
+    out
+}
+
+/// The entries of an area as the blocks of a hashed directory whose table begins with `dir_level`, and
+/// the number of its levels.
+///
+/// # Errors
+/// A damaged entry: it has no hash that could be believed.
+pub fn as_table(
+    layout: &DentryLayout,
+    bytes: &[u8],
+    dir_level: u8,
+) -> Result<(BTreeMap<u64, Vec<u8>>, u32)> {
+    let mut table: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+    let mut depth = 1;
+    for entry in entries(layout, bytes, 0) {
+        let entry = entry?;
+        let slots = slots_for(entry.name.len());
+        let place = (0..MAX_DEPTH).find_map(|level| {
+            bucket(level, dir_level, entry.hash).find_map(|block| {
+                let room = match table.get(&block) {
+                    Some(bytes) => find_room(&DentryLayout::BLOCK, bytes, slots),
+                    None => Some(0),
+                };
+                room.map(|slot| (level, block, slot))
+            })
+        });
+        let (level, block, slot) = place.ok_or_else(|| {
+            let rule = "finds no room in any level";
+            DiskError::entry(Structure::Dentries, short(entry.slot), rule)
+        })?;
+        depth = depth.max(level + 1);
+        let bytes = table.entry(block).or_insert_with(|| vec![0; BLOCK_SIZE]);
+        insert(&DentryLayout::BLOCK, bytes, &Entry { slot, ..entry });
+    }
+    Ok((table, depth))
+}
+
 /// Whether no slot is in use.
 pub fn is_vacant(layout: &DentryLayout, bytes: &[u8]) -> bool {
     let map = &bytes[layout.bitmap()];
@@ -274,6 +330,39 @@ mod tests {
             assert_eq!(find_room(&layout, &bytes, 33), Some(36));
             assert!(has_names(&layout, &bytes) && !is_vacant(&layout, &bytes));
         }
+    }
+
+    #[test]
+    fn an_area_becomes_blocks() {
+        let layout = DentryLayout::of(3488);
+        let mut bytes = vec![0xFF; layout.len];
+        bytes[..layout.bitmap().end].fill(0);
+        let names: Vec<_> = (0..20)
+            .map(|n| vec![b'a' + n; usize::from(n) + 1])
+            .collect();
+        for name in &names {
+            let slot = find_room(&layout, &bytes, slots_for(name.len())).unwrap();
+            insert(&layout, &mut bytes, &entry(slot, name));
+        }
+        remove(&layout, &mut bytes, 3, 4);
+        let block = as_block(&layout, &bytes);
+        let list = |layout: &DentryLayout, bytes: &[u8]| -> Vec<_> {
+            let all = entries(layout, bytes, 0).map(Result::unwrap);
+            all.map(|e| (e.slot, e.hash, e.name.to_vec())).collect()
+        };
+        assert_eq!(list(&DentryLayout::BLOCK, &block), list(&layout, &bytes));
+        // Many buckets on the first level: each name where a lookup finds it.
+        let (table, depth) = as_table(&layout, &bytes, 3).unwrap();
+        assert_eq!(depth, 1);
+        assert!(table.len() > 4 && *table.keys().last().unwrap() < 16);
+        let found = |name: &[u8]| {
+            let hash = super::super::hash::of_name(name);
+            bucket(0, 3, hash).any(|n| {
+                let block = table.get(&n);
+                block.is_some_and(|b| find(&DentryLayout::BLOCK, b, hash, name).is_some())
+            })
+        };
+        assert_eq!(names.iter().filter(|name| found(name)).count(), 19);
     }
 
     #[test]

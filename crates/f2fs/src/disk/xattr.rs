@@ -97,6 +97,50 @@ pub fn parse(area: &[u8]) -> Result<Vec<Xattr<'_>>> {
     Ok(list)
 }
 
+/// What is done to one attribute.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'a> {
+    /// What the name begins with.
+    pub index: u8,
+    /// The rest of the name.
+    pub name: &'a [u8],
+    /// The new value; `None` removes it.
+    pub value: Option<&'a [u8]>,
+}
+
+/// An inode's list of attributes cut into its two places.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// The inode's part; as long as its room.
+    pub inode: Vec<u8>,
+    /// The node's part, [`NODE_ROOM`] bytes; `None` where the inode's room is enough.
+    pub node: Option<Vec<u8>>,
+}
+
+/// The areas of a list after a change: the changed attribute goes last. `inline`: bytes of room in the
+/// inode. `None` if it does not fit.
+pub fn changed(list: &[Xattr<'_>], change: &Change<'_>, inline: usize) -> Option<Cut> {
+    let is_it = |xattr: &&Xattr<'_>| xattr.index == change.index && xattr.name == change.name;
+    let mut list: Vec<_> = list.iter().filter(|x| !is_it(x)).copied().collect();
+    list.extend(change.value.map(|value| Xattr {
+        index: change.index,
+        name: change.name,
+        value,
+    }));
+    cut(&list, inline)
+}
+
+/// The areas of a list; none of it in a node where the list is empty. `None` if it does not fit.
+pub fn cut(list: &[Xattr<'_>], inline: usize) -> Option<Cut> {
+    let mut area = encode(list, inline + NODE_ROOM)?;
+    let fits = size_of_list(list) <= inline || list.is_empty();
+    let node = area.split_off(inline);
+    Some(Cut {
+        inode: area,
+        node: (!fits).then_some(node),
+    })
+}
+
 /// Writes a list into an area of `len` bytes (as for [`parse`]). `None` when it does not fit: behind
 /// the last entry four zero bytes must follow.
 pub fn encode(list: &[Xattr<'_>], len: usize) -> Option<Vec<u8>> {
@@ -136,6 +180,60 @@ pub fn max_value(inline: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn user<'a>(name: &'a [u8], value: &'a [u8]) -> Change<'a> {
+        Change {
+            index: index::USER,
+            name,
+            value: Some(value),
+        }
+    }
+
+    /// The list that two areas hold, as it is read.
+    fn together(cut: &Cut) -> Vec<u8> {
+        [&cut.inode[..], cut.node.as_deref().unwrap_or(&[])].concat()
+    }
+
+    #[test]
+    fn a_list_is_cut_where_the_inode_ends() {
+        const INLINE: usize = 200;
+        let first = changed(&[], &user(b"a", &[1; 100]), INLINE).unwrap();
+        assert_eq!((first.inode.len(), &first.node), (INLINE, &None));
+        let list = parse(&first.inode).unwrap();
+        // The second one reaches over the edge.
+        let second = changed(&list, &user(b"b", &[2; 100]), INLINE).unwrap();
+        assert_eq!(second.node.as_ref().unwrap().len(), NODE_ROOM);
+        let area = together(&second);
+        let list = parse(&area).unwrap();
+        assert_eq!(list.len(), 2);
+        // A new value goes last; what is removed may let the node go.
+        let third = changed(&list, &user(b"a", b"new"), INLINE).unwrap();
+        assert!(third.node.is_none());
+        let list = parse(&third.inode).unwrap();
+        assert_eq!((list[0].name, list[1].value), (&b"b"[..], &b"new"[..]));
+        let gone = Change {
+            value: None,
+            ..user(b"b", b"")
+        };
+        let last = changed(&list, &gone, INLINE).unwrap();
+        assert_eq!(parse(&last.inode).unwrap().len(), 1);
+        let most = vec![0; usize::try_from(max_value(INLINE)).unwrap() - 1];
+        assert!(
+            changed(&[], &user(b"", &most), INLINE)
+                .unwrap()
+                .node
+                .is_some()
+        );
+        assert_eq!(changed(&[], &user(b"12345", &most), INLINE), None);
+    }
+
+    #[test]
+    fn without_room_in_the_inode_all_is_in_the_node() {
+        let made = changed(&[], &user(b"a", b"b"), 0).unwrap();
+        assert!(made.inode.is_empty());
+        assert_eq!(parse(&together(&made)).unwrap().len(), 1);
+        assert_eq!(cut(&[], 0).unwrap().node, None);
+    }
 
     #[test]
     fn lists_round_trip() {
