@@ -126,6 +126,36 @@ impl Writeback {
         files.into_iter().map(|(_, ino)| ino).collect()
     }
 
+    /// Up to `count` files near `file` by number, the nearest first above and below in turn, of which
+    /// each has at most `bytes` dirty, for at least `age`. None unless `file` has been dirty for so long.
+    pub fn neighbours(&self, file: DirtyFile, age: Duration, bytes: u64, count: usize) -> Vec<u64> {
+        let now = now();
+        let state = self.state.lock();
+        let settled = |e: &Entry| now.since(e.since) >= age;
+        if count == 0 || !state.files.get(&file.0).is_some_and(settled) {
+            return Vec::new();
+        }
+        let fits = |(_, e): &(&u64, &Entry)| settled(e) && e.bytes <= bytes;
+        let above = state.files.range(file.0 + 1..).take(2 * count).filter(fits);
+        let below = state
+            .files
+            .range(..file.0)
+            .rev()
+            .take(2 * count)
+            .filter(fits);
+        let (mut above, mut below) = (above.map(|(&n, _)| n), below.map(|(&n, _)| n));
+        let mut found = Vec::with_capacity(count);
+        loop {
+            let before = found.len();
+            found.extend(above.by_ref().take(1));
+            found.extend(below.by_ref().take(1));
+            if found.len() == before || found.len() >= count {
+                found.truncate(count);
+                return found;
+            }
+        }
+    }
+
     /// `bytes` more of `file` are dirty.
     pub(crate) fn dirtied(&self, file: &DirtyFile, bytes: u64) {
         let mut state = self.state.lock();

@@ -4,6 +4,7 @@
 //! chosen when it is written back ([`writeout`]). Data reaches the device before any handle names its
 //! blocks, so no commit ever waits for data.
 
+pub(crate) mod along;
 mod fallocate;
 mod seek;
 mod sync;

@@ -12,6 +12,7 @@ use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::{FsError, Result};
 
 use crate::clock::Clock;
+use crate::data::along::Along;
 use crate::disk::{self, Geometry, Ino, Superblock};
 use crate::freeing::Freeing;
 use crate::inode::{Inode, InodeTable};
@@ -41,6 +42,8 @@ pub struct Ext4 {
     /// Files that were truncated to nothing and will be written soon (`auto_da_alloc`).
     pub(crate) replaced: Mutex<BTreeSet<Ino>>,
     pub(crate) options: RwLock<MountOptions>,
+    /// What goes along with an fsync.
+    pub(crate) along: Along,
     /// Gives time stamps.
     pub(crate) clock: Clock,
     /// One rename between directories at a time.

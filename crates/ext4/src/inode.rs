@@ -50,8 +50,11 @@ pub struct Inode {
     core_dirty: AtomicBool,
     /// Somebody has seen the times: the next change must show in them.
     times_seen: AtomicBool,
-    /// Data was written that no flush has made durable since.
-    unflushed: AtomicBool,
+    /// Number of the commit's FLUSH that makes durable what was written last
+    /// ([`Journal::next_flush`]); 0: nothing was written since it was last flushed.
+    unflushed: AtomicU64,
+    /// Written along with another file's fsync, and not asked for since.
+    along: AtomicBool,
     /// Read from the inode table: a life in memory before this one may have left changes in a
     /// transaction, or data in the device's cache, that nothing has made durable.
     reread: AtomicBool,
@@ -83,7 +86,8 @@ impl Inode {
             datasync_tid: AtomicU64::new(NO_TID),
             core_dirty: AtomicBool::new(false),
             times_seen: AtomicBool::new(true),
-            unflushed: AtomicBool::new(false),
+            unflushed: AtomicU64::new(0),
+            along: AtomicBool::new(false),
             reread: AtomicBool::new(false),
             orphan: AtomicBool::new(false),
             linkable: AtomicBool::new(false),
@@ -162,7 +166,8 @@ impl Inode {
     /// The inode comes from its table: what was done to it before is not known.
     pub(crate) fn mark_reread(&self) {
         self.reread.store(true, Ordering::Release);
-        self.mark_unflushed();
+        // No FLUSH has this number.
+        self.mark_unflushed(u64::MAX);
     }
 
     /// Whether something may have been done to it that its transactions' numbers do not tell.
@@ -194,14 +199,27 @@ impl Inode {
         self.core_dirty.store(false, Ordering::Release);
     }
 
-    /// Data of the file has been written to the device's cache.
-    pub(crate) fn mark_unflushed(&self) {
-        self.unflushed.store(true, Ordering::Release);
+    /// Data of the file has been written to the device's cache; the FLUSH with this number makes it
+    /// durable.
+    pub(crate) fn mark_unflushed(&self, flush: u64) {
+        self.unflushed.fetch_max(flush, Ordering::AcqRel);
     }
 
-    /// Whether data was written since the last call; the caller flushes the device if so.
-    pub(crate) fn take_unflushed(&self) -> bool {
-        self.unflushed.swap(false, Ordering::AcqRel)
+    /// The FLUSH that what was written since the last call needs, if anything was; the caller flushes
+    /// the device unless that one has ended.
+    pub(crate) fn take_unflushed(&self) -> Option<u64> {
+        let flush = self.unflushed.swap(0, Ordering::AcqRel);
+        (flush != 0).then_some(flush)
+    }
+
+    /// Notes that another file's fsync wrote this one's data.
+    pub(crate) fn mark_along(&self) {
+        self.along.store(true, Ordering::Release);
+    }
+
+    /// Whether another file's fsync wrote this one's data since the last call.
+    pub(crate) fn take_along(&self) -> bool {
+        self.along.load(Ordering::Acquire) && self.along.swap(false, Ordering::AcqRel)
     }
 
     /// Notes whether the inode, without a name, may get one.

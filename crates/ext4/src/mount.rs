@@ -16,6 +16,7 @@ use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
 use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::clock::Clock;
+use crate::data::along::Along;
 use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
@@ -152,6 +153,7 @@ impl Ext4 {
             freeing: Freeing::new(),
             replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
             options: RwLock::new(Rank::Leaf, options),
+            along: Along::new(),
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),
             sb: Mutex::new(Rank::Super, sb),

@@ -324,7 +324,8 @@ impl Journal {
         let at = state.log.after(written.start, written.len - 1);
         let offset = self.block_size.offset_of(self.map.locate(at).0);
         let mut bio = Bio::write(offset, vec![record]);
-        if state.tuning.barriers {
+        let flush = state.tuning.barriers.then(|| self.flushes.begin());
+        if flush.is_some() {
             bio = bio.preflush_and_fua();
         }
         state.flushes += 1;
@@ -332,7 +333,11 @@ impl Journal {
         drop(state);
         let io = self.queue.submit(bio, tag);
         self.note_ios(std::slice::from_ref(&io), tag);
-        Ok(io.wait()?)
+        io.wait()?;
+        if let Some(flush) = flush {
+            self.flushes.end(flush);
+        }
+        Ok(())
     }
 
     /// Step 5, done: the blocks are listed for reclaim, revoked ones leave the lists, the file system

@@ -18,6 +18,7 @@ impl Ext4 {
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
         if inode.kind() == FileKind::Regular {
+            self.write_along(inode, tag);
             let written = self.write_out(inode, Why::Sync, tag);
             // The error that a background write met since the last fsync is told here, once; what
             // failed is still dirty and was just tried again.
@@ -42,10 +43,12 @@ impl Ext4 {
                     inode.all_is_durable();
                 }
                 let flushed = durable == Some(Durable::Flushed);
-                if inode.take_unflushed() && !flushed {
-                    self.flush_device(tag)?;
+                match inode.take_unflushed() {
+                    Some(flush) if !flushed && !journal.has_flushed(flush) => {
+                        self.flush_device(tag)
+                    }
+                    _ => Ok(()),
                 }
-                Ok(())
             }
             (None, Some(meta)) => {
                 // Nothing tells which blocks lead to this file: all of them go.
@@ -56,6 +59,12 @@ impl Ext4 {
             // Mounted read-only: nothing was written.
             (None, None) => Ok(()),
         }
+    }
+
+    /// The commit's FLUSH that makes durable what the device has answered by now; without a journal
+    /// there is none.
+    pub(crate) fn next_flush(&self) -> u64 {
+        self.txns.journal().map_or(u64::MAX, |j| j.next_flush())
     }
 
     /// Makes everything durable that the device has answered. If it cannot, nobody knows which of the

@@ -66,7 +66,7 @@ impl Ext4 {
     }
 
     /// Writes what can be written of a group without waiting for anybody else's write-back.
-    fn write_small(&self, group: &[Arc<Inode>], why: Why, tag: IoTag) -> Result<()> {
+    pub(super) fn write_small(&self, group: &[Arc<Inode>], why: Why, tag: IoTag) -> Result<()> {
         let tag = match why {
             Why::Sync => tag.with_urgency(Urgency::Waited),
             Why::Background | Why::Throttle => tag.with_urgency(Urgency::Background),

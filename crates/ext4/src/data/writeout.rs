@@ -458,6 +458,8 @@ impl Ext4 {
         let why_unplaced = why_unplaced.as_deref().unwrap_or_default();
         let weight = self.weight(inode);
         let mut first_error = Ok(());
+        // First: whoever finds no block in memory any more must find this.
+        inode.mark_unflushed(self.next_flush());
         let mut covered = taken[0].block.0;
         let end = taken[taken.len() - 1].block.0 + 1;
         let unplaced = |range: Range<u64>| {
@@ -494,7 +496,6 @@ impl Ext4 {
         if covered < end {
             unplaced(covered..end);
         }
-        inode.mark_unflushed();
         first_error
     }
 

@@ -333,7 +333,30 @@ pub fn singles(format: Format) -> Vec<Program> {
             all.push(program(ops.collect()));
         }
     }
+    all.extend(convoys());
     all
+}
+
+/// Files that are written first and made durable one by one later: new ones, old ones that grow, an old
+/// one written in place; in the order in which they were written, and backwards.
+fn convoys() -> [Program; 2] {
+    let new = ["/A/new1", "/A/new2", "/B/new3", "/A/new4"];
+    let mut ops = Vec::new();
+    for file in new {
+        ops.push(Op::Create {
+            path: path(file),
+            perm: 0o644,
+        });
+        ops.push(write(file, 0, 5_000));
+    }
+    ops.push(write("/A/foo", 6_000, 3_000));
+    ops.push(write("/foo", 4_096, 4_096));
+    ops.push(Op::Sleep { millis: 20 });
+    let order: Vec<_> = new.into_iter().chain(["/A/foo", "/foo"]).collect();
+    let sync = |file: &&str| Op::Fsync { file: target(file) };
+    let forwards = ops.iter().cloned().chain(order.iter().map(sync));
+    let backwards = ops.iter().cloned().chain(order.iter().rev().map(sync));
+    [program(forwards.collect()), program(backwards.collect())]
 }
 
 /// All ordered pairs of the core operations: made durable together by fsync, each by itself, and
