@@ -57,6 +57,10 @@ impl Default for IoPrio {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct GroupId(pub u32);
 
+/// The process (as the kernel counts them: the thread) behind an I/O; 0 is nobody in particular.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct OwnerId(pub u32);
+
 /// Owner and urgency of an I/O.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct IoTag {
@@ -66,6 +70,8 @@ pub struct IoTag {
     pub prio: IoPrio,
     /// On whose account.
     pub group: GroupId,
+    /// For whom inside the group.
+    pub owner: OwnerId,
 }
 
 impl IoTag {
@@ -80,6 +86,7 @@ impl IoTag {
             urgency: Urgency::Background,
             prio: IoPrio::best_effort(4),
             group: GroupId(0),
+            owner: OwnerId(0),
         }
     }
 
@@ -93,6 +100,7 @@ impl IoTag {
             urgency: self.urgency.min(waiter.urgency),
             prio: self.prio.min(waiter.prio),
             group: waiter.group,
+            owner: waiter.owner,
         }
     }
 }

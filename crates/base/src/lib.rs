@@ -9,7 +9,7 @@ pub mod limits;
 pub mod units;
 
 pub use fixed_map::{FixedHasher, FixedMap, FixedSet};
-pub use io_tag::{GroupId, IoPrio, IoTag, PrioClass, Urgency};
+pub use io_tag::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 pub use units::{BlockSize, DevBlock, FileBlock, InodeNo, Tid, Timestamp};
 
 /// Endian-typed words for on-disk structures: the field's type says the byte order.

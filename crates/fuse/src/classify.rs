@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use steadfs_base::{GroupId, IoPrio, IoTag, PrioClass, Urgency};
+use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 
 use crate::sys;
 
@@ -40,6 +40,7 @@ impl Classifier for ByPriority {
             urgency: Urgency::Waited,
             prio,
             group: GroupId(0),
+            owner: OwnerId(pid),
         }
     }
 }

@@ -158,8 +158,10 @@ impl Scheduler for Fifo {
         entry.class = Class::of(raised);
         let (new, arrival) = (entry.class, entry.arrival);
         self.queues[old as usize].remove(&arrival);
+        let ahead = |class: Class| self.queues[class as usize].range(..arrival).count() as u64;
+        let gained = if old == new { 0 } else { ahead(old) };
         self.queues[new as usize].insert(arrival, id);
-        Boost::Raised
+        Boost::Raised { gained }
     }
 
     fn next(&mut self, _now: Nanos) -> Option<IoId> {

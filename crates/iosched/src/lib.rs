@@ -3,11 +3,15 @@
 //! A policy decides which of the queued requests the device gets next. It knows requests by number
 //! and never sees their content; time is told to it.
 
+mod fair;
 mod fifo;
 
+pub use fair::{AsyncRamp, Charge, Fair, FairOptions, PrioWeights, Slice};
 pub use fifo::{Fifo, FifoOptions};
 
-use steadfs_base::IoTag;
+use std::fmt::Write;
+
+use steadfs_base::{GroupId, IoTag};
 
 /// A request's number: dense and small, used again after [`Scheduler::complete`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -43,7 +47,10 @@ pub struct Io {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Boost {
     /// The request is served as the new tag demands.
-    Raised,
+    Raised {
+        /// How many requests stand before it no longer.
+        gained: u64,
+    },
     /// Its tag was at least as good.
     AlreadyUrgent,
     /// It is not queued any more: the device has it.
@@ -53,8 +60,9 @@ pub enum Boost {
 /// A policy. The queue calls it under its lock: it must be quick.
 ///
 /// A request is inserted, perhaps grown and boosted, returned by [`Scheduler::next`] once, and
-/// completed. A policy may hold requests back, but only while it has requests in the device: when
-/// nothing is in flight and something is queued, `next` returns a request.
+/// completed. A policy may hold requests back while it has requests in the device, or until a time
+/// that [`Scheduler::look_again`] tells: when nothing is in flight and something is queued, `next`
+/// returns a request, or there is such a time and then it does.
 pub trait Scheduler: Send {
     /// The policy's name, as options and reports call it.
     fn name(&self) -> &'static str;
@@ -76,4 +84,32 @@ pub trait Scheduler: Send {
 
     /// How many requests are queued.
     fn queued(&self) -> usize;
+
+    /// The tag of a request of tag `now` for which a task of tag `waiter` waits. At least as good as
+    /// both; the same as `now` if that is as good for the waiter already.
+    fn raised(&self, now: IoTag, waiter: IoTag) -> IoTag {
+        now.raised_to(waiter)
+    }
+
+    /// When [`Scheduler::next`] is to be asked again although no request has come or ended: it holds
+    /// requests back until then for somebody who is expected to come first.
+    fn look_again(&self) -> Option<Nanos> {
+        None
+    }
+
+    /// A group exists below `parent`, with this weight (1 to 1000); or its weight has changed. Groups
+    /// that nobody has told of are below the root and have the default weight.
+    fn set_group(&mut self, group: GroupId, parent: GroupId, weight: u32) {
+        let _ = (group, parent, weight);
+    }
+
+    /// A group is gone. Requests on its account are served as before.
+    fn forget_group(&mut self, group: GroupId) {
+        let _ = group;
+    }
+
+    /// Tells, a line each, who has requests queued or in the device.
+    fn describe(&self, out: &mut dyn Write) -> std::fmt::Result {
+        writeln!(out, "{} requests queued", self.queued())
+    }
 }

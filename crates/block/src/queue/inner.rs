@@ -130,8 +130,9 @@ impl Inner {
         let now = now();
         let mut state = self.state.lock();
         let boost = state.raise(io.request(), tag, now);
-        state.recorder.boosted(boost);
-        if boost == Boost::Raised {
+        let along = state.bytes_beside(io);
+        state.recorder.boosted(boost, along);
+        if matches!(boost, Boost::Raised { .. }) {
             self.pump(state, now);
         }
     }

@@ -307,20 +307,32 @@ impl State {
         let Some(request) = self.get(id) else {
             return Boost::AlreadyDispatched;
         };
-        let raised = request.tag.raised_to(tag);
-        let changes = raised != request.tag;
-        match request.phase {
-            Phase::Dispatched => Boost::AlreadyDispatched,
-            _ if !changes => Boost::AlreadyUrgent,
-            Phase::Held(_) | Phase::Blocked => {
-                request.tag = raised;
-                Boost::Raised
-            }
-            Phase::Queued => {
-                request.tag = raised;
-                self.sched.boost(id.io_id(), tag, nanos(now))
-            }
+        let (phase, old) = (request.phase, request.tag);
+        if phase == Phase::Dispatched {
+            return Boost::AlreadyDispatched;
         }
+        let raised = self.sched.raised(old, tag);
+        if raised == old {
+            return Boost::AlreadyUrgent;
+        }
+        self.living(id).tag = raised;
+        if phase == Phase::Queued {
+            return self.sched.boost(id.io_id(), tag, nanos(now));
+        }
+        Boost::Raised { gained: 0 }
+    }
+
+    /// The bytes that lie in one request with a submitted bio's own.
+    pub(super) fn bytes_beside(&mut self, io: &Io) -> u64 {
+        let Some(request) = self.get(io.request()) else {
+            return 0;
+        };
+        let own = |part: &&Part| match &part.to {
+            Completion::Handle(handle) => std::ptr::eq(Arc::as_ptr(handle), io),
+            Completion::Call(_) => false,
+        };
+        let others = request.parts().filter(|part| !own(part));
+        others.map(|part| part.len).sum()
     }
 
     /// The next request for the device: its bio, who runs it, and, for a FLUSH, who waits.

@@ -88,6 +88,10 @@ pub struct BoostStats {
     pub already_dispatched: u64,
     /// Requests that were as urgent before.
     pub already_urgent: u64,
+    /// Queued requests that raised ones passed.
+    pub positions_gained: u64,
+    /// Bytes that were raised along: nobody waited for them, but they were in the same requests.
+    pub collateral_bytes: u64,
 }
 
 impl Stats {
@@ -99,7 +103,8 @@ impl Stats {
             out,
             "{{\"scheduler\":\"{}\",\"depth\":{},\"in_flight\":{},\"queued\":{},\"held\":{},\
              \"merged\":{},\"flushes_joined\":{},\"boosts\":{{\"raised\":{},\
-             \"already_dispatched\":{},\"already_urgent\":{}}},\"ops\":{{",
+             \"already_dispatched\":{},\"already_urgent\":{},\"positions_gained\":{},\
+             \"collateral_bytes\":{}}},\"ops\":{{",
             self.scheduler,
             self.depth,
             self.in_flight,
@@ -110,6 +115,8 @@ impl Stats {
             self.boosts.raised,
             self.boosts.already_dispatched,
             self.boosts.already_urgent,
+            self.boosts.positions_gained,
+            self.boosts.collateral_bytes,
         );
         for (i, op) in self.ops.iter().enumerate() {
             let comma = if i > 0 { "," } else { "" };
@@ -231,9 +238,14 @@ impl Recorder {
         recorder.errors += 1;
     }
 
-    pub(super) fn boosted(&mut self, boost: Boost) {
+    /// A boost's outcome; `along`: the request's bytes besides those that were waited for.
+    pub(super) fn boosted(&mut self, boost: Boost, along: u64) {
         match boost {
-            Boost::Raised => self.boosts.raised += 1,
+            Boost::Raised { gained } => {
+                self.boosts.raised += 1;
+                self.boosts.positions_gained += gained;
+                self.boosts.collateral_bytes += along;
+            }
             Boost::AlreadyDispatched => self.boosts.already_dispatched += 1,
             Boost::AlreadyUrgent => self.boosts.already_urgent += 1,
         }

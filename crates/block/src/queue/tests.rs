@@ -313,8 +313,23 @@ fn a_boosted_request_overtakes_and_is_counted() {
         raised: 1,
         already_dispatched: 2,
         already_urgent: 1,
+        positions_gained: 2,
+        collateral_bytes: 0,
     };
     assert_eq!(queue.stats().boosts, expected);
+}
+
+#[test]
+fn what_is_raised_along_is_counted() {
+    let device = Puppet::new();
+    let queue = queue(&device, 1);
+    let _first = queue.submit(block(50, 1), BACKGROUND);
+    let ios: Vec<_> = (0..4)
+        .map(|n| queue.submit(block(n, 1), BACKGROUND))
+        .collect();
+    queue.boost(&ios[2], WAITED);
+    let boosts = queue.stats().boosts;
+    assert_eq!((boosts.raised, boosts.collateral_bytes), (1, 3 * UNIT));
 }
 
 #[test]

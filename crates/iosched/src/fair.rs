@@ -1,0 +1,430 @@
+//! Fair shares for groups and processes, and what somebody waits for ahead of what nobody waits for.
+
+mod options;
+mod pick;
+mod tree;
+
+pub use options::{AsyncRamp, Charge, FairOptions, PrioWeights, Slice};
+
+use std::collections::VecDeque;
+use std::fmt::Write;
+
+use steadfs_base::{GroupId, IoTag};
+
+use crate::{Boost, Direction, Io, IoId, Nanos, Scheduler};
+use options::{CLASSES, WEIGHTS};
+use pick::Pick;
+use tree::{LeafKey, Tree, class, is_sync, lane_of};
+
+/// Hierarchical weighted fair queueing.
+///
+/// # Who is served
+/// Groups (cgroups) form a tree. In a group compete its child groups, each by its weight, and the
+/// group's own processes, each by the weight of its I/O priority, as in BFQ. Each level is a
+/// start-time fair queue: the one with the least service divided by weight comes first. Who comes
+/// after a pause starts level with the others.
+///
+/// A *turn* ([`Slice`]) is a few requests of one owner. When it ends its cost is charged to the owner
+/// and to its groups.
+///
+/// Inside a group strictly in this order: real-time, best-effort, idle; and in each class what
+/// somebody waits for (*sync*), then what nobody waits for (*async*: one queue for each priority).
+/// Child groups stand with the best-effort sync owners.
+///
+/// # What is bounded
+/// - Async requests get one byte for [`FairOptions::sync_per_async`] bytes of sync service of their
+///   group and class, and one request each [`FairOptions::async_patience`].
+/// - A class gets one request each [`FairOptions::class_patience`] of its group's turns, whatever
+///   better classes want.
+/// - At most [`FairOptions::async_depth`] async requests and one of the idle class are in the device,
+///   so a sync request that comes first in line waits for those at most.
+///
+/// # Waiting for somebody
+/// An owner of sync requests whose turn it is and who has nothing queued keeps its place while it
+/// has requests in the device and [`FairOptions::slice_idle`] longer, if it usually comes back in
+/// that time: else a process that waits for each request would get no more than one that does not.
+/// This happens only where the weights or classes of those who compete differ (or with
+/// [`FairOptions::always_idle`]); a lone owner never waits.
+///
+/// # Barriers
+/// A FLUSH goes before everything that is queued; it is charged to its owner. So nothing passes a
+/// FLUSH that it stood behind, boosted or not.
+///
+/// # A lone request
+/// With nothing queued and nothing in the device a request takes no place in the tree.
+#[derive(Debug)]
+pub struct Fair {
+    options: FairOptions,
+    tree: Tree,
+    /// By request number.
+    entries: Vec<Option<Entry>>,
+    arrivals: u64,
+    queued: usize,
+    flushes: VecDeque<IoId>,
+    /// The only request that is queued, in no queue of the tree.
+    express: Option<IoId>,
+    turn: Option<Turn>,
+    in_flight: InFlight,
+    look_again: Option<Nanos>,
+    /// When a sync request last took long.
+    delayed: Option<Nanos>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    tag: IoTag,
+    bytes: u64,
+    flush: bool,
+    arrival: u64,
+    arrived: Nanos,
+    /// Its queue, unless it is express or a FLUSH that is queued.
+    leaf: Option<usize>,
+    queued: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct InFlight {
+    sync: usize,
+    background: usize,
+    /// Of both, those of the idle class.
+    idle: usize,
+}
+
+impl InFlight {
+    fn all(self) -> usize {
+        self.sync + self.background
+    }
+
+    fn count(&mut self, tag: IoTag, more: bool) {
+        let change = |n: &mut usize| *n = if more { *n + 1 } else { *n - 1 };
+        change(if is_sync(tag) {
+            &mut self.sync
+        } else {
+            &mut self.background
+        });
+        if lane_of(tag) / 2 == CLASSES - 1 {
+            change(&mut self.idle);
+        }
+    }
+}
+
+/// An owner's turn.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    leaf: usize,
+    began: Nanos,
+    bytes: u64,
+    requests: usize,
+}
+
+impl Fair {
+    /// A policy with nothing queued.
+    pub fn new(options: FairOptions) -> Self {
+        let options = options.settled();
+        let raises = options.low_latency && options.charge == Charge::Bytes;
+        Self {
+            options,
+            tree: Tree::new(options.prio_weights, raises),
+            entries: Vec::new(),
+            arrivals: 0,
+            queued: 0,
+            flushes: VecDeque::new(),
+            express: None,
+            turn: None,
+            in_flight: InFlight::default(),
+            look_again: None,
+            delayed: None,
+        }
+    }
+
+    fn entry(&self, id: IoId) -> &Entry {
+        self.entries
+            .get(id.0 as usize)
+            .and_then(Option::as_ref)
+            .expect("the request was inserted and is not complete")
+    }
+
+    fn entry_mut(&mut self, id: IoId) -> &mut Entry {
+        self.entries
+            .get_mut(id.0 as usize)
+            .and_then(Option::as_mut)
+            .expect("the request was inserted and is not complete")
+    }
+
+    /// Puts a request in its owner's queue.
+    fn enqueue(&mut self, id: IoId, now: Nanos) {
+        let Entry { tag, arrival, .. } = *self.entry(id);
+        let leaf = self.tree.leaf_for(tag);
+        self.tree.push(leaf, arrival, id, now);
+        self.entry_mut(id).leaf = Some(leaf);
+        if self.turn.is_some_and(|turn| self.interrupts(tag, turn)) {
+            self.end_turn(now);
+        }
+    }
+
+    /// Whether a new request ends a turn: of a better class, or the first that somebody waits for.
+    fn interrupts(&self, tag: IoTag, turn: Turn) -> bool {
+        lane_of(tag) < self.tree.leaf(turn.leaf).key.lane
+    }
+
+    /// Charges the turn to its owner.
+    fn end_turn(&mut self, now: Nanos) {
+        let Some(turn) = self.turn.take() else { return };
+        let cost = match self.options.charge {
+            Charge::Bytes => turn.bytes,
+            Charge::Time => now.0.saturating_sub(turn.began.0),
+        };
+        self.tree.charge(turn.leaf, cost);
+    }
+
+    /// Nothing is queued or in the device: whoever is waited for in vain loses its place.
+    fn forget_stragglers(&mut self, tag: IoTag, now: Nanos) {
+        self.end_turn(now);
+        let key = LeafKey::of(tag);
+        for at in 0..self.tree.leaves.len() {
+            let Some(leaf) = &self.tree.leaves[at] else {
+                continue;
+            };
+            let waits = leaf.key != key && self.is_waited_for(at, now);
+            if leaf.place.active && !waits {
+                self.tree.deactivate(at);
+            }
+        }
+        self.tree.tidy();
+    }
+
+    /// How many async requests the device may have.
+    fn async_limit(&self, now: Nanos) -> usize {
+        let options = &self.options;
+        if options.async_alone && self.in_flight.sync > 0 {
+            return 0;
+        }
+        match (options.async_ramp, self.delayed) {
+            (Some(ramp), Some(delayed)) => {
+                let steps = now.0.saturating_sub(delayed.0) / ramp.step.0.max(1);
+                let steps = usize::try_from(steps).unwrap_or(usize::MAX);
+                steps.clamp(1, options.async_depth)
+            }
+            _ => options.async_depth,
+        }
+    }
+
+    fn dispatch(&mut self, id: IoId) -> IoId {
+        self.queued -= 1;
+        let entry = self.entry_mut(id);
+        debug_assert!(entry.queued);
+        entry.queued = false;
+        let tag = entry.tag;
+        self.in_flight.count(tag, true);
+        id
+    }
+
+    /// A FLUSH: before everything else, and on its owner's account.
+    fn dispatch_flush(&mut self, id: IoId, now: Nanos) -> IoId {
+        let tag = self.entry(id).tag;
+        if self.tree.active > 0 {
+            let cost = match self.options.charge {
+                Charge::Bytes => self.options.flush_cost,
+                Charge::Time => 0,
+            };
+            let leaf = self.tree.leaf_for(tag);
+            self.tree.note_served(leaf, 0, now);
+            self.tree.charge(leaf, cost);
+            self.entry_mut(id).leaf = Some(leaf);
+        }
+        self.dispatch(id)
+    }
+
+    fn dispatch_from(&mut self, leaf: usize, now: Nanos) -> IoId {
+        if self.turn.is_none() {
+            self.tree.begin_turn(leaf);
+            self.turn = Some(Turn {
+                leaf,
+                began: now,
+                bytes: 0,
+                requests: 0,
+            });
+        }
+        let requests = &self.tree.leaf(leaf).requests;
+        let (&arrival, &id) = requests
+            .first_key_value()
+            .expect("the owner has one queued");
+        let bytes = self.entry(id).bytes;
+        self.tree.take(leaf, arrival, now);
+        self.tree.note_served(leaf, bytes, now);
+        if let Some(turn) = &mut self.turn {
+            // A request without content costs the device something, too.
+            turn.bytes += bytes.max(512);
+            turn.requests += 1;
+        }
+        self.dispatch(id)
+    }
+}
+
+impl Scheduler for Fair {
+    fn name(&self) -> &'static str {
+        self.options.name
+    }
+
+    fn insert(&mut self, id: IoId, io: Io, now: Nanos) {
+        let entry = Entry {
+            tag: io.tag,
+            bytes: io.bytes,
+            flush: io.direction == Direction::Flush,
+            arrival: self.arrivals,
+            arrived: now,
+            leaf: None,
+            queued: true,
+        };
+        self.arrivals += 1;
+        let slot = id.0 as usize;
+        if self.entries.len() <= slot {
+            self.entries.resize(slot + 1, None);
+        }
+        assert!(self.entries[slot].is_none(), "the number is not in use");
+        self.entries[slot] = Some(entry);
+        let first = self.queued == 0;
+        self.queued += 1;
+        if entry.flush {
+            self.flushes.push_back(id);
+            return;
+        }
+        if first && self.in_flight.all() == 0 {
+            if self.tree.active > 0 {
+                self.forget_stragglers(io.tag, now);
+            }
+            if self.tree.active == 0 {
+                self.express = Some(id);
+                return;
+            }
+        }
+        if let Some(express) = self.express.take() {
+            self.enqueue(express, now);
+        }
+        self.enqueue(id, now);
+    }
+
+    fn grow(&mut self, id: IoId, bytes: u64) {
+        let entry = self.entry_mut(id);
+        assert!(entry.queued, "only queued requests grow");
+        entry.bytes += bytes;
+    }
+
+    fn boost(&mut self, id: IoId, tag: IoTag, now: Nanos) -> Boost {
+        let entry = *self.entry(id);
+        if !entry.queued {
+            return Boost::AlreadyDispatched;
+        }
+        let raised = self.raised(entry.tag, tag);
+        if raised == entry.tag {
+            return Boost::AlreadyUrgent;
+        }
+        self.entry_mut(id).tag = raised;
+        let Some(old) = entry.leaf else {
+            return Boost::Raised { gained: 0 };
+        };
+        let ahead = |leaf: &tree::Leaf| leaf.requests.range(..entry.arrival).count() as u64;
+        let was = ahead(self.tree.leaf(old));
+        self.tree.take(old, entry.arrival, now);
+        self.enqueue(id, now);
+        let new = self.entry(id).leaf.expect("it was put in a queue");
+        let is = ahead(self.tree.leaf(new));
+        let gained = if new == old {
+            0
+        } else {
+            was.saturating_sub(is)
+        };
+        Boost::Raised { gained }
+    }
+
+    fn next(&mut self, now: Nanos) -> Option<IoId> {
+        self.look_again = None;
+        if self.queued == 0 || self.in_flight.all() >= self.options.depth {
+            return None;
+        }
+        if let Some(id) = self.flushes.pop_front() {
+            return Some(self.dispatch_flush(id, now));
+        }
+        if let Some(id) = self.express.take() {
+            return Some(self.dispatch(id));
+        }
+        let pick = self.pick(now);
+        self.tree.tidy();
+        match pick {
+            Pick::Leaf(leaf) => Some(self.dispatch_from(leaf, now)),
+            Pick::Late(leaf) => {
+                let id = self.dispatch_from(leaf, now);
+                self.end_turn(now);
+                Some(id)
+            }
+            Pick::Wait(until) => {
+                self.look_again = until;
+                None
+            }
+            Pick::Nothing => None,
+        }
+    }
+
+    fn complete(&mut self, id: IoId, now: Nanos) {
+        let entry = *self.entry(id);
+        assert!(!entry.queued, "only dispatched requests complete");
+        self.entries[id.0 as usize] = None;
+        self.in_flight.count(entry.tag, false);
+        if let Some(leaf) = entry.leaf {
+            self.tree.ended(leaf, now);
+        }
+        if let Some(ramp) = self.options.async_ramp
+            && is_sync(entry.tag)
+            && now.0.saturating_sub(entry.arrived.0) > ramp.delayed.0
+        {
+            self.delayed = Some(now);
+        }
+    }
+
+    fn queued(&self) -> usize {
+        self.queued
+    }
+
+    fn raised(&self, now: IoTag, waiter: IoTag) -> IoTag {
+        let raised = now.raised_to(waiter);
+        let same = raised == now && class(now) == class(waiter) && is_sync(now) == is_sync(waiter);
+        if same && now.group != waiter.group && self.tree.is_heavier(now, waiter) {
+            // As urgent, but on the account of somebody who is served less.
+            return IoTag {
+                group: waiter.group,
+                owner: waiter.owner,
+                ..now
+            };
+        }
+        raised
+    }
+
+    fn look_again(&self) -> Option<Nanos> {
+        self.look_again
+    }
+
+    fn set_group(&mut self, group: GroupId, parent: GroupId, weight: u32) {
+        let weight = weight.clamp(*WEIGHTS.start(), *WEIGHTS.end());
+        self.tree.set_group(group, parent, weight);
+    }
+
+    fn forget_group(&mut self, group: GroupId) {
+        self.tree.forget_group(group);
+    }
+
+    fn describe(&self, out: &mut dyn Write) -> std::fmt::Result {
+        let flight = self.in_flight;
+        writeln!(
+            out,
+            "{} queued ({} flushes), {} sync and {} background in the device",
+            self.queued,
+            self.flushes.len(),
+            flight.sync,
+            flight.background
+        )?;
+        self.tree.describe(out)
+    }
+}
+
+#[cfg(test)]
+mod tests;

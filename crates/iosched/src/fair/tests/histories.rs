@@ -1,0 +1,209 @@
+//! Random histories against the rules that always hold.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Insert(IoTag, u64),
+    Flush(IoTag),
+    Boost(usize, IoTag),
+    Grow(usize),
+    Next,
+    Complete(usize),
+    Pass(u64),
+    Weigh(u32, u32, u32),
+    Forget(u32),
+}
+
+fn tags() -> impl Strategy<Value = IoTag> {
+    let urgency = prop_oneof![
+        3 => Just(Urgency::Waited),
+        1 => Just(Urgency::Journal),
+        3 => Just(Urgency::Background),
+        1 => Just(Urgency::Idle),
+    ];
+    let class = prop_oneof![
+        1 => Just(PrioClass::RealTime),
+        4 => Just(PrioClass::BestEffort),
+        1 => Just(PrioClass::Idle),
+    ];
+    (0..5u32, 0..4u32, urgency, class, 0..8u8).prop_map(|(group, owner, urgency, class, level)| {
+        tag(group, owner, urgency, IoPrio { class, level })
+    })
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        8 => (tags(), 1..64u64).prop_map(|(tag, kib)| Step::Insert(tag, kib * KIB)),
+        1 => tags().prop_map(Step::Flush),
+        2 => (any::<usize>(), tags()).prop_map(|(n, tag)| Step::Boost(n, tag)),
+        1 => any::<usize>().prop_map(Step::Grow),
+        8 => Just(Step::Next),
+        8 => any::<usize>().prop_map(Step::Complete),
+        3 => (0..20 * MS).prop_map(Step::Pass),
+        1 => (1..5u32, 0..5u32, 1..1000u32).prop_map(|(id, p, w)| Step::Weigh(id, p, w)),
+        1 => (1..5u32).prop_map(Step::Forget),
+    ];
+    prop::collection::vec(step, 1..300)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Queued {
+    id: u32,
+    tag: IoTag,
+    flush: bool,
+    /// Whether its tag is the one it came with.
+    boosted: bool,
+}
+
+struct History {
+    fair: Fair,
+    options: FairOptions,
+    now: u64,
+    free: BTreeSet<u32>,
+    /// In order of arrival.
+    queued: Vec<Queued>,
+    flying: Vec<Queued>,
+}
+
+impl History {
+    fn insert(&mut self, io: Io) {
+        let id = self.free.pop_first().expect("there are enough");
+        self.fair.insert(IoId(id), io, Nanos(self.now));
+        self.queued.push(Queued {
+            id,
+            tag: io.tag,
+            flush: io.direction == Direction::Flush,
+            boosted: false,
+        });
+    }
+
+    fn next(&mut self) -> bool {
+        let Some(IoId(id)) = self.fair.next(Nanos(self.now)) else {
+            let waits = self.fair.look_again().is_some_and(|at| at.0 > self.now);
+            let full = self.flying.len() >= self.options.depth;
+            assert!(
+                self.queued.is_empty() || !self.flying.is_empty() || waits,
+                "an idle device and no reason"
+            );
+            assert!(
+                full || self.queued.iter().all(|q| !q.flush),
+                "a FLUSH is held back"
+            );
+            return false;
+        };
+        let at = self.queued.iter().position(|q| q.id == id);
+        let at = at.expect("it was queued and not dispatched");
+        let went = self.queued.remove(at);
+        let (before, _) = self.queued.split_at(at);
+        assert!(before.iter().all(|q| !q.flush), "it stood behind a FLUSH");
+        let same = |q: &&Queued| LeafKey::of(q.tag) == LeafKey::of(went.tag) && !q.flush;
+        assert!(
+            went.flush || before.iter().find(same).is_none(),
+            "arrival order of one owner's"
+        );
+        self.flying.push(went);
+        assert!(self.flying.len() <= self.options.depth);
+        let flying = |kind: fn(&Queued) -> bool| self.flying.iter().filter(|q| kind(q)).count();
+        let background = flying(|q| !is_sync(q.tag) && !q.flush);
+        assert!(background <= self.options.async_depth);
+        true
+    }
+
+    fn boost(&mut self, at: usize, waiter: IoTag) {
+        let queued = &mut self.queued[at];
+        let raised = self.fair.raised(queued.tag, waiter);
+        assert!(raised.urgency <= queued.tag.urgency && raised.prio <= queued.tag.prio);
+        assert_eq!(self.fair.raised(raised, waiter), raised, "once is enough");
+        let boost = self.fair.boost(IoId(queued.id), waiter, Nanos(self.now));
+        assert_eq!(matches!(boost, Boost::Raised { .. }), raised != queued.tag);
+        queued.tag = raised;
+        queued.boosted = true;
+    }
+
+    fn step(&mut self, step: Step) {
+        let (queued, flying) = (self.queued.len(), self.flying.len());
+        match step {
+            Step::Insert(tag, bytes) => self.insert(write(tag, bytes)),
+            Step::Flush(tag) => self.insert(flush(tag)),
+            Step::Boost(n, tag) if queued > 0 => self.boost(n % queued, tag),
+            Step::Grow(n) if queued > 0 => {
+                self.fair.grow(IoId(self.queued[n % queued].id), 4 * KIB);
+            }
+            Step::Next => {
+                self.next();
+            }
+            Step::Complete(n) if flying > 0 => self.complete(n % flying),
+            Step::Pass(time) => self.now += time,
+            Step::Weigh(id, parent, weight) if id != parent => {
+                self.fair.set_group(GroupId(id), GroupId(parent), weight);
+            }
+            Step::Forget(id) => self.fair.forget_group(GroupId(id)),
+            _ => {}
+        }
+        assert_eq!(self.fair.queued(), self.queued.len());
+    }
+
+    fn complete(&mut self, at: usize) {
+        let ended = self.flying.swap_remove(at);
+        let boost = self.fair.boost(IoId(ended.id), sync(1, 1), Nanos(self.now));
+        assert_eq!(boost, Boost::AlreadyDispatched);
+        self.fair.complete(IoId(ended.id), Nanos(self.now));
+        self.free.insert(ended.id);
+    }
+
+    /// Whatever happened, everything ends.
+    fn finish(mut self) {
+        let mut patience = 10_000;
+        while !self.queued.is_empty() || !self.flying.is_empty() {
+            patience -= 1;
+            assert!(patience > 0, "{} requests never end", self.queued.len());
+            if self.next() {
+                continue;
+            }
+            if self.flying.is_empty() {
+                let at = self.fair.look_again().expect("a reason was asserted");
+                self.now = self.now.max(at.0);
+            } else {
+                self.now += MS;
+                self.complete(0);
+            }
+        }
+    }
+}
+
+fn presets() -> impl Strategy<Value = FairOptions> {
+    let small = FairOptions {
+        depth: 4,
+        async_depth: 2,
+        ..FairOptions::default()
+    };
+    prop_oneof![
+        3 => Just(small),
+        1 => Just(FairOptions { slice_idle: Nanos(0), ..small }),
+        1 => Just(FairOptions { depth: 1, strict_guarantees: true, ..small }),
+        2 => Just(FairOptions { depth: 8, ..FairOptions::cfq() }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    #[test]
+    fn random_histories_keep_the_rules(steps in steps(), options in presets()) {
+        let mut history = History {
+            fair: Fair::new(options),
+            options,
+            now: 0,
+            free: (0..1000).collect(),
+            queued: Vec::new(),
+            flying: Vec::new(),
+        };
+        for step in steps {
+            history.step(step);
+        }
+        history.finish();
+    }
+}
