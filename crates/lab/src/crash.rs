@@ -33,7 +33,7 @@ pub use case::Case;
 pub use explore::{Effort, Stats, explore};
 pub use record::{Run, Trouble, record, record_with};
 pub use room::Room;
-pub use subject::Subject;
+pub use subject::{Subject, Tool};
 pub use sweep::{Options, Report, main_with, sweep};
 pub use trial::Trial;
 
@@ -71,7 +71,7 @@ pub enum Complaint {
     Oracle(Box<Violation>),
     /// Making the start durable, or unmounting, failed.
     Sync(FsError),
-    /// The checker or e2fsck found the volume damaged.
+    /// The checker or the format's own tool found the volume damaged.
     Damaged {
         /// Who says so.
         judge: &'static str,

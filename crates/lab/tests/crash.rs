@@ -57,9 +57,9 @@ fn ext4_survives_twenty_thousand_power_cuts() {
         "our checker judges every image"
     );
     assert!(
-        stats.e2fsck > 20,
+        stats.by_tool > 20,
         "{} images judged by e2fsck",
-        stats.e2fsck
+        stats.by_tool
     );
 }
 
@@ -106,7 +106,7 @@ fn ext4_survives_a_failing_device() {
             troubles: 10,
             cuts: 3,
             nested: 16,
-            e2fsck: 8,
+            by_tool: 8,
             ..Effort::default()
         },
         ..Options::new(out.clone())
@@ -130,7 +130,7 @@ fn ext4_survives_a_full_volume() {
             troubles: 6,
             cuts: 3,
             nested: 16,
-            e2fsck: 8,
+            by_tool: 8,
             ..Effort::default()
         },
         ..Options::new(out.clone())

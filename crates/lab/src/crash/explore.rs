@@ -20,8 +20,8 @@ pub struct Effort {
     pub images: usize,
     /// Recoveries out of 1024 that are cut as well.
     pub nested: u16,
-    /// Recovered images out of 1024 that e2fsck is asked about.
-    pub e2fsck: u16,
+    /// Recovered images out of 1024 that the format's own tool is asked about.
+    pub by_tool: u16,
     /// Failures after which a run is left.
     pub failures: usize,
     /// Of a run in trouble, positions that crashes are tried at.
@@ -35,7 +35,7 @@ impl Default for Effort {
         Self {
             images: 200,
             nested: 32,
-            e2fsck: 4,
+            by_tool: 4,
             failures: 1,
             cuts: 4,
             troubles: usize::MAX,
@@ -64,8 +64,8 @@ pub struct Stats {
     pub nested: u64,
     /// Recovered volumes that our checker was asked about.
     pub checked: u64,
-    /// Of these, volumes that e2fsck was asked about as well.
-    pub e2fsck: u64,
+    /// Of these, volumes that the format's own tool was asked about as well.
+    pub by_tool: u64,
     /// Verdicts of the oracle: one for each distinct marker of each image.
     pub verdicts: u64,
     /// Recovered images by what the crash came before.
@@ -88,7 +88,7 @@ impl Stats {
         self.recoveries += other.recoveries;
         self.nested += other.nested;
         self.checked += other.checked;
-        self.e2fsck += other.e2fsck;
+        self.by_tool += other.by_tool;
         self.verdicts += other.verdicts;
         for (what, count) in other.before {
             *self.before.entry(what).or_default() += count;
@@ -174,7 +174,7 @@ pub fn judge_one(
         }
     }
     let effort = Effort {
-        e2fsck: 1024,
+        by_tool: 1024,
         nested: 0,
         ..Effort::default()
     };
@@ -341,11 +341,11 @@ impl Explorer<'_> {
         }
         // A volume that is noted as having errors keeps its orphans on record; e2fsck does not go by
         // that record then, and blames it for each of them.
-        let second = self.random.chance(self.effort.e2fsck) && !self.run.stopped;
+        let second = self.random.chance(self.effort.by_tool) && !self.run.stopped;
         let judged = self.subject.judge(&recovered.after, second, self.scratch);
-        let (asked, verdict) = judged.expect("e2fsck runs and the scratch directory is writable");
+        let (asked, verdict) = judged.expect("the tool runs and the scratch directory is writable");
         self.stats.checked += u64::from(self.subject.check.is_some());
-        self.stats.e2fsck += u64::from(asked);
+        self.stats.by_tool += u64::from(asked);
         verdict
     }
 

@@ -14,6 +14,7 @@ use steadfs_vfs::{FileSystem, Result};
 use steadfs_workload::Format;
 
 use super::Subject;
+use super::subject::Tool;
 use crate::device::Image;
 
 /// How a volume is made.
@@ -156,7 +157,7 @@ impl Recipe {
             },
             open: Arc::new(open),
             check: Some(Arc::new(check)),
-            e2fsck: true,
+            tool: Some(Tool::E2fsck),
             small: self.name.starts_with("small"),
         })
     }

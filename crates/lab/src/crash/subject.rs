@@ -30,23 +30,31 @@ pub struct Subject {
     pub open: Open,
     /// Our checker, asked about every recovered image.
     pub check: Option<Check>,
-    /// Whether e2fsck is asked about a sample and every failure.
-    pub e2fsck: bool,
+    /// The format's own tool, asked about a sample and every failure.
+    pub tool: Option<Tool>,
     /// Whether there is so little room that it is one for [`Trial::Space`](super::Trial::Space), and for
     /// no other trial.
     pub small: bool,
 }
 
-/// The names of the judges in reports.
+/// A checker that is not ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tool {
+    /// Of e2fsprogs.
+    E2fsck,
+    /// Of f2fs-tools.
+    FsckF2fs,
+}
+
+/// The name of our judge in reports.
 pub(super) const CHECKER: &str = "the checker";
-const E2FSCK: &str = "e2fsck";
 
 impl Subject {
-    /// Has an unmounted volume judged: by the checker, and by e2fsck if `second` or if the checker
-    /// finds anything. Whether e2fsck was asked comes back too.
+    /// Has an unmounted volume judged: by the checker, and by the format's tool if `second` or if the
+    /// checker finds anything. Whether the tool was asked comes back too.
     ///
     /// # Errors
-    /// If e2fsck cannot be run or the directory not be written; inside: what is wrong, or which judge
+    /// If the tool cannot be run or the directory not be written; inside: what is wrong, or which judge
     /// is alone in saying so.
     pub fn judge(
         &self,
@@ -56,18 +64,19 @@ impl Subject {
     ) -> io::Result<(bool, std::result::Result<(), Complaint>)> {
         let ours = self.check.as_ref().map(|check| check(image));
         let found = ours.as_deref().is_some_and(|findings| !findings.is_empty());
-        let asked = self.e2fsck && (second || found);
-        let theirs = match asked {
-            true => Some(e2fsck(image, scratch)?),
-            false => None,
+        let tool = self.tool.filter(|_| second || found);
+        let asked = tool.is_some();
+        let theirs = match tool {
+            Some(tool) => Some((tool.name(), tool.check(image, scratch)?)),
+            None => None,
         };
         let (content, judge, findings) = match (ours, theirs) {
             (None, None) => return Ok((asked, Ok(()))),
             (Some(ours), None) => (None, CHECKER, ours),
-            (None, Some(theirs)) => (None, E2FSCK, theirs),
-            (Some(ours), Some(theirs)) => match (ours.is_empty(), theirs.is_empty()) {
-                (true, _) => (Some(CHECKER), E2FSCK, theirs),
-                (_, true) => (Some(E2FSCK), CHECKER, ours),
+            (None, Some((tool, theirs))) => (None, tool, theirs),
+            (Some(ours), Some((tool, theirs))) => match (ours.is_empty(), theirs.is_empty()) {
+                (true, _) => (Some(CHECKER), tool, theirs),
+                (_, true) => (Some(tool), CHECKER, ours),
                 (false, false) => (None, "both judges", format!("{ours}\n{theirs}")),
             },
         };
@@ -84,19 +93,34 @@ impl Subject {
     }
 }
 
-/// What `e2fsck -fn` finds wrong with an image; empty if nothing is.
-///
-/// # Errors
-/// If it cannot be run, or the directory not be written.
-pub fn e2fsck(image: &Image, scratch: &Path) -> io::Result<String> {
-    let path = scratch.join("judged.img");
-    image.save(&path)?;
-    let output = Command::new("e2fsck").arg("-fn").arg(&path).output()?;
-    std::fs::remove_file(&path)?;
-    if output.status.success() {
-        return Ok(String::new());
+impl Tool {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::E2fsck => "e2fsck",
+            Self::FsckF2fs => "fsck.f2fs",
+        }
     }
-    let mut findings = String::from_utf8_lossy(&output.stdout).into_owned();
-    findings.push_str(&String::from_utf8_lossy(&output.stderr));
-    Ok(findings)
+
+    /// What it finds wrong with an image, which it does not change; empty if nothing is.
+    ///
+    /// # Errors
+    /// If it cannot be run, or the directory not be written.
+    pub fn check(self, image: &Image, scratch: &Path) -> io::Result<String> {
+        let path = scratch.join("judged.img");
+        image.save(&path)?;
+        let options = match self {
+            Self::E2fsck => "-fn",
+            Self::FsckF2fs => "--dry-run",
+        };
+        let mut tool = Command::new(self.name());
+        let output = tool.arg(options).arg(&path).output()?;
+        std::fs::remove_file(&path)?;
+        let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
+        said.push_str(&String::from_utf8_lossy(&output.stderr));
+        Ok(match output.status.success() {
+            true => String::new(),
+            false => said,
+        })
+    }
 }

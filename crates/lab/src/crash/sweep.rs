@@ -397,7 +397,7 @@ fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "  of recoveries {:>10}", stats.nested)?;
     writeln!(out, "verdicts        {:>10}", stats.verdicts)?;
     writeln!(out, "checked         {:>10}", stats.checked)?;
-    writeln!(out, "  by e2fsck too {:>10}", stats.e2fsck)?;
+    writeln!(out, "  by a tool too {:>10}", stats.by_tool)?;
     for (what, count) in &stats.before {
         writeln!(out, "before {what}: {count}")?;
     }

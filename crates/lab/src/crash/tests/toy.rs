@@ -48,7 +48,7 @@ pub fn subject(flaw: Flaw) -> Subject {
         format: FORMAT,
         open: Arc::new(move |device| open(device, flaw)),
         check: None,
-        e2fsck: false,
+        tool: None,
         small: false,
     }
 }
