@@ -295,7 +295,19 @@ impl Mapping {
     /// held none before.
     pub fn landed(&self, run: Range<u64>, result: Result<(), &IoError>, reserve: bool) -> u64 {
         let mut inner = self.inner.lock();
-        let inner = &mut *inner;
+        if let Err(error) = result {
+            inner.error.get_or_insert_with(|| error.clone());
+        }
+        self.end_flights(&mut inner, run, result.is_ok(), reserve)
+    }
+
+    /// Gives back a run of taken blocks that were not written after all, for no fault of the device's: as
+    /// after a failure, but none is kept for [`Mapping::take_error`].
+    pub fn put_back(&self, run: Range<u64>, reserve: bool) -> u64 {
+        self.end_flights(&mut self.inner.lock(), run, false, reserve)
+    }
+
+    fn end_flights(&self, inner: &mut Inner, run: Range<u64>, good: bool, reserve: bool) -> u64 {
         let mut ended = 0;
         let mut cleaned = 0;
         let mut dirtied = 0;
@@ -305,13 +317,13 @@ impl Mapping {
                 return true;
             }
             ended += 1;
-            match (&result, page.dirty) {
+            match (good, page.dirty) {
                 (_, Some(_)) => cleaned += 1,
-                (Ok(()), None) => {
+                (true, None) => {
                     cleaned += 1;
                     return false;
                 }
-                (Err(_), None) => {
+                (false, None) => {
                     page.dirty = Some(IoTag::background());
                     reserved += u64::from(reserve && !page.reserved);
                     page.reserved |= reserve;
@@ -322,9 +334,6 @@ impl Mapping {
         });
         inner.in_flight -= ended;
         inner.dirty += dirtied;
-        if let Err(error) = result {
-            inner.error.get_or_insert_with(|| error.clone());
-        }
         let left = inner.dirty + inner.in_flight;
         self.landed.notify_all();
         self.writeback
@@ -543,6 +552,17 @@ mod tests {
         assert!(again[0].reserved);
         map.landed(0..1, Ok(()), false);
         assert!(map.is_empty());
+    }
+
+    #[test]
+    fn what_is_put_back_is_dirty_without_an_error() {
+        let (writeback, map) = mapping();
+        map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
+        map.take_dirty(0..9, 9);
+        assert_eq!(map.put_back(0..1, true), 1);
+        assert_eq!((map.unwritten(), map.take_error()), (1, None));
+        assert_eq!(writeback.dirty_bytes(), BS as u64);
+        assert!(map.take_dirty(0..9, 9)[0].reserved);
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! File content: where its blocks lie, reading, finding data and holes.
 
+mod need;
+mod placement;
+
 use std::ops::Range;
 
 use steadfs_base::IoTag;

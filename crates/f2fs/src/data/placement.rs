@@ -1,0 +1,260 @@
+//! Where a file's data goes: over its old place or to a new one, and then into which log. Pure rules,
+//! those of the kernel (`f2fs_should_update_inplace`, `__get_segment_type`).
+
+use crate::disk::LogType;
+use crate::disk::inode::{Advise, Inline};
+
+/// When data is written over its old place (`ipu_policy`): a set of rules, any of which is enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InPlacePolicy(pub u32);
+
+impl InPlacePolicy {
+    /// Always.
+    pub const FORCE: Self = Self(0x01);
+    /// While free sections are short.
+    pub const SSR: Self = Self(0x02);
+    /// While the volume is full beyond a limit.
+    pub const UTIL: Self = Self(0x04);
+    /// While both are so.
+    pub const SSR_UTIL: Self = Self(0x08);
+    /// In fdatasync, and in an fsync of little.
+    pub const FSYNC: Self = Self(0x10);
+    /// In background write-back.
+    pub const ASYNC: Self = Self(0x20);
+    /// Never what is being moved on purpose, whatever the other rules say.
+    pub const HONOR_OPU: Self = Self(0x80);
+
+    /// What a volume of so many segments of data and nodes gets: up to 16 GiB everything in place, for
+    /// cleaning is dear where there is little room.
+    pub fn default_for(main_segments: u32, lfs: bool) -> Self {
+        const SMALL_VOLUME_SEGMENTS: u32 = 16 * 512;
+        if main_segments <= SMALL_VOLUME_SEGMENTS {
+            Self(Self::FORCE.0 | Self::HONOR_OPU.0)
+        } else if lfs {
+            Self(0)
+        } else {
+            Self::FSYNC
+        }
+    }
+
+    const fn has(self, rule: Self) -> bool {
+        self.0 & rule.0 != 0
+    }
+}
+
+/// The state of the volume as far as placement depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Volume {
+    /// Rules for writing in place.
+    pub policy: InPlacePolicy,
+    /// `mode=lfs`: only at the end of logs.
+    pub lfs: bool,
+    /// Free sections are short, so that logs fill holes.
+    pub short: bool,
+    /// How full it is, in percent.
+    pub used_percent: u32,
+    /// The limit of the rules about fullness (`min_ipu_util`).
+    pub min_util: u32,
+}
+
+/// Why data is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// fdatasync, or an fsync of at most [`SMALL_SYNC`] dirty blocks.
+    SmallSync,
+    /// Somebody waits for it otherwise.
+    Sync,
+    /// Nobody waits.
+    Background,
+    /// Cleaning: it must leave its place.
+    Moved,
+}
+
+/// Most dirty blocks of a file that an fsync writes in place (`min_fsync_blocks`).
+pub const SMALL_SYNC: u64 = 8;
+/// Most dirty blocks of a file that count as hot (`min_hot_blocks`).
+pub const FEW: u64 = 16;
+
+/// What placement needs to know of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct File {
+    /// Hints.
+    pub advise: Advise,
+    /// Bits of `i_inline`, of which "pinned" counts.
+    pub inline: Inline,
+    /// Whether at most [`FEW`] of its blocks are dirty.
+    pub few_dirty: bool,
+}
+
+/// Whether a block that has a place is written over it.
+pub fn in_place(volume: &Volume, file: &File, occasion: Occasion) -> bool {
+    if file.inline.contains(Inline::PINNED) {
+        return true;
+    }
+    if volume.lfs || occasion == Occasion::Moved {
+        return false;
+    }
+    if file.advise.contains(Advise::COLD) {
+        return true;
+    }
+    let full = volume.used_percent > volume.min_util;
+    let when = |rule, condition| volume.policy.has(rule) && condition;
+    volume.policy.has(InPlacePolicy::FORCE)
+        || when(InPlacePolicy::SSR, volume.short)
+        || when(InPlacePolicy::UTIL, full)
+        || when(InPlacePolicy::SSR_UTIL, full && volume.short)
+        || when(InPlacePolicy::ASYNC, occasion == Occasion::Background)
+        || when(InPlacePolicy::FSYNC, occasion == Occasion::SmallSync)
+}
+
+/// The log that new blocks of a regular file come from, with so many logs in use (`active_logs=`: 2, 4
+/// or 6).
+pub fn data_log(active_logs: u8, file: &File, occasion: Occasion) -> LogType {
+    match active_logs {
+        2 => LogType::HotData,
+        4 => LogType::ColdData,
+        _ if occasion == Occasion::Moved || file.advise.contains(Advise::COLD) => LogType::ColdData,
+        _ if file.advise.contains(Advise::HOT)
+            || file.few_dirty
+            || occasion == Occasion::SmallSync =>
+        {
+            LogType::HotData
+        }
+        _ => LogType::WarmData,
+    }
+}
+
+/// Whether a name has an extension of the superblock's list: after a dot that is not its first byte,
+/// in any case of letters, and perhaps with more behind it (`mp` stands for `.mp3` and `.mp4.part`).
+pub fn has_extension(name: &[u8], extension: &[u8]) -> bool {
+    if extension == b"*" {
+        return true;
+    }
+    if extension.is_empty() {
+        return false;
+    }
+    name.windows(extension.len() + 1)
+        .skip(1)
+        .any(|part| part[0] == b'.' && part[1..].eq_ignore_ascii_case(extension))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CALM: Volume = Volume {
+        policy: InPlacePolicy(0),
+        lfs: false,
+        short: false,
+        used_percent: 50,
+        min_util: 70,
+    };
+    const PLAIN: File = File {
+        advise: Advise(0),
+        inline: Inline(0),
+        few_dirty: false,
+    };
+
+    #[test]
+    fn extensions() {
+        for (name, extension, expected) in [
+            ("film.mp4", "mp", true),
+            ("film.MP4.part", "mp4", true),
+            (".mp4", "mp4", false),
+            ("a.mp4", "mp4", true),
+            ("mp4", "mp4", false),
+            ("film.amp4", "mp4", false),
+            ("film.m", "mp4", false),
+            ("anything", "*", true),
+            ("anything.", "", false),
+        ] {
+            let found = has_extension(name.as_bytes(), extension.as_bytes());
+            assert_eq!(found, expected, "{name} {extension}");
+        }
+    }
+
+    #[test]
+    fn in_place_by_rule() {
+        let with = |rule: InPlacePolicy| Volume {
+            policy: rule,
+            ..CALM
+        };
+        let full = |v: Volume| Volume {
+            used_percent: 71,
+            ..v
+        };
+        let short = |v: Volume| Volume { short: true, ..v };
+        use InPlacePolicy as P;
+        use Occasion::*;
+        for (volume, occasion, expected) in [
+            (CALM, SmallSync, false),
+            (with(P::FORCE), Background, true),
+            (with(P::FORCE), Moved, false),
+            (
+                Volume {
+                    lfs: true,
+                    ..with(P::FORCE)
+                },
+                SmallSync,
+                false,
+            ),
+            (with(P::FSYNC), SmallSync, true),
+            (with(P::FSYNC), Sync, false),
+            (with(P::ASYNC), Background, true),
+            (with(P::ASYNC), Sync, false),
+            (with(P::SSR), Sync, false),
+            (short(with(P::SSR)), Sync, true),
+            (with(P::UTIL), Sync, false),
+            (full(with(P::UTIL)), Sync, true),
+            (full(with(P::SSR_UTIL)), Sync, false),
+            (short(full(with(P::SSR_UTIL))), Sync, true),
+        ] {
+            let found = in_place(&volume, &PLAIN, occasion);
+            assert_eq!(found, expected, "{volume:?} {occasion:?}");
+        }
+        let cold = File {
+            advise: Advise::COLD,
+            ..PLAIN
+        };
+        assert!(in_place(&CALM, &cold, Background));
+        assert!(!in_place(&Volume { lfs: true, ..CALM }, &cold, Background));
+        let pinned = File {
+            inline: Inline::PINNED,
+            ..PLAIN
+        };
+        assert!(in_place(&Volume { lfs: true, ..CALM }, &pinned, Background));
+        assert_eq!(P::default_for(8192, false).0, 0x81);
+        assert_eq!(P::default_for(8193, false), P::FSYNC);
+        assert_eq!(P::default_for(8193, true).0, 0);
+    }
+
+    #[test]
+    fn logs() {
+        use LogType::*;
+        let cold = File {
+            advise: Advise::COLD,
+            few_dirty: true,
+            ..PLAIN
+        };
+        let hot = File {
+            advise: Advise::HOT,
+            ..PLAIN
+        };
+        let few = File {
+            few_dirty: true,
+            ..PLAIN
+        };
+        for (logs, file, occasion, expected) in [
+            (6, PLAIN, Occasion::Background, WarmData),
+            (6, PLAIN, Occasion::SmallSync, HotData),
+            (6, PLAIN, Occasion::Moved, ColdData),
+            (6, hot, Occasion::Background, HotData),
+            (6, few, Occasion::Background, HotData),
+            (6, cold, Occasion::SmallSync, ColdData),
+            (4, hot, Occasion::Background, ColdData),
+            (2, cold, Occasion::Moved, HotData),
+        ] {
+            assert_eq!(data_log(logs, &file, occasion), expected);
+        }
+    }
+}
