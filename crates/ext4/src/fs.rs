@@ -9,12 +9,10 @@ use steadfs_block::Queue;
 use steadfs_cache::{MetaBuf, MetaCache, Writeback};
 use steadfs_jbd2::OverlayDevice;
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
-use steadfs_vfs::{FsError, Result};
+use steadfs_vfs::{Clock, Freeing, FsError, Result};
 
-use crate::clock::Clock;
 use crate::data::along::Along;
 use crate::disk::{self, Geometry, Ino, Superblock};
-use crate::freeing::Freeing;
 use crate::inode::{Inode, InodeTable};
 use crate::mballoc::Allocator;
 use crate::options::MountOptions;

@@ -13,14 +13,12 @@ use steadfs_jbd2::{
     Tuning,
 };
 use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
-use steadfs_vfs::{Cx, FsError, Result};
+use steadfs_vfs::{Clock, Cx, Freeing, FsError, Result};
 
-use crate::clock::Clock;
 use crate::data::along::Along;
 use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
-use crate::freeing::Freeing;
 use crate::fs::{Ext4, io_error};
 use crate::inode::InodeTable;
 use crate::mballoc::Allocator;

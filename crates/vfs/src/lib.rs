@@ -3,17 +3,21 @@
 //! This room knows no on-disk format, no FUSE and does no I/O.
 
 pub mod acl;
+mod clock;
 mod control;
 mod control_overlay;
 mod error;
+mod freeing;
 pub mod nokey;
 pub mod options;
 mod sha256;
 mod types;
 
+pub use clock::Clock;
 pub use control::{Control, ControlEntry};
 pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode};
 pub use error::{FsError, Result};
+pub use freeing::{Freeing, FreeingUnderWay};
 pub use types::{
     Attr, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, ReadData, RenameFlags, Seek,
     Segment, SetAttr, SetTime, SetXattr, ShutdownMode, StatFs, check_name,
