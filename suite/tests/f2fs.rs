@@ -273,6 +273,12 @@ fn the_command_line_makes_volumes() {
     };
     make(&[]).expect(0);
     succeed("fsck.f2fs", ["--dry-run", path]);
+    let checked = steadfs(["check", path]).expect(0);
+    assert!(
+        checked.out.contains("2 directories: clean"),
+        "{}",
+        checked.out
+    );
     let list = steadfs(["ls", &format!("{path}:/")]).expect(0);
     assert!(list.out.contains("lost+found"), "{}", list.out);
     assert_ne!(make(&[]).code(), 0, "a volume is not replaced unasked");

@@ -11,6 +11,7 @@ mod error;
 mod file;
 mod mem;
 mod queue;
+mod source;
 
 pub use bio::{Bio, Op};
 pub use buf::Buf;
@@ -21,3 +22,4 @@ pub use mem::MemDevice;
 pub use queue::{
     BoostStats, IoHandle, Latency, OpStats, Plug, Queue, QueueOptions, Stats, wait_all,
 };
+pub use source::BlockSource;

@@ -24,7 +24,7 @@ pub fn run(args: &args::Check) -> Result<(), Failure> {
     line.done();
     let checked = checked.map_err(|error| Failure::new(OPERATIONAL, error))?;
     print(|out| tell(&args.volume, &checked, out))?;
-    if checked.report.is_clean() {
+    if checked.is_clean() {
         Ok(())
     } else {
         Err(Failure::new(UNCORRECTED, ""))
@@ -33,37 +33,64 @@ pub fn run(args: &args::Check) -> Result<(), Failure> {
 
 fn tell(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Result<()> {
     let name = volume.display();
-    let transactions = checked.replayed.replayed_transactions;
-    if transactions > 0 {
-        writeln!(
-            out,
-            "{name}: journal replayed in memory ({transactions} transactions)"
-        )?;
+    match checked {
+        Checked::Ext4 { replayed, .. } if replayed.replayed_transactions > 0 => {
+            let transactions = replayed.replayed_transactions;
+            writeln!(
+                out,
+                "{name}: journal replayed in memory ({transactions} transactions)"
+            )?;
+        }
+        Checked::F2fs { report } if report.stats.fsynced_nodes > 0 => {
+            let (nodes, files) = (report.stats.fsynced_nodes, report.stats.fsynced_files);
+            writeln!(
+                out,
+                "{name}: checked as of the checkpoint; fsync wrote {nodes} nodes of {files} files after it"
+            )?;
+        }
+        Checked::Ext4 { .. } | Checked::F2fs { .. } => {}
     }
-    let report = &checked.report;
-    for issue in &report.issues {
+    for issue in checked.issues() {
         writeln!(out, "{issue}")?;
     }
-    if report.more > 0 {
-        writeln!(out, "and {} more", report.more)?;
+    if checked.more() > 0 {
+        writeln!(out, "and {} more", checked.more())?;
     }
-    for what in &report.skipped {
+    for what in checked.skipped() {
         writeln!(out, "not checked: {what}")?;
     }
-    let stats = &report.stats;
-    writeln!(
-        out,
-        "{name}: {}/{} inodes, {}/{} blocks, {} files, {} directories: {}",
-        stats.inodes_used,
-        stats.inodes,
-        stats.blocks_used,
-        stats.blocks,
-        stats.files,
-        stats.dirs,
-        if report.is_clean() {
-            "clean"
-        } else {
-            "damaged"
-        },
-    )
+    let verdict = if checked.is_clean() {
+        "clean"
+    } else {
+        "damaged"
+    };
+    match checked {
+        Checked::Ext4 { report, .. } => {
+            let stats = &report.stats;
+            writeln!(
+                out,
+                "{name}: {}/{} inodes, {}/{} blocks, {} files, {} directories: {verdict}",
+                stats.inodes_used,
+                stats.inodes,
+                stats.blocks_used,
+                stats.blocks,
+                stats.files,
+                stats.dirs,
+            )
+        }
+        Checked::F2fs { report } => {
+            let stats = &report.stats;
+            writeln!(
+                out,
+                "{name}: {} inodes, {}/{} nodes, {}/{} blocks, {} files, {} directories: {verdict}",
+                stats.inodes_used,
+                stats.nodes_used,
+                stats.nodes,
+                stats.blocks_used,
+                stats.blocks,
+                stats.files,
+                stats.dirs,
+            )
+        }
+    }
 }

@@ -188,7 +188,7 @@ fn numbers(current: &Current) -> Numbers {
             .map(|log| {
                 let open = cp.log(log);
                 Log {
-                    name: log_name(log),
+                    name: log.name(),
                     segment: open.segment.0,
                     offset: open.offset,
                     fills_holes: open.alloc == ALLOC_HOLES,
@@ -198,17 +198,6 @@ fn numbers(current: &Current) -> Numbers {
         orphans: current.orphans.iter().map(|nid| nid.0).collect(),
         nat_journal: current.nat_journal.len(),
         sit_journal: current.sit_journal.len(),
-    }
-}
-
-const fn log_name(log: LogType) -> &'static str {
-    match log {
-        LogType::HotData => "hot data",
-        LogType::WarmData => "warm data",
-        LogType::ColdData => "cold data",
-        LogType::HotNode => "hot node",
-        LogType::WarmNode => "warm node",
-        LogType::ColdNode => "cold node",
     }
 }
 

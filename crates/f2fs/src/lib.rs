@@ -5,6 +5,7 @@
     reason = "writing comes in steps; the calls that use them are next"
 )]
 
+pub mod check;
 pub mod disk;
 pub mod format;
 pub mod inspect;

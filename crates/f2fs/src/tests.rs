@@ -27,7 +27,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
 }
 
 /// A tree with everything that sload.f2fs takes: sizes around every limit, long names, holes, links.
-fn make_tree(root: &Path) {
+pub(crate) fn make_tree(root: &Path) {
     fs::create_dir_all(root.join("sizes")).unwrap();
     for len in [0usize, 1, 3000, 3488, 3489, 4095, 4096, 4097, 100_000] {
         fs::write(root.join(format!("sizes/{len}")), pattern(len, 7)).unwrap();
@@ -149,7 +149,7 @@ fn compare(fs: &F2fs, dir: InodeNo, host: &Path) -> usize {
 }
 
 /// What mkfs.f2fs offers. (Debian's sload.f2fs is built without compression.)
-const MATRIX: &[&[&str]] = &[
+pub(crate) const MATRIX: &[&[&str]] = &[
     &[],
     &["-i"],
     &["-O", "extra_attr"],
@@ -159,6 +159,7 @@ const MATRIX: &[&[&str]] = &[
     &["-O", "extra_attr,project_quota,quota"],
     &["-s", "2", "-z", "2", "-i"],
     &["-a", "1", "-o", "20"],
+    &["-O", "extra_attr,ro"],
     &["-O", LOAD_FEATURES],
     &["-i", "-O", LOAD_FEATURES],
 ];

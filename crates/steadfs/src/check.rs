@@ -1,26 +1,69 @@
 //! Checking a volume without changing it.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Device, Queue, QueueOptions};
+use steadfs_block::{BlockSource, Device, Queue, QueueOptions};
 use steadfs_ext4::MountReport;
-use steadfs_ext4::check::{self, BlockSource, Report};
-use steadfs_vfs::FsError;
+use steadfs_ext4::check as ext4;
+use steadfs_f2fs::check as f2fs;
 
 use crate::Options;
 use crate::volume::{Error, Kind, failed, kind_on, open_device};
 
-/// What a check found, and what was replayed (in memory) to see the volume as a mount would.
+/// What a check found in a volume of either kind.
 #[derive(Debug)]
-pub struct Checked {
-    /// Issues, counts, and what was not looked at.
-    pub report: Report,
-    /// What the journal held.
-    pub replayed: MountReport,
+pub enum Checked {
+    /// ext2, ext3 or ext4.
+    Ext4 {
+        /// Issues, counts, and what was not looked at.
+        report: ext4::Report,
+        /// What the journal held: it was replayed (in memory) to see the volume as a mount would.
+        replayed: MountReport,
+    },
+    /// f2fs.
+    F2fs {
+        /// Issues, counts, and what was not looked at.
+        report: f2fs::Report,
+    },
+}
+
+impl Checked {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        match self {
+            Self::Ext4 { report, .. } => report.is_clean(),
+            Self::F2fs { report } => report.is_clean(),
+        }
+    }
+
+    /// What is wrong, in words, a line for each issue that was kept.
+    pub fn issues(&self) -> Vec<String> {
+        match self {
+            Self::Ext4 { report, .. } => report.issues.iter().map(ToString::to_string).collect(),
+            Self::F2fs { report } => report.issues.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    /// How many issues were found beyond those kept.
+    pub fn more(&self) -> u64 {
+        match self {
+            Self::Ext4 { report, .. } => report.more,
+            Self::F2fs { report } => report.more,
+        }
+    }
+
+    /// What the volume has and was not checked, by name.
+    pub fn skipped(&self) -> &[Cow<'static, str>] {
+        match self {
+            Self::Ext4 { report, .. } => &report.skipped,
+            Self::F2fs { report } => &report.skipped,
+        }
+    }
 }
 
 struct QueueSource<'a> {
@@ -48,30 +91,31 @@ impl BlockSource for QueueSource<'_> {
     }
 }
 
-/// Checks the volume on an image file or block device; nothing is written, not even the journal
-/// replayed: what is in it is laid over the volume in memory. `heard` is told of the bytes read.
+/// Checks the volume on an image file or block device; nothing is written, not even the journal of an
+/// ext4 volume replayed: what is in it is laid over the volume in memory. An f2fs volume is checked as its
+/// checkpoint has it. `heard` is told of the bytes read.
 pub fn check(path: &Path, options: &Options, heard: &mut dyn FnMut(u64)) -> Result<Checked, Error> {
     let mut options = options.clone();
     options.set_read_only(true);
     let device: Arc<dyn Device> = Arc::new(open_device(path, &options)?);
     let queue = Queue::new(Arc::clone(&device), QueueOptions::default());
+    let heard = RefCell::new(heard);
     if kind_on(&queue).map_err(|error| failed(path, error))? == Kind::F2fs {
-        let what = "checking f2fs volumes; fsck.f2fs does";
-        return Err(failed(path, FsError::NotSupported(what)));
+        let queue = Arc::new(queue);
+        let source = QueueSource { queue, heard };
+        let report = f2fs::check(&source, &f2fs::Options::default());
+        return Ok(Checked::F2fs { report });
     }
     let (queue, replayed) = steadfs_ext4::replayed_view(device).map_err(|error| Error::Volume {
         path: path.to_owned(),
         error,
     })?;
-    let how = check::Options {
+    let how = ext4::Options {
         // After a replay the superblock's counts are those of the last mount.
         after_crash: replayed.replayed_transactions > 0,
-        ..check::Options::default()
+        ..ext4::Options::default()
     };
-    let source = QueueSource {
-        queue,
-        heard: RefCell::new(heard),
-    };
-    let report = check::check(&source, &how);
-    Ok(Checked { report, replayed })
+    let source = QueueSource { queue, heard };
+    let report = ext4::check(&source, &how);
+    Ok(Checked::Ext4 { report, replayed })
 }

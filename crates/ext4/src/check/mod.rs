@@ -31,7 +31,6 @@ mod xattrs;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 
 use steadfs_base::DevBlock;
 
@@ -41,55 +40,8 @@ use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use crate::disk::{Geometry, GroupDesc, Superblock};
 
 pub use issue::Issue;
+pub use steadfs_block::BlockSource;
 use tables::{Dir, InodeTable, Run, UsedBlocks};
-
-/// Where the checker reads from.
-pub trait BlockSource {
-    /// Size of the volume's device or file.
-    fn size_bytes(&self) -> u64;
-    /// Fills `buf` from byte `offset`. The range is within [`BlockSource::size_bytes`].
-    ///
-    /// # Errors
-    /// The range cannot be read.
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
-}
-
-impl BlockSource for &[u8] {
-    fn size_bytes(&self) -> u64 {
-        self.len() as u64
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let bytes = usize::try_from(offset)
-            .ok()
-            .and_then(|start| self.get(start..start.checked_add(buf.len())?))
-            .ok_or(io::ErrorKind::UnexpectedEof)?;
-        buf.copy_from_slice(bytes);
-        Ok(())
-    }
-}
-
-impl BlockSource for Vec<u8> {
-    fn size_bytes(&self) -> u64 {
-        self.as_slice().size_bytes()
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.as_slice().read(offset, buf)
-    }
-}
-
-/// Image files, for tests: the product reads devices through the block room.
-#[cfg(test)]
-impl BlockSource for std::fs::File {
-    fn size_bytes(&self) -> u64 {
-        self.metadata().map_or(0, |metadata| metadata.len())
-    }
-
-    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(self, buf, offset)
-    }
-}
 
 /// How to check.
 #[derive(Clone, Debug)]

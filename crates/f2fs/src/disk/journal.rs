@@ -5,7 +5,7 @@ use steadfs_base::endian::{Le16, Le32};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::num::idx16;
-use super::raw::{RawNatJournalEntry, RawSitJournalEntry};
+use super::raw::{RawNatJournalEntry, RawSitEntry, RawSitJournalEntry};
 use super::{DiskError, Layout, NatEntry, Nid, Result, SegNo, SitEntry, Structure};
 
 /// Bytes of a journal (`SUM_JOURNAL_SIZE`).
@@ -77,6 +77,18 @@ pub fn parse_sit(layout: &Layout, bytes: &[u8; SIZE]) -> Result<Vec<(SegNo, SitE
             Ok((segment, SitEntry::decode(&raw.se, segment)?))
         })
         .collect()
+}
+
+/// The entries of a journal of the segment information table as they are stored: for the checker.
+pub fn raw_sit(bytes: &[u8; SIZE]) -> Result<Vec<(SegNo, RawSitEntry)>> {
+    const ENTRY: usize = size_of::<RawSitJournalEntry>();
+    let list = entries(bytes, Structure::Sit, SIT_ENTRIES, ENTRY)?;
+    let raw = |chunk| RawSitJournalEntry::ref_from_bytes(chunk).expect("a chunk of its size");
+    Ok(list
+        .chunks_exact(ENTRY)
+        .map(raw)
+        .map(|entry| (SegNo(entry.segno.get()), entry.se.clone()))
+        .collect())
 }
 
 /// Writes a journal of the segment information table: at most [`SIT_ENTRIES`].

@@ -58,6 +58,18 @@ impl LogType {
         Self::ALL.get(usize::from(number)).copied()
     }
 
+    /// What it holds, in words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::HotData => "hot data",
+            Self::WarmData => "warm data",
+            Self::ColdData => "cold data",
+            Self::HotNode => "hot node",
+            Self::WarmNode => "warm node",
+            Self::ColdNode => "cold node",
+        }
+    }
+
     /// Whether it holds nodes.
     pub const fn is_node(self) -> bool {
         self.number() >= Self::HotNode.number()
@@ -119,8 +131,10 @@ impl Layout {
                 "too few",
             ));
         }
-        if u64::from(raw.segment_count_ssa.get()) * u64::from(SEGMENT_BLOCKS) < main_segments.into()
-        {
+        // Volumes made to be read only are never cleaned: nobody asks whose a block is.
+        let summaries = u64::from(raw.segment_count_ssa.get()) * u64::from(SEGMENT_BLOCKS);
+        let read_only = Features(raw.feature.get()).contains(Features::READ_ONLY);
+        if summaries < main_segments.into() && !read_only {
             return Err(bad(
                 "segment_count_ssa",
                 raw.segment_count_ssa.get(),

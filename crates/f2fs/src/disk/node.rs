@@ -19,9 +19,12 @@ pub const PER_NODE: u32 = 1018;
 /// Node offset of the node of attributes (`XATTR_NODE_OFFSET`).
 pub const XATTR_OFFSET: u32 = u32::MAX >> 3;
 
-const FIRST_INDIRECT: u32 = 3;
-const SECOND_INDIRECT: u32 = FIRST_INDIRECT + 1 + PER_NODE;
-const DOUBLE_INDIRECT: u32 = SECOND_INDIRECT + 1 + PER_NODE;
+/// Node offset of the first indirect node; its children follow.
+pub const FIRST_INDIRECT: u32 = 3;
+/// Node offset of the second indirect node; its children follow.
+pub const SECOND_INDIRECT: u32 = FIRST_INDIRECT + 1 + PER_NODE;
+/// Node offset of the double indirect node; its children follow, each with its own behind it.
+pub const DOUBLE_INDIRECT: u32 = SECOND_INDIRECT + 1 + PER_NODE;
 
 const COLD: u32 = 1;
 const FSYNC: u32 = 2;

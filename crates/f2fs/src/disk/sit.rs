@@ -14,7 +14,8 @@ pub const PER_BLOCK: usize = BLOCK_SIZE / size_of::<RawSitEntry>();
 /// Bytes of a segment's map of valid blocks (`SIT_VBLOCK_MAP_SIZE`).
 pub const MAP_SIZE: usize = 64;
 const ENTRY: usize = size_of::<RawSitEntry>();
-const COUNT_BITS: u32 = 10;
+/// Bits of `vblocks` that are the count; the others are the type (`SIT_VBLOCKS_SHIFT`).
+pub const COUNT_BITS: u32 = 10;
 
 const _: () = assert!(PER_BLOCK == 55);
 

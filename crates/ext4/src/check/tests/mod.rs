@@ -5,6 +5,7 @@ mod flips;
 mod provoked;
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;

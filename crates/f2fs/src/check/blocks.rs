@@ -1,0 +1,164 @@
+//! Blocks found in use: each once, in a segment of its kind, and named by the segment's summary.
+
+use super::tables::{Segment, entry_bytes, holds};
+use super::{Checker, Issue};
+use crate::disk::summary::{Holds, RawSummary, Summary};
+use crate::disk::{BLOCK_SIZE, BlockAddr, Features, LogType, Nid, SegNo};
+use zerocopy::FromBytes;
+
+/// What is wrong with a segment's summary.
+pub(super) struct WrongSummary {
+    count: u32,
+    first: BlockAddr,
+    owner: Summary,
+    stored: Summary,
+}
+
+/// What a segment's summary says of a block.
+enum Said {
+    /// An entry, of a summary of this kind.
+    Entry(Option<Holds>, Summary),
+    /// Nothing: there is no summary, or it cannot be read.
+    Nothing,
+}
+
+impl Checker<'_> {
+    /// Takes a block as a node's.
+    pub(super) fn claim_node(&mut self, ino: Nid, nid: Nid, addr: BlockAddr) {
+        let (version, slot) = (0, 0);
+        self.claim(ino, addr, Holds::Nodes, Summary { nid, version, slot });
+    }
+
+    /// Takes a block as data; `owner` is the node that maps it, and where.
+    pub(super) fn claim_data(&mut self, ino: Nid, addr: BlockAddr, owner: Summary) {
+        self.claim(ino, addr, Holds::Data, owner);
+    }
+
+    fn claim(&mut self, ino: Nid, addr: BlockAddr, what: Holds, owner: Summary) {
+        self.report.stats.blocks_used += 1;
+        let Some((segment, offset)) = self.layout.place(addr) else {
+            return;
+        };
+        if self.used.set(segment, offset) {
+            let (nid, block) = (owner.nid, addr);
+            self.issue(Issue::BlockUsedTwice { ino, nid, block });
+            return;
+        }
+        self.check_segment_type(segment, addr, what);
+        if self.layout.has(Features::READ_ONLY) {
+            // Nothing is ever cleaned there: no summaries are kept.
+            return;
+        }
+        match self.summary_of(segment, offset) {
+            Said::Nothing => {}
+            Said::Entry(kind, stored) if kind == Some(what) => {
+                let good = match what {
+                    Holds::Data => stored == owner,
+                    Holds::Nodes => stored.nid == owner.nid,
+                };
+                if !good {
+                    self.note_wrong_summary(segment, addr, owner, stored);
+                }
+            }
+            Said::Entry(..) => {
+                if !self.segments[segment.0 as usize].set(Segment::SUMMARY_TOLD) {
+                    let holds = name(what);
+                    self.issue(Issue::SummaryType { segment, holds });
+                }
+            }
+        }
+    }
+
+    fn check_segment_type(&mut self, segment: SegNo, block: BlockAddr, what: Holds) {
+        let known = &mut self.segments[segment.0 as usize];
+        // A type that does not exist was told when the entry was read.
+        let Some(stored) = LogType::from_number(known.kind) else {
+            return;
+        };
+        if stored.is_node() != (what == Holds::Nodes) && !known.set(Segment::TYPE_TOLD) {
+            self.issue(Issue::SegmentType {
+                segment,
+                stored,
+                holds: name(what),
+                block,
+            });
+        }
+    }
+
+    /// What the summary of a segment says of one of its blocks: the pack's for an open log.
+    fn summary_of(&mut self, segment: SegNo, offset: u32) -> Said {
+        for log in LogType::ALL {
+            if self.checkpoint.log(log).segment != segment {
+                continue;
+            }
+            let kind = if log.is_node() {
+                Holds::Nodes
+            } else {
+                Holds::Data
+            };
+            // Nodes need no summary while their log is open, and of data a log has none behind its end.
+            let entries = self.open[log.index()].as_ref();
+            return match entries.and_then(|entries| entries.get(offset as usize)) {
+                Some(entry) => Said::Entry(Some(kind), *entry),
+                None => Said::Nothing,
+            };
+        }
+        if self.summaries.get(segment).is_none() {
+            let mut bytes = Vec::with_capacity(BLOCK_SIZE);
+            if !self.read_block(self.layout.summary_block(segment), &mut bytes) {
+                return Said::Nothing;
+            }
+            self.summaries.put(segment, bytes.into_boxed_slice());
+        }
+        let Some(block) = self.summaries.get(segment) else {
+            return Said::Nothing;
+        };
+        let raw = RawSummary::ref_from_bytes(entry_bytes(block, offset));
+        let entry = raw.map(Summary::decode).unwrap_or_default();
+        Said::Entry(holds(block), entry)
+    }
+
+    /// The inode that a valid block belongs to, by its segment's summary.
+    pub(super) fn owner_of(&mut self, segment: SegNo, offset: u32) -> Option<Nid> {
+        match self.summary_of(segment, offset) {
+            Said::Entry(_, entry) => self.nat.get(&self.layout, entry.nid).map(|slot| slot.ino),
+            Said::Nothing => None,
+        }
+    }
+
+    fn note_wrong_summary(
+        &mut self,
+        segment: SegNo,
+        first: BlockAddr,
+        owner: Summary,
+        stored: Summary,
+    ) {
+        let wrong = self.wrong_summaries.entry(segment).or_insert(WrongSummary {
+            count: 0,
+            first,
+            owner,
+            stored,
+        });
+        wrong.count += 1;
+    }
+
+    /// Tells what was found wrong with summaries, one issue for each segment.
+    pub(super) fn tell_wrong_summaries(&mut self) {
+        for (segment, wrong) in std::mem::take(&mut self.wrong_summaries) {
+            self.issue(Issue::Summary {
+                segment,
+                wrong: wrong.count,
+                first: wrong.first,
+                owner: wrong.owner,
+                stored: wrong.stored,
+            });
+        }
+    }
+}
+
+const fn name(what: Holds) -> &'static str {
+    match what {
+        Holds::Data => "data",
+        Holds::Nodes => "nodes",
+    }
+}

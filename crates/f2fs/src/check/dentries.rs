@@ -1,0 +1,205 @@
+//! Directory entries: names, hashes, places, and the inodes they name.
+
+use std::hash::Hasher;
+
+use steadfs_base::FixedHasher;
+use steadfs_vfs::FileKind;
+
+use super::dirs::Place;
+use super::issue::Name;
+use super::tables::Slot;
+use super::{Checker, Issue};
+use crate::disk::bits::{self, Order};
+use crate::disk::dentry::{self, DentryLayout, Entry};
+use crate::disk::{Nid, hash};
+
+/// A directory being checked.
+pub(super) struct Context {
+    /// Its number in the list of directories.
+    pub(super) dir: usize,
+    ino: Nid,
+    encrypted: bool,
+    casefold: bool,
+    dots: u32,
+    dotdots: u32,
+    /// Of all names, to find equal ones.
+    fingerprints: Vec<u64>,
+}
+
+/// A number that two equal names share.
+pub(super) fn fingerprint(entry: &Entry<'_>) -> u64 {
+    let mut hasher = FixedHasher::default();
+    hasher.write(entry.name);
+    hasher.write_usize(entry.name.len());
+    hasher.finish()
+}
+
+impl Context {
+    pub(super) fn new(dir: usize, ino: Nid, encrypted: bool, casefold: bool) -> Self {
+        Self {
+            dir,
+            ino,
+            encrypted,
+            casefold,
+            dots: 0,
+            dotdots: 0,
+            fingerprints: Vec::new(),
+        }
+    }
+
+    /// Fingerprints that several names have, in order.
+    pub(super) fn equal_fingerprints(&mut self) -> Vec<u64> {
+        self.fingerprints.sort_unstable();
+        let pairs = self.fingerprints.windows(2);
+        let mut equal: Vec<u64> = pairs.filter(|w| w[0] == w[1]).map(|w| w[0]).collect();
+        equal.dedup();
+        equal
+    }
+}
+
+impl Checker<'_> {
+    /// Checks all entries in an area; `place` is where it lies, if it is a block.
+    pub(super) fn check_entries(
+        &mut self,
+        cx: &mut Context,
+        layout: &DentryLayout,
+        area: &[u8],
+        place: Option<Place>,
+    ) {
+        for entry in dentry::entries(layout, area, 0) {
+            match entry {
+                Ok(entry) => self.check_entry(cx, layout, area, &entry, place),
+                Err(error) => {
+                    let error = error.in_node(cx.ino);
+                    let block = place.map_or(0, |place| place.block);
+                    self.issue(Issue::Dentry { block, error });
+                }
+            }
+        }
+    }
+
+    fn check_entry(
+        &mut self,
+        cx: &mut Context,
+        layout: &DentryLayout,
+        area: &[u8],
+        entry: &Entry<'_>,
+        place: Option<Place>,
+    ) {
+        let dir = cx.ino;
+        if entry.is_dot() {
+            return self.check_dot(cx, entry);
+        }
+        self.report.stats.names += 1;
+        let name = || Name::of(entry.name);
+        let slots = entry.slot..entry.slot + dentry::slots_for(entry.name.len());
+        let mut marked = slots
+            .skip(1)
+            .map(|slot| bits::get(Order::LowFirst, area, slot));
+        if !marked.all(|bit| bit) {
+            self.issue(Issue::DirSlots { dir, name: name() });
+        }
+        debug_assert!(layout.slots / 8 < area.len(), "the bitmap is in the area");
+        if !cx.encrypted && !entry.has_plain_name() {
+            self.issue(Issue::BadName { dir, name: name() });
+        }
+        let computed = hash::of_name(entry.name);
+        if !cx.casefold && entry.hash != computed {
+            self.issue(Issue::DirHash {
+                dir,
+                name: name(),
+                stored: entry.hash,
+                computed,
+            });
+        }
+        if let Some(place) = place
+            && !place.is_right(entry.hash)
+        {
+            let block = place.block;
+            self.issue(Issue::DirPlace {
+                dir,
+                name: name(),
+                block,
+            });
+        }
+        cx.fingerprints.push(fingerprint(entry));
+        self.check_target(cx, entry);
+    }
+
+    fn check_dot(&mut self, cx: &mut Context, entry: &Entry<'_>) {
+        let mut wrong = Vec::new();
+        if entry.file_type != FileKind::Directory.entry_type() {
+            wrong.push("\".\" or \"..\" has another type than a directory's");
+        }
+        if !cx.casefold && entry.hash != 0 {
+            wrong.push("\".\" or \"..\" has a hash");
+        }
+        if entry.name == b"." {
+            cx.dots += 1;
+            if entry.ino != cx.ino {
+                wrong.push("\".\" leads to another directory");
+            }
+        } else {
+            cx.dotdots += 1;
+            self.dirs[cx.dir].dotdot = Some(entry.ino);
+        }
+        let dir = cx.ino;
+        for why in wrong {
+            self.issue(Issue::DirDots { dir, why });
+        }
+    }
+
+    pub(super) fn check_dots(&mut self, cx: &Context) {
+        let why = match (cx.dots, cx.dotdots) {
+            (1, 1) => return,
+            (0, _) => "\".\" is missing",
+            (_, 0) => "\"..\" is missing",
+            _ => "\".\" or \"..\" is there twice",
+        };
+        self.issue(Issue::DirDots { dir: cx.ino, why });
+    }
+
+    /// The inode that an entry names.
+    fn check_target(&mut self, cx: &Context, entry: &Entry<'_>) {
+        let (dir, ino) = (cx.ino, entry.ino);
+        let name = || Name::of(entry.name);
+        let slot = self.nat.get_mut(&self.layout, ino);
+        let why = match &slot {
+            None => "which is not in use",
+            Some(slot) if slot.ino != ino => "a node that is no inode",
+            Some(_) if ino == Nid::ROOT => "the root directory",
+            Some(slot) if slot.has(Slot::HIDDEN) => "a quota file",
+            Some(slot) if slot.has(Slot::ORPHAN) => "an orphan",
+            Some(_) => "",
+        };
+        let Some(slot) = slot.filter(|_| why.is_empty()) else {
+            return self.issue(Issue::BadTarget {
+                dir,
+                name: name(),
+                ino,
+                why,
+            });
+        };
+        slot.names = slot.names.saturating_add(1);
+        let (stored, kind) = (entry.file_type, slot.kind);
+        // An inode that could not be read has no type; that was told.
+        if kind != 0 && stored != kind {
+            self.issue(Issue::EntryType {
+                dir,
+                name: name(),
+                ino,
+                stored,
+                kind,
+            });
+        }
+        let Some(child) = self.dir_index(ino) else {
+            return;
+        };
+        if self.dirs[child].parent.is_some() {
+            let name = name();
+            return self.issue(Issue::SecondName { dir, name, ino });
+        }
+        self.dirs[child].parent = Some(dir);
+        self.dirs[cx.dir].subdirs += 1;
+    }
+}

@@ -1,0 +1,131 @@
+//! Directories: all their entries, in blocks and in inodes.
+
+use steadfs_vfs::InodeFlags;
+
+use super::dentries::Context;
+use super::tables::Slot;
+use super::{Checker, Issue};
+use crate::disk::dentry::DentryLayout;
+use crate::disk::inode::{Advise, Inline, WORDS};
+use crate::disk::{BLOCK_SIZE, Inode, Nid, hash};
+
+impl Checker<'_> {
+    /// Checks every directory. They were found in the order of their numbers.
+    pub(super) fn check_dirs(&mut self) {
+        let root = self.nat.get(&self.layout, Nid::ROOT);
+        if self.dir_index(Nid::ROOT).is_none() || root.is_none_or(|slot| slot.has(Slot::ORPHAN)) {
+            self.issue(Issue::NoRoot);
+        }
+        let mut block = Vec::new();
+        for i in 0..self.dirs.len() {
+            let ino = self.dirs[i].ino;
+            let slot = self.nat.get(&self.layout, ino).unwrap_or_default();
+            // What is left in a directory that was removed while somebody had it open has no meaning.
+            if slot.has(Slot::ORPHAN) || !self.read_block(slot.addr, &mut block) {
+                continue;
+            }
+            // It was decoded before.
+            if let Ok(inode) = Inode::decode(&self.layout, &block)
+                && inode.xattr_words <= WORDS
+            {
+                self.check_dir(i, &inode, &block);
+            }
+        }
+    }
+
+    fn check_dir(&mut self, i: usize, inode: &Inode, block: &[u8]) {
+        let casefold = inode.flags.contains(InodeFlags::CASEFOLD);
+        let mut cx = Context::new(
+            i,
+            self.dirs[i].ino,
+            inode.advise.contains(Advise::ENCRYPTED),
+            casefold,
+        );
+        if inode.inline.contains(Inline::DENTRIES) {
+            let layout = inode.inline_dentries(&self.layout);
+            let area = &block[inode.inline_range(&self.layout)];
+            self.check_entries(&mut cx, &layout, area, None);
+        } else {
+            self.check_dir_blocks(&mut cx, inode);
+        }
+        self.check_dots(&cx);
+        if !casefold {
+            self.check_duplicates(&mut cx, inode, block);
+        }
+    }
+
+    fn check_dir_blocks(&mut self, cx: &mut Context, inode: &Inode) {
+        let blocks = inode.size.div_ceil(BLOCK_SIZE as u64);
+        let mut block = Vec::new();
+        for n in self.dirs[cx.dir].blocks.clone() {
+            let at = self.dir_blocks[n];
+            if self.read_block(at.addr, &mut block) {
+                let file_block = at.file_block.into();
+                let place = Place::new(file_block, inode.dir_level, inode.depth, blocks);
+                self.check_entries(cx, &DentryLayout::BLOCK, &block, Some(place));
+            }
+        }
+    }
+
+    /// Names that are there twice: of those whose fingerprints are equal the bytes are compared.
+    fn check_duplicates(&mut self, cx: &mut Context, inode: &Inode, block: &[u8]) {
+        let suspects = cx.equal_fingerprints();
+        if suspects.is_empty() {
+            return;
+        }
+        let mut names = std::collections::BTreeSet::new();
+        let mut look = |checker: &mut Self, layout: &DentryLayout, area: &[u8]| {
+            for entry in crate::disk::dentry::entries(layout, area, 0).flatten() {
+                let suspect = suspects.binary_search(&super::dentries::fingerprint(&entry));
+                if suspect.is_ok() && !names.insert(entry.name.to_vec()) {
+                    let (dir, name) = (checker.dirs[cx.dir].ino, super::Name::of(entry.name));
+                    checker.issue(Issue::DuplicateName { dir, name });
+                }
+            }
+        };
+        if inode.inline.contains(Inline::DENTRIES) {
+            let layout = inode.inline_dentries(&self.layout);
+            let area = &block[inode.inline_range(&self.layout)];
+            return look(self, &layout, area);
+        }
+        let mut block = Vec::new();
+        for n in self.dirs[cx.dir].blocks.clone() {
+            if self.read_block(self.dir_blocks[n].addr, &mut block) {
+                look(self, &DentryLayout::BLOCK, &block);
+            }
+        }
+    }
+
+    pub(super) fn dir_index(&self, ino: Nid) -> Option<usize> {
+        self.dirs.binary_search_by_key(&ino, |dir| dir.ino).ok()
+    }
+}
+
+/// Where a block of entries lies.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    /// Block of the directory's file.
+    pub(super) block: u64,
+    /// Its level; none where no lookup reaches it.
+    level: Option<u32>,
+    dir_level: u8,
+}
+
+impl Place {
+    /// Of a block in a directory of so many levels, whose file has so many blocks.
+    fn new(block: u64, dir_level: u8, depth: u32, blocks: u64) -> Self {
+        let ends_behind = |level: &u32| block < hash::level_start(level + 1, dir_level);
+        let level = (0..depth.min(hash::MAX_DEPTH)).find(ends_behind);
+        Self {
+            block,
+            level: level.filter(|_| block < blocks),
+            dir_level,
+        }
+    }
+
+    /// Whether a name with this hash is found here.
+    pub(super) fn is_right(&self, hash: u32) -> bool {
+        self.level
+            .is_some_and(|level| hash::bucket(level, self.dir_level, hash).contains(&self.block))
+    }
+}

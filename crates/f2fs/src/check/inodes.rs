@@ -1,0 +1,239 @@
+//! Inodes: fields, what lies in them, and what hangs on them.
+
+use steadfs_vfs::{FileKind, InodeFlags};
+
+use super::tables::{Dir, Slot};
+use super::tree::Walk;
+use super::{Checker, Issue};
+use crate::disk::inode::{self, Advise, FIXED, Inline, WORDS};
+use crate::disk::{Features, Inode, Nid};
+
+/// Longest target of a symbolic link.
+const LINK_MAX: u64 = 4096;
+
+impl Checker<'_> {
+    /// Checks every inode in use with its tree.
+    pub(super) fn check_inodes(&mut self) {
+        let mut from = Nid(0);
+        while let Some((nid, slot)) = self.nat.next_used(&self.layout, from) {
+            from = Nid(nid.0 + 1);
+            if slot.ino == nid {
+                let mut block = std::mem::take(&mut self.buffers[0]);
+                self.check_inode(nid, slot, &mut block);
+                self.buffers[0] = block;
+            }
+        }
+    }
+
+    fn check_inode(&mut self, ino: Nid, slot: Slot, block: &mut Vec<u8>) {
+        if slot.has(Slot::REACHED) {
+            // Some tree has it as one of its nodes, which was told.
+            return;
+        }
+        let layout = &self.layout;
+        if let Some(slot) = self.nat.get_mut(layout, ino) {
+            slot.set(Slot::REACHED);
+        }
+        self.claim_node(ino, ino, slot.addr);
+        if self.read_footer(ino, ino, slot.addr, 0, block).is_none() {
+            return;
+        }
+        if let Err(error) = inode::verify_checksum(&self.layout, block) {
+            self.issue(Issue::Node(error.in_node(ino).in_block(slot.addr)));
+        }
+        let inode = match Inode::decode(&self.layout, block) {
+            Ok(inode) => inode,
+            Err(error) => return self.issue(Issue::Node(error.in_node(ino))),
+        };
+        if let Err(error) = inode.validate(&self.layout, ino) {
+            self.issue(Issue::Node(error.in_node(ino)));
+        }
+        let Some(kind) = inode.kind() else {
+            return;
+        };
+        let layout = &self.layout;
+        if let Some(slot) = self.nat.get_mut(layout, ino) {
+            slot.kind = kind.entry_type();
+            slot.links = inode.links;
+        }
+        self.count_inode(kind, &inode);
+        self.check_flags(ino, kind, &inode);
+        if inode.xattr_words > WORDS {
+            // Told with the fields: nothing in the inode has a place.
+            return;
+        }
+        self.check_content(ino, kind, &inode, block, slot.version);
+    }
+
+    fn count_inode(&mut self, kind: FileKind, inode: &Inode) {
+        let stats = &mut self.report.stats;
+        let inline = inode.inline.contains(Inline::DATA);
+        match kind {
+            FileKind::Regular => {
+                stats.files += 1;
+                stats.inline_files += u32::from(inline);
+                stats.compressed_files += u32::from(inode.is_compressed(&self.layout));
+            }
+            FileKind::Directory => {
+                stats.dirs += 1;
+                stats.inline_dirs += u32::from(inode.inline.contains(Inline::DENTRIES));
+            }
+            FileKind::Symlink => {
+                stats.symlinks += 1;
+                stats.inline_files += u32::from(inline);
+            }
+            FileKind::CharDevice | FileKind::BlockDevice | FileKind::Fifo | FileKind::Socket => {
+                stats.specials += 1;
+            }
+        }
+    }
+
+    /// Flags and hints that need a feature, or another kind of inode.
+    fn check_flags(&mut self, ino: Nid, kind: FileKind, inode: &Inode) {
+        let has = |feature| self.layout.has(feature);
+        let casefold = inode.flags.contains(InodeFlags::CASEFOLD);
+        let compressed = inode.flags.contains(InodeFlags::COMPRESSED);
+        let inline = inode.inline.contains(Inline::DATA);
+        let rules = [
+            (
+                inode.advise.contains(Advise::ENCRYPTED) && !has(Features::ENCRYPT),
+                "is encrypted on a volume without that feature",
+            ),
+            (
+                inode.advise.contains(Advise::VERITY)
+                    && (!has(Features::VERITY) || kind != FileKind::Regular),
+                "has verity hashes, which it cannot have",
+            ),
+            (
+                casefold && (!has(Features::CASEFOLD) || kind != FileKind::Directory),
+                "ignores case, which it cannot",
+            ),
+            (
+                compressed && !has(Features::COMPRESSION),
+                "is compressed on a volume without that feature",
+            ),
+            (
+                compressed && inline && kind == FileKind::Regular,
+                "is compressed and has its content in the inode",
+            ),
+            (
+                inline && inode.inline.contains(Inline::DENTRIES),
+                "has both content and entries in the inode",
+            ),
+        ];
+        let wrong = rules.into_iter().filter(|(is, _)| *is);
+        for (_, why) in wrong.collect::<Vec<_>>() {
+            self.issue(Issue::InodeFlag { ino, why });
+        }
+    }
+
+    /// Attributes, content and blocks.
+    fn check_content(
+        &mut self,
+        ino: Nid,
+        kind: FileKind,
+        inode: &Inode,
+        block: &[u8],
+        version: u8,
+    ) {
+        let compressed = inode.is_compressed(&self.layout);
+        let fanout = inode.fanout(&self.layout);
+        let mut walk = Walk::new(ino, kind, inode, fanout, compressed);
+        walk.blocks += self.check_xattrs(ino, inode, block);
+        let first = self.dir_blocks.len();
+        let mapped = matches!(
+            kind,
+            FileKind::Regular | FileKind::Directory | FileKind::Symlink
+        );
+        if mapped {
+            if inode.inline.contains(Inline::DATA) || inode.inline.contains(Inline::DENTRIES) {
+                self.check_inline(ino, inode, block);
+            } else {
+                self.walk_tree(&mut walk, inode, block, version);
+            }
+            if !walk.extent_holds() {
+                self.issue(Issue::Extent {
+                    ino,
+                    file_block: inode.extent.file_block,
+                    last: u64::from(inode.extent.file_block) + u64::from(inode.extent.len) - 1,
+                    addr: inode.extent.addr,
+                });
+            }
+        }
+        if inode.blocks != walk.blocks {
+            let (stored, counted) = (inode.blocks, walk.blocks);
+            self.issue(Issue::BlockCount {
+                ino,
+                stored,
+                counted,
+            });
+        }
+        let stored = inode.compression.map_or(0, |how| how.saved_blocks);
+        if compressed && stored != walk.saved {
+            let counted = walk.saved;
+            self.issue(Issue::SavedBlocks {
+                ino,
+                stored,
+                counted,
+            });
+        }
+        match kind {
+            FileKind::Directory => self.dirs.push(Dir {
+                ino,
+                blocks: first..self.dir_blocks.len(),
+                parent: None,
+                stored_parent: inode.parent,
+                dotdot: None,
+                subdirs: 0,
+            }),
+            FileKind::Symlink => self.check_symlink(ino, inode, block),
+            _ => {}
+        }
+    }
+
+    /// Content or entries in the inode: the word before them is never used, and content is announced.
+    fn check_inline(&mut self, ino: Nid, inode: &Inode, block: &[u8]) {
+        let reserved = FIXED + usize::from(inode.extra_isize);
+        if block[reserved..reserved + 4] != [0; 4] {
+            let why = "has an address before it";
+            self.issue(Issue::Inline { ino, why });
+        }
+        let content = &block[inode.inline_range(&self.layout)];
+        let announced =
+            inode.inline.contains(Inline::DATA_EXISTS) || inode.inline.contains(Inline::DENTRIES);
+        if !announced && content.iter().any(|&byte| byte != 0) {
+            let why = "is there without being announced";
+            self.issue(Issue::Inline { ino, why });
+        }
+    }
+
+    fn check_symlink(&mut self, ino: Nid, inode: &Inode, block: &[u8]) {
+        if inode.size == 0 || inode.size > LINK_MAX {
+            let why = "has a target of impossible length";
+            return self.issue(Issue::Symlink { ino, why });
+        }
+        if inode.advise.contains(Advise::ENCRYPTED) {
+            return;
+        }
+        let len = inode.size as usize;
+        let mut read = Vec::new();
+        let target = if inode.inline.contains(Inline::DATA) {
+            let range = inode.inline_range(&self.layout);
+            &block[range.start..(range.start + len).min(range.end)]
+        } else {
+            let addr = inode.addr(&self.layout, block, 0);
+            if !self.layout.is_main(addr) {
+                let why = "has no target";
+                return self.issue(Issue::Symlink { ino, why });
+            }
+            if !self.read_block(addr, &mut read) {
+                return;
+            }
+            &read[..len]
+        };
+        if target.contains(&0) {
+            let why = "has a zero byte in its target";
+            self.issue(Issue::Symlink { ino, why });
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Names against inodes: link counts, parents, directories that are in each other, quota files.
+
+use super::tables::Slot;
+use super::{Checker, Issue};
+use crate::disk::Nid;
+
+impl Checker<'_> {
+    /// Compares every inode with the names that were found.
+    pub(super) fn check_links(&mut self) {
+        let mut from = Nid(0);
+        while let Some((nid, slot)) = self.nat.next_used(&self.layout, from) {
+            from = Nid(nid.0 + 1);
+            // An inode that could not be read was told.
+            if slot.ino == nid && slot.kind != 0 && !slot.has(Slot::HIDDEN) {
+                self.check_inode_links(nid, slot);
+            }
+        }
+        self.check_loops();
+    }
+
+    fn check_inode_links(&mut self, ino: Nid, slot: Slot) {
+        if slot.has(Slot::ORPHAN) {
+            if slot.links > 0 {
+                let why = "has links";
+                self.issue(Issue::Orphan { ino, why });
+            }
+            return;
+        }
+        if let Some(i) = self.dir_index(ino) {
+            return self.check_dir_links(i, slot);
+        }
+        if slot.names == 0 {
+            self.issue(Issue::Unattached { ino });
+        } else if slot.names != slot.links {
+            self.issue(Issue::LinkCount {
+                ino,
+                stored: slot.links,
+                counted: slot.names.into(),
+            });
+        }
+    }
+
+    fn check_dir_links(&mut self, i: usize, slot: Slot) {
+        let dir = &self.dirs[i];
+        let (ino, dotdot, stored_parent) = (dir.ino, dir.dotdot, dir.stored_parent);
+        let counted = 2 + dir.subdirs;
+        let parent = if ino == Nid::ROOT {
+            Some(Nid::ROOT)
+        } else {
+            dir.parent
+        };
+        let Some(parent) = parent else {
+            return self.issue(Issue::Unattached { ino });
+        };
+        let mut claims = vec![("\"..\"", dotdot.unwrap_or(parent))];
+        if ino != Nid::ROOT {
+            claims.push(("the parent in its inode", stored_parent));
+        }
+        for (what, stored) in claims.into_iter().filter(|(_, stored)| *stored != parent) {
+            self.issue(Issue::WrongParent {
+                dir: ino,
+                what,
+                stored,
+                parent,
+            });
+        }
+        let stored = slot.links;
+        if u64::from(stored) != counted {
+            self.issue(Issue::LinkCount {
+                ino,
+                stored,
+                counted,
+            });
+        }
+    }
+
+    /// Finds directories that are named, but not from the root down.
+    fn check_loops(&mut self) {
+        #[derive(Clone, Copy, PartialEq)]
+        enum Seen {
+            No,
+            OnPath,
+            Done,
+        }
+        let mut seen = vec![Seen::No; self.dirs.len()];
+        let mut path = Vec::new();
+        for start in 0..self.dirs.len() {
+            let mut at = Some(start);
+            while let Some(i) = at.filter(|&i| seen[i] == Seen::No) {
+                seen[i] = Seen::OnPath;
+                path.push(i);
+                let dir = &self.dirs[i];
+                at = dir
+                    .parent
+                    .filter(|_| dir.ino != Nid::ROOT)
+                    .and_then(|parent| self.dir_index(parent));
+            }
+            if let Some(i) = at.filter(|&i| seen[i] == Seen::OnPath) {
+                let ino = self.dirs[i].ino;
+                self.issue(Issue::DirLoop { ino });
+            }
+            for i in path.drain(..) {
+                seen[i] = Seen::Done;
+            }
+        }
+    }
+
+    /// Quota files: regular, with one link and no name.
+    pub(super) fn check_quota_files(&mut self, files: [Option<Nid>; 3]) {
+        for ino in files.into_iter().flatten() {
+            let Some(slot) = self.nat.get(&self.layout, ino) else {
+                continue;
+            };
+            let regular = steadfs_vfs::FileKind::Regular.entry_type();
+            if slot.has(Slot::HIDDEN) && slot.kind != 0 && slot.kind != regular {
+                let why = "is no regular file";
+                self.issue(Issue::QuotaFile { ino, why });
+            } else if slot.has(Slot::HIDDEN) && slot.kind != 0 && slot.links != 1 {
+                let why = "does not have one link";
+                self.issue(Issue::QuotaFile { ino, why });
+            }
+        }
+    }
+}

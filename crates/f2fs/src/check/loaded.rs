@@ -1,0 +1,189 @@
+//! The node address table and the segment table with their journals, as the checkpoint has them.
+
+use std::collections::BTreeSet;
+
+use zerocopy::FromBytes;
+
+use super::pack::Journals;
+use super::{Checker, Issue};
+use crate::disk::checkpoint::{CpFlags, NatBits};
+use crate::disk::nat::{self, PER_BLOCK};
+use crate::disk::sit::{self, RawSitEntry};
+use crate::disk::{
+    BLOCK_SIZE, BlockAddr, DiskError, NatEntry, Nid, SegNo, SitEntry, Structure, journal,
+};
+
+/// Blocks of a table read at once.
+const WINDOW: u32 = 64;
+
+fn is_zero(block: &[u8]) -> bool {
+    block
+        .chunks(64)
+        .all(|part| part.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+impl Checker<'_> {
+    /// Takes over the node address table; false where nothing can be checked without it.
+    pub(super) fn load_nat(&mut self, journals: &Journals) -> bool {
+        let entries = match journal::parse_nat(&self.layout, &journals.nat) {
+            Ok(entries) => entries,
+            Err(error) => {
+                self.issue(Issue::Pack(error));
+                return false;
+            }
+        };
+        let bits = self.nat_bits();
+        let mut buf = Vec::new();
+        let mut block = 0;
+        while block < self.layout.nat_blocks {
+            let (at, count) = self.nat_window(block);
+            if self.read_blocks(at, count, &mut buf) {
+                for (bytes, number) in buf.chunks(BLOCK_SIZE).zip(block..) {
+                    self.load_nat_block(number, bytes, bits.as_ref());
+                }
+            }
+            if self.nat.bytes > self.options.memory_limit {
+                let needed = self.nat.bytes;
+                self.issue(Issue::TooLarge { needed });
+                return false;
+            }
+            block += count;
+        }
+        let mut seen = BTreeSet::new();
+        for (nid, entry) in entries {
+            if !seen.insert(nid) {
+                let (table, number) = ("node address table", nid.0);
+                self.issue(Issue::JournalTwice { table, number });
+            }
+            self.load_nat_entry(nid, entry);
+        }
+        true
+    }
+
+    /// Current blocks that lie in a row, from one on.
+    fn nat_window(&self, block: u32) -> (BlockAddr, u32) {
+        let at = |n: u32| self.layout.nat_block(n, self.checkpoint.nat_second(n));
+        let first = at(block);
+        let end = block.saturating_add(WINDOW).min(self.layout.nat_blocks);
+        let rest = (block + 1..end).take_while(|&n| at(n).0 == first.0 + (n - block));
+        (first, rest.count() as u32 + 1)
+    }
+
+    fn load_nat_block(&mut self, block: u32, bytes: &[u8], bits: Option<&NatBits>) {
+        let empty = is_zero(bytes);
+        let mut used = 0;
+        if !empty {
+            for slot in 0..PER_BLOCK {
+                let nid = Nid(block * PER_BLOCK as u32 + slot as u32);
+                let entry = nat::get(bytes, slot);
+                used += usize::from(entry.is_used());
+                self.load_nat_entry(nid, entry);
+            }
+        }
+        // Node 0 does not exist, and its entry counts as one in use.
+        let reserved = usize::from(block == 0);
+        let Some(bits) = bits else {
+            return;
+        };
+        let why = if bits.is_empty(block) && used + reserved > 0 {
+            "has entries in use, but is marked empty"
+        } else if bits.is_full(block) && used + reserved < PER_BLOCK {
+            "has free entries, but is marked full"
+        } else {
+            return;
+        };
+        self.issue(Issue::NatBits { block, why });
+    }
+
+    fn load_nat_entry(&mut self, nid: Nid, entry: NatEntry) {
+        let reserved = nid == Nid::NODE || nid == Nid::META;
+        let mut kept = entry;
+        if !entry.is_used() || reserved || nid.0 >= self.layout.max_nid {
+            kept.addr = BlockAddr::NULL;
+        } else if let Err(error) = entry.validate(&self.layout, nid) {
+            self.issue(Issue::Nat(error));
+            kept.addr = BlockAddr::NULL;
+        } else if nid.0 == 0 {
+            let what = Structure::Nat;
+            let rule = "in use, which it cannot be";
+            let error = DiskError::field(what, "nid", nid.0, rule);
+            self.issue(Issue::Nat(error));
+            kept.addr = BlockAddr::NULL;
+        }
+        let layout = &self.layout;
+        self.nat.put(layout, nid, kept);
+    }
+
+    /// The hint at the end of the pack's segment, where it is there and belongs to this checkpoint.
+    fn nat_bits(&mut self) -> Option<NatBits> {
+        if !self.checkpoint.flags.contains(CpFlags::NAT_BITS) {
+            return None;
+        }
+        let place = NatBits::place(&self.layout, self.pack, self.checkpoint.pack_blocks)?;
+        let mut blocks = Vec::new();
+        let count = self.layout.nat_bits_blocks();
+        if !self.read_blocks(place, count, &mut blocks) {
+            return None;
+        }
+        NatBits::parse(&self.layout, &self.checkpoint, &blocks)
+    }
+
+    /// Takes over the segment table.
+    pub(super) fn load_sit(&mut self, journals: &Journals) {
+        let entries = match journal::raw_sit(&journals.sit) {
+            Ok(entries) => entries,
+            Err(error) => {
+                self.issue(Issue::Pack(error));
+                Vec::new()
+            }
+        };
+        let mut journaled = BTreeSet::new();
+        for (segment, raw) in &entries {
+            let number = segment.0;
+            if number >= self.layout.main_segments {
+                let rule = "not a segment";
+                let what = Structure::Sit;
+                let error = DiskError::field(what, "journal segno", number, rule);
+                self.issue(Issue::Pack(error));
+                continue;
+            }
+            if !journaled.insert(*segment) {
+                let table = "segment table";
+                self.issue(Issue::JournalTwice { table, number });
+            }
+            self.load_sit_entry(*segment, raw);
+        }
+        let mut buf = Vec::new();
+        for block in 0..self.layout.sit_used_blocks() {
+            let second = self.checkpoint.sit_second(block);
+            let at = self.layout.sit_block(block, second);
+            if self.read_block(at, &mut buf) {
+                self.load_sit_block(block, &buf, &journaled);
+            }
+        }
+    }
+
+    fn load_sit_block(&mut self, block: u32, bytes: &[u8], journaled: &BTreeSet<SegNo>) {
+        let size = size_of::<RawSitEntry>();
+        let per_block = sit::PER_BLOCK as u32;
+        let last = self.layout.main_segments;
+        for (number, entry) in (block * per_block..last).zip(bytes.chunks_exact(size)) {
+            let segment = SegNo(number);
+            if let (false, Ok(raw)) = (
+                journaled.contains(&segment),
+                RawSitEntry::ref_from_bytes(entry),
+            ) {
+                self.load_sit_entry(segment, raw);
+            }
+        }
+    }
+
+    fn load_sit_entry(&mut self, segment: SegNo, raw: &RawSitEntry) {
+        // What an entry says of its blocks is taken as it is, however wrong its count or type.
+        if let Err(error) = SitEntry::decode(raw, segment) {
+            self.issue(Issue::Sit(error));
+        }
+        self.segments[segment.0 as usize].kind = (raw.vblocks.get() >> sit::COUNT_BITS) as u8;
+        self.valid.load(segment, &raw.valid_map);
+    }
+}
