@@ -9,6 +9,8 @@ pub mod check;
 pub mod disk;
 pub mod format;
 pub mod inspect;
+pub mod segment;
+pub mod victim;
 
 mod checkpoint;
 mod compress;

@@ -1,0 +1,269 @@
+//! Reading the segment information table and the logs' summaries at mount.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use steadfs_base::IoTag;
+use steadfs_block::{Bio, Buf, IoHandle, Queue};
+use steadfs_rt::{Mutex, Rank, now};
+use steadfs_vfs::Result;
+
+use super::logs::{Log, Logs, Usage};
+use super::policy::{AllocMode, Demand, Mode, Policy};
+use super::summary::Edit;
+use super::table::{State, Table};
+use super::{Inner, Segments};
+use crate::checkpoint::read_blocks;
+use crate::disk::checkpoint::{ALLOC_HOLES, ALLOC_LOG, CpFlags};
+use crate::disk::node::Footer;
+use crate::disk::summary::{Compacted, Summary, SummaryBlock};
+use crate::disk::{
+    BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Layout, LogType, Nid, SEGMENT_BLOCKS, SegNo,
+    SitEntry, Structure, sit,
+};
+use crate::fs::io_error;
+
+/// Blocks of the table read at once.
+const RUN: u32 = 256;
+/// Such reads under way.
+const READS: usize = 8;
+/// `max_victim_search` after a mount.
+const MAX_SEARCH: u32 = 4096;
+
+fn wrong(field: &'static str, value: impl Into<u64>, rule: &'static str) -> DiskError {
+    DiskError::field(Structure::Checkpoint, field, value, rule)
+}
+
+impl Segments {
+    /// Reads the table as the checkpoint (of pack 0 or 1) has it, its journal overriding the blocks.
+    ///
+    /// # Errors
+    /// Entries that cannot be, a table that contradicts the checkpoint, or a device's failure.
+    pub fn load(
+        layout: &Layout,
+        checkpoint: &Checkpoint,
+        pack: u32,
+        journal: &BTreeMap<SegNo, SitEntry>,
+        queue: &Queue,
+        tag: IoTag,
+    ) -> Result<Self> {
+        let mut table = Table::new(layout);
+        read_table(layout, checkpoint, journal, queue, tag, &mut table)?;
+        let nodes = u64::from(checkpoint.valid_nodes);
+        let (valid_data, valid_nodes) = table.totals();
+        if valid_nodes != nodes {
+            let rule = "not what the segment table says";
+            return Err(wrong("valid_node_count", nodes, rule).into());
+        }
+        if valid_data + valid_nodes > checkpoint.valid_blocks {
+            let rule = "less than the segment table says";
+            return Err(wrong("valid_block_count", checkpoint.valid_blocks, rule).into());
+        }
+        let mut summaries = read_summaries(layout, checkpoint, pack, queue, &table)?.into_iter();
+        let mut logs = Vec::new();
+        for kind in LogType::ALL {
+            let summary = summaries.next().expect("a summary for each log");
+            logs.push(open(checkpoint, kind, summary, &mut table)?);
+        }
+        table.loaded();
+        let per_section = layout.segments_per_section;
+        let reserved_sections = checkpoint.reserved_segments / per_section;
+        let policy = Policy {
+            mode: Mode::Adaptive,
+            alloc: AllocMode::Default,
+            reserved_sections,
+            min_ssr_sections: reserved_sections,
+            force_holes: false,
+            max_search: MAX_SEARCH,
+        };
+        let Ok(logs) = <[Log; 6]>::try_from(logs) else {
+            unreachable!("six types of logs");
+        };
+        let logs = Logs {
+            table,
+            logs,
+            closed: BTreeMap::new(),
+            writing: BTreeMap::new(),
+            policy,
+            demand: Demand::default(),
+            usage: Usage::default(),
+            greedy_cursor: 0,
+            cleaning: None,
+        };
+        let inner = Inner {
+            logs,
+            journaled: journal.keys().map(|n| n.0).collect(),
+            sit_bitmap: checkpoint.sit_bitmap.clone(),
+        };
+        Ok(Self {
+            layout: layout.clone(),
+            inner: Mutex::new(Rank::Group, inner),
+            elapsed_before: checkpoint.elapsed,
+            mounted: now(),
+        })
+    }
+}
+
+/// Reads all entries, a few large reads at a time.
+fn read_table(
+    layout: &Layout,
+    checkpoint: &Checkpoint,
+    journal: &BTreeMap<SegNo, SitEntry>,
+    queue: &Queue,
+    tag: IoTag,
+    table: &mut Table,
+) -> Result<()> {
+    for (at, entry) in journal {
+        table.load(*at, entry);
+    }
+    let mut take = |first: u32, bytes: &Buf| -> Result<()> {
+        let per = sit::PER_BLOCK as u32;
+        for (block, content) in (first..).zip(bytes.chunks_exact(BLOCK_SIZE)) {
+            let end = ((block + 1) * per).min(table.len());
+            for at in (block * per..end).map(SegNo) {
+                if journal.contains_key(&at) {
+                    continue;
+                }
+                let entry = sit::get(content, (at.0 % per) as usize, at);
+                let entry = entry.map_err(|e| {
+                    let place = layout.sit_block(block, checkpoint.sit_second(block));
+                    e.in_block(place)
+                })?;
+                table.load(at, &entry);
+            }
+        }
+        Ok(())
+    };
+    let mut under_way: VecDeque<(u32, IoHandle)> = VecDeque::new();
+    let blocks = layout.sit_used_blocks();
+    let mut block = 0;
+    while block < blocks {
+        let second = checkpoint.sit_second(block);
+        let end = blocks.min(block + RUN);
+        let alike = (block..end).take_while(|n| checkpoint.sit_second(*n) == second);
+        let count = alike.count() as u32;
+        let offset = u64::from(layout.sit_block(block, second).0) * BLOCK_SIZE as u64;
+        let bio = Bio::read(offset, count as usize * BLOCK_SIZE);
+        under_way.push_back((block, queue.submit(bio, tag)));
+        block += count;
+        if under_way.len() == READS
+            && let Some((first, read)) = under_way.pop_front()
+        {
+            take(first, &read.into_bio().map_err(io_error)?.bufs[0])?;
+        }
+    }
+    for (first, read) in under_way {
+        take(first, &read.into_bio().map_err(io_error)?.bufs[0])?;
+    }
+    Ok(())
+}
+
+/// Opens a log where the checkpoint left it.
+fn open(
+    checkpoint: &Checkpoint,
+    kind: LogType,
+    summary: Edit,
+    table: &mut Table,
+) -> Result<Log, DiskError> {
+    let place = checkpoint.log(kind);
+    let (at, next) = (place.segment, u32::from(place.offset));
+    if table.state(at) == State::Open {
+        return Err(wrong("cur_segno", at.0, "open in two logs"));
+    }
+    if table.valid(at) > 0 && table.kind(at).is_node() != kind.is_node() {
+        return Err(wrong("cur_segno", at.0, "holds another kind of blocks"));
+    }
+    let valid = table.current(at);
+    let holes = match place.alloc {
+        ALLOC_LOG => false,
+        ALLOC_HOLES => true,
+        other => return Err(wrong("alloc_type", other, "not a known one")),
+    };
+    if valid.get(next) || !holes && valid.next_set(next).is_some() {
+        let rule = "in front of a valid block";
+        return Err(wrong("cur_blkoff", next, rule));
+    }
+    if table.valid(at) == 0 {
+        table.set_kind_of_empty(at, kind);
+    }
+    table.open(at, kind);
+    Ok(Log {
+        segment: at,
+        next,
+        holes,
+        summary: Box::new(summary),
+    })
+}
+
+/// Summaries of the six logs.
+fn read_summaries(
+    layout: &Layout,
+    checkpoint: &Checkpoint,
+    pack: u32,
+    queue: &Queue,
+    table: &Table,
+) -> Result<Vec<Edit>> {
+    let start = layout.pack_start(pack);
+    let mut edits = Vec::new();
+    if checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES) {
+        let kinds = [LogType::HotData, LogType::WarmData, LogType::ColdData];
+        let counts = kinds.map(|log| {
+            let open = checkpoint.log(log);
+            match open.alloc {
+                ALLOC_HOLES => SEGMENT_BLOCKS,
+                _ => open.offset.into(),
+            }
+        });
+        let count = checkpoint.pack_blocks - checkpoint.start_sum;
+        let blocks = read_blocks(queue, start.plus(checkpoint.start_sum), count)?;
+        let packed = Compacted::parse(&blocks, counts)?;
+        for (kind, entries) in kinds.into_iter().zip(&packed.logs) {
+            edits.push(Edit::starting_with(kind, entries));
+        }
+    }
+    for kind in LogType::ALL.into_iter().skip(edits.len()) {
+        let at = match checkpoint.summary_in_pack(kind) {
+            Some(n) if n < checkpoint.pack_blocks => start.plus(n),
+            None if kind.is_node() => {
+                edits.push(restore(layout, checkpoint, kind, queue, table)?);
+                continue;
+            }
+            _ => {
+                let rule = "no room for the summaries";
+                let blocks = checkpoint.pack_blocks;
+                return Err(wrong("cp_pack_total_block_count", blocks, rule).into());
+            }
+        };
+        edits.push(read_summary(queue, at, kind)?);
+    }
+    Ok(edits)
+}
+
+fn read_summary(queue: &Queue, at: BlockAddr, kind: LogType) -> Result<Edit> {
+    let block = SummaryBlock::parse(&read_blocks(queue, at, 1)?).map_err(|e| e.in_block(at))?;
+    Ok(Edit::starting_with(kind, &block.entries[..]))
+}
+
+/// The summary of a node log that a pack does not have: the nodes say who they are.
+fn restore(
+    layout: &Layout,
+    checkpoint: &Checkpoint,
+    kind: LogType,
+    queue: &Queue,
+    table: &Table,
+) -> Result<Edit> {
+    let at = checkpoint.log(kind).segment;
+    let valid = table.current(at);
+    let mut edit = Edit::empty(kind);
+    if valid.is_empty() {
+        return Ok(edit);
+    }
+    let blocks = read_blocks(queue, layout.block_in(at, 0), SEGMENT_BLOCKS)?;
+    for (offset, block) in (0..).zip(blocks.chunks_exact(BLOCK_SIZE)) {
+        if valid.get(offset) {
+            let nid = Nid(Footer::parse(block).nid.0);
+            let (version, slot) = (0, 0);
+            edit.set(offset, Summary { nid, version, slot });
+        }
+    }
+    Ok(edit)
+}

@@ -1,0 +1,224 @@
+//! Bitmaps of segments: of the 512 blocks in one, and of all of them.
+
+use crate::disk::SEGMENT_BLOCKS;
+use crate::disk::sit::MAP_SIZE;
+
+const WORDS: usize = SEGMENT_BLOCKS as usize / 64;
+
+/// A bit for each block of a segment. Bit 0 is the highest of the first word, as on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Map([u64; WORDS]);
+
+const fn mask(bit: u32) -> u64 {
+    1 << (63 - bit % 64)
+}
+
+impl Map {
+    /// No bit.
+    pub const EMPTY: Self = Self([0; WORDS]);
+    /// Every bit.
+    pub const FULL: Self = Self([u64::MAX; WORDS]);
+
+    /// From a segment's map as its entry on disk has it.
+    pub fn from_disk(bytes: &[u8; MAP_SIZE]) -> Self {
+        let mut map = Self::EMPTY;
+        for (word, chunk) in map.0.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_be_bytes(chunk.try_into().expect("a chunk of its size"));
+        }
+        map
+    }
+
+    /// As an entry on disk has it.
+    pub fn to_disk(self) -> [u8; MAP_SIZE] {
+        let mut bytes = [0; MAP_SIZE];
+        for (word, chunk) in self.0.iter().zip(bytes.chunks_exact_mut(8)) {
+            chunk.copy_from_slice(&word.to_be_bytes());
+        }
+        bytes
+    }
+
+    /// Whether a bit is set.
+    pub const fn get(&self, bit: u32) -> bool {
+        self.0[(bit / 64) as usize] & mask(bit) != 0
+    }
+
+    /// Sets a bit.
+    pub const fn set(&mut self, bit: u32) {
+        self.0[(bit / 64) as usize] |= mask(bit);
+    }
+
+    /// Clears a bit.
+    pub const fn clear(&mut self, bit: u32) {
+        self.0[(bit / 64) as usize] &= !mask(bit);
+    }
+
+    /// Number of bits set.
+    pub fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Whether no bit is set.
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|word| *word == 0)
+    }
+
+    /// The bits of either.
+    #[must_use]
+    pub fn or(mut self, other: Self) -> Self {
+        for (a, b) in self.0.iter_mut().zip(other.0) {
+            *a |= b;
+        }
+        self
+    }
+
+    /// The bits of both.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        for (a, b) in self.0.iter_mut().zip(other.0) {
+            *a &= b;
+        }
+        self
+    }
+
+    /// The bits that `other` does not have.
+    #[must_use]
+    pub fn without(mut self, other: Self) -> Self {
+        for (a, b) in self.0.iter_mut().zip(other.0) {
+            *a &= !b;
+        }
+        self
+    }
+
+    /// The first clear bit from `from` on.
+    pub fn next_clear(&self, from: u32) -> Option<u32> {
+        self.find(from, u64::MAX)
+    }
+
+    /// The first set bit from `from` on.
+    pub fn next_set(&self, from: u32) -> Option<u32> {
+        self.find(from, 0)
+    }
+
+    fn find(&self, from: u32, flip: u64) -> Option<u32> {
+        let mut from = from;
+        while from < SEGMENT_BLOCKS {
+            let word = (self.0[(from / 64) as usize] ^ flip) << (from % 64);
+            if word != 0 {
+                return Some(from + word.leading_zeros());
+            }
+            from = (from / 64 + 1) * 64;
+        }
+        None
+    }
+
+    /// The bits that are set.
+    pub fn ones(&self) -> impl Iterator<Item = u32> {
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let bit = self.next_set(at)?;
+            at = bit + 1;
+            Some(bit)
+        })
+    }
+}
+
+/// A bit for each segment, or section.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BitSet {
+    words: Vec<u64>,
+    len: u32,
+    ones: u32,
+}
+
+impl BitSet {
+    /// `len` clear bits.
+    pub fn new(len: u32) -> Self {
+        Self {
+            words: vec![0; len.div_ceil(64) as usize],
+            len,
+            ones: 0,
+        }
+    }
+
+    /// Number of bits set.
+    pub const fn count(&self) -> u32 {
+        self.ones
+    }
+
+    /// Whether a bit is set.
+    pub fn get(&self, bit: u32) -> bool {
+        assert!(bit < self.len);
+        self.words[(bit / 64) as usize] & (1 << (bit % 64)) != 0
+    }
+
+    /// Sets or clears a bit.
+    pub fn put(&mut self, bit: u32, value: bool) {
+        assert!(bit < self.len);
+        let word = &mut self.words[(bit / 64) as usize];
+        let was = *word & (1 << (bit % 64)) != 0;
+        if was != value {
+            *word ^= 1 << (bit % 64);
+            self.ones = if value { self.ones + 1 } else { self.ones - 1 };
+        }
+    }
+
+    /// The first set bit from `from` to before `end`.
+    pub fn next(&self, from: u32, end: u32) -> Option<u32> {
+        let end = end.min(self.len);
+        let mut from = from;
+        while from < end {
+            let word = self.words[(from / 64) as usize] >> (from % 64);
+            if word != 0 {
+                let bit = from + word.trailing_zeros();
+                return (bit < end).then_some(bit);
+            }
+            from = (from / 64 + 1) * 64;
+        }
+        None
+    }
+
+    /// The first set bit from `from` on, and then from the start.
+    pub fn next_around(&self, from: u32) -> Option<u32> {
+        self.next(from, self.len).or_else(|| self.next(0, from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::bits::{self, Order};
+
+    #[test]
+    fn maps_are_the_disks() {
+        let mut bytes = [0; MAP_SIZE];
+        let mut map = Map::EMPTY;
+        for bit in [0, 7, 8, 63, 64, 200, 511] {
+            bits::put(Order::HighFirst, &mut bytes, bit as usize, true);
+            map.set(bit);
+        }
+        assert_eq!(Map::from_disk(&bytes), map);
+        assert_eq!(map.to_disk(), bytes);
+        assert_eq!(map.count(), 7);
+        assert_eq!(map.ones().collect::<Vec<_>>(), [0, 7, 8, 63, 64, 200, 511]);
+        assert_eq!(map.next_clear(7), Some(9));
+        assert_eq!(map.next_clear(511), None);
+        assert_eq!(map.next_set(201), Some(511));
+        assert_eq!(Map::FULL.next_clear(0), None);
+        map.clear(511);
+        assert_eq!(map.next_set(201), None);
+    }
+
+    #[test]
+    fn sets_wrap_around() {
+        let mut set = BitSet::new(130);
+        assert_eq!(set.next_around(5), None);
+        set.put(3, true);
+        set.put(129, true);
+        set.put(129, true);
+        assert_eq!(set.count(), 2);
+        assert_eq!(set.next_around(4), Some(129));
+        assert_eq!(set.next(4, 129), None);
+        set.put(129, false);
+        assert_eq!((set.next_around(4), set.count()), (Some(3), 1));
+    }
+}

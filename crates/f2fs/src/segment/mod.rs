@@ -1,0 +1,369 @@
+//! Segments: which blocks are valid, where the next ones go, and what of that a checkpoint writes.
+//!
+//! **Rule.** No block is written that the volume's state after a crash may need (see [`table`] for what
+//! that is). A block's way: free → *claimed* for a log → written → *named* (valid; something refers to
+//! it) → *invalid* → free again when a checkpoint without it is durable. A claim is memory only, so a
+//! crash or a failed write before the name leaks nothing.
+//!
+//! **Checkpoint.** [`Segments::snapshot`] takes, while nothing changes, everything a checkpoint says of
+//! segments: the table's changed blocks, the logs, the summaries. It is pure computing; entries of
+//! summaries that only the device has are read later ([`SegmentSnapshot::complete`]). Then
+//! [`Segments::committed`] or [`Segments::abandoned`].
+//!
+//! One lock (rank `Group`) covers it all; nothing waits inside it.
+
+mod load;
+mod logs;
+pub mod map;
+pub mod policy;
+mod snapshot;
+mod summary;
+mod table;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_block::Queue;
+use steadfs_rt::{Instant, Mutex, now};
+use steadfs_vfs::{FsError, Result};
+
+pub use logs::Usage;
+use logs::{Logs, Place};
+pub use map::Map;
+pub use policy::{AllocMode, Demand, Mode, Policy, Purpose};
+pub use snapshot::SegmentSnapshot;
+use summary::Edit;
+pub use table::State;
+
+pub use crate::disk::summary::Summary as Owner;
+use crate::disk::summary::SummaryBlock;
+use crate::disk::{BLOCK_SIZE, BlockAddr, DiskError, Layout, LogType, Nid, SegNo, Structure};
+use crate::fs::io_error;
+
+/// Consecutive blocks of the main area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The first.
+    pub start: BlockAddr,
+    /// How many, at least one.
+    pub len: u32,
+}
+
+impl Run {
+    /// Each of its blocks.
+    pub fn blocks(self) -> impl Iterator<Item = BlockAddr> {
+        (0..self.len).map(move |n| self.start.plus(n))
+    }
+}
+
+/// A place given to a block that is valid at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Where it goes.
+    pub addr: BlockAddr,
+    /// Where the next block of the same log will go, if nothing else happens to the log.
+    pub next: BlockAddr,
+}
+
+/// Numbers of segments and sections, as they are at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Segments of the main area.
+    pub segments: u32,
+    /// Sections that can be used.
+    pub sections: u32,
+    /// Sections with nothing in use.
+    pub free_sections: u32,
+    /// Segments with nothing in use.
+    pub free: u32,
+    /// Segments without a valid block that a checkpoint (or the end of writes under way) makes free.
+    pub held: u32,
+    /// Segments in which some blocks are valid, and no log is.
+    pub dirty: u32,
+    /// Segments in which all blocks are valid, and no log is.
+    pub full: u32,
+    /// Valid blocks of data and of nodes.
+    pub valid: (u64, u64),
+}
+
+struct Inner {
+    logs: Logs,
+    /// Segments whose entries the last durable checkpoint has in its journal.
+    journaled: BTreeSet<u32>,
+    /// For each block of the table whether the second copy is the current one, as on disk.
+    sit_bitmap: Vec<u8>,
+}
+
+/// All segments of a volume that is being written.
+pub struct Segments {
+    layout: Layout,
+    inner: Mutex<Inner>,
+    /// Seconds for which the volume had been mounted before.
+    elapsed_before: u64,
+    mounted: Instant,
+}
+
+fn outside(addr: BlockAddr) -> DiskError {
+    DiskError::field(
+        Structure::Sit,
+        "block address",
+        addr.0,
+        "outside the main area",
+    )
+}
+
+impl Segments {
+    /// Claims up to `want` consecutive blocks at the end of a log, for data that is then written and
+    /// named, or [released](Self::release).
+    ///
+    /// # Errors
+    /// [`FsError::NoSpace`]: no segment may be opened before cleaning or a checkpoint made room.
+    pub fn claim(&self, log: LogType, want: u32, purpose: Purpose) -> Result<Run> {
+        let mut inner = self.inner.lock();
+        let place = inner.logs.claim(log, want, purpose);
+        let Place {
+            segment,
+            offset,
+            len,
+        } = place.ok_or(FsError::NoSpace)?;
+        let start = self.layout.block_in(segment, offset);
+        Ok(Run { start, len })
+    }
+
+    /// Gives up claimed blocks that nothing names.
+    pub fn release(&self, run: Run) {
+        let mut inner = self.inner.lock();
+        for addr in run.blocks() {
+            let (segment, offset) = self.own(addr);
+            inner.logs.table.release(segment, offset);
+        }
+    }
+
+    /// A claimed block has been written and is now referred to by `owner`.
+    pub fn name(&self, addr: BlockAddr, owner: Owner) {
+        let now = self.elapsed();
+        let (segment, offset) = self.own(addr);
+        let mut inner = self.inner.lock();
+        assert!(
+            inner.logs.table.claimed(segment).get(offset),
+            "only claimed blocks are named"
+        );
+        inner.logs.table.set_valid(segment, offset, now);
+        inner.logs.note_owner(segment, offset, owner);
+    }
+
+    /// A place for a node, valid at once.
+    ///
+    /// # Errors
+    /// As [`Segments::claim`].
+    pub fn place_node(&self, log: LogType, nid: Nid) -> Result<Placed> {
+        assert!(log.is_node());
+        let (version, slot) = (0, 0);
+        self.place(log, Owner { nid, version, slot })
+    }
+
+    /// A place for a block that is valid at once: a node, or a directory's in a checkpoint.
+    ///
+    /// # Errors
+    /// As [`Segments::claim`].
+    pub fn place(&self, log: LogType, owner: Owner) -> Result<Placed> {
+        let now = self.elapsed();
+        let mut inner = self.inner.lock();
+        let place = inner.logs.claim(log, 1, Purpose::Reserved);
+        let Place {
+            segment, offset, ..
+        } = place.ok_or(FsError::NoSpace)?;
+        inner.logs.table.set_valid(segment, offset, now);
+        inner.logs.note_owner(segment, offset, owner);
+        let open = &inner.logs.logs[log.index()];
+        Ok(Placed {
+            addr: self.layout.block_in(segment, offset),
+            next: self.layout.block_in(open.segment, open.next),
+        })
+    }
+
+    /// Nothing refers to this block any more.
+    ///
+    /// # Errors
+    /// The address, which a structure of the volume had, is not that of a valid block.
+    pub fn invalidate(&self, addr: BlockAddr) -> Result<(), DiskError> {
+        let now = self.elapsed();
+        let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
+        let mut inner = self.inner.lock();
+        let table = &mut inner.logs.table;
+        let cleared = table.clear_valid(segment, offset, now);
+        cleared.map_err(|e| e.in_block(addr))
+    }
+
+    /// Keeps a block from being written until it is [released](Self::release) or
+    /// [adopted](Self::adopt), as recovery needs what it holds; `false` if it is in use already.
+    /// Recovery keeps every block it is going to need before anything is claimed: logs step over them,
+    /// and fill holes from then on.
+    ///
+    /// # Errors
+    /// The address is none of a block ([`FsError::Corrupt`]); a log has no place left.
+    pub fn keep(&self, addr: BlockAddr) -> Result<bool> {
+        let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
+        let mut inner = self.inner.lock();
+        let logs = &mut inner.logs;
+        if logs.table.busy(segment).get(offset) {
+            return Ok(false);
+        }
+        logs.table.claim(segment, offset..offset + 1);
+        if !logs.step_over(segment, offset) {
+            return Err(FsError::NoSpace);
+        }
+        Ok(true)
+    }
+
+    /// Takes over a block that was written before a crash and is [kept](Self::keep): recovery found
+    /// that `owner` refers to it.
+    ///
+    /// # Errors
+    /// The block is in use, or lies in a segment that holds another kind of blocks.
+    pub fn adopt(&self, addr: BlockAddr, owner: Owner, log: LogType) -> Result<(), DiskError> {
+        let now = self.elapsed();
+        let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
+        let refuse = |rule| {
+            let error = DiskError::entry(Structure::Sit, segment.0, rule);
+            Err(error.in_block(addr))
+        };
+        let mut inner = self.inner.lock();
+        let logs = &mut inner.logs;
+        if !logs.table.claimed(segment).get(offset) {
+            return refuse("has a block in use that recovery found referred to again");
+        }
+        let open = logs.table.state(segment) == State::Open;
+        if logs.table.valid(segment) == 0 && !open {
+            logs.table.set_kind_of_empty(segment, log);
+            let fresh = Box::new(Edit::empty(log));
+            logs.closed.insert(segment.0, fresh);
+        } else if logs.table.kind(segment).is_node() != log.is_node() {
+            return refuse("holds another kind of blocks than recovery found in it");
+        }
+        logs.table.set_valid(segment, offset, now);
+        logs.note_owner(segment, offset, owner);
+        Ok(())
+    }
+
+    /// Whether something refers to this block.
+    pub fn is_valid(&self, addr: BlockAddr) -> bool {
+        self.layout.place(addr).is_some_and(|(segment, offset)| {
+            let inner = self.inner.lock();
+            inner.logs.table.current(segment).get(offset)
+        })
+    }
+
+    /// The valid blocks of a segment and who points at them, for cleaning. Owners are what the summary
+    /// says, which on a damaged volume means nothing.
+    ///
+    /// # Errors
+    /// The device fails, or the summary is none.
+    pub fn owners(&self, at: SegNo, queue: &Queue, tag: IoTag) -> Result<Vec<(u32, Owner)>> {
+        let known = || {
+            let inner = self.inner.lock();
+            let kind = inner.logs.table.kind(at);
+            let valid = inner.logs.table.current(at);
+            (valid, inner.logs.known_summary(at, kind))
+        };
+        let (mut valid, mut edit) = known();
+        if !edit.missing(valid).is_empty() {
+            let place = self.layout.summary_block(at);
+            let offset = u64::from(place.0) * BLOCK_SIZE as u64;
+            let bytes = queue.read(offset, BLOCK_SIZE, tag).map_err(io_error)?;
+            let block = SummaryBlock::parse(&bytes).map_err(|e| e.in_block(place))?;
+            // What was written meanwhile is newer than what was read.
+            (valid, edit) = known();
+            edit.learn(&block);
+        }
+        let owner = |offset| Some((offset, edit.get(offset)?));
+        Ok(valid.ones().filter_map(owner).collect())
+    }
+
+    /// How many segments are what at the moment.
+    pub fn counts(&self) -> Counts {
+        let inner = self.inner.lock();
+        let table = &inner.logs.table;
+        Counts {
+            segments: table.len(),
+            sections: table.sections(),
+            free_sections: table.free_sections().count(),
+            free: table.in_state(State::Free),
+            held: table.in_state(State::Held),
+            dirty: table.in_state(State::Dirty),
+            full: table.in_state(State::Full),
+            valid: table.totals(),
+        }
+    }
+
+    /// Sections with nothing in use.
+    pub fn free_sections(&self) -> u32 {
+        self.inner.lock().logs.table.free_sections().count()
+    }
+
+    /// What logs have used so far.
+    pub fn usage(&self) -> Usage {
+        self.inner.lock().logs.usage
+    }
+
+    /// Changes what decides where logs go on.
+    pub fn set_policy(&self, change: impl FnOnce(&mut Policy)) {
+        change(&mut self.inner.lock().logs.policy);
+    }
+
+    /// What decides where logs go on.
+    pub fn policy(&self) -> Policy {
+        self.inner.lock().logs.policy
+    }
+
+    /// Tells what in memory will need a place.
+    pub fn set_demand(&self, demand: Demand) {
+        self.inner.lock().logs.demand = demand;
+    }
+
+    /// Seconds for which the volume has been mounted in its life: the time that segments' ages are
+    /// measured in, and what a checkpoint notes.
+    pub fn elapsed(&self) -> u64 {
+        let here = now().since(self.mounted).as_secs();
+        self.elapsed_before.saturating_add(here)
+    }
+
+    /// Takes what a checkpoint says of segments; nothing may change meanwhile.
+    pub fn snapshot(&self) -> SegmentSnapshot {
+        let elapsed = self.elapsed();
+        let mut inner = self.inner.lock();
+        snapshot::take(&self.layout, &mut inner, elapsed)
+    }
+
+    /// The checkpoint is durable. Returns the blocks that may be written (and discarded) now.
+    pub fn committed(&self, snapshot: &SegmentSnapshot) -> Vec<(SegNo, Map)> {
+        let mut inner = self.inner.lock();
+        snapshot::committed(&mut inner, snapshot)
+    }
+
+    /// The checkpoint failed; perhaps it is what a mount will find, perhaps not.
+    pub fn abandoned(&self, snapshot: &SegmentSnapshot) {
+        let mut inner = self.inner.lock();
+        snapshot::abandoned(&mut inner, snapshot);
+    }
+
+    /// Asserts everything that is always true, for tests.
+    pub fn check(&self) {
+        self.inner.lock().logs.check();
+    }
+
+    /// The place of a block that this program itself has claimed.
+    fn own(&self, addr: BlockAddr) -> (SegNo, u32) {
+        let place = self.layout.place(addr);
+        place.expect("claims lie in the main area")
+    }
+}
+
+/// The edit behind a shared handle, to be changed.
+fn owned(edit: &mut Arc<Edit>) -> &mut Edit {
+    Arc::make_mut(edit)
+}

@@ -1,0 +1,137 @@
+//! When and where new segments are opened: the kernel's rules as plain functions of numbers.
+
+use crate::disk::{LogType, SEGMENT_BLOCKS};
+
+/// `mode=`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Logs go through free segments, and fill holes of others where those get scarce.
+    #[default]
+    Adaptive,
+    /// Only free segments are written.
+    Lfs,
+}
+
+/// `alloc_mode=`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AllocMode {
+    /// Free segments are looked for from where the log is.
+    #[default]
+    Default,
+    /// From the volume's first: freed space is used again soon.
+    Reuse,
+}
+
+/// What decides where logs go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// `mode=`.
+    pub mode: Mode,
+    /// `alloc_mode=`.
+    pub alloc: AllocMode,
+    /// Sections that only nodes and cleaning may use.
+    pub reserved_sections: u32,
+    /// `min_ssr_sections`: below so many free ones more, holes are filled.
+    pub min_ssr_sections: u32,
+    /// Holes are filled whatever is free (`gc_urgent` 1, or checkpoints are switched off).
+    pub force_holes: bool,
+    /// `max_victim_search`.
+    pub max_search: u32,
+}
+
+/// Blocks in memory that will need a place, by what they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// Changed nodes.
+    pub nodes: u32,
+    /// Changed blocks of directories.
+    pub dentries: u32,
+    /// Inodes that changed in memory only.
+    pub inodes: u32,
+    /// Changed data of files, where it cannot be written in place.
+    pub data: u32,
+}
+
+/// Why a block is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Data of a user: leaves the reserved sections alone.
+    User,
+    /// A checkpoint's or an fsync's blocks, or data that cleaning moves: everything may be used.
+    Reserved,
+}
+
+const fn sections(blocks: u32, per_section: u32) -> u32 {
+    blocks.div_ceil(per_section * SEGMENT_BLOCKS)
+}
+
+impl Policy {
+    /// Whether logs fill holes (`f2fs_need_SSR`).
+    pub const fn wants_holes(&self, free: u32, demand: Demand, per_section: u32) -> bool {
+        if matches!(self.mode, Mode::Lfs) {
+            return false;
+        }
+        if self.force_holes {
+            return true;
+        }
+        let nodes = sections(demand.nodes, per_section);
+        let dentries = sections(demand.dentries, per_section);
+        let inodes = sections(demand.inodes, per_section);
+        let kept = self.min_ssr_sections.saturating_add(self.reserved_sections);
+        let needed = nodes.saturating_add(2 * dentries).saturating_add(inodes);
+        free <= needed.saturating_add(kept)
+    }
+}
+
+/// Types of segments in whose holes a log may write, in the order in which they are tried: its own,
+/// then those of its class, nearest in temperature to what the log would mix with least.
+pub fn hole_types(log: LogType) -> [LogType; 3] {
+    use LogType::{ColdData, ColdNode, HotData, HotNode, WarmData, WarmNode};
+    match log {
+        HotData => [HotData, WarmData, ColdData],
+        WarmData => [WarmData, ColdData, HotData],
+        ColdData => [ColdData, WarmData, HotData],
+        HotNode => [HotNode, WarmNode, ColdNode],
+        WarmNode => [WarmNode, ColdNode, HotNode],
+        ColdNode => [ColdNode, WarmNode, HotNode],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_filled_when_free_sections_are_few() {
+        let policy = Policy {
+            mode: Mode::Adaptive,
+            alloc: AllocMode::Default,
+            reserved_sections: 10,
+            min_ssr_sections: 5,
+            force_holes: false,
+            max_search: 4096,
+        };
+        let demand = Demand {
+            nodes: 513,
+            dentries: 1,
+            inodes: 0,
+            data: 9999,
+        };
+        assert!(policy.wants_holes(15, Demand::default(), 1));
+        assert!(!policy.wants_holes(16, Demand::default(), 1));
+        assert!(policy.wants_holes(19, demand, 1));
+        assert!(!policy.wants_holes(20, demand, 1));
+        assert!(policy.wants_holes(18, demand, 2));
+        assert!(!policy.wants_holes(19, demand, 2));
+        let lfs = Policy {
+            mode: Mode::Lfs,
+            ..policy
+        };
+        assert!(!lfs.wants_holes(0, demand, 1));
+        let forced = Policy {
+            force_holes: true,
+            ..policy
+        };
+        assert!(forced.wants_holes(1000, demand, 1));
+    }
+}

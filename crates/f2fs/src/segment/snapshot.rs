@@ -1,0 +1,295 @@
+//! What a checkpoint says of segments.
+//!
+//! **Table.** A changed entry goes into the journal of the checkpoint pack or into its block. Blocks are
+//! never changed in place: the other copy is written, whole, and the bitmap in the pack says which
+//! copy counts. Entries in the last checkpoint's journal override their blocks, so they are written
+//! again each time, until they move to a block. Blocks of the table with the fewest changes go into
+//! the journal first.
+//!
+//! **Summaries.** Those of closed segments go to the summary area, where they may be written at any
+//! time: entries of blocks that the last checkpoint refers to never change. Those of open logs are in
+//! the pack; for nodes only where that is asked for (an unmount), else a mount finds them by reading
+//! the nodes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_block::{Bio, Buf, IoHandle, Queue};
+use steadfs_vfs::Result;
+
+use super::map::Map;
+use super::summary::Edit;
+use super::table::State;
+use super::{Inner, owned};
+use crate::disk::bits::{self, Order};
+use crate::disk::checkpoint::OpenLog;
+use crate::disk::summary::{Compacted, SummaryBlock};
+use crate::disk::{BLOCK_SIZE, BlockAddr, Layout, LogType, SegNo, journal, sit};
+use crate::fs::io_error;
+
+/// The logs of data, in the order of their summaries in a pack.
+const DATA: [LogType; 3] = [LogType::HotData, LogType::WarmData, LogType::ColdData];
+/// The logs of nodes, likewise.
+const NODES: [LogType; 3] = [LogType::HotNode, LogType::WarmNode, LogType::ColdNode];
+/// Reads of summaries under way at a time.
+const READS: usize = 32;
+
+/// A summary with the blocks for which it has to be right.
+struct Part {
+    segment: SegNo,
+    edit: Arc<Edit>,
+    valid: Map,
+}
+
+/// Summaries of the data logs for a pack.
+pub struct DataSummaries {
+    /// Whether they are packed together (`CP_COMPACT_SUM_FLAG`).
+    pub compacted: bool,
+    /// The blocks.
+    pub blocks: Vec<Buf>,
+}
+
+/// What a checkpoint says of segments.
+pub struct SegmentSnapshot {
+    /// Segments without a valid block in which no log is (`free_segment_count`).
+    pub free_segments: u32,
+    /// Valid blocks of data and of nodes.
+    pub valid: (u64, u64),
+    /// Where the logs go on.
+    pub logs: [OpenLog; 6],
+    /// Seconds for which the volume has been mounted (`elapsed_time`).
+    pub elapsed: u64,
+    /// For each block of the table which copy counts.
+    pub sit_bitmap: Vec<u8>,
+    sit_journal: [u8; journal::SIZE],
+    sit_blocks: Vec<(BlockAddr, Buf)>,
+    journaled: BTreeSet<u32>,
+    entries: BTreeSet<u32>,
+    open: [Part; 6],
+    counts: [u32; 6],
+    closed: Vec<Part>,
+}
+
+/// Takes the snapshot.
+pub(super) fn take(layout: &Layout, inner: &mut Inner, elapsed: u64) -> SegmentSnapshot {
+    let mut entries = inner.logs.table.begin_checkpoint();
+    entries.extend(&inner.journaled);
+    let plan = plan_entries(layout, inner, &entries);
+    let logs = &mut inner.logs;
+    let part = |logs: &super::Logs, segment: SegNo, edit: Arc<Edit>| Part {
+        segment,
+        edit,
+        valid: logs.table.current(segment),
+    };
+    assert!(logs.writing.is_empty(), "one checkpoint at a time");
+    let mut closed = Vec::new();
+    for (n, edit) in std::mem::take(&mut logs.closed) {
+        let at = SegNo(n);
+        if !logs.table.claimed(at).is_empty() {
+            // Blocks under way will be named: this saves reading the summary again then.
+            logs.closed.insert(n, edit.clone());
+        }
+        if logs.table.valid(at) > 0 {
+            closed.push(part(logs, at, Arc::from(edit)));
+        }
+    }
+    for part in &closed {
+        logs.writing.insert(part.segment.0, Arc::clone(&part.edit));
+    }
+    SegmentSnapshot {
+        free_segments: logs.table.in_state(State::Free) + logs.table.in_state(State::Held),
+        valid: logs.table.totals(),
+        logs: LogType::ALL.map(|log| logs.open_log(log)),
+        elapsed,
+        sit_bitmap: plan.bitmap,
+        sit_journal: plan.journal,
+        sit_blocks: plan.blocks,
+        journaled: plan.journaled,
+        entries,
+        open: LogType::ALL.map(|log| {
+            let log = &logs.logs[log.index()];
+            part(logs, log.segment, Arc::from(log.summary.clone()))
+        }),
+        counts: LogType::ALL.map(|log| logs.entries_of(log)),
+        closed,
+    }
+}
+
+struct EntryPlan {
+    journal: [u8; journal::SIZE],
+    journaled: BTreeSet<u32>,
+    blocks: Vec<(BlockAddr, Buf)>,
+    bitmap: Vec<u8>,
+}
+
+/// Which entries go into the journal, and the blocks of the table with the rest.
+fn plan_entries(layout: &Layout, inner: &Inner, entries: &BTreeSet<u32>) -> EntryPlan {
+    let table = &inner.logs.table;
+    let mut by_block: BTreeMap<u32, u32> = BTreeMap::new();
+    for n in entries {
+        *by_block.entry(layout.sit_slot(SegNo(*n)).0).or_default() += 1;
+    }
+    let mut order: Vec<(u32, u32)> = by_block.into_iter().map(|(b, n)| (n, b)).collect();
+    order.sort_unstable();
+    let mut room = journal::SIT_ENTRIES as u32;
+    let mut in_journal = BTreeSet::new();
+    let mut blocks = Vec::new();
+    let mut bitmap = inner.sit_bitmap.clone();
+    for (count, block) in order {
+        if count <= room {
+            room -= count;
+            in_journal.insert(block);
+            continue;
+        }
+        let second = !bits::get(Order::HighFirst, &bitmap, block as usize);
+        bits::put(Order::HighFirst, &mut bitmap, block as usize, second);
+        let per = sit::PER_BLOCK as u32;
+        let content = Buf::with_bytes(BLOCK_SIZE, |bytes| {
+            bytes.fill(0);
+            for n in block * per..((block + 1) * per).min(table.len()) {
+                let slot = (n % per) as usize;
+                sit::put(bytes, slot, &table.entry(SegNo(n)));
+            }
+        });
+        blocks.push((layout.sit_block(block, second), content));
+    }
+    blocks.sort_unstable_by_key(|(at, _)| *at);
+    let journaled: BTreeSet<u32> = entries
+        .iter()
+        .copied()
+        .filter(|n| in_journal.contains(&layout.sit_slot(SegNo(*n)).0))
+        .collect();
+    let list: Vec<_> = journaled
+        .iter()
+        .map(|n| (SegNo(*n), table.entry(SegNo(*n))))
+        .collect();
+    EntryPlan {
+        journal: journal::encode_sit(&list),
+        journaled,
+        blocks,
+        bitmap,
+    }
+}
+
+/// The checkpoint is durable.
+pub(super) fn committed(inner: &mut Inner, snapshot: &SegmentSnapshot) -> Vec<(SegNo, Map)> {
+    inner.sit_bitmap.clone_from(&snapshot.sit_bitmap);
+    inner.journaled.clone_from(&snapshot.journaled);
+    let logs = &mut inner.logs;
+    logs.writing.clear();
+    for part in &snapshot.open {
+        if let Some(log) = logs.logs.iter_mut().find(|log| log.segment == part.segment) {
+            log.summary.learn_from(&part.edit);
+        }
+    }
+    logs.table.end_checkpoint()
+}
+
+/// The checkpoint failed.
+pub(super) fn abandoned(inner: &mut Inner, snapshot: &SegmentSnapshot) {
+    let logs = &mut inner.logs;
+    logs.table.abandon_checkpoint(&snapshot.entries);
+    let writing = std::mem::take(&mut logs.writing);
+    for (n, earlier) in writing {
+        let at = SegNo(n);
+        if let Some(edit) = logs.closed.get_mut(&n) {
+            edit.learn_from(&earlier);
+        } else if let Some(log) = logs.logs.iter_mut().find(|log| log.segment == at) {
+            log.summary.learn_from(&earlier);
+        } else {
+            logs.closed.insert(n, Box::new((*earlier).clone()));
+        }
+    }
+}
+
+impl SegmentSnapshot {
+    /// Reads the entries of summaries that only the summary area has; `nodes`: the node logs' too,
+    /// because [`SegmentSnapshot::node_summaries`] will be asked for.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn complete(
+        &mut self,
+        layout: &Layout,
+        queue: &Queue,
+        nodes: bool,
+        tag: IoTag,
+    ) -> Result<()> {
+        let wanted = |log: LogType| nodes || !log.is_node();
+        let open = self.open.iter_mut().zip(LogType::ALL);
+        let open = open.filter(|(_, log)| wanted(*log)).map(|(part, _)| part);
+        let parts = open.chain(&mut self.closed);
+        let mut parts: Vec<&mut Part> = parts
+            .filter(|part| !part.edit.missing(part.valid).is_empty())
+            .collect();
+        for group in parts.chunks_mut(READS) {
+            let reads: Vec<IoHandle> = group
+                .iter()
+                .map(|part| {
+                    let at = u64::from(layout.summary_block(part.segment).0);
+                    queue.submit(Bio::read(at * BLOCK_SIZE as u64, BLOCK_SIZE), tag)
+                })
+                .collect();
+            for (part, read) in group.iter_mut().zip(reads) {
+                let bio = read.into_bio().map_err(io_error)?;
+                match SummaryBlock::parse(&bio.bufs[0]) {
+                    Ok(block) => owned(&mut part.edit).learn(&block),
+                    Err(error) => {
+                        let segment = part.segment;
+                        tracing::warn!(%segment, %error, "a summary is damaged; who points at its blocks is not known");
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks of the segment information table to be written, by place.
+    pub fn sit_writes(&self) -> &[(BlockAddr, Buf)] {
+        &self.sit_blocks
+    }
+
+    /// Blocks of the summary area to be written, by place.
+    pub fn summary_writes(&self, layout: &Layout) -> Vec<(BlockAddr, Buf)> {
+        let block = |part: &Part| (layout.summary_block(part.segment), part.edit.area_block());
+        self.closed.iter().map(block).collect()
+    }
+
+    /// Summaries of the data logs, with both journals, as a pack has them.
+    pub fn data_summaries(&self, nat_journal: [u8; journal::SIZE]) -> DataSummaries {
+        let count = |log: LogType| self.counts[log.index()] as usize;
+        let edit = |log: LogType| &self.open[log.index()].edit;
+        let total = DATA.iter().map(|log| count(*log)).sum();
+        if Compacted::blocks_for(total) < DATA.len() {
+            let packed = Compacted {
+                nat_journal,
+                sit_journal: self.sit_journal,
+                logs: DATA.map(|log| edit(log).entries(count(log)).to_vec()),
+            };
+            let bytes = packed.encode();
+            return DataSummaries {
+                compacted: true,
+                blocks: bytes.chunks(BLOCK_SIZE).map(Buf::copy_of).collect(),
+            };
+        }
+        let journal = |log: LogType| match log {
+            LogType::HotData => nat_journal,
+            LogType::ColdData => self.sit_journal,
+            _ => [0; journal::SIZE],
+        };
+        DataSummaries {
+            compacted: false,
+            blocks: DATA
+                .iter()
+                .map(|log| edit(*log).block(journal(*log)))
+                .collect(),
+        }
+    }
+
+    /// Summaries of the node logs, for the pack of an unmount.
+    pub fn node_summaries(&self) -> Vec<Buf> {
+        let block = |log: &LogType| self.open[log.index()].edit.area_block();
+        NODES.iter().map(block).collect()
+    }
+}

@@ -1,0 +1,533 @@
+//! The segment information table in memory: which blocks are valid, and which may be written.
+//!
+//! **A block may be written** when nobody needs what is in it:
+//!
+//! - it is not valid now;
+//! - it was not valid at the last durable checkpoint, nor in the one under way: a crash would bring
+//!   that one back;
+//! - it did not become valid since: fsync's chain of nodes may lead to it, and recovery follows that
+//!   chain although newer blocks have taken over;
+//! - nobody has claimed it.
+//!
+//! The second and third are one bitmap here, `durable`, with a second one, `next`, while a checkpoint
+//! is being written. Both are kept only for segments that changed since (`Touched`): in all others
+//! they equal the map of valid blocks. And that map is kept only where it is neither empty nor full,
+//! so a large volume costs 24 bytes a segment.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::map::{BitSet, Map};
+use crate::disk::{
+    DiskError, Layout, LogType, SEGMENT_BLOCKS, SegNo, SitEntry, Structure, sit::MAP_SIZE,
+};
+
+/// What a segment is at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Every block may be written; no log is in it.
+    Free,
+    /// No block is valid, but not every block may be written before the next checkpoint is durable
+    /// (or before claims have ended).
+    Held,
+    /// Some blocks are valid.
+    Dirty,
+    /// All blocks are valid.
+    Full,
+    /// A log writes in it.
+    Open,
+}
+
+const STATES: usize = 5;
+
+struct Segment {
+    /// Valid blocks, where some but not all are.
+    map: Option<Box<Map>>,
+    mtime: u64,
+    valid: u16,
+    kind: LogType,
+    state: State,
+}
+
+/// What keeps blocks of a segment from being written, beside being valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Touched {
+    durable: Map,
+    next: Map,
+    claimed: Map,
+}
+
+/// All segments of a volume.
+pub struct Table {
+    segments: Vec<Segment>,
+    per_section: u32,
+    sections: u32,
+    touched: BTreeMap<u32, Touched>,
+    /// Segments whose entry on disk is another one.
+    changed: BTreeSet<u32>,
+    /// A checkpoint is being written.
+    under_way: bool,
+    /// Segments that are not free, by section.
+    used: Vec<u32>,
+    free_sections: BitSet,
+    /// Segments in state `Dirty`, by type.
+    dirty: [BitSet; 6],
+    by_state: [u32; STATES],
+    valid_data: u64,
+    valid_nodes: u64,
+    oldest: u64,
+}
+
+fn damaged(segment: SegNo, rule: &'static str) -> DiskError {
+    DiskError::entry(Structure::Sit, segment.0, rule)
+}
+
+impl Table {
+    /// A table without a valid block.
+    pub fn new(layout: &Layout) -> Self {
+        let count = layout.main_segments;
+        let per_section = layout.segments_per_section;
+        let sections = count / per_section;
+        let mut free_sections = BitSet::new(sections);
+        for section in 0..sections {
+            free_sections.put(section, true);
+        }
+        let segment = || Segment {
+            map: None,
+            mtime: 0,
+            valid: 0,
+            kind: LogType::HotData,
+            state: State::Free,
+        };
+        let mut by_state = [0; STATES];
+        by_state[State::Free as usize] = count;
+        Self {
+            segments: std::iter::repeat_with(segment)
+                .take(count as usize)
+                .collect(),
+            per_section,
+            sections,
+            touched: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            under_way: false,
+            used: vec![0; count.div_ceil(per_section) as usize],
+            free_sections,
+            dirty: std::array::from_fn(|_| BitSet::new(count)),
+            by_state,
+            valid_data: 0,
+            valid_nodes: 0,
+            oldest: u64::MAX,
+        }
+    }
+
+    /// Takes a segment's entry while the table is being read.
+    pub fn load(&mut self, at: SegNo, entry: &SitEntry) {
+        let segment = &mut self.segments[at.0 as usize];
+        assert!(segment.valid == 0, "each entry is read once");
+        segment.valid = entry.valid;
+        segment.kind = entry.kind;
+        segment.mtime = entry.mtime;
+        if entry.valid > 0 && u32::from(entry.valid) < SEGMENT_BLOCKS {
+            segment.map = Some(Box::new(Map::from_disk(&entry.map)));
+        }
+        *self.valid_of(entry.kind) += u64::from(entry.valid);
+        if entry.valid > 0 {
+            self.oldest = self.oldest.min(entry.mtime);
+        }
+        self.classify(at, false);
+    }
+
+    /// Forgets that anything differs from the device, as after reading the table.
+    pub fn loaded(&mut self) {
+        self.changed.clear();
+    }
+
+    const fn valid_of(&mut self, kind: LogType) -> &mut u64 {
+        if kind.is_node() {
+            &mut self.valid_nodes
+        } else {
+            &mut self.valid_data
+        }
+    }
+
+    /// Number of segments.
+    pub fn len(&self) -> u32 {
+        self.segments.len() as u32
+    }
+
+    /// Number of sections that can be used.
+    pub const fn sections(&self) -> u32 {
+        self.sections
+    }
+
+    /// Segments in a section.
+    pub const fn per_section(&self) -> u32 {
+        self.per_section
+    }
+
+    /// The section a segment lies in; the last one may be too short to be used.
+    pub const fn section_of(&self, at: SegNo) -> u32 {
+        at.0 / self.per_section
+    }
+
+    /// Valid blocks of a segment.
+    pub fn valid(&self, at: SegNo) -> u32 {
+        self.segments[at.0 as usize].valid.into()
+    }
+
+    /// Blocks of data and of nodes that are valid.
+    pub const fn totals(&self) -> (u64, u64) {
+        (self.valid_data, self.valid_nodes)
+    }
+
+    /// What kind of blocks a segment holds.
+    pub fn kind(&self, at: SegNo) -> LogType {
+        self.segments[at.0 as usize].kind
+    }
+
+    /// What a segment is.
+    pub fn state(&self, at: SegNo) -> State {
+        self.segments[at.0 as usize].state
+    }
+
+    /// Number of segments in a state.
+    pub const fn in_state(&self, state: State) -> u32 {
+        self.by_state[state as usize]
+    }
+
+    /// Sections with nothing in use.
+    pub const fn free_sections(&self) -> &BitSet {
+        &self.free_sections
+    }
+
+    /// Segments in state `Dirty` that hold this type.
+    pub fn dirty(&self, kind: LogType) -> &BitSet {
+        &self.dirty[kind.index()]
+    }
+
+    /// The valid blocks of a segment.
+    pub fn current(&self, at: SegNo) -> Map {
+        let segment = &self.segments[at.0 as usize];
+        match &segment.map {
+            Some(map) => **map,
+            None if segment.valid == 0 => Map::EMPTY,
+            None => Map::FULL,
+        }
+    }
+
+    /// The blocks of a segment that must not be written.
+    pub fn busy(&self, at: SegNo) -> Map {
+        let current = self.current(at);
+        match self.touched.get(&at.0) {
+            None => current,
+            Some(t) => {
+                let held = current.or(t.durable).or(t.claimed);
+                if self.under_way {
+                    held.or(t.next)
+                } else {
+                    held
+                }
+            }
+        }
+    }
+
+    /// The blocks of a segment that are claimed.
+    pub fn claimed(&self, at: SegNo) -> Map {
+        self.touched.get(&at.0).map_or(Map::EMPTY, |t| t.claimed)
+    }
+
+    fn touch(&mut self, at: SegNo) -> &mut Touched {
+        let current = self.current(at);
+        self.touched.entry(at.0).or_insert(Touched {
+            durable: current,
+            next: current,
+            claimed: Map::EMPTY,
+        })
+    }
+
+    /// Claims blocks that may be written.
+    pub fn claim(&mut self, at: SegNo, blocks: std::ops::Range<u32>) {
+        let busy = self.busy(at);
+        let touched = self.touch(at);
+        for offset in blocks {
+            assert!(!busy.get(offset), "a block in use is claimed");
+            touched.claimed.set(offset);
+        }
+        self.classify(at, false);
+    }
+
+    /// Ends the claim of a block that nobody names.
+    pub fn release(&mut self, at: SegNo, offset: u32) {
+        let touched = self.touch(at);
+        assert!(touched.claimed.get(offset), "released, but not claimed");
+        touched.claimed.clear(offset);
+        self.settle(at);
+    }
+
+    /// Drops what is known of a segment beside its valid blocks when it says nothing more.
+    fn settle(&mut self, at: SegNo) {
+        let current = self.current(at);
+        if let Some(t) = self.touched.get(&at.0) {
+            let quiet = t.durable == current && (!self.under_way || t.next == current);
+            if quiet && t.claimed.is_empty() {
+                self.touched.remove(&at.0);
+            }
+        }
+        self.classify(at, false);
+    }
+
+    /// Makes a block valid: one that was claimed, or that a crash left behind.
+    pub fn set_valid(&mut self, at: SegNo, offset: u32, now: u64) {
+        let under_way = self.under_way;
+        let touched = self.touch(at);
+        touched.claimed.clear(offset);
+        if under_way {
+            touched.next.set(offset);
+        } else {
+            touched.durable.set(offset);
+        }
+        let mut map = self.current(at);
+        assert!(!map.get(offset), "a block becomes valid once");
+        map.set(offset);
+        self.store(at, map, 1, now);
+    }
+
+    /// Makes a block invalid.
+    ///
+    /// # Errors
+    /// It is not valid: a structure of the volume refers to a block that the table says is free, or
+    /// two structures refer to one block.
+    pub fn clear_valid(&mut self, at: SegNo, offset: u32, now: u64) -> Result<(), DiskError> {
+        let mut map = self.current(at);
+        if !map.get(offset) {
+            return Err(damaged(
+                at,
+                "has a block that is referred to, but not valid",
+            ));
+        }
+        self.touch(at);
+        map.clear(offset);
+        self.store(at, map, -1, now);
+        Ok(())
+    }
+
+    fn store(&mut self, at: SegNo, map: Map, change: i64, now: u64) {
+        let segment = &mut self.segments[at.0 as usize];
+        let before = u64::from(segment.valid);
+        segment.mtime = if segment.mtime == 0 {
+            now
+        } else {
+            (segment.mtime.saturating_mul(before).saturating_add(now)) / (before + 1)
+        };
+        self.oldest = self.oldest.min(segment.mtime);
+        let after = before.saturating_add_signed(change);
+        segment.valid = after as u16;
+        segment.map = match after {
+            0 => None,
+            _ if after == u64::from(SEGMENT_BLOCKS) => None,
+            _ => match segment.map.take() {
+                Some(mut old) => {
+                    *old = map;
+                    Some(old)
+                }
+                None => Some(Box::new(map)),
+            },
+        };
+        let kind = segment.kind;
+        let total = self.valid_of(kind);
+        *total = total.saturating_add_signed(change);
+        self.changed.insert(at.0);
+        let open = self.state(at) == State::Open;
+        self.classify(at, open);
+    }
+
+    /// Opens a segment for a log of this type.
+    pub fn open(&mut self, at: SegNo, kind: LogType) {
+        assert!(self.state(at) != State::Open, "a segment has one log");
+        let old = self.kind(at);
+        if old != kind {
+            let valid = u64::from(self.segments[at.0 as usize].valid);
+            if self.state(at) == State::Dirty {
+                self.dirty[old.index()].put(at.0, false);
+            }
+            *self.valid_of(old) -= valid;
+            *self.valid_of(kind) += valid;
+            self.segments[at.0 as usize].kind = kind;
+            if self.state(at) == State::Dirty {
+                self.dirty[kind.index()].put(at.0, true);
+            }
+            self.changed.insert(at.0);
+        }
+        self.classify(at, true);
+    }
+
+    /// Ends a log's use of a segment.
+    pub fn close(&mut self, at: SegNo) {
+        assert!(self.state(at) == State::Open);
+        self.segments[at.0 as usize].state = State::Free;
+        self.by_state[State::Open as usize] -= 1;
+        self.by_state[State::Free as usize] += 1;
+        self.use_section(at, false);
+        self.settle(at);
+    }
+
+    /// Says what kind of blocks a segment without valid ones is going to hold.
+    pub fn set_kind_of_empty(&mut self, at: SegNo, kind: LogType) {
+        assert!(self.valid(at) == 0);
+        self.segments[at.0 as usize].kind = kind;
+    }
+
+    fn use_section(&mut self, at: SegNo, used: bool) {
+        let section = self.section_of(at);
+        let count = &mut self.used[section as usize];
+        *count = if used { *count + 1 } else { *count - 1 };
+        if section < self.sections {
+            self.free_sections.put(section, *count == 0);
+        }
+    }
+
+    /// Finds out what a segment is; `open`: a log is in it from now on.
+    fn classify(&mut self, at: SegNo, open: bool) {
+        let segment = &self.segments[at.0 as usize];
+        let (old, kind) = (segment.state, segment.kind);
+        let new = if open || old == State::Open {
+            State::Open
+        } else if segment.valid == 0 {
+            match self.touched.contains_key(&at.0) && !self.busy(at).is_empty() {
+                true => State::Held,
+                false => State::Free,
+            }
+        } else if u32::from(segment.valid) == SEGMENT_BLOCKS {
+            State::Full
+        } else {
+            State::Dirty
+        };
+        if old == new {
+            return;
+        }
+        if old == State::Dirty {
+            self.dirty[kind.index()].put(at.0, false);
+        }
+        if new == State::Dirty {
+            self.dirty[kind.index()].put(at.0, true);
+        }
+        if (old == State::Free) != (new == State::Free) {
+            self.use_section(at, new != State::Free);
+        }
+        self.by_state[old as usize] -= 1;
+        self.by_state[new as usize] += 1;
+        self.segments[at.0 as usize].state = new;
+    }
+
+    /// A segment's entry as it is now.
+    pub fn entry(&self, at: SegNo) -> SitEntry {
+        let segment = &self.segments[at.0 as usize];
+        let map: [u8; MAP_SIZE] = self.current(at).to_disk();
+        SitEntry {
+            kind: segment.kind,
+            valid: segment.valid,
+            map,
+            mtime: segment.mtime,
+        }
+    }
+
+    /// A checkpoint begins: what is valid now is what it will refer to. Returns the segments whose
+    /// entries it has to write.
+    pub fn begin_checkpoint(&mut self) -> BTreeSet<u32> {
+        assert!(!self.under_way, "one checkpoint at a time");
+        self.under_way = true;
+        let touched: Vec<u32> = self.touched.keys().copied().collect();
+        for n in touched {
+            let current = self.current(SegNo(n));
+            self.touch(SegNo(n)).next = current;
+        }
+        std::mem::take(&mut self.changed)
+    }
+
+    /// The checkpoint is durable. Returns the blocks it made writable, by segment.
+    pub fn end_checkpoint(&mut self) -> Vec<(SegNo, Map)> {
+        assert!(self.under_way, "a checkpoint was begun");
+        self.under_way = false;
+        let touched: Vec<u32> = self.touched.keys().copied().collect();
+        let mut freed = Vec::new();
+        for n in touched {
+            let t = self.touch(SegNo(n));
+            let before = t.durable;
+            t.durable = t.next;
+            self.settle(SegNo(n));
+            let blocks = before.without(self.busy(SegNo(n)));
+            if !blocks.is_empty() {
+                freed.push((SegNo(n), blocks));
+            }
+        }
+        freed
+    }
+
+    /// The checkpoint failed: both it and the one before may be the volume's state.
+    pub fn abandon_checkpoint(&mut self, entries: &BTreeSet<u32>) {
+        assert!(self.under_way, "a checkpoint was begun");
+        self.under_way = false;
+        for t in self.touched.values_mut() {
+            t.durable = t.durable.or(t.next);
+        }
+        self.changed.extend(entries);
+    }
+
+    /// Asserts everything that is always true of the table.
+    pub fn check(&self) {
+        let mut by_state = [0; STATES];
+        let mut dirty: [u32; 6] = [0; 6];
+        let mut used = vec![0; self.used.len()];
+        let mut totals = (0, 0);
+        for n in 0..self.len() {
+            let at = SegNo(n);
+            let segment = &self.segments[n as usize];
+            let valid = self.current(at).count();
+            assert_eq!(
+                valid,
+                u32::from(segment.valid),
+                "segment {n}: count and map"
+            );
+            let partly = valid > 0 && valid < SEGMENT_BLOCKS;
+            assert_eq!(segment.map.is_some(), partly, "segment {n}: map kept");
+            by_state[segment.state as usize] += 1;
+            let expected = match valid {
+                _ if segment.state == State::Open => State::Open,
+                0 if self.busy(at).is_empty() => State::Free,
+                0 => State::Held,
+                SEGMENT_BLOCKS => State::Full,
+                _ => State::Dirty,
+            };
+            assert_eq!(segment.state, expected, "segment {n}");
+            for kind in LogType::ALL {
+                let listed = self.dirty[kind.index()].get(n);
+                let is = segment.state == State::Dirty && segment.kind == kind;
+                assert_eq!(listed, is, "segment {n} in the list of {kind:?}");
+                dirty[kind.index()] += u32::from(is);
+            }
+            used[self.section_of(at) as usize] += u32::from(segment.state != State::Free);
+            let total = if segment.kind.is_node() {
+                &mut totals.1
+            } else {
+                &mut totals.0
+            };
+            *total += u64::from(valid);
+            if let Some(t) = self.touched.get(&n) {
+                let clash = t.claimed.and(self.current(at).or(t.durable));
+                assert!(clash.is_empty(), "segment {n}: claimed and in use");
+            }
+        }
+        assert_eq!(by_state, self.by_state);
+        assert_eq!(
+            by_state.iter().sum::<u32>(),
+            self.len(),
+            "each has one state"
+        );
+        assert_eq!(dirty, LogType::ALL.map(|kind| self.dirty(kind).count()));
+        assert_eq!(used, self.used);
+        assert_eq!(totals, self.totals());
+        for section in 0..self.sections {
+            let free = used[section as usize] == 0;
+            assert_eq!(self.free_sections.get(section), free, "section {section}");
+        }
+    }
+}

@@ -1,0 +1,571 @@
+//! Segments beside a model that knows every block.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_block::{MemDevice, Queue, QueueOptions};
+use steadfs_rt::Random;
+
+use super::*;
+use crate::checkpoint;
+use crate::disk::checkpoint::CpFlags;
+use crate::disk::{BLOCK_SIZE, Checkpoint};
+use crate::format::{FormatOptions, image};
+
+fn tag() -> IoTag {
+    IoTag::default()
+}
+
+/// A volume of which only segments are used, with a checkpoint writer of the least kind.
+struct Volume {
+    device: Arc<MemDevice>,
+    queue: Queue,
+    layout: Layout,
+    checkpoint: Checkpoint,
+    pack: u32,
+    segments: Segments,
+}
+
+impl Volume {
+    fn new(size: u64, per_section: u32) -> Self {
+        let opts = FormatOptions {
+            segments_per_section: per_section,
+            ..FormatOptions::default()
+        };
+        Self::open(image(size, &opts).unwrap())
+    }
+
+    fn open(device: Arc<MemDevice>) -> Self {
+        let queue = Queue::new(device.clone(), QueueOptions::default());
+        let superblock = crate::read_superblock(&queue).unwrap();
+        let layout = superblock.layout().clone();
+        let current = checkpoint::load(&queue, &layout).unwrap();
+        let (cp, journal) = (&current.checkpoint, &current.sit_journal);
+        let segments = Segments::load(&layout, cp, current.pack, journal, &queue, tag()).unwrap();
+        segments.check();
+        Self {
+            device,
+            queue,
+            layout,
+            checkpoint: current.checkpoint,
+            pack: current.pack,
+            segments,
+        }
+    }
+
+    fn write(&self, at: BlockAddr, bytes: &[u8]) {
+        self.device
+            .write(u64::from(at.0) * BLOCK_SIZE as u64, bytes);
+    }
+
+    /// Writes a pack for the snapshot. The node address table stays as it is.
+    fn write_pack(&mut self, snapshot: &mut SegmentSnapshot, unmount: bool) {
+        let layout = self.layout.clone();
+        snapshot
+            .complete(&layout, &self.queue, unmount, tag())
+            .unwrap();
+        for (at, buf) in snapshot.sit_writes() {
+            self.write(*at, buf);
+        }
+        for (at, buf) in snapshot.summary_writes(&layout) {
+            self.write(at, &buf);
+        }
+        let data = snapshot.data_summaries([0; 507]);
+        let mut blocks = data.blocks;
+        let mut flags = CpFlags::default();
+        if data.compacted {
+            flags = flags.union(CpFlags::COMPACT_SUMMARIES);
+        }
+        if unmount {
+            flags = flags.union(CpFlags::UNMOUNT);
+            blocks.extend(snapshot.node_summaries());
+        }
+        let start_sum = 1 + layout.cp_payload;
+        let checkpoint = Checkpoint {
+            version: self.checkpoint.version + 1,
+            logs: snapshot.logs,
+            flags,
+            start_sum,
+            pack_blocks: start_sum + blocks.len() as u32 + 1,
+            free_segments: snapshot.free_segments,
+            valid_blocks: snapshot.valid.0 + snapshot.valid.1,
+            valid_nodes: snapshot.valid.1 as u32,
+            valid_inodes: 0,
+            elapsed: snapshot.elapsed,
+            sit_bitmap: snapshot.sit_bitmap.clone(),
+            ..self.checkpoint.clone()
+        };
+        self.checkpoint = checkpoint;
+        self.pack = 1 - self.pack;
+        let start = layout.pack_start(self.pack);
+        let head = self.checkpoint.encode(&layout).unwrap();
+        self.write(start, &head);
+        for (n, block) in (start_sum..).zip(&blocks) {
+            self.write(start.plus(n), block);
+        }
+        let last = start.plus(self.checkpoint.pack_blocks - 1);
+        self.write(last, &head[..BLOCK_SIZE]);
+        let again = Checkpoint::parse(&layout, &head);
+        assert_eq!(again.as_ref(), Ok(&self.checkpoint));
+    }
+
+    fn checkpoint(&mut self, unmount: bool) {
+        let mut snapshot = self.segments.snapshot();
+        self.write_pack(&mut snapshot, unmount);
+        self.segments.committed(&snapshot);
+        self.segments.check();
+    }
+}
+
+/// What each block holds, and what must not be lost.
+#[derive(Default)]
+struct Model {
+    valid: BTreeMap<u32, (Owner, bool)>,
+    claimed: BTreeSet<u32>,
+    /// What the durable checkpoint refers to, and what became valid since.
+    durable: BTreeSet<u32>,
+    next: Option<BTreeSet<u32>>,
+}
+
+impl Model {
+    fn may_be_written(&self, addr: BlockAddr) {
+        let n = addr.0;
+        assert!(!self.valid.contains_key(&n), "{n} is valid");
+        assert!(!self.claimed.contains(&n), "{n} is claimed");
+        assert!(
+            !self.durable.contains(&n),
+            "{n} is what a crash brings back"
+        );
+        let next = self.next.as_ref();
+        assert!(
+            !next.is_some_and(|next| next.contains(&n)),
+            "{n} is in the next"
+        );
+    }
+
+    fn named(&mut self, addr: BlockAddr, owner: Owner, node: bool) {
+        self.valid.insert(addr.0, (owner, node));
+        self.next
+            .as_mut()
+            .unwrap_or(&mut self.durable)
+            .insert(addr.0);
+    }
+
+    fn begin(&mut self) {
+        self.next = Some(self.valid.keys().copied().collect());
+    }
+
+    fn commit(&mut self) {
+        self.durable = self.next.take().unwrap();
+    }
+}
+
+/// Random operations; `fill`: how much of the volume users may have, in 1024ths.
+struct RandomRun {
+    volume: Volume,
+    model: Model,
+    random: Random,
+    limit: usize,
+}
+
+impl RandomRun {
+    fn new(size: u64, per_section: u32, seed: u64) -> Self {
+        let volume = Volume::new(size, per_section);
+        let mut model = Model::default();
+        for n in 0..volume.layout.main_blocks() {
+            let addr = volume.layout.block_in(SegNo(0), 0).plus(n);
+            if volume.segments.is_valid(addr) {
+                model.durable.insert(addr.0);
+            }
+        }
+        let reserved = model.durable.len();
+        let limit = volume.checkpoint.user_blocks as usize - reserved;
+        Self {
+            volume,
+            model,
+            random: Random::new(seed),
+            limit,
+        }
+    }
+
+    fn any_valid(&mut self) -> Option<BlockAddr> {
+        let len = self.model.valid.len();
+        let from = self.volume.layout.main_start;
+        let at = from + self.random.below(self.volume.layout.main_blocks() as usize) as u32;
+        let found = self.model.valid.range(at..).next();
+        let found = found.or_else(|| self.model.valid.iter().next());
+        (len > 0).then(|| BlockAddr(*found.unwrap().0))
+    }
+
+    fn used(&self) -> usize {
+        self.model.valid.len() + self.model.claimed.len()
+    }
+
+    fn owner(&mut self) -> Owner {
+        Owner {
+            nid: Nid(4 + self.random.below(1000) as u32),
+            version: self.random.below(4) as u8,
+            slot: self.random.below(900) as u16,
+        }
+    }
+
+    fn data(&mut self) {
+        let kinds = [LogType::HotData, LogType::WarmData, LogType::ColdData];
+        let log = kinds[self.random.below(3)];
+        let want = 1 + self.random.below(60) as u32;
+        if self.used() + want as usize > self.limit {
+            return;
+        }
+        let purpose = [Purpose::User, Purpose::Reserved][self.random.below(2)];
+        let Ok(run) = self.volume.segments.claim(log, want, purpose) else {
+            return;
+        };
+        for addr in run.blocks() {
+            self.model.may_be_written(addr);
+            self.model.claimed.insert(addr.0);
+        }
+        if self.random.chance(100) {
+            // Left for a while: a write that takes long.
+            return;
+        }
+        for addr in run.blocks() {
+            self.end_claim(addr);
+        }
+    }
+
+    fn end_claim(&mut self, addr: BlockAddr) {
+        assert!(self.model.claimed.remove(&addr.0));
+        if self.random.chance(60) {
+            self.volume.segments.release(Run {
+                start: addr,
+                len: 1,
+            });
+        } else {
+            let owner = self.owner();
+            self.volume.segments.name(addr, owner);
+            self.model.named(addr, owner, false);
+        }
+    }
+
+    fn node(&mut self) {
+        let kinds = [LogType::HotNode, LogType::WarmNode, LogType::ColdNode];
+        let log = kinds[self.random.below(3)];
+        if self.used() >= self.limit {
+            return;
+        }
+        let nid = Nid(4 + self.random.below(1000) as u32);
+        let Ok(placed) = self.volume.segments.place_node(log, nid) else {
+            return;
+        };
+        self.model.may_be_written(placed.addr);
+        let (version, slot) = (0, 0);
+        self.model
+            .named(placed.addr, Owner { nid, version, slot }, true);
+        self.model.may_be_written(placed.next);
+    }
+
+    fn step(&mut self) {
+        match self.random.below(100) {
+            0..40 => self.data(),
+            40..60 => self.node(),
+            60..64 => {
+                let claimed: Vec<u32> = self.model.claimed.iter().copied().collect();
+                for addr in claimed {
+                    self.end_claim(BlockAddr(addr));
+                }
+            }
+            64..97 => {
+                for _ in 0..self.random.below(24) {
+                    if let Some(addr) = self.any_valid() {
+                        self.volume.segments.invalidate(addr).unwrap();
+                        self.model.valid.remove(&addr.0);
+                        assert!(self.volume.segments.invalidate(addr).is_err());
+                    }
+                }
+            }
+            _ => self.checkpoint(),
+        }
+    }
+
+    /// A checkpoint with operations between its snapshot and its end.
+    fn checkpoint(&mut self) {
+        let mut snapshot = self.volume.segments.snapshot();
+        self.model.begin();
+        let expected = self.model.valid.clone();
+        for _ in 0..self.random.below(20) {
+            match self.random.below(3) {
+                0 => self.data(),
+                1 => self.node(),
+                _ => {
+                    if let Some(addr) = self.any_valid() {
+                        self.volume.segments.invalidate(addr).unwrap();
+                        self.model.valid.remove(&addr.0);
+                    }
+                }
+            }
+            self.volume.segments.check();
+        }
+        let unmount = self.random.chance(512);
+        self.write_nodes(&expected);
+        self.volume.write_pack(&mut snapshot, unmount);
+        self.volume.segments.committed(&snapshot);
+        self.model.commit();
+        self.volume.segments.check();
+        self.compare(&expected);
+    }
+
+    /// Nodes that say who they are: mounts read them where a pack has no summaries of them.
+    fn write_nodes(&self, expected: &BTreeMap<u32, (Owner, bool)>) {
+        for (addr, (owner, node)) in expected {
+            if *node {
+                let mut block = vec![0; BLOCK_SIZE];
+                block[BLOCK_SIZE - 24..BLOCK_SIZE - 20].copy_from_slice(&owner.nid.0.to_le_bytes());
+                self.volume.write(BlockAddr(*addr), &block);
+            }
+        }
+    }
+
+    /// A mount finds what the snapshot saw.
+    fn compare(&mut self, expected: &BTreeMap<u32, (Owner, bool)>) {
+        let found = Volume::open(Arc::clone(&self.volume.device));
+        let layout = &found.layout;
+        let mut inner = found.segments.inner.lock();
+        let mut valid = 0;
+        for n in 0..layout.main_segments {
+            let at = SegNo(n);
+            let map = inner.logs.table.current(at);
+            if map.is_empty() {
+                continue;
+            }
+            let kind = inner.logs.table.kind(at);
+            let mut edit = inner.logs.known_summary(at, kind);
+            if !edit.missing(map).is_empty() {
+                let bytes = checkpoint::read_blocks(&found.queue, layout.summary_block(at), 1);
+                let block = crate::disk::summary::SummaryBlock::parse(&bytes.unwrap()).unwrap();
+                edit.learn(&block);
+            }
+            for offset in map.ones() {
+                let addr = layout.block_in(at, offset);
+                let Some((owner, node)) = expected.get(&addr.0) else {
+                    continue;
+                };
+                valid += 1;
+                assert_eq!(*node, kind.is_node());
+                assert_eq!(edit.get(offset), Some(*owner), "{addr}");
+            }
+        }
+        for addr in expected.keys() {
+            let (at, offset) = layout.place(BlockAddr(*addr)).unwrap();
+            let map = inner.logs.table.current(at);
+            assert!(
+                map.get(offset),
+                "{at}/{offset} is not valid: {}",
+                map.count()
+            );
+        }
+        assert_eq!(valid, expected.len());
+        let logs = &mut inner.logs;
+        for kind in LogType::ALL {
+            assert_eq!(logs.open_log(kind), found.checkpoint.log(kind));
+        }
+    }
+}
+
+fn long() -> usize {
+    let steps = std::env::var("STEADFS_SEGMENT_STEPS").ok();
+    steps.and_then(|n| n.parse().ok()).unwrap_or(1500)
+}
+
+fn random_run(size: u64, per_section: u32, seed: u64, force: bool) {
+    let mut run = RandomRun::new(size, per_section, seed);
+    run.volume.segments.set_policy(|p| {
+        p.force_holes = force;
+        p.max_search = 20;
+    });
+    for _ in 0..long() {
+        run.step();
+        run.volume.segments.check();
+    }
+    let usage = run.volume.segments.usage();
+    assert!(usage.log_blocks > 0);
+    if force {
+        assert!(usage.hole_blocks > 0, "{usage:?}");
+    }
+}
+
+#[test]
+fn random_operations() {
+    for seed in 0..3 {
+        random_run(192 << 20, 1, seed, false);
+        random_run(192 << 20, 1, seed, true);
+        random_run(384 << 20, 2, seed, seed == 1);
+    }
+}
+
+#[test]
+fn a_full_volume_keeps_places_for_nodes() {
+    let mut volume = Volume::new(128 << 20, 1);
+    volume.segments.set_policy(|p| p.max_search = u32::MAX);
+    let owner = Owner {
+        nid: Nid(4),
+        version: 0,
+        slot: 0,
+    };
+    let mut claimed = Vec::new();
+    while let Ok(run) = volume.segments.claim(LogType::WarmData, 512, Purpose::User) {
+        claimed.extend(run.blocks());
+    }
+    let counts = volume.segments.counts();
+    assert_eq!(
+        counts.free_sections,
+        volume.segments.policy().reserved_sections
+    );
+    volume.segments.check();
+    for addr in &claimed {
+        volume.segments.name(*addr, owner);
+    }
+    // Nodes still go on, up to the last segment, and then the logs still have their place.
+    let mut nodes = 0;
+    while volume
+        .segments
+        .place_node(LogType::WarmNode, Nid(5))
+        .is_ok()
+    {
+        nodes += 1;
+    }
+    assert!(nodes >= 512 * counts.free_sections);
+    assert_eq!(volume.segments.free_sections(), 0);
+    volume.segments.check();
+    // What was written since the last checkpoint is needed until the next.
+    for addr in &claimed {
+        volume.segments.invalidate(*addr).unwrap();
+    }
+    let held = volume.segments.counts();
+    assert_eq!(held.free_sections, 0);
+    assert!(held.held > 0);
+    volume.checkpoint(false);
+    let freed = volume.segments.counts();
+    assert_eq!((freed.held, freed.free), (0, held.held));
+}
+
+#[test]
+fn holes_are_filled_when_there_is_no_free_section() {
+    let mut volume = Volume::new(128 << 20, 1);
+    let owner = Owner {
+        nid: Nid(4),
+        version: 0,
+        slot: 0,
+    };
+    let mut named = Vec::new();
+    while let Ok(run) = volume.segments.claim(LogType::WarmData, 512, Purpose::User) {
+        for addr in run.blocks() {
+            volume.segments.name(addr, owner);
+            named.push(addr);
+        }
+    }
+    for addr in named.iter().step_by(3) {
+        volume.segments.invalidate(*addr).unwrap();
+    }
+    // Not before a checkpoint without them.
+    let early = volume.segments.claim(LogType::WarmData, 1, Purpose::User);
+    assert_eq!(early, Err(FsError::NoSpace));
+    volume.checkpoint(true);
+    let mut filled = BTreeSet::new();
+    while filled.len() < 3000 {
+        let run = volume.segments.claim(LogType::WarmData, 9, Purpose::User);
+        let run = run.unwrap();
+        assert_eq!(run.len, 1, "every third block");
+        volume.segments.name(run.start, owner);
+        assert!(filled.insert(run.start.0));
+        volume.segments.check();
+    }
+    assert!(volume.segments.usage().hole_segments > 0);
+    let again = Volume::open(Arc::clone(&volume.device));
+    assert!(
+        filled
+            .iter()
+            .all(|n| !again.segments.is_valid(BlockAddr(*n)))
+    );
+    volume.checkpoint(false);
+    let again = Volume::open(Arc::clone(&volume.device));
+    assert!(
+        filled
+            .iter()
+            .all(|n| again.segments.is_valid(BlockAddr(*n)))
+    );
+    let log = again.checkpoint.log(LogType::WarmData);
+    assert_eq!(log.alloc, crate::disk::checkpoint::ALLOC_HOLES);
+}
+
+#[test]
+fn recovery_steps_over_what_it_needs() {
+    let volume = Volume::new(128 << 20, 1);
+    let log = volume.checkpoint.log(LogType::WarmNode);
+    let start = volume.layout.block_in(log.segment, log.offset.into());
+    let owner = Owner {
+        nid: Nid(7),
+        version: 1,
+        slot: 2,
+    };
+    // A chain of nodes from the log's place on, with a gap, and data in a segment that was free.
+    let nodes = [start, start.plus(1), start.plus(3)];
+    let data = volume.layout.block_in(SegNo(30), 5);
+    for addr in nodes.into_iter().chain([data]) {
+        assert_eq!(volume.segments.keep(addr), Ok(true));
+        assert_eq!(volume.segments.keep(addr), Ok(false));
+        volume.segments.check();
+    }
+    assert!(volume.segments.keep(BlockAddr(1)).is_err());
+    let placed = volume.segments.place_node(LogType::WarmNode, Nid(5));
+    let placed = placed.unwrap();
+    assert_eq!((placed.addr, placed.next), (start.plus(2), start.plus(4)));
+    volume
+        .segments
+        .adopt(data, owner, LogType::WarmData)
+        .unwrap();
+    assert!(
+        volume
+            .segments
+            .adopt(data, owner, LogType::WarmData)
+            .is_err()
+    );
+    let other = volume.layout.block_in(SegNo(30), 6);
+    volume.segments.keep(other).unwrap();
+    let node = volume.segments.adopt(other, owner, LogType::HotNode);
+    assert!(node.is_err(), "a node among data");
+    volume.segments.check();
+    let owners = volume.segments.owners(SegNo(30), &volume.queue, tag());
+    assert_eq!(owners, Ok(vec![(5, owner)]));
+    for addr in nodes {
+        let len = 1;
+        volume.segments.release(Run { start: addr, len });
+    }
+    volume.segments.check();
+}
+
+#[test]
+fn tables_that_contradict_themselves_are_refused() {
+    let volume = Volume::new(128 << 20, 1);
+    let current = checkpoint::load(&volume.queue, &volume.layout).unwrap();
+    let try_with = |change: &dyn Fn(&mut Checkpoint)| {
+        let mut cp = current.checkpoint.clone();
+        change(&mut cp);
+        let (layout, queue) = (&volume.layout, &volume.queue);
+        let loaded = Segments::load(layout, &cp, 0, &current.sit_journal, queue, tag());
+        loaded.err()
+    };
+    assert_eq!(try_with(&|_| ()), None);
+    let bad: [&dyn Fn(&mut Checkpoint); 6] = [
+        &|cp| cp.valid_nodes += 1,
+        &|cp| cp.valid_blocks = 0,
+        &|cp| cp.logs[1].segment = cp.logs[0].segment,
+        &|cp| cp.logs[1].alloc = 2,
+        &|cp| cp.logs[3].offset = 0,
+        &|cp| cp.logs[0].segment = cp.logs[3].segment,
+    ];
+    for (n, change) in bad.into_iter().enumerate() {
+        let error = try_with(change);
+        assert!(matches!(error, Some(FsError::Corrupt(_))), "{n}: {error:?}");
+    }
+}

@@ -1,0 +1,238 @@
+//! Choosing a segment to clean, or to fill: a pure function of bitmaps, costs and a cursor.
+//!
+//! A scan goes over the candidates from the cursor on, wraps around once, and ends when `limit`
+//! candidates were looked at; the cheapest one wins, the first one found among equals. The cursor
+//! then stands behind the last one looked at, so a small limit is a moving window. Costs are the
+//! caller's (`None`: this one may not be taken).
+
+use crate::segment::map::BitSet;
+
+/// Which rules the scan follows where they differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rules {
+    /// Of Linux 3.11 (before `max_victim_search`): candidates that cannot be taken do not count
+    /// towards the limit, of which one more is looked at; the cursor stays on the last one.
+    Linux2013,
+    /// Of Linux 6.18: every candidate counts.
+    Linux618,
+}
+
+/// What to scan.
+#[derive(Clone, Copy, Debug)]
+pub struct Scan<'a> {
+    /// Candidates.
+    pub candidates: &'a BitSet,
+    /// Numbers below this exist.
+    pub total: u32,
+    /// Step from one candidate to the next: 1, or the segments of a section, of which then the
+    /// first set one stands for all.
+    pub unit: u32,
+    /// Where the last scan of this kind ended.
+    pub cursor: u32,
+    /// Whether this scan begins there, or at 0.
+    pub from_cursor: bool,
+    /// So many candidates are looked at; `None`: all.
+    pub limit: Option<u32>,
+    /// Rules.
+    pub rules: Rules,
+}
+
+/// What a scan found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The cheapest candidate and its cost.
+    pub victim: Option<(u32, u64)>,
+    /// Where the next scan of this kind begins.
+    pub cursor: u32,
+    /// Candidates looked at.
+    pub looked_at: u32,
+}
+
+/// Scans for the candidate that costs least.
+pub fn scan(scan: Scan<'_>, mut cost: impl FnMut(u32) -> Option<u64>) -> Found {
+    assert!(scan.unit > 0 && scan.total > 0);
+    let start = scan.cursor;
+    let mut found = Found {
+        victim: None,
+        cursor: start,
+        looked_at: 0,
+    };
+    if scan.limit == Some(0) {
+        return found;
+    }
+    let mut at = if scan.from_cursor { start } else { 0 };
+    let mut end = scan.total;
+    loop {
+        let Some(candidate) = scan.candidates.next(at, end) else {
+            if found.cursor == 0 {
+                return found;
+            }
+            // Once around: what lies before the cursor.
+            (at, end, found.cursor) = match scan.rules {
+                Rules::Linux2013 => (0, scan.total, 0),
+                Rules::Linux618 => (0, found.cursor, 0),
+            };
+            continue;
+        };
+        at = match scan.rules {
+            Rules::Linux2013 => candidate - candidate % scan.unit + scan.unit,
+            Rules::Linux618 => candidate + scan.unit,
+        };
+        let cost = cost(candidate);
+        if let Some(cost) = cost
+            && found.victim.is_none_or(|(_, least)| cost < least)
+        {
+            found.victim = Some((candidate, cost));
+        }
+        match scan.rules {
+            Rules::Linux2013 => {
+                if cost.is_none() {
+                    continue;
+                }
+                found.looked_at += 1;
+                if scan.limit.is_some_and(|limit| found.looked_at > limit) {
+                    found.cursor = candidate;
+                    return found;
+                }
+            }
+            Rules::Linux618 => {
+                found.looked_at += 1;
+                if scan.limit.is_some_and(|limit| found.looked_at >= limit) {
+                    let wrapped = found.cursor == 0 && candidate <= start;
+                    let last = if wrapped { start } else { candidate };
+                    found.cursor = (last + scan.unit) % scan.total;
+                    return found;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use steadfs_rt::Random;
+
+    /// The same by listing what is looked at, in order, and then taking the first of the cheapest.
+    fn model(scan: Scan<'_>, costs: &[Option<u64>]) -> Found {
+        let unit = scan.unit;
+        let listed = |from: u32, to: u32| {
+            let mut list = Vec::new();
+            let mut at = from;
+            while at < to {
+                if scan.candidates.get(at) {
+                    list.push(at);
+                    at = match scan.rules {
+                        Rules::Linux2013 => (at / unit + 1) * unit,
+                        Rules::Linux618 => at + unit,
+                    };
+                } else {
+                    at += 1;
+                }
+            }
+            list
+        };
+        let first = if scan.from_cursor { scan.cursor } else { 0 };
+        let mut order = listed(first, scan.total);
+        let before_wrap = order.len();
+        if scan.cursor > 0 {
+            order.extend(match scan.rules {
+                Rules::Linux2013 => listed(0, scan.total),
+                Rules::Linux618 => listed(0, scan.cursor),
+            });
+        }
+        let counts = |n: &u32| scan.rules == Rules::Linux618 || costs[*n as usize].is_some();
+        let limit = scan.limit.map(|limit| match scan.rules {
+            Rules::Linux2013 if limit > 0 => limit as usize + 1,
+            _ => limit as usize,
+        });
+        let mut looked_at = 0;
+        let mut seen = Vec::new();
+        let mut stopped = None;
+        for (i, n) in order.iter().enumerate() {
+            if limit == Some(0) {
+                break;
+            }
+            seen.push(*n);
+            looked_at += u32::from(counts(n));
+            if counts(n) && Some(looked_at as usize) == limit {
+                stopped = Some((i, *n));
+                break;
+            }
+        }
+        let victim = seen
+            .iter()
+            .filter_map(|n| costs[*n as usize].map(|cost| (*n, cost)))
+            .reduce(|a, b| if b.1 < a.1 { b } else { a });
+        let cursor = match (stopped, scan.rules) {
+            (None, _) if limit == Some(0) => scan.cursor,
+            (None, _) => 0,
+            (Some((_, n)), Rules::Linux2013) => n,
+            (Some((i, n)), Rules::Linux618) => {
+                let wrapped = scan.cursor > 0 && i >= before_wrap;
+                let no_cursor = scan.cursor == 0 && n == 0;
+                let last = if wrapped || no_cursor { scan.cursor } else { n };
+                (last + unit) % scan.total
+            }
+        };
+        Found {
+            victim,
+            cursor,
+            looked_at,
+        }
+    }
+
+    #[test]
+    fn agrees_with_the_model() {
+        let mut random = Random::new(3);
+        for _ in 0..20_000 {
+            let unit = [1, 1, 4][random.below(3)];
+            let total = (1 + random.below(40) as u32) * unit;
+            let mut candidates = BitSet::new(total);
+            let mut costs = vec![None; total as usize];
+            for n in (0..total).step_by(unit as usize) {
+                candidates.put(n, random.chance(500));
+                costs[n as usize] = random.chance(800).then(|| random.below(6) as u64);
+            }
+            let scan_of = Scan {
+                candidates: &candidates,
+                total,
+                unit,
+                cursor: random.below((total / unit) as usize) as u32 * unit,
+                from_cursor: random.chance(700),
+                limit: random.chance(700).then(|| random.below(12) as u32),
+                rules: [Rules::Linux2013, Rules::Linux618][random.below(2)],
+            };
+            let found = scan(scan_of, |n| costs[n as usize]);
+            assert_eq!(found, model(scan_of, &costs), "{scan_of:?} {costs:?}");
+        }
+    }
+
+    #[test]
+    fn a_small_limit_is_a_moving_window() {
+        let mut candidates = BitSet::new(100);
+        for n in 0..100 {
+            candidates.put(n, true);
+        }
+        let mut cursor = 0;
+        let mut victims = Vec::new();
+        for _ in 0..5 {
+            let found = scan(
+                Scan {
+                    candidates: &candidates,
+                    total: 100,
+                    unit: 1,
+                    cursor,
+                    from_cursor: true,
+                    limit: Some(30),
+                    rules: Rules::Linux618,
+                },
+                |n| Some(u64::from(100 - n)),
+            );
+            cursor = found.cursor;
+            victims.push(found.victim.unwrap().0);
+        }
+        // A scan that wrapped around moves the cursor by one only, as in Linux.
+        assert_eq!((victims, cursor), (vec![29, 59, 89, 99, 99], 92));
+    }
+}
