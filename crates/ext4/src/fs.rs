@@ -151,7 +151,8 @@ impl Ext4 {
         let data = buf.data();
         let slot = &data[at..at + usize::from(self.geo.inode_size)];
         let raw = disk::Inode::decode(&self.geo, slot)?;
-        if raw.mode == 0 || (raw.links == 0 && raw.dtime != 0 && !self.orphans.cleaning()) {
+        // What has lost its last name stays in memory as long as anybody wants it.
+        if raw.mode == 0 || (raw.links == 0 && !self.orphans.cleaning()) {
             return Err(FsError::Stale);
         }
         let core = disk::Inode::parse(&self.geo, ino, slot)?;

@@ -54,6 +54,34 @@ pub fn map(queue: &Queue, sb: &Superblock, ino: Ino) -> Result<JournalMap> {
     JournalMap::new(runs).map_err(journal_error)
 }
 
+/// Refuses a journal that lies on a group's own metadata: replay would begin with what is not a log,
+/// and what is logged later would destroy it. Descriptors that cannot be believed are left out, for
+/// replay may mend them.
+pub fn check_apart(queue: &Queue, sb: &Superblock, map: &JournalMap) -> Result<()> {
+    let geo = sb.geometry();
+    let reader = Reader { queue, geo };
+    let mut table: Option<(u32, Buf)> = None;
+    for group in geo.groups() {
+        let (n, at) = geo.desc_slot(group);
+        if table.as_ref().is_none_or(|(have, _)| *have != n) {
+            table = Some((n, reader.block(geo.desc_block_at(n))?));
+        }
+        let bytes = &table.as_ref().expect("just set").1;
+        let slot = &bytes[at..at + usize::from(geo.desc_size)];
+        let Ok(desc) = GroupDesc::parse(geo, group, slot) else {
+            continue;
+        };
+        for (start, len) in desc.own_blocks(geo, group) {
+            if map.overlaps(start, len) {
+                return Err(FsError::Corrupt(format!(
+                    "the journal lies on the metadata of group {group}"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
 impl Reader<'_> {
     fn block(&self, block: DevBlock) -> Result<Buf> {
         let size: BlockSize = self.geo.block_size;

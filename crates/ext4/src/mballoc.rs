@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_block::Bio;
 use steadfs_cache::{MetaBuf, MetaCache, MetaMut};
+use steadfs_jbd2::JournalMap;
 use steadfs_rt::{Mutex, MutexGuard, Rank};
 use steadfs_vfs::{FsError, Result};
 
@@ -94,13 +95,15 @@ impl Allocator {
             let data = block.as_ref().expect("just set").1.data();
             let slot = &data[at..at + usize::from(geo.desc_size)];
             let desc = GroupDesc::parse(geo, group, slot)?;
-            zones.add(desc.block_bitmap, 1);
-            zones.add(desc.inode_bitmap, 1);
-            zones.add(desc.inode_table, geo.itable_blocks().into());
-            zones.add(
-                geo.first_block_of(group),
-                geo.overhead(group).total().into(),
-            );
+            let own = desc.own_blocks(geo, group);
+            if own
+                .map(|(start, len)| zones.add(start, len))
+                .contains(&false)
+            {
+                return Err(FsError::Corrupt(format!(
+                    "group {group}: its bitmaps or inode table lie on other metadata"
+                )));
+            }
             totals.free += u64::from(desc.free_clusters);
             totals.free_inodes += u64::from(desc.free_inodes);
             totals.dirs += u64::from(desc.used_dirs);
@@ -126,13 +129,24 @@ impl Allocator {
         })
     }
 
+    /// Keeps the journal's blocks from files as well.
+    pub fn add_journal(&mut self, journal: &JournalMap) -> Result<()> {
+        let mut runs = journal.runs();
+        if runs.all(|(start, len)| self.zones.add(start, len)) {
+            return Ok(());
+        }
+        Err(FsError::Corrupt(
+            "the journal lies on other metadata".to_owned(),
+        ))
+    }
+
     /// First block of a group's inode table.
     pub fn inode_table(&self, group: GroupNo) -> DevBlock {
         self.inode_tables[group.0 as usize]
     }
 
-    /// Whether a run of blocks may belong to a file: inside the volume and apart from every group's
-    /// own metadata.
+    /// Whether a run of blocks may belong to a file: inside the volume and apart from the journal and
+    /// every group's own metadata.
     pub fn may_own(&self, geo: &Geometry, start: DevBlock, len: u64) -> bool {
         geo.is_data_range(start, len) && !self.zones.overlaps(start, len)
     }

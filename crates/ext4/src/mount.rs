@@ -13,12 +13,12 @@ use steadfs_jbd2::{
     Tuning,
 };
 use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
-use steadfs_vfs::{Clock, Cx, Freeing, FsError, Result};
+use steadfs_vfs::{Clock, Cx, FileKind, Freeing, FsError, Result};
 
 use crate::data::along::Along;
-use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
+use crate::disk::{Ino, Superblock};
 use crate::fs::{Ext4, io_error};
 use crate::inode::InodeTable;
 use crate::mballoc::Allocator;
@@ -100,6 +100,7 @@ impl Ext4 {
             superblock_bytes(&queue)?
         };
         let fs = Self::assemble(queue, (sb, seen), overlay, options, sizes)?;
+        fs.check_root()?;
         if !fs.read_only.load(Ordering::Acquire) {
             match fs.begin_service() {
                 Ok(orphans) => report.orphans = orphans,
@@ -126,13 +127,13 @@ impl Ext4 {
             geo.block_size,
             meta_budget,
         ));
-        let alloc = Allocator::load(&geo, &meta, options.discard)?;
+        let mut alloc = Allocator::load(&geo, &meta, options.discard)?;
         alloc.set_stripe(stripe(&sb, &options));
-        let mut overhead = geo.first_data_block.0 + alloc.own_blocks();
         let journaled = !matches!(sb.journal(), JournalPlace::None);
         if journaled && let Ok(map) = journal_map(&queue, &sb) {
-            overhead += u64::from(map.len());
+            alloc.add_journal(&map)?;
         }
+        let overhead = geo.first_data_block.0 + alloc.own_blocks();
         let txns = Txns::new(Arc::clone(&meta), journaled);
         let meta_budget = sizes.metadata;
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
@@ -167,6 +168,18 @@ impl Ext4 {
             data_error: Mutex::new(Rank::Leaf, None),
             unmounted: AtomicBool::new(false),
         }))
+    }
+
+    /// A volume without a tree is of no use, and where its root should be may be something else.
+    fn check_root(&self) -> Result<()> {
+        let bad = |what: &str| Err(FsError::Corrupt(format!("the root directory {what}")));
+        match self.inode(Ino::ROOT, IoTag::default()) {
+            Ok(root) if root.kind() != FileKind::Directory => bad("is none"),
+            Ok(root) if root.size() == 0 => bad("is empty"),
+            Ok(_) => Ok(()),
+            Err(FsError::Stale) => bad("is not in use"),
+            Err(error) => Err(error),
+        }
     }
 
     /// Opens the journal, marks the volume in use, finishes orphans, of which it returns the number,
@@ -470,6 +483,7 @@ pub(crate) fn recover_to_device(
     report: &mut MountReport,
 ) -> Result<()> {
     let map = journal_map(queue, sb)?;
+    crate::journal_inode::check_apart(queue, sb, &map)?;
     recover_journal(queue, sb, &map, Recover::ToDevice, report)?;
     Ok(())
 }
@@ -482,6 +496,7 @@ fn lay_over(
     report: &mut MountReport,
 ) -> Result<Arc<OverlayDevice>> {
     let map = journal_map(queue, sb)?;
+    crate::journal_inode::check_apart(queue, sb, &map)?;
     let overlay = recover_journal(queue, sb, &map, Recover::IntoMemory, report)?;
     let size = sb.geometry().block_size;
     Ok(Arc::new(OverlayDevice::new(device, size, overlay)))

@@ -264,13 +264,13 @@ impl Call<'_> {
     fn readdir(&self, arg: &wire::ReadIn, out: &mut ReplyBuf) -> Outcome {
         let limit = arg.size.min(self.session.config.max_request) as usize;
         let bytes = &mut out.bytes;
-        self.session
-            .fs
-            .readdir(&self.cx, self.ino, arg.offset, &mut |entry| {
-                let kind = entry.kind.map_or(0, dirent_kind);
-                push_dirent(bytes, limit, entry.ino, entry.next, kind, entry.name)
-            })?;
-        Ok(())
+        let fs = &self.session.fs;
+        let read = fs.readdir(&self.cx, self.ino, arg.offset, &mut |entry| {
+            let kind = entry.kind.map_or(0, dirent_kind);
+            push_dirent(bytes, limit, entry.ino, entry.next, kind, entry.name)
+        });
+        // What comes before the damage is told; who asks for more hears of it.
+        if bytes.is_empty() { Ok(read?) } else { Ok(()) }
     }
 
     /// Entries with attributes. The names are gathered first and the inodes looked up afterwards,
@@ -282,7 +282,7 @@ impl Call<'_> {
         names.clear();
         entries.clear();
         let mut room = limit;
-        fs.readdir(&self.cx, self.ino, arg.offset, &mut |entry| {
+        let read = fs.readdir(&self.cx, self.ino, arg.offset, &mut |entry| {
             let size = size_of::<wire::EntryOut>()
                 + wire::padded(size_of::<wire::Dirent>() + entry.name.len());
             if size > room {
@@ -297,7 +297,10 @@ impl Call<'_> {
                 name_end: names.len(),
             });
             true
-        })?;
+        });
+        if entries.is_empty() {
+            return Ok(read?);
+        }
         let mut start = 0;
         for plus in entries.iter() {
             let name = &names[start..plus.name_end];

@@ -105,6 +105,19 @@ impl JournalMap {
         before.is_some_and(|run| block.0 - run.device.0 < u64::from(run.len))
     }
 
+    /// Whether any block of a range of device blocks belongs to the journal.
+    pub fn overlaps(&self, start: DevBlock, len: u64) -> bool {
+        let end = start.0.saturating_add(len);
+        let before = self.by_device.partition_point(|run| run.device.0 < end);
+        let last = before.checked_sub(1).map(|at| &self.by_device[at]);
+        len > 0 && last.is_some_and(|run| run.device.0 + u64::from(run.len) > start.0)
+    }
+
+    /// The journal's runs in its own order: first device block, length in blocks.
+    pub fn runs(&self) -> impl Iterator<Item = (DevBlock, u64)> + '_ {
+        self.runs.iter().map(|run| (run.device, run.len.into()))
+    }
+
     /// The journal's last device block plus one.
     pub(crate) fn device_end(&self) -> DevBlock {
         let last = self.by_device.last().expect("a journal has blocks");
@@ -127,6 +140,11 @@ mod tests {
         assert_eq!(map.locate(15), (DevBlock(57), 1));
         assert!(map.contains(DevBlock(57)) && !map.contains(DevBlock(58)));
         assert_eq!(map.device_end(), DevBlock(108));
+        assert!(map.overlaps(DevBlock(0), 51) && !map.overlaps(DevBlock(0), 50));
+        assert!(map.overlaps(DevBlock(57), 1) && !map.overlaps(DevBlock(58), 42));
+        assert!(!map.overlaps(DevBlock(55), 0) && map.overlaps(DevBlock(107), u64::MAX));
+        let runs: Vec<_> = map.runs().collect();
+        assert_eq!(runs, [(DevBlock(100), 8), (DevBlock(50), 8)]);
         for bad in [
             vec![],
             vec![(DevBlock(1), 0)],

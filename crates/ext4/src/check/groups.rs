@@ -73,9 +73,14 @@ impl Checker<'_> {
                 raw.clusters_per_group.get(),
                 bigalloc || raw.clusters_per_group == raw.blocks_per_group,
             ),
+            (
+                "s_log_groups_per_flex",
+                raw.log_groups_per_flex.into(),
+                raw.log_groups_per_flex < 32,
+            ),
         ];
         for (field, value, _) in rules.into_iter().filter(|(_, _, fine)| !fine) {
-            let rule = "not the only value it can have";
+            let rule = "not a value that it can have";
             let error = DiskError::field(Structure::Superblock, field, value, rule);
             self.issue(Issue::Superblock(error));
         }

@@ -81,6 +81,7 @@ pub(super) fn read(dir: &Dir<'_>, core: &disk::Inode, cookie: u64, emit: Emit<'_
         if cookie > at.max(2) {
             return Ok(true);
         }
+        dir.check_shown(entry)?;
         Ok(emit(DirEntry {
             ino: ino.into(),
             kind: entry.kind(),

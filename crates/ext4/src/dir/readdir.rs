@@ -130,7 +130,7 @@ impl Dir<'_> {
         let buf = self.leaf(core, 0)?;
         for entry in dir_entry::entries(&self.layout, &buf.data()) {
             let entry = entry.map_err(self.bad(buf.block()))?;
-            if entry.name != b"." && entry.name != b".." {
+            if !is_dots(&entry) {
                 self.take(self.fs.geo().hash.kind, &entry, resume, &mut names)?;
             }
         }
@@ -191,6 +191,17 @@ impl Dir<'_> {
         Ok(())
     }
 
+    /// Refuses what no caller could use as a name, or only to get somewhere else.
+    pub(super) fn check_shown(&self, entry: &RawEntry<'_>) -> Result<()> {
+        let name = entry.name;
+        let dots = name == b"." || name == b"..";
+        if dots || name.contains(&b'/') || name.contains(&0) {
+            let at = entry.offset;
+            return Err(self.corrupt(format_args!("the entry at {at} has an impossible name")));
+        }
+        Ok(())
+    }
+
     /// Notes a name unless it lies before `resume`; its hash.
     fn take(
         &self,
@@ -202,6 +213,7 @@ impl Dir<'_> {
         let Some(ino) = entry.ino else {
             return Ok(0);
         };
+        self.check_shown(entry)?;
         let hash = self.hash(kind, entry.name)?;
         let tie = match kind {
             HashKind::Legacy => crc32c(!0, entry.name),
@@ -279,7 +291,11 @@ impl Dir<'_> {
             };
             let next = base + (entry.offset + entry.rec_len) as u64;
             let shown;
-            let name = if encrypted && entry.name != b"." && entry.name != b".." {
+            let dots = n == 0 && is_dots(&entry);
+            if !dots && !encrypted {
+                self.check_shown(&entry)?;
+            }
+            let name = if encrypted && !dots {
                 shown = nokey::shown_name(self, core, &data, &entry)?;
                 &shown
             } else {
@@ -296,6 +312,11 @@ impl Dir<'_> {
         }
         Ok(true)
     }
+}
+
+/// Whether an entry of a directory's first block is `.` or `..`: the first two are.
+fn is_dots(entry: &RawEntry<'_>) -> bool {
+    entry.offset <= dir_entry::entry_size(1) && matches!(entry.name, b"." | b"..")
 }
 
 fn key_of(major: u32, tie: u32) -> u64 {

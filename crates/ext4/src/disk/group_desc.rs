@@ -164,6 +164,18 @@ impl GroupDesc {
         Ok(())
     }
 
+    /// The group's own blocks, as first block and number: bitmaps, inode table, and its copies of
+    /// superblock and descriptors.
+    pub fn own_blocks(&self, geo: &Geometry, group: GroupNo) -> [(DevBlock, u64); 4] {
+        let copies = geo.overhead(group).total();
+        [
+            (self.block_bitmap, 1),
+            (self.inode_bitmap, 1),
+            (self.inode_table, geo.itable_blocks().into()),
+            (geo.first_block_of(group), copies.into()),
+        ]
+    }
+
     /// Compares a stored descriptor's checksum with its content, where the volume has them.
     pub fn verify_checksum(geo: &Geometry, group: GroupNo, slot: &[u8]) -> Result<()> {
         assert_eq!(slot.len(), usize::from(geo.desc_size));

@@ -24,6 +24,11 @@ pub const EA_INODE: InodeFlags = InodeFlags(0x20_0000);
 /// Content lies in the inode (`EXT4_INLINE_DATA_FL`).
 pub const INLINE_DATA: InodeFlags = InodeFlags(0x1000_0000);
 
+/// Whether the slot holds an inode with links: one in use.
+pub fn has_links(slot: &[u8]) -> bool {
+    get16(slot, 0x1A) != 0
+}
+
 /// The part every inode has; fields as in "Index Nodes" of the kernel's documentation, without `i_`.
 #[derive(Clone, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -213,6 +218,11 @@ impl Inode {
         let Some(kind) = self.kind() else {
             return Err(bad("i_mode", self.mode, "no type"));
         };
+        let mapped = self.has(InodeFlags::EXTENTS);
+        if self.has(INLINE_DATA) && (mapped || !geo.has_incompat(Incompat::INLINE_DATA)) {
+            let rule = "inline data where there can be none";
+            return Err(bad("i_flags", self.flags.0, rule));
+        }
         if let Some(acl) = self.file_acl
             && !geo.is_data_range(acl, 1)
         {

@@ -166,6 +166,10 @@ impl<'a> Area<'a> {
         let offset = usize::from(get16(self.base, at + 2));
         let inode = get32(self.base, at + 4);
         let size = get32(self.base, at + 8);
+        let name = at + ENTRY_SIZE;
+        if self.base[name..name + usize::from(self.base[at])].contains(&0) {
+            return Err(self.bad(index, "has a zero byte in its name"));
+        }
         if size > i32::MAX.unsigned_abs() {
             return Err(self.bad(index, "has an impossible size"));
         }
@@ -301,6 +305,9 @@ impl<'a> BlockAttrs<'a> {
             return Err(DiskError::field(WHAT, "h_blocks", blocks, "not 1"));
         }
         block_checksum(geo.seed, at, block).compare(WHAT, get32(block, CHECKSUM_AT), u32::MAX)?;
+        if refcount == 0 {
+            return Err(DiskError::field(WHAT, "h_refcount", refcount, "of nobody"));
+        }
         let area = Area {
             what: WHAT,
             base: block,

@@ -9,7 +9,7 @@ use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::{Allocator, Group, write_desc};
 use crate::disk::group_desc::{self, GroupDesc, INODE_UNINIT};
-use crate::disk::{GroupNo, Ino, bitmap};
+use crate::disk::{self, GroupNo, Ino, bitmap};
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
@@ -80,14 +80,19 @@ impl Allocator {
             return Ok(None);
         }
         let first = if no.0 == 0 { geo.first_ino.0 - 1 } else { 0 };
+        let written = group.desc.inodes_in_use_limit(geo);
         let buf = self.writable_inode_bitmap(fs, no, &mut group, handle)?;
-        let mut bits = handle.write(&buf)?;
-        let Some(index) = bitmap::find_next_zero(&bits, first..geo.inodes_per_group) else {
+        let free = bitmap::find_next_zero(&buf.data(), first..geo.inodes_per_group);
+        let Some(index) = free else {
             return Err(FsError::Corrupt(format!(
                 "group {no}: descriptor has {} free inodes, bitmap none",
                 group.desc.free_inodes
             )));
         };
+        if index < written {
+            check_unused(fs, geo.inode_at(no, index))?;
+        }
+        let mut bits = handle.write(&buf)?;
         bitmap::set(&mut bits, index);
         let desc = &mut group.desc;
         desc.free_inodes -= 1;
@@ -170,6 +175,18 @@ impl Allocator {
         group.desc.itable_unused = geo.inodes_per_group;
         Ok(buf)
     }
+}
+
+/// Refuses a number that the bitmap has as free while the table has an inode there: whoever gets it
+/// would destroy somebody's file.
+fn check_unused(fs: &Ext4, ino: Ino) -> Result<()> {
+    let (buf, at) = fs.inode_slot(ino, IoTag::default())?;
+    if !disk::inode::has_links(&buf.data()[at..]) {
+        return Ok(());
+    }
+    Err(FsError::Corrupt(format!(
+        "inode {ino}: free in its bitmap, but in use"
+    )))
 }
 
 /// A group's inode bitmap, verified.

@@ -11,11 +11,12 @@ use crate::disk::bitmap;
 pub(super) struct Zones(BTreeMap<u64, u64>);
 
 impl Zones {
-    /// Adds a range.
-    pub(super) fn add(&mut self, start: DevBlock, len: u64) {
+    /// Adds a range; whether it was apart from all others.
+    pub(super) fn add(&mut self, start: DevBlock, len: u64) -> bool {
         if len == 0 {
-            return;
+            return true;
         }
+        let apart = !self.overlaps(start, len);
         let (mut low, mut high) = (start.0, start.0 + len);
         // Merge with the range before and with every one that starts inside or right behind.
         if let Some((&s, &e)) = self.0.range(..=low).next_back()
@@ -29,6 +30,7 @@ impl Zones {
             high = high.max(e);
         }
         self.0.insert(low, high);
+        apart
     }
 
     /// Blocks in all zones.
@@ -66,9 +68,10 @@ mod tests {
     #[test]
     fn ranges_merge_and_overlap() {
         let mut zones = Zones::default();
-        zones.add(DevBlock(10), 5);
-        zones.add(DevBlock(20), 5);
-        zones.add(DevBlock(15), 5);
+        for start in [10, 20, 15] {
+            assert!(zones.add(DevBlock(start), 5), "neighbours are apart");
+        }
+        assert!(zones.add(DevBlock(12), 0));
         assert_eq!(zones.0.len(), 1);
         assert!(zones.overlaps(DevBlock(0), 11));
         assert!(!zones.overlaps(DevBlock(0), 10));
@@ -77,5 +80,8 @@ mod tests {
         let mut bits = [0u8; 8];
         zones.mark(DevBlock(8), 4, &mut bits);
         assert_eq!(bits[0], 0b1100);
+        assert!(!zones.add(DevBlock(24), 2));
+        assert!(!zones.add(DevBlock(0), 100));
+        assert_eq!(zones.total(), 100);
     }
 }

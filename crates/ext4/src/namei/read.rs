@@ -61,11 +61,16 @@ impl Ext4 {
 
     fn link_content(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
         let core = inode.core.read();
-        if core.is_fast_symlink(self.geo()) {
-            return Ok(core.fast_symlink_target().to_vec());
-        }
         let ino = inode.ino();
         let bad = |what: &str| FsError::Corrupt(format!("inode {ino}: symbolic link {what}"));
+        let is_bad = |target: &[u8]| !core.has(InodeFlags::ENCRYPTED) && target.contains(&0);
+        if core.is_fast_symlink(self.geo()) {
+            let target = core.fast_symlink_target();
+            if target.is_empty() || is_bad(target) {
+                return Err(bad("is empty or has a zero byte"));
+            }
+            return Ok(target.to_vec());
+        }
         let size = usize::try_from(core.size).map_err(|_| bad("is too long"))?;
         if size == 0 || size > self.geo().block_size.bytes() {
             return Err(bad("has an impossible length"));
@@ -76,7 +81,7 @@ impl Ext4 {
         }
         content.truncate(size);
         // The kernel takes the target up to the first zero byte.
-        if !core.has(InodeFlags::ENCRYPTED) && content.contains(&0) {
+        if is_bad(&content) {
             return Err(bad("has a zero byte"));
         }
         Ok(content)
