@@ -56,6 +56,11 @@ const RECIPES: &[Recipe] = &[
         "-t ext4 -b 1024 -J size=1 -I 128 -O ^flex_bg,^64bit",
     ),
     recipe("no-journal", "5M", "-t ext4 -b 1024 -O ^has_journal"),
+    recipe(
+        "orphan-file",
+        "5M",
+        "-t ext4 -b 1024 -J size=1 -O orphan_file",
+    ),
     recipe("64k", "32M", "-t ext4 -b 65536 -O ^has_journal"),
     dirty("dirty-ext3", "5M", "-t ext3 -b 1024 -J size=1"),
     dirty("dirty-ext4", "5M", "-t ext4 -b 1024 -J size=1"),

@@ -94,19 +94,13 @@ impl Trial {
         let before = self.check(&self.image.clone());
         self.outcome.damaged = before.is_none_or(|issues| !issues.is_empty());
         self.look();
-        let device = Arc::new(ImageDevice::new(self.image.clone()));
-        let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());
-        let seen = self.note("inspect", steadfs_ext4::inspect::inspect(&queue));
-        if let Some(seen) = seen {
-            let text = format!("{seen}");
-            if text.is_empty() {
-                self.wrong("an inspection says nothing".to_owned());
-            }
-        }
-        self.no_strays("inspect", &device);
+        let before = self.inspect(&self.image.clone());
         let after = self.change();
         if let Some(after) = after {
             self.find_kept(&after);
+            if self.inspect(&after) > before {
+                self.told.get_or_insert("an error is noted".to_owned());
+            }
             if !self.outcome.damaged {
                 self.still_clean(&after);
             }
@@ -145,6 +139,22 @@ impl Trial {
         if let Some(stray) = device.strays().first() {
             self.wrong(format!("{when}: {stray}"));
         }
+    }
+
+    /// Shows the volume's facts; how many errors are noted there.
+    fn inspect(&mut self, image: &Image) -> u32 {
+        let device = Arc::new(ImageDevice::new(image.clone()));
+        let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());
+        let seen = self.note("inspect", steadfs_ext4::inspect::inspect(&queue));
+        let mut errors = 0;
+        if let Some(seen) = seen {
+            if format!("{seen}").is_empty() {
+                self.wrong("an inspection says nothing".to_owned());
+            }
+            errors = seen.state.error_count;
+        }
+        self.no_strays("inspect", &device);
+        errors
     }
 
     /// The checker's findings; nothing if the volume cannot even be looked at.

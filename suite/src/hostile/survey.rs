@@ -52,7 +52,7 @@ pub struct Spot {
     pub block: u64,
     /// Seed of the owning inode's checksums; of the volume's for what no inode owns.
     pub seed: ChecksumSeed,
-    /// The group, for bitmaps; the first inode, for inode tables.
+    /// The group, for bitmaps; the first inode, for inode tables; the owner, for what an inode owns.
     pub number: u32,
 }
 
@@ -127,15 +127,6 @@ impl Survey {
         (block.0, offset)
     }
 
-    /// The first inode in use that `wanted` accepts.
-    pub fn find_inode(&self, image: &Image, wanted: impl Fn(&Inode) -> bool) -> Option<u32> {
-        self.inodes.iter().copied().find(|&ino| {
-            let mut slot = vec![0; self.geo.inode_size.into()];
-            image.read(self.inode_place(image, ino).1, &mut slot);
-            Inode::decode(&self.geo, &slot).is_ok_and(|inode| wanted(&inode))
-        })
-    }
-
     fn desc(&self, image: &Image, group: u32) -> (u64, GroupDesc) {
         let (n, at) = self.geo.desc_slot(GroupNo(group));
         let offset = self.geo.desc_block_at(n).0 * self.geo.block_size.bytes_u64() + at as u64;
@@ -176,7 +167,7 @@ impl Survey {
     fn inode(&mut self, image: &Image, sb: &Superblock, ino: Ino, inode: &Inode) {
         let seed = inode.seed(&self.geo, ino);
         if let Some(block) = inode.file_acl {
-            self.add(Part::Attributes, block.0, 0, None);
+            self.add(Part::Attributes, block.0, ino.0, None);
         }
         let kind = FileKind::from_mode(inode.mode.into());
         let mapped = matches!(kind, Some(FileKind::Regular | FileKind::Directory))
@@ -187,9 +178,9 @@ impl Survey {
         }
         let mut data = Vec::new();
         if inode.flags.contains(InodeFlags::EXTENTS) {
-            self.extents(image, &inode.block, seed, &mut data);
+            self.extents(image, &inode.block, (ino, seed), &mut data);
         } else {
-            self.pointers(image, &inode.block, seed, &mut data);
+            self.pointers(image, &inode.block, (ino, seed), &mut data);
         }
         let journal = matches!(sb.journal(), JournalPlace::Inode(journal) if journal == ino);
         for (index, block) in data {
@@ -208,11 +199,11 @@ impl Survey {
                     self.journal_uuid.copy_from_slice(&bytes[0x30..0x40]);
                 }
             } else if sb.orphan_file() == Some(ino) {
-                self.add(Part::Orphans, block, 0, Some(seed));
+                self.add(Part::Orphans, block, ino.0, Some(seed));
             } else if kind == Some(FileKind::Directory) {
                 let bytes = self.block(image, block);
                 let part = self.directory_part(inode, index, &bytes);
-                self.add(part, block, 0, Some(seed));
+                self.add(part, block, ino.0, Some(seed));
             }
         }
     }
@@ -232,7 +223,7 @@ impl Survey {
         &mut self,
         image: &Image,
         bytes: &[u8],
-        seed: ChecksumSeed,
+        owner: (Ino, ChecksumSeed),
         data: &mut Vec<(u64, u64)>,
     ) {
         let node = ExtentNode::view(bytes).expect("a good extent node");
@@ -246,9 +237,9 @@ impl Survey {
         }
         let children: Vec<_> = node.indexes().map(|index| index.child.0).collect();
         for block in children {
-            self.add(Part::Extents, block, 0, Some(seed));
+            self.add(Part::Extents, block, owner.0.0, Some(owner.1));
             let bytes = self.block(image, block);
-            self.extents(image, &bytes, seed, data);
+            self.extents(image, &bytes, owner, data);
         }
     }
 
@@ -256,7 +247,7 @@ impl Survey {
         &mut self,
         image: &Image,
         i_block: &[u8],
-        seed: ChecksumSeed,
+        owner: (Ino, ChecksumSeed),
         data: &mut Vec<(u64, u64)>,
     ) {
         let per_block = indirect::per_block(&self.geo);
@@ -270,7 +261,7 @@ impl Survey {
             let block = numbers(i_block).nth(12 + level).unwrap_or(0);
             if block != 0 {
                 let span = u64::from(per_block).pow(u32::try_from(level).unwrap_or(0));
-                self.pointer_block(image, block.into(), bases[level + 1], span, seed, data);
+                self.pointer_block(image, block.into(), bases[level + 1], span, owner, data);
             }
         }
     }
@@ -281,10 +272,10 @@ impl Survey {
         block: u64,
         base: u64,
         span: u64,
-        seed: ChecksumSeed,
+        owner: (Ino, ChecksumSeed),
         data: &mut Vec<(u64, u64)>,
     ) {
-        self.add(Part::Indirect, block, 0, Some(seed));
+        self.add(Part::Indirect, block, owner.0.0, Some(owner.1));
         let bytes = self.block(image, block);
         for (n, child) in (0..).zip(numbers(&bytes)) {
             if child == 0 {
@@ -295,7 +286,7 @@ impl Survey {
                 data.push((at, child.into()));
             } else {
                 let span = span / u64::from(indirect::per_block(&self.geo));
-                self.pointer_block(image, child.into(), at, span, seed, data);
+                self.pointer_block(image, child.into(), at, span, owner, data);
             }
         }
     }

@@ -1,0 +1,160 @@
+//! Telling a lie that is written as text: `PLACE+BYTE=VALUE` as often as wanted, numbers hexadecimal.
+//!
+//! A place is `super`, a part (`bitmap`, `inodes`, `descriptors`, `journal`, `log`, `orphans`), an
+//! inode (`ino(8)` or its path), or a part that an inode owns (`entries(/many)`, `index`, `extents`,
+//! `indirect`, `attributes`); `#1` is the second of its kind. A value is `b:`, `h:` or `w:` and a
+//! number of one, two or four bytes, `H:` and `W:` for big-endian ones, `w:@PLACE` the number of a
+//! place's block or of an inode, `fill:BYTE*COUNT`, or `copy:PLACE`, a whole block.
+
+use std::sync::Arc;
+
+use steadfs_ext4::{CacheSizes, Ext4, MountOptions};
+use steadfs_lab::device::Image;
+use steadfs_rt::sim;
+use steadfs_suite::hostile::survey::Spot;
+use steadfs_suite::hostile::{Base, ImageDevice, Part};
+use steadfs_vfs::{Cx, FileSystem};
+
+pub struct Teller<'a> {
+    base: &'a Base,
+}
+
+fn hex(text: &str) -> u64 {
+    u64::from_str_radix(text, 16).unwrap_or_else(|_| panic!("{text} is no number"))
+}
+
+fn low(value: u64) -> u32 {
+    u32::try_from(value).expect("numbers of the bases are small")
+}
+
+impl<'a> Teller<'a> {
+    pub fn new(base: &'a Base) -> Self {
+        Self { base }
+    }
+
+    pub fn tell(&self, image: &mut Image, lies: &str) {
+        let mut told = Vec::new();
+        for lie in lies.split_whitespace() {
+            let (whereto, value) = lie.split_once('=').expect("PLACE+BYTE=VALUE");
+            let (place, byte) = whereto.rsplit_once('+').expect("PLACE+BYTE");
+            let (spot, start) = self.place(place);
+            let bytes = self.value(value);
+            image.write(start + hex(byte), &bytes);
+            told.push(spot);
+        }
+        for spot in told {
+            self.base.survey.seal(image, &spot);
+        }
+    }
+
+    fn size(&self) -> u64 {
+        self.base.survey.geo.block_size.bytes_u64()
+    }
+
+    fn value(&self, text: &str) -> Vec<u8> {
+        let (kind, text) = text.split_once(':').expect("KIND:VALUE");
+        let number = || match text.strip_prefix('@') {
+            Some(place) => u64::from(self.number_of(place)),
+            None => hex(text),
+        };
+        match kind {
+            "b" => vec![u8::try_from(number()).unwrap()],
+            "h" => u16::try_from(number()).unwrap().to_le_bytes().into(),
+            "H" => u16::try_from(number()).unwrap().to_be_bytes().into(),
+            "w" => low(number()).to_le_bytes().into(),
+            "W" => low(number()).to_be_bytes().into(),
+            "fill" => {
+                let (byte, count) = text.split_once('*').expect("BYTE*COUNT");
+                vec![u8::try_from(hex(byte)).unwrap(); usize::try_from(hex(count)).unwrap()]
+            }
+            "copy" => {
+                let block = self.place(text).0.block;
+                self.base.survey.block(&self.base.image, block)
+            }
+            other => panic!("{other} is no kind of value"),
+        }
+    }
+
+    /// The number of an inode, or of a place's block.
+    fn number_of(&self, place: &str) -> u32 {
+        match self.inode(place) {
+            Some(ino) => ino,
+            None => low(self.place(place).0.block),
+        }
+    }
+
+    fn inode(&self, place: &str) -> Option<u32> {
+        if let Some(path) = place.strip_prefix('/') {
+            return Some(self.find(path));
+        }
+        let number = place.strip_prefix("ino(")?.strip_suffix(')')?;
+        Some(number.parse().unwrap())
+    }
+
+    /// The block of a place, and where in the image it starts.
+    fn place(&self, text: &str) -> (Spot, u64) {
+        let survey = &self.base.survey;
+        if let Some(ino) = self.inode(text) {
+            let (block, start) = survey.inode_place(&self.base.image, ino);
+            let mut spots = survey.spots.iter();
+            let spot = spots.find(|spot| spot.part == Part::Inodes && spot.block == block);
+            return (*spot.expect("an inode in use"), start);
+        }
+        let (text, nth) = text.split_once('#').unwrap_or((text, "0"));
+        let (part, owner) = match text.split_once('(') {
+            Some((part, owner)) => (part, Some(owner.strip_suffix(')').expect("a parenthesis"))),
+            None => (text, None),
+        };
+        let part = match part {
+            "super" => Part::Super,
+            "descriptors" => Part::Descriptors,
+            "bitmap" => Part::BlockBitmap,
+            "inodes" => Part::InodeBitmap,
+            "entries" => Part::Entries,
+            "index" => Part::Index,
+            "extents" => Part::Extents,
+            "indirect" => Part::Indirect,
+            "attributes" => Part::Attributes,
+            "journal" => Part::JournalSuper,
+            "log" => Part::Log,
+            "orphans" => Part::Orphans,
+            other => panic!("{other} is no place"),
+        };
+        let owner = owner.map(|owner| self.inode(owner).expect("an inode"));
+        let mut spots = survey
+            .spots
+            .iter()
+            .filter(|spot| spot.part == part && owner.is_none_or(|ino| spot.number == ino));
+        let nth = usize::try_from(hex(nth)).unwrap();
+        let spot = spots.nth(nth);
+        let spot = *spot.unwrap_or_else(|| panic!("{} has no {text}", self.base.name));
+        let start = match part {
+            Part::Super => 1024,
+            _ => spot.block * self.size(),
+        };
+        (spot, start)
+    }
+
+    fn find(&self, path: &str) -> u32 {
+        let device = Arc::new(ImageDevice::new(self.base.image.clone()));
+        let path: Vec<Vec<u8>> = path
+            .replace('\\', " ")
+            .split('/')
+            .map(|name| name.into())
+            .collect();
+        let found = sim::run(sim::Config::new(1), move || {
+            let options = MountOptions {
+                read_only: true,
+                ..MountOptions::default()
+            };
+            let (fs, _) = Ext4::open(device as _, options, CacheSizes::of(1 << 20)).unwrap();
+            let mut at = fs.root();
+            for name in path.iter().filter(|name| !name.is_empty()) {
+                at = fs.lookup(&Cx::default(), at, name).unwrap().ino;
+            }
+            fs.unmount().unwrap();
+            at.0
+        });
+        low(found.value)
+    }
+}
