@@ -87,6 +87,11 @@ pub trait Device: Send + Sync {
         usize::MAX
     }
 
+    /// How many requests the device takes at a time. Others wait in the queue.
+    fn depth(&self) -> usize {
+        usize::MAX
+    }
+
     /// Makes a device that was opened for reading only writable; its properties say so from then on.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ mod device;
 mod error;
 mod file;
 mod mem;
+mod model;
 mod queue;
 mod source;
 
@@ -19,7 +20,9 @@ pub use device::{Device, Done, Geometry};
 pub use error::IoError;
 pub use file::{Engine, FileDevice, OpenError, OpenOptions};
 pub use mem::MemDevice;
+pub use model::{DeviceModel, ModelDevice};
 pub use queue::{
-    BoostStats, IoHandle, Latency, OpStats, Plug, Queue, QueueOptions, Stats, wait_all,
+    BoostStats, IoHandle, Latency, OpStats, Plug, Policy, Queue, QueueOptions, QueueSettings,
+    Stats, wait_all,
 };
 pub use source::BlockSource;

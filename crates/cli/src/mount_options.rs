@@ -59,8 +59,36 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
                 "how the device is read and written [auto: io_uring where it is allowed]",
             ),
             (
-                "io_scheduler=fifo",
-                "the order of queued I/O: as it came, what is waited for first",
+                "io_scheduler=fifo|fair|cfq",
+                "the order of queued I/O: as it came, what is waited for first; by the weights of cgroups and I/O priorities; the same in CFQ's time slices [fifo]",
+            ),
+            (
+                "boost, noboost",
+                "waiting for queued I/O raises it to the waiter's priority and group [boost]",
+            ),
+            (
+                "queue_depth=1..1024",
+                "most requests in the device at a time [32]",
+            ),
+            (
+                "slice_idle=0..1000",
+                "fair, cfq: milliseconds that the device is kept for a process whose turn it is and who is about to ask for more [8]",
+            ),
+            (
+                "low_latency, nolow_latency",
+                "fair: a process that comes after a pause is favoured at first [low_latency]",
+            ),
+            (
+                "strict_guarantees, nostrict_guarantees",
+                "fair, cfq: one request at a time, for exact shares [nostrict_guarantees]",
+            ),
+            (
+                "cgroup_weight=PATH:WEIGHT",
+                "fair, cfq: the weight of a cgroup, 1 to 1000, instead of its own file's; repeatable; default: as the file says",
+            ),
+            (
+                "device_model=BYTES[:US[:DEPTH]]",
+                "for tests: a device of so many bytes a second, microseconds for each request and requests at a time [0, 1]",
             ),
             (
                 "direct, buffered",

@@ -23,7 +23,7 @@ impl Control for Ext4 {
         let mut text = match path {
             "options" => self.effective_options().show(),
             "errors" => self.tell_errors(),
-            "io/scheduler" => "[fifo]".to_owned(),
+            "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),
             "jbd2/info" => match self.txns.journal() {
                 Some(journal) => journal.info(),

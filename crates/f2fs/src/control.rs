@@ -17,7 +17,7 @@ impl Control for F2fs {
     fn read(&self, path: &str) -> Result<Vec<u8>> {
         let mut text = match path {
             "options" => self.options.read().show(),
-            "io/scheduler" => "[fifo]".to_owned(),
+            "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),
             _ => return Err(FsError::NotFound),
         };

@@ -50,6 +50,11 @@ impl F2fs {
         &self.layout
     }
 
+    /// The request queue.
+    pub fn queue(&self) -> &Arc<Queue> {
+        &self.queue
+    }
+
     /// Refuses calls after the end.
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.unmounted.load(Ordering::Acquire) {

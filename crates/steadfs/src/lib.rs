@@ -3,6 +3,8 @@
 mod check;
 mod format;
 mod inspect;
+mod io;
+mod io_options;
 mod memory;
 mod mount;
 mod options;
@@ -12,11 +14,11 @@ mod volume;
 pub use check::{Checked, check};
 pub use format::{format, format_f2fs};
 pub use inspect::{Inspection, inspect};
+pub use io::Io;
+pub use io_options::IoOptions;
 pub use mount::mount;
-pub use options::{
-    FuseTransport, IoEngine, IoScheduler, MIN_CACHE_SIZE, MountFlags, Options, SECTOR,
-};
-pub use steadfs_block::OpenError;
+pub use options::{FuseTransport, IoEngine, MIN_CACHE_SIZE, MountFlags, Options, SECTOR};
+pub use steadfs_block::{DeviceModel, OpenError, Policy, QueueSettings};
 pub use steadfs_ext4::MountOptions;
 pub use steadfs_ext4::format::{FormatError, FormatOptions, FormatReport};
 pub use steadfs_f2fs::format::{

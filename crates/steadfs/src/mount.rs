@@ -4,20 +4,21 @@ use std::path::Path;
 use std::sync::Arc;
 
 use steadfs_fuse::{MountFlags, MountOptions, Mounted, Transport};
-use steadfs_vfs::{FileSystem, WithControl};
+use steadfs_vfs::WithControl;
 
 use crate::volume::{Error, Kind, Volume};
 use crate::{FuseTransport, Options};
 
 /// Mounts an open volume on a directory. When [`Mounted::wait`] returns the volume is closed.
 pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mounted, Error> {
-    let fs: Arc<dyn FileSystem> = if options.control {
-        let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
-        Arc::new(WithControl::new(volume.fs()).owned_by(user.as_raw(), group.as_raw()))
-    } else {
-        volume.fs()
-    };
-    let root = rustix::process::geteuid().is_root();
+    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    let mut fs = WithControl::new(volume.fs())
+        .owned_by(user.as_raw(), group.as_raw())
+        .with_layer(Arc::clone(volume.io()) as _);
+    if !options.control {
+        fs = fs.hidden();
+    }
+    let root = user.is_root();
     let flags = options.flags;
     let read_only = options.read_only() || !volume.report().read_only_because.is_empty();
     let mount = MountOptions {
@@ -51,5 +52,5 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
         },
         ..MountOptions::default()
     };
-    Ok(steadfs_fuse::mount(fs, mountpoint, mount)?)
+    Ok(steadfs_fuse::mount(Arc::new(fs), mountpoint, mount)?)
 }

@@ -1,6 +1,7 @@
 //! A mount's whole option list: what mount(8) and fusermount3(1) know, what is ours, and what
 //! belongs to the volume's file system.
 
+use steadfs_block::DeviceModel;
 use steadfs_ext4::{MountOptions, OPTION_TABLE};
 use steadfs_f2fs::OPTION_TABLE as F2FS_TABLE;
 use steadfs_vfs::options::{
@@ -8,6 +9,7 @@ use steadfs_vfs::options::{
 };
 use steadfs_vfs::{FsError, Result};
 
+use crate::io_options::{IO_TABLE, IoOptions, device_model};
 use crate::volume::Kind;
 
 /// How the device is accessed.
@@ -32,14 +34,6 @@ pub enum FuseTransport {
     Uring,
     /// Reads and writes of /dev/fuse.
     Dev,
-}
-
-/// The order in which queued I/O goes to the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IoScheduler {
-    /// First come, first served; what somebody waits for first.
-    #[default]
-    Fifo,
 }
 
 /// What the kernel enforces at the mount point.
@@ -85,8 +79,10 @@ pub struct Options {
     pub io_engine: IoEngine,
     /// `buffered`: I/O goes through the host's page cache; else around it (`direct`).
     pub buffered: bool,
-    /// `io_scheduler=`.
-    pub io_scheduler: IoScheduler,
+    /// The order in which queued I/O goes to the device.
+    pub io: IoOptions,
+    /// `device_model=`: the device is as slow as this, for tests.
+    pub device_model: Option<DeviceModel>,
     /// `fuse_transport=`.
     pub fuse_transport: FuseTransport,
     /// `control`: the hidden directory `.steadfs` is there.
@@ -109,7 +105,8 @@ impl Default for Options {
             cache_size: None,
             io_engine: IoEngine::Auto,
             buffered: false,
-            io_scheduler: IoScheduler::Fifo,
+            io: IoOptions::default(),
+            device_model: None,
             fuse_transport: FuseTransport::Auto,
             control: true,
             allow_other: None,
@@ -178,8 +175,8 @@ const TABLE: &[Entry<Options>] = &[
     }),
     flag("direct", |o| o.buffered = false),
     flag("buffered", |o| o.buffered = true),
-    value("io_scheduler", |o, v| {
-        choice(v, &[("fifo", IoScheduler::Fifo)]).map(|policy| o.io_scheduler = policy)
+    value("device_model", |o, v| {
+        device_model(v).map(|model| o.device_model = Some(model))
     }),
     value("fuse_transport", |o, v| {
         let transports = [
@@ -296,7 +293,9 @@ impl Options {
         let f2fs = F2FS_TABLE
             .iter()
             .filter(|e| !e.is_refused() && !is_ext4(e.name));
-        ours.chain(format.map(|e| e.name))
+        let io = IO_TABLE.iter().map(|e| e.name);
+        ours.chain(io)
+            .chain(format.map(|e| e.name))
             .chain(f2fs.map(|e| e.name))
     }
 
@@ -311,7 +310,10 @@ impl Options {
             let item = value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
             let mut alone = Self::default();
             alone.set(name, value)?;
-            if is_ext4(name) || F2FS_TABLE.iter().any(|entry| entry.name == name) {
+            if is_ext4(name)
+                || IoOptions::has(name)
+                || F2FS_TABLE.iter().any(|entry| entry.name == name)
+            {
                 volume.push(item);
                 continue;
             }
@@ -364,7 +366,7 @@ impl Options {
     }
 
     fn set(&mut self, name: &str, value: Option<&str>) -> Result<()> {
-        if is_note(name) || apply(TABLE, self, name, value)? {
+        if is_note(name) || apply(TABLE, self, name, value)? || self.io.set(name, value)? {
             return Ok(());
         }
         let of_other = |kind: &str| FsError::BadOption(format!("option {name}: {kind} has none"));
@@ -384,6 +386,7 @@ impl Options {
             (Err(error), _) | (_, Err(error)) => Err(error),
             (Ok(false), Ok(false)) => {
                 let ours = TABLE.iter().map(|entry| entry.name);
+                let ours = ours.chain(IO_TABLE.iter().map(|entry| entry.name));
                 let ext4 = OPTION_TABLE.iter().map(|entry| entry.name);
                 let f2fs = F2FS_TABLE.iter().map(|entry| entry.name);
                 Err(unknown(name, ours.chain(ext4).chain(f2fs)))

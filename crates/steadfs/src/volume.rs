@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Device, Engine, FileDevice, OpenError, OpenOptions, Queue, QueueOptions};
+use steadfs_block::{
+    Device, Engine, FileDevice, ModelDevice, OpenError, OpenOptions, Queue, QueueOptions,
+};
 use steadfs_ext4::{CacheSizes, Ext4};
 use steadfs_f2fs::F2fs;
 use steadfs_fuse::BlockDevice;
@@ -12,7 +14,7 @@ use steadfs_vfs::{FileSystem, FsError};
 use thiserror::Error;
 
 use crate::memory::default_cache_size;
-use crate::{IoEngine, Options};
+use crate::{Io, IoEngine, Options};
 
 /// Why a volume could not be opened, mounted or closed.
 #[derive(Debug, Error)]
@@ -122,6 +124,7 @@ pub struct Volume {
     path: PathBuf,
     device: Arc<FileDevice>,
     block_size: u32,
+    io: Arc<Io>,
 }
 
 /// Opens the device that the options describe.
@@ -209,7 +212,7 @@ fn kind_of(sb: &steadfs_ext4::disk::Superblock) -> Kind {
     }
 }
 
-type Opened = (Kind, Arc<dyn FileSystem>, OpenReport, u32);
+type Opened = (Kind, Arc<dyn FileSystem>, OpenReport, u32, Arc<Queue>);
 
 /// Opens whatever volume is on a device.
 fn open_on(device: Arc<dyn Device>, options: &Options) -> Result<Opened, FsError> {
@@ -219,19 +222,24 @@ fn open_on(device: Arc<dyn Device>, options: &Options) -> Result<Opened, FsError
     if kind == Kind::F2fs {
         let (fs, report) = F2fs::open(device, options.f2fs.clone(), sizes)?;
         let block_size = steadfs_f2fs::disk::BLOCK_SIZE as u32;
-        return Ok((kind, fs, report.into(), block_size));
+        let queue = Arc::clone(fs.queue());
+        return Ok((kind, fs, report.into(), block_size, queue));
     }
     let (fs, report) = Ext4::open(device, options.ext4.clone(), sizes)?;
     let block_size = fs.geo().block_size.bytes() as u32;
-    Ok((kind, fs, report.into(), block_size))
+    let queue = Arc::clone(fs.queue());
+    Ok((kind, fs, report.into(), block_size, queue))
 }
 
 impl Volume {
     /// Opens the volume on an image file or block device.
     pub fn open(path: &Path, options: &Options) -> Result<Self, Error> {
         let device = Arc::new(open_device(path, options)?);
-        let shared = Arc::clone(&device) as Arc<dyn Device>;
-        let (kind, fs, report, block_size) =
+        let mut shared = Arc::clone(&device) as Arc<dyn Device>;
+        if let Some(model) = options.device_model {
+            shared = Arc::new(ModelDevice::new(shared, model));
+        }
+        let (kind, fs, report, block_size, queue) =
             open_on(shared, options).map_err(|error| failed(path, error))?;
         Ok(Self {
             fs,
@@ -240,6 +248,7 @@ impl Volume {
             path: path.to_owned(),
             device,
             block_size,
+            io: Arc::new(Io::new(queue, options.io.clone())),
         })
     }
 
@@ -251,6 +260,11 @@ impl Volume {
     /// The volume's calls.
     pub fn fs(&self) -> Arc<dyn FileSystem> {
         Arc::clone(&self.fs)
+    }
+
+    /// The order of its I/O.
+    pub fn io(&self) -> &Arc<Io> {
+        &self.io
     }
 
     /// What opening found and did.

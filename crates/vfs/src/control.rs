@@ -20,3 +20,24 @@ pub trait Control: Send + Sync {
     /// Applies `value`, whole, to the file at `path`; an error leaves everything as it was.
     fn write(&self, path: &str, value: &[u8]) -> Result<()>;
 }
+
+/// What serves a volume besides the volume itself: options and control files of its own.
+pub trait Layer: Send + Sync {
+    /// Takes its own items out of an option list for the running volume, and checks them.
+    ///
+    /// # Errors
+    /// [`FsError::BadOption`](crate::FsError::BadOption); nothing has changed.
+    fn prepare(&self, list: &str) -> Result<Prepared>;
+    /// Its options as they are, a list; empty where nothing differs from the defaults.
+    fn options(&self) -> String;
+    /// Its control files, which come before the volume's of the same names.
+    fn control(&self) -> &dyn Control;
+}
+
+/// A checked change of options.
+pub struct Prepared {
+    /// What is left for the volume.
+    pub rest: String,
+    /// Does it; called when the volume has taken the rest.
+    pub apply: Box<dyn FnOnce() + Send>,
+}

@@ -20,7 +20,7 @@ use steadfs_rt::{Mutex, Rank};
 
 use crate::{
     Attr, Control, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr, InodeFlags,
-    ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
+    Layer, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
 };
 
 /// Name of the directory of control files in the root directory.
@@ -28,6 +28,9 @@ pub const CONTROL_DIR: &[u8] = b".steadfs";
 /// Control file that is always there: writing anything to it, or fsync on it, makes the volume
 /// durable.
 pub const SYNC_FILE: &str = "sync";
+
+/// Control file of the options: what is written to it is a remount.
+const OPTIONS_FILE: &str = "options";
 
 /// Control inodes have numbers from here on; no format has inode numbers of 62 bits.
 const FIRST_INO: u64 = 1 << 62;
@@ -68,6 +71,9 @@ impl Inode {
 /// A volume with its control files below [`CONTROL_DIR`].
 pub struct WithControl {
     inner: Arc<dyn FileSystem>,
+    layer: Option<Arc<dyn Layer>>,
+    /// Whether the directory is there.
+    shown: bool,
     places: Vec<Place>,
     inodes: Mutex<BTreeMap<u64, Inode>>,
     next: AtomicU64,
@@ -100,6 +106,8 @@ impl WithControl {
         let next = AtomicU64::new(FIRST_INO + places.len() as u64);
         Self {
             inner,
+            layer: None,
+            shown: true,
             places,
             inodes: Mutex::new(Rank::Leaf, BTreeMap::new()),
             next,
@@ -112,6 +120,31 @@ impl WithControl {
     /// mounts, when it is not root.
     pub fn owned_by(mut self, uid: u32, gid: u32) -> Self {
         self.owner = (uid, gid);
+        self
+    }
+
+    /// Adds a layer's files and options.
+    pub fn with_layer(mut self, layer: Arc<dyn Layer>) -> Self {
+        for entry in layer.control().entries() {
+            let same = |place: &Place| matches!(place.kind, PlaceKind::File { path, .. } if path == entry.path);
+            match self.places.iter_mut().find(|place| same(place)) {
+                Some(place) => {
+                    place.kind = PlaceKind::File {
+                        path: entry.path,
+                        writable: entry.writable,
+                    }
+                }
+                None => insert(&mut self.places, entry.path, entry.writable),
+            }
+        }
+        self.next = AtomicU64::new(FIRST_INO + self.places.len() as u64);
+        self.layer = Some(layer);
+        self
+    }
+
+    /// Leaves the directory out; options work all the same.
+    pub fn hidden(mut self) -> Self {
+        self.shown = false;
         self
     }
 
@@ -163,12 +196,22 @@ impl WithControl {
     }
 
     fn content(&self, path: &str) -> Result<Arc<[u8]>> {
-        match self.inner.control() {
-            Some(control) if control.entries().iter().any(|e| e.path == path) => {
-                control.read(path).map(Arc::from)
-            }
-            _ => Ok(Arc::from([])),
+        if path == OPTIONS_FILE {
+            return Ok(Arc::from((self.options() + "\n").into_bytes()));
         }
+        match self.control_of(path) {
+            Some(control) => control.read(path).map(Arc::from),
+            None => Ok(Arc::from([])),
+        }
+    }
+
+    /// Whose file it is.
+    fn control_of(&self, path: &str) -> Option<&dyn Control> {
+        let layer = self.layer.as_deref().map(Layer::control);
+        let all = [layer, self.inner.control()];
+        all.into_iter()
+            .flatten()
+            .find(|control| control.entries().iter().any(|e| e.path == path))
     }
 
     fn attr(&self, ino: InodeNo, place: usize, size: u64, time: Timestamp) -> Attr {
@@ -225,11 +268,17 @@ impl WithControl {
         if !writable {
             return Err(FsError::NotPermitted);
         }
-        if path == SYNC_FILE {
-            self.inner.sync_all(cx)?;
-        } else {
-            let control = self.inner.control().ok_or(FsError::Stale)?;
-            control.write(path, data)?;
+        match path {
+            SYNC_FILE => self.inner.sync_all(cx)?,
+            OPTIONS_FILE => {
+                let list = std::str::from_utf8(data)
+                    .map_err(|_| FsError::BadOption("options are text".to_owned()))?;
+                self.remount(cx, list.trim())?;
+            }
+            _ => self
+                .control_of(path)
+                .ok_or(FsError::Stale)?
+                .write(path, data)?,
         }
         Ok(data.len())
     }
@@ -291,7 +340,7 @@ impl WithControl {
     }
 
     fn is_control_name(&self, dir: InodeNo, name: &[u8]) -> bool {
-        dir == self.inner.root() && name == CONTROL_DIR
+        self.shown && dir == self.inner.root() && name == CONTROL_DIR
     }
 }
 
@@ -527,7 +576,7 @@ impl FileSystem for WithControl {
         }
         // An entry of that name on the volume cannot be reached while the controls are there.
         self.inner.readdir(cx, dir, cookie, &mut |entry| {
-            entry.name == CONTROL_DIR || emit(entry)
+            self.is_control_name(dir, entry.name) || emit(entry)
         })
     }
 
@@ -611,11 +660,24 @@ impl FileSystem for WithControl {
     }
 
     fn options(&self) -> String {
-        self.inner.options()
+        let mut list = self.inner.options();
+        let more = self.layer.as_ref().map(|layer| layer.options());
+        if let Some(more) = more.filter(|more| !more.is_empty()) {
+            list = format!("{list},{more}");
+        }
+        list
     }
 
     fn remount(&self, cx: &Cx, options: &str) -> Result<()> {
-        self.inner.remount(cx, options)
+        let Some(layer) = &self.layer else {
+            return self.inner.remount(cx, options);
+        };
+        let prepared = layer.prepare(options)?;
+        if !prepared.rest.is_empty() || options.is_empty() {
+            self.inner.remount(cx, &prepared.rest)?;
+        }
+        (prepared.apply)();
+        Ok(())
     }
 
     fn control(&self) -> Option<&dyn Control> {

@@ -14,7 +14,7 @@ mod sha256;
 mod types;
 
 pub use clock::Clock;
-pub use control::{Control, ControlEntry};
+pub use control::{Control, ControlEntry, Layer, Prepared};
 pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode};
 pub use error::{FsError, Result};
 pub use freeing::{Freeing, FreeingUnderWay};

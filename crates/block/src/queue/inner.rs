@@ -4,20 +4,29 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use steadfs_base::IoTag;
+use steadfs_base::{GroupId, IoTag};
 use steadfs_iosched::{Boost, Scheduler};
 use steadfs_rt::{Instant, Mutex, MutexGuard, Rank, now};
 
 use super::handle::{Io, IoHandle};
+use super::policy::QueueSettings;
 use super::request::{Completion, HoldKey, ReqId, Runner};
 use super::state::State;
 use super::stats::Stats;
+use super::timer::Timer;
 use crate::{Bio, Device, Done, IoError};
 
 /// What a queue and its handles share.
 pub(super) struct Inner {
     pub device: Arc<dyn Device>,
     state: Mutex<State>,
+    timer: Arc<Timer>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.timer.close();
+    }
 }
 
 impl HoldKey {
@@ -58,15 +67,52 @@ struct Ready {
 impl Inner {
     pub(super) fn new(
         device: Arc<dyn Device>,
-        depth: usize,
+        settings: QueueSettings,
         scheduler: Box<dyn Scheduler>,
     ) -> Self {
         let max_transfer = device.geometry().max_transfer;
-        let state = State::new(scheduler, depth, max_transfer);
+        let depth = settings.depth_for(&*device);
+        let state = State::new(scheduler, settings, depth, max_transfer);
         Self {
             device,
             state: Mutex::new(Rank::QueueState, state),
+            timer: Timer::new(),
         }
+    }
+
+    pub(super) fn configure(self: &Arc<Self>, settings: QueueSettings) {
+        let scheduler = settings.scheduler(&*self.device);
+        let depth = settings.depth_for(&*self.device);
+        let now = now();
+        let mut state = self.state.lock();
+        state.reorder(scheduler, settings, depth, now);
+        self.pump(state, now);
+    }
+
+    pub(super) fn settings(&self) -> QueueSettings {
+        self.state.lock().settings()
+    }
+
+    pub(super) fn set_group(&self, group: GroupId, parent: GroupId, weight: u32) {
+        self.state.lock().set_group(group, parent, weight);
+    }
+
+    pub(super) fn forget_group(&self, group: GroupId) {
+        self.state.lock().forget_group(group);
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let mut out = String::new();
+        // Writing to a string does not fail.
+        let _ = self.state.lock().sched.describe(&mut out);
+        out
+    }
+
+    /// The policy has held something back until now.
+    pub(super) fn pump_now(self: &Arc<Self>) {
+        let now = now();
+        let state = self.state.lock();
+        self.pump(state, now);
     }
 
     pub(super) fn submit(
@@ -129,6 +175,9 @@ impl Inner {
     pub(super) fn boost(self: &Arc<Self>, io: &Io, tag: IoTag) {
         let now = now();
         let mut state = self.state.lock();
+        if !state.settings().boost {
+            return;
+        }
         let boost = state.raise(io.request(), tag, now);
         let along = state.bytes_beside(io);
         state.recorder.boosted(boost, along);
@@ -207,6 +256,9 @@ impl Inner {
             } else if let Err(job) = offer(job, &dispatch.waiters) {
                 ready.others.push(job);
             }
+        }
+        if let Some(at) = state.look_again() {
+            self.timer.set(at, self);
         }
         ready
     }

@@ -33,20 +33,23 @@
 
 mod handle;
 mod inner;
+mod policy;
 mod request;
 mod state;
 mod stats;
+mod timer;
 
 use std::sync::Arc;
 
-use steadfs_base::IoTag;
-use steadfs_iosched::{Fifo, FifoOptions, Scheduler};
+use steadfs_base::{GroupId, IoTag};
+use steadfs_iosched::Scheduler;
 
 use crate::{Bio, Buf, Device, Geometry, IoError};
 use inner::Inner;
 use request::{Completion, HoldKey, is_urgent};
 
 pub use handle::{IoHandle, wait_all};
+pub use policy::{Policy, QueueSettings};
 pub use stats::{BoostStats, Latency, OpStats, Stats};
 
 /// How a queue works.
@@ -68,16 +71,21 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// A queue in front of `device`, in arrival order ([`Fifo`]).
+    /// A queue in front of `device`, in arrival order ([`Policy::Fifo`]).
     pub fn new(device: Arc<dyn Device>, options: QueueOptions) -> Self {
-        // Background requests leave room in the device for those that somebody waits for.
-        let most = (options.depth - options.depth / 4).max(1);
-        let background_depth = device.background_depth().clamp(1, most);
-        let fifo = Fifo::new(FifoOptions {
-            background_depth,
-            ..FifoOptions::default()
-        });
-        Self::with_scheduler(device, options, Box::new(fifo))
+        let settings = QueueSettings {
+            depth: options.depth,
+            ..QueueSettings::default()
+        };
+        Self::with_settings(device, settings)
+    }
+
+    /// A queue in front of `device`.
+    pub fn with_settings(device: Arc<dyn Device>, settings: QueueSettings) -> Self {
+        let scheduler = settings.scheduler(&*device);
+        Self {
+            inner: Arc::new(Inner::new(device, settings, scheduler)),
+        }
     }
 
     /// A queue in front of `device` in the order of a policy.
@@ -86,9 +94,49 @@ impl Queue {
         options: QueueOptions,
         scheduler: Box<dyn Scheduler>,
     ) -> Self {
+        let settings = QueueSettings {
+            depth: options.depth,
+            ..QueueSettings::default()
+        };
         Self {
-            inner: Arc::new(Inner::new(device, options.depth, scheduler)),
+            inner: Arc::new(Inner::new(device, settings, scheduler)),
         }
+    }
+
+    /// Changes the policy and its settings. What is queued is put in the new order; what the device
+    /// has stays there.
+    pub fn configure(&self, settings: QueueSettings) {
+        self.inner.configure(settings);
+    }
+
+    /// How the queue works at present.
+    pub fn settings(&self) -> QueueSettings {
+        self.inner.settings()
+    }
+
+    /// Tells of a group below `parent`, or of its new weight (1 to 1000).
+    pub fn set_group(&self, group: GroupId, parent: GroupId, weight: u32) {
+        self.inner.set_group(group, parent, weight);
+    }
+
+    /// A group is gone.
+    pub fn forget_group(&self, group: GroupId) {
+        self.inner.forget_group(group);
+    }
+
+    /// The policies there are, the present one in brackets (as Linux's `queue/scheduler`).
+    pub fn describe_policies(&self) -> String {
+        let now = self.settings().policy;
+        let word = |policy: Policy| match policy == now {
+            true => format!("[{}]", policy.name()),
+            false => policy.name().to_owned(),
+        };
+        Policy::ALL.map(word).join(" ")
+    }
+
+    /// Who has requests queued or in the device, in lines.
+    pub fn describe(&self) -> String {
+        self.inner.describe()
     }
 
     /// The device's fixed properties.
@@ -138,7 +186,7 @@ impl Queue {
     }
 
     /// Raises a request that is not yet dispatched to `tag`; never lowers, does nothing once the
-    /// device has it.
+    /// device has it, and nothing where boosting is switched off.
     pub fn boost(&self, io: &IoHandle, tag: IoTag) {
         self.inner.boost(io.io(), tag);
     }

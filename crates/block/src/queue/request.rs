@@ -107,6 +107,8 @@ pub(super) struct Request {
     pub merged: Vec<Part>,
     pub tag: IoTag,
     pub phase: Phase,
+    /// Which of the queue's policies it was given to last.
+    pub epoch: u32,
     pub runner: Option<Runner>,
     pub dispatched: Instant,
 }

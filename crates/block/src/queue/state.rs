@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfs_base::IoTag;
+use steadfs_base::{GroupId, IoTag};
 use steadfs_iosched::{Boost, Io as SchedIo, IoId, Nanos, Scheduler};
 use steadfs_rt::Instant;
 
 use super::handle::Io;
+use super::policy::QueueSettings;
 use super::request::{
     Completion, HoldKey, Part, Phase, ReqId, Request, Runner, direction, is_mergeable,
 };
@@ -16,6 +17,11 @@ use crate::{Bio, IoError, Op};
 
 pub(super) struct State {
     pub sched: Box<dyn Scheduler>,
+    /// Counts the policies there have been: requests that an earlier one let go are not this one's.
+    epoch: u32,
+    settings: QueueSettings,
+    /// Parent and weight of each.
+    groups: BTreeMap<GroupId, (GroupId, u32)>,
     depth: usize,
     max_transfer: u64,
     slots: Vec<Slot>,
@@ -59,10 +65,18 @@ fn nanos(at: Instant) -> Nanos {
 }
 
 impl State {
-    pub(super) fn new(sched: Box<dyn Scheduler>, depth: usize, max_transfer: u32) -> Self {
+    pub(super) fn new(
+        sched: Box<dyn Scheduler>,
+        settings: QueueSettings,
+        depth: usize,
+        max_transfer: u32,
+    ) -> Self {
         assert!(depth > 0, "a queue lets at least one request through");
         Self {
             sched,
+            epoch: 0,
+            settings,
+            groups: BTreeMap::new(),
             depth,
             max_transfer: u64::from(max_transfer),
             slots: Vec::new(),
@@ -82,6 +96,71 @@ impl State {
 
     pub(super) fn depth(&self) -> usize {
         self.depth
+    }
+
+    pub(super) fn settings(&self) -> QueueSettings {
+        self.settings
+    }
+
+    pub(super) fn set_group(&mut self, group: GroupId, parent: GroupId, weight: u32) {
+        self.groups.insert(group, (parent, weight));
+        self.sched.set_group(group, parent, weight);
+    }
+
+    pub(super) fn forget_group(&mut self, group: GroupId) {
+        self.groups.remove(&group);
+        self.sched.forget_group(group);
+    }
+
+    /// When the policy wants to be asked again.
+    pub(super) fn look_again(&self) -> Option<Instant> {
+        if self.in_flight >= self.depth {
+            return None;
+        }
+        self.sched.look_again().map(|at| Instant(at.0))
+    }
+
+    /// Another policy takes over.
+    pub(super) fn reorder(
+        &mut self,
+        sched: Box<dyn Scheduler>,
+        settings: QueueSettings,
+        depth: usize,
+        now: Instant,
+    ) {
+        (self.sched, self.settings, self.depth) = (sched, settings, depth);
+        self.epoch = self.epoch.wrapping_add(1);
+        // Parents were made before their groups, and their numbers are smaller.
+        for (&group, &(parent, weight)) in &self.groups {
+            self.sched.set_group(group, parent, weight);
+        }
+        let queued = |slot: &u32| {
+            let request = self.slots[*slot as usize].request.as_ref();
+            request.is_some_and(|request| request.phase == Phase::Queued)
+        };
+        let mut waiting: Vec<u32> = (0..self.slots.len() as u32).filter(queued).collect();
+        waiting.sort_by_key(|&slot| {
+            let request = self.slots[slot as usize].request.as_ref();
+            request.map(|request| request.first.submitted)
+        });
+        for slot in waiting {
+            let id = self.id_of(IoId(slot));
+            self.hand_over(id, now);
+        }
+    }
+
+    /// Gives a request to the policy.
+    fn hand_over(&mut self, id: ReqId, now: Instant) {
+        let epoch = self.epoch;
+        let request = self.living(id);
+        request.phase = Phase::Queued;
+        request.epoch = epoch;
+        let io = SchedIo {
+            tag: request.tag,
+            direction: direction(request.bio.op),
+            bytes: request.bio.len,
+        };
+        self.sched.insert(id.io_id(), io, nanos(now));
     }
 
     pub(super) fn held(&self) -> usize {
@@ -171,6 +250,7 @@ impl State {
             merged: Vec::new(),
             tag,
             phase: hold.map_or(Phase::Blocked, Phase::Held),
+            epoch: self.epoch,
             runner: None,
             dispatched: now,
         });
@@ -243,13 +323,7 @@ impl State {
             request.phase = Phase::Blocked;
             return;
         }
-        request.phase = Phase::Queued;
-        let io = SchedIo {
-            tag: request.tag,
-            direction: direction(request.bio.op),
-            bytes: request.bio.len,
-        };
-        self.sched.insert(id.io_id(), io, nanos(now));
+        self.hand_over(id, now);
     }
 
     /// Releases everything that is held under `key`.
@@ -386,7 +460,9 @@ impl State {
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.slot);
         self.in_flight -= 1;
-        self.sched.complete(id.io_id(), nanos(now));
+        if request.epoch == self.epoch {
+            self.sched.complete(id.io_id(), nanos(now));
+        }
         #[cfg(debug_assertions)]
         for part in request.parts() {
             self.changing.end(bio.op, part.offset, part.len);

@@ -105,6 +105,17 @@ impl Device for Puppet {
     }
 }
 
+/// Nobody is waited for: the puppet knows no time.
+fn queue_by(device: &Arc<Puppet>, depth: usize, policy: Policy) -> Queue {
+    let settings = QueueSettings {
+        policy,
+        depth,
+        slice_idle: Some(Duration::ZERO),
+        ..QueueSettings::default()
+    };
+    Queue::with_settings(Arc::clone(device) as _, settings)
+}
+
 fn queue(device: &Arc<Puppet>, depth: usize) -> Queue {
     let device: Arc<dyn Device> = Arc::clone(device) as _;
     Queue::new(device, QueueOptions { depth })
@@ -330,6 +341,44 @@ fn what_is_raised_along_is_counted() {
     queue.boost(&ios[2], WAITED);
     let boosts = queue.stats().boosts;
     assert_eq!((boosts.raised, boosts.collateral_bytes), (1, 3 * UNIT));
+}
+
+#[test]
+fn another_policy_takes_over_what_is_queued() {
+    let device = Puppet::new();
+    let queue = queue(&device, 1);
+    let ios: Vec<_> = (0..4)
+        .map(|n| queue.submit(block(2 * n, 1), BACKGROUND))
+        .collect();
+    let settings = QueueSettings {
+        depth: 1,
+        ..QueueSettings::default()
+    };
+    for policy in [Policy::Fair, Policy::Cfq, Policy::Fifo, Policy::Fair] {
+        queue.configure(QueueSettings { policy, ..settings });
+        assert_eq!(queue.stats().scheduler, policy.name());
+        assert_eq!(queue.stats().queued, 3);
+    }
+    assert_eq!(queue.describe_policies(), "fifo [fair] cfq");
+    queue.boost(&ios[3], WAITED);
+    device.end_all();
+    assert_eq!(device.log()[1].1, 6 * UNIT);
+    wait_all(&ios).unwrap();
+    assert_eq!(queue.stats().queued, 0);
+}
+
+#[test]
+fn without_boost_nothing_is_raised() {
+    let device = Puppet::new();
+    let queue = queue(&device, 1);
+    let _first = queue.submit(block(50, 1), BACKGROUND);
+    let io = queue.submit(block(0, 1), BACKGROUND);
+    queue.configure(QueueSettings {
+        boost: false,
+        ..queue.settings()
+    });
+    queue.boost(&io, WAITED);
+    assert_eq!(queue.stats().boosts, BoostStats::default());
 }
 
 #[test]
@@ -729,12 +778,13 @@ proptest! {
         depth in 1..6usize,
         choices in prop::collection::vec(any::<usize>(), 0..50),
         fail in prop::collection::vec(0..SIZE, 0..3),
+        policy in prop_oneof![Just(Policy::Fifo), Just(Policy::Fair), Just(Policy::Cfq)],
     ) {
         let device = Puppet::new();
         device.state.lock().choices = choices;
         device.state.lock().fail = fail;
         let mut history = History {
-            queue: queue(&device, depth),
+            queue: queue_by(&device, depth, policy),
             device,
             model: vec![0; SIZE as usize],
             open: Vec::new(),
@@ -766,15 +816,21 @@ impl Device for Slow {
 }
 
 /// Tasks that submit, wait, forget and flush; nothing must stall.
-fn crowd(seed: u64) -> u64 {
+fn crowd(seed: u64, policy: Policy) -> u64 {
     let config = sim::Config {
         stall_bound: Duration::from_secs(1),
         ..sim::Config::new(seed)
     };
-    let report = sim::run(config, || {
+    let report = sim::run(config, move || {
         let memory = Arc::new(MemDevice::new(1 << 20));
         let device: Arc<dyn Device> = Arc::new(Slow(Arc::clone(&memory)));
-        let queue = Arc::new(Queue::new(device, QueueOptions { depth: 4 }));
+        let settings = QueueSettings {
+            policy,
+            depth: 4,
+            ..QueueSettings::default()
+        };
+        let queue = Arc::new(Queue::with_settings(device, settings));
+        queue.set_group(GroupId(1), GroupId(0), 20);
         let tasks: Vec<_> = (0..6u64)
             .map(|task| {
                 let queue = Arc::clone(&queue);
@@ -784,7 +840,12 @@ fn crowd(seed: u64) -> u64 {
                         let at = task * 20 + i;
                         let choice = steadfs_rt::random_u64();
                         let io = queue.submit(block(at, task as u8), tag((choice % 4) as u8));
-                        match choice / 4 % 5 {
+                        match choice / 4 % 6 {
+                            5 => queue.configure(QueueSettings {
+                                policy: Policy::ALL[(choice / 24 % 3) as usize],
+                                strict_guarantees: (choice / 72).is_multiple_of(4),
+                                ..settings
+                            }),
                             0 => io.wait().unwrap(),
                             1 => drop(io),
                             2 => queue.flush(WAITED).wait().unwrap(),
@@ -800,7 +861,7 @@ fn crowd(seed: u64) -> u64 {
         for task in tasks {
             task.join();
         }
-        while queue.stats().in_flight > 0 {
+        while queue.stats().in_flight + queue.stats().queued > 0 {
             steadfs_rt::sleep(Duration::from_millis(1));
         }
         for task in 0..6u64 {
@@ -815,12 +876,13 @@ fn crowd(seed: u64) -> u64 {
 #[test]
 fn a_simulated_crowd_never_stalls() {
     let mut hashes = BTreeMap::new();
+    let policy = |seed: u64| Policy::ALL[(seed % 3) as usize];
     for seed in 0..200 {
-        hashes.insert(seed, crowd(seed));
+        hashes.insert(seed, crowd(seed, policy(seed)));
     }
     for seed in [0, 7, 199] {
         assert_eq!(
-            crowd(seed),
+            crowd(seed, policy(seed)),
             hashes[&seed],
             "a run is a function of its seed"
         );

@@ -1,0 +1,262 @@
+//! A device that is as slow as it is told to be, for tests of what scheduling does.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, spawn};
+
+use crate::{Bio, Device, Done, Geometry, IoError, Op};
+
+/// How slow a [`ModelDevice`] is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceModel {
+    /// Bytes per second, of all requests together.
+    pub bytes_per_second: u64,
+    /// What each request takes besides, FLUSHes too.
+    pub latency: Duration,
+    /// How many requests it works on at a time; their latencies overlap.
+    pub depth: usize,
+}
+
+/// Longest time that the data of one request takes: larger transfers are cut.
+const LONGEST_TRANSFER: Duration = Duration::from_millis(5);
+const SMALLEST_TRANSFER: u64 = 64 << 10;
+
+/// A device with the content of another one and a fixed speed. Requests begin in the order in which
+/// they come; what the real device takes longer than the model is not made up for.
+pub struct ModelDevice {
+    inner: Arc<dyn Device>,
+    geometry: Geometry,
+    model: DeviceModel,
+    shared: Arc<Shared>,
+    task: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// When the transfers that have begun end.
+    transfers_end: Instant,
+    /// When each of the requests it works on ends, or the last one in that place did.
+    places: Vec<Instant>,
+    /// What has ended below, by the time it ends here.
+    ended: BTreeMap<(Instant, u64), Ended>,
+    count: u64,
+    closed: bool,
+}
+
+type Ended = (Bio, Result<(), IoError>, Done);
+
+impl State {
+    /// When a request that comes now ends.
+    fn schedule(&mut self, model: DeviceModel, op: Op, len: u64, now: Instant) -> Instant {
+        let bytes = match op {
+            Op::Read | Op::Write => len,
+            Op::Flush | Op::Discard | Op::WriteZeroes => 0,
+        };
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(model.bytes_per_second.max(1));
+        let transfer = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        let place = self.places.iter_mut().min().expect("there is a place");
+        let begin = now.max(*place);
+        let end = begin.max(self.transfers_end) + transfer;
+        if bytes > 0 {
+            self.transfers_end = end;
+        }
+        *place = end + model.latency;
+        *place
+    }
+}
+
+impl ModelDevice {
+    /// Slows `inner` down.
+    pub fn new(inner: Arc<dyn Device>, model: DeviceModel) -> Self {
+        assert!(model.bytes_per_second > 0, "transfers end");
+        assert!(model.depth > 0, "requests are worked on");
+        let mut geometry = inner.geometry().clone();
+        let bytes = u128::from(model.bytes_per_second) * LONGEST_TRANSFER.as_nanos();
+        let bytes = u64::try_from(bytes / 1_000_000_000).unwrap_or(u64::MAX);
+        let most = bytes.clamp(SMALLEST_TRANSFER, 1 << 30);
+        let most = u32::try_from(most).expect("bounded above");
+        geometry.max_transfer = geometry.max_transfer.min(1 << most.ilog2());
+        let shared = Arc::new(Shared {
+            state: Mutex::new(
+                Rank::Leaf,
+                State {
+                    transfers_end: Instant(0),
+                    places: vec![Instant(0); model.depth],
+                    ended: BTreeMap::new(),
+                    count: 0,
+                    closed: false,
+                },
+            ),
+            changed: Condvar::new(),
+        });
+        let for_task = Arc::clone(&shared);
+        Self {
+            inner,
+            geometry,
+            model,
+            shared,
+            task: Some(spawn("device-model", move || for_task.run())),
+        }
+    }
+}
+
+impl Shared {
+    /// Ends requests at their times.
+    fn run(&self) {
+        let mut state = self.state.lock();
+        loop {
+            let Some((&(at, _), _)) = state.ended.first_key_value() else {
+                if state.closed {
+                    return;
+                }
+                self.changed.wait_idle(&mut state);
+                continue;
+            };
+            let left = at.since(now());
+            if !left.is_zero() {
+                self.changed.wait_for(&mut state, left);
+                continue;
+            }
+            let (_, (bio, result, done)) = state.ended.pop_first().expect("looked at above");
+            drop(state);
+            done(bio, result);
+            state = self.state.lock();
+        }
+    }
+
+    fn end_at(&self, at: Instant, ended: Ended) {
+        let mut state = self.state.lock();
+        state.count += 1;
+        let key = (at, state.count);
+        state.ended.insert(key, ended);
+        if state
+            .ended
+            .first_key_value()
+            .is_some_and(|(first, _)| *first == key)
+        {
+            self.changed.notify_one();
+        }
+    }
+}
+
+impl Drop for ModelDevice {
+    fn drop(&mut self) {
+        self.shared.state.lock().closed = true;
+        self.shared.changed.notify_one();
+        // The task itself may let go of the last reference, by calling a `Done`.
+        if let Some(task) = self.task.take()
+            && steadfs_rt::task_name() != "device-model"
+        {
+            task.join();
+        }
+    }
+}
+
+impl Device for ModelDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn start(&self, bio: Bio, done: Done) {
+        let at = {
+            let mut state = self.shared.state.lock();
+            state.schedule(self.model, bio.op, bio.len, now())
+        };
+        let shared = Arc::clone(&self.shared);
+        let end = move |bio, result| shared.end_at(at, (bio, result, done));
+        self.inner.start(bio, Box::new(end));
+    }
+
+    fn background_depth(&self) -> usize {
+        self.model.depth.min(self.inner.background_depth())
+    }
+
+    fn depth(&self) -> usize {
+        self.model.depth
+    }
+
+    fn make_writable(&self) -> Result<(), String> {
+        self.inner.make_writable()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfs_base::IoTag;
+    use steadfs_rt::sim;
+
+    use super::*;
+    use crate::{Buf, MemDevice, Queue, QueueOptions, wait_all};
+
+    fn timed(model: DeviceModel, f: impl FnOnce(&Queue) + 'static) -> Duration {
+        let report = sim::run(sim::Config::new(1), move || {
+            let memory = Arc::new(MemDevice::new(64 << 20));
+            let device = Arc::new(ModelDevice::new(memory, model));
+            let queue = Queue::new(device, QueueOptions::default());
+            let start = now();
+            f(&queue);
+            start.elapsed()
+        });
+        report.value
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    fn write(queue: &Queue, mib: u64) {
+        let piece = u64::from(queue.geometry().max_transfer);
+        let bufs = |_| vec![Buf::zeroed(piece as usize)];
+        let ios: Vec<_> = (0..mib * MIB / piece)
+            .map(|n| queue.submit(Bio::write(n * piece, bufs(n)), IoTag::default()))
+            .collect();
+        wait_all(&ios).unwrap();
+    }
+
+    #[test]
+    fn bandwidth_latency_and_depth_are_as_told() {
+        let model = DeviceModel {
+            bytes_per_second: 16 * MIB,
+            latency: Duration::ZERO,
+            depth: 1,
+        };
+        let near = |got: Duration, millis: u64| {
+            let got = got.as_millis() as u64;
+            assert!(
+                got.abs_diff(millis) <= millis / 50 + 1,
+                "{got} for {millis}"
+            );
+        };
+        near(timed(model, |queue| write(queue, 32)), 2000);
+        let late = DeviceModel {
+            latency: Duration::from_millis(3),
+            ..model
+        };
+        // 64 KiB take 4 ms, and 3 more.
+        near(timed(late, |queue| write(queue, 1)), 16 * 7);
+        let deep = DeviceModel { depth: 4, ..late };
+        near(timed(deep, |queue| write(queue, 1)), 16 * 4 + 3);
+        near(
+            timed(late, |queue| queue.flush(IoTag::default()).wait().unwrap()),
+            3,
+        );
+    }
+
+    #[test]
+    fn requests_are_short() {
+        let model = DeviceModel {
+            bytes_per_second: 100 * MIB,
+            latency: Duration::ZERO,
+            depth: 1,
+        };
+        sim::run(sim::Config::new(1), move || {
+            let memory = Arc::new(MemDevice::new(MIB));
+            let device = ModelDevice::new(memory, model);
+            assert_eq!(device.geometry().max_transfer, 512 << 10);
+        });
+    }
+}

@@ -1,0 +1,73 @@
+//! Asks the policy again when it holds requests back until a time. There is no task before the first
+//! such time.
+
+use std::sync::{Arc, Weak};
+
+use steadfs_rt::{Condvar, Instant, Mutex, Rank, now, spawn};
+
+use super::inner::Inner;
+
+pub(super) struct Timer {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    at: Option<Instant>,
+    has_task: bool,
+    closed: bool,
+}
+
+impl Timer {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(Rank::Leaf, State::default()),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Pumps `queue` at `at`, if not before.
+    pub(super) fn set(self: &Arc<Self>, at: Instant, queue: &Arc<Inner>) {
+        let mut state = self.state.lock();
+        if state.at.is_some_and(|earlier| earlier <= at) {
+            return;
+        }
+        state.at = Some(at);
+        if state.has_task {
+            self.changed.notify_one();
+            return;
+        }
+        state.has_task = true;
+        drop(state);
+        let (timer, queue) = (Arc::clone(self), Arc::downgrade(queue));
+        drop(spawn("io-timer", move || timer.run(&queue)));
+    }
+
+    /// The queue is gone: so is the task, soon.
+    pub(super) fn close(&self) {
+        self.state.lock().closed = true;
+        self.changed.notify_one();
+    }
+
+    fn run(&self, queue: &Weak<Inner>) {
+        let mut state = self.state.lock();
+        while !state.closed {
+            let Some(at) = state.at else {
+                self.changed.wait_idle(&mut state);
+                continue;
+            };
+            let left = at.since(now());
+            if !left.is_zero() {
+                self.changed.wait_for(&mut state, left);
+                continue;
+            }
+            state.at = None;
+            drop(state);
+            if let Some(queue) = queue.upgrade() {
+                queue.pump_now();
+            }
+            state = self.state.lock();
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Options of the order in which I/O goes to the device. A running mount can change all of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use steadfs_block::{DeviceModel, Policy, QueueSettings};
+use steadfs_vfs::Result;
+use steadfs_vfs::options::{Entry, apply, bytes, choice, flag, number, value};
+
+/// How I/O is ordered.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IoOptions {
+    /// `io_scheduler=`, `queue_depth=`, `slice_idle=`, `low_latency`, `strict_guarantees`, `boost`.
+    pub queue: QueueSettings,
+    /// `cgroup_weight=PATH:WEIGHT`: weights that count more than the cgroups' own files.
+    pub group_weights: BTreeMap<String, u32>,
+}
+
+/// Most requests a queue keeps in the device.
+const MAX_DEPTH: usize = 1024;
+
+pub(crate) const IO_TABLE: &[Entry<IoOptions>] = &[
+    value("io_scheduler", |o, v| {
+        let policies = Policy::ALL.map(|policy| (policy.name(), policy));
+        choice(v, &policies).map(|policy| o.queue.policy = policy)
+    }),
+    value("queue_depth", |o, v| {
+        number(v, 1..=MAX_DEPTH).map(|n| o.queue.depth = n)
+    }),
+    value("slice_idle", |o, v| {
+        number(v, 0..=1000).map(|n| o.queue.slice_idle = Some(Duration::from_millis(n)))
+    }),
+    flag("low_latency", |o| o.queue.low_latency = true),
+    flag("nolow_latency", |o| o.queue.low_latency = false),
+    flag("strict_guarantees", |o| o.queue.strict_guarantees = true),
+    flag("nostrict_guarantees", |o| o.queue.strict_guarantees = false),
+    flag("boost", |o| o.queue.boost = true),
+    flag("noboost", |o| o.queue.boost = false),
+    value("cgroup_weight", set_group_weight),
+];
+
+fn set_group_weight(options: &mut IoOptions, value: &str) -> Result<(), String> {
+    let (path, weight) = value
+        .rsplit_once(':')
+        .ok_or("needs PATH:WEIGHT, such as /backup:20")?;
+    if !path.starts_with('/') || path.len() < 2 {
+        return Err("needs a cgroup's path from the root, such as /backup:20".to_owned());
+    }
+    let path = path.trim_end_matches('/').to_owned();
+    if weight == "default" {
+        options.group_weights.remove(&path);
+    } else {
+        let weight = number(weight, 1..=1000).map_err(|why| format!("the weight {why}"))?;
+        options.group_weights.insert(path, weight);
+    }
+    Ok(())
+}
+
+/// `device_model=BYTES[:MICROSECONDS[:DEPTH]]`.
+pub(crate) fn device_model(text: &str) -> Result<DeviceModel, String> {
+    let mut parts = text.split(':');
+    let bytes_per_second = bytes(parts.next().unwrap_or_default())?;
+    if bytes_per_second < 1 << 16 {
+        return Err("is at least 64K bytes a second".to_owned());
+    }
+    let latency = parts
+        .next()
+        .map_or(Ok(0), |us| number(us, 0..=10_000_000))?;
+    let depth = parts.next().map_or(Ok(1), |n| number(n, 1..=MAX_DEPTH))?;
+    if parts.next().is_some() {
+        return Err("is BYTES_PER_SECOND[:MICROSECONDS[:DEPTH]]".to_owned());
+    }
+    Ok(DeviceModel {
+        bytes_per_second,
+        latency: Duration::from_micros(latency),
+        depth,
+    })
+}
+
+impl IoOptions {
+    /// Applies one item. Returns whether the name is one of these options.
+    pub(crate) fn set(&mut self, name: &str, value: Option<&str>) -> Result<bool> {
+        apply(IO_TABLE, self, name, value)
+    }
+
+    /// Whether an option of this name is among these.
+    pub(crate) fn has(name: &str) -> bool {
+        IO_TABLE.iter().any(|entry| entry.name == name)
+    }
+
+    /// What differs from the defaults, as a list.
+    pub fn show(&self) -> String {
+        let (queue, default) = (&self.queue, QueueSettings::default());
+        let mut shown: Vec<String> = Vec::new();
+        if queue.policy != default.policy {
+            shown.push(format!("io_scheduler={}", queue.policy.name()));
+        }
+        if queue.depth != default.depth {
+            shown.push(format!("queue_depth={}", queue.depth));
+        }
+        if let Some(idle) = queue.slice_idle {
+            shown.push(format!("slice_idle={}", idle.as_millis()));
+        }
+        let words = [
+            (!queue.low_latency, "nolow_latency"),
+            (queue.strict_guarantees, "strict_guarantees"),
+            (!queue.boost, "noboost"),
+        ];
+        let words = words.iter().filter(|(differs, _)| *differs);
+        shown.extend(words.map(|(_, word)| (*word).to_owned()));
+        let weights = self.group_weights.iter();
+        shown.extend(weights.map(|(path, weight)| format!("cgroup_weight={path}:{weight}")));
+        shown.join(",")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfs_vfs::options::items;
+
+    use super::*;
+
+    fn parse(list: &str) -> Result<IoOptions> {
+        let mut options = IoOptions::default();
+        for (name, value) in items(list) {
+            assert!(options.set(name, value)?, "{name}");
+        }
+        Ok(options)
+    }
+
+    #[test]
+    fn every_option_is_taken_and_shown_back() {
+        let lists = [
+            "",
+            "io_scheduler=fair",
+            "io_scheduler=cfq,queue_depth=4",
+            "slice_idle=0,nolow_latency,strict_guarantees,noboost",
+            "cgroup_weight=/a/b:20,cgroup_weight=/c:1000",
+        ];
+        for list in lists {
+            let options = parse(list).unwrap();
+            assert_eq!(options.show(), list);
+            assert_eq!(parse(&options.show()), Ok(options));
+        }
+        let undone = "strict_guarantees,nostrict_guarantees,noboost,boost,nolow_latency,low_latency,\
+                      cgroup_weight=/a:5,cgroup_weight=/a:default,io_scheduler=fair,io_scheduler=fifo";
+        assert_eq!(parse(undone), parse(""));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let bad = [
+            "io_scheduler=bfq",
+            "io_scheduler",
+            "queue_depth=0",
+            "queue_depth=1025",
+            "slice_idle=-1",
+            "low_latency=1",
+            "cgroup_weight=/a",
+            "cgroup_weight=a:5",
+            "cgroup_weight=/:5",
+            "cgroup_weight=/a:0",
+            "cgroup_weight=/a:1001",
+        ];
+        for list in bad {
+            assert!(parse(list).is_err(), "{list}");
+        }
+        for model in ["", "1", "20M:x", "20M:5:0", "20M:5:1:1", "M"] {
+            assert!(device_model(model).is_err(), "{model}");
+        }
+    }
+
+    #[test]
+    fn a_device_model_has_a_speed_and_perhaps_more() {
+        let model = device_model("20M:500:4").unwrap();
+        assert_eq!(model.bytes_per_second, 20 << 20);
+        assert_eq!((model.latency.as_micros(), model.depth), (500, 4));
+        assert_eq!(device_model("64K").unwrap().depth, 1);
+    }
+}
