@@ -250,6 +250,13 @@ impl MetaCache {
         buf
     }
 
+    /// Says what a block holds: somebody wrote it to the device otherwise.
+    pub fn put(&self, block: DevBlock, data: Buf) {
+        let buf = self.find_or_insert(block, || MetaBuf::new(block, None));
+        buf.state.write().data = Some(data);
+        buf.verified.store(0, Ordering::Release);
+    }
+
     /// Brings `count` blocks from `first` into memory with as few reads as possible and waits for
     /// them. Blocks already in memory are left alone. Errors show when a block is asked for.
     pub fn prefetch(&self, first: DevBlock, count: u64, tag: IoTag) {

@@ -1,33 +1,50 @@
 //! A mounted volume: what all parts of this room share.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use steadfs_block::Queue;
 use steadfs_cache::{MetaCache, Writeback};
 use steadfs_rt::{Mutex, RwLock};
 use steadfs_vfs::{FsError, Result, StatFs};
 
-use crate::disk::{BLOCK_SIZE, Checkpoint, Layout, Nid, Superblock};
+use crate::checkpoint::Checkpoints;
+use crate::disk::{BLOCK_SIZE, Layout, Nid, Superblock};
 use crate::inode::InodeTable;
 use crate::nat::Nat;
-use crate::node::NodeCache;
+use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
+use crate::orphan::Orphans;
 use crate::recovery::Recovered;
+use crate::segment::Segments;
 use crate::space::{RESERVED_NODES, Space};
+
+/// Blocks of metadata that checkpoints have written, by area.
+#[derive(Default)]
+pub struct MetaWrites {
+    pub cp: AtomicU64,
+    pub sit: AtomicU64,
+    pub nat: AtomicU64,
+    pub ssa: AtomicU64,
+}
 
 /// A mounted f2fs volume.
 pub struct F2fs {
     pub(crate) layout: Layout,
     pub(crate) superblock: Superblock,
-    pub(crate) checkpoint: Checkpoint,
+    pub(crate) checkpoints: Checkpoints,
     pub(crate) queue: Arc<Queue>,
     /// Directory data and tables, by block.
     pub(crate) meta: Arc<MetaCache>,
     pub(crate) nat: Nat,
     pub(crate) nodes: NodeCache,
+    pub(crate) node_writes: NodeWrites,
+    pub(crate) meta_writes: MetaWrites,
     pub(crate) space: Space,
+    /// There once the volume is or has been writable.
+    pub(crate) segments: OnceLock<Segments>,
+    pub(crate) orphans: Orphans,
     pub(crate) writeback: Arc<Writeback>,
     /// Operations share it while they change the volume, a checkpoint's snapshot has it alone.
     pub(crate) gate: RwLock<()>,
@@ -39,6 +56,8 @@ pub struct F2fs {
     pub(crate) recovered: Recovered,
     pub(crate) options: RwLock<MountOptions>,
     pub(crate) read_only: AtomicBool,
+    /// Something contradicts itself: checkpoints say that the volume should be checked.
+    pub(crate) damaged: AtomicBool,
     /// Why the volume stopped, if it did.
     pub(crate) stopped: Mutex<Option<String>>,
     pub(crate) unmounted: AtomicBool,
@@ -53,6 +72,12 @@ impl F2fs {
     /// The request queue.
     pub fn queue(&self) -> &Arc<Queue> {
         &self.queue
+    }
+
+    /// Where blocks lie, of a volume that is written.
+    pub(crate) fn segments(&self) -> &Segments {
+        let segments = self.segments.get();
+        segments.expect("they are read before a volume becomes writable")
     }
 
     /// Refuses calls after the end.

@@ -16,7 +16,14 @@ use crate::fs::F2fs;
 /// Held while nodes, tables and counts change. Not taken twice by a task.
 #[must_use]
 pub struct Change<'f> {
-    _gate: RwLockReadGuard<'f, ()>,
+    _gate: Held<'f>,
+}
+
+/// How the gate is held.
+#[expect(dead_code, reason = "held, never looked at")]
+enum Held<'f> {
+    Shared(RwLockReadGuard<'f, ()>),
+    Alone(RwLockWriteGuard<'f, ()>),
 }
 
 impl F2fs {
@@ -37,14 +44,19 @@ impl F2fs {
     /// # Errors
     /// The volume is read-only or has stopped.
     pub(crate) fn change(&self) -> Result<Change<'_>> {
-        let gate = self.gate.read();
+        let gate = Held::Shared(self.gate.read());
         self.check_writable()?;
         Ok(Change { _gate: gate })
     }
 
-    /// Waits until no change is under way and keeps further ones out.
-    pub(crate) fn stop_changes(&self) -> RwLockWriteGuard<'_, ()> {
-        self.gate.write()
+    /// Waits until no change is under way and keeps further ones out: a checkpoint's own change.
+    ///
+    /// # Errors
+    /// The volume has stopped.
+    pub(crate) fn change_alone(&self) -> Result<Change<'_>> {
+        let gate = Held::Alone(self.gate.write());
+        self.check_writable()?;
+        Ok(Change { _gate: gate })
     }
 
     /// Stops the volume for good: the first cause is kept, nothing is changed any more.
@@ -54,10 +66,34 @@ impl F2fs {
         self.read_only.store(true, Ordering::Release);
     }
 
+    /// Why the volume stopped, if it did.
+    pub(crate) fn stopped_because(&self) -> Option<String> {
+        self.stopped.lock().clone()
+    }
+
+    /// Whether something was found that contradicts itself.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.damaged.load(Ordering::Acquire)
+    }
+
     /// A block of the main area has lost its owner. No node's lock is held.
     pub(crate) fn invalidate(&self, _: &Change<'_>, addr: BlockAddr) {
-        if let Some(block) = addr.block() {
-            self.meta.forget(block);
+        let Some(block) = addr.block() else {
+            return;
+        };
+        self.meta.forget(block);
+        if let Some(segments) = self.segments.get()
+            && let Err(error) = segments.invalidate(addr)
+        {
+            self.note_damage(&error.into());
+        }
+    }
+
+    /// Tells of damage that does not keep an operation from being done. The next checkpoint says that the
+    /// volume should be checked.
+    pub(crate) fn note_damage(&self, error: &FsError) {
+        if !self.damaged.swap(true, Ordering::AcqRel) {
+            tracing::error!(%error, "the volume is damaged; it should be checked");
         }
     }
 }

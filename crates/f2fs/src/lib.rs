@@ -26,6 +26,7 @@ mod nat;
 mod node;
 mod ops;
 mod options;
+mod orphan;
 mod recovery;
 mod space;
 mod superblock;

@@ -1,8 +1,8 @@
 //! Opening a volume: superblock, checkpoint, what fsync wrote after it; and closing it.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use steadfs_base::{BlockSize, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
@@ -10,15 +10,17 @@ use steadfs_cache::{CacheSizes, MetaCache, Writeback, WritebackOptions};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::{FsError, Result};
 
-use crate::checkpoint;
+use crate::checkpoint::{self, Checkpoints};
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::{BLOCK_SIZE, MountMode, Superblock, mount_mode};
-use crate::fs::F2fs;
+use crate::fs::{F2fs, MetaWrites};
 use crate::inode::InodeTable;
 use crate::nat::Nat;
-use crate::node::NodeCache;
+use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
+use crate::orphan::Orphans;
 use crate::recovery::Recovered;
+use crate::segment::Segments;
 use crate::space::Space;
 use crate::superblock::read_superblock;
 
@@ -65,15 +67,20 @@ impl F2fs {
         let mut fs = Self {
             nat,
             nodes: NodeCache::new(budget / 2),
+            node_writes: NodeWrites::new(),
+            meta_writes: MetaWrites::default(),
             space: Space::new(&layout, &current.checkpoint),
             writeback: Arc::new(Writeback::new(limits)),
             gate: RwLock::new(Rank::TxnHandle, ()),
             cut: Mutex::new(Rank::Leaf, BTreeSet::new()),
             read_only: AtomicBool::new(options.read_only),
             stopped: Mutex::new(Rank::Leaf, None),
-            layout,
+            layout: layout.clone(),
             superblock,
-            checkpoint: current.checkpoint,
+            checkpoints: Checkpoints::new(current.checkpoint, current.pack),
+            segments: OnceLock::new(),
+            orphans: Orphans::new(&layout, current.orphans),
+            damaged: AtomicBool::new(false),
             queue,
             meta,
             inodes: InodeTable::new(),
@@ -91,6 +98,25 @@ impl F2fs {
             fs.recovered = found;
         }
         Ok((Arc::new(fs), report))
+    }
+
+    /// Reads what only a volume that is written needs.
+    pub(crate) fn begin_writing(&self) -> Result<()> {
+        if self.segments.get().is_none() {
+            let tag = IoTag::default();
+            let current = checkpoint::load(&self.queue, &self.layout)?;
+            let segments = Segments::load(
+                &self.layout,
+                &current.checkpoint,
+                current.pack,
+                &current.sit_journal,
+                &self.queue,
+                tag,
+            )?;
+            let set = self.segments.set(segments);
+            assert!(set.is_ok(), "one mount or remount at a time");
+        }
+        Ok(())
     }
 
     /// Ends the volume's service.

@@ -18,7 +18,7 @@ use steadfs_vfs::Result;
 use crate::checkpoint::read_blocks;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::node::{Footer, NodeKind};
-use crate::disk::{self, BlockAddr, LogType, Nid};
+use crate::disk::{self, BlockAddr, Checkpoint, LogType, Nid};
 use crate::fs::F2fs;
 
 /// A node found.
@@ -124,7 +124,8 @@ impl F2fs {
 
     /// The nodes behind the checkpoint in the order in which they were written.
     fn chain(&self) -> Result<Vec<Found>> {
-        let log = self.checkpoint.log(LogType::WarmNode);
+        let checkpoint = self.checkpoints.last();
+        let log = checkpoint.log(LogType::WarmNode);
         let mut chain = Vec::new();
         if log.segment.0 >= self.layout.main_segments {
             // Volumes made to be read only have no such log.
@@ -135,30 +136,13 @@ impl F2fs {
         while self.layout.is_main(addr) && seen.insert(addr.0) {
             let block = read_blocks(&self.queue, addr, 1)?;
             let footer = Footer::parse(&block);
-            if !self.is_behind_checkpoint(&footer) {
+            if !is_behind(&checkpoint, &footer) {
                 break;
             }
             chain.push(Found { addr, footer });
             addr = footer.next;
         }
         Ok(chain)
-    }
-
-    /// Whether a node was written after this checkpoint and before the next.
-    fn is_behind_checkpoint(&self, footer: &Footer) -> bool {
-        let wanted = self.checkpoint.node_version();
-        if self.checkpoint.flags.contains(CpFlags::NOCRC_RECOVERY) {
-            return footer.cp_version as u32 == wanted as u32;
-        }
-        footer.cp_version == wanted
-    }
-
-    fn is_in_checkpoint(&self, ino: Nid, tag: IoTag) -> Result<bool> {
-        if !self.layout.is_nid(ino) {
-            return Ok(false);
-        }
-        let entry = self.nat.entry(ino, tag)?;
-        Ok(entry.is_used() && entry.ino == ino)
     }
 
     /// Makes the name that a marked inode has in the directory it was made in.
@@ -185,4 +169,13 @@ impl F2fs {
         }
         Ok(())
     }
+}
+
+/// Whether a node was written after this checkpoint and before the next.
+fn is_behind(checkpoint: &Checkpoint, footer: &Footer) -> bool {
+    let wanted = checkpoint.node_version();
+    if checkpoint.flags.contains(CpFlags::NOCRC_RECOVERY) {
+        return footer.cp_version as u32 == wanted as u32;
+    }
+    footer.cp_version == wanted
 }

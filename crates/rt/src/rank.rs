@@ -13,6 +13,8 @@ pub enum Rank {
     Inode,
     /// Write-back of one inode: one flusher at a time.
     Writeback,
+    /// A checkpoint of f2fs: one at a time.
+    Checkpoint,
     /// Open handles of a journal, or modifying operations of f2fs.
     TxnHandle,
     /// The orphan list.

@@ -136,6 +136,11 @@ impl InodeTable {
         dirty.remove(&inode.nid).map(|(_, node)| node)
     }
 
+    /// Whether there are inodes to be stored.
+    pub fn has_dirty(&self) -> bool {
+        !self.dirty.lock().is_empty()
+    }
+
     /// Inodes to be stored.
     pub fn dirty(&self) -> Vec<Arc<Inode>> {
         let dirty = self.dirty.lock();

@@ -13,6 +13,9 @@ use crate::gate::Change;
 /// With fewer ids than this the table is looked through before an operation begins.
 const LOW: usize = 128;
 
+/// With more ids than this none are noted that a search finds too.
+const MOST: usize = 4096;
+
 /// Ids found free.
 pub struct FreeIds {
     /// With the version that a node will have.
@@ -33,7 +36,7 @@ impl FreeIds {
 
 impl State {
     /// The id of a free node, now that of a node of `ino` (of itself where there is none).
-    fn take_free(&mut self, ino: Option<Nid>) -> Option<Nid> {
+    fn take_free(&mut self, ino: Option<Nid>) -> Option<(Nid, NatEntry)> {
         let (nid, version) = self.free.found.pop_first()?;
         let entry = NatEntry {
             version,
@@ -41,7 +44,14 @@ impl State {
             addr: BlockAddr::NEW,
         };
         self.dirty.insert(nid, entry);
-        Some(nid)
+        Some((nid, entry))
+    }
+
+    /// Ids whose nodes the checkpoint that is durable now does not have any more.
+    pub(super) fn ids_come_free(&mut self, gone: impl Iterator<Item = (Nid, u8)>) {
+        for (nid, version) in gone.take(MOST.saturating_sub(self.free.found.len())) {
+            self.free.found.insert(nid, version);
+        }
     }
 }
 
@@ -61,12 +71,12 @@ impl Nat {
         free.found.keys().next().copied().unwrap_or(first)
     }
 
-    /// An id for a new node of inode `ino` (`None`: of the inode that the node is).
+    /// An id for a new node, and its entry, of inode `ino` (`None`: of the inode that the node is).
     ///
     /// # Errors
     /// `NoSpace`: all are in use, which the counts of a volume in order keep from happening; the device
     /// fails.
-    pub fn new_id(&self, _: &Change<'_>, ino: Option<Nid>, tag: IoTag) -> Result<Nid> {
+    pub fn new_id(&self, _: &Change<'_>, ino: Option<Nid>, tag: IoTag) -> Result<(Nid, NatEntry)> {
         if let Some(nid) = self.state.lock().take_free(ino) {
             return Ok(nid);
         }
@@ -104,7 +114,9 @@ impl State {
         let first = block * nat::PER_BLOCK as u32;
         for slot in 0..nat::PER_BLOCK {
             let nid = Nid(first.saturating_add(slot as u32));
-            if !layout.is_nid(nid) || self.dirty.contains_key(&nid) {
+            // What was freed since the last durable checkpoint waits for the next.
+            let changed = self.dirty.contains_key(&nid) || self.committing.contains_key(&nid);
+            if !layout.is_nid(nid) || changed {
                 continue;
             }
             let journaled = self.journal.get(&nid).copied();

@@ -11,16 +11,20 @@ use steadfs_cache::MetaCache;
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::Result;
 
+use crate::disk::bits::{self, Order};
 use crate::disk::{BlockAddr, Checkpoint, DiskError, Layout, NatEntry, Nid, Structure, nat};
 use crate::fs::io_error;
 use crate::gate::Change;
 
+mod flush;
 mod free;
 
 use free::FreeIds;
 
 /// Blocks of the table read at once: nodes made together have neighbouring ids.
 const WINDOW: u64 = 16;
+
+pub use flush::{NatPlan, NatWrites};
 
 /// The node address table.
 pub struct Nat {
@@ -30,10 +34,12 @@ pub struct Nat {
 }
 
 struct State {
-    /// For each block whether the second copy is current.
-    second: Vec<bool>,
-    /// The checkpoint's journal.
+    /// For each block whether the second copy is current, as a checkpoint has it.
+    second: Vec<u8>,
+    /// The last durable checkpoint's journal.
     journal: BTreeMap<Nid, NatEntry>,
+    /// In the snapshot of the checkpoint under way.
+    committing: BTreeMap<Nid, NatEntry>,
     /// Changed since the last checkpoint's snapshot.
     dirty: BTreeMap<Nid, NatEntry>,
     /// Ids for new nodes.
@@ -49,12 +55,10 @@ impl Nat {
         checkpoint: &Checkpoint,
         journal: BTreeMap<Nid, NatEntry>,
     ) -> Self {
-        let second = (0..layout.nat_blocks)
-            .map(|block| checkpoint.nat_second(block))
-            .collect();
         let state = State {
-            second,
+            second: checkpoint.nat_bitmap.clone(),
             journal,
+            committing: BTreeMap::new(),
             dirty: BTreeMap::new(),
             free: FreeIds::new(layout, checkpoint.next_free_nid),
             commits: 0,
@@ -71,14 +75,37 @@ impl Nat {
     /// # Errors
     /// The id is not a possible one, or the device fails.
     pub fn entry(&self, nid: Nid, tag: IoTag) -> Result<NatEntry> {
+        self.check_id(nid)?;
+        self.look_up(nid, |state| state.overriding(nid), tag)
+    }
+
+    /// The entry as the last checkpoint has it, or the one under way.
+    ///
+    /// # Errors
+    /// As [`Nat::entry`].
+    pub fn in_checkpoint(&self, nid: Nid, tag: IoTag) -> Result<NatEntry> {
+        self.check_id(nid)?;
+        self.look_up(nid, |state| state.in_checkpoint(nid), tag)
+    }
+
+    fn check_id(&self, nid: Nid) -> Result<()> {
         if !self.layout.is_nid(nid) {
             let rule = "not a possible node";
             return Err(DiskError::field(Structure::Nat, "nid", nid.0, rule).into());
         }
+        Ok(())
+    }
+
+    fn look_up(
+        &self,
+        nid: Nid,
+        overriding: impl FnOnce(&State) -> Option<NatEntry>,
+        tag: IoTag,
+    ) -> Result<NatEntry> {
         let (block, slot) = self.layout.nat_slot(nid);
         let at = {
             let state = self.state.lock();
-            if let Some(entry) = state.overriding(nid) {
+            if let Some(entry) = overriding(&state) {
                 return Ok(entry);
             }
             state.block_at(&self.layout, block)
@@ -118,13 +145,9 @@ impl Nat {
         self.state.lock().dirty.insert(nid, entry);
     }
 
-    /// Says that there is no such node any more; where it lay. Its id can be used again after the next
-    /// checkpoint, with another version.
-    ///
-    /// # Errors
-    /// As [`Nat::entry`].
-    pub fn remove(&self, change: &Change<'_>, nid: Nid, tag: IoTag) -> Result<BlockAddr> {
-        let old = self.entry(nid, tag)?;
+    /// Says that there is no such node any more, of which `old` is the entry; where it lay. Its id can be
+    /// used again after the next checkpoint, with another version.
+    pub fn remove(&self, change: &Change<'_>, nid: Nid, old: NatEntry) -> BlockAddr {
         let version = match old.addr {
             BlockAddr::NEW => old.version,
             _ => old.version.wrapping_add(1),
@@ -135,7 +158,7 @@ impl Nat {
             addr: BlockAddr::NULL,
         };
         self.set(change, nid, gone);
-        Ok(old.addr)
+        old.addr
     }
 
     /// How many entries have changed since the last checkpoint's snapshot.
@@ -147,12 +170,18 @@ impl Nat {
 impl State {
     /// The entry where something overrides the table's block.
     fn overriding(&self, nid: Nid) -> Option<NatEntry> {
-        let found = self.dirty.get(&nid).or_else(|| self.journal.get(&nid));
-        found.copied()
+        let changed = self.dirty.get(&nid).copied();
+        changed.or_else(|| self.in_checkpoint(nid))
+    }
+
+    /// The same without what changed since the last snapshot.
+    fn in_checkpoint(&self, nid: Nid) -> Option<NatEntry> {
+        let committing = self.committing.get(&nid);
+        committing.or_else(|| self.journal.get(&nid)).copied()
     }
 
     fn block_at(&self, layout: &Layout, block: u32) -> DevBlock {
-        let second = self.second[block as usize];
+        let second = bits::get(Order::HighFirst, &self.second, block as usize);
         DevBlock(layout.nat_block(block, second).0.into())
     }
 }

@@ -14,7 +14,7 @@ use steadfs_rt::{Mutex, Rank, RwLock, RwLockWriteGuard};
 use steadfs_vfs::Result;
 
 use crate::disk::node::Footer;
-use crate::disk::{BLOCK_SIZE, Nid};
+use crate::disk::{BLOCK_SIZE, BlockAddr, NatEntry, Nid};
 use crate::gate::Change;
 
 const SHARDS: usize = 16;
@@ -31,8 +31,20 @@ pub struct Node {
 struct State {
     /// `None` until the first read has filled it, and when the node was freed.
     data: Option<Buf>,
+    /// What the node address table says of it.
+    entry: NatEntry,
     /// Newer than what was last placed in a log.
     dirty: bool,
+}
+
+/// A node that was given a place.
+pub struct PlacedNode {
+    /// Its content as it is to be written there.
+    pub data: Buf,
+    /// What the node address table says from now on.
+    pub entry: NatEntry,
+    /// Where it lay before.
+    pub old: BlockAddr,
 }
 
 impl Node {
@@ -56,6 +68,12 @@ impl Node {
     /// As [`Node::data`].
     pub fn footer(&self) -> Result<Footer> {
         Ok(Footer::parse(&self.data()?))
+    }
+
+    /// What the node address table says of it: whose it is, where it was placed last, which life of its id
+    /// it is.
+    pub fn entry(&self) -> NatEntry {
+        self.state.read().entry
     }
 
     fn is_gone(&self) -> steadfs_vfs::FsError {
@@ -143,15 +161,18 @@ impl NodeCache {
     pub fn get(
         &self,
         nid: Nid,
-        load: impl FnOnce() -> Result<Option<Buf>>,
+        load: impl FnOnce() -> Result<Option<(Buf, NatEntry)>>,
     ) -> Result<Option<Arc<Node>>> {
         let node = self.find_or_insert(nid);
         if node.state.read().data.is_some() {
             return Ok(Some(node));
         }
         let mut state = node.state.write();
-        if state.data.is_none() {
-            state.data = load()?;
+        if state.data.is_none()
+            && let Some((data, entry)) = load()?
+        {
+            state.data = Some(data);
+            state.entry = entry;
         }
         let is_there = state.data.is_some();
         drop(state);
@@ -159,12 +180,21 @@ impl NodeCache {
     }
 
     /// A node made now.
-    pub fn insert_new(&self, change: &Change<'_>, nid: Nid, block: Vec<u8>) -> Arc<Node> {
+    pub fn insert_new(
+        &self,
+        change: &Change<'_>,
+        nid: Nid,
+        entry: NatEntry,
+        block: &[u8],
+    ) -> Arc<Node> {
         // Freed ones leave, and their id is not used again before a checkpoint: a stranger may still
         // hold the old one, but nobody finds it here.
         let node = self.find_or_insert(nid);
-        node.state.write().data = Some(Buf::copy_of(&block));
-        self.mark(change, &node, &mut node.state.write());
+        let mut state = node.state.write();
+        state.data = Some(Buf::copy_of(block));
+        state.entry = entry;
+        self.mark(change, &node, &mut state);
+        drop(state);
         node
     }
 
@@ -207,20 +237,30 @@ impl NodeCache {
         }
     }
 
-    /// Gives a changed node its place: `work` writes the footer under the node's lock, and the content as it
-    /// is then is returned to be written. From here on it counts as written; `None` if it was not changed.
-    pub fn place(&self, node: &Node, work: impl FnOnce(&mut [u8])) -> Option<Buf> {
+    /// Gives a changed node its place: `work` finds it and writes the footer, under the node's lock. From
+    /// here on the node counts as written; `None` if it was not changed.
+    ///
+    /// # Errors
+    /// Those of `work`; the node is as dirty as it was.
+    pub fn place(
+        &self,
+        _: &Change<'_>,
+        node: &Node,
+        work: impl FnOnce(&mut [u8]) -> Result<BlockAddr>,
+    ) -> Result<Option<PlacedNode>> {
         let mut state = node.state.write();
         if !state.dirty {
-            return None;
+            return Ok(None);
         }
         let data = state.data.as_mut().expect("a dirty node has content");
-        work(data.make_mut());
-        let placed = data.clone();
-        let footer = Footer::parse(&placed);
+        let addr = work(data.make_mut())?;
+        let data = data.clone();
+        let footer = Footer::parse(&data);
         self.dirty.lock().remove(&(footer.ino, footer.offset));
         state.dirty = false;
-        Some(placed)
+        let old = std::mem::replace(&mut state.entry.addr, addr);
+        let entry = state.entry;
+        Ok(Some(PlacedNode { data, entry, old }))
     }
 
     /// How many nodes are changed and not written.

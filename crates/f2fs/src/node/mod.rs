@@ -8,14 +8,18 @@ use steadfs_cache::MetaBuf;
 use steadfs_vfs::Result;
 
 use crate::disk::node::Footer;
-use crate::disk::{BLOCK_SIZE, BlockAddr, DiskError, Nid, Structure, inode};
+use crate::disk::{BLOCK_SIZE, BlockAddr, DiskError, NatEntry, Nid, Structure, inode};
 use crate::fs::{F2fs, io_error};
 
 mod cache;
+pub mod chain;
+mod cut;
 mod tree;
+mod writes;
 
 pub use cache::{Node, NodeCache};
 pub use tree::{Found, Slot};
+pub use writes::NodeWrites;
 
 impl F2fs {
     /// A block of directory data in the main area.
@@ -38,14 +42,18 @@ impl F2fs {
     pub(crate) fn node(&self, nid: Nid, ino: Nid, tag: IoTag) -> Result<Option<Arc<Node>>> {
         let found = self.nodes.get(nid, || {
             if let Some(addr) = self.recovered.place(nid) {
-                return self.node_at(addr, nid, ino, tag).map(Some);
+                let version = 0;
+                let entry = NatEntry { version, ino, addr };
+                let data = self.node_at(addr, nid, ino, tag)?;
+                return Ok(Some((data, entry)));
             }
             let entry = self.nat.entry(nid, tag)?;
             if !entry.is_used() {
                 return Ok(None);
             }
             entry.validate(&self.layout, nid)?;
-            self.node_at(entry.addr, nid, entry.ino, tag).map(Some)
+            let data = self.node_at(entry.addr, nid, entry.ino, tag)?;
+            Ok(Some((data, entry)))
         })?;
         if let Some(node) = &found {
             node.footer()?.check(nid, ino)?;

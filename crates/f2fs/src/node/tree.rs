@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::Buf;
-use steadfs_vfs::{FsError, Result};
+use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::Node;
 use crate::disk::node::{Footer, NodePath, PER_NODE, XATTR_OFFSET};
@@ -16,6 +16,7 @@ use crate::disk::{self, BLOCK_SIZE, BlockAddr, Layout, Nid, inode, node};
 use crate::fs::F2fs;
 use crate::gate::Change;
 use crate::inode::Inode;
+use crate::segment::Owner;
 
 /// Where a file's block is named.
 #[derive(Clone)]
@@ -31,6 +32,15 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// What the summary of a block named here says.
+    pub fn owner(&self) -> Owner {
+        Owner {
+            nid: self.node.nid(),
+            version: self.node.entry().version,
+            slot: self.slot,
+        }
+    }
+
     /// The address in the slot `ahead` of this one, in the node's content.
     pub fn addr(&self, layout: &Layout, core: &disk::Inode, data: &Buf, ahead: u16) -> BlockAddr {
         let slot = self.slot + ahead;
@@ -204,17 +214,19 @@ impl F2fs {
     ) -> Result<Arc<Node>> {
         self.mark_dirty(change, inode, tag)?;
         let ino = inode.nid();
-        let nid = self.nat.new_id(change, Some(ino), tag)?;
+        let (nid, entry) = self.nat.new_id(change, Some(ino), tag)?;
         let footer = Footer {
             nid,
             ino,
             offset,
+            cold: inode.kind() != FileKind::Directory,
             ..Footer::default()
         };
         inode.node_made(offset);
         self.space.use_node(false);
         core.blocks += 1;
-        Ok(self.nodes.insert_new(change, nid, node::new_block(&footer)))
+        let block = node::new_block(&footer);
+        Ok(self.nodes.insert_new(change, nid, entry, &block))
     }
 
     /// The address in a slot as it is stored, special values included.
@@ -303,7 +315,7 @@ impl F2fs {
         if let Some(node) = self.xattr_node(inode, core, tag)? {
             self.mark_dirty(change, inode, tag)?;
             core.xattr_nid = Nid(0);
-            self.free_node(change, inode, core, &node, tag)?;
+            self.free_node(change, inode, core, &node);
         }
         Ok(())
     }
@@ -315,15 +327,13 @@ impl F2fs {
         inode: &Inode,
         core: &mut disk::Inode,
         node: &Node,
-        tag: IoTag,
-    ) -> Result<()> {
-        let old = self.nat.remove(change, node.nid(), tag)?;
+    ) {
+        let old = self.nat.remove(change, node.nid(), node.entry());
         self.nodes.forget(change, node);
         self.cut.lock().insert(inode.nid());
         core.blocks = core.blocks.saturating_sub(1).max(1);
         self.space.free_node(false);
         self.invalidate(change, old);
-        Ok(())
     }
 
     /// A new inode with its node, of a number that was promised as a node. `make` gets the number and
@@ -335,18 +345,19 @@ impl F2fs {
         make: impl FnOnce(Nid) -> disk::Inode,
         tag: IoTag,
     ) -> Result<Arc<Inode>> {
-        let nid = self.nat.new_id(change, None, tag)?;
+        let (nid, entry) = self.nat.new_id(change, None, tag)?;
         let core = make(nid);
         let footer = Footer {
             nid,
             ino: nid,
+            cold: core.kind() != Some(FileKind::Directory),
             ..Footer::default()
         };
         let mut block = vec![0; BLOCK_SIZE];
         footer.encode_into(&mut block);
         core.encode_into(&self.layout, &mut block)?;
         self.space.use_node(true);
-        let node = self.nodes.insert_new(change, nid, block);
+        let node = self.nodes.insert_new(change, nid, entry, &block);
         let inode = self.inodes.insert(Inode::new(self, nid, core, 0)?);
         self.inodes.note_dirty(&inode, node);
         Ok(inode)
@@ -356,7 +367,7 @@ impl F2fs {
     pub(crate) fn free_inode(&self, change: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<()> {
         let nid = inode.nid();
         let node = self.inode_node(nid, tag)?;
-        let old = self.nat.remove(change, nid, tag)?;
+        let old = self.nat.remove(change, nid, node.entry());
         inode.set_dead();
         self.inodes.remove(nid);
         self.nodes.forget(change, &node);

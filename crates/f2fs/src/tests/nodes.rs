@@ -110,8 +110,7 @@ fn trees_grow_and_are_counted() {
     };
     fs.free_xattr_node(&change, &inode, &mut core, tag).unwrap();
     assert!(xattr.data().is_err());
-    fs.free_node(&change, &inode, &mut core, &slot.node, tag)
-        .unwrap();
+    fs.free_node(&change, &inode, &mut core, &slot.node);
     drop(core);
     fs.free_inode(&change, &inode, tag).unwrap();
     drop(change);
@@ -129,9 +128,9 @@ fn ids_are_given_out_once_and_not_again_before_a_checkpoint() {
     let change = fs.change().unwrap();
     let mut seen = std::collections::BTreeSet::new();
     for _ in 0..1200 {
-        let nid = fs.nat.new_id(&change, None, tag).unwrap();
+        let (nid, entry) = fs.nat.new_id(&change, None, tag).unwrap();
         assert!(fs.layout.is_nid(nid) && nid != Nid::ROOT && seen.insert(nid));
-        fs.nat.remove(&change, nid, tag).unwrap();
+        fs.nat.remove(&change, nid, entry);
     }
     // All of a small table.
     let mut left = u64::from(fs.layout.max_nid) - 1200;

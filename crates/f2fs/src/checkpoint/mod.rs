@@ -1,0 +1,168 @@
+//! Checkpoints: the volume as a whole made durable in one step.
+//!
+//! ```text
+//! lock → [nothing changed: done] → gate alone: snapshot → I/O beside new operations → last block → committed
+//! ```
+//!
+//! *Snapshot* (`snapshot`) is pure computing: every changed node and directory block gets its place, tables
+//! and counts are copied. *I/O* (`write`): nodes, directories, tables, the pack but its last block; then the
+//! last block with a flush before it and durable itself. Only that makes the pack valid: until then a mount
+//! finds the other pack, and nothing that one refers to has been written over.
+//!
+//! A checkpoint has no step that waits for data of files: it names only what is written.
+//!
+//! A failure stops the volume: its first cause is kept, nothing is acknowledged after it.
+
+mod load;
+mod snapshot;
+mod steps;
+mod write;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use steadfs_base::IoTag;
+use steadfs_rt::{Condvar, Mutex, Rank};
+use steadfs_vfs::{FsError, Result};
+
+pub use load::{Current, load, read_blocks};
+pub(crate) use snapshot::Marks;
+pub use steps::Steps;
+pub use write::Writes;
+
+use crate::disk::Checkpoint;
+use crate::fs::F2fs;
+
+/// Why a checkpoint is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Somebody waits for what was done so far to be durable, or there is too much of it.
+    Sync,
+    /// The volume is left: summaries of nodes are in the pack.
+    Unmount,
+}
+
+/// The checkpoints of a mounted volume.
+pub struct Checkpoints {
+    /// One at a time.
+    one: Mutex<()>,
+    state: Mutex<State>,
+    /// Another one has become durable, or will not.
+    ended: Condvar,
+    /// Packs written.
+    written: AtomicU64,
+    /// How long the last one took, by steps.
+    last_steps: Mutex<Option<Steps>>,
+}
+
+struct State {
+    /// The last durable one.
+    last: Checkpoint,
+    /// Which pack it lies in.
+    pack: u32,
+    /// The version of the last snapshot: of `last`, or of the one under way.
+    version: u64,
+    /// What nodes written now carry.
+    node_version: u64,
+}
+
+impl Checkpoints {
+    /// After a mount found `last` in `pack`.
+    pub fn new(last: Checkpoint, pack: u32) -> Self {
+        let state = State {
+            version: last.version,
+            node_version: last.node_version(),
+            last,
+            pack,
+        };
+        Self {
+            one: Mutex::new(Rank::Checkpoint, ()),
+            state: Mutex::new(Rank::Super, state),
+            ended: Condvar::new(),
+            written: AtomicU64::new(0),
+            last_steps: Mutex::new(Rank::Leaf, None),
+        }
+    }
+
+    /// The last durable one.
+    pub fn last(&self) -> Checkpoint {
+        self.state.lock().last.clone()
+    }
+
+    /// What a node that is placed now carries, and the version of the checkpoint it comes after. Inside a
+    /// change both stay.
+    pub fn node_version(&self) -> (u64, u64) {
+        let state = self.state.lock();
+        (state.node_version, state.version)
+    }
+
+    /// Packs written since the mount.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// How long the last checkpoint took, by steps.
+    pub fn last_steps(&self) -> Option<Steps> {
+        self.last_steps.lock().clone()
+    }
+}
+
+impl F2fs {
+    /// Makes everything durable that was done before the call; what files have only in memory is not part
+    /// of it.
+    ///
+    /// # Errors
+    /// The device failed, now or earlier: nothing is acknowledged any more.
+    pub(crate) fn checkpoint(&self, reason: Reason, tag: IoTag) -> Result<()> {
+        let mut steps = Steps::begin();
+        let one = self.checkpoints.one.lock();
+        steps.ended("wait for another checkpoint");
+        self.check_writable()?;
+        if reason == Reason::Sync && !self.has_changed() {
+            return Ok(());
+        }
+        let result = self
+            .write_checkpoint(reason, tag, &mut steps)
+            .inspect_err(|error| self.stop(&format!("a checkpoint failed: {error}")));
+        drop(one);
+        // Whoever waits for this one learns that it is durable or never will be; the lock, so that none is
+        // between looking and waiting.
+        drop(self.checkpoints.state.lock());
+        self.checkpoints.ended.notify_all();
+        steps.warn_if_slow();
+        *self.checkpoints.last_steps.lock() = Some(steps);
+        result
+    }
+
+    fn write_checkpoint(&self, reason: Reason, tag: IoTag, steps: &mut Steps) -> Result<()> {
+        let change = self.change_alone()?;
+        steps.ended("wait for operations");
+        let snapshot = self.take_snapshot(&change, reason)?;
+        drop(change);
+        steps.ended("snapshot");
+        self.write_snapshot(snapshot, tag, steps)
+    }
+
+    /// Whether a checkpoint would say anything new.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.nodes.dirty_count() > 0
+            || self.nat.dirty_count() > 0
+            || self.inodes.has_dirty()
+            || self.orphans.has_changed()
+            || !self.dirty_directories().is_empty()
+    }
+
+    /// Waits until the checkpoint of this version is durable.
+    ///
+    /// # Errors
+    /// It failed.
+    pub(crate) fn wait_checkpoint(&self, version: u64) -> Result<()> {
+        let mut state = self.checkpoints.state.lock();
+        while state.last.version < version {
+            if let Some(cause) = self.stopped_because() {
+                return Err(FsError::Stopped(cause));
+            }
+            self.checkpoints.ended.wait(&mut state);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,267 @@
+//! The snapshot: what the next checkpoint will say, taken while nothing changes. No I/O.
+
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_block::Buf;
+use steadfs_cache::Taken;
+use steadfs_vfs::{FileKind, FsError, Result};
+
+use super::Reason;
+use crate::disk::checkpoint::{ALLOC_HOLES, CpFlags};
+use crate::disk::node::{Footer, NodeKind};
+use crate::disk::summary::Compacted;
+use crate::disk::{BlockAddr, Checkpoint, LogType, Nid, SEGMENT_BLOCKS, inode, orphan};
+use crate::fs::F2fs;
+use crate::gate::Change;
+use crate::inode::Inode;
+use crate::nat::NatPlan;
+use crate::node::{Found, Node};
+use crate::segment::SegmentSnapshot;
+
+/// Flags that a checkpoint has anew, or not at all.
+const RENEWED: CpFlags = CpFlags::UNMOUNT
+    .union(CpFlags::ORPHANS)
+    .union(CpFlags::COMPACT_SUMMARIES)
+    .union(CpFlags::FASTBOOT)
+    .union(CpFlags::NAT_BITS)
+    .union(CpFlags::TRIMMED)
+    .union(CpFlags::NOCRC_RECOVERY);
+
+/// A directory's block that was given a place.
+pub struct DirBlock {
+    pub inode: Arc<Inode>,
+    pub block: u64,
+    pub addr: BlockAddr,
+    pub data: Buf,
+}
+
+/// What a checkpoint will write.
+pub struct Snapshot {
+    pub checkpoint: Checkpoint,
+    /// The pack's first block and payload.
+    pub head: Vec<u8>,
+    pub orphans: Vec<Vec<u8>>,
+    pub nat: NatPlan,
+    pub segments: SegmentSnapshot,
+    pub nodes: Vec<(BlockAddr, Buf)>,
+    pub dirs: Vec<DirBlock>,
+    /// Summaries of nodes are part of the pack.
+    pub node_summaries: bool,
+    /// Writes of nodes begun before, by an fsync, are part of what it refers to.
+    pub writes_before: u64,
+}
+
+/// The log that a node goes to.
+pub fn log_of(footer: &Footer) -> LogType {
+    match footer.kind() {
+        NodeKind::Indirect | NodeKind::DoubleIndirect => LogType::ColdNode,
+        // The kernel says of files' nodes that they are cold, and puts them into the warm log.
+        _ if footer.cold => LogType::WarmNode,
+        _ => LogType::HotNode,
+    }
+}
+
+impl F2fs {
+    /// Directories (and long symbolic links) with changed blocks.
+    pub(crate) fn dirty_directories(&self) -> Vec<Arc<Inode>> {
+        let files = self.writeback.dirty_files();
+        let mut found: Vec<Arc<Inode>> = files
+            .into_iter()
+            .filter_map(|ino| self.inodes.find(Nid(u32::try_from(ino).ok()?)).ok())
+            .filter(|inode| inode.kind() != FileKind::Regular)
+            .collect();
+        found.sort_unstable_by_key(|inode| inode.nid());
+        found
+    }
+
+    pub(super) fn take_snapshot(&self, change: &Change<'_>, reason: Reason) -> Result<Snapshot> {
+        let mut dirs = Vec::new();
+        let placed = self.place_everything(change, &mut dirs);
+        let nodes = match placed {
+            Ok(nodes) => nodes,
+            Err(error) => {
+                self.give_back(&dirs, &error);
+                return Err(error);
+            }
+        };
+        let writes_before = self.node_writes.begun();
+        let nat = self.nat.snapshot();
+        let segments = self.segments().snapshot();
+        let orphans = orphan::encode(&self.orphans.snapshot());
+        let node_summaries = reason == Reason::Unmount;
+        let mut checkpoint = self.compose(&nat, &segments, orphans.len(), node_summaries);
+        let head = checkpoint.encode(&self.layout)?;
+        self.cut.lock().clear();
+        let mut state = self.checkpoints.state.lock();
+        state.version = checkpoint.version;
+        state.node_version = checkpoint.node_version();
+        drop(state);
+        Ok(Snapshot {
+            checkpoint,
+            head,
+            orphans,
+            nat,
+            segments,
+            nodes,
+            dirs,
+            node_summaries,
+            writes_before,
+        })
+    }
+
+    /// Gives every changed block a place: directories, inodes into their nodes, nodes.
+    fn place_everything(
+        &self,
+        change: &Change<'_>,
+        dirs: &mut Vec<DirBlock>,
+    ) -> Result<Vec<(BlockAddr, Buf)>> {
+        for inode in self.dirty_directories() {
+            self.place_directory(change, &inode, dirs)?;
+        }
+        for inode in self.inodes.dirty() {
+            let core = inode.core.read();
+            self.store_inode(change, &inode, &core)?;
+        }
+        let (node_version, _) = self.checkpoints.node_version();
+        let mut nodes = Vec::with_capacity(self.nodes.dirty_count());
+        for (_, node) in self.nodes.dirty() {
+            let placed = self.place_node(change, &node, node_version, Marks::default())?;
+            nodes.extend(placed);
+        }
+        Ok(nodes)
+    }
+
+    fn place_directory(
+        &self,
+        change: &Change<'_>,
+        inode: &Arc<Inode>,
+        dirs: &mut Vec<DirBlock>,
+    ) -> Result<()> {
+        // Who changed the block made its slot and marked the slot's node: nothing is read here.
+        let tag = IoTag::default();
+        let taken = inode.pages.take_dirty(0..u64::MAX, usize::MAX);
+        let mut core = inode.core.write();
+        for Taken { block, data, .. } in taken {
+            dirs.push(DirBlock {
+                inode: Arc::clone(inode),
+                block: block.0,
+                addr: BlockAddr::NULL,
+                data,
+            });
+            let Found::Slot(slot) = self.find_slot(inode, &core, block.0, tag)? else {
+                let why = format!("inode {}: block {} has no slot", inode.nid(), block.0);
+                return Err(FsError::Corrupt(why));
+            };
+            let placed = self.segments().place(LogType::HotData, slot.owner())?;
+            dirs.last_mut().expect("just pushed").addr = placed.addr;
+            self.set_slot(change, inode, &mut core, &slot, placed.addr, tag)?;
+        }
+        Ok(())
+    }
+
+    /// Blocks taken from directories are dirty again: the checkpoint will not be.
+    pub(super) fn give_back(&self, dirs: &[DirBlock], error: &FsError) {
+        let error = steadfs_block::IoError {
+            op: steadfs_block::Op::Write,
+            offset: 0,
+            len: 0,
+            cause: error.to_string(),
+        };
+        for dir in dirs {
+            let run = dir.block..dir.block + 1;
+            dir.inode.pages.landed(run, Err(&error), false);
+        }
+    }
+
+    /// Gives a node its place in its log, if it is dirty: where it goes, and what is to be written there.
+    pub(crate) fn place_node(
+        &self,
+        change: &Change<'_>,
+        node: &Node,
+        node_version: u64,
+        marks: Marks,
+    ) -> Result<Option<(BlockAddr, Buf)>> {
+        let placed = self.nodes.place(change, node, |block| {
+            let footer = Footer::parse(block);
+            let at = self.segments().place_node(log_of(&footer), footer.nid)?;
+            let footer = Footer {
+                cp_version: node_version,
+                next: at.next,
+                fsync: marks.fsync,
+                dentry: marks.dentry,
+                ..footer
+            };
+            footer.encode_into(block);
+            if footer.offset == 0 {
+                inode::seal(&self.layout, block);
+            }
+            Ok(at.addr)
+        })?;
+        Ok(placed.map(|placed| {
+            self.nat.set(change, node.nid(), placed.entry);
+            self.invalidate(change, placed.old);
+            (placed.entry.addr, placed.data)
+        }))
+    }
+
+    /// The numbers of the next checkpoint.
+    fn compose(
+        &self,
+        nat: &NatPlan,
+        segments: &SegmentSnapshot,
+        orphan_blocks: usize,
+        node_summaries: bool,
+    ) -> Checkpoint {
+        let last = self.checkpoints.last();
+        let counts = self.space.counts();
+        let entries = [LogType::HotData, LogType::WarmData, LogType::ColdData].map(|log| {
+            let open = segments.logs[log.index()];
+            match open.alloc {
+                ALLOC_HOLES => SEGMENT_BLOCKS,
+                _ => open.offset.into(),
+            }
+        });
+        let packed = Compacted::blocks_for(entries.iter().sum::<u32>() as usize) as u32;
+        let compacted = packed < 3;
+        let mut flags = last.flags.without(RENEWED).union(CpFlags::CRC_RECOVERY);
+        let mut set = |on: bool, flag| {
+            if on {
+                flags = flags.union(flag);
+            }
+        };
+        set(orphan_blocks > 0, CpFlags::ORPHANS);
+        set(compacted, CpFlags::COMPACT_SUMMARIES);
+        set(node_summaries, CpFlags::UNMOUNT);
+        set(self.is_damaged(), CpFlags::FSCK);
+        let start_sum = 1 + self.layout.cp_payload + orphan_blocks as u32;
+        let data_blocks = packed.min(3);
+        let node_blocks = if node_summaries { 3 } else { 0 };
+        Checkpoint {
+            version: last.version + 1,
+            user_blocks: counts.user_blocks,
+            valid_blocks: counts.valid_blocks,
+            free_segments: segments.free_segments,
+            logs: segments.logs,
+            flags,
+            pack_blocks: start_sum + data_blocks + node_blocks + 1,
+            start_sum,
+            valid_nodes: counts.valid_nodes as u32,
+            valid_inodes: counts.valid_inodes as u32,
+            next_free_nid: self.nat.next_free(),
+            elapsed: segments.elapsed,
+            sit_bitmap: segments.sit_bitmap.clone(),
+            nat_bitmap: nat.bitmap.clone(),
+            ..last
+        }
+    }
+}
+
+/// Marks of a node that fsync writes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Marks {
+    /// The last of an fsync.
+    pub fsync: bool,
+    /// The inode's name is to be made by recovery.
+    pub dentry: bool,
+}

@@ -1,0 +1,170 @@
+//! The I/O of a checkpoint, beside new operations, and its end.
+
+use steadfs_base::{DevBlock, IoTag};
+use steadfs_block::{Bio, Buf, IoError, IoHandle};
+use steadfs_vfs::Result;
+
+use super::Steps;
+use super::snapshot::{DirBlock, Snapshot};
+use crate::disk::{BLOCK_SIZE, BlockAddr};
+use crate::fs::{F2fs, io_error};
+use crate::nat::NatWrites;
+
+use std::sync::atomic::Ordering;
+
+/// Blocks in one request at most.
+const MAX_RUN: usize = 256;
+
+/// Requests under way.
+#[derive(Default)]
+pub struct Writes(Vec<IoHandle>);
+
+impl Writes {
+    /// Waits for all of them; the first failure, after all have ended.
+    ///
+    /// # Errors
+    /// A write failed.
+    pub fn wait(self) -> Result<(), IoError> {
+        let mut first = Ok(());
+        for io in self.0 {
+            first = first.and(io.wait());
+        }
+        first
+    }
+}
+
+impl F2fs {
+    /// Submits blocks, those that lie one behind the other together.
+    pub(crate) fn submit_blocks(&self, blocks: &[(BlockAddr, Buf)], tag: IoTag, to: &mut Writes) {
+        let plug = self.queue.plug();
+        let follows = |a: &(BlockAddr, Buf), b: &(BlockAddr, Buf)| a.0.0 + 1 == b.0.0;
+        for run in blocks.chunk_by(follows) {
+            for part in run.chunks(MAX_RUN) {
+                let offset = u64::from(part[0].0.0) * BLOCK_SIZE as u64;
+                let bufs = part.iter().map(|(_, data)| data.clone()).collect();
+                to.0.push(plug.submit(Bio::write(offset, bufs), tag));
+            }
+        }
+    }
+
+    /// Writes what a snapshot says, and makes it what a mount finds.
+    pub(super) fn write_snapshot(
+        &self,
+        mut snapshot: Snapshot,
+        tag: IoTag,
+        steps: &mut Steps,
+    ) -> Result<()> {
+        let pack = 1 - self.checkpoints.state.lock().pack;
+        let written = self.write_all(&mut snapshot, pack, tag, steps);
+        if let Err(error) = &written {
+            self.give_back(&snapshot.dirs, error);
+            self.segments().abandoned(&snapshot.segments);
+        }
+        self.end_checkpoint(snapshot, pack, written?);
+        steps.ended("commit");
+        Ok(())
+    }
+
+    fn write_all(
+        &self,
+        snapshot: &mut Snapshot,
+        pack: u32,
+        tag: IoTag,
+        steps: &mut Steps,
+    ) -> Result<NatWrites> {
+        let mut writes = Writes::default();
+        snapshot.nodes.sort_unstable_by_key(|(addr, _)| *addr);
+        self.submit_blocks(&snapshot.nodes, tag, &mut writes);
+        snapshot.dirs.sort_unstable_by_key(|dir| dir.addr);
+        let dirs: Vec<_> = snapshot
+            .dirs
+            .iter()
+            .map(|d| (d.addr, d.data.clone()))
+            .collect();
+        self.submit_blocks(&dirs, tag, &mut writes);
+        steps.ended("submit nodes and directories");
+        let nat = self.nat.complete(&snapshot.nat, tag)?;
+        steps.ended("read node addresses");
+        let (segments, nodes) = (&mut snapshot.segments, snapshot.node_summaries);
+        segments.complete(&self.layout, &self.queue, nodes, tag)?;
+        steps.ended("read summaries");
+        self.submit_blocks(&nat, tag, &mut writes);
+        self.submit_blocks(snapshot.segments.sit_writes(), tag, &mut writes);
+        let summaries = snapshot.segments.summary_writes(&self.layout);
+        self.submit_blocks(&summaries, tag, &mut writes);
+        self.meta_writes
+            .nat
+            .fetch_add(nat.len() as u64, Ordering::Relaxed);
+        let sit = snapshot.segments.sit_writes().len() as u64;
+        self.meta_writes.sit.fetch_add(sit, Ordering::Relaxed);
+        self.meta_writes
+            .ssa
+            .fetch_add(summaries.len() as u64, Ordering::Relaxed);
+        let body = self.pack_body(snapshot, pack);
+        let blocks = body.len() as u64 + 1;
+        self.meta_writes.cp.fetch_add(blocks, Ordering::Relaxed);
+        self.submit_blocks(&body, tag, &mut writes);
+        steps.ended("submit tables and pack");
+        writes.wait().map_err(io_error)?;
+        steps.ended("wait for tables, nodes and pack");
+        self.node_writes.wait(snapshot.writes_before)?;
+        steps.ended("wait for nodes of fsync");
+        self.write_last(snapshot, pack, tag)?;
+        steps.ended("last block");
+        Ok(nat)
+    }
+
+    /// All blocks of the pack but the last.
+    fn pack_body(&self, snapshot: &Snapshot, pack: u32) -> Vec<(BlockAddr, Buf)> {
+        let mut blocks: Vec<Buf> = Vec::new();
+        let head = snapshot.head.chunks(BLOCK_SIZE);
+        blocks.extend(head.map(Buf::copy_of));
+        blocks.extend(snapshot.orphans.iter().map(|block| Buf::copy_of(block)));
+        let data = snapshot.segments.data_summaries(snapshot.nat.journal());
+        blocks.extend(data.blocks);
+        if snapshot.node_summaries {
+            blocks.extend(snapshot.segments.node_summaries());
+        }
+        let start = self.layout.pack_start(pack);
+        assert_eq!(
+            blocks.len() + 1,
+            snapshot.checkpoint.pack_blocks as usize,
+            "the pack is as long as its first block says"
+        );
+        (0..).map(|n| start.plus(n)).zip(blocks).collect()
+    }
+
+    /// Writes the block that makes the pack valid; everything before it is durable then, and it too.
+    fn write_last(&self, snapshot: &Snapshot, pack: u32, tag: IoTag) -> Result<()> {
+        let last = snapshot.checkpoint.pack_blocks - 1;
+        let at = self.layout.pack_start(pack).plus(last);
+        let block = Buf::copy_of(&snapshot.head[..BLOCK_SIZE]);
+        let bio = Bio::write(u64::from(at.0) * BLOCK_SIZE as u64, vec![block]);
+        let bio = bio.preflush_and_fua();
+        self.queue.submit(bio, tag).wait().map_err(io_error)
+    }
+
+    /// The checkpoint is durable: what it freed can be used.
+    fn end_checkpoint(&self, snapshot: Snapshot, pack: u32, nat: NatWrites) {
+        for DirBlock {
+            inode,
+            block,
+            addr,
+            data,
+        } in snapshot.dirs
+        {
+            // Readers find it there once the mapping has let it go.
+            self.meta.put(DevBlock(addr.0.into()), data);
+            inode.pages.landed(block..block + 1, Ok(()), false);
+        }
+        let freed = self.segments().committed(&snapshot.segments);
+        drop(freed);
+        let ids = self.nat.committed(snapshot.nat, nat);
+        self.space.ids_available(ids);
+        let mut state = self.checkpoints.state.lock();
+        state.last = snapshot.checkpoint;
+        state.pack = pack;
+        drop(state);
+        self.checkpoints.written.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,157 @@
+//! What fsync writes of a file's nodes: a chain in the warm node log that recovery follows.
+//!
+//! All changed direct nodes of the file, then its inode; **only the last is marked**. So recovery takes
+//! everything that one fsync wrote, or nothing. Each node says where the log goes on, so a node is found
+//! only through those before it, whoever wrote them: an fsync ends when all writes of nodes that began
+//! before it have ended. It comes after a checkpoint whose version its nodes carry; if that one is not
+//! durable yet, the fsync is not either.
+
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_block::{Bio, Buf};
+use steadfs_vfs::{FsError, Result};
+
+use super::Node;
+use super::writes::NodeWrite;
+use crate::checkpoint::{Marks, Writes};
+use crate::disk::node::NodeKind;
+use crate::disk::{BLOCK_SIZE, BlockAddr, Nid};
+use crate::fs::{F2fs, io_error};
+use crate::inode::Inode;
+
+/// How a chain becomes durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Barrier {
+    /// Not by us (`fsync_mode=nobarrier`).
+    None,
+    /// A FLUSH behind it.
+    Flush,
+    /// Nothing that was written before is lost where the marked node is found: its data went to new places.
+    Ordered,
+}
+
+/// Nodes of an fsync with their places.
+pub struct Chain<'f> {
+    write: NodeWrite<'f>,
+    /// The marked one last.
+    blocks: Vec<(BlockAddr, Buf)>,
+    /// The checkpoint it comes after.
+    version: u64,
+    /// Whether all have a place.
+    whole: Result<()>,
+}
+
+impl F2fs {
+    /// Gives places to what changed of a file's nodes; `None` if nothing did. `named`: no checkpoint has the
+    /// inode, so recovery has to make its name. The caller holds `inode.flush`.
+    pub(crate) fn place_chain(
+        &self,
+        inode: &Inode,
+        named: bool,
+        tag: IoTag,
+    ) -> Result<Option<Chain<'_>>> {
+        let change = self.change()?;
+        let core = inode.core.read();
+        self.store_inode(&change, inode, &core)?;
+        let ino = inode.nid();
+        if named {
+            let node = self.inode_node(ino, tag)?;
+            drop(self.nodes.change(&change, &node)?);
+        }
+        let mut nodes: Vec<Arc<Node>> = Vec::new();
+        let mut last = None;
+        for (offset, node) in self.nodes.dirty_of(ino) {
+            match NodeKind::at(offset) {
+                NodeKind::Inode => last = Some(node),
+                NodeKind::Direct | NodeKind::Xattr => nodes.push(node),
+                // Recovery makes them anew.
+                NodeKind::Indirect | NodeKind::DoubleIndirect => {}
+            }
+        }
+        let dentry = named && last.is_some();
+        nodes.extend(last);
+        let Some(marked) = nodes.len().checked_sub(1) else {
+            return Ok(None);
+        };
+        let (node_version, version) = self.checkpoints.node_version();
+        let mut chain = Chain {
+            write: self.node_writes.begin(),
+            blocks: Vec::with_capacity(nodes.len()),
+            version,
+            whole: Ok(()),
+        };
+        for (n, node) in nodes.iter().enumerate() {
+            let marks = Marks {
+                fsync: n == marked,
+                dentry: n == marked && dentry,
+            };
+            match self.place_node(&change, node, node_version, marks) {
+                Ok(placed) => chain.blocks.extend(placed),
+                // Those that have a place are written all the same: the table says that they lie there.
+                Err(error) => {
+                    chain.whole = Err(error);
+                    break;
+                }
+            }
+        }
+        Ok(Some(chain))
+    }
+
+    /// Writes a chain; it is durable when this returns well.
+    ///
+    /// # Errors
+    /// `NoSpace`: not all nodes have a place; the fsync can be tried again when there is room. The device
+    /// failed: the volume stops, as nodes are not where the table says.
+    pub(crate) fn write_chain(&self, chain: Chain<'_>, how: Barrier, tag: IoTag) -> Result<()> {
+        let Chain {
+            write,
+            mut blocks,
+            version,
+            whole,
+        } = chain;
+        let before = write.before();
+        let marked = (how == Barrier::Ordered).then(|| blocks.pop()).flatten();
+        let written = self.write_nodes(&blocks, tag).and_then(|()| {
+            let Some((at, data)) = marked else {
+                return Ok(());
+            };
+            self.node_writes.wait(before)?;
+            let bio = Bio::write(u64::from(at.0) * BLOCK_SIZE as u64, vec![data]);
+            let io = self.queue.submit(bio.preflush_and_fua(), tag);
+            io.wait().map_err(io_error)
+        });
+        match &written {
+            Ok(()) => write.end(),
+            Err(error) => {
+                self.stop(&format!("a node could not be written: {error}"));
+                drop(write);
+            }
+        }
+        written?;
+        whole?;
+        self.node_writes.wait(before)?;
+        if how == Barrier::Flush {
+            self.queue.flush(tag).wait().map_err(|error| {
+                self.stop(&format!("a flush failed: {error}"));
+                io_error(error)
+            })?;
+        }
+        self.wait_checkpoint(version)
+    }
+
+    fn write_nodes(&self, blocks: &[(BlockAddr, Buf)], tag: IoTag) -> Result<()> {
+        let mut writes = Writes::default();
+        self.submit_blocks(blocks, tag, &mut writes);
+        writes.wait().map_err(io_error)
+    }
+
+    /// Whether the last checkpoint, or the one under way, has this inode: recovery finds it there.
+    pub(crate) fn is_in_checkpoint(&self, ino: Nid, tag: IoTag) -> Result<bool> {
+        match self.nat.in_checkpoint(ino, tag) {
+            Ok(entry) => Ok(entry.is_used() && entry.ino == ino),
+            Err(FsError::Corrupt(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

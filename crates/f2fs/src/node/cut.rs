@@ -1,0 +1,192 @@
+//! Freeing what lies behind a block of a file: data, and nodes that name nothing else.
+
+use steadfs_base::IoTag;
+use steadfs_vfs::Result;
+
+use crate::disk::node::PER_NODE;
+use crate::disk::{self, BlockAddr, Nid, inode, node};
+use crate::fs::F2fs;
+use crate::gate::Change;
+use crate::inode::Inode;
+
+/// What became of a node.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It names blocks that stay, or was not reached yet.
+    Stays,
+    Freed,
+}
+
+/// One call's work.
+struct Cut<'c> {
+    fs: &'c F2fs,
+    change: &'c Change<'c>,
+    inode: &'c Inode,
+    core: &'c mut disk::Inode,
+    /// Blocks that nodes of each kind lead to: direct, indirect, double indirect.
+    sizes: [u64; 3],
+    /// The first block that goes.
+    from: u64,
+    /// Direct nodes that may still be looked at.
+    left: u32,
+    tag: IoTag,
+}
+
+/// The inode's five ids: slot, place in the tree of the node, and its kind as an index into the sizes.
+const TOP: [(u16, u32, usize); 5] = [
+    (4, 2 * PER_NODE + 5, 2),
+    (3, PER_NODE + 4, 1),
+    (2, 3, 1),
+    (1, 2, 0),
+    (0, 1, 0),
+];
+
+impl F2fs {
+    /// Frees the blocks of a file from `from` on, the last first, and the nodes that name no others; at most
+    /// `limit` direct nodes in one call. Whether all are freed: the caller goes on otherwise, in this
+    /// change or another.
+    ///
+    /// # Errors
+    /// Damage, or the device; what was freed so far is counted.
+    pub(crate) fn cut_tree(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        from: u64,
+        limit: u32,
+        tag: IoTag,
+    ) -> Result<bool> {
+        self.mark_dirty(change, inode, tag)?;
+        let fanout = core.fanout(&self.layout);
+        let (direct, per) = (u64::from(fanout.direct), u64::from(PER_NODE));
+        let mut cut = Cut {
+            fs: self,
+            change,
+            inode,
+            core,
+            sizes: [direct, direct * per, direct * per * per],
+            from,
+            left: limit,
+            tag,
+        };
+        for (slot, offset, kind) in TOP {
+            let base = fanout.first_block_below(offset);
+            if base + cut.sizes[kind] <= from {
+                break;
+            }
+            let own = self.inode_node(inode.nid(), tag)?;
+            let nid = inode::nid_at(&own.data()?, slot);
+            if nid.some().is_none() {
+                continue;
+            }
+            let Some(fate) = cut.node(nid, offset, kind, base)? else {
+                return Ok(false);
+            };
+            if fate == Fate::Freed {
+                let mut data = self.nodes.change(change, &own)?;
+                inode::set_nid_at(&mut data, slot, Nid(0));
+            }
+        }
+        cut.own_slots(fanout.inode)?;
+        Ok(true)
+    }
+}
+
+impl Cut<'_> {
+    /// Cuts below a node; `None` when the limit is reached.
+    fn node(&mut self, nid: Nid, offset: u32, kind: usize, base: u64) -> Result<Option<Fate>> {
+        let Some(below) = kind.checked_sub(1) else {
+            return self.direct(nid, offset, base);
+        };
+        let ino = self.inode.nid();
+        let node = self.fs.expect_node(nid, ino, offset, self.tag)?;
+        let size = self.sizes[below];
+        // Children lie behind their parent in the tree; those of indirect nodes have children of their own.
+        let step = if below == 0 { 1 } else { PER_NODE + 1 };
+        let ids = node.data()?;
+        for slot in (0..PER_NODE as u16).rev() {
+            let child_base = base + u64::from(slot) * size;
+            if child_base + size <= self.from {
+                break;
+            }
+            let child = node::child(&ids, slot);
+            if child.some().is_none() {
+                continue;
+            }
+            let place = offset + 1 + u32::from(slot) * step;
+            match self.node(child, place, below, child_base)? {
+                None => return Ok(None),
+                Some(Fate::Stays) => {}
+                Some(Fate::Freed) => {
+                    let mut data = self.fs.nodes.change(self.change, &node)?;
+                    node::set_child(&mut data, slot, Nid(0));
+                }
+            }
+        }
+        if base < self.from {
+            return Ok(Some(Fate::Stays));
+        }
+        self.fs.free_node(self.change, self.inode, self.core, &node);
+        Ok(Some(Fate::Freed))
+    }
+
+    fn direct(&mut self, nid: Nid, offset: u32, base: u64) -> Result<Option<Fate>> {
+        let Some(left) = self.left.checked_sub(1) else {
+            return Ok(None);
+        };
+        self.left = left;
+        let node = self
+            .fs
+            .expect_node(nid, self.inode.nid(), offset, self.tag)?;
+        let first = self.from.saturating_sub(base) as u16;
+        if first == 0 {
+            let data = node.data()?;
+            let old = (0..self.sizes[0] as u16).map(|slot| node::addr(&data, slot));
+            let old = old.collect();
+            self.fs.free_node(self.change, self.inode, self.core, &node);
+            self.let_go(old);
+            return Ok(Some(Fate::Freed));
+        }
+        let mut old = Vec::new();
+        let mut data = self.fs.nodes.change(self.change, &node)?;
+        for slot in first..self.sizes[0] as u16 {
+            old.push(node::addr(&data, slot));
+            node::set_addr(&mut data, slot, BlockAddr::NULL);
+        }
+        drop(data);
+        self.let_go(old);
+        Ok(Some(Fate::Stays))
+    }
+
+    /// Frees the blocks that the inode names itself.
+    fn own_slots(&mut self, count: u32) -> Result<()> {
+        if self.from >= count.into() {
+            return Ok(());
+        }
+        let layout = &self.fs.layout;
+        let own = self.fs.inode_node(self.inode.nid(), self.tag)?;
+        let mut old = Vec::new();
+        let mut data = self.fs.nodes.change(self.change, &own)?;
+        for slot in self.from as u16..count as u16 {
+            old.push(self.core.addr(layout, &data, slot));
+            self.core.set_addr(layout, &mut data, slot, BlockAddr::NULL);
+        }
+        drop(data);
+        self.let_go(old);
+        Ok(())
+    }
+
+    /// Nothing names these any more.
+    fn let_go(&mut self, old: Vec<BlockAddr>) {
+        let counted = old.iter().filter(|addr| self.core.counts(**addr)).count() as u64;
+        if counted > 0 {
+            self.core.extent.len = 0;
+        }
+        self.core.blocks = self.core.blocks.saturating_sub(counted).max(1);
+        self.fs.space.free_blocks(counted);
+        for addr in old {
+            self.fs.invalidate(self.change, addr);
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Checkpoints of changes made by hand, judged by fsck.f2fs and by a mount that reads.
+
+use std::fs;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use steadfs_base::{FileBlock, IoTag};
+use steadfs_block::{Buf, MemDevice};
+use steadfs_vfs::{Cx, FileSystem};
+
+use super::mount_device;
+use crate::F2fs;
+use crate::checkpoint::Reason;
+use crate::disk::dentry::{self, DentryLayout, Entry};
+use crate::disk::{self, BLOCK_SIZE, BlockAddr, Nid, hash};
+use crate::format::{FormatOptions, image};
+use crate::inode::Inode;
+use crate::node::Found;
+use crate::node::chain::Barrier;
+use crate::segment::Purpose;
+use crate::space::Need;
+
+/// Lets fsck.f2fs look at a device.
+pub(super) fn judge(device: &MemDevice) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), device.to_bytes()).unwrap();
+    let out = Command::new("fsck.f2fs")
+        .args(["-f", "--dry-run"])
+        .arg(file.path())
+        .output()
+        .expect("fsck.f2fs is installed");
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let bad = text.contains("[FAIL]") || text.contains("ASSERT") || text.contains("[FIX]");
+    assert!(out.status.success() && !bad, "{text}");
+}
+
+/// Mounts for changes by hand.
+fn writable(device: &Arc<MemDevice>) -> Arc<F2fs> {
+    let fs = mount_device(device).unwrap();
+    fs.begin_writing().unwrap();
+    fs.read_only.store(false, Ordering::Release);
+    fs
+}
+
+/// Makes a file of `blocks` blocks with a name in the root directory, as one operation each.
+fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
+    let tag = IoTag::default();
+    let need = |blocks, nodes| Need { blocks, nodes };
+    fs.space.promise(need(0, 1), false).unwrap();
+    let change = fs.change().unwrap();
+    let core = |_| disk::Inode {
+        mode: 0o100_644,
+        links: 1,
+        blocks: 1,
+        size: blocks * BLOCK_SIZE as u64,
+        parent: Nid::ROOT,
+        name: name.to_vec(),
+        ..disk::Inode::default()
+    };
+    let inode = fs.new_inode(&change, core, tag).unwrap();
+    let root = fs.inode(Nid::ROOT, tag).unwrap();
+    let mut root_core = root.core.write();
+    fs.mark_dirty(&change, &root, tag).unwrap();
+    let Found::Slot(slot) = fs.find_slot(&root, &root_core, 0, tag).unwrap() else {
+        panic!("the root directory has a block");
+    };
+    drop(fs.nodes.change(&change, &slot.node).unwrap());
+    root_core.mtime.secs += 1;
+    let at = fs.addr_in(&root_core, &slot).unwrap();
+    let fill = || fs.main_block(at, tag).map(|buf| buf.data());
+    let insert = |bytes: &mut [u8]| {
+        let layout = DentryLayout::BLOCK;
+        let slot = dentry::find_room(&layout, bytes, dentry::slots_for(name.len())).unwrap();
+        let entry = Entry {
+            slot,
+            hash: hash::of_name(name),
+            ino: inode.nid(),
+            file_type: 1,
+            name,
+        };
+        dentry::insert(&layout, bytes, &entry);
+    };
+    root.pages.edit(FileBlock(0), tag, fill, insert).unwrap();
+    drop(root_core);
+    drop(change);
+    fs.space.promise(need(blocks, 0), false).unwrap();
+    fs.promise_nodes(&inode, 0..blocks, false, tag).unwrap();
+    for block in 0..blocks {
+        write_block(fs, &inode, block);
+    }
+    inode
+}
+
+fn content(inode: &Inode, block: u64) -> Buf {
+    Buf::copy_of(&[(u64::from(inode.nid().0) * 7 + block) as u8; BLOCK_SIZE])
+}
+
+/// Writes a block's data somewhere and names it.
+fn write_block(fs: &F2fs, inode: &Inode, block: u64) {
+    let tag = IoTag::default();
+    let run = fs
+        .segments()
+        .claim(disk::LogType::WarmData, 1, Purpose::User)
+        .unwrap();
+    let at = u64::from(run.start.0) * BLOCK_SIZE as u64;
+    fs.queue
+        .write(at, vec![content(inode, block)], tag)
+        .unwrap();
+    let change = fs.change().unwrap();
+    let mut core = inode.core.write();
+    let slot = fs.make_slot(&change, inode, &mut core, block, tag).unwrap();
+    fs.segments().name(run.start, slot.owner());
+    fs.set_slot(&change, inode, &mut core, &slot, run.start, tag)
+        .unwrap();
+}
+
+fn check_file(fs: &F2fs, name: &[u8], blocks: u64) {
+    let cx = Cx::default();
+    let attr = fs.lookup(&cx, fs.root(), name).unwrap();
+    assert_eq!(attr.size, blocks * BLOCK_SIZE as u64);
+    let inode = fs.by_number(attr.ino, IoTag::default()).unwrap();
+    for block in 0..blocks {
+        let data = fs.read(&cx, attr.ino, block * BLOCK_SIZE as u64, BLOCK_SIZE);
+        assert_eq!(data.unwrap().to_vec()[..], content(&inode, block)[..]);
+    }
+}
+
+#[test]
+fn files_reach_the_device_with_each_checkpoint() {
+    let device = image(200 << 20, &FormatOptions::default()).unwrap();
+    let fs = writable(&device);
+    let tag = IoTag::default();
+    assert!(!fs.has_changed());
+    fs.checkpoint(Reason::Sync, tag).unwrap();
+    assert_eq!(fs.checkpoints.written(), 0, "nothing changed");
+    let mut files = Vec::new();
+    for round in 0..6u64 {
+        for n in 0..round * 6 {
+            let name = format!("file {round} {n}");
+            // A few go through direct nodes.
+            let blocks = if n == 3 { 950 + round } else { n % 3 };
+            make_file(&fs, name.as_bytes(), blocks);
+            files.push((name, blocks));
+        }
+        fs.checkpoint(Reason::Sync, tag).unwrap();
+        fs.segments().check();
+        let image = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+        judge(&image);
+        let reader = mount_device(&image).unwrap();
+        for (name, blocks) in &files {
+            check_file(&reader, name.as_bytes(), *blocks);
+        }
+    }
+    assert_eq!(fs.checkpoints.written(), 5);
+    for (name, blocks) in &files {
+        check_file(&fs, name.as_bytes(), *blocks);
+    }
+    // An unmount's has the summaries of nodes, and another mount goes on from there.
+    fs.checkpoint(Reason::Unmount, tag).unwrap();
+    judge(&device);
+    let fs = writable(&device);
+    make_file(&fs, b"after", 2000);
+    let inode = fs
+        .lookup(&Cx::default(), fs.root(), b"file 3 3")
+        .unwrap()
+        .ino;
+    let inode = fs.by_number(inode, tag).unwrap();
+    for block in (0..950).step_by(7) {
+        write_block_again(&fs, &inode, block);
+    }
+    fs.checkpoint(Reason::Unmount, tag).unwrap();
+    judge(&device);
+    let reader = mount_device(&device).unwrap();
+    check_file(&reader, b"after", 2000);
+    check_file(&reader, b"file 3 3", 953);
+}
+
+fn write_block_again(fs: &F2fs, inode: &Inode, block: u64) {
+    let before = fs.space.counts();
+    let old = fs.slot(inode, block, IoTag::default()).unwrap();
+    write_block(fs, inode, block);
+    assert!(!fs.segments().is_valid(old) && old != BlockAddr::NULL);
+    assert_eq!(fs.space.counts(), before);
+}
+
+#[test]
+fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
+    let device = image(64 << 20, &FormatOptions::default()).unwrap();
+    let fs = writable(&device);
+    let tag = IoTag::default();
+    let old = make_file(&fs, b"old", 1000);
+    fs.checkpoint(Reason::Sync, tag).unwrap();
+    let sync = |inode: &Inode, how| {
+        let named = !fs.is_in_checkpoint(inode.nid(), tag).unwrap();
+        let chain = fs.place_chain(inode, named, tag).unwrap();
+        fs.write_chain(chain.expect("something changed"), how, tag)
+            .unwrap();
+    };
+    // A new file, whose name is made by recovery, and blocks of an old one through two nodes.
+    let new = make_file(&fs, b"new", 930);
+    sync(&new, Barrier::Ordered);
+    write_block(&fs, &old, 5);
+    write_block(&fs, &old, 990);
+    let found = |blocks: u64| {
+        let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+        judge(&copy);
+        let reader = mount_device(&copy).unwrap();
+        check_file(&reader, b"old", 1000);
+        check_file(&reader, b"new", 930);
+        let inode = reader
+            .lookup(&Cx::default(), reader.root(), b"old")
+            .unwrap()
+            .ino;
+        let inode = reader.by_number(inode, tag).unwrap();
+        (0..1000)
+            .filter(|n| reader.slot(&inode, *n, tag) == fs.slot(&old, *n, tag))
+            .count() as u64
+            == blocks
+    };
+    assert!(found(998), "not synced yet");
+    sync(&old, Barrier::Flush);
+    assert!(found(1000));
+    assert!(fs.place_chain(&old, false, tag).unwrap().is_none());
+    // The chain of one whose mark is not written counts for nothing, and stops nobody later.
+    write_block(&fs, &old, 7);
+    let chain = fs.place_chain(&old, false, tag).unwrap().unwrap();
+    write_block(&fs, &new, 3);
+    assert!(found(999));
+    fs.write_chain(chain, Barrier::None, tag).unwrap();
+    sync(&new, Barrier::Ordered);
+    assert!(found(1000));
+    // A checkpoint takes over.
+    fs.checkpoint(Reason::Sync, tag).unwrap();
+    assert!(found(1000));
+    assert_eq!(fs.dirty_directories().len(), 0);
+}
+
+#[test]
+fn cutting_frees_everything_behind_in_bounded_steps() {
+    let device = image(64 << 20, &FormatOptions::default()).unwrap();
+    let fs = writable(&device);
+    let tag = IoTag::default();
+    let inode = make_file(&fs, b"sparse", 3);
+    let before = fs.space.counts();
+    let fanout = inode.core.read().fanout(&fs.layout);
+    let (own, direct) = (u64::from(fanout.inode), u64::from(fanout.direct));
+    let per = u64::from(disk::node::PER_NODE);
+    let behind_indirect = own + (2 + 2 * per) * direct;
+    let marks = [
+        own - 1,
+        own,
+        own + direct + 9,
+        own + 2 * direct + 5,
+        own + (2 + per) * direct + 8,
+        behind_indirect,
+        behind_indirect + per * direct,
+        behind_indirect + (per + 7) * direct,
+        fanout.max_blocks() - 1,
+    ];
+    for block in marks {
+        fs.space
+            .promise(
+                Need {
+                    blocks: 1,
+                    nodes: 0,
+                },
+                false,
+            )
+            .unwrap();
+        fs.promise_nodes(&inode, block..block + 1, false, tag)
+            .unwrap();
+        write_block(&fs, &inode, block);
+    }
+    let full = fs.space.counts();
+    assert_eq!(full.promised, 0);
+    let cut = |from: u64, limit: u32| {
+        let change = fs.change().unwrap();
+        let mut core = inode.core.write();
+        fs.cut_tree(&change, &inode, &mut core, from, limit, tag)
+            .unwrap()
+    };
+    assert!(!cut(behind_indirect + 1, 2), "two nodes of three");
+    assert!(cut(behind_indirect + 1, 2));
+    let named = |block| fs.slot(&inode, block, tag).unwrap() != BlockAddr::NULL;
+    assert_eq!(marks.map(named).iter().filter(|x| **x).count(), 6);
+    fs.checkpoint(Reason::Sync, tag).unwrap();
+    assert_eq!(fs.space.counts().freed_nodes, 0);
+    let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+    judge(&copy);
+    assert!(cut(own + direct, 100));
+    assert_eq!(marks.map(named).iter().filter(|x| **x).count(), 2);
+    assert!(cut(3, 100));
+    fs.checkpoint(Reason::Unmount, tag).unwrap();
+    assert_eq!(fs.space.counts(), before);
+    fs.segments().check();
+    judge(&device);
+}
