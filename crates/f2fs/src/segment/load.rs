@@ -7,6 +7,7 @@ use steadfs_block::{Bio, Buf, IoHandle, Queue};
 use steadfs_rt::{Mutex, Rank, now};
 use steadfs_vfs::Result;
 
+use super::clean::Cleaning;
 use super::logs::{Log, Logs, Usage};
 use super::policy::{AllocMode, Demand, Mode, Policy};
 use super::summary::Edit;
@@ -86,8 +87,7 @@ impl Segments {
             policy,
             demand: Demand::default(),
             usage: Usage::default(),
-            greedy_cursor: 0,
-            cleaning: None,
+            cleaning: Cleaning::default(),
         };
         let inner = Inner {
             logs,

@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::policy::{AllocMode, Demand, Policy, Purpose, hole_types};
+use super::clean::Cleaning;
+use super::policy::{AllocMode, Demand, Mode, Policy, Purpose, hole_types};
 use super::summary::Edit;
 use super::table::{State, Table};
 use crate::disk::checkpoint::{ALLOC_HOLES, ALLOC_LOG, OpenLog};
@@ -59,10 +60,8 @@ pub(super) struct Logs {
     pub policy: Policy,
     pub demand: Demand,
     pub usage: Usage,
-    /// Where the last search for holes (or for a segment to clean, greedily) ended.
-    pub greedy_cursor: u32,
-    /// The section being cleaned: nothing is written to it.
-    pub cleaning: Option<u32>,
+    /// What cleaning has to remember.
+    pub cleaning: Cleaning,
 }
 
 impl Logs {
@@ -157,7 +156,7 @@ impl Logs {
     }
 
     /// Where a log goes on: a segment, and whether in its holes.
-    fn choose(&mut self, kind: LogType, purpose: Purpose) -> Option<(SegNo, bool)> {
+    pub fn choose(&mut self, kind: LogType, purpose: Purpose) -> Option<(SegNo, bool)> {
         let log = &self.logs[kind.index()];
         let (old, in_holes) = (log.segment, log.holes);
         let following = SegNo(old.0 + 1);
@@ -175,14 +174,14 @@ impl Logs {
             return Some((segment, true));
         }
         let kept = match purpose {
-            Purpose::User => self.policy.reserved_sections,
+            Purpose::User => self.policy.kept_from_users(self.demand, per_section),
             Purpose::Reserved => 0,
         };
         if free > kept {
             let section = self.table.free_sections().next_around(self.hint(kind, old));
             return section.map(|section| (SegNo(section * per_section), false));
         }
-        let may = self.policy.mode == super::policy::Mode::Adaptive && !wants_holes;
+        let may = self.policy.mode == Mode::Adaptive && !wants_holes;
         let segment = if may { self.find_holes(kind) } else { None };
         segment.map(|segment| (segment, true))
     }
@@ -210,21 +209,21 @@ impl Logs {
                     candidates: self.table.dirty(other),
                     total: self.table.len(),
                     unit: 1,
-                    cursor: self.greedy_cursor,
+                    cursor: self.cleaning.greedy_cursor,
                     from_cursor,
                     limit: Some(self.policy.max_search),
                     rules: Rules::Linux618,
                 },
                 |n| {
                     let at = SegNo(n);
-                    if self.cleaning == Some(self.table.section_of(at)) {
+                    if self.cleaning.victim == Some(self.table.section_of(at)) {
                         return None;
                     }
                     let busy = self.table.busy(at).count();
                     (busy < SEGMENT_BLOCKS).then_some(busy.into())
                 },
             );
-            self.greedy_cursor = found.cursor;
+            self.cleaning.greedy_cursor = found.cursor;
             self.usage.scanned += u64::from(found.looked_at);
             if let Some((segment, _)) = found.victim {
                 return Some(SegNo(segment));

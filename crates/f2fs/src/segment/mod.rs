@@ -12,6 +12,7 @@
 //!
 //! One lock (rank `Group`) covers it all; nothing waits inside it.
 
+mod clean;
 mod load;
 mod logs;
 pub mod map;
@@ -31,6 +32,7 @@ use steadfs_block::Queue;
 use steadfs_rt::{Instant, Mutex, now};
 use steadfs_vfs::{FsError, Result};
 
+pub use clean::{Cost, Search, Victim};
 pub use logs::Usage;
 use logs::{Logs, Place};
 pub use map::Map;

@@ -1,26 +1,7 @@
 //! When and where new segments are opened: the kernel's rules as plain functions of numbers.
 
 use crate::disk::{LogType, SEGMENT_BLOCKS};
-
-/// `mode=`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Logs go through free segments, and fill holes of others where those get scarce.
-    #[default]
-    Adaptive,
-    /// Only free segments are written.
-    Lfs,
-}
-
-/// `alloc_mode=`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AllocMode {
-    /// Free segments are looked for from where the log is.
-    #[default]
-    Default,
-    /// From the volume's first: freed space is used again soon.
-    Reuse,
-}
+pub use crate::options::{AllocMode, Mode};
 
 /// What decides where logs go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +46,10 @@ const fn sections(blocks: u32, per_section: u32) -> u32 {
     blocks.div_ceil(per_section * SEGMENT_BLOCKS)
 }
 
+/// Sections that users' data always leaves for nodes and cleaning, however small the volume's reserve:
+/// one for each log.
+const LEAST_KEPT: u32 = LogType::ALL.len() as u32;
+
 impl Policy {
     /// Whether logs fill holes (`f2fs_need_SSR`).
     pub const fn wants_holes(&self, free: u32, demand: Demand, per_section: u32) -> bool {
@@ -80,6 +65,55 @@ impl Policy {
         let kept = self.min_ssr_sections.saturating_add(self.reserved_sections);
         let needed = nodes.saturating_add(2 * dentries).saturating_add(inodes);
         free <= needed.saturating_add(kept)
+    }
+
+    /// Free sections that users' data may not take: what changed nodes and directories will need, and
+    /// some to clean with, up to the volume's reserve.
+    pub fn kept_from_users(&self, demand: Demand, per_section: u32) -> u32 {
+        let nodes = demand.nodes.saturating_add(demand.inodes);
+        let needed = sections(nodes, per_section) + 2 * sections(demand.dentries, per_section);
+        self.reserved_sections
+            .min(LEAST_KEPT.saturating_add(needed))
+    }
+
+    /// Whether cleaning has to make room before more is changed (`has_not_enough_free_secs`): `free`
+    /// sections do not cover what is in memory and the reserve. `room(log)`: blocks that a log can still
+    /// write in its section.
+    pub fn is_short(
+        &self,
+        free: u32,
+        demand: Demand,
+        per_section: u32,
+        room: impl Fn(LogType) -> u32,
+    ) -> bool {
+        let size = per_section * SEGMENT_BLOCKS;
+        let nodes = demand.nodes.saturating_add(demand.inodes);
+        let nodes = nodes.saturating_add(demand.dentries);
+        let data = match self.mode {
+            Mode::Lfs => demand.data,
+            Mode::Adaptive => 0,
+        };
+        let parts = [nodes, demand.dentries, data];
+        let lower = parts
+            .iter()
+            .fold(0u32, |n, part| n.saturating_add(part / size));
+        let partly = parts.iter().filter(|part| *part % size > 0).count() as u32;
+        let lower = lower.saturating_add(self.reserved_sections);
+        if free > lower.saturating_add(partly) {
+            return false;
+        }
+        if free <= lower {
+            return true;
+        }
+        let fits = |log: LogType| {
+            let part = match log {
+                LogType::HotData => demand.dentries.saturating_add(data),
+                log if log.is_node() => nodes,
+                _ => data,
+            };
+            part % size <= room(log)
+        };
+        !LogType::ALL.into_iter().all(fits)
     }
 }
 
@@ -128,6 +162,17 @@ mod tests {
             ..policy
         };
         assert!(!lfs.wants_holes(0, demand, 1));
+        let room = |_: LogType| 100;
+        assert!(!policy.is_short(11, Demand::default(), 1, room));
+        assert!(policy.is_short(10, Demand::default(), 1, room));
+        // One section of nodes for sure, and perhaps two more.
+        assert!(!policy.is_short(14, demand, 1, room));
+        assert!(policy.is_short(11, demand, 1, room));
+        assert!(!policy.is_short(12, demand, 1, room));
+        assert!(policy.is_short(12, demand, 1, |_| 1));
+        assert!(lfs.is_short(29, demand, 1, room));
+        assert_eq!(policy.kept_from_users(demand, 1), 10);
+        assert_eq!(policy.kept_from_users(Demand::default(), 1), 6);
         let forced = Policy {
             force_holes: true,
             ..policy

@@ -56,6 +56,17 @@ struct Touched {
     claimed: Map,
 }
 
+/// What is in a section.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Content {
+    /// Segments that are not free.
+    used: u32,
+    /// Segments in which a log is.
+    open: u32,
+    /// Valid blocks.
+    valid: u32,
+}
+
 /// All segments of a volume.
 pub struct Table {
     segments: Vec<Segment>,
@@ -66,9 +77,11 @@ pub struct Table {
     changed: BTreeSet<u32>,
     /// A checkpoint is being written.
     under_way: bool,
-    /// Segments that are not free, by section.
-    used: Vec<u32>,
+    /// What is in each section.
+    in_section: Vec<Content>,
     free_sections: BitSet,
+    /// Sections without a log in which some but not all blocks are valid.
+    dirty_sections: BitSet,
     /// Segments in state `Dirty`, by type.
     dirty: [BitSet; 6],
     by_state: [u32; STATES],
@@ -109,8 +122,9 @@ impl Table {
             touched: BTreeMap::new(),
             changed: BTreeSet::new(),
             under_way: false,
-            used: vec![0; count.div_ceil(per_section) as usize],
+            in_section: vec![Content::default(); count.div_ceil(per_section) as usize],
             free_sections,
+            dirty_sections: BitSet::new(sections),
             dirty: std::array::from_fn(|_| BitSet::new(count)),
             by_state,
             valid_data: 0,
@@ -133,7 +147,14 @@ impl Table {
         if entry.valid > 0 {
             self.oldest = self.oldest.min(entry.mtime);
         }
+        self.content(at).valid += u32::from(entry.valid);
         self.classify(at, false);
+        self.judge_section(at);
+    }
+
+    fn content(&mut self, at: SegNo) -> &mut Content {
+        let section = self.section_of(at);
+        &mut self.in_section[section as usize]
     }
 
     /// Forgets that anything differs from the device, as after reading the table.
@@ -197,6 +218,35 @@ impl Table {
     /// Sections with nothing in use.
     pub const fn free_sections(&self) -> &BitSet {
         &self.free_sections
+    }
+
+    /// Sections without a log in which some but not all blocks are valid.
+    pub const fn dirty_sections(&self) -> &BitSet {
+        &self.dirty_sections
+    }
+
+    /// Valid blocks of a section.
+    pub fn valid_in(&self, section: u32) -> u32 {
+        self.in_section[section as usize].valid
+    }
+
+    /// The segments of a section.
+    pub fn segments_of(&self, section: u32) -> impl Iterator<Item = SegNo> + use<> {
+        let first = section * self.per_section;
+        (first..first + self.per_section).map(SegNo)
+    }
+
+    /// When the blocks of a section were written, on average.
+    pub fn age_stamp(&self, section: u32) -> u64 {
+        let stamps = self
+            .segments_of(section)
+            .map(|at| self.segments[at.0 as usize].mtime);
+        stamps.fold(0u64, u64::saturating_add) / u64::from(self.per_section)
+    }
+
+    /// The least time stamp of a segment with valid blocks so far.
+    pub const fn oldest(&self) -> u64 {
+        self.oldest
     }
 
     /// Segments in state `Dirty` that hold this type.
@@ -335,9 +385,15 @@ impl Table {
         let kind = segment.kind;
         let total = self.valid_of(kind);
         *total = total.saturating_add_signed(change);
+        let content = self.content(at);
+        content.valid = if change > 0 {
+            content.valid + 1
+        } else {
+            content.valid - 1
+        };
         self.changed.insert(at.0);
-        let open = self.state(at) == State::Open;
-        self.classify(at, open);
+        self.classify(at, false);
+        self.judge_section(at);
     }
 
     /// Opens a segment for a log of this type.
@@ -366,8 +422,11 @@ impl Table {
         self.segments[at.0 as usize].state = State::Free;
         self.by_state[State::Open as usize] -= 1;
         self.by_state[State::Free as usize] += 1;
-        self.use_section(at, false);
+        let content = self.content(at);
+        content.open -= 1;
+        content.used -= 1;
         self.settle(at);
+        self.judge_section(at);
     }
 
     /// Says what kind of blocks a segment without valid ones is going to hold.
@@ -376,12 +435,15 @@ impl Table {
         self.segments[at.0 as usize].kind = kind;
     }
 
-    fn use_section(&mut self, at: SegNo, used: bool) {
+    /// Finds out what a section is after one of its segments changed.
+    fn judge_section(&mut self, at: SegNo) {
         let section = self.section_of(at);
-        let count = &mut self.used[section as usize];
-        *count = if used { *count + 1 } else { *count - 1 };
         if section < self.sections {
-            self.free_sections.put(section, *count == 0);
+            let content = self.in_section[section as usize];
+            let all = self.per_section * SEGMENT_BLOCKS;
+            let dirty = content.open == 0 && content.valid > 0 && content.valid < all;
+            self.free_sections.put(section, content.used == 0);
+            self.dirty_sections.put(section, dirty);
         }
     }
 
@@ -410,9 +472,10 @@ impl Table {
         if new == State::Dirty {
             self.dirty[kind.index()].put(at.0, true);
         }
-        if (old == State::Free) != (new == State::Free) {
-            self.use_section(at, new != State::Free);
-        }
+        let content = self.content(at);
+        content.used = content.used + u32::from(new != State::Free) - u32::from(old != State::Free);
+        content.open += u32::from(new == State::Open);
+        self.judge_section(at);
         self.by_state[old as usize] -= 1;
         self.by_state[new as usize] += 1;
         self.segments[at.0 as usize].state = new;
@@ -476,7 +539,7 @@ impl Table {
     pub fn check(&self) {
         let mut by_state = [0; STATES];
         let mut dirty: [u32; 6] = [0; 6];
-        let mut used = vec![0; self.used.len()];
+        let mut sections = vec![Content::default(); self.in_section.len()];
         let mut totals = (0, 0);
         for n in 0..self.len() {
             let at = SegNo(n);
@@ -504,7 +567,10 @@ impl Table {
                 assert_eq!(listed, is, "segment {n} in the list of {kind:?}");
                 dirty[kind.index()] += u32::from(is);
             }
-            used[self.section_of(at) as usize] += u32::from(segment.state != State::Free);
+            let content = &mut sections[self.section_of(at) as usize];
+            content.used += u32::from(segment.state != State::Free);
+            content.open += u32::from(segment.state == State::Open);
+            content.valid += valid;
             let total = if segment.kind.is_node() {
                 &mut totals.1
             } else {
@@ -523,11 +589,15 @@ impl Table {
             "each has one state"
         );
         assert_eq!(dirty, LogType::ALL.map(|kind| self.dirty(kind).count()));
-        assert_eq!(used, self.used);
+        assert_eq!(sections, self.in_section);
         assert_eq!(totals, self.totals());
         for section in 0..self.sections {
-            let free = used[section as usize] == 0;
+            let content = sections[section as usize];
+            let free = content.used == 0;
             assert_eq!(self.free_sections.get(section), free, "section {section}");
+            let partly = content.valid > 0 && content.valid < self.per_section * SEGMENT_BLOCKS;
+            let dirty = partly && content.open == 0;
+            assert_eq!(self.dirty_sections.get(section), dirty, "section {section}");
         }
     }
 }

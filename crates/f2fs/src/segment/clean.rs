@@ -1,0 +1,223 @@
+//! Which section is cleaned next, and what cleaning has to remember of segments.
+
+use std::collections::BTreeSet;
+
+use super::Segments;
+use super::logs::Logs;
+use super::policy::Purpose;
+use super::table::State;
+use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
+use crate::victim::{self, Rules, Scan};
+
+/// What a section to be cleaned is judged by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cost {
+    /// The fewest valid blocks.
+    Greedy,
+    /// Few valid blocks, and old ones: what is old will not become invalid by itself.
+    CostBenefit,
+}
+
+/// How a section to be cleaned is looked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Search<'a> {
+    /// What counts.
+    pub cost: Cost,
+    /// A writer waits for space: sections that background cleaning has begun come first, and every
+    /// section is looked at.
+    pub foreground: bool,
+    /// Candidates looked at in the background (`max_victim_search`).
+    pub limit: u32,
+    /// Sections that were tried in vain.
+    pub skip: &'a BTreeSet<u32>,
+}
+
+/// What cleaning has to remember of segments.
+#[derive(Default)]
+pub(super) struct Cleaning {
+    /// The section being cleaned: nothing is written to it.
+    pub victim: Option<u32>,
+    /// Where the last greedy search ended, for cleaning and for holes.
+    pub greedy_cursor: u32,
+    /// Where the last search by cost and benefit ended.
+    benefit_cursor: u32,
+    /// Sections that background cleaning has begun and not emptied.
+    begun: BTreeSet<u32>,
+    /// Sections with blocks of pinned files, which nothing moves.
+    pinned: BTreeSet<u32>,
+}
+
+/// A section chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Victim {
+    /// Its number.
+    pub section: u32,
+    /// Its valid blocks.
+    pub valid: u32,
+    /// Candidates looked at.
+    pub looked_at: u32,
+}
+
+/// The cost of cleaning a section by what it costs (reading it all, writing what is valid) and what
+/// that brings (its free blocks, for as long as the valid ones are old): the less, the better.
+/// `percent`: valid blocks; the stamps in seconds of mounted time.
+fn cost_benefit(percent: u64, stamp: u64, oldest: u64, newest: u64) -> u64 {
+    let span = newest.saturating_sub(oldest);
+    let since = stamp.clamp(oldest, newest.max(oldest)) - oldest;
+    let age = match (100 * u128::from(since)).checked_div(u128::from(span)) {
+        Some(young) => 100 - young as u64,
+        None => 0,
+    };
+    u64::from(u32::MAX) - 100 * (100 - percent) * age / (100 + percent)
+}
+
+impl Logs {
+    /// Whether a section may be cleaned at all.
+    fn may_clean(&self, section: u32) -> bool {
+        // Blocks under way get their names soon; then it is worth a look.
+        let claimed = |at: SegNo| !self.table.claimed(at).is_empty();
+        self.cleaning.victim != Some(section) && !self.table.segments_of(section).any(claimed)
+    }
+
+    fn pick(&mut self, search: Search<'_>, now: u64) -> Option<Victim> {
+        if search.foreground {
+            let begun: Vec<u32> = self.cleaning.begun.iter().copied().collect();
+            for section in begun {
+                self.cleaning.begun.remove(&section);
+                let dirty = self.table.dirty_sections().get(section);
+                if dirty && !search.skip.contains(&section) && self.may_clean(section) {
+                    let valid = self.table.valid_in(section);
+                    return Some(Victim {
+                        section,
+                        valid,
+                        looked_at: 0,
+                    });
+                }
+            }
+        }
+        let cursor = match search.cost {
+            Cost::Greedy => self.cleaning.greedy_cursor / self.table.per_section(),
+            Cost::CostBenefit => self.cleaning.benefit_cursor,
+        };
+        let (oldest, all) = (
+            self.table.oldest(),
+            self.table.per_section() * SEGMENT_BLOCKS,
+        );
+        let found = victim::scan(
+            Scan {
+                candidates: self.table.dirty_sections(),
+                total: self.table.sections(),
+                unit: 1,
+                cursor,
+                from_cursor: true,
+                limit: (!search.foreground).then_some(search.limit),
+                rules: Rules::Linux618,
+            },
+            |section| {
+                let barred = search.skip.contains(&section)
+                    || self.cleaning.pinned.contains(&section)
+                    || !search.foreground && self.cleaning.begun.contains(&section)
+                    || !self.may_clean(section);
+                if barred {
+                    return None;
+                }
+                let valid = self.table.valid_in(section);
+                Some(match search.cost {
+                    Cost::Greedy => valid.into(),
+                    Cost::CostBenefit => {
+                        let percent = u64::from(valid) * 100 / u64::from(all);
+                        cost_benefit(percent, self.table.age_stamp(section), oldest, now)
+                    }
+                })
+            },
+        );
+        match search.cost {
+            Cost::Greedy => self.cleaning.greedy_cursor = found.cursor * self.table.per_section(),
+            Cost::CostBenefit => self.cleaning.benefit_cursor = found.cursor,
+        }
+        let (section, _) = found.victim?;
+        if !search.foreground {
+            self.cleaning.begun.insert(section);
+        }
+        Some(Victim {
+            section,
+            valid: self.table.valid_in(section),
+            looked_at: found.looked_at,
+        })
+    }
+}
+
+impl Segments {
+    /// Chooses the section to be cleaned; until [`Segments::end_cleaning`] nothing is written to it.
+    /// `None` where nothing can be gained, or somebody is cleaning.
+    pub fn begin_cleaning(&self, search: Search<'_>) -> Option<Victim> {
+        let now = self.elapsed();
+        let mut inner = self.inner.lock();
+        if inner.logs.cleaning.victim.is_some() {
+            return None;
+        }
+        let victim = inner.logs.pick(search, now)?;
+        inner.logs.cleaning.victim = Some(victim.section);
+        Some(victim)
+    }
+
+    /// The end of cleaning a section. Returns the blocks in it that are still valid.
+    pub fn end_cleaning(&self, section: u32) -> u32 {
+        let mut inner = self.inner.lock();
+        assert!(inner.logs.cleaning.victim == Some(section));
+        inner.logs.cleaning.victim = None;
+        let left = inner.logs.table.valid_in(section);
+        if left == 0 {
+            inner.logs.cleaning.begun.remove(&section);
+        }
+        left
+    }
+
+    /// A section has blocks that nothing may move; [forgotten](Self::forget_pins) when nothing else is
+    /// left to be cleaned.
+    pub fn pin(&self, section: u32) {
+        self.inner.lock().logs.cleaning.pinned.insert(section);
+    }
+
+    /// Forgets what is pinned, as files may be unpinned by now; whether anything was.
+    pub fn forget_pins(&self) -> bool {
+        let mut inner = self.inner.lock();
+        !std::mem::take(&mut inner.logs.cleaning.pinned).is_empty()
+    }
+
+    /// The segments of a section, and what they hold.
+    pub fn segments_of(&self, section: u32) -> Vec<(SegNo, LogType)> {
+        let inner = self.inner.lock();
+        let table = &inner.logs.table;
+        let of = table.segments_of(section);
+        of.map(|at| (at, table.kind(at))).collect()
+    }
+
+    /// Whether more may be changed only after cleaning.
+    pub fn is_short(&self) -> bool {
+        let inner = self.inner.lock();
+        let logs = &inner.logs;
+        let per_section = logs.table.per_section();
+        let free = logs.table.free_sections().count();
+        let room = |log: LogType| logs.room_in_section(log);
+        logs.policy.is_short(free, logs.demand, per_section, room)
+    }
+
+    /// Whether users' data has a place: a free section beyond those that are kept, or holes.
+    pub fn has_room_for_users(&self, log: LogType) -> bool {
+        let mut inner = self.inner.lock();
+        inner.logs.choose(log, Purpose::User).is_some()
+    }
+}
+
+impl Logs {
+    /// Blocks that a log can still write in its section.
+    fn room_in_section(&self, log: LogType) -> u32 {
+        let log = &self.logs[log.index()];
+        let in_segment = SEGMENT_BLOCKS - self.table.busy(log.segment).count();
+        let section = self.table.section_of(log.segment);
+        let behind = |at: &SegNo| at.0 > log.segment.0 && self.table.state(*at) == State::Free;
+        let free = self.table.segments_of(section).filter(behind).count() as u32;
+        in_segment + free * SEGMENT_BLOCKS
+    }
+}
