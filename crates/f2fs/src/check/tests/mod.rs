@@ -1,6 +1,8 @@
 //! The checker against f2fs-tools: both must find the same volumes clean, and the same damaged.
 
 mod clean;
+mod damage;
+mod provoked;
 
 use std::path::Path;
 use std::process::{Command, Stdio};

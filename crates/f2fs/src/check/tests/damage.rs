@@ -1,0 +1,332 @@
+//! A volume to be damaged: the shortest way to each of its structures, sealed again after each change.
+
+use std::fs;
+use std::sync::{Arc, OnceLock};
+
+use steadfs_base::InodeNo;
+use steadfs_vfs::{Cx, FileSystem};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::*;
+use crate::F2fs;
+use crate::disk::checkpoint::CpFlags;
+use crate::disk::dentry::{self, DentryLayout, RawDirEntry};
+use crate::disk::inode::{self, Inline};
+use crate::disk::nat::RawNatEntry;
+use crate::disk::sit::RawSitEntry;
+use crate::disk::summary::RawSummary;
+use crate::disk::superblock::RawSuperblock;
+use crate::disk::test_images::Opened;
+use crate::disk::{Inode, LogType, Nid, orphan};
+use crate::tests::mount_bytes;
+
+/// A volume made by f2fs-tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Base {
+    /// Without a feature, nothing in inodes but what fits.
+    Plain,
+    /// With what inodes can have, checksums included.
+    Rich,
+    /// With the project quota file.
+    Quota,
+}
+
+impl Base {
+    /// The undamaged volume, mounted: names are looked up there.
+    fn mounted(self) -> &'static F2fs {
+        static MOUNTS: [OnceLock<Arc<F2fs>>; 3] = [const { OnceLock::new() }; 3];
+        MOUNTS[self as usize].get_or_init(|| mount_bytes(self.image()).unwrap())
+    }
+
+    /// Bytes of the volume that hold anything.
+    pub(super) fn filled(self) -> usize {
+        static FILLED: [OnceLock<usize>; 3] = [const { OnceLock::new() }; 3];
+        *FILLED[self as usize].get_or_init(|| {
+            let mut blocks = self.image().chunks(BLOCK_SIZE);
+            let empty = [0; BLOCK_SIZE];
+            (blocks.rposition(|block| block != empty).unwrap() + 2) * BLOCK_SIZE
+        })
+    }
+
+    /// The undamaged volume.
+    pub(super) fn image(self) -> &'static [u8] {
+        static IMAGES: [OnceLock<Vec<u8>>; 3] = [const { OnceLock::new() }; 3];
+        IMAGES[self as usize].get_or_init(|| {
+            let features = match self {
+                Self::Plain => "lost_found",
+                Self::Rich => LOAD_FEATURES,
+                Self::Quota => "extra_attr,project_quota,quota",
+            };
+            let tree = tempfile::tempdir().unwrap();
+            write_tree(tree.path());
+            let image = Image::make(&["-O", features], 100);
+            image.load(tree.path(), &[]);
+            assert_clean(&image, &self);
+            fs::read(image.path()).unwrap()
+        })
+    }
+}
+
+fn write_tree(root: &Path) {
+    fs::create_dir_all(root.join("a/b/c")).unwrap();
+    fs::create_dir_all(root.join("many")).unwrap();
+    for i in 0..400 {
+        let name = format!("many/entry number {i:03}");
+        fs::write(root.join(name), if i < 3 { "inline" } else { "" }).unwrap();
+    }
+    fs::write(root.join("a/twin1"), "first").unwrap();
+    fs::write(root.join("a/twin2"), "second").unwrap();
+    fs::write(root.join("small"), vec![b's'; 30_000]).unwrap();
+    // Into the first direct node.
+    fs::write(root.join("large"), vec![b'l'; 6 << 20]).unwrap();
+    std::os::unix::fs::symlink("where it leads", root.join("link")).unwrap();
+}
+
+/// The volume, changing.
+pub(super) struct Damage {
+    base: Base,
+    pub(super) bytes: Vec<u8>,
+    pub(super) layout: Layout,
+}
+
+impl Damage {
+    pub(super) fn new(base: Base) -> Self {
+        let (good, filled) = (base.image(), base.filled());
+        let mut bytes = vec![0; good.len()];
+        bytes[..filled].copy_from_slice(&good[..filled]);
+        let layout = base.mounted().layout().clone();
+        Self {
+            base,
+            bytes,
+            layout,
+        }
+    }
+
+    /// The volume as it is now.
+    pub(super) fn opened(&self) -> Opened {
+        // Copying what is empty would take most of the time.
+        Opened::of(self.bytes[..self.base.filled().min(self.bytes.len())].to_vec())
+    }
+
+    pub(super) fn block(&mut self, addr: BlockAddr) -> &mut [u8] {
+        let at = addr.0 as usize * BLOCK_SIZE;
+        &mut self.bytes[at..at + BLOCK_SIZE]
+    }
+
+    pub(super) fn ino(&self, path: &str) -> Nid {
+        let fs = self.base.mounted();
+        let cx = Cx::default();
+        let mut at: InodeNo = fs.root();
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            at = fs.lookup(&cx, at, name.as_bytes()).unwrap().ino;
+        }
+        Nid::from_vfs(at).unwrap()
+    }
+
+    pub(super) fn addr_of(&self, nid: Nid) -> BlockAddr {
+        self.opened().nat(nid).addr
+    }
+
+    /// Changes the bytes of a node, and seals it if it is an inode.
+    pub(super) fn node(&mut self, nid: Nid, edit: impl FnOnce(&mut [u8])) {
+        let (addr, layout) = (self.addr_of(nid), self.layout.clone());
+        let block = self.block(addr);
+        edit(block);
+        inode::seal(&layout, block);
+    }
+
+    /// Changes an inode.
+    pub(super) fn inode(&mut self, path: &str, edit: impl FnOnce(&mut Inode, &mut [u8])) {
+        let (nid, layout) = (self.ino(path), self.layout.clone());
+        self.node(nid, |block| {
+            let mut core = Inode::decode(&layout, block).unwrap();
+            edit(&mut core, block);
+            core.encode_into(&layout, block).unwrap();
+        });
+    }
+
+    /// Changes addresses of an inode: the slots from the first on.
+    pub(super) fn addrs(&mut self, path: &str, edit: impl FnOnce(&mut Vec<BlockAddr>)) {
+        let layout = self.layout.clone();
+        self.inode(path, |core, block| {
+            let slots = 0..core.fanout(&layout).inode as u16;
+            let mut list: Vec<_> = slots.map(|n| core.addr(&layout, block, n)).collect();
+            edit(&mut list);
+            for (slot, addr) in (0..).zip(list) {
+                core.set_addr(&layout, block, slot, addr);
+            }
+        });
+    }
+
+    /// Where a block of a file lies that its inode maps.
+    pub(super) fn mapped(&self, path: &str, slot: u16) -> BlockAddr {
+        let (nid, opened) = (self.ino(path), self.opened());
+        let block = opened.node(nid);
+        let core = Inode::decode(&self.layout, block).unwrap();
+        core.addr(&self.layout, block, slot)
+    }
+
+    /// Changes an entry of the node address table in the table itself: the journal is empty here.
+    pub(super) fn nat(&mut self, nid: Nid, edit: impl FnOnce(&mut RawNatEntry)) {
+        let (block, slot) = self.layout.nat_slot(nid);
+        let second = self.opened().checkpoint.nat_second(block);
+        let at = self.layout.nat_block(block, second);
+        let size = size_of::<RawNatEntry>();
+        let bytes = &mut self.block(at)[slot * size..(slot + 1) * size];
+        edit(RawNatEntry::mut_from_bytes(bytes).unwrap());
+    }
+
+    /// Changes an entry of the segment table in the table itself: the journal is empty here.
+    pub(super) fn sit(&mut self, addr: BlockAddr, edit: impl FnOnce(&mut RawSitEntry, usize)) {
+        let (segment, offset) = self.layout.place(addr).unwrap();
+        let (block, slot) = self.layout.sit_slot(segment);
+        let second = self.opened().checkpoint.sit_second(block);
+        let at = self.layout.sit_block(block, second);
+        let size = size_of::<RawSitEntry>();
+        let bytes = &mut self.block(at)[slot * size..(slot + 1) * size];
+        edit(RawSitEntry::mut_from_bytes(bytes).unwrap(), offset as usize);
+    }
+
+    /// The summary block of the segment that a block lies in: the pack's where a log has it open.
+    pub(super) fn summary_block(&mut self, addr: BlockAddr) -> &mut [u8] {
+        let (segment, _) = self.layout.place(addr).unwrap();
+        let cp = self.opened().checkpoint;
+        let open = LogType::ALL
+            .into_iter()
+            .find(|log| cp.log(*log).segment == segment);
+        if let Some(log) = open {
+            return self.pack_summary(log);
+        }
+        let at = self.layout.summary_block(segment);
+        self.block(at)
+    }
+
+    /// Changes the summary entry of a block.
+    pub(super) fn summary(&mut self, addr: BlockAddr, edit: impl FnOnce(&mut RawSummary)) {
+        let (_, offset) = self.layout.place(addr).unwrap();
+        let at = offset as usize * 7;
+        let bytes = &mut self.summary_block(addr)[at..at + 7];
+        edit(RawSummary::mut_from_bytes(bytes).unwrap());
+    }
+
+    /// Changes the numbers of the current checkpoint pack.
+    pub(super) fn checkpoint(&mut self, edit: impl FnOnce(&mut Checkpoint)) {
+        let opened = self.opened();
+        let mut cp = opened.checkpoint;
+        edit(&mut cp);
+        self.put_checkpoint(opened.pack, &mut cp);
+    }
+
+    fn put_checkpoint(&mut self, pack: u32, cp: &mut Checkpoint) {
+        let start = self.layout.pack_start(pack);
+        let head = cp.encode(&self.layout).unwrap();
+        for (n, bytes) in (0..).zip(head.chunks(BLOCK_SIZE)) {
+            self.block(start.plus(n)).copy_from_slice(bytes);
+        }
+        let last = start.plus(cp.pack_blocks - 1);
+        self.block(last).copy_from_slice(&head[..BLOCK_SIZE]);
+    }
+
+    /// Puts a list of orphans into the current pack, which has none.
+    pub(super) fn orphans(&mut self, list: &[Nid]) -> BlockAddr {
+        let opened = self.opened();
+        let mut cp = opened.checkpoint.clone();
+        let first = self.layout.pack_start(opened.pack).plus(cp.start_sum);
+        let moved = opened
+            .blocks(first, cp.pack_blocks - 1 - cp.start_sum)
+            .to_vec();
+        for (n, bytes) in (1..).zip(moved.chunks(BLOCK_SIZE)) {
+            self.block(first.plus(n)).copy_from_slice(bytes);
+        }
+        self.block(first).copy_from_slice(&orphan::encode(list)[0]);
+        cp.flags = cp.flags.union(CpFlags::ORPHANS);
+        cp.start_sum += 1;
+        cp.pack_blocks += 1;
+        self.put_checkpoint(opened.pack, &mut cp);
+        first
+    }
+
+    /// The bytes of a whole summary block of an open log in the pack.
+    pub(super) fn pack_summary(&mut self, log: LogType) -> &mut [u8] {
+        let opened = self.opened();
+        assert!(!opened.checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES));
+        let at = opened.checkpoint.summary_in_pack(log).unwrap();
+        let start = self.layout.pack_start(opened.pack);
+        self.block(start.plus(at))
+    }
+
+    /// Changes both superblocks (of a volume whose superblocks have no checksum).
+    pub(super) fn superblocks(&mut self, edit: impl Fn(&mut RawSuperblock)) {
+        for at in [1024, 1024 + BLOCK_SIZE] {
+            let bytes = &mut self.bytes[at..at + SUPERBLOCK_SIZE];
+            let raw = RawSuperblock::mut_from_bytes(bytes).unwrap();
+            edit(raw);
+            if raw.checksum_offset.get() != 0 {
+                let sum = crate::disk::checksum::of(&raw.as_bytes()[..3068]);
+                raw.crc.set(sum);
+            }
+        }
+    }
+
+    /// The area of a directory that has this name, and how entries lie in it.
+    fn dir_area(&self, path: &str, name: &str) -> (usize, DentryLayout, usize) {
+        let (nid, opened) = (self.ino(path), self.opened());
+        let block = opened.node(nid);
+        let core = Inode::decode(&self.layout, block).unwrap();
+        let mut areas = Vec::new();
+        if core.inline.contains(Inline::DENTRIES) {
+            let range = core.inline_range(&self.layout);
+            let at = opened.nat(nid).addr.0 as usize * BLOCK_SIZE + range.start;
+            areas.push((at, core.inline_dentries(&self.layout)));
+        } else {
+            for slot in 0..core.fanout(&self.layout).inode as u16 {
+                let addr = core.addr(&self.layout, block, slot);
+                if addr.is_block() {
+                    areas.push((addr.0 as usize * BLOCK_SIZE, DentryLayout::BLOCK));
+                }
+            }
+        }
+        for (at, layout) in areas {
+            let area = &self.bytes[at..at + layout.len];
+            let found = dentry::entries(&layout, area, 0)
+                .flatten()
+                .find(|entry| entry.name == name.as_bytes());
+            if let Some(entry) = found {
+                return (at, layout, entry.slot);
+            }
+        }
+        panic!("{name} is not in {path}");
+    }
+
+    /// Changes a directory's entry, and the bytes of its name; which blocks are changed is up to `edit`.
+    pub(super) fn entry(
+        &mut self,
+        path: &str,
+        name: &str,
+        edit: impl FnOnce(&mut RawDirEntry, &mut [u8]),
+    ) {
+        let (at, layout, slot) = self.dir_area(path, name);
+        let names = layout.len - layout.slots * 8;
+        let entry = at + names - layout.slots * 11 + slot * 11;
+        let mut raw = RawDirEntry::read_from_bytes(&self.bytes[entry..entry + 11]).unwrap();
+        let name_at = at + names + slot * 8;
+        edit(&mut raw, &mut self.bytes[name_at..name_at + name.len()]);
+        self.bytes[entry..entry + 11].copy_from_slice(raw.as_bytes());
+        self.seal_dir(path);
+    }
+
+    /// Marks slots of an entry free: those from `first` on, counted in the entry.
+    pub(super) fn free_slots(&mut self, path: &str, name: &str, first: usize) {
+        let (at, _, slot) = self.dir_area(path, name);
+        for slot in slot + first..slot + dentry::slots_for(name.len()) {
+            self.bytes[at + slot / 8] &= !(1 << (slot % 8));
+        }
+        self.seal_dir(path);
+    }
+
+    /// A directory whose entries lie in its inode has changed.
+    fn seal_dir(&mut self, path: &str) {
+        let nid = self.ino(path);
+        self.node(nid, |_| {});
+    }
+}
