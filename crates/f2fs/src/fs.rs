@@ -45,6 +45,8 @@ pub struct F2fs {
     /// There once the volume is or has been writable.
     pub(crate) segments: OnceLock<Segments>,
     pub(crate) orphans: Orphans,
+    /// How often operations have looked for room.
+    pub(crate) operations: AtomicU64,
     pub(crate) writeback: Arc<Writeback>,
     /// Operations share it while they change the volume, a checkpoint's snapshot has it alone.
     pub(crate) gate: RwLock<()>,

@@ -12,6 +12,7 @@ pub mod inspect;
 pub mod segment;
 pub mod victim;
 
+mod balance;
 mod checkpoint;
 mod compress;
 mod control;

@@ -1,7 +1,7 @@
 //! Opening a volume: superblock, checkpoint, what fsync wrote after it; and closing it.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use steadfs_base::{BlockSize, IoTag};
@@ -81,6 +81,7 @@ impl F2fs {
             segments: OnceLock::new(),
             orphans: Orphans::new(&layout, current.orphans),
             damaged: AtomicBool::new(false),
+            operations: AtomicU64::new(0),
             queue,
             meta,
             inodes: InodeTable::new(),

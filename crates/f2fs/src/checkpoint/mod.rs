@@ -146,9 +146,8 @@ impl F2fs {
     pub(crate) fn has_changed(&self) -> bool {
         self.nodes.dirty_count() > 0
             || self.nat.dirty_count() > 0
-            || self.inodes.has_dirty()
+            || self.inodes.dirty_count() > 0
             || self.orphans.has_changed()
-            || !self.dirty_directories().is_empty()
     }
 
     /// Waits until the checkpoint of this version is durable.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use steadfs_base::IoTag;
 use steadfs_block::Buf;
 use steadfs_cache::Taken;
-use steadfs_vfs::{FileKind, FsError, Result};
+use steadfs_vfs::{FsError, Result};
 
 use super::Reason;
 use crate::disk::checkpoint::{ALLOC_HOLES, CpFlags};
 use crate::disk::node::{Footer, NodeKind};
 use crate::disk::summary::Compacted;
-use crate::disk::{BlockAddr, Checkpoint, LogType, Nid, SEGMENT_BLOCKS, inode, orphan};
+use crate::disk::{BlockAddr, Checkpoint, LogType, SEGMENT_BLOCKS, inode, orphan};
 use crate::fs::F2fs;
 use crate::gate::Change;
 use crate::inode::Inode;
@@ -63,18 +63,6 @@ pub fn log_of(footer: &Footer) -> LogType {
 }
 
 impl F2fs {
-    /// Directories (and long symbolic links) with changed blocks.
-    pub(crate) fn dirty_directories(&self) -> Vec<Arc<Inode>> {
-        let files = self.writeback.dirty_files();
-        let mut found: Vec<Arc<Inode>> = files
-            .into_iter()
-            .filter_map(|ino| self.inodes.find(Nid(u32::try_from(ino).ok()?)).ok())
-            .filter(|inode| inode.kind() != FileKind::Regular)
-            .collect();
-        found.sort_unstable_by_key(|inode| inode.nid());
-        found
-    }
-
     pub(super) fn take_snapshot(&self, change: &Change<'_>, reason: Reason) -> Result<Snapshot> {
         let mut dirs = Vec::new();
         let placed = self.place_everything(change, &mut dirs);
@@ -116,7 +104,8 @@ impl F2fs {
         change: &Change<'_>,
         dirs: &mut Vec<DirBlock>,
     ) -> Result<Vec<(BlockAddr, Buf)>> {
-        for inode in self.dirty_directories() {
+        // Directories, and long symbolic links.
+        for inode in self.inodes.dirty_others() {
             self.place_directory(change, &inode, dirs)?;
         }
         for inode in self.inodes.dirty() {

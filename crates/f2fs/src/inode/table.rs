@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 
 use steadfs_base::FixedMap;
 use steadfs_rt::{Mutex, Rank};
+use steadfs_vfs::FileKind;
 
 use super::Inode;
 use crate::disk::Nid;
@@ -23,7 +24,16 @@ const KEEP_IN_SHARD: usize = (12 << 10) / SHARDS;
 pub struct InodeTable {
     shards: Vec<Mutex<Shard>>,
     /// Inodes whose fields are newer than their nodes, and the nodes.
-    dirty: Mutex<BTreeMap<Nid, ToStore>>,
+    dirty: Mutex<Dirty>,
+}
+
+/// Inodes to be stored.
+#[derive(Default)]
+struct Dirty {
+    all: BTreeMap<Nid, ToStore>,
+    /// Those of them that are no regular files: a checkpoint writes their blocks, and whoever changes such
+    /// a block changes the inode too.
+    others: BTreeMap<Nid, Arc<Inode>>,
 }
 
 /// An inode to be stored, and its node.
@@ -55,7 +65,7 @@ impl InodeTable {
             shards: (0..SHARDS)
                 .map(|_| Mutex::new(Rank::InodeTable, shard()))
                 .collect(),
-            dirty: Mutex::new(Rank::Dirty, BTreeMap::new()),
+            dirty: Mutex::new(Rank::Dirty, Dirty::default()),
         }
     }
 
@@ -115,7 +125,9 @@ impl InodeTable {
             shard.away.remove(&nid.0);
             shard.departures += 1;
         }
-        self.dirty.lock().remove(&nid);
+        let mut dirty = self.dirty.lock();
+        dirty.all.remove(&nid);
+        dirty.others.remove(&nid);
     }
 
     /// Notes that an inode's fields are newer than its node.
@@ -126,25 +138,38 @@ impl InodeTable {
         };
         let mut dirty = self.dirty.lock();
         inode.dirty.store(true, Ordering::Release);
-        dirty.entry(inode.nid).or_insert((inode, node));
+        if inode.kind != FileKind::Regular {
+            dirty.others.insert(inode.nid, Arc::clone(&inode));
+        }
+        dirty.all.entry(inode.nid).or_insert((inode, node));
     }
 
     /// Takes an inode off the list of those to be stored; its node, if it was on it.
     pub fn take_dirty(&self, inode: &Inode) -> Option<Arc<Node>> {
         let mut dirty = self.dirty.lock();
         inode.dirty.store(false, Ordering::Release);
-        dirty.remove(&inode.nid).map(|(_, node)| node)
+        dirty.others.remove(&inode.nid);
+        dirty.all.remove(&inode.nid).map(|(_, node)| node)
     }
 
-    /// Whether there are inodes to be stored.
-    pub fn has_dirty(&self) -> bool {
-        !self.dirty.lock().is_empty()
+    /// How many inodes are to be stored.
+    pub fn dirty_count(&self) -> usize {
+        self.dirty.lock().all.len()
     }
 
     /// Inodes to be stored.
     pub fn dirty(&self) -> Vec<Arc<Inode>> {
         let dirty = self.dirty.lock();
-        dirty.values().map(|(inode, _)| Arc::clone(inode)).collect()
+        dirty
+            .all
+            .values()
+            .map(|(inode, _)| Arc::clone(inode))
+            .collect()
+    }
+
+    /// Those of them that are no regular files.
+    pub fn dirty_others(&self) -> Vec<Arc<Inode>> {
+        self.dirty.lock().others.values().cloned().collect()
     }
 }
 

@@ -233,7 +233,7 @@ fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
     // A checkpoint takes over.
     fs.checkpoint(Reason::Sync, tag).unwrap();
     assert!(found(1000));
-    assert_eq!(fs.dirty_directories().len(), 0);
+    assert_eq!(fs.writeback.dirty_bytes(), 0);
 }
 
 #[test]
