@@ -75,9 +75,18 @@ pub struct IoTag {
 }
 
 impl IoTag {
-    /// The same owner, with another urgency.
+    /// The same account, with another urgency. What nobody waits for is no single process's, so that
+    /// neighbours on the device become one request.
     pub const fn with_urgency(self, urgency: Urgency) -> Self {
-        Self { urgency, ..self }
+        let owner = match urgency {
+            Urgency::Waited | Urgency::Journal | Urgency::Checkpoint => self.owner,
+            Urgency::Background | Urgency::Idle => OwnerId(0),
+        };
+        Self {
+            urgency,
+            owner,
+            ..self
+        }
     }
 
     /// A background tag of nobody in particular: flusher, read-ahead, reclaim.

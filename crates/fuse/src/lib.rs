@@ -14,11 +14,11 @@
 //!   are asked for again at the next stat.
 //! * FSYNC and FSYNCDIR are never answered ENOSYS: the kernel would call every later one done.
 
-mod classify;
 mod error;
 mod ioctl;
 mod mount;
 mod ops;
+mod owner;
 pub mod reply;
 pub mod request;
 pub mod session;
@@ -27,10 +27,10 @@ mod sys;
 pub mod transport;
 pub mod wire;
 
-pub use classify::{ByPriority, Classifier};
 pub use error::MountError;
 pub use mount::{
     BlockDevice, MountFlags, MountHandle, MountOptions, Mounted, Transport, Unmount, mount,
     uring_hint,
 };
+pub use owner::{Classifier, Groups, Owners};
 pub use stats::Stats;

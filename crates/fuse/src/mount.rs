@@ -17,8 +17,8 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags as RawFlags, UnmountFlags};
 use steadfs_vfs::{FileSystem, FsError};
 
-use crate::classify::{ByPriority, Classifier};
 use crate::error::MountError;
+use crate::owner::{Classifier, Owners};
 use crate::reply::Timeouts;
 use crate::session::{Agreed, Session, SessionConfig};
 use crate::stats::Stats;
@@ -144,7 +144,7 @@ impl Default for MountOptions {
             max_request: 1 << 20,
             read_ahead_kib: 2048,
             max_threads: 128,
-            classifier: Arc::new(ByPriority::default()),
+            classifier: Arc::new(Owners::default()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Each operation's way from the decoded request to the volume and back.
 
 use rustix::io::Errno;
-use steadfs_base::{InodeNo, Timestamp, Urgency};
+use steadfs_base::{InodeNo, IoTag, Timestamp, Urgency};
 use steadfs_vfs::{
     Cx, FallocMode, FileKind, FsError, RenameFlags, Seek, SetAttr, SetTime, SetXattr,
 };
@@ -84,13 +84,7 @@ fn context(session: &Session, request: &Request<'_>) -> Cx {
         Op::Tmpfile(arg) => arg.umask,
         _ => 0,
     };
-    let mut tag = session.config.classifier.tag(head.pid);
-    if let Op::Write { arg, .. } = request.op
-        && arg.write_flags & wire::WRITE_CACHE != 0
-    {
-        // Pages of a shared mapping: the kernel writes them on its own account.
-        tag = tag.with_urgency(Urgency::Background);
-    }
+    let tag = owner(session, request);
     Cx {
         uid: head.uid,
         gid: head.gid,
@@ -100,6 +94,25 @@ fn context(session: &Session, request: &Request<'_>) -> Cx {
         umask: umask & 0o777,
         tag,
         caller: head.pid.into(),
+    }
+}
+
+/// On whose account the request runs.
+fn owner(session: &Session, request: &Request<'_>) -> IoTag {
+    let classifier = &session.config.classifier;
+    let ino = session.translate.ids.ino(request.header.nodeid);
+    match request.op {
+        Op::Write { arg, .. } if arg.write_flags & wire::WRITE_CACHE != 0 => {
+            // Pages of a shared mapping: the kernel writes them and does not know for whom.
+            let tag = classifier.last_user(ino);
+            tag.with_urgency(Urgency::Background)
+        }
+        Op::Write { .. } | Op::Read(_) => {
+            let tag = classifier.tag(request.header.pid);
+            classifier.uses(ino, tag);
+            tag
+        }
+        _ => classifier.tag(request.header.pid),
     }
 }
 

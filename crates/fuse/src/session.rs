@@ -18,8 +18,8 @@ use steadfs_rt::Event;
 use steadfs_vfs::{FileSystem, FsError};
 
 use crate::MountError;
-use crate::classify::Classifier;
 use crate::ops;
+use crate::owner::Classifier;
 use crate::reply::{NodeIds, ReplyBuf, Timeouts, Translate};
 use crate::request::{DecodeError, Op, RawRequest, Request};
 use crate::stats::Stats;

@@ -2,21 +2,47 @@
 
 use std::sync::Arc;
 
-use steadfs_block::Queue;
+use steadfs_base::{GroupId, IoPrio, IoTag};
+use steadfs_block::{Policy, Queue};
+use steadfs_fuse::{Groups, Owners};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::options::items;
 use steadfs_vfs::{Control, ControlEntry, FsError, Layer, Prepared, Result};
 
 use crate::IoOptions;
 
-/// A volume's queue with its options.
+/// A volume's queue with its options, and the owners of what is in it.
 pub struct Io {
     shared: Arc<Shared>,
 }
 
+/// On whose account a library's calls run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    /// The group, a path from the root such as `/backup`; `/` for the root itself. Its weight is what
+    /// `cgroup_weight=` says, else the cgroup's of that path, else 100.
+    pub group: String,
+    /// The I/O priority.
+    pub prio: IoPrio,
+}
+
 struct Shared {
     queue: Arc<Queue>,
+    owners: Arc<Owners>,
     options: Mutex<IoOptions>,
+}
+
+/// What the owners tell of goes to the queue.
+struct ToQueue(Arc<Queue>);
+
+impl Groups for ToQueue {
+    fn set(&self, group: GroupId, parent: GroupId, weight: u32) {
+        self.0.set_group(group, parent, weight);
+    }
+
+    fn forget(&self, group: GroupId) {
+        self.0.forget_group(group);
+    }
 }
 
 impl Shared {
@@ -34,14 +60,27 @@ impl Shared {
         if self.queue.settings() != options.queue {
             self.queue.configure(options.queue);
         }
+        self.owners.set_weights(options.group_weights.clone());
+        self.owners.use_groups(options.queue.policy != Policy::Fifo);
+    }
+
+    /// Who waits, and what the groups' numbers mean.
+    fn describe(&self) -> String {
+        let mut text = self.queue.describe();
+        for (path, group, weight) in self.owners.groups() {
+            text.push_str(&format!("group {} is {path}, weight {weight}\n", group.0));
+        }
+        text
     }
 }
 
 impl Io {
     pub(crate) fn new(queue: Arc<Queue>, options: IoOptions) -> Self {
+        let groups = Arc::new(ToQueue(Arc::clone(&queue)));
         let shared = Shared {
             queue,
-            options: Mutex::new(Rank::Table, options),
+            owners: Arc::new(Owners::with_groups(groups)),
+            options: Mutex::new(Rank::Mount, options),
         };
         shared.apply(&shared.options.lock());
         Self {
@@ -52,6 +91,20 @@ impl Io {
     /// The options as they are.
     pub fn options(&self) -> IoOptions {
         self.shared.options.lock().clone()
+    }
+
+    /// The tag for a library's calls, for their [`Cx`](steadfs_vfs::Cx).
+    pub fn tag(&self, caller: &Caller) -> IoTag {
+        IoTag {
+            prio: caller.prio,
+            group: self.shared.owners.group(&caller.group),
+            ..IoTag::default()
+        }
+    }
+
+    /// Who is behind a process.
+    pub(crate) fn owners(&self) -> &Arc<Owners> {
+        &self.shared.owners
     }
 
     /// The queue.
@@ -102,7 +155,7 @@ impl Control for Io {
         let queue = &self.shared.queue;
         let mut text = match path {
             "io/scheduler" => queue.describe_policies(),
-            "io/queue" => queue.describe(),
+            "io/queue" => self.shared.describe(),
             "io/stats.json" => queue.stats().to_json(),
             _ => return Err(FsError::NotFound),
         };
@@ -146,5 +199,25 @@ mod tests {
         assert_eq!(io.read("io/scheduler").unwrap(), b"fifo fair [cfq]\n");
         assert!(io.write("io/scheduler", b"bfq").is_err());
         assert!(io.write("io/queue", b"").is_err());
+    }
+
+    #[test]
+    fn a_library_names_the_account() {
+        let device = Arc::new(MemDevice::new(1 << 20));
+        let queue = Arc::new(Queue::new(device, QueueOptions::default()));
+        let mut options = IoOptions::default();
+        options.group_weights.insert("/lib".to_owned(), 20);
+        options.queue.policy = Policy::Fair;
+        let io = Io::new(queue, options);
+        let caller = Caller {
+            group: "/lib/inner".to_owned(),
+            prio: IoPrio::best_effort(2),
+        };
+        let tag = io.tag(&caller);
+        assert_eq!((tag.prio, tag.group), (caller.prio, GroupId(2)));
+        assert_eq!(io.tag(&Caller::default()).group, GroupId(0));
+        let queue = String::from_utf8(io.read("io/queue").unwrap()).unwrap();
+        assert!(queue.contains("group 1 is /lib, weight 20"), "{queue}");
+        assert!(queue.contains("group 2 weight 100: 0 queued"), "{queue}");
     }
 }

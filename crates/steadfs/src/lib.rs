@@ -14,7 +14,7 @@ mod volume;
 pub use check::{Checked, check};
 pub use format::{format, format_f2fs};
 pub use inspect::{Inspection, inspect};
-pub use io::Io;
+pub use io::{Caller, Io};
 pub use io_options::IoOptions;
 pub use mount::mount;
 pub use options::{FuseTransport, IoEngine, MIN_CACHE_SIZE, MountFlags, Options, SECTOR};

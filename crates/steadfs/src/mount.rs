@@ -50,6 +50,7 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
             FuseTransport::Uring => Transport::Uring,
             FuseTransport::Dev => Transport::Dev,
         },
+        classifier: Arc::clone(volume.io().owners()) as _,
         ..MountOptions::default()
     };
     Ok(steadfs_fuse::mount(Arc::new(fs), mountpoint, mount)?)
