@@ -34,6 +34,10 @@ impl F2fs {
         if self.segments().is_short() {
             self.make_log_room(tag)?;
         }
+        if self.has_too_much() {
+            // Memory is full of what is changed.
+            self.request_checkpoint(tag)?;
+        }
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_block::Queue;
 use steadfs_cache::{MetaCache, Writeback};
@@ -10,6 +10,7 @@ use steadfs_rt::{Mutex, RwLock};
 use steadfs_vfs::{FsError, Result, StatFs};
 
 use crate::checkpoint::Checkpoints;
+use crate::checkpoint::daemon::Daemon;
 use crate::disk::{BLOCK_SIZE, Layout, Nid, Superblock};
 use crate::inode::InodeTable;
 use crate::nat::Nat;
@@ -31,9 +32,12 @@ pub struct MetaWrites {
 
 /// A mounted f2fs volume.
 pub struct F2fs {
+    /// Set once the volume is there: for its tasks.
+    pub(crate) me: OnceLock<Weak<Self>>,
     pub(crate) layout: Layout,
     pub(crate) superblock: Superblock,
     pub(crate) checkpoints: Checkpoints,
+    pub(crate) daemon: Arc<Daemon>,
     pub(crate) queue: Arc<Queue>,
     /// Directory data and tables, by block.
     pub(crate) meta: Arc<MetaCache>,
@@ -63,6 +67,12 @@ pub struct F2fs {
     /// Why the volume stopped, if it did.
     pub(crate) stopped: Mutex<Option<String>>,
     pub(crate) unmounted: AtomicBool,
+}
+
+impl Drop for F2fs {
+    fn drop(&mut self) {
+        self.daemon.abandon();
+    }
 }
 
 impl F2fs {

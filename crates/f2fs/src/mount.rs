@@ -10,6 +10,7 @@ use steadfs_cache::{CacheSizes, MetaCache, Writeback, WritebackOptions};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::{FsError, Result};
 
+use crate::checkpoint::daemon::Daemon;
 use crate::checkpoint::{self, Checkpoints};
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::{BLOCK_SIZE, MountMode, Superblock, mount_mode};
@@ -65,6 +66,8 @@ impl F2fs {
         let recover = !options.no_recovery;
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
         let mut fs = Self {
+            me: OnceLock::new(),
+            daemon: Arc::new(Daemon::new()),
             nat,
             nodes: NodeCache::new(budget / 2),
             node_writes: NodeWrites::new(),

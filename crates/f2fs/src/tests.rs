@@ -16,6 +16,7 @@ use crate::{CacheSizes, F2fs, MountOptions};
 mod checkpoints;
 mod crafted;
 mod hostile;
+mod merging;
 mod nodes;
 
 /// Bytes that differ from block to block.

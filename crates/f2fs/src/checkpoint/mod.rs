@@ -13,15 +13,18 @@
 //!
 //! A failure stops the volume: its first cause is kept, nothing is acknowledged after it.
 
+mod background;
+pub mod daemon;
 mod load;
 mod snapshot;
 mod steps;
 mod write;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use steadfs_base::IoTag;
-use steadfs_rt::{Condvar, Mutex, Rank};
+use steadfs_rt::{Condvar, Instant, Mutex, Rank, now};
 use steadfs_vfs::{FsError, Result};
 
 pub use load::{Current, load, read_blocks};
@@ -50,6 +53,11 @@ pub struct Checkpoints {
     ended: Condvar,
     /// Packs written.
     written: AtomicU64,
+    /// Requests for checkpoints, and those of them that nobody waits for.
+    calls: AtomicU64,
+    background_calls: AtomicU64,
+    /// `cp_interval`: how long changes may stay in memory.
+    interval: Mutex<Duration>,
     /// How long the last one took, by steps.
     last_steps: Mutex<Option<Steps>>,
 }
@@ -63,6 +71,8 @@ struct State {
     version: u64,
     /// What nodes written now carry.
     node_version: u64,
+    /// When the last one ended.
+    ended: Instant,
 }
 
 impl Checkpoints {
@@ -73,12 +83,16 @@ impl Checkpoints {
             node_version: last.node_version(),
             last,
             pack,
+            ended: now(),
         };
         Self {
             one: Mutex::new(Rank::Checkpoint, ()),
             state: Mutex::new(Rank::Super, state),
             ended: Condvar::new(),
             written: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+            background_calls: AtomicU64::new(0),
+            interval: Mutex::new(Rank::Leaf, background::INTERVAL),
             last_steps: Mutex::new(Rank::Leaf, None),
         }
     }
@@ -93,6 +107,34 @@ impl Checkpoints {
     pub fn node_version(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.node_version, state.version)
+    }
+
+    fn last_ended(&self) -> Instant {
+        self.state.lock().ended
+    }
+
+    fn count_call(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn count_background(&self) {
+        self.background_calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Requests for checkpoints since the mount, and those of them that nobody waited for.
+    pub fn calls(&self) -> (u64, u64) {
+        let background = self.background_calls.load(Ordering::Relaxed);
+        (self.calls.load(Ordering::Relaxed), background)
+    }
+
+    /// `cp_interval`.
+    pub fn interval(&self) -> Duration {
+        *self.interval.lock()
+    }
+
+    /// Sets `cp_interval`.
+    pub fn set_interval(&self, interval: Duration) {
+        *self.interval.lock() = interval;
     }
 
     /// Packs written since the mount.

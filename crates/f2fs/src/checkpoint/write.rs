@@ -2,6 +2,7 @@
 
 use steadfs_base::{DevBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoError, IoHandle};
+use steadfs_rt::now;
 use steadfs_vfs::Result;
 
 use super::Steps;
@@ -164,6 +165,7 @@ impl F2fs {
         let mut state = self.checkpoints.state.lock();
         state.last = snapshot.checkpoint;
         state.pack = pack;
+        state.ended = now();
         drop(state);
         self.checkpoints.written.fetch_add(1, Ordering::Relaxed);
     }

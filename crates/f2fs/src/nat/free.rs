@@ -85,6 +85,20 @@ impl Nat {
         found.ok_or(FsError::NoSpace)
     }
 
+    /// Takes this id, which is free, for an inode that recovery found.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn take_id(&self, _: &Change<'_>, ino: Nid, tag: IoTag) -> Result<NatEntry> {
+        let version = self.entry(ino, tag)?.version;
+        let addr = BlockAddr::NEW;
+        let entry = NatEntry { version, ino, addr };
+        let mut state = self.state.lock();
+        state.free.found.remove(&ino);
+        state.dirty.insert(ino, entry);
+        Ok(entry)
+    }
+
     /// Looks through blocks of the table until `wanted` ids are known or each block was looked at.
     fn search(&self, wanted: usize, tag: IoTag) -> Result<()> {
         for _ in 0..self.layout.nat_blocks {

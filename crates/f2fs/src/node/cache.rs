@@ -263,6 +263,11 @@ impl NodeCache {
         Ok(Some(PlacedNode { data, entry, old }))
     }
 
+    /// How many clean nodes may stay in memory.
+    pub fn budget(&self) -> usize {
+        self.budget
+    }
+
     /// How many nodes are changed and not written.
     pub fn dirty_count(&self) -> usize {
         self.dirty.lock().len()

@@ -12,7 +12,7 @@ use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::Node;
 use crate::disk::node::{Footer, NodePath, PER_NODE, XATTR_OFFSET};
-use crate::disk::{self, BLOCK_SIZE, BlockAddr, Layout, Nid, inode, node};
+use crate::disk::{self, BLOCK_SIZE, BlockAddr, Layout, NatEntry, Nid, inode, node};
 use crate::fs::F2fs;
 use crate::gate::Change;
 use crate::inode::Inode;
@@ -346,7 +346,17 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<Arc<Inode>> {
         let (nid, entry) = self.nat.new_id(change, None, tag)?;
-        let core = make(nid);
+        self.insert_inode(change, nid, entry, make(nid))
+    }
+
+    /// Puts a new inode with an id of its own into memory.
+    pub(crate) fn insert_inode(
+        &self,
+        change: &Change<'_>,
+        nid: Nid,
+        entry: NatEntry,
+        core: disk::Inode,
+    ) -> Result<Arc<Inode>> {
         let footer = Footer {
             nid,
             ino: nid,

@@ -36,7 +36,7 @@ pub(super) fn judge(device: &MemDevice) {
 }
 
 /// Mounts for changes by hand.
-fn writable(device: &Arc<MemDevice>) -> Arc<F2fs> {
+pub(super) fn writable(device: &Arc<MemDevice>) -> Arc<F2fs> {
     let fs = mount_device(device).unwrap();
     fs.begin_writing().unwrap();
     fs.read_only.store(false, Ordering::Release);
@@ -44,7 +44,7 @@ fn writable(device: &Arc<MemDevice>) -> Arc<F2fs> {
 }
 
 /// Makes a file of `blocks` blocks with a name in the root directory, as one operation each.
-fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
+pub(super) fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
     let tag = IoTag::default();
     let need = |blocks, nodes| Need { blocks, nodes };
     fs.space.promise(need(0, 1), false).unwrap();

@@ -1,4 +1,5 @@
-//! Roll-forward into memory: what fsync wrote after the checkpoint, on a volume that is only read.
+//! Roll-forward: what fsync wrote after the checkpoint, taken over into memory on a volume that is only
+//! read, and into the volume (`apply`) on one that is written.
 //!
 //! fsync writes a file's changed nodes one behind the other into the warm node log, each naming the
 //! place of the next, the last one marked. Following that chain from where the checkpoint left the log
@@ -6,7 +7,7 @@
 //! an inode everything up to its last marked node counts. An inode marked for it (*dentry mark*) was
 //! made after the checkpoint: its name is made too.
 //!
-//! Nothing is written: the nodes found are looked up by inode and place in its tree before the node
+//! Where nothing may be written the nodes found are looked up by inode and place in its tree before the node
 //! address table is asked, names before their directory. (Indirect nodes are not part of an fsync, so
 //! the ids that lead to a new node may not exist; its place in the tree does.)
 
@@ -85,11 +86,53 @@ impl Recovered {
     }
 }
 
+/// What the log of nodes says.
+struct Log {
+    /// The nodes behind the checkpoint in the order in which they were written.
+    chain: Vec<Found>,
+    /// Of each inode that something is taken over of, its last marked node.
+    ends: BTreeMap<Nid, usize>,
+    /// Of each inode whose name is to be made, its last inode that is marked so.
+    named: BTreeMap<Nid, usize>,
+}
+
+impl Log {
+    /// The nodes to be taken over, in order.
+    fn wanted(&self) -> impl Iterator<Item = &Found> {
+        let is_wanted = |(n, found): &(usize, &Found)| {
+            let end = self.ends.get(&found.footer.ino);
+            end.is_some_and(|end| n <= end)
+        };
+        self.chain
+            .iter()
+            .enumerate()
+            .filter(is_wanted)
+            .map(|(_, found)| found)
+    }
+}
+
 impl F2fs {
     /// Follows the chain of nodes behind the checkpoint and takes over what fsync finished.
     pub(crate) fn find_fsynced(&self, tag: IoTag) -> Result<Recovered> {
+        let log = self.read_log(tag)?;
+        let mut recovered = Recovered {
+            files: log.ends.len() as u64,
+            ..Recovered::default()
+        };
+        for found in log.wanted() {
+            let (ino, offset) = (found.footer.ino, found.footer.offset);
+            recovered.nodes.insert((ino, offset), found.footer.nid);
+            recovered.places.insert(found.footer.nid, found.addr);
+        }
+        for (ino, n) in &log.named {
+            self.recover_name(&mut recovered, *ino, log.chain[*n].addr, tag)?;
+        }
+        Ok(recovered)
+    }
+
+    /// Follows the chain of nodes behind the checkpoint and finds what fsync finished.
+    fn read_log(&self, tag: IoTag) -> Result<Log> {
         let chain = self.chain()?;
-        // Of each inode its last marked node, and its last marked inode with a name to be made.
         let mut last = BTreeMap::new();
         let mut named = BTreeMap::new();
         for (n, found) in chain.iter().enumerate().filter(|(_, f)| f.footer.fsync) {
@@ -105,21 +148,7 @@ impl F2fs {
                 ends.insert(ino, end);
             }
         }
-        let mut recovered = Recovered {
-            files: ends.len() as u64,
-            ..Recovered::default()
-        };
-        for (n, found) in chain.iter().enumerate() {
-            let (ino, offset) = (found.footer.ino, found.footer.offset);
-            if ends.get(&ino).is_some_and(|&end| n <= end) {
-                recovered.nodes.insert((ino, offset), found.footer.nid);
-                recovered.places.insert(found.footer.nid, found.addr);
-            }
-        }
-        for (ino, n) in named {
-            self.recover_name(&mut recovered, ino, chain[n].addr, tag)?;
-        }
-        Ok(recovered)
+        Ok(Log { chain, ends, named })
     }
 
     /// The nodes behind the checkpoint in the order in which they were written.

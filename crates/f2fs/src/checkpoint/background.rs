@@ -1,0 +1,57 @@
+//! Checkpoints that nobody asks for: when much is changed in memory, or it has been for long.
+
+use std::time::Duration;
+
+use steadfs_base::IoTag;
+use steadfs_rt::now;
+
+use crate::disk::SEGMENT_BLOCKS;
+use crate::fs::F2fs;
+
+/// Changed entries of the node address table, in percent of all there can be (`dirty_nats_ratio`).
+const NAT_PERCENT: u64 = 10;
+/// Changed nodes: eight segments' worth, as in the kernel.
+const NODES: usize = 8 * SEGMENT_BLOCKS as usize;
+/// Segments that only wait for a checkpoint to be free, in percent of all (`reclaim_segments`).
+const HELD_PERCENT: u32 = 5;
+const MOST_HELD: u32 = 4096;
+/// `cp_interval` after a mount.
+pub const INTERVAL: Duration = Duration::from_secs(60);
+
+impl F2fs {
+    /// How many changed nodes there may be before a checkpoint is due; less where memory is small.
+    fn node_limit(&self) -> usize {
+        NODES.min(self.nodes.budget() / 2)
+    }
+
+    /// Whether so much is changed that those who change more wait for a checkpoint.
+    pub(crate) fn has_too_much(&self) -> bool {
+        self.nodes.dirty_count() > 4 * self.node_limit()
+    }
+
+    /// Whether so much is changed that a checkpoint should be written.
+    pub(crate) fn has_much(&self) -> bool {
+        let nids = u64::from(self.layout.max_nid);
+        let held = self.segments().counts().held;
+        let segments = self.layout.main_segments;
+        let held_limit = (segments / 100 * HELD_PERCENT).clamp(1, MOST_HELD);
+        self.nodes.dirty_count() > self.node_limit()
+            || self.nat.dirty_count() as u64 > nids / 100 * NAT_PERCENT
+            || held > held_limit
+    }
+
+    /// Writes a checkpoint if one is due; called every few seconds.
+    pub(crate) fn background_checkpoint(&self) {
+        if self.check_writable().is_err() || !self.has_changed() {
+            return;
+        }
+        let interval = *self.checkpoints.interval.lock();
+        let due = now().since(self.checkpoints.last_ended()) >= interval;
+        if due || self.has_much() {
+            self.checkpoints.count_background();
+            if let Err(error) = self.request_checkpoint(IoTag::background()) {
+                tracing::warn!(%error, "a background checkpoint failed");
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Checkpoint merging: those who need a checkpoint at one time share it, and a task of its own priority
+//! writes it (`checkpoint_merge`).
+//!
+//! A request is answered only by a checkpoint that began after it was queued: the task takes the whole
+//! list first, then begins. What comes meanwhile belongs to the next one, so the longest wait is about
+//! two checkpoints.
+//!
+//! Whoever sees no task writes the checkpoint himself, and whoever stops the task serves what it left:
+//! nobody waits in vain. Who holds what the checkpoint or its waiters need (mount, unmount, remount,
+//! freezing, cleaning) calls [`F2fs::checkpoint`] and not the task.
+//!
+//! Threads woken by a request: the task, and by it the waiter.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
+use steadfs_rt::{Condvar, Event, Instant, JoinHandle, Mutex, Rank, now, sleep, spawn};
+use steadfs_vfs::{FsError, Result};
+
+use super::{Reason, steps::SLOW};
+use crate::fs::F2fs;
+
+/// How often somebody looks whether all requests are answered (`DEFAULT_CHECKPOINT_...` polls alike).
+const POLL: Duration = Duration::from_millis(20);
+/// Upper ends of the histogram's classes of waits, in milliseconds; the last class has none.
+pub const CLASSES: [u64; 9] = [1, 3, 10, 30, 100, 300, 1000, 3000, 10_000];
+
+/// One who waits.
+struct Request {
+    queued: Instant,
+    done: Event<Result<()>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// A task serves requests.
+    running: bool,
+    requests: Vec<Arc<Request>>,
+}
+
+/// What the merging of checkpoints has come to. Times in milliseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MergeStats {
+    /// Requests not answered yet.
+    pub queued: u64,
+    /// Checkpoints written for requests.
+    pub issued: u64,
+    /// Requests answered.
+    pub total: u64,
+    /// Mean wait of the last batch.
+    pub cur_time: u64,
+    /// The largest of those means.
+    pub peak_time: u64,
+    /// The largest batch.
+    pub largest: u64,
+    /// Waits by class.
+    pub waits: [u64; CLASSES.len() + 1],
+}
+
+/// The task and those who wait for it.
+pub struct Daemon {
+    state: Mutex<State>,
+    wake: Condvar,
+    task: Mutex<Option<JoinHandle<()>>>,
+    prio: Mutex<IoPrio>,
+    queued: AtomicU64,
+    stats: Mutex<MergeStats>,
+}
+
+impl Daemon {
+    /// No task yet.
+    pub fn new() -> Self {
+        Self {
+            state: Mutex::new(Rank::Leaf, State::default()),
+            wake: Condvar::new(),
+            task: Mutex::new(Rank::Leaf, None),
+            prio: Mutex::new(Rank::Leaf, IoPrio::best_effort(3)),
+            queued: AtomicU64::new(0),
+            stats: Mutex::new(Rank::Leaf, MergeStats::default()),
+        }
+    }
+
+    /// Starts the task, if there is none.
+    pub fn start(self: &Arc<Self>, fs: Weak<F2fs>) {
+        let before = std::mem::replace(&mut self.state.lock().running, true);
+        if !before {
+            let this = Arc::clone(self);
+            let task = spawn("f2fs_ckpt", move || this.run(&fs));
+            *self.task.lock() = Some(task);
+        }
+    }
+
+    /// The volume is dropped: the task ends by itself.
+    pub fn abandon(&self) {
+        self.state.lock().running = false;
+        self.wake.notify_all();
+    }
+
+    /// Ends the task once it has served its batch; what was left is served by the caller.
+    pub fn stop(&self, fs: &F2fs) {
+        self.abandon();
+        let task = self.task.lock().take();
+        if let Some(task) = task {
+            task.join();
+        }
+        self.flush(fs);
+    }
+
+    /// Serves what is queued, and waits for what is being served.
+    pub fn flush(&self, fs: &F2fs) {
+        let left = std::mem::take(&mut self.state.lock().requests);
+        if !left.is_empty() {
+            self.serve(fs, left);
+        }
+        while self.queued.load(Ordering::Acquire) > 0 {
+            sleep(POLL);
+        }
+    }
+
+    /// The task's I/O priority.
+    pub fn prio(&self) -> IoPrio {
+        *self.prio.lock()
+    }
+
+    /// Sets the task's I/O priority; kept where there is no task.
+    pub fn set_prio(&self, prio: IoPrio) {
+        *self.prio.lock() = prio;
+    }
+
+    /// What it has come to.
+    pub fn stats(&self) -> MergeStats {
+        let stats = self.stats.lock().clone();
+        let queued = self.queued.load(Ordering::Acquire);
+        MergeStats { queued, ..stats }
+    }
+
+    /// Puts a request on the list; `None` if nobody would serve it.
+    fn queue(&self) -> Option<Arc<Request>> {
+        let request = Arc::new(Request {
+            queued: now(),
+            done: Event::new(),
+        });
+        let mut state = self.state.lock();
+        if !state.running {
+            return None;
+        }
+        state.requests.push(Arc::clone(&request));
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        drop(state);
+        self.wake.notify_one();
+        Some(request)
+    }
+
+    /// Writes one checkpoint and answers all of `batch` with its result.
+    fn serve(&self, fs: &F2fs, batch: Vec<Arc<Request>>) {
+        let tag = IoTag {
+            urgency: Urgency::Checkpoint,
+            prio: self.prio(),
+            group: GroupId(0),
+            owner: OwnerId(0),
+        };
+        let result = fs.checkpoint(Reason::Sync, tag);
+        let ended = now();
+        let wait = |request: &Arc<Request>| millis(ended.since(request.queued));
+        let waits: Vec<u64> = batch.iter().map(wait).collect();
+        let count = batch.len() as u64;
+        for request in batch {
+            request.done.set(result.clone());
+        }
+        {
+            let mut stats = self.stats.lock();
+            stats.issued += 1;
+            stats.total += count;
+            stats.cur_time = waits.iter().sum::<u64>() / count;
+            stats.peak_time = stats.peak_time.max(stats.cur_time);
+            stats.largest = stats.largest.max(count);
+            for wait in waits {
+                stats.waits[CLASSES.partition_point(|end| *end <= wait)] += 1;
+            }
+        }
+        self.queued.fetch_sub(count, Ordering::AcqRel);
+    }
+
+    /// Waits for requests; `None` when told to stop.
+    fn next(&self) -> Option<Vec<Arc<Request>>> {
+        let mut state = self.state.lock();
+        loop {
+            if !state.running {
+                return None;
+            }
+            if !state.requests.is_empty() {
+                return Some(std::mem::take(&mut state.requests));
+            }
+            self.wake.wait_idle(&mut state);
+        }
+    }
+
+    fn run(&self, fs: &Weak<F2fs>) {
+        while let Some(batch) = self.next() {
+            match fs.upgrade() {
+                Some(fs) => self.serve(&fs, batch),
+                // Whoever asked for it had the volume.
+                None => return,
+            }
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl F2fs {
+    /// Makes everything durable that was done before the call, together with others who ask for it.
+    ///
+    /// # Errors
+    /// As [`F2fs::checkpoint`].
+    pub(crate) fn request_checkpoint(&self, tag: IoTag) -> Result<()> {
+        self.checkpoints.count_call();
+        let merge = self.options.read().checkpoint_merge;
+        let request = if merge { self.daemon.queue() } else { None };
+        let Some(request) = request else {
+            return self.checkpoint(Reason::Sync, tag);
+        };
+        let result = request.done.wait();
+        let waited = now().since(request.queued);
+        if waited >= SLOW {
+            let steps = self.checkpoints.last_steps();
+            let longest = steps.as_ref().and_then(|steps| steps.longest());
+            let step = longest.map_or("none", |(name, _)| name);
+            let waited = millis(waited);
+            tracing::warn!(waited, step, "a request for a checkpoint waited long, ms");
+        }
+        result
+    }
+}
+
+/// A priority as `ckpt_thread_ioprio` shows it.
+pub fn show_prio(prio: IoPrio) -> String {
+    let class = match prio.class {
+        PrioClass::RealTime => "rt",
+        PrioClass::BestEffort => "be",
+        PrioClass::Idle => "idle",
+    };
+    format!("{class},{}", prio.level)
+}
+
+/// A priority as it is written to `ckpt_thread_ioprio`: `rt,` or `be,` and a level from 0 to 7.
+///
+/// # Errors
+/// Anything else.
+pub fn parse_prio(text: &str) -> Result<IoPrio> {
+    let bad = || FsError::BadOption(format!("{text:?} is not rt,LEVEL or be,LEVEL (0 to 7)"));
+    let (class, level) = text.trim().split_once(',').ok_or_else(bad)?;
+    let class = match class {
+        "rt" => PrioClass::RealTime,
+        "be" => PrioClass::BestEffort,
+        _ => return Err(bad()),
+    };
+    let digits = !level.is_empty() && level.bytes().all(|byte| byte.is_ascii_digit());
+    let level = level.parse().ok().filter(|level| digits && *level <= 7);
+    let level = level.ok_or_else(bad)?;
+    Ok(IoPrio { class, level })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn priorities() {
+        for text in ["rt,3", "be,0", "be,7"] {
+            assert_eq!(show_prio(parse_prio(text).unwrap()), text);
+        }
+        assert_eq!(parse_prio(" be,4\n"), Ok(IoPrio::best_effort(4)));
+        for text in [
+            "", "be", "be,", "be,8", "be,-1", "be,+1", "be,0x1", "idle,1", "3",
+        ] {
+            assert!(parse_prio(text).is_err(), "{text}");
+        }
+    }
+}
