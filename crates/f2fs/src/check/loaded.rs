@@ -13,6 +13,9 @@ use crate::disk::{
     BLOCK_SIZE, BlockAddr, DiskError, NatEntry, Nid, SegNo, SitEntry, Structure, journal,
 };
 
+/// What the table says of the two inodes that are never on disk.
+const NOWHERE: BlockAddr = BlockAddr(1);
+
 /// Blocks of a table read at once.
 const WINDOW: u32 = 64;
 
@@ -96,22 +99,33 @@ impl Checker<'_> {
     }
 
     fn load_nat_entry(&mut self, nid: Nid, entry: NatEntry) {
-        let reserved = nid == Nid::NODE || nid == Nid::META;
         let mut kept = entry;
-        if !entry.is_used() || reserved || nid.0 >= self.layout.max_nid {
-            kept.addr = BlockAddr::NULL;
-        } else if let Err(error) = entry.validate(&self.layout, nid) {
-            self.issue(Issue::Nat(error));
-            kept.addr = BlockAddr::NULL;
-        } else if nid.0 == 0 {
-            let what = Structure::Nat;
-            let rule = "in use, which it cannot be";
-            let error = DiskError::field(what, "nid", nid.0, rule);
+        if let Err(error) = self.judge_nat_entry(nid, entry) {
             self.issue(Issue::Nat(error));
             kept.addr = BlockAddr::NULL;
         }
-        let layout = &self.layout;
-        self.nat.put(layout, nid, kept);
+        // Entries of the kernel's own inodes lead nowhere.
+        if nid < Nid::ROOT || nid.0 >= self.layout.max_nid {
+            kept.addr = BlockAddr::NULL;
+        }
+        self.nat.put(&self.layout, nid, kept);
+    }
+
+    fn judge_nat_entry(&self, nid: Nid, entry: NatEntry) -> Result<(), DiskError> {
+        if !entry.is_used() {
+            return Ok(());
+        }
+        let bad = |rule| {
+            let addr = entry.addr.0;
+            let error = DiskError::field(Structure::Nat, "block_addr", addr, rule);
+            Err(error.in_node(nid))
+        };
+        match nid {
+            Nid::NODE | Nid::META if entry.addr != NOWHERE => bad("not that of a reserved inode"),
+            Nid::NODE | Nid::META => Ok(()),
+            Nid(0) => bad("that of a node which cannot be"),
+            _ => entry.validate(&self.layout, nid),
+        }
     }
 
     /// The hint at the end of the pack's segment, where it is there and belongs to this checkpoint.

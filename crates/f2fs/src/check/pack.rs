@@ -5,7 +5,7 @@ use steadfs_block::BlockSource;
 
 use super::tables::Slot;
 use super::{Checker, Issue, Report, read_from};
-use crate::disk::checkpoint::{ALLOC_HOLES, ALLOC_LOG, CpFlags, verify_block};
+use crate::disk::checkpoint::{ALLOC_HOLES, ALLOC_LOG, CpFlags, is_after, verify_block};
 use crate::disk::summary::{Compacted, Holds, Summary, SummaryBlock};
 use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Features, Layout, LogType, Nid, SEGMENT_BLOCKS,
@@ -25,7 +25,8 @@ pub(super) struct Journals {
 const DATA_LOGS: [LogType; 3] = [LogType::HotData, LogType::WarmData, LogType::ColdData];
 const NODE_LOGS: [LogType; 3] = [LogType::HotNode, LogType::WarmNode, LogType::ColdNode];
 
-/// The valid pack with the higher version, as a mount chooses it.
+/// The valid pack with the higher version, as a mount chooses it. Whether it is valid is told by checksums
+/// and versions alone: a pack that says nonsense is not passed over for an older one.
 pub(super) fn choose(
     src: &dyn BlockSource,
     layout: &Layout,
@@ -33,24 +34,33 @@ pub(super) fn choose(
 ) -> Option<(Checkpoint, u32)> {
     let first = read_pack(src, layout, 0, report)?;
     let second = read_pack(src, layout, 1, report)?;
-    match (first, second) {
-        (Ok(first), Ok(second)) if second.version > first.version => Some((second, 1)),
-        (Ok(first), _) => Some((first, 0)),
-        (Err(_), Ok(second)) => Some((second, 1)),
+    let ((_, blocks), pack) = match (first, second) {
+        (Ok(first), Ok(second)) if is_after(second.0, first.0) => (second, 1),
+        (Ok(first), _) => (first, 0),
+        (Err(_), Ok(second)) => (second, 1),
         (Err(first), Err(second)) => {
             report.issues.push(Issue::NoCheckpoint { first, second });
+            return None;
+        }
+    };
+    match Checkpoint::parse(layout, &blocks) {
+        Ok(checkpoint) => Some((checkpoint, pack)),
+        Err(error) => {
+            let error = error.in_block(layout.pack_start(pack));
+            report.issues.push(Issue::Pack(error));
             None
         }
     }
 }
 
-/// A pack, if its first and last block verify and agree; `None` (and an issue) where it cannot be read.
+/// A pack's version, and its first block with the payload, if its first and last block verify and agree;
+/// `None` (and an issue) where it cannot be read.
 fn read_pack(
     src: &dyn BlockSource,
     layout: &Layout,
     pack: u32,
     report: &mut Report,
-) -> Option<Result<Checkpoint, DiskError>> {
+) -> Option<Result<(u64, Vec<u8>), DiskError>> {
     let start = layout.pack_start(pack);
     let mut buf = Vec::new();
     let mut read = |at: BlockAddr, count: u32| {
@@ -61,21 +71,21 @@ fn read_pack(
         good.then(|| buf.clone())
     };
     let blocks = read(start, 1 + layout.cp_payload)?;
-    let checkpoint = match Checkpoint::parse(layout, &blocks) {
-        Ok(checkpoint) => checkpoint,
+    let head = match verify_block(&blocks[..BLOCK_SIZE]) {
+        Ok(head) => head,
         Err(error) => return Some(Err(error.in_block(start))),
     };
-    let last = start.plus(checkpoint.pack_blocks - 1);
-    let tail = verify_block(&read(last, 1)?).and_then(|head| {
-        if head.version == checkpoint.version {
+    let last = start.plus(head.pack_blocks - 1);
+    let tail = verify_block(&read(last, 1)?).and_then(|tail| {
+        if tail.version == head.version {
             return Ok(());
         }
         let (field, rule) = ("checkpoint_ver", "not that of the pack's first block");
         let what = Structure::Checkpoint;
-        Err(DiskError::field(what, field, head.version, rule))
+        Err(DiskError::field(what, field, tail.version, rule))
     });
     Some(match tail {
-        Ok(()) => Ok(checkpoint),
+        Ok(()) => Ok((head.version, blocks)),
         Err(error) => Err(error.in_block(last)),
     })
 }

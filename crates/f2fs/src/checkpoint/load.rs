@@ -6,7 +6,7 @@ use steadfs_base::IoTag;
 use steadfs_block::{Buf, Queue};
 use steadfs_vfs::Result;
 
-use crate::disk::checkpoint::{ALLOC_HOLES, CpFlags, verify_block};
+use crate::disk::checkpoint::{ALLOC_HOLES, CpFlags, is_after, verify_block};
 use crate::disk::summary::{Compacted, SummaryBlock};
 use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Layout, LogType, NatEntry, Nid, SEGMENT_BLOCKS,
@@ -39,7 +39,7 @@ pub fn read_blocks(queue: &Queue, at: BlockAddr, count: u32) -> Result<Buf> {
 pub fn load(queue: &Queue, layout: &Layout) -> Result<Current> {
     let packs = [read_pack(queue, layout, 0)?, read_pack(queue, layout, 1)?];
     let (checkpoint, pack) = match packs {
-        [Ok(first), Ok(second)] if second.version > first.version => (second, 1),
+        [Ok(first), Ok(second)] if is_after(second.version, first.version) => (second, 1),
         [Ok(first), _] => (first, 0),
         [Err(_), Ok(second)] => (second, 1),
         [Err(first), Err(second)] => {

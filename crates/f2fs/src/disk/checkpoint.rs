@@ -189,6 +189,11 @@ pub fn verify_block(block: &[u8]) -> Result<PackHead> {
     })
 }
 
+/// Whether a checkpoint came after another one: versions may wrap around.
+pub fn is_after(version: u64, other: u64) -> bool {
+    super::num::as_signed64(version.wrapping_sub(other)) > 0
+}
+
 impl Checkpoint {
     /// Decodes and validates a checkpoint from a pack's first block and its payload:
     /// `(1 + cp_payload)` blocks. The caller compares the versions of first and last block

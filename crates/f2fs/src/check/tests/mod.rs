@@ -2,6 +2,7 @@
 
 mod clean;
 mod damage;
+mod flips;
 mod provoked;
 
 use std::path::Path;

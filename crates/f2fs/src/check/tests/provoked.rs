@@ -158,6 +158,9 @@ const VOLUME: &[Case] = &[
     case("Pack", Base::Plain, Tells("truncate n_nats(99)"), |d| {
         d.pack_summary(LogType::HotData)[3584..3586].copy_from_slice(&99u16.to_le_bytes())
     }),
+    case("Pack", Base::Plain, Agrees, |d| {
+        d.checkpoint(|cp| cp.user_blocks = 1 << 30)
+    }),
     case("JournalTwice", Base::Plain, Blind, |d| {
         let root = d.opened().nat(Nid::ROOT);
         let journal = crate::disk::journal::encode_nat(&[(Nid::ROOT, root), (Nid::ROOT, root)]);
@@ -522,13 +525,13 @@ const DIRS: &[Case] = &[
 ];
 
 /// An image file for the judge: what a case changes is written, and afterwards taken back.
-struct Judged {
+pub(super) struct Judged {
     dir: tempfile::TempDir,
     base: Base,
 }
 
 impl Judged {
-    fn new(base: Base) -> Self {
+    pub(super) fn new(base: Base) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let judged = Self { dir, base };
         fs::write(judged.path(), base.image()).unwrap();
@@ -539,7 +542,7 @@ impl Judged {
         self.dir.path().join("image")
     }
 
-    fn fsck(&self, bytes: &[u8]) -> (i32, String) {
+    pub(super) fn fsck(&self, bytes: &[u8]) -> (i32, String) {
         use std::os::unix::fs::FileExt;
         let file = fs::File::options().write(true).open(self.path()).unwrap();
         file.set_len(bytes.len() as u64).unwrap();
