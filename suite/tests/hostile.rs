@@ -2,9 +2,11 @@
 //! the device or takes memory beyond its budget, and what was acknowledged is not lost silently.
 //!
 //! `HOSTILE=flipped:ext4-1k:17` runs one case, and writes its image to the file `HOSTILE_IMAGE` if that
-//! is set; `HOSTILE_CASES=100000` runs more of them.
+//! is set; `HOSTILE_CASES=100000` runs more of them; with `HOSTILE_E2FSCK=1` e2fsck is asked about
+//! each, and where it disagrees with our checker that is printed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -12,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use steadfs_lab::device::Image;
 use steadfs_suite::hostile::meter::Meter;
-use steadfs_suite::hostile::{Base, Family, Outcome, exercise};
+use steadfs_suite::hostile::{Base, Family, Outcome, exercise, save};
+use steadfs_suite::run as run_judge;
 
 #[global_allocator]
 static METER: Meter = Meter;
@@ -89,14 +92,23 @@ impl Totals {
 fn case(bases: &[Base], family: Family, n: u64) -> (String, Outcome) {
     let base = &bases[usize::try_from(n).unwrap() % bases.len()];
     let name = format!("{}:{}:{n}", family.name(), base.name);
-    (name, exercise(&family.apply(base, n)))
+    let image = family.apply(base, n);
+    let outcome = exercise(&image);
+    if std::env::var_os("HOSTILE_E2FSCK").is_some() && !base.name.starts_with("dirty") {
+        ask_e2fsck(&name, &image, outcome.damaged);
+    }
+    (name, outcome)
 }
 
-/// Writes a damaged image to a file, for other programs to look at.
-fn save(image: &Image, path: &str) {
-    let mut bytes = vec![0; usize::try_from(image.size()).unwrap()];
-    image.read(0, &mut bytes);
-    std::fs::write(path, bytes).unwrap();
+/// Prints where e2fsck thinks otherwise than our checker.
+fn ask_e2fsck(name: &str, image: &Image, damaged: bool) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    save(image, file.path());
+    let theirs = run_judge("e2fsck", ["-fn".as_ref(), file.path().as_os_str()]);
+    if (theirs.code() != 0) != damaged {
+        let (code, words) = (theirs.code(), theirs.out);
+        println!("{name}: damaged: we say {damaged}, e2fsck {code}: {words}");
+    }
 }
 
 fn run(family: Family) {
@@ -116,7 +128,10 @@ fn run(family: Family) {
         if words[0] == family.name() {
             let n: u64 = words[2].parse().unwrap();
             if let Ok(path) = std::env::var("HOSTILE_IMAGE") {
-                save(&family.apply(&bases[n as usize % bases.len()], n), &path);
+                save(
+                    &family.apply(&bases[n as usize % bases.len()], n),
+                    Path::new(&path),
+                );
             }
             let (name, outcome) = case(&bases, family, n);
             eprintln!("{name}: {outcome:#?}");

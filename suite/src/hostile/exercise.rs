@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
-use steadfs_ext4::check::{self, BlockSource};
+use steadfs_ext4::check::{self, BlockSource, Issue};
 use steadfs_ext4::{CacheSizes, Ext4, MountOptions, replayed_view};
 use steadfs_lab::device::Image;
 use steadfs_rt::sim;
@@ -92,7 +92,13 @@ impl Trial {
 
     fn run(&mut self) {
         let before = self.check(&self.image.clone());
-        self.outcome.damaged = before.is_none_or(|issues| !issues.is_empty());
+        self.outcome.damaged = before.as_ref().is_none_or(|issues| !issues.is_empty());
+        // Blocks that two own, or that look free, are lost to one of them without a trace.
+        let shared = before.iter().flatten().any(|issue| match issue {
+            Issue::BlockUsedTwice { .. } => true,
+            Issue::BlockBitmapDiffers { used_but_free, .. } => *used_but_free > 0,
+            _ => false,
+        });
         self.look();
         let before = self.inspect(&self.image.clone());
         let after = self.change();
@@ -106,6 +112,9 @@ impl Trial {
             }
         }
         self.outcome.told = self.told.is_some();
+        if self.outcome.lost && !self.outcome.told && !shared {
+            self.wrong("data that was synced is lost, and nobody was told".to_owned());
+        }
         if !self.outcome.damaged
             && let Some(told) = self.told.take()
         {
@@ -158,7 +167,7 @@ impl Trial {
     }
 
     /// The checker's findings; nothing if the volume cannot even be looked at.
-    fn check(&mut self, image: &Image) -> Option<Vec<String>> {
+    fn check(&mut self, image: &Image) -> Option<Vec<Issue>> {
         let device = Arc::new(ImageDevice::new(image.clone()));
         let view = replayed_view(Arc::clone(&device) as Arc<dyn Device>);
         let (queue, replayed) = self.note("replay for the checker", view)?;
@@ -172,7 +181,7 @@ impl Trial {
             self.wrong("the checker writes".to_owned());
         }
         self.no_strays("check", &device);
-        Some(report.issues.iter().map(ToString::to_string).collect())
+        Some(report.issues)
     }
 
     /// Mounts for reading and looks at everything.

@@ -10,9 +10,24 @@ pub mod device;
 pub mod exercise;
 pub mod meter;
 pub mod survey;
+pub mod tell;
+
+use std::path::Path;
+
+use steadfs_lab::device::Image;
 
 pub use base::Base;
 pub use damage::Family;
 pub use device::ImageDevice;
 pub use exercise::{Outcome, exercise};
 pub use survey::{Part, Survey};
+
+/// Writes an image to a file, for other programs to look at.
+///
+/// # Panics
+/// If that cannot be done.
+pub fn save(image: &Image, path: &Path) {
+    let mut bytes = vec![0; usize::try_from(image.size()).expect("a small image")];
+    image.read(0, &mut bytes);
+    std::fs::write(path, bytes).expect("a file can be written");
+}

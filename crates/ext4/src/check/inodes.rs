@@ -477,7 +477,14 @@ impl Checker<'_> {
     /// Content in the inode: the first 60 bytes in the place of the map, more in an attribute.
     fn check_inline(&mut self, ino: Ino, inode: &Inode, kind: FileKind, attr_blocks: u64) {
         self.check_block_count(ino, inode, attr_blocks);
-        let more = inline_rest(inode).map_or(0, |rest| rest.len() as u64);
+        let rest = inline_rest(inode);
+        if rest.is_none() {
+            let rule = "inline data without its attribute";
+            let flags = inode.flags.0;
+            let error = DiskError::field(Structure::Inode, "i_flags", flags, rule);
+            self.issue(Issue::Inode(error.in_inode(ino)));
+        }
+        let more = rest.map_or(0, |rest| rest.len() as u64);
         let room = I_BLOCK_SIZE as u64 + more;
         if kind == FileKind::Directory && inode.links > 0 {
             if inode.size != room {

@@ -11,10 +11,73 @@ use std::sync::Arc;
 use steadfs_ext4::{CacheSizes, Ext4, MountOptions};
 use steadfs_lab::device::Image;
 use steadfs_rt::sim;
-use steadfs_suite::hostile::survey::Spot;
-use steadfs_suite::hostile::{Base, ImageDevice, Part};
 use steadfs_vfs::{Cx, FileSystem};
 
+use super::survey::Spot;
+use super::{Base, ImageDevice, Part};
+
+/// What comes of a lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The volume cannot be mounted.
+    Refused,
+    /// It can, and a call tells of damage.
+    Told,
+    /// No call that we try meets it; the checker finds it.
+    Found,
+    /// It is none.
+    Harmless,
+}
+
+/// One line of `lies.txt`.
+pub struct Lie {
+    /// What it is called.
+    pub name: &'static str,
+    /// The volume it is told to.
+    pub base: &'static str,
+    /// What comes of it.
+    pub fate: Fate,
+    /// What is told.
+    pub told: &'static str,
+    /// Why e2fsck thinks otherwise.
+    pub e2fsck: Option<&'static str>,
+}
+
+/// All lies.
+///
+/// # Panics
+/// If the table is not one.
+pub fn table() -> Vec<Lie> {
+    let lines = include_str!("lies.txt").lines();
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.map(Lie::parse).collect()
+}
+
+impl Lie {
+    fn parse(line: &'static str) -> Self {
+        let columns: Vec<_> = line.split('|').map(str::trim).collect();
+        let [name, base, fate, told] = columns[..4] else {
+            panic!("four columns: {line}");
+        };
+        let fate = match fate {
+            "refused" => Fate::Refused,
+            "told" => Fate::Told,
+            "found" => Fate::Found,
+            "harmless" => Fate::Harmless,
+            other => panic!("{other}: {line}"),
+        };
+        let e2fsck = columns.get(4).copied();
+        Self {
+            name,
+            base,
+            fate,
+            told,
+            e2fsck,
+        }
+    }
+}
+
+/// Tells lies to copies of a base.
 pub struct Teller<'a> {
     base: &'a Base,
 }
@@ -28,10 +91,15 @@ fn low(value: u64) -> u32 {
 }
 
 impl<'a> Teller<'a> {
+    /// Tells them to this one.
     pub fn new(base: &'a Base) -> Self {
         Self { base }
     }
 
+    /// Tells `lies` to `image`, a copy of the base.
+    ///
+    /// # Panics
+    /// If they are not written as they must be, or speak of what the base has not.
     pub fn tell(&self, image: &mut Image, lies: &str) {
         let mut told = Vec::new();
         for lie in lies.split_whitespace() {

@@ -1,10 +1,8 @@
-//! Volumes that lie, one lie at a time, each by name and with right checksums: `table.txt` says what
-//! is told and what comes of it. e2fsck is asked too: it and our checker agree on what is damaged.
+//! Volumes that lie, one lie at a time, each by name and with right checksums: `lies.txt` says what is
+//! told and what comes of it. e2fsck is asked too: it and our checker agree on what is damaged.
 //!
 //! `LIE="a deep extent root"` tries one and prints everything; `LIE_IMAGE=file` keeps its image.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod tell;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,10 +10,9 @@ use std::time::{Duration, Instant};
 
 use steadfs_lab::device::Image;
 use steadfs_suite::hostile::meter::Meter;
-use steadfs_suite::hostile::{Base, Outcome, exercise};
+use steadfs_suite::hostile::tell::{Fate, Lie, Teller, table};
+use steadfs_suite::hostile::{Base, Outcome, exercise, save};
 use steadfs_suite::{judge, run};
-
-use tell::Teller;
 
 #[global_allocator]
 static METER: Meter = Meter;
@@ -25,74 +22,16 @@ const BUDGET: usize = 48 << 20;
 /// Longest time that a lie may cost us; they take milliseconds.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// What comes of a lie, as the table's third column says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
-    /// The volume cannot be mounted.
-    Refused,
-    /// It can, and a call tells of damage.
-    Told,
-    /// No call that we try meets it; the checker finds it.
-    Found,
-    /// It is none.
-    Harmless,
-}
-
-struct Lie {
-    name: &'static str,
-    base: &'static str,
-    fate: Fate,
-    told: &'static str,
-    /// Why e2fsck thinks otherwise.
-    e2fsck: Option<&'static str>,
-}
-
-fn table() -> Vec<Lie> {
-    let lines = include_str!("table.txt").lines();
-    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines.map(Lie::parse).collect()
-}
-
-impl Lie {
-    fn parse(line: &'static str) -> Self {
-        let columns: Vec<_> = line.split('|').map(str::trim).collect();
-        let [name, base, fate, told] = columns[..4] else {
-            panic!("four columns: {line}");
-        };
-        let fate = match fate {
-            "refused" => Fate::Refused,
-            "told" => Fate::Told,
-            "found" => Fate::Found,
-            "harmless" => Fate::Harmless,
-            other => panic!("{other}: {line}"),
-        };
-        let e2fsck = columns.get(4).copied();
-        Self {
-            name,
-            base,
-            fate,
-            told,
-            e2fsck,
-        }
+fn fate_of(outcome: &Outcome) -> Fate {
+    if !outcome.mounted[0] && !outcome.mounted[1] {
+        Fate::Refused
+    } else if outcome.told {
+        Fate::Told
+    } else if outcome.damaged {
+        Fate::Found
+    } else {
+        Fate::Harmless
     }
-
-    fn fate_of(outcome: &Outcome) -> Fate {
-        if !outcome.mounted[0] && !outcome.mounted[1] {
-            Fate::Refused
-        } else if outcome.told {
-            Fate::Told
-        } else if outcome.damaged {
-            Fate::Found
-        } else {
-            Fate::Harmless
-        }
-    }
-}
-
-fn save(image: &Image, path: &Path) {
-    let mut bytes = vec![0; usize::try_from(image.size()).unwrap()];
-    image.read(0, &mut bytes);
-    std::fs::write(path, bytes).unwrap();
 }
 
 /// Whether e2fsck finds damage, and what it says. The log is replayed first, as our checker does.
@@ -125,7 +64,7 @@ fn try_lie(lie: &Lie, base: &Base, judged: &Path) -> Vec<String> {
     if took > LIMIT {
         wrong.push(format!("took {took:?}"));
     }
-    let fate = Lie::fate_of(&outcome);
+    let fate = fate_of(&outcome);
     if fate != lie.fate {
         wrong.push(format!("is {fate:?}, not {:?}", lie.fate));
     }
