@@ -375,12 +375,21 @@ impl Mapping {
     /// Drops every block of `range`, none of which may be in flight; returns how many reservations
     /// they held.
     pub fn discard(&self, range: Range<u64>) -> u64 {
+        self.try_discard(range)
+            .expect("a discarded block is not in flight")
+    }
+
+    /// The same where blocks may be in flight: then nothing is dropped, and there is no answer.
+    pub fn try_discard(&self, range: Range<u64>) -> Option<u64> {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
+        let mut flying = inner.pages.range(range.clone());
+        if inner.in_flight > 0 && flying.any(|(_, page)| page.flight.is_some()) {
+            return None;
+        }
         let mut released = 0;
         let mut cleaned = 0;
         inner.pages.retain_range(range, |page| {
-            assert!(page.flight.is_none(), "a discarded block is not in flight");
             released += u64::from(page.reserved);
             cleaned += u64::from(page.dirty.is_some());
             false
@@ -391,7 +400,7 @@ impl Mapping {
             self.writeback
                 .cleaned(&self.file, cleaned << self.block_size.bits(), left == 0);
         }
-        released
+        Some(released)
     }
 
     /// The first write error since the last call.
@@ -525,6 +534,10 @@ mod tests {
         assert_eq!(map.get(FileBlock(3)).unwrap()[..3], [1, 2, 7]);
         assert_eq!(writeback.dirty_bytes(), BS as u64);
         assert_eq!(map.take_dirty(0..9, 9).len(), 1);
+        assert_eq!(map.try_discard(0..9), None, "in flight");
+        map.landed(0..9, Err(&failure()), false);
+        assert_eq!(map.try_discard(0..9), Some(0));
+        assert!(map.is_empty());
     }
 
     #[test]

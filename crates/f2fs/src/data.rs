@@ -1,11 +1,11 @@
 //! File content: where its blocks lie, reading, finding data and holes.
 
 mod need;
-mod placement;
+pub(crate) mod placement;
 
 use std::ops::Range;
 
-use steadfs_base::IoTag;
+use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_vfs::{Cx, FileKind, FsError, ReadData, Result, Seek};
 
@@ -263,6 +263,10 @@ impl F2fs {
         }
         let content = if inode.has_inline_data() {
             self.inline_content(inode, 0..size, tag)?.to_vec()
+        } else if let Some(block) = inode.pages.get(FileBlock(0)) {
+            // Not written yet: the next checkpoint does.
+            let len = usize::try_from(size).unwrap_or(usize::MAX).min(block.len());
+            block[..len].to_vec()
         } else {
             self.read_blocks(inode, 0..size, tag)?.to_vec()
         };

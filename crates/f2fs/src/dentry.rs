@@ -3,6 +3,8 @@
 //! A cookie of a listing is the place behind an entry: 1 behind `.`, 2 behind `..`, then slots counted
 //! from the directory's first block. Entries never move inside their file, so cookies stay true.
 
+mod change;
+
 use std::ops::Range;
 
 use steadfs_base::{DevBlock, FileBlock, IoTag};
@@ -16,6 +18,8 @@ use crate::disk::{DiskError, Nid, Structure, hash};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 
+pub(crate) use change::{NewName, Room, Search};
+
 /// Blocks read ahead of a listing.
 const AHEAD: u64 = 32;
 /// Cookies before the first slot's: behind `.` and behind `..`.
@@ -23,6 +27,33 @@ const DOTS: u64 = 2;
 
 /// A caller's function that takes entries until it returns false.
 pub(crate) type Emit<'e> = &'e mut dyn FnMut(DirEntry<'_>) -> bool;
+
+/// An entry of a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Named {
+    /// The inode it names.
+    pub(crate) ino: Nid,
+    /// Hash of the name.
+    pub(crate) hash: u32,
+    /// The block of the directory that it lies in; `None` for one in the inode.
+    pub(crate) block: Option<u64>,
+    /// Its first slot there.
+    pub(crate) slot: usize,
+    /// Bytes of the name as it is stored.
+    pub(crate) len: usize,
+}
+
+impl Named {
+    fn new(block: Option<u64>, entry: &Entry<'_>) -> Self {
+        Self {
+            ino: entry.ino,
+            hash: entry.hash,
+            block,
+            slot: entry.slot,
+            len: entry.name.len(),
+        }
+    }
+}
 
 /// Hash and name to look for, as users write it.
 struct Wanted<'a> {
@@ -32,16 +63,28 @@ struct Wanted<'a> {
     shown: bool,
 }
 
-impl Wanted<'_> {
-    fn find(&self, layout: &DentryLayout, bytes: &[u8]) -> Option<Nid> {
+impl<'a> Wanted<'a> {
+    /// `None` where no such name can be in the directory.
+    fn new(dir: &Inode, name: &'a [u8]) -> Option<Self> {
+        let dot = name == b"." || name == b"..";
+        let shown = dir.is_encrypted() && !dot;
+        let hash = if shown {
+            // What is no shown name cannot be there.
+            shown_hash(name)?
+        } else {
+            hash::of_name(name)
+        };
+        Some(Self { hash, name, shown })
+    }
+
+    fn find<'b>(&self, layout: &DentryLayout, bytes: &'b [u8]) -> Option<Entry<'b>> {
         if !self.shown {
-            return dentry::find(layout, bytes, self.hash, self.name).map(|entry| entry.ino);
+            return dentry::find(layout, bytes, self.hash, self.name);
         }
         dentry::entries(layout, bytes, 0)
             .flatten()
             .filter(|entry| entry.hash == self.hash && !entry.is_dot())
             .find(|entry| show([entry.hash, 0], entry.name).as_deref() == Some(self.name))
-            .map(|entry| entry.ino)
     }
 }
 
@@ -52,41 +95,38 @@ impl F2fs {
         if let Some(found) = self.recovered.name(dir.nid(), name) {
             return Ok(Some(found));
         }
-        let dot = name == b"." || name == b"..";
-        let wanted = if dir.is_encrypted() && !dot {
-            // What is no shown name cannot be there.
-            let Some(hash) = shown_hash(name) else {
-                return Ok(None);
-            };
-            Wanted {
-                hash,
-                name,
-                shown: true,
-            }
-        } else {
-            Wanted {
-                hash: hash::of_name(name),
-                name,
-                shown: false,
-            }
+        Ok(self.find_entry(dir, name, tag)?.map(|entry| entry.ino))
+    }
+
+    /// The entry of a name in a directory.
+    pub(crate) fn find_entry(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Named>> {
+        let Some(wanted) = Wanted::new(dir, name) else {
+            return Ok(None);
         };
+        let casefold = dir.flags().contains(InodeFlags::CASEFOLD) && !wanted.shown;
         if dir.has_inline_dentries() {
             let block = self.inode_block(dir, tag)?;
             let (range, layout) = self.inline_area(dir);
             let bytes = &block[range];
-            return Ok(match dir.flags().contains(InodeFlags::CASEFOLD) {
+            let found = match casefold {
                 true => find_exact(&layout, bytes, name),
                 false => wanted.find(&layout, bytes),
-            });
+            };
+            return Ok(found.map(|entry| Named::new(None, &entry)));
         }
-        if dir.flags().contains(InodeFlags::CASEFOLD) && !wanted.shown {
+        if casefold {
             return self.search_whole(dir, name, tag);
         }
         self.search_buckets(dir, &wanted, tag)
     }
 
     /// Looks into the buckets that the hash leads to, level by level.
-    fn search_buckets(&self, dir: &Inode, wanted: &Wanted<'_>, tag: IoTag) -> Result<Option<Nid>> {
+    fn search_buckets(
+        &self,
+        dir: &Inode,
+        wanted: &Wanted<'_>,
+        tag: IoTag,
+    ) -> Result<Option<Named>> {
         let end = self.dir_blocks(dir);
         let (depth, dir_level) = {
             let core = dir.core.read();
@@ -101,7 +141,7 @@ impl F2fs {
                 if let Some(bytes) = self.dir_block(dir, block, tag)?
                     && let Some(found) = wanted.find(&DentryLayout::BLOCK, &bytes)
                 {
-                    return Ok(Some(found));
+                    return Ok(Some(Named::new(Some(block), &found)));
                 }
             }
         }
@@ -109,10 +149,11 @@ impl F2fs {
     }
 
     /// Looks at all entries: where hashes are of something else than the name's bytes.
-    fn search_whole(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Nid>> {
+    fn search_whole(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Named>> {
         let mut found = None;
-        self.each_block(dir, 0, tag, &mut |_, bytes| {
-            found = find_exact(&DentryLayout::BLOCK, bytes, name);
+        self.each_block(dir, 0, tag, &mut |block, bytes| {
+            let entry = find_exact(&DentryLayout::BLOCK, bytes, name);
+            found = entry.map(|entry| Named::new(Some(block), &entry));
             Ok(found.is_none())
         })?;
         Ok(found)
@@ -134,7 +175,7 @@ impl F2fs {
     }
 
     /// A block of a directory; `None` in a hole.
-    fn dir_block(&self, dir: &Inode, block: u64, tag: IoTag) -> Result<Option<Buf>> {
+    pub(crate) fn dir_block(&self, dir: &Inode, block: u64, tag: IoTag) -> Result<Option<Buf>> {
         if block >= self.dir_blocks(dir) {
             return Ok(None);
         }
@@ -166,7 +207,7 @@ impl F2fs {
         while at < end {
             // A hole is passed over whole, however large; blocks come in pieces.
             let mapped = self.map(dir, at, end - at, tag)?;
-            if matches!(mapped.place, Place::Hole | Place::Promised) {
+            if mapped.place == Place::Hole {
                 at += mapped.len;
                 continue;
             }
@@ -298,11 +339,10 @@ impl F2fs {
     }
 }
 
-fn find_exact(layout: &DentryLayout, bytes: &[u8], name: &[u8]) -> Option<Nid> {
+fn find_exact<'b>(layout: &DentryLayout, bytes: &'b [u8], name: &[u8]) -> Option<Entry<'b>> {
     dentry::entries(layout, bytes, 0)
         .flatten()
         .find(|entry| entry.name == name)
-        .map(|entry| entry.ino)
 }
 
 /// The name to show, where it is not the stored one.

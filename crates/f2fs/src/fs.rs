@@ -7,18 +7,20 @@ use std::sync::{Arc, OnceLock, Weak};
 use steadfs_block::Queue;
 use steadfs_cache::{MetaCache, Writeback};
 use steadfs_rt::{Mutex, RwLock};
-use steadfs_vfs::{FsError, Result, StatFs};
+use steadfs_vfs::{Clock, Cx, Freeing, FsError, Result, StatFs};
 
 use crate::checkpoint::Checkpoints;
 use crate::checkpoint::daemon::Daemon;
 use crate::disk::{BLOCK_SIZE, Layout, Nid, Superblock};
 use crate::inode::InodeTable;
+use crate::namei::Extensions;
 use crate::nat::Nat;
 use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::recovery::Recovered;
 use crate::segment::Segments;
+use crate::since::Since;
 use crate::space::{RESERVED_NODES, Space};
 
 /// Blocks of metadata that checkpoints have written, by area.
@@ -57,10 +59,18 @@ pub struct F2fs {
     /// Inodes of which nodes were freed since the last checkpoint's snapshot: roll-forward cannot say that,
     /// so their next fsync needs a checkpoint.
     pub(crate) cut: Mutex<BTreeSet<Nid>>,
+    /// What names have done since the last checkpoint's snapshot.
+    pub(crate) since: Mutex<Since>,
     pub(crate) inodes: InodeTable,
+    pub(crate) freeing: Freeing,
+    pub(crate) clock: Clock,
+    /// Held while a name moves from one directory to another.
+    pub(crate) rename: Mutex<()>,
     /// What fsync wrote after the checkpoint.
     pub(crate) recovered: Recovered,
     pub(crate) options: RwLock<MountOptions>,
+    /// Extensions of names whose data is cold, and hot.
+    pub(crate) extensions: Extensions,
     pub(crate) read_only: AtomicBool,
     /// Something contradicts itself: checkpoints say that the volume should be checked.
     pub(crate) damaged: AtomicBool,
@@ -98,6 +108,15 @@ impl F2fs {
             return Err(FsError::Stopped("unmounted".to_owned()));
         }
         Ok(())
+    }
+
+    /// Whether the caller may use the blocks reserved for the superuser.
+    pub(crate) fn may_use_reserved(&self, cx: &Cx) -> bool {
+        let options = self.options.read();
+        let is_in = |gid: u32| cx.gid == gid || cx.groups.contains(&gid);
+        cx.uid == 0
+            || options.resuid == Some(cx.uid)
+            || options.resgid.is_some_and(|gid| gid != 0 && is_in(gid))
     }
 
     /// Usage as the kernel's statfs shows it.

@@ -50,6 +50,10 @@ pub struct Inode {
     orphan: AtomicBool,
     /// Freed: nothing may bring it back.
     dead: AtomicBool,
+    /// Has no name but may get one: made by `tmpfile`.
+    linkable: AtomicBool,
+    /// Somebody has seen the times since the last write.
+    pub(crate) times_seen: AtomicBool,
     /// Asked for since the last sweep.
     recent: AtomicBool,
 }
@@ -79,6 +83,8 @@ impl Inode {
             dirty: AtomicBool::new(false),
             orphan: AtomicBool::new(false),
             dead: AtomicBool::new(false),
+            linkable: AtomicBool::new(false),
+            times_seen: AtomicBool::new(true),
             recent: AtomicBool::new(true),
         })
     }
@@ -99,10 +105,6 @@ impl Inode {
     }
 
     /// Sets the size that everybody sees; the caller holds `lock` for writing. `core.size` is its own.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "calls that change sizes come next")
-    )]
     pub fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Release);
     }
@@ -130,6 +132,7 @@ impl Inode {
     /// Attributes.
     pub fn attr(&self) -> Attr {
         let core = self.core.read();
+        self.times_seen.store(true, Ordering::Release);
         Attr {
             ino: self.nid.into(),
             generation: core.generation,
@@ -188,6 +191,26 @@ impl Inode {
     /// A node promised to the inode was made.
     pub(crate) fn node_made(&self, offset: u32) {
         self.promised.lock().remove(&offset);
+    }
+
+    /// Whether a caller of the file system knows it.
+    pub fn is_looked_up(&self) -> bool {
+        self.lookups.load(Ordering::Acquire) > 0
+    }
+
+    /// Notes whether the inode, without a name, may get one.
+    pub(crate) fn set_linkable(&self, linkable: bool) {
+        self.linkable.store(linkable, Ordering::Release);
+    }
+
+    /// Whether the inode may get a name although it has none.
+    pub(crate) fn is_linkable(&self) -> bool {
+        self.linkable.load(Ordering::Acquire)
+    }
+
+    /// Notes whether the inode is among the orphans.
+    pub(crate) fn set_orphan(&self, orphan: bool) {
+        self.orphan.store(orphan, Ordering::Release);
     }
 
     /// Marks the inode freed.

@@ -12,23 +12,29 @@ pub mod inspect;
 pub mod segment;
 pub mod victim;
 
+mod acl;
+mod attr;
 mod balance;
 mod checkpoint;
+mod clock;
 mod compress;
 mod control;
 mod data;
 mod dentry;
+mod freeing;
 mod fs;
 mod gate;
 mod inline;
 mod inode;
 mod mount;
+mod namei;
 mod nat;
 mod node;
 mod ops;
 mod options;
 mod orphan;
 mod recovery;
+mod since;
 mod space;
 mod superblock;
 mod xattr;
@@ -39,5 +45,7 @@ pub use options::{Atime, MountOptions, OnError, TABLE as OPTION_TABLE};
 pub use steadfs_cache::CacheSizes;
 pub use superblock::read_superblock;
 
+#[cfg(test)]
+mod test_world;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use steadfs_base::{BlockSize, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{CacheSizes, MetaCache, Writeback, WritebackOptions};
 use steadfs_rt::{Mutex, Rank, RwLock};
-use steadfs_vfs::{FsError, Result};
+use steadfs_vfs::{Clock, Freeing, FsError, Result};
 
 use crate::checkpoint::daemon::Daemon;
 use crate::checkpoint::{self, Checkpoints};
@@ -16,12 +16,14 @@ use crate::disk::checkpoint::CpFlags;
 use crate::disk::{BLOCK_SIZE, MountMode, Superblock, mount_mode};
 use crate::fs::{F2fs, MetaWrites};
 use crate::inode::InodeTable;
+use crate::namei::Extensions;
 use crate::nat::Nat;
 use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::recovery::Recovered;
 use crate::segment::Segments;
+use crate::since::Since;
 use crate::space::Space;
 use crate::superblock::read_superblock;
 
@@ -76,6 +78,11 @@ impl F2fs {
             writeback: Arc::new(Writeback::new(limits)),
             gate: RwLock::new(Rank::TxnHandle, ()),
             cut: Mutex::new(Rank::Leaf, BTreeSet::new()),
+            since: Mutex::new(Rank::Leaf, Since::default()),
+            extensions: Extensions::of(&superblock),
+            freeing: Freeing::new(),
+            clock: Clock::default(),
+            rename: Mutex::new(Rank::Rename, ()),
             read_only: AtomicBool::new(options.read_only),
             stopped: Mutex::new(Rank::Leaf, None),
             layout: layout.clone(),

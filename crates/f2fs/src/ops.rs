@@ -2,43 +2,74 @@
 //! it. Volumes are only read: what would change one is refused.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use steadfs_base::InodeNo;
-use steadfs_base::limits::NAME_MAX;
 use steadfs_vfs::{
-    Attr, Control, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr, InodeFlags,
-    ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
+    Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, ReadData,
+    RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
 };
 
+use crate::checkpoint::Reason;
 use crate::disk::Nid;
 use crate::fs::F2fs;
 use crate::inode::Inode;
-
-/// Passes a call's result on; damage that it met is told once here.
-fn judge<T>(result: Result<T>) -> Result<T> {
-    if let Err(FsError::Corrupt(what)) = &result {
-        tracing::error!(what, "the volume is damaged");
-    }
-    result
-}
+use crate::options::OnError;
 
 impl F2fs {
-    fn directory(&self, cx: &Cx, ino: InodeNo) -> Result<Arc<Inode>> {
-        let dir = self.by_number(ino, cx.tag)?;
-        if dir.kind() != FileKind::Directory {
-            return Err(FsError::NotDir);
+    /// Passes a call's result on; damage that it met is told once here, and may end writing.
+    fn judge<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(FsError::Corrupt(what)) = &result {
+            tracing::error!(what, "the volume is damaged");
+            if self.options.read().errors == OnError::RemountReadOnly {
+                self.read_only.store(true, Ordering::Release);
+            }
         }
-        Ok(dir)
+        result
     }
 
-    fn look_up(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
-        if name.len() > NAME_MAX {
-            return Err(FsError::NameTooLong);
+    fn get(&self, cx: &Cx, ino: InodeNo) -> Result<Arc<Inode>> {
+        self.by_number(ino, cx.tag)
+    }
+
+    /// Ends a change of directories: where the mount (`sync`, `dirsync`) or a directory's flags ask
+    /// for it, it is durable before the call returns.
+    fn changed<T>(&self, cx: &Cx, dirs: &[InodeNo], result: Result<T>) -> Result<T> {
+        let value = self.judge(result)?;
+        let all = {
+            let options = self.options.read();
+            options.sync || options.dirsync
+        };
+        let asks = |dir: &InodeNo| -> Result<bool> {
+            let flags = self.get(cx, *dir)?.core.read().flags;
+            Ok(flags.contains(InodeFlags::SYNC) || flags.contains(InodeFlags::DIRSYNC))
+        };
+        let mut now = all;
+        for dir in dirs {
+            now = now || asks(dir)?;
         }
-        let dir = self.directory(cx, dir)?;
-        let found = self.find_name(&dir, name, cx.tag)?;
-        let inode = self.named(&dir, found.ok_or(FsError::NotFound)?, cx.tag)?;
-        inode.add_lookup();
-        Ok(inode.attr())
+        if now {
+            self.judge(self.checkpoint(Reason::Sync, cx.tag))?;
+        }
+        Ok(value)
+    }
+
+    /// Ends a change of one inode's content or attributes: where the mount (`sync`) or the inode's
+    /// flag asks for it, it is durable before the call returns.
+    fn changed_one<T>(&self, cx: &Cx, inode: &Inode, result: Result<T>) -> Result<T> {
+        let value = self.judge(result)?;
+        let all = self.options.read().sync;
+        if all || inode.core.read().flags.contains(InodeFlags::SYNC) {
+            self.judge(self.checkpoint(Reason::Sync, cx.tag))?;
+        }
+        Ok(value)
+    }
+
+    /// The same for a call that takes the inode by its number.
+    fn changed_at<T>(&self, cx: &Cx, ino: InodeNo, result: Result<T>) -> Result<T> {
+        let value = self.judge(result)?;
+        let inode = self.get(cx, ino)?;
+        self.changed_one(cx, &inode, Ok(value))
     }
 }
 
@@ -48,77 +79,83 @@ impl FileSystem for F2fs {
     }
 
     fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
-        judge(self.look_up(cx, dir, name))
+        self.judge(self.look_up(cx, dir, name))
     }
 
     fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
-        let inode = judge(self.by_number(ino, cx.tag))?;
+        let inode = self.judge(self.get(cx, ino))?;
+        // Whoever frees the inode holds the lock: it is either still there or seen to be dead.
+        let _alive = inode.lock.read();
+        if inode.is_dead() {
+            return Err(FsError::Stale);
+        }
         inode.add_lookup();
         Ok(inode.attr())
     }
 
     fn forget(&self, ino: InodeNo, count: u64) {
-        let away = |nid| self.inodes.drop_away(nid, count);
-        if let Some(inode) = Nid::from_vfs(ino).and_then(away) {
-            inode.drop_lookups(count);
+        if let Err(error) = self.judge(self.put(ino, count)) {
+            // It stays an orphan, and the next mount frees it.
+            tracing::warn!(%ino, %error, "freeing an unlinked inode failed");
         }
     }
 
     fn getattr(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
-        Ok(judge(self.by_number(ino, cx.tag))?.attr())
+        Ok(self.judge(self.get(cx, ino))?.attr())
     }
 
-    fn setattr(&self, _: &Cx, _: InodeNo, _: &SetAttr) -> Result<Attr> {
-        Err(FsError::ReadOnly)
+    fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
+        self.changed_at(cx, ino, self.set_attributes(cx, ino, set))
     }
 
     fn readlink(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<u8>> {
-        judge(
+        self.judge(
             self.by_number(ino, cx.tag)
                 .and_then(|inode| self.link_target(&inode, cx.tag)),
         )
     }
 
-    fn mknod(&self, _: &Cx, _: InodeNo, _: &[u8], _: u32, _: u32) -> Result<Attr> {
-        Err(FsError::ReadOnly)
+    fn mknod(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
+        let made = self.make_node_file(cx, dir, name, mode, rdev);
+        self.changed(cx, &[dir], made)
     }
 
-    fn mkdir(&self, _: &Cx, _: InodeNo, _: &[u8], _: u32) -> Result<Attr> {
-        Err(FsError::ReadOnly)
+    fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
+        self.changed(cx, &[dir], self.make_dir(cx, dir, name, mode))
     }
 
-    fn symlink(&self, _: &Cx, _: InodeNo, _: &[u8], _: &[u8]) -> Result<Attr> {
-        Err(FsError::ReadOnly)
+    fn symlink(&self, cx: &Cx, dir: InodeNo, name: &[u8], target: &[u8]) -> Result<Attr> {
+        self.changed(cx, &[dir], self.make_symlink(cx, dir, name, target))
     }
 
-    fn link(&self, _: &Cx, _: InodeNo, _: InodeNo, _: &[u8]) -> Result<Attr> {
-        Err(FsError::ReadOnly)
+    fn link(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        self.changed(cx, &[dir], self.make_link(cx, ino, dir, name))
     }
 
-    fn tmpfile(&self, _: &Cx, _: InodeNo, _: u32) -> Result<Attr> {
-        Err(FsError::ReadOnly)
+    fn tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
+        self.changed(cx, &[dir], self.make_tmpfile(cx, dir, mode))
     }
 
-    fn unlink(&self, _: &Cx, _: InodeNo, _: &[u8]) -> Result<()> {
-        Err(FsError::ReadOnly)
+    fn unlink(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        self.changed(cx, &[dir], self.remove_file(cx, dir, name))
     }
 
-    fn rmdir(&self, _: &Cx, _: InodeNo, _: &[u8]) -> Result<()> {
-        Err(FsError::ReadOnly)
+    fn rmdir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        self.changed(cx, &[dir], self.remove_dir(cx, dir, name))
     }
 
     fn rename(
         &self,
-        _: &Cx,
-        _: (InodeNo, &[u8]),
-        _: (InodeNo, &[u8]),
-        _: RenameFlags,
+        cx: &Cx,
+        from: (InodeNo, &[u8]),
+        to: (InodeNo, &[u8]),
+        flags: RenameFlags,
     ) -> Result<()> {
-        Err(FsError::ReadOnly)
+        self.changed(cx, &[from.0, to.0], self.move_names(cx, from, to, flags))
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
-        judge(
+        self.judge(
             self.by_number(ino, cx.tag)
                 .and_then(|inode| self.read_file(cx, &inode, offset, len)),
         )
@@ -138,7 +175,7 @@ impl FileSystem for F2fs {
     }
 
     fn seek(&self, cx: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
-        judge(
+        self.judge(
             self.by_number(ino, cx.tag)
                 .and_then(|inode| self.seek_file(cx, &inode, offset, what)),
         )
@@ -155,47 +192,57 @@ impl FileSystem for F2fs {
         cookie: u64,
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        judge(
-            self.directory(cx, dir)
-                .and_then(|dir| self.list(&dir, cookie, cx.tag, emit)),
-        )
+        self.judge(self.read_dir(cx, dir, cookie, emit))?;
+        let quiet = self.options.read().nodiratime;
+        if cookie == 0 && !quiet {
+            self.touch_atime(&*self.get(cx, dir)?, cx.tag);
+        }
+        Ok(())
     }
 
     fn getxattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
-        judge(self.xattr_value(cx, ino, name))
+        self.judge(self.xattr_value(cx, ino, name))
     }
 
     fn listxattr(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
-        judge(self.xattr_names(cx, ino))
+        self.judge(self.xattr_names(cx, ino))
     }
 
-    fn setxattr(&self, _: &Cx, _: InodeNo, _: &[u8], _: &[u8], _: SetXattr) -> Result<()> {
-        Err(FsError::ReadOnly)
+    fn setxattr(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        name: &[u8],
+        value: &[u8],
+        how: SetXattr,
+    ) -> Result<()> {
+        self.changed_at(cx, ino, self.set_attr(cx, ino, name, value, how))
     }
 
-    fn removexattr(&self, _: &Cx, _: InodeNo, _: &[u8]) -> Result<()> {
-        Err(FsError::ReadOnly)
+    fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
+        self.changed_at(cx, ino, self.remove_attr(cx, ino, name))
     }
 
     fn statfs(&self, _: &Cx) -> Result<StatFs> {
         self.check_open()?;
+        self.freeing.settle();
         Ok(self.usage())
     }
 
     fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr> {
-        Ok(judge(self.by_number(ino, cx.tag))?.fsx())
+        Ok(self.judge(self.get(cx, ino))?.fsx())
     }
 
-    fn set_flags(&self, _: &Cx, _: InodeNo, _: InodeFlags) -> Result<()> {
-        Err(FsError::ReadOnly)
+    fn set_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
+        self.changed_at(cx, ino, self.change_flags(cx, ino, flags))
     }
 
-    fn set_project(&self, _: &Cx, _: InodeNo, _: u32) -> Result<()> {
-        Err(FsError::ReadOnly)
+    fn set_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
+        self.changed_at(cx, ino, self.change_project(cx, ino, project))
     }
 
     fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {
-        Ok(judge(self.by_number(ino, cx.tag))?.core.read().generation)
+        Ok(self.judge(self.get(cx, ino))?.core.read().generation)
     }
 
     fn trim(&self, _: &Cx, _: u64, _: u64, _: u64) -> Result<u64> {

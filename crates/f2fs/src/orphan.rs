@@ -53,6 +53,18 @@ impl Orphans {
         Ok(())
     }
 
+    /// Whether there is room for another one, before an operation begins that may need it.
+    ///
+    /// # Errors
+    /// As [`Orphans::add`].
+    pub fn check_room(&self) -> Result<()> {
+        if self.state.lock().listed.len() < self.most {
+            Ok(())
+        } else {
+            Err(FsError::NoSpace)
+        }
+    }
+
     /// Takes an inode off the list: it is gone, or has a name again.
     pub fn remove(&self, _: &Change<'_>, ino: Nid) {
         let mut state = self.state.lock();

@@ -11,6 +11,10 @@ use crate::disk::{Checkpoint, Layout};
 /// Node ids that no file has (`F2FS_RESERVED_NODE_NUM`).
 pub const RESERVED_NODES: u64 = 3;
 
+/// Nodes that an operation on names needs at most: two inodes, their attributes, the way to a block of a
+/// directory.
+const MOST_NODES: u64 = 2 * 2 + 3;
+
 /// What a volume holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -39,6 +43,30 @@ pub struct Space {
     counts: Mutex<Counts>,
 }
 
+/// What an operation was promised and has not used yet; given back when it ends.
+pub struct Promise<'s> {
+    space: &'s Space,
+    left: Need,
+}
+
+impl Promise<'_> {
+    /// Blocks and nodes that came into use.
+    pub fn used(&mut self, need: Need) {
+        assert!(
+            need.blocks <= self.left.blocks && need.nodes <= self.left.nodes,
+            "only what was promised is used"
+        );
+        self.left.blocks -= need.blocks;
+        self.left.nodes -= need.nodes;
+    }
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        self.space.release(self.left);
+    }
+}
+
 /// What an operation may need at worst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
@@ -46,6 +74,16 @@ pub struct Need {
     pub blocks: u64,
     /// Nodes, inodes included.
     pub nodes: u64,
+}
+
+impl std::ops::Add for Need {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            blocks: self.blocks + other.blocks,
+            nodes: self.nodes + other.nodes,
+        }
+    }
 }
 
 impl Counts {
@@ -84,6 +122,9 @@ impl Space {
     /// # Errors
     /// `NoSpace`: nothing is promised then.
     pub fn promise(&self, need: Need, privileged: bool) -> Result<()> {
+        if need == Need::default() {
+            return Ok(());
+        }
         let mut counts = self.counts.lock();
         if !counts.fits(need, privileged) {
             return Err(FsError::NoSpace);
@@ -91,6 +132,25 @@ impl Space {
         counts.promised += need.blocks + need.nodes;
         counts.promised_nodes += need.nodes;
         Ok(())
+    }
+
+    /// The same as a value that gives back what was not used.
+    ///
+    /// # Errors
+    /// As [`Space::promise`].
+    pub fn promised(&self, need: Need, privileged: bool) -> Result<Promise<'_>> {
+        self.promise(need, privileged)?;
+        Ok(Promise {
+            space: self,
+            left: need,
+        })
+    }
+
+    /// Whether nodes run short while ids wait for a checkpoint to be used again.
+    pub fn has_ids_waiting(&self) -> bool {
+        let counts = self.counts.lock();
+        let taken = counts.valid_nodes + counts.promised_nodes + counts.freed_nodes;
+        counts.freed_nodes > 0 && taken + MOST_NODES > counts.max_nodes
     }
 
     /// Gives back a promise that was not needed.

@@ -2,13 +2,17 @@
 
 use steadfs_base::limits::XATTR_NAME_MAX;
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_vfs::acl::Acl;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
 use crate::disk::xattr::{self, NODE_ROOM, index};
-use crate::disk::{DiskError, Structure};
+
 use crate::fs::F2fs;
 use crate::inode::Inode;
+
+mod change;
+
+pub(crate) use change::need_of;
+pub(crate) use xattr::Cut;
 
 const PREFIXES: [(u8, &[u8]); 3] = [
     (index::USER, b"user."),
@@ -68,7 +72,7 @@ fn has_user_attrs(kind: FileKind) -> bool {
 
 impl F2fs {
     /// Refuses a namespace that the mount options switch off.
-    fn check_namespace(&self, number: u8) -> Result<()> {
+    pub(crate) fn check_namespace(&self, number: u8) -> Result<()> {
         let options = self.options.read();
         if is_acl(number) && options.acl == Some(false) {
             return Err(FsError::NotSupported(
@@ -92,6 +96,22 @@ impl F2fs {
         Ok(area)
     }
 
+    /// The stored value of an attribute.
+    pub(crate) fn attr_value(
+        &self,
+        inode: &Inode,
+        number: u8,
+        name: &[u8],
+        tag: IoTag,
+    ) -> Result<Option<Vec<u8>>> {
+        let area = self.xattr_area(inode, tag)?;
+        let list = xattr::parse(&area).map_err(|e| e.in_node(inode.nid()))?;
+        let found = list
+            .iter()
+            .find(|xattr| xattr.index == number && xattr.name == name);
+        Ok(found.map(|xattr| xattr.value.to_vec()))
+    }
+
     /// See [`steadfs_vfs::FileSystem::getxattr`].
     pub(crate) fn xattr_value(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
         let (number, rest) = split(name)?;
@@ -103,25 +123,19 @@ impl F2fs {
         if number == index::USER && !has_user_attrs(inode.kind()) {
             return Err(FsError::NoData);
         }
-        let area = self.xattr_area(&inode, cx.tag)?;
-        let list = xattr::parse(&area).map_err(|e| e.in_node(inode.nid()))?;
-        let found = list
-            .iter()
-            .find(|xattr| xattr.index == number && xattr.name == rest)
-            .ok_or(FsError::NoData)?;
+        let _alone = inode.lock.read();
         if is_acl(number) {
-            let acl = Acl::from_disk(found.value).map_err(|e| {
-                DiskError::entry(Structure::Acl, e.index, e.rule).in_node(inode.nid())
-            })?;
-            return Ok(acl.to_xattr());
+            return self.show_acl(&inode, number, cx.tag);
         }
-        Ok(found.value.to_vec())
+        self.attr_value(&inode, number, rest, cx.tag)?
+            .ok_or(FsError::NoData)
     }
 
     /// See [`steadfs_vfs::FileSystem::listxattr`]. Attributes in `trusted.` are shown to the superuser
     /// only.
     pub(crate) fn xattr_names(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
         let inode = self.by_number(ino, cx.tag)?;
+        let _alone = inode.lock.read();
         let area = self.xattr_area(&inode, cx.tag)?;
         let list = xattr::parse(&area).map_err(|e| e.in_node(inode.nid()))?;
         let hidden = |number: u8| {
@@ -135,3 +149,6 @@ impl F2fs {
             .collect())
     }
 }
+
+#[cfg(test)]
+mod tests;

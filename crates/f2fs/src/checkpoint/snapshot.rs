@@ -18,6 +18,7 @@ use crate::inode::Inode;
 use crate::nat::NatPlan;
 use crate::node::{Found, Node};
 use crate::segment::SegmentSnapshot;
+use crate::since::Since;
 
 /// Flags that a checkpoint has anew, or not at all.
 const RENEWED: CpFlags = CpFlags::UNMOUNT
@@ -81,6 +82,7 @@ impl F2fs {
         let mut checkpoint = self.compose(&nat, &segments, orphans.len(), node_summaries);
         let head = checkpoint.encode(&self.layout)?;
         self.cut.lock().clear();
+        *self.since.lock() = Since::default();
         let mut state = self.checkpoints.state.lock();
         state.version = checkpoint.version;
         state.node_version = checkpoint.node_version();

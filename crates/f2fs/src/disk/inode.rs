@@ -339,6 +339,16 @@ impl Inode {
         }
     }
 
+    /// Whether a flag is set.
+    pub fn has(&self, flag: InodeFlags) -> bool {
+        self.flags.contains(flag)
+    }
+
+    /// Whether there is room for a project.
+    pub fn has_project(&self, layout: &Layout) -> bool {
+        layout.has(Features::PROJECT_QUOTA) && self.extra_isize >= 8
+    }
+
     /// The type, if the mode has one.
     pub fn kind(&self) -> Option<FileKind> {
         FileKind::from_mode(self.mode.into())

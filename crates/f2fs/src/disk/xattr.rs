@@ -108,6 +108,13 @@ pub struct Change<'a> {
     pub value: Option<&'a [u8]>,
 }
 
+impl Change<'_> {
+    /// Whether this is the attribute that changes.
+    pub fn is_of(&self, xattr: &Xattr<'_>) -> bool {
+        xattr.index == self.index && xattr.name == self.name
+    }
+}
+
 /// An inode's list of attributes cut into its two places.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
@@ -117,15 +124,17 @@ pub struct Cut {
     pub node: Option<Vec<u8>>,
 }
 
-/// The areas of a list after a change: the changed attribute goes last. `inline`: bytes of room in the
-/// inode. `None` if it does not fit.
-pub fn changed(list: &[Xattr<'_>], change: &Change<'_>, inline: usize) -> Option<Cut> {
-    let is_it = |xattr: &&Xattr<'_>| xattr.index == change.index && xattr.name == change.name;
-    let mut list: Vec<_> = list.iter().filter(|x| !is_it(x)).copied().collect();
-    list.extend(change.value.map(|value| Xattr {
-        index: change.index,
-        name: change.name,
-        value,
+/// The areas of a list after changes: changed attributes go last. `inline`: bytes of room in the inode.
+/// `None` if it does not fit.
+pub fn changed(list: &[Xattr<'_>], changes: &[Change<'_>], inline: usize) -> Option<Cut> {
+    let is_changed = |xattr: &&Xattr<'_>| changes.iter().any(|change| change.is_of(xattr));
+    let mut list: Vec<_> = list.iter().filter(|x| !is_changed(x)).copied().collect();
+    list.extend(changes.iter().filter_map(|change| {
+        Some(Xattr {
+            index: change.index,
+            name: change.name,
+            value: change.value?,
+        })
     }));
     cut(&list, inline)
 }
@@ -197,17 +206,17 @@ mod tests {
     #[test]
     fn a_list_is_cut_where_the_inode_ends() {
         const INLINE: usize = 200;
-        let first = changed(&[], &user(b"a", &[1; 100]), INLINE).unwrap();
+        let first = changed(&[], &[user(b"a", &[1; 100])], INLINE).unwrap();
         assert_eq!((first.inode.len(), &first.node), (INLINE, &None));
         let list = parse(&first.inode).unwrap();
         // The second one reaches over the edge.
-        let second = changed(&list, &user(b"b", &[2; 100]), INLINE).unwrap();
+        let second = changed(&list, &[user(b"b", &[2; 100])], INLINE).unwrap();
         assert_eq!(second.node.as_ref().unwrap().len(), NODE_ROOM);
         let area = together(&second);
         let list = parse(&area).unwrap();
         assert_eq!(list.len(), 2);
         // A new value goes last; what is removed may let the node go.
-        let third = changed(&list, &user(b"a", b"new"), INLINE).unwrap();
+        let third = changed(&list, &[user(b"a", b"new")], INLINE).unwrap();
         assert!(third.node.is_none());
         let list = parse(&third.inode).unwrap();
         assert_eq!((list[0].name, list[1].value), (&b"b"[..], &b"new"[..]));
@@ -215,21 +224,21 @@ mod tests {
             value: None,
             ..user(b"b", b"")
         };
-        let last = changed(&list, &gone, INLINE).unwrap();
+        let last = changed(&list, &[gone], INLINE).unwrap();
         assert_eq!(parse(&last.inode).unwrap().len(), 1);
         let most = vec![0; usize::try_from(max_value(INLINE)).unwrap() - 1];
         assert!(
-            changed(&[], &user(b"", &most), INLINE)
+            changed(&[], &[user(b"", &most)], INLINE)
                 .unwrap()
                 .node
                 .is_some()
         );
-        assert_eq!(changed(&[], &user(b"12345", &most), INLINE), None);
+        assert_eq!(changed(&[], &[user(b"12345", &most)], INLINE), None);
     }
 
     #[test]
     fn without_room_in_the_inode_all_is_in_the_node() {
-        let made = changed(&[], &user(b"a", b"b"), 0).unwrap();
+        let made = changed(&[], &[user(b"a", b"b")], 0).unwrap();
         assert!(made.inode.is_empty());
         assert_eq!(parse(&together(&made)).unwrap().len(), 1);
         assert_eq!(cut(&[], 0).unwrap().node, None);

@@ -336,26 +336,31 @@ impl F2fs {
         self.invalidate(change, old);
     }
 
-    /// A new inode with its node, of a number that was promised as a node. `make` gets the number and
-    /// returns the fields; content, attributes and addresses are zeros. It is dirty, in memory, without a
-    /// name and without lookups.
+    /// A new inode with its node, of a number that was promised as a node. `make` gets the number and the
+    /// node's content, all zeros, in which it puts what lies in the inode; it returns the fields. The
+    /// inode is dirty, in memory, without a name and without lookups.
     pub(crate) fn new_inode(
         &self,
         change: &Change<'_>,
-        make: impl FnOnce(Nid) -> disk::Inode,
+        rdev: u32,
+        make: impl FnOnce(Nid, &mut [u8]) -> disk::Inode,
         tag: IoTag,
     ) -> Result<Arc<Inode>> {
         let (nid, entry) = self.nat.new_id(change, None, tag)?;
-        self.insert_inode(change, nid, entry, make(nid))
+        let mut block = vec![0; BLOCK_SIZE];
+        let core = make(nid, &mut block);
+        self.insert_inode(change, (nid, entry), core, rdev, block)
     }
 
-    /// Puts a new inode with an id of its own into memory.
+    /// Puts a new inode with an id of its own into memory. `block` is its node's content but for fields
+    /// and footer; `rdev` the device number of a device node.
     pub(crate) fn insert_inode(
         &self,
         change: &Change<'_>,
-        nid: Nid,
-        entry: NatEntry,
+        (nid, entry): (Nid, NatEntry),
         core: disk::Inode,
+        rdev: u32,
+        mut block: Vec<u8>,
     ) -> Result<Arc<Inode>> {
         let footer = Footer {
             nid,
@@ -363,12 +368,11 @@ impl F2fs {
             cold: core.kind() != Some(FileKind::Directory),
             ..Footer::default()
         };
-        let mut block = vec![0; BLOCK_SIZE];
         footer.encode_into(&mut block);
         core.encode_into(&self.layout, &mut block)?;
         self.space.use_node(true);
         let node = self.nodes.insert_new(change, nid, entry, &block);
-        let inode = self.inodes.insert(Inode::new(self, nid, core, 0)?);
+        let inode = self.inodes.insert(Inode::new(self, nid, core, rdev)?);
         self.inodes.note_dirty(&inode, node);
         Ok(inode)
     }

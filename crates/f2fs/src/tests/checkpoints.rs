@@ -49,7 +49,7 @@ pub(super) fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
     let need = |blocks, nodes| Need { blocks, nodes };
     fs.space.promise(need(0, 1), false).unwrap();
     let change = fs.change().unwrap();
-    let core = |_| disk::Inode {
+    let core = |_, _: &mut [u8]| disk::Inode {
         mode: 0o100_644,
         links: 1,
         blocks: 1,
@@ -58,7 +58,7 @@ pub(super) fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
         name: name.to_vec(),
         ..disk::Inode::default()
     };
-    let inode = fs.new_inode(&change, core, tag).unwrap();
+    let inode = fs.new_inode(&change, 0, core, tag).unwrap();
     let root = fs.inode(Nid::ROOT, tag).unwrap();
     let mut root_core = root.core.write();
     fs.mark_dirty(&change, &root, tag).unwrap();

@@ -22,7 +22,7 @@ fn writable() -> Arc<F2fs> {
     fs
 }
 
-fn file(_: Nid) -> disk::Inode {
+fn file(_: Nid, _: &mut [u8]) -> disk::Inode {
     disk::Inode {
         mode: 0o100_644,
         links: 1,
@@ -43,7 +43,7 @@ fn trees_grow_and_are_counted() {
     };
     fs.space.promise(need, false).unwrap();
     let change = fs.change().unwrap();
-    let inode = fs.new_inode(&change, file, tag).unwrap();
+    let inode = fs.new_inode(&change, 0, file, tag).unwrap();
     drop(change);
     assert!(Arc::ptr_eq(&fs.inode(inode.nid(), tag).unwrap(), &inode));
     // Through a double indirect, an indirect and a direct node; asked for twice, promised once.

@@ -1,0 +1,146 @@
+//! Access control lists: attributes that are also permission bits.
+//!
+//! A file's access list and its mode say one thing in two places, so whoever changes one changes the
+//! other: setting the list sets the nine bits, chmod sets the list's owner, mask and other entries, and
+//! a new file takes both from its directory's default list.
+
+use steadfs_base::IoTag;
+use steadfs_vfs::acl::Acl;
+use steadfs_vfs::{Cx, FileKind, FsError, Result};
+
+use crate::disk::xattr::index;
+use crate::disk::{DiskError, Structure};
+use crate::fs::F2fs;
+use crate::inode::Inode;
+
+const NINE: u16 = 0o777;
+const SET_GROUP_ID: u16 = 0o2000;
+
+/// What a new inode takes from its directory's default list.
+#[derive(Default)]
+pub(crate) struct Inherited {
+    /// The nine permission bits, if the list decides them.
+    pub(crate) mode: Option<u32>,
+    /// Lists to store, by what their names begin with.
+    pub(crate) lists: Vec<(u8, Vec<u8>)>,
+}
+
+/// A list that is set, and the mode that goes with it.
+pub(crate) struct NewList {
+    /// As it is stored; `None` where the mode says it all.
+    pub(crate) stored: Option<Vec<u8>>,
+    pub(crate) mode: u16,
+}
+
+impl F2fs {
+    /// A list of an inode, if it has one, and as it is stored.
+    fn acl_of(&self, inode: &Inode, number: u8, tag: IoTag) -> Result<Option<(Acl, Vec<u8>)>> {
+        let Some(stored) = self.attr_value(inode, number, b"", tag)? else {
+            return Ok(None);
+        };
+        let acl = Acl::from_disk(&stored)
+            .map_err(|e| DiskError::entry(Structure::Acl, e.index, e.rule).in_node(inode.nid()))?;
+        Ok((!acl.is_empty()).then_some((acl, stored)))
+    }
+
+    /// What an inode of this kind, made with the permission bits `perm` in the directory `dir`, takes
+    /// over. Symbolic links take nothing.
+    pub(crate) fn inherit_acl(
+        &self,
+        dir: &Inode,
+        kind: FileKind,
+        perm: u32,
+        tag: IoTag,
+    ) -> Result<Inherited> {
+        if kind == FileKind::Symlink || self.check_namespace(index::ACL_DEFAULT).is_err() {
+            return Ok(Inherited::default());
+        }
+        let Some((default, stored)) = self.acl_of(dir, index::ACL_DEFAULT, tag)? else {
+            return Ok(Inherited::default());
+        };
+        let access = default.inherit(perm);
+        let mut lists = Vec::new();
+        if !access.is_trivial() {
+            lists.push((index::ACL_ACCESS, access.to_disk()));
+        }
+        if kind == FileKind::Directory {
+            lists.push((index::ACL_DEFAULT, stored));
+        }
+        Ok(Inherited {
+            mode: Some(access.mode_bits()),
+            lists,
+        })
+    }
+
+    /// An inode's access list as it is stored with a new mode; `None` if it has none.
+    pub(crate) fn acl_for_mode(
+        &self,
+        inode: &Inode,
+        mode: u32,
+        tag: IoTag,
+    ) -> Result<Option<Vec<u8>>> {
+        let Some((mut acl, _)) = self.acl_of(inode, index::ACL_ACCESS, tag)? else {
+            return Ok(None);
+        };
+        acl.set_mode_bits(mode);
+        Ok(Some(acl.to_disk()))
+    }
+
+    /// The value of a list's attribute as users see it.
+    pub(crate) fn show_acl(&self, inode: &Inode, number: u8, tag: IoTag) -> Result<Vec<u8>> {
+        if inode.kind() == FileKind::Symlink {
+            return Err(FsError::NotSupported(
+                "access control lists of symbolic links",
+            ));
+        }
+        match self.acl_of(inode, number, tag)? {
+            Some((acl, _)) => Ok(acl.to_xattr()),
+            None => Err(FsError::NoData),
+        }
+    }
+
+    /// What setting a list from its attribute's value (`None`: removing it) comes to; `None`: nothing
+    /// changes. The caller has checked that the inode may be changed.
+    pub(crate) fn plan_acl(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        number: u8,
+        value: Option<&[u8]>,
+    ) -> Result<Option<NewList>> {
+        let acl = match value {
+            Some(value) => {
+                let parsed = Acl::from_xattr(value);
+                Some(parsed.map_err(|_| FsError::Invalid("not a valid access control list"))?)
+            }
+            None => None,
+        };
+        let mut acl = acl.filter(|acl| !acl.is_empty());
+        if number == index::ACL_DEFAULT && inode.kind() != FileKind::Directory {
+            return if acl.is_some() {
+                Err(FsError::Access)
+            } else {
+                Ok(None)
+            };
+        }
+        let (mut mode, gid) = {
+            let core = inode.core.read();
+            (core.mode, core.gid)
+        };
+        if number == index::ACL_ACCESS
+            && let Some(access) = &acl
+        {
+            // Nine bits.
+            mode = mode & !NINE | access.mode_bits() as u16;
+            if !cx.fsetid && cx.gid != gid && !cx.groups.contains(&gid) {
+                mode &= !SET_GROUP_ID;
+            }
+            acl = acl.filter(|access| !access.is_trivial());
+        }
+        let stored = acl.map(|acl| acl.to_disk());
+        Ok(Some(NewList { stored, mode }))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,257 @@
+//! Attributes of inodes: mode, owner, times, flags.
+
+use steadfs_base::{InodeNo, IoTag};
+use steadfs_vfs::{Attr, Cx, FileKind, FsError, InodeFlags, Result, SetAttr, SetTime};
+
+use crate::disk::xattr::{Change as AttrChange, index};
+use crate::disk::{self, Features};
+use crate::fs::F2fs;
+use crate::inode::Inode;
+use crate::namei::flags_for;
+use crate::options::Atime;
+use crate::space::Need;
+use crate::xattr::need_of;
+
+const SET_USER_ID: u16 = 0o4000;
+const SET_GROUP_ID: u16 = 0o2000;
+const GROUP_EXECUTE: u16 = 0o010;
+
+/// FS_NOCOMP_FL: not to be compressed.
+const NOT_COMPRESSED: InodeFlags = InodeFlags(0x400);
+/// Flags that users may change (`F2FS_SETTABLE_FS_FL` without what this program does not do:
+/// compression, names that ignore case).
+const MODIFIABLE: u32 = InodeFlags::SYNC.0
+    | InodeFlags::IMMUTABLE.0
+    | InodeFlags::APPEND.0
+    | InodeFlags::NODUMP.0
+    | InodeFlags::NOATIME.0
+    | NOT_COMPRESSED.0
+    | InodeFlags::DIRSYNC.0
+    | InodeFlags::PROJINHERIT.0;
+impl F2fs {
+    /// See [`steadfs_vfs::FileSystem::setattr`].
+    pub(crate) fn set_attributes(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
+        self.prepare(cx)?;
+        let inode = self.by_number(ino, cx.tag)?;
+        {
+            let _alone = inode.lock.write();
+            check_set(&inode, &inode.core.read(), set)?;
+            if set.size.is_some() {
+                return Err(FsError::NotSupported("changing the size of f2fs files"));
+            }
+            self.retrying(cx, || self.set_fields(cx, &inode, set))?;
+        }
+        Ok(inode.attr())
+    }
+
+    fn set_fields(&self, cx: &Cx, inode: &Inode, set: &SetAttr) -> Result<()> {
+        let other = SetAttr {
+            size: None,
+            ..set.clone()
+        };
+        if other == SetAttr::default() {
+            return Ok(());
+        }
+        let chown = set.uid.is_some() || set.gid.is_some();
+        let kills = set.kill_priv || (chown && inode.kind() != FileKind::Directory);
+        let mut mode = inode.core.read().mode;
+        if kills {
+            mode = without_privileges(mode);
+        }
+        if let Some(perm) = set.perm {
+            // Twelve bits of permissions below the type.
+            mode = mode & !0o7777 | (perm & 0o7777) as u16;
+        }
+        let list = match set.perm {
+            Some(_) => self.acl_for_mode(inode, mode.into(), cx.tag)?,
+            None => None,
+        };
+        let mut changes = Vec::new();
+        changes.extend(list.as_deref().map(|list| AttrChange {
+            index: index::ACL_ACCESS,
+            name: b"",
+            value: Some(list),
+        }));
+        changes.extend(kills.then_some(NO_CAPABILITIES));
+        self.store_fields(cx, inode, &changes, |core, fs| {
+            let now = fs.now();
+            core.mode = mode;
+            core.uid = set.uid.unwrap_or(core.uid);
+            core.gid = set.gid.unwrap_or(core.gid);
+            let stamp = |set: Option<SetTime>, old| match set {
+                None => old,
+                Some(SetTime::Now) => now,
+                Some(SetTime::At(at)) => at,
+            };
+            core.atime = stamp(set.atime, core.atime);
+            core.mtime = stamp(set.mtime, core.mtime);
+            core.ctime = set.ctime.unwrap_or(now);
+        })
+    }
+
+    /// Changes an inode's fields and attributes together. The caller holds `inode.lock` for writing.
+    fn store_fields(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        changes: &[AttrChange<'_>],
+        work: impl FnOnce(&mut disk::Inode, &Self),
+    ) -> Result<()> {
+        let cut = match changes {
+            [] => None,
+            changes => self.plan_attrs(inode, changes, cx.tag)?,
+        };
+        let need = match &cut {
+            Some(cut) => need_of(inode, cut),
+            None => Need::default(),
+        };
+        let mut promise = self.space.promised(need, self.may_use_reserved(cx))?;
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        self.mark_dirty(&change, inode, cx.tag)?;
+        if let Some(cut) = &cut {
+            self.put_attrs(&change, inode, &mut core, &mut promise, cut, cx.tag)?;
+        }
+        work(&mut core, self);
+        Ok(())
+    }
+
+    /// What a write by an unprivileged process does to a file's privileges. The caller holds
+    /// `inode.lock` for writing.
+    pub(crate) fn kill_priv(&self, cx: &Cx, inode: &Inode) -> Result<()> {
+        let (mode, has_capabilities) = {
+            let mode = inode.core.read().mode;
+            let value = self.attr_value(inode, index::SECURITY, CAPABILITY, cx.tag)?;
+            (mode, value.is_some())
+        };
+        if mode == without_privileges(mode) && !has_capabilities {
+            return Ok(());
+        }
+        self.store_fields(cx, inode, &[NO_CAPABILITIES], |core, fs| {
+            core.mode = without_privileges(mode);
+            core.ctime = fs.now();
+        })
+    }
+
+    /// See [`steadfs_vfs::FileSystem::set_flags`].
+    pub(crate) fn change_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
+        self.prepare(cx)?;
+        let inode = self.by_number(ino, cx.tag)?;
+        let _alone = inode.lock.write();
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        let changed = InodeFlags(flags.0 ^ core.shown_flags().0);
+        if changed.contains(InodeFlags::COMPRESSED) {
+            return Err(FsError::NotSupported("compressing files, and ending it"));
+        }
+        if changed.contains(NOT_COMPRESSED) && !self.layout.has(Features::COMPRESSION) {
+            return Err(FsError::NotSupported("compression on this volume"));
+        }
+        if changed.0 & !MODIFIABLE != 0 {
+            return Err(FsError::NotSupported("changing one of these inode flags"));
+        }
+        self.mark_dirty(&change, &inode, cx.tag)?;
+        let allowed = MODIFIABLE & flags_for(inode.kind());
+        core.flags = InodeFlags(core.flags.0 & !MODIFIABLE | flags.0 & allowed);
+        core.ctime = self.now();
+        Ok(())
+    }
+
+    /// See [`steadfs_vfs::FileSystem::set_project`].
+    pub(crate) fn change_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
+        self.prepare(cx)?;
+        let inode = self.by_number(ino, cx.tag)?;
+        let _alone = inode.lock.write();
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        if core.project == project {
+            return Ok(());
+        }
+        if !self.layout.has(Features::PROJECT_QUOTA) {
+            return Err(FsError::NotSupported("projects on this volume"));
+        }
+        if !core.has_project(&self.layout) {
+            return Err(FsError::NotSupported(
+                "projects of inodes without the field",
+            ));
+        }
+        self.mark_dirty(&change, &inode, cx.tag)?;
+        core.project = project;
+        core.ctime = self.now();
+        Ok(())
+    }
+
+    /// Notes that somebody has read: the time of last access, as `relatime` has it.
+    pub(crate) fn touch_atime(&self, inode: &Inode, tag: IoTag) {
+        const DAY: i64 = 24 * 60 * 60;
+        if self.options.read().atime == Atime::Never {
+            return;
+        }
+        let now = self.now();
+        {
+            let core = inode.core.read();
+            let fresh = core.atime > core.mtime
+                && core.atime > core.ctime
+                && core.atime.secs.saturating_add(DAY) > now.secs;
+            if fresh || core.has(InodeFlags::NOATIME) || core.has(InodeFlags::IMMUTABLE) {
+                return;
+            }
+        }
+        // A volume that is not written keeps its times.
+        let Ok(change) = self.change() else {
+            return;
+        };
+        let mut core = inode.core.write();
+        if self.mark_dirty(&change, inode, tag).is_ok() {
+            core.atime = now;
+        }
+    }
+}
+
+const CAPABILITY: &[u8] = b"capability";
+const NO_CAPABILITIES: AttrChange<'static> = AttrChange {
+    index: index::SECURITY,
+    name: CAPABILITY,
+    value: None,
+};
+
+/// The mode without set-user-ID, and without set-group-ID where group execution gives it its meaning.
+fn without_privileges(mode: u16) -> u16 {
+    if FileKind::from_mode(mode.into()) == Some(FileKind::Directory) {
+        return mode;
+    }
+    let group = if mode & GROUP_EXECUTE != 0 {
+        SET_GROUP_ID
+    } else {
+        0
+    };
+    mode & !(SET_USER_ID | group)
+}
+
+/// Whether the inode's kind and flags allow the change.
+fn check_set(inode: &Inode, core: &disk::Inode, set: &SetAttr) -> Result<()> {
+    if set.size.is_some() {
+        match inode.kind() {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(FsError::IsDir),
+            _ => return Err(FsError::Invalid("only a regular file has a size to set")),
+        }
+    }
+    let immutable = core.has(InodeFlags::IMMUTABLE);
+    let fixed = immutable || core.has(InodeFlags::APPEND);
+    let at = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
+    let touches = set.atime.is_some() || set.mtime.is_some();
+    let changes = set.perm.is_some()
+        || set.uid.is_some()
+        || set.gid.is_some()
+        || set.size.is_some()
+        || at(set.atime)
+        || at(set.mtime);
+    if (fixed && changes) || (immutable && touches) {
+        return Err(FsError::NotPermitted);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,36 @@
+//! Time stamps of inodes.
+
+use std::sync::atomic::Ordering;
+
+use steadfs_base::Timestamp;
+
+use crate::disk;
+use crate::fs::F2fs;
+use crate::inode::Inode;
+
+impl F2fs {
+    /// The present.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.fine()
+    }
+
+    /// Stamps a write of the file's content; whether that changed anything. The caller has marked the
+    /// inode dirty.
+    pub(crate) fn stamp_write(&self, inode: &Inode, core: &mut disk::Inode) -> bool {
+        let at = if inode.take_times_seen() {
+            self.clock.fine()
+        } else {
+            self.clock.coarse()
+        };
+        let changed = (core.mtime, core.ctime) != (at, at);
+        (core.mtime, core.ctime) = (at, at);
+        changed
+    }
+}
+
+impl Inode {
+    /// Whether somebody has seen the times since the last call.
+    fn take_times_seen(&self) -> bool {
+        self.times_seen.load(Ordering::Acquire) && self.times_seen.swap(false, Ordering::AcqRel)
+    }
+}

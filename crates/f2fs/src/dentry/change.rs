@@ -1,0 +1,369 @@
+//! Changing the names of a directory.
+//!
+//! The caller holds the directory's lock for writing from the search to the change, so that places found
+//! stay good. What needs space is promised between the two.
+
+use steadfs_base::{FileBlock, IoTag};
+use steadfs_block::Buf;
+use steadfs_vfs::{FileKind, FsError, Result};
+
+use super::{Named, Wanted};
+use crate::data::BLOCK;
+use crate::disk::dentry::{self, DentryLayout, Entry};
+use crate::disk::inode::Inline;
+use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, Nid, Structure, hash};
+use crate::fs::F2fs;
+use crate::gate::Change;
+use crate::inode::Inode;
+use crate::node::Found;
+use crate::space::{Need, Promise};
+
+/// What looking for a name that is to be added comes to.
+pub(crate) enum Search {
+    /// It is there.
+    Found(Named),
+    /// It is not; it would go here.
+    Room(Room),
+    /// It is not, and the inode has no room for it: [`F2fs::entries_to_blocks`] makes some.
+    Full,
+}
+
+/// A place for a new name.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    hash: u32,
+    /// `None`: in the inode.
+    block: Option<u64>,
+    slot: usize,
+    /// The block is a hole yet.
+    fresh: bool,
+    /// Levels of the directory once the name is there.
+    depth: u32,
+    /// What it takes.
+    pub(crate) need: Need,
+}
+
+/// A new entry.
+#[derive(Clone, Copy)]
+pub(crate) struct NewName<'a> {
+    pub(crate) ino: Nid,
+    pub(crate) kind: FileKind,
+    pub(crate) name: &'a [u8],
+}
+
+impl F2fs {
+    /// Looks for a name, and for the place where it would go: the first on the way that a lookup takes.
+    pub(crate) fn search(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Search> {
+        let wanted = Wanted {
+            hash: hash::of_name(name),
+            name,
+            shown: false,
+        };
+        let slots = dentry::slots_for(name.len());
+        if !dir.has_inline_dentries() {
+            return self.search_levels(dir, &wanted, slots, tag);
+        }
+        let block = self.inode_block(dir, tag)?;
+        let (range, layout) = self.inline_area(dir);
+        let bytes = &block[range];
+        if let Some(entry) = wanted.find(&layout, bytes) {
+            return Ok(Search::Found(Named::new(None, &entry)));
+        }
+        Ok(match dentry::find_room(&layout, bytes, slots) {
+            None => Search::Full,
+            Some(slot) => Search::Room(Room {
+                hash: wanted.hash,
+                block: None,
+                slot,
+                fresh: false,
+                depth: 1,
+                need: Need::default(),
+            }),
+        })
+    }
+
+    fn search_levels(
+        &self,
+        dir: &Inode,
+        wanted: &Wanted<'_>,
+        slots: usize,
+        tag: IoTag,
+    ) -> Result<Search> {
+        let (depth, dir_level) = {
+            let core = dir.core.read();
+            (core.depth, core.dir_level)
+        };
+        let layout = &DentryLayout::BLOCK;
+        let mut room = None;
+        for level in 0..hash::MAX_DEPTH {
+            if level >= depth && room.is_some() {
+                break;
+            }
+            for block in hash::bucket(level, dir_level, wanted.hash) {
+                let bytes = self.dir_block(dir, block, tag)?;
+                if let Some(bytes) = &bytes
+                    && let Some(entry) = wanted.find(layout, bytes)
+                {
+                    return Ok(Search::Found(Named::new(Some(block), &entry)));
+                }
+                let slot = match &bytes {
+                    _ if room.is_some() => None,
+                    Some(bytes) => dentry::find_room(layout, bytes, slots),
+                    None => Some(0),
+                };
+                if let Some(slot) = slot {
+                    let fresh = bytes.is_none();
+                    room = Some((block, slot, fresh, depth.max(level + 1)));
+                }
+            }
+        }
+        // All levels are full of names with this hash: no directory can have more.
+        let (block, slot, fresh, depth) = room.ok_or(FsError::NoSpace)?;
+        let need = if fresh {
+            self.need_of_block(dir, block, tag)?
+        } else {
+            Need::default()
+        };
+        Ok(Search::Room(Room {
+            hash: wanted.hash,
+            block: Some(block),
+            slot,
+            fresh,
+            depth,
+            need,
+        }))
+    }
+
+    /// What a new block of a directory (or a link) takes: itself and the nodes on the way to it.
+    fn need_of_block(&self, inode: &Inode, block: u64, tag: IoTag) -> Result<Need> {
+        let core = inode.core.read();
+        if block >= core.fanout(&self.layout).max_blocks() {
+            return Err(FsError::FileTooBig);
+        }
+        Ok(Need {
+            blocks: 1,
+            nodes: self.missing_nodes(inode, &core, block, tag)?.len() as u64,
+        })
+    }
+
+    /// Makes a block of a directory or of a link: zeros, changed by `work`, in memory until the next
+    /// checkpoint writes it. The caller has marked the inode dirty.
+    pub(crate) fn make_block(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        promise: &mut Promise<'_>,
+        (block, tag): (u64, IoTag),
+        work: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
+        let before = core.blocks;
+        let slot = self.make_slot(change, inode, core, block, tag);
+        let nodes = core.blocks - before;
+        promise.used(Need { blocks: 0, nodes });
+        let slot = slot?;
+        let before = core.blocks;
+        self.set_slot(change, inode, core, &slot, BlockAddr::NEW, tag)?;
+        let blocks = core.blocks - before;
+        promise.used(Need { blocks, nodes: 0 });
+        let zeros = || Ok::<_, FsError>(Buf::zeroed(BLOCK_SIZE));
+        inode.pages.edit(FileBlock(block), tag, zeros, work)?;
+        let end = (block + 1) * BLOCK;
+        if inode.kind() == FileKind::Directory && core.size < end {
+            core.size = end;
+            inode.set_size(end);
+        }
+        Ok(())
+    }
+
+    /// Changes a block of a directory that exists. The node that names it is dirty from now on, too: the
+    /// checkpoint that gives the block a new place has it at hand.
+    fn edit_block(
+        &self,
+        change: &Change<'_>,
+        dir: &Inode,
+        core: &disk::Inode,
+        block: u64,
+        tag: IoTag,
+        work: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
+        let lost = || {
+            let rule = "lost a block";
+            FsError::from(DiskError::entry(Structure::Dentries, 0, rule).in_node(dir.nid()))
+        };
+        let Found::Slot(slot) = self.find_slot(dir, core, block, tag)? else {
+            return Err(lost());
+        };
+        let fill = || {
+            let addr = self.addr_in(core, &slot)?;
+            addr.block().ok_or_else(lost)?;
+            Ok(self.main_block(addr, tag)?.data())
+        };
+        drop(self.nodes.change(change, &slot.node)?);
+        dir.pages.edit(FileBlock(block), tag, fill, work)
+    }
+
+    /// Changes the area of the inode that holds a directory's entries.
+    fn edit_inline(
+        &self,
+        change: &Change<'_>,
+        dir: &Inode,
+        core: &disk::Inode,
+        tag: IoTag,
+        work: impl FnOnce(&DentryLayout, &mut [u8]),
+    ) -> Result<()> {
+        let node = self.inode_node(dir.nid(), tag)?;
+        let mut data = self.nodes.change(change, &node)?;
+        let layout = core.inline_dentries(&self.layout);
+        work(&layout, &mut data[core.inline_range(&self.layout)]);
+        Ok(())
+    }
+
+    /// Puts a name where [`F2fs::search`] found room. The directory is marked dirty; its times and link
+    /// count are the caller's.
+    pub(crate) fn insert_name(
+        &self,
+        change: &Change<'_>,
+        dir: &Inode,
+        core: &mut disk::Inode,
+        promise: &mut Promise<'_>,
+        (room, new): (&Room, &NewName<'_>),
+        tag: IoTag,
+    ) -> Result<()> {
+        self.mark_dirty(change, dir, tag)?;
+        let entry = Entry {
+            slot: room.slot,
+            hash: room.hash,
+            ino: new.ino,
+            file_type: new.kind.entry_type(),
+            name: new.name,
+        };
+        let put = |bytes: &mut [u8]| dentry::insert(&DentryLayout::BLOCK, bytes, &entry);
+        match room.block {
+            None => self.edit_inline(change, dir, core, tag, |layout, bytes| {
+                dentry::insert(layout, bytes, &entry);
+            })?,
+            Some(block) if room.fresh => {
+                self.make_block(change, dir, core, promise, (block, tag), put)?;
+            }
+            Some(block) => self.edit_block(change, dir, core, block, tag, put)?,
+        }
+        core.depth = core.depth.max(room.depth);
+        Ok(())
+    }
+
+    /// Takes a name away; a block that has no other is a hole afterwards. The directory is marked dirty;
+    /// its times and link count are the caller's.
+    pub(crate) fn remove_name(
+        &self,
+        change: &Change<'_>,
+        dir: &Inode,
+        core: &mut disk::Inode,
+        named: &Named,
+        tag: IoTag,
+    ) -> Result<()> {
+        self.mark_dirty(change, dir, tag)?;
+        let Some(block) = named.block else {
+            return self.edit_inline(change, dir, core, tag, |layout, bytes| {
+                dentry::remove(layout, bytes, named.slot, named.len);
+            });
+        };
+        let layout = &DentryLayout::BLOCK;
+        let mut vacant = false;
+        self.edit_block(change, dir, core, block, tag, |bytes| {
+            dentry::remove(layout, bytes, named.slot, named.len);
+            vacant = dentry::is_vacant(layout, bytes);
+        })?;
+        // One that a checkpoint is writing stays, empty as it is.
+        if vacant
+            && let Found::Slot(slot) = self.find_slot(dir, core, block, tag)?
+            && dir.pages.try_discard(block..block + 1).is_some()
+        {
+            self.set_slot(change, dir, core, &slot, BlockAddr::NULL, tag)?;
+        }
+        Ok(())
+    }
+
+    /// Lets a name stand for another inode. The directory is marked dirty; its times and link count are
+    /// the caller's.
+    pub(crate) fn retarget(
+        &self,
+        change: &Change<'_>,
+        dir: &Inode,
+        core: &disk::Inode,
+        named: &Named,
+        (ino, kind): (Nid, FileKind),
+        tag: IoTag,
+    ) -> Result<()> {
+        self.mark_dirty(change, dir, tag)?;
+        let kind = kind.entry_type();
+        match named.block {
+            None => self.edit_inline(change, dir, core, tag, |layout, bytes| {
+                dentry::set_target(layout, bytes, named.slot, ino, kind);
+            }),
+            Some(block) => self.edit_block(change, dir, core, block, tag, |bytes| {
+                dentry::set_target(&DentryLayout::BLOCK, bytes, named.slot, ino, kind);
+            }),
+        }
+    }
+
+    /// Moves the entries of a directory from its inode to blocks, which have room for more.
+    ///
+    /// # Errors
+    /// No space; nothing is changed then.
+    pub(crate) fn entries_to_blocks(
+        &self,
+        dir: &Inode,
+        privileged: bool,
+        tag: IoTag,
+    ) -> Result<()> {
+        let (blocks, depth) = {
+            let data = self.inode_block(dir, tag)?;
+            let core = dir.core.read();
+            let layout = core.inline_dentries(&self.layout);
+            let bytes = &data[core.inline_range(&self.layout)];
+            if hash::buckets(0, core.dir_level) == 1 {
+                let block = dentry::as_block(&layout, bytes);
+                ([(0, block)].into(), 1)
+            } else {
+                dentry::as_table(&layout, bytes, core.dir_level)
+                    .map_err(|e| e.in_node(dir.nid()))?
+            }
+        };
+        let count = blocks.len() as u64;
+        // A table that begins with one bucket begins in the inode; others may need nodes, at worst each
+        // block its own way of three.
+        let need = Need {
+            blocks: count,
+            nodes: if count == 1 { 0 } else { 3 * count },
+        };
+        let mut promise = self.space.promised(need, privileged)?;
+        self.nat.provide_ids(tag)?;
+        let change = self.change()?;
+        let mut core = dir.core.write();
+        self.mark_dirty(&change, dir, tag)?;
+        self.edit_inline(&change, dir, &core, tag, |_, bytes| bytes.fill(0))?;
+        core.inline = core.inline.without(Inline::DENTRIES);
+        core.depth = depth;
+        for (block, bytes) in blocks {
+            let put = |to: &mut [u8]| to.copy_from_slice(&bytes);
+            self.make_block(&change, dir, &mut core, &mut promise, (block, tag), put)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a directory has no name but its own two.
+    pub(crate) fn is_empty_dir(&self, dir: &Inode, tag: IoTag) -> Result<bool> {
+        if dir.has_inline_dentries() {
+            let block = self.inode_block(dir, tag)?;
+            let (range, layout) = self.inline_area(dir);
+            return Ok(!dentry::has_names(&layout, &block[range]));
+        }
+        let mut empty = true;
+        self.each_block(dir, 0, tag, &mut |_, bytes| {
+            empty = !dentry::has_names(&DentryLayout::BLOCK, bytes);
+            Ok(empty)
+        })?;
+        Ok(empty)
+    }
+}

@@ -1,0 +1,117 @@
+//! Freeing what nobody has any more: inodes without names whose last user lets them go.
+
+use steadfs_base::{InodeNo, IoTag};
+use steadfs_vfs::{FileKind, Result};
+
+use crate::disk::{self, Nid};
+use crate::fs::F2fs;
+use crate::inode::Inode;
+use crate::space::Need;
+
+/// Direct nodes freed at once, with what they name: the gate is not held longer.
+const STEP: u32 = 4;
+
+impl F2fs {
+    /// Gives back lookup counts; the last one of an unlinked inode frees it.
+    pub(crate) fn put(&self, ino: InodeNo, count: u64) -> Result<()> {
+        let Some(nid) = Nid::from_vfs(ino) else {
+            return Ok(());
+        };
+        let Some(inode) = self.inodes.drop_away(nid, count) else {
+            return Ok(());
+        };
+        if inode.drop_lookups(count)
+            && inode.core.read().links == 0
+            && self.check_writable().is_ok()
+        {
+            let evicted = self.evict(&inode, IoTag::background());
+            self.freeing.let_go();
+            return evicted;
+        }
+        Ok(())
+    }
+
+    /// Frees an inode that has no name and that no caller knows. The caller holds no lock. Should it
+    /// fail, the inode stays an orphan, for the next mount.
+    pub(crate) fn free_unnamed(&self, inode: &Inode, tag: IoTag) {
+        if inode.core.read().links > 0 {
+            return;
+        }
+        if inode.is_looked_up() {
+            return self.freeing.expect();
+        }
+        if let Err(error) = self.evict(inode, tag) {
+            tracing::warn!(ino = %inode.nid(), %error, "freeing an unlinked inode failed");
+        }
+    }
+
+    /// Frees the orphans of the last mount; how many. One that cannot be freed stays among them, for
+    /// the next one.
+    pub(crate) fn free_orphans(&self, tag: IoTag) -> u64 {
+        let mut freed = 0;
+        for nid in self.orphans.all() {
+            let result = self
+                .inode(nid, tag)
+                .and_then(|inode| self.evict(&inode, tag));
+            match result {
+                Ok(()) => freed += 1,
+                Err(error) => tracing::warn!(ino = %nid, %error, "an orphan cannot be freed"),
+            }
+        }
+        freed
+    }
+
+    /// Frees everything an inode without names has, and the inode. It is among the orphans; nobody
+    /// refers to it any more.
+    pub(crate) fn evict(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        let _under_way = self.freeing.begin();
+        let _alone = inode.lock.write();
+        // Freed by somebody else, or known to a caller again: then his last `forget` frees it.
+        if inode.is_dead() || inode.is_looked_up() {
+            return Ok(());
+        }
+        let _one = inode.flush.lock();
+        let blocks = self.forget_pages(inode)?;
+        self.space.release(Need { blocks, nodes: 0 });
+        self.release_nodes(inode, 0);
+        let mapped = has_map(inode.kind(), &inode.core.read());
+        while mapped && !self.cut_step(inode, tag)? {}
+        let change = self.change()?;
+        {
+            let mut core = inode.core.write();
+            self.free_xattr_node(&change, inode, &mut core, tag)?;
+        }
+        self.orphans.remove(&change, inode.nid());
+        inode.set_orphan(false);
+        self.free_inode(&change, inode, tag)
+    }
+
+    /// Drops an inode's blocks in memory; how many promises they held. A checkpoint may be writing some,
+    /// which is waited for.
+    fn forget_pages(&self, inode: &Inode) -> Result<u64> {
+        loop {
+            inode.pages.wait_landed(0..u64::MAX);
+            let _change = self.change()?;
+            if let Some(blocks) = inode.pages.try_discard(0..u64::MAX) {
+                return Ok(blocks);
+            }
+        }
+    }
+
+    /// Frees some of an inode's blocks; whether none is left.
+    fn cut_step(&self, inode: &Inode, tag: IoTag) -> Result<bool> {
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        self.cut_tree(&change, inode, &mut core, 0, STEP, tag)
+    }
+}
+
+/// Whether an inode's words are addresses of blocks.
+fn has_map(kind: FileKind, core: &disk::Inode) -> bool {
+    let inline = match kind {
+        FileKind::Regular | FileKind::Symlink => disk::inode::Inline::DATA,
+        FileKind::Directory => disk::inode::Inline::DENTRIES,
+        _ => return false,
+    };
+    !core.inline.contains(inline)
+}

@@ -1,0 +1,323 @@
+//! New inodes: mknod, mkdir, symlink, tmpfile.
+
+use std::sync::Arc;
+
+use steadfs_base::InodeNo;
+use steadfs_base::limits::SYMLINK_MAX;
+use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
+
+use super::fresh::{self, Setting};
+use super::{check_may_add, check_may_gain_link, is_dots};
+use crate::acl::Inherited;
+use crate::dentry::{NewName, Room};
+use crate::disk::dentry::{self, DentryLayout, Entry};
+use crate::disk::{self, BLOCK_SIZE, Nid};
+use crate::fs::F2fs;
+use crate::gate::Change;
+use crate::inode::Inode;
+use crate::space::{Need, Promise};
+use crate::xattr::Cut;
+
+/// What to make.
+#[derive(Clone, Copy)]
+pub(super) struct Spec<'a> {
+    pub(super) kind: FileKind,
+    /// Permission bits that were asked for, before umask and default list.
+    pub(super) perm: u32,
+    pub(super) rdev: u32,
+    /// Target of a symbolic link.
+    pub(super) target: &'a [u8],
+}
+
+impl Spec<'_> {
+    /// An inode without content of its own.
+    pub(super) const fn plain(kind: FileKind, perm: u32, rdev: u32) -> Self {
+        Self {
+            kind,
+            perm,
+            rdev,
+            target: b"",
+        }
+    }
+}
+
+/// A new inode, thought through: nothing is left to decide, and it is known what it takes.
+pub(super) struct Planned<'a> {
+    parent: Nid,
+    spec: &'a Spec<'a>,
+    core: disk::Inode,
+    /// Its attributes.
+    attrs: Option<Cut>,
+    pub(super) need: Need,
+}
+
+impl F2fs {
+    /// See [`steadfs_vfs::FileSystem::mknod`].
+    pub(crate) fn make_node_file(
+        &self,
+        cx: &Cx,
+        dir: InodeNo,
+        name: &[u8],
+        mode: u32,
+        rdev: u32,
+    ) -> Result<Attr> {
+        let kind = FileKind::from_mode(mode).ok_or(FsError::Invalid("a mode without a type"))?;
+        if matches!(kind, FileKind::Directory | FileKind::Symlink) {
+            return Err(FsError::Invalid(
+                "mknod makes neither directories nor links",
+            ));
+        }
+        self.create(cx, dir, name, &Spec::plain(kind, mode & 0o7777, rdev))
+    }
+
+    /// See [`steadfs_vfs::FileSystem::mkdir`].
+    pub(crate) fn make_dir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
+        // Set-group-ID comes from the parent, and nobody asks for set-user-ID.
+        let spec = Spec::plain(FileKind::Directory, mode & 0o1777, 0);
+        self.create(cx, dir, name, &spec)
+    }
+
+    /// See [`steadfs_vfs::FileSystem::symlink`].
+    pub(crate) fn make_symlink(
+        &self,
+        cx: &Cx,
+        dir: InodeNo,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<Attr> {
+        if target.is_empty() {
+            return Err(FsError::NotFound);
+        }
+        if target.contains(&0) {
+            return Err(FsError::Invalid(
+                "a link's target cannot contain a zero byte",
+            ));
+        }
+        if target.len() >= BLOCK_SIZE || target.len() > SYMLINK_MAX {
+            return Err(FsError::NameTooLong);
+        }
+        let spec = Spec {
+            kind: FileKind::Symlink,
+            perm: 0o777,
+            rdev: 0,
+            target,
+        };
+        self.create(cx, dir, name, &spec)
+    }
+
+    /// See [`steadfs_vfs::FileSystem::tmpfile`].
+    pub(crate) fn make_tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
+        self.retrying(cx, || self.make_tmpfile_once(cx, dir, mode))
+    }
+
+    fn make_tmpfile_once(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
+        self.prepare(cx)?;
+        let dir = self.directory(dir, cx.tag)?;
+        let _names = dir.lock.read();
+        check_may_add(&dir.core.read())?;
+        let spec = Spec::plain(FileKind::Regular, mode & 0o7777, 0);
+        let plan = self.plan_inode(cx, &dir, &spec, b"")?;
+        let mut promise = self.space.promised(plan.need, self.may_use_reserved(cx))?;
+        let change = self.change()?;
+        let inode = self.make_planned(cx, &change, &mut promise, plan)?;
+        self.orphans.add(&change, inode.nid())?;
+        inode.set_linkable(true);
+        inode.add_lookup();
+        Ok(inode.attr())
+    }
+
+    fn create(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &Spec<'_>) -> Result<Attr> {
+        check_name(name)?;
+        if is_dots(name) {
+            return Err(FsError::Exists);
+        }
+        self.retrying(cx, || self.create_once(cx, dir, name, spec))
+    }
+
+    fn create_once(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &Spec<'_>) -> Result<Attr> {
+        self.prepare(cx)?;
+        let dir = self.directory(dir, cx.tag)?;
+        let _names = dir.lock.write();
+        {
+            let core = dir.core.read();
+            check_may_add(&core)?;
+            if spec.kind == FileKind::Directory {
+                check_may_gain_link(&core)?;
+            }
+        }
+        let room = self.room_for_name(cx, &dir, name)?;
+        let plan = self.plan_inode(cx, &dir, spec, name)?;
+        let need = room.need + plan.need;
+        let mut promise = self.space.promised(need, self.may_use_reserved(cx))?;
+        let change = self.change()?;
+        let inode = self.make_planned(cx, &change, &mut promise, plan)?;
+        let added = self.add_name(cx, &change, &mut promise, (&dir, &room, name), &inode, true);
+        self.must(added)?;
+        self.note_new_name(&dir, name, inode.nid());
+        inode.add_lookup();
+        Ok(inode.attr())
+    }
+
+    /// Writes a name into its place. `counts`: a subdirectory's `..` is one name more of the directory.
+    pub(super) fn add_name(
+        &self,
+        cx: &Cx,
+        change: &Change<'_>,
+        promise: &mut Promise<'_>,
+        (dir, room, name): (&Inode, &Room, &[u8]),
+        inode: &Inode,
+        counts: bool,
+    ) -> Result<()> {
+        let mut core = dir.core.write();
+        let new = NewName {
+            ino: inode.nid(),
+            kind: inode.kind(),
+            name,
+        };
+        self.insert_name(change, dir, &mut core, promise, (room, &new), cx.tag)?;
+        self.touch_dir(&mut core);
+        if counts && inode.kind() == FileKind::Directory {
+            core.links += 1;
+        }
+        Ok(())
+    }
+
+    /// Thinks a new inode through. The caller holds the directory's lock.
+    pub(super) fn plan_inode<'a>(
+        &self,
+        cx: &Cx,
+        dir: &Inode,
+        spec: &'a Spec<'a>,
+        name: &[u8],
+    ) -> Result<Planned<'a>> {
+        let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx.tag)?;
+        let core = self.new_fields(cx, dir, spec, &inherited, name);
+        let attrs = self.first_attrs(&core, &inherited.lists)?;
+        let node = attrs.as_ref().is_some_and(|cut| cut.node.is_some());
+        let inline = disk::inode::Inline::DATA.union(disk::inode::Inline::DENTRIES);
+        let block = match spec.kind {
+            FileKind::Directory | FileKind::Symlink => core.inline.without(inline) == core.inline,
+            _ => false,
+        };
+        Ok(Planned {
+            parent: dir.nid(),
+            spec,
+            core,
+            attrs,
+            need: Need {
+                blocks: block.into(),
+                nodes: 1 + u64::from(node),
+            },
+        })
+    }
+
+    fn new_fields(
+        &self,
+        cx: &Cx,
+        dir: &Inode,
+        spec: &Spec<'_>,
+        inherited: &Inherited,
+        name: &[u8],
+    ) -> disk::Inode {
+        let parent = dir.core.read();
+        let options = self.options.read();
+        let setting = Setting {
+            layout: &self.layout,
+            options: &options,
+            extensions: options.ext_identify.then_some(&self.extensions),
+            parent: &parent,
+            parent_ino: dir.nid(),
+            now: self.now(),
+        };
+        fresh::fields(cx, &setting, spec, inherited, name)
+    }
+
+    /// Makes an inode as planned, in the table of inodes, but without a name.
+    pub(super) fn make_planned(
+        &self,
+        cx: &Cx,
+        change: &Change<'_>,
+        promise: &mut Promise<'_>,
+        plan: Planned<'_>,
+    ) -> Result<Arc<Inode>> {
+        let (spec, layout) = (plan.spec, &self.layout);
+        let inline = plan.need.blocks == 0;
+        let made = self.new_inode(
+            change,
+            spec.rdev,
+            |nid, block| {
+                let core = plan.core;
+                match spec.kind {
+                    FileKind::CharDevice | FileKind::BlockDevice => {
+                        core.set_rdev(layout, block, spec.rdev);
+                    }
+                    FileKind::Symlink if inline => {
+                        let at = core.inline_range(layout).start;
+                        block[at..][..spec.target.len()].copy_from_slice(spec.target);
+                    }
+                    FileKind::Directory if inline => {
+                        let area = &mut block[core.inline_range(layout)];
+                        put_dots(&core.inline_dentries(layout), area, nid, plan.parent);
+                    }
+                    _ => {}
+                }
+                if let Some(cut) = &plan.attrs {
+                    block[core.xattr_range(layout)].copy_from_slice(&cut.inode);
+                }
+                core
+            },
+            cx.tag,
+        );
+        let inode = made?;
+        promise.used(Need {
+            blocks: 0,
+            nodes: 1,
+        });
+        let rest = self.make_rest(cx, change, promise, &inode, (plan.parent, spec), plan.attrs);
+        self.must(rest)?;
+        Ok(inode)
+    }
+
+    /// What of a new inode does not lie in it.
+    fn make_rest(
+        &self,
+        cx: &Cx,
+        change: &Change<'_>,
+        promise: &mut Promise<'_>,
+        inode: &Inode,
+        (parent, spec): (Nid, &Spec<'_>),
+        attrs: Option<Cut>,
+    ) -> Result<()> {
+        let mut core = inode.core.write();
+        if let Some(bytes) = attrs.and_then(|cut| cut.node) {
+            self.put_xattr_node(change, inode, &mut core, promise, &bytes, cx.tag)?;
+        }
+        let fill = |block: &mut [u8]| match spec.kind {
+            FileKind::Directory => put_dots(&DentryLayout::BLOCK, block, inode.nid(), parent),
+            _ => block[..spec.target.len()].copy_from_slice(spec.target),
+        };
+        let has_block = match spec.kind {
+            FileKind::Directory => !core.inline.contains(disk::inode::Inline::DENTRIES),
+            FileKind::Symlink => !core.inline.contains(disk::inode::Inline::DATA),
+            _ => false,
+        };
+        if has_block {
+            self.make_block(change, inode, &mut core, promise, (0, cx.tag), fill)?;
+        }
+        Ok(())
+    }
+}
+
+/// The two names that every directory has.
+fn put_dots(layout: &DentryLayout, bytes: &mut [u8], own: Nid, parent: Nid) {
+    for (slot, (name, ino)) in [(&b"."[..], own), (b"..", parent)].into_iter().enumerate() {
+        let entry = Entry {
+            slot,
+            hash: 0,
+            ino,
+            file_type: FileKind::Directory.entry_type(),
+            name,
+        };
+        dentry::insert(layout, bytes, &entry);
+    }
+}

@@ -1,0 +1,200 @@
+//! The fields of new inodes, as the kernel chooses them.
+
+use std::borrow::Cow;
+
+use steadfs_base::Timestamp;
+use steadfs_rt::random_u64;
+use steadfs_vfs::{Cx, FileKind, InodeFlags};
+
+use super::create::Spec;
+use crate::acl::Inherited;
+use crate::data::placement::has_extension;
+use crate::disk::inode::{Advise, DEFAULT_XATTR_WORDS, Inline, extra_isize_for};
+use crate::disk::{self, Features, Layout, Nid, Superblock};
+use crate::options::MountOptions;
+
+/// Flags that a new inode takes from its directory (`F2FS_FL_INHERITED`).
+const INHERITED: u32 = InodeFlags::SYNC.0
+    | InodeFlags::NODUMP.0
+    | InodeFlags::NOATIME.0
+    | InodeFlags::DIRSYNC.0
+    | InodeFlags::PROJINHERIT.0
+    | InodeFlags::CASEFOLD.0;
+
+const SET_GROUP_ID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+
+/// The superblock's list of extensions of file names.
+pub(crate) struct Extensions {
+    /// Of files whose data is cold.
+    cold: Vec<Vec<u8>>,
+    /// Of files whose data is hot.
+    hot: Vec<Vec<u8>>,
+}
+
+impl Extensions {
+    pub(crate) fn of(superblock: &Superblock) -> Self {
+        let (cold, hot) = superblock.extensions();
+        let own = |list: Vec<Cow<'_, str>>| {
+            let bytes = list.into_iter().map(|ext| ext.into_owned().into_bytes());
+            bytes.collect()
+        };
+        Self {
+            cold: own(cold),
+            hot: own(hot),
+        }
+    }
+
+    /// What the list says of a name.
+    fn advise(&self, name: &[u8]) -> Advise {
+        let has = |list: &[Vec<u8>]| list.iter().any(|ext| has_extension(name, ext));
+        if has(&self.cold) {
+            Advise::COLD
+        } else if has(&self.hot) {
+            Advise::HOT
+        } else {
+            Advise::default()
+        }
+    }
+}
+
+/// What decides about a new inode besides who makes it and what.
+pub(super) struct Setting<'a> {
+    pub(super) layout: &'a Layout,
+    pub(super) options: &'a MountOptions,
+    /// The superblock's list; `None` if it does not count.
+    pub(super) extensions: Option<&'a Extensions>,
+    /// The directory.
+    pub(super) parent: &'a disk::Inode,
+    pub(super) parent_ino: Nid,
+    pub(super) now: Timestamp,
+}
+
+/// The fields of a new inode with this name; without one for a file that has none yet.
+pub(super) fn fields(
+    cx: &Cx,
+    setting: &Setting<'_>,
+    spec: &Spec<'_>,
+    inherited: &Inherited,
+    name: &[u8],
+) -> disk::Inode {
+    let (parent, now) = (setting.parent, setting.now);
+    let directory = spec.kind == FileKind::Directory;
+    let mut core = disk::Inode {
+        uid: cx.uid,
+        gid: cx.gid,
+        links: match (directory, name) {
+            (true, _) => 2,
+            (false, b"") => 0,
+            (false, _) => 1,
+        },
+        blocks: 1,
+        // The lower half of a random number.
+        generation: random_u64() as u32,
+        depth: u32::from(directory),
+        flags: InodeFlags(parent.flags.0 & INHERITED & flags_for(spec.kind)),
+        parent: setting.parent_ino,
+        name: name.to_vec(),
+        atime: now,
+        mtime: now,
+        ctime: now,
+        ..disk::Inode::default()
+    };
+    if directory {
+        core.flags = core.flags.union(InodeFlags::INDEX);
+    }
+    let perm = owner_and_mode(cx, parent, spec, inherited, &mut core);
+    // Type and twelve bits.
+    core.mode = (spec.kind.mode_bits() | perm) as u16;
+    extra_fields(setting, &mut core);
+    place_content(setting, spec, &mut core);
+    if spec.kind == FileKind::Regular
+        && let Some(extensions) = setting.extensions
+    {
+        core.advise = extensions.advise(name);
+    }
+    core
+}
+
+/// Fields that only volumes with `extra_attr` have.
+fn extra_fields(setting: &Setting<'_>, core: &mut disk::Inode) {
+    let layout = setting.layout;
+    if !layout.has(Features::EXTRA_ATTR) {
+        return;
+    }
+    core.inline = core.inline.union(Inline::EXTRA);
+    core.extra_isize = extra_isize_for(layout);
+    if layout.has(Features::INODE_CRTIME) {
+        core.btime = Some(setting.now);
+    }
+    if setting.parent.has(InodeFlags::PROJINHERIT) {
+        core.project = setting.parent.project;
+    }
+}
+
+/// What lies in the inode.
+fn place_content(setting: &Setting<'_>, spec: &Spec<'_>, core: &mut disk::Inode) {
+    let options = setting.options;
+    if options.inline_xattr {
+        core.inline = core.inline.union(Inline::XATTR);
+        if setting.layout.has(Features::FLEXIBLE_INLINE_XATTR) {
+            core.xattr_words = options.inline_xattr_size.unwrap_or(DEFAULT_XATTR_WORDS);
+        }
+    }
+    match spec.kind {
+        FileKind::Directory if options.inline_dentry => {
+            core.inline = core.inline.union(Inline::DENTRIES);
+            core.size = core.inline_range(setting.layout).len() as u64;
+        }
+        FileKind::Regular if options.inline_data => {
+            core.inline = core.inline.union(Inline::DATA);
+        }
+        FileKind::Symlink => {
+            core.size = spec.target.len() as u64;
+            // The kernel keeps a zero byte behind the target.
+            let room = core.inline_range(setting.layout).len();
+            if options.inline_data && spec.target.len() < room {
+                core.inline = core.inline.union(Inline::DATA).union(Inline::DATA_EXISTS);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Owner, group and permission bits of a new inode.
+fn owner_and_mode(
+    cx: &Cx,
+    parent: &disk::Inode,
+    spec: &Spec<'_>,
+    inherited: &Inherited,
+    core: &mut disk::Inode,
+) -> u32 {
+    let mut perm = match inherited.mode {
+        Some(nine) => spec.perm & 0o7000 | nine,
+        None if spec.kind == FileKind::Symlink => spec.perm,
+        None => spec.perm & !cx.umask & 0o7777,
+    };
+    if u32::from(parent.mode) & SET_GROUP_ID != 0 {
+        core.gid = parent.gid;
+        let privileged = cx.fsetid || cx.gid == parent.gid || cx.groups.contains(&parent.gid);
+        if spec.kind == FileKind::Directory {
+            perm |= SET_GROUP_ID;
+        } else if perm & (SET_GROUP_ID | GROUP_EXECUTE) == SET_GROUP_ID | GROUP_EXECUTE
+            && !privileged
+        {
+            perm &= !SET_GROUP_ID;
+        }
+    }
+    perm
+}
+
+/// Flags that have a meaning for inodes of this kind (`F2FS_REG_FLMASK`, `F2FS_OTHER_FLMASK`).
+pub(crate) fn flags_for(kind: FileKind) -> u32 {
+    const DIRECTORY_ONLY: u32 =
+        InodeFlags::DIRSYNC.0 | InodeFlags::PROJINHERIT.0 | InodeFlags::CASEFOLD.0;
+    match kind {
+        FileKind::Directory => u32::MAX,
+        FileKind::Regular => !DIRECTORY_ONLY,
+        _ => InodeFlags::NODUMP.0 | InodeFlags::NOATIME.0,
+    }
+}

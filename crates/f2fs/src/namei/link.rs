@@ -1,0 +1,248 @@
+//! More and fewer names for an inode: link, unlink, rmdir.
+
+use std::sync::Arc;
+
+use steadfs_base::{InodeNo, IoTag};
+use steadfs_rt::RwLockWriteGuard;
+use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
+
+use super::{
+    check_length, check_may_add, check_may_gain_link, check_may_lose_name, check_may_remove,
+    check_project, is_dots, lose_subdir,
+};
+use crate::dentry::Named;
+use crate::disk::inode::Advise;
+use crate::fs::F2fs;
+use crate::gate::Change;
+use crate::inode::Inode;
+
+impl F2fs {
+    /// See [`steadfs_vfs::FileSystem::link`]. An inode without names gets one only if it was made by
+    /// `tmpfile`.
+    pub(crate) fn make_link(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        dir: InodeNo,
+        name: &[u8],
+    ) -> Result<Attr> {
+        check_name(name)?;
+        if is_dots(name) {
+            return Err(FsError::Exists);
+        }
+        self.retrying(cx, || self.link_once(cx, ino, dir, name))
+    }
+
+    fn link_once(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        self.prepare(cx)?;
+        let inode = self.by_number(ino, cx.tag)?;
+        if inode.kind() == FileKind::Directory {
+            return Err(FsError::NotPermitted);
+        }
+        let dir = self.directory(dir, cx.tag)?;
+        let _names = dir.lock.write();
+        check_may_add(&dir.core.read())?;
+        check_project(&dir, &inode)?;
+        let room = self.room_for_name(cx, &dir, name)?;
+        let mut promise = self.space.promised(room.need, self.may_use_reserved(cx))?;
+        let change = self.change()?;
+        let first = {
+            let mut core = inode.core.write();
+            check_may_lose_name(&core)?;
+            check_may_gain_link(&core)?;
+            if core.links == 0 && !inode.is_linkable() {
+                return Err(FsError::NotFound);
+            }
+            self.mark_dirty(&change, &inode, cx.tag)?;
+            core.links += 1;
+            core.ctime = self.now();
+            core.parent = dir.nid();
+            core.name = name.to_vec();
+            core.advise = core.advise.union(Advise::LOST_PARENT);
+            core.links == 1
+        };
+        let added = self.add_name(
+            cx,
+            &change,
+            &mut promise,
+            (&dir, &room, name),
+            &inode,
+            false,
+        );
+        self.must(added)?;
+        self.note_new_name(&dir, name, inode.nid());
+        if first {
+            self.orphans.remove(&change, inode.nid());
+            inode.set_orphan(false);
+            inode.set_linkable(false);
+        }
+        inode.add_lookup();
+        Ok(inode.attr())
+    }
+
+    /// See [`steadfs_vfs::FileSystem::unlink`].
+    pub(crate) fn remove_file(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        check_length(name)?;
+        if is_dots(name) {
+            return Err(FsError::IsDir);
+        }
+        self.prepare(cx)?;
+        let dir = self.directory(dir, cx.tag)?;
+        let names = dir.lock.write();
+        let (entry, victim) = self.entry_to_remove(cx, &dir, name)?;
+        if victim.kind() == FileKind::Directory {
+            return Err(FsError::IsDir);
+        }
+        check_may_lose_name(&victim.core.read())?;
+        self.orphans.check_room()?;
+        let change = self.change()?;
+        self.take_name(&change, &dir, &entry, false, cx.tag)?;
+        let lost = self.lose_name(&change, &victim, cx.tag);
+        if self.must(lost)? > 0 {
+            self.note_moved(&dir, entry.hash);
+        }
+        drop(change);
+        drop(names);
+        self.free_unnamed(&victim, cx.tag);
+        Ok(())
+    }
+
+    /// See [`steadfs_vfs::FileSystem::rmdir`].
+    pub(crate) fn remove_dir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        check_length(name)?;
+        match name {
+            b"." => return Err(FsError::Invalid("the last part of the path is '.'")),
+            b".." => return Err(FsError::NotEmpty),
+            _ => {}
+        }
+        self.prepare(cx)?;
+        let dir = self.directory(dir, cx.tag)?;
+        let look = || {
+            let (entry, victim) = self.entry_to_remove(cx, &dir, name)?;
+            if victim.kind() != FileKind::Directory {
+                return Err(FsError::NotDir);
+            }
+            Ok(((entry, Arc::clone(&victim)), vec![victim]))
+        };
+        let victim = with_names_locked([&dir, &dir], look, |(entry, victim)| -> Result<_> {
+            self.rmdir_locked(cx, &dir, &entry, &victim)?;
+            Ok(victim)
+        })?;
+        self.free_unnamed(&victim, cx.tag);
+        Ok(())
+    }
+
+    fn rmdir_locked(&self, cx: &Cx, dir: &Inode, entry: &Named, victim: &Inode) -> Result<()> {
+        check_may_lose_name(&victim.core.read())?;
+        if !self.is_empty_dir(victim, cx.tag)? {
+            return Err(FsError::NotEmpty);
+        }
+        self.orphans.check_room()?;
+        let change = self.change()?;
+        self.take_name(&change, dir, entry, true, cx.tag)?;
+        let lost = self.lose_all_names(&change, victim, cx.tag);
+        self.must(lost)
+    }
+
+    /// The entry of a name in a directory that may lose names, and its inode.
+    fn entry_to_remove(&self, cx: &Cx, dir: &Inode, name: &[u8]) -> Result<(Named, Arc<Inode>)> {
+        check_may_remove(&dir.core.read())?;
+        let found = self.find_entry(dir, name, cx.tag)?;
+        let entry = found.ok_or(FsError::NotFound)?;
+        let inode = self.named(dir, entry.ino, cx.tag)?;
+        Ok((entry, inode))
+    }
+
+    /// Removes an entry, `subdir`: of a directory.
+    pub(super) fn take_name(
+        &self,
+        change: &Change<'_>,
+        dir: &Inode,
+        entry: &Named,
+        subdir: bool,
+        tag: IoTag,
+    ) -> Result<()> {
+        let mut core = dir.core.write();
+        self.remove_name(change, dir, &mut core, entry, tag)?;
+        self.touch_dir(&mut core);
+        if subdir {
+            lose_subdir(&mut core);
+        }
+        Ok(())
+    }
+
+    /// One name less for an inode that is not a directory; the last one makes it an orphan. How many are
+    /// left.
+    pub(super) fn lose_name(&self, change: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<u32> {
+        let left = {
+            let mut core = inode.core.write();
+            self.mark_dirty(change, inode, tag)?;
+            // A count that was wrong already must not wrap.
+            core.links = core.links.saturating_sub(1);
+            core.ctime = self.now();
+            core.links
+        };
+        if left == 0 {
+            self.make_orphan(change, inode)?;
+        }
+        Ok(left)
+    }
+
+    /// A directory loses its name and is an orphan.
+    pub(super) fn lose_all_names(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        tag: IoTag,
+    ) -> Result<()> {
+        {
+            let mut core = inode.core.write();
+            self.mark_dirty(change, inode, tag)?;
+            core.links = 0;
+            core.ctime = self.now();
+        }
+        self.make_orphan(change, inode)
+    }
+
+    pub(super) fn make_orphan(&self, change: &Change<'_>, inode: &Inode) -> Result<()> {
+        self.orphans.add(change, inode.nid())?;
+        inode.set_orphan(true);
+        Ok(())
+    }
+}
+
+/// Locks two directories (or one, named twice) and looks at their names; then locks the directories
+/// that those stand for, too, as `look` returns them, and acts. Where the order of locks makes it let
+/// go of the first ones in between, it looks again.
+pub(super) fn with_names_locked<T, R>(
+    dirs: [&Inode; 2],
+    mut look: impl FnMut() -> Result<(T, Vec<Arc<Inode>>)>,
+    act: impl FnOnce(T) -> Result<R>,
+) -> Result<R> {
+    let mut known: Vec<Arc<Inode>> = Vec::new();
+    loop {
+        let mut held = dirs.to_vec();
+        held.extend(known.iter().map(|inode| &**inode));
+        let locks = lock_all(&mut held);
+        let (seen, named) = look()?;
+        let last = held.last().expect("there are at least the two").nid();
+        let mut more: Vec<&Inode> = named
+            .iter()
+            .map(|inode| &**inode)
+            .filter(|inode| held.iter().all(|other| other.nid() != inode.nid()))
+            .collect();
+        if more.iter().all(|inode| inode.nid() > last) {
+            let _more = lock_all(&mut more);
+            return act(seen);
+        }
+        drop(locks);
+        known = named;
+    }
+}
+
+/// Locks inodes in the order of their numbers, each once; `inodes` is put in that order.
+fn lock_all<'a>(inodes: &mut Vec<&'a Inode>) -> Vec<RwLockWriteGuard<'a, ()>> {
+    inodes.sort_unstable_by_key(|inode| inode.nid());
+    inodes.dedup_by_key(|inode| inode.nid());
+    inodes.iter().map(|inode| inode.lock.write()).collect()
+}

@@ -1,0 +1,437 @@
+//! Renames, of every kind.
+
+use std::sync::Arc;
+
+use steadfs_base::{InodeNo, IoTag};
+use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result, check_name};
+
+use super::create::Spec;
+use super::link::with_names_locked;
+use super::{
+    check_length, check_may_add, check_may_gain_link, check_may_lose_name, check_may_remove,
+    check_project, is_dots, lose_subdir,
+};
+use crate::dentry::{Named, Room};
+use crate::disk::inode::Advise;
+use crate::disk::{DiskError, Nid, Structure};
+use crate::fs::F2fs;
+use crate::gate::Change;
+use crate::inode::Inode;
+use crate::space::{Need, Promise};
+
+/// Levels of directories looked at above one another before the tree is taken for a circle.
+const DEEPEST: u32 = 1 << 20;
+
+/// A name and its directory.
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    dir: &'a Inode,
+    name: &'a [u8],
+}
+
+/// What both names stand for.
+struct Pair {
+    old: (Named, Arc<Inode>),
+    new: Option<(Named, Arc<Inode>)>,
+}
+
+impl Pair {
+    fn moved(&self) -> &Inode {
+        &self.old.1
+    }
+
+    fn replaced(&self) -> Option<&Inode> {
+        self.new.as_ref().map(|(_, inode)| &**inode)
+    }
+}
+
+fn is_dir(inode: &Inode) -> bool {
+    inode.kind() == FileKind::Directory
+}
+
+/// Whether a move changes how many subdirectories its two directories have.
+fn counts(from: Side<'_>, to: Side<'_>, moved: &Inode) -> bool {
+    is_dir(moved) && from.dir.nid() != to.dir.nid()
+}
+
+impl F2fs {
+    /// See [`steadfs_vfs::FileSystem::rename`].
+    pub(crate) fn move_names(
+        &self,
+        cx: &Cx,
+        (from_dir, from): (InodeNo, &[u8]),
+        (to_dir, to): (InodeNo, &[u8]),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        if flags.exchange && (flags.no_replace || flags.whiteout) {
+            return Err(FsError::Invalid("exchange goes with no other flag"));
+        }
+        if is_dots(from) || is_dots(to) {
+            return Err(FsError::Busy);
+        }
+        check_length(from)?;
+        check_name(to)?;
+        self.check_writable()?;
+        let from_dir = self.directory(from_dir, cx.tag)?;
+        let to_dir = self.directory(to_dir, cx.tag)?;
+        let from = Side {
+            dir: &from_dir,
+            name: from,
+        };
+        let to = Side {
+            dir: &to_dir,
+            name: to,
+        };
+        // While it is held no directory moves to another parent, so ancestors stay ancestors.
+        let _order = (from_dir.nid() != to_dir.nid()).then(|| self.rename.lock());
+        let replaced = self.retrying(cx, || self.rename_once(cx, from, to, flags))?;
+        if let Some(inode) = replaced {
+            self.free_unnamed(&inode, cx.tag);
+        }
+        Ok(())
+    }
+
+    /// One try, which may find that there is too little space; the inode that lost its name.
+    fn rename_once(
+        &self,
+        cx: &Cx,
+        from: Side<'_>,
+        to: Side<'_>,
+        flags: RenameFlags,
+    ) -> Result<Option<Arc<Inode>>> {
+        self.prepare(cx)?;
+        let look = || {
+            let pair = self.look_at(cx, from, to)?;
+            let both = [Some(&pair.old), pair.new.as_ref()];
+            let named = both.into_iter().flatten().map(|(_, inode)| inode);
+            let named = named
+                .filter(|inode| is_dir(inode))
+                .map(Arc::clone)
+                .collect();
+            Ok((pair, named))
+        };
+        with_names_locked([from.dir, to.dir], look, |pair| {
+            self.rename_locked(cx, from, to, pair, flags)
+        })
+    }
+
+    fn rename_locked(
+        &self,
+        cx: &Cx,
+        from: Side<'_>,
+        to: Side<'_>,
+        pair: Pair,
+        flags: RenameFlags,
+    ) -> Result<Option<Arc<Inode>>> {
+        if pair
+            .replaced()
+            .is_some_and(|new| new.nid() == pair.moved().nid())
+        {
+            // Two names of one inode: nothing to do, says POSIX.
+            return if flags.no_replace {
+                Err(FsError::Exists)
+            } else {
+                Ok(None)
+            };
+        }
+        self.check_rename(cx, from, to, &pair, flags)?;
+        if flags.exchange {
+            self.exchange(cx, from, to, &pair)?;
+            return Ok(None);
+        }
+        self.move_name(cx, from, to, &pair, flags.whiteout)?;
+        Ok(pair.new.map(|(_, inode)| inode))
+    }
+
+    fn look_at(&self, cx: &Cx, from: Side<'_>, to: Side<'_>) -> Result<Pair> {
+        let find = |side: Side<'_>| -> Result<_> {
+            match self.find_entry(side.dir, side.name, cx.tag)? {
+                Some(entry) => Ok(Some((entry, self.named(side.dir, entry.ino, cx.tag)?))),
+                None => Ok(None),
+            }
+        };
+        Ok(Pair {
+            old: find(from)?.ok_or(FsError::NotFound)?,
+            new: find(to)?,
+        })
+    }
+
+    /// The entry of a name that is there, looked for again since its place may have changed.
+    fn present(&self, side: Side<'_>, tag: IoTag) -> Result<Named> {
+        self.find_entry(side.dir, side.name, tag)?.ok_or_else(|| {
+            let error = DiskError::entry(Structure::Dentries, 0, "lost a name");
+            error.in_node(side.dir.nid()).into()
+        })
+    }
+
+    fn check_rename(
+        &self,
+        cx: &Cx,
+        from: Side<'_>,
+        to: Side<'_>,
+        pair: &Pair,
+        flags: RenameFlags,
+    ) -> Result<()> {
+        check_may_remove(&from.dir.core.read())?;
+        check_may_lose_name(&pair.moved().core.read())?;
+        match pair.replaced() {
+            Some(_) if flags.no_replace => return Err(FsError::Exists),
+            Some(new) => {
+                check_may_remove(&to.dir.core.read())?;
+                check_may_lose_name(&new.core.read())?;
+            }
+            None if flags.exchange => return Err(FsError::NotFound),
+            None => {}
+        }
+        // Of a name that is encrypted only its deletion is possible without the key.
+        check_may_add(&to.dir.core.read())?;
+        if flags.exchange || flags.whiteout || from.dir.is_encrypted() {
+            check_may_add(&from.dir.core.read())?;
+        }
+        check_project(to.dir, pair.moved())?;
+        let moves = from.dir.nid() != to.dir.nid();
+        if moves && is_dir(pair.moved()) && self.is_inside(cx, to.dir, pair.moved().nid())? {
+            return Err(FsError::Invalid("a directory cannot be moved into itself"));
+        }
+        if let Some(new) = pair.replaced() {
+            if flags.exchange {
+                check_project(from.dir, new)?;
+            }
+            if moves && is_dir(new) && self.is_inside(cx, from.dir, new.nid())? {
+                return Err(if flags.exchange {
+                    FsError::Invalid("a directory cannot be moved into itself")
+                } else {
+                    FsError::NotEmpty
+                });
+            }
+            if !flags.exchange {
+                self.check_replace(cx, pair.moved(), new)?;
+            }
+        }
+        let new_dir = pair.replaced().is_some_and(is_dir);
+        if moves && is_dir(pair.moved()) && !new_dir {
+            check_may_gain_link(&to.dir.core.read())?;
+        }
+        if moves && flags.exchange && !is_dir(pair.moved()) && new_dir {
+            check_may_gain_link(&from.dir.core.read())?;
+        }
+        Ok(())
+    }
+
+    /// Whether what has the new name may be replaced.
+    fn check_replace(&self, cx: &Cx, old: &Inode, new: &Inode) -> Result<()> {
+        match (is_dir(old), is_dir(new)) {
+            (true, false) => Err(FsError::NotDir),
+            (false, true) => Err(FsError::IsDir),
+            (false, false) => Ok(()),
+            (true, true) if self.is_empty_dir(new, cx.tag)? => Ok(()),
+            (true, true) => Err(FsError::NotEmpty),
+        }
+    }
+
+    /// The directory above one, as its `..` names it.
+    fn parent_of(&self, dir: &Inode, tag: IoTag) -> Result<Nid> {
+        match self.find_entry(dir, b"..", tag)? {
+            Some(entry) => Ok(entry.ino),
+            // Directories without the entry (`F2FS_INLINE_DOTS`) still know where they were made.
+            None => Ok(dir.core.read().parent),
+        }
+    }
+
+    /// Whether `dir` is `above` or lies somewhere below it.
+    fn is_inside(&self, cx: &Cx, dir: &Inode, above: Nid) -> Result<bool> {
+        let bad = |nid: Nid, rule| -> FsError {
+            let error = DiskError::entry(Structure::Dentries, 1, rule);
+            error.in_node(nid).into()
+        };
+        let mut at = dir.nid();
+        for _ in 0..DEEPEST {
+            if at == above {
+                return Ok(true);
+            }
+            if at == Nid::ROOT {
+                return Ok(false);
+            }
+            let inode = self.inode(at, cx.tag)?;
+            if !is_dir(&inode) {
+                return Err(bad(at, "named by .. but no directory"));
+            }
+            at = self.parent_of(&inode, cx.tag)?;
+        }
+        Err(bad(dir.nid(), ".. leads in a circle"))
+    }
+
+    /// Moves the old name to the new one, which may replace another inode's.
+    fn move_name(
+        &self,
+        cx: &Cx,
+        from: Side<'_>,
+        to: Side<'_>,
+        pair: &Pair,
+        whiteout: bool,
+    ) -> Result<()> {
+        let room = match pair.new {
+            Some(_) => None,
+            None => Some(self.room_for_name(cx, to.dir, to.name)?),
+        };
+        let spec = Spec::plain(FileKind::CharDevice, 0, 0);
+        let plan = match whiteout {
+            true => Some(self.plan_inode(cx, from.dir, &spec, from.name)?),
+            false => None,
+        };
+        self.orphans.check_room()?;
+        let need = room.map_or(Need::default(), |room| room.need)
+            + plan.as_ref().map_or(Need::default(), |plan| plan.need);
+        let mut promise = self.space.promised(need, self.may_use_reserved(cx))?;
+        let change = self.change()?;
+        let stand_in = match plan {
+            Some(plan) => Some(self.make_planned(cx, &change, &mut promise, plan)?),
+            None => None,
+        };
+        let moved = Moving {
+            fs: self,
+            cx,
+            change: &change,
+            from,
+            to,
+            pair,
+        };
+        self.must(moved.go(&mut promise, room.as_ref(), stand_in.as_deref()))
+    }
+
+    /// What a move changes in the moved inode: its time, where it was named, and a directory's `..`.
+    fn move_inode(
+        &self,
+        change: &Change<'_>,
+        from: Side<'_>,
+        to: Side<'_>,
+        inode: &Inode,
+        tag: IoTag,
+    ) -> Result<()> {
+        let up = match is_dir(inode) && from.dir.nid() != to.dir.nid() {
+            true => self.find_entry(inode, b"..", tag)?,
+            false => None,
+        };
+        let mut core = inode.core.write();
+        self.mark_dirty(change, inode, tag)?;
+        if let Some(up) = up {
+            let parent = (to.dir.nid(), FileKind::Directory);
+            self.retarget(change, inode, &core, &up, parent, tag)?;
+        }
+        core.parent = to.dir.nid();
+        core.name = to.name.to_vec();
+        if !is_dir(inode) {
+            // Roll-forward could make the new name only, so the next fsync needs a checkpoint.
+            core.advise = core.advise.union(Advise::LOST_PARENT);
+        }
+        core.ctime = self.now();
+        drop(core);
+        let mut since = self.since.lock();
+        since.renamed_into.insert(to.dir.nid());
+        if is_dir(inode) {
+            since.renamed_into.insert(inode.nid());
+        }
+        Ok(())
+    }
+
+    /// Swaps what two names stand for.
+    fn exchange(&self, cx: &Cx, from: Side<'_>, to: Side<'_>, pair: &Pair) -> Result<()> {
+        let (new_entry, new) = pair.new.as_ref().expect("checked: both names are there");
+        let (old_entry, old) = &pair.old;
+        let change = self.change()?;
+        let swap = || {
+            for (side, entry, goes, comes) in
+                [(from, old_entry, old, new), (to, new_entry, new, old)]
+            {
+                let mut core = side.dir.core.write();
+                let target = (comes.nid(), comes.kind());
+                self.retarget(&change, side.dir, &core, entry, target, cx.tag)?;
+                self.touch_dir(&mut core);
+                match (is_dir(goes), is_dir(comes)) {
+                    (true, false) => lose_subdir(&mut core),
+                    (false, true) => core.links += 1,
+                    _ => {}
+                }
+                drop(core);
+                self.note_moved(side.dir, entry.hash);
+            }
+            self.move_inode(&change, from, to, old, cx.tag)?;
+            self.move_inode(&change, to, from, new, cx.tag)
+        };
+        self.must(swap())
+    }
+}
+
+/// A move whose every condition is met.
+struct Moving<'a> {
+    fs: &'a F2fs,
+    cx: &'a Cx,
+    change: &'a Change<'a>,
+    from: Side<'a>,
+    to: Side<'a>,
+    pair: &'a Pair,
+}
+
+impl Moving<'_> {
+    fn go(
+        &self,
+        promise: &mut Promise<'_>,
+        room: Option<&Room>,
+        stand_in: Option<&Inode>,
+    ) -> Result<()> {
+        let (fs, tag) = (self.fs, self.cx.tag);
+        self.put_new_name(promise, room)?;
+        self.drop_old_name(stand_in)?;
+        fs.move_inode(self.change, self.from, self.to, self.pair.moved(), tag)?;
+        fs.note_moved(self.from.dir, self.pair.old.0.hash);
+        match self.pair.replaced() {
+            Some(new) if is_dir(new) => fs.lose_all_names(self.change, new, tag),
+            Some(new) => {
+                if fs.lose_name(self.change, new, tag)? > 0 {
+                    let entry = self.pair.new.as_ref().map(|(entry, _)| entry.hash);
+                    entry
+                        .into_iter()
+                        .for_each(|hash| fs.note_moved(self.to.dir, hash));
+                }
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn put_new_name(&self, promise: &mut Promise<'_>, room: Option<&Room>) -> Result<()> {
+        let (fs, to, old) = (self.fs, self.to, self.pair.moved());
+        let Some((entry, _)) = &self.pair.new else {
+            let room = room.expect("a name that is not there gets room");
+            let counts = counts(self.from, to, old);
+            let place = (to.dir, room, to.name);
+            return fs.add_name(self.cx, self.change, promise, place, old, counts);
+        };
+        let mut core = to.dir.core.write();
+        let target = (old.nid(), old.kind());
+        fs.retarget(self.change, to.dir, &core, entry, target, self.cx.tag)?;
+        // A directory that replaces a directory: one `..` more and one less.
+        fs.touch_dir(&mut core);
+        Ok(())
+    }
+
+    fn drop_old_name(&self, stand_in: Option<&Inode>) -> Result<()> {
+        let (fs, from, tag) = (self.fs, self.from, self.cx.tag);
+        // Entries never move, but the block may have gone from the inode to a place of its own.
+        let entry = fs.present(from, tag)?;
+        // In one directory a `..` stays, unless that of a directory that was replaced goes.
+        let old = self.pair.moved();
+        let subdir = is_dir(old) && (counts(from, self.to, old) || self.pair.new.is_some());
+        let Some(stand_in) = stand_in else {
+            return fs.take_name(self.change, from.dir, &entry, subdir, tag);
+        };
+        let mut core = from.dir.core.write();
+        let target = (stand_in.nid(), stand_in.kind());
+        fs.retarget(self.change, from.dir, &core, &entry, target, tag)?;
+        fs.touch_dir(&mut core);
+        if subdir {
+            lose_subdir(&mut core);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,226 @@
+//! A mounted volume in memory, for the tests of this crate: judged by fsck.f2fs and by our own checker.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use steadfs_base::InodeNo;
+use steadfs_block::MemDevice;
+use steadfs_vfs::{Attr, Cx, DirEntry, FileKind, FileSystem, FsError, Result};
+
+use crate::CacheSizes;
+use crate::checkpoint::Reason;
+use crate::format::{FormatOptions, image};
+use crate::fs::F2fs;
+use crate::options::MountOptions;
+
+pub(crate) const ROOT: InodeNo = InodeNo(3);
+/// Every feature of volumes that are written.
+pub(crate) const ALL: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,\
+                              flexible_inline_xattr,lost_found,verity,encrypt,compression";
+
+/// What a look at every name finds: paths, and what their inodes are.
+pub(crate) type Tree = BTreeMap<Vec<u8>, Seen>;
+
+/// An inode as a caller sees it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) attr: Attr,
+    pub(crate) target: Option<Vec<u8>>,
+    pub(crate) attributes: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// A mounted volume.
+pub(crate) struct World {
+    device: Arc<MemDevice>,
+    options: String,
+    pub(crate) fs: Arc<F2fs>,
+    pub(crate) cx: Cx,
+}
+
+impl World {
+    /// Makes a volume of so many MiB with these features, and mounts it.
+    pub(crate) fn make(features: &str, mib: u64) -> Self {
+        Self::make_with(features, mib, "")
+    }
+
+    /// The same with mount options.
+    pub(crate) fn make_with(features: &str, mib: u64, options: &str) -> Self {
+        let mut format = FormatOptions::default();
+        format.set_features(features).unwrap();
+        let device = image(mib << 20, &format).unwrap();
+        Self::open(device, options)
+    }
+
+    fn open(device: Arc<MemDevice>, options: &str) -> Self {
+        let parsed = MountOptions::parse(&format!("ro,{options}")).unwrap();
+        let (fs, _) =
+            F2fs::open(Arc::clone(&device) as _, parsed, CacheSizes::of(64 << 20)).unwrap();
+        fs.begin_writing().unwrap();
+        fs.read_only.store(false, Ordering::Release);
+        let cx = Cx {
+            fsetid: true,
+            ..Cx::default()
+        };
+        Self {
+            device,
+            options: options.to_owned(),
+            fs,
+            cx,
+        }
+    }
+
+    /// Unmounts and lets the judges look at it.
+    pub(crate) fn close(self) -> Arc<MemDevice> {
+        self.fs.checkpoint(Reason::Unmount, self.cx.tag).unwrap();
+        self.fs.close().unwrap();
+        judge(&self.device);
+        self.device
+    }
+
+    /// Unmounts, judges and mounts again: all that was there is there.
+    pub(crate) fn reopen(self) -> Self {
+        let (options, before) = (self.options.clone(), self.tree());
+        let again = Self::open(self.close(), &options);
+        let after = again.tree();
+        for (path, seen) in &before {
+            let name = String::from_utf8_lossy(path);
+            assert_eq!(after.get(path), Some(seen), "{name}");
+        }
+        assert_eq!(after.len(), before.len());
+        again
+    }
+
+    /// Checkpoints, and lets the judges look at what a power cut would leave.
+    pub(crate) fn judge_now(&self) {
+        self.fs.checkpoint(Reason::Sync, self.cx.tag).unwrap();
+        judge(&self.device);
+    }
+
+    pub(crate) fn lookup(&self, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        let attr = self.fs.lookup(&self.cx, dir, name)?;
+        self.forget(attr.ino);
+        Ok(attr)
+    }
+
+    /// Gives back one lookup as the caller of the file system does.
+    pub(crate) fn forget(&self, ino: InodeNo) {
+        self.fs.put(ino, 1).unwrap();
+    }
+
+    /// A regular file; its lookup is given back.
+    pub(crate) fn file(&self, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        let attr = self.fs.mknod(&self.cx, dir, name, 0o100_644, 0)?;
+        self.forget(attr.ino);
+        Ok(attr)
+    }
+
+    pub(crate) fn mkdir(&self, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        let attr = self.fs.mkdir(&self.cx, dir, name, 0o755)?;
+        self.forget(attr.ino);
+        Ok(attr)
+    }
+
+    /// Names and inodes of a whole directory, dots included, in listing order; `batch` at a time.
+    pub(crate) fn list(&self, dir: InodeNo, batch: usize) -> Vec<(Vec<u8>, InodeNo)> {
+        let mut all = Vec::new();
+        let mut cookie = 0;
+        loop {
+            let mut got = 0;
+            let from = cookie;
+            let mut emit = |entry: DirEntry<'_>| {
+                if got == batch {
+                    return false;
+                }
+                got += 1;
+                all.push((entry.name.to_vec(), entry.ino));
+                cookie = entry.next;
+                true
+            };
+            self.fs.readdir(&self.cx, dir, from, &mut emit).unwrap();
+            if got < batch {
+                return all;
+            }
+        }
+    }
+
+    /// The names of a directory without the dots, sorted.
+    pub(crate) fn names(&self, dir: InodeNo) -> Vec<Vec<u8>> {
+        let all = self.list(dir, 1000);
+        let mut names: Vec<_> = all.into_iter().map(|(name, _)| name).collect();
+        names.retain(|name| name != b"." && name != b"..");
+        names.sort();
+        names
+    }
+
+    /// Everything there is. Times of access are left out: looking changes them.
+    pub(crate) fn tree(&self) -> Tree {
+        let mut tree = Tree::new();
+        let mut below = vec![(Vec::new(), ROOT)];
+        while let Some((path, dir)) = below.pop() {
+            for name in self.names(dir) {
+                let attr = self.lookup(dir, &name).unwrap();
+                let path = [&path[..], b"/", &name].concat();
+                if attr.kind == FileKind::Directory {
+                    below.push((path.clone(), attr.ino));
+                }
+                tree.insert(path, self.see(attr));
+            }
+        }
+        tree
+    }
+
+    fn see(&self, mut attr: Attr) -> Seen {
+        let (fs, cx) = (&self.fs, &self.cx);
+        let mut attributes: Vec<_> = fs
+            .listxattr(cx, attr.ino)
+            .unwrap()
+            .into_iter()
+            .map(|name| {
+                let value = fs.getxattr(cx, attr.ino, &name).unwrap();
+                (name, value)
+            })
+            .collect();
+        attributes.sort();
+        attr.atime = attr.mtime;
+        Seen {
+            target: (attr.kind == FileKind::Symlink).then(|| fs.readlink(cx, attr.ino).unwrap()),
+            attributes,
+            attr,
+        }
+    }
+}
+
+/// fsck.f2fs finds nothing, and neither does our own checker.
+fn judge(device: &MemDevice) {
+    let bytes = device.to_bytes();
+    let report = crate::check::check(&bytes, &crate::check::Options::default());
+    assert!(report.is_clean(), "{:?}", report.issues);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), &bytes).unwrap();
+    let out = Command::new("fsck.f2fs")
+        .args(["-f", "--dry-run"])
+        .arg(file.path())
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .output()
+        .expect("fsck.f2fs is needed by this test");
+    let said = String::from_utf8_lossy(&out.stdout);
+    let bad = said.contains("[FAIL]") || said.contains("ASSERT") || said.contains("[FIX]");
+    assert!(out.status.success() && !bad, "{said}");
+}
+
+/// Whether an operation failed as it may when somebody else was faster.
+pub(crate) fn is_race(error: &FsError) -> bool {
+    matches!(
+        error,
+        FsError::Exists
+            | FsError::NotFound
+            | FsError::IsDir
+            | FsError::NotDir
+            | FsError::NotEmpty
+            | FsError::NotPermitted
+            | FsError::Invalid(_)
+    )
+}

@@ -1,0 +1,256 @@
+//! Changing attributes.
+//!
+//! The caller holds the inode's lock for writing. A change is thought through first: what it comes to on
+//! disk, and whether that takes a node.
+
+use steadfs_base::limits::XATTR_SIZE_MAX;
+use steadfs_base::{InodeNo, IoTag};
+use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr};
+
+use super::{Cut, has_user_attrs, is_acl, split};
+use crate::disk;
+use crate::disk::inode::Advise;
+use crate::disk::xattr::{self, Change as AttrChange, Xattr, index};
+use crate::fs::F2fs;
+use crate::gate::Change;
+use crate::inode::Inode;
+use crate::space::{Need, Promise};
+
+/// Hints that users may give (`FADVISE_MODIFIABLE_BITS`).
+const ADVISABLE: Advise = Advise::COLD.union(Advise::HOT);
+
+impl F2fs {
+    /// See [`steadfs_vfs::FileSystem::setxattr`].
+    pub(crate) fn set_attr(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        name: &[u8],
+        value: &[u8],
+        how: SetXattr,
+    ) -> Result<()> {
+        if value.len() > XATTR_SIZE_MAX {
+            return Err(FsError::TooBig);
+        }
+        self.retrying(cx, || self.change_named(cx, ino, name, Some(value), how))
+    }
+
+    /// See [`steadfs_vfs::FileSystem::removexattr`].
+    pub(crate) fn remove_attr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
+        self.change_named(cx, ino, name, None, SetXattr::Replace)
+    }
+
+    fn change_named(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        name: &[u8],
+        value: Option<&[u8]>,
+        how: SetXattr,
+    ) -> Result<()> {
+        self.prepare(cx)?;
+        let (number, rest) = split(name)?;
+        self.check_namespace(number)?;
+        let inode = self.by_number(ino, cx.tag)?;
+        let _alone = inode.lock.write();
+        if number == index::ADVISE {
+            return self.set_advice(cx, &inode, value);
+        }
+        self.check_attr_change(cx, &inode, (number, rest), how)?;
+        let mut change = AttrChange {
+            index: number,
+            name: rest,
+            value,
+        };
+        let list = if is_acl(number) {
+            match self.plan_acl(cx, &inode, number, value)? {
+                Some(list) => Some(list),
+                None => return Ok(()),
+            }
+        } else {
+            None
+        };
+        if let Some(list) = &list {
+            change.value = list.stored.as_deref();
+        }
+        let cut = self.plan_attrs(&inode, &[change], cx.tag)?;
+        let need = cut
+            .as_ref()
+            .map_or(Need::default(), |cut| need_of(&inode, cut));
+        let mut promise = self.space.promised(need, self.may_use_reserved(cx))?;
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        self.mark_dirty(&change, &inode, cx.tag)?;
+        if let Some(cut) = &cut {
+            self.put_attrs(&change, &inode, &mut core, &mut promise, cut, cx.tag)?;
+        }
+        if let Some(list) = list {
+            core.mode = list.mode;
+        }
+        core.ctime = self.now();
+        drop(core);
+        self.note_attr_change(&inode);
+        Ok(())
+    }
+
+    /// `system.advise`: a byte of hints, which lies in the inode.
+    fn set_advice(&self, cx: &Cx, inode: &Inode, value: Option<&[u8]>) -> Result<()> {
+        let hint = match value {
+            Some(&[byte]) => Advise(byte),
+            _ => return Err(FsError::Invalid("the hint is one byte")),
+        };
+        if hint.without(ADVISABLE) != Advise::default() {
+            return Err(FsError::Invalid("a hint that is not for users"));
+        }
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        // The kernel leaves this namespace to the file system.
+        if cx.uid != 0 && cx.uid != core.uid {
+            return Err(FsError::NotPermitted);
+        }
+        self.mark_dirty(&change, inode, cx.tag)?;
+        core.advise = core.advise.without(ADVISABLE).union(hint);
+        Ok(())
+    }
+
+    fn check_attr_change(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        (number, rest): (u8, &[u8]),
+        how: SetXattr,
+    ) -> Result<()> {
+        {
+            let core = inode.core.read();
+            if core.has(InodeFlags::IMMUTABLE) || core.has(InodeFlags::APPEND) {
+                return Err(FsError::NotPermitted);
+            }
+        }
+        if number == index::USER && !has_user_attrs(inode.kind()) {
+            return Err(FsError::NotPermitted);
+        }
+        if is_acl(number) && inode.kind() == FileKind::Symlink {
+            return Err(FsError::NotSupported(
+                "access control lists of symbolic links",
+            ));
+        }
+        // Lists are set and removed without asking whether there was one, as in the kernel.
+        if how == SetXattr::Any || is_acl(number) {
+            return Ok(());
+        }
+        let exists = self.attr_value(inode, number, rest, cx.tag)?.is_some();
+        match how {
+            SetXattr::Create if exists => Err(FsError::Exists),
+            SetXattr::Replace if !exists => Err(FsError::NoData),
+            _ => Ok(()),
+        }
+    }
+
+    /// What changes of attributes come to on disk; `None` if they change nothing.
+    ///
+    /// # Errors
+    /// `TooBig` where there is no room for all.
+    pub(crate) fn plan_attrs(
+        &self,
+        inode: &Inode,
+        changes: &[AttrChange<'_>],
+        tag: IoTag,
+    ) -> Result<Option<Cut>> {
+        let area = self.xattr_area(inode, tag)?;
+        let list = xattr::parse(&area).map_err(|e| e.in_node(inode.nid()))?;
+        let idle = |change: &AttrChange<'_>| {
+            let old = list.iter().find(|xattr| change.is_of(xattr));
+            old.map(|xattr| xattr.value) == change.value
+        };
+        if changes.iter().all(idle) {
+            return Ok(None);
+        }
+        let room = inode.core.read().xattr_range(&self.layout).len();
+        let cut = xattr::changed(&list, changes, room).ok_or(FsError::TooBig)?;
+        Ok(Some(cut))
+    }
+
+    /// The attributes that a new inode begins with; `None` if it has none.
+    pub(crate) fn first_attrs(
+        &self,
+        core: &disk::Inode,
+        lists: &[(u8, Vec<u8>)],
+    ) -> Result<Option<Cut>> {
+        if lists.is_empty() {
+            return Ok(None);
+        }
+        let list: Vec<_> = lists
+            .iter()
+            .map(|(index, value)| Xattr {
+                index: *index,
+                name: b"",
+                value,
+            })
+            .collect();
+        let room = core.xattr_range(&self.layout).len();
+        let cut = xattr::cut(&list, room).ok_or(FsError::NoSpace)?;
+        Ok(Some(cut))
+    }
+
+    /// Stores an inode's attributes. It is marked dirty, and what [`need_of`] says was promised.
+    pub(crate) fn put_attrs(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        promise: &mut Promise<'_>,
+        cut: &Cut,
+        tag: IoTag,
+    ) -> Result<()> {
+        match &cut.node {
+            Some(bytes) => self.put_xattr_node(change, inode, core, promise, bytes, tag)?,
+            None => self.free_xattr_node(change, inode, core, tag)?,
+        }
+        if !cut.inode.is_empty() {
+            let node = self.inode_node(inode.nid(), tag)?;
+            let mut data = self.nodes.change(change, &node)?;
+            data[core.xattr_range(&self.layout)].copy_from_slice(&cut.inode);
+        }
+        Ok(())
+    }
+
+    /// Stores the part of an inode's attributes that lies in a node, which is made if need be.
+    pub(crate) fn put_xattr_node(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        promise: &mut Promise<'_>,
+        bytes: &[u8],
+        tag: IoTag,
+    ) -> Result<()> {
+        let node = match self.xattr_node(inode, core, tag)? {
+            Some(node) => node,
+            None => {
+                let before = core.blocks;
+                let made = self.make_xattr_node(change, inode, core, tag);
+                let nodes = core.blocks - before;
+                promise.used(Need { blocks: 0, nodes });
+                made?
+            }
+        };
+        self.nodes.change(change, &node)?[..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Notes that attributes of a directory have changed.
+    fn note_attr_change(&self, inode: &Inode) {
+        if inode.kind() == FileKind::Directory {
+            self.since.lock().attributes.insert(inode.nid());
+        }
+    }
+}
+
+/// What storing attributes takes.
+pub(crate) fn need_of(inode: &Inode, cut: &Cut) -> Need {
+    let has_node = inode.core.read().xattr_nid.some().is_some();
+    Need {
+        blocks: 0,
+        nodes: (cut.node.is_some() && !has_node).into(),
+    }
+}
