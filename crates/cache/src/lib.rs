@@ -11,7 +11,7 @@ mod meta;
 mod sizes;
 mod writeback;
 
-pub use mapping::{Mapping, Taken, Written};
+pub use mapping::{CacheWrite, Mapping, Taken, Written};
 pub use meta::{MetaBuf, MetaCache, MetaMut, MetaStats};
 pub use sizes::CacheSizes;
 pub use writeback::{Backing, DirtyFile, Why, Writeback, WritebackOptions};

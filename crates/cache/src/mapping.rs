@@ -47,6 +47,19 @@ struct Page {
 #[derive(Default)]
 struct Flight {
     io: Option<IoHandle>,
+    /// The page held a reservation when it was taken.
+    reserved: bool,
+}
+
+/// A write into the cache.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheWrite<'a> {
+    /// First byte.
+    pub offset: u64,
+    /// What is written there.
+    pub data: &'a [u8],
+    /// By whom.
+    pub tag: IoTag,
 }
 
 /// A block taken for writing.
@@ -127,24 +140,41 @@ impl Mapping {
         data: &[u8],
         tag: IoTag,
         reserve: impl Fn(FileBlock) -> bool,
+        fill: impl FnMut(FileBlock, &mut [u8]) -> Result<(), E>,
+    ) -> Written<E> {
+        let write = CacheWrite { offset, data, tag };
+        self.write_growing(write, reserve, fill, |_| ())
+    }
+
+    /// The same; `reached` hears after each block how far the write has come, at once with its content:
+    /// who takes the block for writing knows a file's size that covers it. It must not wait.
+    pub fn write_growing<E>(
+        &self,
+        write: CacheWrite<'_>,
+        reserve: impl Fn(FileBlock) -> bool,
         mut fill: impl FnMut(FileBlock, &mut [u8]) -> Result<(), E>,
+        mut reached: impl FnMut(u64),
     ) -> Written<E> {
         let mut written = Written {
             bytes: 0,
             reserved: 0,
             error: None,
         };
-        while written.bytes < data.len() {
-            let at = offset + written.bytes as u64;
+        while written.bytes < write.data.len() {
+            let at = write.offset + written.bytes as u64;
             let block = self.block_size.file_block(at);
-            let within = self.block_size.within(at);
-            let n = (self.block_size.bytes() - within).min(data.len() - written.bytes);
-            let part = &data[written.bytes..written.bytes + n];
+            let room = self.block_size.bytes() - self.block_size.within(at);
+            let rest = &write.data[written.bytes..];
+            let part = CacheWrite {
+                offset: at,
+                data: &rest[..room.min(rest.len())],
+                ..write
+            };
             let mut fresh = None;
             let newly_reserved = loop {
                 // A block that is here now may have landed and left by the time it is needed.
                 let reserve = reserve(block);
-                let put = self.put(block, within, part, fresh.take(), (tag, reserve));
+                let put = self.put(part, reserve, fresh.take(), &mut reached);
                 if let Some(newly_reserved) = put {
                     break newly_reserved;
                 }
@@ -156,23 +186,23 @@ impl Mapping {
                 fresh = Some(buf);
             };
             written.reserved += u64::from(newly_reserved);
-            written.bytes += n;
+            written.bytes += part.data.len();
         }
         written
     }
 
-    /// Puts `part` into one block and marks it dirty; whether that took a reservation. `None`: the
-    /// rest of the block is needed first, in `fresh`.
+    /// Puts a part of a write into the one block it lies in and marks that dirty; whether that took a
+    /// reservation. `None`: the rest of the block is needed first, in `fresh`.
     fn put(
         &self,
-        block: FileBlock,
-        within: usize,
-        part: &[u8],
+        part: CacheWrite<'_>,
+        reserve: bool,
         fresh: Option<Buf>,
-        (tag, reserve): (IoTag, bool),
+        reached: &mut impl FnMut(u64),
     ) -> Option<bool> {
-        let whole = part.len() == self.block_size.bytes();
-        let content = whole.then(|| Buf::copy_of(part));
+        let block = self.block_size.file_block(part.offset);
+        let whole = part.data.len() == self.block_size.bytes();
+        let content = whole.then(|| Buf::copy_of(part.data));
         let mut inner = self.inner.lock();
         let page = match inner.pages.entry(block.0) {
             Entry::Occupied(entry) => entry.into_mut(),
@@ -185,12 +215,16 @@ impl Mapping {
         };
         match content {
             Some(content) => page.data = content,
-            None => page.data.make_mut()[within..within + part.len()].copy_from_slice(part),
+            None => {
+                let within = self.block_size.within(part.offset);
+                page.data.make_mut()[within..within + part.data.len()].copy_from_slice(part.data);
+            }
         }
         let newly_reserved = reserve && !page.reserved;
         page.reserved |= reserve;
         let newly_dirty = page.dirty.is_none();
-        page.dirty = Some(tag);
+        page.dirty = Some(part.tag);
+        reached(part.offset + part.data.len() as u64);
         if newly_dirty {
             inner.dirty += 1;
             // Under the lock: the flusher must not count the block clean before it counted dirty.
@@ -251,18 +285,29 @@ impl Mapping {
     /// Takes up to `limit` dirty blocks of `range` for writing, in order. A block in flight is not
     /// taken again until it has landed: no block is ever in flight twice.
     pub fn take_dirty(&self, range: Range<u64>, limit: usize) -> Vec<Taken> {
+        self.take_dirty_of(range, limit, || ()).0
+    }
+
+    /// The same; `size` is asked at the same moment: what it says covers what was taken, and no later
+    /// write. It must not wait.
+    pub fn take_dirty_of<S>(
+        &self,
+        range: Range<u64>,
+        limit: usize,
+        size: impl FnOnce() -> S,
+    ) -> (Vec<Taken>, S) {
         let mut inner = self.inner.lock();
         let mut taken = Vec::new();
         if inner.dirty == 0 {
-            return taken;
+            return (taken, size());
         }
         for (&n, page) in inner.pages.range_mut(range) {
             if page.flight.is_some() {
                 continue;
             }
             if let Some(tag) = page.dirty.take() {
-                page.flight = Some(Flight::default());
                 let reserved = std::mem::take(&mut page.reserved);
+                page.flight = Some(Flight { io: None, reserved });
                 taken.push(Taken {
                     block: FileBlock(n),
                     data: page.data.clone(),
@@ -277,7 +322,7 @@ impl Mapping {
         let n = taken.len() as u64;
         inner.dirty -= n;
         inner.in_flight += n;
-        taken
+        (taken, size())
     }
 
     /// Notes the request that carries a run of taken blocks, so that a waiter can raise it.
@@ -290,9 +335,9 @@ impl Mapping {
     }
 
     /// Ends the flight of a run of taken blocks. After success a block that was not changed again is
-    /// dropped; after a failure each is dirty again (never clean on error) and holds a reservation if
-    /// `reserve` says that the file system keeps one for it. Returns how many blocks hold one now and
-    /// held none before.
+    /// dropped; after a failure each is dirty again (never clean on error), and where the file system keeps
+    /// them (`reserve`) holds the reservation again that passed to the taker. Returns how many blocks hold
+    /// one now and held none before.
     pub fn landed(&self, run: Range<u64>, result: Result<(), &IoError>, reserve: bool) -> u64 {
         let mut inner = self.inner.lock();
         if let Err(error) = result {
@@ -313,9 +358,9 @@ impl Mapping {
         let mut dirtied = 0;
         let mut reserved = 0;
         inner.pages.retain_range(run, |page| {
-            if page.flight.take().is_none() {
+            let Some(flight) = page.flight.take() else {
                 return true;
-            }
+            };
             ended += 1;
             match (good, page.dirty) {
                 (_, Some(_)) => cleaned += 1,
@@ -325,8 +370,9 @@ impl Mapping {
                 }
                 (false, None) => {
                     page.dirty = Some(IoTag::background());
-                    reserved += u64::from(reserve && !page.reserved);
-                    page.reserved |= reserve;
+                    let keeps = reserve && flight.reserved;
+                    reserved += u64::from(keeps && !page.reserved);
+                    page.reserved |= keeps;
                     dirtied += 1;
                 }
             }
@@ -576,6 +622,35 @@ mod tests {
         assert_eq!((map.unwritten(), map.take_error()), (1, None));
         assert_eq!(writeback.dirty_bytes(), BS as u64);
         assert!(map.take_dirty(0..9, 9)[0].reserved);
+    }
+
+    #[test]
+    fn a_block_written_without_a_reservation_never_gets_one_by_failing() {
+        let (_, map) = mapping();
+        let never = |_| false;
+        let written = map.write(0, &[1; BS], IoTag::default(), never, zero_fill);
+        assert_eq!((written.bytes, written.reserved), (BS, 0));
+        assert!(!map.take_dirty(0..9, 9)[0].reserved);
+        assert_eq!(map.landed(0..1, Err(&failure()), true), 0);
+        // Nor does writing it again so take away the one it has got since.
+        map.write(0, &[2; BS], IoTag::default(), always, zero_fill);
+        map.write(0, &[3; BS], IoTag::default(), never, zero_fill);
+        assert_eq!(map.discard(0..1), 1);
+    }
+
+    #[test]
+    fn the_size_grows_with_the_content() {
+        let (_, map) = mapping();
+        let write = CacheWrite {
+            offset: 10,
+            data: &[1; 2 * BS],
+            tag: IoTag::default(),
+        };
+        let size = std::cell::Cell::new(0);
+        map.write_growing(write, always, zero_fill, |end| size.set(end));
+        assert_eq!(size.get(), 10 + 2 * BS as u64);
+        let (taken, seen) = map.take_dirty_of(0..9, 9, || size.get());
+        assert_eq!((taken.len(), seen), (3, size.get()));
     }
 
     #[test]

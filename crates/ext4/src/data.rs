@@ -5,6 +5,7 @@
 //! blocks, so no commit ever waits for data.
 
 pub(crate) mod along;
+mod at_once;
 mod fallocate;
 mod seek;
 mod sync;
@@ -16,13 +17,12 @@ use std::sync::Arc;
 
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoHandle};
-use steadfs_cache::{DirtyFile, Why};
+use steadfs_cache::{CacheWrite, DirtyFile, Why, Written};
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, ReadData, Result};
 
 use crate::dir::inline_parts;
 use crate::disk;
 use crate::disk::inode::INLINE_DATA;
-use crate::freeing::Shortage;
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
 use crate::map::{Place, has_extents};
@@ -52,6 +52,21 @@ impl Ext4 {
 
     /// Reads up to `len` bytes from `offset`.
     pub fn read_file(&self, cx: &Cx, inode: &Inode, offset: u64, len: usize) -> Result<ReadData> {
+        let out = self.read_unnoticed(cx, inode, offset, len)?;
+        if !out.is_empty() {
+            self.touch_atime(inode);
+        }
+        Ok(out)
+    }
+
+    /// The same, but the file's access time stays.
+    pub(crate) fn read_unnoticed(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        offset: u64,
+        len: usize,
+    ) -> Result<ReadData> {
         Self::regular(inode)?;
         let _shared = inode.lock.read();
         let size = inode.size();
@@ -97,7 +112,6 @@ impl Ext4 {
                 }
             }
         }
-        self.touch_atime(inode);
         Ok(out)
     }
 
@@ -163,15 +177,15 @@ impl Ext4 {
     ) -> Result<usize> {
         self.check_writable()?;
         Self::regular(inode)?;
+        if data.is_empty() {
+            return Ok(0);
+        }
         let end = offset
             .checked_add(data.len() as u64)
             .ok_or(FsError::FileTooBig)?;
         let written = {
             let _alone = inode.lock.write();
             self.check_may_write(inode, offset, end)?;
-            if kill_priv {
-                self.kill_priv(inode)?;
-            }
             let size = inode.size();
             if offset > size {
                 self.zero_tail(cx, inode, size, offset)?;
@@ -180,7 +194,9 @@ impl Ext4 {
             if bytes == 0 {
                 result?;
             }
-            inode.set_size(size.max(offset + bytes as u64));
+            if kill_priv {
+                self.kill_priv(inode)?;
+            }
             if self.stamp_write(inode, &mut inode.core.write()) {
                 inode.mark_core_dirty();
             }
@@ -242,21 +258,37 @@ impl Ext4 {
         // For every block, though many may hold a promise: the flusher can take those away, and settle
         // what it took, at any moment before the new content is counted.
         let wanted = (blocks.end - blocks.start) * weight;
-        let tight = match self.promise(cx, inode, &blocks, wanted) {
-            Ok(tight) => tight,
+        match self.promise(cx, inode, &blocks, wanted) {
+            Ok(true) => {}
+            Ok(false) => return self.write_at_once(cx, inode, offset, data, limit),
             Err(error) => return (0, Err(error)),
+        }
+        let write = CacheWrite {
+            offset,
+            data,
+            tag: cx.tag,
         };
-        let fill = |block, buf: &mut [u8]| self.fill_block(cx.tag, inode, block, buf);
-        let written = inode.pages.write(offset, data, cx.tag, |_| true, fill);
+        let written = self.write_cached(inode, write, true, limit);
         self.alloc
             .with_totals(|t| t.settle(wanted - written.reserved * weight));
-        let result = written.error.map_or(Ok(()), Err);
-        // `nodelalloc`: as if there were never room for promises.
-        let at_once = tight || !self.options.read().delalloc;
-        if at_once && let Err(error) = self.write_now(cx, inode, offset, written.bytes, limit) {
-            return (0, Err(error));
-        }
-        (written.bytes, result)
+        (written.bytes, written.error.map_or(Ok(()), Err))
+    }
+
+    /// Copies into the cache, each block with a promise if there is one, and lets the file grow over it
+    /// up to `limit`.
+    fn write_cached(
+        &self,
+        inode: &Inode,
+        write: CacheWrite<'_>,
+        promised: bool,
+        limit: u64,
+    ) -> Written<FsError> {
+        let before = inode.size();
+        let fill = |block, buf: &mut [u8]| self.fill_block(write.tag, inode, block, before, buf);
+        let reached = |end: u64| inode.set_size(before.max(limit.min(end)));
+        inode
+            .pages
+            .write_growing(write, |_| promised, fill, reached)
     }
 
     /// What a dirty block of the file is promised.
@@ -268,9 +300,9 @@ impl Ext4 {
         }
     }
 
-    /// Promises `wanted` blocks of space. True: there is too little for promises at the worst, and the
+    /// Promises `wanted` blocks of space. False: there is too little for promises at the worst, and the
     /// data must be given its place at once, so that who writes learns of a full volume and not who
-    /// syncs.
+    /// syncs. (With `nodelalloc` that is always so.)
     fn promise(
         &self,
         cx: &Cx,
@@ -278,26 +310,20 @@ impl Ext4 {
         blocks: &std::ops::Range<u64>,
         wanted: u64,
     ) -> Result<bool> {
-        let keep = self.kept_for_root(cx);
-        if self.alloc.with_totals(|t| t.promise(wanted, keep)) {
+        if !self.options.read().delalloc {
             return Ok(false);
         }
-        self.make_room(cx)?;
-        let shortage = Shortage::new();
-        loop {
-            if self.alloc.with_totals(|t| t.promise(wanted, keep)) {
-                return Ok(false);
-            }
-            let new = self.unmapped(cx, inode, blocks)?;
-            let totals = self.alloc.totals();
-            if new == 0 || totals.free >= new + totals.promised + keep {
-                self.alloc.with_totals(|t| t.promised += wanted);
-                return Ok(true);
-            }
-            if !shortage.look_again(self, cx.tag)? {
-                return Err(FsError::NoSpace);
-            }
+        let keep = self.kept_for_root(cx);
+        let promise = || self.alloc.with_totals(|t| t.promise(wanted, keep));
+        if promise() {
+            return Ok(true);
         }
+        // Others' promises become exact when they are kept. What needs no room leaves them alone.
+        if !self.is_mapped(cx, inode, blocks)? && self.alloc.totals().is_uncertain() {
+            self.make_room(cx)?;
+            return Ok(promise());
+        }
+        Ok(false)
     }
 
     /// Writes back everything delayed and commits, so that promises become exact and what was freed
@@ -313,20 +339,18 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Blocks of a range that have no place on the device.
-    fn unmapped(&self, cx: &Cx, inode: &Inode, blocks: &std::ops::Range<u64>) -> Result<u64> {
+    /// Whether every block of a range has its content on the device.
+    fn is_mapped(&self, cx: &Cx, inode: &Inode, blocks: &std::ops::Range<u64>) -> Result<bool> {
         let core = inode.core.read();
-        let mut holes = 0;
         let mut at = blocks.start;
         while at < blocks.end {
             let mapped = self.map(inode.ino(), &core, FileBlock(at), cx.tag)?;
-            let n = mapped.len.min(blocks.end - at);
-            if mapped.place == Place::Hole {
-                holes += n;
+            if !matches!(mapped.place, Place::Written(_)) {
+                return Ok(false);
             }
-            at += n;
+            at += mapped.len;
         }
-        Ok(holes)
+        Ok(true)
     }
 
     /// Blocks that this caller may not use.
@@ -344,12 +368,14 @@ impl Ext4 {
         if privileged { 0 } else { sb.reserved_blocks() }
     }
 
-    /// The content of a block that is not in the cache, as a partial write needs it.
+    /// The content of a block that is not in the cache, as a partial write needs it. `size` is the
+    /// file's before the write.
     fn fill_block(
         &self,
         tag: IoTag,
         inode: &Inode,
         block: FileBlock,
+        size: u64,
         out: &mut [u8],
     ) -> Result<()> {
         let bs = self.geo.block_size;
@@ -363,7 +389,7 @@ impl Ext4 {
             .map_err(io_error)?;
         // Behind the end of the file the device may hold anything.
         let start = block.0 << bs.bits();
-        let valid = inode.size().saturating_sub(start).min(bs.bytes_u64()) as usize;
+        let valid = size.saturating_sub(start).min(bs.bytes_u64()) as usize;
         out[..valid].copy_from_slice(&data[..valid]);
         Ok(())
     }

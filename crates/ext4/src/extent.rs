@@ -12,7 +12,7 @@ use std::ops::Range;
 use steadfs_base::{DevBlock, FileBlock, IoTag};
 use steadfs_vfs::{FsError, Result};
 
-use crate::disk::extent::{ExtentNodeMut, ROOT_ENTRIES};
+use crate::disk::extent::{ExtentNode, ExtentNodeMut, ROOT_ENTRIES};
 use crate::disk::{self, Extent, Ino};
 use crate::fs::Ext4;
 use crate::map::{Mapped, Place};
@@ -93,6 +93,35 @@ impl<'a> Tree<'a> {
             }
             self.make_room(handle, &path, extent.block)?;
         }
+    }
+
+    /// Splits until the leaf of `block` has room for `more` entries. Before anything is changed that
+    /// needs them: where no block is free for a new node, nothing has changed.
+    fn reserve(
+        &mut self,
+        handle: &mut Handle<'_>,
+        block: FileBlock,
+        more: impl Fn(&ExtentNode<'_>) -> u16,
+    ) -> Result<Path> {
+        loop {
+            let path = self.path_to(block)?;
+            let fits = {
+                let bytes = path.leaf().bytes(self.core);
+                let node = bytes.node()?;
+                node.len() + more(&node) <= node.capacity()
+            };
+            if fits {
+                return Ok(path);
+            }
+            self.make_room(handle, &path, block)?;
+        }
+    }
+
+    /// The extent that covers `block`.
+    pub fn extent_at(&self, block: FileBlock) -> Result<Option<Extent>> {
+        let path = self.path_to(block)?;
+        let bytes = path.leaf().bytes(self.core);
+        Ok(bytes.node()?.find(block).map(|(_, extent)| extent))
     }
 
     fn path_to(&self, block: FileBlock) -> Result<Path> {
@@ -177,7 +206,7 @@ impl<'a> Tree<'a> {
                 break;
             }
             let cut = extent.block.max(range.start)..extent.end().min(end);
-            self.cut(handle, &path, pos, &extent, &cut)?;
+            self.cut(handle, path, pos, &extent, &cut)?;
             free(
                 self.fs,
                 handle,
@@ -201,7 +230,7 @@ impl<'a> Tree<'a> {
     fn cut(
         &mut self,
         handle: &mut Handle<'_>,
-        path: &Path,
+        path: Path,
         pos: u16,
         extent: &Extent,
         cut: &Range<FileBlock>,
@@ -209,18 +238,20 @@ impl<'a> Tree<'a> {
         let head = part(extent, extent.block..cut.start);
         let tail = part(extent, cut.end..extent.end());
         match (head, tail) {
-            (None, None) => self.remove_entry(handle, path, pos),
-            (Some(head), None) => self.edit_leaf(handle, path, |n| n.set_extent(pos, &head)),
+            (None, None) => self.remove_entry(handle, &path, pos),
+            (Some(head), None) => self.edit_leaf(handle, &path, |n| n.set_extent(pos, &head)),
             (None, Some(tail)) => {
-                self.edit_leaf(handle, path, |n| n.set_extent(pos, &tail))?;
+                self.edit_leaf(handle, &path, |n| n.set_extent(pos, &tail))?;
                 if pos == 0 {
-                    self.correct_keys(handle, path)
+                    self.correct_keys(handle, &path)
                 } else {
                     Ok(())
                 }
             }
             (Some(head), Some(tail)) => {
-                self.edit_leaf(handle, path, |n| n.set_extent(pos, &head))?;
+                let path = self.reserve(handle, extent.block, |_| 1)?;
+                let pos = self.entry_of(&path, extent.block)?;
+                self.edit_leaf(handle, &path, |n| n.set_extent(pos, &head))?;
                 self.insert(handle, &tail)
             }
         }
@@ -258,25 +289,43 @@ impl<'a> Tree<'a> {
         Ok(range.end)
     }
 
-    /// Converts a piece that lies in one extent.
+    /// Which entry of the leaf is the extent that begins at `block`.
+    fn entry_of(&self, path: &Path, block: FileBlock) -> Result<u16> {
+        let bytes = path.leaf().bytes(self.core);
+        match bytes.node()?.find(block) {
+            Some((pos, found)) if found.block == block => Ok(pos),
+            _ => Err(self.lost(block)),
+        }
+    }
+
+    fn lost(&self, block: FileBlock) -> FsError {
+        FsError::Corrupt(format!("inode {}: block {block} lost", self.ino))
+    }
+
+    /// Converts a piece that lies in one extent. Where no block is free for a new node, nothing is
+    /// converted.
     fn convert_piece(
         &mut self,
         handle: &mut Handle<'_>,
         piece: Range<FileBlock>,
         unwritten: bool,
     ) -> Result<()> {
-        let path = self.path_to(piece.start)?;
-        let found = {
-            let bytes = path.leaf().bytes(self.core);
-            bytes.node()?.find(piece.start)
-        };
-        let (pos, extent) = found.ok_or_else(|| {
-            FsError::Corrupt(format!("inode {}: block {} lost", self.ino, piece.start))
-        })?;
+        let extent = self.extent_at(piece.start)?;
+        let extent = extent.ok_or_else(|| self.lost(piece.start))?;
         let head = part(&extent, extent.block..piece.start);
         let tail = part(&extent, piece.end..extent.end());
         let middle = part(&extent, piece).map(|m| Extent { unwritten, ..m });
         let middle = middle.expect("a piece has a length");
+        let path = self.reserve(handle, extent.block, |node| {
+            let pos = node.position(extent.block);
+            let left = pos.checked_sub(2).map(|i| node.extent(i));
+            let right = (pos < node.len()).then(|| node.extent(pos));
+            let joins_left = head.is_none() && left.is_some_and(|l| l.can_merge(&middle));
+            let joins_right = tail.is_none() && right.is_some_and(|r| middle.can_merge(&r));
+            let more = u16::from(head.is_some()) + u16::from(tail.is_some());
+            more.saturating_sub(u16::from(joins_left) + u16::from(joins_right))
+        })?;
+        let pos = self.entry_of(&path, extent.block)?;
         match head {
             Some(head) => {
                 self.edit_leaf(handle, &path, |n| n.set_extent(pos, &head))?;

@@ -42,7 +42,7 @@ use std::fmt;
 use steadfs_rt::sim;
 use steadfs_vfs::FsError;
 use steadfs_workload::observe::Unreadable;
-use steadfs_workload::{Divergence, Violation};
+use steadfs_workload::{Divergence, Op, Violation};
 
 use crate::device::{Image, Survivors};
 
@@ -85,6 +85,15 @@ pub enum Complaint {
         /// Those that are free now.
         emptied: (u64, u64),
     },
+    /// An operation found no room on a volume that has enough for it.
+    TooEarly {
+        /// What found none.
+        op: Op,
+        /// Blocks that were free right after it.
+        free: u64,
+        /// Blocks of which one more step of it needs fewer.
+        enough: u64,
+    },
     /// One judge finds the volume damaged, the other does not: one of them is wrong.
     Disagreement {
         /// Who finds nothing.
@@ -110,6 +119,10 @@ impl fmt::Display for Complaint {
             Self::Leaked { new, emptied } => write!(
                 f,
                 "emptied, the volume has {emptied:?} free blocks and inodes; new it had {new:?}"
+            ),
+            Self::TooEarly { op, free, enough } => write!(
+                f,
+                "'{op}' found no room, though {free} blocks are free and {enough} would do"
             ),
             Self::Disagreement {
                 content,

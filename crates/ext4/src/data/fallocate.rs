@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use steadfs_base::FileBlock;
+use steadfs_base::{DevBlock, FileBlock};
+use steadfs_block::{Bio, Buf};
 use steadfs_cache::Why;
 use steadfs_vfs::{Cx, FallocMode, FsError, InodeFlags, Result};
 
 use crate::disk::extent::MAX_UNWRITTEN_LEN;
 use crate::extent::Tree;
-use crate::freeing::Shortage;
-use crate::fs::Ext4;
+use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
 use crate::map::{Place, has_extents};
 
@@ -87,22 +87,24 @@ impl Ext4 {
         let bs = self.geo.block_size;
         let mut at = bs.file_block(range.start);
         let end = FileBlock(bs.blocks_for(range.end));
-        let _one = inode.flush.lock();
-        while at < end {
-            let (mapped, goal) = {
-                let core = inode.core.read();
-                let mapped = self.map(inode.ino(), &core, at, cx.tag)?;
-                (mapped, self.goal_after(inode.ino(), &core, at))
-            };
-            let n = mapped.len.min(end.0 - at.0).min(MAX_UNWRITTEN_LEN.into());
-            if mapped.place != Place::Hole {
-                at = at.plus(mapped.len.min(end.0 - at.0));
-                continue;
+        self.with_room(cx, || {
+            let _one = inode.flush.lock();
+            while at < end {
+                let (mapped, goal) = {
+                    let core = inode.core.read();
+                    let mapped = self.map(inode.ino(), &core, at, cx.tag)?;
+                    (mapped, self.goal_after(inode.ino(), &core, at))
+                };
+                let n = mapped.len.min(end.0 - at.0);
+                if mapped.place != Place::Hole {
+                    at = at.plus(n);
+                    continue;
+                }
+                let n = n.min(MAX_UNWRITTEN_LEN.into());
+                at = at.plus(self.allocate_run(cx, inode, at, goal, n as u32)?);
             }
-            let n = self.allocate_run(cx, inode, at, goal, n as u32)?;
-            at = at.plus(n);
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     fn allocate_run(
@@ -110,15 +112,11 @@ impl Ext4 {
         cx: &Cx,
         inode: &Inode,
         at: FileBlock,
-        goal: steadfs_base::DevBlock,
+        goal: DevBlock,
         want: u32,
     ) -> Result<u64> {
-        let totals = self.alloc.totals();
-        let kept = self.kept_for_root(cx) + totals.promised;
-        if totals.free < kept + u64::from(want) {
-            self.wait_for_room(cx, want)?;
-        }
-        let run = self.claim_for_data(goal, want, cx.tag)?;
+        let keep = self.kept_for_root(cx);
+        let run = self.alloc.claim_spare(self, goal, want, keep)?;
         let credits = self.map_credits(&inode.core.read(), run.len) + 1;
         let result = self.txns.begin(credits).and_then(|mut handle| {
             let mut core = inode.core.write();
@@ -134,22 +132,6 @@ impl Ext4 {
         result.map(|()| run.len.into())
     }
 
-    /// Lets freed blocks become free: a commit, without writing other files' data back (this file's
-    /// write-back is locked by the caller).
-    fn wait_for_room(&self, cx: &Cx, want: u32) -> Result<()> {
-        let shortage = Shortage::new();
-        loop {
-            let more = shortage.look_again(self, cx.tag)?;
-            let totals = self.alloc.totals();
-            if totals.free >= self.kept_for_root(cx) + totals.promised + u64::from(want) {
-                return Ok(());
-            }
-            if !more {
-                return Err(FsError::NoSpace);
-            }
-        }
-    }
-
     /// Brings the size on disk up to the file's before blocks leave the cache: write-back, which would
     /// raise it, will not see them any more.
     fn settle_size(&self, cx: &Cx, inode: &Inode) -> Result<()> {
@@ -159,16 +141,20 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Zeroes the bytes of a range that do not fill whole blocks; returns the whole blocks between.
+    /// Zeroes the bytes of a range that do not fill whole blocks; returns the whole blocks between. The
+    /// block that holds the end of the file is whole if all of it that is in the file is in the range.
     fn zero_edges(&self, cx: &Cx, inode: &Inode, range: &Range<u64>) -> Result<Range<u64>> {
         let bs = self.geo.block_size;
         let first = bs.blocks_for(range.start);
-        let last = range.end >> bs.bits();
+        let last = match range.end >= inode.size() {
+            true => bs.blocks_for(range.end),
+            false => range.end >> bs.bits(),
+        };
         if first > last {
             self.zero_bytes(cx, inode, range.clone())?;
             return Ok(0..0);
         }
-        self.zero_bytes(cx, inode, range.start..first << bs.bits())?;
+        self.zero_bytes(cx, inode, range.start..range.end.min(first << bs.bits()))?;
         self.zero_bytes(cx, inode, last << bs.bits()..range.end)?;
         Ok(first..last)
     }
@@ -193,32 +179,41 @@ impl Ext4 {
 
     /// Makes a hole.
     fn punch(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
-        let bs = self.geo.block_size;
-        let to_end = range.end == inode.size();
         // Before the edges are zeroed: what it writes may still be the last word on a block that is
         // about to go, if a crash comes before that is committed.
         self.settle_size(cx, inode)?;
-        let mut whole = self.zero_edges(cx, inode, &range)?;
-        if to_end {
-            // The block that holds the end of the file can go whole.
-            whole.end = whole.end.max(bs.blocks_for(range.end));
-            whole.start = bs.blocks_for(range.start);
-        }
+        let whole = self.zero_edges(cx, inode, &range)?;
         if whole.is_empty() {
             return Ok(());
         }
         let _one = inode.flush.lock();
         let released = inode.pages.discard(whole.clone()) * self.weight(inode);
         self.alloc.with_totals(|t| t.settle(released));
-        let (start, mut end) = (FileBlock(whole.start), FileBlock(whole.end));
+        let (mut start, mut end) = (FileBlock(whole.start), FileBlock(whole.end));
+        match self.free_range(inode, start, &mut end) {
+            // The map needs a block of its own, and none is free: what is left reads as zeros at least.
+            Err(FsError::NoSpace) => {
+                while start < end {
+                    start = self.write_zeros(cx, inode, start..end)?;
+                }
+                Ok(())
+            }
+            freed => freed,
+        }
+    }
+
+    /// Frees the blocks of a range, from its end on; `end` is where it has come to.
+    fn free_range(&self, inode: &Inode, start: FileBlock, end: &mut FileBlock) -> Result<()> {
         let credits = 40;
         let mut handle = self.txns.begin(credits)?;
         loop {
             let mut core = inode.core.write();
-            end = self.unmap(&mut handle, inode.ino(), &mut core, start..end, false)?;
+            let left = self.unmap(&mut handle, inode.ino(), &mut core, start..*end, false);
+            // In any case: the tree above may have another shape.
             self.store_inode(&mut handle, inode, &core)?;
             inode.note_tid(&handle, true);
-            if end <= start {
+            *end = left?;
+            if *end <= start {
                 return Ok(());
             }
             drop(core);
@@ -226,33 +221,91 @@ impl Ext4 {
         }
     }
 
-    /// Makes a range read as zeros, allocated.
+    /// Makes a range read as zeros, allocated: first allocated, since after that nothing can fail for
+    /// want of room.
     fn zero(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
-        let bs = self.geo.block_size;
-        let mut whole = self.zero_edges(cx, inode, &range)?;
-        if range.end >= inode.size() && range.start < range.end {
-            whole.start = bs.blocks_for(range.start);
-            whole.end = whole.end.max(bs.blocks_for(range.end));
+        self.allocate(cx, inode, range.clone())?;
+        self.settle_size(cx, inode)?;
+        let whole = self.zero_edges(cx, inode, &range)?;
+        if whole.is_empty() {
+            return Ok(());
         }
-        if !whole.is_empty() {
-            self.settle_size(cx, inode)?;
-            let _one = inode.flush.lock();
-            let released = inode.pages.discard(whole.clone()) * self.weight(inode);
-            self.alloc.with_totals(|t| t.settle(released));
-            let (mut at, end) = (FileBlock(whole.start), FileBlock(whole.end));
-            let credits = 3 * self.map_credits(&inode.core.read(), 1) + 1;
-            let mut handle = self.txns.begin(credits)?;
-            while at < end {
-                let mut core = inode.core.write();
-                at = Tree::new(self, inode.ino(), &mut core).convert(&mut handle, at..end, true)?;
-                self.store_inode(&mut handle, inode, &core)?;
-                inode.note_tid(&handle, true);
-                drop(core);
-                if at < end {
-                    handle.restart(credits)?;
-                }
+        let _one = inode.flush.lock();
+        let released = inode.pages.discard(whole.clone()) * self.weight(inode);
+        self.alloc.with_totals(|t| t.settle(released));
+        self.forget_content(cx, inode, FileBlock(whole.start)..FileBlock(whole.end))
+    }
+
+    /// Makes mapped blocks read as zeros, none of which is in the cache. The caller holds
+    /// `inode.flush`.
+    fn forget_content(&self, cx: &Cx, inode: &Inode, blocks: Range<FileBlock>) -> Result<()> {
+        let Range { start: mut at, end } = blocks;
+        while at < end {
+            match self.mark_unwritten(inode, at..end) {
+                // The map needs a block of its own, and none is free: zeros need none.
+                Err(FsError::NoSpace) => at = self.write_zeros(cx, inode, at..end)?,
+                marked => return marked,
             }
         }
-        self.allocate(cx, inode, range)
+        Ok(())
+    }
+
+    fn mark_unwritten(&self, inode: &Inode, blocks: Range<FileBlock>) -> Result<()> {
+        let Range { start: mut at, end } = blocks;
+        let credits = 3 * self.map_credits(&inode.core.read(), 1) + 1;
+        let mut handle = self.txns.begin(credits)?;
+        loop {
+            let mut core = inode.core.write();
+            let converted =
+                Tree::new(self, inode.ino(), &mut core).convert(&mut handle, at..end, true);
+            // In any case: the tree above may have another shape.
+            self.store_inode(&mut handle, inode, &core)?;
+            inode.note_tid(&handle, true);
+            at = converted?;
+            drop(core);
+            if at >= end {
+                return Ok(());
+            }
+            handle.restart(credits)?;
+        }
+    }
+
+    /// Writes zeros over the first run of written blocks, or passes over one of others; where it ends.
+    fn write_zeros(&self, cx: &Cx, inode: &Inode, blocks: Range<FileBlock>) -> Result<FileBlock> {
+        let at = blocks.start;
+        let mapped = self.map(inode.ino(), &inode.core.read(), at, cx.tag)?;
+        let n = mapped.len.min(blocks.end.0 - at.0);
+        if let Place::Written(start) = mapped.place {
+            self.zero_on_device(cx, inode, start, n)?;
+        }
+        Ok(at.plus(n))
+    }
+
+    /// Writes zeros to a file's blocks and waits.
+    pub(super) fn zero_on_device(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        start: DevBlock,
+        count: u64,
+    ) -> Result<()> {
+        let bs = self.geo.block_size;
+        let zeros = Buf::zeroed(bs.bytes());
+        let per_bio = u64::from(self.queue.geometry().max_transfer >> bs.bits()).max(1);
+        let (mut at, end) = (start, start.plus(count));
+        while at < end {
+            let n = per_bio.min(end.0 - at.0);
+            let bufs = vec![zeros.clone(); n as usize];
+            let io = self
+                .queue
+                .submit(Bio::write(bs.offset_of(at), bufs), cx.tag);
+            io.wait().map_err(|error| {
+                self.data_failed(&error);
+                io_error(error)
+            })?;
+            at = at.plus(n);
+        }
+        inode.mark_unflushed(self.next_flush());
+        Ok(())
     }
 }

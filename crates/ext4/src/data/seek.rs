@@ -84,28 +84,21 @@ impl Ext4 {
 
     /// Copies at most `len` bytes, less where a write takes less; 0 only at the source's end.
     fn copy_piece(&self, cx: &Cx, from: (&Inode, u64), to: (&Inode, u64), len: u64) -> Result<u64> {
-        let data = self.read_file(cx, from.0, from.1, len as usize)?;
-        let mut done = 0;
+        let data = self.read_unnoticed(cx, from.0, from.1, len as usize)?;
+        // In one write: what a crash leaves of it is whole blocks of the target.
+        let mut bytes = Vec::with_capacity(data.len());
         for segment in data.segments() {
-            let zeros;
-            let bytes = match segment {
-                Segment::Bytes(owner, range) => &(**owner).as_ref()[range.clone()],
-                Segment::Zeros(n) => {
-                    zeros = vec![0; *n];
-                    &zeros
+            match segment {
+                Segment::Bytes(owner, range) => {
+                    bytes.extend_from_slice(&(**owner).as_ref()[range.clone()]);
                 }
-            };
-            match self.write_file(cx, to.0, to.1 + done, bytes, true) {
-                Ok(written) => {
-                    done += written as u64;
-                    if written < bytes.len() {
-                        break;
-                    }
-                }
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
+                Segment::Zeros(n) => bytes.resize(bytes.len() + n, 0),
             }
         }
-        Ok(done)
+        let written = self.write_file(cx, to.0, to.1, &bytes, true)?;
+        if written > 0 {
+            self.touch_atime(from.0);
+        }
+        Ok(written as u64)
     }
 }

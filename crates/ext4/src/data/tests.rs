@@ -13,6 +13,8 @@ use crate::disk::Ino;
 use crate::disk::test_images::Image;
 use crate::{CacheSizes, Ext4, MountOptions};
 
+mod full;
+
 /// The first inode that `mke2fs -d` gives to a file when the directory has one.
 const FILE: Ino = Ino(12);
 const LARGEST: u64 = 600_000;

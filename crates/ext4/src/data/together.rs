@@ -80,8 +80,10 @@ impl Ext4 {
             let Some(lock) = inode.flush.try_lock() else {
                 continue;
             };
-            let taken = inode.pages.take_dirty(0..u64::MAX, limit);
-            if taken.is_empty() {
+            let taken = inode
+                .pages
+                .take_dirty_of(0..u64::MAX, limit, || inode.size());
+            if taken.0.is_empty() {
                 continue;
             }
             let mut flight = self.prepare(inode, taken, tag);

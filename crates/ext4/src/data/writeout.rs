@@ -5,7 +5,7 @@ use std::ops::Range;
 use steadfs_base::{DevBlock, FileBlock, IoTag, Urgency};
 use steadfs_block::{Bio, IoError, IoHandle, Op};
 use steadfs_cache::{Taken, Why};
-use steadfs_vfs::{Cx, FsError, Result};
+use steadfs_vfs::{FsError, Result};
 
 use crate::disk;
 use crate::extent::Tree;
@@ -17,11 +17,11 @@ use crate::mballoc::Run;
 use crate::txn::Handle;
 
 /// Blocks of one file that are in flight together, in bytes.
-const BATCH: usize = 8 << 20;
+pub(super) const BATCH: usize = 8 << 20;
 
 /// What the map has to learn once a piece is written.
 #[derive(Clone, Copy, Debug)]
-enum Naming {
+pub(super) enum Naming {
     /// Nothing: the block had its place and was written before.
     None,
     /// The blocks were allocated but unwritten.
@@ -34,6 +34,8 @@ enum Naming {
 pub(super) struct Flight<'a> {
     inode: &'a Inode,
     taken: Vec<Taken>,
+    /// The file's size when they were taken: how far it may grow on disk by them.
+    size: u64,
     pieces: Vec<Piece>,
     /// The requests of each piece.
     ios: Vec<Vec<IoHandle>>,
@@ -49,6 +51,22 @@ impl Flight<'_> {
             .map(|p| (p.start, p.blocks.end - p.blocks.start))
     }
 
+    /// The first block that was not written, and why.
+    fn first_failed(&self, written: &[Result<(), IoError>]) -> Option<(u64, FsError)> {
+        let failed = self.pieces.iter().zip(written);
+        let failed = failed.filter_map(|(piece, written)| {
+            let error = written.as_ref().err()?;
+            Some((piece.blocks.start, io_error(error.clone())))
+        });
+        let unplaced = self.placed.as_ref().err().and_then(|error| {
+            let mut placed = self.pieces.iter().flat_map(|piece| piece.blocks.clone());
+            let mut taken = self.taken.iter().map(|taken| taken.block.0);
+            let first = taken.find(|block| placed.next() != Some(*block))?;
+            Some((first, error.clone()))
+        });
+        failed.chain(unplaced).min_by_key(|(block, _)| *block)
+    }
+
     /// Waits for the device; results in the pieces' order.
     fn wait(&self) -> Vec<Result<(), IoError>> {
         let each = |ios: &Vec<IoHandle>| ios.iter().map(IoHandle::wait).fold(Ok(()), Result::and);
@@ -57,12 +75,24 @@ impl Flight<'_> {
 }
 
 /// A run of blocks that lies in one piece in the file and on the device.
-struct Piece {
-    blocks: Range<u64>,
-    start: DevBlock,
-    naming: Naming,
+pub(super) struct Piece {
+    pub(super) blocks: Range<u64>,
+    pub(super) start: DevBlock,
+    pub(super) naming: Naming,
     /// How many of its blocks hold a promise.
-    reserved: u64,
+    pub(super) reserved: u64,
+}
+
+impl Piece {
+    /// A claim for the blocks from `at` on, without a promise.
+    pub(super) fn claimed(at: FileBlock, run: Run) -> Self {
+        Self {
+            blocks: at.0..at.0 + u64::from(run.len),
+            start: run.start,
+            naming: Naming::Claim(run),
+            reserved: 0,
+        }
+    }
 }
 
 impl Ext4 {
@@ -97,28 +127,34 @@ impl Ext4 {
         let mut from = range.start;
         let mut first_error = Ok(());
         loop {
-            let taken = inode.pages.take_dirty(from..range.end, limit);
+            let (taken, size) = inode
+                .pages
+                .take_dirty_of(from..range.end, limit, || inode.size());
             let Some(last) = taken.last() else {
                 return first_error;
             };
             // Onwards only: a block dirtied again behind us is the next call's.
             from = last.block.0 + 1;
-            let result = self.write_batch(inode, taken, tag);
+            let result = self.write_batch(inode, (taken, size), tag);
             first_error = first_error.and(result);
+            if first_error.is_err() && inode.core.read().size < size {
+                // The file cannot grow over what has failed.
+                return first_error;
+            }
         }
     }
 
-    fn write_batch(&self, inode: &Inode, taken: Vec<Taken>, tag: IoTag) -> Result<()> {
+    fn write_batch(&self, inode: &Inode, taken: (Vec<Taken>, u64), tag: IoTag) -> Result<()> {
         let mut flight = self.prepare(inode, taken, tag);
         self.launch(&mut flight, tag);
         self.finish_flights(vec![flight])
     }
 
-    /// Gives taken blocks their place.
+    /// Gives taken blocks their place; the file had that size when they were taken.
     pub(super) fn prepare<'a>(
         &self,
         inode: &'a Inode,
-        taken: Vec<Taken>,
+        (taken, size): (Vec<Taken>, u64),
         tag: IoTag,
     ) -> Flight<'a> {
         let mut pieces = Vec::new();
@@ -140,6 +176,7 @@ impl Ext4 {
         Flight {
             inode,
             taken,
+            size,
             pieces,
             ios: Vec::new(),
             placed,
@@ -169,7 +206,7 @@ impl Ext4 {
     }
 
     /// Remembered for `.steadfs/errors`. `data_err=abort`: a volume whose data cannot be written stops.
-    fn data_failed(&self, error: &IoError) {
+    pub(super) fn data_failed(&self, error: &IoError) {
         *self.data_error.lock() = Some(error.to_string());
         let aborts = self.options.read().abort_on_data_error;
         if let Some(journal) = self.txns.journal().filter(|_| aborts) {
@@ -323,12 +360,22 @@ impl Ext4 {
         written: &[Result<(), IoError>],
     ) -> Vec<Result<()>> {
         let Flight { inode, pieces, .. } = flight;
+        let size = flight.size;
         let mut results: Vec<Result<()>> = written
             .iter()
             .map(|w| w.clone().map_err(io_error))
             .collect();
         let on_disk = inode.core.read().size;
-        let grows = |p: &Piece| self.size_after(inode, p) > on_disk;
+        let grows = |p: &Piece| self.size_after(size, p) > on_disk;
+        // The file does not grow over what has failed: behind its old end there may be anything.
+        let tail = self.geo.block_size.file_block(on_disk).0;
+        if let Some((block, error)) = flight.first_failed(written).filter(|f| f.0 >= tail) {
+            for (piece, result) in pieces.iter().zip(&mut results) {
+                if result.is_ok() && piece.blocks.start > block && grows(piece) {
+                    *result = Err(error.clone());
+                }
+            }
+        }
         let needs = |p: &Piece| !matches!(p.naming, Naming::None) || grows(p);
         let todo: Vec<usize> = (0..pieces.len())
             .filter(|&i| results[i].is_ok() && needs(&pieces[i]))
@@ -336,7 +383,7 @@ impl Ext4 {
         if todo.is_empty() {
             return results;
         }
-        if let Err((done, error)) = self.name_pieces(handle, inode, pieces, &todo) {
+        if let Err((done, error)) = self.name_pieces(handle, inode, size, pieces, &todo) {
             *handle = None;
             for &i in &todo[done..] {
                 results[i] = Err(error.clone());
@@ -345,18 +392,18 @@ impl Ext4 {
         results
     }
 
-    /// The size the inode may have on disk once the piece is there.
-    fn size_after(&self, inode: &Inode, piece: &Piece) -> u64 {
-        inode
-            .size()
-            .min(piece.blocks.end << self.geo.block_size.bits())
+    /// The size that a file of `size` bytes may have on disk once the piece is there.
+    fn size_after(&self, size: u64, piece: &Piece) -> u64 {
+        size.min(piece.blocks.end << self.geo.block_size.bits())
     }
 
-    /// In one handle, or in several one after the other; on error how many pieces were done.
-    fn name_pieces<'h>(
+    /// Names pieces of a file that may grow by them up to `size`. In one handle, or in several one after
+    /// the other; on error how many pieces were done.
+    pub(super) fn name_pieces<'h>(
         &'h self,
         slot: &mut Option<Handle<'h>>,
         inode: &Inode,
+        size: u64,
         pieces: &[Piece],
         todo: &[usize],
     ) -> Result<(), (usize, FsError)> {
@@ -383,7 +430,7 @@ impl Ext4 {
             let mut core = inode.core.write();
             let named = self.name_piece(handle, inode, &mut core, piece);
             if named.is_ok() {
-                core.size = core.size.max(self.size_after(inode, piece));
+                core.size = core.size.max(self.size_after(size, piece));
             }
             drop(core);
             if let Err(error) = named {
@@ -505,36 +552,6 @@ impl Ext4 {
         if !matches!(why, FsError::Stopped(_) | FsError::ReadOnly) {
             self.alloc.release(self, run);
         }
-    }
-
-    /// Gives just written data its place at once (a nearly full volume). If that fails, takes the data
-    /// back out of the cache: the writer gets the error and nothing was acknowledged.
-    pub(super) fn write_now(
-        &self,
-        cx: &Cx,
-        inode: &Inode,
-        offset: u64,
-        len: usize,
-        limit: u64,
-    ) -> Result<()> {
-        let bs = self.geo.block_size;
-        let range = bs.file_block(offset).0..bs.blocks_for(offset + len as u64);
-        let before = inode.size();
-        inode.set_size(before.max(limit.min(offset + len as u64)));
-        let _one = inode.flush.lock();
-        let result = self.write_out_locked(inode, range.clone(), cx.tag);
-        if result.is_err() {
-            let released = inode.pages.discard(range) * self.weight(inode);
-            self.alloc.with_totals(|t| t.settle(released));
-            inode.pages.take_error();
-            inode.set_size(before);
-            if inode.core.read().size > before {
-                // Part of it got its place: the file keeps its old end, and no blocks behind it.
-                self.cut_to(inode, before, FileBlock(bs.blocks_for(before)))?;
-            }
-        }
-        inode.set_size(before);
-        result
     }
 }
 

@@ -10,11 +10,49 @@ use crate::disk::{GroupNo, bitmap};
 use crate::fs::Ext4;
 use crate::txn::Handle;
 
+/// How much is to be claimed.
+#[derive(Clone, Copy)]
+struct Want {
+    len: u32,
+    /// Take only of what nobody was promised, and leave so many blocks.
+    keep: Option<u64>,
+}
+
+impl Want {
+    /// At most what was found.
+    fn of(self, found: u32) -> Self {
+        Self {
+            len: self.len.min(found),
+            ..self
+        }
+    }
+}
+
 impl Allocator {
     /// Claims up to `want` blocks in one run, as near behind `goal` as can be: at the goal itself, in
     /// its group, in a group that has the whole length in one piece, and last whatever there is.
     pub fn claim(&self, fs: &Ext4, goal: DevBlock, want: u32) -> Result<Run> {
-        assert!(want > 0, "a claim has a length");
+        self.claim_some(
+            fs,
+            goal,
+            Want {
+                len: want,
+                keep: None,
+            },
+        )
+    }
+
+    /// The same of what nobody was promised, leaving `keep` blocks.
+    pub fn claim_spare(&self, fs: &Ext4, goal: DevBlock, want: u32, keep: u64) -> Result<Run> {
+        if self.with_totals(|t| t.spare(keep)) == 0 {
+            return Err(FsError::NoSpace);
+        }
+        let keep = Some(keep);
+        self.claim_some(fs, goal, Want { len: want, keep })
+    }
+
+    fn claim_some(&self, fs: &Ext4, goal: DevBlock, want: Want) -> Result<Run> {
+        assert!(want.len > 0, "a claim has a length");
         let geo = fs.geo();
         let goal = if geo.block_range().contains(&goal.0) {
             goal
@@ -22,7 +60,10 @@ impl Allocator {
             geo.first_data_block
         };
         let (home, at) = geo.group_of_block(goal);
-        let want = want.min(geo.blocks_per_group);
+        let want = Want {
+            len: want.len.min(geo.blocks_per_group),
+            ..want
+        };
         if let Some(run) = self.claim_at(fs, home, at, want)? {
             return Ok(run);
         }
@@ -30,7 +71,7 @@ impl Allocator {
             GroupNo(((u64::from(home.0) + u64::from(n)) % u64::from(geo.group_count)) as u32)
         };
         let stripe = self.stripe.load(Ordering::Relaxed);
-        if stripe > 1 && want >= stripe {
+        if stripe > 1 && want.len >= stripe {
             for n in 0..geo.group_count {
                 let from = if n == 0 { at } else { 0 };
                 if let Some(run) = self.claim_aligned(fs, others(n), from, want, stripe)? {
@@ -38,7 +79,7 @@ impl Allocator {
                 }
             }
         }
-        for need in [want, want.div_ceil(8), 1] {
+        for need in [want.len, want.len.div_ceil(8), 1] {
             for n in 0..geo.group_count {
                 let from = if n == 0 { at } else { 0 };
                 if let Some(run) = self.claim_run(fs, others(n), from, need, want)? {
@@ -68,17 +109,17 @@ impl Allocator {
     }
 
     /// The run that starts exactly at `at`, if enough of it is free to continue the file there.
-    fn claim_at(&self, fs: &Ext4, no: GroupNo, at: u32, want: u32) -> Result<Option<Run>> {
+    fn claim_at(&self, fs: &Ext4, no: GroupNo, at: u32, want: Want) -> Result<Option<Run>> {
         let mut group = self.loaded(fs, no)?;
         let busy = group.busy.as_ref().expect("loaded");
         let blocks = fs.geo().blocks_in(no);
-        let end = bitmap::find_next_set(busy, at..(at + want).min(blocks));
-        let end = end.unwrap_or((at + want).min(blocks));
+        let end = bitmap::find_next_set(busy, at..(at + want.len).min(blocks));
+        let end = end.unwrap_or((at + want.len).min(blocks));
         // A short piece in front of somebody else's blocks is not worth breaking the file for.
-        if end - at < want.min(16) {
+        if end - at < want.len.min(16) {
             return Ok(None);
         }
-        Ok(Some(self.take(fs, no, &mut group, at, end - at)))
+        Ok(self.take(fs, no, &mut group, at, want.of(end - at)))
     }
 
     /// The first run of at least `need` blocks from `from` on (or else before it).
@@ -88,7 +129,7 @@ impl Allocator {
         no: GroupNo,
         from: u32,
         need: u32,
-        want: u32,
+        want: Want,
     ) -> Result<Option<Run>> {
         {
             let group = self.group(no);
@@ -105,8 +146,8 @@ impl Allocator {
             group.longest = need - 1;
             return Ok(None);
         };
-        let len = (found.end - found.start).min(want);
-        Ok(Some(self.take(fs, no, &mut group, found.start, len)))
+        let found_len = want.of(found.end - found.start);
+        Ok(self.take(fs, no, &mut group, found.start, found_len))
     }
 
     /// A run of `want` blocks from `from` on (or else before it) that begins at a multiple of `stripe`.
@@ -115,12 +156,12 @@ impl Allocator {
         fs: &Ext4,
         no: GroupNo,
         from: u32,
-        want: u32,
+        want: Want,
         stripe: u32,
     ) -> Result<Option<Run>> {
         {
             let group = self.group(no);
-            if group.free < want || group.longest < want {
+            if group.free < want.len || group.longest < want.len {
                 return Ok(None);
             }
         }
@@ -128,12 +169,12 @@ impl Allocator {
         let (base, blocks) = (fs.geo().first_block_of(no).0, fs.geo().blocks_in(no));
         let busy = group.busy.as_ref().expect("loaded");
         for mut at in [from, 0] {
-            while let Some(free) = bitmap::find_zero_run(busy, at..blocks, want) {
+            while let Some(free) = bitmap::find_zero_run(busy, at..blocks, want.len) {
                 let start = base + u64::from(free.start);
                 let skip = start.next_multiple_of(stripe.into()) - start;
-                if skip + u64::from(want) <= u64::from(free.end - free.start) {
+                if skip + u64::from(want.len) <= u64::from(free.end - free.start) {
                     let start = free.start + skip as u32;
-                    return Ok(Some(self.take(fs, no, &mut group, start, want)));
+                    return Ok(self.take(fs, no, &mut group, start, want));
                 }
                 at = free.end;
             }
@@ -141,15 +182,24 @@ impl Allocator {
         Ok(None)
     }
 
-    fn take(&self, fs: &Ext4, no: GroupNo, group: &mut Group, at: u32, len: u32) -> Run {
+    /// Takes a free run; nothing if there are no blocks to spare.
+    fn take(&self, fs: &Ext4, no: GroupNo, group: &mut Group, at: u32, want: Want) -> Option<Run> {
+        let len = self.with_totals(|t| {
+            let spare = want.keep.map_or(u64::MAX, |keep| t.spare(keep));
+            let len = spare.min(want.len.into());
+            t.free -= len;
+            len as u32
+        });
+        if len == 0 {
+            return None;
+        }
         let busy = group.busy.as_mut().expect("a run was found in it");
         bitmap::set_range(busy, at..at + len);
         group.free -= len;
-        self.with_totals(|t| t.free -= u64::from(len));
-        Run {
+        Some(Run {
             start: fs.geo().first_block_of(no).plus(at.into()),
             len,
-        }
+        })
     }
 }
 

@@ -35,6 +35,17 @@ impl Totals {
         true
     }
 
+    /// Free blocks that nobody was promised, `keep` left alone.
+    pub fn spare(&self, keep: u64) -> u64 {
+        self.free.saturating_sub(self.promised + keep)
+    }
+
+    /// Whether there may be more free blocks than the counts say: promises are for the worst, and some
+    /// freed blocks wait for a commit.
+    pub fn is_uncertain(&self) -> bool {
+        self.promised > 0 || self.pending > 0
+    }
+
     /// Takes back `settled` of what was promised and promises `kept` again, whatever is free.
     pub fn adjust(&mut self, settled: u64, kept: u64) {
         self.settle(settled);

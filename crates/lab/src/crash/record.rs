@@ -13,7 +13,7 @@ use steadfs_workload::{
     run_program,
 };
 
-use super::room::Room;
+use super::room::{self, Left, Room};
 use super::subject::{CHECKER, Subject};
 use super::{Complaint, Failure};
 use crate::device::{Fault, Log, Model, SimDevice, Survivors, Which};
@@ -69,14 +69,26 @@ fn add_spikes(device: &SimDevice, seed: u64) {
     }
 }
 
-/// A marker that puts its numbers into the device's log, and the number of requests before each into
-/// `counted`.
-fn marker(device: &SimDevice, counted: Arc<Mutex<Vec<u64>>>) -> Marker {
+/// What was so when a marker was set.
+struct Moment {
+    /// Requests of the device until then.
+    requests: u64,
+    /// What was free, if that is looked at.
+    left: Left,
+}
+
+/// A marker that puts its numbers into the device's log, and what is so into `moments`.
+fn marker(
+    device: &SimDevice,
+    moments: Arc<Mutex<Vec<Moment>>>,
+    looked_at: Option<Arc<dyn FileSystem>>,
+) -> Marker {
     let device = device.clone();
     Arc::new(move || {
+        let left = looked_at.as_deref().map(Left::of).unwrap_or_default();
         let requests = device.counts().total();
-        let mut counted = counted.lock();
-        counted.push(requests);
+        let mut counted = moments.lock();
+        counted.push(Moment { requests, left });
         let mark = counted.len() as u64;
         drop(counted);
         device.mark(mark);
@@ -263,8 +275,11 @@ fn simulate(
     add_spikes(&device, seed);
     let shared: Arc<dyn Device> = Arc::new(device.clone());
     let fs = (subject.open)(shared).map_err(Complaint::Open)?;
-    let counted = Arc::new(Mutex::new(Rank::Leaf, Vec::new()));
-    let marker = marker(&device, Arc::clone(&counted));
+    let moments = Arc::new(Mutex::new(Rank::Leaf, Vec::new()));
+    // Of several tasks one may have made room after the other had none.
+    let alone = program.tasks.len() == 1 && matches!(trouble, Trouble::Space(_));
+    let looked_at = alone.then(|| Arc::clone(&fs));
+    let marker = marker(&device, Arc::clone(&moments), looked_at);
     let ran = run_mounted(&fs, program, &marker);
     // In any case: its tasks end only so.
     let started = marker();
@@ -284,8 +299,14 @@ fn simulate(
         ended,
     }]);
     let ready = usize::try_from(raw.recording.ready).expect("marks are few");
-    let first_request = counted.lock()[ready - 1];
-    raw.requests = first_request..device.counts().total();
+    let moment = |mark: u64| usize::try_from(mark - 1).expect("marks are few");
+    let requests = device.counts().total();
+    let moments = std::mem::take(&mut *moments.lock());
+    raw.requests = moments[ready - 1].requests..requests;
+    if alone {
+        let after = |step: &Step| moments[moment(step.ended)].left;
+        room::check_shortages(&raw.recording.tasks[0], after, subject.format)?;
+    }
     raw.first_failure = device.first_failure();
     Ok((raw, device.log()))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use steadfs_block::Device;
 use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FallocMode, FileKind, FileSystem, FsError, StatFs};
-use steadfs_workload::{Op, Program, Runner, Span, Target, TreePath, observe};
+use steadfs_workload::{Format, Op, Program, Runner, Span, Step, Target, TreePath, Value, observe};
 
 use super::{Complaint, Subject};
 use crate::device::{Image, Model, SimDevice};
@@ -144,6 +144,98 @@ fn on_volume<T: 'static>(
         Ok((done, device.content()))
     });
     outcome.map_err(Complaint::Simulation)?.value
+}
+
+/// What was free at a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Left {
+    pub(super) blocks: u64,
+    pub(super) inodes: u64,
+}
+
+impl Left {
+    pub(super) fn of(fs: &dyn FileSystem) -> Self {
+        fs.statfs(&Cx::default()).map_or_else(
+            |_| Self::default(),
+            |stat| Self {
+                blocks: stat.blocks_free,
+                inodes: stat.files_free,
+            },
+        )
+    }
+}
+
+/// Every failure for want of room must have been one: `after` is what was free after each step of the
+/// only task of a run.
+///
+/// # Errors
+/// The first that came too early.
+pub(super) fn check_shortages(
+    steps: &[Step],
+    after: impl Fn(&Step) -> Left,
+    format: Format,
+) -> Result<(), Complaint> {
+    for step in steps {
+        let Some(done) = fell_short(step) else {
+            continue;
+        };
+        let left = after(step);
+        let Some(enough) = enough_for(&step.op, done, format) else {
+            continue;
+        };
+        if left.blocks >= enough && left.inodes > 0 {
+            return Err(Complaint::TooEarly {
+                op: step.op.clone(),
+                free: left.blocks,
+                enough,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether a step found too little room; the bytes it had done until then.
+fn fell_short(step: &Step) -> Option<u64> {
+    match (&step.op, &step.result) {
+        (_, Err(FsError::NoSpace)) => Some(0),
+        // (A copy may be short because its source is.)
+        (Op::Write { span, .. }, Ok(Value::Count(done))) => (*done < span.len).then_some(*done),
+        _ => None,
+    }
+}
+
+/// So many free blocks are enough for the step that an operation could not do any more, whatever
+/// shape the volume is in; `None` if nobody can say.
+fn enough_for(op: &Op, done: u64, format: Format) -> Option<u64> {
+    // A full leaf below a full root: the block, a new leaf, a new level.
+    const IN_TREE: u64 = 3;
+    // A directory's own block, two of its index, and the tree of each of two directories.
+    const NAME: u64 = 3 + 2 * IN_TREE;
+    let in_file = |offset: u64| {
+        let per_table = u64::from(format.block_size) / 4;
+        let block = offset / u64::from(format.block_size);
+        match (format.extents, block) {
+            (true, _) => IN_TREE,
+            (false, block) if block < UNMAPPED => 1,
+            (false, block) if block < UNMAPPED + per_table => 2,
+            (false, block) if block < UNMAPPED + per_table + per_table * per_table => 3,
+            (false, _) => 4,
+        }
+    };
+    match op {
+        Op::Write { span, .. } => Some(in_file(span.offset + done)),
+        Op::Copy { offset, .. } => Some(in_file(offset + done)),
+        Op::Truncate { .. } | Op::Fallocate { .. } => Some(IN_TREE + 1),
+        Op::Create { .. }
+        | Op::Mknod { .. }
+        | Op::Mkdir { .. }
+        | Op::Symlink { .. }
+        | Op::Link { .. }
+        | Op::Rename { .. }
+        | Op::Tmpfile { .. } => Some(NAME),
+        // A value may be too long for any volume.
+        _ => None,
+    }
 }
 
 struct Filler<'a> {

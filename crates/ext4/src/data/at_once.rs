@@ -1,0 +1,317 @@
+//! Writes that get their place at once: on a volume with too little room for promises, and with
+//! `nodelalloc`.
+//!
+//! They go through the file in its order. What has its place already is copied into the cache as
+//! always, since that needs no room. What is new is written to claimed blocks and named before it is
+//! acknowledged, piece by piece; the first block for which there is no room ends the write. So the
+//! writer hears how much of it fitted, and behind that the file is what it was.
+
+use std::ops::Range;
+
+use steadfs_base::FileBlock;
+use steadfs_block::{Bio, Buf, IoHandle};
+use steadfs_cache::CacheWrite;
+use steadfs_vfs::{Cx, FsError, Result};
+
+use super::writeout::{BATCH, Naming, Piece};
+use crate::extent::Tree;
+use crate::freeing::Shortage;
+use crate::fs::{Ext4, io_error};
+use crate::inode::Inode;
+use crate::map::Place;
+use crate::mballoc::Run;
+
+/// Blocks of a file that are written alike.
+enum Stretch {
+    /// They have their place, or a promise of one.
+    InPlace(u64),
+    /// They are not in the cache, and a hole or unwritten: this many, from this place on.
+    New(u64, Place),
+}
+
+/// A write that has still to find its place.
+#[derive(Clone, Copy)]
+struct Rest<'a> {
+    offset: u64,
+    data: &'a [u8],
+    /// How far the file may grow by it.
+    limit: u64,
+}
+
+impl Rest<'_> {
+    fn skip(self, bytes: usize) -> Self {
+        Self {
+            offset: self.offset + bytes as u64,
+            data: &self.data[bytes..],
+            ..self
+        }
+    }
+}
+
+impl Ext4 {
+    /// Writes as much of `data` as there is room for; how many bytes, and why not all. Where an error
+    /// ends the write, nothing behind the bytes that count was changed.
+    pub(super) fn write_at_once(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        offset: u64,
+        data: &[u8],
+        limit: u64,
+    ) -> (usize, Result<()>) {
+        let mut done = 0;
+        let all = Rest {
+            offset,
+            data,
+            limit,
+        };
+        let result = self.with_room(cx, || {
+            let _one = inode.flush.lock();
+            while done < data.len() {
+                done += self.write_stretch(cx, inode, all.skip(done))?;
+            }
+            Ok(())
+        });
+        (done, result)
+    }
+
+    /// Tries something that takes blocks until it succeeds, or nothing more is about to become free.
+    /// What is tried goes on where it ended, and holds no lock in between.
+    pub(super) fn with_room<T>(
+        &self,
+        cx: &Cx,
+        mut attempt: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        let mut result = attempt();
+        if result.as_ref().is_err_and(is_full) {
+            self.make_room(cx)?;
+            result = attempt();
+        }
+        let shortage = Shortage::new();
+        while result.as_ref().is_err_and(is_full) && shortage.look_again(self, cx.tag)? {
+            result = attempt();
+        }
+        result
+    }
+
+    /// Writes some bytes, at least one. The caller holds `inode.flush`.
+    fn write_stretch(&self, cx: &Cx, inode: &Inode, rest: Rest<'_>) -> Result<usize> {
+        let bs = self.geo.block_size;
+        let at = bs.file_block(rest.offset);
+        let end = bs.blocks_for(rest.offset + rest.data.len() as u64);
+        // The bytes of so many blocks from `at` on.
+        let bytes_of = |blocks: u64| {
+            let upto = (at.0 + blocks) << bs.bits();
+            ((upto - rest.offset) as usize).min(rest.data.len())
+        };
+        let (bytes, result) = match self.stretch(cx, inode, at.0..end)? {
+            Stretch::InPlace(n) => {
+                let write = CacheWrite {
+                    offset: rest.offset,
+                    data: &rest.data[..bytes_of(n)],
+                    tag: cx.tag,
+                };
+                let written = self.write_cached(inode, write, false, rest.limit);
+                (written.bytes, written.error.map_or(Ok(()), Err))
+            }
+            Stretch::New(n, place) => {
+                let n = n.min((BATCH >> bs.bits()) as u64);
+                let data = &rest.data[..bytes_of(n)];
+                let rest = Rest { data, ..rest };
+                let blocks = self.write_new(cx, inode, rest, at.0..at.0 + n, place)?;
+                (bytes_of(blocks), Ok(()))
+            }
+        };
+        if bytes == 0 {
+            result?;
+        }
+        Ok(bytes)
+    }
+
+    /// How the first of `blocks` is written, and how many after it likewise. Nothing of the file is in
+    /// flight, so what is in the cache is dirty: it has its place or was promised one.
+    fn stretch(&self, cx: &Cx, inode: &Inode, blocks: Range<u64>) -> Result<Stretch> {
+        let at = FileBlock(blocks.start);
+        let mapped = self.map(inode.ino(), &inode.core.read(), at, cx.tag)?;
+        let n = mapped.len.min(blocks.end - blocks.start);
+        if matches!(mapped.place, Place::Written(_)) {
+            return Ok(Stretch::InPlace(n));
+        }
+        Ok(match inode.pages.next_cached(at) {
+            Some(cached) if cached == at => Stretch::InPlace(1),
+            Some(cached) => Stretch::New(n.min(cached.0 - at.0), mapped.place),
+            None => Stretch::New(n, mapped.place),
+        })
+    }
+
+    /// Writes blocks that read as zeros now, which hold the rest; how many from the first on.
+    fn write_new(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        rest: Rest<'_>,
+        blocks: Range<u64>,
+        place: Place,
+    ) -> Result<u64> {
+        let at = FileBlock(blocks.start);
+        let last = blocks.end;
+        let want = last - blocks.start;
+        let mut piece = match place {
+            Place::Hole => {
+                let goal = self.goal_after(inode.ino(), &inode.core.read(), at);
+                let keep = self.kept_for_root(cx);
+                let run = self.alloc.claim_spare(self, goal, want as u32, keep)?;
+                Piece::claimed(at, run)
+            }
+            Place::Unwritten(start) | Place::Written(start) => Piece {
+                blocks,
+                start,
+                naming: Naming::Convert,
+                reserved: 0,
+            },
+        };
+        let written = self.write_piece(cx, rest, &piece);
+        inode.mark_unflushed(self.next_flush());
+        let mut named = match written {
+            Ok(()) => self.name_new(cx, inode, rest, &piece),
+            Err(error) => Err(error),
+        };
+        while named.as_ref().is_err_and(is_full) {
+            // The map needs a block of its own: fewer blocks of data, then, or a piece that needs none.
+            let other = match piece.naming {
+                Naming::Claim(_) => self.give_back_half(&piece),
+                Naming::Convert | Naming::None => self.with_the_rest(cx, inode, rest, &piece)?,
+            };
+            let Some(other) = other else {
+                break;
+            };
+            piece = other;
+            named = self.name_new(cx, inode, rest, &piece);
+        }
+        if let Err(error) = named {
+            if let Naming::Claim(run) = piece.naming {
+                self.release_unnamed(run, &error);
+            }
+            return Err(error);
+        }
+        Ok(piece.blocks.end.min(last) - at.0)
+    }
+
+    /// Writes a piece's content to the device and waits.
+    fn write_piece(&self, cx: &Cx, rest: Rest<'_>, piece: &Piece) -> Result<()> {
+        let bs = self.geo.block_size;
+        let per_bio = (self.queue.geometry().max_transfer as usize >> bs.bits()).max(1);
+        let bufs: Vec<Buf> = piece
+            .blocks
+            .clone()
+            .map(|block| content(rest, block << bs.bits(), bs.bytes()))
+            .collect();
+        let mut at = piece.start;
+        let mut ios = Vec::new();
+        for bufs in bufs.chunks(per_bio) {
+            let bio = Bio::write(bs.offset_of(at), bufs.to_vec());
+            at = at.plus(bufs.len() as u64);
+            ios.push(self.queue.submit(bio, cx.tag));
+        }
+        let written = ios.iter().map(IoHandle::wait).fold(Ok(()), Result::and);
+        written.map_err(|error| {
+            self.data_failed(&error);
+            io_error(error)
+        })
+    }
+
+    /// Names a written piece, and lets the file grow over it.
+    fn name_new(&self, cx: &Cx, inode: &Inode, rest: Rest<'_>, piece: &Piece) -> Result<()> {
+        let bs = self.geo.block_size;
+        let end = rest.offset + rest.data.len() as u64;
+        let reached = end.min(piece.blocks.end << bs.bits()).min(rest.limit);
+        let on_disk = inode.core.read().size;
+        if on_disk < reached {
+            // What is dirty before it belongs to what the size will cover.
+            let before = bs.file_block(on_disk).0..piece.blocks.start;
+            if !before.is_empty() {
+                self.write_out_locked(inode, before, cx.tag)?;
+            }
+        }
+        let size = inode.size().max(reached);
+        self.name_pieces(&mut None, inode, size, std::slice::from_ref(piece), &[0])
+            .map_err(|(_, error)| error)?;
+        inode.set_size(size);
+        Ok(())
+    }
+
+    /// The whole extent that an unwritten piece is a part of, zeros written around the piece: to name
+    /// it takes no block. Not if there is nothing around it, or if some of it lies behind the end of
+    /// the file, where only unwritten blocks may be.
+    fn with_the_rest(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        rest: Rest<'_>,
+        piece: &Piece,
+    ) -> Result<Option<Piece>> {
+        let bs = self.geo.block_size;
+        let at = FileBlock(piece.blocks.start);
+        let extent = Tree::new(self, inode.ino(), &mut inode.core.write()).extent_at(at)?;
+        let Some(extent) = extent.filter(|extent| extent.unwritten) else {
+            return Ok(None);
+        };
+        let whole = extent.block.0..extent.end().0;
+        let reached = rest.limit.min(rest.offset + rest.data.len() as u64);
+        let size = inode.size().max(reached);
+        if whole == piece.blocks || whole.end > bs.blocks_for(size) {
+            return Ok(None);
+        }
+        for around in [whole.start..at.0, piece.blocks.end..whole.end] {
+            let start = extent.device_block(FileBlock(around.start));
+            self.zero_on_device(cx, inode, start, around.end - around.start)?;
+        }
+        Ok(Some(Piece {
+            blocks: whole,
+            start: extent.start,
+            naming: Naming::Convert,
+            reserved: 0,
+        }))
+    }
+
+    /// The first half of a claimed piece; the rest of the claim is given back.
+    fn give_back_half(&self, piece: &Piece) -> Option<Piece> {
+        let Naming::Claim(run) = piece.naming else {
+            return None;
+        };
+        let len = run.len / 2;
+        if len == 0 {
+            return None;
+        }
+        let upper = Run {
+            start: run.start.plus(len.into()),
+            len: run.len - len,
+        };
+        self.alloc.release(self, upper);
+        Some(Piece::claimed(
+            FileBlock(piece.blocks.start),
+            Run { len, ..run },
+        ))
+    }
+}
+
+fn is_full(error: &FsError) -> bool {
+    *error == FsError::NoSpace
+}
+
+/// The content of the block that begins at byte `start` of the file: the write's bytes, else zeros.
+fn content(rest: Rest<'_>, start: u64, len: usize) -> Buf {
+    let end = start + len as u64;
+    let (from, to) = (
+        rest.offset.max(start),
+        end.min(rest.offset + rest.data.len() as u64),
+    );
+    let bytes = &rest.data[(from - rest.offset) as usize..(to - rest.offset) as usize];
+    if bytes.len() == len {
+        return Buf::copy_of(bytes);
+    }
+    let mut buf = Buf::zeroed(len);
+    let within = (from - start) as usize;
+    buf.make_mut()[within..within + bytes.len()].copy_from_slice(bytes);
+    buf
+}

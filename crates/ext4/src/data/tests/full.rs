@@ -1,0 +1,235 @@
+//! Volumes without room: what is told to have fitted is there, and the rest is what it was.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use steadfs_base::IoTag;
+use steadfs_block::{Bio, Device, Done, Geometry, IoError, MemDevice, Op};
+use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError};
+
+use super::{image_with_file, judge};
+use crate::disk::Ino;
+use crate::inode::Inode;
+use crate::{CacheSizes, Ext4, MountOptions};
+
+/// A device that can refuse to write.
+struct Failing {
+    inner: Arc<MemDevice>,
+    fails: AtomicBool,
+}
+
+impl Device for Failing {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn start(&self, bio: Bio, done: Done) {
+        if bio.op == Op::Write && self.fails.load(Ordering::Relaxed) {
+            let error = IoError::of(&bio, "broken");
+            return done(bio, Err(error));
+        }
+        self.inner.start(bio, done);
+    }
+}
+
+struct Full {
+    device: Arc<Failing>,
+    fs: Arc<Ext4>,
+    cx: Cx,
+}
+
+impl Full {
+    fn new(mkfs: &[&str], mount: &str) -> Self {
+        let image = image_with_file(mkfs, "8M");
+        let device = Arc::new(Failing {
+            inner: Arc::new(MemDevice::from_bytes(&image.bytes())),
+            fails: AtomicBool::new(false),
+        });
+        let options = MountOptions::parse(mount).unwrap();
+        let shared = Arc::clone(&device) as Arc<dyn Device>;
+        let (fs, _) = Ext4::open(shared, options, CacheSizes::of(4 << 20)).unwrap();
+        Self {
+            device,
+            fs,
+            cx: Cx::default(),
+        }
+    }
+
+    fn make(&self, name: &[u8]) -> Arc<Inode> {
+        let attr = Ext4::mknod(
+            &self.fs,
+            &self.cx,
+            crate::test_world::ROOT,
+            name,
+            0o100_644,
+            0,
+        );
+        let ino = Ino(u32::try_from(attr.unwrap().ino.0).unwrap());
+        self.fs.inode(ino, IoTag::default()).unwrap()
+    }
+
+    fn write(&self, inode: &Inode, at: u64, data: &[u8]) -> Result<usize, FsError> {
+        self.fs.write_file(&self.cx, inode, at, data, false)
+    }
+
+    fn read(&self, inode: &Inode) -> Vec<u8> {
+        let size = inode.size() as usize;
+        self.fs
+            .read_file(&self.cx, inode, 0, size)
+            .unwrap()
+            .to_vec()
+    }
+
+    fn free(&self) -> u64 {
+        FileSystem::statfs(&*self.fs, &self.cx).unwrap().blocks_free
+    }
+
+    /// Takes all room but for `left` blocks.
+    fn fill(&self, left: u64) {
+        let block = 1 << self.fs.geo().block_size.bits();
+        let filler = self.make(b"filler");
+        let mut size = 0;
+        loop {
+            // Blocks of the map come in between.
+            self.fs.sync_volume(&self.cx).unwrap();
+            let free = self.free();
+            if free <= left {
+                assert_eq!(free, left, "no such amount of room");
+                return;
+            }
+            let take = ((free - left).div_ceil(2)).min(1024);
+            size += self
+                .write(&filler, size, &vec![9; (take * block) as usize])
+                .unwrap() as u64;
+        }
+    }
+
+    fn close(self) {
+        self.fs.close().unwrap();
+        let image = image_with_file(&["-t", "ext2", "-b", "1024"], "8M");
+        judge(&self.device.inner, &image, "a full volume");
+    }
+}
+
+const KINDS: [&[&str]; 4] = [
+    &["-t", "ext4", "-b", "1024", "-m", "0"],
+    &["-t", "ext3", "-b", "1024", "-m", "0"],
+    &["-t", "ext2", "-b", "1024", "-m", "0"],
+    &["-t", "ext4", "-b", "4096", "-m", "0"],
+];
+
+/// What a write finds no room for it leaves alone: before its first new block it has done all, behind
+/// it nothing, also where a block behind has its place.
+#[test]
+fn a_write_ends_where_room_ends() {
+    for (kind, mount) in KINDS
+        .iter()
+        .flat_map(|kind| [(kind, ""), (kind, "nodelalloc")])
+    {
+        let world = Full::new(kind, mount);
+        let block = world.fs.geo().block_size.bytes();
+        let file = world.make(b"f");
+        let mut model = vec![1; 5 * block + 1];
+        assert_eq!(world.write(&file, 0, &model), Ok(model.len()));
+        // A hole of two blocks, and content behind it.
+        let far = 8 * block as u64;
+        assert_eq!(world.write(&file, far, &[2; 100]), Ok(100));
+        world.fill(1);
+        model.resize(far as usize, 0);
+        model.resize(far as usize + 100, 2);
+        let data = vec![3; 8 * block];
+        let fits = 7 * block - 10;
+        assert_eq!(world.write(&file, 10, &data), Ok(fits), "{kind:?} {mount}");
+        model[10..10 + fits].fill(3);
+        assert!(world.read(&file) == model, "{kind:?} {mount}");
+        // Not one byte more; but what is there can be written over without end.
+        let at = 7 * block as u64;
+        assert_eq!(world.write(&file, at, &data), Err(FsError::NoSpace));
+        for round in 4..8 {
+            assert_eq!(
+                world.write(&file, 3, &vec![round; 2 * block]),
+                Ok(2 * block)
+            );
+            model[3..3 + 2 * block].fill(round);
+        }
+        assert!(world.read(&file) == model);
+        world.fs.fsync_inode(&world.cx, &file, false).unwrap();
+        assert!(world.read(&file) == model);
+        drop(file);
+        world.close();
+    }
+}
+
+/// What was acknowledged outlives a write that meets a broken device on a full volume, and reaches the
+/// device when it works again.
+#[test]
+fn a_broken_device_costs_a_full_volume_nothing() {
+    for kind in KINDS {
+        let world = Full::new(kind, "");
+        let block = world.fs.geo().block_size.bytes();
+        let file = world.make(b"f");
+        let mut model = vec![1; 3 * block];
+        assert_eq!(world.write(&file, 0, &model), Ok(model.len()));
+        world.fill(1);
+        assert_eq!(world.write(&file, 5, &[2; 20]), Ok(20));
+        model[5..25].fill(2);
+        world.device.fails.store(true, Ordering::Relaxed);
+        // In place it is taken into the cache; a new block cannot be had, and nothing of it stays.
+        let fits = 3 * block - 100;
+        assert_eq!(world.write(&file, 100, &vec![3; 3 * block]), Ok(fits));
+        model[100..].fill(3);
+        let new = world.write(&file, 3 * block as u64, &[4; 50]);
+        assert!(matches!(new, Err(FsError::Io(_))), "{new:?}");
+        assert!(world.read(&file) == model);
+        assert_eq!((file.size(), world.free()), (model.len() as u64, 1));
+        let written = world
+            .fs
+            .write_out(&file, steadfs_cache::Why::Sync, IoTag::default());
+        assert!(matches!(written, Err(FsError::Io(_))), "{written:?}");
+        assert!(world.read(&file) == model, "what failed stays in the cache");
+        world.device.fails.store(false, Ordering::Relaxed);
+        assert_eq!(world.write(&file, 3 * block as u64, &[5; 50]), Ok(50));
+        model.extend([5; 50]);
+        file.pages.take_error();
+        world.fs.fsync_inode(&world.cx, &file, false).unwrap();
+        assert!(file.pages.is_empty() && world.read(&file) == model);
+        drop(file);
+        world.close();
+    }
+}
+
+/// Blocks that fallocate gave can be written, whatever shape their map is in and however full the
+/// volume.
+#[test]
+fn what_was_allocated_can_be_written() {
+    let world = Full::new(&["-t", "ext4", "-b", "1024", "-m", "0"], "");
+    let file = world.make(b"f");
+    let allocate = FallocMode::Allocate { keep_size: false };
+    let blocks = 600;
+    world
+        .fs
+        .fallocate_file(&world.cx, &file, allocate, 0, blocks << 10)
+        .unwrap();
+    world.fill(0);
+    let mut model = vec![0; (blocks as usize) << 10];
+    // Every second block: each breaks the run in two, until the leaf is full.
+    for at in (0..blocks).step_by(2).map(|block| (block as usize) << 10) {
+        let fill = (at >> 10) as u8 | 1;
+        assert_eq!(world.write(&file, at as u64, &[fill; 1000]), Ok(1000));
+        model[at..at + 1000].fill(fill);
+    }
+    assert!(world.read(&file) == model);
+    // Zeroing and punching in the middle of runs take map blocks too.
+    let zero = FallocMode::ZeroRange { keep_size: false };
+    for (mode, at) in [(zero, 301), (FallocMode::PunchHole, 405)] {
+        world
+            .fs
+            .fallocate_file(&world.cx, &file, mode, at << 10, 2048)
+            .unwrap();
+        model[(at as usize) << 10..][..2048].fill(0);
+    }
+    assert!(world.read(&file) == model);
+    world.fs.fsync_inode(&world.cx, &file, false).unwrap();
+    drop(file);
+    world.close();
+}
