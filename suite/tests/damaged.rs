@@ -1,0 +1,359 @@
+//! What is no volume, and what is a damaged one, through the whole program: commands without a mount
+//! and a mount in the kernel's tree. Clear words, the right exit codes, bounded time and memory.
+//!
+//! `DAMAGED_CASES=n` tries n damaged volumes instead of a few.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use steadfs_suite::command::finish;
+use steadfs_suite::hostile::tell::{Fate, Teller, table};
+use steadfs_suite::hostile::{Base, Family, save};
+use steadfs_suite::scratch::mounts_below;
+use steadfs_suite::stead::program;
+use steadfs_suite::{Outcome, Scratch, SteadMount, succeed};
+
+/// Longest time a command may take with a damaged volume of a few megabytes.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Most private memory of a command, and of a server with a cache of 8 MiB, in bytes.
+const MEMORY: u64 = 256 << 20;
+const SERVER_MEMORY_KIB: u64 = (8 + 64) << 10;
+/// Damaged volumes that each test tries.
+const CASES: usize = 40;
+
+/// The exit codes of failed commands: of those that look, of `check`, of `mount`.
+const FAILED: i32 = 1;
+const CHECK_FAILED: i32 = 8;
+const MOUNT_FAILED: i32 = 32;
+/// `check` found damage.
+const DAMAGED: i32 = 4;
+
+fn cases() -> usize {
+    std::env::var("DAMAGED_CASES").map_or(CASES, |n| n.parse().unwrap())
+}
+
+/// Runs a command of ours under a memory limit; it must neither panic nor be killed.
+fn bounded(words: &[&str]) -> Outcome {
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--data={MEMORY}")).arg(program());
+    let outcome = finish(command_with(command, words), LIMIT);
+    assert!(outcome.code() < 100, "{}: {}", outcome.line, outcome.err);
+    assert!(!outcome.err.contains("panicked"), "{}", outcome.err);
+    if outcome.code() == 0 {
+        return outcome;
+    }
+    let said = format!("{}{}", outcome.err, outcome.out);
+    assert!(!said.trim().is_empty(), "{}: no word", outcome.line);
+    outcome
+}
+
+fn command_with(mut command: Command, words: &[&str]) -> Command {
+    command.args(words);
+    command
+}
+
+/// Every command that takes a volume, on this one: each fails with its own code and says these words.
+fn all_refuse(scratch: &Scratch, image: &str, words: &[&str]) {
+    let mnt = scratch.folder("mnt");
+    let out = scratch.join("out");
+    let (mnt, out) = (mnt.to_str().unwrap(), out.to_str().unwrap());
+    let root = format!("{image}:/");
+    for (command, code) in [
+        (&["mount", image, mnt][..], MOUNT_FAILED),
+        (
+            &["mount", "--foreground", "-o", "ro", image, mnt],
+            MOUNT_FAILED,
+        ),
+        (&["check", image], CHECK_FAILED),
+        (&["inspect", image], FAILED),
+        (&["inspect", "--json", image], FAILED),
+        (&["ls", image], FAILED),
+        (&["ls", &root], FAILED),
+        (&["stat", image], FAILED),
+        (&["cat", image], FAILED),
+        (&["extract", image, out], FAILED),
+    ] {
+        let outcome = bounded(command);
+        assert_eq!(outcome.code(), code, "{}: {}", outcome.line, outcome.err);
+        for word in words {
+            let there = outcome.err.contains(word);
+            assert!(
+                there,
+                "{}: {word:?} is not in {:?}",
+                outcome.line, outcome.err
+            );
+        }
+        assert!(outcome.err.lines().count() <= 2, "{}", outcome.err);
+        assert!(!Path::new(out).exists(), "{}", outcome.line);
+    }
+    assert!(mounts_below(scratch.path()).is_empty());
+}
+
+#[test]
+fn what_is_no_volume_is_refused_by_every_command() {
+    let scratch = Scratch::new();
+    let path = |name: &str| scratch.join(name).to_str().unwrap().to_owned();
+    let file = |name: &str, bytes: &[u8]| {
+        fs::write(scratch.join(name), bytes).unwrap();
+        path(name)
+    };
+    scratch.folder("folder");
+    succeed("mkfifo", [path("pipe")]);
+    let _listener = UnixListener::bind(scratch.join("socket")).unwrap();
+    symlink("nowhere", scratch.join("dangling")).unwrap();
+    symlink("circle", scratch.join("circle")).unwrap();
+    for (image, words) in [
+        (path("missing"), &["missing", "No such file"][..]),
+        (path("folder"), &["folder", "a directory"]),
+        (path("pipe"), &["pipe", "a pipe"]),
+        (path("socket"), &["socket", "a socket"]),
+        ("/dev/null".into(), &["/dev/null", "a character device"]),
+        ("/dev/zero".into(), &["/dev/zero", "a character device"]),
+        (path("dangling"), &["dangling", "No such file"]),
+        (path("circle"), &["circle", "symbolic links"]),
+        (file("empty", b""), &["empty", "0 bytes"]),
+        (file("byte", b"x"), &["byte", "1 byte"]),
+        (file("short", &[0xFF; 1500]), &["short", "bytes"]),
+        (file("zeros", &[0; 70_000]), &["zeros", "magic"]),
+        (file("ones", &[0xFF; 1 << 20]), &["ones", "magic"]),
+        (
+            file(
+                "text/x".replace('/', "-").as_str(),
+                &b"words\n".repeat(9999),
+            ),
+            &["text-x", "magic"],
+        ),
+        (path(&"n".repeat(300)), &["nnn", "too long"]),
+        (file("file", b"") + "/below", &["below", "Not a directory"]),
+    ] {
+        all_refuse(&scratch, &image, words);
+    }
+}
+
+#[test]
+fn what_one_may_not_read_is_refused_by_name() {
+    const NOBODY: u32 = 65_534;
+    let scratch = Scratch::new();
+    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let own = scratch.join("steadfs");
+    succeed("cp", [program(), &own]);
+    let image = scratch.join("image");
+    let path = image.to_str().unwrap();
+    succeed("mke2fs", ["-q", "-t", "ext4", path, "8M"]);
+    fs::set_permissions(&image, fs::Permissions::from_mode(0o600)).unwrap();
+    let mnt = scratch.folder("mnt");
+    std::os::unix::fs::chown(&mnt, Some(NOBODY), None).unwrap();
+    for (words, code) in [
+        (&["mount", path, mnt.to_str().unwrap()][..], 1),
+        (&["check", path], CHECK_FAILED),
+        (&["inspect", path], FAILED),
+        (&["ls", path], FAILED),
+        (&["cat", &format!("{path}:/x")], FAILED),
+    ] {
+        let mut command = Command::new(&own);
+        command.uid(NOBODY).gid(NOBODY);
+        let outcome = finish(command_with(command, words), LIMIT);
+        assert_eq!(outcome.code(), code, "{}: {}", outcome.line, outcome.err);
+        let there = outcome.err.contains("image") && outcome.err.contains("Permission denied");
+        assert!(there, "{}", outcome.err);
+    }
+}
+
+/// Damaged volumes as files: lies and bits, evenly from all of them.
+struct Damaged {
+    name: String,
+    path: PathBuf,
+    /// Whether it can be mounted at all, where that is known.
+    fate: Option<Fate>,
+}
+
+fn damaged(scratch: &Scratch, seed: u64) -> Vec<Damaged> {
+    let bases = Base::all(&scratch.folder("bases"));
+    let lies = table();
+    let wanted = cases();
+    let path = |n: usize| scratch.join(&format!("damaged-{n}"));
+    let mut all = Vec::new();
+    for n in 0..wanted {
+        let (name, image, fate) = if n % 2 == 0 {
+            // Each lie comes up in one run or another.
+            let lie = &lies[(n / 2 * lies.len() * 2 / wanted + seed as usize) % lies.len()];
+            let base = bases.iter().find(|base| base.name == lie.base).unwrap();
+            let mut image = base.image.clone();
+            Teller::new(base).tell(&mut image, lie.told);
+            (lie.name.to_owned(), image, Some(lie.fate))
+        } else {
+            let base = &bases[n % bases.len()];
+            let family = if n % 6 == 1 {
+                Family::Random
+            } else {
+                Family::Flipped
+            };
+            let seed = seed + n as u64;
+            let name = format!("{}:{}:{seed}", family.name(), base.name);
+            (name, family.apply(base, seed), None)
+        };
+        save(&image, &path(n));
+        all.push(Damaged {
+            name,
+            path: path(n),
+            fate,
+        });
+    }
+    all
+}
+
+#[test]
+fn commands_bear_damaged_volumes() {
+    let scratch = Scratch::new();
+    let out = scratch.folder("extracted");
+    for (n, case) in damaged(&scratch, 0).iter().enumerate() {
+        let image = case.path.to_str().unwrap();
+        let name = &case.name;
+        let at = |path: &str| format!("{image}:{path}");
+        let code = |words: &[&str], allowed: &[i32]| {
+            let outcome = bounded(words);
+            let code = outcome.code();
+            assert!(allowed.contains(&code), "{name}: {code}: {}", outcome.err);
+            code
+        };
+        let before = fs::read(&case.path).unwrap();
+        let checked = code(&["check", image], &[0, DAMAGED, CHECK_FAILED]);
+        let listed = code(&["ls", "-lR", image], &[0, FAILED]);
+        match case.fate {
+            Some(Fate::Refused) => assert_eq!(listed, FAILED, "{name}"),
+            Some(Fate::Harmless) => assert_eq!((checked, listed), (0, 0), "{name}"),
+            Some(Fate::Told | Fate::Found) => assert_eq!(checked, DAMAGED, "{name}"),
+            None => {}
+        }
+        code(&["inspect", image], &[0, FAILED]);
+        code(&["inspect", "--json", image], &[0, FAILED]);
+        code(
+            &["stat", &at("/"), &at("/large"), &at("/link 5")],
+            &[0, FAILED],
+        );
+        code(&["cat", &at("/small"), &at("/link 60")], &[0, FAILED]);
+        // A file may claim to be endless: `head` ends that.
+        let script = "\"$0\" cat \"$1\" | head -c 3000000 | wc -c";
+        let read = succeed(
+            "sh",
+            ["-c", script, program().to_str().unwrap(), &at("/large")],
+        );
+        assert!(!read.err.contains("panicked"), "{name}: {}", read.err);
+        let target = out.join(format!("{n}"));
+        code(
+            &["extract", &at("/"), target.to_str().unwrap()],
+            &[0, FAILED],
+        );
+        let there: Vec<_> = fs::read_dir(&out).unwrap().collect();
+        assert!(there.len() <= 1, "{name}: something beside its target");
+        if target.exists() {
+            succeed("rm", ["-rf", target.to_str().unwrap()]);
+        }
+        assert_eq!(
+            fs::read(&case.path).unwrap(),
+            before,
+            "{name}: reading changed it"
+        );
+        code(&["cp", "-rf", "/etc/hostname", &at("/a/")], &[0, FAILED]);
+        code(&["check", image], &[0, DAMAGED, CHECK_FAILED]);
+        fs::remove_file(&case.path).unwrap();
+    }
+}
+
+/// What somebody at a shell could do on the mount, by a process of its own that can be killed.
+const USE: &str = "cd \"$1\" || exit 0
+find . -xdev -ls >/dev/null
+find . -xdev -type f -size -9 -exec cat {} + >/dev/null
+head -c 3000000 large >/dev/null
+getfattr -d -m - -R . >/dev/null
+for n in 1 2 3; do mkdir new-$n; for m in 1 2 3 4 5; do echo $m >new-$n/$m; done; done
+cp small new-1/copy; mv large new-2; ln scattered new-3/link; rm -rf many
+truncate -s 1000 new-2/large; sync -f .; df . >/dev/null; true";
+
+/// Peak memory of a process in KiB.
+fn peak_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.map_or(0, |line| {
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    })
+}
+
+#[test]
+fn mounts_bear_damaged_volumes() {
+    let scratch = Scratch::new();
+    let mut mounted = 0;
+    for case in damaged(&scratch, 1000) {
+        let name = &case.name;
+        let options = "cache_size=8M";
+        let mount = match SteadMount::attempt(&scratch, &case.path, options) {
+            Ok(mount) => mount,
+            Err((code, said)) => {
+                assert_eq!(code, MOUNT_FAILED, "{name}: {said}");
+                assert!(said.starts_with("steadfs: "), "{name}: {said}");
+                assert!(!said.contains("panicked"), "{name}: {said}");
+                continue;
+            }
+        };
+        mounted += 1;
+        assert_ne!(case.fate, Some(Fate::Refused), "{name}");
+        let mut command = Command::new("sh");
+        command.args(["-c", USE, "sh"]).arg(mount.root());
+        let used = finish(command, LIMIT);
+        assert_eq!(used.code(), 0, "{name}: {}", used.err);
+        let peak = peak_kib(mount.pid());
+        assert!(peak < SERVER_MEMORY_KIB, "{name}: {peak} KiB");
+        let root = mount.root().to_owned();
+        let said = finish(
+            command_with(Command::new(program()), &["umount", root.to_str().unwrap()]),
+            LIMIT,
+        );
+        let (code, log) = mount.wait_with_words();
+        assert!(!log.contains("panicked"), "{name}: {log}");
+        // A volume that had to stop says so at its end, and so does who asked for it.
+        assert!(matches!(code, 0 | MOUNT_FAILED), "{name}: {code}: {log}");
+        assert_eq!(said.code(), code, "{name}: {}{log}", said.err);
+        fs::remove_file(&case.path).unwrap();
+    }
+    assert!(mounted * 3 > cases(), "only {mounted} could be mounted");
+}
+
+/// An image that is cut while it is mounted: whoever reads what is gone gets an error, and the end of
+/// the mount says that something is lost.
+#[test]
+fn an_image_may_shrink_under_a_mount() {
+    let scratch = Scratch::new();
+    let image = scratch.join("image");
+    let tree = scratch.folder("tree");
+    fs::write(tree.join("file"), vec![7; 20 << 20]).unwrap();
+    let (path, tree) = (image.to_str().unwrap(), tree.to_str().unwrap());
+    succeed("mke2fs", ["-q", "-t", "ext4", "-d", tree, path, "64M"]);
+    let mount = SteadMount::new(&scratch, &image, "");
+    let file = File::open(mount.join("file")).unwrap();
+    let mut first = [0; 4096];
+    file.read_exact_at(&mut first, 0).unwrap();
+    File::options()
+        .write(true)
+        .open(&image)
+        .unwrap()
+        .set_len(1 << 20)
+        .unwrap();
+    let last = file.read_exact_at(&mut first, 19 << 20);
+    assert!(last.is_err(), "what is not there cannot be read");
+    drop(file);
+    let root = mount.root().to_owned();
+    // It may or may not have had anything to write; it must end.
+    finish(
+        command_with(Command::new(program()), &["umount", root.to_str().unwrap()]),
+        LIMIT,
+    );
+    let (code, said) = mount.wait_with_words();
+    assert!(matches!(code, 0 | MOUNT_FAILED), "{code}: {said}");
+    assert!(!said.contains("panicked"), "{said}");
+}
