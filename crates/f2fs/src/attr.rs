@@ -33,14 +33,14 @@ impl F2fs {
     pub(crate) fn set_attributes(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
         self.prepare(cx)?;
         let inode = self.by_number(ino, cx.tag)?;
-        {
+        self.with_room(cx, || {
             let _alone = inode.lock.write();
             check_set(&inode, &inode.core.read(), set)?;
-            if set.size.is_some() {
-                return Err(FsError::NotSupported("changing the size of f2fs files"));
+            if let Some(size) = set.size {
+                self.truncate(cx, &inode, size)?;
             }
-            self.retrying(cx, || self.set_fields(cx, &inode, set))?;
-        }
+            self.set_fields(cx, &inode, set)
+        })?;
         Ok(inode.attr())
     }
 

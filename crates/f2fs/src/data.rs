@@ -1,13 +1,27 @@
-//! File content: where its blocks lie, reading, finding data and holes.
+//! File content: where its blocks lie, reading.
+//!
+//! A write is copied into the cache and acknowledged ([`write`]); space for it is promised at once,
+//! places are chosen when it is written back ([`writeout`]). Data reaches the device before a node names
+//! its blocks, so no checkpoint ever waits for data.
 
+mod fallocate;
 mod need;
 pub(crate) mod placement;
+mod relocate;
+mod seek;
+mod sync;
+mod together;
+mod truncate;
+mod write;
+mod writeout;
+
+pub use sync::SyncStats;
 
 use std::ops::Range;
 
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoHandle};
-use steadfs_vfs::{Cx, FileKind, FsError, ReadData, Result, Seek};
+use steadfs_vfs::{Cx, FileKind, FsError, ReadData, Result};
 
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, Structure};
 use crate::fs::{F2fs, io_error};
@@ -146,15 +160,19 @@ impl F2fs {
         len: usize,
     ) -> Result<ReadData> {
         Self::readable(inode)?;
+        let _shared = inode.lock.read();
         let size = inode.size();
         if offset >= size || len == 0 {
             return Ok(ReadData::new());
         }
         let end = size.min(offset.saturating_add(len as u64));
-        if inode.has_inline_data() {
-            return self.inline_content(inode, offset..end, cx.tag);
-        }
-        self.read_blocks(inode, offset..end, cx.tag)
+        let read = if inode.has_inline_data() {
+            self.inline_content(inode, offset..end, cx.tag)?
+        } else {
+            self.read_blocks(inode, offset..end, cx.tag)?
+        };
+        self.touch_atime(inode, cx.tag);
+        Ok(read)
     }
 
     /// Bytes of content that lies in blocks.
@@ -195,10 +213,19 @@ impl F2fs {
 
     /// Where each block of a range comes from; device reads are under way when this returns.
     fn gather(&self, inode: &Inode, blocks: Range<u64>, tag: IoTag) -> Result<Vec<Piece>> {
+        // The cache first, then the map: a block that leaves the cache in between is mapped by then.
+        let cached = inode.pages.cached(blocks.clone());
+        let mut cached = cached.into_iter().peekable();
         let mut pieces = Vec::new();
         let mut at = blocks.start;
         while at < blocks.end {
-            let limit = (blocks.end - at).min(MAX_READ / BLOCK);
+            if let Some((_, buf)) = cached.next_if(|(n, _)| *n == FileBlock(at)) {
+                pieces.push(Piece::Whole(buf));
+                at += 1;
+                continue;
+            }
+            let upto = cached.peek().map_or(blocks.end, |(n, _)| n.0);
+            let limit = (upto - at).min(MAX_READ / BLOCK);
             let mapped = self.map(inode, at, limit, tag)?;
             let bytes = (mapped.len * BLOCK) as usize;
             match mapped.place {
@@ -215,37 +242,6 @@ impl F2fs {
             at += mapped.len;
         }
         Ok(pieces)
-    }
-
-    /// The next data or hole at or after `offset`. As in the kernel, what is only promised is neither.
-    pub(crate) fn seek_file(&self, cx: &Cx, inode: &Inode, offset: u64, what: Seek) -> Result<u64> {
-        Self::readable(inode)?;
-        let size = inode.size();
-        if offset >= size {
-            return Err(FsError::NoSuchOffset);
-        }
-        if inode.has_inline_data() {
-            return Ok(if what == Seek::Data { offset } else { size });
-        }
-        let end = size.div_ceil(BLOCK);
-        let mut at = offset / BLOCK;
-        while at < end {
-            let mapped = self.map(inode, at, end - at, cx.tag)?;
-            let found = match mapped.place {
-                Place::Hole => what == Seek::Hole,
-                Place::Promised => false,
-                Place::At(_) | Place::Compressed => what == Seek::Data,
-            };
-            if found {
-                return Ok((at * BLOCK).max(offset));
-            }
-            at += mapped.len;
-        }
-        match what {
-            Seek::Data => Err(FsError::NoSuchOffset),
-            // The end of the file is a hole.
-            Seek::Hole => Ok(size),
-        }
     }
 
     /// A symbolic link's target.
@@ -279,3 +275,6 @@ impl F2fs {
         Ok(content)
     }
 }
+
+#[cfg(test)]
+mod tests;

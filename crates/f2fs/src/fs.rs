@@ -61,6 +61,7 @@ pub struct F2fs {
     pub(crate) cut: Mutex<BTreeSet<Nid>>,
     /// What names have done since the last checkpoint's snapshot.
     pub(crate) since: Mutex<Since>,
+    pub(crate) syncs: crate::data::SyncStats,
     pub(crate) inodes: InodeTable,
     pub(crate) freeing: Freeing,
     pub(crate) clock: Clock,

@@ -1,12 +1,21 @@
-//! Content that lies in the inode.
+//! Content that lies in the inode: reading, changing, and moving it to a block of its own.
 
 use std::ops::Range;
 
 use steadfs_base::IoTag;
-use steadfs_vfs::{ReadData, Result};
+use steadfs_block::{Bio, Buf};
+use steadfs_vfs::{Cx, ReadData, Result};
 
-use crate::fs::F2fs;
+use crate::data::BLOCK;
+use crate::data::placement::Occasion;
+use crate::disk::BLOCK_SIZE;
+use crate::disk::inode::Inline;
+use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
+use crate::segment::{Purpose, Run};
+use crate::space::Need;
+
+const FLAGS: Inline = Inline::DATA.union(Inline::DATA_EXISTS);
 
 impl F2fs {
     /// Bytes of an inode's content that lies in it; the range ends at the size or before. (That the
@@ -28,5 +37,129 @@ impl F2fs {
             at(range.start)..at(range.end),
         );
         Ok(out)
+    }
+
+    /// Whether the file's content lies in its inode and could with this size.
+    pub(crate) fn fits_inline(&self, inode: &Inode, size: u64) -> bool {
+        let core = inode.core.read();
+        core.inline.contains(Inline::DATA) && size <= core.inline_range(&self.layout).len() as u64
+    }
+
+    /// Writes to content that lies in the inode and fits there. The caller holds `inode.lock` for
+    /// writing.
+    pub(crate) fn write_inline(
+        &self,
+        inode: &Inode,
+        offset: u64,
+        data: &[u8],
+        tag: IoTag,
+    ) -> Result<()> {
+        let end = offset + data.len() as u64;
+        self.change_inline(inode, inode.size().max(end), tag, |content| {
+            content[offset as usize..end as usize].copy_from_slice(data);
+        })?;
+        self.stamp_content(inode, tag)
+    }
+
+    /// Changes the size of content that lies in the inode and fits there. The caller holds `inode.lock`
+    /// for writing.
+    pub(crate) fn resize_inline(&self, inode: &Inode, size: u64, tag: IoTag) -> Result<()> {
+        self.change_inline(inode, size, tag, |_| {})?;
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        self.mark_dirty(&change, inode, tag)?;
+        let now = self.now();
+        (core.mtime, core.ctime) = (now, now);
+        Ok(())
+    }
+
+    /// Sets the size, with zeros behind it and behind the old one, and lets `edit` change the content.
+    fn change_inline(
+        &self,
+        inode: &Inode,
+        size: u64,
+        tag: IoTag,
+        edit: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        self.mark_dirty(&change, inode, tag)?;
+        let area = core.inline_range(&self.layout);
+        let node = self.inode_node(inode.nid(), tag)?;
+        let mut block = self.nodes.change(&change, &node)?;
+        let content = &mut block[area];
+        let kept = core.size.min(size) as usize;
+        content[kept..].fill(0);
+        edit(&mut content[..size as usize]);
+        drop(block);
+        core.inline = core.inline.union(Inline::DATA_EXISTS);
+        core.size = size;
+        inode.set_size(size);
+        Ok(())
+    }
+
+    /// Moves content out of the inode into a block, if that is where it lies. The caller holds
+    /// `inode.lock` for writing.
+    pub(crate) fn leave_inline(&self, cx: &Cx, inode: &Inode) -> Result<()> {
+        if !inode.has_inline_data() {
+            return Ok(());
+        }
+        let exists = inode.core.read().inline.contains(Inline::DATA_EXISTS);
+        let size = inode.size();
+        if size == 0 || !exists {
+            return self.clear_inline(inode, None, cx.tag);
+        }
+        let content = self.inline_content(inode, 0..size, cx.tag)?.to_vec();
+        let mut block = vec![0; BLOCK_SIZE];
+        block[..content.len()].copy_from_slice(&content);
+        let one = Need {
+            blocks: 1,
+            nodes: 0,
+        };
+        self.space.promise(one, self.may_use_reserved(cx))?;
+        let placed = self.write_moved(inode, block, cx.tag);
+        let result = placed.and_then(|run| {
+            let cleared = self.clear_inline(inode, Some(run), cx.tag);
+            if cleared.is_err() {
+                self.segments().release(run);
+            }
+            cleared
+        });
+        if result.is_err() {
+            self.space.release(one);
+        }
+        result
+    }
+
+    /// Writes a block to a new place and waits.
+    fn write_moved(&self, inode: &Inode, block: Vec<u8>, tag: IoTag) -> Result<Run> {
+        let log = self.data_log(&self.file_facts(inode), Occasion::Sync);
+        let run = self.segments().claim(log, 1, Purpose::User)?;
+        let bio = Bio::write(u64::from(run.start.0) * BLOCK, vec![Buf::copy_of(&block)]);
+        let written = self.queue.submit(bio, tag).wait();
+        inode.note_written(true);
+        if written.is_err() {
+            self.segments().release(run);
+        }
+        written.map_err(io_error)?;
+        Ok(run)
+    }
+
+    /// Takes the content out of the inode; the file's first block is `run`, or a hole.
+    fn clear_inline(&self, inode: &Inode, run: Option<Run>, tag: IoTag) -> Result<()> {
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        self.mark_dirty(&change, inode, tag)?;
+        let area = core.inline_range(&self.layout);
+        let node = self.inode_node(inode.nid(), tag)?;
+        self.nodes.change(&change, &node)?[area].fill(0);
+        core.inline = core.inline.without(FLAGS);
+        let Some(run) = run else {
+            return Ok(());
+        };
+        let slot = self.make_slot(&change, inode, &mut core, 0, tag)?;
+        self.set_slot(&change, inode, &mut core, &slot, run.start, tag)?;
+        self.segments().name(run.start, slot.owner());
+        Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use steadfs_base::{BlockSize, InodeNo, IoTag};
 use steadfs_block::Buf;
@@ -17,6 +17,10 @@ use crate::gate::Change;
 use crate::space::Need;
 
 mod table;
+
+/// Bits of [`Inode`]'s `written`.
+const WRITTEN_ANEW: u8 = 1;
+const WRITTEN_OVER: u8 = 2;
 
 pub use table::InodeTable;
 
@@ -54,6 +58,8 @@ pub struct Inode {
     linkable: AtomicBool,
     /// Somebody has seen the times since the last write.
     pub(crate) times_seen: AtomicBool,
+    /// How data was written that no FLUSH has made durable.
+    written: AtomicU8,
     /// Asked for since the last sweep.
     recent: AtomicBool,
 }
@@ -85,6 +91,7 @@ impl Inode {
             dead: AtomicBool::new(false),
             linkable: AtomicBool::new(false),
             times_seen: AtomicBool::new(true),
+            written: AtomicU8::new(0),
             recent: AtomicBool::new(true),
         })
     }
@@ -213,6 +220,23 @@ impl Inode {
         self.orphan.store(orphan, Ordering::Release);
     }
 
+    /// Notes that data of the file was written: to new places, or over old ones.
+    pub(crate) fn note_written(&self, new_places: bool) {
+        let bit = if new_places {
+            WRITTEN_ANEW
+        } else {
+            WRITTEN_OVER
+        };
+        self.written.fetch_or(bit, Ordering::AcqRel);
+    }
+
+    /// Whether data was written since the last call: to new places, over old ones. The caller makes it
+    /// durable.
+    pub(crate) fn take_written(&self) -> (bool, bool) {
+        let bits = self.written.swap(0, Ordering::AcqRel);
+        (bits & WRITTEN_ANEW != 0, bits & WRITTEN_OVER != 0)
+    }
+
     /// Marks the inode freed.
     pub(crate) fn set_dead(&self) {
         self.dead.store(true, Ordering::Release);
@@ -326,8 +350,8 @@ impl F2fs {
         while at < blocks.end {
             let core = inode.core.read();
             let left = core.fanout(&self.layout).left_in_node(at);
+            // Under this lock no node comes into being, so none is promised that is there.
             let missing = self.missing_nodes(inode, &core, at, tag)?;
-            drop(core);
             let known = |offset: &u32| inode.promised.lock().contains(offset);
             let new: Vec<u32> = missing.into_iter().filter(|n| !known(n)).collect();
             let need = Need {

@@ -89,6 +89,7 @@ impl F2fs {
             superblock,
             checkpoints: Checkpoints::new(current.checkpoint, current.pack),
             segments: OnceLock::new(),
+            syncs: crate::data::SyncStats::default(),
             orphans: Orphans::new(&layout, current.orphans),
             damaged: AtomicBool::new(false),
             operations: AtomicU64::new(0),

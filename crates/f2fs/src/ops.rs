@@ -1,5 +1,5 @@
 //! The volume as the rest of the program sees it: each call of [`FileSystem`], named after what does
-//! it. Volumes are only read: what would change one is refused.
+//! it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,6 @@ use steadfs_vfs::{
     RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
 };
 
-use crate::checkpoint::Reason;
 use crate::disk::Nid;
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -49,7 +48,7 @@ impl F2fs {
             now = now || asks(dir)?;
         }
         if now {
-            self.judge(self.checkpoint(Reason::Sync, cx.tag))?;
+            self.judge(self.request_checkpoint(cx.tag))?;
         }
         Ok(value)
     }
@@ -60,7 +59,7 @@ impl F2fs {
         let value = self.judge(result)?;
         let all = self.options.read().sync;
         if all || inode.core.read().flags.contains(InodeFlags::SYNC) {
-            self.judge(self.checkpoint(Reason::Sync, cx.tag))?;
+            self.judge(self.fsync_inode(cx, inode, false))?;
         }
         Ok(value)
     }
@@ -161,17 +160,35 @@ impl FileSystem for F2fs {
         )
     }
 
-    fn write(&self, _: &Cx, _: InodeNo, _: u64, _: &[u8], _: bool) -> Result<usize> {
-        Err(FsError::ReadOnly)
+    fn write(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        offset: u64,
+        data: &[u8],
+        kill_priv: bool,
+    ) -> Result<usize> {
+        let inode = self.judge(self.get(cx, ino))?;
+        let written = self.write_file(cx, &inode, offset, data, kill_priv);
+        self.changed_one(cx, &inode, written)
     }
 
-    fn fsync(&self, cx: &Cx, ino: InodeNo, _: bool) -> Result<()> {
-        // Nothing is ever dirty.
-        self.by_number(ino, cx.tag).map(|_| ())
+    fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()> {
+        let inode = self.judge(self.get(cx, ino))?;
+        self.judge(self.fsync_inode(cx, &inode, datasync))
     }
 
-    fn fallocate(&self, _: &Cx, _: InodeNo, _: FallocMode, _: u64, _: u64) -> Result<()> {
-        Err(FsError::ReadOnly)
+    fn fallocate(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        mode: FallocMode,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        let inode = self.judge(self.get(cx, ino))?;
+        let done = self.fallocate_file(cx, &inode, mode, offset, len);
+        self.changed_one(cx, &inode, done)
     }
 
     fn seek(&self, cx: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
@@ -181,8 +198,17 @@ impl FileSystem for F2fs {
         )
     }
 
-    fn copy_range(&self, _: &Cx, _: (InodeNo, u64), _: (InodeNo, u64), _: u64) -> Result<u64> {
-        Err(FsError::ReadOnly)
+    fn copy_range(
+        &self,
+        cx: &Cx,
+        from: (InodeNo, u64),
+        to: (InodeNo, u64),
+        len: u64,
+    ) -> Result<u64> {
+        let source = self.judge(self.get(cx, from.0))?;
+        let target = self.judge(self.get(cx, to.0))?;
+        let copied = self.copy_between(cx, (&source, from.1), (&target, to.1), len);
+        self.changed_one(cx, &target, copied)
     }
 
     fn readdir(
@@ -249,8 +275,9 @@ impl FileSystem for F2fs {
         Err(FsError::ReadOnly)
     }
 
-    fn sync_all(&self, _: &Cx) -> Result<()> {
-        self.check_open()
+    fn sync_all(&self, cx: &Cx) -> Result<()> {
+        self.check_open()?;
+        self.judge(self.sync_volume(cx))
     }
 
     fn shutdown(&self, _: &Cx, _: ShutdownMode) -> Result<()> {

@@ -36,6 +36,10 @@ pub struct Counts {
     pub freed_nodes: u64,
     /// Inodes in use.
     pub valid_inodes: u64,
+    /// Blocks in use at the last checkpoint's snapshot.
+    pub before: u64,
+    /// Blocks that came into use since, whatever has been freed.
+    pub taken: u64,
 }
 
 /// The counts of a mounted volume.
@@ -105,6 +109,7 @@ impl Space {
             max_nodes: u64::from(layout.max_nid).saturating_sub(RESERVED_NODES),
             valid_nodes: checkpoint.valid_nodes.into(),
             valid_inodes: checkpoint.valid_inodes.into(),
+            before: checkpoint.valid_blocks,
             ..Counts::default()
         };
         Self {
@@ -171,6 +176,7 @@ impl Space {
         assert!(counts.promised > 0, "a block is promised before it is used");
         counts.promised -= 1;
         counts.valid_blocks += 1;
+        counts.taken += 1;
     }
 
     /// Blocks of data are not in use any more.
@@ -190,6 +196,7 @@ impl Space {
         counts.promised -= 1;
         counts.promised_nodes -= 1;
         counts.valid_blocks += 1;
+        counts.taken += 1;
         counts.valid_nodes += 1;
         counts.valid_inodes += u64::from(is_inode);
     }
@@ -201,6 +208,20 @@ impl Space {
         counts.valid_nodes = counts.valid_nodes.saturating_sub(1);
         counts.valid_inodes = counts.valid_inodes.saturating_sub(is_inode.into());
         counts.freed_nodes += 1;
+    }
+
+    /// The counts as a checkpoint's snapshot has them.
+    pub fn snapshot(&self) -> Counts {
+        let mut counts = self.counts.lock();
+        (counts.before, counts.taken) = (counts.valid_blocks, 0);
+        *counts
+    }
+
+    /// Whether roll-forward would have room for everything that has come into use since the last
+    /// checkpoint, although it knows nothing of what was freed since.
+    pub fn has_room_to_recover(&self) -> bool {
+        let counts = self.counts.lock();
+        counts.before + counts.taken <= counts.user_blocks
     }
 
     /// A checkpoint made the ids of freed nodes available.
@@ -232,6 +253,7 @@ mod tests {
         assert_eq!(space.promise(need(5, 1), false), Err(FsError::NoSpace));
         assert_eq!(space.promise(need(5, 1), true), Ok(()));
         assert_eq!(space.promise(need(1, 0), true), Err(FsError::NoSpace));
+        assert!(space.has_room_to_recover());
         space.use_block();
         space.use_node(true);
         space.release(need(4, 0));

@@ -205,7 +205,7 @@ impl F2fs {
         node_summaries: bool,
     ) -> Checkpoint {
         let last = self.checkpoints.last();
-        let counts = self.space.counts();
+        let counts = self.space.snapshot();
         let entries = [LogType::HotData, LogType::WarmData, LogType::ColdData].map(|log| {
             let open = segments.logs[log.index()];
             match open.alloc {

@@ -139,6 +139,11 @@ impl Nat {
         self.meta.get(at, tag).map_err(io_error)
     }
 
+    /// Whether a checkpoint is being written that gave this node its place.
+    pub fn is_committing(&self, nid: Nid) -> bool {
+        self.state.lock().committing.contains_key(&nid)
+    }
+
     /// Says where a node lies now, and whose it is.
     pub fn set(&self, _: &Change<'_>, nid: Nid, entry: NatEntry) {
         debug_assert!(self.layout.is_nid(nid));

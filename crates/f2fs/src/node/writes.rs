@@ -50,6 +50,11 @@ impl NodeWrites {
         }
     }
 
+    /// Whether one failed: a chain that goes on behind it cannot be followed.
+    pub fn has_failed(&self) -> bool {
+        self.state.lock().failed
+    }
+
     /// How many have begun so far.
     pub fn begun(&self) -> u64 {
         self.state.lock().begun

@@ -1,0 +1,121 @@
+//! Moving blocks of files to other places, as they are: what cleaning asks for.
+
+use steadfs_base::IoTag;
+use steadfs_block::{Bio, Buf, IoHandle};
+use steadfs_vfs::Result;
+
+use super::BLOCK;
+use crate::disk::{BlockAddr, LogType};
+use crate::fs::{F2fs, io_error};
+use crate::inode::Inode;
+use crate::node::Found;
+use crate::segment::{Purpose, Run};
+
+/// A block of a file, and where it is said to lie.
+pub type At = (u64, BlockAddr);
+
+impl F2fs {
+    /// Moves those of the blocks that lie where the caller thinks, to the end of `log`; how many. None
+    /// while somebody works on the file's content: the caller, who may hold any lock before a write-back's,
+    /// asks again later.
+    ///
+    /// # Errors
+    /// A device's failure; `NoSpace` where the log has no room. Nothing is lost, and blocks moved before
+    /// stay moved.
+    pub(crate) fn move_blocks(
+        &self,
+        inode: &Inode,
+        blocks: &[At],
+        log: LogType,
+        tag: IoTag,
+    ) -> Result<u64> {
+        // Alone: who reads has looked up where the blocks lie and may still be waiting for them.
+        let Some(_alone) = inode.lock.try_write() else {
+            return Ok(0);
+        };
+        // And nobody writes over them.
+        let _one = inode.flush.lock();
+        let mut live = Vec::with_capacity(blocks.len());
+        for &(block, addr) in blocks {
+            if self.slot(inode, block, tag)? == addr && addr.is_block() {
+                live.push((block, addr));
+            }
+        }
+        let content = self.read_raw(&live, tag)?;
+        let mut done = 0;
+        while done < live.len() {
+            let want = (live.len() - done).min(self.blocks_in_bio()) as u32;
+            let run = self.segments().claim(log, want, Purpose::Reserved)?;
+            let end = done + run.len as usize;
+            self.move_run(inode, &live[done..end], &content[done..end], run, tag)?;
+            done = end;
+        }
+        Ok(live.len() as u64)
+    }
+
+    /// The blocks' content, read in as few pieces as they lie in.
+    fn read_raw(&self, live: &[At], tag: IoTag) -> Result<Vec<Buf>> {
+        let most = self.blocks_in_bio();
+        let mut ios: Vec<IoHandle> = Vec::new();
+        let mut rest = live;
+        while let Some(&(_, first)) = rest.first() {
+            let next = |(n, at): &(u32, &At)| Some(at.1.0) == first.0.checked_add(*n);
+            let len = (0..).zip(rest).take(most).take_while(next).count();
+            let bio = Bio::read(u64::from(first.0) * BLOCK, len * BLOCK as usize);
+            ios.push(self.queue.submit(bio, tag));
+            rest = &rest[len..];
+        }
+        let mut content = Vec::with_capacity(live.len());
+        for io in ios {
+            for buf in io.into_bio().map_err(io_error)?.bufs {
+                content.extend(buf.chunks(BLOCK as usize).map(Buf::copy_of));
+            }
+        }
+        Ok(content)
+    }
+
+    fn move_run(
+        &self,
+        inode: &Inode,
+        live: &[At],
+        content: &[Buf],
+        run: Run,
+        tag: IoTag,
+    ) -> Result<()> {
+        let bio = Bio::write(u64::from(run.start.0) * BLOCK, content.to_vec());
+        let written = self.queue.submit(bio, tag).wait().map_err(io_error);
+        let mut named = 0;
+        let result = written.and_then(|()| self.name_moved(inode, live, run, &mut named, tag));
+        if named < run.len {
+            self.segments().release(Run {
+                start: run.start.plus(named),
+                len: run.len - named,
+            });
+        }
+        inode.note_written(true);
+        result
+    }
+
+    fn name_moved(
+        &self,
+        inode: &Inode,
+        live: &[At],
+        run: Run,
+        named: &mut u32,
+        tag: IoTag,
+    ) -> Result<()> {
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        for (&(block, addr), to) in live.iter().zip(run.blocks()) {
+            // Whoever changes slots holds one of the locks that are held here.
+            let Found::Slot(slot) = self.find_slot(inode, &core, block, tag)? else {
+                unreachable!("a block in use has a slot");
+            };
+            let old = self.set_slot(&change, inode, &mut core, &slot, to, tag)?;
+            assert!(old == addr, "nobody else changes slots");
+            self.segments().name(to, slot.owner());
+            *named += 1;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! Finding data and holes; copying ranges.
+
+use steadfs_base::FileBlock;
+use steadfs_vfs::{Cx, FsError, Result, Seek, Segment};
+
+use super::{BLOCK, Place};
+use crate::fs::F2fs;
+use crate::inode::Inode;
+
+/// Bytes copied in one step.
+const COPY: u64 = 1 << 20;
+
+impl F2fs {
+    /// The next data or hole at or after `offset`. As in the kernel, what is only promised is neither.
+    pub(crate) fn seek_file(&self, cx: &Cx, inode: &Inode, offset: u64, what: Seek) -> Result<u64> {
+        Self::readable(inode)?;
+        let _shared = inode.lock.read();
+        let size = inode.size();
+        if offset >= size {
+            return Err(FsError::NoSuchOffset);
+        }
+        if inode.has_inline_data() {
+            return Ok(if what == Seek::Data { offset } else { size });
+        }
+        let end = size.div_ceil(BLOCK);
+        let mut at = offset / BLOCK;
+        while at < end {
+            // The cache first: see `gather`.
+            let next = inode.pages.next_cached(FileBlock(at)).map(|n| n.0);
+            let (found, len) = if next == Some(at) {
+                (what == Seek::Data, 1)
+            } else {
+                let upto = next.map_or(end, |next| next.min(end));
+                let mapped = self.map(inode, at, upto - at, cx.tag)?;
+                let found = match mapped.place {
+                    Place::Hole => what == Seek::Hole,
+                    Place::Promised => false,
+                    Place::At(_) | Place::Compressed => what == Seek::Data,
+                };
+                (found, mapped.len)
+            };
+            if found {
+                return Ok((at * BLOCK).max(offset));
+            }
+            at += len;
+        }
+        match what {
+            Seek::Data => Err(FsError::NoSuchOffset),
+            // The end of the file is a hole.
+            Seek::Hole => Ok(size),
+        }
+    }
+
+    /// Copies between two files, piece by piece; holes are copied as zeros.
+    pub(crate) fn copy_between(
+        &self,
+        cx: &Cx,
+        from: (&Inode, u64),
+        to: (&Inode, u64),
+        len: u64,
+    ) -> Result<u64> {
+        Self::readable(from.0)?;
+        Self::readable(to.0)?;
+        // What a copy into the same file appends is not copied again.
+        let len = len.min(from.0.size().saturating_sub(from.1));
+        if from.0.nid() == to.0.nid() && from.1.abs_diff(to.1) < len {
+            return Err(FsError::Invalid("source and destination overlap"));
+        }
+        let mut done = 0;
+        while done < len {
+            let n = (len - done).min(COPY);
+            match self.copy_piece(cx, (from.0, from.1 + done), (to.0, to.1 + done), n) {
+                Ok(0) => break,
+                Ok(copied) => done += copied,
+                // The caller learns how far it came; the next call meets the error again.
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Copies at most `len` bytes, less where a write takes less; 0 only at the source's end.
+    fn copy_piece(&self, cx: &Cx, from: (&Inode, u64), to: (&Inode, u64), len: u64) -> Result<u64> {
+        let data = self.read_file(cx, from.0, from.1, len as usize)?;
+        let mut done = 0;
+        for segment in data.segments() {
+            let zeros;
+            let bytes = match segment {
+                Segment::Bytes(owner, range) => &(**owner).as_ref()[range.clone()],
+                Segment::Zeros(n) => {
+                    zeros = vec![0; *n];
+                    &zeros
+                }
+            };
+            match self.write_file(cx, to.0, to.1 + done, bytes, true) {
+                Ok(written) => {
+                    done += written as u64;
+                    if written < bytes.len() {
+                        break;
+                    }
+                }
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+}

@@ -1,0 +1,278 @@
+//! Making things durable: fsync by a chain of nodes or by a checkpoint, and sync of the volume.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use steadfs_base::{IoTag, Urgency};
+use steadfs_cache::Why;
+use steadfs_vfs::{Cx, FileKind, FsError, Result};
+
+use super::BLOCK;
+use super::need::{Facts, Reason};
+use super::placement::{Occasion, SMALL_SYNC};
+use crate::disk;
+use crate::disk::inode::Advise;
+use crate::fs::{F2fs, io_error};
+use crate::inode::Inode;
+use crate::node::chain::Barrier;
+use crate::options::FsyncMode;
+
+/// How often a chain is begun anew when the node log was full.
+const TRIES: u32 = 4;
+
+/// How fsyncs were served.
+#[derive(Default)]
+pub struct SyncStats {
+    /// By a checkpoint, by reason.
+    reasons: [AtomicU64; Reason::ALL.len()],
+    /// By the file's own nodes, or by a FLUSH alone where none had changed.
+    own: AtomicU64,
+}
+
+impl SyncStats {
+    /// fsyncs that took a checkpoint, by reason; those without any are left out.
+    pub fn reasons(&self) -> Vec<(Reason, u64)> {
+        let counts = self.reasons.iter().map(|n| n.load(Ordering::Relaxed));
+        let all = Reason::ALL.into_iter().zip(counts);
+        all.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// fsyncs that needed none.
+    pub fn own(&self) -> u64 {
+        self.own.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, reason: Option<Reason>) {
+        let counter = match reason {
+            Some(reason) => {
+                let known = Reason::ALL.into_iter().position(|r| r == reason);
+                &self.reasons[known.expect("each reason is among all")]
+            }
+            None => &self.own,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl F2fs {
+    /// fsync and fdatasync. Threads woken: none, unless a checkpoint or a write of the same data is
+    /// already under way elsewhere; the caller writes and flushes itself.
+    pub(crate) fn fsync_inode(&self, cx: &Cx, inode: &Inode, datasync: bool) -> Result<()> {
+        if let Some(cause) = self.stopped_because() {
+            return Err(FsError::Stopped(cause));
+        }
+        let tag = cx.tag.with_urgency(Urgency::Waited);
+        if inode.kind() == FileKind::Regular {
+            let few = inode.pages.dirty_bytes() <= SMALL_SYNC * BLOCK;
+            let occasion = if datasync || few {
+                Occasion::SmallSync
+            } else {
+                Occasion::Sync
+            };
+            let written = self.write_out_as(inode, occasion, tag);
+            // The error that a background write met since the last fsync is told here, once; what
+            // failed is still dirty and was just tried again.
+            let earlier = inode.pages.take_error();
+            written?;
+            if let Some(error) = earlier {
+                return Err(io_error(error));
+            }
+        }
+        match self.check_writable() {
+            // Mounted read-only: nothing was written.
+            Err(FsError::ReadOnly) => return Ok(()),
+            other => other?,
+        }
+        if datasync && !self.matters_to_data(inode, tag)? {
+            self.syncs.count(None);
+            return self.finish_sync(inode, tag);
+        }
+        let reason = if self.is_clean_file(inode) {
+            None
+        } else {
+            self.facts(inode, tag)?.reason()
+        };
+        self.syncs.count(reason);
+        match reason {
+            Some(_) => {
+                inode.take_written();
+                self.request_checkpoint(tag)?;
+                self.find_parent(inode, tag)
+            }
+            None => self.sync_chain(inode, tag),
+        }
+    }
+
+    /// Makes a regular file durable by its own nodes.
+    fn sync_chain(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        let named = !self.is_in_checkpoint(inode.nid(), tag)?;
+        let mut anew = false;
+        for _ in 0..TRIES {
+            let chain = {
+                // What is named from here on is the next fsync's.
+                let _one = inode.flush.lock();
+                let chain = self.place_chain(inode, named, tag)?;
+                if chain.is_some() {
+                    anew |= inode.take_written().0;
+                }
+                chain
+            };
+            let Some(chain) = chain else {
+                return self.finish_sync(inode, tag);
+            };
+            let how = match (self.has_barriers(), anew) {
+                (false, _) => Barrier::None,
+                (true, true) => Barrier::Ordered,
+                (true, false) => Barrier::Flush,
+            };
+            match self.write_chain(chain, how, tag) {
+                Err(FsError::NoSpace) => self.make_log_room(tag)?,
+                other => return other,
+            }
+        }
+        Err(FsError::NoSpace)
+    }
+
+    /// The end of an fsync that had no nodes to write: those of somebody else's fsync or of a checkpoint
+    /// under way may have been this file's, and data was perhaps written over.
+    fn finish_sync(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        self.node_writes.wait(self.node_writes.begun())?;
+        if self.nat.is_committing(inode.nid()) {
+            let (_, version) = self.checkpoints.node_version();
+            self.wait_checkpoint(version)?;
+        }
+        match inode.take_written() {
+            (false, false) => Ok(()),
+            _ => self.flush_device(tag),
+        }
+    }
+
+    /// After a checkpoint the directory and the name that the inode notes can be believed again, if the
+    /// one has the other: its next fsync needs none.
+    fn find_parent(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        let (parent, name) = {
+            let core = inode.core.read();
+            if !core.advise.contains(Advise::LOST_PARENT) || core.links != 1 {
+                return Ok(());
+            }
+            (core.parent, core.name.clone())
+        };
+        let Ok(dir) = self.inode(parent, tag) else {
+            return Ok(());
+        };
+        // A rename takes it alone.
+        let _shared = dir.lock.read();
+        if dir.kind() != FileKind::Directory
+            || self.find_name(&dir, &name, tag)? != Some(inode.nid())
+        {
+            return Ok(());
+        }
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        if core.parent == parent && core.name == name && core.links == 1 {
+            self.mark_dirty(&change, inode, tag)?;
+            core.advise = core.advise.without(Advise::LOST_PARENT);
+        }
+        Ok(())
+    }
+
+    /// Whether nothing of a regular file waits to be written by a checkpoint or a chain.
+    fn is_clean_file(&self, inode: &Inode) -> bool {
+        inode.kind() == FileKind::Regular
+            && !inode.is_dirty()
+            && self.nodes.dirty_of(inode.nid()).is_empty()
+    }
+
+    /// Whether anything has changed that is needed to find the file's data: more than its times.
+    fn matters_to_data(&self, inode: &Inode, tag: IoTag) -> Result<bool> {
+        if inode.kind() != FileKind::Regular || !self.nodes.dirty_of(inode.nid()).is_empty() {
+            return Ok(true);
+        }
+        if !inode.is_dirty() {
+            // A checkpoint may be writing it, or another fsync.
+            return Ok(true);
+        }
+        let core = inode.core.read();
+        let block = self.inode_block(inode, tag)?;
+        let stored = disk::Inode::decode(&self.layout, &block)?;
+        let as_now = disk::Inode {
+            atime: core.atime,
+            mtime: core.mtime,
+            ctime: core.ctime,
+            ..stored
+        };
+        Ok(as_now != *core)
+    }
+
+    /// What decides between a chain and a checkpoint.
+    fn facts(&self, inode: &Inode, tag: IoTag) -> Result<Facts> {
+        let (links, parent, lost_parent, compressed) = {
+            let core = inode.core.read();
+            let lost = core.advise.contains(Advise::LOST_PARENT);
+            let compressed = core.is_compressed(&self.layout);
+            (core.links, core.parent, lost, compressed)
+        };
+        let (fastboot, active_logs, strict) = {
+            let options = self.options.read();
+            let strict = options.fsync_mode == FsyncMode::Strict;
+            (options.fastboot, options.active_logs, strict)
+        };
+        let (renamed_into_parent, parent_attributes) = {
+            let since = self.since.lock();
+            let renamed_into = since.renamed_into.contains(&parent);
+            (renamed_into, since.attributes.contains(&parent))
+        };
+        let nodes_freed = self.cut.lock().contains(&inode.nid());
+        Ok(Facts {
+            kind: inode.kind(),
+            compressed,
+            links,
+            checkpoint_due: false,
+            lost_parent,
+            room: self.space.has_room_to_recover(),
+            parent_checkpointed: self.is_in_checkpoint(parent, tag)?,
+            fastboot,
+            active_logs,
+            strict,
+            new: !self.is_in_checkpoint(inode.nid(), tag)?,
+            renamed_into_parent,
+            parent_attributes,
+            nodes_freed,
+            broken_chain: self.node_writes.has_failed(),
+        })
+    }
+
+    /// Whether fsync flushes the device.
+    fn has_barriers(&self) -> bool {
+        let options = self.options.read();
+        options.barrier && options.fsync_mode != FsyncMode::NoBarrier
+    }
+
+    /// Makes everything durable that the device has answered. If it cannot, nobody knows which of the
+    /// writes since the last good FLUSH it still has, and the cache has let them go: the volume stops,
+    /// so that no later fsync acknowledges what may be lost.
+    pub(crate) fn flush_device(&self, tag: IoTag) -> Result<()> {
+        if !self.has_barriers() {
+            return Ok(());
+        }
+        self.queue.flush(tag).wait().map_err(|error| {
+            self.stop(&error.to_string());
+            io_error(error)
+        })
+    }
+
+    /// Writes all data and metadata and makes it durable.
+    pub(crate) fn sync_volume(&self, cx: &Cx) -> Result<()> {
+        if let Some(cause) = self.stopped_because() {
+            return Err(FsError::Stopped(cause));
+        }
+        let tag = cx.tag.with_urgency(Urgency::Waited);
+        let dirty = self.writeback.dirty_files();
+        let mut result = self.write_out_files(&dirty, Why::Sync, tag);
+        if self.check_writable().is_ok() {
+            result = result.and(self.request_checkpoint(tag));
+            // What was written in place changed nothing that a checkpoint would be written for.
+            result = result.and(self.flush_device(tag));
+        }
+        result
+    }
+}

@@ -1,0 +1,131 @@
+//! Write-back of many files at once: what goes to new places lies side by side, so their writes merge.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use steadfs_base::{IoTag, Urgency};
+use steadfs_cache::Why;
+use steadfs_vfs::{FileKind, FsError, Result};
+
+use super::BLOCK;
+use super::placement::Occasion;
+use crate::disk::{BlockAddr, Nid};
+use crate::fs::F2fs;
+use crate::inode::Inode;
+
+/// Files whose data is in flight together.
+const FILES: usize = 256;
+/// Dirty bytes of a file up to which it goes with others, and of all that go together.
+const SMALL: u64 = 1 << 20;
+const TOGETHER: u64 = 4 << 20;
+
+impl F2fs {
+    /// Writes the dirty data of many files and waits, as [`F2fs::write_out`] does for one. The first
+    /// error of all; the others are written all the same. The caller holds no lock.
+    pub(crate) fn write_out_files(&self, files: &[u64], why: Why, tag: IoTag) -> Result<()> {
+        let mut result = Ok(());
+        let mut group: Vec<Arc<Inode>> = Vec::new();
+        let mut bytes = 0;
+        for &ino in files {
+            let nid = u32::try_from(ino).ok().map(Nid);
+            let Some(inode) = nid.and_then(|nid| self.inodes.find(nid).ok()) else {
+                continue;
+            };
+            if inode.kind() != FileKind::Regular {
+                continue;
+            }
+            let dirty = inode.pages.dirty_bytes();
+            if dirty > SMALL {
+                result = result.and(self.write_out(&inode, why, tag));
+                continue;
+            }
+            if group.len() == FILES || bytes + dirty > TOGETHER {
+                result = result.and(self.write_group(std::mem::take(&mut group), why, tag));
+                bytes = 0;
+            }
+            bytes += dirty;
+            group.push(inode);
+        }
+        result.and(self.write_group(group, why, tag))
+    }
+
+    fn write_group(&self, mut group: Vec<Arc<Inode>>, why: Why, tag: IoTag) -> Result<()> {
+        if group.is_empty() {
+            return Ok(());
+        }
+        // The order of their locks.
+        group.sort_unstable_by_key(|inode| inode.nid());
+        self.check_writable()?;
+        self.balance(tag)?;
+        let first = self.write_small(&group, why, tag);
+        let mut result = Ok(());
+        // What somebody else was writing, what had grown, what was in flight when this began, what
+        // met full logs.
+        for inode in &group {
+            let left = why == Why::Sync || inode.pages.dirty_bytes() > 0;
+            if left && !inode.pages.is_empty() {
+                result = result.and(self.write_out(inode, why, tag));
+            }
+        }
+        match first {
+            // Those were tried again.
+            Err(FsError::NoSpace) => result,
+            first => first.and(result),
+        }
+    }
+
+    /// Writes what can be written of a group without waiting for anybody else's write-back.
+    fn write_small(&self, group: &[Arc<Inode>], why: Why, tag: IoTag) -> Result<()> {
+        let (occasion, urgency) = match why {
+            Why::Sync => (Occasion::Sync, Urgency::Waited),
+            Why::Background | Why::Throttle => (Occasion::Background, Urgency::Background),
+        };
+        let tag = tag.with_urgency(urgency);
+        let limit = (SMALL / BLOCK) as usize;
+        let volume = self.placement_facts();
+        let mut result = Ok(());
+        let mut locks = Vec::with_capacity(group.len());
+        let mut flights = Vec::with_capacity(group.len());
+        let mut places = Places::default();
+        for inode in group {
+            let Some(lock) = inode.flush.try_lock() else {
+                continue;
+            };
+            let file = self.file_facts(inode);
+            let taken = inode.pages.take_dirty(0..u64::MAX, limit);
+            if taken.is_empty() {
+                continue;
+            }
+            let mut flight = self.place_taken(inode, (&volume, &file), taken, occasion, tag);
+            if !flight.in_place().all(|(at, len)| places.add(at, len)) {
+                // A damaged volume: two files have one block. Their writes must not meet.
+                result = result.and(self.finish_flights(std::mem::take(&mut flights)));
+                places = Places::default();
+                flight.in_place().for_each(|(at, len)| {
+                    places.add(at, len);
+                });
+            }
+            self.launch(&mut flight, tag);
+            locks.push(lock);
+            flights.push(flight);
+        }
+        result.and(self.finish_flights(flights))
+    }
+}
+
+/// Blocks of the device that are being written over, as ends by starts.
+#[derive(Default)]
+struct Places(BTreeMap<u32, u32>);
+
+impl Places {
+    /// Adds a run; false if some of it is there already.
+    fn add(&mut self, at: BlockAddr, len: u32) -> bool {
+        let end = at.0.saturating_add(len);
+        let before = self.0.range(..end).next_back();
+        let free = before.is_none_or(|(_, &last)| last <= at.0);
+        if free {
+            self.0.insert(at.0, end);
+        }
+        free
+    }
+}

@@ -1,0 +1,252 @@
+//! Writing into the cache: space is promised here, so that a full volume says so here.
+
+use std::ops::Range;
+
+use steadfs_base::{FileBlock, IoTag};
+use steadfs_cache::{DirtyFile, Why};
+use steadfs_vfs::{Cx, FsError, InodeFlags, Result};
+
+use super::{BLOCK, Place};
+use crate::disk::inode::Advise;
+use crate::fs::{F2fs, io_error};
+use crate::inode::Inode;
+use crate::space::Need;
+
+/// Runs of a file's blocks, in order, for each of which a block is promised.
+struct Promised(Vec<Range<u64>>);
+
+impl Promised {
+    fn blocks(&self) -> u64 {
+        self.0.iter().map(|run| run.end - run.start).sum()
+    }
+
+    fn contains(&self, block: u64) -> bool {
+        let after = self.0.partition_point(|run| run.end <= block);
+        self.0.get(after).is_some_and(|run| run.contains(&block))
+    }
+}
+
+impl F2fs {
+    /// Writes `data` at `offset` into the cache.
+    pub(crate) fn write_file(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        offset: u64,
+        data: &[u8],
+        kill_priv: bool,
+    ) -> Result<usize> {
+        self.check_writable()?;
+        Self::readable(inode)?;
+        let end = offset
+            .checked_add(data.len() as u64)
+            .ok_or(FsError::FileTooBig)?;
+        let written = self.with_room(cx, || {
+            let _alone = inode.lock.write();
+            self.check_may_write(inode, offset, end)?;
+            if kill_priv {
+                self.kill_priv(cx, inode)?;
+            }
+            if self.fits_inline(inode, end) {
+                self.write_inline(inode, offset, data, cx.tag)?;
+                return Ok(data.len());
+            }
+            self.leave_inline(cx, inode)?;
+            self.write_blocks(cx, inode, offset, data)
+        })?;
+        let file = DirtyFile(inode.nid().0.into());
+        while self.writeback.must_throttle(file) {
+            self.write_out(inode, Why::Throttle, cx.tag)?;
+        }
+        Ok(written)
+    }
+
+    /// Refuses changes of content that the inode does not allow.
+    pub(super) fn check_may_change(&self, inode: &Inode) -> Result<()> {
+        let core = inode.core.read();
+        if core.flags.contains(InodeFlags::IMMUTABLE) || core.advise.contains(Advise::VERITY) {
+            return Err(FsError::NotPermitted);
+        }
+        if core.is_compressed(&self.layout) {
+            return Err(FsError::NotSupported("writing compressed files"));
+        }
+        Ok(())
+    }
+
+    fn check_may_write(&self, inode: &Inode, offset: u64, end: u64) -> Result<()> {
+        self.check_may_change(inode)?;
+        let appends = inode.core.read().flags.contains(InodeFlags::APPEND);
+        if appends && offset < inode.size() {
+            return Err(FsError::NotPermitted);
+        }
+        if end > self.max_size(inode) {
+            return Err(FsError::FileTooBig);
+        }
+        Ok(())
+    }
+
+    /// The largest size the file can have.
+    pub(super) fn max_size(&self, inode: &Inode) -> u64 {
+        let fanout = inode.core.read().fanout(&self.layout);
+        fanout.max_blocks() * BLOCK
+    }
+
+    /// A write to a file whose content lies in blocks, with size and times; how much was taken.
+    fn write_blocks(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
+        let size = inode.size();
+        if offset > size {
+            self.zero_tail(cx, inode, size, offset)?;
+        }
+        // Before the blocks can be written back: what is stored of the size follows them.
+        inode.set_size(size.max(offset + data.len() as u64));
+        let (bytes, result) = self.write_pages(cx, inode, offset, data);
+        inode.set_size(size.max(offset + bytes as u64));
+        if bytes == 0 {
+            result?;
+        }
+        self.stamp_content(inode, cx.tag)?;
+        Ok(bytes)
+    }
+
+    /// Zeroes the part of the last block behind the old end of the file, up to `offset`: on the device
+    /// there may be anything.
+    pub(super) fn zero_tail(&self, cx: &Cx, inode: &Inode, size: u64, offset: u64) -> Result<()> {
+        if size.is_multiple_of(BLOCK) {
+            return Ok(());
+        }
+        let end = offset.min(size.next_multiple_of(BLOCK));
+        self.zero_bytes(cx, inode, size..end)
+    }
+
+    /// Zeroes bytes within one block through the cache, unless they are zeros anyway because the block
+    /// has no place.
+    pub(super) fn zero_bytes(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let block = range.start / BLOCK;
+        if inode.pages.get(FileBlock(block)).is_none() {
+            let mapped = self.map(inode, block, 1, cx.tag)?;
+            if !matches!(mapped.place, Place::At(_)) {
+                return Ok(());
+            }
+        }
+        let zeros = vec![0; (range.end - range.start) as usize];
+        self.write_pages(cx, inode, range.start, &zeros).1
+    }
+
+    /// Promises space and copies into the cache; how many bytes, and why not all.
+    pub(super) fn write_pages(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        offset: u64,
+        data: &[u8],
+    ) -> (usize, Result<()>) {
+        let blocks = offset / BLOCK..(offset + data.len() as u64).div_ceil(BLOCK);
+        let (written, result) = match self.promise(cx, inode, blocks) {
+            Err(error) => (0, Err(error)),
+            Ok(promised) => {
+                let fill = |block, out: &mut [u8]| self.fill_block(cx.tag, inode, block, out);
+                let needs = |block: FileBlock| promised.contains(block.0);
+                let written = inode.pages.write(offset, data, cx.tag, needs, fill);
+                self.space.release(Need {
+                    blocks: promised.blocks() - written.reserved,
+                    nodes: 0,
+                });
+                (written.bytes, written.error.map_or(Ok(()), Err))
+            }
+        };
+        if result.is_err() && inode.pages.is_empty() {
+            self.release_nodes(inode, 0);
+        }
+        (written, result)
+    }
+
+    /// Promises a block for each of a range that has no place, and the nodes to name them.
+    fn promise(&self, cx: &Cx, inode: &Inode, blocks: Range<u64>) -> Result<Promised> {
+        let promised = self.unplaced(inode, &blocks, cx.tag)?;
+        let privileged = self.may_use_reserved(cx);
+        for run in &promised.0 {
+            self.promise_nodes(inode, run.clone(), privileged, cx.tag)?;
+        }
+        let need = Need {
+            blocks: promised.blocks(),
+            nodes: 0,
+        };
+        self.space.promise(need, privileged)?;
+        Ok(promised)
+    }
+
+    /// Begins an operation that may need space: holding no lock, it makes room in the logs where that is
+    /// short, and tries the operation. Where there is no space, it tries again when everything delayed is
+    /// written (its promises are exact then) and the logs have room, and as long as something is about to
+    /// become free. The operation can be begun anew after it failed.
+    pub(crate) fn with_room<T>(
+        &self,
+        cx: &Cx,
+        mut attempt: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        self.balance(cx.tag)?;
+        match attempt() {
+            Err(FsError::NoSpace) => {}
+            other => return other,
+        }
+        // A file's error is its own and stays with it.
+        let dirty = self.writeback.dirty_files();
+        if let Err(error) = self.write_out_files(&dirty, Why::Sync, cx.tag) {
+            tracing::debug!(%error, "write-back for space failed");
+        }
+        self.make_log_room(cx.tag)?;
+        self.retrying(cx, attempt)
+    }
+
+    /// Blocks of a range that have no place and no space taken by fallocate.
+    fn unplaced(&self, inode: &Inode, blocks: &Range<u64>, tag: IoTag) -> Result<Promised> {
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let mapped = self.map(inode, at, blocks.end - at, tag)?;
+            let next = at + mapped.len.min(blocks.end - at);
+            if mapped.place == Place::Hole {
+                match runs.last_mut() {
+                    Some(last) if last.end == at => last.end = next,
+                    _ => runs.push(at..next),
+                }
+            }
+            at = next;
+        }
+        Ok(Promised(runs))
+    }
+
+    /// The content of a block that is not in the cache, as a partial write needs it.
+    fn fill_block(
+        &self,
+        tag: IoTag,
+        inode: &Inode,
+        block: FileBlock,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let Place::At(at) = self.map(inode, block.0, 1, tag)?.place else {
+            return Ok(());
+        };
+        let data = self
+            .queue
+            .read(u64::from(at.0) * BLOCK, BLOCK as usize, tag)
+            .map_err(io_error)?;
+        // Behind the end of the file the device may hold anything.
+        let valid = inode.size().saturating_sub(block.0 * BLOCK).min(BLOCK) as usize;
+        out[..valid].copy_from_slice(&data[..valid]);
+        Ok(())
+    }
+
+    /// Notes that content changed now, in memory.
+    pub(crate) fn stamp_content(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        if self.stamp_write(inode, &mut core) {
+            self.mark_dirty(&change, inode, tag)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,607 @@
+//! Write-back: dirty blocks get their place, reach the device, and only then their names.
+//!
+//! A block is written over its old place where the rules of [`placement`](super::placement) say so;
+//! otherwise one is *claimed* at the end of a log, and the node that names it changes when it is
+//! written. So nothing that a checkpoint or an fsync's chain refers to is ever missing on the device.
+
+use std::ops::Range;
+
+use steadfs_base::{IoTag, Urgency};
+use steadfs_block::{Bio, IoError, IoHandle, Op};
+use steadfs_cache::{Taken, Why};
+use steadfs_vfs::{FileKind, FsError, Result};
+
+use super::placement::{self, File, InPlacePolicy, Occasion, Volume};
+use super::{BLOCK, Place};
+use crate::disk::{self, BlockAddr, DiskError, LogType, Structure};
+use crate::fs::{F2fs, io_error};
+use crate::gate::Change;
+use crate::inode::Inode;
+use crate::options::Mode;
+use crate::segment::{Demand, Purpose, Run};
+use crate::space::Need;
+
+/// Blocks of one file that are in flight together, and how many where free sections are short.
+const BATCH: usize = (8 << 20) / BLOCK as usize;
+const SMALL_BATCH: usize = (2 << 20) / BLOCK as usize;
+/// How often write-back makes room in the logs before it gives up, unless it gets on.
+const TRIES: u32 = 4;
+
+/// Blocks of a file on their way to the device.
+pub(super) struct Flight<'a> {
+    inode: &'a Inode,
+    taken: Vec<Taken>,
+    pieces: Vec<Piece>,
+    /// The requests of each piece.
+    ios: Vec<Vec<IoHandle>>,
+    /// Why some block has no place, if so.
+    placed: Result<()>,
+}
+
+/// A run of blocks that lies in one piece in the file and on the device.
+struct Piece {
+    blocks: Range<u64>,
+    start: BlockAddr,
+    /// Claimed for this write, and to be named; otherwise the blocks' old place.
+    claimed: bool,
+    /// How many of its blocks hold a promise.
+    reserved: u64,
+}
+
+impl Piece {
+    fn len(&self) -> u32 {
+        u32::try_from(self.blocks.end - self.blocks.start).unwrap_or(u32::MAX)
+    }
+
+    fn run(&self) -> Run {
+        Run {
+            start: self.start,
+            len: self.len(),
+        }
+    }
+}
+
+impl Flight<'_> {
+    /// Where blocks are written over: first block and length of each piece.
+    pub(super) fn in_place(&self) -> impl Iterator<Item = (BlockAddr, u32)> {
+        let pieces = self.pieces.iter().filter(|p| !p.claimed);
+        pieces.map(|p| (p.start, p.len()))
+    }
+
+    /// Waits for the device; results in the pieces' order.
+    fn wait(&self) -> Vec<Result<(), IoError>> {
+        let each = |ios: &Vec<IoHandle>| ios.iter().map(IoHandle::wait).fold(Ok(()), Result::and);
+        self.ios.iter().map(each).collect()
+    }
+}
+
+impl F2fs {
+    /// Writes the file's dirty data and waits: all that was dirty when this began. An error leaves what
+    /// failed dirty. (Of directories and links nothing is written here: a checkpoint does.) The caller
+    /// holds no lock: room is made where the logs have none.
+    pub(crate) fn write_out(&self, inode: &Inode, why: Why, tag: IoTag) -> Result<()> {
+        self.write_out_as(inode, occasion(why), tag)
+    }
+
+    /// The same where the rules need to know more of the occasion.
+    pub(super) fn write_out_as(&self, inode: &Inode, occasion: Occasion, tag: IoTag) -> Result<()> {
+        let tag = tag.with_urgency(urgency(occasion));
+        let mut tries = 0;
+        let mut from = 0;
+        let mut first_error = Ok(());
+        while self.has_data_to_write(inode)? {
+            self.balance(tag)?;
+            match self.write_some(inode, from, occasion, tag) {
+                Ok(None) => return first_error,
+                Ok(Some(next)) => (from, tries) = (next, 0),
+                // The promise stands, but the logs are full of what a checkpoint or cleaning frees.
+                Err((_, FsError::NoSpace)) if tries < TRIES => {
+                    tries += 1;
+                    self.make_log_room(tag)?;
+                }
+                Err((next, error)) => {
+                    from = next;
+                    first_error = first_error.and(Err(error));
+                }
+            }
+        }
+        first_error
+    }
+
+    /// Writes the file's dirty data as [`F2fs::write_out`] does, for a caller who holds the inode's lock.
+    /// `NoSpace` where the logs have no room: he lets go, makes some and tries again.
+    pub(super) fn write_out_held(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        let tag = tag.with_urgency(Urgency::Waited);
+        let mut from = 0;
+        while self.has_data_to_write(inode)? {
+            match self.write_some(inode, from, Occasion::Sync, tag) {
+                Ok(None) => return Ok(()),
+                Ok(Some(next)) => from = next,
+                Err((_, error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn has_data_to_write(&self, inode: &Inode) -> Result<bool> {
+        if inode.kind() != FileKind::Regular || inode.pages.is_empty() {
+            return Ok(false);
+        }
+        // After a power cut, real or asked for, nothing reaches the device.
+        self.check_writable()?;
+        Ok(true)
+    }
+
+    /// Writes some of what is dirty from a block on; the block to go on from, `None` at the end. (Onwards
+    /// only: a block dirtied again behind it is the next call's.)
+    fn write_some(
+        &self,
+        inode: &Inode,
+        from: u64,
+        occasion: Occasion,
+        tag: IoTag,
+    ) -> Result<Option<u64>, (u64, FsError)> {
+        if occasion != Occasion::Background {
+            // What the flusher has under way is waited for now.
+            inode.pages.boost(from..u64::MAX, &self.queue, tag);
+        }
+        let file = self.file_facts(inode);
+        let volume = self.placement_facts();
+        let limit = if volume.short { SMALL_BATCH } else { BATCH };
+        let _one = inode.flush.lock();
+        let taken = inode.pages.take_dirty(from..u64::MAX, limit);
+        let Some(last) = taken.last() else {
+            return Ok(None);
+        };
+        let next = last.block.0 + 1;
+        let mut flight = self.place_taken(inode, (&volume, &file), taken, occasion, tag);
+        self.launch(&mut flight, tag);
+        let done = self.finish_flights(vec![flight]);
+        done.map(|()| Some(next)).map_err(|error| (next, error))
+    }
+
+    /// What placement needs to know of a file that is about to be written.
+    pub(crate) fn file_facts(&self, inode: &Inode) -> File {
+        let core = inode.core.read();
+        File {
+            advise: core.advise,
+            inline: core.inline,
+            few_dirty: inode.pages.dirty_bytes() <= placement::FEW * BLOCK,
+        }
+    }
+
+    /// The state of the volume as far as placement depends on it.
+    pub(super) fn placement_facts(&self) -> Volume {
+        const MIN_UTIL: u32 = 70;
+        let lfs = self.options.read().mode == Mode::Lfs;
+        let counts = self.space.counts();
+        let used = counts.valid_blocks.saturating_mul(100) / counts.user_blocks.max(1);
+        let segments = self.segments();
+        let per_section = self.layout.segments_per_section;
+        let free = segments.free_sections();
+        Volume {
+            policy: InPlacePolicy::default_for(self.layout.main_segments, lfs),
+            lfs,
+            short: segments
+                .policy()
+                .wants_holes(free, Demand::default(), per_section),
+            used_percent: u32::try_from(used).unwrap_or(u32::MAX),
+            min_util: MIN_UTIL,
+        }
+    }
+
+    /// The log that new blocks of a file come from.
+    pub(crate) fn data_log(&self, file: &File, occasion: Occasion) -> LogType {
+        placement::data_log(self.options.read().active_logs, file, occasion)
+    }
+
+    /// Gives taken blocks their place.
+    pub(super) fn place_taken<'a>(
+        &self,
+        inode: &'a Inode,
+        (volume, file): (&Volume, &File),
+        taken: Vec<Taken>,
+        occasion: Occasion,
+        tag: IoTag,
+    ) -> Flight<'a> {
+        let in_place = placement::in_place(volume, file, occasion);
+        let log = self.data_log(file, occasion);
+        let mut pieces = Vec::new();
+        let mut placed = Ok(());
+        let mut rest = &taken[..];
+        while let Some(first) = rest.first() {
+            let n = rest
+                .iter()
+                .zip(first.block.0..)
+                .take_while(|(t, n)| t.block.0 == *n)
+                .count();
+            let (run, after) = rest.split_at(n);
+            rest = after;
+            if let Err(error) = self.place(inode, run, (in_place, log), tag, &mut pieces) {
+                placed = placed.and(Err(error));
+            }
+        }
+        placed = placed.and(drop_shared(inode, &mut pieces));
+        Flight {
+            inode,
+            taken,
+            pieces,
+            ios: Vec::new(),
+            placed,
+        }
+    }
+
+    /// Finds or claims a place for each block of a run. What gets none is not among the pieces.
+    fn place(
+        &self,
+        inode: &Inode,
+        run: &[Taken],
+        (in_place, log): (bool, LogType),
+        tag: IoTag,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < run.len() {
+            let at = run[done].block.0;
+            let left = (run.len() - done) as u64;
+            // Looked up in any case: what names the blocks is in memory when the gate is held.
+            let mapped = self.map(inode, at, left, tag)?;
+            let (start, n, claimed) = match mapped.place {
+                Place::At(start) if in_place => {
+                    self.check_valid(inode, start, mapped.len)?;
+                    (start, mapped.len, false)
+                }
+                Place::Compressed => return Err(FsError::NotSupported("writing compressed files")),
+                _ => {
+                    let want = u32::try_from(mapped.len).unwrap_or(u32::MAX);
+                    let run = self.segments().claim(log, want, Purpose::User)?;
+                    (run.start, run.len.into(), true)
+                }
+            };
+            let reserved = |blocks: &[Taken]| blocks.iter().filter(|t| t.reserved).count() as u64;
+            let reserved = reserved(&run[done..done + n as usize]);
+            done += n as usize;
+            // Blocks of a file that move to a log lie one behind the other there, too.
+            if let Some(last) = pieces.last_mut()
+                && last.claimed == claimed
+                && last.blocks.end == at
+                && last.start.0 + last.len() == start.0
+            {
+                last.blocks.end += n;
+                last.reserved += reserved;
+                continue;
+            }
+            pieces.push(Piece {
+                blocks: at..at + n,
+                start,
+                claimed,
+                reserved,
+            });
+        }
+        Ok(())
+    }
+
+    /// A block that is not valid by the segments' account may be claimed by anybody: a node that refers
+    /// to it is damaged, and nothing is written there.
+    fn check_valid(&self, inode: &Inode, start: BlockAddr, len: u64) -> Result<()> {
+        let mut all = (0..len as u32).map(|n| start.plus(n));
+        match all.find(|&addr| !self.segments().is_valid(addr)) {
+            None => Ok(()),
+            Some(addr) => {
+                let rule = "in a file, but not in use by the segment table";
+                let what = Structure::Inode;
+                let error = DiskError::field(what, "block address", addr.0, rule);
+                Err(error.in_node(inode.nid()).into())
+            }
+        }
+    }
+
+    /// Blocks that one request can carry.
+    pub(super) fn blocks_in_bio(&self) -> usize {
+        (self.queue.geometry().max_transfer as usize / BLOCK as usize).max(1)
+    }
+
+    /// Starts the writes of every piece.
+    pub(super) fn launch(&self, flight: &mut Flight<'_>, tag: IoTag) {
+        let Flight {
+            inode,
+            taken,
+            pieces,
+            ios,
+            ..
+        } = flight;
+        let per_bio = self.blocks_in_bio();
+        let mut rest = &taken[..];
+        for piece in pieces.iter() {
+            let before = |t: &&Taken| t.block.0 < piece.blocks.start;
+            let skip = rest.iter().take_while(before).count();
+            let (run, after) = rest[skip..].split_at(piece.len() as usize);
+            rest = after;
+            let mut handles = Vec::new();
+            for (i, chunk) in run.chunks(per_bio).enumerate() {
+                let at = piece.start.plus((i * per_bio) as u32);
+                let bufs = chunk.iter().map(|t| t.data.clone()).collect();
+                let tag = if tag.urgency == Urgency::Waited {
+                    tag
+                } else {
+                    chunk[0].tag.with_urgency(tag.urgency)
+                };
+                let bio = Bio::write(u64::from(at.0) * BLOCK, bufs);
+                let io = self.queue.submit(bio, tag);
+                let blocks = chunk[0].block.0..chunk[chunk.len() - 1].block.0 + 1;
+                inode.pages.submitted(blocks, &io);
+                handles.push(io);
+            }
+            ios.push(handles);
+        }
+    }
+
+    /// Waits for launched blocks, names them and ends their flights. The first error of all.
+    pub(super) fn finish_flights(&self, flights: Vec<Flight<'_>>) -> Result<()> {
+        let mut result = Ok(());
+        for flight in flights {
+            let written = flight.wait();
+            if let Some(error) = written.iter().find_map(|w| w.as_ref().err()) {
+                tracing::warn!(ino = %flight.inode.nid(), %error, "data could not be written");
+            }
+            let named = self.name(&flight, &written);
+            let landed = self.land(&flight, &written, &named);
+            result = result.and(flight.placed).and(landed);
+        }
+        result
+    }
+
+    /// Gives the written pieces their names: slots, the segments' account, the size. A piece that failed
+    /// is not named.
+    fn name(&self, flight: &Flight<'_>, written: &[Result<(), IoError>]) -> Vec<Named> {
+        let Flight { inode, pieces, .. } = flight;
+        let mut results: Vec<Named> = pieces
+            .iter()
+            .zip(written)
+            .map(|(piece, written)| match written {
+                Ok(()) => Named::all(piece),
+                Err(error) => Named::none(io_error(error.clone())),
+            })
+            .collect();
+        let stored = inode.core.read().size;
+        let needs = |p: &Piece| p.claimed || size_after(inode, p) > stored;
+        let todo: Vec<usize> = (0..pieces.len())
+            .filter(|&i| results[i].result.is_ok() && needs(&pieces[i]))
+            .collect();
+        if todo.is_empty() {
+            return results;
+        }
+        let change = match self.change() {
+            Ok(change) => change,
+            Err(error) => {
+                let failed = |i: usize| results[i] = Named::none(error.clone());
+                todo.into_iter().for_each(failed);
+                return results;
+            }
+        };
+        let mut core = inode.core.write();
+        for i in todo {
+            let piece = &pieces[i];
+            let mut named = Named::all(piece);
+            named.result = self.name_piece(&change, inode, &mut core, piece, &mut named);
+            results[i] = named;
+        }
+        results
+    }
+
+    fn name_piece(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        piece: &Piece,
+        named: &mut Named,
+    ) -> Result<()> {
+        let tag = IoTag::default();
+        self.mark_dirty(change, inode, tag)?;
+        if piece.claimed {
+            let owed = piece.reserved;
+            (named.blocks, named.used) = (0, 0);
+            let run = piece.run();
+            self.name_run(change, inode, core, (piece.blocks.start, run), owed, named)?;
+        }
+        core.size = core.size.max(size_after(inode, piece));
+        Ok(())
+    }
+
+    /// Makes claimed and written blocks those of the file from `block` on; as many of them as had no
+    /// place before are promised, `owed`. What was done is counted also when the rest fails.
+    fn name_run(
+        &self,
+        change: &Change<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        (block, run): (u64, Run),
+        owed: u64,
+        named: &mut Named,
+    ) -> Result<()> {
+        let tag = IoTag::default();
+        while named.blocks < run.len {
+            let at = block + u64::from(named.blocks);
+            let mut slot = self.make_slot(change, inode, core, at, tag)?;
+            for _ in 0..u32::from(slot.left).min(run.len - named.blocks) {
+                let fresh = !core.counts(self.addr_in(core, &slot)?);
+                if fresh && named.used == owed {
+                    let rule = "no space was promised for it";
+                    let error = DiskError::field(Structure::Inode, "file block", at, rule);
+                    return Err(error.in_node(inode.nid()).into());
+                }
+                let addr = run.start.plus(named.blocks);
+                self.set_slot(change, inode, core, &slot, addr, tag)?;
+                self.segments().name(addr, slot.owner());
+                named.used += u64::from(fresh);
+                named.blocks += 1;
+                slot.slot += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the flights: clean what is written and named, dirty again what is not.
+    fn land(
+        &self,
+        flight: &Flight<'_>,
+        written: &[Result<(), IoError>],
+        named: &[Named],
+    ) -> Result<()> {
+        let Flight {
+            inode,
+            taken,
+            pieces,
+            placed,
+            ..
+        } = flight;
+        let unplaced = placed.as_ref().err();
+        let mut first_error = Ok(());
+        let mut rest = &taken[..];
+        for ((piece, written), named) in pieces.iter().zip(written).zip(named) {
+            let before = rest.iter().take_while(|t| t.block.0 < piece.blocks.start);
+            let (skipped, after) = rest.split_at(before.count());
+            self.land_failed(inode, skipped, unplaced, None);
+            let (done, after) = after.split_at(named.blocks as usize);
+            if let (Some(first), Some(last)) = (done.first(), done.last()) {
+                inode
+                    .pages
+                    .landed(first.block.0..last.block.0 + 1, Ok(()), false);
+                self.settle(promises(done) - named.used, 0);
+            }
+            let (failed, after) = after.split_at(piece.len() as usize - done.len());
+            let why = named.result.as_ref().err();
+            self.land_failed(inode, failed, why, written.as_ref().err());
+            if piece.claimed && !failed.is_empty() {
+                self.segments().release(Run {
+                    start: piece.start.plus(named.blocks),
+                    len: piece.len() - named.blocks,
+                });
+            }
+            rest = after;
+            first_error = first_error.and(named.result.clone());
+        }
+        self.land_failed(inode, rest, unplaced, None);
+        inode.note_written(pieces.iter().any(|p| p.claimed));
+        first_error
+    }
+
+    /// Blocks that got no place or no name, or could not be written, are dirty again and keep their
+    /// promises. That the logs are full is no error of the file: it is tried again.
+    fn land_failed(
+        &self,
+        inode: &Inode,
+        blocks: &[Taken],
+        why: Option<&FsError>,
+        error: Option<&IoError>,
+    ) {
+        for t in blocks {
+            let one = t.block.0..t.block.0 + 1;
+            let kept = match (why, error) {
+                (Some(FsError::NoSpace), None) => inode.pages.put_back(one, t.reserved),
+                (_, Some(error)) => inode.pages.landed(one, Err(error), t.reserved),
+                (why, None) => {
+                    let cause = why.map(ToString::to_string).unwrap_or_default();
+                    let error = IoError {
+                        op: Op::Write,
+                        offset: t.block.0 * BLOCK,
+                        len: BLOCK,
+                        cause,
+                    };
+                    inode.pages.landed(one, Err(&error), t.reserved)
+                }
+            };
+            self.settle(u64::from(t.reserved), kept);
+        }
+    }
+
+    /// So many promises were a flight's, so many are blocks' in the cache again.
+    fn settle(&self, before: u64, kept: u64) {
+        // A block written again meanwhile has taken a promise of its own.
+        assert!(kept <= before, "a landing makes no promises");
+        self.space.release(Need {
+            blocks: before - kept,
+            nodes: 0,
+        });
+    }
+}
+
+/// What naming a piece came to.
+struct Named {
+    /// Blocks that are named, from the first.
+    blocks: u32,
+    /// Promises they used.
+    used: u64,
+    /// Why not all.
+    result: Result<()>,
+}
+
+impl Named {
+    fn all(piece: &Piece) -> Self {
+        Self {
+            blocks: piece.len(),
+            used: 0,
+            result: Ok(()),
+        }
+    }
+
+    fn none(error: FsError) -> Self {
+        Self {
+            blocks: 0,
+            used: 0,
+            result: Err(error),
+        }
+    }
+}
+
+fn promises(taken: &[Taken]) -> u64 {
+    taken.iter().filter(|t| t.reserved).count() as u64
+}
+
+/// The size the inode may have on disk once the piece is there.
+fn size_after(inode: &Inode, piece: &Piece) -> u64 {
+    inode.size().min(piece.blocks.end.saturating_mul(BLOCK))
+}
+
+fn occasion(why: Why) -> Occasion {
+    match why {
+        Why::Sync => Occasion::Sync,
+        Why::Background | Why::Throttle => Occasion::Background,
+    }
+}
+
+pub(super) fn urgency(occasion: Occasion) -> Urgency {
+    match occasion {
+        Occasion::Background | Occasion::Moved => Urgency::Background,
+        Occasion::SmallSync | Occasion::Sync => Urgency::Waited,
+    }
+}
+
+/// Takes out pieces written over blocks that another piece is written over, too: the map is damaged,
+/// and whichever was written last would be what both read. (What is claimed is nobody's.)
+fn drop_shared(inode: &Inode, pieces: &mut Vec<Piece>) -> Result<()> {
+    let mut order: Vec<usize> = (0..pieces.len()).filter(|&i| !pieces[i].claimed).collect();
+    if order.len() < 2 {
+        return Ok(());
+    }
+    order.sort_unstable_by_key(|&i| pieces[i].start);
+    let mut shared = Vec::new();
+    let mut end = BlockAddr(0);
+    for &i in &order {
+        let piece = &pieces[i];
+        if piece.start < end {
+            shared.push(i);
+        }
+        end = end.max(piece.start.plus(piece.len()));
+    }
+    let Some(&first) = shared.first() else {
+        return Ok(());
+    };
+    let addr = pieces[first].start;
+    let mut index = 0..;
+    pieces.retain(|_| index.next().is_some_and(|i| !shared.contains(&i)));
+    let rule = "more than once in a file";
+    let error = DiskError::field(Structure::Inode, "block address", addr.0, rule);
+    Err(error.in_node(inode.nid()).into())
+}
