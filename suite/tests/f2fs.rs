@@ -1,6 +1,7 @@
 //! f2fs volumes: what the kernel's f2fs wrote, clean and cut off, is what we read.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -299,4 +300,100 @@ fn the_command_line_makes_volumes() {
         0,
         "an option of ext4's"
     );
+}
+
+/// The numbers that `dump.f2fs -d 1` prints, by name.
+fn dumped(text: &str) -> BTreeMap<String, u64> {
+    let number = |line: &str| {
+        let (name, rest) = line.split_once("[0x")?;
+        let (_, value) = rest.strip_suffix(']')?.split_once(" : ")?;
+        Some((name.trim().to_owned(), value.parse().ok()?))
+    };
+    text.lines().filter_map(number).collect()
+}
+
+/// What `inspect --json` and dump.f2fs say of one volume; the number of numbers compared.
+#[track_caller]
+fn compare_inspection(path: &str) -> usize {
+    let dump = run("dump.f2fs", ["-d", "1", path]).expect(0).out;
+    let theirs = dumped(&dump);
+    let json = steadfs(["inspect", "--json", path]).expect(0).out;
+    let ours: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let state = &ours["checkpoint"]["valid"];
+    let mut numbers: BTreeMap<String, u64> = BTreeMap::new();
+    for object in [&ours["layout"], state] {
+        let fields = object.as_object().unwrap().iter();
+        numbers.extend(fields.filter_map(|(name, value)| Some((name.clone(), value.as_u64()?))));
+    }
+    numbers.remove("pack");
+    for (n, log) in state["logs"].as_array().unwrap().iter().enumerate() {
+        let (kind, slot) = (if n < 3 { "data" } else { "node" }, n % 3);
+        let temperature = ["HOT", "WARM", "COLD"][slot];
+        let alloc = format!("alloc_type[CURSEG_{temperature}_{}]", kind.to_uppercase());
+        numbers.insert(
+            format!("cur_{kind}_segno[{slot}]"),
+            log["segment"].as_u64().unwrap(),
+        );
+        numbers.insert(
+            format!("cur_{kind}_blkoff[{slot}]"),
+            log["offset"].as_u64().unwrap(),
+        );
+        numbers.insert(alloc, u64::from(log["fills_holes"].as_bool().unwrap()));
+    }
+    for journal in ["nat_journal", "sit_journal"] {
+        assert!(numbers.remove(journal).is_some(), "{path}: {journal}");
+    }
+    for (name, value) in &numbers {
+        assert_eq!(theirs.get(name), Some(value), "{path}: {name}: {dump}");
+    }
+    let words = |of: &serde_json::Value| {
+        let list = of.as_array().unwrap().iter();
+        list.map(|word| word.as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    for (label, ours) in [
+        ("superblock features = ", words(&ours["features"])),
+        ("checkpoint state = ", words(&state["flags"])),
+    ] {
+        let line = dump
+            .lines()
+            .find_map(|line| line.split_once(label))
+            .unwrap()
+            .1;
+        let theirs: Vec<_> = line.split_once(':').unwrap().1.split_whitespace().collect();
+        assert_eq!(ours, theirs, "{path}: {label}");
+    }
+    numbers.len()
+}
+
+/// Volumes as mkfs.f2fs makes them, filled ones, and one that the kernel was writing.
+#[test]
+fn inspect_and_dump_agree() {
+    let scratch = Scratch::new();
+    let tree = scratch.folder("tree");
+    fs::write(tree.join("file"), vec![7; 3 << 20]).unwrap();
+    for (number, (size, args)) in KINDS.iter().enumerate().filter(|(n, _)| n % 3 == 0) {
+        let image = mkfs(&scratch, &format!("{number}.img"), size << 20, args);
+        let path = image.path().to_str().unwrap();
+        assert!(compare_inspection(path) > 40);
+        if (100..1000).contains(size) {
+            run("sload.f2fs", ["-f", tree.to_str().unwrap(), path]).expect(0);
+            compare_inspection(path);
+        }
+    }
+    let image = mkfs(
+        &scratch,
+        "kernel.img",
+        200 << 20,
+        "-O extra_attr,inode_checksum",
+    );
+    let script = format!(
+        "mount -t f2fs /dev/ubda {TOP}\ncd {TOP}\nseq 100000 > one\nsync\nexec 8> gone\nrm gone\n\
+         seq 9 > two\nsync\nseq 5000 > one\nsync one"
+    );
+    boot(&scratch, &[image.path()], &script);
+    let path = image.path().to_str().unwrap();
+    compare_inspection(path);
+    let (fsynced, orphans) = check_clean(image.path(), "cut off");
+    assert_eq!((fsynced, orphans), (1, 1));
 }

@@ -45,6 +45,13 @@ pub struct Inspection {
 #[expect(missing_docs, reason = "the names are dump.f2fs's")]
 pub struct Areas {
     pub block_count: u64,
+    pub log_sectorsize: u32,
+    pub section_count: u32,
+    pub segment_count: u32,
+    pub segment_count_ckpt: u32,
+    pub segment_count_sit: u32,
+    pub segment_count_nat: u32,
+    pub segment_count_ssa: u32,
     pub segs_per_sec: u32,
     pub secs_per_zone: u32,
     pub cp_blkaddr: u32,
@@ -76,7 +83,7 @@ pub struct Numbers {
     /// Which pack it is: 0 or 1.
     pub pack: u32,
     pub checkpoint_ver: u64,
-    /// Names of its flags, as dump.f2fs prints them.
+    /// Names of its flags, as dump.f2fs prints them; the last is `unmount` or `sudden-power-off`.
     pub flags: Vec<&'static str>,
     pub user_block_count: u64,
     pub valid_block_count: u64,
@@ -129,7 +136,7 @@ pub fn inspect(queue: &Queue) -> Result<Inspection> {
 }
 
 fn describe(superblock: &Superblock, checkpoint: State) -> Inspection {
-    let layout = superblock.layout();
+    let (layout, raw) = (superblock.layout(), superblock.raw());
     let (cold, hot) = superblock.extensions();
     let [made_by, written_by] = superblock.versions();
     let owned = |list: Vec<std::borrow::Cow<'_, str>>| list.into_iter().map(Into::into).collect();
@@ -142,6 +149,13 @@ fn describe(superblock: &Superblock, checkpoint: State) -> Inspection {
         has_errors: superblock.has_errors(),
         layout: Areas {
             block_count: layout.block_count,
+            log_sectorsize: raw.log_sectorsize.get(),
+            section_count: raw.section_count.get(),
+            segment_count: raw.segment_count.get(),
+            segment_count_ckpt: raw.segment_count_ckpt.get(),
+            segment_count_sit: raw.segment_count_sit.get(),
+            segment_count_nat: raw.segment_count_nat.get(),
+            segment_count_ssa: raw.segment_count_ssa.get(),
             segs_per_sec: layout.segments_per_section,
             secs_per_zone: layout.sections_per_zone,
             cp_blkaddr: layout.cp_start,
@@ -217,11 +231,15 @@ fn flag_names(flags: CpFlags) -> Vec<&'static str> {
         (CpFlags::DISABLED, "disabled"),
         (CpFlags::DISABLED_QUICK, "disabled_quick"),
         (CpFlags::RESIZE, "resizefs"),
-        (CpFlags::UNMOUNT, "unmount"),
     ]
     .into_iter()
     .filter(|(flag, _)| flags.contains(*flag))
     .map(|(_, name)| name)
+    .chain([if flags.contains(CpFlags::UNMOUNT) {
+        "unmount"
+    } else {
+        "sudden-power-off"
+    }])
     .collect()
 }
 
@@ -250,6 +268,9 @@ impl Display for Inspection {
         let areas = &self.layout;
         line("Block count:", &areas.block_count)?;
         line("Block size:", &crate::disk::BLOCK_SIZE)?;
+        line("Bytes in a sector:", &(1u64 << areas.log_sectorsize))?;
+        line("Segments:", &areas.segment_count)?;
+        line("Sections:", &areas.section_count)?;
         line("Segments per section:", &areas.segs_per_sec)?;
         line("Sections per zone:", &areas.secs_per_zone)?;
         line("Checkpoint area:", &areas.cp_blkaddr)?;
