@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
-use steadfs_block::{BlockSource, Device, Queue, QueueOptions};
+use steadfs_block::{BlockSource, Buf, Device, Queue, QueueOptions};
 use steadfs_ext4::MountReport;
 use steadfs_ext4::check as ext4;
 use steadfs_f2fs::check as f2fs;
@@ -66,9 +66,58 @@ impl Checked {
     }
 }
 
+/// Bytes read at once where a checker wants a few: what it wants next mostly lies near.
+const WINDOW: u64 = 128 << 10;
+/// Windows kept.
+const WINDOWS: usize = 64;
+
+/// A device read in windows.
 struct QueueSource<'a> {
     queue: Arc<Queue>,
     heard: RefCell<&'a mut dyn FnMut(u64)>,
+    /// By their number modulo how many there are.
+    windows: RefCell<Vec<Option<(u64, Buf)>>>,
+}
+
+impl<'a> QueueSource<'a> {
+    fn new(queue: Arc<Queue>, heard: &'a mut dyn FnMut(u64)) -> Self {
+        Self {
+            queue,
+            heard: RefCell::new(heard),
+            windows: RefCell::new(vec![None; WINDOWS]),
+        }
+    }
+
+    fn fetch(&self, start: u64, len: u64) -> io::Result<Buf> {
+        let read = self.queue.read(start, len as usize, IoTag::default());
+        let data = read.map_err(io::Error::other)?;
+        (self.heard.borrow_mut())(len);
+        Ok(data)
+    }
+
+    /// Fills `buf` from the window that it lies in; whether it lies in one that can be read.
+    fn from_window(&self, offset: u64, buf: &mut [u8]) -> bool {
+        let number = offset / WINDOW;
+        let start = number * WINDOW;
+        let within = (offset - start) as usize;
+        let end = self.size_bytes().min(start + WINDOW);
+        if offset + buf.len() as u64 > end {
+            return false;
+        }
+        let mut windows = self.windows.borrow_mut();
+        let window = &mut windows[(number % WINDOWS as u64) as usize];
+        if window.as_ref().is_none_or(|(kept, _)| *kept != number) {
+            match self.fetch(start, end - start) {
+                Ok(data) => *window = Some((number, data)),
+                Err(_) => return false,
+            }
+        }
+        let Some((_, data)) = window else {
+            return false;
+        };
+        buf.copy_from_slice(&data[within..within + buf.len()]);
+        true
+    }
 }
 
 impl BlockSource for QueueSource<'_> {
@@ -77,16 +126,16 @@ impl BlockSource for QueueSource<'_> {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if self.from_window(offset, buf) {
+            return Ok(());
+        }
+        // Larger than a window, across two, or beside something that cannot be read.
         let unit = u64::from(self.queue.geometry().logical_block);
         let start = offset / unit * unit;
         let within = (offset - start) as usize;
         let len = (within + buf.len()).next_multiple_of(unit as usize);
-        let data = self
-            .queue
-            .read(start, len, IoTag::default())
-            .map_err(io::Error::other)?;
+        let data = self.fetch(start, len as u64)?;
         buf.copy_from_slice(&data[within..within + buf.len()]);
-        (self.heard.borrow_mut())(buf.len() as u64);
         Ok(())
     }
 }
@@ -99,10 +148,8 @@ pub fn check(path: &Path, options: &Options, heard: &mut dyn FnMut(u64)) -> Resu
     options.set_read_only(true);
     let device: Arc<dyn Device> = Arc::new(open_device(path, &options)?);
     let queue = Queue::new(Arc::clone(&device), QueueOptions::default());
-    let heard = RefCell::new(heard);
     if kind_on(&queue).map_err(|error| failed(path, error))? == Kind::F2fs {
-        let queue = Arc::new(queue);
-        let source = QueueSource { queue, heard };
+        let source = QueueSource::new(Arc::new(queue), heard);
         let report = f2fs::check(&source, &f2fs::Options::default());
         return Ok(Checked::F2fs { report });
     }
@@ -115,7 +162,7 @@ pub fn check(path: &Path, options: &Options, heard: &mut dyn FnMut(u64)) -> Resu
         after_crash: replayed.replayed_transactions > 0,
         ..ext4::Options::default()
     };
-    let source = QueueSource { queue, heard };
+    let source = QueueSource::new(queue, heard);
     let report = ext4::check(&source, &how);
     Ok(Checked::Ext4 { report, replayed })
 }
