@@ -96,7 +96,7 @@ impl<'a> QueueSource<'a> {
     }
 
     /// Fills `buf` from the window that it lies in; whether it lies in one that can be read.
-    fn from_window(&self, offset: u64, buf: &mut [u8]) -> bool {
+    fn read_window(&self, offset: u64, buf: &mut [u8]) -> bool {
         let number = offset / WINDOW;
         let start = number * WINDOW;
         let within = (offset - start) as usize;
@@ -126,7 +126,7 @@ impl BlockSource for QueueSource<'_> {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        if self.from_window(offset, buf) {
+        if self.read_window(offset, buf) {
             return Ok(());
         }
         // Larger than a window, across two, or beside something that cannot be read.
