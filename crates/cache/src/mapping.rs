@@ -30,8 +30,11 @@ struct Inner {
     pages: BTreeMap<u64, Page>,
     dirty: u64,
     in_flight: u64,
-    /// The first failed write since [`Mapping::take_error`].
+    /// The first failed write since [`Mapping::take_error`] that is news.
     error: Option<IoError>,
+    /// Somebody was told that a block could not be written, and some still is not: that it fails again is
+    /// no news.
+    told: bool,
 }
 
 struct Page {
@@ -340,7 +343,9 @@ impl Mapping {
     /// one now and held none before.
     pub fn landed(&self, run: Range<u64>, result: Result<(), &IoError>, reserve: bool) -> u64 {
         let mut inner = self.inner.lock();
-        if let Err(error) = result {
+        if let Err(error) = result
+            && !inner.told
+        {
             inner.error.get_or_insert_with(|| error.clone());
         }
         self.end_flights(&mut inner, run, result.is_ok(), reserve)
@@ -381,6 +386,7 @@ impl Mapping {
         inner.in_flight -= ended;
         inner.dirty += dirtied;
         let left = inner.dirty + inner.in_flight;
+        inner.told &= left > 0;
         self.landed.notify_all();
         self.writeback
             .cleaned(&self.file, cleaned << self.block_size.bits(), left == 0);
@@ -449,9 +455,14 @@ impl Mapping {
         Some(released)
     }
 
-    /// The first write error since the last call.
+    /// The first write error since the last call, for somebody who is told of it. As long as some block
+    /// stays unwritten, that it fails again is no new error: whoever writes all of it later, and
+    /// succeeds, has nothing to tell.
     pub fn take_error(&self) -> Option<IoError> {
-        self.inner.lock().error.take()
+        let mut inner = self.inner.lock();
+        let error = inner.error.take();
+        inner.told |= error.is_some() && inner.dirty + inner.in_flight > 0;
+        error
     }
 
     /// The first dirty block at or after `from`.
@@ -611,6 +622,29 @@ mod tests {
         assert!(again[0].reserved);
         map.landed(0..1, Ok(()), false);
         assert!(map.is_empty());
+    }
+
+    #[test]
+    fn a_failure_that_was_told_is_no_news_until_all_is_written() {
+        let (_, map) = mapping();
+        map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
+        let fail = || {
+            map.take_dirty(0..9, 9);
+            map.landed(0..1, Err(&failure()), true);
+        };
+        fail();
+        assert_eq!(map.take_error(), Some(failure()));
+        fail();
+        map.take_dirty(0..9, 9);
+        map.landed(0..1, Ok(()), true);
+        assert_eq!(map.take_error(), None, "told before");
+        // All was written since: this one is another.
+        map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
+        fail();
+        map.take_dirty(0..9, 9);
+        map.landed(0..1, Ok(()), true);
+        assert_eq!(map.take_error(), Some(failure()), "nobody was told");
+        assert_eq!(map.take_error(), None);
     }
 
     #[test]

@@ -20,8 +20,8 @@ impl Ext4 {
         if inode.kind() == FileKind::Regular {
             self.write_along(inode, tag);
             let written = self.write_out(inode, Why::Sync, tag);
-            // The error that a background write met since the last fsync is told here, once; what
-            // failed is still dirty and was just tried again.
+            // The error that a background write met is told here, once, also where what failed has
+            // been written since; one that was told is not told again when the data is there.
             let earlier = inode.pages.take_error();
             written?;
             if let Some(error) = earlier {

@@ -190,8 +190,10 @@ fn a_broken_device_costs_a_full_volume_nothing() {
         world.device.fails.store(false, Ordering::Relaxed);
         assert_eq!(world.write(&file, 3 * block as u64, &[5; 50]), Ok(50));
         model.extend([5; 50]);
-        file.pages.take_error();
-        world.fs.fsync_inode(&world.cx, &file, false).unwrap();
+        // Nobody has been told of the failure yet.
+        let fsync = || world.fs.fsync_inode(&world.cx, &file, false);
+        assert!(matches!(fsync(), Err(FsError::Io(_))));
+        fsync().unwrap();
         assert!(file.pages.is_empty() && world.read(&file) == model);
         drop(file);
         world.close();
@@ -232,4 +234,41 @@ fn what_was_allocated_can_be_written() {
     world.fs.fsync_inode(&world.cx, &file, false).unwrap();
     drop(file);
     world.close();
+}
+
+/// A failure is told once; an fsync that writes everything after that succeeds, however often the
+/// background has failed in between.
+#[test]
+fn a_healed_device_is_not_blamed_again() {
+    for kind in [["-t", "ext4"], ["-t", "ext2"]] {
+        let world = Full::new(&kind, "");
+        let file = world.make(b"f");
+        assert_eq!(world.write(&file, 0, &[1; 5000]), Ok(5000));
+        let fsync = || world.fs.fsync_inode(&world.cx, &file, false);
+        fsync().unwrap();
+        let fails = |fails| world.device.fails.store(fails, Ordering::Relaxed);
+        let in_background = || {
+            let why = steadfs_cache::Why::Background;
+            world.fs.write_out(&file, why, IoTag::background())
+        };
+        for _ in 0..2 {
+            assert_eq!(world.write(&file, 0, &[2; 5000]), Ok(5000));
+            fails(true);
+            in_background().unwrap_err();
+            assert!(matches!(fsync(), Err(FsError::Io(_))));
+            in_background().unwrap_err();
+            fails(false);
+            fsync().unwrap();
+        }
+        // Failed and written in the background: the next fsync tells it, and no other.
+        assert_eq!(world.write(&file, 0, &[3; 5000]), Ok(5000));
+        fails(true);
+        in_background().unwrap_err();
+        fails(false);
+        in_background().unwrap();
+        assert!(matches!(fsync(), Err(FsError::Io(_))));
+        fsync().unwrap();
+        drop(file);
+        world.close();
+    }
 }
