@@ -48,7 +48,6 @@ impl F2fs {
     /// Begins an operation that changes nodes: nothing is locked yet.
     pub(crate) fn prepare(&self, cx: &Cx) -> Result<()> {
         self.check_writable()?;
-        self.balance(cx.tag)?;
         self.nat.provide_ids(cx.tag)
     }
 

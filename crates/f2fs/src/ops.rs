@@ -18,8 +18,8 @@ use crate::options::OnError;
 impl F2fs {
     /// Passes a call's result on; damage that it met is told once here, and may end writing.
     fn judge<T>(&self, result: Result<T>) -> Result<T> {
-        if let Err(FsError::Corrupt(what)) = &result {
-            tracing::error!(what, "the volume is damaged");
+        if let Err(error @ FsError::Corrupt(_)) = &result {
+            self.note_damage(error);
             if self.options.read().errors == OnError::RemountReadOnly {
                 self.read_only.store(true, Ordering::Release);
             }
@@ -154,10 +154,10 @@ impl FileSystem for F2fs {
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
-        self.judge(
-            self.by_number(ino, cx.tag)
-                .and_then(|inode| self.read_file(cx, &inode, offset, len)),
-        )
+        let inode = self.judge(self.get(cx, ino))?;
+        let data = self.judge(self.read_file(cx, &inode, offset, len))?;
+        self.touch_atime(&inode, cx.tag);
+        Ok(data)
     }
 
     fn write(

@@ -123,7 +123,6 @@ impl F2fs {
         if number == index::USER && !has_user_attrs(inode.kind()) {
             return Err(FsError::NoData);
         }
-        let _alone = inode.lock.read();
         if is_acl(number) {
             return self.show_acl(&inode, number, cx.tag);
         }
@@ -135,7 +134,6 @@ impl F2fs {
     /// only.
     pub(crate) fn xattr_names(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
         let inode = self.by_number(ino, cx.tag)?;
-        let _alone = inode.lock.read();
         let area = self.xattr_area(&inode, cx.tag)?;
         let list = xattr::parse(&area).map_err(|e| e.in_node(inode.nid()))?;
         let hidden = |number: u8| {

@@ -107,7 +107,7 @@ impl F2fs {
 
     /// See [`steadfs_vfs::FileSystem::tmpfile`].
     pub(crate) fn make_tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
-        self.retrying(cx, || self.make_tmpfile_once(cx, dir, mode))
+        self.with_room(cx, || self.make_tmpfile_once(cx, dir, mode))
     }
 
     fn make_tmpfile_once(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
@@ -131,7 +131,7 @@ impl F2fs {
         if is_dots(name) {
             return Err(FsError::Exists);
         }
-        self.retrying(cx, || self.create_once(cx, dir, name, spec))
+        self.with_room(cx, || self.create_once(cx, dir, name, spec))
     }
 
     fn create_once(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &Spec<'_>) -> Result<Attr> {

@@ -30,7 +30,7 @@ impl F2fs {
         if is_dots(name) {
             return Err(FsError::Exists);
         }
-        self.retrying(cx, || self.link_once(cx, ino, dir, name))
+        self.with_room(cx, || self.link_once(cx, ino, dir, name))
     }
 
     fn link_once(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
@@ -86,7 +86,8 @@ impl F2fs {
         if is_dots(name) {
             return Err(FsError::IsDir);
         }
-        self.prepare(cx)?;
+        self.check_writable()?;
+        self.balance(cx.tag)?;
         let dir = self.directory(dir, cx.tag)?;
         let names = dir.lock.write();
         let (entry, victim) = self.entry_to_remove(cx, &dir, name)?;
@@ -115,7 +116,8 @@ impl F2fs {
             b".." => return Err(FsError::NotEmpty),
             _ => {}
         }
-        self.prepare(cx)?;
+        self.check_writable()?;
+        self.balance(cx.tag)?;
         let dir = self.directory(dir, cx.tag)?;
         let look = || {
             let (entry, victim) = self.entry_to_remove(cx, &dir, name)?;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use steadfs_base::{InodeNo, IoTag};
+use steadfs_cache::Why;
 use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result, check_name};
 
 use super::create::Spec;
@@ -45,6 +46,24 @@ impl Pair {
     }
 }
 
+/// What a try to rename comes to.
+enum Done {
+    /// Done; the inode that lost its name.
+    Renamed(Option<Arc<Inode>>),
+    /// This file's data must be written out first, without locks.
+    SettleFirst(Arc<Inode>),
+}
+
+/// Whether the data of a file must go to the device before the file takes another's name: who replaces a
+/// file by a new version expects one of both after a crash, not an empty one.
+fn must_settle(pair: &Pair, flags: RenameFlags) -> bool {
+    let file = pair.moved().kind() == FileKind::Regular;
+    file && !flags.exchange
+        && !flags.no_replace
+        && pair.new.is_some()
+        && pair.moved().pages.unwritten() > 0
+}
+
 fn is_dir(inode: &Inode) -> bool {
     inode.kind() == FileKind::Directory
 }
@@ -84,7 +103,7 @@ impl F2fs {
         };
         // While it is held no directory moves to another parent, so ancestors stay ancestors.
         let _order = (from_dir.nid() != to_dir.nid()).then(|| self.rename.lock());
-        let replaced = self.retrying(cx, || self.rename_once(cx, from, to, flags))?;
+        let replaced = self.with_room(cx, || self.rename_once(cx, from, to, flags))?;
         if let Some(inode) = replaced {
             self.free_unnamed(&inode, cx.tag);
         }
@@ -99,20 +118,37 @@ impl F2fs {
         to: Side<'_>,
         flags: RenameFlags,
     ) -> Result<Option<Arc<Inode>>> {
-        self.prepare(cx)?;
-        let look = || {
-            let pair = self.look_at(cx, from, to)?;
-            let both = [Some(&pair.old), pair.new.as_ref()];
-            let named = both.into_iter().flatten().map(|(_, inode)| inode);
-            let named = named
-                .filter(|inode| is_dir(inode))
-                .map(Arc::clone)
-                .collect();
-            Ok((pair, named))
-        };
-        with_names_locked([from.dir, to.dir], look, |pair| {
-            self.rename_locked(cx, from, to, pair, flags)
-        })
+        let mut settled = false;
+        loop {
+            self.prepare(cx)?;
+            let look = || {
+                let pair = self.look_at(cx, from, to)?;
+                let both = [Some(&pair.old), pair.new.as_ref()];
+                let named = both.into_iter().flatten().map(|(_, inode)| inode);
+                let named = named
+                    .filter(|inode| is_dir(inode))
+                    .map(Arc::clone)
+                    .collect();
+                Ok((pair, named))
+            };
+            let act = |pair: Pair| {
+                if !settled && must_settle(&pair, flags) {
+                    return Ok(Done::SettleFirst(pair.old.1));
+                }
+                self.rename_locked(cx, from, to, pair, flags)
+                    .map(Done::Renamed)
+            };
+            match with_names_locked([from.dir, to.dir], look, act)? {
+                Done::Renamed(replaced) => return Ok(replaced),
+                Done::SettleFirst(inode) => {
+                    // Its error is its own, and stays with the file for the next fsync.
+                    if let Err(error) = self.write_out(&inode, Why::Sync, cx.tag) {
+                        tracing::debug!(ino = %inode.nid(), %error, "write-out before a rename");
+                    }
+                    settled = true;
+                }
+            }
+        }
     }
 
     fn rename_locked(

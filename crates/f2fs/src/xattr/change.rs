@@ -32,7 +32,7 @@ impl F2fs {
         if value.len() > XATTR_SIZE_MAX {
             return Err(FsError::TooBig);
         }
-        self.retrying(cx, || self.change_named(cx, ino, name, Some(value), how))
+        self.with_room(cx, || self.change_named(cx, ino, name, Some(value), how))
     }
 
     /// See [`steadfs_vfs::FileSystem::removexattr`].
