@@ -1,0 +1,279 @@
+//! Damage that is noted, and the smallest volumes on which damage once did harm.
+
+use std::sync::Arc;
+
+use steadfs_block::MemDevice;
+use steadfs_vfs::{FileSystem, SetAttr};
+
+use super::*;
+use crate::CacheSizes;
+use crate::disk::superblock::SUPERBLOCK_OFFSET;
+use crate::disk::test_images::Image;
+use crate::disk::{CorruptKind, DiskError, Structure};
+use crate::options::MountOptions;
+use crate::test_world::{ROOT, World};
+
+#[test]
+fn messages_say_where() {
+    let error = DiskError::from(CorruptKind::Magic {
+        what: Structure::ExtentNode,
+        found: 1,
+    });
+    let said = FsError::from(error.in_inode(Ino(12)).in_block(DevBlock(345))).to_string();
+    assert_eq!(number_after(&said, "inode"), Some(12));
+    assert_eq!(number_after(&said, "block"), Some(345));
+    assert_eq!(number_after("group 3: bitmap", "inode"), None);
+}
+
+#[test]
+fn damage_is_noted_with_its_place() {
+    let options = ["-t", "ext4", "-e", "continue"];
+    let world = World::make(&options, "16M").reopen();
+    let dir = world.mkdir(ROOT, b"dir").unwrap();
+    let image = world.close();
+    // A byte of the directory's only block.
+    let bytes = image.bytes();
+    let name = bytes.windows(3).position(|w| w == b"dir").unwrap();
+    let world = World::open(image);
+    let inode = world.fs.by_number(dir.ino, IoTag::default()).unwrap();
+    let core = inode.core.read().clone();
+    let ino = inode.ino();
+    let at = world
+        .fs
+        .map_block(&core, ino, steadfs_base::FileBlock(0), IoTag::default());
+    let block = at.unwrap().unwrap();
+    drop(inode);
+    assert!(name > 0);
+    let image = world.close();
+    let mut bytes = image.bytes();
+    bytes[(block.0 << world_block_bits()) as usize + 40] ^= 1;
+    std::fs::write(image.path(), &bytes).unwrap();
+    let world = World::open_with(image, MountOptions::default());
+    for _ in 0..2 {
+        let found = FileSystem::lookup(&*world.fs, &world.cx, dir.ino, b"x");
+        assert!(matches!(found, Err(FsError::Corrupt(_))), "{found:?}");
+    }
+    world.fs.close().unwrap();
+    let mut raw = vec![0; 1024];
+    world.device().read(SUPERBLOCK_OFFSET, &mut raw);
+    let sb = superblock::Superblock::parse(&raw).unwrap();
+    assert_ne!(sb.state() & STATE_ERROR, 0);
+    let raw = sb.raw();
+    assert_eq!(raw.error_count.get(), 2);
+    for (number, place) in [
+        (raw.first_error_ino.get(), raw.first_error_block.get()),
+        (raw.last_error_ino.get(), raw.last_error_block.get()),
+    ] {
+        assert_eq!((u64::from(number), place), (dir.ino.0, block.0));
+    }
+    assert_eq!(raw.first_error_errcode, BAD_CHECKSUM);
+    assert!(raw.first_error_time.get() > 0);
+    assert!(raw.first_error_line.get() > 0);
+    assert!(raw.first_error_func.starts_with(b"steadfs ops.rs\0"));
+}
+
+fn world_block_bits() -> u32 {
+    10
+}
+
+#[test]
+fn an_aborted_journal_is_noted_by_the_next_mount() {
+    let world = World::make(&["-t", "ext4", "-O", "orphan_file"], "16M");
+    world.file(ROOT, b"file").unwrap();
+    world.fs.sync_volume(&world.cx).unwrap();
+    world.fs.txns().journal().unwrap().abort("test");
+    assert!(world.fs.close().is_err());
+    let device = world.cut_power_now();
+    let world = world.recover(device);
+    assert_ne!(world.fs.sb.lock().state() & STATE_ERROR, 0);
+    let journal = world.fs.txns().journal().unwrap();
+    assert_eq!(journal.recorded_errno(), None);
+    assert!(world.lookup(ROOT, b"file").is_ok());
+    world.fs.close().unwrap();
+    let mut raw = vec![0; 1024];
+    world.device().read(SUPERBLOCK_OFFSET, &mut raw);
+    let sb = superblock::Superblock::parse(&raw).unwrap();
+    assert_ne!(sb.state() & STATE_ERROR, 0, "e2fsck is to look");
+}
+
+/// A volume of 1 KiB blocks without checksums, so that any byte of it may say anything, with a file of
+/// 300 blocks; and what debugfs did to it.
+fn crafted(kind: &str, commands: &[&str]) -> Image {
+    let options = ["-t", kind, "-b", "1024", "-O", "^metadata_csum,^uninit_bg"];
+    let image = Image::make(&options, "8M");
+    let content = image.beside("content");
+    std::fs::write(&content, vec![7; 300 << 10]).unwrap();
+    image.debugfs(&format!("write {} file", content.display()));
+    for command in commands {
+        image.debugfs(command);
+    }
+    image
+}
+
+/// Changes the image's bytes.
+fn edit(image: &Image, change: impl FnOnce(&mut [u8])) {
+    let mut bytes = image.bytes();
+    change(&mut bytes);
+    std::fs::write(image.path(), bytes).unwrap();
+}
+
+fn opened(image: &Image) -> Result<()> {
+    let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+    let sizes = CacheSizes::of(8 << 20);
+    let opened = Ext4::open(device, MountOptions::default(), sizes);
+    opened.map(|(fs, _)| fs.close().unwrap())
+}
+
+fn refused(image: &Image, why: &str) {
+    match opened(image) {
+        Err(FsError::Corrupt(what)) => assert!(what.contains(why), "{what}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is_corrupt<T>(result: &Result<T>) -> bool {
+    matches!(result, Err(FsError::Corrupt(_)))
+}
+
+#[test]
+fn a_block_that_a_file_maps_twice_is_written_once() {
+    let world = World::open(crafted(
+        "ext2",
+        &["sif file block[1] 2000", "sif file block[3] 2000"],
+    ));
+    let file = world.lookup(ROOT, b"file").unwrap().ino;
+    world
+        .fs
+        .write(&world.cx, file, 0, &[1; 8 << 10], false)
+        .unwrap();
+    assert!(is_corrupt(&world.fs.fsync(&world.cx, file, false)));
+    let _ = world.fs.close();
+}
+
+#[test]
+fn block_numbers_at_the_edge_are_truncated_without_overflow() {
+    let image = crafted("ext2", &[]);
+    let indirect: u64 = image.debugfs("bmap file 12").trim().parse().unwrap();
+    // The indirect block lies before what it maps.
+    edit(&image, |bytes| {
+        bytes[(indirect as usize - 1) << 10..][..1024].fill(0xFF);
+    });
+    let world = World::open(image);
+    let file = world.lookup(ROOT, b"file").unwrap().ino;
+    let set = SetAttr {
+        size: Some(0),
+        ..SetAttr::default()
+    };
+    assert!(is_corrupt(&FileSystem::setattr(
+        &*world.fs, &world.cx, file, &set
+    )));
+    let _ = world.fs.close();
+}
+
+#[test]
+fn errors_remount_ro_mounts_in_spite_of_bad_orphans() {
+    let image = crafted("ext4", &["ssv errors 2", "ssv last_orphan 2"]);
+    let world = World::open(image);
+    let made = world.file(ROOT, b"new");
+    assert!(matches!(made, Err(FsError::Stopped(_))), "{made:?}");
+    assert!(world.lookup(ROOT, b"file").is_ok());
+}
+
+#[test]
+fn a_root_that_is_none_is_refused() {
+    for (lie, why) in [
+        ("sif <2> mode 0100644", "is none"),
+        ("sif <2> links_count 0", "not in use"),
+        ("sif <2> size 0", "is empty"),
+    ] {
+        refused(&crafted("ext4", &[lie]), why);
+    }
+}
+
+#[test]
+fn metadata_on_other_metadata_is_refused() {
+    for lie in [
+        "set_bg 0 block_bitmap 2",
+        "set_bg 0 inode_bitmap 4",
+        "set_bg 0 inode_table 1",
+    ] {
+        refused(&crafted("ext2", &[lie]), "group");
+    }
+    let image = crafted("ext3", &[]);
+    let table = {
+        let said = image.dumpe2fs();
+        let (_, said) = said.split_once("Inode table at ").unwrap();
+        said.split('-').next().unwrap().parse::<u32>().unwrap()
+    };
+    image.debugfs(&format!("sif <8> block[1] {table}"));
+    refused(&image, "journal lies on other metadata");
+    // Before its replay, which would find no log and drop what is in the true one.
+    image.debugfs("feature needs_recovery");
+    refused(&image, "journal lies on the metadata of group 0");
+}
+
+#[test]
+fn nobody_gets_an_inode_in_use() {
+    let image = crafted("ext2", &["freei file"]);
+    let world = World::open(image);
+    let made = world.file(ROOT, b"new");
+    assert!(is_corrupt(&made), "{made:?}");
+    let file = world.lookup(ROOT, b"file").unwrap();
+    assert_eq!(file.size, 300 << 10);
+    let read = world.fs.read(&world.cx, file.ino, 0, 1 << 20).unwrap();
+    assert_eq!(read.to_vec(), vec![7; 300 << 10]);
+    let _ = world.fs.close();
+}
+
+#[test]
+fn a_file_without_links_is_not_freed_by_who_looks_it_up() {
+    let image = crafted("ext4", &["sif file links_count 0"]);
+    let world = World::open(image);
+    let found = world.fs.lookup(&world.cx, ROOT, b"file");
+    assert!(is_corrupt(&found.map(drop)));
+    let _ = world.fs.close();
+    let image = Image::of(&world.device().to_bytes());
+    assert!(image.debugfs("testi file").contains("marked in use"));
+}
+
+#[test]
+fn names_that_lead_elsewhere_are_not_listed() {
+    for name in [&b"fi/e"[..], b"fi\0e", b".."] {
+        let image = crafted("ext4", &[]);
+        edit(&image, |bytes| {
+            let at = bytes.windows(4).rposition(|w| w == b"file").unwrap();
+            bytes[at..at + name.len()].copy_from_slice(name);
+            bytes[at - 2] = name.len() as u8;
+        });
+        let world = World::open(image);
+        let mut seen = Vec::new();
+        let read = world.fs.readdir(&world.cx, ROOT, 0, &mut |entry| {
+            seen.push(entry.name.to_vec());
+            true
+        });
+        assert!(is_corrupt(&read), "{name:?}");
+        assert!(!seen.contains(&name.to_vec()) || name == b"..");
+        let _ = world.fs.close();
+    }
+}
+
+#[test]
+fn links_to_nothing_are_told() {
+    let image = crafted("ext4", &["symlink link target", "sif link size 0"]);
+    let world = World::open(image);
+    let link = world.lookup(ROOT, b"link").unwrap().ino;
+    assert!(is_corrupt(&world.fs.readlink(&world.cx, link)));
+    let _ = world.fs.close();
+}
+
+#[test]
+fn inline_data_where_there_can_be_none_is_told() {
+    for flags in ["0x10000000", "0x10080000"] {
+        let world = World::open(crafted("ext4", &[&format!("sif file flags {flags}")]));
+        assert!(
+            is_corrupt(&world.lookup(ROOT, b"file").map(drop)),
+            "{flags}"
+        );
+        let _ = world.fs.close();
+    }
+}
