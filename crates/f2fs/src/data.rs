@@ -5,6 +5,7 @@
 //! its blocks, so no checkpoint ever waits for data.
 
 mod fallocate;
+mod landing;
 mod need;
 pub(crate) mod placement;
 mod relocate;

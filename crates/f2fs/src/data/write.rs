@@ -41,24 +41,53 @@ impl F2fs {
         let end = offset
             .checked_add(data.len() as u64)
             .ok_or(FsError::FileTooBig)?;
-        let written = self.with_room(cx, || {
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let whole = self.with_room(cx, || {
             let _alone = inode.lock.write();
             self.check_may_write(inode, offset, end)?;
             if kill_priv {
                 self.kill_priv(cx, inode)?;
             }
-            if self.fits_inline(inode, end) {
-                self.write_inline(inode, offset, data, cx.tag)?;
-                return Ok(data.len());
-            }
-            self.leave_inline(cx, inode)?;
-            self.write_blocks(cx, inode, offset, data)
-        })?;
+            self.write_alone(cx, inode, offset, data)
+        });
+        let written = match whole {
+            Err(FsError::NoSpace) => self.write_what_fits(cx, inode, offset, data)?,
+            whole => whole?,
+        };
         let file = DirtyFile(inode.nid().0.into());
         while self.writeback.must_throttle(file) {
             self.write_out(inode, Why::Throttle, cx.tag)?;
         }
         Ok(written)
+    }
+
+    /// Writes, with `inode.lock` held for writing.
+    fn write_alone(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
+        if self.fits_inline(inode, offset + data.len() as u64) {
+            self.write_inline(inode, offset, data, cx.tag)?;
+            return Ok(data.len());
+        }
+        self.leave_inline(cx, inode)?;
+        self.write_blocks(cx, inode, offset, data)
+    }
+
+    /// Where there is no room for all: block by block, up to the first without any.
+    fn write_what_fits(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
+        let _alone = inode.lock.write();
+        self.check_may_write(inode, offset, offset + data.len() as u64)?;
+        let mut done = 0;
+        while done < data.len() {
+            let at = offset + done as u64;
+            let n = ((BLOCK - at % BLOCK) as usize).min(data.len() - done);
+            match self.write_alone(cx, inode, at, &data[done..done + n]) {
+                Ok(written) => done += written,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
     }
 
     /// Refuses changes of content that the inode does not allow.

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use steadfs_base::{IoTag, Urgency};
-use steadfs_block::{Bio, IoError, IoHandle, Op};
+use steadfs_block::{Bio, IoError, IoHandle};
 use steadfs_cache::{Taken, Why};
 use steadfs_vfs::{FileKind, FsError, Result};
 
@@ -19,7 +19,6 @@ use crate::gate::Change;
 use crate::inode::Inode;
 use crate::options::Mode;
 use crate::segment::{Demand, Purpose, Run};
-use crate::space::Need;
 
 /// Blocks of one file that are in flight together, and how many where free sections are short.
 const BATCH: usize = (8 << 20) / BLOCK as usize;
@@ -29,27 +28,27 @@ const TRIES: u32 = 4;
 
 /// Blocks of a file on their way to the device.
 pub(super) struct Flight<'a> {
-    inode: &'a Inode,
-    taken: Vec<Taken>,
-    pieces: Vec<Piece>,
+    pub(super) inode: &'a Inode,
+    pub(super) taken: Vec<Taken>,
+    pub(super) pieces: Vec<Piece>,
     /// The requests of each piece.
     ios: Vec<Vec<IoHandle>>,
     /// Why some block has no place, if so.
-    placed: Result<()>,
+    pub(super) placed: Result<()>,
 }
 
 /// A run of blocks that lies in one piece in the file and on the device.
-struct Piece {
-    blocks: Range<u64>,
-    start: BlockAddr,
+pub(super) struct Piece {
+    pub(super) blocks: Range<u64>,
+    pub(super) start: BlockAddr,
     /// Claimed for this write, and to be named; otherwise the blocks' old place.
-    claimed: bool,
+    pub(super) claimed: bool,
     /// How many of its blocks hold a promise.
     reserved: u64,
 }
 
 impl Piece {
-    fn len(&self) -> u32 {
+    pub(super) fn len(&self) -> u32 {
         u32::try_from(self.blocks.end - self.blocks.start).unwrap_or(u32::MAX)
     }
 
@@ -441,100 +440,16 @@ impl F2fs {
         }
         Ok(())
     }
-
-    /// Ends the flights: clean what is written and named, dirty again what is not.
-    fn land(
-        &self,
-        flight: &Flight<'_>,
-        written: &[Result<(), IoError>],
-        named: &[Named],
-    ) -> Result<()> {
-        let Flight {
-            inode,
-            taken,
-            pieces,
-            placed,
-            ..
-        } = flight;
-        let unplaced = placed.as_ref().err();
-        let mut first_error = Ok(());
-        let mut rest = &taken[..];
-        for ((piece, written), named) in pieces.iter().zip(written).zip(named) {
-            let before = rest.iter().take_while(|t| t.block.0 < piece.blocks.start);
-            let (skipped, after) = rest.split_at(before.count());
-            self.land_failed(inode, skipped, unplaced, None);
-            let (done, after) = after.split_at(named.blocks as usize);
-            if let (Some(first), Some(last)) = (done.first(), done.last()) {
-                inode
-                    .pages
-                    .landed(first.block.0..last.block.0 + 1, Ok(()), false);
-                self.settle(promises(done) - named.used, 0);
-            }
-            let (failed, after) = after.split_at(piece.len() as usize - done.len());
-            let why = named.result.as_ref().err();
-            self.land_failed(inode, failed, why, written.as_ref().err());
-            if piece.claimed && !failed.is_empty() {
-                self.segments().release(Run {
-                    start: piece.start.plus(named.blocks),
-                    len: piece.len() - named.blocks,
-                });
-            }
-            rest = after;
-            first_error = first_error.and(named.result.clone());
-        }
-        self.land_failed(inode, rest, unplaced, None);
-        inode.note_written(pieces.iter().any(|p| p.claimed));
-        first_error
-    }
-
-    /// Blocks that got no place or no name, or could not be written, are dirty again and keep their
-    /// promises. That the logs are full is no error of the file: it is tried again.
-    fn land_failed(
-        &self,
-        inode: &Inode,
-        blocks: &[Taken],
-        why: Option<&FsError>,
-        error: Option<&IoError>,
-    ) {
-        for t in blocks {
-            let one = t.block.0..t.block.0 + 1;
-            let kept = match (why, error) {
-                (Some(FsError::NoSpace), None) => inode.pages.put_back(one, t.reserved),
-                (_, Some(error)) => inode.pages.landed(one, Err(error), t.reserved),
-                (why, None) => {
-                    let cause = why.map(ToString::to_string).unwrap_or_default();
-                    let error = IoError {
-                        op: Op::Write,
-                        offset: t.block.0 * BLOCK,
-                        len: BLOCK,
-                        cause,
-                    };
-                    inode.pages.landed(one, Err(&error), t.reserved)
-                }
-            };
-            self.settle(u64::from(t.reserved), kept);
-        }
-    }
-
-    /// So many promises were a flight's, so many are blocks' in the cache again.
-    fn settle(&self, before: u64, kept: u64) {
-        // A block written again meanwhile has taken a promise of its own.
-        assert!(kept <= before, "a landing makes no promises");
-        self.space.release(Need {
-            blocks: before - kept,
-            nodes: 0,
-        });
-    }
 }
 
 /// What naming a piece came to.
-struct Named {
+pub(super) struct Named {
     /// Blocks that are named, from the first.
-    blocks: u32,
+    pub(super) blocks: u32,
     /// Promises they used.
-    used: u64,
+    pub(super) used: u64,
     /// Why not all.
-    result: Result<()>,
+    pub(super) result: Result<()>,
 }
 
 impl Named {
@@ -553,10 +468,6 @@ impl Named {
             result: Err(error),
         }
     }
-}
-
-fn promises(taken: &[Taken]) -> u64 {
-    taken.iter().filter(|t| t.reserved).count() as u64
 }
 
 /// The size the inode may have on disk once the piece is there.
