@@ -86,28 +86,6 @@ pub enum DiscardUnit {
     Section,
 }
 
-/// How much space may be unusable while checkpoints are off, at most.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Unusable {
-    /// None: all is cleaned first.
-    #[default]
-    None,
-    /// So many blocks.
-    Blocks(u32),
-    /// So much of the volume, 0 to 100.
-    Percent(u8),
-}
-
-/// `checkpoint=`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CheckpointMode {
-    /// They are written.
-    #[default]
-    Enabled,
-    /// None is written: after the end the volume is as it was.
-    Disabled(Unusable),
-}
-
 /// Options of an f2fs volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
@@ -149,8 +127,6 @@ pub struct MountOptions {
     pub inline_data: bool,
     /// `inline_dentry`: so do small directories.
     pub inline_dentry: bool,
-    /// `flush_merge`: those who need a FLUSH at one time share it.
-    pub flush_merge: bool,
     /// `barrier`: not `nobarrier`, with which no FLUSH is sent.
     pub barrier: bool,
     /// `fastboot`: each fsync is a checkpoint, so that the next mount is quick.
@@ -169,8 +145,6 @@ pub struct MountOptions {
     pub alloc_mode: Option<AllocMode>,
     /// `fsync_mode=`.
     pub fsync_mode: FsyncMode,
-    /// `checkpoint=`.
-    pub checkpoint: CheckpointMode,
     /// `checkpoint_merge`: those who need a checkpoint at one time share it.
     pub checkpoint_merge: bool,
 }
@@ -201,7 +175,6 @@ impl Default for MountOptions {
             inline_xattr_size: None,
             inline_data: true,
             inline_dentry: true,
-            flush_merge: true,
             barrier: true,
             fastboot: false,
             data_flush: false,
@@ -211,7 +184,6 @@ impl Default for MountOptions {
             mode: Mode::default(),
             alloc_mode: None,
             fsync_mode: FsyncMode::default(),
-            checkpoint: CheckpointMode::default(),
             checkpoint_merge: true,
         }
     }
@@ -242,14 +214,11 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`] naming the options that do not go together.
     pub fn validate(&self) -> Result<()> {
-        let wrong = |why: &str| Err(FsError::BadOption(why.to_owned()));
         if self.no_recovery && !self.read_only {
-            return wrong(
-                "option norecovery: needs ro, for a volume is only written after its recovery",
-            );
-        }
-        if self.read_only && self.checkpoint != CheckpointMode::Enabled {
-            return wrong("option checkpoint=disable: goes with rw only");
+            return Err(FsError::BadOption(
+                "option norecovery: needs ro, for a volume is only written after its recovery"
+                    .to_owned(),
+            ));
         }
         Ok(())
     }
@@ -332,7 +301,6 @@ impl MountOptions {
         word(!self.inline_xattr, "noinline_xattr");
         word(!self.inline_data, "noinline_data");
         word(!self.inline_dentry, "noinline_dentry");
-        word(!self.flush_merge, "noflush_merge");
         word(!self.barrier, "nobarrier");
         word(self.fastboot, "fastboot");
         word(self.data_flush, "data_flush");
@@ -371,16 +339,6 @@ impl MountOptions {
         pair("reserve_root", (reserved != 0).then_some(reserved));
         pair("resuid", self.resuid);
         pair("resgid", self.resgid);
-        let _ = match self.checkpoint {
-            CheckpointMode::Enabled => Ok(()),
-            CheckpointMode::Disabled(Unusable::None) => write!(out, ",checkpoint=disable"),
-            CheckpointMode::Disabled(Unusable::Blocks(n)) => {
-                write!(out, ",checkpoint=disable:{n}")
-            }
-            CheckpointMode::Disabled(Unusable::Percent(n)) => {
-                write!(out, ",checkpoint=disable:{n}%")
-            }
-        };
     }
 }
 

@@ -3,10 +3,7 @@
 
 use steadfs_vfs::options::{Entry, already, choice, flag, number, refused, value};
 
-use super::{
-    AllocMode, Atime, BackgroundGc, CheckpointMode, DiscardUnit, FsyncMode, Mode, MountOptions,
-    OnError, Unusable,
-};
+use super::{AllocMode, Atime, BackgroundGc, DiscardUnit, FsyncMode, Mode, MountOptions, OnError};
 use crate::disk::inode::XATTR_WORDS;
 
 /// Names of the values of an option; the default is not shown.
@@ -96,8 +93,6 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     flag("noinline_data", |o| o.inline_data = false),
     flag("inline_dentry", |o| o.inline_dentry = true),
     flag("noinline_dentry", |o| o.inline_dentry = false),
-    flag("flush_merge", |o| o.flush_merge = true),
-    flag("noflush_merge", |o| o.flush_merge = false),
     flag("barrier", |o| o.barrier = true),
     flag("nobarrier", |o| o.barrier = false),
     flag("fastboot", |o| o.fastboot = true),
@@ -118,7 +113,6 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     value("fsync_mode", |o, v| {
         choice(v, FSYNC_MODES).map(|mode| o.fsync_mode = mode)
     }),
-    value("checkpoint", set_checkpoint),
     flag("checkpoint_merge", |o| o.checkpoint_merge = true),
     flag("nocheckpoint_merge", |o| o.checkpoint_merge = false),
     // What is so anyway.
@@ -126,6 +120,10 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     already("nostrictatime"),
     already("noquota"),
     already("extent_cache"),
+    already("flush_merge"),
+    value("checkpoint", |_, v| {
+        choice(v, &[("enable", ())]).map_err(|_| "checkpoints are always written".to_owned())
+    }),
     value("memory", |_, v| {
         choice(v, &[("normal", ())]).map_err(|_| "cache_size= says how much there is".to_owned())
     }),
@@ -137,6 +135,10 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     refused(
         "noextent_cache",
         "where blocks lie is always kept in memory",
+    ),
+    refused(
+        "noflush_merge",
+        "those who need a flush at one time always share it",
     ),
     refused("age_extent_cache", "the age of blocks is not followed"),
     refused("reserve_node", "only blocks are reserved (reserve_root)"),
@@ -189,23 +191,5 @@ fn set_mode(options: &mut MountOptions, value: &str) -> Result<(), String> {
         return Err("is for experiments with kernels; use mode=adaptive".to_owned());
     }
     options.mode = choice(value, MODES)?;
-    Ok(())
-}
-
-/// `enable`, `disable`, `disable:BLOCKS`, `disable:PERCENT%`.
-fn set_checkpoint(options: &mut MountOptions, value: &str) -> Result<(), String> {
-    let unusable = match value.split_once(':') {
-        None if value == "enable" => {
-            options.checkpoint = CheckpointMode::Enabled;
-            return Ok(());
-        }
-        None if value == "disable" => Unusable::None,
-        Some(("disable", limit)) => match limit.strip_suffix('%') {
-            Some(percent) => Unusable::Percent(number(percent, 0..=100)?),
-            None => Unusable::Blocks(number(limit, 0..=u32::MAX)?),
-        },
-        _ => return Err("is enable, disable, disable:BLOCKS or disable:PERCENT%".to_owned()),
-    };
-    options.checkpoint = CheckpointMode::Disabled(unusable);
     Ok(())
 }

@@ -19,7 +19,7 @@ fn what_the_kernel_shows_is_the_default() {
     // /proc/mounts of Linux 6.18 on a volume of default features, without the words that say what the
     // device can (discard) and how large it is (alloc_mode).
     let shown = "rw,relatime,background_gc=on,nogc_merge,discard_unit=block,user_xattr,inline_xattr,\
-                 acl,inline_data,inline_dentry,flush_merge,barrier,extent_cache,mode=adaptive,\
+                 acl,inline_data,inline_dentry,flush_merge,barrier,checkpoint=enable,extent_cache,mode=adaptive,\
                  active_logs=6,checkpoint_merge,fsync_mode=posix,memory=normal,errors=continue";
     let options = MountOptions::parse(shown).unwrap();
     assert_eq!(options.show(), "rw,relatime");
@@ -42,13 +42,10 @@ fn what_is_shown_is_read_back() {
         "rw,relatime,gc_merge,nodiscard,background_gc=off,discard_unit=section",
         "rw,relatime,discard,background_gc=sync,discard_unit=segment",
         "rw,relatime,disable_ext_identify,noinline_xattr,noinline_data,noinline_dentry",
-        "rw,relatime,noflush_merge,nobarrier,fastboot,data_flush,nocheckpoint_merge",
+        "rw,relatime,nobarrier,fastboot,data_flush,nocheckpoint_merge",
         "rw,relatime,mode=lfs,alloc_mode=reuse,fsync_mode=strict,active_logs=2",
         "rw,relatime,alloc_mode=default,fsync_mode=nobarrier,active_logs=4",
         "rw,relatime,inline_xattr_size=6,reserve_root=32768,resuid=0,resgid=1065",
-        "rw,relatime,checkpoint=disable",
-        "rw,relatime,checkpoint=disable:4096",
-        "rw,relatime,checkpoint=disable:100%",
     ];
     for list in lists {
         let options = MountOptions::parse(list).expect(list);
@@ -82,16 +79,12 @@ fn mistakes_name_the_option() {
         "option inline_xattr_size=5: needs a number from 6 to 903",
     );
     fails(
-        "checkpoint=disable:101%",
-        "option checkpoint=disable:101%: needs a number from 0 to 100",
+        "checkpoint=disable:10%",
+        "option checkpoint=disable:10%: checkpoints are always written",
     );
     fails(
-        "checkpoint=off",
-        "option checkpoint=off: is enable, disable, disable:BLOCKS or disable:PERCENT%",
-    );
-    fails(
-        "ro,checkpoint=disable",
-        "option checkpoint=disable: goes with rw only",
+        "noflush_merge",
+        "option noflush_merge: those who need a flush at one time always share it",
     );
     fails(
         "compress_algorithm=lz4",
