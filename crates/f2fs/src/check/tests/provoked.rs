@@ -723,3 +723,43 @@ fn fsynced_files_are_no_issue() {
     assert!(report.is_clean(), "{:?}", words(&report));
     assert_eq!(report.stats.fsynced_nodes, 0);
 }
+
+/// Clusters as the kernel stores them: with the blocks they save kept for them, and given back.
+#[test]
+fn compressed_clusters_are_no_issue() {
+    let judged = Judged::new(Base::Rich);
+    for released in [false, true] {
+        let mut damage = Damage::new(Base::Rich);
+        let freed = [4, 6, 7].map(|slot| damage.mapped("small", slot));
+        compress(&mut damage, if released { 0 } else { 3 });
+        damage.inode("small", |core, _| {
+            core.extent.len = 0;
+            if released {
+                core.inline = core.inline.union(Inline::COMPRESS_RELEASED);
+                core.blocks -= 3;
+            }
+        });
+        let rest = if released {
+            BlockAddr::NULL
+        } else {
+            BlockAddr::NEW
+        };
+        damage.addrs("small", |list| {
+            (list[4], list[6], list[7]) = (BlockAddr::COMPRESSED, rest, rest);
+        });
+        for addr in freed {
+            damage.sit(addr, |entry, offset| {
+                entry.vblocks.set(entry.vblocks.get() - 1);
+                entry.valid_map[offset / 8] &= !(0x80 >> (offset % 8));
+            });
+        }
+        if released {
+            damage.checkpoint(|cp| cp.valid_blocks -= 3);
+        }
+        let report = check(&damage.bytes, &Options::default());
+        assert!(report.is_clean(), "{released}: {:?}", words(&report));
+        assert_eq!(report.stats.compressed_files, 1);
+        let (code, said) = judged.fsck(&damage.bytes);
+        assert_eq!(code, 0, "{released}: {said}");
+    }
+}
