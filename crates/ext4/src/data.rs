@@ -11,6 +11,7 @@ mod seek;
 mod sync;
 mod together;
 mod truncate;
+pub(crate) mod waiting;
 mod writeout;
 
 use std::sync::Arc;

@@ -12,6 +12,7 @@ use steadfs_cache::{DirtyFile, Mapping};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::{Attr, FileKind, FsError, Result};
 
+use crate::data::waiting::Waiting;
 use crate::disk::{self, Ino};
 use crate::fs::Ext4;
 use crate::txn::Handle;
@@ -35,6 +36,8 @@ pub struct Inode {
     pub lock: RwLock<()>,
     /// One write-back of the file's data at a time.
     pub flush: Mutex<()>,
+    /// Who waits for that.
+    pub(crate) waiting: Waiting,
     /// What the inode table has or will have, block map included. For regular files its `size` is the
     /// size on disk, which follows [`Inode::size`] when data has been written.
     pub core: RwLock<disk::Inode>,
@@ -78,6 +81,7 @@ impl Inode {
             kind,
             lock: RwLock::with_key(Rank::Inode, ino.0.into(), ()),
             flush: Mutex::with_key(Rank::Writeback, ino.0.into(), ()),
+            waiting: Waiting::new(),
             size: AtomicU64::new(core.size),
             core: RwLock::new(Rank::ExtentTree, core),
             pages: Mapping::new(fs.geo().block_size, file, Arc::clone(fs.writeback())),

@@ -9,7 +9,7 @@ pub use options::{AsyncRamp, Charge, FairOptions, PrioWeights, Slice};
 use std::collections::VecDeque;
 use std::fmt::Write;
 
-use steadfs_base::{GroupId, IoTag};
+use steadfs_base::{GroupId, IoTag, Urgency};
 
 use crate::{Boost, Direction, Io, IoId, Nanos, Scheduler};
 use options::{CLASSES, WEIGHTS};
@@ -29,7 +29,7 @@ use tree::{LeafKey, Tree, class, is_sync, lane_of};
 ///
 /// Inside a group strictly in this order: real-time, best-effort, idle; and in each class what
 /// somebody waits for (*sync*), then what nobody waits for (*async*: one queue for each priority).
-/// Child groups stand with the best-effort sync owners.
+/// Child groups stand with the best-effort sync owners. Reads are always sync.
 ///
 /// # What is bounded
 /// - Async requests get one byte for [`FairOptions::sync_per_async`] bytes of sync service of their
@@ -267,8 +267,13 @@ impl Scheduler for Fair {
     }
 
     fn insert(&mut self, id: IoId, io: Io, now: Nanos) {
+        // Whoever reads waits, also the flusher for a map that it needs, with locks that others want.
+        let tag = match (io.direction, io.tag.urgency) {
+            (Direction::Read, Urgency::Background) => io.tag.with_urgency(Urgency::Waited),
+            _ => io.tag,
+        };
         let entry = Entry {
-            tag: io.tag,
+            tag,
             bytes: io.bytes,
             flush: io.direction == Direction::Flush,
             arrival: self.arrivals,
@@ -291,7 +296,7 @@ impl Scheduler for Fair {
         }
         if first && self.in_flight.all() == 0 {
             if self.tree.active > 0 {
-                self.forget_stragglers(io.tag, now);
+                self.forget_stragglers(tag, now);
             }
             if self.tree.active == 0 {
                 self.express = Some(id);

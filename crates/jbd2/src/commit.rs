@@ -115,7 +115,7 @@ impl Journal {
                 (_, None) => unreachable!("transaction {tid} is neither durable nor anywhere"),
             };
             if state.leading {
-                self.raise_commit(&mut state, tag);
+                self.raise_commit(&mut state, tid, tag);
                 waiters.wait(&mut state);
             } else {
                 state.leading = true;
@@ -126,10 +126,17 @@ impl Journal {
         }
     }
 
-    /// Raises the I/O of the commit under way to `tag`.
-    fn raise_commit(&self, state: &mut State, tag: IoTag) {
+    /// Raises the I/O of the commit under way to `tag`, also when `tid` is the next one: that waits
+    /// for it.
+    fn raise_commit(&self, state: &mut State, tid: Tid, tag: IoTag) {
+        if let Some(running) = &mut state.running
+            && running.tid == tid
+        {
+            let raised = running.waiter.map(|now| self.queue.raised(now, tag));
+            running.waiter = raised.or(Some(tag));
+        }
         if let Some(committing) = &mut state.committing {
-            let raised = committing.tag.raised_to(tag);
+            let raised = self.queue.raised(committing.tag, tag);
             if raised != committing.tag {
                 committing.tag = raised;
                 for io in &committing.ios {
@@ -230,12 +237,15 @@ impl Journal {
         let encoded = encoded_len(&self.format, closed.snapshot.len(), closed.revokes.len());
         let len = u32::try_from(encoded + 1).expect("bounded by the log's length");
         assert!(len <= self.costs.max_transaction, "credits are counted");
-        let start = {
+        let (start, tag) = {
             let mut state = self.state.lock();
             state.check()?;
             let start = state.log.take(len);
             let running = state.running.take().expect("only the leader takes it");
             assert!(running.tid == closed.tid && running.open == 0);
+            // Others than the leader may wait for it by now.
+            let waiter = running.waiter;
+            let tag = waiter.map_or(tag, |waiter| self.queue.raised(tag, waiter));
             state.committing = Some(Committing {
                 tid: closed.tid,
                 start,
@@ -244,7 +254,7 @@ impl Journal {
                 tag,
                 ios: Vec::new(),
             });
-            start
+            (start, tag)
         };
         self.admission.notify_all();
         let encoded = encode(&self.format, closed.tid, &closed.snapshot, &closed.revokes);
@@ -348,15 +358,16 @@ impl Journal {
         } = written;
         let ended = now();
         let changed = closed.snapshot.len() as u64;
-        let blocks = {
+        let (blocks, tag) = {
             let state = self.state.lock();
-            Arc::clone(&state.committing.as_ref().expect("the leader's").blocks)
+            let committing = state.committing.as_ref().expect("the leader's");
+            (Arc::clone(&committing.blocks), committing.tag)
         };
         let mut dropped = {
             let mut lists = self.lists.lock();
             lists.push(closed.tid, start, len, ended, blocks, closed.snapshot)
         };
-        dropped += self.drop_revoked(&closed.revokes);
+        dropped += self.drop_revoked(&closed.revokes, tag);
         let callbacks = self.callbacks.lock().on_commit.clone();
         for callback in callbacks {
             callback(closed.tid);
@@ -378,11 +389,14 @@ impl Journal {
 
     /// Takes revoked blocks out of the lists; waits for writes home of them that are in flight: the
     /// block may get another owner as soon as the file system hears of the commit.
-    fn drop_revoked(&self, revokes: &[DevBlock]) -> u64 {
+    fn drop_revoked(&self, revokes: &[DevBlock], tag: IoTag) -> u64 {
         let mut dropped = 0;
         let mut lists = self.lists.lock();
         for &block in revokes {
             while lists.is_writing(block) {
+                for io in &lists.in_flight {
+                    self.queue.boost(io, tag);
+                }
                 self.home_written.wait(&mut lists);
             }
             dropped += u64::from(lists.revoke(block));

@@ -33,6 +33,8 @@ pub(crate) struct Running {
     pub requested: Option<Instant>,
     /// Who waits for it to become durable.
     pub waiters: Arc<Condvar>,
+    /// The best of their tags, while another commit is under way.
+    pub waiter: Option<IoTag>,
     /// Handles so far.
     pub handles: u64,
     /// The longest any of its handles had to wait to begin.
@@ -51,6 +53,7 @@ impl Running {
             locked: false,
             requested: None,
             waiters: Arc::new(Condvar::new()),
+            waiter: None,
             handles: 0,
             longest_wait: Duration::ZERO,
         }

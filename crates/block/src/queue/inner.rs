@@ -186,6 +186,17 @@ impl Inner {
         }
     }
 
+    pub(super) fn raised(&self, tag: IoTag, waiter: IoTag) -> IoTag {
+        if tag == waiter {
+            return tag;
+        }
+        let state = self.state.lock();
+        match state.settings().boost {
+            true => state.sched.raised(tag, waiter),
+            false => tag,
+        }
+    }
+
     pub(super) fn stats(&self) -> Stats {
         let state = self.state.lock();
         let mut stats = state.recorder.stats();

@@ -191,6 +191,12 @@ impl Queue {
         self.inner.boost(io.io(), tag);
     }
 
+    /// What I/O of tag `now` becomes when a task of tag `waiter` waits for it: as urgent and on as good
+    /// an account as either, by the policy's measure. `now` itself where boosting is switched off.
+    pub fn raised(&self, now: IoTag, waiter: IoTag) -> IoTag {
+        self.inner.raised(now, waiter)
+    }
+
     /// Reads `len` bytes at byte `offset` and waits.
     pub fn read(&self, offset: u64, len: usize, tag: IoTag) -> Result<Buf, IoError> {
         let mut bio = self.submit(Bio::read(offset, len), tag).into_bio()?;

@@ -8,6 +8,7 @@ use steadfs_base::{DevBlock, IoTag, Urgency};
 use steadfs_cache::Why;
 use steadfs_vfs::Result;
 
+use crate::data::waiting::Company;
 use crate::disk::Ino;
 use crate::fs::Ext4;
 use crate::inode::Inode;
@@ -15,7 +16,7 @@ use crate::inode::Inode;
 /// Files whose data is in flight together.
 const FILES: usize = 256;
 /// Dirty bytes of a file up to which it goes with others, and of all that go together.
-const SMALL: u64 = 1 << 20;
+const SMALL: u64 = 128 << 10;
 const TOGETHER: u64 = 8 << 20;
 
 impl Ext4 {
@@ -76,7 +77,9 @@ impl Ext4 {
         let mut locks = Vec::with_capacity(group.len());
         let mut flights = Vec::with_capacity(group.len());
         let mut places = Places::default();
+        let company = Company::new();
         for inode in group {
+            let tag = company.raised(&self.queue, tag);
             let Some(lock) = inode.flush.try_lock() else {
                 continue;
             };
@@ -96,10 +99,17 @@ impl Ext4 {
                 });
             }
             self.launch(&mut flight, tag);
-            locks.push(lock);
+            company.add(&self.queue, flight.ios());
+            inode.waiting.set_company(&self.queue, Some(&company));
+            locks.push((inode, lock));
             flights.push(flight);
         }
-        result.and(self.finish_flights(flights))
+        let result = result.and(self.finish_flights(flights));
+        for (inode, lock) in locks {
+            inode.waiting.set_company(&self.queue, None);
+            drop(lock);
+        }
+        result
     }
 }
 

@@ -67,6 +67,11 @@ impl Flight<'_> {
         failed.chain(unplaced).min_by_key(|(block, _)| *block)
     }
 
+    /// Its requests.
+    pub(super) fn ios(&self) -> impl Iterator<Item = &IoHandle> {
+        self.ios.iter().flatten()
+    }
+
     /// Waits for the device; results in the pieces' order.
     fn wait(&self) -> Vec<Result<(), IoError>> {
         let each = |ios: &Vec<IoHandle>| ios.iter().map(IoHandle::wait).fold(Ok(()), Result::and);
@@ -108,10 +113,12 @@ impl Ext4 {
             Why::Sync => tag.with_urgency(Urgency::Waited),
             Why::Background | Why::Throttle => tag.with_urgency(Urgency::Background),
         };
-        if why == Why::Sync {
+        let _waiter = (why == Why::Sync).then(|| {
             // What the flusher has under way is waited for now.
+            let waiter = inode.waiting.enter(&self.queue, tag);
             inode.pages.boost(0..u64::MAX, &self.queue, tag);
-        }
+            waiter
+        });
         let _one = inode.flush.lock();
         self.write_out_locked(inode, 0..u64::MAX, tag)
     }
@@ -127,6 +134,10 @@ impl Ext4 {
         let mut from = range.start;
         let mut first_error = Ok(());
         loop {
+            if tag.urgency == Urgency::Background && inode.waiting.tag().is_some() {
+                // The rest is written by the one who waits, in his own name.
+                return first_error;
+            }
             let (taken, size) = inode
                 .pages
                 .take_dirty_of(from..range.end, limit, || inode.size());
@@ -324,6 +335,7 @@ impl Ext4 {
         } = flight;
         let bs = self.geo.block_size;
         let per_bio = (self.queue.geometry().max_transfer as usize >> bs.bits()).max(1);
+        let waiter = inode.waiting.tag();
         let mut rest = &taken[..];
         for piece in pieces.iter() {
             let skip = rest
@@ -342,6 +354,7 @@ impl Ext4 {
                 } else {
                     chunk[0].tag.with_urgency(tag.urgency)
                 };
+                let tag = waiter.map_or(tag, |waiter| self.queue.raised(tag, waiter));
                 let io = self.queue.submit(Bio::write(bs.offset_of(at), bufs), tag);
                 let blocks = chunk[0].block.0..chunk[chunk.len() - 1].block.0 + 1;
                 inode.pages.submitted(blocks, &io);

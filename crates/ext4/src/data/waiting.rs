@@ -1,0 +1,117 @@
+//! Who waits for write-back that others do.
+//!
+//! An fsync finds its file's data in the hands of the flusher, or of a writer who makes room: it waits
+//! for them, so all that they wait for becomes as urgent as the fsync is. That is the file's own writes,
+//! those of the files that go together with it, and what they begin while somebody waits.
+
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_block::{IoHandle, Queue};
+use steadfs_rt::{Mutex, Rank};
+
+/// Who waits for one file's write-back.
+pub(crate) struct Waiting(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    count: usize,
+    /// The best of their tags.
+    tag: Option<IoTag>,
+    /// The files whose write-back its own waits for.
+    company: Option<Arc<Company>>,
+}
+
+impl Waiting {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Rank::Table, Inner::default()))
+    }
+
+    /// Somebody of this tag waits until the guard is dropped. Raises what is under way.
+    pub(super) fn enter(&self, queue: &Queue, tag: IoTag) -> Waiter<'_> {
+        let company = {
+            let mut inner = self.0.lock();
+            inner.count += 1;
+            inner.tag = Some(inner.tag.map_or(tag, |now| queue.raised(now, tag)));
+            inner.company.clone()
+        };
+        if let Some(company) = company {
+            company.raise(queue, tag);
+        }
+        Waiter(self)
+    }
+
+    /// The tag of those who wait, if anybody does.
+    pub(super) fn tag(&self) -> Option<IoTag> {
+        self.0.lock().tag
+    }
+
+    /// The file's data goes together with that of others from now on, or no longer.
+    pub(super) fn set_company(&self, queue: &Queue, company: Option<&Arc<Company>>) {
+        let tag = {
+            let mut inner = self.0.lock();
+            inner.company = company.cloned();
+            inner.tag
+        };
+        if let (Some(company), Some(tag)) = (company, tag) {
+            company.raise(queue, tag);
+        }
+    }
+}
+
+/// Somebody waits.
+pub(super) struct Waiter<'a>(&'a Waiting);
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.0.0.lock();
+        inner.count -= 1;
+        if inner.count == 0 {
+            inner.tag = None;
+        }
+    }
+}
+
+/// Files whose data is in flight together: each has to wait for all.
+pub(super) struct Company(Mutex<Together>);
+
+#[derive(Default)]
+struct Together {
+    ios: Vec<IoHandle>,
+    /// The best tag of those who wait for one of them.
+    tag: Option<IoTag>,
+}
+
+impl Company {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Rank::Table, Together::default())))
+    }
+
+    /// The tag that requests of tag `tag` have.
+    pub(super) fn raised(&self, queue: &Queue, tag: IoTag) -> IoTag {
+        let waiter = self.0.lock().tag;
+        waiter.map_or(tag, |waiter| queue.raised(tag, waiter))
+    }
+
+    /// These requests are waited for, too.
+    pub(super) fn add<'a>(&self, queue: &Queue, ios: impl Iterator<Item = &'a IoHandle>) {
+        let mut together = self.0.lock();
+        let from = together.ios.len();
+        together.ios.extend(ios.cloned());
+        if let Some(tag) = together.tag {
+            for io in &together.ios[from..] {
+                queue.boost(io, tag);
+            }
+        }
+    }
+
+    fn raise(&self, queue: &Queue, tag: IoTag) {
+        let mut together = self.0.lock();
+        let raised = together.tag.map_or(tag, |now| queue.raised(now, tag));
+        if together.tag.replace(raised) != Some(raised) {
+            for io in &together.ios {
+                queue.boost(io, raised);
+            }
+        }
+    }
+}
