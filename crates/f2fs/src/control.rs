@@ -9,6 +9,7 @@ impl Control for F2fs {
         let file = |path, writable| ControlEntry { path, writable };
         vec![
             file("options", true),
+            file("f2fs/freeze", true),
             file("io/scheduler", false),
             file("io/stats.json", false),
         ]
@@ -16,7 +17,8 @@ impl Control for F2fs {
 
     fn read(&self, path: &str) -> Result<Vec<u8>> {
         let mut text = match path {
-            "options" => self.options.read().show(),
+            "options" => self.effective_options().show(),
+            "f2fs/freeze" => u8::from(self.is_frozen()).to_string(),
             "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),
             _ => return Err(FsError::NotFound),
@@ -28,11 +30,20 @@ impl Control for F2fs {
     }
 
     fn write(&self, path: &str, value: &[u8]) -> Result<()> {
-        if path != "options" {
-            return Err(FsError::NotPermitted);
+        let text = std::str::from_utf8(value)
+            .map_err(|_| FsError::BadOption("values are text".to_owned()))?
+            .trim();
+        match (path, text) {
+            ("options", list) => self.remount(&Cx::default(), list),
+            ("f2fs/freeze", "1") => self.freeze(&Cx::default()),
+            ("f2fs/freeze", "0") => {
+                self.thaw();
+                Ok(())
+            }
+            ("f2fs/freeze", other) => Err(FsError::BadOption(format!(
+                "{other:?} is neither 1 (freeze) nor 0 (thaw)"
+            ))),
+            _ => Err(FsError::NotPermitted),
         }
-        let list = std::str::from_utf8(value)
-            .map_err(|_| FsError::BadOption("options are text".to_owned()))?;
-        self.remount(&Cx::default(), list.trim())
     }
 }

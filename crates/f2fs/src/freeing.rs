@@ -1,7 +1,7 @@
 //! Freeing what nobody has any more: inodes without names whose last user lets them go.
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_vfs::{FileKind, Result};
+use steadfs_vfs::{FileKind, FsError, Result};
 
 use crate::disk::{self, Nid};
 use crate::fs::F2fs;
@@ -55,10 +55,18 @@ impl F2fs {
                 .and_then(|inode| self.evict(&inode, tag));
             match result {
                 Ok(()) => freed += 1,
+                Err(FsError::Stale) => self.forget_orphan(nid),
                 Err(error) => tracing::warn!(ino = %nid, %error, "an orphan cannot be freed"),
             }
         }
         freed
+    }
+
+    /// Takes an inode off the list that is not there.
+    fn forget_orphan(&self, nid: Nid) {
+        if let Ok(change) = self.change() {
+            self.orphans.remove(&change, nid);
+        }
     }
 
     /// Frees everything an inode without names has, and the inode. It is among the orphans; nobody

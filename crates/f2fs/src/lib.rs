@@ -34,6 +34,8 @@ mod ops;
 mod options;
 mod orphan;
 mod recovery;
+mod remount;
+mod service;
 mod since;
 mod space;
 mod superblock;

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use steadfs_base::{BlockSize, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{CacheSizes, MetaCache, Writeback, WritebackOptions};
-use steadfs_rt::{Mutex, Rank, RwLock};
+use steadfs_rt::{Condvar, Mutex, Rank, RwLock};
 use steadfs_vfs::{Clock, Freeing, FsError, Result};
 
 use crate::checkpoint::daemon::Daemon;
@@ -22,7 +22,6 @@ use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::recovery::Recovered;
-use crate::segment::Segments;
 use crate::since::Since;
 use crate::space::Space;
 use crate::superblock::read_superblock;
@@ -41,10 +40,11 @@ pub struct MountReport {
 }
 
 impl F2fs {
-    /// Opens the volume on `device`, for reading.
+    /// Opens the volume on `device`: takes over what fsync wrote after the last checkpoint, and where it is
+    /// to be written frees orphans and starts the volume's tasks.
     ///
     /// # Errors
-    /// Writing was asked for, features that are not understood, damage, or a device's failure.
+    /// Options or features that do not allow it, damage, or a device's failure.
     pub fn open(
         device: Arc<dyn Device>,
         options: MountOptions,
@@ -53,7 +53,8 @@ impl F2fs {
         let mut report = MountReport::default();
         let queue = Arc::new(Queue::new(device, QueueOptions::default()));
         let superblock = read_superblock(&queue)?;
-        choose_mode(&superblock, &options, &mut report)?;
+        let device_read_only = queue.geometry().read_only;
+        choose_mode(&superblock, &options, device_read_only, &mut report)?;
         options.check_features(superblock.features())?;
         check_size(&superblock, &queue)?;
         let layout = superblock.layout().clone();
@@ -98,9 +99,15 @@ impl F2fs {
             inodes: InodeTable::new(),
             recovered: Recovered::default(),
             options: RwLock::new(Rank::Leaf, options),
+            remounting: Mutex::with_key(Rank::Mount, 0, ()),
+            service: RwLock::with_key(Rank::Mount, 1, ()),
+            frozen: AtomicBool::new(false),
+            freezer: Mutex::with_key(Rank::Mount, 2, false),
+            thawed: Condvar::new(),
+            closing: AtomicBool::new(false),
             unmounted: AtomicBool::new(false),
         };
-        if recover {
+        if recover && fs.read_only.load(Ordering::Acquire) {
             let found = fs.find_fsynced(IoTag::default())?;
             report.recovered_files = found.files();
             report.recovered_nodes = found.nodes();
@@ -109,32 +116,17 @@ impl F2fs {
             fs.nodes = NodeCache::new(budget / 2);
             fs.recovered = found;
         }
-        Ok((Arc::new(fs), report))
-    }
-
-    /// Reads what only a volume that is written needs.
-    pub(crate) fn begin_writing(&self) -> Result<()> {
-        if self.segments.get().is_none() {
-            let tag = IoTag::default();
-            let current = checkpoint::load(&self.queue, &self.layout)?;
-            let segments = Segments::load(
-                &self.layout,
-                &current.checkpoint,
-                current.pack,
-                &current.sit_journal,
-                &self.queue,
-                tag,
-            )?;
-            let set = self.segments.set(segments);
-            assert!(set.is_ok(), "one mount or remount at a time");
+        let fs = Arc::new(fs);
+        assert!(fs.me.set(Arc::downgrade(&fs)).is_ok(), "set here only");
+        if !fs.read_only.load(Ordering::Acquire) {
+            let reserved = fs.options.read().reserve_root;
+            fs.space.set_reserved(reserved.into());
+            if let Err(error) = fs.begin_service(&mut report) {
+                fs.end_tasks();
+                return Err(error);
+            }
         }
-        Ok(())
-    }
-
-    /// Ends the volume's service.
-    pub(crate) fn close(&self) -> Result<()> {
-        self.unmounted.store(true, Ordering::Release);
-        Ok(())
+        Ok((fs, report))
     }
 }
 
@@ -153,6 +145,7 @@ fn check_size(superblock: &Superblock, queue: &Queue) -> Result<()> {
 fn choose_mode(
     superblock: &Superblock,
     options: &MountOptions,
+    device_read_only: bool,
     report: &mut MountReport,
 ) -> Result<()> {
     let refuse = |why: String| Err(FsError::BadOption(why));
@@ -160,6 +153,12 @@ fn choose_mode(
         MountMode::Refused { features } => {
             let names = features.join(", ");
             return refuse(format!("unsupported features: {names}"));
+        }
+        MountMode::ReadOnly { because } if !options.read_only => {
+            let names = because.join(", ");
+            return refuse(format!(
+                "the volume's features {names} cannot be written yet; mount it read-only (-o ro)"
+            ));
         }
         MountMode::ReadOnly { because } => {
             report.read_only_because = because.iter().map(ToString::to_string).collect();
@@ -169,8 +168,8 @@ fn choose_mode(
     if !superblock.devices().is_empty() {
         return refuse("volumes on several devices are not supported".to_owned());
     }
-    if !options.read_only {
-        return refuse("f2fs volumes cannot be written yet; mount it read-only (-o ro)".to_owned());
+    if device_read_only && !options.read_only {
+        return Err(FsError::ReadOnly);
     }
     Ok(())
 }

@@ -93,6 +93,7 @@ impl FileSystem for F2fs {
     }
 
     fn forget(&self, ino: InodeNo, count: u64) {
+        let _open = self.open_to_changes();
         if let Err(error) = self.judge(self.put(ino, count)) {
             // It stays an orphan, and the next mount frees it.
             tracing::warn!(%ino, %error, "freeing an unlinked inode failed");
@@ -104,6 +105,7 @@ impl FileSystem for F2fs {
     }
 
     fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
+        let _open = self.open_to_changes();
         self.changed_at(cx, ino, self.set_attributes(cx, ino, set))
     }
 
@@ -115,31 +117,38 @@ impl FileSystem for F2fs {
     }
 
     fn mknod(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
+        let _open = self.open_to_changes();
         let made = self.make_node_file(cx, dir, name, mode, rdev);
         self.changed(cx, &[dir], made)
     }
 
     fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], self.make_dir(cx, dir, name, mode))
     }
 
     fn symlink(&self, cx: &Cx, dir: InodeNo, name: &[u8], target: &[u8]) -> Result<Attr> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], self.make_symlink(cx, dir, name, target))
     }
 
     fn link(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], self.make_link(cx, ino, dir, name))
     }
 
     fn tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], self.make_tmpfile(cx, dir, mode))
     }
 
     fn unlink(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], self.remove_file(cx, dir, name))
     }
 
     fn rmdir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[dir], self.remove_dir(cx, dir, name))
     }
 
@@ -150,6 +159,7 @@ impl FileSystem for F2fs {
         to: (InodeNo, &[u8]),
         flags: RenameFlags,
     ) -> Result<()> {
+        let _open = self.open_to_changes();
         self.changed(cx, &[from.0, to.0], self.move_names(cx, from, to, flags))
     }
 
@@ -168,12 +178,14 @@ impl FileSystem for F2fs {
         data: &[u8],
         kill_priv: bool,
     ) -> Result<usize> {
+        let _open = self.open_to_changes();
         let inode = self.judge(self.get(cx, ino))?;
         let written = self.write_file(cx, &inode, offset, data, kill_priv);
         self.changed_one(cx, &inode, written)
     }
 
     fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()> {
+        let _open = self.open_to_changes();
         let inode = self.judge(self.get(cx, ino))?;
         self.judge(self.fsync_inode(cx, &inode, datasync))
     }
@@ -186,6 +198,7 @@ impl FileSystem for F2fs {
         offset: u64,
         len: u64,
     ) -> Result<()> {
+        let _open = self.open_to_changes();
         let inode = self.judge(self.get(cx, ino))?;
         let done = self.fallocate_file(cx, &inode, mode, offset, len);
         self.changed_one(cx, &inode, done)
@@ -205,6 +218,7 @@ impl FileSystem for F2fs {
         to: (InodeNo, u64),
         len: u64,
     ) -> Result<u64> {
+        let _open = self.open_to_changes();
         let source = self.judge(self.get(cx, from.0))?;
         let target = self.judge(self.get(cx, to.0))?;
         let copied = self.copy_between(cx, (&source, from.1), (&target, to.1), len);
@@ -242,10 +256,12 @@ impl FileSystem for F2fs {
         value: &[u8],
         how: SetXattr,
     ) -> Result<()> {
+        let _open = self.open_to_changes();
         self.changed_at(cx, ino, self.set_attr(cx, ino, name, value, how))
     }
 
     fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
+        let _open = self.open_to_changes();
         self.changed_at(cx, ino, self.remove_attr(cx, ino, name))
     }
 
@@ -260,10 +276,12 @@ impl FileSystem for F2fs {
     }
 
     fn set_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
+        let _open = self.open_to_changes();
         self.changed_at(cx, ino, self.change_flags(cx, ino, flags))
     }
 
     fn set_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
+        let _open = self.open_to_changes();
         self.changed_at(cx, ino, self.change_project(cx, ino, project))
     }
 
@@ -280,18 +298,16 @@ impl FileSystem for F2fs {
         self.judge(self.sync_volume(cx))
     }
 
-    fn shutdown(&self, _: &Cx, _: ShutdownMode) -> Result<()> {
-        self.close()
+    fn shutdown(&self, cx: &Cx, mode: ShutdownMode) -> Result<()> {
+        self.cut_power(cx, mode)
     }
 
     fn options(&self) -> String {
-        self.options.read().show()
+        self.effective_options().show()
     }
 
-    fn remount(&self, _: &Cx, options: &str) -> Result<()> {
-        let new = self.options.read().remounted(options)?;
-        *self.options.write() = new;
-        Ok(())
+    fn remount(&self, cx: &Cx, options: &str) -> Result<()> {
+        self.change_options(cx, options)
     }
 
     fn control(&self) -> Option<&dyn Control> {

@@ -246,7 +246,6 @@ impl MountOptions {
         new.set_list(list)?;
         new.validate()?;
         let fixed = [
-            ("rw", self.read_only != new.read_only),
             ("norecovery", self.no_recovery != new.no_recovery),
             ("discard_unit", self.discard_unit != new.discard_unit),
             ("active_logs", self.active_logs != new.active_logs),

@@ -117,6 +117,11 @@ impl Space {
         }
     }
 
+    /// Keeps blocks for the superuser (`reserve_root`).
+    pub fn set_reserved(&self, blocks: u64) {
+        self.counts.lock().reserved = blocks;
+    }
+
     /// The counts now.
     pub fn counts(&self) -> Counts {
         *self.counts.lock()

@@ -217,8 +217,12 @@ fn what_is_refused_says_why() {
     };
     let image = Image::make(&["-O", "extra_attr"], 64);
     let bytes = fs::read(image.path()).unwrap();
-    assert!(refused(&bytes, "").contains("cannot be written yet"));
     assert!(refused(&bytes[..32 << 20], "ro").contains("the device only"));
+    let mut quota = bytes.clone();
+    for copy in [1024, 5120] {
+        quota[copy + 2180] |= 0x80;
+    }
+    assert!(refused(&quota, "").contains("quota_ino cannot be written yet"));
     let mut zoned = bytes.clone();
     for copy in [1024, 5120] {
         zoned[copy + 2180] |= 2;

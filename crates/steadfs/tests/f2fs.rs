@@ -60,7 +60,6 @@ fn what_cannot_be_done_is_said() {
     fs::create_dir(&tree).unwrap();
     let image = image(dir.path(), &tree);
     for (list, why) in [
-        ("", "cannot be written yet"),
         ("ro,data=ordered", "option data: f2fs has none"),
         ("ro,inline_xattr_size=20", "flexible_inline_xattr"),
     ] {

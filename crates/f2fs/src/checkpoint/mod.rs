@@ -40,6 +40,8 @@ use crate::fs::F2fs;
 pub enum Reason {
     /// Somebody waits for what was done so far to be durable, or there is too much of it.
     Sync,
+    /// A mount ends what was begun before, and begins a version of its own.
+    Mount,
     /// The volume is left: summaries of nodes are in the pack.
     Unmount,
 }

@@ -37,6 +37,9 @@ pub struct DirBlock {
     pub data: Buf,
 }
 
+/// Nodes with their places, and the same in memory.
+type PlacedNodes = (Vec<(BlockAddr, Buf)>, Vec<Arc<Node>>);
+
 /// What a checkpoint will write.
 pub struct Snapshot {
     pub checkpoint: Checkpoint,
@@ -46,6 +49,8 @@ pub struct Snapshot {
     pub nat: NatPlan,
     pub segments: SegmentSnapshot,
     pub nodes: Vec<(BlockAddr, Buf)>,
+    /// The same in memory: what is on its way must not leave and be read again.
+    pub held: Vec<Arc<Node>>,
     pub dirs: Vec<DirBlock>,
     /// Summaries of nodes are part of the pack.
     pub node_summaries: bool,
@@ -67,8 +72,8 @@ impl F2fs {
     pub(super) fn take_snapshot(&self, change: &Change<'_>, reason: Reason) -> Result<Snapshot> {
         let mut dirs = Vec::new();
         let placed = self.place_everything(change, &mut dirs);
-        let nodes = match placed {
-            Ok(nodes) => nodes,
+        let (nodes, held) = match placed {
+            Ok(placed) => placed,
             Err(error) => {
                 self.give_back(&dirs, &error);
                 return Err(error);
@@ -94,6 +99,7 @@ impl F2fs {
             nat,
             segments,
             nodes,
+            held,
             dirs,
             node_summaries,
             writes_before,
@@ -105,7 +111,7 @@ impl F2fs {
         &self,
         change: &Change<'_>,
         dirs: &mut Vec<DirBlock>,
-    ) -> Result<Vec<(BlockAddr, Buf)>> {
+    ) -> Result<PlacedNodes> {
         // Directories, and long symbolic links.
         for inode in self.inodes.dirty_others() {
             self.place_directory(change, &inode, dirs)?;
@@ -115,12 +121,17 @@ impl F2fs {
             self.store_inode(change, &inode, &core)?;
         }
         let (node_version, _) = self.checkpoints.node_version();
-        let mut nodes = Vec::with_capacity(self.nodes.dirty_count());
-        for (_, node) in self.nodes.dirty() {
-            let placed = self.place_node(change, &node, node_version, Marks::default())?;
-            nodes.extend(placed);
+        let held: Vec<Arc<Node>> = self
+            .nodes
+            .dirty()
+            .into_iter()
+            .map(|(_, node)| node)
+            .collect();
+        let mut nodes = Vec::with_capacity(held.len());
+        for node in &held {
+            nodes.extend(self.place_node(change, node, node_version, Marks::default())?);
         }
-        Ok(nodes)
+        Ok((nodes, held))
     }
 
     fn place_directory(

@@ -107,6 +107,7 @@ impl F2fs {
         self.submit_blocks(&body, tag, &mut writes);
         steps.ended("submit tables and pack");
         writes.wait().map_err(io_error)?;
+        snapshot.held.clear();
         steps.ended("wait for tables, nodes and pack");
         self.node_writes.wait(snapshot.writes_before)?;
         steps.ended("wait for nodes of fsync");
@@ -141,7 +142,10 @@ impl F2fs {
         let at = self.layout.pack_start(pack).plus(last);
         let block = Buf::copy_of(&snapshot.head[..BLOCK_SIZE]);
         let bio = Bio::write(u64::from(at.0) * BLOCK_SIZE as u64, vec![block]);
-        let bio = bio.preflush_and_fua();
+        let bio = match self.options.read().barrier {
+            true => bio.preflush_and_fua(),
+            false => bio,
+        };
         self.queue.submit(bio, tag).wait().map_err(io_error)
     }
 

@@ -30,17 +30,9 @@ fn volume_with_file(features: &str, mib: u64) -> Arc<MemDevice> {
 fn open(device: &Arc<MemDevice>, options: &str) -> Arc<F2fs> {
     let options = MountOptions::parse(options).unwrap();
     let device = Arc::clone(device) as Arc<dyn Device>;
-    let ro = MountOptions {
-        read_only: true,
-        ..options.clone()
-    };
-    let fs = F2fs::open(device, ro, CacheSizes::of(8 << 20)).unwrap().0;
-    if !options.read_only {
-        fs.begin_writing().unwrap();
-        fs.read_only
-            .store(false, std::sync::atomic::Ordering::Release);
-    }
-    fs
+    F2fs::open(device, options, CacheSizes::of(8 << 20))
+        .unwrap()
+        .0
 }
 
 fn file(fs: &F2fs) -> Arc<Inode> {

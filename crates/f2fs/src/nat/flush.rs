@@ -112,7 +112,15 @@ impl NatPlan {
 /// Which entries go into the journal, and which blocks are written.
 fn plan(layout: &Layout, state: &State) -> NatPlan {
     let mut all = state.journal.clone();
-    all.extend(state.committing.iter().map(|(nid, entry)| (*nid, *entry)));
+    let stored = |(nid, entry): (&Nid, &NatEntry)| {
+        // Each node that was made has its place by now; an id whose node was not made after all has none.
+        let addr = match entry.addr {
+            BlockAddr::NEW => BlockAddr::NULL,
+            addr => addr,
+        };
+        (*nid, NatEntry { addr, ..*entry })
+    };
+    all.extend(state.committing.iter().map(stored));
     let mut by_block: BTreeMap<u32, Vec<(Nid, NatEntry)>> = BTreeMap::new();
     for (nid, entry) in all {
         let (block, _) = layout.nat_slot(nid);

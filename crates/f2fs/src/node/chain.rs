@@ -36,6 +36,8 @@ pub struct Chain<'f> {
     write: NodeWrite<'f>,
     /// The marked one last.
     blocks: Vec<(BlockAddr, Buf)>,
+    /// What is on its way must not leave memory and be read again.
+    held: Vec<Arc<Node>>,
     /// The checkpoint it comes after.
     version: u64,
     /// Whether all have a place.
@@ -78,6 +80,7 @@ impl F2fs {
         let mut chain = Chain {
             write: self.node_writes.begin(),
             blocks: Vec::with_capacity(nodes.len()),
+            held: Vec::new(),
             version,
             whole: Ok(()),
         };
@@ -95,6 +98,7 @@ impl F2fs {
                 }
             }
         }
+        chain.held = nodes;
         Ok(Some(chain))
     }
 
@@ -107,6 +111,7 @@ impl F2fs {
         let Chain {
             write,
             mut blocks,
+            held,
             version,
             whole,
         } = chain;
@@ -121,6 +126,7 @@ impl F2fs {
             let io = self.queue.submit(bio.preflush_and_fua(), tag);
             io.wait().map_err(io_error)
         });
+        drop(held);
         match &written {
             Ok(()) => write.end(),
             Err(error) => {

@@ -107,7 +107,7 @@ fn some_need_a_feature_or_a_new_mount() {
     let flexible = Features::FLEXIBLE_INLINE_XATTR;
     assert_eq!(options.check_features(flexible), Ok(()));
     for list in [
-        "ro",
+        "norecovery",
         "active_logs=2",
         "mode=lfs",
         "noacl",

@@ -11,6 +11,8 @@
 //! address table is asked, names before their directory. (Indirect nodes are not part of an fsync, so
 //! the ids that lead to a new node may not exist; its place in the tree does.)
 
+mod apply;
+
 use std::collections::BTreeMap;
 
 use steadfs_base::{FixedSet, IoTag};

@@ -38,7 +38,7 @@ pub(crate) fn judge(device: &MemDevice) {
 /// Mounts for changes by hand.
 pub(super) fn writable(device: &Arc<MemDevice>) -> Arc<F2fs> {
     let fs = mount_device(device).unwrap();
-    fs.begin_writing().unwrap();
+    fs.read_segments(IoTag::default()).unwrap();
     fs.read_only.store(false, Ordering::Release);
     fs
 }
@@ -302,4 +302,49 @@ fn cutting_frees_everything_behind_in_bounded_steps() {
     assert_eq!(since, before);
     fs.segments().check();
     judge(&device);
+}
+
+#[test]
+fn a_mount_for_writing_makes_what_recovery_finds_its_own() {
+    let device = image(64 << 20, &FormatOptions::default()).unwrap();
+    let fs = writable(&device);
+    let tag = IoTag::default();
+    let old = make_file(&fs, b"old", 1000);
+    fs.checkpoint(Reason::Sync, tag).unwrap();
+    let new = make_file(&fs, b"new", 930);
+    for (block, file) in [(5, &old), (990, &old)] {
+        write_block(&fs, file, block);
+    }
+    for file in [&new, &old] {
+        let named = !fs.is_in_checkpoint(file.nid(), tag).unwrap();
+        let chain = fs.place_chain(file, named, tag).unwrap();
+        fs.write_chain(chain.unwrap(), Barrier::Ordered, tag)
+            .unwrap();
+    }
+    // Not synced: gone.
+    write_block(&fs, &old, 6);
+    let wanted: Vec<_> = (0..1000).map(|n| fs.slot(&old, n, tag).unwrap()).collect();
+    let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+    for (round, files) in [2, 0].into_iter().enumerate() {
+        let options = crate::MountOptions::parse("").unwrap();
+        let sizes = crate::CacheSizes::of(64 << 20);
+        let opened = F2fs::open(Arc::clone(&copy) as _, options, sizes);
+        let (fs, report) = opened.unwrap();
+        assert_eq!(report.recovered_files, files, "round {round}");
+        check_file(&fs, b"old", 1000);
+        check_file(&fs, b"new", 930);
+        let found = fs.lookup(&Cx::default(), fs.root(), b"old").unwrap().ino;
+        let found = fs.by_number(found, tag).unwrap();
+        let same = (0..1000).filter(|n| fs.slot(&found, *n, tag) == Ok(wanted[*n as usize]));
+        assert_eq!(same.count(), 999);
+        fs.segments().check();
+        // A crash right behind recovery, then an unmount.
+        judge(&MemDevice::from_bytes(&copy.to_bytes()));
+        if round == 1 {
+            fs.unmount().unwrap();
+            judge(&copy);
+        } else {
+            fs.end_tasks();
+        }
+    }
 }

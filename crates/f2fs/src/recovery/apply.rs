@@ -1,0 +1,397 @@
+//! Roll-forward into the volume: what fsync wrote after the checkpoint becomes part of the next one.
+//!
+//! Nodes found are not taken as they lie: their slots are copied into the volume's own nodes, the blocks
+//! they name are adopted, names are made in their directories. Nothing is written before the
+//! checkpoint that ends it, and everything that recovery would need again is kept from being written
+//! over until that one is durable. So a crash in between changes nothing: the next mount does the same.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_block::Buf;
+use steadfs_vfs::{FileKind, FsError, Result};
+
+use super::{Found, Log};
+use crate::dentry::{Named, NewName, Search};
+use crate::disk::inode::Inline;
+use crate::disk::node::{NodeKind, PER_NODE};
+use crate::disk::xattr::NODE_ROOM;
+use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, LogType, Nid, Structure, node};
+use crate::fs::F2fs;
+use crate::inode::Inode;
+use crate::node::Found as Place;
+use crate::segment::Run;
+use crate::space::Need;
+
+/// Direct nodes freed at once.
+const STEP: u32 = u32::MAX;
+
+/// What recovery took over, and what it keeps until that is durable.
+#[derive(Default)]
+pub struct Applied {
+    /// Inodes of which something was taken over.
+    pub files: u64,
+    /// Nodes taken over.
+    pub nodes: u64,
+    /// Blocks that nothing may be written to, which are nobody's.
+    kept: Vec<BlockAddr>,
+}
+
+/// The work under way.
+struct Apply<'f> {
+    fs: &'f F2fs,
+    /// Blocks kept, and by whom they were adopted.
+    blocks: BTreeMap<BlockAddr, Option<(Nid, u64)>>,
+    tag: IoTag,
+}
+
+impl F2fs {
+    /// Takes over what fsync wrote after the checkpoint. A checkpoint must follow, then
+    /// [`F2fs::end_recovery`].
+    ///
+    /// # Errors
+    /// Damage, no space, or the device: the volume cannot be written.
+    pub(crate) fn recover(&self, tag: IoTag) -> Result<Applied> {
+        let log = self.read_log(tag)?;
+        let mut apply = Apply {
+            fs: self,
+            blocks: BTreeMap::new(),
+            tag,
+        };
+        let Some(last) = log.ends.values().max() else {
+            return Ok(Applied::default());
+        };
+        for found in &log.chain[..=*last] {
+            apply.keep(found.addr)?;
+        }
+        for found in log.wanted() {
+            apply.keep_blocks_of(found)?;
+        }
+        apply.make_inodes(&log)?;
+        let mut nodes = 0;
+        for found in log.wanted() {
+            apply.node(found)?;
+            nodes += 1;
+        }
+        for (ino, n) in &log.named {
+            apply.name(*ino, log.chain[*n].addr)?;
+        }
+        let free = |(addr, owner): (BlockAddr, Option<_>)| owner.is_none().then_some(addr);
+        Ok(Applied {
+            files: log.ends.len() as u64,
+            nodes,
+            kept: apply.blocks.into_iter().filter_map(free).collect(),
+        })
+    }
+
+    /// The checkpoint that ends recovery is durable.
+    pub(crate) fn end_recovery(&self, applied: Applied) {
+        for start in applied.kept {
+            self.segments().release(Run { start, len: 1 });
+        }
+    }
+}
+
+impl Apply<'_> {
+    /// Keeps a block from being written over.
+    fn keep(&mut self, addr: BlockAddr) -> Result<()> {
+        if self.fs.segments().keep(addr)? {
+            self.blocks.insert(addr, None);
+        }
+        Ok(())
+    }
+
+    fn read(&self, found: &Found) -> Result<Buf> {
+        let footer = &found.footer;
+        self.fs
+            .node_at(found.addr, footer.nid, footer.ino, self.tag)
+    }
+
+    /// Keeps the blocks that a node names.
+    fn keep_blocks_of(&mut self, found: &Found) -> Result<()> {
+        let data = self.read(found)?;
+        let layout = &self.fs.layout;
+        let addrs: Vec<BlockAddr> = match found.footer.kind() {
+            NodeKind::Inode => {
+                let core = disk::Inode::parse(layout, found.footer.ino, &data)?;
+                if core.inline.contains(Inline::DATA) || core.kind() != Some(FileKind::Regular) {
+                    return Ok(());
+                }
+                let count = core.fanout(layout).inode as u16;
+                (0..count)
+                    .map(|slot| core.addr(layout, &data, slot))
+                    .collect()
+            }
+            NodeKind::Direct => (0..PER_NODE as u16)
+                .map(|slot| node::addr(&data, slot))
+                .collect(),
+            _ => return Ok(()),
+        };
+        for addr in addrs.into_iter().filter(|addr| addr.is_block()) {
+            self.keep(addr)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the inodes that the checkpoint does not have: their other nodes may come before them.
+    fn make_inodes(&self, log: &Log) -> Result<()> {
+        for (ino, n) in &log.named {
+            if self.fs.is_in_checkpoint(*ino, self.tag)? {
+                continue;
+            }
+            let data = self.read(&log.chain[*n])?;
+            let found = disk::Inode::parse(&self.fs.layout, *ino, &data)?;
+            let core = disk::Inode {
+                blocks: 1,
+                xattr_nid: Nid(0),
+                size: 0,
+                ..found
+            };
+            let need = Need {
+                blocks: 0,
+                nodes: 1,
+            };
+            self.fs.space.promise(need, true)?;
+            let change = self.fs.change()?;
+            let entry = self.fs.nat.take_id(&change, *ino, self.tag)?;
+            let block = vec![0; BLOCK_SIZE];
+            self.fs
+                .insert_inode(&change, (*ino, entry), core, 0, block)?;
+        }
+        Ok(())
+    }
+
+    /// Takes a node over.
+    fn node(&mut self, found: &Found) -> Result<()> {
+        let data = self.read(found)?;
+        let inode = self.fs.inode(found.footer.ino, self.tag)?;
+        let offset = found.footer.offset;
+        match found.footer.kind() {
+            NodeKind::Inode => self.inode(&inode, &data),
+            NodeKind::Xattr => self.attributes(&inode, &data),
+            NodeKind::Direct => {
+                let fanout = inode.core.read().fanout(&self.fs.layout);
+                let first = fanout.first_block_below(offset);
+                let slots = (0..fanout.direct as u16).map(|slot| node::addr(&data, slot));
+                self.slots(&inode, first, slots.collect())
+            }
+            // Ours are made as they are needed.
+            NodeKind::Indirect | NodeKind::DoubleIndirect => Ok(()),
+        }
+    }
+
+    fn inode(&mut self, inode: &Inode, data: &Buf) -> Result<()> {
+        let layout = &self.fs.layout;
+        let found = disk::Inode::parse(layout, inode.nid(), data)?;
+        let bad = |rule| {
+            let error = DiskError::field(Structure::Inode, "i_inline", found.inline.0, rule);
+            FsError::from(error.in_node(inode.nid()))
+        };
+        if found.kind() != Some(FileKind::Regular) || inode.kind() != FileKind::Regular {
+            return Err(bad("found by recovery in what is no regular file"));
+        }
+        if found.fanout(layout) != inode.core.read().fanout(layout) {
+            return Err(bad("changes what nodes name"));
+        }
+        let inline = found.inline.contains(Inline::DATA);
+        let was_inline = inode.has_inline_data();
+        if inline && !was_inline {
+            let change = self.fs.change()?;
+            let mut core = inode.core.write();
+            self.fs
+                .cut_tree(&change, inode, &mut core, 0, STEP, self.tag)?;
+        }
+        self.fields(inode, &found, data, was_inline)?;
+        if !inline {
+            let count = found.fanout(layout).inode as u16;
+            let slots = (0..count).map(|slot| found.addr(layout, data, slot));
+            self.slots(inode, 0, slots.collect())?;
+        }
+        Ok(())
+    }
+
+    /// Takes over an inode's fields, its attributes, and its content where that lies in it.
+    fn fields(
+        &self,
+        inode: &Inode,
+        found: &disk::Inode,
+        data: &Buf,
+        was_inline: bool,
+    ) -> Result<()> {
+        let layout = &self.fs.layout;
+        let change = self.fs.change()?;
+        let mut core = inode.core.write();
+        self.fs.mark_dirty(&change, inode, self.tag)?;
+        *core = disk::Inode {
+            blocks: core.blocks,
+            xattr_nid: core.xattr_nid,
+            ..found.clone()
+        };
+        core.extent.len = 0;
+        inode.set_size(core.size);
+        let own = self.fs.inode_node(inode.nid(), self.tag)?;
+        let mut bytes = self.fs.nodes.change(&change, &own)?;
+        if found.inline.contains(Inline::DATA) {
+            let area = found.inline_range(layout);
+            bytes[area.clone()].copy_from_slice(&data[area]);
+        } else if was_inline {
+            bytes[found.inline_range(layout)].fill(0);
+        }
+        let area = found.xattr_range(layout);
+        bytes[area.clone()].copy_from_slice(&data[area]);
+        Ok(())
+    }
+
+    fn attributes(&self, inode: &Inode, data: &Buf) -> Result<()> {
+        let (fs, tag) = (self.fs, self.tag);
+        if inode.core.read().xattr_nid.some().is_none() {
+            fs.space.promise(
+                Need {
+                    blocks: 0,
+                    nodes: 1,
+                },
+                true,
+            )?;
+            let change = fs.change()?;
+            let mut core = inode.core.write();
+            fs.make_xattr_node(&change, inode, &mut core, tag)?;
+        }
+        let change = fs.change()?;
+        let core = inode.core.read();
+        if let Some(node) = fs.xattr_node(inode, &core, tag)? {
+            fs.nodes.change(&change, &node)?[..NODE_ROOM].copy_from_slice(&data[..NODE_ROOM]);
+        }
+        Ok(())
+    }
+
+    /// Makes the blocks of a file from `first` on those of a node that was found.
+    fn slots(&mut self, inode: &Inode, first: u64, found: Vec<BlockAddr>) -> Result<()> {
+        for (block, addr) in (first..).zip(found) {
+            let now = self.fs.slot(inode, block, self.tag)?;
+            if now == addr {
+                continue;
+            }
+            if addr == BlockAddr::COMPRESSED {
+                let rule = "a compressed cluster, which fsync does not write";
+                let error = DiskError::field(Structure::Node, "block address", addr.0, rule);
+                return Err(error.in_node(inode.nid()).into());
+            }
+            self.slot(inode, block, (now, addr))?;
+        }
+        Ok(())
+    }
+
+    fn slot(
+        &mut self,
+        inode: &Inode,
+        block: u64,
+        (now, addr): (BlockAddr, BlockAddr),
+    ) -> Result<()> {
+        let (fs, tag) = (self.fs, self.tag);
+        let takes = now == BlockAddr::NULL;
+        if takes {
+            fs.space.promise(
+                Need {
+                    blocks: 1,
+                    nodes: 0,
+                },
+                true,
+            )?;
+            fs.promise_nodes(inode, block..block + 1, true, tag)?;
+        }
+        if addr.is_block() {
+            self.take_from_others(addr)?;
+        }
+        let change = fs.change()?;
+        let mut core = inode.core.write();
+        let slot = fs.make_slot(&change, inode, &mut core, block, tag)?;
+        if addr.is_block() {
+            fs.segments().adopt(addr, slot.owner(), LogType::WarmData)?;
+            self.blocks.insert(addr, Some((inode.nid(), block)));
+        }
+        fs.set_slot(&change, inode, &mut core, &slot, addr, tag)?;
+        Ok(())
+    }
+
+    /// The kernel may have written a block twice since the checkpoint, for two files: the later one has it.
+    fn take_from_others(&mut self, addr: BlockAddr) -> Result<()> {
+        let Some(Some((ino, block))) = self.blocks.get(&addr).copied() else {
+            return Ok(());
+        };
+        let (fs, tag) = (self.fs, self.tag);
+        let inode = fs.inode(ino, tag)?;
+        if fs.slot(&inode, block, tag)? == addr {
+            let change = fs.change()?;
+            let mut core = inode.core.write();
+            if let Place::Slot(slot) = fs.find_slot(&inode, &core, block, tag)? {
+                fs.set_slot(&change, &inode, &mut core, &slot, BlockAddr::NULL, tag)?;
+            }
+        }
+        fs.segments().keep(addr)?;
+        Ok(())
+    }
+
+    /// Makes the name that an inode was made with.
+    fn name(&self, ino: Nid, addr: BlockAddr) -> Result<()> {
+        let data = self.fs.node_at(addr, ino, ino, self.tag)?;
+        let core = disk::Inode::parse(&self.fs.layout, ino, &data)?;
+        let dir = self.fs.inode(core.parent, self.tag)?;
+        let inode: Arc<Inode> = self.fs.inode(ino, self.tag)?;
+        self.entry(&dir, &core.name, &inode)
+    }
+
+    /// Lets a name, as it is stored, stand for an inode.
+    fn entry(&self, dir: &Inode, name: &[u8], inode: &Inode) -> Result<()> {
+        if dir.kind() != FileKind::Directory || name.is_empty() {
+            let rule = "no directory that a name could be made in";
+            let error = DiskError::field(Structure::Inode, "i_pino", dir.nid().0, rule);
+            return Err(error.in_node(inode.nid()).into());
+        }
+        let (fs, tag) = (self.fs, self.tag);
+        loop {
+            match fs.search(dir, name, tag)? {
+                Search::Found(named) if named.ino == inode.nid() => return Ok(()),
+                Search::Found(named) => return self.replace(dir, &named, inode),
+                Search::Full => fs.entries_to_blocks(dir, true, tag)?,
+                Search::Room(room) => {
+                    let mut promise = fs.space.promised(room.need, true)?;
+                    let change = fs.change()?;
+                    let mut core = dir.core.write();
+                    let new = NewName {
+                        ino: inode.nid(),
+                        kind: inode.kind(),
+                        name,
+                    };
+                    let place = (&room, &new);
+                    return fs.insert_name(&change, dir, &mut core, &mut promise, place, tag);
+                }
+            }
+        }
+    }
+
+    /// The name stood for another inode, which loses it.
+    fn replace(&self, dir: &Inode, named: &Named, inode: &Inode) -> Result<()> {
+        let (fs, tag) = (self.fs, self.tag);
+        let other = fs.named(dir, named.ino, tag)?;
+        let left = {
+            let change = fs.change()?;
+            {
+                let core = dir.core.write();
+                let new = (inode.nid(), inode.kind());
+                fs.retarget(&change, dir, &core, named, new, tag)?;
+            }
+            let mut core = other.core.write();
+            fs.mark_dirty(&change, &other, tag)?;
+            core.links = core.links.saturating_sub(1);
+            if core.links == 0 {
+                fs.orphans.add(&change, other.nid())?;
+            }
+            core.links
+        };
+        if left == 0 {
+            fs.evict(&other, tag)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,200 @@
+//! Changing options of a mounted volume; from writable to read-only and back; freezing it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use steadfs_block::{Queue, QueueOptions};
+use steadfs_rt::{RwLockReadGuard, now, sleep};
+use steadfs_vfs::{Cx, FsError, Result};
+
+use crate::checkpoint;
+use crate::disk::{MountMode, mount_mode};
+use crate::fs::F2fs;
+use crate::mount::MountReport;
+use crate::options::MountOptions;
+
+/// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
+/// longer comes after the reply to the unlink or close that made it so.
+const PATIENCE: Duration = Duration::from_millis(500);
+const LOOK: Duration = Duration::from_millis(5);
+
+impl F2fs {
+    /// While the result is held the volume does not become read-only, writable or frozen. Waits while it
+    /// is frozen. Held by each call that may change the volume; before every lock.
+    pub(crate) fn open_to_changes(&self) -> RwLockReadGuard<'_, ()> {
+        loop {
+            let open = self.service.read();
+            if !self.frozen.load(Ordering::Acquire) {
+                return open;
+            }
+            drop(open);
+            let mut frozen = self.freezer.lock();
+            while *frozen {
+                self.thawed.wait_idle(&mut frozen);
+            }
+        }
+    }
+
+    /// The options as they are, `ro` also where an error has made it so.
+    pub(crate) fn effective_options(&self) -> MountOptions {
+        let mut options = self.options.read().clone();
+        options.read_only = self.read_only.load(Ordering::Acquire);
+        options
+    }
+
+    /// Applies options to the running volume. An error leaves everything as it was.
+    pub(crate) fn change_options(&self, cx: &Cx, list: &str) -> Result<()> {
+        let _one = self.remounting.lock();
+        self.check_open()?;
+        let asked = self.options.read().read_only;
+        let old = self.effective_options();
+        let new = old.remounted(list)?;
+        new.check_features(self.superblock.features())?;
+        match (old.read_only, new.read_only) {
+            (true, false) if asked => self.become_writable(&old, &new),
+            (true, false) => Err(FsError::Stopped(self.why_stopped())),
+            (false, true) => self.become_read_only(&new),
+            (false, false) => {
+                self.sync_volume(cx)?;
+                self.apply(new);
+                self.start_or_stop_merging();
+                Ok(())
+            }
+            (true, true) => {
+                self.apply(new);
+                Ok(())
+            }
+        }
+    }
+
+    fn why_stopped(&self) -> String {
+        let cause = self.stopped_because();
+        cause.unwrap_or_else(|| "damage was found; unmount and repair with fsck.f2fs".to_owned())
+    }
+
+    fn start_or_stop_merging(&self) {
+        if self.options.read().checkpoint_merge {
+            self.start_merging();
+        } else {
+            self.daemon.stop(self);
+        }
+    }
+
+    /// Everything is written and the last checkpoint is one of an unmount. Refused while unlinked files
+    /// are in use: nobody could free them. (The kernel refuses, too, while files are open for writing; it
+    /// alone knows.)
+    fn become_read_only(&self, new: &MountOptions) -> Result<()> {
+        let until = now() + PATIENCE;
+        while !self.orphans.all().is_empty() && !until.since(now()).is_zero() {
+            sleep(LOOK);
+        }
+        // Before the volume closes to changes: the tasks make some.
+        self.end_tasks();
+        let settled = {
+            let _alone = self.service.write();
+            self.check_writable().and_then(|()| {
+                if !self.orphans.all().is_empty() {
+                    return Err(FsError::Busy);
+                }
+                self.settle_all()?;
+                self.apply(new.clone());
+                Ok(())
+            })
+        };
+        if settled.is_err() && self.check_writable().is_ok() {
+            self.start_tasks();
+        }
+        settled
+    }
+
+    /// What a mount for writing does.
+    fn become_writable(&self, old: &MountOptions, new: &MountOptions) -> Result<()> {
+        let _alone = self.service.write();
+        if self.stopped_because().is_some() {
+            return Err(FsError::Stopped(self.why_stopped()));
+        }
+        let refuse = |why: &str| Err(FsError::BadOption(why.to_owned()));
+        if let MountMode::ReadOnly { because } = mount_mode(self.superblock.features()) {
+            return refuse(&format!(
+                "the volume's features {} cannot be written yet; it stays read-only",
+                because.join(", ")
+            ));
+        }
+        if self.recovered.files() > 0 {
+            return refuse(
+                "what fsync wrote before a crash is taken over in memory; unmount and mount again to write",
+            );
+        }
+        let device = self.queue.device();
+        device.make_writable().map_err(FsError::BadOption)?;
+        let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
+        let now = checkpoint::load(&below, &self.layout)?;
+        if now.checkpoint != self.checkpoints.last() {
+            return refuse(
+                "another program has changed the volume since it was mounted; unmount and mount again",
+            );
+        }
+        self.apply(new.clone());
+        self.read_only.store(false, Ordering::Release);
+        let begun = self.begin_service(&mut MountReport::default());
+        if begun.is_err() {
+            self.read_only.store(true, Ordering::Release);
+            self.apply(old.clone());
+            self.end_tasks();
+        }
+        begun
+    }
+
+    /// Everything is written, and nothing changes until [`F2fs::thaw`]: calls that would wait.
+    ///
+    /// # Errors
+    /// The volume has stopped, or something could not be written; it is not frozen then.
+    pub(crate) fn freeze(&self, cx: &Cx) -> Result<()> {
+        let _one = self.remounting.lock();
+        if let Some(cause) = self.stopped_because() {
+            return Err(FsError::Stopped(cause));
+        }
+        if self.read_only.load(Ordering::Acquire) || self.frozen.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // Most of it while changes go on.
+        self.sync_volume(cx)?;
+        let _alone = self.service.write();
+        self.daemon.flush(self);
+        self.sync_volume(cx)?;
+        *self.freezer.lock() = true;
+        self.frozen.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Lets changes go on.
+    pub(crate) fn thaw(&self) {
+        self.frozen.store(false, Ordering::Release);
+        *self.freezer.lock() = false;
+        self.thawed.notify_all();
+    }
+
+    /// Whether the volume is frozen: tasks leave it alone.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Acquire)
+    }
+
+    /// Stops the volume as a power cut would, after what `mode` says was written.
+    pub(crate) fn cut_power(&self, cx: &Cx, mode: steadfs_vfs::ShutdownMode) -> Result<()> {
+        use steadfs_vfs::ShutdownMode;
+        let written = match mode {
+            ShutdownMode::Sync => self.sync_volume(cx),
+            ShutdownMode::FlushLog => self.checkpoint(checkpoint::Reason::Sync, cx.tag),
+            ShutdownMode::NoFlush => Ok(()),
+        };
+        self.stop("shut down on request");
+        written
+    }
+
+    /// What is not asked for at each use is told to those who keep it.
+    pub(crate) fn apply(&self, new: MountOptions) {
+        self.space.set_reserved(new.reserve_root.into());
+        *self.options.write() = new;
+    }
+}

@@ -1,0 +1,147 @@
+//! The service of a volume that is written: its beginning after a mount or a remount, its tasks, its end.
+
+use std::sync::Weak;
+use std::sync::atomic::Ordering;
+
+use steadfs_base::IoTag;
+use steadfs_cache::{Backing, Why};
+use steadfs_vfs::{Cx, FsError, Result};
+
+use crate::checkpoint::{self, Reason};
+use crate::fs::F2fs;
+use crate::mount::MountReport;
+use crate::segment::Segments;
+
+impl F2fs {
+    /// Reads what only a volume that is written needs, ends what was begun before a crash, starts the
+    /// tasks. The volume counts as writable already.
+    ///
+    /// It always writes a checkpoint. Nodes that a session before this one wrote behind the last checkpoint
+    /// carry its version; were new ones written among them, recovery could take old ones for new.
+    ///
+    /// # Errors
+    /// Damage, no space for what recovery takes over, or the device.
+    pub(crate) fn begin_service(&self, report: &mut MountReport) -> Result<()> {
+        let tag = IoTag::default();
+        self.read_segments(tag)?;
+        report.orphans = self.free_orphans(tag);
+        let applied = if self.options.read().no_recovery {
+            Default::default()
+        } else {
+            self.recover(tag)?
+        };
+        report.recovered_files = applied.files;
+        report.recovered_nodes = applied.nodes;
+        self.checkpoint(Reason::Mount, tag)?;
+        self.end_recovery(applied);
+        self.start_tasks();
+        Ok(())
+    }
+
+    /// Reads the segments, once.
+    pub(crate) fn read_segments(&self, tag: IoTag) -> Result<()> {
+        if self.segments.get().is_none() {
+            let current = checkpoint::load(&self.queue, &self.layout)?;
+            let segments = Segments::load(
+                &self.layout,
+                &current.checkpoint,
+                current.pack,
+                &current.sit_journal,
+                &self.queue,
+                tag,
+            )?;
+            let set = self.segments.set(segments);
+            assert!(set.is_ok(), "one mount or remount at a time");
+        }
+        Ok(())
+    }
+
+    /// Starts the task that writes checkpoints for those who wait.
+    pub(crate) fn start_merging(&self) {
+        self.daemon.start(Weak::clone(self.weak()));
+    }
+
+    fn weak(&self) -> &Weak<Self> {
+        self.me.get().expect("set by whoever made the volume")
+    }
+
+    pub(crate) fn start_tasks(&self) {
+        if self.options.read().checkpoint_merge {
+            self.start_merging();
+        }
+        let me = self.weak();
+        let backing: Weak<dyn Backing> = me.clone();
+        self.writeback.start(backing);
+    }
+
+    /// Ends the volume's tasks; what they have under way ends first.
+    pub(crate) fn end_tasks(&self) {
+        self.writeback.stop();
+        self.daemon.stop(self);
+    }
+
+    /// Writes everything, as an unmount does; the caller keeps changes away.
+    pub(crate) fn settle_all(&self) -> Result<()> {
+        self.sync_volume(&Cx::default())?;
+        self.checkpoint(Reason::Unmount, IoTag::default())?;
+        self.read_only.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends the volume's service.
+    ///
+    /// # Errors
+    /// Something could not be written and is lost.
+    pub(crate) fn close(&self) -> Result<()> {
+        if self.closing.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.thaw();
+        self.end_tasks();
+        let ended = self.end_service();
+        self.read_only.store(true, Ordering::Release);
+        self.unmounted.store(true, Ordering::Release);
+        ended
+    }
+
+    fn end_service(&self) -> Result<()> {
+        if let Some(cause) = self.stopped_because() {
+            return Err(FsError::Stopped(cause));
+        }
+        if self.read_only.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        for ino in self.orphans.all() {
+            if let Ok(inode) = self.inodes.find(ino) {
+                // Nobody can give them back any more.
+                inode.drop_lookups(u64::MAX);
+            }
+        }
+        self.free_orphans(IoTag::default());
+        self.settle_all()?;
+        match self.writeback.dirty_bytes() {
+            0 => Ok(()),
+            lost => Err(FsError::Io(format!(
+                "{lost} bytes could not be written and are lost"
+            ))),
+        }
+    }
+}
+
+impl Backing for F2fs {
+    fn write_out(&self, files: &[u64], why: Why) {
+        if self.is_frozen() {
+            return;
+        }
+        if let Err(error) = self.write_out_files(files, why, IoTag::background()) {
+            // The mappings keep it for the next fsync; the data stays dirty.
+            tracing::warn!(%error, "write-back failed");
+        }
+    }
+
+    fn tick(&self) {
+        if !self.is_frozen() {
+            self.background_checkpoint();
+        }
+    }
+}

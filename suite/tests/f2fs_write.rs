@@ -1,0 +1,154 @@
+//! f2fs volumes that we write: fsck.f2fs, our checker and the kernel's f2fs find what was written.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+
+use steadfs::{Checked, Options, Volume};
+use steadfs_suite::generate::{Torture, torture};
+use steadfs_suite::uml::{self, TOP, assert_same, boot, lines, without_folder_times, write_tree};
+use steadfs_suite::{Image, Scratch, SteadMount, Tree, run, succeed};
+
+const TORTURE: Torture = Torture {
+    block: 4096,
+    far: 900 << 30,
+    longest_link: 4095,
+    xattr_bytes: 3500,
+    many: 3000,
+};
+
+/// What the judge calls inside; see [`uml`].
+#[test]
+#[ignore = "run by scripts inside User-Mode Linux"]
+fn inside_the_judge() {
+    uml::inside(TORTURE);
+}
+
+#[track_caller]
+fn mkfs(scratch: &Scratch, name: &str, size: u64, args: &str) -> Image {
+    let image = Image::empty(scratch, name, size);
+    let path = image.path().to_str().unwrap();
+    let all = ["-q", "-f"].into_iter().chain(args.split_whitespace());
+    succeed("mkfs.f2fs", all.chain([path]));
+    image
+}
+
+/// Our checker and fsck.f2fs find nothing.
+#[track_caller]
+fn check_clean(image: &Path, what: &str) {
+    let checked = steadfs::check(image, &Options::default(), &mut |_| ()).unwrap();
+    assert!(checked.is_clean(), "{what}: {:#?}", checked.issues());
+    assert!(matches!(checked, Checked::F2fs { .. }), "{what}");
+    run("fsck.f2fs", ["--dry-run".as_ref(), image.as_os_str()]).expect(0);
+}
+
+fn read_list(path: &Path) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap();
+    text.lines().map(str::to_owned).collect()
+}
+
+/// What the kernel's f2fs sees in a volume that it only reads.
+fn read_by_kernel(scratch: &Scratch, image: &Path) -> Vec<String> {
+    let list = scratch.join("kernel");
+    let script = format!(
+        "mount -t f2fs -o ro /dev/ubda {TOP}\n{}\numount {TOP}",
+        write_tree(&list)
+    );
+    boot(scratch, &[image], &script);
+    read_list(&list)
+}
+
+/// mkfs.f2fs's options and ours.
+const MATRIX: &[(&str, &str)] = &[
+    ("", "noatime"),
+    (
+        "-i -O extra_attr,inode_checksum,sb_checksum",
+        "noatime,noinline_data,noinline_dentry,noinline_xattr",
+    ),
+    (
+        "-O extra_attr,inode_crtime,flexible_inline_xattr",
+        "noatime,mode=lfs",
+    ),
+];
+
+#[test]
+fn the_kernel_reads_what_we_wrote() {
+    for (number, (args, options)) in MATRIX.iter().enumerate() {
+        let scratch = Scratch::new();
+        let image = mkfs(&scratch, &format!("{number}.img"), 1 << 30, args);
+        let mount = SteadMount::new(&scratch, image.path(), options);
+        torture(mount.root(), TORTURE);
+        let ours = lines(&Tree::of(mount.root()));
+        mount.unmount();
+        check_clean(image.path(), args);
+        let what = format!("{args} {options}: mount and kernel");
+        assert_same(&ours, &read_by_kernel(&scratch, image.path()), &what);
+        // Another mount finds the same, and so does the kernel after it.
+        let mount = SteadMount::new(&scratch, image.path(), options);
+        assert_same(&lines(&Tree::of(mount.root())), &ours, "mounted again");
+        mount.unmount();
+        check_clean(image.path(), args);
+    }
+}
+
+/// The kernel's own work, cut off: see `f2fs.rs`.
+const FSYNCS: &str = "
+mkdir d
+seq 300000 > old
+seq 5000 > grows
+echo inline > tiny
+seq 100 > small
+sync
+dd if=/dev/urandom of=old bs=4096 seek=20 count=70 conv=notrunc,fsync status=none
+seq 9000 >> grows; sync grows
+chmod 600 small; setfattr -n user.one -v two small; chown 5:6 small; sync small
+echo more than before > tiny; sync tiny
+echo new in the inode > d/tiny; sync d/tiny
+seq 1000 > d/new; sync d/new
+seq 2000000 > d/huge; sync d/huge
+setfattr -n user.big -v $(seq -s. 1000) d/new; sync d/new
+seq 10 > d/again; sync d/again; seq 2000 > d/again; sync d/again
+seq 50000 > d/lost
+seq 60000 > old
+echo unseen >> grows
+";
+
+#[test]
+fn a_mount_recovers_what_the_kernel_fsynced() {
+    for args in [
+        "",
+        "-i -O extra_attr,inode_checksum,inode_crtime,flexible_inline_xattr",
+    ] {
+        let scratch = Scratch::new();
+        let image = mkfs(&scratch, "cut.img", 1 << 30, args);
+        let script = format!("mount -t f2fs -o noatime /dev/ubda {TOP}\ncd {TOP}\n{FSYNCS}");
+        boot(&scratch, &[image.path()], &script);
+        let copy = scratch.join("copy.img");
+        fs::copy(image.path(), &copy).unwrap();
+        let list = scratch.join("kernel");
+        let script = format!(
+            "mount -t f2fs -o noatime /dev/ubda {TOP}\numount {TOP}\n\
+             mount -t f2fs -o ro /dev/ubda {TOP}\n{}\numount {TOP}",
+            write_tree(&list)
+        );
+        boot(&scratch, &[&copy], &script);
+        let kernel = without_folder_times(&read_list(&list));
+        let options = Options::parse("noatime").unwrap();
+        let volume = Volume::open(image.path(), &options).unwrap();
+        let ours = without_folder_times(&lines(&Tree::of_volume(&*volume.fs())));
+        volume.close().unwrap();
+        drop(volume);
+        assert_same(
+            &ours,
+            &kernel,
+            &format!("{args}: recovered by us and by the kernel"),
+        );
+        check_clean(image.path(), args);
+        let again = without_folder_times(&read_by_kernel(&scratch, image.path()));
+        assert_same(
+            &again,
+            &kernel,
+            &format!("{args}: recovered by us, read by the kernel"),
+        );
+    }
+}
