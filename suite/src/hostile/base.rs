@@ -135,7 +135,7 @@ impl Recipe {
 }
 
 /// What a volume can hold and every user can make.
-fn write_tree(root: &Path) {
+pub(super) fn write_tree(root: &Path) {
     let deep = root.join("a/b/c/d/e");
     fs::create_dir_all(&deep).expect("scratch can be written");
     let write = |name: &str, bytes: &[u8]| {

@@ -19,7 +19,7 @@ use super::device::ImageDevice;
 use super::meter;
 
 /// Caches of a volume under test, in bytes.
-const CACHE: u64 = 4 << 20;
+pub(super) const CACHE: u64 = 4 << 20;
 /// Directories and files looked at, and entries of one directory.
 const MAX_DIRS: usize = 60;
 const MAX_FILES: usize = 400;
@@ -44,6 +44,11 @@ pub struct Outcome {
 
 /// Tries everything on `image`.
 pub fn exercise(image: &Image) -> Outcome {
+    try_with(image, Trial::run)
+}
+
+/// Lets `work` try what it knows on `image`, in simulation.
+pub(super) fn try_with(image: &Image, work: fn(&mut Trial)) -> Outcome {
     let image = image.clone();
     let config = sim::Config {
         max_time: Duration::from_secs(4 * 3600),
@@ -52,7 +57,7 @@ pub fn exercise(image: &Image) -> Outcome {
     let (result, peak) = meter::peak_of(|| {
         sim::try_run(config, move || {
             let mut trial = Trial::new(image);
-            trial.run();
+            work(&mut trial);
             trial.outcome
         })
     });
@@ -69,12 +74,13 @@ pub fn exercise(image: &Image) -> Outcome {
     }
 }
 
-struct Trial {
-    image: Image,
+/// A case under way.
+pub(super) struct Trial {
+    pub(super) image: Image,
     cx: Cx,
-    outcome: Outcome,
+    pub(super) outcome: Outcome,
     /// What a call told of damage, the first time.
-    told: Option<String>,
+    pub(super) told: Option<String>,
     /// Files whose content a sync has acknowledged.
     kept: Vec<(Vec<u8>, Vec<u8>)>,
 }
@@ -122,12 +128,12 @@ impl Trial {
         }
     }
 
-    fn wrong(&mut self, what: String) {
+    pub(super) fn wrong(&mut self, what: String) {
         self.outcome.wrong.push(what);
     }
 
     /// A call's value; its error is one that makes sense.
-    fn note<T>(&mut self, call: &str, result: Result<T>) -> Option<T> {
+    pub(super) fn note<T>(&mut self, call: &str, result: Result<T>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
             Err(error) => {
@@ -144,7 +150,7 @@ impl Trial {
         }
     }
 
-    fn no_strays(&mut self, when: &str, device: &ImageDevice) {
+    pub(super) fn no_strays(&mut self, when: &str, device: &ImageDevice) {
         if let Some(stray) = device.strays().first() {
             self.wrong(format!("{when}: {stray}"));
         }
@@ -201,7 +207,7 @@ impl Trial {
         self.no_strays("reading", &device);
     }
 
-    fn walk(&mut self, fs: &dyn FileSystem) {
+    pub(super) fn walk(&mut self, fs: &dyn FileSystem) {
         let cx = self.cx.clone();
         let mut dirs = vec![fs.root()];
         let mut seen = BTreeSet::from([fs.root()]);
@@ -484,7 +490,7 @@ fn open(device: &Arc<ImageDevice>, options: MountOptions) -> Result<Arc<Ext4>> {
     Ext4::open(device, options, CacheSizes::of(CACHE)).map(|(fs, _)| fs)
 }
 
-struct QueueSource(Arc<Queue>);
+pub(super) struct QueueSource(pub(super) Arc<Queue>);
 
 impl BlockSource for QueueSource {
     fn size_bytes(&self) -> u64 {

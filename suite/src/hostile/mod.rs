@@ -8,6 +8,7 @@ pub mod base;
 pub mod damage;
 pub mod device;
 pub mod exercise;
+pub mod f2fs;
 pub mod meter;
 pub mod survey;
 pub mod tell;

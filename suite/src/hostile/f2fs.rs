@@ -1,0 +1,383 @@
+//! The same for f2fs, as far as it is read: where its structures lie, damage to them with checksums made
+//! right again, and everything that reading can do.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use steadfs_block::{Queue, QueueOptions};
+use steadfs_f2fs::disk::checkpoint::{is_after, verify_block};
+use steadfs_f2fs::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
+use steadfs_f2fs::disk::{BLOCK_SIZE, Features, Layout, Superblock, checksum, inode, nat, node};
+use steadfs_f2fs::{CacheSizes, F2fs, MountOptions, check};
+use steadfs_lab::device::Image;
+use steadfs_vfs::FileSystem;
+
+use super::ImageDevice;
+use super::base::write_tree;
+use super::exercise::{CACHE, Outcome, QueueSource, Trial, try_with};
+use crate::command::succeed;
+use crate::generate::Numbers;
+
+/// What a block holds. Both copies of a table are damaged alike: which is the current one matters to
+/// nobody here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// Both superblocks.
+    Super,
+    /// The first and the last block of a checkpoint pack.
+    Checkpoint,
+    /// Summaries and journals of the pack, and orphans.
+    Summary,
+    /// Places of nodes.
+    Nat,
+    /// Maps of valid blocks.
+    Sit,
+    /// Owners of blocks.
+    Ssa,
+    /// An inode.
+    Inode,
+    /// Another node.
+    Node,
+    /// What a node leads to: mostly a directory's entries, which are small and many.
+    Data,
+}
+
+/// A good volume.
+pub struct F2fsBase {
+    /// What it is called.
+    pub name: &'static str,
+    /// Its content.
+    pub image: Image,
+    layout: Layout,
+    /// Blocks that are damaged together.
+    spots: Vec<(Part, Vec<u64>)>,
+    nids: Vec<u32>,
+}
+
+const RECIPES: &[(&str, &str)] = &[
+    ("plain", ""),
+    (
+        "all",
+        "-i -O extra_attr,inode_checksum,sb_checksum,inode_crtime,lost_found",
+    ),
+];
+
+/// Bytes of a file that needs nodes of three levels.
+const DEEP: usize = 13 << 20;
+
+/// Numbers at which arithmetic breaks.
+const EDGES: [u64; 14] = [
+    0,
+    1,
+    2,
+    63,
+    0x1FF,
+    0x200,
+    0x7FFF,
+    0xFFFF,
+    0x7FFF_FFFF,
+    0x8000_0000,
+    0xFFFF_FFFE,
+    0xFFFF_FFFF,
+    455,
+    1018,
+];
+
+fn read(image: &Image, block: u64) -> Vec<u8> {
+    let mut bytes = vec![0; BLOCK_SIZE];
+    image.read(block * BLOCK_SIZE as u64, &mut bytes);
+    bytes
+}
+
+fn write(image: &mut Image, block: u64, bytes: &[u8]) {
+    image.write(block * BLOCK_SIZE as u64, bytes);
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+impl F2fsBase {
+    /// Makes every base, using `scratch` for files.
+    ///
+    /// # Panics
+    /// If one cannot be made.
+    pub fn all(scratch: &Path) -> Vec<Self> {
+        let tree = scratch.join("tree");
+        write_tree(&tree);
+        // sload.f2fs miscounts files with holes.
+        std::fs::remove_file(tree.join("scattered")).expect("it was written");
+        std::fs::write(tree.join("deep"), vec![0x5A; DEEP]).expect("scratch can be written");
+        let make = |&(name, args): &(&'static str, &str)| {
+            let path = scratch.join(name);
+            let file = std::fs::File::create(&path).expect("scratch can be written");
+            file.set_len(128 << 20).expect("scratch can be written");
+            let path = path.to_str().expect("scratch paths are UTF-8");
+            let all = ["-q", "-f"].into_iter().chain(args.split_whitespace());
+            succeed("mkfs.f2fs", all.chain([path]));
+            let tree = tree.to_str().expect("scratch paths are UTF-8");
+            succeed("sload.f2fs", ["-f", tree, path]);
+            Self::of(name, Image::load(Path::new(path)).expect("a file"))
+        };
+        RECIPES.iter().map(make).collect()
+    }
+
+    fn of(name: &'static str, image: Image) -> Self {
+        let mut raw = vec![0; SUPERBLOCK_SIZE];
+        image.read(SUPERBLOCK_OFFSET as u64, &mut raw);
+        let superblock = Superblock::parse(&raw).expect("a good superblock");
+        let mut base = Self {
+            name,
+            image,
+            layout: superblock.layout().clone(),
+            spots: vec![(Part::Super, vec![0, 1])],
+            nids: Vec::new(),
+        };
+        base.survey_pack();
+        base.survey_tables();
+        base.survey_nodes();
+        base
+    }
+
+    /// Only the newer pack is worth damage: it is the one that is believed.
+    fn survey_pack(&mut self) {
+        let heads = [0, 1].map(|pack| {
+            let start = u64::from(self.layout.pack_start(pack).0);
+            (start, verify_block(&read(&self.image, start)).ok())
+        });
+        let newest = heads.into_iter().filter_map(|(at, head)| Some((at, head?)));
+        let newest = newest.reduce(|a, b| {
+            if is_after(b.1.version, a.1.version) {
+                b
+            } else {
+                a
+            }
+        });
+        let (start, head) = newest.expect("a good pack");
+        let last = start + u64::from(head.pack_blocks) - 1;
+        self.spots.push((Part::Checkpoint, vec![start, last]));
+        for block in start + 1..last {
+            self.spots.push((Part::Summary, vec![block]));
+        }
+    }
+
+    fn survey_tables(&mut self) {
+        let layout = self.layout.clone();
+        let used = |block: u64| read(&self.image, block).iter().any(|&byte| byte != 0);
+        let mut found = Vec::new();
+        for n in 0..layout.nat_blocks.min(8) {
+            let first = u64::from(layout.nat_start) + u64::from(n / 512 * 1024 + n % 512);
+            if used(first) || used(first + 512) {
+                found.push((Part::Nat, vec![first, first + 512]));
+            }
+        }
+        for n in 0..layout.sit_used_blocks().min(8) {
+            let first = u64::from(layout.sit_start) + u64::from(n);
+            found.push((Part::Sit, vec![first, first + u64::from(layout.sit_blocks)]));
+        }
+        for n in 0..layout.main_segments {
+            let block = u64::from(layout.ssa_start) + u64::from(n);
+            if used(block) {
+                found.push((Part::Ssa, vec![block]));
+            }
+        }
+        self.spots.extend(found);
+    }
+
+    /// Nodes tell of themselves where they lie: whatever says so and is in a table is one.
+    fn survey_nodes(&mut self) {
+        let start = u64::from(self.layout.main_start);
+        let blocks = u64::from(self.layout.main_segments) * 512;
+        let listed = self.listed();
+        let mut nodes = BTreeSet::new();
+        for block in start..start + blocks {
+            let bytes = read(&self.image, block);
+            let footer = node::Footer::parse(&bytes);
+            let nid = footer.nid.0;
+            if nid != 0 && listed.contains(&(nid, block)) {
+                nodes.insert(block);
+                self.nids.push(nid);
+                let part = if footer.ino.0 == nid {
+                    Part::Inode
+                } else {
+                    Part::Node
+                };
+                self.spots.push((part, vec![block]));
+            }
+        }
+        let main = start..start + blocks;
+        let mut data = BTreeSet::new();
+        for &block in &nodes {
+            let bytes = read(&self.image, block);
+            let words = (0..BLOCK_SIZE - 24)
+                .step_by(4)
+                .map(|at| u64::from(word(&bytes, at)));
+            // A few of each: large files have many that are alike.
+            data.extend(
+                words
+                    .filter(|at| main.contains(at) && !nodes.contains(at))
+                    .take(3),
+            );
+        }
+        self.spots
+            .extend(data.into_iter().map(|block| (Part::Data, vec![block])));
+        assert!(
+            self.nids.len() > 50,
+            "{}: {} nodes",
+            self.name,
+            self.nids.len()
+        );
+    }
+
+    /// Node and place, as either copy of the table or any journal has them.
+    fn listed(&self) -> BTreeSet<(u32, u64)> {
+        let mut listed = BTreeSet::new();
+        for (part, blocks) in &self.spots {
+            for &block in blocks {
+                let bytes = read(&self.image, block);
+                if *part == Part::Nat {
+                    let n = (block - u64::from(self.layout.nat_start)) as usize;
+                    let n = n / 1024 * 512 + n % 512;
+                    for slot in 0..nat::PER_BLOCK {
+                        let nid = (n * nat::PER_BLOCK + slot) as u32;
+                        listed.insert((nid, nat::get(&bytes, slot).addr.0.into()));
+                    }
+                } else if *part == Part::Summary {
+                    // A compact block begins with the journal; others end with it.
+                    for at in [0, 3584] {
+                        for entry in bytes[at + 2..at + 2 + 38 * 13].chunks(13) {
+                            listed.insert((word(entry, 0), word(entry, 9).into()));
+                        }
+                    }
+                }
+            }
+        }
+        listed
+    }
+
+    /// A damaged copy.
+    pub fn damage(&self, seed: u64) -> Image {
+        let mut numbers = Numbers::new(seed);
+        let mut image = self.image.clone();
+        let mut parts: Vec<Part> = self.spots.iter().map(|(part, _)| *part).collect();
+        parts.sort_unstable();
+        parts.dedup();
+        for _ in 0..1 + numbers.below(5) {
+            let part = parts[numbers.below(parts.len() as u64) as usize];
+            let of_part: Vec<_> = self.spots.iter().filter(|(p, _)| *p == part).collect();
+            let (_, blocks) = of_part[numbers.below(of_part.len() as u64) as usize];
+            let mut bytes = read(&image, blocks[0]);
+            let from = if part == Part::Super { 1024 } else { 0 };
+            for _ in 0..1 + numbers.below(3) {
+                self.change(part, &mut bytes[from..], &mut numbers);
+            }
+            self.seal(part, &mut bytes);
+            for &block in blocks {
+                write(&mut image, block, &bytes);
+            }
+        }
+        image
+    }
+
+    fn change(&self, part: Part, bytes: &mut [u8], numbers: &mut Numbers) {
+        let wide = [1, 2, 4, 4][numbers.below(4) as usize];
+        let end = bytes.len() as u64;
+        // What matters is mostly at the start of something, or at the end.
+        let at = match numbers.below(4) {
+            0 => numbers.below(end),
+            1 => end - 1 - numbers.below(520.min(end)),
+            _ => numbers.below(if part == Part::Super { 120 } else { 400 }),
+        };
+        let at = if part == Part::Nat {
+            at / 9 * 9 + 5
+        } else {
+            at / wide * wide
+        };
+        let at = at.min(end - 8) as usize;
+        let mut old = [0; 8];
+        old[..wide as usize].copy_from_slice(&bytes[at..at + wide as usize]);
+        let old = u64::from_le_bytes(old);
+        let any = |numbers: &mut Numbers| self.nids[numbers.below(self.nids.len() as u64) as usize];
+        let new = match numbers.below(8) {
+            0 | 1 => EDGES[numbers.below(EDGES.len() as u64) as usize],
+            2 => any(numbers).into(),
+            3 => {
+                let (_, blocks) = &self.spots[numbers.below(self.spots.len() as u64) as usize];
+                blocks[0]
+            }
+            4 => old.wrapping_add(1 + numbers.below(4)),
+            5 => numbers.number(),
+            _ => old ^ 1 << numbers.below(wide * 8),
+        };
+        bytes[at..at + wide as usize].copy_from_slice(&new.to_le_bytes()[..wide as usize]);
+    }
+
+    /// Makes checksums right again.
+    fn seal(&self, part: Part, bytes: &mut [u8]) {
+        match part {
+            Part::Super if self.layout.has(Features::SB_CHECKSUM) => {
+                let sum = checksum::of(&bytes[1024..1024 + 3068]);
+                bytes[1024 + 3068..].copy_from_slice(&sum.to_le_bytes());
+            }
+            Part::Checkpoint => {
+                let at = word(bytes, 164) as usize;
+                if at <= BLOCK_SIZE - 4 {
+                    let sum = checksum::of(&bytes[..at]);
+                    // Where the checksum is not last, what is behind it counts as well.
+                    let sum = if at + 4 < BLOCK_SIZE && at == 192 {
+                        checksum::over(sum, &bytes[at + 4..])
+                    } else {
+                        sum
+                    };
+                    bytes[at..at + 4].copy_from_slice(&sum.to_le_bytes());
+                }
+            }
+            Part::Inode => inode::seal(&self.layout, bytes),
+            _ => {}
+        }
+    }
+}
+
+/// Tries everything that reads on `image`.
+pub fn exercise_f2fs(image: &Image) -> Outcome {
+    try_with(image, |trial| {
+        let device = Arc::new(ImageDevice::new(trial.image.clone()));
+        let queue = Arc::new(Queue::new(
+            Arc::clone(&device) as _,
+            QueueOptions::default(),
+        ));
+        let options = check::Options {
+            memory_limit: 32 << 20,
+            ..check::Options::default()
+        };
+        let report = check::check(&QueueSource(Arc::clone(&queue)), &options);
+        trial.outcome.damaged = !report.is_clean();
+        let seen = trial.note("inspect", steadfs_f2fs::inspect::inspect(&queue));
+        if seen.is_some_and(|seen| format!("{seen}").is_empty()) {
+            trial.wrong("an inspection says nothing".to_owned());
+        }
+        look(trial, &device);
+        if device.writes() > 0 {
+            trial.wrong("reading writes".to_owned());
+        }
+        trial.no_strays("f2fs", &device);
+        trial.outcome.told = trial.told.is_some();
+        if !trial.outcome.damaged
+            && let Some(told) = trial.told.take()
+        {
+            trial.wrong(format!("the checker finds nothing, but: {told}"));
+        }
+    })
+}
+
+fn look(trial: &mut Trial, device: &Arc<ImageDevice>) {
+    let options = MountOptions::parse("ro").expect("an option");
+    let opened = F2fs::open(Arc::clone(device) as _, options, CacheSizes::of(CACHE));
+    if let Some((fs, _)) = trial.note("mount", opened) {
+        trial.outcome.mounted[0] = true;
+        trial.walk(&*fs);
+        let closed = fs.unmount();
+        trial.note("unmount", closed);
+    }
+}

@@ -1,0 +1,68 @@
+//! Damaged f2fs volumes through the library, as far as they are read: nothing panics, hangs, reads past
+//! the device, writes, or takes memory beyond its budget.
+//!
+//! `HOSTILE=17` runs one case; `HOSTILE_CASES=100000` runs more of them.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::{Duration, Instant};
+
+use steadfs_suite::hostile::Outcome;
+use steadfs_suite::hostile::f2fs::{F2fsBase, exercise_f2fs};
+use steadfs_suite::hostile::meter::Meter;
+
+#[global_allocator]
+static METER: Meter = Meter;
+
+/// Cases in CI.
+const CASES: u64 = 600;
+/// Most memory one case may take: caches of 4 MiB, the checker's 32 MiB at most, and the image.
+const BUDGET: usize = 48 << 20;
+/// Longest time one case may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn case(bases: &[F2fsBase], n: u64) -> (String, Outcome) {
+    let base = &bases[usize::try_from(n).unwrap() % bases.len()];
+    let began = Instant::now();
+    let mut outcome = exercise_f2fs(&base.damage(n));
+    if began.elapsed() > LIMIT {
+        outcome.wrong.push(format!("took {:?}", began.elapsed()));
+    }
+    if outcome.peak > BUDGET {
+        outcome
+            .wrong
+            .push(format!("{} bytes of memory", outcome.peak));
+    }
+    (format!("{}:{n}", base.name), outcome)
+}
+
+#[test]
+fn damaged_f2fs_volumes() {
+    let scratch = tempfile::tempdir().unwrap();
+    let bases = F2fsBase::all(scratch.path());
+    for base in &bases {
+        let outcome = exercise_f2fs(&base.image);
+        let fine = outcome.wrong.is_empty() && outcome.mounted[0] && !outcome.damaged;
+        assert!(fine, "{}: {outcome:?}", base.name);
+    }
+    if let Ok(one) = std::env::var("HOSTILE") {
+        let (name, outcome) = case(&bases, one.parse().unwrap());
+        eprintln!("{name}: {outcome:#?}");
+        assert!(outcome.wrong.is_empty());
+        return;
+    }
+    let cases = std::env::var("HOSTILE_CASES").map_or(CASES, |n| n.parse().unwrap());
+    let (mut mounted, mut damaged, mut told, mut peak) = (0, 0, 0, 0);
+    let mut failures = Vec::new();
+    for n in 0..cases {
+        let (name, outcome) = case(&bases, n);
+        mounted += u64::from(outcome.mounted[0]);
+        damaged += u64::from(outcome.damaged);
+        told += u64::from(outcome.told);
+        peak = peak.max(outcome.peak);
+        failures.extend(outcome.wrong.iter().map(|wrong| format!("{name}: {wrong}")));
+    }
+    println!("{cases} cases, {mounted} mounted, {damaged} damaged, {told} told, peak {peak}");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    // The damage is neither too coarse to be looked at nor too fine to be seen.
+    assert!(mounted * 3 > cases && damaged * 2 > cases);
+}
