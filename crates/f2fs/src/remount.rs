@@ -198,3 +198,6 @@ impl F2fs {
         *self.options.write() = new;
     }
 }
+
+#[cfg(test)]
+mod tests;

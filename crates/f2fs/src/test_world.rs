@@ -76,6 +76,16 @@ impl World {
         self.device
     }
 
+    /// Lets the judges look at the device as it is.
+    pub(crate) fn judge_device(&self) {
+        judge(&self.device);
+    }
+
+    /// Mounts what a volume that stopped has left.
+    pub(crate) fn open_again(self) -> Self {
+        Self::open(self.device, &self.options)
+    }
+
     /// Unmounts, judges and mounts again: all that was there is there.
     pub(crate) fn reopen(self) -> Self {
         let (options, before) = (self.options.clone(), self.tree());

@@ -1,0 +1,116 @@
+//! From writable to read-only and back, frozen and stopped; judged by fsck.f2fs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use steadfs_rt::{sleep, spawn};
+use steadfs_vfs::{FileSystem, FsError, ShutdownMode};
+
+use crate::test_world::{ROOT, World};
+
+#[test]
+fn read_only_and_back() {
+    let world = World::make("extra_attr", 64);
+    let file = world.file(ROOT, b"before").unwrap().ino;
+    world
+        .fs
+        .write(&world.cx, file, 0, &[7; 9000], false)
+        .unwrap();
+    world.fs.remount(&world.cx, "ro").unwrap();
+    assert!(world.fs.options().starts_with("ro"));
+    assert_eq!(world.file(ROOT, b"no").err(), Some(FsError::ReadOnly));
+    assert_eq!(
+        world.fs.write(&world.cx, file, 0, b"no", false),
+        Err(FsError::ReadOnly)
+    );
+    world.judge_device();
+    assert_eq!(world.fs.read(&world.cx, file, 0, 9000).unwrap().len(), 9000);
+    world.fs.remount(&world.cx, "rw").unwrap();
+    world.file(ROOT, b"after").unwrap();
+    world
+        .fs
+        .remount(&world.cx, "nocheckpoint_merge,noatime")
+        .unwrap();
+    world.fs.sync_all(&world.cx).unwrap();
+    world.fs.remount(&world.cx, "checkpoint_merge").unwrap();
+    world.fs.sync_all(&world.cx).unwrap();
+    assert!(world.fs.remount(&world.cx, "active_logs=2").is_err());
+    let world = world.reopen();
+    assert_eq!(world.lookup(ROOT, b"before").unwrap().size, 9000);
+    world.lookup(ROOT, b"after").unwrap();
+    world.close();
+}
+
+#[test]
+fn an_unlinked_file_in_use_keeps_the_volume_writable() {
+    let world = World::make("", 64);
+    let attr = world
+        .fs
+        .mknod(&world.cx, ROOT, b"open", 0o100_644, 0)
+        .unwrap();
+    world.fs.unlink(&world.cx, ROOT, b"open").unwrap();
+    assert_eq!(world.fs.remount(&world.cx, "ro"), Err(FsError::Busy));
+    world
+        .fs
+        .write(&world.cx, attr.ino, 0, b"still", false)
+        .unwrap();
+    world.forget(attr.ino);
+    world.fs.remount(&world.cx, "ro").unwrap();
+    world.judge_device();
+    world.fs.remount(&world.cx, "rw").unwrap();
+    world.close();
+}
+
+#[test]
+fn frozen_calls_wait_and_the_image_is_whole() {
+    let world = World::make("", 64);
+    world.file(ROOT, b"one").unwrap();
+    let control = world.fs.control().unwrap();
+    control.write("f2fs/freeze", b"1\n").unwrap();
+    assert_eq!(control.read("f2fs/freeze").unwrap(), b"1\n");
+    world.judge_device();
+    let made = Arc::new(AtomicBool::new(false));
+    let task = {
+        let (fs, cx, made) = (Arc::clone(&world.fs), world.cx.clone(), Arc::clone(&made));
+        spawn("maker", move || {
+            let result = fs.mkdir(&cx, ROOT, b"two", 0o755).map(|_| ());
+            made.store(true, Ordering::Release);
+            result
+        })
+    };
+    sleep(Duration::from_millis(50));
+    assert!(!made.load(Ordering::Acquire), "it waits");
+    world.lookup(ROOT, b"one").unwrap();
+    assert!(control.write("f2fs/freeze", b"2").is_err());
+    control.write("f2fs/freeze", b"0").unwrap();
+    assert_eq!(task.join(), Ok(()));
+    // An unmount ends freezing.
+    control.write("f2fs/freeze", b"1").unwrap();
+    world.close();
+}
+
+#[test]
+fn shutdowns_keep_what_they_say() {
+    for (mode, kept) in [
+        (ShutdownMode::Sync, true),
+        (ShutdownMode::FlushLog, true),
+        (ShutdownMode::NoFlush, false),
+    ] {
+        let world = World::make("", 64);
+        world.file(ROOT, b"name").unwrap();
+        world.fs.shutdown(&world.cx, mode).unwrap();
+        assert!(matches!(
+            world.file(ROOT, b"later").err(),
+            Some(FsError::Stopped(_))
+        ));
+        assert!(matches!(
+            world.fs.sync_all(&world.cx),
+            Err(FsError::Stopped(_))
+        ));
+        assert!(world.fs.unmount().is_err(), "not everything was written");
+        let again = world.open_again();
+        assert_eq!(again.lookup(ROOT, b"name").is_ok(), kept, "{mode:?}");
+        again.close();
+    }
+}
