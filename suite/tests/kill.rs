@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use steadfs_suite::{Image, Scratch, SteadMount};
+use steadfs_suite::{Image, Scratch, SteadMount, run, succeed};
 
 const ROUNDS: u64 = 100;
 const WRITERS: u64 = 3;
@@ -261,17 +261,77 @@ fn round(mount: SteadMount, writers: &mut [Writer], random: &mut Random, done: &
     mount.kill();
 }
 
+/// A volume under test, and how it is judged.
+trait Judged {
+    fn image(&self) -> &Image;
+    /// After an unmount.
+    fn check_clean(&self);
+    /// After a kill: the judge's own recovery finds a sound volume as well.
+    fn check_killed(&self, scratch: &Scratch);
+}
+
+struct OfExt4(Image);
+
+impl Judged for OfExt4 {
+    fn image(&self) -> &Image {
+        &self.0
+    }
+
+    fn check_clean(&self) {
+        self.0.check_clean();
+    }
+
+    fn check_killed(&self, scratch: &Scratch) {
+        self.0.copy(scratch, "copy.img").replay_by_e2fsck();
+    }
+}
+
+struct OfF2fs(Image);
+
+impl Judged for OfF2fs {
+    fn image(&self) -> &Image {
+        &self.0
+    }
+
+    fn check_clean(&self) {
+        let image = self.0.path();
+        let checked = steadfs::check(image, &steadfs::Options::default(), &mut |_| ()).unwrap();
+        assert!(checked.is_clean(), "{:#?}", checked.issues());
+        run("fsck.f2fs", ["--dry-run".as_ref(), image.as_os_str()]).expect(0);
+    }
+
+    fn check_killed(&self, _: &Scratch) {
+        // It does not follow what fsync wrote: what the last checkpoint says must be whole.
+        self.check_clean();
+    }
+}
+
 #[test]
 fn what_was_acknowledged_survives_a_hundred_kills() {
     let scratch = Scratch::new();
     let args = ["-t", "ext4", "-J", "size=4"];
     let image = Image::mke2fs(&scratch, "kill.img", 64 << 20, &args);
+    survive(&scratch, &OfExt4(image));
+}
+
+#[test]
+fn f2fs_survives_a_hundred_kills() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "kill.img", 100 << 20);
+    let features = "extra_attr,inode_checksum,inode_crtime";
+    let args = ["-q", "-f", "-O", features, image.path().to_str().unwrap()];
+    succeed("mkfs.f2fs", args);
+    survive(&scratch, &OfF2fs(image));
+}
+
+fn survive(scratch: &Scratch, volume: &dyn Judged) {
+    let image = volume.image();
     let mut writers: Vec<Writer> = (0..WRITERS).map(Writer::new).collect();
     let mut random = Random(2);
     let done = AtomicU64::new(0);
     for number in 0..ROUNDS {
         let options = ["fuse_transport=uring", "fuse_transport=dev"][usize::from(number % 2 == 1)];
-        let mut mount = SteadMount::new(&scratch, image.path(), options);
+        let mut mount = SteadMount::new(scratch, image.path(), options);
         if number == 0 {
             fs::create_dir(mount.join("noise")).unwrap();
             for writer in &writers {
@@ -284,21 +344,20 @@ fn what_was_acknowledged_survives_a_hundred_kills() {
         }
         if number % 10 == 9 {
             mount.unmount();
-            image.check_clean();
-            mount = SteadMount::new(&scratch, image.path(), options);
+            volume.check_clean();
+            mount = SteadMount::new(scratch, image.path(), options);
         }
         round(mount, &mut writers, &mut random, &done);
         if number % 10 == 4 {
-            // The judge's own replay finds a sound volume as well.
-            image.copy(&scratch, "copy.img").replay_by_e2fsck();
+            volume.check_killed(scratch);
         }
     }
-    let mount = SteadMount::new(&scratch, image.path(), "");
+    let mount = SteadMount::new(scratch, image.path(), "");
     for writer in &mut writers {
         writer.compare(mount.root(), ROUNDS);
     }
     mount.unmount();
-    image.check_clean();
+    volume.check_clean();
     let done = done.into_inner();
     assert!(
         done > ROUNDS * WRITERS,

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use steadfs_suite::command::finish;
-use steadfs_suite::{Image, KernelMount, LoopDevice, Scratch, SteadMount, judge};
+use steadfs_suite::{Image, KernelMount, LoopDevice, Scratch, SteadMount, judge, run, succeed};
 
 /// Everything optional that Linux has, and two users that every Debian has.
 const CONFIG: &str = r#"
@@ -101,6 +101,21 @@ fn we_pass_where_the_kernel_passes() {
         judge_mount(&scratch, our_image.path(), options, &kernel);
     }
     our_image.check_clean();
+
+    let f2fs = Image::empty(&scratch, "f2fs.img", 256 << 20);
+    let features = "extra_attr,inode_checksum,inode_crtime,flexible_inline_xattr";
+    let args = ["-q", "-f", "-O", features, f2fs.path().to_str().unwrap()];
+    succeed("mkfs.f2fs", args);
+    judge_mount(&scratch, f2fs.path(), "", &kernel);
+    check_f2fs(f2fs.path());
+}
+
+/// fsck.f2fs and our own checker find nothing.
+#[track_caller]
+fn check_f2fs(image: &Path) {
+    let checked = steadfs::check(image, &steadfs::Options::default(), &mut |_| ()).unwrap();
+    assert!(checked.is_clean(), "{:#?}", checked.issues());
+    run("fsck.f2fs", ["--dry-run".as_ref(), image.as_os_str()]).expect(0);
 }
 
 fn judge_mount(scratch: &Scratch, volume: &Path, options: &str, kernel: &Results) {
