@@ -17,7 +17,8 @@ pub fn run(args: &args::Lab) -> Result<(), Failure> {
 /// The explorer has a grammar of its own, and prints itself.
 fn crash(words: &[String]) -> Result<(), Failure> {
     let scratch = Scratch::new().map_err(Failure::plain)?;
-    let subjects = crash::ext4::subjects(&scratch.0).map_err(Failure::plain)?;
+    let mut subjects = crash::ext4::subjects(&scratch.0).map_err(Failure::plain)?;
+    subjects.extend(crash::f2fs::subjects().map_err(Failure::plain)?);
     let code = crash::main_with(words, subjects, &mut io::stdout()).map_err(Failure::plain)?;
     match u8::try_from(code) {
         Ok(0) => Ok(()),

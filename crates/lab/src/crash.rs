@@ -21,6 +21,7 @@
 pub mod case;
 pub mod explore;
 pub mod ext4;
+pub mod f2fs;
 pub mod record;
 pub mod room;
 pub mod subject;

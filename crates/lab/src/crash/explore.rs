@@ -426,9 +426,11 @@ fn survivors_name(survivors: &Survivors) -> &'static str {
 /// Opens an image, looks at everything, unmounts.
 fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Complaint> {
     let (open, image) = (Arc::clone(&subject.open), image.clone());
+    let atomic_unit = subject.atomic_unit;
     let outcome = sim::try_run(sim::Config::new(1), move || {
         let model = Model {
             log,
+            atomic_unit,
             ..Model::default()
         };
         let device = SimDevice::new(&image, model);

@@ -158,6 +158,7 @@ impl Recipe {
             open: Arc::new(open),
             check: Some(Arc::new(check)),
             tool: Some(Tool::E2fsck),
+            atomic_unit: 512,
             small: self.name.starts_with("small"),
         })
     }

@@ -268,7 +268,11 @@ fn simulate(
     seed: u64,
     trouble: &Trouble,
 ) -> Result<(Raw, Log), Complaint> {
-    let device = SimDevice::new(&subject.image, device_model(seed));
+    let model = Model {
+        atomic_unit: subject.atomic_unit,
+        ..device_model(seed)
+    };
+    let device = SimDevice::new(&subject.image, model);
     for (which, fault) in trouble.faults() {
         device.inject(which.clone(), fault.clone());
     }

@@ -32,6 +32,9 @@ pub struct Subject {
     pub check: Option<Check>,
     /// The format's own tool, asked about a sample and every failure.
     pub tool: Option<Tool>,
+    /// Bytes that the device writes whole or not at all: less than the format needs would show what no
+    /// file system on it survives.
+    pub atomic_unit: u32,
     /// Whether there is so little room that it is one for [`Trial::Space`](super::Trial::Space), and for
     /// no other trial.
     pub small: bool,

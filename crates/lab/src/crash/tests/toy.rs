@@ -49,6 +49,7 @@ pub fn subject(flaw: Flaw) -> Subject {
         open: Arc::new(move |device| open(device, flaw)),
         check: None,
         tool: None,
+        atomic_unit: 512,
         small: false,
     }
 }

@@ -1,0 +1,76 @@
+//! Explores the crashes of f2fs volumes.
+
+use std::path::{Path, PathBuf};
+
+use steadfs_lab::crash::{Effort, Options, Report, Trial, f2fs, sweep};
+
+/// Cases of failures outlive the test: that is what they are for.
+fn cases(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join("crash-f2fs")
+        .join(name)
+}
+
+fn assert_clean(report: &Report) {
+    if let Some((dir, failure)) = report.failures.first() {
+        let text = format!("{}\n{}", failure.complaint, failure.detail);
+        panic!(
+            "{} bad, the first in {}:\n{text}",
+            report.failures.len(),
+            dir.display()
+        );
+    }
+}
+
+/// As many distinct images as `CRASH_IMAGES` says, for longer runs.
+fn images(otherwise: usize) -> usize {
+    let asked = std::env::var("CRASH_IMAGES").ok();
+    asked.and_then(|n| n.parse().ok()).unwrap_or(otherwise)
+}
+
+#[test]
+fn f2fs_survives_power_cuts() {
+    let out = cases("sweep");
+    let budget = images(6_000);
+    let options = Options {
+        budget,
+        ..Options::new(out)
+    };
+    let report = sweep(f2fs::subjects().unwrap(), options).unwrap();
+    assert_clean(&report);
+    let stats = &report.stats;
+    assert!(stats.distinct.len() >= budget, "{stats:?}");
+    assert!(stats.nested > 10, "{} crashes of recoveries", stats.nested);
+    assert_eq!(
+        stats.checked, stats.recoveries,
+        "our checker judges every image"
+    );
+    assert!(
+        stats.by_tool > 3,
+        "{} images judged by fsck.f2fs",
+        stats.by_tool
+    );
+}
+
+/// A device that fails at any request: what is acknowledged is there all the same, and nothing panics
+/// or hangs.
+#[test]
+fn f2fs_survives_a_failing_device() {
+    let out = cases("faults");
+    let options = Options {
+        trial: Trial::Faults,
+        budget: images(6_000) / 6,
+        effort: Effort {
+            troubles: 10,
+            cuts: 3,
+            nested: 16,
+            by_tool: 8,
+            ..Effort::default()
+        },
+        ..Options::new(out)
+    };
+    let report = sweep(f2fs::subjects().unwrap(), options).unwrap();
+    assert_clean(&report);
+    let stats = &report.stats;
+    assert!(stats.troubled > 100 && stats.stopped > 10, "{stats:?}");
+}
