@@ -219,7 +219,7 @@ fn control_files_are_there_and_hidden() {
     assert_eq!(names, ["lost+found"]);
     let control = mount.join(".steadfs");
     let options = || fs::read_to_string(control.join("options")).unwrap();
-    assert_eq!(options(), "rw,relatime,commit=7\n");
+    assert_eq!(options(), "rw,relatime,commit=7,async_checkpoint=50\n");
     assert!(
         fs::read_to_string(control.join("jbd2/info"))
             .unwrap()
@@ -238,10 +238,10 @@ fn control_files_are_there_and_hidden() {
         ])
     };
     assert_eq!(remount("noatime,commit=9").expect(0).out, "");
-    assert_eq!(options(), "rw,noatime,commit=9\n");
+    assert_eq!(options(), "rw,noatime,commit=9,async_checkpoint=50\n");
     let said = remount("data=writeback");
     assert_eq!(said.code(), 32);
-    assert_eq!(options(), "rw,noatime,commit=9\n");
+    assert_eq!(options(), "rw,noatime,commit=9,async_checkpoint=50\n");
     assert!(said.err.contains("unmount and mount again"), "{}", said.err);
     let said = remount("noatme");
     assert_eq!(said.code(), 1);
@@ -304,7 +304,7 @@ fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) 
     drop(open);
     fs::write(mount.join("kept"), b"written").unwrap();
     remount("ro,noatime").expect(0);
-    assert_eq!(options(), "ro,noatime\n");
+    assert_eq!(options(), "ro,noatime,async_checkpoint=50\n");
     assert!(kernel_options(mount.root()).starts_with("ro,noatime"));
     let error = fs::write(mount.join("kept"), b"not").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
@@ -312,7 +312,7 @@ fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) 
     assert!(!image.needs_recovery());
     remount("commit=9").expect(0);
     remount("rw,relatime").expect(0);
-    assert_eq!(options(), "rw,relatime,commit=9\n");
+    assert_eq!(options(), "rw,relatime,commit=9,async_checkpoint=50\n");
     assert_eq!(fs::read(mount.join("kept")).unwrap(), b"written");
     fs::write(mount.join("again"), b"writable").unwrap();
     mount.unmount();
@@ -503,7 +503,7 @@ fn mount_8_finds_its_helper() {
     ];
     call("mount.fuse.steadfs", &remount).expect(0);
     let options = fs::read_to_string(dir.join(".steadfs/options")).unwrap();
-    assert_eq!(options, "rw,noatime,commit=8\n");
+    assert_eq!(options, "rw,noatime,commit=8,async_checkpoint=50\n");
     call("umount.steadfs", &[&dir]).expect(0);
     image.check_clean();
     let wrong = [image.path(), &dir, "-o".as_ref(), "bogus".as_ref()];

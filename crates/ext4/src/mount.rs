@@ -24,6 +24,7 @@ use crate::inode::InodeTable;
 use crate::mballoc::Allocator;
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
+use crate::remount::warn_of_idle_threshold;
 use crate::txn::{Txns, journal_error};
 
 /// What opening a volume found and did.
@@ -82,6 +83,7 @@ impl Ext4 {
         choose_mode(&sb, &mut options, queue.geometry().read_only, &mut report)?;
         let needs_recovery = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
         let has_journal = !matches!(sb.journal(), JournalPlace::None);
+        options.async_checkpoint = options.async_checkpoint.on(has_journal)?;
         let mut overlay = None;
         if needs_recovery && has_journal && !options.no_replay {
             if queue.geometry().read_only {
@@ -217,6 +219,8 @@ impl Ext4 {
             )
         };
         let journal = Journal::open(Arc::clone(&self.meta), map, config).map_err(journal_error)?;
+        let asked = self.options.read().async_checkpoint;
+        warn_of_idle_threshold(&journal, asked);
         let on_commit = self.me.clone();
         journal.on_commit(Box::new(move |tid: Tid| {
             if let Some(fs) = on_commit.upgrade() {
@@ -471,6 +475,7 @@ fn journal_config(sb: &Superblock, options: &MountOptions, meta_budget: u64) -> 
         ),
         reclaim: ReclaimPolicy {
             max_unwritten: share,
+            low_free_percent: options.async_checkpoint.percent(),
             ..ReclaimPolicy::default()
         },
         ..JournalConfig::default()

@@ -61,6 +61,8 @@ pub struct MountOptions {
     pub abort_on_data_error: bool,
     /// `errors=`.
     pub errors: Option<OnError>,
+    /// `async_checkpoint`: log space is reclaimed in the background.
+    pub async_checkpoint: AsyncCheckpoint,
     /// `discard`: freed blocks are discarded when the transaction that freed them has committed.
     pub discard: bool,
     /// `user_xattr`: `user.*` attributes are offered.
@@ -95,6 +97,43 @@ pub struct MountOptions {
     pub dirsync: bool,
 }
 
+/// When log space is reclaimed in the background.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AsyncCheckpoint {
+    /// Nothing was said: as [`AsyncCheckpoint::Below`] half of the log where there is one.
+    #[default]
+    Default,
+    /// When less than so many percent of the log are free (1 to 99).
+    Below(u8),
+    /// Never for want of space: who needs some reclaims it.
+    Off,
+}
+
+impl AsyncCheckpoint {
+    /// What it comes to on a volume with a journal, or without.
+    ///
+    /// # Errors
+    /// [`FsError::BadOption`] if it asks for something that a volume without a journal has not.
+    pub fn on(self, journaled: bool) -> Result<Self> {
+        match (self, journaled) {
+            (Self::Default, true) => Ok(Self::Below(DEFAULT_ASYNC_PERCENT)),
+            (Self::Below(_), false) => Err(FsError::BadOption(
+                "option async_checkpoint: needs a journal, which the volume has not".to_owned(),
+            )),
+            _ => Ok(self),
+        }
+    }
+
+    /// The threshold on a volume with a journal, in percent.
+    pub fn percent(self) -> Option<u8> {
+        match self {
+            Self::Default => Some(DEFAULT_ASYNC_PERCENT),
+            Self::Below(percent) => Some(percent),
+            Self::Off => None,
+        }
+    }
+}
+
 impl Default for MountOptions {
     fn default() -> Self {
         Self {
@@ -109,6 +148,7 @@ impl Default for MountOptions {
             barrier: true,
             abort_on_data_error: false,
             errors: None,
+            async_checkpoint: AsyncCheckpoint::Default,
             discard: false,
             user_xattr: None,
             acl: None,
@@ -130,6 +170,7 @@ impl Default for MountOptions {
 }
 
 const DEFAULT_COMMIT_SECS: u32 = 5;
+const DEFAULT_ASYNC_PERCENT: u8 = 50;
 /// Longest commit interval: a day.
 const MAX_COMMIT_SECS: u32 = 86_400;
 /// Longest wait for company: a minute.
@@ -175,6 +216,10 @@ pub const TABLE: &[Entry<MountOptions>] = &[
         choice(v, &[("ignore", false), ("abort", true)]).map(|abort| o.abort_on_data_error = abort)
     }),
     value("errors", set_errors),
+    either("async_checkpoint", set_async_checkpoint),
+    flag("noasync_checkpoint", |o| {
+        o.async_checkpoint = AsyncCheckpoint::Off;
+    }),
     flag("discard", |o| o.discard = true),
     flag("nodiscard", |o| o.discard = false),
     flag("user_xattr", |o| o.user_xattr = Some(true)),
@@ -322,6 +367,15 @@ fn set_data(options: &mut MountOptions, value: &str) -> Result<(), String> {
     Ok(())
 }
 
+fn set_async_checkpoint(options: &mut MountOptions, value: Option<&str>) -> Result<(), String> {
+    let percent = match value {
+        None => DEFAULT_ASYNC_PERCENT,
+        Some(value) => number(value, 1..=99)?,
+    };
+    options.async_checkpoint = AsyncCheckpoint::Below(percent);
+    Ok(())
+}
+
 fn set_errors(options: &mut MountOptions, value: &str) -> Result<(), String> {
     if value == "panic" {
         return Err("a program cannot halt the machine; use errors=remount-ro".to_owned());
@@ -438,6 +492,8 @@ impl MountOptions {
         word(!self.delalloc, "nodelalloc");
         word(!self.auto_da_alloc, "noauto_da_alloc");
         word(self.minixdf, "minixdf");
+        let off = self.async_checkpoint == AsyncCheckpoint::Off;
+        word(off, "noasync_checkpoint");
         let mut pair = |shown: bool, name: &str, value: u64| {
             if shown {
                 // Writing to a string cannot fail.
@@ -465,6 +521,9 @@ impl MountOptions {
             "journal_ioprio",
             self.journal_ioprio.into(),
         );
+        if let AsyncCheckpoint::Below(percent) = self.async_checkpoint {
+            pair(true, "async_checkpoint", percent.into());
+        }
         pair(
             differs(self.inode_readahead_blocks, default.inode_readahead_blocks),
             "inode_readahead_blks",

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use steadfs_block::{Device, Queue, QueueOptions};
+use steadfs_jbd2::{Journal, ReclaimPolicy};
 use steadfs_rt::{now, sleep};
 use steadfs_vfs::{Cx, FsError, Result};
 
@@ -12,12 +13,24 @@ use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, mount_mode};
 use crate::fs::Ext4;
 use crate::mount::{MountReport, recover_to_device, stripe, superblock_bytes, tuning};
-use crate::options::MountOptions;
+use crate::options::{AsyncCheckpoint, MountOptions};
 
 /// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
 /// longer comes after the reply to the unlink or close that made it so.
 const PATIENCE: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(5);
+
+/// Says so if a threshold starts too late to spare anybody a wait.
+pub(crate) fn warn_of_idle_threshold(journal: &Journal, asked: AsyncCheckpoint) {
+    let forced = journal.forced_percent();
+    if let Some(percent) = asked.percent()
+        && percent <= forced
+    {
+        tracing::warn!(
+            "async_checkpoint={percent} does little here: operations wait for log space from {forced}% free on"
+        );
+    }
+}
 
 impl Ext4 {
     /// The options as they are, `ro` also where damage has made it so.
@@ -32,7 +45,8 @@ impl Ext4 {
         let _one = self.remounting.lock();
         let asked = self.options.read().read_only;
         let old = self.effective_options();
-        let new = old.remounted(list)?;
+        let mut new = old.remounted(list)?;
+        new.async_checkpoint = new.async_checkpoint.on(self.txns.is_journaled())?;
         if !old.read_only {
             self.sync_volume(cx)?;
         }
@@ -56,6 +70,11 @@ impl Ext4 {
     fn apply(&self, new: MountOptions) {
         if let Some(journal) = self.txns.journal() {
             journal.set_tuning(tuning(&new));
+            journal.set_reclaim_policy(ReclaimPolicy {
+                low_free_percent: new.async_checkpoint.percent(),
+                ..journal.reclaim_policy()
+            });
+            warn_of_idle_threshold(journal, new.async_checkpoint);
         }
         self.alloc.set_discard(new.discard);
         let stripe = stripe(&self.sb.lock(), &new);

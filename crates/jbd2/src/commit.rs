@@ -377,11 +377,16 @@ impl Journal {
         assert_eq!(state.durable.next(), closed.tid);
         state.durable = closed.tid;
         state.committing = None;
-        let low = state.log.free() < state.log.capacity() / 2;
+        let (free, capacity) = (state.log.free(), state.log.capacity());
         state.stats.dropped += dropped;
         note_commit(&mut state, &closed.times, ended, changed, len);
         drop(state);
-        if low || self.lists.lock().is_heavy(self.block_size) {
+        let wakes = {
+            let mut lists = self.lists.lock();
+            let due = lists.policy.is_low(free, capacity) || lists.is_heavy(self.block_size);
+            due && lists.worker.trigger()
+        };
+        if wakes {
             self.reclaim_wake.notify_one();
         }
         Ok(())

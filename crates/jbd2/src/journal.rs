@@ -527,10 +527,30 @@ impl Journal {
         self.task_wake.notify_all();
     }
 
-    /// Changes when the background reclaims.
+    /// When the background reclaims.
+    pub fn reclaim_policy(&self) -> ReclaimPolicy {
+        self.lists.lock().policy.clone()
+    }
+
+    /// Changes when the background reclaims. When this returns, nothing is under way any more that the
+    /// old policy has asked for.
     pub fn set_reclaim_policy(&self, policy: ReclaimPolicy) {
-        self.lists.lock().policy = policy;
+        {
+            let mut lists = self.lists.lock();
+            lists.policy = policy;
+            lists.worker.trigger();
+        }
         self.reclaim_wake.notify_all();
+        drop(self.reclaiming.lock());
+    }
+
+    /// With so many percent of the log free, or fewer, a handle may have to wait until somebody frees
+    /// some: the share of the largest transaction. A reclaim policy's threshold that is no higher
+    /// starts too late to spare anybody that.
+    pub fn forced_percent(&self) -> u8 {
+        let capacity = u64::from(self.state.lock().log.capacity());
+        let share = (u64::from(self.costs.max_transaction) * 100).div_ceil(capacity);
+        u8::try_from(share.min(100)).expect("a percentage")
     }
 
     /// Counters since the journal was opened.
@@ -544,7 +564,19 @@ impl Journal {
             let state = self.state.lock();
             (state.stats, state.durable)
         };
-        stats.page(self.costs.max_transaction, durable)
+        let worker = {
+            let lists = self.lists.lock();
+            let state = lists.worker.name();
+            match lists
+                .policy
+                .low_free_percent
+                .filter(|_| lists.policy.enabled)
+            {
+                Some(percent) => format!("async_checkpoint below {percent}% free, {state}"),
+                None => format!("noasync_checkpoint, {state}"),
+            }
+        };
+        stats.page(self.costs.max_transaction, durable, &worker)
     }
 
     /// Log blocks that no transaction uses, and log blocks there are.

@@ -36,6 +36,7 @@ mod space;
 mod stats;
 mod tasks;
 mod transaction;
+mod worker;
 
 pub use commit::Durable;
 pub use config::{JournalConfig, Tuning};

@@ -16,6 +16,7 @@ use steadfs_rt::Instant;
 
 use crate::ReclaimPolicy;
 use crate::log_writer::Snapshot;
+use crate::worker::Worker;
 
 /// A durable transaction whose log space is in use.
 struct Logged {
@@ -71,7 +72,9 @@ pub(crate) struct Lists {
     unwritten: u64,
     /// Writes home in flight, for raising them.
     pub in_flight: Vec<IoHandle>,
-    /// The background is reclaiming (the policy's hysteresis).
+    /// What the background reclaimer is doing.
+    pub worker: Worker,
+    /// The last advice was to go on (the policy's hysteresis).
     pub going: bool,
     pub stopping: bool,
     pub policy: ReclaimPolicy,
@@ -84,6 +87,7 @@ impl Lists {
             entries: FixedMap::default(),
             unwritten: 0,
             in_flight: Vec::new(),
+            worker: Worker::default(),
             going: false,
             stopping: false,
             policy,

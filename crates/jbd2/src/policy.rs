@@ -3,15 +3,16 @@
 use std::time::Duration;
 
 /// When committed blocks are written home in the background, so that nobody has to wait for log
-/// space. The seam for `async_checkpoint`.
+/// space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReclaimPolicy {
     /// Whether anything is done in the background at all.
     pub enabled: bool,
     /// Blocks of transactions committed longer ago are written.
     pub max_age: Duration,
-    /// Below this share of the log free, in percent (1 to 99), reclaim starts …
-    pub low_free_percent: u8,
+    /// Below this share of the log free, in percent (1 to 99), reclaim starts (`async_checkpoint=`;
+    /// `None`, `noasync_checkpoint`: however little is free) …
+    pub low_free_percent: Option<u8>,
     /// … and goes on until that share and this part more of the log, in percent, are free.
     pub hysteresis_percent: u8,
     /// Bytes of committed blocks not yet written home that are kept in memory at most.
@@ -25,7 +26,7 @@ impl Default for ReclaimPolicy {
         Self {
             enabled: true,
             max_age: Duration::from_secs(30),
-            low_free_percent: 50,
+            low_free_percent: Some(50),
             hysteresis_percent: 6,
             max_unwritten: 32 << 20,
             period: Duration::from_secs(5),
@@ -62,9 +63,21 @@ pub(crate) enum Advice {
 }
 
 impl ReclaimPolicy {
+    /// Whether so little of the log is free that reclaim starts.
+    pub(crate) fn is_low(&self, free: u32, capacity: u32) -> bool {
+        let low = |percent: u8| u64::from(capacity) * u64::from(percent) / 100;
+        self.enabled
+            && self
+                .low_free_percent
+                .is_some_and(|p| u64::from(free) < low(p))
+    }
+
     /// Free log blocks at which reclaim rests again.
     pub(crate) fn goal(&self, capacity: u32) -> u32 {
-        let percent = u64::from(self.low_free_percent) + u64::from(self.hysteresis_percent);
+        let Some(low) = self.low_free_percent else {
+            return 0;
+        };
+        let percent = u64::from(low) + u64::from(self.hysteresis_percent);
         let goal = u64::from(capacity) * percent.min(100) / 100;
         u32::try_from(goal).expect("a share of 32 bits")
     }
@@ -74,11 +87,10 @@ impl ReclaimPolicy {
         if !self.enabled {
             return Advice::Rest;
         }
-        let low = u64::from(view.capacity) * u64::from(self.low_free_percent) / 100;
         let goal = u64::from(self.goal(view.capacity));
         let free = u64::from(view.free);
         let after_move = free + u64::from(view.freeable);
-        let short = free < low || (view.going && free < goal);
+        let short = self.is_low(view.free, view.capacity) || (view.going && free < goal);
         let aged = view.oldest.is_some_and(|age| age >= self.max_age);
         let full = view.unwritten > self.max_unwritten
             || (view.going && view.unwritten > self.max_unwritten / 2);
@@ -141,5 +153,33 @@ mod tests {
             ..policy
         };
         assert_eq!(off.advise(&heavy), Advice::Rest);
+        assert_eq!(off.advise(&view(0, 0, Some(30))), Advice::Rest);
+    }
+
+    #[test]
+    fn without_a_threshold_space_starts_nothing() {
+        let policy = ReclaimPolicy {
+            low_free_percent: None,
+            ..ReclaimPolicy::default()
+        };
+        let going = LogView {
+            going: true,
+            ..view(0, 900, Some(1))
+        };
+        assert_eq!(policy.advise(&going), Advice::Rest);
+        assert_eq!(policy.advise(&view(0, 0, Some(30))), Advice::Write);
+        assert!(!policy.is_low(0, 1000));
+    }
+
+    #[test]
+    fn the_highest_threshold_ends_when_nothing_is_left() {
+        let policy = ReclaimPolicy {
+            low_free_percent: Some(99),
+            ..ReclaimPolicy::default()
+        };
+        assert_eq!(policy.advise(&view(1000, 0, None)), Advice::Rest);
+        assert_eq!(policy.advise(&view(900, 0, None)), Advice::Rest);
+        assert_eq!(policy.advise(&view(900, 10, None)), Advice::MoveTail);
+        assert_eq!(policy.advise(&view(900, 10, Some(0))), Advice::Write);
     }
 }

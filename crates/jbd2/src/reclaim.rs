@@ -42,14 +42,12 @@ impl Journal {
             let freeable = self.lists.lock().tail().blocks;
             // Enough for the caller, and half as much again so that the next one finds some.
             let goal = need.saturating_add(need / 2) - free;
-            if freeable >= goal {
-                self.move_tail(tag)?;
+            if freeable < goal && self.write_home(tag, |_, before| before < goal)? > 0 {
                 continue;
             }
-            if self.write_home(tag, |_, before| before < goal)? == 0 {
-                let moved = self.move_tail(tag)?;
-                assert!(moved > 0, "a transaction fits beside the committing one");
-            }
+            let moved = self.move_tail(tag)?;
+            assert!(moved > 0, "a transaction fits beside the committing one");
+            self.state.lock().stats.freed_by_waiters += u64::from(moved);
         }
     }
 
@@ -83,7 +81,11 @@ impl Journal {
         self.lists.lock().going = advice != Advice::Rest;
         match advice {
             Advice::Rest => Ok(false),
-            Advice::MoveTail => Ok(self.move_tail(tag)? > 0),
+            Advice::MoveTail => {
+                let moved = self.move_tail(tag)?;
+                self.state.lock().stats.freed_in_background += u64::from(moved);
+                Ok(moved > 0)
+            }
             Advice::Write => {
                 let wanted = |age: Duration, before: u32| age >= max_age || before < short_by;
                 if self.write_home(tag, wanted)? == 0 {

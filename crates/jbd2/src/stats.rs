@@ -55,6 +55,12 @@ pub struct Stats {
     pub waited_space: Waits,
     /// Handles that waited for others' credits, or for the commit of a full transaction.
     pub waited_credits: Waits,
+    /// Times the background looked at the log, and how long it worked then.
+    pub background: Waits,
+    /// Log blocks that the background freed.
+    pub freed_in_background: u64,
+    /// Log blocks that those freed who waited for them.
+    pub freed_by_waiters: u64,
     /// Blocks written home.
     pub written_home: u64,
     /// Blocks that need not be written home any more: committed again or freed.
@@ -75,10 +81,10 @@ impl Stats {
 
     /// The text of `jbd2/info`: the lines of `/proc/fs/jbd2/DEV-INODE/info` (Linux 6.18), then, of
     /// ours, what handles waited for and what reclaim did.
-    pub(crate) fn page(&self, max_transaction: u32, durable: Tid) -> String {
+    pub(crate) fn page(&self, max_transaction: u32, durable: Tid, worker: &str) -> String {
         let mut page = String::new();
         self.kernel_lines(&mut page, max_transaction)
-            .and_then(|()| self.our_lines(&mut page, durable))
+            .and_then(|()| self.our_lines(&mut page, durable, worker))
             .expect("writing to a string does not fail");
         page
     }
@@ -117,7 +123,7 @@ impl Stats {
         writeln!(page, "  {} logged blocks per transaction", self.logged / n)
     }
 
-    fn our_lines(&self, page: &mut String, durable: Tid) -> std::fmt::Result {
+    fn our_lines(&self, page: &mut String, durable: Tid, worker: &str) -> std::fmt::Result {
         let waits = [
             ("locked transaction", self.waited_locked),
             ("log space", self.waited_space),
@@ -137,6 +143,19 @@ impl Stats {
         writeln!(page, "  {} blocks written home", self.written_home)?;
         writeln!(page, "  {} blocks dropped", self.dropped)?;
         writeln!(page, "  {} tail moves", self.tail_moves)?;
+        writeln!(page, "  {worker}")?;
+        writeln!(
+            page,
+            "  {} looks in the background, {}us in all, {}us the longest",
+            self.background.count,
+            self.background.total.as_micros(),
+            self.background.max.as_micros()
+        )?;
+        writeln!(
+            page,
+            "  {} log blocks freed in the background, {} by waiters",
+            self.freed_in_background, self.freed_by_waiters
+        )?;
         writeln!(page, "last durable transaction: {durable}")
     }
 }

@@ -7,6 +7,7 @@ use steadfs_base::Tid;
 use steadfs_rt::{now, spawn};
 
 use crate::Journal;
+use crate::worker::Worker;
 
 /// The reclaimer looks no more often than this unless it is woken.
 const MIN_PERIOD: Duration = Duration::from_millis(1);
@@ -95,20 +96,27 @@ impl Journal {
     }
 
     fn reclaim_task(&self) {
-        loop {
+        while self.next_reclaim() {
+            let began = now();
             // An error has stopped the journal; the task then only waits to be ended.
-            let more = self.reclaim_in_background().unwrap_or(false);
-            let mut lists = self.lists.lock();
-            if lists.stopping {
-                return;
-            }
-            if !more {
-                let period = lists.policy.period.max(MIN_PERIOD);
-                self.reclaim_wake.wait_for(&mut lists, period);
-                if lists.stopping {
-                    return;
-                }
-            }
+            while self.reclaim_in_background().unwrap_or(false) && !self.lists.lock().stopping {}
+            self.lists.lock().worker.end();
+            self.state.lock().stats.background.add(began.elapsed());
         }
+    }
+
+    /// Waits until the log is to be looked at; false: the task should end.
+    fn next_reclaim(&self) -> bool {
+        let mut lists = self.lists.lock();
+        if lists.worker == Worker::Idle && !lists.stopping {
+            let period = lists.policy.period.max(MIN_PERIOD);
+            self.reclaim_wake.wait_for(&mut lists, period);
+        }
+        if lists.stopping {
+            lists.worker = Worker::Idle;
+            return false;
+        }
+        lists.worker.begin();
+        true
     }
 }

@@ -36,6 +36,8 @@ fn what_is_shown_is_read_back() {
         "rw,relatime,errors=continue,data=ordered",
         "rw,relatime,journal_checksum,stripe=16",
         "rw,relatime,nojournal_checksum,stripe=0",
+        "rw,relatime,async_checkpoint=50",
+        "rw,relatime,noasync_checkpoint,commit=30",
     ];
     for list in lists {
         let options = MountOptions::parse(list).expect(list);

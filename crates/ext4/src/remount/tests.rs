@@ -106,7 +106,11 @@ fn writable_read_only_and_back() {
             assert!(!sb.features().incompat.contains(Incompat::NEEDS_RECOVERY));
             assert_ne!(sb.state() & STATE_CLEAN, 0);
             assert_eq!(sb.raw().mnt_count.get(), round + 1);
-            assert_eq!(fs.options(), "ro,relatime,commit=7");
+            let threshold = match options {
+                ["-t", "ext2"] => "",
+                _ => ",async_checkpoint=50",
+            };
+            assert_eq!(fs.options(), format!("ro,relatime,commit=7{threshold}"));
             assert_eq!(write(&fs, b"no", b""), Err(FsError::ReadOnly));
             let attr = FileSystem::lookup(&*fs, &cx(), ROOT, name.as_bytes()).unwrap();
             let data = fs.write(&cx(), attr.ino, 0, b"x", false);
@@ -129,7 +133,7 @@ fn writable_read_only_and_back() {
                 "a read-only volume was written"
             );
             fs.remount(&cx(), "rw,commit=5").unwrap();
-            assert_eq!(fs.options(), "rw,relatime");
+            assert_eq!(fs.options(), format!("rw,relatime{threshold}"));
         }
         write(&fs, b"last", b"content").unwrap();
         fs.close().unwrap();
@@ -229,7 +233,7 @@ fn what_must_stay_read_only_says_why() {
     let refused = |fs: &Ext4, word: &str| {
         let said = fs.remount(&cx(), "rw").unwrap_err().to_string();
         assert!(said.contains(word), "{said}");
-        assert_eq!(fs.options(), "ro,relatime");
+        assert_eq!(fs.options(), "ro,relatime,async_checkpoint=50");
         assert_eq!(write(fs, b"no", b""), Err(FsError::ReadOnly));
     };
     let image = Image::make(&["-t", "ext4", "-O", "inline_data"], "32M");
@@ -253,4 +257,103 @@ fn what_must_stay_read_only_says_why() {
         .unwrap();
     assert!(matches!(fs.remount(&cx(), "rw"), Err(FsError::Stopped(_))));
     assert!(fs.close().is_err());
+}
+
+/// `async_checkpoint` at mount and by remount: what is typed is what the reclaimer does and what is shown;
+/// a mistake changes nothing.
+#[test]
+fn background_reclaim_follows_its_option() {
+    /// The threshold and what is shown, or why it is refused.
+    type Due = std::result::Result<(Option<u8>, &'static str), &'static str>;
+    let table: &[(&str, Due)] = &[
+        ("", Ok((Some(50), "async_checkpoint=50"))),
+        ("async_checkpoint", Ok((Some(50), "async_checkpoint=50"))),
+        ("async_checkpoint=50", Ok((Some(50), "async_checkpoint=50"))),
+        ("async_checkpoint=1", Ok((Some(1), "async_checkpoint=1"))),
+        ("async_checkpoint=30", Ok((Some(30), "async_checkpoint=30"))),
+        ("async_checkpoint=99", Ok((Some(99), "async_checkpoint=99"))),
+        ("noasync_checkpoint", Ok((None, "noasync_checkpoint"))),
+        (
+            "noasync_checkpoint,async_checkpoint=70",
+            Ok((Some(70), "async_checkpoint=70")),
+        ),
+        (
+            "async_checkpoint=70,noasync_checkpoint",
+            Ok((None, "noasync_checkpoint")),
+        ),
+        ("async_checkpoint=0", Err("needs a number from 1 to 99")),
+        ("async_checkpoint=100", Err("needs a number from 1 to 99")),
+        ("async_checkpoint=-1", Err("needs a number from 1 to 99")),
+        (
+            "async_checkpoint=4294967346",
+            Err("needs a number from 1 to 99"),
+        ),
+        ("async_checkpoint=", Err("needs a number from 1 to 99")),
+        ("async_checkpoint=50%", Err("needs a number from 1 to 99")),
+        ("noasync_checkpoint=50", Err("takes no value")),
+        ("asynccheckpoint", Err("did you mean async_checkpoint?")),
+    ];
+    let low = |fs: &Ext4| {
+        let journal = fs.txns().journal().unwrap();
+        journal.reclaim_policy().low_free_percent
+    };
+    let shown = |fs: &Ext4| fs.options().split_once("relatime,").unwrap().1.to_owned();
+    let image = Image::make(EXT4, "32M");
+    let bytes = image.bytes();
+    let volume = || Arc::new(MemDevice::from_bytes(&bytes)) as Arc<dyn Device>;
+    let mounted = open(volume(), "async_checkpoint=77");
+    for (list, due) in table {
+        match due {
+            Ok((percent, text)) => {
+                let fs = open(volume(), list);
+                assert_eq!((low(&fs), shown(&fs).as_str()), (*percent, *text), "{list}");
+                fs.close().unwrap();
+                mounted.remount(&cx(), list).unwrap();
+                // Nothing said by a remount leaves all as it is.
+                if !list.is_empty() {
+                    let now = (low(&mounted), shown(&mounted));
+                    assert_eq!(now, (*percent, (*text).to_owned()), "{list}");
+                }
+            }
+            Err(why) => {
+                let said = MountOptions::parse(list).unwrap_err().to_string();
+                assert!(said.contains(why), "{list}: {said}");
+                let before = (low(&mounted), shown(&mounted));
+                let said = mounted.remount(&cx(), list).unwrap_err().to_string();
+                assert!(said.contains(why), "{list}: {said}");
+                assert_eq!((low(&mounted), shown(&mounted)), before, "{list}");
+            }
+        }
+    }
+    // Accepted while nothing is written, and armed with the first remount for writing.
+    mounted.remount(&cx(), "ro,async_checkpoint=60").unwrap();
+    assert_eq!(shown(&mounted), "async_checkpoint=60");
+    mounted.remount(&cx(), "rw").unwrap();
+    assert_eq!(low(&mounted), Some(60));
+    mounted.close().unwrap();
+    let reader = open(volume(), "ro,async_checkpoint=61");
+    assert!(reader.txns().journal().is_none());
+    reader.remount(&cx(), "rw").unwrap();
+    assert_eq!(
+        (low(&reader), shown(&reader).as_str()),
+        (Some(61), "async_checkpoint=61")
+    );
+    reader.close().unwrap();
+}
+
+#[test]
+fn background_reclaim_needs_a_journal() {
+    let image = Image::make(&["-t", "ext4", "-O", "^has_journal"], "16M");
+    let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+    for list in ["async_checkpoint", "ro,async_checkpoint=30"] {
+        let options = MountOptions::parse(list).unwrap();
+        let opened = Ext4::open(Arc::clone(&device) as _, options, CacheSizes::of(16 << 20));
+        let said = opened.map(drop).unwrap_err().to_string();
+        assert!(said.contains("async_checkpoint: needs a journal"), "{said}");
+    }
+    let fs = open(Arc::clone(&device) as _, "noasync_checkpoint,commit=9");
+    let said = fs.remount(&cx(), "async_checkpoint,commit=8").unwrap_err();
+    assert!(said.to_string().contains("needs a journal"), "{said}");
+    assert!(fs.options().contains("commit=9"), "{}", fs.options());
+    fs.close().unwrap();
 }

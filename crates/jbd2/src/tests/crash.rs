@@ -35,6 +35,7 @@ fn config(random: &mut Random) -> JournalConfig {
             enabled: random.chance(700),
             max_age: Duration::from_millis(20),
             period: Duration::from_millis(10),
+            low_free_percent: [None, Some(1), Some(50), Some(99)][random.below(4)],
             ..ReclaimPolicy::default()
         },
         tuning: Tuning {

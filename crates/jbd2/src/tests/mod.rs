@@ -1,5 +1,6 @@
 //! Tests of the whole journal.
 
+mod background;
 mod basic;
 mod crash;
 mod crash_device;
