@@ -179,6 +179,75 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
         ],
     ),
     (
+        "f2fs",
+        &[
+            (
+                "fsync_mode=posix|strict|nobarrier",
+                "what fsync makes durable: the file; the names it depends on, too; the file, without a FLUSH [posix]",
+            ),
+            (
+                "checkpoint_merge, nocheckpoint_merge",
+                "those who need a checkpoint at one time share it [checkpoint_merge]",
+            ),
+            (
+                "fastboot",
+                "each fsync is a checkpoint, so that the next mount is quick",
+            ),
+            (
+                "background_gc=on|off|sync",
+                "cleaning while the volume is idle; sync: it writes what it moves at once [on]",
+            ),
+            (
+                "gc_merge, nogc_merge",
+                "who needs space lets the cleaning task make it, or makes it himself [nogc_merge]",
+            ),
+            (
+                "mode=adaptive|lfs",
+                "blocks go where it is best, or always to free segments [adaptive]",
+            ),
+            (
+                "alloc_mode=default|reuse",
+                "the next free segment is that behind the last, or the volume's first [reuse up to 16 GiB]",
+            ),
+            (
+                "active_logs=2|4|6",
+                "logs that are written side by side [6]",
+            ),
+            (
+                "discard_unit=block|segment|section",
+                "the smallest piece that is discarded [block]",
+            ),
+            (
+                "inline_data, noinline_data",
+                "small files lie in their inodes [inline_data]",
+            ),
+            (
+                "inline_dentry, noinline_dentry",
+                "so do small directories [inline_dentry]",
+            ),
+            (
+                "inline_xattr, noinline_xattr",
+                "new inodes have room for attributes [inline_xattr]",
+            ),
+            (
+                "inline_xattr_size=WORDS",
+                "so much room, on volumes with flexible_inline_xattr [50]",
+            ),
+            (
+                "disable_ext_identify",
+                "names do not tell which files are hot or cold",
+            ),
+            (
+                "data_flush",
+                "checkpoints in the background write file data before",
+            ),
+            (
+                "reserve_root=BLOCKS",
+                "blocks for the superuser, resuid= and resgid= [0]",
+            ),
+        ],
+    ),
+    (
         "The program",
         &[
             (
@@ -198,7 +267,7 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
 ];
 
 /// Taken as they are, because they hold anyway or are for others.
-pub const TAKEN: &str = "auto, noauto, nofail, nouser, noowner, nogroup, _netdev, comment=, x-*, X-*, silent, loud, nomand, noiversion, symfollow, default_permissions, block_validity, check=none, nocheck, dax=never, nolazytime, nostrictatime, noinit_itable, noquota, orlov, dioread_nolock";
+pub const TAKEN: &str = "auto, noauto, nofail, nouser, noowner, nogroup, _netdev, comment=, x-*, X-*, silent, loud, nomand, noiversion, symfollow, default_permissions, block_validity, check=none, nocheck, dax=never, nolazytime, nostrictatime, noinit_itable, noquota, orlov, dioread_nolock, extent_cache, flush_merge, memory=normal, checkpoint=enable";
 
 /// Volumes in fstab.
 pub const FSTAB: &str = "mount(8) finds the helper mount.steadfs, which `make install` puts into /sbin: \
