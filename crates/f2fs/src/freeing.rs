@@ -23,6 +23,7 @@ impl F2fs {
         if inode.drop_lookups(count)
             && inode.core.read().links == 0
             && self.check_writable().is_ok()
+            && !self.is_frozen()
         {
             let evicted = self.evict(&inode, IoTag::background());
             self.freeing.let_go();

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_block::Queue;
 use steadfs_cache::{MetaCache, Writeback};
-use steadfs_rt::{Condvar, Mutex, RwLock};
+use steadfs_rt::{Mutex, RwLock};
 use steadfs_vfs::{Clock, Cx, Freeing, FsError, Result, StatFs};
 
 use crate::checkpoint::Checkpoints;
@@ -82,9 +82,6 @@ pub struct F2fs {
     /// Calls that may change the volume share it; what makes it read-only, writable or frozen has it alone.
     pub(crate) service: RwLock<()>,
     pub(crate) frozen: AtomicBool,
-    /// The same, for those who wait until it is not.
-    pub(crate) freezer: Mutex<bool>,
-    pub(crate) thawed: Condvar,
     /// An unmount has begun.
     pub(crate) closing: AtomicBool,
     pub(crate) unmounted: AtomicBool,

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use steadfs_base::{BlockSize, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{CacheSizes, MetaCache, Writeback, WritebackOptions};
-use steadfs_rt::{Condvar, Mutex, Rank, RwLock};
+use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::{Clock, Freeing, FsError, Result};
 
 use crate::checkpoint::daemon::Daemon;
@@ -102,8 +102,6 @@ impl F2fs {
             remounting: Mutex::with_key(Rank::Mount, 0, ()),
             service: RwLock::with_key(Rank::Mount, 1, ()),
             frozen: AtomicBool::new(false),
-            freezer: Mutex::with_key(Rank::Mount, 2, false),
-            thawed: Condvar::new(),
             closing: AtomicBool::new(false),
             unmounted: AtomicBool::new(false),
         };

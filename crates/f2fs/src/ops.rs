@@ -93,7 +93,8 @@ impl FileSystem for F2fs {
     }
 
     fn forget(&self, ino: InodeNo, count: u64) {
-        let _open = self.open_to_changes();
+        // While the volume is frozen an unlinked inode stays an orphan.
+        let _open = self.open_to_changes().ok();
         if let Err(error) = self.judge(self.put(ino, count)) {
             // It stays an orphan, and the next mount frees it.
             tracing::warn!(%ino, %error, "freeing an unlinked inode failed");
@@ -105,7 +106,7 @@ impl FileSystem for F2fs {
     }
 
     fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         self.changed_at(cx, ino, self.set_attributes(cx, ino, set))
     }
 
@@ -117,38 +118,38 @@ impl FileSystem for F2fs {
     }
 
     fn mknod(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         let made = self.make_node_file(cx, dir, name, mode, rdev);
         self.changed(cx, &[dir], made)
     }
 
     fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         self.changed(cx, &[dir], self.make_dir(cx, dir, name, mode))
     }
 
     fn symlink(&self, cx: &Cx, dir: InodeNo, name: &[u8], target: &[u8]) -> Result<Attr> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         self.changed(cx, &[dir], self.make_symlink(cx, dir, name, target))
     }
 
     fn link(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         self.changed(cx, &[dir], self.make_link(cx, ino, dir, name))
     }
 
     fn tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         self.changed(cx, &[dir], self.make_tmpfile(cx, dir, mode))
     }
 
     fn unlink(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         self.changed(cx, &[dir], self.remove_file(cx, dir, name))
     }
 
     fn rmdir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         self.changed(cx, &[dir], self.remove_dir(cx, dir, name))
     }
 
@@ -159,7 +160,7 @@ impl FileSystem for F2fs {
         to: (InodeNo, &[u8]),
         flags: RenameFlags,
     ) -> Result<()> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         self.changed(cx, &[from.0, to.0], self.move_names(cx, from, to, flags))
     }
 
@@ -178,14 +179,14 @@ impl FileSystem for F2fs {
         data: &[u8],
         kill_priv: bool,
     ) -> Result<usize> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         let inode = self.judge(self.get(cx, ino))?;
         let written = self.write_file(cx, &inode, offset, data, kill_priv);
         self.changed_one(cx, &inode, written)
     }
 
     fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         let inode = self.judge(self.get(cx, ino))?;
         self.judge(self.fsync_inode(cx, &inode, datasync))
     }
@@ -198,7 +199,7 @@ impl FileSystem for F2fs {
         offset: u64,
         len: u64,
     ) -> Result<()> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         let inode = self.judge(self.get(cx, ino))?;
         let done = self.fallocate_file(cx, &inode, mode, offset, len);
         self.changed_one(cx, &inode, done)
@@ -218,7 +219,7 @@ impl FileSystem for F2fs {
         to: (InodeNo, u64),
         len: u64,
     ) -> Result<u64> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         let source = self.judge(self.get(cx, from.0))?;
         let target = self.judge(self.get(cx, to.0))?;
         let copied = self.copy_between(cx, (&source, from.1), (&target, to.1), len);
@@ -256,12 +257,12 @@ impl FileSystem for F2fs {
         value: &[u8],
         how: SetXattr,
     ) -> Result<()> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         self.changed_at(cx, ino, self.set_attr(cx, ino, name, value, how))
     }
 
     fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         self.changed_at(cx, ino, self.remove_attr(cx, ino, name))
     }
 
@@ -276,12 +277,12 @@ impl FileSystem for F2fs {
     }
 
     fn set_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         self.changed_at(cx, ino, self.change_flags(cx, ino, flags))
     }
 
     fn set_project(&self, cx: &Cx, ino: InodeNo, project: u32) -> Result<()> {
-        let _open = self.open_to_changes();
+        let _open = self.open_to_changes()?;
         self.changed_at(cx, ino, self.change_project(cx, ino, project))
     }
 

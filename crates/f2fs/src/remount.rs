@@ -20,20 +20,17 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(5);
 
 impl F2fs {
-    /// While the result is held the volume does not become read-only, writable or frozen. Waits while it
-    /// is frozen. Held by each call that may change the volume; before every lock.
-    pub(crate) fn open_to_changes(&self) -> RwLockReadGuard<'_, ()> {
-        loop {
-            let open = self.service.read();
-            if !self.frozen.load(Ordering::Acquire) {
-                return open;
-            }
-            drop(open);
-            let mut frozen = self.freezer.lock();
-            while *frozen {
-                self.thawed.wait_idle(&mut frozen);
-            }
+    /// While the result is held the volume does not become read-only, writable or frozen. Held by each call
+    /// that may change the volume; before every lock.
+    ///
+    /// # Errors
+    /// `Busy`: it is frozen. (A call that waited would keep the thread that could thaw the volume.)
+    pub(crate) fn open_to_changes(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let open = self.service.read();
+        if self.is_frozen() {
+            return Err(FsError::Busy);
         }
+        Ok(open)
     }
 
     /// The options as they are, `ro` also where an error has made it so.
@@ -146,7 +143,7 @@ impl F2fs {
         begun
     }
 
-    /// Everything is written, and nothing changes until [`F2fs::thaw`]: calls that would wait.
+    /// Everything is written, and nothing changes until [`F2fs::thaw`]: calls that would are refused.
     ///
     /// # Errors
     /// The volume has stopped, or something could not be written; it is not frozen then.
@@ -163,7 +160,6 @@ impl F2fs {
         let _alone = self.service.write();
         self.daemon.flush(self);
         self.sync_volume(cx)?;
-        *self.freezer.lock() = true;
         self.frozen.store(true, Ordering::Release);
         Ok(())
     }
@@ -171,8 +167,6 @@ impl F2fs {
     /// Lets changes go on.
     pub(crate) fn thaw(&self) {
         self.frozen.store(false, Ordering::Release);
-        *self.freezer.lock() = false;
-        self.thawed.notify_all();
     }
 
     /// Whether the volume is frozen: tasks leave it alone.
