@@ -13,6 +13,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use steadfs_suite::command::finish;
+use steadfs_suite::hostile::f2fs::F2fsBase;
 use steadfs_suite::hostile::tell::{Fate, Teller, table};
 use steadfs_suite::hostile::{Base, Family, save};
 use steadfs_suite::scratch::mounts_below;
@@ -276,6 +277,13 @@ for n in 1 2 3; do mkdir new-$n; for m in 1 2 3 4 5; do echo $m >new-$n/$m; done
 cp small new-1/copy; mv large new-2; ln scattered new-3/link; rm -rf many
 truncate -s 1000 new-2/large; sync -f .; df . >/dev/null; true";
 
+/// The part of it that only looks.
+const LOOK: &str = "cd \"$1\" || exit 0
+find . -xdev -ls >/dev/null
+find . -xdev -type f -size -9 -exec cat {} + >/dev/null
+head -c 3000000 large >/dev/null
+getfattr -d -m - -R . >/dev/null; true";
+
 /// Peak memory of a process in KiB.
 fn peak_kib(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -322,6 +330,54 @@ fn mounts_bear_damaged_volumes() {
         fs::remove_file(&case.path).unwrap();
     }
     assert!(mounted * 3 > cases(), "only {mounted} could be mounted");
+}
+
+/// What reads f2fs volumes: commands, and a mount for reading.
+#[test]
+fn f2fs_volumes_are_borne_too() {
+    let scratch = Scratch::new();
+    let bases = F2fsBase::all(scratch.path());
+    let (image, out) = (scratch.join("image"), scratch.join("out"));
+    let path = image.to_str().unwrap();
+    let mut mounted = 0;
+    let wanted = cases() / 4;
+    for n in 0..wanted {
+        let base = &bases[n % bases.len()];
+        save(&base.damage(n as u64 + 5000), &image);
+        let name = format!("{}:{}", base.name, n + 5000);
+        let code = |words: &[&str], allowed: &[i32]| {
+            let outcome = bounded(words);
+            let code = outcome.code();
+            assert!(allowed.contains(&code), "{name}: {code}: {}", outcome.err);
+        };
+        let at = |file: &str| format!("{path}:{file}");
+        code(&["check", path], &[0, DAMAGED, CHECK_FAILED]);
+        code(&["inspect", path], &[0, FAILED]);
+        code(&["ls", "-lR", path], &[0, FAILED]);
+        code(&["stat", &at("/"), &at("/large")], &[0, FAILED]);
+        code(&["cat", &at("/small"), &at("/a/second")], &[0, FAILED]);
+        code(&["extract", &at("/a"), out.to_str().unwrap()], &[0, FAILED]);
+        succeed("rm", ["-rf", out.to_str().unwrap()]);
+        let mount = match SteadMount::attempt(&scratch, &image, "ro,cache_size=8M") {
+            Ok(mount) => mount,
+            Err((code, said)) => {
+                assert_eq!(code, MOUNT_FAILED, "{name}: {said}");
+                assert!(
+                    said.starts_with("steadfs: ") && !said.contains("panicked"),
+                    "{said}"
+                );
+                continue;
+            }
+        };
+        mounted += 1;
+        let mut command = Command::new("sh");
+        command.args(["-c", LOOK, "sh"]).arg(mount.root());
+        finish(command, LIMIT).expect(0);
+        let peak = peak_kib(mount.pid());
+        assert!(peak < SERVER_MEMORY_KIB, "{name}: {peak} KiB");
+        mount.unmount();
+    }
+    assert!(mounted * 3 > wanted, "only {mounted} could be mounted");
 }
 
 /// An image that is cut while it is mounted: whoever reads what is gone gets an error, and the end of

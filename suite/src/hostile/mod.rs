@@ -28,7 +28,5 @@ pub use survey::{Part, Survey};
 /// # Panics
 /// If that cannot be done.
 pub fn save(image: &Image, path: &Path) {
-    let mut bytes = vec![0; usize::try_from(image.size()).expect("a small image")];
-    image.read(0, &mut bytes);
-    std::fs::write(path, bytes).expect("a file can be written");
+    image.save(path).expect("a file can be written");
 }
