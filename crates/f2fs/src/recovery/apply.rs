@@ -68,6 +68,7 @@ impl F2fs {
         for found in log.wanted() {
             apply.keep_blocks_of(found)?;
         }
+        self.segments().step_over()?;
         apply.make_inodes(&log)?;
         let mut nodes = 0;
         for found in log.wanted() {
@@ -329,7 +330,7 @@ impl Apply<'_> {
             }
         }
         fs.segments().keep(addr)?;
-        Ok(())
+        fs.segments().step_over()
     }
 
     /// Makes the name that an inode was made with.

@@ -262,24 +262,23 @@ impl Logs {
         if log.holes { SEGMENT_BLOCKS } else { log.next }
     }
 
-    /// A block was claimed out of turn: a log in its segment goes on in holes, behind it. Returns
-    /// whether the log has a place.
-    pub fn step_over(&mut self, at: SegNo, offset: u32) -> bool {
-        let Some(i) = self.logs.iter().position(|log| log.segment == at) else {
-            return true;
-        };
-        let next = self.logs[i].next;
-        if offset < next {
-            return true;
-        }
-        self.logs[i].holes = true;
-        match self.table.busy(at).next_clear(next) {
-            Some(next) => {
-                self.logs[i].next = next;
-                true
+    /// Moves each log behind claimed blocks that lie where it would go on; whether all have a place.
+    pub fn step_over(&mut self) -> bool {
+        LogType::ALL.into_iter().all(|kind| {
+            let log = &self.logs[kind.index()];
+            let (at, next) = (log.segment, log.next);
+            if self.table.claimed(at).next_set(next).is_none() {
+                return true;
             }
-            None => self.advance(LogType::ALL[i], Purpose::Reserved),
-        }
+            self.logs[kind.index()].holes = true;
+            match self.table.busy(at).next_clear(next) {
+                Some(next) => {
+                    self.logs[kind.index()].next = next;
+                    true
+                }
+                None => self.advance(kind, Purpose::Reserved),
+            }
+        })
     }
 
     /// Asserts everything that is always true of the logs.

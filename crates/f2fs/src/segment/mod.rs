@@ -203,23 +203,32 @@ impl Segments {
 
     /// Keeps a block from being written until it is [released](Self::release) or
     /// [adopted](Self::adopt), as recovery needs what it holds; `false` if it is in use already.
-    /// Recovery keeps every block it is going to need before anything is claimed: logs step over them,
-    /// and fill holes from then on.
+    /// Recovery keeps every block it is going to need before anything is claimed, then lets the logs
+    /// [step over](Self::step_over) them: a log that moved earlier could open a segment in which others
+    /// are still to be kept.
     ///
     /// # Errors
-    /// The address is none of a block ([`FsError::Corrupt`]); a log has no place left.
+    /// The address is none of a block.
     pub fn keep(&self, addr: BlockAddr) -> Result<bool> {
         let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
         let mut inner = self.inner.lock();
-        let logs = &mut inner.logs;
-        if logs.table.busy(segment).get(offset) {
+        let table = &mut inner.logs.table;
+        if table.busy(segment).get(offset) {
             return Ok(false);
         }
-        logs.table.claim(segment, offset..offset + 1);
-        if !logs.step_over(segment, offset) {
-            return Err(FsError::NoSpace);
-        }
+        table.claim(segment, offset..offset + 1);
         Ok(true)
+    }
+
+    /// Moves the logs behind blocks that are kept; they fill holes from then on.
+    ///
+    /// # Errors
+    /// `NoSpace`: a log has no place left.
+    pub fn step_over(&self) -> Result<()> {
+        match self.inner.lock().logs.step_over() {
+            true => Ok(()),
+            false => Err(FsError::NoSpace),
+        }
     }
 
     /// Takes over a block that was written before a crash and is [kept](Self::keep): recovery found

@@ -516,6 +516,7 @@ fn recovery_steps_over_what_it_needs() {
     for addr in nodes.into_iter().chain([data]) {
         assert_eq!(volume.segments.keep(addr), Ok(true));
         assert_eq!(volume.segments.keep(addr), Ok(false));
+        volume.segments.step_over().unwrap();
         volume.segments.check();
     }
     assert!(volume.segments.keep(BlockAddr(1)).is_err());
