@@ -35,10 +35,12 @@ pub fn read_blocks(queue: &Queue, at: BlockAddr, count: u32) -> Result<Buf> {
     queue.read(offset, len, IoTag::default()).map_err(io_error)
 }
 
-/// Reads both packs and takes the valid one with the higher version, with what is in it.
+/// Reads both packs and takes the complete one with the higher version, with what is in it. One that is
+/// complete but makes no sense is damage: the other is older, and what it knows of is not what lies on
+/// the device.
 pub fn load(queue: &Queue, layout: &Layout) -> Result<Current> {
     let packs = [read_pack(queue, layout, 0)?, read_pack(queue, layout, 1)?];
-    let (checkpoint, pack) = match packs {
+    let (found, pack) = match packs {
         [Ok(first), Ok(second)] if is_after(second.version, first.version) => (second, 1),
         [Ok(first), _] => (first, 0),
         [Err(_), Ok(second)] => (second, 1),
@@ -47,6 +49,7 @@ pub fn load(queue: &Queue, layout: &Layout) -> Result<Current> {
             return Err(first.into());
         }
     };
+    let checkpoint = found.checkpoint?;
     let start = layout.pack_start(pack);
     let (nat, sit) = journals(queue, &checkpoint, start)?;
     let mut orphans = Vec::new();
@@ -64,22 +67,31 @@ pub fn load(queue: &Queue, layout: &Layout) -> Result<Current> {
     })
 }
 
-/// One pack, if its first and last block verify and agree.
-fn read_pack(queue: &Queue, layout: &Layout, pack: u32) -> Result<Result<Checkpoint, DiskError>> {
+/// A pack whose first and last block verify and agree.
+struct Pack {
+    version: u64,
+    checkpoint: Result<Checkpoint, DiskError>,
+}
+
+/// One pack, if it was written to its end.
+fn read_pack(queue: &Queue, layout: &Layout, pack: u32) -> Result<Result<Pack, DiskError>> {
     let start = layout.pack_start(pack);
     let blocks = read_blocks(queue, start, 1 + layout.cp_payload)?;
-    let checkpoint = match Checkpoint::parse(layout, &blocks) {
-        Ok(checkpoint) => checkpoint,
+    let head = match verify_block(&blocks[..BLOCK_SIZE]) {
+        Ok(head) => head,
         Err(error) => return Ok(Err(error.in_block(start))),
     };
-    let last = start.plus(checkpoint.pack_blocks - 1);
+    let last = start.plus(head.pack_blocks - 1);
     let tail = verify_block(&read_blocks(queue, last, 1)?);
     Ok(match tail {
-        Ok(head) if head.version == checkpoint.version => Ok(checkpoint),
-        Ok(head) => {
+        Ok(tail) if tail.version == head.version => Ok(Pack {
+            version: head.version,
+            checkpoint: Checkpoint::parse(layout, &blocks).map_err(|e| e.in_block(start)),
+        }),
+        Ok(tail) => {
             let rule = "not that of the pack's first block";
             let what = Structure::Checkpoint;
-            let error = DiskError::field(what, "checkpoint_ver", head.version, rule);
+            let error = DiskError::field(what, "checkpoint_ver", tail.version, rule);
             Err(error.in_block(last))
         }
         Err(error) => Err(error.in_block(last)),
