@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use steadfs_base::IoTag;
+use steadfs_cache::Why;
 use steadfs_rt::now;
 
 use crate::disk::SEGMENT_BLOCKS;
@@ -49,6 +50,13 @@ impl F2fs {
         let due = now().since(self.checkpoints.last_ended()) >= interval;
         if due || self.has_much() {
             self.checkpoints.count_background();
+            if self.options.read().data_flush {
+                let dirty = self.writeback.dirty_files();
+                if let Err(error) = self.write_out_files(&dirty, Why::Sync, IoTag::background()) {
+                    // It stays with the files; the checkpoint says nothing of it.
+                    tracing::warn!(%error, "write-back before a checkpoint failed");
+                }
+            }
             if let Err(error) = self.request_checkpoint(IoTag::background()) {
                 tracing::warn!(%error, "a background checkpoint failed");
             }

@@ -58,12 +58,14 @@ pub struct Snapshot {
     pub writes_before: u64,
 }
 
-/// The log that a node goes to.
-pub fn log_of(footer: &Footer) -> LogType {
+/// The log that a node goes to, with so many logs in use (`active_logs=`).
+pub fn log_of(footer: &Footer, active_logs: u8) -> LogType {
     match footer.kind() {
+        _ if active_logs == 2 => LogType::HotNode,
         NodeKind::Indirect | NodeKind::DoubleIndirect => LogType::ColdNode,
         // The kernel says of files' nodes that they are cold, and puts them into the warm log.
         _ if footer.cold => LogType::WarmNode,
+        _ if active_logs == 4 => LogType::ColdNode,
         _ => LogType::HotNode,
     }
 }
@@ -184,9 +186,11 @@ impl F2fs {
         node_version: u64,
         marks: Marks,
     ) -> Result<Option<(BlockAddr, Buf)>> {
+        let active_logs = self.options.read().active_logs;
         let placed = self.nodes.place(change, node, |block| {
             let footer = Footer::parse(block);
-            let at = self.segments().place_node(log_of(&footer), footer.nid)?;
+            let log = log_of(&footer, active_logs);
+            let at = self.segments().place_node(log, footer.nid)?;
             let footer = Footer {
                 cp_version: node_version,
                 next: at.next,
@@ -266,4 +270,24 @@ pub struct Marks {
     pub fsync: bool,
     /// The inode's name is to be made by recovery.
     pub dentry: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_share_logs_where_few_are_in_use() {
+        let node = |offset, cold| Footer {
+            offset,
+            cold,
+            ..Footer::default()
+        };
+        let (file, dir, indirect) = (node(0, true), node(1, false), node(3, true));
+        let logs = |active| [&file, &dir, &indirect].map(|footer| log_of(footer, active));
+        use LogType::{ColdNode, HotNode, WarmNode};
+        assert_eq!(logs(6), [WarmNode, HotNode, ColdNode]);
+        assert_eq!(logs(4), [WarmNode, ColdNode, ColdNode]);
+        assert_eq!(logs(2), [HotNode; 3]);
+    }
 }

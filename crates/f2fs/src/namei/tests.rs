@@ -16,13 +16,10 @@ fn every_kind_of_inode() {
     for (features, options) in [
         ("", ""),
         (ALL, ""),
-        ("extra_attr,project_quota", "noinline_xattr"),
+        ("", "active_logs=2"),
+        (ALL, "active_logs=4,noinline_dentry"),
         (ALL, "noinline_dentry,noinline_data,inline_xattr_size=100"),
     ] {
-        if features.contains("project") {
-            // Volumes with quota files are not written.
-            continue;
-        }
         kinds(features, options);
     }
 }
