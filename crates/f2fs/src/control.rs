@@ -3,16 +3,20 @@
 use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result};
 
 use crate::fs::F2fs;
+use crate::gc;
 
 impl Control for F2fs {
     fn entries(&self) -> Vec<ControlEntry> {
         let file = |path, writable| ControlEntry { path, writable };
-        vec![
+        let mut entries = vec![
             file("options", true),
             file("f2fs/freeze", true),
             file("io/scheduler", false),
             file("io/stats.json", false),
-        ]
+            file("f2fs/status", false),
+        ];
+        entries.extend(gc::files().map(|(path, writable)| file(path, writable)));
+        entries
     }
 
     fn read(&self, path: &str) -> Result<Vec<u8>> {
@@ -21,7 +25,11 @@ impl Control for F2fs {
             "f2fs/freeze" => u8::from(self.is_frozen()).to_string(),
             "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),
-            _ => return Err(FsError::NotFound),
+            "f2fs/status" => self.status(),
+            _ => match path.strip_prefix("f2fs/") {
+                Some(name) => self.show_cleaning(name)?,
+                None => return Err(FsError::NotFound),
+            },
         };
         if !text.ends_with('\n') {
             text.push('\n');
@@ -43,7 +51,10 @@ impl Control for F2fs {
             ("f2fs/freeze", other) => Err(FsError::BadOption(format!(
                 "{other:?} is neither 1 (freeze) nor 0 (thaw)"
             ))),
-            _ => Err(FsError::NotPermitted),
+            _ => match path.strip_prefix("f2fs/") {
+                Some(name) => self.set_cleaning(name, text),
+                None => Err(FsError::NotPermitted),
+            },
         }
     }
 }

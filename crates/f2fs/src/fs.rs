@@ -11,7 +11,9 @@ use steadfs_vfs::{Clock, Cx, Freeing, FsError, Result, StatFs};
 
 use crate::checkpoint::Checkpoints;
 use crate::checkpoint::daemon::Daemon;
+use crate::discard::Discards;
 use crate::disk::{BLOCK_SIZE, Layout, Nid, Superblock};
+use crate::gc::Gc;
 use crate::inode::InodeTable;
 use crate::namei::Extensions;
 use crate::nat::Nat;
@@ -53,6 +55,8 @@ pub struct F2fs {
     pub(crate) orphans: Orphans,
     /// How often operations have looked for room.
     pub(crate) operations: AtomicU64,
+    pub(crate) gc: Gc,
+    pub(crate) discards: Arc<Discards>,
     pub(crate) writeback: Arc<Writeback>,
     /// Operations share it while they change the volume, a checkpoint's snapshot has it alone.
     pub(crate) gate: RwLock<()>,

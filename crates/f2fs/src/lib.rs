@@ -14,16 +14,17 @@ pub mod victim;
 
 mod acl;
 mod attr;
-mod balance;
 mod checkpoint;
 mod clock;
 mod compress;
 mod control;
 mod data;
 mod dentry;
+mod discard;
 mod freeing;
 mod fs;
 mod gate;
+mod gc;
 mod inline;
 mod inode;
 mod mount;
@@ -38,6 +39,7 @@ mod remount;
 mod service;
 mod since;
 mod space;
+mod status;
 mod superblock;
 mod xattr;
 

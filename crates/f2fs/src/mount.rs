@@ -12,9 +12,11 @@ use steadfs_vfs::{Clock, Freeing, FsError, Result};
 
 use crate::checkpoint::daemon::Daemon;
 use crate::checkpoint::{self, Checkpoints};
+use crate::discard::Discards;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::{BLOCK_SIZE, MountMode, Superblock, mount_mode};
 use crate::fs::{F2fs, MetaWrites};
+use crate::gc::Gc;
 use crate::inode::InodeTable;
 use crate::namei::Extensions;
 use crate::nat::Nat;
@@ -94,6 +96,8 @@ impl F2fs {
             orphans: Orphans::new(&layout, current.orphans),
             damaged: AtomicBool::new(false),
             operations: AtomicU64::new(0),
+            gc: Gc::new(),
+            discards: Arc::new(Discards::new()),
             queue,
             meta,
             inodes: InodeTable::new(),

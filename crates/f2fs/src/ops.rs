@@ -290,8 +290,9 @@ impl FileSystem for F2fs {
         Ok(self.judge(self.get(cx, ino))?.core.read().generation)
     }
 
-    fn trim(&self, _: &Cx, _: u64, _: u64, _: u64) -> Result<u64> {
-        Err(FsError::ReadOnly)
+    fn trim(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
+        self.check_open()?;
+        self.judge(self.trim_range(start, len, min_len, cx.tag))
     }
 
     fn sync_all(&self, cx: &Cx) -> Result<()> {

@@ -56,6 +56,7 @@ impl F2fs {
                 self.sync_volume(cx)?;
                 self.apply(new);
                 self.start_or_stop_merging();
+                self.adjust_cleaning();
                 Ok(())
             }
             (true, true) => {

@@ -72,10 +72,14 @@ impl F2fs {
         let me = self.weak();
         let backing: Weak<dyn Backing> = me.clone();
         self.writeback.start(backing);
+        self.gc.allow(true);
+        self.adjust_cleaning();
     }
 
     /// Ends the volume's tasks; what they have under way ends first.
     pub(crate) fn end_tasks(&self) {
+        self.stop_cleaning();
+        self.stop_discards();
         self.writeback.stop();
         self.daemon.stop(self);
     }

@@ -9,6 +9,8 @@ pub enum Rank {
     Mount,
     /// Renames between directories (one at a time on a volume).
     Rename,
+    /// Cleaning of f2fs: one at a time.
+    Cleaning,
     /// An inode's content and names, by inode number.
     Inode,
     /// Write-back of one inode: one flusher at a time.

@@ -163,7 +163,7 @@ impl F2fs {
             inode.pages.landed(block..block + 1, Ok(()), false);
         }
         let freed = self.segments().committed(&snapshot.segments);
-        drop(freed);
+        self.discards.note(freed);
         let ids = self.nat.committed(snapshot.nat, nat);
         self.space.ids_available(ids);
         let mut state = self.checkpoints.state.lock();

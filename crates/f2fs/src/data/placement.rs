@@ -24,6 +24,9 @@ impl InPlacePolicy {
     /// Never what is being moved on purpose, whatever the other rules say.
     pub const HONOR_OPU: Self = Self(0x80);
 
+    /// All rules there are here.
+    pub const KNOWN: Self = Self(0xBF);
+
     /// What a volume of so many segments of data and nodes gets: up to 16 GiB everything in place, for
     /// cleaning is dear where there is little room.
     pub fn default_for(main_segments: u32, lfs: bool) -> Self {

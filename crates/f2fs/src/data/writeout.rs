@@ -11,7 +11,7 @@ use steadfs_block::{Bio, IoError, IoHandle};
 use steadfs_cache::{Taken, Why};
 use steadfs_vfs::{FileKind, FsError, Result};
 
-use super::placement::{self, File, InPlacePolicy, Occasion, Volume};
+use super::placement::{self, File, Occasion, Volume};
 use super::{BLOCK, Place};
 use crate::disk::{self, BlockAddr, DiskError, LogType, Structure};
 use crate::fs::{F2fs, io_error};
@@ -171,7 +171,6 @@ impl F2fs {
 
     /// The state of the volume as far as placement depends on it.
     pub(super) fn placement_facts(&self) -> Volume {
-        const MIN_UTIL: u32 = 70;
         let lfs = self.options.read().mode == Mode::Lfs;
         let counts = self.space.counts();
         let used = counts.valid_blocks.saturating_mul(100) / counts.user_blocks.max(1);
@@ -179,13 +178,13 @@ impl F2fs {
         let per_section = self.layout.segments_per_section;
         let free = segments.free_sections();
         Volume {
-            policy: InPlacePolicy::default_for(self.layout.main_segments, lfs),
+            policy: self.in_place_policy(),
             lfs,
             short: segments
                 .policy()
                 .wants_holes(free, Demand::default(), per_section),
             used_percent: u32::try_from(used).unwrap_or(u32::MAX),
-            min_util: MIN_UTIL,
+            min_util: self.in_place_util(),
         }
     }
 

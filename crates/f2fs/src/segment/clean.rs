@@ -32,6 +32,15 @@ pub struct Search<'a> {
     pub skip: &'a BTreeSet<u32>,
 }
 
+/// What there may be room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// For what is in memory, with the volume's reserve left.
+    Reserve,
+    /// For a block of users' data.
+    Users,
+}
+
 /// What cleaning has to remember of segments.
 #[derive(Default)]
 pub(super) struct Cleaning {
@@ -193,20 +202,37 @@ impl Segments {
         of.map(|at| (at, table.kind(at))).collect()
     }
 
-    /// Whether more may be changed only after cleaning.
-    pub fn is_short(&self) -> bool {
-        let inner = self.inner.lock();
-        let logs = &inner.logs;
+    /// Whether there is this room, or will be when so many sections more are free.
+    pub fn has(&self, room: Room, more: u32) -> bool {
+        let mut inner = self.inner.lock();
+        let logs = &mut inner.logs;
         let per_section = logs.table.per_section();
-        let free = logs.table.free_sections().count();
-        let room = |log: LogType| logs.room_in_section(log);
-        logs.policy.is_short(free, logs.demand, per_section, room)
+        let free = logs.table.free_sections().count() + more;
+        match room {
+            Room::Reserve => {
+                let left = |log: LogType| logs.room_in_section(log);
+                !logs.policy.is_short(free, logs.demand, per_section, left)
+            }
+            Room::Users => {
+                let kept = logs.policy.kept_from_users(logs.demand, per_section);
+                free > kept || logs.choose(LogType::WarmData, Purpose::User).is_some()
+            }
+        }
     }
 
-    /// Whether users' data has a place: a free section beyond those that are kept, or holes.
-    pub fn has_room_for_users(&self, log: LogType) -> bool {
-        let mut inner = self.inner.lock();
-        inner.logs.choose(log, Purpose::User).is_some()
+    /// Blocks that have become invalid since the mount.
+    pub fn invalidated(&self) -> u64 {
+        self.inner.lock().logs.table.invalidated().0
+    }
+
+    /// Blocks that have become invalid since the last checkpoint's snapshot: a checkpoint frees them.
+    pub fn freed_by_checkpoint(&self) -> u64 {
+        self.inner.lock().logs.table.invalidated().1
+    }
+
+    /// Valid blocks of a segment.
+    pub fn valid_in_segment(&self, at: SegNo) -> u32 {
+        self.inner.lock().logs.table.valid(at)
     }
 }
 

@@ -20,6 +20,7 @@ pub mod policy;
 mod snapshot;
 mod summary;
 mod table;
+mod unused;
 
 #[cfg(test)]
 mod tests;
@@ -32,7 +33,7 @@ use steadfs_block::Queue;
 use steadfs_rt::{Instant, Mutex, now};
 use steadfs_vfs::{FsError, Result};
 
-pub use clean::{Cost, Search, Victim};
+pub use clean::{Cost, Room, Search, Victim};
 pub use logs::Usage;
 use logs::{Logs, Place};
 pub use map::Map;
@@ -41,6 +42,7 @@ pub use snapshot::SegmentSnapshot;
 use summary::Edit;
 pub use table::State;
 
+use crate::disk::checkpoint::OpenLog;
 pub use crate::disk::summary::Summary as Owner;
 use crate::disk::summary::SummaryBlock;
 use crate::disk::{BLOCK_SIZE, BlockAddr, DiskError, Layout, LogType, Nid, SegNo, Structure};
@@ -90,6 +92,19 @@ pub struct Counts {
     pub full: u32,
     /// Valid blocks of data and of nodes.
     pub valid: (u64, u64),
+}
+
+/// A log, and the segments of its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Where it goes on.
+    pub open: OpenLog,
+    /// Segments with some valid blocks.
+    pub dirty: u32,
+    /// Segments with nothing but valid blocks.
+    pub full: u32,
+    /// Valid blocks, the log's included.
+    pub valid: u64,
 }
 
 struct Inner {
@@ -309,6 +324,46 @@ impl Segments {
             full: table.in_state(State::Full),
             valid: table.totals(),
         }
+    }
+
+    /// The logs, and the segments of each one's type.
+    pub fn rows(&self) -> [Row; 6] {
+        let inner = self.inner.lock();
+        let mut rows = LogType::ALL.map(|log| Row {
+            open: inner.logs.open_log(log),
+            dirty: 0,
+            full: 0,
+            valid: 0,
+        });
+        let table = &inner.logs.table;
+        for at in (0..table.len()).map(SegNo) {
+            let row = &mut rows[table.kind(at).index()];
+            row.dirty += u32::from(table.state(at) == State::Dirty);
+            row.full += u32::from(table.state(at) == State::Full);
+            row.valid += u64::from(table.valid(at));
+        }
+        rows
+    }
+
+    /// How much sections are either full or empty (100: all are; the kernel's BDF), and the valid blocks
+    /// of those that are neither, on average.
+    pub fn distribution(&self) -> (u64, u64) {
+        let inner = self.inner.lock();
+        let table = &inner.logs.table;
+        let size = u64::from(table.per_section()) * u64::from(crate::disk::SEGMENT_BLOCKS);
+        let half = size / 2;
+        let (mut spread, mut partly, mut count) = (0u64, 0u64, 0u64);
+        for section in 0..table.sections() {
+            let valid = u64::from(table.valid_in(section));
+            spread = spread.saturating_add(valid.abs_diff(half).saturating_pow(2));
+            if valid > 0 && valid < size {
+                partly += valid;
+                count += 1;
+            }
+        }
+        let all = u64::from(table.sections()).saturating_mul(half.saturating_pow(2)) / 100;
+        let bimodal = spread.checked_div(all).unwrap_or(0);
+        (bimodal, partly.checked_div(count).unwrap_or(0))
     }
 
     /// Sections with nothing in use.

@@ -88,6 +88,8 @@ pub struct Table {
     valid_data: u64,
     valid_nodes: u64,
     oldest: u64,
+    /// Blocks that became invalid, in all and since the last snapshot.
+    invalidated: (u64, u64),
 }
 
 fn damaged(segment: SegNo, rule: &'static str) -> DiskError {
@@ -130,6 +132,7 @@ impl Table {
             valid_data: 0,
             valid_nodes: 0,
             oldest: u64::MAX,
+            invalidated: (0, 0),
         }
     }
 
@@ -249,6 +252,11 @@ impl Table {
         self.oldest
     }
 
+    /// Blocks that became invalid, since the table was read and since the last snapshot.
+    pub const fn invalidated(&self) -> (u64, u64) {
+        self.invalidated
+    }
+
     /// Segments in state `Dirty` that hold this type.
     pub fn dirty(&self, kind: LogType) -> &BitSet {
         &self.dirty[kind.index()]
@@ -356,6 +364,8 @@ impl Table {
         }
         self.touch(at);
         map.clear(offset);
+        self.invalidated.0 += 1;
+        self.invalidated.1 += 1;
         self.store(at, map, -1, now);
         Ok(())
     }
@@ -498,6 +508,7 @@ impl Table {
     pub fn begin_checkpoint(&mut self) -> BTreeSet<u32> {
         assert!(!self.under_way, "one checkpoint at a time");
         self.under_way = true;
+        self.invalidated.1 = 0;
         let touched: Vec<u32> = self.touched.keys().copied().collect();
         for n in touched {
             let current = self.current(SegNo(n));

@@ -1,0 +1,217 @@
+//! Telling the device which blocks nobody needs.
+//!
+//! **Rule.** Only what no checkpoint refers to is discarded: blocks that a durable checkpoint freed.
+//! While a run is being discarded it is claimed, so nobody writes to it.
+//!
+//! With the option `discard` the freed blocks of each checkpoint are noted and discarded a little later
+//! by a task of their own, when nobody waits for the device. fstrim discards all that is free.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use steadfs_base::{IoTag, Urgency};
+use steadfs_block::Bio;
+use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, spawn};
+use steadfs_vfs::{FsError, Result};
+
+use crate::checkpoint::Reason;
+use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS, SegNo};
+use crate::fs::F2fs;
+use crate::options::DiscardUnit;
+use crate::segment::{Map, Run};
+
+/// The shortest run that is discarded by itself: 64 KiB (`discard_granularity`).
+const LEAST_RUN: u32 = 16;
+/// Runs discarded before the task rests.
+const BATCH: u32 = 8;
+/// How long it rests (`min_discard_issue_time`).
+const REST: Duration = Duration::from_millis(50);
+
+/// Blocks to be discarded, and the task that does it.
+pub struct Discards {
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// By segment.
+    waiting: BTreeMap<u32, Map>,
+    running: Option<JoinHandle<()>>,
+    stop: bool,
+    /// Runs and blocks discarded.
+    done: (u64, u64),
+}
+
+impl Discards {
+    /// Nothing to discard, nobody to do it.
+    pub fn new() -> Self {
+        Self {
+            state: Mutex::new(Rank::Leaf, State::default()),
+            work: Condvar::new(),
+        }
+    }
+
+    /// Runs and blocks discarded, and segments in which some wait for it.
+    pub fn counts(&self) -> (u64, u64, usize) {
+        let state = self.state.lock();
+        (state.done.0, state.done.1, state.waiting.len())
+    }
+
+    /// Notes blocks that a checkpoint freed, if somebody is there to discard them.
+    pub fn note(&self, freed: Vec<(SegNo, Map)>) {
+        let mut state = self.state.lock();
+        if state.running.is_none() || freed.is_empty() {
+            return;
+        }
+        for (segment, map) in freed {
+            let waiting = state.waiting.entry(segment.0).or_insert(Map::EMPTY);
+            *waiting = waiting.or(map);
+        }
+        self.work.notify_one();
+    }
+
+    /// The next segment with blocks to be discarded, after a rest; `None` at the end.
+    fn next(&self, rest: bool) -> Option<(SegNo, Map)> {
+        let mut state = self.state.lock();
+        if rest && !state.stop {
+            self.work.wait_for(&mut state, REST);
+        }
+        loop {
+            if state.stop {
+                return None;
+            }
+            if let Some((segment, map)) = state.waiting.pop_first() {
+                return Some((SegNo(segment), map));
+            }
+            self.work.wait_idle(&mut state);
+        }
+    }
+}
+
+impl F2fs {
+    /// Whether freed blocks are discarded as they become free.
+    fn wants_discards(&self) -> bool {
+        let can = self.queue.geometry().discard_granularity.is_some();
+        can && self.options.read().discard.unwrap_or(true)
+    }
+
+    /// Starts or stops discarding as the options and the device say. The caller holds no lock.
+    pub(crate) fn start_discards(&self) {
+        if !self.wants_discards() {
+            self.stop_discards();
+            return;
+        }
+        let mut state = self.discards.state.lock();
+        if state.running.is_none() {
+            state.stop = false;
+            let Some(fs) = self.me.get().cloned() else {
+                return;
+            };
+            let discards = Arc::clone(&self.discards);
+            state.running = Some(spawn("f2fs_discard", move || run(&fs, &discards)));
+        }
+    }
+
+    /// Stops the task and waits for its end; what waits is forgotten, which loses nothing.
+    pub(crate) fn stop_discards(&self) {
+        let running = {
+            let mut state = self.discards.state.lock();
+            state.stop = true;
+            state.waiting.clear();
+            self.discards.work.notify_all();
+            state.running.take()
+        };
+        if let Some(task) = running {
+            task.join();
+        }
+    }
+
+    /// Discards free blocks in a byte range; returns the bytes.
+    pub(crate) fn trim_range(&self, start: u64, len: u64, min_len: u64, tag: IoTag) -> Result<u64> {
+        self.check_writable()?;
+        let Some(granularity) = self.queue.geometry().discard_granularity else {
+            return Err(FsError::NotSupported("discard on this device"));
+        };
+        let block = BLOCK_SIZE as u64;
+        let size = self.layout.block_count.saturating_mul(block);
+        if start >= size {
+            return Err(FsError::Invalid("start of the range to trim"));
+        }
+        // What the last operations freed can only be discarded after it.
+        self.checkpoint(Reason::Sync, tag)?;
+        let main = u64::from(self.layout.main_start);
+        let within = |byte: u64| {
+            let blocks = (byte / block).saturating_sub(main);
+            u32::try_from(blocks).unwrap_or(u32::MAX)
+        };
+        let end = start.saturating_add(len).min(size);
+        let mut at = within(start.saturating_add(block - 1));
+        let end = within(end).min(self.layout.main_blocks());
+        let min = u32::try_from(min_len.max(granularity).div_ceil(block)).unwrap_or(u32::MAX);
+        let mut blocks = 0;
+        while let Some(run) = self.segments().claim_unused(at..end, min) {
+            at = run.start.0 - self.layout.main_start + run.len;
+            let result = self.discard_run(run, tag);
+            self.segments().release(run);
+            result?;
+            blocks += u64::from(run.len);
+            self.check_writable()?;
+        }
+        Ok(blocks * block)
+    }
+
+    /// Discards a run that is claimed.
+    fn discard_run(&self, run: Run, tag: IoTag) -> Result<()> {
+        let block = BLOCK_SIZE as u64;
+        let bio = Bio::discard(u64::from(run.start.0) * block, u64::from(run.len) * block);
+        let result = self.queue.submit(bio, tag).wait();
+        let mut state = self.discards.state.lock();
+        state.done.0 += 1;
+        state.done.1 += u64::from(run.len);
+        drop(state);
+        result.map_err(crate::fs::io_error)
+    }
+
+    /// Discards what of a segment's noted blocks is still unused; how many runs.
+    fn discard_noted(&self, segment: SegNo, noted: Map, tag: IoTag) -> u32 {
+        let base = segment.0 * SEGMENT_BLOCKS;
+        let (noted, least) = match self.options.read().discard_unit {
+            DiscardUnit::Block => (noted, LEAST_RUN),
+            DiscardUnit::Segment | DiscardUnit::Section => (Map::FULL, SEGMENT_BLOCKS),
+        };
+        let mut runs = 0;
+        let mut at = 0;
+        while let Some(first) = noted.next_set(at) {
+            at = noted.next_clear(first).unwrap_or(SEGMENT_BLOCKS);
+            let mut from = base + first;
+            while let Some(run) = self.segments().claim_unused(from..base + at, least) {
+                from = run.start.0 - self.layout.main_start + run.len;
+                if let Err(error) = self.discard_run(run, tag) {
+                    tracing::debug!(%error, "discard refused");
+                }
+                self.segments().release(run);
+                runs += 1;
+            }
+        }
+        runs
+    }
+}
+
+fn run(fs: &Weak<F2fs>, discards: &Discards) {
+    let tag = IoTag {
+        urgency: Urgency::Idle,
+        ..IoTag::default()
+    };
+    let mut runs = 0;
+    while let Some((segment, noted)) = discards.next(runs >= BATCH) {
+        if runs >= BATCH {
+            runs = 0;
+        }
+        let Some(fs) = fs.upgrade() else { return };
+        if fs.check_writable().is_ok() {
+            runs += fs.discard_noted(segment, noted, tag);
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Files below `.steadfs/f2fs` about segments and cleaning, by the names the kernel has for them.
+
+use steadfs_vfs::{FsError, Result};
+
+use super::GcMode;
+use super::tunables::{FOLDER, NAMES, Tunables, number};
+use crate::data::placement::InPlacePolicy;
+use crate::fs::F2fs;
+use crate::options::Mode;
+use crate::segment::{AllocMode, Policy};
+
+/// Files that are only read, or set something of segments: (path, writable).
+const OTHERS: &[(&str, bool)] = &[
+    ("f2fs/gc_mode", false),
+    ("f2fs/gc_reclaimed_segments", true),
+    ("f2fs/gc_foreground_calls", false),
+    ("f2fs/gc_background_calls", false),
+    ("f2fs/moved_blocks_foreground", false),
+    ("f2fs/moved_blocks_background", false),
+    ("f2fs/avg_vblocks", false),
+    ("f2fs/dirty_segments", false),
+    ("f2fs/free_segments", false),
+    ("f2fs/ovp_segments", false),
+    ("f2fs/reserved_segments", false),
+    ("f2fs/max_victim_search", true),
+    ("f2fs/min_ssr_sections", true),
+    ("f2fs/ipu_policy", true),
+    ("f2fs/min_ipu_util", true),
+];
+
+/// Volumes of up to so many segments (16 GiB) use freed space again soon.
+const SMALL_VOLUME: u32 = 8192;
+
+/// All files: (path, writable).
+pub fn files() -> impl Iterator<Item = (&'static str, bool)> {
+    let settings = NAMES.iter().map(|name| (*name, true));
+    settings.chain(OTHERS.iter().copied())
+}
+
+impl F2fs {
+    /// What a file (without its folder) shows.
+    ///
+    /// # Errors
+    /// `NotFound`: none of these files; `ReadOnly`: it tells of what only a volume that is written has.
+    pub(crate) fn show_cleaning(&self, name: &str) -> Result<String> {
+        if Tunables::has(name) {
+            let shown = self.gc.tunables.lock().show(name);
+            return shown.ok_or(FsError::NotFound);
+        }
+        if name == "gc_mode" {
+            return Ok(self.gc.tunables.lock().mode.name().to_owned());
+        }
+        let stats = self.gc.stats.lock().clone();
+        let moved = [stats.data_blocks, stats.node_blocks];
+        let (all, back) = (moved[0][0] + moved[1][0], moved[0][1] + moved[1][1]);
+        let number = match name {
+            "gc_reclaimed_segments" => {
+                let mode = self.gc.tunables.lock().shown_mode;
+                *stats.clone().reclaimed_in(mode)
+            }
+            "gc_foreground_calls" => stats.calls[0],
+            "gc_background_calls" => stats.calls[1],
+            "moved_blocks_foreground" => all - back,
+            "moved_blocks_background" => back,
+            "ipu_policy" => self.in_place_policy().0.into(),
+            "min_ipu_util" => self.gc.tunables.lock().in_place_util.into(),
+            "ovp_segments" => self.checkpoints.last().overprovision_segments.into(),
+            "reserved_segments" => self.checkpoints.last().reserved_segments.into(),
+            "avg_vblocks" | "dirty_segments" | "free_segments" | "max_victim_search"
+            | "min_ssr_sections" => {
+                let segments = self.segments.get().ok_or(FsError::ReadOnly)?;
+                let counts = segments.counts();
+                match name {
+                    "avg_vblocks" => segments.distribution().1,
+                    "dirty_segments" => counts.dirty.into(),
+                    "free_segments" => counts.free.into(),
+                    "max_victim_search" => segments.policy().max_search.into(),
+                    _ => segments.policy().min_ssr_sections.into(),
+                }
+            }
+            _ => return Err(FsError::NotFound),
+        };
+        Ok(number.to_string())
+    }
+
+    /// Sets what a file says; `NotFound` if there is none of this name.
+    pub(crate) fn set_cleaning(&self, name: &str, text: &str) -> Result<()> {
+        if Tunables::has(name) {
+            self.gc.tunables.lock().set(name, text)?;
+            self.apply_log_options();
+            self.gc.task.kick();
+            return Ok(());
+        }
+        let is_it = |path: &str| path.strip_prefix(FOLDER) == Some(name);
+        let Some((_, true)) = OTHERS.iter().find(|(path, _)| is_it(path)) else {
+            return Err(FsError::NotFound);
+        };
+        let value = number(text)?;
+        match name {
+            "gc_reclaimed_segments" => {
+                if value != 0 {
+                    let why = "gc_reclaimed_segments: only 0 can be written, which clears it";
+                    return Err(FsError::BadOption(why.to_owned()));
+                }
+                let mode = self.gc.tunables.lock().shown_mode;
+                *self.gc.stats.lock().reclaimed_in(mode) = 0;
+            }
+            "max_victim_search" => {
+                if value == 0 {
+                    let why = "max_victim_search: with 0 nothing would ever be found";
+                    return Err(FsError::BadOption(why.to_owned()));
+                }
+                self.set_policy(|policy| policy.max_search = value)?;
+            }
+            "ipu_policy" => {
+                let known = InPlacePolicy::KNOWN.0;
+                if value & !known != 0 {
+                    let why = format!("ipu_policy: bits of {known:#x} have a meaning here");
+                    return Err(FsError::BadOption(why));
+                }
+                self.gc.tunables.lock().in_place = Some(value);
+            }
+            "min_ipu_util" => self.gc.tunables.lock().in_place_util = value,
+            _ => self.set_policy(|policy| policy.min_ssr_sections = value)?,
+        }
+        Ok(())
+    }
+
+    /// Lets segments know what options and modes say of them: after the volume became writable, and when
+    /// any of that changes.
+    pub(crate) fn apply_log_options(&self) {
+        let Some(segments) = self.segments.get() else {
+            return;
+        };
+        let (mode, alloc) = {
+            let options = self.options.read();
+            (options.mode, options.alloc_mode)
+        };
+        let small = self.layout.main_segments <= SMALL_VOLUME;
+        let alloc = alloc.unwrap_or(match small {
+            true => AllocMode::Reuse,
+            false => AllocMode::Default,
+        });
+        let urgent = self.gc.tunables.lock().mode == GcMode::UrgentHigh;
+        segments.set_policy(|policy| {
+            policy.mode = mode;
+            policy.alloc = alloc;
+            policy.force_holes = urgent;
+        });
+    }
+
+    /// When data is written over its old place.
+    pub(crate) fn in_place_policy(&self) -> InPlacePolicy {
+        let set = self.gc.tunables.lock().in_place;
+        let lfs = self.options.read().mode == Mode::Lfs;
+        let own = || InPlacePolicy::default_for(self.layout.main_segments, lfs);
+        set.map_or_else(own, InPlacePolicy)
+    }
+
+    /// How full the volume is, in percent, when the rules about that hold.
+    pub(crate) fn in_place_util(&self) -> u32 {
+        self.gc.tunables.lock().in_place_util
+    }
+
+    fn set_policy(&self, change: impl FnOnce(&mut Policy)) -> Result<()> {
+        let segments = self.segments.get().ok_or(FsError::ReadOnly)?;
+        segments.set_policy(change);
+        Ok(())
+    }
+}

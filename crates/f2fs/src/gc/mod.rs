@@ -1,0 +1,92 @@
+//! Cleaning: making whole sections free by moving what is still valid in them.
+//!
+//! **Foreground** (`room`): whoever changes something when space is short cleans first, holding no lock.
+//! The cheapest space comes first: blocks that became invalid are free as soon as a checkpoint is
+//! durable. **Background** (`task`): when the volume is idle, by Linux's timing rules (`pace`).
+//!
+//! **Moving** (`moving`). Data of files is copied as it is to the log of cold data and named there. Nodes
+//! and blocks of directories are marked changed: the next checkpoint writes them elsewhere. A moved
+//! block's old place is only free after a checkpoint, as with every block.
+//!
+//! **Progress.** Each round empties a section or sets it aside for the rest of the run; the number of
+//! rounds is bounded; a run that brought nothing is not repeated before blocks became invalid.
+
+mod control;
+mod moving;
+mod pace;
+mod room;
+mod stats;
+mod task;
+mod tunables;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use steadfs_rt::{Instant, Mutex, Rank, now};
+
+pub use control::files;
+pub use pace::GcMode;
+use stats::Stats;
+use task::Task;
+use tunables::Tunables;
+
+/// No run of cleaning was in vain since something became invalid.
+const NEVER: u64 = u64::MAX;
+
+/// What cleaning has for a mounted volume.
+pub struct Gc {
+    /// One cleans at a time.
+    one: Mutex<()>,
+    tunables: Mutex<Tunables>,
+    stats: Mutex<Stats>,
+    /// When the last request came, in nanoseconds of the steady clock.
+    last_request: AtomicU64,
+    /// How many blocks had become invalid when a run of cleaning brought nothing.
+    in_vain_at: AtomicU64,
+    /// Recovery is over: before, nothing may be moved, and no checkpoint be written for space.
+    allowed: AtomicBool,
+    task: Arc<Task>,
+}
+
+impl Gc {
+    /// For a volume that nobody cleans yet.
+    pub fn new() -> Self {
+        Self {
+            one: Mutex::new(Rank::Cleaning, ()),
+            tunables: Mutex::new(Rank::Leaf, Tunables::default()),
+            stats: Mutex::new(Rank::Leaf, Stats::default()),
+            last_request: AtomicU64::new(now().0),
+            in_vain_at: AtomicU64::new(NEVER),
+            allowed: AtomicBool::new(false),
+            task: Arc::new(Task::new()),
+        }
+    }
+
+    /// Allows cleaning, once a volume that is written has recovered.
+    pub fn allow(&self, allowed: bool) {
+        self.allowed.store(allowed, Ordering::Release);
+    }
+
+    fn is_allowed(&self) -> bool {
+        self.allowed.load(Ordering::Acquire)
+    }
+
+    /// What cleaning did.
+    pub fn stats(&self) -> Stats {
+        self.stats.lock().clone()
+    }
+
+    /// A request that changes something begins.
+    fn note_request(&self) {
+        self.last_request.store(now().0, Ordering::Relaxed);
+    }
+
+    /// Seconds since the last request that changed something.
+    fn quiet_for(&self) -> u64 {
+        let last = Instant(self.last_request.load(Ordering::Relaxed));
+        last.elapsed().as_secs()
+    }
+}

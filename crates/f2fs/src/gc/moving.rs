@@ -1,0 +1,238 @@
+//! Emptying a section.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_base::{FileBlock, IoTag};
+use steadfs_rt::sleep;
+use steadfs_vfs::{FileKind, FsError, Result};
+
+use super::stats::Outcome;
+use crate::disk::inode::Inline;
+use crate::disk::node::{self, PER_NODE};
+use crate::disk::{BlockAddr, LogType, Nid, SegNo};
+use crate::fs::F2fs;
+use crate::inode::Inode;
+use crate::node::Found;
+use crate::segment::Owner;
+
+/// How often a file that somebody works on is tried again, a millisecond apart.
+const PATIENCE: u32 = 20;
+
+/// A block of a file, and where it lies.
+type At = (u64, BlockAddr);
+
+/// Blocks of one file that are to be moved.
+struct Work {
+    inode: Arc<Inode>,
+    blocks: Vec<At>,
+}
+
+impl F2fs {
+    /// Moves what is valid in a section elsewhere, or sees to it that the next checkpoint does.
+    pub(super) fn empty_section(&self, section: u32, tag: IoTag) -> Result<Outcome> {
+        let mut outcome = Outcome::default();
+        for (segment, kind) in self.segments().segments_of(section) {
+            let owners = match self.segments().owners(segment, &self.queue, tag) {
+                Ok(owners) => owners,
+                Err(FsError::Corrupt(what)) => {
+                    self.note_damage(&FsError::Corrupt(what));
+                    outcome.left += 1;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if owners.is_empty() {
+                continue;
+            }
+            if kind.is_node() {
+                outcome.node_segments += 1;
+                self.mark_nodes(segment, &owners, tag, &mut outcome)?;
+            } else {
+                outcome.data_segments += 1;
+                self.move_data(section, segment, &owners, tag, &mut outcome)?;
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Marks the nodes of a segment changed.
+    fn mark_nodes(
+        &self,
+        segment: SegNo,
+        owners: &[(u32, Owner)],
+        tag: IoTag,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        for &(offset, owner) in owners {
+            let addr = self.layout.block_in(segment, offset);
+            if self.mark_node(owner.nid, addr, tag)? {
+                outcome.marked_nodes += 1;
+            } else if self.segments().is_valid(addr) {
+                outcome.left += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks a node changed; `false` if it does not lie there.
+    fn mark_node(&self, nid: Nid, addr: BlockAddr, tag: IoTag) -> Result<bool> {
+        if !self.layout.is_nid(nid) {
+            return Ok(false);
+        }
+        let entry = self.nat.entry(nid, tag)?;
+        if entry.addr != addr {
+            return Ok(false);
+        }
+        let Some(node) = self.node(nid, entry.ino, tag)? else {
+            return Ok(false);
+        };
+        let change = self.change()?;
+        if node.entry().addr != addr {
+            return Ok(false);
+        }
+        match self.nodes.change(&change, &node) {
+            Ok(_marked) => Ok(true),
+            // Freed meanwhile.
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Moves the data in a segment, file by file.
+    fn move_data(
+        &self,
+        section: u32,
+        segment: SegNo,
+        owners: &[(u32, Owner)],
+        tag: IoTag,
+        outcome: &mut Outcome,
+    ) -> Result<()> {
+        let mut files: BTreeMap<Nid, Work> = BTreeMap::new();
+        for &(offset, owner) in owners {
+            let addr = self.layout.block_in(segment, offset);
+            match self.find_owner(owner, addr, tag) {
+                Ok(Some((inode, block))) => {
+                    let work = files.entry(inode.nid()).or_insert_with(|| Work {
+                        inode,
+                        blocks: Vec::new(),
+                    });
+                    work.blocks.push((block, addr));
+                }
+                Ok(None) => {}
+                Err(error @ FsError::Corrupt(_)) => self.note_damage(&error),
+                Err(error) => return Err(error),
+            }
+        }
+        for mut work in files.into_values() {
+            work.blocks.sort_unstable();
+            let inode = &work.inode;
+            if inode.core.read().inline.contains(Inline::PINNED) {
+                self.segments().pin(section);
+            } else if inode.kind() == FileKind::Regular {
+                outcome.data_blocks += self.move_file(inode, &work.blocks, tag)?;
+            } else {
+                outcome.marked_data += self.mark_directory(inode, &work.blocks, tag)?;
+            }
+        }
+        // What was marked stays until the checkpoint; what has an owner that was not found, too.
+        let left = self.segments().valid_in_segment(segment);
+        outcome.left += u64::from(left).saturating_sub(outcome.marked_data);
+        Ok(())
+    }
+
+    /// The file that a block belongs to, and which of its blocks it is; `None` if it is nobody's any more.
+    fn find_owner(
+        &self,
+        owner: Owner,
+        addr: BlockAddr,
+        tag: IoTag,
+    ) -> Result<Option<(Arc<Inode>, u64)>> {
+        if !self.layout.is_nid(owner.nid) || u32::from(owner.slot) >= PER_NODE {
+            return Ok(None);
+        }
+        let entry = self.nat.entry(owner.nid, tag)?;
+        if !entry.is_used() {
+            return Ok(None);
+        }
+        let Some(node) = self.node(owner.nid, entry.ino, tag)? else {
+            return Ok(None);
+        };
+        let data = match node.data() {
+            Ok(data) => data,
+            Err(_) => return Ok(None),
+        };
+        let footer = crate::disk::node::Footer::parse(&data);
+        let inode = match self.inode(footer.ino, tag) {
+            Ok(inode) => inode,
+            Err(FsError::Stale) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let core = inode.core.read();
+        let fanout = core.fanout(&self.layout);
+        let (named, first) = if footer.offset == 0 {
+            if u32::from(owner.slot) >= fanout.inode {
+                return Ok(None);
+            }
+            (core.addr(&self.layout, &data, owner.slot), Some(0))
+        } else {
+            if u32::from(owner.slot) >= fanout.direct {
+                return Ok(None);
+            }
+            let first = fanout.first_block(footer.offset);
+            (node::addr(&data, owner.slot), first)
+        };
+        drop(core);
+        let block = first.map(|first| first + u64::from(owner.slot));
+        Ok(match block {
+            Some(block) if named == addr => Some((inode, block)),
+            _ => None,
+        })
+    }
+
+    /// Moves blocks of a file; how many.
+    fn move_file(&self, inode: &Inode, blocks: &[At], tag: IoTag) -> Result<u64> {
+        for attempt in 0..=PATIENCE {
+            let moved = self.move_blocks(inode, blocks, LogType::ColdData, tag)?;
+            if moved > 0 || attempt == PATIENCE {
+                return Ok(moved);
+            }
+            sleep(Duration::from_millis(1));
+        }
+        Ok(0)
+    }
+
+    /// Marks blocks of a directory (or of a long symbolic link) changed; how many.
+    fn mark_directory(&self, inode: &Inode, blocks: &[At], tag: IoTag) -> Result<u64> {
+        let mut tries = 0;
+        let alone = loop {
+            match inode.lock.try_write() {
+                Some(alone) => break alone,
+                None if tries == PATIENCE => return Ok(0),
+                None => sleep(Duration::from_millis(1)),
+            }
+            tries += 1;
+        };
+        let mut marked = 0;
+        for &(block, addr) in blocks {
+            let content = self.main_block(addr, tag)?.data();
+            let change = self.change()?;
+            let core = inode.core.write();
+            let Found::Slot(slot) = self.find_slot(inode, &core, block, tag)? else {
+                continue;
+            };
+            if self.addr_in(&core, &slot)? != addr {
+                continue;
+            }
+            self.mark_dirty(&change, inode, tag)?;
+            // The checkpoint then finds slot and node without reading.
+            drop(self.nodes.change(&change, &slot.node)?);
+            let fill = || Ok::<_, FsError>(content);
+            inode.pages.edit(FileBlock(block), tag, fill, |_| ())?;
+            drop(core);
+            marked += 1;
+        }
+        drop(alone);
+        Ok(marked)
+    }
+}

@@ -1,0 +1,292 @@
+//! When background cleaning works: Linux's rules, as functions of times and facts.
+
+use std::time::Duration;
+
+use crate::segment::Cost;
+
+/// How long the cleaning task sleeps between rounds, in milliseconds (`gc_*_sleep_time`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// At least.
+    pub min: u32,
+    /// At most, while there is something to clean.
+    pub max: u32,
+    /// After a round that found nothing.
+    pub none: u32,
+    /// While it is urgent.
+    pub urgent: u32,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self {
+            min: 30_000,
+            max: 60_000,
+            none: 300_000,
+            urgent: 500,
+        }
+    }
+}
+
+/// What was asked for (`gc_idle`, `gc_urgent`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GcMode {
+    /// Nothing: by cost and benefit, when the volume is idle.
+    #[default]
+    Normal,
+    /// `gc_idle` 1: by cost and benefit.
+    IdleBenefit,
+    /// `gc_idle` 2: greedily.
+    IdleGreedy,
+    /// `gc_urgent` 1: greedily, at once, idle or not; logs fill holes.
+    UrgentHigh,
+    /// `gc_urgent` 2: with the least sleep.
+    UrgentLow,
+    /// `gc_urgent` 3: at once, idle or not, by cost and benefit.
+    UrgentMid,
+}
+
+impl GcMode {
+    /// All, in the order of the counters of reclaimed segments. The kernel's third place (by age) is
+    /// none of ours.
+    pub const ALL: [Self; 6] = [
+        Self::Normal,
+        Self::IdleBenefit,
+        Self::IdleGreedy,
+        Self::UrgentHigh,
+        Self::UrgentLow,
+        Self::UrgentMid,
+    ];
+
+    /// The kernel's number of it, which `gc_urgent` and `gc_idle` read as.
+    pub const fn number(self) -> u32 {
+        match self {
+            Self::Normal => 0,
+            Self::IdleBenefit => 1,
+            Self::IdleGreedy => 2,
+            Self::UrgentHigh => 4,
+            Self::UrgentLow => 5,
+            Self::UrgentMid => 6,
+        }
+    }
+
+    /// The kernel's name of it (`gc_mode`).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Normal => "GC_NORMAL",
+            Self::IdleBenefit => "GC_IDLE_CB",
+            Self::IdleGreedy => "GC_IDLE_GREEDY",
+            Self::UrgentHigh => "GC_URGENT_HIGH",
+            Self::UrgentLow => "GC_URGENT_LOW",
+            Self::UrgentMid => "GC_URGENT_MID",
+        }
+    }
+
+    /// By what victims are judged.
+    pub const fn cost(self, foreground: bool) -> Cost {
+        match self {
+            Self::IdleGreedy | Self::UrgentHigh => Cost::Greedy,
+            _ if foreground => Cost::Greedy,
+            _ => Cost::CostBenefit,
+        }
+    }
+
+    const fn is_urgent(self) -> bool {
+        matches!(self, Self::UrgentHigh | Self::UrgentMid)
+    }
+}
+
+/// What a round knows before it begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Facts {
+    /// Nothing may be written.
+    pub read_only: bool,
+    /// Writers wait for space.
+    pub wanted: bool,
+    /// Somebody else is cleaning.
+    pub busy: bool,
+    /// Neither requests nor I/O lately.
+    pub idle: bool,
+    /// Much of the volume is invalid, and little is free.
+    pub many_invalid: bool,
+}
+
+/// What a round does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Round {
+    /// Nothing.
+    Rest,
+    /// Nothing, because somebody else is cleaning.
+    Busy,
+    /// Nothing, because the volume is in use.
+    InUse,
+    /// Cleans in the background.
+    Clean,
+    /// Cleans for writers that wait.
+    Serve,
+}
+
+/// The sleep between rounds, and how it follows what happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sleep(u32);
+
+impl Sleep {
+    /// The first.
+    pub const fn new(pace: Pace) -> Self {
+        Self(pace.min)
+    }
+
+    /// How long.
+    pub const fn time(self) -> Duration {
+        Duration::from_millis(self.0 as u64)
+    }
+
+    fn longer(&mut self, pace: Pace) {
+        if self.0 != pace.none {
+            self.0 = self.0.saturating_add(pace.min).min(pace.max.max(pace.min));
+        }
+    }
+
+    fn shorter(&mut self, pace: Pace) {
+        if self.0 == pace.none {
+            self.0 = pace.max;
+        }
+        self.0 = self.0.saturating_sub(pace.min).max(pace.min);
+    }
+
+    /// Decides what the round that begins now does.
+    pub fn begin(&mut self, pace: Pace, mode: GcMode, facts: Facts) -> Round {
+        if facts.read_only {
+            return Round::Rest;
+        }
+        if facts.wanted {
+            return Round::Serve;
+        }
+        if mode.is_urgent() {
+            self.0 = pace.urgent;
+            return Round::Clean;
+        }
+        if facts.busy {
+            return Round::Busy;
+        }
+        let idle = facts.idle || mode == GcMode::UrgentLow;
+        if !idle {
+            self.longer(pace);
+            return Round::InUse;
+        }
+        if facts.many_invalid || mode == GcMode::UrgentLow {
+            self.shorter(pace);
+        } else {
+            self.longer(pace);
+        }
+        Round::Clean
+    }
+
+    /// After a round in the background: whether it found something to clean.
+    pub fn end(&mut self, pace: Pace, found: bool) {
+        if !found {
+            self.0 = pace.none;
+        } else if self.0 == pace.none {
+            self.0 = pace.min;
+        }
+    }
+}
+
+/// Whether much is invalid and little free: more than 40 % of users' blocks are invalid, and the free
+/// ones are fewer than 40 % of those.
+pub fn many_invalid(user_blocks: u64, valid: u64, free: u64) -> bool {
+    let unused = user_blocks.saturating_sub(valid);
+    let free = free.min(unused);
+    let invalid = unused - free;
+    u128::from(invalid) * 100 > u128::from(user_blocks) * 40
+        && u128::from(free) * 100 < u128::from(invalid) * 40
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IDLE: Facts = Facts {
+        read_only: false,
+        wanted: false,
+        busy: false,
+        idle: true,
+        many_invalid: false,
+    };
+
+    #[test]
+    fn sleeps_follow_what_happens() {
+        let pace = Pace::default();
+        let mut sleep = Sleep::new(pace);
+        assert_eq!(sleep.begin(pace, GcMode::Normal, IDLE), Round::Clean);
+        assert_eq!(sleep.time().as_secs(), 60);
+        sleep.end(pace, true);
+        assert_eq!(sleep.begin(pace, GcMode::Normal, IDLE), Round::Clean);
+        assert_eq!(sleep.time().as_secs(), 60);
+        sleep.end(pace, false);
+        assert_eq!(sleep.time().as_secs(), 300);
+        // It stays long until something is found, or much is invalid.
+        let in_use = Facts {
+            idle: false,
+            ..IDLE
+        };
+        assert_eq!(sleep.begin(pace, GcMode::Normal, in_use), Round::InUse);
+        assert_eq!(sleep.time().as_secs(), 300);
+        let full = Facts {
+            many_invalid: true,
+            ..IDLE
+        };
+        assert_eq!(sleep.begin(pace, GcMode::Normal, full), Round::Clean);
+        assert_eq!(sleep.time().as_secs(), 30);
+        sleep.end(pace, true);
+        assert_eq!(sleep.begin(pace, GcMode::Normal, full), Round::Clean);
+        assert_eq!(sleep.time().as_secs(), 30);
+        sleep.end(pace, false);
+        assert_eq!(sleep.begin(pace, GcMode::Normal, IDLE), Round::Clean);
+        sleep.end(pace, true);
+        assert_eq!(sleep.time().as_secs(), 30);
+    }
+
+    #[test]
+    fn urgency_and_writers_come_first() {
+        let pace = Pace::default();
+        let mut sleep = Sleep::new(pace);
+        let in_use = Facts {
+            idle: false,
+            busy: true,
+            ..IDLE
+        };
+        assert_eq!(sleep.begin(pace, GcMode::UrgentHigh, in_use), Round::Clean);
+        assert_eq!(sleep.time().as_millis(), 500);
+        assert_eq!(sleep.begin(pace, GcMode::Normal, in_use), Round::Busy);
+        let wanted = Facts {
+            wanted: true,
+            ..in_use
+        };
+        assert_eq!(sleep.begin(pace, GcMode::Normal, wanted), Round::Serve);
+        let read_only = Facts {
+            read_only: true,
+            ..wanted
+        };
+        assert_eq!(
+            sleep.begin(pace, GcMode::UrgentHigh, read_only),
+            Round::Rest
+        );
+        let low = Facts {
+            idle: false,
+            ..IDLE
+        };
+        let mut sleep = Sleep::new(pace);
+        assert_eq!(sleep.begin(pace, GcMode::UrgentLow, low), Round::Clean);
+        assert_eq!(sleep.time().as_secs(), 30);
+    }
+
+    #[test]
+    fn much_is_invalid() {
+        // 1000 blocks of users: 500 valid, 100 free, 400 invalid: not more than 40 %.
+        assert!(!many_invalid(1000, 500, 100));
+        assert!(many_invalid(1000, 450, 100));
+        assert!(!many_invalid(1000, 300, 250));
+        assert!(!many_invalid(1000, 2000, 100));
+    }
+}

@@ -1,0 +1,203 @@
+//! Making room when space is short.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+use steadfs_base::IoTag;
+use steadfs_rt::now;
+use steadfs_vfs::{FsError, Result};
+
+use super::NEVER;
+use super::pace::GcMode;
+use crate::checkpoint::Reason;
+use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS};
+use crate::fs::F2fs;
+use crate::segment::{Demand, Room, Search, Victim};
+
+/// The demand is counted at every so many operations.
+const OFTEN: u64 = 32;
+/// Blocks that have to become invalid before cleaning is tried again after a run in vain.
+const WORTH_TRYING: u64 = SEGMENT_BLOCKS as u64;
+/// Sections cleaned at most by one operation when only the reserve is short.
+const AT_ONCE: u32 = 16;
+/// Free sections below which emptied ones are got back before cleaning goes on.
+const LOW: u32 = 4;
+
+impl F2fs {
+    /// Makes room when free sections are short of what is in memory and the reserve: at the start of each
+    /// operation that changes the volume, with no lock held. That there is none to be made is no reason to
+    /// fail the operation, which finds out itself.
+    ///
+    /// # Errors
+    /// The device failed, or the volume has stopped.
+    pub(crate) fn balance(&self, tag: IoTag) -> Result<()> {
+        self.gc.note_request();
+        let Some(segments) = self.segments.get().filter(|_| self.gc.is_allowed()) else {
+            return Ok(());
+        };
+        // Counting takes longer than most operations, and one of them needs a few blocks only.
+        let number = self.operations.fetch_add(1, Ordering::Relaxed);
+        if number.is_multiple_of(OFTEN) {
+            self.tell_demand();
+        }
+        if !segments.has(Room::Reserve, 0) && self.is_worth_trying() {
+            match self.make_room(Room::Reserve, tag) {
+                Ok(()) | Err(FsError::NoSpace) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if self.has_too_much() {
+            // Memory is full of what is changed.
+            self.request_checkpoint(tag)?;
+        }
+        Ok(())
+    }
+
+    /// Makes room in the logs, for somebody whose claim found none. With no lock held. Returns when trying
+    /// again makes sense.
+    ///
+    /// # Errors
+    /// `NoSpace`: neither cleaning nor a checkpoint can make any; a device's failure.
+    pub(crate) fn make_log_room(&self, tag: IoTag) -> Result<()> {
+        if !self.gc.is_allowed() {
+            return Err(FsError::NoSpace);
+        }
+        if self.space.counts().freed_nodes > 0 {
+            // Their ids, too, are only available after it.
+            self.checkpoint(Reason::Sync, tag)?;
+        }
+        self.make_room(Room::Users, tag)
+    }
+
+    /// Whether enough has become invalid since a run that brought nothing.
+    fn is_worth_trying(&self) -> bool {
+        let in_vain_at = self.gc.in_vain_at.load(Ordering::Relaxed);
+        let invalidated = self.segments().invalidated();
+        in_vain_at == NEVER || invalidated >= in_vain_at.saturating_add(WORTH_TRYING)
+    }
+
+    /// Tells the segments what in memory will need a place.
+    pub(super) fn tell_demand(&self) {
+        let others = self.inodes.dirty_others();
+        let dentries: u64 = others.iter().map(|inode| inode.pages.unwritten()).sum();
+        let data = self.writeback.dirty_bytes() / BLOCK_SIZE as u64;
+        let count = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        self.segments().set_demand(Demand {
+            nodes: count(self.nodes.dirty_count() as u64),
+            dentries: count(dentries),
+            inodes: count(self.inodes.dirty_count() as u64),
+            data: count(data),
+        });
+    }
+
+    fn make_room(&self, goal: Room, tag: IoTag) -> Result<()> {
+        let begun = now();
+        let merged = self.options.read().gc_merge && self.gc.task.ask(goal);
+        let result = match merged {
+            true => Ok(()),
+            false => {
+                let _one = self.gc.one.lock();
+                self.collect(goal, tag)
+            }
+        };
+        self.gc.stats.lock().count_wait(begun.elapsed());
+        result
+    }
+
+    /// Cleans until the goal is reached; the caller holds the lock of cleaning.
+    ///
+    /// # Errors
+    /// `NoSpace`: it cannot be reached; a device's failure.
+    pub(super) fn collect(&self, goal: Room, tag: IoTag) -> Result<()> {
+        let segments = self.segments();
+        let mut skip = BTreeSet::new();
+        let (mut emptied, mut cleaned) = (0, 0);
+        let mut pins_forgotten = false;
+        self.gc.stats.lock().calls[0] += 1;
+        for round in 0..u64::from(segments.counts().sections) * 2 + 16 {
+            self.check_writable()?;
+            self.tell_demand();
+            if segments.has(goal, 0) {
+                self.gc.in_vain_at.store(NEVER, Ordering::Relaxed);
+                return Ok(());
+            }
+            let waiting = emptied > 0 || segments.freed_by_checkpoint() > 0;
+            let low = segments.free_sections() <= LOW;
+            if waiting && (round == 0 || low || segments.has(goal, emptied)) {
+                self.checkpoint_for_space(tag)?;
+                emptied = 0;
+                continue;
+            }
+            let enough = goal == Room::Reserve && cleaned >= AT_ONCE;
+            let mode = self.gc.tunables.lock().mode;
+            let search = Search {
+                cost: mode.cost(true),
+                foreground: true,
+                limit: segments.policy().max_search,
+                skip: &skip,
+            };
+            let victim = if enough {
+                None
+            } else {
+                segments.begin_cleaning(search)
+            };
+            let Some(victim) = victim else {
+                if waiting {
+                    self.checkpoint_for_space(tag)?;
+                    emptied = 0;
+                    continue;
+                }
+                if !pins_forgotten && segments.forget_pins() {
+                    pins_forgotten = true;
+                    continue;
+                }
+                break;
+            };
+            if goal == Room::Reserve && !self.is_worth_it(victim) {
+                segments.end_cleaning(victim.section);
+                skip.insert(victim.section);
+                cleaned = AT_ONCE;
+                continue;
+            }
+            cleaned += 1;
+            if self.clean(victim, mode, false, tag)? {
+                emptied += 1;
+            } else {
+                skip.insert(victim.section);
+            }
+        }
+        self.gc
+            .in_vain_at
+            .store(segments.invalidated(), Ordering::Relaxed);
+        Err(FsError::NoSpace)
+    }
+
+    /// Whether a section has so many free blocks that moving the others pays while holes of other
+    /// segments can be filled.
+    fn is_worth_it(&self, victim: Victim) -> bool {
+        let size = self.layout.segments_per_section * SEGMENT_BLOCKS;
+        size - victim.valid >= size / 16
+    }
+
+    /// Empties a section that was chosen; whether that will make it free.
+    pub(super) fn clean(
+        &self,
+        victim: Victim,
+        mode: GcMode,
+        background: bool,
+        tag: IoTag,
+    ) -> Result<bool> {
+        let done = self.empty_section(victim.section, tag);
+        self.segments().end_cleaning(victim.section);
+        let done = done?;
+        let size = self.layout.segments_per_section * SEGMENT_BLOCKS;
+        let mut stats = self.gc.stats.lock();
+        stats.count(victim, size, done, mode, background);
+        Ok(done.is_emptied())
+    }
+
+    fn checkpoint_for_space(&self, tag: IoTag) -> Result<()> {
+        self.gc.stats.lock().checkpoints += 1;
+        self.checkpoint(Reason::Sync, tag)
+    }
+}

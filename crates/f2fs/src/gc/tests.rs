@@ -1,0 +1,239 @@
+//! Full volumes that are written over at random, for as long as `STEADFS_GC_ROUNDS` says.
+
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_block::{Device, MemDevice};
+use steadfs_cache::Why;
+use steadfs_rt::Random;
+use steadfs_vfs::{Cx, FileSystem, FsError};
+
+use crate::checkpoint::Reason;
+use crate::disk::BLOCK_SIZE;
+use crate::disk::test_images::Image;
+use crate::inode::Inode;
+use crate::tests::checkpoints::judge;
+use crate::{CacheSizes, F2fs, MountOptions};
+
+const FILES: usize = 12;
+
+/// A volume with a directory of empty files.
+fn volume(args: &[&str], mib: u64) -> Arc<MemDevice> {
+    let dir = tempfile::tempdir().unwrap();
+    let many = dir.path().join("dir");
+    std::fs::create_dir(&many).unwrap();
+    for n in 0..400 {
+        let name = format!("{n:03}-{}", "n".repeat(120));
+        std::fs::write(many.join(name), b"").unwrap();
+    }
+    for n in 0..FILES {
+        std::fs::write(dir.path().join(format!("file{n}")), b"").unwrap();
+    }
+    let image = Image::make(args, mib);
+    image.load(dir.path(), &[]);
+    let bytes = std::fs::read(image.path()).unwrap();
+    Arc::new(MemDevice::from_bytes(&bytes))
+}
+
+fn open(device: &Arc<MemDevice>, options: &str, write: bool) -> Arc<F2fs> {
+    let options = MountOptions {
+        read_only: !write,
+        ..MountOptions::parse(options).unwrap()
+    };
+    let device = Arc::clone(device) as Arc<dyn Device>;
+    let opened = F2fs::open(device, options, CacheSizes::of(8 << 20));
+    opened.unwrap().0
+}
+
+fn tag() -> IoTag {
+    IoTag::default()
+}
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        let closed = self.fs.close();
+        if !std::thread::panicking() {
+            closed.unwrap();
+            judge(&self.device);
+        }
+    }
+}
+
+/// Files whose blocks each begin with a number that the model knows.
+struct Full {
+    device: Arc<MemDevice>,
+    fs: Arc<F2fs>,
+    files: Vec<(Arc<Inode>, Vec<u64>)>,
+    random: Random,
+    stamp: u64,
+}
+
+impl Full {
+    fn new(device: Arc<MemDevice>, options: &str, seed: u64) -> Self {
+        let fs = open(&device, options, true);
+        let files = (0..FILES).map(|n| {
+            let name = format!("file{n}");
+            let cx = Cx::default();
+            let attr = fs.lookup(&cx, fs.root(), name.as_bytes()).unwrap();
+            (fs.by_number(attr.ino, tag()).unwrap(), Vec::new())
+        });
+        let files = files.collect();
+        Self {
+            device,
+            fs,
+            files,
+            random: Random::new(seed),
+            stamp: 0,
+        }
+    }
+
+    fn write(&mut self, file: usize, block: usize) -> Result<(), FsError> {
+        self.stamp += 1;
+        let mut data = vec![self.stamp as u8; BLOCK_SIZE];
+        data[..8].copy_from_slice(&self.stamp.to_le_bytes());
+        let (inode, blocks) = &mut self.files[file];
+        let at = (block * BLOCK_SIZE) as u64;
+        let n = self
+            .fs
+            .write_file(&Cx::default(), inode, at, &data, false)?;
+        assert_eq!(n, BLOCK_SIZE);
+        if block == blocks.len() {
+            blocks.push(0);
+        }
+        blocks[block] = self.stamp;
+        Ok(())
+    }
+
+    /// Writes until nothing more fits.
+    fn fill(&mut self) {
+        for n in 0.. {
+            let file = n % FILES;
+            let block = self.files[file].1.len();
+            match self.write(file, block) {
+                Ok(()) => {}
+                Err(FsError::NoSpace) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        self.sync();
+        let counts = self.fs.space.counts();
+        let left = counts.user_blocks - counts.valid_blocks;
+        assert!(left < 16, "{left} blocks are left");
+    }
+
+    fn sync(&self) {
+        for (inode, _) in &self.files {
+            self.fs.write_out(inode, Why::Sync, tag()).unwrap();
+        }
+        self.fs.checkpoint(Reason::Sync, tag()).unwrap();
+        self.fs.segments().check();
+    }
+
+    fn rewrite(&mut self, times: usize) {
+        for _ in 0..times {
+            let file = self.random.below(FILES);
+            let block = self.random.below(self.files[file].1.len());
+            self.write(file, block).unwrap();
+            match self.random.below(200) {
+                0 => self.sync(),
+                1..20 => {
+                    let (inode, _) = &self.files[file];
+                    self.fs.fsync_inode(&Cx::default(), inode, true).unwrap();
+                }
+                20..30 => {
+                    let (inode, _) = &self.files[file];
+                    self.fs.write_out(inode, Why::Background, tag()).unwrap();
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Every block is what the model says, here and after a mount.
+    fn verify(&self) {
+        self.sync();
+        judge(&self.device);
+        let again = open(&self.device, "", false);
+        for fs in [&self.fs, &again] {
+            for (inode, blocks) in &self.files {
+                let inode = fs.inode(inode.nid(), tag()).unwrap();
+                for (n, stamp) in blocks.iter().enumerate() {
+                    let at = (n * BLOCK_SIZE) as u64;
+                    let read = fs.read_file(&Cx::default(), &inode, at, 8).unwrap();
+                    let found = read.to_vec();
+                    let found = u64::from_le_bytes(found[..8].try_into().unwrap());
+                    assert_eq!(found, *stamp, "inode {} block {n}", inode.nid());
+                }
+            }
+        }
+    }
+}
+
+fn rounds() -> usize {
+    let rounds = std::env::var("STEADFS_GC_ROUNDS").ok();
+    rounds.and_then(|n| n.parse().ok()).unwrap_or(900)
+}
+
+fn full_and_rewritten(args: &[&str], mib: u64, options: &str) {
+    let mut full = Full::new(volume(args, mib), options, mib);
+    full.fill();
+    full.verify();
+    for _ in 0..3 {
+        full.rewrite(rounds());
+        full.verify();
+    }
+    let stats = full.fs.gc.stats();
+    let usage = full.fs.segments().usage();
+    println!("{mib} MiB {options}: {stats:?} {usage:?}");
+}
+
+#[test]
+fn a_full_volume_is_written_over_in_free_segments() {
+    full_and_rewritten(&[], 64, "mode=lfs");
+    full_and_rewritten(&[], 128, "mode=lfs");
+}
+
+#[test]
+fn large_sections_are_cleaned() {
+    full_and_rewritten(&["-s", "4"], 512, "mode=lfs");
+}
+
+/// In place is no choice here: holes of used segments are filled, which checkpoints make.
+#[test]
+fn a_full_volume_is_written_over_in_holes() {
+    let mut full = Full::new(volume(&[], 128), "", 7);
+    full.fs.set_cleaning("ipu_policy", "0").unwrap();
+    full.fill();
+    full.verify();
+    for _ in 0..2 {
+        full.rewrite(rounds());
+        full.verify();
+    }
+    let usage = full.fs.segments().usage();
+    assert!(usage.hole_blocks > 0, "{usage:?}");
+    // Cleaning at once, as if it were urgent.
+    full.fs.set_cleaning("gc_urgent", "1").unwrap();
+    full.rewrite(rounds());
+    full.verify();
+    assert!(full.fs.status().contains("SSR: "));
+}
+
+#[test]
+fn trimming_takes_nothing_that_is_needed() {
+    let mut full = Full::new(volume(&[], 64), "mode=lfs", 9);
+    for n in 0..600 {
+        full.write(n % FILES, n / FILES).unwrap();
+    }
+    full.sync();
+    let free = |full: &Full| full.fs.trim_range(0, u64::MAX, 0, tag()).unwrap();
+    let first = free(&full);
+    let unused = full.fs.segments().counts().free;
+    assert!(first >= u64::from(unused) * 512 * BLOCK_SIZE as u64);
+    full.rewrite(500);
+    full.sync();
+    assert!(free(&full) > 0);
+    full.verify();
+    let some = full.fs.trim_range(0, 1 << 20, 0, tag()).unwrap();
+    assert_eq!(some, 0, "no block of the main area lies there");
+    assert!(full.fs.trim_range(u64::MAX, 1, 0, tag()).is_err());
+}

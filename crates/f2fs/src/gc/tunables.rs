@@ -1,0 +1,188 @@
+//! What can be set and read while the volume is mounted, by the names that the kernel has for it
+//! below /sys/fs/f2fs.
+
+use steadfs_vfs::{FsError, Result};
+
+use super::pace::{GcMode, Pace};
+
+/// Settings of cleaning. They stay when the cleaning task is stopped and started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tunables {
+    /// `gc_*_sleep_time`.
+    pub pace: Pace,
+    /// `gc_idle_interval`: seconds without a request after which the volume is idle.
+    pub idle_interval: u32,
+    /// `gc_idle` and `gc_urgent`.
+    pub mode: GcMode,
+    /// `gc_remaining_trials`: rounds until the mode is normal again; 0: it stays.
+    pub trials: u32,
+    /// `ipu_policy`; `None`: what suits the volume.
+    pub in_place: Option<u32>,
+    /// `min_ipu_util`: percent in use from which on its rules about fullness hold.
+    pub in_place_util: u32,
+    /// `gc_segment_mode`: whose reclaimed segments `gc_reclaimed_segments` shows.
+    pub shown_mode: GcMode,
+}
+
+impl Default for Tunables {
+    fn default() -> Self {
+        Self {
+            pace: Pace::default(),
+            idle_interval: 5,
+            mode: GcMode::Normal,
+            trials: 0,
+            shown_mode: GcMode::Normal,
+            in_place: None,
+            in_place_util: 70,
+        }
+    }
+}
+
+/// A number as the kernel reads it: decimal, octal with 0, hexadecimal with 0x.
+pub fn number(text: &str) -> Result<u32> {
+    let text = text.trim();
+    let parsed = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None if text.len() > 1 && text.starts_with('0') => u32::from_str_radix(&text[1..], 8),
+        None => text.parse(),
+    };
+    let wrong = || FsError::BadOption(format!("'{text}' is not a number from 0 to 4294967295"));
+    parsed.map_err(|_| wrong())
+}
+
+impl Tunables {
+    /// Whether a file is one of these.
+    pub fn has(name: &str) -> bool {
+        NAMES
+            .iter()
+            .any(|path| path.strip_prefix(FOLDER) == Some(name))
+    }
+
+    /// What a file shows.
+    pub fn show(&self, name: &str) -> Option<String> {
+        Some(match name {
+            "gc_min_sleep_time" => self.pace.min.to_string(),
+            "gc_max_sleep_time" => self.pace.max.to_string(),
+            "gc_no_gc_sleep_time" => self.pace.none.to_string(),
+            "gc_urgent_sleep_time" => self.pace.urgent.to_string(),
+            "gc_idle_interval" => self.idle_interval.to_string(),
+            "gc_idle" | "gc_urgent" => self.mode.number().to_string(),
+            "gc_remaining_trials" => self.trials.to_string(),
+            "gc_segment_mode" => self.shown_mode.number().to_string(),
+            _ => return None,
+        })
+    }
+
+    /// Sets what a file says.
+    ///
+    /// # Errors
+    /// The value makes no sense there.
+    pub fn set(&mut self, name: &str, text: &str) -> Result<()> {
+        let value = number(text)?;
+        let wrong = |why: &str| Err(FsError::BadOption(format!("{name}: {why}")));
+        match name {
+            "gc_min_sleep_time" => self.pace.min = value,
+            "gc_max_sleep_time" => self.pace.max = value,
+            "gc_no_gc_sleep_time" => self.pace.none = value,
+            "gc_urgent_sleep_time" => self.pace.urgent = value,
+            "gc_idle_interval" => self.idle_interval = value,
+            "gc_idle" => {
+                self.mode = match value {
+                    1 => GcMode::IdleBenefit,
+                    2 => GcMode::IdleGreedy,
+                    3 => return wrong("3 needs the option atgc, which is not supported"),
+                    _ => GcMode::Normal,
+                }
+            }
+            "gc_urgent" => {
+                self.mode = match value {
+                    0 => GcMode::Normal,
+                    1 => GcMode::UrgentHigh,
+                    2 => GcMode::UrgentLow,
+                    3 => GcMode::UrgentMid,
+                    _ => return wrong("is 0 (no), 1 (high), 2 (low) or 3 (mid)"),
+                }
+            }
+            "gc_remaining_trials" => self.trials = value,
+            "gc_segment_mode" => {
+                let found = GcMode::ALL.into_iter().find(|m| m.number() == value);
+                match found {
+                    Some(mode) => self.shown_mode = mode,
+                    None => return wrong("is the number of a mode: 0, 1, 2, 4, 5 or 6"),
+                }
+            }
+            _ => return Err(FsError::NotFound),
+        }
+        Ok(())
+    }
+
+    /// A round is over: the mode ends with its last one.
+    pub fn count_round(&mut self) {
+        if self.mode != GcMode::Normal && self.trials > 0 {
+            self.trials -= 1;
+            if self.trials == 0 {
+                self.mode = GcMode::Normal;
+            }
+        }
+    }
+}
+
+/// The folder of all these files.
+pub const FOLDER: &str = "f2fs/";
+
+/// Files that show and set a [`Tunables`].
+pub const NAMES: &[&str] = &[
+    "f2fs/gc_min_sleep_time",
+    "f2fs/gc_max_sleep_time",
+    "f2fs/gc_no_gc_sleep_time",
+    "f2fs/gc_urgent_sleep_time",
+    "f2fs/gc_idle_interval",
+    "f2fs/gc_idle",
+    "f2fs/gc_urgent",
+    "f2fs/gc_remaining_trials",
+    "f2fs/gc_segment_mode",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_show_what_was_set() {
+        let mut tunables = Tunables::default();
+        for (name, value, shown) in [
+            ("gc_min_sleep_time", "0x10\n", "16"),
+            ("gc_max_sleep_time", "017", "15"),
+            ("gc_urgent", "1", "4"),
+            ("gc_idle", "2", "2"),
+            ("gc_idle", "77", "0"),
+            ("gc_urgent", "3", "6"),
+            ("gc_segment_mode", "5", "5"),
+        ] {
+            tunables.set(name, value).unwrap();
+            assert_eq!(tunables.show(name).as_deref(), Some(shown), "{name}");
+        }
+        for (name, value) in [
+            ("gc_urgent", "4"),
+            ("gc_idle", "3"),
+            ("gc_segment_mode", "3"),
+            ("gc_min_sleep_time", "-1"),
+            ("gc_min_sleep_time", "4294967296"),
+            ("gc_min_sleep_time", ""),
+        ] {
+            assert!(tunables.set(name, value).is_err(), "{name} {value}");
+        }
+        for path in NAMES {
+            let name = path.strip_prefix(FOLDER).unwrap();
+            assert!(
+                Tunables::has(name) && tunables.show(name).is_some(),
+                "{name}"
+            );
+        }
+        tunables.set("gc_remaining_trials", "2").unwrap();
+        tunables.count_round();
+        assert_eq!(tunables.mode, GcMode::UrgentMid);
+        tunables.count_round();
+        assert_eq!(tunables.mode, GcMode::Normal);
+    }
+}

@@ -1,0 +1,219 @@
+//! `.steadfs/f2fs/status`: what the kernel shows in debugfs, by its labels, as far as it is known here.
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
+
+use crate::disk::{LogType, SEGMENT_BLOCKS};
+use crate::fs::F2fs;
+use crate::gc::GcMode;
+use crate::segment::Segments;
+
+/// Logs in the kernel's order, with their labels.
+const LOGS: [(LogType, &str); 6] = [
+    (LogType::ColdData, "COLD   data"),
+    (LogType::WarmData, "WARM   data"),
+    (LogType::HotData, "HOT    data"),
+    (LogType::HotNode, "Dir   dnode"),
+    (LogType::WarmNode, "File  dnode"),
+    (LogType::ColdNode, "Indir nodes"),
+];
+
+/// Modes in the kernel's order, with their labels.
+const MODES: [(GcMode, &str); 6] = [
+    (GcMode::Normal, "Normal"),
+    (GcMode::IdleBenefit, "Idle CB"),
+    (GcMode::IdleGreedy, "Idle Greedy"),
+    (GcMode::UrgentHigh, "Urgent High"),
+    (GcMode::UrgentMid, "Urgent Mid"),
+    (GcMode::UrgentLow, "Urgent Low"),
+];
+
+macro_rules! line {
+    ($out:expr, $($arg:tt)*) => {
+        // Writing into a string does not fail.
+        let _ = writeln!($out, $($arg)*);
+    };
+}
+
+impl F2fs {
+    /// The whole text.
+    pub(crate) fn status(&self) -> String {
+        let mut out = String::new();
+        let mode = if self.read_only.load(Ordering::Acquire) {
+            "RO"
+        } else {
+            "RW"
+        };
+        let state = if self.stopped.lock().is_some() {
+            "Error"
+        } else {
+            "Good"
+        };
+        line!(
+            out,
+            "=====[ partition info(steadfs). #0, {mode}, CP: {state}]====="
+        );
+        self.show_areas(&mut out);
+        self.show_usage(&mut out);
+        if let Some(segments) = self.segments.get() {
+            self.show_main_area(&mut out, segments);
+            self.show_checkpoints(&mut out);
+            self.show_cleaning_done(&mut out);
+            self.show_logs(&mut out, segments);
+        }
+        out
+    }
+
+    fn show_areas(&self, out: &mut String) {
+        let (layout, last) = (&self.layout, self.checkpoints.last());
+        let segments = |blocks: u32| blocks / SEGMENT_BLOCKS;
+        line!(
+            out,
+            "[SB: 1] [CP: {}] [SIT: {}] [NAT: {}] [SSA: {}] [MAIN: {}(OverProv:{} Resv:{})]\n",
+            segments(layout.sit_start - layout.cp_start),
+            segments(layout.nat_start - layout.sit_start),
+            segments(layout.ssa_start - layout.nat_start),
+            segments(layout.main_start - layout.ssa_start),
+            layout.main_segments,
+            last.overprovision_segments,
+            last.reserved_segments,
+        );
+    }
+
+    fn show_usage(&self, out: &mut String) {
+        let counts = self.space.counts();
+        let percent = (counts.valid_blocks * 100).checked_div(counts.user_blocks);
+        line!(
+            out,
+            "Utilization: {}% ({} valid blocks)",
+            percent.unwrap_or(0),
+            counts.valid_blocks
+        );
+        let others = counts.valid_nodes.saturating_sub(counts.valid_inodes);
+        line!(
+            out,
+            "  - Node: {} (Inode: {}, Other: {others})",
+            counts.valid_nodes,
+            counts.valid_inodes
+        );
+        let data = counts.valid_blocks.saturating_sub(counts.valid_nodes);
+        line!(out, "  - Data: {data}");
+        line!(out, "  - Orphan Inode: {}\n", self.orphans.all().len());
+    }
+
+    fn show_main_area(&self, out: &mut String, segments: &Segments) {
+        let counts = segments.counts();
+        let zones = counts.sections / self.layout.sections_per_zone;
+        line!(
+            out,
+            "Main area: {} segs, {} secs {zones} zones",
+            counts.segments,
+            counts.sections
+        );
+        line!(
+            out,
+            "    TYPE         {:>8} {:>8} {:>8} {:>8} {:>10} {:>8} {:>9}",
+            "blkoff",
+            "segno",
+            "secno",
+            "zoneno",
+            "dirty_seg",
+            "full_seg",
+            "valid_blk"
+        );
+        let rows = segments.rows();
+        for (log, label) in LOGS {
+            let row = rows[log.index()];
+            let section = row.open.segment.0 / self.layout.segments_per_section;
+            line!(
+                out,
+                "  - {label}: {:8} {:8} {section:8} {:8} {:10} {:8} {:9}",
+                row.open.offset,
+                row.open.segment.0,
+                section / self.layout.sections_per_zone,
+                row.dirty,
+                row.full,
+                row.valid
+            );
+        }
+        line!(out, "\n  - Valid: {}", counts.full);
+        line!(out, "  - Dirty: {}", counts.dirty);
+        line!(out, "  - Prefree: {}", counts.held);
+        line!(
+            out,
+            "  - Free: {} ({})\n",
+            counts.free,
+            counts.free_sections
+        );
+    }
+
+    fn show_checkpoints(&self, out: &mut String) {
+        line!(out, "CP count: {}", self.checkpoints.written());
+        let written = &self.meta_writes;
+        for (label, count) in [
+            ("cp", &written.cp),
+            ("sit", &written.sit),
+            ("nat", &written.nat),
+            ("ssa", &written.ssa),
+        ] {
+            line!(
+                out,
+                "  - {label} blocks : {}",
+                count.load(Ordering::Relaxed)
+            );
+        }
+        if let Some(steps) = self.checkpoints.last_steps() {
+            let total = steps.total().as_millis();
+            line!(out, "  - last one : {total} ms ({steps})");
+        }
+    }
+
+    fn show_cleaning_done(&self, out: &mut String) {
+        let mut stats = self.gc.stats();
+        let calls = stats.calls[0] + stats.calls[1];
+        line!(out, "GC calls: {calls} (gc_thread: {})", stats.calls[1]);
+        let [all, back] = stats.data_segments;
+        line!(out, "  - data segments : {all} ({back})");
+        let [all, back] = stats.node_segments;
+        line!(out, "  - node segments : {all} ({back})");
+        line!(out, "  - Reclaimed segs :");
+        for (mode, label) in MODES {
+            line!(out, "    - {label} : {}", stats.reclaimed_in(mode));
+        }
+        let (data, nodes) = (stats.data_blocks, stats.node_blocks);
+        let (all, back) = (data[0] + nodes[0], data[1] + nodes[1]);
+        line!(out, "Try to move {all} blocks (BG: {back})");
+        line!(out, "  - data blocks : {} ({})", data[0], data[1]);
+        line!(out, "  - node blocks : {} ({})", nodes[0], nodes[1]);
+        let (in_use, busy) = (stats.skipped_in_use, stats.skipped_busy);
+        line!(out, "BG skip : IO: {in_use}, Other: {busy}");
+        line!(
+            out,
+            "GC victims: {}, in vain {}, garbage {} blocks, {} candidates looked at",
+            stats.victims,
+            stats.in_vain,
+            stats.garbage,
+            stats.scanned
+        );
+        line!(out, "GC checkpoints: {}", stats.checkpoints);
+        line!(out, "GC {}\n", stats.show_waits());
+    }
+
+    fn show_logs(&self, out: &mut String, segments: &Segments) {
+        let usage = segments.usage();
+        line!(
+            out,
+            "SSR: {} blocks in {} segments",
+            usage.hole_blocks,
+            usage.hole_segments
+        );
+        line!(
+            out,
+            "LFS: {} blocks in {} segments",
+            usage.log_blocks,
+            usage.log_segments
+        );
+        let (bimodal, average) = segments.distribution();
+        line!(out, "BDF: {bimodal}, avg. vblocks: {average}");
+    }
+}
