@@ -321,7 +321,9 @@ impl SimDevice {
         let event = Event::Preflushed { id: flight.id };
         let recorder = &mut self.0.state.lock().recorder;
         match flight.fault {
-            Some(Fault::Lie | Fault::Fail | Fault::Forget) => recorder.flushed_nothing(event),
+            Some(Fault::Lie) => recorder.flushed_nothing(event),
+            // Where the FLUSH fails the write behind it is not sent, by the kernel or by our own queue.
+            Some(Fault::Fail | Fault::Forget) => {}
             Some(Fault::Delay(_) | Fault::Misreport) | None => {
                 recorder.flushed(flight.covers, event)
             }
