@@ -120,6 +120,10 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
                 "journal_checksum, nojournal_checksum",
                 "whether the log has checksums [where the volume's metadata has them]",
             ),
+            (
+                "async_checkpoint[=1..99], noasync_checkpoint",
+                "log space is freed in the background once less than so many percent are free, or only when it runs out [50]",
+            ),
             ("journal_ioprio=0..7", "the journal's I/O priority [3]"),
             (
                 "noload, norecovery, disable_roll_forward",
