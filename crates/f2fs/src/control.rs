@@ -1,9 +1,12 @@
 //! What an f2fs volume shows below `.steadfs`.
 
+use std::time::Duration;
+
 use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result};
 
+use crate::checkpoint::daemon::{parse_prio, show_prio};
 use crate::fs::F2fs;
-use crate::gc;
+use crate::gc::{self, number};
 
 impl Control for F2fs {
     fn entries(&self) -> Vec<ControlEntry> {
@@ -14,6 +17,10 @@ impl Control for F2fs {
             file("io/scheduler", false),
             file("io/stats.json", false),
             file("f2fs/status", false),
+            file("f2fs/ckpt_thread_ioprio", true),
+            file("f2fs/cp_interval", true),
+            file("f2fs/cp_foreground_calls", false),
+            file("f2fs/cp_background_calls", false),
         ];
         entries.extend(gc::files().map(|(path, writable)| file(path, writable)));
         entries
@@ -26,6 +33,13 @@ impl Control for F2fs {
             "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),
             "f2fs/status" => self.status(),
+            "f2fs/ckpt_thread_ioprio" => show_prio(self.daemon.prio()),
+            "f2fs/cp_interval" => self.checkpoints.interval().as_secs().to_string(),
+            "f2fs/cp_foreground_calls" => {
+                let (all, background) = self.checkpoints.calls();
+                all.saturating_sub(background).to_string()
+            }
+            "f2fs/cp_background_calls" => self.checkpoints.calls().1.to_string(),
             _ => match path.strip_prefix("f2fs/") {
                 Some(name) => self.show_cleaning(name)?,
                 None => return Err(FsError::NotFound),
@@ -43,6 +57,20 @@ impl Control for F2fs {
             .trim();
         match (path, text) {
             ("options", list) => self.remount(&Cx::default(), list),
+            ("f2fs/ckpt_thread_ioprio", prio) => {
+                self.daemon.set_prio(parse_prio(prio)?);
+                Ok(())
+            }
+            ("f2fs/cp_interval", seconds) => {
+                let seconds = number(seconds)?;
+                if seconds == 0 {
+                    let why = "cp_interval: seconds, at least 1";
+                    return Err(FsError::BadOption(why.to_owned()));
+                }
+                let interval = Duration::from_secs(seconds.into());
+                self.checkpoints.set_interval(interval);
+                Ok(())
+            }
             ("f2fs/freeze", "1") => self.freeze(&Cx::default()),
             ("f2fs/freeze", "0") => {
                 self.thaw();
@@ -58,3 +86,6 @@ impl Control for F2fs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

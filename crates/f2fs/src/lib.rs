@@ -1,10 +1,5 @@
 //! f2fs on its real on-disk format.
 
-#![allow(
-    dead_code,
-    reason = "writing comes in steps; the calls that use them are next"
-)]
-
 pub mod check;
 pub mod disk;
 pub mod format;

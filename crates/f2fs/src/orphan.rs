@@ -71,11 +71,6 @@ impl Orphans {
         state.changed |= state.listed.remove(&ino);
     }
 
-    /// Whether an inode is on the list.
-    pub fn contains(&self, ino: Nid) -> bool {
-        self.state.lock().listed.contains(&ino)
-    }
-
     /// Those on the list.
     pub fn all(&self) -> Vec<Nid> {
         self.state.lock().listed.iter().copied().collect()

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
+use crate::checkpoint::daemon::CLASSES;
 use crate::disk::{LogType, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
 use crate::gc::GcMode;
@@ -60,6 +61,7 @@ impl F2fs {
             self.show_checkpoints(&mut out);
             self.show_cleaning_done(&mut out);
             self.show_logs(&mut out, segments);
+            self.show_discards(&mut out);
         }
         out
     }
@@ -148,6 +150,8 @@ impl F2fs {
     }
 
     fn show_checkpoints(&self, out: &mut String) {
+        let (calls, background) = self.checkpoints.calls();
+        line!(out, "CP calls: {calls} (BG: {background})");
         line!(out, "CP count: {}", self.checkpoints.written());
         let written = &self.meta_writes;
         for (label, count) in [
@@ -166,6 +170,42 @@ impl F2fs {
             let total = steps.total().as_millis();
             line!(out, "  - last one : {total} ms ({steps})");
         }
+        self.show_merging(out);
+        self.show_syncs(out);
+    }
+
+    fn show_merging(&self, out: &mut String) {
+        let stats = self.daemon.stats();
+        line!(out, "CP merge:");
+        for (label, number) in [
+            ("Queued", stats.queued),
+            ("Issued", stats.issued),
+            ("Total", stats.total),
+        ] {
+            line!(out, "  - {label} : {number:4}");
+        }
+        line!(out, "  - Cur time : {:4}(ms)", stats.cur_time);
+        line!(out, "  - Peak time : {:4}(ms)", stats.peak_time);
+        line!(out, "  - Largest batch : {:4}", stats.largest);
+        let ends = CLASSES.iter().map(|end| format!("<{end}"));
+        let waits = ends.chain(["more".to_owned()]).zip(stats.waits);
+        let waits: Vec<_> = waits.map(|(class, n)| format!("{class}: {n}")).collect();
+        line!(out, "  - Waits (ms) : {}", waits.join(", "));
+    }
+
+    fn show_syncs(&self, out: &mut String) {
+        line!(out, "fsync without a checkpoint: {}", self.syncs.own());
+        for (reason, count) in self.syncs.reasons() {
+            line!(out, "  - checkpoint for {} : {count}", reason.name());
+        }
+    }
+
+    fn show_discards(&self, out: &mut String) {
+        let (runs, blocks, waiting) = self.discards.counts();
+        line!(
+            out,
+            "Discard: {blocks} blocks in {runs} runs, {waiting} segments wait"
+        );
     }
 
     fn show_cleaning_done(&self, out: &mut String) {

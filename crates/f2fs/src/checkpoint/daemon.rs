@@ -22,7 +22,7 @@ use steadfs_vfs::{FsError, Result};
 use super::{Reason, steps::SLOW};
 use crate::fs::F2fs;
 
-/// How often somebody looks whether all requests are answered (`DEFAULT_CHECKPOINT_...` polls alike).
+/// How often somebody looks whether all requests are answered, as the kernel does.
 const POLL: Duration = Duration::from_millis(20);
 /// Upper ends of the histogram's classes of waits, in milliseconds; the last class has none.
 pub const CLASSES: [u64; 9] = [1, 3, 10, 30, 100, 300, 1000, 3000, 10_000];

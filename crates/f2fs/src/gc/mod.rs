@@ -32,6 +32,7 @@ pub use pace::GcMode;
 use stats::Stats;
 use task::Task;
 use tunables::Tunables;
+pub use tunables::number;
 
 /// No run of cleaning was in vain since something became invalid.
 const NEVER: u64 = u64::MAX;

@@ -17,7 +17,6 @@ use crate::fs::io_error;
 
 /// Changes of one block of the table.
 struct BlockChange {
-    block: u32,
     /// Where the current copy lies, and the one to be written.
     from: BlockAddr,
     to: BlockAddr,
@@ -144,7 +143,6 @@ fn plan(layout: &Layout, state: &State) -> NatPlan {
             .into_iter()
             .map(|(nid, entry)| (layout.nat_slot(nid).1, entry));
         plan.blocks.push(BlockChange {
-            block,
             from: layout.nat_block(block, second),
             to: layout.nat_block(block, !second),
             entries: slots.collect(),

@@ -1,0 +1,53 @@
+use steadfs_vfs::{Cx, FileSystem};
+
+use crate::test_world::{ROOT, World};
+
+fn read(world: &World, path: &str) -> String {
+    let bytes = world.fs.control().unwrap().read(path).unwrap();
+    String::from_utf8(bytes).unwrap()
+}
+
+fn write(world: &World, path: &str, value: &str) -> Result<(), String> {
+    let control = world.fs.control().unwrap();
+    control
+        .write(path, value.as_bytes())
+        .map_err(|e| e.to_string())
+}
+
+#[test]
+fn every_file_is_readable_and_only_the_writable_ones_take_values() {
+    let world = World::make("", 64);
+    let control = world.fs.control().unwrap();
+    for entry in control.entries() {
+        assert!(read(&world, entry.path).ends_with('\n'), "{}", entry.path);
+        let nonsense = control.write(entry.path, b"no such value");
+        assert!(nonsense.is_err(), "{}", entry.path);
+    }
+    world.close();
+}
+
+#[test]
+fn checkpoints_are_set_and_counted() {
+    let world = World::make("", 64);
+    assert_eq!(read(&world, "f2fs/ckpt_thread_ioprio"), "be,3\n");
+    write(&world, "f2fs/ckpt_thread_ioprio", "rt,3\n").unwrap();
+    assert_eq!(read(&world, "f2fs/ckpt_thread_ioprio"), "rt,3\n");
+    assert!(write(&world, "f2fs/ckpt_thread_ioprio", "idle,0").is_err());
+    assert_eq!(read(&world, "f2fs/cp_interval"), "60\n");
+    write(&world, "f2fs/cp_interval", "0x10").unwrap();
+    assert_eq!(read(&world, "f2fs/cp_interval"), "16\n");
+    assert!(write(&world, "f2fs/cp_interval", "0").is_err());
+
+    let cx = Cx::default();
+    world.fs.mkdir(&cx, ROOT, b"dir", 0o755).unwrap();
+    world.fs.fsync(&cx, ROOT, false).unwrap();
+    let status = read(&world, "f2fs/status");
+    for line in [
+        "CP merge:\n  - Queued :    0\n  - Issued :    1\n  - Total :    1\n",
+        "  - checkpoint for non regular file : 1\n",
+        "Discard: 0 blocks",
+    ] {
+        assert!(status.contains(line), "{line} is not in {status}");
+    }
+    world.close();
+}
