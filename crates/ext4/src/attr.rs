@@ -28,7 +28,7 @@ impl Ext4 {
         let inode = self.by_number(ino, cx.tag)?;
         {
             let _alone = inode.lock.write();
-            check_set(&inode, &inode.core.read(), set)?;
+            set.check(inode.kind(), inode.core.read().flags)?;
             if let Some(size) = set.size {
                 self.truncate(cx, &inode, size)?;
             }
@@ -182,31 +182,6 @@ pub(crate) fn flags_for(kind: FileKind) -> u32 {
         FileKind::Regular => !DIRECTORY_ONLY,
         _ => InodeFlags::NODUMP.0 | InodeFlags::NOATIME.0,
     }
-}
-
-/// Whether the inode's kind and flags allow the change.
-fn check_set(inode: &Inode, core: &disk::Inode, set: &SetAttr) -> Result<()> {
-    if set.size.is_some() {
-        match inode.kind() {
-            FileKind::Regular => {}
-            FileKind::Directory => return Err(FsError::IsDir),
-            _ => return Err(FsError::Invalid("only a regular file has a size to set")),
-        }
-    }
-    let immutable = core.has(InodeFlags::IMMUTABLE);
-    let fixed = immutable || core.has(InodeFlags::APPEND);
-    let at = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
-    let touches = set.atime.is_some() || set.mtime.is_some();
-    let changes = set.perm.is_some()
-        || set.uid.is_some()
-        || set.gid.is_some()
-        || set.size.is_some()
-        || at(set.atime)
-        || at(set.mtime);
-    if (fixed && changes) || (immutable && touches) {
-        return Err(FsError::NotPermitted);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -7,9 +7,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use steadfs_base::{FixedMap, Tid};
+use steadfs_base::{FixedMap, InodeNo, Tid};
 use steadfs_cache::{DirtyFile, Mapping};
 use steadfs_rt::{Mutex, Rank, RwLock};
+use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{Attr, FileKind, FsError, Result};
 
 use crate::data::waiting::Waiting;
@@ -69,6 +70,16 @@ pub struct Inode {
     dead: AtomicBool,
     /// Asked for since the last sweep.
     recent: AtomicBool,
+}
+
+impl NameLock for Inode {
+    fn number(&self) -> InodeNo {
+        self.ino.into()
+    }
+
+    fn lock(&self) -> &RwLock<()> {
+        &self.lock
+    }
 }
 
 impl Inode {

@@ -14,9 +14,8 @@ mod rename;
 
 use std::sync::Arc;
 
-use steadfs_base::limits::NAME_MAX;
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result};
+use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, names};
 
 use crate::credits;
 use crate::dir::{Dir, Search, Slot};
@@ -109,53 +108,14 @@ impl Ext4 {
     }
 }
 
-/// Whether this name is one of the two that every directory has.
-fn is_dots(name: &[u8]) -> bool {
-    name == b"." || name == b".."
-}
-
-/// Refuses a name that no entry can have; names are looked for with any bytes, since a volume can
-/// have any.
-fn check_length(name: &[u8]) -> Result<()> {
-    if name.len() > NAME_MAX {
-        return Err(FsError::NameTooLong);
-    }
-    if name.is_empty() {
-        Err(FsError::NotFound)
-    } else {
-        Ok(())
-    }
-}
-
-/// Refuses to add names to a directory that is gone or must not change.
+/// [`names::check_may_add`] of an inode's fields.
 fn check_may_add(core: &disk::Inode) -> Result<()> {
-    if core.links == 0 {
-        return Err(FsError::NotFound);
-    }
-    if core.has(InodeFlags::IMMUTABLE) {
-        Err(FsError::NotPermitted)
-    } else {
-        Ok(())
-    }
+    names::check_may_add(core.links.into(), core.flags)
 }
 
-/// Refuses to remove a name of `victim` (which [`check_may_lose_name`] has allowed) from a directory.
+/// [`names::check_may_remove`] of an inode's fields.
 fn check_may_remove(core: &disk::Inode) -> Result<()> {
-    if core.links == 0 {
-        return Err(FsError::NotFound);
-    }
-    if core.has(InodeFlags::IMMUTABLE) || core.has(InodeFlags::APPEND) {
-        return Err(FsError::NotPermitted);
-    }
-    Ok(())
-}
-
-/// Refuses to change the names of an inode that must not change.
-fn check_may_lose_name(core: &disk::Inode) -> Result<()> {
-    if core.has(InodeFlags::IMMUTABLE) || core.has(InodeFlags::APPEND) {
-        return Err(FsError::NotPermitted);
-    }
-    Ok(())
+    names::check_may_remove(core.links.into(), core.flags)
 }
 
 /// Whether a directory can have one more subdirectory. With `dir_nlink` an indexed directory with more

@@ -8,6 +8,7 @@ use steadfs_base::{BlockSize, InodeNo, IoTag};
 use steadfs_block::Buf;
 use steadfs_cache::{DirtyFile, Mapping};
 use steadfs_rt::{Mutex, Rank, RwLock};
+use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{Attr, FileKind, FsError, FsxAttr, InodeFlags, Result};
 
 use crate::disk::inode::{Advise, Inline};
@@ -62,6 +63,16 @@ pub struct Inode {
     written: AtomicU8,
     /// Asked for since the last sweep.
     recent: AtomicBool,
+}
+
+impl NameLock for Inode {
+    fn number(&self) -> InodeNo {
+        self.nid.into()
+    }
+
+    fn lock(&self) -> &RwLock<()> {
+        &self.lock
+    }
 }
 
 impl Inode {

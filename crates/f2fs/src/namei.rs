@@ -18,10 +18,9 @@ pub(crate) use fresh::{Extensions, flags_for};
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfs_base::limits::NAME_MAX;
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_rt::now;
-use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result};
+use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, names};
 
 use crate::checkpoint::Reason;
 use crate::dentry::{Room, Search};
@@ -110,33 +109,10 @@ impl F2fs {
     }
 }
 
-/// Whether this name is one of the two that every directory has.
-fn is_dots(name: &[u8]) -> bool {
-    name == b"." || name == b".."
-}
-
-/// Refuses a name that no entry can have; names are looked for with any bytes, since a volume can
-/// have any.
-fn check_length(name: &[u8]) -> Result<()> {
-    if name.len() > NAME_MAX {
-        return Err(FsError::NameTooLong);
-    }
-    if name.is_empty() {
-        Err(FsError::NotFound)
-    } else {
-        Ok(())
-    }
-}
-
 /// Refuses to add names to a directory that is gone, must not change, or whose names are stored in a form
 /// that cannot be made here.
 fn check_may_add(core: &disk::Inode) -> Result<()> {
-    if core.links == 0 {
-        return Err(FsError::NotFound);
-    }
-    if core.has(InodeFlags::IMMUTABLE) {
-        return Err(FsError::NotPermitted);
-    }
+    names::check_may_add(core.links, core.flags)?;
     if core.advise.contains(disk::inode::Advise::ENCRYPTED) {
         return Err(FsError::NoKey);
     }
@@ -146,23 +122,9 @@ fn check_may_add(core: &disk::Inode) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to remove a name of a victim (which [`check_may_lose_name`] has allowed) from a directory.
+/// [`names::check_may_remove`] of an inode's fields.
 fn check_may_remove(core: &disk::Inode) -> Result<()> {
-    if core.links == 0 {
-        return Err(FsError::NotFound);
-    }
-    if core.has(InodeFlags::IMMUTABLE) || core.has(InodeFlags::APPEND) {
-        return Err(FsError::NotPermitted);
-    }
-    Ok(())
-}
-
-/// Refuses to change the names of an inode that must not change.
-fn check_may_lose_name(core: &disk::Inode) -> Result<()> {
-    if core.has(InodeFlags::IMMUTABLE) || core.has(InodeFlags::APPEND) {
-        return Err(FsError::NotPermitted);
-    }
-    Ok(())
+    names::check_may_remove(core.links, core.flags)
 }
 
 /// Refuses one name more than an inode can have.

@@ -25,7 +25,7 @@ use crate::{Journal, JournalError};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Durable {
     /// A FLUSH that began after the call made it so: every write that had completed before the call
-    /// is durable too (if the journal works with barriers).
+    /// is durable too. Never without barriers.
     Flushed,
     /// It was durable already, or the FLUSH had begun before the call: whoever needs other writes
     /// durable flushes the device.
@@ -81,11 +81,10 @@ impl Journal {
     ) -> Result<Durable, JournalError> {
         self.may_wait();
         let mut state = self.state.lock();
-        let flushes = state.flushes;
+        let flush = self.next_flush();
         loop {
             if state.durable.at_least(tid) {
-                let flushed = state.flushes > flushes;
-                return Ok(if flushed {
+                return Ok(if self.has_flushed(flush) {
                     Durable::Flushed
                 } else {
                     Durable::Already
@@ -328,7 +327,7 @@ impl Journal {
             written.sum,
             record.make_mut(),
         );
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         // After an abort nothing becomes durable that was not.
         state.check()?;
         let at = state.log.after(written.start, written.len - 1);
@@ -338,7 +337,6 @@ impl Journal {
         if flush.is_some() {
             bio = bio.preflush_and_fua();
         }
-        state.flushes += 1;
         let tag = state.committing.as_ref().expect("the leader's").tag;
         drop(state);
         let io = self.queue.submit(bio, tag);

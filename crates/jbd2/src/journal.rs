@@ -132,7 +132,6 @@ impl Journal {
             next_tid,
             durable: Tid(next_tid.0.wrapping_sub(1)),
             log,
-            flushes: 0,
             marked_empty: true,
             held_back: 0,
             waiting_credits: 0,

@@ -115,8 +115,6 @@ pub(crate) struct State {
     /// The newest durable transaction.
     pub durable: Tid,
     pub log: Ring,
-    /// FLUSHes the commits have started.
-    pub flushes: u64,
     /// The superblock says that the log is empty.
     pub marked_empty: bool,
     /// Handles that wait for others' credits.

@@ -8,6 +8,7 @@ mod control;
 mod control_overlay;
 mod error;
 mod freeing;
+pub mod names;
 pub mod nokey;
 pub mod options;
 mod sha256;

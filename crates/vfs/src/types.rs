@@ -170,6 +170,36 @@ pub struct SetAttr {
     pub kill_priv: bool,
 }
 
+impl SetAttr {
+    /// Whether an inode of this kind, with these flags, allows the change.
+    ///
+    /// # Errors
+    /// A size of what has none to set, or an inode that must not change.
+    pub fn check(&self, kind: FileKind, flags: InodeFlags) -> Result<()> {
+        if self.size.is_some() {
+            match kind {
+                FileKind::Regular => {}
+                FileKind::Directory => return Err(FsError::IsDir),
+                _ => return Err(FsError::Invalid("only a regular file has a size to set")),
+            }
+        }
+        let immutable = flags.contains(InodeFlags::IMMUTABLE);
+        let fixed = immutable || flags.contains(InodeFlags::APPEND);
+        let at = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
+        let touches = self.atime.is_some() || self.mtime.is_some();
+        let changes = self.perm.is_some()
+            || self.uid.is_some()
+            || self.gid.is_some()
+            || self.size.is_some()
+            || at(self.atime)
+            || at(self.mtime);
+        if (fixed && changes) || (immutable && touches) {
+            return Err(FsError::NotPermitted);
+        }
+        Ok(())
+    }
+}
+
 /// A directory entry as `readdir` reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirEntry<'a> {

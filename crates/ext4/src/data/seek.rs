@@ -1,6 +1,7 @@
 //! Finding data and holes; copying ranges.
 
 use steadfs_base::FileBlock;
+use steadfs_vfs::names::in_pieces;
 use steadfs_vfs::{Cx, FsError, Result, Seek, Segment};
 
 use crate::disk::inode::INLINE_DATA;
@@ -68,18 +69,9 @@ impl Ext4 {
         if from.0.ino() == to.0.ino() && from.1.abs_diff(to.1) < len {
             return Err(FsError::Invalid("source and destination overlap"));
         }
-        let mut done = 0;
-        while done < len {
-            let n = (len - done).min(COPY);
-            match self.copy_piece(cx, (from.0, from.1 + done), (to.0, to.1 + done), n) {
-                Ok(0) => break,
-                Ok(copied) => done += copied,
-                // The caller learns how far it came; the next call meets the error again.
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
+        in_pieces(len, COPY, |done, n| {
+            self.copy_piece(cx, (from.0, from.1 + done), (to.0, to.1 + done), n)
+        })
     }
 
     /// Copies at most `len` bytes, less where a write takes less; 0 only at the source's end.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use steadfs_base::InodeNo;
 use steadfs_base::limits::SYMLINK_MAX;
 use steadfs_rt::random_u64;
+use steadfs_vfs::names::is_dots;
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, InodeFlags, Result, check_name};
 
-use super::{check_may_add, check_may_have_subdir, gain_subdir, is_dots};
+use super::{check_may_add, check_may_have_subdir, gain_subdir};
 use crate::acl::Inherited;
 use crate::attr::flags_for;
 use crate::credits;

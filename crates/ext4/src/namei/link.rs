@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
-use steadfs_rt::RwLockWriteGuard;
+use steadfs_vfs::names::{check_length, check_may_lose_name, is_dots, with_names_locked};
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
 
-use super::{
-    check_length, check_may_add, check_may_lose_name, check_may_remove, is_dots, lose_subdir,
-};
+use super::{check_may_add, check_may_remove, lose_subdir};
 use crate::credits;
 use crate::dir::{Dir, Entry};
 use crate::disk::inode::LINK_MAX;
@@ -40,7 +38,7 @@ impl Ext4 {
         let slot = self.room_for_name(cx, &mut handle, &dir, name, credits::LINK)?;
         let first = {
             let mut core = inode.core.write();
-            check_may_lose_name(&core)?;
+            check_may_lose_name(core.flags)?;
             if core.links >= LINK_MAX {
                 return Err(FsError::TooManyLinks);
             }
@@ -75,7 +73,7 @@ impl Ext4 {
         if victim.kind() == FileKind::Directory {
             return Err(FsError::IsDir);
         }
-        check_may_lose_name(&victim.core.read())?;
+        check_may_lose_name(victim.core.read().flags)?;
         let mut handle = self.txns().begin(credits::UNLINK)?;
         self.take_name(cx, &mut handle, &dir, &entry, false)?;
         self.lose_name(&mut handle, &victim)?;
@@ -102,7 +100,7 @@ impl Ext4 {
             }
             Ok(((entry, Arc::clone(&victim)), vec![victim]))
         };
-        let victim = with_names_locked([&dir, &dir], look, |(entry, victim)| -> Result<_> {
+        let victim = with_names_locked([&*dir, &dir], look, |(entry, victim)| -> Result<_> {
             self.rmdir_locked(cx, &dir, &entry, &victim)?;
             Ok(victim)
         })?;
@@ -113,7 +111,7 @@ impl Ext4 {
     fn rmdir_locked(&self, cx: &Cx, dir: &Inode, entry: &Entry, victim: &Inode) -> Result<()> {
         {
             let core = victim.core.read();
-            check_may_lose_name(&core)?;
+            check_may_lose_name(core.flags)?;
             if !Dir::new(self, victim.ino(), &core, cx.tag).is_empty(&core)? {
                 return Err(FsError::NotEmpty);
             }
@@ -202,40 +200,4 @@ impl Ext4 {
             tracing::warn!(ino = %inode.ino(), %error, "freeing an unlinked inode failed");
         }
     }
-}
-
-/// Locks two directories (or one, named twice) and looks at their names; then locks the directories
-/// that those stand for, too, as `look` returns them, and acts. Where the order of locks makes it let
-/// go of the first ones in between, it looks again.
-pub(super) fn with_names_locked<T, R, E: From<FsError>>(
-    dirs: [&Inode; 2],
-    mut look: impl FnMut() -> Result<(T, Vec<Arc<Inode>>)>,
-    act: impl FnOnce(T) -> Result<R, E>,
-) -> Result<R, E> {
-    let mut known: Vec<Arc<Inode>> = Vec::new();
-    loop {
-        let mut held = dirs.to_vec();
-        held.extend(known.iter().map(|inode| &**inode));
-        let _locks = lock_all(&mut held);
-        let (seen, named) = look()?;
-        let last = held.last().expect("there are at least the two").ino();
-        let mut more: Vec<&Inode> = named
-            .iter()
-            .map(|inode| &**inode)
-            .filter(|inode| held.iter().all(|other| other.ino() != inode.ino()))
-            .collect();
-        if more.iter().all(|inode| inode.ino() > last) {
-            let _more = lock_all(&mut more);
-            return act(seen);
-        }
-        drop(_locks);
-        known = named;
-    }
-}
-
-/// Locks inodes in the order of their numbers, each once; `inodes` is put in that order.
-fn lock_all<'a>(inodes: &mut Vec<&'a Inode>) -> Vec<RwLockWriteGuard<'a, ()>> {
-    inodes.sort_unstable_by_key(|inode| inode.ino());
-    inodes.dedup_by_key(|inode| inode.ino());
-    inodes.iter().map(|inode| inode.lock.write()).collect()
 }

@@ -1,10 +1,10 @@
 //! Looking at names: lookup, readdir, readlink.
 
 use steadfs_base::{FileBlock, InodeNo, IoTag};
+use steadfs_vfs::names::check_length;
 use steadfs_vfs::nokey::symlink_target;
 use steadfs_vfs::{Attr, Cx, DirEntry, FileKind, FsError, InodeFlags, Result};
 
-use super::check_length;
 use crate::dir::{Dir, inline_parts};
 use crate::disk::{self, Ino};
 use crate::fs::Ext4;

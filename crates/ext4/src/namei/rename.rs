@@ -4,14 +4,11 @@ use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_cache::Why;
+use steadfs_vfs::names::{check_length, check_may_lose_name, is_dots, with_names_locked};
 use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result, check_name};
 
 use super::create::{Failed, Spec};
-use super::link::with_names_locked;
-use super::{
-    check_length, check_may_add, check_may_have_subdir, check_may_lose_name, check_may_remove,
-    gain_subdir, is_dots, lose_subdir,
-};
+use super::{check_may_add, check_may_have_subdir, check_may_remove, gain_subdir, lose_subdir};
 use crate::credits;
 use crate::dir::{Dir, Entry, Slot};
 use crate::disk::Ino;
@@ -204,12 +201,12 @@ impl Ext4 {
         flags: RenameFlags,
     ) -> Result<()> {
         check_may_remove(&from.dir.core.read())?;
-        check_may_lose_name(&pair.old.core.read())?;
+        check_may_lose_name(pair.old.core.read().flags)?;
         match &pair.new {
             Some(_) if flags.no_replace => return Err(FsError::Exists),
             Some(new) => {
                 check_may_remove(&to.dir.core.read())?;
-                check_may_lose_name(&new.core.read())?;
+                check_may_lose_name(new.core.read().flags)?;
             }
             None if flags.exchange => return Err(FsError::NotFound),
             None => check_may_add(&to.dir.core.read())?,

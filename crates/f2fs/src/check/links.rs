@@ -1,6 +1,8 @@
 //! Names against inodes: link counts, parents, directories that are in each other, quota files.
 
-use super::tables::Slot;
+use steadfs_vfs::names::circles;
+
+use super::tables::{Dir, Slot};
 use super::{Checker, Issue};
 use crate::disk::Nid;
 
@@ -76,32 +78,14 @@ impl Checker<'_> {
 
     /// Finds directories that are named, but not from the root down.
     fn check_loops(&mut self) {
-        #[derive(Clone, Copy, PartialEq)]
-        enum Seen {
-            No,
-            OnPath,
-            Done,
-        }
-        let mut seen = vec![Seen::No; self.dirs.len()];
-        let mut path = Vec::new();
-        for start in 0..self.dirs.len() {
-            let mut at = Some(start);
-            while let Some(i) = at.filter(|&i| seen[i] == Seen::No) {
-                seen[i] = Seen::OnPath;
-                path.push(i);
-                let dir = &self.dirs[i];
-                at = dir
-                    .parent
-                    .filter(|_| dir.ino != Nid::ROOT)
-                    .and_then(|parent| self.dir_index(parent));
-            }
-            if let Some(i) = at.filter(|&i| seen[i] == Seen::OnPath) {
-                let ino = self.dirs[i].ino;
-                self.issue(Issue::DirLoop { ino });
-            }
-            for i in path.drain(..) {
-                seen[i] = Seen::Done;
-            }
+        let parent = |dir: &Dir| {
+            let parent = dir.parent.filter(|_| dir.ino != Nid::ROOT);
+            parent.and_then(|parent| self.dir_index(parent))
+        };
+        let parents: Vec<_> = self.dirs.iter().map(parent).collect();
+        for i in circles(&parents) {
+            let ino = self.dirs[i].ino;
+            self.issue(Issue::DirLoop { ino });
         }
     }
 

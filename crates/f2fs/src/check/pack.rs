@@ -8,8 +8,8 @@ use super::{Checker, Issue, Report, read_from};
 use crate::disk::checkpoint::{ALLOC_HOLES, ALLOC_LOG, CpFlags, is_after, verify_block};
 use crate::disk::summary::{Compacted, Holds, Summary, SummaryBlock};
 use crate::disk::{
-    BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Features, Layout, LogType, Nid, SEGMENT_BLOCKS,
-    Structure, journal, orphan,
+    BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Features, Layout, LogType, Nid, Structure,
+    journal, orphan,
 };
 
 /// Summaries of the open logs by [`LogType`]; none where the pack does not have them. A log that does not
@@ -144,23 +144,13 @@ impl Checker<'_> {
     fn expected_pack_blocks(&self) -> u32 {
         let cp = &self.checkpoint;
         let data = if cp.flags.contains(CpFlags::COMPACT_SUMMARIES) {
-            let entries: u32 = self.compacted_counts().iter().sum();
+            let entries: u32 = self.checkpoint.compacted_counts().iter().sum();
             Compacted::blocks_for(entries as usize) as u32
         } else {
             3
         };
         let nodes = if cp.has_node_summaries() { 3 } else { 0 };
         cp.start_sum + data + nodes + 1
-    }
-
-    fn compacted_counts(&self) -> [u32; 3] {
-        DATA_LOGS.map(|log| {
-            let open = self.checkpoint.log(log);
-            match open.alloc {
-                ALLOC_HOLES => SEGMENT_BLOCKS,
-                _ => open.offset.into(),
-            }
-        })
     }
 
     fn check_ends(&mut self) {
@@ -197,7 +187,7 @@ impl Checker<'_> {
         let compacted = self.checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES);
         let mut journals = None;
         if compacted {
-            let packed = Compacted::parse(blocks, self.compacted_counts())?;
+            let packed = Compacted::parse(blocks, self.checkpoint.compacted_counts())?;
             for (log, entries) in DATA_LOGS.into_iter().zip(packed.logs) {
                 self.open[log.index()] = Some(entries);
             }

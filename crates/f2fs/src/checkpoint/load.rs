@@ -6,11 +6,11 @@ use steadfs_base::IoTag;
 use steadfs_block::{Buf, Queue};
 use steadfs_vfs::Result;
 
-use crate::disk::checkpoint::{ALLOC_HOLES, CpFlags, is_after, verify_block};
+use crate::disk::checkpoint::{CpFlags, is_after, verify_block};
 use crate::disk::summary::{Compacted, SummaryBlock};
 use crate::disk::{
-    BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Layout, LogType, NatEntry, Nid, SEGMENT_BLOCKS,
-    SegNo, SitEntry, Structure, journal, orphan,
+    BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Layout, LogType, NatEntry, Nid, SegNo, SitEntry,
+    Structure, journal, orphan,
 };
 use crate::fs::io_error;
 
@@ -107,16 +107,9 @@ fn journals(
     start: BlockAddr,
 ) -> Result<(JournalBytes, JournalBytes)> {
     if checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES) {
-        let counts = [LogType::HotData, LogType::WarmData, LogType::ColdData].map(|log| {
-            let open = checkpoint.log(log);
-            match open.alloc {
-                ALLOC_HOLES => SEGMENT_BLOCKS,
-                _ => open.offset.into(),
-            }
-        });
         let count = checkpoint.pack_blocks - checkpoint.start_sum;
         let blocks = read_blocks(queue, start.plus(checkpoint.start_sum), count)?;
-        let packed = Compacted::parse(&blocks, counts)?;
+        let packed = Compacted::parse(&blocks, checkpoint.compacted_counts())?;
         return Ok((packed.nat_journal, packed.sit_journal));
     }
     let journal = |log: LogType| -> Result<JournalBytes> {

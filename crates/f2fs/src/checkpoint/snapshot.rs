@@ -8,10 +8,10 @@ use steadfs_cache::Taken;
 use steadfs_vfs::{FsError, Result};
 
 use super::Reason;
-use crate::disk::checkpoint::{ALLOC_HOLES, CpFlags};
+use crate::disk::checkpoint::CpFlags;
 use crate::disk::node::{Footer, NodeKind};
 use crate::disk::summary::Compacted;
-use crate::disk::{BlockAddr, Checkpoint, LogType, SEGMENT_BLOCKS, inode, orphan};
+use crate::disk::{BlockAddr, Checkpoint, LogType, inode, orphan};
 use crate::fs::F2fs;
 use crate::gate::Change;
 use crate::inode::Inode;
@@ -221,14 +221,12 @@ impl F2fs {
     ) -> Checkpoint {
         let last = self.checkpoints.last();
         let counts = self.space.snapshot();
-        let entries = [LogType::HotData, LogType::WarmData, LogType::ColdData].map(|log| {
-            let open = segments.logs[log.index()];
-            match open.alloc {
-                ALLOC_HOLES => SEGMENT_BLOCKS,
-                _ => open.offset.into(),
-            }
-        });
-        let packed = Compacted::blocks_for(entries.iter().sum::<u32>() as usize) as u32;
+        let data = [LogType::HotData, LogType::WarmData, LogType::ColdData];
+        let entries: u32 = data
+            .map(|log| segments.logs[log.index()].summaries())
+            .iter()
+            .sum();
+        let packed = Compacted::blocks_for(entries as usize) as u32;
         let compacted = packed < 3;
         let mut flags = last.flags.without(RENEWED).union(CpFlags::CRC_RECOVERY);
         let mut set = |on: bool, flag| {

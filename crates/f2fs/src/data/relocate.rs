@@ -5,7 +5,7 @@ use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_vfs::Result;
 
 use super::BLOCK;
-use crate::disk::{BlockAddr, LogType};
+use crate::disk::{BlockAddr, DiskError, LogType, Structure};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
 use crate::node::Found;
@@ -109,7 +109,9 @@ impl F2fs {
         for (&(block, addr), to) in live.iter().zip(run.blocks()) {
             // Whoever changes slots holds one of the locks that are held here.
             let Found::Slot(slot) = self.find_slot(inode, &core, block, tag)? else {
-                unreachable!("a block in use has a slot");
+                let rule = "lost its slot while it was moved";
+                let error = DiskError::field(Structure::Node, "block", addr.0, rule);
+                return Err(error.in_node(inode.nid()).into());
             };
             let old = self.set_slot(&change, inode, &mut core, &slot, to, tag)?;
             assert!(old == addr, "nobody else changes slots");

@@ -94,6 +94,17 @@ pub struct OpenLog {
     pub alloc: u8,
 }
 
+impl OpenLog {
+    /// How many summaries of the log the compacted form has: up to where it stands, or all where it
+    /// fills holes.
+    pub fn summaries(&self) -> u32 {
+        match self.alloc {
+            ALLOC_HOLES => SEGMENT_BLOCKS,
+            _ => self.offset.into(),
+        }
+    }
+}
+
 /// A checkpoint as plain numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
@@ -306,6 +317,12 @@ impl Checkpoint {
     /// One of the logs.
     pub fn log(&self, log: LogType) -> OpenLog {
         self.logs[log.index()]
+    }
+
+    /// [`OpenLog::summaries`] of the data logs, hot, warm, cold.
+    pub fn compacted_counts(&self) -> [u32; 3] {
+        [LogType::HotData, LogType::WarmData, LogType::ColdData]
+            .map(|log| self.log(log).summaries())
     }
 
     /// Whether the node summaries of the logs are in the pack.

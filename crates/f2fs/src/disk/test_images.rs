@@ -145,18 +145,6 @@ impl Opened {
         range(&self.bytes, at, count)
     }
 
-    /// Counts of entries of the data logs, as compacted summaries have them.
-    pub(crate) fn compacted_counts(&self) -> [u32; 3] {
-        [0, 1, 2].map(|i: usize| {
-            let log = self.checkpoint.logs[i];
-            if log.alloc == checkpoint::ALLOC_HOLES {
-                512
-            } else {
-                log.offset.into()
-            }
-        })
-    }
-
     /// Blocks of the pack from the data summaries to its end.
     pub(crate) fn summaries(&self) -> &[u8] {
         let start = self.layout().pack_start(self.pack);
@@ -166,7 +154,7 @@ impl Opened {
 
     fn nat_journal(&self) -> [u8; journal::SIZE] {
         if self.checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES) {
-            Compacted::parse(self.summaries(), self.compacted_counts())
+            Compacted::parse(self.summaries(), self.checkpoint.compacted_counts())
                 .unwrap()
                 .nat_journal
         } else {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_base::limits::SYMLINK_MAX;
+use steadfs_vfs::names::is_dots;
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
 
 use super::fresh::{self, Setting};
-use super::{check_may_add, check_may_gain_link, is_dots};
+use super::{check_may_add, check_may_gain_link};
 use crate::acl::Inherited;
 use crate::dentry::{NewName, Room};
 use crate::disk::dentry::{self, DentryLayout, Entry};

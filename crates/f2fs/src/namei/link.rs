@@ -3,13 +3,10 @@
 use std::sync::Arc;
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_rt::RwLockWriteGuard;
+use steadfs_vfs::names::{check_length, check_may_lose_name, is_dots, with_names_locked};
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
 
-use super::{
-    check_length, check_may_add, check_may_gain_link, check_may_lose_name, check_may_remove,
-    check_project, is_dots, lose_subdir,
-};
+use super::{check_may_add, check_may_gain_link, check_may_remove, check_project, lose_subdir};
 use crate::dentry::Named;
 use crate::disk::inode::Advise;
 use crate::fs::F2fs;
@@ -48,7 +45,7 @@ impl F2fs {
         let change = self.change()?;
         let first = {
             let mut core = inode.core.write();
-            check_may_lose_name(&core)?;
+            check_may_lose_name(core.flags)?;
             check_may_gain_link(&core)?;
             if core.links == 0 && !inode.is_linkable() {
                 return Err(FsError::NotFound);
@@ -94,7 +91,7 @@ impl F2fs {
         if victim.kind() == FileKind::Directory {
             return Err(FsError::IsDir);
         }
-        check_may_lose_name(&victim.core.read())?;
+        check_may_lose_name(victim.core.read().flags)?;
         self.orphans.check_room()?;
         let change = self.change()?;
         self.take_name(&change, &dir, &entry, false, cx.tag)?;
@@ -126,7 +123,7 @@ impl F2fs {
             }
             Ok(((entry, Arc::clone(&victim)), vec![victim]))
         };
-        let victim = with_names_locked([&dir, &dir], look, |(entry, victim)| -> Result<_> {
+        let victim = with_names_locked([&*dir, &dir], look, |(entry, victim)| -> Result<_> {
             self.rmdir_locked(cx, &dir, &entry, &victim)?;
             Ok(victim)
         })?;
@@ -135,7 +132,7 @@ impl F2fs {
     }
 
     fn rmdir_locked(&self, cx: &Cx, dir: &Inode, entry: &Named, victim: &Inode) -> Result<()> {
-        check_may_lose_name(&victim.core.read())?;
+        check_may_lose_name(victim.core.read().flags)?;
         if !self.is_empty_dir(victim, cx.tag)? {
             return Err(FsError::NotEmpty);
         }
@@ -211,40 +208,4 @@ impl F2fs {
         inode.set_orphan(true);
         Ok(())
     }
-}
-
-/// Locks two directories (or one, named twice) and looks at their names; then locks the directories
-/// that those stand for, too, as `look` returns them, and acts. Where the order of locks makes it let
-/// go of the first ones in between, it looks again.
-pub(super) fn with_names_locked<T, R>(
-    dirs: [&Inode; 2],
-    mut look: impl FnMut() -> Result<(T, Vec<Arc<Inode>>)>,
-    act: impl FnOnce(T) -> Result<R>,
-) -> Result<R> {
-    let mut known: Vec<Arc<Inode>> = Vec::new();
-    loop {
-        let mut held = dirs.to_vec();
-        held.extend(known.iter().map(|inode| &**inode));
-        let locks = lock_all(&mut held);
-        let (seen, named) = look()?;
-        let last = held.last().expect("there are at least the two").nid();
-        let mut more: Vec<&Inode> = named
-            .iter()
-            .map(|inode| &**inode)
-            .filter(|inode| held.iter().all(|other| other.nid() != inode.nid()))
-            .collect();
-        if more.iter().all(|inode| inode.nid() > last) {
-            let _more = lock_all(&mut more);
-            return act(seen);
-        }
-        drop(locks);
-        known = named;
-    }
-}
-
-/// Locks inodes in the order of their numbers, each once; `inodes` is put in that order.
-fn lock_all<'a>(inodes: &mut Vec<&'a Inode>) -> Vec<RwLockWriteGuard<'a, ()>> {
-    inodes.sort_unstable_by_key(|inode| inode.nid());
-    inodes.dedup_by_key(|inode| inode.nid());
-    inodes.iter().map(|inode| inode.lock.write()).collect()
 }

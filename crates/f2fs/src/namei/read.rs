@@ -1,9 +1,9 @@
 //! Looking at names: lookup, readdir.
 
 use steadfs_base::InodeNo;
+use steadfs_vfs::names::check_length;
 use steadfs_vfs::{Attr, Cx, FsError, Result};
 
-use super::check_length;
 use crate::dentry::Emit;
 use crate::fs::F2fs;
 

@@ -4,14 +4,11 @@ use std::sync::Arc;
 
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_cache::Why;
+use steadfs_vfs::names::{check_length, check_may_lose_name, is_dots, with_names_locked};
 use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result, check_name};
 
 use super::create::Spec;
-use super::link::with_names_locked;
-use super::{
-    check_length, check_may_add, check_may_gain_link, check_may_lose_name, check_may_remove,
-    check_project, is_dots, lose_subdir,
-};
+use super::{check_may_add, check_may_gain_link, check_may_remove, check_project, lose_subdir};
 use crate::dentry::{Named, Room};
 use crate::disk::inode::Advise;
 use crate::disk::{DiskError, Nid, Structure};
@@ -209,12 +206,12 @@ impl F2fs {
         flags: RenameFlags,
     ) -> Result<()> {
         check_may_remove(&from.dir.core.read())?;
-        check_may_lose_name(&pair.moved().core.read())?;
+        check_may_lose_name(pair.moved().core.read().flags)?;
         match pair.replaced() {
             Some(_) if flags.no_replace => return Err(FsError::Exists),
             Some(new) => {
                 check_may_remove(&to.dir.core.read())?;
-                check_may_lose_name(&new.core.read())?;
+                check_may_lose_name(new.core.read().flags)?;
             }
             None if flags.exchange => return Err(FsError::NotFound),
             None => {}

@@ -206,16 +206,9 @@ fn read_summaries(
     let mut edits = Vec::new();
     if checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES) {
         let kinds = [LogType::HotData, LogType::WarmData, LogType::ColdData];
-        let counts = kinds.map(|log| {
-            let open = checkpoint.log(log);
-            match open.alloc {
-                ALLOC_HOLES => SEGMENT_BLOCKS,
-                _ => open.offset.into(),
-            }
-        });
         let count = checkpoint.pack_blocks - checkpoint.start_sum;
         let blocks = read_blocks(queue, start.plus(checkpoint.start_sum), count)?;
-        let packed = Compacted::parse(&blocks, counts)?;
+        let packed = Compacted::parse(&blocks, checkpoint.compacted_counts())?;
         for (kind, entries) in kinds.into_iter().zip(&packed.logs) {
             edits.push(Edit::starting_with(kind, entries));
         }

@@ -1,0 +1,197 @@
+use steadfs_block::Op;
+
+use super::*;
+use crate::WritebackOptions;
+
+const BS: usize = 1024;
+
+fn mapping() -> (Arc<Writeback>, Mapping) {
+    let writeback = Arc::new(Writeback::new(WritebackOptions::for_cache(1 << 20)));
+    let size = BlockSize::new(BS as u32).expect("valid");
+    (
+        Arc::clone(&writeback),
+        Mapping::new(size, DirtyFile(12), writeback),
+    )
+}
+
+fn zero_fill(_: FileBlock, _: &mut [u8]) -> Result<(), ()> {
+    Ok(())
+}
+
+fn always(_: FileBlock) -> bool {
+    true
+}
+
+fn failure() -> IoError {
+    IoError {
+        op: Op::Write,
+        offset: 0,
+        len: 0,
+        cause: "test".to_owned(),
+    }
+}
+
+#[test]
+fn a_block_written_again_in_flight_stays_dirty() {
+    let (writeback, map) = mapping();
+    let written = map.write(0, &[1; 2 * BS], IoTag::default(), always, zero_fill);
+    assert_eq!((written.bytes, written.reserved), (2 * BS, 2));
+    let taken = map.take_dirty(0..9, 9);
+    assert_eq!(taken.len(), 2);
+    map.write(10, &[2; 5], IoTag::default(), always, zero_fill);
+    assert!(map.take_dirty(0..9, 9).is_empty(), "never in flight twice");
+    assert_eq!(taken[0].data[10], 1, "the flight keeps what it took");
+    map.landed(0..2, Ok(()), false);
+    assert_eq!(writeback.dirty_bytes(), BS as u64);
+    assert!(map.get(FileBlock(1)).is_none());
+    let again = map.take_dirty(0..9, 9);
+    assert_eq!(
+        (again.len(), again[0].data[10], again[0].data[15]),
+        (1, 2, 1)
+    );
+    map.landed(0..1, Ok(()), false);
+    assert_eq!((map.unwritten(), writeback.dirty_bytes()), (0, 0));
+    assert!(writeback.dirty_files().is_empty());
+}
+
+#[test]
+fn an_edited_block_is_filled_once_and_dirty() {
+    let (writeback, map) = mapping();
+    let fill = || Ok::<_, ()>(Buf::copy_of(&[7; BS]));
+    assert_eq!(
+        map.edit(FileBlock(3), IoTag::default(), || Err(1), |_| ()),
+        Err(1)
+    );
+    assert!(map.is_empty());
+    assert_eq!(
+        map.edit(FileBlock(3), IoTag::default(), fill, |b| b[0] = 1),
+        Ok(())
+    );
+    let before = map.get(FileBlock(3)).unwrap();
+    let never = || Err("it is in memory");
+    assert_eq!(
+        map.edit(FileBlock(3), IoTag::default(), never, |b| b[1] = 2),
+        Ok(())
+    );
+    assert_eq!(
+        (before[0], before[1], before[2]),
+        (1, 7, 7),
+        "a reader's stays"
+    );
+    assert_eq!(map.get(FileBlock(3)).unwrap()[..3], [1, 2, 7]);
+    assert_eq!(writeback.dirty_bytes(), BS as u64);
+    assert_eq!(map.take_dirty(0..9, 9).len(), 1);
+    assert_eq!(map.try_discard(0..9), None, "in flight");
+    map.landed(0..9, Err(&failure()), false);
+    assert_eq!(map.try_discard(0..9), Some(0));
+    assert!(map.is_empty());
+}
+
+#[test]
+fn only_what_needs_a_reservation_holds_one() {
+    let (_, map) = mapping();
+    let second = |block| block == FileBlock(1);
+    let written = map.write(0, &[1; 2 * BS], IoTag::default(), second, zero_fill);
+    assert_eq!(written.reserved, 1);
+    let taken = map.take_dirty(0..9, 9);
+    assert_eq!((taken[0].reserved, taken[1].reserved), (false, true));
+    assert_eq!(map.landed(0..1, Err(&failure()), false), 0);
+    assert_eq!(map.landed(1..2, Err(&failure()), true), 1);
+    assert_eq!(map.discard(0..9), 1);
+}
+
+#[test]
+fn a_failed_write_is_never_clean() {
+    let (writeback, map) = mapping();
+    map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
+    assert!(map.take_dirty(0..9, 9)[0].reserved);
+    assert_eq!(map.landed(0..1, Err(&failure()), true), 1);
+    assert_eq!(map.take_error(), Some(failure()));
+    assert_eq!(writeback.dirty_bytes(), BS as u64);
+    let again = map.take_dirty(0..9, 9);
+    assert!(again[0].reserved);
+    map.landed(0..1, Ok(()), false);
+    assert!(map.is_empty());
+}
+
+#[test]
+fn a_failure_that_was_told_is_no_news_until_all_is_written() {
+    let (_, map) = mapping();
+    map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
+    let fail = || {
+        map.take_dirty(0..9, 9);
+        map.landed(0..1, Err(&failure()), true);
+    };
+    fail();
+    assert_eq!(map.take_error(), Some(failure()));
+    fail();
+    map.take_dirty(0..9, 9);
+    map.landed(0..1, Ok(()), true);
+    assert_eq!(map.take_error(), None, "told before");
+    // All was written since: this one is another.
+    map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
+    fail();
+    map.take_dirty(0..9, 9);
+    map.landed(0..1, Ok(()), true);
+    assert_eq!(map.take_error(), Some(failure()), "nobody was told");
+    assert_eq!(map.take_error(), None);
+}
+
+#[test]
+fn what_is_put_back_is_dirty_without_an_error() {
+    let (writeback, map) = mapping();
+    map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
+    map.take_dirty(0..9, 9);
+    assert_eq!(map.put_back(0..1, true), 1);
+    assert_eq!((map.unwritten(), map.take_error()), (1, None));
+    assert_eq!(writeback.dirty_bytes(), BS as u64);
+    assert!(map.take_dirty(0..9, 9)[0].reserved);
+}
+
+#[test]
+fn a_block_written_without_a_reservation_never_gets_one_by_failing() {
+    let (_, map) = mapping();
+    let never = |_| false;
+    let written = map.write(0, &[1; BS], IoTag::default(), never, zero_fill);
+    assert_eq!((written.bytes, written.reserved), (BS, 0));
+    assert!(!map.take_dirty(0..9, 9)[0].reserved);
+    assert_eq!(map.landed(0..1, Err(&failure()), true), 0);
+    // Nor does writing it again so take away the one it has got since.
+    map.write(0, &[2; BS], IoTag::default(), always, zero_fill);
+    map.write(0, &[3; BS], IoTag::default(), never, zero_fill);
+    assert_eq!(map.discard(0..1), 1);
+}
+
+#[test]
+fn the_size_grows_with_the_content() {
+    let (_, map) = mapping();
+    let write = CacheWrite {
+        offset: 10,
+        data: &[1; 2 * BS],
+        tag: IoTag::default(),
+    };
+    let size = std::cell::Cell::new(0);
+    map.write_growing(write, always, zero_fill, |end| size.set(end));
+    assert_eq!(size.get(), 10 + 2 * BS as u64);
+    let (taken, seen) = map.take_dirty_of(0..9, 9, || size.get());
+    assert_eq!((taken.len(), seen), (3, size.get()));
+}
+
+#[test]
+fn a_failed_fill_ends_the_write_short() {
+    let (_, map) = mapping();
+    let fill = |_, _: &mut [u8]| Err("unreadable");
+    let written = map.write(0, &[1; BS + 3], IoTag::default(), always, fill);
+    assert_eq!((written.bytes, written.reserved), (BS, 1));
+    assert_eq!(written.error, Some("unreadable"));
+}
+
+#[test]
+fn discarding_returns_reservations() {
+    let (writeback, map) = mapping();
+    map.write(0, &[1; 3 * BS], IoTag::default(), always, zero_fill);
+    assert_eq!(map.discard(1..9), 2);
+    assert_eq!((map.unwritten(), writeback.dirty_bytes()), (1, BS as u64));
+    assert_eq!(map.next_cached(FileBlock(0)), Some(FileBlock(0)));
+    assert_eq!(map.next_dirty(FileBlock(1)), None);
+}
