@@ -202,6 +202,10 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
                 "cleaning while the volume is idle; sync: it writes what it moves at once [on]",
             ),
             (
+                "gc_policy=default|2013",
+                "segments are cleaned and filled by today's rules, or by those of Linux 3.11, for experiments",
+            ),
+            (
                 "gc_merge, nogc_merge",
                 "who needs space lets the cleaning task make it, or makes it himself [nogc_merge]",
             ),

@@ -62,6 +62,18 @@ pub enum AllocMode {
     Reuse,
 }
 
+/// `gc_policy=`: by whose rules segments are cleaned and filled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GcPolicy {
+    /// Linux 6.18's.
+    #[default]
+    Linux618,
+    /// Those of Linux 3.11, which `max_victim_search` was introduced to: every search ends at that
+    /// limit, nothing is written in place, holes are filled below the overprovisioned sections, and who
+    /// is short of the reserve cleans until it is there. For experiments.
+    Linux2013,
+}
+
 /// `fsync_mode=`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FsyncMode {
@@ -109,6 +121,8 @@ pub struct MountOptions {
     pub dirsync: bool,
     /// `background_gc=`.
     pub background_gc: BackgroundGc,
+    /// `gc_policy=`.
+    pub gc_policy: GcPolicy,
     /// `gc_merge`: who needs space lets the cleaning task make it.
     pub gc_merge: bool,
     /// `discard`, `nodiscard`: freed blocks are discarded. `None`: if the device can.
@@ -166,6 +180,7 @@ impl Default for MountOptions {
             sync: false,
             dirsync: false,
             background_gc: BackgroundGc::default(),
+            gc_policy: GcPolicy::default(),
             gc_merge: false,
             discard: None,
             discard_unit: DiscardUnit::default(),
@@ -218,6 +233,11 @@ impl MountOptions {
             return Err(FsError::BadOption(
                 "option norecovery: needs ro, for a volume is only written after its recovery"
                     .to_owned(),
+            ));
+        }
+        if self.gc_policy == GcPolicy::Linux2013 && self.mode == Mode::Lfs {
+            return Err(FsError::BadOption(
+                "option gc_policy=2013: fills holes, which mode=lfs forbids".to_owned(),
             ));
         }
         Ok(())
@@ -316,6 +336,8 @@ impl MountOptions {
         named("errors", table::changed(self.errors, table::ON_ERROR));
         let gc = table::changed(self.background_gc, table::BACKGROUND_GC);
         named("background_gc", gc);
+        let policy = table::changed(self.gc_policy, table::GC_POLICIES);
+        named("gc_policy", policy);
         let unit = table::changed(self.discard_unit, table::DISCARD_UNITS);
         named("discard_unit", unit);
         named("mode", table::changed(self.mode, table::MODES));

@@ -7,15 +7,10 @@
 
 use crate::segment::map::BitSet;
 
-/// Which rules the scan follows where they differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rules {
-    /// Of Linux 3.11 (before `max_victim_search`): candidates that cannot be taken do not count
-    /// towards the limit, of which one more is looked at; the cursor stays on the last one.
-    Linux2013,
-    /// Of Linux 6.18: every candidate counts.
-    Linux618,
-}
+/// Which rules the scan follows where they differ. Of Linux 3.11 (before `max_victim_search`):
+/// candidates that cannot be taken do not count towards the limit, of which one more is looked at; the
+/// cursor stays on the last one. Of Linux 6.18: every candidate counts.
+pub use crate::options::GcPolicy as Rules;
 
 /// What to scan.
 #[derive(Clone, Copy, Debug)]

@@ -52,6 +52,8 @@ pub struct Volume {
     pub policy: InPlacePolicy,
     /// `mode=lfs`: only at the end of logs.
     pub lfs: bool,
+    /// Cold files are written in place, and few blocks at once count as hot (not with `gc_policy=2013`).
+    pub by_use: bool,
     /// Free sections are short, so that logs fill holes.
     pub short: bool,
     /// How full it is, in percent.
@@ -97,7 +99,7 @@ pub fn in_place(volume: &Volume, file: &File, occasion: Occasion) -> bool {
     if volume.lfs || occasion == Occasion::Moved {
         return false;
     }
-    if file.advise.contains(Advise::COLD) {
+    if volume.by_use && file.advise.contains(Advise::COLD) {
         return true;
     }
     let full = volume.used_percent > volume.min_util;
@@ -111,15 +113,16 @@ pub fn in_place(volume: &Volume, file: &File, occasion: Occasion) -> bool {
 }
 
 /// The log that new blocks of a regular file come from, with so many logs in use (`active_logs=`: 2, 4
-/// or 6).
-pub fn data_log(active_logs: u8, file: &File, occasion: Occasion) -> LogType {
+/// or 6); `by_use`: see [`Volume`].
+pub fn data_log(active_logs: u8, by_use: bool, file: &File, occasion: Occasion) -> LogType {
     match active_logs {
         2 => LogType::HotData,
         4 => LogType::ColdData,
         _ if occasion == Occasion::Moved || file.advise.contains(Advise::COLD) => LogType::ColdData,
-        _ if file.advise.contains(Advise::HOT)
-            || file.few_dirty
-            || occasion == Occasion::SmallSync =>
+        _ if by_use
+            && (file.advise.contains(Advise::HOT)
+                || file.few_dirty
+                || occasion == Occasion::SmallSync) =>
         {
             LogType::HotData
         }
@@ -148,6 +151,7 @@ mod tests {
     const CALM: Volume = Volume {
         policy: InPlacePolicy(0),
         lfs: false,
+        by_use: true,
         short: false,
         used_percent: 50,
         min_util: 70,
@@ -220,6 +224,11 @@ mod tests {
             ..PLAIN
         };
         assert!(in_place(&CALM, &cold, Background));
+        let of_2013 = Volume {
+            by_use: false,
+            ..CALM
+        };
+        assert!(!in_place(&of_2013, &cold, Background));
         assert!(!in_place(&Volume { lfs: true, ..CALM }, &cold, Background));
         let pinned = File {
             inline: Inline::PINNED,
@@ -257,7 +266,9 @@ mod tests {
             (4, hot, Occasion::Background, ColdData),
             (2, cold, Occasion::Moved, HotData),
         ] {
-            assert_eq!(data_log(logs, &file, occasion), expected);
+            assert_eq!(data_log(logs, true, &file, occasion), expected);
         }
+        assert_eq!(data_log(6, false, &few, Occasion::SmallSync), WarmData);
+        assert_eq!(data_log(6, false, &cold, Occasion::SmallSync), ColdData);
     }
 }

@@ -17,7 +17,7 @@ use crate::disk::{self, BlockAddr, DiskError, LogType, Structure};
 use crate::fs::{F2fs, io_error};
 use crate::gate::Change;
 use crate::inode::Inode;
-use crate::options::Mode;
+use crate::options::{GcPolicy, Mode};
 use crate::segment::{Demand, Purpose, Run};
 
 /// Blocks of one file that are in flight together, and how many where free sections are short.
@@ -171,7 +171,13 @@ impl F2fs {
 
     /// The state of the volume as far as placement depends on it.
     pub(super) fn placement_facts(&self) -> Volume {
-        let lfs = self.options.read().mode == Mode::Lfs;
+        let (lfs, by_use) = {
+            let options = self.options.read();
+            (
+                options.mode == Mode::Lfs,
+                options.gc_policy == GcPolicy::Linux618,
+            )
+        };
         let counts = self.space.counts();
         let used = counts.valid_blocks.saturating_mul(100) / counts.user_blocks.max(1);
         let segments = self.segments();
@@ -180,6 +186,7 @@ impl F2fs {
         Volume {
             policy: self.in_place_policy(),
             lfs,
+            by_use,
             short: segments
                 .policy()
                 .wants_holes(free, Demand::default(), per_section),
@@ -190,7 +197,11 @@ impl F2fs {
 
     /// The log that new blocks of a file come from.
     pub(crate) fn data_log(&self, file: &File, occasion: Occasion) -> LogType {
-        placement::data_log(self.options.read().active_logs, file, occasion)
+        let (logs, by_use) = {
+            let options = self.options.read();
+            (options.active_logs, options.gc_policy == GcPolicy::Linux618)
+        };
+        placement::data_log(logs, by_use, file, occasion)
     }
 
     /// Gives taken blocks their place.

@@ -6,7 +6,7 @@ use super::GcMode;
 use super::tunables::{FOLDER, NAMES, Tunables, number};
 use crate::data::placement::InPlacePolicy;
 use crate::fs::F2fs;
-use crate::options::Mode;
+use crate::options::{GcPolicy, Mode};
 use crate::segment::{AllocMode, Policy};
 
 /// Files that are only read, or set something of segments: (path, writable).
@@ -132,9 +132,9 @@ impl F2fs {
         let Some(segments) = self.segments.get() else {
             return;
         };
-        let (mode, alloc) = {
+        let (mode, alloc, rules) = {
             let options = self.options.read();
-            (options.mode, options.alloc_mode)
+            (options.mode, options.alloc_mode, options.gc_policy)
         };
         let small = self.layout.main_segments <= SMALL_VOLUME;
         let alloc = alloc.unwrap_or(match small {
@@ -143,6 +143,7 @@ impl F2fs {
         });
         let urgent = self.gc.tunables.lock().mode == GcMode::UrgentHigh;
         segments.set_policy(|policy| {
+            policy.rules = rules;
             policy.mode = mode;
             policy.alloc = alloc;
             policy.force_holes = urgent;
@@ -152,8 +153,15 @@ impl F2fs {
     /// When data is written over its old place.
     pub(crate) fn in_place_policy(&self) -> InPlacePolicy {
         let set = self.gc.tunables.lock().in_place;
-        let lfs = self.options.read().mode == Mode::Lfs;
-        let own = || InPlacePolicy::default_for(self.layout.main_segments, lfs);
+        let (lfs, rules) = {
+            let options = self.options.read();
+            (options.mode == Mode::Lfs, options.gc_policy)
+        };
+        let own = || match rules {
+            // Above 100 % in use, that is, never.
+            GcPolicy::Linux2013 => InPlacePolicy(0),
+            GcPolicy::Linux618 => InPlacePolicy::default_for(self.layout.main_segments, lfs),
+        };
         set.map_or_else(own, InPlacePolicy)
     }
 

@@ -12,7 +12,7 @@ use super::pace::GcMode;
 use crate::checkpoint::Reason;
 use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
-use crate::segment::{Demand, Room, Search, Victim};
+use crate::segment::{Demand, GcPolicy, Room, Search, Victim};
 
 /// The demand is counted at every so many operations.
 const OFTEN: u64 = 32;
@@ -117,7 +117,10 @@ impl F2fs {
         for round in 0..u64::from(segments.counts().sections) * 2 + 16 {
             self.check_writable()?;
             self.tell_demand();
-            if segments.has(goal, 0) {
+            let policy = segments.policy();
+            let of_2013 = policy.rules == GcPolicy::Linux2013;
+            // In 2013 each run cleaned something, even if a checkpoint alone brought enough.
+            if segments.has(goal, 0) && !(of_2013 && cleaned == 0 && round < 2) {
                 self.gc.in_vain_at.store(NEVER, Ordering::Relaxed);
                 return Ok(());
             }
@@ -128,12 +131,12 @@ impl F2fs {
                 emptied = 0;
                 continue;
             }
-            let enough = goal == Room::Reserve && cleaned >= AT_ONCE;
+            let enough = goal == Room::Reserve && cleaned >= AT_ONCE && !of_2013;
             let mode = self.gc.tunables.lock().mode;
             let search = Search {
                 cost: mode.cost(true),
                 foreground: true,
-                limit: segments.policy().max_search,
+                limit: of_2013.then_some(policy.max_search),
                 skip: &skip,
             };
             let victim = if enough {
@@ -153,7 +156,7 @@ impl F2fs {
                 }
                 break;
             };
-            if goal == Room::Reserve && !self.is_worth_it(victim) {
+            if goal == Room::Reserve && !of_2013 && !self.is_worth_it(victim) {
                 segments.end_cleaning(victim.section);
                 skip.insert(victim.section);
                 cleaned = AT_ONCE;

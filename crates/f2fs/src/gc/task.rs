@@ -189,7 +189,7 @@ impl F2fs {
         let search = Search {
             cost: mode.cost(false),
             foreground: false,
-            limit: self.segments().policy().max_search,
+            limit: Some(self.segments().policy().max_search),
             skip: &Default::default(),
         };
         self.gc.stats.lock().calls[1] += 1;

@@ -218,6 +218,24 @@ fn a_full_volume_is_written_over_in_holes() {
     assert!(full.fs.status().contains("SSR: "));
 }
 
+/// By the rules of 2013: holes from the overprovisioned sections on, fsync's nodes never in holes, so
+/// cleaning has to make room for these.
+#[test]
+fn a_full_volume_is_written_over_by_the_rules_of_2013() {
+    let options = "gc_policy=2013,noinline_data,background_gc=off";
+    let mut full = Full::new(volume(&[], 256), options, 13);
+    full.fs.set_cleaning("max_victim_search", "20").unwrap();
+    full.fill();
+    full.verify();
+    for _ in 0..2 {
+        full.rewrite(rounds() * 3);
+        full.verify();
+    }
+    let (stats, usage) = (full.fs.gc.stats(), full.fs.segments().usage());
+    println!("{stats:?} {usage:?}");
+    assert!(stats.victims > 0 && usage.hole_blocks > 0, "{usage:?}");
+}
+
 #[test]
 fn trimming_takes_nothing_that_is_needed() {
     let mut full = Full::new(volume(&[], 64), "mode=lfs", 9);

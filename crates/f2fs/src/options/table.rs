@@ -1,9 +1,11 @@
 //! The table of f2fs's mount options: every name that Linux knows, with what it does or why it is not
-//! offered.
+//! offered, and those of ours (`gc_policy`).
 
 use steadfs_vfs::options::{Entry, already, choice, flag, number, refused, value};
 
-use super::{AllocMode, Atime, BackgroundGc, DiscardUnit, FsyncMode, Mode, MountOptions, OnError};
+use super::{
+    AllocMode, Atime, BackgroundGc, DiscardUnit, FsyncMode, GcPolicy, Mode, MountOptions, OnError,
+};
 use crate::disk::inode::XATTR_WORDS;
 
 /// Names of the values of an option; the default is not shown.
@@ -17,6 +19,10 @@ pub(super) const BACKGROUND_GC: Names<BackgroundGc> = &[
     ("on", BackgroundGc::On),
     ("off", BackgroundGc::Off),
     ("sync", BackgroundGc::Sync),
+];
+pub(super) const GC_POLICIES: Names<GcPolicy> = &[
+    ("default", GcPolicy::Linux618),
+    ("2013", GcPolicy::Linux2013),
 ];
 pub(super) const DISCARD_UNITS: Names<DiscardUnit> = &[
     ("block", DiscardUnit::Block),
@@ -72,6 +78,9 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     flag("dirsync", |o| o.dirsync = true),
     value("background_gc", |o, v| {
         choice(v, BACKGROUND_GC).map(|gc| o.background_gc = gc)
+    }),
+    value("gc_policy", |o, v| {
+        choice(v, GC_POLICIES).map(|policy| o.gc_policy = policy)
     }),
     flag("gc_merge", |o| o.gc_merge = true),
     flag("nogc_merge", |o| o.gc_merge = false),

@@ -39,6 +39,7 @@ fn what_is_shown_is_read_back() {
     let lists = [
         "ro,noatime,norecovery,noacl,errors=remount-ro",
         "rw,sync,dirsync,relatime,nodiratime,nouser_xattr",
+        "rw,relatime,gc_policy=2013,nodiscard",
         "rw,relatime,gc_merge,nodiscard,background_gc=off,discard_unit=section",
         "rw,relatime,discard,background_gc=sync,discard_unit=segment",
         "rw,relatime,disable_ext_identify,noinline_xattr,noinline_data,noinline_dentry",
@@ -67,6 +68,14 @@ fn mistakes_name_the_option() {
     fails(
         "norecovery",
         "option norecovery: needs ro, for a volume is only written after its recovery",
+    );
+    fails(
+        "gc_policy=2014",
+        "option gc_policy=2014: is one of default, 2013",
+    );
+    fails(
+        "gc_policy=2013,mode=lfs",
+        "option gc_policy=2013: fills holes, which mode=lfs forbids",
     );
     fails("noatme", "option noatme: unknown; did you mean noatime?");
     fails(

@@ -7,7 +7,7 @@ use super::logs::Logs;
 use super::policy::Purpose;
 use super::table::State;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
-use crate::victim::{self, Rules, Scan};
+use crate::victim::{self, Scan};
 
 /// What a section to be cleaned is judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +23,10 @@ pub enum Cost {
 pub struct Search<'a> {
     /// What counts.
     pub cost: Cost,
-    /// A writer waits for space: sections that background cleaning has begun come first, and every
-    /// section is looked at.
+    /// A writer waits for space: sections that background cleaning has begun come first.
     pub foreground: bool,
-    /// Candidates looked at in the background (`max_victim_search`).
-    pub limit: u32,
+    /// Candidates looked at; `None`: all.
+    pub limit: Option<u32>,
     /// Sections that were tried in vain.
     pub skip: &'a BTreeSet<u32>,
 }
@@ -119,8 +118,8 @@ impl Logs {
                 unit: 1,
                 cursor,
                 from_cursor: true,
-                limit: (!search.foreground).then_some(search.limit),
-                rules: Rules::Linux618,
+                limit: search.limit,
+                rules: self.policy.rules,
             },
             |section| {
                 let barred = search.skip.contains(&section)
@@ -131,13 +130,16 @@ impl Logs {
                     return None;
                 }
                 let valid = self.table.valid_in(section);
-                Some(match search.cost {
-                    Cost::Greedy => valid.into(),
+                match search.cost {
+                    Cost::Greedy => Some(valid.into()),
                     Cost::CostBenefit => {
                         let percent = u64::from(valid) * 100 / u64::from(all);
-                        cost_benefit(percent, self.table.age_stamp(section), oldest, now)
+                        let stamp = self.table.age_stamp(section);
+                        // What brings nothing is never chosen.
+                        let cost = cost_benefit(percent, stamp, oldest, now);
+                        (cost < u64::from(u32::MAX)).then_some(cost)
                     }
-                })
+                }
             },
         );
         match search.cost {

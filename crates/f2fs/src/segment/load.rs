@@ -9,7 +9,7 @@ use steadfs_vfs::Result;
 
 use super::clean::Cleaning;
 use super::logs::{Log, Logs, Usage};
-use super::policy::{AllocMode, Demand, Mode, Policy};
+use super::policy::{AllocMode, Demand, GcPolicy, Mode, Policy};
 use super::summary::Edit;
 use super::table::{State, Table};
 use super::{Inner, Segments};
@@ -69,6 +69,8 @@ impl Segments {
         let per_section = layout.segments_per_section;
         let reserved_sections = checkpoint.reserved_segments / per_section;
         let policy = Policy {
+            rules: GcPolicy::default(),
+            overprovision_sections: checkpoint.overprovision_segments / per_section,
             mode: Mode::Adaptive,
             alloc: AllocMode::Default,
             reserved_sections,

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::clean::Cleaning;
-use super::policy::{AllocMode, Demand, Mode, Policy, Purpose, hole_types};
+use super::policy::{AllocMode, Demand, GcPolicy, Mode, Policy, Purpose, hole_types};
 use super::summary::Edit;
 use super::table::{State, Table};
 use crate::disk::checkpoint::{ALLOC_HOLES, ALLOC_LOG, OpenLog};
 use crate::disk::summary::Summary;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
-use crate::victim::{self, Rules, Scan};
+use crate::victim::{self, Scan};
 
 /// A run of blocks in one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,8 +170,12 @@ impl Logs {
         }
         let free = self.table.free_sections().count();
         let wants_holes = self.policy.wants_holes(free, self.demand, per_section);
-        if wants_holes && let Some(segment) = self.find_holes(kind) {
-            return Some((segment, true));
+        let at_end = self.policy.always_at_end(kind);
+        if wants_holes && !at_end {
+            let types = self.policy.hole_types(kind, free, self.demand, per_section);
+            if let Some(segment) = self.find_holes(kind, types) {
+                return Some((segment, true));
+            }
         }
         let kept = match purpose {
             Purpose::User => self.policy.kept_from_users(self.demand, per_section),
@@ -181,8 +185,12 @@ impl Logs {
             let section = self.table.free_sections().next_around(self.hint(kind, old));
             return section.map(|section| (SegNo(section * per_section), false));
         }
-        let may = self.policy.mode == Mode::Adaptive && !wants_holes;
-        let segment = if may { self.find_holes(kind) } else { None };
+        // Where all holes were looked at, there is no place.
+        let looked = wants_holes && !at_end && self.policy.rules == GcPolicy::Linux618;
+        if self.policy.mode == Mode::Lfs || looked {
+            return None;
+        }
+        let segment = self.find_holes(kind, hole_types(kind));
         segment.map(|segment| (segment, true))
     }
 
@@ -201,9 +209,11 @@ impl Logs {
     }
 
     /// The segment with the fewest busy blocks that a log may fill.
-    fn find_holes(&mut self, kind: LogType) -> Option<SegNo> {
-        let from_cursor = !(kind == LogType::HotData || kind.is_node());
-        for other in hole_types(kind) {
+    fn find_holes(&mut self, kind: LogType, types: &[LogType]) -> Option<SegNo> {
+        let rules = self.policy.rules;
+        let small = kind == LogType::HotData || kind.is_node();
+        let from_cursor = rules == GcPolicy::Linux2013 || !small;
+        for &other in types {
             let found = victim::scan(
                 Scan {
                     candidates: self.table.dirty(other),
@@ -212,7 +222,7 @@ impl Logs {
                     cursor: self.cleaning.greedy_cursor,
                     from_cursor,
                     limit: Some(self.policy.max_search),
-                    rules: Rules::Linux618,
+                    rules,
                 },
                 |n| {
                     let at = SegNo(n);

@@ -37,7 +37,7 @@ pub use clean::{Cost, Room, Search, Victim};
 pub use logs::Usage;
 use logs::{Logs, Place};
 pub use map::Map;
-pub use policy::{AllocMode, Demand, Mode, Policy, Purpose};
+pub use policy::{AllocMode, Demand, GcPolicy, Mode, Policy, Purpose};
 pub use snapshot::SegmentSnapshot;
 use summary::Edit;
 pub use table::State;

@@ -1,17 +1,21 @@
 //! When and where new segments are opened: the kernel's rules as plain functions of numbers.
 
 use crate::disk::{LogType, SEGMENT_BLOCKS};
-pub use crate::options::{AllocMode, Mode};
+pub use crate::options::{AllocMode, GcPolicy, Mode};
 
 /// What decides where logs go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
+    /// `gc_policy=`.
+    pub rules: GcPolicy,
     /// `mode=`.
     pub mode: Mode,
     /// `alloc_mode=`.
     pub alloc: AllocMode,
     /// Sections that only nodes and cleaning may use.
     pub reserved_sections: u32,
+    /// Sections that users' blocks do not count on, the reserved ones among them.
+    pub overprovision_sections: u32,
     /// `min_ssr_sections`: below so many free ones more, holes are filled.
     pub min_ssr_sections: u32,
     /// Holes are filled whatever is free (`gc_urgent` 1, or checkpoints are switched off).
@@ -59,6 +63,9 @@ impl Policy {
         if self.force_holes {
             return true;
         }
+        if matches!(self.rules, GcPolicy::Linux2013) {
+            return free < self.overprovision_sections;
+        }
         let nodes = sections(demand.nodes, per_section);
         let dentries = sections(demand.dentries, per_section);
         let inodes = sections(demand.inodes, per_section);
@@ -87,6 +94,9 @@ impl Policy {
         room: impl Fn(LogType) -> u32,
     ) -> bool {
         let size = per_section * SEGMENT_BLOCKS;
+        if self.rules == GcPolicy::Linux2013 {
+            return free <= self.needed_2013(demand, per_section);
+        }
         let nodes = demand.nodes.saturating_add(demand.inodes);
         let nodes = nodes.saturating_add(demand.dentries);
         let data = match self.mode {
@@ -115,19 +125,57 @@ impl Policy {
         };
         !LogType::ALL.into_iter().all(fits)
     }
+
+    /// Sections that may be needed by Linux 3.11's count: what its pages of nodes and directories fill,
+    /// and the reserve.
+    fn needed_2013(&self, demand: Demand, per_section: u32) -> u32 {
+        let nodes = demand.nodes.saturating_add(demand.inodes);
+        let dentries = sections(demand.dentries, per_section);
+        sections(nodes, per_section)
+            .saturating_add(dentries.saturating_mul(2))
+            .saturating_add(self.reserved_sections)
+    }
+
+    /// Types of segments in whose holes a log writes, in the order in which they are tried.
+    pub fn hole_types(
+        &self,
+        log: LogType,
+        free: u32,
+        demand: Demand,
+        per_section: u32,
+    ) -> &'static [LogType] {
+        let all = hole_types(log);
+        match self.rules {
+            GcPolicy::Linux618 => all,
+            // Data only where space is short, from colder to hotter; nodes never.
+            GcPolicy::Linux2013 if log.is_node() => &all[..1],
+            GcPolicy::Linux2013 if free > self.needed_2013(demand, per_section) => &all[..1],
+            GcPolicy::Linux2013 => match log {
+                LogType::HotData => &all[..1],
+                LogType::WarmData => &[LogType::WarmData, LogType::HotData],
+                _ => all,
+            },
+        }
+    }
+
+    /// Whether a log only goes to free segments while there are any: fsync's chain in 2013, which could
+    /// not be told from older nodes in holes.
+    pub fn always_at_end(&self, log: LogType) -> bool {
+        self.rules == GcPolicy::Linux2013 && log == LogType::WarmNode
+    }
 }
 
 /// Types of segments in whose holes a log may write, in the order in which they are tried: its own,
 /// then those of its class, nearest in temperature to what the log would mix with least.
-pub fn hole_types(log: LogType) -> [LogType; 3] {
+pub const fn hole_types(log: LogType) -> &'static [LogType; 3] {
     use LogType::{ColdData, ColdNode, HotData, HotNode, WarmData, WarmNode};
     match log {
-        HotData => [HotData, WarmData, ColdData],
-        WarmData => [WarmData, ColdData, HotData],
-        ColdData => [ColdData, WarmData, HotData],
-        HotNode => [HotNode, WarmNode, ColdNode],
-        WarmNode => [WarmNode, ColdNode, HotNode],
-        ColdNode => [ColdNode, WarmNode, HotNode],
+        HotData => &[HotData, WarmData, ColdData],
+        WarmData => &[WarmData, ColdData, HotData],
+        ColdData => &[ColdData, WarmData, HotData],
+        HotNode => &[HotNode, WarmNode, ColdNode],
+        WarmNode => &[WarmNode, ColdNode, HotNode],
+        ColdNode => &[ColdNode, WarmNode, HotNode],
     }
 }
 
@@ -138,6 +186,8 @@ mod tests {
     #[test]
     fn holes_are_filled_when_free_sections_are_few() {
         let policy = Policy {
+            rules: GcPolicy::Linux618,
+            overprovision_sections: 30,
             mode: Mode::Adaptive,
             alloc: AllocMode::Default,
             reserved_sections: 10,
@@ -178,5 +228,39 @@ mod tests {
             ..policy
         };
         assert!(forced.wants_holes(1000, demand, 1));
+    }
+
+    #[test]
+    fn the_rules_of_2013() {
+        let policy = Policy {
+            rules: GcPolicy::Linux2013,
+            mode: Mode::Adaptive,
+            alloc: AllocMode::Default,
+            reserved_sections: 10,
+            overprovision_sections: 30,
+            min_ssr_sections: 5,
+            force_holes: false,
+            max_search: 20,
+        };
+        let demand = Demand {
+            nodes: 512,
+            dentries: 1,
+            inodes: 1,
+            data: 9999,
+        };
+        assert!(policy.wants_holes(29, Demand::default(), 1));
+        assert!(!policy.wants_holes(30, demand, 1));
+        let short = |free, demand| policy.is_short(free, demand, 1, |_| 0);
+        assert!(short(10, Demand::default()) && !short(11, Demand::default()));
+        // Two sections of nodes, and two for directories.
+        assert!(short(14, demand) && !short(15, demand));
+        let types = |log, free| policy.hole_types(log, free, Demand::default(), 1);
+        use LogType::{ColdData, ColdNode, HotData, WarmData, WarmNode};
+        assert_eq!(types(WarmData, 11), [WarmData]);
+        assert_eq!(types(WarmData, 10), [WarmData, HotData]);
+        assert_eq!(types(HotData, 10), [HotData]);
+        assert_eq!(types(ColdData, 10), [ColdData, WarmData, HotData]);
+        assert_eq!(types(ColdNode, 10), [ColdNode]);
+        assert!(policy.always_at_end(WarmNode) && !policy.always_at_end(ColdNode));
     }
 }
