@@ -293,6 +293,9 @@ fn on_a_terminal(scratch: &Scratch, words: &[&str], begun: impl Fn() -> bool) ->
     let mut script = Command::new("script");
     script
         .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+        // A terminal that can do something, whatever the tests run on.
+        .env("TERM", "xterm")
+        .env_remove("NO_COLOR")
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let mut child = script.spawn().unwrap();
