@@ -206,6 +206,10 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
                 "segments are cleaned and filled by today's rules, or by those of Linux 3.11, for experiments",
             ),
             (
+                "atgc",
+                "cleaning in the background chooses by age, on a volume that was mounted for a week",
+            ),
+            (
                 "gc_merge, nogc_merge",
                 "who needs space lets the cleaning task make it, or makes it himself [nogc_merge]",
             ),

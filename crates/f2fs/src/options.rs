@@ -123,6 +123,8 @@ pub struct MountOptions {
     pub background_gc: BackgroundGc,
     /// `gc_policy=`.
     pub gc_policy: GcPolicy,
+    /// `atgc`: background cleaning chooses by age, and moves data to data as old.
+    pub atgc: bool,
     /// `gc_merge`: who needs space lets the cleaning task make it.
     pub gc_merge: bool,
     /// `discard`, `nodiscard`: freed blocks are discarded. `None`: if the device can.
@@ -181,6 +183,7 @@ impl Default for MountOptions {
             dirsync: false,
             background_gc: BackgroundGc::default(),
             gc_policy: GcPolicy::default(),
+            atgc: false,
             gc_merge: false,
             discard: None,
             discard_unit: DiscardUnit::default(),
@@ -235,6 +238,11 @@ impl MountOptions {
                     .to_owned(),
             ));
         }
+        if self.gc_policy == GcPolicy::Linux2013 && self.atgc {
+            return Err(FsError::BadOption(
+                "option atgc: is none of the rules of gc_policy=2013".to_owned(),
+            ));
+        }
         if self.gc_policy == GcPolicy::Linux2013 && self.mode == Mode::Lfs {
             return Err(FsError::BadOption(
                 "option gc_policy=2013: fills holes, which mode=lfs forbids".to_owned(),
@@ -270,6 +278,7 @@ impl MountOptions {
             ("discard_unit", self.discard_unit != new.discard_unit),
             ("active_logs", self.active_logs != new.active_logs),
             ("mode", self.mode != new.mode),
+            ("atgc", self.atgc != new.atgc),
             // The kernel was told when the volume was mounted, and checks permissions by it.
             ("acl", self.acl.unwrap_or(true) != new.acl.unwrap_or(true)),
         ];
@@ -312,6 +321,7 @@ impl MountOptions {
         word(self.nodiratime, "nodiratime");
         word(self.no_recovery, "norecovery");
         word(self.gc_merge, "gc_merge");
+        word(self.atgc, "atgc");
         word(self.discard == Some(true), "discard");
         word(self.discard == Some(false), "nodiscard");
         word(self.user_xattr == Some(false), "nouser_xattr");

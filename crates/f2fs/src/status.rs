@@ -20,10 +20,11 @@ const LOGS: [(LogType, &str); 6] = [
 ];
 
 /// Modes in the kernel's order, with their labels.
-const MODES: [(GcMode, &str); 6] = [
+const MODES: [(GcMode, &str); 7] = [
     (GcMode::Normal, "Normal"),
     (GcMode::IdleBenefit, "Idle CB"),
     (GcMode::IdleGreedy, "Idle Greedy"),
+    (GcMode::IdleAge, "Idle AT"),
     (GcMode::UrgentHigh, "Urgent High"),
     (GcMode::UrgentMid, "Urgent Mid"),
     (GcMode::UrgentLow, "Urgent Low"),
@@ -253,6 +254,7 @@ impl F2fs {
             usage.log_blocks,
             usage.log_segments
         );
+        line!(out, "SSR candidates looked at: {}", usage.scanned);
         let (bimodal, average) = segments.distribution();
         line!(out, "BDF: {bimodal}, avg. vblocks: {average}");
     }

@@ -5,6 +5,8 @@
 //! then stands behind the last one looked at, so a small limit is a moving window. Costs are the
 //! caller's (`None`: this one may not be taken).
 
+pub mod age;
+
 use crate::segment::map::BitSet;
 
 /// Which rules the scan follows where they differ. Of Linux 3.11 (before `max_victim_search`):

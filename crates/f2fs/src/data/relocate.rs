@@ -15,7 +15,8 @@ use crate::segment::{Purpose, Run};
 pub type At = (u64, BlockAddr);
 
 impl F2fs {
-    /// Moves those of the blocks that lie where the caller thinks, to the end of `log`; how many. None
+    /// Moves those of the blocks that lie where the caller thinks to the log of cold data, or to holes
+    /// among blocks of their age; how many. None
     /// while somebody works on the file's content: the caller, who may hold any lock before a write-back's,
     /// asks again later.
     ///
@@ -26,7 +27,7 @@ impl F2fs {
         &self,
         inode: &Inode,
         blocks: &[At],
-        log: LogType,
+        by_age: bool,
         tag: IoTag,
     ) -> Result<u64> {
         // Alone: who reads has looked up where the blocks lie and may still be waiting for them.
@@ -45,9 +46,18 @@ impl F2fs {
         let mut done = 0;
         while done < live.len() {
             let want = (live.len() - done).min(self.blocks_in_bio()) as u32;
-            let run = self.segments().claim(log, want, Purpose::Reserved)?;
+            let segments = self.segments();
+            let aged = match by_age {
+                true => segments.claim_aged(live[done].1, want),
+                false => None,
+            };
+            let run = match aged {
+                Some(run) => run,
+                None => segments.claim(LogType::ColdData, want, Purpose::Reserved)?,
+            };
             let end = done + run.len as usize;
-            self.move_run(inode, &live[done..end], &content[done..end], run, tag)?;
+            let (live, content) = (&live[done..end], &content[done..end]);
+            self.move_run(inode, live, content, (run, by_age), tag)?;
             done = end;
         }
         Ok(live.len() as u64)
@@ -79,13 +89,14 @@ impl F2fs {
         inode: &Inode,
         live: &[At],
         content: &[Buf],
-        run: Run,
+        (run, by_age): (Run, bool),
         tag: IoTag,
     ) -> Result<()> {
         let bio = Bio::write(u64::from(run.start.0) * BLOCK, content.to_vec());
         let written = self.queue.submit(bio, tag).wait().map_err(io_error);
         let mut named = 0;
-        let result = written.and_then(|()| self.name_moved(inode, live, run, &mut named, tag));
+        let result =
+            written.and_then(|()| self.name_moved(inode, live, (run, by_age), &mut named, tag));
         if named < run.len {
             self.segments().release(Run {
                 start: run.start.plus(named),
@@ -100,7 +111,7 @@ impl F2fs {
         &self,
         inode: &Inode,
         live: &[At],
-        run: Run,
+        (run, by_age): (Run, bool),
         named: &mut u32,
         tag: IoTag,
     ) -> Result<()> {
@@ -115,7 +126,10 @@ impl F2fs {
             };
             let old = self.set_slot(&change, inode, &mut core, &slot, to, tag)?;
             assert!(old == addr, "nobody else changes slots");
-            self.segments().name(to, slot.owner());
+            match by_age {
+                true => self.segments().name_aged(to, slot.owner(), addr),
+                false => self.segments().name(to, slot.owner()),
+            }
             *named += 1;
         }
         Ok(())

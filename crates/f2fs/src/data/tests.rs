@@ -140,8 +140,8 @@ impl Model {
         if inode.has_inline_data() {
             return;
         }
-        let log = crate::disk::LogType::ColdData;
-        let moved = fs.move_blocks(inode, &blocks, log, tag).unwrap();
+        let by_age = first.is_multiple_of(2);
+        let moved = fs.move_blocks(inode, &blocks, by_age, tag).unwrap();
         assert_eq!(moved, blocks.len() as u64);
         for (block, old) in blocks {
             assert_ne!(fs.slot(inode, block, tag).unwrap(), old);

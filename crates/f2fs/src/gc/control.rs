@@ -8,6 +8,7 @@ use crate::data::placement::InPlacePolicy;
 use crate::fs::F2fs;
 use crate::options::{GcPolicy, Mode};
 use crate::segment::{AllocMode, Policy};
+use crate::victim::age::AGE_THRESHOLD;
 
 /// Files that are only read, or set something of segments: (path, writable).
 const OTHERS: &[(&str, bool)] = &[
@@ -132,16 +133,22 @@ impl F2fs {
         let Some(segments) = self.segments.get() else {
             return;
         };
-        let (mode, alloc, rules) = {
-            let options = self.options.read();
-            (options.mode, options.alloc_mode, options.gc_policy)
+        let (mode, alloc, rules, by_age) = {
+            let o = self.options.read();
+            (o.mode, o.alloc_mode, o.gc_policy, o.atgc)
         };
         let small = self.layout.main_segments <= SMALL_VOLUME;
         let alloc = alloc.unwrap_or(match small {
             true => AllocMode::Reuse,
             false => AllocMode::Default,
         });
-        let urgent = self.gc.tunables.lock().mode == GcMode::UrgentHigh;
+        let (urgent, age) = {
+            let mut tunables = self.gc.tunables.lock();
+            // For the whole mount, as in the kernel: what the volume had been through before it.
+            tunables.by_age = by_age && segments.elapsed_before() >= AGE_THRESHOLD;
+            (tunables.mode == GcMode::UrgentHigh, tunables.age)
+        };
+        segments.set_age_rules(age);
         segments.set_policy(|policy| {
             policy.rules = rules;
             policy.mode = mode;

@@ -80,6 +80,12 @@ impl Gc {
         self.stats.lock().clone()
     }
 
+    /// What was asked for, and whether `atgc` has an effect.
+    fn mode(&self) -> (GcMode, bool) {
+        let tunables = self.tunables.lock();
+        (tunables.mode, tunables.by_age)
+    }
+
     /// A request that changes something begins.
     fn note_request(&self) {
         self.last_request.store(now().0, Ordering::Relaxed);

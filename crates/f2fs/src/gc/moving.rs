@@ -11,7 +11,7 @@ use steadfs_vfs::{FileKind, FsError, Result};
 use super::stats::Outcome;
 use crate::disk::inode::Inline;
 use crate::disk::node::{self, PER_NODE};
-use crate::disk::{BlockAddr, LogType, Nid, SegNo};
+use crate::disk::{BlockAddr, Nid, SegNo};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::node::Found;
@@ -31,7 +31,8 @@ struct Work {
 
 impl F2fs {
     /// Moves what is valid in a section elsewhere, or sees to it that the next checkpoint does.
-    pub(super) fn empty_section(&self, section: u32, tag: IoTag) -> Result<Outcome> {
+    /// `by_age`: data goes where blocks of its age are (`atgc`).
+    pub(super) fn empty_section(&self, section: u32, by_age: bool, tag: IoTag) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         for (segment, kind) in self.segments().segments_of(section) {
             let owners = match self.segments().owners(segment, &self.queue, tag) {
@@ -51,7 +52,7 @@ impl F2fs {
                 self.mark_nodes(segment, &owners, tag, &mut outcome)?;
             } else {
                 outcome.data_segments += 1;
-                self.move_data(section, segment, &owners, tag, &mut outcome)?;
+                self.move_data((section, segment), &owners, by_age, tag, &mut outcome)?;
             }
         }
         Ok(outcome)
@@ -102,9 +103,9 @@ impl F2fs {
     /// Moves the data in a segment, file by file.
     fn move_data(
         &self,
-        section: u32,
-        segment: SegNo,
+        (section, segment): (u32, SegNo),
         owners: &[(u32, Owner)],
+        by_age: bool,
         tag: IoTag,
         outcome: &mut Outcome,
     ) -> Result<()> {
@@ -130,7 +131,7 @@ impl F2fs {
             if inode.core.read().inline.contains(Inline::PINNED) {
                 self.segments().pin(section);
             } else if inode.kind() == FileKind::Regular {
-                outcome.data_blocks += self.move_file(inode, &work.blocks, tag)?;
+                outcome.data_blocks += self.move_file(inode, &work.blocks, by_age, tag)?;
             } else {
                 outcome.marked_data += self.mark_directory(inode, &work.blocks, tag)?;
             }
@@ -191,9 +192,9 @@ impl F2fs {
     }
 
     /// Moves blocks of a file; how many.
-    fn move_file(&self, inode: &Inode, blocks: &[At], tag: IoTag) -> Result<u64> {
+    fn move_file(&self, inode: &Inode, blocks: &[At], by_age: bool, tag: IoTag) -> Result<u64> {
         for attempt in 0..=PATIENCE {
-            let moved = self.move_blocks(inode, blocks, LogType::ColdData, tag)?;
+            let moved = self.move_blocks(inode, blocks, by_age, tag)?;
             if moved > 0 || attempt == PATIENCE {
                 return Ok(moved);
             }

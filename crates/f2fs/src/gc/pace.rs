@@ -38,6 +38,8 @@ pub enum GcMode {
     IdleBenefit,
     /// `gc_idle` 2: greedily.
     IdleGreedy,
+    /// `gc_idle` 3: by age (needs `atgc`).
+    IdleAge,
     /// `gc_urgent` 1: greedily, at once, idle or not; logs fill holes.
     UrgentHigh,
     /// `gc_urgent` 2: with the least sleep.
@@ -47,12 +49,12 @@ pub enum GcMode {
 }
 
 impl GcMode {
-    /// All, in the order of the counters of reclaimed segments. The kernel's third place (by age) is
-    /// none of ours.
-    pub const ALL: [Self; 6] = [
+    /// All, in the order of the counters of reclaimed segments.
+    pub const ALL: [Self; 7] = [
         Self::Normal,
         Self::IdleBenefit,
         Self::IdleGreedy,
+        Self::IdleAge,
         Self::UrgentHigh,
         Self::UrgentLow,
         Self::UrgentMid,
@@ -64,6 +66,7 @@ impl GcMode {
             Self::Normal => 0,
             Self::IdleBenefit => 1,
             Self::IdleGreedy => 2,
+            Self::IdleAge => 3,
             Self::UrgentHigh => 4,
             Self::UrgentLow => 5,
             Self::UrgentMid => 6,
@@ -76,17 +79,20 @@ impl GcMode {
             Self::Normal => "GC_NORMAL",
             Self::IdleBenefit => "GC_IDLE_CB",
             Self::IdleGreedy => "GC_IDLE_GREEDY",
+            Self::IdleAge => "GC_IDLE_AT",
             Self::UrgentHigh => "GC_URGENT_HIGH",
             Self::UrgentLow => "GC_URGENT_LOW",
             Self::UrgentMid => "GC_URGENT_MID",
         }
     }
 
-    /// By what victims are judged.
-    pub const fn cost(self, foreground: bool) -> Cost {
+    /// By what victims are judged; `by_age`: `atgc` has an effect.
+    pub const fn cost(self, foreground: bool, by_age: bool) -> Cost {
         match self {
+            Self::IdleAge => Cost::Age,
             Self::IdleGreedy | Self::UrgentHigh => Cost::Greedy,
             _ if foreground => Cost::Greedy,
+            Self::Normal if by_age => Cost::Age,
             _ => Cost::CostBenefit,
         }
     }

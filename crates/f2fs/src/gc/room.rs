@@ -132,9 +132,9 @@ impl F2fs {
                 continue;
             }
             let enough = goal == Room::Reserve && cleaned >= AT_ONCE && !of_2013;
-            let mode = self.gc.tunables.lock().mode;
+            let (mode, by_age) = self.gc.mode();
             let search = Search {
-                cost: mode.cost(true),
+                cost: mode.cost(true, by_age),
                 foreground: true,
                 limit: of_2013.then_some(policy.max_search),
                 skip: &skip,
@@ -190,7 +190,9 @@ impl F2fs {
         background: bool,
         tag: IoTag,
     ) -> Result<bool> {
-        let done = self.empty_section(victim.section, tag);
+        let (_, by_age) = self.gc.mode();
+        let by_age = by_age && background && mode != GcMode::UrgentHigh;
+        let done = self.empty_section(victim.section, by_age, tag);
         self.segments().end_cleaning(victim.section);
         let done = done?;
         let size = self.layout.segments_per_section * SEGMENT_BLOCKS;

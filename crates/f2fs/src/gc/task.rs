@@ -185,9 +185,9 @@ impl F2fs {
             }
             return;
         }
-        let mode = self.gc.tunables.lock().mode;
+        let (mode, by_age) = self.gc.mode();
         let search = Search {
-            cost: mode.cost(false),
+            cost: mode.cost(false, by_age),
             foreground: false,
             limit: Some(self.segments().policy().max_search),
             skip: &Default::default(),

@@ -1,11 +1,13 @@
 //! Full volumes that are written over at random, for as long as `STEADFS_GC_ROUNDS` says.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Device, MemDevice};
 use steadfs_cache::Why;
-use steadfs_rt::Random;
+use steadfs_rt::sim::{Config, run};
+use steadfs_rt::{Random, sleep};
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
 use crate::checkpoint::Reason;
@@ -13,6 +15,7 @@ use crate::disk::BLOCK_SIZE;
 use crate::disk::test_images::Image;
 use crate::inode::Inode;
 use crate::tests::checkpoints::judge;
+use crate::victim::age::AGE_THRESHOLD;
 use crate::{CacheSizes, F2fs, MountOptions};
 
 const FILES: usize = 12;
@@ -234,6 +237,41 @@ fn a_full_volume_is_written_over_by_the_rules_of_2013() {
     let (stats, usage) = (full.fs.gc.stats(), full.fs.segments().usage());
     println!("{stats:?} {usage:?}");
     assert!(stats.victims > 0 && usage.hole_blocks > 0, "{usage:?}");
+}
+
+/// A volume that was mounted for a week is cleaned by age, and what is moved stays as old as it is.
+#[test]
+fn what_is_old_is_cleaned_by_age() {
+    let device = volume(&[], 64);
+    let week = Duration::from_secs(AGE_THRESHOLD);
+    let config = Config {
+        max_time: week * 3,
+        stall_bound: week,
+        ..Config::default()
+    };
+    run(config, move || {
+        let young = Full::new(Arc::clone(&device), "atgc", 3);
+        assert!(young.fs.set_cleaning("gc_idle", "3").is_err());
+        sleep(week + Duration::from_secs(100));
+        drop(young);
+        let mut full = Full::new(device, "atgc", 3);
+        full.fs.set_cleaning("ipu_policy", "0").unwrap();
+        full.fs.set_cleaning("gc_idle", "3").unwrap();
+        for n in 0..FILES * 200 {
+            full.write(n % FILES, n / FILES).unwrap();
+        }
+        full.sync();
+        full.fs.set_cleaning("atgc_age_threshold", "100").unwrap();
+        sleep(week / 1000);
+        full.rewrite(500);
+        full.verify();
+        sleep(week / 1000);
+        let stats = full.fs.gc.stats();
+        assert!(stats.data_blocks[1] > 0, "{stats:?}");
+        assert!(full.fs.status().contains("Idle AT : "));
+        full.rewrite(500);
+        full.verify();
+    });
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use steadfs_vfs::{FsError, Result};
 
 use super::pace::{GcMode, Pace};
+use crate::victim::age::AgeRules;
 
 /// Settings of cleaning. They stay when the cleaning task is stopped and started again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +15,10 @@ pub struct Tunables {
     pub idle_interval: u32,
     /// `gc_idle` and `gc_urgent`.
     pub mode: GcMode,
+    /// `atgc` has an effect: the option is given and the volume was mounted for long enough before.
+    pub by_age: bool,
+    /// `atgc_*`.
+    pub age: AgeRules,
     /// `gc_remaining_trials`: rounds until the mode is normal again; 0: it stays.
     pub trials: u32,
     /// `ipu_policy`; `None`: what suits the volume.
@@ -30,6 +35,8 @@ impl Default for Tunables {
             pace: Pace::default(),
             idle_interval: 5,
             mode: GcMode::Normal,
+            by_age: false,
+            age: AgeRules::default(),
             trials: 0,
             shown_mode: GcMode::Normal,
             in_place: None,
@@ -67,6 +74,10 @@ impl Tunables {
             "gc_urgent_sleep_time" => self.pace.urgent.to_string(),
             "gc_idle_interval" => self.idle_interval.to_string(),
             "gc_idle" | "gc_urgent" => self.mode.number().to_string(),
+            "atgc_candidate_ratio" => self.age.ratio.to_string(),
+            "atgc_candidate_count" => self.age.count.to_string(),
+            "atgc_age_threshold" => self.age.threshold.to_string(),
+            "atgc_age_weight" => self.age.weight.to_string(),
             "gc_remaining_trials" => self.trials.to_string(),
             "gc_segment_mode" => self.shown_mode.number().to_string(),
             _ => return None,
@@ -90,7 +101,8 @@ impl Tunables {
                 self.mode = match value {
                     1 => GcMode::IdleBenefit,
                     2 => GcMode::IdleGreedy,
-                    3 => return wrong("3 needs the option atgc, which is not supported"),
+                    3 if self.by_age => GcMode::IdleAge,
+                    3 => return wrong("3 needs the option atgc, and a volume mounted for a week"),
                     _ => GcMode::Normal,
                 }
             }
@@ -103,12 +115,18 @@ impl Tunables {
                     _ => return wrong("is 0 (no), 1 (high), 2 (low) or 3 (mid)"),
                 }
             }
+            "atgc_candidate_ratio" if value > 100 => return wrong("is at most 100 (percent)"),
+            "atgc_candidate_ratio" => self.age.ratio = value,
+            "atgc_candidate_count" => self.age.count = value,
+            "atgc_age_threshold" => self.age.threshold = value.into(),
+            "atgc_age_weight" if value > 100 => return wrong("is at most 100 (percent)"),
+            "atgc_age_weight" => self.age.weight = value,
             "gc_remaining_trials" => self.trials = value,
             "gc_segment_mode" => {
                 let found = GcMode::ALL.into_iter().find(|m| m.number() == value);
                 match found {
                     Some(mode) => self.shown_mode = mode,
-                    None => return wrong("is the number of a mode: 0, 1, 2, 4, 5 or 6"),
+                    None => return wrong("is the number of a mode: from 0 to 6"),
                 }
             }
             _ => return Err(FsError::NotFound),
@@ -140,6 +158,10 @@ pub const NAMES: &[&str] = &[
     "f2fs/gc_idle",
     "f2fs/gc_urgent",
     "f2fs/gc_remaining_trials",
+    "f2fs/atgc_candidate_ratio",
+    "f2fs/atgc_candidate_count",
+    "f2fs/atgc_age_threshold",
+    "f2fs/atgc_age_weight",
     "f2fs/gc_segment_mode",
 ];
 
@@ -158,6 +180,11 @@ mod tests {
             ("gc_idle", "77", "0"),
             ("gc_urgent", "3", "6"),
             ("gc_segment_mode", "5", "5"),
+            ("gc_segment_mode", "3", "3"),
+            ("atgc_candidate_ratio", "100", "100"),
+            ("atgc_candidate_count", "0", "0"),
+            ("atgc_age_threshold", "4294967295", "4294967295"),
+            ("atgc_age_weight", "0x3c", "60"),
         ] {
             tunables.set(name, value).unwrap();
             assert_eq!(tunables.show(name).as_deref(), Some(shown), "{name}");
@@ -165,7 +192,9 @@ mod tests {
         for (name, value) in [
             ("gc_urgent", "4"),
             ("gc_idle", "3"),
-            ("gc_segment_mode", "3"),
+            ("gc_segment_mode", "7"),
+            ("atgc_candidate_ratio", "101"),
+            ("atgc_age_weight", "101"),
             ("gc_min_sleep_time", "-1"),
             ("gc_min_sleep_time", "4294967296"),
             ("gc_min_sleep_time", ""),
@@ -179,6 +208,10 @@ mod tests {
                 "{name}"
             );
         }
+        tunables.by_age = true;
+        tunables.set("gc_idle", "3").unwrap();
+        assert_eq!(tunables.show("gc_idle").as_deref(), Some("3"));
+        tunables.set("gc_urgent", "3").unwrap();
         tunables.set("gc_remaining_trials", "2").unwrap();
         tunables.count_round();
         assert_eq!(tunables.mode, GcMode::UrgentMid);

@@ -82,6 +82,7 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     value("gc_policy", |o, v| {
         choice(v, GC_POLICIES).map(|policy| o.gc_policy = policy)
     }),
+    flag("atgc", |o| o.atgc = true),
     flag("gc_merge", |o| o.gc_merge = true),
     flag("nogc_merge", |o| o.gc_merge = false),
     flag("discard", |o| o.discard = Some(true)),
@@ -151,7 +152,6 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     ),
     refused("age_extent_cache", "the age of blocks is not followed"),
     refused("reserve_node", "only blocks are reserved (reserve_root)"),
-    refused("atgc", "cleaning chooses by cost and benefit"),
     refused("nat_bits", "mounting reads the table without them"),
     refused("compress_algorithm", NOT_COMPRESSED),
     refused("compress_log_size", NOT_COMPRESSED),

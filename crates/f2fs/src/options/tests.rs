@@ -40,7 +40,7 @@ fn what_is_shown_is_read_back() {
         "ro,noatime,norecovery,noacl,errors=remount-ro",
         "rw,sync,dirsync,relatime,nodiratime,nouser_xattr",
         "rw,relatime,gc_policy=2013,nodiscard",
-        "rw,relatime,gc_merge,nodiscard,background_gc=off,discard_unit=section",
+        "rw,relatime,gc_merge,atgc,nodiscard,background_gc=off,discard_unit=section",
         "rw,relatime,discard,background_gc=sync,discard_unit=segment",
         "rw,relatime,disable_ext_identify,noinline_xattr,noinline_data,noinline_dentry",
         "rw,relatime,nobarrier,fastboot,data_flush,nocheckpoint_merge",
@@ -76,6 +76,10 @@ fn mistakes_name_the_option() {
     fails(
         "gc_policy=2013,mode=lfs",
         "option gc_policy=2013: fills holes, which mode=lfs forbids",
+    );
+    fails(
+        "gc_policy=2013,atgc",
+        "option atgc: is none of the rules of gc_policy=2013",
     );
     fails("noatme", "option noatme: unknown; did you mean noatime?");
     fails(
@@ -119,6 +123,7 @@ fn some_need_a_feature_or_a_new_mount() {
         "norecovery",
         "active_logs=2",
         "mode=lfs",
+        "atgc",
         "noacl",
         "discard_unit=section",
     ] {

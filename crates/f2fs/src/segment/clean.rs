@@ -7,6 +7,7 @@ use super::logs::Logs;
 use super::policy::Purpose;
 use super::table::State;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
+use crate::victim::age::{self, AgeRules, Aged};
 use crate::victim::{self, Scan};
 
 /// What a section to be cleaned is judged by.
@@ -16,6 +17,8 @@ pub enum Cost {
     Greedy,
     /// Few valid blocks, and old ones: what is old will not become invalid by itself.
     CostBenefit,
+    /// Old, and few valid blocks (`atgc`).
+    Age,
 }
 
 /// How a section to be cleaned is looked for.
@@ -87,6 +90,14 @@ impl Logs {
         self.cleaning.victim != Some(section) && !self.table.segments_of(section).any(claimed)
     }
 
+    /// Whether a search may choose a section.
+    fn is_candidate(&self, search: Search<'_>, section: u32) -> bool {
+        !(search.skip.contains(&section)
+            || self.cleaning.pinned.contains(&section)
+            || !search.foreground && self.cleaning.begun.contains(&section))
+            && self.may_clean(section)
+    }
+
     fn pick(&mut self, search: Search<'_>, now: u64) -> Option<Victim> {
         if search.foreground {
             let begun: Vec<u32> = self.cleaning.begun.iter().copied().collect();
@@ -103,9 +114,82 @@ impl Logs {
                 }
             }
         }
+        let found = match search.cost {
+            Cost::Age => self.find_by_age(search, now),
+            Cost::Greedy if search.limit.is_none() => self.find_emptiest(search),
+            Cost::Greedy | Cost::CostBenefit => self.find_by_scan(search, now),
+        };
+        let (section, looked_at) = found?;
+        if !search.foreground {
+            self.cleaning.begun.insert(section);
+        }
+        Some(Victim {
+            section,
+            valid: self.table.valid_in(section),
+            looked_at,
+        })
+    }
+
+    /// The section with the fewest valid blocks, from the table's index: what a scan of all would find, up
+    /// to ties. It ends such a scan's way, with the cursor at the beginning.
+    fn find_emptiest(&mut self, search: Search<'_>) -> Option<(u32, u32)> {
+        self.cleaning.greedy_cursor = 0;
+        let mut looked_at = 0;
+        let mut emptiest = self.table.emptiest();
+        let found = emptiest.find(|section| {
+            looked_at += 1;
+            self.is_candidate(search, *section)
+        });
+        found.map(|section| (section, looked_at))
+    }
+
+    /// The section that age and emptiness are for; all are looked at.
+    fn find_by_age(&self, search: Search<'_>, now: u64) -> Option<(u32, u32)> {
+        let dirty = self.table.dirty_sections();
+        let mut candidates = Vec::new();
+        let (mut at, mut looked_at) = (0, 0);
+        while let Some(number) = dirty.next(at, self.table.sections()) {
+            at = number + 1;
+            looked_at += 1;
+            if self.is_candidate(search, number) {
+                candidates.push(Aged {
+                    stamp: self.table.age_stamp(number),
+                    number,
+                    valid: self.table.valid_in(number),
+                });
+            }
+        }
+        let size = self.table.per_section() * SEGMENT_BLOCKS;
+        let newest = self.table.newest();
+        let found = self.retried(now, |rules| {
+            age::oldest(candidates.clone(), newest, size, rules)
+        });
+        found.map(|aged| (aged.number, looked_at))
+    }
+
+    /// A search by age, without its threshold where it found nothing and the volume has not been mounted for
+    /// that long.
+    pub(super) fn retried(
+        &self,
+        now: u64,
+        mut search: impl FnMut(&AgeRules) -> Option<Aged>,
+    ) -> Option<Aged> {
+        let rules = self.age;
+        let any_age = AgeRules {
+            threshold: 0,
+            ..rules
+        };
+        let found = search(&rules);
+        match found {
+            None if now < rules.threshold => search(&any_age),
+            found => found,
+        }
+    }
+
+    fn find_by_scan(&mut self, search: Search<'_>, now: u64) -> Option<(u32, u32)> {
         let cursor = match search.cost {
-            Cost::Greedy => self.cleaning.greedy_cursor / self.table.per_section(),
             Cost::CostBenefit => self.cleaning.benefit_cursor,
+            _ => self.cleaning.greedy_cursor / self.table.per_section(),
         };
         let (oldest, all) = (
             self.table.oldest(),
@@ -122,16 +206,12 @@ impl Logs {
                 rules: self.policy.rules,
             },
             |section| {
-                let barred = search.skip.contains(&section)
-                    || self.cleaning.pinned.contains(&section)
-                    || !search.foreground && self.cleaning.begun.contains(&section)
-                    || !self.may_clean(section);
-                if barred {
+                if !self.is_candidate(search, section) {
                     return None;
                 }
                 let valid = self.table.valid_in(section);
                 match search.cost {
-                    Cost::Greedy => Some(valid.into()),
+                    Cost::Greedy | Cost::Age => Some(valid.into()),
                     Cost::CostBenefit => {
                         let percent = u64::from(valid) * 100 / u64::from(all);
                         let stamp = self.table.age_stamp(section);
@@ -143,18 +223,10 @@ impl Logs {
             },
         );
         match search.cost {
-            Cost::Greedy => self.cleaning.greedy_cursor = found.cursor * self.table.per_section(),
             Cost::CostBenefit => self.cleaning.benefit_cursor = found.cursor,
+            _ => self.cleaning.greedy_cursor = found.cursor * self.table.per_section(),
         }
-        let (section, _) = found.victim?;
-        if !search.foreground {
-            self.cleaning.begun.insert(section);
-        }
-        Some(Victim {
-            section,
-            valid: self.table.valid_in(section),
-            looked_at: found.looked_at,
-        })
+        found.victim.map(|(section, _)| (section, found.looked_at))
     }
 }
 

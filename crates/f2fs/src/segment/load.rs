@@ -22,6 +22,7 @@ use crate::disk::{
     SitEntry, Structure, sit,
 };
 use crate::fs::io_error;
+use crate::victim::age::AgeRules;
 
 /// Blocks of the table read at once.
 const RUN: u32 = 256;
@@ -84,6 +85,8 @@ impl Segments {
         let logs = Logs {
             table,
             logs,
+            aged: None,
+            age: AgeRules::default(),
             closed: BTreeMap::new(),
             writing: BTreeMap::new(),
             policy,

@@ -14,6 +14,7 @@ use super::table::{State, Table};
 use crate::disk::checkpoint::{ALLOC_HOLES, ALLOC_LOG, OpenLog};
 use crate::disk::summary::Summary;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
+use crate::victim::age::AgeRules;
 use crate::victim::{self, Scan};
 
 /// A run of blocks in one segment.
@@ -53,6 +54,10 @@ pub struct Usage {
 pub(super) struct Logs {
     pub table: Table,
     pub logs: [Log; 6],
+    /// The log of what is moved by age.
+    pub aged: Option<Log>,
+    /// By what is chosen there.
+    pub age: AgeRules,
     /// Summaries of closed segments that the summary area does not have.
     pub closed: BTreeMap<u32, Box<Edit>>,
     /// Those that the checkpoint under way is writing.
@@ -116,20 +121,7 @@ impl Logs {
     }
 
     fn enter(&mut self, kind: LogType, segment: SegNo, holes: bool) {
-        let summary = if holes {
-            self.known_summary(segment, kind)
-        } else {
-            Box::new(Edit::empty(kind))
-        };
-        self.closed.remove(&segment.0);
-        self.table.open(segment, kind);
-        let next = self.table.busy(segment).next_clear(0);
-        let log = Log {
-            segment,
-            next: next.expect("a segment is chosen for its free blocks"),
-            holes,
-            summary,
-        };
+        let log = self.opened(kind, segment, holes);
         let old = std::mem::replace(&mut self.logs[kind.index()], log);
         self.closed.insert(old.segment.0, old.summary);
         self.table.close(old.segment);
@@ -140,9 +132,34 @@ impl Logs {
         }
     }
 
+    /// A log at the first block of a segment that it may write.
+    pub fn opened(&mut self, kind: LogType, segment: SegNo, holes: bool) -> Log {
+        let summary = if holes {
+            self.known_summary(segment, kind)
+        } else {
+            Box::new(Edit::empty(kind))
+        };
+        self.closed.remove(&segment.0);
+        self.table.open(segment, kind);
+        let next = self.table.busy(segment).next_clear(0);
+        Log {
+            segment,
+            next: next.expect("a segment is chosen for its free blocks"),
+            holes,
+            summary,
+        }
+    }
+
+    /// The log that is in a segment.
+    pub fn log_in(&mut self, at: SegNo) -> Option<&mut Log> {
+        let mut all = self.logs.iter_mut().chain(&mut self.aged);
+        all.find(|log| log.segment == at)
+    }
+
     /// What is known here of a segment's summary.
     pub fn known_summary(&self, segment: SegNo, kind: LogType) -> Box<Edit> {
-        if let Some(log) = self.logs.iter().find(|log| log.segment == segment) {
+        let mut open = self.logs.iter().chain(&self.aged);
+        if let Some(log) = open.find(|log| log.segment == segment) {
             return log.summary.clone();
         }
         let mut edit = match self.closed.get(&segment.0) {
@@ -245,7 +262,7 @@ impl Logs {
     /// Notes who points at a block.
     pub fn note_owner(&mut self, at: SegNo, offset: u32, owner: Summary) {
         let kind = self.table.kind(at);
-        if let Some(log) = self.logs.iter_mut().find(|log| log.segment == at) {
+        if let Some(log) = self.log_in(at) {
             log.summary.set(offset, owner);
         } else if let Some(edit) = self.closed.get_mut(&at.0) {
             edit.set(offset, owner);
@@ -297,7 +314,8 @@ impl Logs {
         let open = (0..self.table.len())
             .filter(|n| self.table.state(SegNo(*n)) == State::Open)
             .count();
-        assert_eq!(open, self.logs.len(), "a segment for each log");
+        let logs = self.logs.len() + usize::from(self.aged.is_some());
+        assert_eq!(open, logs, "a segment for each log");
         for kind in LogType::ALL {
             let log = &self.logs[kind.index()];
             let at = log.segment;

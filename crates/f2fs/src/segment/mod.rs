@@ -12,6 +12,8 @@
 //!
 //! One lock (rank `Group`) covers it all; nothing waits inside it.
 
+mod aged;
+mod by_valid;
 mod clean;
 mod load;
 mod logs;
@@ -47,6 +49,7 @@ pub use crate::disk::summary::Summary as Owner;
 use crate::disk::summary::SummaryBlock;
 use crate::disk::{BLOCK_SIZE, BlockAddr, DiskError, Layout, LogType, Nid, SegNo, Structure};
 use crate::fs::io_error;
+use crate::victim::age::AgeRules;
 
 /// Consecutive blocks of the main area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,7 +165,10 @@ impl Segments {
 
     /// A claimed block has been written and is now referred to by `owner`.
     pub fn name(&self, addr: BlockAddr, owner: Owner) {
-        let now = self.elapsed();
+        self.name_at(addr, owner, self.elapsed());
+    }
+
+    fn name_at(&self, addr: BlockAddr, owner: Owner, now: u64) {
         let (segment, offset) = self.own(addr);
         let mut inner = self.inner.lock();
         assert!(
@@ -384,6 +390,16 @@ impl Segments {
     /// What decides where logs go on.
     pub fn policy(&self) -> Policy {
         self.inner.lock().logs.policy
+    }
+
+    /// Says how what is old is chosen and where it goes (`atgc_*`).
+    pub fn set_age_rules(&self, rules: AgeRules) {
+        self.inner.lock().logs.age = rules;
+    }
+
+    /// Seconds for which the volume had been mounted before this mount.
+    pub const fn elapsed_before(&self) -> u64 {
+        self.elapsed_before
     }
 
     /// Tells what in memory will need a place.

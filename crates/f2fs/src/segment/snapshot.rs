@@ -73,6 +73,7 @@ pub struct SegmentSnapshot {
 
 /// Takes the snapshot.
 pub(super) fn take(layout: &Layout, inner: &mut Inner, elapsed: u64) -> SegmentSnapshot {
+    inner.logs.close_aged();
     let mut entries = inner.logs.table.begin_checkpoint();
     entries.extend(&inner.journaled);
     let plan = plan_entries(layout, inner, &entries);
@@ -179,7 +180,7 @@ pub(super) fn committed(inner: &mut Inner, snapshot: &SegmentSnapshot) -> Vec<(S
     let logs = &mut inner.logs;
     logs.writing.clear();
     for part in &snapshot.open {
-        if let Some(log) = logs.logs.iter_mut().find(|log| log.segment == part.segment) {
+        if let Some(log) = logs.log_in(part.segment) {
             log.summary.learn_from(&part.edit);
         }
     }
@@ -195,7 +196,7 @@ pub(super) fn abandoned(inner: &mut Inner, snapshot: &SegmentSnapshot) {
         let at = SegNo(n);
         if let Some(edit) = logs.closed.get_mut(&n) {
             edit.learn_from(&earlier);
-        } else if let Some(log) = logs.logs.iter_mut().find(|log| log.segment == at) {
+        } else if let Some(log) = logs.log_in(at) {
             log.summary.learn_from(&earlier);
         } else {
             logs.closed.insert(n, Box::new((*earlier).clone()));

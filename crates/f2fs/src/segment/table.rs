@@ -16,6 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::by_valid::ByValid;
 use super::map::{BitSet, Map};
 use crate::disk::{
     DiskError, Layout, LogType, SEGMENT_BLOCKS, SegNo, SitEntry, Structure, sit::MAP_SIZE,
@@ -82,12 +83,15 @@ pub struct Table {
     free_sections: BitSet,
     /// Sections without a log in which some but not all blocks are valid.
     dirty_sections: BitSet,
+    /// The same, by the number of valid blocks.
+    by_valid: ByValid,
     /// Segments in state `Dirty`, by type.
     dirty: [BitSet; 6],
     by_state: [u32; STATES],
     valid_data: u64,
     valid_nodes: u64,
     oldest: u64,
+    newest: u64,
     /// Blocks that became invalid, in all and since the last snapshot.
     invalidated: (u64, u64),
 }
@@ -127,11 +131,13 @@ impl Table {
             in_section: vec![Content::default(); count.div_ceil(per_section) as usize],
             free_sections,
             dirty_sections: BitSet::new(sections),
+            by_valid: ByValid::new(sections, per_section * SEGMENT_BLOCKS),
             dirty: std::array::from_fn(|_| BitSet::new(count)),
             by_state,
             valid_data: 0,
             valid_nodes: 0,
             oldest: u64::MAX,
+            newest: 0,
             invalidated: (0, 0),
         }
     }
@@ -149,6 +155,7 @@ impl Table {
         *self.valid_of(entry.kind) += u64::from(entry.valid);
         if entry.valid > 0 {
             self.oldest = self.oldest.min(entry.mtime);
+            self.newest = self.newest.max(entry.mtime);
         }
         self.content(at).valid += u32::from(entry.valid);
         self.classify(at, false);
@@ -228,6 +235,11 @@ impl Table {
         &self.dirty_sections
     }
 
+    /// The same, those with the fewest valid blocks first.
+    pub fn emptiest(&self) -> impl Iterator<Item = u32> {
+        self.by_valid.iter()
+    }
+
     /// Valid blocks of a section.
     pub fn valid_in(&self, section: u32) -> u32 {
         self.in_section[section as usize].valid
@@ -245,6 +257,16 @@ impl Table {
             .segments_of(section)
             .map(|at| self.segments[at.0 as usize].mtime);
         stamps.fold(0u64, u64::saturating_add) / u64::from(self.per_section)
+    }
+
+    /// When the blocks of a segment were written, on average.
+    pub fn stamp(&self, at: SegNo) -> u64 {
+        self.segments[at.0 as usize].mtime
+    }
+
+    /// The latest time stamp of a segment with valid blocks so far.
+    pub const fn newest(&self) -> u64 {
+        self.newest
     }
 
     /// The least time stamp of a segment with valid blocks so far.
@@ -379,6 +401,7 @@ impl Table {
             (segment.mtime.saturating_mul(before).saturating_add(now)) / (before + 1)
         };
         self.oldest = self.oldest.min(segment.mtime);
+        self.newest = self.newest.max(segment.mtime);
         let after = before.saturating_add_signed(change);
         segment.valid = after as u16;
         segment.map = match after {
@@ -454,6 +477,7 @@ impl Table {
             let dirty = content.open == 0 && content.valid > 0 && content.valid < all;
             self.free_sections.put(section, content.used == 0);
             self.dirty_sections.put(section, dirty);
+            self.by_valid.put(section, dirty.then_some(content.valid));
         }
     }
 
@@ -602,6 +626,10 @@ impl Table {
         assert_eq!(dirty, LogType::ALL.map(|kind| self.dirty(kind).count()));
         assert_eq!(sections, self.in_section);
         assert_eq!(totals, self.totals());
+        self.by_valid.check();
+        let listed: Vec<u32> = self.emptiest().collect();
+        assert!(listed.is_sorted_by_key(|section| self.valid_in(*section)));
+        assert_eq!(listed.len(), self.dirty_sections.count() as usize);
         for section in 0..self.sections {
             let content = sections[section as usize];
             let free = content.used == 0;

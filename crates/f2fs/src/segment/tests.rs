@@ -234,6 +234,52 @@ impl RandomRun {
         }
     }
 
+    /// Moves nothing, but takes places as cleaning by age does.
+    fn aged(&mut self) {
+        let want = 1 + self.random.below(40) as u32;
+        let Some(from) = self.any_valid() else { return };
+        if self.used() + want as usize > self.limit {
+            return;
+        }
+        let Some(run) = self.volume.segments.claim_aged(from, want) else {
+            return;
+        };
+        for addr in run.blocks() {
+            self.model.may_be_written(addr);
+            let owner = self.owner();
+            self.volume.segments.name_aged(addr, owner, from);
+            self.model.named(addr, owner, false);
+        }
+    }
+
+    /// What the index says is emptiest, a scan of all finds, too.
+    fn emptiest(&self) {
+        let segments = &self.volume.segments;
+        let skip = BTreeSet::new();
+        let search = |limit| Search {
+            cost: Cost::Greedy,
+            foreground: true,
+            limit,
+            skip: &skip,
+        };
+        let mut found = [None, Some(u32::MAX)].map(|limit| {
+            let victim = segments.begin_cleaning(search(limit))?;
+            segments.end_cleaning(victim.section);
+            Some(victim.valid)
+        });
+        assert_eq!(found[0], found[1]);
+        // And by age something is found where anything can be.
+        let by_age = Search {
+            cost: Cost::Age,
+            ..search(None)
+        };
+        found[1] = segments.begin_cleaning(by_age).map(|victim| {
+            segments.end_cleaning(victim.section);
+            victim.valid
+        });
+        assert_eq!(found[0].is_some(), found[1].is_some());
+    }
+
     fn end_claim(&mut self, addr: BlockAddr) {
         assert!(self.model.claimed.remove(&addr.0));
         if self.random.chance(60) {
@@ -267,7 +313,8 @@ impl RandomRun {
 
     fn step(&mut self) {
         match self.random.below(100) {
-            0..40 => self.data(),
+            0..36 => self.data(),
+            36..40 => self.aged(),
             40..60 => self.node(),
             60..64 => {
                 let claimed: Vec<u32> = self.model.claimed.iter().copied().collect();
@@ -284,7 +331,10 @@ impl RandomRun {
                     }
                 }
             }
-            _ => self.checkpoint(),
+            _ => {
+                self.emptiest();
+                self.checkpoint();
+            }
         }
     }
 
@@ -294,9 +344,10 @@ impl RandomRun {
         self.model.begin();
         let expected = self.model.valid.clone();
         for _ in 0..self.random.below(20) {
-            match self.random.below(3) {
+            match self.random.below(4) {
                 0 => self.data(),
                 1 => self.node(),
+                2 => self.aged(),
                 _ => {
                     if let Some(addr) = self.any_valid() {
                         self.volume.segments.invalidate(addr).unwrap();
