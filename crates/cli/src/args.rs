@@ -203,6 +203,27 @@ pub struct Completions {
 #[derive(Debug, Subcommand)]
 pub enum Lab {
     Crash(LabCrash),
+    /// f2fs checkpoint_merge: a directory's fsync while a group of little weight does the same.
+    CheckpointMerge(Experiment),
+    /// Boost: fsync of what the flusher has queued, beside background writes (ext4, CFQ's rules, and others).
+    UrgentWriteback(Experiment),
+}
+
+/// How an experiment is run and shown.
+#[derive(Debug, clap::Args)]
+pub struct Experiment {
+    /// Another device: sdhc-2013, ufs-2016, ufs-2021, nvme-2019, or a file that describes one.
+    #[arg(long, value_name = "FILE")]
+    pub device: Option<PathBuf>,
+    /// Run with this many seeds (10, with --quick 3).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub seeds: Option<u64>,
+    /// Fewer seeds and less work, to see that all is well.
+    #[arg(long)]
+    pub quick: bool,
+    /// The report as JSON, times in nanoseconds.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Explore crashes: run programs, cut the power everywhere, recover, check.

@@ -1,4 +1,6 @@
-//! Crash exploration and modelled devices.
+//! Crash exploration, modelled devices, and the published experiments on them.
 
 pub mod crash;
 pub mod device;
+pub mod experiment;
+pub mod flash;

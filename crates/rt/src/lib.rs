@@ -19,7 +19,7 @@ mod time;
 
 pub use condvar::Condvar;
 pub use event::Event;
-pub use memory::share_free_memory;
+pub use memory::{processors, share_free_memory};
 pub use mutex::{Mutex, MutexGuard};
 pub use random::{Random, random_u64};
 pub use rank::Rank;

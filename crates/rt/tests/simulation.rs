@@ -472,3 +472,42 @@ fn a_simulation_does_not_nest() {
     assert!(failure.to_string().contains("inside another"));
     assert!(!sim::active());
 }
+
+/// A wake-up costs what it is told to, by a notification and by a lock; a time-out and a sleep cost nothing.
+#[test]
+fn a_wake_up_takes_its_time() {
+    let config = Config {
+        preempt: 0,
+        wake: Duration::from_micros(50),
+        ..Config::new(1)
+    };
+    let times = sim::run(config, || {
+        let lock = Arc::new((Mutex::new(Rank::Inode, false), Condvar::new()));
+        let theirs = Arc::clone(&lock);
+        let task = spawn("waiter", move || {
+            let mut set = theirs.0.lock();
+            while !*set {
+                theirs.1.wait(&mut set);
+            }
+            let notified = now().0;
+            drop(set);
+            sleep(Duration::from_micros(100));
+            let guard = theirs.0.lock();
+            let locked = now().0;
+            drop(guard);
+            let mut set = theirs.0.lock();
+            assert!(theirs.1.wait_for(&mut set, Duration::from_micros(7)));
+            [notified, locked, now().0]
+        });
+        sleep(Duration::from_micros(10));
+        *lock.0.lock() = true;
+        lock.1.notify_all();
+        sleep(Duration::from_micros(100));
+        let guard = lock.0.lock();
+        sleep(Duration::from_micros(90));
+        drop(guard);
+        task.join()
+    });
+    // Notified at 10; the lock is let go at 200.
+    assert_eq!(times.value, [60_000, 250_000, 257_000]);
+}

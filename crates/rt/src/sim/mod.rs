@@ -10,7 +10,7 @@
 //! A lock must not be shared between a simulation and threads outside.
 //!
 //! # The end of a run
-//! When the main closure returns, the other tasks run on until none can at that instant. Tasks that
+//! When the main closure returns, the other tasks run on until none can at that instant (or was woken by then). Tasks that
 //! are still there then are a leak and fail the run, or with [`Config::allow_daemons`] are left
 //! behind like the tasks of a failed run: never resumed, nothing on their stacks is dropped, their
 //! stacks and what only they own stay allocated, and the locks they hold stay locked. Let tasks end
@@ -49,10 +49,13 @@ pub struct Config {
     pub preempt: u16,
     /// Whether tasks may be left when the main task ends.
     pub allow_daemons: bool,
+    /// From a notification, or from the release of a lock that is waited for, until the task can run: what
+    /// waking a thread costs.
+    pub wake: Duration,
 }
 
 impl Default for Config {
-    /// Seed 0, a virtual day, stalls after five minutes, preemption at one lock in sixteen.
+    /// Seed 0, a virtual day, stalls after five minutes, preemption at one lock in sixteen, wake-ups for nothing.
     fn default() -> Self {
         Self {
             seed: 0,
@@ -60,6 +63,7 @@ impl Default for Config {
             stall_bound: Duration::from_secs(300),
             preempt: 64,
             allow_daemons: false,
+            wake: Duration::ZERO,
         }
     }
 }

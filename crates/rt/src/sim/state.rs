@@ -55,6 +55,8 @@ pub(crate) enum Waiting {
     Join(TaskId),
     /// The callbacks' task, without a callback.
     Callback,
+    /// To be on a processor again after it was woken.
+    Processor,
 }
 
 pub(crate) struct Task {
@@ -73,6 +75,8 @@ pub(crate) struct Task {
 
 enum Timer {
     Wake(TaskId),
+    /// The end of a wake-up.
+    Awake(TaskId),
     Call(Callback),
 }
 
@@ -241,6 +245,23 @@ impl State {
         self.runnable.push(id);
     }
 
+    /// Wakes a task that somebody else's deed lets go on: it takes what a wake-up costs. (The callbacks are no
+    /// thread.)
+    fn wake_up(&mut self, id: TaskId) {
+        if self.config.wake.is_zero() || self.callbacks == Some(id) {
+            self.wake(id);
+            return;
+        }
+        let key = self.add_timer(self.now() + self.config.wake, Timer::Awake(id));
+        let now = self.now;
+        let task = self.task(id);
+        task.waiting = Waiting::Processor;
+        task.since = now;
+        if let Some(before) = task.timer.replace(key) {
+            self.timers.remove(&before);
+        }
+    }
+
     /// Whether the wait that has just ended ended by its timer.
     pub(crate) fn timed_out(&mut self, id: TaskId) -> bool {
         self.task(id).timed_out
@@ -290,7 +311,7 @@ impl State {
             return;
         };
         let reserve = self.choice.next_u64() & 1 == 0;
-        queue.release(reserve, |task| self.wake(task));
+        queue.release(reserve, |task| self.wake_up(task));
         self.locks.insert(address, queue);
     }
 
@@ -317,7 +338,7 @@ impl State {
         for _ in 0..count.min(waiters.len()) {
             let at = self.choice.below(waiters.len());
             let task = waiters.swap_remove(at);
-            self.wake(task);
+            self.wake_up(task);
         }
         if !waiters.is_empty() {
             self.condvars.insert(address, waiters);
@@ -352,7 +373,7 @@ impl State {
         let timers = std::mem::take(&mut self.timers).into_values();
         let calls = timers.filter_map(|timer| match timer {
             Timer::Call(callback) => Some(callback),
-            Timer::Wake(_) => None,
+            Timer::Wake(_) | Timer::Awake(_) => None,
         });
         (std::mem::take(&mut self.due), calls.collect())
     }
@@ -378,7 +399,7 @@ impl State {
         }
         self.fire_due();
         while self.runnable.is_empty() {
-            if self.main_ended.is_some() {
+            if self.main_ended.is_some() && !self.is_waking() {
                 return Ok(None);
             }
             self.advance()?;
@@ -442,6 +463,7 @@ impl State {
             }
             match entry.remove() {
                 Timer::Wake(id) => self.time_out(id),
+                Timer::Awake(id) => self.wake(id),
                 Timer::Call(callback) => {
                     self.due.push_back(callback);
                     let id = self.callbacks.expect("made with the first callback");
@@ -471,7 +493,11 @@ impl State {
             let impatient = match task.waiting {
                 Waiting::Lock { .. } => true,
                 Waiting::Condvar { bounded, .. } => bounded,
-                Waiting::Turn | Waiting::Sleep | Waiting::Join(_) | Waiting::Callback => false,
+                Waiting::Turn
+                | Waiting::Sleep
+                | Waiting::Join(_)
+                | Waiting::Callback
+                | Waiting::Processor => false,
             };
             if !impatient {
                 continue;
@@ -484,6 +510,12 @@ impl State {
         }
         self.next_stall_check = oldest.saturating_add(bound);
         Ok(())
+    }
+
+    /// Whether a task was woken and does not run yet.
+    fn is_waking(&self) -> bool {
+        let mut tasks = self.tasks.iter().flatten();
+        tasks.any(|task| task.waiting == Waiting::Processor)
     }
 
     /// Whether tasks other than the callbacks' are left.
@@ -537,6 +569,7 @@ impl State {
                 None => "waits for an ended task".to_owned(),
             },
             Waiting::Callback => "waits for a callback".to_owned(),
+            Waiting::Processor => "wakes up".to_owned(),
         }
     }
 }

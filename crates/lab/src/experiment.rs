@@ -1,0 +1,39 @@
+//! The published experiments on modelled devices: real file-system code, queue and cache, in virtual time.
+//!
+//! An experiment is a function that makes a [`Plan`]: [`Cell`]s (conditions), in each [`Arm`]s that are compared, and
+//! the published [`Figure`]s. [`run`] runs every arm with every seed and makes a [`Report`], which is a function of the
+//! program, the device and the seeds. Every arm's volume is unmounted, checked and read again; arms that do the same
+//! must leave the same content.
+//!
+//! What keeps it honest: one device and one load for all arms of a cell; a device's parameters are set by figures
+//! without contention or without the mechanism only, and its file says which; what was not used is marked as
+//! predicted; nothing is tuned to a result.
+
+mod actors;
+mod bed;
+mod checkpoint_merge;
+mod plan;
+mod report;
+mod run;
+mod statistics;
+mod text;
+mod urgent_writeback;
+
+pub use actors::{Background, PIECE, content, make_file, writer};
+pub use bed::{Bed, CacheSizes, Group, Mount, Outcome, World, prepare, process, simulate};
+pub use plan::{Arm, Cell, Error, Figure, Plan, Role, Run, Sample, Settings, Source, Unit};
+pub use report::{ArmReport, CellReport, FigureReport, Measure, Report};
+pub use run::run;
+pub use statistics::{Estimate, percentile};
+
+/// An experiment: its name, and what makes its plan.
+pub type Experiment = (&'static str, fn(&Settings) -> Result<Plan, Error>);
+
+/// Every experiment, in the order of reports.
+pub const ALL: &[Experiment] = &[
+    ("checkpoint-merge", checkpoint_merge::plan),
+    ("urgent-writeback", urgent_writeback::plan),
+];
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! Threads that go on beside what is measured.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use steadfs_base::InodeNo;
+use steadfs_rt::{JoinHandle, sleep, spawn};
+use steadfs_vfs::{Cx, FileSystem, FsError};
+
+/// Bytes of a write of [`writer`], and of what [`content`] makes.
+pub const PIECE: u64 = 128 << 10;
+/// CPU of a write of that size.
+const WRITE_CPU: Duration = Duration::from_micros(60);
+
+/// What belongs at an offset of a file, each time it is written: so what is left does not depend on how often that
+/// was. A device's store keeps a word for each block of it.
+pub fn content(at: u64, len: u64) -> Vec<u8> {
+    let len = usize::try_from(len).expect("what is written at once fits memory");
+    let mut bytes = vec![0; len];
+    for (block, part) in (at / 4096..).zip(bytes.chunks_mut(4096)) {
+        let word = (block + 1).to_le_bytes();
+        part.as_chunks_mut().0.fill(word);
+    }
+    bytes
+}
+
+/// A thread that goes on until it is told to stop, and how much it has done.
+pub struct Background {
+    task: JoinHandle<Result<(), FsError>>,
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+}
+
+impl Background {
+    /// Starts one; each step says how much it has done.
+    pub fn spawn(
+        name: &str,
+        mut step: impl FnMut() -> Result<u64, FsError> + Send + 'static,
+    ) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let done = Arc::new(AtomicU64::new(0));
+        let (told, count) = (Arc::clone(&stop), Arc::clone(&done));
+        let task = spawn(name, move || {
+            while !told.load(Ordering::Relaxed) {
+                count.fetch_add(step()?, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        Self { task, stop, done }
+    }
+
+    /// How much it has done.
+    pub fn count(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Stops it and waits for its end.
+    ///
+    /// # Errors
+    /// What a step failed with.
+    pub fn end(self) -> Result<(), FsError> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.task.join()
+    }
+}
+
+/// A thread that writes a file of `size` bytes from start to end, again and again.
+pub fn writer(fs: &Arc<dyn FileSystem>, cx: Cx, file: InodeNo, size: u64) -> Background {
+    let fs = Arc::clone(fs);
+    let mut at = 0;
+    Background::spawn("writer", move || {
+        sleep(WRITE_CPU);
+        fs.write(&cx, file, at, &content(at, PIECE), false)?;
+        at = (at + PIECE) % size;
+        Ok(PIECE)
+    })
+}
+
+/// Makes a file in the root directory, with its content.
+///
+/// # Errors
+/// The file system's.
+pub fn make_file(fs: &dyn FileSystem, name: &[u8], size: u64) -> Result<(), FsError> {
+    let cx = Cx::default();
+    let file = fs.mknod(&cx, fs.root(), name, 0o100_644, 0)?.ino;
+    for at in (0..size).step_by(PIECE as usize) {
+        fs.write(&cx, file, at, &content(at, PIECE.min(size - at)), false)?;
+    }
+    fs.forget(file, 1);
+    Ok(())
+}

@@ -1,0 +1,305 @@
+//! Where an experiment runs: a volume on a modelled device, in simulation, with the queue, the cache and the
+//! file system that a mount has.
+
+use std::hash::Hasher;
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_base::{FixedHasher, GroupId, InodeNo, IoPrio, IoTag, OwnerId};
+use steadfs_block::{Device, Queue, QueueOptions, QueueSettings, Stats};
+use steadfs_ext4::Ext4;
+use steadfs_f2fs::F2fs;
+use steadfs_rt::sim;
+use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, ReadData};
+
+use crate::flash::{Counters, FlashDevice, Parameters, Store};
+
+pub use steadfs_ext4::CacheSizes;
+
+/// A file system and its mount options.
+#[derive(Clone, Debug)]
+pub enum Mount {
+    /// ext4.
+    Ext4(steadfs_ext4::MountOptions),
+    /// f2fs.
+    F2fs(steadfs_f2fs::MountOptions),
+}
+
+impl Mount {
+    /// ext4 with these options, a list as mount(8) takes it.
+    ///
+    /// # Errors
+    /// An option that is wrong.
+    pub fn ext4(options: &str) -> Result<Self, String> {
+        let parsed = steadfs_ext4::MountOptions::parse(options);
+        parsed.map(Self::Ext4).map_err(|error| error.to_string())
+    }
+
+    /// f2fs with these options.
+    ///
+    /// # Errors
+    /// An option that is wrong.
+    pub fn f2fs(options: &str) -> Result<Self, String> {
+        let parsed = steadfs_f2fs::MountOptions::parse(options);
+        parsed.map(Self::F2fs).map_err(|error| error.to_string())
+    }
+
+    fn open(
+        &self,
+        device: Arc<dyn Device>,
+        memory: CacheSizes,
+    ) -> Result<(Arc<dyn FileSystem>, Arc<Queue>), FsError> {
+        Ok(match self {
+            Self::Ext4(options) => {
+                let (fs, _) = Ext4::open(device, options.clone(), memory)?;
+                let queue = Arc::clone(fs.queue());
+                (fs, queue)
+            }
+            Self::F2fs(options) => {
+                let (fs, _) = F2fs::open(device, options.clone(), memory)?;
+                let queue = Arc::clone(fs.queue());
+                (fs, queue)
+            }
+        })
+    }
+
+    /// What the file system's own checker finds wrong with an unmounted volume.
+    fn check(&self, store: &Store) -> Result<(), String> {
+        fn told<I: ToString>(issues: &[I], more: u64) -> Result<(), String> {
+            match issues.first() {
+                None => Ok(()),
+                Some(first) => Err(format!(
+                    "the checker found {} issues, the first: {}",
+                    issues.len() as u64 + more,
+                    first.to_string()
+                )),
+            }
+        }
+        match self {
+            Self::Ext4(_) => {
+                let report = steadfs_ext4::check::check(store, &Default::default());
+                told(&report.issues, report.more)
+            }
+            Self::F2fs(_) => {
+                let report = steadfs_f2fs::check::check(store, &Default::default());
+                told(&report.issues, report.more)
+            }
+        }
+    }
+}
+
+/// A cgroup with its weight, below the root.
+#[derive(Clone, Copy, Debug)]
+pub struct Group {
+    /// Its number.
+    pub id: GroupId,
+    /// Its weight, 1 to 1000.
+    pub weight: u32,
+}
+
+/// What a run depends on.
+#[derive(Clone, Debug)]
+pub struct World {
+    /// Source of every choice.
+    pub seed: u64,
+    /// The device.
+    pub device: Parameters,
+    /// The file system.
+    pub mount: Mount,
+    /// How the queue works.
+    pub queue: QueueSettings,
+    /// The cgroups there are.
+    pub groups: Vec<Group>,
+    /// The volume's memory.
+    pub memory: CacheSizes,
+}
+
+/// A mounted volume on a modelled device.
+pub struct Bed {
+    /// Its calls.
+    pub fs: Arc<dyn FileSystem>,
+    /// Its queue.
+    pub queue: Arc<Queue>,
+    /// Its device.
+    pub device: FlashDevice,
+}
+
+/// What came out of a run besides the experiment's own values.
+#[derive(Debug)]
+pub struct Outcome<T> {
+    /// What the experiment returned.
+    pub value: T,
+    /// Content at the end: names, kinds, sizes and bytes, no times and no places.
+    pub content: u64,
+    /// How long the run was, from mount to unmount.
+    pub simulated: Duration,
+    /// Hash of every decision and every device command.
+    pub trace: u64,
+    /// What the queue did until the experiment returned.
+    pub queue: Stats,
+    /// What the device did until then.
+    pub device: Counters,
+}
+
+/// The call context of a process.
+pub fn process(group: GroupId, prio: IoPrio, owner: u32) -> Cx {
+    Cx {
+        fsetid: true,
+        tag: IoTag {
+            prio,
+            group,
+            owner: OwnerId(owner),
+            ..IoTag::default()
+        },
+        caller: u64::from(owner),
+        ..Cx::default()
+    }
+}
+
+const MEMORY: u64 = 64 << 20;
+
+/// Runs `f` on a new volume that `format` makes, on a device that takes no time. What comes back is the unmounted
+/// volume, for any number of runs.
+///
+/// # Errors
+/// What failed.
+pub fn prepare(
+    size: u64,
+    mount: &Mount,
+    format: impl FnOnce(&Queue) -> Result<(), String> + 'static,
+    f: impl FnOnce(&Bed) -> Result<(), FsError> + 'static,
+) -> Result<Store, String> {
+    let mount = mount.clone();
+    let report = sim::try_run(config(0, Duration::ZERO), move || {
+        let device = FlashDevice::instant(Store::zeroed(size));
+        format(&Queue::new(
+            Arc::new(device.clone()),
+            QueueOptions::default(),
+        ))?;
+        let told = |error: FsError| format!("preparing the volume: {error}");
+        let shared = Arc::new(device.clone());
+        let (fs, queue) = mount.open(shared, CacheSizes::of(MEMORY)).map_err(told)?;
+        let bed = Bed { fs, queue, device };
+        f(&bed).map_err(told)?;
+        bed.fs.unmount().map_err(told)?;
+        mount.check(&bed.device.content())?;
+        Ok(bed.device.content())
+    });
+    report.map_err(|failure| failure.to_string())?.value
+}
+
+/// Runs `f` on a prepared volume, unmounts it and has the checker look at it.
+///
+/// # Errors
+/// What failed, or what is wrong with the volume.
+pub fn simulate<T: 'static>(
+    world: World,
+    volume: &Store,
+    f: impl FnOnce(&Bed) -> Result<T, FsError> + 'static,
+) -> Result<Outcome<T>, String> {
+    let mount = world.mount.clone();
+    let store = volume.clone();
+    let report = sim::try_run(config(world.seed, world.device.host.wake), move || {
+        let device = FlashDevice::new(&world.device, store, world.seed);
+        let shared = Arc::new(device.clone());
+        let (fs, queue) = world.mount.open(shared, world.memory)?;
+        queue.configure(world.queue);
+        for group in &world.groups {
+            queue.set_group(group.id, GroupId(0), group.weight);
+        }
+        let bed = Bed { fs, queue, device };
+        let value = f(&bed)?;
+        let (stats, counters) = (bed.queue.stats(), bed.device.counters());
+        bed.fs.unmount()?;
+        Ok::<_, FsError>((value, stats, counters, bed.device.content()))
+    });
+    let report = report.map_err(|failure| failure.to_string())?;
+    let (value, queue, device, store) = report.value.map_err(|error| error.to_string())?;
+    mount.check(&store)?;
+    Ok(Outcome {
+        value,
+        content: digest(&mount, store)?,
+        simulated: Duration::from_nanos(report.end.0),
+        trace: report.trace_hash,
+        queue,
+        device,
+    })
+}
+
+fn config(seed: u64, wake: Duration) -> sim::Config {
+    sim::Config {
+        seed,
+        preempt: 0,
+        wake,
+        max_time: Duration::from_secs(30 * 86_400),
+        stall_bound: Duration::from_secs(3600),
+        ..sim::Config::default()
+    }
+}
+
+/// A hash of a volume's tree: names, kinds, permissions, sizes and bytes.
+fn digest(mount: &Mount, store: Store) -> Result<u64, String> {
+    let mount = mount.clone();
+    let report = sim::try_run(config(0, Duration::ZERO), move || {
+        let device = Arc::new(FlashDevice::instant(store));
+        let (fs, _) = mount.open(device, CacheSizes::of(MEMORY))?;
+        let mut hasher = FixedHasher::default();
+        let read = digest_dir(&*fs, fs.root(), &mut hasher);
+        fs.unmount()?;
+        read.map(|()| hasher.finish())
+    });
+    let report = report.map_err(|failure| failure.to_string())?;
+    report
+        .value
+        .map_err(|error| format!("reading the volume again: {error}"))
+}
+
+fn digest_dir(fs: &dyn FileSystem, dir: InodeNo, hasher: &mut FixedHasher) -> Result<(), FsError> {
+    let cx = Cx::default();
+    let mut names = Vec::new();
+    fs.readdir(&cx, dir, 0, &mut |entry| {
+        if entry.name != b"." && entry.name != b".." {
+            names.push(entry.name.to_vec());
+        }
+        true
+    })?;
+    names.sort_unstable();
+    for name in names {
+        let attr = fs.lookup(&cx, dir, &name)?;
+        hasher.write(&name);
+        hasher.write_u32(attr.kind.mode_bits() | attr.perm);
+        match attr.kind {
+            FileKind::Directory => digest_dir(fs, attr.ino, hasher)?,
+            FileKind::Regular => {
+                hasher.write_u64(attr.size);
+                digest_file(fs, attr.ino, attr.size, hasher)?;
+            }
+            _ => {}
+        }
+        fs.forget(attr.ino, 1);
+    }
+    // The end of a directory, so that trees of the same names differ.
+    hasher.write_u64(u64::MAX);
+    Ok(())
+}
+
+fn digest_file(
+    fs: &dyn FileSystem,
+    ino: InodeNo,
+    size: u64,
+    hasher: &mut FixedHasher,
+) -> Result<(), FsError> {
+    const PART: usize = 1 << 20;
+    let cx = Cx::default();
+    let mut at = 0;
+    while at < size {
+        let data: ReadData = fs.read(&cx, ino, at, PART)?;
+        let bytes = data.to_vec();
+        if bytes.is_empty() {
+            break;
+        }
+        hasher.write(&bytes);
+        at += bytes.len() as u64;
+    }
+    Ok(())
+}

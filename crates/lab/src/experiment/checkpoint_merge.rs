@@ -1,0 +1,418 @@
+//! f2fs `checkpoint_merge` (Linux 5.12, commit 261eeb9c): a directory's fsync while another group, of little weight,
+//! does the same without end.
+//!
+//! Thread A (group fg, weight 100): 1000 times touch a file, fsync its directory. Thread B: one file written
+//! from start to end again and again, 128 KiB at a time. Thread C (group bg, weight 20): what A does, without end.
+//! BFQ with strict_guarantees: one request in the device. A took 68 s without the option and 48 s with it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_base::{GroupId, InodeNo, IoPrio};
+use steadfs_block::{Policy, QueueSettings};
+use steadfs_f2fs::format::{FormatOptions, format};
+use steadfs_rt::{Random, now, sleep};
+use steadfs_vfs::{Cx, FileSystem, FsError, SetAttr, SetTime};
+
+use super::actors::{Background, make_file, writer};
+use super::bed::{Bed, CacheSizes, Group, Mount, World, prepare, process, simulate};
+use super::plan::{Arm, Cell, Error, Figure, Plan, Role, Sample, Settings, Source, Unit};
+use crate::flash::{Parameters, Store};
+
+/// The volume. (The phone's had 256 GB; nothing here depends on it but the time of a mount.)
+const VOLUME: u64 = 4 << 30;
+/// B's file, which is there before: so B's blocks are the same ones in both arms, and what is left is the same.
+const FILE: u64 = 256 << 20;
+/// CPU of a process that starts, does one thing, and ends (`touch`, `fsync`). It differs by up to a fifth.
+const PROCESS_CPU: Duration = Duration::from_millis(1);
+/// Memory for dirty data: the flusher begins at a quarter, B is held up at a half.
+const DIRTY: u64 = 256 << 20;
+
+const FG: GroupId = GroupId(1);
+const BG: GroupId = GroupId(2);
+const ROOT: GroupId = GroupId(0);
+
+/// Which priority the merging task has.
+const ARMS: [(&str, Option<&str>); 3] = [
+    ("nocheckpoint_merge", None),
+    ("checkpoint_merge be,3", Some("be,3")),
+    ("checkpoint_merge rt,3", Some("rt,3")),
+];
+
+/// A condition.
+#[derive(Clone, Copy)]
+struct Case {
+    name: &'static str,
+    about: &'static str,
+    queue: fn(QueueSettings) -> QueueSettings,
+    /// On whose account are A, B's data and C.
+    groups: [GroupId; 3],
+    load: bool,
+    antagonist: bool,
+}
+
+const fn published(queue: QueueSettings) -> QueueSettings {
+    QueueSettings {
+        policy: Policy::Fair,
+        strict_guarantees: true,
+        ..queue
+    }
+}
+
+const PUBLISHED: Case = Case {
+    name: "as published",
+    about: "A in fg (100), C in bg (20), B's data on the root's account (cgroup v1); one request in the device \
+            (strict_guarantees), low_latency.",
+    queue: published,
+    groups: [FG, ROOT, BG],
+    load: true,
+    antagonist: true,
+};
+
+const CASES: [Case; 8] = [
+    PUBLISHED,
+    Case {
+        name: "without low_latency",
+        about: "As published, without favour for owners that come after a pause.",
+        queue: |queue| QueueSettings {
+            low_latency: false,
+            ..published(queue)
+        },
+        ..PUBLISHED
+    },
+    Case {
+        name: "B on fg's account",
+        about: "As published, but B's data is charged to fg (as cgroup v2 does).",
+        groups: [FG, FG, BG],
+        ..PUBLISHED
+    },
+    Case {
+        name: "one group",
+        about: "A, B and C in one group: no inversion is left to be cured.",
+        groups: [FG, FG, FG],
+        ..PUBLISHED
+    },
+    Case {
+        name: "without C",
+        about: "A and B: nobody holds what A needs.",
+        antagonist: false,
+        ..PUBLISHED
+    },
+    Case {
+        name: "A alone",
+        about: "No contention at all: what the wake-ups of the merging task cost.",
+        load: false,
+        antagonist: false,
+        ..PUBLISHED
+    },
+    Case {
+        name: "steadfs fair",
+        about: "A, B and C as published; io_scheduler=fair as it comes: as many requests in the device as it takes.",
+        queue: |queue| QueueSettings {
+            policy: Policy::Fair,
+            ..queue
+        },
+        ..PUBLISHED
+    },
+    Case {
+        name: "steadfs fifo",
+        about: "The same with io_scheduler=fifo, the default, which knows no groups.",
+        queue: |queue| queue,
+        ..PUBLISHED
+    },
+];
+
+/// The plan.
+///
+/// # Errors
+/// A device file that is wrong, or a volume that cannot be made.
+pub fn plan(settings: &Settings) -> Result<Plan, Error> {
+    let device = settings.device("ufs-2021")?;
+    let iterations = settings.scaled(1000, 40);
+    let volume = volume().map_err(Error::Setup)?;
+    let cells = CASES.iter().map(|case| Cell {
+        name: case.name.to_owned(),
+        about: case.about.to_owned(),
+        same_content: true,
+        arms: ARMS
+            .iter()
+            .map(|(name, prio)| {
+                let (device, volume, prio) = (device.clone(), volume.clone(), *prio);
+                Arm::new(*name, move |seed| {
+                    one_run(case, &device, &volume, prio, iterations, seed)
+                })
+            })
+            .collect(),
+    });
+    Ok(Plan {
+        name: "checkpoint-merge",
+        title: "does a directory's fsync wait less if a task of its own writes the checkpoints of all?",
+        device: device.name.clone(),
+        scale: settings
+            .quick
+            .then(|| format!("{iterations} iterations of A, published 1000")),
+        cells: cells.collect(),
+        figures: figures(),
+        notes: notes(),
+    })
+}
+
+fn figures() -> Vec<Figure> {
+    let iteration = "A's iteration mean";
+    let of = |what: &str, ours, scale, published, role| Figure {
+        what: what.to_owned(),
+        ours,
+        scale,
+        published,
+        role,
+        why: None,
+    };
+    let (before, after) = (ARMS[0].0, ARMS[1].0);
+    let cell = PUBLISHED.name;
+    vec![
+        of(
+            "A's iteration without merging, ms",
+            Source::value(cell, before, iteration),
+            1e6,
+            68.0,
+            Role::Calibrated,
+        ),
+        of(
+            "A's iteration with merging (be,3), ms",
+            Source::value(cell, after, iteration),
+            1e6,
+            48.0,
+            Role::Predicted,
+        ),
+        of(
+            "with to without",
+            Source::ratio(cell, before, after, iteration),
+            1.0,
+            48.0 / 68.0,
+            Role::Predicted,
+        ),
+    ]
+}
+
+fn notes() -> Vec<String> {
+    [
+        "Published was one figure for each arm, without variance or number of runs; the fill level, B's file and the \
+         dirty limits were not told.",
+        "The scheduler is steadfs's fair, not BFQ: weights and strict_guarantees mean the same; budgets, weight raising \
+         and the order of sync and async requests in a group differ.",
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+/// Both directories with their files, and B's file.
+fn volume() -> Result<Store, String> {
+    let make = |queue: &steadfs_block::Queue| {
+        let options = FormatOptions {
+            uuid: Some([0x1A; 16]),
+            ..FormatOptions::default()
+        };
+        format(queue, VOLUME, &options)
+            .map(|_| ())
+            .map_err(|error| error.to_string())
+    };
+    prepare(VOLUME, &Mount::f2fs("")?, make, |bed| {
+        let (fs, cx) = (&*bed.fs, Cx::default());
+        for dir in [&b"test_dir1"[..], b"test_dir2"] {
+            let dir = fs.mkdir(&cx, fs.root(), dir, 0o755)?.ino;
+            fs.mknod(&cx, dir, b"file", 0o100_644, 0)?;
+        }
+        make_file(fs, b"test_img", FILE)?;
+        fs.sync_all(&cx)
+    })
+}
+
+/// A process tree's life: whose it is, its CPU times, and the processes it starts.
+struct Actor {
+    fs: Arc<dyn FileSystem>,
+    group: GroupId,
+    random: Random,
+    next: u32,
+}
+
+impl Actor {
+    /// Actors have numbers of their own: 1, 2 and 3.
+    fn new(fs: &Arc<dyn FileSystem>, number: u32, group: GroupId, seed: u64) -> Self {
+        Self {
+            fs: Arc::clone(fs),
+            group,
+            random: Random::new(seed.wrapping_mul(31).wrapping_add(number.into())),
+            next: number << 24,
+        }
+    }
+
+    /// A process starts, and takes its CPU time.
+    fn process(&mut self) -> Cx {
+        let part = self.random.below(2048) as u64;
+        let nanos = u64::try_from(PROCESS_CPU.as_nanos()).expect("a millisecond");
+        sleep(Duration::from_nanos(
+            nanos * 9 / 10 + nanos / 5 * part / 2048,
+        ));
+        self.next += 1;
+        process(self.group, IoPrio::default(), self.next)
+    }
+
+    /// `touch FILE; fsync DIR`, two processes. The fsync's time comes back.
+    fn touch_and_sync(&mut self, (dir, file): (InodeNo, InodeNo)) -> Result<u64, FsError> {
+        let cx = self.process();
+        let set = SetAttr {
+            atime: Some(SetTime::Now),
+            mtime: Some(SetTime::Now),
+            ..SetAttr::default()
+        };
+        self.fs.setattr(&cx, file, &set)?;
+        let cx = self.process();
+        let begin = now();
+        self.fs.fsync(&cx, dir, false)?;
+        Ok(now().0 - begin.0)
+    }
+}
+
+/// What the threads measured.
+struct Measured {
+    iterations: Vec<u64>,
+    syncs: Vec<u64>,
+    elapsed: u64,
+    by_c: u64,
+    by_b: u64,
+    checkpoints: u64,
+}
+
+fn one_run(
+    case: &'static Case,
+    device: &Parameters,
+    volume: &Store,
+    prio: Option<&'static str>,
+    iterations: u64,
+    seed: u64,
+) -> Result<Sample, String> {
+    let merge = if prio.is_some() {
+        "checkpoint_merge"
+    } else {
+        "nocheckpoint_merge"
+    };
+    let world = World {
+        seed,
+        device: device.clone(),
+        mount: Mount::f2fs(merge)?,
+        queue: (case.queue)(QueueSettings::default()),
+        groups: [(FG, 100), (BG, 20)]
+            .map(|(id, weight)| Group { id, weight })
+            .to_vec(),
+        memory: CacheSizes {
+            metadata: 64 << 20,
+            dirty_data: DIRTY,
+        },
+    };
+    let outcome = simulate(world, volume, move |bed| {
+        measure(case, bed, prio, iterations, seed)
+    })?;
+    let mut sample = Sample::of(&outcome);
+    let Measured {
+        iterations,
+        syncs,
+        elapsed,
+        by_c,
+        by_b,
+        checkpoints,
+    } = outcome.value;
+    let seconds = elapsed as f64 / 1e9;
+    sample.latency("A's iteration", iterations);
+    sample.latency("A's fsync", syncs);
+    if case.antagonist {
+        sample.value("C's iterations", Unit::PerSecond, by_c as f64 / seconds);
+    }
+    if case.load {
+        sample.value(
+            "B's throughput",
+            Unit::BytesPerSecond,
+            by_b as f64 / seconds,
+        );
+    }
+    sample.value("checkpoints", Unit::PerSecond, checkpoints as f64 / seconds);
+    let written = outcome.device.written_bytes as f64 / seconds;
+    sample.value("device writes", Unit::BytesPerSecond, written);
+    Ok(sample)
+}
+
+/// Threads A, B and C, until A has done its iterations.
+fn measure(
+    case: &Case,
+    bed: &Bed,
+    prio: Option<&str>,
+    iterations: u64,
+    seed: u64,
+) -> Result<Measured, FsError> {
+    let fs = &bed.fs;
+    let control = fs.control().expect("f2fs has control files");
+    // As on a volume of more than 16 GiB.
+    control.write("f2fs/ipu_policy", b"16")?;
+    if let Some(prio) = prio {
+        control.write("f2fs/ckpt_thread_ioprio", prio.as_bytes())?;
+    }
+    let cx = Cx::default();
+    let place = |name: &[u8]| -> Result<(InodeNo, InodeNo), FsError> {
+        let dir = fs.lookup(&cx, fs.root(), name)?.ino;
+        Ok((dir, fs.lookup(&cx, dir, b"file")?.ino))
+    };
+    let (mine, theirs) = (place(b"test_dir1")?, place(b"test_dir2")?);
+    let image = fs.lookup(&cx, fs.root(), b"test_img")?.ino;
+    let [of_a, of_b, of_c] = case.groups;
+    let load = case.load.then(|| {
+        let cx = Actor::new(fs, 2, of_b, seed).process();
+        writer(fs, cx, image, FILE)
+    });
+    let antagonist = case
+        .antagonist
+        .then(|| antagonist(Actor::new(fs, 3, of_c, seed), theirs));
+    let mut actor = Actor::new(fs, 1, of_a, seed);
+    let before = checkpoints(&**fs)?;
+    let begin = now();
+    let mut measured = Measured {
+        iterations: Vec::new(),
+        syncs: Vec::new(),
+        elapsed: 0,
+        by_c: 0,
+        by_b: 0,
+        checkpoints: 0,
+    };
+    let mut last = begin;
+    for _ in 0..iterations {
+        measured.syncs.push(actor.touch_and_sync(mine)?);
+        let end = now();
+        measured.iterations.push(end.0 - last.0);
+        last = end;
+    }
+    measured.elapsed = last.0 - begin.0;
+    measured.checkpoints = checkpoints(&**fs)? - before;
+    let count = |thread: &Option<Background>| thread.as_ref().map_or(0, Background::count);
+    (measured.by_b, measured.by_c) = (count(&load), count(&antagonist));
+    for thread in [load, antagonist].into_iter().flatten() {
+        thread.end()?;
+    }
+    Ok(measured)
+}
+
+fn antagonist(mut actor: Actor, place: (InodeNo, InodeNo)) -> Background {
+    Background::spawn("C", move || {
+        actor.touch_and_sync(place)?;
+        Ok(1)
+    })
+}
+
+/// Checkpoints that were written.
+fn checkpoints(fs: &dyn FileSystem) -> Result<u64, FsError> {
+    let control = fs.control().expect("f2fs has control files");
+    let text = control.read("f2fs/status")?;
+    let text = String::from_utf8_lossy(&text);
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("CP count: "));
+    let count = line.and_then(|count| count.trim().parse().ok());
+    Ok(count.expect("the status counts checkpoints"))
+}

@@ -1,0 +1,345 @@
+//! The model as a device: commands end at the machine's times, in simulation or on the host's clock.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use steadfs_block::{Bio, Device, Done, Geometry, Op};
+use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, sim, spawn};
+
+use super::{Command, Machine, Parameters, Store};
+
+/// What a device has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Reads, and their bytes.
+    pub reads: u64,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+    /// Flushes, those before a write among them.
+    pub flushes: u64,
+    /// Discards.
+    pub discards: u64,
+    /// Pages that were programmed.
+    pub pages: u64,
+    /// Erase units that were opened.
+    pub units_opened: u64,
+    /// Writes that did not continue where their open erase unit's last one ended.
+    pub jumps: u64,
+}
+
+impl Counters {
+    /// What was done since `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            reads: self.reads - earlier.reads,
+            read_bytes: self.read_bytes - earlier.read_bytes,
+            writes: self.writes - earlier.writes,
+            written_bytes: self.written_bytes - earlier.written_bytes,
+            flushes: self.flushes - earlier.flushes,
+            discards: self.discards - earlier.discards,
+            pages: self.pages - earlier.pages,
+            units_opened: self.units_opened - earlier.units_opened,
+            jumps: self.jumps - earlier.jumps,
+        }
+    }
+}
+
+/// A modelled device. Clones are the same device.
+///
+/// In simulation commands end by the virtual clock; otherwise a task of its own ends them at their times.
+#[derive(Clone)]
+pub struct FlashDevice(Arc<Inner>);
+
+struct Inner {
+    geometry: Geometry,
+    depth: usize,
+    state: Mutex<State>,
+    /// Only outside simulations.
+    clock: Option<Clock>,
+}
+
+struct State {
+    /// None: no time passes.
+    machine: Option<Machine>,
+    store: Store,
+    counters: Counters,
+}
+
+impl FlashDevice {
+    /// A device with this content; `seed` chooses its jitter.
+    pub fn new(parameters: &Parameters, store: Store, seed: u64) -> Self {
+        let depth = parameters.interface.queue_depth;
+        let geometry = Geometry {
+            fua: parameters.cache.fua,
+            max_transfer: parameters.interface.max_transfer,
+            ..geometry(&store)
+        };
+        Self::with(Some(Machine::new(parameters, seed)), geometry, depth, store)
+    }
+
+    /// A device that takes no time: for making and judging volumes.
+    pub fn instant(store: Store) -> Self {
+        let geometry = geometry(&store);
+        Self::with(None, geometry, 1024, store)
+    }
+
+    fn with(machine: Option<Machine>, geometry: Geometry, depth: usize, store: Store) -> Self {
+        let clock = (machine.is_some() && !sim::active()).then(Clock::start);
+        let state = State {
+            machine,
+            store,
+            counters: Counters::default(),
+        };
+        Self(Arc::new(Inner {
+            geometry,
+            depth,
+            state: Mutex::new(Rank::DeviceInner, state),
+            clock,
+        }))
+    }
+
+    /// The content as it is now.
+    pub fn content(&self) -> Store {
+        self.0.state.lock().store.clone()
+    }
+
+    /// What it has done.
+    pub fn counters(&self) -> Counters {
+        let state = self.0.state.lock();
+        let machine = state.machine.as_ref();
+        Counters {
+            pages: machine.map_or(0, Machine::pages_programmed),
+            units_opened: machine.map_or(0, Machine::opened),
+            jumps: machine.map_or(0, Machine::jumps),
+            ..state.counters
+        }
+    }
+}
+
+fn geometry(store: &Store) -> Geometry {
+    Geometry {
+        size: store.size(),
+        logical_block: 512,
+        read_only: false,
+        discard_granularity: Some(4096),
+        discard_zeroes: true,
+        fua: true,
+        max_transfer: 1 << 20,
+    }
+}
+
+impl State {
+    /// Does what a bio asks for and says when it has been done.
+    fn take(&mut self, bio: &mut Bio, now: Instant) -> Option<Instant> {
+        let command = Command::of(bio);
+        self.counters.count(&command);
+        let mut at = bio.offset;
+        match bio.op {
+            Op::Read => {
+                for buf in &mut bio.bufs {
+                    let bytes = buf.make_mut();
+                    self.store.read(at, bytes);
+                    at += bytes.len() as u64;
+                }
+            }
+            Op::Write => {
+                for buf in &bio.bufs {
+                    self.store.write(at, buf);
+                    at += buf.len() as u64;
+                }
+            }
+            Op::Discard | Op::WriteZeroes => self.store.zero(bio.offset, bio.len),
+            Op::Flush => {}
+        }
+        let machine = self.machine.as_mut()?;
+        let times = machine.begin(command, now.0);
+        if sim::active() {
+            sim::trace(bio.offset ^ bio.len.rotate_left(32) ^ (bio.op as u64) << 60);
+            sim::trace(times.ended);
+        }
+        Some(Instant(times.ended))
+    }
+}
+
+impl Counters {
+    fn count(&mut self, command: &Command) {
+        self.flushes += u64::from(command.preflush || command.op == Op::Flush);
+        match command.op {
+            Op::Read => {
+                self.reads += 1;
+                self.read_bytes += command.len;
+            }
+            Op::Write => {
+                self.writes += 1;
+                self.written_bytes += command.len;
+            }
+            Op::Discard | Op::WriteZeroes => self.discards += 1,
+            Op::Flush => {}
+        }
+    }
+}
+
+impl Device for FlashDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.0.geometry
+    }
+
+    fn start(&self, mut bio: Bio, done: Done) {
+        if let Err(error) = self.0.geometry.check(&bio) {
+            done(bio, Err(error));
+            return;
+        }
+        let ends = self.0.state.lock().take(&mut bio, now());
+        match (ends, &self.0.clock) {
+            (Some(ends), _) if sim::active() => sim::at(ends, move || done(bio, Ok(()))),
+            (Some(ends), Some(clock)) => clock.end_at(ends, bio, done),
+            _ => done(bio, Ok(())),
+        }
+    }
+
+    fn depth(&self) -> usize {
+        self.0.depth
+    }
+
+    fn background_depth(&self) -> usize {
+        self.0.depth
+    }
+}
+
+/// Ends commands at their times on the host's clock.
+struct Clock {
+    shared: Arc<Shared>,
+    task: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    due: Mutex<Due>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Due {
+    ends: BTreeMap<(Instant, u64), (Bio, Done)>,
+    count: u64,
+    closed: bool,
+}
+
+const TASK: &str = "flash-device";
+
+impl Clock {
+    fn start() -> Self {
+        let shared = Arc::new(Shared {
+            due: Mutex::new(Rank::Leaf, Due::default()),
+            changed: Condvar::new(),
+        });
+        let for_task = Arc::clone(&shared);
+        let task = spawn(TASK, move || for_task.run());
+        Self {
+            shared,
+            task: Some(task),
+        }
+    }
+
+    fn end_at(&self, at: Instant, bio: Bio, done: Done) {
+        let mut due = self.shared.due.lock();
+        due.count += 1;
+        let key = (at, due.count);
+        due.ends.insert(key, (bio, done));
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut due = self.due.lock();
+        loop {
+            let Some((&(at, _), _)) = due.ends.first_key_value() else {
+                if due.closed {
+                    return;
+                }
+                self.changed.wait_idle(&mut due);
+                continue;
+            };
+            let left = at.since(now());
+            if !left.is_zero() {
+                self.changed.wait_for(&mut due, left);
+                continue;
+            }
+            let (_, (bio, done)) = due.ends.pop_first().expect("looked at above");
+            drop(due);
+            done(bio, Ok(()));
+            due = self.due.lock();
+        }
+    }
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        self.shared.due.lock().closed = true;
+        self.shared.changed.notify_one();
+        // The task itself may let go of the last reference, by calling a `Done`.
+        if let Some(task) = self.task.take()
+            && steadfs_rt::task_name() != TASK
+        {
+            task.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use steadfs_base::IoTag;
+    use steadfs_block::{Buf, Queue, QueueOptions, wait_all};
+
+    use super::*;
+
+    fn parameters() -> Parameters {
+        let mut parameters = Parameters::built_in("ufs-2021").expect("built in");
+        parameters.flash.jitter_percent = 0;
+        parameters
+    }
+
+    /// Writes, flushes and reads through a queue; how long it took.
+    fn work() -> Duration {
+        let device = FlashDevice::new(&parameters(), Store::zeroed(1 << 20), 1);
+        let queue = Queue::new(Arc::new(device.clone()), QueueOptions::default());
+        let begin = now();
+        let tag = IoTag::default();
+        let writes: Vec<_> = (0..4u8)
+            .map(|n| {
+                let bio = Bio::write(u64::from(n) * 8192, vec![Buf::copy_of(&[n; 4096])]);
+                queue.submit(bio, tag)
+            })
+            .collect();
+        wait_all(&writes).expect("the model does not fail");
+        queue.flush(tag).wait().expect("nor here");
+        for n in 0..4u8 {
+            let read = queue
+                .read(u64::from(n) * 8192, 4096, tag)
+                .expect("nor here");
+            assert!(read.iter().all(|byte| *byte == n));
+        }
+        let took = begin.elapsed();
+        let counters = device.counters();
+        assert_eq!(
+            (counters.writes, counters.reads, counters.flushes),
+            (4, 4, 1)
+        );
+        assert_eq!((counters.written_bytes, counters.pages), (16384, 1));
+        took
+    }
+
+    #[test]
+    fn both_worlds_take_the_models_time() {
+        let simulated = sim::run(sim::Config::default(), work).value;
+        let real = work();
+        assert!(simulated >= Duration::from_millis(4), "{simulated:?}");
+        assert!(real >= simulated, "real {real:?}, simulated {simulated:?}");
+    }
+}

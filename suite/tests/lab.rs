@@ -1,0 +1,44 @@
+//! The lab's experiments, from the command line.
+
+use steadfs_suite::{Scratch, steadfs};
+
+#[test]
+fn a_report_is_json() {
+    let args = [
+        "lab",
+        "checkpoint-merge",
+        "--quick",
+        "--seeds",
+        "1",
+        "--json",
+    ];
+    let text = steadfs(args).expect(0).out;
+    let parsed: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(parsed["experiment"], "checkpoint-merge");
+    assert_eq!(parsed["source"], "simulated");
+    let figures = parsed["figures"].as_array().expect("figures");
+    assert!(figures.iter().any(|figure| figure["predicted"] == true));
+    let arms = parsed["cells"][0]["arms"].as_array().expect("arms");
+    for arm in arms {
+        let measures = arm["measures"].as_array().expect("measures");
+        let mean = measures.iter().find(|m| m["name"] == "A's iteration mean");
+        let mean = mean.expect("A is measured")["mean"].as_f64();
+        assert!(mean.is_some_and(|nanos| nanos > 1e6), "{arm}");
+    }
+}
+
+#[test]
+fn a_wrong_device_file_is_refused_naming_the_key() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("device.toml");
+    std::fs::write(&path, "name = \"x\"\n[interface]\nqueue_depth = 0\n").expect("a file");
+    let path = path.to_str().expect("a name in UTF-8");
+    let said = steadfs(["lab", "checkpoint-merge", "--device", path])
+        .expect(1)
+        .err;
+    assert!(said.contains("interface.queue_depth"), "{said}");
+    let said = steadfs(["lab", "checkpoint-merge", "--device", "floppy"])
+        .expect(1)
+        .err;
+    assert!(said.contains("ufs-2021"), "{said}");
+}
