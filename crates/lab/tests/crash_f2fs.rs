@@ -29,9 +29,9 @@ fn images(otherwise: usize) -> usize {
 }
 
 #[test]
-fn f2fs_survives_power_cuts() {
+fn f2fs_survives_twenty_thousand_power_cuts() {
     let out = cases("sweep");
-    let budget = images(6_000);
+    let budget = images(20_000);
     let options = Options {
         budget,
         ..Options::new(out)
@@ -40,6 +40,7 @@ fn f2fs_survives_power_cuts() {
     assert_clean(&report);
     let stats = &report.stats;
     assert!(stats.distinct.len() >= budget, "{stats:?}");
+    assert!(stats.rolled > 100, "{} files rolled forward", stats.rolled);
     assert!(stats.nested > 10, "{} crashes of recoveries", stats.nested);
     assert_eq!(
         stats.checked, stats.recoveries,
@@ -59,7 +60,7 @@ fn f2fs_survives_a_failing_device() {
     let out = cases("faults");
     let options = Options {
         trial: Trial::Faults,
-        budget: images(6_000) / 6,
+        budget: images(20_000) / 20,
         effort: Effort {
             troubles: 10,
             cuts: 3,

@@ -11,7 +11,7 @@ mod run;
 mod shrink;
 mod text;
 
-pub use model::{Format, ModelFs, State};
+pub use model::{Format, ModelFs, Promise, State};
 pub use observe::{Observed, observe};
 pub use op::{Op, Program, RenameHow, Span, Target};
 pub use oracle::{Divergence, Excuse, Found, Histories, History, Violation};

@@ -284,7 +284,7 @@ impl Walk<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Format, ModelFs, Program, State};
+    use crate::{Format, ModelFs, Program, Promise, State};
 
     #[test]
     fn what_is_seen_is_what_was_made() {
@@ -293,6 +293,7 @@ mod tests {
             extents: true,
             shift_ranges: true,
             wide_times: true,
+            promise: Promise::Prefix,
         };
         let fs = ModelFs::new(State::new(), format);
         let program: Program =

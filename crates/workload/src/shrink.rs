@@ -235,7 +235,7 @@ fn simpler(op: &Op) -> Vec<Op> {
 mod tests {
     use super::*;
     use crate::generate::{Shape, random};
-    use crate::{Format, Target};
+    use crate::{Format, Promise, Target};
 
     #[test]
     fn only_what_matters_is_left() {
@@ -244,6 +244,7 @@ mod tests {
             extents: true,
             shift_ranges: false,
             wide_times: true,
+            promise: Promise::Prefix,
         };
         let shape = Shape {
             tasks: 3,

@@ -68,6 +68,8 @@ pub struct Stats {
     pub by_tool: u64,
     /// Verdicts of the oracle: one for each distinct marker of each image.
     pub verdicts: u64,
+    /// Files that verdicts found as they were made durable after the last checkpoint.
+    pub rolled: u64,
     /// Recovered images by what the crash came before.
     pub before: BTreeMap<&'static str, u64>,
     /// Recovered images by what survived.
@@ -90,6 +92,7 @@ impl Stats {
         self.checked += other.checked;
         self.by_tool += other.by_tool;
         self.verdicts += other.verdicts;
+        self.rolled += other.rolled;
         for (what, count) in other.before {
             *self.before.entry(what).or_default() += count;
         }
@@ -337,7 +340,7 @@ impl Explorer<'_> {
         for mark in &crashed.marks {
             self.stats.verdicts += 1;
             let verdict = self.run.history.check(&recovered.seen, *mark);
-            verdict.map_err(Complaint::Oracle)?;
+            self.stats.rolled += verdict.map_err(Complaint::Oracle)?.rolled as u64;
         }
         // A volume that is noted as having errors keeps its orphans on record; e2fsck does not go by
         // that record then, and blames it for each of them.

@@ -11,7 +11,7 @@ use steadfs_ext4::disk::Superblock;
 use steadfs_ext4::disk::superblock::{JournalPlace, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use steadfs_ext4::{CacheSizes, Ext4, MountOptions};
 use steadfs_vfs::{FileSystem, Result};
-use steadfs_workload::Format;
+use steadfs_workload::{Format, Promise};
 
 use super::Subject;
 use super::subject::Tool;
@@ -154,6 +154,7 @@ impl Recipe {
                 extents: self.extents,
                 shift_ranges: false,
                 wide_times: self.wide_times,
+                promise: Promise::Prefix,
             },
             open: Arc::new(open),
             check: Some(Arc::new(check)),

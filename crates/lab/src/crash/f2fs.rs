@@ -8,7 +8,7 @@ use steadfs_f2fs::check::Options as CheckOptions;
 use steadfs_f2fs::format::{FormatOptions, image};
 use steadfs_f2fs::{CacheSizes, F2fs, MountOptions};
 use steadfs_vfs::{FileSystem, Result};
-use steadfs_workload::Format;
+use steadfs_workload::{Format, Promise};
 
 use super::Subject;
 use super::subject::Tool;
@@ -23,29 +23,53 @@ struct Recipe {
     options: &'static str,
 }
 
-/// With `fastboot` each fsync is a checkpoint. (What a chain of nodes recovers is one file without what was
-/// done before it to others: the oracle, which knows ordered journals, would not have that.)
-///
 /// Small, so that images differ little: the smallest there can be have 52 MiB.
-const RECIPES: [Recipe; 3] = [
+const RECIPES: [Recipe; 7] = [
     Recipe {
         name: "f2fs-plain",
         size: 60,
         features: "",
-        options: "fastboot",
+        options: "",
     },
     Recipe {
         name: "f2fs-extra",
         size: 60,
         features: "extra_attr,inode_checksum,sb_checksum,inode_crtime,flexible_inline_xattr,lost_found",
-        options: "fastboot",
+        options: "fsync_mode=strict,gc_merge",
     },
     // New places for all that is overwritten, so that segments get holes.
     Recipe {
         name: "f2fs-lfs",
         size: 60,
         features: "extra_attr,inode_checksum",
-        options: "fastboot,mode=lfs",
+        options: "mode=lfs,nocheckpoint_merge",
+    },
+    // A node's summary and data lie apart; nothing is kept within inodes.
+    Recipe {
+        name: "f2fs-blocks",
+        size: 60,
+        features: "extra_attr,compression",
+        options: "noinline_data,noinline_dentry,active_logs=4,checkpoint_merge",
+    },
+    // Every fsync is a checkpoint.
+    Recipe {
+        name: "f2fs-fastboot",
+        size: 60,
+        features: "",
+        options: "fastboot",
+    },
+    Recipe {
+        name: "f2fs-two-logs",
+        size: 60,
+        features: "extra_attr,inode_checksum,inode_crtime",
+        options: "active_logs=2,mode=lfs,background_gc=sync",
+    },
+    // Everything beside writing in place.
+    Recipe {
+        name: "f2fs-reuse",
+        size: 60,
+        features: "extra_attr,inode_crtime,verity",
+        options: "alloc_mode=reuse,nodiscard,fsync_mode=strict",
     },
 ];
 
@@ -72,6 +96,7 @@ impl Recipe {
         let device = image(self.size << 20, &options).map_err(|e| wrong(&e))?;
         let mut bytes = vec![0; (self.size << 20) as usize];
         device.read(0, &mut bytes);
+        let strict = self.options.contains("strict");
         let options = MountOptions::parse(self.options).map_err(|e| wrong(&e))?;
         Ok(Subject {
             name: self.name.to_owned(),
@@ -81,6 +106,7 @@ impl Recipe {
                 extents: true,
                 shift_ranges: false,
                 wide_times: true,
+                promise: Promise::RollForward { strict },
             },
             open: Arc::new(move |device| open(device, &options)),
             check: Some(Arc::new(check)),

@@ -396,6 +396,7 @@ fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "recoveries      {:>10}", stats.recoveries)?;
     writeln!(out, "  of recoveries {:>10}", stats.nested)?;
     writeln!(out, "verdicts        {:>10}", stats.verdicts)?;
+    writeln!(out, "  rolled files  {:>10}", stats.rolled)?;
     writeln!(out, "checked         {:>10}", stats.checked)?;
     writeln!(out, "  by a tool too {:>10}", stats.by_tool)?;
     for (what, count) in &stats.before {

@@ -23,6 +23,7 @@ fn number_fills(program: &mut Program) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Promise;
     use crate::{Format, History};
 
     const FORMATS: [Format; 2] = [
@@ -31,12 +32,14 @@ mod tests {
             extents: true,
             shift_ranges: true,
             wide_times: true,
+            promise: Promise::Prefix,
         },
         Format {
             block_size: 1024,
             extents: false,
             shift_ranges: false,
             wide_times: true,
+            promise: Promise::Prefix,
         },
     ];
 

@@ -14,6 +14,22 @@ pub struct Format {
     /// Times have nanoseconds and years after 2038; otherwise they are rounded down to seconds and
     /// kept within 32 bits.
     pub wide_times: bool,
+    /// What is promised of it after a power cut.
+    pub promise: Promise,
+}
+
+/// What a file system promises to show after a power cut (see [`oracle`](crate::oracle)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// Operations are there up to some moment, and none after it: a journal.
+    Prefix,
+    /// The same, but files that were made durable after that moment are as they were then, without what
+    /// was done to others before: checkpoints and roll-forward.
+    RollForward {
+        /// A new file is made durable alone only if nothing was renamed into its directory before
+        /// (`fsync_mode=strict`).
+        strict: bool,
+    },
 }
 
 impl Format {

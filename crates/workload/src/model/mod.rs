@@ -6,7 +6,7 @@ mod format;
 mod state;
 
 pub use content::{Content, PAGE, Page};
-pub use format::Format;
+pub use format::{Format, Promise};
 pub use state::{Node, ROOT, State};
 
 use std::collections::BTreeMap;

@@ -172,6 +172,12 @@ impl State {
         self.nodes.iter().map(|(ino, node)| (*ino, node))
     }
 
+    /// Puts an inode there as it is, names apart.
+    #[cfg(test)]
+    pub(crate) fn put(&mut self, ino: InodeNo, node: Node) {
+        self.nodes.insert(ino, Arc::new(node));
+    }
+
     /// The inode for changing its attributes; counts as a change of it.
     pub fn change(&mut self, ino: InodeNo) -> Result<&mut Node> {
         self.changes += 1;

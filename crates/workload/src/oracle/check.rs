@@ -7,10 +7,11 @@ use std::sync::Arc;
 use steadfs_base::InodeNo;
 
 use super::history::{Ack, Event, History, TaskHistory, pages_of_blocks};
+use super::rolled::{Rolling, View};
 use super::verdict::{Found, Violation};
 use crate::model::{Content, Node, PAGE, Page};
 use crate::observe::{CONTENT_LIMIT, Observed, Seen};
-use crate::{Format, Span, TreePath, pattern};
+use crate::{Format, Promise, Span, TreePath, pattern};
 
 const SECTOR: usize = 512;
 
@@ -23,6 +24,10 @@ struct Bounds {
     durable: BTreeMap<InodeNo, usize>,
     /// The same for every file, by a sync.
     all_durable: usize,
+    /// For each inode, the first moment that has all that was acknowledged of it.
+    owed: BTreeMap<InodeNo, usize>,
+    /// The last marker, if files may have been rolled forward beyond the common moment.
+    rolled: Option<u64>,
 }
 
 impl Bounds {
@@ -30,12 +35,22 @@ impl Bounds {
         let own = self.durable.get(&ino).copied().unwrap_or(0);
         own.max(self.all_durable)
     }
+
+    /// A file was made durable at `moment`, with all of it that there was at moment `needed`.
+    fn acknowledge(&mut self, ino: InodeNo, moment: usize, needed: usize) {
+        self.durable.insert(ino, moment);
+        let owed = self.owed.entry(ino).or_default();
+        *owed = needed.max(*owed);
+        if self.rolled.is_none() {
+            self.first = self.first.max(needed);
+        }
+    }
 }
 
 impl TaskHistory {
     /// What the task may show if the last marker before the crash was `mark`, without regard to
     /// other tasks' syncs.
-    fn bounds(&self, mark: u64) -> Bounds {
+    fn bounds(&self, mark: u64, promise: Promise) -> Bounds {
         let mut bounds = Bounds {
             first: 0,
             last: self
@@ -45,6 +60,8 @@ impl TaskHistory {
                 .count(),
             durable: BTreeMap::new(),
             all_durable: 0,
+            owed: BTreeMap::new(),
+            rolled: matches!(promise, Promise::RollForward { .. }).then_some(mark),
         };
         for (index, deed) in self.deeds.iter().enumerate() {
             let moment = index + 1;
@@ -58,12 +75,10 @@ impl TaskHistory {
                     bounds.all_durable = moment;
                 }
                 Some(Ack::Inode(ino)) => {
-                    bounds.first = bounds.first.max(self.needed(index, ino, false));
-                    bounds.durable.insert(ino, moment);
+                    bounds.acknowledge(ino, moment, self.needed(index, ino, false))
                 }
                 Some(Ack::Data(ino)) => {
-                    bounds.first = bounds.first.max(self.needed(index, ino, true));
-                    bounds.durable.insert(ino, moment);
+                    bounds.acknowledge(ino, moment, self.needed(index, ino, true))
                 }
             }
         }
@@ -113,16 +128,24 @@ impl History {
     /// What is wrong.
     pub fn check(&self, found: &Observed, mark: u64) -> Result<Found, Box<Violation>> {
         self.check_untouched(found)?;
-        let mut bounds: Vec<_> = self.tasks.iter().map(|task| task.bounds(mark)).collect();
+        let mut bounds: Vec<_> = {
+            let bounds = |task: &TaskHistory| task.bounds(mark, self.format.promise);
+            self.tasks.iter().map(bounds).collect()
+        };
         self.apply_foreign_syncs(&mut bounds, mark);
         let mut candidates = Vec::new();
+        let mut all_rolled = Vec::new();
         for (number, (task, bounds)) in self.tasks.iter().zip(&bounds).enumerate() {
             let part = Part::of(task, found, mark < self.looked_at);
             let mut right = Vec::new();
+            let mut rolled = Vec::new();
             let mut why = Vec::new();
             for moment in bounds.first..=bounds.last {
                 match part.compare(self, task, moment, bounds) {
-                    Ok(()) => right.push(moment),
+                    Ok(count) => {
+                        right.push(moment);
+                        rolled.push(count);
+                    }
                     Err(reason) => why.push(reason.at(moment)),
                 }
             }
@@ -135,9 +158,20 @@ impl History {
                 }));
             }
             candidates.push(right);
+            all_rolled.push(rolled);
         }
         match self.agree(&candidates) {
-            Some(moments) => Ok(Found { moments }),
+            Some(moments) => {
+                let rolled = moments.iter().zip(&candidates).zip(&all_rolled);
+                let rolled = rolled.map(|((moment, right), rolled)| {
+                    let at = right.iter().position(|of| of == moment);
+                    at.map_or(0, |at| rolled[at])
+                });
+                Ok(Found {
+                    rolled: rolled.sum(),
+                    moments,
+                })
+            }
             None => Err(Box::new(Violation::NoCommonMoment { candidates })),
         }
     }
@@ -155,6 +189,8 @@ impl History {
                 last,
                 durable: BTreeMap::new(),
                 all_durable: last,
+                owed: BTreeMap::new(),
+                rolled: None,
             };
             if let Err(reason) = Part::of(task, found, true).compare(self, task, last, &bounds) {
                 let (_, moment, text) = reason.at(last);
@@ -284,49 +320,114 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Whether this is the task's state at `moment`.
+    /// Whether this is the task's state at `moment`, with what may be there beside it: how many files
+    /// are of a later moment.
     fn compare(
         &self,
         history: &History,
         task: &TaskHistory,
         moment: usize,
         bounds: &Bounds,
-    ) -> Result<(), Reason> {
-        let pairs = self.match_names(&task.paths[moment])?;
-        let state = &task.states[moment];
-        for (path, ino, there) in &pairs {
-            let node = state.node(*ino).expect("a named inode exists");
-            let seen = &self.found.inodes[there];
-            let same = compare_attributes(node, seen)
-                .and_then(|()| compare_mtime(node, seen))
-                .and_then(|()| match self.atimes {
-                    true => compare_atime(node, seen),
-                    false => Ok(()),
-                });
-            if let Err(text) = same {
-                return reason(1, format!("{path}: {text}"));
+    ) -> Result<usize, Reason> {
+        let Some(mark) = bounds.rolled else {
+            return self.compare_view(history, task, moment, bounds, None);
+        };
+        let owed = &bounds.owed;
+        let views = Rolling { mark, owed }.from(task, moment, &self.names);
+        let mut nearest = None;
+        for view in views.or_else(|text| reason(0, text))? {
+            match self.compare_view(history, task, moment, bounds, Some(&view)) {
+                Ok(later) => return Ok(later),
+                Err(wrong) => nearest = Some(wrong),
             }
         }
+        Err(nearest.expect("there is a view or an error"))
+    }
+
+    /// The same for one way in which files may have been rolled forward.
+    fn compare_view(
+        &self,
+        history: &History,
+        task: &TaskHistory,
+        moment: usize,
+        bounds: &Bounds,
+        rolled: Option<&View>,
+    ) -> Result<usize, Reason> {
+        let mut later = 0;
+        let names = rolled.map_or(&task.paths[moment], |view| &view.names);
+        let pairs = self.match_names(names)?;
         let mut done = BTreeSet::new();
         for (path, ino, there) in pairs {
-            let seen = &self.found.inodes[&there];
-            if !done.insert(ino) || seen.kind != steadfs_vfs::FileKind::Regular {
+            if !done.insert(ino) {
                 continue;
             }
-            let file = File {
-                format: history.format,
-                task,
-                ino,
-                moment,
-                durable: bounds.durable(ino),
-                last: bounds.last,
+            let seen = &self.found.inodes[&there];
+            let compare = |moment: usize, own: bool| {
+                let file = File {
+                    format: history.format,
+                    task,
+                    ino,
+                    moment,
+                    durable: bounds.durable(ino),
+                    last: bounds.last,
+                    own,
+                };
+                self.compare_inode(&file, path, seen, rolled)
             };
-            if let Err(text) = file.check_size(seen.size) {
-                return reason(2, format!("{path}: {text}"));
+            let moments = rolled.and_then(|view| view.moments.get(&ino));
+            let Some(moments) = moments else {
+                compare(moment, false)?;
+                continue;
+            };
+            let mut wrong = None;
+            let shown = moments
+                .iter()
+                .find(|at| match compare(**at, **at != moment) {
+                    Ok(()) => true,
+                    Err(reason) => {
+                        let text = format!("as after {at} operations, {}", reason.text);
+                        wrong = Some(Reason { text, ..reason });
+                        false
+                    }
+                });
+            match (shown, wrong) {
+                (None, Some(wrong)) => return Err(wrong),
+                (shown, _) => later += usize::from(shown != Some(&moment)),
             }
-            if let Err(text) = file.check_content(seen) {
-                return reason(3, format!("{path}: {text}"));
-            }
+        }
+        Ok(later)
+    }
+
+    /// Whether an inode is as it may be at one moment.
+    fn compare_inode(
+        &self,
+        file: &File<'_>,
+        path: &TreePath,
+        seen: &Seen,
+        rolled: Option<&View>,
+    ) -> Result<(), Reason> {
+        let node = file.node(file.moment).expect("a named inode exists");
+        let touched = rolled.is_some_and(|view| view.touched.contains(&file.ino));
+        let same = compare_attributes(node, seen)
+            .and_then(|()| match touched {
+                true => Ok(()),
+                false => compare_mtime(node, seen),
+            })
+            .and_then(|()| match self.atimes {
+                true => compare_atime(node, seen),
+                false => Ok(()),
+            });
+        if let Err(text) = same {
+            return reason(1, format!("{path}: {text}"));
+        }
+        if seen.kind != steadfs_vfs::FileKind::Regular {
+            return Ok(());
+        }
+        if let Err(text) = file.check_size(seen.size) {
+            return reason(2, format!("{path}: {text}"));
+        }
+        if let Err(text) = file.check_content(seen) {
+            return reason(3, format!("{path}: {text}"));
         }
         Ok(())
     }
@@ -475,6 +576,8 @@ struct File<'a> {
     durable: usize,
     /// The last moment that anything can be of.
     last: usize,
+    /// It was made durable by itself at that moment, with its exact size.
+    own: bool,
 }
 
 impl File<'_> {
@@ -498,6 +601,13 @@ impl File<'_> {
 
     /// Rule 4.
     fn check_size(&self, found: u64) -> Result<(), String> {
+        if self.own {
+            let due = self.size(self.moment);
+            return match found == due {
+                true => Ok(()),
+                false => Err(format!("has {found} bytes, not {due}")),
+            };
+        }
         let exact = self
             .events(0..self.moment)
             .filter(|(_, event)| *event == Event::Sized)

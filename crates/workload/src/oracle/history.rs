@@ -8,9 +8,10 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::{FallocMode, FsError, Result};
 use thiserror::Error;
 
+use super::rolled::{Chain, chains};
 use crate::model::{PAGE, State};
 use crate::run::{Marker, Recording, Runner, Step, Value, run};
-use crate::{Format, ModelFs, Op, Program, Span, Target, TreePath};
+use crate::{Format, ModelFs, Op, Program, Promise, Span, Target, TreePath};
 
 /// An operation that returned something else than it should have.
 #[derive(Clone, Debug, Error)]
@@ -71,6 +72,8 @@ pub(super) struct Deed {
     pub(super) grown: BTreeSet<InodeNo>,
     /// The inode it made.
     pub(super) made: Option<InodeNo>,
+    /// The inode that it was to make durable, whatever came of that.
+    pub(super) synced: Option<InodeNo>,
 }
 
 /// A task's states: `states[k]` is after `k` operations; `deeds[k]` leads from it to the next.
@@ -85,6 +88,8 @@ pub(super) struct TaskHistory {
     /// For each operation that failed half-way, the states had it come out otherwise (as far as the
     /// later results allow): single sectors may be from there.
     pub(super) others: Vec<Vec<State>>,
+    /// The files that may be rolled forward, if that is promised.
+    pub(super) chains: Vec<Chain>,
 }
 
 /// What happened on a volume: the state it started from and the histories of its tasks.
@@ -126,7 +131,7 @@ impl History {
         let base_paths = base.flatten();
         let mut owned = BTreeSet::new();
         for task in &mut tasks {
-            task.claim(&base, &base_paths);
+            task.claim(&base, &base_paths, format.promise);
             for path in &task.own {
                 assert!(owned.insert(path.clone()), "{path} is changed by two tasks");
             }
@@ -256,6 +261,7 @@ pub(super) fn replay(
         deeds,
         own: BTreeSet::new(),
         others: Vec::new(),
+        chains: Vec::new(),
     })
 }
 
@@ -314,6 +320,7 @@ impl Deed {
             events: Vec::new(),
             grown: BTreeSet::new(),
             made: None,
+            synced: target.filter(|_| matches!(step.op, Op::Fsync { .. } | Op::Fdatasync { .. })),
         };
         let Ok(value) = result else {
             return deed;
@@ -434,8 +441,13 @@ fn unmapped_blocks(content: &crate::model::Content, span: Span, format: Format) 
 impl TaskHistory {
     /// Finds out which paths are this task's: those that in any of its states are not what they
     /// were in the base state.
-    fn claim(&mut self, base: &State, base_paths: &BTreeMap<TreePath, InodeNo>) {
+    fn claim(&mut self, base: &State, base_paths: &BTreeMap<TreePath, InodeNo>, promise: Promise) {
         let all: Vec<_> = self.states.iter().map(State::flatten).collect();
+        if let Promise::RollForward { strict } = promise {
+            self.chains = chains(self, &all, strict);
+            let names = self.chains.iter().flat_map(|chain| &chain.places);
+            self.own.extend(names.filter_map(Clone::clone));
+        }
         let others = self.others.iter().flatten();
         let of_others: Vec<_> = others.map(|state| (state, state.flatten())).collect();
         let of_others = of_others.iter().map(|(state, paths)| (*state, paths));

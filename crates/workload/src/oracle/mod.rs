@@ -45,8 +45,28 @@
 //! 6. **Nothing else.** No other name exists, and links, listings and lookups agree
 //!    (see [`observe`](crate::observe())).
 //!
-//! The rules are those of ext4 with `data=ordered`: a file system that commits more than it must
+//! The first six rules are those of ext4 with `data=ordered`: a file system that commits more than it must
 //! passes as well.
+//!
+//! # Roll-forward
+//! f2fs makes a file durable by itself, beside its last checkpoint, and its recovery brings it back
+//! without what was done to others before. With [`Promise::RollForward`](crate::Promise) instead of 2:
+//!
+//! 7. **Each file for itself.** `M` is the moment of a checkpoint: at least the last sync's. A regular file
+//!    may be as it was at the moment `F` of an fsync or fdatasync of it (begun, not necessarily returned)
+//!    after `M`: everything about it, with its exact size; rules 4 and 5 hold for its content with `F` in
+//!    the place of `M`. If it was made after `M`, it is there with the one name it had at `F`, in its directory, wherever
+//!    that was at `M`. The directory's times are then not known.
+//!
+//!    That is so only where recovery can do it; otherwise an fsync has to take a checkpoint: the file has
+//!    one name at `F`; its directory is there at `M`, with the same extended attributes as at `F`; if the
+//!    file is there at `M`, its name is that one (recovery makes no second one); if it is new, whoever
+//!    else had the name since `M` is gone at `F` (who has it loses it, be that by the checkpoint or rolled
+//!    forward); and if `strict`, nothing was renamed into the directory since, and it was not renamed itself.
+//!
+//!    What an fsync, fdatasync or sync acknowledged (as in rule 2) is at or before `M`, or, of such a file, at or before
+//!    its `F`. So a rename, a removal or an attribute's change that nobody synced may be undone
+//!    while a later one of another file is there, but only for files that were synced.
 //!
 //! # In trouble
 //! Where the device fails or the volume is full ([`Histories`]) an operation that failed was done or
@@ -61,6 +81,7 @@
 
 mod check;
 mod history;
+mod rolled;
 #[cfg(test)]
 mod tests;
 mod troubled;

@@ -10,13 +10,14 @@ use steadfs_vfs::FileKind;
 use super::history::{Ack, Event, History, TaskHistory};
 use crate::generate::{Shape, pairs, random, singles};
 use crate::model::{Content, PAGE, State};
-use crate::{Format, ModelFs, Op, Program, observe};
+use crate::{Format, ModelFs, Op, Program, Promise, observe};
 
 const FORMAT: Format = Format {
     block_size: 4096,
     extents: true,
     shift_ranges: true,
     wide_times: true,
+    promise: Promise::Prefix,
 };
 const BLOCK: u64 = PAGE as u64;
 

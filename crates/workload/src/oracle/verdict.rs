@@ -9,6 +9,8 @@ use crate::TreePath;
 pub struct Found {
     /// Each task's moment: how many of its operations are there.
     pub moments: Vec<usize>,
+    /// Files that are not as they were at these moments, but as they were made durable later.
+    pub rolled: usize,
 }
 
 /// What is there but may not be, or is not there but must be.

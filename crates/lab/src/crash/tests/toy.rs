@@ -13,7 +13,7 @@ use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FileKind, FileSystem, FsError, Result};
 use steadfs_workload::model::{Content, PAGE};
 use steadfs_workload::observe::Seen;
-use steadfs_workload::{Format, ModelFs, Observed, State, TreePath, observe};
+use steadfs_workload::{Format, ModelFs, Observed, Promise, State, TreePath, observe};
 
 use crate::crash::Subject;
 use crate::device::Image;
@@ -37,6 +37,7 @@ const FORMAT: Format = Format {
     extents: true,
     shift_ranges: true,
     wide_times: true,
+    promise: Promise::Prefix,
 };
 const PLACE: u64 = 8 << 20;
 const SIZE: u64 = 3 * PLACE;

@@ -1,0 +1,291 @@
+//! Which files a recovery may have rolled forward, and to what: rule 7.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use steadfs_base::InodeNo;
+use steadfs_vfs::FileKind;
+
+use super::history::TaskHistory;
+use crate::model::State;
+use crate::op::RenameHow;
+use crate::{Op, TreePath};
+
+/// What making one file durable may have left beside the last checkpoint.
+#[derive(Clone, Debug)]
+pub(super) struct Chain {
+    pub(super) ino: InodeNo,
+    /// The moment that it shows the file at.
+    pub(super) moment: usize,
+    /// When it was begun.
+    pub(super) started: u64,
+    /// For each moment of a checkpoint before it: where the file is if it is rolled forward from there;
+    /// `None` where it cannot be, so that only a later checkpoint can have made it durable.
+    pub(super) places: Vec<Option<TreePath>>,
+}
+
+/// What a task may have left beside a checkpoint taken at any of its moments; `all` has the paths of
+/// each.
+pub(super) fn chains(
+    task: &TaskHistory,
+    all: &[BTreeMap<TreePath, InodeNo>],
+    strict: bool,
+) -> Vec<Chain> {
+    let mut found = Vec::new();
+    for (index, deed) in task.deeds.iter().enumerate() {
+        let Some(ino) = deed.synced else {
+            continue;
+        };
+        let rules = Rules {
+            task,
+            all,
+            ino,
+            moment: index + 1,
+            strict,
+        };
+        found.extend(rules.name().map(|(dir, name)| {
+            Chain {
+                ino,
+                moment: rules.moment,
+                started: deed.started,
+                places: (0..rules.moment)
+                    .map(|checkpoint| rules.place(checkpoint, dir, name))
+                    .collect(),
+            }
+        }));
+    }
+    found
+}
+
+/// The rules for one file that is made durable.
+struct Rules<'a> {
+    task: &'a TaskHistory,
+    all: &'a [BTreeMap<TreePath, InodeNo>],
+    ino: InodeNo,
+    moment: usize,
+    strict: bool,
+}
+
+impl<'a> Rules<'a> {
+    /// The directory and name of a regular file that has only one.
+    fn name(&self) -> Option<(InodeNo, &'a [u8])> {
+        let node = self.task.states[self.moment].node(self.ino).ok()?;
+        if node.kind != FileKind::Regular || node.nlink != 1 {
+            return None;
+        }
+        let paths = &self.all[self.moment];
+        let (path, _) = paths.iter().find(|(_, ino)| **ino == self.ino)?;
+        let dir = paths.get(&path.parent()?)?;
+        Some((*dir, path.name()?))
+    }
+
+    /// Where the file is if it is rolled forward from the checkpoint of this moment.
+    fn place(&self, checkpoint: usize, dir: InodeNo, name: &[u8]) -> Option<TreePath> {
+        let then = &self.task.states[checkpoint];
+        let mut paths = self.all[checkpoint].iter();
+        // No name can be made in a directory that is not there.
+        let (above, _) = paths.find(|(_, ino)| **ino == dir)?;
+        let place = above.child(name);
+        let attributes = |state: &'a State| state.node(dir).ok().map(|dir| &dir.xattrs);
+        if attributes(then) != attributes(&self.task.states[self.moment]) {
+            return None;
+        }
+        if then.node(self.ino).is_ok() {
+            // Its name is not made again: it must be the one that it has.
+            let mut names = self.all[checkpoint].iter();
+            let mut names = names.by_ref().filter(|(_, ino)| **ino == self.ino);
+            return (names.next()?.0 == &place && names.next().is_none()).then_some(place);
+        }
+        // Who had the name before loses it.
+        let between = &self.task.states[checkpoint..self.moment];
+        let others = between
+            .iter()
+            .filter_map(|state| state.lookup(dir, name).ok());
+        let mut others = others.filter(|other| *other != self.ino);
+        let lives_on = |other| self.all[self.moment].values().any(|ino| *ino == other);
+        if others.any(lives_on) || self.strict && self.renamed_into(dir, checkpoint) {
+            return None;
+        }
+        Some(place)
+    }
+
+    /// Whether anything was renamed into the directory since the checkpoint, or it was renamed itself.
+    fn renamed_into(&self, dir: InodeNo, checkpoint: usize) -> bool {
+        (checkpoint..self.moment).any(|index| {
+            let deed = &self.task.deeds[index];
+            let Op::Rename { from, to, how } = &deed.op else {
+                return false;
+            };
+            let there = |path: &TreePath| self.all[index].get(path) == Some(&dir);
+            let is_into = |path: &TreePath| path.parent().is_some_and(|above| there(&above));
+            let both = *how == RenameHow::Exchange;
+            // One that had nothing to do did nothing.
+            let done = !deed.changed.is_empty();
+            done && (there(from) || is_into(to) || both && (there(to) || is_into(from)))
+        })
+    }
+}
+
+/// The tree of one checkpoint with what may have been rolled forward.
+pub(super) struct View {
+    /// Who has which name.
+    pub(super) names: BTreeMap<TreePath, InodeNo>,
+    /// Moments that a file may be shown at, where those are not just the checkpoint's.
+    pub(super) moments: BTreeMap<InodeNo, Vec<usize>>,
+    /// Directories in which names were made again: now, so their times are not what they were.
+    pub(super) touched: BTreeSet<InodeNo>,
+}
+
+/// What a crash leaves room for.
+pub(super) struct Rolling<'a> {
+    /// The last marker before the crash: what was begun later cannot be there.
+    pub(super) mark: u64,
+    /// For each file, the first moment that has all that was acknowledged of it.
+    pub(super) owed: &'a BTreeMap<InodeNo, usize>,
+}
+
+/// Ways to give out names that are looked at: more than one only if one name belonged to several files.
+const WAYS: usize = 64;
+
+impl Rolling<'_> {
+    /// What may be there beside the checkpoint of moment `checkpoint`, where these names are `found`.
+    ///
+    /// # Errors
+    /// A file that was made durable and can have come from nowhere.
+    pub(super) fn from(
+        &self,
+        task: &TaskHistory,
+        checkpoint: usize,
+        found: &BTreeMap<&TreePath, InodeNo>,
+    ) -> Result<Vec<View>, String> {
+        let files = self.files(task, checkpoint);
+        let state = &task.states[checkpoint];
+        let is_new = |ino: &InodeNo| state.node(*ino).is_err();
+        // Which new files may have which name.
+        let mut claims: BTreeMap<&TreePath, Vec<InodeNo>> = BTreeMap::new();
+        for (ino, fit) in files.iter().filter(|(ino, _)| is_new(ino)) {
+            for (place, _) in fit.iter().filter(|(place, _)| found.contains_key(place)) {
+                let claims = claims.entry(place).or_default();
+                if !claims.contains(ino) {
+                    claims.push(*ino);
+                }
+            }
+        }
+        let mut ways: Vec<BTreeMap<&TreePath, InodeNo>> = vec![BTreeMap::new()];
+        for (place, claims) in claims {
+            let kept = task.paths[checkpoint].contains_key(place).then_some(None);
+            let choices = kept.into_iter().chain(claims.into_iter().map(Some));
+            let choices: Vec<_> = choices.collect();
+            ways = ways
+                .iter()
+                .flat_map(|way| {
+                    choices.iter().map(|choice| {
+                        let mut way = way.clone();
+                        way.extend(choice.map(|ino| (place, ino)));
+                        way
+                    })
+                })
+                .take(WAYS)
+                .collect();
+        }
+        let mut views = Vec::new();
+        let mut wrong = String::new();
+        for way in ways {
+            match self.view(task, checkpoint, &files, &way) {
+                Ok(view) => views.push(view),
+                Err(text) => wrong = text,
+            }
+        }
+        match views.is_empty() {
+            true => Err(wrong),
+            false => Ok(views),
+        }
+    }
+
+    /// The files that may have been rolled forward from a checkpoint: where to, and to which moments.
+    fn files<'a>(
+        &self,
+        task: &'a TaskHistory,
+        checkpoint: usize,
+    ) -> BTreeMap<InodeNo, Vec<(&'a TreePath, usize)>> {
+        let mut files: BTreeMap<InodeNo, Vec<_>> = BTreeMap::new();
+        for chain in &task.chains {
+            if chain.moment <= checkpoint || chain.started > self.mark {
+                continue;
+            }
+            let fit = files.entry(chain.ino).or_default();
+            let owed = self.owed.get(&chain.ino).copied().unwrap_or(0);
+            let place = chain.places[checkpoint].as_ref();
+            fit.extend(
+                place
+                    .filter(|_| chain.moment >= owed)
+                    .map(|place| (place, chain.moment)),
+            );
+        }
+        files
+    }
+
+    /// The tree with these new files.
+    fn view(
+        &self,
+        task: &TaskHistory,
+        checkpoint: usize,
+        files: &BTreeMap<InodeNo, Vec<(&TreePath, usize)>>,
+        chosen: &BTreeMap<&TreePath, InodeNo>,
+    ) -> Result<View, String> {
+        let mut view = View {
+            names: task.paths[checkpoint].clone(),
+            moments: BTreeMap::new(),
+            touched: BTreeSet::new(),
+        };
+        for (place, ino) in chosen {
+            let dir = place.parent().and_then(|dir| view.names.get(&dir).copied());
+            view.touched.extend(dir);
+            view.names.insert((*place).clone(), *ino);
+        }
+        let gone = |owed: usize| {
+            Err(format!(
+                "what was made durable after {owed} operations is not there"
+            ))
+        };
+        for (ino, fit) in files {
+            let owed = self.owed.get(ino).copied().unwrap_or(0);
+            if task.states[checkpoint].node(*ino).is_ok() {
+                let unchanged = (owed <= checkpoint).then_some(checkpoint);
+                let rolled = fit.iter().map(|(_, moment)| *moment);
+                let moments: Vec<_> = unchanged.into_iter().chain(rolled).collect();
+                if moments.is_empty() {
+                    return gone(owed);
+                }
+                view.moments.insert(*ino, moments);
+                continue;
+            }
+            let here = fit
+                .iter()
+                .filter(|(place, _)| chosen.get(place) == Some(ino));
+            let moments: Vec<_> = here.map(|(_, moment)| *moment).collect();
+            // By a file that had the name later.
+            let has_later = |other: &InodeNo, place| {
+                let mut fit = files[other].iter();
+                fit.any(|(there, moment)| *there == place && *moment > owed)
+            };
+            let is_replaced = fit.iter().any(|(place, _)| {
+                let other = chosen.get(place);
+                other.is_some_and(|other| has_later(other, *place))
+            });
+            if moments.is_empty() && owed > checkpoint && !is_replaced {
+                return gone(owed);
+            }
+            view.moments.insert(*ino, moments);
+        }
+        // What no chain can have.
+        let alone = |ino: &InodeNo| files.contains_key(ino);
+        let mut owed = self.owed.iter().filter(|(ino, _)| !alone(ino));
+        match owed.find(|(_, owed)| **owed > checkpoint) {
+            Some((_, owed)) => gone(*owed),
+            None => Ok(view),
+        }
+    }
+}
