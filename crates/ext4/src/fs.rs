@@ -157,7 +157,7 @@ impl Ext4 {
         }
         let core = disk::Inode::parse(&self.geo, ino, slot)?;
         let inode = Inode::new(self, ino, core)?;
-        inode.mark_reread();
+        inode.mark_reread(self.queue.next_flush());
         Ok(inode)
     }
 

@@ -55,7 +55,7 @@ pub struct Inode {
     /// Somebody has seen the times: the next change must show in them.
     times_seen: AtomicBool,
     /// Number of the commit's FLUSH that makes durable what was written last
-    /// ([`Journal::next_flush`]); 0: nothing was written since it was last flushed.
+    /// ([`Queue::next_flush`](steadfs_block::Queue::next_flush)); 0: nothing was written.
     unflushed: AtomicU64,
     /// Written along with another file's fsync, and not asked for since.
     along: AtomicBool,
@@ -179,10 +179,10 @@ impl Inode {
     }
 
     /// The inode comes from its table: what was done to it before is not known.
-    pub(crate) fn mark_reread(&self) {
+    /// `flush`: the FLUSH that covers it.
+    pub(crate) fn mark_reread(&self, flush: u64) {
         self.reread.store(true, Ordering::Release);
-        // No FLUSH has this number.
-        self.mark_unflushed(u64::MAX);
+        self.mark_unflushed(flush);
     }
 
     /// Whether something may have been done to it that its transactions' numbers do not tell.
@@ -220,11 +220,9 @@ impl Inode {
         self.unflushed.fetch_max(flush, Ordering::AcqRel);
     }
 
-    /// The FLUSH that what was written since the last call needs, if anything was; the caller flushes
-    /// the device unless that one has ended.
-    pub(crate) fn take_unflushed(&self) -> Option<u64> {
-        let flush = self.unflushed.swap(0, Ordering::AcqRel);
-        (flush != 0).then_some(flush)
+    /// The FLUSH that makes durable what was written so far; 0 if nothing was.
+    pub(crate) fn unflushed(&self) -> u64 {
+        self.unflushed.load(Ordering::Acquire)
     }
 
     /// Notes that another file's fsync wrote this one's data.

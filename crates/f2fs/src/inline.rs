@@ -137,7 +137,7 @@ impl F2fs {
         let run = self.segments().claim(log, 1, Purpose::User)?;
         let bio = Bio::write(u64::from(run.start.0) * BLOCK, vec![Buf::copy_of(&block)]);
         let written = self.queue.submit(bio, tag).wait();
-        inode.note_written(true);
+        inode.note_written(true, self.queue.next_flush());
         if written.is_err() {
             self.segments().release(run);
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use steadfs_base::{BlockSize, InodeNo, IoTag};
 use steadfs_block::Buf;
@@ -18,10 +18,6 @@ use crate::gate::Change;
 use crate::space::Need;
 
 mod table;
-
-/// Bits of [`Inode`]'s `written`.
-const WRITTEN_ANEW: u8 = 1;
-const WRITTEN_OVER: u8 = 2;
 
 pub use table::InodeTable;
 
@@ -59,8 +55,12 @@ pub struct Inode {
     linkable: AtomicBool,
     /// Somebody has seen the times since the last write.
     pub(crate) times_seen: AtomicBool,
-    /// How data was written that no FLUSH has made durable.
-    written: AtomicU8,
+    /// Number of the FLUSH that makes durable what was written last, data and nodes, and of that for data
+    /// written to new places ([`Queue::next_flush`](steadfs_block::Queue::next_flush)); 0: nothing was.
+    unflushed: AtomicU64,
+    unflushed_anew: AtomicU64,
+    /// Version of the checkpoint behind which the log has the inode marked with its name; 0: none.
+    named_behind: AtomicU64,
     /// Asked for since the last sweep.
     recent: AtomicBool,
 }
@@ -102,7 +102,9 @@ impl Inode {
             dead: AtomicBool::new(false),
             linkable: AtomicBool::new(false),
             times_seen: AtomicBool::new(true),
-            written: AtomicU8::new(0),
+            unflushed: AtomicU64::new(0),
+            unflushed_anew: AtomicU64::new(0),
+            named_behind: AtomicU64::new(0),
             recent: AtomicBool::new(true),
         })
     }
@@ -231,21 +233,33 @@ impl Inode {
         self.orphan.store(orphan, Ordering::Release);
     }
 
-    /// Notes that data of the file was written: to new places, or over old ones.
-    pub(crate) fn note_written(&self, new_places: bool) {
-        let bit = if new_places {
-            WRITTEN_ANEW
-        } else {
-            WRITTEN_OVER
-        };
-        self.written.fetch_or(bit, Ordering::AcqRel);
+    /// Notes that the device has answered writes of the file, perhaps of data to new places; the FLUSH with
+    /// this number makes them durable.
+    pub(crate) fn note_written(&self, new_places: bool, flush: u64) {
+        self.unflushed.fetch_max(flush, Ordering::AcqRel);
+        if new_places {
+            self.unflushed_anew.fetch_max(flush, Ordering::AcqRel);
+        }
     }
 
-    /// Whether data was written since the last call: to new places, over old ones. The caller makes it
-    /// durable.
-    pub(crate) fn take_written(&self) -> (bool, bool) {
-        let bits = self.written.swap(0, Ordering::AcqRel);
-        (bits & WRITTEN_ANEW != 0, bits & WRITTEN_OVER != 0)
+    /// The FLUSH that makes durable what was written so far; 0 if nothing was.
+    pub(crate) fn unflushed(&self) -> u64 {
+        self.unflushed.load(Ordering::Acquire)
+    }
+
+    /// The same for data written to new places.
+    pub(crate) fn unflushed_anew(&self) -> u64 {
+        self.unflushed_anew.load(Ordering::Acquire)
+    }
+
+    /// Notes that a chain behind this checkpoint has the inode, marked with its name.
+    pub(crate) fn set_named_behind(&self, version: u64) {
+        self.named_behind.store(version, Ordering::Release);
+    }
+
+    /// Whether recovery from this checkpoint makes the inode's name without another mark.
+    pub(crate) fn is_named_behind(&self, version: u64) -> bool {
+        self.named_behind.load(Ordering::Acquire) == version
     }
 
     /// Marks the inode freed.
@@ -302,7 +316,10 @@ impl F2fs {
             Some(FileKind::CharDevice | FileKind::BlockDevice) => core.rdev(&self.layout, &data),
             _ => 0,
         };
-        Inode::new(self, nid, core, rdev)
+        let inode = Inode::new(self, nid, core, rdev)?;
+        // What a life in memory before this one wrote is not known.
+        inode.note_written(true, self.queue.next_flush());
+        Ok(inode)
     }
 
     /// An inode's block: addresses, content and ids behind the fields.

@@ -81,10 +81,10 @@ impl Journal {
     ) -> Result<Durable, JournalError> {
         self.may_wait();
         let mut state = self.state.lock();
-        let flush = self.next_flush();
+        let flush = self.queue.next_flush();
         loop {
             if state.durable.at_least(tid) {
-                return Ok(if self.has_flushed(flush) {
+                return Ok(if self.queue.has_flushed(flush) {
                     Durable::Flushed
                 } else {
                     Durable::Already
@@ -333,8 +333,7 @@ impl Journal {
         let at = state.log.after(written.start, written.len - 1);
         let offset = self.block_size.offset_of(self.map.locate(at).0);
         let mut bio = Bio::write(offset, vec![record]);
-        let flush = state.tuning.barriers.then(|| self.flushes.begin());
-        if flush.is_some() {
+        if state.tuning.barriers {
             bio = bio.preflush_and_fua();
         }
         let tag = state.committing.as_ref().expect("the leader's").tag;
@@ -342,9 +341,6 @@ impl Journal {
         let io = self.queue.submit(bio, tag);
         self.note_ios(std::slice::from_ref(&io), tag);
         io.wait()?;
-        if let Some(flush) = flush {
-            self.flushes.end(flush);
-        }
         Ok(())
     }
 

@@ -1,7 +1,6 @@
 //! The open journal: opening, admission of handles, abort, flush.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
@@ -66,39 +65,9 @@ pub struct Journal {
     pub(crate) reclaiming: Mutex<()>,
     pub(crate) callbacks: Mutex<Callbacks>,
     pub(crate) tasks: Mutex<Vec<JoinHandle<()>>>,
-    pub(crate) flushes: Flushes,
-}
-
-/// FLUSHes that commits made, by number from 1.
-#[derive(Default)]
-pub(crate) struct Flushes {
-    begun: AtomicU64,
-    ended: AtomicU64,
-}
-
-impl Flushes {
-    /// A FLUSH is about to be submitted; its number.
-    pub(crate) fn begin(&self) -> u64 {
-        self.begun.fetch_add(1, Ordering::SeqCst) + 1
-    }
-
-    /// It ended well.
-    pub(crate) fn end(&self, number: u64) {
-        self.ended.fetch_max(number, Ordering::SeqCst);
-    }
 }
 
 impl Journal {
-    /// Which FLUSH of a commit makes durable what the device has answered by now: the next to begin.
-    pub fn next_flush(&self) -> u64 {
-        self.flushes.begun.load(Ordering::SeqCst) + 1
-    }
-
-    /// Whether this FLUSH, or a later one, has ended well.
-    pub fn has_flushed(&self, number: u64) -> bool {
-        self.flushes.ended.load(Ordering::SeqCst) >= number
-    }
-
     /// Opens the clean journal at `map` of the volume that `cache` caches.
     ///
     /// # Errors
@@ -164,7 +133,6 @@ impl Journal {
             reclaiming: Mutex::new(Rank::JournalReclaim, ()),
             callbacks: Mutex::new(Rank::Leaf, Callbacks::default()),
             tasks: Mutex::new(Rank::Leaf, Vec::new()),
-            flushes: Flushes::default(),
         }))
     }
 

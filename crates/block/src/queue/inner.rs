@@ -197,6 +197,14 @@ impl Inner {
         }
     }
 
+    pub(super) fn next_flush(&self) -> u64 {
+        self.state.lock().flushes + 1
+    }
+
+    pub(super) fn has_flushed(&self, number: u64) -> bool {
+        number == 0 || self.state.lock().flushed >= number
+    }
+
     pub(super) fn stats(&self) -> Stats {
         let state = self.state.lock();
         let mut stats = state.recorder.stats();

@@ -29,7 +29,9 @@
 //!
 //! # Flushes
 //! One FLUSH runs at a time. Those that arrive meanwhile share the next one, which starts after
-//! they arrived: it covers every write that had completed when they were submitted.
+//! they arrived: it covers every write that had completed when they were submitted. They are numbered,
+//! so that whoever remembers which one his data needs can see that somebody else's was that one or a
+//! later one, and do without ([`Queue::next_flush`], [`Queue::has_flushed`]).
 
 mod handle;
 mod inner;
@@ -183,6 +185,17 @@ impl Queue {
     /// Queues a FLUSH: when it ends well, every write that had completed is durable.
     pub fn flush(&self, tag: IoTag) -> IoHandle {
         self.submit(Bio::flush(), tag)
+    }
+
+    /// The number of the FLUSH that makes durable what the device has answered by now: of the next that
+    /// it is given, alone or before a write. From 1.
+    pub fn next_flush(&self) -> u64 {
+        self.inner.next_flush()
+    }
+
+    /// Whether this FLUSH, or a later one, has ended well. Number 0 stands for none that is needed.
+    pub fn has_flushed(&self, number: u64) -> bool {
+        self.inner.has_flushed(number)
     }
 
     /// Raises a request that is not yet dispatched to `tag`; never lowers, does nothing once the

@@ -111,6 +111,8 @@ pub(super) struct Request {
     pub epoch: u32,
     pub runner: Option<Runner>,
     pub dispatched: Instant,
+    /// The number of its FLUSH, if it has one.
+    pub flush: Option<u64>,
 }
 
 impl Request {

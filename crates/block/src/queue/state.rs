@@ -33,6 +33,10 @@ pub(super) struct State {
     running_flush: Option<ReqId>,
     /// The FLUSH that has not started; it takes those that arrive.
     next_flush: Option<ReqId>,
+    /// FLUSHes given to the device, those before writes included.
+    pub flushes: u64,
+    /// The latest of them that has ended well.
+    pub flushed: u64,
     /// Somebody is starting requests and will look again for more.
     pub pumping: bool,
     pub runners: u64,
@@ -86,6 +90,8 @@ impl State {
             in_flight: 0,
             running_flush: None,
             next_flush: None,
+            flushes: 0,
+            flushed: 0,
             pumping: false,
             runners: 0,
             recorder: Recorder::default(),
@@ -253,6 +259,7 @@ impl State {
             epoch: self.epoch,
             runner: None,
             dispatched: now,
+            flush: None,
         });
         if is_flush {
             self.next_flush = Some(id);
@@ -423,6 +430,10 @@ impl State {
         let empty = Bio::new(request.bio.op, 0, 0, Vec::new());
         let bio = std::mem::replace(&mut request.bio, empty);
         let runner = request.runner;
+        if bio.op == Op::Flush || bio.preflush {
+            self.flushes += 1;
+            self.living(id).flush = Some(self.flushes);
+        }
         let mut waiters = Vec::new();
         if bio.op == Op::Flush {
             debug_assert!(self.running_flush.is_none(), "one FLUSH runs at a time");
@@ -460,6 +471,9 @@ impl State {
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.slot);
         self.in_flight -= 1;
+        if let (Some(number), Ok(())) = (request.flush, result) {
+            self.flushed = self.flushed.max(number);
+        }
         if request.epoch == self.epoch {
             self.sched.complete(id.io_id(), nanos(now));
         }

@@ -426,6 +426,27 @@ fn a_failed_flush_fails_for_all_who_share_it() {
 }
 
 #[test]
+fn a_flush_covers_what_was_answered_before_it_began() {
+    let device = Puppet::new();
+    let queue = queue(&device, 8);
+    assert!(queue.has_flushed(0));
+    let under_way = queue.flush(BACKGROUND);
+    let needed = queue.next_flush();
+    device.end(0);
+    assert!(under_way.is_done() && !queue.has_flushed(needed));
+    let before_a_write = queue.submit(block(3, 1).preflush_and_fua(), BACKGROUND);
+    assert!(!queue.has_flushed(needed) && queue.next_flush() > needed);
+    device.end(0);
+    assert!(before_a_write.is_done() && queue.has_flushed(needed));
+    let needed = queue.next_flush();
+    let failing = queue.flush(BACKGROUND);
+    let (bio, done) = device.state.lock().pending.pop().unwrap();
+    let error = IoError::of(&bio, "gone");
+    done(bio, Err(error));
+    assert!(failing.wait().is_err() && !queue.has_flushed(needed));
+}
+
+#[test]
 fn what_the_device_cannot_do_is_refused_at_once() {
     let device = Puppet::new();
     let queue = queue(&device, 8);

@@ -171,7 +171,7 @@ impl Ext4 {
             },
         };
         let written = self.write_piece(cx, rest, &piece);
-        inode.mark_unflushed(self.next_flush());
+        inode.mark_unflushed(self.queue.next_flush());
         let mut named = match written {
             Ok(()) => self.name_new(cx, inode, rest, &piece),
             Err(error) => Err(error),

@@ -305,7 +305,7 @@ impl Ext4 {
             })?;
             at = at.plus(n);
         }
-        inode.mark_unflushed(self.next_flush());
+        inode.mark_unflushed(self.queue.next_flush());
         Ok(())
     }
 }

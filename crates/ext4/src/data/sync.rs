@@ -2,7 +2,6 @@
 
 use steadfs_base::{IoTag, Urgency};
 use steadfs_cache::Why;
-use steadfs_jbd2::Durable;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
 use crate::fs::{Ext4, io_error};
@@ -34,37 +33,28 @@ impl Ext4 {
         match (self.txns.journal(), self.txns.direct()) {
             (Some(journal), _) => {
                 let reread = inode.is_reread();
-                let durable = match inode.tid_for_sync(datasync) {
-                    _ if reread => Some(journal.commit_all(tag).map_err(journal_error)?),
-                    Some(tid) => Some(journal.commit(tid, tag).map_err(journal_error)?),
-                    None => None,
-                };
+                match inode.tid_for_sync(datasync) {
+                    _ if reread => drop(journal.commit_all(tag).map_err(journal_error)?),
+                    Some(tid) => drop(journal.commit(tid, tag).map_err(journal_error)?),
+                    None => {}
+                }
                 if reread {
                     inode.all_is_durable();
                 }
-                let flushed = durable == Some(Durable::Flushed);
-                match inode.take_unflushed() {
-                    Some(flush) if !flushed && !journal.has_flushed(flush) => {
-                        self.flush_device(tag)
-                    }
-                    _ => Ok(()),
+                // The commit's FLUSH, or somebody else's, may be the one that the data needs.
+                match self.queue.has_flushed(inode.unflushed()) {
+                    true => Ok(()),
+                    false => self.flush_device(tag),
                 }
             }
             (None, Some(meta)) => {
                 // Nothing tells which blocks lead to this file: all of them go.
                 meta.write_dirty(tag).map_err(io_error)?;
-                inode.take_unflushed();
                 self.flush_device(tag)
             }
             // Mounted read-only: nothing was written.
             (None, None) => Ok(()),
         }
-    }
-
-    /// The commit's FLUSH that makes durable what the device has answered by now; without a journal
-    /// there is none.
-    pub(crate) fn next_flush(&self) -> u64 {
-        self.txns.journal().map_or(u64::MAX, |j| j.next_flush())
     }
 
     /// Makes everything durable that the device has answered. If it cannot, nobody knows which of the

@@ -519,7 +519,7 @@ impl Ext4 {
         let weight = self.weight(inode);
         let mut first_error = Ok(());
         // First: whoever finds no block in memory any more must find this.
-        inode.mark_unflushed(self.next_flush());
+        inode.mark_unflushed(self.queue.next_flush());
         let mut covered = taken[0].block.0;
         let end = taken[taken.len() - 1].block.0 + 1;
         let unplaced = |range: Range<u64>| {

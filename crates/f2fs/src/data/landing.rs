@@ -53,7 +53,8 @@ impl F2fs {
             first_error = first_error.and(named.result.clone());
         }
         self.land_failed(inode, rest, unplaced, None);
-        inode.note_written(pieces.iter().any(|p| p.claimed));
+        let anew = pieces.iter().any(|p| p.claimed);
+        inode.note_written(anew, self.queue.next_flush());
         first_error
     }
 

@@ -103,7 +103,7 @@ impl F2fs {
                 len: run.len - named,
             });
         }
-        inode.note_written(true);
+        inode.note_written(true, self.queue.next_flush());
         result
     }
 

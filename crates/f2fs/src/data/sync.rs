@@ -94,8 +94,8 @@ impl F2fs {
         self.syncs.count(reason);
         match reason {
             Some(_) => {
-                inode.take_written();
                 self.request_checkpoint(tag)?;
+                self.flush_written(inode, tag)?;
                 self.find_parent(inode, tag)
             }
             None => self.sync_chain(inode, tag),
@@ -105,16 +105,12 @@ impl F2fs {
     /// Makes a regular file durable by its own nodes.
     fn sync_chain(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         let named = !self.is_in_checkpoint(inode.nid(), tag)?;
-        let mut anew = false;
         for _ in 0..TRIES {
-            let chain = {
+            let (chain, anew) = {
                 // What is named from here on is the next fsync's.
                 let _one = inode.flush.lock();
                 let chain = self.place_chain(inode, named, tag)?;
-                if chain.is_some() {
-                    anew |= inode.take_written().0;
-                }
-                chain
+                (chain, !self.queue.has_flushed(inode.unflushed_anew()))
             };
             let Some(chain) = chain else {
                 return self.finish_sync(inode, tag);
@@ -140,9 +136,14 @@ impl F2fs {
             let (_, version) = self.checkpoints.node_version();
             self.wait_checkpoint(version)?;
         }
-        match inode.take_written() {
-            (false, false) => Ok(()),
-            _ => self.flush_device(tag),
+        self.flush_written(inode, tag)
+    }
+
+    /// Makes durable what the device has answered of a file's writes, if no FLUSH has yet, anybody's.
+    fn flush_written(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        match self.queue.has_flushed(inode.unflushed()) {
+            true => Ok(()),
+            false => self.flush_device(tag),
         }
     }
 

@@ -33,6 +33,7 @@ pub enum Barrier {
 
 /// Nodes of an fsync with their places.
 pub struct Chain<'f> {
+    inode: &'f Inode,
     write: NodeWrite<'f>,
     /// The marked one last.
     blocks: Vec<(BlockAddr, Buf)>,
@@ -46,17 +47,20 @@ pub struct Chain<'f> {
 
 impl F2fs {
     /// Gives places to what changed of a file's nodes; `None` if nothing did. `named`: no checkpoint has the
-    /// inode, so recovery has to make its name. The caller holds `inode.flush`.
-    pub(crate) fn place_chain(
-        &self,
-        inode: &Inode,
+    /// inode, so recovery has to make its name, which needs a mark on it in the first chain behind a
+    /// checkpoint. The caller holds `inode.flush`.
+    pub(crate) fn place_chain<'f>(
+        &'f self,
+        inode: &'f Inode,
         named: bool,
         tag: IoTag,
-    ) -> Result<Option<Chain<'_>>> {
+    ) -> Result<Option<Chain<'f>>> {
         let change = self.change()?;
         let core = inode.core.read();
         self.store_inode(&change, inode, &core)?;
         let ino = inode.nid();
+        let (node_version, version) = self.checkpoints.node_version();
+        let named = named && !inode.is_named_behind(version);
         if named {
             let node = self.inode_node(ino, tag)?;
             drop(self.nodes.change(&change, &node)?);
@@ -76,8 +80,8 @@ impl F2fs {
         let Some(marked) = nodes.len().checked_sub(1) else {
             return Ok(None);
         };
-        let (node_version, version) = self.checkpoints.node_version();
         let mut chain = Chain {
+            inode,
             write: self.node_writes.begin(),
             blocks: Vec::with_capacity(nodes.len()),
             held: Vec::new(),
@@ -98,6 +102,9 @@ impl F2fs {
                 }
             }
         }
+        if dentry && chain.whole.is_ok() {
+            inode.set_named_behind(version);
+        }
         chain.held = nodes;
         Ok(Some(chain))
     }
@@ -109,6 +116,7 @@ impl F2fs {
     /// failed: the volume stops, as nodes are not where the table says.
     pub(crate) fn write_chain(&self, chain: Chain<'_>, how: Barrier, tag: IoTag) -> Result<()> {
         let Chain {
+            inode,
             write,
             mut blocks,
             held,
@@ -128,7 +136,11 @@ impl F2fs {
         });
         drop(held);
         match &written {
-            Ok(()) => write.end(),
+            Ok(()) => {
+                // Who finds nothing of the file to write waits for the end, and sees what is to flush.
+                inode.note_written(false, self.queue.next_flush());
+                write.end();
+            }
             Err(error) => {
                 self.stop(&format!("a node could not be written: {error}"));
                 drop(write);

@@ -200,6 +200,19 @@ fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
     // A new file, whose name is made by recovery, and blocks of an old one through two nodes.
     let new = make_file(&fs, b"new", 930);
     sync(&new, Barrier::Ordered);
+    assert!(fs.place_chain(&new, true, tag).unwrap().is_none());
+    // Behind the mark with its name a chain without the inode will do.
+    write_block(&fs, &new, 925);
+    let last = fs.slot(&new, 925, tag).unwrap();
+    sync(&new, Barrier::Ordered);
+    let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+    let reader = mount_device(&copy).unwrap();
+    check_file(&reader, b"new", 930);
+    let ino = reader
+        .lookup(&Cx::default(), reader.root(), b"new")
+        .unwrap();
+    let ino = reader.by_number(ino.ino, tag).unwrap();
+    assert_eq!(reader.slot(&ino, 925, tag).unwrap(), last);
     write_block(&fs, &old, 5);
     write_block(&fs, &old, 990);
     let found = |blocks: u64| {
