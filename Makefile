@@ -42,9 +42,9 @@ test: judges ## everything: unit tests, mounted tests, judges
 	PATH="$(JUDGES):$$PATH" cargo test --workspace --locked --no-fail-fast
 
 BENCH ?=
-bench: ## kernel ext4, fuse2fs and steadfs side by side (BENCH="--quick --only fs_mark")
+bench: ## kernel ext4, fuse2fs and steadfs (ext4, f2fs) side by side (BENCH="--quick --only fs_mark")
 	@scripts/install-build
-	@scripts/install-packages e2fsprogs fio fsmark fuse2fs fuse3 util-linux
+	@scripts/install-packages e2fsprogs f2fs-tools fio fsmark fuse2fs fuse3 util-linux
 	@scripts/prepare-kernel
 	$(CARGO) build --release --locked -p steadfs-cli -p steadfs-bench
 	target/release/steadfs-bench $(BENCH)

@@ -21,7 +21,7 @@ pub struct Activity {
     pub without: &'static [Subject],
     /// Whether steadfs gets a block device, and so a `fuseblk` mount, instead of the image file.
     pub block_device: bool,
-    /// More arguments for mke2fs.
+    /// More arguments for mke2fs. (f2fs makes room for inodes as it needs them.)
     pub format: &'static [&'static str],
     /// Most rounds that are worth their time.
     pub rounds: usize,

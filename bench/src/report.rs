@@ -82,6 +82,12 @@ impl Samples {
         };
         Some(self.middle(row.key, subject)? / base?)
     }
+
+    /// Ours on f2fs relative to ours on ext4.
+    fn f2fs_ratio(&self, row: &Row) -> Option<f64> {
+        let ours = |subject| self.middle(row.key, subject);
+        Some(ours(Subject::SteadfsF2fs)? / ours(Subject::Steadfs)?)
+    }
 }
 
 /// The whole report: spread, resources, failures, and the table of rows at the end.
@@ -140,7 +146,7 @@ fn resources(samples: &Samples, subjects: &[Subject]) -> String {
         if peak > 0 {
             text += &format!(" / {}, {} MiB", short(median(&server)), peak >> 20);
         }
-        if *subject == Subject::Steadfs && peak > CACHE_SIZE + BESIDES_CACHE {
+        if subject.is_ours() && peak > CACHE_SIZE + BESIDES_CACHE {
             text += " (misses its goal: cache_size + 64 MiB)";
         }
         text.push('\n');
@@ -155,9 +161,15 @@ fn table(samples: &Samples, subjects: &[Subject]) -> String {
     for subject in subjects {
         text += &format!(" {subject} |");
     }
-    text += " ratio | goal | |\n|---|---|";
+    text += " ratio | goal | |";
+    let f2fs = subjects.contains(&Subject::SteadfsF2fs);
+    if f2fs {
+        text += " f2fs to ext4 | goal | |";
+    }
+    text += "\n|---|---|";
     text += &"--:|".repeat(subjects.len());
-    text += "--:|---|---|\n";
+    text += "--:|---|---|";
+    text += if f2fs { "--:|---|---|\n" } else { "\n" };
     for row in samples.rows() {
         text += &line(samples, row, subjects);
     }
@@ -177,13 +189,28 @@ fn line(samples: &Samples, row: &Row, subjects: &[Subject]) -> String {
         text += &format!(" {middle}{ratio} |");
     }
     let ratio = samples.ratio(row, Subject::Steadfs);
+    let reached = ratio.and_then(|ratio| row.goal.reached(ratio));
+    text += &verdict(ratio, &row.goal.text(), reached);
+    if subjects.contains(&Subject::SteadfsF2fs) {
+        let ratio = samples.f2fs_ratio(row);
+        let goal = row
+            .f2fs
+            .map_or_else(String::new, |least| format!("≥ {least}"));
+        let reached = row.f2fs.zip(ratio).map(|(least, ratio)| ratio >= least);
+        text += &verdict(ratio, &goal, reached);
+    }
+    text + "\n"
+}
+
+/// A ratio, what it is to be, and whether it is.
+fn verdict(ratio: Option<f64>, goal: &str, reached: Option<bool>) -> String {
     let shown = ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
-    let verdict = match ratio.and_then(|ratio| row.goal.reached(ratio)) {
+    let verdict = match reached {
         Some(true) => "meets",
         Some(false) => "**misses**",
         None => "",
     };
-    text + &format!(" {shown} | {} | {verdict} |\n", row.goal.text())
+    format!(" {shown} | {goal} | {verdict} |")
 }
 
 /// Every sample, for other programs.
@@ -246,6 +273,28 @@ mod tests {
         );
         let said = table(&samples(&[1000.0], &[349.0]), &subjects);
         assert!(said.contains("**misses**"), "{said}");
+    }
+
+    #[test]
+    fn f2fs_is_measured_by_ext4() {
+        let subjects = [Subject::Steadfs, Subject::SteadfsF2fs];
+        let mut samples = Samples::default();
+        for (subject, value) in [(Subject::Steadfs, 100.0), (Subject::SteadfsF2fs, 120.0)] {
+            for key in ["random write, fsync every 1", "fs_mark 1"] {
+                let found = Found {
+                    values: vec![(key, value)],
+                    ..Found::default()
+                };
+                samples.add("some", subject, found);
+            }
+        }
+        let said = table(&samples, &subjects);
+        let lines: Vec<_> = said.lines().collect();
+        assert!(lines[2].ends_with("| 1.20 | ≥ 1 | meets |"), "{said}");
+        assert!(
+            lines[3].ends_with("| 1.20 | ≥ 1.3 | **misses** |"),
+            "{said}"
+        );
     }
 
     #[test]

@@ -111,9 +111,17 @@ impl Bench {
 
     /// Speed counts only on a volume in which nothing is wrong.
     fn judge(&self, subject: Subject) -> Result<()> {
-        let mut e2fsck = program("e2fsck");
-        e2fsck.arg("-fn").arg(self.image(subject));
-        match output(&mut e2fsck) {
+        let mut checker = match subject.is_f2fs() {
+            true => program("fsck.f2fs"),
+            false => program("e2fsck"),
+        };
+        let only_look = if subject.is_f2fs() {
+            "--dry-run"
+        } else {
+            "-fn"
+        };
+        checker.arg(only_look).arg(self.image(subject));
+        match output(&mut checker) {
             Ok(_) => Ok(()),
             Err(error) => Err(format!("the volume is not clean: {error}").into()),
         }
@@ -191,6 +199,11 @@ impl<'a> Stage<'a> {
 
     /// Nothing is left to be initialised later, and no block of the image is given back to the host.
     fn format(&self, activity: &Activity) -> Result<()> {
+        if self.subject.is_f2fs() {
+            let mut mkfs = program("mkfs.f2fs");
+            mkfs.args(["-q", "-f", "-t", "0"]);
+            return quietly(mkfs.arg(self.medium.path()));
+        }
         let mut mke2fs = program("mke2fs");
         mke2fs.args(["-q", "-F", "-t", "ext4", "-E"]);
         mke2fs.arg("nodiscard,lazy_itable_init=0,lazy_journal_init=0");

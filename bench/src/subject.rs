@@ -33,17 +33,20 @@ pub enum Subject {
     KernelCached,
     /// fuse2fs of e2fsprogs.
     Fuse2fs,
-    /// This project.
+    /// This project, on ext4.
     Steadfs,
+    /// This project, on f2fs, which no kernel here knows.
+    SteadfsF2fs,
 }
 
 impl Subject {
     /// All of them, in the order they take turns.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::KernelDirect,
         Self::KernelCached,
         Self::Fuse2fs,
         Self::Steadfs,
+        Self::SteadfsF2fs,
     ];
 
     /// The name in tables and on the command line.
@@ -53,7 +56,18 @@ impl Subject {
             Self::KernelCached => "kernel-cached",
             Self::Fuse2fs => "fuse2fs",
             Self::Steadfs => "steadfs",
+            Self::SteadfsF2fs => "steadfs-f2fs",
         }
+    }
+
+    /// Whether it is this project.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Self::Steadfs | Self::SteadfsF2fs)
+    }
+
+    /// Whether its volumes are f2fs and not ext4.
+    pub fn is_f2fs(self) -> bool {
+        self == Self::SteadfsF2fs
     }
 }
 
@@ -76,7 +90,7 @@ impl Medium {
         let device = match subject {
             Subject::KernelDirect => Some(LoopDevice::attach(image, true)),
             Subject::KernelCached => Some(LoopDevice::attach(image, false)),
-            Subject::Fuse2fs | Subject::Steadfs => {
+            Subject::Fuse2fs | Subject::Steadfs | Subject::SteadfsF2fs => {
                 block_device.then(|| LoopDevice::attach(image, true))
             }
         };
@@ -105,11 +119,12 @@ impl Medium {
                 command.args(["-f", "-o", "rw"]).args([path, root]);
                 Some(serve(command, root, until_listed)?)
             }
-            Subject::Steadfs => {
+            Subject::Steadfs | Subject::SteadfsF2fs => {
                 let mut command = Command::new(steadfs);
                 // As `steadfs mount` starts it: it tells when the mount is usable.
                 command.args(["mount", "--serve", "-o"]);
-                command.arg(format!("cache_size={CACHE_SIZE}"));
+                // No block of the image is given back to the host.
+                command.arg(format!("nodiscard,cache_size={CACHE_SIZE}"));
                 command.args([path, root]);
                 Some(serve(command, root, until_ready)?)
             }

@@ -70,6 +70,8 @@ const SPREAD: [Step; 4] = [
 
 /// fuse2fs searches directories from end to end: more would take hours.
 const PATIENCE: u32 = 10_000;
+/// Each inode of f2fs takes a block of 4 KiB: a million do not fit the image.
+const INODE_BLOCKS: u32 = 100_000;
 
 /// All files in one directory.
 pub fn in_one(stage: &mut Stage) -> Result<()> {
@@ -84,6 +86,7 @@ pub fn spread(stage: &mut Stage) -> Result<()> {
 fn grow(stage: &mut Stage, steps: &[Step], in_each: u32) -> Result<()> {
     let most = match stage.subject() {
         Subject::Fuse2fs => PATIENCE,
+        Subject::SteadfsF2fs => stage.size().growth.min(INODE_BLOCKS),
         _ => stage.size().growth,
     };
     let place = Place {
