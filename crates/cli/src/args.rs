@@ -207,6 +207,18 @@ pub enum Lab {
     CheckpointMerge(Experiment),
     /// Boost: fsync of what the flusher has queued, beside background writes (ext4, CFQ's rules, and others).
     UrgentWriteback(Experiment),
+    /// All experiments, each on its own device.
+    All(AllExperiments),
+}
+
+/// How all experiments are run and shown.
+#[derive(Debug, clap::Args)]
+pub struct AllExperiments {
+    #[command(flatten)]
+    pub how: Experiment,
+    /// Write one self-contained page with tables and charts.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 /// How an experiment is run and shown.
@@ -224,6 +236,9 @@ pub struct Experiment {
     /// The report as JSON, times in nanoseconds.
     #[arg(long)]
     pub json: bool,
+    /// Write charts (SVG) into a directory, which is made.
+    #[arg(long, value_name = "DIR")]
+    pub plot: Option<PathBuf>,
 }
 
 /// Explore crashes: run programs, cut the power everywhere, recover, check.

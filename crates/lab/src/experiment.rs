@@ -11,7 +11,9 @@
 
 mod actors;
 mod bed;
+mod chart;
 mod checkpoint_merge;
+mod html;
 mod plan;
 mod report;
 mod run;
@@ -19,8 +21,9 @@ mod statistics;
 mod text;
 mod urgent_writeback;
 
-pub use actors::{Background, PIECE, content, make_file, writer};
+pub use actors::{Background, PIECE, WRITE_CPU, content, make_file, writer};
 pub use bed::{Bed, CacheSizes, Group, Mount, Outcome, World, prepare, process, simulate};
+pub use html::page;
 pub use plan::{Arm, Cell, Error, Figure, Plan, Role, Run, Sample, Settings, Source, Unit};
 pub use report::{ArmReport, CellReport, FigureReport, Measure, Report};
 pub use run::run;

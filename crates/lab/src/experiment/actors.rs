@@ -11,18 +11,22 @@ use steadfs_vfs::{Cx, FileSystem, FsError};
 /// Bytes of a write of [`writer`], and of what [`content`] makes.
 pub const PIECE: u64 = 128 << 10;
 /// CPU of a write of that size.
-const WRITE_CPU: Duration = Duration::from_micros(60);
+pub const WRITE_CPU: Duration = Duration::from_micros(60);
 
 /// What belongs at an offset of a file, each time it is written: so what is left does not depend on how often that
 /// was. A device's store keeps a word for each block of it.
 pub fn content(at: u64, len: u64) -> Vec<u8> {
     let len = usize::try_from(len).expect("what is written at once fits memory");
     let mut bytes = vec![0; len];
+    fill(at, &mut bytes);
+    bytes
+}
+
+fn fill(at: u64, bytes: &mut [u8]) {
     for (block, part) in (at / 4096..).zip(bytes.chunks_mut(4096)) {
         let word = (block + 1).to_le_bytes();
         part.as_chunks_mut().0.fill(word);
     }
-    bytes
 }
 
 /// A thread that goes on until it is told to stop, and how much it has done.
@@ -68,10 +72,11 @@ impl Background {
 /// A thread that writes a file of `size` bytes from start to end, again and again.
 pub fn writer(fs: &Arc<dyn FileSystem>, cx: Cx, file: InodeNo, size: u64) -> Background {
     let fs = Arc::clone(fs);
-    let mut at = 0;
+    let (mut at, mut bytes) = (0, content(0, PIECE));
     Background::spawn("writer", move || {
         sleep(WRITE_CPU);
-        fs.write(&cx, file, at, &content(at, PIECE), false)?;
+        fill(at, &mut bytes);
+        fs.write(&cx, file, at, &bytes, false)?;
         at = (at + PIECE) % size;
         Ok(PIECE)
     })

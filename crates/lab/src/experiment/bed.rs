@@ -10,7 +10,7 @@ use steadfs_block::{Device, Queue, QueueOptions, QueueSettings, Stats};
 use steadfs_ext4::Ext4;
 use steadfs_f2fs::F2fs;
 use steadfs_rt::sim;
-use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, ReadData};
+use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, Segment};
 
 use crate::flash::{Counters, FlashDevice, Parameters, Store};
 
@@ -291,15 +291,50 @@ fn digest_file(
 ) -> Result<(), FsError> {
     const PART: usize = 1 << 20;
     let cx = Cx::default();
+    let mut lanes = Lanes::default();
     let mut at = 0;
     while at < size {
-        let data: ReadData = fs.read(&cx, ino, at, PART)?;
-        let bytes = data.to_vec();
-        if bytes.is_empty() {
+        let data = fs.read(&cx, ino, at, PART)?;
+        if data.is_empty() {
             break;
         }
-        hasher.write(&bytes);
-        at += bytes.len() as u64;
+        for segment in data.segments() {
+            match segment {
+                Segment::Bytes(owner, range) => lanes.add(&(**owner).as_ref()[range.clone()]),
+                Segment::Zeros(len) => lanes.add_zeros(*len),
+            }
+        }
+        at += data.len() as u64;
     }
+    lanes.0.into_iter().for_each(|lane| hasher.write_u64(lane));
     Ok(())
+}
+
+/// A hash of bytes in four sums at a time, for gigabytes of them.
+#[derive(Default)]
+struct Lanes([u64; 4]);
+
+impl Lanes {
+    fn add(&mut self, bytes: &[u8]) {
+        const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+        let (words, rest) = bytes.as_chunks::<32>();
+        for word in words {
+            for (lane, part) in self.0.iter_mut().zip(word.as_chunks::<8>().0) {
+                *lane = (lane.rotate_left(26) ^ u64::from_le_bytes(*part)).wrapping_mul(ODD);
+            }
+        }
+        for byte in rest {
+            self.0[0] = (self.0[0].rotate_left(26) ^ u64::from(*byte)).wrapping_mul(ODD);
+        }
+    }
+
+    fn add_zeros(&mut self, len: usize) {
+        const BLOCK: &[u8] = &[0; 4096];
+        let mut left = len;
+        while left > 0 {
+            let part = left.min(BLOCK.len());
+            self.add(&BLOCK[..part]);
+            left -= part;
+        }
+    }
 }

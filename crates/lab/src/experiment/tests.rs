@@ -23,7 +23,53 @@ fn the_same_seeds_give_the_same_report() {
         let (first, again) = (report(name), report(name));
         assert_eq!(first.to_json(), again.to_json());
         assert_eq!(first.to_text(), again.to_text());
+        let chart = first.latency_chart().expect("every experiment has times");
+        assert!(chart.starts_with("<svg") && chart.ends_with("</svg>\n"));
+        assert_eq!(page(std::slice::from_ref(&first)), page(&[again]));
         let seeds: Vec<_> = first.cells[0].arms[0].traces.clone();
         assert_ne!(seeds[0], seeds[1], "seeds differ");
+    }
+}
+
+/// Charts and pages show what a report says, whatever its texts hold.
+#[test]
+fn charts_and_pages_hold_the_figures_and_escape_texts() {
+    let figure = |what: &str, published, seeds: &[f64], predicted| FigureReport {
+        what: what.to_owned(),
+        published,
+        ours: Estimate::of(seeds),
+        deviation: 0.5,
+        predicted,
+        why: Some("a < b & c".to_owned()),
+    };
+    let report = Report {
+        experiment: "x".to_owned(),
+        title: "<why>?".to_owned(),
+        source: "simulated",
+        device: "d".to_owned(),
+        seeds: 2,
+        scale: Some("half".to_owned()),
+        simulated_ns: 7,
+        cells: Vec::new(),
+        figures: vec![
+            figure("one", 2.0, &[3.0, 3.2], true),
+            figure("two", 1.0, &[9.0], false),
+        ],
+        notes: vec!["\"note\"".to_owned()],
+    };
+    assert_eq!(report.latency_chart(), None);
+    let chart = report.figures_chart();
+    for said in ["one (predicted)", "two (calibrated)", ">9<"] {
+        assert!(chart.contains(said), "{said}: {chart}");
+    }
+    let page = page(&[report]);
+    for said in [
+        "&lt;why&gt;?",
+        "a &lt; b &amp; c",
+        "&quot;note&quot;",
+        "Scaled down: half",
+        "+50 %",
+    ] {
+        assert!(page.contains(said), "{said}: {page}");
     }
 }

@@ -98,7 +98,7 @@ impl Report {
     }
 }
 
-fn figure_rows(figures: &[FigureReport]) -> Vec<Vec<String>> {
+pub(super) fn figure_rows(figures: &[FigureReport]) -> Vec<Vec<String>> {
     let head = ["", "published", "ours (simulated)", "off by", "the model"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for figure in figures {
@@ -118,7 +118,7 @@ fn figure_rows(figures: &[FigureReport]) -> Vec<Vec<String>> {
     rows
 }
 
-fn cell_rows(cell: &CellReport) -> Vec<Vec<String>> {
+pub(super) fn cell_rows(cell: &CellReport) -> Vec<Vec<String>> {
     let mut head = vec![String::new()];
     head.extend(cell.arms.iter().map(|arm| arm.name.clone()));
     let mut rows = vec![head];
