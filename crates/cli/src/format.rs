@@ -48,8 +48,6 @@ fn refuse_of_other_kind(args: &args::Format, f2fs: bool) -> Result<(), Failure> 
         ("--inode-size", args.inode_size.is_some()),
         ("--reserved", args.reserved.is_some()),
         ("--journal", !args.journal.is_empty()),
-        // Filling needs a volume that can be written.
-        ("--from-dir", args.from_dir.is_some()),
     ];
     let of_f2fs = [
         (
@@ -64,7 +62,7 @@ fn refuse_of_other_kind(args: &args::Format, f2fs: bool) -> Result<(), Failure> 
         ("--nodiscard", only.nodiscard),
         ("--force", only.force),
     ];
-    let others = if f2fs { of_ext } else { of_f2fs };
+    let others = if f2fs { &of_ext[..] } else { &of_f2fs[..] };
     match others.iter().find(|(_, given)| *given) {
         None => Ok(()),
         Some((name, _)) => Err(Failure::plain(format!(
@@ -126,7 +124,7 @@ fn size(text: &str) -> Result<u64, Failure> {
 }
 
 /// Copies a directory's content into the new volume.
-fn fill(path: &Path, dir: &Path) -> Result<(), Failure> {
+pub fn fill(path: &Path, dir: &Path) -> Result<(), Failure> {
     let volume = Volume::open(path, &Options::default()).map_err(Failure::plain)?;
     let how = CopyIn {
         owners: true,

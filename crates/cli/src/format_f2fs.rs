@@ -25,6 +25,9 @@ pub fn run(args: &args::Format, size: Option<u64>) -> Result<(), Failure> {
     let report = steadfs::format_f2fs(&args.volume, size, &options);
     line.done();
     let report = report.map_err(Failure::plain)?;
+    if let Some(dir) = &args.from_dir {
+        crate::format::fill(&args.volume, dir)?;
+    }
     if !args.quiet {
         tell(&args.volume, &report)?;
     }
