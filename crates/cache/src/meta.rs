@@ -310,6 +310,18 @@ impl MetaCache {
         self.dirty.lock().remove(&block.0);
     }
 
+    /// Forgets every block: somebody changed the device otherwise. Nothing is dirty.
+    pub fn forget_all(&self) {
+        assert!(
+            self.dirty.lock().is_empty(),
+            "what is dirty is not forgotten"
+        );
+        for shard in &self.shards {
+            let gone = std::mem::take(&mut *shard.lock());
+            self.cached.fetch_sub(gone.len(), Ordering::Relaxed);
+        }
+    }
+
     /// Locks a buffer for a change made without a journal; [`MetaCache::write_dirty`] will write it.
     pub fn lock_dirty<'b>(&self, buf: &'b Arc<MetaBuf>) -> MetaMut<'b> {
         let mut state = buf.state.write();

@@ -194,6 +194,10 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
                 "those who need a checkpoint at one time share it [checkpoint_merge]",
             ),
             (
+                "checkpoint=disable[:BLOCKS|:PERCENT%]",
+                "nothing is durable until checkpoint=enable: an unmount or a power cut brings back the volume as it was; so much of it may be unusable meanwhile [0]",
+            ),
+            (
                 "fastboot",
                 "each fsync is a checkpoint, so that the next mount is quick",
             ),

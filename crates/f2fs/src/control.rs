@@ -19,6 +19,7 @@ impl Control for F2fs {
             file("f2fs/status", false),
             file("f2fs/ckpt_thread_ioprio", true),
             file("f2fs/cp_interval", true),
+            file("f2fs/unusable", false),
             file("f2fs/cp_foreground_calls", false),
             file("f2fs/cp_background_calls", false),
         ];
@@ -35,6 +36,7 @@ impl Control for F2fs {
             "f2fs/status" => self.status(),
             "f2fs/ckpt_thread_ioprio" => show_prio(self.daemon.prio()),
             "f2fs/cp_interval" => self.checkpoints.interval().as_secs().to_string(),
+            "f2fs/unusable" => self.unusable().to_string(),
             "f2fs/cp_foreground_calls" => {
                 let (all, background) = self.checkpoints.calls();
                 all.saturating_sub(background).to_string()

@@ -92,7 +92,7 @@ impl F2fs {
     /// The inode that a name in a directory means. In directories that ignore case names are found by
     /// their exact bytes.
     pub(crate) fn find_name(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Nid>> {
-        if let Some(found) = self.recovered.name(dir.nid(), name) {
+        if let Some(found) = self.recovered().name(dir.nid(), name) {
             return Ok(Some(found));
         }
         Ok(self.find_entry(dir, name, tag)?.map(|entry| entry.ino))
@@ -309,7 +309,7 @@ impl F2fs {
                 next: base + behind as u64 + DOTS,
             };
             // A name that recovery gave to another inode is reported with that one, below.
-            let replaced = self.recovered.name(dir.nid(), shown.name).is_some();
+            let replaced = self.recovered().name(dir.nid(), shown.name).is_some();
             if !replaced && !emit(shown) {
                 return Ok(false);
             }
@@ -320,7 +320,7 @@ impl F2fs {
     /// Reports names that recovery made, behind all others.
     fn list_recovered(&self, dir: &Inode, cookie: u64, tag: IoTag, emit: Emit<'_>) -> Result<()> {
         const BASE: u64 = 1 << 62;
-        for (n, (name, ino)) in (0u64..).zip(self.recovered.names(dir.nid())) {
+        for (n, (name, ino)) in (0u64..).zip(self.recovered().names(dir.nid())) {
             if cookie > BASE + n {
                 continue;
             }

@@ -111,7 +111,8 @@ impl F2fs {
     fn cut_step(&self, inode: &Inode, tag: IoTag) -> Result<bool> {
         let change = self.change()?;
         let mut core = inode.core.write();
-        self.cut_tree(&change, inode, &mut core, 0, STEP, tag)
+        let freed_from = self.cut_tree(&change, inode, &mut core, 0, STEP, tag)?;
+        Ok(freed_from == 0)
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_block::Queue;
 use steadfs_cache::{MetaCache, Writeback};
-use steadfs_rt::{Mutex, RwLock};
+use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::{Clock, Cx, Freeing, FsError, Result, StatFs};
 
 use crate::checkpoint::Checkpoints;
@@ -20,7 +20,7 @@ use crate::nat::Nat;
 use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
-use crate::recovery::Recovered;
+use crate::recovery::{NOTHING, Recovered};
 use crate::segment::Segments;
 use crate::since::Since;
 use crate::space::{RESERVED_NODES, Space};
@@ -71,8 +71,12 @@ pub struct F2fs {
     pub(crate) clock: Clock,
     /// Held while a name moves from one directory to another.
     pub(crate) rename: Mutex<()>,
-    /// What fsync wrote after the checkpoint.
+    /// What fsync wrote after the checkpoint, of a volume that was mounted to be read.
     pub(crate) recovered: Recovered,
+    /// That is not part of the volume itself.
+    pub(crate) overlaid: AtomicBool,
+    /// While it is not, calls that only look share this; what makes it part of the volume has it alone.
+    pub(crate) looking: RwLock<()>,
     pub(crate) options: RwLock<MountOptions>,
     /// Extensions of names whose data is cold, and hot.
     pub(crate) extensions: Extensions,
@@ -86,6 +90,8 @@ pub struct F2fs {
     /// Calls that may change the volume share it; what makes it read-only, writable or frozen has it alone.
     pub(crate) service: RwLock<()>,
     pub(crate) frozen: AtomicBool,
+    /// Checkpoints are switched off.
+    pub(crate) paused: AtomicBool,
     /// An unmount has begun.
     pub(crate) closing: AtomicBool,
     pub(crate) unmounted: AtomicBool,
@@ -106,6 +112,20 @@ impl F2fs {
     /// The request queue.
     pub fn queue(&self) -> &Arc<Queue> {
         &self.queue
+    }
+
+    /// What fsync wrote after the checkpoint and is not part of the volume itself.
+    pub(crate) fn recovered(&self) -> &Recovered {
+        match self.overlaid.load(Ordering::Acquire) {
+            true => &self.recovered,
+            false => &NOTHING,
+        }
+    }
+
+    /// Held by calls that only look, as long as what they see may become part of the volume below them.
+    pub(crate) fn look(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let overlaid = self.overlaid.load(Ordering::Acquire);
+        overlaid.then(|| self.looking.read())
     }
 
     /// Where blocks lie, of a volume that is written.
@@ -135,7 +155,7 @@ impl F2fs {
     pub(crate) fn usage(&self) -> StatFs {
         let counts = self.space.counts();
         let used = counts.valid_blocks + counts.promised;
-        let free = counts.user_blocks.saturating_sub(used);
+        let free = counts.user_blocks.saturating_sub(used + counts.unusable);
         let nodes = u64::from(self.layout.max_nid).saturating_sub(RESERVED_NODES);
         // A file needs a block too: there are never more files than blocks.
         let (files, files_free) = if nodes > counts.user_blocks {

@@ -82,10 +82,12 @@ impl F2fs {
             return;
         };
         self.meta.forget(block);
-        if let Some(segments) = self.segments.get()
-            && let Err(error) = segments.invalidate(addr)
-        {
-            self.note_damage(&error.into());
+        if let Some(segments) = self.segments.get() {
+            match segments.invalidate(addr) {
+                Ok(true) => self.space.add_unusable(1),
+                Ok(false) => {}
+                Err(error) => self.note_damage(&error.into()),
+            }
         }
     }
 

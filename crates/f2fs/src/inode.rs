@@ -301,7 +301,7 @@ impl F2fs {
         if !self.layout.is_nid(nid) {
             return Err(FsError::Stale);
         }
-        if self.recovered.leaf(nid, 0).is_none() {
+        if self.recovered().leaf(nid, 0).is_none() {
             let entry = self.nat.entry(nid, tag)?;
             if !entry.is_used() || entry.ino != nid {
                 return Err(FsError::Stale);

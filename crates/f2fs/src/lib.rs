@@ -22,6 +22,7 @@ mod gate;
 mod gc;
 mod inline;
 mod inode;
+mod ioctl;
 mod mount;
 mod namei;
 mod nat;

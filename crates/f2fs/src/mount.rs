@@ -61,6 +61,8 @@ impl F2fs {
         check_size(&superblock, &queue)?;
         let layout = superblock.layout().clone();
         let current = checkpoint::load(&queue, &layout)?;
+        let mut options = options;
+        options.settle(current.checkpoint.user_blocks);
         report.orphans = current.orphans.len() as u64;
         warn_of_state(&superblock, current.checkpoint.flags);
         let block_size = BlockSize::new(BLOCK_SIZE as u32).expect("a block size in range");
@@ -68,7 +70,7 @@ impl F2fs {
         // Tables and directories share the memory with nodes.
         let meta = Arc::new(MetaCache::new(Arc::clone(&queue), block_size, budget / 2));
         let nat = Nat::new(&layout, &meta, &current.checkpoint, current.nat_journal);
-        let recover = !options.no_recovery;
+        let recover = !options.no_recovery && !was_paused(current.checkpoint.flags);
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
         let mut fs = Self {
             me: OnceLock::new(),
@@ -102,10 +104,13 @@ impl F2fs {
             meta,
             inodes: InodeTable::new(),
             recovered: Recovered::default(),
+            overlaid: AtomicBool::new(false),
+            looking: RwLock::with_key(Rank::Mount, 2, ()),
             options: RwLock::new(Rank::Leaf, options),
             remounting: Mutex::with_key(Rank::Mount, 0, ()),
             service: RwLock::with_key(Rank::Mount, 1, ()),
             frozen: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             unmounted: AtomicBool::new(false),
         };
@@ -116,6 +121,7 @@ impl F2fs {
             // What was looked at on the way was the checkpoint's.
             fs.inodes = InodeTable::new();
             fs.nodes = NodeCache::new(budget / 2);
+            fs.overlaid = AtomicBool::new(found.files() > 0);
             fs.recovered = found;
         }
         let fs = Arc::new(fs);
@@ -176,9 +182,17 @@ fn choose_mode(
     Ok(())
 }
 
+/// Whether checkpoints were switched off: nothing that was written after this one counts.
+pub(crate) fn was_paused(flags: CpFlags) -> bool {
+    flags.contains(CpFlags::DISABLED)
+}
+
 fn warn_of_state(superblock: &Superblock, flags: CpFlags) {
     if superblock.has_errors() || flags.contains(CpFlags::ERROR) || flags.contains(CpFlags::FSCK) {
         tracing::warn!("the volume notes errors; fsck.f2fs should look at it");
+    }
+    if was_paused(flags) {
+        tracing::info!("checkpoints were switched off; the volume is as it was then");
     }
     if flags.contains(CpFlags::RESIZE) {
         tracing::warn!("a change of the volume's size was not finished");

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use steadfs_base::InodeNo;
 use steadfs_vfs::{
-    Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, ReadData,
-    RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
+    Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, IoctlAnswer,
+    ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
 };
 
 use crate::disk::Nid;
@@ -78,10 +78,12 @@ impl FileSystem for F2fs {
     }
 
     fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        let _seen = self.look();
         self.judge(self.look_up(cx, dir, name))
     }
 
     fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
+        let _seen = self.look();
         let inode = self.judge(self.get(cx, ino))?;
         // Whoever frees the inode holds the lock: it is either still there or seen to be dead.
         let _alive = inode.lock.read();
@@ -102,6 +104,7 @@ impl FileSystem for F2fs {
     }
 
     fn getattr(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
+        let _seen = self.look();
         Ok(self.judge(self.get(cx, ino))?.attr())
     }
 
@@ -111,6 +114,7 @@ impl FileSystem for F2fs {
     }
 
     fn readlink(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<u8>> {
+        let _seen = self.look();
         self.judge(
             self.by_number(ino, cx.tag)
                 .and_then(|inode| self.link_target(&inode, cx.tag)),
@@ -165,6 +169,7 @@ impl FileSystem for F2fs {
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
+        let _seen = self.look();
         let inode = self.judge(self.get(cx, ino))?;
         let data = self.judge(self.read_file(cx, &inode, offset, len))?;
         self.touch_atime(&inode, cx.tag);
@@ -206,6 +211,7 @@ impl FileSystem for F2fs {
     }
 
     fn seek(&self, cx: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
+        let _seen = self.look();
         self.judge(
             self.by_number(ino, cx.tag)
                 .and_then(|inode| self.seek_file(cx, &inode, offset, what)),
@@ -233,6 +239,7 @@ impl FileSystem for F2fs {
         cookie: u64,
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
+        let _seen = self.look();
         self.judge(self.read_dir(cx, dir, cookie, emit))?;
         let quiet = self.options.read().nodiratime;
         if cookie == 0 && !quiet {
@@ -242,10 +249,12 @@ impl FileSystem for F2fs {
     }
 
     fn getxattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
+        let _seen = self.look();
         self.judge(self.xattr_value(cx, ino, name))
     }
 
     fn listxattr(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
+        let _seen = self.look();
         self.judge(self.xattr_names(cx, ino))
     }
 
@@ -267,12 +276,14 @@ impl FileSystem for F2fs {
     }
 
     fn statfs(&self, _: &Cx) -> Result<StatFs> {
+        let _seen = self.look();
         self.check_open()?;
         self.freeing.settle();
         Ok(self.usage())
     }
 
     fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr> {
+        let _seen = self.look();
         Ok(self.judge(self.get(cx, ino))?.fsx())
     }
 
@@ -287,12 +298,25 @@ impl FileSystem for F2fs {
     }
 
     fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {
+        let _seen = self.look();
         Ok(self.judge(self.get(cx, ino))?.core.read().generation)
     }
 
     fn trim(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
         self.check_open()?;
         self.judge(self.trim_range(start, len, min_len, cx.tag))
+    }
+
+    fn ioctl(
+        &self,
+        cx: &Cx,
+        ino: InodeNo,
+        command: u32,
+        input: &[u8],
+    ) -> Result<Option<IoctlAnswer>> {
+        let _open = self.open_to_changes()?;
+        let inode = self.judge(self.get(cx, ino))?;
+        self.judge(self.own_ioctl(cx, &inode, command, input))
     }
 
     fn sync_all(&self, cx: &Cx) -> Result<()> {

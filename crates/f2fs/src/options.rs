@@ -98,6 +98,26 @@ pub enum DiscardUnit {
     Section,
 }
 
+/// How much of the volume may be unusable while checkpoints are switched off (`checkpoint=disable:`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// So many blocks.
+    Blocks(u32),
+    /// Percent of the blocks users may fill.
+    Percent(u8),
+}
+
+impl Unusable {
+    /// The same as blocks of a volume with so many for users, as the kernel rounds it.
+    pub const fn blocks(self, user_blocks: u64) -> u64 {
+        match self {
+            Self::Blocks(blocks) => blocks as u64,
+            Self::Percent(100) => user_blocks,
+            Self::Percent(percent) => user_blocks / 100 * percent as u64,
+        }
+    }
+}
+
 /// Options of an f2fs volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
@@ -163,6 +183,9 @@ pub struct MountOptions {
     pub fsync_mode: FsyncMode,
     /// `checkpoint_merge`: those who need a checkpoint at one time share it.
     pub checkpoint_merge: bool,
+    /// `checkpoint=disable`: none is written, and a power cut or an unmount brings back the last one; with how
+    /// much of the volume may be unusable meanwhile.
+    pub checkpoint_off: Option<Unusable>,
 }
 
 /// Logs in use unless `active_logs=` says otherwise.
@@ -203,6 +226,7 @@ impl Default for MountOptions {
             alloc_mode: None,
             fsync_mode: FsyncMode::default(),
             checkpoint_merge: true,
+            checkpoint_off: None,
         }
     }
 }
@@ -248,7 +272,21 @@ impl MountOptions {
                 "option gc_policy=2013: fills holes, which mode=lfs forbids".to_owned(),
             ));
         }
+        if self.checkpoint_off.is_some() && self.read_only {
+            return Err(FsError::BadOption(
+                "option checkpoint=disable: does not go with ro; checkpoint=enable comes first"
+                    .to_owned(),
+            ));
+        }
         Ok(())
+    }
+
+    /// Says in blocks what was asked for in percent.
+    pub(crate) fn settle(&mut self, user_blocks: u64) {
+        if let Some(unusable) = self.checkpoint_off {
+            let blocks = unusable.blocks(user_blocks).min(u32::MAX.into());
+            self.checkpoint_off = Some(Unusable::Blocks(blocks as u32));
+        }
     }
 
     /// Refuses what the volume's features give no meaning.
@@ -299,7 +337,8 @@ impl MountOptions {
         Ok(())
     }
 
-    /// The options as /proc/mounts shows them: `ro` or `rw`, then what differs from the default.
+    /// The options as /proc/mounts shows them: `ro` or `rw`, then what the kernel's f2fs always shows, and
+    /// what differs from the default.
     pub fn show(&self) -> String {
         let mut out = String::from(if self.read_only { "ro" } else { "rw" });
         self.show_words(&mut out);
@@ -320,20 +359,28 @@ impl MountOptions {
         word(self.atime == Atime::Relative, "relatime");
         word(self.nodiratime, "nodiratime");
         word(self.no_recovery, "norecovery");
-        word(self.gc_merge, "gc_merge");
         word(self.atgc, "atgc");
-        word(self.discard == Some(true), "discard");
-        word(self.discard == Some(false), "nodiscard");
-        word(self.user_xattr == Some(false), "nouser_xattr");
-        word(self.acl == Some(false), "noacl");
         word(!self.ext_identify, "disable_ext_identify");
-        word(!self.inline_xattr, "noinline_xattr");
-        word(!self.inline_data, "noinline_data");
-        word(!self.inline_dentry, "noinline_dentry");
-        word(!self.barrier, "nobarrier");
         word(self.fastboot, "fastboot");
         word(self.data_flush, "data_flush");
-        word(!self.checkpoint_merge, "nocheckpoint_merge");
+        // One of two, always.
+        let mut either = |on: bool, name: &str| {
+            out.push_str(if on { "," } else { ",no" });
+            out.push_str(name);
+        };
+        either(self.gc_merge, "gc_merge");
+        if let Some(discard) = self.discard {
+            either(discard, "discard");
+        }
+        either(self.user_xattr != Some(false), "user_xattr");
+        either(self.inline_xattr, "inline_xattr");
+        either(self.acl != Some(false), "acl");
+        either(self.inline_data, "inline_data");
+        either(self.inline_dentry, "inline_dentry");
+        either(true, "flush_merge");
+        either(self.barrier, "barrier");
+        either(true, "extent_cache");
+        either(self.checkpoint_merge, "checkpoint_merge");
     }
 
     fn show_values(&self, out: &mut String) {
@@ -343,33 +390,44 @@ impl MountOptions {
                 let _ = write!(out, ",{name}={value}");
             }
         };
-        named("errors", table::changed(self.errors, table::ON_ERROR));
-        let gc = table::changed(self.background_gc, table::BACKGROUND_GC);
-        named("background_gc", gc);
+        named(
+            "background_gc",
+            table::name_of(self.background_gc, table::BACKGROUND_GC),
+        );
         let policy = table::changed(self.gc_policy, table::GC_POLICIES);
         named("gc_policy", policy);
-        let unit = table::changed(self.discard_unit, table::DISCARD_UNITS);
-        named("discard_unit", unit);
-        named("mode", table::changed(self.mode, table::MODES));
+        named(
+            "discard_unit",
+            table::name_of(self.discard_unit, table::DISCARD_UNITS),
+        );
+        named("mode", table::name_of(self.mode, table::MODES));
         let alloc = self
             .alloc_mode
             .and_then(|mode| table::name_of(mode, table::ALLOC_MODES));
         named("alloc_mode", alloc);
-        let fsync = table::changed(self.fsync_mode, table::FSYNC_MODES);
-        named("fsync_mode", fsync);
+        named(
+            "fsync_mode",
+            table::name_of(self.fsync_mode, table::FSYNC_MODES),
+        );
+        named("memory", Some("normal"));
+        named("errors", table::name_of(self.errors, table::ON_ERROR));
         let mut pair = |name: &str, value: Option<u32>| {
             if let Some(value) = value {
                 let _ = write!(out, ",{name}={value}");
             }
         };
-        let logs = u32::from(self.active_logs);
-        pair("active_logs", (logs != ALL_LOGS.into()).then_some(logs));
+        pair("active_logs", Some(self.active_logs.into()));
         let room = self.inline_xattr_size.map(u32::from);
         pair("inline_xattr_size", room);
         let reserved = self.reserve_root;
         pair("reserve_root", (reserved != 0).then_some(reserved));
         pair("resuid", self.resuid);
         pair("resgid", self.resgid);
+        let _ = match self.checkpoint_off {
+            None => Ok(()),
+            Some(Unusable::Blocks(blocks)) => write!(out, ",checkpoint=disable:{blocks}"),
+            Some(Unusable::Percent(percent)) => write!(out, ",checkpoint=disable:{percent}%"),
+        };
     }
 }
 

@@ -40,6 +40,13 @@ impl Orphans {
         }
     }
 
+    /// Another checkpoint is the volume's state.
+    pub fn reload(&self, listed: Vec<Nid>) {
+        let listed = listed.into_iter().collect();
+        let changed = false;
+        *self.state.lock() = State { listed, changed };
+    }
+
     /// Puts an inode on the list.
     ///
     /// # Errors

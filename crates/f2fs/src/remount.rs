@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use steadfs_block::{Queue, QueueOptions};
+use steadfs_cache::CacheSizes;
 use steadfs_rt::{RwLockReadGuard, now, sleep};
 use steadfs_vfs::{Cx, FsError, Result};
 
@@ -12,12 +13,14 @@ use crate::checkpoint;
 use crate::disk::{MountMode, mount_mode};
 use crate::fs::F2fs;
 use crate::mount::MountReport;
-use crate::options::MountOptions;
+use crate::options::{MountOptions, Unusable};
 
 /// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
 /// longer comes after the reply to the unlink or close that made it so.
 const PATIENCE: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(5);
+/// Memory for the mount that recovers.
+const RECOVERY_CACHE: u64 = 32 << 20;
 
 impl F2fs {
     /// While the result is held the volume does not become read-only, writable or frozen. Held by each call
@@ -46,7 +49,8 @@ impl F2fs {
         self.check_open()?;
         let asked = self.options.read().read_only;
         let old = self.effective_options();
-        let new = old.remounted(list)?;
+        let mut new = old.remounted(list)?;
+        new.settle(self.space.counts().user_blocks);
         new.check_features(self.superblock.features())?;
         match (old.read_only, new.read_only) {
             (true, false) if asked => self.become_writable(&old, &new),
@@ -54,6 +58,7 @@ impl F2fs {
             (false, true) => self.become_read_only(&new),
             (false, false) => {
                 self.sync_volume(cx)?;
+                self.switch_checkpoints(new.checkpoint_off, cx)?;
                 self.apply(new);
                 self.start_or_stop_merging();
                 self.adjust_cleaning();
@@ -71,8 +76,24 @@ impl F2fs {
         cause.unwrap_or_else(|| "damage was found; unmount and repair with fsck.f2fs".to_owned())
     }
 
-    fn start_or_stop_merging(&self) {
-        if self.options.read().checkpoint_merge {
+    /// Switches checkpoints off or on, if they are not so already.
+    fn switch_checkpoints(&self, off: Option<Unusable>, cx: &Cx) -> Result<()> {
+        match (self.is_paused(), off) {
+            (false, Some(allowed)) => {
+                self.prepare_pause(allowed, cx.tag)?;
+                let _alone = self.service.write();
+                self.pause(allowed, cx)
+            }
+            (true, None) => {
+                let _alone = self.service.write();
+                self.resume(cx)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn start_or_stop_merging(&self) {
+        if self.options.read().checkpoint_merge && !self.is_paused() {
             self.start_merging();
         } else {
             self.daemon.stop(self);
@@ -119,11 +140,6 @@ impl F2fs {
                 because.join(", ")
             ));
         }
-        if self.recovered.files() > 0 {
-            return refuse(
-                "what fsync wrote before a crash is taken over in memory; unmount and mount again to write",
-            );
-        }
         let device = self.queue.device();
         device.make_writable().map_err(FsError::BadOption)?;
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
@@ -132,6 +148,9 @@ impl F2fs {
             return refuse(
                 "another program has changed the volume since it was mounted; unmount and mount again",
             );
+        }
+        if self.recovered().files() > 0 {
+            self.recover_for_good()?;
         }
         self.apply(new.clone());
         self.read_only.store(false, Ordering::Release);
@@ -142,6 +161,36 @@ impl F2fs {
             self.end_tasks();
         }
         begun
+    }
+
+    /// Makes what was taken over in memory part of the volume, as another mount of it would, and looks at the
+    /// volume anew. The caller keeps changes away.
+    fn recover_for_good(&self) -> Result<()> {
+        let _alone = self.looking.write();
+        let options = MountOptions::parse("background_gc=off,nodiscard,nocheckpoint_merge")?;
+        let device = Arc::clone(self.queue.device());
+        let sizes = CacheSizes::of(RECOVERY_CACHE);
+        let (other, report) = F2fs::open(device, options, sizes)?;
+        other.close()?;
+        drop(other);
+        tracing::info!(
+            files = report.recovered_files,
+            "recovered what fsync wrote after the checkpoint"
+        );
+        let below = Arc::new(Queue::new(
+            Arc::clone(self.queue.device()),
+            QueueOptions::default(),
+        ));
+        let now = checkpoint::load(&below, &self.layout)?;
+        self.inodes.leave_all();
+        self.nodes.leave_all();
+        self.meta.forget_all();
+        self.nat.reload(&now.checkpoint, now.nat_journal);
+        self.space.reload(&self.layout, &now.checkpoint);
+        self.orphans.reload(now.orphans);
+        self.checkpoints.reload(now.checkpoint, now.pack);
+        self.overlaid.store(false, Ordering::Release);
+        Ok(())
     }
 
     /// Everything is written, and nothing changes until [`F2fs::thaw`]: calls that would are refused.

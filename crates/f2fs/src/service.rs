@@ -9,7 +9,7 @@ use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::checkpoint::{self, Reason};
 use crate::fs::F2fs;
-use crate::mount::MountReport;
+use crate::mount::{MountReport, was_paused};
 use crate::segment::Segments;
 
 impl F2fs {
@@ -25,7 +25,8 @@ impl F2fs {
         let tag = IoTag::default();
         self.read_segments(tag)?;
         report.orphans = self.free_orphans(tag);
-        let applied = if self.options.read().no_recovery {
+        let last = self.checkpoints.last();
+        let applied = if self.options.read().no_recovery || was_paused(last.flags) {
             Default::default()
         } else {
             self.recover(tag)?
@@ -34,6 +35,12 @@ impl F2fs {
         report.recovered_nodes = applied.nodes;
         self.checkpoint(Reason::Mount, tag)?;
         self.end_recovery(applied);
+        let allowed = self.options.read().checkpoint_off;
+        if let Some(allowed) = allowed {
+            self.apply_log_options();
+            self.prepare_pause(allowed, tag)?;
+            self.pause(allowed, &Cx::default())?;
+        }
         self.start_tasks();
         Ok(())
     }
@@ -66,9 +73,7 @@ impl F2fs {
     }
 
     pub(crate) fn start_tasks(&self) {
-        if self.options.read().checkpoint_merge {
-            self.start_merging();
-        }
+        self.start_or_stop_merging();
         let me = self.weak();
         let backing: Weak<dyn Backing> = me.clone();
         self.writeback.start(backing);
@@ -123,6 +128,10 @@ impl F2fs {
         }
         self.free_orphans(IoTag::default());
         self.settle_all()?;
+        if self.is_paused() {
+            tracing::warn!("checkpoints were switched off: the volume is as it was then");
+            return Ok(());
+        }
         match self.writeback.dirty_bytes() {
             0 => Ok(()),
             lost => Err(FsError::Io(format!(

@@ -26,6 +26,8 @@ pub struct Counts {
     pub promised: u64,
     /// Blocks that only the superuser may fill (`reserve_root`).
     pub reserved: u64,
+    /// Blocks that cannot be used while checkpoints are switched off.
+    pub unusable: u64,
     /// Nodes there may be.
     pub max_nodes: u64,
     /// Nodes in use, inodes included.
@@ -91,10 +93,24 @@ impl std::ops::Add for Need {
 }
 
 impl Counts {
+    /// As a checkpoint has them.
+    fn of(layout: &Layout, checkpoint: &Checkpoint) -> Self {
+        Self {
+            user_blocks: checkpoint.user_blocks,
+            valid_blocks: checkpoint.valid_blocks,
+            max_nodes: u64::from(layout.max_nid).saturating_sub(RESERVED_NODES),
+            valid_nodes: checkpoint.valid_nodes.into(),
+            valid_inodes: checkpoint.valid_inodes.into(),
+            before: checkpoint.valid_blocks,
+            ..Self::default()
+        }
+    }
+
     /// Whether what is promised and this can be kept; `privileged`: reserved blocks count too.
     fn fits(&self, need: Need, privileged: bool) -> bool {
         let reserved = if privileged { 0 } else { self.reserved };
-        let blocks = self.valid_blocks + self.promised + need.blocks + need.nodes + reserved;
+        let kept = reserved.saturating_add(self.unusable);
+        let blocks = self.valid_blocks + self.promised + need.blocks + need.nodes + kept;
         let nodes = self.valid_nodes + self.promised_nodes + self.freed_nodes + need.nodes;
         blocks <= self.user_blocks && nodes <= self.max_nodes
     }
@@ -103,23 +119,30 @@ impl Counts {
 impl Space {
     /// As the checkpoint has it.
     pub fn new(layout: &Layout, checkpoint: &Checkpoint) -> Self {
-        let counts = Counts {
-            user_blocks: checkpoint.user_blocks,
-            valid_blocks: checkpoint.valid_blocks,
-            max_nodes: u64::from(layout.max_nid).saturating_sub(RESERVED_NODES),
-            valid_nodes: checkpoint.valid_nodes.into(),
-            valid_inodes: checkpoint.valid_inodes.into(),
-            before: checkpoint.valid_blocks,
-            ..Counts::default()
-        };
+        let counts = Counts::of(layout, checkpoint);
         Self {
             counts: Mutex::new(Rank::Super, counts),
         }
     }
 
+    /// Another checkpoint is the volume's state; nothing has changed in memory.
+    pub fn reload(&self, layout: &Layout, checkpoint: &Checkpoint) {
+        *self.counts.lock() = Counts::of(layout, checkpoint);
+    }
+
     /// Keeps blocks for the superuser (`reserve_root`).
     pub fn set_reserved(&self, blocks: u64) {
         self.counts.lock().reserved = blocks;
+    }
+
+    /// So many more blocks cannot be used while checkpoints are switched off.
+    pub fn add_unusable(&self, blocks: u64) {
+        self.counts.lock().unusable += blocks;
+    }
+
+    /// Every block can be used: checkpoints are written.
+    pub fn all_usable(&self) {
+        self.counts.lock().unusable = 0;
     }
 
     /// The counts now.

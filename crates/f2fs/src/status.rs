@@ -48,6 +48,8 @@ impl F2fs {
         };
         let state = if self.stopped.lock().is_some() {
             "Error"
+        } else if self.is_paused() {
+            "Disabled"
         } else {
             "Good"
         };

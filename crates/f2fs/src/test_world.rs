@@ -81,9 +81,19 @@ impl World {
         judge(&self.device);
     }
 
+    /// Mounts a volume that there is.
+    pub(crate) fn of(device: Arc<MemDevice>, options: &str) -> Self {
+        Self::open(device, options)
+    }
+
     /// Mounts what a volume that stopped has left.
     pub(crate) fn open_again(self) -> Self {
         Self::open(self.device, &self.options)
+    }
+
+    /// The same with other options, beside this one.
+    pub(crate) fn look_at_again(&self, options: &str) -> Self {
+        Self::open(Arc::clone(&self.device), options)
     }
 
     /// Unmounts, judges and mounts again: all that was there is there.

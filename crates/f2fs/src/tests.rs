@@ -18,6 +18,7 @@ mod crafted;
 mod hostile;
 mod merging;
 mod nodes;
+mod pausing;
 
 /// Bytes that differ from block to block.
 fn pattern(len: usize, seed: u8) -> Vec<u8> {

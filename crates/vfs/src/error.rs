@@ -75,6 +75,9 @@ pub enum FsError {
     /// In use.
     #[error("busy")]
     Busy,
+    /// Not now; what keeps it from being done.
+    #[error("try again: {0}")]
+    Again(&'static str),
     /// The inode number means nothing any more.
     #[error("stale file handle")]
     Stale,
@@ -108,6 +111,7 @@ impl FsError {
             Self::Io(_) | Self::Stopped(_) => 5,
             Self::NoSuchOffset => 6,
             Self::TooBig => 7,
+            Self::Again(_) => 11,
             Self::NoMemory => 12,
             Self::Access => 13,
             Self::Busy => 16,

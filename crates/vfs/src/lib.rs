@@ -20,8 +20,8 @@ pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode}
 pub use error::{FsError, Result};
 pub use freeing::{Freeing, FreeingUnderWay};
 pub use types::{
-    Attr, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, ReadData, RenameFlags, Seek,
-    Segment, SetAttr, SetTime, SetXattr, ShutdownMode, StatFs, check_name,
+    Attr, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, IoctlAnswer, ReadData,
+    RenameFlags, Seek, Segment, SetAttr, SetTime, SetXattr, ShutdownMode, StatFs, check_name,
 };
 
 use steadfs_base::InodeNo;
@@ -154,6 +154,18 @@ pub trait FileSystem: Send + Sync {
     /// Discards free space in the byte range, extents of at least `min_len` bytes; returns the
     /// bytes discarded.
     fn trim(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64>;
+
+    /// An ioctl that only this kind of volume has, by its number, with what the kernel copied in. `None`: it
+    /// has none of this number.
+    fn ioctl(
+        &self,
+        _cx: &Cx,
+        _ino: InodeNo,
+        _command: u32,
+        _input: &[u8],
+    ) -> Result<Option<IoctlAnswer>> {
+        Ok(None)
+    }
 
     /// Makes everything durable.
     fn sync_all(&self, cx: &Cx) -> Result<()>;

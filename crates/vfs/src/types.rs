@@ -439,3 +439,25 @@ pub fn check_name(name: &[u8]) -> Result<()> {
     }
     Ok(())
 }
+
+/// What an ioctl comes to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct IoctlAnswer {
+    /// What the call returns: 0 or more.
+    pub result: i32,
+    /// What the caller's argument becomes.
+    pub output: Vec<u8>,
+}
+
+impl IoctlAnswer {
+    /// 0, and these bytes.
+    pub const fn bytes(output: Vec<u8>) -> Self {
+        Self { result: 0, output }
+    }
+
+    /// A number, and no bytes.
+    pub const fn result(result: i32) -> Self {
+        let output = Vec::new();
+        Self { result, output }
+    }
+}

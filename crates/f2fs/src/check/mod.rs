@@ -291,7 +291,9 @@ impl<'a> Checker<'a> {
         self.check_dirs();
         self.check_links();
         self.check_quota_files(quota);
-        self.check_fsynced();
+        if !self.checkpoint.flags.contains(CpFlags::DISABLED) {
+            self.check_fsynced();
+        }
         self.check_segments();
         self.check_counts();
     }

@@ -21,7 +21,7 @@ pub const INTERVAL: Duration = Duration::from_secs(60);
 
 impl F2fs {
     /// How many changed nodes there may be before a checkpoint is due; less where memory is small.
-    fn node_limit(&self) -> usize {
+    pub(crate) fn node_limit(&self) -> usize {
         NODES.min(self.nodes.budget() / 2)
     }
 

@@ -16,7 +16,9 @@
 mod background;
 pub mod daemon;
 mod load;
+mod pause;
 mod snapshot;
+mod spill;
 mod steps;
 mod write;
 
@@ -44,6 +46,10 @@ pub enum Reason {
     Mount,
     /// The volume is left: summaries of nodes are in the pack.
     Unmount,
+    /// Checkpoints are switched off: this is the last one.
+    Pause,
+    /// They are switched on again.
+    Resume,
 }
 
 /// The checkpoints of a mounted volume.
@@ -77,19 +83,24 @@ struct State {
     ended: Instant,
 }
 
-impl Checkpoints {
-    /// After a mount found `last` in `pack`.
-    pub fn new(last: Checkpoint, pack: u32) -> Self {
-        let state = State {
+impl State {
+    fn of(last: Checkpoint, pack: u32) -> Self {
+        Self {
             version: last.version,
             node_version: last.node_version(),
             last,
             pack,
             ended: now(),
-        };
+        }
+    }
+}
+
+impl Checkpoints {
+    /// After a mount found `last` in `pack`.
+    pub fn new(last: Checkpoint, pack: u32) -> Self {
         Self {
             one: Mutex::new(Rank::Checkpoint, ()),
-            state: Mutex::new(Rank::Super, state),
+            state: Mutex::new(Rank::Super, State::of(last, pack)),
             ended: Condvar::new(),
             written: AtomicU64::new(0),
             calls: AtomicU64::new(0),
@@ -97,6 +108,11 @@ impl Checkpoints {
             interval: Mutex::new(Rank::Leaf, background::INTERVAL),
             last_steps: Mutex::new(Rank::Leaf, None),
         }
+    }
+
+    /// Another one is the volume's state.
+    pub fn reload(&self, last: Checkpoint, pack: u32) {
+        *self.state.lock() = State::of(last, pack);
     }
 
     /// The last durable one.
@@ -152,10 +168,11 @@ impl Checkpoints {
 
 impl F2fs {
     /// Makes everything durable that was done before the call; what files have only in memory is not part
-    /// of it.
+    /// of it. While checkpoints are switched off nothing is written, unless memory is full of it.
     ///
     /// # Errors
-    /// The device failed, now or earlier: nothing is acknowledged any more.
+    /// The device failed, now or earlier: nothing is acknowledged any more. `NoSpace`: the logs have no
+    /// room for what changed; the volume goes on, and the last checkpoint counts.
     pub(crate) fn checkpoint(&self, reason: Reason, tag: IoTag) -> Result<()> {
         let mut steps = Steps::begin();
         let one = self.checkpoints.one.lock();
@@ -164,9 +181,18 @@ impl F2fs {
         if reason == Reason::Sync && !self.has_changed() {
             return Ok(());
         }
-        let result = self
-            .write_checkpoint(reason, tag, &mut steps)
-            .inspect_err(|error| self.stop(&format!("a checkpoint failed: {error}")));
+        if self.is_paused() && reason != Reason::Resume {
+            return match self.has_much_to_spill() {
+                true => self.spill(tag),
+                false => Ok(()),
+            };
+        }
+        let result = self.write_checkpoint(reason, tag, &mut steps);
+        match &result {
+            Ok(()) => {}
+            Err(FsError::NoSpace) => tracing::error!("a checkpoint finds no room"),
+            Err(error) => self.stop(&format!("a checkpoint failed: {error}")),
+        }
         drop(one);
         // Whoever waits for this one learns that it is durable or never will be; the lock, so that none is
         // between looking and waiting.
@@ -180,7 +206,12 @@ impl F2fs {
     fn write_checkpoint(&self, reason: Reason, tag: IoTag, steps: &mut Steps) -> Result<()> {
         let change = self.change_alone()?;
         steps.ended("wait for operations");
-        let snapshot = self.take_snapshot(&change, reason)?;
+        let placed = self.place_everything(&change);
+        if placed.whole.is_err() {
+            // What has its place is written there, as the nodes' addresses say.
+            return self.write_placed(change, placed, tag);
+        }
+        let snapshot = self.take_snapshot(&change, placed, reason)?;
         drop(change);
         steps.ended("snapshot");
         self.write_snapshot(snapshot, tag, steps)

@@ -27,7 +27,9 @@ const RENEWED: CpFlags = CpFlags::UNMOUNT
     .union(CpFlags::FASTBOOT)
     .union(CpFlags::NAT_BITS)
     .union(CpFlags::TRIMMED)
-    .union(CpFlags::NOCRC_RECOVERY);
+    .union(CpFlags::NOCRC_RECOVERY)
+    .union(CpFlags::DISABLED)
+    .union(CpFlags::DISABLED_QUICK);
 
 /// A directory's block that was given a place.
 pub struct DirBlock {
@@ -37,8 +39,15 @@ pub struct DirBlock {
     pub data: Buf,
 }
 
-/// Nodes with their places, and the same in memory.
-type PlacedNodes = (Vec<(BlockAddr, Buf)>, Vec<Arc<Node>>);
+/// What was given a place.
+pub struct Placed {
+    pub nodes: Vec<(BlockAddr, Buf)>,
+    /// The same in memory: what is on its way must not leave and be read again.
+    pub held: Vec<Arc<Node>>,
+    pub dirs: Vec<DirBlock>,
+    /// Whether that is everything that had changed. What got no place is as dirty as it was.
+    pub whole: Result<()>,
+}
 
 /// What a checkpoint will write.
 pub struct Snapshot {
@@ -54,6 +63,8 @@ pub struct Snapshot {
     pub dirs: Vec<DirBlock>,
     /// Summaries of nodes are part of the pack.
     pub node_summaries: bool,
+    /// It is the last one, as checkpoints are switched off.
+    pub pauses: bool,
     /// Writes of nodes begun before, by an fsync, are part of what it refers to.
     pub writes_before: u64,
 }
@@ -71,22 +82,21 @@ pub fn log_of(footer: &Footer, active_logs: u8) -> LogType {
 }
 
 impl F2fs {
-    pub(super) fn take_snapshot(&self, change: &Change<'_>, reason: Reason) -> Result<Snapshot> {
-        let mut dirs = Vec::new();
-        let placed = self.place_everything(change, &mut dirs);
-        let (nodes, held) = match placed {
-            Ok(placed) => placed,
-            Err(error) => {
-                self.give_back(&dirs, &error);
-                return Err(error);
-            }
-        };
+    pub(super) fn take_snapshot(
+        &self,
+        _: &Change<'_>,
+        placed: Placed,
+        reason: Reason,
+    ) -> Result<Snapshot> {
+        let Placed {
+            nodes, held, dirs, ..
+        } = placed;
         let writes_before = self.node_writes.begun();
         let nat = self.nat.snapshot();
         let segments = self.segments().snapshot();
         let orphans = orphan::encode(&self.orphans.snapshot());
         let node_summaries = reason == Reason::Unmount;
-        let mut checkpoint = self.compose(&nat, &segments, orphans.len(), node_summaries);
+        let mut checkpoint = self.compose(&nat, &segments, orphans.len(), reason);
         let head = checkpoint.encode(&self.layout)?;
         self.cut.lock().clear();
         *self.since.lock() = Since::default();
@@ -104,36 +114,48 @@ impl F2fs {
             held,
             dirs,
             node_summaries,
+            pauses: reason == Reason::Pause,
             writes_before,
         })
     }
 
     /// Gives every changed block a place: directories, inodes into their nodes, nodes.
-    fn place_everything(
-        &self,
-        change: &Change<'_>,
-        dirs: &mut Vec<DirBlock>,
-    ) -> Result<PlacedNodes> {
+    pub(super) fn place_everything(&self, change: &Change<'_>) -> Placed {
+        let mut placed = Placed {
+            nodes: Vec::new(),
+            held: Vec::new(),
+            dirs: Vec::new(),
+            whole: Ok(()),
+        };
+        placed.whole = self.place_into(change, &mut placed);
+        if let Err(error) = &placed.whole {
+            let (whole, rest) = std::mem::take(&mut placed.dirs)
+                .into_iter()
+                .partition(|dir| dir.addr != BlockAddr::NULL);
+            placed.dirs = whole;
+            self.give_back(&rest, error);
+        }
+        placed
+    }
+
+    fn place_into(&self, change: &Change<'_>, placed: &mut Placed) -> Result<()> {
         // Directories, and long symbolic links.
         for inode in self.inodes.dirty_others() {
-            self.place_directory(change, &inode, dirs)?;
+            self.place_directory(change, &inode, &mut placed.dirs)?;
         }
         for inode in self.inodes.dirty() {
             let core = inode.core.read();
             self.store_inode(change, &inode, &core)?;
         }
         let (node_version, _) = self.checkpoints.node_version();
-        let held: Vec<Arc<Node>> = self
-            .nodes
-            .dirty()
-            .into_iter()
-            .map(|(_, node)| node)
-            .collect();
-        let mut nodes = Vec::with_capacity(held.len());
-        for node in &held {
-            nodes.extend(self.place_node(change, node, node_version, Marks::default())?);
+        for (_, node) in self.nodes.dirty() {
+            let found = self.place_node(change, &node, node_version, Marks::default())?;
+            if let Some(found) = found {
+                placed.nodes.push(found);
+                placed.held.push(node);
+            }
         }
-        Ok((nodes, held))
+        Ok(())
     }
 
     fn place_directory(
@@ -146,19 +168,20 @@ impl F2fs {
         let tag = IoTag::default();
         let taken = inode.pages.take_dirty(0..u64::MAX, usize::MAX);
         let mut core = inode.core.write();
-        for Taken { block, data, .. } in taken {
-            dirs.push(DirBlock {
-                inode: Arc::clone(inode),
-                block: block.0,
-                addr: BlockAddr::NULL,
-                data,
-            });
-            let Found::Slot(slot) = self.find_slot(inode, &core, block.0, tag)? else {
-                let why = format!("inode {}: block {} has no slot", inode.nid(), block.0);
+        let first = dirs.len();
+        dirs.extend(taken.into_iter().map(|Taken { block, data, .. }| DirBlock {
+            inode: Arc::clone(inode),
+            block: block.0,
+            addr: BlockAddr::NULL,
+            data,
+        }));
+        for dir in &mut dirs[first..] {
+            let Found::Slot(slot) = self.find_slot(inode, &core, dir.block, tag)? else {
+                let why = format!("inode {}: block {} has no slot", inode.nid(), dir.block);
                 return Err(FsError::Corrupt(why));
             };
             let placed = self.segments().place(LogType::HotData, slot.owner())?;
-            dirs.last_mut().expect("just pushed").addr = placed.addr;
+            dir.addr = placed.addr;
             self.set_slot(change, inode, &mut core, &slot, placed.addr, tag)?;
         }
         Ok(())
@@ -217,8 +240,9 @@ impl F2fs {
         nat: &NatPlan,
         segments: &SegmentSnapshot,
         orphan_blocks: usize,
-        node_summaries: bool,
+        reason: Reason,
     ) -> Checkpoint {
+        let node_summaries = reason == Reason::Unmount;
         let last = self.checkpoints.last();
         let counts = self.space.snapshot();
         let data = [LogType::HotData, LogType::WarmData, LogType::ColdData];
@@ -238,6 +262,7 @@ impl F2fs {
         set(compacted, CpFlags::COMPACT_SUMMARIES);
         set(node_summaries, CpFlags::UNMOUNT);
         set(self.is_damaged(), CpFlags::FSCK);
+        set(reason == Reason::Pause, CpFlags::DISABLED);
         let start_sum = 1 + self.layout.cp_payload + orphan_blocks as u32;
         let data_blocks = packed.min(3);
         let node_blocks = if node_summaries { 3 } else { 0 };

@@ -149,20 +149,29 @@ impl F2fs {
         self.queue.submit(bio, tag).wait().map_err(io_error)
     }
 
-    /// The checkpoint is durable: what it freed can be used.
-    fn end_checkpoint(&self, snapshot: Snapshot, pack: u32, nat: NatWrites) {
+    /// Blocks of directories are written.
+    pub(super) fn dirs_landed(&self, dirs: Vec<DirBlock>) {
         for DirBlock {
             inode,
             block,
             addr,
             data,
-        } in snapshot.dirs
+        } in dirs
         {
             // Readers find it there once the mapping has let it go.
             self.meta.put(DevBlock(addr.0.into()), data);
             inode.pages.landed(block..block + 1, Ok(()), false);
         }
-        let freed = self.segments().committed(&snapshot.segments);
+    }
+
+    /// The checkpoint is durable: what it freed can be used.
+    fn end_checkpoint(&self, snapshot: Snapshot, pack: u32, nat: NatWrites) {
+        self.dirs_landed(snapshot.dirs);
+        let freed = self
+            .segments()
+            .committed(&snapshot.segments, snapshot.pauses);
+        self.paused.store(snapshot.pauses, Ordering::Release);
+        self.space.all_usable();
         self.discards.note(freed);
         let ids = self.nat.committed(snapshot.nat, nat);
         self.space.ids_available(ids);

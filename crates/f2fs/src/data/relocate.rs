@@ -53,7 +53,7 @@ impl F2fs {
             };
             let run = match aged {
                 Some(run) => run,
-                None => segments.claim(LogType::ColdData, want, Purpose::Reserved)?,
+                None => segments.claim(LogType::ColdData, want, Purpose::Moved)?,
             };
             let end = done + run.len as usize;
             let (live, content) = (&live[done..end], &content[done..end]);

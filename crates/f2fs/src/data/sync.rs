@@ -77,6 +77,10 @@ impl F2fs {
                 return Err(io_error(error));
             }
         }
+        if self.is_paused() {
+            // As the kernel: nothing is durable before checkpoints are switched on again.
+            return Ok(());
+        }
         match self.check_writable() {
             // Mounted read-only: nothing was written.
             Err(FsError::ReadOnly) => return Ok(()),
@@ -269,7 +273,7 @@ impl F2fs {
         let tag = cx.tag.with_urgency(Urgency::Waited);
         let dirty = self.writeback.dirty_files();
         let mut result = self.write_out_files(&dirty, Why::Sync, tag);
-        if self.check_writable().is_ok() {
+        if self.check_writable().is_ok() && !self.is_paused() {
             result = result.and(self.request_checkpoint(tag));
             // What was written in place changed nothing that a checkpoint would be written for.
             result = result.and(self.flush_device(tag));

@@ -62,7 +62,8 @@ impl F2fs {
     }
 
     /// Stores the size and frees what lies behind it. The stored size is never less than what is
-    /// still there, so that nothing behind the end outlives a crash.
+    /// still there, so that nothing behind the end outlives a crash; and never covers what is freed: a crash
+    /// between two steps leaves the file shorter, not with zeros at its end.
     fn cut_to(&self, inode: &Inode, size: u64, tag: IoTag) -> Result<()> {
         /// Nodes freed while the gate is held once.
         const STEP: u32 = 256;
@@ -73,11 +74,12 @@ impl F2fs {
             let now = self.now();
             (core.mtime, core.ctime) = (now, now);
             let first_gone = size.div_ceil(BLOCK);
-            let done = self.cut_tree(&change, inode, &mut core, first_gone, STEP, tag)?;
-            if done {
+            let freed_from = self.cut_tree(&change, inode, &mut core, first_gone, STEP, tag)?;
+            if freed_from == first_gone {
                 core.size = size;
                 return Ok(());
             }
+            core.size = core.size.min(freed_from.saturating_mul(BLOCK));
         }
     }
 

@@ -91,7 +91,7 @@ impl F2fs {
     }
 
     /// Refuses changes of content that the inode does not allow.
-    pub(super) fn check_may_change(&self, inode: &Inode) -> Result<()> {
+    pub(crate) fn check_may_change(&self, inode: &Inode) -> Result<()> {
         let core = inode.core.read();
         if core.flags.contains(InodeFlags::IMMUTABLE) || core.advise.contains(Advise::VERITY) {
             return Err(FsError::NotPermitted);
@@ -230,14 +230,17 @@ impl F2fs {
         self.retrying(cx, attempt)
     }
 
-    /// Blocks of a range that have no place and no space taken by fallocate.
+    /// Blocks of a range that need a new place: they have none and no space taken by fallocate, or theirs
+    /// must not be written over.
     fn unplaced(&self, inode: &Inode, blocks: &Range<u64>, tag: IoTag) -> Result<Promised> {
+        // Nothing that the last checkpoint has is written over while they are switched off.
+        let paused = self.is_paused();
         let mut runs: Vec<Range<u64>> = Vec::new();
         let mut at = blocks.start;
         while at < blocks.end {
             let mapped = self.map(inode, at, blocks.end - at, tag)?;
             let next = at + mapped.len.min(blocks.end - at);
-            if mapped.place == Place::Hole {
+            if mapped.place == Place::Hole || paused {
                 match runs.last_mut() {
                     Some(last) if last.end == at => last.end = next,
                     _ => runs.push(at..next),

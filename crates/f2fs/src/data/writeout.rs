@@ -147,6 +147,7 @@ impl F2fs {
         let file = self.file_facts(inode);
         let volume = self.placement_facts();
         let limit = if volume.short { SMALL_BATCH } else { BATCH };
+        let limit = limit.min(self.gc.blocks_at_once());
         let _one = inode.flush.lock();
         let taken = inode.pages.take_dirty(from..u64::MAX, limit);
         let Some(last) = taken.last() else {
@@ -255,10 +256,17 @@ impl F2fs {
             let left = (run.len() - done) as u64;
             // Looked up in any case: what names the blocks is in memory when the gate is held.
             let mapped = self.map(inode, at, left, tag)?;
-            let (start, n, claimed) = match mapped.place {
+            let over = match mapped.place {
                 Place::At(start) if in_place => {
-                    self.check_valid(inode, start, mapped.len)?;
-                    (start, mapped.len, false)
+                    let len = u32::try_from(mapped.len).unwrap_or(u32::MAX);
+                    u64::from(self.segments().may_overwrite(start, len))
+                }
+                _ => 0,
+            };
+            let (start, n, claimed) = match mapped.place {
+                Place::At(start) if over > 0 => {
+                    self.check_valid(inode, start, over)?;
+                    (start, over, false)
                 }
                 Place::Compressed => return Err(FsError::NotSupported("writing compressed files")),
                 _ => {

@@ -47,6 +47,8 @@ pub struct Gc {
     last_request: AtomicU64,
     /// How many blocks had become invalid when a run of cleaning brought nothing.
     in_vain_at: AtomicU64,
+    /// How many nodes may be changed in memory: so many surely find a place in a checkpoint.
+    node_places: AtomicU64,
     /// Recovery is over: before, nothing may be moved, and no checkpoint be written for space.
     allowed: AtomicBool,
     task: Arc<Task>,
@@ -61,6 +63,7 @@ impl Gc {
             stats: Mutex::new(Rank::Leaf, Stats::default()),
             last_request: AtomicU64::new(now().0),
             in_vain_at: AtomicU64::new(NEVER),
+            node_places: AtomicU64::new(u64::MAX),
             allowed: AtomicBool::new(false),
             task: Arc::new(Task::new()),
         }
@@ -84,6 +87,13 @@ impl Gc {
     fn mode(&self) -> (GcMode, bool) {
         let tunables = self.tunables.lock();
         (tunables.mode, tunables.by_age)
+    }
+
+    /// How many blocks of a file may be named by one change: each may change a node of its own.
+    pub fn blocks_at_once(&self) -> usize {
+        const FEWEST: u64 = 16;
+        let places = self.node_places.load(Ordering::Relaxed);
+        usize::try_from((places / 8).max(FEWEST)).unwrap_or(usize::MAX)
     }
 
     /// A request that changes something begins.

@@ -31,8 +31,13 @@ struct Work {
 
 impl F2fs {
     /// Moves what is valid in a section elsewhere, or sees to it that the next checkpoint does.
-    /// `by_age`: data goes where blocks of its age are (`atgc`).
-    pub(super) fn empty_section(&self, section: u32, by_age: bool, tag: IoTag) -> Result<Outcome> {
+    /// `by_age`: data goes where blocks of its age are (`atgc`). `background`: nobody waits for it.
+    pub(super) fn empty_section(
+        &self,
+        section: u32,
+        (by_age, background): (bool, bool),
+        tag: IoTag,
+    ) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         for (segment, kind) in self.segments().segments_of(section) {
             let owners = match self.segments().owners(segment, &self.queue, tag) {
@@ -52,7 +57,8 @@ impl F2fs {
                 self.mark_nodes(segment, &owners, tag, &mut outcome)?;
             } else {
                 outcome.data_segments += 1;
-                self.move_data((section, segment), &owners, by_age, tag, &mut outcome)?;
+                let (at, how) = ((section, segment), (by_age, background));
+                self.move_data(at, &owners, how, tag, &mut outcome)?;
             }
         }
         Ok(outcome)
@@ -105,7 +111,7 @@ impl F2fs {
         &self,
         (section, segment): (u32, SegNo),
         owners: &[(u32, Owner)],
-        by_age: bool,
+        (by_age, background): (bool, bool),
         tag: IoTag,
         outcome: &mut Outcome,
     ) -> Result<()> {
@@ -130,6 +136,11 @@ impl F2fs {
             let inode = &work.inode;
             if inode.core.read().inline.contains(Inline::PINNED) {
                 self.segments().pin(section);
+                if !background {
+                    let most = self.gc.tunables.lock().pin_thresh;
+                    let change = self.change()?;
+                    self.count_pin(&change, inode, most)?;
+                }
             } else if inode.kind() == FileKind::Regular {
                 outcome.data_blocks += self.move_file(inode, &work.blocks, by_age, tag)?;
             } else {

@@ -40,17 +40,47 @@ impl F2fs {
         if number.is_multiple_of(OFTEN) {
             self.tell_demand();
         }
+        if self.is_paused() {
+            return self.balance_paused(tag);
+        }
         if !segments.has(Room::Reserve, 0) && self.is_worth_trying() {
             match self.make_room(Room::Reserve, tag) {
                 Ok(()) | Err(FsError::NoSpace) => {}
                 Err(error) => return Err(error),
             }
         }
-        if self.has_too_much() {
-            // Memory is full of what is changed.
+        if self.has_too_much() || self.is_tight() {
+            // Memory is full of what is changed, or the places for it run out.
             self.request_checkpoint(tag)?;
+            self.tell_demand();
         }
         Ok(())
+    }
+
+    /// The same while checkpoints are switched off: cleaning brings nothing then.
+    ///
+    /// # Errors
+    /// `NoSpace`: what would change could not be written any more. The device.
+    fn balance_paused(&self, tag: IoTag) -> Result<()> {
+        if self.has_much_to_spill() {
+            self.checkpoint(Reason::Sync, tag)?;
+            self.tell_demand();
+        }
+        match self.is_tight() {
+            true => Err(FsError::NoSpace),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether so many nodes are changed that a checkpoint may soon find no places for more.
+    fn is_tight(&self) -> bool {
+        let changed = self.nodes.dirty_count() + self.inodes.dirty_count();
+        changed as u64 > self.gc.node_places.load(Ordering::Relaxed)
+    }
+
+    /// Whether changed nodes are to be written although checkpoints are switched off.
+    pub(crate) fn has_much_to_spill(&self) -> bool {
+        self.nodes.dirty_count() > self.node_limit() || self.is_tight()
     }
 
     /// Makes room in the logs, for somebody whose claim found none. With no lock held. Returns when trying
@@ -61,6 +91,12 @@ impl F2fs {
     pub(crate) fn make_log_room(&self, tag: IoTag) -> Result<()> {
         if !self.gc.is_allowed() {
             return Err(FsError::NoSpace);
+        }
+        if self.is_paused() {
+            return match self.segments().has(Room::Users, 0) {
+                true => Ok(()),
+                false => Err(FsError::NoSpace),
+            };
         }
         if self.space.counts().freed_nodes > 0 {
             // Their ids, too, are only available after it.
@@ -77,7 +113,7 @@ impl F2fs {
     }
 
     /// Tells the segments what in memory will need a place.
-    pub(super) fn tell_demand(&self) {
+    pub(crate) fn tell_demand(&self) {
         let others = self.inodes.dirty_others();
         let dentries: u64 = others.iter().map(|inode| inode.pages.unwritten()).sum();
         let data = self.writeback.dirty_bytes() / BLOCK_SIZE as u64;
@@ -88,6 +124,8 @@ impl F2fs {
             inodes: count(self.inodes.dirty_count() as u64),
             data: count(data),
         });
+        let places = self.segments().places().nodes_beside(dentries);
+        self.gc.node_places.store(places, Ordering::Relaxed);
     }
 
     fn make_room(&self, goal: Room, tag: IoTag) -> Result<()> {
@@ -117,6 +155,10 @@ impl F2fs {
         for round in 0..u64::from(segments.counts().sections) * 2 + 16 {
             self.check_writable()?;
             self.tell_demand();
+            if self.is_paused() {
+                // What the last checkpoint has stays where it is.
+                break;
+            }
             let policy = segments.policy();
             let of_2013 = policy.rules == GcPolicy::Linux2013;
             // In 2013 each run cleaned something, even if a checkpoint alone brought enough.
@@ -175,6 +217,49 @@ impl F2fs {
         Err(FsError::NoSpace)
     }
 
+    /// Empties the section with the fewest valid blocks, whatever is free, and adds it to `skip`: nodes that were
+    /// marked are there until a checkpoint. Whether it worked; `None` where there is no section left.
+    pub(crate) fn clean_one(&self, skip: &mut BTreeSet<u32>, tag: IoTag) -> Result<Option<bool>> {
+        let _one = self.gc.one.lock();
+        self.gc.stats.lock().calls[0] += 1;
+        let segments = self.segments();
+        let search = Search {
+            cost: GcMode::UrgentHigh.cost(true, false),
+            foreground: true,
+            limit: None,
+            skip,
+        };
+        let Some(victim) = segments.begin_cleaning(search) else {
+            return Ok(None);
+        };
+        let emptied = self.clean(victim, GcMode::UrgentHigh, false, tag)?;
+        skip.insert(victim.section);
+        if segments.free_sections() <= LOW {
+            self.checkpoint_for_space(tag)?;
+        }
+        Ok(Some(emptied))
+    }
+
+    /// Empties a section, if it has valid blocks and nobody writes in it.
+    ///
+    /// # Errors
+    /// `Busy`: a log is in it, or somebody cleans it; a device's failure.
+    pub(crate) fn clean_section(&self, section: u32, tag: IoTag) -> Result<()> {
+        let _one = self.gc.one.lock();
+        if let Some(victim) = self.segments().begin_cleaning_of(section)? {
+            self.clean(victim, GcMode::UrgentHigh, false, tag)?;
+        }
+        if self.segments().free_sections() <= LOW {
+            self.checkpoint_for_space(tag)?;
+        }
+        Ok(())
+    }
+
+    /// Whether somebody cleans.
+    pub(crate) fn is_cleaning(&self) -> bool {
+        self.gc.one.try_lock().is_none()
+    }
+
     /// Whether a section has so many free blocks that moving the others pays while holes of other
     /// segments can be filled.
     fn is_worth_it(&self, victim: Victim) -> bool {
@@ -192,7 +277,7 @@ impl F2fs {
     ) -> Result<bool> {
         let (_, by_age) = self.gc.mode();
         let by_age = by_age && background && mode != GcMode::UrgentHigh;
-        let done = self.empty_section(victim.section, by_age, tag);
+        let done = self.empty_section(victim.section, (by_age, background), tag);
         self.segments().end_cleaning(victim.section);
         let done = done?;
         let size = self.layout.segments_per_section * SEGMENT_BLOCKS;

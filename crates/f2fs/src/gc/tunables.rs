@@ -25,6 +25,8 @@ pub struct Tunables {
     pub in_place: Option<u32>,
     /// `min_ipu_util`: percent in use from which on its rules about fullness hold.
     pub in_place_util: u32,
+    /// `gc_pin_file_thresh`: a pinned file that keeps so many segments from being cleaned is unpinned.
+    pub pin_thresh: u32,
     /// `gc_segment_mode`: whose reclaimed segments `gc_reclaimed_segments` shows.
     pub shown_mode: GcMode,
 }
@@ -38,6 +40,7 @@ impl Default for Tunables {
             by_age: false,
             age: AgeRules::default(),
             trials: 0,
+            pin_thresh: 2048,
             shown_mode: GcMode::Normal,
             in_place: None,
             in_place_util: 70,
@@ -80,6 +83,7 @@ impl Tunables {
             "atgc_age_weight" => self.age.weight.to_string(),
             "gc_remaining_trials" => self.trials.to_string(),
             "gc_segment_mode" => self.shown_mode.number().to_string(),
+            "gc_pin_file_thresh" => self.pin_thresh.to_string(),
             _ => return None,
         })
     }
@@ -122,6 +126,12 @@ impl Tunables {
             "atgc_age_weight" if value > 100 => return wrong("is at most 100 (percent)"),
             "atgc_age_weight" => self.age.weight = value,
             "gc_remaining_trials" => self.trials = value,
+            "gc_pin_file_thresh" => {
+                if value > 0xffff {
+                    return wrong("an inode counts to 65535");
+                }
+                self.pin_thresh = value;
+            }
             "gc_segment_mode" => {
                 let found = GcMode::ALL.into_iter().find(|m| m.number() == value);
                 match found {
@@ -163,6 +173,7 @@ pub const NAMES: &[&str] = &[
     "f2fs/atgc_age_threshold",
     "f2fs/atgc_age_weight",
     "f2fs/gc_segment_mode",
+    "f2fs/gc_pin_file_thresh",
 ];
 
 #[cfg(test)]

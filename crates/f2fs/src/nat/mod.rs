@@ -55,19 +55,17 @@ impl Nat {
         checkpoint: &Checkpoint,
         journal: BTreeMap<Nid, NatEntry>,
     ) -> Self {
-        let state = State {
-            second: checkpoint.nat_bitmap.clone(),
-            journal,
-            committing: BTreeMap::new(),
-            dirty: BTreeMap::new(),
-            free: FreeIds::new(layout, checkpoint.next_free_nid),
-            commits: 0,
-        };
+        let state = State::of(layout, checkpoint, journal);
         Self {
             layout: layout.clone(),
             meta: Arc::clone(meta),
             state: Mutex::new(Rank::Super, state),
         }
+    }
+
+    /// Another checkpoint is the volume's state; nothing has changed in memory.
+    pub fn reload(&self, checkpoint: &Checkpoint, journal: BTreeMap<Nid, NatEntry>) {
+        *self.state.lock() = State::of(&self.layout, checkpoint, journal);
     }
 
     /// The entry of a node, whether it is in use or not.
@@ -173,6 +171,18 @@ impl Nat {
 }
 
 impl State {
+    /// As a checkpoint has it.
+    fn of(layout: &Layout, checkpoint: &Checkpoint, journal: BTreeMap<Nid, NatEntry>) -> Self {
+        Self {
+            second: checkpoint.nat_bitmap.clone(),
+            journal,
+            committing: BTreeMap::new(),
+            dirty: BTreeMap::new(),
+            free: FreeIds::new(layout, checkpoint.next_free_nid),
+            commits: 0,
+        }
+    }
+
     /// The entry where something overrides the table's block.
     fn overriding(&self, nid: Nid) -> Option<NatEntry> {
         let changed = self.dirty.get(&nid).copied();

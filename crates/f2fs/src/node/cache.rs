@@ -268,6 +268,17 @@ impl NodeCache {
         self.budget
     }
 
+    /// Lets all nodes go that nobody uses.
+    pub fn leave_all(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let before = shard.len();
+            shard.retain(|_, node| Arc::strong_count(node) > 1);
+            self.cached
+                .fetch_sub(before - shard.len(), Ordering::Relaxed);
+        }
+    }
+
     /// How many nodes are changed and not written.
     pub fn dirty_count(&self) -> usize {
         self.dirty.lock().len()

@@ -29,6 +29,8 @@ struct Cut<'c> {
     from: u64,
     /// Direct nodes that may still be looked at.
     left: u32,
+    /// From this block on everything is freed.
+    freed_from: u64,
     tag: IoTag,
 }
 
@@ -43,8 +45,8 @@ const TOP: [(u16, u32, usize); 5] = [
 
 impl F2fs {
     /// Frees the blocks of a file from `from` on, the last first, and the nodes that name no others; at most
-    /// `limit` direct nodes in one call. Whether all are freed: the caller goes on otherwise, in this
-    /// change or another.
+    /// `limit` direct nodes in one call. The block from which on all are freed: if that is not `from`, the caller
+    /// goes on, in this change or another.
     ///
     /// # Errors
     /// Damage, or the device; what was freed so far is counted.
@@ -56,7 +58,7 @@ impl F2fs {
         from: u64,
         limit: u32,
         tag: IoTag,
-    ) -> Result<bool> {
+    ) -> Result<u64> {
         self.mark_dirty(change, inode, tag)?;
         let fanout = core.fanout(&self.layout);
         let (direct, per) = (u64::from(fanout.direct), u64::from(PER_NODE));
@@ -68,6 +70,7 @@ impl F2fs {
             sizes: [direct, direct * per, direct * per * per],
             from,
             left: limit,
+            freed_from: u64::MAX,
             tag,
         };
         for (slot, offset, kind) in TOP {
@@ -81,7 +84,7 @@ impl F2fs {
                 continue;
             }
             let Some(fate) = cut.node(nid, offset, kind, base)? else {
-                return Ok(false);
+                return Ok(cut.freed_from);
             };
             if fate == Fate::Freed {
                 let mut data = self.nodes.change(change, &own)?;
@@ -89,7 +92,7 @@ impl F2fs {
             }
         }
         cut.own_slots(fanout.inode)?;
-        Ok(true)
+        Ok(from)
     }
 }
 
@@ -133,6 +136,7 @@ impl Cut<'_> {
 
     fn direct(&mut self, nid: Nid, offset: u32, base: u64) -> Result<Option<Fate>> {
         let Some(left) = self.left.checked_sub(1) else {
+            self.freed_from = base + self.sizes[0];
             return Ok(None);
         };
         self.left = left;

@@ -41,7 +41,7 @@ impl F2fs {
     /// The node `nid` of inode `ino`; `None` when there is no such node.
     pub(crate) fn node(&self, nid: Nid, ino: Nid, tag: IoTag) -> Result<Option<Arc<Node>>> {
         let found = self.nodes.get(nid, || {
-            if let Some(addr) = self.recovered.place(nid) {
+            if let Some(addr) = self.recovered().place(nid) {
                 let version = 0;
                 let entry = NatEntry { version, ino, addr };
                 let data = self.node_at(addr, nid, ino, tag)?;

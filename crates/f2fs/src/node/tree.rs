@@ -95,7 +95,7 @@ impl F2fs {
             left: left(fanout.direct),
             in_inode: false,
         };
-        if let Some(nid) = self.recovered.leaf(ino, path.offsets[path.depth]) {
+        if let Some(nid) = self.recovered().leaf(ino, path.offsets[path.depth]) {
             let node = self.expect_node(nid, ino, path.offsets[path.depth], tag)?;
             return Ok(Found::Slot(leaf(node)));
         }
@@ -105,7 +105,7 @@ impl F2fs {
             // Of a file taken over from behind the checkpoint ids may lead nowhere: what they would
             // lead to was found by its place.
             let missing = nid.some().is_none()
-                || (self.recovered.has(ino) && !self.nat.entry(nid, tag)?.is_used());
+                || (self.recovered().has(ino) && !self.nat.entry(nid, tag)?.is_used());
             if missing {
                 return Ok(Found::Missing(self.missing(
                     ino,
@@ -123,7 +123,7 @@ impl F2fs {
     fn missing(&self, ino: Nid, direct: u32, path: &NodePath, level: usize) -> u64 {
         let direct = u64::from(direct);
         let (mut size, mut at) = (1, 0);
-        if !self.recovered.has(ino) {
+        if !self.recovered().has(ino) {
             for slot in &path.slots[level..path.depth] {
                 size *= u64::from(PER_NODE);
                 at = at * u64::from(PER_NODE) + u64::from(*slot);
@@ -283,7 +283,7 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<Option<Arc<Node>>> {
         let ino = inode.nid();
-        let recovered = self.recovered.leaf(ino, XATTR_OFFSET);
+        let recovered = self.recovered().leaf(ino, XATTR_OFFSET);
         match recovered.or(core.xattr_nid.some()) {
             Some(nid) => self.expect_node(nid, ino, XATTR_OFFSET, tag).map(Some),
             None => Ok(None),

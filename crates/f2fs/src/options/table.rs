@@ -5,6 +5,7 @@ use steadfs_vfs::options::{Entry, already, choice, flag, number, refused, value}
 
 use super::{
     AllocMode, Atime, BackgroundGc, DiscardUnit, FsyncMode, GcPolicy, Mode, MountOptions, OnError,
+    Unusable,
 };
 use crate::disk::inode::XATTR_WORDS;
 
@@ -131,9 +132,7 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     already("noquota"),
     already("extent_cache"),
     already("flush_merge"),
-    value("checkpoint", |_, v| {
-        choice(v, &[("enable", ())]).map_err(|_| "checkpoints are always written".to_owned())
-    }),
+    value("checkpoint", set_checkpoint),
     value("memory", |_, v| {
         choice(v, &[("normal", ())]).map_err(|_| "cache_size= says how much there is".to_owned())
     }),
@@ -192,6 +191,21 @@ fn set_errors(options: &mut MountOptions, value: &str) -> Result<(), String> {
         return Err("a program cannot halt the machine; use errors=remount-ro".to_owned());
     }
     options.errors = choice(value, ON_ERROR)?;
+    Ok(())
+}
+
+/// `enable`, `disable`, `disable:BLOCKS`, `disable:PERCENT%`.
+fn set_checkpoint(options: &mut MountOptions, value: &str) -> Result<(), String> {
+    options.checkpoint_off = match value.split_once(':') {
+        None if value == "enable" => None,
+        // What was said before of how much may be unusable holds on.
+        None if value == "disable" => options.checkpoint_off.or(Some(Unusable::Blocks(0))),
+        Some(("disable", cap)) => Some(match cap.strip_suffix('%') {
+            Some(percent) => Unusable::Percent(number(percent, 0..=100)?),
+            None => Unusable::Blocks(number(cap, 0..=u32::MAX)?),
+        }),
+        _ => return Err("is one of enable, disable, disable:BLOCKS, disable:PERCENT%".to_owned()),
+    };
     Ok(())
 }
 

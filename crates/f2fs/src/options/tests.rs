@@ -11,7 +11,11 @@ fn fails(list: &str, sentence: &str) {
 #[test]
 fn nothing_means_the_defaults() {
     assert_eq!(MountOptions::parse(""), Ok(MountOptions::default()));
-    assert_eq!(MountOptions::default().show(), "rw,relatime");
+    let shown = MountOptions::default().show();
+    assert_eq!(
+        MountOptions::parse(&shown),
+        MountOptions::parse("user_xattr,acl")
+    );
 }
 
 #[test]
@@ -22,7 +26,14 @@ fn what_the_kernel_shows_is_the_default() {
                  acl,inline_data,inline_dentry,flush_merge,barrier,checkpoint=enable,extent_cache,mode=adaptive,\
                  active_logs=6,checkpoint_merge,fsync_mode=posix,memory=normal,errors=continue";
     let options = MountOptions::parse(shown).unwrap();
-    assert_eq!(options.show(), "rw,relatime");
+    let ours = options.show();
+    let missing: Vec<_> = shown
+        .split(',')
+        .filter(|item| !ours.split(',').any(|our| our == *item))
+        .collect();
+    // That checkpoints are written is shown by their merging.
+    assert_eq!(missing, ["checkpoint=enable"]);
+    assert_eq!(MountOptions::parse(&ours), Ok(options));
 }
 
 #[test]
@@ -47,11 +58,20 @@ fn what_is_shown_is_read_back() {
         "rw,relatime,mode=lfs,alloc_mode=reuse,fsync_mode=strict,active_logs=2",
         "rw,relatime,alloc_mode=default,fsync_mode=nobarrier,active_logs=4",
         "rw,relatime,inline_xattr_size=6,reserve_root=32768,resuid=0,resgid=1065",
+        "rw,relatime,checkpoint=disable",
+        "rw,relatime,checkpoint=disable:4096",
+        "rw,relatime,checkpoint=disable:7%",
     ];
     for list in lists {
         let options = MountOptions::parse(list).expect(list);
         assert_ne!(options, MountOptions::default());
-        assert_eq!(MountOptions::parse(&options.show()), Ok(options), "{list}");
+        let read = MountOptions::parse(&options.show()).expect(list);
+        let shown = MountOptions {
+            user_xattr: read.user_xattr,
+            acl: read.acl,
+            ..options
+        };
+        assert_eq!(read, shown, "{list}");
     }
 }
 
@@ -91,9 +111,25 @@ fn mistakes_name_the_option() {
         "inline_xattr_size=5",
         "option inline_xattr_size=5: needs a number from 6 to 903",
     );
+    for value in [
+        "off",
+        "disable:",
+        "disable:%",
+        "disable:-1",
+        "disable:1x",
+        "enable:3",
+        "",
+    ] {
+        let list = format!("checkpoint={value}");
+        assert!(MountOptions::parse(&list).is_err(), "{list}");
+    }
     fails(
-        "checkpoint=disable:10%",
-        "option checkpoint=disable:10%: checkpoints are always written",
+        "checkpoint=disable:101%",
+        "option checkpoint=disable:101%: needs a number from 0 to 100",
+    );
+    fails(
+        "ro,checkpoint=disable",
+        "option checkpoint=disable: does not go with ro; checkpoint=enable comes first",
     );
     fails(
         "noflush_merge",
@@ -130,8 +166,26 @@ fn some_need_a_feature_or_a_new_mount() {
         assert!(options.remounted(list).is_err(), "{list}");
     }
     let new = options.remounted("noatime,acl,fsync_mode=strict").unwrap();
-    assert_eq!(
-        new.show(),
-        "rw,noatime,fsync_mode=strict,inline_xattr_size=20"
-    );
+    let shown = new.show();
+    for item in ["rw", "noatime", "fsync_mode=strict", "inline_xattr_size=20"] {
+        assert!(
+            shown.split(',').any(|shown| shown == item),
+            "{item}: {shown}"
+        );
+    }
+}
+
+#[test]
+fn percents_become_blocks() {
+    let mut options = MountOptions::parse("checkpoint=disable:7%").unwrap();
+    options.settle(1050);
+    assert!(options.show().ends_with(",checkpoint=disable:70"));
+    let mut all = MountOptions::parse("checkpoint=disable:100%").unwrap();
+    all.settle(1050);
+    assert_eq!(all.checkpoint_off, Some(Unusable::Blocks(1050)));
+    let on = options.remounted("checkpoint=enable").unwrap();
+    assert_eq!(on.checkpoint_off, None);
+    let again = options.remounted("checkpoint=disable").unwrap();
+    assert_eq!(again.checkpoint_off, Some(Unusable::Blocks(70)));
+    assert!(options.remounted("ro").is_err());
 }

@@ -42,6 +42,14 @@ pub struct Recovered {
     files: u64,
 }
 
+/// Nothing was found, or it is part of the volume now.
+pub static NOTHING: Recovered = Recovered {
+    nodes: BTreeMap::new(),
+    places: BTreeMap::new(),
+    names: BTreeMap::new(),
+    files: 0,
+};
+
 impl Recovered {
     /// Inodes of which something was found.
     pub fn files(&self) -> u64 {

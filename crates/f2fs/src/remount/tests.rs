@@ -99,3 +99,55 @@ fn shutdowns_keep_what_they_say() {
         again.close();
     }
 }
+
+/// What fsync wrote after the checkpoint is seen in memory with `ro`, and part of the volume after `rw`.
+#[test]
+fn what_is_recovered_in_memory_becomes_part_of_the_volume() {
+    let world = World::make("extra_attr", 64);
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let old = world.file(dir, b"old").unwrap().ino;
+    let write = |world: &World, file, fill: u8, len: usize| {
+        world
+            .fs
+            .write(&world.cx, file, 0, &vec![fill; len], false)
+            .unwrap();
+        world.fs.fsync(&world.cx, file, false).unwrap();
+    };
+    write(&world, old, 1, 50_000);
+    world.fs.sync_all(&world.cx).unwrap();
+    let new = world.file(dir, b"new").unwrap().ino;
+    write(&world, new, 2, 3_000_000);
+    write(&world, old, 3, 70_000);
+    world.fs.shutdown(&world.cx, ShutdownMode::NoFlush).unwrap();
+    assert!(world.fs.unmount().is_err());
+    let world = world.look_at_again("ro");
+    assert!(world.fs.recovered().files() > 0);
+    // Known to the kernel when it changes below.
+    let held = world.fs.lookup(&world.cx, dir, b"new").unwrap();
+    let before = world.tree();
+    assert_eq!(before[&b"/dir/new"[..]].attr.size, 3_000_000);
+    world.fs.remount(&world.cx, "rw").unwrap();
+    assert_eq!(world.fs.recovered().files(), 0);
+    let after = world.tree();
+    assert_eq!(
+        after.keys().collect::<Vec<_>>(),
+        before.keys().collect::<Vec<_>>()
+    );
+    for (path, seen) in &after {
+        let was = &before[path];
+        assert_eq!(
+            (seen.attr.size, seen.attr.mtime),
+            (was.attr.size, was.attr.mtime)
+        );
+    }
+    let read = |file, at| world.fs.read(&world.cx, file, at, 1).unwrap().to_vec();
+    assert_eq!(
+        (read(held.ino, 2_999_999), read(old, 69_999)),
+        (vec![2], vec![3])
+    );
+    world.judge_device();
+    world.file(dir, b"more").unwrap();
+    write(&world, held.ino, 5, 10);
+    world.forget(held.ino);
+    world.reopen().close();
+}

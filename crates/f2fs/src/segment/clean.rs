@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use steadfs_vfs::{FsError, Result};
+
 use super::Segments;
 use super::logs::Logs;
 use super::policy::Purpose;
@@ -87,7 +89,9 @@ impl Logs {
     fn may_clean(&self, section: u32) -> bool {
         // Blocks under way get their names soon; then it is worth a look.
         let claimed = |at: SegNo| !self.table.claimed(at).is_empty();
-        self.cleaning.victim != Some(section) && !self.table.segments_of(section).any(claimed)
+        // While checkpoints are switched off, moving what the last one has makes nothing free.
+        let barred = |at: SegNo| claimed(at) || self.table.keeps_any(at);
+        self.cleaning.victim != Some(section) && !self.table.segments_of(section).any(barred)
     }
 
     /// Whether a search may choose a section.
@@ -231,6 +235,30 @@ impl Logs {
 }
 
 impl Segments {
+    /// The same for a section that was asked for; `None` where it has no valid block.
+    ///
+    /// # Errors
+    /// `Busy`: a log is in it, blocks of it are being written, or another one is being cleaned.
+    pub fn begin_cleaning_of(&self, section: u32) -> Result<Option<Victim>> {
+        let mut inner = self.inner.lock();
+        let logs = &mut inner.logs;
+        if section >= logs.table.sections() || logs.table.valid_in(section) == 0 {
+            return Ok(None);
+        }
+        let mut all = logs.table.segments_of(section);
+        let open = all.any(|at| logs.table.state(at) == State::Open);
+        if open || logs.cleaning.victim.is_some() || !logs.may_clean(section) {
+            return Err(FsError::Busy);
+        }
+        logs.cleaning.victim = Some(section);
+        logs.cleaning.begun.remove(&section);
+        Ok(Some(Victim {
+            section,
+            valid: logs.table.valid_in(section),
+            looked_at: 1,
+        }))
+    }
+
     /// Chooses the section to be cleaned; until [`Segments::end_cleaning`] nothing is written to it.
     /// `None` where nothing can be gained, or somebody is cleaning.
     pub fn begin_cleaning(&self, search: Search<'_>) -> Option<Victim> {

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::clean::Cleaning;
-use super::policy::{AllocMode, Demand, GcPolicy, Mode, Policy, Purpose, hole_types};
+use super::policy::{
+    AllocMode, Demand, GcPolicy, KEPT_FROM_CLEANING, Mode, Policy, Purpose, hole_types,
+};
 use super::summary::Edit;
 use super::table::{State, Table};
 use crate::disk::checkpoint::{ALLOC_HOLES, ALLOC_LOG, OpenLog};
@@ -186,8 +188,9 @@ impl Logs {
             return Some((following, false));
         }
         let free = self.table.free_sections().count();
-        let wants_holes = self.policy.wants_holes(free, self.demand, per_section);
-        let at_end = self.policy.always_at_end(kind);
+        let paused = self.table.is_paused() && self.policy.mode == Mode::Adaptive;
+        let wants_holes = paused || self.policy.wants_holes(free, self.demand, per_section);
+        let at_end = !paused && self.policy.always_at_end(kind);
         if wants_holes && !at_end {
             let types = self.policy.hole_types(kind, free, self.demand, per_section);
             if let Some(segment) = self.find_holes(kind, types) {
@@ -196,6 +199,7 @@ impl Logs {
         }
         let kept = match purpose {
             Purpose::User => self.policy.kept_from_users(self.demand, per_section),
+            Purpose::Moved => KEPT_FROM_CLEANING,
             Purpose::Reserved => 0,
         };
         if free > kept {
@@ -204,11 +208,25 @@ impl Logs {
         }
         // Where all holes were looked at, there is no place.
         let looked = wants_holes && !at_end && self.policy.rules == GcPolicy::Linux618;
-        if self.policy.mode == Mode::Lfs || looked {
+        if self.policy.mode == Mode::Lfs || looked && !paused {
             return None;
         }
-        let segment = self.find_holes(kind, hole_types(kind));
+        let segment = match paused {
+            true => self.find_emptied(),
+            false => self.find_holes(kind, hole_types(kind)),
+        };
         segment.map(|segment| (segment, true))
+    }
+
+    /// A segment without a valid block that would be free if checkpoints were written, and has blocks that may
+    /// be.
+    fn find_emptied(&self) -> Option<SegNo> {
+        let has_room = |at: &SegNo| {
+            self.table.state(*at) == State::Held
+                && self.cleaning.victim != Some(self.table.section_of(*at))
+                && self.table.busy(*at).count() < SEGMENT_BLOCKS
+        };
+        (0..self.table.len()).map(SegNo).find(has_room)
     }
 
     /// The section from which on a free one is looked for.

@@ -177,6 +177,11 @@ impl BitSet {
         None
     }
 
+    /// The set bits.
+    pub fn ones(&self) -> impl Iterator<Item = u32> {
+        std::iter::successors(self.next(0, self.len), |bit| self.next(bit + 1, self.len))
+    }
+
     /// The first set bit from `from` on, and then from the start.
     pub fn next_around(&self, from: u32) -> Option<u32> {
         self.next(from, self.len).or_else(|| self.next(0, from))
@@ -216,6 +221,7 @@ mod tests {
         set.put(129, true);
         set.put(129, true);
         assert_eq!(set.count(), 2);
+        assert_eq!(set.ones().collect::<Vec<_>>(), [3, 129]);
         assert_eq!(set.next_around(4), Some(129));
         assert_eq!(set.next(4, 129), None);
         set.put(129, false);

@@ -18,6 +18,7 @@ mod clean;
 mod load;
 mod logs;
 pub mod map;
+mod places;
 pub mod policy;
 mod snapshot;
 mod summary;
@@ -209,11 +210,12 @@ impl Segments {
         })
     }
 
-    /// Nothing refers to this block any more.
+    /// Nothing refers to this block any more. Whether it stays unusable until checkpoints are switched on
+    /// again.
     ///
     /// # Errors
     /// The address, which a structure of the volume had, is not that of a valid block.
-    pub fn invalidate(&self, addr: BlockAddr) -> Result<(), DiskError> {
+    pub fn invalidate(&self, addr: BlockAddr) -> Result<bool, DiskError> {
         let now = self.elapsed();
         let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
         let mut inner = self.inner.lock();
@@ -288,6 +290,21 @@ impl Segments {
             let inner = self.inner.lock();
             inner.logs.table.current(segment).get(offset)
         })
+    }
+
+    /// How many blocks from `start` on, of `len` valid ones, may be written over where they lie: up to the
+    /// first that a checkpoint needs while checkpoints are switched off.
+    pub fn may_overwrite(&self, start: BlockAddr, len: u32) -> u32 {
+        let inner = self.inner.lock();
+        let table = &inner.logs.table;
+        if !table.is_paused() {
+            return len;
+        }
+        let kept = |n: &u32| match self.layout.place(start.plus(*n)) {
+            Some((segment, offset)) => table.is_kept(segment, offset),
+            None => true,
+        };
+        (0..len).find(kept).unwrap_or(len)
     }
 
     /// The valid blocks of a segment and who points at them, for cleaning. Owners are what the summary
@@ -421,10 +438,11 @@ impl Segments {
         snapshot::take(&self.layout, &mut inner, elapsed)
     }
 
-    /// The checkpoint is durable. Returns the blocks that may be written (and discarded) now.
-    pub fn committed(&self, snapshot: &SegmentSnapshot) -> Vec<(SegNo, Map)> {
+    /// The checkpoint is durable. Returns the blocks that may be written (and discarded) now. `pauses`: it
+    /// is the last one until checkpoints are switched on again.
+    pub fn committed(&self, snapshot: &SegmentSnapshot, pauses: bool) -> Vec<(SegNo, Map)> {
         let mut inner = self.inner.lock();
-        snapshot::committed(&mut inner, snapshot)
+        snapshot::committed(&mut inner, snapshot, pauses)
     }
 
     /// The checkpoint failed; perhaps it is what a mount will find, perhaps not.

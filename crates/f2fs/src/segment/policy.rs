@@ -42,7 +42,9 @@ pub struct Demand {
 pub enum Purpose {
     /// Data of a user: leaves the reserved sections alone.
     User,
-    /// A checkpoint's or an fsync's blocks, or data that cleaning moves: everything may be used.
+    /// Data that cleaning moves: leaves some sections to nodes and directories.
+    Moved,
+    /// A checkpoint's or an fsync's blocks: everything may be used.
     Reserved,
 }
 
@@ -53,6 +55,9 @@ const fn sections(blocks: u32, per_section: u32) -> u32 {
 /// Sections that users' data always leaves for nodes and cleaning, however small the volume's reserve:
 /// one for each log.
 const LEAST_KEPT: u32 = LogType::ALL.len() as u32;
+
+/// Free sections that cleaning does not fill with data: the checkpoint that ends it needs places, too.
+pub const KEPT_FROM_CLEANING: u32 = 2;
 
 impl Policy {
     /// Whether logs fill holes (`f2fs_need_SSR`).

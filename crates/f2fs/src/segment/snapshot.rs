@@ -174,7 +174,11 @@ fn plan_entries(layout: &Layout, inner: &Inner, entries: &BTreeSet<u32>) -> Entr
 }
 
 /// The checkpoint is durable.
-pub(super) fn committed(inner: &mut Inner, snapshot: &SegmentSnapshot) -> Vec<(SegNo, Map)> {
+pub(super) fn committed(
+    inner: &mut Inner,
+    snapshot: &SegmentSnapshot,
+    pauses: bool,
+) -> Vec<(SegNo, Map)> {
     inner.sit_bitmap.clone_from(&snapshot.sit_bitmap);
     inner.journaled.clone_from(&snapshot.journaled);
     let logs = &mut inner.logs;
@@ -184,7 +188,7 @@ pub(super) fn committed(inner: &mut Inner, snapshot: &SegmentSnapshot) -> Vec<(S
             log.summary.learn_from(&part.edit);
         }
     }
-    logs.table.end_checkpoint()
+    logs.table.end_checkpoint(pauses)
 }
 
 /// The checkpoint failed.

@@ -9,6 +9,9 @@
 //!   chain although newer blocks have taken over;
 //! - nobody has claimed it.
 //!
+//! While checkpoints are switched off (`paused`) the third does not hold, for nothing of what was written since is
+//! recovered: a block that loses its owner can be written again at once, unless the last checkpoint has it.
+//!
 //! The second and third are one bitmap here, `durable`, with a second one, `next`, while a checkpoint
 //! is being written. Both are kept only for segments that changed since (`Touched`): in all others
 //! they equal the map of valid blocks. And that map is kept only where it is neither empty nor full,
@@ -78,6 +81,8 @@ pub struct Table {
     changed: BTreeSet<u32>,
     /// A checkpoint is being written.
     under_way: bool,
+    /// Checkpoints are switched off: a crash brings back the last one, and nothing written since.
+    paused: bool,
     /// What is in each section.
     in_section: Vec<Content>,
     free_sections: BitSet,
@@ -128,6 +133,7 @@ impl Table {
             touched: BTreeMap::new(),
             changed: BTreeSet::new(),
             under_way: false,
+            paused: false,
             in_section: vec![Content::default(); count.div_ceil(per_section) as usize],
             free_sections,
             dirty_sections: BitSet::new(sections),
@@ -203,6 +209,27 @@ impl Table {
     /// Valid blocks of a segment.
     pub fn valid(&self, at: SegNo) -> u32 {
         self.segments[at.0 as usize].valid.into()
+    }
+
+    /// Whether the last checkpoint, which an unmount or a crash brings back, has this block. Where
+    /// checkpoints are written, nothing depends on that.
+    pub fn is_kept(&self, at: SegNo, offset: u32) -> bool {
+        self.paused && self.durable(at).get(offset)
+    }
+
+    /// Whether it has any block of this segment.
+    pub fn keeps_any(&self, at: SegNo) -> bool {
+        self.paused && !self.durable(at).is_empty()
+    }
+
+    fn durable(&self, at: SegNo) -> Map {
+        let touched = self.touched.get(&at.0);
+        touched.map_or_else(|| self.current(at), |t| t.durable)
+    }
+
+    /// Whether checkpoints are switched off.
+    pub const fn is_paused(&self) -> bool {
+        self.paused
     }
 
     /// Blocks of data and of nodes that are valid.
@@ -357,12 +384,12 @@ impl Table {
 
     /// Makes a block valid: one that was claimed, or that a crash left behind.
     pub fn set_valid(&mut self, at: SegNo, offset: u32, now: u64) {
-        let under_way = self.under_way;
+        let (under_way, paused) = (self.under_way, self.paused);
         let touched = self.touch(at);
         touched.claimed.clear(offset);
         if under_way {
             touched.next.set(offset);
-        } else {
+        } else if !paused {
             touched.durable.set(offset);
         }
         let mut map = self.current(at);
@@ -371,12 +398,12 @@ impl Table {
         self.store(at, map, 1, now);
     }
 
-    /// Makes a block invalid.
+    /// Makes a block invalid. Whether it cannot be used before checkpoints are written again.
     ///
     /// # Errors
     /// It is not valid: a structure of the volume refers to a block that the table says is free, or
     /// two structures refer to one block.
-    pub fn clear_valid(&mut self, at: SegNo, offset: u32, now: u64) -> Result<(), DiskError> {
+    pub fn clear_valid(&mut self, at: SegNo, offset: u32, now: u64) -> Result<bool, DiskError> {
         let mut map = self.current(at);
         if !map.get(offset) {
             return Err(damaged(
@@ -384,12 +411,12 @@ impl Table {
                 "has a block that is referred to, but not valid",
             ));
         }
-        self.touch(at);
+        let unusable = self.touch(at).durable.get(offset);
         map.clear(offset);
         self.invalidated.0 += 1;
         self.invalidated.1 += 1;
         self.store(at, map, -1, now);
-        Ok(())
+        Ok(self.paused && unusable)
     }
 
     fn store(&mut self, at: SegNo, map: Map, change: i64, now: u64) {
@@ -541,10 +568,12 @@ impl Table {
         std::mem::take(&mut self.changed)
     }
 
-    /// The checkpoint is durable. Returns the blocks it made writable, by segment.
-    pub fn end_checkpoint(&mut self) -> Vec<(SegNo, Map)> {
+    /// The checkpoint is durable. Returns the blocks it made writable, by segment. `pauses`: it is the last
+    /// one for now.
+    pub fn end_checkpoint(&mut self, pauses: bool) -> Vec<(SegNo, Map)> {
         assert!(self.under_way, "a checkpoint was begun");
         self.under_way = false;
+        self.paused = pauses;
         let touched: Vec<u32> = self.touched.keys().copied().collect();
         let mut freed = Vec::new();
         for n in touched {

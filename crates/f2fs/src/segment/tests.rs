@@ -113,7 +113,7 @@ impl Volume {
     fn checkpoint(&mut self, unmount: bool) {
         let mut snapshot = self.segments.snapshot();
         self.write_pack(&mut snapshot, unmount);
-        self.segments.committed(&snapshot);
+        self.segments.committed(&snapshot, false);
         self.segments.check();
     }
 }
@@ -360,7 +360,7 @@ impl RandomRun {
         let unmount = self.random.chance(512);
         self.write_nodes(&expected);
         self.volume.write_pack(&mut snapshot, unmount);
-        self.volume.segments.committed(&snapshot);
+        self.volume.segments.committed(&snapshot, false);
         self.model.commit();
         self.volume.segments.check();
         self.compare(&expected);

@@ -292,6 +292,7 @@ fn cutting_frees_everything_behind_in_bounded_steps() {
         let mut core = inode.core.write();
         fs.cut_tree(&change, &inode, &mut core, from, limit, tag)
             .unwrap()
+            == from
     };
     assert!(!cut(behind_indirect + 1, 2), "two nodes of three");
     assert!(cut(behind_indirect + 1, 2));

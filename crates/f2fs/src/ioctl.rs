@@ -1,0 +1,321 @@
+//! The ioctls that only f2fs has, by the kernel's numbers and structures (linux/f2fs.h).
+//!
+//! What cannot be done honestly is refused by name: an atomic write would have to stay unseen until its
+//! commit, also by the kernel's page cache, which this program does not own.
+
+use std::collections::BTreeSet;
+
+use steadfs_vfs::{Cx, FileKind, FsError, IoctlAnswer, Result};
+
+use crate::checkpoint::Reason;
+use crate::data::Place;
+use crate::disk::inode::Inline;
+use crate::disk::{BLOCK_SIZE, BlockAddr, SEGMENT_BLOCKS};
+use crate::fs::F2fs;
+use crate::gate::Change;
+use crate::inode::Inode;
+use crate::options::Mode;
+
+const MAGIC: u32 = 0xf5 << 8;
+const WRITE: u32 = 1 << 30;
+const READ: u32 = 2 << 30;
+
+const fn sized(size: u32, number: u32) -> u32 {
+    size << 16 | MAGIC | number
+}
+
+const GARBAGE_COLLECT: u32 = WRITE | sized(4, 6);
+const WRITE_CHECKPOINT: u32 = sized(0, 7);
+const DEFRAGMENT: u32 = WRITE | READ | sized(16, 8);
+const GARBAGE_COLLECT_RANGE: u32 = WRITE | sized(24, 11);
+const GET_FEATURES: u32 = READ | sized(4, 12);
+const SET_PIN_FILE: u32 = WRITE | sized(4, 13);
+const GET_PIN_FILE: u32 = READ | sized(4, 14);
+const PRECACHE_EXTENTS: u32 = sized(0, 15);
+
+/// Numbers of those that are known and not offered, whatever their structures, and why.
+const REFUSED: &[(u32, &str)] = &[
+    (1, "F2FS_IOC_START_ATOMIC_WRITE: atomic writes"),
+    (2, "F2FS_IOC_COMMIT_ATOMIC_WRITE: atomic writes"),
+    (3, "F2FS_IOC_START_VOLATILE_WRITE: removed from Linux"),
+    (4, "F2FS_IOC_RELEASE_VOLATILE_WRITE: removed from Linux"),
+    (5, "F2FS_IOC_ABORT_ATOMIC_WRITE: atomic writes"),
+    (
+        9,
+        "F2FS_IOC_MOVE_RANGE: files of another process are not seen; use copy_file_range",
+    ),
+    (10, "F2FS_IOC_FLUSH_DEVICE: volumes on several devices"),
+    (
+        16,
+        "F2FS_IOC_RESIZE_FS: changing the size of a mounted volume",
+    ),
+    (17, "F2FS_IOC_GET_COMPRESS_BLOCKS: writing compressed files"),
+    (
+        18,
+        "F2FS_IOC_RELEASE_COMPRESS_BLOCKS: writing compressed files",
+    ),
+    (
+        19,
+        "F2FS_IOC_RESERVE_COMPRESS_BLOCKS: writing compressed files",
+    ),
+    (20, "F2FS_IOC_SEC_TRIM_FILE: erasing single files"),
+    (21, "F2FS_IOC_GET_COMPRESS_OPTION: writing compressed files"),
+    (22, "F2FS_IOC_SET_COMPRESS_OPTION: writing compressed files"),
+    (23, "F2FS_IOC_DECOMPRESS_FILE: writing compressed files"),
+    (24, "F2FS_IOC_COMPRESS_FILE: writing compressed files"),
+    (25, "F2FS_IOC_START_ATOMIC_REPLACE: atomic writes"),
+    (26, "F2FS_IOC_GET_DEV_ALIAS_FILE: device aliases"),
+    (27, "F2FS_IOC_IO_PRIO: priorities of files"),
+];
+
+/// Sections that a request for one may try.
+const TRIES: usize = 16;
+/// Blocks moved by one defragmentation at a time.
+const STEP: u64 = 2048;
+
+fn word32(input: &[u8], at: usize) -> Result<u32> {
+    let bytes = input.get(at..at + 4).and_then(|b| b.first_chunk());
+    bytes
+        .map(|b| u32::from_ne_bytes(*b))
+        .ok_or(FsError::Invalid("the argument is too short"))
+}
+
+fn word64(input: &[u8], at: usize) -> Result<u64> {
+    let bytes = input.get(at..at + 8).and_then(|b| b.first_chunk());
+    bytes
+        .map(|b| u64::from_ne_bytes(*b))
+        .ok_or(FsError::Invalid("the argument is too short"))
+}
+
+fn only_root(cx: &Cx) -> Result<()> {
+    match cx.uid {
+        0 => Ok(()),
+        _ => Err(FsError::NotPermitted),
+    }
+}
+
+impl F2fs {
+    /// See [`steadfs_vfs::FileSystem::ioctl`].
+    pub(crate) fn own_ioctl(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        command: u32,
+        input: &[u8],
+    ) -> Result<Option<IoctlAnswer>> {
+        let word = |word: u32| IoctlAnswer::bytes(word.to_ne_bytes().to_vec());
+        let done = |()| IoctlAnswer::default();
+        let answer = match command {
+            GARBAGE_COLLECT => {
+                let wait = word32(input, 0)? != 0;
+                self.clean_on_request(cx, wait).map(done)
+            }
+            GARBAGE_COLLECT_RANGE => {
+                let (start, len) = (word64(input, 8)?, word64(input, 16)?);
+                self.clean_range(cx, start, len).map(done)
+            }
+            WRITE_CHECKPOINT => self.checkpoint_on_request(cx).map(done),
+            DEFRAGMENT => {
+                let (start, len) = (word64(input, 0)?, word64(input, 8)?);
+                let moved = self.defragment(cx, inode, start, len)?;
+                let range = [start.to_ne_bytes(), moved.to_ne_bytes()].concat();
+                Ok(IoctlAnswer::bytes(range))
+            }
+            GET_FEATURES => Ok(word(self.superblock.features().0)),
+            SET_PIN_FILE => {
+                let failures = self.set_pin(cx, inode, word32(input, 0)? != 0)?;
+                Ok(IoctlAnswer::result(i32::from(failures)))
+            }
+            GET_PIN_FILE => {
+                let core = inode.core.read();
+                let pinned = core.inline.contains(Inline::PINNED);
+                let failures = if pinned { core.depth & 0xffff } else { 0 };
+                Ok(IoctlAnswer {
+                    result: failures as i32,
+                    ..word(failures)
+                })
+            }
+            PRECACHE_EXTENTS => self.look_at_map(cx, inode).map(done),
+            other if other & 0xff00 == MAGIC => {
+                let number = other & 0xff;
+                match REFUSED.iter().find(|(refused, _)| *refused == number) {
+                    Some((_, name)) => Err(FsError::NotSupported(name)),
+                    None => return Ok(None),
+                }
+            }
+            _ => return Ok(None),
+        };
+        answer.map(Some)
+    }
+
+    fn prepare_to_clean(&self, cx: &Cx) -> Result<()> {
+        only_root(cx)?;
+        self.check_writable()
+    }
+
+    /// Empties one section, the one with the fewest valid blocks, and makes it free.
+    fn clean_on_request(&self, cx: &Cx, wait: bool) -> Result<()> {
+        self.prepare_to_clean(cx)?;
+        if !wait && self.is_cleaning() {
+            return Err(FsError::Busy);
+        }
+        let mut tried = BTreeSet::new();
+        let mut emptied = Some(false);
+        while emptied == Some(false) && tried.len() < TRIES {
+            emptied = self.clean_one(&mut tried, cx.tag)?;
+        }
+        // Files may be pinned no longer when somebody asks again.
+        self.segments().forget_pins();
+        self.checkpoint(Reason::Sync, cx.tag)?;
+        match emptied {
+            Some(true) => Ok(()),
+            None if tried.is_empty() => Err(FsError::NoData),
+            _ => Err(FsError::Again("a block could not be moved now")),
+        }
+    }
+
+    /// Empties each section of a range of the volume's blocks that has some valid blocks.
+    fn clean_range(&self, cx: &Cx, start: u64, len: u64) -> Result<()> {
+        self.prepare_to_clean(cx)?;
+        let wrong = FsError::Invalid("the range is none of the main area");
+        let end = start.checked_add(len).filter(|end| *end > start);
+        let end = end.ok_or(wrong.clone())?;
+        let (main, blocks) = (self.layout.main_start, self.layout.main_blocks());
+        let (main, last) = (u64::from(main), u64::from(main) + u64::from(blocks));
+        if start < main || end > last {
+            return Err(wrong);
+        }
+        let size = u64::from(self.layout.segments_per_section * SEGMENT_BLOCKS);
+        let (first, behind) = ((start - main) / size, (end - main).div_ceil(size));
+        for section in first..behind {
+            self.clean_section(section as u32, cx.tag)?;
+        }
+        self.checkpoint(Reason::Sync, cx.tag)
+    }
+
+    fn checkpoint_on_request(&self, cx: &Cx) -> Result<()> {
+        self.prepare_to_clean(cx)?;
+        if self.is_paused() {
+            return Err(FsError::Invalid("checkpoints are switched off"));
+        }
+        self.request_checkpoint(cx.tag)
+    }
+
+    /// Moves blocks of a range of a file so that they lie one behind the other; how many bytes. Nothing
+    /// where they do.
+    fn defragment(&self, cx: &Cx, inode: &Inode, start: u64, len: u64) -> Result<u64> {
+        self.prepare_to_clean(cx)?;
+        let size = BLOCK_SIZE as u64;
+        if inode.kind() != FileKind::Regular || !(start | len).is_multiple_of(size) {
+            return Err(FsError::Invalid("whole blocks of a regular file"));
+        }
+        if inode.core.read().inline.contains(Inline::PINNED) {
+            return Err(FsError::Invalid("the file is pinned"));
+        }
+        let end = start.checked_add(len).ok_or(FsError::FileTooBig)? / size;
+        let end = end.min(inode.size().div_ceil(size));
+        let mut moved = 0;
+        let mut at = start / size;
+        while at < end {
+            let step = at..end.min(at + STEP);
+            at = step.end;
+            let blocks = self.blocks_in(cx, inode, step)?;
+            let follows = |pair: &[(u64, BlockAddr)]| pair[0].1.plus(1) == pair[1].1;
+            if blocks.len() < 2 || blocks.windows(2).all(follows) {
+                continue;
+            }
+            self.balance(cx.tag)?;
+            moved += self.move_blocks(inode, &blocks, false, cx.tag)?;
+        }
+        Ok(moved * size)
+    }
+
+    /// Where the blocks of a range lie, those that have a place.
+    fn blocks_in(
+        &self,
+        cx: &Cx,
+        inode: &Inode,
+        range: std::ops::Range<u64>,
+    ) -> Result<Vec<(u64, BlockAddr)>> {
+        let _shared = inode.lock.read();
+        let mut blocks = Vec::new();
+        let mut at = range.start;
+        while at < range.end {
+            let mapped = self.map(inode, at, range.end - at, cx.tag)?;
+            if let Place::At(start) = mapped.place {
+                let each = (0..mapped.len).map(|n| (at + n, start.plus(n as u32)));
+                blocks.extend(each);
+            }
+            at += mapped.len;
+        }
+        Ok(blocks)
+    }
+
+    /// Reads what says where a file's blocks lie.
+    fn look_at_map(&self, cx: &Cx, inode: &Inode) -> Result<()> {
+        if inode.kind() != FileKind::Regular {
+            return Err(FsError::NotSupported(
+                "F2FS_IOC_PRECACHE_EXTENTS of no regular file",
+            ));
+        }
+        let end = inode.size().div_ceil(BLOCK_SIZE as u64);
+        let mut at = 0;
+        while at < end {
+            let _shared = inode.lock.read();
+            if inode.has_inline_data() {
+                return Ok(());
+            }
+            at += self.map(inode, at, end - at, cx.tag)?.len;
+        }
+        Ok(())
+    }
+
+    /// Pins a file, or unpins it: cleaning does not move its blocks. How often it wanted to.
+    fn set_pin(&self, cx: &Cx, inode: &Inode, pin: bool) -> Result<u16> {
+        let _alone = inode.lock.write();
+        if inode.kind() != FileKind::Regular {
+            return Err(FsError::Invalid("only regular files are pinned"));
+        }
+        if cx.uid != 0 && cx.uid != inode.core.read().uid {
+            return Err(FsError::Access);
+        }
+        self.check_writable()?;
+        if pin {
+            if self.options.read().mode == Mode::Lfs {
+                return Err(FsError::Invalid("with mode=lfs nothing stays in its place"));
+            }
+            self.check_may_change(inode)?;
+            self.leave_inline(cx, inode)?;
+        }
+        let change = self.change()?;
+        let mut core = inode.core.write();
+        if core.inline.contains(Inline::PINNED) != pin {
+            self.mark_dirty(&change, inode, cx.tag)?;
+            core.inline = if pin {
+                core.inline.union(Inline::PINNED)
+            } else {
+                core.inline.without(Inline::PINNED)
+            };
+            core.depth = 0;
+        }
+        Ok(core.depth as u16)
+    }
+
+    /// Cleaning met blocks of a pinned file. Once it has been so often that the volume suffers, the file is
+    /// pinned no longer (`gc_pin_file_thresh`).
+    /// Only in the foreground, as in the kernel.
+    pub(crate) fn count_pin(&self, change: &Change<'_>, inode: &Inode, most: u32) -> Result<()> {
+        let mut core = inode.core.write();
+        self.mark_dirty(change, inode, Default::default())?;
+        core.depth = (core.depth & 0xffff) + 1;
+        if core.depth >= most.min(0xffff) {
+            tracing::warn!(ino = %inode.nid(), "a pinned file kept so much from being cleaned that it is pinned no longer");
+            core.inline = core.inline.without(Inline::PINNED);
+            core.depth = 0;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

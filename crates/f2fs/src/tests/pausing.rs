@@ -1,0 +1,243 @@
+//! Checkpoints switched off and on: what an unmount and a power cut bring back, and what is refused.
+
+use steadfs_base::InodeNo;
+use steadfs_rt::Random;
+use steadfs_vfs::{FileSystem, FsError, ShutdownMode};
+
+use crate::disk::checkpoint::CpFlags;
+use crate::test_world::{ALL, ROOT, World};
+
+fn write(world: &World, file: InodeNo, block: u64, fill: u8) -> Result<usize, FsError> {
+    let at = block * 4096;
+    world.fs.write(&world.cx, file, at, &[fill; 4096], false)
+}
+
+fn content(world: &World, name: &[u8]) -> Vec<u8> {
+    let attr = world.lookup(ROOT, name).unwrap();
+    let read = world.fs.read(&world.cx, attr.ino, 0, attr.size as usize);
+    read.unwrap().to_vec()
+}
+
+/// A volume with some files, all of it durable.
+fn world(features: &str, options: &str) -> World {
+    let world = World::make_with(features, 128, options);
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    for n in 0..300 {
+        let file = world.file(dir, format!("file {n}").as_bytes()).unwrap().ino;
+        if n % 7 == 0 {
+            write(&world, file, n, n as u8).unwrap();
+        }
+    }
+    let large = world.file(ROOT, b"large").unwrap().ino;
+    for block in 0..2000 {
+        write(&world, large, block, 1).unwrap();
+    }
+    world.fs.sync_all(&world.cx).unwrap();
+    world
+}
+
+/// Changes everything there is, and calls fsync now and then.
+fn turn_over(world: &World, rounds: u64) {
+    let mut random = Random::new(rounds);
+    let dir = world.lookup(ROOT, b"dir").unwrap().ino;
+    let large = world.lookup(ROOT, b"large").unwrap().ino;
+    for n in 0..rounds {
+        write(world, large, random.below(2000) as u64, 2).unwrap();
+        match n % 10 {
+            0 => drop(
+                world
+                    .fs
+                    .unlink(&world.cx, dir, format!("file {}", n / 10).as_bytes()),
+            ),
+            3 => drop(world.file(dir, format!("new {n}").as_bytes()).unwrap()),
+            5 => world.fs.fsync(&world.cx, large, n % 20 == 5).unwrap(),
+            7 => world.fs.sync_all(&world.cx).unwrap(),
+            _ => {}
+        }
+        if n % 50 == 0 {
+            world.fs.segments().check();
+        }
+    }
+}
+
+#[test]
+fn an_unmount_brings_the_last_checkpoint_back() {
+    for (features, options) in [("", ""), (ALL, "alloc_mode=default,active_logs=4")] {
+        let world = world(features, options);
+        world
+            .fs
+            .remount(&world.cx, "checkpoint=disable:50%")
+            .unwrap();
+        let before = world.tree();
+        let versions = world.fs.checkpoints.last().version;
+        assert!(
+            world
+                .fs
+                .checkpoints
+                .last()
+                .flags
+                .contains(CpFlags::DISABLED)
+        );
+        assert!(world.fs.status().contains("CP: Disabled"));
+        turn_over(&world, 1500);
+        assert_ne!(world.tree(), before);
+        assert!(content(&world, b"large").contains(&2));
+        // What is on the device is as it was.
+        world.judge_device();
+        assert_eq!(world.fs.checkpoints.last().version, versions);
+        let world = World::of(world.close(), options);
+        assert_eq!(world.tree(), before, "{features}");
+        assert!(content(&world, b"large").iter().all(|byte| *byte == 1));
+        assert!(
+            !world
+                .fs
+                .checkpoints
+                .last()
+                .flags
+                .contains(CpFlags::DISABLED)
+        );
+        let _mounted = world.reopen();
+    }
+}
+
+#[test]
+fn a_power_cut_brings_the_last_checkpoint_back_also_to_readers() {
+    let world = world("", "");
+    let before = world.tree();
+    let world = World::of(world.close(), "checkpoint=disable:100%");
+    assert!(world.fs.options().contains(",checkpoint=disable:"));
+    turn_over(&world, 300);
+    world.fs.shutdown(&world.cx, ShutdownMode::Sync).unwrap();
+    assert!(world.fs.unmount().is_err(), "the volume stopped");
+    for options in ["ro", "", "ro"] {
+        let again = world.look_at_again(options);
+        assert_eq!(again.tree(), before, "{options}");
+        assert_eq!(again.fs.recovered().files(), 0);
+        again.close();
+    }
+}
+
+#[test]
+fn switched_on_again_everything_is_durable() {
+    let world = world(ALL, "");
+    world
+        .fs
+        .remount(&world.cx, "checkpoint=disable:50%")
+        .unwrap();
+    turn_over(&world, 1500);
+    let unusable = world.fs.unusable();
+    assert!(
+        unusable > 0,
+        "blocks of the last checkpoint lost their owners"
+    );
+    let free = world.fs.usage().blocks_free;
+    world.fs.remount(&world.cx, "checkpoint=enable").unwrap();
+    assert!(world.fs.usage().blocks_free >= free + unusable - 100);
+    assert!(!world.fs.options().contains("checkpoint=disable"));
+    world.judge_device();
+    let world = world.reopen();
+    assert!(content(&world, b"large").contains(&2));
+    // fsync promises something again.
+    let large = world.lookup(ROOT, b"large").unwrap().ino;
+    write(&world, large, 5, 9).unwrap();
+    world.fs.fsync(&world.cx, large, false).unwrap();
+    world.fs.shutdown(&world.cx, ShutdownMode::NoFlush).unwrap();
+    let world = world.open_again();
+    assert_eq!(content(&world, b"large")[5 * 4096], 9);
+    world.close();
+}
+
+/// The volume says that it is full, and keeps what the last checkpoint has and what was taken since.
+#[test]
+fn a_volume_filled_without_checkpoints_is_full_in_time() {
+    let world = world("", "");
+    world
+        .fs
+        .remount(&world.cx, "checkpoint=disable:100%")
+        .unwrap();
+    let before = world.tree();
+    let large = world.lookup(ROOT, b"large").unwrap().ino;
+    let mut random = Random::new(1);
+    let mut written = 0;
+    loop {
+        // Over what is there, which takes new blocks each time, and behind it.
+        let block = match written % 2 {
+            0 => random.below(2000) as u64,
+            _ => 2000 + written,
+        };
+        match write(&world, large, block, 3) {
+            Ok(_) => written += 1,
+            Err(FsError::NoSpace) => break,
+            Err(error) => panic!("{error}"),
+        }
+        if written % 100 == 0 {
+            let dir = world.lookup(ROOT, b"dir").unwrap().ino;
+            match world.mkdir(dir, format!("more {written}").as_bytes()) {
+                Ok(_) | Err(FsError::NoSpace) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    assert!(written > 8000, "{written}");
+    for n in 0..300 {
+        let dir = world.lookup(ROOT, b"dir").unwrap().ino;
+        match world
+            .fs
+            .unlink(&world.cx, dir, format!("file {n}").as_bytes())
+        {
+            Ok(()) | Err(FsError::NoSpace) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    world.fs.segments().check();
+    world.judge_device();
+    world.fs.remount(&world.cx, "checkpoint=enable").unwrap();
+    world.judge_device();
+    assert_ne!(world.tree(), before);
+    world.reopen().close();
+}
+
+#[test]
+fn too_much_unusable_space_is_refused_and_nothing_changes() {
+    let world = World::make("", 256);
+    // Holes everywhere: every other block of each segment.
+    let file = world.file(ROOT, b"file").unwrap().ino;
+    let other = world.file(ROOT, b"other").unwrap().ino;
+    for block in 0..16000 {
+        write(&world, file, block, 1).unwrap();
+        write(&world, other, block, 1).unwrap();
+        if block % 64 == 0 {
+            world.fs.sync_all(&world.cx).unwrap();
+        }
+    }
+    world.fs.unlink(&world.cx, ROOT, b"other").unwrap();
+    world.fs.sync_all(&world.cx).unwrap();
+    let unusable = world.fs.unusable();
+    assert!(unusable > 0);
+    let said = world.fs.control().unwrap().read("f2fs/unusable").unwrap();
+    assert_eq!(said, format!("{unusable}\n").into_bytes());
+    // What is pinned cannot be cleaned.
+    pin(&world, file, 1);
+    let refused = world.fs.remount(&world.cx, "checkpoint=disable:3%");
+    assert_eq!(refused.unwrap_err().errno(), 11);
+    assert!(!world.fs.is_paused() && !world.fs.options().contains("checkpoint=disable"));
+    pin(&world, file, 0);
+    world.judge_now();
+    // Cleaning, which is done first, brings it below what is allowed.
+    world.fs.remount(&world.cx, "checkpoint=disable:0").unwrap();
+    assert!(world.fs.is_paused());
+    assert_eq!(
+        world.fs.remount(&world.cx, "ro").unwrap_err().errno(),
+        22,
+        "not while checkpoints are switched off"
+    );
+    world.fs.remount(&world.cx, "checkpoint=enable").unwrap();
+    assert!(!world.fs.is_paused());
+    world.close();
+}
+
+fn pin(world: &World, file: InodeNo, value: u32) {
+    let (number, argument) = (0x4004_f50d, value.to_ne_bytes());
+    let answer = world.fs.ioctl(&world.cx, file, number, &argument);
+    assert!(answer.unwrap().is_some());
+}
