@@ -75,3 +75,25 @@ fn f2fs_survives_a_failing_device() {
     let stats = &report.stats;
     assert!(stats.troubled > 100 && stats.stopped > 10, "{stats:?}");
 }
+
+/// A volume that fills up at any allocation: exact errors, nothing acknowledged is lost, and all room
+/// comes back.
+#[test]
+fn f2fs_survives_a_full_volume() {
+    let out = cases("space");
+    let options = Options {
+        trial: Trial::Space,
+        budget: images(20_000) / 20,
+        effort: Effort {
+            troubles: 6,
+            cuts: 3,
+            nested: 16,
+            by_tool: 8,
+            ..Effort::default()
+        },
+        ..Options::new(out)
+    };
+    let report = sweep(f2fs::subjects().unwrap(), options).unwrap();
+    assert_clean(&report);
+    assert!(report.stats.troubled > 10, "{:?}", report.stats);
+}

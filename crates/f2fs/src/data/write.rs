@@ -129,7 +129,13 @@ impl F2fs {
         // Before the blocks can be written back: what is stored of the size follows them.
         inode.set_size(size.max(offset + data.len() as u64));
         let (bytes, result) = self.write_pages(cx, inode, offset, data);
-        inode.set_size(size.max(offset + bytes as u64));
+        // A write of nothing reaches nowhere, not even to where it would have begun.
+        let reached = if bytes == 0 {
+            size
+        } else {
+            offset + bytes as u64
+        };
+        inode.set_size(size.max(reached));
         if bytes == 0 {
             result?;
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use steadfs_block::Device;
+use steadfs_block::{Device, Policy, QueueSettings};
 use steadfs_ext4::check::{BlockSource, Options as CheckOptions};
 use steadfs_ext4::disk::Superblock;
 use steadfs_ext4::disk::superblock::{JournalPlace, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
@@ -25,9 +25,13 @@ struct Recipe {
     extents: bool,
     wide_times: bool,
     options: &'static [&'static str],
+    /// How it is mounted.
+    mount: &'static str,
+    /// How requests are ordered.
+    queue: fn(&mut QueueSettings),
 }
 
-/// Small journals, so that they wrap and are reclaimed; few inodes, so that images differ little.
+/// Each mechanism on in some and off in others. Small journals, so that they wrap and are reclaimed; few inodes, so that images differ little.
 const RECIPES: [Recipe; 9] = [
     Recipe {
         name: "ext4-1k",
@@ -36,6 +40,8 @@ const RECIPES: [Recipe; 9] = [
         extents: true,
         wide_times: true,
         options: &["-t", "ext4", "-N", "256"],
+        mount: "",
+        queue: |_| {},
     },
     Recipe {
         name: "ext4-4k",
@@ -44,6 +50,8 @@ const RECIPES: [Recipe; 9] = [
         extents: true,
         wide_times: true,
         options: &["-t", "ext4", "-N", "256"],
+        mount: "noasync_checkpoint",
+        queue: |queue| queue.boost = false,
     },
     Recipe {
         name: "ext3-1k",
@@ -52,6 +60,8 @@ const RECIPES: [Recipe; 9] = [
         extents: false,
         wide_times: true,
         options: &["-t", "ext3", "-N", "256"],
+        mount: "async_checkpoint=99",
+        queue: |_| {},
     },
     Recipe {
         name: "ext4-plain-2k",
@@ -67,6 +77,8 @@ const RECIPES: [Recipe; 9] = [
             "-O",
             "^metadata_csum,^64bit,^orphan_file",
         ],
+        mount: "async_checkpoint",
+        queue: |queue| queue.policy = Policy::Fair,
     },
     // Larger than the pages of most kernels. Below 2048 blocks mke2fs makes no journal.
     Recipe {
@@ -76,6 +88,8 @@ const RECIPES: [Recipe; 9] = [
         extents: true,
         wide_times: true,
         options: &["-t", "ext4", "-N", "256"],
+        mount: "async_checkpoint=75",
+        queue: |_| {},
     },
     Recipe {
         name: "ext3-128-4k",
@@ -84,6 +98,8 @@ const RECIPES: [Recipe; 9] = [
         extents: false,
         wide_times: false,
         options: &["-t", "ext3", "-I", "128", "-N", "256", "-O", "^dir_index"],
+        mount: "noasync_checkpoint",
+        queue: |queue| queue.policy = Policy::Cfq,
     },
     // The smallest that have a journal: to be filled up.
     Recipe {
@@ -93,6 +109,8 @@ const RECIPES: [Recipe; 9] = [
         extents: true,
         wide_times: true,
         options: &["-t", "ext4", "-N", "64"],
+        mount: "",
+        queue: |_| {},
     },
     Recipe {
         name: "small-ext4-4k",
@@ -101,6 +119,8 @@ const RECIPES: [Recipe; 9] = [
         extents: true,
         wide_times: true,
         options: &["-t", "ext4", "-N", "64"],
+        mount: "async_checkpoint=90",
+        queue: |_| {},
     },
     Recipe {
         name: "small-ext3-1k",
@@ -109,6 +129,8 @@ const RECIPES: [Recipe; 9] = [
         extents: false,
         wide_times: true,
         options: &["-t", "ext3", "-N", "64"],
+        mount: "noasync_checkpoint",
+        queue: |_| {},
     },
 ];
 
@@ -146,6 +168,9 @@ impl Recipe {
             // As mke2fs does, without a word, where the volume is too small.
             return Err(io::Error::other(format!("{} has no journal", self.name)));
         }
+        let mount = MountOptions::parse(self.mount)
+            .map_err(|error| io::Error::other(format!("{}: {error}", self.name)))?;
+        let queue = self.queue;
         Ok(Subject {
             name: self.name.to_owned(),
             image,
@@ -156,11 +181,12 @@ impl Recipe {
                 wide_times: self.wide_times,
                 promise: Promise::Prefix,
             },
-            open: Arc::new(open),
+            open: Arc::new(move |device| open(device, &mount, queue)),
             check: Some(Arc::new(check)),
             tool: Some(Tool::E2fsck),
             atomic_unit: 512,
             small: self.name.starts_with("small"),
+            fixed_inodes: true,
         })
     }
 }
@@ -172,8 +198,15 @@ fn has_journal(image: &Image) -> bool {
     sb.is_ok_and(|sb| matches!(sb.journal(), JournalPlace::Inode(_)))
 }
 
-fn open(device: Arc<dyn Device>) -> Result<Arc<dyn FileSystem>> {
-    let (fs, _) = Ext4::open(device, MountOptions::default(), CacheSizes::of(8 << 20))?;
+fn open(
+    device: Arc<dyn Device>,
+    mount: &MountOptions,
+    queue: fn(&mut QueueSettings),
+) -> Result<Arc<dyn FileSystem>> {
+    let (fs, _) = Ext4::open(device, mount.clone(), CacheSizes::of(8 << 20))?;
+    let mut settings = fs.queue().settings();
+    queue(&mut settings);
+    fs.queue().configure(settings);
     Ok(fs)
 }
 

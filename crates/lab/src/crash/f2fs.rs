@@ -3,73 +3,134 @@
 use std::io;
 use std::sync::Arc;
 
-use steadfs_block::Device;
+use steadfs_block::{Device, Policy, QueueSettings};
 use steadfs_f2fs::check::Options as CheckOptions;
 use steadfs_f2fs::format::{FormatOptions, image};
 use steadfs_f2fs::{CacheSizes, F2fs, MountOptions};
-use steadfs_vfs::{FileSystem, Result};
-use steadfs_workload::{Format, Promise};
+use steadfs_vfs::{FileSystem, FsError, Result};
+use steadfs_workload::{Format, Op, Promise, Runner, Span, TreePath};
 
-use super::Subject;
+use super::room::on_volume;
 use super::subject::Tool;
+use super::{Complaint, Subject};
 use crate::device::Image;
 
 /// How a volume is made and mounted.
 struct Recipe {
     name: &'static str,
-    /// MiB.
-    size: u64,
     features: &'static str,
     options: &'static str,
+    /// Control files and what is written to them after the mount.
+    controls: &'static [(&'static str, &'static str)],
+    /// How requests are ordered.
+    queue: fn(&mut QueueSettings),
+    /// Whether the volume has been used until free segments are short.
+    worn: bool,
+    small: bool,
 }
 
 /// Small, so that images differ little: the smallest there can be have 52 MiB.
-const RECIPES: [Recipe; 7] = [
-    Recipe {
-        name: "f2fs-plain",
-        size: 60,
-        features: "",
-        options: "",
-    },
+const SIZE: u64 = 60 << 20;
+
+const PLAIN: Recipe = Recipe {
+    name: "f2fs-plain",
+    features: "",
+    options: "",
+    controls: &[],
+    queue: |_| {},
+    worn: false,
+    small: false,
+};
+
+/// Cleans in the background as often as it can.
+const URGENT: &[(&str, &str)] = &[("f2fs/gc_urgent_sleep_time", "1"), ("f2fs/gc_urgent", "1")];
+
+/// Each mechanism on in some and off in others.
+const RECIPES: [Recipe; 13] = [
+    PLAIN,
     Recipe {
         name: "f2fs-extra",
-        size: 60,
         features: "extra_attr,inode_checksum,sb_checksum,inode_crtime,flexible_inline_xattr,lost_found",
         options: "fsync_mode=strict,gc_merge",
+        queue: |queue| queue.policy = Policy::Fair,
+        ..PLAIN
     },
     // New places for all that is overwritten, so that segments get holes.
     Recipe {
         name: "f2fs-lfs",
-        size: 60,
         features: "extra_attr,inode_checksum",
         options: "mode=lfs,nocheckpoint_merge",
+        queue: |queue| queue.boost = false,
+        ..PLAIN
     },
-    // A node's summary and data lie apart; nothing is kept within inodes.
+    // Nothing is kept within inodes.
     Recipe {
         name: "f2fs-blocks",
-        size: 60,
         features: "extra_attr,compression",
-        options: "noinline_data,noinline_dentry,active_logs=4,checkpoint_merge",
+        options: "noinline_data,noinline_dentry,active_logs=4",
+        ..PLAIN
     },
     // Every fsync is a checkpoint.
     Recipe {
         name: "f2fs-fastboot",
-        size: 60,
-        features: "",
         options: "fastboot",
+        ..PLAIN
     },
     Recipe {
         name: "f2fs-two-logs",
-        size: 60,
         features: "extra_attr,inode_checksum,inode_crtime",
         options: "active_logs=2,mode=lfs,background_gc=sync",
+        ..PLAIN
     },
-    // Everything beside writing in place.
     Recipe {
         name: "f2fs-reuse",
-        size: 60,
         features: "extra_attr,inode_crtime,verity",
         options: "alloc_mode=reuse,nodiscard,fsync_mode=strict",
+        ..PLAIN
+    },
+    // Cleaning: with the operations, beside them, and holes of old segments filled.
+    Recipe {
+        name: "f2fs-worn",
+        worn: true,
+        ..PLAIN
+    },
+    Recipe {
+        name: "f2fs-worn-lfs",
+        options: "mode=lfs,gc_merge,nocheckpoint_merge",
+        controls: &[("f2fs/max_victim_search", "1")],
+        worn: true,
+        ..PLAIN
+    },
+    Recipe {
+        name: "f2fs-worn-urgent",
+        features: "extra_attr,inode_checksum",
+        controls: URGENT,
+        worn: true,
+        ..PLAIN
+    },
+    Recipe {
+        name: "f2fs-urgent-lfs",
+        options: "mode=lfs,background_gc=sync,fsync_mode=strict",
+        controls: URGENT,
+        queue: |queue| {
+            queue.policy = Policy::Fair;
+            queue.boost = false;
+        },
+        worn: true,
+        ..PLAIN
+    },
+    // To be filled up.
+    Recipe {
+        name: "small-f2fs",
+        small: true,
+        ..PLAIN
+    },
+    Recipe {
+        name: "small-f2fs-lfs",
+        features: "extra_attr",
+        options: "mode=lfs,noinline_data,noinline_dentry",
+        small: true,
+        ..PLAIN
     },
 ];
 
@@ -93,12 +154,13 @@ impl Recipe {
             ..FormatOptions::default()
         };
         options.set_features(self.features).map_err(|e| wrong(&e))?;
-        let device = image(self.size << 20, &options).map_err(|e| wrong(&e))?;
-        let mut bytes = vec![0; (self.size << 20) as usize];
+        let device = image(SIZE, &options).map_err(|e| wrong(&e))?;
+        let mut bytes = vec![0; SIZE as usize];
         device.read(0, &mut bytes);
         let strict = self.options.contains("strict");
         let options = MountOptions::parse(self.options).map_err(|e| wrong(&e))?;
-        Ok(Subject {
+        let (controls, queue) = (self.controls, self.queue);
+        let mut subject = Subject {
             name: self.name.to_owned(),
             image: Image::from_bytes(&bytes),
             format: Format {
@@ -108,14 +170,75 @@ impl Recipe {
                 wide_times: true,
                 promise: Promise::RollForward { strict },
             },
-            open: Arc::new(move |device| open(device, &options)),
+            open: Arc::new(move |device| open(device, &options, controls, queue)),
             check: Some(Arc::new(check)),
             tool: Some(Tool::FsckF2fs),
             // A node's checksum, where it has one, covers inodes only: f2fs relies on whole blocks.
             atomic_unit: 4096,
-            small: false,
-        })
+            small: self.small,
+            // Each takes a block as it is made.
+            fixed_inodes: false,
+        };
+        if self.worn {
+            let worn = on_volume(&subject, &subject.image, |fs, _| wear(fs));
+            subject.image = worn.map_err(|e| wrong(&e))?.1;
+        }
+        Ok(subject)
     }
+}
+
+/// Files made durable at a time; all but one of them go again.
+const BATCH: u64 = 64;
+/// Batches in which free segments should have become short.
+const BATCHES: u64 = 400;
+
+/// Uses the volume until free segments are nearly short: few blocks are left in each of the others.
+fn wear(fs: &dyn FileSystem) -> std::result::Result<(), Complaint> {
+    let mut runner = Runner::new(fs);
+    let mut step = |op: &Op| runner.step(op).map(drop).map_err(Complaint::Sync);
+    let path = |number: u64| -> TreePath {
+        TreePath::root()
+            .child(b"worn")
+            .child(format!("{number}").as_bytes())
+    };
+    step(&Op::Mkdir {
+        path: TreePath::root().child(b"worn"),
+        perm: 0o755,
+    })?;
+    for batch in 0..BATCHES {
+        let files = batch * BATCH..(batch + 1) * BATCH;
+        for number in files.clone() {
+            step(&Op::Create {
+                path: path(number),
+                perm: 0o600,
+            })?;
+            step(&Op::Write {
+                file: path(number).into(),
+                span: Span::new(0, 5_000),
+                fill: 1_000_000 + u32::try_from(number).expect("files are few"),
+            })?;
+        }
+        step(&Op::Sync)?;
+        for number in files.skip(1) {
+            step(&Op::Unlink { path: path(number) })?;
+        }
+        if segments(fs, "f2fs/free_segments")? <= segments(fs, "f2fs/reserved_segments")? + 2 {
+            return Ok(());
+        }
+    }
+    Err(Complaint::Sync(FsError::Invalid(
+        "free segments have not become short",
+    )))
+}
+
+/// The number in a control file.
+fn segments(fs: &dyn FileSystem, name: &str) -> std::result::Result<u64, Complaint> {
+    let text = fs.control().map(|control| control.read(name));
+    let text = text
+        .unwrap_or(Err(FsError::NotFound))
+        .map_err(Complaint::Sync)?;
+    let number = String::from_utf8_lossy(&text).trim().parse();
+    number.map_err(|_| Complaint::Sync(FsError::Invalid("a control file is no number")))
 }
 
 /// What our checker finds wrong with an unmounted volume.
@@ -128,7 +251,19 @@ fn check(image: &Image) -> String {
     findings.join("\n")
 }
 
-fn open(device: Arc<dyn Device>, options: &MountOptions) -> Result<Arc<dyn FileSystem>> {
+fn open(
+    device: Arc<dyn Device>,
+    options: &MountOptions,
+    controls: &[(&str, &str)],
+    queue: fn(&mut QueueSettings),
+) -> Result<Arc<dyn FileSystem>> {
     let (fs, _) = F2fs::open(device, options.clone(), CacheSizes::of(8 << 20))?;
+    let mut settings = fs.queue().settings();
+    queue(&mut settings);
+    fs.queue().configure(settings);
+    for (name, value) in controls {
+        let control = FileSystem::control(fs.as_ref()).ok_or(FsError::NotFound)?;
+        control.write(name, value.as_bytes())?;
+    }
     Ok(fs)
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use steadfs_block::Device;
 use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FallocMode, FileKind, FileSystem, FsError, StatFs};
-use steadfs_workload::{Format, Op, Program, Runner, Span, Step, Target, TreePath, Value, observe};
+use steadfs_workload::{
+    Format, Op, Program, Promise, Runner, Span, Step, Target, TreePath, Value, observe,
+};
 
 use super::{Complaint, Subject};
 use crate::device::{Image, Model, SimDevice};
@@ -122,7 +124,7 @@ fn empty(fs: &dyn FileSystem) -> Result<(), Complaint> {
 }
 
 /// Mounts an image in a simulation, does something, unmounts; what came of it and the image after.
-fn on_volume<T: 'static>(
+pub(super) fn on_volume<T: 'static>(
     subject: &Subject,
     image: &Image,
     act: impl FnOnce(&dyn FileSystem, u64) -> Result<T, Complaint> + 'static,
@@ -225,6 +227,10 @@ fn enough_for(op: &Op, done: u64, format: Format) -> Option<u64> {
     match op {
         Op::Write { span, .. } => Some(in_file(span.offset + done)),
         Op::Copy { offset, .. } => Some(in_file(offset + done)),
+        // f2fs promises the whole range before it begins.
+        Op::Fallocate { span, .. } if format.promise != Promise::Prefix => {
+            Some(span.len / u64::from(format.block_size) + 2 + IN_TREE + 1)
+        }
         Op::Truncate { .. } | Op::Fallocate { .. } => Some(IN_TREE + 1),
         Op::Create { .. }
         | Op::Mknod { .. }

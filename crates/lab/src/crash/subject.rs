@@ -38,6 +38,8 @@ pub struct Subject {
     /// Whether there is so little room that it is one for [`Trial::Space`](super::Trial::Space), and for
     /// no other trial.
     pub small: bool,
+    /// Whether only so many inodes can be made, whatever room there is.
+    pub fixed_inodes: bool,
 }
 
 /// A checker that is not ours.

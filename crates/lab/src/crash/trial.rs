@@ -136,7 +136,7 @@ impl Attempts<'_> {
                 break;
             }
         }
-        for inodes in 0..INODES {
+        for inodes in 0..INODES * u64::from(subject.fixed_inodes) {
             let room = Room {
                 blocks: None,
                 inodes: Some(inodes),

@@ -135,6 +135,7 @@ impl History {
         self.apply_foreign_syncs(&mut bounds, mark);
         let mut candidates = Vec::new();
         let mut all_rolled = Vec::new();
+        let mut others = Vec::new();
         for (number, (task, bounds)) in self.tasks.iter().zip(&bounds).enumerate() {
             let part = Part::of(task, found, mark < self.looked_at);
             let mut right = Vec::new();
@@ -149,14 +150,13 @@ impl History {
                     Err(reason) => why.push(reason.at(moment)),
                 }
             }
+            why.sort_by_key(|(rank, ..)| *rank);
+            let why = why.into_iter().map(|(_, moment, text)| (moment, text));
+            let why = why.collect();
             if right.is_empty() {
-                why.sort_by_key(|(rank, ..)| *rank);
-                let why = why.into_iter().map(|(_, moment, text)| (moment, text));
-                return Err(Box::new(Violation::NoMoment {
-                    task: number,
-                    why: why.collect(),
-                }));
+                return Err(Box::new(Violation::NoMoment { task: number, why }));
             }
+            others.push(why);
             candidates.push(right);
             all_rolled.push(rolled);
         }
@@ -172,7 +172,10 @@ impl History {
                     moments,
                 })
             }
-            None => Err(Box::new(Violation::NoCommonMoment { candidates })),
+            None => Err(Box::new(Violation::NoCommonMoment {
+                candidates,
+                why: others,
+            })),
         }
     }
 
@@ -371,6 +374,7 @@ impl<'a> Part<'a> {
                     durable: bounds.durable(ino),
                     last: bounds.last,
                     own,
+                    failing: history.failing,
                 };
                 self.compare_inode(&file, path, seen, rolled)
             };
@@ -578,6 +582,9 @@ struct File<'a> {
     last: usize,
     /// It was made durable by itself at that moment, with its exact size.
     own: bool,
+    /// The device failed: what was written before the size was set may have found no way to it, and then
+    /// the size lags behind that too.
+    failing: bool,
 }
 
 impl File<'_> {
@@ -616,6 +623,8 @@ impl File<'_> {
             .unwrap_or(0)
             .max(self.durable);
         let upto = self.moment.max(self.durable);
+        let lags = self.failing && found <= self.size(exact);
+        let exact = if lags { self.durable } else { exact };
         if (exact..=upto).any(|moment| self.size(moment) == found) {
             return Ok(());
         }

@@ -101,6 +101,8 @@ pub struct History {
     pub(super) tasks: Vec<TaskHistory>,
     /// From this marker on somebody else read files: access times are not known any more.
     pub(super) looked_at: u64,
+    /// The device failed.
+    pub(super) failing: bool,
 }
 
 impl History {
@@ -142,6 +144,7 @@ impl History {
             base_paths,
             tasks,
             looked_at: u64::MAX,
+            failing: false,
         }
     }
 

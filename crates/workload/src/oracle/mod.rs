@@ -71,7 +71,8 @@
 //! # In trouble
 //! Where the device fails or the volume is full ([`Histories`]) an operation that failed was done or
 //! was not, and a change of content may have been done in part: any history that explains the results
-//! may be the one.
+//! may be the one. What a failing device does not take is not there when a truncate sets the size: that
+//! size is not exact then, but may lag as that of a write.
 //!
 //! # Example
 //! `create /a`, `write /a 0+4096`, `create /b`, `fsync /a`, crash during `rename /a /c`: `/a` or `/c`

@@ -157,7 +157,10 @@ impl Histories {
                 .collect();
         }
         let all = ways.into_iter();
-        let all = all.map(|tasks| History::assemble(base.clone(), tasks, format));
+        let all = all.map(|tasks| History {
+            failing: excuse == Excuse::Device,
+            ..History::assemble(base.clone(), tasks, format)
+        });
         Ok(Some(Self(all.collect())))
     }
 

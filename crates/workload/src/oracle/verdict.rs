@@ -35,6 +35,8 @@ pub enum Violation {
     NoCommonMoment {
         /// Moments that each task's part could be.
         candidates: Vec<Vec<usize>>,
+        /// Of each task, why it is at no other moment.
+        why: Vec<Vec<(usize, String)>>,
     },
 }
 
@@ -49,8 +51,15 @@ impl fmt::Display for Violation {
                 }
                 Ok(())
             }
-            Self::NoCommonMoment { candidates } => {
-                write!(f, "the tasks' states never were together: {candidates:?}")
+            Self::NoCommonMoment { candidates, why } => {
+                write!(f, "the tasks' states never were together: {candidates:?}")?;
+                for (task, why) in why.iter().enumerate() {
+                    for (moment, reason) in why {
+                        let not = format!("not that after {moment} operations");
+                        write!(f, "\n  task {task}: {not}: {reason}")?;
+                    }
+                }
+                Ok(())
             }
         }
     }
