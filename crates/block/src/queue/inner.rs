@@ -293,7 +293,7 @@ impl Inner {
     fn complete(self: Arc<Self>, id: ReqId, bio: Bio, result: Result<(), IoError>) {
         let now = now();
         let mut state = self.state.lock();
-        let request = state.complete(id, &bio, &result, now);
+        let (request, result) = state.complete(id, &bio, result, now);
         self.pump(state, now);
         drop(self);
         request.end(bio, result);

@@ -182,7 +182,8 @@ impl Queue {
         }
     }
 
-    /// Queues a FLUSH: when it ends well, every write that had completed is durable.
+    /// Queues a FLUSH: when it ends well, every write that had completed is durable. After one that failed all
+    /// later ones fail, since it may have lost what was written before.
     pub fn flush(&self, tag: IoTag) -> IoHandle {
         self.submit(Bio::flush(), tag)
     }

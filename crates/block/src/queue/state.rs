@@ -37,6 +37,8 @@ pub(super) struct State {
     pub flushes: u64,
     /// The latest of them that has ended well.
     pub flushed: u64,
+    /// Why a FLUSH failed: the first one's cause.
+    pub flush_error: Option<String>,
     /// Somebody is starting requests and will look again for more.
     pub pumping: bool,
     pub runners: u64,
@@ -92,6 +94,7 @@ impl State {
             next_flush: None,
             flushes: 0,
             flushed: 0,
+            flush_error: None,
             pumping: false,
             runners: 0,
             recorder: Recorder::default(),
@@ -457,23 +460,24 @@ impl State {
         })
     }
 
-    /// Takes the books of a request that the device has ended.
+    /// Takes the books of a request that the device has ended; what its callers are told comes back too.
     pub(super) fn complete(
         &mut self,
         id: ReqId,
         bio: &Bio,
-        result: &Result<(), IoError>,
+        result: Result<(), IoError>,
         now: Instant,
-    ) -> Request {
+    ) -> (Request, Result<(), IoError>) {
         let slot = &mut self.slots[id.slot as usize];
         assert_eq!(slot.generation, id.generation, "a request ends once");
         let request = slot.request.take().expect("a request ends once");
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.slot);
         self.in_flight -= 1;
-        if let (Some(number), Ok(())) = (request.flush, result) {
-            self.flushed = self.flushed.max(number);
-        }
+        let result = match request.flush {
+            Some(number) => self.flushed(number, bio, result),
+            None => result,
+        };
         if request.epoch == self.epoch {
             self.sched.complete(id.io_id(), nanos(now));
         }
@@ -491,7 +495,31 @@ impl State {
                 self.release(next, None, now);
             }
         }
-        request
+        (request, result)
+    }
+
+    /// The end of a FLUSH. After one that failed, nobody knows which writes the device still has: of those
+    /// that were answered before it, no later one makes anything durable.
+    fn flushed(
+        &mut self,
+        number: u64,
+        bio: &Bio,
+        result: Result<(), IoError>,
+    ) -> Result<(), IoError> {
+        match (&self.flush_error, result) {
+            (None, Ok(())) => {
+                self.flushed = self.flushed.max(number);
+                Ok(())
+            }
+            (Some(cause), Ok(())) => Err(IoError::of(
+                bio,
+                format!("an earlier flush failed: {cause}"),
+            )),
+            (_, Err(error)) => {
+                self.flush_error.get_or_insert_with(|| error.cause.clone());
+                Err(error)
+            }
+        }
     }
 }
 
