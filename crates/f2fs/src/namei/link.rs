@@ -139,6 +139,8 @@ impl F2fs {
         self.orphans.check_room()?;
         let change = self.change()?;
         self.take_name(&change, dir, entry, true, cx.tag)?;
+        // What was in it may still be there in the checkpoint, from which nothing of that is removed.
+        self.note_moved(dir, entry.hash);
         let lost = self.lose_all_names(&change, victim, cx.tag);
         self.must(lost)
     }

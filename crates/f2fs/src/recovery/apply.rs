@@ -375,20 +375,38 @@ impl Apply<'_> {
     fn replace(&self, dir: &Inode, named: &Named, inode: &Inode) -> Result<()> {
         let (fs, tag) = (self.fs, self.tag);
         let other = fs.named(dir, named.ino, tag)?;
+        let was_dir = other.kind() == FileKind::Directory;
+        if was_dir && !fs.is_empty_dir(&other, tag)? {
+            let rule = "no name of a directory that has entries";
+            let error = DiskError::field(Structure::Inode, "i_name", other.nid().0, rule);
+            return Err(error.in_node(inode.nid()).into());
+        }
         let left = {
             let change = fs.change()?;
             {
-                let core = dir.core.write();
+                let mut core = dir.core.write();
                 let new = (inode.nid(), inode.kind());
                 fs.retarget(&change, dir, &core, named, new, tag)?;
+                if was_dir {
+                    fs.mark_dirty(&change, dir, tag)?;
+                    core.links = core.links.saturating_sub(1).max(2);
+                }
             }
-            let mut core = other.core.write();
-            fs.mark_dirty(&change, &other, tag)?;
-            core.links = core.links.saturating_sub(1);
-            if core.links == 0 {
+            let left = {
+                let mut core = other.core.write();
+                fs.mark_dirty(&change, &other, tag)?;
+                core.links = if was_dir {
+                    0
+                } else {
+                    core.links.saturating_sub(1)
+                };
+                core.links
+            };
+            if left == 0 {
                 fs.orphans.add(&change, other.nid())?;
+                other.set_orphan(true);
             }
-            core.links
+            left
         };
         if left == 0 {
             fs.evict(&other, tag)?;
