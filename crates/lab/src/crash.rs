@@ -39,6 +39,7 @@ pub use sweep::{Options, Report, main_with, sweep};
 pub use trial::Trial;
 
 use std::fmt;
+use std::time::Duration;
 
 use steadfs_rt::sim;
 use steadfs_vfs::FsError;
@@ -46,6 +47,14 @@ use steadfs_workload::observe::Unreadable;
 use steadfs_workload::{Divergence, Op, Violation};
 
 use crate::device::{Image, Survivors};
+
+/// Does something with a volume and waits until the last of its tasks has noticed that it is gone (a queue's
+/// timer is told, but nobody waits for it).
+fn to_the_end<T>(act: impl FnOnce() -> T) -> T {
+    let done = act();
+    steadfs_rt::sleep(Duration::from_millis(1));
+    done
+}
 
 /// A crash, and where a recovery from it was cut again.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use steadfs_lab::crash::{Effort, Options, Report, Trial, f2fs, sweep};
+use steadfs_lab::crash::{Effort, Options, Report, Trial, explore, f2fs, record, sweep};
+use steadfs_workload::Program;
 
 /// Cases of failures outlive the test: that is what they are for.
 fn cases(name: &str) -> PathBuf {
@@ -51,6 +52,40 @@ fn f2fs_survives_twenty_thousand_power_cuts() {
         "{} images judged by fsck.f2fs",
         stats.by_tool
     );
+}
+
+#[test]
+fn what_once_failed_does_not_fail_again() {
+    let out = cases("regressions");
+    std::fs::create_dir_all(&out).unwrap();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
+    let mut subjects = f2fs::subjects().unwrap();
+    subjects.retain(|subject| !subject.small);
+    let effort = Effort {
+        images: 60,
+        ..Effort::default()
+    };
+    let mut seen = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|kind| kind != "txt") {
+            continue;
+        }
+        seen += 1;
+        let program: Program = std::fs::read_to_string(&path).unwrap().parse().unwrap();
+        for (seed, subject) in (0..).zip(&subjects) {
+            let run = match record(subject, &program, seed) {
+                Ok(run) => run,
+                Err(failure) => panic!("{}: {}", path.display(), failure.complaint),
+            };
+            let (_, failures) = explore(subject, &run, effort, seed, &out);
+            if let Some(failure) = failures.first() {
+                let text = format!("{}\n{}", failure.complaint, failure.detail);
+                panic!("{} on {}: {text}", path.display(), subject.name);
+            }
+        }
+    }
+    assert!(seen >= 9, "{seen} programs");
 }
 
 /// A device that fails at any request: what is acknowledged is there all the same, and nothing panics

@@ -10,7 +10,7 @@ use steadfs_workload::{Observed, observe};
 
 use super::record::{Run, Trouble};
 use super::subject::Subject;
-use super::{Complaint, CrashPath, Failure};
+use super::{Complaint, CrashPath, Failure, to_the_end};
 use crate::device::{Event, Image, Log, Model, SimDevice, Survivors};
 
 /// How much is tried.
@@ -431,24 +431,26 @@ fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Com
     let (open, image) = (Arc::clone(&subject.open), image.clone());
     let atomic_unit = subject.atomic_unit;
     let outcome = sim::try_run(sim::Config::new(1), move || {
-        let model = Model {
-            log,
-            atomic_unit,
-            ..Model::default()
-        };
-        let device = SimDevice::new(&image, model);
-        let shared: Arc<dyn Device> = Arc::new(device.clone());
-        let fs = open(shared).map_err(Complaint::Open)?;
-        let opened = if log { device.log().len() } else { 0 };
-        let seen = observe(fs.as_ref()).map_err(Complaint::Unreadable);
-        // In any case: its tasks end only so, and the first complaint is the one that matters.
-        let unmounted = fs.unmount().map_err(Complaint::Sync);
-        let seen = seen?;
-        unmounted?;
-        Ok(Recovered {
-            seen,
-            after: device.content(),
-            log: log.then(|| (device.log(), opened)),
+        to_the_end(|| {
+            let model = Model {
+                log,
+                atomic_unit,
+                ..Model::default()
+            };
+            let device = SimDevice::new(&image, model);
+            let shared: Arc<dyn Device> = Arc::new(device.clone());
+            let fs = open(shared).map_err(Complaint::Open)?;
+            let opened = if log { device.log().len() } else { 0 };
+            let seen = observe(fs.as_ref()).map_err(Complaint::Unreadable);
+            // In any case: its tasks end only so, and the first complaint is the one that matters.
+            let unmounted = fs.unmount().map_err(Complaint::Sync);
+            let seen = seen?;
+            unmounted?;
+            Ok(Recovered {
+                seen,
+                after: device.content(),
+                log: log.then(|| (device.log(), opened)),
+            })
         })
     });
     outcome.map_err(Complaint::Simulation)?.value

@@ -9,7 +9,7 @@ use steadfs_workload::{
     Format, Op, Program, Promise, Runner, Span, Step, Target, TreePath, Value, observe,
 };
 
-use super::{Complaint, Subject};
+use super::{Complaint, Subject, to_the_end};
 use crate::device::{Image, Model, SimDevice};
 
 /// What is left free of a volume.
@@ -132,18 +132,20 @@ pub(super) fn on_volume<T: 'static>(
     let (open, image) = (Arc::clone(&subject.open), image.clone());
     let block_size = u64::from(subject.format.block_size);
     let outcome = sim::try_run(sim::Config::new(1), move || {
-        let model = Model {
-            log: false,
-            ..Model::default()
-        };
-        let device = SimDevice::new(&image, model);
-        let shared: Arc<dyn Device> = Arc::new(device.clone());
-        let fs = open(shared).map_err(Complaint::Open)?;
-        let done = act(fs.as_ref(), block_size);
-        let unmounted = fs.unmount().map_err(Complaint::Sync);
-        let done = done?;
-        unmounted?;
-        Ok((done, device.content()))
+        to_the_end(|| {
+            let model = Model {
+                log: false,
+                ..Model::default()
+            };
+            let device = SimDevice::new(&image, model);
+            let shared: Arc<dyn Device> = Arc::new(device.clone());
+            let fs = open(shared).map_err(Complaint::Open)?;
+            let done = act(fs.as_ref(), block_size);
+            let unmounted = fs.unmount().map_err(Complaint::Sync);
+            let done = done?;
+            unmounted?;
+            Ok((done, device.content()))
+        })
     });
     outcome.map_err(Complaint::Simulation)?.value
 }

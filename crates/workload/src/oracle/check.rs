@@ -11,7 +11,7 @@ use super::rolled::{Rolling, View};
 use super::verdict::{Found, Violation};
 use crate::model::{Content, Node, PAGE, Page};
 use crate::observe::{CONTENT_LIMIT, Observed, Seen};
-use crate::{Format, Promise, Span, TreePath, pattern};
+use crate::{Format, Op, Promise, Span, TreePath, pattern};
 
 const SECTOR: usize = 512;
 
@@ -640,7 +640,13 @@ impl File<'_> {
             0..0
         };
         let between = (self.size(exact)..largest).contains(&found) || half_done.contains(&found);
-        if boundary && between {
+        // A copy is done in pieces, the first of which may have been kept within the inode.
+        let upto_next = (upto + 1).min(self.last);
+        let copied = self.task.deeds[exact.min(upto_next)..upto_next].iter();
+        let copied = copied
+            .filter(|deed| matches!(deed.op, Op::Copy { .. }))
+            .any(|deed| deed.grown.contains(&self.ino));
+        if (boundary || copied) && between {
             return Ok(());
         }
         Err(format!(

@@ -26,7 +26,8 @@
 //!    before an operation of another task began, the second is not there without the first.
 //! 4. **Sizes.** Written data reaches the disk later than the write, so a size may lag behind `M`: it
 //!    is the exact size at the last acknowledgement or truncate (or other exact setting of the size)
-//!    up to `M`, or one that later writes up to `M` made, or a block boundary in between. A growing
+//!    up to `M`, or one that later writes up to `M` made, or a block boundary in between (any size in between
+//!    if one of them is a copy, which is done in pieces). A growing
 //!    operation right after `M` may be half done: block boundaries up to its end.
 //! 5. **Content, by sectors of 512 bytes.** Each sector is as it was at one moment `t`, less what
 //!    truncates between `t` and `M` cut off, which is zero. The moment `t` is

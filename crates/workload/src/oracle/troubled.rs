@@ -58,6 +58,10 @@ fn has_stopped(step: &Step) -> bool {
     matches!(step.result, Err(FsError::Stopped(_)))
 }
 
+fn has_failed_to_sync(step: &Step) -> bool {
+    step.op.is_sync() && matches!(step.result, Err(FsError::Io(_)))
+}
+
 /// Whether an operation may have changed a part of a file's content when it fails.
 fn can_stop_half_way(op: &Op) -> bool {
     matches!(
@@ -141,9 +145,10 @@ impl Histories {
         excuse: Excuse,
     ) -> Result<Option<Self>, Box<Divergence>> {
         let base = after_setup(base, recording, format)?;
+        let stops = recording.tasks.iter().flatten().any(has_stopped);
         let mut ways: Vec<Vec<TaskHistory>> = vec![Vec::new()];
         for (number, steps) in recording.tasks.iter().enumerate() {
-            let of_task = ways_of_task(&who(number), &base, steps, format, excuse)?;
+            let of_task = ways_of_task(&who(number), &base, steps, format, excuse, stops)?;
             let Some(of_task) = of_task.filter(|of_task| ways.len() * of_task.len() <= WAYS) else {
                 return Ok(None);
             };
@@ -206,6 +211,7 @@ fn ways_of_task(
     steps: &[Step],
     format: Format,
     excuse: Excuse,
+    stops: bool,
 ) -> Result<Option<Vec<TaskHistory>>, Box<Divergence>> {
     let mut tries = 0;
     let mut found = Vec::new();
@@ -218,7 +224,9 @@ fn ways_of_task(
                 continue;
             }
             let before = &steps[..fates.len()];
-            let may = match excuse == Excuse::Device && before.iter().any(has_stopped) {
+            // The failure of a sync may have been what stopped it.
+            let stopped = |step: &Step| has_stopped(step) || stops && has_failed_to_sync(step);
+            let may = match excuse == Excuse::Device && before.iter().any(stopped) {
                 // What a volume shows that has stopped was never promised.
                 true if is_pure(&step.op) => &[Fate::NotDone],
                 _ => excuse.fates(step),
