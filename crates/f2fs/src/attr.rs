@@ -197,6 +197,10 @@ impl F2fs {
                 return;
             }
         }
+        if self.segments.get().is_none() || self.fills_room() {
+            // Reading waits for no space; the time is not worth it.
+            return;
+        }
         // A volume that is not written keeps its times.
         let Ok(change) = self.change() else {
             return;

@@ -16,6 +16,8 @@ const NODES: usize = 8 * SEGMENT_BLOCKS as usize;
 /// Segments that only wait for a checkpoint to be free, in percent of all (`reclaim_segments`).
 const HELD_PERCENT: u32 = 5;
 const MOST_HELD: u32 = 4096;
+/// Changed nodes that find a place where no section is free: in the logs and in holes.
+const AT_LEAST: u64 = SEGMENT_BLOCKS as u64 / 2;
 /// `cp_interval` after a mount.
 pub const INTERVAL: Duration = Duration::from_secs(60);
 
@@ -27,7 +29,15 @@ impl F2fs {
 
     /// Whether so much is changed that those who change more wait for a checkpoint.
     pub(crate) fn has_too_much(&self) -> bool {
-        self.nodes.dirty_count() > 4 * self.node_limit()
+        self.nodes.dirty_count() > 4 * self.node_limit() || self.fills_room()
+    }
+
+    /// Whether what is changed would take half of the free sections: whoever changes more than there is
+    /// room for leaves a checkpoint without a place for it.
+    pub(crate) fn fills_room(&self) -> bool {
+        let changed = self.nodes.dirty_count() + self.inodes.dirty_count();
+        let free = self.segments().free_sections() * self.layout.segments_per_section;
+        changed as u64 > u64::from(free) * u64::from(SEGMENT_BLOCKS) / 2 + AT_LEAST
     }
 
     /// Whether so much is changed that a checkpoint should be written.
@@ -37,6 +47,7 @@ impl F2fs {
         let segments = self.layout.main_segments;
         let held_limit = (segments / 100 * HELD_PERCENT).clamp(1, MOST_HELD);
         self.nodes.dirty_count() > self.node_limit()
+            || self.fills_room()
             || self.nat.dirty_count() as u64 > nids / 100 * NAT_PERCENT
             || held > held_limit
     }

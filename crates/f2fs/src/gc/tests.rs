@@ -8,7 +8,7 @@ use steadfs_block::{Device, MemDevice};
 use steadfs_cache::Why;
 use steadfs_rt::sim::{Config, run};
 use steadfs_rt::{Random, sleep};
-use steadfs_vfs::{Cx, FileSystem, FsError};
+use steadfs_vfs::{Cx, FileSystem, FsError, SetAttr};
 
 use crate::checkpoint::Reason;
 use crate::disk::BLOCK_SIZE;
@@ -237,6 +237,43 @@ fn a_full_volume_is_written_over_by_the_rules_of_2013() {
     let (stats, usage) = (full.fs.gc.stats(), full.fs.segments().usage());
     println!("{stats:?} {usage:?}");
     assert!(stats.victims > 0 && usage.hole_blocks > 0, "{usage:?}");
+}
+
+/// More inodes change in memory than there are free blocks to write them to: by calls that change them, and
+/// by being read.
+#[test]
+fn many_changed_inodes_find_room_on_a_full_volume() {
+    for options in ["", "gc_policy=2013"] {
+        let device = volume(&[], 128);
+        let fs = open(&device, options, true);
+        let cx = Cx::default();
+        let dir = fs.mkdir(&cx, fs.root(), b"full", 0o755).unwrap().ino;
+        let mut inodes = Vec::new();
+        loop {
+            let name = format!("f{:05}", inodes.len());
+            match fs.mknod(&cx, dir, name.as_bytes(), 0o100_644, 0) {
+                Ok(made) => inodes.push(made.ino),
+                Err(FsError::NoSpace) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        fs.sync_all(&cx).unwrap();
+        let free = fs.segments().counts().free_sections;
+        assert!(inodes.len() > 512 * free as usize, "{free} free sections");
+        for ino in &inodes {
+            let set = SetAttr {
+                perm: Some(0o600),
+                ..SetAttr::default()
+            };
+            fs.setattr(&cx, *ino, &set).unwrap();
+        }
+        fs.sync_all(&cx).unwrap();
+        for ino in &inodes {
+            fs.read(&cx, *ino, 0, 1).unwrap();
+        }
+        fs.close().unwrap();
+        judge(&device);
+    }
 }
 
 /// A volume that was mounted for a week is cleaned by age, and what is moved stays as old as it is.
