@@ -205,6 +205,10 @@ pub enum Lab {
     Crash(LabCrash),
     /// f2fs checkpoint_merge: a directory's fsync while a group of little weight does the same.
     CheckpointMerge(Experiment),
+    /// f2fs max_victim_search: a full volume is written over; how many segments are looked at before one is cleaned.
+    GcVictims(Experiment),
+    /// ext4 async_checkpoint: fs_mark's seven ways to make files durable, with log space reclaimed ahead.
+    AsyncCheckpoint(Experiment),
     /// Boost: fsync of what the flusher has queued, beside background writes (ext4, CFQ's rules, and others).
     UrgentWriteback(Experiment),
     /// All experiments, each on its own device.

@@ -14,6 +14,8 @@ pub fn run(args: &args::Lab) -> Result<(), Failure> {
     match args {
         args::Lab::Crash(args) => crash(&args.words),
         args::Lab::CheckpointMerge(args) => one("checkpoint-merge", args),
+        args::Lab::GcVictims(args) => one("gc-victims", args),
+        args::Lab::AsyncCheckpoint(args) => one("async-checkpoint", args),
         args::Lab::UrgentWriteback(args) => one("urgent-writeback", args),
         args::Lab::All(args) => all(args),
     }

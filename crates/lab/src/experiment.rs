@@ -10,9 +10,11 @@
 //! predicted; nothing is tuned to a result.
 
 mod actors;
+mod async_checkpoint;
 mod bed;
 mod chart;
 mod checkpoint_merge;
+mod gc_victims;
 mod html;
 mod plan;
 mod report;
@@ -35,6 +37,8 @@ pub type Experiment = (&'static str, fn(&Settings) -> Result<Plan, Error>);
 /// Every experiment, in the order of reports.
 pub const ALL: &[Experiment] = &[
     ("checkpoint-merge", checkpoint_merge::plan),
+    ("gc-victims", gc_victims::plan),
+    ("async-checkpoint", async_checkpoint::plan),
     ("urgent-writeback", urgent_writeback::plan),
 ];
 

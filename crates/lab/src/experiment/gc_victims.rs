@@ -1,0 +1,492 @@
+//! f2fs `max_victim_search` (Linux 3.12, commit a26b7c8a): how many dirty segments are looked at before one is
+//! cleaned or filled.
+//!
+//! A partition of 2 GB on an SDHC card: files of 32 KiB until it is full, then 100 000 synchronous writes of 4 KiB at
+//! random places of random files. With a limit of 20 segments: 341 s and 4227 s; with 4096, which is all of
+//! them: 324 s and 2958 s.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use steadfs_base::InodeNo;
+use steadfs_block::{Queue, QueueSettings};
+use steadfs_f2fs::format::{FormatOptions, format};
+use steadfs_rt::{Random, now, sleep};
+use steadfs_vfs::{Cx, FileSystem, FsError};
+
+use super::bed::{Bed, CacheSizes, Mount, World, prepare, simulate};
+use super::plan::{Arm, Cell, Error, Figure, Plan, Role, Sample, Settings, Source, Unit};
+use crate::flash::{Parameters, Store};
+
+/// Blocks of a file: 32 KiB.
+const BLOCKS: u64 = 8;
+const BLOCK: usize = 4096;
+/// Files of a directory.
+const PER_DIR: u64 = 1000;
+/// mkfs's overprovision then.
+const OVERPROVISION: f64 = 5.0;
+/// CPU of a file's creation, and of a write with its sync.
+const CPU: Duration = Duration::from_micros(200);
+/// CPU of looking at a candidate. It is not slept but told: at most a second in an hour.
+const LOOK_NS: f64 = 100.0;
+
+/// What is made smaller, for `--quick` or to fit ten seeds in minutes.
+#[derive(Clone, Copy)]
+struct Scale {
+    volume: u64,
+    rewrites: u64,
+}
+
+const FULL: Scale = Scale {
+    volume: 2 << 30,
+    rewrites: 100_000,
+};
+
+/// A condition.
+#[derive(Clone, Copy)]
+struct Case {
+    name: &'static str,
+    about: &'static str,
+    options: &'static str,
+    /// `ipu_policy`, where it is set.
+    in_place: Option<&'static str>,
+    /// Percent of the volume that is filled.
+    fill: u64,
+    limits: &'static [u32],
+}
+
+const ALL: u32 = u32::MAX;
+/// Linux 3.11 by gc_policy=2013, and what it had not got yet.
+const OF_2013: &str = "gc_policy=2013,alloc_mode=default,nodiscard,noinline_data,noinline_dentry,noinline_xattr,nocheckpoint_merge";
+const OF_TODAY: &str = "nodiscard";
+
+const CASES: [Case; 4] = [
+    Case {
+        name: "as published",
+        about: "The rules of Linux 3.11 (gc_policy=2013), the volume full.",
+        options: OF_2013,
+        in_place: None,
+        fill: 100,
+        limits: &[20, 64, 256, 1024, 4096, ALL],
+    },
+    Case {
+        name: "half full",
+        about: "The same, half full: there is always a free segment, and nothing to be chosen.",
+        options: OF_2013,
+        in_place: None,
+        fill: 50,
+        limits: &[20, 4096],
+    },
+    Case {
+        name: "today's rules, out of place",
+        about: "Linux 6.18's rules and ipu_policy=0, full: foreground cleaning looks at every section, holes at most at \
+                as many as the limit says.",
+        options: OF_TODAY,
+        in_place: Some("0"),
+        fill: 100,
+        limits: &[20, 4096],
+    },
+    Case {
+        name: "today's defaults",
+        about: "As a volume of up to 16 GiB is mounted today: everything is written in place.",
+        options: OF_TODAY,
+        in_place: None,
+        fill: 100,
+        limits: &[20, 4096],
+    },
+];
+
+fn arm_name(limit: u32) -> String {
+    match limit {
+        ALL => "all".to_owned(),
+        limit => format!("limit {limit}"),
+    }
+}
+
+/// The plan.
+///
+/// # Errors
+/// A device file that is wrong, or a volume that cannot be made.
+pub fn plan(settings: &Settings) -> Result<Plan, Error> {
+    let device = settings.device("sdhc-2013")?;
+    let scale = settings.scaled(
+        FULL,
+        Scale {
+            volume: 192 << 20,
+            rewrites: 1_000,
+        },
+    );
+    let volume = volume(scale.volume).map_err(Error::Setup)?;
+    let cells = CASES.iter().map(|case| Cell {
+        name: case.name.to_owned(),
+        about: case.about.to_owned(),
+        same_content: true,
+        arms: case
+            .limits
+            .iter()
+            .map(|limit| {
+                let (device, volume, limit) = (device.clone(), volume.clone(), *limit);
+                Arm::new(arm_name(limit), move |seed| {
+                    one_run(case, &device, &volume, scale, limit, seed)
+                })
+            })
+            .collect(),
+    });
+    Ok(Plan {
+        name: "gc-victims",
+        title: "how many dirty segments should be looked at before one is cleaned or filled?",
+        device: device.name.clone(),
+        scale: (scale.volume != FULL.volume || scale.rewrites != FULL.rewrites).then(|| {
+            format!(
+                "a volume of {} MiB, published 2 GB; {} rewrites, published 100 000",
+                scale.volume >> 20,
+                scale.rewrites
+            )
+        }),
+        cells: cells.collect(),
+        figures: figures(scale),
+        notes: notes(),
+    })
+}
+
+const FILES: &str = "files";
+const CREATE: &str = "create time";
+const REWRITE: &str = "rewrite time";
+const VICTIMS: &str = "cleaned";
+const GARBAGE: &str = "garbage blocks";
+
+fn figures(scale: Scale) -> Vec<Figure> {
+    let cell = CASES[0].name;
+    let (before, after) = (arm_name(20), arm_name(4096));
+    let volume = scale.volume as f64 / FULL.volume as f64;
+    let rewrites = scale.rewrites as f64 / FULL.rewrites as f64;
+    let value =
+        |what: &str, arm: &str, name: &str, scale: f64, published: f64, role: Role| Figure {
+            what: what.to_owned(),
+            ours: Source::value(cell, arm, name),
+            scale,
+            published,
+            role,
+            why: None,
+        };
+    let ratio = |what: &str, name: &str, published: f64| Figure {
+        what: what.to_owned(),
+        ours: Source::ratio(cell, &before, &after, name),
+        scale: 1.0,
+        published,
+        role: Role::Predicted,
+        why: None,
+    };
+    use Role::{Calibrated, Predicted};
+    vec![
+        value(
+            "files until full",
+            &before,
+            FILES,
+            volume,
+            52_023.0,
+            Predicted,
+        ),
+        value(
+            "create, limit 20, s",
+            &before,
+            CREATE,
+            volume * 1e9,
+            341.0,
+            Calibrated,
+        ),
+        value(
+            "create, limit 4096, s",
+            &after,
+            CREATE,
+            volume * 1e9,
+            324.0,
+            Predicted,
+        ),
+        value(
+            "rewrite, limit 20, s",
+            &before,
+            REWRITE,
+            rewrites * 1e9,
+            4227.0,
+            Calibrated,
+        ),
+        value(
+            "rewrite, limit 4096, s",
+            &after,
+            REWRITE,
+            rewrites * 1e9,
+            2958.0,
+            Predicted,
+        ),
+        ratio("rewrite, 4096 to 20", REWRITE, 2958.0 / 4227.0),
+        value(
+            "cleaned, limit 20",
+            &before,
+            VICTIMS,
+            rewrites,
+            1174.0,
+            Predicted,
+        ),
+        value(
+            "cleaned, limit 4096",
+            &after,
+            VICTIMS,
+            rewrites,
+            645.0,
+            Predicted,
+        ),
+        ratio("cleaned, 4096 to 20", VICTIMS, 645.0 / 1174.0),
+        value(
+            "garbage, limit 20",
+            &before,
+            GARBAGE,
+            rewrites,
+            174_840.0,
+            Predicted,
+        ),
+        value(
+            "garbage, limit 4096",
+            &after,
+            GARBAGE,
+            rewrites,
+            106_682.0,
+            Predicted,
+        ),
+    ]
+}
+
+fn notes() -> Vec<String> {
+    [
+        "A volume of 2 GB has about 1000 segments: limits of 1024 and more are all the same.",
+        "Looking at candidates is told as CPU time (100 ns each) and not added to the times.",
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+/// An empty volume as mkfs.f2fs made it then.
+fn volume(size: u64) -> Result<Store, String> {
+    let make = move |queue: &Queue| {
+        let options = FormatOptions {
+            uuid: Some([0x13; 16]),
+            overprovision: Some(OVERPROVISION),
+            checkpoint_version: Some(1),
+            time: Some(1_378_000_000),
+            ..FormatOptions::default()
+        };
+        let made = format(queue, size, &options);
+        made.map(|_| ()).map_err(|error| error.to_string())
+    };
+    prepare(size, &Mount::f2fs(OF_2013)?, make, |_| Ok(()))
+}
+
+/// What `.steadfs/f2fs/status` counts.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    victims: u64,
+    garbage: u64,
+    looked_at: u64,
+    moved: u64,
+    checkpoints: u64,
+    filled: u64,
+}
+
+impl Counts {
+    fn of(fs: &dyn FileSystem) -> Result<Self, FsError> {
+        let control = fs.control().expect("f2fs has control files");
+        let text = control.read("f2fs/status")?;
+        let text = String::from_utf8_lossy(&text);
+        let mut numbers = BTreeMap::new();
+        for line in text.lines() {
+            let digits = line.split(|c: char| !c.is_ascii_digit());
+            let found: Vec<u64> = digits.filter_map(|n| n.parse().ok()).collect();
+            let label = line.split([':', ' ']).take(2).collect::<Vec<_>>().join(" ");
+            numbers.entry(label).or_insert(found);
+        }
+        let get = |label: &str, n: usize| -> u64 {
+            let line = numbers.get(label).and_then(|found| found.get(n));
+            *line.unwrap_or_else(|| panic!("the status has no {label}"))
+        };
+        Ok(Self {
+            victims: get("GC victims", 0),
+            garbage: get("GC victims", 2),
+            looked_at: get("GC victims", 3) + get("SSR candidates", 0),
+            moved: get("Try to", 0),
+            checkpoints: get("CP count", 0),
+            filled: get("SSR ", 1),
+        })
+    }
+}
+
+/// What a run measured.
+struct Measured {
+    files: u64,
+    create: u64,
+    rewrites: Vec<u64>,
+    rewrite: u64,
+    written: u64,
+    opened: u64,
+    before: Counts,
+    after: Counts,
+}
+
+fn one_run(
+    case: &'static Case,
+    device: &Parameters,
+    volume: &Store,
+    scale: Scale,
+    limit: u32,
+    seed: u64,
+) -> Result<Sample, String> {
+    let world = World {
+        seed,
+        device: device.clone(),
+        mount: Mount::f2fs(case.options)?,
+        queue: QueueSettings::default(),
+        groups: Vec::new(),
+        memory: CacheSizes {
+            // Room for all inodes, as in the page cache of a machine of 1 GB.
+            metadata: 320 << 20,
+            dirty_data: 32 << 20,
+        },
+    };
+    let outcome = simulate(world, volume, move |bed| {
+        measure(case, bed, scale, limit, seed)
+    })?;
+    let mut sample = Sample::of(&outcome);
+    let m = outcome.value;
+    let (before, after) = (m.before, m.after);
+    let count = |n: u64| n as f64;
+    sample.value(FILES, Unit::Count, count(m.files));
+    sample.value(CREATE, Unit::Nanos, count(m.create));
+    sample.value(REWRITE, Unit::Nanos, count(m.rewrite));
+    sample.latency("a rewrite", m.rewrites);
+    let victims = after.victims - before.victims;
+    sample.value(VICTIMS, Unit::Count, count(victims));
+    let garbage = after.garbage - before.garbage;
+    sample.value(GARBAGE, Unit::Count, count(garbage));
+    sample.value(
+        "garbage per cleaned",
+        Unit::Count,
+        count(garbage) / count(victims.max(1)),
+    );
+    sample.value(
+        "blocks moved",
+        Unit::Count,
+        count(after.moved - before.moved),
+    );
+    sample.value(
+        "segments filled",
+        Unit::Count,
+        count(after.filled - before.filled),
+    );
+    sample.value(
+        "checkpoints",
+        Unit::Count,
+        count(after.checkpoints - before.checkpoints),
+    );
+    let asked = scale.rewrites * BLOCK as u64;
+    sample.value(
+        "write amplification",
+        Unit::Ratio,
+        count(m.written) / count(asked),
+    );
+    sample.value("erase units opened", Unit::Count, count(m.opened));
+    let looked_at = count(after.looked_at - before.looked_at);
+    sample.value("candidates looked at", Unit::Count, looked_at);
+    sample.value("CPU of looking", Unit::Nanos, looked_at * LOOK_NS);
+    Ok(sample)
+}
+
+fn word(n: u64) -> Vec<u8> {
+    (n + 1).to_le_bytes().repeat(BLOCK / 8)
+}
+
+fn measure(
+    case: &Case,
+    bed: &Bed,
+    scale: Scale,
+    limit: u32,
+    seed: u64,
+) -> Result<Measured, FsError> {
+    let fs = &*bed.fs;
+    let control = fs.control().expect("f2fs has control files");
+    control.write("f2fs/max_victim_search", limit.to_string().as_bytes())?;
+    if let Some(policy) = case.in_place {
+        control.write("f2fs/ipu_policy", policy.as_bytes())?;
+    }
+    let cx = Cx::default();
+    let begin = now();
+    let files = fill(fs, case.fill)?;
+    fs.sync_all(&cx)?;
+    let create = now().0 - begin.0;
+    let (before, counters) = (Counts::of(fs)?, bed.device.counters());
+    let mut random = Random::new(seed ^ 0x6763_7669_6374_696d);
+    let begin = now();
+    let mut rewrites = Vec::with_capacity(scale.rewrites as usize);
+    for n in 0..scale.rewrites {
+        let file = files[random.below(files.len())];
+        let block = random.below(BLOCKS as usize) * BLOCK;
+        let start = now();
+        sleep(CPU);
+        fs.write(&cx, file, block as u64, &word(n), false)?;
+        fs.fsync(&cx, file, false)?;
+        rewrites.push(now().0 - start.0);
+    }
+    let done = bed.device.counters().since(&counters);
+    Ok(Measured {
+        files: files.len() as u64,
+        create,
+        rewrites,
+        rewrite: now().0 - begin.0,
+        written: done.written_bytes,
+        opened: done.units_opened,
+        before,
+        after: Counts::of(fs)?,
+    })
+}
+
+/// Makes files until the volume is as full as it is to be.
+fn fill(fs: &dyn FileSystem, percent: u64) -> Result<Vec<InodeNo>, FsError> {
+    let cx = Cx::default();
+    let blocks = fs.statfs(&cx)?.blocks_free;
+    let wanted = match percent {
+        100 => u64::MAX,
+        percent => blocks * percent / 100 / (BLOCKS + 1),
+    };
+    let mut files = Vec::new();
+    let mut data = Vec::with_capacity(BLOCKS as usize * BLOCK);
+    let mut dir = fs.root();
+    while (files.len() as u64) < wanted {
+        let n = files.len() as u64;
+        sleep(CPU);
+        if n.is_multiple_of(PER_DIR) {
+            let name = format!("d{:02}", n / PER_DIR);
+            match fs.mkdir(&cx, fs.root(), name.as_bytes(), 0o755) {
+                Ok(made) => dir = made.ino,
+                Err(FsError::NoSpace) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let name = format!("f{n:05}");
+        let file = match fs.mknod(&cx, dir, name.as_bytes(), 0o100_644, 0) {
+            Ok(made) => made.ino,
+            Err(FsError::NoSpace) => break,
+            Err(error) => return Err(error),
+        };
+        data.clear();
+        for block in 0..BLOCKS {
+            data.extend_from_slice(&word(n * BLOCKS + block));
+        }
+        match fs.write(&cx, file, 0, &data, false) {
+            Ok(written) if written == data.len() => files.push(file),
+            Ok(_) | Err(FsError::NoSpace) => {
+                fs.unlink(&cx, dir, name.as_bytes())?;
+                break;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(files)
+}
