@@ -59,8 +59,8 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
                 "how the device is read and written [auto: io_uring where it is allowed]",
             ),
             (
-                "io_scheduler=fifo|fair|cfq",
-                "the order of queued I/O: as it came, what is waited for first; by the weights of cgroups and I/O priorities; the same in CFQ's time slices [fifo]",
+                "io_scheduler=fair|fifo|cfq",
+                "the order of queued I/O: by the weights of cgroups and I/O priorities; as it came, what is waited for first; by weights in CFQ's time slices [fair]",
             ),
             (
                 "boost, noboost",

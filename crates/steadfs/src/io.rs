@@ -187,14 +187,15 @@ mod tests {
         let device = Arc::new(MemDevice::new(1 << 20));
         let queue = Arc::new(Queue::new(device, QueueOptions::default()));
         let io = Io::new(Arc::clone(&queue), IoOptions::default());
-        let prepared = io.prepare("io_scheduler=fair,commit=9,noboost,ro").unwrap();
-        assert_eq!(prepared.rest, "commit=9,ro");
-        assert_eq!(queue.settings().policy, Policy::Fifo, "not yet");
-        (prepared.apply)();
         assert_eq!(queue.settings().policy, Policy::Fair);
-        assert_eq!(Layer::options(&io), "io_scheduler=fair,noboost");
+        let prepared = io.prepare("io_scheduler=fifo,commit=9,noboost,ro").unwrap();
+        assert_eq!(prepared.rest, "commit=9,ro");
+        assert_eq!(queue.settings().policy, Policy::Fair, "not yet");
+        (prepared.apply)();
+        assert_eq!(queue.settings().policy, Policy::Fifo);
+        assert_eq!(Layer::options(&io), "io_scheduler=fifo,noboost");
         assert!(io.prepare("boost,queue_depth=0").is_err());
-        assert_eq!(Layer::options(&io), "io_scheduler=fair,noboost");
+        assert_eq!(Layer::options(&io), "io_scheduler=fifo,noboost");
         io.write("io/scheduler", b"cfq\n").unwrap();
         assert_eq!(io.read("io/scheduler").unwrap(), b"fifo fair [cfq]\n");
         assert!(io.write("io/scheduler", b"bfq").is_err());
@@ -207,7 +208,6 @@ mod tests {
         let queue = Arc::new(Queue::new(device, QueueOptions::default()));
         let mut options = IoOptions::default();
         options.group_weights.insert("/lib".to_owned(), 20);
-        options.queue.policy = Policy::Fair;
         let io = Io::new(queue, options);
         let caller = Caller {
             group: "/lib/inner".to_owned(),

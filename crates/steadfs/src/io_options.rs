@@ -132,7 +132,7 @@ mod tests {
     fn every_option_is_taken_and_shown_back() {
         let lists = [
             "",
-            "io_scheduler=fair",
+            "io_scheduler=fifo",
             "io_scheduler=cfq,queue_depth=4",
             "slice_idle=0,nolow_latency,strict_guarantees,noboost",
             "cgroup_weight=/a/b:20,cgroup_weight=/c:1000",
@@ -143,7 +143,7 @@ mod tests {
             assert_eq!(parse(&options.show()), Ok(options));
         }
         let undone = "strict_guarantees,nostrict_guarantees,noboost,boost,nolow_latency,low_latency,\
-                      cgroup_weight=/a:5,cgroup_weight=/a:default,io_scheduler=fair,io_scheduler=fifo";
+                      cgroup_weight=/a:5,cgroup_weight=/a:default,io_scheduler=fifo,io_scheduler=fair";
         assert_eq!(parse(undone), parse(""));
     }
 

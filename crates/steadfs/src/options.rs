@@ -431,7 +431,7 @@ mod tests {
     #[test]
     fn our_own() {
         let options = good(
-            "offset=1M,sizelimit=2G,cache_size=64M,io_engine=threads,buffered,io_scheduler=fifo,\
+            "offset=1M,sizelimit=2G,cache_size=64M,io_engine=threads,buffered,io_scheduler=fair,\
              fuse_transport=dev,nocontrol,allow_other,foreground",
         );
         let wanted = Options {

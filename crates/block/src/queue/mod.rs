@@ -76,6 +76,7 @@ impl Queue {
     /// A queue in front of `device`, in arrival order ([`Policy::Fifo`]).
     pub fn new(device: Arc<dyn Device>, options: QueueOptions) -> Self {
         let settings = QueueSettings {
+            policy: Policy::Fifo,
             depth: options.depth,
             ..QueueSettings::default()
         };

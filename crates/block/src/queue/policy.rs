@@ -10,9 +10,9 @@ use crate::Device;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Policy {
     /// Arrival order, with what somebody waits for ahead.
-    #[default]
     Fifo,
     /// Weighted shares for groups and processes.
+    #[default]
     Fair,
     /// The same in time slices, with CFQ's rules.
     Cfq,
