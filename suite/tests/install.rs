@@ -134,12 +134,13 @@ fn shells_complete_commands_and_options() {
 }
 
 /// In a mount namespace of its own, with the helpers in /sbin and lines in /etc/fstab.
-/// $1: folder with helpers, fstab, a.img, b.img (nobody's), mnt, other, and his (nobody's).
+/// $1: folder with helpers, fstab, a.img, b.img (nobody's), c.img (f2fs), mnt, other, third, and his (nobody's).
 const WITH_HELPERS: &str = r#"
 set -euo pipefail
 cd "$1"
 mount --make-rprivate /
-trap 'umount -li "$1/mnt" "$1/his" "$1/other" 2>/dev/null || true' EXIT
+trap 'umount -li "$1/mnt" "$1/his" "$1/other" "$1/third" 2>/dev/null || true; losetup -d "$dev" 2>/dev/null || true' EXIT
+dev=
 copy() { # a directory that can be changed without changing the machine
     mkdir -p "$1.was"; mount --bind "$2" "$1.was"
     mount -t tmpfs -o mode=755 none "$2"; cp -rs "$1.was/." "$2/"
@@ -197,6 +198,31 @@ mount -a
 ! mountpoint -q mnt
 clean a.img
 
+step "the mechanisms' own words, on a block device, an image and a line of fstab"
+dev=$(losetup -f --show a.img)
+mount -t steadfs -o async_checkpoint=30 "$dev" mnt
+grep async_checkpoint=30 mnt/.steadfs/options >&2
+mount -o remount,noasync_checkpoint mnt
+grep noasync_checkpoint mnt/.steadfs/options >&2
+if mount -o remount,async_checkpoint=100 mnt 2>said; then exit 1; fi
+grep "from 1 to 99" said >&2
+grep noasync_checkpoint mnt/.steadfs/options >&2
+umount mnt
+losetup -d "$dev"
+clean a.img
+mount "$1/third"
+grep async_checkpoint=40 third/.steadfs/options >&2
+grep io_scheduler=cfq third/.steadfs/options >&2
+mount -o remount,noasync_checkpoint,io_scheduler=fair "$1/third"
+grep noasync_checkpoint third/.steadfs/options >&2
+if grep io_scheduler third/.steadfs/options >&2; then exit 1; fi
+umount third
+mount -t steadfs -o nocheckpoint_merge c.img other
+grep ,nocheckpoint_merge other/.steadfs/options >&2
+mount -o remount,checkpoint_merge other
+grep ,checkpoint_merge other/.steadfs/options >&2
+umount other
+
 step "a user by fstab"
 if as_nobody mount "$1/mnt" 2>/dev/null; then exit 1; fi
 as_nobody mount "$1/his"
@@ -226,11 +252,16 @@ fn mount_8_and_fstab_know_the_type() {
     chown(his.path(), Some(65_534), Some(65_534)).unwrap();
     scratch.folder("mnt");
     scratch.folder("other");
+    scratch.folder("third");
+    let c = scratch.join("c.img");
+    let words = ["format", "-q", "-t", "f2fs"].map(std::ffi::OsStr::new);
+    steadfs(words.into_iter().chain([c.as_os_str(), "128M".as_ref()])).expect(0);
     chown(scratch.folder("his"), Some(65_534), Some(65_534)).unwrap();
     let dir = dir.to_str().unwrap();
     let lines = format!(
         "{dir}/a.img {dir}/mnt steadfs noexec,noatime,noauto,nofail,x-systemd.idle-timeout=60 0 0\n\
-         {dir}/b.img {dir}/his fuse.steadfs noauto,user,noatime 0 0\n"
+         {dir}/b.img {dir}/his fuse.steadfs noauto,user,noatime 0 0\n\
+         {dir}/a.img {dir}/third steadfs noauto,async_checkpoint=40,io_scheduler=cfq 0 0\n"
     );
     fs::write(scratch.join("fstab"), lines).unwrap();
     let said: Outcome = run(

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use steadfs_rt::{now, sleep};
-use steadfs_suite::{Image, Scratch, SteadMount, steadfs};
+use steadfs_suite::{Image, Scratch, SteadMount, run, steadfs};
 
 const MIB: u64 = 1 << 20;
 /// The machine may be busy with something else: a promise is kept if one of these tries shows it.
@@ -54,6 +54,12 @@ impl Group {
             path: format!("/{name}"),
             option,
         }
+    }
+
+    /// A shell script that runs in this group.
+    fn script(&self, script: &str) -> String {
+        let procs = self.folder.join("cgroup.procs");
+        format!("echo $$ > {} && {script}", procs.display())
     }
 
     fn set_weight(&self, weight: u32, mount: &SteadMount) {
@@ -150,19 +156,14 @@ fn groups_share_the_device_by_their_weights() {
     let scratch = Scratch::new();
     let image = volume(&scratch);
     let groups = [Group::new("heavy", 100), Group::new("light", 20)];
-    let options = format!(
-        "io_scheduler=fair,device_model=20M{}{}",
-        groups[0].option, groups[1].option
-    );
+    let options = format!("device_model=20M{}{}", groups[0].option, groups[1].option);
     let mount = SteadMount::new(&scratch, image.path(), &options);
     let streams = [0, 1].map(|n| {
-        let procs = groups[n].folder.join("cgroup.procs");
         let file = mount.join(&format!("stream{n}"));
-        Helper::shell(&format!(
-            "echo $$ > {} && exec dd if=/dev/zero of={} bs=2M count=100000 oflag=dsync",
-            procs.display(),
+        Helper::shell(&groups[n].script(&format!(
+            "exec dd if=/dev/zero of={} bs=2M count=100000 oflag=dsync",
             file.display()
-        ))
+        )))
     });
     sleep(Duration::from_secs(2));
     let mut seen = Vec::new();
@@ -206,7 +207,7 @@ fn fsyncs(file: &mut File, rounds: usize) -> Vec<Duration> {
 fn a_boosted_fsync_does_not_wait_for_a_stream() {
     let scratch = Scratch::new();
     let image = volume(&scratch);
-    let options = "io_scheduler=fair,device_model=10M,cache_size=32M";
+    let options = "device_model=10M,cache_size=32M";
     let mount = SteadMount::new(&scratch, image.path(), options);
     let stream = mount.join("stream");
     let writer = Helper::shell(&format!(
@@ -237,5 +238,98 @@ fn a_boosted_fsync_does_not_wait_for_a_stream() {
     assert!(kept, "without and with boost: {seen:?}");
     drop(writer);
     drop(file);
+    mount.unmount();
+}
+
+/// Where the experiment's two groups make their directories durable.
+struct TwoDirectories {
+    mount: SteadMount,
+    measured: Group,
+    /// Who disturbs: the same in a lighter group, and a stream in this one.
+    _others: [Helper; 2],
+    _light: Group,
+}
+
+impl TwoDirectories {
+    /// As checkpoint_merge was measured when it was proposed: weights 100 and 20, one of the heavy group
+    /// writes a stream.
+    fn begin(scratch: &Scratch) -> Self {
+        let image = scratch.join("f.img");
+        let words = ["format", "-q", "-t", "f2fs"].map(std::ffi::OsStr::new);
+        let words = words
+            .into_iter()
+            .chain([image.as_os_str(), "512M".as_ref()]);
+        steadfs(words).expect(0);
+        let groups = [Group::new("measured", 100), Group::new("disturbs", 20)];
+        let options = format!(
+            "device_model=10M:500,cache_size=32M{}{}",
+            groups[0].option, groups[1].option
+        );
+        let mount = SteadMount::new(scratch, &image, &options);
+        for dir in ["mine", "others"] {
+            fs::create_dir(mount.join(dir)).unwrap();
+        }
+        let [measured, light] = groups;
+        let others = [
+            light.script(&format!(
+                "while :; do touch {dir}/file; sync {dir}; done",
+                dir = mount.join("others").display()
+            )),
+            measured.script(&format!(
+                "while :; do dd if=/dev/zero of={} bs=128k count=800 conv=notrunc; done",
+                mount.join("stream").display()
+            )),
+        ];
+        Self {
+            mount,
+            measured,
+            _others: others.map(|script| Helper::shell(&script)),
+            _light: light,
+        }
+    }
+
+    /// The median of how long so many fsyncs of the directory take, each after a change of a file in it.
+    fn median(&self, rounds: usize) -> Duration {
+        let script = self.measured.script(&format!(
+            "n=0; while [ $n -lt {rounds} ]; do touch {dir}/file; date +%s%N; sync {dir}; date +%s%N; \
+             n=$((n + 1)); done",
+            dir = self.mount.join("mine").display()
+        ));
+        let said = run("sh", ["-c", &script]).expect(0);
+        let times: Vec<u64> = said.out.lines().map(|line| line.parse().unwrap()).collect();
+        let mut times: Vec<u64> = times.chunks(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(times.len(), rounds);
+        times.sort_unstable();
+        Duration::from_nanos(times[rounds / 2])
+    }
+}
+
+#[test]
+fn merged_checkpoints_do_not_wait_for_a_light_group() {
+    let scratch = Scratch::new();
+    let world = TwoDirectories::begin(&scratch);
+    sleep(Duration::from_millis(1500));
+    let mut seen = Vec::new();
+    let kept = (0..TRIES).any(|_| {
+        let mut medians = [Vec::new(), Vec::new()];
+        for _ in 0..3 {
+            for (option, medians) in ["nocheckpoint_merge", "checkpoint_merge"]
+                .iter()
+                .zip(&mut medians)
+            {
+                remount(&world.mount, option);
+                medians.push(world.median(9));
+            }
+        }
+        let [without, with] = medians.map(|mut medians| {
+            medians.sort_unstable();
+            medians[medians.len() / 2]
+        });
+        seen.push((without, with));
+        with * 4 <= without * 3
+    });
+    assert!(kept, "without and with checkpoint_merge: {seen:?}");
+    let TwoDirectories { mount, _others, .. } = world;
+    drop(_others);
     mount.unmount();
 }

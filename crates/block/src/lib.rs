@@ -22,7 +22,7 @@ pub use file::{Engine, FileDevice, OpenError, OpenOptions};
 pub use mem::MemDevice;
 pub use model::{DeviceModel, ModelDevice};
 pub use queue::{
-    BoostStats, IoHandle, Latency, OpStats, Plug, Policy, Queue, QueueOptions, QueueSettings,
-    Stats, wait_all,
+    BoostStats, Classes, GroupStats, IoHandle, Latency, OpStats, Plug, Policy, Queue, QueueOptions,
+    QueueSettings, Stats, wait_all,
 };
 pub use source::BlockSource;

@@ -21,6 +21,7 @@ pub enum Command {
     Mount(Mount),
     Umount(Umount),
     Remount(Remount),
+    Tune(Tune),
     Sync(Sync),
     Ls(Ls),
     Cat(Cat),
@@ -172,6 +173,19 @@ pub struct Remount {
     /// Mount options to change, separated by commas.
     #[arg(short, long = "options", value_name = "LIST", required = true)]
     pub options: Vec<String>,
+}
+
+/// Show and change settings of a mounted volume.
+///
+/// These are the writable files below `.steadfs`, by their names in the kernel. All are changed, or
+/// none: a value that makes no sense leaves everything as it was. Without settings, all are listed.
+#[derive(Debug, clap::Args)]
+pub struct Tune {
+    /// The mount point.
+    pub mountpoint: PathBuf,
+    /// What to change; without =VALUE, what to show.
+    #[arg(value_name = "NAME[=VALUE]")]
+    pub settings: Vec<String>,
 }
 
 /// Make everything written to a mounted volume durable.
@@ -356,12 +370,18 @@ pub struct Extract {
     pub open: Open,
 }
 
-/// Show all attributes of files on a volume.
+/// Show all attributes of files on a volume, or what a mounted volume has done.
+///
+/// Of a mount: its queue with waits and boosts, by operation and by group, and its commits, reclaim,
+/// checkpoints and cleaning.
 #[derive(Debug, clap::Args)]
 pub struct Stat {
-    /// IMAGE:/PATH.
-    #[arg(required = true, value_name = "IMAGE:/PATH")]
+    /// IMAGE:/PATH, or a mount point.
+    #[arg(required = true, value_name = "IMAGE:/PATH|MOUNTPOINT")]
     pub places: Vec<OsString>,
+    /// Of a mount: as JSON, times of the queue in nanoseconds.
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub open: Open,
 }

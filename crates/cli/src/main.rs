@@ -19,7 +19,9 @@ mod output;
 mod place;
 mod progress;
 mod remount;
+mod stat;
 mod stop;
+mod tune;
 mod umount;
 mod volume;
 
@@ -55,12 +57,13 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Mount(args) => mount::run(&args),
         Command::Umount(args) => umount::run(&args),
         Command::Remount(args) => remount::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Sync(args) => umount::sync(&args.mountpoint),
         Command::Ls(args) => files::ls(&args),
         Command::Cat(args) => files::cat(&args),
         Command::Cp(args) => copy::cp(&args),
         Command::Extract(args) => copy::extract(&args),
-        Command::Stat(args) => files::stat(&args),
+        Command::Stat(args) => stat::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Lab(args) => lab::run(&args),
     }

@@ -16,7 +16,7 @@ use crate::failure::{Failure, code};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     pub mountpoint: PathBuf,
-    source: PathBuf,
+    pub source: PathBuf,
     /// A block device mounted as such: umount(2) returns when it is closed.
     is_block: bool,
     /// The mount point's options and the file system's, as the kernel shows them.

@@ -15,6 +15,7 @@ impl Control for Ext4 {
         ];
         if self.txns.is_journaled() {
             entries.push(file("jbd2/info", false));
+            entries.push(file("jbd2/stats.json", false));
         }
         entries
     }
@@ -28,6 +29,11 @@ impl Control for Ext4 {
             "jbd2/info" => match self.txns.journal() {
                 Some(journal) => journal.info(),
                 None if self.txns.is_journaled() => "the volume is read-only\n".to_owned(),
+                None => return Err(FsError::NotFound),
+            },
+            "jbd2/stats.json" => match self.txns.journal() {
+                Some(journal) => journal.stats_json(),
+                None if self.txns.is_journaled() => "null".to_owned(),
                 None => return Err(FsError::NotFound),
             },
             _ => return Err(FsError::NotFound),

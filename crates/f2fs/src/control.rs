@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result};
+use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result, Setter};
 
 use crate::checkpoint::daemon::{parse_prio, show_prio};
 use crate::fs::F2fs;
 use crate::gc::{self, number};
+
+/// Files that do something when they are written, and are no settings.
+const ACTIONS: [&str; 3] = ["options", "f2fs/freeze", "f2fs/gc_reclaimed_segments"];
 
 impl Control for F2fs {
     fn entries(&self) -> Vec<ControlEntry> {
@@ -17,6 +20,7 @@ impl Control for F2fs {
             file("io/scheduler", false),
             file("io/stats.json", false),
             file("f2fs/status", false),
+            file("f2fs/stats.json", false),
             file("f2fs/ckpt_thread_ioprio", true),
             file("f2fs/cp_interval", true),
             file("f2fs/unusable", false),
@@ -34,6 +38,7 @@ impl Control for F2fs {
             "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),
             "f2fs/status" => self.status(),
+            "f2fs/stats.json" => self.stats_json(),
             "f2fs/ckpt_thread_ioprio" => show_prio(self.daemon.prio()),
             "f2fs/cp_interval" => self.checkpoints.interval().as_secs().to_string(),
             "f2fs/unusable" => self.unusable().to_string(),
@@ -59,20 +64,6 @@ impl Control for F2fs {
             .trim();
         match (path, text) {
             ("options", list) => self.remount(&Cx::default(), list),
-            ("f2fs/ckpt_thread_ioprio", prio) => {
-                self.daemon.set_prio(parse_prio(prio)?);
-                Ok(())
-            }
-            ("f2fs/cp_interval", seconds) => {
-                let seconds = number(seconds)?;
-                if seconds == 0 {
-                    let why = "cp_interval: seconds, at least 1";
-                    return Err(FsError::BadOption(why.to_owned()));
-                }
-                let interval = Duration::from_secs(seconds.into());
-                self.checkpoints.set_interval(interval);
-                Ok(())
-            }
             ("f2fs/freeze", "1") => self.freeze(&Cx::default()),
             ("f2fs/freeze", "0") => {
                 self.thaw();
@@ -81,8 +72,37 @@ impl Control for F2fs {
             ("f2fs/freeze", other) => Err(FsError::BadOption(format!(
                 "{other:?} is neither 1 (freeze) nor 0 (thaw)"
             ))),
+            _ => {
+                Control::prepare(self, path, text)?();
+                Ok(())
+            }
+        }
+    }
+
+    fn tunables(&self) -> Vec<&'static str> {
+        let is_action = |path: &str| ACTIONS.contains(&path);
+        let entries = self.entries().into_iter();
+        let settings = entries.filter(|entry| entry.writable && !is_action(entry.path));
+        settings.map(|entry| entry.path).collect()
+    }
+
+    fn prepare(&self, path: &str, value: &str) -> Result<Setter<'_>> {
+        match path {
+            "f2fs/ckpt_thread_ioprio" => {
+                let prio = parse_prio(value)?;
+                Ok(Box::new(move || self.daemon.set_prio(prio)))
+            }
+            "f2fs/cp_interval" => {
+                let seconds = number(value)?;
+                if seconds == 0 {
+                    let why = "cp_interval: seconds, at least 1";
+                    return Err(FsError::BadOption(why.to_owned()));
+                }
+                let interval = Duration::from_secs(seconds.into());
+                Ok(Box::new(move || self.checkpoints.set_interval(interval)))
+            }
             _ => match path.strip_prefix("f2fs/") {
-                Some(name) => self.set_cleaning(name, text),
+                Some(name) => self.prepare_cleaning(name, value),
                 None => Err(FsError::NotPermitted),
             },
         }

@@ -1,5 +1,7 @@
 //! `.steadfs/f2fs/status`: what the kernel shows in debugfs, by its labels, as far as it is known here.
 
+mod json;
+
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 

@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 
 use crate::ops::{Call, Outcome};
 use crate::reply::ReplyBuf;
-use crate::sys::{REMOUNT, REMOUNT_SIZE};
+use crate::sys::{REMOUNT, REMOUNT_SIZE, TUNE};
 use crate::wire;
 
 const GETFLAGS: u32 = 0x8008_6601;
@@ -61,7 +61,12 @@ pub(crate) fn serve(
         }
         FITRIM => trim(call, arg, data, out),
         SHUTDOWN => shutdown(call, arg),
-        cmd if u64::from(cmd) == u64::from(REMOUNT) => remount(call, arg, data, out),
+        cmd if u64::from(cmd) == u64::from(REMOUNT) => answer(call, arg, data, out, |list| {
+            fs.remount(&call.cx, list).map(|()| fs.options())
+        }),
+        cmd if u64::from(cmd) == u64::from(TUNE) => {
+            answer(call, arg, data, out, |list| fs.tune(list))
+        }
         cmd => {
             let answer = fs.ioctl(&call.cx, call.ino, cmd, data)?;
             let answer = answer.ok_or(Errno::NOTTY)?;
@@ -143,17 +148,22 @@ fn shutdown(call: &Call<'_>, arg: &wire::IoctlIn) -> Outcome {
     Ok(call.session.fs.shutdown(&call.cx, mode)?)
 }
 
-/// Mount options change. The kernel does not tell the server of a remount, and to a read-only mount
-/// nothing can be written: not even a control file.
-fn remount(call: &Call<'_>, arg: &wire::IoctlIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {
+/// Mount options or settings change. The kernel does not tell the server of a remount, and to a read-only
+/// mount nothing can be written: not even a control file. Nor would write(2) tell why it failed.
+fn answer(
+    call: &Call<'_>,
+    arg: &wire::IoctlIn,
+    data: &[u8],
+    out: &mut ReplyBuf,
+    work: impl FnOnce(&str) -> steadfs_vfs::Result<String>,
+) -> Outcome {
     if call.header.uid != rustix::process::geteuid().as_raw() {
         only_root(call)?;
     }
     let list = data.split(|&b| b == 0).next().unwrap_or_default();
     let list = std::str::from_utf8(list).map_err(|_| Errno::INVAL)?;
-    let fs = &*call.session.fs;
-    let (errno, text) = match fs.remount(&call.cx, list) {
-        Ok(()) => (0, fs.options()),
+    let (errno, text) = match work(list) {
+        Ok(text) => (0, text),
         Err(error) => (error.errno(), error.to_string()),
     };
     let mut answer = vec![0; REMOUNT_SIZE];

@@ -22,14 +22,23 @@ pub const REMOUNT_SIZE: usize = 4096;
 /// reason or the options as they are now.
 pub const REMOUNT: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 1);
 
-/// Asks the server of the volume that `folder` lies on to change mount options.
-pub fn remount(folder: impl AsFd, argument: &mut [u8; REMOUNT_SIZE]) -> io::Result<()> {
-    // SAFETY: the command's number says that 4096 bytes are read and written, which is all that
-    // FUSE then copies; any other file system does not know the command.
+/// The same for settings: `_IOWR('s', 2, char[4096])`. In: lines `NAME=VALUE`. Out: as there, with all
+/// settings in such lines.
+pub const TUNE: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 2);
+
+/// Asks the server of the volume that `folder` lies on to change mount options ([`REMOUNT`]) or settings
+/// ([`TUNE`]).
+pub fn ask<const COMMAND: ioctl::Opcode>(
+    folder: impl AsFd,
+    argument: &mut [u8; REMOUNT_SIZE],
+) -> io::Result<()> {
+    const { assert!(COMMAND == REMOUNT || COMMAND == TUNE, "the size is theirs") };
+    // SAFETY: the commands' numbers say that 4096 bytes are read and written, which is all that
+    // FUSE then copies; any other file system does not know the commands.
     unsafe {
         ioctl::ioctl(
             folder,
-            ioctl::Updater::<REMOUNT, [u8; REMOUNT_SIZE]>::new(argument),
+            ioctl::Updater::<COMMAND, [u8; REMOUNT_SIZE]>::new(argument),
         )
     }?;
     Ok(())

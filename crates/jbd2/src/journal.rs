@@ -525,6 +525,13 @@ impl Journal {
         self.state.lock().stats
     }
 
+    /// The text of `.steadfs/jbd2/stats.json`.
+    pub fn stats_json(&self) -> String {
+        let state = self.state.lock();
+        let log = &state.log;
+        state.stats.json(state.durable, log.free(), log.capacity())
+    }
+
     /// The text of `.steadfs/jbd2/info`.
     pub fn info(&self) -> String {
         let (stats, durable) = {

@@ -79,6 +79,45 @@ impl Stats {
         };
     }
 
+    /// All of it as one JSON object, times in microseconds; sums are not divided.
+    pub(crate) fn json(&self, durable: Tid, free: u32, capacity: u32) -> String {
+        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let waits = |waits: Waits| {
+            let (total, max) = (us(waits.total), us(waits.max));
+            format!(
+                "{{\"count\":{},\"total_us\":{total},\"max_us\":{max}}}",
+                waits.count
+            )
+        };
+        format!(
+            "{{\"transactions\":{},\"requested\":{},\"durable\":{durable},\"log_blocks\":{capacity},\
+             \"log_free\":{free},\"handles\":{},\"blocks\":{},\"logged\":{},\"average_commit_us\":{},\
+             \"running_us\":{},\"locked_us\":{},\"logging_us\":{},\"request_delay_us\":{},\
+             \"waits\":{{\"locked_transaction\":{},\"log_space\":{},\"reserved_credits\":{}}},\
+             \"reclaim\":{{\"written_home\":{},\"dropped\":{},\"tail_moves\":{},\"background\":{},\
+             \"freed_in_background\":{},\"freed_by_waiters\":{}}}}}",
+            self.transactions,
+            self.requested,
+            self.handles,
+            self.blocks,
+            self.logged,
+            us(self.average_commit),
+            us(self.running),
+            us(self.locked),
+            us(self.logging),
+            us(self.request_delay),
+            waits(self.waited_locked),
+            waits(self.waited_space),
+            waits(self.waited_credits),
+            self.written_home,
+            self.dropped,
+            self.tail_moves,
+            waits(self.background),
+            self.freed_in_background,
+            self.freed_by_waiters,
+        )
+    }
+
     /// The text of `jbd2/info`: the lines of `/proc/fs/jbd2/DEV-INODE/info` (Linux 6.18), then, of
     /// ours, what handles waited for and what reclaim did.
     pub(crate) fn page(&self, max_transaction: u32, durable: Tid, worker: &str) -> String {

@@ -7,7 +7,7 @@ use steadfs_block::{Policy, Queue};
 use steadfs_fuse::{Groups, Owners};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::options::items;
-use steadfs_vfs::{Control, ControlEntry, FsError, Layer, Prepared, Result};
+use steadfs_vfs::{Control, ControlEntry, FsError, Layer, Prepared, Result, Setter};
 
 use crate::IoOptions;
 
@@ -62,6 +62,19 @@ impl Shared {
         }
         self.owners.set_weights(options.group_weights.clone());
         self.owners.use_groups(options.queue.policy != Policy::Fifo);
+    }
+
+    /// What the queue has done, by groups' names.
+    fn stats(&self) -> String {
+        let groups = self.owners.groups();
+        let name = |wanted: GroupId| {
+            let found = groups.iter().find(|(_, group, _)| *group == wanted);
+            let root = (wanted == GroupId(0)).then(|| ("/".to_owned(), 100));
+            found
+                .map(|(path, _, weight)| (path.clone(), *weight))
+                .or(root)
+        };
+        self.queue.stats().to_json_with(name)
     }
 
     /// Who waits, and what the groups' numbers mean.
@@ -156,7 +169,7 @@ impl Control for Io {
         let mut text = match path {
             "io/scheduler" => queue.describe_policies(),
             "io/queue" => self.shared.describe(),
-            "io/stats.json" => queue.stats().to_json(),
+            "io/stats.json" => self.shared.stats(),
             _ => return Err(FsError::NotFound),
         };
         if !text.ends_with('\n') {
@@ -170,9 +183,20 @@ impl Control for Io {
             return Err(FsError::NotPermitted);
         }
         let name = std::str::from_utf8(value).unwrap_or_default().trim();
-        let prepared = self.prepare(&format!("io_scheduler={name}"))?;
-        (prepared.apply)();
+        Control::prepare(self, path, name)?();
         Ok(())
+    }
+
+    fn tunables(&self) -> Vec<&'static str> {
+        vec!["io/scheduler"]
+    }
+
+    fn prepare(&self, path: &str, value: &str) -> Result<Setter<'_>> {
+        if path != "io/scheduler" || value.contains(',') {
+            return Err(FsError::BadOption("is one word".to_owned()));
+        }
+        let prepared = Layer::prepare(self, &format!("io_scheduler={value}"))?;
+        Ok(prepared.apply)
     }
 }
 
@@ -188,13 +212,13 @@ mod tests {
         let queue = Arc::new(Queue::new(device, QueueOptions::default()));
         let io = Io::new(Arc::clone(&queue), IoOptions::default());
         assert_eq!(queue.settings().policy, Policy::Fair);
-        let prepared = io.prepare("io_scheduler=fifo,commit=9,noboost,ro").unwrap();
+        let prepared = Layer::prepare(&io, "io_scheduler=fifo,commit=9,noboost,ro").unwrap();
         assert_eq!(prepared.rest, "commit=9,ro");
         assert_eq!(queue.settings().policy, Policy::Fair, "not yet");
         (prepared.apply)();
         assert_eq!(queue.settings().policy, Policy::Fifo);
         assert_eq!(Layer::options(&io), "io_scheduler=fifo,noboost");
-        assert!(io.prepare("boost,queue_depth=0").is_err());
+        assert!(Layer::prepare(&io, "boost,queue_depth=0").is_err());
         assert_eq!(Layer::options(&io), "io_scheduler=fifo,noboost");
         io.write("io/scheduler", b"cfq\n").unwrap();
         assert_eq!(io.read("io/scheduler").unwrap(), b"fifo fair [cfq]\n");

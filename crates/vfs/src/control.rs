@@ -1,6 +1,6 @@
 //! Live controls as files: what a volume shows below `.steadfs`.
 
-use crate::Result;
+use crate::{FsError, Result};
 
 /// One control file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +19,24 @@ pub trait Control: Send + Sync {
     fn read(&self, path: &str) -> Result<Vec<u8>>;
     /// Applies `value`, whole, to the file at `path`; an error leaves everything as it was.
     fn write(&self, path: &str, value: &[u8]) -> Result<()>;
+
+    /// The files that are settings: what is written to them stays, and can be set for several at once.
+    fn tunables(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
+
+    /// Checks `value` for the setting at `path`; what is returned sets it, and does not fail.
+    ///
+    /// # Errors
+    /// [`FsError::BadOption`] says what is wrong; nothing has changed.
+    fn prepare(&self, path: &str, value: &str) -> Result<Setter<'_>> {
+        let _ = value;
+        Err(FsError::BadOption(format!("{path} is no setting")))
+    }
 }
+
+/// Sets what was checked before.
+pub type Setter<'a> = Box<dyn FnOnce() + 'a>;
 
 /// What serves a volume besides the volume itself: options and control files of its own.
 pub trait Layer: Send + Sync {

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use steadfs_base::{InodeNo, Timestamp};
 use steadfs_rt::{Mutex, Rank};
 
+use crate::tune::tune;
 use crate::{
     Attr, Control, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr, InodeFlags,
     Layer, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
@@ -205,13 +206,16 @@ impl WithControl {
         }
     }
 
+    /// Who has control files, those first whose files hide others'.
+    fn controls(&self) -> Vec<&dyn Control> {
+        let layer = self.layer.as_deref().map(Layer::control);
+        layer.into_iter().chain(self.inner.control()).collect()
+    }
+
     /// Whose file it is.
     fn control_of(&self, path: &str) -> Option<&dyn Control> {
-        let layer = self.layer.as_deref().map(Layer::control);
-        let all = [layer, self.inner.control()];
-        all.into_iter()
-            .flatten()
-            .find(|control| control.entries().iter().any(|e| e.path == path))
+        let has = |control: &&dyn Control| control.entries().iter().any(|e| e.path == path);
+        self.controls().into_iter().find(has)
     }
 
     fn attr(&self, ino: InodeNo, place: usize, size: u64, time: Timestamp) -> Attr {
@@ -682,6 +686,10 @@ impl FileSystem for WithControl {
 
     fn control(&self) -> Option<&dyn Control> {
         self.inner.control()
+    }
+
+    fn tune(&self, list: &str) -> Result<String> {
+        tune(&self.controls(), list)
     }
 
     fn unmount(&self) -> Result<()> {

@@ -12,10 +12,11 @@ pub mod names;
 pub mod nokey;
 pub mod options;
 mod sha256;
+mod tune;
 mod types;
 
 pub use clock::Clock;
-pub use control::{Control, ControlEntry, Layer, Prepared};
+pub use control::{Control, ControlEntry, Layer, Prepared, Setter};
 pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode};
 pub use error::{FsError, Result};
 pub use freeing::{Freeing, FreeingUnderWay};
@@ -177,6 +178,15 @@ pub trait FileSystem: Send + Sync {
     fn remount(&self, cx: &Cx, options: &str) -> Result<()>;
     /// Control files, shown below `.steadfs`.
     fn control(&self) -> Option<&dyn Control>;
+    /// Sets the settings among the control files that `list` names, in lines `NAME=VALUE`: all of them
+    /// or none. Returns all settings as they are then, in such lines.
+    ///
+    /// # Errors
+    /// [`FsError::BadOption`] names the line that is wrong, and why.
+    fn tune(&self, list: &str) -> Result<String> {
+        let controls: Vec<_> = self.control().into_iter().collect();
+        tune::tune(&controls, list)
+    }
 
     /// Writes everything, marks the volume clean and stops its tasks. Later calls fail. The result
     /// says whether anything was lost.

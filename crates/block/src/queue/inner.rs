@@ -179,8 +179,8 @@ impl Inner {
             return;
         }
         let boost = state.raise(io.request(), tag, now);
-        let along = state.bytes_beside(io);
-        state.recorder.boosted(boost, along);
+        let (raised, along) = state.bytes_of(io);
+        state.recorder.boosted(boost, raised, along);
         if matches!(boost, Boost::Raised { .. }) {
             self.pump(state, now);
         }

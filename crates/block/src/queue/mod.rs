@@ -36,6 +36,7 @@
 mod handle;
 mod inner;
 mod policy;
+mod recorder;
 mod request;
 mod state;
 mod stats;
@@ -52,7 +53,7 @@ use request::{Completion, HoldKey, is_urgent};
 
 pub use handle::{IoHandle, wait_all};
 pub use policy::{Policy, QueueSettings};
-pub use stats::{BoostStats, Latency, OpStats, Stats};
+pub use stats::{BoostStats, Classes, GroupStats, Latency, OpStats, Stats};
 
 /// How a queue works.
 #[derive(Clone, Debug)]

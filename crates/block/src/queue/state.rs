@@ -9,10 +9,10 @@ use steadfs_rt::Instant;
 
 use super::handle::Io;
 use super::policy::QueueSettings;
+use super::recorder::Recorder;
 use super::request::{
     Completion, HoldKey, Part, Phase, ReqId, Request, Runner, direction, is_mergeable,
 };
-use super::stats::Recorder;
 use crate::{Bio, IoError, Op};
 
 pub(super) struct State {
@@ -118,6 +118,7 @@ impl State {
 
     pub(super) fn forget_group(&mut self, group: GroupId) {
         self.groups.remove(&group);
+        self.recorder.forget_group(group);
         self.sched.forget_group(group);
     }
 
@@ -406,17 +407,20 @@ impl State {
         Boost::Raised { gained: 0 }
     }
 
-    /// The bytes that lie in one request with a submitted bio's own.
-    pub(super) fn bytes_beside(&mut self, io: &Io) -> u64 {
+    /// Who is charged for the request that carries a submitted bio, and its bytes; and how many of them
+    /// are other bios'.
+    pub(super) fn bytes_of(&mut self, io: &Io) -> ((GroupId, u64), u64) {
         let Some(request) = self.get(io.request()) else {
-            return 0;
+            return ((GroupId(0), 0), 0);
         };
         let own = |part: &&Part| match &part.to {
             Completion::Handle(handle) => std::ptr::eq(Arc::as_ptr(handle), io),
             Completion::Call(_) => false,
         };
+        let all = request.parts().map(|part| part.len).sum();
         let others = request.parts().filter(|part| !own(part));
-        others.map(|part| part.len).sum()
+        let along = others.map(|part| part.len).sum();
+        ((request.tag.group, all), along)
     }
 
     /// The next request for the device: its bio, who runs it, and, for a FLUSH, who waits.

@@ -3,20 +3,9 @@
 use std::fmt::Write;
 
 use hdrhistogram::Histogram;
-use steadfs_iosched::Boost;
-use steadfs_rt::Instant;
+use steadfs_base::GroupId;
 
-use super::request::Request;
 use crate::Op;
-
-/// Times are told apart from this many nanoseconds on.
-const FINEST: u64 = 64;
-/// Longer times count as this many nanoseconds: an hour.
-const LONGEST: u64 = 3_600_000_000_000;
-/// Two significant digits: a time is off by one percent at most.
-const DIGITS: u8 = 2;
-
-const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
 
 /// Counts and times since the queue was made.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +28,51 @@ pub struct Stats {
     pub flushes_joined: u64,
     /// What boosts found.
     pub boosts: BoostStats,
+    /// By group, those that had requests.
+    pub groups: Vec<GroupStats>,
+}
+
+/// Counts and times of one group's requests.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupStats {
+    /// The group.
+    pub group: GroupId,
+    /// Requests that the device ended.
+    pub requests: u64,
+    /// Bytes that they read.
+    pub read: u64,
+    /// Bytes that they wrote or changed.
+    pub written: u64,
+    /// Bytes of others' requests that were raised to this group's account.
+    pub boosted: u64,
+    /// From submission to the device's end.
+    pub latency: Classes,
+}
+
+/// How often something took how long, by powers of two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Classes([u32; CLASSES]);
+
+/// The last class takes what is longer than about 35 minutes.
+const CLASSES: usize = 32;
+
+impl Classes {
+    pub(super) fn add(&mut self, nanos: u64, count: u32) {
+        let class = (u64::BITS - (nanos / 1000).leading_zeros()) as usize;
+        let slot = &mut self.0[class.min(CLASSES - 1)];
+        *slot = slot.saturating_add(count);
+    }
+
+    /// The classes that are not empty: their upper ends in microseconds, without them, and counts.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
+        let ends = (0..).map(|class| 1u64 << class);
+        ends.zip(self.0).filter(|(_, count)| *count > 0)
+    }
+
+    fn to_json(self) -> String {
+        let pairs: Vec<_> = self.iter().map(|(end, n)| format!("[{end},{n}]")).collect();
+        format!("[{}]", pairs.join(","))
+    }
 }
 
 /// Counts and times of one operation.
@@ -77,6 +111,8 @@ pub struct Latency {
     pub p999: u64,
     /// The longest.
     pub max: u64,
+    /// All of them.
+    pub classes: Classes,
 }
 
 /// What boosts found.
@@ -90,13 +126,20 @@ pub struct BoostStats {
     pub already_urgent: u64,
     /// Queued requests that raised ones passed.
     pub positions_gained: u64,
-    /// Bytes that were raised along: nobody waited for them, but they were in the same requests.
+    /// Bytes of the requests that were raised: on the waiters' account now.
+    pub bytes: u64,
+    /// … of them those that nobody waited for, but which were in the same requests.
     pub collateral_bytes: u64,
 }
 
 impl Stats {
-    /// As one JSON object. Times are in nanoseconds.
+    /// As one JSON object. Times are in nanoseconds, the ends of classes in microseconds.
     pub fn to_json(&self) -> String {
+        self.to_json_with(|_| None)
+    }
+
+    /// The same with groups' paths and weights, as far as they are known.
+    pub fn to_json_with(&self, label: impl Fn(GroupId) -> Option<(String, u32)>) -> String {
         let mut out = String::with_capacity(2048);
         // Writing to a string does not fail.
         let _ = write!(
@@ -104,7 +147,7 @@ impl Stats {
             "{{\"scheduler\":\"{}\",\"depth\":{},\"in_flight\":{},\"queued\":{},\"held\":{},\
              \"merged\":{},\"flushes_joined\":{},\"boosts\":{{\"raised\":{},\
              \"already_dispatched\":{},\"already_urgent\":{},\"positions_gained\":{},\
-             \"collateral_bytes\":{}}},\"ops\":{{",
+             \"bytes\":{},\"collateral_bytes\":{}}},\"ops\":{{",
             self.scheduler,
             self.depth,
             self.in_flight,
@@ -116,6 +159,7 @@ impl Stats {
             self.boosts.already_dispatched,
             self.boosts.already_urgent,
             self.boosts.positions_gained,
+            self.boosts.bytes,
             self.boosts.collateral_bytes,
         );
         for (i, op) in self.ops.iter().enumerate() {
@@ -133,15 +177,53 @@ impl Stats {
                 op.device.to_json(),
             );
         }
-        out.push_str("}}");
+        out.push_str("},\"groups\":[");
+        for (i, group) in self.groups.iter().enumerate() {
+            let comma = if i > 0 { "," } else { "" };
+            let (path, weight) = label(group.group).unzip();
+            let _ = write!(
+                out,
+                "{comma}{{\"group\":{},\"path\":{},\"weight\":{},\"requests\":{},\"read\":{},\
+                 \"written\":{},\"boosted\":{},\"latency\":{}}}",
+                group.group.0,
+                path.map_or("null".to_owned(), |path| quoted(&path)),
+                weight.map_or("null".to_owned(), |weight| weight.to_string()),
+                group.requests,
+                group.read,
+                group.written,
+                group.boosted,
+                group.latency.to_json(),
+            );
+        }
+        out.push_str("]}");
         out
     }
 }
 
+/// A path as a JSON string.
+fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c < ' ' => {
+                // Writing to a string does not fail.
+                let _ = write!(out, "\\u{:04x}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+    out + "\""
+}
+
 impl Latency {
-    fn of(times: &Histogram<u32>) -> Self {
+    pub(super) fn of(times: &Histogram<u32>) -> Self {
         if times.is_empty() {
             return Self::default();
+        }
+        let mut classes = Classes::default();
+        for value in times.iter_recorded() {
+            classes.add(value.value_iterated_to(), value.count_at_value());
         }
         Self {
             count: times.len(),
@@ -151,13 +233,22 @@ impl Latency {
             p99: times.value_at_quantile(0.99),
             p999: times.value_at_quantile(0.999),
             max: times.max(),
+            classes,
         }
     }
 
     fn to_json(self) -> String {
         format!(
-            "{{\"count\":{},\"mean\":{:.0},\"p50\":{},\"p90\":{},\"p99\":{},\"p999\":{},\"max\":{}}}",
-            self.count, self.mean, self.p50, self.p90, self.p99, self.p999, self.max
+            "{{\"count\":{},\"mean\":{:.0},\"p50\":{},\"p90\":{},\"p99\":{},\"p999\":{},\"max\":{},\
+             \"classes\":{}}}",
+            self.count,
+            self.mean,
+            self.p50,
+            self.p90,
+            self.p99,
+            self.p999,
+            self.max,
+            self.classes.to_json()
         )
     }
 }
@@ -169,105 +260,5 @@ fn name(op: Op) -> &'static str {
         Op::Flush => "flush",
         Op::Discard => "discard",
         Op::WriteZeroes => "write_zeroes",
-    }
-}
-
-/// Takes the numbers down, under the queue's lock.
-#[derive(Default)]
-pub(super) struct Recorder {
-    ops: [OpRecorder; OPS.len()],
-    pub merged: u64,
-    pub flushes_joined: u64,
-    boosts: BoostStats,
-}
-
-struct OpRecorder {
-    count: u64,
-    bytes: u64,
-    errors: u64,
-    requests: u64,
-    queue_wait: Histogram<u32>,
-    device: Histogram<u32>,
-}
-
-impl Default for OpRecorder {
-    fn default() -> Self {
-        let times = || {
-            Histogram::new_with_bounds(FINEST, LONGEST, DIGITS)
-                .expect("the bounds are in order and the digits few")
-        };
-        Self {
-            count: 0,
-            bytes: 0,
-            errors: 0,
-            requests: 0,
-            queue_wait: times(),
-            device: times(),
-        }
-    }
-}
-
-impl Recorder {
-    fn op(&mut self, op: Op) -> &mut OpRecorder {
-        &mut self.ops[op as usize]
-    }
-
-    /// The device has ended a request.
-    pub(super) fn ended(&mut self, request: &Request, op: Op, failed: bool, now: Instant) {
-        let recorder = self.op(op);
-        recorder.requests += 1;
-        let device = request.dispatched.0.max(now.0) - request.dispatched.0;
-        recorder.device.saturating_record(device);
-        for part in request.parts() {
-            recorder.count += 1;
-            if failed {
-                recorder.errors += 1;
-            } else {
-                recorder.bytes += part.len;
-            }
-            // A bio that joined a FLUSH, or a request, was submitted before its dispatch.
-            let waited = request.dispatched.0.saturating_sub(part.submitted.0);
-            recorder.queue_wait.saturating_record(waited);
-        }
-    }
-
-    /// A bio was refused before it became a request.
-    pub(super) fn refused(&mut self, op: Op) {
-        let recorder = self.op(op);
-        recorder.count += 1;
-        recorder.errors += 1;
-    }
-
-    /// A boost's outcome; `along`: the request's bytes besides those that were waited for.
-    pub(super) fn boosted(&mut self, boost: Boost, along: u64) {
-        match boost {
-            Boost::Raised { gained } => {
-                self.boosts.raised += 1;
-                self.boosts.positions_gained += gained;
-                self.boosts.collateral_bytes += along;
-            }
-            Boost::AlreadyDispatched => self.boosts.already_dispatched += 1,
-            Boost::AlreadyUrgent => self.boosts.already_urgent += 1,
-        }
-    }
-
-    /// The numbers; what the queue knows better is left out.
-    pub(super) fn stats(&self) -> Stats {
-        let ops = OPS.iter().zip(&self.ops).map(|(&op, recorder)| OpStats {
-            op,
-            count: recorder.count,
-            bytes: recorder.bytes,
-            errors: recorder.errors,
-            requests: recorder.requests,
-            queue_wait: Latency::of(&recorder.queue_wait),
-            device: Latency::of(&recorder.device),
-        });
-        Stats {
-            ops: ops.collect(),
-            merged: self.merged,
-            flushes_joined: self.flushes_joined,
-            boosts: self.boosts,
-            ..Stats::default()
-        }
     }
 }

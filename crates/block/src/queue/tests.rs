@@ -325,6 +325,7 @@ fn a_boosted_request_overtakes_and_is_counted() {
         already_dispatched: 2,
         already_urgent: 1,
         positions_gained: 2,
+        bytes: UNIT,
         collateral_bytes: 0,
     };
     assert_eq!(queue.stats().boosts, expected);
@@ -341,6 +342,50 @@ fn what_is_raised_along_is_counted() {
     queue.boost(&ios[2], WAITED);
     let boosts = queue.stats().boosts;
     assert_eq!((boosts.raised, boosts.collateral_bytes), (1, 3 * UNIT));
+    assert_eq!(boosts.bytes, 4 * UNIT);
+}
+
+#[test]
+fn groups_have_their_own_numbers() {
+    let device = Puppet::new();
+    let queue = queue(&device, 1);
+    let mine = IoTag {
+        group: GroupId(7),
+        ..WAITED
+    };
+    let _first = queue.submit(block(50, 1), BACKGROUND);
+    let ios = [0, 2].map(|n| queue.submit(block(n, 1), BACKGROUND));
+    queue.boost(&ios[1], mine);
+    device.end_all();
+    wait_all(&ios).unwrap();
+    queue.read(0, 512, mine).unwrap();
+    let groups = queue.stats().groups;
+    let of = |n: usize| {
+        let group = &groups[n];
+        let waits = group.latency.iter().map(|(_, count)| count).sum::<u32>();
+        (
+            group.group.0,
+            group.requests,
+            group.read,
+            group.written,
+            group.boosted,
+            waits,
+        )
+    };
+    assert_eq!(groups.len(), 2);
+    assert_eq!(of(0), (0, 2, 0, 2 * UNIT, 0, 2));
+    assert_eq!(of(1), (7, 2, UNIT, UNIT, UNIT, 2));
+    let named = queue
+        .stats()
+        .to_json_with(|group| (group.0 == 7).then(|| ("/a\"b".to_owned(), 20)));
+    let json: serde_json::Value = serde_json::from_str(&named).unwrap();
+    assert_eq!(
+        (&json["groups"][1]["path"], &json["groups"][1]["weight"]),
+        (&"/a\"b".into(), &20.into())
+    );
+    assert!(json["groups"][0]["path"].is_null());
+    queue.forget_group(GroupId(7));
+    assert_eq!(queue.stats().groups.len(), 1);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Files below `.steadfs/f2fs` about segments and cleaning, by the names the kernel has for them.
 
-use steadfs_vfs::{FsError, Result};
+use steadfs_vfs::{FsError, Result, Setter};
 
 use super::GcMode;
 use super::tunables::{FOLDER, NAMES, Tunables, number};
@@ -84,13 +84,26 @@ impl F2fs {
         Ok(number.to_string())
     }
 
-    /// Sets what a file says; `NotFound` if there is none of this name.
+    /// Sets what a file says.
+    #[cfg(test)]
     pub(crate) fn set_cleaning(&self, name: &str, text: &str) -> Result<()> {
+        self.prepare_cleaning(name, text)?();
+        Ok(())
+    }
+
+    /// Checks what a file is to say, and returns what sets it; `NotFound` if there is none of this name.
+    pub(crate) fn prepare_cleaning(&self, name: &str, text: &str) -> Result<Setter<'_>> {
         if Tunables::has(name) {
-            self.gc.tunables.lock().set(name, text)?;
-            self.apply_log_options();
-            self.gc.task.kick();
-            return Ok(());
+            // Tried on a copy: the same value is good for the original, too.
+            let mut trial = *self.gc.tunables.lock();
+            trial.set(name, text)?;
+            let (name, text) = (name.to_owned(), text.to_owned());
+            return Ok(Box::new(move || {
+                let set = self.gc.tunables.lock().set(&name, &text);
+                debug_assert_eq!(set, Ok(()), "it was checked");
+                self.apply_log_options();
+                self.gc.task.kick();
+            }));
         }
         let is_it = |path: &str| path.strip_prefix(FOLDER) == Some(name);
         let Some((_, true)) = OTHERS.iter().find(|(path, _)| is_it(path)) else {
@@ -103,15 +116,17 @@ impl F2fs {
                     let why = "gc_reclaimed_segments: only 0 can be written, which clears it";
                     return Err(FsError::BadOption(why.to_owned()));
                 }
-                let mode = self.gc.tunables.lock().shown_mode;
-                *self.gc.stats.lock().reclaimed_in(mode) = 0;
+                Ok(Box::new(|| {
+                    let mode = self.gc.tunables.lock().shown_mode;
+                    *self.gc.stats.lock().reclaimed_in(mode) = 0;
+                }))
             }
             "max_victim_search" => {
                 if value == 0 {
                     let why = "max_victim_search: with 0 nothing would ever be found";
                     return Err(FsError::BadOption(why.to_owned()));
                 }
-                self.set_policy(|policy| policy.max_search = value)?;
+                self.policy_setter(move |policy| policy.max_search = value)
             }
             "ipu_policy" => {
                 let known = InPlacePolicy::KNOWN.0;
@@ -119,12 +134,15 @@ impl F2fs {
                     let why = format!("ipu_policy: bits of {known:#x} have a meaning here");
                     return Err(FsError::BadOption(why));
                 }
-                self.gc.tunables.lock().in_place = Some(value);
+                Ok(Box::new(move || {
+                    self.gc.tunables.lock().in_place = Some(value);
+                }))
             }
-            "min_ipu_util" => self.gc.tunables.lock().in_place_util = value,
-            _ => self.set_policy(|policy| policy.min_ssr_sections = value)?,
+            "min_ipu_util" => Ok(Box::new(move || {
+                self.gc.tunables.lock().in_place_util = value;
+            })),
+            _ => self.policy_setter(move |policy| policy.min_ssr_sections = value),
         }
-        Ok(())
     }
 
     /// Lets segments know what options and modes say of them: after the volume became writable, and when
@@ -177,9 +195,8 @@ impl F2fs {
         self.gc.tunables.lock().in_place_util
     }
 
-    fn set_policy(&self, change: impl FnOnce(&mut Policy)) -> Result<()> {
+    fn policy_setter<'a>(&'a self, change: impl FnOnce(&mut Policy) + 'a) -> Result<Setter<'a>> {
         let segments = self.segments.get().ok_or(FsError::ReadOnly)?;
-        segments.set_policy(change);
-        Ok(())
+        Ok(Box::new(move || segments.set_policy(change)))
     }
 }

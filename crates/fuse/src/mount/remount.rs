@@ -9,6 +9,7 @@ use std::fs::File;
 use std::path::Path;
 
 use rustix::io::Errno;
+use rustix::ioctl::Opcode;
 use rustix::mount::MountFlags as RawFlags;
 
 use super::MountHandle;
@@ -50,7 +51,7 @@ impl MountHandle {
         if wanted == Some(false) && self.helped && old.contains(RawFlags::RDONLY) {
             return Err(self.refused("only root can make a mount writable that is not".to_owned()));
         }
-        match self.tell_server(list) {
+        match self.tell_server::<{ sys::REMOUNT }>(list) {
             Ok(options) if !self.helped => {
                 let words: Vec<&str> = options.split(',').collect();
                 let new = FOLLOWING.into_iter().fold(old, |flags, (flag, word)| {
@@ -72,6 +73,15 @@ impl MountHandle {
         }
     }
 
+    /// Changes settings of the running mount, given in lines `NAME=VALUE`: all or none. Returns all
+    /// settings as they are then, in such lines.
+    ///
+    /// # Errors
+    /// [`MountError::Remount`] with the server's reason.
+    pub fn tune(&self, list: &str) -> Result<String, MountError> {
+        self.tell_server::<{ sys::TUNE }>(list)
+    }
+
     fn refused(&self, cause: String) -> MountError {
         MountError::Remount {
             path: self.mountpoint.to_path_buf(),
@@ -79,19 +89,19 @@ impl MountHandle {
         }
     }
 
-    /// Returns the options as they are then.
-    fn tell_server(&self, list: &str) -> Result<String, MountError> {
+    /// Returns the options, or settings, as they are then.
+    fn tell_server<const COMMAND: Opcode>(&self, list: &str) -> Result<String, MountError> {
         let failed = |error: std::io::Error| self.refused(error.to_string());
         let mut argument = [0; REMOUNT_SIZE];
         let Some(place) = argument
             .get_mut(..list.len())
             .filter(|p| p.len() < REMOUNT_SIZE)
         else {
-            return Err(self.refused("too many options".to_owned()));
+            return Err(self.refused("the list is too long".to_owned()));
         };
         place.copy_from_slice(list.as_bytes());
         let folder = File::open(&*self.mountpoint).map_err(failed)?;
-        sys::remount(&folder, &mut argument).map_err(|error| {
+        sys::ask::<COMMAND>(&folder, &mut argument).map_err(|error| {
             if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) {
                 return self.refused("only who mounted it may do that".to_owned());
             }

@@ -1,0 +1,161 @@
+//! Takes down what the queue does.
+
+use std::collections::BTreeMap;
+
+use hdrhistogram::Histogram;
+use steadfs_base::GroupId;
+use steadfs_iosched::Boost;
+use steadfs_rt::Instant;
+
+use super::request::Request;
+use super::stats::{BoostStats, Classes, GroupStats, Latency, OpStats, Stats};
+use crate::Op;
+
+/// Times are told apart from this many nanoseconds on.
+const FINEST: u64 = 64;
+/// Longer times count as this many nanoseconds: an hour.
+const LONGEST: u64 = 3_600_000_000_000;
+/// Two significant digits: a time is off by one percent at most.
+const DIGITS: u8 = 2;
+/// Groups that numbers are kept of; those that come later are on the root's.
+const MAX_GROUPS: usize = 4096;
+
+const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
+
+/// Takes the numbers down, under the queue's lock.
+#[derive(Default)]
+pub(super) struct Recorder {
+    ops: [OpRecorder; OPS.len()],
+    pub merged: u64,
+    pub flushes_joined: u64,
+    boosts: BoostStats,
+    groups: BTreeMap<GroupId, GroupStats>,
+}
+
+struct OpRecorder {
+    count: u64,
+    bytes: u64,
+    errors: u64,
+    requests: u64,
+    queue_wait: Histogram<u32>,
+    device: Histogram<u32>,
+}
+
+impl Default for OpRecorder {
+    fn default() -> Self {
+        let times = || {
+            Histogram::new_with_bounds(FINEST, LONGEST, DIGITS)
+                .expect("the bounds are in order and the digits few")
+        };
+        Self {
+            count: 0,
+            bytes: 0,
+            errors: 0,
+            requests: 0,
+            queue_wait: times(),
+            device: times(),
+        }
+    }
+}
+
+impl Recorder {
+    fn op(&mut self, op: Op) -> &mut OpRecorder {
+        &mut self.ops[op as usize]
+    }
+
+    /// The device has ended a request.
+    pub(super) fn ended(&mut self, request: &Request, op: Op, failed: bool, now: Instant) {
+        self.count_group(request, op, failed, now);
+        let recorder = self.op(op);
+        recorder.requests += 1;
+        let device = request.dispatched.0.max(now.0) - request.dispatched.0;
+        recorder.device.saturating_record(device);
+        for part in request.parts() {
+            recorder.count += 1;
+            if failed {
+                recorder.errors += 1;
+            } else {
+                recorder.bytes += part.len;
+            }
+            // A bio that joined a FLUSH, or a request, was submitted before its dispatch.
+            let waited = request.dispatched.0.saturating_sub(part.submitted.0);
+            recorder.queue_wait.saturating_record(waited);
+        }
+    }
+
+    fn group(&mut self, group: GroupId) -> &mut GroupStats {
+        let full = self.groups.len() >= MAX_GROUPS && !self.groups.contains_key(&group);
+        let group = if full { GroupId(0) } else { group };
+        self.groups.entry(group).or_insert(GroupStats {
+            group,
+            requests: 0,
+            read: 0,
+            written: 0,
+            boosted: 0,
+            latency: Classes::default(),
+        })
+    }
+
+    fn count_group(&mut self, request: &Request, op: Op, failed: bool, now: Instant) {
+        let group = self.group(request.tag.group);
+        group.requests += 1;
+        for part in request.parts() {
+            let took = now.0.saturating_sub(part.submitted.0);
+            group.latency.add(took, 1);
+            match op {
+                _ if failed => {}
+                Op::Read => group.read += part.len,
+                _ => group.written += part.len,
+            }
+        }
+    }
+
+    /// A group is gone.
+    pub(super) fn forget_group(&mut self, group: GroupId) {
+        self.groups.remove(&group);
+    }
+
+    /// A bio was refused before it became a request.
+    pub(super) fn refused(&mut self, op: Op) {
+        let recorder = self.op(op);
+        recorder.count += 1;
+        recorder.errors += 1;
+    }
+
+    /// A boost's outcome. `raised`: who is charged for the request now and its bytes; `along`: those of
+    /// them that nobody waited for.
+    pub(super) fn boosted(&mut self, boost: Boost, raised: (GroupId, u64), along: u64) {
+        match boost {
+            Boost::Raised { gained } => {
+                self.boosts.raised += 1;
+                self.boosts.positions_gained += gained;
+                self.boosts.bytes += raised.1;
+                self.boosts.collateral_bytes += along;
+                self.group(raised.0).boosted += raised.1;
+            }
+            Boost::AlreadyDispatched => self.boosts.already_dispatched += 1,
+            Boost::AlreadyUrgent => self.boosts.already_urgent += 1,
+        }
+    }
+
+    /// The numbers; what the queue knows better is left out.
+    pub(super) fn stats(&self) -> Stats {
+        let ops = OPS.iter().zip(&self.ops).map(|(&op, recorder)| OpStats {
+            op,
+            count: recorder.count,
+            bytes: recorder.bytes,
+            errors: recorder.errors,
+            requests: recorder.requests,
+            queue_wait: Latency::of(&recorder.queue_wait),
+            device: Latency::of(&recorder.device),
+        });
+        Stats {
+            ops: ops.collect(),
+            merged: self.merged,
+            flushes_joined: self.flushes_joined,
+            boosts: self.boosts,
+            groups: self.groups.values().copied().collect(),
+            ..Stats::default()
+        }
+    }
+}
