@@ -46,7 +46,7 @@ impl Ext4 {
         if other == SetAttr::default() {
             return Ok(());
         }
-        let mut handle = self.txns().begin(credits::ATTRIBUTES)?;
+        let mut handle = self.txns().begin_as(credits::ATTRIBUTES, cx.tag)?;
         let mut core = inode.core.write();
         let wide = core.has_wide_times();
         let now = self.now(&core);
@@ -120,7 +120,7 @@ impl Ext4 {
         self.check_writable()?;
         let inode = self.by_number(ino, cx.tag)?;
         let _alone = inode.lock.write();
-        let mut handle = self.txns().begin(1)?;
+        let mut handle = self.txns().begin_as(1, cx.tag)?;
         let mut core = inode.core.write();
         if flags.0 & !NAMEABLE & !core.flags.0 != 0 {
             return Err(FsError::NotSupported("one of these inode flags"));

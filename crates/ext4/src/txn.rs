@@ -55,8 +55,16 @@ impl Txns {
     /// Begins an operation that changes at most `credits` blocks. May wait for a commit or for log
     /// space, so the caller holds inode locks at most.
     pub fn begin(&self, credits: u32) -> Result<Handle<'_>> {
+        self.begin_as(credits, IoTag::default())
+    }
+
+    /// The same for a caller of tag `tag`: what he waits for is raised to it.
+    pub fn begin_as(&self, credits: u32, tag: IoTag) -> Result<Handle<'_>> {
         Ok(Handle(match self.journal.get() {
-            Some(journal) => Inner::Journal(journal.begin(credits).map_err(journal_error)?),
+            Some(journal) => {
+                let handle = journal.begin_as(credits, tag);
+                Inner::Journal(handle.map_err(journal_error)?)
+            }
             None if self.journaled => return Err(FsError::ReadOnly),
             None => Inner::Direct(&self.cache),
         }))

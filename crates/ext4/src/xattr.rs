@@ -160,7 +160,7 @@ impl Ext4 {
         let inode = self.by_number(ino, cx.tag)?;
         let _alone = inode.lock.write();
         self.check_attr_change(cx, &inode, (index, rest), how)?;
-        let mut handle = self.txns().begin(credits::ATTRIBUTES)?;
+        let mut handle = self.txns().begin_as(credits::ATTRIBUTES, cx.tag)?;
         let mut core = inode.core.write();
         if is_acl(index) {
             self.set_acl(cx, &mut handle, &inode, &mut core, index, value)?;

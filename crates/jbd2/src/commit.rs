@@ -134,6 +134,11 @@ impl Journal {
             let raised = running.waiter.map(|now| self.queue.raised(now, tag));
             running.waiter = raised.or(Some(tag));
         }
+        self.raise_committing(state, tag);
+    }
+
+    /// Raises the I/O of the commit under way to `tag`.
+    pub(crate) fn raise_committing(&self, state: &mut State, tag: IoTag) {
         if let Some(committing) = &mut state.committing {
             let raised = self.queue.raised(committing.tag, tag);
             if raised != committing.tag {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use steadfs_base::{DevBlock, Tid};
+use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_cache::{MetaBuf, MetaMut};
 #[cfg(debug_assertions)]
 use steadfs_rt::RwLockReadGuard;
@@ -18,6 +18,8 @@ use crate::{Journal, JournalError};
 pub struct Handle<'j> {
     journal: &'j Journal,
     tid: Tid,
+    /// Whose it is.
+    tag: IoTag,
     /// Credits not spent yet.
     left: u32,
     /// It is between two transactions, in [`Handle::restart`].
@@ -29,10 +31,11 @@ pub struct Handle<'j> {
 }
 
 impl<'j> Handle<'j> {
-    pub(crate) fn new(journal: &'j Journal, tid: Tid, credits: u32) -> Self {
+    pub(crate) fn new(journal: &'j Journal, tid: Tid, credits: u32, tag: IoTag) -> Self {
         Self {
             journal,
             tid,
+            tag,
             left: credits,
             ended: false,
             #[cfg(debug_assertions)]
@@ -181,7 +184,7 @@ impl<'j> Handle<'j> {
     /// As [`Journal::begin`]; the handle has then ended.
     pub fn restart(&mut self, credits: u32) -> Result<(), JournalError> {
         self.end();
-        self.tid = self.journal.join(credits)?;
+        self.tid = self.journal.join(credits, self.tag)?;
         self.left = credits;
         self.ended = false;
         #[cfg(debug_assertions)]

@@ -143,8 +143,17 @@ impl Journal {
     /// # Errors
     /// [`JournalError::TooManyCredits`], [`JournalError::ReadOnly`], [`JournalError::Aborted`].
     pub fn begin(&self, credits: u32) -> Result<Handle<'_>, JournalError> {
-        let tid = self.join(credits)?;
-        Ok(Handle::new(self, tid, credits))
+        self.begin_as(credits, IoTag::default())
+    }
+
+    /// [`Journal::begin`] for a caller of tag `tag`: where he has to wait for log space or for a commit,
+    /// its I/O is raised to it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn begin_as(&self, credits: u32, tag: IoTag) -> Result<Handle<'_>, JournalError> {
+        let tid = self.join(credits, tag)?;
+        Ok(Handle::new(self, tid, credits, tag))
     }
 
     /// The checksums of what is logged.
@@ -158,7 +167,7 @@ impl Journal {
     }
 
     /// Waits until a handle of `credits` may join the running transaction, and joins it.
-    pub(crate) fn join(&self, credits: u32) -> Result<Tid, JournalError> {
+    pub(crate) fn join(&self, credits: u32, tag: IoTag) -> Result<Tid, JournalError> {
         self.may_wait();
         if self.read_only {
             return Err(JournalError::ReadOnly);
@@ -193,18 +202,19 @@ impl Journal {
                     state.waiting_credits -= 1;
                 }
                 Admission::Full(tid) if state.has_task || state.leading => {
+                    self.raise_committing(&mut state, tag);
                     state.kicked = Some(tid);
                     self.task_wake.notify_one();
                     self.admission.wait(&mut state);
                 }
                 Admission::Full(tid) => {
                     drop(state);
-                    self.commit_as(tid, IoTag::default(), false)?;
+                    self.commit_as(tid, tag, false)?;
                     state = self.state.lock();
                 }
                 Admission::NoSpace(need) => {
                     drop(state);
-                    self.reclaim_space(need)?;
+                    self.reclaim_space(need, tag)?;
                     state = self.state.lock();
                 }
             }

@@ -16,6 +16,7 @@ use steadfs_rt::Instant;
 
 use crate::ReclaimPolicy;
 use crate::log_writer::Snapshot;
+use crate::reclaim::SpaceWaiters;
 use crate::worker::Worker;
 
 /// A durable transaction whose log space is in use.
@@ -70,8 +71,10 @@ pub(crate) struct Lists {
     entries: FixedMap<u64, Entry>,
     /// Entries not home yet.
     unwritten: u64,
-    /// Writes home in flight, for raising them.
+    /// Writes home in flight, or that of the tail: for raising them.
     pub in_flight: Vec<IoHandle>,
+    /// Those who wait for log space.
+    pub waiters: SpaceWaiters,
     /// What the background reclaimer is doing.
     pub worker: Worker,
     /// The last advice was to go on (the policy's hysteresis).
@@ -87,6 +90,7 @@ impl Lists {
             entries: FixedMap::default(),
             unwritten: 0,
             in_flight: Vec::new(),
+            waiters: SpaceWaiters::default(),
             worker: Worker::default(),
             going: false,
             stopping: false,

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use steadfs_base::IoTag;
+use steadfs_block::IoHandle;
 use steadfs_rt::now;
 
 use crate::io::{submit_writes, wait_all};
@@ -18,17 +19,67 @@ use crate::{Journal, JournalError};
 /// Most blocks of one batch of home writes, in bytes.
 const BATCH_BYTES: usize = 4 << 20;
 
+/// Handles that wait for log space. Whoever reclaims meanwhile, for whatever reason and on whoever's
+/// account, does it for them: what it has submitted is raised, what it submits goes out as theirs.
+#[derive(Default)]
+pub(crate) struct SpaceWaiters {
+    count: usize,
+    /// The best of their tags.
+    tag: Option<IoTag>,
+}
+
+/// One of them.
+struct SpaceWaiter<'j>(&'j Journal);
+
+impl Drop for SpaceWaiter<'_> {
+    fn drop(&mut self) {
+        let waiters = &mut self.0.lists.lock().waiters;
+        waiters.count -= 1;
+        if waiters.count == 0 {
+            waiters.tag = None;
+        }
+    }
+}
+
 impl Journal {
     fn batch_blocks(&self) -> usize {
         (BATCH_BYTES / self.block_size.bytes()).max(1)
     }
 
-    /// Waits until `need` log blocks are free, reclaiming them if nobody else does.
-    pub(crate) fn reclaim_space(&self, need: u32) -> Result<(), JournalError> {
-        let tag = IoTag::default();
-        for io in &self.lists.lock().in_flight {
-            self.queue.boost(io, tag);
+    /// Somebody of this tag waits for log space until the guard is dropped. Raises what is under way.
+    fn await_space(&self, tag: IoTag) -> SpaceWaiter<'_> {
+        let lists = &mut *self.lists.lock();
+        let waiters = &mut lists.waiters;
+        waiters.count += 1;
+        let best = waiters.tag.map_or(tag, |now| self.queue.raised(now, tag));
+        waiters.tag = Some(best);
+        for io in &lists.in_flight {
+            self.queue.boost(io, best);
         }
+        SpaceWaiter(self)
+    }
+
+    /// What reclaim of tag `tag` is submitted as.
+    fn for_waiters(&self, tag: IoTag, waiters: &SpaceWaiters) -> IoTag {
+        waiters.tag.map_or(tag, |best| self.queue.raised(tag, best))
+    }
+
+    /// Lets those who wait for log space raise these requests, submitted with `tag`; raises them if one
+    /// has come since.
+    fn note_reclaim(&self, ios: &[IoHandle], tag: IoTag) {
+        let lists = &mut *self.lists.lock();
+        lists.in_flight = ios.to_vec();
+        let raised = self.for_waiters(tag, &lists.waiters);
+        if raised != tag {
+            for io in ios {
+                self.queue.boost(io, raised);
+            }
+        }
+    }
+
+    /// Waits until `need` log blocks are free, reclaiming them if nobody else does. `tag`: who waits.
+    pub(crate) fn reclaim_space(&self, need: u32, tag: IoTag) -> Result<(), JournalError> {
+        let _waits = self.await_space(tag);
         let _one = self.reclaiming.lock();
         loop {
             let free = {
@@ -125,13 +176,17 @@ impl Journal {
         wanted: impl FnMut(Duration, u32) -> bool,
     ) -> Result<usize, JournalError> {
         let max = self.batch_blocks();
-        let batch = self.lists.lock().take_batch(max, now(), wanted);
+        let (batch, tag) = {
+            let mut lists = self.lists.lock();
+            let tag = self.for_waiters(tag, &lists.waiters);
+            (lists.take_batch(max, now(), wanted), tag)
+        };
         if batch.is_empty() {
             return Ok(0);
         }
         let blocks = batch.iter().map(|b| (b.block, b.data.clone()));
         let ios = submit_writes(&self.queue, self.block_size, blocks, tag);
-        self.lists.lock().in_flight.clone_from(&ios);
+        self.note_reclaim(&ios, tag);
         let result = wait_all(&ios);
         self.lists.lock().end_batch(&batch, result.is_ok());
         self.home_written.notify_all();
@@ -145,9 +200,10 @@ impl Journal {
     /// Moves the tail past the transactions whose blocks are all home; returns the log blocks freed.
     /// The caller reclaims alone.
     fn move_tail(&self, tag: IoTag) -> Result<u32, JournalError> {
-        let (tail, tid, start, barriers) = {
+        let (tail, tid, start, barriers, tag) = {
             let lists = self.lists.lock();
             let tail = lists.tail();
+            let tag = self.for_waiters(tag, &lists.waiters);
             // Both locks: a transaction that becomes durable now is either in the lists already or
             // still the committing one.
             let state = self.state.lock();
@@ -157,7 +213,7 @@ impl Journal {
                 (None, Some(committing)) => (committing.tid, committing.start),
                 (None, None) => (state.upcoming(), state.log.head()),
             };
-            (tail, tid, start, state.tuning.barriers)
+            (tail, tid, start, state.tuning.barriers, tag)
         };
         if tail.transactions == 0 {
             return Ok(0);
@@ -168,7 +224,13 @@ impl Journal {
             Order::Plain
         };
         let change = Change::Tail { start, tid };
-        let written = self.block0.lock().write(change, &self.queue, order, tag);
+        let written = self
+            .block0
+            .lock()
+            .write_telling(change, &self.queue, order, tag, |io| {
+                self.note_reclaim(std::slice::from_ref(io), tag);
+            });
+        self.lists.lock().in_flight.clear();
         if let Err(error) = written {
             return Err(self.fail(&error.into()));
         }

@@ -2,7 +2,7 @@
 
 use steadfs_base::endian::Be32;
 use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
-use steadfs_block::{Bio, Buf, IoError, Queue};
+use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
 use zerocopy::IntoBytes;
 
 use crate::disk::RawSuperblock;
@@ -55,6 +55,18 @@ impl Block0 {
         order: Order,
         tag: IoTag,
     ) -> Result<(), IoError> {
+        self.write_telling(change, queue, order, tag, |_| {})
+    }
+
+    /// The same; `started` learns of the request before it is waited for.
+    pub(crate) fn write_telling(
+        &mut self,
+        change: Change,
+        queue: &Queue,
+        order: Order,
+        tag: IoTag,
+        started: impl FnOnce(&IoHandle),
+    ) -> Result<(), IoError> {
         let mut raw = self.raw.clone();
         match change {
             Change::Tail { start, tid } => {
@@ -72,7 +84,9 @@ impl Block0 {
             Order::AfterAll => bio.preflush_and_fua(),
             Order::Plain => bio,
         };
-        queue.submit(bio, tag).wait()?;
+        let io = queue.submit(bio, tag);
+        started(&io);
+        io.wait()?;
         self.raw = raw;
         self.data = data;
         Ok(())

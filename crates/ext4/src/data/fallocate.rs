@@ -72,7 +72,7 @@ impl Ext4 {
         if size > inode.size() {
             return self.truncate(cx, inode, size);
         }
-        let mut handle = self.txns.begin(1)?;
+        let mut handle = self.txns.begin_as(1, cx.tag)?;
         let mut core = inode.core.write();
         let now = self.now(&core);
         core.mtime = now;
@@ -118,7 +118,7 @@ impl Ext4 {
         let keep = self.kept_for_root(cx);
         let run = self.alloc.claim_spare(self, goal, want, keep)?;
         let credits = self.map_credits(&inode.core.read(), run.len) + 1;
-        let result = self.txns.begin(credits).and_then(|mut handle| {
+        let result = self.txns.begin_as(credits, cx.tag).and_then(|mut handle| {
             let mut core = inode.core.write();
             let named = self.map_claim(&mut handle, inode.ino(), &mut core, at, run, true);
             // In any case: the tree above may have another shape.

@@ -66,7 +66,7 @@ impl Ext4 {
     fn grow(&self, cx: &Cx, inode: &Inode, old: u64, size: u64) -> Result<()> {
         self.zero_tail(cx, inode, old, size)?;
         self.write_out(inode, Why::Sync, cx.tag)?;
-        let mut handle = self.txns.begin(1)?;
+        let mut handle = self.txns.begin_as(1, cx.tag)?;
         inode.set_size(size);
         let mut core = inode.core.write();
         core.size = size;

@@ -135,7 +135,7 @@ impl Ext4 {
         let names = dir.lock.read();
         check_may_add(&dir.core.read())?;
         let spec = Spec::plain(FileKind::Regular, mode, 0);
-        let mut handle = self.txns().begin(credits::TMPFILE)?;
+        let mut handle = self.txns().begin_as(credits::TMPFILE, cx.tag)?;
         let inode = match self.new_inode(cx, &mut handle, &dir, &spec, 0) {
             Ok(inode) => inode,
             Err(failed) => {
@@ -169,7 +169,7 @@ impl Ext4 {
                 check_may_have_subdir(self, &core)?;
             }
         }
-        let mut handle = self.txns().begin(credits::CREATE)?;
+        let mut handle = self.txns().begin_as(credits::CREATE, cx.tag)?;
         let slot = self.room_for_name(cx, &mut handle, &dir, name, credits::CREATE)?;
         let links = if spec.kind == FileKind::Directory {
             2

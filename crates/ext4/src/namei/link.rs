@@ -34,7 +34,7 @@ impl Ext4 {
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.write();
         check_may_add(&dir.core.read())?;
-        let mut handle = self.txns().begin(credits::LINK)?;
+        let mut handle = self.txns().begin_as(credits::LINK, cx.tag)?;
         let slot = self.room_for_name(cx, &mut handle, &dir, name, credits::LINK)?;
         let first = {
             let mut core = inode.core.write();
@@ -74,7 +74,7 @@ impl Ext4 {
             return Err(FsError::IsDir);
         }
         check_may_lose_name(victim.core.read().flags)?;
-        let mut handle = self.txns().begin(credits::UNLINK)?;
+        let mut handle = self.txns().begin_as(credits::UNLINK, cx.tag)?;
         self.take_name(cx, &mut handle, &dir, &entry, false)?;
         self.lose_name(&mut handle, &victim)?;
         drop(handle);
@@ -116,7 +116,7 @@ impl Ext4 {
                 return Err(FsError::NotEmpty);
             }
         }
-        let mut handle = self.txns().begin(credits::UNLINK)?;
+        let mut handle = self.txns().begin_as(credits::UNLINK, cx.tag)?;
         self.take_name(cx, &mut handle, dir, entry, true)?;
         self.lose_all_names(&mut handle, victim)?;
         Ok(())

@@ -287,7 +287,7 @@ impl Ext4 {
         pair: &Pair,
         whiteout: bool,
     ) -> Result<(), Failed> {
-        let mut handle = self.txns().begin(credits::RENAME)?;
+        let mut handle = self.txns().begin_as(credits::RENAME, cx.tag)?;
         let slot = match pair.new {
             Some(_) => None,
             None => Some(self.room_for_name(cx, &mut handle, to.dir, to.name, credits::RENAME)?),
@@ -378,7 +378,7 @@ impl Ext4 {
     /// Swaps what two names stand for.
     fn exchange(&self, cx: &Cx, from: Side<'_>, to: Side<'_>, pair: &Pair) -> Result<(), Failed> {
         let new = pair.new.as_ref().expect("checked: both names are there");
-        let mut handle = self.txns().begin(credits::RENAME)?;
+        let mut handle = self.txns().begin_as(credits::RENAME, cx.tag)?;
         let entries = (self.present(cx, from)?, self.present(cx, to)?);
         let ends = [
             (from, &entries.0, &pair.old, new),

