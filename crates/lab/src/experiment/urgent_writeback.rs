@@ -54,7 +54,7 @@ const BENCHES: [Bench; 2] = [
         quick: 20,
         published: [10.6, 217.8, 32.4],
         why: [
-            "the published background was not told; ours lets so many requests into the device.",
+            "the published background was not told, and ours does not wait for CFQ's slices of async requests in turn.",
             "steadfs's flusher has one file's data under way at a time, so the page is seldom queued when fsync comes \
              (see \"raised\"): fsync sends it itself, in both arms. What it waits for is in the device already, where \
              nothing can be raised: up to 24 background requests of 512 KiB (compare queue_depth=4).",
@@ -70,7 +70,7 @@ const BENCHES: [Bench; 2] = [
         published: [104.6, 292.2, 225.6],
         why: [
             "the cfq preset serves background requests of a group only while nobody waits there; CFQ gave them a slice in \
-             turn. So the background gets nothing here, and costs little.",
+             turn. So the background gets next to nothing here, and costs little.",
             "as without boost; and the flusher had queued nothing of the 8 MiB, so there was nothing to raise.",
         ],
     },
@@ -126,7 +126,7 @@ const CASES: [Case; 6] = [
     },
     Case {
         name: "fifo",
-        about: "background I/O, io_scheduler=fifo, the default.",
+        about: "background I/O, io_scheduler=fifo.",
         policy: Policy::Fifo,
         depth: DEPTH,
         background: true,
