@@ -1,8 +1,16 @@
 //! Explores the crashes of f2fs volumes.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
+use steadfs_block::Device;
+
+use steadfs_lab::crash::subject::Open;
 use steadfs_lab::crash::{Effort, Options, Report, Trial, explore, f2fs, record, sweep};
+use steadfs_lab::device::{Event, Image, Log, Model, SimDevice, Survivors};
+use steadfs_rt::{sim, sleep, spawn};
+use steadfs_vfs::Cx;
 use steadfs_workload::Program;
 
 /// Cases of failures outlive the test: that is what they are for.
@@ -42,6 +50,11 @@ fn f2fs_survives_twenty_thousand_power_cuts() {
     let stats = &report.stats;
     assert!(stats.distinct.len() >= budget, "{stats:?}");
     assert!(stats.rolled > 100, "{} files rolled forward", stats.rolled);
+    assert!(
+        stats.retried > 100,
+        "{} recoveries after errors",
+        stats.retried
+    );
     assert!(stats.nested > 10, "{} crashes of recoveries", stats.nested);
     assert_eq!(
         stats.checked, stats.recoveries,
@@ -131,4 +144,100 @@ fn f2fs_survives_a_full_volume() {
     let report = sweep(f2fs::subjects().unwrap(), options).unwrap();
     assert_clean(&report);
     assert!(report.stats.troubled > 10, "{:?}", report.stats);
+}
+
+/// What checkpoints were asked for, by whom, and what became of it.
+struct Asked {
+    log: Log,
+    /// Directories whose making was made durable, by the mark that was set then.
+    made: Vec<(u64, String)>,
+}
+
+/// Several make directories and make them durable at once, while the checkpoints' task goes and comes,
+/// the volume is frozen and thawed, and at the end, on odd seeds, unmounted under their hands.
+fn ask(open: &Open, image: &Image, seed: u64) -> Asked {
+    let model = Model {
+        atomic_unit: 4096,
+        seed,
+        ..Model::solid_state()
+    };
+    let device = SimDevice::new(image, model);
+    let fs = open(Arc::new(device.clone())).expect("a new volume");
+    let clients: Vec<_> = (0..5u64)
+        .map(|number| {
+            let (fs, device) = (Arc::clone(&fs), device.clone());
+            spawn("client", move || {
+                let cx = Cx::default();
+                let mut made = Vec::new();
+                for round in 0..6 {
+                    sleep(Duration::from_micros(97 * number + 1));
+                    let name = format!("{number}-{round}");
+                    let root = fs.root();
+                    let done = fs.mkdir(&cx, root, name.as_bytes(), 0o755);
+                    if done.is_ok() && fs.fsync(&cx, root, false).is_ok() {
+                        let mark = number * 100 + round + 1;
+                        device.mark(mark);
+                        made.push((mark, name));
+                    }
+                }
+                made
+            })
+        })
+        .collect();
+    let control = |value: &[u8]| {
+        let files = fs.control().expect("f2fs has control files");
+        files.write("f2fs/freeze", value).expect("nothing fails");
+    };
+    for round in 0..4 {
+        sleep(Duration::from_micros(300 + seed * 41));
+        let merge = ["nocheckpoint_merge", "checkpoint_merge"][round % 2];
+        fs.remount(&Cx::default(), merge).expect("nothing fails");
+        control(b"1");
+        sleep(Duration::from_micros(50));
+        control(b"0");
+    }
+    if seed % 2 == 1 {
+        fs.unmount().expect("nothing fails");
+    }
+    let made = clients.into_iter().flat_map(|client| client.join());
+    let made = made.collect();
+    if seed.is_multiple_of(2) {
+        fs.unmount().expect("nothing fails");
+    }
+    drop(fs);
+    sleep(Duration::from_millis(1));
+    Asked {
+        log: device.log(),
+        made,
+    }
+}
+
+/// A request is answered only by a checkpoint that began after it was made: what was answered is there
+/// when the power is cut right then, and nobody is left without an answer.
+#[test]
+fn who_shares_a_checkpoint_is_in_it() {
+    let mut subjects = f2fs::subjects().unwrap();
+    let subject = subjects.swap_remove(0);
+    let mut answered = 0;
+    for seed in 0..10 {
+        let (open, image) = (Arc::clone(&subject.open), subject.image.clone());
+        let config = sim::Config::new(seed);
+        let asked = sim::run(config, move || ask(&open, &image, seed)).value;
+        for (mark, name) in asked.made {
+            answered += 1;
+            let is_set = |event: &Event| matches!(event, Event::Mark(set) if *set == mark);
+            let cut = asked.log.events().iter().position(is_set);
+            let left = asked.log.at(cut.unwrap()).image(&Survivors::None);
+            let open = Arc::clone(&subject.open);
+            let found = sim::run(sim::Config::new(1), move || {
+                let device: Arc<dyn Device> = Arc::new(SimDevice::new(&left, Model::default()));
+                let fs = open(device).unwrap();
+                let found = fs.lookup(&Cx::default(), fs.root(), name.as_bytes());
+                fs.unmount().unwrap();
+                found.map(drop)
+            });
+            assert_eq!(found.value, Ok(()), "seed {seed}, mark {mark}");
+        }
+    }
+    assert!(answered > 100, "{answered}");
 }

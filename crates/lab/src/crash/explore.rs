@@ -11,7 +11,7 @@ use steadfs_workload::{Observed, observe};
 use super::record::{Run, Trouble};
 use super::subject::Subject;
 use super::{Complaint, CrashPath, Failure, to_the_end};
-use crate::device::{Event, Image, Log, Model, SimDevice, Survivors};
+use crate::device::{Event, Fault, Image, Log, Model, SimDevice, Survivors, Which};
 
 /// How much is tried.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,8 @@ pub struct Effort {
     pub images: usize,
     /// Recoveries out of 1024 that are cut as well.
     pub nested: u16,
+    /// Recoveries out of 1024 that are tried on a failing device before.
+    pub failing: u16,
     /// Recovered images out of 1024 that the format's own tool is asked about.
     pub by_tool: u16,
     /// Failures after which a run is left.
@@ -35,6 +37,7 @@ impl Default for Effort {
         Self {
             images: 200,
             nested: 32,
+            failing: 24,
             by_tool: 4,
             failures: 1,
             cuts: 4,
@@ -62,6 +65,8 @@ pub struct Stats {
     pub recoveries: u64,
     /// Of these, images left by a crash during a recovery.
     pub nested: u64,
+    /// Of these, images left by a recovery on a device that failed.
+    pub retried: u64,
     /// Recovered volumes that our checker was asked about.
     pub checked: u64,
     /// Of these, volumes that the format's own tool was asked about as well.
@@ -89,6 +94,7 @@ impl Stats {
         self.images += other.images;
         self.recoveries += other.recoveries;
         self.nested += other.nested;
+        self.retried += other.retried;
         self.checked += other.checked;
         self.by_tool += other.by_tool;
         self.verdicts += other.verdicts;
@@ -179,6 +185,7 @@ pub fn judge_one(
     let effort = Effort {
         by_tool: 1024,
         nested: 0,
+        failing: 0,
         ..Effort::default()
     };
     let mut explorer = Explorer {
@@ -302,6 +309,9 @@ impl Explorer<'_> {
                 return;
             }
             self.note(&crashed);
+            if depth > 0 && self.random.chance(self.effort.failing) {
+                self.recover_on_failing_devices(&crashed);
+            }
             let nest = depth > 0 && self.random.chance(self.effort.nested);
             match recover(self.subject, &crashed.image, nest) {
                 Err(complaint) => self.fail(&crashed, complaint),
@@ -350,6 +360,24 @@ impl Explorer<'_> {
         self.stats.checked += u64::from(self.subject.check.is_some());
         self.stats.by_tool += u64::from(asked);
         verdict
+    }
+
+    /// A device that fails at some request while an image is recovered: without it, everything is there.
+    fn recover_on_failing_devices(&mut self, crashed: &Crashed) {
+        for left in failing_recoveries(self.subject, &crashed.image, &mut self.random) {
+            self.stats.recoveries += 1;
+            self.stats.retried += 1;
+            let recovered = left.and_then(|left| recover(self.subject, &left, false));
+            let verdict = recovered.and_then(|recovered| self.judge(crashed, &recovered));
+            if let Err(complaint) = verdict {
+                self.fail(crashed, complaint);
+                let failure = self.failures.last_mut().expect("just kept");
+                failure
+                    .detail
+                    .push_str("\nbefore, a recovery met a failing device");
+                return;
+            }
+        }
     }
 
     /// Some images of crashes while an image was recovered.
@@ -454,4 +482,56 @@ fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Com
         })
     });
     outcome.map_err(Complaint::Simulation)?.value
+}
+
+/// Failing devices that a recovery is tried on.
+const FAILING: usize = 4;
+
+/// Opens an image on devices that fail at one request, or from then on: what each of them is left with.
+fn failing_recoveries(
+    subject: &Subject,
+    image: &Image,
+    random: &mut Random,
+) -> Vec<Result<Image, Complaint>> {
+    let on_device = |faults: Vec<(Which, Fault)>| {
+        let (open, image) = (Arc::clone(&subject.open), image.clone());
+        let atomic_unit = subject.atomic_unit;
+        let outcome = sim::try_run(sim::Config::new(1), move || {
+            to_the_end(|| {
+                let model = Model {
+                    log: false,
+                    atomic_unit,
+                    ..Model::default()
+                };
+                let device = SimDevice::new(&image, model);
+                for (which, fault) in faults {
+                    device.inject(which, fault);
+                }
+                let shared: Arc<dyn Device> = Arc::new(device.clone());
+                let opened = open(shared);
+                let requests = device.counts().total();
+                if let Ok(fs) = &opened {
+                    // Whatever it says: the device fails. (To look at it would change access times.)
+                    let _unmounted = fs.unmount();
+                }
+                (device.content(), requests)
+            })
+        });
+        outcome
+            .map(|outcome| outcome.value)
+            .map_err(Complaint::Simulation)
+    };
+    let requests = match on_device(Vec::new()) {
+        Ok((_, requests)) => requests.max(1),
+        Err(complaint) => return vec![Err(complaint)],
+    };
+    let attempts = (0..FAILING).map(|attempt| {
+        let number = random.next_u64() % requests;
+        let which = match attempt % 2 {
+            0 => Which::Nth(number),
+            _ => Which::From(number),
+        };
+        on_device(vec![(which, Fault::Fail)]).map(|(left, _)| left)
+    });
+    attempts.collect()
 }

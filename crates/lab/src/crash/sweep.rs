@@ -395,6 +395,7 @@ fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "  distinct      {:>10}", stats.distinct.len())?;
     writeln!(out, "recoveries      {:>10}", stats.recoveries)?;
     writeln!(out, "  of recoveries {:>10}", stats.nested)?;
+    writeln!(out, "  after errors  {:>10}", stats.retried)?;
     writeln!(out, "verdicts        {:>10}", stats.verdicts)?;
     writeln!(out, "  rolled files  {:>10}", stats.rolled)?;
     writeln!(out, "checked         {:>10}", stats.checked)?;
