@@ -57,6 +57,9 @@ impl Checker<'_> {
             slot.links = inode.links;
         }
         self.count_inode(kind, &inode);
+        if self.layout.has(Features::QUOTA_INO) && !slot.has(Slot::HIDDEN) {
+            self.add_usage(&inode);
+        }
         self.check_flags(ino, kind, &inode);
         if inode.xattr_words > WORDS {
             // Told with the fields: nothing in the inode has a place.

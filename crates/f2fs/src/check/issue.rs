@@ -487,6 +487,21 @@ pub enum Issue {
         /// What is wrong.
         why: &'static str,
     },
+    /// A quota file does not count what somebody has.
+    #[error(
+        "quota of {kind} {id}: {} bytes and {} inodes, counted {} and {}",
+        .stored.0, .stored.1, .counted.0, .counted.1
+    )]
+    QuotaUsage {
+        /// User, group or project.
+        kind: &'static str,
+        /// Its id.
+        id: u32,
+        /// Bytes and inodes in the file.
+        stored: (u64, u64),
+        /// Bytes and inodes counted.
+        counted: (u64, u64),
+    },
     /// What fsync wrote after the checkpoint cannot be recovered.
     #[error("written by fsync after the checkpoint: {0}")]
     Fsynced(DiskError),

@@ -29,6 +29,7 @@ mod issue;
 mod links;
 mod loaded;
 mod pack;
+mod quota;
 mod segments;
 mod tables;
 mod tree;
@@ -227,6 +228,8 @@ struct Checker<'a> {
     /// Wrong entries of summaries by segment: how many, and the first.
     wrong_summaries: BTreeMap<SegNo, blocks::WrongSummary>,
     orphans: BTreeSet<u32>,
+    /// What belongs to whom, on volumes with quota files.
+    usages: quota::Usages,
     dirs: Vec<Dir>,
     dir_blocks: Vec<DirBlock>,
     /// Block buffers for the levels of a tree and for what hangs on it; taken and given back.
@@ -254,6 +257,7 @@ impl<'a> Checker<'a> {
             open: Default::default(),
             wrong_summaries: BTreeMap::new(),
             orphans: BTreeSet::new(),
+            usages: Default::default(),
             dirs: Vec::new(),
             dir_blocks: Vec::new(),
             buffers: Default::default(),
@@ -291,6 +295,7 @@ impl<'a> Checker<'a> {
         self.check_dirs();
         self.check_links();
         self.check_quota_files(quota);
+        self.check_quota_usage(quota);
         if !self.checkpoint.flags.contains(CpFlags::DISABLED) {
             self.check_fsynced();
         }
@@ -322,7 +327,6 @@ impl<'a> Checker<'a> {
 
     fn name_skipped(&mut self) {
         let parts = [
-            (Features::QUOTA_INO, "quota usage (quota_ino)"),
             (
                 Features::VERITY,
                 "file contents against their hashes (verity)",

@@ -184,8 +184,7 @@ fn blocks_in_wrong_places_never_panic() {
 fn nothing_that_fsck_finds_is_missed() {
     let mut random = Random(11);
     let (mut found, mut missed) = (0, Vec::new());
-    // What quota files count is not looked at.
-    for base in [Base::Plain, Base::Rich] {
+    for base in [Base::Plain, Base::Rich, Base::Quota] {
         let judged = Judged::new(base);
         let mut damage = Damage::new(base);
         let places = Places::of(&damage, base);

@@ -76,6 +76,7 @@ pub(super) fn kind(issue: &Issue) -> &'static str {
         DirLoop,
         NoRoot,
         QuotaFile,
+        QuotaUsage,
         Fsynced,
         FsyncedOver,
         ValidBlocks,
@@ -86,7 +87,7 @@ pub(super) fn kind(issue: &Issue) -> &'static str {
 }
 
 /// Kinds there are.
-const KINDS: usize = 60;
+const KINDS: usize = 61;
 
 /// What fsck.f2fs 1.15 must say: that the volume is bad, or nothing, being blind for it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -515,6 +516,14 @@ const DIRS: &[Case] = &[
         d.superblocks(|raw| raw.qf_ino[2].set(FREE_NID.0))
     }),
     case("QuotaFile", Base::Quota, Blind, |d| {
+        let at = quota_block(d);
+        d.block(at)[3] ^= 1;
+    }),
+    case("QuotaUsage", Base::Quota, Agrees, |d| {
+        // A regular file's owner, in the inode.
+        d.inode("small", |core, _| core.project = 77);
+    }),
+    case("QuotaFile", Base::Quota, Blind, |d| {
         let (quota, layout) = (Nid(4), d.layout.clone());
         d.node(quota, |block| {
             let mut core = crate::disk::Inode::decode(&layout, block).unwrap();
@@ -523,6 +532,14 @@ const DIRS: &[Case] = &[
         });
     }),
 ];
+
+/// The first block of the project quota file.
+fn quota_block(d: &Damage) -> BlockAddr {
+    let opened = d.opened();
+    let block = opened.node(Nid(4));
+    let core = crate::disk::Inode::decode(&d.layout, block).unwrap();
+    core.addr(&d.layout, block, 0)
+}
 
 /// An image file for the judge: what a case changes is written, and afterwards taken back.
 pub(super) struct Judged {
