@@ -225,3 +225,83 @@ fn the_kernel_reads_a_volume_filled_from_a_directory() {
         assert_same(&kernel, &host, "the directory, and what the kernel reads");
     }
 }
+
+/// What `steadfs remount` says.
+#[track_caller]
+fn remount(mount: &SteadMount, option: &str) -> steadfs_suite::Outcome {
+    steadfs([
+        "remount".as_ref(),
+        mount.root().as_os_str(),
+        "-o".as_ref(),
+        option.as_ref(),
+    ])
+}
+
+#[test]
+fn the_kernel_reads_what_was_there_when_checkpoints_were_switched_off() {
+    let scratch = Scratch::new();
+    let image = mkfs(
+        &scratch,
+        "paused.img",
+        256 << 20,
+        "-O extra_attr,inode_crtime",
+    );
+    let mount = SteadMount::new(&scratch, image.path(), "noatime");
+    fs::create_dir(mount.join("dir")).unwrap();
+    for n in 0..200 {
+        fs::write(mount.join(&format!("dir/{n}")), vec![n as u8; 50_000]).unwrap();
+    }
+    remount(&mount, "checkpoint=disable:20%").expect(0);
+    let before = lines(&Tree::of(mount.root()));
+    let options = fs::read_to_string(mount.join(".steadfs/options")).unwrap();
+    assert!(options.contains(",checkpoint=disable:"), "{options}");
+    for n in 0..200 {
+        let path = mount.join(&format!("dir/{n}"));
+        match n % 3 {
+            0 => fs::remove_file(path).unwrap(),
+            1 => fs::write(path, vec![1; 70_000]).unwrap(),
+            _ => fs::rename(path, mount.join(&format!("moved {n}"))).unwrap(),
+        }
+    }
+    fs::File::open(mount.join("dir/1"))
+        .unwrap()
+        .sync_all()
+        .unwrap();
+    assert_ne!(remount(&mount, "ro").code(), 0, "not while they are off");
+    mount.unmount();
+    // (Linux 6.12 refuses to mount such a volume read-only.)
+    let list = scratch.join("kernel");
+    let script = format!(
+        "mount -t f2fs -o noatime /dev/ubda {TOP}\n{}\numount {TOP}",
+        write_tree(&list)
+    );
+    boot(&scratch, &[image.path()], &script);
+    assert_same(
+        &read_list(&list),
+        &before,
+        "switched off, and what the kernel reads",
+    );
+    // The kernel switches them on when it writes; and off, and we read what it left.
+    let list = scratch.join("off");
+    let script = format!(
+        "mount -t f2fs -o noatime,checkpoint=disable:20% /dev/ubda {TOP}\n{}\ncd {TOP}\n\
+         rm -r dir\nseq 100000 > new\nsync new\ncd /\numount {TOP}",
+        write_tree(&list)
+    );
+    boot(&scratch, &[image.path()], &script);
+    let options = Options::parse("noatime").unwrap();
+    let volume = Volume::open(image.path(), &options).unwrap();
+    let ours = lines(&Tree::of_volume(&*volume.fs()));
+    volume.close().unwrap();
+    drop(volume);
+    assert_same(&ours, &read_list(&list), "the kernel's, and ours");
+    check_clean(image.path(), "written again");
+    let mount = SteadMount::new(&scratch, image.path(), "noatime,checkpoint=disable:100%");
+    fs::write(mount.join("kept"), "this").unwrap();
+    remount(&mount, "checkpoint=enable").expect(0);
+    fs::write(mount.join("more"), "too").unwrap();
+    let after = lines(&Tree::of(mount.root()));
+    mount.unmount();
+    check_clean(image.path(), "switched on again");
+    assert_same(&read_by_kernel(&scratch, image.path()), &after, "on again");
+}

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use steadfs_suite::command::finish;
-use steadfs_suite::{Image, Scratch, SteadMount, judge};
+use steadfs_suite::{Image, Scratch, SteadMount, judge, run, succeed};
 
 const CONFIG: &str = "
 flen = 1048576
@@ -32,9 +32,14 @@ copy_file_range = 3
 fn exercise(kind: &[&str], options: &str, seeds: &[u32], operations: u32) {
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "fsx.img", 128 << 20, kind);
+    exercise_image(&scratch, &image, options, seeds, operations);
+    image.check_clean();
+}
+
+fn exercise_image(scratch: &Scratch, image: &Image, options: &str, seeds: &[u32], operations: u32) {
     let config = scratch.join("fsx.toml");
     fs::write(&config, CONFIG).unwrap();
-    let mount = SteadMount::new(&scratch, image.path(), options);
+    let mount = SteadMount::new(scratch, image.path(), options);
     std::thread::scope(|scope| {
         for seed in seeds {
             let mut command = Command::new(judge("fsx"));
@@ -59,8 +64,7 @@ fn exercise(kind: &[&str], options: &str, seeds: &[u32], operations: u32) {
     let before = read(&mount);
     assert!(before.iter().any(|bytes| !bytes.is_empty()));
     mount.unmount();
-    image.check_clean();
-    let mount = SteadMount::new(&scratch, image.path(), "ro");
+    let mount = SteadMount::new(scratch, image.path(), "ro");
     assert!(
         before == read(&mount),
         "mounted again, the files are others"
@@ -87,4 +91,25 @@ fn a_file_is_what_was_written_whatever_maps_its_blocks() {
         &[5],
         10_000,
     );
+}
+
+#[test]
+fn a_file_is_what_was_written_on_f2fs() {
+    for (args, options, seeds) in [
+        ("-q", "", &[6, 7][..]),
+        ("-i", "mode=lfs,background_gc=sync", &[8]),
+    ] {
+        let scratch = Scratch::new();
+        let image = Image::empty(&scratch, "fsx.img", 256 << 20);
+        let path = image.path().to_str().unwrap();
+        succeed("mkfs.f2fs", ["-q", "-f", args, path]);
+        exercise_image(&scratch, &image, options, seeds, operations());
+        run("fsck.f2fs", ["--dry-run", path]).expect(0);
+    }
+}
+
+/// On f2fs, of each file: `STEADFS_FSX_OPERATIONS` says how many.
+fn operations() -> u32 {
+    let said = std::env::var("STEADFS_FSX_OPERATIONS").ok();
+    said.and_then(|n| n.parse().ok()).unwrap_or(34_000)
 }

@@ -76,6 +76,11 @@ impl World {
         self.device
     }
 
+    /// What the device has: what a power cut would leave.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.device.to_bytes()
+    }
+
     /// Lets the judges look at the device as it is.
     pub(crate) fn judge_device(&self) {
         judge(&self.device);

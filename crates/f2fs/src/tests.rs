@@ -16,6 +16,7 @@ use crate::{CacheSizes, F2fs, MountOptions};
 pub(crate) mod checkpoints;
 mod crafted;
 mod hostile;
+mod hostile_writes;
 mod merging;
 mod nodes;
 mod pausing;

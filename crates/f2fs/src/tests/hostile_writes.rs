@@ -1,0 +1,220 @@
+//! Damaged volumes that are written: errors, never a panic or a hang, and never more damage to what is whole
+//! than what the damage itself allows.
+
+use std::sync::Arc;
+
+use steadfs_block::MemDevice;
+use steadfs_rt::Random;
+use steadfs_vfs::{Cx, FallocMode, FileKind, FileSystem, RenameFlags, SetAttr, SetXattr};
+
+use crate::disk::test_images::Opened;
+use crate::disk::{BLOCK_SIZE, inode, node};
+use crate::test_world::{ROOT, World};
+use crate::{CacheSizes, F2fs, MountOptions};
+
+/// Damaged volumes in one test; more by `STEADFS_HOSTILE_WRITES`.
+fn cases() -> u64 {
+    let cases = std::env::var("STEADFS_HOSTILE_WRITES").ok();
+    cases.and_then(|n| n.parse().ok()).unwrap_or(20)
+}
+
+/// A small volume with directories, deep files, links, attributes and orphans, as a crash leaves it.
+fn base(options: &str) -> Vec<u8> {
+    let world = World::make_with("extra_attr,inode_checksum,inode_crtime", 64, options);
+    let (fs, cx) = (&world.fs, &world.cx);
+    for d in 0..3 {
+        let dir = world
+            .mkdir(ROOT, format!("dir {d}").as_bytes())
+            .unwrap()
+            .ino;
+        for n in 0..120 {
+            let file = world
+                .file(dir, format!("file {n:04} {d}").as_bytes())
+                .unwrap()
+                .ino;
+            let len = [10, 5000, 60_000][n % 3];
+            fs.write(cx, file, 0, &vec![n as u8; len], false).unwrap();
+            if n % 10 == 0 {
+                let how = SetXattr::Any;
+                fs.setxattr(cx, file, b"user.x", &[1; 900], how).unwrap();
+            }
+        }
+    }
+    let deep = world.file(ROOT, b"deep").unwrap().ino;
+    for block in [0u64, 900, 2000, 4000, 1 << 20] {
+        fs.write(cx, deep, block * 4096, &[9; 4096], false).unwrap();
+    }
+    fs.sync_all(cx).unwrap();
+    let open = fs.mknod(cx, ROOT, b"open", 0o100_644, 0).unwrap();
+    fs.write(cx, open.ino, 0, &[3; 9000], false).unwrap();
+    fs.unlink(cx, ROOT, b"open").unwrap();
+    fs.sync_all(cx).unwrap();
+    // What fsync wrote behind the checkpoint.
+    fs.write(cx, deep, 4096, &[7; 70_000], false).unwrap();
+    fs.fsync(cx, deep, false).unwrap();
+    world.bytes()
+}
+
+/// Does what users do; whatever comes of it.
+fn use_it(fs: &F2fs, random: &mut Random) {
+    let cx = Cx::default();
+    let mut found = vec![(fs.root(), FileKind::Directory, Vec::new(), fs.root())];
+    let mut at = 0;
+    while at < found.len() && found.len() < 200 {
+        let (dir, kind, ..) = found[at];
+        at += 1;
+        if kind != FileKind::Directory {
+            continue;
+        }
+        let mut names = Vec::new();
+        let _ = fs.readdir(&cx, dir, 0, &mut |entry| {
+            names.push(entry.name.to_vec());
+            names.len() < 60
+        });
+        for name in names.into_iter().skip(2) {
+            if let Ok(attr) = fs.lookup(&cx, dir, &name) {
+                found.push((attr.ino, attr.kind, name, dir));
+            }
+        }
+    }
+    for n in 0..40 {
+        let (ino, kind, name, dir) = &found[random.below(found.len())];
+        let other = &found[random.below(found.len())];
+        let data = vec![n as u8; 1 + random.below(30_000)];
+        let offset = [0, 4090, 3_700_000, 1 << 32][random.below(4)];
+        let fresh = format!("new {n}");
+        let _ = match n % 12 {
+            0 => fs.write(&cx, *ino, offset, &data, false).map(drop),
+            1 => fs.fsync(&cx, *ino, false),
+            2 if *kind == FileKind::Directory => fs.rmdir(&cx, *dir, name),
+            2 => fs.unlink(&cx, *dir, name),
+            3 => {
+                let to = (other.3, fresh.as_bytes());
+                fs.rename(&cx, (*dir, name), to, RenameFlags::default())
+            }
+            4 => fs.mkdir(&cx, *dir, fresh.as_bytes(), 0o755).map(drop),
+            5 => fs
+                .mknod(&cx, *ino, fresh.as_bytes(), 0o100_644, 0)
+                .map(drop),
+            6 => {
+                let set = SetAttr {
+                    size: Some(offset / 2),
+                    ..SetAttr::default()
+                };
+                fs.setattr(&cx, *ino, &set).map(drop)
+            }
+            7 => fs.setxattr(
+                &cx,
+                *ino,
+                b"user.y",
+                &data[..data.len().min(2000)],
+                SetXattr::Any,
+            ),
+            8 => fs.fallocate(&cx, *ino, FallocMode::PunchHole, offset, 100_000),
+            9 => fs.link(&cx, *ino, other.3, fresh.as_bytes()).map(drop),
+            10 => fs
+                .symlink(&cx, *dir, fresh.as_bytes(), &[b'x'; 3000])
+                .map(drop),
+            _ => fs.sync_all(&cx),
+        };
+    }
+    let request = 0x4004_f506;
+    let _ = fs.ioctl(&cx, fs.root(), request, &1u32.to_ne_bytes());
+    for (ino, ..) in found.iter().skip(1) {
+        fs.forget(*ino, 1);
+    }
+}
+
+fn run(bytes: &[u8], random: &mut Random) -> bool {
+    let device = Arc::new(MemDevice::from_bytes(bytes));
+    let options = MountOptions::parse("background_gc=off").unwrap();
+    let Ok((fs, _)) = F2fs::open(device, options, CacheSizes::of(8 << 20)) else {
+        return false;
+    };
+    use_it(&fs, random);
+    let _ = fs.unmount();
+    true
+}
+
+/// The base with blocks of one kind damaged, `times` times.
+fn sweep(places: impl Fn(&Opened) -> Vec<u32>, seal: bool, seed: u64) {
+    let opened = Opened::of(base(if seed.is_multiple_of(2) {
+        ""
+    } else {
+        "mode=lfs"
+    }));
+    let layout = opened.layout().clone();
+    let places = places(&opened);
+    let nids = opened.nids();
+    let mut random = Random::new(seed);
+    let mut mounted = 0;
+    for _ in 0..cases() {
+        let mut bytes = opened.bytes.clone();
+        for _ in 0..1 + random.below(4) {
+            let at = places[random.below(places.len())] as usize * BLOCK_SIZE;
+            let block = &mut bytes[at..at + BLOCK_SIZE];
+            for _ in 0..1 + random.below(8) {
+                let value = match random.below(6) {
+                    0 => [0xff; 4],
+                    1 => [0; 4],
+                    2 => nids[random.below(nids.len())].0.to_le_bytes(),
+                    3 => (layout.main_start + random.below(8000) as u32).to_le_bytes(),
+                    4 => [random.below(256) as u8; 4],
+                    _ => [random.below(256) as u8, 0, 0, 0],
+                };
+                let word = match random.below(3) {
+                    0 => random.below(128) * 4,
+                    1 => 4052 + random.below(10) * 4,
+                    _ => random.below(1023) * 4,
+                };
+                block[word..word + 4].copy_from_slice(&value);
+            }
+            if seal && node::Footer::parse(block).offset == 0 {
+                inode::seal(&layout, block);
+            }
+        }
+        mounted += u32::from(run(&bytes, &mut random));
+    }
+    assert!(mounted > 0, "no damage let itself be mounted");
+}
+
+#[test]
+fn nodes_that_lie_are_written_around() {
+    sweep(
+        |opened| {
+            opened
+                .nids()
+                .iter()
+                .map(|nid| opened.nat(*nid).addr.0)
+                .collect()
+        },
+        true,
+        1,
+    );
+}
+
+#[test]
+fn tables_that_lie_are_written_around() {
+    // The blocks in use of both copies of both tables, and the summary area.
+    let places = |opened: &Opened| {
+        let layout = opened.layout();
+        let mut all: Vec<u32> = (layout.nat_start..layout.nat_start + 4).collect();
+        all.extend(layout.nat_start + 512..layout.nat_start + 516);
+        all.extend(layout.sit_start..layout.nat_start);
+        all.extend(layout.ssa_start..layout.ssa_start + layout.main_segments);
+        all
+    };
+    sweep(places, false, 2);
+    sweep(places, false, 3);
+}
+
+/// Journals with impossible counts, summaries, orphans: what a pack has between its first and last block.
+#[test]
+fn packs_that_lie_are_written_around() {
+    let places = |opened: &Opened| {
+        let start = opened.layout().pack_start(opened.pack).0;
+        (start + 1..start + opened.checkpoint.pack_blocks - 1).collect()
+    };
+    sweep(places, false, 4);
+    sweep(places, false, 5);
+}
