@@ -20,6 +20,7 @@ mod hostile_writes;
 mod merging;
 mod nodes;
 mod pausing;
+mod urgency;
 
 /// Bytes that differ from block to block.
 fn pattern(len: usize, seed: u8) -> Vec<u8> {

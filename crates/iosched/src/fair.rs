@@ -391,17 +391,22 @@ impl Scheduler for Fair {
     }
 
     fn raised(&self, now: IoTag, waiter: IoTag) -> IoTag {
+        let kind = |tag| (class(tag), !is_sync(tag));
         let raised = now.raised_to(waiter);
-        let same = raised == now && class(now) == class(waiter) && is_sync(now) == is_sync(waiter);
-        if same && now.group != waiter.group && self.tree.is_heavier(now, waiter) {
-            // As urgent, but on the account of somebody who is served less.
-            return IoTag {
-                group: waiter.group,
-                owner: waiter.owner,
-                ..now
-            };
+        if now.group == waiter.group || kind(raised) != kind(now) {
+            return raised;
         }
-        raised
+        // Of one kind, but on different accounts: the one that is served more is better, whatever the
+        // priorities inside the groups are.
+        if !self.tree.is_heavier(now, waiter) {
+            return now;
+        }
+        IoTag {
+            urgency: now.urgency.min(waiter.urgency),
+            prio: now.prio.min(waiter.prio),
+            group: waiter.group,
+            owner: waiter.owner,
+        }
     }
 
     fn look_again(&self) -> Option<Nanos> {

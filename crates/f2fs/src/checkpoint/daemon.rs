@@ -19,7 +19,7 @@ use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 use steadfs_rt::{Condvar, Event, Instant, JoinHandle, Mutex, Rank, now, sleep, spawn};
 use steadfs_vfs::{FsError, Result};
 
-use super::{Reason, steps::SLOW};
+use super::{Reason, steps::SLOW, urgency::due};
 use crate::fs::F2fs;
 
 /// How often somebody looks whether all requests are answered, as the kernel does.
@@ -29,6 +29,7 @@ pub const CLASSES: [u64; 9] = [1, 3, 10, 30, 100, 300, 1000, 3000, 10_000];
 
 /// One who waits.
 struct Request {
+    tag: IoTag,
     queued: Instant,
     done: Event<Result<()>>,
 }
@@ -137,8 +138,9 @@ impl Daemon {
     }
 
     /// Puts a request on the list; `None` if nobody would serve it.
-    fn queue(&self) -> Option<Arc<Request>> {
+    fn queue(&self, tag: IoTag) -> Option<Arc<Request>> {
         let request = Arc::new(Request {
+            tag,
             queued: now(),
             done: Event::new(),
         });
@@ -161,6 +163,10 @@ impl Daemon {
             group: GroupId(0),
             owner: OwnerId(0),
         };
+        // Better if one of them is of a better class.
+        let better =
+            |tag, request: &Arc<Request>| fs.queue.raised(tag, due(tag, request.tag, true));
+        let tag = batch.iter().fold(tag, better);
         let result = fs.checkpoint(Reason::Sync, tag);
         let ended = now();
         let wait = |request: &Arc<Request>| millis(ended.since(request.queued));
@@ -220,10 +226,12 @@ impl F2fs {
     pub(crate) fn request_checkpoint(&self, tag: IoTag) -> Result<()> {
         self.checkpoints.count_call();
         let merge = self.options.read().checkpoint_merge;
-        let request = if merge { self.daemon.queue() } else { None };
+        let request = if merge { self.daemon.queue(tag) } else { None };
         let Some(request) = request else {
             return self.checkpoint(Reason::Sync, tag);
         };
+        // His own begins after the one under way.
+        self.raise_checkpoint(tag);
         let result = request.done.wait();
         let waited = now().since(request.queued);
         if waited >= SLOW {

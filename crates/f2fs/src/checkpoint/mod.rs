@@ -20,6 +20,7 @@ mod pause;
 mod snapshot;
 mod spill;
 mod steps;
+mod urgency;
 mod write;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +33,7 @@ use steadfs_vfs::{FsError, Result};
 pub use load::{Current, load, read_blocks};
 pub(crate) use snapshot::Marks;
 pub use steps::Steps;
+use urgency::UnderWay;
 pub use write::Writes;
 
 use crate::disk::Checkpoint;
@@ -66,6 +68,8 @@ pub struct Checkpoints {
     background_calls: AtomicU64,
     /// `cp_interval`: how long changes may stay in memory.
     interval: Mutex<Duration>,
+    /// The one under way, for those who wait for it.
+    under_way: UnderWay,
     /// How long the last one took, by steps.
     last_steps: Mutex<Option<Steps>>,
 }
@@ -102,6 +106,7 @@ impl Checkpoints {
             one: Mutex::new(Rank::Checkpoint, ()),
             state: Mutex::new(Rank::Super, State::of(last, pack)),
             ended: Condvar::new(),
+            under_way: UnderWay::new(),
             written: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             background_calls: AtomicU64::new(0),
@@ -175,6 +180,7 @@ impl F2fs {
     /// room for what changed; the volume goes on, and the last checkpoint counts.
     pub(crate) fn checkpoint(&self, reason: Reason, tag: IoTag) -> Result<()> {
         let mut steps = Steps::begin();
+        self.raise_checkpoint(tag);
         let one = self.checkpoints.one.lock();
         steps.ended("wait for another checkpoint");
         self.check_writable()?;
@@ -187,7 +193,9 @@ impl F2fs {
                 false => Ok(()),
             };
         }
-        let result = self.write_checkpoint(reason, tag, &mut steps);
+        self.checkpoints.under_way.begin(tag);
+        let result = self.write_checkpoint(reason, &mut steps);
+        self.checkpoints.under_way.end();
         match &result {
             Ok(()) => {}
             Err(FsError::NoSpace) => tracing::error!("a checkpoint finds no room"),
@@ -203,18 +211,19 @@ impl F2fs {
         result
     }
 
-    fn write_checkpoint(&self, reason: Reason, tag: IoTag, steps: &mut Steps) -> Result<()> {
+    fn write_checkpoint(&self, reason: Reason, steps: &mut Steps) -> Result<()> {
         let change = self.change_alone()?;
         steps.ended("wait for operations");
         let placed = self.place_everything(&change);
         if placed.whole.is_err() {
             // What has its place is written there, as the nodes' addresses say.
+            let tag = self.checkpoints.under_way.tag();
             return self.write_placed(change, placed, tag);
         }
         let snapshot = self.take_snapshot(&change, placed, reason)?;
         drop(change);
         steps.ended("snapshot");
-        self.write_snapshot(snapshot, tag, steps)
+        self.write_snapshot(snapshot, steps)
     }
 
     /// Whether a checkpoint would say anything new.
@@ -225,11 +234,14 @@ impl F2fs {
             || self.orphans.has_changed()
     }
 
-    /// Waits until the checkpoint of this version is durable.
+    /// Waits until the checkpoint of this version is durable; `tag`: who waits.
     ///
     /// # Errors
     /// It failed.
-    pub(crate) fn wait_checkpoint(&self, version: u64) -> Result<()> {
+    pub(crate) fn wait_checkpoint(&self, version: u64, tag: IoTag) -> Result<()> {
+        if self.checkpoints.state.lock().last.version < version {
+            self.raise_checkpoint(tag);
+        }
         let mut state = self.checkpoints.state.lock();
         while state.last.version < version {
             if let Some(cause) = self.stopped_because() {

@@ -21,6 +21,11 @@ const MAX_RUN: usize = 256;
 pub struct Writes(Vec<IoHandle>);
 
 impl Writes {
+    /// Their requests.
+    pub fn ios(&self) -> &[IoHandle] {
+        &self.0
+    }
+
     /// Waits for all of them; the first failure, after all have ended.
     ///
     /// # Errors
@@ -48,15 +53,17 @@ impl F2fs {
         }
     }
 
+    /// Submits blocks of the checkpoint under way.
+    fn submit_part(&self, blocks: &[(BlockAddr, Buf)], to: &mut Writes) {
+        let (tag, before) = (self.checkpoints.under_way.tag(), to.0.len());
+        self.submit_blocks(blocks, tag, to);
+        self.note_checkpoint_io(&to.0[before..], tag);
+    }
+
     /// Writes what a snapshot says, and makes it what a mount finds.
-    pub(super) fn write_snapshot(
-        &self,
-        mut snapshot: Snapshot,
-        tag: IoTag,
-        steps: &mut Steps,
-    ) -> Result<()> {
+    pub(super) fn write_snapshot(&self, mut snapshot: Snapshot, steps: &mut Steps) -> Result<()> {
         let pack = 1 - self.checkpoints.state.lock().pack;
-        let written = self.write_all(&mut snapshot, pack, tag, steps);
+        let written = self.write_all(&mut snapshot, pack, steps);
         if let Err(error) = &written {
             self.give_back(&snapshot.dirs, error);
             self.segments().abandoned(&snapshot.segments);
@@ -70,29 +77,29 @@ impl F2fs {
         &self,
         snapshot: &mut Snapshot,
         pack: u32,
-        tag: IoTag,
         steps: &mut Steps,
     ) -> Result<NatWrites> {
         let mut writes = Writes::default();
         snapshot.nodes.sort_unstable_by_key(|(addr, _)| *addr);
-        self.submit_blocks(&snapshot.nodes, tag, &mut writes);
+        self.submit_part(&snapshot.nodes, &mut writes);
         snapshot.dirs.sort_unstable_by_key(|dir| dir.addr);
         let dirs: Vec<_> = snapshot
             .dirs
             .iter()
             .map(|d| (d.addr, d.data.clone()))
             .collect();
-        self.submit_blocks(&dirs, tag, &mut writes);
+        self.submit_part(&dirs, &mut writes);
         steps.ended("submit nodes and directories");
+        let tag = self.checkpoints.under_way.tag();
         let nat = self.nat.complete(&snapshot.nat, tag)?;
         steps.ended("read node addresses");
         let (segments, nodes) = (&mut snapshot.segments, snapshot.node_summaries);
         segments.complete(&self.layout, &self.queue, nodes, tag)?;
         steps.ended("read summaries");
-        self.submit_blocks(&nat, tag, &mut writes);
-        self.submit_blocks(snapshot.segments.sit_writes(), tag, &mut writes);
+        self.submit_part(&nat, &mut writes);
+        self.submit_part(snapshot.segments.sit_writes(), &mut writes);
         let summaries = snapshot.segments.summary_writes(&self.layout);
-        self.submit_blocks(&summaries, tag, &mut writes);
+        self.submit_part(&summaries, &mut writes);
         self.meta_writes
             .nat
             .fetch_add(nat.len() as u64, Ordering::Relaxed);
@@ -104,14 +111,16 @@ impl F2fs {
         let body = self.pack_body(snapshot, pack);
         let blocks = body.len() as u64 + 1;
         self.meta_writes.cp.fetch_add(blocks, Ordering::Relaxed);
-        self.submit_blocks(&body, tag, &mut writes);
+        self.submit_part(&body, &mut writes);
         steps.ended("submit tables and pack");
         writes.wait().map_err(io_error)?;
         snapshot.held.clear();
         steps.ended("wait for tables, nodes and pack");
-        self.node_writes.wait(snapshot.writes_before)?;
+        let tag = self.checkpoints.under_way.tag();
+        self.node_writes
+            .wait(snapshot.writes_before, &self.queue, tag)?;
         steps.ended("wait for nodes of fsync");
-        self.write_last(snapshot, pack, tag)?;
+        self.write_last(snapshot, pack)?;
         steps.ended("last block");
         Ok(nat)
     }
@@ -137,7 +146,7 @@ impl F2fs {
     }
 
     /// Writes the block that makes the pack valid; everything before it is durable then, and it too.
-    fn write_last(&self, snapshot: &Snapshot, pack: u32, tag: IoTag) -> Result<()> {
+    fn write_last(&self, snapshot: &Snapshot, pack: u32) -> Result<()> {
         let last = snapshot.checkpoint.pack_blocks - 1;
         let at = self.layout.pack_start(pack).plus(last);
         let block = Buf::copy_of(&snapshot.head[..BLOCK_SIZE]);
@@ -146,7 +155,10 @@ impl F2fs {
             true => bio.preflush_and_fua(),
             false => bio,
         };
-        self.queue.submit(bio, tag).wait().map_err(io_error)
+        let tag = self.checkpoints.under_way.tag();
+        let io = self.queue.submit(bio, tag);
+        self.note_checkpoint_io(std::slice::from_ref(&io), tag);
+        io.wait().map_err(io_error)
     }
 
     /// Blocks of directories are written.

@@ -135,10 +135,11 @@ impl F2fs {
     /// The end of an fsync that had no nodes to write: those of somebody else's fsync or of a checkpoint
     /// under way may have been this file's, and data was perhaps written over.
     fn finish_sync(&self, inode: &Inode, tag: IoTag) -> Result<()> {
-        self.node_writes.wait(self.node_writes.begun())?;
+        self.node_writes
+            .wait(self.node_writes.begun(), &self.queue, tag)?;
         if self.nat.is_committing(inode.nid()) {
             let (_, version) = self.checkpoints.node_version();
-            self.wait_checkpoint(version)?;
+            self.wait_checkpoint(version, tag)?;
         }
         self.flush_written(inode, tag)
     }

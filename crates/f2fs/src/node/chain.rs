@@ -125,13 +125,14 @@ impl F2fs {
         } = chain;
         let before = write.before();
         let marked = (how == Barrier::Ordered).then(|| blocks.pop()).flatten();
-        let written = self.write_nodes(&blocks, tag).and_then(|()| {
+        let written = self.write_nodes(&blocks, &write, tag).and_then(|()| {
             let Some((at, data)) = marked else {
                 return Ok(());
             };
-            self.node_writes.wait(before)?;
+            self.node_writes.wait(before, &self.queue, tag)?;
             let bio = Bio::write(u64::from(at.0) * BLOCK_SIZE as u64, vec![data]);
             let io = self.queue.submit(bio.preflush_and_fua(), tag);
+            write.note(std::slice::from_ref(&io), &self.queue);
             io.wait().map_err(io_error)
         });
         drop(held);
@@ -148,19 +149,25 @@ impl F2fs {
         }
         written?;
         whole?;
-        self.node_writes.wait(before)?;
+        self.node_writes.wait(before, &self.queue, tag)?;
         if how == Barrier::Flush {
             self.queue.flush(tag).wait().map_err(|error| {
                 self.stop(&format!("a flush failed: {error}"));
                 io_error(error)
             })?;
         }
-        self.wait_checkpoint(version)
+        self.wait_checkpoint(version, tag)
     }
 
-    fn write_nodes(&self, blocks: &[(BlockAddr, Buf)], tag: IoTag) -> Result<()> {
+    fn write_nodes(
+        &self,
+        blocks: &[(BlockAddr, Buf)],
+        write: &NodeWrite<'_>,
+        tag: IoTag,
+    ) -> Result<()> {
         let mut writes = Writes::default();
         self.submit_blocks(blocks, tag, &mut writes);
+        write.note(writes.ios(), &self.queue);
         writes.wait().map_err(io_error)
     }
 

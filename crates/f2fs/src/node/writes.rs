@@ -1,8 +1,10 @@
 //! Writes of nodes that an fsync has begun: a checkpoint, and each later fsync, waits for those before
 //! it, because it refers to them, or recovery comes to it only through them.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
+use steadfs_base::IoTag;
+use steadfs_block::{IoHandle, Queue};
 use steadfs_rt::{Condvar, Mutex, Rank};
 use steadfs_vfs::{FsError, Result};
 
@@ -16,7 +18,10 @@ pub struct NodeWrites {
 struct State {
     /// How many have begun.
     begun: u64,
-    under_way: BTreeSet<u64>,
+    /// With the requests that they have made.
+    under_way: BTreeMap<u64, Vec<IoHandle>>,
+    /// Those who wait: for how many, and who.
+    waiting: Vec<(u64, IoTag)>,
     /// One failed: nothing behind it can be reached.
     failed: bool,
 }
@@ -42,7 +47,7 @@ impl NodeWrites {
         let mut state = self.state.lock();
         let number = state.begun;
         state.begun += 1;
-        state.under_way.insert(number);
+        state.under_way.insert(number, Vec::new());
         NodeWrite {
             writes: self,
             number,
@@ -60,14 +65,34 @@ impl NodeWrites {
         self.state.lock().begun
     }
 
-    /// Waits for the first `count` of all that have begun.
+    /// Waits for the first `count` of all that have begun. Their requests are raised to the waiter's tag:
+    /// whoever began them is perhaps served less than he is.
     ///
     /// # Errors
     /// One failed.
-    pub fn wait(&self, count: u64) -> Result<()> {
+    pub fn wait(&self, count: u64, queue: &Queue, tag: IoTag) -> Result<()> {
         let mut state = self.state.lock();
-        while state.under_way.first().is_some_and(|n| *n < count) {
-            self.ended.wait(&mut state);
+        let has_some = |state: &State| state.under_way.keys().next().is_some_and(|n| *n < count);
+        if has_some(&state) {
+            let ios: Vec<_> = state
+                .under_way
+                .range(..count)
+                .flat_map(|(_, ios)| ios.clone())
+                .collect();
+            state.waiting.push((count, tag));
+            drop(state);
+            for io in ios {
+                queue.boost(&io, tag);
+            }
+            state = self.state.lock();
+            while has_some(&state) {
+                self.ended.wait(&mut state);
+            }
+            let mine = state
+                .waiting
+                .iter()
+                .position(|waiter| *waiter == (count, tag));
+            state.waiting.swap_remove(mine.expect("put there above"));
         }
         if state.failed {
             return Err(FsError::Io("a node could not be written".to_owned()));
@@ -80,6 +105,26 @@ impl NodeWrite<'_> {
     /// How many had begun before it.
     pub fn before(&self) -> u64 {
         self.number
+    }
+
+    /// Notes requests that it has made; raises them if somebody waits already.
+    pub fn note(&self, ios: &[IoHandle], queue: &Queue) {
+        let waiting: Vec<IoTag> = {
+            let state = &mut *self.writes.state.lock();
+            if let Some(own) = state.under_way.get_mut(&self.number) {
+                own.extend_from_slice(ios);
+            }
+            let for_it = state
+                .waiting
+                .iter()
+                .filter(|(count, _)| self.number < *count);
+            for_it.map(|(_, tag)| *tag).collect()
+        };
+        for tag in waiting {
+            for io in ios {
+                queue.boost(io, tag);
+            }
+        }
     }
 
     /// It ended well.

@@ -1,0 +1,150 @@
+//! Who waits for others' checkpoints and nodes, on a slow device with shares.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_base::{GroupId, IoTag, OwnerId};
+use steadfs_block::{DeviceModel, ModelDevice, Policy, QueueSettings};
+use steadfs_cache::CacheSizes;
+use steadfs_rt::{now, sim, sleep, spawn};
+use steadfs_vfs::{Cx, FileSystem};
+
+use super::checkpoints::make_file;
+use crate::format::{FormatOptions, image};
+use crate::{F2fs, MountOptions};
+
+const LIGHT: IoTag = of_group(1);
+const HEAVY: IoTag = of_group(2);
+/// Others, as heavy, who keep the device busy.
+const OTHERS: IoTag = of_group(3);
+
+const fn of_group(number: u32) -> IoTag {
+    let mut tag = IoTag::background();
+    tag.urgency = steadfs_base::Urgency::Waited;
+    tag.group = GroupId(number);
+    tag.owner = OwnerId(number);
+    tag
+}
+
+fn world(options: &str, boost: bool) -> Arc<F2fs> {
+    let device = image(64 << 20, &FormatOptions::default()).unwrap();
+    let model = DeviceModel {
+        bytes_per_second: 10 << 20,
+        latency: Duration::from_micros(500),
+        depth: 1,
+    };
+    let device = Arc::new(ModelDevice::new(device as _, model));
+    let options = MountOptions::parse(options).unwrap();
+    let (fs, _) = F2fs::open(device, options, CacheSizes::of(64 << 20)).unwrap();
+    fs.queue.configure(QueueSettings {
+        policy: Policy::Fair,
+        depth: 1,
+        boost,
+        ..QueueSettings::default()
+    });
+    for (group, weight) in [(1, 20), (2, 1000), (3, 1000)] {
+        fs.queue.set_group(GroupId(group), GroupId(0), weight);
+    }
+    fs
+}
+
+/// Requests raised, and bytes on the heavy group's account, when it waits for a checkpoint that was begun
+/// for somebody else.
+fn waits(options: &str, first: IoTag, waiter: IoTag) -> (u64, u64) {
+    let options = options.to_owned();
+    let run = move || {
+        let fs = world(&options, true);
+        for n in 0..200 {
+            make_file(&fs, format!("{n}").as_bytes(), 0);
+        }
+        let before = fs.queue.stats();
+        let other = Arc::clone(&fs);
+        let other = spawn("first", move || other.request_checkpoint(first).unwrap());
+        sleep(Duration::from_millis(10));
+        fs.request_checkpoint(waiter).unwrap();
+        other.join();
+        let after = fs.queue.stats();
+        let mine = after.groups.iter().find(|group| group.group == HEAVY.group);
+        let mine = mine.map_or(0, |group| group.written);
+        fs.close().unwrap();
+        (after.boosts.raised - before.boosts.raised, mine)
+    };
+    sim::run(sim::Config::new(5), run).value
+}
+
+#[test]
+fn a_merged_checkpoint_is_raised_to_who_waits_for_it() {
+    let real_time = IoTag {
+        prio: steadfs_base::IoPrio {
+            class: steadfs_base::PrioClass::RealTime,
+            level: 4,
+        },
+        ..HEAVY
+    };
+    let (raised, bytes) = waits("checkpoint_merge", LIGHT, real_time);
+    assert!(raised > 0 && bytes > 0, "{raised} {bytes}");
+    // The daemon's own priority is good enough for others.
+    assert_eq!(waits("checkpoint_merge", LIGHT, HEAVY), (0, 0));
+}
+
+#[test]
+fn an_inline_checkpoint_stays_its_callers_but_not_in_the_background() {
+    assert_eq!(waits("nocheckpoint_merge", LIGHT, HEAVY), (0, 0));
+    let background = IoTag {
+        urgency: steadfs_base::Urgency::Background,
+        ..LIGHT
+    };
+    let (raised, bytes) = waits("nocheckpoint_merge", background, HEAVY);
+    assert!(raised > 0, "somebody waits for it now");
+    assert_eq!(bytes, 0, "but not on his account");
+}
+
+/// How long the heavy group's fsync takes that comes after one of the light group, whose nodes it has to
+/// wait for; others keep the device busy.
+fn fsync_behind_another(boost: bool) -> Duration {
+    let run = move || {
+        let fs = world("", boost);
+        let cx = |tag| Cx {
+            tag,
+            ..Cx::default()
+        };
+        let files = [0, 1].map(|n| {
+            let name = format!("{n}");
+            let root = fs.root();
+            let made = fs.mknod(&cx(OTHERS), root, name.as_bytes(), 0o100_644, 0);
+            let ino = made.unwrap().ino;
+            fs.fsync(&cx(OTHERS), ino, false).unwrap();
+            fs.write(&cx(OTHERS), ino, 0, &[7; 50_000], false).unwrap();
+            fs.fsync(&cx(OTHERS), ino, false).unwrap();
+            fs.write(&cx(OTHERS), ino, 50_000, &[7; 50_000], false)
+                .unwrap();
+            ino
+        });
+        let busy = Arc::clone(&fs);
+        let stop = now().0 + 3_000_000_000;
+        let busy = spawn("others", move || {
+            while now().0 < stop {
+                busy.queue.read(0, 256 << 10, OTHERS).unwrap();
+            }
+        });
+        let (light, light_cx) = (Arc::clone(&fs), cx(LIGHT));
+        let light = spawn("light", move || {
+            light.fsync(&light_cx, files[0], false).unwrap();
+        });
+        sleep(Duration::from_millis(150));
+        let began = now();
+        fs.fsync(&cx(HEAVY), files[1], false).unwrap();
+        let took = began.elapsed();
+        light.join();
+        busy.join();
+        fs.close().unwrap();
+        took
+    };
+    sim::run(sim::Config::new(7), run).value
+}
+
+#[test]
+fn nodes_of_others_are_raised_to_who_waits_for_them() {
+    let (with, without) = (fsync_behind_another(true), fsync_behind_another(false));
+    assert!(with * 2 < without, "{with:?} {without:?}");
+}
