@@ -120,6 +120,12 @@ impl Daemon {
         }
     }
 
+    /// Whether there is a task.
+    #[cfg(test)]
+    pub fn is_running(&self) -> bool {
+        self.state.lock().running
+    }
+
     /// The task's I/O priority.
     pub fn prio(&self) -> IoPrio {
         *self.prio.lock()

@@ -150,4 +150,51 @@ fn what_is_recovered_in_memory_becomes_part_of_the_volume() {
     write(&world, held.ino, 5, 10);
     world.forget(held.ino);
     world.reopen().close();
+#[test]
+fn checkpoints_are_merged_while_the_volume_is_written_and_the_option_says_so() {
+    let world = World::make("", 64);
+    let prio = || {
+        let control = world.fs.control().unwrap();
+        String::from_utf8(control.read("f2fs/ckpt_thread_ioprio").unwrap()).unwrap()
+    };
+    assert!(world.fs.daemon.is_running());
+    for (list, runs) in [
+        ("nocheckpoint_merge", false),
+        ("noatime", false),
+        ("checkpoint_merge", true),
+        ("checkpoint_merge", true),
+        ("ro", false),
+        ("checkpoint_merge", false),
+        ("rw", true),
+        ("ro,nocheckpoint_merge", false),
+        ("rw", false),
+        ("ro,checkpoint_merge", false),
+        ("rw", true),
+    ] {
+        world.fs.remount(&world.cx, list).unwrap();
+        assert_eq!(world.fs.daemon.is_running(), runs, "{list}");
+        if list == "nocheckpoint_merge" {
+            // Kept for the next task.
+            let control = world.fs.control().unwrap();
+            control.write("f2fs/ckpt_thread_ioprio", b"rt,1").unwrap();
+        }
+        assert_eq!(prio(), "rt,1\n", "{list}");
+    }
+    let bad = "nocheckpoint_merge,active_logs=2";
+    assert!(world.fs.remount(&world.cx, bad).is_err());
+    assert!(world.fs.daemon.is_running() && world.fs.options().contains(",checkpoint_merge"));
+    let control = world.fs.control().unwrap();
+    control.write("f2fs/freeze", b"1").unwrap();
+    assert!(world.fs.daemon.is_running(), "frozen, it has nothing to do");
+    control.write("f2fs/freeze", b"0").unwrap();
+    world.file(ROOT, b"file").unwrap();
+    world.fs.shutdown(&world.cx, ShutdownMode::NoFlush).unwrap();
+    assert!(world.fs.daemon.is_running(), "it tells those who ask");
+    assert!(world.fs.request_checkpoint(world.cx.tag).is_err());
+    drop(world);
+    let reader = World::make_with("", 64, "ro");
+    assert!(!reader.fs.daemon.is_running());
+    reader.fs.remount(&reader.cx, "rw").unwrap();
+    assert!(reader.fs.daemon.is_running());
+    reader.close();
 }
