@@ -156,6 +156,17 @@ pub struct MetaCache {
     dirty: Mutex<std::collections::BTreeMap<u64, Arc<MetaBuf>>>,
     /// One write-back of unjournaled blocks at a time: no block is in flight twice.
     writing: Mutex<()>,
+    /// Blocks being read, each under its buffer's lock, for those who wait for that.
+    fills: Mutex<std::collections::BTreeMap<u64, Fill>>,
+}
+
+/// A block being read.
+#[derive(Default)]
+struct Fill {
+    /// Once it is submitted.
+    io: Option<IoHandle>,
+    /// Somebody who came before that.
+    waiter: Option<IoTag>,
 }
 
 impl MetaCache {
@@ -173,6 +184,7 @@ impl MetaCache {
             shards,
             dirty: Mutex::new(Rank::Dirty, std::collections::BTreeMap::new()),
             writing: Mutex::new(Rank::Writeback, ()),
+            fills: Mutex::new(Rank::Leaf, std::collections::BTreeMap::new()),
         }
     }
 
@@ -218,17 +230,48 @@ impl MetaCache {
     /// The block's buffer, read from the device if it is not in memory.
     pub fn get(&self, block: DevBlock, tag: IoTag) -> Result<Arc<MetaBuf>, IoError> {
         let buf = self.find_or_insert(block, || MetaBuf::new(block, None));
-        if buf.state.read().data.is_some() {
-            return Ok(buf);
+        match buf.state.try_read().map(|state| state.data.is_some()) {
+            Some(true) => return Ok(buf),
+            Some(false) => {}
+            None => self.raise_fill(block, tag),
         }
         let mut state = buf.state.write();
         if state.data.is_none() {
             // The lock is held over the read: whoever wants the block too waits for it here.
-            let offset = self.block_size.offset_of(block);
-            state.data = Some(self.queue.read(offset, self.block_size.bytes(), tag)?);
+            state.data = Some(self.read_in(block, tag)?);
         }
         drop(state);
         Ok(buf)
+    }
+
+    /// Reads a block, so that others can raise that.
+    fn read_in(&self, block: DevBlock, tag: IoTag) -> Result<Buf, IoError> {
+        self.fills.lock().insert(block.0, Fill::default());
+        let offset = self.block_size.offset_of(block);
+        let bio = Bio::read(offset, self.block_size.bytes());
+        let io = self.queue.submit(bio, tag);
+        let waiter = self.fills.lock().get_mut(&block.0).and_then(|fill| {
+            fill.io = Some(io.clone());
+            fill.waiter
+        });
+        if let Some(waiter) = waiter {
+            self.queue.boost(&io, waiter);
+        }
+        let bio = io.into_bio();
+        self.fills.lock().remove(&block.0);
+        Ok(bio?.bufs.pop().expect("a read has one buffer"))
+    }
+
+    /// Somebody waits for a block that is locked: if it is being read, perhaps by one who is served less,
+    /// that is raised.
+    fn raise_fill(&self, block: DevBlock, tag: IoTag) {
+        let io = self.fills.lock().get_mut(&block.0).and_then(|fill| {
+            fill.waiter = Some(fill.waiter.map_or(tag, |other| other.raised_to(tag)));
+            fill.io.clone()
+        });
+        if let Some(io) = io {
+            self.queue.boost(&io, tag);
+        }
     }
 
     /// The block's buffer if it is in memory.
@@ -457,5 +500,73 @@ mod tests {
         assert_eq!(&cache.peek(DevBlock(10)).unwrap().data()[..4], b"disk");
         assert_eq!(changed.data()[0], 1);
         assert!(cache.peek(DevBlock(12)).is_none());
+    }
+
+    /// Who wants a block that somebody of a light group is reading does not wait as long as that one would.
+    #[test]
+    fn a_read_that_others_wait_for_is_raised() {
+        use std::time::Duration;
+
+        use steadfs_base::{GroupId, OwnerId};
+        use steadfs_block::{DeviceModel, ModelDevice, Policy, QueueSettings};
+        use steadfs_rt::{now, sim, sleep, spawn};
+
+        let of_group = |number| IoTag {
+            group: GroupId(number),
+            owner: OwnerId(number),
+            ..IoTag::default()
+        };
+        let took = |boost: bool| {
+            let run = move || {
+                let model = DeviceModel {
+                    bytes_per_second: 10 << 20,
+                    latency: Duration::from_micros(500),
+                    depth: 1,
+                };
+                let memory = Arc::new(MemDevice::new(4096 * 4096));
+                let settings = QueueSettings {
+                    policy: Policy::Fair,
+                    depth: 1,
+                    boost,
+                    ..QueueSettings::default()
+                };
+                let device = Arc::new(ModelDevice::new(memory, model));
+                let queue = Arc::new(Queue::with_settings(device, settings));
+                for (group, weight) in [(1, 5), (2, 1000), (3, 1000)] {
+                    queue.set_group(GroupId(group), GroupId(0), weight);
+                }
+                let block_size = BlockSize::new(4096).expect("valid");
+                let cache = Arc::new(MetaCache::new(Arc::clone(&queue), block_size, 1 << 20));
+                let until = now().0 + 3_000_000_000;
+                let readers: Vec<_> = (0..4)
+                    .map(|_| {
+                        let queue = Arc::clone(&queue);
+                        spawn("others", move || {
+                            while now().0 < until {
+                                queue.read(1 << 20, 64 << 10, of_group(3)).unwrap();
+                            }
+                        })
+                    })
+                    .collect();
+                sleep(Duration::from_millis(50));
+                // So that the next one is not at the front.
+                cache.get(DevBlock(1), of_group(1)).unwrap();
+                let light = Arc::clone(&cache);
+                let light = spawn("light", move || {
+                    light.get(DevBlock(5), of_group(1)).unwrap();
+                });
+                sleep(Duration::from_millis(10));
+                let began = now();
+                cache.get(DevBlock(5), of_group(2)).unwrap();
+                let took = began.elapsed();
+                light.join();
+                readers.into_iter().for_each(steadfs_rt::JoinHandle::join);
+                assert!(cache.fills.lock().is_empty());
+                took
+            };
+            sim::run(sim::Config::new(3), run).value
+        };
+        let (with, without) = (took(true), took(false));
+        assert!(with * 2 < without, "{with:?} {without:?}");
     }
 }
