@@ -41,6 +41,8 @@ fn checkpoints_are_set_and_counted() {
     let cx = Cx::default();
     world.fs.mkdir(&cx, ROOT, b"dir", 0o755).unwrap();
     world.fs.fsync(&cx, ROOT, false).unwrap();
+    // Counted after those who waited were told.
+    world.fs.daemon.flush(&world.fs);
     let status = read(&world, "f2fs/status");
     for line in [
         "CP merge:\n  - Queued :    0\n  - Issued :    1\n  - Total :    1\n",

@@ -150,6 +150,8 @@ fn what_is_recovered_in_memory_becomes_part_of_the_volume() {
     write(&world, held.ino, 5, 10);
     world.forget(held.ino);
     world.reopen().close();
+}
+
 #[test]
 fn checkpoints_are_merged_while_the_volume_is_written_and_the_option_says_so() {
     let world = World::make("", 64);
