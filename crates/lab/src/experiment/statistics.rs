@@ -46,13 +46,14 @@ impl Estimate {
         }
     }
 
-    /// Of the ratios of two values for each seed.
+    /// Of the ratios of two values for each seed. Nothing to nothing is as much; something to nothing has no ratio.
     pub fn of_ratios(before: &[f64], after: &[f64]) -> Self {
-        let pairs = before
-            .iter()
-            .zip(after)
-            .filter(|(before, _)| **before != 0.0);
-        let ratios: Vec<f64> = pairs.map(|(before, after)| after / before).collect();
+        let ratio = |(before, after): (&f64, &f64)| match (*before, *after) {
+            (0.0, 0.0) => Some(1.0),
+            (0.0, _) => None,
+            (before, after) => Some(after / before),
+        };
+        let ratios: Vec<f64> = before.iter().zip(after).filter_map(ratio).collect();
         Self::of(&ratios)
     }
 }
@@ -79,6 +80,7 @@ mod tests {
         assert_eq!((one.low, one.mean, one.high), (7.0, 7.0, 7.0));
         let ratio = Estimate::of_ratios(&[10.0, 20.0], &[5.0, 10.0]);
         assert_eq!((ratio.low, ratio.mean, ratio.high), (0.5, 0.5, 0.5));
+        assert_eq!(Estimate::of_ratios(&[0.0, 0.0], &[0.0, 3.0]).mean, 1.0);
     }
 
     #[test]
