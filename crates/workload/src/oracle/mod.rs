@@ -82,6 +82,7 @@
 //! before `/b` was made, so `M` is 2 or more, not 4.
 
 mod check;
+mod file;
 mod history;
 mod rolled;
 #[cfg(test)]
