@@ -7,11 +7,14 @@ use std::time::Duration;
 use steadfs_block::Device;
 
 use steadfs_lab::crash::subject::Open;
-use steadfs_lab::crash::{Effort, Options, Report, Trial, explore, f2fs, record, sweep};
-use steadfs_lab::device::{Event, Image, Log, Model, SimDevice, Survivors};
+use steadfs_lab::crash::{
+    Effort, Options, Report, Trial, Trouble, explore, f2fs, record, record_with, sweep,
+};
+use steadfs_lab::device::{Event, Fault, Image, Log, Model, SimDevice, Survivors, Which};
 use steadfs_rt::{sim, sleep, spawn};
 use steadfs_vfs::Cx;
 use steadfs_workload::Program;
+use steadfs_workload::generate::{Shape, random};
 
 /// Cases of failures outlive the test: that is what they are for.
 fn cases(name: &str) -> PathBuf {
@@ -144,6 +147,38 @@ fn f2fs_survives_a_full_volume() {
     let report = sweep(f2fs::subjects().unwrap(), options).unwrap();
     assert_clean(&report);
     assert!(report.stats.troubled > 10, "{:?}", report.stats);
+}
+
+/// With a device that fails too, and sections cleaned meanwhile.
+#[test]
+fn runs_are_functions_of_their_seed() {
+    let mut subjects = f2fs::subjects().unwrap();
+    subjects.retain(|subject| !subject.small);
+    for (subject, seed) in subjects.iter().zip(0..) {
+        let shape = Shape {
+            tasks: 3,
+            shared: seed % 2 == 0,
+            sync_percent: 30,
+            ..Shape::default()
+        };
+        let program = random(seed, shape, subject.format);
+        let fault = (Which::Nth(60 + 7 * seed), Fault::Fail);
+        for trouble in [Trouble::None, Trouble::Faults(vec![fault])] {
+            let events = || {
+                let run = record_with(subject, &program, seed, &trouble);
+                let run = run.unwrap_or_else(|f| panic!("{}: {}", subject.name, f.complaint));
+                run.map(|run| {
+                    let texts = run.log.events().iter().map(|event| format!("{event:?}"));
+                    texts.collect::<Vec<_>>()
+                })
+            };
+            assert!(
+                events() == events(),
+                "{} with seed {seed} and {trouble:?}: runs differ",
+                subject.name
+            );
+        }
+    }
 }
 
 /// What checkpoints were asked for, by whom, and what became of it.
