@@ -19,16 +19,21 @@ fn report(name: &str) -> Report {
 /// What a reader is promised: the same program, device and seeds, the same report, byte for byte.
 #[test]
 fn the_same_seeds_give_the_same_report() {
+    let mut charts = 0;
     for (name, _) in ALL {
         let (first, again) = (report(name), report(name));
         assert_eq!(first.to_json(), again.to_json());
         assert_eq!(first.to_text(), again.to_text());
-        let chart = first.latency_chart().expect("every experiment has times");
-        assert!(chart.starts_with("<svg") && chart.ends_with("</svg>\n"));
+        // Where somebody waits for single operations.
+        if let Some(chart) = first.latency_chart() {
+            assert!(chart.starts_with("<svg") && chart.ends_with("</svg>\n"));
+            charts += 1;
+        }
         assert_eq!(page(std::slice::from_ref(&first)), page(&[again]));
         let seeds: Vec<_> = first.cells[0].arms[0].traces.clone();
         assert_ne!(seeds[0], seeds[1], "seeds differ");
     }
+    assert!(charts >= 2, "{charts}");
 }
 
 /// Charts and pages show what a report says, whatever its texts hold.
