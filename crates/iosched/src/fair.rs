@@ -37,7 +37,8 @@ use tree::{LeafKey, Tree, class, is_sync, lane_of};
 /// - A class gets one request each [`FairOptions::class_patience`] of its group's turns, whatever
 ///   better classes want.
 /// - At most [`FairOptions::async_depth`] async requests and one of the idle class are in the device,
-///   so a sync request that comes first in line waits for those at most.
+///   and no async one joins [`FairOptions::async_bytes`], so a sync request that comes first in line
+///   waits for those at most.
 ///
 /// # Waiting for somebody
 /// An owner of sync requests whose turn it is and who has nothing queued keeps its place while it
@@ -86,6 +87,8 @@ struct Entry {
 struct InFlight {
     sync: usize,
     background: usize,
+    /// Of the background ones.
+    background_bytes: u64,
     /// Of both, those of the idle class.
     idle: usize,
 }
@@ -95,13 +98,18 @@ impl InFlight {
         self.sync + self.background
     }
 
-    fn count(&mut self, tag: IoTag, more: bool) {
+    fn count(&mut self, tag: IoTag, bytes: u64, more: bool) {
         let change = |n: &mut usize| *n = if more { *n + 1 } else { *n - 1 };
-        change(if is_sync(tag) {
-            &mut self.sync
+        if is_sync(tag) {
+            change(&mut self.sync);
         } else {
-            &mut self.background
-        });
+            change(&mut self.background);
+            self.background_bytes = if more {
+                self.background_bytes + bytes
+            } else {
+                self.background_bytes - bytes
+            };
+        }
         if lane_of(tag) / 2 == CLASSES - 1 {
             change(&mut self.idle);
         }
@@ -193,6 +201,12 @@ impl Fair {
         self.tree.tidy();
     }
 
+    /// Whether the device may have one more async request.
+    fn has_async_room(&self, now: Nanos) -> bool {
+        self.in_flight.background < self.async_limit(now)
+            && self.in_flight.background_bytes < self.options.async_bytes
+    }
+
     /// How many async requests the device may have.
     fn async_limit(&self, now: Nanos) -> usize {
         let options = &self.options;
@@ -214,8 +228,8 @@ impl Fair {
         let entry = self.entry_mut(id);
         debug_assert!(entry.queued);
         entry.queued = false;
-        let tag = entry.tag;
-        self.in_flight.count(tag, true);
+        let (tag, bytes) = (entry.tag, entry.bytes);
+        self.in_flight.count(tag, bytes, true);
         id
     }
 
@@ -374,7 +388,7 @@ impl Scheduler for Fair {
         let entry = *self.entry(id);
         assert!(!entry.queued, "only dispatched requests complete");
         self.entries[id.0 as usize] = None;
-        self.in_flight.count(entry.tag, false);
+        self.in_flight.count(entry.tag, entry.bytes, false);
         if let Some(leaf) = entry.leaf {
             self.tree.ended(leaf, now);
         }

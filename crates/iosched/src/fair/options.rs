@@ -74,6 +74,9 @@ pub struct FairOptions {
     pub depth: usize,
     /// Most requests in the device that nobody waits for.
     pub async_depth: usize,
+    /// Bytes in the device that nobody waits for, from which on no more such requests go there: what
+    /// the device has, nobody can pass.
+    pub async_bytes: u64,
     /// How long a turn is.
     pub slice: Slice,
     /// What it costs.
@@ -110,6 +113,7 @@ impl Default for FairOptions {
             name: "fair",
             depth: usize::MAX,
             async_depth: 24,
+            async_bytes: 2 << 20,
             slice: Slice {
                 bytes: 64 << 10,
                 sync: Nanos(125 * MS),
@@ -140,6 +144,7 @@ impl FairOptions {
     pub fn cfq() -> Self {
         Self {
             name: "cfq",
+            async_bytes: u64::MAX,
             slice: Slice {
                 bytes: u64::MAX,
                 sync: Nanos(100 * MS),
@@ -168,7 +173,10 @@ impl FairOptions {
             self.always_idle = true;
             self.slice_idle = self.slice_idle.max(Nanos(8 * MS));
         }
-        assert!(self.depth > 0 && self.async_depth > 0, "requests end");
+        assert!(
+            self.depth > 0 && self.async_depth > 0 && self.async_bytes > 0,
+            "requests end"
+        );
         assert!(
             self.slice.bytes > 0 && self.slice.background_requests > 0 && self.slice.depth > 0,
             "a turn serves something"

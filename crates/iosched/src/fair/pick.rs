@@ -102,15 +102,13 @@ impl Fair {
     /// Whether the limits of its kind let a request go.
     fn may_go(&self, lane: usize, now: Nanos) -> bool {
         let idle = lane / 2 == CLASSES - 1;
-        (is_sync_lane(lane) || self.in_flight.background < self.async_limit(now))
-            && !(idle && self.in_flight.all() > 0)
+        (is_sync_lane(lane) || self.has_async_room(now)) && !(idle && self.in_flight.all() > 0)
     }
 
     /// The same for a line that is overdue: the idle class need not wait for an idle device.
     fn may_go_late(&self, lane: usize, now: Nanos) -> bool {
         let idle = lane / 2 == CLASSES - 1;
-        (is_sync_lane(lane) || self.in_flight.background < self.async_limit(now))
-            && !(idle && self.in_flight.idle > 0)
+        (is_sync_lane(lane) || self.has_async_room(now)) && !(idle && self.in_flight.idle > 0)
     }
 
     /// Whether a line was passed by better ones as much as it has to bear.

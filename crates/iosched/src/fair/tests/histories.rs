@@ -182,6 +182,7 @@ fn presets() -> impl Strategy<Value = FairOptions> {
     };
     prop_oneof![
         3 => Just(small),
+        1 => Just(FairOptions { async_bytes: 128 << 10, ..small }),
         1 => Just(FairOptions { slice_idle: Nanos(0), ..small }),
         1 => Just(FairOptions { depth: 1, strict_guarantees: true, ..small }),
         2 => Just(FairOptions { depth: 8, ..FairOptions::cfq() }),

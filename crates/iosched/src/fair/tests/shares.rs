@@ -337,6 +337,30 @@ fn a_small_request_passes_a_backlog_of_background() {
     assert!(world.longest(0) <= bound, "{} > {bound}", world.longest(0));
 }
 
+/// What the device has, nobody can pass, however many requests it takes.
+#[test]
+fn a_deep_device_has_few_bytes_of_background() {
+    let mut world = World::new(FairOptions::default(), &[], 32);
+    let clients = [
+        Client::of(sync(0, 1), 4 * KIB, 1).thinking(5 * MS),
+        Client::of(background(0), 512 * KIB, 64),
+    ];
+    world.run(&clients, LONG);
+    let bound = (4 * 512 + 4) * world.nanos_per_kib;
+    assert!(world.longest(0) <= bound, "{} > {bound}", world.longest(0));
+}
+
+#[test]
+fn one_background_request_goes_however_large() {
+    let options = FairOptions {
+        async_bytes: 1,
+        ..FairOptions::default()
+    };
+    let mut world = World::new(options, &[], 4);
+    world.run(&[Client::of(background(0), 64 * KIB, 4)], LONG);
+    world.check(LONG, &[1.0]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
