@@ -104,23 +104,27 @@ fn what_once_failed_does_not_fail_again() {
     assert!(seen >= 9, "{seen} programs");
 }
 
-/// A device that fails at any request: what is acknowledged is there all the same, and nothing panics
-/// or hangs.
-#[test]
-fn f2fs_survives_a_failing_device() {
-    let out = cases("faults");
-    let options = Options {
-        trial: Trial::Faults,
+/// A twentieth of the images, with `troubles` of a trial in each run.
+fn troubled(trial: Trial, troubles: usize, out: PathBuf) -> Options {
+    Options {
+        trial,
         budget: images(20_000) / 20,
         effort: Effort {
-            troubles: 10,
+            troubles,
             cuts: 3,
             nested: 16,
             by_tool: 8,
             ..Effort::default()
         },
         ..Options::new(out)
-    };
+    }
+}
+
+/// A device that fails at any request: what is acknowledged is there all the same, and nothing panics
+/// or hangs.
+#[test]
+fn f2fs_survives_a_failing_device() {
+    let options = troubled(Trial::Faults, 10, cases("faults"));
     let report = sweep(f2fs::subjects().unwrap(), options).unwrap();
     assert_clean(&report);
     let stats = &report.stats;
@@ -131,22 +135,11 @@ fn f2fs_survives_a_failing_device() {
 /// comes back.
 #[test]
 fn f2fs_survives_a_full_volume() {
-    let out = cases("space");
-    let options = Options {
-        trial: Trial::Space,
-        budget: images(20_000) / 20,
-        effort: Effort {
-            troubles: 6,
-            cuts: 3,
-            nested: 16,
-            by_tool: 8,
-            ..Effort::default()
-        },
-        ..Options::new(out)
-    };
+    let options = troubled(Trial::Space, 6, cases("space"));
     let report = sweep(f2fs::subjects().unwrap(), options).unwrap();
     assert_clean(&report);
-    assert!(report.stats.troubled > 10, "{:?}", report.stats);
+    let stats = &report.stats;
+    assert!(stats.troubled > 10, "{stats:?}");
 }
 
 /// With a device that fails too, and sections cleaned meanwhile.

@@ -32,12 +32,17 @@ impl F2fs {
         self.nodes.dirty_count() > 4 * self.node_limit() || self.fills_room()
     }
 
-    /// Whether what is changed would take half of the free sections: whoever changes more than there is
-    /// room for leaves a checkpoint without a place for it.
+    /// Nodes that a checkpoint has to place: those that are changed, and those that changed inodes will be
+    /// stored in.
+    pub(crate) fn changed_nodes(&self) -> usize {
+        self.nodes.dirty_count() + self.inodes.dirty_count()
+    }
+
+    /// Whether what is changed would take half of the free sections, so that a checkpoint is due. Nobody
+    /// changes more than there surely are places for: that is `is_tight` of `gc::room`.
     pub(crate) fn fills_room(&self) -> bool {
-        let changed = self.nodes.dirty_count() + self.inodes.dirty_count();
         let free = self.segments().free_sections() * self.layout.segments_per_section;
-        changed as u64 > u64::from(free) * u64::from(SEGMENT_BLOCKS) / 2 + AT_LEAST
+        self.changed_nodes() as u64 > u64::from(free) * u64::from(SEGMENT_BLOCKS) / 2 + AT_LEAST
     }
 
     /// Whether so much is changed that a checkpoint should be written.

@@ -74,8 +74,7 @@ impl F2fs {
 
     /// Whether so many nodes are changed that a checkpoint may soon find no places for more.
     fn is_tight(&self) -> bool {
-        let changed = self.nodes.dirty_count() + self.inodes.dirty_count();
-        changed as u64 > self.gc.node_places.load(Ordering::Relaxed)
+        self.changed_nodes() as u64 > self.gc.node_places.load(Ordering::Relaxed)
     }
 
     /// Whether changed nodes are to be written although checkpoints are switched off.
