@@ -15,6 +15,8 @@ pub struct DeviceModel {
     pub bytes_per_second: u64,
     /// What each request takes besides, FLUSHes too.
     pub latency: Duration,
+    /// What a FLUSH takes; nothing is transferred meanwhile. So do a flush before a write and a durable one.
+    pub flush: Duration,
     /// How many requests it works on at a time; their latencies overlap.
     pub depth: usize,
 }
@@ -53,17 +55,19 @@ type Ended = (Bio, Result<(), IoError>, Done);
 
 impl State {
     /// When a request that comes now ends.
-    fn schedule(&mut self, model: DeviceModel, op: Op, len: u64, now: Instant) -> Instant {
-        let bytes = match op {
-            Op::Read | Op::Write => len,
+    fn schedule(&mut self, model: DeviceModel, bio: &Bio, now: Instant) -> Instant {
+        let bytes = match bio.op {
+            Op::Read | Op::Write => bio.len,
             Op::Flush | Op::Discard | Op::WriteZeroes => 0,
         };
+        let flushes = u32::from(bio.op == Op::Flush) + u32::from(bio.preflush) + u32::from(bio.fua);
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(model.bytes_per_second.max(1));
         let transfer = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        let transfer = transfer + model.flush * flushes;
         let place = self.places.iter_mut().min().expect("there is a place");
         let begin = now.max(*place);
         let end = begin.max(self.transfers_end) + transfer;
-        if bytes > 0 {
+        if !transfer.is_zero() {
             self.transfers_end = end;
         }
         *place = end + model.latency;
@@ -166,7 +170,7 @@ impl Device for ModelDevice {
     fn start(&self, bio: Bio, done: Done) {
         let at = {
             let mut state = self.shared.state.lock();
-            state.schedule(self.model, bio.op, bio.len, now())
+            state.schedule(self.model, &bio, now())
         };
         let shared = Arc::clone(&self.shared);
         let end = move |bio, result| shared.end_at(at, (bio, result, done));
@@ -222,6 +226,7 @@ mod tests {
         let model = DeviceModel {
             bytes_per_second: 16 * MIB,
             latency: Duration::ZERO,
+            flush: Duration::ZERO,
             depth: 1,
         };
         let near = |got: Duration, millis: u64| {
@@ -251,6 +256,7 @@ mod tests {
         let model = DeviceModel {
             bytes_per_second: 100 * MIB,
             latency: Duration::ZERO,
+            flush: Duration::ZERO,
             depth: 1,
         };
         sim::run(sim::Config::new(1), move || {

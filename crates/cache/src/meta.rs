@@ -521,6 +521,7 @@ mod tests {
                 let model = DeviceModel {
                     bytes_per_second: 10 << 20,
                     latency: Duration::from_micros(500),
+                    flush: Duration::ZERO,
                     depth: 1,
                 };
                 let memory = Arc::new(MemDevice::new(4096 * 4096));

@@ -87,8 +87,8 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
                 "fair, cfq: the weight of a cgroup, 1 to 1000, instead of its own file's; repeatable; default: as the file says",
             ),
             (
-                "device_model=BYTES[:US[:DEPTH]]",
-                "for tests: a device of so many bytes a second, microseconds for each request and requests at a time [0, 1]",
+                "device_model=BYTES[:US[:DEPTH[:US]]]",
+                "for tests: a device of so many bytes a second, microseconds for each request, requests at a time, and microseconds for each FLUSH [0, 1, 0]",
             ),
             (
                 "direct, buffered",

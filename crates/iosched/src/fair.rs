@@ -1,6 +1,7 @@
 //! Fair shares for groups and processes, and what somebody waits for ahead of what nobody waits for.
 
 mod options;
+mod pace;
 mod pick;
 mod tree;
 
@@ -13,6 +14,7 @@ use steadfs_base::{GroupId, IoTag, Urgency};
 
 use crate::{Boost, Direction, Io, IoId, Nanos, Scheduler};
 use options::{CLASSES, WEIGHTS};
+use pace::Pace;
 use pick::Pick;
 use tree::{LeafKey, Tree, class, is_sync, lane_of};
 
@@ -48,8 +50,12 @@ use tree::{LeafKey, Tree, class, is_sync, lane_of};
 /// [`FairOptions::always_idle`]); a lone owner never waits.
 ///
 /// # Barriers
-/// A FLUSH goes before everything that is queued; it is charged to its owner. So nothing passes a
-/// FLUSH that it stood behind, boosted or not.
+/// A FLUSH goes before everything that is queued. So nothing passes a FLUSH that it stood behind,
+/// boosted or not.
+///
+/// It costs its owner what the device could have moved meanwhile (`Pace`), and so does a write that is
+/// durable when it ends. One that serves several groups costs each what it would have cost alone, its
+/// owners their parts of that: sharing is the device's gain, and no way to a larger share.
 ///
 /// # A lone request
 /// With nothing queued and nothing in the device a request takes no place in the tree.
@@ -62,6 +68,9 @@ pub struct Fair {
     arrivals: u64,
     queued: usize,
     flushes: VecDeque<IoId>,
+    /// Whom else they serve, until they end; from their dispatch on also their owners.
+    sharers: Vec<(IoId, Sharer)>,
+    pace: Pace,
     /// The only request that is queued, in no queue of the tree.
     express: Option<IoId>,
     turn: Option<Turn>,
@@ -76,11 +85,22 @@ struct Entry {
     tag: IoTag,
     bytes: u64,
     flush: bool,
+    /// How often data is made durable for it.
+    flushes: u8,
     arrival: u64,
     arrived: Nanos,
+    dispatched: Nanos,
     /// Its queue, unless it is express or a FLUSH that is queued.
     leaf: Option<usize>,
     queued: bool,
+}
+
+/// One of those whom a FLUSH serves.
+#[derive(Clone, Copy, Debug)]
+enum Sharer {
+    Queued(IoTag),
+    /// By the queue of his account.
+    Charged(usize),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -137,6 +157,8 @@ impl Fair {
             arrivals: 0,
             queued: 0,
             flushes: VecDeque::new(),
+            sharers: Vec::new(),
+            pace: Pace::default(),
             express: None,
             turn: None,
             in_flight: InFlight::default(),
@@ -223,30 +245,51 @@ impl Fair {
         }
     }
 
-    fn dispatch(&mut self, id: IoId) -> IoId {
+    fn dispatch(&mut self, id: IoId, now: Nanos) -> IoId {
         self.queued -= 1;
         let entry = self.entry_mut(id);
         debug_assert!(entry.queued);
         entry.queued = false;
-        let (tag, bytes) = (entry.tag, entry.bytes);
+        entry.dispatched = now;
+        let (tag, bytes, flushes) = (entry.tag, entry.bytes, entry.flushes);
         self.in_flight.count(tag, bytes, true);
+        self.pace.begin(flushes, now);
         id
     }
 
-    /// A FLUSH: before everything else, and on its owner's account.
-    fn dispatch_flush(&mut self, id: IoId, now: Nanos) -> IoId {
-        let tag = self.entry(id).tag;
-        if self.tree.active > 0 {
-            let cost = match self.options.charge {
-                Charge::Bytes => self.options.flush_cost,
-                Charge::Time => 0,
-            };
-            let leaf = self.tree.leaf_for(tag);
-            self.tree.note_served(leaf, 0, now);
-            self.tree.charge(leaf, cost);
-            self.entry_mut(id).leaf = Some(leaf);
+    /// What making data durable costs.
+    fn flush_cost(&self) -> u64 {
+        let first = self.options.flush_cost;
+        match self.options.charge {
+            Charge::Bytes => self.pace.flush_bytes().unwrap_or(first),
+            Charge::Time => self.pace.flush_time().unwrap_or(0),
         }
-        self.dispatch(id)
+    }
+
+    /// A FLUSH: before everything else, and on the accounts of those whom it serves.
+    fn dispatch_flush(&mut self, id: IoId, now: Nanos) -> IoId {
+        if self.tree.active > 0 {
+            let own = (id, Sharer::Queued(self.entry(id).tag));
+            let mut leaves: Vec<(GroupId, usize)> = Vec::new();
+            for (flush, sharer) in std::mem::take(&mut self.sharers).into_iter().chain([own]) {
+                match sharer {
+                    Sharer::Queued(tag) if flush == id => {
+                        let owner = (tag.group, self.tree.leaf_for(tag));
+                        if !leaves.contains(&owner) {
+                            self.tree.note_served(owner.1, 0, now);
+                            self.sharers.push((id, Sharer::Charged(owner.1)));
+                            leaves.push(owner);
+                        }
+                    }
+                    other => self.sharers.push((flush, other)),
+                }
+            }
+            for &(group, leaf) in &leaves {
+                let among = leaves.iter().filter(|(g, _)| *g == group).count();
+                self.tree.charge(leaf, self.flush_cost() / among as u64);
+            }
+        }
+        self.dispatch(id, now)
     }
 
     fn dispatch_from(&mut self, leaf: usize, now: Nanos) -> IoId {
@@ -263,15 +306,20 @@ impl Fair {
         let (&arrival, &id) = requests
             .first_key_value()
             .expect("the owner has one queued");
-        let bytes = self.entry(id).bytes;
+        let Entry { bytes, flushes, .. } = *self.entry(id);
+        let durable = match self.options.charge {
+            Charge::Bytes if flushes > 0 => u64::from(flushes) * self.flush_cost(),
+            // A turn's time is measured whatever it does.
+            Charge::Bytes | Charge::Time => 0,
+        };
         self.tree.take(leaf, arrival, now);
         self.tree.note_served(leaf, bytes, now);
         if let Some(turn) = &mut self.turn {
             // A request without content costs the device something, too.
-            turn.bytes += bytes.max(512);
+            turn.bytes = turn.bytes.saturating_add(bytes.max(512) + durable);
             turn.requests += 1;
         }
-        self.dispatch(id)
+        self.dispatch(id, now)
     }
 }
 
@@ -290,8 +338,10 @@ impl Scheduler for Fair {
             tag,
             bytes: io.bytes,
             flush: io.direction == Direction::Flush,
+            flushes: io.flushes,
             arrival: self.arrivals,
             arrived: now,
+            dispatched: now,
             leaf: None,
             queued: true,
         };
@@ -327,6 +377,15 @@ impl Scheduler for Fair {
         let entry = self.entry_mut(id);
         assert!(entry.queued, "only queued requests grow");
         entry.bytes += bytes;
+    }
+
+    fn share(&mut self, id: IoId, tag: IoTag) {
+        let entry = self.entry(id);
+        assert!(
+            entry.queued && entry.flush,
+            "only queued FLUSHes are shared"
+        );
+        self.sharers.push((id, Sharer::Queued(tag)));
     }
 
     fn boost(&mut self, id: IoId, tag: IoTag, now: Nanos) -> Boost {
@@ -365,7 +424,7 @@ impl Scheduler for Fair {
             return Some(self.dispatch_flush(id, now));
         }
         if let Some(id) = self.express.take() {
-            return Some(self.dispatch(id));
+            return Some(self.dispatch(id, now));
         }
         let pick = self.pick(now);
         self.tree.tidy();
@@ -389,6 +448,16 @@ impl Scheduler for Fair {
         assert!(!entry.queued, "only dispatched requests complete");
         self.entries[id.0 as usize] = None;
         self.in_flight.count(entry.tag, entry.bytes, false);
+        self.pace
+            .end(entry.flushes, entry.bytes, entry.dispatched, now);
+        if entry.flush && !self.sharers.is_empty() {
+            for &(flush, sharer) in &self.sharers {
+                if let (true, Sharer::Charged(leaf)) = (flush == id, sharer) {
+                    self.tree.ended(leaf, now);
+                }
+            }
+            self.sharers.retain(|(flush, _)| *flush != id);
+        }
         if let Some(leaf) = entry.leaf {
             self.tree.ended(leaf, now);
         }

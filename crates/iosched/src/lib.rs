@@ -41,6 +41,9 @@ pub struct Io {
     pub direction: Direction,
     /// Bytes that it moves or changes.
     pub bytes: u64,
+    /// How many times the device makes data durable for it: once for a FLUSH, for a flush before a write
+    /// and for a write that is durable when it ends.
+    pub flushes: u8,
 }
 
 /// What became of a boost.
@@ -72,6 +75,11 @@ pub trait Scheduler: Send {
 
     /// A queued request has absorbed a neighbour of `bytes` bytes.
     fn grow(&mut self, id: IoId, bytes: u64);
+
+    /// A queued FLUSH serves somebody of this tag, too.
+    fn share(&mut self, id: IoId, tag: IoTag) {
+        let _ = (id, tag);
+    }
 
     /// Somebody waits for this request: raises its tag to `tag`, never lowers it.
     fn boost(&mut self, id: IoId, tag: IoTag, now: Nanos) -> Boost;

@@ -56,7 +56,7 @@ fn set_group_weight(options: &mut IoOptions, value: &str) -> Result<(), String> 
     Ok(())
 }
 
-/// `device_model=BYTES[:MICROSECONDS[:DEPTH]]`.
+/// `device_model=BYTES[:MICROSECONDS[:DEPTH[:FLUSH_MICROSECONDS]]]`.
 pub(crate) fn device_model(text: &str) -> Result<DeviceModel, String> {
     let mut parts = text.split(':');
     let bytes_per_second = bytes(parts.next().unwrap_or_default())?;
@@ -67,12 +67,17 @@ pub(crate) fn device_model(text: &str) -> Result<DeviceModel, String> {
         .next()
         .map_or(Ok(0), |us| number(us, 0..=10_000_000))?;
     let depth = parts.next().map_or(Ok(1), |n| number(n, 1..=MAX_DEPTH))?;
+    let flush = parts
+        .next()
+        .map_or(Ok(0), |us| number(us, 0..=10_000_000))?;
     if parts.next().is_some() {
-        return Err("is BYTES_PER_SECOND[:MICROSECONDS[:DEPTH]]".to_owned());
+        let form = "is BYTES_PER_SECOND[:MICROSECONDS[:DEPTH[:FLUSH_MICROSECONDS]]]";
+        return Err(form.to_owned());
     }
     Ok(DeviceModel {
         bytes_per_second,
         latency: Duration::from_micros(latency),
+        flush: Duration::from_micros(flush),
         depth,
     })
 }
@@ -165,7 +170,7 @@ mod tests {
         for list in bad {
             assert!(parse(list).is_err(), "{list}");
         }
-        for model in ["", "1", "20M:x", "20M:5:0", "20M:5:1:1", "M"] {
+        for model in ["", "1", "20M:x", "20M:5:0", "20M:5:1:x", "20M:5:1:1:1", "M"] {
             assert!(device_model(model).is_err(), "{model}");
         }
     }
@@ -176,5 +181,7 @@ mod tests {
         assert_eq!(model.bytes_per_second, 20 << 20);
         assert_eq!((model.latency.as_micros(), model.depth), (500, 4));
         assert_eq!(device_model("64K").unwrap().depth, 1);
+        let slow = device_model("20M:0:4:5000").unwrap();
+        assert_eq!(slow.flush.as_micros(), 5000);
     }
 }

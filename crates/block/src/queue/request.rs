@@ -113,6 +113,8 @@ pub(super) struct Request {
     pub dispatched: Instant,
     /// The number of its FLUSH, if it has one.
     pub flush: Option<u64>,
+    /// Whose else it is: of a FLUSH, those who joined it.
+    pub sharers: Vec<IoTag>,
 }
 
 impl Request {

@@ -66,6 +66,14 @@ fn tail_of(bio: &Bio) -> Option<(Tail, u64)> {
     is_mergeable(bio).then(|| (kind, bio.end()))
 }
 
+/// How often the device makes data durable for a bio.
+fn flushes(bio: &Bio) -> u8 {
+    u8::from(bio.op == Op::Flush) + u8::from(bio.preflush) + u8::from(bio.fua)
+}
+
+/// Of how many accounts a FLUSH is at most.
+const MAX_SHARERS: usize = 64;
+
 fn nanos(at: Instant) -> Nanos {
     Nanos(at.0)
 }
@@ -169,8 +177,15 @@ impl State {
             tag: request.tag,
             direction: direction(request.bio.op),
             bytes: request.bio.len,
+            flushes: flushes(&request.bio),
         };
+        let sharers = std::mem::take(&mut request.sharers);
         self.sched.insert(id.io_id(), io, nanos(now));
+        for &tag in &sharers {
+            self.sched.share(id.io_id(), tag);
+        }
+        // Another policy may want to know them.
+        self.living(id).sharers = sharers;
     }
 
     pub(super) fn held(&self) -> usize {
@@ -264,6 +279,7 @@ impl State {
             runner: None,
             dispatched: now,
             flush: None,
+            sharers: Vec::new(),
         });
         if is_flush {
             self.next_flush = Some(id);
@@ -286,7 +302,15 @@ impl State {
         hold: Option<HoldKey>,
         now: Instant,
     ) {
-        self.living(id).merged.push(part);
+        let request = self.living(id);
+        request.merged.push(part);
+        // Most of them are one account's; whoever comes when there are many is not told apart.
+        if !request.sharers.contains(&tag) && request.sharers.len() < MAX_SHARERS {
+            request.sharers.push(tag);
+            if request.phase == Phase::Queued {
+                self.sched.share(id.io_id(), tag);
+            }
+        }
         self.recorder.flushes_joined += 1;
         self.raise(id, tag, now);
         if hold.is_none() {

@@ -11,6 +11,8 @@ use steadfs_rt::{Mutex, Rank, sim};
 use super::*;
 use crate::{Done, MemDevice, Op};
 
+mod shares;
+
 const UNIT: u64 = 512;
 const SIZE: u64 = 64 * UNIT;
 

@@ -31,6 +31,7 @@ fn world(options: &str, boost: bool) -> Arc<F2fs> {
     let model = DeviceModel {
         bytes_per_second: 10 << 20,
         latency: Duration::from_micros(500),
+        flush: Duration::ZERO,
         depth: 1,
     };
     let device = Arc::new(ModelDevice::new(device as _, model));

@@ -103,7 +103,7 @@ pub struct FairOptions {
     pub async_patience: Nanos,
     /// A class gets at least one request in this time, whatever a better class wants.
     pub class_patience: Nanos,
-    /// What a FLUSH costs, in bytes.
+    /// What a FLUSH costs while nobody knows how long it takes and how fast the device is, in bytes.
     pub flush_cost: u64,
 }
 

@@ -43,6 +43,7 @@ fn write(tag: IoTag, bytes: u64) -> Io {
         tag,
         direction: Direction::Write,
         bytes,
+        flushes: 0,
     }
 }
 
@@ -51,6 +52,7 @@ fn flush(tag: IoTag) -> Io {
         tag,
         direction: Direction::Flush,
         bytes: 0,
+        flushes: 1,
     }
 }
 

@@ -15,6 +15,7 @@ fn io(urgency: Urgency) -> Io {
         tag: IoTag::default().with_urgency(urgency),
         direction: Direction::Write,
         bytes: 4096,
+        flushes: 0,
     }
 }
 

@@ -8,6 +8,7 @@ use super::*;
 enum Step {
     Insert(IoTag, u64),
     Flush(IoTag),
+    Share(usize, IoTag),
     Boost(usize, IoTag),
     Grow(usize),
     Next,
@@ -38,6 +39,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         8 => (tags(), 1..64u64).prop_map(|(tag, kib)| Step::Insert(tag, kib * KIB)),
         1 => tags().prop_map(Step::Flush),
+        1 => (any::<usize>(), tags()).prop_map(|(n, tag)| Step::Share(n, tag)),
         2 => (any::<usize>(), tags()).prop_map(|(n, tag)| Step::Boost(n, tag)),
         1 => any::<usize>().prop_map(Step::Grow),
         8 => Just(Step::Next),
@@ -128,6 +130,12 @@ impl History {
         match step {
             Step::Insert(tag, bytes) => self.insert(write(tag, bytes)),
             Step::Flush(tag) => self.insert(flush(tag)),
+            Step::Share(n, tag) => {
+                let flushes: Vec<_> = self.queued.iter().filter(|q| q.flush).collect();
+                if !flushes.is_empty() {
+                    self.fair.share(IoId(flushes[n % flushes.len()].id), tag);
+                }
+            }
             Step::Boost(n, tag) if queued > 0 => self.boost(n % queued, tag),
             Step::Grow(n) if queued > 0 => {
                 self.fair.grow(IoId(self.queued[n % queued].id), 4 * KIB);

@@ -130,7 +130,8 @@ impl World {
     }
 
     /// Any second from the first on: each client has its part of the whole within five percent, or
-    /// as near as whole turns let it be.
+    /// as near as whole turns let it be (start-time fair queueing's own bound: one of its own, and the
+    /// part of another's that is due to it).
     #[track_caller]
     fn check(&self, until: u64, parts: &[f64]) {
         let whole: f64 = parts.iter().sum();
@@ -145,7 +146,7 @@ impl World {
             for (n, (&got, part)) in served.iter().zip(parts).enumerate() {
                 let due = total as f64 * part / whole;
                 let turn = self.clients[n].bytes.max(64 * KIB) as f64;
-                let slack = (0.05 * due).max(turn);
+                let slack = (0.05 * due).max(2.0 * turn);
                 assert!(
                     (got as f64 - due).abs() <= slack,
                     "client {n} at {from}: got {got}, due {due:.0}; all {served:?}"
@@ -366,7 +367,7 @@ proptest! {
 
     #[test]
     fn any_weights_are_kept_in_any_second(
-        weights in prop::collection::vec(10..200u32, 2..5),
+        weights in prop::collection::vec(1..=1000u32, 2..5),
         sizes in prop::collection::vec(1..16u64, 5),
         outstanding in prop::collection::vec(4..12usize, 5),
         sync_kind in prop::collection::vec(any::<bool>(), 5),

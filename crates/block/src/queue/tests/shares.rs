@@ -1,0 +1,139 @@
+//! Who gets how much of a device whose FLUSH takes time, in virtual time.
+
+use steadfs_base::OwnerId;
+use steadfs_rt::{now, spawn};
+
+use super::*;
+use crate::{DeviceModel, ModelDevice, wait_all};
+
+const SECONDS: u64 = 20;
+
+fn of_group(number: u32, owner: u32) -> IoTag {
+    IoTag {
+        group: GroupId(number),
+        owner: OwnerId(owner),
+        ..IoTag::default()
+    }
+}
+
+/// What somebody does again and again.
+#[derive(Clone, Copy)]
+enum Work {
+    /// Appends so much and calls fsync.
+    Append(usize),
+    /// Commits: a write with a flush before it, durable when it ends.
+    Commit,
+    /// Streams, with so many requests of 64 KiB under way.
+    Stream(usize),
+}
+
+struct Client {
+    group: u32,
+    tasks: u32,
+    work: Work,
+}
+
+/// A round of somebody's work, in a region of the device that is his alone.
+fn round(queue: &Queue, work: Work, tag: IoTag, region: u64, n: u64) {
+    match work {
+        Work::Append(bytes) => {
+            let at = region + n % 64 * (64 << 10);
+            queue.write(at, vec![Buf::zeroed(bytes)], tag).unwrap();
+            queue.flush(tag).wait().unwrap();
+        }
+        Work::Commit => {
+            let mut bio = Bio::write(region, vec![Buf::zeroed(4096)]);
+            (bio.preflush, bio.fua) = (true, true);
+            queue.submit(bio, tag).wait().unwrap();
+        }
+        Work::Stream(depth) => {
+            let write =
+                |n: usize| Bio::write(region + n as u64 * (128 << 10), vec![Buf::zeroed(64 << 10)]);
+            let ios: Vec<_> = (0..depth).map(|n| queue.submit(write(n), tag)).collect();
+            wait_all(&ios).unwrap();
+        }
+    }
+}
+
+/// How many rounds each client's tasks do together in [`SECONDS`].
+fn rounds(depth: usize, clients: Vec<Client>) -> Vec<u64> {
+    let run = move || {
+        let model = DeviceModel {
+            bytes_per_second: 100 << 20,
+            latency: Duration::from_micros(50),
+            flush: Duration::from_millis(4),
+            depth,
+        };
+        let memory = Arc::new(MemDevice::new(64 << 20));
+        let device = Arc::new(ModelDevice::new(memory, model));
+        let queue = Arc::new(Queue::with_settings(device, QueueSettings::default()));
+        for (group, weight) in [(1, 100), (2, 20), (3, 100)] {
+            queue.set_group(GroupId(group), GroupId(0), weight);
+        }
+        let until = now().0 + SECONDS * 1_000_000_000;
+        let mut owner = 0;
+        let start = |client: &Client| -> Vec<_> {
+            let (group, work) = (client.group, client.work);
+            let one = |_| {
+                owner += 1;
+                let (queue, owner) = (Arc::clone(&queue), owner);
+                spawn("client", move || {
+                    let region = u64::from(owner) * (4 << 20);
+                    let mut n = 0;
+                    while now().0 < until {
+                        round(&queue, work, of_group(group, owner), region, n);
+                        n += 1;
+                    }
+                    n
+                })
+            };
+            (0..client.tasks).map(one).collect()
+        };
+        let tasks: Vec<Vec<_>> = clients.iter().map(start).collect();
+        let sum = |tasks: Vec<steadfs_rt::JoinHandle<u64>>| {
+            tasks.into_iter().map(steadfs_rt::JoinHandle::join).sum()
+        };
+        tasks.into_iter().map(sum).collect()
+    };
+    sim::run(sim::Config::new(7), run).value
+}
+
+fn client(group: u32, tasks: u32, work: Work) -> Client {
+    Client { group, tasks, work }
+}
+
+#[test]
+fn groups_that_call_fsync_get_their_weights() {
+    for depth in [1, 8] {
+        for work in [Work::Append(4096), Work::Append(64 << 10), Work::Commit] {
+            for tasks in [1, 4] {
+                let both = vec![client(1, tasks, work), client(2, tasks, work)];
+                let got = rounds(depth, both);
+                let ratio = got[0] as f64 / got[1] as f64;
+                // Where several of a group share a FLUSH, a round of theirs is cheaper.
+                let near = if tasks == 1 { 4.5..=5.5 } else { 3.5..=6.5 };
+                assert!(
+                    near.contains(&ratio),
+                    "depth {depth}, {tasks} tasks: {got:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Of equal groups, one that streams has its half of the device's time beside one that calls fsync, whose
+/// FLUSHes move nothing.
+#[test]
+fn who_calls_fsync_pays_for_it_beside_a_stream() {
+    for depth in [1, 8] {
+        let append = client(1, 1, Work::Append(4096));
+        let stream = client(3, 1, Work::Stream(8));
+        let got = rounds(depth, vec![append, stream]);
+        let flushing = got[0] as f64 * 0.004 / SECONDS as f64;
+        let moving = got[1] as f64 * 0.005 / SECONDS as f64;
+        assert!(moving >= 0.45, "depth {depth}: {moving} {flushing}");
+        // Each of its rounds waits for what the device has.
+        let least = if depth == 1 { 0.45 } else { 0.25 };
+        assert!(flushing >= least, "depth {depth}: {moving} {flushing}");
+    }
+}
