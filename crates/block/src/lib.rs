@@ -13,6 +13,7 @@ mod mem;
 mod model;
 mod queue;
 mod source;
+mod timed;
 
 pub use bio::{Bio, Op};
 pub use buf::Buf;
@@ -26,3 +27,4 @@ pub use queue::{
     QueueSettings, Stats, wait_all,
 };
 pub use source::BlockSource;
+pub use timed::TimedEnds;

@@ -1,12 +1,11 @@
 //! A device that is as slow as it is told to be, for tests of what scheduling does.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, spawn};
+use steadfs_rt::{Instant, Mutex, Rank, now};
 
-use crate::{Bio, Device, Done, Geometry, IoError, Op};
+use crate::{Bio, Device, Done, Geometry, Op, TimedEnds};
 
 /// How slow a [`ModelDevice`] is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,13 +30,8 @@ pub struct ModelDevice {
     inner: Arc<dyn Device>,
     geometry: Geometry,
     model: DeviceModel,
-    shared: Arc<Shared>,
-    task: Option<JoinHandle<()>>,
-}
-
-struct Shared {
     state: Mutex<State>,
-    changed: Condvar,
+    ends: TimedEnds,
 }
 
 struct State {
@@ -45,13 +39,7 @@ struct State {
     transfers_end: Instant,
     /// When each of the requests it works on ends, or the last one in that place did.
     places: Vec<Instant>,
-    /// What has ended below, by the time it ends here.
-    ended: BTreeMap<(Instant, u64), Ended>,
-    count: u64,
-    closed: bool,
 }
-
-type Ended = (Bio, Result<(), IoError>, Done);
 
 impl State {
     /// When a request that comes now ends.
@@ -86,78 +74,16 @@ impl ModelDevice {
         let most = bytes.clamp(SMALLEST_TRANSFER, 1 << 30);
         let most = u32::try_from(most).expect("bounded above");
         geometry.max_transfer = geometry.max_transfer.min(1 << most.ilog2());
-        let shared = Arc::new(Shared {
-            state: Mutex::new(
-                Rank::Leaf,
-                State {
-                    transfers_end: Instant(0),
-                    places: vec![Instant(0); model.depth],
-                    ended: BTreeMap::new(),
-                    count: 0,
-                    closed: false,
-                },
-            ),
-            changed: Condvar::new(),
-        });
-        let for_task = Arc::clone(&shared);
+        let state = State {
+            transfers_end: Instant(0),
+            places: vec![Instant(0); model.depth],
+        };
         Self {
             inner,
             geometry,
             model,
-            shared,
-            task: Some(spawn("device-model", move || for_task.run())),
-        }
-    }
-}
-
-impl Shared {
-    /// Ends requests at their times.
-    fn run(&self) {
-        let mut state = self.state.lock();
-        loop {
-            let Some((&(at, _), _)) = state.ended.first_key_value() else {
-                if state.closed {
-                    return;
-                }
-                self.changed.wait_idle(&mut state);
-                continue;
-            };
-            let left = at.since(now());
-            if !left.is_zero() {
-                self.changed.wait_for(&mut state, left);
-                continue;
-            }
-            let (_, (bio, result, done)) = state.ended.pop_first().expect("looked at above");
-            drop(state);
-            done(bio, result);
-            state = self.state.lock();
-        }
-    }
-
-    fn end_at(&self, at: Instant, ended: Ended) {
-        let mut state = self.state.lock();
-        state.count += 1;
-        let key = (at, state.count);
-        state.ended.insert(key, ended);
-        if state
-            .ended
-            .first_key_value()
-            .is_some_and(|(first, _)| *first == key)
-        {
-            self.changed.notify_one();
-        }
-    }
-}
-
-impl Drop for ModelDevice {
-    fn drop(&mut self) {
-        self.shared.state.lock().closed = true;
-        self.shared.changed.notify_one();
-        // The task itself may let go of the last reference, by calling a `Done`.
-        if let Some(task) = self.task.take()
-            && steadfs_rt::task_name() != "device-model"
-        {
-            task.join();
+            state: Mutex::new(Rank::Leaf, state),
+            ends: TimedEnds::start("device-model"),
         }
     }
 }
@@ -169,12 +95,10 @@ impl Device for ModelDevice {
 
     fn start(&self, bio: Bio, done: Done) {
         let at = {
-            let mut state = self.shared.state.lock();
+            let mut state = self.state.lock();
             state.schedule(self.model, &bio, now())
         };
-        let shared = Arc::clone(&self.shared);
-        let end = move |bio, result| shared.end_at(at, (bio, result, done));
-        self.inner.start(bio, Box::new(end));
+        self.inner.start(bio, self.ends.at(at, done));
     }
 
     fn background_depth(&self) -> usize {

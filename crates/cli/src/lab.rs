@@ -4,7 +4,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use steadfs_lab::crash;
+use steadfs_lab::crash::faults::{KINDS, Kind};
 use steadfs_lab::experiment::{self, Report};
+use steadfs_lab::flash::Parameters;
+use steadfs_lab::trace;
 
 use crate::args;
 use crate::failure::Failure;
@@ -13,6 +16,8 @@ use crate::output::print;
 pub fn run(args: &args::Lab) -> Result<(), Failure> {
     match args {
         args::Lab::Crash(args) => crash(&args.words),
+        args::Lab::Faults(args) => faults(args),
+        args::Lab::Trace(args::LabTrace::Fsync(args)) => trace_fsync(args),
         args::Lab::CheckpointMerge(args) => one("checkpoint-merge", args),
         args::Lab::GcVictims(args) => one("gc-victims", args),
         args::Lab::AsyncCheckpoint(args) => one("async-checkpoint", args),
@@ -39,12 +44,6 @@ fn one(name: &str, args: &args::Experiment) -> Result<(), Failure> {
 
 /// Runs all of them; as JSON they are the lines of an array.
 fn all(args: &args::AllExperiments) -> Result<(), Failure> {
-    if let Some(device) = &args.how.device {
-        let device = device.display();
-        return Err(Failure::plain(format!(
-            "--device {device}: each experiment has its own device; give it to one of them"
-        )));
-    }
     let mut reports = Vec::new();
     for (_, plan) in experiment::ALL {
         reports.push(measured(plan, &args.how)?);
@@ -113,6 +112,62 @@ fn crash(words: &[String]) -> Result<(), Failure> {
     match u8::try_from(code) {
         Ok(0) => Ok(()),
         code => Err(Failure::new(code.unwrap_or(u8::MAX), "")),
+    }
+}
+
+fn trace_fsync(args: &args::TraceFsync) -> Result<(), Failure> {
+    let device = Parameters::find(&args.device).map_err(Failure::plain)?;
+    let kind = match args.fs.as_str() {
+        "f2fs" => trace::Kind::F2fs,
+        _ => trace::Kind::Ext4,
+    };
+    let what = match args.of.as_str() {
+        "overwrite" => trace::What::Overwrite,
+        "directory" => trace::What::Directory,
+        _ => trace::What::Append,
+    };
+    let text = trace::fsync(kind, what, &device, args.seed).map_err(Failure::plain)?;
+    print(|out| out.write_all(text.as_bytes()))
+}
+
+/// Every kind of trouble in turn.
+fn faults(args: &args::LabFaults) -> Result<(), Failure> {
+    let scratch = Scratch::new().map_err(Failure::plain)?;
+    let wanted = |fs| args.fs.as_ref().is_none_or(|only| only == fs);
+    let mut subjects = Vec::new();
+    if wanted("ext4") {
+        subjects.extend(crash::ext4::subjects(&scratch.0).map_err(Failure::plain)?);
+    }
+    if wanted("f2fs") {
+        subjects.extend(crash::f2fs::subjects().map_err(Failure::plain)?);
+    }
+    subjects.retain(|subject| subject.name.contains(&args.subject));
+    let kinds: Vec<_> = KINDS
+        .into_iter()
+        .filter(|kind| args.kinds.is_empty() || args.kinds.iter().any(|name| name == kind.name))
+        .collect();
+    let space = |kind: &Kind| kind.trial == crash::Trial::Space;
+    if let Some(kind) = kinds
+        .iter()
+        .find(|kind| subjects.iter().all(|subject| subject.small != space(kind)))
+    {
+        return Err(Failure::plain(format!(
+            "no volume for {} has '{}' in its name",
+            kind.name, args.subject
+        )));
+    }
+    let options = crash::Options {
+        seed: args.seed,
+        seeds: args.seeds,
+        budget: args.budget,
+        workers: steadfs_rt::processors(),
+        ..crash::Options::new(args.out.clone())
+    };
+    let outcomes = crash::faults::faults(&subjects, &kinds, &options, &mut io::stdout());
+    let outcomes = outcomes.map_err(Failure::plain)?;
+    match outcomes.iter().any(crash::faults::Outcome::is_bad) {
+        true => Err(Failure::new(1, "")),
+        false => Ok(()),
     }
 }
 

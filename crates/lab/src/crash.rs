@@ -22,6 +22,7 @@ pub mod case;
 pub mod explore;
 pub mod ext4;
 pub mod f2fs;
+pub mod faults;
 pub mod record;
 pub mod room;
 pub mod subject;

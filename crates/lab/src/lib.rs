@@ -4,3 +4,4 @@ pub mod crash;
 pub mod device;
 pub mod experiment;
 pub mod flash;
+pub mod trace;

@@ -75,6 +75,8 @@ pub struct Stats {
     pub verdicts: u64,
     /// Files that verdicts found as they were made durable after the last checkpoint.
     pub rolled: u64,
+    /// Crashes after which something was missing or damaged because the device had lied.
+    pub lost_by_device: u64,
     /// Recovered images by what the crash came before.
     pub before: BTreeMap<&'static str, u64>,
     /// Recovered images by what survived.
@@ -99,6 +101,7 @@ impl Stats {
         self.by_tool += other.by_tool;
         self.verdicts += other.verdicts;
         self.rolled += other.rolled;
+        self.lost_by_device += other.lost_by_device;
         for (what, count) in other.before {
             *self.before.entry(what).or_default() += count;
         }

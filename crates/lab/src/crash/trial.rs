@@ -2,6 +2,7 @@
 //! volume fills up.
 
 use std::path::Path;
+use std::time::Duration;
 
 use steadfs_rt::Random;
 use steadfs_workload::Program;
@@ -9,7 +10,7 @@ use steadfs_workload::Program;
 use super::explore::{Effort, Stats, explore};
 use super::record::{Run, Trouble, record, record_with};
 use super::room::{self, Room};
-use super::{Failure, Subject};
+use super::{Complaint, Failure, Subject};
 use crate::device::{Event, Fault, Log, Survivors, Which};
 
 /// What is tried of each program.
@@ -24,10 +25,17 @@ pub enum Trial {
     /// A full volume at each allocation: the program runs with every amount of room, from none to
     /// enough; and power cuts.
     Space,
+    /// A device that takes up to a second longer now and then; and power cuts.
+    Latency,
+    /// A device that says it has flushed but has not; and power cuts. What is lost then is the device's doing, and is
+    /// counted; the same run on an honest device must lose nothing.
+    Lies,
 }
 
 /// Amounts of room after which a program that still has not enough is left.
 const ROOMS: u64 = 160;
+/// Ways in which a device is slow that are tried of a program.
+const SPIKED_RUNS: usize = 4;
 /// Numbers of free inodes that are tried.
 const INODES: u64 = 3;
 
@@ -50,6 +58,8 @@ pub fn try_program(
         Trial::Crashes => attempts.crashes(subject, program),
         Trial::Faults => attempts.faults(subject, program),
         Trial::Space => attempts.space(subject, program),
+        Trial::Latency => attempts.latency(subject, program),
+        Trial::Lies => attempts.lies(subject, program),
     };
     (attempts.stats, result.err().map(|failure| *failure))
 }
@@ -146,6 +156,53 @@ impl Attempts<'_> {
         Ok(())
     }
 
+    fn latency(&mut self, subject: &Subject, program: &Program) -> Result<(), Box<Failure>> {
+        let quiet = record(subject, program, self.seed)?;
+        let flushes: Vec<u64> = flushes(&quiet.log).collect();
+        let mut random = Random::new(self.seed ^ 0x1A7E);
+        for _ in 0..SPIKED_RUNS.min(self.effort.troubles) {
+            let mut spikes = Vec::new();
+            for request in quiet.requests.clone() {
+                let chance = if flushes.contains(&request) { 512 } else { 128 };
+                if random.chance(chance) {
+                    let delay = Duration::from_millis(1 << random.below(11));
+                    spikes.push((Which::Nth(request), Fault::Delay(delay)));
+                }
+            }
+            self.stats.troubled += u64::from(!spikes.is_empty());
+            self.one(subject, program, &Trouble::Faults(spikes))?;
+        }
+        Ok(())
+    }
+
+    fn lies(&mut self, subject: &Subject, program: &Program) -> Result<(), Box<Failure>> {
+        // What it is measured against.
+        self.crashes(subject, program)?;
+        let honest = record(subject, program, self.seed)?;
+        let all = (Which::From(honest.requests.start), Fault::Lie);
+        let trouble = Trouble::Faults(vec![all]);
+        self.stats.runs += 1;
+        let Some(run) = record_with(subject, program, self.seed, &trouble)? else {
+            self.stats.undecided += 1;
+            return Ok(());
+        };
+        self.stats.troubled += 1;
+        let effort = Effort {
+            failures: usize::MAX,
+            ..self.effort
+        };
+        let (stats, failures) = explore(subject, &run, effort, self.seed, self.scratch);
+        self.stats.add(stats);
+        for failure in failures {
+            // Whatever a device does, nobody panics, hangs or waits for ever.
+            if matches!(failure.complaint, Complaint::Simulation(_)) {
+                return Err(Box::new(failure));
+            }
+            self.stats.lost_by_device += 1;
+        }
+        Ok(())
+    }
+
     /// One run in trouble; whether it met any.
     fn one(
         &mut self,
@@ -182,7 +239,7 @@ impl Attempts<'_> {
     }
 }
 
-fn in_trouble(complaint: super::Complaint, trouble: &Trouble) -> Box<Failure> {
+fn in_trouble(complaint: Complaint, trouble: &Trouble) -> Box<Failure> {
     Box::new(Failure {
         trouble: trouble.clone(),
         ..Failure::of_run(complaint)

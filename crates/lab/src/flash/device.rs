@@ -1,10 +1,9 @@
 //! The model as a device: commands end at the machine's times, in simulation or on the host's clock.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfs_block::{Bio, Device, Done, Geometry, Op};
-use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, sim, spawn};
+use steadfs_block::{Bio, Device, Done, Geometry, Op, TimedEnds};
+use steadfs_rt::{Instant, Mutex, Rank, now, sim};
 
 use super::{Command, Machine, Parameters, Store};
 
@@ -48,6 +47,18 @@ impl Counters {
     }
 }
 
+/// What becomes of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moment {
+    /// The device has got it.
+    Started,
+    /// It has ended.
+    Ended,
+}
+
+/// Who is told of each request: its number, itself, what becomes of it. It must not wait.
+pub type Watcher = Arc<dyn Fn(u64, &Bio, Moment) + Send + Sync>;
+
 /// A modelled device. Clones are the same device.
 ///
 /// In simulation commands end by the virtual clock; otherwise a task of its own ends them at their times.
@@ -59,7 +70,7 @@ struct Inner {
     depth: usize,
     state: Mutex<State>,
     /// Only outside simulations.
-    clock: Option<Clock>,
+    clock: Option<TimedEnds>,
 }
 
 struct State {
@@ -67,6 +78,9 @@ struct State {
     machine: Option<Machine>,
     store: Store,
     counters: Counters,
+    watcher: Option<Watcher>,
+    /// Of requests that are watched.
+    next: u64,
 }
 
 impl FlashDevice {
@@ -88,11 +102,13 @@ impl FlashDevice {
     }
 
     fn with(machine: Option<Machine>, geometry: Geometry, depth: usize, store: Store) -> Self {
-        let clock = (machine.is_some() && !sim::active()).then(Clock::start);
+        let clock = (machine.is_some() && !sim::active()).then(|| TimedEnds::start("flash-device"));
         let state = State {
             machine,
             store,
             counters: Counters::default(),
+            watcher: None,
+            next: 0,
         };
         Self(Arc::new(Inner {
             geometry,
@@ -105,6 +121,11 @@ impl FlashDevice {
     /// The content as it is now.
     pub fn content(&self) -> Store {
         self.0.state.lock().store.clone()
+    }
+
+    /// From now on `watcher` is told of each request that starts; none: nobody.
+    pub fn watch(&self, watcher: Option<Watcher>) {
+        self.0.state.lock().watcher = watcher;
     }
 
     /// What it has done.
@@ -193,10 +214,26 @@ impl Device for FlashDevice {
             done(bio, Err(error));
             return;
         }
-        let ends = self.0.state.lock().take(&mut bio, now());
+        let (ends, watched) = {
+            let mut state = self.0.state.lock();
+            let ends = state.take(&mut bio, now());
+            state.next += u64::from(state.watcher.is_some());
+            let number = state.next;
+            (ends, state.watcher.clone().map(|watcher| (number, watcher)))
+        };
+        let done = match watched {
+            None => done,
+            Some((number, watcher)) => {
+                watcher(number, &bio, Moment::Started);
+                Box::new(move |bio: Bio, result| {
+                    watcher(number, &bio, Moment::Ended);
+                    done(bio, result);
+                })
+            }
+        };
         match (ends, &self.0.clock) {
             (Some(ends), _) if sim::active() => sim::at(ends, move || done(bio, Ok(()))),
-            (Some(ends), Some(clock)) => clock.end_at(ends, bio, done),
+            (Some(ends), Some(clock)) => clock.at(ends, done)(bio, Ok(())),
             _ => done(bio, Ok(())),
         }
     }
@@ -207,86 +244,6 @@ impl Device for FlashDevice {
 
     fn background_depth(&self) -> usize {
         self.0.depth
-    }
-}
-
-/// Ends commands at their times on the host's clock.
-struct Clock {
-    shared: Arc<Shared>,
-    task: Option<JoinHandle<()>>,
-}
-
-struct Shared {
-    due: Mutex<Due>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Due {
-    ends: BTreeMap<(Instant, u64), (Bio, Done)>,
-    count: u64,
-    closed: bool,
-}
-
-const TASK: &str = "flash-device";
-
-impl Clock {
-    fn start() -> Self {
-        let shared = Arc::new(Shared {
-            due: Mutex::new(Rank::Leaf, Due::default()),
-            changed: Condvar::new(),
-        });
-        let for_task = Arc::clone(&shared);
-        let task = spawn(TASK, move || for_task.run());
-        Self {
-            shared,
-            task: Some(task),
-        }
-    }
-
-    fn end_at(&self, at: Instant, bio: Bio, done: Done) {
-        let mut due = self.shared.due.lock();
-        due.count += 1;
-        let key = (at, due.count);
-        due.ends.insert(key, (bio, done));
-        self.shared.changed.notify_one();
-    }
-}
-
-impl Shared {
-    fn run(&self) {
-        let mut due = self.due.lock();
-        loop {
-            let Some((&(at, _), _)) = due.ends.first_key_value() else {
-                if due.closed {
-                    return;
-                }
-                self.changed.wait_idle(&mut due);
-                continue;
-            };
-            let left = at.since(now());
-            if !left.is_zero() {
-                self.changed.wait_for(&mut due, left);
-                continue;
-            }
-            let (_, (bio, done)) = due.ends.pop_first().expect("looked at above");
-            drop(due);
-            done(bio, Ok(()));
-            due = self.due.lock();
-        }
-    }
-}
-
-impl Drop for Clock {
-    fn drop(&mut self) {
-        self.shared.due.lock().closed = true;
-        self.shared.changed.notify_one();
-        // The task itself may let go of the last reference, by calling a `Done`.
-        if let Some(task) = self.task.take()
-            && steadfs_rt::task_name() != TASK
-        {
-            task.join();
-        }
     }
 }
 

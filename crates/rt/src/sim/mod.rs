@@ -18,6 +18,7 @@
 
 mod failure;
 mod lock_queue;
+mod observe;
 mod stack;
 mod state;
 pub(crate) mod task;
@@ -29,6 +30,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub use failure::{Failure, FailureKind, TaskReport};
+pub use observe::{Deed, Observation, observe, observe_no_more};
 
 use crate::Instant;
 use state::{State, Step, TaskId};

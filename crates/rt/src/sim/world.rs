@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use super::failure::FailureKind;
+use super::observe::{Deed, Observer, Watch};
 use super::stack;
 use super::state::{Callback, State, TaskCoroutine, TaskId, TaskYielder, Waiting};
 use crate::gate::{Gate, held};
@@ -30,6 +31,7 @@ pub(crate) struct World {
     /// Who runs; none while the scheduler does.
     current: Cell<Option<TaskId>>,
     yielder: Cell<*const TaskYielder>,
+    watch: Watch,
     id: u64,
 }
 
@@ -79,12 +81,17 @@ impl World {
             now: Cell::new(Instant(0)),
             current: Cell::new(None),
             yielder: Cell::new(std::ptr::null()),
+            watch: Watch::default(),
             id: WORLDS.get(),
         }
     }
 
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+
+    pub(crate) fn set_observer(&self, observer: Option<Observer>) {
+        self.watch.set(observer);
     }
 
     /// The scheduler's state; not to be held over a switch or a call of foreign code.
@@ -181,8 +188,10 @@ impl World {
                 mine
             });
             if mine {
+                self.watch.tell(self, Deed::Locked(gate.rank()));
                 return;
             }
+            self.watch.tell(self, Deed::WaitsForLock(gate.rank()));
             self.suspend();
         }
     }
@@ -278,7 +287,9 @@ pub(crate) fn wait(
                 state.set_timer(me, limit);
             }
         });
+        world.watch.tell(world, Deed::Waits(rank));
         world.suspend();
+        world.watch.tell(world, Deed::GoesOn);
         let timed_out = world.state(|state| state.timed_out(me));
         world.wait_turn(gate, Want::Alone, is_free);
         timed_out
@@ -308,6 +319,7 @@ pub(crate) fn sleep(d: Duration) {
             state.park(me, Waiting::Sleep);
             state.set_timer(me, d);
         });
+        world.watch.tell(world, Deed::Sleeps);
         world.suspend();
     });
 }

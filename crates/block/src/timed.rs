@@ -1,0 +1,105 @@
+//! Ends of requests at times that a model says, for devices that are slower than what they stand on.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, spawn};
+
+use crate::{Bio, Done, IoError};
+
+/// Ends requests at their times, on a task of its own. Dropped, it waits until all that has been
+/// given to it has ended.
+pub struct TimedEnds {
+    shared: Arc<Shared>,
+    name: &'static str,
+    task: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    due: Mutex<Due>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Due {
+    /// By time, then in the order in which they came.
+    ends: BTreeMap<(Instant, u64), Ended>,
+    count: u64,
+    closed: bool,
+}
+
+type Ended = (Bio, Result<(), IoError>, Done);
+
+impl TimedEnds {
+    /// Starts the task; `name` says whose it is.
+    pub fn start(name: &'static str) -> Self {
+        let shared = Arc::new(Shared {
+            due: Mutex::new(Rank::Leaf, Due::default()),
+            changed: Condvar::new(),
+        });
+        let for_task = Arc::clone(&shared);
+        let task = spawn(name, move || for_task.run());
+        Self {
+            shared,
+            name,
+            task: Some(task),
+        }
+    }
+
+    /// What ends a request for `done`: not before `at`.
+    pub fn at(&self, at: Instant, done: Done) -> Done {
+        let shared = Arc::clone(&self.shared);
+        Box::new(move |bio, result| shared.end_at(at, (bio, result, done)))
+    }
+}
+
+impl Shared {
+    fn end_at(&self, at: Instant, ended: Ended) {
+        let mut due = self.due.lock();
+        due.count += 1;
+        let key = (at, due.count);
+        due.ends.insert(key, ended);
+        if due
+            .ends
+            .first_key_value()
+            .is_some_and(|(first, _)| *first == key)
+        {
+            self.changed.notify_one();
+        }
+    }
+
+    fn run(&self) {
+        let mut due = self.due.lock();
+        loop {
+            let Some((&(at, _), _)) = due.ends.first_key_value() else {
+                if due.closed {
+                    return;
+                }
+                self.changed.wait_idle(&mut due);
+                continue;
+            };
+            let left = at.since(now());
+            if !left.is_zero() {
+                self.changed.wait_for(&mut due, left);
+                continue;
+            }
+            let (_, (bio, result, done)) = due.ends.pop_first().expect("looked at above");
+            drop(due);
+            done(bio, result);
+            due = self.due.lock();
+        }
+    }
+}
+
+impl Drop for TimedEnds {
+    fn drop(&mut self) {
+        self.shared.due.lock().closed = true;
+        self.shared.changed.notify_one();
+        // The task itself may let go of the last reference, by calling a `Done`.
+        if let Some(task) = self.task.take()
+            && steadfs_rt::task_name() != self.name
+        {
+            task.join();
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! One fsync as it crosses the rooms: its locks, its waits and its I/O, in virtual time.
+//!
+//! The volume, its queue and its cache are those of an experiment; nothing else happens on them. What is told follows
+//! from the file system, the device and the seed.
+
+mod place;
+mod show;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use steadfs_base::{GroupId, IoPrio};
+use steadfs_block::{Bio, Queue, QueueSettings};
+use steadfs_rt::{Instant, now, sim, sleep, task_name};
+use steadfs_vfs::{Cx, FsError};
+
+use crate::experiment::{
+    Bed, CacheSizes, Mount, World, content, make_file, prepare, process, simulate,
+};
+use crate::flash::{Moment, Parameters, Store};
+use place::Places;
+
+/// Whose fsync.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// ext4's.
+    Ext4,
+    /// f2fs's.
+    F2fs,
+}
+
+impl Kind {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::F2fs => "f2fs",
+        }
+    }
+}
+
+/// Of what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    /// A file to which 8 KiB were appended.
+    Append,
+    /// A file of which 8 KiB were written over.
+    Overwrite,
+    /// A directory in which a file was made.
+    Directory,
+}
+
+impl What {
+    const fn about(self) -> &'static str {
+        match self {
+            Self::Append => "a file to which 8 KiB were appended",
+            Self::Overwrite => "a file of which 8 KiB were written over",
+            Self::Directory => "a directory in which a file was just made",
+        }
+    }
+}
+
+/// What happened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Step {
+    /// A task's deed.
+    Deed(sim::Deed),
+    /// A request began: number, in words.
+    Starts(u64, String),
+    /// It ended.
+    Ends(u64),
+    /// The call itself begins or returns.
+    Call(String),
+}
+
+/// A step: when, whose, what.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Line {
+    at: Instant,
+    task: String,
+    step: Step,
+}
+
+thread_local! {
+    /// What was seen: a simulation is on one thread, and who watches its locks must not take one.
+    static SEEN: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
+
+fn note(at: Instant, task: String, step: Step) {
+    SEEN.with_borrow_mut(|seen| seen.push(Line { at, task, step }));
+}
+
+/// Large enough for blocks of 4 KiB.
+const VOLUME: u64 = 1 << 30;
+const BYTES: u64 = 8192;
+/// The task that calls: a simulation's main one.
+const CALLER: &str = "main";
+
+/// One fsync, told line by line.
+///
+/// # Errors
+/// What failed.
+pub fn fsync(kind: Kind, what: What, device: &Parameters, seed: u64) -> Result<String, String> {
+    let mount = match kind {
+        Kind::Ext4 => Mount::ext4("")?,
+        Kind::F2fs => Mount::f2fs("")?,
+    };
+    let volume = volume(kind, &mount)?;
+    let places = Places::of(kind, &volume)?;
+    let world = World {
+        seed,
+        device: device.clone(),
+        mount,
+        queue: QueueSettings::default(),
+        groups: Vec::new(),
+        memory: CacheSizes::of(64 << 20),
+    };
+    let outcome = simulate(world, &volume, move |bed| watched(bed, what, places))?;
+    let head = format!(
+        "fsync of {} on {}, alone; device {} (modelled), seed {seed}.\nVirtual time: what takes time are the device, \
+         and {} us for each wake-up; code takes none.\n",
+        what.about(),
+        kind.name(),
+        device.name,
+        device.host.wake.as_micros()
+    );
+    Ok(show::text(&head, kind, &outcome.value))
+}
+
+/// A volume with a directory `dir` and in it a file of 64 KiB.
+fn volume(kind: Kind, mount: &Mount) -> Result<Store, String> {
+    let format = move |queue: &Queue| match kind {
+        Kind::Ext4 => {
+            let options = steadfs_ext4::format::FormatOptions {
+                uuid: Some([0x7A; 16]),
+                hash_seed: Some([0x7B; 16]),
+                time: Some(Default::default()),
+                ..Default::default()
+            };
+            let made = steadfs_ext4::format::format(queue, VOLUME, &options);
+            made.map(|_| ()).map_err(|error| error.to_string())
+        }
+        Kind::F2fs => {
+            let options = steadfs_f2fs::format::FormatOptions {
+                uuid: Some([0x7C; 16]),
+                checkpoint_version: Some(1),
+                time: Some(1_700_000_000),
+                ..Default::default()
+            };
+            let made = steadfs_f2fs::format::format(queue, VOLUME, &options);
+            made.map(|_| ()).map_err(|error| error.to_string())
+        }
+    };
+    prepare(VOLUME, mount, format, |bed| {
+        make_file(&*bed.fs, b"file", 64 << 10)?;
+        bed.fs.mkdir(&Cx::default(), bed.fs.root(), b"dir", 0o755)?;
+        bed.fs.sync_all(&Cx::default())
+    })
+}
+
+/// Does what comes before, and watches the fsync.
+fn watched(bed: &Bed, what: What, places: Places) -> Result<Vec<Line>, FsError> {
+    let (fs, cx) = (&*bed.fs, process(GroupId(0), IoPrio::default(), 1));
+    let file = fs.lookup(&cx, fs.root(), b"file")?;
+    let dir = fs.lookup(&cx, fs.root(), b"dir")?;
+    // The first fsync after a mount may have to do more.
+    fs.write(&cx, file.ino, 0, &content(0, BYTES), false)?;
+    fs.fsync(&cx, file.ino, false)?;
+    sleep(std::time::Duration::from_millis(10));
+    let of = match what {
+        What::Append => {
+            fs.write(&cx, file.ino, file.size, &content(file.size, BYTES), false)?;
+            file.ino
+        }
+        What::Overwrite => {
+            fs.write(&cx, file.ino, BYTES, &content(BYTES, BYTES), false)?;
+            file.ino
+        }
+        What::Directory => {
+            fs.mknod(&cx, dir.ino, b"made", 0o100_644, 0)?;
+            dir.ino
+        }
+    };
+    SEEN.take();
+    bed.device
+        .watch(Some(Arc::new(move |number, bio: &Bio, moment| {
+            let step = match moment {
+                Moment::Started => Step::Starts(number, places.told(bio)),
+                Moment::Ended => Step::Ends(number),
+            };
+            note(now(), task_name(), step);
+        })));
+    sim::observe(|seen| note(seen.at, seen.task, Step::Deed(seen.deed)));
+    note(
+        now(),
+        task_name(),
+        Step::Call(format!("fsync(inode {})", of.0)),
+    );
+    let done = fs.fsync(&cx, of, false);
+    note(now(), task_name(), Step::Call("returns".to_owned()));
+    sim::observe_no_more();
+    bed.device.watch(None);
+    done.map(|()| SEEN.take())
+}
+
+#[cfg(test)]
+mod tests;

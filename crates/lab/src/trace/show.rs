@@ -1,0 +1,223 @@
+//! A trace as text.
+
+use std::fmt::Write as _;
+
+use steadfs_rt::Rank;
+use steadfs_rt::sim::Deed;
+
+use super::{CALLER, Kind, Line, Step};
+
+/// The room that a lock belongs to.
+const fn room(kind: Kind, rank: Rank) -> &'static str {
+    match rank {
+        Rank::JournalReclaim | Rank::JournalSuper | Rank::JournalLists | Rank::JournalState => {
+            "jbd2"
+        }
+        // Of ext4 a transaction's handles, of f2fs its gate.
+        Rank::TxnHandle => match kind {
+            Kind::Ext4 => "jbd2",
+            Kind::F2fs => "f2fs",
+        },
+        Rank::MetaBuf | Rank::MappingTree | Rank::Dirty | Rank::Table => "cache",
+        Rank::QueueState => "block",
+        Rank::DeviceInner => "device",
+        Rank::Leaf => "rt",
+        _ => kind.name(),
+    }
+}
+
+fn task_of(name: &str) -> &str {
+    match name {
+        CALLER => "caller",
+        "callbacks" => "device",
+        other => other,
+    }
+}
+
+/// What one line of the text says.
+struct Shown {
+    room: &'static str,
+    step: String,
+}
+
+/// Locks that are taken one after the other, in one room, by one task.
+struct Locks<'a> {
+    at: u64,
+    task: &'a str,
+    room: &'static str,
+    ranks: Vec<(Rank, u64)>,
+}
+
+impl Locks<'_> {
+    fn text(&self) -> String {
+        let told = self.ranks.iter().map(|(rank, count)| match count {
+            1 => format!("{rank:?}"),
+            count => format!("{rank:?} x{count}"),
+        });
+        format!("locks {}", told.collect::<Vec<_>>().join(", "))
+    }
+}
+
+struct Text<'a> {
+    out: String,
+    begin: u64,
+    last: u64,
+    locks: Option<Locks<'a>>,
+}
+
+fn millis(nanos: u64) -> String {
+    format!("{}.{:03}", nanos / 1_000_000, nanos / 1000 % 1000)
+}
+
+impl<'a> Text<'a> {
+    fn row(&mut self, at: u64, task: &str, shown: &Shown) {
+        let step = match at - self.last {
+            0 => String::new(),
+            more => format!("+{}", millis(more)),
+        };
+        self.last = at;
+        // Writing into a string does not fail.
+        let _ = writeln!(
+            self.out,
+            "{:>10} {step:>9}  {:<12} {:<7} {}",
+            millis(at - self.begin),
+            task_of(task),
+            shown.room,
+            shown.step
+        );
+    }
+
+    fn end_locks(&mut self) {
+        if let Some(locks) = self.locks.take() {
+            let shown = Shown {
+                room: locks.room,
+                step: locks.text(),
+            };
+            self.row(locks.at, locks.task, &shown);
+        }
+    }
+
+    fn lock(&mut self, at: u64, task: &'a str, room: &'static str, rank: Rank) {
+        if let Some(locks) = &mut self.locks
+            && (locks.at, locks.task, locks.room) == (at, task, room)
+        {
+            match locks.ranks.iter_mut().find(|(known, _)| *known == rank) {
+                Some((_, count)) => *count += 1,
+                None => locks.ranks.push((rank, 1)),
+            }
+            return;
+        }
+        self.end_locks();
+        self.locks = Some(Locks {
+            at,
+            task,
+            room,
+            ranks: vec![(rank, 1)],
+        });
+    }
+}
+
+/// The whole trace below `head`, and its sums.
+pub(super) fn text(head: &str, kind: Kind, lines: &[Line]) -> String {
+    let begin = lines.first().map_or(0, |line| line.at.0);
+    let mut text = Text {
+        out: format!(
+            "{head}\n{:>10} {:>9}  {:<12} {:<7} step\n",
+            "ms", "+ms", "task", "room"
+        ),
+        begin,
+        last: begin,
+        locks: None,
+    };
+    let mut started = Vec::new();
+    for line in lines {
+        let (at, task) = (line.at.0, line.task.as_str());
+        // Short locks inside rt and the device's own are of no interest.
+        if let Step::Deed(Deed::Locked(rank)) = line.step {
+            if !matches!(rank, Rank::Leaf | Rank::DeviceInner) {
+                text.lock(at, task, room(kind, rank), rank);
+            }
+            continue;
+        }
+        let shown = match &line.step {
+            Step::Deed(deed) => of_deed(kind, *deed),
+            Step::Call(call) => Shown {
+                room: "vfs",
+                step: call.clone(),
+            },
+            Step::Starts(number, what) => {
+                started.push((*number, at));
+                Shown {
+                    room: "device",
+                    step: format!("#{number} {what}"),
+                }
+            }
+            Step::Ends(number) => {
+                let since = started.iter().find(|(known, _)| known == number);
+                let took = since.map_or(0, |(_, since)| at - since);
+                Shown {
+                    room: "device",
+                    step: format!("#{number} done, took {} ms", millis(took)),
+                }
+            }
+        };
+        text.end_locks();
+        text.row(at, task, &shown);
+    }
+    text.end_locks();
+    let sums = sums(lines);
+    text.out + &sums
+}
+
+fn of_deed(kind: Kind, deed: Deed) -> Shown {
+    match deed {
+        Deed::Locked(_) => unreachable!("locks are gathered before"),
+        Deed::WaitsForLock(rank) => Shown {
+            room: room(kind, rank),
+            step: format!("WAITS for the lock {rank:?}"),
+        },
+        Deed::Waits(rank) => Shown {
+            room: room(kind, rank),
+            step: "waits".to_owned(),
+        },
+        Deed::GoesOn => Shown {
+            room: "rt",
+            step: "goes on".to_owned(),
+        },
+        Deed::Sleeps => Shown {
+            room: "rt",
+            step: "sleeps".to_owned(),
+        },
+    }
+}
+
+/// What the caller's time went to.
+fn sums(lines: &[Line]) -> String {
+    let (mut locks, mut waits, mut waited, mut since) = (0, 0, 0, None);
+    for line in lines.iter().filter(|line| line.task == CALLER) {
+        match line.step {
+            Step::Deed(Deed::Locked(_)) => locks += 1,
+            Step::Deed(Deed::Waits(_) | Deed::WaitsForLock(_) | Deed::Sleeps) => {
+                waits += 1;
+                since = Some(line.at.0);
+            }
+            Step::Deed(Deed::GoesOn) => {
+                waited += since.take().map_or(0, |since| line.at.0 - since);
+            }
+            _ => {}
+        }
+    }
+    let requests = lines
+        .iter()
+        .filter(|line| matches!(line.step, Step::Starts(..)));
+    let requests = requests.count();
+    let whole = match (lines.first(), lines.last()) {
+        (Some(first), Some(last)) => last.at.0 - first.at.0,
+        _ => 0,
+    };
+    format!(
+        "\n{} ms in all; the caller waited {} ms of them, {waits} times, and took {locks} locks; {requests} requests\n",
+        millis(whole),
+        millis(waited)
+    )
+}
