@@ -6,11 +6,13 @@
 
 use std::fmt::Write as _;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use crate::command::{finish, judge};
+use crate::fsyncs;
 use crate::generate::{Torture, torture};
 use crate::scratch::Scratch;
 use crate::tree::Tree;
@@ -102,6 +104,12 @@ pub fn write_tree(to: &Path) -> String {
     call("tree", to)
 }
 
+/// A line of a script that lets the calling test's program make files below [`TOP`] and change them
+/// durably ([`fsyncs`]); the names of those that must survive, and their state, are written to `to`.
+pub fn make_durable(to: &Path) -> String {
+    call("durable", to)
+}
+
 fn call(word: &str, path: &Path) -> String {
     let program = std::env::current_exe().expect("a test has a path");
     format!(
@@ -121,15 +129,35 @@ pub fn inside(how: Torture) {
     let (word, path) = work.split_once(' ').expect("a word and a path");
     match word {
         "torture" => torture(Path::new(path), how),
-        "tree" => {
-            let lines = lines(&Tree::of(Path::new(TOP)));
-            let file = PathBuf::from(path);
-            fs::write(&file, lines.join("\n")).expect("the list can be written");
-            let file = fs::File::open(&file).expect("it is there");
-            file.sync_all().expect("it can be made durable");
+        "tree" => write_lines(&lines(&Tree::of(Path::new(TOP))), Path::new(path)),
+        "durable" => {
+            fsyncs::prepare(Path::new(TOP));
+            let files = fsyncs::change(Path::new(TOP));
+            let tree = Tree::of(Path::new(TOP));
+            write_lines(&durable_lines(&tree, &files), Path::new(path));
         }
         other => panic!("{other}: no such work"),
     }
+}
+
+fn write_lines(lines: &[String], to: &Path) {
+    fs::write(to, lines.join("\n")).expect("the list can be written");
+    let file = fs::File::open(to).expect("it is there");
+    file.sync_all().expect("it can be made durable");
+}
+
+/// The lines of some of a tree's files.
+///
+/// # Panics
+/// If one is not there.
+pub fn durable_lines(tree: &Tree, files: &[PathBuf]) -> Vec<String> {
+    let mut some = Tree::default();
+    for file in files {
+        let path = file.as_os_str().as_bytes().to_vec();
+        let node = tree.nodes.get(&path).expect("a file that was made durable");
+        some.nodes.insert(path, node.clone());
+    }
+    lines(&some)
 }
 
 /// A tree as text, a line for each file; sizes of directories are not compared.
