@@ -16,6 +16,7 @@ impl Control for F2fs {
         let file = |path, writable| ControlEntry { path, writable };
         let mut entries = vec![
             file("options", true),
+            file("errors", false),
             file("f2fs/freeze", true),
             file("io/scheduler", false),
             file("io/stats.json", false),
@@ -34,6 +35,7 @@ impl Control for F2fs {
     fn read(&self, path: &str) -> Result<Vec<u8>> {
         let mut text = match path {
             "options" => self.effective_options().show(),
+            "errors" => self.tell_errors(),
             "f2fs/freeze" => u8::from(self.is_frozen()).to_string(),
             "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),

@@ -11,6 +11,7 @@ use steadfs_vfs::{Clock, Cx, Freeing, FsError, Result, StatFs};
 
 use crate::checkpoint::Checkpoints;
 use crate::checkpoint::daemon::Daemon;
+use crate::damage::Notes;
 use crate::discard::Discards;
 use crate::disk::{BLOCK_SIZE, Layout, Nid, Superblock};
 use crate::gc::Gc;
@@ -83,6 +84,7 @@ pub struct F2fs {
     pub(crate) read_only: AtomicBool,
     /// Something contradicts itself: checkpoints say that the volume should be checked.
     pub(crate) damaged: AtomicBool,
+    pub(crate) notes: Notes,
     /// Why the volume stopped, if it did.
     pub(crate) stopped: Mutex<Option<String>>,
     /// One remount or freezing at a time.

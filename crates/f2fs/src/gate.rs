@@ -59,23 +59,6 @@ impl F2fs {
         Ok(Change { _gate: gate })
     }
 
-    /// Stops the volume for good: the first cause is kept, nothing is changed any more.
-    pub(crate) fn stop(&self, cause: &str) {
-        tracing::error!(cause, "the volume stops");
-        self.stopped.lock().get_or_insert_with(|| cause.to_owned());
-        self.read_only.store(true, Ordering::Release);
-    }
-
-    /// Why the volume stopped, if it did.
-    pub(crate) fn stopped_because(&self) -> Option<String> {
-        self.stopped.lock().clone()
-    }
-
-    /// Whether something was found that contradicts itself.
-    pub(crate) fn is_damaged(&self) -> bool {
-        self.damaged.load(Ordering::Acquire)
-    }
-
     /// A block of the main area has lost its owner. No node's lock is held.
     pub(crate) fn invalidate(&self, _: &Change<'_>, addr: BlockAddr) {
         let Some(block) = addr.block() else {
@@ -88,14 +71,6 @@ impl F2fs {
                 Ok(false) => {}
                 Err(error) => self.note_damage(&error.into()),
             }
-        }
-    }
-
-    /// Tells of damage that does not keep an operation from being done. The next checkpoint says that the
-    /// volume should be checked.
-    pub(crate) fn note_damage(&self, error: &FsError) {
-        if !self.damaged.swap(true, Ordering::AcqRel) {
-            tracing::error!(%error, "the volume is damaged; it should be checked");
         }
     }
 }

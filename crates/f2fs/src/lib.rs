@@ -13,6 +13,7 @@ mod checkpoint;
 mod clock;
 mod compress;
 mod control;
+mod damage;
 mod data;
 mod dentry;
 mod discard;

@@ -12,6 +12,7 @@ use steadfs_vfs::{Clock, Freeing, FsError, Result};
 
 use crate::checkpoint::daemon::Daemon;
 use crate::checkpoint::{self, Checkpoints};
+use crate::damage::Notes;
 use crate::discard::Discards;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::{BLOCK_SIZE, MountMode, Superblock, mount_mode};
@@ -91,6 +92,7 @@ impl F2fs {
             read_only: AtomicBool::new(options.read_only),
             stopped: Mutex::new(Rank::Leaf, None),
             layout: layout.clone(),
+            notes: Notes::new(superblock.clone()),
             superblock,
             checkpoints: Checkpoints::new(current.checkpoint, current.pack),
             segments: OnceLock::new(),

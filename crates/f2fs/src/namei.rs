@@ -24,6 +24,7 @@ use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, names};
 
 use crate::checkpoint::Reason;
 use crate::dentry::{Room, Search};
+use crate::disk::superblock::StopReason;
 use crate::disk::{self, Nid, hash};
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -103,7 +104,10 @@ impl F2fs {
     /// for what is in memory says two things.
     fn must<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
-            self.stop(&format!("a change of names failed half-way: {error}"));
+            self.stop(
+                StopReason::UPDATE_INODE,
+                &format!("a change of names failed half-way: {error}"),
+            );
         }
         result
     }

@@ -24,6 +24,9 @@ impl F2fs {
                 self.read_only.store(true, Ordering::Release);
             }
         }
+        if result.is_err() {
+            self.store_notes();
+        }
         result
     }
 
@@ -325,7 +328,9 @@ impl FileSystem for F2fs {
     }
 
     fn shutdown(&self, cx: &Cx, mode: ShutdownMode) -> Result<()> {
-        self.cut_power(cx, mode)
+        let written = self.cut_power(cx, mode);
+        self.store_notes();
+        written
     }
 
     fn options(&self) -> String {

@@ -10,6 +10,7 @@ use steadfs_rt::{RwLockReadGuard, now, sleep};
 use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::checkpoint;
+use crate::disk::superblock::StopReason;
 use crate::disk::{MountMode, mount_mode};
 use crate::fs::F2fs;
 use crate::mount::MountReport;
@@ -232,7 +233,7 @@ impl F2fs {
             ShutdownMode::FlushLog => self.checkpoint(checkpoint::Reason::Sync, cx.tag),
             ShutdownMode::NoFlush => Ok(()),
         };
-        self.stop("shut down on request");
+        self.stop(StopReason::SHUTDOWN, "shut down on request");
         written
     }
 

@@ -108,6 +108,7 @@ impl F2fs {
         self.thaw();
         self.end_tasks();
         let ended = self.end_service();
+        self.store_notes();
         self.read_only.store(true, Ordering::Release);
         self.unmounted.store(true, Ordering::Release);
         ended
@@ -153,6 +154,7 @@ impl Backing for F2fs {
     }
 
     fn tick(&self) {
+        self.store_notes();
         if !self.is_frozen() {
             self.background_checkpoint();
         }

@@ -37,6 +37,7 @@ use urgency::UnderWay;
 pub use write::Writes;
 
 use crate::disk::Checkpoint;
+use crate::disk::superblock::StopReason;
 use crate::fs::F2fs;
 
 /// Why a checkpoint is written.
@@ -199,7 +200,10 @@ impl F2fs {
         match &result {
             Ok(()) => {}
             Err(FsError::NoSpace) => tracing::error!("a checkpoint finds no room"),
-            Err(error) => self.stop(&format!("a checkpoint failed: {error}")),
+            Err(error) => self.stop(
+                StopReason::WRITE_FAIL,
+                &format!("a checkpoint failed: {error}"),
+            ),
         }
         drop(one);
         // Whoever waits for this one learns that it is durable or never will be; the lock, so that none is

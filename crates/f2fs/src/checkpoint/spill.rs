@@ -6,6 +6,7 @@ use steadfs_vfs::Result;
 
 use super::snapshot::Placed;
 use super::write::Writes;
+use crate::disk::superblock::StopReason;
 use crate::fs::{F2fs, io_error};
 use crate::gate::Change;
 
@@ -48,7 +49,10 @@ impl F2fs {
                 self.dirs_landed(placed.dirs);
             }
             Err(error) => {
-                self.stop(&format!("a node could not be written: {error}"));
+                self.stop(
+                    StopReason::WRITE_FAIL,
+                    &format!("a node could not be written: {error}"),
+                );
                 self.give_back(&placed.dirs, error);
             }
         }

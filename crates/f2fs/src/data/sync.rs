@@ -11,6 +11,7 @@ use super::need::{Facts, Reason};
 use super::placement::{Occasion, SMALL_SYNC};
 use crate::disk;
 use crate::disk::inode::Advise;
+use crate::disk::superblock::StopReason;
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
 use crate::node::chain::Barrier;
@@ -261,7 +262,7 @@ impl F2fs {
             return Ok(());
         }
         self.queue.flush(tag).wait().map_err(|error| {
-            self.stop(&error.to_string());
+            self.stop(StopReason::FLUSH_FAIL, &error.to_string());
             io_error(error)
         })
     }

@@ -377,7 +377,11 @@ impl F2fs {
             .zip(written)
             .map(|(piece, written)| match written {
                 Ok(()) => Named::all(piece),
-                Err(error) => Named::none(io_error(error.clone())),
+                Err(error) => {
+                    let error = io_error(error.clone());
+                    self.notes.data_failed(inode.nid(), &error);
+                    Named::none(error)
+                }
             })
             .collect();
         let stored = inode.core.read().size;

@@ -1,10 +1,13 @@
 //! The superblock: two copies, each 1024 bytes behind the start of one of the volume's first blocks.
 
+mod notes;
+
 use std::borrow::Cow;
 
 use zerocopy::{FromBytes, IntoBytes};
 
 pub use super::raw::RawSuperblock;
+pub use notes::{Note, StopReason};
 
 use super::num::{idx, idx16, wide};
 use super::{BLOCK_SIZE, DiskError, Features, Layout, Nid, Result, Structure, checksum};
@@ -178,19 +181,35 @@ impl Superblock {
         self.raw.errors.iter().any(|&b| b != 0) || self.raw.stop_reason[1..].iter().any(|&b| b != 0)
     }
 
-    /// Notes kinds of damage found: bit numbers of `s_errors` (`enum f2fs_error`).
-    pub fn note_error(&mut self, kind: u16) {
-        let bit = idx16(kind);
-        if let Some(byte) = self.raw.errors.get_mut(bit / 8) {
-            *byte |= 1 << (kind % 8);
-        }
+    /// Notes a kind of damage. Whether it was not noted before.
+    pub fn note_error(&mut self, note: Note) -> bool {
+        let bit = idx16(note.0);
+        let byte = &mut self.raw.errors[bit / 8];
+        let before = *byte;
+        *byte |= 1 << (bit % 8);
+        *byte != before
     }
 
-    /// Counts a stop for this reason (index in `s_stop_reason`).
-    pub fn note_stop(&mut self, reason: u16) {
-        if let Some(count) = self.raw.stop_reason.get_mut(idx16(reason)) {
-            *count = count.saturating_add(1);
-        }
+    /// Counts a stop for this reason.
+    pub fn note_stop(&mut self, reason: StopReason) {
+        let count = &mut self.raw.stop_reason[idx16(reason.0)];
+        *count = count.saturating_add(1);
+    }
+
+    /// The kinds of damage that are noted; those that have no name here by their numbers.
+    pub fn noted_errors(&self) -> Vec<String> {
+        let bits = 0..8 * self.raw.errors.len();
+        let noted = bits.filter(|bit| self.raw.errors[bit / 8] & 1 << (bit % 8) != 0);
+        noted.map(|bit| named(notes::ERRORS, bit)).collect()
+    }
+
+    /// Why the volume stopped, and how often.
+    pub fn noted_stops(&self) -> Vec<(String, u8)> {
+        let counts = self.raw.stop_reason.iter().enumerate();
+        let noted = counts.filter(|(_, count)| **count > 0);
+        noted
+            .map(|(n, count)| (named(notes::STOPS, n), *count))
+            .collect()
     }
 
     /// Sets which kernel (here: program) writes the volume, cut to 256 bytes.
@@ -228,6 +247,12 @@ pub fn fill_text(field: &mut [u8], text: &str) {
     let len = text.len().min(field.len());
     field.fill(0);
     field[..len].copy_from_slice(&text.as_bytes()[..len]);
+}
+
+/// The name of a number, or the number.
+fn named(names: &[&str], number: usize) -> String {
+    let name = names.get(number).map(|name| (*name).to_owned());
+    name.unwrap_or_else(|| number.to_string())
 }
 
 fn text(field: &[u8]) -> Cow<'_, str> {

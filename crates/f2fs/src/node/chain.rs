@@ -16,6 +16,7 @@ use super::Node;
 use super::writes::NodeWrite;
 use crate::checkpoint::{Marks, Writes};
 use crate::disk::node::NodeKind;
+use crate::disk::superblock::StopReason;
 use crate::disk::{BLOCK_SIZE, BlockAddr, Nid};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
@@ -143,7 +144,10 @@ impl F2fs {
                 write.end();
             }
             Err(error) => {
-                self.stop(&format!("a node could not be written: {error}"));
+                self.stop(
+                    StopReason::WRITE_FAIL,
+                    &format!("a node could not be written: {error}"),
+                );
                 drop(write);
             }
         }
@@ -152,7 +156,7 @@ impl F2fs {
         self.node_writes.wait(before, &self.queue, tag)?;
         if how == Barrier::Flush {
             self.queue.flush(tag).wait().map_err(|error| {
-                self.stop(&format!("a flush failed: {error}"));
+                self.stop(StopReason::FLUSH_FAIL, &format!("a flush failed: {error}"));
                 io_error(error)
             })?;
         }

@@ -10,6 +10,7 @@ use steadfs_rt::{now, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
 use super::checkpoints::{make_file, writable};
+use crate::disk::superblock::StopReason;
 use crate::format::{FormatOptions, image};
 use crate::{F2fs, MountOptions};
 
@@ -96,7 +97,7 @@ fn everybody_learns_that_the_volume_stopped() {
             })
             .collect();
         sleep(Duration::from_millis(2));
-        fs.stop("the first cause");
+        fs.stop(StopReason::SHUTDOWN, "the first cause");
         for client in clients {
             let answer = client.join();
             assert_eq!(answer, Err(FsError::Stopped("the first cause".to_owned())));

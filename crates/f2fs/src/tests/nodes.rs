@@ -9,6 +9,7 @@ use steadfs_vfs::FsError;
 use super::mount_device;
 use crate::F2fs;
 use crate::disk::node::NodeKind;
+use crate::disk::superblock::StopReason;
 use crate::disk::{self, BlockAddr, Nid};
 use crate::format::{FormatOptions, image};
 use crate::node::Found;
@@ -148,8 +149,8 @@ fn ids_are_given_out_once_and_not_again_before_a_checkpoint() {
 #[test]
 fn a_volume_that_is_read_only_or_stopped_lets_no_change_begin() {
     let fs = writable();
-    fs.stop("the first cause");
-    fs.stop("another");
+    fs.stop(StopReason::SHUTDOWN, "the first cause");
+    fs.stop(StopReason::SHUTDOWN, "another");
     let error = fs.change().err().unwrap();
     assert_eq!(error, FsError::Stopped("the first cause".to_owned()));
     let device = image(64 << 20, &FormatOptions::default()).unwrap();

@@ -1,0 +1,186 @@
+//! What went wrong: told below `.steadfs`, and on a volume that is written noted in both superblocks as
+//! Linux does since 6.1, kinds of damage as bits of `s_errors`, stops counted in `s_stop_reason`.
+//!
+//! Damage and failures are met with locks held, so they are only remembered there. They are written by
+//! who holds none: a call that fails, the tick of write-back, the unmount. A copy is written whole and waited
+//! for before the other one, so a crash in between leaves one of them good.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use steadfs_base::IoTag;
+use steadfs_block::Bio;
+use steadfs_rt::{Mutex, Rank};
+use steadfs_vfs::{FsError, Result};
+
+use crate::disk::superblock::{Note, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE, StopReason};
+use crate::disk::{BLOCK_SIZE, Nid, Superblock};
+use crate::fs::{F2fs, io_error};
+
+/// Files remembered whose data could not be written.
+const FAILED_FILES: usize = 64;
+
+/// What went wrong since the mount, and what the superblock is to say of it.
+pub struct Notes {
+    state: Mutex<State>,
+    /// Something is to be written.
+    pending: AtomicBool,
+}
+
+/// [Leaf]
+struct State {
+    superblock: Superblock,
+    /// How often damage was met, and how it was told first.
+    damage: Option<(u64, String)>,
+    /// Files whose data could not be written, and how each failed last.
+    data: BTreeMap<Nid, String>,
+    /// Why the superblock does not say it.
+    unwritten: Option<String>,
+}
+
+impl Notes {
+    /// Nothing went wrong yet.
+    pub fn new(superblock: Superblock) -> Self {
+        let state = State {
+            superblock,
+            damage: None,
+            data: BTreeMap::new(),
+            unwritten: None,
+        };
+        Self {
+            state: Mutex::new(Rank::Leaf, state),
+            pending: AtomicBool::new(false),
+        }
+    }
+
+    /// Damage of this kind was met. Whether it is the first.
+    fn damage(&self, what: &FsError) -> bool {
+        let text = what.to_string();
+        let mut state = self.state.lock();
+        if let Some(note) = Note::of_message(&text) {
+            let new = state.superblock.note_error(note);
+            self.pending.fetch_or(new, Ordering::AcqRel);
+        }
+        let (count, _) = state.damage.get_or_insert((0, text));
+        *count += 1;
+        *count == 1
+    }
+
+    fn stop(&self, reason: StopReason) {
+        self.state.lock().superblock.note_stop(reason);
+        self.pending.store(true, Ordering::Release);
+    }
+
+    /// A file's data could not be written.
+    pub fn data_failed(&self, ino: Nid, error: &FsError) {
+        let mut state = self.state.lock();
+        while state.data.len() >= FAILED_FILES {
+            state.data.pop_first();
+        }
+        state.data.insert(ino, error.to_string());
+    }
+}
+
+impl F2fs {
+    /// Stops the volume for good: the first cause is kept, nothing is changed any more.
+    pub(crate) fn stop(&self, reason: StopReason, cause: &str) {
+        tracing::error!(cause, "the volume stops");
+        let first = {
+            let mut stopped = self.stopped.lock();
+            let first = stopped.is_none();
+            stopped.get_or_insert_with(|| cause.to_owned());
+            first
+        };
+        if first {
+            self.notes.stop(reason);
+        }
+        self.read_only.store(true, Ordering::Release);
+    }
+
+    /// Why the volume stopped, if it did.
+    pub(crate) fn stopped_because(&self) -> Option<String> {
+        self.stopped.lock().clone()
+    }
+
+    /// Whether something was found that contradicts itself.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.damaged.load(Ordering::Acquire)
+    }
+
+    /// Tells of damage that does not keep an operation from being done. The next checkpoint says that the
+    /// volume should be checked.
+    pub(crate) fn note_damage(&self, error: &FsError) {
+        self.damaged.store(true, Ordering::Release);
+        if self.notes.damage(error) {
+            tracing::error!(%error, "the volume is damaged; it should be checked");
+        }
+    }
+
+    /// Writes what is to be noted in the superblocks, if anything is. The caller holds no lock.
+    pub(crate) fn store_notes(&self) {
+        // A volume that was only ever read is not written.
+        if !self.notes.pending.load(Ordering::Acquire) || self.segments.get().is_none() {
+            return;
+        }
+        if !self.notes.pending.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let bytes = self.notes.state.lock().superblock.encode();
+        let written = [1, 0].iter().try_for_each(|n| self.write_copy(*n, &bytes));
+        if let Err(error) = written {
+            tracing::error!(%error, "the superblock cannot note what went wrong");
+            self.notes.state.lock().unwritten = Some(error.to_string());
+        }
+    }
+
+    fn write_copy(&self, copy: u64, bytes: &[u8]) -> Result<()> {
+        let (at, tag) = (copy * BLOCK_SIZE as u64, IoTag::default());
+        let mut block = self.queue.read(at, BLOCK_SIZE, tag).map_err(io_error)?;
+        block.make_mut()[SUPERBLOCK_OFFSET..][..SUPERBLOCK_SIZE].copy_from_slice(bytes);
+        let bio = Bio::write(at, vec![block]).preflush_and_fua();
+        self.queue.submit(bio, tag).wait().map_err(io_error)
+    }
+
+    /// What is wrong with the volume, a line each: why it stopped, data that could not be written and is
+    /// tried again, damage met since the mount, and what the superblock says. `none` where nothing is.
+    pub(crate) fn tell_errors(&self) -> String {
+        let mut text = String::new();
+        if let Some(cause) = self.stopped_because() {
+            text += &format!("stopped: {cause}\n");
+        }
+        let dirty = self.writeback.dirty_files();
+        let mut state = self.notes.state.lock();
+        // Of the others the data is written by now, or gone.
+        state
+            .data
+            .retain(|ino, _| dirty.contains(&u64::from(ino.0)));
+        for (ino, error) in &state.data {
+            text += &format!("data of inode {ino} is not written yet: {error}\n");
+        }
+        if let Some((count, first)) = &state.damage {
+            text += &format!("damage met: {count}; the first: {first}\n");
+        }
+        let kinds = state.superblock.noted_errors().join(", ");
+        if !kinds.is_empty() {
+            text += &format!("damage noted in the superblock: {kinds}\n");
+        }
+        let stops = state.superblock.noted_stops();
+        let stops: Vec<String> = stops
+            .iter()
+            .map(|(why, n)| format!("{why} ({n})"))
+            .collect();
+        if !stops.is_empty() {
+            text += &format!("stops noted in the superblock: {}\n", stops.join(", "));
+        }
+        if let Some(error) = &state.unwritten {
+            text += &format!("the superblock could not be written: {error}\n");
+        }
+        if text.is_empty() {
+            text.push_str("none\n");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests;

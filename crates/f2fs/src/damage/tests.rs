@@ -1,0 +1,170 @@
+//! What is told and noted of damage, stops and failed writes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use steadfs_block::{Bio, Device, Done, Geometry, IoError, MemDevice};
+use steadfs_vfs::{Cx, FileSystem, FsError, ShutdownMode};
+
+use crate::CacheSizes;
+use crate::disk::superblock::COPIES;
+use crate::disk::{BLOCK_SIZE, Nid, Superblock};
+use crate::fs::F2fs;
+use crate::options::MountOptions;
+use crate::test_world::{ALL, ROOT, World};
+
+fn errors(fs: &F2fs) -> String {
+    fs.tell_errors()
+}
+
+/// Both superblocks, which are whole and say the same.
+fn superblock(bytes: &[u8]) -> Superblock {
+    let copies = COPIES.map(|at| Superblock::parse(&bytes[at as usize..]).unwrap());
+    assert_eq!(copies[0].noted_errors(), copies[1].noted_errors());
+    assert_eq!(copies[0].noted_stops(), copies[1].noted_stops());
+    let [first, _] = copies;
+    first
+}
+
+#[test]
+fn damage_is_noted_and_told_again_by_later_mounts() {
+    for features in ["", ALL] {
+        let world = World::make(features, 64);
+        let ino = world.file(ROOT, b"file").unwrap().ino;
+        world.fs.sync_all(&world.cx).unwrap();
+        let nid = Nid::from_vfs(ino).unwrap();
+        let at = world.fs.nat.entry(nid, world.cx.tag).unwrap().addr;
+        assert_eq!(errors(&world.fs), "none\n");
+        let device = world.close();
+        assert!(superblock(&device.to_bytes()).noted_errors().is_empty());
+        // The footer's node id.
+        let place = u64::from(at.0) * BLOCK_SIZE as u64 + 4072;
+        let mut good = [0; 4];
+        device.read(place, &mut good);
+        device.write(place, &[9; 4]);
+        let world = World::of(Arc::clone(&device), "");
+        assert!(matches!(
+            world.lookup(ROOT, b"file"),
+            Err(FsError::Corrupt(_))
+        ));
+        assert!(world.lookup(ROOT, b"file").is_err());
+        let said = errors(&world.fs);
+        assert!(said.starts_with("damage met: 2; the first: "), "{said}");
+        assert!(
+            said.ends_with("damage noted in the superblock: inconsistent_footer\n"),
+            "{said}"
+        );
+        assert_eq!(
+            superblock(&world.bytes()).noted_errors(),
+            ["inconsistent_footer"]
+        );
+        assert!(superblock(&world.bytes()).has_errors());
+        // The volume can be written meanwhile, and says so when the damage is gone.
+        world.file(ROOT, b"another").unwrap();
+        world.fs.close().unwrap();
+        device.write(place, &good);
+        let world = World::of(device, "");
+        world.lookup(ROOT, b"file").unwrap();
+        assert_eq!(
+            errors(&world.fs),
+            "damage noted in the superblock: inconsistent_footer\n"
+        );
+        world.close();
+    }
+}
+
+#[test]
+fn what_is_only_read_is_not_written() {
+    let world = World::make("", 64);
+    let nid = Nid::from_vfs(world.file(ROOT, b"file").unwrap().ino).unwrap();
+    world.fs.sync_all(&world.cx).unwrap();
+    let at = world.fs.nat.entry(nid, world.cx.tag).unwrap().addr;
+    let device = world.close();
+    device.write(u64::from(at.0) * BLOCK_SIZE as u64 + 4072, &[9; 4]);
+    let before = device.to_bytes();
+    let world = World::of(Arc::clone(&device), "ro");
+    assert!(world.lookup(ROOT, b"file").is_err());
+    assert!(errors(&world.fs).contains("damage met: 1;"));
+    world.fs.close().unwrap();
+    assert!(device.to_bytes() == before);
+}
+
+#[test]
+fn a_shutdown_is_counted_and_is_no_error() {
+    let world = World::make("sb_checksum", 64);
+    world.file(ROOT, b"file").unwrap();
+    world
+        .fs
+        .shutdown(&world.cx, ShutdownMode::FlushLog)
+        .unwrap();
+    assert!(world.file(ROOT, b"later").is_err());
+    let said = errors(&world.fs);
+    assert_eq!(
+        said,
+        "stopped: shut down on request\nstops noted in the superblock: shutdown (1)\n"
+    );
+    assert!(world.fs.close().is_err());
+    world.judge_device();
+    let noted = superblock(&world.bytes());
+    assert_eq!(noted.noted_stops(), [("shutdown".to_owned(), 1)]);
+    assert!(!noted.has_errors());
+    let world = world.open_again();
+    world.lookup(ROOT, b"file").unwrap();
+    world.close();
+}
+
+/// A device whose writes fail behind the superblocks while it is told so.
+struct Failing {
+    inner: MemDevice,
+    fails: AtomicBool,
+}
+
+impl Device for Failing {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn start(&self, bio: Bio, done: Done) {
+        let behind = bio.offset >= 2 * BLOCK_SIZE as u64;
+        if self.fails.load(Ordering::Acquire) && bio.op == steadfs_block::Op::Write && behind {
+            let error = IoError::of(&bio, "told to fail");
+            return done(bio, Err(error));
+        }
+        self.inner.start(bio, done);
+    }
+}
+
+#[test]
+fn data_that_cannot_be_written_and_a_stop_are_told() {
+    let cx = Cx::default();
+    let bytes = World::make("", 64).close().to_bytes();
+    let device = Arc::new(Failing {
+        inner: MemDevice::from_bytes(&bytes),
+        fails: AtomicBool::new(false),
+    });
+    let options = MountOptions::parse("").unwrap();
+    let (fs, _) = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(64 << 20)).unwrap();
+    let file = fs.mknod(&cx, ROOT, b"file", 0o100_644, 0).unwrap();
+    fs.write(&cx, file.ino, 0, &[7; 9000], false).unwrap();
+    device.fails.store(true, Ordering::Release);
+    fs.fsync(&cx, file.ino, false).unwrap_err();
+    let said = errors(&fs);
+    let begin = format!("data of inode {} is not written yet: ", file.ino.0);
+    assert!(said.starts_with(&begin), "{said}");
+    device.fails.store(false, Ordering::Release);
+    fs.fsync(&cx, file.ino, false).unwrap();
+    assert_eq!(errors(&fs), "none\n");
+    fs.mkdir(&cx, ROOT, b"dir", 0o755).unwrap();
+    device.fails.store(true, Ordering::Release);
+    fs.sync_all(&cx).unwrap_err();
+    let said = errors(&fs);
+    assert!(said.starts_with("stopped: a checkpoint failed: "), "{said}");
+    assert!(
+        said.ends_with("stops noted in the superblock: write_fail (1)\n"),
+        "{said}"
+    );
+    assert!(fs.close().is_err());
+    let noted = superblock(&device.inner.to_bytes());
+    assert_eq!(noted.noted_stops(), [("write_fail".to_owned(), 1)]);
+    assert!(noted.has_errors());
+}

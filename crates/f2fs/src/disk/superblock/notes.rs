@@ -1,0 +1,102 @@
+//! What the superblock says of things that went wrong (Linux since 6.1).
+
+use super::super::Structure;
+
+/// A kind of damage: the number of its bit in `s_errors` (`enum f2fs_error`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Note(pub(super) u16);
+
+impl Note {
+    /// A cluster of a compressed file.
+    pub const CLUSTER: Self = Self(0);
+    /// An address that is none of a block.
+    pub const BLOCK_ADDRESS: Self = Self(2);
+    /// Directory entries.
+    pub const DIRENT: Self = Self(3);
+    /// An inode.
+    pub const INODE: Self = Self(4);
+    /// A summary.
+    pub const SUMMARY: Self = Self(5);
+    /// A node's footer.
+    pub const FOOTER: Self = Self(6);
+    /// An entry of the segment table.
+    pub const SIT: Self = Self(12);
+    /// Extended attributes.
+    pub const XATTR: Self = Self(14);
+    /// An entry of the node address table.
+    pub const NAT: Self = Self(16);
+}
+
+/// Names of the bits of `s_errors`, as fsck.f2fs prints them.
+pub(super) const ERRORS: &[&str] = &[
+    "corrupted_cluster",
+    "fail_decompression",
+    "invalid_blkaddr",
+    "corrupted_dirent",
+    "corrupted_inode",
+    "inconsistent_summary",
+    "inconsistent_footer",
+    "inconsistent_sum_type",
+    "corrupted_journal",
+    "inconsistent_node_count",
+    "inconsistent_block_count",
+    "invalid_curseg",
+    "inconsistent_sit",
+    "corrupted_verity_xattr",
+    "corrupted_xattr",
+    "invalid_node_reference",
+    "inconsistent_nat",
+];
+
+impl Note {
+    /// The kind of damage that a message tells of: it begins with the place and the structure. `None`: one
+    /// that Linux has no bit for.
+    pub fn of_message(text: &str) -> Option<Self> {
+        let named = |structure: Structure| text.contains(&structure.to_string());
+        if text.contains("block address") {
+            return Some(Self::BLOCK_ADDRESS);
+        }
+        // What says more before what says less.
+        let kinds = [
+            (Structure::Cluster, Self::CLUSTER),
+            (Structure::Dentries, Self::DIRENT),
+            (Structure::Summary, Self::SUMMARY),
+            (Structure::Xattrs, Self::XATTR),
+            (Structure::Acl, Self::XATTR),
+            (Structure::Nat, Self::NAT),
+            (Structure::Sit, Self::SIT),
+            (Structure::Inode, Self::INODE),
+            (Structure::Node, Self::FOOTER),
+        ];
+        let found = kinds.iter().find(|(structure, _)| named(*structure));
+        found.map(|(_, note)| *note)
+    }
+}
+
+/// Why a volume stopped: its place in `s_stop_reason` (`enum stop_cp_reason`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StopReason(pub(super) u16);
+
+impl StopReason {
+    /// Somebody asked for it.
+    pub const SHUTDOWN: Self = Self(0);
+    /// A write failed.
+    pub const WRITE_FAIL: Self = Self(3);
+    /// A change failed half-way.
+    pub const UPDATE_INODE: Self = Self(5);
+    /// A flush failed.
+    pub const FLUSH_FAIL: Self = Self(6);
+}
+
+/// Names of the places in `s_stop_reason`, as fsck.f2fs prints them.
+pub(super) const STOPS: &[&str] = &[
+    "shutdown",
+    "fault_inject",
+    "meta_page",
+    "write_fail",
+    "corrupted_summary",
+    "update_inode",
+    "flush_fail",
+    "no_segment",
+    "corrupted_free_bitmap",
+];
