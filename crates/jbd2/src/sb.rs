@@ -58,15 +58,22 @@ impl Block0 {
         self.write_telling(change, queue, order, tag, |_| {})
     }
 
-    /// The same; `started` learns of the request before it is waited for.
+    /// The same; `started` learns of each request before it is waited for.
     pub(crate) fn write_telling(
         &mut self,
         change: Change,
         queue: &Queue,
         order: Order,
         tag: IoTag,
-        started: impl FnOnce(&IoHandle),
+        started: impl Fn(&IoHandle),
     ) -> Result<(), IoError> {
+        if order == Order::AfterAll {
+            // By itself: a FLUSH before the write in the device would not know of another one that
+            // fails meanwhile, and may take what was written home with it.
+            let flush = queue.flush(tag);
+            started(&flush);
+            flush.wait()?;
+        }
         let mut raw = self.raw.clone();
         match change {
             Change::Tail { start, tid } => {
@@ -80,8 +87,7 @@ impl Block0 {
         data.make_mut()[..size_of::<RawSuperblock>()].copy_from_slice(raw.as_bytes());
         let bio = Bio::write(self.block_size.offset_of(self.at), vec![data.clone()]);
         let bio = match order {
-            Order::Durable => bio.with_fua(),
-            Order::AfterAll => bio.preflush_and_fua(),
+            Order::Durable | Order::AfterAll => bio.with_fua(),
             Order::Plain => bio,
         };
         let io = queue.submit(bio, tag);
