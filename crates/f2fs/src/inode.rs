@@ -59,10 +59,24 @@ pub struct Inode {
     /// written to new places ([`Queue::next_flush`](steadfs_block::Queue::next_flush)); 0: nothing was.
     unflushed: AtomicU64,
     unflushed_anew: AtomicU64,
+    /// Behind this byte its block may hold, on the device, what was cut off; of an end that is none:
+    /// [`NOTHING_STALE`].
+    stale_tail: AtomicU64,
     /// Version of the checkpoint behind which the log has the inode marked with its name; 0: none.
     named_behind: AtomicU64,
     /// Asked for since the last sweep.
     recent: AtomicBool,
+}
+
+/// See [`Inode::stale_tail`].
+const NOTHING_STALE: u64 = u64::MAX;
+
+/// The byte behind which a file that ends at `size` may have something old in its last block.
+const fn stale_behind(size: u64) -> u64 {
+    match size.is_multiple_of(BLOCK_SIZE as u64) {
+        true => NOTHING_STALE,
+        false => size,
+    }
 }
 
 impl NameLock for Inode {
@@ -86,6 +100,7 @@ impl Inode {
         })?;
         let block_size = BlockSize::new(BLOCK_SIZE as u32).expect("a block size in range");
         let file = DirtyFile(nid.0.into());
+        let stale_tail = AtomicU64::new(stale_behind(core.size));
         Ok(Self {
             nid,
             kind,
@@ -104,6 +119,7 @@ impl Inode {
             times_seen: AtomicBool::new(true),
             unflushed: AtomicU64::new(0),
             unflushed_anew: AtomicU64::new(0),
+            stale_tail,
             named_behind: AtomicU64::new(0),
             recent: AtomicBool::new(true),
         })
@@ -240,6 +256,25 @@ impl Inode {
         if new_places {
             self.unflushed_anew.fetch_max(flush, Ordering::AcqRel);
         }
+    }
+
+    /// The file now ends here: what its last block holds behind that on the device must not be seen again.
+    /// The caller holds `flush`.
+    pub(crate) fn note_cut(&self, size: u64) {
+        self.stale_tail.store(stale_behind(size), Ordering::Release);
+    }
+
+    /// Where what was cut off may still be on the device, if anywhere. Whoever writes that block over must
+    /// see it durable before a node says that the file goes on there.
+    pub(crate) fn stale_tail(&self) -> Option<u64> {
+        let from = self.stale_tail.load(Ordering::Acquire);
+        (from != NOTHING_STALE).then_some(from)
+    }
+
+    /// The block of [`stale_tail`](Self::stale_tail) was written. The caller has held `flush` since it was
+    /// taken to be written.
+    pub(crate) fn tail_is_fresh(&self) {
+        self.stale_tail.store(NOTHING_STALE, Ordering::Release);
     }
 
     /// The FLUSH that makes durable what was written so far; 0 if nothing was.

@@ -53,7 +53,16 @@ impl F2fs {
             first_error = first_error.and(named.result.clone());
         }
         self.land_failed(inode, rest, unplaced, None);
-        let anew = pieces.iter().any(|p| p.claimed);
+        let mut anew = pieces.iter().any(|p| p.claimed);
+        if let Some(from) = inode.stale_tail()
+            && taken.iter().any(|t| t.block.0 == from / BLOCK)
+        {
+            // As of a new place: what is there now is not what the file ever had.
+            anew = true;
+            if first_error.is_ok() {
+                inode.tail_is_fresh();
+            }
+        }
         inode.note_written(anew, self.queue.next_flush());
         first_error
     }

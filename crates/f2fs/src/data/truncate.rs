@@ -50,9 +50,14 @@ impl F2fs {
         self.drop_pages(inode, first_gone..u64::MAX);
         self.release_nodes(inode, first_gone);
         inode.set_size(size);
-        if !size.is_multiple_of(BLOCK) {
-            let block = steadfs_base::FileBlock(size / BLOCK);
-            inode.pages.zero_tail(block, (size % BLOCK) as usize);
+        {
+            // What is being written may have been taken with what is cut off.
+            let _one = inode.flush.lock();
+            if !size.is_multiple_of(BLOCK) {
+                let block = steadfs_base::FileBlock(size / BLOCK);
+                inode.pages.zero_tail(block, (size % BLOCK) as usize);
+            }
+            inode.note_cut(size);
         }
         if inode.core.read().size < size {
             // What is left must be on the device before the size covers it.
