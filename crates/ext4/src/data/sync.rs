@@ -33,6 +33,8 @@ impl Ext4 {
         match (self.txns.journal(), self.txns.direct()) {
             (Some(journal), _) => {
                 let reread = inode.is_reread();
+                // Names are a directory's data, whichever of its blocks they lie in.
+                let datasync = datasync && inode.kind() == FileKind::Regular;
                 match inode.tid_for_sync(datasync) {
                     _ if reread => drop(journal.commit_all(tag).map_err(journal_error)?),
                     Some(tid) => drop(journal.commit(tid, tag).map_err(journal_error)?),

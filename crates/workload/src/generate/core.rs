@@ -296,13 +296,16 @@ fn acts(format: Format) -> Vec<Act> {
 }
 
 /// The ways to make an act durable.
-fn syncs(act: &Act) -> [Op; 4] {
+fn syncs(act: &Act) -> [Op; 5] {
     let file = || Target::Path(act.file.clone());
     let dir = act.file.parent().unwrap_or_default();
     [
         Op::Fsync { file: file() },
-        Op::Fsync { file: dir.into() },
+        Op::Fsync {
+            file: dir.clone().into(),
+        },
         Op::Fdatasync { file: file() },
+        Op::Fdatasync { file: dir.into() },
         Op::Sync,
     ]
 }
@@ -367,7 +370,7 @@ pub fn pairs(format: Format) -> Vec<Program> {
     for first in &acts {
         for second in &acts {
             let [_, dir_first, ..] = syncs(first);
-            let [file, dir, data, whole] = syncs(second);
+            let [file, dir, data, _, whole] = syncs(second);
             let both = || first.ops.iter().chain(&second.ops).cloned();
             let apart = first
                 .ops

@@ -279,7 +279,10 @@ impl Author<'_> {
     fn sync(&mut self, sight: &Sight) -> Op {
         match self.below(10) {
             0 => Op::Sync,
-            1 | 2 => Op::Fsync {
+            1 => Op::Fsync {
+                file: self.pick(&sight.dirs).expect("there is a home").into(),
+            },
+            2 => Op::Fdatasync {
                 file: self.pick(&sight.dirs).expect("there is a home").into(),
             },
             3 | 4 => Op::Fdatasync {

@@ -337,6 +337,10 @@ impl Deed {
         };
         match &step.op {
             Op::Fsync { .. } => deed.ack = Some(Ack::Inode(ino)),
+            // A directory's names are its data.
+            Op::Fdatasync { .. } if before.node(ino).is_ok_and(|node| node.is_dir()) => {
+                deed.ack = Some(Ack::Inode(ino));
+            }
             Op::Fdatasync { .. } => deed.ack = Some(Ack::Data(ino)),
             Op::Write { span, .. } => {
                 let Value::Count(n) = value else {

@@ -20,7 +20,8 @@
 //!    * fsync of an inode: the last one before it that changed that inode (its making, its names,
 //!      its attributes, its size; of a directory: its entries), or wrote to it where it had no block
 //!      or grew. So the name through which a new or renamed file was synced is there.
-//!    * fdatasync: the same, but of the inode's making and what concerns its size and blocks only.
+//!    * fdatasync: the same, but of the inode's making and what concerns its size and blocks only. Of
+//!      a directory it is fsync: names are a directory's data (SQLite calls it so, and so does the kernel).
 //!    * sync: everything before it; of other tasks, everything that had returned when it began.
 //! 3. **Prefixes agree between tasks.** If an operation that changed names or attributes had returned
 //!    before an operation of another task began, the second is not there without the first.
