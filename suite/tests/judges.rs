@@ -23,6 +23,8 @@ fn every_judge_is_installed() {
         "losetup",
         "fio",
         "fs_mark",
+        "sqlite3",
+        "git",
         "getfacl",
         "setfattr",
         "pjdfstest",
