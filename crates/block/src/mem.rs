@@ -46,6 +46,15 @@ impl MemDevice {
         out
     }
 
+    /// Another device with the content that this one has now.
+    pub fn copy(&self) -> Self {
+        let chunks = self.chunks.lock().clone();
+        Self {
+            geometry: self.geometry.clone(),
+            chunks: Mutex::new(Rank::DeviceInner, chunks),
+        }
+    }
+
     /// Reads without a queue. The range must lie inside the device.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         let chunks = self.chunks.lock();

@@ -45,7 +45,7 @@ impl Shortage {
 mod tests {
     use std::sync::Arc;
 
-    use steadfs_rt::{sleep, spawn};
+    use steadfs_rt::{sim, sleep, spawn};
     use steadfs_vfs::{Cx, FileSystem, FsError};
 
     use super::*;
@@ -67,35 +67,43 @@ mod tests {
 
     #[test]
     fn a_full_volume_has_room_again_when_the_kernel_lets_a_file_go_late() {
-        for options in [&["-t", "ext4", "-m", "0"][..], &["-t", "ext2", "-m", "0"]] {
-            let world = World::make(options, "32M");
-            let free = || world.fs.statfs(&Cx::default()).unwrap().blocks_free;
-            let empty = free();
-            let (big, size) = fill(&world, b"big");
-            FileSystem::unlink(&*world.fs, &world.cx, ROOT, b"big").unwrap();
-            let fs = Arc::clone(&world.fs);
-            let late = spawn("late", move || {
-                sleep(Duration::from_millis(30));
-                fs.forget(big, 1);
-            });
-            let (again, reached) = fill(&world, b"again");
-            late.join();
-            assert!(reached >= size - (2 << 20), "{reached} of {size}");
-            FileSystem::unlink(&*world.fs, &world.cx, ROOT, b"again").unwrap();
-            let fs = Arc::clone(&world.fs);
-            let late = spawn("late", move || {
-                sleep(Duration::from_millis(30));
-                fs.forget(again, 1);
-            });
-            assert_eq!(free(), empty);
-            late.join();
-            world.close();
+        for kind in ["ext4", "ext2"] {
+            let run = move || let_go_late(World::make(&["-t", kind, "-m", "0"], "32M"));
+            sim::run(sim::Config::new(1), run);
         }
+    }
+
+    fn let_go_late(world: World) {
+        let free = || world.fs.statfs(&Cx::default()).unwrap().blocks_free;
+        let empty = free();
+        let (big, size) = fill(&world, b"big");
+        FileSystem::unlink(&*world.fs, &world.cx, ROOT, b"big").unwrap();
+        let fs = Arc::clone(&world.fs);
+        let late = spawn("late", move || {
+            sleep(Duration::from_millis(30));
+            fs.forget(big, 1);
+        });
+        let (again, reached) = fill(&world, b"again");
+        late.join();
+        assert!(reached >= size - (2 << 20), "{reached} of {size}");
+        FileSystem::unlink(&*world.fs, &world.cx, ROOT, b"again").unwrap();
+        let fs = Arc::clone(&world.fs);
+        let late = spawn("late", move || {
+            sleep(Duration::from_millis(30));
+            fs.forget(again, 1);
+        });
+        assert_eq!(free(), empty);
+        late.join();
+        world.close();
     }
 
     #[test]
     fn a_file_that_stays_open_holds_nobody_up_for_long() {
-        let world = World::make(&["-t", "ext4", "-m", "0"], "32M");
+        let run = || stays_open(World::make(&["-t", "ext4", "-m", "0"], "32M"));
+        sim::run(sim::Config::new(1), run);
+    }
+
+    fn stays_open(world: World) {
         let (big, _) = fill(&world, b"big");
         FileSystem::unlink(&*world.fs, &world.cx, ROOT, b"big").unwrap();
         let attr = FileSystem::mknod(&*world.fs, &world.cx, ROOT, b"f", 0o100_644, 0).unwrap();

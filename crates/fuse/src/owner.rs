@@ -292,12 +292,17 @@ mod tests {
     fn a_known_process_costs_next_to_nothing() {
         let owners = Owners::default();
         let me = std::process::id();
-        let start = steadfs_rt::now();
-        const ROUNDS: u32 = 100_000;
-        for _ in 0..ROUNDS {
-            std::hint::black_box(owners.tag(std::hint::black_box(me)));
-        }
-        let each = start.elapsed() / ROUNDS;
-        assert!(each.as_nanos() < 1000, "{each:?}");
+        const ROUNDS: u32 = 100;
+        // The best of many: other programs want the processor, too.
+        let batch = || {
+            let start = steadfs_rt::now();
+            for _ in 0..ROUNDS {
+                std::hint::black_box(owners.tag(std::hint::black_box(me)));
+            }
+            start.elapsed() / ROUNDS
+        };
+        let each = (0..1000).map(|_| batch()).min().unwrap();
+        // Asking the kernel takes tens of microseconds.
+        assert!(each.as_nanos() < 3000, "{each:?}");
     }
 }

@@ -155,14 +155,14 @@ fn deviations(transport: Transport) -> Vec<String> {
 #[test]
 fn each_call_costs_what_the_protocol_demands() {
     for transport in common::transports() {
-        // Under load the kernel sometimes asks for attributes once more; it never does with reason.
+        // The kernel asks again for what it had to forget: where memory is short, or somebody on this
+        // machine drops its caches. What we cause ourselves comes every time.
+        let begin = steadfs_rt::now();
         let mut wrong = deviations(transport);
-        for _ in 0..4 {
-            if wrong.is_empty() {
-                break;
-            }
+        while !wrong.is_empty() {
+            assert!(begin.elapsed().as_secs() < 30, "{wrong:#?}");
+            steadfs_rt::sleep(std::time::Duration::from_millis(50));
             wrong = deviations(transport);
         }
-        assert!(wrong.is_empty(), "{wrong:#?}");
     }
 }

@@ -83,8 +83,10 @@ pub(super) fn check_backing_image(device: &Stat, read_only: bool) -> Result<(), 
     let Ok(image) = fs::File::open(backing) else {
         return Ok(());
     };
-    // The lock goes with the descriptor: this only asks.
-    lock(&image, read_only).map_err(|holder| format!("{holder}, by its image {backing}"))
+    // This only asks.
+    let asked = lock(&image, read_only);
+    unlock(&image);
+    asked.map_err(|holder| format!("{holder}, by its image {backing}"))
 }
 
 /// Who claims the block device that refused O_EXCL.

@@ -40,6 +40,18 @@ fn read(device: &FileDevice, offset: u64, len: usize) -> Vec<u8> {
     run(device, Bio::read(offset, len)).unwrap().bufs[0].to_vec()
 }
 
+/// Opens what was closed a moment ago: a child that another test has just forked may hold it until it
+/// runs its program, however long that takes on a busy machine.
+fn open_patiently(path: &str, options: &OpenOptions) -> FileDevice {
+    let begin = steadfs_rt::now();
+    loop {
+        match FileDevice::open(path, options.clone()) {
+            Err(OpenError::Busy { .. }) if begin.elapsed().as_secs() < 60 => {}
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
 struct Loop(String);
 
 impl Loop {
@@ -68,11 +80,13 @@ struct Locker(Child);
 impl Locker {
     fn hold(kind: &str, path: &Path) -> Self {
         let child = Command::new("flock")
-            .args(["--no-fork", kind, path.to_str().unwrap(), "sleep", "60"])
+            .args(["--no-fork", kind, path.to_str().unwrap(), "sleep", "600"])
             .spawn()
             .expect("flock is installed");
         let locker = Self(child);
-        while !is_locked(path) || (kind == "-s" && !has_lock(locker.0.id())) {
+        // Once it has the lock it becomes the program it runs.
+        let name = format!("/proc/{}/comm", locker.0.id());
+        while std::fs::read_to_string(&name).unwrap() != "sleep\n" {
             steadfs_rt::yield_now();
         }
         locker
@@ -90,14 +104,6 @@ impl Locker {
             steadfs_rt::yield_now();
         }
     }
-}
-
-/// Whether the kernel lists a lock of the process.
-fn has_lock(pid: u32) -> bool {
-    let locks = std::fs::read_to_string("/proc/locks").unwrap();
-    locks
-        .lines()
-        .any(|line| line.split_whitespace().nth(4) == Some(&pid.to_string()))
 }
 
 fn is_locked(path: &Path) -> bool {
@@ -348,7 +354,7 @@ fn an_image_behind_a_loop_device_is_refused() {
     };
     assert!(FileDevice::open(&looped.0, reader.clone()).is_err());
     drop(device);
-    let _reader = FileDevice::open(&looped.0, reader.clone()).unwrap();
+    let _reader = open_patiently(&looped.0, &reader);
     let _another = FileDevice::open(&looped.0, reader).unwrap();
     assert!(FileDevice::open(&looped.0, OpenOptions::default()).is_err());
 }
@@ -364,7 +370,7 @@ fn a_loop_device_on_an_image_in_use_is_refused() {
         .unwrap();
     assert!(error.to_string().contains("its image"), "{error}");
     drop(user);
-    FileDevice::open(&looped.0, OpenOptions::default()).unwrap();
+    open_patiently(&looped.0, &OpenOptions::default());
 }
 
 #[test]
@@ -471,7 +477,7 @@ fn a_failed_transfer_is_reported() {
         direct: false,
         ..OpenOptions::default()
     };
-    let device = FileDevice::open(&looped.0, options).unwrap();
+    let device = open_patiently(&looped.0, &options);
     let cached = run(&device, Bio::write(1 << 19, vec![pattern(1 << 17, 1)]));
     let flush = run(&device, Bio::flush());
     let durable = run(
@@ -620,11 +626,16 @@ fn started_requests_end_without_a_waiter() {
         let path = image(&dir, 1 << 20);
         let device = FileDevice::open(&path, with_engine(engine)).unwrap();
         let left = Arc::new(AtomicUsize::new(100));
-        let ended: Arc<Event<()>> = Arc::default();
+        let (ended, all_there): (Arc<Event<()>>, Arc<Event<()>>) = Default::default();
         for i in 0..100 {
             let (left, ended) = (Arc::clone(&left), Arc::clone(&ended));
+            let all_there = Arc::clone(&all_there);
             let done: Done = Box::new(move |_, result| {
                 result.unwrap();
+                // However fast the first lane is, it leaves work behind.
+                if i == 0 {
+                    all_there.wait();
+                }
                 if left.fetch_sub(1, Ordering::AcqRel) == 1 {
                     ended.set(());
                 }
@@ -635,6 +646,7 @@ fn started_requests_end_without_a_waiter() {
             };
             device.start(bio, done);
         }
+        all_there.set(());
         ended.wait();
         assert!(
             device.first.pool.lanes() > 1,
@@ -717,7 +729,7 @@ fn where_io_uring_is_refused_threads_do_it() {
 }
 
 #[test]
-fn a_queue_runs_on_it_and_a_dropped_device_is_free_at_once() {
+fn a_queue_runs_on_it_and_a_dropped_device_is_free() {
     let dir = TempDir::new().unwrap();
     let path = image(&dir, 1 << 20);
     for round in 0..40 {
@@ -737,7 +749,11 @@ fn a_queue_runs_on_it_and_a_dropped_device_is_free_at_once() {
             .wait()
             .unwrap();
         drop((queue, writes));
-        assert!(!is_locked(&path));
+        // A lane that has answered the last request may be the last to let go of the device.
+        let begin = steadfs_rt::now();
+        while is_locked(&path) {
+            assert!(begin.elapsed().as_secs() < 60, "{engine:?}: never free");
+        }
     }
 }
 
@@ -786,7 +802,10 @@ fn a_crowd_of_threads_never_stalls() {
         };
         while !(crowd.iter().all(steadfs_rt::JoinHandle::is_finished) && idle()) {
             let json = queue.stats().to_json();
-            assert!(begin.elapsed().as_secs() < 60, "{engine:?} {depth}: {json}");
+            assert!(
+                begin.elapsed().as_secs() < 600,
+                "{engine:?} {depth}: {json}"
+            );
             steadfs_rt::sleep(std::time::Duration::from_millis(1));
         }
         for task in crowd {

@@ -436,7 +436,8 @@ fn a_tebibyte_is_formatted_at_once() {
     let start = steadfs_rt::now();
     ours(&path, "-t ext4", 1 << 40).unwrap();
     let took = start.elapsed();
-    assert!(took.as_secs() < 10, "took {took:?}");
+    // A second at most where nothing else runs; hours if each group were written.
+    assert!(took.as_secs() < 120, "took {took:?}");
     let used = std::os::unix::fs::MetadataExt::blocks(&path.metadata().unwrap()) * 512;
     assert!(used < 64 * MIB, "{used} bytes are allocated");
     println!("{took:?}, {used} bytes");

@@ -2,7 +2,7 @@ use std::sync::atomic::AtomicBool;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Done, Geometry, MemDevice};
-use steadfs_rt::{Mutex, Rank, spawn};
+use steadfs_rt::{Mutex, Rank, sim, spawn};
 use steadfs_vfs::{FileSystem, SetAttr};
 
 use super::*;
@@ -145,6 +145,11 @@ fn writable_read_only_and_back() {
 #[test]
 fn unlinked_files_in_use_keep_a_volume_writable() {
     let image = Image::make(EXT4, "32M");
+    // In simulated time: the remount waits half a second for a file that is still in use.
+    sim::run(sim::Config::new(1), move || remount_while_in_use(&image));
+}
+
+fn remount_while_in_use(image: &Image) {
     let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
     let fs = open(Arc::clone(&device) as _, "");
     write(&fs, b"file", b"content").unwrap();
@@ -160,7 +165,7 @@ fn unlinked_files_in_use_keep_a_volume_writable() {
     });
     fs.remount(&cx(), "ro").unwrap();
     task.join();
-    let sb = judge(&image, &device);
+    let sb = judge(image, &device);
     assert_eq!(sb.last_orphan(), None);
     fs.close().unwrap();
 }
@@ -175,7 +180,8 @@ fn writers_lose_nothing_when_the_volume_becomes_read_only() {
         .map(|writer| {
             let (fs, taken) = (Arc::clone(&fs), Arc::clone(&taken));
             spawn("writer", move || {
-                for n in 0.. {
+                // All of them fit the volume.
+                for n in 0..1000 {
                     let name = format!("w{writer}-{n}");
                     let len = 1 + n * 977 % 20_000;
                     match write(&fs, name.as_bytes(), &vec![writer; len]) {
@@ -189,7 +195,9 @@ fn writers_lose_nothing_when_the_volume_becomes_read_only() {
             })
         })
         .collect();
-    sleep(Duration::from_millis(30));
+    while taken.lock().len() < 40 {
+        sleep(Duration::from_millis(1));
+    }
     fs.remount(&cx(), "ro").unwrap();
     let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
     for writer in writers {

@@ -1,3 +1,4 @@
+use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FileSystem};
 
 use crate::test_world::{ROOT, World};
@@ -28,6 +29,11 @@ fn every_file_is_readable_and_only_the_writable_ones_take_values() {
 
 #[test]
 fn checkpoints_are_set_and_counted() {
+    // In simulated time: no checkpoint of the background is among them.
+    sim::run(sim::Config::new(1), set_and_count);
+}
+
+fn set_and_count() {
     let world = World::make("", 64);
     assert_eq!(read(&world, "f2fs/ckpt_thread_ioprio"), "be,3\n");
     write(&world, "f2fs/ckpt_thread_ioprio", "rt,3\n").unwrap();

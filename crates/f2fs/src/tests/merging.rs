@@ -15,13 +15,16 @@ use crate::format::{FormatOptions, image};
 use crate::{F2fs, MountOptions};
 
 fn world() -> Arc<F2fs> {
-    let opts = FormatOptions {
+    writable(&image(64 << 20, &the_same_each_time()).unwrap())
+}
+
+fn the_same_each_time() -> FormatOptions {
+    FormatOptions {
         uuid: Some([7; 16]),
         time: Some(1),
         checkpoint_version: Some(1),
         ..FormatOptions::default()
-    };
-    writable(&image(64 << 20, &opts).unwrap())
+    }
 }
 
 /// Makes files and wants each durable at once; answers in order.
@@ -115,8 +118,7 @@ fn everybody_learns_that_the_volume_stopped() {
 fn nobody_hangs_whoever_meddles() {
     for seed in 0..8 {
         sim::run(sim::Config::new(seed), move || {
-            let opts = FormatOptions::default();
-            let device = image(64 << 20, &opts).unwrap();
+            let device = image(64 << 20, &the_same_each_time()).unwrap();
             let options = MountOptions::parse("").unwrap();
             let (fs, _) = F2fs::open(device, options, CacheSizes::of(64 << 20)).unwrap();
             let clients: Vec<_> = (0..4)

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use steadfs_base::InodeNo;
 use steadfs_block::{Device, MemDevice, Op};
-use steadfs_rt::sleep;
+use steadfs_rt::{sim, sleep};
 use steadfs_vfs::{Cx, FileSystem};
 
 use crate::disk::test_images::Image;
@@ -49,6 +49,15 @@ fn written(fs: &Ext4, count: usize) -> Vec<InodeNo> {
 
 #[test]
 fn files_written_before_share_commits_and_flushes() {
+    in_simulated_time(share_commits_and_flushes);
+}
+
+/// How long a file has been dirty is what matters here.
+fn in_simulated_time(test: fn()) {
+    sim::run(sim::Config::new(1), test);
+}
+
+fn share_commits_and_flushes() {
     let (_device, fs) = volume();
     let files = written(&fs, 100);
     sleep(Duration::from_millis(10));
@@ -65,6 +74,10 @@ fn files_written_before_share_commits_and_flushes() {
 
 #[test]
 fn a_file_synced_at_once_takes_nobody_along() {
+    in_simulated_time(synced_at_once);
+}
+
+fn synced_at_once() {
     let (_device, fs) = volume();
     let cx = Cx::default();
     let waiting = written(&fs, 1);
