@@ -38,6 +38,9 @@ impl Outcome {
 
 /// Longest time a judge may take.
 const LIMIT: Duration = Duration::from_secs(1200);
+/// Longest time that something may take to become so which another program or the kernel does a moment
+/// later: a thousand times what it takes on a machine with nothing else to do.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A program that the tests need, by name.
 ///
@@ -104,6 +107,19 @@ pub fn finish(mut command: Command, limit: Duration) -> Outcome {
         out: out.join().unwrap_or_default(),
         err: err.join().unwrap_or_default(),
         line,
+    }
+}
+
+/// Waits until `ready` says so.
+///
+/// # Panics
+/// If it does not within [`PATIENCE`].
+#[track_caller]
+pub fn until(what: &str, mut ready: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !ready() {
+        assert!(Instant::now() < end, "never happened: {what}");
+        thread::sleep(Duration::from_millis(5));
     }
 }
 

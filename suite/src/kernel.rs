@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::command::{Outcome, run, succeed};
+use crate::command::{Outcome, run, succeed, until};
 use crate::scratch::{Scratch, unmount_patiently};
 
 /// A loop device over an image; detached when dropped.
 pub struct LoopDevice {
     path: PathBuf,
+    image: PathBuf,
 }
 
 impl LoopDevice {
@@ -23,7 +24,18 @@ impl LoopDevice {
         let said = succeed("losetup", args.into_iter().chain([image]));
         Self {
             path: PathBuf::from(said.out.trim()),
+            image: image.to_owned(),
         }
+    }
+
+    /// Whether the kernel still shows the image through it.
+    fn is_attached(&self) -> bool {
+        let name = self.path.file_name().unwrap_or_default();
+        let shown = Path::new("/sys/block").join(name).join("loop/backing_file");
+        let shown = std::fs::read_to_string(shown).unwrap_or_default();
+        // The path may have been reached by a link.
+        let image = self.image.canonicalize();
+        image.is_ok_and(|image| Path::new(shown.trim_end()) == image)
     }
 
     /// The device's path.
@@ -35,6 +47,10 @@ impl LoopDevice {
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = run("losetup", ["-d".as_ref(), self.path.as_os_str()]);
+        // The kernel keeps it for as long as somebody looks at it, such as udev.
+        if !std::thread::panicking() {
+            until("the loop device is detached", || !self.is_attached());
+        }
     }
 }
 
@@ -99,8 +115,13 @@ impl KernelMount {
 
 impl Drop for KernelMount {
     fn drop(&mut self) {
-        if self.mounted {
+        if !self.mounted {
+            return;
+        }
+        if std::thread::panicking() {
             let _ = run("umount", [&self.root]);
+        } else {
+            unmount_patiently(&self.root);
         }
     }
 }

@@ -20,5 +20,5 @@ pub use command::{Outcome, judge, run, succeed};
 pub use image::Image;
 pub use kernel::{KernelMount, LoopDevice};
 pub use scratch::Scratch;
-pub use stead::{SteadMount, steadfs};
+pub use stead::{SteadMount, steadfs, steadfs_patiently};
 pub use tree::{Compare, Tree};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::command::{run, succeed};
+use crate::command::{run, succeed, until};
 
 /// A folder of a test's own. When it is dropped, also by a panic, everything mounted in it is
 /// unmounted, loop devices over its files are detached, and it is removed.
@@ -67,15 +67,15 @@ impl Drop for Scratch {
 /// Runs umount(8), again if a process that another test has just forked still holds a file.
 #[track_caller]
 pub fn unmount_patiently(root: &Path) {
-    for _ in 0..50 {
+    until("nobody uses the mount", || {
         let said = run("umount", [root]);
-        if said.code() == 0 {
-            return;
-        }
-        assert!(said.err.contains("busy"), "{}", said.err);
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    succeed("umount", [root]);
+        assert!(
+            said.code() == 0 || said.err.contains("busy"),
+            "{}",
+            said.err
+        );
+        said.code() == 0
+    });
 }
 
 /// Mount points below `dir`, in the order they were mounted.

@@ -7,11 +7,11 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::command::{Outcome, finish, run, wait};
+use crate::command::{Outcome, PATIENCE, finish, run, until, wait};
 use crate::scratch::{Scratch, mounts_below, unmount_patiently};
 
-/// Longest time a mount may take to be usable, or to end.
-const LIMIT: Duration = Duration::from_secs(120);
+/// Longest time a command may take, and a mount to be usable or to end.
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// The `steadfs` program, built as these tests are, with its examples beside it.
 ///
@@ -44,6 +44,23 @@ pub fn steadfs<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> 
     let mut command = Command::new(program());
     command.args(args);
     finish(command, LIMIT)
+}
+
+/// Runs `steadfs` with `args` until it no longer says that the volume is in use. A process that another
+/// test has just forked holds our files until it runs its program, and the kernel tells a server a moment
+/// late that a file is closed.
+#[track_caller]
+pub fn steadfs_patiently<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Outcome {
+    let end = Instant::now() + PATIENCE;
+    let in_use = ["busy", "without a name", "open for writing"];
+    loop {
+        let said = steadfs(args);
+        let waits = said.code() != 0 && in_use.iter().any(|words| said.err.contains(words));
+        if !waits || Instant::now() > end {
+            return said;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// A volume mounted by a server of ours in the foreground; killed and unmounted when dropped.
@@ -122,19 +139,19 @@ impl SteadMount {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// Waits until the server has said this.
+    ///
+    /// # Panics
+    /// If it never does.
+    #[track_caller]
+    pub fn wait_for_words(&self, words: &str) {
+        until(words, || self.said().contains(words));
+    }
+
     /// Unmounts by `steadfs umount`; the server must end well and have said nothing bad.
     #[track_caller]
     pub fn unmount(mut self) {
-        // A process that another test has just forked holds our files until it runs its program.
-        let mut patience = 50;
-        let said = loop {
-            let said = steadfs(["umount".as_ref(), self.root.as_os_str()]);
-            if said.code() == 0 || patience == 0 || !said.err.contains("busy") {
-                break said;
-            }
-            patience -= 1;
-            thread::sleep(Duration::from_millis(10));
-        };
+        let said = steadfs_patiently(&["umount".as_ref(), self.root.as_os_str()]);
         assert_eq!(
             said.code(),
             0,

@@ -22,7 +22,7 @@ pub const TOP: &str = "/mnt/volume";
 /// Modules of Debian's package.
 const MODULES: &str = "/usr/lib/uml/modules";
 /// Longest time from boot to end, in seconds.
-const LIMIT: u64 = 240;
+const LIMIT: u64 = 900;
 /// Tells the program inside what to do: a word and a path.
 const WORK: &str = "STEADFS_UML_WORK";
 

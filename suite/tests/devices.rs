@@ -11,7 +11,10 @@ use std::path::PathBuf;
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, steadfs, succeed};
+use steadfs_suite::scratch::unmount_patiently;
+use steadfs_suite::{
+    Image, LoopDevice, Outcome, Scratch, SteadMount, steadfs, steadfs_patiently, succeed,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -102,6 +105,10 @@ fn fails<T>(result: std::io::Result<T>, wanted: Errno) {
     assert_eq!(Errno::from_io_error(&error), Some(wanted));
 }
 
+fn umount(mount: &SteadMount) -> Outcome {
+    steadfs_patiently(&["umount".as_ref(), mount.root().as_os_str()])
+}
+
 fn errors(mount: &SteadMount) -> String {
     fs::read_to_string(mount.join(".steadfs/errors")).unwrap()
 }
@@ -134,7 +141,7 @@ fn data_errors_are_told_to_everybody_until_they_are_mended() {
     File::open(mount.root()).unwrap().sync_all().unwrap();
     // Unmounting would lose it: that is said while there is something to be done about it.
     drop((file, later));
-    let said = steadfs(["umount".as_ref(), mount.root().as_os_str()]);
+    let said = umount(&mount);
     assert_eq!(said.code(), 32);
     assert!(said.err.contains("--lazy"), "{}", said.err);
     host.mend();
@@ -164,7 +171,7 @@ fn lost_data_is_the_servers_exit_code() {
         .unwrap();
     host.fill();
     fs::write(mount.join("file"), vec![1; 500_000]).unwrap();
-    succeed("umount", [mount.root()]);
+    unmount_patiently(mount.root());
     let (code, said) = mount.wait_with_words();
     assert_eq!(code, 32, "{said}");
     assert!(said.contains("No space left on device"), "{said}");
@@ -198,8 +205,8 @@ fn a_journal_that_fails(through_loop: bool, options: &str) {
     assert!(options.starts_with("ro,"), "{options}");
     let said = errors(&mount);
     assert!(said.starts_with("stopped: journal: Write of"), "{said}");
-    assert!(mount.said().contains("journal stopped"), "{}", mount.said());
-    let said = steadfs(["umount".as_ref(), mount.root().as_os_str()]);
+    mount.wait_for_words("journal stopped");
+    let said = umount(&mount);
     assert_eq!(said.code(), 32);
     assert!(said.err.contains("unmounted, but"), "{}", said.err);
     let (code, words) = mount.wait_with_words();
@@ -239,7 +246,7 @@ fn damage_obeys_the_errors_option() {
     for (options, writable) in [("errors=continue", true), ("errors=remount-ro", false)] {
         let mount = SteadMount::new(&scratch, image.path(), options);
         fails(fs::metadata(mount.join("dir/child")), Errno::UCLEAN);
-        assert!(mount.said().contains("damaged"), "{}", mount.said());
+        mount.wait_for_words("damaged");
         assert!(
             errors(&mount).contains("errors noted"),
             "{}",
@@ -247,7 +254,7 @@ fn damage_obeys_the_errors_option() {
         );
         let made = fs::write(mount.join("new"), b"new");
         assert_eq!(made.is_ok(), writable, "{options}");
-        let said = steadfs(["umount".as_ref(), mount.root().as_os_str()]);
+        let said = umount(&mount);
         assert_eq!(said.code(), if writable { 0 } else { 32 }, "{}", said.err);
         let (code, words) = mount.wait_with_words();
         assert_eq!(code == 0, writable, "{options}: {words}");

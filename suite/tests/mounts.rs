@@ -6,15 +6,17 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use rustix::fs::{AtFlags, CWD, IFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
-use steadfs_suite::command::finish;
+use steadfs_suite::command::{PATIENCE, finish};
 use steadfs_suite::generate::Numbers;
-use steadfs_suite::scratch::mounts_below;
+use steadfs_suite::scratch::{mounts_below, unmount_patiently};
 use steadfs_suite::stead::program;
-use steadfs_suite::{Compare, Image, LoopDevice, Scratch, SteadMount, Tree, run, steadfs};
+use steadfs_suite::{
+    Compare, Image, LoopDevice, Scratch, SteadMount, Tree, run, steadfs, steadfs_patiently,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -101,7 +103,7 @@ fn the_background_begins_when_the_mount_is_usable() {
         let said = steadfs(["mount".as_ref(), image.path().as_os_str(), dir.as_os_str()]);
         assert_eq!(said.code(), 0, "{}", said.err);
         fs::write(dir.join("file"), b"here").unwrap();
-        let said = steadfs(["umount".as_ref(), dir.as_os_str()]);
+        let said = steadfs_patiently(&["umount".as_ref(), dir.as_os_str()]);
         assert_eq!(said.code(), 0, "{}", said.err);
         // Closed when umount returns: nobody has it open, nothing is left to write.
         image.check_clean();
@@ -180,7 +182,7 @@ fn block_devices_reach_durability_by_sync_and_umount() {
     assert!(fs::read(mount.join("synced")).unwrap() == vec![7; 100_000]);
     fs::write(mount.join("last"), b"words").unwrap();
     // umount(8) returns when the volume is closed.
-    assert_eq!(run("umount", [mount.root()]).code(), 0);
+    unmount_patiently(mount.root());
     image.check_clean();
     assert!(!image.needs_recovery());
     assert_eq!(mount.wait(), 0);
@@ -303,7 +305,9 @@ fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) 
     assert!(kernel_options(mount.root()).starts_with("rw,"));
     drop(open);
     fs::write(mount.join("kept"), b"written").unwrap();
-    remount("ro,noatime").expect(0);
+    let words = ["remount".as_ref(), mount.root().as_os_str(), "-o".as_ref()];
+    let words = [&words[..], &["ro,noatime".as_ref()]].concat();
+    steadfs_patiently(&words).expect(0);
     assert_eq!(options(), "ro,noatime,async_checkpoint=50\n");
     assert!(kernel_options(mount.root()).starts_with("ro,noatime"));
     let error = fs::write(mount.join("kept"), b"not").unwrap_err();
@@ -480,7 +484,7 @@ fn mount_8_finds_its_helper() {
         }
         let mut command = Command::new(helper);
         command.args(args);
-        finish(command, Duration::from_secs(60))
+        finish(command, PATIENCE)
     };
     let rw = [
         image.path(),

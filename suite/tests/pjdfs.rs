@@ -36,7 +36,7 @@ fn results(scratch: &Scratch, root: &Path) -> Results {
     // The judge remounts by mount(8), which asks fuse3's helper for a program it does not have: -i.
     // A file closed a moment ago may keep a volume busy for a moment more.
     let script = format!(
-        "#!/bin/sh\nfor i in 1 2 3 4 5 6 7 8; do\n'{}' -i \"$@\" && exit 0\nsleep 0.01\ndone\nexit 1\n",
+        "#!/bin/sh\nfor i in $(seq 300); do\n'{}' -i \"$@\" && exit 0\nsleep 0.02\ndone\nexit 1\n",
         judge("mount").display()
     );
     let bin = scratch.folder("bin");
@@ -60,7 +60,7 @@ fn results(scratch: &Scratch, root: &Path) -> Results {
         .arg(root)
         .arg("-s")
         .arg(other);
-    let said = finish(command, Duration::from_secs(300));
+    let said = finish(command, Duration::from_secs(1800));
     let mut results = Results::new();
     let mut last = String::new();
     for line in said.out.lines() {

@@ -8,9 +8,10 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use steadfs::{Options, Volume};
+use steadfs_suite::command::PATIENCE;
 use steadfs_suite::generate::{Numbers, plain};
 use steadfs_suite::{Compare, Image, KernelMount, LoopDevice, Scratch, SteadMount, Tree, succeed};
 
@@ -279,12 +280,18 @@ fn kill_under_load(scratch: &Scratch, image: &Image, device: &Path, options: &st
             let (top, acknowledged, gone) = (&top, &acknowledged, &gone);
             scope.spawn(move || write_until_killed(top, writer, acknowledged, gone));
         }
-        let millis = 20 + Numbers::new(round).below(300);
-        std::thread::sleep(Duration::from_millis(millis));
+        let mut numbers = Numbers::new(round);
+        let enough = 1 + usize::try_from(numbers.below(100)).unwrap();
+        let begin = Instant::now();
+        while acknowledged.lock().unwrap().len() < enough && begin.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_micros(numbers.below(5000)));
         mount.take().unwrap().kill();
         gone.store(true, Ordering::Relaxed);
     });
     let acknowledged = acknowledged.into_inner().unwrap();
+    assert!(!acknowledged.is_empty(), "nothing in {PATIENCE:?}");
     if round.is_multiple_of(5) {
         let copy = image.copy(scratch, "judged.img");
         copy.replay_by_e2fsck();

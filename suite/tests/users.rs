@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use steadfs_suite::command::finish;
+use steadfs_suite::command::{PATIENCE, finish};
 use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, Outcome, Scratch, judge, succeed};
@@ -65,7 +65,7 @@ impl User {
     fn run<S: AsRef<OsStr>>(&self, program: &Path, args: impl IntoIterator<Item = S>) -> Outcome {
         let mut command = self.command(program);
         command.args(args);
-        finish(command, Duration::from_secs(60))
+        finish(command, PATIENCE)
     }
 
     #[track_caller]
@@ -94,7 +94,7 @@ impl User {
     #[track_caller]
     fn wait_closed(&self) {
         let file = fs::File::open(self.home.join("a.img")).unwrap();
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + PATIENCE;
         while file.try_lock_shared().is_err() {
             assert!(Instant::now() < end, "the server does not end");
             std::thread::sleep(Duration::from_millis(5));
@@ -195,7 +195,7 @@ fn without_fusermount3_the_way_out_is_named() {
     mount
         .env("PATH", "/nowhere")
         .args(["mount", "a.img", "mnt"]);
-    let said = finish(mount, Duration::from_secs(60));
+    let said = finish(mount, PATIENCE);
     assert_eq!(said.code(), 2, "{}", said.err);
     for word in ["fusermount3 is not installed", "package fuse3", "as root"] {
         assert!(said.err.contains(word), "{}", said.err);
