@@ -4,6 +4,7 @@ mod fio;
 mod fsmark;
 mod growth;
 mod latency;
+mod mechanisms;
 mod names;
 mod tree;
 
@@ -51,6 +52,16 @@ impl Activity {
     const fn on_block_device(mut self) -> Self {
         self.block_device = true;
         self.without = &[Subject::Fuse2fs];
+        self
+    }
+
+    /// The same for what only this project has.
+    const fn of_ours(mut self) -> Self {
+        self.without = &[
+            Subject::KernelDirect,
+            Subject::KernelCached,
+            Subject::Fuse2fs,
+        ];
         self
     }
 
@@ -111,6 +122,12 @@ pub const ACTIVITIES: &[Activity] = &[
         "fsync of 4 KiB while another process streams",
         latency::run,
     ),
+    Activity::new(
+        "mechanisms",
+        "a lone fsync with each mechanism on and off, in turn",
+        mechanisms::run,
+    )
+    .of_ours(),
     Activity::new(
         "growth-directory",
         "up to a million files in one directory",

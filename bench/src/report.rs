@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::measure::median;
-use crate::row::{ROWS, Row, row};
+use crate::row::{Goal, ROWS, Row, row};
 use crate::stage::Found;
 use crate::subject::{CACHE_SIZE, Subject};
 
@@ -76,9 +76,10 @@ impl Samples {
 
     /// A subject's value relative to what the row's goal compares it with.
     fn ratio(&self, row: &Row, subject: Subject) -> Option<f64> {
-        let base = match row.goal.base() {
-            Some(key) => self.middle(key, subject),
-            None => self.middle(row.key, Subject::KernelDirect),
+        let base = match (row.goal, row.goal.base()) {
+            (Goal::Itself(_), _) => Some(1.0),
+            (_, Some(key)) => self.middle(key, subject),
+            (_, None) => self.middle(row.key, Subject::KernelDirect),
         };
         Some(self.middle(row.key, subject)? / base?)
     }
@@ -182,9 +183,10 @@ fn line(samples: &Samples, row: &Row, subjects: &[Subject]) -> String {
         let middle = samples
             .middle(row.key, subject)
             .map_or_else(String::new, short);
+        let compared = subject != Subject::KernelDirect && !matches!(row.goal, Goal::Itself(_));
         let ratio = samples
             .ratio(row, subject)
-            .filter(|_| subject != Subject::KernelDirect)
+            .filter(|_| compared)
             .map_or_else(String::new, |ratio| format!(" ({ratio:.2})"));
         text += &format!(" {middle}{ratio} |");
     }
@@ -192,14 +194,24 @@ fn line(samples: &Samples, row: &Row, subjects: &[Subject]) -> String {
     let reached = ratio.and_then(|ratio| row.goal.reached(ratio));
     text += &verdict(ratio, &row.goal.text(), reached);
     if subjects.contains(&Subject::SteadfsF2fs) {
-        let ratio = samples.f2fs_ratio(row);
-        let goal = row
-            .f2fs
-            .map_or_else(String::new, |least| format!("≥ {least}"));
-        let reached = row.f2fs.zip(ratio).map(|(least, ratio)| ratio >= least);
-        text += &verdict(ratio, &goal, reached);
+        text += &f2fs_verdict(samples, row);
     }
     text + "\n"
+}
+
+/// The same for f2fs: measured by ext4, but for what is a ratio already.
+fn f2fs_verdict(samples: &Samples, row: &Row) -> String {
+    if let Goal::Itself(_) = row.goal {
+        let ratio = samples.middle(row.key, Subject::SteadfsF2fs);
+        let reached = ratio.and_then(|ratio| row.goal.reached(ratio));
+        return verdict(ratio, &row.goal.text(), reached);
+    }
+    let ratio = samples.f2fs_ratio(row);
+    let goal = row
+        .f2fs
+        .map_or_else(String::new, |least| format!("≥ {least}"));
+    let reached = row.f2fs.zip(ratio).map(|(least, ratio)| ratio >= least);
+    verdict(ratio, &goal, reached)
 }
 
 /// A ratio, what it is to be, and whether it is.
@@ -294,6 +306,30 @@ mod tests {
         assert!(
             lines[3].ends_with("| 1.20 | ≥ 1.3 | **misses** |"),
             "{said}"
+        );
+    }
+
+    #[test]
+    fn a_ratio_is_measured_by_itself() {
+        let subjects = [
+            Subject::KernelDirect,
+            Subject::Steadfs,
+            Subject::SteadfsF2fs,
+        ];
+        let mut samples = Samples::default();
+        for (subject, value) in [(Subject::Steadfs, 1.01), (Subject::SteadfsF2fs, 1.2)] {
+            let found = Found {
+                values: vec![("lone fsync, boost to noboost", value)],
+                ..Found::default()
+            };
+            samples.add("mechanisms", subject, found);
+        }
+        let said = table(&samples, &subjects);
+        let line = said.lines().nth(2).unwrap();
+        assert_eq!(
+            line,
+            "| lone fsync, boost to noboost | × |  | 1.01 | 1.20 | 1.01 | ≤ 1.03 | meets | \
+             1.20 | ≤ 1.03 | **misses** |"
         );
     }
 

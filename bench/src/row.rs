@@ -38,6 +38,8 @@ pub enum Goal {
     AtLeast(f64),
     /// A time: at most so many times that of kernel ext4 with direct I/O.
     AtMost(f64),
+    /// A value that is a ratio already: at most this.
+    Itself(f64),
     /// A cost that must not grow over steadfs's own value in another row.
     NoGrowthFrom(&'static str),
 }
@@ -50,7 +52,7 @@ impl Goal {
     pub fn base(self) -> Option<&'static str> {
         match self {
             Self::NoGrowthFrom(base) => Some(base),
-            Self::None | Self::AtLeast(_) | Self::AtMost(_) => None,
+            Self::None | Self::AtLeast(_) | Self::AtMost(_) | Self::Itself(_) => None,
         }
     }
 
@@ -59,7 +61,7 @@ impl Goal {
         match self {
             Self::None => None,
             Self::AtLeast(least) => Some(ratio >= least),
-            Self::AtMost(most) => Some(ratio <= most),
+            Self::AtMost(most) | Self::Itself(most) => Some(ratio <= most),
             Self::NoGrowthFrom(_) => Some(ratio <= NOISE),
         }
     }
@@ -69,7 +71,7 @@ impl Goal {
         match self {
             Self::None => String::new(),
             Self::AtLeast(least) => format!("≥ {least}"),
-            Self::AtMost(most) => format!("≤ {most}"),
+            Self::AtMost(most) | Self::Itself(most) => format!("≤ {most}"),
             Self::NoGrowthFrom(base) => format!("≤ {NOISE} × \"{base}\""),
         }
     }
@@ -88,6 +90,11 @@ const fn time(key: &'static str, unit: &'static str, most: f64) -> Row {
 /// Microseconds a file, that must not be more than in the row `base`.
 const fn flat(key: &'static str, base: &'static str) -> Row {
     Row::new(key, "µs", Goal::NoGrowthFrom(base))
+}
+
+/// What something of ours costs by itself, in parts of the same without it.
+const fn itself(key: &'static str) -> Row {
+    Row::new(key, "×", Goal::Itself(1.03))
 }
 
 /// For comparison only.
@@ -124,6 +131,10 @@ pub const ROWS: &[Row] = &[
     time("rewrite + fsync beside a stream, p99", "ms", 1.0),
     shown("rewrite + fsync beside a stream, max", "ms"),
     shown("stream beside fsyncs", "MiB/s"),
+    itself("lone fsync, fair to fifo"),
+    itself("lone fsync, boost to noboost"),
+    itself("lone fsync, async_checkpoint to none"),
+    itself("lone fsync of a directory, checkpoint_merge to none"),
     shown(DIRECTORY, "µs"),
     flat("create, 10 000 in a directory", DIRECTORY),
     flat("create, 100 000 in a directory", DIRECTORY),

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use steadfs_suite::Scratch;
@@ -231,6 +232,13 @@ impl<'a> Stage<'a> {
         let seconds = self.unmount()?;
         self.mount()?;
         Ok(seconds)
+    }
+
+    /// Changes options of ours while it is mounted.
+    pub fn remount(&self, list: &str) -> Result<()> {
+        let mut steadfs = Command::new(&self.bench.steadfs);
+        steadfs.arg("remount").arg(self.root());
+        quietly(steadfs.args(["-o", list]))
     }
 
     /// Where the volume is mounted.
