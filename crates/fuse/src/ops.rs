@@ -66,6 +66,8 @@ pub(crate) fn dispatch(session: &Session, request: &Request<'_>, out: &mut Reply
         ino: ids.ino(request.header.nodeid),
         cx: context(session, request),
     };
+    // Whoever holds a lock that it has to wait for works in its name meanwhile.
+    let _acting = steadfs_rt::inherit::act_as(call.cx.tag.with_urgency(Urgency::Waited));
     match call.run(&request.op, out) {
         Ok(()) => Answer::Done,
         Err(Stop::Errno(errno)) => Answer::Error(errno),

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_block::{Bio, Buf, IoHandle};
+use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, Instant, now, wall_clock};
 
 use crate::disk::build_commit;
@@ -115,9 +116,11 @@ impl Journal {
             };
             if state.leading {
                 self.raise_commit(&mut state, tid, tag);
+                let _for = inherit::wait_for(&[state.leader]);
                 waiters.wait(&mut state);
             } else {
                 state.leading = true;
+                state.leader = inherit::me();
                 drop(state);
                 self.lead(tag);
                 state = self.state.lock();
@@ -160,6 +163,7 @@ impl Journal {
         let mut state = self.state.lock();
         assert!(state.leading);
         state.leading = false;
+        state.leader = TaskNo::default();
         let next = state.running.as_ref().map(|r| Arc::clone(&r.waiters));
         drop(state);
         // One of those who wait for the next transaction leads it; the others go on sleeping.
@@ -194,11 +198,8 @@ impl Journal {
         };
         assert!(!running.locked, "one leader at a time");
         running.locked = true;
-        while state
-            .running
-            .as_ref()
-            .is_some_and(|running| running.open > 0)
-        {
+        while let Some(running) = state.running.as_ref().filter(|r| r.open > 0) {
+            let _for = inherit::wait_for(&running.holders);
             self.drained.wait(&mut state);
         }
         state.check()?;

@@ -6,6 +6,7 @@ use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_cache::{MetaBuf, MetaMut};
 #[cfg(debug_assertions)]
 use steadfs_rt::RwLockReadGuard;
+use steadfs_rt::inherit;
 
 use crate::transaction::State;
 use crate::{Journal, JournalError};
@@ -206,6 +207,10 @@ impl<'j> Handle<'j> {
             .expect("it runs while a handle is open");
         assert_eq!(running.tid, self.tid);
         running.open -= 1;
+        let own = running.holders.iter().position(|h| *h == inherit::me());
+        running
+            .holders
+            .swap_remove(own.expect("a handle ends in the task that began it"));
         running.reserved -= self.left;
         let drained = running.locked && running.open == 0;
         self.left = 0;

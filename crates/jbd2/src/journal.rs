@@ -6,6 +6,7 @@ use std::time::Duration;
 use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
 use steadfs_block::Queue;
 use steadfs_cache::MetaCache;
+use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, now, sleep};
 
 use crate::config::{JournalConfig, Tuning};
@@ -98,6 +99,7 @@ impl Journal {
             running: None,
             committing: None,
             leading: false,
+            leader: TaskNo::default(),
             next_tid,
             durable: Tid(next_tid.0.wrapping_sub(1)),
             log,
@@ -195,8 +197,14 @@ impl Journal {
             let waits_from = now();
             match admission {
                 Admission::Join => unreachable!("returned above"),
-                Admission::Locked => self.admission.wait(&mut state),
+                Admission::Locked => {
+                    let _for = inherit::wait_for(&[state.leader]);
+                    self.admission.wait(&mut state);
+                }
                 Admission::Credits => {
+                    let running = state.running.as_ref();
+                    let holders = running.map_or(&[][..], |running| &running.holders);
+                    let _for = inherit::wait_for(holders);
                     state.waiting_credits += 1;
                     self.admission.wait(&mut state);
                     state.waiting_credits -= 1;
@@ -205,6 +213,7 @@ impl Journal {
                     self.raise_committing(&mut state, tag);
                     state.kicked = Some(tid);
                     self.task_wake.notify_one();
+                    let _for = inherit::wait_for(&[state.leader]);
                     self.admission.wait(&mut state);
                 }
                 Admission::Full(tid) => {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use steadfs_base::{DevBlock, FixedMap, IoTag, Tid};
 use steadfs_block::IoHandle;
 use steadfs_cache::MetaBuf;
+use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, Instant, now};
 
 use crate::JournalError;
@@ -25,6 +26,8 @@ pub(crate) struct Running {
     pub revokes: BTreeSet<DevBlock>,
     /// Handles open.
     pub open: u32,
+    /// Whose they are.
+    pub holders: Vec<TaskNo>,
     /// Credits of open handles not yet spent.
     pub reserved: u32,
     /// No handle joins any more: a commit waits for the open ones.
@@ -49,6 +52,7 @@ impl Running {
             blocks: FixedMap::default(),
             revokes: BTreeSet::new(),
             open: 0,
+            holders: Vec::new(),
             reserved: 0,
             locked: false,
             requested: None,
@@ -110,6 +114,8 @@ pub(crate) struct State {
     pub committing: Option<Committing>,
     /// Some task is committing, from the lock on; it alone starts the next commit.
     pub leading: bool,
+    /// Which.
+    pub leader: TaskNo,
     /// Number of the next transaction to be created.
     pub next_tid: Tid,
     /// The newest durable transaction.
@@ -185,6 +191,7 @@ impl State {
         };
         assert!(!running.locked, "a locked transaction takes no handle");
         running.open += 1;
+        running.holders.push(inherit::me());
         running.handles += 1;
         running.reserved += credits;
         running.longest_wait = running.longest_wait.max(waited);

@@ -61,6 +61,7 @@ impl Condvar {
         let gate = guard.held.gate();
         held::check_wait(gate);
         held::pop(gate);
+        gate.note_free();
         let timed_out = if world::simulated() {
             let mutex = parking_lot::MutexGuard::mutex(&guard.inner);
             // The lock is free and this task's turn when the closure returns; taking it again
@@ -78,6 +79,7 @@ impl Condvar {
             }
         };
         held::push(gate);
+        gate.note_held();
         timed_out
     }
 

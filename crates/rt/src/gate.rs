@@ -4,11 +4,13 @@
 //! the list of locks it holds, and a blocking acquisition that does not go up the order panics.
 
 use crate::Rank;
+use crate::inherit::{self, Lending};
 use crate::sim::world;
 
 /// A lock's rank and, among equals, its key. Its address names the lock.
 pub(crate) struct Gate {
     rank: Rank,
+    lending: Lending,
     #[cfg(debug_assertions)]
     key: Option<u64>,
 }
@@ -17,6 +19,7 @@ impl Gate {
     pub(crate) const fn new(rank: Rank) -> Self {
         Self {
             rank,
+            lending: Lending::new(),
             #[cfg(debug_assertions)]
             key: None,
         }
@@ -33,6 +36,7 @@ impl Gate {
         );
         Self {
             rank,
+            lending: Lending::new(),
             #[cfg(debug_assertions)]
             key: Some(key),
         }
@@ -42,9 +46,38 @@ impl Gate {
         self.rank
     }
 
+    /// Whether a task does I/O while it holds the lock, and whoever waits lends to it. Not the lock of
+    /// checkpoints: theirs is merging's to say (`f2fs/checkpoint/urgency`).
+    #[inline]
+    pub(crate) fn lends(&self) -> bool {
+        self.rank <= Rank::JournalReclaim && self.rank != Rank::Checkpoint
+    }
+
+    pub(crate) const fn lending(&self) -> &Lending {
+        &self.lending
+    }
+
     /// What names the lock while it lives: used to look up, never to order.
     pub(crate) fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
+    }
+}
+
+impl Gate {
+    /// The running task has the lock.
+    #[inline]
+    pub(crate) fn note_held(&self) {
+        if self.lends() {
+            self.lending.enter();
+        }
+    }
+
+    /// … and no longer.
+    #[inline]
+    pub(crate) fn note_free(&self) {
+        if self.lends() {
+            self.lending.leave();
+        }
     }
 }
 
@@ -57,7 +90,20 @@ impl<'a> Held<'a> {
     #[inline]
     pub(crate) fn new(gate: &'a Gate) -> Self {
         held::push(gate);
+        gate.note_held();
         Self { gate }
+    }
+
+    /// The lock was taken after waiting for it, if `waiting` says so.
+    #[inline]
+    pub(crate) fn after(gate: &'a Gate, waiting: Option<inherit::Waiting>) -> Self {
+        let held = Self::new(gate);
+        match waiting {
+            Some(waiting) => inherit::got(gate, waiting),
+            None if gate.lends() && gate.lending.is_awaited() => inherit::took(gate),
+            None => {}
+        }
+        held
     }
 
     pub(crate) fn gate(&self) -> &'a Gate {
@@ -69,6 +115,7 @@ impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
         held::pop(self.gate);
+        self.gate.note_free();
         if world::simulated() {
             world::released(self.gate);
         }

@@ -8,6 +8,7 @@
 mod condvar;
 mod event;
 mod gate;
+pub mod inherit;
 mod memory;
 mod mutex;
 mod random;

@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use crate::Rank;
 use crate::gate::{Gate, Held, held};
+use crate::inherit;
 use crate::sim::world::{self, Want};
 
 /// A mutual-exclusion lock. A panic while it is held does not poison it.
@@ -57,12 +58,19 @@ impl<T: ?Sized> Mutex<T> {
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
         held::check(&self.gate);
+        let mut waiting = None;
         if world::simulated() {
-            world::enter(&self.gate, Want::Alone, &|| !self.inner.is_locked());
+            waiting = world::enter(&self.gate, Want::Alone, &|| !self.inner.is_locked());
         }
+        let inner = self.inner.try_lock().unwrap_or_else(|| {
+            if self.gate.lends() && waiting.is_none() {
+                waiting = Some(inherit::wait_at(&self.gate));
+            }
+            self.inner.lock()
+        });
         MutexGuard {
-            inner: self.inner.lock(),
-            held: Held::new(&self.gate),
+            inner,
+            held: Held::after(&self.gate, waiting),
         }
     }
 

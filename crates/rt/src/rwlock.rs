@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use crate::Rank;
 use crate::gate::{Gate, Held, held};
+use crate::inherit;
 use crate::sim::world::{self, Want};
 
 /// A readers-writer lock. Readers do not pass a waiting writer; a task must not take it twice.
@@ -64,13 +65,20 @@ impl<T: ?Sized> RwLock<T> {
     #[inline]
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         held::check(&self.gate);
+        let mut waiting = None;
         if world::simulated() {
             let free = || !self.inner.is_locked_exclusive();
-            world::enter(&self.gate, Want::Shared, &free);
+            waiting = world::enter(&self.gate, Want::Shared, &free);
         }
+        let inner = self.inner.try_read().unwrap_or_else(|| {
+            if self.gate.lends() && waiting.is_none() {
+                waiting = Some(inherit::wait_at(&self.gate));
+            }
+            self.inner.read()
+        });
         RwLockReadGuard {
-            inner: self.inner.read(),
-            _held: Held::new(&self.gate),
+            inner,
+            _held: Held::after(&self.gate, waiting),
         }
     }
 
@@ -81,12 +89,19 @@ impl<T: ?Sized> RwLock<T> {
     #[inline]
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         held::check(&self.gate);
+        let mut waiting = None;
         if world::simulated() {
-            world::enter(&self.gate, Want::Alone, &|| !self.inner.is_locked());
+            waiting = world::enter(&self.gate, Want::Alone, &|| !self.inner.is_locked());
         }
+        let inner = self.inner.try_write().unwrap_or_else(|| {
+            if self.gate.lends() && waiting.is_none() {
+                waiting = Some(inherit::wait_at(&self.gate));
+            }
+            self.inner.write()
+        });
         RwLockWriteGuard {
-            inner: self.inner.write(),
-            _held: Held::new(&self.gate),
+            inner,
+            _held: Held::after(&self.gate, waiting),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use steadfs_base::{GroupId, IoTag};
 use steadfs_iosched::{Boost, Scheduler};
+use steadfs_rt::inherit::{self, Raise, TaskNo};
 use steadfs_rt::{Instant, Mutex, MutexGuard, Rank, now};
 
 use super::handle::{Io, IoHandle};
@@ -139,6 +140,7 @@ impl Inner {
         }
         let now = now();
         let mut state = self.state.lock();
+        let tag = state.lent(tag);
         state.admit(bio, tag, to, hold, now);
         if hold.is_none() {
             self.pump(state, now);
@@ -219,7 +221,16 @@ impl Inner {
     /// Waits until `io` has ended; meanwhile this task does what it can for it.
     pub(super) fn wait(self: &Arc<Self>, io: &Io) {
         let now = now();
+        let own = Arc::clone(self);
+        let _queued = inherit::queued_at(own);
         let mut state = self.state.lock();
+        if inherit::is_lent() {
+            // Somebody has come since it submitted them.
+            inherit::lent(IoTag::default(), |tag, waiter| {
+                state.raise_of(inherit::me(), waiter, now);
+                tag
+            });
+        }
         let runner = Runner(state.runners);
         state.runners += 1;
         state.release_key(HoldKey::of_task(), Some(runner), now);
@@ -297,6 +308,16 @@ impl Inner {
         self.pump(state, now);
         drop(self);
         request.end(bio, result);
+    }
+}
+
+impl Raise for Inner {
+    fn raise(self: Arc<Self>, task: TaskNo, tag: IoTag) {
+        let now = now();
+        let mut state = self.state.lock();
+        if state.raise_of(task, tag, now) {
+            self.pump(state, now);
+        }
     }
 }
 

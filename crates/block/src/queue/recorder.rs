@@ -110,6 +110,11 @@ impl Recorder {
         }
     }
 
+    /// A request was raised because somebody waits for what its task holds.
+    pub(super) fn inherited(&mut self) {
+        self.boosts.inherited += 1;
+    }
+
     /// A group is gone.
     pub(super) fn forget_group(&mut self, group: GroupId) {
         self.groups.remove(&group);

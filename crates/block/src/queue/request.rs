@@ -5,6 +5,7 @@ use std::sync::Arc;
 use steadfs_base::{IoTag, Urgency};
 use steadfs_iosched::{Direction, IoId};
 use steadfs_rt::Instant;
+use steadfs_rt::inherit::{self, TaskNo};
 
 use super::handle::Io;
 use crate::{Bio, IoError, Op};
@@ -84,6 +85,8 @@ pub(super) struct Part {
     pub len: u64,
     pub bufs: usize,
     pub submitted: Instant,
+    /// Who submitted it.
+    pub by: TaskNo,
 }
 
 impl Part {
@@ -94,6 +97,7 @@ impl Part {
             len: bio.len,
             bufs: bio.bufs.len(),
             submitted,
+            by: inherit::me(),
         }
     }
 }

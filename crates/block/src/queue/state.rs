@@ -6,6 +6,7 @@ use std::sync::Arc;
 use steadfs_base::{GroupId, IoTag};
 use steadfs_iosched::{Boost, Io as SchedIo, IoId, Nanos, Scheduler};
 use steadfs_rt::Instant;
+use steadfs_rt::inherit::{self, TaskNo};
 
 use super::handle::Io;
 use super::policy::QueueSettings;
@@ -429,6 +430,52 @@ impl State {
             return self.sched.boost(id.io_id(), tag, nanos(now));
         }
         Boost::Raised { gained: 0 }
+    }
+
+    /// Raises what a task has submitted and the device does not have; whether anything was.
+    pub(super) fn raise_of(&mut self, task: TaskNo, tag: IoTag, now: Instant) -> bool {
+        if !self.settings.boost {
+            return false;
+        }
+        let waits = |request: &Request| {
+            request.phase != Phase::Dispatched && request.parts().any(|part| part.by == task)
+        };
+        let of_task: Vec<ReqId> = (0..self.slots.len() as u32)
+            .filter(|slot| {
+                self.slots[*slot as usize]
+                    .request
+                    .as_ref()
+                    .is_some_and(waits)
+            })
+            .map(|slot| self.id_of(IoId(slot)))
+            .collect();
+        let mut any = false;
+        for id in of_task {
+            let boost = self.raise(id, tag, now);
+            if let Boost::Raised { .. } = boost {
+                any = true;
+                let request = self.living(id);
+                let bytes = request.parts().map(|part| part.len).sum();
+                let others = request.parts().filter(|part| part.by != task);
+                let along = others.map(|part| part.len).sum();
+                let charged = (request.tag.group, bytes);
+                self.recorder.boosted(boost, charged, along);
+                self.recorder.inherited();
+            }
+        }
+        any
+    }
+
+    /// What a task's new requests are submitted as: others may wait for what it holds.
+    pub(super) fn lent(&mut self, tag: IoTag) -> IoTag {
+        if !self.settings.boost || !inherit::is_lent() {
+            return tag;
+        }
+        let raised = inherit::lent(tag, |now, waiter| self.sched.raised(now, waiter));
+        if raised != tag {
+            self.recorder.inherited();
+        }
+        raised
     }
 
     /// Who is charged for the request that carries a submitted bio, and its bytes; and how many of them

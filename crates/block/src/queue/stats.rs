@@ -120,6 +120,9 @@ pub struct Latency {
 pub struct BoostStats {
     /// Requests that were raised while they were queued.
     pub raised: u64,
+    /// Requests that were raised, or submitted as better ones, because somebody waited for a lock that
+    /// their task held.
+    pub inherited: u64,
     /// Requests that the device already had, or had ended.
     pub already_dispatched: u64,
     /// Requests that were as urgent before.
@@ -145,7 +148,7 @@ impl Stats {
         let _ = write!(
             out,
             "{{\"scheduler\":\"{}\",\"depth\":{},\"in_flight\":{},\"queued\":{},\"held\":{},\
-             \"merged\":{},\"flushes_joined\":{},\"boosts\":{{\"raised\":{},\
+             \"merged\":{},\"flushes_joined\":{},\"boosts\":{{\"raised\":{},\"inherited\":{},\
              \"already_dispatched\":{},\"already_urgent\":{},\"positions_gained\":{},\
              \"bytes\":{},\"collateral_bytes\":{}}},\"ops\":{{",
             self.scheduler,
@@ -156,6 +159,7 @@ impl Stats {
             self.merged,
             self.flushes_joined,
             self.boosts.raised,
+            self.boosts.inherited,
             self.boosts.already_dispatched,
             self.boosts.already_urgent,
             self.boosts.positions_gained,

@@ -11,6 +11,7 @@ use steadfs_rt::{Mutex, Rank, sim};
 use super::*;
 use crate::{Done, MemDevice, Op};
 
+mod inherited;
 mod shares;
 
 const UNIT: u64 = 512;
@@ -324,6 +325,7 @@ fn a_boosted_request_overtakes_and_is_counted() {
     queue.boost(&ios[1], WAITED);
     let expected = BoostStats {
         raised: 1,
+        inherited: 0,
         already_dispatched: 2,
         already_urgent: 1,
         positions_gained: 2,

@@ -2,6 +2,7 @@
 
 use steadfs_base::{IoTag, Urgency};
 use steadfs_cache::Why;
+use steadfs_rt::inherit;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
 use crate::fs::{Ext4, io_error};
@@ -16,6 +17,8 @@ impl Ext4 {
             return Err(FsError::Stopped(cause.clone()));
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
+        // Others who hold what it waits for work in this caller's name.
+        let _acting = inherit::act_as(tag);
         if inode.kind() == FileKind::Regular {
             self.write_along(inode, tag);
             let written = self.write_out(inode, Why::Sync, tag);

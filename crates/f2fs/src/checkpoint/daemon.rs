@@ -9,14 +9,18 @@
 //! nobody waits in vain. Who holds what the checkpoint or its waiters need (mount, unmount, remount,
 //! freezing, cleaning) calls [`F2fs::checkpoint`] and not the task.
 //!
-//! Threads woken by a request: the task, and by it the waiter.
+//! Whoever comes when nothing is being served or waits serves himself, on the task's account and with its
+//! priority, which is what counts: the order of requests is that of their tags, whoever submits them. So a
+//! lone fsync costs no more than without merging. What came meanwhile is the task's.
+//!
+//! Threads woken by a request: none if it is alone; otherwise the task, and by it the waiter.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
-use steadfs_rt::{Condvar, Event, Instant, JoinHandle, Mutex, Rank, now, sleep, spawn};
+use steadfs_rt::{Condvar, Event, Instant, JoinHandle, Mutex, Rank, inherit, now, sleep, spawn};
 use steadfs_vfs::{FsError, Result};
 
 use super::{Reason, steps::SLOW, urgency::due};
@@ -38,7 +42,19 @@ struct Request {
 struct State {
     /// A task serves requests.
     running: bool,
+    /// A batch is being served.
+    busy: bool,
     requests: Vec<Arc<Request>>,
+}
+
+/// Who serves a request.
+enum Server {
+    /// Nobody would.
+    Nobody,
+    /// Whoever made it.
+    Maker(Arc<Request>),
+    /// The task.
+    Task(Arc<Request>),
 }
 
 /// What the merging of checkpoints has come to. Times in milliseconds.
@@ -143,8 +159,8 @@ impl Daemon {
         MergeStats { queued, ..stats }
     }
 
-    /// Puts a request on the list; `None` if nobody would serve it.
-    fn queue(&self, tag: IoTag) -> Option<Arc<Request>> {
+    /// Makes a request, and puts it on the list unless its maker serves it.
+    fn queue(&self, tag: IoTag) -> Server {
         let request = Arc::new(Request {
             tag,
             queued: now(),
@@ -152,13 +168,32 @@ impl Daemon {
         });
         let mut state = self.state.lock();
         if !state.running {
-            return None;
+            return Server::Nobody;
+        }
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        if !state.busy && state.requests.is_empty() {
+            state.busy = true;
+            return Server::Maker(request);
         }
         state.requests.push(Arc::clone(&request));
-        self.queued.fetch_add(1, Ordering::AcqRel);
+        // Whoever serves looks at the list when he has ended.
+        let free = !state.busy;
         drop(state);
-        self.wake.notify_one();
-        Some(request)
+        if free {
+            self.wake.notify_one();
+        }
+        Server::Task(request)
+    }
+
+    /// A batch is served: the next one's turn.
+    fn served(&self) {
+        let mut state = self.state.lock();
+        state.busy = false;
+        let more = !state.requests.is_empty();
+        drop(state);
+        if more {
+            self.wake.notify_one();
+        }
     }
 
     /// Writes one checkpoint and answers all of `batch` with its result.
@@ -173,6 +208,8 @@ impl Daemon {
         let better =
             |tag, request: &Arc<Request>| fs.queue.raised(tag, due(tag, request.tag, true));
         let tag = batch.iter().fold(tag, better);
+        // Changes under way that it has to wait for end in its name.
+        let _acting = inherit::act_as(tag);
         let result = fs.checkpoint(Reason::Sync, tag);
         let ended = now();
         let wait = |request: &Arc<Request>| millis(ended.since(request.queued));
@@ -202,7 +239,8 @@ impl Daemon {
             if !state.running {
                 return None;
             }
-            if !state.requests.is_empty() {
+            if !state.requests.is_empty() && !state.busy {
+                state.busy = true;
                 return Some(std::mem::take(&mut state.requests));
             }
             self.wake.wait_idle(&mut state);
@@ -212,7 +250,10 @@ impl Daemon {
     fn run(&self, fs: &Weak<F2fs>) {
         while let Some(batch) = self.next() {
             match fs.upgrade() {
-                Some(fs) => self.serve(&fs, batch),
+                Some(fs) => {
+                    self.serve(&fs, batch);
+                    self.served();
+                }
                 // Whoever asked for it had the volume.
                 None => return,
             }
@@ -232,12 +273,23 @@ impl F2fs {
     pub(crate) fn request_checkpoint(&self, tag: IoTag) -> Result<()> {
         self.checkpoints.count_call();
         let merge = self.options.read().checkpoint_merge;
-        let request = if merge { self.daemon.queue(tag) } else { None };
-        let Some(request) = request else {
-            return self.checkpoint(Reason::Sync, tag);
+        let server = match merge {
+            true => self.daemon.queue(tag),
+            false => Server::Nobody,
         };
-        // His own begins after the one under way.
-        self.raise_checkpoint(tag);
+        let request = match server {
+            Server::Nobody => return self.checkpoint(Reason::Sync, tag),
+            Server::Maker(request) => {
+                self.daemon.serve(self, vec![Arc::clone(&request)]);
+                self.daemon.served();
+                request
+            }
+            Server::Task(request) => {
+                // His own begins after the one under way.
+                self.raise_checkpoint(tag);
+                request
+            }
+        };
         let result = request.done.wait();
         let waited = now().since(request.queued);
         if waited >= SLOW {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use steadfs_base::{IoTag, Urgency};
 use steadfs_cache::Why;
+use steadfs_rt::inherit;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
 use super::BLOCK;
@@ -62,6 +63,8 @@ impl F2fs {
             return Err(FsError::Stopped(cause));
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
+        // Write-back of the file by others, and changes under way, end in this caller's name.
+        let _acting = inherit::act_as(tag);
         if inode.kind() == FileKind::Regular {
             let few = inode.pages.dirty_bytes() <= SMALL_SYNC * BLOCK;
             let occasion = if datasync || few {
@@ -273,6 +276,7 @@ impl F2fs {
             return Err(FsError::Stopped(cause));
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
+        let _acting = inherit::act_as(tag);
         let dirty = self.writeback.dirty_files();
         let mut result = self.write_out_files(&dirty, Why::Sync, tag);
         if self.check_writable().is_ok() && !self.is_paused() {

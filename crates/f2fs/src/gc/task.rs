@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use steadfs_base::{IoTag, Urgency};
+use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, now, spawn};
 
 use super::pace::{Facts, Pace, Round, Sleep, many_invalid};
@@ -31,6 +32,8 @@ struct State {
     /// Writers' rounds begun and ended.
     begun: u64,
     ended: u64,
+    /// Who makes it.
+    server: TaskNo,
 }
 
 impl Task {
@@ -55,7 +58,11 @@ impl Task {
             _ => goal,
         });
         let mine = state.begun + 1;
+        let server = state.server;
         self.work.notify_one();
+        drop(state);
+        let _for = inherit::wait_for(&[server]);
+        state = self.state.lock();
         while state.ended < mine && !state.stop {
             self.served.wait(&mut state);
         }
@@ -221,6 +228,7 @@ fn run(fs: &Weak<F2fs>, task: &Task) {
     let Some(mut pace) = fs.upgrade().map(|fs| fs.gc.tunables.lock().pace) else {
         return;
     };
+    task.state.lock().server = inherit::me();
     let mut sleep = Sleep::new(pace);
     loop {
         let (goes_on, wanted) = task.sleep(sleep.time());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use steadfs_base::{GroupId, IoTag, OwnerId};
 use steadfs_block::{DeviceModel, ModelDevice, Policy, QueueSettings};
-use steadfs_cache::CacheSizes;
+use steadfs_cache::{CacheSizes, Why};
 use steadfs_rt::{now, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem};
 
@@ -147,5 +147,67 @@ fn fsync_behind_another(boost: bool) -> Duration {
 #[test]
 fn nodes_of_others_are_raised_to_who_waits_for_them() {
     let (with, without) = (fsync_behind_another(true), fsync_behind_another(false));
+    assert!(with * 2 < without, "{with:?} {without:?}");
+}
+
+/// How long the fsync of one small file takes while the flusher has it under way together with ninety-nine
+/// of a light group; others keep the device busy.
+fn fsync_of_one_of_many(boost: bool) -> Duration {
+    let run = move || {
+        let fs = world("background_gc=off", boost);
+        let cx = Cx {
+            tag: HEAVY,
+            ..Cx::default()
+        };
+        let files: Vec<_> = (0..100)
+            .map(|n| {
+                let name = format!("{n}");
+                let root = fs.root();
+                let made = fs.mknod(&cx, root, name.as_bytes(), 0o100_644, 0);
+                made.unwrap().ino
+            })
+            .collect();
+        fs.sync_all(&cx).unwrap();
+        let light = Cx {
+            tag: LIGHT,
+            ..Cx::default()
+        };
+        for (n, ino) in files.iter().enumerate() {
+            let whose = if n == 99 { &cx } else { &light };
+            fs.write(whose, *ino, 0, &[7; 30_000], false).unwrap();
+        }
+        let stop = now().0 + 8_000_000_000;
+        let busy = [0; 4].map(|_| {
+            let busy = Arc::clone(&fs);
+            spawn("others", move || {
+                while now().0 < stop {
+                    busy.queue.read(0, 64 << 10, OTHERS).unwrap();
+                }
+            })
+        });
+        let (flusher, inos) = (Arc::clone(&fs), files.iter().map(|ino| ino.0).collect());
+        let flusher = spawn("flusher", move || {
+            let inos: Vec<u64> = inos;
+            let written = flusher.write_out_files(&inos, Why::Background, IoTag::background());
+            written.unwrap();
+        });
+        sleep(Duration::from_millis(150));
+        let began = now();
+        fs.fsync(&cx, files[99], false).unwrap();
+        let took = began.elapsed();
+        flusher.join();
+        busy.into_iter().for_each(steadfs_rt::JoinHandle::join);
+        assert_eq!(fs.queue.stats().boosts.inherited > 0, boost);
+        fs.close().unwrap();
+        took
+    };
+    sim::run(sim::Config::new(11), run).value
+}
+
+/// All that the flusher has to do before it lets go of the file is raised, of the other files too.
+#[test]
+fn files_that_go_together_are_raised_for_one() {
+    let with = fsync_of_one_of_many(true);
+    let without = fsync_of_one_of_many(false);
     assert!(with * 2 < without, "{with:?} {without:?}");
 }

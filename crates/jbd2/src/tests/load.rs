@@ -475,3 +475,76 @@ fn who_waits_for_log_space_raises_reclaim() {
         "the tail, too, is written on his account: {written}, {boosted}"
     );
 }
+
+/// A commit waits for a handle whose task reads for a light group: it reads in the name of whoever waits
+/// for the commit.
+#[test]
+fn who_holds_a_handle_works_in_the_name_of_who_waits_for_the_commit() {
+    use steadfs_block::{DeviceModel, ModelDevice, QueueSettings};
+    use steadfs_rt::inherit::act_as;
+
+    let of_group = |number| IoTag {
+        group: steadfs_base::GroupId(number),
+        owner: steadfs_base::OwnerId(number),
+        ..IoTag::default()
+    };
+    let waited = move |boost: bool| {
+        let run = move || {
+            let layout = Layout::new(1024, 3000, 200);
+            let model = DeviceModel {
+                bytes_per_second: 10 << 20,
+                latency: Duration::from_micros(500),
+                flush: Duration::ZERO,
+                depth: 1,
+            };
+            let device = Arc::new(ModelDevice::new(layout.device(), model));
+            let settings = QueueSettings {
+                boost,
+                ..QueueSettings::default()
+            };
+            let queue = Arc::new(steadfs_block::Queue::with_settings(device, settings));
+            for (group, weight) in [(1, 5), (2, 1000), (3, 1000)] {
+                let group = steadfs_base::GroupId(group);
+                queue.set_group(group, steadfs_base::GroupId(0), weight);
+            }
+            let cache = MetaCache::new(Arc::clone(&queue), layout.block_size, 1 << 20);
+            let journal = Journal::open(Arc::new(cache), layout.map(), no_background()).unwrap();
+            let until = now().0 + 8_000_000_000;
+            let others: Vec<_> = (0..4)
+                .map(|_| {
+                    let queue = Arc::clone(&queue);
+                    spawn("others", move || {
+                        while now().0 < until {
+                            queue.read(1 << 20, 64 << 10, of_group(3)).unwrap();
+                        }
+                    })
+                })
+                .collect();
+            sleep(Duration::from_millis(50));
+            let light = Arc::clone(&journal);
+            let light = spawn("light", move || {
+                let mut handle = light.begin_as(10, of_group(1)).unwrap();
+                handle.write(&buf(&light, 1000)).unwrap()[0] = 1;
+                for n in 0..8 {
+                    let block = DevBlock(1100 + n * 100);
+                    light.cache.get(block, of_group(1)).unwrap();
+                }
+            });
+            sleep(Duration::from_millis(10));
+            let tid = journal.running_tid().unwrap();
+            let began = now();
+            {
+                let _heavy = act_as(of_group(2));
+                journal.commit(tid, of_group(2)).unwrap();
+            }
+            let waited = began.elapsed();
+            light.join();
+            others.into_iter().for_each(steadfs_rt::JoinHandle::join);
+            assert_eq!(queue.stats().boosts.inherited > 0, boost);
+            waited
+        };
+        sim::run(sim::Config::new(1), run).value
+    };
+    let (with, without) = (waited(true), waited(false));
+    assert!(with * 2 < without, "{with:?} {without:?}");
+}

@@ -11,7 +11,7 @@ use super::failure::{Failure, FailureKind, TaskReport};
 use super::lock_queue::{LockQueue, Want};
 use super::trace::Trace;
 use crate::gate::{Gate, held};
-use crate::{Instant, Random, Rank};
+use crate::{Instant, Random, Rank, inherit};
 
 /// A task's place in the table; used again after its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -66,6 +66,7 @@ pub(crate) struct Task {
     /// Null until it has run for the first time.
     pub(crate) yielder: *const TaskYielder,
     pub(crate) held: held::List,
+    pub(crate) person: inherit::Person,
     waiting: Waiting,
     since: u64,
     timer: Option<(u64, u64)>,
@@ -162,6 +163,7 @@ impl State {
             coroutine: Some(coroutine),
             yielder: std::ptr::null(),
             held: held::List::default(),
+            person: inherit::Person::default(),
             waiting: Waiting::Turn,
             since: self.now,
             timer: None,

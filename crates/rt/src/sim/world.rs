@@ -9,7 +9,7 @@ use super::observe::{Deed, Observer, Watch};
 use super::stack;
 use super::state::{Callback, State, TaskCoroutine, TaskId, TaskYielder, Waiting};
 use crate::gate::{Gate, held};
-use crate::{Instant, Rank};
+use crate::{Instant, Rank, inherit};
 
 pub(crate) use super::lock_queue::Want;
 
@@ -105,6 +105,7 @@ impl World {
             let task = state.task(id);
             self.yielder.set(task.yielder);
             held::swap(&mut task.held);
+            inherit::swap(&mut task.person);
             self.now.set(state.now());
             let task = state.task(id);
             task.coroutine.take().expect("a task runs once at a time")
@@ -112,7 +113,11 @@ impl World {
         self.current.set(Some(id));
         let ended = coroutine.resume(()).as_return().is_some();
         self.current.set(None);
-        self.state(|state| held::swap(&mut state.task(id).held));
+        self.state(|state| {
+            let task = state.task(id);
+            held::swap(&mut task.held);
+            inherit::swap(&mut task.person);
+        });
         if ended {
             self.state(|state| state.end_task(id));
             stack::give_back(coroutine.into_stack());
@@ -241,13 +246,22 @@ fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
 
 /// Waits until a lock is free for the caller, who takes it before anything else runs.
 #[cold]
-pub(crate) fn enter(gate: &Gate, want: Want, is_free: &dyn Fn() -> bool) {
+pub(crate) fn enter(
+    gate: &Gate,
+    want: Want,
+    is_free: &dyn Fn() -> bool,
+) -> Option<inherit::Waiting> {
     with(|world| {
         if world.state(State::preempts) {
             world.yield_turn();
         }
+        let me = world.me();
+        let mine = || world.state(|state| state.may_enter(gate, Some(me), want)) && is_free();
+        // Whom it raises may wait itself; nothing of this wait has begun by then.
+        let waiting = (gate.lends() && !mine()).then(|| inherit::wait_at(gate));
         world.wait_turn(gate, want, is_free);
-    });
+        waiting
+    })
 }
 
 /// Whether somebody who does not wait may take a lock that is free: nobody has it reserved.

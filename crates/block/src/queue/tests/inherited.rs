@@ -1,0 +1,128 @@
+//! Who waits for a lock that somebody of a light group holds during I/O.
+
+use steadfs_base::OwnerId;
+use steadfs_rt::inherit::act_as;
+use steadfs_rt::{RwLock, now, sleep, spawn};
+
+use super::*;
+use crate::{DeviceModel, ModelDevice};
+
+fn of_group(number: u32) -> IoTag {
+    IoTag {
+        group: GroupId(number),
+        owner: OwnerId(number),
+        ..IoTag::default()
+    }
+}
+
+/// How the light one holds what the heavy one wants.
+#[derive(Clone, Copy, Debug)]
+enum Holding {
+    /// Alone.
+    Alone,
+    /// As one of two who share it.
+    Shared,
+    /// Through somebody: who holds it waits for another lock, whose holder does the I/O.
+    Through,
+}
+
+/// How long a heavy one waits for a lock under which a light one writes `PIECES` requests, one after the
+/// other, while a third one keeps the device busy.
+fn waited(holding: Holding, boost: bool, seed: u64) -> Duration {
+    const PIECES: u64 = 8;
+    let run = move || {
+        let model = DeviceModel {
+            bytes_per_second: 10 << 20,
+            latency: Duration::from_micros(500),
+            flush: Duration::ZERO,
+            depth: 1,
+        };
+        let device = Arc::new(ModelDevice::new(Arc::new(MemDevice::new(64 << 20)), model));
+        let settings = QueueSettings {
+            boost,
+            ..QueueSettings::default()
+        };
+        let queue = Arc::new(Queue::with_settings(device, settings));
+        for (group, weight) in [(1, 5), (2, 1000), (3, 1000)] {
+            queue.set_group(GroupId(group), GroupId(0), weight);
+        }
+        let until = now().0 + 20_000_000_000;
+        let others: Vec<_> = (0..4)
+            .map(|_| {
+                let queue = Arc::clone(&queue);
+                spawn("others", move || {
+                    while now().0 < until {
+                        queue.read(1 << 20, 64 << 10, of_group(3)).unwrap();
+                    }
+                })
+            })
+            .collect();
+        let outer = Arc::new(RwLock::new(Rank::Inode, ()));
+        let inner = Arc::new(Mutex::new(Rank::Writeback, ()));
+        sleep(Duration::from_millis(50));
+        let light = {
+            let (queue, outer, inner) =
+                (Arc::clone(&queue), Arc::clone(&outer), Arc::clone(&inner));
+            spawn("light", move || {
+                let _light = act_as(of_group(1));
+                let (mut alone, mut shared) = (None, None);
+                match holding {
+                    Holding::Alone => alone = Some(outer.write()),
+                    Holding::Shared => shared = Some(outer.read()),
+                    Holding::Through => {}
+                }
+                let _inner = inner.lock();
+                for n in 0..PIECES {
+                    let at = (32 << 20) + n * (1 << 20);
+                    let bufs = vec![Buf::zeroed(64 << 10)];
+                    queue.write(at, bufs, of_group(1)).unwrap();
+                }
+                drop((alone, shared));
+            })
+        };
+        sleep(Duration::from_millis(10));
+        let between = {
+            let (outer, inner) = (Arc::clone(&outer), Arc::clone(&inner));
+            spawn("between", move || match holding {
+                Holding::Alone => {}
+                Holding::Shared => {
+                    let _shared = outer.read();
+                    sleep(Duration::from_millis(20));
+                }
+                Holding::Through => {
+                    let _light = act_as(of_group(1));
+                    let _alone = outer.write();
+                    let _inner = inner.lock();
+                }
+            })
+        };
+        sleep(Duration::from_millis(10));
+        let began = now();
+        {
+            let _heavy = act_as(of_group(2));
+            drop(outer.write());
+        }
+        let waited = began.elapsed();
+        // What is lent ends with the wait.
+        assert!(!steadfs_rt::inherit::is_lent());
+        for task in others.into_iter().chain([light, between]) {
+            task.join();
+        }
+        let inherited = queue.stats().boosts.inherited;
+        assert_eq!(inherited > 0, boost, "{inherited}");
+        waited
+    };
+    sim::run(sim::Config::new(seed), run).value
+}
+
+#[test]
+fn a_light_holder_works_in_the_name_of_a_heavy_waiter() {
+    for holding in [Holding::Alone, Holding::Shared, Holding::Through] {
+        for seed in 0..3 {
+            let (with, without) = (waited(holding, true, seed), waited(holding, false, seed));
+            // Eight requests beside four others', and what the device has.
+            assert!(with < Duration::from_millis(150), "{holding:?}: {with:?}");
+            assert!(without > 10 * with, "{holding:?}: {with:?} {without:?}");
+        }
+    }
+}
