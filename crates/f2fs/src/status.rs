@@ -246,6 +246,7 @@ impl F2fs {
 
     fn show_logs(&self, out: &mut String, segments: &Segments) {
         let usage = segments.usage();
+        line!(out, "IPU: {} blocks", self.syncs.in_place());
         line!(
             out,
             "SSR: {} blocks in {} segments",

@@ -45,16 +45,21 @@ impl F2fs {
         self.changed_nodes() as u64 > u64::from(free) * u64::from(SEGMENT_BLOCKS) / 2 + AT_LEAST
     }
 
+    /// How many segments may wait for a checkpoint to be free before one is due.
+    pub(crate) fn held_limit(&self) -> u32 {
+        let segments = self.layout.main_segments;
+        let set = self.gc.tunables.lock().reclaim_segments;
+        set.unwrap_or((segments / 100 * HELD_PERCENT).clamp(1, MOST_HELD))
+    }
+
     /// Whether so much is changed that a checkpoint should be written.
     pub(crate) fn has_much(&self) -> bool {
         let nids = u64::from(self.layout.max_nid);
         let held = self.segments().counts().held;
-        let segments = self.layout.main_segments;
-        let held_limit = (segments / 100 * HELD_PERCENT).clamp(1, MOST_HELD);
         self.nodes.dirty_count() > self.node_limit()
             || self.fills_room()
             || self.nat.dirty_count() as u64 > nids / 100 * NAT_PERCENT
-            || held > held_limit
+            || held > self.held_limit()
     }
 
     /// Writes a checkpoint if one is due; called every few seconds.

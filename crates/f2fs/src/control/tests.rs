@@ -44,6 +44,12 @@ fn set_and_count() {
     assert_eq!(read(&world, "f2fs/cp_interval"), "16\n");
     assert!(write(&world, "f2fs/cp_interval", "0").is_err());
 
+    assert_eq!(read(&world, "f2fs/min_fsync_blocks"), "8\n");
+    write(&world, "f2fs/min_fsync_blocks", "0").unwrap();
+    assert_eq!(read(&world, "f2fs/min_fsync_blocks"), "0\n");
+    write(&world, "f2fs/reclaim_segments", "3").unwrap();
+    assert_eq!(read(&world, "f2fs/reclaim_segments"), "3\n");
+
     let cx = Cx::default();
     world.fs.mkdir(&cx, ROOT, b"dir", 0o755).unwrap();
     world.fs.fsync(&cx, ROOT, false).unwrap();

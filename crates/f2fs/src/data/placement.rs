@@ -65,7 +65,7 @@ pub struct Volume {
 /// Why data is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occasion {
-    /// fdatasync, or an fsync of at most [`SMALL_SYNC`] dirty blocks.
+    /// fdatasync, or an fsync of at most `min_fsync_blocks` dirty blocks.
     SmallSync,
     /// Somebody waits for it otherwise.
     Sync,
@@ -75,8 +75,6 @@ pub enum Occasion {
     Moved,
 }
 
-/// Most dirty blocks of a file that an fsync writes in place (`min_fsync_blocks`).
-pub const SMALL_SYNC: u64 = 8;
 /// Most dirty blocks of a file that count as hot (`min_hot_blocks`).
 pub const FEW: u64 = 16;
 

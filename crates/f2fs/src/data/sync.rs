@@ -9,7 +9,7 @@ use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
 use super::BLOCK;
 use super::need::{Facts, Reason};
-use super::placement::{Occasion, SMALL_SYNC};
+use super::placement::Occasion;
 use crate::disk;
 use crate::disk::inode::Advise;
 use crate::disk::superblock::StopReason;
@@ -28,9 +28,20 @@ pub struct SyncStats {
     reasons: [AtomicU64; Reason::ALL.len()],
     /// By the file's own nodes, or by a FLUSH alone where none had changed.
     own: AtomicU64,
+    /// Blocks of data written over their old places.
+    in_place: AtomicU64,
 }
 
 impl SyncStats {
+    /// Blocks of data written over their old places.
+    pub fn in_place(&self) -> u64 {
+        self.in_place.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn wrote_in_place(&self, blocks: u32) {
+        self.in_place.fetch_add(blocks.into(), Ordering::Relaxed);
+    }
+
     /// fsyncs that took a checkpoint, by reason; those without any are left out.
     pub fn reasons(&self) -> Vec<(Reason, u64)> {
         let counts = self.reasons.iter().map(|n| n.load(Ordering::Relaxed));
@@ -66,7 +77,8 @@ impl F2fs {
         // Write-back of the file by others, and changes under way, end in this caller's name.
         let _acting = inherit::act_as(tag);
         if inode.kind() == FileKind::Regular {
-            let few = inode.pages.dirty_bytes() <= SMALL_SYNC * BLOCK;
+            let most = u64::from(self.gc.tunables.lock().sync_blocks);
+            let few = inode.pages.dirty_bytes() <= most * BLOCK;
             let occasion = if datasync || few {
                 Occasion::SmallSync
             } else {

@@ -330,6 +330,9 @@ impl F2fs {
         let per_bio = self.blocks_in_bio();
         let mut rest = &taken[..];
         for piece in pieces.iter() {
+            if !piece.claimed {
+                self.syncs.wrote_in_place(piece.len());
+            }
             let before = |t: &&Taken| t.block.0 < piece.blocks.start;
             let skip = rest.iter().take_while(before).count();
             let (run, after) = rest[skip..].split_at(piece.len() as usize);

@@ -27,6 +27,8 @@ const OTHERS: &[(&str, bool)] = &[
     ("f2fs/min_ssr_sections", true),
     ("f2fs/ipu_policy", true),
     ("f2fs/min_ipu_util", true),
+    ("f2fs/min_fsync_blocks", true),
+    ("f2fs/reclaim_segments", true),
 ];
 
 /// Volumes of up to so many segments (16 GiB) use freed space again soon.
@@ -65,6 +67,8 @@ impl F2fs {
             "moved_blocks_background" => back,
             "ipu_policy" => self.in_place_policy().0.into(),
             "min_ipu_util" => self.gc.tunables.lock().in_place_util.into(),
+            "min_fsync_blocks" => self.gc.tunables.lock().sync_blocks.into(),
+            "reclaim_segments" => self.held_limit().into(),
             "ovp_segments" => self.checkpoints.last().overprovision_segments.into(),
             "reserved_segments" => self.checkpoints.last().reserved_segments.into(),
             "avg_vblocks" | "dirty_segments" | "free_segments" | "max_victim_search"
@@ -140,6 +144,12 @@ impl F2fs {
             }
             "min_ipu_util" => Ok(Box::new(move || {
                 self.gc.tunables.lock().in_place_util = value;
+            })),
+            "min_fsync_blocks" => Ok(Box::new(move || {
+                self.gc.tunables.lock().sync_blocks = value;
+            })),
+            "reclaim_segments" => Ok(Box::new(move || {
+                self.gc.tunables.lock().reclaim_segments = Some(value);
             })),
             _ => self.policy_setter(move |policy| policy.min_ssr_sections = value),
         }

@@ -41,7 +41,7 @@ const NEVER: u64 = u64::MAX;
 pub struct Gc {
     /// One cleans at a time.
     one: Mutex<()>,
-    tunables: Mutex<Tunables>,
+    pub(crate) tunables: Mutex<Tunables>,
     stats: Mutex<Stats>,
     /// When the last request came, in nanoseconds of the steady clock.
     last_request: AtomicU64,

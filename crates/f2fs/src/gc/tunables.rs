@@ -25,6 +25,10 @@ pub struct Tunables {
     pub in_place: Option<u32>,
     /// `min_ipu_util`: percent in use from which on its rules about fullness hold.
     pub in_place_util: u32,
+    /// `min_fsync_blocks`: most dirty blocks of a file that an fsync writes over their old places.
+    pub sync_blocks: u32,
+    /// `reclaim_segments`: so many that only wait for a checkpoint bring one; `None`: what suits the volume.
+    pub reclaim_segments: Option<u32>,
     /// `gc_pin_file_thresh`: a pinned file that keeps so many segments from being cleaned is unpinned.
     pub pin_thresh: u32,
     /// `gc_segment_mode`: whose reclaimed segments `gc_reclaimed_segments` shows.
@@ -44,6 +48,8 @@ impl Default for Tunables {
             shown_mode: GcMode::Normal,
             in_place: None,
             in_place_util: 70,
+            sync_blocks: 8,
+            reclaim_segments: None,
         }
     }
 }

@@ -144,7 +144,7 @@ impl Fair {
             let overdue = |lane: usize| {
                 lane != place.lane
                     && self.is_overdue(place.parent, lane, now)
-                    && self.may_go_late(lane, now)
+                    && (self.may_go_late(lane, now) || self.is_drained_for(place.parent, lane, now))
             };
             if (1..LANES).any(overdue) {
                 return true;
@@ -154,8 +154,22 @@ impl Fair {
         false
     }
 
+    /// Whether a line of what nobody waits for has waited so long that nothing more of what somebody waits
+    /// for goes before it: it needs the device alone.
+    fn is_drained_for(&self, group: usize, lane: usize, now: Nanos) -> bool {
+        let line = &self.tree.group(group).lanes[lane];
+        self.options.async_alone
+            && !is_sync_lane(lane)
+            && line.queued > 0
+            && self.in_flight.sync > 0
+            && now.0.saturating_sub(line.since.0) >= self.options.async_patience.0
+    }
+
     fn pick_in(&mut self, group: usize, now: Nanos) -> Pick {
         if self.tree.group(group).queued > 0 {
+            if (1..LANES).any(|lane| self.is_drained_for(group, lane, now)) {
+                return Pick::Wait(None);
+            }
             for lane in (1..LANES).rev() {
                 if self.is_overdue(group, lane, now)
                     && self.may_go_late(lane, now)

@@ -166,7 +166,10 @@ impl World {
         let mut ends: Vec<u64> = self.events.iter().filter(of).map(|e| e.ended).collect();
         ends.insert(0, 0);
         ends.push(until);
-        ends.windows(2).map(|w| w[1] - w[0]).max().unwrap()
+        ends.windows(2)
+            .map(|w| w[1].saturating_sub(w[0]))
+            .max()
+            .unwrap()
     }
 }
 
@@ -305,6 +308,30 @@ fn nothing_starves() {
     for client in [0, 1, 2] {
         let gap = world.longest_gap(client, LONG);
         assert!(gap <= 250 * MS + own, "client {client}: {gap}");
+    }
+}
+
+/// CFQ keeps what nobody waits for away from the device while there is anything else in it: that is drained
+/// when it has waited for long.
+#[test]
+fn nothing_starves_under_cfq_either() {
+    for depth in [1, 8] {
+        let clients = [
+            Client::of(background(0), 64 * KIB, 4),
+            Client::of(sync(0, 1), 64 * KIB, 8),
+            Client::of(sync(0, 2), 64 * KIB, 8),
+        ];
+        let mut world = World::new(FairOptions::cfq(), &[], depth);
+        world.run(&clients, LONG);
+        let request = 64 * world.nanos_per_kib;
+        let bound = 250 * MS + (depth as u64 + 2) * request;
+        let gap = world.longest_gap(0, LONG);
+        assert!(gap <= bound, "depth {depth}: {gap} > {bound}");
+        // The slices of two, and what the drained device costs.
+        for client in [1, 2] {
+            let gap = world.longest_gap(client, LONG);
+            assert!(gap <= 250 * MS, "depth {depth}, client {client}: {gap}");
+        }
     }
 }
 
