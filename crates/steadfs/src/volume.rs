@@ -122,7 +122,8 @@ pub struct Volume {
     kind: Kind,
     report: OpenReport,
     path: PathBuf,
-    device: Arc<FileDevice>,
+    /// Of a volume in a file or on a block device.
+    device: Option<Arc<FileDevice>>,
     block_size: u32,
     io: Arc<Io>,
 }
@@ -215,10 +216,13 @@ fn kind_of(sb: &steadfs_ext4::disk::Superblock) -> Kind {
 type Opened = (Kind, Arc<dyn FileSystem>, OpenReport, u32, Arc<Queue>);
 
 /// Opens whatever volume is on a device.
-fn open_on(device: Arc<dyn Device>, options: &Options) -> Result<Opened, FsError> {
+fn open_on(
+    device: Arc<dyn Device>,
+    sizes: CacheSizes,
+    options: &Options,
+) -> Result<Opened, FsError> {
     let kind = kind_on(&Queue::new(Arc::clone(&device), QueueOptions::default()))?;
     options.fits(kind)?;
-    let sizes = CacheSizes::of(options.cache_size.unwrap_or_else(default_cache_size));
     if kind == Kind::F2fs {
         let (fs, report) = F2fs::open(device, options.f2fs.clone(), sizes)?;
         let block_size = steadfs_f2fs::disk::BLOCK_SIZE as u32;
@@ -239,14 +243,33 @@ impl Volume {
         if let Some(model) = options.device_model {
             shared = Arc::new(ModelDevice::new(shared, model));
         }
+        let sizes = CacheSizes::of(options.cache_size.unwrap_or_else(default_cache_size));
+        let volume = Self::on(shared, path, sizes, options)?;
+        Ok(Self {
+            device: Some(device),
+            ..volume
+        })
+    }
+
+    /// Opens the volume on a device of the caller's, such as a modelled one. `name` stands for it in messages and in
+    /// the table of mounts; of the options those about files and devices mean nothing here.
+    ///
+    /// # Errors
+    /// As [`Volume::open`].
+    pub fn on(
+        device: Arc<dyn Device>,
+        name: &Path,
+        sizes: CacheSizes,
+        options: &Options,
+    ) -> Result<Self, Error> {
         let (kind, fs, report, block_size, queue) =
-            open_on(shared, options).map_err(|error| failed(path, error))?;
+            open_on(device, sizes, options).map_err(|error| failed(name, error))?;
         Ok(Self {
             fs,
             kind,
             report,
-            path: path.to_owned(),
-            device,
+            path: name.to_owned(),
+            device: None,
             block_size,
             io: Arc::new(Io::new(queue, options.io.clone())),
         })
@@ -274,15 +297,20 @@ impl Volume {
 
     /// How the device is reached, in words.
     pub fn describe_device(&self) -> String {
-        self.device.describe()
+        let device = self.device.as_ref();
+        device.map_or_else(
+            || "a device of the caller's".to_owned(),
+            |device| device.describe(),
+        )
     }
 
     /// If this is a block device: lets the kernel claim it, and says what it needs for a mount.
     pub(crate) fn yield_block_device(&self) -> Option<BlockDevice> {
-        if !self.device.is_block_device() {
+        let device = self.device.as_ref()?;
+        if !device.is_block_device() {
             return None;
         }
-        self.device.yield_claim();
+        device.yield_claim();
         Some(BlockDevice {
             path: self.path.clone(),
             block_size: self.block_size,

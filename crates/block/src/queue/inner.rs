@@ -13,7 +13,7 @@ use super::handle::{Io, IoHandle};
 use super::policy::QueueSettings;
 use super::request::{Completion, HoldKey, ReqId, Runner};
 use super::state::State;
-use super::stats::Stats;
+use super::stats::{Depths, Stats};
 use super::timer::Timer;
 use crate::{Bio, Device, Done, IoError};
 
@@ -216,6 +216,10 @@ impl Inner {
         stats.queued = state.sched.queued();
         stats.held = state.held();
         stats
+    }
+
+    pub(super) fn depths(&self) -> Depths {
+        self.state.lock().depths()
     }
 
     /// Waits until `io` has ended; meanwhile this task does what it can for it.

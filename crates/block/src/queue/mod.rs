@@ -53,7 +53,7 @@ use request::{Completion, HoldKey, is_urgent};
 
 pub use handle::{IoHandle, wait_all};
 pub use policy::{Policy, QueueSettings};
-pub use stats::{BoostStats, Classes, GroupStats, Latency, OpStats, Stats};
+pub use stats::{BoostStats, Classes, Depths, GroupStats, Latency, OpStats, Stats};
 
 /// How a queue works.
 #[derive(Clone, Debug)]
@@ -222,6 +222,11 @@ impl Queue {
     /// Writes and waits.
     pub fn write(&self, offset: u64, bufs: Vec<Buf>, tag: IoTag) -> Result<(), IoError> {
         self.submit(Bio::write(offset, bufs), tag).wait()
+    }
+
+    /// How many requests there are now, and where.
+    pub fn depths(&self) -> Depths {
+        self.inner.depths()
     }
 
     /// What the queue has done and how long it took.

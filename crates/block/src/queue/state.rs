@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfs_base::{GroupId, IoTag};
+use steadfs_base::{GroupId, IoTag, Urgency};
 use steadfs_iosched::{Boost, Io as SchedIo, IoId, Nanos, Scheduler};
 use steadfs_rt::Instant;
 use steadfs_rt::inherit::{self, TaskNo};
@@ -14,6 +14,7 @@ use super::recorder::Recorder;
 use super::request::{
     Completion, HoldKey, Part, Phase, ReqId, Request, Runner, direction, is_mergeable,
 };
+use super::stats::Depths;
 use crate::{Bio, IoError, Op};
 
 pub(super) struct State {
@@ -187,6 +188,21 @@ impl State {
         }
         // Another policy may want to know them.
         self.living(id).sharers = sharers;
+    }
+
+    pub(super) fn depths(&self) -> Depths {
+        let mut depths = Depths::default();
+        for request in self.slots.iter().filter_map(|slot| slot.request.as_ref()) {
+            let waited = request.tag.urgency < Urgency::Background;
+            let count = match (request.phase, waited) {
+                (Phase::Dispatched, true) => &mut depths.device_waited,
+                (Phase::Dispatched, false) => &mut depths.device_background,
+                (_, true) => &mut depths.waited,
+                (_, false) => &mut depths.background,
+            };
+            *count += 1;
+        }
+        depths
     }
 
     pub(super) fn held(&self) -> usize {

@@ -32,6 +32,19 @@ pub struct Stats {
     pub groups: Vec<GroupStats>,
 }
 
+/// Requests at one moment, by where they are and whether somebody waits for them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Depths {
+    /// In the queue, and somebody waits for them.
+    pub waited: usize,
+    /// In the queue, and nobody does.
+    pub background: usize,
+    /// In the device, and somebody waits for them.
+    pub device_waited: usize,
+    /// In the device, and nobody does.
+    pub device_background: usize,
+}
+
 /// Counts and times of one group's requests.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupStats {
