@@ -255,6 +255,9 @@ pub struct Experiment {
     /// Fewer seeds and less work, to see that all is well.
     #[arg(long)]
     pub quick: bool,
+    /// A smaller run in simulation and, beside it, in real time: a FUSE mount of the modelled device, threads, cgroups.
+    #[arg(long)]
+    pub real: bool,
     /// The report as JSON, times in nanoseconds.
     #[arg(long)]
     pub json: bool,

@@ -62,6 +62,23 @@ fn all(args: &args::AllExperiments) -> Result<(), Failure> {
     print(|out| out.write_all(text.as_bytes()))
 }
 
+/// Runs an experiment: all of it in simulation, or what is compared with real time in both worlds.
+fn run_plan(plan: &Plan, settings: &experiment::Settings) -> Result<Report, experiment::Error> {
+    let mut plan = plan(settings)?;
+    if !settings.real {
+        return experiment::run(&plan, settings.seeds());
+    }
+    let real = experiment::check(&plan, settings.seeds())?;
+    plan.cells.clear();
+    plan.figures.clear();
+    let report = experiment::run(&plan, settings.seeds())?;
+    Ok(Report {
+        source: "simulated and real",
+        real: Some(real),
+        ..report
+    })
+}
+
 /// Runs an experiment and writes its charts. How long it took goes to standard error: the report is the same each
 /// time.
 fn measured(plan: &Plan, args: &args::Experiment) -> Result<Report, Failure> {
@@ -69,11 +86,10 @@ fn measured(plan: &Plan, args: &args::Experiment) -> Result<Report, Failure> {
         device: args.device.clone(),
         seeds: args.seeds,
         quick: args.quick,
+        real: args.real,
     };
     let begin = steadfs_rt::now();
-    let report = plan(&settings)
-        .and_then(|plan| experiment::run(&plan, settings.seeds()))
-        .map_err(Failure::plain)?;
+    let report = run_plan(plan, &settings).map_err(Failure::plain)?;
     if let Some(dir) = &args.plot {
         std::fs::create_dir_all(dir).map_err(|error| unwritable(dir, &error))?;
         let name = &report.experiment;
@@ -84,8 +100,15 @@ fn measured(plan: &Plan, args: &args::Experiment) -> Result<Report, Failure> {
         if let Some(chart) = report.latency_chart() {
             write(&dir.join(format!("{name}-latency.svg")), &chart)?;
         }
+        if let Some(chart) = report.timeline_chart() {
+            write(&dir.join(format!("{name}-queue.svg")), &chart)?;
+        }
     }
     let real = begin.elapsed().as_secs_f64();
+    if report.real.is_some() {
+        eprintln!("{}: both worlds took {real:.0} s", report.experiment);
+        return Ok(report);
+    }
     let simulated = report.simulated_ns as f64 / 1e9;
     eprintln!(
         "{}: {simulated:.0} s were simulated in {real:.1} s ({:.0} times as fast)",

@@ -14,22 +14,34 @@ mod async_checkpoint;
 mod bed;
 mod chart;
 mod checkpoint_merge;
+mod files;
 mod gc_victims;
 mod html;
+mod mounted;
 mod plan;
+mod queue_chart;
+mod real;
 mod report;
 mod run;
 mod statistics;
 mod text;
+mod timeline;
 mod urgent_writeback;
 
 pub use actors::{Background, PIECE, WRITE_CPU, content, make_file, writer};
-pub use bed::{Bed, CacheSizes, Group, Mount, Outcome, World, prepare, process, simulate};
+pub use bed::{Bed, CacheSizes, Group, Mount, Outcome, World, prepare, process, run_on};
+pub use files::Files;
 pub use html::page;
-pub use plan::{Arm, Cell, Error, Figure, Plan, Role, Run, Sample, Settings, Source, Unit};
-pub use report::{ArmReport, CellReport, FigureReport, Measure, Report};
+pub use mounted::why_no_groups;
+pub use plan::{
+    Arm, Attempt, Cell, Check, Error, Figure, Place, Plan, Role, Run, Sample, Settings, Source,
+    Unit,
+};
+pub use real::check;
+pub use report::{ArmReport, CellReport, FigureReport, Measure, RealReport, RealRow, Report};
 pub use run::run;
 pub use statistics::{Estimate, percentile};
+pub use timeline::{Depths, Timeline};
 
 /// An experiment: its name, and what makes its plan.
 pub type Experiment = (&'static str, fn(&Settings) -> Result<Plan, Error>);

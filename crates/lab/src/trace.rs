@@ -15,7 +15,7 @@ use steadfs_rt::{Instant, now, sim, sleep, task_name};
 use steadfs_vfs::{Cx, FsError};
 
 use crate::experiment::{
-    Bed, CacheSizes, Mount, World, content, make_file, prepare, process, simulate,
+    Attempt, Bed, CacheSizes, Mount, World, content, make_file, prepare, process, run_on,
 };
 use crate::flash::{Moment, Parameters, Store};
 use place::Places;
@@ -92,6 +92,8 @@ fn note(at: Instant, task: String, step: Step) {
 
 /// Large enough for blocks of 4 KiB.
 const VOLUME: u64 = 1 << 30;
+/// Bytes of the file, and of what is written to it.
+const SIZE: u64 = 64 << 10;
 const BYTES: u64 = 8192;
 /// The task that calls: a simulation's main one.
 const CALLER: &str = "main";
@@ -108,14 +110,14 @@ pub fn fsync(kind: Kind, what: What, device: &Parameters, seed: u64) -> Result<S
     let volume = volume(kind, &mount)?;
     let places = Places::of(kind, &volume)?;
     let world = World {
-        seed,
+        attempt: Attempt::simulated(seed),
         device: device.clone(),
         mount,
         queue: QueueSettings::default(),
         groups: Vec::new(),
         memory: CacheSizes::of(64 << 20),
     };
-    let outcome = simulate(world, &volume, move |bed| watched(bed, what, places))?;
+    let outcome = run_on(world, &volume, move |bed| watched(bed, what, places))?;
     let head = format!(
         "fsync of {} on {}, alone; device {} (modelled), seed {seed}.\nVirtual time: what takes time are the device, \
          and {} us for each wake-up; code takes none.\n",
@@ -152,8 +154,8 @@ fn volume(kind: Kind, mount: &Mount) -> Result<Store, String> {
         }
     };
     prepare(VOLUME, mount, format, |bed| {
-        make_file(&*bed.fs, b"file", 64 << 10)?;
-        bed.fs.mkdir(&Cx::default(), bed.fs.root(), b"dir", 0o755)?;
+        make_file(&*bed.fs, b"file", SIZE)?;
+        bed.fs.mkdir(&Cx::default(), bed.fs.root(), b"dir")?;
         bed.fs.sync_all(&Cx::default())
     })
 }
@@ -164,21 +166,21 @@ fn watched(bed: &Bed, what: What, places: Places) -> Result<Vec<Line>, FsError> 
     let file = fs.lookup(&cx, fs.root(), b"file")?;
     let dir = fs.lookup(&cx, fs.root(), b"dir")?;
     // The first fsync after a mount may have to do more.
-    fs.write(&cx, file.ino, 0, &content(0, BYTES), false)?;
-    fs.fsync(&cx, file.ino, false)?;
+    fs.write(&cx, file, 0, &content(0, BYTES))?;
+    fs.fsync(&cx, file)?;
     sleep(std::time::Duration::from_millis(10));
     let of = match what {
         What::Append => {
-            fs.write(&cx, file.ino, file.size, &content(file.size, BYTES), false)?;
-            file.ino
+            fs.write(&cx, file, SIZE, &content(SIZE, BYTES))?;
+            file
         }
         What::Overwrite => {
-            fs.write(&cx, file.ino, BYTES, &content(BYTES, BYTES), false)?;
-            file.ino
+            fs.write(&cx, file, BYTES, &content(BYTES, BYTES))?;
+            file
         }
         What::Directory => {
-            fs.mknod(&cx, dir.ino, b"made", 0o100_644, 0)?;
-            dir.ino
+            fs.make(&cx, dir, b"made")?;
+            dir
         }
     };
     SEEN.take();
@@ -196,7 +198,7 @@ fn watched(bed: &Bed, what: What, places: Places) -> Result<Vec<Line>, FsError> 
         task_name(),
         Step::Call(format!("fsync(inode {})", of.0)),
     );
-    let done = fs.fsync(&cx, of, false);
+    let done = fs.fsync(&cx, of);
     note(now(), task_name(), Step::Call("returns".to_owned()));
     sim::observe_no_more();
     bed.device.watch(None);

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use steadfs_base::InodeNo;
 use steadfs_rt::{JoinHandle, sleep, spawn};
-use steadfs_vfs::{Cx, FileSystem, FsError};
+use steadfs_vfs::{Cx, FsError};
+
+use super::files::Files;
 
 /// Bytes of a write of [`writer`], and of what [`content`] makes.
 pub const PIECE: u64 = 128 << 10;
@@ -70,13 +72,13 @@ impl Background {
 }
 
 /// A thread that writes a file of `size` bytes from start to end, again and again.
-pub fn writer(fs: &Arc<dyn FileSystem>, cx: Cx, file: InodeNo, size: u64) -> Background {
+pub fn writer(fs: &Arc<dyn Files>, cx: Cx, file: InodeNo, size: u64) -> Background {
     let fs = Arc::clone(fs);
     let (mut at, mut bytes) = (0, content(0, PIECE));
     Background::spawn("writer", move || {
         sleep(WRITE_CPU);
         fill(at, &mut bytes);
-        fs.write(&cx, file, at, &bytes, false)?;
+        fs.write(&cx, file, at, &bytes)?;
         at = (at + PIECE) % size;
         Ok(PIECE)
     })
@@ -86,12 +88,12 @@ pub fn writer(fs: &Arc<dyn FileSystem>, cx: Cx, file: InodeNo, size: u64) -> Bac
 ///
 /// # Errors
 /// The file system's.
-pub fn make_file(fs: &dyn FileSystem, name: &[u8], size: u64) -> Result<(), FsError> {
+pub fn make_file(fs: &dyn Files, name: &[u8], size: u64) -> Result<(), FsError> {
     let cx = Cx::default();
-    let file = fs.mknod(&cx, fs.root(), name, 0o100_644, 0)?.ino;
+    let file = fs.make(&cx, fs.root(), name)?;
     for at in (0..size).step_by(PIECE as usize) {
-        fs.write(&cx, file, at, &content(at, PIECE.min(size - at)), false)?;
+        fs.write(&cx, file, at, &content(at, PIECE.min(size - at)))?;
     }
-    fs.forget(file, 1);
+    fs.forget(file);
     Ok(())
 }

@@ -12,6 +12,10 @@ use steadfs_f2fs::F2fs;
 use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, Segment};
 
+use super::files::{Direct, Files};
+use super::mounted;
+use super::plan::{Attempt, Place};
+use super::timeline::{Depths, Sampler};
 use crate::flash::{Counters, FlashDevice, Parameters, Store};
 
 pub use steadfs_ext4::CacheSizes;
@@ -100,8 +104,8 @@ pub struct Group {
 /// What a run depends on.
 #[derive(Clone, Debug)]
 pub struct World {
-    /// Source of every choice.
-    pub seed: u64,
+    /// The seed, and where it runs.
+    pub attempt: Attempt,
     /// The device.
     pub device: Parameters,
     /// The file system.
@@ -117,11 +121,22 @@ pub struct World {
 /// A mounted volume on a modelled device.
 pub struct Bed {
     /// Its calls.
-    pub fs: Arc<dyn FileSystem>,
+    pub fs: Arc<dyn Files>,
     /// Its queue.
     pub queue: Arc<Queue>,
     /// Its device.
     pub device: FlashDevice,
+    /// Where its queue is looked at now and then.
+    pub(super) sampler: Option<Sampler>,
+}
+
+impl Bed {
+    /// What is measured has ended: the queue's timeline ends here.
+    pub fn measured(&self) {
+        if let Some(sampler) = &self.sampler {
+            sampler.stop();
+        }
+    }
 }
 
 /// What came out of a run besides the experiment's own values.
@@ -139,6 +154,30 @@ pub struct Outcome<T> {
     pub queue: Stats,
     /// What the device did until then.
     pub device: Counters,
+    /// How full the queue was, where it was looked at.
+    pub timeline: Vec<Depths>,
+}
+
+impl<T> Outcome<T> {
+    /// After a run: the unmounted volume must be whole.
+    pub(super) fn judged(
+        mount: &Mount,
+        store: Store,
+        value: T,
+        (simulated, trace): (Duration, u64),
+        (queue, device): (Stats, Counters),
+    ) -> Result<Self, String> {
+        mount.check(&store)?;
+        Ok(Self {
+            value,
+            content: digest(mount, store)?,
+            simulated,
+            trace,
+            queue,
+            device,
+            timeline: Vec::new(),
+        })
+    }
 }
 
 /// The call context of a process.
@@ -179,50 +218,74 @@ pub fn prepare(
         let told = |error: FsError| format!("preparing the volume: {error}");
         let shared = Arc::new(device.clone());
         let (fs, queue) = mount.open(shared, CacheSizes::of(MEMORY)).map_err(told)?;
-        let bed = Bed { fs, queue, device };
+        let bed = Bed {
+            fs: Arc::new(Direct(Arc::clone(&fs))),
+            queue,
+            device,
+            sampler: None,
+        };
         f(&bed).map_err(told)?;
-        bed.fs.unmount().map_err(told)?;
+        fs.unmount().map_err(told)?;
         mount.check(&bed.device.content())?;
         Ok(bed.device.content())
     });
     report.map_err(|failure| failure.to_string())?.value
 }
 
-/// Runs `f` on a prepared volume, unmounts it and has the checker look at it.
+/// Runs `f` on a prepared volume, in simulation or on a mount, unmounts it and has the checker look at it.
 ///
 /// # Errors
 /// What failed, or what is wrong with the volume.
-pub fn simulate<T: 'static>(
+pub fn run_on<T: 'static>(
+    world: World,
+    volume: &Store,
+    f: impl FnOnce(&Bed) -> Result<T, FsError> + 'static,
+) -> Result<Outcome<T>, String> {
+    match world.attempt.place {
+        Place::Simulation => simulate(world, volume, f),
+        Place::Mount => mounted::on_mount(&world, volume, f),
+    }
+}
+
+fn simulate<T: 'static>(
     world: World,
     volume: &Store,
     f: impl FnOnce(&Bed) -> Result<T, FsError> + 'static,
 ) -> Result<Outcome<T>, String> {
     let mount = world.mount.clone();
     let store = volume.clone();
-    let report = sim::try_run(config(world.seed, world.device.host.wake), move || {
-        let device = FlashDevice::new(&world.device, store, world.seed);
+    let seed = world.attempt.seed;
+    let report = sim::try_run(config(seed, world.device.host.wake), move || {
+        let device = FlashDevice::new(&world.device, store, seed);
         let shared = Arc::new(device.clone());
         let (fs, queue) = world.mount.open(shared, world.memory)?;
         queue.configure(world.queue);
         for group in &world.groups {
             queue.set_group(group.id, GroupId(0), group.weight);
         }
-        let bed = Bed { fs, queue, device };
+        let sampler = world
+            .attempt
+            .sampled
+            .map(|step| Sampler::start(&queue, step));
+        let bed = Bed {
+            fs: Arc::new(Direct(Arc::clone(&fs))),
+            queue,
+            device,
+            sampler,
+        };
         let value = f(&bed)?;
         let (stats, counters) = (bed.queue.stats(), bed.device.counters());
-        bed.fs.unmount()?;
-        Ok::<_, FsError>((value, stats, counters, bed.device.content()))
+        let timeline = bed.sampler.as_ref().map(Sampler::end).unwrap_or_default();
+        fs.unmount()?;
+        Ok::<_, FsError>((value, (stats, counters), bed.device.content(), timeline))
     });
     let report = report.map_err(|failure| failure.to_string())?;
-    let (value, queue, device, store) = report.value.map_err(|error| error.to_string())?;
-    mount.check(&store)?;
+    let (value, counts, store, timeline) = report.value.map_err(|error| error.to_string())?;
+    let took = Duration::from_nanos(report.end.0);
+    let outcome = Outcome::judged(&mount, store, value, (took, report.trace_hash), counts)?;
     Ok(Outcome {
-        value,
-        content: digest(&mount, store)?,
-        simulated: Duration::from_nanos(report.end.0),
-        trace: report.trace_hash,
-        queue,
-        device,
+        timeline,
+        ..outcome
     })
 }
 

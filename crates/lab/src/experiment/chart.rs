@@ -9,7 +9,7 @@ use super::text::estimate;
 
 const WIDTH: f64 = 900.0;
 /// Where labels end and the plot begins, and where it ends.
-const LEFT: f64 = 330.0;
+const LEFT: f64 = 390.0;
 const RIGHT: f64 = 880.0;
 const ROW: f64 = 22.0;
 const TOP: f64 = 46.0;
@@ -164,10 +164,10 @@ impl Report {
         };
         let mut canvas = Canvas::new(axis);
         for figure in &self.figures {
-            let role = if figure.predicted {
-                "predicted"
-            } else {
-                "calibrated"
+            let role = match (figure.aim, figure.predicted) {
+                (true, _) => "aim",
+                (false, true) => "predicted",
+                (false, false) => "calibrated",
             };
             let y = canvas.row(&format!("{} ({role})", figure.what), false);
             canvas.bar(y - 4.0, 1.0, "theirs");
@@ -183,7 +183,7 @@ impl Report {
             .map(|value| (value, format!("{value}")))
             .collect();
         let title = format!(
-            "{}: published (grey) as 1, ours simulated (blue) with 95 % interval",
+            "{}: published or aim (grey) as 1, ours simulated (blue) with 95 % interval",
             self.experiment
         );
         canvas.finish(&title, &grid)

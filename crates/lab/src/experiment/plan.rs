@@ -4,10 +4,12 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use thiserror::Error;
 
 use super::bed::Outcome;
+use super::timeline::Depths;
 use crate::flash::{ParameterError, Parameters};
 
 /// Why an experiment did not come to an end.
@@ -54,6 +56,8 @@ pub struct Settings {
     pub seeds: Option<u64>,
     /// A smaller run, to see that all works.
     pub quick: bool,
+    /// So small that it can be run in real time as well.
+    pub real: bool,
 }
 
 impl Settings {
@@ -70,12 +74,26 @@ impl Settings {
 
     /// How many seeds are run: 1 to that.
     pub fn seeds(&self) -> u64 {
-        self.seeds.unwrap_or(if self.quick { 3 } else { 10 })
+        let usual = match (self.real, self.quick) {
+            (true, true) => 1,
+            (true, false) | (false, true) => 3,
+            (false, false) => 10,
+        };
+        self.seeds.unwrap_or(usual)
     }
 
-    /// `full`, or where it has to be quick `quick`.
-    pub fn scaled<T>(&self, full: T, quick: T) -> T {
-        if self.quick { quick } else { full }
+    /// `full`, or where it has to be quick `quick`, or what is run in real time.
+    pub fn scaled<T>(&self, full: T, quick: T, real: T) -> T {
+        match (self.real, self.quick) {
+            (true, _) => real,
+            (false, true) => quick,
+            (false, false) => full,
+        }
+    }
+
+    /// Whether anything is smaller than published.
+    pub fn is_smaller(&self) -> bool {
+        self.quick || self.real
     }
 }
 
@@ -119,6 +137,8 @@ pub struct Sample {
     pub simulated: u64,
     /// Hash of all that happened.
     pub trace: u64,
+    /// How full the queue was, where it was looked at.
+    pub timeline: Vec<Depths>,
 }
 
 impl Sample {
@@ -128,6 +148,7 @@ impl Sample {
             content: outcome.content,
             simulated: u64::try_from(outcome.simulated.as_nanos()).unwrap_or(u64::MAX),
             trace: outcome.trace,
+            timeline: outcome.timeline.clone(),
             ..Self::default()
         }
     }
@@ -143,8 +164,43 @@ impl Sample {
     }
 }
 
-/// Runs an arm with a seed.
-pub type Run = Arc<dyn Fn(u64) -> Result<Sample, String> + Send + Sync>;
+/// Where something runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Place {
+    /// In a simulation, in virtual time.
+    #[default]
+    Simulation,
+    /// On a FUSE mount with real threads, on the host's clock.
+    Mount,
+}
+
+/// One run of an arm.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attempt {
+    /// Source of every choice.
+    pub seed: u64,
+    /// Where.
+    pub place: Place,
+    /// Whether processes are in their groups; all are in one where the host has no cgroups for them.
+    pub grouped: bool,
+    /// How often the queue is looked at, if it is.
+    pub sampled: Option<Duration>,
+}
+
+impl Attempt {
+    /// In a simulation.
+    pub fn simulated(seed: u64) -> Self {
+        Self {
+            seed,
+            place: Place::Simulation,
+            grouped: true,
+            sampled: None,
+        }
+    }
+}
+
+/// Runs an arm.
+pub type Run = Arc<dyn Fn(Attempt) -> Result<Sample, String> + Send + Sync>;
 
 /// One of the things that are compared in a cell.
 #[derive(Clone)]
@@ -159,7 +215,7 @@ impl Arm {
     /// An arm.
     pub fn new(
         name: impl Into<String>,
-        run: impl Fn(u64) -> Result<Sample, String> + Send + Sync + 'static,
+        run: impl Fn(Attempt) -> Result<Sample, String> + Send + Sync + 'static,
     ) -> Self {
         Self {
             name: name.into(),
@@ -189,6 +245,8 @@ pub enum Role {
     Calibrated,
     /// Predicted: the model has not seen it.
     Predicted,
+    /// No published figure: what steadfs wants, with all mechanisms on. Ours is to be at most this.
+    Aim,
 }
 
 /// A published figure beside ours.
@@ -220,6 +278,15 @@ pub enum Source {
         /// The value.
         value: String,
     },
+    /// The ratio of a value of two arms of different cells, the second to the first.
+    Across {
+        /// Cell and arm below.
+        before: [String; 2],
+        /// Cell and arm above.
+        after: [String; 2],
+        /// The value.
+        value: String,
+    },
     /// The ratio of a value of two arms, `after` to `before`.
     Ratio {
         /// The cell.
@@ -239,6 +306,15 @@ impl Source {
         Self::Value {
             cell: cell.to_owned(),
             arm: arm.to_owned(),
+            value: value.to_owned(),
+        }
+    }
+
+    /// The ratio of a value of two cells' arms, the second's to the first's.
+    pub fn across(before: [&str; 2], after: [&str; 2], value: &str) -> Self {
+        Self::Across {
+            before: before.map(str::to_owned),
+            after: after.map(str::to_owned),
             value: value.to_owned(),
         }
     }
@@ -270,4 +346,21 @@ pub struct Plan {
     pub figures: Vec<Figure>,
     /// What a reader must know, a sentence or two each.
     pub notes: Vec<String>,
+    /// The cell whose queue is shown over time, and how often it is looked at.
+    pub timeline: (String, Duration),
+    /// What is compared with a run in real time.
+    pub checks: Vec<Check>,
+}
+
+/// A value of two arms that is compared with a run in real time.
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// The cell.
+    pub cell: String,
+    /// The arms: without the mechanism, with it.
+    pub arms: [String; 2],
+    /// The value.
+    pub value: &'static str,
+    /// Why the ratio of both is another one in real time, where it is.
+    pub why: &'static str,
 }

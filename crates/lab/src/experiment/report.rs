@@ -4,6 +4,7 @@ use serde::{Serialize, Serializer};
 
 use super::plan::Unit;
 use super::statistics::Estimate;
+use super::timeline::Timeline;
 
 /// An experiment's result.
 #[derive(Clone, Debug, Serialize)]
@@ -28,6 +29,45 @@ pub struct Report {
     pub figures: Vec<FigureReport>,
     /// What a reader must know.
     pub notes: Vec<String>,
+    /// How full the queue was over time.
+    pub timeline: Option<Timeline>,
+    /// The same in real time, if it was asked for; only this part differs from run to run.
+    pub real: Option<RealReport>,
+}
+
+/// An experiment in real time beside its simulation.
+#[derive(Clone, Debug, Serialize)]
+pub struct RealReport {
+    /// How many seeds.
+    pub seeds: u64,
+    /// The host's processors.
+    pub processors: usize,
+    /// What else wanted them when it began: the first word of /proc/loadavg.
+    pub load: String,
+    /// How groups were made, or why there were none (in both worlds then).
+    pub groups: String,
+    /// The values.
+    pub rows: Vec<RealRow>,
+}
+
+/// A value in both worlds.
+#[derive(Clone, Debug, Serialize)]
+pub struct RealRow {
+    /// What.
+    pub what: String,
+    /// Its unit.
+    #[serde(serialize_with = "as_text")]
+    pub unit: Unit,
+    /// In simulation.
+    pub simulated: Estimate,
+    /// In real time.
+    pub real: Estimate,
+    /// Real to simulated.
+    pub ratio: f64,
+    /// Of the ratio of two arms: whether both worlds agree within 20 %.
+    pub agrees: Option<bool>,
+    /// Why they do not.
+    pub why: Option<String>,
 }
 
 /// A condition's results.
@@ -81,6 +121,8 @@ pub struct FigureReport {
     pub deviation: f64,
     /// Whether the model had not seen it.
     pub predicted: bool,
+    /// Whether it is no published figure but an aim: ours is to be at most this.
+    pub aim: bool,
     /// Why it is off by more than a quarter.
     pub why: Option<String>,
 }

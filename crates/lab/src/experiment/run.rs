@@ -4,18 +4,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use steadfs_rt::{Mutex, Rank, spawn};
 
-use super::plan::{Cell, Error, Figure, Plan, Role, Run, Sample, Source, Unit};
+use super::plan::{Attempt, Cell, Error, Figure, Plan, Role, Run, Sample, Source, Unit};
 use super::report::{ArmReport, CellReport, FigureReport, Measure, Report};
 use super::statistics::{Estimate, percentile};
+use super::timeline::Timeline;
 
 type Slot = Mutex<Option<Result<Sample, String>>>;
 
 /// Runs that are to be done, and what came out of them.
 struct Work {
-    jobs: Vec<(Run, u64)>,
+    jobs: Vec<(Run, Attempt)>,
     next: AtomicUsize,
     results: Vec<Slot>,
 }
@@ -24,13 +26,35 @@ impl Work {
     fn help(&self) {
         loop {
             let at = self.next.fetch_add(1, Ordering::Relaxed);
-            let Some((run, seed)) = self.jobs.get(at) else {
+            let Some((run, attempt)) = self.jobs.get(at) else {
                 return;
             };
-            let result = run(*seed);
+            let result = run(*attempt);
             *self.results[at].lock() = Some(result);
         }
     }
+}
+
+/// Does all of these on `workers` threads. Results come in the order of the jobs, whatever ended first.
+pub(super) fn run_all(jobs: Vec<(Run, Attempt)>, workers: usize) -> Vec<Result<Sample, String>> {
+    let results = jobs.iter().map(|_| Mutex::new(Rank::Leaf, None)).collect();
+    let work = Arc::new(Work {
+        jobs,
+        next: AtomicUsize::new(0),
+        results,
+    });
+    let helpers: Vec<_> = (0..workers)
+        .map(|_| {
+            let work = Arc::clone(&work);
+            spawn("experiment", move || work.help())
+        })
+        .collect();
+    helpers.into_iter().for_each(|helper| helper.join());
+    let taken = work.results.iter().map(|slot| {
+        let result = slot.lock().take();
+        result.expect("every job was done")
+    });
+    taken.collect()
 }
 
 /// Runs a plan with seeds 1 to `seeds`.
@@ -39,26 +63,20 @@ impl Work {
 /// A run failed, a volume was damaged, or arms of a cell left different content.
 pub fn run(plan: &Plan, seeds: u64) -> Result<Report, Error> {
     let arms = plan.cells.iter().flat_map(|cell| &cell.arms);
-    let jobs: Vec<_> = arms
-        .flat_map(|arm| (1..=seeds).map(|seed| (Arc::clone(&arm.run), seed)))
+    let mut jobs: Vec<_> = arms
+        .flat_map(|arm| (1..=seeds).map(|seed| (Arc::clone(&arm.run), Attempt::simulated(seed))))
         .collect();
-    let results = jobs.iter().map(|_| Mutex::new(Rank::Leaf, None)).collect();
-    let work = Arc::new(Work {
-        jobs,
-        next: AtomicUsize::new(0),
-        results,
-    });
-    let helpers: Vec<_> = (0..steadfs_rt::processors())
-        .map(|_| {
-            let work = Arc::clone(&work);
-            spawn("experiment", move || work.help())
-        })
-        .collect();
-    helpers.into_iter().for_each(|helper| helper.join());
-    let mut samples = work.results.iter().map(|slot| {
-        let result = slot.lock().take();
-        result.expect("every job was done")
-    });
+    let (shown, step) = &plan.timeline;
+    let step = *step;
+    let shown = plan.cells.iter().find(|cell| cell.name == *shown);
+    for arm in shown.iter().flat_map(|cell| &cell.arms) {
+        let sampled = Attempt {
+            sampled: Some(step),
+            ..Attempt::simulated(1)
+        };
+        jobs.push((Arc::clone(&arm.run), sampled));
+    }
+    let mut samples = run_all(jobs, steadfs_rt::processors()).into_iter();
     let mut cells = Vec::new();
     let mut simulated = 0;
     for cell in &plan.cells {
@@ -66,6 +84,10 @@ pub fn run(plan: &Plan, seeds: u64) -> Result<Report, Error> {
         cells.push(report);
         simulated += time;
     }
+    let timeline = match shown {
+        Some(cell) => Some(timeline(cell, step, &mut samples)?),
+        None => None,
+    };
     let figures = plan
         .figures
         .iter()
@@ -82,10 +104,36 @@ pub fn run(plan: &Plan, seeds: u64) -> Result<Report, Error> {
         cells,
         figures,
         notes: plan.notes.clone(),
+        timeline,
+        real: None,
     })
 }
 
-fn cell_report(
+/// How full the queue of a cell's arms was: runs of their own, so that nobody is disturbed by who looks.
+fn timeline(
+    cell: &Cell,
+    step: Duration,
+    samples: &mut dyn Iterator<Item = Result<Sample, String>>,
+) -> Result<Timeline, Error> {
+    let mut arms = Vec::new();
+    for arm in &cell.arms {
+        let sample = samples.next().expect("one for each arm");
+        let sample = sample.map_err(|why| Error::Run {
+            cell: cell.name.clone(),
+            arm: arm.name.clone(),
+            seed: 1,
+            why,
+        })?;
+        arms.push((arm.name.clone(), sample.timeline));
+    }
+    Ok(Timeline {
+        cell: cell.name.clone(),
+        step_ns: u64::try_from(step.as_nanos()).unwrap_or(u64::MAX),
+        arms,
+    })
+}
+
+pub(super) fn cell_report(
     cell: &Cell,
     seeds: u64,
     samples: &mut dyn Iterator<Item = Result<Sample, String>>,
@@ -181,6 +229,13 @@ fn figure_report(figure: &Figure, cells: &[CellReport]) -> FigureReport {
             let scaled: Vec<f64> = seeds.iter().map(|seed| seed / figure.scale).collect();
             Estimate::of(&scaled)
         }),
+        Source::Across {
+            before,
+            after,
+            value,
+        } => values(&before[0], &before[1], value)
+            .zip(values(&after[0], &after[1], value))
+            .map(|(before, after)| Estimate::of_ratios(&before, &after)),
         Source::Ratio {
             cell,
             before,
@@ -198,6 +253,10 @@ fn figure_report(figure: &Figure, cells: &[CellReport]) -> FigureReport {
         ours,
         deviation,
         predicted: figure.role == Role::Predicted,
-        why: figure.why.clone().filter(|_| deviation.abs() > 0.25),
+        aim: figure.role == Role::Aim,
+        why: match figure.role {
+            Role::Aim => figure.why.clone().filter(|_| deviation > 0.0),
+            _ => figure.why.clone().filter(|_| deviation.abs() > 0.25),
+        },
     }
 }

@@ -12,6 +12,7 @@ fn report(name: &str) -> Report {
     let mut plan = plan(&settings).unwrap();
     // A condition is enough for this, and takes a second or two.
     plan.cells.truncate(1);
+    plan.timeline.0 = plan.cells[0].name.clone();
     plan.figures.clear();
     run(&plan, settings.seeds()).unwrap()
 }
@@ -25,6 +26,8 @@ fn the_same_seeds_give_the_same_report() {
         assert_eq!(first.to_json(), again.to_json());
         assert_eq!(first.to_text(), again.to_text());
         // Where somebody waits for single operations.
+        let queue = first.timeline_chart().expect("the queue was looked at");
+        assert_eq!(Some(queue), again.timeline_chart());
         if let Some(chart) = first.latency_chart() {
             assert!(chart.starts_with("<svg") && chart.ends_with("</svg>\n"));
             charts += 1;
@@ -45,8 +48,15 @@ fn charts_and_pages_hold_the_figures_and_escape_texts() {
         ours: Estimate::of(seeds),
         deviation: 0.5,
         predicted,
+        aim: false,
         why: Some("a < b & c".to_owned()),
     };
+    let one = |waited, device_waited| Depths {
+        waited,
+        device_waited,
+        ..Depths::default()
+    };
+    let depths = vec![one(0, 0), one(1, 0), one(3, 4), one(3, 2)];
     let report = Report {
         experiment: "x".to_owned(),
         title: "<why>?".to_owned(),
@@ -61,8 +71,37 @@ fn charts_and_pages_hold_the_figures_and_escape_texts() {
             figure("two", 1.0, &[9.0], false),
         ],
         notes: vec!["\"note\"".to_owned()],
+        timeline: Some(Timeline {
+            cell: "a cell".to_owned(),
+            step_ns: 1_000_000,
+            arms: vec![("<arm>".to_owned(), depths)],
+        }),
+        real: Some(RealReport {
+            seeds: 3,
+            processors: 2,
+            load: "0.5".to_owned(),
+            groups: "no groups".to_owned(),
+            rows: vec![RealRow {
+                what: "a ratio".to_owned(),
+                unit: Unit::Ratio,
+                simulated: Estimate::of(&[0.5]),
+                real: Estimate::of(&[0.9]),
+                ratio: 1.8,
+                agrees: Some(false),
+                why: Some("because".to_owned()),
+            }],
+        }),
     };
     assert_eq!(report.latency_chart(), None);
+    let queue = report.timeline_chart().unwrap();
+    for said in ["&lt;arm&gt;", "-3 ms", "queued, waited for", ">7<"] {
+        assert!(queue.contains(said), "{said}: {queue}");
+    }
+    assert_eq!(queue.matches("<polygon").count(), 2, "{queue}");
+    let text = report.to_text();
+    for said in ["REAL", "1.80", "NO", "a ratio: because", "no groups"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
     let chart = report.figures_chart();
     for said in ["one (predicted)", "two (calibrated)", ">9<"] {
         assert!(chart.contains(said), "{said}: {chart}");
