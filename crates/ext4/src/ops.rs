@@ -90,6 +90,9 @@ impl Ext4 {
             ShutdownMode::Sync => self.sync_volume(cx)?,
             ShutdownMode::FlushLog => self.commit_running(cx.tag)?,
             ShutdownMode::NoFlush => {}
+            ShutdownMode::MetaFlush | ShutdownMode::NeedCheck => {
+                return Err(FsError::Invalid("a shutdown that only f2fs has"));
+            }
         }
         let cause = "shut down on request";
         match self.txns.journal() {

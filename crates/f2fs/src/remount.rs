@@ -231,7 +231,12 @@ impl F2fs {
         let written = match mode {
             ShutdownMode::Sync => self.sync_volume(cx),
             ShutdownMode::FlushLog => self.checkpoint(checkpoint::Reason::Sync, cx.tag),
-            ShutdownMode::NoFlush => Ok(()),
+            // Whatever is written here of metadata is part of a checkpoint.
+            ShutdownMode::NoFlush | ShutdownMode::MetaFlush => Ok(()),
+            ShutdownMode::NeedCheck => {
+                self.damaged.store(true, Ordering::Release);
+                return self.checkpoint(checkpoint::Reason::Mount, cx.tag);
+            }
         };
         self.stop(StopReason::SHUTDOWN, "shut down on request");
         written

@@ -143,6 +143,8 @@ fn shutdown(call: &Call<'_>, arg: &wire::IoctlIn) -> Outcome {
         0 => ShutdownMode::Sync,
         1 => ShutdownMode::FlushLog,
         2 => ShutdownMode::NoFlush,
+        3 => ShutdownMode::MetaFlush,
+        4 => ShutdownMode::NeedCheck,
         _ => return Err(Errno::INVAL.into()),
     };
     Ok(call.session.fs.shutdown(&call.cx, mode)?)

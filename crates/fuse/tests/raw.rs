@@ -85,12 +85,14 @@ fn trimming_and_shutting_down() {
             (0, ShutdownMode::Sync),
             (1, ShutdownMode::FlushLog),
             (2, ShutdownMode::NoFlush),
+            (3, ShutdownMode::MetaFlush),
+            (4, ShutdownMode::NeedCheck),
         ] {
             let mut arg: u32 = word;
             ioctl(&dir, SHUTDOWN, &mut arg).unwrap();
             assert_eq!(bed.mem().with(|s| s.shutdown), Some(mode));
         }
-        assert_eq!(ioctl(&dir, SHUTDOWN, &mut 3_u32), Err(22));
+        assert_eq!(ioctl(&dir, SHUTDOWN, &mut 5_u32), Err(22));
         drop(dir);
         bed.end();
     });

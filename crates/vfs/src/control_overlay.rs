@@ -11,6 +11,8 @@
 //! A write hands its whole buffer to [`Control::write`](crate::Control::write), wherever the file
 //! position is; setting the size (`O_TRUNC`) does nothing.
 
+mod places;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,10 +20,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use steadfs_base::{InodeNo, Timestamp};
 use steadfs_rt::{Mutex, Rank};
 
+use places::{Place, PlaceKind, insert};
+
 use crate::tune::tune;
 use crate::{
     Attr, Control, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr, InodeFlags,
-    Layer, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
+    IoctlAnswer, Layer, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode,
+    StatFs,
 };
 
 /// Name of the directory of control files in the root directory.
@@ -40,18 +45,6 @@ const FIRST_INO: u64 = 1 << 62;
 /// the next lookup of its name finds another inode.
 pub const fn is_control_inode(ino: InodeNo) -> bool {
     ino.0 >= FIRST_INO
-}
-
-/// A place in the tree of control files; its number is its index, the root's is 0.
-struct Place {
-    name: &'static str,
-    parent: usize,
-    kind: PlaceKind,
-}
-
-enum PlaceKind {
-    Dir,
-    File { path: &'static str, writable: bool },
 }
 
 /// A file's inode that was looked up: the place, and the content at that moment. Directories never
@@ -353,28 +346,6 @@ fn place_ino(place: usize) -> InodeNo {
     InodeNo(FIRST_INO + place as u64)
 }
 
-/// Adds the file at `path`, with the directories above it.
-fn insert(places: &mut Vec<Place>, path: &'static str, writable: bool) {
-    let mut dir = 0;
-    let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
-    for part in above.split('/').filter(|part| !part.is_empty()) {
-        let found = (1..places.len()).find(|&i| places[i].parent == dir && places[i].name == part);
-        dir = found.unwrap_or_else(|| {
-            places.push(Place {
-                name: part,
-                parent: dir,
-                kind: PlaceKind::Dir,
-            });
-            places.len() - 1
-        });
-    }
-    places.push(Place {
-        name,
-        parent: dir,
-        kind: PlaceKind::File { path, writable },
-    });
-}
-
 impl FileSystem for WithControl {
     fn root(&self) -> InodeNo {
         self.inner.root()
@@ -642,6 +613,13 @@ impl FileSystem for WithControl {
             return Err(FsError::NotSupported("project of a control file"));
         }
         self.inner.set_project(cx, ino, project)
+    }
+
+    fn ioctl(&self, cx: &Cx, ino: InodeNo, cmd: u32, input: &[u8]) -> Result<Option<IoctlAnswer>> {
+        if is_control_inode(ino) {
+            return Ok(None);
+        }
+        self.inner.ioctl(cx, ino, cmd, input)
     }
 
     fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {

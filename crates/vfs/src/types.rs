@@ -274,6 +274,10 @@ pub enum ShutdownMode {
     FlushLog,
     /// Nothing.
     NoFlush,
+    /// f2fs: metadata that no checkpoint refers to.
+    MetaFlush,
+    /// f2fs: the volume is marked to be checked, and goes on.
+    NeedCheck,
 }
 
 /// Usage of a volume.

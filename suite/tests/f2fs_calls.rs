@@ -1,0 +1,387 @@
+//! f2fs through a mount: its ioctls, projects, shutdowns, as f2fs_io, chattr and perl call them.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use steadfs::{Checked, Options};
+use steadfs_suite::uml::{TOP, boot};
+use steadfs_suite::{Image, Outcome, Scratch, SteadMount, run, steadfs, succeed};
+
+#[track_caller]
+fn mkfs(scratch: &Scratch, name: &str, size: u64, args: &str) -> Image {
+    let image = Image::empty(scratch, name, size);
+    let path = image.path().to_str().unwrap();
+    let all = ["-q", "-f"].into_iter().chain(args.split_whitespace());
+    succeed("mkfs.f2fs", all.chain([path]));
+    image
+}
+
+/// Our checker and fsck.f2fs find nothing.
+#[track_caller]
+fn check_clean(image: &Path) {
+    let checked = steadfs::check(image, &Options::default(), &mut |_| ()).unwrap();
+    assert!(checked.is_clean(), "{:#?}", checked.issues());
+    assert!(matches!(checked, Checked::F2fs { .. }));
+    run("fsck.f2fs", ["--dry-run".as_ref(), image.as_os_str()]).expect(0);
+}
+
+/// An f2fs ioctl: direction bits, size of its argument, number (linux/f2fs.h).
+#[derive(Clone, Copy)]
+struct Call(u32, u32, u32);
+
+const GARBAGE_COLLECT: Call = Call(1, 4, 6);
+const WRITE_CHECKPOINT: Call = Call(0, 0, 7);
+const DEFRAGMENT: Call = Call(3, 16, 8);
+const GARBAGE_COLLECT_RANGE: Call = Call(1, 24, 11);
+const GET_FEATURES: Call = Call(2, 4, 12);
+const SET_PIN_FILE: Call = Call(1, 4, 13);
+const GET_PIN_FILE: Call = Call(2, 4, 14);
+const PRECACHE_EXTENTS: Call = Call(0, 0, 15);
+
+/// Calls an ioctl; what it left in its argument, or the number of the error.
+fn ioctl(file: &Path, call: Call, argument: &[u8]) -> Result<Vec<u8>, i32> {
+    let Call(direction, size, number) = call;
+    let command = direction << 30 | size << 16 | 0xf5 << 8 | number;
+    let hex: String = argument.iter().map(|byte| format!("{byte:02x}")).collect();
+    let program = "open(my $f, '<', $ARGV[0]) or die $!; my $a = pack('H*', $ARGV[2]); \
+                   if (defined ioctl($f, $ARGV[1], $a)) { print unpack('H*', $a) } \
+                   else { print 'E', $! + 0 }";
+    let number = command.to_string();
+    let args = [
+        "-e".as_ref(),
+        program.as_ref(),
+        file.as_os_str(),
+        number.as_ref(),
+        hex.as_ref(),
+    ];
+    let said = succeed("perl", args).out;
+    match said.strip_prefix('E') {
+        Some(error) => Err(error.parse().unwrap()),
+        // Perl's buffer is longer.
+        None => Ok((0..2 * size as usize)
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&said[at..at + 2], 16).unwrap())
+            .collect()),
+    }
+}
+
+/// rustix's numbers of errors.
+fn number(error: rustix::io::Errno) -> i32 {
+    error.raw_os_error()
+}
+
+#[test]
+fn ioctls_do_what_the_kernels_do() {
+    use rustix::io::Errno;
+    let scratch = Scratch::new();
+    let image = mkfs(
+        &scratch,
+        "calls.img",
+        128 << 20,
+        "-O extra_attr,inode_crtime,encrypt",
+    );
+    let mount = SteadMount::new(&scratch, image.path(), "background_gc=off");
+    let file = mount.join("file");
+    fs::write(&file, vec![1; 1 << 20]).unwrap();
+    // encrypt, extra_attr, inode_crtime.
+    let features = ioctl(&file, GET_FEATURES, &[0; 4]).unwrap();
+    assert_eq!(features, 0x109_u32.to_ne_bytes());
+    assert_eq!(ioctl(&file, PRECACHE_EXTENTS, &[]), Ok(vec![]));
+
+    // A checkpoint: what it wrote survives the server.
+    fs::create_dir(mount.join("dir")).unwrap();
+    let checkpoints = |mount: &SteadMount| {
+        let read =
+            |name: &str| fs::read_to_string(mount.join(&format!(".steadfs/f2fs/{name}"))).unwrap();
+        let number = |name: &str| read(name).trim().parse::<u64>().unwrap();
+        number("cp_foreground_calls") + number("cp_background_calls")
+    };
+    let before = checkpoints(&mount);
+    assert_eq!(ioctl(&file, WRITE_CHECKPOINT, &[]), Ok(vec![]));
+    assert!(checkpoints(&mount) > before);
+
+    // Blocks here and there become blocks one behind the other: nobody else notices.
+    let scattered = mount.join("scattered");
+    let (one, other) = (
+        File::create(&scattered).unwrap(),
+        File::create(mount.join("other")).unwrap(),
+    );
+    for n in 0..64 {
+        one.write_all_at(&[n as u8; 4096], n * 4096).unwrap();
+        one.sync_all().unwrap();
+        other.write_all_at(&[0xee; 4096], n * 4096).unwrap();
+        other.sync_all().unwrap();
+    }
+    let range = |start: u64, len: u64| [start.to_ne_bytes(), len.to_ne_bytes()].concat();
+    let moved = ioctl(&scattered, DEFRAGMENT, &range(0, 64 * 4096)).unwrap();
+    assert_eq!(moved, range(0, 64 * 4096), "all of it");
+    let again = ioctl(&scattered, DEFRAGMENT, &range(0, 64 * 4096)).unwrap();
+    assert_eq!(again, range(0, 0), "nothing is left to do");
+    let by_tool = ["defrag_file", "0", "262144", scattered.to_str().unwrap()];
+    succeed("f2fs_io", by_tool);
+    assert_eq!(
+        ioctl(&scattered, DEFRAGMENT, &range(5, 4096)),
+        Err(number(Errno::INVAL))
+    );
+    drop((one, other));
+    let expected: Vec<u8> = (0..64).flat_map(|n| [n; 4096]).collect();
+    assert!(fs::read(&scattered).unwrap() == expected);
+
+    // Cleaning: sections that are half empty become free.
+    for n in 0..12 {
+        fs::write(mount.join(&format!("half{n}")), vec![n; 1 << 20]).unwrap();
+    }
+    steadfs(["sync".as_ref(), mount.root().as_os_str()]).expect(0);
+    for n in (0..12).step_by(2) {
+        fs::remove_file(mount.join(&format!("half{n}"))).unwrap();
+    }
+    steadfs(["sync".as_ref(), mount.root().as_os_str()]).expect(0);
+    let cleaned = ioctl(mount.root(), GARBAGE_COLLECT, &1_u32.to_ne_bytes());
+    assert_eq!(cleaned, Ok(1_u32.to_ne_bytes().to_vec()));
+    let wrong = [
+        0_u64.to_ne_bytes(),
+        0_u64.to_ne_bytes(),
+        1_u64.to_ne_bytes(),
+    ]
+    .concat();
+    assert_eq!(
+        ioctl(mount.root(), GARBAGE_COLLECT_RANGE, &wrong),
+        Err(number(Errno::INVAL))
+    );
+
+    // A pinned file keeps its place and is neither grown nor punched by fallocate.
+    let path = file.to_str().unwrap();
+    succeed("f2fs_io", ["pinfile", "set", path]);
+    assert_eq!(ioctl(&file, GET_PIN_FILE, &[0; 4]), Ok(vec![0; 4]));
+    assert_eq!(
+        ioctl(&file, DEFRAGMENT, &range(0, 8192)),
+        Err(number(Errno::INVAL))
+    );
+    assert_ne!(run("fallocate", ["-o", "1M", "-l", "2M", path]).code(), 0);
+    assert_eq!(fs::metadata(&file).unwrap().len(), 1 << 20);
+    assert_eq!(
+        ioctl(&file, SET_PIN_FILE, &0_u32.to_ne_bytes()),
+        Ok(vec![0; 4])
+    );
+    succeed("fallocate", ["-o", "1M", "-l", "2M", path]);
+    assert_eq!(fs::metadata(&file).unwrap().len(), 3 << 20);
+    assert_eq!(
+        ioctl(mount.root(), SET_PIN_FILE, &1_u32.to_ne_bytes()),
+        Err(number(Errno::INVAL))
+    );
+
+    // What is known and not offered, and what nobody knows.
+    for refused in [1, 2, 3, 4, 5, 20, 25] {
+        let error = ioctl(&file, Call(0, 0, refused), &[]);
+        assert_eq!(error, Err(number(Errno::OPNOTSUPP)), "ioctl {refused}");
+    }
+    for (direction, size, refused) in [(3, 32, 9), (1, 8, 10), (1, 8, 16), (2, 8, 17), (2, 2, 21)] {
+        let error = ioctl(
+            &file,
+            Call(direction, size, refused),
+            &[0; 32][..size as usize],
+        );
+        assert_eq!(error, Err(number(Errno::OPNOTSUPP)), "ioctl {refused}");
+    }
+    assert_eq!(ioctl(&file, Call(0, 0, 99), &[]), Err(number(Errno::NOTTY)));
+
+    // Flags, by the programs that users have.
+    succeed("chattr", ["+iA", path]);
+    assert!(succeed("lsattr", [path]).out.starts_with("----i--A"));
+    assert!(fs::write(&file, "no").is_err());
+    succeed("chattr", ["-iA", path]);
+    succeed("f2fs_io", ["getflags", path]);
+    assert_ne!(
+        run("chattr", ["+c", path]).code(),
+        0,
+        "no compressed files are made"
+    );
+    assert_ne!(
+        run("f2fs_io", ["fiemap", "0", "1", path]).code(),
+        0,
+        "FUSE passes no FIEMAP"
+    );
+    mount.unmount();
+    check_clean(image.path());
+}
+
+/// Lets both superblocks have the feature of project ids. (mkfs.f2fs makes quota files with it, and volumes
+/// with quota files are not written.)
+fn add_projects(image: &Path) {
+    let file = File::options().read(true).write(true).open(image).unwrap();
+    for copy in [1024, 5120] {
+        let at = copy + 2180;
+        let mut word = [0];
+        file.read_exact_at(&mut word, at).unwrap();
+        file.write_all_at(&[word[0] | 0x10], at).unwrap();
+    }
+}
+
+/// The project of a file, as lsattr shows it, and whether it is inherited.
+#[track_caller]
+fn project(path: &Path) -> (u32, bool) {
+    let said = succeed("lsattr", ["-pd".as_ref(), path.as_os_str()]).out;
+    let mut words = said.split_whitespace();
+    let id = words.next().unwrap().parse().unwrap();
+    (id, words.next().unwrap().contains('P'))
+}
+
+fn set_project(path: &Path, args: &[&str]) -> Outcome {
+    let path = path.to_str().unwrap();
+    run("chattr", args.iter().copied().chain([path]))
+}
+
+#[test]
+fn projects_are_inherited_and_keep_names_apart() {
+    let scratch = Scratch::new();
+    let image = mkfs(
+        &scratch,
+        "projects.img",
+        128 << 20,
+        "-O extra_attr,inode_checksum",
+    );
+    add_projects(image.path());
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let at = |name: &str| mount.join(name);
+    fs::create_dir(at("seven")).unwrap();
+    set_project(&at("seven"), &["-p", "7", "+P"]).expect(0);
+    assert_eq!(project(&at("seven")), (7, true));
+    fs::write(at("seven/file"), "of seven").unwrap();
+    fs::create_dir(at("seven/below")).unwrap();
+    fs::write(at("seven/below/file"), vec![1; 20_000]).unwrap();
+    std::os::unix::fs::symlink("file", at("seven/link")).unwrap();
+    assert_eq!(project(&at("seven/file")), (7, false));
+    assert_eq!(project(&at("seven/below")), (7, true));
+    assert_eq!(project(&at("seven/below/file")), (7, false));
+    fs::write(at("outside"), "of none").unwrap();
+    assert_eq!(project(&at("outside")), (0, false));
+    let crosses = |result: std::io::Result<()>| {
+        assert_eq!(
+            result.unwrap_err().kind(),
+            std::io::ErrorKind::CrossesDevices
+        );
+    };
+    crosses(fs::hard_link(at("outside"), at("seven/linked")));
+    crosses(fs::rename(at("outside"), at("seven/renamed")));
+    // Out of the project, and within it, names move.
+    fs::rename(at("seven/below/file"), at("seven/moved")).unwrap();
+    fs::hard_link(at("seven/moved"), at("seven/below/again")).unwrap();
+    fs::rename(at("seven/file"), at("taken out")).unwrap();
+    assert_eq!(project(&at("taken out")), (7, false));
+    // One that has the directory's project may come in.
+    set_project(&at("outside"), &["-p", "7"]).expect(0);
+    fs::rename(at("outside"), at("seven/inside")).unwrap();
+    set_project(&at("taken out"), &["-p", "9"]).expect(0);
+    mount.unmount();
+    check_clean(image.path());
+
+    // The kernel sees the same, and makes files there that we see.
+    let list = scratch.join("list");
+    let show = format!(
+        "lsattr -pR {TOP} >> {0}; lsattr -pd {TOP}/seven >> {0}; sync {0}",
+        list.display()
+    );
+    let script = format!(
+        "mount -t f2fs /dev/ubda {TOP}\n{show}\n\
+         ! ln '{TOP}/taken out' {TOP}/seven/x\necho new > {TOP}/seven/below/new\numount {TOP}"
+    );
+    boot(&scratch, &[image.path()], &script);
+    let kernel = fs::read_to_string(&list).unwrap();
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let root = mount.root().to_str().unwrap();
+    let ours = [
+        succeed("lsattr", ["-pR", root]).out,
+        succeed("lsattr", ["-pd", &format!("{root}/seven")]).out,
+    ];
+    let ours = ours.concat().replace(root, TOP);
+    let sorted = |text: &str| {
+        let others = text.lines().filter(|line| !line.contains("below/new"));
+        // The kernel shows besides which content lies in the inode (N).
+        let mut lines: Vec<String> = others.map(|line| line.replace("-N", "--")).collect();
+        lines.sort();
+        lines
+    };
+    assert_eq!(sorted(&ours), sorted(&kernel));
+    assert!(kernel.lines().count() > 8, "{kernel}");
+    assert_eq!(project(&mount.join("seven/below/new")), (7, false));
+    mount.unmount();
+    check_clean(image.path());
+}
+
+#[test]
+fn volumes_without_projects_and_with_quota_files_say_so() {
+    let scratch = Scratch::new();
+    let image = mkfs(&scratch, "none.img", 128 << 20, "-O extra_attr");
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    fs::create_dir(mount.join("dir")).unwrap();
+    assert_ne!(set_project(&mount.join("dir"), &["-p", "7"]).code(), 0);
+    mount.unmount();
+    check_clean(image.path());
+
+    let image = mkfs(
+        &scratch,
+        "quota.img",
+        128 << 20,
+        "-O extra_attr,project_quota",
+    );
+    let refused = SteadMount::attempt(&scratch, image.path(), "rw");
+    let (code, said) = refused.err().expect("it cannot be written");
+    assert!(code == 32 && said.contains("quota_ino"), "{code} {said}");
+    let script = format!(
+        "modprobe -d /mnt/root quota_v2\nmount -t f2fs /dev/ubda {TOP}\nmkdir {TOP}/dir\nchattr -p 5 +P {TOP}/dir\n\
+         seq 10000 > {TOP}/dir/file\numount {TOP}"
+    );
+    boot(&scratch, &[image.path()], &script);
+    let mount = SteadMount::new(&scratch, image.path(), "ro");
+    assert_eq!(project(&mount.join("dir")), (5, true));
+    assert_eq!(project(&mount.join("dir/file")), (5, false));
+    mount.unmount();
+    check_clean(image.path());
+}
+
+#[test]
+fn shutdowns_leave_what_they_say() {
+    let scratch = Scratch::new();
+    for (level, kept) in [("0", 3), ("1", 2), ("2", 1), ("3", 1)] {
+        let image = mkfs(
+            &scratch,
+            &format!("{level}.img"),
+            128 << 20,
+            "-O sb_checksum",
+        );
+        let mount = SteadMount::new(&scratch, image.path(), "");
+        fs::write(mount.join("durable"), "this").unwrap();
+        steadfs(["sync".as_ref(), mount.root().as_os_str()]).expect(0);
+        fs::create_dir(mount.join("named")).unwrap();
+        fs::write(mount.join("written"), vec![7; 50_000]).unwrap();
+        let root = mount.root().to_str().unwrap();
+        succeed("f2fs_io", ["shutdown", level, root]);
+        assert!(fs::create_dir(mount.join("later")).is_err());
+        let said = fs::read_to_string(mount.join(".steadfs/errors")).unwrap();
+        assert!(said.contains("shutdown (1)"), "{said}");
+        // It stopped: an unmount says so.
+        let unmounted = steadfs(["umount", root]);
+        assert_eq!(unmounted.code(), 32, "{}", unmounted.err);
+        mount.wait();
+        check_clean(image.path());
+        let mount = SteadMount::new(&scratch, image.path(), "");
+        assert_eq!(fs::read(mount.join("durable")).unwrap(), b"this");
+        assert_eq!(mount.join("named").exists(), kept >= 2, "{level}");
+        let written = fs::read(mount.join("written")).unwrap_or_default();
+        assert_eq!(written == vec![7; 50_000], kept >= 3, "{level}");
+        mount.unmount();
+        check_clean(image.path());
+    }
+    // With a mark to be checked the volume goes on.
+    let image = mkfs(&scratch, "check.img", 128 << 20, "");
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let root = mount.root().to_str().unwrap();
+    succeed("f2fs_io", ["shutdown", "4", root]);
+    fs::write(mount.join("later"), "goes on").unwrap();
+    mount.unmount();
+    let inspected = steadfs(["inspect", image.path().to_str().unwrap()]).expect(0);
+    assert!(inspected.out.contains("fsck"), "{}", inspected.out);
+    check_clean(image.path());
+}
