@@ -30,7 +30,8 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<()> {
         // They may lie between the nodes of fsyncs, which lead through them.
-        let write = self.node_writes.begin();
+        // Alone in the gate: nobody else gives places.
+        let (write, _) = self.node_writes.begin();
         drop(change);
         let mut writes = Writes::default();
         placed.nodes.sort_unstable_by_key(|(addr, _)| *addr);

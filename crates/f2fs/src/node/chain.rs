@@ -81,9 +81,10 @@ impl F2fs {
         let Some(marked) = nodes.len().checked_sub(1) else {
             return Ok(None);
         };
+        let (write, order) = self.node_writes.begin();
         let mut chain = Chain {
             inode,
-            write: self.node_writes.begin(),
+            write,
             blocks: Vec::with_capacity(nodes.len()),
             held: Vec::new(),
             version,
@@ -103,6 +104,7 @@ impl F2fs {
                 }
             }
         }
+        drop(order);
         if dentry && chain.whole.is_ok() {
             inode.set_named_behind(version);
         }

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 
 use steadfs_base::IoTag;
 use steadfs_block::{IoHandle, Queue};
-use steadfs_rt::{Condvar, Mutex, Rank};
+use steadfs_rt::{Condvar, Mutex, MutexGuard, Rank};
 use steadfs_vfs::{FsError, Result};
 
 /// The writes under way.
 pub struct NodeWrites {
+    /// Held while nodes are given their places: they lie in the log in the order in which writes begin.
+    order: Mutex<()>,
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -37,22 +39,28 @@ impl NodeWrites {
     /// None.
     pub fn new() -> Self {
         Self {
+            order: Mutex::new(Rank::InodeState, ()),
             state: Mutex::new(Rank::Leaf, State::default()),
             ended: Condvar::new(),
         }
     }
 
-    /// Begins one; inside the change that gave its nodes their places.
-    pub fn begin(&self) -> NodeWrite<'_> {
+    /// Begins one, inside the change that gives its nodes their places; that happens under the lock that
+    /// comes with it. (If places were taken in another order than numbers, a write with a lower number could
+    /// lie behind this one, and would not wait for it: its nodes could then not be found.)
+    pub fn begin(&self) -> (NodeWrite<'_>, MutexGuard<'_, ()>) {
+        let order = self.order.lock();
         let mut state = self.state.lock();
         let number = state.begun;
         state.begun += 1;
         state.under_way.insert(number, Vec::new());
-        NodeWrite {
+        let write = NodeWrite {
             writes: self,
             number,
             ended: false,
-        }
+        };
+        drop(state);
+        (write, order)
     }
 
     /// Whether one failed: a chain that goes on behind it cannot be followed.
