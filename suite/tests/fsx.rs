@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use steadfs_suite::command::finish;
 use steadfs_suite::{Image, Scratch, SteadMount, judge, run, succeed};
@@ -32,14 +32,21 @@ copy_file_range = 3
 fn exercise(kind: &[&str], options: &str, seeds: &[u32], operations: u32) {
     let scratch = Scratch::new();
     let image = Image::mke2fs(&scratch, "fsx.img", 128 << 20, kind);
-    exercise_image(&scratch, &image, options, seeds, operations);
+    let mount = SteadMount::new(&scratch, image.path(), options);
+    exercise_mount(&scratch, &image, mount, seeds, operations);
     image.check_clean();
 }
 
-fn exercise_image(scratch: &Scratch, image: &Image, options: &str, seeds: &[u32], operations: u32) {
+/// The same on a mount; what it said of itself at the end, where it is f2fs.
+fn exercise_mount(
+    scratch: &Scratch,
+    image: &Image,
+    mount: SteadMount,
+    seeds: &[u32],
+    operations: u32,
+) -> String {
     let config = scratch.join("fsx.toml");
     fs::write(&config, CONFIG).unwrap();
-    let mount = SteadMount::new(scratch, image.path(), options);
     std::thread::scope(|scope| {
         for seed in seeds {
             let mut command = Command::new(judge("fsx"));
@@ -63,6 +70,7 @@ fn exercise_image(scratch: &Scratch, image: &Image, options: &str, seeds: &[u32]
     };
     let before = read(&mount);
     assert!(before.iter().any(|bytes| !bytes.is_empty()));
+    let status = fs::read_to_string(mount.join(".steadfs/f2fs/status")).unwrap_or_default();
     mount.unmount();
     let mount = SteadMount::new(scratch, image.path(), "ro");
     assert!(
@@ -70,6 +78,7 @@ fn exercise_image(scratch: &Scratch, image: &Image, options: &str, seeds: &[u32]
         "mounted again, the files are others"
     );
     mount.unmount();
+    status
 }
 
 #[test]
@@ -100,12 +109,84 @@ fn a_file_is_what_was_written_on_f2fs() {
         ("-i", "mode=lfs,background_gc=sync", &[8]),
     ] {
         let scratch = Scratch::new();
-        let image = Image::empty(&scratch, "fsx.img", 256 << 20);
-        let path = image.path().to_str().unwrap();
-        succeed("mkfs.f2fs", ["-q", "-f", args, path]);
-        exercise_image(&scratch, &image, options, seeds, operations());
-        run("fsck.f2fs", ["--dry-run", path]).expect(0);
+        let image = f2fs(&scratch, 256, args);
+        let mount = SteadMount::new(&scratch, image.path(), options);
+        exercise_mount(&scratch, &image, mount, seeds, operations());
+        check_f2fs(&image);
     }
+}
+
+fn f2fs(scratch: &Scratch, mib: u64, args: &str) -> Image {
+    let image = Image::empty(scratch, "fsx.img", mib << 20);
+    let path = image.path().to_str().unwrap();
+    succeed("mkfs.f2fs", ["-q", "-f", args, path]);
+    image
+}
+
+fn check_f2fs(image: &Image) {
+    run("fsck.f2fs", ["--dry-run", image.path().to_str().unwrap()]).expect(0);
+}
+
+/// Beside a task that cleans without rest, on a volume whose segments are full of holes, into which all that
+/// is written goes.
+#[test]
+fn a_file_is_what_was_written_on_a_worn_f2fs() {
+    let scratch = Scratch::new();
+    let image = f2fs(&scratch, 128, "-q");
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let control = |name: &str, value: &str| {
+        fs::write(mount.join(&format!(".steadfs/f2fs/{name}")), value).unwrap();
+    };
+    control("ipu_policy", "0");
+    wear(&mount);
+    control("gc_urgent_sleep_time", "1");
+    control("gc_urgent", "1");
+    let cleaned = || {
+        let status = fs::read_to_string(mount.join(".steadfs/f2fs/status"));
+        counted(&status.unwrap(), "GC victims: ") > 0
+    };
+    let end = Instant::now() + Duration::from_secs(60);
+    while !cleaned() {
+        assert!(Instant::now() < end, "no section is cleaned");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let status = exercise_mount(&scratch, &image, mount, &[9], operations() / 17);
+    let in_holes = counted(&status, "SSR: ");
+    assert!(in_holes > 100, "{in_holes} blocks\n{status}");
+    check_f2fs(&image);
+}
+
+/// The number behind these words at the beginning of a line.
+fn counted(status: &str, words: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(words));
+    let line = line.unwrap_or_else(|| panic!("no line begins with {words:?}: {status}"));
+    let end = line.find(|c: char| !c.is_ascii_digit());
+    line[..end.unwrap_or(line.len())].parse().unwrap()
+}
+
+/// Fills a volume with small files but for what fsx takes, and removes two of three.
+fn wear(mount: &SteadMount) {
+    let path = |n: u64| mount.join(&format!("worn/{n}"));
+    fs::create_dir(mount.join("worn")).unwrap();
+    let is_full = || {
+        let stat = rustix::fs::statvfs(mount.join("worn")).unwrap();
+        stat.f_bavail < 1024
+    };
+    let count = (0..).find(|n| {
+        fs::write(path(*n), [*n as u8; 20_000]).unwrap();
+        is_full()
+    });
+    let sync = || {
+        fs::File::open(mount.join("worn"))
+            .unwrap()
+            .sync_all()
+            .unwrap()
+    };
+    sync();
+    for n in (0..count.unwrap()).filter(|n| n % 3 > 0) {
+        fs::remove_file(path(n)).unwrap();
+    }
+    sync();
 }
 
 /// On f2fs, of each file: `STEADFS_FSX_OPERATIONS` says how many.

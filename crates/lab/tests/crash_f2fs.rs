@@ -68,6 +68,15 @@ fn f2fs_survives_twenty_thousand_power_cuts() {
         "{} images judged by fsck.f2fs",
         stats.by_tool
     );
+    for (subject, what) in [
+        ("f2fs-worn", f2fs::IN_HOLES),
+        ("f2fs-worn-urgent", f2fs::CLEANED),
+        ("f2fs-worn-urgent", f2fs::IN_HOLES),
+        ("f2fs-urgent-lfs", f2fs::CLEANED),
+    ] {
+        let count = stats.work_of(subject, what);
+        assert!(count > 20, "{subject}: {count} {what}");
+    }
 }
 
 #[test]

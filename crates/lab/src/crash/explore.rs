@@ -77,6 +77,8 @@ pub struct Stats {
     pub rolled: u64,
     /// Crashes after which something was missing or damaged because the device had lied.
     pub lost_by_device: u64,
+    /// What the volumes did of their own accord in all runs, by subject.
+    pub work: BTreeMap<(String, &'static str), u64>,
     /// Recovered images by what the crash came before.
     pub before: BTreeMap<&'static str, u64>,
     /// Recovered images by what survived.
@@ -86,6 +88,20 @@ pub struct Stats {
 }
 
 impl Stats {
+    /// Adds what a volume did in a run.
+    pub fn add_work(&mut self, subject: &Subject, run: &Run) {
+        for (what, count) in &run.work {
+            let entry = self.work.entry((subject.name.clone(), what));
+            *entry.or_default() += count;
+        }
+    }
+
+    /// What all volumes of a subject did.
+    pub fn work_of(&self, subject: &str, what: &'static str) -> u64 {
+        let count = self.work.get(&(subject.to_owned(), what));
+        count.copied().unwrap_or(0)
+    }
+
     /// Adds another's counts.
     pub fn add(&mut self, other: Stats) {
         self.runs += other.runs;
@@ -102,6 +118,9 @@ impl Stats {
         self.verdicts += other.verdicts;
         self.rolled += other.rolled;
         self.lost_by_device += other.lost_by_device;
+        for (what, count) in other.work {
+            *self.work.entry(what).or_default() += count;
+        }
         for (what, count) in other.before {
             *self.before.entry(what).or_default() += count;
         }

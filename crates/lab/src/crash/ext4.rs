@@ -186,6 +186,7 @@ impl Recipe {
             tool: Some(Tool::E2fsck),
             atomic_unit: 512,
             small: self.name.starts_with("small"),
+            work: None,
             fixed_inodes: true,
         })
     }

@@ -176,24 +176,38 @@ impl Recipe {
             // A node's checksum, where it has one, covers inodes only: f2fs relies on whole blocks.
             atomic_unit: 4096,
             small: self.small,
+            work: Some(work),
             // Each takes a block as it is made.
             fixed_inodes: false,
         };
         if self.worn {
-            let worn = on_volume(&subject, &subject.image, |fs, _| wear(fs));
-            subject.image = worn.map_err(|e| wrong(&e))?.1;
+            let in_holes = !self.options.contains("lfs");
+            let wear = |most| {
+                let worn = on_volume(&subject, &subject.image, move |fs, _| {
+                    wear(fs, in_holes, most)
+                });
+                worn.map_err(|e| wrong(&e))
+            };
+            let (batches, mut image) = wear(u64::MAX)?;
+            if !in_holes {
+                // Cleaning makes room for long: what is wanted is the moment before.
+                image = wear(batches)?.1;
+            }
+            subject.image = image;
         }
         Ok(subject)
     }
 }
 
-/// Files made durable at a time; all but one of them go again.
+/// Files made durable at a time, and when free segments are short; all but one of them go again.
 const BATCH: u64 = 64;
-/// Batches in which free segments should have become short.
-const BATCHES: u64 = 400;
+const SMALL_BATCH: u64 = 8;
+/// Batches in which the volume should have begun to use what is left in its segments.
+const BATCHES: u64 = 2_000;
 
-/// Uses the volume until free segments are nearly short: few blocks are left in each of the others.
-fn wear(fs: &dyn FileSystem) -> std::result::Result<(), Complaint> {
+/// Uses the volume until free segments are so short that it begins to clean, or to write to the holes of
+/// others, but for no more than `most` batches. How many it took.
+fn wear(fs: &dyn FileSystem, in_holes: bool, most: u64) -> std::result::Result<u64, Complaint> {
     let mut runner = Runner::new(fs);
     let mut step = |op: &Op| runner.step(op).map(drop).map_err(Complaint::Sync);
     let path = |number: u64| -> TreePath {
@@ -205,8 +219,14 @@ fn wear(fs: &dyn FileSystem) -> std::result::Result<(), Complaint> {
         path: TreePath::root().child(b"worn"),
         perm: 0o755,
     })?;
-    for batch in 0..BATCHES {
-        let files = batch * BATCH..(batch + 1) * BATCH;
+    let sign = if in_holes { IN_HOLES } else { CLEANED };
+    let mut begun = 0;
+    let mut before = None;
+    for batch in 0..most.min(BATCHES) {
+        let free = segments(fs, "f2fs/free_segments")?;
+        let short = free <= segments(fs, "f2fs/reserved_segments")? + 2;
+        let files = begun..begun + if short { SMALL_BATCH } else { BATCH };
+        begun = files.end;
         for number in files.clone() {
             step(&Op::Create {
                 path: path(number),
@@ -222,13 +242,43 @@ fn wear(fs: &dyn FileSystem) -> std::result::Result<(), Complaint> {
         for number in files.skip(1) {
             step(&Op::Unlink { path: path(number) })?;
         }
-        if segments(fs, "f2fs/free_segments")? <= segments(fs, "f2fs/reserved_segments")? + 2 {
-            return Ok(());
+        if short {
+            let counts = work(fs);
+            let count = counts.iter().find(|(what, _)| *what == sign);
+            let count = count.map_or(0, |(_, count)| *count);
+            if *before.get_or_insert(count) < count {
+                return Ok(batch);
+            }
         }
     }
-    Err(Complaint::Sync(FsError::Invalid(
-        "free segments have not become short",
-    )))
+    match most < BATCHES {
+        true => Ok(most),
+        false => Err(Complaint::Sync(FsError::Invalid(
+            "free segments have not become short",
+        ))),
+    }
+}
+
+/// Sections cleaned.
+pub const CLEANED: &str = "sections cleaned";
+/// Blocks written to holes of used segments.
+pub const IN_HOLES: &str = "blocks written to holes";
+
+/// What the volume says of this in its status; the lines that tell it, and what they mean.
+fn work(fs: &dyn FileSystem) -> Vec<(&'static str, u64)> {
+    let lines = [("GC victims: ", CLEANED), ("SSR: ", IN_HOLES)];
+    let status = fs.control().map(|control| control.read("f2fs/status"));
+    let status = status.and_then(Result::ok).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    let count = |begin: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(begin))?;
+        let digits = line.bytes().take_while(u8::is_ascii_digit).count();
+        line[..digits].parse().ok()
+    };
+    let counts = lines
+        .iter()
+        .map(|(begin, what)| Some((*what, count(begin)?)));
+    counts.flatten().collect()
 }
 
 /// The number in a control file.

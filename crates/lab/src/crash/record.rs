@@ -36,6 +36,8 @@ pub struct Run {
     pub met: bool,
     /// Whether the volume stopped.
     pub stopped: bool,
+    /// What the volume did of its own accord.
+    pub work: Vec<(&'static str, u64)>,
 }
 
 /// The device that a seed means: how fast, with which atomic unit, and with which delays.
@@ -136,6 +138,7 @@ struct Raw {
     /// Of the device, those started after the start was durable.
     requests: Range<u64>,
     first_failure: Option<usize>,
+    work: Vec<(&'static str, u64)>,
 }
 
 /// Runs `program` on a fresh volume in a simulation of `seed`, unmounts it, and judges results, the
@@ -223,6 +226,7 @@ pub fn record_with(
         trouble: trouble.clone(),
         stopped,
         met: raw.first_failure.is_some() || has_failed(&raw.recording, excuse),
+        work: raw.work,
     }))
 }
 
@@ -291,6 +295,7 @@ fn simulate(
     let looked_at = alone.then(|| Arc::clone(&fs));
     let marker = marker(&device, Arc::clone(&moments), looked_at);
     let ran = run_mounted(&fs, program, &marker);
+    let work = subject.work.map(|ask| ask(fs.as_ref()));
     // In any case: its tasks end only so.
     let started = marker();
     let unmounted = fs.unmount();
@@ -318,6 +323,7 @@ fn simulate(
         room::check_shortages(&raw.recording.tasks[0], after, subject.format)?;
     }
     raw.first_failure = device.first_failure();
+    raw.work = work.unwrap_or_default();
     Ok((raw, device.log()))
 }
 
@@ -337,6 +343,7 @@ fn run_mounted(
         looked_at,
         requests: 0..0,
         first_failure: None,
+        work: Vec::new(),
     })
 }
 

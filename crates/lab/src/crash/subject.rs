@@ -17,6 +17,9 @@ pub type Open = Arc<dyn Fn(Arc<dyn Device>) -> Result<Arc<dyn FileSystem>> + Sen
 /// Checks an unmounted volume: what is wrong with it, line by line; empty if nothing is.
 pub type Check = Arc<dyn Fn(&Image) -> String + Send + Sync>;
 
+/// Counts of what a volume did of its own accord, by what it is.
+pub type Work = fn(&dyn FileSystem) -> Vec<(&'static str, u64)>;
+
 /// A kind of volume under test.
 #[derive(Clone)]
 pub struct Subject {
@@ -38,6 +41,8 @@ pub struct Subject {
     /// Whether there is so little room that it is one for [`Trial::Space`](super::Trial::Space), and for
     /// no other trial.
     pub small: bool,
+    /// How it is asked what it did: cleaning and the like, which no program can ask for.
+    pub work: Option<Work>,
     /// Whether only so many inodes can be made, whatever room there is.
     pub fixed_inodes: bool,
 }

@@ -406,6 +406,9 @@ fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     for (what, count) in &stats.survivors {
         writeln!(out, "survived {what}: {count}")?;
     }
+    for ((subject, what), count) in &stats.work {
+        writeln!(out, "{subject} {what}: {count}")?;
+    }
     for (dir, failure) in &report.failures {
         writeln!(out, "\n{}:\n{}", dir.display(), failure.complaint)?;
     }

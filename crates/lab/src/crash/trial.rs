@@ -100,6 +100,7 @@ impl Attempts<'_> {
     }
 
     fn explore(&mut self, subject: &Subject, run: &Run) -> Result<(), Box<Failure>> {
+        self.stats.add_work(subject, run);
         let (stats, mut failures) = explore(subject, run, self.effort, self.seed, self.scratch);
         self.stats.add(stats);
         match failures.pop() {

@@ -52,6 +52,7 @@ pub fn subject(flaw: Flaw) -> Subject {
         tool: None,
         atomic_unit: 512,
         small: false,
+        work: None,
         fixed_inodes: true,
     }
 }
