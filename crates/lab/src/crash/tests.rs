@@ -68,8 +68,8 @@ fn a_sync_that_does_nothing_is_found() {
 fn a_recovery_that_spoils_the_volume_when_cut_is_found() {
     let (_dir, report) = explored(Flaw::CarelessRecovery, 20_000);
     let failure = &report.failures.first().expect("it is found").1;
-    // By a second power cut, or by a device that failed meanwhile: which comes first is the threads' chance.
-    let cut_again = failure.path.crashes.len() == 2;
+    // By a second power cut or a third, or by a device that failed meanwhile: which comes first is the threads' chance.
+    let cut_again = failure.path.crashes.len() >= 2;
     let failed = failure.detail.contains("a recovery met a failing device");
     assert!(
         cut_again || failed,

@@ -29,8 +29,9 @@ pub struct ModelFs {
     on_sync: Option<OnSync>,
 }
 
-/// Called with the present content when something is to be made durable.
-pub type OnSync = Box<dyn Fn(&State) -> Result<()> + Send + Sync>;
+/// Called when something is to be made durable, with what tells the present content: asked under a lock of the
+/// callee, so that of two calls the later one never has the older content.
+pub type OnSync = Box<dyn Fn(&dyn Fn() -> State) -> Result<()> + Send + Sync>;
 
 struct Inner {
     state: State,
@@ -116,7 +117,7 @@ impl ModelFs {
 
     fn synced(&self) -> Result<()> {
         match &self.on_sync {
-            Some(on_sync) => on_sync(&self.state()),
+            Some(on_sync) => on_sync(&|| self.state()),
             None => Ok(()),
         }
     }

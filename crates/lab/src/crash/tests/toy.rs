@@ -175,7 +175,8 @@ fn serve(queue: Arc<Queue>, state: State, newest: u64, flaw: Flaw) -> Result<Arc
             return Ok(());
         }
         let number = last.0 + 1;
-        write(&queue, state, number, flaw)?;
+        // Not before it is this sync's turn: an older state must not come after a newer one.
+        write(&queue, &state(), number, flaw)?;
         last.0 = number;
         Ok(())
     }));
