@@ -1,7 +1,7 @@
 //! Histories of runs in which operations failed for reasons that the model does not know: a device
 //! that answers with errors, a full volume.
 
-use steadfs_vfs::FsError;
+use steadfs_vfs::{FallocMode, FsError};
 
 use super::history::{Divergence, Fate, History, TaskHistory, after_setup, replay, who};
 use super::verdict::{Found, Violation};
@@ -81,27 +81,34 @@ fn others(
 ) -> Vec<Vec<State>> {
     let mut all = Vec::new();
     for (index, step) in steps.iter().enumerate() {
-        let Some(fate) = other_fate(fates[index]).filter(|_| can_stop_half_way(&step.op)) else {
-            continue;
-        };
-        let mut fates = fates.to_vec();
-        fates[index] = fate;
-        let replayed = replay(who, base, steps, &fates, format).or_else(|wrong| {
-            fates.truncate(wrong.index);
-            replay(who, base, steps, &fates, format)
-        });
-        all.extend(replayed.ok().map(|task| task.states));
+        for fate in other_fates(fates[index], &step.op) {
+            let mut fates = fates.to_vec();
+            fates[index] = *fate;
+            let replayed = replay(who, base, steps, &fates, format).or_else(|wrong| {
+                fates.truncate(wrong.index);
+                replay(who, base, steps, &fates, format)
+            });
+            all.extend(replayed.ok().map(|task| task.states));
+        }
     }
     all
 }
 
-/// What did not become of an operation that failed.
-fn other_fate(fate: Fate) -> Option<Fate> {
+/// What else may in part have become of an operation that failed.
+fn other_fates(fate: Fate, op: &Op) -> &'static [Fate] {
     match fate {
-        Fate::Done => Some(Fate::NotDone),
-        Fate::NotDone => Some(Fate::Done),
-        Fate::AsTold | Fate::Short(_) => None,
+        _ if !can_stop_half_way(op) => &[],
+        Fate::Done => &[Fate::NotDone],
+        Fate::NotDone if zeroes_and_grows(op) => &[Fate::Done, Fate::Inside],
+        Fate::NotDone => &[Fate::Done],
+        Fate::AsTold | Fate::Short(_) | Fate::Inside => &[],
     }
+}
+
+/// Whether an operation first zeroes what is there, and then lets the file grow.
+fn zeroes_and_grows(op: &Op) -> bool {
+    let zeroes = FallocMode::ZeroRange { keep_size: false };
+    matches!(op, Op::Fallocate { mode, .. } if *mode == zeroes)
 }
 
 /// Whether an operation changes no name, content or attribute.
