@@ -6,11 +6,13 @@
 //!
 //! This room allocates no disk space and knows no format.
 
+mod along;
 mod mapping;
 mod meta;
 mod sizes;
 mod writeback;
 
+pub use along::Along;
 pub use mapping::{CacheWrite, Mapping, Taken, Written};
 pub use meta::{MetaBuf, MetaCache, MetaMut, MetaStats};
 pub use sizes::CacheSizes;

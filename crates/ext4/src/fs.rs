@@ -6,12 +6,11 @@ use std::sync::{Arc, Weak};
 
 use steadfs_base::{DevBlock, IoTag};
 use steadfs_block::Queue;
-use steadfs_cache::{MetaBuf, MetaCache, Writeback};
+use steadfs_cache::{Along, MetaBuf, MetaCache, Writeback};
 use steadfs_jbd2::OverlayDevice;
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::{Clock, Freeing, FsError, Result};
 
-use crate::data::along::Along;
 use crate::disk::{self, Geometry, Ino, Superblock};
 use crate::inode::{Inode, InodeTable};
 use crate::mballoc::Allocator;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use steadfs_base::{IoPrio, IoTag, Tid};
 use steadfs_block::{Device, Queue, QueueOptions};
-use steadfs_cache::{Backing, CacheSizes, MetaCache, Why, Writeback, WritebackOptions};
+use steadfs_cache::{Along, Backing, CacheSizes, MetaCache, Why, Writeback, WritebackOptions};
 use steadfs_jbd2::{
     Checksum, Journal, JournalConfig, JournalMap, Overlay, OverlayDevice, ReclaimPolicy, Recover,
     Tuning,
@@ -15,7 +15,6 @@ use steadfs_jbd2::{
 use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
 use steadfs_vfs::{Clock, Cx, FileKind, Freeing, FsError, Result};
 
-use crate::data::along::Along;
 use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
 use crate::disk::{Ino, Superblock};
@@ -154,7 +153,7 @@ impl Ext4 {
             freeing: Freeing::new(),
             replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
             options: RwLock::new(Rank::Leaf, options),
-            along: Along::new(),
+            along: Along::default(),
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),
             sb: Mutex::new(Rank::Super, sb),

@@ -4,6 +4,7 @@
 //! places are chosen when it is written back ([`writeout`]). Data reaches the device before a node names
 //! its blocks, so no checkpoint ever waits for data.
 
+mod along;
 mod fallocate;
 mod landing;
 mod need;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_block::Queue;
-use steadfs_cache::{MetaCache, Writeback};
+use steadfs_cache::{Along, MetaCache, Writeback};
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::{Clock, Cx, Freeing, FsError, Result, StatFs};
 
@@ -67,6 +67,8 @@ pub struct F2fs {
     /// What names have done since the last checkpoint's snapshot.
     pub(crate) since: Mutex<Since>,
     pub(crate) syncs: crate::data::SyncStats,
+    /// What goes along with an fsync.
+    pub(crate) along: Along,
     pub(crate) inodes: InodeTable,
     pub(crate) freeing: Freeing,
     pub(crate) clock: Clock,

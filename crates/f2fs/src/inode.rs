@@ -64,6 +64,8 @@ pub struct Inode {
     stale_tail: AtomicU64,
     /// Version of the checkpoint behind which the log has the inode marked with its name; 0: none.
     named_behind: AtomicU64,
+    /// Written along with another file's fsync, and not asked for since.
+    along: AtomicBool,
     /// Asked for since the last sweep.
     recent: AtomicBool,
 }
@@ -121,6 +123,7 @@ impl Inode {
             unflushed_anew: AtomicU64::new(0),
             stale_tail,
             named_behind: AtomicU64::new(0),
+            along: AtomicBool::new(false),
             recent: AtomicBool::new(true),
         })
     }
@@ -285,6 +288,16 @@ impl Inode {
     /// The same for data written to new places.
     pub(crate) fn unflushed_anew(&self) -> u64 {
         self.unflushed_anew.load(Ordering::Acquire)
+    }
+
+    /// Notes that another file's fsync wrote this one's data.
+    pub(crate) fn mark_along(&self) {
+        self.along.store(true, Ordering::Release);
+    }
+
+    /// Whether another file's fsync wrote this one's data since the last call.
+    pub(crate) fn take_along(&self) -> bool {
+        self.along.load(Ordering::Acquire) && self.along.swap(false, Ordering::AcqRel)
     }
 
     /// Notes that a chain behind this checkpoint has the inode, marked with its name.

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use steadfs_base::{BlockSize, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
-use steadfs_cache::{CacheSizes, MetaCache, Writeback, WritebackOptions};
+use steadfs_cache::{Along, CacheSizes, MetaCache, Writeback, WritebackOptions};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::{Clock, Freeing, FsError, Result};
 
@@ -85,6 +85,7 @@ impl F2fs {
             gate: RwLock::new(Rank::TxnHandle, ()),
             cut: Mutex::new(Rank::Leaf, BTreeSet::new()),
             since: Mutex::new(Rank::Leaf, Since::default()),
+            along: Along::default(),
             extensions: Extensions::of(&superblock),
             freeing: Freeing::new(),
             clock: Clock::default(),

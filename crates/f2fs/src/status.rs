@@ -200,6 +200,7 @@ impl F2fs {
 
     fn show_syncs(&self, out: &mut String) {
         line!(out, "fsync without a checkpoint: {}", self.syncs.own());
+        line!(out, "  - along with others' : {}", self.syncs.along());
         for (reason, count) in self.syncs.reasons() {
             line!(out, "  - checkpoint for {} : {count}", reason.name());
         }

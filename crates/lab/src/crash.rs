@@ -37,7 +37,7 @@ pub use record::{Run, Trouble, record, record_with};
 pub use room::Room;
 pub use subject::{Subject, Tool};
 pub use sweep::{Options, Report, main_with, sweep};
-pub use trial::Trial;
+pub use trial::{Trial, try_program};
 
 use std::fmt;
 use std::time::Duration;

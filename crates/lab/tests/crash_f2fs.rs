@@ -8,10 +8,11 @@ use steadfs_block::Device;
 
 use steadfs_lab::crash::subject::Open;
 use steadfs_lab::crash::{
-    Effort, Options, Report, Trial, Trouble, explore, f2fs, record, record_with, sweep,
+    Case, Effort, Options, Report, Stats, Trial, Trouble, explore, f2fs, record, record_with,
+    sweep, try_program,
 };
 use steadfs_lab::device::{Event, Fault, Image, Log, Model, SimDevice, Survivors, Which};
-use steadfs_rt::{sim, sleep, spawn};
+use steadfs_rt::{Random, sim, sleep, spawn};
 use steadfs_vfs::Cx;
 use steadfs_workload::Program;
 use steadfs_workload::generate::{Shape, random};
@@ -77,6 +78,97 @@ fn f2fs_survives_twenty_thousand_power_cuts() {
         let count = stats.work_of(subject, what);
         assert!(count > 20, "{subject}: {count} {what}");
     }
+}
+
+/// Several files are changed, and made durable one by one later, some under other names by then: those that
+/// settled meanwhile go along with the first.
+fn convoy(seed: u64) -> Program {
+    let mut random = Random::new(seed ^ 0xC0_4071);
+    let mut text = String::from("setup\n");
+    let dirs = ["/a", "/b"].map(|dir| {
+        text += &format!("mkdir {dir} 755\n");
+        dir
+    });
+    let mut tasks = Vec::new();
+    for task in 0..1 + random.below(2) {
+        let mut ops = String::new();
+        let mut names: Vec<String> = Vec::new();
+        for n in 0..3 + random.below(6) {
+            let name = format!("{}/{task}-{n}", dirs[random.below(2)]);
+            let old = random.chance(256);
+            let to = if old { &mut text } else { &mut ops };
+            *to += &format!("create {name} 644\n");
+            if old {
+                text += &format!("write {name} 0+9000 {n}\n");
+            }
+            ops += &format!("write {name} 0+{} 1{n}\n", 1 + random.below(20_000));
+            names.push(name);
+        }
+        ops += "sleep 20\n";
+        for n in 0..3 * names.len() {
+            let at = random.below(names.len());
+            let name = names[at].clone();
+            match random.below(12) {
+                0 => {
+                    names[at] = format!("{}/{task}-r{n}", dirs[random.below(2)]);
+                    ops += &format!("rename {name} {} replace\n", names[at]);
+                }
+                1 => ops += &format!("write {name} {}+3000 2{n}\n", random.below(9000)),
+                2 => ops += &format!("truncate {name} {}\n", random.below(12_000)),
+                3 => ops += &format!("chmod {name} 60{}\n", random.below(8)),
+                4 => ops += &format!("link {name} /a/{task}-l{n}\n"),
+                5 => ops += &format!("unlink {name}\ncreate {name} 600\nwrite {name} 0+50 3{n}\n"),
+                6 => ops += "sleep 20\n",
+                7 => ops += &format!("fdatasync {name}\n"),
+                _ => ops += &format!("fsync {name}\n"),
+            }
+        }
+        tasks.push(ops);
+    }
+    for ops in tasks {
+        text += &format!("task\n{ops}");
+    }
+    text.parse().expect("one line is one operation")
+}
+
+/// Neighbours of a file that is made durable are as if somebody had asked for them too, or as in the last
+/// checkpoint; and never in the way of the file itself.
+#[test]
+fn what_goes_along_with_an_fsync_survives_whole() {
+    let out = cases("along");
+    std::fs::create_dir_all(&out).unwrap();
+    let mut subjects = f2fs::subjects().unwrap();
+    subjects.retain(|subject| !subject.small);
+    let effort = Effort {
+        images: 60,
+        ..Effort::default()
+    };
+    let mut stats = Stats::default();
+    for number in 0..(images(20_000) / 4_000) as u64 {
+        for (subject, seed) in subjects.iter().zip(100 * number..) {
+            let program = convoy(seed);
+            let (of_run, failure) =
+                try_program(Trial::Crashes, subject, &program, seed, effort, &out);
+            stats.add(of_run);
+            if let Some(failure) = failure {
+                let case = Case {
+                    subject: subject.name.clone(),
+                    seed,
+                    program,
+                    trouble: failure.trouble.clone(),
+                    path: failure.path.clone(),
+                };
+                case.save(&out, &failure).unwrap();
+                let text = format!("{}\n{}", failure.complaint, failure.detail);
+                panic!("seed {seed} on {}: {text}", subject.name);
+            }
+        }
+    }
+    let along = |name: &str| stats.work_of(name, f2fs::ALONG);
+    assert!(along("f2fs-plain") > 0, "{:?}", stats.work);
+    assert_eq!(along("f2fs-fastboot") + along("f2fs-two-logs"), 0);
+    let all: u64 = subjects.iter().map(|subject| along(&subject.name)).sum();
+    assert!(all > 20 && stats.rolled > 100, "{all}, {}", stats.rolled);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Making things durable: fsync by a chain of nodes or by a checkpoint, and sync of the volume.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use steadfs_base::{IoTag, Urgency};
@@ -30,6 +31,8 @@ pub struct SyncStats {
     own: AtomicU64,
     /// Blocks of data written over their old places.
     in_place: AtomicU64,
+    /// Files that went along with an fsync by their own nodes.
+    along: AtomicU64,
 }
 
 impl SyncStats {
@@ -54,6 +57,11 @@ impl SyncStats {
         self.own.load(Ordering::Relaxed)
     }
 
+    /// Files made durable by their own nodes along with another's fsync.
+    pub fn along(&self) -> u64 {
+        self.along.load(Ordering::Relaxed)
+    }
+
     fn count(&self, reason: Option<Reason>) {
         let counter = match reason {
             Some(reason) => {
@@ -76,7 +84,9 @@ impl F2fs {
         let tag = cx.tag.with_urgency(Urgency::Waited);
         // Write-back of the file by others, and changes under way, end in this caller's name.
         let _acting = inherit::act_as(tag);
+        let mut company = Vec::new();
         if inode.kind() == FileKind::Regular {
+            company = self.write_along(inode, tag);
             let most = u64::from(self.gc.tunables.lock().sync_blocks);
             let few = inode.pages.dirty_bytes() <= most * BLOCK;
             let occasion = if datasync || few {
@@ -118,12 +128,12 @@ impl F2fs {
                 self.flush_written(inode, tag)?;
                 self.find_parent(inode, tag)
             }
-            None => self.sync_chain(inode, tag),
+            None => self.sync_chain(inode, &company, tag),
         }
     }
 
-    /// Makes a regular file durable by its own nodes.
-    fn sync_chain(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+    /// Makes a regular file durable by its own nodes, and what it can of its `company`.
+    fn sync_chain(&self, inode: &Inode, company: &[Arc<Inode>], tag: IoTag) -> Result<()> {
         let named = !self.is_in_checkpoint(inode.nid(), tag)?;
         for _ in 0..TRIES {
             let (chain, anew) = {
@@ -140,7 +150,14 @@ impl F2fs {
                 (true, true) => Barrier::Ordered,
                 (true, false) => Barrier::Flush,
             };
-            match self.write_chain(chain, how, tag) {
+            let others = self.place_along(company, tag);
+            let along = others.len() as u64;
+            self.syncs.along.fetch_add(along, Ordering::Relaxed);
+            let written = match others.is_empty() {
+                true => self.write_chain(chain, how, tag),
+                false => self.write_chains(chain, others, tag),
+            };
+            match written {
                 Err(FsError::NoSpace) => self.make_log_room(tag)?,
                 other => return other,
             }
@@ -198,7 +215,7 @@ impl F2fs {
     }
 
     /// Whether nothing of a regular file waits to be written by a checkpoint or a chain.
-    fn is_clean_file(&self, inode: &Inode) -> bool {
+    pub(super) fn is_clean_file(&self, inode: &Inode) -> bool {
         inode.kind() == FileKind::Regular
             && !inode.is_dirty()
             && self.nodes.dirty_of(inode.nid()).is_empty()
@@ -226,7 +243,7 @@ impl F2fs {
     }
 
     /// What decides between a chain and a checkpoint.
-    fn facts(&self, inode: &Inode, tag: IoTag) -> Result<Facts> {
+    pub(super) fn facts(&self, inode: &Inode, tag: IoTag) -> Result<Facts> {
         let (links, parent, lost_parent, compressed) = {
             let core = inode.core.read();
             let lost = core.advise.contains(Advise::LOST_PARENT);

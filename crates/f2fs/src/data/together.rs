@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfs_base::{IoTag, Urgency};
+use steadfs_base::IoTag;
 use steadfs_cache::Why;
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::BLOCK;
 use super::placement::Occasion;
+use super::writeout::urgency;
 use crate::disk::{BlockAddr, Nid};
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -57,7 +58,11 @@ impl F2fs {
         group.sort_unstable_by_key(|inode| inode.nid());
         self.check_writable()?;
         self.balance(tag)?;
-        let first = self.write_small(&group, why, tag);
+        let occasion = match why {
+            Why::Sync => Occasion::Sync,
+            Why::Background | Why::Throttle => Occasion::Background,
+        };
+        let first = self.write_small(&group, occasion, tag);
         let mut result = Ok(());
         // What somebody else was writing, what had grown, what was in flight when this began, what
         // met full logs.
@@ -75,12 +80,13 @@ impl F2fs {
     }
 
     /// Writes what can be written of a group without waiting for anybody else's write-back.
-    fn write_small(&self, group: &[Arc<Inode>], why: Why, tag: IoTag) -> Result<()> {
-        let (occasion, urgency) = match why {
-            Why::Sync => (Occasion::Sync, Urgency::Waited),
-            Why::Background | Why::Throttle => (Occasion::Background, Urgency::Background),
-        };
-        let tag = tag.with_urgency(urgency);
+    pub(super) fn write_small(
+        &self,
+        group: &[Arc<Inode>],
+        occasion: Occasion,
+        tag: IoTag,
+    ) -> Result<()> {
+        let tag = tag.with_urgency(urgency(occasion));
         let limit = (SMALL / BLOCK) as usize;
         let volume = self.placement_facts();
         let mut result = Ok(());

@@ -165,6 +165,53 @@ impl F2fs {
         self.wait_checkpoint(version, tag)
     }
 
+    /// Writes a chain with those of other files, placed behind it; all are durable when this returns well.
+    /// What data went to new places is made durable first: recovery may find any of the marked nodes, each
+    /// only if it has found those before it.
+    ///
+    /// # Errors
+    /// As [`F2fs::write_chain`]. What has no place of the others is no error: they are not told of anything.
+    pub(crate) fn write_chains(
+        &self,
+        first: Chain<'_>,
+        others: Vec<Chain<'_>>,
+        tag: IoTag,
+    ) -> Result<()> {
+        let whole = first.whole.clone();
+        let mut chains = Vec::with_capacity(1 + others.len());
+        chains.push(first);
+        chains.extend(others);
+        let last = chains.last().expect("the first is among them");
+        let (before, version) = (last.write.before(), last.version);
+        let anew = chains.iter().map(|chain| chain.inode.unflushed_anew());
+        if !self.queue.has_flushed(anew.max().unwrap_or(0)) {
+            self.flush_device(tag)?;
+        }
+        let each = chains.iter_mut().map(|c| std::mem::take(&mut c.blocks));
+        let blocks: Vec<_> = each.flatten().collect();
+        let mut writes = Writes::default();
+        self.submit_blocks(&blocks, tag, &mut writes);
+        for chain in &chains {
+            chain.write.note(writes.ios(), &self.queue);
+        }
+        if let Err(error) = writes.wait() {
+            self.stop(
+                StopReason::WRITE_FAIL,
+                &format!("a node could not be written: {error}"),
+            );
+            return Err(io_error(error));
+        }
+        for chain in chains {
+            // As in `write_chain`.
+            chain.inode.note_written(false, self.queue.next_flush());
+            chain.write.end();
+        }
+        whole?;
+        self.node_writes.wait(before, &self.queue, tag)?;
+        self.flush_device(tag)?;
+        self.wait_checkpoint(version, tag)
+    }
+
     fn write_nodes(
         &self,
         blocks: &[(BlockAddr, Buf)],

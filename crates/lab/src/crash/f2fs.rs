@@ -263,10 +263,16 @@ fn wear(fs: &dyn FileSystem, in_holes: bool, most: u64) -> std::result::Result<u
 pub const CLEANED: &str = "sections cleaned";
 /// Blocks written to holes of used segments.
 pub const IN_HOLES: &str = "blocks written to holes";
+/// Files that went along with another's fsync.
+pub const ALONG: &str = "files synced along";
 
 /// What the volume says of this in its status; the lines that tell it, and what they mean.
 fn work(fs: &dyn FileSystem) -> Vec<(&'static str, u64)> {
-    let lines = [("GC victims: ", CLEANED), ("SSR: ", IN_HOLES)];
+    let lines = [
+        ("GC victims: ", CLEANED),
+        ("SSR: ", IN_HOLES),
+        ("  - along with others' : ", ALONG),
+    ];
     let status = fs.control().map(|control| control.read("f2fs/status"));
     let status = status.and_then(Result::ok).unwrap_or_default();
     let status = String::from_utf8_lossy(&status);

@@ -383,9 +383,10 @@ impl<'a> Part<'a> {
             let mut wrong = None;
             let shown = moments
                 .iter()
-                .find(|at| match compare(**at, **at != moment) {
+                .find(|shown| match compare(shown.moment, shown.exact) {
                     Ok(()) => true,
                     Err(reason) => {
+                        let at = shown.moment;
                         let text = format!("as after {at} operations, {}", reason.text);
                         wrong = Some(Reason { text, ..reason });
                         false
@@ -393,7 +394,10 @@ impl<'a> Part<'a> {
                 });
             match (shown, wrong) {
                 (None, Some(wrong)) => return Err(wrong),
-                (shown, _) => later += usize::from(shown != Some(&moment)),
+                (shown, _) => {
+                    let is_later = shown.is_none_or(|shown| shown.moment != moment);
+                    later += usize::from(is_later);
+                }
             }
         }
         Ok(later)

@@ -8,7 +8,7 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::{FallocMode, FsError, Result};
 use thiserror::Error;
 
-use super::rolled::{Chain, chains};
+use super::rolled::{Chain, chains, windows};
 use crate::model::{PAGE, State};
 use crate::run::{Marker, Recording, Runner, Step, Value, run};
 use crate::{Format, ModelFs, Op, Program, Promise, Span, Target, TreePath};
@@ -132,8 +132,9 @@ impl History {
     pub(super) fn assemble(base: State, mut tasks: Vec<TaskHistory>, format: Format) -> Self {
         let base_paths = base.flatten();
         let mut owned = BTreeSet::new();
+        let windows = windows(&tasks);
         for task in &mut tasks {
-            task.claim(&base, &base_paths, format.promise);
+            task.claim(&base, &base_paths, &windows, format.promise);
             for path in &task.own {
                 assert!(owned.insert(path.clone()), "{path} is changed by two tasks");
             }
@@ -376,6 +377,11 @@ impl Deed {
         deed
     }
 
+    /// The files whose content or size it changed.
+    pub(super) fn reshapes(&self) -> impl Iterator<Item = InodeNo> {
+        self.events.iter().map(|(ino, _)| *ino)
+    }
+
     /// Notes what a truncate or fallocate did.
     fn reshaped(&mut self, ino: InodeNo, before: &State, after: &State) {
         let (Ok(old), Ok(new)) = (before.node(ino), after.node(ino)) else {
@@ -464,10 +470,16 @@ fn unmapped_blocks(content: &crate::model::Content, span: Span, format: Format) 
 impl TaskHistory {
     /// Finds out which paths are this task's: those that in any of its states are not what they
     /// were in the base state.
-    fn claim(&mut self, base: &State, base_paths: &BTreeMap<TreePath, InodeNo>, promise: Promise) {
+    fn claim(
+        &mut self,
+        base: &State,
+        base_paths: &BTreeMap<TreePath, InodeNo>,
+        windows: &[(u64, u64)],
+        promise: Promise,
+    ) {
         let all: Vec<_> = self.states.iter().map(State::flatten).collect();
         if let Promise::RollForward { strict } = promise {
-            self.chains = chains(self, &all, strict);
+            self.chains = chains(self, &all, windows, strict);
             let names = self.chains.iter().flat_map(|chain| &chain.places);
             self.own.extend(names.filter_map(Clone::clone));
         }

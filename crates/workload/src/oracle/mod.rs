@@ -66,9 +66,13 @@
 //!    else had the name since `M` is gone at `F` (who has it loses it, be that by the checkpoint or rolled
 //!    forward); and if `strict`, nothing was renamed into the directory since, and it was not renamed itself.
 //!
+//!    Other files go along with an fsync or fdatasync of a file: whose content or size was changed before is
+//!    perhaps as it was at a moment `F` while one was under way, whichever task's, by the same rules for its name.
+//!    Nobody asked for that, so rule 4 holds for its size with `F` in the place of `M`.
+//!
 //!    What an fsync, fdatasync or sync acknowledged (as in rule 2) is at or before `M`, or, of such a file, at or before
 //!    its `F`. So a rename, a removal or an attribute's change that nobody synced may be undone
-//!    while a later one of another file is there, but only for files that were synced.
+//!    while a later one of another file is there, but only for files that were synced or went along.
 //!
 //! # In trouble
 //! Where the device fails or the volume is full ([`Histories`]) an operation that failed was done or

@@ -21,9 +21,28 @@ pub(super) struct Chain {
     pub(super) moment: usize,
     /// When it was begun.
     pub(super) started: u64,
+    /// It went along with the fsync of another file.
+    pub(super) along: bool,
     /// For each moment of a checkpoint before it: where the file is if it is rolled forward from there;
     /// `None` where it cannot be, so that only a later checkpoint can have made it durable.
     pub(super) places: Vec<Option<TreePath>>,
+}
+
+/// From when to when files were being made durable by themselves, whichever task asked for it: others may
+/// have gone along.
+pub(super) fn windows(tasks: &[TaskHistory]) -> Vec<(u64, u64)> {
+    let of = |task: &TaskHistory| {
+        let is_file = |index: usize, ino| {
+            let node = task.states[index + 1].node(ino);
+            node.is_ok_and(|node| node.kind == FileKind::Regular)
+        };
+        let deeds = task.deeds.iter().enumerate();
+        let syncs =
+            deeds.filter(|(index, deed)| deed.synced.is_some_and(|ino| is_file(*index, ino)));
+        let times = syncs.map(|(_, deed)| (deed.started, deed.ended));
+        times.collect::<Vec<_>>()
+    };
+    tasks.iter().flat_map(of).collect()
 }
 
 /// What a task may have left beside a checkpoint taken at any of its moments; `all` has the paths of
@@ -31,30 +50,48 @@ pub(super) struct Chain {
 pub(super) fn chains(
     task: &TaskHistory,
     all: &[BTreeMap<TreePath, InodeNo>],
+    windows: &[(u64, u64)],
     strict: bool,
 ) -> Vec<Chain> {
     let mut found = Vec::new();
-    for (index, deed) in task.deeds.iter().enumerate() {
-        let Some(ino) = deed.synced else {
-            continue;
-        };
+    let mut add = |ino, moment, started, along| {
         let rules = Rules {
             task,
             all,
             ino,
-            moment: index + 1,
+            moment,
             strict,
         };
         found.extend(rules.name().map(|(dir, name)| {
             Chain {
                 ino,
-                moment: rules.moment,
-                started: deed.started,
-                places: (0..rules.moment)
+                moment,
+                started,
+                along,
+                places: (0..moment)
                     .map(|checkpoint| rules.place(checkpoint, dir, name))
                     .collect(),
             }
         }));
+    };
+    let mut reshaped = BTreeSet::new();
+    for (index, deed) in task.deeds.iter().enumerate() {
+        let moment = index + 1;
+        if let Some(ino) = deed.synced {
+            add(ino, moment, deed.started, false);
+        }
+        reshaped.extend(deed.reshapes());
+        // The state lasts from some time in this operation to some time in the next.
+        let until = task.deeds.get(moment).map_or(u64::MAX, |next| next.ended);
+        let open = windows
+            .iter()
+            .filter(|(from, to)| *from <= until && deed.started <= *to);
+        let Some(started) = open.map(|(from, _)| *from).min() else {
+            continue;
+        };
+        for ino in &reshaped {
+            add(*ino, moment, started.max(deed.started), true);
+        }
     }
     found
 }
@@ -128,12 +165,23 @@ impl<'a> Rules<'a> {
     }
 }
 
+/// A moment that a file may be shown at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shown {
+    pub(super) moment: usize,
+    /// Somebody asked for that: its size is that moment's.
+    pub(super) exact: bool,
+}
+
+/// A file that may have been rolled forward: where to, and what it is then.
+type Fit<'a> = Vec<(&'a TreePath, Shown)>;
+
 /// The tree of one checkpoint with what may have been rolled forward.
 pub(super) struct View {
     /// Who has which name.
     pub(super) names: BTreeMap<TreePath, InodeNo>,
-    /// Moments that a file may be shown at, where those are not just the checkpoint's.
-    pub(super) moments: BTreeMap<InodeNo, Vec<usize>>,
+    /// What a file may be shown as, where that is not just what the checkpoint has.
+    pub(super) moments: BTreeMap<InodeNo, Vec<Shown>>,
     /// Directories in which names were made again: now, so their times are not what they were.
     pub(super) touched: BTreeSet<InodeNo>,
 }
@@ -205,12 +253,8 @@ impl Rolling<'_> {
     }
 
     /// The files that may have been rolled forward from a checkpoint: where to, and to which moments.
-    fn files<'a>(
-        &self,
-        task: &'a TaskHistory,
-        checkpoint: usize,
-    ) -> BTreeMap<InodeNo, Vec<(&'a TreePath, usize)>> {
-        let mut files: BTreeMap<InodeNo, Vec<_>> = BTreeMap::new();
+    fn files<'a>(&self, task: &'a TaskHistory, checkpoint: usize) -> BTreeMap<InodeNo, Fit<'a>> {
+        let mut files: BTreeMap<InodeNo, Fit<'_>> = BTreeMap::new();
         for chain in &task.chains {
             if chain.moment <= checkpoint || chain.started > self.mark {
                 continue;
@@ -218,10 +262,14 @@ impl Rolling<'_> {
             let fit = files.entry(chain.ino).or_default();
             let owed = self.owed.get(&chain.ino).copied().unwrap_or(0);
             let place = chain.places[checkpoint].as_ref();
+            let shown = Shown {
+                moment: chain.moment,
+                exact: !chain.along,
+            };
             fit.extend(
                 place
                     .filter(|_| chain.moment >= owed)
-                    .map(|place| (place, chain.moment)),
+                    .map(|place| (place, shown)),
             );
         }
         files
@@ -232,7 +280,7 @@ impl Rolling<'_> {
         &self,
         task: &TaskHistory,
         checkpoint: usize,
-        files: &BTreeMap<InodeNo, Vec<(&TreePath, usize)>>,
+        files: &BTreeMap<InodeNo, Fit<'_>>,
         chosen: &BTreeMap<&TreePath, InodeNo>,
     ) -> Result<View, String> {
         let mut view = View {
@@ -253,8 +301,11 @@ impl Rolling<'_> {
         for (ino, fit) in files {
             let owed = self.owed.get(ino).copied().unwrap_or(0);
             if task.states[checkpoint].node(*ino).is_ok() {
-                let unchanged = (owed <= checkpoint).then_some(checkpoint);
-                let rolled = fit.iter().map(|(_, moment)| *moment);
+                let unchanged = (owed <= checkpoint).then_some(Shown {
+                    moment: checkpoint,
+                    exact: false,
+                });
+                let rolled = fit.iter().map(|(_, shown)| *shown);
                 let moments: Vec<_> = unchanged.into_iter().chain(rolled).collect();
                 if moments.is_empty() {
                     return gone(owed);
@@ -265,11 +316,11 @@ impl Rolling<'_> {
             let here = fit
                 .iter()
                 .filter(|(place, _)| chosen.get(place) == Some(ino));
-            let moments: Vec<_> = here.map(|(_, moment)| *moment).collect();
+            let moments: Vec<_> = here.map(|(_, shown)| *shown).collect();
             // By a file that had the name later.
             let has_later = |other: &InodeNo, place| {
                 let mut fit = files[other].iter();
-                fit.any(|(there, moment)| *there == place && *moment > owed)
+                fit.any(|(there, shown)| *there == place && shown.moment > owed)
             };
             let is_replaced = fit.iter().any(|(place, _)| {
                 let other = chosen.get(place);

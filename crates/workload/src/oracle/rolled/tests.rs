@@ -1,7 +1,7 @@
 //! Rule 7 is tried on a toy that takes checkpoints and rolls files forward: right, it must always pass;
 //! broken in any of several ways, it must be caught.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use steadfs_base::InodeNo;
 use steadfs_rt::Random;
@@ -48,6 +48,8 @@ enum Flaw {
     StealsNames,
     /// A sync takes no checkpoint, but makes every file durable by itself.
     SyncsFiles,
+    /// Files go along with another's fsync that cannot be brought back by themselves.
+    TakesAllAlong,
 }
 
 /// The toy: all content is where it belongs at once, so that a checkpoint has a moment's whole state.
@@ -57,6 +59,8 @@ struct Toy<'a> {
     checkpoint: usize,
     /// Files by themselves since then, with their moments, the older first.
     files: Vec<(InodeNo, usize)>,
+    /// Whether others go along with an fsync.
+    along: bool,
 }
 
 impl Toy<'_> {
@@ -120,8 +124,24 @@ impl Toy<'_> {
         }
         if is_file && self.can_do_alone(ino, moment) {
             self.files.push((ino, moment));
+            if self.along {
+                self.take_along(ino, moment);
+            }
         } else {
             self.take_checkpoint(moment);
+        }
+    }
+
+    /// Makes other files durable, too, that were written to since the checkpoint.
+    fn take_along(&mut self, ino: InodeNo, moment: usize) {
+        let deeds = &self.task.deeds[self.checkpoint..moment];
+        let written: BTreeSet<_> = deeds.iter().flat_map(|deed| deed.reshapes()).collect();
+        for other in written.into_iter().filter(|other| *other != ino) {
+            let is_named = self.name(other, moment).is_some();
+            let any = self.flaw == Flaw::TakesAllAlong && is_named;
+            if any || self.can_do_alone(other, moment) {
+                self.files.push((other, moment));
+            }
         }
     }
 
@@ -217,6 +237,7 @@ fn complaints(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String
                 flaw,
                 checkpoint: 0,
                 files: Vec::new(),
+                along: flaw == Flaw::TakesAllAlong || random.chance(512),
             };
             let mut last = 0;
             for (index, deed) in task.deeds.iter().enumerate() {
@@ -289,6 +310,7 @@ fn every_flaw_is_caught() {
         Flaw::TooMuch,
         Flaw::StealsNames,
         Flaw::SyncsFiles,
+        Flaw::TakesAllAlong,
     ];
     let programs = programs();
     for flaw in flaws {
@@ -355,6 +377,30 @@ fn a_new_file_comes_with_its_name_only() {
         judge("mkdir /e 755\ncreate /e/b 644\n").is_err(),
         "the directory had both then"
     );
+}
+
+/// Who was written to before may come along with an fsync, but not alone, nor as it never was.
+#[test]
+fn a_neighbour_may_go_along() {
+    let judge = judge(
+        "setup\ncreate /a 644\ntask\nmkdir /d 755\ncreate /b 644\ncreate /c 644\nwrite /c 0+300 2\n\
+         write /a 0+5000 1\nfsync /a\nwrite /a 0+5000 3\nchmod /c 600\n",
+        false,
+    );
+    let asked = "create /a 644\nwrite /a 0+5000 1\n";
+    assert_eq!(judge(asked), Ok(()));
+    let along = "create /c 644\nwrite /c 0+300 2\n";
+    assert_eq!(judge(&format!("{asked}{along}")), Ok(()));
+    assert!(judge(along).is_err(), "fsync was called for another");
+    assert!(
+        judge(&format!("{asked}create /b 644\n")).is_err(),
+        "nobody wrote to it"
+    );
+    assert!(
+        judge(&format!("{asked}{along}chmod /c 600\n")).is_err(),
+        "that was later"
+    );
+    assert!(judge(&format!("{asked}create /c 644\nwrite /c 0+300 4\n")).is_err());
 }
 
 /// The directory was renamed before: the file comes back under a path that it never had.
