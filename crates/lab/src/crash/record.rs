@@ -203,7 +203,7 @@ pub fn record_with(
     let stopped = has_stopped(&raw.recording);
     match &raw.live {
         // What memory shows of a volume that stopped in the middle of an operation is nobody's word.
-        Ok(_) if stopped => {}
+        Ok(_) | Err(Unreadable::Contradiction { .. }) if stopped => {}
         Ok(live) => history
             .check_live(live)
             .map_err(|violation| fail(Complaint::Live(violation), &detail))?,

@@ -62,6 +62,16 @@ fn has_failed_to_sync(step: &Step) -> bool {
     step.op.is_sync() && matches!(step.result, Err(FsError::Io(_)))
 }
 
+/// Whether an operation failed for a reason of the names' and files', not the device's.
+fn is_refused(step: &Step) -> bool {
+    matches!(&step.result, Err(error) if !matches!(error, FsError::Io(_)))
+}
+
+/// Whether an operation has opened a file.
+fn is_open(step: &Step) -> bool {
+    matches!(step.op, Op::Open { .. }) && step.result.is_ok()
+}
+
 /// Whether an operation may have changed a part of a file's content when it fails.
 fn can_stop_half_way(op: &Op) -> bool {
     matches!(
@@ -233,9 +243,11 @@ fn ways_of_task(
             let before = &steps[..fates.len()];
             // The failure of a sync may have been what stopped it.
             let stopped = |step: &Step| has_stopped(step) || stops && has_failed_to_sync(step);
-            let may = match excuse == Excuse::Device && before.iter().any(stopped) {
+            let may: &[Fate] = match excuse == Excuse::Device && before.iter().any(stopped) {
+                // It may have been opened before that, to be written to.
+                true if is_open(step) => &[Fate::NotDone, Fate::AsTold],
                 // What a volume shows that has stopped was never promised.
-                true if is_pure(&step.op) => &[Fate::NotDone],
+                true if is_pure(&step.op) || is_refused(step) => &[Fate::NotDone],
                 _ => excuse.fates(step),
             };
             let (first, others) = may.split_first().expect("every operation has a fate");
