@@ -20,7 +20,18 @@ impl LoopDevice {
         } else {
             "--direct-io=off"
         };
-        let args = ["--find", "--show", direct].map(Path::new);
+        Self::attach_with(image, direct)
+    }
+
+    /// Attaches `image` so that the device takes no writes.
+    #[track_caller]
+    pub fn attach_read_only(image: &Path) -> Self {
+        Self::attach_with(image, "--read-only")
+    }
+
+    #[track_caller]
+    fn attach_with(image: &Path, how: &str) -> Self {
+        let args = ["--find", "--show", how].map(Path::new);
         let said = succeed("losetup", args.into_iter().chain([image]));
         Self {
             path: PathBuf::from(said.out.trim()),

@@ -1,9 +1,9 @@
 //! Mounting and unmounting as users see it: exit codes, durability points, limits, control files.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::time::SystemTime;
@@ -206,6 +206,33 @@ fn read_only_mounts_change_nothing() {
     let said = steadfs(["cat", &format!("{}:/file", image.path().display())]);
     assert_eq!(said.out, "content");
     mount.unmount();
+    assert!(fs::read(image.path()).unwrap() == before);
+}
+
+#[test]
+fn a_write_protected_device_is_mounted_read_only() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    fs::write(mount.join("file"), "kept").unwrap();
+    mount.unmount();
+    let before = fs::read(image.path()).unwrap();
+    let device = LoopDevice::attach_read_only(image.path());
+    let device_name = device.path().to_str().unwrap();
+    let mount = SteadMount::new(&scratch, device.path(), "");
+    assert!(mount.said().contains("takes no writes"), "{}", mount.said());
+    assert_eq!(fs::read(mount.join("file")).unwrap(), b"kept");
+    let refused = fs::write(mount.join("file"), "new").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(Errno::ROFS.raw_os_error()));
+    let options = kernel_options(mount.root());
+    assert!(options.split(',').any(|option| option == "ro"), "{options}");
+    let refused = steadfs(["remount", "-o", "rw", &mount.root().display().to_string()]);
+    assert_ne!(refused.code(), 0, "{refused:?}");
+    mount.unmount();
+    // Who wants to write learns why he cannot.
+    let refused = steadfs(["cp", "/etc/hostname", &format!("{device_name}:/")]);
+    assert!(refused.err.contains("is write-protected"), "{refused:?}");
+    drop(device);
     assert!(fs::read(image.path()).unwrap() == before);
 }
 
@@ -463,11 +490,56 @@ fn linux_abilities() {
     assert_eq!(fs::read(mount.join("other")).unwrap(), b"nameless");
     // Freeing what nobody uses.
     assert_eq!(run("fstrim", [mount.root()]).code(), 0);
+    let root = mount.root().to_str().unwrap();
+    let too_short = run("fstrim", ["--length", "100", root]);
+    assert!(too_short.err.contains("Invalid argument"), "{too_short:?}");
     // An open file without a name lives until it is closed.
     let open = File::open(mount.join("other")).unwrap();
     fs::remove_file(mount.join("other")).unwrap();
     assert_eq!(std::io::read_to_string(&open).unwrap(), "nameless");
     drop(open);
+    mount.unmount();
+    image.check_clean();
+}
+
+#[test]
+fn stat_shows_what_a_call_changed() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let path = mount.join("program");
+    fs::write(&path, vec![1; 8192]).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o6755)).unwrap();
+    let mode = || fs::metadata(&path).unwrap().mode() & 0o7777;
+    assert_eq!(mode(), 0o6755);
+    // Whoever may not set them loses the bits by writing, also around the kernel's page cache.
+    let target = format!("of={}", path.display());
+    let writer = [
+        "--bounding-set=-fsetid",
+        "--inh-caps=-fsetid",
+        "dd",
+        &target,
+    ];
+    let how = [
+        "if=/dev/zero",
+        "bs=4096",
+        "count=1",
+        "conv=notrunc",
+        "oflag=direct",
+    ];
+    run("setpriv", [&writer[..], &how].concat()).expect(0);
+    assert_eq!(mode(), 0o755);
+    // Flags change the time of the inode's last change.
+    let changed = || {
+        let stat = fs::metadata(&path).unwrap();
+        (stat.ctime(), stat.ctime_nsec())
+    };
+    let before = changed();
+    let file = File::open(&path).unwrap();
+    let flags = rustix::fs::ioctl_getflags(&file).unwrap();
+    rustix::fs::ioctl_setflags(&file, flags | IFlags::NODUMP).unwrap();
+    assert!(changed() > before, "{before:?}");
+    drop(file);
     mount.unmount();
     image.check_clean();
 }

@@ -1,11 +1,12 @@
 //! `steadfs mount`.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use steadfs::{MountHandle, Options, Unmount, Volume};
+use steadfs::{Error, MountHandle, OpenError, Options, Unmount, Volume};
 
 use crate::args;
 use crate::failure::{Failure, code, mount_failure};
@@ -58,9 +59,9 @@ fn serve(
     log::start(args.verbose);
     steadfs_rt::share_free_memory();
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(|e| Failure::new(code::SYSTEM, e))?;
-    let volume = Volume::open(path, options).map_err(|e| mount_failure(&e))?;
+    let (volume, options) = open(path, options)?;
     tell(args, &volume);
-    let mounted = match steadfs::mount(&volume, mountpoint, options) {
+    let mounted = match steadfs::mount(&volume, mountpoint, &options) {
         Ok(mounted) => mounted,
         Err(error) => {
             let failure = mount_failure(&error);
@@ -85,6 +86,26 @@ fn serve(
         tracing::error!(%error, "closing the volume");
         Failure::new(code::MOUNT, format!("{}: {error}", path.display()))
     })
+}
+
+/// Opens the volume: for reading only, which is told, if it lies on what takes no writes, as mount(8) does.
+/// A file that merely may not be written by this user is refused: that may be a mistake.
+fn open(path: &Path, options: &Options) -> Result<(Volume, Options), Failure> {
+    let mut options = options.clone();
+    let opened = match Volume::open(path, &options) {
+        Err(Error::Open(OpenError::Io { cause, .. }))
+            if cause.kind() == ErrorKind::ReadOnlyFilesystem && !options.read_only() =>
+        {
+            eprintln!(
+                "steadfs: mounted read-only: {} takes no writes",
+                path.display()
+            );
+            options.set_read_only(true);
+            Volume::open(path, &options)
+        }
+        opened => opened,
+    };
+    Ok((opened.map_err(|e| mount_failure(&e))?, options))
 }
 
 /// What the user should know about the mount before it is used.

@@ -4,10 +4,12 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use steadfs::{MountHandle, Unmount};
+use steadfs_vfs::SHUT_DOWN;
 
 use crate::args;
 use crate::failure::{Failure, code};
@@ -44,11 +46,13 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     handle
         .unmount(how)
         .map_err(|e| Failure::new(code::MOUNT, e))?;
-    if !args.lazy && !mount.is_block {
+    if !args.lazy {
         wait_closed(&mount.source)?;
     }
     match lost {
         None => Ok(()),
+        // Whoever asked for that knows what it leaves.
+        Some(cause) if cause == SHUT_DOWN => Ok(()),
         Some(cause) => Err(Failure::new(
             code::MOUNT,
             format!(
@@ -174,15 +178,23 @@ fn unescape(word: &[u8]) -> PathBuf {
     PathBuf::from(std::ffi::OsStr::from_bytes(&out))
 }
 
-/// Waits until the server has let the image go: it holds the file's lock while the volume is open.
+/// Waits until the server has let the image or device go: it holds the file's lock while it has it open.
+/// Somebody who mounts it again at once is not waited for.
 fn wait_closed(image: &Path) -> Result<(), Failure> {
     let file = match File::open(image) {
         Ok(file) => file,
         // It has been moved or is not ours to read: whoever can see it closed does not depend on us.
         Err(_) => return Ok(()),
     };
-    rustix::io::retry_on_intr(|| flock(&file, FlockOperation::LockShared))
-        .map_err(|error| at(image, &error.into()))
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) if find(image).is_ok() => return Ok(()),
+            Err(Errno::WOULDBLOCK) => steadfs_rt::sleep(Duration::from_millis(2)),
+            Err(error) => return Err(at(image, &error.into())),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use steadfs_base::InodeNo;
 use steadfs_base::limits::NAME_MAX;
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, ReadData,
-    RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
+    RenameFlags, Result, SHUT_DOWN, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
 };
 
 use crate::disk::Ino;
@@ -74,8 +74,8 @@ impl Ext4 {
         let end = start
             .saturating_add(len)
             .min(self.geo.blocks_count << bs.bits());
-        if start >= self.geo.blocks_count << bs.bits() {
-            return Err(FsError::Invalid("start of the range to trim"));
+        if start >= self.geo.blocks_count << bs.bits() || len < bs.bytes() as u64 {
+            return Err(FsError::Invalid("range to trim"));
         }
         let min = bs
             .blocks_for(min_len.max(granularity))
@@ -94,10 +94,9 @@ impl Ext4 {
                 return Err(FsError::Invalid("a shutdown that only f2fs has"));
             }
         }
-        let cause = "shut down on request";
         match self.txns.journal() {
-            Some(journal) => journal.shutdown(cause),
-            None => self.stop(cause),
+            Some(journal) => journal.shutdown(SHUT_DOWN),
+            None => self.stop(SHUT_DOWN),
         }
         Ok(())
     }

@@ -136,8 +136,8 @@ impl F2fs {
         };
         let block = BLOCK_SIZE as u64;
         let size = self.layout.block_count.saturating_mul(block);
-        if start >= size {
-            return Err(FsError::Invalid("start of the range to trim"));
+        if start >= size || len < block {
+            return Err(FsError::Invalid("range to trim"));
         }
         // What the last operations freed can only be discarded after it.
         self.checkpoint(Reason::Sync, tag)?;

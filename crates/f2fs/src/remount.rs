@@ -227,7 +227,7 @@ impl F2fs {
 
     /// Stops the volume as a power cut would, after what `mode` says was written.
     pub(crate) fn cut_power(&self, cx: &Cx, mode: steadfs_vfs::ShutdownMode) -> Result<()> {
-        use steadfs_vfs::ShutdownMode;
+        use steadfs_vfs::{SHUT_DOWN, ShutdownMode};
         let written = match mode {
             ShutdownMode::Sync => self.sync_volume(cx),
             ShutdownMode::FlushLog => self.checkpoint(checkpoint::Reason::Sync, cx.tag),
@@ -238,7 +238,7 @@ impl F2fs {
                 return self.checkpoint(checkpoint::Reason::Mount, cx.tag);
             }
         };
-        self.stop(StopReason::SHUTDOWN, "shut down on request");
+        self.stop(StopReason::SHUTDOWN, SHUT_DOWN);
         written
     }
 

@@ -51,7 +51,9 @@ pub(crate) fn serve(
         }
         SETFLAGS | SETFLAGS_32 => {
             let (flags, _) = u32::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
-            Ok(fs.set_flags(&call.cx, call.ino, InodeFlags(flags))?)
+            fs.set_flags(&call.cx, call.ino, InodeFlags(flags))?;
+            call.session.attributes_changed(call.ino);
+            Ok(())
         }
         FSGETXATTR => get_fsxattr(call, arg, out),
         FSSETXATTR => set_fsxattr(call, data),
@@ -122,6 +124,7 @@ fn set_fsxattr(call: &Call<'_>, data: &[u8]) -> Outcome {
     if new.projid != old.project {
         fs.set_project(&call.cx, call.ino, new.projid)?;
     }
+    call.session.attributes_changed(call.ino);
     Ok(())
 }
 

@@ -11,12 +11,14 @@
 //! * Names, missing names and attributes are valid for a day: the mount owns the volume.
 //! * INTERRUPT changes nothing: a request in service always finishes, and its caller gets its result.
 //! * Writes go through to us at once (no write-back cache in the kernel); a write's size and times
-//!   are asked for again at the next stat.
+//!   are asked for again at the next stat. What the kernel does
+//!   not ask for again after a call that changed it (`notify`), it is told to.
 //! * FSYNC and FSYNCDIR are never answered ENOSYS: the kernel would call every later one done.
 
 mod error;
 mod ioctl;
 mod mount;
+mod notify;
 mod ops;
 mod owner;
 pub mod reply;

@@ -1,5 +1,6 @@
 //! Each operation's way from the decoded request to the volume and back.
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use steadfs_base::{InodeNo, IoTag, Timestamp, Urgency};
 use steadfs_vfs::{
@@ -142,13 +143,7 @@ impl Call<'_> {
                 }
                 Ok(())
             }
-            Op::Write { arg, data } => {
-                let kill_priv = arg.write_flags & wire::WRITE_KILL_SUIDGID != 0;
-                let n = fs.write(&self.cx, self.ino, arg.offset, data, kill_priv)?;
-                let size = u32::try_from(n).map_err(|_| Errno::IO)?;
-                out.put(&wire::WriteOut { size, padding: 0 });
-                Ok(())
-            }
+            Op::Write { arg, data } => self.write(&arg, data, out),
             Op::Readdir(ref arg) => self.readdir(arg, out),
             Op::Readdirplus(ref arg) => self.readdirplus(arg, out),
             Op::Readlink => {
@@ -335,6 +330,21 @@ impl Call<'_> {
             out.bytes.extend_from_slice(head.as_bytes());
             push_dirent(&mut out.bytes, limit, plus.ino, plus.next, kind, name);
         }
+        Ok(())
+    }
+
+    fn write(&self, arg: &wire::WriteIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {
+        let fs = &*self.session.fs;
+        let kill_priv = arg.write_flags & wire::WRITE_KILL_SUIDGID != 0;
+        // After a write through its page cache the kernel asks for the mode again, else not.
+        let direct = arg.flags & OFlags::DIRECT.bits() != 0;
+        let kills = kill_priv && direct && fs.getattr(&self.cx, self.ino)?.perm & 0o6000 != 0;
+        let n = fs.write(&self.cx, self.ino, arg.offset, data, kill_priv)?;
+        if kills {
+            self.session.attributes_changed(self.ino);
+        }
+        let size = u32::try_from(n).map_err(|_| Errno::IO)?;
+        out.put(&wire::WriteOut { size, padding: 0 });
         Ok(())
     }
 

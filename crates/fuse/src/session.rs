@@ -14,10 +14,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use steadfs_base::InodeNo;
 use steadfs_rt::Event;
 use steadfs_vfs::{FileSystem, FsError};
 
 use crate::MountError;
+use crate::notify::Notifier;
 use crate::ops;
 use crate::owner::Classifier;
 use crate::reply::{NodeIds, ReplyBuf, Timeouts, Translate};
@@ -67,6 +69,8 @@ pub struct Session {
     pub(crate) stats: Stats,
     /// Result of INIT; whoever mounts waits for it.
     agreed: Event<Result<Agreed, MountError>>,
+    /// How the kernel is told what it did not ask for, once it is mounted.
+    notifier: OnceLock<Notifier>,
     /// Requests inside the volume.
     inside: AtomicUsize,
     /// No request may enter the volume any more.
@@ -103,6 +107,7 @@ impl Session {
             config,
             stats: Stats::default(),
             agreed: Event::new(),
+            notifier: OnceLock::new(),
             inside: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -113,6 +118,20 @@ impl Session {
     /// Counters.
     pub fn stats(&self) -> &Stats {
         &self.stats
+    }
+
+    /// From now on the kernel can be told of changes.
+    pub(crate) fn set_notifier(&self, notifier: Notifier) {
+        if self.notifier.set(notifier).is_err() {
+            unreachable!("a session is mounted once");
+        }
+    }
+
+    /// A call changed attributes of `ino` that the kernel does not ask for again after such a call.
+    pub(crate) fn attributes_changed(&self, ino: InodeNo) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.attributes_changed(self.translate.ids.node(ino));
+        }
     }
 
     /// Waits for the end of INIT.

@@ -68,6 +68,9 @@ wire! {
         nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64,
         entry_valid_nsec: u32, attr_valid_nsec: u32, attr: WireAttr,
     }
+    /// Notification: what the kernel keeps of an inode is no longer true; of its pages from `off` on, which
+    /// below 0 means none.
+    InvalInodeOut = 24 { ino: u64, off: i64, len: i64 }
     /// GETATTR.
     GetattrIn = 16 { getattr_flags: u32, dummy: u32, fh: u64 }
     /// GETATTR, SETATTR.
@@ -326,6 +329,8 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// Kind of notification: [`InvalInodeOut`].
+pub const NOTIFY_INVAL_INODE: i32 = 2;
 /// Flag of [`WriteIn`]: out of the page cache, by nobody in particular.
 pub const WRITE_CACHE: u32 = 1;
 /// Flag of [`WriteIn`]: clear set-user-ID and set-group-ID.

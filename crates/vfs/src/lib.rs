@@ -22,7 +22,8 @@ pub use error::{FsError, Result};
 pub use freeing::{Freeing, FreeingUnderWay};
 pub use types::{
     Attr, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, IoctlAnswer, ReadData,
-    RenameFlags, Seek, Segment, SetAttr, SetTime, SetXattr, ShutdownMode, StatFs, check_name,
+    RenameFlags, SHUT_DOWN, Seek, Segment, SetAttr, SetTime, SetXattr, ShutdownMode, StatFs,
+    check_name,
 };
 
 use steadfs_base::InodeNo;

@@ -265,6 +265,9 @@ pub enum SetXattr {
     Replace,
 }
 
+/// The cause of a stop that somebody asked for with `FS_IOC_SHUTDOWN`.
+pub const SHUT_DOWN: &str = "shut down on request";
+
 /// How much shutdown writes before the volume stops (`FS_IOC_SHUTDOWN`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownMode {

@@ -228,6 +228,9 @@ fn try_claim(path: &Path, options: &OpenOptions, claim: bool) -> Result<Claimed,
         .is_some_and(|file| Kind::of(file) == Some(Kind::BlockDevice));
     if let Some(file) = &before {
         kind_of(path, file)?;
+        if on_device && !options.read_only && write_protected(file) {
+            return Err(OpenError::io(path, "is write-protected")(Errno::ROFS));
+        }
     }
     let mut flags = OFlags::CLOEXEC;
     flags |= if options.read_only {
@@ -398,15 +401,28 @@ fn discard_granularity(file: &Stat, kind: Kind) -> Option<u64> {
     }
 }
 
+/// Whether a block device takes no writes. Recent kernels open it for writing all the same, and only
+/// refuse the writes.
+fn write_protected(file: &Stat) -> bool {
+    device_number(file, &["ro"]) == Some(1)
+}
+
 /// A number from a block device's queue directory; a partition's is its disk's.
 fn queue_number(file: &Stat, name: &str) -> Option<u64> {
+    device_number(
+        file,
+        &[&format!("queue/{name}"), &format!("../queue/{name}")],
+    )
+}
+
+/// A number from the first of these files that a block device has in sysfs.
+fn device_number(file: &Stat, names: &[&str]) -> Option<u64> {
     let (major, minor) = (
         rustix::fs::major(file.st_rdev),
         rustix::fs::minor(file.st_rdev),
     );
     let base = format!("/sys/dev/block/{major}:{minor}");
-    let text = ["queue", "../queue"]
-        .iter()
-        .find_map(|dir| std::fs::read_to_string(format!("{base}/{dir}/{name}")).ok())?;
+    let mut texts = names.iter();
+    let text = texts.find_map(|name| std::fs::read_to_string(format!("{base}/{name}")).ok())?;
     text.trim().parse().ok()
 }
