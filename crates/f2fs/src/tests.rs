@@ -18,6 +18,7 @@ mod crafted;
 mod hostile;
 mod hostile_writes;
 mod merging;
+mod mounting;
 mod nodes;
 mod pausing;
 mod urgency;

@@ -1,0 +1,108 @@
+//! What a mount reads: as much as its tables need, in few large pieces, however large the volume is and whatever
+//! lies on it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use steadfs_block::{Bio, Device, Done, Geometry, MemDevice, Op};
+use steadfs_vfs::{Cx, FileSystem};
+
+use crate::disk::{BLOCK_SIZE, Layout};
+use crate::format::{FormatOptions, image};
+use crate::{CacheSizes, F2fs, MountOptions};
+
+/// A device that counts what is read.
+struct Counting {
+    inner: Arc<MemDevice>,
+    reads: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Device for Counting {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn start(&self, bio: Bio, done: Done) {
+        if bio.op == Op::Read {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+            self.bytes.fetch_add(bio.len, Ordering::Relaxed);
+        }
+        self.inner.start(bio, done);
+    }
+}
+
+/// Reads of a mount, their bytes, and those of the segment table.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    reads: u64,
+    bytes: u64,
+    table: u64,
+}
+
+fn mount(device: &Arc<MemDevice>, options: &str) -> (Arc<F2fs>, Cost) {
+    let counting = Arc::new(Counting {
+        inner: Arc::clone(device),
+        reads: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
+    });
+    let options = MountOptions::parse(options).unwrap();
+    let sizes = CacheSizes::of(64 << 20);
+    let (fs, _) = F2fs::open(Arc::clone(&counting) as _, options, sizes).unwrap();
+    let table = |layout: &Layout| u64::from(layout.sit_used_blocks()) * BLOCK_SIZE as u64;
+    let cost = Cost {
+        reads: counting.reads.load(Ordering::Relaxed),
+        bytes: counting.bytes.load(Ordering::Relaxed),
+        table: table(fs.layout()),
+    };
+    (fs, cost)
+}
+
+/// Superblocks, the checkpoint's two packs, the logs' summaries, the root and the free ids' part of the node table.
+const REST: u64 = 40;
+/// Bytes of the segment table in one read.
+const PIECE: u64 = 1 << 20;
+
+fn assert_cheap(cost: Cost) {
+    assert!(cost.reads <= REST + cost.table.div_ceil(PIECE), "{cost:?}");
+    assert!(cost.bytes <= cost.table + (1 << 20), "{cost:?}");
+}
+
+/// Mounts a volume of so many MiB as mkfs made it, and with so many files.
+fn volume(mib: u64, files: u32) {
+    let device = image(mib << 20, &FormatOptions::default()).unwrap();
+    let cx = Cx::default();
+    let (fs, cost) = mount(&device, "background_gc=off");
+    assert_cheap(cost);
+    let mut dir = fs.root();
+    for n in 0..files {
+        if n % 100 == 0 {
+            let name = format!("dir{n}");
+            dir = fs
+                .mkdir(&cx, fs.root(), name.as_bytes(), 0o755)
+                .unwrap()
+                .ino;
+        }
+        let name = format!("file{n}");
+        let file = fs.mknod(&cx, dir, name.as_bytes(), 0o100_644, 0).unwrap();
+        fs.write(&cx, file.ino, 0, &[n as u8; 6000], false).unwrap();
+    }
+    fs.close().unwrap();
+    for options in ["background_gc=off", "ro"] {
+        let (fs, cost) = mount(&device, options);
+        assert_cheap(cost);
+        fs.close().unwrap();
+    }
+}
+
+#[test]
+fn a_mount_reads_its_tables_in_large_pieces() {
+    volume(64, 300);
+    volume(16 << 10, 3000);
+}
+
+/// The goal is half a second. A machine's time is nobody's promise, so reads are counted; 36 MiB in 40 pieces.
+#[test]
+fn a_tebibyte_is_mounted_with_few_reads() {
+    volume(1 << 20, 3000);
+}
