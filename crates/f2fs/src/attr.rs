@@ -28,6 +28,9 @@ const MODIFIABLE: u32 = InodeFlags::SYNC.0
     | NOT_COMPRESSED.0
     | InodeFlags::DIRSYNC.0
     | InodeFlags::PROJINHERIT.0;
+/// Flags that only tell how a file is stored; who sets others sends them along or leaves them out.
+const TOLD: u32 = InodeFlags::INLINE_DATA.0 | InodeFlags::NOCOW.0;
+
 impl F2fs {
     /// See [`steadfs_vfs::FileSystem::setattr`].
     pub(crate) fn set_attributes(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
@@ -140,7 +143,7 @@ impl F2fs {
         let _alone = inode.lock.write();
         let change = self.change()?;
         let mut core = inode.core.write();
-        let changed = InodeFlags(flags.0 ^ core.shown_flags().0);
+        let changed = InodeFlags((flags.0 ^ core.shown_flags().0) & !TOLD);
         if changed.contains(InodeFlags::COMPRESSED) {
             return Err(FsError::NotSupported("compressing files, and ending it"));
         }

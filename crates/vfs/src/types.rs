@@ -333,6 +333,10 @@ impl InodeFlags {
     pub const EXTENTS: Self = Self(0x8_0000);
     /// FS_VERITY_FL.
     pub const VERITY: Self = Self(0x10_0000);
+    /// FS_NOCOW_FL: written in place (f2fs: pinned).
+    pub const NOCOW: Self = Self(0x80_0000);
+    /// FS_INLINE_DATA_FL: the content lies in the inode.
+    pub const INLINE_DATA: Self = Self(0x1000_0000);
     /// FS_PROJINHERIT_FL: new files inherit the project.
     pub const PROJINHERIT: Self = Self(0x2000_0000);
     /// FS_CASEFOLD_FL.

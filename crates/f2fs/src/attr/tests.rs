@@ -239,3 +239,38 @@ fn flags_are_inherited_and_refused() {
     }
     world.close();
 }
+
+#[test]
+fn flags_tell_how_a_file_is_stored() {
+    const SET_PIN_FILE: u32 = 0x4004_f50d;
+    let world = World::make(ALL, 64);
+    let (fs, cx) = (&*world.fs, &world.cx);
+    let file = world.file(ROOT, b"file").unwrap().ino;
+    let of = |ino| fs.flags(cx, ino).unwrap().flags;
+    let (inline, pinned) = (InodeFlags::INLINE_DATA, InodeFlags::NOCOW);
+    fs.write(cx, file, 0, b"few bytes", false).unwrap();
+    assert!(of(file).contains(inline));
+    assert!(of(world.mkdir(ROOT, b"dir").unwrap().ino).contains(inline));
+    // As chattr(1) does it: what was read goes back, with more or with less.
+    fs.set_flags(cx, file, of(file).union(InodeFlags::NODUMP))
+        .unwrap();
+    assert_eq!(of(file), InodeFlags::NODUMP.union(inline));
+    fs.set_flags(cx, file, InodeFlags::NOATIME).unwrap();
+    assert_eq!(of(file), InodeFlags::NOATIME.union(inline));
+    // Nobody pins a file by a flag.
+    fs.set_flags(cx, file, of(file).union(pinned)).unwrap();
+    assert_eq!(of(file), InodeFlags::NOATIME.union(inline));
+    fs.ioctl(cx, file, SET_PIN_FILE, &1u32.to_ne_bytes())
+        .unwrap();
+    assert_eq!(of(file), InodeFlags::NOATIME.union(pinned));
+    fs.sync_all(cx).unwrap();
+    assert_eq!(
+        world.look_at_again("ro").fs.flags(cx, file).unwrap().flags,
+        of(file)
+    );
+    fs.ioctl(cx, file, SET_PIN_FILE, &0u32.to_ne_bytes())
+        .unwrap();
+    fs.write(cx, file, 0, &[7; 9000], false).unwrap();
+    assert_eq!(of(file), InodeFlags::NOATIME);
+    world.close();
+}

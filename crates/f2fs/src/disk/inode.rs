@@ -326,6 +326,12 @@ impl Inode {
         if self.advise.contains(Advise::VERITY) {
             flags = flags.union(InodeFlags::VERITY);
         }
+        if self.inline.contains(Inline::DATA) || self.inline.contains(Inline::DENTRIES) {
+            flags = flags.union(InodeFlags::INLINE_DATA);
+        }
+        if self.inline.contains(Inline::PINNED) {
+            flags = flags.union(InodeFlags::NOCOW);
+        }
         flags
     }
 
