@@ -7,10 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use steadfs_base::IoTag;
 use steadfs_block::Bio;
-use steadfs_rt::{Mutex, Rank};
+use steadfs_rt::{Instant, Mutex, Rank, now};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::superblock::{Note, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE, StopReason};
@@ -19,6 +20,8 @@ use crate::fs::{F2fs, io_error};
 
 /// Files remembered whose data could not be written.
 const FAILED_FILES: usize = 64;
+/// How long after a superblock could not be written it is tried again.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// What went wrong since the mount, and what the superblock is to say of it.
 pub struct Notes {
@@ -34,8 +37,8 @@ struct State {
     damage: Option<(u64, String)>,
     /// Files whose data could not be written, and how each failed last.
     data: BTreeMap<Nid, String>,
-    /// Why the superblock does not say it.
-    unwritten: Option<String>,
+    /// Why the superblock does not say it, and since when.
+    unwritten: Option<(String, Instant)>,
 }
 
 impl Notes {
@@ -57,7 +60,7 @@ impl Notes {
     fn damage(&self, what: &FsError) -> bool {
         let text = what.to_string();
         let mut state = self.state.lock();
-        if let Some(note) = Note::of_message(&text) {
+        if let Some(note) = Note::of_error(what) {
             let new = state.superblock.note_error(note);
             self.pending.fetch_or(new, Ordering::AcqRel);
         }
@@ -116,29 +119,59 @@ impl F2fs {
         }
     }
 
-    /// Writes what is to be noted in the superblocks, if anything is. The caller holds no lock.
+    /// Writes what is to be noted in the superblocks, if anything is. What cannot be written is told, and tried
+    /// again by later calls, though not by each. The caller holds no lock.
     pub(crate) fn store_notes(&self) {
-        // A volume that was only ever read is not written.
-        if !self.notes.pending.load(Ordering::Acquire) || self.segments.get().is_none() {
+        if !self.notes.pending.load(Ordering::Acquire) {
             return;
         }
-        if !self.notes.pending.swap(false, Ordering::AcqRel) {
-            return;
+        let failed = self
+            .notes
+            .state
+            .lock()
+            .unwritten
+            .as_ref()
+            .map(|(_, at)| *at);
+        if failed.is_none_or(|at| at.elapsed() >= PAUSE) {
+            // Told by the function itself; the unmount returns it.
+            let _ = self.store_notes_now();
+        }
+    }
+
+    /// The same at once.
+    ///
+    /// # Errors
+    /// The device failed: the superblocks do not say what went wrong.
+    pub(crate) fn store_notes_now(&self) -> Result<()> {
+        // A volume that was only ever read is not written.
+        if self.segments.get().is_none() || !self.notes.pending.swap(false, Ordering::AcqRel) {
+            return Ok(());
         }
         let bytes = self.notes.state.lock().superblock.encode();
         let written = [1, 0].iter().try_for_each(|n| self.write_copy(*n, &bytes));
-        if let Err(error) = written {
-            tracing::error!(%error, "the superblock cannot note what went wrong");
-            self.notes.state.lock().unwritten = Some(error.to_string());
+        let mut state = self.notes.state.lock();
+        match &written {
+            Ok(()) => state.unwritten = None,
+            Err(error) => {
+                if state.unwritten.is_none() {
+                    tracing::error!(%error, "the superblock cannot note what went wrong");
+                }
+                state.unwritten = Some((error.to_string(), now()));
+                self.notes.pending.store(true, Ordering::Release);
+            }
         }
+        written
     }
 
     fn write_copy(&self, copy: u64, bytes: &[u8]) -> Result<()> {
         let (at, tag) = (copy * BLOCK_SIZE as u64, IoTag::default());
         let mut block = self.queue.read(at, BLOCK_SIZE, tag).map_err(io_error)?;
         block.make_mut()[SUPERBLOCK_OFFSET..][..SUPERBLOCK_SIZE].copy_from_slice(bytes);
-        let bio = Bio::write(at, vec![block]).preflush_and_fua();
-        self.queue.submit(bio, tag).wait().map_err(io_error)
+        // A write with a FLUSH of its own that fails would be taken for a FLUSH that failed, after which nothing
+        // is written any more.
+        let written = self.queue.submit(Bio::write(at, vec![block]), tag).wait();
+        written.map_err(io_error)?;
+        self.queue.flush(tag).wait().map_err(io_error)
     }
 
     /// What is wrong with the volume, a line each: why it stopped, data that could not be written and is
@@ -172,7 +205,7 @@ impl F2fs {
         if !stops.is_empty() {
             text += &format!("stops noted in the superblock: {}\n", stops.join(", "));
         }
-        if let Some(error) = &state.unwritten {
+        if let Some((error, _)) = &state.unwritten {
             text += &format!("the superblock could not be written: {error}\n");
         }
         if text.is_empty() {

@@ -135,7 +135,7 @@ impl F2fs {
         if !self.layout.is_main(first) || !self.layout.is_main(last) {
             let rule = "outside the main area";
             let what = Structure::Inode;
-            return Err(DiskError::field(what, "block address", first.0, rule));
+            return Err(DiskError::address(what, first, rule));
         }
         Ok(Mapped {
             place: Place::At(first),

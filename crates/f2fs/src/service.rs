@@ -108,10 +108,10 @@ impl F2fs {
         self.thaw();
         self.end_tasks();
         let ended = self.end_service();
-        self.store_notes();
+        let noted = self.store_notes_now();
         self.read_only.store(true, Ordering::Release);
         self.unmounted.store(true, Ordering::Release);
-        ended
+        ended.and(noted)
     }
 
     fn end_service(&self) -> Result<()> {

@@ -99,9 +99,17 @@ pub enum FsError {
     /// The volume's structures contradict themselves; where.
     #[error("volume is damaged: {0}")]
     Corrupt(String),
+    /// The same, of a kind that the format has a number for (f2fs: the bit of `s_errors`).
+    #[error("volume is damaged: {1}")]
+    Damaged(u16, String),
 }
 
 impl FsError {
+    /// Whether the volume's structures contradict themselves.
+    pub fn is_damage(&self) -> bool {
+        matches!(self, Self::Corrupt(_) | Self::Damaged(..))
+    }
+
     /// The error number that Linux uses for this case (asm-generic values, as on x86 and ARM).
     pub fn errno(&self) -> i32 {
         match self {
@@ -131,7 +139,7 @@ impl FsError {
             Self::NotSupported(_) => 95,
             Self::Stale => 116,
             // EUCLEAN: what ext4 and f2fs return for damaged structures.
-            Self::Corrupt(_) => 117,
+            Self::Corrupt(_) | Self::Damaged(..) => 117,
             Self::Quota => 122,
             Self::NoKey => 126,
         }

@@ -140,7 +140,7 @@ impl Trial {
                 match &error {
                     // The device is in order: only an access outside it fails.
                     FsError::Io(_) => self.wrong(format!("{call}: {error}")),
-                    FsError::Corrupt(_) => {
+                    FsError::Corrupt(_) | FsError::Damaged(..) => {
                         self.told.get_or_insert(format!("{call}: {error}"));
                     }
                     _ => {}

@@ -145,7 +145,7 @@ impl Checker<'_> {
     ) {
         let Some((segment, offset)) = self.layout.place(addr) else {
             let rule = "outside the main area";
-            let error = DiskError::field(Structure::Node, "block address", addr.0, rule);
+            let error = DiskError::address(Structure::Node, addr, rule);
             return self.issue(Issue::Fsynced(error.in_node(nid)));
         };
         if !self.valid.get(segment, offset) {

@@ -45,7 +45,7 @@ fn damage_is_noted_and_told_again_by_later_mounts() {
         let world = World::of(Arc::clone(&device), "");
         assert!(matches!(
             world.lookup(ROOT, b"file"),
-            Err(FsError::Corrupt(_))
+            Err(FsError::Damaged(..))
         ));
         assert!(world.lookup(ROOT, b"file").is_err());
         let said = errors(&world.fs);
@@ -113,10 +113,27 @@ fn a_shutdown_is_counted_and_is_no_error() {
     world.close();
 }
 
-/// A device whose writes fail behind the superblocks while it is told so.
+/// A device whose writes fail behind the superblocks while it is told so, or in them.
 struct Failing {
     inner: MemDevice,
     fails: AtomicBool,
+    superblocks_fail: AtomicBool,
+}
+
+impl Failing {
+    fn of(bytes: &[u8]) -> Arc<Self> {
+        Arc::new(Self {
+            inner: MemDevice::from_bytes(bytes),
+            fails: AtomicBool::new(false),
+            superblocks_fail: AtomicBool::new(false),
+        })
+    }
+
+    fn mount(self: &Arc<Self>) -> Arc<F2fs> {
+        let options = MountOptions::parse("").unwrap();
+        let sizes = CacheSizes::of(64 << 20);
+        F2fs::open(Arc::clone(self) as _, options, sizes).unwrap().0
+    }
 }
 
 impl Device for Failing {
@@ -126,7 +143,11 @@ impl Device for Failing {
 
     fn start(&self, bio: Bio, done: Done) {
         let behind = bio.offset >= 2 * BLOCK_SIZE as u64;
-        if self.fails.load(Ordering::Acquire) && bio.op == steadfs_block::Op::Write && behind {
+        let fails = match behind {
+            true => &self.fails,
+            false => &self.superblocks_fail,
+        };
+        if fails.load(Ordering::Acquire) && bio.op == steadfs_block::Op::Write {
             let error = IoError::of(&bio, "told to fail");
             return done(bio, Err(error));
         }
@@ -138,12 +159,8 @@ impl Device for Failing {
 fn data_that_cannot_be_written_and_a_stop_are_told() {
     let cx = Cx::default();
     let bytes = World::make("", 64).close().to_bytes();
-    let device = Arc::new(Failing {
-        inner: MemDevice::from_bytes(&bytes),
-        fails: AtomicBool::new(false),
-    });
-    let options = MountOptions::parse("").unwrap();
-    let (fs, _) = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(64 << 20)).unwrap();
+    let device = Failing::of(&bytes);
+    let fs = device.mount();
     let file = fs.mknod(&cx, ROOT, b"file", 0o100_644, 0).unwrap();
     fs.write(&cx, file.ino, 0, &[7; 9000], false).unwrap();
     device.fails.store(true, Ordering::Release);
@@ -167,4 +184,90 @@ fn data_that_cannot_be_written_and_a_stop_are_told() {
     let noted = superblock(&device.inner.to_bytes());
     assert_eq!(noted.noted_stops(), [("write_fail".to_owned(), 1)]);
     assert!(noted.has_errors());
+}
+
+/// A volume with a file, and where the device has its inode.
+fn with_a_file() -> (Vec<u8>, u64) {
+    let world = World::make("", 64);
+    let nid = Nid::from_vfs(world.file(ROOT, b"file").unwrap().ino).unwrap();
+    world.fs.sync_all(&world.cx).unwrap();
+    let at = world.fs.nat.entry(nid, world.cx.tag).unwrap().addr;
+    let place = u64::from(at.0) * BLOCK_SIZE as u64;
+    (world.close().to_bytes(), place)
+}
+
+#[test]
+fn a_note_that_cannot_be_written_is_told_and_tried_again() {
+    steadfs_rt::sim::run(steadfs_rt::sim::Config::new(3), || {
+        let (mut bytes, place) = with_a_file();
+        bytes[place as usize + 4072..][..4].fill(9);
+        let device = Failing::of(&bytes);
+        let (fs, cx) = (device.mount(), Cx::default());
+        let superblocks_fail = |fail| device.superblocks_fail.store(fail, Ordering::Release);
+        superblocks_fail(true);
+        fs.lookup(&cx, ROOT, b"file").unwrap_err();
+        let told = "the superblock could not be written: ";
+        assert!(errors(&fs).contains(told), "{}", errors(&fs));
+        superblocks_fail(false);
+        // Not by each call that fails: a dying device would get two writes for every one.
+        fs.lookup(&cx, ROOT, b"file").unwrap_err();
+        assert!(errors(&fs).contains(told));
+        steadfs_rt::sleep(super::PAUSE);
+        fs.lookup(&cx, ROOT, b"file").unwrap_err();
+        assert!(!errors(&fs).contains(told), "{}", errors(&fs));
+        let noted = superblock(&device.inner.to_bytes());
+        assert_eq!(noted.noted_errors(), ["inconsistent_footer"]);
+        fs.close().unwrap();
+    });
+}
+
+#[test]
+fn an_unmount_that_cannot_note_damage_fails() {
+    let (mut bytes, place) = with_a_file();
+    bytes[place as usize + 4072..][..4].fill(9);
+    let device = Failing::of(&bytes);
+    let fs = device.mount();
+    device.superblocks_fail.store(true, Ordering::Release);
+    fs.lookup(&Cx::default(), ROOT, b"file").unwrap_err();
+    assert!(matches!(fs.close(), Err(FsError::Io(_))));
+}
+
+#[test]
+fn every_structure_has_its_kind_of_damage() {
+    use crate::disk::superblock::Note;
+    use crate::disk::{BlockAddr, DiskError, Structure};
+    let of = |error: DiskError| Note::of_error(&FsError::from(error));
+    let kinds = [
+        (Structure::Superblock, None),
+        (Structure::Checkpoint, None),
+        (Structure::OrphanBlock, None),
+        (Structure::Nat, Some(Note::NAT)),
+        (Structure::Sit, Some(Note::SIT)),
+        (Structure::Summary, Some(Note::SUMMARY)),
+        (Structure::Node, Some(Note::FOOTER)),
+        (Structure::Inode, Some(Note::INODE)),
+        (Structure::Dentries, Some(Note::DIRENT)),
+        (Structure::Xattrs, Some(Note::XATTR)),
+        (Structure::Acl, Some(Note::XATTR)),
+        (Structure::Cluster, Some(Note::CLUSTER)),
+    ];
+    for (what, note) in kinds {
+        // Whatever the words are.
+        let rule = "names a node, an inode and a directory block";
+        let errors = [
+            DiskError::magic(what, 1),
+            DiskError::checksum(what, 1, 2),
+            DiskError::field(what, "block address", 1u32, rule),
+            DiskError::entry(what, 1, rule).in_node(Nid(5)),
+        ];
+        for error in errors {
+            assert_eq!(of(error.clone()), note, "{error}");
+        }
+        let address = DiskError::address(what, BlockAddr(7), rule).in_block(BlockAddr(8));
+        assert_eq!(of(address), Some(Note::BLOCK_ADDRESS));
+    }
+    assert_eq!(
+        Note::of_error(&FsError::Corrupt("inode 4".to_owned())),
+        None
+    );
 }

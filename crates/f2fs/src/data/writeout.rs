@@ -307,7 +307,7 @@ impl F2fs {
             Some(addr) => {
                 let rule = "in a file, but not in use by the segment table";
                 let what = Structure::Inode;
-                let error = DiskError::field(what, "block address", addr.0, rule);
+                let error = DiskError::address(what, addr, rule);
                 Err(error.in_node(inode.nid()).into())
             }
         }
@@ -538,6 +538,6 @@ fn drop_shared(inode: &Inode, pieces: &mut Vec<Piece>) -> Result<()> {
     let mut index = 0..;
     pieces.retain(|_| index.next().is_some_and(|i| !shared.contains(&i)));
     let rule = "more than once in a file";
-    let error = DiskError::field(Structure::Inode, "block address", addr.0, rule);
+    let error = DiskError::address(Structure::Inode, addr, rule);
     Err(error.in_node(inode.nid()).into())
 }

@@ -5,12 +5,14 @@ use std::fmt;
 use steadfs_vfs::FsError;
 use thiserror::Error;
 
+use super::superblock::Note;
 use super::{BlockAddr, Nid};
 
 /// Result of decoding or verifying a structure.
 pub type Result<T, E = DiskError> = std::result::Result<T, E>;
 
-/// A structure that contradicts the format. Converts to [`FsError::Corrupt`].
+/// A structure that contradicts the format. Converts to [`FsError::Damaged`] where Linux has a bit for it, else to
+/// [`FsError::Corrupt`].
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{place}{kind}")]
 pub struct DiskError {
@@ -101,6 +103,16 @@ pub enum CorruptKind {
         /// The rule it breaks.
         rule: &'static str,
     },
+    /// A block address that cannot be one.
+    #[error("{what}: block address is {addr}, {rule}")]
+    Address {
+        /// Which structure has it.
+        what: Structure,
+        /// The address.
+        addr: BlockAddr,
+        /// The rule it breaks.
+        rule: &'static str,
+    },
     /// An entry (of a table, a directory, a list, …) breaks a rule.
     #[error("{what}: entry {index} {rule}")]
     Entry {
@@ -154,6 +166,10 @@ impl DiskError {
         .into()
     }
 
+    pub(crate) fn address(what: Structure, addr: BlockAddr, rule: &'static str) -> Self {
+        CorruptKind::Address { what, addr, rule }.into()
+    }
+
     pub(crate) fn entry(what: Structure, index: u32, rule: &'static str) -> Self {
         CorruptKind::Entry { what, index, rule }.into()
     }
@@ -193,6 +209,10 @@ impl From<CorruptKind> for DiskError {
 
 impl From<DiskError> for FsError {
     fn from(error: DiskError) -> Self {
-        Self::Corrupt(error.to_string())
+        let text = error.to_string();
+        match Note::of(&error.kind) {
+            Some(note) => Self::Damaged(note.bit(), text),
+            None => Self::Corrupt(text),
+        }
     }
 }

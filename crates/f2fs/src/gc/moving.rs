@@ -42,8 +42,8 @@ impl F2fs {
         for (segment, kind) in self.segments().segments_of(section) {
             let owners = match self.segments().owners(segment, &self.queue, tag) {
                 Ok(owners) => owners,
-                Err(FsError::Corrupt(what)) => {
-                    self.note_damage(&FsError::Corrupt(what));
+                Err(error) if error.is_damage() => {
+                    self.note_damage(&error);
                     outcome.left += 1;
                     continue;
                 }
@@ -127,7 +127,7 @@ impl F2fs {
                     work.blocks.push((block, addr));
                 }
                 Ok(None) => {}
-                Err(error @ FsError::Corrupt(_)) => self.note_damage(&error),
+                Err(error) if error.is_damage() => self.note_damage(&error),
                 Err(error) => return Err(error),
             }
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Buf};
-use steadfs_vfs::{FsError, Result};
+use steadfs_vfs::Result;
 
 use super::Node;
 use super::writes::NodeWrite;
@@ -228,7 +228,7 @@ impl F2fs {
     pub(crate) fn is_in_checkpoint(&self, ino: Nid, tag: IoTag) -> Result<bool> {
         match self.nat.in_checkpoint(ino, tag) {
             Ok(entry) => Ok(entry.is_used() && entry.ino == ino),
-            Err(FsError::Corrupt(_)) => Ok(false),
+            Err(error) if error.is_damage() => Ok(false),
             Err(error) => Err(error),
         }
     }

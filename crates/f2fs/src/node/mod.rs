@@ -33,7 +33,7 @@ impl F2fs {
     fn check_main(&self, addr: BlockAddr) -> Result<()> {
         if !self.layout.is_main(addr) {
             let rule = "outside the main area";
-            return Err(DiskError::field(Structure::Node, "block address", addr.0, rule).into());
+            return Err(DiskError::address(Structure::Node, addr, rule).into());
         }
         Ok(())
     }

@@ -275,7 +275,7 @@ impl Apply<'_> {
             }
             if addr == BlockAddr::COMPRESSED {
                 let rule = "a compressed cluster, which fsync does not write";
-                let error = DiskError::field(Structure::Node, "block address", addr.0, rule);
+                let error = DiskError::address(Structure::Node, addr, rule);
                 return Err(error.in_node(inode.nid()).into());
             }
             self.slot(inode, block, (now, addr))?;

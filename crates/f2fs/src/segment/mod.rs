@@ -129,12 +129,7 @@ pub struct Segments {
 }
 
 fn outside(addr: BlockAddr) -> DiskError {
-    DiskError::field(
-        Structure::Sit,
-        "block address",
-        addr.0,
-        "outside the main area",
-    )
+    DiskError::address(Structure::Sit, addr, "outside the main area")
 }
 
 impl Segments {

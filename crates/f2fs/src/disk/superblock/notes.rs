@@ -1,6 +1,8 @@
 //! What the superblock says of things that went wrong (Linux since 6.1).
 
-use super::super::Structure;
+use steadfs_vfs::FsError;
+
+use super::super::{CorruptKind, Structure};
 
 /// A kind of damage: the number of its bit in `s_errors` (`enum f2fs_error`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,27 +51,40 @@ pub(super) const ERRORS: &[&str] = &[
 ];
 
 impl Note {
-    /// The kind of damage that a message tells of: it begins with the place and the structure. `None`: one
-    /// that Linux has no bit for.
-    pub fn of_message(text: &str) -> Option<Self> {
-        let named = |structure: Structure| text.contains(&structure.to_string());
-        if text.contains("block address") {
-            return Some(Self::BLOCK_ADDRESS);
+    /// What is noted of damage of this kind; `None`: Linux has no bit for it.
+    pub const fn of(kind: &CorruptKind) -> Option<Self> {
+        let what = match kind {
+            CorruptKind::Address { .. } => return Some(Self::BLOCK_ADDRESS),
+            CorruptKind::Magic { what, .. }
+            | CorruptKind::Checksum { what, .. }
+            | CorruptKind::Field { what, .. }
+            | CorruptKind::Entry { what, .. } => *what,
+        };
+        match what {
+            Structure::Cluster => Some(Self::CLUSTER),
+            Structure::Dentries => Some(Self::DIRENT),
+            Structure::Summary => Some(Self::SUMMARY),
+            Structure::Xattrs | Structure::Acl => Some(Self::XATTR),
+            Structure::Nat => Some(Self::NAT),
+            Structure::Sit => Some(Self::SIT),
+            Structure::Inode => Some(Self::INODE),
+            Structure::Node => Some(Self::FOOTER),
+            // Without them there is no mount that could note anything.
+            Structure::Superblock | Structure::Checkpoint | Structure::OrphanBlock => None,
         }
-        // What says more before what says less.
-        let kinds = [
-            (Structure::Cluster, Self::CLUSTER),
-            (Structure::Dentries, Self::DIRENT),
-            (Structure::Summary, Self::SUMMARY),
-            (Structure::Xattrs, Self::XATTR),
-            (Structure::Acl, Self::XATTR),
-            (Structure::Nat, Self::NAT),
-            (Structure::Sit, Self::SIT),
-            (Structure::Inode, Self::INODE),
-            (Structure::Node, Self::FOOTER),
-        ];
-        let found = kinds.iter().find(|(structure, _)| named(*structure));
-        found.map(|(_, note)| *note)
+    }
+
+    /// The bit's number.
+    pub const fn bit(self) -> u16 {
+        self.0
+    }
+
+    /// The kind of damage that an error tells of.
+    pub const fn of_error(error: &FsError) -> Option<Self> {
+        match error {
+            FsError::Damaged(bit, _) => Some(Self(*bit)),
+            _ => None,
+        }
     }
 }
 
