@@ -3,6 +3,7 @@
 mod options;
 mod pace;
 mod pick;
+mod sharing;
 mod tree;
 
 pub use options::{AsyncRamp, Charge, FairOptions, PrioWeights, Slice};
@@ -16,6 +17,7 @@ use crate::{Boost, Direction, Io, IoId, Nanos, Scheduler};
 use options::{CLASSES, WEIGHTS};
 use pace::Pace;
 use pick::Pick;
+use sharing::Sharer;
 use tree::{LeafKey, Tree, class, is_sync, lane_of};
 
 /// Hierarchical weighted fair queueing.
@@ -57,6 +59,11 @@ use tree::{LeafKey, Tree, class, is_sync, lane_of};
 /// durable when it ends. One that serves several groups costs each what it would have cost alone, its
 /// owners their parts of that: sharing is the device's gain, and no way to a larger share.
 ///
+/// # What is done for others
+/// A request that one does for others ([`Scheduler::share`]) stands in the lines of all of them and in its
+/// owner's. It goes with the first whose turn comes, and is on everybody's account, by groups as a FLUSH is.
+/// Those whose turn it was not go no deeper into debt by it than one such request.
+///
 /// # A lone request
 /// With nothing queued and nothing in the device a request takes no place in the tree.
 #[derive(Debug)]
@@ -68,7 +75,7 @@ pub struct Fair {
     arrivals: u64,
     queued: usize,
     flushes: VecDeque<IoId>,
-    /// Whom else they serve, until they end; from their dispatch on also their owners.
+    /// Whom else requests serve, until they end.
     sharers: Vec<(IoId, Sharer)>,
     pace: Pace,
     /// The only request that is queued, in no queue of the tree.
@@ -93,14 +100,6 @@ struct Entry {
     /// Its queue, unless it is express or a FLUSH that is queued.
     leaf: Option<usize>,
     queued: bool,
-}
-
-/// One of those whom a FLUSH serves.
-#[derive(Clone, Copy, Debug)]
-enum Sharer {
-    Queued(IoTag),
-    /// By the queue of his account.
-    Charged(usize),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -181,12 +180,15 @@ impl Fair {
             .expect("the request was inserted and is not complete")
     }
 
-    /// Puts a request in its owner's queue.
+    /// Puts a request in its owner's queue, and in those of its sharers.
     fn enqueue(&mut self, id: IoId, now: Nanos) {
         let Entry { tag, arrival, .. } = *self.entry(id);
         let leaf = self.tree.leaf_for(tag);
-        self.tree.push(leaf, arrival, id, now);
         self.entry_mut(id).leaf = Some(leaf);
+        if !self.stood_for_sharer(id, leaf) {
+            self.tree.push(leaf, arrival, id, now);
+        }
+        self.enqueue_for_sharers(id, now);
         if self.turn.is_some_and(|turn| self.interrupts(tag, turn)) {
             self.end_turn(now);
         }
@@ -266,32 +268,6 @@ impl Fair {
         }
     }
 
-    /// A FLUSH: before everything else, and on the accounts of those whom it serves.
-    fn dispatch_flush(&mut self, id: IoId, now: Nanos) -> IoId {
-        if self.tree.active > 0 {
-            let own = (id, Sharer::Queued(self.entry(id).tag));
-            let mut leaves: Vec<(GroupId, usize)> = Vec::new();
-            for (flush, sharer) in std::mem::take(&mut self.sharers).into_iter().chain([own]) {
-                match sharer {
-                    Sharer::Queued(tag) if flush == id => {
-                        let owner = (tag.group, self.tree.leaf_for(tag));
-                        if !leaves.contains(&owner) {
-                            self.tree.note_served(owner.1, 0, now);
-                            self.sharers.push((id, Sharer::Charged(owner.1)));
-                            leaves.push(owner);
-                        }
-                    }
-                    other => self.sharers.push((flush, other)),
-                }
-            }
-            for &(group, leaf) in &leaves {
-                let among = leaves.iter().filter(|(g, _)| *g == group).count();
-                self.tree.charge(leaf, self.flush_cost() / among as u64);
-            }
-        }
-        self.dispatch(id, now)
-    }
-
     fn dispatch_from(&mut self, leaf: usize, now: Nanos) -> IoId {
         if self.turn.is_none() {
             self.tree.begin_turn(leaf);
@@ -306,17 +282,21 @@ impl Fair {
         let (&arrival, &id) = requests
             .first_key_value()
             .expect("the owner has one queued");
-        let Entry { bytes, flushes, .. } = *self.entry(id);
+        let entry = *self.entry(id);
         let durable = match self.options.charge {
-            Charge::Bytes if flushes > 0 => u64::from(flushes) * self.flush_cost(),
+            Charge::Bytes if entry.flushes > 0 => u64::from(entry.flushes) * self.flush_cost(),
             // A turn's time is measured whatever it does.
             Charge::Bytes | Charge::Time => 0,
         };
+        // A request without content costs the device something, too.
+        let cost = entry.bytes.max(512) + durable;
         self.tree.take(leaf, arrival, now);
-        self.tree.note_served(leaf, bytes, now);
+        self.tree.pass(leaf, cost, now);
+        let own = entry.leaf.expect("it stands in a queue");
+        self.tree.note_begun(own, entry.bytes);
+        let part = self.charge_others(id, leaf, cost, now);
         if let Some(turn) = &mut self.turn {
-            // A request without content costs the device something, too.
-            turn.bytes = turn.bytes.saturating_add(bytes.max(512) + durable);
+            turn.bytes = turn.bytes.saturating_add(part);
             turn.requests += 1;
         }
         self.dispatch(id, now)
@@ -379,13 +359,8 @@ impl Scheduler for Fair {
         entry.bytes += bytes;
     }
 
-    fn share(&mut self, id: IoId, tag: IoTag) {
-        let entry = self.entry(id);
-        assert!(
-            entry.queued && entry.flush,
-            "only queued FLUSHes are shared"
-        );
-        self.sharers.push((id, Sharer::Queued(tag)));
+    fn share(&mut self, id: IoId, tag: IoTag, now: Nanos) {
+        self.add_sharer(id, tag, now);
     }
 
     fn boost(&mut self, id: IoId, tag: IoTag, now: Nanos) -> Boost {
@@ -450,14 +425,7 @@ impl Scheduler for Fair {
         self.in_flight.count(entry.tag, entry.bytes, false);
         self.pace
             .end(entry.flushes, entry.bytes, entry.dispatched, now);
-        if entry.flush && !self.sharers.is_empty() {
-            for &(flush, sharer) in &self.sharers {
-                if let (true, Sharer::Charged(leaf)) = (flush == id, sharer) {
-                    self.tree.ended(leaf, now);
-                }
-            }
-            self.sharers.retain(|(flush, _)| *flush != id);
-        }
+        self.end_sharers(id, now);
         if let Some(leaf) = entry.leaf {
             self.tree.ended(leaf, now);
         }

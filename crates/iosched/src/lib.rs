@@ -76,9 +76,9 @@ pub trait Scheduler: Send {
     /// A queued request has absorbed a neighbour of `bytes` bytes.
     fn grow(&mut self, id: IoId, bytes: u64);
 
-    /// A queued FLUSH serves somebody of this tag, too.
-    fn share(&mut self, id: IoId, tag: IoTag) {
-        let _ = (id, tag);
+    /// A queued request is for somebody of this tag, too: a FLUSH, or what somebody waits for.
+    fn share(&mut self, id: IoId, tag: IoTag, now: Nanos) {
+        let _ = (id, tag, now);
     }
 
     /// Somebody waits for this request: raises its tag to `tag`, never lowers it.

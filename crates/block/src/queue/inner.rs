@@ -188,6 +188,17 @@ impl Inner {
         }
     }
 
+    pub(super) fn share(self: &Arc<Self>, ios: &[IoHandle], tags: &[IoTag]) {
+        let now = now();
+        let mut state = self.state.lock();
+        for io in ios {
+            for &tag in tags {
+                state.share(io.io().request(), tag, now);
+            }
+        }
+        self.pump(state, now);
+    }
+
     pub(super) fn raised(&self, tag: IoTag, waiter: IoTag) -> IoTag {
         if tag == waiter {
             return tag;

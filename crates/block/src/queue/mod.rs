@@ -207,6 +207,14 @@ impl Queue {
         self.inner.boost(io.io(), tag);
     }
 
+    /// Requests that the device does not have yet are for others, too, who wait for what their owner does:
+    /// they go as soon as those of the best placed of all, and are on the accounts of all.
+    pub fn share(&self, ios: &[IoHandle], tags: &[IoTag]) {
+        if !ios.is_empty() && !tags.is_empty() {
+            self.inner.share(ios, tags);
+        }
+    }
+
     /// What I/O of tag `now` becomes when a task of tag `waiter` waits for it: as urgent and on as good
     /// an account as either, by the policy's measure. `now` itself where boosting is switched off.
     pub fn raised(&self, now: IoTag, waiter: IoTag) -> IoTag {

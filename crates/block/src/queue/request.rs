@@ -117,7 +117,7 @@ pub(super) struct Request {
     pub dispatched: Instant,
     /// The number of its FLUSH, if it has one.
     pub flush: Option<u64>,
-    /// Whose else it is: of a FLUSH, those who joined it.
+    /// Whose else it is: of a FLUSH, those who joined it; those for whom its submitter works.
     pub sharers: Vec<IoTag>,
 }
 

@@ -73,7 +73,7 @@ fn flushes(bio: &Bio) -> u8 {
     u8::from(bio.op == Op::Flush) + u8::from(bio.preflush) + u8::from(bio.fua)
 }
 
-/// Of how many accounts a FLUSH is at most.
+/// Of how many accounts a request is at most.
 const MAX_SHARERS: usize = 64;
 
 fn nanos(at: Instant) -> Nanos {
@@ -184,7 +184,7 @@ impl State {
         let sharers = std::mem::take(&mut request.sharers);
         self.sched.insert(id.io_id(), io, nanos(now));
         for &tag in &sharers {
-            self.sched.share(id.io_id(), tag);
+            self.sched.share(id.io_id(), tag, nanos(now));
         }
         // Another policy may want to know them.
         self.living(id).sharers = sharers;
@@ -319,19 +319,27 @@ impl State {
         hold: Option<HoldKey>,
         now: Instant,
     ) {
-        let request = self.living(id);
-        request.merged.push(part);
-        // Most of them are one account's; whoever comes when there are many is not told apart.
-        if !request.sharers.contains(&tag) && request.sharers.len() < MAX_SHARERS {
-            request.sharers.push(tag);
-            if request.phase == Phase::Queued {
-                self.sched.share(id.io_id(), tag);
-            }
-        }
+        self.living(id).merged.push(part);
+        self.share(id, tag, now);
         self.recorder.flushes_joined += 1;
         self.raise(id, tag, now);
         if hold.is_none() {
             self.release_held(id, None, now);
+        }
+    }
+
+    /// A request is for somebody of this tag, too.
+    pub(super) fn share(&mut self, id: ReqId, tag: IoTag, now: Instant) {
+        let Some(request) = self.get(id) else { return };
+        // Most of them are one account's; whoever comes when there are many is not told apart.
+        let known = request.sharers.contains(&tag) || request.sharers.len() >= MAX_SHARERS;
+        if known || request.phase == Phase::Dispatched {
+            return;
+        }
+        let queued = request.phase == Phase::Queued;
+        self.living(id).sharers.push(tag);
+        if queued {
+            self.sched.share(id.io_id(), tag, nanos(now));
         }
     }
 

@@ -210,7 +210,8 @@ impl Daemon {
         let tag = batch.iter().fold(tag, better);
         // Changes under way that it has to wait for end in its name.
         let _acting = inherit::act_as(tag);
-        let result = fs.checkpoint(Reason::Sync, tag);
+        let for_whom: Vec<IoTag> = batch.iter().map(|request| request.tag).collect();
+        let result = fs.checkpoint_for(Reason::Sync, tag, &for_whom);
         let ended = now();
         let wait = |request: &Arc<Request>| millis(ended.since(request.queued));
         let waits: Vec<u64> = batch.iter().map(wait).collect();

@@ -180,6 +180,11 @@ impl F2fs {
     /// The device failed, now or earlier: nothing is acknowledged any more. `NoSpace`: the logs have no
     /// room for what changed; the volume goes on, and the last checkpoint counts.
     pub(crate) fn checkpoint(&self, reason: Reason, tag: IoTag) -> Result<()> {
+        self.checkpoint_for(reason, tag, &[])
+    }
+
+    /// The same by a task for others.
+    fn checkpoint_for(&self, reason: Reason, tag: IoTag, for_whom: &[IoTag]) -> Result<()> {
         let mut steps = Steps::begin();
         self.raise_checkpoint(tag);
         let one = self.checkpoints.one.lock();
@@ -194,7 +199,7 @@ impl F2fs {
                 false => Ok(()),
             };
         }
-        self.checkpoints.under_way.begin(tag);
+        self.checkpoints.under_way.begin(tag, for_whom);
         let result = self.write_checkpoint(reason, &mut steps);
         self.checkpoints.under_way.end();
         match &result {

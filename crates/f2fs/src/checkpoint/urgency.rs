@@ -6,6 +6,10 @@
 //! one that somebody waits for, and a merged one goes to a waiter of a better class (real-time). Heavier groups
 //! do not take it: the daemon comes and goes and is served at once, which their own backlog would not let it.
 //!
+//! What a merged one does is done for those who asked for it or wait for it: its writes and its FLUSHes go with
+//! the turn of the best placed of them and of the daemon, and are on the account of all (`Queue::share`). On
+//! the daemon's alone, all of them together had what one of them had without merging.
+//!
 //! With `nocheckpoint_merge` a checkpoint stays on its caller's account, as in the kernel: that is what
 //! merging is measured against.
 
@@ -22,8 +26,13 @@ pub struct UnderWay(Mutex<Inner>);
 struct Inner {
     /// What it is submitted as; `None`: there is none.
     tag: Option<IoTag>,
+    /// For whom a task writes it.
+    for_whom: Vec<IoTag>,
     ios: Vec<IoHandle>,
 }
+
+/// How many of those are told apart.
+const MOST: usize = 64;
 
 impl UnderWay {
     /// None.
@@ -31,9 +40,11 @@ impl UnderWay {
         Self(Mutex::new(Rank::Table, Inner::default()))
     }
 
-    /// One begins.
-    pub fn begin(&self, tag: IoTag) {
-        self.0.lock().tag = Some(tag);
+    /// One begins; `for_whom`: those who have asked a task for it.
+    pub fn begin(&self, tag: IoTag, for_whom: &[IoTag]) {
+        let inner = &mut *self.0.lock();
+        inner.tag = Some(tag);
+        inner.for_whom.extend(for_whom.iter().take(MOST));
     }
 
     /// It has ended.
@@ -66,6 +77,11 @@ impl F2fs {
         let merge = self.options.read().checkpoint_merge;
         let inner = &mut *self.checkpoints.under_way.0.lock();
         let Some(now) = inner.tag else { return };
+        let by_task = !inner.for_whom.is_empty();
+        if by_task && inner.for_whom.len() < MOST && !inner.for_whom.contains(&waiter) {
+            inner.for_whom.push(waiter);
+            self.queue.share(&inner.ios, &[waiter]);
+        }
         let raised = self.queue.raised(now, due(now, waiter, merge));
         if raised != now {
             inner.tag = Some(raised);
@@ -80,6 +96,7 @@ impl F2fs {
     pub(super) fn note_checkpoint_io(&self, ios: &[IoHandle], tag: IoTag) {
         let inner = &mut *self.checkpoints.under_way.0.lock();
         inner.ios.extend_from_slice(ios);
+        self.queue.share(ios, &inner.for_whom);
         if let Some(now) = inner.tag.filter(|now| *now != tag) {
             for io in ios {
                 self.queue.boost(io, now);

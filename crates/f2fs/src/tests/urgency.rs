@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::{GroupId, IoTag, OwnerId};
-use steadfs_block::{DeviceModel, ModelDevice, Policy, QueueSettings};
+use steadfs_block::{Bio, Buf, DeviceModel, ModelDevice, Policy, QueueSettings};
 use steadfs_cache::{CacheSizes, Why};
 use steadfs_rt::{now, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem};
@@ -27,7 +27,7 @@ const fn of_group(number: u32) -> IoTag {
 }
 
 fn world(options: &str, boost: bool) -> Arc<F2fs> {
-    let device = image(64 << 20, &FormatOptions::default()).unwrap();
+    let device = image(256 << 20, &FormatOptions::default()).unwrap();
     let model = DeviceModel {
         bytes_per_second: 10 << 20,
         latency: Duration::from_micros(500),
@@ -98,6 +98,72 @@ fn an_inline_checkpoint_stays_its_callers_but_not_in_the_background() {
     let (raised, bytes) = waits("nocheckpoint_merge", background, HEAVY);
     assert!(raised > 0, "somebody waits for it now");
     assert_eq!(bytes, 0, "but not on his account");
+}
+
+/// How many checkpoints two askers get in ten seconds, each in a group, beside somebody of a third who streams:
+/// waited for or not.
+fn asked(options: &str, groups: [u32; 3], waited: bool) -> [u64; 2] {
+    let options = options.to_owned();
+    let run = move || {
+        let fs = world(&options, true);
+        let until = now().0 + 10_000_000_000;
+        let (first, second) = (groups[0], groups[1]);
+        let askers = [(first, 10u32), (second, 20)].map(|(group, owner)| {
+            let fs = Arc::clone(&fs);
+            let tag = IoTag {
+                owner: OwnerId(owner),
+                ..of_group(group)
+            };
+            spawn("asker", move || {
+                let mut count = 0;
+                while now().0 < until {
+                    let cx = Cx {
+                        tag,
+                        ..Cx::default()
+                    };
+                    let name = format!("{owner} {count}");
+                    fs.mknod(&cx, fs.root(), name.as_bytes(), 0o100_644, 0)
+                        .unwrap();
+                    fs.request_checkpoint(tag).unwrap();
+                    // They do not come in step.
+                    sleep(Duration::from_micros(u64::from(owner) * 53));
+                    count += 1;
+                }
+                count
+            })
+        });
+        let tag = match waited {
+            true => of_group(groups[2]),
+            false => of_group(groups[2]).with_urgency(steadfs_base::Urgency::Background),
+        };
+        // As much as there may be under way, in the volume's middle, which nobody uses yet.
+        while now().0 < until {
+            let write =
+                |n: u64| Bio::write((128 << 20) + n * (128 << 10), vec![Buf::zeroed(64 << 10)]);
+            let ios: Vec<_> = (0..8).map(|n| fs.queue.submit(write(n), tag)).collect();
+            steadfs_block::wait_all(&ios).unwrap();
+        }
+        let counts = askers.map(steadfs_rt::JoinHandle::join);
+        fs.close().unwrap();
+        counts
+    };
+    sim::run(sim::Config::new(5), run).value
+}
+
+#[test]
+fn merging_takes_nothing_from_those_who_are_of_one_group() {
+    for waited in [false, true] {
+        for groups in [[1, 1, 1], [3, 3, 3], [1, 1, 3]] {
+            let merged = asked("checkpoint_merge", groups, waited);
+            let apart = asked("nocheckpoint_merge", groups, waited);
+            for (merged, apart) in merged.iter().zip(apart) {
+                assert!(
+                    merged * 20 >= apart * 19,
+                    "{groups:?} {waited}: {merged} {apart}"
+                );
+            }
+        }
+    }
 }
 
 /// How long the heavy group's fsync takes that comes after one of the light group, whose nodes it has to

@@ -1,5 +1,6 @@
 //! Single decisions by hand, shares against a modelled device, random histories against the rules.
 
+mod carried;
 mod histories;
 mod shares;
 

@@ -458,7 +458,14 @@ impl Tree {
                 leaf.raised = RAISED_FOR;
             }
         }
-        leaf.requests.insert(seq, id);
+        self.stand(at, seq, id, now);
+    }
+
+    /// The same for a request that is not the leaf's own: it tells nothing of how soon its owner comes back.
+    pub(super) fn stand(&mut self, at: usize, seq: u64, id: IoId, now: Nanos) {
+        let leaf = self.leaf_mut(at);
+        let before = leaf.requests.insert(seq, id);
+        debug_assert!(before.is_none(), "it stands there once");
         if !leaf.place.active {
             self.active += 1;
             self.activate(Child::Leaf(at));
@@ -503,8 +510,8 @@ impl Tree {
         }
     }
 
-    /// A request of a leaf goes to the device: its lines were served.
-    pub(super) fn note_served(&mut self, leaf: usize, bytes: u64, now: Nanos) {
+    /// A request of a leaf goes to the device.
+    pub(super) fn note_begun(&mut self, leaf: usize, bytes: u64) {
         let served = self.leaf_mut(leaf);
         served.in_flight += 1;
         served.served += bytes;
@@ -512,17 +519,54 @@ impl Tree {
         while let Some(place) = at {
             let group = self.group_mut(place.parent);
             group.served += bytes;
-            let lane = &mut group.lanes[place.lane];
-            (lane.since, lane.passed) = (now, 0);
-            for behind in &mut group.lanes[place.lane + 1..] {
-                behind.passed = behind.passed.saturating_add(bytes.max(512));
-            }
             at = group.place;
         }
     }
 
+    /// A leaf's lines are served, and pass those behind them.
+    pub(super) fn pass(&mut self, leaf: usize, cost: u64, now: Nanos) {
+        let mut at = Some(self.leaf(leaf).place);
+        while let Some(place) = at {
+            at = self.pass_in(place, cost, now);
+        }
+    }
+
+    fn pass_in(&mut self, place: Place, cost: u64, now: Nanos) -> Option<Place> {
+        let group = self.group_mut(place.parent);
+        let lane = &mut group.lanes[place.lane];
+        (lane.since, lane.passed) = (now, 0);
+        for behind in &mut group.lanes[place.lane + 1..] {
+            behind.passed = behind.passed.saturating_add(cost.max(512));
+        }
+        group.place
+    }
+
+    /// The same in the group of a leaf that was served by the turn of another, unless that one's line leads
+    /// through it.
+    pub(super) fn pass_beside(&mut self, leaf: usize, picked: usize, cost: u64, now: Nanos) {
+        let place = self.leaf(leaf).place;
+        let mut at = Some(self.leaf(picked).place);
+        while let Some(above) = at {
+            if above.parent == place.parent {
+                return;
+            }
+            at = self.group(above.parent).place;
+        }
+        self.pass_in(place, cost, now);
+    }
+
     /// Charges a leaf and its groups for service.
     pub(super) fn charge(&mut self, leaf: usize, cost: u64) {
+        self.charge_to(leaf, cost, false);
+    }
+
+    /// The same for service that came by another's turn: nobody is then further behind than one such service
+    /// would put him who was level. Whoever is carried by a heavy one would be in debt for long.
+    pub(super) fn charge_along(&mut self, leaf: usize, cost: u64) {
+        self.charge_to(leaf, cost, true);
+    }
+
+    fn charge_to(&mut self, leaf: usize, cost: u64, bounded: bool) {
         let owner = self.leaf_mut(leaf);
         let cheap = owner.raised.min(cost);
         owner.raised -= cheap;
@@ -531,13 +575,18 @@ impl Tree {
         let mut cost = cheap / RAISE + (cost - cheap);
         while let Some(mut place) = self.place(child) {
             let added = u128::from(cost) * SCALE / u128::from(place.weight);
+            let lane = &mut self.group_mut(place.parent).lanes[place.lane];
+            let most = match bounded {
+                true => place.start.max(lane.virtual_time + added),
+                false => u128::MAX,
+            };
+            let start = most.min(place.start + added);
             if place.active {
-                let lane = &mut self.group_mut(place.parent).lanes[place.lane];
                 lane.active.remove(&place.key());
-                place.start += added;
+                place.start = start;
                 lane.active.insert(place.key(), child);
             } else {
-                place.start += added;
+                place.start = start;
             }
             self.set_place(child, place);
             child = Child::Group(place.parent);

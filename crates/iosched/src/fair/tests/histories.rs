@@ -39,7 +39,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         8 => (tags(), 1..64u64).prop_map(|(tag, kib)| Step::Insert(tag, kib * KIB)),
         1 => tags().prop_map(Step::Flush),
-        1 => (any::<usize>(), tags()).prop_map(|(n, tag)| Step::Share(n, tag)),
+        3 => (any::<usize>(), tags()).prop_map(|(n, tag)| Step::Share(n, tag)),
         2 => (any::<usize>(), tags()).prop_map(|(n, tag)| Step::Boost(n, tag)),
         1 => any::<usize>().prop_map(Step::Grow),
         8 => Just(Step::Next),
@@ -58,6 +58,8 @@ struct Queued {
     flush: bool,
     /// Whether its tag is the one it came with.
     boosted: bool,
+    /// Whether it is for others, too.
+    shared: bool,
 }
 
 struct History {
@@ -79,6 +81,7 @@ impl History {
             tag: io.tag,
             flush: io.direction == Direction::Flush,
             boosted: false,
+            shared: false,
         });
     }
 
@@ -103,7 +106,7 @@ impl History {
         assert!(before.iter().all(|q| !q.flush), "it stood behind a FLUSH");
         let same = |q: &&Queued| LeafKey::of(q.tag) == LeafKey::of(went.tag) && !q.flush;
         assert!(
-            went.flush || before.iter().find(same).is_none(),
+            went.flush || went.shared || before.iter().find(same).is_none(),
             "arrival order of one owner's"
         );
         self.flying.push(went);
@@ -130,11 +133,10 @@ impl History {
         match step {
             Step::Insert(tag, bytes) => self.insert(write(tag, bytes)),
             Step::Flush(tag) => self.insert(flush(tag)),
-            Step::Share(n, tag) => {
-                let flushes: Vec<_> = self.queued.iter().filter(|q| q.flush).collect();
-                if !flushes.is_empty() {
-                    self.fair.share(IoId(flushes[n % flushes.len()].id), tag);
-                }
+            Step::Share(n, tag) if queued > 0 => {
+                let queued = &mut self.queued[n % queued];
+                queued.shared = true;
+                self.fair.share(IoId(queued.id), tag, Nanos(self.now));
             }
             Step::Boost(n, tag) if queued > 0 => self.boost(n % queued, tag),
             Step::Grow(n) if queued > 0 => {
@@ -179,6 +181,7 @@ impl History {
                 self.complete(0);
             }
         }
+        assert!(self.fair.sharers.is_empty(), "whom ended requests served");
     }
 }
 

@@ -4,24 +4,34 @@ use super::*;
 
 /// Somebody who keeps `outstanding` requests of `bytes` going and takes `think` before the next.
 #[derive(Clone, Copy, Debug)]
-struct Client {
+pub(super) struct Client {
     tag: IoTag,
     bytes: u64,
     outstanding: usize,
     think: u64,
+    /// For whom it works, too.
+    carries: &'static [IoTag],
 }
 
 impl Client {
-    fn of(tag: IoTag, bytes: u64, outstanding: usize) -> Self {
+    pub(super) fn of(tag: IoTag, bytes: u64, outstanding: usize) -> Self {
         Self {
             tag,
             bytes,
             outstanding,
             think: 0,
+            carries: &[],
         }
     }
 
-    fn thinking(self, think: u64) -> Self {
+    pub(super) fn carrying(self, carries: &[IoTag]) -> Self {
+        Self {
+            carries: carries.to_vec().leak(),
+            ..self
+        }
+    }
+
+    pub(super) fn thinking(self, think: u64) -> Self {
         Self { think, ..self }
     }
 }
@@ -36,19 +46,19 @@ struct Event {
 }
 
 /// A device of fixed speed that serves its requests one after the other, `depth` of them in it.
-struct World {
-    fair: Fair,
+pub(super) struct World {
+    pub(super) fair: Fair,
     depth: usize,
     nanos_per_kib: u64,
     clients: Vec<Client>,
     events: Vec<Event>,
 }
 
-const SPEED: u64 = 20; // MiB/s
-const WINDOW: u64 = 1000 * MS;
+pub(super) const SPEED: u64 = 20; // MiB/s
+pub(super) const WINDOW: u64 = 1000 * MS;
 
 impl World {
-    fn new(options: FairOptions, groups: &[(u32, u32, u32)], depth: usize) -> Self {
+    pub(super) fn new(options: FairOptions, groups: &[(u32, u32, u32)], depth: usize) -> Self {
         let mut fair = Fair::new(options);
         for &(id, parent, weight) in groups {
             fair.set_group(GroupId(id), GroupId(parent), weight);
@@ -62,7 +72,7 @@ impl World {
         }
     }
 
-    fn run(&mut self, clients: &[Client], until: u64) {
+    pub(super) fn run(&mut self, clients: &[Client], until: u64) {
         self.clients = clients.to_vec();
         // (time, client): a request comes.
         let mut coming: Vec<(u64, usize)> = Vec::new();
@@ -85,6 +95,9 @@ impl World {
                     write(clients[n].tag, clients[n].bytes),
                     Nanos(now),
                 );
+                for &tag in clients[n].carries {
+                    self.fair.share(IoId(id), tag, Nanos(now));
+                }
             }
             while flying.len() < self.depth
                 && let Some(id) = self.fair.next(Nanos(now))
@@ -120,7 +133,7 @@ impl World {
     }
 
     /// Bytes of each client that ended in a second from `from` on.
-    fn served(&self, from: u64) -> Vec<u64> {
+    pub(super) fn served(&self, from: u64) -> Vec<u64> {
         let mut served = vec![0; self.clients.len()];
         let inside = |e: &&Event| e.ended > from && e.ended <= from + WINDOW;
         for event in self.events.iter().filter(inside) {
@@ -133,7 +146,7 @@ impl World {
     /// as near as whole turns let it be (start-time fair queueing's own bound: one of its own, and the
     /// part of another's that is due to it).
     #[track_caller]
-    fn check(&self, until: u64, parts: &[f64]) {
+    pub(super) fn check(&self, until: u64, parts: &[f64]) {
         let whole: f64 = parts.iter().sum();
         for from in (300 * MS..until - WINDOW).step_by(37 * MS as usize) {
             let served = self.served(from);
@@ -155,13 +168,13 @@ impl World {
         }
     }
 
-    fn longest(&self, client: usize) -> u64 {
+    pub(super) fn longest(&self, client: usize) -> u64 {
         let of = |e: &&Event| e.client == client;
         let waits = self.events.iter().filter(of).map(|e| e.ended - e.came);
         waits.max().expect("it was served")
     }
 
-    fn longest_gap(&self, client: usize, until: u64) -> u64 {
+    pub(super) fn longest_gap(&self, client: usize, until: u64) -> u64 {
         let of = |e: &&Event| e.client == client;
         let mut ends: Vec<u64> = self.events.iter().filter(of).map(|e| e.ended).collect();
         ends.insert(0, 0);
@@ -173,7 +186,7 @@ impl World {
     }
 }
 
-const LONG: u64 = 6000 * MS;
+pub(super) const LONG: u64 = 6000 * MS;
 
 #[test]
 fn two_groups_get_five_to_one_whatever_they_do() {
