@@ -1,17 +1,29 @@
 //! A device in memory: for tests, and for replaying a journal that must not be written.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
 
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
 use steadfs_rt::{Mutex, Rank};
 
-use crate::{Bio, Device, Done, Geometry, IoError, Op};
+use crate::{Bio, BlockSource, Device, Done, Geometry, IoError, Op};
 
 const CHUNK: usize = 4096;
+/// Bytes that are read from or written to an image file at a time, a multiple of [`CHUNK`].
+const PART: usize = 1 << 20;
+
+/// Content by offset. Copies of a device share it until one of them writes.
+type Chunks = BTreeMap<u64, Arc<[u8; CHUNK]>>;
 
 /// A sparse device in memory whose writes are durable at once.
 pub struct MemDevice {
     geometry: Geometry,
-    chunks: Mutex<BTreeMap<u64, Box<[u8; CHUNK]>>>,
+    chunks: Mutex<Chunks>,
 }
 
 impl MemDevice {
@@ -38,6 +50,55 @@ impl MemDevice {
         device
     }
 
+    /// A device with the content of an image file. Holes are not read.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn load(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let size = file.metadata()?.len();
+        let device = Self::new(size);
+        let mut part = vec![0; PART];
+        let mut at = 0;
+        while let Some(data) = seek(&file, SeekFrom::Data(at))? {
+            let hole = seek(&file, SeekFrom::Hole(data))?.unwrap_or(size);
+            at = data;
+            while at < hole {
+                let len = PART.min(usize::try_from(hole - at).unwrap_or(PART));
+                file.read_exact_at(&mut part[..len], at)?;
+                device.write(at, &part[..len]);
+                at += len as u64;
+            }
+        }
+        Ok(device)
+    }
+
+    /// Makes the file at `path` an image with the device's content; what is zero becomes holes.
+    ///
+    /// # Errors
+    /// The file cannot be made or written.
+    pub fn save(&self, path: &Path) -> io::Result<()> {
+        let file = File::create(path)?;
+        file.set_len(self.geometry.size)?;
+        // Not under the lock: a simulated task must not wait for the host there.
+        let chunks = self.chunks.lock().clone();
+        let mut run: Vec<u8> = Vec::new();
+        let mut start = 0;
+        for (&at, chunk) in &chunks {
+            if **chunk == [0; CHUNK] {
+                continue;
+            }
+            if start + run.len() as u64 != at || run.len() >= PART {
+                file.write_all_at(&run, start)?;
+                run.clear();
+                start = at;
+            }
+            let len = CHUNK.min(usize::try_from(self.geometry.size - at).unwrap_or(CHUNK));
+            run.extend_from_slice(&chunk[..len]);
+        }
+        file.write_all_at(&run, start)
+    }
+
     /// The whole content.
     pub fn to_bytes(&self) -> Vec<u8> {
         let size = usize::try_from(self.geometry.size).expect("an image in memory fits memory");
@@ -46,7 +107,7 @@ impl MemDevice {
         out
     }
 
-    /// Another device with the content that this one has now.
+    /// Another device with the content that this one has now. What neither writes is held once.
     pub fn copy(&self) -> Self {
         let chunks = self.chunks.lock().clone();
         Self {
@@ -75,8 +136,8 @@ impl MemDevice {
             if part.iter().all(|&b| b == 0) && !chunks.contains_key(&at) {
                 continue;
             }
-            let chunk = chunks.entry(at).or_insert_with(|| Box::new([0; CHUNK]));
-            chunk[within..within + part.len()].copy_from_slice(part);
+            let chunk = chunks.entry(at).or_insert_with(|| Arc::new([0; CHUNK]));
+            Arc::make_mut(chunk)[within..within + part.len()].copy_from_slice(part);
         }
     }
 
@@ -90,7 +151,7 @@ impl MemDevice {
             if at == base && upto == base + CHUNK as u64 {
                 chunks.remove(&base);
             } else if let Some(chunk) = chunks.get_mut(&base) {
-                chunk[(at - base) as usize..(upto - base) as usize].fill(0);
+                Arc::make_mut(chunk)[(at - base) as usize..(upto - base) as usize].fill(0);
             }
             at = upto;
         }
@@ -120,6 +181,31 @@ impl MemDevice {
     }
 }
 
+/// A look at where data or a hole begins; `None` when there is none any more.
+fn seek(file: &File, from: SeekFrom) -> io::Result<Option<u64>> {
+    match rustix::fs::seek(file, from) {
+        Ok(at) => Ok(Some(at)),
+        Err(Errno::NXIO) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// What a checker reads: the device as it is, without a queue.
+impl BlockSource for MemDevice {
+    fn size_bytes(&self) -> u64 {
+        self.geometry.size
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(buf.len() as u64);
+        if end.is_none_or(|end| end > self.geometry.size) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Self::read(self, offset, buf);
+        Ok(())
+    }
+}
+
 /// The chunks a range touches: (chunk's offset, offset within it, range of the caller's bytes).
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
@@ -144,5 +230,52 @@ impl Device for MemDevice {
     fn start(&self, mut bio: Bio, done: Done) {
         let result = self.run(&mut bio);
         done(bio, result);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_file_has_what_the_device_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        // Ends within a chunk; has whole zero chunks, a run longer than a part, and zeros that were written.
+        let size = (3 * PART + 1024) as u64;
+        let device = MemDevice::new(size);
+        device.write(100, &[1; 7]);
+        device.write(2 * CHUNK as u64 - 1, &vec![2; PART + CHUNK]);
+        device.write(size - 600, &[3; 600]);
+        device.write(100, &[0; 7]);
+        device.save(&path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        assert!(bytes == device.to_bytes());
+        assert!(MemDevice::load(&path).unwrap().to_bytes() == bytes);
+        assert!(MemDevice::from_bytes(&bytes).to_bytes() == bytes);
+
+        // A longer file that was there before is cut and forgotten.
+        let small = MemDevice::new(512);
+        small.save(&path).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), [0; 512]);
+        assert_eq!(MemDevice::load(&path).unwrap().to_bytes(), [0; 512]);
+    }
+
+    #[test]
+    fn copies_change_alone() {
+        let device = MemDevice::new(4 * CHUNK as u64);
+        device.write(10, b"before");
+        let copy = device.copy();
+        copy.write(12, b"X");
+        device.zero(0, 11);
+        let read = |device: &MemDevice| {
+            let mut out = [0; 6];
+            device.read(10, &mut out);
+            out
+        };
+        assert_eq!((&read(&device), &read(&copy)), (b"\0efore", b"beXore"));
+        let mut beyond = [0; 2];
+        let end = 4 * CHUNK as u64 - 1;
+        assert!(BlockSource::read(&copy, end, &mut beyond).is_err());
     }
 }

@@ -550,7 +550,6 @@ fn journal_map(queue: &Arc<Queue>, sb: &Superblock) -> Result<JournalMap> {
 
 #[cfg(test)]
 mod tests {
-    use steadfs_block::MemDevice;
 
     use super::*;
     use crate::disk::test_images::Image;
@@ -559,7 +558,7 @@ mod tests {
     fn transactions_of_a_large_log_fit_a_small_memory() {
         let options = ["-t", "ext4", "-b", "4096", "-J", "size=32"];
         let image = Image::make(&options, "96M");
-        let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+        let device = image.device();
         let credits = |cache: u64| {
             let device = Arc::clone(&device) as _;
             let opened = Ext4::open(device, MountOptions::default(), CacheSizes::of(cache));

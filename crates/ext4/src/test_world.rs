@@ -1,7 +1,5 @@
 //! A mounted volume in memory, for the tests of this crate: made by `mke2fs`, judged by `e2fsck`.
 
-use std::fs;
-use std::process::Command;
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
@@ -9,7 +7,7 @@ use steadfs_block::MemDevice;
 use steadfs_vfs::{Attr, Cx, DirEntry, FsError, Result};
 
 use crate::CacheSizes;
-use crate::disk::test_images::Image;
+use crate::disk::test_images::{Image, judge};
 use crate::fs::Ext4;
 use crate::options::MountOptions;
 
@@ -35,7 +33,7 @@ impl World {
     }
 
     pub(crate) fn open_with(image: Image, options: MountOptions) -> Self {
-        let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+        let device = image.device();
         let fs = mount(&device, options).unwrap();
         let cx = Cx {
             fsetid: true,
@@ -60,7 +58,7 @@ impl World {
     }
 
     fn judge(self) -> Image {
-        fs::write(self.image.path(), self.device.to_bytes()).unwrap();
+        self.device.save(&self.image.path()).unwrap();
         check(&self.image);
         self.image
     }
@@ -73,12 +71,12 @@ impl World {
     /// Copies the device as a power cut after a sync would leave it, without unmounting.
     pub(crate) fn cut_power(&self) -> Arc<MemDevice> {
         self.fs.sync_volume(&self.cx).unwrap();
-        Arc::new(MemDevice::from_bytes(&self.device.to_bytes()))
+        Arc::new(self.device.copy())
     }
 
     /// Copies the device as a power cut now would leave it.
     pub(crate) fn cut_power_now(&self) -> Arc<MemDevice> {
-        Arc::new(MemDevice::from_bytes(&self.device.to_bytes()))
+        Arc::new(self.device.copy())
     }
 
     /// Mounts what a power cut left: journal and orphans are worked off.
@@ -154,13 +152,12 @@ fn mount(device: &Arc<MemDevice>, options: MountOptions) -> Result<Arc<Ext4>, Fs
 
 /// `e2fsck -fn` finds nothing, and neither does our own checker.
 pub(crate) fn check(image: &Image) {
-    let report = crate::check::check(&image.bytes(), &crate::check::Options::default());
+    let report = crate::check::check(&*image.device(), &crate::check::Options::default());
     assert!(report.is_clean(), "{:?}", report.issues);
-    let output = Command::new("e2fsck")
+    let output = judge("e2fsck")
         .args(["-fn", image.path().to_str().unwrap()])
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .output()
-        .expect("e2fsck is needed by this test");
+        .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "e2fsck: {said}");
 }

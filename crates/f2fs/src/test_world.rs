@@ -1,8 +1,6 @@
 //! A mounted volume in memory, for the tests of this crate: judged by fsck.f2fs and by our own checker.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::process::Command;
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
@@ -216,17 +214,15 @@ impl World {
 
 /// fsck.f2fs finds nothing, and neither does our own checker.
 fn judge(device: &MemDevice) {
-    let bytes = device.to_bytes();
-    let report = crate::check::check(&bytes, &crate::check::Options::default());
+    let report = crate::check::check(device, &crate::check::Options::default());
     assert!(report.is_clean(), "{:?}", report.issues);
     let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(file.path(), &bytes).unwrap();
-    let out = Command::new("fsck.f2fs")
+    device.save(file.path()).unwrap();
+    let out = crate::disk::test_images::judge("fsck.f2fs")
         .args(["-f", "--dry-run"])
         .arg(file.path())
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .output()
-        .expect("fsck.f2fs is needed by this test");
+        .unwrap();
     let said = String::from_utf8_lossy(&out.stdout);
     let bad = said.contains("[FAIL]") || said.contains("ASSERT") || said.contains("[FIX]");
     assert!(out.status.success() && !bad, "{said}");

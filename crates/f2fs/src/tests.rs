@@ -73,7 +73,7 @@ fn mount_device(device: &Arc<MemDevice>) -> steadfs_vfs::Result<Arc<F2fs>> {
 }
 
 fn mount(image: &Image) -> Arc<F2fs> {
-    mount_bytes(&fs::read(image.path()).unwrap()).unwrap()
+    mount_device(&image.device()).unwrap()
 }
 
 /// The names in a directory, through listings of a few entries each.
@@ -252,10 +252,7 @@ fn what_is_refused_says_why() {
 #[test]
 fn volumes_that_are_only_read() {
     let image = Image::make(&["-O", "extra_attr,casefold", "-C", "utf8"], 64);
-    let bytes = fs::read(image.path()).unwrap();
-    let device = MemDevice::new(bytes.len() as u64);
-    device.write(0, &bytes);
-    let (fs, report) = F2fs::open(Arc::new(device), read_only(), CacheSizes::of(64 << 20)).unwrap();
+    let (fs, report) = F2fs::open(image.device(), read_only(), CacheSizes::of(64 << 20)).unwrap();
     assert_eq!(report.read_only_because, ["casefold"]);
     let cx = Cx::default();
     assert_eq!(

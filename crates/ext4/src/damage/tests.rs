@@ -1,8 +1,5 @@
 //! Damage that is noted, and the smallest volumes on which damage once did harm.
 
-use std::sync::Arc;
-
-use steadfs_block::MemDevice;
 use steadfs_vfs::{FileSystem, SetAttr};
 
 use super::*;
@@ -118,7 +115,7 @@ fn edit(image: &Image, change: impl FnOnce(&mut [u8])) {
 }
 
 fn opened(image: &Image) -> Result<()> {
-    let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+    let device = image.device();
     let sizes = CacheSizes::of(8 << 20);
     let opened = Ext4::open(device, MountOptions::default(), sizes);
     opened.map(|(fs, _)| fs.close().unwrap())

@@ -1,7 +1,6 @@
 //! Random operations on one file against a vector of bytes, on every kind of map and block size; the
 //! image is judged by e2fsck.
 
-use std::process::Command;
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
@@ -36,8 +35,8 @@ fn open(device: &Arc<MemDevice>, options: &str) -> Arc<Ext4> {
 }
 
 fn judge(device: &MemDevice, image: &Image, what: &str) {
-    std::fs::write(image.path(), device.to_bytes()).unwrap();
-    let output = Command::new("/sbin/e2fsck")
+    device.save(&image.path()).unwrap();
+    let output = crate::disk::test_images::judge("e2fsck")
         .args(["-fn"])
         .arg(image.path())
         .output()
@@ -182,7 +181,7 @@ fn torture(options: &[&str], mount: &str, seed: u64) {
     let extents = !options.contains(&"ext2")
         && !options.contains(&"ext3")
         && !options.contains(&"^extents,^64bit");
-    let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+    let device = image.device();
     let mut model = Model {
         bytes: Vec::new(),
         random: Random::new(seed),
@@ -250,7 +249,7 @@ fn a_full_volume_keeps_what_it_took() {
         ["-t", "ext4", "-b", "4096"],
     ] {
         let image = image_with_file(&options, "8M");
-        let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+        let device = image.device();
         let cx = Cx {
             uid: 1000,
             ..Cx::default()

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
+use steadfs_block::MemDevice;
 use tempfile::TempDir;
 
 use super::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
@@ -14,13 +16,19 @@ pub(crate) struct Image {
     dir: TempDir,
 }
 
+/// A judge to be started. A whole path, because a name is looked for after a fork, which copies the page
+/// tables of a process full of images.
+pub(crate) fn judge(program: &str) -> Command {
+    let path = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+        .map(|dir| Path::new(dir).join(program))
+        .into_iter()
+        .find(|path| path.is_file());
+    Command::new(path.unwrap_or_else(|| panic!("{program} is needed by this test")))
+}
+
 /// Runs a judge; its standard output. Panics when it is missing or fails.
 pub(crate) fn run(program: &str, args: &[&str]) -> String {
-    let output = Command::new(program)
-        .args(args)
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .output()
-        .unwrap_or_else(|e| panic!("{program} is needed by this test: {e}"));
+    let output = judge(program).args(args).output().unwrap();
     assert!(
         output.status.success(),
         "{program} {args:?}: {}",
@@ -47,12 +55,22 @@ impl Image {
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let image = Self { dir };
-        fs::write(image.path(), bytes).unwrap();
+        image.fill(bytes);
         image
+    }
+
+    /// Gives the image these bytes instead of its own.
+    pub(crate) fn fill(&self, bytes: &[u8]) {
+        MemDevice::from_bytes(bytes).save(&self.path()).unwrap();
     }
 
     pub(crate) fn path(&self) -> PathBuf {
         self.dir.path().join("image")
+    }
+
+    /// A device with the image's content.
+    pub(crate) fn device(&self) -> Arc<MemDevice> {
+        Arc::new(MemDevice::load(&self.path()).unwrap())
     }
 
     /// A path next to the image.

@@ -158,8 +158,8 @@ fn the_journals_checksums_are_as_asked() {
         let found = world.fs.txns.journal().unwrap().checksum();
         assert_eq!(format!("{found:?}"), wanted, "{mkfs} {list}");
         // What was logged so is replayed, by us and by e2fsck.
-        std::fs::write(world.image.path(), device.to_bytes()).unwrap();
-        let judge = std::process::Command::new("/sbin/e2fsck")
+        device.save(&world.image.path()).unwrap();
+        let judge = crate::disk::test_images::judge("e2fsck")
             .arg("-fy")
             .arg(world.image.path())
             .output()

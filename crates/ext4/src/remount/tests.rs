@@ -96,7 +96,7 @@ fn judge(image: &Image, device: &MemDevice) -> Superblock {
 fn writable_read_only_and_back() {
     for options in [EXT4, &["-t", "ext3"], &["-t", "ext2"]] {
         let image = Image::make(options, "32M");
-        let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+        let device = image.device();
         let fs = open(Arc::clone(&device) as _, "");
         for round in 0..3 {
             let name = format!("file{round}");
@@ -150,7 +150,7 @@ fn unlinked_files_in_use_keep_a_volume_writable() {
 }
 
 fn remount_while_in_use(image: &Image) {
-    let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+    let device = image.device();
     let fs = open(Arc::clone(&device) as _, "");
     write(&fs, b"file", b"content").unwrap();
     let attr = FileSystem::lookup(&*fs, &cx(), ROOT, b"file").unwrap();
@@ -173,7 +173,7 @@ fn remount_while_in_use(image: &Image) {
 #[test]
 fn writers_lose_nothing_when_the_volume_becomes_read_only() {
     let image = Image::make(EXT4, "64M");
-    let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+    let device = image.device();
     let fs = open(Arc::clone(&device) as _, "");
     let taken: Arc<Mutex<Vec<(String, usize)>>> = Arc::new(Mutex::new(Rank::Leaf, Vec::new()));
     let writers: Vec<_> = (0..4)
@@ -199,7 +199,7 @@ fn writers_lose_nothing_when_the_volume_becomes_read_only() {
         sleep(Duration::from_millis(1));
     }
     fs.remount(&cx(), "ro").unwrap();
-    let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+    let copy = Arc::new(device.copy());
     for writer in writers {
         writer.join();
     }
@@ -245,11 +245,11 @@ fn what_must_stay_read_only_says_why() {
         assert_eq!(write(fs, b"no", b""), Err(FsError::ReadOnly));
     };
     let image = Image::make(&["-t", "ext4", "-O", "inline_data"], "32M");
-    let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+    let device = image.device();
     refused(&open(device, "ro"), "inline_data");
 
     let image = Image::make(EXT4, "32M");
-    let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+    let device = image.device();
     refused(
         &open(Reluctant::new(&device, false), "ro"),
         "write-protected",
@@ -352,7 +352,7 @@ fn background_reclaim_follows_its_option() {
 #[test]
 fn background_reclaim_needs_a_journal() {
     let image = Image::make(&["-t", "ext4", "-O", "^has_journal"], "16M");
-    let device = Arc::new(MemDevice::from_bytes(&image.bytes()));
+    let device = image.device();
     for list in ["async_checkpoint", "ro,async_checkpoint=30"] {
         let options = MountOptions::parse(list).unwrap();
         let opened = Ext4::open(Arc::clone(&device) as _, options, CacheSizes::of(16 << 20));

@@ -23,8 +23,7 @@ fn volume_with_file(features: &str, mib: u64) -> Arc<MemDevice> {
     std::fs::write(dir.path().join("file"), b"").unwrap();
     let image = Image::make(&["-O", features], mib);
     image.load(dir.path(), &[]);
-    let bytes = std::fs::read(image.path()).unwrap();
-    Arc::new(MemDevice::from_bytes(&bytes))
+    image.device()
 }
 
 fn open(device: &Arc<MemDevice>, options: &str) -> Arc<F2fs> {

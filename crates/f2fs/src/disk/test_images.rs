@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
+use steadfs_block::MemDevice;
 use tempfile::TempDir;
 
 use super::checkpoint::CpFlags;
@@ -30,13 +32,19 @@ pub(crate) struct Image {
     dir: TempDir,
 }
 
+/// A judge to be started. A whole path, because a name is looked for after a fork, which copies the page
+/// tables of a process full of images.
+pub(crate) fn judge(program: &str) -> Command {
+    let path = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+        .map(|dir| Path::new(dir).join(program))
+        .into_iter()
+        .find(|path| path.is_file());
+    Command::new(path.unwrap_or_else(|| panic!("{program} is needed by this test")))
+}
+
 /// Runs a judge; its standard output. Panics when it is missing or fails.
 pub(crate) fn run(program: &str, args: &[&str]) -> String {
-    let output = Command::new(program)
-        .args(args)
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .output()
-        .unwrap_or_else(|e| panic!("{program} is needed by this test: {e}"));
+    let output = judge(program).args(args).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     // sload.f2fs shows its progress for ever: the end is what matters.
     let said = text.get(text.len().saturating_sub(400)..).unwrap_or(&text);
@@ -74,6 +82,11 @@ impl Image {
 
     pub(crate) fn path(&self) -> PathBuf {
         self.dir.path().join("image")
+    }
+
+    /// A device with the image's content.
+    pub(crate) fn device(&self) -> Arc<MemDevice> {
+        Arc::new(MemDevice::load(&self.path()).unwrap())
     }
 
     /// A path next to the image.

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Command;
 
 use rustix::fs::{SeekFrom, seek};
 use steadfs_base::InodeNo;
@@ -55,11 +54,10 @@ fn options(args: &[&str]) -> Result<FormatOptions, FormatError> {
 }
 
 fn judge(program: &str, args: &[&str]) -> (bool, String) {
-    let output = Command::new(program)
+    let output = crate::disk::test_images::judge(program)
         .args(args)
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .output()
-        .unwrap_or_else(|e| panic!("{program} is needed by this test: {e}"));
+        .unwrap();
     let said = [output.stdout, output.stderr].concat();
     (
         output.status.success(),

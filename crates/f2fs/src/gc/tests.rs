@@ -35,8 +35,7 @@ fn volume(args: &[&str], mib: u64) -> Arc<MemDevice> {
     }
     let image = Image::make(args, mib);
     image.load(dir.path(), &[]);
-    let bytes = std::fs::read(image.path()).unwrap();
-    Arc::new(MemDevice::from_bytes(&bytes))
+    image.device()
 }
 
 fn open(device: &Arc<MemDevice>, options: &str, write: bool) -> Arc<F2fs> {

@@ -1,7 +1,5 @@
 //! Checkpoints of changes made by hand, judged by fsck.f2fs and by a mount that reads.
 
-use std::fs;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -24,12 +22,12 @@ use crate::space::Need;
 /// Lets fsck.f2fs look at a device.
 pub(crate) fn judge(device: &MemDevice) {
     let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(file.path(), device.to_bytes()).unwrap();
-    let out = Command::new("fsck.f2fs")
+    device.save(file.path()).unwrap();
+    let out = crate::disk::test_images::judge("fsck.f2fs")
         .args(["-f", "--dry-run"])
         .arg(file.path())
         .output()
-        .expect("fsck.f2fs is installed");
+        .unwrap();
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     let bad = text.contains("[FAIL]") || text.contains("ASSERT") || text.contains("[FIX]");
     assert!(out.status.success() && !bad, "{text}");
@@ -145,7 +143,7 @@ fn files_reach_the_device_with_each_checkpoint() {
         }
         fs.checkpoint(Reason::Sync, tag).unwrap();
         fs.segments().check();
-        let image = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+        let image = Arc::new(device.copy());
         judge(&image);
         let reader = mount_device(&image).unwrap();
         for (name, blocks) in &files {
@@ -205,7 +203,7 @@ fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
     write_block(&fs, &new, 925);
     let last = fs.slot(&new, 925, tag).unwrap();
     sync(&new, Barrier::Ordered);
-    let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+    let copy = Arc::new(device.copy());
     let reader = mount_device(&copy).unwrap();
     check_file(&reader, b"new", 930);
     let ino = reader
@@ -216,7 +214,7 @@ fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
     write_block(&fs, &old, 5);
     write_block(&fs, &old, 990);
     let found = |blocks: u64| {
-        let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+        let copy = Arc::new(device.copy());
         judge(&copy);
         let reader = mount_device(&copy).unwrap();
         check_file(&reader, b"old", 1000);
@@ -300,7 +298,7 @@ fn cutting_frees_everything_behind_in_bounded_steps() {
     assert_eq!(marks.map(named).iter().filter(|x| **x).count(), 6);
     fs.checkpoint(Reason::Sync, tag).unwrap();
     assert_eq!(fs.space.counts().freed_nodes, 0);
-    let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+    let copy = Arc::new(device.copy());
     judge(&copy);
     assert!(cut(own + direct, 100));
     assert_eq!(marks.map(named).iter().filter(|x| **x).count(), 2);
@@ -338,7 +336,7 @@ fn a_mount_for_writing_makes_what_recovery_finds_its_own() {
     // Not synced: gone.
     write_block(&fs, &old, 6);
     let wanted: Vec<_> = (0..1000).map(|n| fs.slot(&old, n, tag).unwrap()).collect();
-    let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+    let copy = Arc::new(device.copy());
     for (round, files) in [2, 0].into_iter().enumerate() {
         let options = crate::MountOptions::parse("").unwrap();
         let sizes = crate::CacheSizes::of(64 << 20);
@@ -353,7 +351,7 @@ fn a_mount_for_writing_makes_what_recovery_finds_its_own() {
         assert_eq!(same.count(), 999);
         fs.segments().check();
         // A crash right behind recovery, then an unmount.
-        judge(&MemDevice::from_bytes(&copy.to_bytes()));
+        judge(&copy.copy());
         if round == 1 {
             fs.unmount().unwrap();
             judge(&copy);

@@ -125,8 +125,7 @@ fn use_it(fs: &F2fs, random: &mut Random) {
     }
 }
 
-fn run(bytes: &[u8], random: &mut Random) -> bool {
-    let device = Arc::new(MemDevice::from_bytes(bytes));
+fn run(device: Arc<MemDevice>, random: &mut Random) -> bool {
     let options = MountOptions::parse("background_gc=off").unwrap();
     let Ok((fs, _)) = F2fs::open(device, options, CacheSizes::of(8 << 20)) else {
         return false;
@@ -148,11 +147,13 @@ fn sweep(places: impl Fn(&Opened) -> Vec<u32>, seal: bool, seed: u64) {
     let nids = opened.nids();
     let mut random = Random::new(seed);
     let mut mounted = 0;
+    let good = MemDevice::from_bytes(&opened.bytes);
     for _ in 0..cases() {
-        let mut bytes = opened.bytes.clone();
+        let bad = good.copy();
         for _ in 0..1 + random.below(4) {
-            let at = places[random.below(places.len())] as usize * BLOCK_SIZE;
-            let block = &mut bytes[at..at + BLOCK_SIZE];
+            let at = u64::from(places[random.below(places.len())]) * BLOCK_SIZE as u64;
+            let block = &mut [0; BLOCK_SIZE];
+            bad.read(at, block);
             for _ in 0..1 + random.below(8) {
                 let value = match random.below(6) {
                     0 => [0xff; 4],
@@ -172,8 +173,9 @@ fn sweep(places: impl Fn(&Opened) -> Vec<u32>, seal: bool, seed: u64) {
             if seal && node::Footer::parse(block).offset == 0 {
                 inode::seal(&layout, block);
             }
+            bad.write(at, block);
         }
-        mounted += u32::from(run(&bytes, &mut random));
+        mounted += u32::from(run(Arc::new(bad), &mut random));
     }
     assert!(mounted > 0, "no damage let itself be mounted");
 }

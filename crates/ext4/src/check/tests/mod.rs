@@ -8,7 +8,6 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
 
 use super::*;
 use crate::disk::test_images::{Image, run};
@@ -71,11 +70,10 @@ fn populated(options: &[&str], size: &str) -> Image {
 
 /// Exit code of a judge and what it said.
 fn judge(program: &str, args: &[&str]) -> (i32, String) {
-    let output = Command::new(program)
+    let output = crate::disk::test_images::judge(program)
         .args(args)
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .output()
-        .unwrap_or_else(|e| panic!("{program} is needed by this test: {e}"));
+        .unwrap();
     let code = output.status.code().expect("the judge was not killed");
     (code, String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -86,7 +84,7 @@ fn e2fsck(path: &Path) -> (i32, String) {
 }
 
 fn check_image(image: &Image) -> Report {
-    check(&image.bytes(), &Options::default())
+    check(&*image.device(), &Options::default())
 }
 
 #[track_caller]

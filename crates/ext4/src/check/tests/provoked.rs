@@ -738,7 +738,7 @@ fn run_cases(cases: &[Case], failures: &mut Vec<String>) -> BTreeSet<&'static st
         (case.damage)(&mut damage);
         let report = check(&damage.bytes, &Options::default());
         let found = report.issues.iter().any(|issue| kind(issue) == case.kind);
-        fs::write(damage.image.path(), &damage.bytes).unwrap();
+        damage.image.fill(&damage.bytes);
         let (code, words) = e2fsck(&damage.image.path());
         let agrees = code != 0 || case.judge != Agrees;
         if !found || !agrees {

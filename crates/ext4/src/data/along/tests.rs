@@ -24,7 +24,7 @@ fn lone_flushes(fs: &Ext4) -> u64 {
 
 fn volume() -> (Arc<MemDevice>, Arc<Ext4>) {
     let image = Image::make(&["-t", "ext4"], "32M");
-    let device = Arc::new(MemDevice::from_bytes(&std::fs::read(image.path()).unwrap()));
+    let device = image.device();
     let options = MountOptions::parse("").unwrap();
     let shared = Arc::clone(&device) as Arc<dyn Device>;
     let fs = Ext4::open(shared, options, CacheSizes::of(4 << 20))

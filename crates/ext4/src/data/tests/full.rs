@@ -42,7 +42,7 @@ impl Full {
     fn new(mkfs: &[&str], mount: &str) -> Self {
         let image = image_with_file(mkfs, "8M");
         let device = Arc::new(Failing {
-            inner: Arc::new(MemDevice::from_bytes(&image.bytes())),
+            inner: image.device(),
             fails: AtomicBool::new(false),
         });
         let options = MountOptions::parse(mount).unwrap();

@@ -6,19 +6,16 @@ mod flips;
 mod provoked;
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use super::*;
-use crate::disk::test_images::{Image, LOAD_FEATURES};
+use crate::disk::test_images::{Image, LOAD_FEATURES, judge};
 
 /// What `fsck.f2fs --dry-run` says of an image file: its exit code (0 is clean) and its words.
 fn fsck(path: &Path) -> (i32, String) {
-    let output = Command::new("fsck.f2fs")
+    let output = judge("fsck.f2fs")
         .args(["--dry-run", path.to_str().unwrap()])
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .stdin(Stdio::null())
         .output()
-        .unwrap_or_else(|e| panic!("fsck.f2fs is needed by this test: {e}"));
+        .unwrap();
     let code = output.status.code().unwrap_or(-1);
     (code, String::from_utf8_lossy(&output.stdout).into_owned())
 }

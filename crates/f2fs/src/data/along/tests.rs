@@ -57,8 +57,7 @@ fn files_written_before_share_flushes_and_all_survive() {
 }
 
 fn share_flushes() {
-    let bytes = std::fs::read(Image::make(&[], 64).path()).unwrap();
-    let device = Arc::new(MemDevice::from_bytes(&bytes));
+    let device = Image::make(&[], 64).device();
     let fs = open(&device);
     let cx = Cx::default();
     let files = written(&fs, 0, 100);
@@ -74,7 +73,7 @@ fn share_flushes() {
 
     // What nobody called fsync for is not there after a crash; all else is.
     written(&fs, 100, 1);
-    let copy = Arc::new(MemDevice::from_bytes(&device.to_bytes()));
+    let copy = Arc::new(device.copy());
     judge(&copy);
     let after = open(&copy);
     for n in 0..100 {
@@ -100,8 +99,7 @@ fn a_file_synced_at_once_takes_nobody_along() {
 }
 
 fn synced_at_once() {
-    let bytes = std::fs::read(Image::make(&[], 64).path()).unwrap();
-    let device = Arc::new(MemDevice::from_bytes(&bytes));
+    let device = Image::make(&[], 64).device();
     let fs = open(&device);
     let waiting = written(&fs, 0, 1);
     for n in 1..6 {
