@@ -151,7 +151,7 @@ impl Ext4 {
         {
             // Nine bits.
             mode = mode & !NINE | access.mode_bits() as u16;
-            if !cx.fsetid && cx.gid != core.gid && !cx.groups.contains(&core.gid) {
+            if !cx.may_keep_group(core.gid) {
                 mode &= !SET_GROUP_ID;
             }
             acl = acl.filter(|access| !access.is_trivial());

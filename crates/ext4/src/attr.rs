@@ -9,10 +9,6 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
 
-const SET_USER_ID: u16 = 0o4000;
-const SET_GROUP_ID: u16 = 0o2000;
-const GROUP_EXECUTE: u16 = 0o010;
-
 /// Flags that users may change (`EXT4_FL_USER_MODIFIABLE` without what this program does not change:
 /// mapping, data journaling, case folding): the first eight (secure deletion to no access time), no
 /// tail merging (0x8000), and those of directories.
@@ -51,7 +47,7 @@ impl Ext4 {
         let wide = core.has_wide_times();
         let now = self.now(&core);
         if set.kill_priv || (chown && inode.kind() != FileKind::Directory) {
-            self.drop_privileges(&mut handle, inode, &mut core)?;
+            self.drop_privileges(cx, &mut handle, inode, &mut core)?;
         }
         core.uid = set.uid.unwrap_or(core.uid);
         core.gid = set.gid.unwrap_or(core.gid);
@@ -71,32 +67,35 @@ impl Ext4 {
         self.store_inode(&mut handle, inode, &core)
     }
 
-    /// Clears set-user-ID, set-group-ID (where it means that: with group execution) and file
-    /// capabilities. The caller stores the inode. [`credits::XATTR_BLOCKS`].
+    /// Clears set-user-ID, set-group-ID ([`Cx::without_privileges`]) and file capabilities. The caller
+    /// stores the inode. [`credits::XATTR_BLOCKS`].
     fn drop_privileges(
         &self,
+        cx: &Cx,
         handle: &mut Handle<'_>,
         inode: &Inode,
         core: &mut disk::Inode,
     ) -> Result<()> {
         self.drop_capabilities(handle, inode, core)?;
-        core.mode = without_privileges(core.mode);
+        core.mode = cx.without_privileges(core.mode, core.gid);
         Ok(())
     }
 
     /// What a write by an unprivileged process does to a file's privileges. The caller holds
     /// `inode.lock` for writing.
-    pub(crate) fn kill_priv(&self, inode: &Inode) -> Result<()> {
+    pub(crate) fn kill_priv(&self, cx: &Cx, inode: &Inode) -> Result<()> {
         {
             let core = inode.core.read();
-            if core.mode == without_privileges(core.mode) && !crate::acl::has_attrs(&core) {
+            if core.mode == cx.without_privileges(core.mode, core.gid)
+                && !crate::acl::has_attrs(&core)
+            {
                 return Ok(());
             }
         }
         let mut handle = self.txns().begin(credits::ATTRIBUTES)?;
         let mut core = inode.core.write();
         let before = (core.mode, core.file_acl, core.xattr_area.clone());
-        self.drop_privileges(&mut handle, inode, &mut core)?;
+        self.drop_privileges(cx, &mut handle, inode, &mut core)?;
         if before != (core.mode, core.file_acl, core.xattr_area.clone()) {
             core.ctime = self.now(&core);
             self.store_inode(&mut handle, inode, &core)?;
@@ -155,19 +154,6 @@ impl Ext4 {
         let generation = inode.core.read().generation;
         Ok(generation)
     }
-}
-
-/// The mode without set-user-ID, and without set-group-ID where group execution gives it its meaning.
-fn without_privileges(mode: u16) -> u16 {
-    if FileKind::from_mode(mode.into()) == Some(FileKind::Directory) {
-        return mode;
-    }
-    let group = if mode & GROUP_EXECUTE != 0 {
-        SET_GROUP_ID
-    } else {
-        0
-    };
-    mode & !(SET_USER_ID | group)
 }
 
 /// Flags that have a meaning for inodes of this kind, as ext4 keeps them (`EXT4_REG_FLMASK`,

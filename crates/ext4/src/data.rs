@@ -196,7 +196,7 @@ impl Ext4 {
                 result?;
             }
             if kill_priv {
-                self.kill_priv(inode)?;
+                self.kill_priv(cx, inode)?;
             }
             if self.stamp_write(inode, &mut inode.core.write()) {
                 inode.mark_core_dirty();

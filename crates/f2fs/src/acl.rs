@@ -132,7 +132,7 @@ impl F2fs {
         {
             // Nine bits.
             mode = mode & !NINE | access.mode_bits() as u16;
-            if !cx.fsetid && cx.gid != gid && !cx.groups.contains(&gid) {
+            if !cx.may_keep_group(gid) {
                 mode &= !SET_GROUP_ID;
             }
             acl = acl.filter(|access| !access.is_trivial());

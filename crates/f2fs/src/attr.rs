@@ -12,10 +12,6 @@ use crate::options::Atime;
 use crate::space::Need;
 use crate::xattr::need_of;
 
-const SET_USER_ID: u16 = 0o4000;
-const SET_GROUP_ID: u16 = 0o2000;
-const GROUP_EXECUTE: u16 = 0o010;
-
 /// FS_NOCOMP_FL: not to be compressed.
 const NOT_COMPRESSED: InodeFlags = InodeFlags(0x400);
 /// Flags that users may change (`F2FS_SETTABLE_FS_FL` without what this program does not do:
@@ -57,9 +53,12 @@ impl F2fs {
         }
         let chown = set.uid.is_some() || set.gid.is_some();
         let kills = set.kill_priv || (chown && inode.kind() != FileKind::Directory);
-        let mut mode = inode.core.read().mode;
+        let (mut mode, gid) = {
+            let core = inode.core.read();
+            (core.mode, core.gid)
+        };
         if kills {
-            mode = without_privileges(mode);
+            mode = cx.without_privileges(mode, gid);
         }
         if let Some(perm) = set.perm {
             // Twelve bits of permissions below the type.
@@ -122,16 +121,16 @@ impl F2fs {
     /// What a write by an unprivileged process does to a file's privileges. The caller holds
     /// `inode.lock` for writing.
     pub(crate) fn kill_priv(&self, cx: &Cx, inode: &Inode) -> Result<()> {
-        let (mode, has_capabilities) = {
-            let mode = inode.core.read().mode;
-            let value = self.attr_value(inode, index::SECURITY, CAPABILITY, cx.tag)?;
-            (mode, value.is_some())
+        let (mode, bare) = {
+            let core = inode.core.read();
+            (core.mode, cx.without_privileges(core.mode, core.gid))
         };
-        if mode == without_privileges(mode) && !has_capabilities {
+        let capabilities = self.attr_value(inode, index::SECURITY, CAPABILITY, cx.tag)?;
+        if mode == bare && capabilities.is_none() {
             return Ok(());
         }
         self.store_fields(cx, inode, &[NO_CAPABILITIES], |core, fs| {
-            core.mode = without_privileges(mode);
+            core.mode = bare;
             core.ctime = fs.now();
         })
     }
@@ -221,19 +220,6 @@ const NO_CAPABILITIES: AttrChange<'static> = AttrChange {
     name: CAPABILITY,
     value: None,
 };
-
-/// The mode without set-user-ID, and without set-group-ID where group execution gives it its meaning.
-fn without_privileges(mode: u16) -> u16 {
-    if FileKind::from_mode(mode.into()) == Some(FileKind::Directory) {
-        return mode;
-    }
-    let group = if mode & GROUP_EXECUTE != 0 {
-        SET_GROUP_ID
-    } else {
-        0
-    };
-    mode & !(SET_USER_ID | group)
-}
 
 #[cfg(test)]
 mod tests;

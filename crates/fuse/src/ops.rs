@@ -169,7 +169,10 @@ impl Call<'_> {
             }
             Op::Fallocate(arg) => {
                 let mode = falloc_mode(arg.mode)?;
-                Ok(fs.fallocate(&self.cx, self.ino, mode, arg.offset, arg.length)?)
+                let kills = self.may_kill(self.ino, !self.cx.fsetid)?;
+                fs.fallocate(&self.cx, self.ino, mode, arg.offset, arg.length)?;
+                self.killed(self.ino, kills);
+                Ok(())
             }
             Op::CopyFileRange { ref arg, wide } => self.copy_range(arg, wide, out),
             Op::Ioctl { ref arg, data } => ioctl::serve(self, arg, data, out),
@@ -333,16 +336,26 @@ impl Call<'_> {
         Ok(())
     }
 
+    /// Whether a change of content takes bits of the mode away, if that is `asked` for.
+    fn may_kill(&self, ino: InodeNo, asked: bool) -> Result<bool, FsError> {
+        Ok(asked && self.session.fs.getattr(&self.cx, ino)?.perm & 0o6000 != 0)
+    }
+
+    /// Tells the kernel of bits that a call took away which it takes for one that leaves them.
+    fn killed(&self, ino: InodeNo, kills: bool) {
+        if kills {
+            self.session.attributes_changed(ino);
+        }
+    }
+
     fn write(&self, arg: &wire::WriteIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {
         let fs = &*self.session.fs;
         let kill_priv = arg.write_flags & wire::WRITE_KILL_SUIDGID != 0;
-        // After a write through its page cache the kernel asks for the mode again, else not.
+        // After a write through its page cache the kernel asks for the mode again.
         let direct = arg.flags & OFlags::DIRECT.bits() != 0;
-        let kills = kill_priv && direct && fs.getattr(&self.cx, self.ino)?.perm & 0o6000 != 0;
+        let kills = self.may_kill(self.ino, kill_priv && direct)?;
         let n = fs.write(&self.cx, self.ino, arg.offset, data, kill_priv)?;
-        if kills {
-            self.session.attributes_changed(self.ino);
-        }
+        self.killed(self.ino, kills);
         let size = u32::try_from(n).map_err(|_| Errno::IO)?;
         out.put(&wire::WriteOut { size, padding: 0 });
         Ok(())
@@ -355,12 +368,14 @@ impl Call<'_> {
             return Err(Errno::INVAL.into());
         }
         let to = self.session.translate.ids.ino(arg.nodeid_out);
+        let kills = self.may_kill(to, !self.cx.fsetid)?;
         let copied = self.session.fs.copy_range(
             &self.cx,
             (self.ino, arg.off_in),
             (to, arg.off_out),
             arg.len.min(MOST),
         )?;
+        self.killed(to, kills);
         if wide {
             out.put(&wire::CopyFileRangeOut {
                 bytes_copied: copied,

@@ -27,6 +27,32 @@ pub struct Cx {
     pub caller: u64,
 }
 
+const SET_USER_ID: u16 = 0o4000;
+const SET_GROUP_ID: u16 = 0o2000;
+const GROUP_EXECUTE: u16 = 0o010;
+
+impl Cx {
+    /// Whether the caller may set or keep set-group-ID on files of this group.
+    pub fn may_keep_group(&self, gid: u32) -> bool {
+        self.fsetid || self.gid == gid || self.groups.contains(&gid)
+    }
+
+    /// The mode of a file of group `gid` after the caller, who has no privilege, changed its content or owner:
+    /// without set-user-ID, and without set-group-ID unless that means nothing (there is no group execution)
+    /// and the caller is in the group. Directories keep both.
+    pub fn without_privileges(&self, mode: u16, gid: u32) -> u16 {
+        if FileKind::from_mode(mode.into()) == Some(FileKind::Directory) {
+            return mode;
+        }
+        let group = if mode & GROUP_EXECUTE != 0 || !self.may_keep_group(gid) {
+            SET_GROUP_ID
+        } else {
+            0
+        };
+        mode & !(SET_USER_ID | group)
+    }
+}
+
 /// The type of an inode.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FileKind {

@@ -46,6 +46,9 @@ impl Ext4 {
                 return Err(FsError::FileTooBig);
             }
         }
+        if !cx.fsetid {
+            self.kill_priv(cx, inode)?;
+        }
         match mode {
             FallocMode::Allocate { keep_size } => {
                 self.allocate(cx, inode, offset..end)?;

@@ -87,7 +87,7 @@ impl Ext4 {
                 Segment::Zeros(n) => bytes.resize(bytes.len() + n, 0),
             }
         }
-        let written = self.write_file(cx, to.0, to.1, &bytes, true)?;
+        let written = self.write_file(cx, to.0, to.1, &bytes, !cx.fsetid)?;
         if written > 0 {
             self.touch_atime(from.0);
         }

@@ -394,7 +394,7 @@ fn owner_and_mode(
     };
     if u32::from(parent.mode) & SET_GROUP_ID != 0 {
         core.gid = parent.gid;
-        let privileged = cx.fsetid || cx.gid == parent.gid || cx.groups.contains(&parent.gid);
+        let privileged = cx.may_keep_group(parent.gid);
         if spec.kind == FileKind::Directory {
             perm |= SET_GROUP_ID;
         } else if perm & (SET_GROUP_ID | GROUP_EXECUTE) == SET_GROUP_ID | GROUP_EXECUTE

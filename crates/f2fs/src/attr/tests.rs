@@ -1,7 +1,9 @@
 //! Mode, owner, times and flags.
 
 use steadfs_base::Timestamp;
-use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, RenameFlags, SetAttr, SetTime, SetXattr};
+use steadfs_vfs::{
+    Cx, FallocMode, FileSystem, FsError, InodeFlags, RenameFlags, SetAttr, SetTime, SetXattr,
+};
 
 use crate::test_world::{ALL, ROOT, World};
 
@@ -110,6 +112,37 @@ fn privileges_go_with_the_owner() {
         .perm,
         0o6775
     );
+    world.close();
+}
+
+#[test]
+fn whoever_has_no_privilege_takes_it_from_what_he_changes() {
+    let world = World::make(ALL, 64);
+    let (fs, cx) = (&*world.fs, &world.cx);
+    let file = world.file(ROOT, b"file").unwrap().ino;
+    let user = |gid| Cx {
+        uid: 7,
+        gid,
+        fsetid: false,
+        ..cx.clone()
+    };
+    let perm_after = |perm, cx: &Cx| {
+        let own = SetAttr {
+            gid: Some(50),
+            perm: Some(perm),
+            ..set()
+        };
+        fs.setattr(&world.cx, file, &own).unwrap();
+        let mode = FallocMode::Allocate { keep_size: false };
+        fs.fallocate(cx, file, mode, 0, 100).unwrap();
+        fs.getattr(cx, file).unwrap().perm
+    };
+    assert_eq!(perm_after(0o6777, cx), 0o6777);
+    assert_eq!(perm_after(0o6777, &user(7)), 0o777);
+    assert_eq!(perm_after(0o6777, &user(50)), 0o777);
+    // Without group execution set-group-ID gives nothing away to who is in the group.
+    assert_eq!(perm_after(0o6767, &user(7)), 0o767);
+    assert_eq!(perm_after(0o6767, &user(50)), 0o2767);
     world.close();
 }
 

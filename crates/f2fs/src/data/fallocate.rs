@@ -57,6 +57,9 @@ impl F2fs {
         if mode != FallocMode::PunchHole && end > self.max_size(inode) {
             return Err(FsError::FileTooBig);
         }
+        if !cx.fsetid {
+            self.kill_priv(cx, inode)?;
+        }
         let grown = |keep_size: bool| if keep_size { inode.size() } else { end };
         match mode {
             FallocMode::Allocate { keep_size } => {

@@ -85,7 +85,7 @@ impl F2fs {
                     &zeros
                 }
             };
-            match self.write_file(cx, to.0, to.1 + done, bytes, true) {
+            match self.write_file(cx, to.0, to.1 + done, bytes, !cx.fsetid) {
                 Ok(written) => {
                     done += written as u64;
                     if written < bytes.len() {
