@@ -137,6 +137,9 @@ impl Call<'_> {
             Op::Setattr(ref arg) => self.setattr(arg, out),
             Op::Read(arg) => {
                 let len = arg.size.min(self.session.config.max_request) as usize;
+                if arg.flags & OFlags::DIRECT.bits() == 0 {
+                    self.session.will_be_cached(self.ino);
+                }
                 out.data = fs.read(&self.cx, self.ino, arg.offset, len)?;
                 if out.data.len() > len {
                     return Err(Errno::IO.into());
@@ -356,6 +359,10 @@ impl Call<'_> {
         let kills = self.may_kill(self.ino, kill_priv && direct)?;
         let n = fs.write(&self.cx, self.ino, arg.offset, data, kill_priv)?;
         self.killed(self.ino, kills);
+        if direct && n > 0 {
+            let bytes = arg.offset..arg.offset.saturating_add(n as u64);
+            self.session.pages_changed(self.ino, bytes);
+        }
         let size = u32::try_from(n).map_err(|_| Errno::IO)?;
         out.put(&wire::WriteOut { size, padding: 0 });
         Ok(())

@@ -8,6 +8,7 @@
 //! answered EIO, the volume is not called again (its locks and structures are in an unknown state;
 //! what it wrote is what a crash at that moment would leave), and the end of the mount reports it.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -70,7 +71,7 @@ pub struct Session {
     /// Result of INIT; whoever mounts waits for it.
     agreed: Event<Result<Agreed, MountError>>,
     /// How the kernel is told what it did not ask for, once it is mounted.
-    notifier: OnceLock<Notifier>,
+    notifier: OnceLock<Arc<Notifier>>,
     /// Requests inside the volume.
     inside: AtomicUsize,
     /// No request may enter the volume any more.
@@ -122,7 +123,7 @@ impl Session {
 
     /// From now on the kernel can be told of changes.
     pub(crate) fn set_notifier(&self, notifier: Notifier) {
-        if self.notifier.set(notifier).is_err() {
+        if self.notifier.set(Arc::new(notifier)).is_err() {
             unreachable!("a session is mounted once");
         }
     }
@@ -131,6 +132,20 @@ impl Session {
     pub(crate) fn attributes_changed(&self, ino: InodeNo) {
         if let Some(notifier) = self.notifier.get() {
             notifier.attributes_changed(self.translate.ids.node(ino));
+        }
+    }
+
+    /// Bytes of `ino` are about to be read into the kernel's page cache.
+    pub(crate) fn will_be_cached(&self, ino: InodeNo) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.is_cached(self.translate.ids.node(ino));
+        }
+    }
+
+    /// Bytes of `ino` were written around the kernel's page cache.
+    pub(crate) fn pages_changed(&self, ino: InodeNo, bytes: Range<u64>) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.pages_changed(self.translate.ids.node(ino), bytes);
         }
     }
 

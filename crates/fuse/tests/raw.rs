@@ -1,7 +1,7 @@
-//! Mounted tests of what has no safe call: ioctls and memory mappings.
+//! Mounted tests of what has no safe call: ioctls, memory mappings, asynchronous I/O.
 #![allow(
     unsafe_code,
-    reason = "ioctl(2) and mmap(2) of a test have no safe form"
+    reason = "ioctl(2), mmap(2) and io_uring have no safe form"
 )]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,8 +9,10 @@ mod common;
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::atomic::Ordering;
 
+use io_uring::{IoUring, opcode, types};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 use steadfs_fuse::Transport;
 use steadfs_vfs::{InodeFlags, ShutdownMode};
@@ -169,4 +171,44 @@ fn transports_are_what_was_asked_for() {
     }
     let bed = Bed::new(Transport::Auto);
     bed.end();
+}
+
+#[test]
+fn no_old_pages_stay_after_an_asynchronous_direct_write() {
+    each(|bed| {
+        fs::write(bed.path("f"), vec![1; 8192]).unwrap();
+        let cached = File::open(bed.path("f")).unwrap();
+        let first_byte = || {
+            let mut byte = [0];
+            cached.read_exact_at(&mut byte, 0).unwrap();
+            byte[0]
+        };
+        let mut options = OpenOptions::new();
+        options.write(true).custom_flags(libc::O_DIRECT);
+        let direct = options.open(bed.path("f")).unwrap();
+        #[repr(align(4096))]
+        struct Page([u8; 4096]);
+        let page = Page([2; 4096]);
+
+        bed.mem().write_gate.store(1, Ordering::SeqCst);
+        let before = bed.mem().writes.load(Ordering::SeqCst);
+        let mut ring = IoUring::new(2).unwrap();
+        let fd = types::Fd(direct.as_raw_fd());
+        let write = opcode::Write::new(fd, page.0.as_ptr(), 4096).offset(0);
+        // SAFETY: `page` lives until the completion has come.
+        unsafe { ring.submission().push(&write.build()).unwrap() };
+        ring.submit().unwrap();
+        common::until("the write is in service", || {
+            bed.mem().writes.load(Ordering::SeqCst) > before
+        });
+        // The kernel keeps the page with what it read now.
+        assert_eq!(first_byte(), 1);
+        bed.mem().write_gate.store(0, Ordering::SeqCst);
+        ring.submit_and_wait(1).unwrap();
+        assert_eq!(ring.completion().next().unwrap().result(), 4096);
+        // The server waits for the kernel to drop the page only a moment.
+        common::until("the page is dropped", || first_byte() == 2);
+        drop((cached, direct));
+        bed.end();
+    });
 }

@@ -45,6 +45,10 @@ pub struct MemFs {
     pub value: AtomicU64,
     /// fsync waits until this is zero.
     pub fsync_gate: AtomicU32,
+    /// While this is not 0, writes wait before they change anything.
+    pub write_gate: AtomicU32,
+    /// Writes that came.
+    pub writes: AtomicU32,
 }
 
 fn now() -> Timestamp {
@@ -278,6 +282,8 @@ impl MemFs {
             fsyncs: AtomicU32::new(0),
             value: AtomicU64::new(0),
             fsync_gate: AtomicU32::new(0),
+            write_gate: AtomicU32::new(0),
+            writes: AtomicU32::new(0),
         }
     }
 
@@ -465,6 +471,10 @@ impl FileSystem for MemFs {
         data: &[u8],
         kill_priv: bool,
     ) -> Result<usize> {
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        while self.write_gate.load(Ordering::SeqCst) > 0 {
+            steadfs_rt::sleep(std::time::Duration::from_millis(2));
+        }
         let mut state = self.state.lock();
         let node = state.node_mut(ino)?;
         node.write(offset, data);
