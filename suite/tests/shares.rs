@@ -37,7 +37,16 @@ impl Group {
         ];
         let is_group = |root: &&&str| Path::new(root).join("cgroup.procs").exists();
         let root = roots.iter().find(is_group).expect("cgroups are mounted");
-        let folder = Path::new(root).join(&name);
+        Self::at(Path::new(root).join(&name), format!("/{name}"), weight)
+    }
+
+    /// A group below this one.
+    fn below(&self, name: &str, weight: u32) -> Self {
+        let path = format!("{}/{name}", self.path);
+        Self::at(self.folder.join(name), path, weight)
+    }
+
+    fn at(folder: PathBuf, path: String, weight: u32) -> Self {
         fs::create_dir(&folder).expect("root can make cgroups");
         let files = ["blkio.bfq.weight", "io.bfq.weight", "blkio.weight"];
         let told = files.iter().any(|file| {
@@ -46,13 +55,13 @@ impl Group {
         let option = match told {
             true => String::new(),
             false => {
-                eprintln!("{name} has no weight file: the server is told by cgroup_weight=");
-                format!(",cgroup_weight=/{name}:{weight}")
+                eprintln!("{path} has no weight file: the server is told by cgroup_weight=");
+                format!(",cgroup_weight={path}:{weight}")
             }
         };
         Self {
             folder,
-            path: format!("/{name}"),
+            path,
             option,
         }
     }
@@ -188,6 +197,74 @@ fn groups_share_the_device_by_their_weights() {
     mount.unmount();
 }
 
+/// Streams in two groups below one of weight 200, 300 to 100, and in one beside that of weight 100.
+fn nested_groups() {
+    let scratch = Scratch::new();
+    let image = volume(&scratch);
+    let outer = Group::new("outer", 200);
+    let groups = [
+        outer.below("three", 300),
+        outer.below("one", 100),
+        Group::new("beside", 100),
+    ];
+    let weights: String = groups.iter().map(|group| group.option.as_str()).collect();
+    let options = format!("device_model=20M{}{weights}", outer.option);
+    let mount = SteadMount::new(&scratch, image.path(), &options);
+    let streams = [0, 1, 2].map(|n| {
+        let file = mount.join(&format!("stream{n}"));
+        Helper::shell(&groups[n].script(&format!(
+            "exec dd if=/dev/zero of={} bs=2M count=100000 oflag=dsync",
+            file.display()
+        )))
+    });
+    sleep(Duration::from_secs(2));
+    let mut seen = Vec::new();
+    let kept = (0..TRIES).any(|_| {
+        let before = [0, 1, 2].map(|n| served(&mount, &groups[n]));
+        sleep(Duration::from_secs(4));
+        let after = [0, 1, 2].map(|n| served(&mount, &groups[n]));
+        let [three, one, beside] = [0, 1, 2].map(|n| (after[n] - before[n]) as f64);
+        let ratios = (three / one, (three + one) / beside);
+        seen.push(ratios);
+        (2.7..=3.3).contains(&ratios.0) && (1.8..=2.2).contains(&ratios.1)
+    });
+    assert!(
+        kept,
+        "3 to 1 inside, 2 to 1 beside, within a tenth: {seen:?}"
+    );
+    drop(streams);
+    mount.unmount();
+    // Those below go first.
+    drop(groups);
+}
+
+#[test]
+fn nested_groups_share_what_their_parent_has() {
+    nested_groups();
+}
+
+/// Where version 1 is mounted it counts. So this one runs where it is not: in a mount namespace of its own.
+#[test]
+fn nested_groups_of_version_2_share_what_their_parent_has() {
+    const INSIDE: &str = "STEADFS_TEST_CGROUP_2";
+    if std::env::var_os(INSIDE).is_some() {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!mounts.contains("rw,blkio"), "{mounts}");
+        assert!(
+            mounts.contains(" - cgroup2 "),
+            "version 2 is mounted: {mounts}"
+        );
+        return nested_groups();
+    }
+    let itself = std::env::current_exe().unwrap();
+    let script = format!(
+        "if mountpoint -q /sys/fs/cgroup/blkio; then umount /sys/fs/cgroup/blkio || exit 9; fi; \
+         {INSIDE}=1 exec {} --exact --nocapture nested_groups_of_version_2_share_what_their_parent_has",
+        itself.display()
+    );
+    run("unshare", ["--mount", "sh", "-c", &script]).expect(0);
+}
+
 /// How long each of `rounds` appends of 4 KiB takes to become durable, sorted. Between append and fsync
 /// there is time for background write-back to take the block.
 fn fsyncs(file: &mut File, rounds: usize) -> Vec<Duration> {
@@ -239,6 +316,59 @@ fn a_boosted_fsync_does_not_wait_for_a_stream() {
     assert!(kept, "without and with boost: {seen:?}");
     drop(writer);
     drop(file);
+    mount.unmount();
+}
+
+/// A light group commits without end while others keep the device busy; one of a heavy group calls fsync and
+/// has to wait for what the light ones hold: the commit under way, and their handles.
+#[test]
+fn who_holds_what_a_heavy_group_waits_for_works_with_its_weight() {
+    let scratch = Scratch::new();
+    let image = volume(&scratch);
+    let [heavy, busy, light] = [("waits", 1000), ("busy", 1000), ("holds", 10)]
+        .map(|(name, weight)| Group::new(name, weight));
+    let weights = [&heavy, &busy, &light]
+        .map(|group| group.option.as_str())
+        .concat();
+    let options = format!("device_model=10M{weights}");
+    let mount = SteadMount::new(&scratch, image.path(), &options);
+    let dir = mount.join("light");
+    fs::create_dir(&dir).unwrap();
+    let others = [
+        busy.script(&format!(
+            "exec dd if=/dev/zero of={} bs=2M count=100000 oflag=dsync",
+            mount.join("stream").display()
+        )),
+        light.script(&format!(
+            "n=0; while :; do for i in 0 1 2 3 4 5 6 7; do mkdir {dir}/$n.$i; done; sync {dir}; \
+             n=$((n + 1)); done",
+            dir = dir.display()
+        )),
+    ]
+    .map(|script| Helper::shell(&script));
+    sleep(Duration::from_secs(1));
+    let script = heavy.script(&format!(
+        "for n in 0 1 2 3 4; do date +%s%N; dd if=/dev/zero of={} bs=4k count=1 oflag=append conv=notrunc,fsync; \
+         date +%s%N; sleep 0.1; done",
+        mount.join("log").display()
+    ));
+    let mut seen = Vec::new();
+    let kept = (0..TRIES).any(|_| {
+        let times = ["noboost", "boost"].map(|option| {
+            remount(&mount, option);
+            let said = run("sh", ["-c", &script]).expect(0);
+            let times: Vec<u64> = said.out.lines().map(|line| line.parse().unwrap()).collect();
+            let whole = times.chunks(2).map(|pair| pair[1] - pair[0]).sum();
+            Duration::from_nanos(whole)
+        });
+        seen.push(times);
+        times[1] * 3 <= times[0]
+    });
+    assert!(kept, "without and with boost: {seen:?}");
+    let stats = fs::read_to_string(mount.join(".steadfs/io/stats.json")).unwrap();
+    let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+    assert!(stats["boosts"]["raised"].as_u64().unwrap() > 0, "{stats}");
+    drop(others);
     mount.unmount();
 }
 
