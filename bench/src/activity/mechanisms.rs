@@ -1,5 +1,5 @@
 //! What each mechanism costs where it cannot help: one process calls fsync, nobody else does anything, and
-//! the mechanism is switched on and off under it.
+//! the mechanism is switched on and off under it, so often that what else happens on the machine meets both.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -9,11 +9,11 @@ use crate::Result;
 use crate::measure::{median, seconds};
 use crate::stage::Stage;
 
-/// Times of each arm that make one sample, and those before them that do not count.
-const TIMES: u64 = 60;
-const BEFORE: u64 = 6;
-/// Samples of each pair in one run.
-const PAIRS: usize = 10;
+/// Times of each arm before the next switch, and those before them that do not count.
+const TIMES: u64 = 10;
+const BEFORE: u64 = 3;
+/// Pairs of them whose ratios' median is one sample.
+const PAIRS: usize = 120;
 
 /// What is switched, and where the outcome is told: the time with the first option in parts of that with
 /// the second.
@@ -61,46 +61,72 @@ pub fn run(stage: &mut Stage) -> Result<()> {
         RECLAIM
     };
     for pair in [SCHEDULER, BOOST, own] {
+        let folder = stage.root().join("folder");
+        fs::create_dir(&folder)?;
+        let mut place = Place::new(&folder)?;
+        let mut ratios = Vec::new();
         for n in 0..PAIRS {
             // The first of two is not always the same.
             let mut medians = [0.0; 2];
             for arm in [n % 2, (n + 1) % 2] {
                 stage.remount(pair.options[arm])?;
-                let folder = stage.root().join("folder");
-                fs::create_dir(&folder)?;
-                medians[arm] = median(&times(&folder, pair.work)?);
-                fs::remove_dir_all(&folder)?;
+                medians[arm] = median(&place.times(pair.work)?);
             }
-            stage.record(pair.key, medians[0] / medians[1]);
+            ratios.push(medians[0] / medians[1]);
         }
+        stage.record(pair.key, median(&ratios));
+        drop(place);
+        fs::remove_dir_all(&folder)?;
         stage.remount(pair.options[0])?;
     }
     Ok(())
 }
 
-/// The seconds of each fsync.
-fn times(folder: &Path, work: Work) -> Result<Vec<f64>> {
-    let directory = File::open(folder)?;
-    let path = folder.join("log");
-    let log = OpenOptions::new().create_new(true).write(true).open(path)?;
-    log.sync_all()?;
-    directory.sync_all()?;
-    let mut times = Vec::new();
-    for n in 0..BEFORE + TIMES {
-        let synced = match work {
-            Work::File => {
-                log.write_all_at(&[n as u8; 4096], n * 4096)?;
-                &log
-            }
-            Work::Directory => {
-                File::create(folder.join(n.to_string()))?;
-                &directory
-            }
-        };
-        let ((), took) = seconds(|| Ok(synced.sync_all()?))?;
-        if n >= BEFORE {
-            times.push(took);
-        }
+/// Where the work is done.
+struct Place<'a> {
+    folder: &'a Path,
+    directory: File,
+    log: File,
+    /// How often something was made durable.
+    count: u64,
+}
+
+impl<'a> Place<'a> {
+    fn new(folder: &'a Path) -> Result<Self> {
+        let path = folder.join("log");
+        let log = OpenOptions::new().create_new(true).write(true).open(path)?;
+        let directory = File::open(folder)?;
+        log.sync_all()?;
+        directory.sync_all()?;
+        Ok(Self {
+            folder,
+            directory,
+            log,
+            count: 0,
+        })
     }
-    Ok(times)
+
+    /// The seconds of some fsyncs.
+    fn times(&mut self, work: Work) -> Result<Vec<f64>> {
+        let mut times = Vec::new();
+        for n in 0..BEFORE + TIMES {
+            let count = self.count;
+            self.count += 1;
+            let synced = match work {
+                Work::File => {
+                    self.log.write_all_at(&[count as u8; 4096], count * 4096)?;
+                    &self.log
+                }
+                Work::Directory => {
+                    File::create(self.folder.join(count.to_string()))?;
+                    &self.directory
+                }
+            };
+            let ((), took) = seconds(|| Ok(synced.sync_all()?))?;
+            if n >= BEFORE {
+                times.push(took);
+            }
+        }
+        Ok(times)
+    }
 }
