@@ -260,7 +260,7 @@ fn notes() -> Vec<String> {
          and the order of sync and async requests in a group differ.",
         "Where the gain comes from here: less from weights than from owners. fair keeps the device 8 ms for the owner it served \
          last, and each iteration's processes are gone by then; the merging task is one owner that stays. BFQ is told when a \
-         process ends, and pays that less often. In one group merging loses now: its checkpoints compete with B's stream.",
+         process ends, and pays that less often. Merged checkpoints are on the accounts of those who asked for them and on the task's.",
         "fair charges bytes, and for a FLUSH those that the device could have moved meanwhile; BFQ charges slow owners by \
          time. Only one of A and C has requests at a time, the other waits for the lock, so weights between them hardly bite.",
         "Two threads that fsync either share each checkpoint or miss each other's by a moment, for long; which of both is \
