@@ -21,7 +21,7 @@ utime_now = {}
 utimensat = {}
 [settings]
 naptime = 0.01
-allow_remount = true
+allow_remount = REMOUNT
 [dummy_auth]
 entries = [["daemon", "daemon"], ["bin", "bin"]]
 "#;
@@ -31,8 +31,6 @@ type Results = BTreeMap<String, (String, String)>;
 
 /// Runs every case in `root`.
 fn results(scratch: &Scratch, root: &Path) -> Results {
-    let config = scratch.join("pjdfstest.toml");
-    fs::write(&config, CONFIG).unwrap();
     // The judge remounts by mount(8), which asks fuse3's helper for a program it does not have: -i.
     // A file closed a moment ago may keep a volume busy for a moment more.
     let script = format!(
@@ -46,9 +44,26 @@ fn results(scratch: &Scratch, root: &Path) -> Results {
     for dir in [scratch.path(), root] {
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let other = scratch.folder("other");
+    // Some cases leave files open for writing, and all run in one process: after them no volume lets
+    // itself be remounted read-only. So the cases that want that (they skip themselves first) run again
+    // by themselves.
+    let mut results = run_cases(scratch, root, false, &[]);
+    let remounting = run_cases(scratch, root, true, &["erofs"]);
+    for (case, found) in remounting {
+        let skipped = results.insert(case, found);
+        assert_eq!(skipped.unwrap().0, "skipped");
+    }
+    results
+}
+
+/// Runs the cases with one of these words in their names, or all.
+fn run_cases(scratch: &Scratch, root: &Path, remount: bool, words: &[&str]) -> Results {
+    let config = scratch.join("pjdfstest.toml");
+    let told = CONFIG.replace("REMOUNT", &remount.to_string());
+    fs::write(&config, told).unwrap();
     let mut command = Command::new(judge("pjdfstest"));
     let path = std::env::var("PATH").unwrap_or_default();
+    let bin = scratch.join("bin");
     command
         .env("PATH", format!("{}:{path}", bin.display()))
         .env("RUST_BACKTRACE", "0")
@@ -59,7 +74,8 @@ fn results(scratch: &Scratch, root: &Path) -> Results {
         .arg("-p")
         .arg(root)
         .arg("-s")
-        .arg(other);
+        .arg(scratch.folder("other"))
+        .args(words);
     let said = finish(command, Duration::from_secs(1800));
     let mut results = Results::new();
     let mut last = String::new();
@@ -124,7 +140,7 @@ fn judge_mount(scratch: &Scratch, volume: &Path, options: &str, kernel: &Results
     mount.unmount();
 
     let passed = |results: &Results| results.values().filter(|(v, _)| v == "ok").count();
-    assert!(passed(kernel) >= 370, "{kernel:#?}");
+    assert!(passed(kernel) >= 395, "{kernel:#?}");
     assert!(kernel.keys().eq(ours.keys()), "the same cases ran");
     let worse: Vec<_> = ours
         .iter()
