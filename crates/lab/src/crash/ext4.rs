@@ -134,25 +134,89 @@ const RECIPES: [Recipe; 9] = [
     },
 ];
 
-/// Makes every kind of volume, using `scratch` for files.
+/// Volumes without a journal promise less than the oracle asks for: these are for tests of their own.
+const WITHOUT_JOURNAL: [Recipe; 3] = [
+    Recipe {
+        name: "ext2-1k",
+        size: "4M",
+        block_size: 1024,
+        extents: false,
+        wide_times: true,
+        options: &["-t", "ext2", "-N", "256"],
+        mount: "",
+        queue: |_| {},
+    },
+    Recipe {
+        name: "ext4-4k-unjournaled",
+        size: "12M",
+        block_size: 4096,
+        extents: true,
+        wide_times: true,
+        options: &["-t", "ext4", "-N", "256", "-O", "^has_journal"],
+        mount: "",
+        queue: |queue| queue.policy = Policy::Fair,
+    },
+    Recipe {
+        name: "ext4-plain-2k-unjournaled",
+        size: "6M",
+        block_size: 2048,
+        extents: true,
+        wide_times: true,
+        options: &[
+            "-t",
+            "ext4",
+            "-N",
+            "256",
+            "-O",
+            "^has_journal,^metadata_csum,uninit_bg",
+        ],
+        mount: "",
+        queue: |_| {},
+    },
+];
+
+/// Makes every kind of volume that has a journal, using `scratch` for files.
 ///
 /// # Errors
 /// If `mke2fs` cannot be run or fails, or the directory cannot be written.
 pub fn subjects(scratch: &Path) -> io::Result<Vec<Subject>> {
+    make_all(&RECIPES, scratch)
+}
+
+/// Makes volumes without a journal. What survives there is only what was synced and not touched since, and
+/// only after e2fsck's repair: nothing for [`sweep`](super::sweep).
+///
+/// # Errors
+/// As [`subjects`].
+pub fn without_journal(scratch: &Path) -> io::Result<Vec<Subject>> {
+    make_all(&WITHOUT_JOURNAL, scratch)
+}
+
+fn make_all(recipes: &[Recipe], scratch: &Path) -> io::Result<Vec<Subject>> {
     std::fs::create_dir_all(scratch)?;
-    RECIPES.iter().map(|recipe| recipe.make(scratch)).collect()
+    recipes.iter().map(|recipe| recipe.make(scratch)).collect()
 }
 
 impl Recipe {
+    fn wants_journal(&self) -> bool {
+        let without = |option: &&str| *option == "ext2" || option.contains("^has_journal");
+        !self.options.iter().any(without)
+    }
+
     fn make(&self, scratch: &Path) -> io::Result<Subject> {
         let path = scratch.join(format!("{}.img", self.name));
         let block = self.block_size.to_string();
         let journal = format!("size={}", (self.block_size / 1024).max(1));
+        let journal = match self.wants_journal() {
+            true => vec!["-J", &journal],
+            false => Vec::new(),
+        };
         // The same volume each time.
         const ID: &str = "5eadf5ba-0000-4000-8000-000000000001";
         let output = Command::new("mke2fs")
             .env("E2FSPROGS_FAKE_TIME", "1700000000")
-            .args(["-q", "-F", "-b", &block, "-J", &journal, "-U", ID])
+            .args(["-q", "-F", "-b", &block, "-U", ID])
+            .args(journal)
             .args(["-E", &format!("hash_seed={ID}")])
             .args(self.options)
             .arg(&path)
@@ -164,9 +228,10 @@ impl Recipe {
         }
         let image = Image::load(&path)?;
         std::fs::remove_file(&path)?;
-        if !has_journal(&image) {
-            // As mke2fs does, without a word, where the volume is too small.
-            return Err(io::Error::other(format!("{} has no journal", self.name)));
+        if has_journal(&image) != self.wants_journal() {
+            // mke2fs makes none, without a word, where the volume is too small.
+            let said = format!("{} with a journal or without: not as wanted", self.name);
+            return Err(io::Error::other(said));
         }
         let mount = MountOptions::parse(self.mount)
             .map_err(|error| io::Error::other(format!("{}: {error}", self.name)))?;
