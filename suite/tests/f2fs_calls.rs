@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use steadfs::{Checked, Options};
@@ -151,15 +151,33 @@ fn ioctls_do_what_the_kernels_do() {
         Err(number(Errno::INVAL))
     );
 
-    // A pinned file keeps its place and is neither grown nor punched by fallocate.
+    // What has blocks is not pinned. A pinned file gets whole sections, and is not written anywhere else.
+    let refused = ioctl(&file, SET_PIN_FILE, &1_u32.to_ne_bytes());
+    assert_eq!(refused, Err(number(Errno::FBIG)));
+    let file = mount.join("pinned");
+    fs::write(&file, "").unwrap();
     let path = file.to_str().unwrap();
     succeed("f2fs_io", ["pinfile", "set", path]);
+    let flags = succeed("lsattr", [path]).out;
+    let shown = flags.split(' ').next().unwrap();
+    assert!(shown.contains('C'), "{flags}");
+    succeed("fallocate", ["-l", "1M", path]);
+    let blocks = fs::metadata(&file).unwrap().blocks();
+    assert_eq!(blocks * 512, 2 << 20, "a section");
     assert_eq!(ioctl(&file, GET_PIN_FILE, &[0; 4]), Ok(vec![0; 4]));
     assert_eq!(
         ioctl(&file, DEFRAGMENT, &range(0, 8192)),
         Err(number(Errno::INVAL))
     );
-    assert_ne!(run("fallocate", ["-o", "1M", "-l", "2M", path]).code(), 0);
+    assert_ne!(
+        run("fallocate", ["-p", "-o", "0", "-l", "4096", path]).code(),
+        0
+    );
+    assert_ne!(run("truncate", ["-s", "4096", path]).code(), 0);
+    let opened = fs::File::options().write(true).open(&file).unwrap();
+    opened.write_all_at(b"in place", 9000).unwrap();
+    opened.write_all_at(b"nowhere", 9 << 20).unwrap_err();
+    drop(opened);
     assert_eq!(fs::metadata(&file).unwrap().len(), 1 << 20);
     assert_eq!(
         ioctl(&file, SET_PIN_FILE, &0_u32.to_ne_bytes()),

@@ -36,6 +36,7 @@ impl F2fs {
             let _alone = inode.lock.write();
             set.check(inode.kind(), inode.core.read().flags)?;
             if let Some(size) = set.size {
+                self.check_pinned_size(&inode, size)?;
                 self.truncate(cx, &inode, size)?;
             }
             self.set_fields(cx, &inode, set)

@@ -8,6 +8,7 @@ mod along;
 mod fallocate;
 mod landing;
 mod need;
+mod pinned;
 pub(crate) mod placement;
 mod relocate;
 mod seek;

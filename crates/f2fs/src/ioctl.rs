@@ -285,6 +285,14 @@ impl F2fs {
                 return Err(FsError::Invalid("with mode=lfs nothing stays in its place"));
             }
             self.check_may_change(inode)?;
+            let core = inode.core.read();
+            let own = 1 + u64::from(core.xattr_nid.some().is_some());
+            let pinned = core.inline.contains(Inline::PINNED);
+            if !pinned && (core.blocks > own || !inode.pages.is_empty()) {
+                // Its blocks lie anywhere.
+                return Err(FsError::FileTooBig);
+            }
+            drop(core);
             self.leave_inline(cx, inode)?;
         }
         let change = self.change()?;

@@ -9,6 +9,7 @@ use steadfs_vfs::{Attr, Cx, DirEntry, FileKind, FileSystem, FsError, Result};
 
 use crate::CacheSizes;
 use crate::checkpoint::Reason;
+use crate::disk::inode::Inline;
 use crate::format::{FormatOptions, image};
 use crate::fs::F2fs;
 use crate::options::MountOptions;
@@ -116,6 +117,15 @@ impl World {
     pub(crate) fn judge_now(&self) {
         self.fs.checkpoint(Reason::Sync, self.cx.tag).unwrap();
         judge(&self.device);
+    }
+
+    /// Pins a file that has blocks anywhere, as kernels before 6.8 let users do.
+    pub(crate) fn pin_where_it_lies(&self, file: InodeNo) {
+        let inode = self.fs.by_number(file, self.cx.tag).unwrap();
+        let change = self.fs.change().unwrap();
+        let mut core = inode.core.write();
+        self.fs.mark_dirty(&change, &inode, self.cx.tag).unwrap();
+        core.inline = core.inline.union(Inline::PINNED);
     }
 
     pub(crate) fn lookup(&self, dir: InodeNo, name: &[u8]) -> Result<Attr> {

@@ -293,6 +293,7 @@ fn flags_tell_how_a_file_is_stored() {
     // Nobody pins a file by a flag.
     fs.set_flags(cx, file, of(file).union(pinned)).unwrap();
     assert_eq!(of(file), InodeFlags::NOATIME.union(inline));
+    // (Its only block is in the inode.)
     fs.ioctl(cx, file, SET_PIN_FILE, &1u32.to_ne_bytes())
         .unwrap();
     assert_eq!(of(file), InodeFlags::NOATIME.union(pinned));

@@ -31,6 +31,9 @@ impl F2fs {
         if len == 0 {
             return Err(FsError::Invalid("length is zero"));
         }
+        if inode.is_pinned() && matches!(mode, FallocMode::Allocate { .. }) {
+            self.provide_sections(&(offset..end), cx.tag)?;
+        }
         self.with_room(cx, || self.fallocate_alone(cx, inode, mode, offset..end))
     }
 
@@ -50,8 +53,8 @@ impl F2fs {
             if core.flags.contains(InodeFlags::APPEND) && !allocates {
                 return Err(FsError::NotPermitted);
             }
-            if core.inline.contains(Inline::PINNED) {
-                return Err(FsError::NotSupported("fallocate of a pinned file"));
+            if core.inline.contains(Inline::PINNED) && !allocates {
+                return Err(FsError::NotSupported("taking blocks from a pinned file"));
             }
         }
         if mode != FallocMode::PunchHole && end > self.max_size(inode) {
@@ -64,7 +67,10 @@ impl F2fs {
         match mode {
             FallocMode::Allocate { keep_size } => {
                 self.leave_inline(cx, inode)?;
-                self.allocate(cx, inode, offset..end)?;
+                match inode.is_pinned() {
+                    true => self.allocate_pinned(cx, inode, offset..end)?,
+                    false => self.allocate(cx, inode, offset..end)?,
+                }
                 self.finish(cx, inode, grown(keep_size))
             }
             FallocMode::PunchHole => {

@@ -47,6 +47,7 @@ impl F2fs {
         let whole = self.with_room(cx, || {
             let _alone = inode.lock.write();
             self.check_may_write(inode, offset, end)?;
+            self.check_pinned_write(inode, offset..end, cx.tag)?;
             if kill_priv {
                 self.kill_priv(cx, inode)?;
             }
@@ -76,7 +77,9 @@ impl F2fs {
     /// Where there is no room for all: block by block, up to the first without any.
     fn write_what_fits(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
         let _alone = inode.lock.write();
-        self.check_may_write(inode, offset, offset + data.len() as u64)?;
+        let end = offset + data.len() as u64;
+        self.check_may_write(inode, offset, end)?;
+        self.check_pinned_write(inode, offset..end, cx.tag)?;
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;

@@ -69,8 +69,10 @@ fn sections_are_cleaned_until_none_is_left_but_for_pinned_files() {
     let file = fragmented(&world, 1000);
     assert_eq!(
         call(&world, file, SET_PIN_FILE, &1u32.to_ne_bytes()),
-        Ok((0, vec![]))
+        Err(FsError::FileTooBig),
+        "it has blocks"
     );
+    world.pin_where_it_lies(file);
     let pinned = places(&world, file, 1000);
     for _ in 0..4 {
         let _ = call(&world, file, GARBAGE_COLLECT, &1u32.to_ne_bytes());
@@ -117,7 +119,7 @@ fn a_file_too_often_in_the_way_is_unpinned() {
     let world = World::make("", 128);
     let file = fragmented(&world, 600);
     world.fs.set_cleaning("gc_pin_file_thresh", "3").unwrap();
-    call(&world, file, SET_PIN_FILE, &1u32.to_ne_bytes()).unwrap();
+    world.pin_where_it_lies(file);
     for _ in 0..8 {
         let _ = call(&world, file, GARBAGE_COLLECT, &1u32.to_ne_bytes());
         world.fs.segments().forget_pins();

@@ -18,6 +18,7 @@ mod clean;
 mod load;
 mod logs;
 pub mod map;
+mod pinned;
 mod places;
 pub mod policy;
 mod snapshot;

@@ -217,11 +217,11 @@ fn too_much_unusable_space_is_refused_and_nothing_changes() {
     let said = world.fs.control().unwrap().read("f2fs/unusable").unwrap();
     assert_eq!(said, format!("{unusable}\n").into_bytes());
     // What is pinned cannot be cleaned.
-    pin(&world, file, 1);
+    world.pin_where_it_lies(file);
     let refused = world.fs.remount(&world.cx, "checkpoint=disable:3%");
     assert_eq!(refused.unwrap_err().errno(), 11);
     assert!(!world.fs.is_paused() && !world.fs.options().contains("checkpoint=disable"));
-    pin(&world, file, 0);
+    unpin(&world, file);
     world.judge_now();
     // Cleaning, which is done first, brings it below what is allowed.
     world.fs.remount(&world.cx, "checkpoint=disable:0").unwrap();
@@ -236,8 +236,8 @@ fn too_much_unusable_space_is_refused_and_nothing_changes() {
     world.close();
 }
 
-fn pin(world: &World, file: InodeNo, value: u32) {
-    let (number, argument) = (0x4004_f50d, value.to_ne_bytes());
+fn unpin(world: &World, file: InodeNo) {
+    let (number, argument) = (0x4004_f50d, 0u32.to_ne_bytes());
     let answer = world.fs.ioctl(&world.cx, file, number, &argument);
     assert!(answer.unwrap().is_some());
 }
