@@ -189,3 +189,128 @@ fn percents_become_blocks() {
     assert_eq!(again.checkpoint_off, Some(Unusable::Blocks(70)));
     assert!(options.remounted("ro").is_err());
 }
+
+/// What becomes of an option of the kernel's page here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Here {
+    /// It changes something, and is shown.
+    Does,
+    /// It is the default, or what is always so.
+    IsSo,
+    /// Refused by name, with a reason or a way out that begins so.
+    Not(&'static str),
+}
+
+use Here::{Does, IsSo, Not};
+
+const NO_COMPRESSION: Here = Not("compressed files are read");
+const NO_QUOTAS: Here = Not("quota limits are not enforced");
+const FOR_TESTS: Here = Not("is for testing kernels");
+const IS_GONE: Here = Not("was removed from Linux");
+
+/// Every option of Documentation/filesystems/f2fs.rst of Linux 6.18, line by line, each value that it names; and
+/// at the end what fs/f2fs/super.c takes and the page does not tell.
+#[rustfmt::skip]
+const PAGE: &[(&str, Here)] = &[
+    ("background_gc=on", IsSo), ("background_gc=off", Does), ("background_gc=sync", Does),
+    ("gc_merge", Does), ("nogc_merge", IsSo),
+    ("ro,disable_roll_forward", Does), ("ro,norecovery", Does),
+    ("discard", Does), ("nodiscard", Does),
+    ("heap", IS_GONE), ("no_heap", IS_GONE),
+    ("nouser_xattr", Does), ("noacl", Does),
+    ("active_logs=2", Does), ("active_logs=4", Does), ("active_logs=6", IsSo),
+    ("disable_ext_identify", Does),
+    ("inline_xattr", IsSo), ("noinline_xattr", Does), ("inline_xattr_size=100", Does),
+    ("inline_data", IsSo), ("noinline_data", Does), ("inline_dentry", IsSo), ("noinline_dentry", Does),
+    ("flush_merge", IsSo), ("noflush_merge", Not("those who need a flush")),
+    ("nobarrier", Does), ("barrier", IsSo),
+    ("fastboot", Does),
+    ("extent_cache", IsSo), ("noextent_cache", Not("where blocks lie is always kept")),
+    ("data_flush", Does),
+    ("reserve_root=4096", Does), ("resuid=7", Does), ("resgid=7", Does),
+    ("fault_injection=3", FOR_TESTS), ("fault_type=3", FOR_TESTS),
+    ("mode=adaptive", IsSo), ("mode=lfs", Does),
+    ("mode=fragment:segment", Not("is for experiments")), ("mode=fragment:block", Not("is for experiments")),
+    ("usrquota", NO_QUOTAS), ("grpquota", NO_QUOTAS), ("prjquota", NO_QUOTAS),
+    ("usrjquota=file", NO_QUOTAS), ("grpjquota=file", NO_QUOTAS), ("prjjquota=file", NO_QUOTAS),
+    ("jqfmt=vfsv1", NO_QUOTAS),
+    ("offusrjquota", NO_QUOTAS), ("offgrpjquota", NO_QUOTAS), ("offprjjquota", NO_QUOTAS),
+    ("quota", NO_QUOTAS), ("noquota", IsSo),
+    ("alloc_mode=reuse", Does), ("alloc_mode=default", Does),
+    ("fsync_mode=posix", IsSo), ("fsync_mode=strict", Does), ("fsync_mode=nobarrier", Does),
+    ("test_dummy_encryption", FOR_TESTS), ("test_dummy_encryption=v2", FOR_TESTS),
+    ("checkpoint=enable", IsSo), ("checkpoint=disable", Does), ("checkpoint=disable:7", Does),
+    ("checkpoint=disable:7%", Does),
+    ("checkpoint_merge", IsSo), ("nocheckpoint_merge", Does),
+    ("compress_algorithm=zstd:3", NO_COMPRESSION), ("compress_log_size=4", NO_COMPRESSION),
+    ("compress_extension=txt", NO_COMPRESSION), ("nocompress_extension=txt", NO_COMPRESSION),
+    ("compress_chksum", NO_COMPRESSION), ("compress_mode=user", NO_COMPRESSION),
+    ("compress_cache", NO_COMPRESSION),
+    ("inlinecrypt", Not("encrypted files have no key")),
+    ("atgc", Does),
+    ("discard_unit=block", IsSo), ("discard_unit=segment", Does), ("discard_unit=section", Does),
+    ("memory=normal", IsSo), ("memory=low", Not("cache_size= says")),
+    ("age_extent_cache", Not("the age of blocks is not followed")),
+    ("errors=continue", IsSo), ("errors=remount-ro", Does), ("errors=panic", Not("a program cannot halt")),
+    ("nat_bits", Not("mounting reads the table")),
+    // Not on the page.
+    ("user_xattr", Does), ("acl", Does),
+    ("io_bits=1", IS_GONE), ("whint_mode=off", IS_GONE),
+    ("reserve_node=7", Not("only blocks are reserved")),
+    ("lookup_mode=auto", Not("names are found by their hash")),
+];
+
+/// What mount(8) has for every file system, and what is only ours.
+const OTHERS: &[&str] = &[
+    "ro",
+    "rw",
+    "noatime",
+    "atime",
+    "relatime",
+    "norelatime",
+    "strictatime",
+    "nostrictatime",
+    "nodiratime",
+    "diratime",
+    "lazytime",
+    "nolazytime",
+    "sync",
+    "async",
+    "dirsync",
+    "gc_policy",
+];
+
+#[test]
+fn every_option_of_the_kernels_page_is_taken_or_refused_by_name() {
+    for &(list, here) in PAGE {
+        let found = MountOptions::parse(list);
+        let found = match (&found, here) {
+            (Ok(options), _) if *options == MountOptions::default() => IsSo,
+            (Ok(options), _) => {
+                let again = MountOptions::parse(&options.show()).unwrap();
+                assert_eq!(again.show(), options.show(), "{list}");
+                Does
+            }
+            (Err(FsError::BadOption(said)), Not(reason)) => {
+                let begin = format!("option {list}: {reason}");
+                assert!(said.starts_with(&begin), "{said}");
+                here
+            }
+            (error, _) => panic!("{list}: {error:?}"),
+        };
+        assert_eq!(found, here, "{list}");
+    }
+}
+
+#[test]
+fn no_option_is_offered_that_nobody_knows() {
+    let name = |list: &'static str| {
+        let item = list.strip_prefix("ro,").unwrap_or(list);
+        item.split_once('=').map_or(item, |(name, _)| name)
+    };
+    let known: Vec<&str> = PAGE.iter().map(|(list, _)| name(list)).collect();
+    for entry in TABLE {
+        let is_known = known.contains(&entry.name) != OTHERS.contains(&entry.name);
+        assert!(is_known, "{}", entry.name);
+    }
+}
