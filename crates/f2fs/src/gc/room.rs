@@ -285,7 +285,7 @@ impl F2fs {
         Ok(done.is_emptied())
     }
 
-    fn checkpoint_for_space(&self, tag: IoTag) -> Result<()> {
+    pub(super) fn checkpoint_for_space(&self, tag: IoTag) -> Result<()> {
         self.gc.stats.lock().checkpoints += 1;
         self.checkpoint(Reason::Sync, tag)
     }

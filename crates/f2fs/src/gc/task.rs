@@ -99,6 +99,12 @@ impl Task {
         }
     }
 
+    /// Rounds that were made for writers.
+    #[cfg(test)]
+    pub fn served(&self) -> u64 {
+        self.state.lock().ended
+    }
+
     /// A writers' round is over.
     fn serve_ended(&self) {
         let mut state = self.state.lock();
@@ -192,20 +198,27 @@ impl F2fs {
             }
             return;
         }
+        // As the kernel: a synchronous round is one of the foreground that nobody asked for.
+        let sync = self.options.read().background_gc == BackgroundGc::Sync;
         let (mode, by_age) = self.gc.mode();
         let search = Search {
-            cost: mode.cost(false, by_age),
-            foreground: false,
+            cost: mode.cost(sync, by_age),
+            foreground: sync,
             limit: Some(self.segments().policy().max_search),
             skip: &Default::default(),
         };
-        self.gc.stats.lock().calls[1] += 1;
+        self.gc.stats.lock().calls[usize::from(!sync)] += 1;
         let Some(victim) = self.segments().begin_cleaning(search) else {
             sleep.end(pace, false);
             return;
         };
         sleep.end(pace, true);
-        if let Err(error) = self.clean(victim, mode, true, tag) {
+        let mut cleaned = self.clean(victim, mode, !sync, tag);
+        if sync && cleaned == Ok(true) {
+            // What was emptied is free when this is durable.
+            cleaned = self.checkpoint_for_space(tag).map(|()| true);
+        }
+        if let Err(error) = cleaned {
             tracing::warn!(%error, "cleaning in the background failed");
         }
     }

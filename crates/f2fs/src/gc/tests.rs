@@ -14,6 +14,7 @@ use steadfs_vfs::{Cx, FileSystem, FsError, SetAttr};
 use crate::checkpoint::Reason;
 use crate::disk::BLOCK_SIZE;
 use crate::disk::test_images::Image;
+use crate::gc::stats::Stats;
 use crate::inode::Inode;
 use crate::tests::checkpoints::judge;
 use crate::victim::age::AGE_THRESHOLD;
@@ -365,4 +366,65 @@ fn trim() {
     let some = full.fs.trim_range(0, 1 << 20, 0, tag()).unwrap();
     assert_eq!(some, 0, "no block of the main area lies there");
     assert!(full.fs.trim_range(u64::MAX, 1, 0, tag()).is_err());
+}
+
+/// What background cleaning did on a volume of which a third is garbage: calls in the foreground and in the
+/// background, blocks of data moved in all and in the background, checkpoints for space, sections got back.
+fn left_alone(options: &'static str) -> ([u64; 2], [u64; 2], u64, i64) {
+    let work = move || {
+        let mut full = Full::new(volume(&[], 128), options, 11);
+        full.fs.set_cleaning("ipu_policy", "0").unwrap();
+        // Nothing else writes a checkpoint.
+        full.fs
+            .checkpoints
+            .set_interval(Duration::from_secs(86_400));
+        full.fs.set_cleaning("gc_min_sleep_time", "1000").unwrap();
+        for n in 0..FILES * 150 {
+            full.write(n % FILES, n / FILES).unwrap();
+        }
+        full.sync();
+        full.rewrite(400);
+        full.sync();
+        let free = |full: &Full| i64::from(full.fs.segments().free_sections());
+        let before = (full.fs.gc.stats(), free(&full));
+        sleep(Duration::from_secs(600));
+        let after = (full.fs.gc.stats(), free(&full));
+        full.verify();
+        let of = |count: fn(&Stats) -> [u64; 2]| {
+            let (now, then) = (count(&after.0), count(&before.0));
+            [now[0] - then[0], now[1] - then[1]]
+        };
+        let checkpoints = after.0.checkpoints - before.0.checkpoints;
+        let calls = of(|stats| stats.calls);
+        let moved = of(|stats| stats.data_blocks);
+        (calls, moved, checkpoints, after.1 - before.1)
+    };
+    run(Config::new(11), work).value
+}
+
+#[test]
+fn background_cleaning_is_off_waits_for_checkpoints_or_writes_them() {
+    assert_eq!(left_alone("background_gc=off"), ([0, 0], [0, 0], 0, 0));
+    let (calls, moved, checkpoints, _) = left_alone("background_gc=on");
+    assert!(calls[1] > 0 && moved[1] > 0, "{calls:?} {moved:?}");
+    assert_eq!((calls[0], moved[0], checkpoints), (0, moved[1], 0));
+    let (calls, moved, checkpoints, gained) = left_alone("background_gc=sync");
+    assert!(calls[0] > 0 && moved[0] > 0, "{calls:?} {moved:?}");
+    assert_eq!((calls[1], moved[1]), (0, 0));
+    assert!(checkpoints > 0 && gained > 0, "{checkpoints} {gained}");
+}
+
+#[test]
+fn writers_let_the_task_clean_with_gc_merge() {
+    simulated(12, || {
+        for (options, merged) in [("mode=lfs,nogc_merge", false), ("mode=lfs,gc_merge", true)] {
+            let options = format!("{options},background_gc=off");
+            let mut full = Full::new(volume(&[], 64), &options, 12);
+            full.fill();
+            full.rewrite(300);
+            full.verify();
+            assert_eq!(full.fs.gc.task.served() > 0, merged, "{options}");
+            assert!(full.fs.gc.stats().calls[0] > 0);
+        }
+    });
 }
