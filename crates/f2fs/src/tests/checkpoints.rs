@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::{Buf, MemDevice};
-use steadfs_vfs::{Cx, FileSystem};
+use steadfs_vfs::{Cx, FileSystem, FsError};
 
 use super::mount_device;
 use crate::F2fs;
@@ -18,6 +18,7 @@ use crate::node::Found;
 use crate::node::chain::Barrier;
 use crate::segment::Purpose;
 use crate::space::Need;
+use crate::test_world::{ROOT, World};
 
 /// Lets fsck.f2fs look at a device.
 pub(crate) fn judge(device: &MemDevice) {
@@ -359,4 +360,59 @@ fn a_mount_for_writing_makes_what_recovery_finds_its_own() {
             fs.end_tasks();
         }
     }
+}
+
+/// A checkpoint that finds places for some of what changed only: what has none is told of, nothing of the volume is
+/// lost, neither where power fails then nor when there is room again.
+#[test]
+fn a_checkpoint_without_room_for_all_loses_nothing() {
+    // In simulated time: none of the background comes between.
+    steadfs_rt::sim::run(steadfs_rt::sim::Config::new(2), no_room_for_all);
+}
+
+fn no_room_for_all() {
+    let world = World::make("", 64);
+    let make = |name: String| world.file(ROOT, name.as_bytes()).unwrap().ino;
+    for n in 0..50 {
+        make(format!("old{n}"));
+    }
+    world.fs.sync_all(&world.cx).unwrap();
+    let synced: Vec<_> = (0..5).map(|n| make(format!("synced{n}"))).collect();
+    for ino in synced {
+        world
+            .fs
+            .write(&world.cx, ino, 0, &[5; 5000], false)
+            .unwrap();
+        world.fs.fsync(&world.cx, ino, false).unwrap();
+    }
+    let written = world.fs.checkpoints.written();
+    // More than the log of files' nodes has room for in its segment.
+    for n in 0..900 {
+        make(format!("new{n}"));
+    }
+    assert_eq!(world.fs.checkpoints.written(), written, "none by itself");
+    let segments = world.fs.segments();
+    let held: Vec<_> = std::iter::from_fn(|| segments.claim_unused(0..u32::MAX, 1)).collect();
+    assert!(!held.is_empty());
+    for _ in 0..3 {
+        let result = world.fs.checkpoint(Reason::Sync, world.cx.tag);
+        assert_eq!(result, Err(FsError::NoSpace));
+        assert_eq!(world.fs.stopped_because(), None);
+        segments.check();
+    }
+    let crashed = World::of(Arc::new(MemDevice::from_bytes(&world.bytes())), "");
+    for name in ["old0", "old49", "synced0", "synced4"] {
+        crashed.lookup(ROOT, name.as_bytes()).unwrap();
+    }
+    assert_eq!(crashed.lookup(ROOT, b"synced3").unwrap().size, 5000);
+    assert_eq!(crashed.lookup(ROOT, b"new0"), Err(FsError::NotFound));
+    crashed.close();
+    for run in held {
+        segments.release(run);
+    }
+    world.fs.checkpoint(Reason::Sync, world.cx.tag).unwrap();
+    segments.check();
+    world.lookup(ROOT, b"new899").unwrap();
+    world.judge_now();
+    world.reopen().close();
 }
