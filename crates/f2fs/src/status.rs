@@ -175,6 +175,12 @@ impl F2fs {
             let total = steps.total().as_millis();
             line!(out, "  - last one : {total} ms ({steps})");
         }
+        if let Some((count, last)) = self.checkpoints.slow.last() {
+            line!(out, "  - slow ones : {count}, the last: {last}");
+        }
+        if let Some((count, last)) = self.checkpoints.slow_waits.last() {
+            line!(out, "  - slow waits : {count}, the last: {last}");
+        }
         self.show_merging(out);
         self.show_syncs(out);
     }

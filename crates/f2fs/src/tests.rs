@@ -21,6 +21,7 @@ mod merging;
 mod mounting;
 mod nodes;
 mod pausing;
+mod slow;
 mod urgency;
 
 /// Bytes that differ from block to block.

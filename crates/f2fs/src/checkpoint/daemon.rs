@@ -273,6 +273,23 @@ impl F2fs {
     /// As [`F2fs::checkpoint`].
     pub(crate) fn request_checkpoint(&self, tag: IoTag) -> Result<()> {
         self.checkpoints.count_call();
+        let asked = now();
+        let result = self.checkpoint_or_ask(tag);
+        let waited = asked.elapsed();
+        if waited >= SLOW {
+            let steps = self.checkpoints.last_steps();
+            let longest = steps.as_ref().and_then(|steps| steps.longest());
+            let step = longest.map_or("none", |(name, _)| name);
+            let waited = waited.as_millis();
+            let warning = "a request for a checkpoint waited";
+            let last = "the last one was longest in";
+            let warning = format!("{warning} {waited} ms; {last} \"{step}\"");
+            self.checkpoints.slow_waits.warn(warning);
+        }
+        result
+    }
+
+    fn checkpoint_or_ask(&self, tag: IoTag) -> Result<()> {
         let merge = self.options.read().checkpoint_merge;
         let server = match merge {
             true => self.daemon.queue(tag),
@@ -291,16 +308,7 @@ impl F2fs {
                 request
             }
         };
-        let result = request.done.wait();
-        let waited = now().since(request.queued);
-        if waited >= SLOW {
-            let steps = self.checkpoints.last_steps();
-            let longest = steps.as_ref().and_then(|steps| steps.longest());
-            let step = longest.map_or("none", |(name, _)| name);
-            let waited = millis(waited);
-            tracing::warn!(waited, step, "a request for a checkpoint waited long, ms");
-        }
-        result
+        request.done.wait()
     }
 }
 

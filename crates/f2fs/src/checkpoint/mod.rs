@@ -32,7 +32,7 @@ use steadfs_vfs::{FsError, Result};
 
 pub use load::{Current, load, read_blocks};
 pub(crate) use snapshot::Marks;
-pub use steps::Steps;
+pub use steps::{Steps, Warnings};
 use urgency::UnderWay;
 pub use write::Writes;
 
@@ -73,6 +73,9 @@ pub struct Checkpoints {
     under_way: UnderWay,
     /// How long the last one took, by steps.
     last_steps: Mutex<Option<Steps>>,
+    /// Warnings of slow ones, and of long waits for one.
+    pub slow: Warnings,
+    pub slow_waits: Warnings,
 }
 
 struct State {
@@ -113,6 +116,8 @@ impl Checkpoints {
             background_calls: AtomicU64::new(0),
             interval: Mutex::new(Rank::Leaf, background::INTERVAL),
             last_steps: Mutex::new(Rank::Leaf, None),
+            slow: Warnings::new(),
+            slow_waits: Warnings::new(),
         }
     }
 
@@ -215,7 +220,9 @@ impl F2fs {
         // between looking and waiting.
         drop(self.checkpoints.state.lock());
         self.checkpoints.ended.notify_all();
-        steps.warn_if_slow();
+        if let Some(warning) = steps.warning() {
+            self.checkpoints.slow.warn(warning);
+        }
         *self.checkpoints.last_steps.lock() = Some(steps);
         result
     }

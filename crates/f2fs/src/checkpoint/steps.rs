@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use steadfs_rt::{Instant, now};
+use steadfs_rt::{Instant, Mutex, Rank, now};
 
 /// A checkpoint that takes longer is told of.
 pub const SLOW: Duration = Duration::from_secs(5);
@@ -44,12 +44,35 @@ impl Steps {
         self.steps.iter().copied().max_by_key(|(_, took)| *took)
     }
 
-    /// Warns of a slow checkpoint and says where the time went.
-    pub fn warn_if_slow(&self) {
-        if self.total() >= SLOW {
-            let step = self.longest().map_or("none", |(name, _)| name);
-            tracing::warn!(step, steps = %self, "a checkpoint took long");
-        }
+    /// What there is to be said of a slow checkpoint: where the time went.
+    pub fn warning(&self) -> Option<String> {
+        let step = self.longest().map_or("none", |(name, _)| name);
+        let total = self.total().as_millis();
+        (self.total() >= SLOW)
+            .then(|| format!("a checkpoint took {total} ms, most of it in \"{step}\": {self}"))
+    }
+}
+
+/// What was warned of so far.
+pub struct Warnings(Mutex<(u64, String)>);
+
+impl Warnings {
+    /// Nothing.
+    pub fn new() -> Self {
+        Self(Mutex::new(Rank::Leaf, (0, String::new())))
+    }
+
+    /// Warns, and keeps it for those who look later.
+    pub fn warn(&self, warning: String) {
+        tracing::warn!("{warning}");
+        let mut state = self.0.lock();
+        *state = (state.0 + 1, warning);
+    }
+
+    /// How often, and the last one.
+    pub fn last(&self) -> Option<(u64, String)> {
+        let state = self.0.lock();
+        (state.0 > 0).then(|| state.clone())
     }
 }
 

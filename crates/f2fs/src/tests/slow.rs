@@ -1,0 +1,132 @@
+//! Slow checkpoints: which step it was, and how long each request waited, is told by name.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use steadfs_base::IoTag;
+use steadfs_block::{Bio, Device, Done, Geometry, MemDevice, Op};
+use steadfs_rt::{sim, sleep, spawn};
+
+use super::checkpoints::make_file;
+use crate::checkpoint::Warnings;
+use crate::disk::BLOCK_SIZE;
+use crate::format::{FormatOptions, image};
+use crate::{CacheSizes, F2fs, MountOptions};
+
+/// How long the device takes for what it is slow at.
+const LONG: Duration = Duration::from_millis(7300);
+
+/// What a device is slow at.
+#[derive(Clone, Copy, Debug)]
+enum At {
+    Nothing,
+    /// A write to the checkpoint packs that is no barrier.
+    Pack,
+    /// The write that makes a checkpoint the volume's state.
+    LastBlock,
+}
+
+/// A device that is slow once, when it is told so.
+struct Slow {
+    inner: Arc<MemDevice>,
+    /// The checkpoint packs, in bytes.
+    packs: std::ops::Range<u64>,
+    at: At,
+    now: AtomicBool,
+}
+
+impl Device for Slow {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn start(&self, bio: Bio, done: Done) {
+        let pack = bio.op == Op::Write && self.packs.contains(&bio.offset);
+        let slow = match self.at {
+            At::Nothing => false,
+            At::Pack => pack && !bio.fua,
+            At::LastBlock => pack && bio.fua,
+        };
+        if slow && self.now.swap(false, Ordering::AcqRel) {
+            let inner = Arc::clone(&self.inner);
+            let _on_its_own = spawn("slow block", move || {
+                sleep(LONG);
+                inner.start(bio, done);
+            });
+            return;
+        }
+        self.inner.start(bio, done);
+    }
+}
+
+/// What is told of a checkpoint on such a device while two wait for it: of it, and of them.
+fn told(at: At, options: &'static str) -> [Option<(u64, String)>; 2] {
+    let run = move || {
+        let inner = image(64 << 20, &FormatOptions::default()).unwrap();
+        let open = |device: Arc<dyn Device>| {
+            let options = MountOptions::parse(options).unwrap();
+            F2fs::open(device, options, CacheSizes::of(64 << 20))
+                .unwrap()
+                .0
+        };
+        let looked = open(Arc::clone(&inner) as _);
+        let (start, end) = (looked.layout().cp_start, looked.layout().sit_start);
+        looked.close().unwrap();
+        let bytes = |block: u32| u64::from(block) * BLOCK_SIZE as u64;
+        let device = Arc::new(Slow {
+            inner,
+            packs: bytes(start)..bytes(end),
+            at,
+            now: AtomicBool::new(false),
+        });
+        let fs = open(Arc::clone(&device) as _);
+        make_file(&fs, b"one", 0);
+        assert!(!fs.status().contains("slow"));
+        device.now.store(true, Ordering::Release);
+        let other = Arc::clone(&fs);
+        let other = spawn("other", move || {
+            other.request_checkpoint(IoTag::default()).unwrap();
+        });
+        sleep(Duration::from_millis(100));
+        make_file(&fs, b"two", 0);
+        let second = Arc::clone(&fs);
+        let second = spawn("second", move || {
+            second.request_checkpoint(IoTag::default()).unwrap();
+        });
+        other.join();
+        second.join();
+        let said = [&fs.checkpoints.slow, &fs.checkpoints.slow_waits].map(Warnings::last);
+        let status = fs.status();
+        for (_, last) in said.iter().flatten() {
+            assert!(status.contains(last), "{status}");
+        }
+        fs.close().unwrap();
+        said
+    };
+    sim::run(sim::Config::new(4), run).value
+}
+
+#[test]
+fn a_slow_step_is_named_and_each_wait_is_told() {
+    for options in ["checkpoint_merge", "nocheckpoint_merge"] {
+        for (at, step) in [
+            (At::Pack, "wait for tables, nodes and pack"),
+            (At::LastBlock, "last block"),
+        ] {
+            let [slow, waits] = told(at, options).map(Option::unwrap);
+            // Without merging who waits for the other one does so in a checkpoint of his own.
+            let (ones, step, begin) = match options {
+                "checkpoint_merge" => (1, step, "a checkpoint took 73"),
+                _ => (2, "wait for another checkpoint", "a checkpoint took 72"),
+            };
+            assert!(slow.0 == ones && slow.1.starts_with(begin), "{slow:?}");
+            let named = format!("most of it in \"{step}\": ");
+            assert!(slow.1.contains(&named), "{slow:?}");
+            assert_eq!(waits.0, 2, "{waits:?}");
+            let begin = "a request for a checkpoint waited 7";
+            assert!(waits.1.starts_with(begin), "{waits:?}");
+        }
+        assert_eq!(told(At::Nothing, options), [None, None]);
+    }
+}
