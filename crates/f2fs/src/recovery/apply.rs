@@ -301,17 +301,38 @@ impl Apply<'_> {
             )?;
             fs.promise_nodes(inode, block..block + 1, true, tag)?;
         }
+        let mut freed = false;
         if addr.is_block() {
+            // The kernel's atomic writes keep their blocks in an inode without a name until the commit gives
+            // them to the file. If the checkpoint has them there, that orphan is freed by now.
+            freed = !self.blocks.contains_key(&addr) && fs.segments().is_freed(addr);
             self.take_from_others(addr)?;
         }
         let change = fs.change()?;
         let mut core = inode.core.write();
         let slot = fs.make_slot(&change, inode, &mut core, block, tag)?;
         if addr.is_block() {
-            fs.segments().adopt(addr, slot.owner(), LogType::WarmData)?;
+            match freed {
+                true => fs.segments().adopt_freed(addr, slot.owner())?,
+                false => fs.segments().adopt(addr, slot.owner(), LogType::WarmData)?,
+            }
             self.blocks.insert(addr, Some((inode.nid(), block)));
         }
         fs.set_slot(&change, inode, &mut core, &slot, addr, tag)?;
+        Ok(())
+    }
+
+    /// A file's block is not this one any more.
+    fn empty_slot(&self, inode: &Inode, block: u64, addr: BlockAddr) -> Result<()> {
+        let (fs, tag) = (self.fs, self.tag);
+        let change = fs.change()?;
+        let mut core = inode.core.write();
+        let Place::Slot(slot) = fs.find_slot(inode, &core, block, tag)? else {
+            return Ok(());
+        };
+        if fs.addr_in(&core, &slot)? == addr {
+            fs.set_slot(&change, inode, &mut core, &slot, BlockAddr::NULL, tag)?;
+        }
         Ok(())
     }
 
@@ -322,13 +343,7 @@ impl Apply<'_> {
         };
         let (fs, tag) = (self.fs, self.tag);
         let inode = fs.inode(ino, tag)?;
-        if fs.slot(&inode, block, tag)? == addr {
-            let change = fs.change()?;
-            let mut core = inode.core.write();
-            if let Place::Slot(slot) = fs.find_slot(&inode, &core, block, tag)? {
-                fs.set_slot(&change, &inode, &mut core, &slot, BlockAddr::NULL, tag)?;
-            }
-        }
+        self.empty_slot(&inode, block, addr)?;
         fs.segments().keep(addr)?;
         fs.segments().step_over()
     }

@@ -280,6 +280,34 @@ impl Segments {
         Ok(())
     }
 
+    /// Whether the checkpoint has this block for an owner who has lost it since, and nobody else has it.
+    pub fn is_freed(&self, addr: BlockAddr) -> bool {
+        self.layout.place(addr).is_some_and(|(segment, offset)| {
+            let inner = self.inner.lock();
+            inner.logs.table.is_freed(segment, offset)
+        })
+    }
+
+    /// Takes over a block that the checkpoint has for another owner, who has lost it since: what it holds is as it
+    /// was then, for nothing may write it.
+    ///
+    /// # Errors
+    /// The block is in use, was not in the checkpoint, or lies among nodes.
+    pub fn adopt_freed(&self, addr: BlockAddr, owner: Owner) -> Result<(), DiskError> {
+        let now = self.elapsed();
+        let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
+        let mut inner = self.inner.lock();
+        let logs = &mut inner.logs;
+        if !logs.table.is_freed(segment, offset) || logs.table.kind(segment).is_node() {
+            let rule = "has a block in use that recovery found referred to again";
+            let error = DiskError::entry(Structure::Sit, segment.0, rule);
+            return Err(error.in_block(addr));
+        }
+        logs.table.set_valid(segment, offset, now);
+        logs.note_owner(segment, offset, owner);
+        Ok(())
+    }
+
     /// Whether something refers to this block.
     pub fn is_valid(&self, addr: BlockAddr) -> bool {
         self.layout.place(addr).is_some_and(|(segment, offset)| {

@@ -342,6 +342,13 @@ impl Table {
         self.touched.get(&at.0).map_or(Map::EMPTY, |t| t.claimed)
     }
 
+    /// Whether a block lost its owner after the last checkpoint, which still has it, and nobody has claimed it.
+    pub fn is_freed(&self, at: SegNo, offset: u32) -> bool {
+        !self.current(at).get(offset)
+            && !self.claimed(at).get(offset)
+            && self.durable(at).get(offset)
+    }
+
     fn touch(&mut self, at: SegNo) -> &mut Touched {
         let current = self.current(at);
         self.touched.entry(at.0).or_insert(Touched {
