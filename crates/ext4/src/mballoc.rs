@@ -11,6 +11,7 @@
 //!
 //! So a group's `busy` bitmap is: on disk in use, or claimed, or freed and not yet committed.
 
+mod ahead;
 mod inodes;
 mod search;
 mod totals;
@@ -32,6 +33,7 @@ use crate::fs::{Ext4, io_error};
 use crate::txn::Handle;
 use crate::verified::BLOCK_BITMAP;
 
+use ahead::Ahead;
 pub use totals::{Totals, WEIGHT_EXTENT, WEIGHT_INDIRECT};
 use zones::Zones;
 
@@ -64,6 +66,8 @@ pub struct Allocator {
     totals: Mutex<Totals>,
     /// Freed with a transaction that is not durable yet.
     pending: Mutex<Vec<(Tid, Run)>>,
+    /// Claimed for files that grow.
+    ahead: Ahead,
     /// Where the last new directory at the top of the tree went.
     next_top_dir: AtomicU32,
     discard: AtomicBool,
@@ -123,6 +127,7 @@ impl Allocator {
             zones,
             totals: Mutex::new(Rank::Leaf, totals),
             pending: Mutex::new(Rank::Leaf, Vec::new()),
+            ahead: Ahead::new(),
             next_top_dir: AtomicU32::new(0),
             discard: AtomicBool::new(discard),
             stripe: AtomicU32::new(1),
@@ -375,6 +380,7 @@ impl Allocator {
     pub fn trim(&self, fs: &Ext4, range: std::ops::Range<u64>, min: u32) -> Result<u64> {
         let geo = fs.geo();
         let mut trimmed = 0;
+        self.end_growing(fs);
         for no in geo.groups() {
             let base = geo.first_block_of(no).0;
             let blocks = geo.blocks_in(no);

@@ -363,6 +363,7 @@ impl Backing for Ext4 {
             return;
         }
         self.write_replaced();
+        self.alloc.age_growing(self);
         for inode in self.inodes.dirty() {
             if let Err(error) = self.judge(self.store_if_dirty(&inode)) {
                 tracing::warn!(ino = %inode.ino(), %error, "storing an inode failed");

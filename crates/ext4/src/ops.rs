@@ -22,10 +22,11 @@ impl Ext4 {
         else {
             return Ok(());
         };
-        if inode.drop_lookups(count)
-            && inode.core.read().links == 0
-            && self.check_writable().is_ok()
-        {
+        if !inode.drop_lookups(count) {
+            return Ok(());
+        }
+        self.alloc.forget_growing(self, inode.ino());
+        if inode.core.read().links == 0 && self.check_writable().is_ok() {
             let evicted = self.judge(self.evict(&inode));
             self.freeing.let_go();
             return evicted;

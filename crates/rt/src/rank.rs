@@ -25,7 +25,8 @@ pub enum Rank {
     ExtentTree,
     /// An inode's attributes in memory.
     InodeState,
-    /// A node of f2fs: its content, and its first read. One at a time.
+    /// A node of f2fs: its content, and its first read. One at a time. In ext4, blocks kept for growing
+    /// files while they change hands.
     Node,
     /// A block group's or segment's allocation state.
     Group,

@@ -81,8 +81,9 @@ impl Ext4 {
     /// Stores the smaller size and frees what lies behind it, in as many transactions as it takes; the
     /// orphan list remembers it between them.
     pub(crate) fn cut_to(&self, inode: &Inode, size: u64, first_gone: FileBlock) -> Result<()> {
-        let mut handle = self.txns.begin(FIRST)?;
         let ino = inode.ino();
+        self.alloc.forget_growing(self, ino);
+        let mut handle = self.txns.begin(FIRST)?;
         let mut listed = false;
         let mut end = END;
         {
@@ -138,6 +139,7 @@ impl Ext4 {
         let released = inode.pages.discard(0..u64::MAX) * self.weight(inode);
         self.alloc.with_totals(|t| t.settle(released));
         let ino = inode.ino();
+        self.alloc.forget_growing(self, ino);
         let mut handle = self.txns.begin(FIRST)?;
         let mapped = self.has_map(&inode.core.read());
         let metadata = inode.kind() != FileKind::Regular;

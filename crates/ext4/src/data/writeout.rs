@@ -7,7 +7,7 @@ use steadfs_block::{Bio, IoError, IoHandle, Op};
 use steadfs_cache::{Taken, Why};
 use steadfs_vfs::{FsError, Result};
 
-use crate::disk;
+use crate::disk::{self, Ino};
 use crate::extent::Tree;
 use crate::freeing::Shortage;
 use crate::fs::{Ext4, io_error};
@@ -237,7 +237,7 @@ impl Ext4 {
         while done < run.len() {
             let at = run[done].block;
             let left = (run.len() - done) as u64;
-            let (mapped, goal) = {
+            let (mapped, goal, grows) = {
                 let core = inode.core.read();
                 let mapped = self.map(inode.ino(), &core, at, tag)?;
                 let continues = pieces.last().filter(|p| p.blocks.end == at.0);
@@ -246,14 +246,16 @@ impl Ext4 {
                     None if mapped.place == Place::Hole => self.goal_after(inode.ino(), &core, at),
                     None => DevBlock(0),
                 };
-                (mapped, goal)
+                let end = self.geo.block_size.blocks_for(core.size);
+                (mapped, goal, at.0 > 0 && at.0 >= end)
             };
             let n = mapped.len.min(left);
             let (start, n, naming) = match mapped.place {
                 Place::Written(start) => (start, n, Naming::None),
                 Place::Unwritten(start) => (start, n, Naming::Convert),
                 Place::Hole => {
-                    let run = self.claim_for_data(goal, n as u32, tag)?;
+                    let grows = grows.then_some((inode.ino(), at));
+                    let run = self.claim_for_data(grows, goal, n as u32, tag)?;
                     (run.start, run.len.into(), Naming::Claim(run))
                 }
             };
@@ -311,9 +313,19 @@ impl Ext4 {
         )))
     }
 
-    /// Claims blocks for data; if none is free but some wait for a commit, commits first.
-    pub(crate) fn claim_for_data(&self, goal: DevBlock, want: u32, tag: IoTag) -> Result<Run> {
-        let claim = || self.alloc.claim(self, goal, want);
+    /// Claims blocks for data, at a file's end if `grows` says of which; if none is free but some wait
+    /// for a commit, commits first.
+    fn claim_for_data(
+        &self,
+        grows: Option<(Ino, FileBlock)>,
+        goal: DevBlock,
+        want: u32,
+        tag: IoTag,
+    ) -> Result<Run> {
+        let claim = || match grows {
+            Some(at) => self.alloc.claim_growing(self, at, goal, want),
+            None => self.alloc.claim(self, goal, want),
+        };
         let mut result = claim();
         if result == Err(FsError::NoSpace) {
             let shortage = Shortage::new();

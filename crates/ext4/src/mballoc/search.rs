@@ -12,15 +12,20 @@ use crate::txn::Handle;
 
 /// How much is to be claimed.
 #[derive(Clone, Copy)]
-struct Want {
+pub(super) struct Want {
     len: u32,
     /// Take only of what nobody was promised, and leave so many blocks.
     keep: Option<u64>,
 }
 
 impl Want {
+    /// So many blocks, whoever was promised some.
+    pub(super) fn of(len: u32) -> Self {
+        Self { len, keep: None }
+    }
+
     /// At most what was found.
-    fn of(self, found: u32) -> Self {
+    fn at_most(self, found: u32) -> Self {
         Self {
             len: self.len.min(found),
             ..self
@@ -32,14 +37,7 @@ impl Allocator {
     /// Claims up to `want` blocks in one run, as near behind `goal` as can be: at the goal itself, in
     /// its group, in a group that has the whole length in one piece, and last whatever there is.
     pub fn claim(&self, fs: &Ext4, goal: DevBlock, want: u32) -> Result<Run> {
-        self.claim_some(
-            fs,
-            goal,
-            Want {
-                len: want,
-                keep: None,
-            },
-        )
+        self.claim_some(fs, goal, Want::of(want))
     }
 
     /// The same of what nobody was promised, leaving `keep` blocks.
@@ -52,6 +50,15 @@ impl Allocator {
     }
 
     fn claim_some(&self, fs: &Ext4, goal: DevBlock, want: Want) -> Result<Run> {
+        let found = self.search(fs, goal, want);
+        match found {
+            Err(FsError::NoSpace) => self.claim_from_all(fs, goal, want),
+            found => found,
+        }
+    }
+
+    /// Claims of what nobody has, files' room included.
+    pub(super) fn search(&self, fs: &Ext4, goal: DevBlock, want: Want) -> Result<Run> {
         assert!(want.len > 0, "a claim has a length");
         let geo = fs.geo();
         let goal = if geo.block_range().contains(&goal.0) {
@@ -119,7 +126,7 @@ impl Allocator {
         if end - at < want.len.min(16) {
             return Ok(None);
         }
-        Ok(self.take(fs, no, &mut group, at, want.of(end - at)))
+        Ok(self.take(fs, no, &mut group, at, want.at_most(end - at)))
     }
 
     /// The first run of at least `need` blocks from `from` on (or else before it).
@@ -146,7 +153,7 @@ impl Allocator {
             group.longest = need - 1;
             return Ok(None);
         };
-        let found_len = want.of(found.end - found.start);
+        let found_len = want.at_most(found.end - found.start);
         Ok(self.take(fs, no, &mut group, found.start, found_len))
     }
 
