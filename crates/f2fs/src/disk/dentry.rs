@@ -110,12 +110,29 @@ pub struct Entries<'a> {
 
 /// The entries whose first slot is `from` or behind it. A damaged entry is an error and takes one
 /// slot; the walk goes on behind it.
+///
+/// `from` may be any number: where a directory was read up to, a longer entry may have been put since, and
+/// who reads a directory may go anywhere. So the walk begins with the area and is silent up to `from`.
 pub fn entries<'a>(layout: &DentryLayout, bytes: &'a [u8], from: usize) -> Entries<'a> {
     assert_eq!(bytes.len(), layout.len);
-    Entries {
+    let mut entries = Entries {
         layout: *layout,
         bytes,
-        next: from,
+        next: 0,
+    };
+    while entries.slot().is_some_and(|slot| slot < from) {
+        let _ = entries.next();
+    }
+    entries
+}
+
+impl Entries<'_> {
+    /// The first slot of the next entry.
+    fn slot(&self) -> Option<usize> {
+        let layout = &self.layout;
+        let map = &self.bytes[layout.bitmap()];
+        let more = self.next < layout.slots;
+        more.then(|| bits::find(Order::LowFirst, map, self.next, layout.slots, true))?
     }
 }
 
@@ -123,13 +140,8 @@ impl<'a> Iterator for Entries<'a> {
     type Item = Result<Entry<'a>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let layout = &self.layout;
-        if self.next >= layout.slots {
-            return None;
-        }
-        let map = &self.bytes[layout.bitmap()];
-        let slot = bits::find(Order::LowFirst, map, self.next, layout.slots, true)?;
-        let entry = entry_at(layout, self.bytes, slot);
+        let slot = self.slot()?;
+        let entry = entry_at(&self.layout, self.bytes, slot);
         self.next = slot
             + match &entry {
                 Ok(entry) => slots_for(entry.name.len()),
@@ -322,6 +334,12 @@ mod tests {
                 .map(|e| e.unwrap().name)
                 .collect();
             assert_eq!(names, [&b"a"[..], &long, b"exactly8", b"nine byte"]);
+            // From the middle of an entry the walk goes on with the next.
+            for (from, first) in [(1, 1), (2, 33), (32, 33), (33, 33), (35, 36), (36, 36)] {
+                let next = entries(&layout, &bytes, from).next();
+                let next = next.map(|e| e.unwrap().slot);
+                assert_eq!(next, (first < 36).then_some(first), "{from}");
+            }
             let found = find(&layout, &bytes, entry(0, &long).hash, &long).unwrap();
             assert_eq!((found.slot, found.ino), (1, Nid(7)));
             remove(&layout, &mut bytes, 1, 255);
