@@ -6,12 +6,12 @@ use std::fs;
 use std::path::Path;
 
 use steadfs::{Checked, Options, Volume};
-use steadfs_suite::generate::{Torture, torture};
+use steadfs_suite::generate::{Torture, plain, torture};
 use steadfs_suite::uml::{
     self, TOP, assert_same, boot, durable_lines, lines, make_durable, make_torture,
     without_folder_times, write_tree,
 };
-use steadfs_suite::{Image, Scratch, SteadMount, Tree, fsyncs, run, succeed};
+use steadfs_suite::{Compare, Image, Scratch, SteadMount, Tree, fsyncs, run, succeed};
 
 /// Small, for it is made dozens of times.
 const TORTURE: Torture = Torture {
@@ -315,6 +315,79 @@ fn we_recover_what_the_kernel_fsynced() {
             assert_same(&read_by_library(image.path(), "ro", &what), &ours, &what);
         }
     });
+}
+
+/// A tree for sload.f2fs, which miscounts files with holes and takes no attributes.
+fn source(scratch: &Scratch) -> std::path::PathBuf {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    let top = scratch.folder("source");
+    plain(&top, 5, 300);
+    // Into the first indirect node, and a directory of several levels.
+    fs::write(top.join("large"), vec![3; 13_000_000]).unwrap();
+    fs::create_dir(top.join("many")).unwrap();
+    for n in 0..1500 {
+        fs::write(top.join(format!("many/a file of number {n}")), "").unwrap();
+    }
+    symlink("large", top.join("short")).unwrap();
+    symlink("t".repeat(4000), top.join("long")).unwrap();
+    for (path, mode, owner) in [("many", 0o2751, 7), ("large", 0o4711, 700)] {
+        let path = top.join(path);
+        chown(&path, Some(owner), Some(owner + 1)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    top
+}
+
+/// What sload.f2fs keeps of a tree: not the top's own fields, and whole seconds.
+fn as_loaded(mut tree: Tree) -> Tree {
+    tree.nodes.remove(&b""[..]);
+    tree.nodes.values_mut().for_each(|node| node.mtime.1 = 0);
+    tree
+}
+
+/// Volumes that sload.f2fs filled: read as the source is, written by us, and read then by the kernel. (With
+/// flexible_inline_xattr it makes inodes that its own checker refuses. Debian's is built without compression.)
+#[test]
+fn we_read_and_go_on_with_what_sload_wrote() {
+    let scratch = Scratch::new();
+    let top = source(&scratch);
+    let wanted = as_loaded(Tree::of(&top));
+    assert!(wanted.len() > 1800, "{}", wanted.len());
+    let fits = |kind: &&Kind| (256..=512).contains(&kind.size) && !kind.mkfs.contains("flexible");
+    let kinds: Vec<&Kind> = MATRIX.iter().filter(fits).step_by(2).collect();
+    assert!((6..=DISKS).contains(&kinds.len()), "{}", kinds.len());
+    let list = |n: usize| scratch.join(&format!("list{n}"));
+    let mut images = Vec::new();
+    let mut after = Vec::new();
+    for (n, kind) in kinds.iter().enumerate() {
+        let what = format!("{}: by sload.f2fs", kind.what(n));
+        let image = kind.make(&scratch, &format!("{n}.img"));
+        let (from, path) = (top.to_str().unwrap(), image.path().to_str().unwrap());
+        succeed("sload.f2fs", ["-P", "-f", from, path]);
+        check_clean(image.path(), &what);
+        {
+            let volume = Volume::open(image.path(), &Options::parse("ro").unwrap()).unwrap();
+            let read = as_loaded(Tree::of_volume(&*volume.fs()));
+            volume.close().unwrap();
+            wanted.assert_same(&read, Compare::COPY, &what);
+        }
+        let mount = SteadMount::new(&scratch, image.path(), &kind.our_options());
+        fs::remove_dir_all(mount.join("d1")).unwrap();
+        fs::write(mount.join("many/new"), vec![9; 70_000]).unwrap();
+        fs::rename(mount.join("large"), mount.join("many/large")).unwrap();
+        after.push(lines(&Tree::of(mount.root())));
+        mount.unmount();
+        check_clean(image.path(), &what);
+        images.push(image);
+    }
+    boot_with(&scratch, &images, |n, disk| {
+        let to = write_tree(&list(n));
+        format!("mount -t f2fs -o ro {disk} {TOP}\n{to}\numount {TOP}\n")
+    });
+    for (n, kind) in kinds.iter().enumerate() {
+        let what = format!("{}: by sload.f2fs and us", kind.what(n));
+        assert_same(&after[n], &read_list(&list(n)), &what);
+    }
 }
 
 /// Lets the kernel recover a volume and write down what is there.
