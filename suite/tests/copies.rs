@@ -93,6 +93,48 @@ fn trees_go_in_between_and_out_and_stay_equal() {
 }
 
 #[test]
+fn trees_go_through_f2fs_and_stay_equal() {
+    let scratch = Scratch::new();
+    let source = scratch.folder("source");
+    torture(
+        &source,
+        Torture {
+            block: 1024,
+            far: 1 << 31,
+            longest_link: 1023,
+            xattr_bytes: 900,
+            many: 300,
+        },
+    );
+    let original = Tree::of(&source);
+    let first = image(&scratch, "first.img", "f2fs", 256 * MIB);
+    let other = image(&scratch, "other.img", "ext4", 256 * MIB);
+    let second = image(&scratch, "second.img", "f2fs", 256 * MIB);
+    let source = source.to_str().unwrap();
+    cp(&["-a", source, &at(&first, "/")]);
+    cp(&["-a", &at(&first, "/source"), &at(&other, "/")]);
+    cp(&["-a", &at(&other, "/source"), &at(&second, "/between")]);
+    cp(&["-a", &at(&second, "/between"), &at(&second, "/within")]);
+    for volume in [&first, &second] {
+        let path = volume.path().as_os_str();
+        run("fsck.f2fs", ["--dry-run".as_ref(), path]).expect(0);
+    }
+    let on_ext4 = tree_by_kernel(&scratch, &other, "source");
+    original.assert_same(&on_ext4, Compare::COPY, "host and ext4");
+    for name in ["between", "within"] {
+        let back = scratch.join(name);
+        let (from, to) = (at(&second, &format!("/{name}")), back.to_str().unwrap());
+        steadfs(["extract", &from, to]).expect(0);
+        original.assert_same(&Tree::of(&back), Compare::COPY, name);
+    }
+    let file = scratch.join("file");
+    fs::write(&file, "one line\n").unwrap();
+    cp(&[file.to_str().unwrap(), &at(&second, "/within")]);
+    let shown = steadfs(["cat", &at(&second, "/within/file")]).expect(0);
+    assert_eq!(shown.out, "one line\n");
+}
+
+#[test]
 fn copies_that_make_no_sense_are_refused() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
