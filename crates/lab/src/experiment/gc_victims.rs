@@ -24,6 +24,8 @@ use crate::flash::{Parameters, Store};
 /// Blocks of a file: 32 KiB.
 const BLOCKS: u64 = 8;
 const BLOCK: usize = 4096;
+/// Bytes of a segment.
+const SEGMENT: u64 = 2 << 20;
 /// Files of a directory.
 const PER_DIR: u64 = 1000;
 /// mkfs's overprovision then.
@@ -107,6 +109,15 @@ const CASES: [Case; 4] = [
     },
 ];
 
+/// The first of these limits with which every search is the one of `limit`, if that is another one. A search goes
+/// from its cursor to the end and, with the rules of 2013, over everything once more: it looks at no more than twice as
+/// many as there are segments, so that any two limits above that are never reached.
+fn same_as(limit: u32, limits: &[u32], volume: u64) -> Option<u32> {
+    let never_reached = |limit: u32| u64::from(limit) > 2 * (volume / SEGMENT);
+    let first = limits.iter().find(|first| never_reached(**first))?;
+    (*first != limit && never_reached(limit)).then_some(*first)
+}
+
 fn arm_name(limit: u32) -> String {
     match limit {
         ALL => "all".to_owned(),
@@ -144,6 +155,7 @@ pub fn plan(settings: &Settings) -> Result<Plan, Error> {
                 Arm::new(arm_name(limit), move |attempt| {
                     one_run(case, &device, &volume, scale, limit, attempt)
                 })
+                .like(same_as(limit, case.limits, scale.volume).map(arm_name))
             })
             .collect(),
     });
@@ -290,7 +302,8 @@ fn checks() -> Vec<Check> {
 
 fn notes() -> Vec<String> {
     [
-        "A volume of 2 GB has about 1000 segments: limits of 1024 and more are all the same.",
+        "A search looks at no more than twice as many candidates as the volume has segments (2 GB: 1024): limits above that are \
+         run once. 1024 is run by itself; no search has reached it.",
         "Looking at candidates is told as CPU time (100 ns each) and not added to the times.",
     ]
     .map(str::to_owned)
@@ -523,4 +536,40 @@ fn fill(fs: &dyn Files, percent: u64) -> Result<Vec<InodeNo>, FsError> {
         }
     }
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_no_search_reaches_are_one() {
+        let limits = CASES[0].limits;
+        let full = |limit| same_as(limit, limits, FULL.volume);
+        assert_eq!([20, 1024, 4096].map(full), [None; 3]);
+        assert_eq!(full(ALL), Some(4096));
+        let quick = |limit| same_as(limit, limits, 192 << 20);
+        assert_eq!([64, 256].map(quick), [None; 2]);
+        assert_eq!([1024, 4096, ALL].map(quick), [Some(256); 3]);
+        assert_eq!(same_as(4096, &[20, 4096], FULL.volume), None);
+    }
+
+    /// What `same_as` says is so, to the last command; a limit that is reached leads elsewhere.
+    #[test]
+    fn a_run_with_a_limit_that_no_search_reaches_is_the_run_without() {
+        let scale = Scale {
+            volume: 192 << 20,
+            rewrites: 1_000,
+        };
+        let device = Parameters::built_in("sdhc-2013").unwrap();
+        let volume = volume(scale.volume).unwrap();
+        let run = |limit| {
+            let attempt = Attempt::simulated(1);
+            one_run(&CASES[0], &device, &volume, scale, limit, attempt).unwrap()
+        };
+        let [few, many, all] = [20, 256, ALL].map(run);
+        assert_eq!(many.trace, all.trace);
+        assert_eq!(format!("{many:?}"), format!("{all:?}"));
+        assert_ne!(few.trace, all.trace);
+    }
 }

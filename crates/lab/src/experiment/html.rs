@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::chart::escaped;
 use super::report::{FigureReport, RealReport, Report};
-use super::text::{cell_rows, estimate, figure_rows, real_rows};
+use super::text::{cell_rows, estimate, figure_rows, real_rows, run_once};
 
 const HEAD: &str = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
 <meta name=\"viewport\" content=\"width=device-width\"><title>steadfs lab</title><style>\
@@ -148,6 +148,9 @@ fn section(out: &mut String, report: &Report) {
             "<details{open}><summary><b>{name}</b>: {about}</summary>"
         );
         table(out, &cell_rows(cell));
+        for line in run_once(cell) {
+            let _ = writeln!(out, "<p>{}</p>", escaped(&line));
+        }
         out.push_str("</details>\n");
     }
     out.push_str("<h3>What you should know</h3>\n<ul>\n");

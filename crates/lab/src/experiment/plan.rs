@@ -209,6 +209,8 @@ pub struct Arm {
     pub name: String,
     /// One run.
     pub run: Run,
+    /// An earlier arm of the cell whose runs are this one's, provably, to the last command: it is not run again.
+    pub like: Option<String>,
 }
 
 impl Arm {
@@ -220,7 +222,22 @@ impl Arm {
         Self {
             name: name.into(),
             run: Arc::new(run),
+            like: None,
         }
+    }
+
+    /// The same, whose runs are those of `earlier`.
+    #[must_use]
+    pub fn like(self, earlier: Option<String>) -> Self {
+        Self {
+            like: earlier,
+            ..self
+        }
+    }
+
+    /// Whether it is run by itself.
+    pub(super) fn is_run(&self) -> bool {
+        self.like.is_none()
     }
 }
 

@@ -58,6 +58,10 @@ fn of_world(
         };
         let mut cell = cell.clone();
         cell.arms.retain(|arm| wanted(&arm.name));
+        // In real time no two runs are the same, and the arm that it is like may not be among these.
+        for arm in &mut cell.arms {
+            arm.like = None;
+        }
         if cell.arms.is_empty() {
             continue;
         }

@@ -86,6 +86,8 @@ pub struct CellReport {
 pub struct ArmReport {
     /// Its name.
     pub name: String,
+    /// The arm whose runs are this one's, provably; it was not run again.
+    pub like: Option<String>,
     /// What was measured.
     pub measures: Vec<Measure>,
     /// A hash of each seed's whole run: the same for the same program, seed and device.

@@ -11,7 +11,7 @@ use steadfs_rt::{Mutex, Rank, spawn};
 use super::plan::{Attempt, Cell, Error, Figure, Plan, Role, Run, Sample, Source, Unit};
 use super::report::{ArmReport, CellReport, FigureReport, Measure, Report};
 use super::statistics::{Estimate, percentile};
-use super::timeline::Timeline;
+use super::timeline::{Depths, Timeline};
 
 type Slot = Mutex<Option<Result<Sample, String>>>;
 
@@ -63,13 +63,15 @@ pub(super) fn run_all(jobs: Vec<(Run, Attempt)>, workers: usize) -> Vec<Result<S
 /// A run failed, a volume was damaged, or arms of a cell left different content.
 pub fn run(plan: &Plan, seeds: u64) -> Result<Report, Error> {
     let arms = plan.cells.iter().flat_map(|cell| &cell.arms);
+    let arms = arms.filter(|arm| arm.is_run());
     let mut jobs: Vec<_> = arms
         .flat_map(|arm| (1..=seeds).map(|seed| (Arc::clone(&arm.run), Attempt::simulated(seed))))
         .collect();
     let (shown, step) = &plan.timeline;
     let step = *step;
     let shown = plan.cells.iter().find(|cell| cell.name == *shown);
-    for arm in shown.iter().flat_map(|cell| &cell.arms) {
+    let arms = shown.iter().flat_map(|cell| &cell.arms);
+    for arm in arms.filter(|arm| arm.is_run()) {
         let sampled = Attempt {
             sampled: Some(step),
             ..Attempt::simulated(1)
@@ -115,8 +117,14 @@ fn timeline(
     step: Duration,
     samples: &mut dyn Iterator<Item = Result<Sample, String>>,
 ) -> Result<Timeline, Error> {
-    let mut arms = Vec::new();
+    let mut arms: Vec<(String, Vec<Depths>)> = Vec::new();
     for arm in &cell.arms {
+        if let Some(like) = &arm.like {
+            let same = arms.iter().find(|(name, _)| name == like);
+            let (_, depths) = same.expect("an earlier arm").clone();
+            arms.push((arm.name.clone(), depths));
+            continue;
+        }
         let sample = samples.next().expect("one for each arm");
         let sample = sample.map_err(|why| Error::Run {
             cell: cell.name.clone(),
@@ -142,6 +150,15 @@ pub(super) fn cell_report(
     let mut contents: Option<(String, Vec<u64>)> = None;
     let mut simulated = 0;
     for arm in &cell.arms {
+        if let Some(like) = &arm.like {
+            let same = arms.iter().find(|known| known.name == *like);
+            arms.push(ArmReport {
+                name: arm.name.clone(),
+                like: Some(like.clone()),
+                ..same.expect("an earlier arm").clone()
+            });
+            continue;
+        }
         let mut of_arm = Vec::new();
         for seed in 1..=seeds {
             let sample = samples.next().expect("one for each arm and seed");
@@ -166,6 +183,7 @@ pub(super) fn cell_report(
         }
         arms.push(ArmReport {
             name: arm.name.clone(),
+            like: None,
             measures: measures(&of_arm),
             traces: of_arm.iter().map(|sample| sample.trace).collect(),
         });

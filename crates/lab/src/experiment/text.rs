@@ -98,6 +98,9 @@ impl Report {
         for cell in &self.cells {
             let _ = writeln!(out, "\n{}: {}", cell.name, cell.about);
             table(&mut out, &cell_rows(cell));
+            for line in run_once(cell) {
+                let _ = writeln!(out, "  {line}");
+            }
         }
         if !self.notes.is_empty() {
             out.push_str("\nNotes\n");
@@ -168,6 +171,18 @@ pub(super) fn figure_rows(figures: &[FigureReport]) -> Vec<Vec<String>> {
         ]);
     }
     rows
+}
+
+/// Which arms were not run by themselves.
+pub(super) fn run_once(cell: &CellReport) -> impl Iterator<Item = String> {
+    let arms = cell.arms.iter();
+    arms.filter_map(|arm| {
+        let like = arm.like.as_ref()?;
+        Some(format!(
+            "{}: the same as {like} by construction, shown again and not run again",
+            arm.name
+        ))
+    })
 }
 
 pub(super) fn cell_rows(cell: &CellReport) -> Vec<Vec<String>> {
