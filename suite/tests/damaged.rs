@@ -343,7 +343,7 @@ fn f2fs_volumes_are_borne_too() {
     let wanted = cases() / 4;
     for n in 0..wanted {
         let base = &bases[n % bases.len()];
-        save(&base.damage(n as u64 + 5000), &image);
+        save(&base.damage(Family::Flipped, n as u64 + 5000), &image);
         let name = format!("{}:{}", base.name, n + 5000);
         let code = |words: &[&str], allowed: &[i32]| {
             let outcome = bounded(words);

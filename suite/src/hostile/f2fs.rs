@@ -13,6 +13,7 @@ use steadfs_f2fs::{CacheSizes, F2fs, MountOptions, check};
 use steadfs_lab::device::Image;
 use steadfs_vfs::FileSystem;
 
+use super::Family;
 use super::ImageDevice;
 use super::base::write_tree;
 use super::exercise::{CACHE, Outcome, QueueSource, Trial, try_with};
@@ -65,6 +66,9 @@ const RECIPES: &[(&str, &str)] = &[
 
 /// Bytes of a file that needs nodes of three levels.
 const DEEP: usize = 13 << 20;
+
+/// Where a superblock's block has the number of the volume's blocks (`block_count`).
+const BLOCK_COUNT: usize = 1024 + 36;
 
 /// Numbers at which arithmetic breaks.
 const EDGES: [u64; 14] = [
@@ -256,9 +260,68 @@ impl F2fsBase {
         listed
     }
 
-    /// A damaged copy.
-    pub fn damage(&self, seed: u64) -> Image {
-        let mut numbers = Numbers::new(seed);
+    /// A copy that is damaged in this way.
+    pub fn damage(&self, family: Family, seed: u64) -> Image {
+        let mut numbers = Numbers::new(seed ^ (family as u64) << 60);
+        match family {
+            Family::Truncated => self.truncated(&mut numbers),
+            Family::Flipped => self.flipped(&mut numbers),
+            Family::Random => self.randomized(&mut numbers),
+        }
+    }
+
+    /// The first bytes; sometimes the superblock says that there are no more.
+    fn truncated(&self, numbers: &mut Numbers) -> Image {
+        let unit = [512, BLOCK_SIZE as u64, 2 << 20][numbers.below(3) as usize];
+        let limit = [65_536, 32 << 20, self.image.size()][numbers.below(3) as usize];
+        let cut = numbers.below(limit) / unit * unit;
+        let mut out = Image::zeroed(cut);
+        let mut at = 0;
+        while at < cut {
+            let mut bytes = vec![0; usize::try_from((cut - at).min(1 << 20)).expect("small")];
+            self.image.read(at, &mut bytes);
+            if bytes.iter().any(|&b| b != 0) {
+                out.write(at, &bytes);
+            }
+            at += bytes.len() as u64;
+        }
+        if numbers.below(2) == 0 && cut >= 2 * BLOCK_SIZE as u64 {
+            let mut bytes = read(&out, 0);
+            let blocks = cut / BLOCK_SIZE as u64;
+            bytes[BLOCK_COUNT..BLOCK_COUNT + 8].copy_from_slice(&blocks.to_le_bytes());
+            self.seal(Part::Super, &mut bytes);
+            (0..2).for_each(|block| write(&mut out, block, &bytes));
+        }
+        out
+    }
+
+    /// Some structures are noise, their checksums right where they have one and where that was made so.
+    fn randomized(&self, numbers: &mut Numbers) -> Image {
+        let mut image = self.image.clone();
+        let part = self.spots[numbers.below(self.spots.len() as u64) as usize].0;
+        let all_of_it = part != Part::Super && numbers.below(4) == 0;
+        for (_, blocks) in self.spots.iter().filter(|(p, _)| *p == part) {
+            if !all_of_it && numbers.below(3) > 0 {
+                continue;
+            }
+            let mut bytes = read(&image, blocks[0]);
+            let head = if part == Part::Super { 1024 } else { 0 };
+            let from = head + numbers.below((BLOCK_SIZE - head) as u64) as usize;
+            let from = [head, from][numbers.below(2) as usize];
+            let noise = numbers.bytes(BLOCK_SIZE - from);
+            bytes[from..].copy_from_slice(&noise);
+            if numbers.below(5) > 0 {
+                self.seal(part, &mut bytes);
+            }
+            for &block in blocks {
+                write(&mut image, block, &bytes);
+            }
+        }
+        image
+    }
+
+    /// Some numbers in some structures are wrong, the checksums right.
+    fn flipped(&self, numbers: &mut Numbers) -> Image {
         let mut image = self.image.clone();
         let mut parts: Vec<Part> = self.spots.iter().map(|(part, _)| *part).collect();
         parts.sort_unstable();
@@ -270,7 +333,7 @@ impl F2fsBase {
             let mut bytes = read(&image, blocks[0]);
             let from = if part == Part::Super { 1024 } else { 0 };
             for _ in 0..1 + numbers.below(3) {
-                self.change(part, &mut bytes[from..], &mut numbers);
+                self.change(part, &mut bytes[from..], numbers);
             }
             self.seal(part, &mut bytes);
             for &block in blocks {
