@@ -303,7 +303,7 @@ fn checks() -> Vec<Check> {
 fn notes() -> Vec<String> {
     [
         "A search looks at no more than twice as many candidates as the volume has segments (2 GB: 1024): limits above that are \
-         run once. 1024 is run by itself; no search has reached it.",
+         run once. 1024 is run by itself.",
         "Looking at candidates is told as CPU time (100 ns each) and not added to the times.",
     ]
     .map(str::to_owned)
