@@ -62,8 +62,6 @@ pub struct Journal {
     pub(crate) home_written: Condvar,
     /// The background reclaimer waits here.
     pub(crate) reclaim_wake: Condvar,
-    /// … and here for handles that wait for log space to have some.
-    pub(crate) nobody_waits: Condvar,
     /// One task reclaims at a time.
     pub(crate) reclaiming: Mutex<()>,
     pub(crate) callbacks: Mutex<Callbacks>,
@@ -134,7 +132,6 @@ impl Journal {
             lists: Mutex::new(Rank::JournalLists, Lists::new(config.reclaim)),
             home_written: Condvar::new(),
             reclaim_wake: Condvar::new(),
-            nobody_waits: Condvar::new(),
             reclaiming: Mutex::new(Rank::JournalReclaim, ()),
             callbacks: Mutex::new(Rank::Leaf, Callbacks::default()),
             tasks: Mutex::new(Rank::Leaf, Vec::new()),

@@ -302,11 +302,6 @@ impl Lists {
         self.unwritten * block_size.bytes_u64() / 2 > self.policy.max_unwritten
     }
 
-    /// Whether the background is at work and frees log space, not memory alone.
-    pub(crate) fn background_frees(&self) -> bool {
-        self.worker != Worker::Idle && self.policy.enabled && self.policy.low_free_percent.is_some()
-    }
-
     /// Age of the oldest transaction with blocks to write.
     pub(crate) fn oldest_age(&self, now: Instant) -> Option<Duration> {
         let oldest = self

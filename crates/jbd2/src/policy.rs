@@ -49,8 +49,6 @@ pub(crate) struct LogView {
     pub unwritten: u64,
     /// Whether the last answer was to go on.
     pub going: bool,
-    /// Log blocks of the largest transaction: with fewer free a handle may have to wait.
-    pub largest: u32,
 }
 
 /// What a policy says.
@@ -96,11 +94,7 @@ impl ReclaimPolicy {
         let aged = view.oldest.is_some_and(|age| age >= self.max_age);
         let full = view.unwritten > self.max_unwritten
             || (view.going && view.unwritten > self.max_unwritten / 2);
-        // Where a handle may come to wait soon, it is to find free what is written, not to move the
-        // tail for itself: a move now and then before the goal, each for a good part of a transaction.
-        let scarce = free < 2 * u64::from(view.largest) && view.freeable > view.largest / 2;
-        let last = view.oldest.is_none() && view.freeable > 0;
-        if short && (after_move >= goal || scarce || last) {
+        if short && (after_move >= goal || (view.oldest.is_none() && view.freeable > 0)) {
             return Advice::MoveTail;
         }
         if view.oldest.is_some() && (short || aged || full) {
@@ -143,19 +137,6 @@ mod tests {
         // Everything is written, the committing transaction keeps the rest: move what can move.
         assert_eq!(policy.advise(&view(400, 10, None)), Advice::MoveTail);
         assert_eq!(policy.advise(&view(400, 0, None)), Advice::Rest);
-    }
-
-    #[test]
-    fn where_little_is_free_the_tail_moves_before_the_goal() {
-        let policy = ReclaimPolicy::default();
-        let scarce = |free, freeable| LogView {
-            largest: 200,
-            ..view(free, freeable, Some(1))
-        };
-        assert_eq!(policy.advise(&scarce(399, 101)), Advice::MoveTail);
-        assert_eq!(policy.advise(&scarce(399, 100)), Advice::Write);
-        assert_eq!(policy.advise(&scarce(400, 101)), Advice::Write);
-        assert_eq!(policy.advise(&scarce(600, 300)), Advice::Rest);
     }
 
     #[test]

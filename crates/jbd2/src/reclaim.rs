@@ -3,9 +3,7 @@
 //! The order that keeps every crash harmless: home writes complete; a FLUSH makes them durable; the
 //! superblock with the new tail is written durably; only then is the space before the tail free. If
 //! any of these fails, the tail stays and the journal aborts. One task reclaims at a time, whoever
-//! it is: the background, a handle that found too little space, or a flush. The background works in
-//! steps short enough to be waited for, and begins none while a handle waits: that one goes on from
-//! what is written already.
+//! it is: the background, a handle that found too little space, or a flush.
 
 use std::time::Duration;
 
@@ -18,10 +16,8 @@ use crate::policy::{Advice, LogView};
 use crate::sb::{Change, Order};
 use crate::{Journal, JournalError};
 
-/// Most of one batch of home writes, in bytes, of those who wait for it.
+/// Most blocks of one batch of home writes, in bytes.
 const BATCH_BYTES: usize = 4 << 20;
-/// … and of the background: who comes to wait for log space stands behind one of these.
-const STEP_BYTES: usize = 512 << 10;
 
 /// Handles that wait for log space. Whoever reclaims meanwhile, for whatever reason and on whoever's
 /// account, does it for them: what it has submitted is raised, what it submits goes out as theirs.
@@ -41,19 +37,13 @@ impl Drop for SpaceWaiter<'_> {
         waiters.count -= 1;
         if waiters.count == 0 {
             waiters.tag = None;
-            self.0.nobody_waits.notify_all();
         }
     }
 }
 
 impl Journal {
-    /// Waits until no handle waits for log space, so that the background does not take the lock of
-    /// reclaim again before them.
-    fn let_waiters_first(&self) {
-        let mut lists = self.lists.lock();
-        while lists.waiters.count > 0 {
-            self.nobody_waits.wait(&mut lists);
-        }
+    fn batch_blocks(&self) -> usize {
+        (BATCH_BYTES / self.block_size.bytes()).max(1)
     }
 
     /// Somebody of this tag waits for log space until the guard is dropped. Raises what is under way.
@@ -100,16 +90,10 @@ impl Journal {
             if free >= need {
                 return Ok(());
             }
-            let (freeable, helped) = {
-                let lists = self.lists.lock();
-                (lists.tail().blocks, lists.background_frees())
-            };
-            // Enough for the caller, and half as much again so that the next one finds some; the
-            // background sees to that one where there is a background.
-            let spare = if helped { 0 } else { need / 2 };
-            let goal = need.saturating_add(spare) - free;
-            if freeable < goal && self.write_home(tag, BATCH_BYTES, |_, before| before < goal)? > 0
-            {
+            let freeable = self.lists.lock().tail().blocks;
+            // Enough for the caller, and half as much again so that the next one finds some.
+            let goal = need.saturating_add(need / 2) - free;
+            if freeable < goal && self.write_home(tag, |_, before| before < goal)? > 0 {
                 continue;
             }
             let moved = self.move_tail(tag)?;
@@ -121,7 +105,7 @@ impl Journal {
     /// Writes everything home and moves the tail past all durable transactions.
     pub(crate) fn reclaim_all(&self, tag: IoTag) -> Result<(), JournalError> {
         let _one = self.reclaiming.lock();
-        while self.write_home(tag, BATCH_BYTES, |_, _| true)? > 0 {}
+        while self.write_home(tag, |_, _| true)? > 0 {}
         self.move_tail(tag)?;
         Ok(())
     }
@@ -131,10 +115,9 @@ impl Journal {
     pub(crate) fn bound_memory(&self) -> Result<(), JournalError> {
         let too_much = || self.lists.lock().is_twice_heavy(self.block_size);
         while too_much() {
-            self.let_waiters_first();
             let _one = self.reclaiming.lock();
             self.state.lock().check()?;
-            if self.write_home(IoTag::background(), STEP_BYTES, |_, _| true)? == 0 {
+            if self.write_home(IoTag::background(), |_, _| true)? == 0 {
                 break;
             }
         }
@@ -143,7 +126,6 @@ impl Journal {
 
     /// Does what the policy advises, one step; returns whether there may be more.
     pub(crate) fn reclaim_in_background(&self) -> Result<bool, JournalError> {
-        self.let_waiters_first();
         let _one = self.reclaiming.lock();
         let tag = IoTag::background();
         let (advice, max_age, short_by) = self.advice()?;
@@ -157,9 +139,9 @@ impl Journal {
             }
             Advice::Write => {
                 let wanted = |age: Duration, before: u32| age >= max_age || before < short_by;
-                if self.write_home(tag, STEP_BYTES, wanted)? == 0 {
+                if self.write_home(tag, wanted)? == 0 {
                     // Memory, not log space or age, asks for it: the oldest first.
-                    self.write_home(tag, STEP_BYTES, |_, _| true)?;
+                    self.write_home(tag, |_, _| true)?;
                 }
                 Ok(true)
             }
@@ -182,21 +164,18 @@ impl Journal {
             oldest: lists.oldest_age(now()),
             unwritten: lists.unwritten() * self.block_size.bytes_u64(),
             going: lists.going,
-            largest: self.costs.max_transaction,
         };
         let short_by = policy.goal(capacity).saturating_sub(free);
         Ok((policy.advise(&view), policy.max_age, short_by))
     }
 
-    /// Writes one batch of blocks, of `bytes` at most, home and waits; returns how many. The caller
-    /// reclaims alone.
+    /// Writes one batch of blocks home and waits; returns how many. The caller reclaims alone.
     fn write_home(
         &self,
         tag: IoTag,
-        bytes: usize,
         wanted: impl FnMut(Duration, u32) -> bool,
     ) -> Result<usize, JournalError> {
-        let max = (bytes / self.block_size.bytes()).max(1);
+        let max = self.batch_blocks();
         let (batch, tag) = {
             let mut lists = self.lists.lock();
             let tag = self.for_waiters(tag, &lists.waiters);

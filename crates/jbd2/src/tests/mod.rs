@@ -7,5 +7,4 @@ mod crash_device;
 mod hostile;
 mod load;
 mod model;
-mod space_waits;
 mod support;
