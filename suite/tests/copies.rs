@@ -51,9 +51,8 @@ fn tree_by_kernel(scratch: &Scratch, image: &Image, path: &str) -> Tree {
     tree
 }
 
-#[test]
-fn trees_go_in_between_and_out_and_stay_equal() {
-    let scratch = Scratch::new();
+/// A tree of everything that every volume here can hold.
+fn source(scratch: &Scratch) -> PathBuf {
     let source = scratch.folder("source");
     torture(
         &source,
@@ -65,6 +64,13 @@ fn trees_go_in_between_and_out_and_stay_equal() {
             many: 300,
         },
     );
+    source
+}
+
+#[test]
+fn trees_go_in_between_and_out_and_stay_equal() {
+    let scratch = Scratch::new();
+    let source = source(&scratch);
     let original = Tree::of(&source);
     let first = image(&scratch, "first.img", "ext4", 256 * MIB);
     let second = image(&scratch, "second.img", "ext4", 256 * MIB);
@@ -95,17 +101,7 @@ fn trees_go_in_between_and_out_and_stay_equal() {
 #[test]
 fn trees_go_through_f2fs_and_stay_equal() {
     let scratch = Scratch::new();
-    let source = scratch.folder("source");
-    torture(
-        &source,
-        Torture {
-            block: 1024,
-            far: 1 << 31,
-            longest_link: 1023,
-            xattr_bytes: 900,
-            many: 300,
-        },
-    );
+    let source = source(&scratch);
     let original = Tree::of(&source);
     let first = image(&scratch, "first.img", "f2fs", 256 * MIB);
     let other = image(&scratch, "other.img", "ext4", 256 * MIB);
