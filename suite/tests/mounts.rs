@@ -77,6 +77,39 @@ fn mistakes_have_mounts_exit_codes() {
     assert!(mounts_below(scratch.path()).is_empty());
 }
 
+/// `answer` typed at a terminal to `steadfs format` of an image with something on it.
+fn format_at_a_terminal(answer: &str, more: &str, image: &str) -> i32 {
+    let line = format!("{} format -q {more} {image}", program().display());
+    let typed = format!("echo {answer} | script -qec '{line}' /dev/null");
+    run("sh", ["-c", &typed]).code()
+}
+
+#[test]
+fn what_is_there_is_not_formatted_over_without_asking() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let path = image.path().to_str().unwrap();
+    let before = fs::read(image.path()).unwrap();
+    assert_eq!(format_at_a_terminal("n", "", path), 1);
+    assert!(fs::read(image.path()).unwrap() == before);
+    assert_eq!(format_at_a_terminal("y", "-L asked", path), 0);
+    assert_eq!(format_at_a_terminal("n", "--force -L forced", path), 0);
+    assert!(steadfs(["inspect", path]).expect(0).out.contains("forced"));
+    // Scripts are not asked, and nobody where there is nothing.
+    steadfs(["format", "-q", path]).expect(0);
+    let zeros = Image::empty(&scratch, "zeros.img", 16 * MIB);
+    let zeros = zeros.path().to_str().unwrap();
+    assert_eq!(format_at_a_terminal("n", "", zeros), 0);
+
+    // A format that is refused leaves no file behind.
+    let new = scratch.join("new.img");
+    let small = new.to_str().unwrap();
+    for kind in ["ext4", "f2fs", "xfs"] {
+        assert_ne!(steadfs(["format", "-t", kind, small, "20K"]).code(), 0);
+        assert!(!new.exists(), "{kind}");
+    }
+}
+
 #[test]
 fn a_volume_has_one_user() {
     let scratch = Scratch::new();

@@ -90,6 +90,10 @@ pub struct Format {
     /// Fill the volume with the content of this directory.
     #[arg(short = 'd', long, value_name = "DIR")]
     pub from_dir: Option<PathBuf>,
+    /// Make it even where there is something already: at a terminal nobody is asked, and an f2fs
+    /// volume replaces another.
+    #[arg(short, long)]
+    pub force: bool,
     /// Print nothing.
     #[arg(short, long)]
     pub quiet: bool,
@@ -122,9 +126,6 @@ pub struct F2fsFormat {
     /// Do not discard the device's old content (mkfs.f2fs -t 0).
     #[arg(long)]
     pub nodiscard: bool,
-    /// Make it even where there is a volume already.
-    #[arg(short, long)]
-    pub force: bool,
 }
 
 /// Mount the volume on an image file or block device.

@@ -7,6 +7,7 @@ use steadfs::tools::{CopyIn, copy_in, owner_cx};
 use steadfs::{FormatOptions, FormatReport, Options, Volume};
 
 use crate::args;
+use crate::consent;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::progress::Line;
@@ -24,6 +25,9 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
         return crate::format_f2fs::run(args, size);
     }
     let options = options(args).map_err(Failure::plain)?;
+    if !args.force {
+        consent::ask(&args.volume)?;
+    }
     let line = Line::of_silence("formatting");
     let report = steadfs::format(&args.volume, size, &options);
     line.done();
@@ -60,7 +64,6 @@ fn refuse_of_other_kind(args: &args::Format, f2fs: bool) -> Result<(), Failure> 
         ("--root-owner", only.root_owner.is_some()),
         ("--sector-size", only.sector_size.is_some()),
         ("--nodiscard", only.nodiscard),
-        ("--force", only.force),
     ];
     let others = if f2fs { &of_ext[..] } else { &of_f2fs[..] };
     match others.iter().find(|(_, given)| *given) {

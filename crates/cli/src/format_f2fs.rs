@@ -11,7 +11,7 @@ use crate::progress::Line;
 
 pub fn run(args: &args::Format, size: Option<u64>) -> Result<(), Failure> {
     let options = options(args).map_err(Failure::plain)?;
-    if !args.f2fs.force
+    if !args.force
         && args.volume.exists()
         && let Ok(kind) = steadfs::probe(&args.volume, &Options::default())
     {

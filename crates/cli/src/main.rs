@@ -3,6 +3,7 @@
 mod args;
 mod check;
 mod completions;
+mod consent;
 mod copy;
 mod daemon;
 mod failure;

@@ -20,10 +20,8 @@ pub fn format(
     size: Option<u64>,
     options: &FormatOptions,
 ) -> Result<FormatReport, Error> {
-    let (queue, size) = open(path, size)?;
-    steadfs_ext4::format::format(&queue, size, options).map_err(|error| Error::Volume {
-        path: path.to_owned(),
-        error: FsError::BadOption(error.to_string()),
+    on(path, size, |queue, size| {
+        steadfs_ext4::format::format(queue, size, options).map_err(|error| error.to_string())
     })
 }
 
@@ -33,10 +31,28 @@ pub fn format_f2fs(
     size: Option<u64>,
     options: &f2fs::FormatOptions,
 ) -> Result<f2fs::FormatReport, Error> {
+    on(path, size, |queue, size| {
+        f2fs::format(queue, size, options).map_err(|error| error.to_string())
+    })
+}
+
+/// Lets `make` work on the device. A file that was not there before stays only with a volume in it.
+fn on<T>(
+    path: &Path,
+    size: Option<u64>,
+    make: impl FnOnce(&Queue, u64) -> Result<T, String>,
+) -> Result<T, Error> {
+    let is_new = !path.exists();
     let (queue, size) = open(path, size)?;
-    f2fs::format(&queue, size, options).map_err(|error| Error::Volume {
-        path: path.to_owned(),
-        error: FsError::BadOption(error.to_string()),
+    make(&queue, size).map_err(|why| {
+        if is_new {
+            // What is left is empty and in nobody's way.
+            let _ = std::fs::remove_file(path);
+        }
+        Error::Volume {
+            path: path.to_owned(),
+            error: FsError::BadOption(why),
+        }
     })
 }
 

@@ -1,0 +1,55 @@
+//! Asking before a volume is made where there is something already.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
+use std::path::Path;
+
+use steadfs::Options;
+
+use crate::failure::Failure;
+
+/// Bytes at the beginning of a device that tell whether anything is there: every partition table and
+/// file system leaves a mark in them.
+const MARKS: u64 = 128 << 10;
+
+/// Asks whoever sits at a terminal whether what is on `path` may go, as mke2fs does. Nobody is asked in
+/// scripts, or where there is nothing but zeros.
+pub fn ask(path: &Path) -> Result<(), Failure> {
+    let is_seen = io::stdin().is_terminal() && io::stdout().is_terminal();
+    if !is_seen || !path.exists() {
+        return Ok(());
+    }
+    let Some(what) = content(path) else {
+        return Ok(());
+    };
+    print!(
+        "{}: {what}. Make a new volume in its place? (y/N) ",
+        path.display()
+    );
+    let mut answer = String::new();
+    io::stdout()
+        .flush()
+        .and_then(|()| io::stdin().read_line(&mut answer))
+        .map_err(Failure::plain)?;
+    match answer.trim() {
+        "y" | "Y" | "yes" => Ok(()),
+        _ => Err(Failure::plain("nothing was changed")),
+    }
+}
+
+/// What is on a device, if anything can be seen. What cannot be read is no reason to ask: making the
+/// volume says why.
+fn content(path: &Path) -> Option<String> {
+    if let Ok(kind) = steadfs::probe(path, &Options::default()) {
+        return Some(format!("there is a volume already ({})", kind.name()));
+    }
+    let mut head = Vec::new();
+    File::open(path)
+        .ok()?
+        .take(MARKS)
+        .read_to_end(&mut head)
+        .ok()?;
+    head.iter()
+        .any(|byte| *byte != 0)
+        .then(|| "it is not empty".to_owned())
+}
