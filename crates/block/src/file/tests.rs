@@ -12,6 +12,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::{Buf, IoError, Queue, QueueOptions};
 
+mod sharing;
+
 fn image(dir: &TempDir, size: u64) -> PathBuf {
     let path = dir.path().join("image");
     File::create(&path).unwrap().set_len(size).unwrap();
@@ -71,52 +73,6 @@ impl Loop {
 impl Drop for Loop {
     fn drop(&mut self) {
         let _ = Command::new("losetup").args(["-d", &self.0]).status();
-    }
-}
-
-/// Another process that holds a lock until it is dropped.
-struct Locker(Child);
-
-impl Locker {
-    fn hold(kind: &str, path: &Path) -> Self {
-        let child = Command::new("flock")
-            .args(["--no-fork", kind, path.to_str().unwrap(), "sleep", "600"])
-            .spawn()
-            .expect("flock is installed");
-        let locker = Self(child);
-        // Once it has the lock it becomes the program it runs.
-        let name = format!("/proc/{}/comm", locker.0.id());
-        while std::fs::read_to_string(&name).unwrap() != "sleep\n" {
-            steadfs_rt::yield_now();
-        }
-        locker
-    }
-
-    /// Ends a holder of a shared lock, of which there may be others.
-    fn release_shared(mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-
-    fn release(self, path: &Path) {
-        drop(self);
-        while is_locked(path) {
-            steadfs_rt::yield_now();
-        }
-    }
-}
-
-fn is_locked(path: &Path) -> bool {
-    let probe = Command::new("flock")
-        .args(["-n", "-x", path.to_str().unwrap(), "true"])
-        .status();
-    !probe.unwrap().success()
-}
-
-impl Drop for Locker {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -293,123 +249,6 @@ fn an_image_of_odd_size_and_offset_works() {
             .contains("offset 1000 is not in the units")
     );
     check_transfers(&device);
-}
-
-#[test]
-fn a_second_writer_is_refused_and_told_who_has_it() {
-    let dir = TempDir::new().unwrap();
-    let path = image(&dir, 1 << 20);
-    let reader = || OpenOptions {
-        read_only: true,
-        ..OpenOptions::default()
-    };
-    let first = FileDevice::open(&path, OpenOptions::default()).unwrap();
-    for options in [OpenOptions::default(), reader()] {
-        let error = FileDevice::open(&path, options).err().unwrap();
-        assert!(
-            error.to_string().contains("in use by this process itself"),
-            "{error}"
-        );
-    }
-    drop(first);
-    let readers = [reader(), reader()].map(|o| FileDevice::open(&path, o).unwrap());
-    assert!(FileDevice::open(&path, OpenOptions::default()).is_err());
-    let error = run(&readers[0], Bio::write(0, vec![Buf::zeroed(512)])).unwrap_err();
-    assert!(error.cause.contains("read-only"), "{error}");
-    drop(readers);
-
-    let other = Locker::hold("-x", &path);
-    let error = FileDevice::open(&path, OpenOptions::default())
-        .err()
-        .unwrap();
-    assert!(
-        error
-            .to_string()
-            .contains(&format!("process {} (sleep)", other.0.id())),
-        "{error}"
-    );
-    other.release(&path);
-    let _other = Locker::hold("-s", &path);
-    assert!(FileDevice::open(&path, OpenOptions::default()).is_err());
-    FileDevice::open(&path, reader()).unwrap();
-}
-
-#[test]
-fn an_image_behind_a_loop_device_is_refused() {
-    let dir = TempDir::new().unwrap();
-    let path = image(&dir, 1 << 20);
-    let looped = Loop::attach(&[], &path);
-    let error = FileDevice::open(&path, OpenOptions::default())
-        .err()
-        .unwrap();
-    assert!(error.to_string().contains(&looped.0), "{error}");
-    let device = FileDevice::open(&looped.0, OpenOptions::default()).unwrap();
-    let error = FileDevice::open(&looped.0, OpenOptions::default())
-        .err()
-        .unwrap();
-    assert!(matches!(error, OpenError::Busy { .. }), "{error}");
-    let reader = OpenOptions {
-        read_only: true,
-        ..OpenOptions::default()
-    };
-    assert!(FileDevice::open(&looped.0, reader.clone()).is_err());
-    drop(device);
-    let _reader = open_patiently(&looped.0, &reader);
-    let _another = FileDevice::open(&looped.0, reader).unwrap();
-    assert!(FileDevice::open(&looped.0, OpenOptions::default()).is_err());
-}
-
-#[test]
-fn a_loop_device_on_an_image_in_use_is_refused() {
-    let dir = TempDir::new().unwrap();
-    let path = image(&dir, 1 << 20);
-    let user = FileDevice::open(&path, OpenOptions::default()).unwrap();
-    let looped = Loop::attach(&[], &path);
-    let error = FileDevice::open(&looped.0, OpenOptions::default())
-        .err()
-        .unwrap();
-    assert!(error.to_string().contains("its image"), "{error}");
-    drop(user);
-    open_patiently(&looped.0, &OpenOptions::default());
-}
-
-#[test]
-fn a_mounted_device_is_refused_with_its_mount_point() {
-    let dir = TempDir::new().unwrap();
-    let path = image(&dir, 4 << 20);
-    let made = Command::new("mke2fs")
-        .args(["-q", "-F"])
-        .arg(&path)
-        .status()
-        .unwrap();
-    assert!(made.success());
-    let looped = Loop::attach(&[], &path);
-    let place = dir.path().join("mnt");
-    std::fs::create_dir(&place).unwrap();
-    let mount = Command::new("mount")
-        .arg(&looped.0)
-        .arg(&place)
-        .status()
-        .unwrap();
-    assert!(mount.success());
-    let errors = [looped.0.as_ref(), path.as_path()].map(|path| {
-        let options = OpenOptions {
-            read_only: true,
-            ..OpenOptions::default()
-        };
-        FileDevice::open(path, options).err().map(|e| e.to_string())
-    });
-    assert!(
-        Command::new("umount")
-            .arg(&place)
-            .status()
-            .unwrap()
-            .success()
-    );
-    for error in errors {
-        let error = error.expect("a mounted volume is refused");
-        assert!(error.contains(place.to_str().unwrap()), "{error}");
-    }
 }
 
 #[test]
@@ -728,35 +567,6 @@ fn where_io_uring_is_refused_threads_do_it() {
     assert!(out.contains("1 passed"), "{out}");
 }
 
-#[test]
-fn a_queue_runs_on_it_and_a_dropped_device_is_free() {
-    let dir = TempDir::new().unwrap();
-    let path = image(&dir, 1 << 20);
-    for round in 0..40 {
-        let engine = ENGINES[usize::from(round % 2)];
-        let device = FileDevice::open(&path, with_engine(engine)).unwrap();
-        let queue = Queue::new(Arc::new(device), QueueOptions::default());
-        let writes = [0, 8192].map(|at| {
-            let bio = Bio::write(at, vec![pattern(4096, round)]);
-            queue.submit(bio, IoTag::default())
-        });
-        crate::wait_all(&writes).unwrap();
-        queue.flush(IoTag::default()).wait().unwrap();
-        let got = queue.read(8192, 4096, IoTag::default()).unwrap();
-        assert_eq!(got[..], pattern(4096, round)[..]);
-        queue
-            .submit(Bio::flush(), IoTag::background())
-            .wait()
-            .unwrap();
-        drop((queue, writes));
-        // A lane that has answered the last request may be the last to let go of the device.
-        let begin = steadfs_rt::now();
-        while is_locked(&path) {
-            assert!(begin.elapsed().as_secs() < 60, "{engine:?}: never free");
-        }
-    }
-}
-
 /// Threads that submit, wait, forget, boost and flush on one file. Nothing is left lying.
 #[test]
 fn a_crowd_of_threads_never_stalls() {
@@ -817,40 +627,5 @@ fn a_crowd_of_threads_never_stalls() {
         for (i, block) in whole.chunks(512).enumerate() {
             assert_eq!(block, &pattern(512, (i as u64 / EACH) as u8)[..]);
         }
-    }
-}
-
-#[test]
-fn a_device_opened_for_reading_becomes_writable_unless_others_read_it() {
-    for engine in ENGINES {
-        let dir = TempDir::new().unwrap();
-        let path = image(&dir, 1 << 20);
-        let options = OpenOptions {
-            read_only: true,
-            ..with_engine(engine)
-        };
-        let device = FileDevice::open(&path, options).unwrap();
-        assert!(run(&device, Bio::write(0, vec![pattern(4096, 1)])).is_err());
-        let reader = Locker::hold("-s", &path);
-        let why = device.make_writable().unwrap_err();
-        assert!(why.contains("in use by"), "{why}");
-        assert!(device.geometry().read_only);
-        reader.release_shared();
-        // The lock for reading is held again: nobody may write meanwhile.
-        assert!(is_locked(&path));
-        device.make_writable().unwrap();
-        device.make_writable().unwrap();
-        check_transfers(&device);
-        let error = FileDevice::open(&path, options_for_reading())
-            .err()
-            .unwrap();
-        assert!(matches!(error, OpenError::Busy { .. }), "{error}");
-    }
-}
-
-fn options_for_reading() -> OpenOptions {
-    OpenOptions {
-        read_only: true,
-        ..OpenOptions::default()
     }
 }

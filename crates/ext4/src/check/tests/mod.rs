@@ -1,6 +1,7 @@
 //! The checker against e2fsprogs: both must find the same volumes clean, and the same damaged.
 
 mod clean;
+mod damage;
 mod flips;
 mod provoked;
 

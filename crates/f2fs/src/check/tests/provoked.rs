@@ -1,6 +1,10 @@
 //! Each kind of issue, provoked: the checker names it, and fsck.f2fs calls the volume bad too, or is known
 //! not to look.
 
+mod dirs;
+mod inodes;
+mod volume;
+
 use std::collections::BTreeSet;
 use std::fs;
 
@@ -119,159 +123,6 @@ const fn case(kind: &'static str, base: Base, judge: Judge, damage: fn(&mut Dama
 /// A node that is not in use.
 const FREE_NID: Nid = Nid(5000);
 
-const VOLUME: &[Case] = &[
-    case("Superblock", Base::Rich, Blind, |d| {
-        d.bytes[1024 + 200] ^= 1
-    }),
-    case("Superblock", Base::Rich, Agrees, |d| {
-        d.bytes[1024 + 200] ^= 1;
-        d.bytes[1024 + 4096 + 200] ^= 1;
-    }),
-    case("SuperblocksDiffer", Base::Plain, Blind, |d| {
-        d.bytes[4096 + 1024 + 110] ^= 1
-    }),
-    case("Unsupported", Base::Plain, Blind, |d| {
-        d.superblocks(|raw| raw.feature.set(raw.feature.get() | 0x10_0000))
-    }),
-    case("DeviceTooSmall", Base::Plain, Blind, |d| {
-        d.bytes.truncate(96 << 20)
-    }),
-    case("NoCheckpoint", Base::Plain, Agrees, |d| {
-        for pack in [0, 1] {
-            let at = d.layout.pack_start(pack);
-            d.block(at)[8] ^= 1;
-        }
-    }),
-    case("Checkpoint", Base::Plain, Agrees, |d| {
-        d.checkpoint(|cp| cp.overprovision_segments = 0)
-    }),
-    case("Checkpoint", Base::Plain, Blind, |d| {
-        d.checkpoint(|cp| cp.logs[1].alloc = 7)
-    }),
-    case("PackEnds", Base::Plain, Blind, |d| {
-        let opened = d.opened();
-        let mut cp = opened.checkpoint.clone();
-        cp.elapsed += 1;
-        let head = cp.encode(&d.layout).unwrap();
-        let last = d.layout.pack_start(opened.pack).plus(cp.pack_blocks - 1);
-        d.block(last).copy_from_slice(&head[..BLOCK_SIZE]);
-    }),
-    case("Pack", Base::Plain, Tells("truncate n_nats(99)"), |d| {
-        d.pack_summary(LogType::HotData)[3584..3586].copy_from_slice(&99u16.to_le_bytes())
-    }),
-    case("Pack", Base::Plain, Agrees, |d| {
-        d.checkpoint(|cp| cp.user_blocks = 1 << 30)
-    }),
-    case("JournalTwice", Base::Plain, Blind, |d| {
-        let root = d.opened().nat(Nid::ROOT);
-        let journal = crate::disk::journal::encode_nat(&[(Nid::ROOT, root), (Nid::ROOT, root)]);
-        d.pack_summary(LogType::HotData)[3584..4091].copy_from_slice(&journal);
-    }),
-    case("OrphanBlock", Base::Plain, Agrees, |d| {
-        let at = d.orphans(&[FREE_NID]);
-        d.block(at)[4088..4092].copy_from_slice(&9999u32.to_le_bytes());
-    }),
-    case("Orphan", Base::Plain, Agrees, |d| {
-        d.orphans(&[FREE_NID]);
-    }),
-    case("Orphan", Base::Plain, Agrees, |d| {
-        let file = d.ino("small");
-        d.free_slots("", "small", 0);
-        d.orphans(&[file]);
-    }),
-    case("BadTarget", Base::Plain, Agrees, |d| {
-        let file = d.ino("small");
-        d.inode("small", |core, _| core.links = 0);
-        d.orphans(&[file]);
-    }),
-    case("Log", Base::Plain, Agrees, |d| {
-        d.checkpoint(|cp| cp.logs[LogType::WarmNode.index()].offset -= 1)
-    }),
-    case("Log", Base::Plain, Agrees, |d| {
-        d.checkpoint(|cp| cp.logs.swap(0, 3))
-    }),
-    case("Nat", Base::Plain, Agrees, |d| {
-        let file = d.ino("small");
-        let outside = d.layout.ssa_start;
-        d.nat(file, |entry| entry.block_addr.set(outside));
-    }),
-    case("Nat", Base::Plain, Agrees, |d| {
-        let file = d.ino("small");
-        d.nat(file, |entry| entry.ino.set(0));
-    }),
-    case(
-        "NatBits",
-        Base::Plain,
-        Tells("Corrupted valid nat_bits"),
-        |d| {
-            let opened = d.opened();
-            let at = NatBits::place(&d.layout, opened.pack, opened.checkpoint.pack_blocks).unwrap();
-            let empty = 8 + (d.layout.nat_blocks / 8) as usize;
-            d.block(at)[empty] |= 1;
-        },
-    ),
-    case("Sit", Base::Plain, Agrees, |d| {
-        let addr = d.mapped("small", 0);
-        d.sit(addr, |entry, _| entry.vblocks.set(entry.vblocks.get() - 1));
-    }),
-    case("SitDiffers", Base::Plain, Agrees, |d| {
-        let addr = d.mapped("small", 0);
-        d.sit(addr, |entry, offset| {
-            entry.vblocks.set(entry.vblocks.get() - 1);
-            entry.valid_map[offset / 8] &= !(0x80 >> (offset % 8));
-        });
-    }),
-    case("SegmentType", Base::Plain, Agrees, |d| {
-        let addr = d.mapped("small", 0);
-        d.sit(addr, |entry, _| {
-            entry.vblocks.set(entry.vblocks.get() & 0x3FF | 4 << 10)
-        });
-    }),
-    case("SummaryType", Base::Plain, Agrees, |d| {
-        // The large file filled a segment.
-        let addr = d.mapped("large", 500);
-        d.summary_block(addr)[4091] = 1;
-    }),
-    case("Summary", Base::Plain, Agrees, |d| {
-        let addr = d.mapped("small", 1);
-        d.summary(addr, |entry| entry.ofs_in_node.set(77));
-    }),
-    case("Summary", Base::Plain, Agrees, |d| {
-        let addr = d.mapped("small", 1);
-        d.summary(addr, |entry| entry.version ^= 1);
-    }),
-    case("Summary", Base::Plain, Agrees, |d| {
-        let file = d.ino("small");
-        let addr = d.addr_of(file);
-        d.summary(addr, |entry| entry.nid.set(77));
-    }),
-    case("ValidBlocks", Base::Plain, Agrees, |d| {
-        d.checkpoint(|cp| cp.valid_blocks -= 1)
-    }),
-    case("ValidNodes", Base::Plain, Agrees, |d| {
-        d.checkpoint(|cp| cp.valid_nodes += 1)
-    }),
-    case("ValidInodes", Base::Plain, Agrees, |d| {
-        d.checkpoint(|cp| cp.valid_inodes -= 1)
-    }),
-    case("FreeSegments", Base::Plain, Agrees, |d| {
-        d.checkpoint(|cp| cp.free_segments -= 1)
-    }),
-    case("Fsynced", Base::Plain, Blind, |d| {
-        let file = d.ino("small");
-        chain(d, file, |block| block[84..92].fill(0xFF));
-    }),
-    case("FsyncedOver", Base::Plain, Blind, |d| {
-        let file = d.ino("small");
-        let other = d.mapped("large", 0);
-        let layout = d.layout.clone();
-        chain(d, file, |block| {
-            let core = crate::disk::Inode::decode(&layout, block).unwrap();
-            core.set_addr(&layout, block, 2, other);
-        });
-    }),
-];
-
 /// An inode that fsync wrote after the checkpoint, changed by `edit`.
 fn chain(d: &mut Damage, ino: Nid, edit: impl FnOnce(&mut [u8])) {
     let opened = d.opened();
@@ -290,111 +141,6 @@ fn chain(d: &mut Damage, ino: Nid, edit: impl FnOnce(&mut [u8])) {
     crate::disk::inode::seal(&d.layout, &mut block);
     d.block(at).copy_from_slice(&block);
 }
-
-const INODES: &[Case] = &[
-    case("Node", Base::Plain, Agrees, |d| {
-        let file = d.ino("small");
-        d.node(file, |block| block[node::FOOTER_AT] ^= 1);
-    }),
-    case("Node", Base::Rich, Agrees, |d| {
-        let addr = d.addr_of(d.ino("small"));
-        d.block(addr)[70] ^= 1;
-    }),
-    case("Node", Base::Plain, Agrees, |d| {
-        d.inode("small", |core, _| core.mode = 0o644)
-    }),
-    case("NodeVersion", Base::Plain, Blind, |d| {
-        let file = d.ino("small");
-        d.node(file, |block| {
-            let footer = Footer::parse(block);
-            let cp_version = u32::MAX.into();
-            Footer {
-                cp_version,
-                ..footer
-            }
-            .encode_into(block);
-        });
-    }),
-    case("NodeMissing", Base::Plain, Agrees, |d| {
-        d.inode("large", |_, block| set_nid_at(block, 0, FREE_NID))
-    }),
-    case("NodeOwner", Base::Plain, Agrees, |d| {
-        let direct = direct(d);
-        let other = d.ino("small");
-        d.nat(direct, |entry| entry.ino.set(other.0));
-    }),
-    case("NodeTwice", Base::Plain, Agrees, |d| {
-        let direct = direct(d);
-        d.inode("large", |_, block| set_nid_at(block, 1, direct));
-    }),
-    case("NodeUnreached", Base::Plain, Agrees, |d| {
-        d.inode("large", |_, block| set_nid_at(block, 0, Nid(0)))
-    }),
-    case("BlockUsedTwice", Base::Plain, Agrees, |d| {
-        d.addrs("small", |list| list[1] = list[0])
-    }),
-    case("BadAddress", Base::Plain, Agrees, |d| {
-        d.addrs("small", |list| list[1] = BlockAddr(5))
-    }),
-    case("BlockCount", Base::Plain, Agrees, |d| {
-        d.inode("small", |core, _| core.blocks += 1)
-    }),
-    case("Cluster", Base::Plain, Agrees, |d| {
-        d.addrs("small", |list| list[4] = BlockAddr::COMPRESSED)
-    }),
-    case("Cluster", Base::Rich, Agrees, |d| {
-        compress(d, 0);
-        d.addrs("small", |list| list[5] = BlockAddr::COMPRESSED);
-    }),
-    case("SavedBlocks", Base::Rich, Blind, |d| compress(d, 3)),
-    case("Extent", Base::Plain, Agrees, |d| {
-        d.inode("small", |core, _| {
-            core.extent.len = 3;
-            core.extent.addr = BlockAddr(77);
-        })
-    }),
-    case("Inline", Base::Plain, Agrees, |d| {
-        d.inode("a/twin1", |core, block| {
-            block[FIXED + usize::from(core.extra_isize)] = 9
-        })
-    }),
-    case("Inline", Base::Plain, Agrees, |d| {
-        d.inode("a/twin1", |core, _| {
-            core.inline = core.inline.without(Inline::DATA_EXISTS)
-        })
-    }),
-    case("InodeFlag", Base::Plain, Blind, |d| {
-        d.inode("small", |core, _| {
-            core.advise = core.advise.union(Advise::ENCRYPTED)
-        })
-    }),
-    case("InodeFlag", Base::Plain, Agrees, |d| {
-        d.inode("small", |core, _| {
-            core.flags = core.flags.union(InodeFlags::CASEFOLD)
-        })
-    }),
-    case("Symlink", Base::Plain, Blind, |d| {
-        let layout = d.layout.clone();
-        d.inode("link", |core, block| {
-            let range = core.inline_range(&layout);
-            block[range][3] = 0;
-        });
-    }),
-    case("Xattr", Base::Plain, Blind, |d| {
-        attributes(d, &[b"one"], |area| area[26..28].fill(0xFF))
-    }),
-    case("XattrList", Base::Plain, Blind, |d| {
-        attributes(d, &[b"one"], |area| area[100] = 1)
-    }),
-    case("XattrList", Base::Plain, Blind, |d| {
-        attributes(d, &[b"one", b"one"], |_| ())
-    }),
-    case("XattrList", Base::Rich, Blind, |d| {
-        d.inode("small", |core, _| {
-            core.advise = core.advise.union(Advise::ENCRYPTED)
-        })
-    }),
-];
 
 /// The first direct node of the large file.
 fn direct(d: &Damage) -> Nid {
@@ -430,108 +176,6 @@ fn compress(d: &mut Damage, saved_blocks: u64) {
         });
     });
 }
-
-const DIRS: &[Case] = &[
-    case("Dentry", Base::Plain, Agrees, |d| {
-        d.entry("a", "twin1", |entry, _| entry.name_len.set(0))
-    }),
-    case("Dentry", Base::Plain, Agrees, |d| {
-        d.entry("a", "twin1", |entry, _| entry.ino.set(0))
-    }),
-    case("DirSlots", Base::Plain, Blind, |d| {
-        d.free_slots("many", "entry number 007", 1)
-    }),
-    case("DirPlace", Base::Plain, Blind, |d| {
-        d.inode("many", |core, _| core.depth = 1)
-    }),
-    case("DirPlace", Base::Plain, Agrees, |d| {
-        d.inode("many", |core, _| core.dir_level = 2)
-    }),
-    case("DirHash", Base::Plain, Tells("Mismatch hash_code"), |d| {
-        d.entry("a", "twin1", |entry, _| {
-            entry.hash_code.set(entry.hash_code.get() ^ 0x100)
-        })
-    }),
-    case("DirDots", Base::Plain, Agrees, |d| {
-        d.free_slots("a", "..", 0)
-    }),
-    case("DirDots", Base::Plain, Agrees, |d| {
-        let other = d.ino("many");
-        d.entry("a", ".", |entry, _| entry.ino.set(other.0));
-    }),
-    case("BadName", Base::Plain, Blind, |d| {
-        d.entry("a", "twin1", |entry, name| {
-            name.copy_from_slice(b"tw/n1");
-            entry.hash_code.set(hash::of_name(b"tw/n1"));
-        })
-    }),
-    case("DuplicateName", Base::Plain, Blind, |d| {
-        d.entry("a", "twin1", |entry, name| {
-            name.copy_from_slice(b"twin2");
-            entry.hash_code.set(hash::of_name(b"twin2"));
-        })
-    }),
-    case("BadTarget", Base::Plain, Agrees, |d| {
-        d.entry("a", "twin1", |entry, _| entry.ino.set(FREE_NID.0))
-    }),
-    case("BadTarget", Base::Plain, Agrees, |d| {
-        let node = direct(d);
-        d.entry("a", "twin1", |entry, _| entry.ino.set(node.0));
-    }),
-    case("EntryType", Base::Plain, Agrees, |d| {
-        d.entry("a", "twin1", |entry, _| entry.file_type = 6)
-    }),
-    case("SecondName", Base::Plain, Agrees, |d| {
-        let dir = d.ino("a/b");
-        d.entry("a", "twin1", |entry, _| {
-            entry.ino.set(dir.0);
-            entry.file_type = 2;
-        });
-    }),
-    case("WrongParent", Base::Plain, Agrees, |d| {
-        d.entry("a/b", "..", |entry, _| entry.ino.set(Nid::ROOT.0))
-    }),
-    case("WrongParent", Base::Plain, Agrees, |d| {
-        d.inode("a/b", |core, _| core.parent = Nid::ROOT)
-    }),
-    case("LinkCount", Base::Plain, Agrees, |d| {
-        d.inode("small", |core, _| core.links = 2)
-    }),
-    case("LinkCount", Base::Plain, Agrees, |d| {
-        d.inode("a", |core, _| core.links += 1)
-    }),
-    case("Unattached", Base::Plain, Tells("Reconnect 1 files"), |d| {
-        d.free_slots("a", "twin1", 0)
-    }),
-    case("DirLoop", Base::Plain, Agrees, |d| {
-        let (b, c) = (d.ino("a/b"), d.ino("a/b/c"));
-        d.entry("a/b/c", "..", |_, _| ());
-        d.entry("a/b", "c", |entry, _| entry.ino.set(b.0));
-        d.entry("a", "b", |entry, _| entry.ino.set(c.0));
-    }),
-    case("NoRoot", Base::Plain, Agrees, |d| {
-        d.nat(Nid::ROOT, |entry| entry.block_addr.set(0))
-    }),
-    case("QuotaFile", Base::Quota, Agrees, |d| {
-        d.superblocks(|raw| raw.qf_ino[2].set(FREE_NID.0))
-    }),
-    case("QuotaFile", Base::Quota, Blind, |d| {
-        let at = quota_block(d);
-        d.block(at)[3] ^= 1;
-    }),
-    case("QuotaUsage", Base::Quota, Agrees, |d| {
-        // A regular file's owner, in the inode.
-        d.inode("small", |core, _| core.project = 77);
-    }),
-    case("QuotaFile", Base::Quota, Blind, |d| {
-        let (quota, layout) = (Nid(4), d.layout.clone());
-        d.node(quota, |block| {
-            let mut core = crate::disk::Inode::decode(&layout, block).unwrap();
-            core.links = 3;
-            core.encode_into(&layout, block).unwrap();
-        });
-    }),
-];
 
 /// The first block of the project quota file.
 fn quota_block(d: &Damage) -> BlockAddr {
@@ -613,7 +257,11 @@ fn every_kind_is_provoked() {
     let mut seen = BTreeSet::new();
     for base in [Base::Plain, Base::Rich, Base::Quota] {
         let judged = Judged::new(base);
-        let cases = VOLUME.iter().chain(INODES).chain(DIRS).enumerate();
+        let cases = volume::VOLUME
+            .iter()
+            .chain(inodes::INODES)
+            .chain(dirs::DIRS)
+            .enumerate();
         for (n, case) in cases.filter(|(_, case)| case.base == base) {
             let what = format!("case {n}, {} on {base:?}", case.kind);
             let found = run_case(case, &judged);
