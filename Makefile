@@ -47,6 +47,7 @@ bench: ## kernel ext4, fuse2fs and steadfs (ext4, f2fs) side by side (BENCH="--q
 	@scripts/install-packages e2fsprogs f2fs-tools fio fsmark fuse2fs fuse3 util-linux
 	@scripts/prepare-kernel
 	$(CARGO) build --release --locked -p steadfs-cli -p steadfs-bench
+	$(CARGO) build --release --locked -p steadfs-fuse --example floor
 	target/release/steadfs-bench $(BENCH)
 
 SEEDS ?= 2000

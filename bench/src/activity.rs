@@ -20,6 +20,8 @@ pub struct Activity {
     pub about: &'static str,
     /// Who cannot or need not do it.
     pub without: &'static [Subject],
+    /// Whether the floor can do it: nothing in it has to be read back or made durable.
+    pub floor: bool,
     /// Whether steadfs gets a block device, and so a `fuseblk` mount, instead of the image file.
     pub block_device: bool,
     /// More arguments for mke2fs. (f2fs makes room for inodes as it needs them.)
@@ -40,11 +42,18 @@ impl Activity {
             name,
             about,
             without: &[],
+            floor: false,
             block_device: false,
             format: &[],
             rounds: usize::MAX,
             run,
         }
+    }
+
+    /// The same with the floor, which has neither content nor a device.
+    const fn over_the_floor(mut self) -> Self {
+        self.floor = true;
+        self
     }
 
     /// The same for a mount of a block device, which alone makes sync(2) a durability point. fuse2fs
@@ -74,7 +83,7 @@ impl Activity {
 
     /// Whether `subject` does it.
     pub fn suits(&self, subject: Subject) -> bool {
-        !self.without.contains(&subject)
+        !self.without.contains(&subject) && (self.floor || subject.has_device())
     }
 }
 
@@ -84,9 +93,12 @@ pub const ACTIVITIES: &[Activity] = &[
         "fs_mark-0",
         "4 threads make 4 KiB files; no sync",
         fsmark::run::<0>,
-    ),
+    )
+    .over_the_floor(),
     Activity::new("fs_mark-1", "fsync before close", fsmark::run::<1>),
-    Activity::new("fs_mark-2", "sync(2), then one fsync", fsmark::run::<2>).on_block_device(),
+    Activity::new("fs_mark-2", "sync(2), then one fsync", fsmark::run::<2>)
+        .on_block_device()
+        .over_the_floor(),
     Activity::new("fs_mark-3", "fsync in reverse order", fsmark::run::<3>),
     Activity::new(
         "fs_mark-4",
@@ -105,18 +117,20 @@ pub const ACTIVITIES: &[Activity] = &[
         "fio-stream",
         "a stream written, read cold, read warm",
         fio::stream,
-    ),
+    )
+    .over_the_floor(),
     Activity::new(
         "fio-random",
         "4 KiB random: written and synced, read cold",
         fio::random,
     ),
-    Activity::new("tree", "tar extract, unmount, walk cold, rm -rf", tree::run),
+    Activity::new("tree", "tar extract, unmount, walk cold, rm -rf", tree::run).over_the_floor(),
     Activity::new(
         "names",
         "20 000 files in a directory: made, listed cold",
         names::run,
-    ),
+    )
+    .over_the_floor(),
     Activity::new(
         "latency",
         "fsync of 4 KiB while another process streams",

@@ -1,7 +1,8 @@
-//! The same work on kernel ext4, fuse2fs and steadfs (on ext4 and on f2fs), side by side.
+//! The same work on kernel ext4, fuse2fs and steadfs (on ext4 and on f2fs), side by side, and on a
+//! server that does nothing.
 //!
 //! Every activity (what is done, `activity/`) runs on every subject (who does it, `subject.rs`) in
-//! turn, A B C D E, A B C D E, so that a slow minute of the machine hits all of them. Each run starts
+//! turn, A B C, A B C, so that a slow minute of the machine hits all of them. Each run starts
 //! with a freshly formatted image of the same size, every block of which was written before, and
 //! ends with an unmount and `e2fsck -fn` or `fsck.f2fs --dry-run`: a subject whose volume is not clean has not been fast.
 //! An activity gives samples for one or several rows (`row.rs`); the report shows their medians,

@@ -12,7 +12,7 @@ use steadfs_suite::Scratch;
 use crate::Result;
 use crate::activity::Activity;
 use crate::command::{output, program, quietly};
-use crate::measure::{Usage, drop_caches, machine_cpu};
+use crate::measure::{Usage, drop_caches, machine_cpu, seconds};
 use crate::report::Samples;
 use crate::subject::{Medium, Mounted, Subject};
 
@@ -86,7 +86,7 @@ impl Bench {
             tree: pack(tree, &scratch.join("tree.tar"))?,
             scratch,
         };
-        for &subject in subjects {
+        for &subject in subjects.iter().filter(|subject| subject.has_device()) {
             fill(&bench.image(subject), size.image)?;
         }
         Ok(bench)
@@ -112,6 +112,9 @@ impl Bench {
 
     /// Speed counts only on a volume in which nothing is wrong.
     fn judge(&self, subject: Subject) -> Result<()> {
+        if !subject.has_device() {
+            return Ok(());
+        }
         let mut checker = match subject.is_f2fs() {
             true => program("fsck.f2fs"),
             false => program("e2fsck"),
@@ -200,6 +203,9 @@ impl<'a> Stage<'a> {
 
     /// Nothing is left to be initialised later, and no block of the image is given back to the host.
     fn format(&self, activity: &Activity) -> Result<()> {
+        if !self.subject.has_device() {
+            return Ok(());
+        }
         if self.subject.is_f2fs() {
             let mut mkfs = program("mkfs.f2fs");
             mkfs.args(["-q", "-f", "-t", "0"]);
@@ -227,8 +233,13 @@ impl<'a> Stage<'a> {
         Ok(ended.seconds)
     }
 
-    /// Unmounts, forgets everything in memory, and mounts; tells how long the unmount took.
+    /// Unmounts, forgets everything in memory, and mounts; tells how long the unmount took. What has
+    /// no device stays mounted, and only the kernel forgets.
     pub fn cold(&mut self) -> Result<f64> {
+        if !self.subject.has_device() {
+            let ((), seconds) = seconds(drop_caches)?;
+            return Ok(seconds);
+        }
         let seconds = self.unmount()?;
         self.mount()?;
         Ok(seconds)
@@ -263,6 +274,9 @@ impl<'a> Stage<'a> {
 
     /// Keeps a sample of the row `key`.
     pub fn record(&mut self, key: &'static str, value: f64) {
+        if key.starts_with("unmount") && !self.subject.has_device() {
+            return;
+        }
         self.found.values.push((key, value));
     }
 }

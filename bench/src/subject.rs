@@ -37,16 +37,20 @@ pub enum Subject {
     Steadfs,
     /// This project, on f2fs, which no kernel here knows.
     SteadfsF2fs,
+    /// Our transport over a volume that only keeps names (`fuse/examples/floor`): what a server of
+    /// files can reach on this kernel. It has no device, and is not one of those compared.
+    Floor,
 }
 
 impl Subject {
     /// All of them, in the order they take turns.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::KernelDirect,
         Self::KernelCached,
         Self::Fuse2fs,
         Self::Steadfs,
         Self::SteadfsF2fs,
+        Self::Floor,
     ];
 
     /// The name in tables and on the command line.
@@ -57,12 +61,18 @@ impl Subject {
             Self::Fuse2fs => "fuse2fs",
             Self::Steadfs => "steadfs",
             Self::SteadfsF2fs => "steadfs-f2fs",
+            Self::Floor => "floor",
         }
     }
 
     /// Whether it is this project.
     pub fn is_ours(self) -> bool {
         matches!(self, Self::Steadfs | Self::SteadfsF2fs)
+    }
+
+    /// Whether it keeps files on a device.
+    pub fn has_device(self) -> bool {
+        self != Self::Floor
     }
 
     /// Whether its volumes are f2fs and not ext4.
@@ -93,6 +103,7 @@ impl Medium {
             Subject::Fuse2fs | Subject::Steadfs | Subject::SteadfsF2fs => {
                 block_device.then(|| LoopDevice::attach(image, true))
             }
+            Subject::Floor => None,
         };
         Self {
             subject,
@@ -126,6 +137,12 @@ impl Medium {
                 // No block of the image is given back to the host.
                 command.arg(format!("nodiscard,cache_size={CACHE_SIZE}"));
                 command.args([path, root]);
+                Some(serve(command, root, until_ready)?)
+            }
+            Subject::Floor => {
+                let floor = std::env::current_exe()?.with_file_name("examples/floor");
+                let mut command = Command::new(floor);
+                command.arg("serve").arg(root);
                 Some(serve(command, root, until_ready)?)
             }
         };
