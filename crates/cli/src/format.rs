@@ -3,15 +3,13 @@
 use std::io::IsTerminal;
 use std::path::Path;
 
-use steadfs::tools::{CopyIn, copy_in, owner_cx};
-use steadfs::{FormatOptions, FormatReport, Options, Volume};
+use steadfs::{FormatOptions, FormatReport};
 
 use crate::args;
 use crate::consent;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::progress::Line;
-use crate::stop::Stop;
 
 pub fn run(args: &args::Format) -> Result<(), Failure> {
     let f2fs = args.kind == "f2fs";
@@ -33,7 +31,7 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
     line.done();
     let report = report.map_err(Failure::plain)?;
     if let Some(dir) = &args.from_dir {
-        fill(&args.volume, dir)?;
+        crate::fill::fill(&args.volume, dir)?;
     }
     if !args.quiet {
         tell(&args.volume, &report)?;
@@ -124,24 +122,6 @@ fn size(text: &str) -> Result<u64, Failure> {
         .checked_shl(shift)
         .filter(|n| n >> shift == number && *n > 0)
         .ok_or_else(bad)
-}
-
-/// Copies a directory's content into the new volume.
-pub fn fill(path: &Path, dir: &Path) -> Result<(), Failure> {
-    let volume = Volume::open(path, &Options::default()).map_err(Failure::plain)?;
-    let how = CopyIn {
-        owners: true,
-        overwrite: true,
-    };
-    let stop = Stop::on_signals()?;
-    let mut line = Line::of_copy(stop.clone());
-    let copied = copy_in(&*volume.fs(), &owner_cx(), dir, b"/", how, &mut line);
-    line.done();
-    let closed = volume.close().map_err(Failure::plain);
-    for warning in copied.map_err(|error| stop.failure(error))?.warnings {
-        eprintln!("steadfs: {warning}");
-    }
-    closed
 }
 
 fn tell(path: &Path, report: &FormatReport) -> Result<(), Failure> {

@@ -8,6 +8,7 @@ mod copy;
 mod daemon;
 mod failure;
 mod files;
+mod fill;
 mod format;
 mod format_f2fs;
 mod helper;

@@ -54,7 +54,7 @@ impl Ext4 {
     ) -> Result<Inherited> {
         let core = dir.core.read();
         if kind == FileKind::Symlink
-            || !has_attrs(&core)
+            || !core.may_have_attrs()
             || self.check_namespace(INDEX_ACL_DEFAULT).is_err()
         {
             return Ok(Inherited::default());
@@ -85,7 +85,7 @@ impl Ext4 {
         core: &mut disk::Inode,
         tag: IoTag,
     ) -> Result<()> {
-        if !has_attrs(core) {
+        if !core.may_have_attrs() {
             return Ok(());
         }
         let Some((mut acl, _)) = self.acl_of(inode.ino(), core, INDEX_ACL_ACCESS, tag)? else {
@@ -166,11 +166,6 @@ impl Ext4 {
         core.mode = mode;
         Ok(())
     }
-}
-
-/// Whether there can be any attribute.
-pub(crate) fn has_attrs(core: &disk::Inode) -> bool {
-    !core.xattr_area.is_empty() || core.file_acl.is_some()
 }
 
 #[cfg(test)]

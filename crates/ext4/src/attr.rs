@@ -86,9 +86,7 @@ impl Ext4 {
     pub(crate) fn kill_priv(&self, cx: &Cx, inode: &Inode) -> Result<()> {
         {
             let core = inode.core.read();
-            if core.mode == cx.without_privileges(core.mode, core.gid)
-                && !crate::acl::has_attrs(&core)
-            {
+            if core.mode == cx.without_privileges(core.mode, core.gid) && !core.may_have_attrs() {
                 return Ok(());
             }
         }

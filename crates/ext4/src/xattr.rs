@@ -11,7 +11,6 @@ use steadfs_base::{DevBlock, FileBlock, InodeNo, IoTag};
 use steadfs_cache::MetaBuf;
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr};
 
-use crate::acl::has_attrs;
 use crate::credits;
 use crate::disk::xattr::{
     self, AttrList, BlockAttrs, INDEX_ACL_ACCESS, INDEX_ACL_DEFAULT, InodeAttrs, Value,
@@ -229,7 +228,7 @@ impl Ext4 {
         name: &[u8],
         tag: IoTag,
     ) -> Result<Option<Vec<u8>>> {
-        if !has_attrs(core) {
+        if !core.may_have_attrs() {
             return Ok(None);
         }
         if let Some(attr) = InodeAttrs::parse(&core.xattr_area)?.get(index, name) {

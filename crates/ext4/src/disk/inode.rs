@@ -362,6 +362,11 @@ impl Inode {
         }
     }
 
+    /// Whether there can be any attribute: the inode has room of its own for them, or a block.
+    pub fn may_have_attrs(&self) -> bool {
+        !self.xattr_area.is_empty() || self.file_acl.is_some()
+    }
+
     /// Whether a symbolic link's target lies in `block`: it uses no block besides the attributes'.
     /// (Links marked with extents or inline data never do.)
     pub fn is_fast_symlink(&self, geo: &Geometry) -> bool {

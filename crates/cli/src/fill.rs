@@ -1,0 +1,28 @@
+//! Filling a new volume from a directory.
+
+use std::path::Path;
+
+use steadfs::tools::{CopyIn, copy_in, owner_cx};
+use steadfs::{Options, Volume};
+
+use crate::failure::Failure;
+use crate::progress::Line;
+use crate::stop::Stop;
+
+/// Copies a directory's content into the new volume.
+pub fn fill(path: &Path, dir: &Path) -> Result<(), Failure> {
+    let volume = Volume::open(path, &Options::default()).map_err(Failure::plain)?;
+    let how = CopyIn {
+        owners: true,
+        overwrite: true,
+    };
+    let stop = Stop::on_signals()?;
+    let mut line = Line::of_copy(stop.clone());
+    let copied = copy_in(&*volume.fs(), &owner_cx(), dir, b"/", how, &mut line);
+    line.done();
+    let closed = volume.close().map_err(Failure::plain);
+    for warning in copied.map_err(|error| stop.failure(error))?.warnings {
+        eprintln!("steadfs: {warning}");
+    }
+    closed
+}
