@@ -262,7 +262,9 @@ impl Ext4 {
         if whole == piece.blocks || whole.end > bs.blocks_for(size) {
             return Ok(None);
         }
-        for around in [whole.start..at.0, piece.blocks.end..whole.end] {
+        let around = [whole.start..at.0, piece.blocks.end..whole.end];
+        // At an end of the extent there is nothing on one side, and no block that it could begin with.
+        for around in around.into_iter().filter(|blocks| !blocks.is_empty()) {
             let start = extent.device_block(FileBlock(around.start));
             self.zero_on_device(cx, inode, start, around.end - around.start)?;
         }

@@ -236,6 +236,36 @@ fn what_was_allocated_can_be_written() {
     world.close();
 }
 
+/// The same of a map that takes no more pieces, whichever block of a run is written: its first, its last,
+/// one between them.
+#[test]
+fn every_block_of_a_run_can_be_written() {
+    let world = Full::new(&["-t", "ext4", "-b", "1024", "-m", "0"], "");
+    let file = world.make(b"f");
+    let allocate = FallocMode::Allocate { keep_size: false };
+    // As many runs as an inode names by itself.
+    for run in 0..4 {
+        world
+            .fs
+            .fallocate_file(&world.cx, &file, allocate, run << 14, 8 << 10)
+            .unwrap();
+    }
+    world.fill(0);
+    let mut model = vec![0; file.size() as usize];
+    assert_eq!(model.len(), 56 << 10);
+    for (fill, block) in (1..).zip([7, 16, 35, 54]) {
+        let (at, bytes) = (block << 10, if block == 54 { 2048 } else { 1000 });
+        let written = world.write(&file, at as u64, &vec![fill; bytes]);
+        assert_eq!(written, Ok(bytes), "block {block}");
+        model[at..at + bytes].fill(fill);
+        assert!(world.read(&file) == model, "block {block}");
+    }
+    world.fs.fsync_inode(&world.cx, &file, false).unwrap();
+    assert!(world.read(&file) == model);
+    drop(file);
+    world.close();
+}
+
 /// A failure is told once; an fsync that writes everything after that succeeds, however often the
 /// background has failed in between.
 #[test]
