@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_cache::{MetaBuf, MetaMut};
-#[cfg(debug_assertions)]
-use steadfs_rt::RwLockReadGuard;
-use steadfs_rt::inherit;
+use steadfs_rt::{Standing, inherit};
 
 use crate::transaction::State;
 use crate::{Journal, JournalError};
@@ -25,10 +23,9 @@ pub struct Handle<'j> {
     left: u32,
     /// It is between two transactions, in [`Handle::restart`].
     ended: bool,
-    /// In builds with debug assertions an open handle counts as a lock: what its task must not take
-    /// or wait for while it is open then panics.
-    #[cfg(debug_assertions)]
-    counts: Option<RwLockReadGuard<'j, ()>>,
+    /// An open handle counts as a lock: what its task must not take or wait for while it is open panics,
+    /// in builds with debug assertions.
+    standing: Option<Standing<'j>>,
 }
 
 impl<'j> Handle<'j> {
@@ -39,8 +36,7 @@ impl<'j> Handle<'j> {
             tag,
             left: credits,
             ended: false,
-            #[cfg(debug_assertions)]
-            counts: Some(journal.open_handle.read()),
+            standing: Some(journal.open_handle.stand()),
         }
     }
 
@@ -188,10 +184,7 @@ impl<'j> Handle<'j> {
         self.tid = self.journal.join(credits, self.tag)?;
         self.left = credits;
         self.ended = false;
-        #[cfg(debug_assertions)]
-        {
-            self.counts = Some(self.journal.open_handle.read());
-        }
+        self.standing = Some(self.journal.open_handle.stand());
         Ok(())
     }
 
@@ -222,10 +215,7 @@ impl<'j> Handle<'j> {
         if awaited {
             self.journal.admission.notify_all();
         }
-        #[cfg(debug_assertions)]
-        {
-            self.counts = None;
-        }
+        self.standing = None;
     }
 }
 

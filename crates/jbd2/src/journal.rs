@@ -7,7 +7,7 @@ use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
 use steadfs_block::Queue;
 use steadfs_cache::MetaCache;
 use steadfs_rt::inherit::{self, TaskNo};
-use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, now, sleep};
+use steadfs_rt::{Condvar, JoinHandle, Mutex, Place, Rank, now, sleep};
 
 use crate::config::{JournalConfig, Tuning};
 use crate::disk::Format;
@@ -46,9 +46,8 @@ pub struct Journal {
     pub(crate) format: Format,
     pub(crate) costs: Costs,
     read_only: bool,
-    /// Stands for an open handle where the order of locks is checked; nobody waits for it.
-    #[cfg(debug_assertions)]
-    pub(crate) open_handle: steadfs_rt::RwLock<()>,
+    /// Where a task with an open handle stands in the order of locks.
+    pub(crate) open_handle: Place,
     pub(crate) state: Mutex<State>,
     /// Handles wait here to begin.
     pub(crate) admission: Condvar,
@@ -122,8 +121,7 @@ impl Journal {
             format,
             costs,
             read_only: config.read_only,
-            #[cfg(debug_assertions)]
-            open_handle: steadfs_rt::RwLock::new(Rank::TxnHandle, ()),
+            open_handle: Place::new(Rank::TxnHandle),
             state: Mutex::new(Rank::JournalState, state),
             admission: Condvar::new(),
             drained: Condvar::new(),
@@ -242,8 +240,7 @@ impl Journal {
     /// Panics, where the order of locks is checked, if the caller has a handle open or holds a lock
     /// that a task with an open handle may want.
     pub(crate) fn may_wait(&self) {
-        #[cfg(debug_assertions)]
-        drop(self.open_handle.read());
+        self.open_handle.check();
     }
 
     /// The transaction that handles join now, if one has begun.

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use steadfs_rt::sim::{self, Config};
-use steadfs_rt::{Condvar, Event, Mutex, Rank, RwLock, spawn, yield_now};
+use steadfs_rt::{Condvar, Event, Mutex, Place, Rank, RwLock, spawn, yield_now};
 
 /// The message of `f`'s panic.
 fn panics(f: impl FnOnce()) -> String {
@@ -133,4 +133,24 @@ fn each_simulated_task_has_its_own_list() {
     sim::run(Config::new(0), || drop(Mutex::new(Rank::Inode, ()).lock()));
     let text = panics(|| drop(Mutex::new(Rank::Inode, ()).lock()));
     assert!(text.contains("while it holds Group"));
+}
+
+#[test]
+fn a_place_counts_as_a_lock() {
+    both(|| {
+        let (place, inode) = (Place::new(Rank::TxnHandle), Mutex::new(Rank::Inode, ()));
+        let group = Mutex::new(Rank::Group, ());
+        let held = group.lock();
+        let text = panics(|| drop(place.stand()));
+        assert!(text.contains("takes TxnHandle while it holds Group"));
+        assert!(panics(|| place.check()).contains("takes TxnHandle"));
+        drop(held);
+        place.check();
+        let standing = place.stand();
+        drop(group.lock());
+        assert!(panics(|| drop(inode.lock())).contains("takes Inode while it holds TxnHandle"));
+        assert!(panics(|| drop(place.stand())).contains("while it holds TxnHandle"));
+        drop(standing);
+        drop(inode.lock());
+    });
 }

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use steadfs_rt::sim::{self, Config, Failure, FailureKind, Report};
-use steadfs_rt::{Condvar, Event, Instant, Mutex, Rank, RwLock, now, sleep, spawn, yield_now};
+use steadfs_rt::{
+    Condvar, Event, Instant, Mutex, Place, Rank, RwLock, now, sleep, spawn, yield_now,
+};
 
 fn fails(config: Config, f: impl FnOnce() + 'static) -> Failure {
     *sim::try_run(config, f).expect_err("the run shall fail")
@@ -510,4 +512,33 @@ fn a_wake_up_takes_its_time() {
     });
     // Notified at 10; the lock is let go at 200.
     assert_eq!(times.value, [60_000, 250_000, 257_000]);
+}
+
+/// Builds that check the order of locks and builds that do not run alike.
+#[test]
+fn a_place_is_no_step_of_the_schedule() {
+    let hash = |seed, stands: bool| {
+        let run = move || {
+            let place = Arc::new(Place::new(Rank::TxnHandle));
+            let sum = Arc::new(Mutex::new(Rank::Group, 0));
+            let add = |number: u64| {
+                let (place, sum) = (Arc::clone(&place), Arc::clone(&sum));
+                spawn("task", move || {
+                    for _ in 0..10 {
+                        let _standing = stands.then(|| place.stand());
+                        *sum.lock() += number;
+                    }
+                })
+            };
+            let tasks: Vec<_> = (0..3).map(add).collect();
+            tasks.into_iter().for_each(|task| task.join());
+        };
+        sim::run(Config::new(seed), run).trace_hash
+    };
+    let mut hashes = BTreeSet::new();
+    for seed in 0..20 {
+        assert_eq!(hash(seed, true), hash(seed, false));
+        hashes.insert(hash(seed, true));
+    }
+    assert!(hashes.len() > 10, "the tasks get in each other's way");
 }
