@@ -322,13 +322,13 @@ fn digest_dir(fs: &dyn FileSystem, dir: InodeNo, hasher: &mut FixedHasher) -> Re
     let mut names = Vec::new();
     fs.readdir(&cx, dir, 0, &mut |entry| {
         if entry.name != b"." && entry.name != b".." {
-            names.push(entry.name.to_vec());
+            names.push((entry.name.to_vec(), entry.ino));
         }
         true
     })?;
     names.sort_unstable();
-    for name in names {
-        let attr = fs.lookup(&cx, dir, &name)?;
+    for (name, ino) in names {
+        let attr = fs.attach(&cx, ino)?;
         hasher.write(&name);
         hasher.write_u32(attr.kind.mode_bits() | attr.perm);
         match attr.kind {
@@ -339,7 +339,7 @@ fn digest_dir(fs: &dyn FileSystem, dir: InodeNo, hasher: &mut FixedHasher) -> Re
             }
             _ => {}
         }
-        fs.forget(attr.ino, 1);
+        fs.forget(ino, 1);
     }
     // The end of a directory, so that trees of the same names differ.
     hasher.write_u64(u64::MAX);

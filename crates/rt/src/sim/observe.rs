@@ -1,6 +1,6 @@
 //! What a simulation's tasks do to each other, for who wants to show it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use super::world::{self, World};
 use crate::{Instant, Rank, now};
@@ -53,15 +53,28 @@ pub fn observe_no_more() {
 
 /// Where a simulation keeps its observer.
 #[derive(Default)]
-pub(crate) struct Watch(RefCell<Option<Observer>>);
+pub(crate) struct Watch {
+    observer: RefCell<Option<Observer>>,
+    /// Whether there is one: asked at every lock.
+    watches: Cell<bool>,
+}
 
 impl Watch {
     pub(crate) fn set(&self, observer: Option<Observer>) {
-        *self.0.borrow_mut() = observer;
+        self.watches.set(observer.is_some());
+        *self.observer.borrow_mut() = observer;
     }
 
+    #[inline]
     pub(crate) fn tell(&self, world: &World, deed: Deed) {
-        if let Some(observer) = &*self.0.borrow() {
+        if self.watches.get() {
+            self.tell_observer(world, deed);
+        }
+    }
+
+    #[cold]
+    fn tell_observer(&self, world: &World, deed: Deed) {
+        if let Some(observer) = &*self.observer.borrow() {
             let me = world.me();
             let task = world.state(|state| state.task(me).name.clone());
             observer(Observation {

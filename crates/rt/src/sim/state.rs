@@ -277,6 +277,11 @@ impl State {
 
     // Locks.
 
+    /// Whether anybody stands in line for this lock.
+    pub(crate) fn is_awaited(&self, gate: &Gate) -> bool {
+        !self.locks.is_empty() && self.locks.contains_key(&gate.address())
+    }
+
     pub(crate) fn may_enter(&self, gate: &Gate, me: Option<TaskId>, want: Want) -> bool {
         if self.locks.is_empty() {
             return true;

@@ -255,6 +255,11 @@ pub(crate) fn enter(
         if world.state(State::preempts) {
             world.yield_turn();
         }
+        // As mostly: the rest would come to the same.
+        if world.state(|state| !state.is_awaited(gate)) && is_free() {
+            world.watch.tell(world, Deed::Locked(gate.rank()));
+            return None;
+        }
         let me = world.me();
         let mine = || world.state(|state| state.may_enter(gate, Some(me), want)) && is_free();
         // Whom it raises may wait itself; nothing of this wait has begun by then.
