@@ -36,6 +36,8 @@ pub struct Options {
     pub failures: usize,
     /// Runs spent on making a failing program smaller.
     pub shrink: usize,
+    /// This program, with that many seeds, and no other.
+    pub program: Option<Program>,
 }
 
 impl Options {
@@ -51,6 +53,7 @@ impl Options {
             effort: Effort::default(),
             failures: 3,
             shrink: 200,
+            program: None,
         }
     }
 }
@@ -70,6 +73,7 @@ enum Source {
     Single(usize),
     Pair(usize),
     Seed(u64),
+    Given,
 }
 
 struct Job {
@@ -126,6 +130,11 @@ pub fn sweep(subjects: Vec<Subject>, options: Options) -> io::Result<Report> {
 fn plan(core: &[(Vec<Program>, Vec<Program>)], options: &Options) -> Vec<Job> {
     let mut jobs = Vec::new();
     for (subject, (singles, pairs)) in core.iter().enumerate() {
+        if options.program.is_some() {
+            let source = Source::Given;
+            jobs.extend((0..options.seeds).map(|_| Job { subject, source }));
+            continue;
+        }
         let sources = (0..singles.len()).map(Source::Single);
         let sources = sources.chain((0..pairs.len()).map(Source::Pair));
         let sources = sources.chain((0..options.seeds).map(Source::Seed));
@@ -179,6 +188,10 @@ impl Shared {
             Source::Seed(number) => {
                 let seed = self.options.seed ^ number << 20;
                 random(seed, shape_of(seed), subject.format)
+            }
+            Source::Given => {
+                let given = self.options.program.as_ref();
+                given.expect("a job of it").clone()
             }
         };
         let (stats, failure) = self.attempt(subject, &program, seed, scratch);
@@ -252,7 +265,10 @@ Explores crashes: runs programs on modelled devices, cuts the power everywhere, 
   --workers N    threads (2)
   --faults       an error at each request of the device, then power cuts
   --space        a full volume at each allocation, and power cuts
+  --fs KIND      only subjects of this file system: ext4 (with ext2 and ext3), f2fs
   --subject S    only subjects whose name contains S
+  --ops FILE     only the program in this file, with 20 seeds unless --seeds says otherwise: one operation a line,
+                 as in ops.txt of a failing case and in crates/lab/regressions
   --out DIR      where failing cases go (crash-cases)
   --replay DIR   run the case in this directory again, and nothing else
 ";
@@ -260,6 +276,8 @@ Explores crashes: runs programs on modelled devices, cuts the power everywhere, 
 struct Arguments {
     options: Options,
     subject: String,
+    /// Whether only f2fs, or only the others.
+    f2fs: Option<bool>,
     replay: Option<PathBuf>,
 }
 
@@ -275,8 +293,10 @@ fn parse(args: &[String]) -> Result<Option<Arguments>, String> {
     let mut parsed = Arguments {
         options: Options::new(PathBuf::from("crash-cases")),
         subject: String::new(),
+        f2fs: None,
         replay: None,
     };
+    let mut seeds = None;
     let mut args = args.iter();
     while let Some(name) = args.next() {
         if name == "--help" {
@@ -296,16 +316,37 @@ fn parse(args: &[String]) -> Result<Option<Arguments>, String> {
         };
         match name.as_str() {
             "--seed" => parsed.options.seed = number()?,
-            "--seeds" => parsed.options.seeds = number()?,
+            "--seeds" => seeds = Some(number()?),
             "--budget" => parsed.options.budget = size()?,
             "--workers" => parsed.options.workers = size()?,
+            "--fs" => parsed.f2fs = Some(is_f2fs(value)?),
             "--subject" => parsed.subject.clone_from(value),
+            "--ops" => parsed.options.program = Some(program_in(Path::new(value))?),
             "--out" => parsed.options.out = PathBuf::from(value),
             "--replay" => parsed.replay = Some(PathBuf::from(value)),
             _ => return Err(format!("{name} is not an option; --help shows them")),
         }
     }
+    let usual = match parsed.options.program {
+        Some(_) => 20,
+        None => parsed.options.seeds,
+    };
+    parsed.options.seeds = seeds.unwrap_or(usual);
     Ok(Some(parsed))
+}
+
+fn is_f2fs(fs: &str) -> Result<bool, String> {
+    match fs {
+        "ext4" => Ok(false),
+        "f2fs" => Ok(true),
+        _ => Err(format!("--fs needs ext4 or f2fs, not '{fs}'")),
+    }
+}
+
+fn program_in(file: &Path) -> Result<Program, String> {
+    let text = fs::read_to_string(file).map_err(|error| error.to_string());
+    let program = text.and_then(|text| text.parse().map_err(|error| format!("{error}")));
+    program.map_err(|why: String| format!("{}: {why}", file.display()))
 }
 
 /// The command `steadfs lab crash`: explores `subjects`, prints what came out, and returns the exit
@@ -334,9 +375,13 @@ pub fn main_with(
     }
     let mut subjects = subjects;
     let space = arguments.options.trial == Trial::Space;
-    subjects.retain(|subject| subject.name.contains(&arguments.subject) && subject.small == space);
+    let (name, f2fs) = (&arguments.subject, arguments.f2fs);
+    subjects.retain(|subject| {
+        let of_fs = f2fs.is_none_or(|f2fs| subject.name.contains("f2fs") == f2fs);
+        subject.name.contains(name) && of_fs && subject.small == space
+    });
     if subjects.is_empty() {
-        writeln!(out, "no subject's name contains '{}'", arguments.subject)?;
+        writeln!(out, "there is no such subject with '{name}' in its name")?;
         return Ok(2);
     }
     arguments.options.workers = arguments.options.workers.clamp(1, 64);

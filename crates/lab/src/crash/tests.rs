@@ -128,6 +128,25 @@ fn the_command_says_what_came_out() {
         0
     );
     assert_eq!(run(Flaw::None, &["--replay", &out_dir]).0, 2);
+    // The small program that was kept, alone: it fails again, and says where it was cut.
+    let ops = format!("{case}/ops.txt");
+    let alone = ["--ops", &ops, "--out", &out_dir];
+    let (code, text) = run(Flaw::NoFlush, &alone);
+    assert!(code == 1 && text.contains("before "), "{text}");
+    let (code, text) = run(Flaw::None, &alone);
+    assert!(
+        code == 0 && text.contains("programs                20"),
+        "{text}"
+    );
+    let (code, text) = run(Flaw::None, &["--ops", &format!("{case}/case.txt")]);
+    assert!(code == 2 && text.contains("case.txt"), "{text}");
+    assert_eq!(run(Flaw::None, &["--fs", "f2fs"]).0, 2);
+    let (code, text) = run(
+        Flaw::None,
+        &["--fs", "ext4", "--ops", &ops, "--out", &out_dir],
+    );
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(run(Flaw::None, &["--fs", "fat"]).0, 2);
     assert_eq!(run(Flaw::None, &["--subject", "nothing"]).0, 2);
     assert_eq!(run(Flaw::None, &["--frob", "1"]).0, 2);
     assert_eq!(run(Flaw::None, &["--seed"]).0, 2);
