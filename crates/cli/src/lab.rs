@@ -45,8 +45,13 @@ fn one(name: &str, args: &args::Experiment) -> Result<(), Failure> {
 /// Runs all of them; as JSON they are the lines of an array.
 fn all(args: &args::AllExperiments) -> Result<(), Failure> {
     let mut reports = Vec::new();
+    let begin = steadfs_rt::now();
     for (_, plan) in experiment::ALL {
         reports.push(measured(plan, &args.how)?);
+    }
+    if !args.how.real {
+        let simulated: f64 = reports.iter().map(|r| r.simulated_ns as f64 / 1e9).sum();
+        eprintln!("all: {}", speed(simulated, begin.elapsed().as_secs_f64()));
     }
     if let Some(path) = &args.html {
         write(path, &experiment::page(&reports))?;
@@ -110,12 +115,14 @@ fn measured(plan: &Plan, args: &args::Experiment) -> Result<Report, Failure> {
         return Ok(report);
     }
     let simulated = report.simulated_ns as f64 / 1e9;
-    eprintln!(
-        "{}: {simulated:.0} s were simulated in {real:.1} s ({:.0} times as fast)",
-        report.experiment,
-        simulated / real
-    );
+    eprintln!("{}: {}", report.experiment, speed(simulated, real));
     Ok(report)
+}
+
+/// How fast a simulation was; both in seconds.
+fn speed(simulated: f64, real: f64) -> String {
+    let times = simulated / real;
+    format!("{simulated:.0} s were simulated in {real:.1} s ({times:.0} times as fast)")
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {

@@ -3,16 +3,18 @@
 use std::fmt::Write as _;
 
 use super::plan::Unit;
-use super::report::{ArmReport, Report};
+use super::report::{ArmReport, CellReport, Report};
 use super::statistics::Estimate;
 use super::text::estimate;
 
 const WIDTH: f64 = 900.0;
 /// Where labels end and the plot begins, and where it ends.
 const LEFT: f64 = 390.0;
-const RIGHT: f64 = 880.0;
+const RIGHT: f64 = 865.0;
 const ROW: f64 = 22.0;
 const TOP: f64 = 46.0;
+/// Labels below the plot that do not run into each other.
+const MOST_TICKS: f64 = 16.0;
 
 /// Writing into a string does not fail.
 macro_rules! put {
@@ -176,8 +178,11 @@ impl Report {
             canvas.bar(y + 4.0, of(mean), "ours");
             canvas.line(y + 4.0, of(low), of(high), "interval");
         }
-        let step = if axis.high > 4.0 { 1.0 } else { 0.25 };
-        let steps = (axis.high / step).round() as u32;
+        let mut step = 0.25;
+        while axis.high / step > MOST_TICKS {
+            step *= 2.0;
+        }
+        let steps = (axis.high / step).floor() as u32;
         let grid: Vec<_> = (0..=steps)
             .map(|n| f64::from(n) * step)
             .map(|value| (value, format!("{value}")))
@@ -190,12 +195,11 @@ impl Report {
     }
 
     /// The latency that is looked at, of each arm: from p50 to the longest, p99 between, the mean as a dot.
-    /// `None` if nothing is measured so.
+    /// Conditions in which nobody waits for such an operation are left out. `None` if nothing is measured so.
     pub fn latency_chart(&self) -> Option<String> {
-        let first = self.cells.first()?.arms.first()?;
-        let name = first
-            .measures
-            .iter()
+        let all = self.cells.iter().flat_map(|cell| &cell.arms);
+        let name = all
+            .flat_map(|arm| &arm.measures)
             .find_map(|measure| measure.name.strip_suffix(" p50"))?;
         let of = |arm: &ArmReport, rank: &str| {
             let wanted = format!("{name} {rank}");
@@ -218,7 +222,8 @@ impl Report {
             logarithmic: true,
         };
         let mut canvas = Canvas::new(axis);
-        for cell in &self.cells {
+        let measured = |cell: &&CellReport| cell.arms.iter().any(|arm| of(arm, "p50").is_some());
+        for cell in self.cells.iter().filter(measured) {
             canvas.row(&cell.name, true);
             for arm in &cell.arms {
                 let y = canvas.row(&arm.name, false);

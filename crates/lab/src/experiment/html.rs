@@ -6,8 +6,8 @@ use super::chart::escaped;
 use super::report::{FigureReport, RealReport, Report};
 use super::text::{cell_rows, estimate, figure_rows, real_rows, run_once};
 
-const HEAD: &str = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-<meta name=\"viewport\" content=\"width=device-width\"><title>steadfs lab</title><style>\
+const HEAD: &str = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\
+<meta name=\"viewport\" content=\"width=device-width\"/><title>steadfs lab</title><style>\
 body{font:16px/1.5 system-ui,sans-serif;color:#1c2733;background:#f6f7f9;margin:0}\
 main{max-width:62em;margin:0 auto;padding:1.5em}\
 header{background:#12304f;color:#fff}header>div{max-width:62em;margin:0 auto;padding:2em 1.5em}\
@@ -142,7 +142,7 @@ fn section(out: &mut String, report: &Report) {
     }
     for (number, cell) in report.cells.iter().enumerate() {
         let (name, about) = (escaped(&cell.name), escaped(&cell.about));
-        let open = if number == 0 { " open" } else { "" };
+        let open = if number == 0 { " open=\"\"" } else { "" };
         let _ = writeln!(
             out,
             "<details{open}><summary><b>{name}</b>: {about}</summary>"

@@ -86,7 +86,9 @@ fn panel(
     let bottom = top + PANEL;
     let x = |at: usize| LEFT + (RIGHT - LEFT) * at as f64 / (longest - 1) as f64;
     let y = |count: u32| bottom - (PANEL - 18.0) * f64::from(count) / f64::from(most);
-    for share in [0, most / 2, most] {
+    let mut shares = vec![0, most / 2, most];
+    shares.dedup();
+    for share in shares {
         put!(
             out,
             "<line stroke=\"#ddd\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{0:.1}\" y2=\"{0:.1}\"/>\

@@ -1,6 +1,10 @@
 //! Experiments as a whole, small.
 
+mod judging;
+mod markup;
+
 use super::*;
+use markup::{assert_legible, assert_well_formed};
 
 fn report(name: &str) -> Report {
     let settings = Settings {
@@ -32,7 +36,9 @@ fn the_same_seeds_give_the_same_report() {
             assert!(chart.starts_with("<svg") && chart.ends_with("</svg>\n"));
             charts += 1;
         }
-        assert_eq!(page(std::slice::from_ref(&first)), page(&[again]));
+        let once = page(std::slice::from_ref(&first));
+        assert_well_formed(&once);
+        assert_eq!(once, page(&[again]));
         let seeds: Vec<_> = first.cells[0].arms[0].traces.clone();
         assert_ne!(seeds[0], seeds[1], "seeds differ");
     }
@@ -107,6 +113,9 @@ fn charts_and_pages_hold_the_figures_and_escape_texts() {
         assert!(chart.contains(said), "{said}: {chart}");
     }
     let page = page(&[report]);
+    assert_well_formed(&page);
+    assert_legible(&chart);
+    assert_legible(&queue);
     for said in [
         "&lt;why&gt;?",
         "a &lt; b &amp; c",
@@ -115,5 +124,96 @@ fn charts_and_pages_hold_the_figures_and_escape_texts() {
         "+50 %",
     ] {
         assert!(page.contains(said), "{said}: {page}");
+    }
+}
+
+/// A report with all names that a plan has, and some values.
+fn nominal(plan: &Plan) -> Report {
+    let ranks = [("mean", 2e6), ("p50", 1e6), ("p99", 3e8), ("max", 2e9)];
+    let arm = |arm: &Arm| ArmReport {
+        name: arm.name.clone(),
+        like: arm.like.clone(),
+        measures: ranks
+            .iter()
+            .map(|(rank, nanos)| Measure {
+                name: format!("an operation {rank}"),
+                unit: Unit::Nanos,
+                estimate: Estimate::of(&[*nanos]),
+                seeds: vec![*nanos],
+            })
+            .collect(),
+        traces: vec![1],
+    };
+    let cell = |cell: &Cell| CellReport {
+        name: cell.name.clone(),
+        about: cell.about.clone(),
+        arms: cell.arms.iter().map(arm).collect(),
+    };
+    let figure = |figure: &Figure| FigureReport {
+        what: figure.what.clone(),
+        published: figure.published,
+        ours: Estimate::of(&[figure.published * 7.0]),
+        deviation: 6.0,
+        predicted: figure.role == Role::Predicted,
+        aim: figure.role == Role::Aim,
+        why: figure.why.clone(),
+    };
+    let depths = vec![Depths::default(); 3];
+    let shown = plan.cells.iter().find(|cell| cell.name == plan.timeline.0);
+    let arms = shown.expect("the cell is there").arms.iter();
+    Report {
+        experiment: plan.name.to_owned(),
+        title: plan.title.to_owned(),
+        source: "simulated",
+        device: plan.device.clone(),
+        seeds: 10,
+        scale: plan.scale.clone(),
+        simulated_ns: 1,
+        cells: plan.cells.iter().map(cell).collect(),
+        figures: plan.figures.iter().map(figure).collect(),
+        notes: plan.notes.clone(),
+        timeline: Some(Timeline {
+            cell: plan.timeline.0.clone(),
+            step_ns: 1_000_000,
+            arms: arms.map(|arm| (arm.name.clone(), depths.clone())).collect(),
+        }),
+        real: None,
+    }
+}
+
+/// Whatever the experiments call their cells, arms and figures: no text runs out of its chart or into another, and
+/// the page can be parsed.
+#[test]
+fn charts_and_pages_of_every_experiment_can_be_read() {
+    let settings = Settings {
+        quick: true,
+        ..Settings::default()
+    };
+    let mut reports = Vec::new();
+    for (name, plan) in ALL {
+        let plan = plan(&settings).unwrap();
+        let held_back = plan.figures.iter();
+        let mut held_back = held_back.filter(|figure| figure.role == Role::Predicted);
+        assert!(held_back.next().is_some(), "{name} predicts something");
+        let explains = |figure: &Figure| figure.role == Role::Calibrated || figure.why.is_some();
+        let mute = plan.figures.iter().find(|figure| !explains(figure));
+        assert!(mute.is_none(), "{mute:?} could be off and not say why");
+        let report = nominal(&plan);
+        let charts = [
+            Some(report.figures_chart()),
+            report.latency_chart(),
+            report.timeline_chart(),
+        ];
+        for chart in charts {
+            let chart = chart.unwrap_or_else(|| panic!("{name} has all three"));
+            assert_well_formed(&chart);
+            assert_legible(&chart);
+        }
+        reports.push(report);
+    }
+    let page = page(&reports);
+    assert_well_formed(&page);
+    for said in ["predicted", "calibrated", "95 %", "published"] {
+        assert!(page.contains(said), "{said}");
     }
 }

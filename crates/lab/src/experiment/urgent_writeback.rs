@@ -297,7 +297,7 @@ fn figures_of(bench: &Bench) -> Vec<Figure> {
             }),
         ),
         Figure {
-            what: format!("{}: fair, boost, background, to nothing beside", bench.name),
+            what: format!("{}: fair, boost, background, to idle", bench.name),
             ours: Source::across(
                 [&quiet, noboost],
                 [&cell_name(bench, &CASES[2]), boost],
