@@ -11,7 +11,8 @@
 //! Equal images are recovered once. Each distinct image is opened in a simulation of its own, looked
 //! at, and unmounted; it must recover without an error, the oracle must accept what is seen for every
 //! cut that can leave this image, and the checker must find nothing afterwards. For some images the
-//! recovery is cut as well, and what that leaves is judged by the same history.
+//! recovery is cut as well, or meets a device that fails at one request, from then on, or at a FLUSH with
+//! the loss of its cache, and what that leaves is judged by the same history.
 //!
 //! **Failures** are kept as directories that say everything needed to see them again, with a smaller
 //! program where one was found ([`case`]).

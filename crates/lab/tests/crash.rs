@@ -52,6 +52,11 @@ fn ext4_survives_twenty_thousand_power_cuts() {
         stats.distinct.len()
     );
     assert!(stats.nested > 100, "{} crashes of recoveries", stats.nested);
+    assert!(
+        stats.retried > 400,
+        "{} recoveries after one on a failing device",
+        stats.retried
+    );
     assert_eq!(
         stats.checked, stats.recoveries,
         "our checker judges every image"

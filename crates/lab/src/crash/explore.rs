@@ -506,54 +506,82 @@ fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Com
     outcome.map_err(Complaint::Simulation)?.value
 }
 
-/// Failing devices that a recovery is tried on.
-const FAILING: usize = 4;
-
-/// Opens an image on devices that fail at one request, or from then on: what each of them is left with.
+/// Recovers an image on devices that fail at one request, or from then on: what each of them is left with, at
+/// the end and after a power cut on the way there.
 fn failing_recoveries(
     subject: &Subject,
     image: &Image,
     random: &mut Random,
 ) -> Vec<Result<Image, Complaint>> {
-    let on_device = |faults: Vec<(Which, Fault)>| {
-        let (open, image) = (Arc::clone(&subject.open), image.clone());
-        let atomic_unit = subject.atomic_unit;
-        let outcome = sim::try_run(sim::Config::new(1), move || {
-            to_the_end(|| {
-                let model = Model {
-                    log: false,
-                    atomic_unit,
-                    ..Model::default()
-                };
-                let device = SimDevice::new(&image, model);
-                for (which, fault) in faults {
-                    device.inject(which, fault);
-                }
-                let shared: Arc<dyn Device> = Arc::new(device.clone());
-                let opened = open(shared);
-                let requests = device.counts().total();
-                if let Ok(fs) = &opened {
-                    // Whatever it says: the device fails. (To look at it would change access times.)
-                    let _unmounted = fs.unmount();
-                }
-                (device.content(), requests)
-            })
-        });
-        outcome
-            .map(|outcome| outcome.value)
-            .map_err(Complaint::Simulation)
-    };
-    let requests = match on_device(Vec::new()) {
-        Ok((_, requests)) => requests.max(1),
+    let (requests, flushes) = match recover_with(subject, image, None) {
+        Ok(quiet) => (quiet.requests.max(1), quiet.flushes.max(1)),
         Err(complaint) => return vec![Err(complaint)],
     };
-    let attempts = (0..FAILING).map(|attempt| {
-        let number = random.next_u64() % requests;
-        let which = match attempt % 2 {
-            0 => Which::Nth(number),
-            _ => Which::From(number),
-        };
-        on_device(vec![(which, Fault::Fail)]).map(|(left, _)| left)
+    let any = random.next_u64() % requests;
+    let flush = random.next_u64() % flushes;
+    let faults = [
+        (Which::Nth(random.next_u64() % requests), Fault::Fail),
+        (Which::From(random.next_u64() % requests), Fault::Fail),
+        (Which::Nth(any), Fault::Misreport),
+        (Which::NthFlushing(flush), Fault::Forget),
+    ];
+    let mut all = Vec::new();
+    for fault in faults {
+        match recover_with(subject, image, Some(fault)) {
+            Ok(left) => {
+                let cut = left.log.at(random.below(left.log.len() + 1));
+                all.push(Ok(cut.image(&Survivors::Seeded(random.next_u64()))));
+                all.push(Ok(left.content));
+            }
+            Err(complaint) => all.push(Err(complaint)),
+        }
+    }
+    all
+}
+
+/// What a recovery did to a device that failed or did not.
+struct Left {
+    content: Image,
+    log: Log,
+    requests: u64,
+    flushes: u64,
+}
+
+fn recover_with(
+    subject: &Subject,
+    image: &Image,
+    fault: Option<(Which, Fault)>,
+) -> Result<Left, Complaint> {
+    let (open, image) = (Arc::clone(&subject.open), image.clone());
+    let atomic_unit = subject.atomic_unit;
+    let outcome = sim::try_run(sim::Config::new(1), move || {
+        to_the_end(|| {
+            let model = Model {
+                atomic_unit,
+                ..Model::default()
+            };
+            let device = SimDevice::new(&image, model);
+            if let Some((which, fault)) = fault {
+                device.inject(which, fault);
+            }
+            let shared: Arc<dyn Device> = Arc::new(device.clone());
+            let opened = open(shared);
+            let requests = device.counts().total();
+            if let Ok(fs) = &opened {
+                // Whatever it says: the device fails. (To look at it would change access times.)
+                let _unmounted = fs.unmount();
+            }
+            let (content, log) = (device.content(), device.log());
+            let flushes = log.flushes().count() as u64;
+            Left {
+                content,
+                log,
+                requests,
+                flushes,
+            }
+        })
     });
-    attempts.collect()
+    outcome
+        .map(|outcome| outcome.value)
+        .map_err(Complaint::Simulation)
 }

@@ -11,7 +11,7 @@ use super::explore::{Effort, Stats, explore};
 use super::record::{Run, Trouble, record, record_with};
 use super::room::{self, Room};
 use super::{Complaint, Failure, Subject};
-use crate::device::{Event, Fault, Log, Survivors, Which};
+use crate::device::{Fault, Log, Survivors, Which};
 
 /// What is tried of each program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -117,7 +117,7 @@ impl Attempts<'_> {
             all.push((Which::From(number), Fault::Fail));
             all.push((Which::Nth(number), Fault::Misreport));
         }
-        for (number, request) in (0..).zip(flushes(&quiet.log)) {
+        for (number, request) in (0..).zip(quiet.log.flushes()) {
             if quiet.requests.contains(&request) {
                 all.push((Which::NthFlushing(number), Fault::Forget));
             }
@@ -159,7 +159,7 @@ impl Attempts<'_> {
 
     fn latency(&mut self, subject: &Subject, program: &Program) -> Result<(), Box<Failure>> {
         let quiet = record(subject, program, self.seed)?;
-        let flushes: Vec<u64> = flushes(&quiet.log).collect();
+        let flushes: Vec<u64> = quiet.log.flushes().collect();
         let mut random = Random::new(self.seed ^ 0x1A7E);
         for _ in 0..SPIKED_RUNS.min(self.effort.troubles) {
             let mut spikes = Vec::new();
@@ -244,15 +244,6 @@ fn in_trouble(complaint: Complaint, trouble: &Trouble) -> Box<Failure> {
     Box::new(Failure {
         trouble: trouble.clone(),
         ..Failure::of_run(complaint)
-    })
-}
-
-/// Numbers of the requests that flush.
-fn flushes(log: &Log) -> impl Iterator<Item = u64> {
-    log.events().iter().filter_map(|event| match event {
-        Event::FlushIssued { id } => Some(*id),
-        Event::Issued(change) if change.preflush => Some(change.id),
-        _ => None,
     })
 }
 

@@ -162,6 +162,15 @@ impl Log {
         &self.events
     }
 
+    /// Numbers of the requests that flush: FLUSHes, and writes with a preflush.
+    pub fn flushes(&self) -> impl Iterator<Item = u64> {
+        self.events.iter().filter_map(|event| match event {
+            Event::FlushIssued { id } => Some(*id),
+            Event::Issued(change) if change.preflush => Some(change.id),
+            _ => None,
+        })
+    }
+
     /// The content before the first event.
     pub fn base(&self) -> Image {
         let sheet = self.epochs[0].durable.clone();

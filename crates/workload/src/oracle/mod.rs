@@ -80,6 +80,26 @@
 //! may be the one. What a failing device does not take is not there when a truncate sets the size: that
 //! size is not exact then, but may lag as that of a write.
 //!
+//! # What more than one answer lets through
+//! Each place that accepts several outcomes was asked whether the loss of something acknowledged could hide
+//! behind it. Everything that an acknowledgement covers is outside all of them: `M`, `F` and `t` begin there.
+//!
+//! | accepted | why a loss cannot hide |
+//! |---|---|
+//! | any moment from the last acknowledgement on (1, 2) | what came later was promised to nobody; what is there must be one state, so none of it is mixed |
+//! | a size that lags, or lies at a block boundary (4) | never below the acknowledged one: both ends count from there. A copy may end anywhere: it is done in pieces |
+//! | sectors each of a moment of its own (5) | all not before the acknowledgement. A sector that grew and was not synced may be zeros within the size: ours shows that only where the file had a hole, the kernel's f2fs anywhere |
+//! | content from the other outcome of a change that failed | single sectors of that change only, and its caller was told; names and attributes are never in part |
+//! | with a failing device: done or not done | only operations that returned an I/O error. One that returned well is held to it, before the failure and after: an fsync that succeeds on a device that failed before acknowledges everything |
+//! | with a failing device: a size as before a truncate | down to the acknowledged size, no further |
+//! | a volume that has stopped: what it shows while it runs | nobody was promised that; after a crash or a mount everything before the stop counts as ever |
+//! | a full volume: ENOSPC, a short write | never of what makes things durable; and never too early (the explorer compares with what is free, where one task runs alone, for all but extended attributes) |
+//! | too many failures to follow: no verdict | the explorer counts these runs, and its tests bound them |
+//! | times that nobody set, access times after somebody else looked, times of directories in which recovery made a name | no content, no name and no attribute that was given is behind them |
+//! | files that went along with another's fsync (7) | only of moments at which an fsync was under way, never before what is owed of the file |
+//! | the kernel's or e2fsck's view of a volume that has stopped | our checker is asked all the same; e2fsck blames recorded orphans, which the next mount frees |
+//! | a device that lies | everything may be gone; only panics and hangs count, and the same run on an honest device loses nothing |
+//!
 //! # Example
 //! `create /a`, `write /a 0+4096`, `create /b`, `fsync /a`, crash during `rename /a /c`: `/a` or `/c`
 //! must exist with its 4096 bytes. Whether `/b` exists follows from `M`: it must if `/c` does, since
