@@ -13,7 +13,7 @@ use steadfs_base::limits::NAME_MAX;
 use steadfs_vfs::FileKind;
 
 use super::features::Incompat;
-use super::num::{get16, get32, idx, low8, low16, low32, put16, put32, wide};
+use super::num::{get16, get32, high32, idx, low8, low16, low32, put16, put32, wide};
 use super::{ChecksumSeed, DiskError, Geometry, Ino, Result, Structure};
 
 pub use search::{Found, Room, Search, insert_at, locate, remove_found, search};
@@ -104,6 +104,15 @@ impl RawEntry<'_> {
         FileKind::from_entry_type(self.file_type)
     }
 
+    /// Whether it names something by `name`. Names that differ mostly do so at their ends.
+    #[inline(always)]
+    fn is_named(&self, name: &[u8]) -> bool {
+        self.ino.is_some()
+            && self.name.len() == name.len()
+            && self.name.last_chunk::<8>() == name.last_chunk::<8>()
+            && self.name == name
+    }
+
     /// Bytes that could be given to another entry.
     pub const fn spare(&self) -> usize {
         match self.ino {
@@ -118,8 +127,53 @@ fn bad(offset: usize, rule: &'static str) -> DiskError {
 }
 
 /// Decodes and validates the entry at `offset`, of entries that end at `end`.
-#[inline]
+#[inline(always)]
 fn entry_at<'a>(
+    layout: &DirLayout,
+    block: &'a [u8],
+    offset: usize,
+    end: usize,
+) -> Result<RawEntry<'a>> {
+    match quick_look(layout, block, offset, end) {
+        Some(entry) => Ok(entry),
+        None => close_look(layout, block, offset, end),
+    }
+}
+
+/// The entry, if one look at its head shows that it has a name and is in order: almost every entry has
+/// and is, and a search of a large directory reads hundreds of them.
+#[inline(always)]
+fn quick_look<'a>(
+    layout: &DirLayout,
+    block: &'a [u8],
+    offset: usize,
+    end: usize,
+) -> Option<RawEntry<'a>> {
+    let rest = &block[offset..end];
+    let head = u64::from_le_bytes(*rest.first_chunk::<HEADER_SIZE>()?);
+    let (ino, lengths) = (low32(head), high32(head));
+    let rec_len = usize::from(low16(lengths));
+    let [_, _, name_len, file_type] = lengths.to_le_bytes();
+    let name_end = HEADER_SIZE + usize::from(name_len);
+    // Lengths that mean something else are no multiples of 4 or too short (see `decode_rec_len`).
+    let good = layout.has_file_type
+        && ino.wrapping_sub(1) < layout.inodes_count
+        && name_len > 0
+        && rec_len.is_multiple_of(4)
+        && rec_len >= name_end
+        && rec_len <= rest.len();
+    good.then(|| RawEntry {
+        offset,
+        rec_len,
+        ino: Some(Ino(ino)),
+        file_type,
+        name: &rest[HEADER_SIZE..name_end],
+    })
+}
+
+/// The entry, or what is wrong with it.
+#[cold]
+fn close_look<'a>(
     layout: &DirLayout,
     block: &'a [u8],
     offset: usize,
@@ -183,7 +237,7 @@ pub struct Entries<'a> {
 impl<'a> Iterator for Entries<'a> {
     type Item = Result<RawEntry<'a>>;
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         if self.offset >= self.end {
             return None;
@@ -224,7 +278,7 @@ pub fn entries_in<'a>(
 pub fn find<'a>(layout: &DirLayout, block: &'a [u8], name: &[u8]) -> Result<Option<RawEntry<'a>>> {
     for entry in entries(layout, block) {
         let entry = entry?;
-        if entry.ino.is_some() && entry.name == name {
+        if entry.is_named(name) {
             return Ok(Some(entry));
         }
     }

@@ -59,8 +59,8 @@ pub fn locate(layout: &DirLayout, block: &[u8], name: &[u8]) -> Result<Option<Fo
     let mut before = None;
     for entry in entries(layout, block) {
         let entry = entry?;
-        if let Some(ino) = entry.ino
-            && entry.name == name
+        if entry.is_named(name)
+            && let Some(ino) = entry.ino
         {
             return Ok(Some(found(&entry, ino, before)));
         }
@@ -86,8 +86,8 @@ pub fn search(layout: &DirLayout, block: &[u8], name: &[u8]) -> Result<Search> {
     let mut room = None;
     for entry in entries(layout, block) {
         let entry = entry?;
-        if let Some(ino) = entry.ino
-            && entry.name == name
+        if entry.is_named(name)
+            && let Some(ino) = entry.ino
         {
             return Ok(Search::Found(found(&entry, ino, before)));
         }

@@ -205,3 +205,71 @@ proptest! {
         insert(&layout, &mut block, &new(1, b"name")).ok();
     }
 }
+
+/// Heads of entries near the border between good and bad, with remains of names behind them.
+fn any_head() -> impl Strategy<Value = [u8; 40]> {
+    let ino = prop_oneof![0..4_u32, 998..1003_u32, any::<u32>()];
+    let rec_len = prop_oneof![0..44_u16, any::<u16>()];
+    let name_len = prop_oneof![0..34_u8, any::<u8>()];
+    let name = prop::array::uniform32(any::<u8>());
+    (ino, rec_len, name_len, 0..3_u8, name).prop_map(|(ino, rec_len, name_len, kind, name)| {
+        let mut head = [0; 40];
+        head[..4].copy_from_slice(&ino.to_le_bytes());
+        head[4..6].copy_from_slice(&rec_len.to_le_bytes());
+        head[6..8].copy_from_slice(&[name_len, kind]);
+        head[8..].copy_from_slice(&name);
+        head
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_quick_look_sees_what_a_close_one_does(
+        head in any_head(),
+        has_file_type in any::<bool>(),
+        block_size in prop::sample::select(vec![1024, 65536]),
+    ) {
+        let layout = DirLayout {
+            has_file_type,
+            ..layout(block_size, false)
+        };
+        let mut block = vec![0; 4];
+        block.extend(head);
+        let close = close_look(&layout, &block, 4, block.len());
+        match quick_look(&layout, &block, 4, block.len()) {
+            Some(entry) => prop_assert_eq!(Ok(entry), close),
+            None => prop_assert!(
+                !has_file_type || close.is_err() || close.is_ok_and(|entry| entry.ino.is_none())
+            ),
+        }
+    }
+}
+
+#[test]
+fn names_are_told_apart_at_either_end() {
+    let layout = layout(1024, true);
+    let mut block = vec![0; 1024];
+    init_empty(&layout, &mut block);
+    let names: [&[u8]; 6] = [
+        b"a",
+        b"ab",
+        b"file-0000001",
+        b"file-0000002",
+        b"Xile-0000001",
+        b"ile-0000001",
+    ];
+    for (name, ino) in names.iter().zip(5..) {
+        assert_eq!(locate(&layout, &block, name), Ok(None));
+        insert(&layout, &mut block, &new(ino, name)).unwrap();
+    }
+    for (name, ino) in names.iter().zip(5..) {
+        assert_eq!(
+            locate(&layout, &block, name).unwrap().unwrap().ino,
+            Ino(ino)
+        );
+        assert_eq!(
+            find(&layout, &block, name).unwrap().unwrap().ino,
+            Some(Ino(ino))
+        );
+    }
+}
