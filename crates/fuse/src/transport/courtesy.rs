@@ -20,6 +20,11 @@
 //! be moved to. The watch asks every [`WINDOW`], and where less than half a CPU's time was left over nobody
 //! gives way.
 //!
+//! Requests that come with much to copy work long, as those do that wait for the device: nobody gives way for
+//! them, or the threads that write the stream to the device would take the CPU from the one that feeds it.
+//! (Measured on a busy machine, medians of seven rounds in turn: a stream of 1 MiB writes 575 MiB/s where threads
+//! gave way, 647 where they did not.)
+//!
 //! Coming back from SCHED_IDLE takes CAP_SYS_NICE; a daemon without it stays as it is.
 
 use std::sync::Arc;

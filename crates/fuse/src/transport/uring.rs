@@ -185,7 +185,7 @@ impl UringPool {
                 Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
-            if wire::waits_long(entry.in_header().opcode) {
+            if wire::waits_long(entry.in_header().opcode) || entry.carries_much() {
                 place.works_long();
             }
             entry.serve(&self.crew, &mut out);
@@ -313,6 +313,12 @@ impl Entry {
             Ok((header, _)) => header,
             Err(_) => unreachable!("128 bytes hold a head of 40"),
         }
+    }
+
+    /// Whether the request came with so much that copying it takes longer than its caller's move to
+    /// another CPU would.
+    fn carries_much(&self) -> bool {
+        self.header().ent.payload_sz as usize > SMALL
     }
 
     fn submit_register(
