@@ -62,7 +62,8 @@ use tree::{LeafKey, Tree, class, is_sync, lane_of};
 /// # What is done for others
 /// A request that one does for others ([`Scheduler::share`]) stands in the lines of all of them and in its
 /// owner's. It goes with the first whose turn comes, and is on everybody's account, by groups as a FLUSH is.
-/// Those whose turn it was not go no deeper into debt by it than one such request.
+/// Those whose turn it was not go no deeper into debt by it than one such request. Between two such requests
+/// they keep their places as if they had made them.
 ///
 /// # A lone request
 /// With nothing queued and nothing in the device a request takes no place in the tree.

@@ -71,7 +71,7 @@ impl Fair {
         }
         if leaf.requests.is_empty() {
             let waits = slice.kept && self.is_waited_for(turn.leaf, now);
-            return waits.then(|| Pick::Wait(self.waited_for_until(turn.leaf)));
+            return waits.then(|| Pick::Wait(self.waited_for_until(turn.leaf, now)));
         }
         if !self.may_go(lane, now) {
             return None;
@@ -82,8 +82,16 @@ impl Fair {
         Some(Pick::Leaf(turn.leaf))
     }
 
-    /// Whether an owner of sync requests that has none queued will come soon enough.
+    /// Whether an owner of sync requests that has none queued will come soon enough, or somebody for him.
     pub(super) fn is_waited_for(&self, leaf: usize, now: Nanos) -> bool {
+        self.comes_back(leaf, now)
+            || self
+                .tree
+                .carrier_of(leaf)
+                .is_some_and(|carrier| self.comes_back(carrier, now))
+    }
+
+    fn comes_back(&self, leaf: usize, now: Nanos) -> bool {
         let idle = self.options.slice_idle.0;
         let leaf = self.tree.leaf(leaf);
         leaf.is_sync()
@@ -92,9 +100,13 @@ impl Fair {
             && (leaf.in_flight > 0 || now.0 < leaf.last_end.0.saturating_add(idle))
     }
 
-    /// Until when, if it has nothing in the device.
-    fn waited_for_until(&self, leaf: usize) -> Option<Nanos> {
-        let leaf = self.tree.leaf(leaf);
+    /// Until when one that is waited for is, if neither it nor who works for it has something in the device.
+    fn waited_for_until(&self, leaf: usize, now: Nanos) -> Option<Nanos> {
+        let who = match self.comes_back(leaf, now) {
+            true => leaf,
+            false => self.tree.carrier_of(leaf).unwrap_or(leaf),
+        };
+        let leaf = self.tree.leaf(who);
         let until = leaf.last_end.0.saturating_add(self.options.slice_idle.0);
         (leaf.in_flight == 0).then_some(Nanos(until))
     }
@@ -240,7 +252,7 @@ impl Fair {
             return Pick::Leaf(at);
         }
         if self.is_waited_for(at, now) {
-            return Pick::Wait(self.waited_for_until(at));
+            return Pick::Wait(self.waited_for_until(at, now));
         }
         if leaf.in_flight == 0 {
             self.tree.deactivate(at);

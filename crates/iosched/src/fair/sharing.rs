@@ -92,6 +92,11 @@ impl Fair {
         });
         let group = |fair: &Self, leaf: usize| fair.tree.leaf(leaf).key.group;
         let groups: Vec<GroupId> = leaves.iter().map(|&leaf| group(self, leaf)).collect();
+        if let Some(carrier) = own {
+            for &leaf in leaves.iter().filter(|leaf| **leaf != carrier) {
+                self.tree.note_carried(leaf, carrier);
+            }
+        }
         let part = |group: GroupId| {
             let among = groups.iter().filter(|other| **other == group).count();
             cost / among.max(1) as u64

@@ -141,6 +141,8 @@ pub(super) struct Leaf {
     ended_any: bool,
     /// Mean time from the end of its last request to the next one.
     pub think: u64,
+    /// Whose request was the last that stood here, if it was not its own: that owner works for this one, too.
+    carrier: Option<(usize, LeafKey)>,
     /// Service that counts a thirtieth only.
     raised: u64,
     pub served: u64,
@@ -379,6 +381,7 @@ impl Tree {
             last_end: Nanos(0),
             ended_any: false,
             think: 0,
+            carrier: None,
             raised: 0,
             served: 0,
         };
@@ -448,6 +451,7 @@ impl Tree {
     /// A request joins a leaf's queue.
     pub(super) fn push(&mut self, at: usize, seq: u64, id: IoId, now: Nanos) {
         let (low_latency, leaf) = (self.low_latency, self.leaf_mut(at));
+        leaf.carrier = None;
         if leaf.requests.is_empty() && leaf.in_flight == 0 {
             let pause = now.0.saturating_sub(leaf.last_end.0);
             if leaf.ended_any {
@@ -471,6 +475,19 @@ impl Tree {
             self.activate(Child::Leaf(at));
         }
         self.count(at, now, true);
+    }
+
+    /// What was served for a leaf was the request of another one.
+    pub(super) fn note_carried(&mut self, at: usize, carrier: usize) {
+        let key = self.leaf(carrier).key;
+        self.leaf_mut(at).carrier = Some((carrier, key));
+    }
+
+    /// Who works for a leaf, if somebody does and has nothing queued, here or elsewhere.
+    pub(super) fn carrier_of(&self, at: usize) -> Option<usize> {
+        let (carrier, key) = self.leaf(at).carrier?;
+        let leaf = self.leaves[carrier].as_ref()?;
+        (leaf.key == key && leaf.requests.is_empty()).then_some(carrier)
     }
 
     /// A request leaves a leaf's queue.

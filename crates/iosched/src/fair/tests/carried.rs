@@ -105,9 +105,14 @@ fn who_was_carried_is_in_no_debt() {
             (io.0 > 0).then(|| fair.share(IoId(id), sync(1, 1), Nanos(now)));
             (io.0 > 0).then(|| fair.share(IoId(id), sync(2, 2), Nanos(now)));
         }
-        while let Some(id) = fair.next(Nanos(now)) {
-            now += MS;
-            fair.complete(id, Nanos(now));
+        while fair.queued() > 0 {
+            match fair.next(Nanos(now)) {
+                Some(id) => {
+                    now += MS;
+                    fair.complete(id, Nanos(now));
+                }
+                None => now = fair.look_again().expect("somebody is waited for").0,
+            }
         }
         served
     };
@@ -157,6 +162,27 @@ fn a_raised_request_stands_once_in_each_queue() {
     ));
     assert_eq!(drain(&mut fair), [0, 1]);
     assert!(fair.sharers.is_empty());
+}
+
+/// Who lets another one work for him loses nothing by it: between its requests, too, he is waited for where he
+/// would be if they were his own.
+#[test]
+fn who_is_carried_is_waited_for_as_the_carrier_is() {
+    for depth in [1, 4] {
+        let got = |client: Client| {
+            let mut world = World::new(FairOptions::default(), &GROUPS[..3], depth);
+            let clients = [client.thinking(MS), stream(1), stream(3)];
+            world.run(&clients, LONG);
+            (300 * MS..LONG - WINDOW)
+                .step_by(100 * MS as usize)
+                .map(|from| world.served(from)[0])
+                .sum::<u64>()
+        };
+        let own = got(Client::of(sync(1, 1), 64 * KIB, 1));
+        let carried = got(Client::of(carrier(), 64 * KIB, 1).carrying(&[sync(1, 1)]));
+        println!("{own} {carried}");
+        assert!(carried >= own, "{depth}: {carried} {own}");
+    }
 }
 
 proptest! {
