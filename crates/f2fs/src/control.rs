@@ -24,6 +24,7 @@ impl Control for F2fs {
             file("f2fs/stats.json", false),
             file("f2fs/ckpt_thread_ioprio", true),
             file("f2fs/cp_interval", true),
+            file("f2fs/idle_interval", true),
             file("f2fs/unusable", false),
             file("f2fs/cp_foreground_calls", false),
             file("f2fs/cp_background_calls", false),
@@ -43,6 +44,7 @@ impl Control for F2fs {
             "f2fs/stats.json" => self.stats_json(),
             "f2fs/ckpt_thread_ioprio" => show_prio(self.daemon.prio()),
             "f2fs/cp_interval" => self.checkpoints.interval().as_secs().to_string(),
+            "f2fs/idle_interval" => self.checkpoints.idle().as_secs().to_string(),
             "f2fs/unusable" => self.unusable().to_string(),
             "f2fs/cp_foreground_calls" => {
                 let (all, background) = self.checkpoints.calls();
@@ -102,6 +104,10 @@ impl Control for F2fs {
                 }
                 let interval = Duration::from_secs(seconds.into());
                 Ok(Box::new(move || self.checkpoints.set_interval(interval)))
+            }
+            "f2fs/idle_interval" => {
+                let idle = Duration::from_secs(number(value)?.into());
+                Ok(Box::new(move || self.checkpoints.set_idle(idle)))
             }
             _ => match path.strip_prefix("f2fs/") {
                 Some(name) => self.prepare_cleaning(name, value),

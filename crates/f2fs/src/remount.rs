@@ -58,7 +58,7 @@ impl F2fs {
             (true, false) => Err(FsError::Stopped(self.why_stopped())),
             (false, true) => self.become_read_only(&new),
             (false, false) => {
-                self.sync_volume(cx)?;
+                self.settle_volume(cx)?;
                 self.switch_checkpoints(new.checkpoint_off, cx)?;
                 self.apply(new);
                 self.start_or_stop_merging();
@@ -207,10 +207,10 @@ impl F2fs {
             return Ok(());
         }
         // Most of it while changes go on.
-        self.sync_volume(cx)?;
+        self.settle_volume(cx)?;
         let _alone = self.service.write();
         self.daemon.flush(self);
-        self.sync_volume(cx)?;
+        self.settle_volume(cx)?;
         self.frozen.store(true, Ordering::Release);
         Ok(())
     }
@@ -229,7 +229,7 @@ impl F2fs {
     pub(crate) fn cut_power(&self, cx: &Cx, mode: steadfs_vfs::ShutdownMode) -> Result<()> {
         use steadfs_vfs::{SHUT_DOWN, ShutdownMode};
         let written = match mode {
-            ShutdownMode::Sync => self.sync_volume(cx),
+            ShutdownMode::Sync => self.settle_volume(cx),
             ShutdownMode::FlushLog => self.checkpoint(checkpoint::Reason::Sync, cx.tag),
             // Whatever is written here of metadata is part of a checkpoint.
             ShutdownMode::NoFlush | ShutdownMode::MetaFlush => Ok(()),

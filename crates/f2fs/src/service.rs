@@ -91,7 +91,7 @@ impl F2fs {
 
     /// Writes everything, as an unmount does; the caller keeps changes away.
     pub(crate) fn settle_all(&self) -> Result<()> {
-        self.sync_volume(&Cx::default())?;
+        self.settle_volume(&Cx::default())?;
         self.checkpoint(Reason::Unmount, IoTag::default())?;
         self.read_only.store(true, Ordering::Release);
         Ok(())

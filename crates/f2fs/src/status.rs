@@ -5,7 +5,7 @@ mod json;
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
-use crate::checkpoint::daemon::CLASSES;
+use crate::checkpoint::daemon::{BATCHES, CLASSES};
 use crate::disk::{LogType, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
 use crate::gc::GcMode;
@@ -202,6 +202,10 @@ impl F2fs {
         let waits = ends.chain(["more".to_owned()]).zip(stats.waits);
         let waits: Vec<_> = waits.map(|(class, n)| format!("{class}: {n}")).collect();
         line!(out, "  - Waits (ms) : {}", waits.join(", "));
+        let ends = BATCHES.iter().map(|most| format!("<={most}"));
+        let sizes = ends.chain(["more".to_owned()]).zip(stats.batches);
+        let sizes: Vec<_> = sizes.map(|(class, n)| format!("{class}: {n}")).collect();
+        line!(out, "  - Batches : {}", sizes.join(", "));
     }
 
     fn show_syncs(&self, out: &mut String) {

@@ -13,6 +13,7 @@ use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, Seek};
 use crate::disk::test_images::{ALL_FEATURES, Image, LOAD_FEATURES, Opened};
 use crate::{CacheSizes, F2fs, MountOptions};
 
+mod background;
 pub(crate) mod checkpoints;
 mod crafted;
 mod hostile;

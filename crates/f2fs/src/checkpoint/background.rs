@@ -11,7 +11,7 @@ use crate::fs::F2fs;
 
 /// Changed entries of the node address table, in percent of all there can be (`dirty_nats_ratio`).
 const NAT_PERCENT: u64 = 10;
-/// Changed nodes: eight segments' worth, as in the kernel.
+/// Changed nodes, or blocks of directories, or inodes: eight segments' worth, as in the kernel.
 const NODES: usize = 8 * SEGMENT_BLOCKS as usize;
 /// Segments that only wait for a checkpoint to be free, in percent of all (`reclaim_segments`).
 const HELD_PERCENT: u32 = 5;
@@ -20,6 +20,10 @@ const MOST_HELD: u32 = 4096;
 const AT_LEAST: u64 = SEGMENT_BLOCKS as u64 / 2;
 /// `cp_interval` after a mount.
 pub const INTERVAL: Duration = Duration::from_secs(60);
+/// `idle_interval` after a mount.
+pub const IDLE: Duration = Duration::from_secs(5);
+/// A volume that is never quiet gets its checkpoint after so many intervals.
+const PATIENCE: u32 = 2;
 
 impl F2fs {
     /// How many changed nodes there may be before a checkpoint is due; less where memory is small.
@@ -52,14 +56,45 @@ impl F2fs {
         set.unwrap_or((segments / 100 * HELD_PERCENT).clamp(1, MOST_HELD))
     }
 
-    /// Whether so much is changed that a checkpoint should be written.
+    /// Whether changed blocks of one kind, or of all together, are as many as the kernel lets there be: half as
+    /// many more while operations are under way.
+    fn has_many_changed(&self) -> bool {
+        let quiet = self.gate.try_write().is_some();
+        let most = self.node_limit() as u64;
+        let most = if quiet { most } else { most + most / 2 };
+        let others = self.inodes.dirty_others();
+        let changed = [
+            self.nodes.dirty_count() as u64,
+            others.iter().map(|inode| inode.pages.unwritten()).sum(),
+            self.inodes.dirty_count() as u64,
+        ];
+        changed.iter().any(|count| *count >= most) || changed.iter().sum::<u64>() > most + most / 2
+    }
+
+    /// Whether so much is changed that a checkpoint should be written at once.
     pub(crate) fn has_much(&self) -> bool {
         let nids = u64::from(self.layout.max_nid);
         let held = self.segments().counts().held;
-        self.nodes.dirty_count() > self.node_limit()
+        self.has_many_changed()
             || self.fills_room()
             || self.nat.dirty_count() as u64 > nids / 100 * NAT_PERCENT
             || held > self.held_limit()
+            || !self.space.has_room_to_recover()
+    }
+
+    /// Whether the device is at work, or an operation is while others came just now.
+    fn is_in_use(&self) -> bool {
+        let idle = self.checkpoints.idle().as_secs();
+        self.queue.stats().in_flight > 0
+            || (self.gc.quiet_for() < idle && self.gate.try_write().is_none())
+    }
+
+    /// Whether one is due because of its age: when nobody is in its way, or when it has waited for that as long
+    /// as it may.
+    fn is_due(&self) -> bool {
+        let interval = self.checkpoints.interval();
+        let age = now().since(self.checkpoints.last_ended());
+        age >= interval && (age >= interval * PATIENCE || !self.is_in_use())
     }
 
     /// Writes a checkpoint if one is due; called every few seconds.
@@ -67,9 +102,7 @@ impl F2fs {
         if self.check_writable().is_err() || !self.has_changed() {
             return;
         }
-        let interval = *self.checkpoints.interval.lock();
-        let due = now().since(self.checkpoints.last_ended()) >= interval;
-        if due || self.has_much() {
+        if self.has_much() || self.is_due() {
             self.checkpoints.count_background();
             if self.options.read().data_flush {
                 let dirty = self.writeback.dirty_files();

@@ -30,6 +30,8 @@ use crate::fs::F2fs;
 const POLL: Duration = Duration::from_millis(20);
 /// Upper ends of the histogram's classes of waits, in milliseconds; the last class has none.
 pub const CLASSES: [u64; 9] = [1, 3, 10, 30, 100, 300, 1000, 3000, 10_000];
+/// The largest batches of the classes of batches; the last class has no end.
+pub const BATCHES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
 
 /// One who waits.
 struct Request {
@@ -74,6 +76,8 @@ pub struct MergeStats {
     pub largest: u64,
     /// Waits by class.
     pub waits: [u64; CLASSES.len() + 1],
+    /// Batches by class of their size.
+    pub batches: [u64; BATCHES.len() + 1],
 }
 
 /// The task and those who wait for it.
@@ -226,6 +230,7 @@ impl Daemon {
             stats.cur_time = waits.iter().sum::<u64>() / count;
             stats.peak_time = stats.peak_time.max(stats.cur_time);
             stats.largest = stats.largest.max(count);
+            stats.batches[BATCHES.partition_point(|most| *most < count)] += 1;
             for wait in waits {
                 stats.waits[CLASSES.partition_point(|end| *end <= wait)] += 1;
             }
@@ -289,8 +294,21 @@ impl F2fs {
         result
     }
 
+    /// The same without others, for those whom the task could come to wait for.
+    ///
+    /// # Errors
+    /// As [`F2fs::checkpoint`].
+    pub(crate) fn checkpoint_alone(&self, tag: IoTag) -> Result<()> {
+        self.checkpoints.count_call();
+        self.checkpoint(Reason::Sync, tag)
+    }
+
     fn checkpoint_or_ask(&self, tag: IoTag) -> Result<()> {
-        let merge = self.options.read().checkpoint_merge;
+        let merge = {
+            let options = self.options.read();
+            // Only what is like all others is done together with them.
+            options.checkpoint_merge && !options.fastboot
+        };
         let server = match merge {
             true => self.daemon.queue(tag),
             false => Server::Nobody,

@@ -69,6 +69,8 @@ pub struct Checkpoints {
     background_calls: AtomicU64,
     /// `cp_interval`: how long changes may stay in memory.
     interval: Mutex<Duration>,
+    /// `idle_interval`: how long after the last operation the volume counts as used.
+    idle: Mutex<Duration>,
     /// The one under way, for those who wait for it.
     under_way: UnderWay,
     /// How long the last one took, by steps.
@@ -115,6 +117,7 @@ impl Checkpoints {
             calls: AtomicU64::new(0),
             background_calls: AtomicU64::new(0),
             interval: Mutex::new(Rank::Leaf, background::INTERVAL),
+            idle: Mutex::new(Rank::Leaf, background::IDLE),
             last_steps: Mutex::new(Rank::Leaf, None),
             slow: Warnings::new(),
             slow_waits: Warnings::new(),
@@ -164,6 +167,16 @@ impl Checkpoints {
     /// Sets `cp_interval`.
     pub fn set_interval(&self, interval: Duration) {
         *self.interval.lock() = interval;
+    }
+
+    /// `idle_interval`.
+    pub fn idle(&self) -> Duration {
+        *self.idle.lock()
+    }
+
+    /// Sets `idle_interval`.
+    pub fn set_idle(&self, idle: Duration) {
+        *self.idle.lock() = idle;
     }
 
     /// Packs written since the mount.

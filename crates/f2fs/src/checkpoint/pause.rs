@@ -64,7 +64,7 @@ impl F2fs {
     /// # Errors
     /// `Again`: more than is allowed would be unusable; the device. Checkpoints go on then.
     pub(crate) fn pause(&self, allowed: Unusable, cx: &Cx) -> Result<()> {
-        self.sync_volume(cx)?;
+        self.settle_volume(cx)?;
         let cap = allowed.blocks(self.space.counts().user_blocks);
         let unusable = self.unusable();
         if unusable > cap {
@@ -89,7 +89,7 @@ impl F2fs {
     /// # Errors
     /// Something cannot be written; checkpoints stay off.
     pub(crate) fn resume(&self, cx: &Cx) -> Result<()> {
-        self.sync_volume(cx)?;
+        self.settle_volume(cx)?;
         self.checkpoint(Reason::Resume, cx.tag)
     }
 }

@@ -95,8 +95,10 @@ impl F2fs {
         let nat = self.nat.snapshot();
         let segments = self.segments().snapshot();
         let orphans = orphan::encode(&self.orphans.snapshot());
-        let node_summaries = reason == Reason::Unmount;
-        let mut checkpoint = self.compose(&nat, &segments, orphans.len(), reason);
+        // With `fastboot` the next mount is to be quick whenever it comes.
+        let fast = reason == Reason::Sync && self.options.read().fastboot;
+        let node_summaries = fast || reason == Reason::Unmount;
+        let mut checkpoint = self.compose(&nat, &segments, orphans.len(), (reason, node_summaries));
         let head = checkpoint.encode(&self.layout)?;
         self.cut.lock().clear();
         *self.since.lock() = Since::default();
@@ -240,9 +242,8 @@ impl F2fs {
         nat: &NatPlan,
         segments: &SegmentSnapshot,
         orphan_blocks: usize,
-        reason: Reason,
+        (reason, node_summaries): (Reason, bool),
     ) -> Checkpoint {
-        let node_summaries = reason == Reason::Unmount;
         let last = self.checkpoints.last();
         let counts = self.space.snapshot();
         let data = [LogType::HotData, LogType::WarmData, LogType::ColdData];
@@ -260,7 +261,9 @@ impl F2fs {
         };
         set(orphan_blocks > 0, CpFlags::ORPHANS);
         set(compacted, CpFlags::COMPACT_SUMMARIES);
-        set(node_summaries, CpFlags::UNMOUNT);
+        set(reason == Reason::Unmount, CpFlags::UNMOUNT);
+        let fast = node_summaries && reason != Reason::Unmount;
+        set(fast, CpFlags::FASTBOOT);
         set(self.is_damaged(), CpFlags::FSCK);
         set(reason == Reason::Pause, CpFlags::DISABLED);
         let start_sum = 1 + self.layout.cp_payload + orphan_blocks as u32;

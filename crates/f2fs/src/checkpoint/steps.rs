@@ -53,26 +53,48 @@ impl Steps {
     }
 }
 
+/// How soon after a warning another one is logged.
+const QUIET: Duration = Duration::from_secs(1);
+
 /// What was warned of so far.
-pub struct Warnings(Mutex<(u64, String)>);
+pub struct Warnings(Mutex<Warned>);
+
+#[derive(Default)]
+struct Warned {
+    count: u64,
+    last: String,
+    /// When one was logged.
+    logged: Option<Instant>,
+}
 
 impl Warnings {
     /// Nothing.
     pub fn new() -> Self {
-        Self(Mutex::new(Rank::Leaf, (0, String::new())))
+        Self(Mutex::new(Rank::Leaf, Warned::default()))
     }
 
-    /// Warns, and keeps it for those who look later.
-    pub fn warn(&self, warning: String) {
-        tracing::warn!("{warning}");
+    /// Keeps a warning for those who look later, and logs it unless another one was logged just now: many
+    /// may have waited for the same. Whether it was logged.
+    pub fn warn(&self, warning: String) -> bool {
+        let now = now();
         let mut state = self.0.lock();
-        *state = (state.0 + 1, warning);
+        let log = state.logged.is_none_or(|at| now.since(at) >= QUIET);
+        if log {
+            state.logged = Some(now);
+        }
+        state.count += 1;
+        state.last.clone_from(&warning);
+        drop(state);
+        if log {
+            tracing::warn!("{warning}");
+        }
+        log
     }
 
     /// How often, and the last one.
     pub fn last(&self) -> Option<(u64, String)> {
         let state = self.0.lock();
-        (state.0 > 0).then(|| state.clone())
+        (state.count > 0).then(|| (state.count, state.last.clone()))
     }
 }
 
@@ -91,6 +113,18 @@ impl fmt::Display for Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_warnings_are_counted_and_few_logged() {
+        steadfs_rt::sim::run(steadfs_rt::sim::Config::new(7), || {
+            let warnings = Warnings::new();
+            let warn = |n: u64| warnings.warn(n.to_string());
+            assert_eq!([1, 2, 3].map(warn), [true, false, false]);
+            assert_eq!(warnings.last(), Some((3, "3".to_owned())));
+            steadfs_rt::sleep(QUIET);
+            assert_eq!([4, 5].map(warn), [true, false]);
+        });
+    }
 
     #[test]
     fn names_and_times() {

@@ -44,6 +44,10 @@ fn set_and_count() {
     assert_eq!(read(&world, "f2fs/cp_interval"), "16\n");
     assert!(write(&world, "f2fs/cp_interval", "0").is_err());
 
+    assert_eq!(read(&world, "f2fs/idle_interval"), "5\n");
+    write(&world, "f2fs/idle_interval", "0").unwrap();
+    assert_eq!(read(&world, "f2fs/idle_interval"), "0\n");
+
     assert_eq!(read(&world, "f2fs/min_fsync_blocks"), "8\n");
     write(&world, "f2fs/min_fsync_blocks", "0").unwrap();
     assert_eq!(read(&world, "f2fs/min_fsync_blocks"), "0\n");
@@ -62,6 +66,29 @@ fn set_and_count() {
         "Discard: 0 blocks",
     ] {
         assert!(status.contains(line), "{line} is not in {status}");
+    }
+    world.close();
+}
+
+/// What was set belongs to the mount, not to the tasks that come and go.
+#[test]
+fn settings_stay_when_their_tasks_go() {
+    let world = World::make_with("", 64, "nocheckpoint_merge,background_gc=off");
+    let set = [
+        ("f2fs/ckpt_thread_ioprio", "rt,2"),
+        ("f2fs/gc_min_sleep_time", "1234"),
+        ("f2fs/max_victim_search", "77"),
+        ("f2fs/cp_interval", "11"),
+        ("f2fs/idle_interval", "2"),
+    ];
+    for (path, value) in set {
+        write(&world, path, value).unwrap();
+    }
+    for list in ["checkpoint_merge,background_gc=on", "ro", "rw"] {
+        world.fs.remount(&world.cx, list).unwrap();
+        for (path, value) in set {
+            assert_eq!(read(&world, path), format!("{value}\n"), "{list}");
+        }
     }
     world.close();
 }

@@ -212,7 +212,8 @@ fn a_note_that_cannot_be_written_is_told_and_tried_again() {
         // Not by each call that fails: a dying device would get two writes for every one.
         fs.lookup(&cx, ROOT, b"file").unwrap_err();
         assert!(errors(&fs).contains(told));
-        steadfs_rt::sleep(super::PAUSE);
+        // And a moment more: the flusher looks at that time, too, and may be at it.
+        steadfs_rt::sleep(super::PAUSE + std::time::Duration::from_millis(1));
         fs.lookup(&cx, ROOT, b"file").unwrap_err();
         assert!(!errors(&fs).contains(told), "{}", errors(&fs));
         let noted = superblock(&device.inner.to_bytes());

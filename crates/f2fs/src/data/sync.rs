@@ -301,6 +301,20 @@ impl F2fs {
 
     /// Writes all data and metadata and makes it durable.
     pub(crate) fn sync_volume(&self, cx: &Cx) -> Result<()> {
+        self.sync_volume_by(cx, Self::request_checkpoint)
+    }
+
+    /// The same for whoever mounts, remounts, freezes or leaves the volume. He never waits for the task that
+    /// writes checkpoints for others: it could come to wait for what he holds.
+    pub(crate) fn settle_volume(&self, cx: &Cx) -> Result<()> {
+        self.sync_volume_by(cx, Self::checkpoint_alone)
+    }
+
+    fn sync_volume_by(
+        &self,
+        cx: &Cx,
+        checkpoint: impl FnOnce(&Self, IoTag) -> Result<()>,
+    ) -> Result<()> {
         if let Some(cause) = self.stopped_because() {
             return Err(FsError::Stopped(cause));
         }
@@ -309,7 +323,7 @@ impl F2fs {
         let dirty = self.writeback.dirty_files();
         let mut result = self.write_out_files(&dirty, Why::Sync, tag);
         if self.check_writable().is_ok() && !self.is_paused() {
-            result = result.and(self.request_checkpoint(tag));
+            result = result.and(checkpoint(self, tag));
             // What was written in place changed nothing that a checkpoint would be written for.
             result = result.and(self.flush_device(tag));
         }

@@ -102,7 +102,7 @@ impl Gc {
     }
 
     /// Seconds since the last request that changed something.
-    fn quiet_for(&self) -> u64 {
+    pub(crate) fn quiet_for(&self) -> u64 {
         let last = Instant(self.last_request.load(Ordering::Relaxed));
         last.elapsed().as_secs()
     }

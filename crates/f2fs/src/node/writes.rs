@@ -150,3 +150,35 @@ impl Drop for NodeWrite<'_> {
         self.writes.ended.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use steadfs_block::{MemDevice, QueueOptions};
+
+    use super::*;
+
+    /// A write is counted once when it begins and once when it ends, whatever it came to: nobody waits for
+    /// what is over.
+    #[test]
+    fn each_ends_as_often_as_it_began() {
+        let queue = Queue::new(Arc::new(MemDevice::new(4096)), QueueOptions::default());
+        let (tag, writes) = (IoTag::default(), NodeWrites::new());
+        let (first, order) = writes.begin();
+        drop(order);
+        let (second, order) = writes.begin();
+        drop(order);
+        assert_eq!((first.before(), second.before(), writes.begun()), (0, 1, 2));
+        second.end();
+        first.end();
+        assert_eq!(writes.wait(writes.begun(), &queue, tag), Ok(()));
+        let (third, order) = writes.begin();
+        drop(order);
+        drop(third);
+        assert!(writes.has_failed());
+        assert!(writes.wait(writes.begun(), &queue, tag).is_err());
+        assert!(writes.state.lock().under_way.is_empty());
+        assert!(writes.state.lock().waiting.is_empty());
+    }
+}

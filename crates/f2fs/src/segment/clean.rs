@@ -349,3 +349,23 @@ impl Logs {
         in_segment + free * SEGMENT_BLOCKS
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By hand: (100 - u) * age * 100 / (100 + u), taken from the largest cost.
+    #[test]
+    fn costs_and_benefits() {
+        let most = u64::from(u32::MAX);
+        assert_eq!(cost_benefit(50, 0, 0, 1000), most - 3333);
+        assert_eq!(cost_benefit(50, 1000, 0, 1000), most, "the newest");
+        assert_eq!(cost_benefit(100, 0, 0, 1000), most, "nothing to gain");
+        assert_eq!(cost_benefit(0, 250, 0, 1000), most - 7500);
+        assert_eq!(cost_benefit(10, 500, 100, 1100), most - 4909);
+        assert_eq!(cost_benefit(10, 5, 5, 5), most, "all are of one age");
+        // A clock that moved widens nothing here.
+        assert_eq!(cost_benefit(0, 9, 10, 20), most - 10_000);
+        assert_eq!(cost_benefit(0, 30, 10, 20), most);
+    }
+}

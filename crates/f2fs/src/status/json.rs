@@ -1,6 +1,6 @@
 //! `.steadfs/f2fs/stats.json`: the counters of `status` for programs.
 
-use crate::checkpoint::daemon::CLASSES;
+use crate::checkpoint::daemon::{BATCHES, CLASSES};
 use crate::fs::F2fs;
 
 fn pair([all, background]: [u64; 2]) -> String {
@@ -33,10 +33,13 @@ impl F2fs {
         let ends = CLASSES.iter().map(u64::to_string);
         let waits = ends.chain(["null".to_owned()]).zip(merge.waits);
         let waits: Vec<_> = waits.map(|(end, n)| format!("[{end},{n}]")).collect();
+        let ends = BATCHES.iter().map(u64::to_string);
+        let sizes = ends.chain(["null".to_owned()]).zip(merge.batches);
+        let sizes: Vec<_> = sizes.map(|(most, n)| format!("[{most},{n}]")).collect();
         format!(
             "{{\"calls\":{calls},\"background_calls\":{background},\"written\":{},\"last_ms\":{last},\
              \"merge\":{{\"queued\":{},\"issued\":{},\"total\":{},\"cur_time\":{},\"peak_time\":{},\
-             \"largest\":{},\"waits\":[{}]}}}}",
+             \"largest\":{},\"waits\":[{}],\"batches\":[{}]}}}}",
             self.checkpoints.written(),
             merge.queued,
             merge.issued,
@@ -44,7 +47,8 @@ impl F2fs {
             merge.cur_time,
             merge.peak_time,
             merge.largest,
-            waits.join(",")
+            waits.join(","),
+            sizes.join(",")
         )
     }
 

@@ -105,6 +105,17 @@ fn everybody_learns_that_the_volume_stopped() {
             let answer = client.join();
             assert_eq!(answer, Err(FsError::Stopped("the first cause".to_owned())));
         }
+        // One that fails is one that was issued; nothing had changed, and still it is no success.
+        let before = fs.daemon.stats();
+        fs.request_checkpoint(IoTag::default()).unwrap_err();
+        fs.daemon.flush(&fs);
+        let after = fs.daemon.stats();
+        assert_eq!(after.issued, before.issued + 1);
+        assert_eq!(after.batches.iter().sum::<u64>(), after.issued);
+        assert!(matches!(
+            fs.sync_all(&Cx::default()),
+            Err(FsError::Stopped(_))
+        ));
         let began = now();
         fs.daemon.stop(&fs);
         assert!(now().since(began) < Duration::from_secs(1));
