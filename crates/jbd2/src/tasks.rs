@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::Tid;
-use steadfs_rt::{now, spawn};
+use steadfs_rt::{HostPrio, now, spawn};
 
 use crate::Journal;
 use crate::worker::Worker;
@@ -52,8 +52,11 @@ impl Journal {
     }
 
     fn commit_task(&self) {
+        let mut host = HostPrio::default();
+        host.follow(self.state.lock().tuning.prio);
         while let Some(tid) = self.next_due() {
             let tag = self.state.lock().tuning.commit_tag();
+            host.follow(tag.prio);
             // An error has stopped the journal and is told to all who ask it for something.
             if let Err(error) = self.commit_as(tid, tag, false) {
                 tracing::debug!(%error, "commit");

@@ -8,6 +8,7 @@
 mod condvar;
 mod event;
 mod gate;
+mod host_prio;
 pub mod inherit;
 mod memory;
 mod mutex;
@@ -21,6 +22,7 @@ mod time;
 
 pub use condvar::Condvar;
 pub use event::Event;
+pub use host_prio::HostPrio;
 pub use memory::{processors, share_free_memory};
 pub use mutex::{Mutex, MutexGuard};
 pub use place::{Place, Standing};

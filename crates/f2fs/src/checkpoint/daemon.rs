@@ -20,7 +20,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
-use steadfs_rt::{Condvar, Event, Instant, JoinHandle, Mutex, Rank, inherit, now, sleep, spawn};
+use steadfs_rt::{
+    Condvar, Event, HostPrio, Instant, JoinHandle, Mutex, Rank, inherit, now, sleep, spawn,
+};
 use steadfs_vfs::{FsError, Result};
 
 use super::{Reason, steps::SLOW, urgency::due};
@@ -40,10 +42,11 @@ struct Request {
     done: Event<Result<()>>,
 }
 
-#[derive(Default)]
 struct State {
     /// A task serves requests.
     running: bool,
+    /// With which I/O priority.
+    prio: IoPrio,
     /// A batch is being served.
     busy: bool,
     requests: Vec<Arc<Request>>,
@@ -85,7 +88,6 @@ pub struct Daemon {
     state: Mutex<State>,
     wake: Condvar,
     task: Mutex<Option<JoinHandle<()>>>,
-    prio: Mutex<IoPrio>,
     queued: AtomicU64,
     stats: Mutex<MergeStats>,
 }
@@ -93,11 +95,16 @@ pub struct Daemon {
 impl Daemon {
     /// No task yet.
     pub fn new() -> Self {
+        let state = State {
+            running: false,
+            prio: IoPrio::best_effort(3),
+            busy: false,
+            requests: Vec::new(),
+        };
         Self {
-            state: Mutex::new(Rank::Leaf, State::default()),
+            state: Mutex::new(Rank::Leaf, state),
             wake: Condvar::new(),
             task: Mutex::new(Rank::Leaf, None),
-            prio: Mutex::new(Rank::Leaf, IoPrio::best_effort(3)),
             queued: AtomicU64::new(0),
             stats: Mutex::new(Rank::Leaf, MergeStats::default()),
         }
@@ -148,12 +155,14 @@ impl Daemon {
 
     /// The task's I/O priority.
     pub fn prio(&self) -> IoPrio {
-        *self.prio.lock()
+        self.state.lock().prio
     }
 
     /// Sets the task's I/O priority; kept where there is no task.
     pub fn set_prio(&self, prio: IoPrio) {
-        *self.prio.lock() = prio;
+        self.state.lock().prio = prio;
+        // The host is to know.
+        self.wake.notify_all();
     }
 
     /// What it has come to.
@@ -239,11 +248,18 @@ impl Daemon {
     }
 
     /// Waits for requests; `None` when told to stop.
-    fn next(&self) -> Option<Vec<Arc<Request>>> {
+    fn next(&self, host: &mut HostPrio) -> Option<Vec<Arc<Request>>> {
         let mut state = self.state.lock();
         loop {
             if !state.running {
                 return None;
+            }
+            if !host.is(state.prio) {
+                let prio = state.prio;
+                drop(state);
+                host.follow(prio);
+                state = self.state.lock();
+                continue;
             }
             if !state.requests.is_empty() && !state.busy {
                 state.busy = true;
@@ -254,7 +270,8 @@ impl Daemon {
     }
 
     fn run(&self, fs: &Weak<F2fs>) {
-        while let Some(batch) = self.next() {
+        let mut host = HostPrio::default();
+        while let Some(batch) = self.next(&mut host) {
             match fs.upgrade() {
                 Some(fs) => {
                     self.serve(&fs, batch);
