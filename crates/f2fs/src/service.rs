@@ -24,6 +24,7 @@ impl F2fs {
     pub(crate) fn begin_service(&self, report: &mut MountReport) -> Result<()> {
         let tag = IoTag::default();
         self.read_segments(tag)?;
+        self.checkpoints.begin_mount();
         report.orphans = self.free_orphans(tag);
         let last = self.checkpoints.last();
         let applied = if self.options.read().no_recovery || was_paused(last.flags) {

@@ -205,6 +205,37 @@ fn what_once_failed_does_not_fail_again() {
     assert!(seen >= 9, "{seen} programs");
 }
 
+/// An fsync of which only the end survived, and a recovery that is cut off while it writes in front of that.
+#[test]
+fn a_recovery_leads_no_other_to_what_was_torn() {
+    let out = cases("torn");
+    std::fs::create_dir_all(&out).unwrap();
+    let program: Program =
+        "create /g 644\nsetxattr /g user.0 29 5 any\nsetxattr /g user.1 153 6 any\nfsync /g\n\
+        zero-keep /g 2+32\ntruncate /g 8\nfsync /g\nsetxattr /g user.1 99 7 any\nfsync /g\n"
+            .parse()
+            .unwrap();
+    let effort = Effort {
+        nested: 1024,
+        ..Effort::default()
+    };
+    let mut nested = 0;
+    let mut subjects = f2fs::subjects().unwrap();
+    subjects.retain(|subject| ["f2fs-plain", "f2fs-extra"].contains(&subject.name.as_str()));
+    for (subject, seed) in subjects.iter().flat_map(|s| [(s, 1), (s, 2)]) {
+        let run = record(subject, &program, seed).unwrap_or_else(|f| panic!("{}", f.complaint));
+        let (stats, failures) = explore(subject, &run, effort, seed, &out);
+        if let Some(failure) = failures.first() {
+            panic!(
+                "{}: {}\n{}",
+                subject.name, failure.complaint, failure.detail
+            );
+        }
+        nested += stats.nested;
+    }
+    assert!(nested > 500, "{nested}");
+}
+
 /// A twentieth of the images, with `troubles` of a trial in each run.
 fn troubled(trial: Trial, troubles: usize, out: PathBuf) -> Options {
     Options {

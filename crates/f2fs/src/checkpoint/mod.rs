@@ -37,6 +37,7 @@ use urgency::UnderWay;
 pub use write::Writes;
 
 use crate::disk::Checkpoint;
+use crate::disk::num::join32;
 use crate::disk::superblock::StopReason;
 use crate::fs::F2fs;
 
@@ -139,6 +140,15 @@ impl Checkpoints {
     pub fn node_version(&self) -> (u64, u64) {
         let state = self.state.lock();
         (state.node_version, state.version)
+    }
+
+    /// From now on, up to the next snapshot, nodes carry what belongs to no checkpoint: those of a mount. Behind
+    /// where they go there may be nodes that a session before this one wrote after the same checkpoint and lost
+    /// a part of; with its version they would lead a recovery there, should this mount be cut off, too.
+    pub fn begin_mount(&self) {
+        let mut state = self.state.lock();
+        let next = (state.version as u32).wrapping_add(1);
+        state.node_version = join32(u32::MAX, next);
     }
 
     fn last_ended(&self) -> Instant {
