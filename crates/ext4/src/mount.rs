@@ -446,10 +446,11 @@ pub(crate) fn tuning(options: &MountOptions) -> Tuning {
     }
 }
 
-/// A transaction holds its blocks in memory until it is durable, as does the one that commits before
-/// it, and reclaim holds some until they are home: a quarter of the memory for metadata each.
+/// A transaction holds its blocks in memory until it is durable, as does the one that commits before it;
+/// of what is not home yet there may be two shares before a commit is held up, and that commit adds one.
+/// These five stay below the memory for metadata.
 fn share_of(meta_budget: u64) -> u64 {
-    meta_budget / 4
+    meta_budget / 6
 }
 
 fn journal_config(sb: &Superblock, options: &MountOptions, meta_budget: u64) -> JournalConfig {
