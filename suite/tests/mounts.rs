@@ -332,6 +332,27 @@ fn kernel_options(mount: &Path) -> String {
 }
 
 #[test]
+fn a_frozen_mount_can_be_copied() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let freeze = mount.join(".steadfs/ext4/freeze");
+    fs::write(mount.join("before"), "kept").unwrap();
+    fs::write(&freeze, "1").unwrap();
+    let refused = fs::create_dir(mount.join("during")).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(Errno::BUSY.raw_os_error()));
+    let copy = scratch.join("copy.img");
+    fs::copy(image.path(), &copy).unwrap();
+    run("e2fsck", ["-fn", copy.to_str().unwrap()]).expect(0);
+    let kept = steadfs(["cat", &format!("{}:/before", copy.display())]);
+    assert_eq!(kept.out, "kept");
+    fs::write(&freeze, "0").unwrap();
+    fs::create_dir(mount.join("after")).unwrap();
+    mount.unmount();
+    image.check_clean();
+}
+
+#[test]
 fn a_mount_becomes_read_only_and_writable_again() {
     let scratch = Scratch::new();
     let image = image(&scratch);

@@ -1,5 +1,7 @@
 //! What an ext volume shows below `.steadfs`.
 
+use std::sync::atomic::Ordering;
+
 use steadfs_vfs::{Control, ControlEntry, Cx, FileSystem, FsError, Result};
 
 use crate::fs::Ext4;
@@ -12,6 +14,7 @@ impl Control for Ext4 {
             file("errors", false),
             file("io/scheduler", false),
             file("io/stats.json", false),
+            file("ext4/freeze", true),
         ];
         if self.txns.is_journaled() {
             entries.push(file("jbd2/info", false));
@@ -26,6 +29,7 @@ impl Control for Ext4 {
             "errors" => self.tell_errors(),
             "io/scheduler" => self.queue.describe_policies(),
             "io/stats.json" => self.queue.stats().to_json(),
+            "ext4/freeze" => u8::from(self.frozen.load(Ordering::Acquire)).to_string(),
             "jbd2/info" => match self.txns.journal() {
                 Some(journal) => journal.info(),
                 None if self.txns.is_journaled() => "the volume is read-only\n".to_owned(),
@@ -45,12 +49,18 @@ impl Control for Ext4 {
     }
 
     fn write(&self, path: &str, value: &[u8]) -> Result<()> {
-        if path != "options" {
-            return Err(FsError::NotPermitted);
+        let text = std::str::from_utf8(value)
+            .map_err(|_| FsError::BadOption("what is written here is text".to_owned()))?
+            .trim();
+        match (path, text) {
+            ("options", list) => self.remount(&Cx::default(), list),
+            ("ext4/freeze", "1") => self.freeze(),
+            ("ext4/freeze", "0") => self.thaw(),
+            ("ext4/freeze", other) => Err(FsError::BadOption(format!(
+                "{other:?} is neither 1 (freeze) nor 0 (thaw)"
+            ))),
+            _ => Err(FsError::NotPermitted),
         }
-        let list = std::str::from_utf8(value)
-            .map_err(|_| FsError::BadOption("options are text".to_owned()))?;
-        self.remount(&Cx::default(), list.trim())
     }
 }
 

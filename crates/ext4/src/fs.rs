@@ -52,6 +52,8 @@ pub struct Ext4 {
     /// Blocks that statfs counts as used by the volume itself.
     pub(crate) overhead: u64,
     pub(crate) read_only: AtomicBool,
+    /// Everything is on the device, marked clean, and changes are refused until it is thawed.
+    pub(crate) frozen: AtomicBool,
     /// Bytes of metadata that may be held in memory.
     pub(crate) meta_budget: u64,
     /// One remount at a time.
@@ -99,10 +101,13 @@ impl Ext4 {
         self.gate.read()
     }
 
-    /// Refuses to change a volume that is read-only or has stopped.
+    /// Refuses to change a volume that is read-only, frozen or has stopped.
     pub fn check_writable(&self) -> Result<()> {
         if let Some(cause) = self.stopped.lock().as_ref() {
             return Err(FsError::Stopped(cause.clone()));
+        }
+        if self.frozen.load(Ordering::Acquire) {
+            return Err(FsError::Busy);
         }
         if self.read_only.load(Ordering::Acquire) {
             return Err(FsError::ReadOnly);

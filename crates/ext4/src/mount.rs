@@ -160,6 +160,7 @@ impl Ext4 {
             large_file: AtomicBool::new(large_file),
             overhead,
             read_only: AtomicBool::new(read_only),
+            frozen: AtomicBool::new(false),
             meta_budget,
             remounting: Mutex::with_key(Rank::Mount, 0, ()),
             gate: RwLock::with_key(Rank::Mount, 1, ()),
@@ -246,15 +247,22 @@ impl Ext4 {
 
     /// The superblock says from now on that the volume is in use; durable before any change is.
     fn mark_in_use(&self, has_errors: bool) -> Result<()> {
+        self.mark_open(|sb| {
+            sb.note_mount(wall_clock(), "steadfs");
+            if has_errors {
+                sb.set_state(sb.state() | STATE_ERROR);
+            }
+        })
+    }
+
+    /// Takes the clean mark away, and notes what `also` does.
+    pub(crate) fn mark_open(&self, also: impl FnOnce(&mut Superblock)) -> Result<()> {
         let totals = self.alloc.totals();
         let journaled = self.txns.journal().is_some();
         self.write_super(|sb| {
             sb.set_free_blocks(totals.free);
             sb.set_free_inodes(totals.free_inodes as u32);
-            sb.note_mount(wall_clock(), "steadfs");
-            if has_errors {
-                sb.set_state(sb.state() | STATE_ERROR);
-            }
+            also(sb);
             if journaled {
                 sb.set_needs_recovery(true);
                 sb.set_orphan_present(sb.orphan_file().is_some());
@@ -308,6 +316,10 @@ impl Ext4 {
         }
         if self.read_only.load(Ordering::Acquire) {
             return Ok(());
+        }
+        if let Err(error) = self.thaw() {
+            self.end_tasks();
+            return Err(error);
         }
         if let Err(error) = self.judge(self.orphans.free_all(self)) {
             // They stay on record, for the next mount.

@@ -43,6 +43,9 @@ impl Ext4 {
     /// Applies options to the running volume. An error leaves everything as it was.
     pub(crate) fn change_options(&self, cx: &Cx, list: &str) -> Result<()> {
         let _one = self.remounting.lock();
+        if self.frozen.load(Ordering::Acquire) {
+            return Err(FsError::Busy);
+        }
         let asked = self.options.read().read_only;
         let old = self.effective_options();
         let mut new = old.remounted(list)?;
@@ -59,6 +62,44 @@ impl Ext4 {
                 Ok(())
             }
         }
+    }
+
+    /// Writes everything, empties the log and marks the volume clean: what is on the device can be copied.
+    /// Until [`Ext4::thaw`] changes are refused; a file unlinked meanwhile for the last time is freed by the
+    /// unmount. Of a volume that is read-only nothing is asked.
+    ///
+    /// # Errors
+    /// The volume has stopped, or something could not be written; it is not frozen then.
+    pub(crate) fn freeze(&self) -> Result<()> {
+        let _one = self.remounting.lock();
+        if self.stopped.lock().is_some() {
+            return Err(FsError::Stopped(self.why_stopped()));
+        }
+        if self.read_only.load(Ordering::Acquire) || self.frozen.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // Most of it while changes go on.
+        self.sync_volume(&Cx::default())?;
+        let _alone = self.gate.write();
+        self.check_writable()?;
+        let settled = self.settle();
+        self.frozen.store(settled.is_ok(), Ordering::Release);
+        self.read_only.store(false, Ordering::Release);
+        settled
+    }
+
+    /// Ends [`Ext4::freeze`].
+    ///
+    /// # Errors
+    /// The superblock cannot be written; changes stay refused then.
+    pub(crate) fn thaw(&self) -> Result<()> {
+        let _one = self.remounting.lock();
+        if self.frozen.load(Ordering::Acquire) {
+            let _alone = self.gate.write();
+            self.mark_open(|_| ())?;
+            self.frozen.store(false, Ordering::Release);
+        }
+        Ok(())
     }
 
     fn why_stopped(&self) -> String {

@@ -143,6 +143,51 @@ fn writable_read_only_and_back() {
 }
 
 #[test]
+fn a_frozen_volume_refuses_changes_and_its_image_is_whole() {
+    for options in [EXT4, &["-t", "ext3"], &["-t", "ext2"]] {
+        let image = Image::make(options, "32M");
+        let device = image.device();
+        let fs = open(Arc::clone(&device) as _, "");
+        let control = fs.control().unwrap();
+        for round in 0..3 {
+            let name = format!("file{round}");
+            write(&fs, name.as_bytes(), &[7; 10_000]).unwrap();
+            control.write("ext4/freeze", b"1\n").unwrap();
+            control.write("ext4/freeze", b"1").unwrap();
+            assert_eq!(control.read("ext4/freeze").unwrap(), b"1\n");
+            let sb = judge(&image, &device);
+            assert!(!sb.features().incompat.contains(Incompat::NEEDS_RECOVERY));
+            assert_ne!(sb.state() & STATE_CLEAN, 0);
+            assert_eq!(sb.raw().mnt_count.get(), 1, "it is mounted once");
+
+            assert_eq!(write(&fs, b"no", b""), Err(FsError::Busy));
+            assert_eq!(fs.remount(&cx(), "commit=7"), Err(FsError::Busy));
+            assert!(control.write("ext4/freeze", b"2").is_err());
+            let attr = FileSystem::lookup(&*fs, &cx(), ROOT, name.as_bytes()).unwrap();
+            let before = device.to_bytes();
+            fs.fsync(&cx(), attr.ino, false).unwrap();
+            fs.forget(attr.ino, 1);
+            fs.sync_all(&cx()).unwrap();
+            assert_eq!(read(&fs, name.as_bytes()), [7; 10_000]);
+            assert!(device.to_bytes() == before, "a frozen volume was written");
+
+            control.write("ext4/freeze", b"0").unwrap();
+            let sb = Superblock::parse(&device.to_bytes()[1024..2048]).unwrap();
+            let open = match options {
+                ["-t", "ext2"] => sb.state() & STATE_CLEAN == 0,
+                _ => sb.features().incompat.contains(Incompat::NEEDS_RECOVERY),
+            };
+            assert!(open, "a crash must be seen from now on");
+        }
+        // An unmount ends freezing.
+        control.write("ext4/freeze", b"1").unwrap();
+        fs.close().unwrap();
+        judge(&image, &device);
+        assert_eq!(read(&open(device, "ro"), b"file2"), [7; 10_000]);
+    }
+}
+
+#[test]
 fn unlinked_files_in_use_keep_a_volume_writable() {
     let image = Image::make(EXT4, "32M");
     // In simulated time: the remount waits half a second for a file that is still in use.
