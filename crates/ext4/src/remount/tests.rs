@@ -410,3 +410,56 @@ fn background_reclaim_needs_a_journal() {
     assert!(fs.options().contains("commit=9"), "{}", fs.options());
     fs.close().unwrap();
 }
+
+/// The same operations leave the same files, and a volume that e2fsck finds nothing wrong with, whoever
+/// reclaims the log.
+#[test]
+fn who_reclaims_the_log_changes_nothing_that_is_seen() {
+    let work = |options: &str| {
+        let image = Image::make(&["-t", "ext4", "-b", "1024", "-J", "size=1"], "24M");
+        let world = World::open_with(image, MountOptions::parse(options).unwrap());
+        let (fs, cx) = (&world.fs, &world.cx);
+        for n in 0..400usize {
+            let dir = match n % 20 {
+                0 => {
+                    world
+                        .mkdir(ROOT, format!("dir {n}").as_bytes())
+                        .unwrap()
+                        .ino
+                }
+                _ => {
+                    let name = format!("dir {}", n / 20 * 20);
+                    world.lookup(ROOT, name.as_bytes()).unwrap().ino
+                }
+            };
+            let name = format!("file {n}");
+            let ino = world.file(dir, name.as_bytes()).unwrap().ino;
+            fs.write(cx, ino, 0, &vec![n as u8; n * 29], false).unwrap();
+            if n % 3 == 0 {
+                fs.fsync(cx, ino, false).unwrap();
+            }
+            if n % 7 == 5 {
+                fs.unlink(cx, dir, name.as_bytes()).unwrap();
+            }
+        }
+        let stats = fs.txns().journal().unwrap().stats();
+        assert!(stats.tail_moves > 0, "{options}: {stats:?}");
+        let nobody = options == "noasync_checkpoint";
+        assert!(!nobody || stats.freed_in_background == 0, "{stats:?}");
+        let world = world.reopen();
+        let mut seen = Vec::new();
+        for dir in world.names(ROOT) {
+            let ino = world.lookup(ROOT, &dir).unwrap().ino;
+            for name in world.names(ino) {
+                let file = world.lookup(ino, &name).unwrap();
+                let read = world.fs.read(&world.cx, file.ino, 0, 1 << 20);
+                seen.push((dir.clone(), name, file.size, read.ok().map(|r| r.to_vec())));
+            }
+        }
+        world.close();
+        seen
+    };
+    let [on, off] = ["async_checkpoint=90", "noasync_checkpoint"].map(work);
+    assert!(on.len() > 340, "{}", on.len());
+    assert!(on == off);
+}
