@@ -290,7 +290,7 @@ fn notes() -> Vec<String> {
          20) and of the task (be,3: 50; rt,3: first). Where B comes last anyway (cell \"B last\") there is less to be cured.",
         "fair charges bytes, and for a FLUSH those that the device could have moved meanwhile; BFQ charges slow owners by time.",
         "Two threads that fsync either share each checkpoint or miss each other's by a moment, for long; which of both is \
-         chance. Intervals of the merging arms are wide for that reason where seeds are few.",
+         chance. Medians differ from means for that reason.",
     ]
     .map(str::to_owned)
     .to_vec()

@@ -186,7 +186,7 @@ const GARBAGE: &str = "garbage blocks";
 
 /// Why a figure is off by more than a quarter.
 const WHY: &str = "probably the model puts too much of a small write's cost on opening erase units, of which a higher limit saves most, \
-                   and too little on moving blocks; no run has isolated it. Numbers of cleanings differ by two between seeds: either \
+                   and too little on moving blocks; no run has isolated it. Numbers of cleanings can differ by two between runs: either \
                    each checkpoint comes with a cleaning or every second one, which is decided at the start and lasts.";
 
 fn figures(scale: Scale) -> Vec<Figure> {
