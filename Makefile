@@ -46,8 +46,8 @@ bench: ## kernel ext4, fuse2fs and steadfs (ext4, f2fs) side by side (BENCH="--q
 	@scripts/install-build
 	@scripts/install-packages e2fsprogs f2fs-tools fio fsmark fuse2fs fuse3 util-linux
 	@scripts/prepare-kernel
-	$(CARGO) build --release --locked -p steadfs-cli -p steadfs-bench
-	$(CARGO) build --release --locked -p steadfs-fuse --example floor
+	cargo build --release --locked -p steadfs-cli -p steadfs-bench
+	cargo build --release --locked -p steadfs-fuse --example floor
 	target/release/steadfs-bench $(BENCH)
 
 SEEDS ?= 2000

@@ -61,3 +61,27 @@ fn every_command_is_in_the_table() {
     }
     assert!(count > 10, "{help}");
 }
+
+/// `make` lets a variable that nobody set vanish from a command.
+#[test]
+fn no_command_of_the_makefile_names_what_nobody_sets() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let list = run("make", ["-C", root, "--no-print-directory", "help"])
+        .expect(0)
+        .out;
+    let targets = list
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("make ")?.split(' ').next());
+    let mut count = 0;
+    for target in targets {
+        // `-n` tells the commands and runs none; a recipe that calls make again would be run all the same.
+        let dry = ["-C", root, "-n", "--warn-undefined-variables", target];
+        let said = run("env", ["-u", "CARGO", "make"].iter().chain(&dry)).expect(0);
+        // DESTDIR is the caller's to set.
+        let vanished =
+            |line: &&str| line.contains("undefined variable") && !line.contains("DESTDIR");
+        assert_eq!(said.err.lines().find(vanished), None);
+        count += 1;
+    }
+    assert!(count > 10, "{list}");
+}
