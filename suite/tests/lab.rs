@@ -1,5 +1,13 @@
 //! The lab's experiments, from the command line.
 
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use steadfs_suite::command::{until, wait};
+use steadfs_suite::scratch::mounts_below;
+use steadfs_suite::stead::program;
 use steadfs_suite::{Scratch, steadfs};
 
 #[test]
@@ -41,4 +49,37 @@ fn a_wrong_device_file_is_refused_naming_the_key() {
         .expect(1)
         .err;
     assert!(said.contains("ufs-2021"), "{said}");
+}
+
+#[test]
+fn a_signal_takes_the_mount_of_an_experiment_away() {
+    let scratch = Scratch::new();
+    let mut command = Command::new(program());
+    command
+        .args([
+            "lab",
+            "checkpoint-merge",
+            "--real",
+            "--quick",
+            "--seeds",
+            "1",
+        ])
+        .env("TMPDIR", scratch.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut lab = command.spawn().expect("the lab runs");
+    let place = || mounts_below(scratch.path()).pop();
+    until("a mount of the lab's", || {
+        assert_eq!(lab.try_wait().expect("a child"), None, "it has ended");
+        place().is_some_and(|place| std::fs::read_dir(place).is_ok_and(|dir| dir.count() > 1))
+    });
+    let pid = Pid::from_child(&lab);
+    kill_process(pid, Signal::TERM).expect("it runs");
+    let ended = wait(&mut lab, Duration::from_secs(60)).expect("it ends");
+    assert_eq!(ended.signal(), Some(Signal::TERM.as_raw()), "{ended}");
+    assert_eq!(place(), None);
+    let left: Vec<_> = std::fs::read_dir(scratch.path())
+        .expect("a folder")
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
 }

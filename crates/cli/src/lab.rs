@@ -2,7 +2,11 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use steadfs_lab::crash;
 use steadfs_lab::crash::faults::{KINDS, Kind};
 use steadfs_lab::experiment::{self, Report};
@@ -10,7 +14,7 @@ use steadfs_lab::flash::Parameters;
 use steadfs_lab::trace;
 
 use crate::args;
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::output::print;
 
 pub fn run(args: &args::Lab) -> Result<(), Failure> {
@@ -84,6 +88,23 @@ fn run_plan(plan: &Plan, settings: &experiment::Settings) -> Result<Report, expe
     })
 }
 
+/// A signal ends the experiment that has a mount, and the program otherwise.
+fn end_by_signals(first: Arc<AtomicI32>) -> Result<(), Failure> {
+    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]);
+    let mut signals = signals.map_err(|error| Failure::new(code::SYSTEM, error))?;
+    let work = move || {
+        for signal in signals.forever() {
+            first.store(signal, Ordering::Release);
+            if !experiment::take_mount_away() {
+                let ended = signal_hook::low_level::emulate_default_handler(signal);
+                tracing::debug!(?ended, "a signal that ends nothing");
+            }
+        }
+    };
+    drop(steadfs_rt::spawn("signals", work));
+    Ok(())
+}
+
 /// Runs an experiment and writes its charts. How long it took goes to standard error: the report is the same each
 /// time.
 fn measured(plan: &Plan, args: &args::Experiment) -> Result<Report, Failure> {
@@ -94,7 +115,15 @@ fn measured(plan: &Plan, args: &args::Experiment) -> Result<Report, Failure> {
         real: args.real,
     };
     let begin = steadfs_rt::now();
-    let report = run_plan(plan, &settings).map_err(Failure::plain)?;
+    let signal = Arc::new(AtomicI32::new(0));
+    if args.real {
+        end_by_signals(Arc::clone(&signal))?;
+    }
+    let report =
+        run_plan(plan, &settings).map_err(|error| match signal.load(Ordering::Acquire) {
+            0 => Failure::plain(error),
+            signal => Failure::by_signal(signal, error),
+        })?;
     if let Some(dir) = &args.plot {
         std::fs::create_dir_all(dir).map_err(|error| unwritable(dir, &error))?;
         let name = &report.experiment;

@@ -176,6 +176,8 @@ pub enum Unmount {
     IfIdle,
     /// Take the mount out of the tree now; the volume is closed when its last user has left.
     Detach,
+    /// The same, and every call that waits for an answer fails at once, as with `umount -f`. Only root can.
+    Abort,
 }
 
 /// Mounts `fs` on the directory `mountpoint` and serves it. Returns when the mount is usable.
@@ -430,6 +432,7 @@ impl MountHandle {
         let flags = match how {
             Unmount::IfIdle => UnmountFlags::NOFOLLOW,
             Unmount::Detach => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
+            Unmount::Abort => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH | UnmountFlags::FORCE,
         };
         rustix::mount::unmount(&*self.mountpoint, flags).map_err(|errno| match errno {
             Errno::BUSY => MountError::Busy(self.mountpoint.to_path_buf()),

@@ -32,7 +32,7 @@ pub use actors::{Background, PIECE, WRITE_CPU, content, make_file, writer};
 pub use bed::{Bed, CacheSizes, Group, Mount, Outcome, World, prepare, process, run_on};
 pub use files::Files;
 pub use html::page;
-pub use mounted::why_no_groups;
+pub use mounted::{take_mount_away, why_no_groups};
 pub use plan::{
     Arm, Attempt, Cell, Check, Error, Figure, Place, Plan, Role, Run, Sample, Settings, Source,
     Unit,

@@ -50,8 +50,16 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
 pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), MountError> {
     let mut command = Command::new(PROGRAM);
     command.arg("-u");
-    if how == Unmount::Detach {
-        command.arg("-z");
+    match how {
+        Unmount::IfIdle => {}
+        Unmount::Detach => {
+            command.arg("-z");
+        }
+        Unmount::Abort => {
+            return Err(MountError::Helper(format!(
+                "{PROGRAM} fails no calls that wait"
+            )));
+        }
     }
     let output = run(command.arg("--").arg(mountpoint))?;
     if !output.status.success() && said(&output).contains("busy") {

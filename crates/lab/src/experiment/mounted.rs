@@ -13,12 +13,12 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW};
-use steadfs::{Options, Unmount, Volume};
+use steadfs::{MountError, MountHandle, Options, Unmount, Volume};
 use steadfs_base::{GroupId, InodeNo};
 use steadfs_rt::{Mutex, Rank, now, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, FsError};
@@ -47,6 +47,7 @@ pub(super) fn on_mount<T>(
     let volume = Volume::on(shared, Path::new("flash"), world.memory, &options);
     let volume = volume.map_err(|error| error.to_string())?;
     let scratch = Scratch::new().map_err(|error| format!("a mount point: {error}"))?;
+    let under_way = UnderWay::begin(&scratch.0);
     let mounted = match steadfs::mount(&volume, &scratch.0, &options) {
         Ok(mounted) => mounted,
         Err(error) => {
@@ -55,7 +56,11 @@ pub(super) fn on_mount<T>(
         }
     };
     let begin = now();
-    let done = groups_of(world).map_err(FsError::Io).and_then(|groups| {
+    let groups = match ENDED.load(Ordering::Acquire) {
+        true => Err("the program is being ended".to_owned()),
+        false => groups_of(world),
+    };
+    let done = groups.map_err(FsError::Io).and_then(|groups| {
         let calls = Calls::new(&scratch.0, volume.fs(), groups);
         let calls = Arc::new(calls.map_err(FsError::Io)?);
         let bed = Bed {
@@ -69,6 +74,7 @@ pub(super) fn on_mount<T>(
         calls.end().map_err(FsError::Io)?;
         Ok((value?, stats, counters))
     });
+    drop(under_way);
     unmount(&mounted)?;
     let elapsed = begin.elapsed();
     mounted
@@ -86,6 +92,43 @@ pub(super) fn on_mount<T>(
     )
 }
 
+/// Mounts that experiments make and use now.
+static MOUNTS: LazyLock<Mutex<Vec<MountHandle>>> =
+    LazyLock::new(|| Mutex::new(Rank::Leaf, Vec::new()));
+/// Nobody begins to use a mount any more.
+static ENDED: AtomicBool = AtomicBool::new(false);
+
+/// A mount is among [`MOUNTS`] until this is dropped.
+struct UnderWay<'a>(&'a Path);
+
+impl<'a> UnderWay<'a> {
+    fn begin(place: &'a Path) -> Self {
+        MOUNTS.lock().push(MountHandle::of(place));
+        Self(place)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        MOUNTS.lock().retain(|mount| mount.mountpoint() != self.0);
+    }
+}
+
+/// Takes away the mount that an experiment uses now; its calls fail, and so does the experiment. Whether there was one.
+///
+/// For whoever has to end this program early. Its threads are users of its own mount: killed, those that wait
+/// for an answer would keep the program from ending, for which the kernel waits before it gives up the mount.
+pub fn take_mount_away() -> bool {
+    ENDED.store(true, Ordering::Release);
+    let mounts = MOUNTS.lock().clone();
+    for mount in &mounts {
+        if let Err(error) = mount.unmount(Unmount::Abort) {
+            tracing::debug!(%error, "a mount that is not there yet, or no more");
+        }
+    }
+    !mounts.is_empty()
+}
+
 fn options(world: &World) -> Options {
     let mut options = Options::default();
     options.io.queue = world.queue;
@@ -99,7 +142,8 @@ fn options(world: &World) -> Options {
 fn unmount(mounted: &steadfs::Mounted) -> Result<(), String> {
     let begin = now();
     while let Err(error) = mounted.unmount(Unmount::IfIdle) {
-        if begin.elapsed() > PATIENCE {
+        let busy = matches!(error, MountError::Busy(_));
+        if !busy || begin.elapsed() > PATIENCE {
             let detached = mounted.unmount(Unmount::Detach);
             return Err(format!(
                 "unmounting: {error} (then taken away: {detached:?})"
