@@ -215,7 +215,7 @@ impl Ext4 {
             return Err(FsError::NoSpace);
         }
         let goal = self.goal_after(inode.ino(), core, at);
-        let run = self.alloc.claim(self, goal, 1)?;
+        let run = self.alloc.claim_meta(self, handle, goal)?;
         if let Err(error) = self.map_claim(handle, inode.ino(), core, at, run, false) {
             // The tree above may have another shape.
             self.store_inode(handle, inode, core)?;

@@ -21,7 +21,6 @@ use crate::credits;
 use crate::dir::{Dir, Search, Slot};
 use crate::disk::inode::LINK_MAX;
 use crate::disk::{self, Ino};
-use crate::freeing::Shortage;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::txn::Handle;
@@ -55,18 +54,6 @@ impl Ext4 {
             )),
             other => other,
         })
-    }
-
-    /// Runs an operation, and again if space ran out while there is about to be more.
-    pub(crate) fn retrying<T>(&self, cx: &Cx, mut run: impl FnMut() -> Result<T>) -> Result<T> {
-        let mut result = run();
-        if matches!(result, Err(FsError::NoSpace)) {
-            let shortage = Shortage::new();
-            while matches!(result, Err(FsError::NoSpace)) && shortage.look_again(self, cx.tag)? {
-                result = run();
-            }
-        }
-        result
     }
 
     /// Finds where `name` goes in a directory, and makes room if there is none. `rest` credits are left

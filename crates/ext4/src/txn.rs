@@ -20,7 +20,11 @@ pub struct Txns {
 
 /// The right to change metadata; dropping it ends the operation. While it lives, its holder never
 /// waits for file data, for an inode lock or for another handle.
-pub struct Handle<'a>(Inner<'a>);
+pub struct Handle<'a> {
+    inner: Inner<'a>,
+    /// The blocks that it takes for metadata were promised.
+    promised: bool,
+}
 
 enum Inner<'a> {
     Journal(steadfs_jbd2::Handle<'a>),
@@ -60,14 +64,18 @@ impl Txns {
 
     /// The same for a caller of tag `tag`: what he waits for is raised to it.
     pub fn begin_as(&self, credits: u32, tag: IoTag) -> Result<Handle<'_>> {
-        Ok(Handle(match self.journal.get() {
+        let inner = match self.journal.get() {
             Some(journal) => {
                 let handle = journal.begin_as(credits, tag);
                 Inner::Journal(handle.map_err(journal_error)?)
             }
             None if self.journaled => return Err(FsError::ReadOnly),
             None => Inner::Direct(&self.cache),
-        }))
+        };
+        Ok(Handle {
+            inner,
+            promised: false,
+        })
     }
 
     /// The journal, if it is open.
@@ -95,9 +103,20 @@ impl Txns {
 }
 
 impl Handle<'_> {
+    /// Whether what it takes for metadata from now on was promised: blocks of the map of delayed data. Else it takes
+    /// only what nobody was promised.
+    pub fn keep_promises(&mut self, promised: bool) {
+        self.promised = promised;
+    }
+
+    /// Whether what it takes was promised.
+    pub fn keeps_promises(&self) -> bool {
+        self.promised
+    }
+
     /// Locks a block for changing. Costs a credit the first time a transaction sees the block.
     pub fn write<'b>(&mut self, buf: &'b Arc<MetaBuf>) -> Result<MetaMut<'b>> {
-        match &mut self.0 {
+        match &mut self.inner {
             Inner::Journal(handle) => handle.write(buf).map_err(journal_error),
             Inner::Direct(cache) => Ok(cache.lock_dirty(buf)),
         }
@@ -105,7 +124,7 @@ impl Handle<'_> {
 
     /// The block is metadata no more: no older copy of it may ever be written again. A credit.
     pub fn forget(&mut self, block: DevBlock) -> Result<()> {
-        match &mut self.0 {
+        match &mut self.inner {
             Inner::Journal(handle) => handle.forget(block).map_err(journal_error),
             Inner::Direct(cache) => {
                 cache.forget(block);
@@ -116,7 +135,7 @@ impl Handle<'_> {
 
     /// The transaction this handle belongs to (always the same without a journal).
     pub fn tid(&self) -> Tid {
-        match &self.0 {
+        match &self.inner {
             Inner::Journal(handle) => handle.tid(),
             Inner::Direct(_) => Tid(0),
         }
@@ -124,14 +143,14 @@ impl Handle<'_> {
 
     /// Whether a journal holds the changes.
     pub fn is_journaled(&self) -> bool {
-        matches!(self.0, Inner::Journal(_))
+        matches!(self.inner, Inner::Journal(_))
     }
 
     /// Makes sure that at least `credits` blocks can be changed yet. False: the transaction is full, and the
     /// caller brings its operation to a consistent point and calls [`Handle::restart`].
     #[must_use]
     pub fn extend(&mut self, credits: u32) -> bool {
-        match &mut self.0 {
+        match &mut self.inner {
             Inner::Journal(handle) => {
                 let have = handle.credits();
                 have >= credits || handle.extend(credits - have)
@@ -142,7 +161,7 @@ impl Handle<'_> {
 
     /// Ends this operation and begins another in its place; a crash may come in between.
     pub fn restart(&mut self, credits: u32) -> Result<()> {
-        match &mut self.0 {
+        match &mut self.inner {
             Inner::Journal(handle) => handle.restart(credits).map_err(journal_error),
             Inner::Direct(_) => Ok(()),
         }

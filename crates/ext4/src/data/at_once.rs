@@ -75,16 +75,19 @@ impl Ext4 {
         (done, result)
     }
 
-    /// Tries something that takes blocks until it succeeds, or nothing more is about to become free.
-    /// What is tried goes on where it ended, and holds no lock in between.
-    pub(super) fn with_room<T>(
+    /// Tries something that takes blocks until it succeeds, or nothing more is about to become free: others were
+    /// promised more than they need, or what was freed waits for a commit. What is tried goes on where it ended, and
+    /// holds no handle and no flush lock in between.
+    pub(crate) fn with_room<T>(
         &self,
         cx: &Cx,
         mut attempt: impl FnMut() -> Result<T>,
     ) -> Result<T> {
         let mut result = attempt();
         if result.as_ref().is_err_and(is_full) {
-            self.make_room(cx)?;
+            if self.alloc.totals().is_uncertain() {
+                self.make_room(cx)?;
+            }
             result = attempt();
         }
         let shortage = Shortage::new();

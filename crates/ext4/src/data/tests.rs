@@ -13,6 +13,7 @@ use crate::disk::test_images::Image;
 use crate::{CacheSizes, Ext4, MountOptions};
 
 mod full;
+mod promises;
 
 /// The first inode that `mke2fs -d` gives to a file when the directory has one.
 const FILE: Ino = Ino(12);

@@ -453,6 +453,7 @@ impl Ext4 {
                 handle.restart(credits).map_err(fail(stored))?;
             }
             let mut core = inode.core.write();
+            handle.keep_promises(piece.reserved > 0);
             let named = self.name_piece(handle, inode, &mut core, piece);
             if named.is_ok() {
                 core.size = core.size.max(self.size_after(size, piece));

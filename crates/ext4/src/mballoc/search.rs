@@ -100,6 +100,15 @@ impl Allocator {
         Err(FsError::NoSpace)
     }
 
+    /// Claims one block for metadata: of what was promised if the handle keeps promises, else of what nobody was
+    /// promised. So data that was acknowledged finds its place whatever else is made on a full volume.
+    pub fn claim_meta(&self, fs: &Ext4, handle: &Handle<'_>, goal: DevBlock) -> Result<Run> {
+        match handle.keeps_promises() {
+            true => self.claim(fs, goal, 1),
+            false => self.claim_spare(fs, goal, 1, 0),
+        }
+    }
+
     /// Claims one block for metadata and uses it at once. Two credits.
     pub fn alloc_meta_block(
         &self,
@@ -107,7 +116,7 @@ impl Allocator {
         handle: &mut Handle<'_>,
         goal: DevBlock,
     ) -> Result<DevBlock> {
-        let run = self.claim(fs, goal, 1)?;
+        let run = self.claim_meta(fs, handle, goal)?;
         if let Err(error) = self.use_claim(fs, handle, run) {
             self.release(fs, run);
             return Err(error);

@@ -20,7 +20,7 @@ pub struct Totals {
 pub const WEIGHT_EXTENT: u64 = 2;
 /// Promised for each dirty block of a file mapped by indirect blocks: itself and up to three levels.
 pub const WEIGHT_INDIRECT: u64 = 4;
-/// Kept free of promises, for tree blocks above the leaves and for namespace operations under way.
+/// Kept free beside promises, for tree blocks above the leaves.
 const SLACK: u64 = 64;
 
 impl Totals {
@@ -35,9 +35,11 @@ impl Totals {
         true
     }
 
-    /// Free blocks that nobody was promised, `keep` left alone.
+    /// Free blocks that nobody was promised, nor may need for tree blocks above the leaves of what was; `keep` left
+    /// alone.
     pub fn spare(&self, keep: u64) -> u64 {
-        self.free.saturating_sub(self.promised + keep)
+        let promised = self.promised + self.promised.min(SLACK);
+        self.free.saturating_sub(promised + keep)
     }
 
     /// Whether there may be more free blocks than the counts say: promises are for the worst, and some
