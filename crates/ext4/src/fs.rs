@@ -54,6 +54,8 @@ pub struct Ext4 {
     pub(crate) read_only: AtomicBool,
     /// Everything is on the device, marked clean, and changes are refused until it is thawed.
     pub(crate) frozen: AtomicBool,
+    /// Inodes without names that were let go while the volume was frozen: freed when it is thawed.
+    pub(crate) left: Mutex<Vec<Arc<Inode>>>,
     /// Bytes of metadata that may be held in memory.
     pub(crate) meta_budget: u64,
     /// One remount at a time.

@@ -161,6 +161,7 @@ impl Ext4 {
             overhead,
             read_only: AtomicBool::new(read_only),
             frozen: AtomicBool::new(false),
+            left: Mutex::new(Rank::Leaf, Vec::new()),
             meta_budget,
             remounting: Mutex::with_key(Rank::Mount, 0, ()),
             gate: RwLock::with_key(Rank::Mount, 1, ()),
@@ -272,6 +273,22 @@ impl Ext4 {
         })
     }
 
+    /// Takes the clean mark away where changes go on. A volume that cannot be marked stops.
+    ///
+    /// # Errors
+    /// The superblock cannot be written.
+    pub(crate) fn mark_open_or_stop(&self) -> Result<()> {
+        let marked = self.mark_open(|_| ());
+        if let Err(error) = &marked {
+            let cause = format!("the superblock cannot be written: {error}");
+            match self.txns.journal() {
+                Some(journal) => journal.shutdown(&cause),
+                None => self.stop(&cause),
+            }
+        }
+        marked
+    }
+
     /// Writes the superblock in place and makes it durable, outside any transaction. Only while no
     /// transaction holds its block.
     fn write_super(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
@@ -321,11 +338,15 @@ impl Ext4 {
             self.end_tasks();
             return Err(error);
         }
+        // What comes meanwhile is refused afterwards.
+        let alone = self.gate.write();
         if let Err(error) = self.judge(self.orphans.free_all(self)) {
             // They stay on record, for the next mount.
             tracing::warn!(%error, "freeing orphans failed");
         }
-        let settled = self.settle();
+        let settled = self.settle(&self.read_only);
+        self.read_only.store(true, Ordering::Release);
+        drop(alone);
         self.end_tasks();
         settled?;
         let lost = self.writeback.dirty_bytes();
@@ -339,14 +360,27 @@ impl Ext4 {
 }
 
 impl Ext4 {
-    /// Writes everything, empties the log and marks the volume clean; it is read-only from then on. The
-    /// caller keeps changes away.
-    pub(crate) fn settle(&self) -> Result<()> {
+    /// Writes everything, empties the log and marks the volume clean; `shut` keeps changes away from then on,
+    /// the caller until then.
+    ///
+    /// # Errors
+    /// Not everything could be written: the volume is as open to changes as before, or it has stopped.
+    pub(crate) fn settle(&self, shut: &AtomicBool) -> Result<()> {
         self.sync_volume(&Cx::default())?;
         if let Some(journal) = self.txns.journal() {
             journal.flush_all().map_err(journal_error)?;
         }
-        self.read_only.store(true, Ordering::Release);
+        let before = shut.swap(true, Ordering::AcqRel);
+        let marked = self.mark_clean();
+        if marked.is_err() {
+            shut.store(before, Ordering::Release);
+            // Whether the device has the mark nobody knows; below it no change would survive a crash.
+            let _ = self.mark_open_or_stop();
+        }
+        marked
+    }
+
+    fn mark_clean(&self) -> Result<()> {
         let totals = self.alloc.totals();
         let orphans = !self.orphans.none_on_record();
         self.write_super(|sb| {

@@ -2,6 +2,7 @@
 //! it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use steadfs_base::InodeNo;
 
 use steadfs_base::limits::NAME_MAX;
@@ -26,12 +27,25 @@ impl Ext4 {
             return Ok(());
         }
         self.alloc.forget_growing(self, inode.ino());
-        if inode.core.read().links == 0 && self.check_writable().is_ok() {
-            let evicted = self.judge(self.evict(&inode));
-            self.freeing.let_go();
-            return evicted;
+        if inode.core.read().links > 0 {
+            return Ok(());
         }
-        Ok(())
+        if self.frozen.load(Ordering::Acquire) {
+            self.left.lock().push(inode);
+            return Ok(());
+        }
+        match self.check_writable() {
+            Ok(()) => self.free_let_go(&inode),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Frees an inode without names that its last caller has let go. The caller keeps the volume from being
+    /// frozen.
+    pub(crate) fn free_let_go(&self, inode: &Inode) -> Result<()> {
+        let evicted = self.judge(self.evict(inode));
+        self.freeing.let_go();
+        evicted
     }
 
     /// Usage of the volume.

@@ -65,8 +65,8 @@ impl Ext4 {
     }
 
     /// Writes everything, empties the log and marks the volume clean: what is on the device can be copied.
-    /// Until [`Ext4::thaw`] changes are refused; a file unlinked meanwhile for the last time is freed by the
-    /// unmount. Of a volume that is read-only nothing is asked.
+    /// Until [`Ext4::thaw`] changes are refused, and an unlinked file that is let go is not freed. Of a volume
+    /// that is read-only nothing is asked.
     ///
     /// # Errors
     /// The volume has stopped, or something could not be written; it is not frozen then.
@@ -82,24 +82,44 @@ impl Ext4 {
         self.sync_volume(&Cx::default())?;
         let _alone = self.gate.write();
         self.check_writable()?;
-        let settled = self.settle();
-        self.frozen.store(settled.is_ok(), Ordering::Release);
-        self.read_only.store(false, Ordering::Release);
-        settled
+        self.settle(&self.frozen)
     }
 
-    /// Ends [`Ext4::freeze`].
+    /// Ends [`Ext4::freeze`], and frees what was let go meanwhile.
     ///
     /// # Errors
-    /// The superblock cannot be written; changes stay refused then.
+    /// The superblock cannot be written: the volume stops. Nothing is lost, as nothing was changed.
     pub(crate) fn thaw(&self) -> Result<()> {
         let _one = self.remounting.lock();
-        if self.frozen.load(Ordering::Acquire) {
-            let _alone = self.gate.write();
-            self.mark_open(|_| ())?;
-            self.frozen.store(false, Ordering::Release);
+        if !self.frozen.load(Ordering::Acquire) {
+            return Ok(());
         }
+        {
+            let _alone = self.gate.write();
+            // One that has stopped meanwhile is not written any more.
+            let stopped = self.stopped.lock().is_some();
+            let marked = match stopped {
+                true => Ok(()),
+                false => self.mark_open_or_stop(),
+            };
+            self.frozen.store(false, Ordering::Release);
+            marked?;
+        }
+        self.free_left();
         Ok(())
+    }
+
+    fn free_left(&self) {
+        let _open = self.open_to_changes();
+        let left = std::mem::take(&mut *self.left.lock());
+        for inode in left {
+            if self.check_writable().is_ok()
+                && let Err(error) = self.free_let_go(&inode)
+            {
+                // It stays on the orphan list, and the next mount frees it.
+                tracing::warn!(ino = %inode.ino(), %error, "freeing an unlinked inode failed");
+            }
+        }
     }
 
     fn why_stopped(&self) -> String {
@@ -150,10 +170,7 @@ impl Ext4 {
         if !self.orphans.is_empty() {
             return Err(FsError::Busy);
         }
-        if let Err(error) = self.settle() {
-            self.read_only.store(false, Ordering::Release);
-            return Err(error);
-        }
+        self.settle(&self.read_only)?;
         self.apply(new.clone());
         Ok(())
     }

@@ -122,7 +122,8 @@ impl F2fs {
     /// Writes what is to be noted in the superblocks, if anything is. What cannot be written is told, and tried
     /// again by later calls, though not by each. The caller holds no lock.
     pub(crate) fn store_notes(&self) {
-        if !self.notes.pending.load(Ordering::Acquire) {
+        // While the volume is frozen not even this is written.
+        if !self.notes.pending.load(Ordering::Acquire) || self.is_frozen() {
             return;
         }
         let failed = self

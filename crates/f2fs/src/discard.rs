@@ -40,6 +40,8 @@ struct State {
     waiting: BTreeMap<u32, Map>,
     running: Option<JoinHandle<()>>,
     stop: bool,
+    /// What waits is kept for later.
+    held: bool,
     /// Runs and blocks discarded.
     done: (u64, u64),
 }
@@ -72,6 +74,12 @@ impl Discards {
         self.work.notify_one();
     }
 
+    /// Keeps what waits for later, or lets it go on.
+    pub fn hold(&self, held: bool) {
+        self.state.lock().held = held;
+        self.work.notify_one();
+    }
+
     /// The next segment with blocks to be discarded, after a rest; `None` at the end.
     fn next(&self, rest: bool) -> Option<(SegNo, Map)> {
         let mut state = self.state.lock();
@@ -82,7 +90,9 @@ impl Discards {
             if state.stop {
                 return None;
             }
-            if let Some((segment, map)) = state.waiting.pop_first() {
+            if !state.held
+                && let Some((segment, map)) = state.waiting.pop_first()
+            {
                 return Some((SegNo(segment), map));
             }
             self.work.wait_idle(&mut state);
@@ -210,7 +220,11 @@ fn run(fs: &Weak<F2fs>, discards: &Discards) {
             runs = 0;
         }
         let Some(fs) = fs.upgrade() else { return };
-        if fs.check_writable().is_ok() {
+        let open = fs.open_to_changes();
+        if open.is_err() {
+            // It has just been frozen.
+            discards.note(vec![(segment, noted)]);
+        } else if fs.check_writable().is_ok() {
             runs += fs.discard_noted(segment, noted, tag);
         }
     }

@@ -12,7 +12,8 @@ use crate::space::Need;
 const STEP: u32 = 4;
 
 impl F2fs {
-    /// Gives back lookup counts; the last one of an unlinked inode frees it.
+    /// Gives back lookup counts; the last one of an unlinked inode frees it, or the thaw if the volume is
+    /// frozen. The caller keeps it as it is in that.
     pub(crate) fn put(&self, ino: InodeNo, count: u64) -> Result<()> {
         let Some(nid) = Nid::from_vfs(ino) else {
             return Ok(());
@@ -20,16 +21,39 @@ impl F2fs {
         let Some(inode) = self.inodes.drop_away(nid, count) else {
             return Ok(());
         };
-        if inode.drop_lookups(count)
-            && inode.core.read().links == 0
-            && self.check_writable().is_ok()
-            && !self.is_frozen()
-        {
-            let evicted = self.evict(&inode, IoTag::background());
-            self.freeing.let_go();
-            return evicted;
+        if !inode.drop_lookups(count) || inode.core.read().links > 0 {
+            return Ok(());
         }
-        Ok(())
+        if self.is_frozen() {
+            self.left.lock().push(inode);
+            return Ok(());
+        }
+        match self.check_writable() {
+            Ok(()) => self.free_let_go(&inode),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Frees an inode without names that its last caller has let go.
+    fn free_let_go(&self, inode: &Inode) -> Result<()> {
+        let evicted = self.evict(inode, IoTag::background());
+        self.freeing.let_go();
+        evicted
+    }
+
+    /// Frees what was let go while the volume was frozen.
+    pub(crate) fn free_left(&self) {
+        let Ok(_open) = self.open_to_changes() else {
+            return;
+        };
+        let left = std::mem::take(&mut *self.left.lock());
+        for inode in left {
+            if self.check_writable().is_ok()
+                && let Err(error) = self.judge(self.free_let_go(&inode))
+            {
+                tracing::warn!(ino = %inode.nid(), %error, "freeing an unlinked inode failed");
+            }
+        }
     }
 
     /// Frees an inode that has no name and that no caller knows. The caller holds no lock. Should it

@@ -15,7 +15,7 @@ use crate::damage::Notes;
 use crate::discard::Discards;
 use crate::disk::{BLOCK_SIZE, Layout, Nid, Superblock};
 use crate::gc::Gc;
-use crate::inode::InodeTable;
+use crate::inode::{Inode, InodeTable};
 use crate::namei::Extensions;
 use crate::nat::Nat;
 use crate::node::{NodeCache, NodeWrites};
@@ -94,6 +94,8 @@ pub struct F2fs {
     /// Calls that may change the volume share it; what makes it read-only, writable or frozen has it alone.
     pub(crate) service: RwLock<()>,
     pub(crate) frozen: AtomicBool,
+    /// Inodes without names that were let go while it was frozen: freed when it is thawed.
+    pub(crate) left: Mutex<Vec<Arc<Inode>>>,
     /// Checkpoints are switched off.
     pub(crate) paused: AtomicBool,
     /// An unmount has begun.

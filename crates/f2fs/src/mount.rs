@@ -113,6 +113,7 @@ impl F2fs {
             remounting: Mutex::with_key(Rank::Mount, 0, ()),
             service: RwLock::with_key(Rank::Mount, 1, ()),
             frozen: AtomicBool::new(false),
+            left: Mutex::new(Rank::Leaf, Vec::new()),
             paused: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             unmounted: AtomicBool::new(false),

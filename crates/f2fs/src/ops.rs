@@ -17,7 +17,7 @@ use crate::options::OnError;
 
 impl F2fs {
     /// Passes a call's result on; damage that it met is told once here, and may end writing.
-    fn judge<T>(&self, result: Result<T>) -> Result<T> {
+    pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
         if let Some(error) = result.as_ref().err().filter(|error| error.is_damage()) {
             self.note_damage(error);
             if self.options.read().errors == OnError::RemountReadOnly {
@@ -98,8 +98,7 @@ impl FileSystem for F2fs {
     }
 
     fn forget(&self, ino: InodeNo, count: u64) {
-        // While the volume is frozen an unlinked inode stays an orphan.
-        let _open = self.open_to_changes().ok();
+        let _same = self.service.read();
         if let Err(error) = self.judge(self.put(ino, count)) {
             // It stays an orphan, and the next mount frees it.
             tracing::warn!(%ino, %error, "freeing an unlinked inode failed");

@@ -172,7 +172,7 @@ impl F2fs {
         let device = Arc::clone(self.queue.device());
         let sizes = CacheSizes::of(RECOVERY_CACHE);
         let (other, report) = F2fs::open(device, options, sizes)?;
-        other.close()?;
+        other.close_alone()?;
         drop(other);
         tracing::info!(
             files = report.recovered_files,
@@ -212,12 +212,22 @@ impl F2fs {
         self.daemon.flush(self);
         self.settle_volume(cx)?;
         self.frozen.store(true, Ordering::Release);
+        self.discards.hold(true);
         Ok(())
     }
 
-    /// Lets changes go on.
+    /// Lets changes go on, and frees what was let go meanwhile.
     pub(crate) fn thaw(&self) {
-        self.frozen.store(false, Ordering::Release);
+        if !self.is_frozen() {
+            return;
+        }
+        let _one = self.remounting.lock();
+        {
+            let _alone = self.service.write();
+            self.frozen.store(false, Ordering::Release);
+            self.discards.hold(false);
+        }
+        self.free_left();
     }
 
     /// Whether the volume is frozen: tasks leave it alone.

@@ -98,17 +98,32 @@ impl F2fs {
         Ok(())
     }
 
-    /// Ends the volume's service.
+    /// Ends the volume's service. Calls that come meanwhile are refused afterwards.
     ///
     /// # Errors
     /// Something could not be written and is lost.
     pub(crate) fn close(&self) -> Result<()> {
+        self.close_by(|| {
+            let _alone = self.service.write();
+            self.end_service()
+        })
+    }
+
+    /// The same for a volume that nobody else knows of.
+    ///
+    /// # Errors
+    /// As [`F2fs::close`].
+    pub(crate) fn close_alone(&self) -> Result<()> {
+        self.close_by(|| self.end_service())
+    }
+
+    fn close_by(&self, end: impl FnOnce() -> Result<()>) -> Result<()> {
         if self.closing.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         self.thaw();
         self.end_tasks();
-        let ended = self.end_service();
+        let ended = end();
         let noted = self.store_notes_now();
         self.read_only.store(true, Ordering::Release);
         self.unmounted.store(true, Ordering::Release);

@@ -11,6 +11,8 @@ use crate::disk::superblock::STATE_CLEAN;
 use crate::disk::test_images::Image;
 use crate::test_world::{ROOT, World, check};
 
+mod freezing;
+
 const EXT4: &[&str] = &["-t", "ext4", "-O", "orphan_file"];
 
 /// A device opened for reading only until it is asked to become writable.

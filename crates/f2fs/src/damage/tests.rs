@@ -283,3 +283,59 @@ fn every_structure_has_its_kind_of_damage() {
         None
     );
 }
+
+/// A thaw writes nothing, so it ends well; what fails is told by whoever needs it, and nothing that was durable is lost.
+#[test]
+fn after_a_thaw_a_device_that_fails_stops_the_volume() {
+    for seed in 0..8 {
+        steadfs_rt::sim::run(steadfs_rt::sim::Config::new(seed), || {
+            let cx = Cx::default();
+            let device = Failing::of(&World::make("", 64).close().to_bytes());
+            let fs = device.mount();
+            fs.mkdir(&cx, ROOT, b"before", 0o755).unwrap();
+            let gone = fs.mknod(&cx, ROOT, b"gone", 0o100_644, 0).unwrap();
+            fs.unlink(&cx, ROOT, b"gone").unwrap();
+            let control = fs.control().unwrap();
+            control.write("f2fs/freeze", b"1").unwrap();
+            fs.forget(gone.ino, 1);
+            device.fails.store(true, Ordering::Release);
+            control.write("f2fs/freeze", b"0").unwrap();
+            let made = fs.mkdir(&cx, ROOT, b"after", 0o755);
+            let durable = made.and_then(|made| fs.fsync(&cx, made.ino, false));
+            durable.unwrap_err();
+            let said = errors(&fs);
+            assert!(said.starts_with("stopped: a checkpoint failed: "), "{said}");
+            let refused = fs.mkdir(&cx, ROOT, b"later", 0o755);
+            assert!(matches!(refused, Err(FsError::Stopped(_))), "{refused:?}");
+            assert!(control.write("f2fs/freeze", b"1").is_err());
+            assert!(fs.close().is_err());
+            device.fails.store(false, Ordering::Release);
+            let fs = device.mount();
+            fs.lookup(&cx, ROOT, b"before").unwrap();
+            fs.close().unwrap();
+        });
+    }
+}
+
+/// While a volume is frozen not even damage is noted on its device.
+#[test]
+fn damage_met_while_frozen_is_noted_after_the_thaw() {
+    let (mut bytes, place) = with_a_file();
+    bytes[place as usize + 4072..][..4].fill(9);
+    let device = Failing::of(&bytes);
+    let fs = device.mount();
+    let control = fs.control().unwrap();
+    control.write("f2fs/freeze", b"1").unwrap();
+    let before = device.inner.to_bytes();
+    fs.lookup(&Cx::default(), ROOT, b"file").unwrap_err();
+    assert!(errors(&fs).contains("damage met: 1"), "{}", errors(&fs));
+    assert!(
+        device.inner.to_bytes() == before,
+        "a frozen volume was written"
+    );
+    control.write("f2fs/freeze", b"0").unwrap();
+    fs.lookup(&Cx::default(), ROOT, b"file").unwrap_err();
+    let noted = superblock(&device.inner.to_bytes());
+    assert_eq!(noted.noted_errors(), ["inconsistent_footer"]);
+    fs.close().unwrap();
+}

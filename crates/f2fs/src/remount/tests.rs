@@ -200,3 +200,56 @@ fn checkpoints_are_merged_while_the_volume_is_written_and_the_option_says_so() {
     assert!(reader.fs.daemon.is_running());
     reader.close();
 }
+
+fn freeze(world: &World, value: &str) {
+    let control = world.fs.control().unwrap();
+    control.write("f2fs/freeze", value.as_bytes()).unwrap();
+}
+
+fn free(world: &World) -> (u64, u64) {
+    let stat = world.fs.statfs(&world.cx).unwrap();
+    (stat.blocks_free, stat.files_free)
+}
+
+#[test]
+fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
+    let world = World::make("", 64);
+    let fs = &world.fs;
+    let empty = free(&world);
+    let [gone, kept] = [b"gone", b"kept"].map(|name| {
+        let attr = fs.mknod(&world.cx, ROOT, name, 0o100_644, 0).unwrap();
+        let data = vec![7; 500_000];
+        fs.write(&world.cx, attr.ino, 0, &data, false).unwrap();
+        fs.unlink(&world.cx, ROOT, name).unwrap();
+        attr.ino
+    });
+    freeze(&world, "1");
+    let before = (world.bytes(), free(&world));
+    fs.forget(gone, 1);
+    assert_eq!(free(&world), before.1, "it is frozen");
+    assert!(world.bytes() == before.0, "a frozen volume was written");
+    freeze(&world, "0");
+    let after = free(&world);
+    assert!(
+        after.0 > before.1.0 + 100,
+        "{after:?} {before:?}",
+        before = before.1
+    );
+    let data = fs.read(&world.cx, kept, 0, 500_000).unwrap();
+    assert_eq!(data.to_vec(), vec![7; 500_000], "it is still in use");
+    fs.forget(kept, 1);
+    fs.sync_all(&world.cx).unwrap();
+    assert_eq!(free(&world), empty);
+    // Nothing is left that would keep it writable.
+    fs.remount(&world.cx, "ro").unwrap();
+    world.judge_device();
+    fs.remount(&world.cx, "rw").unwrap();
+    // An unmount thaws, too.
+    let attr = fs.mknod(&world.cx, ROOT, b"last", 0o100_644, 0).unwrap();
+    fs.unlink(&world.cx, ROOT, b"last").unwrap();
+    freeze(&world, "1");
+    fs.forget(attr.ino, 1);
+    let world = world.reopen();
+    assert_eq!(free(&world), empty);
+    world.close();
+}

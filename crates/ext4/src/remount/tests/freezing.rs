@@ -1,0 +1,235 @@
+//! Freezing and thawing, on devices that may fail.
+
+use std::sync::atomic::AtomicU32;
+
+use steadfs_block::{IoError, Op};
+use steadfs_vfs::StatFs;
+
+use super::*;
+
+/// What becomes of the next writes of the superblock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// They fail.
+    Fail,
+    /// They are done, and said to have failed.
+    Misreport,
+}
+
+struct Failing {
+    inner: Arc<MemDevice>,
+    fate: Fate,
+    next: AtomicU32,
+    changes: AtomicU32,
+}
+
+impl Failing {
+    fn new(inner: &Arc<MemDevice>, fate: Fate) -> Arc<Self> {
+        Arc::new(Self {
+            inner: Arc::clone(inner),
+            fate,
+            next: AtomicU32::new(0),
+            changes: AtomicU32::new(0),
+        })
+    }
+
+    fn fail_next(&self, count: u32) {
+        self.next.store(count, Ordering::Release);
+    }
+
+    fn changes(&self) -> u32 {
+        self.changes.load(Ordering::Acquire)
+    }
+}
+
+impl Device for Failing {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn start(&self, bio: Bio, done: Done) {
+        if !matches!(bio.op, Op::Read | Op::Flush) {
+            self.changes.fetch_add(1, Ordering::AcqRel);
+        }
+        let superblock = bio.op == Op::Write && bio.offset <= 1024;
+        let left = self.next.load(Ordering::Acquire);
+        if !superblock || left == 0 {
+            return self.inner.start(bio, done);
+        }
+        self.next.store(left - 1, Ordering::Release);
+        let error = Err(IoError::of(&bio, "told to fail"));
+        match self.fate {
+            Fate::Fail => done(bio, error),
+            Fate::Misreport => self
+                .inner
+                .start(bio, Box::new(move |bio, _| done(bio, error))),
+        }
+    }
+}
+
+fn freeze(fs: &Ext4, value: &str) -> Result<()> {
+    fs.control().unwrap().write("ext4/freeze", value.as_bytes())
+}
+
+fn errors(fs: &Ext4) -> String {
+    let said = fs.control().unwrap().read("errors").unwrap();
+    String::from_utf8(said).unwrap()
+}
+
+fn free(fs: &Ext4) -> (u64, u64) {
+    let StatFs {
+        blocks_free,
+        files_free,
+        ..
+    } = fs.statfs(&cx()).unwrap();
+    (blocks_free, files_free)
+}
+
+/// A file that is made durable.
+fn durable(fs: &Ext4, name: &[u8], data: &[u8]) -> Result<()> {
+    let attr = FileSystem::mknod(fs, &cx(), ROOT, name, 0o100_644, 0)?;
+    let done = fs
+        .write(&cx(), attr.ino, 0, data, false)
+        .and_then(|_| fs.fsync(&cx(), attr.ino, false));
+    fs.forget(attr.ino, 1);
+    done
+}
+
+const KINDS: [&[&str]; 4] = [
+    EXT4,
+    &["-t", "ext4", "-O", "^orphan_file"],
+    &["-t", "ext3"],
+    &["-t", "ext2"],
+];
+
+#[test]
+fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
+    for options in KINDS {
+        let image = Image::make(options, "32M");
+        let device = Failing::new(&image.device(), Fate::Fail);
+        let fs = open(Arc::clone(&device) as _, "");
+        let empty = free(&fs);
+        let [gone, kept] = [b"gone", b"kept"].map(|name| {
+            let attr = FileSystem::mknod(&*fs, &cx(), ROOT, name, 0o100_644, 0).unwrap();
+            fs.write(&cx(), attr.ino, 0, &[7; 500_000], false).unwrap();
+            FileSystem::unlink(&*fs, &cx(), ROOT, name).unwrap();
+            attr.ino
+        });
+        freeze(&fs, "1").unwrap();
+        let before = (device.changes(), free(&fs));
+        fs.forget(gone, 1);
+        assert_eq!((device.changes(), free(&fs)), before, "it is frozen");
+        freeze(&fs, "0").unwrap();
+        let after = free(&fs);
+        assert!(after.0 > before.1.0 + 100, "{after:?} {before:?}");
+        assert_eq!(after.1, before.1.1 + 1);
+        // The other one is still in use.
+        let data = fs.read(&cx(), kept, 0, 500_000).unwrap();
+        assert_eq!(data.to_vec(), [7; 500_000]);
+        fs.forget(kept, 1);
+        assert_eq!(free(&fs), empty);
+        // Nothing is left that would keep it writable.
+        fs.remount(&cx(), "ro").unwrap();
+        judge(&image, &device.inner);
+        fs.remount(&cx(), "rw").unwrap();
+        // An unmount thaws, too.
+        let attr = FileSystem::mknod(&*fs, &cx(), ROOT, b"last", 0o100_644, 0).unwrap();
+        FileSystem::unlink(&*fs, &cx(), ROOT, b"last").unwrap();
+        freeze(&fs, "1").unwrap();
+        fs.forget(attr.ino, 1);
+        fs.close().unwrap();
+        let sb = judge(&image, &device.inner);
+        assert_eq!(sb.last_orphan(), None);
+        assert_eq!(free(&open(Arc::clone(&device.inner) as _, "ro")), empty);
+    }
+}
+
+/// The error is told, nothing is changed below the clean mark, and what was acknowledged is there.
+#[test]
+fn a_thaw_on_a_device_that_fails_stops_the_volume() {
+    for mount in ["", "nobarrier", "errors=continue", "errors=remount-ro"] {
+        for options in KINDS {
+            for fate in [Fate::Fail, Fate::Misreport] {
+                let image = Image::make(options, "32M");
+                let device = Failing::new(&image.device(), fate);
+                let fs = open(Arc::clone(&device) as _, mount);
+                durable(&fs, b"before", &[7; 10_000]).unwrap();
+                let attr = FileSystem::mknod(&*fs, &cx(), ROOT, b"gone", 0o100_644, 0).unwrap();
+                FileSystem::unlink(&*fs, &cx(), ROOT, b"gone").unwrap();
+                freeze(&fs, "1").unwrap();
+                fs.forget(attr.ino, 1);
+                device.fail_next(1);
+                let said = freeze(&fs, "0").unwrap_err();
+                assert!(matches!(said, FsError::Io(_)), "{mount}: {said}");
+                assert!(errors(&fs).contains("stopped: the superblock"), "{mount}");
+                let before = device.changes();
+                for _ in 0..2 {
+                    let refused = durable(&fs, b"after", b"");
+                    assert!(matches!(refused, Err(FsError::Stopped(_))), "{refused:?}");
+                    // There is nothing more to thaw, and nothing to freeze.
+                    freeze(&fs, "0").unwrap();
+                    assert!(freeze(&fs, "1").is_err());
+                }
+                assert_eq!(read(&fs, b"before"), [7; 10_000]);
+                assert!(matches!(fs.close(), Err(FsError::Stopped(_))));
+                assert_eq!(device.changes(), before, "a stopped volume was written");
+                let fs = open(Arc::clone(&device.inner) as _, "");
+                assert_eq!(read(&fs, b"before"), [7; 10_000]);
+                fs.close().unwrap();
+                judge(&image, &device.inner);
+            }
+        }
+    }
+}
+
+/// Whether the mark reached the device or not: what is acknowledged afterwards survives a crash, or nothing is.
+#[test]
+fn a_volume_that_could_not_be_marked_clean_is_not_taken_for_clean() {
+    for mount in ["", "nobarrier"] {
+        for options in KINDS {
+            for (fate, word, count) in [
+                (Fate::Fail, "freeze", 1),
+                (Fate::Misreport, "freeze", 1),
+                (Fate::Misreport, "freeze", 2),
+                (Fate::Misreport, "ro", 1),
+                (Fate::Misreport, "ro", 2),
+            ] {
+                let what = format!("{mount} {options:?} {word} {count}");
+                let image = Image::make(options, "32M");
+                let device = Failing::new(&image.device(), fate);
+                let fs = open(Arc::clone(&device) as _, mount);
+                durable(&fs, b"before", &[7; 10_000]).unwrap();
+                device.fail_next(count);
+                let said = match word {
+                    "freeze" => freeze(&fs, "1"),
+                    word => fs.remount(&cx(), word),
+                };
+                assert!(matches!(said, Err(FsError::Io(_))), "{what}: {said:?}");
+                let shown = fs.control().unwrap().read("ext4/freeze").unwrap();
+                assert_eq!(shown, b"0\n", "{what}");
+                let after = durable(&fs, b"after", &[8; 10_000]);
+                // With barriers, a write that fails is a FLUSH that failed, after which nothing is written.
+                let goes_on = mount == "nobarrier" && count == 1;
+                assert_eq!(after.is_ok(), goes_on, "{what}: {after:?}");
+                assert_eq!(fs.options().starts_with("rw"), goes_on, "{what}");
+                if options.contains(&"ext2") {
+                    // Without a journal the crash is e2fsck's; the mark tells that there was one.
+                    let sb = Superblock::parse(&device.inner.to_bytes()[1024..2048]).unwrap();
+                    assert!(!goes_on || sb.state() & STATE_CLEAN == 0, "{what}");
+                    let _ = fs.close();
+                    continue;
+                }
+                // The server is killed.
+                let copy = Arc::new(device.inner.copy());
+                let again = open(Arc::clone(&copy) as _, "");
+                assert_eq!(read(&again, b"before"), [7; 10_000], "{what}");
+                if after.is_ok() {
+                    assert_eq!(read(&again, b"after"), [8; 10_000], "{what}");
+                }
+                again.close().unwrap();
+                judge(&image, &copy);
+                assert_eq!(fs.close().is_ok(), goes_on, "{what}");
+            }
+        }
+    }
+}

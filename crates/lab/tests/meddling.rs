@@ -1,0 +1,387 @@
+//! Volumes that are frozen, remounted, thawed and at last unmounted while others change them. Nobody hangs, each
+//! call gets its answer, a frozen device is left alone and its copy is whole, and what an fsync said to be
+//! durable is on the device at that moment: with checkpoint merging, it was a checkpoint that began after it was
+//! asked for.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+use steadfs_base::InodeNo;
+use steadfs_block::Device;
+use steadfs_lab::crash::{Subject, ext4, f2fs};
+use steadfs_lab::device::{Event, Image, Log, Model, SimDevice, Survivors};
+use steadfs_rt::{Mutex, Random, Rank, sim, sleep, spawn};
+use steadfs_vfs::{Cx, FileSystem, FsError, Result};
+
+const CLIENTS: u64 = 4;
+/// What each makes at most: all of it fits the smallest volume.
+const MADE: u64 = 36;
+const STEPS: u64 = 12;
+/// Moments at which the device is looked at as if the power had failed, in a trial.
+const CUTS: usize = 12;
+
+/// Something that is durable from its mark in the device's log on.
+#[derive(Clone)]
+struct Promise {
+    name: String,
+    /// Bytes of a file; a directory has none.
+    size: Option<usize>,
+    mark: u64,
+    /// The mark from which on it may be gone.
+    until: Option<u64>,
+}
+
+/// One volume with everybody who uses it.
+struct World {
+    subject: Subject,
+    device: SimDevice,
+    fs: Arc<dyn FileSystem>,
+    /// The control file that freezes it.
+    freeze: &'static str,
+    promises: Mutex<Vec<Promise>>,
+    marks: AtomicU64,
+    over: AtomicBool,
+}
+
+impl World {
+    fn open(subject: Subject, seed: u64) -> Arc<Self> {
+        let model = Model {
+            discard_granularity: (seed.is_multiple_of(2)).then_some(4096),
+            seed,
+            ..Model::solid_state()
+        };
+        let device = SimDevice::new(&subject.image, model);
+        let fs = (subject.open)(Arc::new(device.clone())).unwrap();
+        let paths = fs.control().unwrap().entries();
+        let freeze = paths.iter().find(|entry| entry.path.ends_with("/freeze"));
+        Arc::new(Self {
+            freeze: freeze.unwrap().path,
+            promises: Mutex::new(Rank::Leaf, Vec::new()),
+            marks: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+            subject,
+            device,
+            fs,
+        })
+    }
+
+    fn mark(&self) -> u64 {
+        let mark = self.marks.fetch_add(1, Ordering::AcqRel) + 1;
+        self.device.mark(mark);
+        mark
+    }
+
+    fn control(&self, path: &str, value: &str) -> Result<()> {
+        self.fs.control().unwrap().write(path, value.as_bytes())
+    }
+
+    /// Requests that changed the device.
+    fn changes(&self) -> u64 {
+        let counts = self.device.counts();
+        counts.writes + counts.discards + counts.zeroings
+    }
+
+    /// A copy of the device, mounted: it has all of `promises`, and is whole.
+    fn judge(&self, image: &Image, promises: &[Promise], what: &str) {
+        let quiet = Model {
+            log: false,
+            ..Model::default()
+        };
+        let device = SimDevice::new(image, quiet);
+        let fs = (self.subject.open)(Arc::new(device.clone()) as Arc<dyn Device>);
+        let fs = fs.unwrap_or_else(|error| panic!("{what}: {error}"));
+        for promise in promises {
+            let found = look(fs.as_ref(), promise);
+            found.unwrap_or_else(|error| panic!("{what}: {}: {error}", promise.name));
+        }
+        fs.unmount().unwrap();
+        self.check(&device.content(), what);
+    }
+
+    fn check(&self, image: &Image, what: &str) {
+        let findings = self.subject.check.as_ref().unwrap()(image);
+        assert!(findings.is_empty(), "{what}: {findings}");
+    }
+}
+
+/// Finds what was promised.
+fn look(fs: &dyn FileSystem, promise: &Promise) -> Result<()> {
+    let cx = Cx::default();
+    let attr = fs.lookup(&cx, fs.root(), promise.name.as_bytes())?;
+    if let Some(size) = promise.size {
+        assert_eq!(attr.size, size as u64, "{}", promise.name);
+        let data = fs.read(&cx, attr.ino, 0, size)?.to_vec();
+        assert!(
+            data == content(&promise.name, size),
+            "content of {}",
+            promise.name
+        );
+    }
+    fs.forget(attr.ino, 1);
+    Ok(())
+}
+
+fn content(name: &str, size: usize) -> Vec<u8> {
+    name.bytes().cycle().take(size).collect()
+}
+
+/// Whether a call may say so while others freeze, remount and unmount.
+fn is_refusal(error: &FsError) -> bool {
+    match error {
+        FsError::Busy | FsError::ReadOnly => true,
+        FsError::Stopped(why) => why == "unmounted",
+        _ => false,
+    }
+}
+
+/// Makes files and directories durable, removes some, and lets go of what it knows a while later.
+fn client(world: &World, seed: u64, number: u64) {
+    let fs = world.fs.as_ref();
+    let mut random = Random::new(seed * 1000 + number);
+    let (mut made, mut known, mut round) = (0, Vec::new(), 0);
+    while made < MADE && !world.over.load(Ordering::Acquire) {
+        round += 1;
+        let pause = if random.chance(512) { 100 } else { 60_000 };
+        sleep(Duration::from_micros(random.below(pause) as u64));
+        let done = match random.below(5) {
+            0 => remove(world, &format!("{number}-"), &mut random),
+            kind => {
+                let name = format!("{number}-{round}");
+                make(world, &name, kind == 1, &mut random, &mut known)
+            }
+        };
+        match done {
+            Ok(()) => made += 1,
+            Err(error) => assert!(is_refusal(&error), "{error}"),
+        }
+        if known.len() > random.below(6) {
+            fs.forget(known.remove(0), 1);
+        }
+    }
+    for ino in known {
+        fs.forget(ino, 1);
+    }
+}
+
+fn make(
+    world: &World,
+    name: &str,
+    directory: bool,
+    random: &mut Random,
+    known: &mut Vec<InodeNo>,
+) -> Result<()> {
+    let (fs, cx) = (world.fs.as_ref(), Cx::default());
+    let (ino, size) = match directory {
+        true => (fs.mkdir(&cx, fs.root(), name.as_bytes(), 0o755)?.ino, None),
+        false => {
+            let attr = fs.mknod(&cx, fs.root(), name.as_bytes(), 0o100_644, 0)?;
+            (attr.ino, Some(random.below(6000)))
+        }
+    };
+    known.push(ino);
+    if let Some(size) = size {
+        fs.write(&cx, ino, 0, &content(name, size), false)?;
+    }
+    fs.fsync(&cx, ino, false)?;
+    let mark = world.mark();
+    world.promises.lock().push(Promise {
+        name: name.to_owned(),
+        size,
+        mark,
+        until: None,
+    });
+    Ok(())
+}
+
+/// Removes one of the caller's own.
+fn remove(world: &World, prefix: &str, random: &mut Random) -> Result<()> {
+    let (fs, cx) = (world.fs.as_ref(), Cx::default());
+    let mark = world.mark();
+    let chosen = {
+        let mut promises = world.promises.lock();
+        let mut own: Vec<&mut Promise> = promises
+            .iter_mut()
+            .filter(|p| p.name.starts_with(prefix) && p.until.is_none())
+            .collect();
+        if own.is_empty() {
+            return Ok(());
+        }
+        let at = random.below(own.len());
+        own[at].until = Some(mark);
+        own[at].clone()
+    };
+    match chosen.size {
+        Some(_) => fs.unlink(&cx, fs.root(), chosen.name.as_bytes()),
+        None => fs.rmdir(&cx, fs.root(), chosen.name.as_bytes()),
+    }
+}
+
+/// Freezes the volume for a while. Its device is left alone, and a copy has all that was promised.
+fn freeze(world: &World, random: &mut Random) {
+    world.control(world.freeze, "1").unwrap();
+    let before = world.changes();
+    let copy = world.device.content();
+    let mut promises = world.promises.lock().clone();
+    promises.retain(|promise| promise.until.is_none());
+    world.judge(&copy, &promises, "the copy of a frozen volume");
+    let refused = world.fs.remount(&Cx::default(), "noatime");
+    assert!(
+        matches!(&refused, Err(FsError::Busy) | Ok(())),
+        "{refused:?}"
+    );
+    // Longer than anything waits that happens of its own accord.
+    sleep(Duration::from_millis(random.below(70_000) as u64));
+    assert_eq!(world.changes(), before, "a frozen volume was written");
+    world.control(world.freeze, "0").unwrap();
+}
+
+/// Changes whether the volume can be written; refused while unlinked files are in use.
+fn read_only_and_back(world: &World, random: &mut Random) {
+    match world.fs.remount(&Cx::default(), "ro") {
+        Ok(()) => {
+            let before = world.changes();
+            sleep(Duration::from_millis(random.below(300) as u64));
+            assert_eq!(world.changes(), before, "a read-only volume was written");
+            world.fs.remount(&Cx::default(), "rw").unwrap();
+        }
+        Err(error) => assert_eq!(error, FsError::Busy),
+    }
+}
+
+/// The moments at which power fails: each finds all that was promised until then.
+fn cut_power(world: &World, log: &Log, random: &mut Random) {
+    let promises = world.promises.lock().clone();
+    for _ in 0..CUTS {
+        let promise = &promises[random.below(promises.len())];
+        let is_it = |event: &Event| matches!(event, Event::Mark(mark) if *mark == promise.mark);
+        let at = log.events().iter().position(is_it).unwrap() + 1;
+        let cut = at + random.below((log.len() - at).min(40) + 1);
+        let last = log.marks(cut).max().unwrap();
+        let mut due = promises.clone();
+        due.retain(|due| due.mark <= last && due.until.is_none_or(|until| until > last));
+        let survivors = match random.below(3) {
+            0 => Survivors::None,
+            1 => Survivors::All,
+            _ => Survivors::Seeded(random.next_u64()),
+        };
+        let what = format!("power cut at {cut} with {survivors:?}");
+        world.judge(&log.image(cut, &survivors), &due, &what);
+    }
+}
+
+/// What the volume did in a trial, as its JSON tells.
+fn trial(
+    subject: Subject,
+    seed: u64,
+    options: &'static [&'static str],
+    stats: &'static str,
+) -> Value {
+    let run = move || {
+        let world = World::open(subject, seed);
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|number| {
+                let world = Arc::clone(&world);
+                spawn("client", move || client(&world, seed, number))
+            })
+            .collect();
+        let mut random = Random::new(seed ^ 0x3EDD1E);
+        for _ in 0..STEPS {
+            sleep(Duration::from_micros(random.below(120_000) as u64));
+            match random.below(5) {
+                0 | 1 => freeze(&world, &mut random),
+                2 => read_only_and_back(&world, &mut random),
+                3 => world.fs.sync_all(&Cx::default()).unwrap(),
+                _ => {
+                    let list = options[random.below(options.len())];
+                    world.fs.remount(&Cx::default(), list).unwrap();
+                }
+            }
+        }
+        let stats = world.fs.control().unwrap().read(stats).unwrap();
+        if seed.is_multiple_of(2) {
+            world.over.store(true, Ordering::Release);
+            clients.into_iter().for_each(|client| client.join());
+            // All that was let go is freed, also what was while the volume was frozen.
+            world.fs.remount(&Cx::default(), "ro").unwrap();
+            world.fs.unmount().unwrap();
+        } else {
+            // In the midst of their work.
+            world.fs.unmount().unwrap();
+            world.over.store(true, Ordering::Release);
+            clients.into_iter().for_each(|client| client.join());
+        }
+        world.check(&world.device.content(), "after the unmount");
+        let log = world.device.log();
+        cut_power(&world, &log, &mut random);
+        // The last of a volume's tasks notice that it is gone.
+        drop(world);
+        sleep(Duration::from_millis(1));
+        serde_json::from_slice(&stats).unwrap()
+    };
+    sim::run(sim::Config::new(seed), run).value
+}
+
+fn number(stats: &Value, path: &str) -> u64 {
+    let number = stats.pointer(path).and_then(Value::as_u64);
+    number.unwrap_or_else(|| panic!("{path} is not in {stats}"))
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let asked = std::env::var("MEDDLED_SEEDS").ok();
+    0..asked.and_then(|n| n.parse().ok()).unwrap_or(4)
+}
+
+#[test]
+fn ext4_withstands_whoever_meddles() {
+    const OPTIONS: &[&str] = &[
+        "noasync_checkpoint",
+        "async_checkpoint=99",
+        "async_checkpoint=40,commit=1",
+        "async_checkpoint=75,commit=5,discard",
+        "nodiscard",
+    ];
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("meddling");
+    let mut reclaimed = 0;
+    for subject in ext4::subjects(&scratch).unwrap() {
+        if subject.small {
+            continue;
+        }
+        for seed in seeds() {
+            let stats = trial(subject.clone(), seed, OPTIONS, "jbd2/stats.json");
+            reclaimed += number(&stats, "/reclaim/freed_in_background");
+        }
+    }
+    assert!(reclaimed > 0, "the background had something to do");
+}
+
+#[test]
+fn f2fs_withstands_whoever_meddles() {
+    const OPTIONS: &[&str] = &[
+        "nocheckpoint_merge",
+        "checkpoint_merge",
+        "checkpoint_merge,noatime",
+        "background_gc=off",
+        "background_gc=on",
+        "nodiscard",
+        "discard",
+    ];
+    let mut shared = 0;
+    for subject in f2fs::subjects().unwrap() {
+        if subject.small {
+            continue;
+        }
+        for seed in seeds() {
+            let stats = trial(subject.clone(), seed, OPTIONS, "f2fs/stats.json");
+            let merge = "/checkpoint/merge";
+            let [total, issued] =
+                ["total", "issued"].map(|name| number(&stats, &format!("{merge}/{name}")));
+            shared += total - issued;
+        }
+    }
+    assert!(shared > 0, "some requests were answered together");
+}
