@@ -7,7 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use steadfs_suite::{Image, Outcome, Scratch, SteadMount, steadfs};
+use steadfs_suite::command::until;
+use steadfs_suite::{Image, Outcome, Scratch, SteadMount, run, steadfs};
 
 fn volume(scratch: &Scratch, kind: &str) -> Image {
     if kind != "f2fs" {
@@ -168,20 +169,58 @@ const QUEUE: &[Row] = &[
     ("io_scheduler=cfq", Ok("io_scheduler=cfq")),
     ("io_scheduler=bfq", Err("is one of")),
     ("io_scheduler", Err("needs a value")),
+    ("io_scheduler=", Err("is one of")),
+    ("io_scheduler=fifo,io_scheduler=cfq", Ok("io_scheduler=cfq")),
     ("queue_depth=4", Ok("queue_depth=4")),
+    ("queue_depth=1", Ok("queue_depth=1")),
+    ("queue_depth=1024", Ok("queue_depth=1024")),
+    ("queue_depth=32", Ok("")),
     ("queue_depth=0", Err("from 1 to 1024")),
+    ("queue_depth=1025", Err("from 1 to 1024")),
+    ("queue_depth", Err("needs a value")),
+    ("queue_depth=-4", Err("from 1 to 1024")),
     ("slice_idle=0", Ok("slice_idle=0")),
+    ("slice_idle=1000", Ok("slice_idle=1000")),
     ("slice_idle=1001", Err("from 0 to 1000")),
+    ("slice_idle=8ms", Err("from 0 to 1000")),
+    ("slice_idle", Err("needs a value")),
     ("strict_guarantees", Ok("strict_guarantees")),
     ("strict_guarantees=1", Err("takes no value")),
+    ("strict_guarantees,nostrict_guarantees", Ok("")),
+    ("nostrict_guarantees=0", Err("takes no value")),
+    ("low_latency", Ok("")),
+    ("low_latency=0", Err("takes no value")),
     ("nolow_latency", Ok("nolow_latency")),
+    ("nolow_latency=1", Err("takes no value")),
     ("boost", Ok("")),
+    ("boost=1", Err("takes no value")),
     ("noboost", Ok("noboost")),
     ("noboost=0", Err("takes no value")),
+    ("noboost,boost", Ok("")),
+    ("boost_wb", Err("option boost_wb: ")),
     ("cgroup_weight=/a/b:20", Ok("cgroup_weight=/a/b:20")),
+    ("cgroup_weight=/a/b:1", Ok("cgroup_weight=/a/b:1")),
+    ("cgroup_weight=/a/b/:1000", Ok("cgroup_weight=/a/b:1000")),
+    (
+        "cgroup_weight=/a/b:20,cgroup_weight=/a/c:30",
+        Ok("cgroup_weight=/a/b:20,cgroup_weight=/a/c:30"),
+    ),
+    (
+        "cgroup_weight=/a/b:20,cgroup_weight=/a/b:30",
+        Ok("cgroup_weight=/a/b:30"),
+    ),
+    // A colon may be part of a path.
+    ("cgroup_weight=/a:1/b:20", Ok("cgroup_weight=/a:1/b:20")),
     ("cgroup_weight=/a/b:0", Err("from 1 to 1000")),
     ("cgroup_weight=/a/b:1001", Err("from 1 to 1000")),
+    ("cgroup_weight=/a/b:", Err("from 1 to 1000")),
+    ("cgroup_weight=/a/b:x", Err("from 1 to 1000")),
+    ("cgroup_weight=/a/b", Err("needs PATH:WEIGHT")),
+    ("cgroup_weight", Err("needs a value")),
     ("cgroup_weight=a:20", Err("from the root")),
+    // The root has nobody to share with.
+    ("cgroup_weight=/:20", Err("from the root")),
+    ("cgroup_weight=//:20", Err("from the root")),
 ];
 
 const EXT4: &[Row] = &[
@@ -195,11 +234,37 @@ const EXT4: &[Row] = &[
     ("async_checkpoint=100", Err("from 1 to 99")),
     ("async_checkpoint=-1", Err("from 1 to 99")),
     ("async_checkpoint=99999999999", Err("from 1 to 99")),
+    // 50 in the lower 32 bits.
+    ("async_checkpoint=4294967346", Err("from 1 to 99")),
     ("async_checkpoint=x", Err("from 1 to 99")),
+    ("async_checkpoint=", Err("from 1 to 99")),
+    ("async_checkpoint=50%", Err("from 1 to 99")),
+    ("async_checkpoint=3.5", Err("from 1 to 99")),
     ("noasync_checkpoint=1", Err("takes no value")),
+    (
+        "noasync_checkpoint,async_checkpoint=70",
+        Ok("async_checkpoint=70"),
+    ),
+    (
+        "async_checkpoint=70,noasync_checkpoint",
+        Ok("noasync_checkpoint"),
+    ),
     ("journal_ioprio=7", Ok("journal_ioprio=7")),
+    ("journal_ioprio=0", Ok("journal_ioprio=0")),
     ("journal_ioprio=8", Err("from 0 to 7")),
+    ("journal_ioprio=-1", Err("from 0 to 7")),
+    ("journal_ioprio=be,3", Err("from 0 to 7")),
+    ("journal_ioprio", Err("needs a value")),
+    ("commit=7", Ok("commit=7")),
+    ("commit=0", Ok("")),
+    ("commit=2147483648", Err("from 0 to ")),
+    ("commit", Err("needs a value")),
+    ("max_batch_time=0", Ok("max_batch_time=0")),
+    ("max_batch_time=-1", Err("from 0 to ")),
+    ("min_batch_time=100", Ok("min_batch_time=100")),
     ("checkpoint_merge", Err("option checkpoint_merge: ")),
+    ("nocheckpoint_merge", Err("option nocheckpoint_merge: ")),
+    ("gc_policy=2013", Err("option gc_policy")),
 ];
 
 const F2FS: &[Row] = &[
@@ -208,29 +273,72 @@ const F2FS: &[Row] = &[
     ("nocheckpoint_merge", Ok("nocheckpoint_merge")),
     ("checkpoint_merge=1", Err("takes no value")),
     ("nocheckpoint_merge=0", Err("takes no value")),
+    (
+        "nocheckpoint_merge,checkpoint_merge",
+        Ok("checkpoint_merge"),
+    ),
+    ("checkpoint=disable", Ok("checkpoint=disable:0")),
+    ("checkpoint=disable:4096", Ok("checkpoint=disable:4096")),
+    ("checkpoint=disable:0%", Ok("checkpoint=disable:0")),
+    ("checkpoint=disable:101%", Err("0 to 100")),
+    ("checkpoint=disable:-1", Err("option checkpoint")),
+    ("checkpoint=disable:", Err("option checkpoint")),
+    ("checkpoint=disable,ro", Err("option checkpoint")),
+    // What merging was called when it was first posted.
+    ("checkpoint=merge", Err("is one of enable, disable")),
+    ("checkpoint", Err("needs a value")),
+    (
+        "checkpoint=disable,checkpoint=enable",
+        Ok("checkpoint_merge"),
+    ),
     ("fsync_mode=strict", Ok("fsync_mode=strict")),
-    ("fsync_mode=posix", Ok("checkpoint_merge")),
+    ("fsync_mode=nobarrier", Ok("fsync_mode=nobarrier")),
+    ("fsync_mode=posix", Ok("fsync_mode=posix")),
     ("fsync_mode=lax", Err("is one of")),
+    ("flush_merge", Ok("")),
+    ("noflush_merge", Err("option noflush_merge: ")),
     ("gc_merge", Ok("gc_merge")),
+    ("nogc_merge", Ok("nogc_merge")),
+    ("gc_merge=1", Err("takes no value")),
     ("background_gc=sync", Ok("background_gc=sync")),
+    ("background_gc=off", Ok("background_gc=off")),
     ("background_gc=maybe", Err("is one of")),
+    ("background_gc", Err("needs a value")),
+    ("mode=fragment:segment", Err("option mode")),
+    ("atgc=1", Err("takes no value")),
+    ("gc_policy=2014", Err("is one of default, 2013")),
+    // A setting (f2fs/max_victim_search), no option.
+    ("max_victim_search=20", Err("option max_victim_search: ")),
     ("async_checkpoint", Err("option async_checkpoint: ")),
+    ("noasync_checkpoint", Err("option noasync_checkpoint: ")),
 ];
 
-/// Whether an option list shows an item.
-fn shows(list: &str, item: &str) -> bool {
-    item.is_empty() || list.split(',').any(|shown| shown == item)
+/// What a running mount keeps: typed when it is mounted it is shown, and a remount says that it cannot change.
+const F2FS_FIXED: &[(&str, &str)] = &[
+    ("atgc", "atgc"),
+    ("mode=lfs", "mode=lfs"),
+    ("active_logs=4", "active_logs=4"),
+];
+
+/// Whether an option list shows these items.
+fn shows(list: &str, items: &str) -> bool {
+    let shown: Vec<&str> = list.split(',').collect();
+    items.is_empty() || items.split(',').all(|item| shown.contains(&item))
 }
 
 #[test]
 fn every_option_of_the_mechanisms_is_what_its_source_says() {
     let scratch = Scratch::new();
     for (kind, own, back) in [
-        ("ext4", EXT4, "async_checkpoint,journal_ioprio=3"),
+        (
+            "ext4",
+            EXT4,
+            "async_checkpoint,journal_ioprio=3,commit=5,min_batch_time=0,max_batch_time=15000",
+        ),
         (
             "f2fs",
             F2FS,
-            "checkpoint_merge,fsync_mode=posix,nogc_merge,background_gc=on",
+            "checkpoint_merge,checkpoint=enable,fsync_mode=posix,nogc_merge,background_gc=on",
         ),
     ] {
         let image = volume(&scratch, kind);
@@ -242,16 +350,115 @@ fn every_option_of_the_mechanisms_is_what_its_source_says() {
             by_remount(&mount, typed, wanted);
             let undo = format!(
                 "io_scheduler=fair,queue_depth=32,slice_idle=8,nostrict_guarantees,low_latency,boost,\
-                 cgroup_weight=/a/b:default,{back}"
+                 cgroup_weight=/a/b:default,cgroup_weight=/a/c:default,cgroup_weight=/a:1/b:default,{back}"
             );
             ask("remount", &mount, &["-o", &undo]).expect(0);
             let now = options(&mount).replace(",slice_idle=8", "");
             assert_eq!(now, first, "after {typed}");
         }
+        for (typed, _) in F2FS_FIXED.iter().filter(|_| kind == "f2fs") {
+            by_remount(&mount, typed, &Err("cannot change while mounted"));
+        }
         mount.unmount();
+        for (typed, shown) in F2FS_FIXED.iter().filter(|_| kind == "f2fs") {
+            by_mount(&scratch, image.path(), typed, &Ok(shown));
+        }
         let at_mount = QUEUE.iter().step_by(3).chain(own);
         at_mount.for_each(|(typed, wanted)| by_mount(&scratch, image.path(), typed, wanted));
     }
+}
+
+/// The I/O priority that the host knows of the server's thread of this name, as ionice tells it.
+fn host_prio(mount: &SteadMount, name: &str) -> String {
+    let tasks = format!("/proc/{}/task", mount.pid());
+    let named = |task: &fs::DirEntry| {
+        let comm = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        comm.trim() == name
+    };
+    let mut tasks = fs::read_dir(tasks).unwrap().map(Result::unwrap);
+    let task = tasks.find(named);
+    let task = task.unwrap_or_else(|| panic!("the server has no thread {name}"));
+    let number = task.file_name();
+    let said = run("ionice", ["-p".as_ref(), number.as_os_str()])
+        .expect(0)
+        .out;
+    said.trim().to_owned()
+}
+
+/// Those that have a priority of their own tell it to the host, and what it becomes; the others, which work in the
+/// name of whoever asked, or of nobody, have what the server itself has.
+#[test]
+fn service_threads_tell_the_host_their_priority() {
+    let scratch = Scratch::new();
+    let mount = SteadMount::new(&scratch, volume(&scratch, "f2fs").path(), "");
+    until("be,3", || {
+        host_prio(&mount, "f2fs_ckpt") == "best-effort: prio 3"
+    });
+    let others = ["steadfs", "flusher", "f2fs_gc"].map(|name| host_prio(&mount, name));
+    for other in &others {
+        assert_eq!(*other, others[0]);
+    }
+    for (prio, told) in [
+        ("rt,0", "realtime: prio 0"),
+        ("be,7", "best-effort: prio 7"),
+        ("rt,7", "realtime: prio 7"),
+    ] {
+        let setting = format!("ckpt_thread_ioprio={prio}");
+        ask("tune", &mount, &[&setting]).expect(0);
+        until(told, || host_prio(&mount, "f2fs_ckpt") == told);
+    }
+    // It is kept while there is no thread, and the next one has it.
+    ask("remount", &mount, &["-o", "nocheckpoint_merge"]).expect(0);
+    ask("tune", &mount, &["ckpt_thread_ioprio=be,1"]).expect(0);
+    ask("remount", &mount, &["-o", "checkpoint_merge"]).expect(0);
+    until("be,1", || {
+        host_prio(&mount, "f2fs_ckpt") == "best-effort: prio 1"
+    });
+    let now = ["steadfs", "flusher", "f2fs_gc"].map(|name| host_prio(&mount, name));
+    assert_eq!(now, others);
+    mount.unmount();
+
+    let mount = SteadMount::new(&scratch, volume(&scratch, "ext4").path(), "commit=1");
+    until("be,3", || {
+        host_prio(&mount, "jbd2") == "best-effort: prio 3"
+    });
+    let others = ["steadfs", "flusher", "jbd2-reclaim"].map(|name| host_prio(&mount, name));
+    for other in &others {
+        assert_eq!(*other, others[0]);
+    }
+    ask("remount", &mount, &["-o", "journal_ioprio=6"]).expect(0);
+    // From its next commit on.
+    fs::write(mount.join("file"), "content").unwrap();
+    until("be,6", || {
+        host_prio(&mount, "jbd2") == "best-effort: prio 6"
+    });
+    mount.unmount();
+}
+
+/// A threshold at which operations wait for log space anyway is taken, and said to be of little use.
+#[test]
+fn a_threshold_that_comes_too_late_is_told() {
+    let scratch = Scratch::new();
+    let image = volume(&scratch, "ext4");
+    let mount = SteadMount::new(&scratch, image.path(), "async_checkpoint=1");
+    let begin = "async_checkpoint=1 does little here: operations wait for log space from ";
+    mount.wait_for_words(begin);
+    let said = mount.said();
+    let (_, rest) = said.split_once(begin).unwrap();
+    let (forced, _) = rest.split_once('%').unwrap();
+    let forced: u8 = forced.parse().unwrap();
+    assert!((1..99).contains(&forced), "{said}");
+    let told = |percent: u8| format!("async_checkpoint={percent} does little here");
+    // One that helps is taken without a word; said after it, the next word says so.
+    for percent in [forced + 1, forced] {
+        let option = format!("async_checkpoint={percent}");
+        ask("remount", &mount, &["-o", &option]).expect(0);
+        assert!(shows(&options(&mount), &option));
+    }
+    mount.wait_for_words(&told(forced));
+    let said = mount.said();
+    assert!(!said.contains(&told(forced + 1)), "{said}");
+    mount.unmount();
 }
 
 fn by_remount(mount: &SteadMount, typed: &str, wanted: &Result<&str, &str>) {

@@ -43,10 +43,11 @@ fn set_group_weight(options: &mut IoOptions, value: &str) -> Result<(), String> 
     let (path, weight) = value
         .rsplit_once(':')
         .ok_or("needs PATH:WEIGHT, such as /backup:20")?;
-    if !path.starts_with('/') || path.len() < 2 {
+    let from_root = path.starts_with('/');
+    let path = path.trim_end_matches('/').to_owned();
+    if !from_root || path.is_empty() {
         return Err("needs a cgroup's path from the root, such as /backup:20".to_owned());
     }
-    let path = path.trim_end_matches('/').to_owned();
     if weight == "default" {
         options.group_weights.remove(&path);
     } else {
@@ -164,6 +165,7 @@ mod tests {
             "cgroup_weight=/a",
             "cgroup_weight=a:5",
             "cgroup_weight=/:5",
+            "cgroup_weight=//:5",
             "cgroup_weight=/a:0",
             "cgroup_weight=/a:1001",
         ];

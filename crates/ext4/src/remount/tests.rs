@@ -12,6 +12,7 @@ use crate::disk::test_images::Image;
 use crate::test_world::{ROOT, World, check};
 
 mod freezing;
+mod telling;
 
 const EXT4: &[&str] = &["-t", "ext4", "-O", "orphan_file"];
 
