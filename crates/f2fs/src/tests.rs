@@ -23,6 +23,7 @@ mod mounting;
 mod nodes;
 mod pausing;
 mod slow;
+mod triggers;
 mod urgency;
 
 /// Bytes that differ from block to block.

@@ -14,7 +14,7 @@ const NAT_PERCENT: u64 = 10;
 /// Changed nodes, or blocks of directories, or inodes: eight segments' worth, as in the kernel.
 const NODES: usize = 8 * SEGMENT_BLOCKS as usize;
 /// Segments that only wait for a checkpoint to be free, in percent of all (`reclaim_segments`).
-const HELD_PERCENT: u32 = 5;
+const HELD_PERCENT: u64 = 5;
 const MOST_HELD: u32 = 4096;
 /// Changed nodes that find a place where no section is free: in the logs and in holes.
 const AT_LEAST: u64 = SEGMENT_BLOCKS as u64 / 2;
@@ -51,9 +51,10 @@ impl F2fs {
 
     /// How many segments may wait for a checkpoint to be free before one is due.
     pub(crate) fn held_limit(&self) -> u32 {
-        let segments = self.layout.main_segments;
+        let share = u64::from(self.layout.main_segments) * HELD_PERCENT / 100;
+        let usual = u32::try_from(share).unwrap_or(MOST_HELD);
         let set = self.gc.tunables.lock().reclaim_segments;
-        set.unwrap_or((segments / 100 * HELD_PERCENT).clamp(1, MOST_HELD))
+        set.unwrap_or(usual.clamp(1, MOST_HELD))
     }
 
     /// Whether changed blocks of one kind, or of all together, are as many as the kernel lets there be: half as
@@ -77,7 +78,7 @@ impl F2fs {
         let held = self.segments().counts().held;
         self.has_many_changed()
             || self.fills_room()
-            || self.nat.dirty_count() as u64 > nids / 100 * NAT_PERCENT
+            || self.nat.dirty_count() as u64 > nids * NAT_PERCENT / 100
             || held > self.held_limit()
             || !self.space.has_room_to_recover()
     }

@@ -40,7 +40,7 @@ impl Logs {
         })
     }
 
-    fn choose_aged(&mut self, (kind, stamp): Old, now: u64) -> Option<(SegNo, bool)> {
+    pub(super) fn choose_aged(&mut self, (kind, stamp): Old, now: u64) -> Option<(SegNo, bool)> {
         let types: &[LogType] = match self.policy.mode {
             Mode::Lfs => &[],
             Mode::Adaptive => hole_types(kind),

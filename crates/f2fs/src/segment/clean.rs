@@ -55,9 +55,9 @@ pub(super) struct Cleaning {
     /// Where the last search by cost and benefit ended.
     benefit_cursor: u32,
     /// Sections that background cleaning has begun and not emptied.
-    begun: BTreeSet<u32>,
+    pub begun: BTreeSet<u32>,
     /// Sections with blocks of pinned files, which nothing moves.
-    pinned: BTreeSet<u32>,
+    pub pinned: BTreeSet<u32>,
 }
 
 /// A section chosen.

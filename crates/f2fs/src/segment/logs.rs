@@ -244,7 +244,7 @@ impl Logs {
     }
 
     /// The segment with the fewest busy blocks that a log may fill.
-    fn find_holes(&mut self, kind: LogType, types: &[LogType]) -> Option<SegNo> {
+    pub(super) fn find_holes(&mut self, kind: LogType, types: &[LogType]) -> Option<SegNo> {
         let rules = self.policy.rules;
         let small = kind == LogType::HotData || kind.is_node();
         let from_cursor = rules == GcPolicy::Linux2013 || !small;

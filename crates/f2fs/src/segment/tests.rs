@@ -2,16 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use steadfs_base::IoTag;
 use steadfs_block::{MemDevice, Queue, QueueOptions};
-use steadfs_rt::Random;
+use steadfs_rt::{Random, sim};
 
 use super::*;
 use crate::checkpoint;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::{BLOCK_SIZE, Checkpoint};
 use crate::format::{FormatOptions, image};
+
+mod victims;
 
 fn tag() -> IoTag {
     IoTag::default()
@@ -252,34 +255,6 @@ impl RandomRun {
         }
     }
 
-    /// What the index says is emptiest, a scan of all finds, too.
-    fn emptiest(&self) {
-        let segments = &self.volume.segments;
-        let skip = BTreeSet::new();
-        let search = |limit| Search {
-            cost: Cost::Greedy,
-            foreground: true,
-            limit,
-            skip: &skip,
-        };
-        let mut found = [None, Some(u32::MAX)].map(|limit| {
-            let victim = segments.begin_cleaning(search(limit))?;
-            segments.end_cleaning(victim.section);
-            Some(victim.valid)
-        });
-        assert_eq!(found[0], found[1]);
-        // And by age something is found where anything can be.
-        let by_age = Search {
-            cost: Cost::Age,
-            ..search(None)
-        };
-        found[1] = segments.begin_cleaning(by_age).map(|victim| {
-            segments.end_cleaning(victim.section);
-            victim.valid
-        });
-        assert_eq!(found[0].is_some(), found[1].is_some());
-    }
-
     fn end_claim(&mut self, addr: BlockAddr) {
         assert!(self.model.claimed.remove(&addr.0));
         if self.random.chance(60) {
@@ -332,7 +307,7 @@ impl RandomRun {
                 }
             }
             _ => {
-                self.emptiest();
+                self.victims();
                 self.checkpoint();
             }
         }
@@ -448,9 +423,18 @@ fn random_run(size: u64, per_section: u32, seed: u64, force: bool) {
 #[test]
 fn random_operations() {
     for seed in 0..3 {
-        random_run(192 << 20, 1, seed, false);
-        random_run(192 << 20, 1, seed, true);
-        random_run(384 << 20, 2, seed, seed == 1);
+        for (size, per_section, force) in [
+            (192 << 20, 1, false),
+            (192 << 20, 1, true),
+            (384 << 20, 2, seed == 1),
+        ] {
+            // In simulated time: years of it, so that things have an age.
+            let config = sim::Config {
+                max_time: Duration::from_secs(100 * 365 * 86_400),
+                ..sim::Config::new(seed)
+            };
+            sim::run(config, move || random_run(size, per_section, seed, force));
+        }
     }
 }
 

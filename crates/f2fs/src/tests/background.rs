@@ -18,7 +18,7 @@ use crate::{F2fs, MountOptions};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-fn open(options: &str, cache: u64) -> Arc<F2fs> {
+pub(super) fn open(options: &str, cache: u64) -> Arc<F2fs> {
     let device = image(64 << 20, &FormatOptions::default()).unwrap();
     let model = DeviceModel {
         bytes_per_second: 100 << 20,
@@ -35,7 +35,7 @@ fn open(options: &str, cache: u64) -> Arc<F2fs> {
 }
 
 /// How many are written when the background looks, with this `cp_interval`.
-fn looked(fs: &F2fs, seconds: u64) -> u64 {
+pub(super) fn looked(fs: &F2fs, seconds: u64) -> u64 {
     let before = fs.checkpoints.written();
     fs.checkpoints.set_interval(Duration::from_secs(seconds));
     fs.background_checkpoint();
