@@ -381,13 +381,17 @@ impl Journal {
         state.stats.dropped += dropped;
         note_commit(&mut state, &closed.times, ended, changed, len);
         drop(state);
-        let wakes = {
+        let (wakes, heavy) = {
             let mut lists = self.lists.lock();
-            let due = lists.policy.is_low(free, capacity) || lists.is_heavy(self.block_size);
-            due && lists.worker.trigger()
+            let heavy = lists.is_heavy(self.block_size);
+            let due = heavy || lists.policy.is_low(free, capacity);
+            (due && lists.worker.trigger(), heavy)
         };
         if wakes {
             self.reclaim_wake.notify_one();
+        }
+        if heavy {
+            self.background_turn.notify_all();
         }
         Ok(())
     }

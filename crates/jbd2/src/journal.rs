@@ -61,6 +61,8 @@ pub struct Journal {
     pub(crate) home_written: Condvar,
     /// The background reclaimer waits here.
     pub(crate) reclaim_wake: Condvar,
+    /// … and here until nobody waits for log space, or memory is short.
+    pub(crate) background_turn: Condvar,
     /// One task reclaims at a time.
     pub(crate) reclaiming: Mutex<()>,
     pub(crate) callbacks: Mutex<Callbacks>,
@@ -130,6 +132,7 @@ impl Journal {
             lists: Mutex::new(Rank::JournalLists, Lists::new(config.reclaim)),
             home_written: Condvar::new(),
             reclaim_wake: Condvar::new(),
+            background_turn: Condvar::new(),
             reclaiming: Mutex::new(Rank::JournalReclaim, ()),
             callbacks: Mutex::new(Rank::Leaf, Callbacks::default()),
             tasks: Mutex::new(Rank::Leaf, Vec::new()),

@@ -79,6 +79,8 @@ pub(crate) struct Lists {
     pub worker: Worker,
     /// The last advice was to go on (the policy's hysteresis).
     pub going: bool,
+    /// The last look found too much in memory (the same for that).
+    pub relieving: bool,
     pub stopping: bool,
     pub policy: ReclaimPolicy,
 }
@@ -93,14 +95,10 @@ impl Lists {
             waiters: SpaceWaiters::default(),
             worker: Worker::default(),
             going: false,
+            relieving: false,
             stopping: false,
             policy,
         }
-    }
-
-    /// Blocks not home yet.
-    pub(crate) fn unwritten(&self) -> u64 {
-        self.unwritten
     }
 
     /// Whether recovery could replay a copy of the block.
@@ -292,14 +290,20 @@ impl Lists {
         }
     }
 
-    /// Whether more content waits in memory than the policy wants.
+    /// Whether content waits in memory that the policy wants written for that alone.
     pub(crate) fn is_heavy(&self, block_size: BlockSize) -> bool {
-        self.unwritten * block_size.bytes_u64() > self.policy.max_unwritten
+        let bytes = self.unwritten * block_size.bytes_u64();
+        self.policy.is_heavy(bytes, self.relieving)
     }
 
-    /// Whether twice as much waits.
+    /// Whether more than twice as much waits as the policy wants.
     pub(crate) fn is_twice_heavy(&self, block_size: BlockSize) -> bool {
         self.unwritten * block_size.bytes_u64() / 2 > self.policy.max_unwritten
+    }
+
+    /// Whether the background is at work and goes on to free log space when so few of its blocks are.
+    pub(crate) fn background_frees(&self, free: u32, capacity: u32) -> bool {
+        self.worker != Worker::Idle && self.policy.is_low(free, capacity)
     }
 
     /// Age of the oldest transaction with blocks to write.

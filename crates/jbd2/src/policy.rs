@@ -45,10 +45,12 @@ pub(crate) struct LogView {
     pub freeable: u32,
     /// Age of the oldest transaction with blocks to write.
     pub oldest: Option<Duration>,
-    /// Bytes of committed blocks in memory that are not yet written home.
-    pub unwritten: u64,
+    /// Whether committed blocks that are not yet written home take too much memory.
+    pub heavy: bool,
     /// Whether the last answer was to go on.
     pub going: bool,
+    /// Log blocks of the largest transaction: with fewer free a handle may have to wait.
+    pub largest: u32,
 }
 
 /// What a policy says.
@@ -56,8 +58,11 @@ pub(crate) struct LogView {
 pub(crate) enum Advice {
     /// Nothing to do.
     Rest,
-    /// Write the blocks of the oldest transactions.
+    /// Write the blocks of the oldest transactions, for log space or because they are old. Handles that
+    /// wait for log space go first.
     Write,
+    /// Write them because they take too much memory: much at a time, whoever waits.
+    Relieve,
     /// Enough is written: move the tail.
     MoveTail,
 }
@@ -92,15 +97,30 @@ impl ReclaimPolicy {
         let after_move = free + u64::from(view.freeable);
         let short = self.is_low(view.free, view.capacity) || (view.going && free < goal);
         let aged = view.oldest.is_some_and(|age| age >= self.max_age);
-        let full = view.unwritten > self.max_unwritten
-            || (view.going && view.unwritten > self.max_unwritten / 2);
-        if short && (after_move >= goal || (view.oldest.is_none() && view.freeable > 0)) {
+        // Where a handle may come to wait soon, it is to find free what is written, not to move the
+        // tail for itself: a move now and then before the goal, each for a good part of a transaction.
+        let scarce = free < 2 * u64::from(view.largest) && view.freeable > view.largest / 2;
+        let last = view.oldest.is_none() && view.freeable > 0;
+        if short && (after_move >= goal || scarce || last) {
             return Advice::MoveTail;
         }
-        if view.oldest.is_some() && (short || aged || full) {
+        if view.oldest.is_none() {
+            return Advice::Rest;
+        }
+        if view.heavy {
+            return Advice::Relieve;
+        }
+        if short || aged {
             return Advice::Write;
         }
         Advice::Rest
+    }
+
+    /// Whether so many bytes that are not home yet are to be written for the sake of memory; `relieving`:
+    /// that is under way, and ends at half of what is allowed.
+    pub(crate) fn is_heavy(&self, unwritten: u64, relieving: bool) -> bool {
+        let most = self.max_unwritten;
+        self.enabled && unwritten > if relieving { most / 2 } else { most }
     }
 }
 
@@ -140,20 +160,53 @@ mod tests {
     }
 
     #[test]
+    fn where_little_is_free_the_tail_moves_before_the_goal() {
+        let policy = ReclaimPolicy::default();
+        let scarce = |free, freeable| LogView {
+            largest: 200,
+            ..view(free, freeable, Some(1))
+        };
+        assert_eq!(policy.advise(&scarce(399, 101)), Advice::MoveTail);
+        assert_eq!(policy.advise(&scarce(399, 100)), Advice::Write);
+        assert_eq!(policy.advise(&scarce(400, 101)), Advice::Write);
+        assert_eq!(policy.advise(&scarce(600, 300)), Advice::Rest);
+    }
+
+    #[test]
     fn age_and_memory_start_it_too() {
         let policy = ReclaimPolicy::default();
         assert_eq!(policy.advise(&view(900, 0, Some(30))), Advice::Write);
         let heavy = LogView {
-            unwritten: (32 << 20) + 1,
+            heavy: true,
             ..view(900, 0, Some(0))
         };
-        assert_eq!(policy.advise(&heavy), Advice::Write);
+        assert_eq!(policy.advise(&heavy), Advice::Relieve);
         let off = ReclaimPolicy {
             enabled: false,
             ..policy
         };
         assert_eq!(off.advise(&heavy), Advice::Rest);
         assert_eq!(off.advise(&view(0, 0, Some(30))), Advice::Rest);
+    }
+
+    #[test]
+    fn memory_comes_before_log_space() {
+        let policy = ReclaimPolicy::default();
+        let heavy = |freeable| LogView {
+            heavy: true,
+            ..view(100, freeable, Some(40))
+        };
+        assert_eq!(policy.advise(&view(100, 0, Some(40))), Advice::Write);
+        assert_eq!(policy.advise(&heavy(0)), Advice::Relieve);
+        assert_eq!(policy.advise(&heavy(460)), Advice::MoveTail);
+    }
+
+    #[test]
+    fn relief_of_memory_ends_at_half() {
+        let policy = ReclaimPolicy::default();
+        let heavy = |mib: u64, relieving| policy.is_heavy((mib << 20) + 1, relieving);
+        assert!(heavy(32, false) && !heavy(31, false));
+        assert!(heavy(16, true) && !heavy(15, true));
     }
 
     #[test]

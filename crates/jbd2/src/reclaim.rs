@@ -3,7 +3,9 @@
 //! The order that keeps every crash harmless: home writes complete; a FLUSH makes them durable; the
 //! superblock with the new tail is written durably; only then is the space before the tail free. If
 //! any of these fails, the tail stays and the journal aborts. One task reclaims at a time, whoever
-//! it is: the background, a handle that found too little space, or a flush.
+//! it is: the background, a handle that found too little space, or a flush. For log space the background
+//! works in steps short enough to be waited for, and begins none while a handle waits: that one goes on
+//! from what is written already. For memory it writes much at a time, whoever waits.
 
 use std::time::Duration;
 
@@ -16,8 +18,10 @@ use crate::policy::{Advice, LogView};
 use crate::sb::{Change, Order};
 use crate::{Journal, JournalError};
 
-/// Most blocks of one batch of home writes, in bytes.
+/// Most of one batch of home writes, in bytes, of those who wait for it and where memory is short.
 const BATCH_BYTES: usize = 4 << 20;
+/// … and of the background otherwise: who comes to wait for log space stands behind one of these.
+const STEP_BYTES: usize = 512 << 10;
 
 /// Handles that wait for log space. Whoever reclaims meanwhile, for whatever reason and on whoever's
 /// account, does it for them: what it has submitted is raised, what it submits goes out as theirs.
@@ -29,7 +33,7 @@ pub(crate) struct SpaceWaiters {
 }
 
 /// One of them.
-struct SpaceWaiter<'j>(&'j Journal);
+pub(crate) struct SpaceWaiter<'j>(&'j Journal);
 
 impl Drop for SpaceWaiter<'_> {
     fn drop(&mut self) {
@@ -37,17 +41,23 @@ impl Drop for SpaceWaiter<'_> {
         waiters.count -= 1;
         if waiters.count == 0 {
             waiters.tag = None;
+            self.0.background_turn.notify_all();
         }
     }
 }
 
 impl Journal {
-    fn batch_blocks(&self) -> usize {
-        (BATCH_BYTES / self.block_size.bytes()).max(1)
+    /// Waits until no handle waits for log space, so that the background does not take the lock of
+    /// reclaim again before them; not where memory is short.
+    fn let_waiters_first(&self) {
+        let mut lists = self.lists.lock();
+        while lists.waiters.count > 0 && !lists.is_heavy(self.block_size) {
+            self.background_turn.wait(&mut lists);
+        }
     }
 
     /// Somebody of this tag waits for log space until the guard is dropped. Raises what is under way.
-    fn await_space(&self, tag: IoTag) -> SpaceWaiter<'_> {
+    pub(crate) fn await_space(&self, tag: IoTag) -> SpaceWaiter<'_> {
         let lists = &mut *self.lists.lock();
         let waiters = &mut lists.waiters;
         waiters.count += 1;
@@ -82,18 +92,20 @@ impl Journal {
         let _waits = self.await_space(tag);
         let _one = self.reclaiming.lock();
         loop {
-            let free = {
-                let state = self.state.lock();
-                state.check()?;
-                state.log.free()
-            };
+            let (free, capacity) = self.log_room()?;
             if free >= need {
                 return Ok(());
             }
-            let freeable = self.lists.lock().tail().blocks;
-            // Enough for the caller, and half as much again so that the next one finds some.
-            let goal = need.saturating_add(need / 2) - free;
-            if freeable < goal && self.write_home(tag, |_, before| before < goal)? > 0 {
+            let (freeable, helped) = {
+                let lists = self.lists.lock();
+                (lists.tail().blocks, lists.background_frees(free, capacity))
+            };
+            // Enough for the caller, and half as much again so that the next one finds some; the
+            // background sees to that one where there is a background.
+            let spare = if helped { 0 } else { need / 2 };
+            let goal = need.saturating_add(spare) - free;
+            if freeable < goal && self.write_home(tag, BATCH_BYTES, |_, before| before < goal)? > 0
+            {
                 continue;
             }
             let moved = self.move_tail(tag)?;
@@ -105,7 +117,7 @@ impl Journal {
     /// Writes everything home and moves the tail past all durable transactions.
     pub(crate) fn reclaim_all(&self, tag: IoTag) -> Result<(), JournalError> {
         let _one = self.reclaiming.lock();
-        while self.write_home(tag, |_, _| true)? > 0 {}
+        while self.write_home(tag, BATCH_BYTES, |_, _| true)? > 0 {}
         self.move_tail(tag)?;
         Ok(())
     }
@@ -117,7 +129,7 @@ impl Journal {
         while too_much() {
             let _one = self.reclaiming.lock();
             self.state.lock().check()?;
-            if self.write_home(IoTag::background(), |_, _| true)? == 0 {
+            if self.write_home(IoTag::background(), BATCH_BYTES, |_, _| true)? == 0 {
                 break;
             }
         }
@@ -126,6 +138,7 @@ impl Journal {
 
     /// Does what the policy advises, one step; returns whether there may be more.
     pub(crate) fn reclaim_in_background(&self) -> Result<bool, JournalError> {
+        self.let_waiters_first();
         let _one = self.reclaiming.lock();
         let tag = IoTag::background();
         let (advice, max_age, short_by) = self.advice()?;
@@ -139,43 +152,51 @@ impl Journal {
             }
             Advice::Write => {
                 let wanted = |age: Duration, before: u32| age >= max_age || before < short_by;
-                if self.write_home(tag, wanted)? == 0 {
-                    // Memory, not log space or age, asks for it: the oldest first.
-                    self.write_home(tag, |_, _| true)?;
-                }
+                self.write_home(tag, STEP_BYTES, wanted)?;
+                Ok(true)
+            }
+            Advice::Relieve => {
+                self.write_home(tag, BATCH_BYTES, |_, _| true)?;
                 Ok(true)
             }
         }
     }
 
+    /// Log blocks that are free, and all of them.
+    fn log_room(&self) -> Result<(u32, u32), JournalError> {
+        let state = self.state.lock();
+        state.check()?;
+        Ok((state.log.free(), state.log.capacity()))
+    }
+
     /// The policy's advice, its age limit, and the log blocks missing to its goal.
     fn advice(&self) -> Result<(Advice, Duration, u32), JournalError> {
-        let (free, capacity) = {
-            let state = self.state.lock();
-            state.check()?;
-            (state.log.free(), state.log.capacity())
-        };
-        let lists = self.lists.lock();
+        let (free, capacity) = self.log_room()?;
+        let mut lists = self.lists.lock();
+        lists.relieving = lists.is_heavy(self.block_size);
         let policy = &lists.policy;
         let view = LogView {
             capacity,
             free,
             freeable: lists.tail().blocks,
             oldest: lists.oldest_age(now()),
-            unwritten: lists.unwritten() * self.block_size.bytes_u64(),
+            heavy: lists.relieving,
             going: lists.going,
+            largest: self.costs.max_transaction,
         };
         let short_by = policy.goal(capacity).saturating_sub(free);
         Ok((policy.advise(&view), policy.max_age, short_by))
     }
 
-    /// Writes one batch of blocks home and waits; returns how many. The caller reclaims alone.
+    /// Writes one batch of blocks, of `bytes` at most, home and waits; returns how many. The caller
+    /// reclaims alone.
     fn write_home(
         &self,
         tag: IoTag,
+        bytes: usize,
         wanted: impl FnMut(Duration, u32) -> bool,
     ) -> Result<usize, JournalError> {
-        let max = self.batch_blocks();
+        let max = (bytes / self.block_size.bytes()).max(1);
         let (batch, tag) = {
             let mut lists = self.lists.lock();
             let tag = self.for_waiters(tag, &lists.waiters);

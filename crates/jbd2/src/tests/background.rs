@@ -127,8 +127,8 @@ fn nothing_is_lost_or_hangs_whoever_meddles() {
     }
 }
 
-/// With a threshold above the share at which handles wait, they wait less often for log space (not always
-/// less long: here the device is busy all the time); with none they reclaim all for themselves.
+/// With a threshold above the share at which handles wait, they wait less often for log space (how long:
+/// `space_waits`); with none they reclaim all for themselves.
 #[test]
 fn the_background_spares_handles_the_wait() {
     let waits = |seed: u64, percent: Option<u8>| {

@@ -7,4 +7,5 @@ mod crash_device;
 mod hostile;
 mod load;
 mod model;
+mod space_waits;
 mod support;
