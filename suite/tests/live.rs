@@ -50,6 +50,15 @@ fn settings_change_all_or_none() {
             "gc_urgent: is 0 (no), 1 (high), 2 (low) or 3 (mid)",
         ),
         ("max_victim_search=0", "with 0 nothing would ever be found"),
+        (
+            "bggc_io_aware=3",
+            "bggc_io_aware: is 0 (all I/O), 1 (reads) or 2 (none)",
+        ),
+        (
+            "migration_granularity=2",
+            "migration_granularity: is from 1 to 1 (segments of a section)",
+        ),
+        ("migration_granularity=0", "is from 1 to 1"),
         ("ckpt_thread_ioprio=idle,1", "is not rt,LEVEL or be,LEVEL"),
         ("scheduler=bfq", "is one of"),
         (
@@ -65,6 +74,8 @@ fn settings_change_all_or_none() {
     }
     let new = [
         "max_victim_search=20",
+        "bggc_io_aware=1",
+        "migration_granularity=1",
         "ckpt_thread_ioprio=rt,0",
         "io/scheduler=cfq",
     ];
@@ -76,6 +87,8 @@ fn settings_change_all_or_none() {
     );
     let file = |name: &str| fs::read_to_string(mount.join(".steadfs").join(name)).unwrap();
     assert_eq!(file("f2fs/max_victim_search"), "20\n");
+    assert_eq!(file("f2fs/bggc_io_aware"), "1\n");
+    assert_eq!(file("f2fs/migration_granularity"), "1\n");
     assert_eq!(file("io/scheduler"), "fifo fair [cfq]\n");
     assert_eq!(ask("tune", &mount, &["frobnicate"]).code(), 32);
     // A mount without control files has settings all the same; a read-only one, too.

@@ -201,6 +201,7 @@ impl State {
                 (_, false) => &mut depths.background,
             };
             *count += 1;
+            depths.reads += usize::from(request.bio.op == Op::Read);
         }
         depths
     }

@@ -43,6 +43,15 @@ pub struct Depths {
     pub device_waited: usize,
     /// In the device, and nobody does.
     pub device_background: usize,
+    /// Reads among all of these.
+    pub reads: usize,
+}
+
+impl Depths {
+    /// All requests.
+    pub const fn all(self) -> usize {
+        self.waited + self.background + self.device_waited + self.device_background
+    }
 }
 
 /// Counts and times of one group's requests.

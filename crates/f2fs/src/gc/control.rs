@@ -24,6 +24,7 @@ const OTHERS: &[(&str, bool)] = &[
     ("f2fs/ovp_segments", false),
     ("f2fs/reserved_segments", false),
     ("f2fs/max_victim_search", true),
+    ("f2fs/migration_granularity", true),
     ("f2fs/min_ssr_sections", true),
     ("f2fs/ipu_policy", true),
     ("f2fs/min_ipu_util", true),
@@ -69,6 +70,7 @@ impl F2fs {
             "min_ipu_util" => self.gc.tunables.lock().in_place_util.into(),
             "min_fsync_blocks" => self.gc.tunables.lock().sync_blocks.into(),
             "reclaim_segments" => self.held_limit().into(),
+            "migration_granularity" => self.migration_granularity().into(),
             "ovp_segments" => self.checkpoints.last().overprovision_segments.into(),
             "reserved_segments" => self.checkpoints.last().reserved_segments.into(),
             "avg_vblocks" | "dirty_segments" | "free_segments" | "max_victim_search"
@@ -113,7 +115,10 @@ impl F2fs {
         let Some((_, true)) = OTHERS.iter().find(|(path, _)| is_it(path)) else {
             return Err(FsError::NotFound);
         };
-        let value = number(text)?;
+        self.prepare_number(name, number(text)?)
+    }
+
+    fn prepare_number(&self, name: &str, value: u32) -> Result<Setter<'_>> {
         match name {
             "gc_reclaimed_segments" => {
                 if value != 0 {
@@ -131,6 +136,16 @@ impl F2fs {
                     return Err(FsError::BadOption(why.to_owned()));
                 }
                 self.policy_setter(move |policy| policy.max_search = value)
+            }
+            "migration_granularity" => {
+                let all = self.layout.segments_per_section;
+                if !(1..=all).contains(&value) {
+                    let why = format!("{name}: is from 1 to {all} (segments of a section)");
+                    return Err(FsError::BadOption(why));
+                }
+                Ok(Box::new(move || {
+                    self.gc.tunables.lock().granularity = Some(value);
+                }))
             }
             "ipu_policy" => {
                 let known = InPlacePolicy::KNOWN.0;
@@ -183,6 +198,12 @@ impl F2fs {
             policy.alloc = alloc;
             policy.force_holes = urgent;
         });
+    }
+
+    /// How many segments of a section a round in the background empties at most.
+    pub(super) fn migration_granularity(&self) -> u32 {
+        let set = self.gc.tunables.lock().granularity;
+        set.unwrap_or(self.layout.segments_per_section)
     }
 
     /// When data is written over its old place.

@@ -15,7 +15,7 @@ use crate::disk::{BlockAddr, Nid, SegNo};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::node::Found;
-use crate::segment::Owner;
+use crate::segment::{Owner, Victim};
 
 /// How often a file that somebody works on is tried again, a millisecond apart.
 const PATIENCE: u32 = 20;
@@ -31,15 +31,29 @@ struct Work {
 
 impl F2fs {
     /// Moves what is valid in a section elsewhere, or sees to it that the next checkpoint does.
-    /// `by_age`: data goes where blocks of its age are (`atgc`). `background`: nobody waits for it.
+    /// `by_age`: data goes where blocks of its age are (`atgc`). `background`: nobody waits for it, and only
+    /// so many of its segments are emptied as one round may.
     pub(super) fn empty_section(
         &self,
-        section: u32,
+        victim: Victim,
         (by_age, background): (bool, bool),
         tag: IoTag,
     ) -> Result<Outcome> {
         let mut outcome = Outcome::default();
+        let section = victim.section;
+        let most = match background {
+            true => self.migration_granularity(),
+            false => u32::MAX,
+        };
         for (segment, kind) in self.segments().segments_of(section) {
+            let is_done = victim.resumed.is_some_and(|first| segment < first);
+            if is_done || self.segments().valid_in_segment(segment) == 0 {
+                continue;
+            }
+            if outcome.data_segments + outcome.node_segments >= most.into() {
+                self.segments().go_on_at(section, segment);
+                break;
+            }
             let owners = match self.segments().owners(segment, &self.queue, tag) {
                 Ok(owners) => owners,
                 Err(error) if error.is_damage() => {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use steadfs_block::Depths;
+
 use crate::segment::Cost;
 
 /// How long the cleaning task sleeps between rounds, in milliseconds (`gc_*_sleep_time`).
@@ -102,17 +104,52 @@ impl GcMode {
     }
 }
 
+/// Which I/O under way keeps background cleaning from beginning (`bggc_io_aware`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Heeded {
+    /// All.
+    #[default]
+    All,
+    /// Reads.
+    Reads,
+    /// None.
+    Nothing,
+}
+
+impl Heeded {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::All, Self::Reads, Self::Nothing];
+
+    /// The kernel's number of it.
+    pub const fn number(self) -> u32 {
+        self as u32
+    }
+
+    /// Whether the volume is in use by what is under way.
+    pub const fn is_in_use(self, under_way: Depths) -> bool {
+        match self {
+            Self::All => under_way.all() > 0,
+            Self::Reads => under_way.reads > 0,
+            Self::Nothing => false,
+        }
+    }
+}
+
 /// What a round knows before it begins.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Facts {
     /// Nothing may be written.
     pub read_only: bool,
+    /// Nor for the moment.
+    pub frozen: bool,
     /// Writers wait for space.
     pub wanted: bool,
     /// Somebody else is cleaning.
     pub busy: bool,
-    /// Neither requests nor I/O lately.
-    pub idle: bool,
+    /// I/O that counts is under way.
+    pub in_use: bool,
+    /// No requests lately.
+    pub quiet: bool,
     /// Much of the volume is invalid, and little is free.
     pub many_invalid: bool,
 }
@@ -165,6 +202,10 @@ impl Sleep {
         if facts.read_only {
             return Round::Rest;
         }
+        if facts.frozen {
+            self.longer(pace);
+            return Round::Rest;
+        }
         if facts.wanted {
             return Round::Serve;
         }
@@ -175,8 +216,8 @@ impl Sleep {
         if facts.busy {
             return Round::Busy;
         }
-        let idle = facts.idle || mode == GcMode::UrgentLow;
-        if !idle {
+        let quiet = facts.quiet || mode == GcMode::UrgentLow;
+        if facts.in_use || !quiet {
             self.longer(pace);
             return Round::InUse;
         }
@@ -214,9 +255,11 @@ mod tests {
 
     const IDLE: Facts = Facts {
         read_only: false,
+        frozen: false,
         wanted: false,
         busy: false,
-        idle: true,
+        in_use: false,
+        quiet: true,
         many_invalid: false,
     };
 
@@ -233,10 +276,15 @@ mod tests {
         assert_eq!(sleep.time().as_secs(), 300);
         // It stays long until something is found, or much is invalid.
         let in_use = Facts {
-            idle: false,
+            in_use: true,
             ..IDLE
         };
         assert_eq!(sleep.begin(pace, GcMode::Normal, in_use), Round::InUse);
+        let lately = Facts {
+            quiet: false,
+            ..IDLE
+        };
+        assert_eq!(sleep.begin(pace, GcMode::Normal, lately), Round::InUse);
         assert_eq!(sleep.time().as_secs(), 300);
         let full = Facts {
             many_invalid: true,
@@ -258,7 +306,8 @@ mod tests {
         let pace = Pace::default();
         let mut sleep = Sleep::new(pace);
         let in_use = Facts {
-            idle: false,
+            in_use: true,
+            quiet: false,
             busy: true,
             ..IDLE
         };
@@ -278,13 +327,49 @@ mod tests {
             sleep.begin(pace, GcMode::UrgentHigh, read_only),
             Round::Rest
         );
-        let low = Facts {
-            idle: false,
+        assert_eq!(sleep.time().as_millis(), 500, "as it was");
+        let frozen = Facts {
+            frozen: true,
+            ..wanted
+        };
+        assert_eq!(sleep.begin(pace, GcMode::UrgentHigh, frozen), Round::Rest);
+        assert_eq!(sleep.time().as_millis(), 30_500);
+        let lately = Facts {
+            quiet: false,
             ..IDLE
         };
         let mut sleep = Sleep::new(pace);
-        assert_eq!(sleep.begin(pace, GcMode::UrgentLow, low), Round::Clean);
+        assert_eq!(sleep.begin(pace, GcMode::UrgentLow, lately), Round::Clean);
         assert_eq!(sleep.time().as_secs(), 30);
+        // It waits for requests no longer, but for I/O.
+        let in_use = Facts {
+            in_use: true,
+            ..lately
+        };
+        assert_eq!(sleep.begin(pace, GcMode::UrgentLow, in_use), Round::InUse);
+    }
+
+    #[test]
+    fn io_is_heeded_by_kind() {
+        let nothing = Depths::default();
+        let write = Depths {
+            device_background: 1,
+            ..nothing
+        };
+        let read = Depths {
+            waited: 1,
+            reads: 1,
+            ..nothing
+        };
+        for (heeded, number, seen) in [
+            (Heeded::All, 0, [false, true, true]),
+            (Heeded::Reads, 1, [false, false, true]),
+            (Heeded::Nothing, 2, [false; 3]),
+        ] {
+            assert_eq!(heeded.number(), number);
+            let in_use = [nothing, write, read].map(|now| heeded.is_in_use(now));
+            assert_eq!(in_use, seen, "{heeded:?}");
+        }
     }
 
     #[test]

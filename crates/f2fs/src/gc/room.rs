@@ -276,7 +276,7 @@ impl F2fs {
     ) -> Result<bool> {
         let (_, by_age) = self.gc.mode();
         let by_age = by_age && background && mode != GcMode::UrgentHigh;
-        let done = self.empty_section(victim.section, (by_age, background), tag);
+        let done = self.empty_section(victim, (by_age, background), tag);
         self.segments().end_cleaning(victim.section);
         let done = done?;
         let size = self.layout.segments_per_section * SEGMENT_BLOCKS;

@@ -69,11 +69,13 @@ impl Outcome {
 }
 
 impl Stats {
-    /// Counts a section that was cleaned.
+    /// Counts a section that was cleaned, or a part of it.
     pub fn count(&mut self, victim: Victim, size: u32, done: Outcome, mode: GcMode, back: bool) {
-        self.victims += 1;
-        self.scanned += u64::from(victim.looked_at);
-        self.garbage += u64::from(size.saturating_sub(victim.valid));
+        if victim.resumed.is_none() {
+            self.victims += 1;
+            self.scanned += u64::from(victim.looked_at);
+            self.garbage += u64::from(size.saturating_sub(victim.valid));
+        }
         let pairs = [
             (&mut self.data_segments, done.data_segments),
             (&mut self.node_segments, done.node_segments),

@@ -8,6 +8,7 @@ use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, now, spawn};
 
 use super::pace::{Facts, Pace, Round, Sleep, many_invalid};
+use super::tunables::Tunables;
 use crate::fs::F2fs;
 use crate::options::BackgroundGc;
 use crate::segment::{Room, Search};
@@ -166,7 +167,7 @@ impl F2fs {
         };
         let tunables = *self.gc.tunables.lock();
         let (pace, mode) = (tunables.pace, tunables.mode);
-        let facts = self.gc_facts(wanted.is_some(), tunables.idle_interval);
+        let facts = self.gc_facts(wanted.is_some(), &tunables);
         let tag = IoTag {
             urgency: match wanted {
                 Some(_) => Urgency::Waited,
@@ -223,15 +224,16 @@ impl F2fs {
         }
     }
 
-    fn gc_facts(&self, wanted: bool, idle_interval: u32) -> Facts {
+    fn gc_facts(&self, wanted: bool, tunables: &Tunables) -> Facts {
         let counts = self.space.counts();
-        let queue = self.queue.stats();
         let free = u64::from(self.segments().counts().free) * 512;
         Facts {
-            read_only: self.check_writable().is_err() || self.is_frozen(),
+            read_only: self.check_writable().is_err(),
+            frozen: self.is_frozen(),
             wanted,
             busy: self.gc.one.try_lock().is_none(),
-            idle: queue.in_flight == 0 && self.gc.quiet_for() >= idle_interval.into(),
+            in_use: tunables.heeded.is_in_use(self.queue.depths()),
+            quiet: self.gc.quiet_for() >= tunables.idle_interval.into(),
             many_invalid: many_invalid(counts.user_blocks, counts.valid_blocks, free),
         }
     }

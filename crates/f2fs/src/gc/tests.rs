@@ -2,13 +2,14 @@
 //! time: what cleaning in the background comes to would depend on the machine's load otherwise.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Device, MemDevice};
+use steadfs_block::{Bio, Device, DeviceModel, MemDevice, ModelDevice, Op};
 use steadfs_cache::Why;
 use steadfs_rt::sim::{Config, run};
-use steadfs_rt::{Random, sleep};
+use steadfs_rt::{Random, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, FsError, SetAttr};
 
 use crate::checkpoint::Reason;
@@ -425,6 +426,163 @@ fn writers_let_the_task_clean_with_gc_merge() {
             full.verify();
             assert_eq!(full.fs.gc.task.served() > 0, merged, "{options}");
             assert!(full.fs.gc.stats().calls[0] > 0);
+        }
+    });
+}
+
+/// Sections of four segments, some with much garbage; the background is to clean greedily.
+fn large_sections_with_garbage(granularity: Option<&str>) -> Full {
+    let mut full = Full::new(volume(&["-s", "4"], 512), "", 21);
+    let settings = [
+        ("ipu_policy", "0"),
+        ("gc_idle", "2"),
+        ("gc_idle_interval", "0"),
+        ("gc_no_gc_sleep_time", "86400000"),
+        ("gc_max_sleep_time", "86400000"),
+        ("gc_min_sleep_time", "86400000"),
+    ];
+    let granularity = granularity.map(|value| ("migration_granularity", value));
+    for (name, value) in settings.into_iter().chain(granularity) {
+        full.fs.set_cleaning(name, value).unwrap();
+        assert_eq!(full.fs.show_cleaning(name).unwrap(), value);
+    }
+    let never = Duration::from_secs(86_400);
+    full.fs.checkpoints.set_interval(never);
+    for n in 0..FILES * 1000 {
+        full.write(n % FILES, n / FILES).unwrap();
+    }
+    full.sync();
+    full.rewrite(2000);
+    full.sync();
+    full
+}
+
+/// A round in the background, after which the next is far: segments cleaned, sections chosen.
+fn one_round(full: &Full) -> (u64, u64) {
+    let seen = || {
+        // Between two of them.
+        let _one = full.fs.gc.one.lock();
+        let stats = full.fs.gc.stats();
+        assert_eq!(stats.in_vain, 0, "{stats:?}");
+        let segments = stats.data_segments[1] + stats.node_segments[1];
+        (stats.calls[1], segments, stats.victims)
+    };
+    let before = seen();
+    full.fs.gc.task.kick();
+    loop {
+        sleep(Duration::from_millis(10));
+        let after = seen();
+        if after.0 > before.0 {
+            assert_eq!(after.0, before.0 + 1);
+            return (after.1 - before.1, after.2 - before.2);
+        }
+    }
+}
+
+#[test]
+fn a_round_empties_so_many_segments_of_a_section() {
+    simulated(21, || {
+        for (granularity, most) in [(None, 4), (Some("3"), 3), (Some("1"), 1)] {
+            let full = large_sections_with_garbage(granularity);
+            for wrong in ["0", "5", "-1", "all"] {
+                assert!(
+                    full.fs
+                        .set_cleaning("migration_granularity", wrong)
+                        .is_err()
+                );
+            }
+            let shown = full.fs.show_cleaning("migration_granularity").unwrap();
+            assert_eq!(shown, most.to_string());
+            let free = full.fs.segments().free_sections();
+            let rounds: Vec<_> = (0..16).map(|_| one_round(&full)).collect();
+            let segments = rounds.iter().map(|(segments, _)| *segments);
+            assert_eq!(segments.max(), Some(most), "{rounds:?}");
+            let goes_on = |(segments, sections): &(u64, u64)| *segments > 0 && *sections == 0;
+            let is_split = rounds.iter().any(goes_on);
+            assert_eq!(is_split, most < 4, "{rounds:?}");
+            // However small the steps, whole sections are got back.
+            full.verify();
+            assert!(full.fs.segments().free_sections() > free, "{rounds:?}");
+        }
+    });
+}
+
+/// Whether the background cleans, and how often it does not because of I/O, beside reads or writes without
+/// a pause.
+fn cleans_beside(op: Op, aware: &str) -> (bool, u64) {
+    let device = volume(&[], 64);
+    let mut full = Full::new(Arc::clone(&device), "", 22);
+    full.fs.set_cleaning("ipu_policy", "0").unwrap();
+    for n in 0..FILES * 100 {
+        full.write(n % FILES, n / FILES).unwrap();
+    }
+    full.sync();
+    full.rewrite(400);
+    drop(full);
+    let model = DeviceModel {
+        bytes_per_second: 100 << 20,
+        latency: Duration::from_millis(7),
+        flush: Duration::from_millis(1),
+        depth: 8,
+    };
+    let slow = Arc::new(ModelDevice::new(device, model));
+    let opened = F2fs::open(
+        slow,
+        MountOptions::parse("").unwrap(),
+        CacheSizes::of(8 << 20),
+    );
+    let fs = opened.unwrap().0;
+    let stop = Arc::new(AtomicBool::new(false));
+    let tasks: Vec<_> = (0..3)
+        .map(|n| {
+            let (queue, stop) = (Arc::clone(fs.queue()), Arc::clone(&stop));
+            spawn("beside", move || {
+                sleep(Duration::from_millis(2 * n));
+                // A sector of the second superblock, and what is in it.
+                let at = BLOCK_SIZE as u64 + 512 * n;
+                let buf = queue.read(at, 512, tag()).unwrap();
+                while !stop.load(Ordering::Acquire) {
+                    let bio = match op {
+                        Op::Write => Bio::write(at, vec![buf.clone()]),
+                        _ => Bio::read(at, 512),
+                    };
+                    queue.submit(bio, tag()).wait().unwrap();
+                }
+            })
+        })
+        .collect();
+    sleep(Duration::from_millis(100));
+    for (name, value) in [
+        ("bggc_io_aware", aware),
+        ("gc_idle", "2"),
+        ("gc_idle_interval", "0"),
+        ("gc_max_sleep_time", "1000"),
+        ("gc_min_sleep_time", "1000"),
+    ] {
+        fs.set_cleaning(name, value).unwrap();
+    }
+    sleep(Duration::from_secs(30));
+    let stats = fs.gc.stats();
+    stop.store(true, Ordering::Release);
+    tasks.into_iter().for_each(|task| task.join());
+    fs.close().unwrap();
+    (stats.calls[1] > 0, stats.skipped_in_use)
+}
+
+#[test]
+fn the_background_heeds_the_io_that_it_is_told_to() {
+    simulated(22, || {
+        for (op, aware, cleans) in [
+            (Op::Read, "0", false),
+            (Op::Read, "1", false),
+            (Op::Read, "2", true),
+            (Op::Write, "0", false),
+            (Op::Write, "1", true),
+            (Op::Write, "2", true),
+        ] {
+            let (cleaned, skipped) = cleans_beside(op, aware);
+            assert_eq!(cleaned, cleans, "{op:?} {aware}");
+            assert!(cleans || skipped >= 29, "{op:?} {aware}: {skipped}");
         }
     });
 }

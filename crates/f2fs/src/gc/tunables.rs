@@ -3,7 +3,7 @@
 
 use steadfs_vfs::{FsError, Result};
 
-use super::pace::{GcMode, Pace};
+use super::pace::{GcMode, Heeded, Pace};
 use crate::victim::age::AgeRules;
 
 /// Settings of cleaning. They stay when the cleaning task is stopped and started again.
@@ -13,6 +13,11 @@ pub struct Tunables {
     pub pace: Pace,
     /// `gc_idle_interval`: seconds without a request after which the volume is idle.
     pub idle_interval: u32,
+    /// `bggc_io_aware`: the I/O under way that keeps the volume from being idle.
+    pub heeded: Heeded,
+    /// `migration_granularity`: segments of a section that a round in the background empties at most;
+    /// `None`: all.
+    pub granularity: Option<u32>,
     /// `gc_idle` and `gc_urgent`.
     pub mode: GcMode,
     /// `atgc` has an effect: the option is given and the volume was mounted for long enough before.
@@ -40,6 +45,8 @@ impl Default for Tunables {
         Self {
             pace: Pace::default(),
             idle_interval: 5,
+            heeded: Heeded::All,
+            granularity: None,
             mode: GcMode::Normal,
             by_age: false,
             age: AgeRules::default(),
@@ -82,6 +89,7 @@ impl Tunables {
             "gc_no_gc_sleep_time" => self.pace.none.to_string(),
             "gc_urgent_sleep_time" => self.pace.urgent.to_string(),
             "gc_idle_interval" => self.idle_interval.to_string(),
+            "bggc_io_aware" => self.heeded.number().to_string(),
             "gc_idle" | "gc_urgent" => self.mode.number().to_string(),
             "atgc_candidate_ratio" => self.age.ratio.to_string(),
             "atgc_candidate_count" => self.age.count.to_string(),
@@ -107,6 +115,13 @@ impl Tunables {
             "gc_no_gc_sleep_time" => self.pace.none = value,
             "gc_urgent_sleep_time" => self.pace.urgent = value,
             "gc_idle_interval" => self.idle_interval = value,
+            "bggc_io_aware" => {
+                let found = Heeded::ALL.into_iter().find(|h| h.number() == value);
+                match found {
+                    Some(heeded) => self.heeded = heeded,
+                    None => return wrong("is 0 (all I/O), 1 (reads) or 2 (none)"),
+                }
+            }
             "gc_idle" => {
                 self.mode = match value {
                     1 => GcMode::IdleBenefit,
@@ -171,6 +186,7 @@ pub const NAMES: &[&str] = &[
     "f2fs/gc_no_gc_sleep_time",
     "f2fs/gc_urgent_sleep_time",
     "f2fs/gc_idle_interval",
+    "f2fs/bggc_io_aware",
     "f2fs/gc_idle",
     "f2fs/gc_urgent",
     "f2fs/gc_remaining_trials",
@@ -193,6 +209,8 @@ mod tests {
             ("gc_min_sleep_time", "0x10\n", "16"),
             ("gc_max_sleep_time", "017", "15"),
             ("gc_urgent", "1", "4"),
+            ("bggc_io_aware", "2", "2"),
+            ("bggc_io_aware", "0x1", "1"),
             ("gc_idle", "2", "2"),
             ("gc_idle", "77", "0"),
             ("gc_urgent", "3", "6"),
@@ -208,6 +226,7 @@ mod tests {
         }
         for (name, value) in [
             ("gc_urgent", "4"),
+            ("bggc_io_aware", "3"),
             ("gc_idle", "3"),
             ("gc_segment_mode", "7"),
             ("atgc_candidate_ratio", "101"),

@@ -7,7 +7,7 @@ use steadfs_vfs::{FsError, Result};
 use super::Segments;
 use super::logs::Logs;
 use super::policy::Purpose;
-use super::table::State;
+use super::table::{State, Table};
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
 use crate::victim::age::{self, AgeRules, Aged};
 use crate::victim::{self, Scan};
@@ -56,6 +56,8 @@ pub(super) struct Cleaning {
     benefit_cursor: u32,
     /// Sections that background cleaning has begun and not emptied.
     pub begun: BTreeSet<u32>,
+    /// The one of these in which it goes on, and its first segment that was not cleaned.
+    unfinished: Option<(u32, SegNo)>,
     /// Sections with blocks of pinned files, which nothing moves.
     pub pinned: BTreeSet<u32>,
 }
@@ -69,6 +71,16 @@ pub struct Victim {
     pub valid: u32,
     /// Candidates looked at.
     pub looked_at: u32,
+    /// The segment that an earlier round did not come to: those before it were cleaned by then.
+    pub resumed: Option<SegNo>,
+}
+
+impl Cleaning {
+    /// Sections without a valid block are free, or will be: what comes into them later is none of what
+    /// was begun.
+    pub fn forget_empty(&mut self, table: &Table) {
+        self.begun.retain(|section| table.valid_in(*section) > 0);
+    }
 }
 
 /// The cost of cleaning a section by what it costs (reading it all, writing what is valid) and what
@@ -102,7 +114,29 @@ impl Logs {
             && self.may_clean(section)
     }
 
+    /// The section in which the last round in the background did not come to the end, if that is worth
+    /// going on.
+    fn resume(&mut self, search: Search<'_>) -> Option<Victim> {
+        let (section, next) = self.cleaning.unfinished.take()?;
+        let goes_on = self.cleaning.begun.contains(&section)
+            && self.table.dirty_sections().get(section)
+            && !search.skip.contains(&section)
+            && !self.cleaning.pinned.contains(&section)
+            && self.may_clean(section);
+        goes_on.then(|| Victim {
+            section,
+            valid: self.table.valid_in(section),
+            looked_at: 0,
+            resumed: Some(next),
+        })
+    }
+
     fn pick(&mut self, search: Search<'_>, now: u64) -> Option<Victim> {
+        if !search.foreground
+            && let Some(victim) = self.resume(search)
+        {
+            return Some(victim);
+        }
         if search.foreground {
             let begun: Vec<u32> = self.cleaning.begun.iter().copied().collect();
             for section in begun {
@@ -114,6 +148,7 @@ impl Logs {
                         section,
                         valid,
                         looked_at: 0,
+                        resumed: None,
                     });
                 }
             }
@@ -131,6 +166,7 @@ impl Logs {
             section,
             valid: self.table.valid_in(section),
             looked_at,
+            resumed: None,
         })
     }
 
@@ -256,6 +292,7 @@ impl Segments {
             section,
             valid: logs.table.valid_in(section),
             looked_at: 1,
+            resumed: None,
         }))
     }
 
@@ -270,6 +307,12 @@ impl Segments {
         let victim = inner.logs.pick(search, now)?;
         inner.logs.cleaning.victim = Some(victim.section);
         Some(victim)
+    }
+
+    /// A round in the background ends before this segment of the section being cleaned; the next one goes
+    /// on there, if the section is still worth it.
+    pub fn go_on_at(&self, section: u32, next: SegNo) {
+        self.inner.lock().logs.cleaning.unfinished = Some((section, next));
     }
 
     /// The end of cleaning a section. Returns the blocks in it that are still valid.

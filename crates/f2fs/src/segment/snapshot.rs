@@ -188,7 +188,9 @@ pub(super) fn committed(
             log.summary.learn_from(&part.edit);
         }
     }
-    logs.table.end_checkpoint(pauses)
+    let freed = logs.table.end_checkpoint(pauses);
+    logs.cleaning.forget_empty(&logs.table);
+    freed
 }
 
 /// The checkpoint failed.

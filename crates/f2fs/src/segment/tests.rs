@@ -1,5 +1,7 @@
 //! Segments beside a model that knows every block.
 
+mod begun;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
