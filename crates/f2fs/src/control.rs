@@ -28,6 +28,8 @@ impl Control for F2fs {
             file("f2fs/unusable", false),
             file("f2fs/cp_foreground_calls", false),
             file("f2fs/cp_background_calls", false),
+            file("f2fs/stat/sb_status", false),
+            file("f2fs/stat/cp_status", false),
         ];
         entries.extend(gc::files().map(|(path, writable)| file(path, writable)));
         entries
@@ -51,6 +53,9 @@ impl Control for F2fs {
                 all.saturating_sub(background).to_string()
             }
             "f2fs/cp_background_calls" => self.checkpoints.calls().1.to_string(),
+            // As the kernel: hexadecimal digits alone.
+            "f2fs/stat/sb_status" => format!("{:x}", self.sb_status()),
+            "f2fs/stat/cp_status" => format!("{:x}", self.cp_status()),
             _ => match path.strip_prefix("f2fs/") {
                 Some(name) => self.show_cleaning(name)?,
                 None => return Err(FsError::NotFound),

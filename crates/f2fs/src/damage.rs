@@ -74,6 +74,11 @@ impl Notes {
         self.pending.store(true, Ordering::Release);
     }
 
+    /// Whether the superblocks do not say yet what they are to say.
+    pub fn is_pending(&self) -> bool {
+        self.pending.load(Ordering::Acquire)
+    }
+
     /// A file's data could not be written.
     pub fn data_failed(&self, ino: Nid, error: &FsError) {
         let mut state = self.state.lock();
@@ -123,7 +128,7 @@ impl F2fs {
     /// again by later calls, though not by each. The caller holds no lock.
     pub(crate) fn store_notes(&self) {
         // While the volume is frozen not even this is written.
-        if !self.notes.pending.load(Ordering::Acquire) || self.is_frozen() {
+        if !self.notes.is_pending() || self.is_frozen() {
             return;
         }
         let failed = self

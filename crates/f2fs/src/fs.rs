@@ -98,6 +98,9 @@ pub struct F2fs {
     pub(crate) left: Mutex<Vec<Arc<Inode>>>,
     /// Checkpoints are switched off.
     pub(crate) paused: AtomicBool,
+    /// What was begun before a crash is being ended; some was, since the mount.
+    pub(crate) recovering: AtomicBool,
+    pub(crate) has_recovered: AtomicBool,
     /// An unmount has begun.
     pub(crate) closing: AtomicBool,
     pub(crate) unmounted: AtomicBool,

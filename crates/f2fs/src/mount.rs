@@ -115,6 +115,8 @@ impl F2fs {
             frozen: AtomicBool::new(false),
             left: Mutex::new(Rank::Leaf, Vec::new()),
             paused: AtomicBool::new(false),
+            recovering: AtomicBool::new(false),
+            has_recovered: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             unmounted: AtomicBool::new(false),
         };

@@ -151,7 +151,11 @@ impl F2fs {
             );
         }
         if self.recovered().files() > 0 {
-            self.recover_for_good()?;
+            self.recovering.store(true, Ordering::Release);
+            let recovered = self.recover_for_good();
+            self.recovering.store(false, Ordering::Release);
+            recovered?;
+            self.has_recovered.store(true, Ordering::Release);
         }
         self.apply(new.clone());
         self.read_only.store(false, Ordering::Release);

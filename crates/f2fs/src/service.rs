@@ -23,6 +23,22 @@ impl F2fs {
     /// Damage, no space for what recovery takes over, or the device.
     pub(crate) fn begin_service(&self, report: &mut MountReport) -> Result<()> {
         let tag = IoTag::default();
+        self.recovering.store(true, Ordering::Release);
+        let ended = self.end_what_was_begun(report, tag);
+        self.recovering.store(false, Ordering::Release);
+        ended?;
+        let allowed = self.options.read().checkpoint_off;
+        if let Some(allowed) = allowed {
+            self.apply_log_options();
+            self.prepare_pause(allowed, tag)?;
+            self.pause(allowed, &Cx::default())?;
+        }
+        self.start_tasks();
+        Ok(())
+    }
+
+    /// Frees orphans, makes what fsync wrote part of the volume, and writes the checkpoint of both.
+    fn end_what_was_begun(&self, report: &mut MountReport, tag: IoTag) -> Result<()> {
         self.read_segments(tag)?;
         self.checkpoints.begin_mount();
         report.orphans = self.free_orphans(tag);
@@ -36,13 +52,10 @@ impl F2fs {
         report.recovered_nodes = applied.nodes;
         self.checkpoint(Reason::Mount, tag)?;
         self.end_recovery(applied);
-        let allowed = self.options.read().checkpoint_off;
-        if let Some(allowed) = allowed {
-            self.apply_log_options();
-            self.prepare_pause(allowed, tag)?;
-            self.pause(allowed, &Cx::default())?;
-        }
-        self.start_tasks();
+        self.has_recovered.fetch_or(
+            report.orphans > 0 || report.recovered_files > 0,
+            Ordering::AcqRel,
+        );
         Ok(())
     }
 

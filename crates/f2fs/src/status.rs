@@ -1,5 +1,6 @@
 //! `.steadfs/f2fs/status`: what the kernel shows in debugfs, by its labels, as far as it is known here.
 
+mod flags;
 mod json;
 
 use std::fmt::Write as _;
@@ -59,6 +60,10 @@ impl F2fs {
             out,
             "=====[ partition info(steadfs). #0, {mode}, CP: {state}]====="
         );
+        let flags = self.sb_status_names();
+        if !flags.is_empty() {
+            line!(out, "[SBI: {}]", flags.join(" "));
+        }
         self.show_areas(&mut out);
         self.show_usage(&mut out);
         if let Some(segments) = self.segments.get() {

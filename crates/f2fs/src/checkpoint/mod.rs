@@ -151,6 +151,12 @@ impl Checkpoints {
         state.node_version = join32(u32::MAX, next);
     }
 
+    /// Whether there is a snapshot that is not durable: one is being written, or could not be.
+    pub fn is_under_way(&self) -> bool {
+        let state = self.state.lock();
+        state.version != state.last.version
+    }
+
     fn last_ended(&self) -> Instant {
         self.state.lock().ended
     }
