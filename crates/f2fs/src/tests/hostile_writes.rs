@@ -1,9 +1,10 @@
 //! Damaged volumes that are written: errors, never a panic or a hang, and never more damage to what is whole
-//! than what the damage itself allows.
+//! than what the damage itself allows. No call goes on for ever: each is given so many requests to the device.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use steadfs_block::MemDevice;
+use steadfs_block::{Bio, Device, Done, Geometry, IoError, MemDevice};
 use steadfs_rt::Random;
 use steadfs_vfs::{Cx, FallocMode, FileKind, FileSystem, RenameFlags, SetAttr, SetXattr};
 
@@ -16,6 +17,41 @@ use crate::{CacheSizes, F2fs, MountOptions};
 fn cases() -> u64 {
     let cases = std::env::var("STEADFS_HOSTILE_WRITES").ok();
     cases.and_then(|n| n.parse().ok()).unwrap_or(20)
+}
+
+/// More requests than any call needs on a volume of 64 MiB, whatever it cleans and writes first.
+const MOST: u64 = 1 << 17;
+
+/// A device that takes so many requests and no more.
+struct Bounded {
+    inner: Arc<MemDevice>,
+    left: AtomicU64,
+}
+
+impl Device for Bounded {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn start(&self, bio: Bio, done: Done) {
+        let one = |left: u64| left.checked_sub(1);
+        let taken = self
+            .left
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, one);
+        if taken.is_err() {
+            let error = IoError::of(&bio, "too many requests");
+            return done(bio, Err(error));
+        }
+        self.inner.start(bio, done);
+    }
+}
+
+impl Bounded {
+    /// A call may make its requests from here on; those before it made no more than that.
+    fn next_call(&self) {
+        let left = self.left.swap(MOST, Ordering::AcqRel);
+        assert!(left > 0, "a call goes on for ever");
+    }
 }
 
 /// A small volume with directories, deep files, links, attributes and orphans, as a crash leaves it.
@@ -56,7 +92,7 @@ fn base(options: &str) -> Vec<u8> {
 }
 
 /// Does what users do; whatever comes of it.
-fn use_it(fs: &F2fs, random: &mut Random) {
+fn use_it(fs: &F2fs, device: &Bounded, random: &mut Random) {
     let cx = Cx::default();
     let mut found = vec![(fs.root(), FileKind::Directory, Vec::new(), fs.root())];
     let mut at = 0;
@@ -83,6 +119,7 @@ fn use_it(fs: &F2fs, random: &mut Random) {
         let data = vec![n as u8; 1 + random.below(30_000)];
         let offset = [0, 4090, 3_700_000, 1 << 32][random.below(4)];
         let fresh = format!("new {n}");
+        device.next_call();
         let _ = match n % 12 {
             0 => fs.write(&cx, *ino, offset, &data, false).map(drop),
             1 => fs.fsync(&cx, *ino, false),
@@ -118,6 +155,7 @@ fn use_it(fs: &F2fs, random: &mut Random) {
             _ => fs.sync_all(&cx),
         };
     }
+    device.next_call();
     let request = 0x4004_f506;
     let _ = fs.ioctl(&cx, fs.root(), request, &1u32.to_ne_bytes());
     for (ino, ..) in found.iter().skip(1) {
@@ -126,12 +164,20 @@ fn use_it(fs: &F2fs, random: &mut Random) {
 }
 
 fn run(device: Arc<MemDevice>, random: &mut Random) -> bool {
+    let device = Arc::new(Bounded {
+        inner: device,
+        left: AtomicU64::new(MOST),
+    });
     let options = MountOptions::parse("background_gc=off").unwrap();
-    let Ok((fs, _)) = F2fs::open(device, options, CacheSizes::of(8 << 20)) else {
+    let opened = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));
+    device.next_call();
+    let Ok((fs, _)) = opened else {
         return false;
     };
-    use_it(&fs, random);
+    use_it(&fs, &device, random);
+    device.next_call();
     let _ = fs.unmount();
+    device.next_call();
     true
 }
 

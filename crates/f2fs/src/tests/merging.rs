@@ -10,8 +10,10 @@ use steadfs_rt::{now, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
 use super::checkpoints::{make_file, writable};
+use crate::disk::LogType;
 use crate::disk::superblock::StopReason;
 use crate::format::{FormatOptions, image};
+use crate::segment::Purpose;
 use crate::{F2fs, MountOptions};
 
 fn world() -> Arc<F2fs> {
@@ -191,4 +193,58 @@ fn directories(fs: &Arc<F2fs>, number: u64) -> u64 {
         }
     }
     durable
+}
+
+/// A checkpoint that cannot be made is not tried for ever: all who asked are told why, and a later one is
+/// made when it can be.
+#[test]
+fn without_room_everybody_is_told_and_a_later_one_is_made() {
+    for merge in [true, false] {
+        sim::run(sim::Config::new(5), move || {
+            let fs = world();
+            if merge {
+                fs.daemon.start(fs.me.get().unwrap().clone());
+            }
+            make_file(&fs, b"durable", 0);
+            fs.request_checkpoint(IoTag::default()).unwrap();
+            let written = fs.checkpoints.written();
+            make_file(&fs, b"dirty", 0);
+            // What no node can go to.
+            let mut claimed = Vec::new();
+            for log in LogType::ALL {
+                while let Ok(run) = fs.segments().claim(log, 512, Purpose::Reserved) {
+                    claimed.push(run);
+                }
+            }
+            let began = now();
+            let clients: Vec<_> = (0..4)
+                .map(|number| {
+                    let fs = Arc::clone(&fs);
+                    spawn("client", move || {
+                        sleep(Duration::from_micros(number));
+                        (0..3)
+                            .map(|_| fs.request_checkpoint(IoTag::default()))
+                            .collect::<Vec<_>>()
+                    })
+                })
+                .collect();
+            for client in clients {
+                let answers = client.join();
+                assert!(
+                    answers.iter().all(|a| *a == Err(FsError::NoSpace)),
+                    "{answers:?}"
+                );
+            }
+            assert!(began.elapsed() < Duration::from_secs(1));
+            assert_eq!(fs.checkpoints.written(), written);
+            assert_eq!(fs.stopped_because(), None);
+            for run in claimed {
+                fs.segments().release(run);
+            }
+            fs.request_checkpoint(IoTag::default()).unwrap();
+            assert_eq!(fs.checkpoints.written(), written + 1);
+            fs.daemon.stop(&fs);
+            assert_eq!(fs.daemon.stats().queued, 0);
+        });
+    }
 }
