@@ -2,7 +2,7 @@
 //! mechanisms as their sources type it, good and bad, at mount and by remount.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::Path;
 
@@ -381,17 +381,28 @@ fn every_option_of_the_mechanisms_is_what_its_source_says() {
     }
 }
 
-/// The I/O priority that the host knows of the server's thread of this name, as ionice tells it.
-fn host_prio(mount: &SteadMount, name: &str) -> String {
+/// The number of the server's thread of this name, once it has one.
+fn thread_of(mount: &SteadMount, name: &str) -> OsString {
     let tasks = format!("/proc/{}/task", mount.pid());
-    let named = |task: &fs::DirEntry| {
-        let comm = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
-        comm.trim() == name
+    let find = || {
+        let mut tasks = fs::read_dir(&tasks).unwrap().filter_map(Result::ok);
+        // Threads may end meanwhile.
+        tasks.find(|task| {
+            let comm = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            comm.trim() == name
+        })
     };
-    let mut tasks = fs::read_dir(tasks).unwrap().map(Result::unwrap);
-    let task = tasks.find(named);
-    let task = task.unwrap_or_else(|| panic!("the server has no thread {name}"));
-    let number = task.file_name();
+    let mut found = None;
+    until(name, || {
+        found = find();
+        found.is_some()
+    });
+    found.unwrap().file_name()
+}
+
+/// The I/O priority that the host knows of it, as ionice tells it.
+fn host_prio(mount: &SteadMount, name: &str) -> String {
+    let number = thread_of(mount, name);
     let said = run("ionice", ["-p".as_ref(), number.as_os_str()])
         .expect(0)
         .out;
