@@ -64,6 +64,15 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
+    /// Whether `next` begins where this ends, in the same arena.
+    fn goes_on_in(&self, next: &Self) -> bool {
+        let (Home::Slab(place), Home::Slab(other)) = (self.home, next.home) else {
+            return false;
+        };
+        let end = self.start.addr().get() + self.len;
+        place.shares_arena(other) && end == next.start.addr().get()
+    }
+
     fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and the mutable borrow makes it the only one.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
@@ -132,6 +141,25 @@ impl Buf {
             rest = tail;
         }
         Self(Arc::new(memory))
+    }
+
+    /// The bytes of `bufs`, one after the other, in as few pieces as they lie in memory: the kernel's work
+    /// for a transfer grows with their number.
+    pub(crate) fn runs(bufs: &[Buf]) -> Vec<&[u8]> {
+        let mut runs = Vec::new();
+        let mut rest = bufs;
+        while let Some(first) = rest.first() {
+            let follows = |pair: &&[Buf]| pair[0].0.goes_on_in(&pair[1].0);
+            let n = 1 + rest.windows(2).take_while(follows).count();
+            let (run, after) = rest.split_at(n);
+            rest = after;
+            let len = run.iter().map(|buf| buf.len()).sum();
+            // SAFETY: one buffer's bytes; or those of several, each of which begins where the one before it
+            // ends, in an arena, which is one mapping that lives for ever and from whose pointer `start` is
+            // derived. All of them are initialised, and borrowed for as long as the slice: nobody changes them.
+            runs.push(unsafe { std::slice::from_raw_parts(first.0.start.as_ptr(), len) });
+        }
+        runs
     }
 
     /// The bytes for changing; copies them first if anyone shares them.

@@ -42,6 +42,13 @@ pub(super) struct Place {
     slot: u16,
 }
 
+impl Place {
+    /// Whether both slots are parts of one mapping, which lives for ever.
+    pub(super) fn shares_arena(self, other: Self) -> bool {
+        (self.class, self.arena) == (other.class, other.arena)
+    }
+}
+
 /// Slots of one size.
 struct Slab {
     /// Each is null until it is made, and lives for ever then.

@@ -115,3 +115,20 @@ fn threads_never_share_a_slot() {
     }
     assert!(PASSED.load(Ordering::Relaxed) > 0);
 }
+
+#[test]
+fn what_lies_together_is_one_run() {
+    let mut bufs: Vec<Buf> = (0..200u8).map(|n| Buf::copy_of(&[n; 4096])).collect();
+    bufs.sort_by_key(|buf| buf.as_ptr());
+    bufs.remove(20);
+    bufs.swap(50, 60);
+    bufs.insert(70, Buf::copy_of(&[7; 3000]));
+    bufs.insert(80, Buf::copy_of(&vec![8; 3 << 20]));
+    bufs.push(Buf::copy_of(&[9; 512]));
+    let runs = Buf::runs(&bufs);
+    assert_eq!(runs.concat(), Buf::concatenated(&bufs)[..]);
+    // Others' tests take and give back slots, too: some of these are neighbours, whichever.
+    let joined = |run: &&[u8]| run.len() > 4096 && run.len() < 1 << 20;
+    assert!(runs.iter().any(joined));
+    assert!(Buf::runs(&[]).is_empty());
+}

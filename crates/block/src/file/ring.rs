@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::engine::Source;
 use super::pool::Job;
 use super::transfer::{MAX_PIECES, Target};
-use crate::{Bio, Done, IoError, Op};
+use crate::{Bio, Buf, Done, IoError, Op};
 
 /// Most requests that a ring carries at a time.
 pub(super) const RING: usize = 64;
@@ -195,29 +195,32 @@ fn suits(target: &Target, bio: &Bio) -> bool {
 fn prepare(bio: &mut Bio, at: u64) -> (squeue::Entry, Vec<Piece>) {
     let file = types::Fixed(0);
     let reads = bio.op == Op::Read;
-    let mut pieces: Vec<Piece> = Vec::new();
-    if let [buf] = &mut bio.bufs[..] {
-        let len = buf.len() as u32;
-        let entry = if reads {
-            opcode::Read::new(file, buf.make_mut().as_mut_ptr(), len)
-                .offset(at)
-                .build()
-        } else {
-            opcode::Write::new(file, buf.as_ptr(), len)
-                .offset(at)
-                .build()
+    let piece = |bytes: &mut [u8]| Piece {
+        start: bytes.as_mut_ptr(),
+        len: bytes.len(),
+    };
+    // The kernel only reads from a write's pieces.
+    let constant = |bytes: &[u8]| Piece {
+        start: bytes.as_ptr().cast_mut(),
+        len: bytes.len(),
+    };
+    let pieces: Vec<Piece> = match reads {
+        true => bio
+            .bufs
+            .iter_mut()
+            .map(|buf| piece(buf.make_mut()))
+            .collect(),
+        false => Buf::runs(&bio.bufs).into_iter().map(constant).collect(),
+    };
+    if let [Piece { start, len }] = pieces[..] {
+        // At most 1 GiB (`suits`).
+        let len = len as u32;
+        let entry = match reads {
+            true => opcode::Read::new(file, start, len).offset(at).build(),
+            false => opcode::Write::new(file, start, len).offset(at).build(),
         };
         return (entry, pieces);
     }
-    pieces.extend(bio.bufs.iter_mut().map(|buf| Piece {
-        len: buf.len(),
-        // The kernel only reads from a write's pieces.
-        start: if reads {
-            buf.make_mut().as_mut_ptr()
-        } else {
-            buf.as_ptr().cast_mut()
-        },
-    }));
     let (start, n) = (pieces.as_ptr().cast(), pieces.len() as u32);
     let entry = if reads {
         opcode::Readv::new(file, start, n).offset(at).build()

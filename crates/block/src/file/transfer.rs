@@ -239,17 +239,8 @@ impl Target {
     }
 
     fn write_pieces(&self, mut at: u64, bufs: &[Buf], durable: bool) -> Result<(), Fault> {
-        for bufs in bufs.chunks(MAX_PIECES) {
-            if let [buf] = bufs {
-                let mut rest = &buf[..];
-                while !rest.is_empty() {
-                    let n = self.write_some(&[IoSlice::new(rest)], at, durable)?;
-                    at += n as u64;
-                    rest = &rest[n..];
-                }
-                continue;
-            }
-            let mut slices: Vec<_> = bufs.iter().map(|buf| IoSlice::new(buf)).collect();
+        for runs in Buf::runs(bufs).chunks(MAX_PIECES) {
+            let mut slices: Vec<_> = runs.iter().map(|run| IoSlice::new(run)).collect();
             let mut rest = &mut slices[..];
             while !rest.is_empty() {
                 let n = self.write_some(rest, at, durable)?;
