@@ -11,6 +11,9 @@ use steadfs_rt::{Condvar, Mutex, Rank};
 
 use crate::writeback::{DirtyFile, Writeback};
 
+/// Blocks that a write puts into memory at a time: others may want the mapping meanwhile.
+const RUN: usize = 64;
+
 /// A file's blocks in memory.
 ///
 /// A block is *dirty* (newer than the device), *in flight* (being written), both (changed again
@@ -45,6 +48,24 @@ struct Page {
     flight: Option<Flight>,
     /// The file system holds one block of reservation for this page.
     reserved: bool,
+}
+
+impl Page {
+    fn clean(data: Buf) -> Self {
+        Self {
+            data,
+            dirty: None,
+            flight: None,
+            reserved: false,
+        }
+    }
+
+    /// Its content was changed; whether it holds a reservation that it did not, and whether it was clean.
+    fn written(&mut self, tag: IoTag, reserve: bool) -> (bool, bool) {
+        let newly_reserved = reserve && !self.reserved;
+        self.reserved |= reserve;
+        (newly_reserved, self.dirty.replace(tag).is_none())
+    }
 }
 
 #[derive(Default)]
@@ -149,8 +170,8 @@ impl Mapping {
         self.write_growing(write, reserve, fill, |_| ())
     }
 
-    /// The same; `reached` hears after each block how far the write has come, at once with its content:
-    /// who takes the block for writing knows a file's size that covers it. It must not wait.
+    /// The same; `reached` hears how far the write has come, at once with the content: who takes a block for
+    /// writing knows a file's size that covers it. It must not wait.
     pub fn write_growing<E>(
         &self,
         write: CacheWrite<'_>,
@@ -164,77 +185,110 @@ impl Mapping {
             error: None,
         };
         while written.bytes < write.data.len() {
-            let at = write.offset + written.bytes as u64;
-            let block = self.block_size.file_block(at);
-            let room = self.block_size.bytes() - self.block_size.within(at);
-            let rest = &write.data[written.bytes..];
             let part = CacheWrite {
-                offset: at,
-                data: &rest[..room.min(rest.len())],
+                offset: write.offset + written.bytes as u64,
+                data: &write.data[written.bytes..],
                 ..write
             };
-            let mut fresh = None;
-            let newly_reserved = loop {
-                // A block that is here now may have landed and left by the time it is needed.
-                let reserve = reserve(block);
-                let put = self.put(part, reserve, fresh.take(), &mut reached);
-                if let Some(newly_reserved) = put {
-                    break newly_reserved;
-                }
-                let mut buf = Buf::zeroed(self.block_size.bytes());
-                if let Err(error) = fill(block, buf.make_mut()) {
-                    written.error = Some(error);
-                    return written;
-                }
-                fresh = Some(buf);
+            let (bytes, newly_reserved) = match self.put_whole(part, &reserve, &mut reached) {
+                Some(put) => put,
+                None => match self.put_part(part, &reserve, &mut fill, &mut reached) {
+                    Ok(put) => put,
+                    Err(error) => {
+                        written.error = Some(error);
+                        break;
+                    }
+                },
             };
-            written.reserved += u64::from(newly_reserved);
-            written.bytes += part.data.len();
+            written.bytes += bytes;
+            written.reserved += newly_reserved;
         }
         written
     }
 
-    /// Puts a part of a write into the one block it lies in and marks that dirty; whether that took a
-    /// reservation. `None`: the rest of the block is needed first, in `fresh`.
-    fn put(
+    /// Puts the whole blocks that a write begins with into memory, up to [`RUN`] at a time, and marks them
+    /// dirty; how many bytes that is, and how many reservations it took. `None`: it begins with no whole
+    /// block.
+    fn put_whole(
         &self,
-        part: CacheWrite<'_>,
-        reserve: bool,
-        fresh: Option<Buf>,
+        write: CacheWrite<'_>,
+        reserve: &impl Fn(FileBlock) -> bool,
         reached: &mut impl FnMut(u64),
-    ) -> Option<bool> {
-        let block = self.block_size.file_block(part.offset);
-        let whole = part.data.len() == self.block_size.bytes();
-        let content = whole.then(|| Buf::copy_of(part.data));
+    ) -> Option<(usize, u64)> {
+        if self.block_size.within(write.offset) > 0 {
+            return None;
+        }
+        let blocks = write.data.chunks_exact(self.block_size.bytes()).take(RUN);
+        let contents: Vec<Buf> = blocks.map(Buf::copy_of).collect();
+        let bytes = contents.len() << self.block_size.bits();
+        if bytes == 0 {
+            return None;
+        }
+        let first = self.block_size.file_block(write.offset).0;
+        let (mut newly_reserved, mut newly_dirty) = (0, 0);
         let mut inner = self.inner.lock();
-        let page = match inner.pages.entry(block.0) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(Page {
-                data: content.clone().or(fresh)?,
-                dirty: None,
-                flight: None,
-                reserved: false,
-            }),
-        };
-        match content {
-            Some(content) => page.data = content,
-            None => {
-                let within = self.block_size.within(part.offset);
-                page.data.make_mut()[within..within + part.data.len()].copy_from_slice(part.data);
-            }
+        for (block, content) in (first..).zip(contents) {
+            let page = match inner.pages.entry(block) {
+                Entry::Occupied(entry) => {
+                    let page = entry.into_mut();
+                    page.data = content;
+                    page
+                }
+                Entry::Vacant(entry) => entry.insert(Page::clean(content)),
+            };
+            let (took, dirtied) = page.written(write.tag, reserve(FileBlock(block)));
+            newly_reserved += u64::from(took);
+            newly_dirty += u64::from(dirtied);
         }
-        let newly_reserved = reserve && !page.reserved;
-        page.reserved |= reserve;
-        let newly_dirty = page.dirty.is_none();
-        page.dirty = Some(part.tag);
-        reached(part.offset + part.data.len() as u64);
-        if newly_dirty {
-            inner.dirty += 1;
-            // Under the lock: the flusher must not count the block clean before it counted dirty.
-            self.writeback
-                .dirtied(&self.file, self.block_size.bytes_u64());
+        reached(write.offset + bytes as u64);
+        self.dirtied(&mut inner, newly_dirty);
+        Some((bytes, newly_reserved))
+    }
+
+    /// Puts what a write has for the one block that it begins in, as [`Mapping::put_whole`] does. What else
+    /// the block holds is in memory, or asked of `fill`.
+    fn put_part<E>(
+        &self,
+        write: CacheWrite<'_>,
+        reserve: &impl Fn(FileBlock) -> bool,
+        mut fill: impl FnMut(FileBlock, &mut [u8]) -> Result<(), E>,
+        reached: &mut impl FnMut(u64),
+    ) -> Result<(usize, u64), E> {
+        let block = self.block_size.file_block(write.offset);
+        let within = self.block_size.within(write.offset);
+        let len = write.data.len().min(self.block_size.bytes() - within);
+        let mut fresh = None;
+        loop {
+            // A block that is here now may have landed and left by the time it is needed.
+            let reserve = reserve(block);
+            let mut inner = self.inner.lock();
+            let page = match inner.pages.entry(block.0) {
+                Entry::Occupied(entry) => Some(entry.into_mut()),
+                Entry::Vacant(entry) => fresh.take().map(|buf| entry.insert(Page::clean(buf))),
+            };
+            let Some(page) = page else {
+                drop(inner);
+                let mut buf = Buf::zeroed(self.block_size.bytes());
+                fill(block, buf.make_mut())?;
+                fresh = Some(buf);
+                continue;
+            };
+            page.data.make_mut()[within..within + len].copy_from_slice(&write.data[..len]);
+            let (took, dirtied) = page.written(write.tag, reserve);
+            reached(write.offset + len as u64);
+            self.dirtied(&mut inner, u64::from(dirtied));
+            return Ok((len, u64::from(took)));
         }
-        Some(newly_reserved)
+    }
+
+    /// So many more blocks are dirty. Under the lock: the flusher must not count a block clean before it
+    /// counted dirty.
+    fn dirtied(&self, inner: &mut Inner, blocks: u64) {
+        if blocks > 0 {
+            inner.dirty += blocks;
+            let bytes = blocks << self.block_size.bits();
+            self.writeback.dirtied(&self.file, bytes);
+        }
     }
 
     /// Changes a block by `work` and marks it dirty. `fill` gives the content of one that is not in
@@ -261,20 +315,11 @@ impl Mapping {
                 drop(fresh);
                 entry.into_mut()
             }
-            Entry::Vacant(entry) => entry.insert(Page {
-                data: fresh,
-                dirty: None,
-                flight: None,
-                reserved: false,
-            }),
+            Entry::Vacant(entry) => entry.insert(Page::clean(fresh)),
         };
         work(page.data.make_mut());
-        if page.dirty.replace(tag).is_none() {
-            inner.dirty += 1;
-            // As in `put`.
-            self.writeback
-                .dirtied(&self.file, self.block_size.bytes_u64());
-        }
+        let newly_dirty = page.dirty.replace(tag).is_none();
+        self.dirtied(&mut inner, u64::from(newly_dirty));
         Ok(())
     }
 
