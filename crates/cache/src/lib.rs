@@ -7,6 +7,7 @@
 //! This room allocates no disk space and knows no format.
 
 mod along;
+mod early;
 mod mapping;
 mod meta;
 mod sizes;

@@ -1,10 +1,13 @@
-//! When dirty data is written: age, background limit, hard limit.
+//! When dirty data is written: age, background limit, hard limit, before an fsync that is expected.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, spawn};
+
+use crate::early::Early;
 
 /// Why data is written back now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,6 +18,8 @@ pub enum Why {
     Background,
     /// The writer has dirtied so much that it writes some itself.
     Throttle,
+    /// An fsync of it is expected soon ([`Writeback::wrote`]).
+    Early,
 }
 
 /// What the flusher asks of a file system.
@@ -65,13 +70,24 @@ struct State {
     files: BTreeMap<u64, Entry>,
     bytes: u64,
     kicked: bool,
+    /// Files that are to be written early.
+    early: Vec<u64>,
     stop: bool,
+}
+
+/// What the flusher was woken for.
+enum Turn {
+    /// The period is over, or there is too much dirt.
+    Round,
+    /// These files are to be written early.
+    Early(Vec<u64>),
 }
 
 /// Dirty totals of a volume, and its flusher.
 pub struct Writeback {
     options: WritebackOptions,
     state: Mutex<State>,
+    early: Early,
     wake: Condvar,
     flusher: Mutex<Option<JoinHandle<()>>>,
 }
@@ -82,6 +98,7 @@ impl Writeback {
         Self {
             options,
             state: Mutex::new(Rank::Dirty, State::default()),
+            early: Early::new(),
             wake: Condvar::new(),
             flusher: Mutex::new(Rank::Leaf, None),
         }
@@ -89,7 +106,11 @@ impl Writeback {
 
     /// Starts the flusher's task over `backing`; again after [`Writeback::stop`].
     pub fn start(self: &Arc<Self>, backing: Weak<dyn Backing>) {
-        self.state.lock().stop = false;
+        {
+            let mut state = self.state.lock();
+            state.stop = false;
+            state.early.clear();
+        }
         let this = Arc::clone(self);
         let task = spawn("flusher", move || this.run(&backing));
         let before = self.flusher.lock().replace(task);
@@ -197,28 +218,59 @@ impl Writeback {
         own > share || (own > 0 && state.bytes > self.options.hard.saturating_mul(2))
     }
 
-    fn run(&self, backing: &Weak<dyn Backing>) {
-        while self.sleep() {
-            let Some(backing) = backing.upgrade() else {
-                return;
-            };
-            backing.tick();
-            backing.write_out(&self.due(), Why::Background);
+    /// These blocks of `file` are dirty now; `overwrites`: without growing it. Where what is known of the
+    /// file says that an fsync will ask for them soon, the flusher writes them.
+    pub fn wrote(&self, file: DirtyFile, blocks: Range<u64>, overwrites: bool) {
+        if !self.early.wrote(file, blocks, overwrites) {
+            return;
+        }
+        let mut state = self.state.lock();
+        if !state.early.contains(&file.0) {
+            state.early.push(file.0);
+            self.wake.notify_all();
         }
     }
 
-    /// Waits for the period or a kick; false when told to stop.
-    fn sleep(&self) -> bool {
-        let mut state = self.state.lock();
-        let until = now() + self.options.period;
-        while !state.kicked && !state.stop {
-            let left = until.since(now());
-            if left.is_zero() || self.wake.wait_for(&mut state, left) {
-                break;
+    /// fsync is called for `file`.
+    pub fn synced(&self, file: DirtyFile) {
+        self.early.synced(file);
+    }
+
+    fn run(&self, backing: &Weak<dyn Backing>) {
+        let mut round = now() + self.options.period;
+        loop {
+            let Some(turn) = self.sleep(round) else {
+                return;
+            };
+            let Some(backing) = backing.upgrade() else {
+                return;
+            };
+            match turn {
+                Turn::Early(files) => backing.write_out(&files, Why::Early),
+                Turn::Round => {
+                    backing.tick();
+                    backing.write_out(&self.due(), Why::Background);
+                    round = now() + self.options.period;
+                }
             }
         }
+    }
+
+    /// Waits until the next round, or for something to do before it; `None` when told to stop.
+    fn sleep(&self, round: Instant) -> Option<Turn> {
+        let mut state = self.state.lock();
+        while !state.kicked && !state.stop {
+            let left = round.since(now());
+            if left.is_zero() {
+                break;
+            }
+            if !state.early.is_empty() {
+                return Some(Turn::Early(std::mem::take(&mut state.early)));
+            }
+            self.wake.wait_for(&mut state, left);
+        }
         state.kicked = false;
-        !state.stop
+        (!state.stop).then_some(Turn::Round)
     }
 
     /// The files whose turn it is: the aged ones; above the background limit all, oldest first.

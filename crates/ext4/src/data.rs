@@ -184,6 +184,7 @@ impl Ext4 {
         let end = offset
             .checked_add(data.len() as u64)
             .ok_or(FsError::FileTooBig)?;
+        let file = DirtyFile(inode.ino().0.into());
         let written = {
             let _alone = inode.lock.write();
             self.check_may_write(inode, offset, end)?;
@@ -198,15 +199,19 @@ impl Ext4 {
             if kill_priv {
                 self.kill_priv(cx, inode)?;
             }
-            if self.stamp_write(inode, &mut inode.core.write()) {
-                inode.mark_core_dirty();
-            }
+            let overwrites = {
+                let mut core = inode.core.write();
+                if self.stamp_write(inode, &mut core) {
+                    inode.mark_core_dirty();
+                }
+                end <= core.size
+            };
+            let bs = self.geo.block_size;
+            let blocks = bs.file_block(offset).0..bs.blocks_for(offset + bytes as u64);
+            self.writeback.wrote(file, blocks, overwrites);
             bytes
         };
-        while self
-            .writeback
-            .must_throttle(DirtyFile(inode.ino().0.into()))
-        {
+        while self.writeback.must_throttle(file) {
             self.write_out(inode, Why::Throttle, cx.tag)?;
         }
         Ok(written)

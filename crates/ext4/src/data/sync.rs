@@ -1,7 +1,7 @@
 //! Making things durable.
 
 use steadfs_base::{IoTag, Urgency};
-use steadfs_cache::Why;
+use steadfs_cache::{DirtyFile, Why};
 use steadfs_rt::inherit;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
@@ -20,6 +20,7 @@ impl Ext4 {
         // Others who hold what it waits for work in this caller's name.
         let _acting = inherit::act_as(tag);
         if inode.kind() == FileKind::Regular {
+            self.writeback.synced(DirtyFile(inode.ino().0.into()));
             self.write_along(inode, tag);
             let written = self.write_out(inode, Why::Sync, tag);
             // The error that a background write met is told here, once, also where what failed has

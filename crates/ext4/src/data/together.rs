@@ -58,7 +58,12 @@ impl Ext4 {
         }
         // What somebody else was writing, what had grown, what was in flight when this began.
         for inode in &group {
-            let left = why == Why::Sync || inode.pages.dirty_bytes() > 0;
+            let left = match why {
+                Why::Sync => true,
+                Why::Background | Why::Throttle => inode.pages.dirty_bytes() > 0,
+                // The fsync that is expected does that.
+                Why::Early => false,
+            };
             if left && !inode.pages.is_empty() {
                 result = result.and(self.write_out(inode, why, tag));
             }
@@ -70,8 +75,10 @@ impl Ext4 {
     pub(super) fn write_small(&self, group: &[Arc<Inode>], why: Why, tag: IoTag) -> Result<()> {
         let tag = match why {
             Why::Sync => tag.with_urgency(Urgency::Waited),
-            Why::Background | Why::Throttle => tag.with_urgency(Urgency::Background),
+            Why::Background | Why::Throttle | Why::Early => tag.with_urgency(Urgency::Background),
         };
+        // What is little and not late goes together from this task, which waits for it anyway.
+        let plug = (why == Why::Early).then(|| self.queue.plug());
         let limit = SMALL as usize >> self.geo.block_size.bits();
         let mut result = Ok(());
         let mut locks = Vec::with_capacity(group.len());
@@ -98,7 +105,7 @@ impl Ext4 {
                     places.add(at, len);
                 });
             }
-            self.launch(&mut flight, tag);
+            self.launch(plug.as_ref(), &mut flight, tag);
             company.add(&self.queue, flight.ios());
             inode.waiting.set_company(&self.queue, Some(&company));
             locks.push((inode, lock));

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use steadfs_base::{DevBlock, FileBlock, IoTag, Urgency};
-use steadfs_block::{Bio, IoError, IoHandle, Op};
+use steadfs_block::{Bio, IoError, IoHandle, Op, Plug};
 use steadfs_cache::{Taken, Why};
 use steadfs_vfs::{FsError, Result};
 
@@ -111,7 +111,7 @@ impl Ext4 {
         self.check_writable()?;
         let tag = match why {
             Why::Sync => tag.with_urgency(Urgency::Waited),
-            Why::Background | Why::Throttle => tag.with_urgency(Urgency::Background),
+            Why::Background | Why::Throttle | Why::Early => tag.with_urgency(Urgency::Background),
         };
         let _waiter = (why == Why::Sync).then(|| {
             // What the flusher has under way is waited for now.
@@ -157,7 +157,7 @@ impl Ext4 {
 
     fn write_batch(&self, inode: &Inode, taken: (Vec<Taken>, u64), tag: IoTag) -> Result<()> {
         let mut flight = self.prepare(inode, taken, tag);
-        self.launch(&mut flight, tag);
+        self.launch(None, &mut flight, tag);
         self.finish_flights(vec![flight])
     }
 
@@ -336,8 +336,8 @@ impl Ext4 {
         result
     }
 
-    /// Starts the writes of every piece.
-    pub(super) fn launch(&self, flight: &mut Flight<'_>, tag: IoTag) {
+    /// Starts the writes of every piece, or hands them to a plug.
+    pub(super) fn launch(&self, plug: Option<&Plug<'_>>, flight: &mut Flight<'_>, tag: IoTag) {
         let Flight {
             inode,
             taken,
@@ -367,7 +367,11 @@ impl Ext4 {
                     chunk[0].tag.with_urgency(tag.urgency)
                 };
                 let tag = waiter.map_or(tag, |waiter| self.queue.raised(tag, waiter));
-                let io = self.queue.submit(Bio::write(bs.offset_of(at), bufs), tag);
+                let bio = Bio::write(bs.offset_of(at), bufs);
+                let io = match plug {
+                    Some(plug) => plug.submit(bio, tag),
+                    None => self.queue.submit(bio, tag),
+                };
                 let blocks = chunk[0].block.0..chunk[chunk.len() - 1].block.0 + 1;
                 inode.pages.submitted(blocks, &io);
                 handles.push(io);

@@ -43,7 +43,7 @@ impl F2fs {
         group.sort_unstable_by_key(|inode| inode.nid());
         let written = self
             .balance(tag)
-            .and_then(|()| self.write_small(&group, Occasion::SmallSync, tag));
+            .and_then(|()| self.write_small(None, &group, Occasion::SmallSync, tag));
         if let Err(error) = written {
             tracing::debug!(%error, "a file that went along with an fsync was not written");
         }

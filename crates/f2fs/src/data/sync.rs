@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use steadfs_base::{IoTag, Urgency};
-use steadfs_cache::Why;
+use steadfs_cache::{DirtyFile, Why};
 use steadfs_rt::inherit;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
@@ -86,6 +86,7 @@ impl F2fs {
         let _acting = inherit::act_as(tag);
         let mut company = Vec::new();
         if inode.kind() == FileKind::Regular {
+            self.writeback.synced(DirtyFile(inode.nid().0.into()));
             company = self.write_along(inode, tag);
             let most = u64::from(self.gc.tunables.lock().sync_blocks);
             let few = inode.pages.dirty_bytes() <= most * BLOCK;

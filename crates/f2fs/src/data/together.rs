@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
+use steadfs_block::Plug;
 use steadfs_cache::Why;
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::BLOCK;
-use super::placement::Occasion;
+use super::placement::{self, Occasion};
 use super::writeout::urgency;
 use crate::disk::{BlockAddr, Nid};
 use crate::fs::F2fs;
@@ -54,20 +55,34 @@ impl F2fs {
         if group.is_empty() {
             return Ok(());
         }
+        if why == Why::Early {
+            // At a new place the fsync would have a node to write besides.
+            let volume = self.placement_facts();
+            group.retain(|inode| {
+                placement::in_place(&volume, &self.file_facts(inode), Occasion::Background)
+            });
+        }
         // The order of their locks.
         group.sort_unstable_by_key(|inode| inode.nid());
         self.check_writable()?;
         self.balance(tag)?;
         let occasion = match why {
             Why::Sync => Occasion::Sync,
-            Why::Background | Why::Throttle => Occasion::Background,
+            Why::Background | Why::Throttle | Why::Early => Occasion::Background,
         };
-        let first = self.write_small(&group, occasion, tag);
+        // What is little and not late goes together from this task, which waits for it anyway.
+        let plug = (why == Why::Early).then(|| self.queue.plug());
+        let first = self.write_small(plug.as_ref(), &group, occasion, tag);
         let mut result = Ok(());
         // What somebody else was writing, what had grown, what was in flight when this began, what
         // met full logs.
         for inode in &group {
-            let left = why == Why::Sync || inode.pages.dirty_bytes() > 0;
+            let left = match why {
+                Why::Sync => true,
+                Why::Background | Why::Throttle => inode.pages.dirty_bytes() > 0,
+                // The fsync that is expected does that.
+                Why::Early => false,
+            };
             if left && !inode.pages.is_empty() {
                 result = result.and(self.write_out(inode, why, tag));
             }
@@ -82,6 +97,7 @@ impl F2fs {
     /// Writes what can be written of a group without waiting for anybody else's write-back.
     pub(super) fn write_small(
         &self,
+        plug: Option<&Plug<'_>>,
         group: &[Arc<Inode>],
         occasion: Occasion,
         tag: IoTag,
@@ -111,7 +127,7 @@ impl F2fs {
                     places.add(at, len);
                 });
             }
-            self.launch(&mut flight, tag);
+            self.launch(plug, &mut flight, tag);
             locks.push(lock);
             flights.push(flight);
         }

@@ -58,6 +58,9 @@ impl F2fs {
             whole => whole?,
         };
         let file = DirtyFile(inode.nid().0.into());
+        let blocks = offset / BLOCK..(offset + written as u64).div_ceil(BLOCK);
+        let overwrites = end <= inode.core.read().size;
+        self.writeback.wrote(file, blocks, overwrites);
         while self.writeback.must_throttle(file) {
             self.write_out(inode, Why::Throttle, cx.tag)?;
         }

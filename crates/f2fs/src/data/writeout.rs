@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use steadfs_base::{IoTag, Urgency};
-use steadfs_block::{Bio, IoError, IoHandle};
+use steadfs_block::{Bio, IoError, IoHandle, Plug};
 use steadfs_cache::{Taken, Why};
 use steadfs_vfs::{FileKind, FsError, Result};
 
@@ -155,7 +155,7 @@ impl F2fs {
         };
         let next = last.block.0 + 1;
         let mut flight = self.place_taken(inode, (&volume, &file), taken, occasion, tag);
-        self.launch(&mut flight, tag);
+        self.launch(None, &mut flight, tag);
         let done = self.finish_flights(vec![flight]);
         done.map(|()| Some(next)).map_err(|error| (next, error))
     }
@@ -318,8 +318,8 @@ impl F2fs {
         (self.queue.geometry().max_transfer as usize / BLOCK as usize).max(1)
     }
 
-    /// Starts the writes of every piece.
-    pub(super) fn launch(&self, flight: &mut Flight<'_>, tag: IoTag) {
+    /// Starts the writes of every piece, or hands them to a plug.
+    pub(super) fn launch(&self, plug: Option<&Plug<'_>>, flight: &mut Flight<'_>, tag: IoTag) {
         let Flight {
             inode,
             taken,
@@ -347,7 +347,10 @@ impl F2fs {
                     chunk[0].tag.with_urgency(tag.urgency)
                 };
                 let bio = Bio::write(u64::from(at.0) * BLOCK, bufs);
-                let io = self.queue.submit(bio, tag);
+                let io = match plug {
+                    Some(plug) => plug.submit(bio, tag),
+                    None => self.queue.submit(bio, tag),
+                };
                 let blocks = chunk[0].block.0..chunk[chunk.len() - 1].block.0 + 1;
                 inode.pages.submitted(blocks, &io);
                 handles.push(io);
@@ -503,7 +506,7 @@ fn size_after(inode: &Inode, piece: &Piece) -> u64 {
 fn occasion(why: Why) -> Occasion {
     match why {
         Why::Sync => Occasion::Sync,
-        Why::Background | Why::Throttle => Occasion::Background,
+        Why::Background | Why::Throttle | Why::Early => Occasion::Background,
     }
 }
 

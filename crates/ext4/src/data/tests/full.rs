@@ -13,9 +13,9 @@ use crate::inode::Inode;
 use crate::{CacheSizes, Ext4, MountOptions};
 
 /// A device that can refuse to write.
-struct Failing {
-    inner: Arc<MemDevice>,
-    fails: AtomicBool,
+pub(super) struct Failing {
+    pub(super) inner: Arc<MemDevice>,
+    pub(super) fails: AtomicBool,
 }
 
 impl Device for Failing {
