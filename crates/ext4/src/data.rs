@@ -6,6 +6,7 @@
 
 pub(crate) mod along;
 mod at_once;
+mod batches;
 mod fallocate;
 mod seek;
 mod sync;

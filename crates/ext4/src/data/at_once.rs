@@ -13,7 +13,8 @@ use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_cache::CacheWrite;
 use steadfs_vfs::{Cx, FsError, Result};
 
-use super::writeout::{BATCH, Naming, Piece};
+use super::batches::BATCH;
+use super::writeout::{Naming, Piece};
 use crate::extent::Tree;
 use crate::freeing::Shortage;
 use crate::fs::{Ext4, io_error};

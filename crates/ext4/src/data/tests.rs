@@ -12,6 +12,7 @@ use crate::disk::Ino;
 use crate::disk::test_images::Image;
 use crate::{CacheSizes, Ext4, MountOptions};
 
+mod batches;
 mod early;
 mod full;
 mod promises;

@@ -96,7 +96,7 @@ impl Ext4 {
             if taken.0.is_empty() {
                 continue;
             }
-            let mut flight = self.prepare(inode, taken, tag);
+            let mut flight = self.prepare(inode, taken, None, tag);
             if !flight.places().all(|(at, len)| places.add(at, len)) {
                 // A damaged volume: two files have one block. Their writes must not meet.
                 result = result.and(self.finish_flights(std::mem::take(&mut flights)));

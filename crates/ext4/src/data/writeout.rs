@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use steadfs_base::{DevBlock, FileBlock, IoTag, Urgency};
 use steadfs_block::{Bio, IoError, IoHandle, Op, Plug};
-use steadfs_cache::{Taken, Why};
+use steadfs_cache::{DirtyFile, Taken, Why};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::{self, Ino};
@@ -15,9 +15,6 @@ use crate::inode::Inode;
 use crate::map::Place;
 use crate::mballoc::Run;
 use crate::txn::Handle;
-
-/// Blocks of one file that are in flight together, in bytes.
-pub(super) const BATCH: usize = 8 << 20;
 
 /// What the map has to learn once a piece is written.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +32,8 @@ pub(super) struct Flight<'a> {
     inode: &'a Inode,
     taken: Vec<Taken>,
     /// The file's size when they were taken: how far it may grow on disk by them.
-    size: u64,
-    pieces: Vec<Piece>,
+    pub(super) size: u64,
+    pub(super) pieces: Vec<Piece>,
     /// The requests of each piece.
     ios: Vec<Vec<IoHandle>>,
     /// Why some block has no place, if so.
@@ -73,7 +70,7 @@ impl Flight<'_> {
     }
 
     /// Waits for the device; results in the pieces' order.
-    fn wait(&self) -> Vec<Result<(), IoError>> {
+    pub(super) fn wait(&self) -> Vec<Result<(), IoError>> {
         let each = |ios: &Vec<IoHandle>| ios.iter().map(IoHandle::wait).fold(Ok(()), Result::and);
         self.ios.iter().map(each).collect()
     }
@@ -113,62 +110,29 @@ impl Ext4 {
             Why::Sync => tag.with_urgency(Urgency::Waited),
             Why::Background | Why::Throttle | Why::Early => tag.with_urgency(Urgency::Background),
         };
-        let _waiter = (why == Why::Sync).then(|| {
-            // What the flusher has under way is waited for now.
-            let waiter = inode.waiting.enter(&self.queue, tag);
-            inode.pages.boost(0..u64::MAX, &self.queue, tag);
-            waiter
-        });
+        if why != Why::Sync {
+            let file = DirtyFile(inode.ino().0.into());
+            let throttled = why == Why::Throttle;
+            let enough = || throttled && !self.writeback.must_throttle(file);
+            return self.write_by_turns(inode, enough, tag);
+        }
+        // What the flusher has under way is waited for now.
+        let _waiter = inode.waiting.enter(&self.queue, tag);
+        inode.pages.boost(0..u64::MAX, &self.queue, tag);
         let _one = inode.flush.lock();
         self.write_out_locked(inode, 0..u64::MAX, tag)
     }
 
-    /// The same for a range; the caller holds `inode.flush`.
-    pub(crate) fn write_out_locked(
-        &self,
-        inode: &Inode,
-        range: Range<u64>,
-        tag: IoTag,
-    ) -> Result<()> {
-        let limit = BATCH >> self.geo.block_size.bits();
-        let mut from = range.start;
-        let mut first_error = Ok(());
-        loop {
-            if tag.urgency == Urgency::Background && inode.waiting.tag().is_some() {
-                // The rest is written by the one who waits, in his own name.
-                return first_error;
-            }
-            let (taken, size) = inode
-                .pages
-                .take_dirty_of(from..range.end, limit, || inode.size());
-            let Some(last) = taken.last() else {
-                return first_error;
-            };
-            // Onwards only: a block dirtied again behind us is the next call's.
-            from = last.block.0 + 1;
-            let result = self.write_batch(inode, (taken, size), tag);
-            first_error = first_error.and(result);
-            if first_error.is_err() && inode.core.read().size < size {
-                // The file cannot grow over what has failed.
-                return first_error;
-            }
-        }
-    }
-
-    fn write_batch(&self, inode: &Inode, taken: (Vec<Taken>, u64), tag: IoTag) -> Result<()> {
-        let mut flight = self.prepare(inode, taken, tag);
-        self.launch(None, &mut flight, tag);
-        self.finish_flights(vec![flight])
-    }
-
-    /// Gives taken blocks their place; the file had that size when they were taken.
+    /// Gives taken blocks their place, behind the piece `before` if they continue that; the file had that
+    /// size when they were taken.
     pub(super) fn prepare<'a>(
         &self,
         inode: &'a Inode,
         (taken, size): (Vec<Taken>, u64),
+        before: Option<&Piece>,
         tag: IoTag,
     ) -> Flight<'a> {
-        let mut pieces = Vec::new();
+        let mut pieces: Vec<Piece> = Vec::new();
         let mut placed = Ok(());
         let mut rest = &taken[..];
         while let Some(first) = rest.first() {
@@ -179,7 +143,7 @@ impl Ext4 {
                 .count();
             let (run, after) = rest.split_at(n);
             rest = after;
-            if let Err(error) = self.place(inode, run, tag, &mut pieces) {
+            if let Err(error) = self.place(inode, run, before, tag, &mut pieces) {
                 placed = placed.and(Err(error));
             }
         }
@@ -230,6 +194,7 @@ impl Ext4 {
         &self,
         inode: &Inode,
         run: &[Taken],
+        before: Option<&Piece>,
         tag: IoTag,
         pieces: &mut Vec<Piece>,
     ) -> Result<()> {
@@ -240,7 +205,8 @@ impl Ext4 {
             let (mapped, goal, grows) = {
                 let core = inode.core.read();
                 let mapped = self.map(inode.ino(), &core, at, tag)?;
-                let continues = pieces.last().filter(|p| p.blocks.end == at.0);
+                let last = pieces.last().or(before);
+                let continues = last.filter(|p| p.blocks.end == at.0);
                 let goal = match continues {
                     Some(p) => p.start.plus(p.blocks.end - p.blocks.start),
                     None if mapped.place == Place::Hole => self.goal_after(inode.ino(), &core, at),
@@ -518,7 +484,7 @@ impl Ext4 {
     }
 
     /// Ends the flights: clean what is written and named, dirty again what is not.
-    fn land(
+    pub(super) fn land(
         &self,
         flight: &Flight<'_>,
         written: &[Result<(), IoError>],

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use steadfs_base::{IoTag, Urgency};
 use steadfs_block::{Bio, IoError, IoHandle, Plug};
-use steadfs_cache::{Taken, Why};
+use steadfs_cache::{DirtyFile, Taken, Why};
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::placement::{self, File, Occasion, Volume};
@@ -79,16 +79,30 @@ impl F2fs {
     /// failed dirty. (Of directories and links nothing is written here: a checkpoint does.) The caller
     /// holds no lock: room is made where the logs have none.
     pub(crate) fn write_out(&self, inode: &Inode, why: Why, tag: IoTag) -> Result<()> {
-        self.write_out_as(inode, occasion(why), tag)
+        let file = DirtyFile(inode.nid().0.into());
+        // Who was held up goes on as soon as he may.
+        let throttled = why == Why::Throttle;
+        let enough = || throttled && !self.writeback.must_throttle(file);
+        self.write_until(enough, inode, occasion(why), tag)
     }
 
     /// The same where the rules need to know more of the occasion.
     pub(super) fn write_out_as(&self, inode: &Inode, occasion: Occasion, tag: IoTag) -> Result<()> {
+        self.write_until(|| false, inode, occasion, tag)
+    }
+
+    fn write_until(
+        &self,
+        enough: impl Fn() -> bool,
+        inode: &Inode,
+        occasion: Occasion,
+        tag: IoTag,
+    ) -> Result<()> {
         let tag = tag.with_urgency(urgency(occasion));
         let mut tries = 0;
         let mut from = 0;
         let mut first_error = Ok(());
-        while self.has_data_to_write(inode)? {
+        while self.has_data_to_write(inode)? && !enough() {
             self.balance(tag)?;
             match self.write_some(inode, from, occasion, tag) {
                 Ok(None) => return first_error,

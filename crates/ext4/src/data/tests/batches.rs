@@ -1,0 +1,125 @@
+//! Large files, batch by batch.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use steadfs_base::IoTag;
+use steadfs_block::{Bio, Device, Done, Geometry, IoError, MemDevice, Op};
+use steadfs_cache::Why;
+use steadfs_vfs::{Cx, FsError};
+
+use super::{FILE, image_with_file, judge};
+use crate::{CacheSizes, Ext4, MountOptions};
+
+/// Some batches, the last one not whole.
+const SIZE: usize = (14 << 20) + 5000;
+
+/// A device on which one large write fails.
+struct FailsOnce {
+    inner: Arc<MemDevice>,
+    /// How many come before that one.
+    before: AtomicU64,
+}
+
+impl Device for FailsOnce {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn start(&self, bio: Bio, done: Done) {
+        let large = bio.op == Op::Write && bio.len >= 256 << 10;
+        if large && self.before.fetch_sub(1, Ordering::Relaxed) == 0 {
+            let error = IoError::of(&bio, "broken");
+            return done(bio, Err(error));
+        }
+        self.inner.start(bio, done);
+    }
+}
+
+fn open(device: Arc<dyn Device>, cache: u64) -> Arc<Ext4> {
+    let options = MountOptions::parse("").unwrap();
+    let (fs, _) = Ext4::open(device, options, CacheSizes::of(cache)).unwrap();
+    // What is dirty stays so until the test wants it written.
+    fs.writeback().stop();
+    fs
+}
+
+fn content() -> Vec<u8> {
+    (0..SIZE).map(|i| (i / 1000) as u8 | 1).collect()
+}
+
+/// What a mount finds of the file after a power cut.
+fn after_power_cut(device: &MemDevice) -> Vec<u8> {
+    let fs = open(Arc::new(device.copy()), 64 << 20);
+    let inode = fs.inode(FILE, IoTag::default()).unwrap();
+    let mut found = Vec::new();
+    loop {
+        let at = found.len() as u64;
+        let more = fs.read_file(&Cx::default(), &inode, at, 1 << 20).unwrap();
+        if more.is_empty() {
+            drop(inode);
+            fs.close().unwrap();
+            return found;
+        }
+        found.extend(more.to_vec());
+    }
+}
+
+#[test]
+fn a_file_never_grows_over_a_batch_that_failed() {
+    let cx = Cx::default();
+    let content = content();
+    let mut failures = 0;
+    for before in 0.. {
+        let image = image_with_file(&["-t", "ext4", "-b", "4096"], "64M");
+        let device = Arc::new(FailsOnce {
+            inner: image.device(),
+            before: AtomicU64::new(before),
+        });
+        let fs = open(Arc::clone(&device) as Arc<dyn Device>, 64 << 20);
+        let inode = fs.inode(FILE, IoTag::default()).unwrap();
+        fs.write_file(&cx, &inode, 0, &content, false).unwrap();
+        let written = fs.write_out(&inode, Why::Background, cx.tag);
+        fs.commit_running(cx.tag).unwrap();
+        let there = after_power_cut(&device.inner);
+        assert!(content.starts_with(&there), "{} bytes", there.len());
+        if written.is_ok() {
+            assert_eq!(there.len(), SIZE);
+            fs.close().unwrap();
+            break;
+        }
+        failures += 1;
+        assert!(there.len() < SIZE);
+        // Told once, and nothing is lost.
+        let told = fs.fsync_inode(&cx, &inode, false);
+        assert!(matches!(told, Err(FsError::Io(_))), "{told:?}");
+        fs.fsync_inode(&cx, &inode, false).unwrap();
+        assert!(after_power_cut(&device.inner) == content);
+        drop(inode);
+        fs.close().unwrap();
+        judge(&device.inner, &image, &format!("failure {before}"));
+    }
+    assert!(failures > 4, "{failures} large writes");
+}
+
+#[test]
+fn who_is_held_up_goes_on_below_the_limit() {
+    let image = image_with_file(&["-t", "ext4", "-b", "4096"], "128M");
+    let fs = open(image.device(), 128 << 20);
+    let cx = Cx::default();
+    let inode = fs.inode(FILE, IoTag::default()).unwrap();
+    let piece = vec![7; 1 << 20];
+    let file = steadfs_cache::DirtyFile(inode.ino().0.into());
+    let mut end = 0;
+    while !fs.writeback().must_throttle(file) {
+        let (bytes, result) = fs.write_pages(&cx, &inode, end, &piece, u64::MAX);
+        result.unwrap();
+        end += bytes as u64;
+    }
+    fs.write_out(&inode, Why::Throttle, cx.tag).unwrap();
+    let left = fs.writeback().dirty_bytes();
+    assert!(!fs.writeback().must_throttle(file));
+    assert!(left > end / 4, "{left} of {end} bytes are left");
+    drop(inode);
+    fs.close().unwrap();
+}
