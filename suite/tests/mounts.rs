@@ -426,6 +426,40 @@ fn names_have_at_most_255_bytes() {
     image.check_clean();
 }
 
+/// What the kernel could not write back of a shared mapping it has dropped: nobody can do anything about it while the
+/// volume stays mounted.
+#[test]
+fn what_a_mapping_lost_is_told_and_does_not_keep_a_volume_mounted() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "small.img", 24 * MIB, &["-t", "ext4", "-m", "0"]);
+    let device = LoopDevice::attach(image.path(), false);
+    let mount = SteadMount::new(&scratch, device.path(), "");
+    let mut fill = File::create(mount.join("fill")).unwrap();
+    while fill.write_all(&[7; 1024]).is_ok() {}
+    drop(fill);
+    let hole = mount.join("hole");
+    File::create(&hole).unwrap().set_len(4 * MIB).unwrap();
+    let named = format!("--filename={}", hole.display());
+    let how = [
+        "--name=map",
+        "--ioengine=mmap",
+        "--rw=write",
+        "--size=4M",
+        "--fallocate=none",
+        "--thread",
+    ];
+    run("fio", how.into_iter().chain([named.as_str()])).expect(0);
+    let said = steadfs(["umount".as_ref(), mount.root().as_os_str()]).expect(0);
+    assert!(
+        said.err.contains("No space left") && said.err.contains("mappings"),
+        "{}",
+        said.err
+    );
+    assert_eq!(mount.wait(), 0);
+    drop(device);
+    image.check_clean();
+}
+
 #[test]
 fn a_full_volume_keeps_what_it_acknowledged() {
     let scratch = Scratch::new();

@@ -35,7 +35,10 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     {
         // A failure to write is told while there is still a mount to do something about it. Where the
         // volume has stopped, nothing can be done any more.
-        lost = Some(why_stopped(&mount.mountpoint).ok_or_else(|| still_mounted(failure))?);
+        lost = why_stopped(&mount.mountpoint);
+        if lost.is_none() {
+            sync_again(&mount.mountpoint, &failure)?;
+        }
     }
     let how = if args.lazy {
         Unmount::Detach
@@ -68,6 +71,17 @@ fn why_stopped(mountpoint: &Path) -> Option<String> {
     let errors = fs::read_to_string(mountpoint.join(".steadfs/errors")).ok()?;
     let mut lines = errors.lines();
     lines.find_map(|line| line.strip_prefix("stopped: ").map(str::to_owned))
+}
+
+/// What the volume could not write it keeps, and says so again. What it does not is gone already: pages of shared
+/// mappings, which the kernel drops when they find no room, and tells whoever syncs next.
+fn sync_again(mountpoint: &Path, first: &Failure) -> Result<(), Failure> {
+    sync(mountpoint).map_err(still_mounted)?;
+    eprintln!(
+        "steadfs: {}; what was written since is on the volume, but not all that programs wrote through shared mappings",
+        first.message
+    );
+    Ok(())
 }
 
 fn still_mounted(failure: Failure) -> Failure {
