@@ -1,7 +1,9 @@
 //! Delayed data on a volume that is almost full: nothing takes the room that it was promised.
 
-use steadfs_rt::sim;
-use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError, SetXattr};
+use std::sync::Arc;
+
+use steadfs_rt::{JoinHandle, Random, sim, spawn};
+use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError, SetAttr, SetXattr};
 
 use crate::test_world::{ROOT, World};
 
@@ -80,4 +82,73 @@ fn keeps_its_promise(kind: &str, take: Taker) {
     let read = world.fs.read(&world.cx, delayed, 0, 4000).unwrap();
     assert_eq!(read.to_vec(), content);
     world.close();
+}
+
+/// Several tasks fill and empty a volume of many groups: what was acknowledged finds its place at every moment.
+#[test]
+fn syncs_find_room_while_others_take_it() {
+    for seed in 1..=12 {
+        let run = move || {
+            let options = [
+                "-t", "ext4", "-b", "1024", "-g", "512", "-m", "0", "-N", "400",
+            ];
+            let world = Arc::new(World::make(&options, "8M"));
+            let tasks: Vec<_> = (0..6)
+                .map(|task| {
+                    let world = Arc::clone(&world);
+                    spawn("writer", move || fill_and_empty(&world, seed * 100 + task))
+                })
+                .collect();
+            tasks.into_iter().for_each(JoinHandle::join);
+            Arc::into_inner(world).unwrap().close();
+        };
+        sim::run(sim::Config::new(seed), run);
+    }
+}
+
+fn fill_and_empty(world: &World, seed: u64) {
+    let mut random = Random::new(seed);
+    let file = world
+        .file(ROOT, format!("file{seed}").as_bytes())
+        .unwrap()
+        .ino;
+    let (fs, cx) = (&*world.fs, &world.cx);
+    let full = |result: Result<(), FsError>| match result {
+        Ok(()) | Err(FsError::NoSpace) => {}
+        Err(error) => panic!("{error}"),
+    };
+    for step in 0..300 {
+        let at = random.below(1 << 21) as u64;
+        match random.below(12) {
+            0..7 => {
+                let data = vec![3; 1 + random.below(20_000)];
+                full(fs.write(cx, file, at, &data, false).map(drop));
+            }
+            7 => {
+                let mode = FallocMode::Allocate { keep_size: true };
+                full(FileSystem::fallocate(fs, cx, file, mode, at, 30_000));
+            }
+            8 => full(FileSystem::fallocate(
+                fs,
+                cx,
+                file,
+                FallocMode::PunchHole,
+                at,
+                100_000,
+            )),
+            9 => full(
+                world
+                    .mkdir(ROOT, format!("dir{seed}-{step}").as_bytes())
+                    .map(drop),
+            ),
+            10 => {
+                let set = SetAttr {
+                    size: Some(at),
+                    ..SetAttr::default()
+                };
+                full(FileSystem::setattr(fs, cx, file, &set).map(drop));
+            }
+            _ => FileSystem::fsync(fs, cx, file, false).unwrap(),
+        }
+    }
 }
