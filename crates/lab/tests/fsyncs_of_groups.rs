@@ -1,0 +1,204 @@
+//! Two cgroups that append and call fsync on one ext4 mount, of weight 100 and 20.
+//!
+//! A commit of the journal is a common good: all who wait for it get it at the same time, so weights cannot make
+//! one group's fsyncs five times as many as the other's. What they can do is keep the light group's own data out
+//! of the heavy one's way, and what must hold is that sharing the commit costs the heavy group no more than the
+//! wait for one that was under way, whoever leads it, and that nobody starves.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use steadfs_base::{GroupId, IoTag, OwnerId};
+use steadfs_block::{
+    Device, DeviceModel, MemDevice, ModelDevice, Policy, Queue, QueueOptions, QueueSettings,
+};
+use steadfs_ext4::format::{FormatOptions, format};
+use steadfs_ext4::{CacheSizes, Ext4, MountOptions};
+use steadfs_rt::{now, sim, sleep, spawn};
+use steadfs_vfs::{Cx, FileSystem};
+
+const VOLUME: u64 = 256 << 20;
+const HEAVY: GroupId = GroupId(1);
+const LIGHT: GroupId = GroupId(2);
+const SECONDS: u64 = 20;
+
+/// Who is there.
+#[derive(Clone, Copy)]
+struct Crowd {
+    heavy: u32,
+    light: u32,
+    /// Whether one of the light group writes a stream besides, durable 256 KiB at a time.
+    stream: bool,
+    /// What differs from `fair` as a mount has it.
+    queue: fn(&mut QueueSettings),
+}
+
+/// The fsyncs of a group: their times, sorted.
+#[derive(Debug, Default)]
+struct Times(Vec<Duration>);
+
+impl Times {
+    fn of(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        Self(times)
+    }
+
+    fn percentile(&self, percent: usize) -> Duration {
+        self.0[(self.0.len() - 1) * percent / 100]
+    }
+
+    fn tell(&self) -> String {
+        match self.0.len() {
+            0 => "none".to_owned(),
+            n => format!(
+                "{n} fsyncs, p50 {:?}, p99 {:?}",
+                self.percentile(50),
+                self.percentile(99)
+            ),
+        }
+    }
+}
+
+fn process(group: GroupId, owner: u32) -> Cx {
+    Cx {
+        tag: IoTag {
+            group,
+            owner: OwnerId(owner),
+            ..IoTag::default()
+        },
+        caller: owner.into(),
+        ..Cx::default()
+    }
+}
+
+/// Writes `size` bytes at the end of a file of its own and calls fsync, again and again.
+fn appender(fs: &Ext4, cx: &Cx, size: u64, over: &AtomicBool) -> Vec<Duration> {
+    let name = format!("file{}", cx.caller);
+    let ino = fs.mknod(cx, fs.root(), name.as_bytes(), 0o100_644, 0);
+    let ino = ino.unwrap().ino;
+    let (mut at, mut times) = (0, Vec::new());
+    let data = vec![7; size as usize];
+    while !over.load(Ordering::Acquire) {
+        fs.write(cx, ino, at, &data, false).unwrap();
+        at = (at + size) % (24 << 20);
+        let begin = now();
+        fs.fsync(cx, ino, false).unwrap();
+        times.push(begin.elapsed());
+    }
+    fs.forget(ino, 1);
+    times
+}
+
+/// The fsyncs of both groups' appenders.
+fn measure(crowd: Crowd, seed: u64) -> [Times; 2] {
+    let run = move || {
+        let store = Arc::new(MemDevice::new(VOLUME));
+        let plain = Queue::new(Arc::clone(&store) as _, QueueOptions::default());
+        format(&plain, VOLUME, &FormatOptions::default()).unwrap();
+        drop(plain);
+        let model = DeviceModel {
+            bytes_per_second: 10 << 20,
+            latency: Duration::from_micros(500),
+            flush: Duration::from_millis(1),
+            depth: 4,
+        };
+        let device: Arc<dyn Device> = Arc::new(ModelDevice::new(store, model));
+        let options = MountOptions::parse("").unwrap();
+        let (fs, _) = Ext4::open(device, options, CacheSizes::of(64 << 20)).unwrap();
+        let mut settings = fs.queue().settings();
+        settings.policy = Policy::Fair;
+        (crowd.queue)(&mut settings);
+        fs.queue().configure(settings);
+        fs.queue().set_group(HEAVY, GroupId(0), 100);
+        fs.queue().set_group(LIGHT, GroupId(0), 20);
+        let over = Arc::new(AtomicBool::new(false));
+        let start = |group, owner, size| {
+            let (fs, over) = (Arc::clone(&fs), Arc::clone(&over));
+            spawn("appender", move || {
+                appender(&fs, &process(group, owner), size, &over)
+            })
+        };
+        let heavy: Vec<_> = (0..crowd.heavy).map(|n| start(HEAVY, n, 4096)).collect();
+        let light: Vec<_> = (0..crowd.light)
+            .map(|n| start(LIGHT, 100 + n, 4096))
+            .collect();
+        let stream = crowd.stream.then(|| start(LIGHT, 200, 256 << 10));
+        sleep(Duration::from_secs(SECONDS));
+        over.store(true, Ordering::Release);
+        let times = [heavy, light].map(|all| {
+            let times = all.into_iter().flat_map(|task| task.join());
+            Times::of(times.collect())
+        });
+        drop(stream.map(|task| task.join()));
+        fs.unmount().unwrap();
+        drop(fs);
+        sleep(Duration::from_millis(1));
+        times
+    };
+    let config = sim::Config {
+        preempt: 0,
+        ..sim::Config::new(seed)
+    };
+    sim::run(config, run).value
+}
+
+fn fair(_: &mut QueueSettings) {}
+
+fn crowd(heavy: u32, light: u32, stream: bool, queue: fn(&mut QueueSettings)) -> Crowd {
+    Crowd {
+        heavy,
+        light,
+        stream,
+        queue,
+    }
+}
+
+#[test]
+fn a_shared_commit_costs_the_heavy_group_no_more_than_the_one_under_way() {
+    for seed in 1..3 {
+        let [alone, _] = measure(crowd(1, 0, false, fair), seed);
+        for light in [1, 8] {
+            let [heavy, others] = measure(crowd(1, light, false, fair), seed);
+            let told = format!(
+                "{light}: {}; {}; {}",
+                alone.tell(),
+                heavy.tell(),
+                others.tell()
+            );
+            // The one under way, its own, and what the device had begun.
+            assert!(heavy.percentile(50) <= alone.percentile(50) * 3, "{told}");
+            assert!(heavy.percentile(99) <= alone.percentile(99) * 4, "{told}");
+            assert!(heavy.percentile(99) <= others.percentile(99), "{told}");
+            // Each of the light group comes to a fifth of the heavy one's at least.
+            assert!(
+                others.0.len() * 5 >= heavy.0.len() * light as usize,
+                "{told}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_crowd_and_a_stream_of_the_light_group_stay_behind_the_heavy_one() {
+    for seed in 1..3 {
+        let [heavy, light] = measure(crowd(1, 8, true, fair), seed);
+        let told = format!("{}; {}", heavy.tell(), light.tell());
+        assert!(heavy.percentile(50) < light.percentile(50), "{told}");
+        assert!(heavy.percentile(99) * 2 < light.percentile(99), "{told}");
+        assert!(light.0.len() > heavy.0.len(), "{told}");
+        let without: [fn(&mut QueueSettings); 2] =
+            [|q| q.policy = Policy::Fifo, |q| q.boost = false];
+        for queue in without {
+            let [other, _] = measure(crowd(1, 8, true, queue), seed);
+            let told = format!("{told}; without: {}", other.tell());
+            assert!(heavy.percentile(50) * 2 < other.percentile(50), "{told}");
+        }
+        let [heavy, light] = measure(crowd(4, 4, true, fair), seed);
+        let told = format!("{}; {}", heavy.tell(), light.tell());
+        assert!(heavy.percentile(50) * 2 < light.percentile(50), "{told}");
+        assert!(light.0.len() * 5 > heavy.0.len(), "{told}");
+    }
+}
