@@ -70,7 +70,7 @@ fn is_good(figure: &FigureReport) -> bool {
 
 fn overview(out: &mut String, reports: &[Report]) {
     out.push_str(
-        "<section><h2>At a glance</h2>\n<div class=\"wide\"><table>\n<tr><th>experiment</th><th>its question</th>\
+        "<section><h2>At a glance</h2>\n<div class=\"wide\"><table>\n<tr><th>experiment</th><th style=\"text-align:left\">its question</th>\
          <th>predicted within a quarter</th><th>aims reached</th></tr>\n",
     );
     for report in reports {
