@@ -36,8 +36,11 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
         // A failure to write is told while there is still a mount to do something about it. Where the
         // volume has stopped, nothing can be done any more.
         lost = why_stopped(&mount.mountpoint);
-        if lost.is_none() {
-            sync_again(&mount.mountpoint, &failure)?;
+        match (&lost, mount.is_block) {
+            (Some(_), _) => {}
+            (None, true) => sync_again(&mount.mountpoint, &failure)?,
+            // Here the kernel has no say: the failure is the volume's.
+            (None, false) => return Err(still_mounted(failure)),
         }
     }
     let how = if args.lazy {
@@ -78,7 +81,7 @@ fn why_stopped(mountpoint: &Path) -> Option<String> {
 fn sync_again(mountpoint: &Path, first: &Failure) -> Result<(), Failure> {
     sync(mountpoint).map_err(still_mounted)?;
     eprintln!(
-        "steadfs: {}; what was written since is on the volume, but not all that programs wrote through shared mappings",
+        "steadfs: {}; what the volume has is written, but what programs wrote through shared mappings may be lost",
         first.message
     );
     Ok(())

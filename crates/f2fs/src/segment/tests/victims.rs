@@ -161,14 +161,7 @@ impl RandomRun {
             let types = hole_types(log);
             let busy = |at: &SegNo, logs: &Logs| logs.table.busy(*at).count();
             let has_room = |kind: LogType, logs: &Logs| -> Vec<SegNo> {
-                let all = (0..logs.table.len()).map(SegNo);
-                let of_kind = all.filter(|at| logs.table.kind(*at) == kind);
-                let partly = of_kind.filter(|at| {
-                    let valid = logs.table.current(*at).count();
-                    let open = logs.table.state(*at) == State::Open;
-                    !open && valid > 0 && valid < SEGMENT_BLOCKS
-                });
-                partly
+                partly_filled(logs, kind)
                     .filter(|at| busy(at, logs) < SEGMENT_BLOCKS)
                     .collect()
             };
@@ -200,14 +193,9 @@ impl RandomRun {
                 valid: logs.table.busy(at).count(),
             };
             let find = |kind: LogType| {
-                let all = (0..logs.table.len()).map(SegNo);
-                let of_kind = all.filter(|at| logs.table.kind(*at) == kind);
-                let partly = of_kind.filter(|at| {
-                    let valid = logs.table.current(*at).count();
-                    let open = logs.table.state(*at) == State::Open;
-                    !open && valid > 0 && valid < SEGMENT_BLOCKS
-                });
-                let room = partly.map(aged).filter(|one| one.valid < SEGMENT_BLOCKS);
+                let room = partly_filled(logs, kind)
+                    .map(aged)
+                    .filter(|one| one.valid < SEGMENT_BLOCKS);
                 let room: Vec<Aged> = room.collect();
                 by_age(logs.age, now, |rules| {
                     let old = |one: &&Aged| newest.saturating_sub(one.stamp) >= rules.threshold;
@@ -221,4 +209,16 @@ impl RandomRun {
             assert_eq!(found, due.map(|one| one.number), "{log:?}");
         }
     }
+}
+
+/// The segments of a type in which something is valid, but not all, and which no log has open.
+fn partly_filled(logs: &Logs, kind: LogType) -> impl Iterator<Item = SegNo> {
+    let of_kind = (0..logs.table.len())
+        .map(SegNo)
+        .filter(move |at| logs.table.kind(*at) == kind);
+    of_kind.filter(|at| {
+        let valid = logs.table.current(*at).count();
+        let open = logs.table.state(*at) == State::Open;
+        !open && valid > 0 && valid < SEGMENT_BLOCKS
+    })
 }
