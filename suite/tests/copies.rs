@@ -130,6 +130,43 @@ fn trees_go_through_f2fs_and_stay_equal() {
     assert_eq!(shown.out, "one line\n");
 }
 
+/// Links and special files are copied as what they are, also where they are named and not found in a folder.
+#[test]
+fn single_files_of_every_type_go_in_and_out() {
+    let scratch = Scratch::new();
+    let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
+    let source = scratch.folder("source");
+    let make = "echo x > file; ln -s nowhere link; mkfifo -m 640 fifo; mknod -m 604 node c 1 3; ln -s . here; \
+                setfattr -h -n trusted.mine -v value link node; touch -hd @1000000000 link fifo node";
+    let mut shell = Command::new("sh");
+    shell.args(["-ec", make]).current_dir(&source);
+    finish(shell, PATIENCE).expect(0);
+    let back = scratch.folder("back");
+    for name in ["file", "link", "fifo", "node", "here"] {
+        cp(&[source.join(name).to_str().unwrap(), &at(&volume, "/")]);
+        cp(&[&at(&volume, &format!("/{name}")), back.to_str().unwrap()]);
+    }
+    // Named from where one is.
+    let mut near = Command::new(program());
+    near.args(["cp", "node", &at(&volume, "/near")])
+        .current_dir(&source);
+    finish(near, PATIENCE).expect(0);
+    volume.check_clean();
+    run(
+        "touch",
+        ["-r".as_ref(), source.as_os_str(), back.as_os_str()],
+    )
+    .expect(0);
+    Tree::of(&source).assert_same(&Tree::of(&back), Compare::COPY, "there and back");
+
+    // `-d` follows a link to a folder, as mke2fs does.
+    let filled = scratch.join("filled.img");
+    let (filled, from) = (filled.to_str().unwrap(), source.join("here"));
+    steadfs(["format", "-q", "-d", from.to_str().unwrap(), filled, "16M"]).expect(0);
+    let names = steadfs(["ls", filled]).expect(0).out;
+    assert_eq!(names, "fifo\nfile\nhere\nlink\nlost+found\nnode\n");
+}
+
 #[test]
 fn copies_that_make_no_sense_are_refused() {
     let scratch = Scratch::new();

@@ -11,6 +11,9 @@ use crate::stop::Stop;
 
 /// Copies a directory's content into the new volume.
 pub fn fill(path: &Path, dir: &Path) -> Result<(), Failure> {
+    // A link to a directory is followed here, and none below it.
+    let real = dir.canonicalize();
+    let real = real.map_err(|error| Failure::plain(format!("{}: {error}", dir.display())))?;
     let volume = Volume::open(path, &Options::default()).map_err(Failure::plain)?;
     let how = CopyIn {
         owners: true,
@@ -18,7 +21,7 @@ pub fn fill(path: &Path, dir: &Path) -> Result<(), Failure> {
     };
     let stop = Stop::on_signals()?;
     let mut line = Line::of_copy(stop.clone());
-    let copied = copy_in(&*volume.fs(), &owner_cx(), dir, b"/", how, &mut line);
+    let copied = copy_in(&*volume.fs(), &owner_cx(), &real, b"/", how, &mut line);
     line.done();
     let closed = volume.close().map_err(Failure::plain);
     for warning in copied.map_err(|error| stop.failure(error))?.warnings {

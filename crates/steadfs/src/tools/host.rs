@@ -54,11 +54,15 @@ pub enum Target<'a> {
 }
 
 impl Target<'_> {
-    /// A path to it through /proc, for the calls that know no descriptors.
+    /// A path to it, through /proc for what is open, for the calls that know no descriptors.
     fn proc_path(&self) -> io::Result<CString> {
         let mut path = Vec::from("/proc/self/fd/");
         match self {
             Self::Open(fd) => path.extend(fd.as_raw_fd().to_string().bytes()),
+            // The current folder is no descriptor of ours that /proc would know.
+            Self::Named(dir, name) if dir.as_raw_fd() == cwd().as_raw_fd() => {
+                path = name.as_encoded_bytes().to_vec();
+            }
             Self::Named(dir, name) => {
                 path.extend(dir.as_raw_fd().to_string().bytes());
                 path.push(b'/');
