@@ -168,6 +168,40 @@ fn single_files_of_every_type_go_in_and_out() {
 }
 
 #[test]
+fn what_a_volume_says_is_not_spoken_to_the_terminal() {
+    let scratch = Scratch::new();
+    let volume = scratch.join("a.img");
+    let volume = volume.to_str().unwrap();
+    for kind in ["ext4", "f2fs"] {
+        steadfs([
+            "format",
+            "-qft",
+            kind,
+            "-L",
+            "a\x1b[31m\nState",
+            volume,
+            "64M",
+        ])
+        .expect(0);
+        let said = steadfs(["inspect", volume]).expect(0).out;
+        assert!(said.contains("a\\033[31m\\012State"), "{said}");
+    }
+    let bad = scratch.folder("folder").join("b\x1b[31m");
+    fs::write(&bad, "").unwrap();
+    let source = bad.parent().unwrap().to_str().unwrap();
+    cp(&["-r", source, &format!("{volume}:/")]);
+    let twice = scratch.folder("out");
+    fs::write(twice.join("b\x1b[31m"), "").unwrap();
+    let said = steadfs([
+        "extract",
+        &format!("{volume}:/folder"),
+        twice.to_str().unwrap(),
+    ]);
+    assert_eq!(said.code(), 1);
+    assert!(said.err.contains("b\\033[31m"), "{}", said.err);
+}
+
+#[test]
 fn copies_that_make_no_sense_are_refused() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 16 * MIB);

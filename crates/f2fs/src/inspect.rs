@@ -5,6 +5,7 @@ use std::fmt::{self, Display, Formatter};
 use serde::Serialize;
 use steadfs_block::Queue;
 use steadfs_vfs::Result;
+use steadfs_vfs::names::printable;
 
 use crate::checkpoint::{self, Current};
 use crate::disk::checkpoint::{ALLOC_HOLES, CpFlags};
@@ -257,7 +258,11 @@ fn uuid(bytes: &[u8; 16]) -> String {
 
 impl Display for Inspection {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut line = |name: &str, value: &dyn Display| writeln!(f, "{name:<28}{value}");
+        let mut line = |name: &str, value: &dyn Display| {
+            // Labels and the like are whatever somebody wrote into a superblock.
+            let value = printable(value.to_string().as_bytes());
+            writeln!(f, "{name:<28}{value}")
+        };
         line("Type:", &"f2fs")?;
         line("Label:", &self.label)?;
         line("UUID:", &self.uuid)?;

@@ -1,6 +1,7 @@
 //! What POSIX says of names, whatever the format: which changes an inode's state allows, and the order
 //! in which the locks of several directories are taken.
 
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use steadfs_base::InodeNo;
@@ -163,6 +164,40 @@ pub fn in_pieces(
     Ok(done)
 }
 
+/// A name as it can be shown: what is no letter for a terminal stands as `\ooo` or `\xHH…`, so that
+/// a volume cannot speak to the terminal.
+pub fn printable(name: &[u8]) -> String {
+    let mut out = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c == '\\' {
+                out.push_str("\\\\");
+            } else if c.is_control() || is_invisible(c) {
+                let mut buffer = [0; 4];
+                for byte in c.encode_utf8(&mut buffer).bytes() {
+                    octal(&mut out, byte);
+                }
+            } else {
+                out.push(c);
+            }
+        }
+        for byte in chunk.invalid() {
+            octal(&mut out, *byte);
+        }
+    }
+    out
+}
+
+fn octal(out: &mut String, byte: u8) {
+    // Writing to a string cannot fail.
+    let _ = write!(out, "\\{byte:03o}");
+}
+
+/// Characters that change the direction or the place of what follows.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,5 +245,12 @@ mod tests {
         assert_eq!(check_may_remove(0, none), Err(FsError::NotFound));
         assert_eq!(check_length(&[b'a'; 256]), Err(FsError::NameTooLong));
         assert!(is_dots(b"..") && !is_dots(b"..."));
+    }
+
+    #[test]
+    fn names_cannot_speak_to_the_terminal() {
+        assert_eq!(printable("ä b".as_bytes()), "ä b");
+        assert_eq!(printable(b"a\x1b[2Jb\n\xff\\"), "a\\033[2Jb\\012\\377\\\\");
+        assert_eq!(printable("\u{202e}x".as_bytes()), "\\342\\200\\256x");
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use steadfs_base::endian::Le32;
+use steadfs_vfs::names::printable;
 
 use super::{ErrorFacts, Inspection, Journal, Log};
 
@@ -166,6 +167,8 @@ fn or_none(text: &str) -> &str {
 }
 
 fn line(f: &mut Formatter<'_>, name: &str, value: impl Display) -> fmt::Result {
+    // Labels and the like are whatever somebody wrote into a superblock.
+    let value = printable(value.to_string().as_bytes());
     writeln!(f, "{:<22}{value}", format!("{name}:"))
 }
 

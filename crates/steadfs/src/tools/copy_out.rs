@@ -11,7 +11,8 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Seek, Segment};
 
 use super::host::{self, Target};
-use super::list::{device_numbers, printable};
+use super::list::device_numbers;
+use super::printable;
 use super::walk::{Entry, Held, child, read_dir, resolve};
 use super::{At, AtHost, CHUNK, Progress, Report, Result, join, os};
 

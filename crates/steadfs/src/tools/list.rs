@@ -110,40 +110,6 @@ pub const fn device_numbers(rdev: u32) -> (u32, u32) {
     (major, minor)
 }
 
-/// A name as it can be shown: what is no letter for a terminal stands as `\ooo` or `\xHH…`, so that
-/// a volume cannot speak to the terminal.
-pub fn printable(name: &[u8]) -> String {
-    let mut out = String::with_capacity(name.len());
-    for chunk in name.utf8_chunks() {
-        for c in chunk.valid().chars() {
-            if c == '\\' {
-                out.push_str("\\\\");
-            } else if c.is_control() || is_invisible(c) {
-                let mut buffer = [0; 4];
-                for byte in c.encode_utf8(&mut buffer).bytes() {
-                    octal(&mut out, byte);
-                }
-            } else {
-                out.push(c);
-            }
-        }
-        for byte in chunk.invalid() {
-            octal(&mut out, *byte);
-        }
-    }
-    out
-}
-
-fn octal(out: &mut String, byte: u8) {
-    // Writing to a string cannot fail.
-    let _ = write!(out, "\\{byte:03o}");
-}
-
-/// Characters that change the direction or the place of what follows.
-fn is_invisible(c: char) -> bool {
-    matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-}
-
 /// A time in UTC: `2026-11-21 03:42:07.123456789`, or without the fraction.
 pub fn utc(time: Timestamp, fraction: bool) -> String {
     let days = time.secs.div_euclid(86_400);
@@ -183,13 +149,6 @@ mod tests {
         assert_eq!(m(FileKind::Directory, 0o1777), "drwxrwxrwt");
         assert_eq!(m(FileKind::Regular, 0o6750), "-rwsr-s---");
         assert_eq!(m(FileKind::Socket, 0o7000), "s--S--S--T");
-    }
-
-    #[test]
-    fn names_cannot_speak_to_the_terminal() {
-        assert_eq!(printable("ä b".as_bytes()), "ä b");
-        assert_eq!(printable(b"a\x1b[2Jb\n\xff\\"), "a\\033[2Jb\\012\\377\\\\");
-        assert_eq!(printable("\u{202e}x".as_bytes()), "\\342\\200\\256x");
     }
 
     #[test]

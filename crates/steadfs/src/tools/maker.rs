@@ -3,7 +3,7 @@
 use steadfs_base::{InodeNo, Timestamp};
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, SetAttr, SetTime, SetXattr};
 
-use super::list::printable;
+use super::printable;
 use super::walk::{Held, child};
 use super::{At, Report, Result};
 

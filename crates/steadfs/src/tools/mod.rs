@@ -22,8 +22,9 @@ use steadfs_vfs::{Cx, FsError};
 pub use copy_between::copy_between;
 pub use copy_in::copy_in;
 pub use copy_out::{CopyOut, copy_out, write_content};
-pub use list::{ListOptions, Listed, device_numbers, list, mode_string, printable, utc};
+pub use list::{ListOptions, Listed, device_numbers, list, mode_string, utc};
 pub use maker::CopyIn;
+pub use steadfs_vfs::names::printable;
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
 
 /// Why a tool stopped, with the place.
@@ -38,7 +39,7 @@ pub enum ToolError {
         source: FsError,
     },
     /// A call on the host failed.
-    #[error("{}: {source}", .path.display())]
+    #[error("{}: {source}", printable(.path.as_os_str().as_bytes()))]
     Host {
         /// Path on the host.
         path: PathBuf,
