@@ -65,15 +65,29 @@ fn mistakes_have_mounts_exit_codes() {
         &["/no/such/image", "No such file"],
     );
     refuses(&[image, "/no/such/folder"], 32, &["/no/such/folder"]);
-    refuses(&[image, image], 1, &["not a directory"]);
+    refuses(&[image, image], 32, &["not a directory"]);
     refuses(&["/dev/null", dir], 32, &["character device"]);
     refuses(&[dir, dir], 32, &["directory"]);
     refuses(&[zeros, dir], 32, &["ext4"]);
     refuses(&[empty, dir], 32, &["0 bytes"]);
     refuses(&["-o", "offset=1M", image, dir], 32, &["ext4"]);
     refuses(&["-o", "offset=1G", image, dir], 32, &["offset"]);
-    let usage = steadfs(["mount"]);
-    assert_eq!(usage.code(), 2, "clap's own: {}", usage.err);
+    // A wrong call: mount(8) says 1, e2fsck(8) 16, and e2fsck's 1 and 2 would mean that something was mended.
+    for (words, code) in [
+        (&["mount"][..], 1),
+        (&["mount", "--bogus", image, dir], 1),
+        (&["umount"], 1),
+        (&["remount", dir], 1),
+        (&["check"], 16),
+        (&["check", "-o", "bogus", image], 16),
+        (&["ls", "--bogus"], 2),
+        (&["mount", "--help"], 0),
+    ] {
+        let said = steadfs(words);
+        assert_eq!(said.code(), code, "{words:?}: {}", said.err);
+    }
+    let full = format!("{} check {image} >/dev/full", program().display());
+    assert_eq!(run("sh", ["-c", &full]).code(), 8);
     assert!(mounts_below(scratch.path()).is_empty());
 }
 
@@ -107,6 +121,16 @@ fn what_is_there_is_not_formatted_over_without_asking() {
     for kind in ["ext4", "f2fs", "xfs"] {
         assert_ne!(steadfs(["format", "-t", kind, small, "20K"]).code(), 0);
         assert!(!new.exists(), "{kind}");
+    }
+    for (from, why) in [(zeros, "not a directory"), ("/no/such/folder", "No such")] {
+        let said = steadfs(["format", "-d", from, small, "64M"]);
+        assert_eq!(said.code(), 1);
+        assert!(
+            said.err.contains(from) && said.err.contains(why),
+            "{}",
+            said.err
+        );
+        assert!(!new.exists(), "{from}");
     }
 }
 
@@ -172,6 +196,27 @@ fn a_busy_volume_stays_unless_it_is_lazy() {
     image.check_clean();
     let said = steadfs(["cat", &format!("{}:/open", image.path().display())]);
     assert_eq!(said.out, "still written");
+}
+
+#[test]
+fn what_a_dead_server_left_is_told_and_taken_away() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let dir = mount.root().to_owned();
+    let words = ["mount".as_ref(), image.path().as_os_str(), dir.as_os_str()];
+    fs::write(dir.join("file"), b"here").unwrap();
+    File::open(dir.join("file")).unwrap().sync_all().unwrap();
+    mount.signal(rustix::process::Signal::KILL);
+    assert_ne!(mount.wait(), 0);
+    let said = steadfs(words);
+    assert_eq!(said.code(), 32, "{}", said.err);
+    assert!(said.err.contains("unmount that first"), "{}", said.err);
+    steadfs(["umount".as_ref(), dir.as_os_str()]).expect(0);
+    steadfs(words).expect(0);
+    assert_eq!(fs::read(dir.join("file")).unwrap(), b"here");
+    steadfs_patiently(&["umount".as_ref(), dir.as_os_str()]).expect(0);
+    image.check_clean();
 }
 
 #[test]

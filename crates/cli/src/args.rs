@@ -329,7 +329,8 @@ pub struct LabCrash {
 
 /// Check a volume for damage; nothing is changed.
 ///
-/// Exit codes are e2fsck's: 0 for a clean volume, 4 for damage, 8 if it could not be checked.
+/// Exit codes are e2fsck's: 0 for a clean volume, 4 for damage, 8 if it could not be checked, 16 for a wrong
+/// call.
 #[derive(Debug, clap::Args)]
 pub struct Check {
     /// Image file or block device.

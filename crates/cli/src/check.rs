@@ -15,15 +15,22 @@ use crate::progress::Line;
 const UNCORRECTED: u8 = 4;
 /// Exit code of e2fsck(8): the check could not be made.
 const OPERATIONAL: u8 = 8;
+/// Exit code of e2fsck(8): a wrong call.
+pub const USAGE: u8 = 16;
 
 pub fn run(args: &args::Check) -> Result<(), Failure> {
     let list = args.open.options.join(",");
-    let options = Options::parse(&list).map_err(Failure::plain)?;
+    let options = Options::parse(&list).map_err(|error| Failure::new(USAGE, error))?;
     let mut line = Line::of_reading("checking");
     let checked = steadfs::check(&args.volume, &options, &mut |bytes| line.bytes(bytes));
     line.done();
     let checked = checked.map_err(|error| Failure::new(OPERATIONAL, error))?;
-    print(|out| tell(&args.volume, &checked, out))?;
+    print(|out| tell(&args.volume, &checked, out)).map_err(|failure| {
+        match failure.is_signal() {
+            true => failure,
+            false => Failure::new(OPERATIONAL, failure.message),
+        }
+    })?;
     if checked.is_clean() {
         Ok(())
     } else {

@@ -12,6 +12,8 @@ pub mod code {
     pub const FAILED: u8 = 1;
     /// Wrong call or missing permission.
     pub const USAGE: u8 = 1;
+    /// Words that no command takes; of commands that are not about mounting.
+    pub const WORDS: u8 = 2;
     /// The system lacks something, such as /dev/fuse or memory.
     pub const SYSTEM: u8 = 2;
     /// Mounting or unmounting failed.
@@ -76,7 +78,7 @@ pub fn mount_failure(error: &Error) -> Failure {
                 code::SYSTEM
             }
             // What fusermount3 refuses, this user may not do.
-            MountError::Mountpoint { .. } | MountError::Helper(_) => code::USAGE,
+            MountError::Helper(_) => code::USAGE,
             _ => code::MOUNT,
         },
         _ => code::MOUNT,

@@ -9,6 +9,16 @@ use crate::failure::Failure;
 use crate::progress::Line;
 use crate::stop::Stop;
 
+/// Refuses what no volume can be filled from, before one is made.
+pub fn check_source(dir: &Path) -> Result<(), Failure> {
+    let fail = |why: String| Failure::plain(format!("{}: {why}", dir.display()));
+    let found = std::fs::metadata(dir).map_err(|error| fail(error.to_string()))?;
+    if !found.is_dir() {
+        return Err(fail("is not a directory; -d takes one".to_owned()));
+    }
+    Ok(())
+}
+
 /// Copies a directory's content into the new volume.
 pub fn fill(path: &Path, dir: &Path) -> Result<(), Failure> {
     // A link to a directory is followed here, and none below it.

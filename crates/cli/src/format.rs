@@ -19,6 +19,9 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
         let why = "no such file; give a size to make one, as in `steadfs format disk.img 1G`";
         return Err(Failure::plain(format!("{}: {why}", args.volume.display())));
     }
+    if let Some(dir) = &args.from_dir {
+        crate::fill::check_source(dir)?;
+    }
     if f2fs {
         return crate::format_f2fs::run(args, size);
     }

@@ -27,18 +27,22 @@ mod tune;
 mod umount;
 mod volume;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
 
 use args::{Args, Command};
-use failure::Failure;
+use failure::{Failure, code};
 
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
     let done = match helper::called_as(&words) {
         Some(role) => helper::run(role, &words),
-        None => run(Args::parse().command),
+        None => match Args::try_parse_from(&words) {
+            Ok(args) => run(args.command),
+            Err(error) => return not_understood(&error, &words),
+        },
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -49,6 +53,22 @@ fn main() -> ExitCode {
             failure.exit()
         }
     }
+}
+
+/// Prints what is wrong with a call, or the help that was asked for. Who reads exit codes of mounting or checking must
+/// not take a wrong call for something else.
+fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
+    // Nowhere is left to say that this failed.
+    let _ = error.print();
+    if !error.use_stderr() {
+        return ExitCode::SUCCESS;
+    }
+    let command = words.get(1).and_then(|word| word.to_str());
+    ExitCode::from(match command {
+        Some("mount" | "umount" | "remount" | "sync" | "tune") => code::USAGE,
+        Some("check") => check::USAGE,
+        _ => code::WORDS,
+    })
 }
 
 fn run(command: Command) -> Result<(), Failure> {

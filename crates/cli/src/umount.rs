@@ -33,6 +33,9 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
         && (mount.is_block || has_control)
         && let Err(failure) = sync(&mount.mountpoint)
     {
+        if failure.code == code::USAGE {
+            return Err(failure);
+        }
         // A failure to write is told while there is still a mount to do something about it. Where the
         // volume has stopped, nothing can be done any more.
         lost = why_stopped(&mount.mountpoint);
@@ -103,6 +106,11 @@ pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
     match control(&mount.mountpoint, "sync", b"1") {
         // Nothing is written to a read-only mount.
         Err(error) if error.raw_os_error() == Some(Errno::ROFS.raw_os_error()) => Ok(()),
+        // Nothing was tried.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Failure::new(
+            code::USAGE,
+            at(&mount.mountpoint, &error).message,
+        )),
         Err(error) => Err(at(&mount.mountpoint, &error)),
         Ok(()) => Ok(()),
     }

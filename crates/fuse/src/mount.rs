@@ -8,6 +8,7 @@ mod helper;
 mod remount;
 
 use std::ffi::CString;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -280,10 +281,14 @@ fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
         cause,
     };
     let real = path.canonicalize().map_err(|e| fail(e.to_string()))?;
-    if !real.is_dir() {
-        return Err(fail("not a directory".to_owned()));
+    match real.metadata() {
+        Ok(found) if found.is_dir() => Ok(real),
+        Ok(_) => Err(fail("not a directory".to_owned())),
+        Err(error) if error.kind() == ErrorKind::NotConnected => Err(fail(
+            "the server of what is mounted there is gone; unmount that first".to_owned(),
+        )),
+        Err(error) => Err(fail(error.to_string())),
     }
-    Ok(real)
 }
 
 fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {

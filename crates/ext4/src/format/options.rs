@@ -163,7 +163,7 @@ impl FormatOptions {
             _ => {
                 return Err(FormatError::option(
                     "-t",
-                    format!("{name} is not ext2, ext3 or ext4"),
+                    format!("{name} is not ext2, ext3, ext4 or f2fs"),
                 ));
             }
         };
