@@ -154,24 +154,11 @@ impl Mapping {
         self.inner.lock().dirty << self.block_size.bits()
     }
 
-    /// Copies `data` in at byte `offset` and marks the blocks dirty. A block that is written only in
-    /// part and is not in memory is filled by `fill` first; where that fails, the write ends short.
-    /// `reserve` says which blocks are to hold a reservation of the file system's.
+    /// Copies data in and marks the blocks dirty. A block that is written only in part and is not in memory is filled
+    /// by `fill` first; where that fails, the write ends short. `reserve` says which blocks are to hold a reservation
+    /// of the file system's. `reached` hears how far the write has come, at once with the content: who takes a block
+    /// for writing knows a file's size that covers it. It must not wait.
     /// The caller holds the inode lock for writing, so nothing else adds blocks meanwhile.
-    pub fn write<E>(
-        &self,
-        offset: u64,
-        data: &[u8],
-        tag: IoTag,
-        reserve: impl Fn(FileBlock) -> bool,
-        fill: impl FnMut(FileBlock, &mut [u8]) -> Result<(), E>,
-    ) -> Written<E> {
-        let write = CacheWrite { offset, data, tag };
-        self.write_growing(write, reserve, fill, |_| ())
-    }
-
-    /// The same; `reached` hears how far the write has come, at once with the content: who takes a block for
-    /// writing knows a file's size that covers it. It must not wait.
     pub fn write_growing<E>(
         &self,
         write: CacheWrite<'_>,

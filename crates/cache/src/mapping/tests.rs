@@ -14,6 +14,21 @@ fn mapping() -> (Arc<Writeback>, Mapping) {
     )
 }
 
+impl Mapping {
+    /// Writes to a file whose size nobody asks for.
+    fn write<E>(
+        &self,
+        offset: u64,
+        data: &[u8],
+        tag: IoTag,
+        reserve: impl Fn(FileBlock) -> bool,
+        fill: impl FnMut(FileBlock, &mut [u8]) -> Result<(), E>,
+    ) -> Written<E> {
+        let write = CacheWrite { offset, data, tag };
+        self.write_growing(write, reserve, fill, |_| ())
+    }
+}
+
 fn zero_fill(_: FileBlock, _: &mut [u8]) -> Result<(), ()> {
     Ok(())
 }

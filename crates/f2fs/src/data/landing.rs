@@ -53,7 +53,8 @@ impl F2fs {
             first_error = first_error.and(named.result.clone());
         }
         self.land_failed(inode, rest, unplaced, None);
-        let mut anew = pieces.iter().any(|p| p.claimed);
+        // What the file grew over is as of a new place: the size must not be found without it.
+        let mut anew = pieces.iter().any(|p| p.claimed) || named.iter().any(|n| n.grew);
         if let Some(from) = inode.stale_tail()
             && taken.iter().any(|t| t.block.0 == from / BLOCK)
         {

@@ -1,6 +1,8 @@
 //! Random operations on one file against a vector of bytes, in place and out of place, inline and in
 //! nodes of every level; the volume is judged by fsck.f2fs.
 
+mod growing;
+
 use std::sync::Arc;
 
 use steadfs_base::IoTag;

@@ -114,8 +114,9 @@ impl F2fs {
                 continue;
             };
             let file = self.file_facts(inode);
-            let taken = inode.pages.take_dirty(0..u64::MAX, limit);
-            if taken.is_empty() {
+            let size = || inode.size();
+            let taken = inode.pages.take_dirty_of(0..u64::MAX, limit, size);
+            if taken.0.is_empty() {
                 continue;
             }
             let mut flight = self.place_taken(inode, (&volume, &file), taken, occasion, tag);

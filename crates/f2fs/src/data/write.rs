@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_cache::{DirtyFile, Why};
+use steadfs_cache::{CacheWrite, DirtyFile, Why};
 use steadfs_vfs::{Cx, FsError, InodeFlags, Result};
 
 use super::{BLOCK, Place};
@@ -132,16 +132,7 @@ impl F2fs {
         if offset > size {
             self.zero_tail(cx, inode, size, offset)?;
         }
-        // Before the blocks can be written back: what is stored of the size follows them.
-        inode.set_size(size.max(offset + data.len() as u64));
-        let (bytes, result) = self.write_pages(cx, inode, offset, data);
-        // A write of nothing reaches nowhere, not even to where it would have begun.
-        let reached = if bytes == 0 {
-            size
-        } else {
-            offset + bytes as u64
-        };
-        inode.set_size(size.max(reached));
+        let (bytes, result) = self.write_pages(cx, inode, offset, data, u64::MAX);
         if bytes == 0 {
             result?;
         }
@@ -173,24 +164,34 @@ impl F2fs {
             }
         }
         let zeros = vec![0; (range.end - range.start) as usize];
-        self.write_pages(cx, inode, range.start, &zeros).1
+        self.write_pages(cx, inode, range.start, &zeros, inode.size())
+            .1
     }
 
-    /// Promises space and copies into the cache; how many bytes, and why not all.
-    pub(super) fn write_pages(
+    /// Promises space and copies into the cache; how many bytes, and why not all. The file grows over them, up to
+    /// `limit`: zeros behind its end are no part of it.
+    fn write_pages(
         &self,
         cx: &Cx,
         inode: &Inode,
         offset: u64,
         data: &[u8],
+        limit: u64,
     ) -> (usize, Result<()>) {
         let blocks = offset / BLOCK..(offset + data.len() as u64).div_ceil(BLOCK);
         let (written, result) = match self.promise(cx, inode, blocks) {
             Err(error) => (0, Err(error)),
             Ok(promised) => {
-                let fill = |block, out: &mut [u8]| self.fill_block(cx.tag, inode, block, out);
+                let size = inode.size();
+                let fill = |block, out: &mut [u8]| self.fill_block(cx.tag, inode, block, size, out);
                 let needs = |block: FileBlock| promised.contains(block.0);
-                let written = inode.pages.write(offset, data, cx.tag, needs, fill);
+                let reached = |end: u64| inode.set_size(size.max(limit.min(end)));
+                let write = CacheWrite {
+                    offset,
+                    data,
+                    tag: cx.tag,
+                };
+                let written = inode.pages.write_growing(write, needs, fill, reached);
                 self.space.release(Need {
                     blocks: promised.blocks() - written.reserved,
                     nodes: 0,
@@ -263,12 +264,13 @@ impl F2fs {
         Ok(Promised(runs))
     }
 
-    /// The content of a block that is not in the cache, as a partial write needs it.
+    /// The content of a block that is not in the cache, as a partial write needs it; the file ends at `size` before it.
     fn fill_block(
         &self,
         tag: IoTag,
         inode: &Inode,
         block: FileBlock,
+        size: u64,
         out: &mut [u8],
     ) -> Result<()> {
         let Place::At(at) = self.map(inode, block.0, 1, tag)?.place else {
@@ -279,7 +281,7 @@ impl F2fs {
             .read(u64::from(at.0) * BLOCK, BLOCK as usize, tag)
             .map_err(io_error)?;
         // Behind the end of the file the device may hold anything.
-        let valid = inode.size().saturating_sub(block.0 * BLOCK).min(BLOCK) as usize;
+        let valid = size.saturating_sub(block.0 * BLOCK).min(BLOCK) as usize;
         out[..valid].copy_from_slice(&data[..valid]);
         Ok(())
     }

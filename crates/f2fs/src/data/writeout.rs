@@ -29,6 +29,8 @@ const TRIES: u32 = 4;
 /// Blocks of a file on their way to the device.
 pub(super) struct Flight<'a> {
     pub(super) inode: &'a Inode,
+    /// The file's size when they were taken: they hold what was written up to there.
+    size: u64,
     pub(super) taken: Vec<Taken>,
     pub(super) pieces: Vec<Piece>,
     /// The requests of each piece.
@@ -163,8 +165,9 @@ impl F2fs {
         let limit = if volume.short { SMALL_BATCH } else { BATCH };
         let limit = limit.min(self.gc.blocks_at_once());
         let _one = inode.flush.lock();
-        let taken = inode.pages.take_dirty(from..u64::MAX, limit);
-        let Some(last) = taken.last() else {
+        let size = || inode.size();
+        let taken = inode.pages.take_dirty_of(from..u64::MAX, limit, size);
+        let Some(last) = taken.0.last() else {
             return Ok(None);
         };
         let next = last.block.0 + 1;
@@ -219,12 +222,12 @@ impl F2fs {
         placement::data_log(logs, by_use, file, occasion)
     }
 
-    /// Gives taken blocks their place.
+    /// Gives blocks their place that were taken at a size of the file.
     pub(super) fn place_taken<'a>(
         &self,
         inode: &'a Inode,
         (volume, file): (&Volume, &File),
-        taken: Vec<Taken>,
+        (taken, size): (Vec<Taken>, u64),
         occasion: Occasion,
         tag: IoTag,
     ) -> Flight<'a> {
@@ -248,6 +251,7 @@ impl F2fs {
         placed = placed.and(drop_shared(inode, &mut pieces));
         Flight {
             inode,
+            size,
             taken,
             pieces,
             ios: Vec::new(),
@@ -391,7 +395,12 @@ impl F2fs {
     /// Gives the written pieces their names: slots, the segments' account, the size. A piece that failed
     /// is not named.
     fn name(&self, flight: &Flight<'_>, written: &[Result<(), IoError>]) -> Vec<Named> {
-        let Flight { inode, pieces, .. } = flight;
+        let Flight {
+            inode,
+            size,
+            pieces,
+            ..
+        } = flight;
         let mut results: Vec<Named> = pieces
             .iter()
             .zip(written)
@@ -405,7 +414,7 @@ impl F2fs {
             })
             .collect();
         let stored = inode.core.read().size;
-        let needs = |p: &Piece| p.claimed || size_after(inode, p) > stored;
+        let needs = |p: &Piece| p.claimed || size_after(*size, p) > stored;
         let todo: Vec<usize> = (0..pieces.len())
             .filter(|&i| results[i].result.is_ok() && needs(&pieces[i]))
             .collect();
@@ -424,7 +433,7 @@ impl F2fs {
         for i in todo {
             let piece = &pieces[i];
             let mut named = Named::all(piece);
-            named.result = self.name_piece(&change, inode, &mut core, piece, &mut named);
+            named.result = self.name_piece(&change, flight, &mut core, piece, &mut named);
             results[i] = named;
         }
         results
@@ -433,12 +442,12 @@ impl F2fs {
     fn name_piece(
         &self,
         change: &Change<'_>,
-        inode: &Inode,
+        flight: &Flight<'_>,
         core: &mut disk::Inode,
         piece: &Piece,
         named: &mut Named,
     ) -> Result<()> {
-        let tag = IoTag::default();
+        let (inode, tag) = (flight.inode, IoTag::default());
         self.mark_dirty(change, inode, tag)?;
         if piece.claimed {
             let owed = piece.reserved;
@@ -446,7 +455,9 @@ impl F2fs {
             let run = piece.run();
             self.name_run(change, inode, core, (piece.blocks.start, run), owed, named)?;
         }
-        core.size = core.size.max(size_after(inode, piece));
+        let size = size_after(flight.size, piece);
+        named.grew = size > core.size;
+        core.size = core.size.max(size);
         Ok(())
     }
 
@@ -490,6 +501,8 @@ pub(super) struct Named {
     pub(super) blocks: u32,
     /// Promises they used.
     pub(super) used: u64,
+    /// Whether the size that is stored now covers more of them.
+    pub(super) grew: bool,
     /// Why not all.
     pub(super) result: Result<()>,
 }
@@ -499,6 +512,7 @@ impl Named {
         Self {
             blocks: piece.len(),
             used: 0,
+            grew: false,
             result: Ok(()),
         }
     }
@@ -507,14 +521,15 @@ impl Named {
         Self {
             blocks: 0,
             used: 0,
+            grew: false,
             result: Err(error),
         }
     }
 }
 
-/// The size the inode may have on disk once the piece is there.
-fn size_after(inode: &Inode, piece: &Piece) -> u64 {
-    inode.size().min(piece.blocks.end.saturating_mul(BLOCK))
+/// The size that a file of `size` bytes may have on disk once the piece is there.
+fn size_after(size: u64, piece: &Piece) -> u64 {
+    size.min(piece.blocks.end.saturating_mul(BLOCK))
 }
 
 fn occasion(why: Why) -> Occasion {
