@@ -87,6 +87,38 @@ impl File<'_> {
         })
     }
 
+    /// The last moment whose size is known to be on disk, where `found` is the size there: what grew the file since then
+    /// made it that large.
+    fn exact(&self, found: u64) -> usize {
+        let sized = self
+            .events(0..self.moment)
+            .filter(|(_, event)| *event == Event::Sized)
+            .map(|(moment, _)| moment);
+        let exact = sized.last().unwrap_or(0).max(self.durable);
+        let lags = self.failing && found <= self.size(exact);
+        if lags { self.durable } else { exact }
+    }
+
+    /// The first moment that the sector at `offset` can be of because the file's size, `found` on disk, covers it: data
+    /// is there before the size that covers it.
+    fn covered(&self, offset: u64, found: u64) -> usize {
+        let exact = self.exact(found);
+        let old = self.size(exact);
+        let new = old.max(offset);
+        if found <= new || new >= offset + SECTOR as u64 {
+            return 0;
+        }
+        let grown = (exact + 1..=self.last).find(|moment| self.size(*moment) > new);
+        // What was there before and what was added go together where nothing lies between them.
+        let goes_on = |moment: usize| {
+            self.events(moment - 1..moment)
+                .any(|(_, event)| matches!(event, Event::Wrote(span) if span.offset <= old))
+        };
+        grown
+            .filter(|moment| old <= offset || goes_on(*moment))
+            .unwrap_or(0)
+    }
+
     /// Rule 4.
     pub(super) fn check_size(&self, found: u64) -> Result<(), String> {
         if self.own {
@@ -96,16 +128,8 @@ impl File<'_> {
                 false => Err(format!("has {found} bytes, not {due}")),
             };
         }
-        let exact = self
-            .events(0..self.moment)
-            .filter(|(_, event)| *event == Event::Sized)
-            .map(|(moment, _)| moment)
-            .last()
-            .unwrap_or(0)
-            .max(self.durable);
+        let exact = self.exact(found);
         let upto = self.moment.max(self.durable);
-        let lags = self.failing && found <= self.size(exact);
-        let exact = if lags { self.durable } else { exact };
         if (exact..=upto).any(|moment| self.size(moment) == found) {
             return Ok(());
         }
@@ -168,7 +192,7 @@ impl File<'_> {
         }
         for within in (0..len).step_by(SECTOR) {
             let end = (within + SECTOR).min(len);
-            let (first, last) = self.sector_moments(start + within as u64);
+            let (first, last) = self.sector_moments(start + within as u64, size);
             let right = (first..=last).any(|moment| {
                 let due = &self.page(moment, index)[within..end];
                 let kept = self.kept(moment, start + within as u64).min(end - within);
@@ -202,12 +226,12 @@ impl File<'_> {
         })
     }
 
-    /// The moments that the sector at `offset` may be of.
-    fn sector_moments(&self, offset: u64) -> (usize, usize) {
+    /// The moments that the sector at `offset` may be of, where the file has `size` bytes.
+    fn sector_moments(&self, offset: u64, size: u64) -> (usize, usize) {
         let block = u64::from(self.format.block_size);
         let block_start = offset / block * block;
         let of_block = |span: Span| span.offset <= block_start && block_start + block <= span.end();
-        let mut first = self.durable;
+        let mut first = self.durable.max(self.covered(offset, size));
         for (moment, event) in self.events(0..self.moment) {
             let taken = match event {
                 Event::Shifted(from) => offset + SECTOR as u64 > from,

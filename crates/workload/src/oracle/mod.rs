@@ -35,6 +35,8 @@
 //!    * not before the last acknowledgement that covers the file's data,
 //!    * not before a punch or zeroing of the sector's whole block, or a shift of it, up to `M` (these
 //!      are metadata; zeroes in a part of a block are data, and may come late),
+//!    * not before the write that let the file grow over it, if the size found covers it and is not just what
+//!      something else set it to: data is on the disk before the size that covers it,
 //!    * before any truncate, punch or shift after `M` that takes the sector's whole block (until that
 //!      is committed the block keeps its content and may not be given to another file), except that
 //!      the operation right after `M` may be half done if it is not a truncate; a zeroed range keeps
@@ -42,8 +44,8 @@
 //!    * not after `M` if at `M` the block had never been written or allocated (where it lies is
 //!      metadata).
 //!
-//!    So an overwritten block is old or new, a grown one may be zero or new, and no block ever shows
-//!    what another file, or this one before a truncate, had there.
+//!    So an overwritten block is old or new, a filled hole zero or new, what was appended new as far as the size goes,
+//!    and no block ever shows what another file, or this one before a truncate, had there.
 //! 6. **Nothing else.** No other name exists, and links, listings and lookups agree
 //!    (see [`observe`](crate::observe())).
 //!
@@ -88,7 +90,7 @@
 //! |---|---|
 //! | any moment from the last acknowledgement on (1, 2) | what came later was promised to nobody; what is there must be one state, so none of it is mixed |
 //! | a size that lags, or lies at a block boundary (4) | never below the acknowledged one: both ends count from there. A copy may end anywhere: it is done in pieces |
-//! | sectors each of a moment of its own (5) | all not before the acknowledgement. A sector that grew and was not synced may be zeros within the size: ours shows that only where the file had a hole, the kernel's f2fs anywhere |
+//! | sectors each of a moment of its own (5) | all not before the acknowledgement, nor before the append that the size shows (the kernel's f2fs shows zeros there: it would not pass). Zeros that were not synced are in holes and behind a size that was set |
 //! | content from the other outcome of a change that failed | single sectors of that change only, and its caller was told; names and attributes are never in part |
 //! | with a failing device: done or not done | only operations that returned an I/O error. One that returned well is held to it, before the failure and after: an fsync that succeeds on a device that failed before acknowledges everything |
 //! | with a failing device: a size as before a truncate | down to the acknowledged size, no further |

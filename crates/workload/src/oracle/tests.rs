@@ -43,6 +43,8 @@ enum Flaw {
     SplitsLinks,
     /// An empty file appears.
     Litters,
+    /// A file's size covers what is not written yet.
+    GrowsEarly,
 }
 
 /// One life of a block of a file: mapped from one moment to another.
@@ -144,6 +146,9 @@ impl<'a> Disk<'a> {
                 Event::Wrote(span) => {
                     let blocks = span.offset / BLOCK..span.end().div_ceil(BLOCK);
                     self.dirty.extend(blocks.map(|index| (ino, index)));
+                    if self.flaw == Flaw::GrowsEarly {
+                        self.set_size(moment, ino);
+                    }
                 }
                 Event::Cut(from) => {
                     self.free(ino, moment, from.div_ceil(BLOCK)..u64::MAX);
@@ -434,6 +439,7 @@ fn every_flaw_is_caught() {
         Flaw::TearsAttributes,
         Flaw::SplitsLinks,
         Flaw::Litters,
+        Flaw::GrowsEarly,
     ];
     let programs = programs();
     for flaw in flaws {
@@ -475,6 +481,43 @@ fn the_example_is_judged_as_told() {
     assert!(judge("create /a 644\n").is_err());
     assert!(judge("create /a 644\nwrite /a 0+4096 2\n").is_err());
     assert!(judge("create /a 600\nwrite /a 0+4096 1\n").is_err());
+}
+
+/// Where a file that was not synced grew: which zeros may be found in it.
+#[test]
+fn zeros_are_no_part_of_what_was_appended() {
+    let judge = |ran: &str, found: &str| {
+        let ran: Program = format!("create /a 644\nsync\n{ran}").parse().unwrap();
+        let history = History::imagined(&ran, FORMAT);
+        let end = history.tasks[0].deeds.last().unwrap().ended;
+        let found: Program = format!("create /a 644\n{found}").parse().unwrap();
+        let found = History::imagined(&found, FORMAT);
+        history.check(
+            &observe(&ModelFs::new(found.last().clone(), FORMAT)).unwrap(),
+            end,
+        )
+    };
+    let zeros = "truncate /a 8192\n";
+    let half = "write /a 0+4096 1\ntruncate /a 8192\n";
+    assert!(judge("write /a 0+8192 1\n", "write /a 0+8192 1\n").is_ok());
+    assert!(judge("write /a 0+8192 1\n", "write /a 0+4096 1\n").is_ok());
+    assert!(judge("write /a 0+8192 1\n", zeros).is_err());
+    assert!(judge("write /a 0+8192 1\n", half).is_err());
+    // A hole, and a size that was set, with data that comes later.
+    assert!(judge("write /a 4096+4096 1\n", zeros).is_err());
+    let tail = "write /a 4096+4096 1\n";
+    assert!(judge(&format!("{tail}write /a 0+4096 2\n"), tail).is_ok());
+    assert!(judge("truncate /a 8192\nwrite /a 0+8192 1\n", zeros).is_ok());
+    // Within a sector: what goes on from the old end, and what does not.
+    let old = "write /a 0+100 1\n";
+    let both = format!("{old}write /a 100+100 2\n");
+    let synced = |then: &str| format!("{old}fsync /a\n{then}");
+    assert!(judge(&synced("write /a 100+100 2\n"), &both).is_ok());
+    let behind = format!("{old}truncate /a 200\n");
+    assert!(judge(&synced("write /a 100+100 2\n"), &behind).is_err());
+    let apart = "write /a 0+50 3\nwrite /a 4096+100 4\n";
+    let newer = format!("{old}write /a 4096+100 4\n");
+    assert!(judge(&synced(apart), &newer).is_ok());
 }
 
 /// Two tasks: what one synced and what began later in the other.
