@@ -9,6 +9,7 @@ pub mod fsyncs;
 pub mod generate;
 pub mod hostile;
 pub mod image;
+pub mod ioctl;
 pub mod kernel;
 pub mod matrix;
 pub mod scratch;
@@ -18,6 +19,7 @@ pub mod uml;
 
 pub use command::{Outcome, judge, run, succeed};
 pub use image::Image;
+pub use ioctl::ioctl;
 pub use kernel::{KernelMount, LoopDevice};
 pub use scratch::Scratch;
 pub use stead::{SteadMount, steadfs, steadfs_patiently};

@@ -40,31 +40,11 @@ const SET_PIN_FILE: Call = Call(1, 4, 13);
 const GET_PIN_FILE: Call = Call(2, 4, 14);
 const PRECACHE_EXTENTS: Call = Call(0, 0, 15);
 
-/// Calls an ioctl; what it left in its argument, or the number of the error.
+/// Calls an f2fs ioctl; what it left in its argument, or the number of the error.
 fn ioctl(file: &Path, call: Call, argument: &[u8]) -> Result<Vec<u8>, i32> {
     let Call(direction, size, number) = call;
     let command = direction << 30 | size << 16 | 0xf5 << 8 | number;
-    let hex: String = argument.iter().map(|byte| format!("{byte:02x}")).collect();
-    let program = "open(my $f, '<', $ARGV[0]) or die $!; my $a = pack('H*', $ARGV[2]); \
-                   if (defined ioctl($f, $ARGV[1], $a)) { print unpack('H*', $a) } \
-                   else { print 'E', $! + 0 }";
-    let number = command.to_string();
-    let args = [
-        "-e".as_ref(),
-        program.as_ref(),
-        file.as_os_str(),
-        number.as_ref(),
-        hex.as_ref(),
-    ];
-    let said = succeed("perl", args).out;
-    match said.strip_prefix('E') {
-        Some(error) => Err(error.parse().unwrap()),
-        // Perl's buffer is longer.
-        None => Ok((0..2 * size as usize)
-            .step_by(2)
-            .map(|at| u8::from_str_radix(&said[at..at + 2], 16).unwrap())
-            .collect()),
-    }
+    steadfs_suite::ioctl(file, command, argument)
 }
 
 /// rustix's numbers of errors.
