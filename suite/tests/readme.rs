@@ -43,6 +43,36 @@ fn the_first_session_runs_as_it_stands() {
     assert!(work.join("default/useradd").is_file() && work.join("useradd").is_file());
 }
 
+/// What `make run` does when all is built and installed, with a smaller tree.
+#[test]
+fn the_story_has_a_good_end() {
+    let story = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/story");
+    let tree = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates");
+    let scratch = Scratch::new();
+    let place = format!("TMPDIR={}", scratch.path().display());
+    let words = [
+        place.as_ref(),
+        story.as_ref(),
+        program().as_os_str(),
+        tree.as_ref(),
+    ];
+    let said = run("env", words).expect(0);
+    for words in [
+        " files acknowledged",
+        "acknowledged files are there, byte for byte",
+        "the tree is equal",
+        "Pass 5",
+        "Nothing was lost.",
+    ] {
+        assert!(
+            said.out.contains(words),
+            "{words:?}: {}{}",
+            said.out,
+            said.err
+        );
+    }
+}
+
 #[test]
 fn every_command_is_in_the_table() {
     let text = readme();
