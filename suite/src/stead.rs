@@ -1,6 +1,7 @@
 //! Our own program under test: built, mounted, killed.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -8,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::command::{Outcome, PATIENCE, finish, run, until, wait};
+use crate::image::Image;
 use crate::scratch::{Scratch, mounts_below, unmount_patiently};
 
 /// Longest time a command may take, and a mount to be usable or to end.
@@ -66,6 +68,8 @@ pub fn steadfs_patiently<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Outcome {
 /// A volume mounted by a server of ours in the foreground; killed and unmounted when dropped.
 pub struct SteadMount {
     root: PathBuf,
+    volume: PathBuf,
+    read_only: bool,
     server: Child,
     log: PathBuf,
     gone: bool,
@@ -101,6 +105,8 @@ impl SteadMount {
         let server = command.spawn().expect("steadfs starts");
         let mut mount = Self {
             root,
+            volume: image.to_owned(),
+            read_only: options.split(',').any(|option| option == "ro"),
             server,
             log,
             gone: false,
@@ -148,9 +154,19 @@ impl SteadMount {
         until(words, || self.said().contains(words));
     }
 
-    /// Unmounts by `steadfs umount`; the server must end well and have said nothing bad.
+    /// Unmounts by `steadfs umount`; the server must end well and have said nothing bad, and e2fsck finds nothing.
     #[track_caller]
-    pub fn unmount(mut self) {
+    pub fn unmount(self) {
+        let (volume, is_written) = (self.volume.clone(), !self.read_only);
+        self.unmount_damaged();
+        if is_written && is_ext(&volume) {
+            Image::at(volume).check_clean();
+        }
+    }
+
+    /// The same of a volume that the test has damaged.
+    #[track_caller]
+    pub fn unmount_damaged(mut self) {
         let said = steadfs_patiently(&["umount".as_ref(), self.root.as_os_str()]);
         assert_eq!(
             said.code(),
@@ -227,4 +243,11 @@ impl Drop for SteadMount {
         let _ = self.server.wait();
         let _ = run("umount", ["-l".as_ref(), self.root.as_os_str()]);
     }
+}
+
+/// Whether the volume that begins at the first byte is of the kind that e2fsck judges.
+fn is_ext(volume: &Path) -> bool {
+    let mut magic = [0; 2];
+    let file = File::open(volume).expect("what was mounted is there");
+    file.read_exact_at(&mut magic, 1080).is_ok() && magic == [0x53, 0xef]
 }
