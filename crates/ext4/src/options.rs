@@ -269,8 +269,9 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     already("orlov"),
     already("dioread_nolock"),
     value("check", |_, v| choice(v, &[("none", ())])),
-    value("dax", |_, v| {
-        choice(v, &[("never", ())]).map_err(|_| DAX.to_owned())
+    either("dax", |_, v| match v {
+        Some("never") => Ok(()),
+        _ => Err(DAX.to_owned()),
     }),
     // What is not offered.
     refused(

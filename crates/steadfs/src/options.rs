@@ -120,6 +120,7 @@ pub const MIN_CACHE_SIZE: u64 = 8 << 20;
 /// What offsets are multiples of: the smallest unit every device can address.
 pub const SECTOR: u64 = 512;
 const OWNERS: &str = "owners and modes come from the volume";
+const BIND: &str = "is mount(8)'s own; bind the mount point instead";
 const LABELS: &str = "security labels come from the volume's attributes";
 
 const TABLE: &[Entry<Options>] = &[
@@ -209,7 +210,9 @@ const TABLE: &[Entry<Options>] = &[
         "remount",
         "use steadfs remount, which reaches the running mount",
     ),
-    refused("bind", "is mount(8)'s own; bind the mount point instead"),
+    refused("bind", BIND),
+    refused("rbind", BIND),
+    refused("move", "is mount(8)'s own; mount --move moves a mount"),
     refused("kernel_cache", "pages are always kept; leave it out"),
     refused("auto_cache", "pages are always kept; leave it out"),
     refused(
@@ -256,8 +259,15 @@ fn sectors(value: &str) -> Result<u64, String> {
 }
 
 /// Whether an item is a note for other programs: mount(8) keeps `x-…` and `X-…` for them.
-fn is_note(name: &str) -> bool {
-    name.starts_with("x-") || name.starts_with("X-")
+///
+/// # Errors
+/// [`FsError::BadOption`] for those that tell mount(8) to do something: it does that, and does not pass them on.
+fn is_note(name: &str) -> Result<bool> {
+    if name.starts_with("x-mount.") || name.starts_with("X-mount.") {
+        let why = "is done by mount(8); use mount -t steadfs";
+        return Err(FsError::BadOption(format!("option {name}: {why}")));
+    }
+    Ok(name.starts_with("x-") || name.starts_with("X-"))
 }
 
 impl Options {
@@ -366,7 +376,7 @@ impl Options {
     }
 
     fn set(&mut self, name: &str, value: Option<&str>) -> Result<()> {
-        if is_note(name) || apply(TABLE, self, name, value)? || self.io.set(name, value)? {
+        if is_note(name)? || apply(TABLE, self, name, value)? || self.io.set(name, value)? {
             return Ok(());
         }
         let of_other = |kind: &str| FsError::BadOption(format!("option {name}: {kind} has none"));
@@ -426,6 +436,10 @@ mod tests {
         let flags = good("nosuid,noexec,defaults").flags;
         assert_eq!(flags, MountFlags::default());
         assert!(good("ro,noload").ext4.no_replay);
+        fails(
+            "x-a,X-mount.subdir=b",
+            "option X-mount.subdir: is done by mount(8); use mount -t steadfs",
+        );
     }
 
     #[test]
