@@ -245,8 +245,9 @@ impl Ext4 {
     }
 
     /// The whole extent that an unwritten piece is a part of, zeros written around the piece: to name
-    /// it takes no block. Not if there is nothing around it, or if some of it lies behind the end of
-    /// the file, where only unwritten blocks may be.
+    /// it takes no block. What lies behind the end of the file is left out, where only unwritten blocks may be: then
+    /// the extent falls into two, of which the first goes on with what is written before it if it can. Not if there is
+    /// nothing around the piece.
     fn with_the_rest(
         &self,
         cx: &Cx,
@@ -260,10 +261,11 @@ impl Ext4 {
         let Some(extent) = extent.filter(|extent| extent.unwritten) else {
             return Ok(None);
         };
-        let whole = extent.block.0..extent.end().0;
         let reached = rest.limit.min(rest.offset + rest.data.len() as u64);
         let size = inode.size().max(reached);
-        if whole == piece.blocks || whole.end > bs.blocks_for(size) {
+        let end = extent.end().0.min(bs.blocks_for(size));
+        let whole = extent.block.0..end.max(piece.blocks.end);
+        if whole == piece.blocks {
             return Ok(None);
         }
         let around = [whole.start..at.0, piece.blocks.end..whole.end];

@@ -236,6 +236,36 @@ fn what_was_allocated_can_be_written() {
     world.close();
 }
 
+/// The same behind the end of the file, where only unwritten blocks may be.
+#[test]
+fn what_was_allocated_behind_the_end_can_be_written() {
+    let world = Full::new(&["-t", "ext4", "-b", "1024", "-m", "0"], "");
+    let file = world.make(b"f");
+    let mut model = vec![1; 5000];
+    assert_eq!(world.write(&file, 0, &model), Ok(5000));
+    let allocate = FallocMode::Allocate { keep_size: true };
+    let blocks = 600;
+    world
+        .fs
+        .fallocate_file(&world.cx, &file, allocate, 5000, blocks << 10)
+        .unwrap();
+    world.fill(0);
+    for odd in [0, 1] {
+        for block in (10..blocks).filter(|block| block / 3 % 2 == odd) {
+            let (at, fill) = ((block as usize) << 10, block as u8 | 1);
+            let written = world.write(&file, at as u64, &[fill; 1000]);
+            assert_eq!(written, Ok(1000), "block {block}");
+            model.resize(model.len().max(at + 1000), 0);
+            model[at..at + 1000].fill(fill);
+        }
+        assert!(world.read(&file) == model);
+    }
+    world.fs.fsync_inode(&world.cx, &file, false).unwrap();
+    assert!(world.read(&file) == model);
+    drop(file);
+    world.close();
+}
+
 /// The same of a map that takes no more pieces, whichever block of a run is written: its first, its last,
 /// one between them.
 #[test]
