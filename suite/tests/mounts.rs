@@ -567,6 +567,44 @@ fn a_full_volume_keeps_what_it_acknowledged() {
     image.check_clean();
 }
 
+/// Of a direct write the kernel takes a part for EIO, so a volume that has room for a part says what it lacks.
+#[test]
+fn a_direct_write_without_room_for_all_tells_why() {
+    #[repr(align(4096))]
+    struct Page([u8; 4096]);
+    const PAGES: usize = 32;
+
+    let scratch = Scratch::new();
+    for kind in ["ext4", "f2fs"] {
+        let image = Image::empty(&scratch, kind, 64 * MIB);
+        steadfs(["format", "-t", kind, image.path().to_str().unwrap()]).expect(0);
+        let mount = SteadMount::new(&scratch, image.path(), "");
+        let mut fill = File::create(mount.join("fill")).unwrap();
+        for len in [1 << 20, 4096] {
+            while fill.write_all(&vec![7; len]).is_ok() {}
+        }
+        let len = fill.metadata().unwrap().len();
+        fill.set_len(len - 10 * 4096).unwrap();
+        fill.sync_all().unwrap();
+        let file = File::create(mount.join("file")).unwrap();
+        file.set_len(MIB).unwrap();
+        let flags = OFlags::DIRECT | OFlags::WRONLY;
+        let direct = rustix::fs::open(mount.join("file"), flags, Mode::empty()).unwrap();
+        let pages: Vec<Page> = (0..PAGES).map(|_| Page([9; 4096])).collect();
+        let bytes: Vec<_> = pages.iter().map(|p| std::io::IoSlice::new(&p.0)).collect();
+        let refused = rustix::io::pwritev(&direct, &bytes, 0);
+        assert_eq!(refused, Err(rustix::io::Errno::NOSPC), "{kind}");
+        assert_eq!(rustix::io::pwritev(&direct, &bytes[..1], 0), Ok(4096));
+        file.sync_all().unwrap();
+        let content = fs::read(mount.join("file")).unwrap();
+        assert_eq!(content.len() as u64, MIB);
+        assert!(content[..4096] == [9; 4096]);
+        assert!(content[PAGES * 4096..].iter().all(|byte| *byte == 0));
+        drop((fill, file, direct));
+        mount.unmount();
+    }
+}
+
 #[test]
 fn linux_abilities() {
     let scratch = Scratch::new();

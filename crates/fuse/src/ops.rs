@@ -352,20 +352,44 @@ impl Call<'_> {
     }
 
     fn write(&self, arg: &wire::WriteIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {
-        let fs = &*self.session.fs;
         let kill_priv = arg.write_flags & wire::WRITE_KILL_SUIDGID != 0;
         // After a write through its page cache the kernel asks for the mode again.
         let direct = arg.flags & OFlags::DIRECT.bits() != 0;
         let kills = self.may_kill(self.ino, kill_priv && direct)?;
-        let n = fs.write(&self.cx, self.ino, arg.offset, data, kill_priv)?;
-        self.killed(self.ino, kills);
+        let (n, written) = self.put(arg.offset, data, direct, kill_priv);
+        if n > 0 {
+            self.killed(self.ino, kills);
+        }
         if direct && n > 0 {
             let bytes = arg.offset..arg.offset.saturating_add(n as u64);
             self.session.pages_changed(self.ino, bytes);
         }
+        written?;
         let size = u32::try_from(n).map_err(|_| Errno::IO)?;
         out.put(&wire::WriteOut { size, padding: 0 });
         Ok(())
+    }
+
+    /// Writes, all of it or up to an error if it is `whole`; how much was taken, and what kept the rest out. Of a direct
+    /// write the kernel takes a part for an error of its own (EIO), whatever stopped it: it has several pieces of one
+    /// call under way.
+    fn put(
+        &self,
+        offset: u64,
+        data: &[u8],
+        whole: bool,
+        kill_priv: bool,
+    ) -> (usize, Result<(), FsError>) {
+        let fs = &*self.session.fs;
+        let mut done = 0;
+        loop {
+            let at = offset.saturating_add(done as u64);
+            match fs.write(&self.cx, self.ino, at, &data[done..], kill_priv) {
+                Ok(n) if whole && n > 0 && done + n < data.len() => done += n,
+                Ok(n) => return (done + n, Ok(())),
+                Err(error) => return (done, Err(error)),
+            }
+        }
     }
 
     fn copy_range(&self, arg: &wire::CopyFileRangeIn, wide: bool, out: &mut ReplyBuf) -> Outcome {
