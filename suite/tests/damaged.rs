@@ -18,7 +18,7 @@ use steadfs_suite::hostile::tell::{Fate, Teller, table};
 use steadfs_suite::hostile::{Base, Family, save};
 use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
-use steadfs_suite::{Outcome, Scratch, SteadMount, steadfs_patiently, succeed};
+use steadfs_suite::{Image, Outcome, Scratch, SteadMount, steadfs_patiently, succeed};
 
 /// Longest time a command may take with a damaged volume of a few megabytes.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -109,6 +109,8 @@ fn what_is_no_volume_is_refused_by_every_command() {
     let _listener = UnixListener::bind(scratch.join("socket")).unwrap();
     symlink("nowhere", scratch.join("dangling")).unwrap();
     symlink("circle", scratch.join("circle")).unwrap();
+    let journal = Image::mke2fs(&scratch, "journal.img", 16 << 20, &["-O", "journal_dev"]);
+    let journal = journal.path().to_str().unwrap().to_owned();
     for (image, words) in [
         (path("missing"), &["missing", "No such file"][..]),
         (path("folder"), &["folder", "a directory"]),
@@ -122,6 +124,7 @@ fn what_is_no_volume_is_refused_by_every_command() {
         (file("byte", b"x"), &["byte", "1 byte"]),
         (file("short", &[0xFF; 1500]), &["short", "bytes"]),
         (file("zeros", &[0; 70_000]), &["zeros", "magic"]),
+        (journal, &["journal.img", "journal_dev"]),
         (file("ones", &[0xFF; 1 << 20]), &["ones", "magic"]),
         (
             file(

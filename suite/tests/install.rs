@@ -165,6 +165,11 @@ for type in steadfs fuse.steadfs; do
     clean a.img
 done
 
+step "nofail"
+if mount -t steadfs nothing.img mnt 2>said; then exit 1; else test $? = 32; fi
+mount -t steadfs -o nofail nothing.img mnt
+! mountpoint -q mnt
+
 step "options are refused by name"
 if mount -t steadfs -o noatme a.img mnt 2>said; then exit 1; else test $? = 1; fi
 grep "did you mean noatime" said >&2

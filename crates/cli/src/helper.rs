@@ -3,6 +3,9 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+
 use crate::args;
 use crate::failure::{Failure, code};
 use crate::{mount, remount, umount};
@@ -45,6 +48,10 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
             if is_remount {
                 return remount::for_mount_8(&mountpoint, &options);
             }
+            // mount(8) looks after this only where it mounts itself.
+            if options.split(',').any(|item| item == "nofail") && is_missing(&volume) {
+                return Ok(());
+            }
             mount::run(&args::Mount {
                 volume,
                 mountpoint,
@@ -55,6 +62,18 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
                 serve: false,
             })
         }
+    }
+}
+
+/// Whether there is no such image or device, or nothing in it.
+fn is_missing(volume: &Path) -> bool {
+    match rustix::fs::stat(volume) {
+        Err(error) => error == Errno::NOENT,
+        Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice => {
+            let opened = rustix::fs::open(volume, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+            opened.is_err_and(|error| error == Errno::NXIO || error == Errno::NOMEDIUM)
+        }
+        Ok(_) => false,
     }
 }
 

@@ -44,7 +44,13 @@ const MIN_TRANSACTION: u32 = 256;
 
 /// Reads and validates the superblock.
 pub fn read_superblock(queue: &Queue) -> Result<Superblock> {
-    Ok(Superblock::parse(&superblock_bytes(queue)?)?)
+    let bytes = superblock_bytes(queue)?;
+    if Superblock::is_external_journal(&bytes) {
+        return Err(FsError::BadOption(
+            "unsupported features: journal_dev; this is the journal of another volume".to_owned(),
+        ));
+    }
+    Ok(Superblock::parse(&bytes)?)
 }
 
 /// The 1024 bytes where the superblock lies.

@@ -127,6 +127,12 @@ impl Superblock {
         Ok(raw)
     }
 
+    /// Whether the bytes are no volume's but of a journal device, which has a superblock with nothing in it.
+    pub fn is_external_journal(bytes: &[u8]) -> bool {
+        let raw = Self::read_raw(bytes);
+        raw.is_ok_and(|raw| features_of(&raw).incompat.contains(Incompat::JOURNAL_DEV))
+    }
+
     /// Compares the stored checksum with the fields, where the volume has metadata checksums.
     pub fn verify_checksum(&self) -> Result<()> {
         verify(&self.raw)
