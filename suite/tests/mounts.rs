@@ -147,6 +147,14 @@ fn a_volume_has_one_user() {
     mount.unmount();
     let device = LoopDevice::attach(image.path(), false);
     refuses(&[path, dir], 32, &["loop device"]);
+    // Nobody sees this mount any more, and it is there as long as the file is open.
+    let (shown, hidden) = (device.path().to_str().unwrap(), scratch.folder("hidden"));
+    let hidden = hidden.to_str().unwrap();
+    run("mount", ["-t", "ext4", shown, hidden]).expect(0);
+    let open = File::open(hidden).unwrap();
+    run("umount", ["-l", hidden]).expect(0);
+    refuses(&[shown, dir], 32, &["the kernel", "umount --lazy"]);
+    drop(open);
     drop(device);
     SteadMount::new(&scratch, image.path(), "").unmount();
 }

@@ -28,7 +28,7 @@ pub(super) fn lock(fd: impl AsFd, read_only: bool) -> Result<(), String> {
         // A file system without locks, such as some network ones.
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => Ok(()),
         Err(Errno::WOULDBLOCK) => Err(match fstat(&fd) {
-            Ok(file) => openers(&file),
+            Ok(file) => openers(&file).unwrap_or_else(|| "another process".to_owned()),
             Err(_) => "another program".to_owned(),
         }),
         Err(errno) => Err(format!(
@@ -105,7 +105,12 @@ pub(super) fn claimant(device: &Stat) -> String {
     if is_swap(device) {
         return "the kernel, which swaps to it".to_owned();
     }
-    openers(device)
+    // Only the kernel claims without a descriptor, and here it shows no mount of it.
+    openers(device).unwrap_or_else(|| {
+        "the kernel, which has it mounted where it is not seen from here: in another mount namespace, or taken out of \
+         the tree (umount --lazy) and still in use"
+            .to_owned()
+    })
 }
 
 /// Where a device (`major:minor`) is mounted first.
@@ -130,7 +135,7 @@ fn is_swap(device: &Stat) -> bool {
 }
 
 /// The processes that have the file open, as far as we may see.
-fn openers(file: &Stat) -> String {
+fn openers(file: &Stat) -> Option<String> {
     let own = rustix::process::getpid().as_raw_nonzero().get();
     let mut seen: Vec<String> = Vec::new();
     for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -147,11 +152,7 @@ fn openers(file: &Stat) -> String {
             format!("process {pid} ({})", name.trim_end())
         });
     }
-    if seen.is_empty() {
-        "another process".to_owned()
-    } else {
-        seen.join(", ")
-    }
+    (!seen.is_empty()).then(|| seen.join(", "))
 }
 
 /// Whether the process has the file open: ourselves at least twice, since the asking descriptor is
