@@ -9,97 +9,45 @@
 //! 2. What a sync covered and nobody has touched since is there, byte for byte, with its names and
 //!    attributes, whatever went on beside it: no block of it was given away or written over.
 //! 3. After a clean unmount nothing needs repair, and everything is there.
+//! 4. A volume that says it was left in order needs no repair, whenever power fails: nobody would ask e2fsck.
 //!
 //! Nothing is said of what was being changed: a file may be in lost+found, be cut off or be gone, and a new
 //! file that fsync was called for may be found without its name, unless its directory was synced too.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Arc;
-use std::time::Duration;
 
-use steadfs_block::{Device, Op};
+use steadfs_block::Op;
 use steadfs_lab::crash::{Subject, Tool, Trouble, ext4, record, record_with};
-use steadfs_lab::device::{Fault, Image, Model, SimDevice, Survivors, Which};
-use steadfs_rt::{sim, sleep};
+use steadfs_lab::device::{Fault, Image, Survivors, Which};
+use steadfs_workload::Program;
 use steadfs_workload::generate::{Shape, random};
-use steadfs_workload::{Observed, Program, TreePath, observe};
 
-/// Made and synced before the crash, and not touched by what runs then.
-const KEPT: &str = "setup
-mkdir /kept 755
-mkdir /kept/deep 700
-create /kept/small 640
-write /kept/small 0+700 1
-create /kept/large 644
-write /kept/large 0+150000 2
-create /kept/deep/holes 600
-write /kept/deep/holes 90000+5000 3
-symlink /kept/link /kept/large
-link /kept/small /kept/deep/twin
-create /kept/deep/empty 600
-truncate /kept/deep/empty 40000
-";
-
-/// What is below the directory that is kept, in words.
-fn kept(seen: &Observed) -> Vec<String> {
-    let dir: TreePath = "/kept".parse().unwrap();
-    let inside = seen.names.iter().filter(|(path, _)| path.is_within(&dir));
-    inside
-        .map(|(path, ino)| {
-            let mut there = seen.inodes[ino].clone();
-            // Looking changes it.
-            there.atime = there.mtime;
-            format!("{path} {ino:?} {there:?}")
-        })
-        .collect()
-}
-
-/// Has e2fsck repair an image: its exit code (0: nothing to repair; 1: repaired), and what is left.
-fn repair(image: &Image, dir: &Path) -> (i32, Image) {
-    let path = dir.join("repaired.img");
-    image.save(&path).unwrap();
-    let said = Command::new("e2fsck")
-        .env("E2FSPROGS_FAKE_TIME", "1700000000")
-        .arg("-fy")
-        .arg(&path)
-        .output()
-        .expect("e2fsck is needed by this test");
-    let repaired = Image::load(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
-    (said.status.code().unwrap(), repaired)
-}
-
-/// Mounts an image, looks at everything, unmounts.
-fn look(subject: &Subject, image: &Image) -> Observed {
-    let (open, image) = (Arc::clone(&subject.open), image.clone());
-    let seen = sim::run(sim::Config::new(1), move || {
-        let device: Arc<dyn Device> = Arc::new(SimDevice::new(&image, Model::default()));
-        let fs = open(device).unwrap();
-        let seen = observe(fs.as_ref()).unwrap();
-        fs.unmount().unwrap();
-        sleep(Duration::from_millis(1));
-        seen
-    });
-    seen.value
-}
+use common::{KEPT, kept, look, repair, says_clean};
 
 /// Whether an image needed repair, which is no more than e2fsck does by itself; what is kept in it then.
 fn after_repair(subject: &Subject, image: &Image, dir: &Path, what: &str) -> (bool, Vec<String>) {
     let (code, repaired) = repair(image, dir);
     assert!(matches!(code, 0 | 1), "{what}: e2fsck ends with {code}");
+    let hides_it = code == 1 && says_clean(image);
+    assert!(!hides_it, "{what}: it needs repair, and says it does not");
     let clean = Tool::E2fsck.check(&repaired, dir).unwrap();
     assert_eq!(clean, "", "{what}: after the repair");
     let check = subject.check.as_ref().unwrap();
     assert_eq!(check(&repaired), "", "{what}: after the repair");
-    (code == 1, kept(&look(subject, &repaired)))
+    (code == 1, kept(&look(subject, &repaired).0))
 }
 
-/// Programs for each kind of volume: `CRASH_PROGRAMS` of them, for longer runs.
-fn programs() -> u64 {
-    let asked = std::env::var("CRASH_PROGRAMS").ok();
-    asked.and_then(|n| n.parse().ok()).unwrap_or(3)
+/// Seeds of the programs for each kind of volume: `CRASH_PROGRAMS` of them, from `CRASH_SEED` on, for longer runs.
+fn seeds() -> std::ops::Range<u64> {
+    let asked = |name, or| {
+        let asked = std::env::var(name).ok();
+        asked.map_or(or, |n| n.parse().expect("a number"))
+    };
+    let first = asked("CRASH_SEED", 0);
+    first..first + asked("CRASH_PROGRAMS", 3)
 }
 
 #[test]
@@ -107,7 +55,7 @@ fn what_was_synced_and_left_alone_survives_a_repair() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("journal-less");
     let (mut images, mut repaired) = (0, 0);
     for subject in ext4::without_journal(&dir).unwrap() {
-        for seed in 0..programs() {
+        for seed in seeds() {
             let shape = Shape {
                 tasks: 2,
                 shared: seed % 2 == 0,
@@ -143,7 +91,17 @@ fn what_was_synced_and_left_alone_survives_a_repair() {
             let end = run.log.image(run.log.len(), &Survivors::None);
             let said = Tool::E2fsck.check(&end, &dir).unwrap();
             assert_eq!(said, "", "{what}: unmounted");
-            assert_eq!(kept(&look(&subject, &end)), wanted, "{what}: unmounted");
+            assert_eq!(kept(&look(&subject, &end).0), wanted, "{what}: unmounted");
+            // The mount, and what made the start.
+            for at in (0..run.first_cut).step_by(run.first_cut.div_ceil(5).max(1)) {
+                for survivors in run.log.at(at).choices(3, seed) {
+                    let image = run.log.image(at, &survivors);
+                    if says_clean(&image) {
+                        let said = Tool::E2fsck.check(&image, &dir).unwrap();
+                        assert_eq!(said, "", "{what}, cut {at}, {survivors:?}");
+                    }
+                }
+            }
         }
     }
     assert!(images > 100 && repaired > 50, "{images}, {repaired}");

@@ -1,0 +1,86 @@
+//! What is kept on a volume while something goes on beside it, and how it is looked at.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test uses a part, and fails by panicking"
+)]
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_block::Device;
+use steadfs_ext4::disk::Superblock;
+use steadfs_ext4::disk::superblock::{STATE_CLEAN, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
+use steadfs_lab::crash::Subject;
+use steadfs_lab::device::{Image, Model, SimDevice};
+use steadfs_rt::{sim, sleep};
+use steadfs_workload::{Observed, TreePath, observe};
+
+/// Made and synced before the crash, and not touched by what runs then.
+pub const KEPT: &str = "setup
+mkdir /kept 755
+mkdir /kept/deep 700
+create /kept/small 640
+write /kept/small 0+700 1
+create /kept/large 644
+write /kept/large 0+150000 2
+create /kept/deep/holes 600
+write /kept/deep/holes 90000+5000 3
+symlink /kept/link /kept/large
+link /kept/small /kept/deep/twin
+create /kept/deep/empty 600
+truncate /kept/deep/empty 40000
+";
+
+/// What is below the directory that is kept, in words.
+pub fn kept(seen: &Observed) -> Vec<String> {
+    let dir: TreePath = "/kept".parse().unwrap();
+    let inside = seen.names.iter().filter(|(path, _)| path.is_within(&dir));
+    inside
+        .map(|(path, ino)| {
+            let mut there = seen.inodes[ino].clone();
+            // Looking changes it.
+            there.atime = there.mtime;
+            format!("{path} {ino:?} {there:?}")
+        })
+        .collect()
+}
+
+/// Has e2fsck repair an image: its exit code (0: nothing to repair; 1: repaired), and what is left.
+pub fn repair(image: &Image, dir: &Path) -> (i32, Image) {
+    let path = dir.join("repaired.img");
+    image.save(&path).unwrap();
+    let said = Command::new("e2fsck")
+        .env("E2FSPROGS_FAKE_TIME", "1700000000")
+        .arg("-fy")
+        .arg(&path)
+        .output()
+        .expect("e2fsck is needed by this test");
+    let repaired = Image::load(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    (said.status.code().unwrap(), repaired)
+}
+
+/// Whether an ext volume says of itself that it was left in order.
+pub fn says_clean(image: &Image) -> bool {
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    image.read(SUPERBLOCK_OFFSET, &mut bytes);
+    Superblock::parse(&bytes).is_ok_and(|sb| sb.state() & STATE_CLEAN != 0)
+}
+
+/// Mounts an image, looks at everything, unmounts: what was seen, and the image then.
+pub fn look(subject: &Subject, image: &Image) -> (Observed, Image) {
+    let (open, image) = (Arc::clone(&subject.open), image.clone());
+    let seen = sim::run(sim::Config::new(1), move || {
+        let sim_device = SimDevice::new(&image, Model::default());
+        let device: Arc<dyn Device> = Arc::new(sim_device.clone());
+        let fs = open(device).unwrap();
+        let seen = observe(fs.as_ref()).unwrap();
+        fs.unmount().unwrap();
+        sleep(Duration::from_millis(1));
+        (seen, sim_device.content())
+    });
+    seen.value
+}
