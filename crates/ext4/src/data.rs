@@ -27,9 +27,10 @@ use crate::disk;
 use crate::disk::inode::INLINE_DATA;
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
-use crate::map::{Place, has_extents};
+use crate::map::has_extents;
 use crate::mballoc::{WEIGHT_EXTENT, WEIGHT_INDIRECT};
 use crate::options::Atime;
+use crate::place::Place;
 
 /// Longest single read, in bytes.
 const MAX_READ: u64 = 1 << 20;

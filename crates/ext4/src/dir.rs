@@ -12,6 +12,7 @@ mod htree;
 mod inline;
 mod nokey;
 mod readdir;
+mod shown;
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ use steadfs_vfs::{FsError, Result};
 use crate::disk::extent::{ExtentNode, ExtentNodeMut, ROOT_ENTRIES};
 use crate::disk::{self, Extent, Ino};
 use crate::fs::Ext4;
-use crate::map::{Mapped, Place};
+use crate::place::{Mapped, Place};
 use crate::txn::Handle;
 use path::Path;
 

@@ -8,8 +8,8 @@ use steadfs_vfs::{FsError, Result};
 use crate::disk::indirect::{DIRECT, Path, bases, per_block};
 use crate::disk::{self, Ino};
 use crate::fs::Ext4;
-use crate::map::{Mapped, Place};
 use crate::mballoc::Run;
+use crate::place::{Mapped, Place};
 use crate::txn::Handle;
 
 /// Blocks that mapping a run of `len` blocks changes at worst: every table it touches on three levels

@@ -26,6 +26,7 @@ mod namei;
 mod ops;
 mod options;
 mod orphan;
+mod place;
 mod remount;
 mod txn;
 mod verified;

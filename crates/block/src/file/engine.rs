@@ -5,33 +5,12 @@ use std::sync::Arc;
 
 use steadfs_rt::{Mutex, Rank};
 
-use super::pool::Job;
+use super::jobs::{Job, Source};
 use super::ring::{RING, Ring};
 use super::transfer::Target;
 
 /// Most rings that are kept for the next batch.
 const SPARE_RINGS: usize = 8;
-
-/// Where a batch that is being run gets more requests from.
-pub(super) trait Source {
-    /// The task is back from a blocking system call and will ask for more.
-    fn back(&mut self);
-
-    /// Up to `room` more requests; then the task blocks again or, given none, ends when what it has
-    /// under way has ended.
-    fn more(&mut self, room: usize) -> Vec<Job>;
-}
-
-/// A batch that is complete from the start.
-pub(super) struct NoMore;
-
-impl Source for NoMore {
-    fn back(&mut self) {}
-
-    fn more(&mut self, _room: usize) -> Vec<Job> {
-        Vec::new()
-    }
-}
 
 /// Runs requests on an open file.
 pub(super) struct Runner {

@@ -3,6 +3,7 @@
 mod claim;
 mod engine;
 mod ioctl;
+mod jobs;
 mod open;
 mod pool;
 mod ring;
@@ -21,7 +22,8 @@ use steadfs_rt::{Mutex, Rank};
 pub use open::{Engine, OpenError, OpenOptions};
 
 use crate::{Bio, Device, Done, Geometry, Op};
-use engine::{NoMore, Runner};
+use engine::Runner;
+use jobs::NoMore;
 use pool::Pool;
 use transfer::{Kind, Target};
 

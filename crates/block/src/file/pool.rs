@@ -16,11 +16,8 @@ use std::sync::Arc;
 
 use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank};
 
-use super::engine::{Runner, Source};
-use crate::{Bio, Done};
-
-/// A started bio.
-pub(super) type Job = (Bio, Done);
+use super::engine::Runner;
+use super::jobs::{Job, Source};
 
 thread_local! {
     /// The pool whose lane this thread is, as its shared state's address; 0 for others.

@@ -12,8 +12,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 
-use super::engine::Source;
-use super::pool::Job;
+use super::jobs::{Job, Source};
 use super::transfer::{MAX_PIECES, Target};
 use crate::{Bio, Buf, Done, IoError, Op};
 

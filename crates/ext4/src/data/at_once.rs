@@ -19,8 +19,8 @@ use crate::extent::Tree;
 use crate::freeing::Shortage;
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
-use crate::map::Place;
 use crate::mballoc::Run;
+use crate::place::Place;
 
 /// Blocks of a file that are written alike.
 enum Stretch {

@@ -11,7 +11,8 @@ use crate::disk::extent::MAX_UNWRITTEN_LEN;
 use crate::extent::Tree;
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
-use crate::map::{Place, has_extents};
+use crate::map::has_extents;
+use crate::place::Place;
 
 impl Ext4 {
     /// fallocate(2).

@@ -7,7 +7,7 @@ use steadfs_vfs::{Cx, FsError, Result, Seek, Segment};
 use crate::disk::inode::INLINE_DATA;
 use crate::fs::Ext4;
 use crate::inode::Inode;
-use crate::map::Place;
+use crate::place::Place;
 
 /// Bytes copied in one step.
 const COPY: u64 = 1 << 20;

@@ -12,8 +12,8 @@ use crate::extent::Tree;
 use crate::freeing::Shortage;
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
-use crate::map::Place;
 use crate::mballoc::Run;
+use crate::place::Place;
 use crate::txn::Handle;
 
 /// What the map has to learn once a piece is written.

@@ -4,7 +4,7 @@
 use steadfs_vfs::{DirEntry, Result};
 
 use super::Dir;
-use super::readdir::Emit;
+use super::shown::Emit;
 use crate::disk::dir_entry::{self, RawEntry};
 use crate::disk::xattr::{INDEX_SYSTEM, InodeAttrs, Value};
 use crate::disk::{self, Ino};

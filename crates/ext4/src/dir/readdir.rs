@@ -19,6 +19,7 @@
 use steadfs_base::checksum::crc32c;
 use steadfs_vfs::{DirEntry, FileKind, InodeFlags, Result};
 
+use super::shown::Emit;
 use super::{Dir, htree, inline, nokey};
 use crate::disk::dir_entry::{self, RawEntry};
 use crate::disk::hash::HashKind;
@@ -28,9 +29,6 @@ use crate::disk::{self, Ino};
 const WINDOW: usize = 4096;
 /// Bits of the ordinal.
 const ORDINAL: u64 = 0xFF;
-
-/// A caller's function that takes entries until it returns false.
-pub(crate) type Emit<'e> = &'e mut dyn FnMut(DirEntry<'_>) -> bool;
 
 /// A name in the listing's order.
 struct Name {
@@ -65,35 +63,6 @@ impl Dir<'_> {
     /// Whether the directory has an index or will have one when it grows.
     pub(super) fn is_dx(&self, core: &disk::Inode) -> bool {
         self.has_dir_index() && (core.has(InodeFlags::INDEX) || self.block_count(core) == 1)
-    }
-
-    /// Reports `.` and `..` at cookies 0 and 1; whether the caller wants more.
-    pub(super) fn read_dots(
-        &self,
-        core: &disk::Inode,
-        cookie: u64,
-        emit: Emit<'_>,
-    ) -> Result<bool> {
-        for (at, name) in [(0, &b"."[..]), (1, b"..")] {
-            if cookie > at {
-                continue;
-            }
-            let ino = if at == 0 {
-                self.ino
-            } else {
-                self.parent(core)?
-            };
-            let kind = Some(FileKind::Directory);
-            if !emit(DirEntry {
-                ino: ino.into(),
-                kind,
-                name,
-                next: at + 1,
-            }) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 
     fn read_by_hash(&self, core: &disk::Inode, cookie: u64, emit: Emit<'_>) -> Result<()> {
@@ -187,17 +156,6 @@ impl Dir<'_> {
             if bound.is_some_and(|bound| major > bound || (major == bound && bound & 1 == 0)) {
                 return Err(self.corrupt("a name is not where the index says"));
             }
-        }
-        Ok(())
-    }
-
-    /// Refuses what no caller could use as a name, or only to get somewhere else.
-    pub(super) fn check_shown(&self, entry: &RawEntry<'_>) -> Result<()> {
-        let name = entry.name;
-        let dots = name == b"." || name == b"..";
-        if dots || name.contains(&b'/') || name.contains(&0) {
-            let at = entry.offset;
-            return Err(self.corrupt(format_args!("the entry at {at} has an impossible name")));
         }
         Ok(())
     }

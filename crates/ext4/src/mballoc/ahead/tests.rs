@@ -7,7 +7,7 @@ use steadfs_vfs::{FileSystem, FsError, SetAttr};
 
 use super::PATIENCE;
 use crate::inode::Inode;
-use crate::map::Place;
+use crate::place::Place;
 use crate::test_world::{ROOT, World};
 
 const BLOCK: u64 = 1024;
