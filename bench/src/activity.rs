@@ -9,7 +9,8 @@ mod names;
 mod tree;
 
 use crate::Result;
-use crate::stage::Stage;
+use crate::report::Samples;
+use crate::stage::{Bench, Stage};
 use crate::subject::Subject;
 
 /// Work that every subject does in turn.
@@ -79,6 +80,20 @@ impl Activity {
         self.format = &["-N", "1100000"];
         self.rounds = 2;
         self
+    }
+
+    /// Does it once on `subject`. What fails is told and kept, and nothing else is.
+    pub fn measure(&self, bench: &Bench, subject: Subject, samples: &mut Samples) {
+        let done = Stage::new(bench, subject, self.block_device)
+            .play(self.format, self.run)
+            .and_then(|found| bench.judge(subject).map(|()| found));
+        match done {
+            Ok(found) => samples.add(self.name, subject, found),
+            Err(error) => {
+                eprintln!("bench: {}, {subject}: {error}", self.name);
+                samples.fail(self.name, subject, error.to_string());
+            }
+        }
     }
 
     /// Whether `subject` does it.

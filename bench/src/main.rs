@@ -113,7 +113,7 @@ fn run(args: &Args) -> Result<bool> {
                     break 'all;
                 }
                 eprintln!("{}, round {round} of {rounds}: {subject}", activity.name);
-                bench.run(activity, subject, &mut samples);
+                activity.measure(&bench, subject, &mut samples);
             }
         }
     }

@@ -10,10 +10,8 @@ use std::time::Duration;
 use steadfs_suite::Scratch;
 
 use crate::Result;
-use crate::activity::Activity;
 use crate::command::{output, program, quietly};
 use crate::measure::{Usage, drop_caches, machine_cpu, seconds};
-use crate::report::Samples;
 use crate::subject::{Medium, Mounted, Subject};
 
 /// How much is done.
@@ -96,22 +94,8 @@ impl Bench {
         self.images.join(format!("{subject}.img"))
     }
 
-    /// Runs `activity` once on `subject`. What fails is told and kept, and nothing else is.
-    pub fn run(&self, activity: &Activity, subject: Subject, samples: &mut Samples) {
-        let done = Stage::new(self, subject, activity.block_device)
-            .play(activity)
-            .and_then(|found| self.judge(subject).map(|()| found));
-        match done {
-            Ok(found) => samples.add(activity.name, subject, found),
-            Err(error) => {
-                eprintln!("bench: {}, {subject}: {error}", activity.name);
-                samples.fail(activity.name, subject, error.to_string());
-            }
-        }
-    }
-
     /// Speed counts only on a volume in which nothing is wrong.
-    fn judge(&self, subject: Subject) -> Result<()> {
+    pub fn judge(&self, subject: Subject) -> Result<()> {
         if !subject.has_device() {
             return Ok(());
         }
@@ -180,7 +164,8 @@ pub struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    fn new(bench: &'a Bench, subject: Subject, block_device: bool) -> Self {
+    /// For `subject`, which gets a block device if it is to.
+    pub fn new(bench: &'a Bench, subject: Subject, block_device: bool) -> Self {
         let image = bench.image(subject);
         Self {
             bench,
@@ -191,18 +176,23 @@ impl<'a> Stage<'a> {
         }
     }
 
-    fn play(mut self, activity: &Activity) -> Result<Found> {
-        self.format(activity)?;
+    /// Runs `activity` on a volume formatted with more arguments for mke2fs, and freshly mounted.
+    pub fn play(
+        mut self,
+        format: &[&str],
+        activity: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<Found> {
+        self.format(format)?;
         self.mount()?;
         let before = machine_cpu()?;
-        (activity.run)(&mut self)?;
+        activity(&mut self)?;
         self.unmount()?;
         self.found.machine = machine_cpu()?.saturating_sub(before);
         Ok(self.found)
     }
 
     /// Nothing is left to be initialised later, and no block of the image is given back to the host.
-    fn format(&self, activity: &Activity) -> Result<()> {
+    fn format(&self, more: &[&str]) -> Result<()> {
         if !self.subject.has_device() {
             return Ok(());
         }
@@ -214,7 +204,7 @@ impl<'a> Stage<'a> {
         let mut mke2fs = program("mke2fs");
         mke2fs.args(["-q", "-F", "-t", "ext4", "-E"]);
         mke2fs.arg("nodiscard,lazy_itable_init=0,lazy_journal_init=0");
-        mke2fs.args(activity.format);
+        mke2fs.args(more);
         quietly(mke2fs.arg(self.medium.path()))
     }
 
