@@ -28,6 +28,7 @@ mod options;
 mod orphan;
 mod place;
 mod remount;
+mod tuning;
 mod txn;
 mod verified;
 mod xattr;

@@ -5,32 +5,21 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use steadfs_block::{Device, Queue, QueueOptions};
-use steadfs_jbd2::{Journal, ReclaimPolicy};
+use steadfs_jbd2::ReclaimPolicy;
 use steadfs_rt::{now, sleep};
 use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, mount_mode};
 use crate::fs::Ext4;
-use crate::mount::{MountReport, recover_to_device, stripe, superblock_bytes, tuning};
-use crate::options::{AsyncCheckpoint, MountOptions};
+use crate::mount::{MountReport, recover_to_device, superblock_bytes};
+use crate::options::MountOptions;
+use crate::tuning::{stripe, tuning, warn_of_idle_threshold};
 
 /// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
 /// longer comes after the reply to the unlink or close that made it so.
 const PATIENCE: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(5);
-
-/// Says so if a threshold starts too late to spare anybody a wait.
-pub(crate) fn warn_of_idle_threshold(journal: &Journal, asked: AsyncCheckpoint) {
-    let forced = journal.forced_percent();
-    if let Some(percent) = asked.percent()
-        && percent <= forced
-    {
-        tracing::warn!(
-            "async_checkpoint={percent} does little here: operations wait for log space from {forced}% free on"
-        );
-    }
-}
 
 impl Ext4 {
     /// The options as they are, `ro` also where damage has made it so.

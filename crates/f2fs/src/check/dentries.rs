@@ -5,7 +5,6 @@ use std::hash::Hasher;
 use steadfs_base::FixedHasher;
 use steadfs_vfs::FileKind;
 
-use super::dirs::Place;
 use super::issue::Name;
 use super::tables::Slot;
 use super::{Checker, Issue};
@@ -24,6 +23,35 @@ pub(super) struct Context {
     dotdots: u32,
     /// Of all names, to find equal ones.
     fingerprints: Vec<u64>,
+}
+
+/// Where a block of entries lies.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    /// Block of the directory's file.
+    block: u64,
+    /// Its level; none where no lookup reaches it.
+    level: Option<u32>,
+    dir_level: u8,
+}
+
+impl Place {
+    /// Of a block in a directory of so many levels, whose file has so many blocks.
+    pub(super) fn new(block: u64, dir_level: u8, depth: u32, blocks: u64) -> Self {
+        let ends_behind = |level: &u32| block < hash::level_start(level + 1, dir_level);
+        let level = (0..depth.min(hash::MAX_DEPTH)).find(ends_behind);
+        Self {
+            block,
+            level: level.filter(|_| block < blocks),
+            dir_level,
+        }
+    }
+
+    /// Whether a name with this hash is found here.
+    fn is_right(&self, hash: u32) -> bool {
+        self.level
+            .is_some_and(|level| hash::bucket(level, self.dir_level, hash).contains(&self.block))
+    }
 }
 
 /// A number that two equal names share.

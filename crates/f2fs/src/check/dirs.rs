@@ -2,12 +2,12 @@
 
 use steadfs_vfs::InodeFlags;
 
-use super::dentries::Context;
+use super::dentries::{Context, Place, fingerprint};
 use super::tables::Slot;
 use super::{Checker, Issue};
 use crate::disk::dentry::DentryLayout;
 use crate::disk::inode::{Advise, Inline, WORDS};
-use crate::disk::{BLOCK_SIZE, Inode, Nid, hash};
+use crate::disk::{BLOCK_SIZE, Inode, Nid};
 
 impl Checker<'_> {
     /// Checks every directory. They were found in the order of their numbers.
@@ -76,7 +76,7 @@ impl Checker<'_> {
         let mut names = std::collections::BTreeSet::new();
         let mut look = |checker: &mut Self, layout: &DentryLayout, area: &[u8]| {
             for entry in crate::disk::dentry::entries(layout, area, 0).flatten() {
-                let suspect = suspects.binary_search(&super::dentries::fingerprint(&entry));
+                let suspect = suspects.binary_search(&fingerprint(&entry));
                 if suspect.is_ok() && !names.insert(entry.name.to_vec()) {
                     let (dir, name) = (checker.dirs[cx.dir].ino, super::Name::of(entry.name));
                     checker.issue(Issue::DuplicateName { dir, name });
@@ -98,34 +98,5 @@ impl Checker<'_> {
 
     pub(super) fn dir_index(&self, ino: Nid) -> Option<usize> {
         self.dirs.binary_search_by_key(&ino, |dir| dir.ino).ok()
-    }
-}
-
-/// Where a block of entries lies.
-#[derive(Clone, Copy)]
-pub(super) struct Place {
-    /// Block of the directory's file.
-    pub(super) block: u64,
-    /// Its level; none where no lookup reaches it.
-    level: Option<u32>,
-    dir_level: u8,
-}
-
-impl Place {
-    /// Of a block in a directory of so many levels, whose file has so many blocks.
-    fn new(block: u64, dir_level: u8, depth: u32, blocks: u64) -> Self {
-        let ends_behind = |level: &u32| block < hash::level_start(level + 1, dir_level);
-        let level = (0..depth.min(hash::MAX_DEPTH)).find(ends_behind);
-        Self {
-            block,
-            level: level.filter(|_| block < blocks),
-            dir_level,
-        }
-    }
-
-    /// Whether a name with this hash is found here.
-    pub(super) fn is_right(&self, hash: u32) -> bool {
-        self.level
-            .is_some_and(|level| hash::bucket(level, self.dir_level, hash).contains(&self.block))
     }
 }

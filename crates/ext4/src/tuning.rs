@@ -1,0 +1,117 @@
+//! What mount options ask of the allocator and of the journal.
+
+use std::time::Duration;
+
+use steadfs_base::IoPrio;
+use steadfs_jbd2::{Checksum, Journal, JournalConfig, ReclaimPolicy, Tuning};
+
+use crate::disk::Superblock;
+use crate::disk::features::RoCompat;
+use crate::options::{AsyncCheckpoint, MountOptions};
+
+/// Blocks that a transaction may always have, however little memory there is: every operation fits.
+const MIN_TRANSACTION: u32 = 256;
+
+/// Blocks to whose multiples long allocations are aligned: the option's, else the superblock's; 1: to
+/// none. What does not fit a group is no stripe.
+pub(crate) fn stripe(sb: &Superblock, options: &MountOptions) -> u32 {
+    let raw = sb.raw();
+    let written = [raw.raid_stripe_width.get(), raw.raid_stride.get().into()];
+    let asked = options.stripe.map_or(written, |blocks| [blocks, blocks]);
+    let fits = |blocks: &u32| (1..=sb.geometry().blocks_per_group).contains(blocks);
+    asked.into_iter().find(fits).unwrap_or(1)
+}
+
+/// What the options ask of the journal.
+pub(crate) fn tuning(options: &MountOptions) -> Tuning {
+    Tuning {
+        commit_interval: Duration::from_secs(options.commit_secs.into()),
+        min_batch: Duration::from_micros(options.min_batch_us.into()),
+        max_batch: Duration::from_micros(options.max_batch_us.into()),
+        barriers: options.barrier,
+        prio: IoPrio::best_effort(options.journal_ioprio),
+    }
+}
+
+/// A transaction holds its blocks in memory until it is durable, as does the one that commits before it;
+/// of what is not home yet there may be two shares before a commit is held up, and that commit adds one.
+/// These five stay below the memory for metadata.
+fn share_of(meta_budget: u64) -> u64 {
+    meta_budget / 6
+}
+
+/// How the journal is opened, with so much memory for metadata.
+pub(crate) fn journal_config(
+    sb: &Superblock,
+    options: &MountOptions,
+    meta_budget: u64,
+) -> JournalConfig {
+    let share = share_of(meta_budget);
+    let blocks = share >> sb.geometry().block_size.bits();
+    let features = sb.geometry().features;
+    // The journal follows the volume: where metadata has checksums, its log has them too.
+    let sums = features.ro_compat.contains(RoCompat::METADATA_CSUM);
+    let checksum = match (options.journal_checksum, sums) {
+        (Some(false), _) => Some(Checksum::None),
+        (_, true) => Some(Checksum::V3),
+        (Some(true), false) => Some(Checksum::V1),
+        (None, false) => None,
+    };
+    JournalConfig {
+        tuning: tuning(options),
+        wide: sb.geometry().has_64bit(),
+        checksum,
+        max_transaction: Some(
+            u32::try_from(blocks)
+                .unwrap_or(u32::MAX)
+                .max(MIN_TRANSACTION),
+        ),
+        reclaim: ReclaimPolicy {
+            max_unwritten: share,
+            low_free_percent: options.async_checkpoint.percent(),
+            ..ReclaimPolicy::default()
+        },
+        ..JournalConfig::default()
+    }
+}
+
+/// Says so if a threshold starts too late to spare anybody a wait.
+pub(crate) fn warn_of_idle_threshold(journal: &Journal, asked: AsyncCheckpoint) {
+    let forced = journal.forced_percent();
+    if let Some(percent) = asked.percent()
+        && percent <= forced
+    {
+        tracing::warn!(
+            "async_checkpoint={percent} does little here: operations wait for log space from {forced}% free on"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use steadfs_cache::CacheSizes;
+
+    use super::*;
+    use crate::Ext4;
+    use crate::disk::test_images::Image;
+
+    #[test]
+    fn transactions_of_a_large_log_fit_a_small_memory() {
+        let options = ["-t", "ext4", "-b", "4096", "-J", "size=32"];
+        let image = Image::make(&options, "96M");
+        let device = image.device();
+        let credits = |cache: u64| {
+            let device = Arc::clone(&device) as _;
+            let opened = Ext4::open(device, MountOptions::default(), CacheSizes::of(cache));
+            let (fs, _) = opened.unwrap();
+            let credits = fs.txns.journal().unwrap().max_credits();
+            fs.close().unwrap();
+            u64::from(credits) << 12
+        };
+        assert!(credits(8 << 20) <= 1 << 20);
+        let large = credits(256 << 20);
+        assert!(large > 7 << 20 && large <= 8 << 20, "a quarter of the log");
+    }
+}
