@@ -3,7 +3,10 @@
 
 use steadfs_base::checksum::crc32_le;
 
-use super::{Nid, superblock::MAGIC};
+use super::Nid;
+
+/// `F2FS_SUPER_MAGIC`: what a superblock begins with, and most checksums start at.
+pub const MAGIC: u32 = 0xF2F5_2010;
 
 /// Of a structure of the volume itself: starts at the magic number.
 pub fn of(bytes: &[u8]) -> u32 {

@@ -9,6 +9,7 @@ use zerocopy::{FromBytes, IntoBytes};
 pub use super::raw::RawSuperblock;
 pub use notes::{Note, StopReason};
 
+use super::checksum::MAGIC;
 use super::num::{idx, idx16, wide};
 use super::{BLOCK_SIZE, DiskError, Features, Layout, Nid, Result, Structure, checksum};
 
@@ -18,8 +19,6 @@ pub const SUPERBLOCK_SIZE: usize = 3072;
 pub const SUPERBLOCK_OFFSET: usize = 1024;
 /// Offsets of both copies from the volume's first byte.
 pub const COPIES: [u64; 2] = [1024, 1024 + 4096];
-/// `F2FS_SUPER_MAGIC`.
-pub const MAGIC: u32 = 0xF2F5_2010;
 /// Most extensions in the list, cold and hot together (`F2FS_MAX_EXTENSION`).
 pub const MAX_EXTENSIONS: u32 = 64;
 /// Fewest segments of a volume (`F2FS_MIN_SEGMENT`).

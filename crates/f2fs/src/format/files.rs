@@ -4,14 +4,12 @@ use steadfs_base::Timestamp;
 use steadfs_vfs::InodeFlags;
 
 use super::build::Build;
+use super::plan::PROJECT_QUOTA_FILE;
 use super::{FormatError, FormatOptions};
 use crate::disk::dentry::{self, DentryLayout, Entry};
 use crate::disk::inode::{self, Inline};
 use crate::disk::node::Footer;
 use crate::disk::{BLOCK_SIZE, BlockAddr, Features, Inode, Layout, LogType, Nid, hash};
-
-/// The inode of the project quota file, where there is one.
-pub(super) const PROJECT_QUOTA_FILE: Nid = Nid(4);
 
 /// Checkpoint that the first nodes say they follow.
 const FIRST_VERSION: u64 = 1;

@@ -10,7 +10,8 @@ use super::{FormatError, FormatOptions};
 use crate::disk::checkpoint::{BITMAPS_AT, LAST_CHECKSUM_AT};
 use crate::disk::superblock::{self, RawSuperblock, fill_text, put_label};
 use crate::disk::{
-    BLOCK_SIZE, BlockAddr, Features, LogType, Nid, SEGMENT_BLOCKS, SegNo, Superblock, nat, sit,
+    BLOCK_SIZE, BlockAddr, Features, LogType, Nid, SEGMENT_BLOCKS, SegNo, Superblock, checksum,
+    nat, sit,
 };
 
 /// Bytes in a segment.
@@ -27,6 +28,8 @@ const MIN_ZONES: u64 = 7;
 const SMALL: u64 = 256;
 /// Version of the format (`major_ver`, `minor_ver`).
 const VERSION: (u16, u16) = (1, 15);
+/// The inode of the project quota file, where there is one.
+pub(super) const PROJECT_QUOTA_FILE: Nid = Nid(4);
 
 /// Everything that is decided before anything is made.
 #[derive(Clone, Debug)]
@@ -252,7 +255,7 @@ fn fill(
     opts: &FormatOptions,
 ) -> Result<RawSuperblock, FormatError> {
     let mut raw = RawSuperblock::new_zeroed();
-    raw.magic.set(superblock::MAGIC);
+    raw.magic.set(checksum::MAGIC);
     raw.major_ver.set(VERSION.0);
     raw.minor_ver.set(VERSION.1);
     raw.log_sectorsize.set(sector.ilog2());
@@ -310,7 +313,7 @@ fn fill(
         // As mkfs.f2fs does it, project ids come with a file that counts what they use.
         let features = opts.features.union(Features::QUOTA_INO);
         raw.feature.set(features.0);
-        raw.qf_ino[2].set(super::files::PROJECT_QUOTA_FILE.0);
+        raw.qf_ino[2].set(PROJECT_QUOTA_FILE.0);
     }
     Ok(raw)
 }

@@ -7,7 +7,7 @@ use steadfs_base::limits::SYMLINK_MAX;
 use steadfs_vfs::names::is_dots;
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
 
-use super::fresh::{self, Setting};
+use super::fresh::{self, Setting, Spec};
 use super::{check_may_add, check_may_gain_link};
 use crate::acl::Inherited;
 use crate::dentry::{NewName, Room};
@@ -18,29 +18,6 @@ use crate::gate::Change;
 use crate::inode::Inode;
 use crate::space::{Need, Promise};
 use crate::xattr::Cut;
-
-/// What to make.
-#[derive(Clone, Copy)]
-pub(super) struct Spec<'a> {
-    pub(super) kind: FileKind,
-    /// Permission bits that were asked for, before umask and default list.
-    pub(super) perm: u32,
-    pub(super) rdev: u32,
-    /// Target of a symbolic link.
-    pub(super) target: &'a [u8],
-}
-
-impl Spec<'_> {
-    /// An inode without content of its own.
-    pub(super) const fn plain(kind: FileKind, perm: u32, rdev: u32) -> Self {
-        Self {
-            kind,
-            perm,
-            rdev,
-            target: b"",
-        }
-    }
-}
 
 /// A new inode, thought through: nothing is left to decide, and it is known what it takes.
 pub(super) struct Planned<'a> {

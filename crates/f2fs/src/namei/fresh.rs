@@ -6,7 +6,6 @@ use steadfs_base::Timestamp;
 use steadfs_rt::random_u64;
 use steadfs_vfs::{Cx, FileKind, InodeFlags};
 
-use super::create::Spec;
 use crate::acl::Inherited;
 use crate::data::placement::has_extension;
 use crate::disk::inode::{Advise, DEFAULT_XATTR_WORDS, Inline, extra_isize_for};
@@ -23,6 +22,29 @@ const INHERITED: u32 = InodeFlags::SYNC.0
 
 const SET_GROUP_ID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
+
+/// What to make.
+#[derive(Clone, Copy)]
+pub(super) struct Spec<'a> {
+    pub(super) kind: FileKind,
+    /// Permission bits that were asked for, before umask and default list.
+    pub(super) perm: u32,
+    pub(super) rdev: u32,
+    /// Target of a symbolic link.
+    pub(super) target: &'a [u8],
+}
+
+impl Spec<'_> {
+    /// An inode without content of its own.
+    pub(super) const fn plain(kind: FileKind, perm: u32, rdev: u32) -> Self {
+        Self {
+            kind,
+            perm,
+            rdev,
+            target: b"",
+        }
+    }
+}
 
 /// The superblock's list of extensions of file names.
 pub(crate) struct Extensions {

@@ -7,7 +7,7 @@ use steadfs_cache::Why;
 use steadfs_vfs::names::{check_length, check_may_lose_name, is_dots, with_names_locked};
 use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result, check_name};
 
-use super::create::Spec;
+use super::fresh::Spec;
 use super::{check_may_add, check_may_gain_link, check_may_remove, check_project, lose_subdir};
 use crate::dentry::{Named, Room};
 use crate::disk::inode::Advise;
