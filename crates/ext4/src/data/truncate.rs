@@ -34,17 +34,17 @@ impl Ext4 {
         let _one = inode.flush.lock();
         let bs = self.geo.block_size;
         let first_gone = FileBlock(bs.blocks_for(size));
+        if inode.core.read().size < size {
+            // What is left must be on disk before the size covers it. If it cannot be, nothing is cut.
+            self.write_out_locked(inode, 0..first_gone.0, cx.tag)?;
+        }
         let released = inode.pages.discard(first_gone.0..u64::MAX) * self.weight(inode);
         self.alloc.with_totals(|t| t.settle(released));
         inode.set_size(size);
         if bs.within(size) > 0 {
             inode.pages.zero_tail(bs.file_block(size), bs.within(size));
         }
-        if inode.core.read().size < size {
-            // What is left must be on disk before the size covers it.
-            self.write_out_locked(inode, 0..u64::MAX, cx.tag)?;
-        }
-        self.cut_to(inode, size, first_gone)
+        self.cut_to(inode, old, size, first_gone)
     }
 
     /// Writes the new content of files that were truncated to nothing (`auto_da_alloc`): who writes a
@@ -78,9 +78,16 @@ impl Ext4 {
         Ok(())
     }
 
-    /// Stores the smaller size and frees what lies behind it, in as many transactions as it takes; the
-    /// orphan list remembers it between them.
-    pub(crate) fn cut_to(&self, inode: &Inode, size: u64, first_gone: FileBlock) -> Result<()> {
+    /// Stores a smaller size than `old` and frees what lies behind it, in as many transactions as it takes; the
+    /// orphan list remembers it between them. On an error the file keeps its size: what is still mapped is
+    /// covered by it, and what was cut reads as zeros.
+    pub(crate) fn cut_to(
+        &self,
+        inode: &Inode,
+        old: u64,
+        size: u64,
+        first_gone: FileBlock,
+    ) -> Result<()> {
         let ino = inode.ino();
         self.alloc.forget_growing(self, ino);
         let mut handle = self.txns.begin(FIRST)?;
@@ -94,12 +101,19 @@ impl Ext4 {
             core.ctime = now;
         }
         loop {
-            {
+            let left = {
                 let mut core = inode.core.write();
-                end = self.unmap(&mut handle, ino, &mut core, first_gone..end, false)?;
+                let left = self.unmap(&mut handle, ino, &mut core, first_gone..end, false);
+                if left.is_err() {
+                    core.size = old;
+                    inode.set_size(old);
+                }
+                // In any case: the map above may have another shape.
                 self.store_inode(&mut handle, inode, &core)?;
-            }
+                left
+            };
             inode.note_tid(&handle, true);
+            end = left?;
             if end <= first_gone {
                 break;
             }
@@ -123,7 +137,8 @@ impl Ext4 {
     pub(crate) fn finish_truncation(&self, inode: &Inode) -> Result<()> {
         let _one = inode.flush.lock();
         let size = inode.size();
-        self.cut_to(inode, size, FileBlock(self.geo.block_size.blocks_for(size)))
+        let first_gone = FileBlock(self.geo.block_size.blocks_for(size));
+        self.cut_to(inode, size, size, first_gone)
     }
 
     /// Frees everything an inode without names has, and the inode. It is on the orphan list; nobody
@@ -146,10 +161,12 @@ impl Ext4 {
         let mut end = if mapped { END } else { FileBlock(0) };
         while end > FileBlock(0) {
             let mut core = inode.core.write();
-            end = self.unmap(&mut handle, ino, &mut core, FileBlock(0)..end, metadata)?;
+            let left = self.unmap(&mut handle, ino, &mut core, FileBlock(0)..end, metadata);
             core.size = 0;
+            // In any case: the map above may have another shape.
             self.store_inode(&mut handle, inode, &core)?;
             drop(core);
+            end = left?;
             if end > FileBlock(0) {
                 handle.restart(FIRST)?;
             }

@@ -332,3 +332,35 @@ fn a_healed_device_is_not_blamed_again() {
         world.close();
     }
 }
+
+/// What a smaller size would cover has to be written first. Where that fails the file is what it was, and so it is
+/// on the device in the end.
+#[test]
+fn a_truncate_that_cannot_write_cuts_nothing() {
+    for kind in [["-t", "ext4"], ["-t", "ext2"]] {
+        let world = Full::new(&kind, "");
+        let file = world.make(b"f");
+        assert_eq!(world.write(&file, 0, &[1]), Ok(1));
+        assert_eq!(world.write(&file, 14_140, &[2; 2207]), Ok(2207));
+        let content = world.read(&file);
+        world.device.fails.store(true, Ordering::Relaxed);
+        let cut = world.fs.truncate(&world.cx, &file, 10_053);
+        assert!(matches!(cut, Err(FsError::Io(_))), "{cut:?}");
+        assert!(world.read(&file) == content);
+        world.device.fails.store(false, Ordering::Relaxed);
+        // The failure may be told once more.
+        let _ = world.fs.fsync_inode(&world.cx, &file, false);
+        world.fs.fsync_inode(&world.cx, &file, false).unwrap();
+        let ino = file.ino();
+        drop(file);
+        let device = Arc::clone(&world.device.inner);
+        world.close();
+        let again = Ext4::open(device, MountOptions::default(), CacheSizes::of(4 << 20));
+        let (fs, _) = again.unwrap();
+        let file = fs.inode(ino, IoTag::default()).unwrap();
+        let found = fs.read_file(&Cx::default(), &file, 0, 20_000).unwrap();
+        assert!(found.to_vec() == content);
+        drop(file);
+        fs.close().unwrap();
+    }
+}
