@@ -51,10 +51,11 @@ use steadfs_workload::{Divergence, Op, Violation};
 use crate::device::{Image, Survivors};
 
 /// Does something with a volume and waits until the last of its tasks has noticed that it is gone (a queue's
-/// timer is told, but nobody waits for it).
+/// timer is told, but nobody waits for it), and until the slowest device has answered what nobody waits for (blocks
+/// read ahead).
 fn to_the_end<T>(act: impl FnOnce() -> T) -> T {
     let done = act();
-    steadfs_rt::sleep(Duration::from_millis(1));
+    steadfs_rt::sleep(Duration::from_secs(60));
     done
 }
 

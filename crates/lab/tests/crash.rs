@@ -6,7 +6,8 @@ use std::sync::Arc;
 use steadfs_block::Op;
 use steadfs_lab::crash::{
     Complaint, Effort, Options, Report, Room, Subject, Trial, Trouble, explore, ext4, record,
-    record_with, sweep, trial::try_trouble,
+    record_with, sweep,
+    trial::{try_program, try_trouble},
 };
 use steadfs_lab::device::{Fault, Image, Which};
 use steadfs_workload::Program;
@@ -208,6 +209,36 @@ fn what_once_failed_without_room_does_not_fail_again() {
         }
     }
     assert!(seen >= 8, "{seen} runs");
+}
+
+/// What once failed where the device did: with an error at each request, and at all from there on.
+#[test]
+fn what_once_failed_with_the_device_does_not_fail_again() {
+    let out = cases("with-faults");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions/with-faults");
+    let effort = Effort {
+        images: 20,
+        cuts: 4,
+        ..Effort::default()
+    };
+    let mut troubled = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let program: Program = std::fs::read_to_string(&path).unwrap().parse().unwrap();
+        for subject in &subjects(&out) {
+            for seed in 0..2 {
+                let (stats, failure) =
+                    try_program(Trial::Faults, subject, &program, seed, effort, &out);
+                troubled += stats.troubled;
+                if let Some(failure) = failure {
+                    let text = format!("{}\n{}", failure.complaint, failure.detail);
+                    let (path, name) = (path.display(), &subject.name);
+                    panic!("{path} on {name}, {:?}: {text}", failure.trouble);
+                }
+            }
+        }
+    }
+    assert!(troubled > 500, "{troubled} runs met an error");
 }
 
 /// The explorer would notice: a device that only says that it flushed loses what was acknowledged.
