@@ -3,41 +3,95 @@
 use std::time::Duration;
 
 use steadfs_base::IoTag;
-use steadfs_rt::{Instant, now};
+use steadfs_rt::{Instant, now, sleep};
 use steadfs_vfs::Result;
 
 use crate::fs::Ext4;
 
 /// How long a shortage waits at most.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Somebody's shortage of space.
-pub(crate) struct Shortage {
-    until: Instant,
+/// How long it waits for what a commit has freed and somebody else makes free.
+const MOMENT: Duration = Duration::from_millis(10);
+
+/// Somebody's shortage of space. While it lives, nothing free is taken to be discarded.
+pub(crate) struct Shortage<'a> {
+    fs: &'a Ext4,
+    /// Set by the first look: what comes before may take its time.
+    until: Option<Instant>,
+    seen: Seen,
 }
 
-impl Shortage {
-    pub(crate) fn new() -> Self {
+/// What there was before an attempt. Whoever fails may take something and give it back, so counts of what became
+/// free would be no news.
+#[derive(PartialEq, Eq)]
+struct Seen {
+    blocks: u64,
+    inodes: u64,
+    trimmed: u64,
+}
+
+impl Seen {
+    fn now(fs: &Ext4) -> Self {
+        let trimmed = fs.alloc.trimmed();
+        fs.alloc.with_totals(|t| Self {
+            blocks: t.free,
+            inodes: t.free_inodes,
+            trimmed,
+        })
+    }
+
+    fn has_less_than(&self, now: &Self) -> bool {
+        now.blocks > self.blocks || now.inodes > self.inodes || now.trimmed != self.trimmed
+    }
+}
+
+impl<'a> Shortage<'a> {
+    /// Of a caller who found too little.
+    pub(crate) fn new(fs: &'a Ext4) -> Self {
+        fs.alloc.enter_shortage();
         Self {
-            until: now() + PATIENCE,
+            fs,
+            until: None,
+            seen: Seen::now(fs),
         }
     }
 
-    /// Whether it is worth looking again: blocks that waited for a commit have become free, or may
-    /// have. The caller holds no handle.
-    pub(crate) fn look_again(&self, fs: &Ext4, tag: IoTag) -> Result<bool> {
-        loop {
-            let late = self.until.since(now()).is_zero();
-            // Before looking at what has been freed: what ends now is seen there.
-            let hopeful = !late && fs.freeing.is_hopeful();
-            if fs.alloc.totals().pending > 0 {
-                fs.commit_running(tag)?;
-                return Ok(!late);
+    /// Tries again.
+    pub(crate) fn attempt<T>(&mut self, attempt: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.seen = Seen::now(self.fs);
+        attempt()
+    }
+
+    /// Whether it is worth trying again: there is more than before the last attempt. Waits for that a little as
+    /// long as something is being freed, and commits what waits for it. The caller holds no handle.
+    pub(crate) fn look_again(&mut self, tag: IoTag) -> Result<bool> {
+        let fs = self.fs;
+        let until = *self.until.get_or_insert_with(|| now() + PATIENCE);
+        while !until.since(now()).is_zero() {
+            // Both before looking at what there is: what ends now is seen there.
+            let hopeful = fs.freeing.is_hopeful();
+            let pending = fs.alloc.totals().pending > 0;
+            if self.seen.has_less_than(&Seen::now(fs)) {
+                return Ok(true);
             }
-            // Without a journal what is freed is free at once.
-            if !hopeful || fs.freeing.wait() && !fs.txns.is_journaled() {
-                return Ok(hopeful);
+            if pending {
+                fs.commit_running(tag)?;
+                if !self.seen.has_less_than(&Seen::now(fs)) {
+                    sleep(MOMENT);
+                }
+            } else if hopeful {
+                fs.freeing.wait();
+            } else {
+                return Ok(false);
             }
         }
+        Ok(false)
+    }
+}
+
+impl Drop for Shortage<'_> {
+    fn drop(&mut self) {
+        self.fs.alloc.leave_shortage();
     }
 }
 
@@ -45,7 +99,7 @@ impl Shortage {
 mod tests {
     use std::sync::Arc;
 
-    use steadfs_rt::{sim, sleep, spawn};
+    use steadfs_rt::{sim, spawn};
     use steadfs_vfs::{Cx, FileSystem, FsError};
 
     use super::*;
@@ -94,6 +148,38 @@ mod tests {
         });
         assert_eq!(free(), empty);
         late.join();
+        world.close();
+    }
+
+    #[test]
+    fn an_inode_that_the_kernel_lets_go_late_is_free_again() {
+        for kind in ["ext4", "ext2"] {
+            let run = move || inode_let_go_late(World::make(&["-t", kind, "-N", "128"], "16M"));
+            sim::run(sim::Config::new(1), run);
+        }
+    }
+
+    fn inode_let_go_late(world: World) {
+        let make = |n: u32| {
+            let name = format!("f{n}");
+            FileSystem::mknod(&*world.fs, &world.cx, ROOT, name.as_bytes(), 0o100_644, 0)
+        };
+        let mut inodes = Vec::new();
+        while let Ok(attr) = make(inodes.len() as u32) {
+            inodes.push(attr.ino);
+        }
+        assert!(inodes.len() > 100);
+        for (n, &ino) in inodes.iter().enumerate().take(10) {
+            let name = format!("f{n}");
+            FileSystem::unlink(&*world.fs, &world.cx, ROOT, name.as_bytes()).unwrap();
+            let fs = Arc::clone(&world.fs);
+            let late = spawn("late", move || {
+                sleep(Duration::from_millis(n as u64));
+                fs.forget(ino, 1);
+            });
+            make(1000 + n as u32).unwrap();
+            late.join();
+        }
         world.close();
     }
 

@@ -15,10 +15,11 @@ mod ahead;
 mod inodes;
 mod search;
 mod totals;
+mod trim;
 mod zones;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_block::Bio;
@@ -70,6 +71,10 @@ pub struct Allocator {
     ahead: Ahead,
     /// Where the last new directory at the top of the tree went.
     next_top_dir: AtomicU32,
+    /// Counts up when blocks are free again that were being discarded.
+    trimmed: AtomicU64,
+    /// Callers who found too little room and are about to look again.
+    short: AtomicU32,
     discard: AtomicBool,
     /// Blocks to whose multiples long claims are aligned; 1: to none.
     stripe: AtomicU32,
@@ -129,6 +134,8 @@ impl Allocator {
             pending: Mutex::new(Rank::Leaf, Vec::new()),
             ahead: Ahead::new(),
             next_top_dir: AtomicU32::new(0),
+            trimmed: AtomicU64::new(0),
+            short: AtomicU32::new(0),
             discard: AtomicBool::new(discard),
             stripe: AtomicU32::new(1),
         })
@@ -333,16 +340,13 @@ impl Allocator {
             }
             !durable
         });
-        if self.discard.load(Ordering::Relaxed) {
-            for run in &done {
-                self.discard_run(fs, *run);
-            }
-        }
         for run in done {
-            let mut totals = self.totals.lock();
-            totals.pending -= u64::from(run.len);
-            drop(totals);
+            if self.discard.load(Ordering::Relaxed) {
+                self.discard_run(fs, run);
+            }
             self.make_free(fs, run, true);
+            // After that: who is short of room sees it there or here.
+            self.totals.lock().pending -= u64::from(run.len);
         }
     }
 
@@ -374,53 +378,6 @@ impl Allocator {
         buf.set_verified(BLOCK_BITMAP);
         group.desc.flags &= !BLOCK_UNINIT;
         Ok(buf)
-    }
-
-    /// Discards free space in a block range, runs of at least `min` blocks; blocks discarded.
-    pub fn trim(&self, fs: &Ext4, range: std::ops::Range<u64>, min: u32) -> Result<u64> {
-        let geo = fs.geo();
-        let mut trimmed = 0;
-        self.end_growing(fs);
-        for no in geo.groups() {
-            let base = geo.first_block_of(no).0;
-            let blocks = geo.blocks_in(no);
-            let from = range.start.saturating_sub(base).min(blocks.into()) as u32;
-            let to = range.end.saturating_sub(base).min(blocks.into()) as u32;
-            if from >= to {
-                continue;
-            }
-            let mut at = from;
-            while let Some(run) = self.claim_for_trim(fs, no, at..to, min)? {
-                let claimed = Run {
-                    start: DevBlock(base + u64::from(run.start)),
-                    len: run.end - run.start,
-                };
-                self.discard_run(fs, claimed);
-                self.release(fs, claimed);
-                trimmed += u64::from(claimed.len);
-                at = run.end;
-            }
-        }
-        Ok(trimmed)
-    }
-
-    /// Claims the next free run, so that nobody takes it while it is being discarded.
-    fn claim_for_trim(
-        &self,
-        fs: &Ext4,
-        no: GroupNo,
-        range: std::ops::Range<u32>,
-        min: u32,
-    ) -> Result<Option<std::ops::Range<u32>>> {
-        let mut group = self.loaded(fs, no)?;
-        let busy = group.busy.as_mut().expect("loaded");
-        let Some(run) = bitmap::find_zero_run(busy, range, min.max(1)) else {
-            return Ok(None);
-        };
-        bitmap::set_range(busy, run.clone());
-        group.free -= run.end - run.start;
-        self.totals.lock().free -= u64::from(run.end - run.start);
-        Ok(Some(run))
     }
 
     /// A goal for a new file's first block: its inode's group, or for parallel writers a group of the

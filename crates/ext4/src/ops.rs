@@ -80,7 +80,7 @@ impl Ext4 {
     }
 
     /// Discards free space in a byte range.
-    fn trim_range(&self, start: u64, len: u64, min_len: u64) -> Result<u64> {
+    fn trim_range(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
         self.check_writable()?;
         let Some(granularity) = self.queue.geometry().discard_granularity else {
             return Err(FsError::NotSupported("discard on this device"));
@@ -91,6 +91,12 @@ impl Ext4 {
             .min(self.geo.blocks_count << bs.bits());
         if start >= self.geo.blocks_count << bs.bits() || len < bs.bytes() as u64 {
             return Err(FsError::Invalid("range to trim"));
+        }
+        if min_len > u64::from(self.geo.blocks_per_group) << bs.bits() {
+            return Err(FsError::Invalid("no run of free blocks is so long"));
+        }
+        if self.alloc.totals().pending > 0 {
+            self.commit_running(cx.tag)?;
         }
         let min = bs
             .blocks_for(min_len.max(granularity))
@@ -373,9 +379,9 @@ impl FileSystem for Ext4 {
         self.judge(Ext4::generation(self, cx, ino))
     }
 
-    fn trim(&self, _cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
+    fn trim(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
         let _open = self.open_to_changes();
-        self.trim_range(start, len, min_len)
+        self.trim_range(cx, start, len, min_len)
     }
 
     fn sync_all(&self, cx: &Cx) -> Result<()> {

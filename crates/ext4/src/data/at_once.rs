@@ -85,17 +85,19 @@ impl Ext4 {
         mut attempt: impl FnMut() -> Result<T>,
     ) -> Result<T> {
         let mut result = attempt();
-        if result.as_ref().is_err_and(is_full) {
-            if self.alloc.totals().is_uncertain() {
-                self.make_room(cx)?;
+        if !result.as_ref().is_err_and(is_full) {
+            return result;
+        }
+        let mut shortage = Shortage::new(self);
+        if self.alloc.totals().is_uncertain() {
+            self.make_room(cx)?;
+        }
+        loop {
+            result = shortage.attempt(&mut attempt);
+            if !result.as_ref().is_err_and(is_full) || !shortage.look_again(cx.tag)? {
+                return result;
             }
-            result = attempt();
         }
-        let shortage = Shortage::new();
-        while result.as_ref().is_err_and(is_full) && shortage.look_again(self, cx.tag)? {
-            result = attempt();
-        }
-        result
     }
 
     /// Writes some bytes, at least one. The caller holds `inode.flush`.

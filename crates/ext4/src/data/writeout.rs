@@ -293,13 +293,16 @@ impl Ext4 {
             None => self.alloc.claim(self, goal, want),
         };
         let mut result = claim();
-        if result == Err(FsError::NoSpace) {
-            let shortage = Shortage::new();
-            while result == Err(FsError::NoSpace) && shortage.look_again(self, tag)? {
-                result = claim();
+        if result != Err(FsError::NoSpace) {
+            return result;
+        }
+        let mut shortage = Shortage::new(self);
+        loop {
+            result = shortage.attempt(claim);
+            if result != Err(FsError::NoSpace) || !shortage.look_again(tag)? {
+                return result;
             }
         }
-        result
     }
 
     /// Starts the writes of every piece, or hands them to a plug.
