@@ -144,6 +144,20 @@ impl Mapping {
         inner.dirty + inner.in_flight
     }
 
+    /// The first `most` runs of blocks that are dirty or in flight.
+    pub fn unwritten_runs(&self, most: usize) -> Vec<Range<FileBlock>> {
+        let mut runs: Vec<Range<FileBlock>> = Vec::new();
+        for &n in self.inner.lock().pages.keys() {
+            let full = runs.len() == most;
+            match runs.last_mut() {
+                Some(run) if run.end.0 == n => run.end.0 += 1,
+                _ if full => break,
+                _ => runs.push(FileBlock(n)..FileBlock(n + 1)),
+            }
+        }
+        runs
+    }
+
     /// Whether nothing is in memory.
     pub fn is_empty(&self) -> bool {
         self.inner.lock().pages.is_empty()

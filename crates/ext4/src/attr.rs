@@ -129,6 +129,9 @@ impl Ext4 {
             return Err(FsError::NotSupported("journaling a file's data"));
         }
         let allowed = MODIFIABLE & flags_for(inode.kind());
+        if flags.0 & MODIFIABLE & !allowed & !core.flags.0 != 0 {
+            return Err(FsError::NotSupported("this flag on what is no directory"));
+        }
         core.flags = InodeFlags(core.flags.0 & !MODIFIABLE | flags.0 & allowed);
         core.ctime = self.now(&core);
         self.store_inode(&mut handle, &inode, &core)

@@ -169,7 +169,7 @@ impl Ext4 {
         }
     }
 
-    /// Writes `data` at `offset` into the cache.
+    /// Writes `data` at `offset` into the cache, as much of it as a file can have.
     pub fn write_file(
         &self,
         cx: &Cx,
@@ -183,13 +183,12 @@ impl Ext4 {
         if data.is_empty() {
             return Ok(0);
         }
-        let end = offset
-            .checked_add(data.len() as u64)
-            .ok_or(FsError::FileTooBig)?;
         let file = DirtyFile(inode.ino().0.into());
         let written = {
             let _alone = inode.lock.write();
-            self.check_may_write(inode, offset, end)?;
+            let room = self.check_may_write(inode, offset)?;
+            let data = &data[..usize::try_from(room).map_or(data.len(), |n| n.min(data.len()))];
+            let end = offset + data.len() as u64;
             let size = inode.size();
             if offset > size {
                 self.zero_tail(cx, inode, size, offset)?;
@@ -219,16 +218,19 @@ impl Ext4 {
         Ok(written)
     }
 
-    fn check_may_write(&self, inode: &Inode, offset: u64, end: u64) -> Result<()> {
+    /// How many bytes from `offset` on may be written: at least one.
+    fn check_may_write(&self, inode: &Inode, offset: u64) -> Result<u64> {
         let core = inode.core.read();
         let appends = core.flags.contains(InodeFlags::APPEND);
         if core.flags.contains(InodeFlags::IMMUTABLE) || (appends && offset < inode.size()) {
             return Err(FsError::NotPermitted);
         }
-        if end > self.geo.max_file_size(has_extents(&core)) {
+        let most = self.geo.max_file_size(has_extents(&core));
+        let room = most.saturating_sub(offset);
+        if room == 0 {
             return Err(FsError::FileTooBig);
         }
-        Ok(())
+        Ok(room)
     }
 
     /// Zeroes the part of the last block behind the old end of the file, up to `offset`: on the device

@@ -303,6 +303,8 @@ fn flags_are_inherited_and_refused() {
         InodeFlags::VERITY,
         InodeFlags::ENCRYPTED,
         InodeFlags(0x4000),
+        InodeFlags::DIRSYNC,
+        InodeFlags::TOPDIR,
     ] {
         let result = fs.set_flags(cx, file, of(file).union(refused));
         assert!(

@@ -15,6 +15,7 @@ use crate::{CacheSizes, Ext4, MountOptions};
 mod batches;
 mod early;
 mod full;
+mod numbers;
 mod promises;
 
 /// The first inode that `mke2fs -d` gives to a file when the directory has one.

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::num::{high32, join32, low8, low16, low32};
 use super::{
     ChecksumSeed, Compat, CorruptKind, DiskError, Features, Geometry, GroupNo, Incompat, Ino,
-    Result, RoCompat, Structure,
+    Result, RoCompat, Structure, geometry,
 };
 
 mod raw;
@@ -347,17 +347,31 @@ impl Superblock {
         self.set_ro_compat(RoCompat::ORPHAN_PRESENT, on);
     }
 
-    /// Sets `large_file`: some file reaches 2 GiB. Revision-0 volumes have no features and keep none.
+    /// Sets `large_file`: some file reaches 2 GiB.
     pub fn set_large_file(&mut self) {
+        self.get_features();
         self.set_ro_compat(RoCompat::LARGE_FILE, true);
     }
 
-    /// Sets `ext_attr`: some inode has extended attributes. Revision-0 volumes keep no features.
+    /// Sets `ext_attr`: some inode has extended attributes.
     pub fn set_ext_attr(&mut self) {
+        self.get_features();
+        let old = Compat(self.raw.feature_compat.get());
+        self.raw.feature_compat.set(old.union(Compat::EXT_ATTR).0);
+    }
+
+    /// Makes a volume of revision 0, which has no features, one of revision 1 with none, as Linux does before it sets
+    /// one.
+    fn get_features(&mut self) {
         if self.raw.rev_level.get() > 0 {
-            let old = Compat(self.raw.feature_compat.get());
-            self.raw.feature_compat.set(old.union(Compat::EXT_ATTR).0);
+            return;
         }
+        self.raw.rev_level.set(1);
+        self.raw.first_ino.set(geometry::GOOD_OLD_FIRST_INO);
+        self.raw.inode_size.set(geometry::GOOD_OLD_INODE_SIZE);
+        self.raw.feature_compat.set(0);
+        self.raw.feature_incompat.set(0);
+        self.raw.feature_ro_compat.set(0);
     }
 
     fn set_incompat(&mut self, bits: Incompat, on: bool) {

@@ -245,3 +245,27 @@ fn values_that_are_inodes_are_read() {
     // Not judged: debugfs leaves the inode's count of blocks wrong.
     world.fs.close().unwrap();
 }
+
+#[test]
+fn a_volume_of_revision_0_becomes_one_with_features() {
+    for large in [false, true] {
+        let world = World::make(&["-t", "ext2", "-r", "0"], "16M");
+        let file = world.file(ROOT, b"file").unwrap().ino;
+        if large {
+            let inode = world.fs.by_number(file, world.cx.tag).unwrap();
+            let (fs, cx) = (&world.fs, &world.cx);
+            fs.write_file(cx, &inode, 3 << 30, b"far", false).unwrap();
+        } else {
+            let set = world
+                .fs
+                .setxattr(&world.cx, file, b"user.a", b"1", SetXattr::Any);
+            set.unwrap();
+        }
+        let image = world.close();
+        let said = run("dumpe2fs", &["-h", image.path().to_str().unwrap()]);
+        let feature = if large { "large_file" } else { "ext_attr" };
+        assert!(said.contains("1 (dynamic)"), "{said}");
+        assert!(said.contains(feature), "{said}");
+        World::open(image).close();
+    }
+}
