@@ -19,6 +19,7 @@ const NOBODY: u32 = 65_534;
 
 /// A user without privileges, with a folder, a program, an image and a mount point of his own.
 struct User {
+    id: u32,
     scratch: Scratch,
     home: PathBuf,
     program: PathBuf,
@@ -26,6 +27,10 @@ struct User {
 
 impl User {
     fn new() -> Self {
+        Self::of(NOBODY)
+    }
+
+    fn of(id: u32) -> Self {
         let scratch = Scratch::new();
         let open = fs::Permissions::from_mode(0o755);
         fs::set_permissions(scratch.path(), open).unwrap();
@@ -36,8 +41,9 @@ impl User {
         let own = scratch.join("steadfs");
         succeed("cp", [program(), &own]);
         let home = scratch.folder("home");
-        chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
+        chown(&home, Some(id), Some(id)).unwrap();
         let user = Self {
+            id,
             scratch,
             home,
             program: own,
@@ -46,7 +52,7 @@ impl User {
             "format",
             "-q",
             "-E",
-            "root_owner=65534:65534",
+            &format!("root_owner={id}:{id}"),
             "a.img",
             "64M",
         ])
@@ -57,7 +63,7 @@ impl User {
 
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
-        command.uid(NOBODY).gid(NOBODY).current_dir(&self.home);
+        command.uid(self.id).gid(self.id).current_dir(&self.home);
         command
     }
 
@@ -191,6 +197,42 @@ fn users_stay_within_their_rights() {
     );
     assert_eq!(user.mounts(), [roots.as_path()]);
     steadfs_suite::steadfs(["umount".as_ref(), roots.as_os_str()]).expect(0);
+}
+
+/// However few threads a user may have, a mount works or is refused with the reason, and leaves nothing behind.
+#[test]
+fn limits_of_threads_are_told_and_lived_with() {
+    // Debian's lp: all processes of a user count, and nobody's are of other tests.
+    let user = User::of(7);
+    let mut outcomes = [0, 0];
+    for threads in (2..60).step_by(6).chain([100, 200]) {
+        let limit = format!("--nproc={threads}");
+        let program = user.program.as_os_str();
+        let words = [
+            limit.as_ref(),
+            program,
+            "mount".as_ref(),
+            "a.img".as_ref(),
+            "mnt".as_ref(),
+        ];
+        let said = user.run("prlimit".as_ref(), words);
+        assert!(!said.err.contains("panicked"), "{threads}: {}", said.err);
+        if said.code() == 0 {
+            user.run("cp".as_ref(), ["/etc/passwd", "mnt"]).expect(0);
+            user.steadfs(["umount", "mnt"]).expect(0);
+            outcomes[0] += 1;
+        } else {
+            assert!(
+                said.err.contains("Resource temporarily unavailable"),
+                "{}",
+                said.err
+            );
+            outcomes[1] += 1;
+        }
+        assert!(user.mounts().is_empty(), "{threads}");
+    }
+    assert!(outcomes.iter().all(|&count| count > 0), "{outcomes:?}");
+    user.image().check_clean();
 }
 
 #[test]

@@ -74,9 +74,10 @@ pub fn mount_failure(error: &Error) -> Failure {
             ..
         } => code::SYSTEM,
         Error::Mount(error) => match error {
-            MountError::Device(_) | MountError::NoHelper | MountError::OldKernel { .. } => {
-                code::SYSTEM
-            }
+            MountError::Device(_)
+            | MountError::NoHelper
+            | MountError::Threads(_)
+            | MountError::OldKernel { .. } => code::SYSTEM,
             // What fusermount3 refuses, this user may not do.
             MountError::Helper(_) => code::USAGE,
             _ => code::MOUNT,

@@ -12,6 +12,10 @@ use crate::args;
 use crate::failure::{Failure, code, mount_failure};
 use crate::{daemon, log};
 
+/// Threads without which no volume is served: its tasks, one that reads and writes the device, one for signals, and
+/// one or two for requests. Further ones make it faster.
+const THREADS: usize = 16;
+
 pub fn run(args: &args::Mount) -> Result<(), Failure> {
     let list = list(args);
     let options = Options::parse(&list).map_err(|error| Failure::new(code::USAGE, error))?;
@@ -59,6 +63,13 @@ fn serve(
     log::start(args.verbose);
     steadfs_rt::share_free_memory();
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(|e| Failure::new(code::SYSTEM, e))?;
+    steadfs_rt::check_threads(THREADS).map_err(|error| {
+        let why = "a limit of processes, such as ulimit -u or a container's?";
+        Failure::new(
+            code::SYSTEM,
+            format!("cannot start {THREADS} threads: {error} ({why})"),
+        )
+    })?;
     let (volume, options) = open(path, options)?;
     tell(args, &volume);
     let mounted = match steadfs::mount(&volume, mountpoint, &options) {

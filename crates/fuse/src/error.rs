@@ -50,6 +50,11 @@ pub enum MountError {
     /// The connection ended before it began.
     #[error("the kernel ended the connection before the mount was usable")]
     Ended,
+    /// The system lets this process start no thread that could serve.
+    #[error(
+        "cannot start a thread: {0} (a limit of processes, such as ulimit -u or a container's?)"
+    )]
+    Threads(String),
     /// FUSE-over-io_uring was demanded and cannot be had.
     #[error("fuse_transport=uring: {0}")]
     Uring(String),

@@ -266,7 +266,8 @@ fn serve(
         cpus.clamp(1, 8)
     };
     let most = options.max_threads.max(readers);
-    DevPool::start(crew, device.clone(), readers, most);
+    DevPool::start(crew, device.clone(), readers, most)
+        .map_err(|error| MountError::Threads(error.to_string()))?;
     let agreed = crew.session.wait_agreed()?;
     if let (true, Some(queues)) = (agreed.uring, queues) {
         UringPool::start(crew, device, queues, options.max_threads)?;

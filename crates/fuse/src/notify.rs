@@ -96,7 +96,12 @@ impl Notifier {
         if !work.running {
             work.running = true;
             let this = Arc::clone(self);
-            drop(steadfs_rt::spawn("fuse-notify", move || this.tell_all()));
+            if let Err(error) = steadfs_rt::try_spawn("fuse-notify", move || this.tell_all()) {
+                // The next one tries again, and tells of these bytes, too.
+                work.running = false;
+                tracing::warn!(node, %error, "pages are not dropped yet");
+                return;
+            }
         }
         self.more.notify_one();
         while work.done < mine {

@@ -29,5 +29,5 @@ pub use place::{Place, Standing};
 pub use random::{Random, random_u64};
 pub use rank::Rank;
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-pub use task::{JoinHandle, spawn, task_name, yield_now};
+pub use task::{JoinHandle, check_threads, spawn, task_name, try_spawn, yield_now};
 pub use time::{Instant, now, sleep, sleep_until, wall_clock};

@@ -39,23 +39,59 @@ impl<T> JoinHandle<T> {
 /// Starts a task. `name` (15 bytes are shown by the host) says what it does.
 ///
 /// # Panics
-/// If the host refuses another thread.
-#[expect(clippy::disallowed_types, reason = "rt makes the threads")]
+/// If the host refuses another thread: see [`check_threads`].
 pub fn spawn<T: Send + 'static>(
     name: &str,
     f: impl FnOnce() -> T + Send + 'static,
 ) -> JoinHandle<T> {
-    if world::simulated() {
-        let inner = Inner::Sim(SimJoin::spawn(name, f));
-        return JoinHandle { inner };
+    try_spawn(name, f).expect("the host can start a thread")
+}
+
+/// Starts a task that is not vital.
+///
+/// # Errors
+/// If the host refuses another thread. `f` is dropped then.
+#[expect(clippy::disallowed_types, reason = "rt makes the threads")]
+pub fn try_spawn<T: Send + 'static>(
+    name: &str,
+    f: impl FnOnce() -> T + Send + 'static,
+) -> std::io::Result<JoinHandle<T>> {
+    let inner = if world::simulated() {
+        Inner::Sim(SimJoin::spawn(name, f))
+    } else {
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        Inner::Thread(thread.spawn(f)?)
+    };
+    Ok(JoinHandle { inner })
+}
+
+/// Whether the host lets this process have so many threads more, by trying: for who is about to start what cannot
+/// do without.
+///
+/// # Errors
+/// If it refuses one of them.
+#[expect(clippy::disallowed_types, reason = "rt makes the threads")]
+pub fn check_threads(count: usize) -> std::io::Result<()> {
+    let (stay, go) = std::sync::mpsc::channel::<()>();
+    let go = std::sync::Arc::new(std::sync::Mutex::new(go));
+    let mut started = Vec::new();
+    let mut result = Ok(());
+    for _ in 0..count {
+        let go = std::sync::Arc::clone(&go);
+        // Each waits for the end of the channel, in turn.
+        match try_spawn("try", move || drop(go.lock().map(|go| go.recv()))) {
+            Ok(task) => started.push(task),
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
+        }
     }
-    let thread = std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(f)
-        .expect("the host can start a thread");
-    JoinHandle {
-        inner: Inner::Thread(thread),
+    drop(stay);
+    for task in started {
+        task.join();
     }
+    result
 }
 
 /// Lets other tasks run.

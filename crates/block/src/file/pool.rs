@@ -139,8 +139,17 @@ impl Shared {
         } else if state.lanes.len() < self.max_lanes {
             state.looking += 1;
             let shared = Arc::clone(self);
-            let lane = steadfs_rt::spawn("steadfs-io", move || shared.lane());
-            state.lanes.push(lane);
+            match steadfs_rt::try_spawn("steadfs-io", move || shared.lane()) {
+                Ok(lane) => state.lanes.push(lane),
+                Err(error) => {
+                    assert!(
+                        !state.lanes.is_empty(),
+                        "the host can start a thread: {error}"
+                    );
+                    // The others look at it, later.
+                    state.looking -= 1;
+                }
+            }
         }
     }
 

@@ -5,7 +5,6 @@
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -41,26 +40,37 @@ pub struct DevPool {
 }
 
 impl DevPool {
-    /// Starts `threads` readers of `device`; the pool grows to `most` while all are busy.
-    pub fn start(crew: &Arc<Crew>, device: Arc<OwnedFd>, threads: usize, most: usize) {
+    /// Starts `threads` readers of `device`, or as many as the host allows; the pool grows to `most` while all
+    /// are busy.
+    ///
+    /// # Errors
+    /// If the host does not allow even one.
+    pub fn start(
+        crew: &Arc<Crew>,
+        device: Arc<OwnedFd>,
+        threads: usize,
+        most: usize,
+    ) -> std::io::Result<()> {
         assert!(0 < threads && threads <= most, "a pool has threads");
         let pool = Arc::new(Self {
             crew: crew.clone(),
             device,
-            threads: AtomicUsize::new(threads),
-            idle: AtomicUsize::new(threads),
+            threads: AtomicUsize::new(1),
+            idle: AtomicUsize::new(1),
             keep: threads + 2,
             most,
         });
-        for _ in 0..threads {
-            pool.add();
+        pool.add()?;
+        for _ in 1..threads {
+            pool.grow();
         }
+        Ok(())
     }
 
     /// Starts a reader that is already counted as there and idle.
-    fn add(self: &Arc<Self>) {
+    fn add(self: &Arc<Self>) -> std::io::Result<()> {
         let pool = self.clone();
-        self.crew.start("fuse-dev", move || pool.work());
+        self.crew.start("fuse-dev", move || pool.work())
     }
 
     /// Starts another reader if there may be one. Where the host refuses, the others go on.
@@ -74,7 +84,8 @@ impl DevPool {
             return;
         }
         self.idle.fetch_add(1, Ordering::Relaxed);
-        if catch_unwind(AssertUnwindSafe(|| self.add())).is_err() {
+        if let Err(error) = self.add() {
+            tracing::debug!(%error, "no further reader");
             self.threads.fetch_sub(1, Ordering::Relaxed);
             self.idle.fetch_sub(1, Ordering::Relaxed);
         }

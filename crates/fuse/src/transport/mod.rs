@@ -36,13 +36,21 @@ impl Crew {
     }
 
     /// Starts a service thread.
-    pub fn start(self: &Arc<Self>, name: &str, work: impl FnOnce() + Send + 'static) {
+    ///
+    /// # Errors
+    /// If the host refuses another thread.
+    pub fn start(
+        self: &Arc<Self>,
+        name: &str,
+        work: impl FnOnce() + Send + 'static,
+    ) -> std::io::Result<()> {
         *self.members.lock() += 1;
         let member = Member(self.clone());
-        drop(steadfs_rt::spawn(name, move || {
+        steadfs_rt::try_spawn(name, move || {
             let _member = member;
             work();
-        }));
+        })
+        .map(drop)
     }
 
     /// Waits until all service threads are gone: the kernel has ended the connection.

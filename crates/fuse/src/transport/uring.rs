@@ -31,7 +31,7 @@ use std::time::Duration;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use steadfs_rt::{Condvar, Mutex, Rank};
+use steadfs_rt::{Condvar, Mutex, Rank, check_threads};
 use steadfs_vfs::Segment;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -61,6 +61,22 @@ pub struct UringPool {
     started: Condvar,
 }
 
+/// How many threads each queue gets. Those that a limit of processes allows are not all taken: others of this user or
+/// container need some, unmounting too.
+fn threads_of_each(queues: u16, threads: usize) -> Result<usize, MountError> {
+    const LEAST: usize = 4;
+    const SPARE: usize = 8;
+    let queues = usize::from(queues).max(1);
+    let mut each = (threads / queues).clamp(LEAST, 64);
+    while let Err(error) = check_threads(each * queues + SPARE) {
+        if each == LEAST {
+            return Err(MountError::Uring(error.to_string()));
+        }
+        each = (each / 2).max(LEAST);
+    }
+    Ok(each)
+}
+
 /// How far the threads have come.
 struct Start {
     /// Threads that have neither registered their entry nor failed to.
@@ -72,7 +88,8 @@ struct Start {
 }
 
 impl UringPool {
-    /// Registers entries on `device` for each of the kernel's `queues`, about `threads` in all.
+    /// Registers entries on `device` for each of the kernel's `queues`, about `threads` in all, or fewer where the
+    /// host does not allow so many.
     ///
     /// # Errors
     /// If a queue is left without an entry, with the first cause: the kernel then serves nobody, and
@@ -83,7 +100,7 @@ impl UringPool {
         queues: u16,
         threads: usize,
     ) -> Result<(), MountError> {
-        let each = (threads / usize::from(queues).max(1)).clamp(4, 64);
+        let each = threads_of_each(queues, threads)?;
         let start = Start {
             pending: each * usize::from(queues),
             registered: vec![0; usize::from(queues)],
@@ -99,8 +116,10 @@ impl UringPool {
         });
         for _ in 0..each {
             for queue in 0..queues {
-                let pool = pool.clone();
-                crew.start("fuse-ring", move || pool.work(queue));
+                let worker = pool.clone();
+                if let Err(error) = crew.start("fuse-ring", move || worker.work(queue)) {
+                    pool.failed(error);
+                }
             }
         }
         let mut start = pool.start.lock();
@@ -109,10 +128,10 @@ impl UringPool {
         }
         if start.registered.iter().all(|&entries| entries > 0) {
             drop(start);
-            drop(steadfs_rt::spawn("fuse-watch", move || {
-                pool.courtesy.watch();
-            }));
-            return Ok(());
+            let watched = steadfs_rt::try_spawn("fuse-watch", move || pool.courtesy.watch());
+            return watched
+                .map(drop)
+                .map_err(|error| MountError::Uring(error.to_string()));
         }
         // Unmounted before it was usable: no reason to try another way.
         let gone = [Errno::NOTCONN, Errno::CONNABORTED].map(|e| Some(e.raw_os_error()));
@@ -123,18 +142,20 @@ impl UringPool {
         }
     }
 
+    /// One of the threads that were to register an entry does not.
+    fn failed(&self, error: std::io::Error) {
+        let mut start = self.start.lock();
+        start.failure.get_or_insert(error);
+        start.pending -= 1;
+        self.started.notify_all();
+    }
+
     /// A thread's life.
     fn work(&self, queue: u16) {
         pin_to(usize::from(queue));
         let (mut ring, mut entry) = match self.register(queue) {
             Ok(registered) => registered,
-            Err(error) => {
-                let mut start = self.start.lock();
-                start.failure.get_or_insert(error);
-                start.pending -= 1;
-                self.started.notify_all();
-                return;
-            }
+            Err(error) => return self.failed(error),
         };
         {
             let mut start = self.start.lock();
