@@ -8,6 +8,8 @@ use crate::disk::test_images::Image;
 use crate::options::MountOptions;
 use crate::test_world::{ROOT, World};
 
+mod options;
+
 fn open(bytes: &[u8], list: &str) -> Arc<Ext4> {
     let device = Arc::new(MemDevice::from_bytes(bytes));
     let options = MountOptions::parse(list).unwrap();

@@ -1,0 +1,144 @@
+//! Options that change what a call is answered.
+
+use steadfs_vfs::SetXattr;
+
+use super::*;
+
+fn world(mkfs: &[&str], list: &str) -> World {
+    let options = MountOptions::parse(list).unwrap();
+    World::open_with(Image::make(mkfs, "16M"), options)
+}
+
+fn user(uid: u32, gid: u32, groups: &[u32]) -> Cx {
+    Cx {
+        uid,
+        gid,
+        groups: groups.to_vec(),
+        ..Cx::default()
+    }
+}
+
+/// Appends to a file until the volume is full for this caller; how many bytes, all durable.
+fn fill(world: &World, cx: &Cx, name: &[u8]) -> u64 {
+    let ino = FileSystem::mknod(&*world.fs, cx, ROOT, name, 0o100_644, 0)
+        .unwrap()
+        .ino;
+    let (data, mut size) = (vec![7; 64 << 10], 0);
+    loop {
+        match FileSystem::write(&*world.fs, cx, ino, size, &data, false) {
+            Ok(written) => size += written as u64,
+            Err(error) => break assert_eq!(error, FsError::NoSpace),
+        }
+    }
+    FileSystem::fsync(&*world.fs, cx, ino, false).unwrap();
+    size
+}
+
+#[test]
+fn reserved_blocks_are_for_whom_they_are_reserved() {
+    let mkfs = &["-t", "ext4", "-b", "1024", "-m", "20", "-N", "64"];
+    for list in ["", "nodelalloc", "resuid=77", "resgid=88"] {
+        let world = world(mkfs, list);
+        let reserved = world.fs.sb.lock().reserved_blocks();
+        assert!(reserved > 3000, "{reserved}");
+        let before = world.fs.statfs(&world.cx).unwrap();
+        assert_eq!(before.blocks_available, before.blocks_free - reserved);
+        assert!(fill(&world, &user(1000, 1000, &[]), b"user") > 0);
+        let full = world.fs.statfs(&world.cx).unwrap();
+        assert_eq!(full.blocks_available, 0);
+        assert!(
+            (reserved..reserved + 8).contains(&full.blocks_free),
+            "{list}: {} free, {reserved} reserved",
+            full.blocks_free
+        );
+        // Who is somebody else gets no more than a block or two that were spare.
+        assert!(fill(&world, &user(1001, 1001, &[]), b"other") < 8 << 10);
+        let named = match list {
+            "resuid=77" => user(77, 1000, &[]),
+            "resgid=88" => user(1000, 1000, &[88]),
+            _ => user(0, 0, &[]),
+        };
+        let most = reserved << 10;
+        let got = fill(&world, &named, b"named");
+        assert!(got > most - (64 << 10), "{list}: {got} of {most}");
+        assert!(world.fs.statfs(&world.cx).unwrap().blocks_free < 8);
+        world.close();
+    }
+}
+
+#[test]
+fn a_directory_ends_where_it_may() {
+    for index in ["dir_index", "^dir_index"] {
+        let mkfs = &["-t", "ext4", "-b", "1024", "-O", index, "-N", "1024"];
+        let world = world(mkfs, "max_dir_size_kb=8");
+        let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+        let make = |n: u32| world.file(dir, format!("{n:0>100}").as_bytes());
+        let made = (0..).take_while(|&n| make(n).is_ok()).count() as u32;
+        assert!((30..80).contains(&made), "{made}");
+        assert_eq!(make(made), Err(FsError::NoSpace));
+        let size = FileSystem::getattr(&*world.fs, &world.cx, dir)
+            .unwrap()
+            .size;
+        assert_eq!(size, 8 << 10);
+        // There is room in others, and in this one for a name that takes another's place.
+        world.file(ROOT, b"elsewhere").unwrap();
+        let first = format!("{:0>100}", 0);
+        FileSystem::unlink(&*world.fs, &world.cx, dir, first.as_bytes()).unwrap();
+        make(0).unwrap();
+        world.close();
+    }
+}
+
+#[test]
+fn minixdf_counts_the_volumes_own_blocks() {
+    let blocks = |list| {
+        let world = world(&["-t", "ext4", "-b", "1024"], list);
+        let usage = world.fs.statfs(&world.cx).unwrap();
+        world.close();
+        (usage.blocks, usage.blocks_free)
+    };
+    let (all, free) = blocks("minixdf");
+    assert_eq!(all, 16 << 10);
+    let (useful, as_free) = blocks("bsddf");
+    assert_eq!(as_free, free);
+    assert!(useful < all - 1000 && useful >= free, "{useful}");
+}
+
+#[test]
+fn attributes_that_are_switched_off_are_refused() {
+    let world = world(&["-t", "ext4"], "nouser_xattr,noacl");
+    let file = world.file(ROOT, b"file").unwrap().ino;
+    let set = |name: &[u8]| {
+        world
+            .fs
+            .setxattr(&world.cx, file, name, b"1", SetXattr::Any)
+    };
+    for name in [&b"user.a"[..], b"system.posix_acl_access"] {
+        assert!(matches!(set(name), Err(FsError::NotSupported(_))));
+        let got = world.fs.getxattr(&world.cx, file, name);
+        assert!(matches!(got, Err(FsError::NotSupported(_))));
+    }
+    set(b"trusted.a").unwrap();
+    world.close();
+}
+
+#[test]
+fn with_grpid_new_files_have_their_directorys_group() {
+    for (list, group) in [("grpid", 123), ("nogrpid", 1000)] {
+        let world = world(&["-t", "ext4"], list);
+        let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+        let own = SetAttr {
+            gid: Some(123),
+            ..SetAttr::default()
+        };
+        world.fs.setattr(&world.cx, dir, &own).unwrap();
+        let caller = user(1000, 1000, &[]);
+        let file = world.fs.mknod(&caller, dir, b"file", 0o100_644, 0).unwrap();
+        let sub = world.fs.mkdir(&caller, dir, b"sub", 0o755).unwrap();
+        assert_eq!((file.gid, sub.gid), (group, group), "{list}");
+        for ino in [file.ino, sub.ino] {
+            world.forget(ino);
+        }
+        world.close();
+    }
+}
