@@ -47,6 +47,10 @@ impl F2fs {
     /// Smaller: what lies behind is freed, in as many steps as it takes.
     fn shrink(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
         let first_gone = size.div_ceil(BLOCK);
+        if inode.core.read().size < size {
+            // What is left must be on the device before the size covers it. If it cannot be, nothing is cut.
+            self.write_out_upto(inode, first_gone, cx.tag)?;
+        }
         self.drop_pages(inode, first_gone..u64::MAX);
         self.release_nodes(inode, first_gone);
         inode.set_size(size);
@@ -59,11 +63,12 @@ impl F2fs {
             }
             inode.note_cut(size);
         }
-        if inode.core.read().size < size {
-            // What is left must be on the device before the size covers it.
-            self.write_out_held(inode, cx.tag)?;
+        let cut = self.cut_to(inode, size, cx.tag);
+        if cut.is_err() {
+            // What could not be freed is still there, and the size on the device covers it.
+            inode.set_size(inode.core.read().size);
         }
-        self.cut_to(inode, size, cx.tag)
+        cut
     }
 
     /// Stores the size and frees what lies behind it. The stored size is never less than what is

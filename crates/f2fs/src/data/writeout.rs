@@ -126,9 +126,14 @@ impl F2fs {
     /// Writes the file's dirty data as [`F2fs::write_out`] does, for a caller who holds the inode's lock.
     /// `NoSpace` where the logs have no room: he lets go, makes some and tries again.
     pub(super) fn write_out_held(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        self.write_out_upto(inode, u64::MAX, tag)
+    }
+
+    /// [`F2fs::write_out_held`] for what is dirty before a block, at least.
+    pub(super) fn write_out_upto(&self, inode: &Inode, end: u64, tag: IoTag) -> Result<()> {
         let tag = tag.with_urgency(Urgency::Waited);
         let mut from = 0;
-        while self.has_data_to_write(inode)? {
+        while from < end && self.has_data_to_write(inode)? {
             match self.write_some(inode, from, Occasion::Sync, tag) {
                 Ok(None) => return Ok(()),
                 Ok(Some(next)) => from = next,
