@@ -1,13 +1,14 @@
 //! Explores the crashes of ext3 and ext4 volumes.
 
+mod common;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use steadfs_block::Op;
 use steadfs_lab::crash::{
     Complaint, Effort, Options, Report, Room, Subject, Trial, Trouble, explore, ext4, record,
-    record_with, sweep,
-    trial::{try_program, try_trouble},
+    record_with, sweep, trial::try_trouble,
 };
 use steadfs_lab::device::{Fault, Image, Which};
 use steadfs_workload::Program;
@@ -215,29 +216,9 @@ fn what_once_failed_without_room_does_not_fail_again() {
 #[test]
 fn what_once_failed_with_the_device_does_not_fail_again() {
     let out = cases("with-faults");
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions/with-faults");
-    let effort = Effort {
-        images: 20,
-        cuts: 4,
-        ..Effort::default()
-    };
-    let mut troubled = 0;
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        let program: Program = std::fs::read_to_string(&path).unwrap().parse().unwrap();
-        for subject in &subjects(&out) {
-            for seed in 0..2 {
-                let (stats, failure) =
-                    try_program(Trial::Faults, subject, &program, seed, effort, &out);
-                troubled += stats.troubled;
-                if let Some(failure) = failure {
-                    let text = format!("{}\n{}", failure.complaint, failure.detail);
-                    let (path, name) = (path.display(), &subject.name);
-                    panic!("{path} on {name}, {:?}: {text}", failure.trouble);
-                }
-            }
-        }
-    }
+    let subjects = subjects(&out);
+    let runs = subjects.iter().flat_map(|s| [(s, 0), (s, 1)]);
+    let troubled = common::regressions_with_faults(runs, &out);
     assert!(troubled > 500, "{troubled} runs met an error");
 }
 

@@ -1,5 +1,7 @@
 //! Explores the crashes of f2fs volumes.
 
+mod common;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -210,29 +212,9 @@ fn what_once_failed_does_not_fail_again() {
 fn what_once_failed_with_the_device_does_not_fail_again() {
     let out = cases("with-faults");
     std::fs::create_dir_all(&out).unwrap();
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions/with-faults");
     let mut subjects = f2fs::subjects().unwrap();
     subjects.retain(|subject| !subject.small);
-    let effort = Effort {
-        images: 20,
-        cuts: 4,
-        ..Effort::default()
-    };
-    let mut troubled = 0;
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        let program: Program = std::fs::read_to_string(&path).unwrap().parse().unwrap();
-        for (seed, subject) in (0..).zip(&subjects) {
-            let (stats, failure) =
-                try_program(Trial::Faults, subject, &program, seed, effort, &out);
-            troubled += stats.troubled;
-            if let Some(failure) = failure {
-                let text = format!("{}\n{}", failure.complaint, failure.detail);
-                let (path, name) = (path.display(), &subject.name);
-                panic!("{path} on {name}, {:?}: {text}", failure.trouble);
-            }
-        }
-    }
+    let troubled = common::regressions_with_faults(subjects.iter().zip(0..), &out);
     assert!(troubled > 200, "{troubled} runs met an error");
 }
 

@@ -1,4 +1,5 @@
-//! What is kept on a volume while something goes on beside it, and how it is looked at.
+//! What several explorations share: what is kept on a volume while something goes on beside it, how it is looked
+//! at, and programs that once failed with the device.
 #![allow(
     dead_code,
     clippy::unwrap_used,
@@ -13,10 +14,10 @@ use std::time::Duration;
 use steadfs_block::Device;
 use steadfs_ext4::disk::Superblock;
 use steadfs_ext4::disk::superblock::{STATE_CLEAN, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
-use steadfs_lab::crash::Subject;
+use steadfs_lab::crash::{Effort, Subject, Trial, try_program};
 use steadfs_lab::device::{Image, Model, SimDevice};
 use steadfs_rt::{sim, sleep};
-use steadfs_workload::{Observed, TreePath, observe};
+use steadfs_workload::{Observed, Program, TreePath, observe};
 
 /// Made and synced before the crash, and not touched by what runs then.
 pub const KEPT: &str = "setup
@@ -83,4 +84,33 @@ pub fn look(subject: &Subject, image: &Image) -> (Observed, Image) {
         (seen, sim_device.content())
     });
     seen.value
+}
+
+/// Runs what once failed where the device did on each of these subjects with its seed, with an error at each request and
+/// at all from there on; how many runs met an error.
+pub fn regressions_with_faults<'a>(
+    runs: impl Iterator<Item = (&'a Subject, u64)> + Clone,
+    out: &Path,
+) -> u64 {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions/with-faults");
+    let effort = Effort {
+        images: 20,
+        cuts: 4,
+        ..Effort::default()
+    };
+    let mut troubled = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let program: Program = std::fs::read_to_string(&path).unwrap().parse().unwrap();
+        for (subject, seed) in runs.clone() {
+            let (stats, failure) = try_program(Trial::Faults, subject, &program, seed, effort, out);
+            troubled += stats.troubled;
+            if let Some(failure) = failure {
+                let text = format!("{}\n{}", failure.complaint, failure.detail);
+                let (path, name) = (path.display(), &subject.name);
+                panic!("{path} on {name}, {:?}: {text}", failure.trouble);
+            }
+        }
+    }
+    troubled
 }
