@@ -11,12 +11,9 @@ use std::time::SystemTime;
 use rustix::fs::{AtFlags, CWD, IFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use steadfs_suite::command::{PATIENCE, finish};
-use steadfs_suite::generate::Numbers;
 use steadfs_suite::scratch::{mounts_below, unmount_patiently};
 use steadfs_suite::stead::program;
-use steadfs_suite::{
-    Compare, Image, LoopDevice, Scratch, SteadMount, Tree, run, steadfs, steadfs_patiently,
-};
+use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, run, steadfs, steadfs_patiently};
 
 const MIB: u64 = 1 << 20;
 
@@ -477,140 +474,6 @@ fn names_have_at_most_255_bytes() {
     fs::write(mount.join(&longest), b"fits").unwrap();
     mount.unmount();
     image.check_clean();
-}
-
-/// What the kernel could not write back of a shared mapping it has dropped: nobody can do anything about it while the
-/// volume stays mounted.
-#[test]
-fn what_a_mapping_lost_is_told_and_does_not_keep_a_volume_mounted() {
-    let scratch = Scratch::new();
-    let image = Image::mke2fs(&scratch, "small.img", 24 * MIB, &["-t", "ext4", "-m", "0"]);
-    let device = LoopDevice::attach(image.path(), false);
-    let mount = SteadMount::new(&scratch, device.path(), "");
-    let mut fill = File::create(mount.join("fill")).unwrap();
-    while fill.write_all(&[7; 1024]).is_ok() {}
-    drop(fill);
-    let hole = mount.join("hole");
-    File::create(&hole).unwrap().set_len(4 * MIB).unwrap();
-    let named = format!("--filename={}", hole.display());
-    let how = [
-        "--name=map",
-        "--ioengine=mmap",
-        "--rw=write",
-        "--size=4M",
-        "--fallocate=none",
-        "--thread",
-    ];
-    run("fio", how.into_iter().chain([named.as_str()])).expect(0);
-    let said = steadfs(["umount".as_ref(), mount.root().as_os_str()]).expect(0);
-    assert!(
-        said.err.contains("No space left") && said.err.contains("mappings"),
-        "{}",
-        said.err
-    );
-    assert_eq!(mount.wait(), 0);
-    drop(device);
-    image.check_clean();
-}
-
-#[test]
-fn a_full_volume_keeps_what_it_acknowledged() {
-    let scratch = Scratch::new();
-    let image = Image::mke2fs(&scratch, "small.img", 24 * MIB, &["-t", "ext4", "-m", "0"]);
-    let mount = SteadMount::new(&scratch, image.path(), "");
-    let free = || rustix::fs::statvfs(mount.root()).unwrap().f_bfree;
-    File::open(mount.root()).unwrap().sync_all().unwrap();
-    let before = free();
-    let mut numbers = Numbers::new(9);
-    let mut kept = Vec::new();
-    for round in 0..3 {
-        let dir = mount.join(&format!("round{round}"));
-        fs::create_dir(&dir).unwrap();
-        loop {
-            let path = dir.join(format!("{}", kept.len()));
-            let len = usize::try_from(numbers.below(200_000)).unwrap();
-            let bytes = numbers.bytes(len);
-            // What write(2) took is kept, whether or not fsync is called before the space ends.
-            match fs::write(&path, &bytes) {
-                Ok(()) => kept.push((path, bytes)),
-                Err(error) => {
-                    assert_eq!(error.kind(), ErrorKind::StorageFull);
-                    let _ = fs::remove_file(&path);
-                    break;
-                }
-            }
-        }
-        // Half of it goes, and must come back as space.
-        let mut n = 0;
-        kept.retain(|(path, _)| {
-            n += 1;
-            n % 2 == 0 || fs::remove_file(path).is_err()
-        });
-    }
-    for (path, _) in &kept {
-        File::open(path).unwrap().sync_all().unwrap();
-    }
-    for (path, bytes) in &kept {
-        assert!(fs::read(path).unwrap() == *bytes, "{}", path.display());
-    }
-    let tree = Tree::of(mount.root());
-    mount.unmount();
-    image.check_clean();
-    let mount = SteadMount::new(&scratch, image.path(), "");
-    tree.assert_same(
-        &Tree::of(mount.root()),
-        Compare::COPY,
-        "after a full volume",
-    );
-    for round in 0..3 {
-        fs::remove_dir_all(mount.join(&format!("round{round}"))).unwrap();
-    }
-    let folder = File::open(mount.root()).unwrap();
-    folder.sync_all().unwrap();
-    drop(folder);
-    steadfs(["sync".as_ref(), mount.root().as_os_str()]).expect(0);
-    let after = rustix::fs::statvfs(mount.root()).unwrap().f_bfree;
-    assert_eq!(after, before, "blocks were lost");
-    mount.unmount();
-    image.check_clean();
-}
-
-/// Of a direct write the kernel takes a part for EIO, so a volume that has room for a part says what it lacks.
-#[test]
-fn a_direct_write_without_room_for_all_tells_why() {
-    #[repr(align(4096))]
-    struct Page([u8; 4096]);
-    const PAGES: usize = 32;
-
-    let scratch = Scratch::new();
-    for kind in ["ext4", "f2fs"] {
-        let image = Image::empty(&scratch, kind, 64 * MIB);
-        steadfs(["format", "-t", kind, image.path().to_str().unwrap()]).expect(0);
-        let mount = SteadMount::new(&scratch, image.path(), "");
-        let mut fill = File::create(mount.join("fill")).unwrap();
-        for len in [1 << 20, 4096] {
-            while fill.write_all(&vec![7; len]).is_ok() {}
-        }
-        let len = fill.metadata().unwrap().len();
-        fill.set_len(len - 10 * 4096).unwrap();
-        fill.sync_all().unwrap();
-        let file = File::create(mount.join("file")).unwrap();
-        file.set_len(MIB).unwrap();
-        let flags = OFlags::DIRECT | OFlags::WRONLY;
-        let direct = rustix::fs::open(mount.join("file"), flags, Mode::empty()).unwrap();
-        let pages: Vec<Page> = (0..PAGES).map(|_| Page([9; 4096])).collect();
-        let bytes: Vec<_> = pages.iter().map(|p| std::io::IoSlice::new(&p.0)).collect();
-        let refused = rustix::io::pwritev(&direct, &bytes, 0);
-        assert_eq!(refused, Err(rustix::io::Errno::NOSPC), "{kind}");
-        assert_eq!(rustix::io::pwritev(&direct, &bytes[..1], 0), Ok(4096));
-        file.sync_all().unwrap();
-        let content = fs::read(mount.join("file")).unwrap();
-        assert_eq!(content.len() as u64, MIB);
-        assert!(content[..4096] == [9; 4096]);
-        assert!(content[PAGES * 4096..].iter().all(|byte| *byte == 0));
-        drop((fill, file, direct));
-        mount.unmount();
-    }
 }
 
 #[test]
