@@ -53,6 +53,7 @@ bench: ## kernel ext4, fuse2fs and steadfs (ext4, f2fs) side by side (BENCH="--q
 SEEDS ?= 2000
 TRIAL ?=
 crash: build ## explores crashes of SEEDS random programs on each kind of volume; TRIAL=--faults or --space
+	@scripts/install-packages e2fsprogs f2fs-tools
 	target/release/steadfs lab crash --seeds $(SEEDS) $(TRIAL)
 
 lint: ## formatting and lints, warnings are errors

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use steadfs_suite::command::{until, wait};
+use steadfs_suite::command::{finish, until, wait};
 use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Scratch, steadfs};
@@ -82,4 +82,25 @@ fn a_signal_takes_the_mount_of_an_experiment_away() {
         .expect("a folder")
         .collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_judge_that_is_missing_is_named() {
+    let scratch = Scratch::new();
+    let found = steadfs_suite::run("sh", ["-c", "command -v mke2fs"]);
+    let mke2fs = found.expect(0).out;
+    std::os::unix::fs::symlink(mke2fs.trim(), scratch.path().join("mke2fs")).expect("a link");
+    let mut command = Command::new(program());
+    command
+        .args(["lab", "crash", "--budget", "1", "--fs", "f2fs", "--out"])
+        .arg(scratch.path().join("cases"))
+        .env("PATH", scratch.path());
+    let outcome = finish(command, Duration::from_secs(300));
+    assert_eq!(outcome.code(), 2, "{}{}", outcome.out, outcome.err);
+    assert!(
+        outcome.out.contains("fsck.f2fs is needed"),
+        "{}",
+        outcome.out
+    );
+    assert!(!outcome.err.contains("panicked"), "{}", outcome.err);
 }

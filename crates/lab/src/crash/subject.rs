@@ -60,6 +60,24 @@ pub enum Tool {
 pub(super) const CHECKER: &str = "the checker";
 
 impl Subject {
+    /// Whether the format's own tool can be asked.
+    ///
+    /// # Errors
+    /// If it cannot be run, with its name.
+    pub(super) fn has_tool(&self) -> io::Result<()> {
+        let Some(tool) = self.tool else {
+            return Ok(());
+        };
+        // What it answers to this does not matter.
+        match Command::new(tool.name()).arg("-V").output() {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                let said = format!("{} is needed and cannot be run: {error}", tool.name());
+                Err(io::Error::new(error.kind(), said))
+            }
+        }
+    }
+
     /// Has an unmounted volume judged: by the checker, and by the format's tool if `second` or if the
     /// checker finds anything. Whether the tool was asked comes back too.
     ///

@@ -95,11 +95,12 @@ struct Shared {
 /// Explores `subjects`.
 ///
 /// # Errors
-/// If the output directory cannot be written.
+/// If the output directory cannot be written, or a tool that judges cannot be run.
 pub fn sweep(subjects: Vec<Subject>, options: Options) -> io::Result<Report> {
     fs::create_dir_all(&options.out)?;
     let mut subjects = subjects;
     subjects.retain(|subject| subject.small == (options.trial == Trial::Space));
+    subjects.iter().try_for_each(Subject::has_tool)?;
     let core: Vec<_> = subjects
         .iter()
         .map(|subject| (singles(subject.format), pairs(subject.format)))
@@ -116,9 +117,9 @@ pub fn sweep(subjects: Vec<Subject>, options: Options) -> io::Result<Report> {
         report: Mutex::new(Rank::Leaf, Report::default()),
     });
     let started: Vec<_> = (0..workers)
-        .map(|number| {
+        .map(|_| {
             let shared = Arc::clone(&shared);
-            rt::spawn("crash", move || shared.work(number))
+            rt::spawn("crash", move || shared.work())
         })
         .collect();
     let ends: Vec<io::Result<()>> = started.into_iter().map(rt::JoinHandle::join).collect();
@@ -147,6 +148,25 @@ fn plan(core: &[(Vec<Program>, Vec<Program>)], options: &Options) -> Vec<Job> {
     jobs
 }
 
+/// Makes the first directory of these names below `dir` that is not there: others may explore beside us, or have
+/// kept cases before.
+fn own_dir(dir: &Path, name: impl Fn(usize) -> String) -> io::Result<PathBuf> {
+    let mut number = 0;
+    loop {
+        let path = dir.join(name(number));
+        match fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Makes a directory for the files of one worker.
+fn scratch(out: &Path) -> io::Result<PathBuf> {
+    own_dir(out, |number| format!("scratch-{number}"))
+}
+
 /// What the random program of a seed is like.
 fn shape_of(seed: u64) -> Shape {
     let mut random = Random::new(seed ^ 0x5A9E);
@@ -162,9 +182,8 @@ fn shape_of(seed: u64) -> Shape {
 }
 
 impl Shared {
-    fn work(&self, number: usize) -> io::Result<()> {
-        let scratch = self.options.out.join(format!("scratch-{number}"));
-        fs::create_dir_all(&scratch)?;
+    fn work(&self) -> io::Result<()> {
+        let scratch = scratch(&self.options.out)?;
         while !self.stop.load(Ordering::Relaxed) {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(job) = self.jobs.get(index) else {
@@ -249,8 +268,8 @@ impl Shared {
             path: failure.path.clone(),
         };
         let mut report = self.report.lock();
-        let name = format!("case-{}-{}", report.failures.len(), subject.name);
-        let dir = self.options.out.join(name);
+        let name = |number| format!("case-{number}-{}", subject.name);
+        let dir = own_dir(&self.options.out, name)?;
         case.save(&dir, &failure)?;
         report.failures.push((dir, failure));
         Ok(())
@@ -400,7 +419,7 @@ pub fn main_with(
 fn replay(
     dir: &Path,
     subjects: &[Subject],
-    scratch: &Path,
+    cases: &Path,
     out: &mut dyn io::Write,
 ) -> io::Result<i32> {
     let case = match Case::load(dir) {
@@ -414,8 +433,15 @@ fn replay(
         writeln!(out, "there is no subject '{}'", case.subject)?;
         return Ok(2);
     };
-    fs::create_dir_all(scratch)?;
-    match case.replay(subject, scratch) {
+    if let Err(error) = subject.has_tool() {
+        writeln!(out, "{error}")?;
+        return Ok(2);
+    }
+    fs::create_dir_all(cases)?;
+    let scratch = scratch(cases)?;
+    let replayed = case.replay(subject, &scratch);
+    fs::remove_dir_all(&scratch)?;
+    match replayed {
         Ok(()) => {
             writeln!(out, "nothing is wrong")?;
             Ok(0)

@@ -4,6 +4,8 @@
 
 mod toy;
 
+use std::fs;
+
 use super::faults::{KINDS, faults};
 use super::sweep::{Options, Report, sweep};
 use super::{Case, Complaint, Effort, main_with};
@@ -55,6 +57,40 @@ fn a_flush_left_out_is_found_kept_and_seen_again() {
     assert_eq!(again.complaint.to_string(), failure.complaint.to_string());
     case.replay(&subject(Flaw::None), scratch)
         .expect("the right toy passes");
+}
+
+/// What others have in the same directory stays: files of an exploration beside this one, cases kept before.
+#[test]
+fn nobody_elses_files_are_touched() {
+    let dir = tempfile::tempdir().unwrap();
+    let theirs = ["scratch-0/judged.img", "scratch-1/x", "case-0-toy/ops.txt"].map(|name| {
+        let path = dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, name).unwrap();
+        (path, name)
+    });
+    // Two workers may each find a failure.
+    let options = Options {
+        workers: 1,
+        ..options(dir.path(), 3000)
+    };
+    let report = sweep(vec![subject(Flaw::NoFlush)], options).unwrap();
+    let kept = &report.failures.first().expect("it is found").0;
+    let mut out = Vec::new();
+    let words = ["--replay", &kept.display().to_string(), "--out"].map(str::to_owned);
+    let words = [&words[..], &[dir.path().display().to_string()]].concat();
+    let code = main_with(&words, vec![subject(Flaw::NoFlush)], &mut out).unwrap();
+    assert_eq!(code, 1, "{}", String::from_utf8(out).unwrap());
+    for (path, name) in theirs {
+        assert_eq!(fs::read_to_string(path).unwrap(), name);
+    }
+    let mut left: Vec<_> = fs::read_dir(dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    left.sort();
+    let left: Vec<_> = left.iter().map(|name| name.to_str().unwrap()).collect();
+    assert_eq!(left, ["case-0-toy", "case-1-toy", "scratch-0", "scratch-1"]);
 }
 
 #[test]
