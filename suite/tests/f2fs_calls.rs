@@ -383,3 +383,27 @@ fn shutdowns_leave_what_they_say() {
     assert!(inspected.out.contains("fsck"), "{}", inspected.out);
     check_clean(image.path());
 }
+
+/// The kernel keeps what it was told before the data had its blocks.
+#[test]
+fn blocks_are_the_same_before_an_fsync_and_behind_it() {
+    let scratch = Scratch::new();
+    let image = mkfs(&scratch, "f2fs", 64 << 20, "-O extra_attr");
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let path = mount.join("file");
+    let file = File::create(&path).unwrap();
+    let blocks = || fs::metadata(&path).unwrap().blocks() / 8;
+    // A hole, and blocks that a node names.
+    for (at, len, wanted) in [(0, 3, 3), (5, 2, 5), (2, 2, 6), (1000, 1, 8)] {
+        file.write_all_at(&vec![1; len * 4096], at * 4096).unwrap();
+        assert_eq!(blocks(), wanted, "delayed");
+        file.sync_all().unwrap();
+        assert_eq!(blocks(), wanted, "kept");
+    }
+    drop(file);
+    mount.unmount();
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    assert_eq!(blocks(), 8, "stored");
+    mount.unmount();
+    check_clean(image.path());
+}

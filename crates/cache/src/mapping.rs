@@ -158,6 +158,17 @@ impl Mapping {
         runs
     }
 
+    /// The blocks for which the file system holds a reservation, dirty or in flight, in order.
+    pub fn reserved(&self) -> Vec<FileBlock> {
+        let inner = self.inner.lock();
+        let pages = inner.pages.iter();
+        let flies_reserved = |page: &Page| page.flight.as_ref().is_some_and(|f| f.reserved);
+        pages
+            .filter(|(_, page)| page.reserved || flies_reserved(page))
+            .map(|(&n, _)| FileBlock(n))
+            .collect()
+    }
+
     /// Whether nothing is in memory.
     pub fn is_empty(&self) -> bool {
         self.inner.lock().pages.is_empty()

@@ -41,7 +41,7 @@ impl F2fs {
             }
             self.set_fields(cx, &inode, set)
         })?;
-        Ok(inode.attr())
+        Ok(inode.attr(self, cx.tag))
     }
 
     fn set_fields(&self, cx: &Cx, inode: &Inode, set: &SetAttr) -> Result<()> {

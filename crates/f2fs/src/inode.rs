@@ -17,6 +17,7 @@ use crate::fs::F2fs;
 use crate::gate::Change;
 use crate::space::Need;
 
+mod blocks;
 mod table;
 
 pub use table::InodeTable;
@@ -169,7 +170,7 @@ impl Inode {
     }
 
     /// Attributes.
-    pub fn attr(&self) -> Attr {
+    pub(crate) fn attr(&self, fs: &F2fs, tag: IoTag) -> Attr {
         let core = self.core.read();
         self.times_seen.store(true, Ordering::Release);
         Attr {
@@ -182,11 +183,7 @@ impl Inode {
             gid: core.gid,
             rdev: self.rdev,
             size: self.size(),
-            // The count includes the inode's own block, which is not shown.
-            blocks: core
-                .blocks
-                .saturating_sub(1)
-                .saturating_mul(BLOCK_SIZE as u64 / 512),
+            blocks: self.sectors(fs, &core, tag),
             block_size: BLOCK_SIZE as u32,
             atime: core.atime,
             mtime: core.mtime,

@@ -94,7 +94,7 @@ impl FileSystem for F2fs {
             return Err(FsError::Stale);
         }
         inode.add_lookup();
-        Ok(inode.attr())
+        Ok(inode.attr(self, cx.tag))
     }
 
     fn forget(&self, ino: InodeNo, count: u64) {
@@ -107,7 +107,7 @@ impl FileSystem for F2fs {
 
     fn getattr(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
         let _seen = self.look();
-        Ok(self.judge(self.get(cx, ino))?.attr())
+        Ok(self.judge(self.get(cx, ino))?.attr(self, cx.tag))
     }
 
     fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {

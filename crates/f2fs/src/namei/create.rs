@@ -101,7 +101,7 @@ impl F2fs {
         self.orphans.add(&change, inode.nid())?;
         inode.set_linkable(true);
         inode.add_lookup();
-        Ok(inode.attr())
+        Ok(inode.attr(self, cx.tag))
     }
 
     fn create(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &Spec<'_>) -> Result<Attr> {
@@ -133,7 +133,7 @@ impl F2fs {
         self.must(added)?;
         self.note_new_name(&dir, name, inode.nid());
         inode.add_lookup();
-        Ok(inode.attr())
+        Ok(inode.attr(self, cx.tag))
     }
 
     /// Writes a name into its place. `counts`: a subdirectory's `..` is one name more of the directory.

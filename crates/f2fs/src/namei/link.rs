@@ -74,7 +74,7 @@ impl F2fs {
             inode.set_linkable(false);
         }
         inode.add_lookup();
-        Ok(inode.attr())
+        Ok(inode.attr(self, cx.tag))
     }
 
     /// See [`steadfs_vfs::FileSystem::unlink`].

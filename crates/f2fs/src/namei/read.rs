@@ -17,7 +17,7 @@ impl F2fs {
         let inode = self.named(&dir, found.ok_or(FsError::NotFound)?, cx.tag)?;
         // Under the directory's lock: whoever removes the name later sees the count.
         inode.add_lookup();
-        Ok(inode.attr())
+        Ok(inode.attr(self, cx.tag))
     }
 
     /// See [`steadfs_vfs::FileSystem::readdir`].

@@ -1,0 +1,123 @@
+//! What a file's attributes say of its blocks.
+
+use std::sync::Arc;
+
+use steadfs_vfs::{FallocMode, FileSystem};
+
+use super::super::BLOCK;
+use crate::inode::Inode;
+use crate::test_world::{ALL, ROOT, World};
+
+struct Case {
+    world: World,
+    file: Arc<Inode>,
+}
+
+impl Case {
+    fn new(options: &str) -> Self {
+        let world = World::make_with(ALL, 64, options);
+        let ino = world.file(ROOT, b"file").unwrap().ino;
+        let file = world.fs.by_number(ino, world.cx.tag).unwrap();
+        Self { world, file }
+    }
+
+    fn write(&self, block: u64, blocks: u64) {
+        let data = vec![1; (blocks * BLOCK) as usize];
+        self.write_at(block * BLOCK, &data);
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) {
+        let (fs, cx) = (&self.world.fs, &self.world.cx);
+        let written = fs.write_file(cx, &self.file, offset, data, false).unwrap();
+        assert_eq!(written, data.len());
+    }
+
+    fn sync(&self) {
+        let (fs, cx) = (&self.world.fs, &self.world.cx);
+        fs.fsync_inode(cx, &self.file, false).unwrap();
+    }
+
+    /// `st_blocks`.
+    fn sectors(&self) -> u64 {
+        self.sectors_of(self.file.nid().into())
+    }
+
+    fn sectors_of(&self, ino: steadfs_base::InodeNo) -> u64 {
+        let (fs, cx) = (&*self.world.fs, &self.world.cx);
+        FileSystem::getattr(fs, cx, ino).unwrap().blocks
+    }
+
+    /// It says this many blocks of 4 KiB, and the same when all is written.
+    #[track_caller]
+    fn counts(&self, blocks: u64) {
+        assert_eq!(self.sectors(), blocks * 8, "delayed");
+        self.sync();
+        assert_eq!(self.sectors(), blocks * 8, "written");
+    }
+}
+
+#[test]
+fn blocks_without_a_place_count_as_if_they_had_one() {
+    for options in ["", "mode=lfs", "checkpoint=disable"] {
+        let case = Case::new(options);
+        case.write(0, 2);
+        case.counts(2);
+        // Over what is there, behind the end, and behind a hole.
+        case.write(1, 3);
+        case.counts(4);
+        case.write(8, 1);
+        assert_eq!(case.sectors(), 5 * 8);
+        case.write(6, 3);
+        case.counts(7);
+        case.write(0, 9);
+        case.counts(9);
+        // What fallocate has taken counts from then on.
+        let (fs, cx) = (&*case.world.fs, &case.world.cx);
+        let ino = case.file.nid().into();
+        let (mode, from) = (FallocMode::Allocate { keep_size: false }, 9 * BLOCK);
+        FileSystem::fallocate(fs, cx, ino, mode, from, 3 * BLOCK).unwrap();
+        assert_eq!(case.sectors(), 12 * 8);
+        case.write(10, 3);
+        case.counts(13);
+        case.world.close();
+    }
+}
+
+#[test]
+fn nodes_that_delayed_blocks_need_count_too() {
+    let case = Case::new("");
+    // In the first direct node, in the second twice, and in one of the double tree.
+    case.write(1500, 1);
+    assert_eq!(case.sectors(), 2 * 8);
+    case.write(2500, 1);
+    case.write(2504, 1);
+    assert_eq!(case.sectors(), 5 * 8);
+    case.write(3_000_000, 2);
+    case.counts(5 + 5);
+    case.world.close();
+}
+
+#[test]
+fn what_lies_in_an_inode_counts_in_sectors() {
+    let case = Case::new("");
+    assert_eq!(case.sectors(), 0);
+    case.write_at(0, b"little");
+    assert_eq!(case.sectors(), 1);
+    case.write_at(1000, b"a bit more");
+    assert_eq!(case.sectors(), 2);
+    case.sync();
+    assert_eq!(case.sectors(), 2);
+    case.write_at(5000, b"too much");
+    case.counts(2);
+    let dir = case.world.mkdir(ROOT, b"dir").unwrap();
+    assert_eq!(case.sectors_of(dir.ino), dir.size.div_ceil(512));
+    for n in 0..300 {
+        let name = format!("some name of a file {n}");
+        case.world.file(dir.ino, name.as_bytes()).unwrap();
+    }
+    let now = case.sectors_of(dir.ino);
+    assert!(now.is_multiple_of(8) && now > 0, "{now}");
+    case.world.judge_now();
+    assert_eq!(case.sectors_of(dir.ino), now);
+    case.world.close();
+}

@@ -1,0 +1,65 @@
+//! How many blocks a file has: those named in its nodes, and those that its data in memory will take.
+
+use std::collections::BTreeSet;
+
+use steadfs_base::IoTag;
+use steadfs_vfs::{FileKind, Result};
+
+use super::Inode;
+use crate::disk::{self, BLOCK_SIZE};
+use crate::fs::F2fs;
+use crate::node::Found;
+
+/// Bytes in a unit of `st_blocks`.
+const SECTOR: u64 = 512;
+
+impl Inode {
+    /// The file's blocks in units of 512 bytes, as the kernel counts them. Nodes count, but for the inode's own;
+    /// data in memory counts as if it had its blocks, and the nodes to name them: archivers look for holes by this
+    /// number, and who asks before an fsync is told the same as behind it. What lies in the inode counts in sectors.
+    pub(super) fn sectors(&self, fs: &F2fs, core: &disk::Inode, tag: IoTag) -> u64 {
+        // What cannot be looked up is not counted; who writes it out learns why.
+        let delayed = fs.delayed_blocks(self, core, tag).unwrap_or(0);
+        let blocks = core.blocks.saturating_sub(1).saturating_add(delayed);
+        let within = match self.kind {
+            FileKind::Regular if core.inline.contains(disk::inode::Inline::DATA) => self.size(),
+            FileKind::Directory if core.inline.contains(disk::inode::Inline::DENTRIES) => core.size,
+            _ => 0,
+        };
+        blocks
+            .saturating_mul(BLOCK_SIZE as u64 / SECTOR)
+            .saturating_add(within.div_ceil(SECTOR))
+    }
+}
+
+impl F2fs {
+    /// Blocks that are promised to a file's data in memory and not named yet, and nodes that naming them will
+    /// make. The caller holds `core`: none gets its name meanwhile, and none that has none leaves memory.
+    fn delayed_blocks(&self, inode: &Inode, core: &disk::Inode, tag: IoTag) -> Result<u64> {
+        let fanout = core.fanout(&self.layout);
+        let mut blocks = inode.pages.reserved().into_iter().peekable();
+        let (mut count, mut nodes) = (0, BTreeSet::new());
+        while let Some(&first) = blocks.peek() {
+            let end = first.0 + fanout.left_in_node(first.0);
+            let leaf = match self.find_slot(inode, core, first.0, tag)? {
+                Found::Slot(slot) => {
+                    let data = slot.node.data()?;
+                    Some((slot, data))
+                }
+                Found::Missing(_) => {
+                    nodes.extend(self.missing_nodes(inode, core, first.0, tag)?);
+                    None
+                }
+            };
+            while let Some(block) = blocks.next_if(|block| block.0 < end) {
+                let named = leaf.as_ref().is_some_and(|(slot, data)| {
+                    // No node has as many slots as that.
+                    let ahead = u16::try_from(block.0 - first.0).unwrap_or(u16::MAX);
+                    core.counts(slot.addr(&self.layout, core, data, ahead))
+                });
+                count += u64::from(!named);
+            }
+        }
+        Ok(count + nodes.len() as u64)
+    }
+}
