@@ -279,13 +279,17 @@ impl Ext4 {
     pub(crate) fn mark_open_or_stop(&self) -> Result<()> {
         let marked = self.mark_open(|_| ());
         if let Err(error) = &marked {
-            let cause = format!("the superblock cannot be written: {error}");
-            match self.txns.journal() {
-                Some(journal) => journal.shutdown(&cause),
-                None => self.stop(&cause),
-            }
+            self.stop_all(&format!("the superblock cannot be written: {error}"));
         }
         marked
+    }
+
+    /// Stops the volume and its journal: what is in the log by now is for the next mount.
+    pub(crate) fn stop_all(&self, cause: &str) {
+        match self.txns.journal() {
+            Some(journal) => journal.shutdown(cause),
+            None => self.stop(cause),
+        }
     }
 
     /// Writes the superblock in place and makes it durable, outside any transaction. Only while no

@@ -182,7 +182,12 @@ impl Ext4 {
         self.apply(new.clone());
         self.read_only.store(false, Ordering::Release);
         let begun = self.begin_service();
-        if begun.is_err() {
+        if let Err(error) = &begun {
+            // Without its journal nothing was written. Else nobody knows what the device has of it, and a replay
+            // below a journal that is open would take from the log what this one relies on.
+            if !self.txns.is_journaled() || self.txns.journal().is_some() {
+                self.stop_all(&format!("it could not become writable: {error}"));
+            }
             self.read_only.store(true, Ordering::Release);
             self.apply(old.clone());
             self.end_tasks();

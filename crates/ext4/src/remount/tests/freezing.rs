@@ -182,6 +182,43 @@ fn a_thaw_on_a_device_that_fails_stops_the_volume() {
     }
 }
 
+/// Nobody knows what the device has of it, so it is not tried again in the same mount, and nobody else is blamed.
+#[test]
+fn a_volume_that_could_not_become_writable_stops() {
+    for mount in ["", "nobarrier"] {
+        for options in KINDS {
+            for fate in [Fate::Fail, Fate::Misreport] {
+                let what = format!("{mount} {options:?}");
+                let image = Image::make(options, "32M");
+                let device = Failing::new(&image.device(), fate);
+                let fs = open(Arc::clone(&device) as _, mount);
+                durable(&fs, b"before", &[7; 10_000]).unwrap();
+                fs.remount(&cx(), "ro").unwrap();
+                device.fail_next(1);
+                let said = fs.remount(&cx(), "rw").unwrap_err();
+                assert!(matches!(said, FsError::Io(_)), "{what}: {said}");
+                let changes = device.changes();
+                for _ in 0..2 {
+                    let said = fs.remount(&cx(), "rw").unwrap_err();
+                    assert!(matches!(said, FsError::Stopped(_)), "{what}: {said}");
+                    let word = "could not become writable";
+                    assert!(said.to_string().contains(word), "{what}: {said}");
+                }
+                assert!(fs.options().starts_with("ro"), "{what}");
+                assert!(durable(&fs, b"after", b"").is_err(), "{what}");
+                assert_eq!(read(&fs, b"before"), [7; 10_000]);
+                assert!(matches!(fs.close(), Err(FsError::Stopped(_))));
+                assert_eq!(device.changes(), changes, "a stopped volume was written");
+                let fs = open(Arc::clone(&device.inner) as _, "");
+                assert_eq!(read(&fs, b"before"), [7; 10_000]);
+                durable(&fs, b"after", &[8; 10_000]).unwrap();
+                fs.close().unwrap();
+                judge(&image, &device.inner);
+            }
+        }
+    }
+}
+
 /// Whether the mark reached the device or not: what is acknowledged afterwards survives a crash, or nothing is.
 #[test]
 fn a_volume_that_could_not_be_marked_clean_is_not_taken_for_clean() {
