@@ -1,7 +1,7 @@
 //! Volumes that are frozen, remounted, thawed and at last unmounted while others change them. Nobody hangs, each
 //! call gets its answer, a frozen device is left alone and its copy is whole, and what an fsync said to be
 //! durable is on the device at that moment: with checkpoint merging, it was a checkpoint that began after it was
-//! asked for.
+//! asked for. Then the same on devices that fail at one of all these requests: calls say so, and all the rest still holds.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 use steadfs_base::InodeNo;
 use steadfs_block::Device;
 use steadfs_lab::crash::{Subject, ext4, f2fs};
-use steadfs_lab::device::{Event, Image, Log, Model, SimDevice, Survivors};
+use steadfs_lab::device::{Event, Fault, Image, Log, Model, SimDevice, Survivors, Which};
 use steadfs_rt::{Mutex, Random, Rank, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, FsError, Result};
 
@@ -46,16 +46,23 @@ struct World {
     promises: Mutex<Vec<Promise>>,
     marks: AtomicU64,
     over: AtomicBool,
+    /// Whether the device fails.
+    failing: bool,
 }
 
 impl World {
-    fn open(subject: Subject, seed: u64) -> Arc<Self> {
+    fn open(subject: Subject, seed: u64, fault: Option<(Which, Fault)>) -> Arc<Self> {
         let model = Model {
+            atomic_unit: subject.atomic_unit,
             discard_granularity: (seed.is_multiple_of(2)).then_some(4096),
             seed,
             ..Model::solid_state()
         };
         let device = SimDevice::new(&subject.image, model);
+        let failing = fault.is_some();
+        if let Some((which, fault)) = fault {
+            device.inject(which, fault);
+        }
         let fs = (subject.open)(Arc::new(device.clone())).unwrap();
         let paths = fs.control().unwrap().entries();
         let freeze = paths.iter().find(|entry| entry.path.ends_with("/freeze"));
@@ -64,6 +71,7 @@ impl World {
             promises: Mutex::new(Rank::Leaf, Vec::new()),
             marks: AtomicU64::new(0),
             over: AtomicBool::new(false),
+            failing,
             subject,
             device,
             fs,
@@ -78,6 +86,17 @@ impl World {
 
     fn control(&self, path: &str, value: &str) -> Result<()> {
         self.fs.control().unwrap().write(path, value.as_bytes())
+    }
+
+    /// Whether something was done. It may only fail because the device does.
+    fn done<T>(&self, result: Result<T>) -> bool {
+        match result {
+            Ok(_) => true,
+            Err(error) => {
+                assert!(self.failing && is_device(&error), "{error}");
+                false
+            }
+        }
     }
 
     /// Requests that changed the device.
@@ -139,6 +158,14 @@ fn is_refusal(error: &FsError) -> bool {
     }
 }
 
+/// Whether a call may say so where the device fails.
+fn is_device(error: &FsError) -> bool {
+    matches!(
+        error,
+        FsError::Io(_) | FsError::Stopped(_) | FsError::ReadOnly
+    )
+}
+
 /// Makes files and directories durable, removes some, and lets go of what it knows a while later.
 fn client(world: &World, seed: u64, number: u64) {
     let fs = world.fs.as_ref();
@@ -157,7 +184,10 @@ fn client(world: &World, seed: u64, number: u64) {
         };
         match done {
             Ok(()) => made += 1,
-            Err(error) => assert!(is_refusal(&error), "{error}"),
+            Err(error) => {
+                let excused = is_refusal(&error) || world.failing && is_device(&error);
+                assert!(excused, "{error}");
+            }
         }
         if known.len() > random.below(6) {
             fs.forget(known.remove(0), 1);
@@ -223,21 +253,24 @@ fn remove(world: &World, prefix: &str, random: &mut Random) -> Result<()> {
 
 /// Freezes the volume for a while. Its device is left alone, and a copy has all that was promised.
 fn freeze(world: &World, random: &mut Random) {
-    world.control(world.freeze, "1").unwrap();
+    if !world.done(world.control(world.freeze, "1")) {
+        return;
+    }
     let before = world.changes();
     let copy = world.device.content();
     let mut promises = world.promises.lock().clone();
     promises.retain(|promise| promise.until.is_none());
     world.judge(&copy, &promises, "the copy of a frozen volume");
     let refused = world.fs.remount(&Cx::default(), "noatime");
+    let excused = matches!(&refused, Err(error) if world.failing && is_device(error));
     assert!(
-        matches!(&refused, Err(FsError::Busy) | Ok(())),
+        excused || matches!(&refused, Err(FsError::Busy) | Ok(())),
         "{refused:?}"
     );
     // Longer than anything waits that happens of its own accord.
     sleep(Duration::from_millis(random.below(70_000) as u64));
     assert_eq!(world.changes(), before, "a frozen volume was written");
-    world.control(world.freeze, "0").unwrap();
+    world.done(world.control(world.freeze, "0"));
 }
 
 /// Changes whether the volume can be written; refused while unlinked files are in use.
@@ -247,16 +280,18 @@ fn read_only_and_back(world: &World, random: &mut Random) {
             let before = world.changes();
             sleep(Duration::from_millis(random.below(300) as u64));
             assert_eq!(world.changes(), before, "a read-only volume was written");
-            world.fs.remount(&Cx::default(), "rw").unwrap();
+            world.done(world.fs.remount(&Cx::default(), "rw"));
         }
-        Err(error) => assert_eq!(error, FsError::Busy),
+        Err(FsError::Busy) => {}
+        Err(error) => assert!(world.failing && is_device(&error), "{error}"),
     }
 }
 
 /// The moments at which power fails: each finds all that was promised until then.
 fn cut_power(world: &World, log: &Log, random: &mut Random) {
     let promises = world.promises.lock().clone();
-    for _ in 0..CUTS {
+    let cuts = if promises.is_empty() { 0 } else { CUTS };
+    for _ in 0..cuts {
         let promise = &promises[random.below(promises.len())];
         let is_it = |event: &Event| matches!(event, Event::Mark(mark) if *mark == promise.mark);
         let at = log.events().iter().position(is_it).unwrap() + 1;
@@ -274,15 +309,73 @@ fn cut_power(world: &World, log: &Log, random: &mut Random) {
     }
 }
 
-/// What the volume did in a trial, as its JSON tells.
+/// Does one of the things that this is about.
+fn meddle(world: &World, options: &[&str], random: &mut Random) {
+    let cx = Cx::default();
+    match random.below(6) {
+        0 | 1 => freeze(world, random),
+        2 => read_only_and_back(world, random),
+        3 => drop(world.done(world.fs.sync_all(&cx))),
+        4 => match world.fs.trim(&cx, 0, u64::MAX, 0) {
+            // Every other device can discard nothing.
+            Err(FsError::NotSupported(_)) => {}
+            trimmed => drop(world.done(trimmed)),
+        },
+        _ => {
+            let list = options[random.below(options.len())];
+            world.done(world.fs.remount(&cx, list));
+        }
+    }
+}
+
+/// Ends it all, and judges what is left.
+fn end(world: &World, at_rest: bool, clients: Vec<steadfs_rt::JoinHandle<()>>) {
+    let whole = if at_rest {
+        world.over.store(true, Ordering::Release);
+        clients.into_iter().for_each(|client| client.join());
+        // All that was let go is freed, also what was while the volume was frozen.
+        world.done(world.fs.remount(&Cx::default(), "ro"));
+        world.done(world.fs.unmount())
+    } else {
+        // In the midst of their work.
+        let unmounted = world.done(world.fs.unmount());
+        world.over.store(true, Ordering::Release);
+        clients.into_iter().for_each(|client| client.join());
+        unmounted
+    };
+    let left = world.device.content();
+    if whole {
+        world.check(&left, "after the unmount");
+    }
+    let mut promises = world.promises.lock().clone();
+    promises.retain(|promise| promise.until.is_none());
+    world.judge(&left, &promises, "what is left");
+}
+
+/// What came of a trial.
+struct Trial {
+    /// What the volume did, as its JSON tells.
+    stats: Value,
+    /// Requests of the device until the volume was open, and in all.
+    requests: (u64, u64),
+    /// The same of requests that flush.
+    flushes: (u64, u64),
+    /// Whether the device failed.
+    met: bool,
+}
+
 fn trial(
     subject: Subject,
     seed: u64,
     options: &'static [&'static str],
     stats: &'static str,
-) -> Value {
+    fault: Option<(Which, Fault)>,
+) -> Trial {
     let run = move || {
-        let world = World::open(subject, seed);
+        let world = World::open(subject, seed, fault);
+        let requests = || world.device.counts().total();
+        let flushes = || world.device.log().flushes().count() as u64;
+        let opened = (requests(), flushes());
         let clients: Vec<_> = (0..CLIENTS)
             .map(|number| {
                 let world = Arc::clone(&world);
@@ -292,39 +385,57 @@ fn trial(
         let mut random = Random::new(seed ^ 0x3EDD1E);
         for _ in 0..STEPS {
             sleep(Duration::from_micros(random.below(120_000) as u64));
-            match random.below(5) {
-                0 | 1 => freeze(&world, &mut random),
-                2 => read_only_and_back(&world, &mut random),
-                3 => world.fs.sync_all(&Cx::default()).unwrap(),
-                _ => {
-                    let list = options[random.below(options.len())];
-                    world.fs.remount(&Cx::default(), list).unwrap();
-                }
-            }
+            meddle(&world, options, &mut random);
         }
         let stats = world.fs.control().unwrap().read(stats).unwrap();
-        if seed.is_multiple_of(2) {
-            world.over.store(true, Ordering::Release);
-            clients.into_iter().for_each(|client| client.join());
-            // All that was let go is freed, also what was while the volume was frozen.
-            world.fs.remount(&Cx::default(), "ro").unwrap();
-            world.fs.unmount().unwrap();
-        } else {
-            // In the midst of their work.
-            world.fs.unmount().unwrap();
-            world.over.store(true, Ordering::Release);
-            clients.into_iter().for_each(|client| client.join());
-        }
-        world.check(&world.device.content(), "after the unmount");
+        end(&world, seed.is_multiple_of(2), clients);
         let log = world.device.log();
         cut_power(&world, &log, &mut random);
+        let stats = serde_json::from_slice(&stats).unwrap();
+        let done = Trial {
+            stats,
+            requests: (opened.0, requests()),
+            flushes: (opened.1, flushes()),
+            met: world.device.first_failure().is_some(),
+        };
         // The last of a volume's tasks notice that it is gone.
         drop(world);
-        sleep(Duration::from_millis(1));
-        serde_json::from_slice(&stats).unwrap()
+        sleep(Duration::from_secs(60));
+        done
     };
     sim::run(sim::Config::new(seed), run).value
 }
+
+/// Faults of a trial like this one, each at some moment of it.
+fn faults_of(quiet: &Trial, random: &mut Random) -> Vec<(Which, Fault)> {
+    let mut within = |(from, to): (u64, u64)| from + random.next_u64() % (to - from);
+    vec![
+        (Which::Nth(within(quiet.requests)), Fault::Fail),
+        (Which::From(within(quiet.requests)), Fault::Fail),
+        (Which::Nth(within(quiet.requests)), Fault::Misreport),
+        (Which::NthFlushing(within(quiet.flushes)), Fault::Forget),
+    ]
+}
+
+const EXT4_OPTIONS: &[&str] = &[
+    "noasync_checkpoint",
+    "async_checkpoint=99",
+    "async_checkpoint=40,commit=1",
+    "async_checkpoint=75,commit=5,discard",
+    "nodiscard",
+];
+const F2FS_OPTIONS: &[&str] = &[
+    "nocheckpoint_merge",
+    "checkpoint_merge",
+    "checkpoint_merge,noatime",
+    "background_gc=off",
+    "background_gc=on",
+    "nodiscard",
+    "discard",
+];
+/// Where volumes tell what they did.
+const JOURNAL: &str = "jbd2/stats.json";
+const F2FS: &str = "f2fs/stats.json";
 
 fn number(stats: &Value, path: &str) -> u64 {
     let number = stats.pointer(path).and_then(Value::as_u64);
@@ -338,13 +449,6 @@ fn seeds() -> std::ops::Range<u64> {
 
 #[test]
 fn ext4_withstands_whoever_meddles() {
-    const OPTIONS: &[&str] = &[
-        "noasync_checkpoint",
-        "async_checkpoint=99",
-        "async_checkpoint=40,commit=1",
-        "async_checkpoint=75,commit=5,discard",
-        "nodiscard",
-    ];
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("meddling");
     let mut reclaimed = 0;
     for subject in ext4::subjects(&scratch).unwrap() {
@@ -352,7 +456,7 @@ fn ext4_withstands_whoever_meddles() {
             continue;
         }
         for seed in seeds() {
-            let stats = trial(subject.clone(), seed, OPTIONS, "jbd2/stats.json");
+            let stats = trial(subject.clone(), seed, EXT4_OPTIONS, JOURNAL, None).stats;
             reclaimed += number(&stats, "/reclaim/freed_in_background");
         }
     }
@@ -361,22 +465,13 @@ fn ext4_withstands_whoever_meddles() {
 
 #[test]
 fn f2fs_withstands_whoever_meddles() {
-    const OPTIONS: &[&str] = &[
-        "nocheckpoint_merge",
-        "checkpoint_merge",
-        "checkpoint_merge,noatime",
-        "background_gc=off",
-        "background_gc=on",
-        "nodiscard",
-        "discard",
-    ];
     let mut shared = 0;
     for subject in f2fs::subjects().unwrap() {
         if subject.small {
             continue;
         }
         for seed in seeds() {
-            let stats = trial(subject.clone(), seed, OPTIONS, "f2fs/stats.json");
+            let stats = trial(subject.clone(), seed, F2FS_OPTIONS, F2FS, None).stats;
             let merge = "/checkpoint/merge";
             let [total, issued] =
                 ["total", "issued"].map(|name| number(&stats, &format!("{merge}/{name}")));
@@ -384,4 +479,40 @@ fn f2fs_withstands_whoever_meddles() {
         }
     }
     assert!(shared > 0, "some requests were answered together");
+}
+
+/// Each kind of volume on devices that fail, as many trials as `MEDDLED_SEEDS` says or one.
+fn on_failing_devices(
+    subjects: Vec<Subject>,
+    options: &'static [&'static str],
+    stats: &'static str,
+) {
+    let asked = std::env::var("MEDDLED_SEEDS").ok();
+    let seeds = asked.and_then(|n| n.parse().ok()).unwrap_or(1);
+    let (mut tried, mut met) = (0, 0);
+    for (number, subject) in (0..).zip(subjects.into_iter().filter(|subject| !subject.small)) {
+        for seed in 0..seeds {
+            // Some at rest, some in the midst of their work.
+            let seed = 0xFA11_0000 + seed + number;
+            let quiet = trial(subject.clone(), seed, options, stats, None);
+            for fault in faults_of(&quiet, &mut Random::new(seed)) {
+                println!("{}, seed {seed:#x}, {fault:?}", subject.name);
+                let troubled = trial(subject.clone(), seed, options, stats, Some(fault));
+                tried += 1;
+                met += u64::from(troubled.met);
+            }
+        }
+    }
+    assert!(met * 4 > tried * 3, "{met} of {tried} devices failed");
+}
+
+#[test]
+fn ext4_withstands_whoever_meddles_on_failing_devices() {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("meddling-faults");
+    on_failing_devices(ext4::subjects(&scratch).unwrap(), EXT4_OPTIONS, JOURNAL);
+}
+
+#[test]
+fn f2fs_withstands_whoever_meddles_on_failing_devices() {
+    on_failing_devices(f2fs::subjects().unwrap(), F2FS_OPTIONS, F2FS);
 }
