@@ -132,3 +132,35 @@ fn what_lies_together_is_one_run() {
     assert!(runs.iter().any(joined));
     assert!(Buf::runs(&[]).is_empty());
 }
+
+/// Whether the mapping that holds an address is to have huge pages (`hg` in proc_pid_smaps(5)).
+fn wants_huge_pages(address: usize) -> bool {
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut inside = false;
+    for line in smaps.lines() {
+        let range = line.split(' ').next().and_then(|word| word.split_once('-'));
+        let parse = |word: &str| usize::from_str_radix(word, 16).ok();
+        if let Some((start, end)) = range.and_then(|(a, b)| parse(a).zip(parse(b))) {
+            inside = (start..end).contains(&address);
+        }
+        if inside && let Some(flags) = line.strip_prefix("VmFlags:") {
+            return flags.split_whitespace().any(|flag| flag == "hg");
+        }
+    }
+    panic!("{address:x} is mapped");
+}
+
+#[test]
+fn buffers_of_streams_lie_in_huge_pages() {
+    // A kernel built without them takes no advice.
+    if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+        return;
+    }
+    for len in [256 << 10, 512 << 10, 1 << 20] {
+        // The first of its size too, if other tests have not taken it.
+        let bufs: Vec<_> = (0..20).map(|_| Buf::to_fill(len)).collect();
+        for buf in &bufs {
+            assert!(wants_huge_pages(buf.as_ptr().addr()), "{len}");
+        }
+    }
+}
