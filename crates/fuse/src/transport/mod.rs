@@ -11,6 +11,7 @@ pub mod uring;
 
 use std::sync::Arc;
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use steadfs_rt::{Condvar, Mutex, Rank};
 
 use crate::error::MountError;
@@ -77,14 +78,70 @@ impl Drop for Member {
     }
 }
 
-/// Keeps this thread on one CPU; where that is refused (a restricted CPU set) it runs anywhere.
-pub fn pin_to(cpu: usize) {
-    if cpu >= rustix::thread::CpuSet::MAX_CPU {
-        return;
+/// Where a service thread runs: on the CPU of those it serves, unless there is so much to copy that a way
+/// to another CPU is worth it.
+pub struct Home {
+    cpu: CpuSet,
+    anywhere: CpuSet,
+    roams: bool,
+}
+
+impl Home {
+    /// Keeps this thread on one CPU; `None` where that is refused (a restricted CPU set): it runs anywhere.
+    pub fn at(cpu: usize) -> Option<Self> {
+        if cpu >= CpuSet::MAX_CPU {
+            return None;
+        }
+        let mut set = CpuSet::new();
+        set.set(cpu);
+        let anywhere = sched_getaffinity(None);
+        let home = anywhere.and_then(|anywhere| {
+            sched_setaffinity(None, &set)?;
+            Ok(Self {
+                cpu: set,
+                anywhere,
+                roams: false,
+            })
+        });
+        home.inspect_err(|error| tracing::debug!(cpu, %error, "service thread is not pinned"))
+            .ok()
     }
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    if let Err(error) = rustix::thread::sched_setaffinity(None, &set) {
-        tracing::debug!(cpu, %error, "service thread is not pinned");
+
+    /// Lets the thread run anywhere, or keeps it where it belongs. It goes when it is woken next; it comes
+    /// back at once.
+    pub fn roam(&mut self, roam: bool) {
+        if self.roams == roam {
+            return;
+        }
+        let set = if roam { &self.anywhere } else { &self.cpu };
+        match sched_setaffinity(None, set) {
+            Ok(()) => self.roams = roam,
+            Err(error) => tracing::debug!(%error, "service thread stays where it may run"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_roams_and_comes_home() {
+        let thread = steadfs_rt::spawn("probe", || {
+            let allowed = || sched_getaffinity(None).expect("a living thread has a set");
+            let before = allowed();
+            let cpu = (0..CpuSet::MAX_CPU).find(|cpu| before.is_set(*cpu));
+            let cpu = cpu.expect("it runs somewhere");
+            let mut home = Home::at(cpu).expect("a CPU it may run on");
+            for _ in 0..2 {
+                assert_eq!(allowed().count(), 1);
+                assert!(allowed().is_set(cpu));
+                home.roam(true);
+                assert_eq!(allowed(), before);
+                home.roam(false);
+            }
+            assert!(Home::at(CpuSet::MAX_CPU).is_none());
+        });
+        thread.join();
     }
 }

@@ -40,8 +40,8 @@ use crate::reply::ReplyBuf;
 use crate::request::RawRequest;
 use crate::session::Answer;
 use crate::transport::courtesy::Courtesy;
-use crate::transport::{Crew, pin_to};
-use crate::wire::{self, InHeader, OutHeader, UringCmdReq, UringReqHeader};
+use crate::transport::{Crew, Home};
+use crate::wire::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringReqHeader};
 
 type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
@@ -152,7 +152,7 @@ impl UringPool {
 
     /// A thread's life.
     fn work(&self, queue: u16) {
-        pin_to(usize::from(queue));
+        let mut home = Home::at(usize::from(queue));
         let (mut ring, mut entry) = match self.register(queue) {
             Ok(registered) => registered,
             Err(error) => return self.failed(error),
@@ -163,7 +163,7 @@ impl UringPool {
             start.pending -= 1;
             self.started.notify_all();
         }
-        if let Err(error) = self.serve_queue(queue, &mut ring, &mut entry) {
+        if let Err(error) = self.serve_queue(queue, &mut ring, &mut entry, home.as_mut()) {
             tracing::error!(queue, %error, "FUSE over io_uring");
         }
     }
@@ -189,7 +189,13 @@ impl UringPool {
         }
     }
 
-    fn serve_queue(&self, queue: u16, ring: &mut Ring, entry: &mut Entry) -> std::io::Result<()> {
+    fn serve_queue(
+        &self,
+        queue: u16,
+        ring: &mut Ring,
+        entry: &mut Entry,
+        mut home: Option<&mut Home>,
+    ) -> std::io::Result<()> {
         let mut out = ReplyBuf::default();
         let mut place = self.courtesy.join();
         loop {
@@ -206,8 +212,12 @@ impl UringPool {
                 Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
-            if wire::waits_long(entry.in_header().opcode) || entry.carries_much() {
+            let fetches_much = entry.fetches_much();
+            if wire::waits_long(entry.in_header().opcode) || entry.carries_much() || fetches_much {
                 place.works_long();
+            }
+            if let Some(home) = &mut home {
+                home.roam(fetches_much);
             }
             entry.serve(&self.crew, &mut out);
             self.bound_memory(entry);
@@ -340,6 +350,15 @@ impl Entry {
     /// another CPU would.
     fn carries_much(&self) -> bool {
         self.header().ent.payload_sz as usize > SMALL
+    }
+
+    /// Whether the reply may be so long. Its caller is at work meanwhile: it finds memory for what its own
+    /// read-ahead asks for next, and hands out what it has.
+    fn fetches_much(&self) -> bool {
+        let header = self.header();
+        self.in_header().opcode == wire::opcode::READ
+            && ReadIn::read_from_prefix(&header.op_in)
+                .is_ok_and(|(arg, _)| arg.size as usize > SMALL)
     }
 
     fn submit_register(
