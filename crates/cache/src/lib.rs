@@ -11,10 +11,12 @@ mod early;
 mod mapping;
 mod meta;
 mod sizes;
+mod stream;
 mod writeback;
 
 pub use along::Along;
 pub use mapping::{CacheWrite, Mapping, Taken, Written};
 pub use meta::{MetaBuf, MetaCache, MetaMut, MetaStats};
 pub use sizes::CacheSizes;
+pub use stream::Stream;
 pub use writeback::{Backing, DirtyFile, Why, Writeback, WritebackOptions};

@@ -8,6 +8,7 @@ pub(crate) mod along;
 mod at_once;
 mod batches;
 mod fallocate;
+mod read;
 mod seek;
 mod sync;
 mod together;
@@ -18,30 +19,16 @@ mod writeout;
 use std::sync::Arc;
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_cache::{CacheWrite, DirtyFile, Why, Written};
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, ReadData, Result};
 
 use crate::dir::inline_parts;
 use crate::disk;
-use crate::disk::inode::INLINE_DATA;
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
 use crate::map::has_extents;
 use crate::mballoc::{WEIGHT_EXTENT, WEIGHT_INDIRECT};
-use crate::options::Atime;
 use crate::place::Place;
-
-/// Longest single read, in bytes.
-const MAX_READ: u64 = 1 << 20;
-
-/// A piece of a read, in file order.
-enum Piece {
-    Zeros(usize),
-    Cached(Buf),
-    /// Blocks on their way from the device.
-    Device(IoHandle),
-}
 
 impl Ext4 {
     /// Refuses what is not a regular file.
@@ -50,122 +37,6 @@ impl Ext4 {
             FileKind::Regular => Ok(()),
             FileKind::Directory => Err(FsError::IsDir),
             _ => Err(FsError::Invalid("not a regular file")),
-        }
-    }
-
-    /// Reads up to `len` bytes from `offset`.
-    pub fn read_file(&self, cx: &Cx, inode: &Inode, offset: u64, len: usize) -> Result<ReadData> {
-        let out = self.read_unnoticed(cx, inode, offset, len)?;
-        if !out.is_empty() {
-            self.touch_atime(inode);
-        }
-        Ok(out)
-    }
-
-    /// The same, but the file's access time stays.
-    pub(crate) fn read_unnoticed(
-        &self,
-        cx: &Cx,
-        inode: &Inode,
-        offset: u64,
-        len: usize,
-    ) -> Result<ReadData> {
-        Self::regular(inode)?;
-        let _shared = inode.lock.read();
-        let size = inode.size();
-        let mut out = ReadData::new();
-        if offset >= size || len == 0 {
-            return Ok(out);
-        }
-        let end = size.min(offset.saturating_add(len as u64));
-        {
-            let core = inode.core.read();
-            if core.has(INLINE_DATA) {
-                return inline_content(&core, size, offset..end);
-            }
-        }
-        let bs = self.geo.block_size;
-        let blocks = bs.file_block(offset).0..bs.blocks_for(end);
-        let pieces = self.gather(cx, inode, blocks.clone())?;
-        // Cut what lies before the offset and behind the end off the whole blocks.
-        let mut skip = bs.within(offset);
-        let mut left = (end - offset) as usize;
-        let mut push = |out: &mut ReadData, data: Option<Buf>, whole: usize| {
-            let from = skip.min(whole);
-            let to = (from + left).min(whole);
-            skip -= from;
-            left -= to - from;
-            match data {
-                Some(buf) => out.push(buf.into_shared(), from..to),
-                None => out.push_zeros(to - from),
-            }
-        };
-        for piece in pieces {
-            match piece {
-                Piece::Zeros(n) => push(&mut out, None, n),
-                Piece::Cached(buf) => {
-                    let len = buf.len();
-                    push(&mut out, Some(buf), len);
-                }
-                Piece::Device(io) => {
-                    for buf in io.into_bio().map_err(io_error)?.bufs {
-                        let len = buf.len();
-                        push(&mut out, Some(buf), len);
-                    }
-                }
-            }
-        }
-        Ok(out)
-    }
-
-    /// Where each block of a range comes from; device reads are under way when this returns.
-    fn gather(&self, cx: &Cx, inode: &Inode, blocks: std::ops::Range<u64>) -> Result<Vec<Piece>> {
-        let bs = self.geo.block_size;
-        // The cache first, then the map: a block that leaves the cache in between is mapped by then.
-        let cached = inode.pages.cached(blocks.clone());
-        let mut cached = cached.into_iter().peekable();
-        let core = inode.core.read();
-        let mut pieces = Vec::new();
-        let mut at = blocks.start;
-        while at < blocks.end {
-            if let Some((_, buf)) = cached.next_if(|(n, _)| n.0 == at) {
-                pieces.push(Piece::Cached(buf));
-                at += 1;
-                continue;
-            }
-            let upto = cached.peek().map_or(blocks.end, |(n, _)| n.0);
-            let mapped = self.map(inode.ino(), &core, FileBlock(at), cx.tag)?;
-            let n = mapped.len.min(upto - at).min(MAX_READ >> bs.bits());
-            let bytes = (n as usize) << bs.bits();
-            pieces.push(match mapped.place {
-                Place::Written(start) => Piece::Device(
-                    self.queue
-                        .submit(Bio::read(bs.offset_of(start), bytes), cx.tag),
-                ),
-                Place::Hole | Place::Unwritten(_) => Piece::Zeros(bytes),
-            });
-            at += n;
-        }
-        Ok(pieces)
-    }
-
-    /// Notes an access as relatime does: at most once a day unless the file changed since.
-    pub(crate) fn touch_atime(&self, inode: &Inode) {
-        let wanted = self.options.read().atime == Atime::Relative;
-        if !wanted || self.check_writable().is_err() {
-            return;
-        }
-        let (now, due) = {
-            let core = inode.core.read();
-            let now = self.now(&core);
-            let due = core.atime <= core.mtime
-                || core.atime <= core.ctime
-                || now.secs - core.atime.secs >= 86400;
-            (now, due)
-        };
-        if due {
-            inode.core.write().atime = now;
-            inode.mark_core_dirty();
         }
     }
 

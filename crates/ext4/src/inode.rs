@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use steadfs_base::{FileBlock, FixedMap, InodeNo, IoTag, Tid};
-use steadfs_cache::{DirtyFile, Mapping};
+use steadfs_cache::{DirtyFile, Mapping, Stream};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{Attr, FileKind, FsError, Result};
@@ -48,6 +48,8 @@ pub struct Inode {
     pub core: RwLock<disk::Inode>,
     /// Cached data of a regular file (or a long link's target).
     pub pages: Mapping,
+    /// How it is read.
+    pub stream: Stream,
     size: AtomicU64,
     lookups: AtomicU64,
     /// Transaction that changed the inode last.
@@ -99,6 +101,7 @@ impl Inode {
             waiting: Waiting::new(),
             size: AtomicU64::new(core.size),
             core: RwLock::new(Rank::ExtentTree, core),
+            stream: Stream::default(),
             pages: Mapping::new(fs.geo().block_size, file, Arc::clone(fs.writeback())),
             lookups: AtomicU64::new(0),
             sync_tid: AtomicU64::new(NO_TID),

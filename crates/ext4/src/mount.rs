@@ -137,6 +137,7 @@ impl Ext4 {
         let txns = Txns::new(Arc::clone(&meta), journaled);
         let meta_budget = sizes.metadata;
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
+        queue.limit_read_ahead(sizes.read_ahead);
         let read_only = options.read_only;
         let large_file = sb.features().ro_compat.contains(RoCompat::LARGE_FILE);
         Ok(Arc::new_cyclic(|me| Self {
@@ -329,6 +330,7 @@ impl Ext4 {
             return Ok(());
         }
         self.writeback.stop();
+        self.queue.end_read_ahead();
         let stopped = self.stopped.lock().clone();
         if let Some(cause) = stopped {
             self.end_tasks();

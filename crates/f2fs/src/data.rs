@@ -10,6 +10,7 @@ mod landing;
 mod need;
 mod pinned;
 pub(crate) mod placement;
+mod read;
 mod relocate;
 mod seek;
 mod sync;
@@ -20,14 +21,12 @@ mod writeout;
 
 pub use sync::SyncStats;
 
-use std::ops::Range;
-
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_block::{Bio, Buf, IoHandle};
-use steadfs_vfs::{Cx, FileKind, FsError, ReadData, Result};
+use steadfs_block::Buf;
+use steadfs_vfs::{FileKind, FsError, Result};
 
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, Structure};
-use crate::fs::{F2fs, io_error};
+use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::node::{Found, Slot};
 
@@ -55,14 +54,6 @@ pub struct Mapped {
     pub place: Place,
     /// Blocks, at least one.
     pub len: u64,
-}
-
-/// A piece of a read, in file order.
-enum Piece {
-    Zeros(usize),
-    Whole(Buf),
-    /// Blocks on their way from the device.
-    Device(IoHandle),
 }
 
 impl F2fs {
@@ -142,109 +133,6 @@ impl F2fs {
             place: Place::At(first),
             len,
         })
-    }
-
-    /// Refuses what is not a regular file whose content can be shown.
-    fn readable(inode: &Inode) -> Result<()> {
-        match inode.kind() {
-            FileKind::Regular if inode.is_encrypted() => Err(FsError::NoKey),
-            FileKind::Regular => Ok(()),
-            FileKind::Directory => Err(FsError::IsDir),
-            _ => Err(FsError::Invalid("not a regular file")),
-        }
-    }
-
-    /// Reads up to `len` bytes from `offset`.
-    pub(crate) fn read_file(
-        &self,
-        cx: &Cx,
-        inode: &Inode,
-        offset: u64,
-        len: usize,
-    ) -> Result<ReadData> {
-        Self::readable(inode)?;
-        let _shared = inode.lock.read();
-        let size = inode.size();
-        if offset >= size || len == 0 {
-            return Ok(ReadData::new());
-        }
-        let end = size.min(offset.saturating_add(len as u64));
-        let read = if inode.has_inline_data() {
-            self.inline_content(inode, offset..end, cx.tag)?
-        } else {
-            self.read_blocks(inode, offset..end, cx.tag)?
-        };
-        self.touch_atime(inode, cx.tag);
-        Ok(read)
-    }
-
-    /// Bytes of content that lies in blocks.
-    fn read_blocks(&self, inode: &Inode, range: Range<u64>, tag: IoTag) -> Result<ReadData> {
-        let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
-        let pieces = self.gather(inode, blocks, tag)?;
-        // Cut what lies before the offset and behind the end off the whole blocks.
-        let mut out = ReadData::new();
-        let mut skip = (range.start % BLOCK) as usize;
-        let mut left = (range.end - range.start) as usize;
-        let mut push = |data: Option<Buf>, whole: usize| {
-            let from = skip.min(whole);
-            let to = (from + left).min(whole);
-            skip -= from;
-            left -= to - from;
-            match data {
-                Some(buf) => out.push(buf.into_shared(), from..to),
-                None => out.push_zeros(to - from),
-            }
-        };
-        for piece in pieces {
-            match piece {
-                Piece::Zeros(n) => push(None, n),
-                Piece::Whole(buf) => {
-                    let len = buf.len();
-                    push(Some(buf), len);
-                }
-                Piece::Device(io) => {
-                    for buf in io.into_bio().map_err(io_error)?.bufs {
-                        let len = buf.len();
-                        push(Some(buf), len);
-                    }
-                }
-            }
-        }
-        Ok(out)
-    }
-
-    /// Where each block of a range comes from; device reads are under way when this returns.
-    fn gather(&self, inode: &Inode, blocks: Range<u64>, tag: IoTag) -> Result<Vec<Piece>> {
-        // The cache first, then the map: a block that leaves the cache in between is mapped by then.
-        let cached = inode.pages.cached(blocks.clone());
-        let mut cached = cached.into_iter().peekable();
-        let mut pieces = Vec::new();
-        let mut at = blocks.start;
-        while at < blocks.end {
-            if let Some((_, buf)) = cached.next_if(|(n, _)| *n == FileBlock(at)) {
-                pieces.push(Piece::Whole(buf));
-                at += 1;
-                continue;
-            }
-            let upto = cached.peek().map_or(blocks.end, |(n, _)| n.0);
-            let limit = (upto - at).min(MAX_READ / BLOCK);
-            let mapped = self.map(inode, at, limit, tag)?;
-            let bytes = (mapped.len * BLOCK) as usize;
-            match mapped.place {
-                Place::Hole | Place::Promised => pieces.push(Piece::Zeros(bytes)),
-                Place::At(first) => {
-                    let bio = Bio::read(u64::from(first.0) * BLOCK, bytes);
-                    pieces.push(Piece::Device(self.queue.submit(bio, tag)));
-                }
-                Place::Compressed => {
-                    let plain = self.read_cluster(inode, at, tag)?;
-                    pieces.push(Piece::Whole(plain.part(at, mapped.len)));
-                }
-            }
-            at += mapped.len;
-        }
-        Ok(pieces)
     }
 
     /// A symbolic link's target.

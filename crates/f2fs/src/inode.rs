@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use steadfs_base::{BlockSize, InodeNo, IoTag};
 use steadfs_block::Buf;
-use steadfs_cache::{DirtyFile, Mapping};
+use steadfs_cache::{DirtyFile, Mapping, Stream};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{Attr, FileKind, FsError, FsxAttr, InodeFlags, Result};
@@ -39,6 +39,8 @@ pub struct Inode {
     pub core: RwLock<disk::Inode>,
     /// Dirty blocks of a file, a directory or a long link.
     pub pages: Mapping,
+    /// How it is read.
+    pub stream: Stream,
     /// Size in bytes as everybody sees it.
     size: AtomicU64,
     /// Device number of a device node.
@@ -111,6 +113,7 @@ impl Inode {
             flush: Mutex::with_key(Rank::Writeback, nid.0.into(), ()),
             size: AtomicU64::new(core.size),
             core: RwLock::new(Rank::ExtentTree, core),
+            stream: Stream::default(),
             pages: Mapping::new(block_size, file, Arc::clone(&fs.writeback)),
             rdev,
             lookups: AtomicU64::new(0),

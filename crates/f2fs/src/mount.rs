@@ -73,6 +73,7 @@ impl F2fs {
         let nat = Nat::new(&layout, &meta, &current.checkpoint, current.nat_journal);
         let recover = !options.no_recovery && !was_paused(current.checkpoint.flags);
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
+        queue.limit_read_ahead(sizes.read_ahead);
         let mut fs = Self {
             me: OnceLock::new(),
             daemon: Arc::new(Daemon::new()),

@@ -136,6 +136,7 @@ impl F2fs {
         }
         self.thaw();
         self.end_tasks();
+        self.queue.end_read_ahead();
         let ended = end();
         let noted = self.store_notes_now();
         self.read_only.store(true, Ordering::Release);

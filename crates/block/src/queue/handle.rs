@@ -66,6 +66,11 @@ impl Io {
         self.done.load(Ordering::Acquire)
     }
 
+    /// Whether it has ended, and not well.
+    pub(super) fn has_failed(&self) -> bool {
+        self.is_done() && matches!(self.state.lock().result, Some(Err(_)))
+    }
+
     pub(super) fn end(&self, bio: Bio, result: Result<(), IoError>) {
         let mut state = self.state.lock();
         assert!(state.result.is_none(), "a request ends once");

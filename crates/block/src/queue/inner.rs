@@ -4,22 +4,24 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use steadfs_base::{GroupId, IoTag};
+use steadfs_base::{GroupId, IoTag, Urgency};
 use steadfs_iosched::{Boost, Scheduler};
 use steadfs_rt::inherit::{self, Raise, TaskNo};
 use steadfs_rt::{Instant, Mutex, MutexGuard, Rank, now};
 
+use super::ahead::{Ahead, Begun};
 use super::handle::{Io, IoHandle};
 use super::policy::QueueSettings;
 use super::request::{Completion, HoldKey, ReqId, Runner};
 use super::state::State;
 use super::stats::{Depths, Stats};
 use super::timer::Timer;
-use crate::{Bio, Device, Done, IoError};
+use crate::{Bio, Device, Done, IoError, Op};
 
 /// What a queue and its handles share.
 pub(super) struct Inner {
     pub device: Arc<dyn Device>,
+    pub ahead: Ahead,
     state: Mutex<State>,
     timer: Arc<Timer>,
 }
@@ -76,6 +78,7 @@ impl Inner {
         let state = State::new(scheduler, settings, depth, max_transfer);
         Self {
             device,
+            ahead: Ahead::new(),
             state: Mutex::new(Rank::QueueState, state),
             timer: Timer::new(),
         }
@@ -122,9 +125,50 @@ impl Inner {
         tag: IoTag,
         hold: Option<HoldKey>,
     ) -> IoHandle {
+        if let Some(io) = self.ahead.take(&bio) {
+            self.want(&io, tag);
+            return IoHandle::new(io, Arc::clone(self));
+        }
         let io = Io::new();
         self.enqueue(bio, tag, Completion::Handle(Arc::clone(&io)), hold);
         IoHandle::new(io, Arc::clone(self))
+    }
+
+    /// Begins a read that nobody waits for yet, if there is room for what it brings; whether there was.
+    pub(super) fn read_ahead(self: &Arc<Self>, offset: u64, len: usize, tag: IoTag) -> bool {
+        let io = Io::new();
+        let range = offset..offset + len as u64;
+        match self.ahead.begin(range, &io, now()) {
+            Begun::Now => {
+                let tag = tag.with_urgency(Urgency::Background);
+                let to = Completion::Handle(io);
+                self.enqueue(Bio::read(offset, len), tag, to, None);
+                true
+            }
+            Begun::Before => true,
+            Begun::Full => false,
+        }
+    }
+
+    /// What was begun ahead is waited for now. With boosting switched off, too: it must not be later than a
+    /// read that was not begun.
+    fn want(self: &Arc<Self>, io: &Io, tag: IoTag) {
+        if io.is_done() {
+            return;
+        }
+        let now = now();
+        let mut state = self.state.lock();
+        if let Boost::Raised { .. } = state.raise(io.request(), tag, now) {
+            self.pump(state, now);
+        }
+    }
+
+    /// Waits for what was read ahead and not asked for, and forgets it.
+    pub(super) fn end_read_ahead(self: &Arc<Self>) {
+        for io in self.ahead.empty() {
+            // Nobody wants its result.
+            let _ = IoHandle::new(io, Arc::clone(self)).wait();
+        }
     }
 
     pub(super) fn enqueue(
@@ -317,6 +361,9 @@ impl Inner {
     /// The device has ended a request. The next ones are started first; nothing of the queue is
     /// held any more when the waiters learn of the end, so that the last of them can close it.
     fn complete(self: Arc<Self>, id: ReqId, bio: Bio, result: Result<(), IoError>) {
+        if matches!(bio.op, Op::Write | Op::Discard | Op::WriteZeroes) {
+            self.ahead.forget(&(bio.offset..bio.end()));
+        }
         let now = now();
         let mut state = self.state.lock();
         let (request, result) = state.complete(id, &bio, result, now);

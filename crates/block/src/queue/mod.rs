@@ -33,6 +33,7 @@
 //! so that whoever remembers which one his data needs can see that somebody else's was that one or a
 //! later one, and do without ([`Queue::next_flush`], [`Queue::has_flushed`]).
 
+mod ahead;
 mod handle;
 mod inner;
 mod policy;
@@ -162,6 +163,23 @@ impl Queue {
     pub fn submit(&self, bio: Bio, tag: IoTag) -> IoHandle {
         let hold = is_urgent(tag).then(HoldKey::of_task);
         self.inner.submit(bio, tag, hold)
+    }
+
+    /// Begins to read `len` bytes at byte `offset`, on the account of `tag`, because they will probably be
+    /// wanted: a read of that very range finds them. False if there is too much already that was read ahead
+    /// and not asked for.
+    pub fn read_ahead(&self, offset: u64, len: usize, tag: IoTag) -> bool {
+        self.inner.read_ahead(offset, len, tag)
+    }
+
+    /// Most bytes that are read ahead and not asked for at a time.
+    pub fn limit_read_ahead(&self, bytes: u64) {
+        self.inner.ahead.limit(bytes);
+    }
+
+    /// Waits for what is being read ahead, and forgets all of it: the device is about to be closed.
+    pub fn end_read_ahead(&self) {
+        self.inner.end_read_ahead();
     }
 
     /// Queues a request that nobody waits for; `done` is called once, from any task, perhaps before

@@ -11,6 +11,7 @@ use steadfs_rt::{Mutex, Rank, sim};
 use super::*;
 use crate::{Done, MemDevice, Op};
 
+mod ahead;
 mod crowd;
 mod inherited;
 mod random;

@@ -333,6 +333,7 @@ fn one_run(
         memory: CacheSizes {
             metadata: 64 << 20,
             dirty_data: 256 << 20,
+            read_ahead: 8 << 20,
         },
     };
     let (sync, pause) = (case.sync, case.pause);

@@ -394,6 +394,7 @@ fn one_run(
         memory: CacheSizes {
             metadata: 64 << 20,
             dirty_data: DIRTY,
+            read_ahead: 8 << 20,
         },
     };
     let outcome = run_on(world, volume, move |bed| {

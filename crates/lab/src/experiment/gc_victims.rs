@@ -394,6 +394,7 @@ fn one_run(
             // Room for all inodes, as in the page cache of a machine of 1 GB.
             metadata: 320 << 20,
             dirty_data: 32 << 20,
+            read_ahead: 8 << 20,
         },
     };
     let outcome = run_on(world, volume, move |bed| {

@@ -410,6 +410,7 @@ fn one_run(
         memory: CacheSizes {
             metadata: 64 << 20,
             dirty_data: case.background.memory(bench),
+            read_ahead: 8 << 20,
         },
     };
     let outcome = run_on(world, volume, move |bed| {

@@ -6,6 +6,7 @@ use super::*;
 enum Step {
     Write(u64, u64, u8),
     Read(u64, u64, u8),
+    Ahead(u64, u64),
     Zero(u64, u64),
     Flush(u8),
     Durable(u64),
@@ -26,6 +27,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => (at.clone(), len.clone(), tag.clone()).prop_map(|(a, l, t)| Step::Write(a, l, t)),
         3 => (at.clone(), len.clone(), tag.clone()).prop_map(|(a, l, t)| Step::Read(a, l, t)),
+        3 => (at.clone(), len.clone()).prop_map(|(a, l)| Step::Ahead(a, l)),
         1 => (at.clone(), len.clone()).prop_map(|(a, l)| Step::Zero(a, l)),
         2 => tag.clone().prop_map(Step::Flush),
         1 => at.clone().prop_map(Step::Durable),
@@ -154,6 +156,11 @@ impl History {
                 let io = self.queue.submit(bio, tag(t));
                 self.note(Some(io), Op::Read, from, len);
             }
+            // Whatever is under way there.
+            Step::Ahead(from, len) if from + len <= 64 => {
+                let len = (len * UNIT) as usize;
+                self.queue.read_ahead(from * UNIT, len, tag(0));
+            }
             Step::Zero(from, len) if self.is_free(from, len) => {
                 let range = (from * UNIT) as usize..((from + len) * UNIT) as usize;
                 self.model[range].fill(0);
@@ -226,6 +233,7 @@ impl History {
         let left: Vec<_> = left.collect();
         let result = wait_all(&left);
         assert_eq!(result.is_ok(), left.iter().all(|io| io.wait().is_ok()));
+        self.queue.end_read_ahead();
         self.device.end_all();
         self.settle();
         let calls = self.calls.lock().clone();

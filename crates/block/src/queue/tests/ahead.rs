@@ -1,0 +1,131 @@
+//! Reads that are begun before anybody asks.
+
+use super::*;
+
+fn read(queue: &Queue, from: u64, len: u64) -> Vec<u8> {
+    let buf = queue.read(from * UNIT, (len * UNIT) as usize, WAITED);
+    buf.unwrap().to_vec()
+}
+
+fn ahead(queue: &Queue, from: u64, len: u64) -> bool {
+    queue.read_ahead(from * UNIT, (len * UNIT) as usize, WAITED)
+}
+
+fn reads(device: &Puppet) -> usize {
+    let log = device.log();
+    log.iter().filter(|entry| entry.0 == Op::Read).count()
+}
+
+#[test]
+fn a_read_finds_what_was_read_ahead() {
+    let device = Puppet::new();
+    let queue = queue(&device, 8);
+    queue.submit(block(5, 7), WAITED).wait().unwrap();
+    assert!(ahead(&queue, 5, 2));
+    assert!(ahead(&queue, 5, 2), "it is being read");
+    assert_eq!(reads(&device), 1);
+    // Under way.
+    let mut content = vec![7; UNIT as usize];
+    content.extend([0; UNIT as usize]);
+    assert_eq!(read(&queue, 5, 2), content);
+    assert_eq!(reads(&device), 1);
+    // Once only.
+    assert_eq!(read(&queue, 5, 2), content);
+    assert_eq!(reads(&device), 2);
+    // Ended.
+    ahead(&queue, 5, 2);
+    device.end_all();
+    assert_eq!(read(&queue, 5, 2), content);
+    assert_eq!(reads(&device), 3);
+    // Other pieces are read by themselves.
+    ahead(&queue, 5, 2);
+    read(&queue, 5, 1);
+    read(&queue, 6, 1);
+    assert_eq!(reads(&device), 6);
+}
+
+#[test]
+fn what_has_changed_is_not_found() {
+    let device = Puppet::new();
+    let queue = queue(&device, 8);
+    ahead(&queue, 3, 3);
+    device.end_all();
+    queue.submit(block(5, 9), WAITED).wait().unwrap();
+    assert_eq!(read(&queue, 3, 3)[2 * UNIT as usize..], [9; UNIT as usize]);
+    // Begun while the change was on its way, before it or after it on the device.
+    for change_first in [true, false] {
+        let change = queue.submit(Bio::write_zeroes(5 * UNIT, UNIT), BACKGROUND);
+        ahead(&queue, 3, 3);
+        device.end(usize::from(!change_first));
+        device.end_all();
+        change.wait().unwrap();
+        assert_eq!(read(&queue, 3, 3), vec![0; 3 * UNIT as usize]);
+        queue.submit(block(5, 9), WAITED).wait().unwrap();
+    }
+}
+
+#[test]
+fn what_failed_is_read_again() {
+    let device = Puppet::new();
+    let queue = queue(&device, 8);
+    device.state.lock().fail = vec![5 * UNIT];
+    ahead(&queue, 5, 1);
+    device.end_all();
+    device.state.lock().fail.clear();
+    assert_eq!(read(&queue, 5, 1), [0; UNIT as usize]);
+}
+
+#[test]
+fn who_asks_goes_before_what_nobody_waits_for() {
+    for boost in [true, false] {
+        let device = Puppet::new();
+        let queue = queue_by(&device, 1, Policy::Fair);
+        queue.configure(QueueSettings {
+            boost,
+            ..queue.settings()
+        });
+        let first = queue.submit(block(0, 1), BACKGROUND);
+        let others: Vec<_> = (1..4)
+            .map(|n| queue.submit(block(2 * n, 1), BACKGROUND))
+            .collect();
+        ahead(&queue, 20, 1);
+        read(&queue, 20, 1);
+        assert_eq!(
+            device.log()[1],
+            (Op::Read, 20 * UNIT, UNIT),
+            "boost: {boost}"
+        );
+        first.wait().unwrap();
+        wait_all(&others).unwrap();
+    }
+}
+
+#[test]
+fn there_is_room_for_so_much_and_the_old_give_way() {
+    sim::run(sim::Config::new(1), || {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(SIZE));
+        let queue = Queue::new(device, QueueOptions::default());
+        queue.limit_read_ahead(4 * UNIT);
+        assert!(ahead(&queue, 0, 2));
+        assert!(ahead(&queue, 2, 2));
+        assert!(!ahead(&queue, 4, 1));
+        read(&queue, 2, 2);
+        assert!(ahead(&queue, 4, 1), "what was asked for leaves room");
+        assert!(ahead(&queue, 1, 2), "in place of what it overlaps");
+        steadfs_rt::sleep(Duration::from_secs(10));
+        assert!(ahead(&queue, 8, 4), "in place of what nobody asked for");
+        queue.limit_read_ahead(0);
+        queue.end_read_ahead();
+        assert!(!ahead(&queue, 8, 1));
+    });
+}
+
+#[test]
+fn nothing_is_under_way_at_the_end() {
+    let device = Puppet::new();
+    let queue = queue(&device, 8);
+    (0..5).for_each(|n| assert!(ahead(&queue, 3 * n, 1)));
+    assert_eq!(device.pending(), 5);
+    queue.end_read_ahead();
+    assert_eq!(device.pending(), 0);
+}

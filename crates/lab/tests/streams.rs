@@ -1,0 +1,194 @@
+//! Files that are read as streams, so that the device reads ahead of them, while they are changed, and while what
+//! they gave up is used by others: nobody sees old content.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_base::InodeNo;
+use steadfs_lab::crash::{Subject, ext4, f2fs};
+use steadfs_lab::device::{Model, SimDevice};
+use steadfs_rt::{Random, sim, sleep};
+use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError, Result, SetAttr};
+
+/// Bytes in each read of a stream.
+const PIECE: usize = 128 << 10;
+/// Pieces of a file.
+const PIECES: usize = 8;
+const STEPS: usize = 150;
+
+/// Two files of a volume, and what is in them.
+struct World {
+    fs: Arc<dyn FileSystem>,
+    device: SimDevice,
+    random: Random,
+    files: [(InodeNo, Vec<u8>); 2],
+    /// Requests that read, more than were asked for.
+    ahead: u64,
+}
+
+impl World {
+    fn open(subject: &Subject, seed: u64) -> Self {
+        let model = Model {
+            log: false,
+            seed,
+            ..Model::solid_state()
+        };
+        let device = SimDevice::new(&subject.image, model);
+        let fs = (subject.open)(Arc::new(device.clone())).unwrap();
+        let make = |name: &[u8]| {
+            let attr = fs.mknod(&Cx::default(), fs.root(), name, 0o100_644, 0);
+            (attr.unwrap().ino, Vec::new())
+        };
+        Self {
+            files: [make(b"one"), make(b"other")],
+            fs,
+            device,
+            random: Random::new(seed),
+            ahead: 0,
+        }
+    }
+
+    /// Anything inside the largest size: first byte and length.
+    fn range(&mut self) -> (usize, usize) {
+        let from = self.random.below(PIECES * PIECE);
+        let most = if self.random.chance(300) {
+            600_000
+        } else {
+            9000
+        };
+        let len = 1 + self.random.below(most);
+        (from, len.min(PIECES * PIECE - from))
+    }
+
+    fn write(&mut self, which: usize) -> Result<()> {
+        let (from, len) = self.range();
+        let seed = self.random.next_u64();
+        let data: Vec<u8> = (0..len).map(|i| (seed >> (i % 57)) as u8 | 1).collect();
+        let (ino, content) = &mut self.files[which];
+        let written = self
+            .fs
+            .write(&Cx::default(), *ino, from as u64, &data, false)?;
+        content.resize(content.len().max(from + written), 0);
+        content[from..from + written].copy_from_slice(&data[..written]);
+        Ok(())
+    }
+
+    fn cut(&mut self, which: usize) -> Result<()> {
+        let (to, _) = self.range();
+        let (ino, content) = &mut self.files[which];
+        let set = SetAttr {
+            size: Some(to as u64),
+            ..SetAttr::default()
+        };
+        self.fs.setattr(&Cx::default(), *ino, &set)?;
+        content.resize(to, 0);
+        Ok(())
+    }
+
+    fn zero(&mut self, which: usize, mode: FallocMode) -> Result<()> {
+        let (from, len) = self.range();
+        let (ino, content) = &mut self.files[which];
+        self.fs
+            .fallocate(&Cx::default(), *ino, mode, from as u64, len as u64)?;
+        let end = content.len().min(from + len);
+        content[from.min(end)..end].fill(0);
+        Ok(())
+    }
+
+    /// Reads on from a piece, and looks at what comes.
+    fn stream(&mut self, which: usize) {
+        let (ino, content) = &self.files[which];
+        let before = self.device.counts().reads;
+        let (first, count) = (self.random.below(PIECES), 2 + self.random.below(8));
+        // In order, or by two tasks of which the second is quicker now and then.
+        let mut pieces: Vec<usize> = (first..first + count).collect();
+        if self.random.chance(300) {
+            pieces.chunks_mut(2).for_each(|pair| pair.reverse());
+        }
+        for piece in pieces {
+            let from = piece * PIECE;
+            let read = self.fs.read(&Cx::default(), *ino, from as u64, PIECE);
+            let expected = content.get(from..).unwrap_or_default();
+            let expected = &expected[..expected.len().min(PIECE)];
+            let read = read.unwrap().to_vec();
+            assert_eq!(read.len(), expected.len(), "piece {piece} of file {which}");
+            let differs = read.iter().zip(expected).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "byte of piece {piece} of file {which}");
+            if self.random.chance(200) {
+                sleep(Duration::from_micros(self.random.below(3000) as u64));
+            }
+        }
+        let asked = count as u64;
+        self.ahead += (self.device.counts().reads - before).saturating_sub(asked);
+    }
+
+    fn step(&mut self) -> Result<()> {
+        let which = self.random.below(2);
+        match self.random.below(14) {
+            0..=4 => {
+                self.stream(which);
+                Ok(())
+            }
+            5..=7 => self.write(which),
+            8 => self.cut(which),
+            9 => self.zero(which, FallocMode::PunchHole),
+            10 => self.zero(which, FallocMode::ZeroRange { keep_size: true }),
+            11 => {
+                // Written back and let go of: read from the device from now on.
+                sleep(Duration::from_secs(40));
+                Ok(())
+            }
+            12 => self.fs.sync_all(&Cx::default()),
+            _ => self.fs.fsync(&Cx::default(), self.files[which].0, false),
+        }
+    }
+}
+
+/// How much was read that nobody had asked for yet, in one history.
+fn history(subject: Subject, seed: u64) -> u64 {
+    let run = move || {
+        let mut world = World::open(&subject, seed);
+        for _ in 0..STEPS {
+            match world.step() {
+                Ok(()) | Err(FsError::NotSupported(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        for which in 0..2 {
+            world.stream(which);
+            world.fs.forget(world.files[which].0, 1);
+        }
+        world.fs.unmount().unwrap();
+        let findings = subject.check.as_ref().unwrap()(&world.device.content());
+        assert!(findings.is_empty(), "{findings}");
+        let ahead = world.ahead;
+        drop(world);
+        sleep(Duration::from_millis(1));
+        ahead
+    };
+    sim::run(sim::Config::new(seed), run).value
+}
+
+fn histories(subjects: Vec<Subject>) {
+    let asked = std::env::var("STREAM_SEEDS").ok();
+    let seeds = asked.and_then(|n| n.parse().ok()).unwrap_or(6);
+    for subject in subjects.into_iter().filter(|subject| !subject.small) {
+        let name = subject.name.clone();
+        let ahead: u64 = (0..seeds).map(|seed| history(subject.clone(), seed)).sum();
+        assert!(ahead > 0, "{name}: something was read ahead");
+    }
+}
+
+#[test]
+fn streams_of_ext_volumes_see_what_is_there() {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("streams");
+    histories(ext4::subjects(&scratch).unwrap());
+}
+
+#[test]
+fn streams_of_f2fs_volumes_see_what_is_there() {
+    histories(f2fs::subjects().unwrap());
+}
