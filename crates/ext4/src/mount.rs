@@ -81,7 +81,7 @@ impl Ext4 {
         choose_mode(&sb, &mut options, queue.geometry().read_only, &mut report)?;
         let needs_recovery = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
         let has_journal = !matches!(sb.journal(), JournalPlace::None);
-        options.async_checkpoint = options.async_checkpoint.on(has_journal)?;
+        options = options.on(has_journal)?;
         let mut overlay = None;
         if needs_recovery && has_journal && !options.no_replay {
             if queue.geometry().read_only {

@@ -110,20 +110,6 @@ pub enum AsyncCheckpoint {
 }
 
 impl AsyncCheckpoint {
-    /// What it comes to on a volume with a journal, or without.
-    ///
-    /// # Errors
-    /// [`FsError::BadOption`] if it asks for something that a volume without a journal has not.
-    pub fn on(self, journaled: bool) -> Result<Self> {
-        match (self, journaled) {
-            (Self::Default, true) => Ok(Self::Below(DEFAULT_ASYNC_PERCENT)),
-            (Self::Below(_), false) => Err(FsError::BadOption(
-                "option async_checkpoint: needs a journal, which the volume has not".to_owned(),
-            )),
-            _ => Ok(self),
-        }
-    }
-
     /// The threshold on a volume with a journal, in percent.
     pub fn percent(self) -> Option<u8> {
         match self {
@@ -412,6 +398,26 @@ impl MountOptions {
     /// [`FsError::BadOption`] for a value that makes no sense or an option that is not offered.
     pub fn set(&mut self, name: &str, value: Option<&str>) -> Result<bool> {
         apply(TABLE, self, name, value)
+    }
+
+    /// What they come to on a volume with a journal, or without.
+    ///
+    /// # Errors
+    /// [`FsError::BadOption`] if they ask for something that a volume without a journal has not.
+    pub fn on(mut self, journaled: bool) -> Result<Self> {
+        let without = match self.async_checkpoint {
+            AsyncCheckpoint::Below(_) => Some("async_checkpoint"),
+            _ if self.abort_on_data_error => Some("data_err=abort"),
+            _ => None,
+        };
+        if let (false, Some(option)) = (journaled, without) {
+            let why = "needs a journal, which the volume has not";
+            return Err(FsError::BadOption(format!("option {option}: {why}")));
+        }
+        if journaled && self.async_checkpoint == AsyncCheckpoint::Default {
+            self.async_checkpoint = AsyncCheckpoint::Below(DEFAULT_ASYNC_PERCENT);
+        }
+        Ok(self)
     }
 
     /// Contradictions between options, once all are set.

@@ -37,8 +37,7 @@ impl Ext4 {
         }
         let asked = self.options.read().read_only;
         let old = self.effective_options();
-        let mut new = old.remounted(list)?;
-        new.async_checkpoint = new.async_checkpoint.on(self.txns.is_journaled())?;
+        let new = old.remounted(list)?.on(self.txns.is_journaled())?;
         if !old.read_only {
             self.sync_volume(cx)?;
         }

@@ -14,6 +14,7 @@ use crate::{CacheSizes, Ext4, MountOptions};
 
 mod batches;
 mod early;
+mod errors;
 mod full;
 mod numbers;
 mod promises;
