@@ -61,9 +61,8 @@ pub(super) fn check_loop_devices(image: &Stat, read_only: bool) -> Result<(), St
         }
         let name = format!("/dev/{}", device.file_name().to_string_lossy());
         let number = fs::read_to_string(device.path().join("dev")).unwrap_or_default();
-        let mounted = mounted_at(number.trim_end());
-        match mounted {
-            Some(place) => return Err(format!("{name}, which is mounted at {place}")),
+        match mounted(number.trim_end()) {
+            Some((place, _)) => return Err(format!("{name}, which is mounted at {place}")),
             None if !read_only => return Err(format!("the loop device {name}")),
             None => {}
         }
@@ -92,8 +91,12 @@ pub(super) fn check_backing_image(device: &Stat, read_only: bool) -> Result<(), 
 /// Who claims the block device that refused O_EXCL.
 pub(super) fn claimant(device: &Stat) -> String {
     let number = format!("{}:{}", major(device.st_rdev), minor(device.st_rdev));
-    if let Some(place) = mounted_at(&number) {
-        return format!("the kernel, which has it mounted at {place}");
+    match mounted(&number) {
+        Some((place, kind)) if kind.starts_with("fuse") => {
+            return format!("the program that serves {place} ({kind})");
+        }
+        Some((place, _)) => return format!("the kernel, which has it mounted at {place}"),
+        None => {}
     }
     let sysfs = format!("/sys/dev/block/{number}");
     let first_holder = fs::read_dir(Path::new(&sysfs).join("holders"))
@@ -113,14 +116,21 @@ pub(super) fn claimant(device: &Stat) -> String {
     })
 }
 
-/// Where a device (`major:minor`) is mounted first.
-fn mounted_at(number: &str) -> Option<String> {
+/// Where a device (`major:minor`) is mounted first, and the mount's type.
+fn mounted(number: &str) -> Option<(String, String)> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    mount_of(number, &mounts)
+}
+
+/// The same, by the lines of proc_pid_mountinfo(5).
+fn mount_of(number: &str, mounts: &str) -> Option<(String, String)> {
     mounts.lines().find_map(|line| {
-        let mut words = line.split(' ');
+        let (mount, source) = line.split_once(" - ")?;
+        let mut words = mount.split(' ');
         let dev = words.nth(2)?;
         let place = words.nth(1)?;
-        (dev == number).then(|| place.to_owned())
+        let kind = source.split(' ').next()?;
+        (dev == number).then(|| (place.to_owned(), kind.to_owned()))
     })
 }
 
@@ -172,4 +182,22 @@ fn has_open(process: &Path, file: &Stat, own: bool) -> bool {
         .filter(same)
         .count();
     found > usize::from(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_of_devices_are_found() {
+        let mounts = "25 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
+            90 25 7:0 / /mnt/a\\040b rw,relatime - fuseblk.steadfs /dev/loop0 rw,user_id=0\n\
+            91 25 7:1 / /c rw shared:3 master:2 - ext2 /dev/loop1 rw";
+        let of = |number| mount_of(number, mounts);
+        let mount = |place: &str, kind: &str| Some((place.to_owned(), kind.to_owned()));
+        assert_eq!(of("254:0"), mount("/", "ext4"));
+        assert_eq!(of("7:0"), mount("/mnt/a\\040b", "fuseblk.steadfs"));
+        assert_eq!(of("7:1"), mount("/c", "ext2"));
+        assert_eq!(of("7:2"), None);
+    }
 }
