@@ -60,7 +60,7 @@ const RECIPES: [Recipe; 9] = [
         extents: false,
         wide_times: true,
         options: &["-t", "ext3", "-N", "256"],
-        mount: "async_checkpoint=99",
+        mount: "async_checkpoint=99,discard",
         queue: |_| {},
     },
     Recipe {
@@ -77,7 +77,7 @@ const RECIPES: [Recipe; 9] = [
             "-O",
             "^metadata_csum,^64bit,^orphan_file",
         ],
-        mount: "async_checkpoint",
+        mount: "async_checkpoint,discard",
         queue: |queue| queue.policy = Policy::Fair,
     },
     // Larger than the pages of most kernels. Below 2048 blocks mke2fs makes no journal.
@@ -88,7 +88,7 @@ const RECIPES: [Recipe; 9] = [
         extents: true,
         wide_times: true,
         options: &["-t", "ext4", "-N", "256"],
-        mount: "async_checkpoint=75",
+        mount: "async_checkpoint=75,commit=1",
         queue: |_| {},
     },
     Recipe {
@@ -119,7 +119,7 @@ const RECIPES: [Recipe; 9] = [
         extents: true,
         wide_times: true,
         options: &["-t", "ext4", "-N", "64"],
-        mount: "async_checkpoint=90",
+        mount: "async_checkpoint=90,discard",
         queue: |_| {},
     },
     Recipe {

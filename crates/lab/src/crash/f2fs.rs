@@ -51,7 +51,7 @@ const RECIPES: [Recipe; 13] = [
     Recipe {
         name: "f2fs-extra",
         features: "extra_attr,inode_checksum,sb_checksum,inode_crtime,flexible_inline_xattr,lost_found",
-        options: "fsync_mode=strict,gc_merge",
+        options: "fsync_mode=strict,gc_merge,data_flush",
         queue: |queue| queue.policy = Policy::Fair,
         ..PLAIN
     },
@@ -67,7 +67,7 @@ const RECIPES: [Recipe; 13] = [
     Recipe {
         name: "f2fs-blocks",
         features: "extra_attr,compression",
-        options: "noinline_data,noinline_dentry,active_logs=4",
+        options: "noinline_data,noinline_dentry,active_logs=4,discard_unit=segment",
         ..PLAIN
     },
     // Every fsync is a checkpoint.
@@ -104,6 +104,7 @@ const RECIPES: [Recipe; 13] = [
     Recipe {
         name: "f2fs-worn-urgent",
         features: "extra_attr,inode_checksum",
+        options: "atgc",
         controls: URGENT,
         worn: true,
         ..PLAIN
