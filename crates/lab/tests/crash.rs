@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use steadfs_block::Op;
 use steadfs_lab::crash::{
-    Complaint, Effort, Options, Report, Room, Subject, Trial, Trouble, explore, ext4, record,
-    record_with, sweep, trial::try_trouble,
+    Complaint, Effort, Options, Report, Subject, Trial, Trouble, explore, ext4, record,
+    record_with, sweep,
 };
 use steadfs_lab::device::{Fault, Image, Which};
 use steadfs_workload::Program;
@@ -188,27 +188,8 @@ fn what_once_failed_without_room_does_not_fail_again() {
     let out = cases("without-room");
     let mut subjects = ext4::subjects(&out).expect("mke2fs makes every kind of volume");
     subjects.retain(|subject| subject.small);
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions/without-room");
-    let mut seen = 0;
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
-        let program: Program = std::fs::read_to_string(&path).unwrap().parse().unwrap();
-        for subject in subjects.iter().filter(|subject| subject.format.extents) {
-            for blocks in 0..4 {
-                seen += 1;
-                let room = Trouble::Space(Room {
-                    blocks: Some(blocks),
-                    inodes: None,
-                });
-                let effort = Effort::default();
-                if let Err(failure) = try_trouble(subject, &program, blocks, &room, effort, &out) {
-                    let text = format!("{}\n{}", failure.complaint, failure.detail);
-                    let (path, name) = (path.display(), &subject.name);
-                    panic!("{path} on {name} with {blocks} blocks: {text}");
-                }
-            }
-        }
-    }
+    subjects.retain(|subject| subject.format.extents);
+    let seen = common::regressions_without_room(&subjects, &out);
     assert!(seen >= 8, "{seen} runs");
 }
 

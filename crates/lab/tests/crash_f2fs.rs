@@ -207,6 +207,17 @@ fn what_once_failed_does_not_fail_again() {
     assert!(seen >= 9, "{seen} programs");
 }
 
+/// What once failed on a full volume: with every amount of room from none on.
+#[test]
+fn what_once_failed_without_room_does_not_fail_again() {
+    let out = cases("without-room");
+    std::fs::create_dir_all(&out).unwrap();
+    let mut subjects = f2fs::subjects().unwrap();
+    subjects.retain(|subject| subject.small);
+    let seen = common::regressions_without_room(&subjects, &out);
+    assert!(seen >= 16, "{seen} runs");
+}
+
 /// What once failed where the device did: with an error at each request, and at all from there on.
 #[test]
 fn what_once_failed_with_the_device_does_not_fail_again() {

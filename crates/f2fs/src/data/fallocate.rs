@@ -233,6 +233,8 @@ impl F2fs {
 
     /// Makes a range read as zeros, with its space taken.
     fn zero(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
+        // Space first: where there is none the file stays as it was.
+        self.allocate(cx, inode, range.clone())?;
         let mut whole = self.zero_edges(cx, inode, &range)?;
         if range.end >= inode.size() {
             whole = range.start.div_ceil(BLOCK)..whole.end.max(range.end.div_ceil(BLOCK));
@@ -242,6 +244,6 @@ impl F2fs {
             self.drop_pages(inode, whole.clone());
             self.replace(inode, whole, BlockAddr::NEW, cx.tag)?;
         }
-        self.allocate(cx, inode, range)
+        Ok(())
     }
 }

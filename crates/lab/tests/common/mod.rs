@@ -14,7 +14,8 @@ use std::time::Duration;
 use steadfs_block::Device;
 use steadfs_ext4::disk::Superblock;
 use steadfs_ext4::disk::superblock::{STATE_CLEAN, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
-use steadfs_lab::crash::{Effort, Subject, Trial, try_program};
+use steadfs_lab::crash::trial::try_trouble;
+use steadfs_lab::crash::{Effort, Room, Subject, Trial, Trouble, try_program};
 use steadfs_lab::device::{Image, Model, SimDevice};
 use steadfs_rt::{sim, sleep};
 use steadfs_workload::{Observed, Program, TreePath, observe};
@@ -113,4 +114,31 @@ pub fn regressions_with_faults<'a>(
         }
     }
     troubled
+}
+
+/// Runs what once failed on a full volume on each of these subjects, with every amount of room from none on; how many
+/// runs there were.
+pub fn regressions_without_room(subjects: &[Subject], out: &Path) -> u64 {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions/without-room");
+    let mut seen = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let program: Program = std::fs::read_to_string(&path).unwrap().parse().unwrap();
+        for subject in subjects {
+            for blocks in 0..4 {
+                seen += 1;
+                let room = Trouble::Space(Room {
+                    blocks: Some(blocks),
+                    inodes: None,
+                });
+                let effort = Effort::default();
+                if let Err(failure) = try_trouble(subject, &program, blocks, &room, effort, out) {
+                    let text = format!("{}\n{}", failure.complaint, failure.detail);
+                    let (path, name) = (path.display(), &subject.name);
+                    panic!("{path} on {name} with {blocks} blocks: {text}");
+                }
+            }
+        }
+    }
+    seen
 }
