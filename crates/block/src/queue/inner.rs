@@ -65,6 +65,17 @@ struct Ready {
     own: Vec<(Bio, Done)>,
     /// For the device to run.
     others: Vec<(Bio, Done)>,
+    /// For nobody to run.
+    refused: Vec<(Bio, Done, IoError)>,
+}
+
+impl Ready {
+    /// Ends what is refused, without the queue's lock.
+    fn refuse(&mut self) {
+        for (bio, done, error) in self.refused.drain(..) {
+            done(bio, Err(error));
+        }
+    }
 }
 
 impl Inner {
@@ -298,8 +309,9 @@ impl Inner {
             Some(HoldKey::Task(_)) => state.release_held(io.request(), Some(runner), now),
             None => {}
         }
-        let ready = self.collect(&mut state, Some(runner), now);
+        let mut ready = self.collect(&mut state, Some(runner), now);
         drop(state);
+        ready.refuse();
         for (bio, done) in ready.others {
             self.device.start(bio, done);
         }
@@ -319,13 +331,14 @@ impl Inner {
             return;
         }
         loop {
-            let ready = self.collect(&mut state, None, now);
-            if ready.others.is_empty() {
+            let mut ready = self.collect(&mut state, None, now);
+            if ready.others.is_empty() && ready.refused.is_empty() {
                 state.pumping = false;
                 return;
             }
             state.pumping = true;
             drop(state);
+            ready.refuse();
             for (bio, done) in ready.others {
                 self.device.start(bio, done);
             }
@@ -340,7 +353,9 @@ impl Inner {
         while let Some(dispatch) = state.dispatch(now) {
             let own = runner.is_some() && dispatch.runner == runner;
             let job = self.job(dispatch.id, dispatch.bio);
-            if own {
+            if let Some(error) = dispatch.refused {
+                ready.refused.push((job.0, job.1, error));
+            } else if own {
                 ready.own.push(job);
             } else if let Err(job) = offer(job, &dispatch.waiters) {
                 ready.others.push(job);

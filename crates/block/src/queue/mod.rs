@@ -28,7 +28,9 @@
 //!   ended.
 //!
 //! # Flushes
-//! One FLUSH runs at a time. Those that arrive meanwhile share the next one, which starts after
+//! One FLUSH runs at a time, and none beside a write that makes the device flush before it: if a FLUSH loses
+//! what was written, no such write (a commit block, the end of a checkpoint) may become durable as if it had
+//! not, neither meanwhile nor later. Those that arrive meanwhile share the next one, which starts after
 //! they arrived: it covers every write that had completed when they were submitted. They are numbered,
 //! so that whoever remembers which one his data needs can see that somebody else's was that one or a
 //! later one, and do without ([`Queue::next_flush`], [`Queue::has_flushed`]).
@@ -36,6 +38,8 @@
 mod ahead;
 mod handle;
 mod inner;
+#[cfg(debug_assertions)]
+mod overlap;
 mod policy;
 mod recorder;
 mod request;

@@ -1,6 +1,8 @@
 //! The queue's bookkeeping. All of it is under the queue's lock, and nothing in here waits.
 
-use std::collections::BTreeMap;
+mod dispatch;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use steadfs_base::{GroupId, IoTag, Urgency};
@@ -15,7 +17,7 @@ use super::request::{
     Completion, HoldKey, Part, Phase, ReqId, Request, Runner, direction, is_mergeable,
 };
 use super::stats::Depths;
-use crate::{Bio, IoError, Op};
+use crate::{Bio, Op};
 
 pub(super) struct State {
     pub sched: Box<dyn Scheduler>,
@@ -33,6 +35,10 @@ pub(super) struct State {
     tails: BTreeMap<(Tail, u64), ReqId>,
     pub in_flight: usize,
     running_flush: Option<ReqId>,
+    /// The one that makes the device flush, alone or before a write. There is one at a time.
+    flushing: Option<ReqId>,
+    /// Those the policy has let go that wait for its end.
+    parked: VecDeque<ReqId>,
     /// The FLUSH that has not started; it takes those that arrive.
     next_flush: Option<ReqId>,
     /// FLUSHes given to the device, those before writes included.
@@ -46,7 +52,7 @@ pub(super) struct State {
     pub runners: u64,
     pub recorder: Recorder,
     #[cfg(debug_assertions)]
-    changing: overlap::Ranges,
+    changing: super::overlap::Ranges,
 }
 
 struct Slot {
@@ -101,6 +107,8 @@ impl State {
             tails: BTreeMap::new(),
             in_flight: 0,
             running_flush: None,
+            flushing: None,
+            parked: VecDeque::new(),
             next_flush: None,
             flushes: 0,
             flushed: 0,
@@ -517,165 +525,5 @@ impl State {
         let others = request.parts().filter(|part| !own(part));
         let along = others.map(|part| part.len).sum();
         ((request.tag.group, all), along)
-    }
-
-    /// The next request for the device: its bio, who runs it, and, for a FLUSH, who waits.
-    pub(super) fn dispatch(&mut self, now: Instant) -> Option<Dispatch> {
-        if self.in_flight >= self.depth {
-            return None;
-        }
-        let io = self.sched.next(nanos(now))?;
-        let id = self.id_of(io);
-        self.in_flight += 1;
-        let request = self.living(id);
-        request.phase = Phase::Dispatched;
-        request.dispatched = now;
-        let empty = Bio::new(request.bio.op, 0, 0, Vec::new());
-        let bio = std::mem::replace(&mut request.bio, empty);
-        let runner = request.runner;
-        if bio.op == Op::Flush || bio.preflush {
-            self.flushes += 1;
-            self.living(id).flush = Some(self.flushes);
-        }
-        let mut waiters = Vec::new();
-        if bio.op == Op::Flush {
-            debug_assert!(self.running_flush.is_none(), "one FLUSH runs at a time");
-            debug_assert_eq!(self.next_flush, Some(id));
-            if runner.is_none() {
-                waiters = self.living(id).parts().filter_map(handle).collect();
-            }
-            self.running_flush = Some(id);
-            self.next_flush = None;
-        }
-        if let Some(tail) = tail_of(&bio)
-            && self.tails.get(&tail) == Some(&id)
-        {
-            self.tails.remove(&tail);
-        }
-        Some(Dispatch {
-            id,
-            bio,
-            runner,
-            waiters,
-        })
-    }
-
-    /// Takes the books of a request that the device has ended; what its callers are told comes back too.
-    pub(super) fn complete(
-        &mut self,
-        id: ReqId,
-        bio: &Bio,
-        result: Result<(), IoError>,
-        now: Instant,
-    ) -> (Request, Result<(), IoError>) {
-        let slot = &mut self.slots[id.slot as usize];
-        assert_eq!(slot.generation, id.generation, "a request ends once");
-        let request = slot.request.take().expect("a request ends once");
-        slot.generation = slot.generation.wrapping_add(1);
-        self.free.push(id.slot);
-        self.in_flight -= 1;
-        let result = match request.flush {
-            Some(number) => self.flushed(number, bio, result),
-            None => result,
-        };
-        if request.epoch == self.epoch {
-            self.sched.complete(id.io_id(), nanos(now));
-        }
-        #[cfg(debug_assertions)]
-        for part in request.parts() {
-            self.changing.end(bio.op, part.offset, part.len);
-        }
-        self.recorder.ended(&request, bio.op, result.is_err(), now);
-        if self.running_flush == Some(id) {
-            self.running_flush = None;
-            if let Some(next) = self.next_flush
-                && self.living(next).phase == Phase::Blocked
-            {
-                // Whoever waits for it sleeps by now.
-                self.release(next, None, now);
-            }
-        }
-        (request, result)
-    }
-
-    /// The end of a FLUSH. After one that failed, nobody knows which writes the device still has: of those
-    /// that were answered before it, no later one makes anything durable.
-    fn flushed(
-        &mut self,
-        number: u64,
-        bio: &Bio,
-        result: Result<(), IoError>,
-    ) -> Result<(), IoError> {
-        match (&self.flush_error, result) {
-            (None, Ok(())) => {
-                self.flushed = self.flushed.max(number);
-                Ok(())
-            }
-            (Some(cause), Ok(())) => Err(IoError::of(
-                bio,
-                format!("an earlier flush failed: {cause}"),
-            )),
-            (_, Err(error)) => {
-                self.flush_error.get_or_insert_with(|| error.cause.clone());
-                Err(error)
-            }
-        }
-    }
-}
-
-/// A request on its way to the device.
-pub(super) struct Dispatch {
-    pub id: ReqId,
-    pub bio: Bio,
-    pub runner: Option<Runner>,
-    /// For a FLUSH without runner: those that may sleep until its end.
-    pub waiters: Vec<Arc<Io>>,
-}
-
-fn handle(part: &Part) -> Option<Arc<Io>> {
-    match &part.to {
-        Completion::Handle(io) => Some(Arc::clone(io)),
-        Completion::Call(_) => None,
-    }
-}
-
-/// Catches two changes of one byte at a time: their order would be the device's whim.
-#[cfg(debug_assertions)]
-mod overlap {
-    use std::collections::BTreeMap;
-
-    use crate::{Bio, Op};
-
-    /// The ranges being changed: end by start.
-    #[derive(Default)]
-    pub(super) struct Ranges(BTreeMap<u64, u64>);
-
-    fn changes(op: Op, len: u64) -> bool {
-        len > 0 && matches!(op, Op::Write | Op::Discard | Op::WriteZeroes)
-    }
-
-    impl Ranges {
-        pub(super) fn begin(&mut self, bio: &Bio) {
-            if !changes(bio.op, bio.len) {
-                return;
-            }
-            let before = self.0.range(..bio.end()).next_back();
-            if let Some((start, end)) = before {
-                assert!(
-                    *end <= bio.offset,
-                    "{:?} of bytes {}..{} overlaps one of {start}..{end} that has not ended",
-                    bio.op,
-                    bio.offset,
-                    bio.end(),
-                );
-            }
-            self.0.insert(bio.offset, bio.end());
-        }
-
-        pub(super) fn end(&mut self, op: Op, offset: u64, len: u64) {
-            if changes(op, len) {
-                self.0.remove(&offset);
-            }
-        }
     }
 }

@@ -13,6 +13,7 @@ use crate::{Done, MemDevice, Op};
 
 mod ahead;
 mod crowd;
+mod flushes;
 mod inherited;
 mod random;
 mod shares;

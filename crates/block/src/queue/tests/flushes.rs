@@ -1,0 +1,79 @@
+//! One flush at a time, and none after one that failed.
+
+use super::*;
+
+fn fail(device: &Puppet) {
+    let (bio, done) = device.state.lock().pending.pop().unwrap();
+    let error = IoError::of(&bio, "gone");
+    done(bio, Err(error));
+}
+
+#[test]
+fn a_flush_and_a_write_that_flushes_first_take_turns() {
+    for tag in [WAITED, BACKGROUND] {
+        let device = Puppet::new();
+        let queue = queue(&device, 8);
+        let flush = queue.flush(BACKGROUND);
+        let commit = queue.submit(block(3, 1).preflush_and_fua(), tag);
+        let plain = queue.submit(block(5, 1), BACKGROUND);
+        // A look at it starts what is held.
+        assert!(!commit.is_done());
+        assert_eq!(device.pending(), 2, "the write waits for the flush");
+        let other = queue.submit(block(7, 1).preflush_and_fua(), BACKGROUND);
+        device.end(0);
+        assert!(flush.is_done());
+        assert_eq!(
+            device.pending(),
+            2,
+            "one of the two writes, and the plain one"
+        );
+        // Who comes now has a FLUSH that starts behind them.
+        let later = queue.flush(tag);
+        assert!(!later.is_done());
+        later.wait().unwrap();
+        assert!(commit.is_done() && other.is_done());
+        plain.wait().unwrap();
+        let writes = [3, 7].map(|n| (Op::Write, n * UNIT, UNIT));
+        let order: Vec<_> = device
+            .log()
+            .into_iter()
+            .filter(|entry| entry.0 == Op::Flush || writes.contains(entry))
+            .collect();
+        let flush = (Op::Flush, 0, 0);
+        assert_eq!(order, [flush, writes[0], writes[1], flush]);
+    }
+}
+
+#[test]
+fn nothing_becomes_durable_behind_a_flush_that_failed() {
+    for tag in [WAITED, BACKGROUND] {
+        let device = Puppet::new();
+        let queue = queue(&device, 8);
+        let flush = queue.flush(BACKGROUND);
+        let meanwhile = queue.submit(block(3, 1).preflush_and_fua(), tag);
+        assert!(!meanwhile.is_done());
+        fail(&device);
+        assert!(flush.wait().is_err());
+        assert!(meanwhile.wait().unwrap_err().cause.contains("gone"));
+        let later = queue.submit(block(3, 1).preflush_and_fua(), tag);
+        assert!(later.wait().unwrap_err().cause.contains("gone"));
+        assert_eq!(
+            device.log(),
+            [(Op::Flush, 0, 0)],
+            "the device has none of them"
+        );
+        let stats = queue.stats();
+        assert_eq!((stats.held, stats.queued, stats.in_flight), (0, 0, 0));
+    }
+}
+
+#[test]
+fn a_flush_does_not_hide_that_the_one_before_a_write_failed() {
+    let device = Puppet::new();
+    let queue = queue(&device, 8);
+    let commit = queue.submit(block(3, 1).preflush_and_fua(), BACKGROUND);
+    let flush = queue.flush(BACKGROUND);
+    assert_eq!(device.pending(), 1);
+    fail(&device);
+    assert!(commit.wait().is_err() && flush.wait().is_err());
+}
