@@ -39,6 +39,23 @@ impl Checker<'_> {
         if recovery && self.sb.journal() == JournalPlace::None {
             self.issue(Issue::RecoveryWithoutJournal);
         }
+        self.check_lone_features();
+    }
+
+    fn check_lone_features(&mut self) {
+        let features = self.sb.features();
+        let has_sums = features.ro_compat.contains(RoCompat::METADATA_CSUM);
+        let has_orphan_file = features.compat.contains(Compat::ORPHAN_FILE);
+        let seeded = features.incompat.contains(Incompat::CSUM_SEED);
+        let orphans = features.ro_compat.contains(RoCompat::ORPHAN_PRESENT);
+        for (feature, there, needs, fine) in [
+            ("metadata_csum_seed", seeded, "metadata_csum", has_sums),
+            ("orphan_present", orphans, "orphan_file", has_orphan_file),
+        ] {
+            if there && !fine {
+                self.issue(Issue::FeatureAlone { feature, needs });
+            }
+        }
     }
 
     /// Fields that nobody reads on such a volume, but that have one right value.

@@ -489,6 +489,14 @@ pub enum Issue {
     /// The journal has something to replay, but `needs_recovery` is not set.
     #[error("the journal is not empty, but needs_recovery is not set")]
     JournalNotEmpty,
+    /// A feature is set that has no meaning without another one, which is not.
+    #[error("the feature {feature} is set without {needs}")]
+    FeatureAlone {
+        /// The feature.
+        feature: &'static str,
+        /// The one it needs.
+        needs: &'static str,
+    },
     /// `needs_recovery` is set, but there is no journal.
     #[error("needs_recovery is set, but there is no journal")]
     RecoveryWithoutJournal,

@@ -114,6 +114,10 @@ impl Checker<'_> {
         }
         match self.sb.journal() {
             JournalPlace::None => {}
+            JournalPlace::External(uuid) if uuid == [0; 16] => {
+                let why = "it is nowhere";
+                self.issue(Issue::Journal { why });
+            }
             JournalPlace::External(_) => self.skip("the journal on another device"),
             JournalPlace::Inode(ino) => {
                 if self.sb.raw().journal_uuid != [0; 16] {

@@ -360,8 +360,7 @@ impl Superblock {
         self.raw.feature_compat.set(old.union(Compat::EXT_ATTR).0);
     }
 
-    /// Makes a volume of revision 0, which has no features, one of revision 1 with none, as Linux does before it sets
-    /// one.
+    /// Makes a volume of revision 0, which should have no features, one of revision 1, as Linux does before it sets one.
     fn get_features(&mut self) {
         if self.raw.rev_level.get() > 0 {
             return;
@@ -369,9 +368,6 @@ impl Superblock {
         self.raw.rev_level.set(1);
         self.raw.first_ino.set(geometry::GOOD_OLD_FIRST_INO);
         self.raw.inode_size.set(geometry::GOOD_OLD_INODE_SIZE);
-        self.raw.feature_compat.set(0);
-        self.raw.feature_incompat.set(0);
-        self.raw.feature_ro_compat.set(0);
     }
 
     fn set_incompat(&mut self, bits: Incompat, on: bool) {
@@ -489,11 +485,9 @@ impl Superblock {
     }
 }
 
+/// The feature words. They count in revision 0, too, which should have none: Linux and e2fsck go by them, because bits
+/// have been set there without a new revision; whoever passed over them would write what he does not understand.
 pub(super) fn features_of(raw: &RawSuperblock) -> Features {
-    // Revision 0 has no feature words: whatever lies there is not one.
-    if raw.rev_level.get() == 0 {
-        return Features::default();
-    }
     Features {
         compat: Compat(raw.feature_compat.get()),
         incompat: Incompat(raw.feature_incompat.get()),

@@ -82,6 +82,21 @@ pub(super) const VOLUME: &[Case] = &[
     case("RecoveryWithoutJournal", Base::Ext2, Agrees, |d| {
         d.debugfs("feature needs_recovery")
     }),
+    case("FeatureAlone", Base::Ext2, Agrees, |d| {
+        d.set_superblock(|raw| {
+            raw.feature_ro_compat
+                .set(raw.feature_ro_compat.get() | 0x10000)
+        });
+    }),
+    case("FeatureAlone", Base::Ext2, May("its exit code is 0"), |d| {
+        d.set_superblock(|raw| {
+            raw.feature_incompat
+                .set(raw.feature_incompat.get() | 0x2000)
+        });
+    }),
+    case("Journal", Base::Ext2, Agrees, |d| {
+        d.set_superblock(|raw| raw.feature_compat.set(raw.feature_compat.get() | 4));
+    }),
     case("Journal", Base::Plain, Agrees, |d| {
         let at = d.mapped(Ino::JOURNAL, 0);
         d.block(at)[0] = 0;
