@@ -177,6 +177,9 @@ impl Ext4 {
                 because.join(", ")
             )));
         }
+        // Those of the journal and the flusher, without which no volume is written.
+        steadfs_rt::check_threads(3)
+            .map_err(|_| FsError::Again("the system refuses another thread"))?;
         self.take_device()?;
         self.apply(new.clone());
         self.read_only.store(false, Ordering::Release);

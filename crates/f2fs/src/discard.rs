@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use steadfs_base::{IoTag, Urgency};
 use steadfs_block::Bio;
-use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, spawn};
+use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, try_spawn};
 use steadfs_vfs::{FsError, Result};
 
 use crate::checkpoint::Reason;
@@ -120,7 +120,10 @@ impl F2fs {
                 return;
             };
             let discards = Arc::clone(&self.discards);
-            state.running = Some(spawn("f2fs_discard", move || run(&fs, &discards)));
+            match try_spawn("f2fs_discard", move || run(&fs, &discards)) {
+                Ok(task) => state.running = Some(task),
+                Err(error) => tracing::warn!(%error, "freed blocks are not discarded"),
+            }
         }
     }
 

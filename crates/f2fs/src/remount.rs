@@ -141,6 +141,9 @@ impl F2fs {
                 because.join(", ")
             ));
         }
+        // Those of the flusher, without which no volume is written.
+        steadfs_rt::check_threads(1)
+            .map_err(|_| FsError::Again("the system refuses another thread"))?;
         let device = self.queue.device();
         device.make_writable().map_err(FsError::BadOption)?;
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));

@@ -57,6 +57,9 @@ pub fn try_spawn<T: Send + 'static>(
     f: impl FnOnce() -> T + Send + 'static,
 ) -> std::io::Result<JoinHandle<T>> {
     let inner = if world::simulated() {
+        if world::with(|world| world.is_full()) {
+            return Err(std::io::ErrorKind::WouldBlock.into());
+        }
         Inner::Sim(SimJoin::spawn(name, f))
     } else {
         let thread = std::thread::Builder::new().name(name.to_owned());
@@ -72,6 +75,10 @@ pub fn try_spawn<T: Send + 'static>(
 /// If it refuses one of them.
 #[expect(clippy::disallowed_types, reason = "rt makes the threads")]
 pub fn check_threads(count: usize) -> std::io::Result<()> {
+    if world::simulated() {
+        // None is left to itself there, so that one tells as much as many.
+        return (0..count.min(1)).try_for_each(|_| try_spawn("try", || ()).map(JoinHandle::join));
+    }
     let (stay, go) = std::sync::mpsc::channel::<()>();
     let go = std::sync::Arc::new(std::sync::Mutex::new(go));
     let mut started = Vec::new();

@@ -466,3 +466,20 @@ fn who_reclaims_the_log_changes_nothing_that_is_seen() {
     assert!(on.len() > 340, "{}", on.len());
     assert!(on == off);
 }
+
+/// Without the tasks of journal and flusher nothing is written: a host that refuses them keeps the volume read-only.
+#[test]
+fn without_further_tasks_a_volume_stays_read_only() {
+    let run = || {
+        let fs = open(Image::make(EXT4, "16M").device(), "");
+        fs.remount(&cx(), "ro").unwrap();
+        steadfs_rt::sim::refuse_tasks(true);
+        let refused = fs.remount(&cx(), "rw");
+        assert!(matches!(refused, Err(FsError::Again(_))), "{refused:?}");
+        assert!(fs.options().starts_with("ro"));
+        steadfs_rt::sim::refuse_tasks(false);
+        fs.remount(&cx(), "rw").unwrap();
+        fs.close().unwrap();
+    };
+    steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), run);
+}

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 use steadfs_rt::{
-    Condvar, Event, HostPrio, Instant, JoinHandle, Mutex, Rank, inherit, now, sleep, spawn,
+    Condvar, Event, HostPrio, Instant, JoinHandle, Mutex, Rank, inherit, now, sleep, try_spawn,
 };
 use steadfs_vfs::{FsError, Result};
 
@@ -110,13 +110,21 @@ impl Daemon {
         }
     }
 
-    /// Starts the task, if there is none.
+    /// Starts the task, if there is none. Where the host refuses it everybody writes his own checkpoints.
     pub fn start(self: &Arc<Self>, fs: Weak<F2fs>) {
-        let before = std::mem::replace(&mut self.state.lock().running, true);
-        if !before {
-            let this = Arc::clone(self);
-            let task = spawn("f2fs_ckpt", move || this.run(&fs));
-            *self.task.lock() = Some(task);
+        // Held until it is known whether there is a task: nobody must wait for one that does not come.
+        let mut state = self.state.lock();
+        if state.running {
+            return;
+        }
+        let this = Arc::clone(self);
+        match try_spawn("f2fs_ckpt", move || this.run(&fs)) {
+            Ok(task) => {
+                state.running = true;
+                drop(state);
+                *self.task.lock() = Some(task);
+            }
+            Err(error) => tracing::warn!(%error, "checkpoints are not merged"),
         }
     }
 

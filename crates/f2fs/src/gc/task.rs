@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use steadfs_base::{IoTag, Urgency};
 use steadfs_rt::inherit::{self, TaskNo};
-use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, now, spawn};
+use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, now, try_spawn};
 
 use super::pace::{Facts, Pace, Round, Sleep, many_invalid};
 use super::tunables::Tunables;
@@ -141,7 +141,10 @@ impl F2fs {
         };
         let task = Arc::clone(&self.gc.task);
         state.stop = false;
-        state.running = Some(spawn("f2fs_gc", move || run(&fs, &task)));
+        match try_spawn("f2fs_gc", move || run(&fs, &task)) {
+            Ok(task) => state.running = Some(task),
+            Err(error) => tracing::warn!(%error, "nothing is cleaned in the background"),
+        }
     }
 
     /// Stops the task, if there is one, and waits for its end. The caller holds no lock.

@@ -253,3 +253,32 @@ fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
     assert_eq!(free(&world), empty);
     world.close();
 }
+
+/// A host that has no more tasks: what can be done without them is, the rest is refused.
+#[test]
+fn without_further_tasks_a_volume_is_served_all_the_same() {
+    let run = || {
+        let off = "background_gc=off,nogc_merge,nodiscard,nocheckpoint_merge";
+        let world = World::make_with("extra_attr", 64, off);
+        let (fs, cx) = (&world.fs, &world.cx);
+        steadfs_rt::sim::refuse_tasks(true);
+        fs.remount(cx, "background_gc=on,gc_merge,discard,checkpoint_merge")
+            .unwrap();
+        assert!(!fs.daemon.is_running());
+        let file = world.file(ROOT, b"file").unwrap().ino;
+        fs.write(cx, file, 0, &[1; 100_000], false).unwrap();
+        fs.request_checkpoint(cx.tag).unwrap();
+        fs.unlink(cx, ROOT, b"file").unwrap();
+        fs.sync_all(cx).unwrap();
+        fs.remount(cx, "ro").unwrap();
+        let refused = fs.remount(cx, "rw");
+        assert!(matches!(refused, Err(FsError::Again(_))), "{refused:?}");
+        assert!(fs.options().starts_with("ro"));
+        steadfs_rt::sim::refuse_tasks(false);
+        fs.remount(cx, "rw").unwrap();
+        assert!(fs.daemon.is_running());
+        world.mkdir(ROOT, b"dir").unwrap();
+        world.close();
+    };
+    steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), run);
+}

@@ -204,6 +204,14 @@ pub fn after(delay: Duration, callback: impl FnOnce() + 'static) {
     at(crate::now() + delay, callback);
 }
 
+/// From now on the host that is simulated refuses further tasks, as one does that has a limit, or gives them again.
+///
+/// # Panics
+/// Outside a simulation.
+pub fn refuse_tasks(refuse: bool) {
+    world::with(|world| world.set_full(refuse));
+}
+
 /// Mixes `word` into the run's trace hash; nothing outside a simulation.
 pub fn trace(word: u64) {
     if active() {

@@ -32,6 +32,8 @@ pub(crate) struct World {
     current: Cell<Option<TaskId>>,
     yielder: Cell<*const TaskYielder>,
     watch: Watch,
+    /// Further tasks are refused.
+    full: Cell<bool>,
     id: u64,
 }
 
@@ -82,12 +84,21 @@ impl World {
             current: Cell::new(None),
             yielder: Cell::new(std::ptr::null()),
             watch: Watch::default(),
+            full: Cell::new(false),
             id: WORLDS.get(),
         }
     }
 
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+
+    pub(crate) fn set_full(&self, full: bool) {
+        self.full.set(full);
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.full.get()
     }
 
     pub(crate) fn set_observer(&self, observer: Option<Observer>) {
