@@ -38,8 +38,6 @@
 mod ahead;
 mod handle;
 mod inner;
-#[cfg(debug_assertions)]
-mod overlap;
 mod policy;
 mod recorder;
 mod request;

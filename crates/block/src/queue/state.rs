@@ -1,6 +1,8 @@
 //! The queue's bookkeeping. All of it is under the queue's lock, and nothing in here waits.
 
 mod dispatch;
+#[cfg(debug_assertions)]
+mod overlap;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -52,7 +54,7 @@ pub(super) struct State {
     pub runners: u64,
     pub recorder: Recorder,
     #[cfg(debug_assertions)]
-    changing: super::overlap::Ranges,
+    changing: overlap::Ranges,
 }
 
 struct Slot {
@@ -274,6 +276,16 @@ impl State {
         if let Some(io) = io {
             io.set_request(id);
         }
+    }
+
+    /// What a request has changed may be changed by others now.
+    fn changes_end(&mut self, op: Op, request: &Request) {
+        #[cfg(debug_assertions)]
+        for part in request.parts() {
+            self.changing.end(op, part.offset, part.len);
+        }
+        #[cfg(not(debug_assertions))]
+        let _ = (op, request);
     }
 
     fn place(

@@ -99,10 +99,7 @@ impl State {
         if request.epoch == self.epoch {
             self.sched.complete(id.io_id(), nanos(now));
         }
-        #[cfg(debug_assertions)]
-        for part in request.parts() {
-            self.changing.end(bio.op, part.offset, part.len);
-        }
+        self.changes_end(bio.op, &request);
         self.recorder.ended(&request, bio.op, result.is_err(), now);
         if self.flushing == Some(id) {
             self.flushing = None;
