@@ -114,6 +114,11 @@ impl Ext4 {
             None => result = result.and(self.commit_running(tag)),
             Some(meta) => result = result.and(meta.write_dirty(tag).map_err(io_error)),
         }
-        result.and(self.flush_device(tag))
+        result = result.and(self.flush_device(tag));
+        // Whoever else met an error meanwhile has kept this from being stored.
+        match self.stopped.lock().as_ref() {
+            Some(cause) => result.and(Err(FsError::Stopped(cause.clone()))),
+            None => result,
+        }
     }
 }

@@ -328,6 +328,10 @@ impl F2fs {
             // What was written in place changed nothing that a checkpoint would be written for.
             result = result.and(self.flush_device(tag));
         }
-        result
+        // Whoever else met an error meanwhile has kept this from being written.
+        match self.stopped_because() {
+            Some(cause) => result.and(Err(FsError::Stopped(cause))),
+            None => result,
+        }
     }
 }
