@@ -144,20 +144,6 @@ impl Mapping {
         inner.dirty + inner.in_flight
     }
 
-    /// The first `most` runs of blocks that are dirty or in flight.
-    pub fn unwritten_runs(&self, most: usize) -> Vec<Range<FileBlock>> {
-        let mut runs: Vec<Range<FileBlock>> = Vec::new();
-        for &n in self.inner.lock().pages.keys() {
-            let full = runs.len() == most;
-            match runs.last_mut() {
-                Some(run) if run.end.0 == n => run.end.0 += 1,
-                _ if full => break,
-                _ => runs.push(FileBlock(n)..FileBlock(n + 1)),
-            }
-        }
-        runs
-    }
-
     /// The blocks for which the file system holds a reservation, dirty or in flight, in order.
     pub fn reserved(&self) -> Vec<FileBlock> {
         let inner = self.inner.lock();

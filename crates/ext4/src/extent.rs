@@ -15,7 +15,7 @@ use steadfs_vfs::{FsError, Result};
 use crate::disk::extent::{ExtentNode, ExtentNodeMut, ROOT_ENTRIES};
 use crate::disk::{self, Extent, Ino};
 use crate::fs::Ext4;
-use crate::place::{Mapped, Place};
+use crate::place::{Holes, Mapped, Place};
 use crate::txn::Handle;
 use path::Path;
 
@@ -43,29 +43,58 @@ pub fn lookup(
     let path = Path::find(fs, ino, core, block, tag)?;
     let leaf = path.leaf();
     let bytes = leaf.bytes(core);
-    let node = bytes.node()?;
-    if let Some((_, extent)) = node.find(block) {
+    Ok(mapped_in(&bytes.node()?, &leaf.blocks, block))
+}
+
+/// What a leaf, which has `blocks` below it, says of one of them.
+fn mapped_in(leaf: &ExtentNode<'_>, blocks: &Range<FileBlock>, block: FileBlock) -> Mapped {
+    if let Some((_, extent)) = leaf.find(block) {
         let start = extent.device_block(block);
         let place = if extent.unwritten {
             Place::Unwritten(start)
         } else {
             Place::Written(start)
         };
-        return Ok(Mapped {
+        return Mapped {
             place,
             len: extent.end().0 - block.0,
-        });
+        };
     }
-    let pos = node.position(block);
-    let end = if pos < node.len() {
-        node.first_block(pos)
+    let pos = leaf.position(block);
+    let end = if pos < leaf.len() {
+        leaf.first_block(pos)
     } else {
-        leaf.blocks.end
+        blocks.end
     };
-    Ok(Mapped {
+    Mapped {
         place: Place::Hole,
         len: end.0 - block.0,
-    })
+    }
+}
+
+/// Counts holes among the first of `blocks`, which are in order: those that one leaf speaks of.
+pub fn holes(
+    fs: &Ext4,
+    ino: Ino,
+    core: &disk::Inode,
+    blocks: &[FileBlock],
+    tag: IoTag,
+) -> Result<Holes> {
+    let mut counted = Holes::default();
+    let Some(&first) = blocks.first() else {
+        return Ok(counted);
+    };
+    let path = Path::find(fs, ino, core, first, tag)?;
+    let leaf = path.leaf();
+    let bytes = leaf.bytes(core);
+    let node = bytes.node()?;
+    while let Some(&block) = blocks.get(counted.of)
+        && block < leaf.blocks.end
+    {
+        let mapped = mapped_in(&node, &leaf.blocks, block);
+        counted.add(&blocks[counted.of..], mapped);
+    }
+    Ok(counted)
 }
 
 /// An empty tree for a new inode.

@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use steadfs_base::{DevBlock, FileBlock, IoTag};
+use steadfs_block::Buf;
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::indirect::{DIRECT, Path, bases, per_block};
 use crate::disk::{self, Ino};
 use crate::fs::Ext4;
 use crate::mballoc::Run;
-use crate::place::{Mapped, Place};
+use crate::place::{Holes, Mapped, Place};
 use crate::txn::Handle;
 
 /// Blocks that mapping a run of `len` blocks changes at worst: every table it touches on three levels
@@ -47,6 +48,40 @@ fn child(fs: &Ext4, ino: Ino, number: u32) -> Result<Option<DevBlock>> {
     }
 }
 
+/// Where the way to a block ends.
+enum End {
+    /// At a number that is zero: so many blocks are holes, from the block on.
+    Hole(u64),
+    /// At the block's own number: which one it is, in the table or, without one, in the inode, and how
+    /// many follow it there.
+    Number {
+        table: Option<Buf>,
+        index: u32,
+        more: u32,
+    },
+}
+
+fn find(fs: &Ext4, ino: Ino, core: &disk::Inode, block: FileBlock, tag: IoTag) -> Result<End> {
+    let per = per_block(fs.geo());
+    let Some(path) = Path::to(block, per) else {
+        return Ok(End::Hole(u64::MAX >> 16));
+    };
+    let (&index, above) = path.indices().split_last().expect("a path has an index");
+    let mut table: Option<Buf> = None;
+    for (level, &index) in above.iter().enumerate() {
+        let number = get(table.as_deref().unwrap_or(&core.block), index);
+        let Some(next) = child(fs, ino, number)? else {
+            // Nothing below: the hole goes on to the end of what this number would lead to.
+            let span = u64::from(per).pow((path.depth() - level) as u32);
+            let from_base = block.0 - bases(per)[path.depth() - 1];
+            return Ok(End::Hole(span - from_base % span));
+        };
+        table = Some(fs.block(next, tag)?.data());
+    }
+    let more = path.to_boundary;
+    Ok(End::Number { table, index, more })
+}
+
 /// What is mapped at `block` and how far it goes.
 pub fn lookup(
     fs: &Ext4,
@@ -55,44 +90,61 @@ pub fn lookup(
     block: FileBlock,
     tag: IoTag,
 ) -> Result<Mapped> {
-    let per = per_block(fs.geo());
-    let Some(path) = Path::to(block, per) else {
-        return Ok(Mapped {
-            place: Place::Hole,
-            len: u64::MAX >> 16,
-        });
+    let (table, index, more) = match find(fs, ino, core, block, tag)? {
+        End::Number { table, index, more } => (table, index, more),
+        End::Hole(len) => {
+            let place = Place::Hole;
+            return Ok(Mapped { place, len });
+        }
     };
-    let (&last, above) = path.indices().split_last().expect("a path has an index");
-    let mut table: Option<steadfs_block::Buf> = None;
-    for (level, &index) in above.iter().enumerate() {
-        let number = get(table.as_deref().unwrap_or(&core.block), index);
-        let Some(next) = child(fs, ino, number)? else {
-            // Nothing below: the hole goes on to the end of what this number would lead to.
-            let span = u64::from(per).pow((path.depth() - level) as u32);
-            let from_base = block.0 - bases(per)[path.depth() - 1];
-            return Ok(Mapped {
-                place: Place::Hole,
-                len: span - from_base % span,
-            });
-        };
-        table = Some(fs.block(next, tag)?.data());
-    }
     let bytes = table.as_deref().unwrap_or(&core.block);
-    let first = get(bytes, last);
+    let first = get(bytes, index);
     let follows = |n: u32| {
-        let number = get(bytes, last + n);
+        let number = get(bytes, index + n);
         if first == 0 {
             number == 0
         } else {
             first.checked_add(n) == Some(number)
         }
     };
-    let len = (1..=path.to_boundary).take_while(|&n| follows(n)).count() as u64 + 1;
+    let len = (1..=more).take_while(|&n| follows(n)).count() as u64 + 1;
     let place = match child(fs, ino, first)? {
         Some(at) => Place::Written(at),
         None => Place::Hole,
     };
     Ok(Mapped { place, len })
+}
+
+/// Counts holes among the first of `blocks`, which are in order: those whose numbers lie together.
+pub fn holes(
+    fs: &Ext4,
+    ino: Ino,
+    core: &disk::Inode,
+    blocks: &[FileBlock],
+    tag: IoTag,
+) -> Result<Holes> {
+    let mut counted = Holes::default();
+    let Some(&first) = blocks.first() else {
+        return Ok(counted);
+    };
+    match find(fs, ino, core, first, tag)? {
+        End::Hole(len) => {
+            let place = Place::Hole;
+            counted.add(blocks, Mapped { place, len });
+        }
+        End::Number { table, index, more } => {
+            let bytes = table.as_deref().unwrap_or(&core.block);
+            let ahead = blocks.iter().map_while(|block| {
+                let ahead = u32::try_from(block.0 - first.0).ok()?;
+                (ahead <= more).then_some(ahead)
+            });
+            for n in ahead {
+                counted.of += 1;
+                counted.holes += u64::from(get(bytes, index + n) == 0);
+            }
+        }
+    }
+    Ok(counted)
 }
 
 /// Names a run of used blocks in the map.

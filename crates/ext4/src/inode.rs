@@ -4,11 +4,10 @@
 //! does, until it is short of memory). Only the count of its references is kept for all of them; an
 //! inode that nothing needs in memory leaves, and is read from its table again.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use steadfs_base::{FileBlock, FixedMap, InodeNo, IoTag, Tid};
+use steadfs_base::{FixedMap, InodeNo, IoTag, Tid};
 use steadfs_cache::{DirtyFile, Mapping, Stream};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
@@ -17,7 +16,6 @@ use steadfs_vfs::{Attr, FileKind, FsError, Result};
 use crate::data::waiting::Waiting;
 use crate::disk::{self, Ino};
 use crate::fs::Ext4;
-use crate::place::Place;
 use crate::txn::Handle;
 
 const SHARDS: usize = 16;
@@ -25,8 +23,6 @@ const SHARDS: usize = 16;
 const KEEP: usize = 12 << 10;
 /// The same in one shard.
 const KEEP_IN_SHARD: usize = KEEP / SHARDS;
-/// Runs of dirty blocks that a question for the attributes looks up.
-const MAX_RUNS: usize = 64;
 /// No transaction: the inode was not changed since it was read.
 const NO_TID: u64 = u64::MAX;
 
@@ -267,33 +263,15 @@ impl Inode {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Blocks in memory that have no place on the device yet. Of a file with very many runs of dirty blocks those of
-    /// the rest are taken to have one.
+    /// Blocks in memory that have no place on the device yet. The caller holds `core`: none gets its place
+    /// meanwhile. What cannot be looked up is not counted; who writes it out learns why.
     fn delayed(&self, fs: &Ext4, core: &disk::Inode) -> u64 {
         if self.kind != FileKind::Regular || self.pages.is_empty() {
             return 0;
         }
-        if core.blocks == 0 {
-            return self.pages.unwritten();
-        }
-        let runs = self.pages.unwritten_runs(MAX_RUNS).into_iter();
-        runs.map(|run| self.holes(fs, core, run)).sum()
-    }
-
-    /// How many blocks of a range are mapped to none. What cannot be looked up is not counted; who writes it out
-    /// learns why.
-    fn holes(&self, fs: &Ext4, core: &disk::Inode, run: Range<FileBlock>) -> u64 {
-        let mut holes = 0;
-        let mut at = run.start;
-        while at < run.end {
-            let Ok(mapped) = fs.map(self.ino, core, at, IoTag::default()) else {
-                break;
-            };
-            let n = mapped.len.min(run.end.0 - at.0);
-            holes += if mapped.place == Place::Hole { n } else { 0 };
-            at.0 += n;
-        }
-        holes
+        let promised = self.pages.reserved();
+        fs.holes(self.ino, core, &promised, IoTag::default())
+            .unwrap_or(0)
     }
 
     /// Attributes as the caller of the file system sees them.

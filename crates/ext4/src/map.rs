@@ -49,6 +49,28 @@ impl Ext4 {
         Ok(mapped)
     }
 
+    /// How many of `blocks`, which are in order, are mapped to nothing. Each leaf of the map is looked up once.
+    pub(crate) fn holes(
+        &self,
+        ino: Ino,
+        core: &disk::Inode,
+        mut blocks: &[FileBlock],
+        tag: IoTag,
+    ) -> Result<u64> {
+        let mut holes = 0;
+        while !blocks.is_empty() {
+            let counted = if has_extents(core) {
+                extent::holes(self, ino, core, blocks, tag)?
+            } else {
+                indirect::holes(self, ino, core, blocks, tag)?
+            };
+            holes += counted.holes;
+            // A block beyond all that a map has is none of its holes.
+            blocks = &blocks[counted.of.max(1)..];
+        }
+        Ok(holes)
+    }
+
     /// The device block of one file block; `None` for a hole or an unwritten block.
     pub fn map_block(
         &self,

@@ -1,6 +1,6 @@
 //! What a map says of a file block.
 
-use steadfs_base::DevBlock;
+use steadfs_base::{DevBlock, FileBlock};
 
 /// What a file block is mapped to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,4 +20,28 @@ pub struct Mapped {
     pub place: Place,
     /// How many blocks are mapped alike, at least one.
     pub len: u64,
+}
+
+/// How many of a list of file blocks are mapped to nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holes {
+    /// Blocks that were looked at, from the first on.
+    pub of: usize,
+    /// Those of them that are holes.
+    pub holes: u64,
+}
+
+impl Holes {
+    /// Counts the blocks that are mapped like the first of `blocks`, which are in order.
+    pub fn add(&mut self, blocks: &[FileBlock], mapped: Mapped) {
+        let Some(first) = blocks.first() else {
+            return;
+        };
+        let alike = |block: &&FileBlock| block.0 - first.0 < mapped.len;
+        let n = blocks.iter().take_while(alike).count();
+        self.of += n;
+        if mapped.place == Place::Hole {
+            self.holes += n as u64;
+        }
+    }
 }

@@ -70,6 +70,49 @@ fn blocks_without_a_place_count_as_if_they_had_one() {
 }
 
 #[test]
+fn delayed_blocks_count_in_however_many_pieces() {
+    // One leaf of extents holds 340, one block of block numbers 1024.
+    const PIECES: u64 = 400;
+    for kind in ["ext4", "ext2"] {
+        let case = Case::new(&["-t", kind, "-b", "4096"]);
+        let every = |step: usize, from: u64| (from..4 * PIECES).step_by(step);
+        every(4, 1).for_each(|block| case.write(block, 1));
+        assert_eq!(case.blocks(), PIECES, "{kind}, all of it delayed");
+        case.sync();
+        // Maps count too.
+        let (mapped, maps) = (PIECES, case.blocks() - PIECES);
+        assert!(maps > 1, "{kind}: {maps} blocks of maps");
+        // Before what is there, half over it, and where nothing is.
+        every(8, 0).for_each(|block| case.write(block, 2));
+        case.write(5 * PIECES, 7);
+        assert_eq!(case.blocks(), mapped + maps + PIECES / 2 + 7, "{kind}");
+        every(2, 0).for_each(|block| case.write(block, 2));
+        let all = 4 * PIECES + 7;
+        assert_eq!(case.blocks(), all + maps, "{kind}");
+        case.world.close();
+    }
+}
+
+#[test]
+fn a_block_that_changes_on_its_way_counts_once() {
+    let case = Case::new(&["-t", "ext4", "-b", "4096"]);
+    case.write(0, 3);
+    let taken = case.file.pages.take_dirty(0..2, 2);
+    assert_eq!((taken.len(), case.blocks()), (2, 3));
+    case.write(1, 1);
+    assert_eq!(case.blocks(), 3);
+    let reserved = taken.iter().filter(|taken| taken.reserved).count() as u64;
+    let weight = case.world.fs.weight(&case.file);
+    let kept = case.file.pages.put_back(0..2, true);
+    let alloc = &case.world.fs.alloc;
+    alloc.with_totals(|t| t.adjust(reserved * weight, kept * weight));
+    assert_eq!(case.blocks(), 3);
+    case.sync();
+    assert_eq!(case.blocks(), 3);
+    case.world.close();
+}
+
+#[test]
 fn a_write_ends_where_files_end() {
     for options in [
         &["-t", "ext4", "-b", "4096"][..],
