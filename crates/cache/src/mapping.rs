@@ -123,6 +123,11 @@ impl Mapping {
         }
     }
 
+    /// The size of the blocks.
+    pub fn block_size(&self) -> BlockSize {
+        self.block_size
+    }
+
     /// The block's content if it is in memory (dirty or in flight).
     pub fn get(&self, block: FileBlock) -> Option<Buf> {
         Some(self.inner.lock().pages.get(&block.0)?.data.clone())

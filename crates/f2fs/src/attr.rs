@@ -1,7 +1,9 @@
 //! Attributes of inodes: mode, owner, times, flags.
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_vfs::{Attr, Cx, FileKind, FsError, InodeFlags, Result, SetAttr, SetTime};
+use steadfs_vfs::{
+    Attr, Cx, FileKind, FsError, InodeFlags, Result, SetAttr, SetTime, relatime_moves,
+};
 
 use crate::disk::xattr::{Change as AttrChange, index};
 use crate::disk::{self, Features};
@@ -186,17 +188,14 @@ impl F2fs {
 
     /// Notes that somebody has read: the time of last access, as `relatime` has it.
     pub(crate) fn touch_atime(&self, inode: &Inode, tag: IoTag) {
-        const DAY: i64 = 24 * 60 * 60;
         if self.options.read().atime == Atime::Never {
             return;
         }
         let now = self.now();
         {
             let core = inode.core.read();
-            let fresh = core.atime > core.mtime
-                && core.atime > core.ctime
-                && core.atime.secs.saturating_add(DAY) > now.secs;
-            if fresh || core.has(InodeFlags::NOATIME) || core.has(InodeFlags::IMMUTABLE) {
+            let due = relatime_moves(now, core.atime, core.mtime, core.ctime);
+            if !due || core.has(InodeFlags::NOATIME) || core.has(InodeFlags::IMMUTABLE) {
                 return;
             }
         }

@@ -7,7 +7,7 @@ use steadfs_base::IoTag;
 use steadfs_block::Buf;
 use steadfs_vfs::{FsError, Result};
 
-use crate::data::{BLOCK, MAX_READ};
+use crate::data::BLOCK;
 use crate::disk::inode::CompressAlgorithm;
 use crate::disk::{self, BLOCK_SIZE, DiskError, Structure, checksum};
 use crate::fs::{F2fs, io_error};
@@ -17,6 +17,8 @@ mod lzo;
 
 /// Bytes of the header.
 const HEADER: usize = 24;
+/// Bytes of the largest cluster.
+const LARGEST: usize = 1 << 20;
 /// `i_compress_flag`: clusters have a checksum.
 const HAS_CHECKSUM: u16 = 1;
 
@@ -66,7 +68,7 @@ impl F2fs {
             stored.extend_from_slice(&data);
         }
         let plain = (size * BLOCK) as usize;
-        debug_assert!(plain as u64 <= MAX_READ, "the largest cluster");
+        debug_assert!(plain <= LARGEST, "a cluster is bounded");
         let bytes = decompress(inode, &stored, plain).map_err(|rule| bad(inode, first, rule))?;
         Ok(Cluster { first, bytes })
     }

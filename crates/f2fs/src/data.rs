@@ -31,8 +31,6 @@ use crate::inode::Inode;
 use crate::node::{Found, Slot};
 
 pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
-/// Longest single read, in bytes.
-pub(crate) const MAX_READ: u64 = 1 << 20;
 
 /// Where blocks of a file lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -40,6 +40,18 @@ impl Clock {
     }
 }
 
+/// Whether a read at `now` moves the time of the last one, as relatime says: where it is not later than the file's
+/// last changes, and once a day.
+pub fn relatime_moves(
+    now: Timestamp,
+    atime: Timestamp,
+    mtime: Timestamp,
+    ctime: Timestamp,
+) -> bool {
+    const DAY: i64 = 24 * 60 * 60;
+    atime <= mtime || atime <= ctime || atime.secs.saturating_add(DAY) <= now.secs
+}
+
 /// Nanoseconds since 1970; the year 2262 and later is all one.
 fn nanos(at: Timestamp) -> i64 {
     at.secs
@@ -61,6 +73,20 @@ mod tests {
     use steadfs_rt::sim;
 
     use super::*;
+
+    #[test]
+    fn a_read_is_noted_after_changes_and_once_a_day() {
+        let at = |secs| Timestamp { secs, nanos: 7 };
+        let moves =
+            |now, atime, mtime, ctime| relatime_moves(at(now), at(atime), at(mtime), at(ctime));
+        assert!(moves(1000, 500, 500, 400), "not read since it was written");
+        assert!(moves(1000, 500, 400, 500), "not read since it was changed");
+        assert!(!moves(1000, 500, 499, 499));
+        assert!(!moves(500 + 86_399, 500, 499, 499));
+        assert!(moves(500 + 86_400, 500, 499, 499));
+        // A stamp of the far future is no overflow.
+        assert!(!moves(1000, i64::MAX, 499, 499));
+    }
 
     #[test]
     fn ticks_stand_still_but_never_before_a_fine_stamp() {

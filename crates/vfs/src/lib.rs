@@ -15,7 +15,7 @@ mod sha256;
 mod tune;
 mod types;
 
-pub use clock::Clock;
+pub use clock::{Clock, relatime_moves};
 pub use control::{Control, ControlEntry, Layer, Prepared, Setter};
 pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode};
 pub use error::{FsError, Result};

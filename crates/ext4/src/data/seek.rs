@@ -2,7 +2,7 @@
 
 use steadfs_base::FileBlock;
 use steadfs_vfs::names::in_pieces;
-use steadfs_vfs::{Cx, FsError, Result, Seek, Segment};
+use steadfs_vfs::{Cx, FsError, Result, Seek};
 
 use crate::disk::inode::INLINE_DATA;
 use crate::fs::Ext4;
@@ -78,16 +78,7 @@ impl Ext4 {
     fn copy_piece(&self, cx: &Cx, from: (&Inode, u64), to: (&Inode, u64), len: u64) -> Result<u64> {
         let data = self.read_unnoticed(cx, from.0, from.1, len as usize)?;
         // In one write: what a crash leaves of it is whole blocks of the target.
-        let mut bytes = Vec::with_capacity(data.len());
-        for segment in data.segments() {
-            match segment {
-                Segment::Bytes(owner, range) => {
-                    bytes.extend_from_slice(&(**owner).as_ref()[range.clone()]);
-                }
-                Segment::Zeros(n) => bytes.resize(bytes.len() + n, 0),
-            }
-        }
-        let written = self.write_file(cx, to.0, to.1, &bytes, !cx.fsetid)?;
+        let written = self.write_file(cx, to.0, to.1, &data.to_vec(), !cx.fsetid)?;
         if written > 0 {
             self.touch_atime(from.0);
         }

@@ -3,32 +3,12 @@
 use std::ops::Range;
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_block::{Bio, Buf, IoHandle};
+use steadfs_cache::{FileReader, Part, Source};
 use steadfs_vfs::{Cx, FileKind, FsError, ReadData, Result};
 
-use super::{BLOCK, MAX_READ, Place};
+use super::{BLOCK, Place};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
-
-/// Where consecutive blocks of a file come from.
-enum Run {
-    /// Nowhere: so many zeros.
-    Zeros(usize),
-    /// Memory.
-    Whole(Buf),
-    /// The device: offset and length in bytes.
-    Device(u64, usize),
-    /// A compressed cluster: its first block here, and how many are wanted.
-    Compressed(u64, u64),
-}
-
-/// A piece of a read, in file order.
-enum Piece {
-    Zeros(usize),
-    Whole(Buf),
-    /// Blocks on their way from the device.
-    Device(IoHandle),
-}
 
 impl F2fs {
     /// Refuses what is not a regular file whose content can be shown.
@@ -72,111 +52,51 @@ impl F2fs {
         range: Range<u64>,
         tag: IoTag,
     ) -> Result<ReadData> {
-        let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
-        let pieces = self.gather(inode, blocks, tag)?;
-        self.read_ahead(inode, range.clone(), tag);
-        // Cut what lies before the offset and behind the end off the whole blocks.
-        let mut out = ReadData::new();
-        let mut skip = (range.start % BLOCK) as usize;
-        let mut left = (range.end - range.start) as usize;
-        let mut push = |data: Option<Buf>, whole: usize| {
-            let from = skip.min(whole);
-            let to = (from + left).min(whole);
-            skip -= from;
-            left -= to - from;
-            match data {
-                Some(buf) => out.push(buf.into_shared(), from..to),
-                None => out.push_zeros(to - from),
-            }
+        let reader = FileReader {
+            queue: &self.queue,
+            pages: &inode.pages,
+            stream: &inode.stream,
+            tag,
         };
-        for piece in pieces {
-            match piece {
-                Piece::Zeros(n) => push(None, n),
-                Piece::Whole(buf) => {
-                    let len = buf.len();
-                    push(Some(buf), len);
+        let reading = reader.begin(range.clone(), |block, most| {
+            let (source, count) = self.source(inode, block, most, tag)?;
+            let source = match source {
+                Some(source) => source,
+                None => {
+                    let cluster = self.read_cluster(inode, block.0, tag)?;
+                    Source::Content(cluster.part(block.0, count))
                 }
-                Piece::Device(io) => {
-                    for buf in io.into_bio().map_err(io_error)?.bufs {
-                        let len = buf.len();
-                        push(Some(buf), len);
-                    }
-                }
-            }
-        }
+            };
+            Ok::<_, FsError>((source, count))
+        })?;
+        reader.ahead(range, inode.size(), |block, most| {
+            let (source, count) = self.source(inode, block, most, tag)?;
+            Ok::<_, FsError>((source.unwrap_or(Source::Nowhere), count))
+        });
+        let mut out = ReadData::new();
+        let push = |part| match part {
+            Part::Zeros(n) => out.push_zeros(n),
+            Part::Bytes(buf, wanted) => out.push(buf.into_shared(), wanted),
+        };
+        reading.finish(push).map_err(io_error)?;
         Ok(out)
     }
 
-    /// Where each block of a range comes from; device reads are under way when this returns.
-    fn gather(&self, inode: &Inode, blocks: Range<u64>, tag: IoTag) -> Result<Vec<Piece>> {
-        let mut pieces = Vec::new();
-        self.runs(inode, blocks, tag, |run| {
-            pieces.push(match run {
-                Run::Zeros(n) => Piece::Zeros(n),
-                Run::Whole(buf) => Piece::Whole(buf),
-                Run::Device(offset, len) => {
-                    Piece::Device(self.queue.submit(Bio::read(offset, len), tag))
-                }
-                Run::Compressed(at, n) => {
-                    Piece::Whole(self.read_cluster(inode, at, tag)?.part(at, n))
-                }
-            });
-            Ok(true)
-        })?;
-        Ok(pieces)
-    }
-
-    /// Tells `each` where the blocks of a range come from, in file order, until it has had enough.
-    fn runs(
+    /// Where a block that is not in memory comes from, and for how many up to `most` that is so; `None` for those of
+    /// a compressed cluster.
+    fn source(
         &self,
         inode: &Inode,
-        blocks: Range<u64>,
+        block: FileBlock,
+        most: u64,
         tag: IoTag,
-        mut each: impl FnMut(Run) -> Result<bool>,
-    ) -> Result<()> {
-        // The cache first, then the map: a block that leaves the cache in between is mapped by then.
-        let cached = inode.pages.cached(blocks.clone());
-        let mut cached = cached.into_iter().peekable();
-        let mut at = blocks.start;
-        while at < blocks.end {
-            let run;
-            if let Some((_, buf)) = cached.next_if(|(n, _)| *n == FileBlock(at)) {
-                run = Run::Whole(buf);
-                at += 1;
-            } else {
-                let upto = cached.peek().map_or(blocks.end, |(n, _)| n.0);
-                let limit = (upto - at).min(MAX_READ / BLOCK);
-                let mapped = self.map(inode, at, limit, tag)?;
-                let bytes = (mapped.len * BLOCK) as usize;
-                run = match mapped.place {
-                    Place::Hole | Place::Promised => Run::Zeros(bytes),
-                    Place::At(first) => Run::Device(u64::from(first.0) * BLOCK, bytes),
-                    Place::Compressed => Run::Compressed(at, mapped.len),
-                };
-                at += mapped.len;
-            }
-            if !each(run)? {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// Has the device read on where a stream will be. A damaged map is told to whoever reads there.
-    fn read_ahead(&self, inode: &Inode, range: Range<u64>, tag: IoTag) {
-        for piece in inode.stream.read(range, inode.size()) {
-            let blocks = piece.start / BLOCK..piece.end.div_ceil(BLOCK);
-            let mut room = true;
-            let found = self.runs(inode, blocks, tag, |run| {
-                if let Run::Device(offset, len) = run {
-                    room = self.queue.read_ahead(offset, len, tag);
-                }
-                Ok(room)
-            });
-            if !room || found.is_err() {
-                inode.stream.stopped_at(piece.start);
-                break;
-            }
-        }
+    ) -> Result<(Option<Source>, u64)> {
+        let mapped = self.map(inode, block.0, most, tag)?;
+        let source = match mapped.place {
+            Place::Hole | Place::Promised => Some(Source::Nowhere),
+            Place::At(first) => Some(Source::Device(u64::from(first.0) * BLOCK)),
+            Place::Compressed => None,
+        };
+        Ok((source, mapped.len))
     }
 }

@@ -1,0 +1,184 @@
+//! Reading a range of a file: what is in memory from there, the rest from the device, whole blocks; then the
+//! ends are cut off, and what a stream will ask for next is read ahead.
+
+use std::ops::Range;
+
+use steadfs_base::{FileBlock, IoTag};
+use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
+
+use crate::{Mapping, Stream};
+
+/// Longest single read of the device, in bytes.
+const MOST: u64 = 1 << 20;
+
+/// Where consecutive blocks of a file come from that are not in memory.
+pub enum Source {
+    /// From nowhere: they are zeros.
+    Nowhere,
+    /// From the device, from this byte on.
+    Device(u64),
+    /// The file system has their content already.
+    Content(Buf),
+}
+
+/// A part of what is read.
+pub enum Part {
+    /// So many zeros.
+    Zeros(usize),
+    /// Bytes of a block, or of several.
+    Bytes(Buf, Range<usize>),
+}
+
+/// How one file's blocks are read.
+///
+/// The file system's part is its map, a function that is given a block and how many of those behind it are
+/// wanted as well, and tells where they come from and for how many that is so.
+pub struct FileReader<'a> {
+    /// The device's.
+    pub queue: &'a Queue,
+    /// What is in memory of the file.
+    pub pages: &'a Mapping,
+    /// How the file has been read lately.
+    pub stream: &'a Stream,
+    /// Whose reads they are.
+    pub tag: IoTag,
+}
+
+/// A read under way.
+pub struct Reading {
+    pieces: Vec<Piece>,
+    /// Bytes of the first blocks that are not wanted.
+    skip: usize,
+    /// Bytes that are wanted.
+    len: usize,
+}
+
+/// Whole blocks of a read, in file order.
+enum Piece {
+    Zeros(usize),
+    Content(Buf),
+    Device(IoHandle),
+}
+
+impl FileReader<'_> {
+    /// Begins to read bytes `range`: what comes from the device has been asked for when this returns.
+    ///
+    /// # Errors
+    /// The map's.
+    pub fn begin<E>(
+        &self,
+        range: Range<u64>,
+        map: impl FnMut(FileBlock, u64) -> Result<(Source, u64), E>,
+    ) -> Result<Reading, E> {
+        let mut pieces = Vec::new();
+        self.runs(&range, map, |source, len| {
+            pieces.push(match source {
+                Source::Nowhere => Piece::Zeros(len),
+                Source::Content(buf) => Piece::Content(buf),
+                Source::Device(at) => {
+                    Piece::Device(self.queue.submit(Bio::read(at, len), self.tag))
+                }
+            });
+            true
+        })?;
+        Ok(Reading {
+            pieces,
+            skip: self.pages.block_size().within(range.start),
+            len: (range.end - range.start) as usize,
+        })
+    }
+
+    /// Bytes `range` of a file of `size` bytes are read: has the device read on where a stream will be. What is wrong
+    /// with the map there is told to whoever reads there.
+    pub fn ahead<E>(
+        &self,
+        range: Range<u64>,
+        size: u64,
+        mut map: impl FnMut(FileBlock, u64) -> Result<(Source, u64), E>,
+    ) {
+        for piece in self.stream.read(range, size) {
+            let mut room = true;
+            let found = self.runs(&piece, &mut map, |source, len| {
+                if let Source::Device(at) = source {
+                    room = self.queue.read_ahead(at, len, self.tag);
+                }
+                room
+            });
+            if !room || found.is_err() {
+                self.stream.stopped_at(piece.start);
+                break;
+            }
+        }
+    }
+
+    /// Tells `each` where the blocks that hold `range` come from, and for how many bytes, in file order, until it has
+    /// had enough.
+    fn runs<E>(
+        &self,
+        range: &Range<u64>,
+        mut map: impl FnMut(FileBlock, u64) -> Result<(Source, u64), E>,
+        mut each: impl FnMut(Source, usize) -> bool,
+    ) -> Result<(), E> {
+        let size = self.pages.block_size();
+        let blocks = size.file_block(range.start).0..size.blocks_for(range.end);
+        // Memory first, then the map: a block that leaves memory in between is mapped by then.
+        let cached = self.pages.cached(blocks.clone());
+        let mut cached = cached.into_iter().peekable();
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let (source, count) = match cached.next_if(|(n, _)| n.0 == at) {
+                Some((_, buf)) => (Source::Content(buf), 1),
+                None => {
+                    let until = cached.peek().map_or(blocks.end, |(n, _)| n.0);
+                    let most = (until - at).min(MOST >> size.bits());
+                    let (source, count) = map(FileBlock(at), most)?;
+                    assert!(count > 0, "a map goes on");
+                    (source, count.min(most))
+                }
+            };
+            at += count;
+            if !each(source, (count << size.bits()) as usize) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Reading {
+    /// Waits for the device, and gives `out` all that was asked for, in file order.
+    ///
+    /// # Errors
+    /// The device's first one.
+    pub fn finish(mut self, mut out: impl FnMut(Part)) -> Result<(), IoError> {
+        for piece in std::mem::take(&mut self.pieces) {
+            match piece {
+                Piece::Zeros(whole) => out(Part::Zeros(self.cut(whole).len())),
+                Piece::Content(buf) => out(self.cut_buf(buf)),
+                Piece::Device(io) => {
+                    for buf in io.into_bio()?.bufs {
+                        out(self.cut_buf(buf));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Which of the next `whole` bytes are wanted.
+    fn cut(&mut self, whole: usize) -> Range<usize> {
+        let from = self.skip.min(whole);
+        let to = (from + self.len).min(whole);
+        self.skip -= from;
+        self.len -= to - from;
+        from..to
+    }
+
+    fn cut_buf(&mut self, buf: Buf) -> Part {
+        let wanted = self.cut(buf.len());
+        Part::Bytes(buf, wanted)
+    }
+}
+
+#[cfg(test)]
+mod tests;
