@@ -1,9 +1,8 @@
 //! What is told and noted of damage, stops and failed writes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use steadfs_block::{Bio, Device, Done, Geometry, IoError, MemDevice};
+use steadfs_block::{FateDevice, MemDevice, Op};
 use steadfs_vfs::{Cx, FileSystem, FsError, ShutdownMode};
 
 use crate::CacheSizes;
@@ -113,66 +112,43 @@ fn a_shutdown_is_counted_and_is_no_error() {
     world.close();
 }
 
-/// A device whose writes fail behind the superblocks while it is told so, or in them.
-struct Failing {
-    inner: MemDevice,
-    fails: AtomicBool,
-    superblocks_fail: AtomicBool,
+fn volume(bytes: &[u8]) -> Arc<FateDevice> {
+    FateDevice::new(Arc::new(MemDevice::from_bytes(bytes)))
 }
 
-impl Failing {
-    fn of(bytes: &[u8]) -> Arc<Self> {
-        Arc::new(Self {
-            inner: MemDevice::from_bytes(bytes),
-            fails: AtomicBool::new(false),
-            superblocks_fail: AtomicBool::new(false),
-        })
-    }
-
-    fn mount(self: &Arc<Self>) -> Arc<F2fs> {
-        let options = MountOptions::parse("").unwrap();
-        let sizes = CacheSizes::of(64 << 20);
-        F2fs::open(Arc::clone(self) as _, options, sizes).unwrap().0
-    }
+fn mount(device: &Arc<FateDevice>) -> Arc<F2fs> {
+    let options = MountOptions::parse("").unwrap();
+    let sizes = CacheSizes::of(64 << 20);
+    let device = Arc::clone(device);
+    F2fs::open(device as _, options, sizes).unwrap().0
 }
 
-impl Device for Failing {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn start(&self, bio: Bio, done: Done) {
-        let behind = bio.offset >= 2 * BLOCK_SIZE as u64;
-        let fails = match behind {
-            true => &self.fails,
-            false => &self.superblocks_fail,
-        };
-        if fails.load(Ordering::Acquire) && bio.op == steadfs_block::Op::Write {
-            let error = IoError::of(&bio, "told to fail");
-            return done(bio, Err(error));
-        }
-        self.inner.start(bio, done);
-    }
+/// Writes fail from now on, in the superblocks or behind them.
+fn writes_fail(device: &FateDevice, in_superblocks: bool) {
+    device.fail(move |bio| {
+        let superblock = bio.offset < 2 * BLOCK_SIZE as u64;
+        bio.op == Op::Write && superblock == in_superblocks
+    });
 }
 
 #[test]
 fn data_that_cannot_be_written_and_a_stop_are_told() {
     let cx = Cx::default();
     let bytes = World::make("", 64).close().to_bytes();
-    let device = Failing::of(&bytes);
-    let fs = device.mount();
+    let device = volume(&bytes);
+    let fs = mount(&device);
     let file = fs.mknod(&cx, ROOT, b"file", 0o100_644, 0).unwrap();
     fs.write(&cx, file.ino, 0, &[7; 9000], false).unwrap();
-    device.fails.store(true, Ordering::Release);
+    writes_fail(&device, false);
     fs.fsync(&cx, file.ino, false).unwrap_err();
     let said = errors(&fs);
     let begin = format!("data of inode {} is not written yet: ", file.ino.0);
     assert!(said.starts_with(&begin), "{said}");
-    device.fails.store(false, Ordering::Release);
+    device.fail_writes(false);
     fs.fsync(&cx, file.ino, false).unwrap();
     assert_eq!(errors(&fs), "none\n");
     fs.mkdir(&cx, ROOT, b"dir", 0o755).unwrap();
-    device.fails.store(true, Ordering::Release);
+    writes_fail(&device, false);
     fs.sync_all(&cx).unwrap_err();
     let said = errors(&fs);
     assert!(said.starts_with("stopped: a checkpoint failed: "), "{said}");
@@ -181,7 +157,7 @@ fn data_that_cannot_be_written_and_a_stop_are_told() {
         "{said}"
     );
     assert!(fs.close().is_err());
-    let noted = superblock(&device.inner.to_bytes());
+    let noted = superblock(&device.memory.to_bytes());
     assert_eq!(noted.noted_stops(), [("write_fail".to_owned(), 1)]);
     assert!(noted.has_errors());
 }
@@ -209,14 +185,13 @@ fn a_note_that_cannot_be_written_is_told_and_tried_again() {
 fn note_while_superblocks_fail() {
     let (mut bytes, place) = with_a_file();
     bytes[place as usize + 4072..][..4].fill(9);
-    let device = Failing::of(&bytes);
-    let (fs, cx) = (device.mount(), Cx::default());
-    let superblocks_fail = |fail| device.superblocks_fail.store(fail, Ordering::Release);
-    superblocks_fail(true);
+    let device = volume(&bytes);
+    let (fs, cx) = (mount(&device), Cx::default());
+    writes_fail(&device, true);
     fs.lookup(&cx, ROOT, b"file").unwrap_err();
     let told = "the superblock could not be written: ";
     assert!(errors(&fs).contains(told), "{}", errors(&fs));
-    superblocks_fail(false);
+    device.fail_writes(false);
     // Not by each call that fails: a dying device would get two writes for every one.
     fs.lookup(&cx, ROOT, b"file").unwrap_err();
     assert!(errors(&fs).contains(told));
@@ -228,7 +203,7 @@ fn note_while_superblocks_fail() {
         assert!(begin.elapsed() < super::PAUSE, "{}", errors(&fs));
         steadfs_rt::sleep(std::time::Duration::from_millis(1));
     }
-    let noted = superblock(&device.inner.to_bytes());
+    let noted = superblock(&device.memory.to_bytes());
     assert_eq!(noted.noted_errors(), ["inconsistent_footer"]);
     fs.close().unwrap();
 }
@@ -237,9 +212,9 @@ fn note_while_superblocks_fail() {
 fn an_unmount_that_cannot_note_damage_fails() {
     let (mut bytes, place) = with_a_file();
     bytes[place as usize + 4072..][..4].fill(9);
-    let device = Failing::of(&bytes);
-    let fs = device.mount();
-    device.superblocks_fail.store(true, Ordering::Release);
+    let device = volume(&bytes);
+    let fs = mount(&device);
+    writes_fail(&device, true);
     fs.lookup(&Cx::default(), ROOT, b"file").unwrap_err();
     assert!(matches!(fs.close(), Err(FsError::Io(_))));
 }
@@ -290,15 +265,15 @@ fn after_a_thaw_a_device_that_fails_stops_the_volume() {
     for seed in 0..8 {
         steadfs_rt::sim::run(steadfs_rt::sim::Config::new(seed), || {
             let cx = Cx::default();
-            let device = Failing::of(&World::make("", 64).close().to_bytes());
-            let fs = device.mount();
+            let device = FateDevice::new(World::make("", 64).close());
+            let fs = mount(&device);
             fs.mkdir(&cx, ROOT, b"before", 0o755).unwrap();
             let gone = fs.mknod(&cx, ROOT, b"gone", 0o100_644, 0).unwrap();
             fs.unlink(&cx, ROOT, b"gone").unwrap();
             let control = fs.control().unwrap();
             control.write("f2fs/freeze", b"1").unwrap();
             fs.forget(gone.ino, 1);
-            device.fails.store(true, Ordering::Release);
+            writes_fail(&device, false);
             control.write("f2fs/freeze", b"0").unwrap();
             let made = fs.mkdir(&cx, ROOT, b"after", 0o755);
             let durable = made.and_then(|made| fs.fsync(&cx, made.ino, false));
@@ -309,8 +284,8 @@ fn after_a_thaw_a_device_that_fails_stops_the_volume() {
             assert!(matches!(refused, Err(FsError::Stopped(_))), "{refused:?}");
             assert!(control.write("f2fs/freeze", b"1").is_err());
             assert!(fs.close().is_err());
-            device.fails.store(false, Ordering::Release);
-            let fs = device.mount();
+            device.fail_writes(false);
+            let fs = mount(&device);
             fs.lookup(&cx, ROOT, b"before").unwrap();
             fs.close().unwrap();
         });
@@ -322,20 +297,20 @@ fn after_a_thaw_a_device_that_fails_stops_the_volume() {
 fn damage_met_while_frozen_is_noted_after_the_thaw() {
     let (mut bytes, place) = with_a_file();
     bytes[place as usize + 4072..][..4].fill(9);
-    let device = Failing::of(&bytes);
-    let fs = device.mount();
+    let device = volume(&bytes);
+    let fs = mount(&device);
     let control = fs.control().unwrap();
     control.write("f2fs/freeze", b"1").unwrap();
-    let before = device.inner.to_bytes();
+    let before = device.memory.to_bytes();
     fs.lookup(&Cx::default(), ROOT, b"file").unwrap_err();
     assert!(errors(&fs).contains("damage met: 1"), "{}", errors(&fs));
     assert!(
-        device.inner.to_bytes() == before,
+        device.memory.to_bytes() == before,
         "a frozen volume was written"
     );
     control.write("f2fs/freeze", b"0").unwrap();
     fs.lookup(&Cx::default(), ROOT, b"file").unwrap_err();
-    let noted = superblock(&device.inner.to_bytes());
+    let noted = superblock(&device.memory.to_bytes());
     assert_eq!(noted.noted_errors(), ["inconsistent_footer"]);
     fs.close().unwrap();
 }

@@ -2,9 +2,8 @@
 //! than what the damage itself allows. No call goes on for ever: each is given so many requests to the device.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use steadfs_block::{Bio, Device, Done, Geometry, IoError, MemDevice};
+use steadfs_block::{FateDevice, MemDevice};
 use steadfs_rt::Random;
 use steadfs_vfs::{Cx, FallocMode, FileKind, FileSystem, RenameFlags, SetAttr, SetXattr};
 
@@ -22,36 +21,14 @@ fn cases() -> u64 {
 /// More requests than any call needs on a volume of 64 MiB, whatever it cleans and writes first.
 const MOST: u64 = 1 << 17;
 
-/// A device that takes so many requests and no more.
-struct Bounded {
-    inner: Arc<MemDevice>,
-    left: AtomicU64,
-}
-
-impl Device for Bounded {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn start(&self, bio: Bio, done: Done) {
-        let one = |left: u64| left.checked_sub(1);
-        let taken = self
-            .left
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, one);
-        if taken.is_err() {
-            let error = IoError::of(&bio, "too many requests");
-            return done(bio, Err(error));
-        }
-        self.inner.start(bio, done);
-    }
-}
-
-impl Bounded {
-    /// A call may make its requests from here on; those before it made no more than that.
-    fn next_call(&self) {
-        let left = self.left.swap(MOST, Ordering::AcqRel);
-        assert!(left > 0, "a call goes on for ever");
-    }
+/// A call may make its requests from here on; those before it made no more than that.
+fn next_call(device: &FateDevice) {
+    assert_eq!(device.failures(), 0, "a call goes on for ever");
+    let mut left = MOST;
+    device.fail(move |_| {
+        left = left.saturating_sub(1);
+        left == 0
+    });
 }
 
 /// A small volume with directories, deep files, links, attributes and orphans, as a crash leaves it.
@@ -92,7 +69,7 @@ fn base(options: &str) -> Vec<u8> {
 }
 
 /// Does what users do; whatever comes of it.
-fn use_it(fs: &F2fs, device: &Bounded, random: &mut Random) {
+fn use_it(fs: &F2fs, device: &FateDevice, random: &mut Random) {
     let cx = Cx::default();
     let mut found = vec![(fs.root(), FileKind::Directory, Vec::new(), fs.root())];
     let mut at = 0;
@@ -119,7 +96,7 @@ fn use_it(fs: &F2fs, device: &Bounded, random: &mut Random) {
         let data = vec![n as u8; 1 + random.below(30_000)];
         let offset = [0, 4090, 3_700_000, 1 << 32][random.below(4)];
         let fresh = format!("new {n}");
-        device.next_call();
+        next_call(device);
         let _ = match n % 12 {
             0 => fs.write(&cx, *ino, offset, &data, false).map(drop),
             1 => fs.fsync(&cx, *ino, false),
@@ -155,7 +132,7 @@ fn use_it(fs: &F2fs, device: &Bounded, random: &mut Random) {
             _ => fs.sync_all(&cx),
         };
     }
-    device.next_call();
+    next_call(device);
     let request = 0x4004_f506;
     let _ = fs.ioctl(&cx, fs.root(), request, &1u32.to_ne_bytes());
     for (ino, ..) in found.iter().skip(1) {
@@ -164,20 +141,18 @@ fn use_it(fs: &F2fs, device: &Bounded, random: &mut Random) {
 }
 
 fn run(device: Arc<MemDevice>, random: &mut Random) -> bool {
-    let device = Arc::new(Bounded {
-        inner: device,
-        left: AtomicU64::new(MOST),
-    });
+    let device = FateDevice::new(device);
+    next_call(&device);
     let options = MountOptions::parse("background_gc=off").unwrap();
     let opened = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));
-    device.next_call();
+    next_call(&device);
     let Ok((fs, _)) = opened else {
         return false;
     };
     use_it(&fs, &device, random);
-    device.next_call();
+    next_call(&device);
     let _ = fs.unmount();
-    device.next_call();
+    next_call(&device);
     true
 }
 

@@ -4,33 +4,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use steadfs_block::{Bio, Device, Done, Geometry, MemDevice, Op};
+use steadfs_block::{Fate, FateDevice, MemDevice, Op};
 use steadfs_vfs::{Cx, FileSystem};
 
 use crate::disk::{BLOCK_SIZE, Layout};
 use crate::format::{FormatOptions, image};
 use crate::{CacheSizes, F2fs, MountOptions};
-
-/// A device that counts what is read.
-struct Counting {
-    inner: Arc<MemDevice>,
-    reads: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl Device for Counting {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn start(&self, bio: Bio, done: Done) {
-        if bio.op == Op::Read {
-            self.reads.fetch_add(1, Ordering::Relaxed);
-            self.bytes.fetch_add(bio.len, Ordering::Relaxed);
-        }
-        self.inner.start(bio, done);
-    }
-}
 
 /// Reads of a mount, their bytes, and those of the segment table.
 #[derive(Clone, Copy, Debug)]
@@ -41,18 +20,23 @@ struct Cost {
 }
 
 fn mount(device: &Arc<MemDevice>, options: &str) -> (Arc<F2fs>, Cost) {
-    let counting = Arc::new(Counting {
-        inner: Arc::clone(device),
-        reads: AtomicU64::new(0),
-        bytes: AtomicU64::new(0),
+    let counting = FateDevice::new(Arc::clone(device));
+    let [reads, bytes] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+    let read = (Arc::clone(&reads), Arc::clone(&bytes));
+    counting.set(move |bio| {
+        if bio.op == Op::Read {
+            read.0.fetch_add(1, Ordering::Relaxed);
+            read.1.fetch_add(bio.len, Ordering::Relaxed);
+        }
+        Fate::Done
     });
     let options = MountOptions::parse(options).unwrap();
     let sizes = CacheSizes::of(64 << 20);
-    let (fs, _) = F2fs::open(Arc::clone(&counting) as _, options, sizes).unwrap();
+    let (fs, _) = F2fs::open(counting, options, sizes).unwrap();
     let table = |layout: &Layout| u64::from(layout.sit_used_blocks()) * BLOCK_SIZE as u64;
     let cost = Cost {
-        reads: counting.reads.load(Ordering::Relaxed),
-        bytes: counting.bytes.load(Ordering::Relaxed),
+        reads: reads.load(Ordering::Relaxed),
+        bytes: bytes.load(Ordering::Relaxed),
         table: table(fs.layout()),
     };
     (fs, cost)

@@ -1,11 +1,10 @@
 //! Slow checkpoints: which step it was, and how long each request waited, is told by name.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Bio, Device, Done, Geometry, MemDevice, Op};
+use steadfs_block::{Bio, Device, Fate, FateDevice, Op};
 use steadfs_rt::{sim, sleep, spawn};
 
 use super::checkpoints::make_file;
@@ -27,39 +26,6 @@ enum At {
     LastBlock,
 }
 
-/// A device that is slow once, when it is told so.
-struct Slow {
-    inner: Arc<MemDevice>,
-    /// The checkpoint packs, in bytes.
-    packs: std::ops::Range<u64>,
-    at: At,
-    now: AtomicBool,
-}
-
-impl Device for Slow {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn start(&self, bio: Bio, done: Done) {
-        let pack = bio.op == Op::Write && self.packs.contains(&bio.offset);
-        let slow = match self.at {
-            At::Nothing => false,
-            At::Pack => pack && !bio.fua,
-            At::LastBlock => pack && bio.fua,
-        };
-        if slow && self.now.swap(false, Ordering::AcqRel) {
-            let inner = Arc::clone(&self.inner);
-            let _on_its_own = spawn("slow block", move || {
-                sleep(LONG);
-                inner.start(bio, done);
-            });
-            return;
-        }
-        self.inner.start(bio, done);
-    }
-}
-
 /// What is told of a checkpoint on such a device while two wait for it: of it, and of them.
 fn told(at: At, options: &'static str) -> [Option<(u64, String)>; 2] {
     let run = move || {
@@ -74,16 +40,20 @@ fn told(at: At, options: &'static str) -> [Option<(u64, String)>; 2] {
         let (start, end) = (looked.layout().cp_start, looked.layout().sit_start);
         looked.close().unwrap();
         let bytes = |block: u32| u64::from(block) * BLOCK_SIZE as u64;
-        let device = Arc::new(Slow {
-            inner,
-            packs: bytes(start)..bytes(end),
-            at,
-            now: AtomicBool::new(false),
-        });
+        let packs = bytes(start)..bytes(end);
+        let device = FateDevice::new(inner);
         let fs = open(Arc::clone(&device) as _);
         make_file(&fs, b"one", 0);
         assert!(!fs.status().contains("slow"));
-        device.now.store(true, Ordering::Release);
+        let slow = move |bio: &Bio| {
+            let pack = bio.op == Op::Write && packs.contains(&bio.offset);
+            match at {
+                At::Nothing => false,
+                At::Pack => pack && !bio.fua,
+                At::LastBlock => pack && bio.fua,
+            }
+        };
+        device.next(1, slow, Fate::Late(LONG));
         let other = Arc::clone(&fs);
         let other = spawn("other", move || {
             other.request_checkpoint(IoTag::default()).unwrap();

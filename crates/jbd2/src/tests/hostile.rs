@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use steadfs_base::endian::Be32;
 use steadfs_base::{DevBlock, IoTag, Tid};
-use steadfs_block::{Device, MemDevice};
+use steadfs_block::{FateDevice, MemDevice};
 use steadfs_cache::MetaCache;
 use steadfs_rt::Random;
 use zerocopy::{FromBytes, IntoBytes};
@@ -323,45 +323,26 @@ fn a_version_1_superblock_becomes_one_with_features() {
 
 #[test]
 fn a_device_that_fails_stops_recovery_and_lets_it_be_tried_again() {
-    struct Failing {
-        inner: MemDevice,
-        left: steadfs_rt::Mutex<u32>,
-    }
-    impl Device for Failing {
-        fn geometry(&self) -> &steadfs_block::Geometry {
-            self.inner.geometry()
-        }
-        fn start(&self, bio: steadfs_block::Bio, done: steadfs_block::Done) {
-            {
-                let mut left = self.left.lock();
-                if *left == 0 {
-                    drop(left);
-                    let error = steadfs_block::IoError::of(&bio, "told to fail");
-                    return done(bio, Err(error));
-                }
-                *left -= 1;
-            }
-            self.inner.start(bio, done);
-        }
-    }
     let (layout, image, model) = worked(Checksum::V3, 6);
     let mut failures = 0;
     for requests in 0.. {
-        let device = Arc::new(Failing {
-            inner: MemDevice::from_bytes(&image),
-            left: steadfs_rt::Mutex::new(steadfs_rt::Rank::Leaf, requests),
+        let device = FateDevice::new(Arc::new(MemDevice::from_bytes(&image)));
+        let mut left = requests;
+        device.fail(move |_| {
+            left -= 1;
+            left < 0
         });
         let queue = layout.queue(Arc::clone(&device) as _);
         let (map, how) = (layout.map(), Recover::ToDevice);
         let first = recover(&queue, layout.block_size, &map, how, TAG);
-        *device.left.lock() = u32::MAX;
+        device.fail(|_| false);
         if first.is_err() {
             failures += 1;
             // By a mount of its own: a queue whose FLUSH failed is at its end.
             let queue = layout.queue(Arc::clone(&device) as _);
             recover(&queue, layout.block_size, &map, how, TAG).unwrap();
         }
-        let after = device.inner.to_bytes();
+        let after = device.memory.to_bytes();
         let newest = model.states().keys().next_back().copied();
         assert_eq!(
             find_state(&after, 1024, &model.states(), newest),

@@ -1,10 +1,9 @@
 //! Large files, batch by batch.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use steadfs_base::IoTag;
-use steadfs_block::{Bio, Device, Done, Geometry, IoError, MemDevice, Op};
+use steadfs_block::{Device, FateDevice, MemDevice, Op};
 use steadfs_cache::Why;
 use steadfs_vfs::{Cx, FsError};
 
@@ -14,26 +13,16 @@ use crate::{CacheSizes, Ext4, MountOptions};
 /// Some batches, the last one not whole.
 const SIZE: usize = (14 << 20) + 5000;
 
-/// A device on which one large write fails.
-struct FailsOnce {
-    inner: Arc<MemDevice>,
-    /// How many come before that one.
-    before: AtomicU64,
-}
-
-impl Device for FailsOnce {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn start(&self, bio: Bio, done: Done) {
+/// A device on which one large write fails, after so many.
+fn fails_once(memory: Arc<MemDevice>, before: u32) -> Arc<FateDevice> {
+    let device = FateDevice::new(memory);
+    let mut count = 0;
+    device.fail(move |bio| {
         let large = bio.op == Op::Write && bio.len >= 256 << 10;
-        if large && self.before.fetch_sub(1, Ordering::Relaxed) == 0 {
-            let error = IoError::of(&bio, "broken");
-            return done(bio, Err(error));
-        }
-        self.inner.start(bio, done);
-    }
+        count += u32::from(large);
+        large && count == before + 1
+    });
+    device
 }
 
 fn open(device: Arc<dyn Device>, cache: u64) -> Arc<Ext4> {
@@ -72,16 +61,13 @@ fn a_file_never_grows_over_a_batch_that_failed() {
     let mut failures = 0;
     for before in 0.. {
         let image = image_with_file(&["-t", "ext4", "-b", "4096"], "64M");
-        let device = Arc::new(FailsOnce {
-            inner: image.device(),
-            before: AtomicU64::new(before),
-        });
+        let device = fails_once(image.device(), before);
         let fs = open(Arc::clone(&device) as Arc<dyn Device>, 64 << 20);
         let inode = fs.inode(FILE, IoTag::default()).unwrap();
         fs.write_file(&cx, &inode, 0, &content, false).unwrap();
         let written = fs.write_out(&inode, Why::Background, cx.tag);
         fs.commit_running(cx.tag).unwrap();
-        let there = after_power_cut(&device.inner);
+        let there = after_power_cut(&device.memory);
         assert!(content.starts_with(&there), "{} bytes", there.len());
         if written.is_ok() {
             assert_eq!(there.len(), SIZE);
@@ -94,10 +80,10 @@ fn a_file_never_grows_over_a_batch_that_failed() {
         let told = fs.fsync_inode(&cx, &inode, false);
         assert!(matches!(told, Err(FsError::Io(_))), "{told:?}");
         fs.fsync_inode(&cx, &inode, false).unwrap();
-        assert!(after_power_cut(&device.inner) == content);
+        assert!(after_power_cut(&device.memory) == content);
         drop(inode);
         fs.close().unwrap();
-        judge(&device.inner, &image, &format!("failure {before}"));
+        judge(&device.memory, &image, &format!("failure {before}"));
     }
     assert!(failures > 4, "{failures} large writes");
 }

@@ -1,15 +1,13 @@
 //! Overwrites before an fsync that is expected.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Device, MemDevice, Op};
+use steadfs_block::{Device, FateDevice, MemDevice, Op};
 use steadfs_rt::{sim, sleep};
 use steadfs_vfs::{Cx, FsError};
 
-use super::full::Failing;
 use super::{FILE, image_with_file, judge};
 use crate::disk::test_images::Image;
 use crate::inode::Inode;
@@ -21,7 +19,7 @@ const BLOCKS: u64 = 64;
 
 struct World {
     image: Image,
-    device: Arc<Failing>,
+    device: Arc<FateDevice>,
     fs: Arc<Ext4>,
     cx: Cx,
 }
@@ -30,10 +28,7 @@ impl World {
     /// A volume with a file of [`BLOCKS`] ones.
     fn new() -> Self {
         let image = image_with_file(&["-t", "ext4", "-b", "4096"], "16M");
-        let device = Arc::new(Failing {
-            inner: image.device(),
-            fails: AtomicBool::new(false),
-        });
+        let device = FateDevice::new(image.device());
         let shared = Arc::clone(&device) as Arc<dyn Device>;
         let options = MountOptions::parse("").unwrap();
         let (fs, _) = Ext4::open(shared, options, CacheSizes::of(4 << 20)).unwrap();
@@ -92,7 +87,7 @@ impl World {
 
     /// What a power cut would leave now has this byte in every second block, and ones in the others.
     fn check(&self, byte: u8) {
-        let device = Arc::new(self.device.inner.copy());
+        let device = Arc::new(self.device.memory.copy());
         judged(&device, &self.image, byte);
     }
 }
@@ -135,9 +130,9 @@ fn what_fails_early_is_told_by_the_fsync_and_written_by_the_next() {
     sim::run(sim::Config::new(1), || {
         let world = World::new();
         world.learn();
-        world.device.fails.store(true, Ordering::Relaxed);
+        world.device.fail_writes(true);
         assert!(world.overwrite(4) > 0);
-        world.device.fails.store(false, Ordering::Relaxed);
+        world.device.fail_writes(false);
         assert!(matches!(world.fsync(), Err(FsError::Io(_))));
         world.fsync().unwrap();
         world.check(4);

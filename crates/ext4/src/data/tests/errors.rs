@@ -1,21 +1,19 @@
 //! `data_err=`: what a device that cannot take a file's data costs the rest of the volume.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs_base::IoTag;
-use steadfs_block::Device;
+use steadfs_block::{Device, FateDevice};
 use steadfs_cache::Why;
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
-use super::full::Failing;
 use super::{FILE, image_with_file, judge};
 use crate::inode::Inode;
 use crate::test_world::ROOT;
 use crate::{CacheSizes, Ext4, MountOptions};
 
 struct Case {
-    device: Arc<Failing>,
+    device: Arc<FateDevice>,
     fs: Arc<Ext4>,
     cx: Cx,
 }
@@ -23,10 +21,7 @@ struct Case {
 impl Case {
     fn new(mkfs: &[&str], mount: &str) -> Self {
         let image = image_with_file(mkfs, "16M");
-        let device = Arc::new(Failing {
-            inner: image.device(),
-            fails: AtomicBool::new(false),
-        });
+        let device = FateDevice::new(image.device());
         let cx = Cx::default();
         let fs = open(Arc::clone(&device) as Arc<dyn Device>, mount).unwrap();
         // Nothing is written but what the test writes.
@@ -44,9 +39,9 @@ impl Case {
     /// The device writes nothing while `work` runs, which says so.
     #[track_caller]
     fn broken<T: std::fmt::Debug>(&self, work: impl FnOnce() -> Result<T, FsError>) {
-        self.device.fails.store(true, Ordering::Relaxed);
+        self.device.fail_writes(true);
         let result = work();
-        self.device.fails.store(false, Ordering::Relaxed);
+        self.device.fail_writes(false);
         assert!(matches!(result, Err(FsError::Io(_))), "{result:?}");
     }
 }
@@ -112,7 +107,10 @@ fn data_that_cannot_be_written_stops_the_volume_where_that_is_asked_for() {
             let synced = synced.or_else(|_| case.fs.fsync_inode(&case.cx, &file, false));
             if aborts {
                 let error = made.expect_err(&what);
-                assert!(error.to_string().contains("broken"), "{what}: {error}");
+                assert!(
+                    error.to_string().contains("told to fail"),
+                    "{what}: {error}"
+                );
                 synced.expect_err(&what);
             } else {
                 made.expect(&what);
@@ -120,12 +118,12 @@ fn data_that_cannot_be_written_stops_the_volume_where_that_is_asked_for() {
             }
             drop(file);
             assert_eq!(case.fs.close().is_err(), aborts, "{what}");
-            let again = open(Arc::clone(&case.device.inner) as _, "").unwrap();
+            let again = open(Arc::clone(&case.device.memory) as _, "").unwrap();
             let named = |name: &[u8]| FileSystem::lookup(&*again, &case.cx, ROOT, name);
             named(b"before").expect(&what);
             assert_eq!(named(b"after").is_err(), aborts, "{what}");
             again.close().unwrap();
-            judge(&case.device.inner, &image_with_file(mkfs, "16M"), &what);
+            judge(&case.device.memory, &image_with_file(mkfs, "16M"), &what);
         }
     }
 }

@@ -1,10 +1,9 @@
 //! Volumes without room: what is told to have fitted is there, and the rest is what it was.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs_base::IoTag;
-use steadfs_block::{Bio, Device, Done, Geometry, IoError, MemDevice, Op};
+use steadfs_block::{Device, FateDevice};
 use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError};
 
 use super::{image_with_file, judge};
@@ -12,28 +11,8 @@ use crate::disk::Ino;
 use crate::inode::Inode;
 use crate::{CacheSizes, Ext4, MountOptions};
 
-/// A device that can refuse to write.
-pub(super) struct Failing {
-    pub(super) inner: Arc<MemDevice>,
-    pub(super) fails: AtomicBool,
-}
-
-impl Device for Failing {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn start(&self, bio: Bio, done: Done) {
-        if bio.op == Op::Write && self.fails.load(Ordering::Relaxed) {
-            let error = IoError::of(&bio, "broken");
-            return done(bio, Err(error));
-        }
-        self.inner.start(bio, done);
-    }
-}
-
 struct Full {
-    device: Arc<Failing>,
+    device: Arc<FateDevice>,
     fs: Arc<Ext4>,
     cx: Cx,
 }
@@ -41,10 +20,7 @@ struct Full {
 impl Full {
     fn new(mkfs: &[&str], mount: &str) -> Self {
         let image = image_with_file(mkfs, "8M");
-        let device = Arc::new(Failing {
-            inner: image.device(),
-            fails: AtomicBool::new(false),
-        });
+        let device = FateDevice::new(image.device());
         let options = MountOptions::parse(mount).unwrap();
         let shared = Arc::clone(&device) as Arc<dyn Device>;
         let (fs, _) = Ext4::open(shared, options, CacheSizes::of(4 << 20)).unwrap();
@@ -107,7 +83,7 @@ impl Full {
     fn close(self) {
         self.fs.close().unwrap();
         let image = image_with_file(&["-t", "ext2", "-b", "1024"], "8M");
-        judge(&self.device.inner, &image, "a full volume");
+        judge(&self.device.memory, &image, "a full volume");
     }
 }
 
@@ -173,7 +149,7 @@ fn a_broken_device_costs_a_full_volume_nothing() {
         world.fill(1);
         assert_eq!(world.write(&file, 5, &[2; 20]), Ok(20));
         model[5..25].fill(2);
-        world.device.fails.store(true, Ordering::Relaxed);
+        world.device.fail_writes(true);
         // In place it is taken into the cache; a new block cannot be had, and nothing of it stays.
         let fits = 3 * block - 100;
         assert_eq!(world.write(&file, 100, &vec![3; 3 * block]), Ok(fits));
@@ -187,7 +163,7 @@ fn a_broken_device_costs_a_full_volume_nothing() {
             .write_out(&file, steadfs_cache::Why::Sync, IoTag::default());
         assert!(matches!(written, Err(FsError::Io(_))), "{written:?}");
         assert!(world.read(&file) == model, "what failed stays in the cache");
-        world.device.fails.store(false, Ordering::Relaxed);
+        world.device.fail_writes(false);
         assert_eq!(world.write(&file, 3 * block as u64, &[5; 50]), Ok(50));
         model.extend([5; 50]);
         // Nobody has been told of the failure yet.
@@ -306,7 +282,7 @@ fn a_healed_device_is_not_blamed_again() {
         assert_eq!(world.write(&file, 0, &[1; 5000]), Ok(5000));
         let fsync = || world.fs.fsync_inode(&world.cx, &file, false);
         fsync().unwrap();
-        let fails = |fails| world.device.fails.store(fails, Ordering::Relaxed);
+        let fails = |fails| world.device.fail_writes(fails);
         let in_background = || {
             let why = steadfs_cache::Why::Background;
             world.fs.write_out(&file, why, IoTag::background())
@@ -343,17 +319,17 @@ fn a_truncate_that_cannot_write_cuts_nothing() {
         assert_eq!(world.write(&file, 0, &[1]), Ok(1));
         assert_eq!(world.write(&file, 14_140, &[2; 2207]), Ok(2207));
         let content = world.read(&file);
-        world.device.fails.store(true, Ordering::Relaxed);
+        world.device.fail_writes(true);
         let cut = world.fs.truncate(&world.cx, &file, 10_053);
         assert!(matches!(cut, Err(FsError::Io(_))), "{cut:?}");
         assert!(world.read(&file) == content);
-        world.device.fails.store(false, Ordering::Relaxed);
+        world.device.fail_writes(false);
         // The failure may be told once more.
         let _ = world.fs.fsync_inode(&world.cx, &file, false);
         world.fs.fsync_inode(&world.cx, &file, false).unwrap();
         let ino = file.ino();
         drop(file);
-        let device = Arc::clone(&world.device.inner);
+        let device = Arc::clone(&world.device.memory);
         world.close();
         let again = Ext4::open(device, MountOptions::default(), CacheSizes::of(4 << 20));
         let (fs, _) = again.unwrap();

@@ -1,70 +1,14 @@
 //! Freezing and thawing, on devices that may fail.
 
-use std::sync::atomic::AtomicU32;
-
-use steadfs_block::{IoError, Op};
+use steadfs_block::{Fate, FateDevice, Op};
 use steadfs_vfs::StatFs;
 
 use super::*;
 
-/// What becomes of the next writes of the superblock.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    /// They fail.
-    Fail,
-    /// They are done, and said to have failed.
-    Misreport,
-}
-
-struct Failing {
-    inner: Arc<MemDevice>,
-    fate: Fate,
-    next: AtomicU32,
-    changes: AtomicU32,
-}
-
-impl Failing {
-    fn new(inner: &Arc<MemDevice>, fate: Fate) -> Arc<Self> {
-        Arc::new(Self {
-            inner: Arc::clone(inner),
-            fate,
-            next: AtomicU32::new(0),
-            changes: AtomicU32::new(0),
-        })
-    }
-
-    fn fail_next(&self, count: u32) {
-        self.next.store(count, Ordering::Release);
-    }
-
-    fn changes(&self) -> u32 {
-        self.changes.load(Ordering::Acquire)
-    }
-}
-
-impl Device for Failing {
-    fn geometry(&self) -> &Geometry {
-        self.inner.geometry()
-    }
-
-    fn start(&self, bio: Bio, done: Done) {
-        if !matches!(bio.op, Op::Read | Op::Flush) {
-            self.changes.fetch_add(1, Ordering::AcqRel);
-        }
-        let superblock = bio.op == Op::Write && bio.offset <= 1024;
-        let left = self.next.load(Ordering::Acquire);
-        if !superblock || left == 0 {
-            return self.inner.start(bio, done);
-        }
-        self.next.store(left - 1, Ordering::Release);
-        let error = Err(IoError::of(&bio, "told to fail"));
-        match self.fate {
-            Fate::Fail => done(bio, error),
-            Fate::Misreport => self
-                .inner
-                .start(bio, Box::new(move |bio, _| done(bio, error))),
-        }
-    }
+/// The next writes of the superblock meet `fate`.
+fn next_superblocks(device: &FateDevice, count: u32, fate: Fate) {
+    let superblock = |bio: &Bio| bio.op == Op::Write && bio.offset <= 1024;
+    device.next(count, superblock, fate);
 }
 
 fn freeze(fs: &Ext4, value: &str) -> Result<()> {
@@ -106,7 +50,7 @@ const KINDS: [&[&str]; 4] = [
 fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
     for options in KINDS {
         let image = Image::make(options, "32M");
-        let device = Failing::new(&image.device(), Fate::Fail);
+        let device = FateDevice::new(image.device());
         let fs = open(Arc::clone(&device) as _, "");
         let empty = free(&fs);
         let [gone, kept] = [b"gone", b"kept"].map(|name| {
@@ -130,7 +74,7 @@ fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
         assert_eq!(free(&fs), empty);
         // Nothing is left that would keep it writable.
         fs.remount(&cx(), "ro").unwrap();
-        judge(&image, &device.inner);
+        judge(&image, &device.memory);
         fs.remount(&cx(), "rw").unwrap();
         // An unmount thaws, too.
         let attr = FileSystem::mknod(&*fs, &cx(), ROOT, b"last", 0o100_644, 0).unwrap();
@@ -138,9 +82,9 @@ fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
         freeze(&fs, "1").unwrap();
         fs.forget(attr.ino, 1);
         fs.close().unwrap();
-        let sb = judge(&image, &device.inner);
+        let sb = judge(&image, &device.memory);
         assert_eq!(sb.last_orphan(), None);
-        assert_eq!(free(&open(Arc::clone(&device.inner) as _, "ro")), empty);
+        assert_eq!(free(&open(Arc::clone(&device.memory) as _, "ro")), empty);
     }
 }
 
@@ -151,14 +95,14 @@ fn a_thaw_on_a_device_that_fails_stops_the_volume() {
         for options in KINDS {
             for fate in [Fate::Fail, Fate::Misreport] {
                 let image = Image::make(options, "32M");
-                let device = Failing::new(&image.device(), fate);
+                let device = FateDevice::new(image.device());
                 let fs = open(Arc::clone(&device) as _, mount);
                 durable(&fs, b"before", &[7; 10_000]).unwrap();
                 let attr = FileSystem::mknod(&*fs, &cx(), ROOT, b"gone", 0o100_644, 0).unwrap();
                 FileSystem::unlink(&*fs, &cx(), ROOT, b"gone").unwrap();
                 freeze(&fs, "1").unwrap();
                 fs.forget(attr.ino, 1);
-                device.fail_next(1);
+                next_superblocks(&device, 1, fate);
                 let said = freeze(&fs, "0").unwrap_err();
                 assert!(matches!(said, FsError::Io(_)), "{mount}: {said}");
                 assert!(errors(&fs).contains("stopped: the superblock"), "{mount}");
@@ -173,10 +117,10 @@ fn a_thaw_on_a_device_that_fails_stops_the_volume() {
                 assert_eq!(read(&fs, b"before"), [7; 10_000]);
                 assert!(matches!(fs.close(), Err(FsError::Stopped(_))));
                 assert_eq!(device.changes(), before, "a stopped volume was written");
-                let fs = open(Arc::clone(&device.inner) as _, "");
+                let fs = open(Arc::clone(&device.memory) as _, "");
                 assert_eq!(read(&fs, b"before"), [7; 10_000]);
                 fs.close().unwrap();
-                judge(&image, &device.inner);
+                judge(&image, &device.memory);
             }
         }
     }
@@ -190,11 +134,11 @@ fn a_volume_that_could_not_become_writable_stops() {
             for fate in [Fate::Fail, Fate::Misreport] {
                 let what = format!("{mount} {options:?}");
                 let image = Image::make(options, "32M");
-                let device = Failing::new(&image.device(), fate);
+                let device = FateDevice::new(image.device());
                 let fs = open(Arc::clone(&device) as _, mount);
                 durable(&fs, b"before", &[7; 10_000]).unwrap();
                 fs.remount(&cx(), "ro").unwrap();
-                device.fail_next(1);
+                next_superblocks(&device, 1, fate);
                 let said = fs.remount(&cx(), "rw").unwrap_err();
                 assert!(matches!(said, FsError::Io(_)), "{what}: {said}");
                 let changes = device.changes();
@@ -209,11 +153,11 @@ fn a_volume_that_could_not_become_writable_stops() {
                 assert_eq!(read(&fs, b"before"), [7; 10_000]);
                 assert!(matches!(fs.close(), Err(FsError::Stopped(_))));
                 assert_eq!(device.changes(), changes, "a stopped volume was written");
-                let fs = open(Arc::clone(&device.inner) as _, "");
+                let fs = open(Arc::clone(&device.memory) as _, "");
                 assert_eq!(read(&fs, b"before"), [7; 10_000]);
                 durable(&fs, b"after", &[8; 10_000]).unwrap();
                 fs.close().unwrap();
-                judge(&image, &device.inner);
+                judge(&image, &device.memory);
             }
         }
     }
@@ -233,10 +177,10 @@ fn a_volume_that_could_not_be_marked_clean_is_not_taken_for_clean() {
             ] {
                 let what = format!("{mount} {options:?} {word} {count}");
                 let image = Image::make(options, "32M");
-                let device = Failing::new(&image.device(), fate);
+                let device = FateDevice::new(image.device());
                 let fs = open(Arc::clone(&device) as _, mount);
                 durable(&fs, b"before", &[7; 10_000]).unwrap();
-                device.fail_next(count);
+                next_superblocks(&device, count, fate);
                 let said = match word {
                     "freeze" => freeze(&fs, "1"),
                     word => fs.remount(&cx(), word),
@@ -251,13 +195,13 @@ fn a_volume_that_could_not_be_marked_clean_is_not_taken_for_clean() {
                 assert_eq!(fs.options().starts_with("rw"), goes_on, "{what}");
                 if options.contains(&"ext2") {
                     // Without a journal the crash is e2fsck's; the mark tells that there was one.
-                    let sb = Superblock::parse(&device.inner.to_bytes()[1024..2048]).unwrap();
+                    let sb = Superblock::parse(&device.memory.to_bytes()[1024..2048]).unwrap();
                     assert!(!goes_on || sb.state() & STATE_CLEAN == 0, "{what}");
                     let _ = fs.close();
                     continue;
                 }
                 // The server is killed.
-                let copy = Arc::new(device.inner.copy());
+                let copy = Arc::new(device.memory.copy());
                 let again = open(Arc::clone(&copy) as _, "");
                 assert_eq!(read(&again, b"before"), [7; 10_000], "{what}");
                 if after.is_ok() {

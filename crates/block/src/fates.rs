@@ -1,0 +1,173 @@
+//! A device in memory whose requests meet what a test says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_rt::{Mutex, Rank, sleep, spawn};
+
+use crate::{Bio, Device, Done, Geometry, IoError, MemDevice, Op};
+
+/// What becomes of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// It is done.
+    Done,
+    /// It is done this much later.
+    Late(Duration),
+    /// It fails, and nothing is done.
+    Fail,
+    /// It is done, and said to have failed.
+    Misreport,
+}
+
+/// A device in memory. Every request is done at once, unless the test has given another rule.
+pub struct FateDevice {
+    /// What the device has.
+    pub memory: Arc<MemDevice>,
+    state: Mutex<State>,
+}
+
+struct State {
+    rule: Box<dyn FnMut(&Bio) -> Fate + Send>,
+    changes: u64,
+    failures: u64,
+}
+
+impl FateDevice {
+    /// A device with the content of `memory`.
+    pub fn new(memory: Arc<MemDevice>) -> Arc<Self> {
+        let state = State {
+            rule: Box::new(|_| Fate::Done),
+            changes: 0,
+            failures: 0,
+        };
+        Arc::new(Self {
+            memory,
+            state: Mutex::new(Rank::Leaf, state),
+        })
+    }
+
+    /// From now on `rule` decides.
+    pub fn set(&self, rule: impl FnMut(&Bio) -> Fate + Send + 'static) {
+        self.state.lock().rule = Box::new(rule);
+    }
+
+    /// From now on the requests fail that `which` picks.
+    pub fn fail(&self, mut which: impl FnMut(&Bio) -> bool + Send + 'static) {
+        self.set(move |bio| match which(bio) {
+            true => Fate::Fail,
+            false => Fate::Done,
+        });
+    }
+
+    /// From now on writes fail, or none does.
+    pub fn fail_writes(&self, on: bool) {
+        self.fail(move |bio| on && bio.op == Op::Write);
+    }
+
+    /// The next `count` requests that `which` picks meet `fate`, and all others are done.
+    pub fn next(&self, mut count: u32, which: impl Fn(&Bio) -> bool + Send + 'static, fate: Fate) {
+        self.set(move |bio| {
+            if count == 0 || !which(bio) {
+                return Fate::Done;
+            }
+            count -= 1;
+            fate
+        });
+    }
+
+    /// Requests so far that were to change the content.
+    pub fn changes(&self) -> u64 {
+        self.state.lock().changes
+    }
+
+    /// Requests so far that were said to have failed.
+    pub fn failures(&self) -> u64 {
+        self.state.lock().failures
+    }
+}
+
+impl State {
+    fn fate(&mut self, bio: &Bio) -> Fate {
+        let fate = (self.rule)(bio);
+        self.changes += u64::from(!matches!(bio.op, Op::Read | Op::Flush));
+        self.failures += u64::from(matches!(fate, Fate::Fail | Fate::Misreport));
+        fate
+    }
+}
+
+impl Device for FateDevice {
+    fn geometry(&self) -> &Geometry {
+        self.memory.geometry()
+    }
+
+    fn start(&self, bio: Bio, done: Done) {
+        let fate = self.state.lock().fate(&bio);
+        let error = IoError::of(&bio, "told to fail");
+        match fate {
+            Fate::Done => self.memory.start(bio, done),
+            Fate::Late(time) => {
+                let memory = Arc::clone(&self.memory);
+                let _on_its_own = spawn("late request", move || {
+                    sleep(time);
+                    memory.start(bio, done);
+                });
+            }
+            Fate::Fail => done(bio, Err(error)),
+            Fate::Misreport => {
+                let done: Done = Box::new(move |bio, _| done(bio, Err(error)));
+                self.memory.start(bio, done);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfs_base::IoTag;
+    use steadfs_rt::{now, sim};
+
+    use super::*;
+    use crate::{Buf, Queue, QueueOptions};
+
+    #[test]
+    fn requests_meet_what_was_said() {
+        sim::run(sim::Config::new(1), || {
+            let device = FateDevice::new(Arc::new(MemDevice::new(1 << 20)));
+            let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());
+            let tag = IoTag::default();
+            let write = |at: u64, fill: u8| {
+                let bio = Bio::write(at, vec![Buf::copy_of(&[fill; 512])]);
+                queue.submit(bio, tag).wait()
+            };
+            let has = |at: u64| {
+                let mut out = [0; 512];
+                device.memory.read(at, &mut out);
+                out[0]
+            };
+            write(0, 1).unwrap();
+            assert_eq!((has(0), device.changes(), device.failures()), (1, 1, 0));
+
+            device.next(1, |bio| bio.offset == 512, Fate::Fail);
+            write(0, 2).unwrap();
+            write(512, 2).unwrap_err();
+            assert_eq!((has(0), has(512)), (2, 0));
+            write(512, 2).unwrap();
+            device.next(2, |_| true, Fate::Misreport);
+            write(0, 3).unwrap_err();
+            write(0, 4).unwrap_err();
+            assert_eq!((has(0), device.changes(), device.failures()), (4, 6, 3));
+
+            device.fail_writes(true);
+            write(0, 5).unwrap_err();
+            assert_eq!(queue.read(0, 512, tag).unwrap()[0], 4);
+            device.fail_writes(false);
+            write(0, 6).unwrap();
+
+            let begin = now();
+            device.set(|_| Fate::Late(Duration::from_secs(3)));
+            assert_eq!(queue.read(0, 512, tag).unwrap()[0], 6);
+            assert!(begin.elapsed() >= Duration::from_secs(3));
+        });
+    }
+}
