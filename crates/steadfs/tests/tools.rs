@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "../../fuse/tests/common/memfs.rs"]
+#[path = "../../fuse/tests/common/memfs/mod.rs"]
 #[allow(dead_code, reason = "the mounted tests use the rest")]
 mod memfs;
 
