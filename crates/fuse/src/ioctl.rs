@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use steadfs_vfs::{InodeFlags, ShutdownMode};
 use zerocopy::FromBytes;
 
-use crate::ops::{Call, Outcome};
+use crate::call::{Call, Outcome};
 use crate::reply::ReplyBuf;
 use crate::sys::{REMOUNT, REMOUNT_SIZE, TUNE};
 use crate::wire;
@@ -43,7 +43,7 @@ pub(crate) fn serve(
     // The result comes first; most are 0.
     let head = out.bytes.len();
     out.put(&wire::IoctlOut::default());
-    let fs = &*call.session.fs;
+    let fs = &*call.volume.fs;
     match arg.cmd {
         GETFLAGS | GETFLAGS_32 => {
             let flags = fs.flags(&call.cx, call.ino)?.flags.0;
@@ -52,7 +52,7 @@ pub(crate) fn serve(
         SETFLAGS | SETFLAGS_32 => {
             let (flags, _) = u32::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
             fs.set_flags(&call.cx, call.ino, InodeFlags(flags))?;
-            call.session.attributes_changed(call.ino);
+            call.volume.attributes_changed(call.ino);
             Ok(())
         }
         FSGETXATTR => get_fsxattr(call, arg, out),
@@ -88,7 +88,7 @@ fn reply(out: &mut ReplyBuf, arg: &wire::IoctlIn, bytes: &[u8]) -> Outcome {
 }
 
 fn get_fsxattr(call: &Call<'_>, arg: &wire::IoctlIn, out: &mut ReplyBuf) -> Outcome {
-    let fsx = call.session.fs.flags(&call.cx, call.ino)?;
+    let fsx = call.volume.fs.flags(&call.cx, call.ino)?;
     let xflags = XFLAGS
         .iter()
         .filter(|(_, flag)| fsx.flags.contains(*flag))
@@ -103,7 +103,7 @@ fn get_fsxattr(call: &Call<'_>, arg: &wire::IoctlIn, out: &mut ReplyBuf) -> Outc
 }
 
 fn set_fsxattr(call: &Call<'_>, data: &[u8]) -> Outcome {
-    let fs = &*call.session.fs;
+    let fs = &*call.volume.fs;
     let (new, _) = wire::Fsxattr::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
     let known = XFLAGS.iter().fold(0, |set, (xflag, _)| set | xflag);
     if new.xflags & !known != 0 || new.extsize != 0 || new.cowextsize != 0 {
@@ -124,7 +124,7 @@ fn set_fsxattr(call: &Call<'_>, data: &[u8]) -> Outcome {
     if new.projid != old.project {
         fs.set_project(&call.cx, call.ino, new.projid)?;
     }
-    call.session.attributes_changed(call.ino);
+    call.volume.attributes_changed(call.ino);
     Ok(())
 }
 
@@ -132,7 +132,7 @@ fn trim(call: &Call<'_>, arg: &wire::IoctlIn, data: &[u8], out: &mut ReplyBuf) -
     only_root(call)?;
     let (mut range, _) = wire::FstrimRange::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
     range.len = call
-        .session
+        .volume
         .fs
         .trim(&call.cx, range.start, range.len, range.minlen)?;
     reply(out, arg, zerocopy::IntoBytes::as_bytes(&range))
@@ -150,7 +150,7 @@ fn shutdown(call: &Call<'_>, arg: &wire::IoctlIn) -> Outcome {
         4 => ShutdownMode::NeedCheck,
         _ => return Err(Errno::INVAL.into()),
     };
-    Ok(call.session.fs.shutdown(&call.cx, mode)?)
+    Ok(call.volume.fs.shutdown(&call.cx, mode)?)
 }
 
 /// Mount options or settings change. The kernel does not tell the server of a remount, and to a read-only

@@ -15,6 +15,7 @@
 //!   not ask for again after a call that changed it (`notify`), it is told to.
 //! * FSYNC and FSYNCDIR are never answered ENOSYS: the kernel would call every later one done.
 
+mod call;
 mod error;
 mod ioctl;
 mod mount;

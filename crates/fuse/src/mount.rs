@@ -18,11 +18,12 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags as RawFlags, UnmountFlags};
 use steadfs_vfs::{FileSystem, FsError};
 
+use crate::call::SessionConfig;
 use crate::error::MountError;
 use crate::notify::Notifier;
 use crate::owner::{Classifier, Owners};
 use crate::reply::Timeouts;
-use crate::session::{Agreed, Session, SessionConfig};
+use crate::session::{Agreed, Session};
 use crate::stats::Stats;
 use crate::sys;
 use crate::transport::Crew;
@@ -257,7 +258,9 @@ fn serve(
     queues: Option<u16>,
 ) -> Result<Agreed, MountError> {
     let device = Arc::new(device);
-    crew.session.set_notifier(Notifier::new(device.clone()));
+    crew.session
+        .volume
+        .set_notifier(Notifier::new(device.clone()));
     // With io_uring, few requests come through the device: a thread is enough to begin with.
     let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
     let readers = if queues.is_some() {

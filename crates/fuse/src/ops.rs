@@ -8,64 +8,34 @@ use steadfs_vfs::{
 };
 use zerocopy::IntoBytes;
 
+use crate::call::{Call, Outcome, Stop, Volume};
 use crate::ioctl;
-use crate::reply::{PlusEntry, ReplyBuf, statfs_out};
+use crate::reply::{Answer, PlusEntry, ReplyBuf, statfs_out};
 use crate::request::{Op, Request};
-use crate::session::{Answer, Session};
 use crate::wire::{self, fattr};
 
-/// What stops an operation: the volume's error, or a refusal of our own.
-pub(crate) enum Stop {
-    /// The volume's error.
-    Fs(FsError),
-    /// A refusal by number.
-    Errno(Errno),
-}
-
-impl From<FsError> for Stop {
-    fn from(error: FsError) -> Self {
-        Self::Fs(error)
-    }
-}
-
-impl From<Errno> for Stop {
-    fn from(error: Errno) -> Self {
-        Self::Errno(error)
-    }
-}
-
-pub(crate) type Outcome<T = ()> = Result<T, Stop>;
-
-/// One call on its way.
-pub(crate) struct Call<'a> {
-    pub session: &'a Session,
-    pub header: &'a wire::InHeader,
-    pub ino: InodeNo,
-    pub cx: Cx,
-}
-
 /// Serves a request that concerns the volume.
-pub(crate) fn dispatch(session: &Session, request: &Request<'_>, out: &mut ReplyBuf) -> Answer {
-    let ids = session.translate.ids;
+pub(crate) fn dispatch(volume: &Volume, request: &Request<'_>, out: &mut ReplyBuf) -> Answer {
+    let ids = volume.translate.ids;
     match request.op {
         // Most frequent without an answer; needs no context.
         Op::Forget { count } => {
-            session.fs.forget(ids.ino(request.header.nodeid), count);
+            volume.fs.forget(ids.ino(request.header.nodeid), count);
             return Answer::Silent;
         }
         Op::BatchForget(list) => {
             for one in list.iter() {
-                session.fs.forget(ids.ino(one.nodeid), one.nlookup);
+                volume.fs.forget(ids.ino(one.nodeid), one.nlookup);
             }
             return Answer::Silent;
         }
         _ => {}
     }
     let call = Call {
-        session,
+        volume,
         header: &request.header,
         ino: ids.ino(request.header.nodeid),
-        cx: context(session, request),
+        cx: context(volume, request),
     };
     // Whoever holds a lock that it has to wait for works in its name meanwhile.
     let _acting = steadfs_rt::inherit::act_as(call.cx.tag.with_urgency(Urgency::Waited));
@@ -79,7 +49,7 @@ pub(crate) fn dispatch(session: &Session, request: &Request<'_>, out: &mut Reply
     }
 }
 
-fn context(session: &Session, request: &Request<'_>) -> Cx {
+fn context(volume: &Volume, request: &Request<'_>) -> Cx {
     let head = &request.header;
     let umask = match request.op {
         Op::Mknod { arg, .. } => arg.umask,
@@ -87,7 +57,7 @@ fn context(session: &Session, request: &Request<'_>) -> Cx {
         Op::Tmpfile(arg) => arg.umask,
         _ => 0,
     };
-    let tag = owner(session, request);
+    let tag = owner(volume, request);
     Cx {
         uid: head.uid,
         gid: head.gid,
@@ -101,9 +71,9 @@ fn context(session: &Session, request: &Request<'_>) -> Cx {
 }
 
 /// On whose account the request runs.
-fn owner(session: &Session, request: &Request<'_>) -> IoTag {
-    let classifier = &session.config.classifier;
-    let ino = session.translate.ids.ino(request.header.nodeid);
+fn owner(volume: &Volume, request: &Request<'_>) -> IoTag {
+    let classifier = &volume.config.classifier;
+    let ino = volume.translate.ids.ino(request.header.nodeid);
     match request.op {
         Op::Write { arg, .. } if arg.write_flags & wire::WRITE_CACHE != 0 => {
             // Pages of a shared mapping: the kernel writes them and does not know for whom.
@@ -121,24 +91,24 @@ fn owner(session: &Session, request: &Request<'_>) -> IoTag {
 
 impl Call<'_> {
     fn run(&self, op: &Op<'_>, out: &mut ReplyBuf) -> Outcome {
-        let fs = &*self.session.fs;
+        let fs = &*self.volume.fs;
         match *op {
             Op::Lookup { name } => self.lookup(name, out),
             Op::Getattr => {
                 let attr = fs.getattr(&self.cx, self.ino)?;
-                out.put(&self.session.translate.attr_out(&attr));
+                out.put(&self.volume.translate.attr_out(&attr));
                 Ok(())
             }
             Op::Statx => {
                 let attr = fs.getattr(&self.cx, self.ino)?;
-                out.put(&self.session.translate.statx_out(&attr));
+                out.put(&self.volume.translate.statx_out(&attr));
                 Ok(())
             }
             Op::Setattr(ref arg) => self.setattr(arg, out),
             Op::Read(arg) => {
-                let len = arg.size.min(self.session.config.max_request) as usize;
+                let len = arg.size.min(self.volume.config.max_request) as usize;
                 if arg.flags & OFlags::DIRECT.bits() == 0 {
-                    self.session.will_be_cached(self.ino);
+                    self.volume.will_be_cached(self.ino);
                 }
                 out.data = fs.read(&self.cx, self.ino, arg.offset, len)?;
                 if out.data.len() > len {
@@ -189,19 +159,19 @@ impl Call<'_> {
 
     /// Operations that make, move and remove names.
     fn namespace(&self, op: &Op<'_>, out: &mut ReplyBuf) -> Outcome {
-        let fs = &*self.session.fs;
+        let fs = &*self.volume.fs;
         let (cx, dir) = (&self.cx, self.ino);
         let attr = match *op {
             Op::Mknod { arg, name } => fs.mknod(cx, dir, name, arg.mode, arg.rdev)?,
             Op::Mkdir { arg, name } => fs.mkdir(cx, dir, name, arg.mode)?,
             Op::Symlink { name, target } => fs.symlink(cx, dir, name, target)?,
             Op::Link { node, name } => {
-                let ino = self.session.translate.ids.ino(node);
+                let ino = self.volume.translate.ids.ino(node);
                 fs.link(cx, ino, dir, name)?
             }
             Op::Tmpfile(arg) => {
                 let attr = fs.tmpfile(cx, dir, arg.mode)?;
-                out.put(&self.session.translate.entry(&attr));
+                out.put(&self.volume.translate.entry(&attr));
                 out.put(&OPEN_OUT);
                 return Ok(());
             }
@@ -213,18 +183,18 @@ impl Call<'_> {
                 from,
                 to,
             } => {
-                let newdir = self.session.translate.ids.ino(newdir);
+                let newdir = self.volume.translate.ids.ino(newdir);
                 let flags = rename_flags(flags)?;
                 return Ok(fs.rename(cx, (dir, from), (newdir, to), flags)?);
             }
             _ => return Err(Errno::NOSYS.into()),
         };
-        out.put(&self.session.translate.entry(&attr));
+        out.put(&self.volume.translate.entry(&attr));
         Ok(())
     }
 
     fn lookup(&self, name: &[u8], out: &mut ReplyBuf) -> Outcome {
-        let fs = &*self.session.fs;
+        let fs = &*self.volume.fs;
         let found = if name == b"." {
             // A file handle of an exported volume is opened: the inode is known by number only.
             fs.attach(&self.cx, self.ino)
@@ -232,9 +202,9 @@ impl Call<'_> {
             fs.lookup(&self.cx, self.ino, name)
         };
         match found {
-            Ok(attr) => out.put(&self.session.translate.entry(&attr)),
+            Ok(attr) => out.put(&self.volume.translate.entry(&attr)),
             Err(FsError::NotFound) if name != b"." && name != b".." => {
-                out.put(&self.session.translate.no_entry());
+                out.put(&self.volume.translate.no_entry());
             }
             Err(error) => return Err(error.into()),
         }
@@ -272,15 +242,15 @@ impl Call<'_> {
             // kernel, whoever makes it; a truncation only where the kernel says so.
             kill_priv: has(fattr::KILL_SUIDGID) || has(fattr::UID) || has(fattr::GID),
         };
-        let attr = self.session.fs.setattr(&self.cx, self.ino, &set)?;
-        out.put(&self.session.translate.attr_out(&attr));
+        let attr = self.volume.fs.setattr(&self.cx, self.ino, &set)?;
+        out.put(&self.volume.translate.attr_out(&attr));
         Ok(())
     }
 
     fn readdir(&self, arg: &wire::ReadIn, out: &mut ReplyBuf) -> Outcome {
-        let limit = arg.size.min(self.session.config.max_request) as usize;
+        let limit = arg.size.min(self.volume.config.max_request) as usize;
         let bytes = &mut out.bytes;
-        let fs = &self.session.fs;
+        let fs = &self.volume.fs;
         let read = fs.readdir(&self.cx, self.ino, arg.offset, &mut |entry| {
             let kind = entry.kind.map_or(0, dirent_kind);
             push_dirent(bytes, limit, entry.ino, entry.next, kind, entry.name)
@@ -292,8 +262,8 @@ impl Call<'_> {
     /// Entries with attributes. The names are gathered first and the inodes looked up afterwards,
     /// because the volume may hold the directory's lock while it reports names.
     fn readdirplus(&self, arg: &wire::ReadIn, out: &mut ReplyBuf) -> Outcome {
-        let limit = arg.size.min(self.session.config.max_request) as usize;
-        let fs = &*self.session.fs;
+        let limit = arg.size.min(self.volume.config.max_request) as usize;
+        let fs = &*self.volume.fs;
         let (names, entries) = (&mut out.names, &mut out.entries);
         names.clear();
         entries.clear();
@@ -327,7 +297,7 @@ impl Call<'_> {
             if name != b"." && name != b".." {
                 match fs.attach(&self.cx, plus.ino) {
                     Ok(attr) => {
-                        head = self.session.translate.entry(&attr);
+                        head = self.volume.translate.entry(&attr);
                         kind = dirent_kind(attr.kind);
                     }
                     Err(error) => tracing::debug!(ino = plus.ino.0, %error, "entry without inode"),
@@ -341,13 +311,13 @@ impl Call<'_> {
 
     /// Whether a change of content takes bits of the mode away, if that is `asked` for.
     fn may_kill(&self, ino: InodeNo, asked: bool) -> Result<bool, FsError> {
-        Ok(asked && self.session.fs.getattr(&self.cx, ino)?.perm & 0o6000 != 0)
+        Ok(asked && self.volume.fs.getattr(&self.cx, ino)?.perm & 0o6000 != 0)
     }
 
     /// Tells the kernel of bits that a call took away which it takes for one that leaves them.
     fn killed(&self, ino: InodeNo, kills: bool) {
         if kills {
-            self.session.attributes_changed(ino);
+            self.volume.attributes_changed(ino);
         }
     }
 
@@ -362,7 +332,7 @@ impl Call<'_> {
         }
         if direct && n > 0 {
             let bytes = arg.offset..arg.offset.saturating_add(n as u64);
-            self.session.pages_changed(self.ino, bytes);
+            self.volume.pages_changed(self.ino, bytes);
         }
         written?;
         let size = u32::try_from(n).map_err(|_| Errno::IO)?;
@@ -380,7 +350,7 @@ impl Call<'_> {
         whole: bool,
         kill_priv: bool,
     ) -> (usize, Result<(), FsError>) {
-        let fs = &*self.session.fs;
+        let fs = &*self.volume.fs;
         let mut done = 0;
         loop {
             let at = offset.saturating_add(done as u64);
@@ -398,9 +368,9 @@ impl Call<'_> {
         if arg.flags != 0 {
             return Err(Errno::INVAL.into());
         }
-        let to = self.session.translate.ids.ino(arg.nodeid_out);
+        let to = self.volume.translate.ids.ino(arg.nodeid_out);
         let kills = self.may_kill(to, !self.cx.fsetid)?;
-        let copied = self.session.fs.copy_range(
+        let copied = self.volume.fs.copy_range(
             &self.cx,
             (self.ino, arg.off_in),
             (to, arg.off_out),
@@ -419,7 +389,7 @@ impl Call<'_> {
     }
 
     fn xattr(&self, op: &Op<'_>, out: &mut ReplyBuf) -> Outcome {
-        let fs = &*self.session.fs;
+        let fs = &*self.volume.fs;
         match *op {
             Op::Getxattr { size, name } => {
                 let value = fs.getxattr(&self.cx, self.ino, name)?;

@@ -2,11 +2,23 @@
 
 use std::time::Duration;
 
+use rustix::io::Errno;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Attr, InodeFlags, ReadData, StatFs, is_control_inode};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::wire;
+
+/// How a request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// With what the reply buffer holds.
+    Done,
+    /// With this error.
+    Error(Errno),
+    /// Not at all (FORGET, INTERRUPT).
+    Silent,
+}
 
 /// What a handler answers with: structures and names in `bytes`, file data behind them in `data`.
 /// Belongs to a service thread and is used again for each request.

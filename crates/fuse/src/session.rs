@@ -8,39 +8,23 @@
 //! answered EIO, the volume is not called again (its locks and structures are in an unknown state;
 //! what it wrote is what a crash at that moment would leave), and the end of the mount reports it.
 
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use steadfs_base::InodeNo;
 use steadfs_rt::Event;
 use steadfs_vfs::{FileSystem, FsError};
 
 use crate::MountError;
-use crate::notify::Notifier;
+pub use crate::call::SessionConfig;
+use crate::call::Volume;
 use crate::ops;
-use crate::owner::Classifier;
-use crate::reply::{NodeIds, ReplyBuf, Timeouts, Translate};
+use crate::reply::{Answer, ReplyBuf};
 use crate::request::{DecodeError, Op, RawRequest, Request};
 use crate::stats::Stats;
 use crate::wire::{self, init};
-
-/// What a session is told at its start.
-pub struct SessionConfig {
-    /// Timeouts of names and attributes.
-    pub timeouts: Timeouts,
-    /// Largest read or write in bytes.
-    pub max_request: u32,
-    /// Whether the kernel shall check and store POSIX ACLs.
-    pub posix_acl: bool,
-    /// Whether to ask for requests through io_uring.
-    pub uring: bool,
-    /// Who is behind a process.
-    pub classifier: Arc<dyn Classifier>,
-}
 
 /// What INIT settled.
 #[derive(Clone, Copy, Debug)]
@@ -51,27 +35,12 @@ pub struct Agreed {
     pub uring: bool,
 }
 
-/// How a request is answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// With what the reply buffer holds.
-    Done,
-    /// With this error.
-    Error(Errno),
-    /// Not at all (FORGET, INTERRUPT).
-    Silent,
-}
-
 /// State of one mount, shared by its service threads.
 pub struct Session {
-    pub(crate) fs: Arc<dyn FileSystem>,
-    pub(crate) translate: Translate,
-    pub(crate) config: SessionConfig,
+    pub(crate) volume: Volume,
     pub(crate) stats: Stats,
     /// Result of INIT; whoever mounts waits for it.
     agreed: Event<Result<Agreed, MountError>>,
-    /// How the kernel is told what it did not ask for, once it is mounted.
-    notifier: OnceLock<Arc<Notifier>>,
     /// Requests inside the volume.
     inside: AtomicUsize,
     /// No request may enter the volume any more.
@@ -98,17 +67,10 @@ impl Drop for Inside<'_> {
 impl Session {
     /// A session that has not yet spoken with the kernel.
     pub fn new(fs: Arc<dyn FileSystem>, config: SessionConfig) -> Self {
-        let translate = Translate {
-            ids: NodeIds::new(fs.root()),
-            timeouts: config.timeouts,
-        };
         Self {
-            fs,
-            translate,
-            config,
+            volume: Volume::new(fs, config),
             stats: Stats::default(),
             agreed: Event::new(),
-            notifier: OnceLock::new(),
             inside: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -119,34 +81,6 @@ impl Session {
     /// Counters.
     pub fn stats(&self) -> &Stats {
         &self.stats
-    }
-
-    /// From now on the kernel can be told of changes.
-    pub(crate) fn set_notifier(&self, notifier: Notifier) {
-        if self.notifier.set(Arc::new(notifier)).is_err() {
-            unreachable!("a session is mounted once");
-        }
-    }
-
-    /// A call changed attributes of `ino` that the kernel does not ask for again after such a call.
-    pub(crate) fn attributes_changed(&self, ino: InodeNo) {
-        if let Some(notifier) = self.notifier.get() {
-            notifier.attributes_changed(self.translate.ids.node(ino));
-        }
-    }
-
-    /// Bytes of `ino` are about to be read into the kernel's page cache.
-    pub(crate) fn will_be_cached(&self, ino: InodeNo) {
-        if let Some(notifier) = self.notifier.get() {
-            notifier.is_cached(self.translate.ids.node(ino));
-        }
-    }
-
-    /// Bytes of `ino` were written around the kernel's page cache.
-    pub(crate) fn pages_changed(&self, ino: InodeNo, bytes: Range<u64>) {
-        if let Some(notifier) = self.notifier.get() {
-            notifier.pages_changed(self.translate.ids.node(ino), bytes);
-        }
     }
 
     /// Waits for the end of INIT.
@@ -217,7 +151,9 @@ impl Session {
                 Answer::Error(Errno::IO)
             };
         }
-        let answer = catch_unwind(AssertUnwindSafe(|| ops::dispatch(self, request, out)));
+        let answer = catch_unwind(AssertUnwindSafe(|| {
+            ops::dispatch(&self.volume, request, out)
+        }));
         drop(inside);
         match answer {
             Ok(answer) => answer,
@@ -248,7 +184,7 @@ impl Session {
                 if self.broken.load(Ordering::Relaxed) {
                     return Err(broken());
                 }
-                catch_unwind(AssertUnwindSafe(|| self.fs.unmount()))
+                catch_unwind(AssertUnwindSafe(|| self.volume.fs.unmount()))
                     .unwrap_or_else(|_| Err(broken()))
             })
             .clone()
@@ -301,7 +237,7 @@ impl Session {
         }
         let agreed = offered & self.wanted();
         let uring = agreed & init::OVER_IO_URING != 0;
-        let max_pages = self.config.max_request.div_ceil(4096);
+        let max_pages = self.volume.config.max_request.div_ceil(4096);
         let reply = wire::InitOut {
             major: wire::MAJOR,
             minor: wire::MINOR.min(arg.minor),
@@ -313,7 +249,7 @@ impl Session {
             flags2: (agreed >> 32) as u32,
             max_background: 128,
             congestion_threshold: 96,
-            max_write: self.config.max_request,
+            max_write: self.volume.config.max_request,
             time_gran: 1,
             max_pages: u16::try_from(max_pages).unwrap_or(u16::MAX),
             ..wire::InitOut::default()
@@ -344,10 +280,10 @@ impl Session {
             | init::SETXATTR_EXT
             | init::INIT_EXT
             | init::CREATE_SUPP_GROUP;
-        if self.config.posix_acl {
+        if self.volume.config.posix_acl {
             wanted |= init::POSIX_ACL;
         }
-        if self.config.uring {
+        if self.volume.config.uring {
             wanted |= init::OVER_IO_URING;
         }
         wanted

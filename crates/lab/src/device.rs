@@ -16,6 +16,7 @@
 //! **Time.** Inside a simulation requests take the model's time on one of its parallel units;
 //! outside, and where the model says zero, they complete before [`Device::start`] returns.
 
+mod change;
 mod cut;
 mod image;
 mod log;
@@ -28,9 +29,10 @@ use std::time::Duration;
 use steadfs_block::{Bio, Device, Done, Geometry, IoError, Op};
 use steadfs_rt::{Instant, Mutex, Random, Rank, now, sim};
 
+pub use change::Change;
 pub use cut::{Cut, Pending, Survivors};
 pub use image::Image;
-pub use log::{Change, Event, Log};
+pub use log::{Event, Log};
 
 use log::Recorder;
 

@@ -1,4 +1,4 @@
-//! Which section is cleaned next, and what cleaning has to remember of segments.
+//! Which section is cleaned next.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use steadfs_vfs::{FsError, Result};
 use super::Segments;
 use super::logs::Logs;
 use super::policy::Purpose;
-use super::table::{State, Table};
+use super::table::State;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
 use crate::victim::age::{self, AgeRules, Aged};
 use crate::victim::{self, Scan};
@@ -45,23 +45,6 @@ pub enum Room {
     Users,
 }
 
-/// What cleaning has to remember of segments.
-#[derive(Default)]
-pub(super) struct Cleaning {
-    /// The section being cleaned: nothing is written to it.
-    pub victim: Option<u32>,
-    /// Where the last greedy search ended, for cleaning and for holes.
-    pub greedy_cursor: u32,
-    /// Where the last search by cost and benefit ended.
-    benefit_cursor: u32,
-    /// Sections that background cleaning has begun and not emptied.
-    pub begun: BTreeSet<u32>,
-    /// The one of these in which it goes on, and its first segment that was not cleaned.
-    unfinished: Option<(u32, SegNo)>,
-    /// Sections with blocks of pinned files, which nothing moves.
-    pub pinned: BTreeSet<u32>,
-}
-
 /// A section chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
@@ -73,14 +56,6 @@ pub struct Victim {
     pub looked_at: u32,
     /// The segment that an earlier round did not come to: those before it were cleaned by then.
     pub resumed: Option<SegNo>,
-}
-
-impl Cleaning {
-    /// Sections without a valid block are free, or will be: what comes into them later is none of what
-    /// was begun.
-    pub fn forget_empty(&mut self, table: &Table) {
-        self.begun.retain(|section| table.valid_in(*section) > 0);
-    }
 }
 
 /// The cost of cleaning a section by what it costs (reading it all, writing what is valid) and what

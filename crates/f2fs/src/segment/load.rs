@@ -7,7 +7,7 @@ use steadfs_block::{Bio, Buf, IoHandle, Queue};
 use steadfs_rt::{Mutex, Rank, now};
 use steadfs_vfs::Result;
 
-use super::clean::Cleaning;
+use super::cleaning::Cleaning;
 use super::logs::{Log, Logs, Usage};
 use super::policy::{AllocMode, Demand, GcPolicy, Mode, Policy};
 use super::summary::Edit;

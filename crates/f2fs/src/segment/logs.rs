@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::clean::Cleaning;
+use super::cleaning::Cleaning;
 use super::policy::{
     AllocMode, Demand, GcPolicy, KEPT_FROM_CLEANING, Mode, Policy, Purpose, hole_types,
 };

@@ -15,6 +15,7 @@
 mod aged;
 mod by_valid;
 mod clean;
+mod cleaning;
 mod load;
 mod logs;
 pub mod map;

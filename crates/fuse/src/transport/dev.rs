@@ -12,9 +12,9 @@ use rustix::io::Errno;
 use steadfs_vfs::Segment;
 use zerocopy::IntoBytes;
 
+use crate::reply::Answer;
 use crate::reply::ReplyBuf;
 use crate::request::RawRequest;
-use crate::session::Answer;
 use crate::sys;
 use crate::transport::Crew;
 use crate::wire::OutHeader;
@@ -100,7 +100,7 @@ impl DevPool {
             Err(_) => self.device.clone(),
         };
         let session = &self.crew.session;
-        let mut message = vec![0; (session.config.max_request as usize) + HEADS];
+        let mut message = vec![0; (session.volume.config.max_request as usize) + HEADS];
         let mut out = ReplyBuf::default();
         loop {
             let len = match rustix::io::read(&*device, &mut message[..]) {

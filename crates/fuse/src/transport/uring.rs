@@ -36,9 +36,9 @@ use steadfs_vfs::Segment;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::error::MountError;
+use crate::reply::Answer;
 use crate::reply::ReplyBuf;
 use crate::request::RawRequest;
-use crate::session::Answer;
 use crate::transport::courtesy::Courtesy;
 use crate::transport::{Crew, Home};
 use crate::wire::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringReqHeader};
@@ -171,7 +171,7 @@ impl UringPool {
     /// Makes a ring and an entry, and gives the entry to the kernel.
     fn register(&self, queue: u16) -> std::io::Result<(Ring, Entry)> {
         let mut ring = make_ring()?;
-        let mut entry = Entry::new(self.crew.session.config.max_request as usize)?;
+        let mut entry = Entry::new(self.crew.session.volume.config.max_request as usize)?;
         loop {
             entry.submit_register(&mut ring, &self.device, queue)?;
             ring.submit()?;

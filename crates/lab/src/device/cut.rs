@@ -7,8 +7,8 @@ use std::sync::Arc;
 use steadfs_block::Op;
 use steadfs_rt::Random;
 
+use super::change::Change;
 use super::image::Image;
-use super::log::Change;
 use super::sheet::Sheet;
 
 /// Parts that a discard or a write of zeroes may be torn into.

@@ -1,85 +1,13 @@
 //! What was asked of a device and what it answered, in one sequence.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use steadfs_block::{Bio, Buf, Op};
-
+use super::change::Change;
 use super::cut::{Cut, Pending, Survivors};
 use super::image::Image;
 use super::sheet::Sheet;
-
-/// A request that changes content: a write, a discard, a write of zeroes.
-#[derive(Debug)]
-pub struct Change {
-    /// Number of the request, counted from 0 over all requests of the device.
-    pub id: u64,
-    /// What it does.
-    pub op: Op,
-    /// First byte.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
-    /// The new content of a write, in device order.
-    pub bufs: Vec<Buf>,
-    /// Nothing of it reaches the medium before what had completed is durable.
-    pub preflush: bool,
-    /// Durable when it completes.
-    pub fua: bool,
-    /// A discard after which the range reads as before.
-    keeps: bool,
-}
-
-impl Change {
-    /// The change that `bio` asks for. A discard leaves zeroes or the old content as `coin` says.
-    pub(super) fn of(id: u64, bio: &Bio, coin: bool) -> Self {
-        let is_write = bio.op == Op::Write;
-        Self {
-            id,
-            op: bio.op,
-            offset: bio.offset,
-            len: bio.len,
-            bufs: if is_write {
-                bio.bufs.clone()
-            } else {
-                Vec::new()
-            },
-            preflush: is_write && bio.preflush,
-            fua: is_write && bio.fua,
-            keeps: bio.op == Op::Discard && coin,
-        }
-    }
-
-    /// The byte after the last one.
-    pub fn end(&self) -> u64 {
-        self.offset + self.len
-    }
-
-    /// Changes the part `range` of what it covers.
-    pub(super) fn apply(&self, sheet: &mut Sheet, range: Range<u64>) {
-        if self.op != Op::Write {
-            sheet.zero(range.start, range.end - range.start);
-            return;
-        }
-        let mut at = self.offset;
-        for buf in &self.bufs {
-            let end = at + buf.len() as u64;
-            let (from, to) = (range.start.max(at), range.end.min(end));
-            if from < to {
-                sheet.write(from, buf, (from - at) as usize..(to - at) as usize);
-            }
-            at = end;
-        }
-    }
-
-    /// Does what the device that is not cut off does.
-    fn apply_outcome(&self, sheet: &mut Sheet) {
-        if !self.keeps {
-            self.apply(sheet, self.offset..self.end());
-        }
-    }
-}
 
 /// One step of a device's life.
 #[derive(Clone, Debug)]
