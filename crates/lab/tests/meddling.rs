@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use serde_json::Value;
 use steadfs_base::InodeNo;
-use steadfs_block::Device;
 use steadfs_lab::crash::{Subject, ext4, f2fs};
 use steadfs_lab::device::{Event, Fault, Image, Log, Model, SimDevice, Survivors, Which};
 use steadfs_rt::{Mutex, Random, Rank, sim, sleep, spawn};
@@ -53,17 +52,13 @@ struct World {
 impl World {
     fn open(subject: Subject, seed: u64, fault: Option<(Which, Fault)>) -> Arc<Self> {
         let model = Model {
-            atomic_unit: subject.atomic_unit,
             discard_granularity: (seed.is_multiple_of(2)).then_some(4096),
             seed,
             ..Model::solid_state()
         };
-        let device = SimDevice::new(&subject.image, model);
         let failing = fault.is_some();
-        if let Some((which, fault)) = fault {
-            device.inject(which, fault);
-        }
-        let fs = (subject.open)(Arc::new(device.clone())).unwrap();
+        let (device, fs) = subject.open_on(&subject.image, model, fault);
+        let fs = fs.unwrap();
         let paths = fs.control().unwrap().entries();
         let freeze = paths.iter().find(|entry| entry.path.ends_with("/freeze"));
         Arc::new(Self {
@@ -111,8 +106,7 @@ impl World {
             log: false,
             ..Model::default()
         };
-        let device = SimDevice::new(image, quiet);
-        let fs = (self.subject.open)(Arc::new(device.clone()) as Arc<dyn Device>);
+        let (device, fs) = self.subject.open_on(image, quiet, None);
         let fs = fs.unwrap_or_else(|error| panic!("{what}: {error}"));
         for promise in promises {
             let found = look(fs.as_ref(), promise);

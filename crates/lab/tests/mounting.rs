@@ -8,12 +8,10 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use steadfs_block::Device;
 use steadfs_lab::crash::{Subject, ext4, f2fs};
-use steadfs_lab::device::{Fault, Image, Log, Model, SimDevice, Survivors, Which};
+use steadfs_lab::device::{Fault, Image, Log, Model, Survivors, Which};
 use steadfs_rt::{Random, sim, sleep};
 use steadfs_vfs::FsError;
 use steadfs_workload::{Observed, Op, Program, Runner, TreePath};
@@ -56,20 +54,11 @@ struct Attempt {
 }
 
 fn attempt(subject: &Subject, image: &Image, text: &str, fault: Option<(Which, Fault)>) -> Attempt {
-    let (open, image, todo) = (Arc::clone(&subject.open), image.clone(), ops(text));
-    let atomic_unit = subject.atomic_unit;
+    let (image, todo) = (image.clone(), ops(text));
     let what = format!("{}, {fault:?}", subject.name);
+    let subject = subject.clone();
     let ran = sim::run(sim::Config::new(1), move || {
-        let model = Model {
-            atomic_unit,
-            ..Model::default()
-        };
-        let device = SimDevice::new(&image, model);
-        if let Some((which, fault)) = fault {
-            device.inject(which, fault);
-        }
-        let shared: Arc<dyn Device> = Arc::new(device.clone());
-        let opened = open(shared);
+        let (device, opened) = subject.open_on(&image, Model::default(), fault);
         let requests = device.counts().total();
         let (mut synced, mut unmounted) = (None, false);
         match &opened {

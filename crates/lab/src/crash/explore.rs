@@ -1,17 +1,15 @@
 //! The crashes of one run.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use steadfs_base::FixedSet;
-use steadfs_block::Device;
 use steadfs_rt::{Random, sim};
 use steadfs_workload::{Observed, observe};
 
 use super::record::{Run, Trouble};
 use super::subject::Subject;
 use super::{Complaint, CrashPath, Failure, to_the_end};
-use crate::device::{Event, Fault, Image, Log, Model, SimDevice, Survivors, Which};
+use crate::device::{Event, Fault, Image, Log, Model, Survivors, Which};
 
 /// How much is tried.
 #[derive(Clone, Copy, Debug)]
@@ -478,18 +476,15 @@ fn survivors_name(survivors: &Survivors) -> &'static str {
 
 /// Opens an image, looks at everything, unmounts.
 fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Complaint> {
-    let (open, image) = (Arc::clone(&subject.open), image.clone());
-    let atomic_unit = subject.atomic_unit;
+    let (subject, image) = (subject.clone(), image.clone());
     let outcome = sim::try_run(sim::Config::new(1), move || {
         to_the_end(|| {
             let model = Model {
                 log,
-                atomic_unit,
                 ..Model::default()
             };
-            let device = SimDevice::new(&image, model);
-            let shared: Arc<dyn Device> = Arc::new(device.clone());
-            let fs = open(shared).map_err(Complaint::Open)?;
+            let (device, fs) = subject.open_on(&image, model, None);
+            let fs = fs.map_err(Complaint::Open)?;
             let opened = if log { device.log().len() } else { 0 };
             let seen = observe(fs.as_ref()).map_err(Complaint::Unreadable);
             // In any case: its tasks end only so, and the first complaint is the one that matters.
@@ -552,20 +547,10 @@ fn recover_with(
     image: &Image,
     fault: Option<(Which, Fault)>,
 ) -> Result<Left, Complaint> {
-    let (open, image) = (Arc::clone(&subject.open), image.clone());
-    let atomic_unit = subject.atomic_unit;
+    let (subject, image) = (subject.clone(), image.clone());
     let outcome = sim::try_run(sim::Config::new(1), move || {
         to_the_end(|| {
-            let model = Model {
-                atomic_unit,
-                ..Model::default()
-            };
-            let device = SimDevice::new(&image, model);
-            if let Some((which, fault)) = fault {
-                device.inject(which, fault);
-            }
-            let shared: Arc<dyn Device> = Arc::new(device.clone());
-            let opened = open(shared);
+            let (device, opened) = subject.open_on(&image, Model::default(), fault);
             let requests = device.counts().total();
             if let Ok(fs) = &opened {
                 // Whatever it says: the device fails. (To look at it would change access times.)

@@ -1,8 +1,5 @@
 //! Volumes that are nearly full.
 
-use std::sync::Arc;
-
-use steadfs_block::Device;
 use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FallocMode, FileKind, FileSystem, FsError, StatFs};
 use steadfs_workload::{
@@ -10,7 +7,7 @@ use steadfs_workload::{
 };
 
 use super::{Complaint, Subject, to_the_end};
-use crate::device::{Image, Model, SimDevice};
+use crate::device::{Image, Model};
 
 /// What is left free of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -129,7 +126,7 @@ pub(super) fn on_volume<T: 'static>(
     image: &Image,
     act: impl FnOnce(&dyn FileSystem, u64) -> Result<T, Complaint> + 'static,
 ) -> Result<(T, Image), Complaint> {
-    let (open, image) = (Arc::clone(&subject.open), image.clone());
+    let (subject, image) = (subject.clone(), image.clone());
     let block_size = u64::from(subject.format.block_size);
     let outcome = sim::try_run(sim::Config::new(1), move || {
         to_the_end(|| {
@@ -137,9 +134,8 @@ pub(super) fn on_volume<T: 'static>(
                 log: false,
                 ..Model::default()
             };
-            let device = SimDevice::new(&image, model);
-            let shared: Arc<dyn Device> = Arc::new(device.clone());
-            let fs = open(shared).map_err(Complaint::Open)?;
+            let (device, fs) = subject.open_on(&image, model, None);
+            let fs = fs.map_err(Complaint::Open)?;
             let done = act(fs.as_ref(), block_size);
             let unmounted = fs.unmount().map_err(Complaint::Sync);
             let done = done?;

@@ -10,7 +10,7 @@ use steadfs_vfs::{FileSystem, Result};
 use steadfs_workload::Format;
 
 use super::Complaint;
-use crate::device::Image;
+use crate::device::{Fault, Image, Model, SimDevice, Which};
 
 /// Opens the file system on a device, recovering it if need be.
 pub type Open = Arc<dyn Fn(Arc<dyn Device>) -> Result<Arc<dyn FileSystem>> + Send + Sync>;
@@ -60,6 +60,26 @@ pub enum Tool {
 pub(super) const CHECKER: &str = "the checker";
 
 impl Subject {
+    /// Opens the volume of `image` on a device of its own, in the simulation that the caller runs in: a device as
+    /// `model` says, with the atomic unit that this volume needs, and with what happens to its requests.
+    pub fn open_on(
+        &self,
+        image: &Image,
+        model: Model,
+        fault: Option<(Which, Fault)>,
+    ) -> (SimDevice, Result<Arc<dyn FileSystem>>) {
+        let model = Model {
+            atomic_unit: self.atomic_unit,
+            ..model
+        };
+        let device = SimDevice::new(image, model);
+        if let Some((which, fault)) = fault {
+            device.inject(which, fault);
+        }
+        let opened = (self.open)(Arc::new(device.clone()));
+        (device, opened)
+    }
+
     /// Whether the format's own tool can be asked.
     ///
     /// # Errors

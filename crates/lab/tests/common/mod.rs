@@ -8,15 +8,13 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::time::Duration;
 
-use steadfs_block::Device;
 use steadfs_ext4::disk::Superblock;
 use steadfs_ext4::disk::superblock::{STATE_CLEAN, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use steadfs_lab::crash::trial::try_trouble;
 use steadfs_lab::crash::{Effort, Room, Subject, Trial, Trouble, try_program};
-use steadfs_lab::device::{Image, Model, SimDevice};
+use steadfs_lab::device::{Image, Model};
 use steadfs_rt::{sim, sleep};
 use steadfs_workload::{Observed, Program, TreePath, observe};
 
@@ -74,15 +72,14 @@ pub fn says_clean(image: &Image) -> bool {
 
 /// Mounts an image, looks at everything, unmounts: what was seen, and the image then.
 pub fn look(subject: &Subject, image: &Image) -> (Observed, Image) {
-    let (open, image) = (Arc::clone(&subject.open), image.clone());
+    let (subject, image) = (subject.clone(), image.clone());
     let seen = sim::run(sim::Config::new(1), move || {
-        let sim_device = SimDevice::new(&image, Model::default());
-        let device: Arc<dyn Device> = Arc::new(sim_device.clone());
-        let fs = open(device).unwrap();
+        let (device, fs) = subject.open_on(&image, Model::default(), None);
+        let fs = fs.unwrap();
         let seen = observe(fs.as_ref()).unwrap();
         fs.unmount().unwrap();
         sleep(Duration::from_millis(1));
-        (seen, sim_device.content())
+        (seen, device.content())
     });
     seen.value
 }
