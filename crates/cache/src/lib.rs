@@ -21,4 +21,4 @@ pub use meta::{MetaBuf, MetaCache, MetaMut, MetaStats};
 pub use reading::{FileReader, Part, Reading, Source};
 pub use sizes::CacheSizes;
 pub use stream::Stream;
-pub use writeback::{Backing, DirtyFile, Why, Writeback, WritebackOptions};
+pub use writeback::{Backing, DirtyFile, HeldFlusher, Why, Writeback, WritebackOptions};

@@ -1,11 +1,12 @@
 //! When dirty data is written: age, background limit, hard limit, before an fsync that is expected.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, spawn};
+use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, try_spawn};
 
 use crate::early::Early;
 
@@ -73,6 +74,10 @@ struct State {
     /// Files that are to be written early.
     early: Vec<u64>,
     stop: bool,
+    /// Somebody holds the flusher: it is to begin nothing.
+    held: bool,
+    /// The flusher is at its work.
+    at_work: bool,
 }
 
 /// What the flusher was woken for.
@@ -83,12 +88,24 @@ enum Turn {
     Early(Vec<u64>),
 }
 
+/// A flusher that begins nothing as long as this lives: see [`Writeback::hold`].
+pub struct HeldFlusher<'a>(&'a Writeback);
+
+impl Drop for HeldFlusher<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().held = false;
+        self.0.wake.notify_all();
+    }
+}
+
 /// Dirty totals of a volume, and its flusher.
 pub struct Writeback {
     options: WritebackOptions,
     state: Mutex<State>,
     early: Early,
     wake: Condvar,
+    /// The flusher has ended what it had under way.
+    rests: Condvar,
     flusher: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -100,21 +117,38 @@ impl Writeback {
             state: Mutex::new(Rank::Dirty, State::default()),
             early: Early::new(),
             wake: Condvar::new(),
+            rests: Condvar::new(),
             flusher: Mutex::new(Rank::Leaf, None),
         }
     }
 
     /// Starts the flusher's task over `backing`; again after [`Writeback::stop`].
-    pub fn start(self: &Arc<Self>, backing: Weak<dyn Backing>) {
+    ///
+    /// # Errors
+    /// The host refuses another thread: there is no flusher.
+    pub fn start(self: &Arc<Self>, backing: Weak<dyn Backing>) -> io::Result<()> {
         {
             let mut state = self.state.lock();
             state.stop = false;
             state.early.clear();
         }
         let this = Arc::clone(self);
-        let task = spawn("flusher", move || this.run(&backing));
+        let task = try_spawn("flusher", move || this.run(&backing))?;
         let before = self.flusher.lock().replace(task);
         assert!(before.is_none(), "one flusher a volume");
+        Ok(())
+    }
+
+    /// Waits until the flusher has ended what it has under way; it begins nothing more until the result is
+    /// dropped. For who may want it again: a new one the host may refuse.
+    #[must_use]
+    pub fn hold(&self) -> HeldFlusher<'_> {
+        let mut state = self.state.lock();
+        state.held = true;
+        while state.at_work {
+            self.rests.wait(&mut state);
+        }
+        HeldFlusher(self)
     }
 
     /// Stops the flusher and waits for it. What is dirty stays dirty.
@@ -259,18 +293,27 @@ impl Writeback {
     /// Waits until the next round, or for something to do before it; `None` when told to stop.
     fn sleep(&self, round: Instant) -> Option<Turn> {
         let mut state = self.state.lock();
-        while !state.kicked && !state.stop {
+        state.at_work = false;
+        if state.held {
+            self.rests.notify_all();
+        }
+        while !state.stop {
+            if state.held {
+                self.wake.wait(&mut state);
+                continue;
+            }
             let left = round.since(now());
-            if left.is_zero() {
-                break;
+            if state.kicked || left.is_zero() {
+                (state.kicked, state.at_work) = (false, true);
+                return Some(Turn::Round);
             }
             if !state.early.is_empty() {
+                state.at_work = true;
                 return Some(Turn::Early(std::mem::take(&mut state.early)));
             }
             self.wake.wait_for(&mut state, left);
         }
-        state.kicked = false;
-        (!state.stop).then_some(Turn::Round)
+        None
     }
 
     /// The files whose turn it is: the aged ones; above the background limit all, oldest first.

@@ -101,8 +101,9 @@ fn end_by_signals(first: Arc<AtomicI32>) -> Result<(), Failure> {
             }
         }
     };
-    drop(steadfs_rt::spawn("signals", work));
-    Ok(())
+    steadfs_rt::try_spawn("signals", work)
+        .map(drop)
+        .map_err(|error| Failure::new(code::SYSTEM, format!("cannot start a thread: {error}")))
 }
 
 /// Runs an experiment and writes its charts. How long it took goes to standard error: the report is the same each

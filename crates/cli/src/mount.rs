@@ -85,7 +85,14 @@ fn serve(
             };
         }
     };
-    on_signals(signals, mounted.handle());
+    if let Err(error) = on_signals(signals, mounted.handle()) {
+        // Signals could not end it; nobody was told of it yet.
+        let left = mounted.handle().unmount(Unmount::Detach);
+        let closed = mounted.wait();
+        tracing::debug!(?left, ?closed, "giving up a mount");
+        let why = format!("cannot start a thread: {error}");
+        return Err(Failure::new(code::SYSTEM, why));
+    }
     if args.serve {
         if let Err(error) = daemon::ready() {
             // Nobody waits for this mount any more: it goes on, as it was asked for.
@@ -144,7 +151,10 @@ fn tell(args: &args::Mount, volume: &Volume) {
 
 /// SIGINT and SIGTERM unmount; if the volume is in use, it leaves the tree at once and is closed
 /// when its last user has left. A second signal ends the program: what fsync acknowledged is safe.
-fn on_signals(mut signals: Signals, handle: MountHandle) {
+///
+/// # Errors
+/// The host refuses a thread.
+fn on_signals(mut signals: Signals, handle: MountHandle) -> std::io::Result<()> {
     let work = move || {
         let mut asked = false;
         for _ in signals.forever() {
@@ -161,5 +171,5 @@ fn on_signals(mut signals: Signals, handle: MountHandle) {
             }
         }
     };
-    drop(steadfs_rt::spawn("signals", work));
+    steadfs_rt::try_spawn("signals", work).map(drop)
 }

@@ -64,6 +64,11 @@ pub(crate) fn superblock_bytes(queue: &Queue) -> Result<Vec<u8>> {
     Ok(data[at..at + 1024].to_vec())
 }
 
+/// Without its tasks no volume is written.
+pub(crate) fn no_thread(_: std::io::Error) -> FsError {
+    FsError::Again("the system refuses another thread")
+}
+
 impl Ext4 {
     /// Opens the volume on `device`: replays the journal, finishes orphans, starts the volume's tasks.
     pub fn open(
@@ -202,11 +207,11 @@ impl Ext4 {
         self.mark_in_use(aborted.is_some())?;
         if let Some(journal) = self.txns.journal() {
             journal.clear_errno().map_err(journal_error)?;
-            journal.start();
+            journal.start().map_err(no_thread)?;
         }
         let orphans = self.orphans.clean_up(self)?;
         let backing: Weak<dyn Backing> = self.me.clone();
-        self.writeback.start(backing);
+        self.writeback.start(backing).map_err(no_thread)?;
         Ok(orphans)
     }
 

@@ -12,7 +12,7 @@ use steadfs_vfs::{Cx, FsError, Result};
 use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, mount_mode};
 use crate::fs::Ext4;
-use crate::mount::{MountReport, recover_to_device, superblock_bytes};
+use crate::mount::{MountReport, no_thread, recover_to_device, superblock_bytes};
 use crate::options::MountOptions;
 use crate::tuning::{stripe, tuning, warn_of_idle_threshold};
 
@@ -139,16 +139,15 @@ impl Ext4 {
         while !self.orphans.is_empty() && !until.since(now()).is_zero() {
             sleep(LOOK);
         }
-        // Before the gate closes: the flusher goes through it.
-        self.writeback.stop();
+        // Before the gate closes: the flusher goes through it. Not stopped yet, for the host may refuse
+        // another, and without one a volume that stays writable would keep its dirt.
+        let _held = self.writeback.hold();
         let settled = {
             let _alone = self.gate.write();
             self.settle_for_reading(new)
         };
-        match (&settled, self.txns.journal()) {
-            (Ok(()), Some(journal)) => journal.stop(),
-            (Ok(()), None) => {}
-            (Err(_), _) => self.writeback.start(self.me.clone()),
+        if settled.is_ok() {
+            self.end_tasks();
         }
         settled
     }
@@ -178,8 +177,7 @@ impl Ext4 {
             )));
         }
         // Those of the journal and the flusher, without which no volume is written.
-        steadfs_rt::check_threads(3)
-            .map_err(|_| FsError::Again("the system refuses another thread"))?;
+        steadfs_rt::check_threads(3).map_err(no_thread)?;
         self.take_device()?;
         self.apply(new.clone());
         self.read_only.store(false, Ordering::Release);

@@ -15,6 +15,7 @@ use crate::disk::{MountMode, mount_mode};
 use crate::fs::F2fs;
 use crate::mount::MountReport;
 use crate::options::{MountOptions, Unusable};
+use crate::service::NO_THREAD;
 
 /// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
 /// longer comes after the reply to the unlink or close that made it so.
@@ -109,8 +110,10 @@ impl F2fs {
         while !self.orphans.all().is_empty() && !until.since(now()).is_zero() {
             sleep(LOOK);
         }
-        // Before the volume closes to changes: the tasks make some.
-        self.end_tasks();
+        // Before the volume closes to changes: the tasks make some. The flusher is not stopped yet: the host
+        // may refuse another, and without one a volume that stays writable would keep its dirt.
+        let _held = self.writeback.hold();
+        self.end_helpers();
         let settled = {
             let _alone = self.service.write();
             self.check_writable().and_then(|()| {
@@ -123,7 +126,9 @@ impl F2fs {
             })
         };
         if settled.is_err() && self.check_writable().is_ok() {
-            self.start_tasks();
+            self.start_helpers();
+        } else {
+            self.writeback.stop();
         }
         settled
     }
@@ -142,8 +147,7 @@ impl F2fs {
             ));
         }
         // Those of the flusher, without which no volume is written.
-        steadfs_rt::check_threads(1)
-            .map_err(|_| FsError::Again("the system refuses another thread"))?;
+        steadfs_rt::check_threads(1).map_err(|_| FsError::Again(NO_THREAD))?;
         let device = self.queue.device();
         device.make_writable().map_err(FsError::BadOption)?;
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));

@@ -12,6 +12,9 @@ use crate::fs::F2fs;
 use crate::mount::{MountReport, was_paused};
 use crate::segment::Segments;
 
+/// Why a volume cannot be written without its flusher.
+pub(crate) const NO_THREAD: &str = "the system refuses another thread";
+
 impl F2fs {
     /// Reads what only a volume that is written needs, ends what was begun before a crash, starts the
     /// tasks. The volume counts as writable already.
@@ -33,7 +36,11 @@ impl F2fs {
             self.prepare_pause(allowed, tag)?;
             self.pause(allowed, &Cx::default())?;
         }
-        self.start_tasks();
+        let backing: Weak<dyn Backing> = self.weak().clone();
+        self.writeback
+            .start(backing)
+            .map_err(|_| FsError::Again(NO_THREAD))?;
+        self.start_helpers();
         Ok(())
     }
 
@@ -86,21 +93,24 @@ impl F2fs {
         self.me.get().expect("set by whoever made the volume")
     }
 
-    pub(crate) fn start_tasks(&self) {
+    /// Starts the tasks that make a volume faster; where the host refuses them it does without.
+    pub(crate) fn start_helpers(&self) {
         self.start_or_stop_merging();
-        let me = self.weak();
-        let backing: Weak<dyn Backing> = me.clone();
-        self.writeback.start(backing);
         self.gc.allow(true);
         self.adjust_cleaning();
     }
 
-    /// Ends the volume's tasks; what they have under way ends first.
-    pub(crate) fn end_tasks(&self) {
+    /// Ends what [`F2fs::start_helpers`] starts; what is under way ends first.
+    pub(crate) fn end_helpers(&self) {
         self.stop_cleaning();
         self.stop_discards();
-        self.writeback.stop();
         self.daemon.stop(self);
+    }
+
+    /// Ends the volume's tasks; what they have under way ends first.
+    pub(crate) fn end_tasks(&self) {
+        self.writeback.stop();
+        self.end_helpers();
     }
 
     /// Writes everything, as an unmount does; the caller keeps changes away.

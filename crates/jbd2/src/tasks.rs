@@ -1,10 +1,11 @@
 //! The journal's two tasks: one commits what grew old or full, one writes home in the background.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::Tid;
-use steadfs_rt::{HostPrio, now, spawn};
+use steadfs_rt::{HostPrio, now, try_spawn};
 
 use crate::Journal;
 use crate::worker::Worker;
@@ -15,21 +16,34 @@ const MIN_PERIOD: Duration = Duration::from_millis(1);
 impl Journal {
     /// Starts the commit task and the background reclaimer, which keep the journal alive until
     /// [`Journal::stop`]. Does nothing if they run.
-    pub fn start(self: &Arc<Self>) {
+    ///
+    /// # Errors
+    /// The host refuses a thread: none of them runs.
+    pub fn start(self: &Arc<Self>) -> io::Result<()> {
         {
             let mut state = self.state.lock();
             if state.has_task {
-                return;
+                return Ok(());
             }
             state.stopping = false;
             state.has_task = true;
         }
         self.lists.lock().stopping = false;
+        let started = self.start_tasks();
+        if started.is_err() {
+            self.stop();
+        }
+        started
+    }
+
+    fn start_tasks(self: &Arc<Self>) -> io::Result<()> {
         let journal = Arc::clone(self);
-        let commit = spawn("jbd2", move || journal.commit_task());
+        let commit = try_spawn("jbd2", move || journal.commit_task())?;
+        self.tasks.lock().push(commit);
         let journal = Arc::clone(self);
-        let reclaim = spawn("jbd2-reclaim", move || journal.reclaim_task());
-        self.tasks.lock().extend([commit, reclaim]);
+        let reclaim = try_spawn("jbd2-reclaim", move || journal.reclaim_task())?;
+        self.tasks.lock().push(reclaim);
+        Ok(())
     }
 
     /// Stops the tasks and waits for them. Handles and commits work without them; what is not

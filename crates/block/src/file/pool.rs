@@ -17,7 +17,7 @@ use std::sync::Arc;
 use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank};
 
 use super::engine::Runner;
-use super::jobs::{Job, Source};
+use super::jobs::{Job, NoMore, Source};
 
 thread_local! {
     /// The pool whose lane this thread is, as its shared state's address; 0 for others.
@@ -92,11 +92,16 @@ impl Pool {
         self.0.state.lock().lanes.len()
     }
 
-    /// Leaves `jobs` to the pool.
+    /// Leaves `jobs` to the pool. Where the host refuses it the first thread, the calling task runs them.
     pub(super) fn push(&self, jobs: impl IntoIterator<Item = Job>) {
         let mut state = self.0.state.lock();
         state.pending.extend(jobs);
         self.0.rouse(&mut state);
+        let is_alone = state.lanes.is_empty();
+        drop(state);
+        while is_alone && let Some(job) = self.take() {
+            self.0.runner.run(vec![job], &mut NoMore);
+        }
     }
 
     /// Takes a pending request for the calling task to run.
@@ -141,14 +146,8 @@ impl Shared {
             let shared = Arc::clone(self);
             match steadfs_rt::try_spawn("steadfs-io", move || shared.lane()) {
                 Ok(lane) => state.lanes.push(lane),
-                Err(error) => {
-                    assert!(
-                        !state.lanes.is_empty(),
-                        "the host can start a thread: {error}"
-                    );
-                    // The others look at it, later.
-                    state.looking -= 1;
-                }
+                // The others look at it, later; without others, who came with it.
+                Err(_) => state.looking -= 1,
             }
         }
     }

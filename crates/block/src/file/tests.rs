@@ -629,3 +629,31 @@ fn a_crowd_of_threads_never_stalls() {
         }
     }
 }
+
+/// What nobody waits for is done by who submits it where there is no thread to leave it to.
+#[test]
+fn without_threads_a_device_does_all_the_same() {
+    let run = || {
+        for engine in ENGINES {
+            let dir = TempDir::new().unwrap();
+            let path = image(&dir, 1 << 20);
+            let device = FileDevice::open(&path, with_engine(engine)).unwrap();
+            let queue = Queue::new(Arc::new(device), QueueOptions { depth: 8 });
+            steadfs_rt::sim::refuse_tasks(true);
+            let write = |n: u64| Bio::write(n * 512, vec![pattern(512, n as u8)]);
+            let ios: Vec<_> = (0..100)
+                .map(|n| queue.submit(write(n), IoTag::background()))
+                .collect();
+            drop(queue.flush(IoTag::background()));
+            crate::wait_all(&ios).unwrap();
+            for n in 0..100 {
+                let read = queue.read(n * 512, 512, IoTag::default()).unwrap();
+                assert_eq!(read[..], pattern(512, n as u8)[..], "{engine:?}");
+            }
+            let stats = queue.stats();
+            assert_eq!(stats.in_flight + stats.queued + stats.held, 0);
+            steadfs_rt::sim::refuse_tasks(false);
+        }
+    };
+    steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), run);
+}

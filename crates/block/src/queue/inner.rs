@@ -350,6 +350,23 @@ impl Inner {
     /// Takes what the policy lets through.
     fn collect(self: &Arc<Self>, state: &mut State, runner: Option<Runner>, now: Instant) -> Ready {
         let mut ready = Ready::default();
+        self.collect_at(state, runner, now, &mut ready);
+        while let Some(at) = state.look_again()
+            && !self.timer.set(at, self)
+        {
+            // There is nobody who would look then: the time counts as come.
+            self.collect_at(state, runner, at, &mut ready);
+        }
+        ready
+    }
+
+    fn collect_at(
+        self: &Arc<Self>,
+        state: &mut State,
+        runner: Option<Runner>,
+        now: Instant,
+        ready: &mut Ready,
+    ) {
         while let Some(dispatch) = state.dispatch(now) {
             let own = runner.is_some() && dispatch.runner == runner;
             let job = self.job(dispatch.id, dispatch.bio);
@@ -361,10 +378,6 @@ impl Inner {
                 ready.others.push(job);
             }
         }
-        if let Some(at) = state.look_again() {
-            self.timer.set(at, self);
-        }
-        ready
     }
 
     fn job(self: &Arc<Self>, id: ReqId, bio: Bio) -> (Bio, Done) {

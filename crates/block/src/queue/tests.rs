@@ -17,6 +17,7 @@ mod flushes;
 mod inherited;
 mod random;
 mod shares;
+mod without;
 
 const UNIT: u64 = 512;
 const SIZE: u64 = 64 * UNIT;

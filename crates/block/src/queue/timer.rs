@@ -1,9 +1,9 @@
 //! Asks the policy again when it holds requests back until a time. There is no task before the first
-//! such time.
+//! such time, and none where the host refuses it: then nothing is held back.
 
 use std::sync::{Arc, Weak};
 
-use steadfs_rt::{Condvar, Instant, Mutex, Rank, now, spawn};
+use steadfs_rt::{Condvar, Instant, Mutex, Rank, now, try_spawn};
 
 use super::inner::Inner;
 
@@ -27,21 +27,26 @@ impl Timer {
         })
     }
 
-    /// Pumps `queue` at `at`, if not before.
-    pub(super) fn set(self: &Arc<Self>, at: Instant, queue: &Arc<Inner>) {
+    /// Pumps `queue` at `at`, if not before; whether there is somebody to do it. One caller at a time.
+    pub(super) fn set(self: &Arc<Self>, at: Instant, queue: &Arc<Inner>) -> bool {
         let mut state = self.state.lock();
         if state.at.is_some_and(|earlier| earlier <= at) {
-            return;
+            return true;
         }
         state.at = Some(at);
         if state.has_task {
             self.changed.notify_one();
-            return;
+            return true;
         }
-        state.has_task = true;
         drop(state);
         let (timer, queue) = (Arc::clone(self), Arc::downgrade(queue));
-        drop(spawn("io-timer", move || timer.run(&queue)));
+        let started = try_spawn("io-timer", move || timer.run(&queue)).is_ok();
+        let mut state = self.state.lock();
+        state.has_task = started;
+        if !started {
+            state.at = None;
+        }
+        started
     }
 
     /// The queue is gone: so is the task, soon.

@@ -483,3 +483,56 @@ fn without_further_tasks_a_volume_stays_read_only() {
     };
     steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), run);
 }
+
+/// The flusher of a volume that stays writable goes on, though the host would refuse another.
+#[test]
+fn a_remount_that_is_refused_needs_no_new_tasks() {
+    let run = || {
+        for options in [EXT4, &["-t", "ext2"]] {
+            let image = Image::make(options, "16M");
+            let device = image.device();
+            let fs = open(Arc::clone(&device) as _, "");
+            let used = FileSystem::mknod(&*fs, &cx(), ROOT, b"used", 0o100_644, 0).unwrap();
+            fs.unlink(&cx(), ROOT, b"used").unwrap();
+            sim::refuse_tasks(true);
+            assert_eq!(fs.remount(&cx(), "ro"), Err(FsError::Busy));
+            write(&fs, b"file", &[7; 9000]).unwrap();
+            assert!(fs.writeback.dirty_bytes() > 0);
+            sleep(Duration::from_secs(120));
+            assert_eq!(fs.writeback.dirty_bytes(), 0);
+            fs.forget(used.ino, 1);
+            fs.remount(&cx(), "ro").unwrap();
+            sim::refuse_tasks(false);
+            fs.remount(&cx(), "rw").unwrap();
+            fs.close().unwrap();
+            judge(&image, &device);
+        }
+    };
+    sim::run(sim::Config::new(1), run);
+}
+
+#[test]
+fn without_tasks_a_volume_is_mounted_for_reading_only() {
+    let run = || {
+        for options in [EXT4, &["-t", "ext2"]] {
+            let image = Image::make(options, "16M");
+            let device = image.device();
+            sim::refuse_tasks(true);
+            let mount = |list: &str| {
+                let options = MountOptions::parse(list).unwrap();
+                let opened =
+                    Ext4::open(Arc::clone(&device) as _, options, CacheSizes::of(16 << 20));
+                opened.map(|(fs, _)| fs)
+            };
+            let refused = mount("").err();
+            assert!(matches!(refused, Some(FsError::Again(_))), "{refused:?}");
+            mount("ro").unwrap().close().unwrap();
+            sim::refuse_tasks(false);
+            let fs = mount("").unwrap();
+            write(&fs, b"file", &[7; 9000]).unwrap();
+            fs.close().unwrap();
+            judge(&image, &device);
+        }
+    };
+    sim::run(sim::Config::new(1), run);
+}

@@ -1,7 +1,12 @@
 //! From writable to read-only and back, frozen and stopped; judged by fsck.f2fs.
 
+use std::sync::Arc;
+
+use steadfs_cache::CacheSizes;
 use steadfs_vfs::{FileSystem, FsError, ShutdownMode};
 
+use crate::fs::F2fs;
+use crate::options::MountOptions;
 use crate::test_world::{ROOT, World};
 
 #[test]
@@ -279,6 +284,49 @@ fn without_further_tasks_a_volume_is_served_all_the_same() {
         assert!(fs.daemon.is_running());
         world.mkdir(ROOT, b"dir").unwrap();
         world.close();
+    };
+    steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), run);
+}
+
+/// The flusher of a volume that stays writable goes on, though the host would refuse another.
+#[test]
+fn a_remount_that_is_refused_needs_no_new_tasks() {
+    let run = || {
+        let world = World::make("extra_attr", 64);
+        let (fs, cx) = (&world.fs, &world.cx);
+        let used = fs.mknod(cx, ROOT, b"used", 0o100_644, 0).unwrap();
+        fs.unlink(cx, ROOT, b"used").unwrap();
+        steadfs_rt::sim::refuse_tasks(true);
+        assert_eq!(fs.remount(cx, "ro"), Err(FsError::Busy));
+        let file = world.file(ROOT, b"file").unwrap().ino;
+        fs.write(cx, file, 0, &[7; 9000], false).unwrap();
+        assert!(fs.writeback.dirty_bytes() > 0);
+        steadfs_rt::sleep(std::time::Duration::from_secs(120));
+        assert_eq!(fs.writeback.dirty_bytes(), 0);
+        fs.forget(used.ino, 1);
+        fs.remount(cx, "ro").unwrap();
+        steadfs_rt::sim::refuse_tasks(false);
+        fs.remount(cx, "rw").unwrap();
+        world.close();
+    };
+    steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), run);
+}
+
+#[test]
+fn without_a_flusher_a_volume_is_mounted_for_reading_only() {
+    let run = || {
+        let device = World::make("extra_attr", 64).close();
+        let mount = |list: &str| {
+            let options = MountOptions::parse(list).unwrap();
+            let opened = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(16 << 20));
+            opened.map(|(fs, _)| fs)
+        };
+        steadfs_rt::sim::refuse_tasks(true);
+        let refused = mount("").err();
+        assert!(matches!(refused, Some(FsError::Again(_))), "{refused:?}");
+        mount("ro").unwrap().close().unwrap();
+        steadfs_rt::sim::refuse_tasks(false);
+        mount("").unwrap().close().unwrap();
     };
     steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), run);
 }

@@ -37,7 +37,7 @@ impl World {
             ..JournalConfig::default()
         };
         let journal = layout.open(Arc::clone(&device) as _, config);
-        journal.start();
+        journal.start().unwrap();
         Self {
             layout,
             device,
@@ -117,7 +117,7 @@ fn nothing_is_lost_or_hangs_whoever_meddles() {
                 2 => {
                     world.journal.stop();
                     sleep(Duration::from_millis(random.below(5) as u64));
-                    world.journal.start();
+                    world.journal.start().unwrap();
                 }
                 3 => freeze(world, random),
                 _ => world.journal.flush_all().unwrap(),

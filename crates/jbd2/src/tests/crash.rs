@@ -181,7 +181,7 @@ fn simulated(seed: u64) -> Life {
         let device = Arc::new(CrashDevice::new(first_image.clone(), seed));
         let journal = layout.open(Arc::clone(&device) as _, config(&mut random));
         let model = Arc::new(Model::new(&journal));
-        journal.start();
+        journal.start().unwrap();
         let tasks: Vec<_> = (0..5)
             .map(|task| {
                 let (device, model) = (Arc::clone(&device), Arc::clone(&model));
@@ -251,7 +251,7 @@ fn failing(seed: u64) -> (Life, bool) {
         let device = Arc::new(CrashDevice::new(first_image.clone(), seed));
         let journal = layout.open(Arc::clone(&device) as _, config(&mut random));
         let model = Arc::new(Model::new(&journal));
-        journal.start();
+        journal.start().unwrap();
         let superblock = layout.block_size.offset_of(layout.journal[0].0);
         let (most, kind) = [
             (120, Kind::Write),

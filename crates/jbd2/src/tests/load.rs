@@ -76,7 +76,7 @@ fn scarce(seed: u64, config: JournalConfig, with_tasks: bool) -> crate::Stats {
     let run = move || {
         let (layout, device, journal) = slow(60, seed, config);
         if with_tasks {
-            journal.start();
+            journal.start().unwrap();
         }
         let shared = Arc::clone(&journal);
         spawn_all(8, move |task| {
@@ -150,7 +150,7 @@ fn a_scarce_journal_works_on_threads_too() {
         let layout = Layout::new(1024, 3000, 80);
         let device = layout.device();
         let journal = layout.open(Arc::clone(&device) as _, JournalConfig::default());
-        journal.start();
+        journal.start().unwrap();
         let shared = Arc::clone(&journal);
         spawn_all(4, move |task| {
             for n in 0..50_u64 {
@@ -183,7 +183,7 @@ fn background_reclaim_keeps_handles_from_waiting_for_space() {
     let run = |config: JournalConfig| {
         let run = move || {
             let (_, _, journal) = slow(512, 1, config);
-            journal.start();
+            journal.start().unwrap();
             for n in 0..400_u64 {
                 let mut handle = journal.begin(12).unwrap();
                 for step in 0..12 {
@@ -214,7 +214,7 @@ fn background_reclaim_keeps_handles_from_waiting_for_space() {
 fn old_transactions_are_committed_and_old_blocks_written_home() {
     let run = || {
         let (layout, device, journal) = slow(512, 1, JournalConfig::default());
-        journal.start();
+        journal.start().unwrap();
         sleep(Duration::from_secs(123));
         let tid = set(&journal, 1500, 7);
         sleep(Duration::from_millis(4900));
@@ -237,7 +237,7 @@ fn old_transactions_are_committed_and_old_blocks_written_home() {
 fn a_frozen_journal_lets_nobody_begin() {
     let run = || {
         let (layout, device, journal) = slow(512, 1, JournalConfig::default());
-        journal.start();
+        journal.start().unwrap();
         set(&journal, 1500, 1);
         journal.freeze().unwrap();
         assert_eq!(layout.block(&device.media(), 1500)[9], 1);
@@ -351,7 +351,7 @@ fn commit_callbacks_come_before_the_waiters() {
 fn an_abort_wakes_everybody() {
     let run = || {
         let (_, _, journal) = slow(60, 1, no_background());
-        journal.start();
+        journal.start().unwrap();
         journal.freeze().unwrap();
         let stuck = Arc::clone(&journal);
         let stuck = spawn("stuck", move || stuck.begin(1).map(|handle| handle.tid()));

@@ -35,7 +35,7 @@ fn bursts(seed: u64, low_free_percent: Option<u8>) -> Stats {
             ..JournalConfig::default()
         };
         let journal = layout.open(device, config);
-        journal.start();
+        journal.start().unwrap();
         let writers: Vec<_> = (0..4)
             .map(|task| {
                 let journal = Arc::clone(&journal);

@@ -17,8 +17,8 @@ impl Device for Slow {
     }
 }
 
-/// Tasks that submit, wait, forget and flush; nothing must stall.
-fn crowd(seed: u64, policy: Policy) -> u64 {
+/// Tasks that submit, wait, forget and flush; nothing must stall, also where the host refuses tasks of the queue.
+fn crowd(seed: u64, policy: Policy, refuse: bool) -> u64 {
     let config = sim::Config {
         stall_bound: Duration::from_secs(1),
         ..sim::Config::new(seed)
@@ -60,6 +60,7 @@ fn crowd(seed: u64, policy: Policy) -> u64 {
                 })
             })
             .collect();
+        sim::refuse_tasks(refuse);
         for task in tasks {
             task.join();
         }
@@ -80,11 +81,12 @@ fn a_simulated_crowd_never_stalls() {
     let mut hashes = BTreeMap::new();
     let policy = |seed: u64| Policy::ALL[(seed % 3) as usize];
     for seed in 0..200 {
-        hashes.insert(seed, crowd(seed, policy(seed)));
+        hashes.insert(seed, crowd(seed, policy(seed), false));
+        crowd(seed, policy(seed), true);
     }
     for seed in [0, 7, 199] {
         assert_eq!(
-            crowd(seed, policy(seed)),
+            crowd(seed, policy(seed), false),
             hashes[&seed],
             "a run is a function of its seed"
         );
