@@ -65,6 +65,21 @@ pub struct Format {
     /// Bytes in an inode.
     #[arg(short = 'I', long, value_name = "BYTES")]
     pub inode_size: Option<u16>,
+    /// Blocks in a group: a multiple of 8.
+    #[arg(short = 'g', long, value_name = "NUMBER")]
+    pub blocks_per_group: Option<u32>,
+    /// Groups whose bitmaps and inode tables lie together: a power of two; 16 if not given.
+    #[arg(short = 'G', long, value_name = "NUMBER")]
+    pub flex_group_size: Option<u32>,
+    /// Directory that it counts as last mounted on.
+    #[arg(short = 'M', long, value_name = "DIR")]
+    pub last_mounted: Option<String>,
+    /// Revision of the format: 1. Volumes of revision 0 are not made.
+    #[arg(short, long, value_name = "NUMBER")]
+    pub revision: Option<u32>,
+    /// Write past the page cache, as mke2fs -D; it is done anyway where the device allows it.
+    #[arg(short = 'D', long)]
+    pub direct: bool,
     /// Percent of the blocks that only root may use; 5 if not given.
     #[arg(short = 'm', long, value_name = "PERCENT")]
     pub reserved: Option<f64>,
@@ -80,7 +95,7 @@ pub struct Format {
     /// Journal: size=MIB and the like.
     #[arg(short = 'J', long, value_name = "LIST")]
     pub journal: Vec<String>,
-    /// Extended options, as mke2fs has them; of f2fs more extensions of names whose data is hot.
+    /// Extended options, as mke2fs has them, such as offset=BYTES, where on the device it begins; of f2fs more extensions of names whose data is hot.
     #[arg(short = 'E', long, value_name = "LIST")]
     pub extended: Vec<String>,
     /// What is done about errors: continue, remount-ro or panic; of f2fs more extensions of names

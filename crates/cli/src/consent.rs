@@ -1,7 +1,7 @@
 //! Asking before a volume is made where there is something already.
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use steadfs::Options;
@@ -12,14 +12,14 @@ use crate::failure::Failure;
 /// file system leaves a mark in them.
 const MARKS: u64 = 128 << 10;
 
-/// Asks whoever sits at a terminal whether what is on `path` may go, as mke2fs does. Nobody is asked in
+/// Asks whoever sits at a terminal whether what is on `path` from `offset` on may go, as mke2fs does. Nobody is asked in
 /// scripts, or where there is nothing but zeros.
-pub fn ask(path: &Path) -> Result<(), Failure> {
+pub fn ask(path: &Path, offset: u64) -> Result<(), Failure> {
     let is_seen = io::stdin().is_terminal() && io::stdout().is_terminal();
     if !is_seen || !path.exists() {
         return Ok(());
     }
-    let Some(what) = content(path) else {
+    let Some(what) = content(path, offset) else {
         return Ok(());
     };
     print!(
@@ -39,16 +39,16 @@ pub fn ask(path: &Path) -> Result<(), Failure> {
 
 /// What is on a device, if anything can be seen. What cannot be read is no reason to ask: making the
 /// volume says why.
-fn content(path: &Path) -> Option<String> {
-    if let Ok(kind) = steadfs::probe(path, &Options::default()) {
+fn content(path: &Path, offset: u64) -> Option<String> {
+    let mut options = Options::default();
+    options.offset = offset;
+    if let Ok(kind) = steadfs::probe(path, &options) {
         return Some(format!("there is a volume already ({})", kind.name()));
     }
     let mut head = Vec::new();
-    File::open(path)
-        .ok()?
-        .take(MARKS)
-        .read_to_end(&mut head)
-        .ok()?;
+    let mut file = File::open(path).ok()?;
+    file.seek(SeekFrom::Start(offset)).ok()?;
+    file.take(MARKS).read_to_end(&mut head).ok()?;
     head.iter()
         .any(|byte| *byte != 0)
         .then(|| "it is not empty".to_owned())

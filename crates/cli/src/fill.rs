@@ -19,12 +19,14 @@ pub fn check_source(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Copies a directory's content into the new volume.
-pub fn fill(path: &Path, dir: &Path) -> Result<(), Failure> {
+/// Copies a directory's content into the new volume, which begins at `offset`.
+pub fn fill(path: &Path, offset: u64, dir: &Path) -> Result<(), Failure> {
     // A link to a directory is followed here, and none below it.
     let real = dir.canonicalize();
     let real = real.map_err(|error| Failure::plain(format!("{}: {error}", dir.display())))?;
-    let volume = Volume::open(path, &Options::default()).map_err(Failure::plain)?;
+    let mut options = Options::default();
+    options.offset = offset;
+    let volume = Volume::open(path, &options).map_err(Failure::plain)?;
     let how = CopyIn {
         owners: true,
         overwrite: true,

@@ -27,16 +27,19 @@ pub fn run(args: &args::Format) -> Result<(), Failure> {
     }
     let options = options(args).map_err(Failure::plain)?;
     if !args.force {
-        consent::ask(&args.volume)?;
+        consent::ask(&args.volume, options.offset)?;
     }
     let line = Line::of_silence("formatting");
     let report = steadfs::format(&args.volume, size, &options);
     line.done();
     let report = report.map_err(Failure::plain)?;
     if let Some(dir) = &args.from_dir {
-        crate::fill::fill(&args.volume, dir)?;
+        crate::fill::fill(&args.volume, options.offset, dir)?;
     }
     if !args.quiet {
+        if options.offset > 0 && size.is_none() {
+            eprintln!("steadfs: no size was given: the volume goes to the device's end");
+        }
         tell(&args.volume, &report)?;
     }
     Ok(())
@@ -51,6 +54,11 @@ fn refuse_of_other_kind(args: &args::Format, f2fs: bool) -> Result<(), Failure> 
         ("--inodes", args.inodes.is_some()),
         ("--inode-ratio", args.inode_ratio.is_some()),
         ("--inode-size", args.inode_size.is_some()),
+        ("--blocks-per-group", args.blocks_per_group.is_some()),
+        ("--flex-group-size", args.flex_group_size.is_some()),
+        ("--last-mounted", args.last_mounted.is_some()),
+        ("--revision", args.revision.is_some()),
+        ("--direct", args.direct),
         ("--reserved", args.reserved.is_some()),
         ("--journal", !args.journal.is_empty()),
     ];
@@ -86,6 +94,12 @@ fn options(args: &args::Format) -> Result<FormatOptions, steadfs::FormatError> {
     options.inodes = args.inodes;
     options.inode_ratio = args.inode_ratio;
     options.inode_size = args.inode_size;
+    options.blocks_per_group = args.blocks_per_group;
+    options.flex_group_size = args.flex_group_size;
+    options.last_mounted = args.last_mounted.clone().unwrap_or_default();
+    if let Some(other) = args.revision.filter(|revision| *revision != 1) {
+        return Err(steadfs::FormatError::Unsupported(format!("-r {other}")));
+    }
     options.reserved_percent = args.reserved.unwrap_or(options.reserved_percent);
     options.label = args.label.clone().unwrap_or_default();
     options.features = args.features.join(",");

@@ -26,7 +26,7 @@ pub fn run(args: &args::Format, size: Option<u64>) -> Result<(), Failure> {
     line.done();
     let report = report.map_err(Failure::plain)?;
     if let Some(dir) = &args.from_dir {
-        crate::fill::fill(&args.volume, dir)?;
+        crate::fill::fill(&args.volume, 0, dir)?;
     }
     if !args.quiet {
         tell(&args.volume, &report)?;

@@ -13,14 +13,14 @@ use crate::volume::Error;
 /// Unit that a device's size is rounded down to when no size is given, as mke2fs does.
 const UNIT: u64 = 4096;
 
-/// Makes a volume on an image file or block device; what is there is lost. `size`: bytes, for an image
-/// that is to be made, lengthened, or not to be filled; else the whole of it.
+/// Makes a volume on an image file or block device; what is there is lost, from [`FormatOptions::offset`] on.
+/// `size`: bytes, for an image that is to be made, lengthened, or not to be filled; else the whole of it.
 pub fn format(
     path: &Path,
     size: Option<u64>,
     options: &FormatOptions,
 ) -> Result<FormatReport, Error> {
-    on(path, size, |queue, size| {
+    on(path, options.offset, size, |queue, size| {
         steadfs_ext4::format::format(queue, size, options).map_err(|error| error.to_string())
     })
 }
@@ -31,7 +31,7 @@ pub fn format_f2fs(
     size: Option<u64>,
     options: &f2fs::FormatOptions,
 ) -> Result<f2fs::FormatReport, Error> {
-    on(path, size, |queue, size| {
+    on(path, 0, size, |queue, size| {
         f2fs::format(queue, size, options).map_err(|error| error.to_string())
     })
 }
@@ -39,11 +39,12 @@ pub fn format_f2fs(
 /// Lets `make` work on the device. A file that was not there before stays only with a volume in it.
 fn on<T>(
     path: &Path,
+    offset: u64,
     size: Option<u64>,
     make: impl FnOnce(&Queue, u64) -> Result<T, String>,
 ) -> Result<T, Error> {
     let is_new = !path.exists();
-    let (queue, size) = open(path, size)?;
+    let (queue, size) = open(path, offset, size)?;
     make(&queue, size).map_err(|why| {
         if is_new {
             // What is left is empty and in nobody's way.
@@ -56,9 +57,11 @@ fn on<T>(
     })
 }
 
-fn open(path: &Path, size: Option<u64>) -> Result<(Queue, u64), Error> {
+fn open(path: &Path, offset: u64, size: Option<u64>) -> Result<(Queue, u64), Error> {
     let open = OpenOptions {
-        create: size,
+        offset,
+        // What cannot be is too large for every file, and the system says so.
+        create: size.map(|size| size.saturating_add(offset)),
         engine: Engine::Auto,
         ..OpenOptions::default()
     };

@@ -5,6 +5,9 @@ use steadfs_base::Timestamp;
 use super::FormatError;
 use crate::disk::superblock::OnError;
 
+/// The smallest unit that every device can address.
+const SECTOR: u64 = 512;
+
 /// The kind of volume (`-t`): which features it starts with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
@@ -101,6 +104,8 @@ pub struct FormatOptions {
     pub root_owner: (u32, u32),
     /// Discard the device first (`-E discard`, `-E nodiscard`).
     pub discard: bool,
+    /// The byte of the device where the volume begins (`-E offset=`), a multiple of 512: for who opens the device.
+    pub offset: u64,
     /// Blocks of the orphan file (`-E orphan_file_size=`).
     pub orphan_file_blocks: Option<u32>,
     /// When it is made; now if `None`. Whole seconds are stored.
@@ -139,6 +144,7 @@ impl Default for FormatOptions {
             packed_meta_blocks: false,
             root_owner: (0, 0),
             discard: true,
+            offset: 0,
             orphan_file_blocks: None,
             time: None,
         }
@@ -238,11 +244,17 @@ impl FormatOptions {
                 "packed_meta_blocks" => self.packed_meta_blocks = switch(&option, value)?,
                 "discard" => self.discard = true,
                 "nodiscard" => self.discard = false,
+                "offset" => {
+                    self.offset = number(&option, value)?;
+                    if !self.offset.is_multiple_of(SECTOR) {
+                        let why = format!("needs a multiple of {SECTOR} bytes");
+                        return Err(FormatError::option(option, why));
+                    }
+                }
                 "root_owner" => self.root_owner = owner(&option, value)?,
                 "orphan_file_size" => self.orphan_file_blocks = Some(number(&option, value)?),
                 "desc-size"
                 | "desc_size"
-                | "offset"
                 | "mmp_update_interval"
                 | "no_copy_xattrs"
                 | "test_fs"

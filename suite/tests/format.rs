@@ -1,0 +1,157 @@
+//! `steadfs format` against mke2fs, where both have the same option.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::path::Path;
+
+use steadfs_suite::{Scratch, SteadMount, run, steadfs, succeed};
+
+const MIB: u64 = 1 << 20;
+const UUID: &str = "6b4c9a52-0f5e-4f0c-9f2b-0d8c5f6a7b8c";
+
+/// What both are given beside what is compared: nothing is left to chance.
+fn make(program: impl Fn(&[&str]), image: &str, extended: &str, options: &[&str]) {
+    let seed = format!("hash_seed={UUID}{extended}");
+    let mut words = vec!["-q", "-t", "ext4", "-U", UUID, "-E", &seed];
+    words.extend(options);
+    words.extend([image, "64M"]);
+    program(&words);
+}
+
+fn mke2fs(words: &[&str]) {
+    let all: Vec<&str> = ["-F"].iter().chain(words).copied().collect();
+    succeed("mke2fs", &all);
+}
+
+fn ours(words: &[&str]) {
+    let all: Vec<&str> = ["format"].iter().chain(words).copied().collect();
+    steadfs(&all).expect(0);
+}
+
+/// What dumpe2fs says of a volume, but for when it was made and what was written to it.
+fn dump(image: &str) -> Vec<String> {
+    let of_time = [
+        "Filesystem created",
+        "Last write time",
+        "Last checked",
+        "Lifetime writes",
+        "Checksum:",
+    ];
+    let said = succeed("dumpe2fs", [image]).out;
+    let lines = said
+        .lines()
+        .filter(|line| !of_time.iter().any(|start| line.starts_with(start)));
+    lines.map(str::to_owned).collect()
+}
+
+/// Two files of one content: one for mke2fs, which takes one that it makes itself for one that may hold anything, and
+/// one for us.
+fn pair(scratch: &Scratch, name: &str, content: &[u8]) -> [String; 2] {
+    ["theirs", "ours"].map(|whose| {
+        let path = scratch.join(&format!("{name}-{whose}"));
+        fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    })
+}
+
+fn clean(image: &str) {
+    let said = run("e2fsck", ["-fn", image]);
+    assert_eq!(said.code(), 0, "{}{}", said.out, said.err);
+}
+
+#[test]
+fn groups_and_names_are_as_mke2fs_makes_them() {
+    let scratch = Scratch::new();
+    let cases: &[(&[&str], &str)] = &[
+        (
+            &["-b", "1024", "-g", "4096"],
+            "Blocks per group:         4096",
+        ),
+        (&["-b", "1024", "-G", "4"], "Flex block group size:    4"),
+        (&["-b", "1024", "-G", "1"], "Blocks per group:         8192"),
+        (
+            &["-M", "/some/where"],
+            "Last mounted on:          /some/where",
+        ),
+        (&["-D", "-r", "1"], "Filesystem revision #:    1 (dynamic)"),
+    ];
+    for (n, (options, shows)) in cases.iter().enumerate() {
+        let [theirs, our] = pair(&scratch, &n.to_string(), &vec![0; 64 * MIB as usize]);
+        make(mke2fs, &theirs, "", options);
+        make(ours, &our, "", options);
+        let dumped = dump(&our);
+        assert_eq!(dumped, dump(&theirs), "{options:?}");
+        assert!(
+            dumped.iter().any(|line| line == shows),
+            "{options:?}: {dumped:?}"
+        );
+        clean(&our);
+    }
+    let image = scratch.join("none");
+    let image = image.to_str().unwrap();
+    for (options, why) in [
+        (&["-g", "4095"][..], "multiple of 8"),
+        (&["-G", "3"], "power of two"),
+        (&["-r", "0"], "-r 0"),
+        (&["-C", "16384"], "-C"),
+        (&["-t", "f2fs", "-g", "4096"], "--blocks-per-group"),
+        (&["-t", "f2fs", "-D"], "--direct"),
+        (&["-E", "offset=7"], "multiple of 512"),
+        (&["-E", "offset=x"], "offset"),
+    ] {
+        let said = steadfs(["format", image, "64M"].iter().chain(options));
+        assert_ne!(said.code(), 0, "{options:?}");
+        assert!(said.err.contains(why), "{options:?}: {}", said.err);
+        assert!(!Path::new(image).exists());
+    }
+}
+
+#[test]
+fn a_volume_begins_where_it_is_told_to() {
+    const OFFSET: u64 = 3 * MIB + 512;
+    let scratch = Scratch::new();
+    let at = format!("offset={OFFSET}");
+    let [theirs, our] = &pair(&scratch, "disk", &vec![0xEE; 80 * MIB as usize]);
+    let extended = format!(",{at}");
+    make(mke2fs, theirs, &extended, &[]);
+    make(ours, our, &extended, &[]);
+    let [in_theirs, in_ours] = [theirs, our].map(|image| format!("{image}?{at}"));
+    assert_eq!(dump(&in_ours), dump(&in_theirs));
+    let bytes = fs::read(our).unwrap();
+    let end = (OFFSET + 64 * MIB) as usize;
+    assert_eq!(bytes.len() as u64, 80 * MIB);
+    let others = bytes[..OFFSET as usize].iter().chain(&bytes[end..]);
+    assert!(
+        others.copied().all(|byte| byte == 0xEE),
+        "what lies around it was touched"
+    );
+    drop(bytes);
+    let mount = SteadMount::new(&scratch, Path::new(our), &at);
+    fs::write(mount.join("file"), [7; 10_000]).unwrap();
+    mount.unmount();
+    clean(&in_ours);
+
+    // An image that is made is as long as it takes; without a size the volume goes to the end, which is told.
+    let from = scratch.join("from");
+    fs::create_dir(&from).unwrap();
+    fs::write(from.join("file"), [7; 10_000]).unwrap();
+    let new = scratch.join("new");
+    let new = new.to_str().unwrap();
+    let from = from.to_str().unwrap();
+    steadfs(["format", "-q", "-E", &at, "-d", from, new, "16M"]).expect(0);
+    assert_eq!(fs::metadata(new).unwrap().len(), OFFSET + 16 * MIB);
+    clean(&format!("{new}?{at}"));
+    let mount = SteadMount::new(&scratch, Path::new(new), &at);
+    assert_eq!(fs::read(mount.join("file")).unwrap(), [7; 10_000]);
+    mount.unmount();
+    let said = steadfs(["format", "-E", "offset=8388608", new]).expect(0);
+    assert!(said.err.contains("end"), "{}", said.err);
+    clean(&format!("{new}?offset=8388608"));
+    assert_eq!(fs::metadata(new).unwrap().len(), OFFSET + 16 * MIB);
+    let said = steadfs(["format", "-E", "offset=1073741824", new]);
+    assert!(
+        said.code() != 0 && said.err.contains("offset"),
+        "{}",
+        said.err
+    );
+}
