@@ -8,7 +8,22 @@ use steadfs_base::InodeNo;
 use steadfs_base::limits::NAME_MAX;
 use steadfs_rt::{RwLock, RwLockWriteGuard};
 
-use crate::{FsError, InodeFlags, Result};
+use crate::{FsError, InodeFlags, RenameFlags, Result, check_name};
+
+/// Refuses what no rename can do, whatever the names stand for.
+///
+/// # Errors
+/// `Invalid` (flags that exclude each other), `Busy` (`.` or `..`), `NameTooLong` and the like.
+pub fn check_rename(from: &[u8], to: &[u8], flags: RenameFlags) -> Result<()> {
+    if flags.exchange && (flags.no_replace || flags.whiteout) {
+        return Err(FsError::Invalid("exchange goes with no other flag"));
+    }
+    if is_dots(from) || is_dots(to) {
+        return Err(FsError::Busy);
+    }
+    check_length(from)?;
+    check_name(to)
+}
 
 /// Whether this name is one of the two that every directory has.
 pub fn is_dots(name: &[u8]) -> bool {

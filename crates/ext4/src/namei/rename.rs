@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_cache::Why;
-use steadfs_vfs::names::{check_length, check_may_lose_name, is_dots, with_names_locked};
-use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result, check_name};
+use steadfs_vfs::names::{check_may_lose_name, check_rename, with_names_locked};
+use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result};
 
 use super::create::{Failed, Spec};
 use super::{check_may_add, check_may_have_subdir, check_may_remove, gain_subdir, lose_subdir};
@@ -58,14 +58,7 @@ impl Ext4 {
         (to_dir, to): (InodeNo, &[u8]),
         flags: RenameFlags,
     ) -> Result<()> {
-        if flags.exchange && (flags.no_replace || flags.whiteout) {
-            return Err(FsError::Invalid("exchange goes with no other flag"));
-        }
-        if is_dots(from) || is_dots(to) {
-            return Err(FsError::Busy);
-        }
-        check_length(from)?;
-        check_name(to)?;
+        check_rename(from, to, flags)?;
         self.check_writable()?;
         let from_dir = self.directory(from_dir, cx.tag)?;
         let to_dir = self.directory(to_dir, cx.tag)?;
