@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub mod command;
+pub mod f2fs;
 pub mod fsyncs;
 pub mod generate;
 pub mod hostile;

@@ -5,35 +5,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use steadfs::{Checked, Options, Volume};
-use steadfs_suite::generate::Torture;
+use steadfs::{Options, Volume};
+use steadfs_suite::f2fs::{TORTURE, check_clean, mkfs};
 use steadfs_suite::uml::{
     self, TOP, assert_same, boot, lines, make_torture, without_folder_times, write_tree,
 };
 use steadfs_suite::{Image, Scratch, SteadMount, Tree, run, steadfs, succeed};
-
-const TORTURE: Torture = Torture {
-    block: 4096,
-    far: 900 << 30,
-    longest_link: 4095,
-    xattr_bytes: 3500,
-    many: 3000,
-};
 
 /// What the judge calls inside; see [`uml`].
 #[test]
 #[ignore = "run by scripts inside User-Mode Linux"]
 fn inside_the_judge() {
     uml::inside(TORTURE);
-}
-
-#[track_caller]
-fn mkfs(scratch: &Scratch, name: &str, size: u64, args: &str) -> Image {
-    let image = Image::empty(scratch, name, size);
-    let path = image.path().to_str().unwrap();
-    let all = ["-q", "-f"].into_iter().chain(args.split_whitespace());
-    succeed("mkfs.f2fs", all.chain([path]));
-    image
 }
 
 fn read_by_library(image: &Path, options: &str) -> Tree {
@@ -49,19 +32,6 @@ fn read_by_mount(scratch: &Scratch, image: &Path) -> Tree {
     let tree = Tree::of(mount.root());
     mount.unmount();
     tree
-}
-
-/// Our checker and fsck.f2fs find nothing; the numbers of files that fsync wrote after the checkpoint, and
-/// of orphans.
-#[track_caller]
-fn check_clean(image: &Path, what: &str) -> (u64, u32) {
-    let checked = steadfs::check(image, &Options::default(), &mut |_| ()).unwrap();
-    assert!(checked.is_clean(), "{what}: {:#?}", checked.issues());
-    run("fsck.f2fs", ["--dry-run".as_ref(), image.as_os_str()]).expect(0);
-    let Checked::F2fs { report } = checked else {
-        panic!("{what}: not taken as f2fs");
-    };
-    (report.stats.fsynced_files, report.stats.orphans)
 }
 
 fn read_list(path: &Path) -> Vec<String> {
@@ -170,7 +140,7 @@ fn what_fsync_wrote_is_read_without_recovery() {
             "mount -t f2fs -o noatime,{mount} /dev/ubda {TOP}\n{NO_CHECKPOINTS}\ncd {TOP}\n{FSYNCS}"
         );
         boot(&scratch, &[image.path()], &script);
-        let (fsynced, _) = check_clean(image.path(), args);
+        let fsynced = check_clean(image.path(), args).stats.fsynced_files;
         let before = fs::read(image.path()).unwrap();
         let ours = lines(&read_by_library(image.path(), "ro"));
         let old = lines(&read_by_library(image.path(), "ro,norecovery"));
@@ -399,7 +369,8 @@ fn inspect_and_dump_agree() {
     boot(&scratch, &[image.path()], &script);
     let path = image.path().to_str().unwrap();
     compare_inspection(path);
-    let (fsynced, orphans) = check_clean(image.path(), "cut off");
+    let found = check_clean(image.path(), "cut off").stats;
+    let (fsynced, orphans) = (found.fsynced_files, found.orphans);
     assert_eq!((fsynced, orphans), (1, 1));
 }
 
@@ -457,7 +428,7 @@ fn full_and_worn_volumes_of_the_kernel_are_clean() {
     boot(&scratch, &paths, &script);
     for (image, (args, mount)) in images.iter().zip(STRESSED) {
         let what = format!("{args} {mount}");
-        let (_, orphans) = check_clean(image.path(), &what);
+        let orphans = check_clean(image.path(), &what).stats.orphans;
         assert!(orphans >= 2, "{what}: {orphans} orphans");
     }
 }

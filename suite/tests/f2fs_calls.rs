@@ -5,27 +5,9 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use steadfs::{Checked, Options};
+use steadfs_suite::f2fs::{check_clean, mkfs};
 use steadfs_suite::uml::{TOP, boot};
-use steadfs_suite::{Image, Outcome, Scratch, SteadMount, run, steadfs, succeed};
-
-#[track_caller]
-fn mkfs(scratch: &Scratch, name: &str, size: u64, args: &str) -> Image {
-    let image = Image::empty(scratch, name, size);
-    let path = image.path().to_str().unwrap();
-    let all = ["-q", "-f"].into_iter().chain(args.split_whitespace());
-    succeed("mkfs.f2fs", all.chain([path]));
-    image
-}
-
-/// Our checker and fsck.f2fs find nothing.
-#[track_caller]
-fn check_clean(image: &Path) {
-    let checked = steadfs::check(image, &Options::default(), &mut |_| ()).unwrap();
-    assert!(checked.is_clean(), "{:#?}", checked.issues());
-    assert!(matches!(checked, Checked::F2fs { .. }));
-    run("fsck.f2fs", ["--dry-run".as_ref(), image.as_os_str()]).expect(0);
-}
+use steadfs_suite::{Outcome, Scratch, SteadMount, run, steadfs, succeed};
 
 /// An f2fs ioctl: direction bits, size of its argument, number (linux/f2fs.h).
 #[derive(Clone, Copy)]
@@ -202,7 +184,7 @@ fn ioctls_do_what_the_kernels_do() {
         "FUSE passes no FIEMAP"
     );
     mount.unmount();
-    check_clean(image.path());
+    check_clean(image.path(), "after the calls");
 }
 
 /// Lets both superblocks have the feature of project ids. (mkfs.f2fs makes quota files with it, and volumes
@@ -273,7 +255,7 @@ fn projects_are_inherited_and_keep_names_apart() {
     fs::rename(at("outside"), at("seven/inside")).unwrap();
     set_project(&at("taken out"), &["-p", "9"]).expect(0);
     mount.unmount();
-    check_clean(image.path());
+    check_clean(image.path(), "after the calls");
 
     // The kernel sees the same, and makes files there that we see.
     let list = scratch.join("list");
@@ -305,7 +287,7 @@ fn projects_are_inherited_and_keep_names_apart() {
     assert!(kernel.lines().count() > 8, "{kernel}");
     assert_eq!(project(&mount.join("seven/below/new")), (7, false));
     mount.unmount();
-    check_clean(image.path());
+    check_clean(image.path(), "after the calls");
 }
 
 #[test]
@@ -316,7 +298,7 @@ fn volumes_without_projects_and_with_quota_files_say_so() {
     fs::create_dir(mount.join("dir")).unwrap();
     assert_ne!(set_project(&mount.join("dir"), &["-p", "7"]).code(), 0);
     mount.unmount();
-    check_clean(image.path());
+    check_clean(image.path(), "after the calls");
 
     let image = mkfs(
         &scratch,
@@ -336,7 +318,7 @@ fn volumes_without_projects_and_with_quota_files_say_so() {
     assert_eq!(project(&mount.join("dir")), (5, true));
     assert_eq!(project(&mount.join("dir/file")), (5, false));
     mount.unmount();
-    check_clean(image.path());
+    check_clean(image.path(), "after the calls");
 }
 
 #[test]
@@ -363,14 +345,14 @@ fn shutdowns_leave_what_they_say() {
         let unmounted = steadfs(["umount", root]).expect(0);
         assert_eq!(unmounted.err, "");
         mount.wait();
-        check_clean(image.path());
+        check_clean(image.path(), "after the calls");
         let mount = SteadMount::new(&scratch, image.path(), "");
         assert_eq!(fs::read(mount.join("durable")).unwrap(), b"this");
         assert_eq!(mount.join("named").exists(), kept >= 2, "{level}");
         let written = fs::read(mount.join("written")).unwrap_or_default();
         assert_eq!(written == vec![7; 50_000], kept >= 3, "{level}");
         mount.unmount();
-        check_clean(image.path());
+        check_clean(image.path(), "after the calls");
     }
     // With a mark to be checked the volume goes on.
     let image = mkfs(&scratch, "check.img", 128 << 20, "");
@@ -381,7 +363,7 @@ fn shutdowns_leave_what_they_say() {
     mount.unmount();
     let inspected = steadfs(["inspect", image.path().to_str().unwrap()]).expect(0);
     assert!(inspected.out.contains("fsck"), "{}", inspected.out);
-    check_clean(image.path());
+    check_clean(image.path(), "after the calls");
 }
 
 /// The kernel keeps what it was told before the data had its blocks.
@@ -405,5 +387,5 @@ fn blocks_are_the_same_before_an_fsync_and_behind_it() {
     let mount = SteadMount::new(&scratch, image.path(), "");
     assert_eq!(blocks(), 8, "stored");
     mount.unmount();
-    check_clean(image.path());
+    check_clean(image.path(), "after the calls");
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::fs::IFlags;
 use rustix::io::Errno;
-use steadfs::Options;
+use steadfs_suite::f2fs::check_clean;
 use steadfs_suite::generate::Numbers;
 use steadfs_suite::{Image, Scratch, SteadMount, run, steadfs, succeed};
 
@@ -32,12 +32,6 @@ fn source(scratch: &Scratch) -> std::path::PathBuf {
     }
     fs::write(top.join("zeros"), vec![0; 300_000]).unwrap();
     top
-}
-
-fn check_clean(image: &Path) {
-    let checked = steadfs::check(image, &Options::default(), &mut |_| ()).unwrap();
-    assert!(checked.is_clean(), "{:#?}", checked.issues());
-    run("fsck.f2fs", ["--dry-run".as_ref(), image.as_os_str()]).expect(0);
 }
 
 fn is_compressed(path: &Path) -> bool {
@@ -73,7 +67,7 @@ fn what_sload_compressed_reads_back() {
         ]
         .concat();
         let said = succeed(judge, what);
-        check_clean(image.path());
+        check_clean(image.path(), "compressed");
         // Without a mount, as somebody would who takes a phone's image apart.
         let out = scratch.join(&format!("out{n}"));
         steadfs(["extract", &format!("{path}:/"), out.to_str().unwrap()]).expect(0);
@@ -97,6 +91,6 @@ fn what_sload_compressed_reads_back() {
         fs::rename(mount.join("zeros"), mount.join("dir/nothing")).unwrap();
         fs::write(mount.join("plain"), vec![3; 100_000]).unwrap();
         mount.unmount();
-        check_clean(image.path());
+        check_clean(image.path(), "compressed");
     }
 }

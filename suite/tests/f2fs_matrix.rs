@@ -5,13 +5,14 @@
 use std::fs;
 use std::path::Path;
 
-use steadfs::{Checked, Options, Volume};
+use steadfs::{Options, Volume};
+use steadfs_suite::f2fs::check_clean;
 use steadfs_suite::generate::{Torture, plain, torture};
 use steadfs_suite::uml::{
     self, TOP, assert_same, boot, durable_lines, lines, make_durable, make_torture,
     without_folder_times, write_tree,
 };
-use steadfs_suite::{Compare, Image, Scratch, SteadMount, Tree, fsyncs, run, succeed};
+use steadfs_suite::{Compare, Image, Scratch, SteadMount, Tree, fsyncs, succeed};
 
 /// Small, for it is made dozens of times.
 const TORTURE: Torture = Torture {
@@ -113,18 +114,6 @@ impl Kind {
             size, mkfs, kernel, ..
         } = self;
         format!("kind {n} ({size} MiB {mkfs}, {kernel})")
-    }
-}
-
-/// Our checker and fsck.f2fs find nothing; the number of files that fsync wrote after the checkpoint.
-#[track_caller]
-fn check_clean(image: &Path, what: &str) -> u64 {
-    let checked = steadfs::check(image, &Options::default(), &mut |_| ()).unwrap();
-    assert!(checked.is_clean(), "{what}: {:#?}", checked.issues());
-    run("fsck.f2fs", ["--dry-run".as_ref(), image.as_os_str()]).expect(0);
-    match checked {
-        Checked::F2fs { report } => report.stats.fsynced_files,
-        _ => panic!("{what}: not taken as f2fs"),
     }
 }
 
@@ -297,7 +286,7 @@ fn we_recover_what_the_kernel_fsynced() {
         boot_with(scratch, &copies, |n, disk| recover_and_list(disk, &list(n)));
         for (n, ((number, kind), image)) in batch.iter().zip(&images).enumerate() {
             let what = kind.what(*number);
-            let fsynced = check_clean(image.path(), &what);
+            let fsynced = check_clean(image.path(), &what).stats.fsynced_files;
             assert_eq!(fsynced > 0, rolls_forward(kind.kernel), "{what}: {fsynced}");
             let kernel = without_folder_times(&read_list(&list(n)));
             let durable = read_list(&kept(n));
@@ -414,7 +403,7 @@ fn the_kernel_recovers_what_we_fsynced() {
             kept.push(durable_lines(&Tree::of(mount.root()), &files));
             mount.kill();
             let what = kind.what(*number);
-            let fsynced = check_clean(image.path(), &what);
+            let fsynced = check_clean(image.path(), &what).stats.fsynced_files;
             assert_eq!(fsynced > 0, rolls_forward(kind.ours), "{what}: {fsynced}");
             copies.push(image.copy(scratch, &format!("{number}.copy")));
             images.push(image);

@@ -4,42 +4,17 @@
 use std::fs;
 use std::path::Path;
 
-use steadfs::{Checked, Options, Volume};
-use steadfs_suite::generate::{Torture, torture};
+use steadfs::{Options, Volume};
+use steadfs_suite::f2fs::{TORTURE, check_clean, mkfs};
+use steadfs_suite::generate::torture;
 use steadfs_suite::uml::{self, TOP, assert_same, boot, lines, without_folder_times, write_tree};
-use steadfs_suite::{Image, Scratch, SteadMount, Tree, run, steadfs, succeed};
-
-const TORTURE: Torture = Torture {
-    block: 4096,
-    far: 900 << 30,
-    longest_link: 4095,
-    xattr_bytes: 3500,
-    many: 3000,
-};
+use steadfs_suite::{Scratch, SteadMount, Tree, steadfs};
 
 /// What the judge calls inside; see [`uml`].
 #[test]
 #[ignore = "run by scripts inside User-Mode Linux"]
 fn inside_the_judge() {
     uml::inside(TORTURE);
-}
-
-#[track_caller]
-fn mkfs(scratch: &Scratch, name: &str, size: u64, args: &str) -> Image {
-    let image = Image::empty(scratch, name, size);
-    let path = image.path().to_str().unwrap();
-    let all = ["-q", "-f"].into_iter().chain(args.split_whitespace());
-    succeed("mkfs.f2fs", all.chain([path]));
-    image
-}
-
-/// Our checker and fsck.f2fs find nothing.
-#[track_caller]
-fn check_clean(image: &Path, what: &str) {
-    let checked = steadfs::check(image, &Options::default(), &mut |_| ()).unwrap();
-    assert!(checked.is_clean(), "{what}: {:#?}", checked.issues());
-    assert!(matches!(checked, Checked::F2fs { .. }), "{what}");
-    run("fsck.f2fs", ["--dry-run".as_ref(), image.as_os_str()]).expect(0);
 }
 
 fn read_list(path: &Path) -> Vec<String> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use steadfs_suite::command::PATIENCE;
-use steadfs_suite::{Image, Scratch, SteadMount, run, succeed};
+use steadfs_suite::{Image, Scratch, SteadMount, f2fs, succeed};
 
 const ROUNDS: u64 = 100;
 const WRITERS: u64 = 3;
@@ -305,10 +305,7 @@ impl Judged for OfF2fs {
     }
 
     fn check_clean(&self) {
-        let image = self.0.path();
-        let checked = steadfs::check(image, &steadfs::Options::default(), &mut |_| ()).unwrap();
-        assert!(checked.is_clean(), "{:#?}", checked.issues());
-        run("fsck.f2fs", ["--dry-run".as_ref(), image.as_os_str()]).expect(0);
+        f2fs::check_clean(self.0.path(), "after the kill");
     }
 
     fn check_killed(&self, _: &Scratch) {

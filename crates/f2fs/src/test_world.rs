@@ -226,6 +226,11 @@ impl World {
 fn judge(device: &MemDevice) {
     let report = crate::check::check(device, &crate::check::Options::default());
     assert!(report.is_clean(), "{:?}", report.issues);
+    fsck(device);
+}
+
+/// Lets fsck.f2fs look at a device.
+pub(crate) fn fsck(device: &MemDevice) {
     let file = tempfile::NamedTempFile::new().unwrap();
     device.save(file.path()).unwrap();
     let out = crate::disk::test_images::judge("fsck.f2fs")
@@ -233,9 +238,9 @@ fn judge(device: &MemDevice) {
         .arg(file.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&out.stdout);
-    let bad = said.contains("[FAIL]") || said.contains("ASSERT") || said.contains("[FIX]");
-    assert!(out.status.success() && !bad, "{said}");
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let bad = text.contains("[FAIL]") || text.contains("ASSERT") || text.contains("[FIX]");
+    assert!(out.status.success() && !bad, "{text}");
 }
 
 /// Whether an operation failed as it may when somebody else was faster.

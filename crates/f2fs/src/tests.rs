@@ -14,7 +14,7 @@ use crate::disk::test_images::{ALL_FEATURES, Image, LOAD_FEATURES, Opened};
 use crate::{CacheSizes, F2fs, MountOptions};
 
 mod background;
-pub(crate) mod checkpoints;
+mod checkpoints;
 mod crafted;
 mod hostile;
 mod hostile_writes;

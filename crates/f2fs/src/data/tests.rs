@@ -14,7 +14,7 @@ use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError, Seek};
 
 use crate::disk::test_images::{Image, LOAD_FEATURES};
 use crate::inode::Inode;
-use crate::tests::checkpoints::judge;
+use crate::test_world::fsck;
 use crate::{CacheSizes, F2fs, MountOptions};
 
 /// Ranges begin and end before this.
@@ -215,7 +215,7 @@ fn torture(features: &str, mount: &str, base: u64, seed: u64) {
         fs.checkpoint(crate::checkpoint::Reason::Unmount, IoTag::default())
             .unwrap();
         drop(fs);
-        judge(&device);
+        fsck(&device);
     }
 }
 
@@ -270,7 +270,7 @@ fn a_full_volume_keeps_what_it_took() {
         fs.checkpoint(crate::checkpoint::Reason::Unmount, IoTag::default())
             .unwrap();
     }
-    judge(&device);
+    fsck(&device);
     let fs = open(&device, "ro");
     let inode = file(&fs);
     assert_eq!(inode.size(), end);

@@ -17,7 +17,7 @@ use crate::disk::BLOCK_SIZE;
 use crate::disk::test_images::Image;
 use crate::gc::stats::Stats;
 use crate::inode::Inode;
-use crate::tests::checkpoints::judge;
+use crate::test_world::fsck;
 use crate::victim::age::AGE_THRESHOLD;
 use crate::{CacheSizes, F2fs, MountOptions};
 
@@ -59,7 +59,7 @@ impl Drop for Full {
         let closed = self.fs.close();
         if !std::thread::panicking() {
             closed.unwrap();
-            judge(&self.device);
+            fsck(&self.device);
         }
     }
 }
@@ -165,7 +165,7 @@ impl Full {
         self.sync();
         // Of a copy: cleaning goes on here, and what it leaves is discarded.
         let copy = Arc::new(self.device.copy());
-        judge(&copy);
+        fsck(&copy);
         let again = open(&copy, "", false);
         for fs in [&self.fs, &again] {
             for (inode, blocks) in &self.files {
@@ -306,7 +306,7 @@ fn change_many_inodes() {
             fs.read(&cx, *ino, 0, 1).unwrap();
         }
         fs.close().unwrap();
-        judge(&device);
+        fsck(&device);
     }
 }
 

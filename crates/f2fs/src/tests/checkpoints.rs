@@ -18,21 +18,7 @@ use crate::node::Found;
 use crate::node::chain::Barrier;
 use crate::segment::Purpose;
 use crate::space::Need;
-use crate::test_world::{ROOT, World};
-
-/// Lets fsck.f2fs look at a device.
-pub(crate) fn judge(device: &MemDevice) {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    device.save(file.path()).unwrap();
-    let out = crate::disk::test_images::judge("fsck.f2fs")
-        .args(["-f", "--dry-run"])
-        .arg(file.path())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&out.stdout).into_owned();
-    let bad = text.contains("[FAIL]") || text.contains("ASSERT") || text.contains("[FIX]");
-    assert!(out.status.success() && !bad, "{text}");
-}
+use crate::test_world::{ROOT, World, fsck};
 
 /// Mounts for changes by hand.
 pub(super) fn writable(device: &Arc<MemDevice>) -> Arc<F2fs> {
@@ -145,7 +131,7 @@ fn files_reach_the_device_with_each_checkpoint() {
         fs.checkpoint(Reason::Sync, tag).unwrap();
         fs.segments().check();
         let image = Arc::new(device.copy());
-        judge(&image);
+        fsck(&image);
         let reader = mount_device(&image).unwrap();
         for (name, blocks) in &files {
             check_file(&reader, name.as_bytes(), *blocks);
@@ -157,7 +143,7 @@ fn files_reach_the_device_with_each_checkpoint() {
     }
     // An unmount's has the summaries of nodes, and another mount goes on from there.
     fs.checkpoint(Reason::Unmount, tag).unwrap();
-    judge(&device);
+    fsck(&device);
     let fs = writable(&device);
     make_file(&fs, b"after", 2000);
     let inode = fs
@@ -169,7 +155,7 @@ fn files_reach_the_device_with_each_checkpoint() {
         write_block_again(&fs, &inode, block);
     }
     fs.checkpoint(Reason::Unmount, tag).unwrap();
-    judge(&device);
+    fsck(&device);
     let reader = mount_device(&device).unwrap();
     check_file(&reader, b"after", 2000);
     check_file(&reader, b"file 3 3", 953);
@@ -216,7 +202,7 @@ fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
     write_block(&fs, &old, 990);
     let found = |blocks: u64| {
         let copy = Arc::new(device.copy());
-        judge(&copy);
+        fsck(&copy);
         let reader = mount_device(&copy).unwrap();
         check_file(&reader, b"old", 1000);
         check_file(&reader, b"new", 930);
@@ -300,7 +286,7 @@ fn cutting_frees_everything_behind_in_bounded_steps() {
     fs.checkpoint(Reason::Sync, tag).unwrap();
     assert_eq!(fs.space.counts().freed_nodes, 0);
     let copy = Arc::new(device.copy());
-    judge(&copy);
+    fsck(&copy);
     assert!(cut(own + direct, 100));
     assert_eq!(marks.map(named).iter().filter(|x| **x).count(), 2);
     assert!(cut(3, 100));
@@ -314,7 +300,7 @@ fn cutting_frees_everything_behind_in_bounded_steps() {
     };
     assert_eq!(since, before);
     fs.segments().check();
-    judge(&device);
+    fsck(&device);
 }
 
 #[test]
@@ -352,10 +338,10 @@ fn a_mount_for_writing_makes_what_recovery_finds_its_own() {
         assert_eq!(same.count(), 999);
         fs.segments().check();
         // A crash right behind recovery, then an unmount.
-        judge(&copy.copy());
+        fsck(&copy.copy());
         if round == 1 {
             fs.unmount().unwrap();
-            judge(&copy);
+            fsck(&copy);
         } else {
             fs.end_tasks();
         }

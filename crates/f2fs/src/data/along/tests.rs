@@ -7,7 +7,7 @@ use steadfs_rt::{sim, sleep};
 use steadfs_vfs::{Cx, FileSystem};
 
 use crate::disk::test_images::Image;
-use crate::tests::checkpoints::judge;
+use crate::test_world::fsck;
 use crate::{CacheSizes, F2fs, MountOptions};
 
 fn open(device: &Arc<MemDevice>) -> Arc<F2fs> {
@@ -74,7 +74,7 @@ fn share_flushes() {
     // What nobody called fsync for is not there after a crash; all else is.
     written(&fs, 100, 1);
     let copy = Arc::new(device.copy());
-    judge(&copy);
+    fsck(&copy);
     let after = open(&copy);
     for n in 0..100 {
         let name = format!("file{n}");
@@ -88,9 +88,9 @@ fn share_flushes() {
     }
     assert!(after.lookup(&cx, after.root(), b"file100").is_err());
     after.unmount().unwrap();
-    judge(&copy);
+    fsck(&copy);
     fs.unmount().unwrap();
-    judge(&device);
+    fsck(&device);
 }
 
 #[test]
