@@ -501,61 +501,39 @@ impl MountOptions {
         word(self.minixdf, "minixdf");
         let off = self.async_checkpoint == AsyncCheckpoint::Off;
         word(off, "noasync_checkpoint");
-        let mut pair = |shown: bool, name: &str, value: u64| {
-            if shown {
+        let differs = |own: u32, default: u32| (own != default).then_some(u64::from(own));
+        let readahead = differs(self.inode_readahead_blocks, default.inode_readahead_blocks);
+        let percent = match self.async_checkpoint {
+            AsyncCheckpoint::Below(percent) => Some(percent.into()),
+            _ => None,
+        };
+        let numbers = [
+            ("commit", differs(self.commit_secs, default.commit_secs)),
+            (
+                "min_batch_time",
+                differs(self.min_batch_us, default.min_batch_us),
+            ),
+            (
+                "max_batch_time",
+                differs(self.max_batch_us, default.max_batch_us),
+            ),
+            (
+                "journal_ioprio",
+                differs(self.journal_ioprio.into(), default.journal_ioprio.into()),
+            ),
+            ("async_checkpoint", percent),
+            ("inode_readahead_blks", readahead),
+            ("stripe", self.stripe.map(u64::from)),
+            ("resuid", self.resuid.map(u64::from)),
+            ("resgid", self.resgid.map(u64::from)),
+            ("max_dir_size_kb", self.max_dir_kib),
+        ];
+        for (name, value) in numbers {
+            if let Some(value) = value {
                 // Writing to a string cannot fail.
                 let _ = write!(out, ",{name}={value}");
             }
-        };
-        let differs = |own: u32, default: u32| own != default;
-        pair(
-            differs(self.commit_secs, default.commit_secs),
-            "commit",
-            self.commit_secs.into(),
-        );
-        pair(
-            differs(self.min_batch_us, default.min_batch_us),
-            "min_batch_time",
-            self.min_batch_us.into(),
-        );
-        pair(
-            differs(self.max_batch_us, default.max_batch_us),
-            "max_batch_time",
-            self.max_batch_us.into(),
-        );
-        pair(
-            self.journal_ioprio != default.journal_ioprio,
-            "journal_ioprio",
-            self.journal_ioprio.into(),
-        );
-        if let AsyncCheckpoint::Below(percent) = self.async_checkpoint {
-            pair(true, "async_checkpoint", percent.into());
         }
-        pair(
-            differs(self.inode_readahead_blocks, default.inode_readahead_blocks),
-            "inode_readahead_blks",
-            self.inode_readahead_blocks.into(),
-        );
-        pair(
-            self.stripe.is_some(),
-            "stripe",
-            self.stripe.unwrap_or(0).into(),
-        );
-        pair(
-            self.resuid.is_some(),
-            "resuid",
-            self.resuid.unwrap_or(0).into(),
-        );
-        pair(
-            self.resgid.is_some(),
-            "resgid",
-            self.resgid.unwrap_or(0).into(),
-        );
-        pair(
-            self.max_dir_kib.is_some(),
-            "max_dir_size_kb",
-            self.max_dir_kib.unwrap_or(0),
-        );
         let mut named = |name: &str, value: Option<&str>| {
             if let Some(value) = value {
                 let _ = write!(out, ",{name}={value}");

@@ -11,7 +11,7 @@ use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::{Clock, Freeing, FsError, Result};
 
 use crate::checkpoint::daemon::Daemon;
-use crate::checkpoint::{self, Checkpoints};
+use crate::checkpoint::{self, Checkpoints, Current};
 use crate::damage::Notes;
 use crate::discard::Discards;
 use crate::disk::checkpoint::CpFlags;
@@ -60,25 +60,58 @@ impl F2fs {
         choose_mode(&superblock, &options, device_read_only, &mut report)?;
         options.check_features(superblock.features())?;
         check_size(&superblock, &queue)?;
-        let layout = superblock.layout().clone();
-        let current = checkpoint::load(&queue, &layout)?;
+        let current = checkpoint::load(&queue, superblock.layout())?;
         let mut options = options;
         options.settle(current.checkpoint.user_blocks);
         report.orphans = current.orphans.len() as u64;
-        warn_of_state(&superblock, current.checkpoint.flags);
-        let block_size = BlockSize::new(BLOCK_SIZE as u32).expect("a block size in range");
-        let budget = usize::try_from(sizes.metadata).unwrap_or(usize::MAX);
-        // Tables and directories share the memory with nodes.
-        let meta = Arc::new(MetaCache::new(Arc::clone(&queue), block_size, budget / 2));
-        let nat = Nat::new(&layout, &meta, &current.checkpoint, current.nat_journal);
-        let recover = !options.no_recovery && !was_paused(current.checkpoint.flags);
-        let limits = WritebackOptions::for_cache(sizes.dirty_data);
+        let flags = current.checkpoint.flags;
+        warn_of_state(&superblock, flags);
+        let recover = !options.no_recovery && !was_paused(flags);
         queue.limit_read_ahead(sizes.read_ahead);
-        let mut fs = Self {
+        let mut fs = Self::assemble(queue, superblock, current, options, sizes);
+        if recover && fs.read_only.load(Ordering::Acquire) {
+            let found = fs.find_fsynced(IoTag::default())?;
+            report.recovered_files = found.files();
+            report.recovered_nodes = found.nodes();
+            // What was looked at on the way was the checkpoint's.
+            fs.inodes = InodeTable::new();
+            fs.nodes = NodeCache::new(metadata_budget(sizes) / 2);
+            fs.overlaid = AtomicBool::new(found.files() > 0);
+            fs.recovered = found;
+        }
+        let fs = Arc::new(fs);
+        assert!(fs.me.set(Arc::downgrade(&fs)).is_ok(), "set here only");
+        if !fs.read_only.load(Ordering::Acquire) {
+            let reserved = fs.options.read().reserve_root;
+            fs.space.set_reserved(reserved.into());
+            if let Err(error) = fs.begin_service(&mut report) {
+                fs.end_tasks();
+                return Err(error);
+            }
+        }
+        Ok((fs, report))
+    }
+
+    /// The volume as its last checkpoint has it, before anybody knows of it.
+    fn assemble(
+        queue: Arc<Queue>,
+        superblock: Superblock,
+        current: Current,
+        options: MountOptions,
+        sizes: CacheSizes,
+    ) -> Self {
+        let layout = superblock.layout().clone();
+        let block_size = BlockSize::new(BLOCK_SIZE as u32).expect("a block size in range");
+        // Tables and directories share the memory with nodes.
+        let share = metadata_budget(sizes) / 2;
+        let meta = Arc::new(MetaCache::new(Arc::clone(&queue), block_size, share));
+        let nat = Nat::new(&layout, &meta, &current.checkpoint, current.nat_journal);
+        let limits = WritebackOptions::for_cache(sizes.dirty_data);
+        Self {
             me: OnceLock::new(),
             daemon: Arc::new(Daemon::new()),
             nat,
-            nodes: NodeCache::new(budget / 2),
+            nodes: NodeCache::new(share),
             node_writes: NodeWrites::new(),
             meta_writes: MetaWrites::default(),
             space: Space::new(&layout, &current.checkpoint),
@@ -93,7 +126,6 @@ impl F2fs {
             rename: Mutex::new(Rank::Rename, ()),
             read_only: AtomicBool::new(options.read_only),
             stopped: Mutex::new(Rank::Leaf, None),
-            layout: layout.clone(),
             notes: Notes::new(superblock.clone()),
             superblock,
             checkpoints: Checkpoints::new(current.checkpoint, current.pack),
@@ -120,29 +152,14 @@ impl F2fs {
             has_recovered: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             unmounted: AtomicBool::new(false),
-        };
-        if recover && fs.read_only.load(Ordering::Acquire) {
-            let found = fs.find_fsynced(IoTag::default())?;
-            report.recovered_files = found.files();
-            report.recovered_nodes = found.nodes();
-            // What was looked at on the way was the checkpoint's.
-            fs.inodes = InodeTable::new();
-            fs.nodes = NodeCache::new(budget / 2);
-            fs.overlaid = AtomicBool::new(found.files() > 0);
-            fs.recovered = found;
+            layout,
         }
-        let fs = Arc::new(fs);
-        assert!(fs.me.set(Arc::downgrade(&fs)).is_ok(), "set here only");
-        if !fs.read_only.load(Ordering::Acquire) {
-            let reserved = fs.options.read().reserve_root;
-            fs.space.set_reserved(reserved.into());
-            if let Err(error) = fs.begin_service(&mut report) {
-                fs.end_tasks();
-                return Err(error);
-            }
-        }
-        Ok((fs, report))
     }
+}
+
+/// Bytes that nodes, tables and directories may take in memory.
+fn metadata_budget(sizes: CacheSizes) -> usize {
+    usize::try_from(sizes.metadata).unwrap_or(usize::MAX)
 }
 
 fn check_size(superblock: &Superblock, queue: &Queue) -> Result<()> {
