@@ -31,8 +31,11 @@ impl Ext4 {
                 return Err(io_error(error));
             }
         }
-        if self.check_writable().is_ok() {
-            self.store_if_dirty(inode)?;
+        match self.check_writable() {
+            Ok(()) => self.store_if_dirty(inode)?,
+            // Whoever else met an error meanwhile has kept this from being stored.
+            Err(stopped @ FsError::Stopped(_)) => return Err(stopped),
+            Err(_) => {}
         }
         match (self.txns.journal(), self.txns.direct()) {
             (Some(journal), _) => {

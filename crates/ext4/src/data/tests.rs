@@ -18,6 +18,7 @@ mod errors;
 mod full;
 mod numbers;
 mod promises;
+mod stopping;
 
 /// The first inode that `mke2fs -d` gives to a file when the directory has one.
 const FILE: Ino = Ino(12);
