@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use steadfs_base::IoTag;
 use steadfs_rt::{Instant, Mutex, Rank};
 
 use super::handle::Io;
@@ -114,8 +115,8 @@ impl Ahead {
         if room { Begun::Now } else { Begun::Full }
     }
 
-    /// The read of the very range that `bio` wants, if it was begun and has not failed.
-    pub(super) fn take(&self, bio: &Bio) -> Option<Arc<Io>> {
+    /// The read of the very range that `bio` wants as `tag`, if it was begun and has not failed.
+    pub(super) fn take(&self, bio: &Bio, tag: IoTag) -> Option<Arc<Io>> {
         if self.count.load(Ordering::Acquire) == 0 || bio.op != Op::Read {
             return None;
         }
@@ -125,7 +126,7 @@ impl Ahead {
         let io = kept.remove(at);
         self.count.store(kept.reads.len(), Ordering::Release);
         drop(kept);
-        io.filter(|io| !io.has_failed())
+        io.filter(|io| io.join(tag))
     }
 
     /// Forgets what was begun of a range that has changed.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use steadfs_base::IoTag;
 use steadfs_rt::{Condvar, Mutex, Rank};
 
 use super::inner::Inner;
@@ -23,6 +24,8 @@ pub(super) struct Io {
 struct State {
     result: Option<Result<(), IoError>>,
     bio: Option<Bio>,
+    /// As what it is read once more if it fails, where somebody has joined it.
+    again: Option<IoTag>,
     /// Tasks asleep.
     sleeping: usize,
     /// The request, for one of the sleeping tasks to run.
@@ -40,6 +43,7 @@ impl Io {
                 State {
                     result: None,
                     bio: None,
+                    again: None,
                     sleeping: 0,
                     offer: None,
                 },
@@ -66,20 +70,29 @@ impl Io {
         self.done.load(Ordering::Acquire)
     }
 
-    /// Whether it has ended, and not well.
-    pub(super) fn has_failed(&self) -> bool {
-        self.is_done() && matches!(self.state.lock().result, Some(Err(_)))
+    /// Somebody of this tag wants what was begun before he asked; false if it has failed already.
+    pub(super) fn join(&self, tag: IoTag) -> bool {
+        let mut state = self.state.lock();
+        state.again = Some(tag);
+        !matches!(state.result, Some(Err(_)))
     }
 
-    pub(super) fn end(&self, bio: Bio, result: Result<(), IoError>) {
+    /// It has ended. Not so what somebody joined, if it failed: the tag says as what it is to be read again.
+    pub(super) fn end(&self, bio: Bio, result: Result<(), IoError>) -> Option<IoTag> {
         let mut state = self.state.lock();
         assert!(state.result.is_none(), "a request ends once");
+        if result.is_err()
+            && let Some(tag) = state.again.take()
+        {
+            return Some(tag);
+        }
         state.bio = Some(bio);
         state.result = Some(result);
         self.done.store(true, Ordering::Release);
         if state.sleeping > 0 {
             self.ended.notify_all();
         }
+        None
     }
 
     /// Gives the request to a task that sleeps until its end, if there is one: it is woken anyway.

@@ -12,7 +12,7 @@ use steadfs_rt::{Instant, Mutex, MutexGuard, Rank, now};
 use super::ahead::{Ahead, Begun};
 use super::handle::{Io, IoHandle};
 use super::policy::QueueSettings;
-use super::request::{Completion, HoldKey, ReqId, Runner};
+use super::request::{Completion, HoldKey, Repeat, ReqId, Runner};
 use super::state::State;
 use super::stats::{Depths, Stats};
 use super::timer::Timer;
@@ -136,7 +136,7 @@ impl Inner {
         tag: IoTag,
         hold: Option<HoldKey>,
     ) -> IoHandle {
-        if let Some(io) = self.ahead.take(&bio) {
+        if let Some(io) = self.ahead.take(&bio, tag) {
             self.want(&io, tag);
             return IoHandle::new(io, Arc::clone(self));
         }
@@ -147,13 +147,20 @@ impl Inner {
 
     /// Begins a read that nobody waits for yet, if there is room for what it brings; whether there was.
     pub(super) fn read_ahead(self: &Arc<Self>, offset: u64, len: usize, tag: IoTag) -> bool {
+        let bio = Bio::read(offset, len);
+        if self.device.geometry().check(&bio).is_err() {
+            // That is told to whoever reads there.
+            return true;
+        }
         let io = Io::new();
-        let range = offset..offset + len as u64;
-        match self.ahead.begin(range, &io, now()) {
+        let now = now();
+        // Whoever finds it finds it in the queue, where he can raise it.
+        let mut state = self.state.lock();
+        match self.ahead.begin(offset..bio.end(), &io, now) {
             Begun::Now => {
                 let tag = tag.with_urgency(Urgency::Background);
-                let to = Completion::Handle(io);
-                self.enqueue(Bio::read(offset, len), tag, to, None);
+                state.admit(bio, tag, Completion::Ahead(io), None, now);
+                self.pump(state, now);
                 true
             }
             Begun::Before => true,
@@ -191,7 +198,8 @@ impl Inner {
     ) {
         if let Err(error) = self.device.geometry().check(&bio) {
             self.state.lock().recorder.refused(bio.op);
-            return to.call(bio, Err(error));
+            to.call(bio, Err(error));
+            return;
         }
         let now = now();
         let mut state = self.state.lock();
@@ -396,8 +404,21 @@ impl Inner {
         let mut state = self.state.lock();
         let (request, result) = state.complete(id, &bio, result, now);
         self.pump(state, now);
-        drop(self);
-        request.end(bio, result);
+        if result.is_ok() || !request.is_ahead() {
+            drop(self);
+            request.end(bio, result);
+            return;
+        }
+        for Repeat {
+            io,
+            offset,
+            len,
+            tag,
+        } in request.end(bio, result)
+        {
+            let bio = Bio::read(offset, len as usize);
+            self.enqueue(bio, tag, Completion::Again(io), None);
+        }
     }
 }
 

@@ -66,14 +66,54 @@ pub(super) enum Phase {
 /// Who is told of the end.
 pub(super) enum Completion {
     Handle(Arc<Io>),
+    /// The same for a read that was begun before anybody asked.
+    Ahead(Arc<Io>),
+    /// The same for one that somebody joined and that failed: once more, by itself.
+    Again(Arc<Io>),
     Call(Box<dyn FnOnce(Bio, Result<(), IoError>) + Send>),
 }
 
+/// A read that failed and that whoever joined it has not asked for himself.
+pub(super) struct Repeat {
+    pub io: Arc<Io>,
+    pub offset: u64,
+    pub len: u64,
+    pub tag: IoTag,
+}
+
 impl Completion {
-    pub(super) fn call(self, bio: Bio, result: Result<(), IoError>) {
+    pub(super) fn call(self, bio: Bio, result: Result<(), IoError>) -> Option<Repeat> {
+        let (offset, len) = (bio.offset, bio.len);
         match self {
-            Self::Handle(io) => io.end(bio, result),
-            Self::Call(done) => done(bio, result),
+            Self::Handle(io) | Self::Ahead(io) | Self::Again(io) => {
+                let tag = io.end(bio, result)?;
+                Some(Repeat {
+                    io,
+                    offset,
+                    len,
+                    tag,
+                })
+            }
+            Self::Call(done) => {
+                done(bio, result);
+                None
+            }
+        }
+    }
+
+    pub(super) fn io(&self) -> Option<&Arc<Io>> {
+        match self {
+            Self::Handle(io) | Self::Ahead(io) | Self::Again(io) => Some(io),
+            Self::Call(_) => None,
+        }
+    }
+
+    /// Whether the requests of both may become one. Nobody who asks is to meet the error of what nobody asked for.
+    fn goes_with(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Again(_), _) | (_, Self::Again(_)) => false,
+            (Self::Ahead(_), other) | (other, Self::Ahead(_)) => matches!(other, Self::Ahead(_)),
+            _ => true,
         }
     }
 }
@@ -129,19 +169,18 @@ impl Request {
     /// Whether the tag says that somebody waits, everybody has a handle to wait by, and one of them
     /// is still there.
     pub(super) fn will_be_waited_for(&self) -> bool {
-        let io = |part: &Part| match &part.to {
-            Completion::Handle(io) => Some(io.has_handle()),
-            Completion::Call(_) => None,
-        };
         is_urgent(self.tag)
-            && self.parts().all(|part| io(part).is_some())
-            && self.parts().any(|part| io(part) == Some(true))
+            && self.parts().all(|part| part.to.io().is_some())
+            && self
+                .parts()
+                .any(|part| part.to.io().is_some_and(|io| io.has_handle()))
     }
 
     /// Whether `bio` may be appended to this one, which ends where it begins.
     pub(super) fn takes(
         &self,
         bio: &Bio,
+        to: &Completion,
         tag: IoTag,
         hold: Option<HoldKey>,
         max_transfer: u64,
@@ -153,6 +192,7 @@ impl Request {
         };
         waits
             && self.tag == tag
+            && self.first.to.goes_with(to)
             && self.bio.len + bio.len <= max_transfer
             && self.bio.bufs.len() + bio.bufs.len() <= MAX_BUFS
     }
@@ -165,12 +205,17 @@ impl Request {
         self.merged.push(part);
     }
 
-    /// Gives every part its bio and the result.
-    pub(super) fn end(self, bio: Bio, result: Result<(), IoError>) {
+    /// Whether part of it was begun before anybody asked.
+    pub(super) fn is_ahead(&self) -> bool {
+        matches!(self.first.to, Completion::Ahead(_))
+    }
+
+    /// Gives every part its bio and the result. What has to be read again comes back.
+    pub(super) fn end(self, bio: Bio, result: Result<(), IoError>) -> Vec<Repeat> {
         if self.merged.is_empty() {
-            self.first.to.call(bio, result);
-            return;
+            return self.first.to.call(bio, result).into_iter().collect();
         }
+        let mut again = Vec::new();
         let op = bio.op;
         let mut bufs = bio.bufs.into_iter();
         for part in std::iter::once(self.first).chain(self.merged) {
@@ -187,8 +232,9 @@ impl Request {
                 len: part.len,
                 ..error
             });
-            part.to.call(own, result);
+            again.extend(part.to.call(own, result));
         }
+        again
     }
 }
 

@@ -267,10 +267,7 @@ impl State {
     ) {
         #[cfg(debug_assertions)]
         self.changing.begin(&bio);
-        let io = match &to {
-            Completion::Handle(io) => Some(Arc::clone(io)),
-            Completion::Call(_) => None,
-        };
+        let io = to.io().cloned();
         let part = Part::of(&bio, to, now);
         let id = self.place(bio, tag, part, hold, now);
         if let Some(io) = io {
@@ -379,7 +376,7 @@ impl State {
         };
         let max_transfer = self.max_transfer;
         let request = self.living(id);
-        if !request.takes(&bio, tag, hold, max_transfer) {
+        if !request.takes(&bio, &part.to, tag, hold, max_transfer) {
             return Err((bio, part));
         }
         let (len, queued) = (bio.len, request.phase == Phase::Queued);
@@ -529,9 +526,9 @@ impl State {
         let Some(request) = self.get(io.request()) else {
             return ((GroupId(0), 0), 0);
         };
-        let own = |part: &&Part| match &part.to {
-            Completion::Handle(handle) => std::ptr::eq(Arc::as_ptr(handle), io),
-            Completion::Call(_) => false,
+        let own = |part: &&Part| {
+            let handle = part.to.io();
+            handle.is_some_and(|handle| std::ptr::eq(Arc::as_ptr(handle), io))
         };
         let all = request.parts().map(|part| part.len).sum();
         let others = request.parts().filter(|part| !own(part));

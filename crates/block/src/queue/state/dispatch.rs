@@ -5,8 +5,7 @@ use std::sync::Arc;
 use steadfs_rt::Instant;
 
 use super::super::handle::Io;
-use super::super::request::Completion;
-use super::super::request::{Part, Phase, ReqId, Request, Runner};
+use super::super::request::{Phase, ReqId, Request, Runner};
 use super::{State, nanos, tail_of};
 use crate::{Bio, IoError, Op};
 
@@ -46,7 +45,11 @@ impl State {
         // Whoever was to run it may sleep by now.
         let offered = was_parked || (is_flush && runner.is_none());
         let waiters = match offered {
-            true => self.living(id).parts().filter_map(handle).collect(),
+            true => self
+                .living(id)
+                .parts()
+                .filter_map(|part| part.to.io().cloned())
+                .collect(),
             false => Vec::new(),
         };
         if flushes_first(&bio) {
@@ -159,11 +162,4 @@ fn flushes_first(bio: &Bio) -> bool {
 /// What is told after a FLUSH has failed.
 fn after_failure(bio: &Bio, cause: &str) -> IoError {
     IoError::of(bio, format!("an earlier flush failed: {cause}"))
-}
-
-fn handle(part: &Part) -> Option<Arc<Io>> {
-    match &part.to {
-        Completion::Handle(io) => Some(Arc::clone(io)),
-        Completion::Call(_) => None,
-    }
 }

@@ -100,6 +100,85 @@ fn who_asks_goes_before_what_nobody_waits_for() {
     }
 }
 
+/// A device that is asked for its properties at an awkward moment.
+struct Nosy {
+    inner: Arc<Puppet>,
+    asked: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Device for Nosy {
+    fn geometry(&self) -> &Geometry {
+        let asked = self.asked.lock().take();
+        if let Some(asked) = asked {
+            asked();
+        }
+        self.inner.geometry()
+    }
+
+    fn start(&self, bio: Bio, done: Done) {
+        self.inner.start(bio, done);
+    }
+
+    fn help(&self, until: &dyn Fn() -> bool) {
+        self.inner.help(until);
+    }
+}
+
+#[test]
+fn who_asks_while_it_is_being_begun_raises_it_too() {
+    let puppet = Puppet::new();
+    let device = Arc::new(Nosy {
+        inner: Arc::clone(&puppet),
+        asked: Mutex::new(Rank::DeviceInner, None),
+    });
+    let settings = QueueSettings {
+        policy: Policy::Fifo,
+        depth: 1,
+        ..QueueSettings::default()
+    };
+    let queue = Arc::new(Queue::with_settings(Arc::clone(&device) as _, settings));
+    let others = [0, 2, 4].map(|n| queue.submit(block(n, 1), BACKGROUND));
+    let found = Arc::new(Mutex::new(Rank::Leaf, None));
+    let (keep, asks) = (Arc::clone(&found), Arc::downgrade(&queue));
+    *device.asked.lock() = Some(Box::new(move || {
+        let bio = Bio::read(20 * UNIT, UNIT as usize);
+        let io = asks.upgrade().unwrap().submit(bio, WAITED);
+        *keep.lock() = Some(io);
+    }));
+    assert!(ahead(&queue, 20, 1));
+    let found = found.lock().take().unwrap();
+    found.wait().unwrap();
+    assert_eq!(puppet.log()[1], (Op::Read, 20 * UNIT, UNIT));
+    wait_all(&others).unwrap();
+    queue.end_read_ahead();
+}
+
+/// Of a request that was merged all parts fail, and that of somebody else's may be the reason.
+#[test]
+fn who_joins_a_read_that_fails_reads_by_himself() {
+    let device = Puppet::new();
+    let queue = queue(&device, 1);
+    let first = queue.submit(block(50, 1), BACKGROUND);
+    ahead(&queue, 5, 1);
+    ahead(&queue, 6, 1);
+    device.state.lock().fail = vec![6 * UNIT];
+    let [good, bad] = [5, 6].map(|n| queue.submit(Bio::read(n * UNIT, UNIT as usize), WAITED));
+    device.end_all();
+    first.wait().unwrap();
+    assert_eq!(
+        device.log()[1],
+        (Op::Read, 5 * UNIT, 2 * UNIT),
+        "both at once"
+    );
+    assert_eq!(
+        good.into_bio().unwrap().bufs[0].to_vec(),
+        [0; UNIT as usize]
+    );
+    let error = bad.wait().unwrap_err();
+    assert_eq!((error.offset, error.len), (6 * UNIT, UNIT));
+    assert_eq!(queue.stats().in_flight, 0);
+}
+
 #[test]
 fn there_is_room_for_so_much_and_the_old_give_way() {
     sim::run(sim::Config::new(1), || {
