@@ -18,7 +18,7 @@ use options::{CLASSES, WEIGHTS};
 use pace::Pace;
 use pick::Pick;
 use sharing::Sharer;
-use tree::{LeafKey, Tree, class, is_sync, lane_of};
+use tree::{AHEAD, LeafKey, Tree, class, is_sync, lane_of};
 
 /// Hierarchical weighted fair queueing.
 ///
@@ -32,8 +32,10 @@ use tree::{LeafKey, Tree, class, is_sync, lane_of};
 /// and to its groups.
 ///
 /// Inside a group strictly in this order: real-time, best-effort, idle; and in each class what
-/// somebody waits for (*sync*), then what nobody waits for (*async*: one queue for each priority).
-/// Child groups stand with the best-effort sync owners. Reads are always sync.
+/// somebody waits for (*sync*), then what nobody waits for (*async*: one queue for each priority,
+/// and one for what is read ahead). Child groups stand with the best-effort sync owners. Reads are always sync,
+/// but for those that were begun before anybody asked: a stream's are many, and others would wait for all that
+/// the device has.
 ///
 /// # What is bounded
 /// - Async requests get one byte for [`FairOptions::sync_per_async`] bytes of sync service of their
@@ -312,6 +314,10 @@ impl Scheduler for Fair {
     fn insert(&mut self, id: IoId, io: Io, now: Nanos) {
         // Whoever reads waits, also the flusher for a map that it needs, with locks that others want.
         let tag = match (io.direction, io.tag.urgency) {
+            (Direction::Read, Urgency::Background) if io.ahead => IoTag {
+                owner: AHEAD,
+                ..io.tag
+            },
             (Direction::Read, Urgency::Background) => io.tag.with_urgency(Urgency::Waited),
             _ => io.tag,
         };

@@ -44,6 +44,8 @@ pub struct Io {
     /// How many times the device makes data durable for it: once for a FLUSH, for a flush before a write
     /// and for a write that is durable when it ends.
     pub flushes: u8,
+    /// A read that was begun before anybody asked for it: nobody waits, whatever other reads are for.
+    pub ahead: bool,
 }
 
 /// What became of a boost.

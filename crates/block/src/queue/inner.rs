@@ -158,6 +158,8 @@ impl Inner {
         let mut state = self.state.lock();
         match self.ahead.begin(offset..bio.end(), &io, now) {
             Begun::Now => {
+                // What its submitter is going to wait for goes first.
+                state.release_key(HoldKey::of_task(), None, now);
                 let tag = tag.with_urgency(Urgency::Background);
                 state.admit(bio, tag, Completion::Ahead(io), None, now);
                 self.pump(state, now);

@@ -190,6 +190,7 @@ impl State {
             direction: direction(request.bio.op),
             bytes: request.bio.len,
             flushes: flushes(&request.bio),
+            ahead: request.is_ahead(),
         };
         let sharers = std::mem::take(&mut request.sharers);
         self.sched.insert(id.io_id(), io, nanos(now));

@@ -45,6 +45,7 @@ fn write(tag: IoTag, bytes: u64) -> Io {
         direction: Direction::Write,
         bytes,
         flushes: 0,
+        ahead: false,
     }
 }
 
@@ -54,6 +55,7 @@ fn flush(tag: IoTag) -> Io {
         direction: Direction::Flush,
         bytes: 0,
         flushes: 1,
+        ahead: false,
     }
 }
 
@@ -138,6 +140,28 @@ fn a_flush_goes_first_whatever_its_tag() {
         write(real_time, KIB),
     ]);
     assert_eq!(drain(&mut fair)[0], 2);
+}
+
+/// It is served as writes are that nobody waits for, and does not stand behind all of them.
+#[test]
+fn what_is_read_ahead_has_a_line_of_its_own() {
+    let ahead = Io {
+        direction: Direction::Read,
+        ahead: true,
+        ..write(background(1), 64 * KIB)
+    };
+    let mut ios = vec![write(background(1), 64 * KIB); 8];
+    ios.extend([ahead, ahead, write(sync(1, 5), KIB)]);
+    let mut fair = filled(&ios);
+    let now = Nanos(0);
+    assert!(matches!(
+        fair.boost(IoId(9), sync(1, 5), now),
+        Boost::Raised { .. }
+    ));
+    let order = drain(&mut fair);
+    let place = |id| order.iter().position(|&o| o == id).unwrap();
+    assert!(place(9) < 2 && place(10) < 2, "{order:?}: somebody waits");
+    assert!((2..5).contains(&place(8)), "{order:?}");
 }
 
 #[test]

@@ -117,14 +117,18 @@ pub(super) struct LeafKey {
     pub owner: OwnerId,
 }
 
+/// Who owns what is read before anybody has asked for it: it does not stand behind all that is to be written.
+pub(super) const AHEAD: OwnerId = OwnerId(u32::MAX);
+
 impl LeafKey {
-    /// Requests that nobody waits for share one queue for each priority of a group.
+    /// Requests that nobody waits for share one queue for each priority of a group, what is read ahead another.
     pub(super) fn of(tag: IoTag) -> Self {
+        let is_known = is_sync(tag) || tag.owner == AHEAD;
         Self {
             group: tag.group,
             lane: lane_of(tag),
             level: tag.prio.level.min(7),
-            owner: if is_sync(tag) { tag.owner } else { OwnerId(0) },
+            owner: if is_known { tag.owner } else { OwnerId(0) },
         }
     }
 }

@@ -16,6 +16,7 @@ fn io(urgency: Urgency) -> Io {
         direction: Direction::Write,
         bytes: 4096,
         flushes: 0,
+        ahead: false,
     }
 }
 

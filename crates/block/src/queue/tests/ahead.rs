@@ -180,6 +180,50 @@ fn who_joins_a_read_that_fails_reads_by_himself() {
 }
 
 #[test]
+fn what_its_submitter_waits_for_goes_first() {
+    let device = Puppet::new();
+    let queue = queue(&device, 8);
+    let own = queue.submit(Bio::read(5 * UNIT, UNIT as usize), WAITED);
+    ahead(&queue, 6, 1);
+    ahead(&queue, 7, 1);
+    own.wait().unwrap();
+    assert_eq!(device.log()[0], (Op::Read, 5 * UNIT, UNIT));
+    queue.end_read_ahead();
+}
+
+/// As writes that nobody waits for, they leave room in the device, and others go first.
+#[test]
+fn what_nobody_asked_for_is_in_nobodys_way() {
+    for policy in [Policy::Fifo, Policy::Fair] {
+        let device = Puppet::new();
+        let queue = queue_by(&device, 8, policy);
+        (0..12).for_each(|n| assert!(ahead(&queue, 3 * n, 1)));
+        assert_eq!(device.pending(), 6, "{policy:?}: room for who comes");
+        let waiter = IoTag {
+            owner: steadfs_base::OwnerId(7),
+            ..WAITED
+        };
+        let reads = [40, 42, 44].map(|n| {
+            let io = queue.submit(Bio::read(n * UNIT, UNIT as usize), waiter);
+            assert!(!io.is_done());
+            io
+        });
+        assert_eq!(device.pending(), 8, "{policy:?}");
+        device.end(0);
+        let third = (Op::Read, 44 * UNIT, UNIT);
+        assert_eq!(device.log()[8], third, "{policy:?}: before the rest");
+        // Who asks for one of them has it before those that nobody has asked for.
+        let joined = queue.submit(Bio::read(33 * UNIT, UNIT as usize), waiter);
+        device.end(0);
+        let asked = (Op::Read, 33 * UNIT, UNIT);
+        assert_eq!(device.log()[9], asked, "{policy:?}");
+        joined.wait().unwrap();
+        wait_all(&reads).unwrap();
+        queue.end_read_ahead();
+    }
+}
+
+#[test]
 fn there_is_room_for_so_much_and_the_old_give_way() {
     sim::run(sim::Config::new(1), || {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(SIZE));
