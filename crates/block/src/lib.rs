@@ -25,8 +25,8 @@ pub use file::{Engine, FileDevice, OpenError, OpenOptions};
 pub use mem::MemDevice;
 pub use model::{DeviceModel, ModelDevice};
 pub use queue::{
-    BoostStats, Classes, Depths, GroupStats, IoHandle, Latency, OpStats, Plug, Policy, Queue,
-    QueueOptions, QueueSettings, Stats, wait_all,
+    AheadStats, BoostStats, Classes, Depths, GroupStats, IoHandle, Latency, OpStats, Plug, Policy,
+    Queue, QueueOptions, QueueSettings, Stats, wait_all,
 };
 pub use source::BlockSource;
 pub use timed::TimedEnds;

@@ -145,6 +145,12 @@ fn show_queue(out: &mut dyn Write, queue: &Value) -> io::Result<()> {
         "  {} merged into others, {} flushes shared with others",
         queue["merged"], queue["flushes_joined"]
     )?;
+    let ahead = &queue["read_ahead"];
+    writeln!(
+        out,
+        "  {} read ahead: {} used, {} dropped, {} kept ({} bytes)",
+        ahead["begun"], ahead["used"], ahead["dropped"], ahead["kept"], ahead["bytes"]
+    )?;
     let boosts = &queue["boosts"];
     writeln!(
         out,

@@ -335,6 +335,7 @@ impl Ext4 {
             return Ok(());
         }
         self.writeback.stop();
+        self.queue.limit_read_ahead(0);
         self.queue.end_read_ahead();
         let stopped = self.stopped.lock().clone();
         if let Some(cause) = stopped {

@@ -202,6 +202,8 @@ impl Ext4 {
             None => self.queue.device(),
         };
         device.make_writable().map_err(FsError::BadOption)?;
+        // What a replay changes below does not pass this volume's queue.
+        self.queue.end_read_ahead();
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
         let bytes = superblock_bytes(&below)?;
         if bytes != *self.seen.lock() {

@@ -150,6 +150,8 @@ impl F2fs {
         steadfs_rt::check_threads(1).map_err(|_| FsError::Again(NO_THREAD))?;
         let device = self.queue.device();
         device.make_writable().map_err(FsError::BadOption)?;
+        // What a recovery changes does not pass this volume's queue.
+        self.queue.end_read_ahead();
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
         let now = checkpoint::load(&below, &self.layout)?;
         if now.checkpoint != self.checkpoints.last() {

@@ -146,6 +146,7 @@ impl F2fs {
         }
         self.thaw();
         self.end_tasks();
+        self.queue.limit_read_ahead(0);
         self.queue.end_read_ahead();
         let ended = end();
         let noted = self.store_notes_now();

@@ -8,7 +8,7 @@
 //! So what is answered from here was begun after every change that had ended when it was asked for, as if
 //! it were begun then.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,10 +18,12 @@ use steadfs_base::IoTag;
 use steadfs_rt::{Instant, Mutex, Rank};
 
 use super::handle::Io;
+use super::stats::AheadStats;
 use crate::{Bio, Op};
 
-/// How long what was read ahead is kept for whoever seemed to want it, when others want its place.
-const KEPT: Duration = Duration::from_secs(2);
+/// How long what was read ahead is kept for whoever seemed to want it, when others want its place: longer than
+/// a slow reader takes for what is read ahead of him, so that nothing is read twice.
+const KEPT: Duration = Duration::from_secs(10);
 /// Most bytes there are at a time, unless somebody says otherwise.
 const MOST: u64 = 24 << 20;
 
@@ -35,34 +37,81 @@ pub(super) struct Ahead {
 
 #[derive(Default)]
 struct Kept {
-    /// In the order in which they were begun.
-    reads: VecDeque<Read>,
+    /// By where they begin; none overlaps another.
+    reads: BTreeMap<u64, Read>,
+    /// Where they begin, in the order in which they were begun.
+    order: BTreeMap<u64, u64>,
+    /// Those under way that nobody can ask for any more, with their lengths. Their memory is in use.
+    forgotten: Vec<(u64, Arc<Io>)>,
+    /// Of all of these.
     bytes: u64,
+    counts: AheadStats,
 }
 
 struct Read {
-    range: Range<u64>,
+    end: u64,
+    /// How many were begun before.
+    number: u64,
     begun: Instant,
     io: Arc<Io>,
 }
 
 impl Kept {
-    fn remove(&mut self, at: usize) -> Option<Arc<Io>> {
-        let read = self.reads.remove(at)?;
-        self.bytes -= read.range.end - read.range.start;
+    /// Whoever asked for what begins there has it.
+    fn take(&mut self, start: u64) -> Option<Arc<Io>> {
+        let read = self.reads.remove(&start)?;
+        self.order.remove(&read.number);
+        self.bytes -= read.end - start;
         Some(read.io)
     }
 
-    fn forget(&mut self, range: &Range<u64>) {
-        while let Some(at) = self.reads.iter().position(|r| overlap(&r.range, range)) {
-            self.remove(at);
+    /// Nobody is to have what begins there.
+    fn drop_at(&mut self, start: u64) {
+        let Some(read) = self.reads.get(&start) else {
+            return;
+        };
+        let len = read.end - start;
+        let io = self.take(start).expect("it was found");
+        self.counts.dropped += 1;
+        if !io.is_done() {
+            self.bytes += len;
+            self.forgotten.push((len, io));
         }
     }
 
-    /// Whether the first has been here for long.
-    fn has_old(&self, now: Instant) -> bool {
-        let first = self.reads.front();
-        first.is_some_and(|read| now.since(read.begun) > KEPT)
+    fn forget(&mut self, range: &Range<u64>) {
+        loop {
+            let before = self.reads.range(..range.end).next_back();
+            let Some((&start, _)) = before.filter(|(_, read)| read.end > range.start) else {
+                return;
+            };
+            self.drop_at(start);
+        }
+    }
+
+    /// The memory of those that have ended and nobody can ask for is free.
+    fn tidy(&mut self) {
+        let Self {
+            forgotten, bytes, ..
+        } = self;
+        forgotten.retain(|(len, io)| {
+            let done = io.is_done();
+            *bytes -= if done { *len } else { 0 };
+            !done
+        });
+    }
+
+    /// Gives up what has ended and nobody seems to want any more.
+    fn make_room(&mut self, now: Instant) {
+        self.tidy();
+        let old: Vec<u64> = self
+            .order
+            .values()
+            .take_while(|start| now.since(self.reads[start].begun) > KEPT)
+            .filter(|start| self.reads[start].io.is_done())
+            .copied()
+            .collect();
+        old.into_iter().for_each(|start| self.drop_at(start));
     }
 }
 
@@ -89,29 +138,51 @@ impl Ahead {
         self.most.store(bytes, Ordering::Relaxed);
     }
 
+    /// Bytes for which there is room.
+    pub(super) fn room(&self, now: Instant) -> u64 {
+        let most = self.most.load(Ordering::Relaxed);
+        let mut kept = self.kept.lock();
+        // A lone reader may leave it as long as he likes.
+        if kept.bytes > most / 2 {
+            kept.make_room(now);
+            self.note_count(&kept);
+        }
+        most.saturating_sub(kept.bytes)
+    }
+
+    fn note_count(&self, kept: &Kept) {
+        self.count.store(kept.reads.len(), Ordering::Release);
+    }
+
     /// Keeps a place for a read of `range`, which has to be submitted then.
     pub(super) fn begin(&self, range: Range<u64>, io: &Arc<Io>, now: Instant) -> Begun {
         let most = self.most.load(Ordering::Relaxed);
         let len = range.end - range.start;
         let mut kept = self.kept.lock();
-        if kept.reads.iter().any(|r| r.range == range) {
+        let there = kept.reads.get(&range.start);
+        if there.is_some_and(|read| read.end == range.end) {
             return Begun::Before;
         }
         // Whoever wants it wants other pieces now.
         kept.forget(&range);
-        while kept.bytes + len > most && kept.has_old(now) {
-            kept.remove(0);
+        if kept.bytes + len > most {
+            kept.make_room(now);
         }
         let room = kept.bytes + len <= most;
         if room {
+            let number = kept.counts.begun;
+            kept.counts.begun += 1;
             kept.bytes += len;
-            kept.reads.push_back(Read {
-                range,
+            kept.order.insert(number, range.start);
+            let read = Read {
+                end: range.end,
+                number,
                 begun: now,
                 io: Arc::clone(io),
-            });
+            };
+            kept.reads.insert(range.start, read);
         }
-        self.count.store(kept.reads.len(), Ordering::Release);
+        self.note_count(&kept);
         if room { Begun::Now } else { Begun::Full }
     }
 
@@ -120,13 +191,19 @@ impl Ahead {
         if self.count.load(Ordering::Acquire) == 0 || bio.op != Op::Read {
             return None;
         }
-        let range = bio.offset..bio.end();
         let mut kept = self.kept.lock();
-        let at = kept.reads.iter().position(|r| r.range == range)?;
-        let io = kept.remove(at);
-        self.count.store(kept.reads.len(), Ordering::Release);
+        let there = kept.reads.get(&bio.offset);
+        there.filter(|read| read.end == bio.end())?;
+        let io = kept.take(bio.offset)?;
+        kept.counts.used += 1;
+        self.note_count(&kept);
         drop(kept);
-        io.filter(|io| io.join(tag))
+        let joined = io.join(tag);
+        if !joined {
+            let counts = &mut self.kept.lock().counts;
+            (counts.used, counts.dropped) = (counts.used - 1, counts.dropped + 1);
+        }
+        joined.then_some(io)
     }
 
     /// Forgets what was begun of a range that has changed.
@@ -136,17 +213,26 @@ impl Ahead {
         }
         let mut kept = self.kept.lock();
         kept.forget(range);
-        self.count.store(kept.reads.len(), Ordering::Release);
+        self.note_count(&kept);
     }
 
-    /// Forgets all, and returns it.
+    /// Forgets all, and returns what is under way.
     pub(super) fn empty(&self) -> Vec<Arc<Io>> {
-        let kept = std::mem::take(&mut *self.kept.lock());
-        self.count.store(0, Ordering::Release);
-        kept.reads.into_iter().map(|read| read.io).collect()
+        let mut kept = self.kept.lock();
+        kept.forget(&(0..u64::MAX));
+        self.note_count(&kept);
+        kept.bytes = 0;
+        let under_way = std::mem::take(&mut kept.forgotten);
+        under_way.into_iter().map(|(_, io)| io).collect()
     }
-}
 
-fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
-    one.start < other.end && other.start < one.end
+    pub(super) fn stats(&self) -> AheadStats {
+        let mut kept = self.kept.lock();
+        kept.tidy();
+        AheadStats {
+            kept: kept.reads.len() as u64,
+            bytes: kept.bytes,
+            ..kept.counts
+        }
+    }
 }

@@ -291,6 +291,7 @@ impl Inner {
         stats.in_flight = state.in_flight;
         stats.queued = state.sched.queued();
         stats.held = state.held();
+        stats.ahead = self.ahead.stats();
         stats
     }
 

@@ -56,7 +56,7 @@ use request::{Completion, HoldKey, is_urgent};
 
 pub use handle::{IoHandle, wait_all};
 pub use policy::{Policy, QueueSettings};
-pub use stats::{BoostStats, Classes, Depths, GroupStats, Latency, OpStats, Stats};
+pub use stats::{AheadStats, BoostStats, Classes, Depths, GroupStats, Latency, OpStats, Stats};
 
 /// How a queue works.
 #[derive(Clone, Debug)]
@@ -174,12 +174,18 @@ impl Queue {
         self.inner.read_ahead(offset, len, tag)
     }
 
+    /// How many bytes more may be read ahead.
+    pub fn read_ahead_room(&self) -> u64 {
+        self.inner.ahead.room(steadfs_rt::now())
+    }
+
     /// Most bytes that are read ahead and not asked for at a time.
     pub fn limit_read_ahead(&self, bytes: u64) {
         self.inner.ahead.limit(bytes);
     }
 
-    /// Waits for what is being read ahead, and forgets all of it: the device is about to be closed.
+    /// Waits for what is being read ahead, and forgets all of it: the device is about to be closed, or changed by
+    /// somebody else.
     pub fn end_read_ahead(&self) {
         self.inner.end_read_ahead();
     }

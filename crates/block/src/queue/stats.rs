@@ -28,6 +28,8 @@ pub struct Stats {
     pub flushes_joined: u64,
     /// What boosts found.
     pub boosts: BoostStats,
+    /// What became of reads that were begun before anybody asked.
+    pub ahead: AheadStats,
     /// By group, those that had requests.
     pub groups: Vec<GroupStats>,
 }
@@ -157,6 +159,22 @@ pub struct BoostStats {
     pub collateral_bytes: u64,
 }
 
+/// What became of reads that were begun before anybody asked for them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AheadStats {
+    /// All of them.
+    pub begun: u64,
+    /// Those that somebody asked for.
+    pub used: u64,
+    /// Those that nobody can ask for any more: what they read has changed, they failed, or nobody had asked for
+    /// long.
+    pub dropped: u64,
+    /// Those that are there for whoever asks, or are on the way.
+    pub kept: u64,
+    /// Bytes of memory that they take, with dropped ones that the device has not ended yet.
+    pub bytes: u64,
+}
+
 impl Stats {
     /// As one JSON object. Times are in nanoseconds, the ends of classes in microseconds.
     pub fn to_json(&self) -> String {
@@ -172,7 +190,9 @@ impl Stats {
             "{{\"scheduler\":\"{}\",\"depth\":{},\"in_flight\":{},\"queued\":{},\"held\":{},\
              \"merged\":{},\"flushes_joined\":{},\"boosts\":{{\"raised\":{},\"inherited\":{},\
              \"already_dispatched\":{},\"already_urgent\":{},\"positions_gained\":{},\
-             \"bytes\":{},\"collateral_bytes\":{}}},\"ops\":{{",
+             \"bytes\":{},\"collateral_bytes\":{}}},\
+             \"read_ahead\":{{\"begun\":{},\"used\":{},\"dropped\":{},\"kept\":{},\"bytes\":{}}},\
+             \"ops\":{{",
             self.scheduler,
             self.depth,
             self.in_flight,
@@ -187,6 +207,11 @@ impl Stats {
             self.boosts.positions_gained,
             self.boosts.bytes,
             self.boosts.collateral_bytes,
+            self.ahead.begun,
+            self.ahead.used,
+            self.ahead.dropped,
+            self.ahead.kept,
+            self.ahead.bytes,
         );
         for (i, op) in self.ops.iter().enumerate() {
             let comma = if i > 0 { "," } else { "" };

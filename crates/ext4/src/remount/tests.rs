@@ -536,3 +536,22 @@ fn without_tasks_a_volume_is_mounted_for_reading_only() {
     };
     sim::run(sim::Config::new(1), run);
 }
+
+/// What a replay writes passes another queue: what this one has read before that is not to be found.
+#[test]
+fn nothing_that_was_read_ahead_outlives_a_remount() {
+    let fs = open(Image::make(EXT4, "32M").device(), "");
+    write(&fs, b"stream", &vec![7; 4 << 20]).unwrap();
+    fs.remount(&cx(), "ro").unwrap();
+    let file = FileSystem::lookup(&*fs, &cx(), ROOT, b"stream")
+        .unwrap()
+        .ino;
+    for n in 0..4 {
+        FileSystem::read(&*fs, &cx(), file, n << 17, 1 << 17).unwrap();
+    }
+    assert!(fs.queue.stats().ahead.kept > 0);
+    fs.remount(&cx(), "rw").unwrap();
+    let ahead = fs.queue.stats().ahead;
+    assert_eq!((ahead.kept, ahead.bytes), (0, 0));
+    fs.close().unwrap();
+}

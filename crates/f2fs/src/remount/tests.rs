@@ -330,3 +330,21 @@ fn without_a_flusher_a_volume_is_mounted_for_reading_only() {
     };
     steadfs_rt::sim::run(steadfs_rt::sim::Config::new(1), run);
 }
+
+/// What a recovery writes passes another queue: what this one has read before that is not to be found.
+#[test]
+fn nothing_that_was_read_ahead_outlives_a_remount() {
+    let world = World::make("", 64);
+    let (fs, cx) = (&world.fs, &world.cx);
+    let file = world.file(ROOT, b"stream").unwrap().ino;
+    fs.write(cx, file, 0, &vec![7; 4 << 20], false).unwrap();
+    fs.remount(cx, "ro").unwrap();
+    for n in 0..4 {
+        fs.read(cx, file, n << 17, 1 << 17).unwrap();
+    }
+    assert!(fs.queue.stats().ahead.kept > 0);
+    fs.remount(cx, "rw").unwrap();
+    let ahead = fs.queue.stats().ahead;
+    assert_eq!((ahead.kept, ahead.bytes), (0, 0));
+    world.close();
+}

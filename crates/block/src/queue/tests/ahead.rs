@@ -223,6 +223,79 @@ fn what_nobody_asked_for_is_in_nobodys_way() {
     }
 }
 
+/// Whatever becomes of it, its memory is in use until the device has ended it.
+#[test]
+fn what_is_under_way_keeps_its_room() {
+    let device = Puppet::new();
+    let puppet = Arc::clone(&device);
+    sim::run(sim::Config::new(1), move || {
+        let queue = queue(&puppet, 8);
+        queue.limit_read_ahead(4 * UNIT);
+        assert!(ahead(&queue, 0, 2));
+        assert!(ahead(&queue, 2, 2));
+        steadfs_rt::sleep(Duration::from_secs(60));
+        assert!(!ahead(&queue, 8, 1), "it may be old: it is being read");
+        let change = queue.submit(block(1, 9), BACKGROUND);
+        puppet.end(2);
+        change.wait().unwrap();
+        assert!(!ahead(&queue, 8, 1), "and when nobody can have it any more");
+        puppet.end(0);
+        puppet.end(0);
+        assert!(ahead(&queue, 8, 1));
+        puppet.end_all();
+    });
+}
+
+#[test]
+fn what_was_forgotten_has_ended_at_the_end() {
+    let device = Puppet::new();
+    let queue = queue(&device, 8);
+    ahead(&queue, 3, 1);
+    let change = queue.submit(block(3, 9), BACKGROUND);
+    device.end(1);
+    change.wait().unwrap();
+    assert_eq!(device.pending(), 1);
+    queue.end_read_ahead();
+    assert_eq!(device.pending(), 0);
+}
+
+/// Each that was begun is used, or dropped, or there.
+#[test]
+fn what_becomes_of_it_is_counted() {
+    let device = Puppet::new();
+    let queue = queue(&device, 8);
+    let counts = || {
+        let ahead = queue.stats().ahead;
+        (ahead.begun, ahead.used, ahead.dropped, ahead.kept)
+    };
+    assert_eq!(counts(), (0, 0, 0, 0));
+    device.state.lock().fail = vec![12 * UNIT];
+    (0..5).for_each(|n| assert!(ahead(&queue, 4 * n, 2)));
+    ahead(&queue, 0, 2);
+    assert_eq!(counts(), (5, 0, 0, 5));
+    assert_eq!(queue.stats().ahead.bytes, 10 * UNIT);
+    read(&queue, 4, 2);
+    read(&queue, 8, 1);
+    assert_eq!(counts(), (5, 1, 0, 4));
+    queue
+        .write(9 * UNIT, vec![Buf::zeroed(UNIT as usize)], WAITED)
+        .unwrap();
+    assert_eq!(counts(), (5, 1, 1, 3));
+    device.end_all();
+    queue
+        .submit(Bio::read(12 * UNIT, 2 * UNIT as usize), WAITED)
+        .wait()
+        .unwrap_err();
+    assert_eq!(counts(), (5, 1, 2, 2));
+    assert_eq!(queue.stats().ahead.bytes, 4 * UNIT);
+    queue.end_read_ahead();
+    assert_eq!(counts(), (5, 1, 4, 0));
+    assert_eq!(queue.stats().ahead.bytes, 0);
+    let shown = "\"read_ahead\":{\"begun\":5,\"used\":1,\"dropped\":4,\"kept\":0,\"bytes\":0}";
+    let json = queue.stats().to_json();
+    assert!(json.contains(shown), "{json}");
+}
+
 #[test]
 fn there_is_room_for_so_much_and_the_old_give_way() {
     sim::run(sim::Config::new(1), || {
@@ -235,7 +308,7 @@ fn there_is_room_for_so_much_and_the_old_give_way() {
         read(&queue, 2, 2);
         assert!(ahead(&queue, 4, 1), "what was asked for leaves room");
         assert!(ahead(&queue, 1, 2), "in place of what it overlaps");
-        steadfs_rt::sleep(Duration::from_secs(10));
+        steadfs_rt::sleep(Duration::from_secs(20));
         assert!(ahead(&queue, 8, 4), "in place of what nobody asked for");
         queue.limit_read_ahead(0);
         queue.end_read_ahead();
