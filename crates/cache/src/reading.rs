@@ -96,7 +96,10 @@ impl FileReader<'_> {
         size: u64,
         mut map: impl FnMut(FileBlock, u64) -> Result<(Source, u64), E>,
     ) {
-        for piece in self.stream.read(range, size) {
+        if !self.stream.read(range, size) {
+            return;
+        }
+        for piece in self.stream.ahead(size, self.queue.read_ahead_room()) {
             let mut room = true;
             let found = self.runs(&piece, &mut map, |source, len| {
                 if let Source::Device(at) = source {

@@ -19,8 +19,11 @@ const LEAST: u64 = 128 << 10;
 const MOST: u64 = 16 << 20;
 /// How many reads before or behind the place reached one may lie.
 const NEAR: u64 = 8;
-/// Reads in a row that make a stream.
+/// How many reads further than its first one a stream has come.
 const ENOUGH: u64 = 3;
+/// Of so many bytes behind it at most one was not asked for: whoever leaves out more, or goes backwards, would
+/// leave what is read ahead, too.
+const LEFT_OUT: u64 = 8;
 
 /// How a file has been read lately.
 pub struct Stream(Mutex<Reader>);
@@ -29,12 +32,14 @@ pub struct Stream(Mutex<Reader>);
 struct Reader {
     /// Bytes in each read.
     len: u64,
-    /// The end of the read furthest behind.
+    /// Where it began, or the last so many reads did.
+    from: u64,
+    /// Bytes asked for since.
+    asked: u64,
+    /// The end of the read that lies furthest ahead.
     reached: u64,
     /// What lies before was asked for, or is read ahead.
     until: u64,
-    /// Reads of the stream.
-    reads: u64,
 }
 
 impl Default for Stream {
@@ -44,28 +49,30 @@ impl Default for Stream {
 }
 
 impl Stream {
-    /// Bytes `range` of a file of `size` bytes are read. Returns the pieces to read ahead, in order, each
-    /// as long as that read (but for the file's last); [`Stream::stopped_at`] takes back those that were not.
-    pub fn read(&self, range: Range<u64>, size: u64) -> Vec<Range<u64>> {
+    /// Bytes `range` of a file of `size` bytes are read. Returns whether something is to be read ahead;
+    /// [`Stream::ahead`] tells what.
+    pub fn read(&self, range: Range<u64>, size: u64) -> bool {
         let mut reader = self.0.lock();
         if !reader.follows(&range) {
-            *reader = Reader {
-                len: range.end - range.start,
-                reached: range.end,
-                until: range.end,
-                reads: 1,
-            };
-            return Vec::new();
+            *reader = Reader::beginning_with(&range);
+            return false;
         }
-        reader.reads += 1;
-        reader.reached = reader.reached.max(range.end);
-        reader.until = reader.until.max(reader.reached);
-        let window = MOST.min(reader.reads * reader.len);
-        // By halves, so that the device gets several at a time.
-        if reader.reads < ENOUGH || reader.until - reader.reached > window / 2 {
-            return Vec::new();
-        }
+        reader.note(&range);
+        reader.goes_on() && reader.until < size && reader.ahead() <= reader.wanted() / 2
+    }
+
+    /// The pieces to read ahead of a file of `size` bytes, in order, each as long as the reads are (but for
+    /// the file's last); [`Stream::stopped_at`] takes back those that were not. There is room for so many
+    /// bytes more, for all streams together.
+    pub fn ahead(&self, size: u64, room: u64) -> Vec<Range<u64>> {
+        let mut reader = self.0.lock();
         let mut pieces = Vec::new();
+        // Twice what is left at most: so there is always some left for another one, and all get as much.
+        let window = reader.wanted().min((room + reader.ahead()) / 3 * 2);
+        // By halves, so that the device gets several at a time.
+        if !reader.goes_on() || reader.ahead() > window / 2 {
+            return pieces;
+        }
         while reader.until < size && reader.until + reader.len <= reader.reached + window {
             let end = size.min(reader.until + reader.len);
             pieces.push(reader.until..end);
@@ -82,13 +89,53 @@ impl Stream {
 }
 
 impl Reader {
-    /// Whether a read goes on where the last ones have been.
+    fn beginning_with(range: &Range<u64>) -> Self {
+        let len = range.end - range.start;
+        Self {
+            len,
+            from: range.start,
+            asked: len,
+            reached: range.end,
+            until: range.end,
+        }
+    }
+
+    /// Whether a read lies where the last ones have been.
     fn follows(&self, range: &Range<u64>) -> bool {
         let near = NEAR * self.len;
         range.end - range.start == self.len
             && self.len >= LEAST
             && range.start <= self.reached.saturating_add(near)
             && range.start.saturating_add(near) >= self.reached
+    }
+
+    fn note(&mut self, range: &Range<u64>) {
+        self.asked += self.len;
+        self.reached = self.reached.max(range.end);
+        self.until = self.until.max(self.reached);
+        let span = self.reached - self.from;
+        if span > 4 * MOST {
+            // What was long ago says little.
+            self.from += span / 2;
+            self.asked /= 2;
+        }
+    }
+
+    /// Bytes that are read ahead.
+    fn ahead(&self) -> u64 {
+        self.until.saturating_sub(self.reached)
+    }
+
+    /// Bytes that it is worth to read ahead: as many as it has gone on for.
+    fn wanted(&self) -> u64 {
+        MOST.min(self.reached - self.from)
+    }
+
+    /// Whether what comes next will be asked for: nearly all was that lies before.
+    fn goes_on(&self) -> bool {
+        let span = self.reached - self.from;
+        let left_out = span.saturating_sub(self.asked);
+        span >= ENOUGH * self.len && left_out <= span / LEFT_OUT
     }
 }
 
@@ -99,6 +146,15 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const SIZE: u64 = 100 * MIB;
 
+    fn read(stream: &Stream, range: Range<u64>, size: u64, room: u64) -> Vec<Range<u64>> {
+        match stream.read(range, size) {
+            true => stream.ahead(size, room),
+            false => Vec::new(),
+        }
+    }
+
+    const PLENTY: u64 = u64::MAX / 4;
+
     fn whole(from: u64, to: u64) -> Vec<Range<u64>> {
         (from..to).map(|n| n * MIB..(n + 1) * MIB).collect()
     }
@@ -106,14 +162,14 @@ mod tests {
     #[test]
     fn a_stream_is_read_ahead_further_and_further() {
         let stream = Stream::default();
-        let read = |n: u64| stream.read(n * MIB..(n + 1) * MIB, SIZE);
-        assert_eq!(read(0), []);
-        assert_eq!(read(1), []);
-        assert_eq!(read(2), whole(3, 6));
+        let at = |n: u64| read(&stream, n * MIB..(n + 1) * MIB, SIZE, PLENTY);
+        assert_eq!(at(0), []);
+        assert_eq!(at(1), []);
+        assert_eq!(at(2), whole(3, 6));
         // More than half of the next window is there.
-        assert_eq!(read(3), whole(6, 8));
+        assert_eq!(at(3), whole(6, 8));
         for n in 4..80 {
-            let pieces = read(n);
+            let pieces = at(n);
             let until = stream.0.lock().until;
             assert!(until > (n + 1) * MIB, "{n}");
             assert!(until <= (n + 1) * MIB + MOST, "{n}");
@@ -128,7 +184,7 @@ mod tests {
         let stream = Stream::default();
         let mut ahead = Vec::new();
         for n in [1, 0, 3, 2, 5, 7, 6, 4, 9, 8] {
-            ahead.extend(stream.read(n * MIB..(n + 1) * MIB, SIZE));
+            ahead.extend(read(&stream, n * MIB..(n + 1) * MIB, SIZE, PLENTY));
         }
         let first = ahead.first().expect("a stream").start;
         for (n, piece) in ahead.iter().enumerate() {
@@ -146,7 +202,7 @@ mod tests {
         let size = 5 * MIB + 1000;
         let mut ahead = Vec::new();
         for n in 0..5 {
-            ahead.extend(stream.read(n * MIB..(n + 1) * MIB, size));
+            ahead.extend(read(&stream, n * MIB..(n + 1) * MIB, size, PLENTY));
         }
         assert_eq!(ahead.last().expect("a stream").end, size);
     }
@@ -155,23 +211,73 @@ mod tests {
     fn what_is_no_stream_is_left_alone() {
         let stream = Stream::default();
         for n in [5, 50, 20, 70, 3, 90, 33, 60] {
-            assert_eq!(stream.read(n * MIB..(n + 1) * MIB, SIZE), []);
+            assert_eq!(read(&stream, n * MIB..(n + 1) * MIB, SIZE, PLENTY), []);
         }
         let small = Stream::default();
         for n in 0..100 {
-            assert_eq!(small.read(n * 4096..(n + 1) * 4096, SIZE), []);
+            assert_eq!(read(&small, n * 4096..(n + 1) * 4096, SIZE, PLENTY), []);
         }
     }
 
     #[test]
     fn what_had_no_room_is_asked_for_again() {
         let stream = Stream::default();
-        let read = |n: u64| stream.read(n * MIB..(n + 1) * MIB, SIZE);
+        let at = |n: u64| read(&stream, n * MIB..(n + 1) * MIB, SIZE, PLENTY);
         for n in 0..2 {
-            read(n);
+            at(n);
         }
-        assert_eq!(read(2), whole(3, 6));
+        assert_eq!(at(2), whole(3, 6));
         stream.stopped_at(4 * MIB);
-        assert_eq!(read(3), whole(4, 8));
+        assert_eq!(at(3), whole(4, 8));
+    }
+
+    /// Bytes read ahead of whoever reads these pieces of a large file.
+    fn ahead_of(pieces: impl IntoIterator<Item = u64>) -> u64 {
+        let stream = Stream::default();
+        let size = 10_000 * MIB;
+        let at = |n: u64| read(&stream, n * MIB..(n + 1) * MIB, size, PLENTY);
+        let pieces = pieces.into_iter().flat_map(at);
+        pieces.map(|piece| piece.end - piece.start).sum()
+    }
+
+    #[test]
+    fn who_goes_backwards_or_leaves_much_out_is_no_stream() {
+        assert_eq!(ahead_of((0..1000).rev()), 0);
+        for step in 2..9 {
+            let read: u64 = ahead_of((0..1000).map(|n| step * n));
+            assert_eq!(read, 0, "every {step}th piece");
+        }
+        // Now and then one is left out that the caller has.
+        let most = (0..1000).filter(|n| n % 20 != 7);
+        let read = ahead_of(most) / MIB;
+        assert!((950..1020).contains(&read), "{read}");
+        // A stream that becomes something else.
+        let read = ahead_of((0..100).chain((1..1000).map(|n| 100 + 3 * n))) / MIB;
+        assert!((100..180).contains(&read), "{read}");
+    }
+
+    /// However they come, all have nearly as much as if it were dealt out, and some is left for the next one.
+    #[test]
+    fn streams_share_the_room() {
+        let room = 24 * MIB;
+        for count in [1, 2, 3, 5, 10] {
+            let streams: Vec<Stream> = (0..count).map(|_| Stream::default()).collect();
+            let ahead = |stream: &Stream| {
+                let reader = stream.0.lock();
+                reader.until - reader.reached
+            };
+            for n in 0..90 {
+                for stream in &streams {
+                    let used: u64 = streams.iter().map(ahead).sum();
+                    let range = n * MIB / 2..(n + 1) * MIB / 2;
+                    read(stream, range, SIZE, room - used);
+                }
+            }
+            let shares: Vec<u64> = streams.iter().map(ahead).collect();
+            let all: u64 = shares.iter().sum();
+            assert!(all < room, "{shares:?}");
+            let least = room / (2 * count + 1) / 2;
+            assert!(shares.iter().all(|&n| n >= least), "{least}: {shares:?}");
+        }
     }
 }

@@ -184,18 +184,25 @@ fn what_the_queue_does_not_take_is_asked_for_again() {
     const SIZE: u64 = 64 * READ;
     let file = File::new(SIZE / BS);
     let asked = Cell::new(0);
+    let full = Cell::new(true);
     let ahead = |n: u64| {
         asked.set(0);
         let range = n * READ..(n + 1) * READ;
         file.reader().ahead(range, SIZE, |block, most| {
             asked.set(block.0 * BS);
+            if full.get() {
+                // Somebody else takes it meanwhile.
+                file.queue.limit_read_ahead(0);
+            }
             Ok::<_, ()>((Source::Device(block.0 * BS), most))
         });
         asked.get()
     };
-    file.queue.limit_read_ahead(0);
     assert_eq!([ahead(0), ahead(1), ahead(2)], [0, 0, 3 * READ]);
-    assert_eq!(ahead(3), 4 * READ);
+    assert_eq!(ahead(3), 0, "there is no room");
     file.queue.limit_read_ahead(64 << 20);
-    assert!(ahead(4) > 5 * READ);
+    assert_eq!(ahead(4), 5 * READ);
+    file.queue.limit_read_ahead(64 << 20);
+    full.set(false);
+    assert!(ahead(5) > 6 * READ);
 }
