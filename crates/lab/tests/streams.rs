@@ -5,12 +5,13 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use steadfs_base::InodeNo;
 use steadfs_lab::crash::{Subject, ext4, f2fs};
 use steadfs_lab::device::{Model, SimDevice};
-use steadfs_rt::{Random, sim, sleep};
+use steadfs_rt::{JoinHandle, Mutex, Random, Rank, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError, Result, SetAttr};
 
 /// Bytes in each read of a stream.
@@ -191,4 +192,171 @@ fn streams_of_ext_volumes_see_what_is_there() {
 #[test]
 fn streams_of_f2fs_volumes_see_what_is_there() {
     histories(f2fs::subjects().unwrap());
+}
+
+/// Bytes of a block.
+const BLOCK: usize = 4096;
+const BLOCKS: usize = PIECES * PIECE / BLOCK;
+const FILES: usize = 3;
+
+/// What is known of each block of a file that several tasks read and change.
+#[derive(Clone)]
+struct Known {
+    /// The number of the last change that was answered.
+    answered: Vec<u64>,
+    /// The number of the last one that was begun and left zeros.
+    zeroed: Vec<u64>,
+}
+
+/// Files that are changed by some tasks and read by others.
+struct Shared {
+    fs: Arc<dyn FileSystem>,
+    files: Vec<(InodeNo, Mutex<Known>)>,
+    changes: AtomicU64,
+}
+
+impl Shared {
+    fn block(file: usize, block: usize, change: u64) -> Vec<u8> {
+        let word = (file as u64 + 1) << 56 | (block as u64) << 40 | change;
+        word.to_le_bytes().repeat(BLOCK / 8)
+    }
+
+    /// One task changes each file.
+    fn change(&self, file: usize, random: &mut Random) -> Result<()> {
+        let cx = Cx::default();
+        let (ino, known) = &self.files[file];
+        let from = random.below(BLOCKS);
+        let to = BLOCKS.min(from + 1 + random.below(80));
+        let (at, len) = ((from * BLOCK) as u64, ((to - from) * BLOCK) as u64);
+        let number = self.changes.fetch_add(1, Ordering::Relaxed) + 1;
+        let zeros = |blocks: std::ops::Range<usize>| known.lock().zeroed[blocks].fill(number);
+        let mut changed = from..to;
+        match random.below(10) {
+            0 => {
+                zeros(from..to);
+                let mode = FallocMode::PunchHole;
+                self.fs.fallocate(&cx, *ino, mode, at, len)?;
+            }
+            1 => {
+                changed = from..BLOCKS;
+                zeros(changed.clone());
+                let size = |size: usize| SetAttr {
+                    size: Some(size as u64),
+                    ..SetAttr::default()
+                };
+                self.fs.setattr(&cx, *ino, &size(from * BLOCK))?;
+                self.fs.setattr(&cx, *ino, &size(BLOCKS * BLOCK))?;
+            }
+            2 => return self.fs.fsync(&cx, *ino, false),
+            3 => {
+                sleep(Duration::from_secs(35));
+                return Ok(());
+            }
+            _ => {
+                let content = changed.clone().flat_map(|n| Self::block(file, n, number));
+                let content: Vec<u8> = content.collect();
+                self.fs.write(&cx, *ino, at, &content, false)?;
+            }
+        }
+        known.lock().answered[changed].fill(number);
+        Ok(())
+    }
+
+    /// Reads a piece; what is in each block was there when it was asked for, or later.
+    fn look(&self, file: usize, piece: usize) {
+        let (ino, known) = &self.files[file];
+        let before = known.lock().answered.clone();
+        let from = (piece * PIECE) as u64;
+        let read = self.fs.read(&Cx::default(), *ino, from, PIECE).unwrap();
+        let read = read.to_vec();
+        let zeroed = known.lock().zeroed.clone();
+        for (n, content) in read.chunks_exact(BLOCK).enumerate() {
+            let n = piece * PIECE / BLOCK + n;
+            let word = u64::from_le_bytes(content[..8].try_into().unwrap());
+            let change = word & 0xff_ffff_ffff;
+            let what = format!("block {n} of file {file}: {word:#x}, after {}", before[n]);
+            if word == 0 {
+                assert!(content.iter().all(|byte| *byte == 0), "{what}");
+                assert!(zeroed[n] >= before[n], "{what}: old zeros");
+            } else {
+                assert_eq!(content, Self::block(file, n, change), "{what}");
+                assert!(change >= before[n], "{what}: old content");
+            }
+        }
+    }
+}
+
+fn beside_each_other(subject: Subject, seed: u64) {
+    let run = move || {
+        let mut world = World::open(&subject, seed);
+        let make = |n: usize| {
+            let name = format!("shared{n}");
+            let cx = Cx::default();
+            let root = world.fs.root();
+            let attr = world.fs.mknod(&cx, root, name.as_bytes(), 0o100_644, 0);
+            let known = Known {
+                answered: vec![0; BLOCKS],
+                zeroed: vec![0; BLOCKS],
+            };
+            (attr.unwrap().ino, Mutex::new(Rank::Leaf, known))
+        };
+        let shared = Arc::new(Shared {
+            fs: Arc::clone(&world.fs),
+            files: (0..FILES).map(make).collect(),
+            changes: AtomicU64::new(0),
+        });
+        let mut tasks = Vec::new();
+        for task in 0..2 * FILES {
+            let mut random = Random::new(world.random.next_u64());
+            let shared = Arc::clone(&shared);
+            let file = task / 2;
+            tasks.push(spawn("task", move || {
+                for _ in 0..60 {
+                    if task % 2 == 0 {
+                        match shared.change(file, &mut random) {
+                            Ok(()) | Err(FsError::NotSupported(_)) => {}
+                            Err(error) => panic!("{error}"),
+                        }
+                        continue;
+                    }
+                    let first = random.below(PIECES);
+                    (first..PIECES).for_each(|piece| shared.look(file, piece));
+                    sleep(Duration::from_millis(random.below(8000) as u64));
+                }
+            }));
+        }
+        tasks.into_iter().for_each(JoinHandle::join);
+        for (ino, _) in &shared.files {
+            shared.fs.forget(*ino, 1);
+        }
+        drop(shared);
+        for (ino, _) in &world.files {
+            world.fs.forget(*ino, 1);
+        }
+        world.fs.unmount().unwrap();
+        let findings = subject.check.as_ref().unwrap()(&world.device.content());
+        assert!(findings.is_empty(), "{findings}");
+        drop(world);
+        sleep(Duration::from_millis(1));
+    };
+    sim::run(sim::Config::new(seed), run);
+}
+
+fn all_beside_each_other(subjects: Vec<Subject>) {
+    let asked = std::env::var("STREAM_SEEDS").ok();
+    let seeds = asked.and_then(|n| n.parse().ok()).unwrap_or(2);
+    for subject in subjects.into_iter().filter(|subject| !subject.small) {
+        (0..seeds).for_each(|seed| beside_each_other(subject.clone(), seed));
+    }
+}
+
+#[test]
+fn readers_of_ext_volumes_see_what_others_have_written() {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("streams-beside");
+    all_beside_each_other(ext4::subjects(&scratch).unwrap());
+}
+
+#[test]
+fn readers_of_f2fs_volumes_see_what_others_have_written() {
+    all_beside_each_other(f2fs::subjects().unwrap());
 }
