@@ -179,6 +179,12 @@ pub struct Umount {
     /// Take the mount out of the tree now, even if it is in use, and do not wait.
     #[arg(short, long)]
     pub lazy: bool,
+    /// Take the mount away from a server that does not answer: calls that wait for it fail, and so does what
+    /// programs do with files that are open there. What the kernel has not handed over is lost; what the server
+    /// has acknowledged it writes all the same, if it lives. Nobody waits for that, and a server that can do
+    /// nothing any more must be killed. Only root can.
+    #[arg(short, long)]
+    pub force: bool,
 }
 
 /// Change options of a mounted volume.

@@ -33,6 +33,7 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
         Role::Umount => umount::run(&args::Umount {
             mountpoint: call.path(0)?,
             lazy: call.lazy,
+            force: call.force,
         }),
         Role::Mount => {
             let (volume, mountpoint) = (call.path(0)?, call.path(1)?);
@@ -97,6 +98,7 @@ struct Call {
     paths: Vec<PathBuf>,
     options: Vec<String>,
     fake: bool,
+    force: bool,
     lazy: bool,
     sloppy: bool,
     verbose: bool,
@@ -119,6 +121,7 @@ impl Call {
                     // There is no mtab to leave alone.
                     ('n', _) => {}
                     ('f', Role::Mount) => call.fake = true,
+                    ('f', Role::Umount) => call.force = true,
                     ('s', Role::Mount) => call.sloppy = true,
                     ('l', Role::Umount) => call.lazy = true,
                     ('t', _) => {
@@ -184,13 +187,16 @@ mod tests {
             paths: vec!["/a.img".into(), "/mnt".into()],
             options: vec!["rw,noatime".to_owned()],
             fake: true,
+            force: false,
             lazy: false,
             sloppy: true,
             verbose: true,
         };
         assert_eq!(call.unwrap(), wanted);
         let call = Call::parse(Role::Umount, &words("/mnt -l")).unwrap();
-        assert!(call.lazy);
+        assert!(call.lazy && !call.force);
+        let call = Call::parse(Role::Umount, &words("/mnt -fv")).unwrap();
+        assert!(call.force && !call.fake);
         assert!(call.path(1).is_err());
         assert!(Call::parse(Role::Mount, &words("a b -x")).is_err());
         assert!(Call::parse(Role::Mount, &words("a b -o")).is_err());

@@ -27,6 +27,12 @@ pub struct Mount {
 
 pub fn run(args: &args::Umount) -> Result<(), Failure> {
     let mount = find(&args.mountpoint)?;
+    if args.force {
+        // Whatever asked the server for something could wait forever.
+        let handle = MountHandle::of(&mount.mountpoint);
+        let cut = handle.unmount(Unmount::Abort);
+        return cut.map_err(|e| Failure::new(code::MOUNT, e));
+    }
     let has_control = mount.mountpoint.join(".steadfs").exists();
     let mut lost = None;
     if !args.lazy
@@ -136,17 +142,18 @@ pub fn at(path: &Path, error: &io::Error) -> Failure {
 
 /// The mount at a path, or of an image.
 pub fn find(path: &Path) -> Result<Mount, Failure> {
-    let wanted = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let table = fs::read("/proc/self/mountinfo").map_err(|e| Failure::new(code::SYSTEM, e))?;
     let mounts: Vec<Mount> = table
         .split(|&b| b == b'\n')
         .filter_map(parse_line)
         .collect();
-    let found = mounts
-        .iter()
-        .rev()
-        .find(|m| m.mountpoint == wanted)
-        .or_else(|| mounts.iter().rev().find(|m| m.source == wanted));
+    let known_as = |wanted: &Path| {
+        let mut newest = mounts.iter().rev();
+        let found = newest.find(|m| m.mountpoint == wanted);
+        found.or_else(|| mounts.iter().rev().find(|m| m.source == wanted))
+    };
+    // As it is given first: what the path leads to the server would be asked, which may not answer.
+    let found = known_as(path).or_else(|| known_as(&path.canonicalize().ok()?));
     found.cloned().ok_or_else(|| {
         Failure::new(
             code::MOUNT,

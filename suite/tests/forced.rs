@@ -1,0 +1,69 @@
+//! Mounts that are taken away from a server which does not answer.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use steadfs_suite::command::wait;
+use steadfs_suite::stead::program;
+use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, steadfs};
+
+/// A call that waits for the server's answer.
+fn ask(path: &Path) -> Child {
+    let mut command = Command::new("stat");
+    command
+        .arg(path)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    sleep(Duration::from_millis(300));
+    assert!(child.try_wait().unwrap().is_none(), "it is answered");
+    child
+}
+
+/// `force` is called for the mount point while the server hangs. (With io_uring the kernel ends calls with the help of
+/// the server's threads: one that is stopped must be killed, too.)
+fn force_away(scratch: &Scratch, volume: &Path, force: impl Fn(&Path)) {
+    let mount = SteadMount::new(scratch, volume, "fuse_transport=dev");
+    fs::write(mount.join("kept"), [7; 300_000]).unwrap();
+    mount.signal(Signal::STOP);
+    let mut asks = ask(&mount.join("unknown"));
+    force(mount.root());
+    let ended = wait(&mut asks, Duration::from_secs(20)).expect("the call fails");
+    assert!(!ended.success());
+    assert!(
+        fs::read_dir(mount.root()).unwrap().next().is_none(),
+        "it is still mounted"
+    );
+    // What was acknowledged is on the volume when the server can go on.
+    mount.signal(Signal::CONT);
+    assert_eq!(mount.wait(), 0);
+    let mount = SteadMount::new(scratch, volume, "");
+    assert!(fs::read(mount.join("kept")).unwrap() == [7; 300_000]);
+    mount.unmount();
+}
+
+#[test]
+fn a_server_that_hangs_keeps_no_mount() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "hangs.img", 64 << 20, &["-t", "ext4"]);
+    force_away(&scratch, image.path(), |root| {
+        steadfs(["umount".as_ref(), "--force".as_ref(), root.as_os_str()]).expect(0);
+    });
+    image.check_clean();
+    // As umount(8) calls it.
+    let helper = scratch.join("umount.fuseblk.steadfs");
+    symlink(program(), &helper).unwrap();
+    let device = LoopDevice::attach(image.path(), false);
+    force_away(&scratch, device.path(), |root| {
+        let mut command = Command::new(&helper);
+        assert!(command.arg(root).arg("-f").status().unwrap().success());
+    });
+    drop(device);
+    image.check_clean();
+}
