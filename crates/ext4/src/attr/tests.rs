@@ -280,6 +280,37 @@ fn immutable_and_append_only() {
 }
 
 #[test]
+fn reading_moves_no_time_of_what_is_to_keep_it() {
+    let world = World::make(&["-t", "ext4"], "16M");
+    let (fs, cx) = (&world.fs, &world.cx);
+    let long_ago = Timestamp { secs: 5, nanos: 0 };
+    let file = world.file(ROOT, b"file").unwrap().ino;
+    fs.write(cx, file, 0, b"content", false).unwrap();
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let read = |ino| {
+        let to = SetAttr {
+            atime: Some(SetTime::At(long_ago)),
+            ..set()
+        };
+        fs.setattr(cx, ino, &to).unwrap();
+        if ino == dir {
+            FileSystem::readdir(&**fs, cx, dir, 0, &mut |_| true).unwrap();
+        } else {
+            fs.read(cx, file, 0, 7).unwrap();
+        }
+        fs.getattr(cx, ino).unwrap().atime
+    };
+    for ino in [file, dir] {
+        assert_ne!(read(ino), long_ago);
+        let flags = fs.flags(cx, ino).unwrap().flags;
+        fs.set_flags(cx, ino, flags.union(InodeFlags::NOATIME))
+            .unwrap();
+        assert_eq!(read(ino), long_ago);
+    }
+    world.close();
+}
+
+#[test]
 fn flags_are_inherited_and_refused() {
     let world = World::make(&["-t", "ext4"], "16M");
     let (fs, cx) = (&world.fs, &world.cx);

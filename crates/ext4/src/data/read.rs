@@ -2,7 +2,7 @@
 
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_cache::{FileReader, Part, Source};
-use steadfs_vfs::{Cx, ReadData, Result, relatime_moves};
+use steadfs_vfs::{Cx, InodeFlags, ReadData, Result, relatime_moves};
 
 use super::inline_content;
 use crate::disk;
@@ -88,7 +88,7 @@ impl Ext4 {
             let core = inode.core.read();
             let now = self.now(&core);
             let due = relatime_moves(now, core.atime, core.mtime, core.ctime);
-            (now, due)
+            (now, due && !core.flags.contains(InodeFlags::NOATIME))
         };
         if due {
             inode.core.write().atime = now;
