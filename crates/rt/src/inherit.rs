@@ -17,12 +17,13 @@
 //! wait for nothing; no lock is taken below it but a task's record.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use steadfs_base::IoTag;
 
 use crate::gate::Gate;
+use crate::sim::world;
 
 /// Holders that a lock knows.
 pub(crate) const HOLDERS: usize = 4;
@@ -70,25 +71,37 @@ struct Wait {
     tag: Option<IoTag>,
 }
 
-struct Table {
+/// Who lives and who waits, among tasks that can wait for each other: those of the process, or those of one
+/// simulation. Simulations that run side by side must not feel each other.
+#[derive(Default)]
+pub(crate) struct Table(HostMutex<Inside>);
+
+#[derive(Default)]
+struct Inside {
     records: Vec<Option<Arc<Record>>>,
     waits: Vec<Wait>,
     numbers: u64,
 }
 
-static TABLE: HostMutex<Table> = HostMutex::new(Table {
-    records: Vec::new(),
-    waits: Vec::new(),
-    numbers: 0,
-});
+/// The running task's table.
+fn table() -> Arc<Table> {
+    static PROCESS: LazyLock<Arc<Table>> = LazyLock::new(Arc::default);
+    match world::simulated() {
+        true => world::with(|world| Arc::clone(world.loans())),
+        false => Arc::clone(&PROCESS),
+    }
+}
 
 /// A task's own place, given back when it ends.
-struct Own(Arc<Record>);
+struct Own {
+    record: Arc<Record>,
+    table: Arc<Table>,
+}
 
 impl Drop for Own {
     fn drop(&mut self) {
-        let mut table = TABLE.lock();
-        table.records[self.0.number as usize - 1] = None;
+        let mut table = self.table.0.lock();
+        table.records[self.record.number as usize - 1] = None;
     }
 }
 
@@ -126,7 +139,8 @@ pub fn me() -> TaskNo {
 #[cold]
 fn introduce() -> TaskNo {
     let put = |own: &RefCell<Option<Own>>| {
-        let mut table = TABLE.lock();
+        let home = table();
+        let mut table = home.0.lock();
         let free = table.records.iter().position(Option::is_none);
         let at = free.unwrap_or_else(|| {
             table.records.push(None);
@@ -140,7 +154,10 @@ fn introduce() -> TaskNo {
         });
         table.records[at] = Some(Arc::clone(&record));
         drop(table);
-        *own.borrow_mut() = Some(Own(record));
+        *own.borrow_mut() = Some(Own {
+            record,
+            table: home,
+        });
         NUMBER.set(number);
         number
     };
@@ -152,7 +169,7 @@ fn with_own<R>(f: impl FnOnce(&Record) -> R) -> Option<R> {
     if NUMBER.get() == 0 {
         introduce();
     }
-    OWN.try_with(|own| own.borrow().as_ref().map(|own| f(&own.0)))
+    OWN.try_with(|own| own.borrow().as_ref().map(|own| f(&own.record)))
         .ok()
         .flatten()
 }
@@ -237,8 +254,9 @@ pub(crate) fn got(gate: &Gate, waiting: Waiting) {
 #[cold]
 pub(crate) fn took(gate: &Gate) {
     let (address, holders) = (gate.address(), gate.lending().holders());
+    let table = table();
     let running = {
-        let mut table = TABLE.lock();
+        let mut table = table.0.lock();
         let mut changed = false;
         for wait in &mut table.waits {
             if wait.lock == address && wait.holders != holders {
@@ -253,27 +271,19 @@ pub(crate) fn took(gate: &Gate) {
 
 fn begin(lock: usize, holders: [u32; HOLDERS]) -> Waiting {
     let waiter = me().0;
-    let mut to_raise = Vec::new();
-    let number = {
-        let mut table = TABLE.lock();
+    let table = table();
+    let (number, to_raise) = {
+        let mut table = table.0.lock();
         table.numbers += 1;
         let number = table.numbers;
-        let tag = ACTING.get();
         table.waits.push(Wait {
             waiter,
             number,
             lock,
             holders,
-            tag,
+            tag: ACTING.get(),
         });
-        let mut tags = Vec::from_iter(tag);
-        if let Some(record) = table.record(waiter) {
-            tags.extend_from_slice(&record.inner.lock().tags);
-        }
-        for tag in tags {
-            table.lend(waiter, tag, FARTHEST, &mut to_raise);
-        }
-        number
+        (number, table.settle())
     };
     for (on, task, tag) in to_raise {
         on.raise(TaskNo(task), tag);
@@ -283,65 +293,70 @@ fn begin(lock: usize, holders: [u32; HOLDERS]) -> Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
+        let table = table();
         let running = {
-            let mut table = TABLE.lock();
+            let mut table = table.0.lock();
             table.waits.retain(|wait| wait.number != self.0);
             table.settle()
         };
+        // Nothing is raised where a wait ends or another holder is waited for: the new holder runs, and raises
+        // what he submits. What is dropped here may be the last to know its queue: not under the table's lock.
         drop(running);
     }
 }
 
 type ToRaise = Vec<(Arc<dyn Raise>, u32, IoTag)>;
 
-impl Table {
-    fn record(&self, number: u32) -> Option<Arc<Record>> {
-        let at = (number as usize).checked_sub(1)?;
-        self.records.get(at)?.clone()
+impl Inside {
+    /// Tells all tasks what is lent to them now: a wait has begun or ended, or another holder is waited for.
+    /// What comes back was not lent to them before, and they wait for what they have queued. A loan that goes
+    /// on is never gone in between, since its holder looks without the table's lock.
+    fn settle(&mut self) -> ToRaise {
+        let mut to_raise = Vec::new();
+        for (record, tags) in self.records.iter().zip(self.loans()) {
+            let Some(record) = record else { continue };
+            if tags.is_empty() && !record.lent.load(Ordering::Relaxed) {
+                continue;
+            }
+            let mut inner = record.inner.lock();
+            if let Some(on) = &inner.on {
+                let new = tags.iter().filter(|tag| !inner.tags.contains(tag));
+                to_raise.extend(new.map(|tag| (Arc::clone(on), record.number, *tag)));
+            }
+            record.lent.store(!tags.is_empty(), Ordering::Relaxed);
+            inner.tags = tags;
+        }
+        to_raise
+    }
+
+    /// The tags lent to each task.
+    fn loans(&self) -> Vec<Vec<IoTag>> {
+        let mut loans = vec![Vec::new(); self.records.len()];
+        for wait in &self.waits {
+            if let Some(tag) = wait.tag {
+                self.lend(wait.waiter, tag, FARTHEST, &mut loans);
+            }
+        }
+        loans
     }
 
     /// Those for whom `waiter` waits get `tag`.
-    fn lend(&self, waiter: u32, tag: IoTag, steps: usize, to_raise: &mut ToRaise) {
+    fn lend(&self, waiter: u32, tag: IoTag, steps: usize, loans: &mut [Vec<IoTag>]) {
         if steps == 0 {
             return;
         }
         let own = self.waits.iter().filter(|wait| wait.waiter == waiter);
         for holder in own.flat_map(|wait| wait.holders) {
-            let Some(record) = self.record(holder).filter(|_| holder != waiter) else {
+            let at = (holder as usize).wrapping_sub(1);
+            let Some(tags) = loans.get_mut(at).filter(|_| holder != waiter) else {
                 continue;
             };
-            let on = {
-                let mut inner = record.inner.lock();
-                if inner.tags.contains(&tag) || inner.tags.len() == MAX_TAGS {
-                    continue;
-                }
-                inner.tags.push(tag);
-                inner.on.clone()
-            };
-            record.lent.store(true, Ordering::Relaxed);
-            if let Some(on) = on {
-                to_raise.push((on, holder, tag));
+            if tags.contains(&tag) || tags.len() == MAX_TAGS {
+                continue;
             }
-            self.lend(holder, tag, steps - 1, to_raise);
+            tags.push(tag);
+            self.lend(holder, tag, steps - 1, loans);
         }
-    }
-
-    /// Finds anew what is lent to whom: a wait has ended, or another holder is waited for. Nothing new is
-    /// raised by that: a new holder runs, and raises what he submits. What comes back is dropped without the
-    /// table's lock.
-    fn settle(&mut self) -> ToRaise {
-        for record in self.records.iter().flatten() {
-            if record.lent.swap(false, Ordering::Relaxed) {
-                record.inner.lock().tags.clear();
-            }
-        }
-        let mut running = Vec::new();
-        for wait in &self.waits {
-            if let Some(tag) = wait.tag {
-                self.lend(wait.waiter, tag, FARTHEST, &mut running);
-            }
-        }
-        running
     }
 }
 

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use steadfs_base::{GroupId, IoTag};
+use steadfs_rt::inherit::{act_as, is_lent};
 use steadfs_rt::sim::{self, Config, Failure, FailureKind, Report};
 use steadfs_rt::{
     Condvar, Event, Instant, Mutex, Place, Rank, RwLock, now, sleep, spawn, yield_now,
@@ -49,6 +51,41 @@ fn a_seed_decides_everything() {
     }
     assert_eq!(hashes.len(), 100);
     assert!(orders.len() > 90, "only {} orders", orders.len());
+}
+
+/// Four tasks that wait for a lock in somebody's name, and look whether anybody waits for them.
+fn lend() {
+    let lock = Arc::new(RwLock::new(Rank::Inode, ()));
+    let tasks: Vec<_> = (0..4)
+        .map(|group| {
+            let lock = Arc::clone(&lock);
+            spawn("lender", move || {
+                let _acting = act_as(IoTag {
+                    group: GroupId(group),
+                    ..IoTag::default()
+                });
+                for _ in 0..200 {
+                    let _alone = lock.write();
+                    for _ in 0..5 {
+                        sleep(Duration::from_micros(1));
+                        sim::trace(is_lent().into());
+                    }
+                }
+            })
+        })
+        .collect();
+    tasks.into_iter().for_each(|task| task.join());
+}
+
+#[test]
+fn simulations_side_by_side_feel_nothing_of_each_other() {
+    let run = || sim::run(Config::new(1), lend).trace_hash;
+    let alone = run();
+    let threads =
+        (0..4).map(|_| spawn("world", move || (0..10).map(|_| run()).collect::<Vec<_>>()));
+    for thread in threads.collect::<Vec<_>>() {
+        assert_eq!(thread.join(), [alone; 10]);
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::failure::FailureKind;
@@ -32,6 +33,8 @@ pub(crate) struct World {
     current: Cell<Option<TaskId>>,
     yielder: Cell<*const TaskYielder>,
     watch: Watch,
+    /// Who of its tasks waits for whom.
+    loans: Arc<inherit::Table>,
     /// Further tasks are refused.
     full: Cell<bool>,
     id: u64,
@@ -84,6 +87,7 @@ impl World {
             current: Cell::new(None),
             yielder: Cell::new(std::ptr::null()),
             watch: Watch::default(),
+            loans: Arc::default(),
             full: Cell::new(false),
             id: WORLDS.get(),
         }
@@ -91,6 +95,10 @@ impl World {
 
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+
+    pub(crate) fn loans(&self) -> &Arc<inherit::Table> {
+        &self.loans
     }
 
     pub(crate) fn set_full(&self, full: bool) {
