@@ -5,18 +5,23 @@ use std::sync::Arc;
 
 use steadfs_rt::{Mutex, Rank};
 
+use super::awake::Awake;
 use super::jobs::{Job, Source};
 use super::ring::{RING, Ring};
 use super::transfer::Target;
+use crate::Op;
 
 /// Most rings that are kept for the next batch.
 const SPARE_RINGS: usize = 8;
+/// Longest read in bytes that may be over before it was worth a sleep.
+const SMALL: u64 = 64 << 10;
 
 /// Runs requests on an open file.
 pub(super) struct Runner {
     pub(super) target: Arc<Target>,
     /// Rings that no task uses; `None` if each request is a system call.
     rings: Option<Mutex<Vec<Ring>>>,
+    awake: Awake,
 }
 
 impl Runner {
@@ -25,6 +30,7 @@ impl Runner {
         Self {
             target,
             rings: None,
+            awake: Awake::new(),
         }
     }
 
@@ -34,6 +40,7 @@ impl Runner {
         Ok(Self {
             target,
             rings: Some(Mutex::new(Rank::DeviceInner, vec![ring])),
+            awake: Awake::new(),
         })
     }
 
@@ -47,13 +54,15 @@ impl Runner {
         if self.has_rings() { RING } else { 1 }
     }
 
-    /// Runs `jobs` to their ends. A single one is a system call: that is quicker than a ring.
+    /// Runs `jobs` to their ends. A single one is a system call: that is quicker than a ring that sleeps.
     pub(super) fn run(&self, jobs: Vec<Job>, source: &mut dyn Source) {
-        if jobs.len() > 1
+        let _busy = self.awake.enter();
+        let awake = self.awake_for(&jobs, source);
+        if (jobs.len() > 1 || awake.is_some())
             && let Some(rings) = &self.rings
             && let Some(mut ring) = self.ring(rings)
         {
-            ring.run(&self.target, jobs, source);
+            ring.run(&self.target, jobs, source, awake);
             let mut spare = rings.lock();
             if spare.len() < SPARE_RINGS {
                 spare.push(ring);
@@ -65,6 +74,14 @@ impl Runner {
             source.back();
             done(bio, result);
         }
+    }
+
+    /// Whether to stay awake for `jobs`: a single read that waits for a device.
+    fn awake_for(&self, jobs: &[Job], source: &dyn Source) -> Option<&Awake> {
+        let [(bio, _)] = jobs else { return None };
+        let small = bio.op == Op::Read && bio.len <= SMALL && self.target.is_direct();
+        (small && source.waits() && self.has_rings() && self.awake.is_worth_it())
+            .then_some(&self.awake)
     }
 
     /// A ring for one batch. Where the kernel gives no further one, it goes without.

@@ -7,6 +7,9 @@ pub(super) type Job = (Bio, Done);
 
 /// Where a batch that is being run gets more requests from.
 pub(super) trait Source {
+    /// Whether the task has nothing else to do than to wait for the batch.
+    fn waits(&self) -> bool;
+
     /// The task is back from a blocking system call and will ask for more.
     fn back(&mut self);
 
@@ -19,6 +22,10 @@ pub(super) trait Source {
 pub(super) struct NoMore;
 
 impl Source for NoMore {
+    fn waits(&self) -> bool {
+        true
+    }
+
     fn back(&mut self) {}
 
     fn more(&mut self, _room: usize) -> Vec<Job> {

@@ -1,5 +1,6 @@
 //! A device on an image file or a block device of the host.
 
+mod awake;
 mod claim;
 mod engine;
 mod ioctl;
@@ -35,7 +36,8 @@ const RING_LANES: usize = 3;
 /// An image file or a block device, claimed for as long as this lives.
 ///
 /// Requests given to [`Device::run`] are done by the calling task, a single one by a system call of
-/// its own, several through a ring of the task's own where io_uring may be used. Those given to
+/// its own, several through a ring of the task's own where io_uring may be used; a single read, too, where
+/// the task had better stay awake. Those given to
 /// [`Device::start`] are done by a pool of threads which is woken as seldom as possible.
 pub struct FileDevice {
     path: PathBuf,

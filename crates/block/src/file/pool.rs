@@ -202,6 +202,10 @@ struct Lane<'a> {
 }
 
 impl Source for Lane<'_> {
+    fn waits(&self) -> bool {
+        false
+    }
+
     fn back(&mut self) {
         if !self.looking {
             self.looking = true;

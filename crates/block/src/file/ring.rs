@@ -12,6 +12,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::io::Errno;
 
+use super::awake::Awake;
 use super::jobs::{Job, Source};
 use super::transfer::{MAX_PIECES, Target};
 use crate::{Bio, Buf, Done, IoError, Op};
@@ -69,8 +70,15 @@ impl Ring {
         })
     }
 
-    /// Runs `jobs` and what `source` adds while there is room, until all have ended.
-    pub(super) fn run(&mut self, target: &Target, jobs: Vec<Job>, source: &mut dyn Source) {
+    /// Runs `jobs` and what `source` adds while there is room, until all have ended. The task does not sleep
+    /// before `awake` lets it.
+    pub(super) fn run(
+        &mut self,
+        target: &Target,
+        jobs: Vec<Job>,
+        source: &mut dyn Source,
+        awake: Option<&Awake>,
+    ) {
         let mut jobs = jobs.into_iter();
         loop {
             let slow = self.fill(target, &mut jobs);
@@ -86,7 +94,10 @@ impl Ring {
                 }
             }
             if self.in_flight() > 0 {
-                self.enter(1);
+                match awake {
+                    Some(awake) => self.enter_awake(awake),
+                    None => self.enter(1),
+                }
                 source.back();
                 self.reap(target);
             }
@@ -152,6 +163,15 @@ impl Ring {
                     _ => panic!("io_uring_enter fails on a valid ring: {error}"),
                 },
             }
+        }
+    }
+
+    /// Submits what was pushed and waits until a request has been answered, without sleeping for a while.
+    fn enter_awake(&mut self, awake: &Awake) {
+        self.enter(0);
+        awake.wait(|| !self.ring.completion().is_empty());
+        if self.ring.completion().is_empty() {
+            self.enter(1);
         }
     }
 

@@ -17,7 +17,7 @@
 //! callers share it one of them runs while another, whose request waits, holds his directory's lock in the
 //! kernel. (Measured beside two busy processes of nice 10, medians: fs_mark with 4 threads 13 800 files a
 //! second, 16 200 without courtesy.) Rule: courtesy is for machines where a CPU is idle that the caller could
-//! be moved to. The watch asks every [`WINDOW`], and where less than half a CPU's time was left over nobody
+//! be moved to. The watch asks every [`IdleWindow::LENGTH`], and where less than half a CPU's time was left over nobody
 //! gives way.
 //!
 //! Requests that come with much to copy work long, as those do that wait for the device: nobody gives way for
@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::thread::{Pid, gettid};
-use steadfs_rt::{Condvar, Instant, Mutex, Rank, now};
+use steadfs_rt::{Condvar, IdleTime, IdleWindow, Mutex, Rank, idle_time, now};
 
 use crate::sys::{self, Policy};
 
@@ -40,8 +40,6 @@ use crate::sys::{self, Policy};
 const LOOK: Duration = Duration::from_millis(2);
 /// Looks without a request after which a thread is normal again.
 const QUIET: u32 = 4;
-/// How often the watch asks whether CPUs are idle.
-const WINDOW: Duration = Duration::from_millis(100);
 /// Looks after which a thread that wants to run counts as starved, if it serves less than
 /// [`LITTLE`] from one to the next.
 const STARVED: u32 = 2;
@@ -53,8 +51,6 @@ const GOOD: u32 = 16;
 const SHORTEST: u64 = 8;
 const LONGEST: u64 = 1 << 16;
 const NEAR: u64 = 1_000_000;
-
-type IdleTime = fn() -> Option<Duration>;
 
 /// What the service threads of a mount and their watch share.
 pub struct Courtesy {
@@ -154,12 +150,13 @@ impl Courtesy {
             return;
         }
         self.watched.store(true, Ordering::Release);
-        let mut window = Window::begin(self.idle_time);
+        let mut window = IdleWindow::begin(self.idle_time);
         while self.sleep(&mut window) {
             let mut asks = self.asked.load(Ordering::Relaxed);
             if window.is_over() {
-                self.room.store(window.had_room(), Ordering::Relaxed);
-                window = Window::begin(self.idle_time);
+                self.room
+                    .store(window.had_room(Duration::ZERO), Ordering::Relaxed);
+                window = IdleWindow::begin(self.idle_time);
                 asks = false;
                 self.asked.store(false, Ordering::Relaxed);
             }
@@ -174,19 +171,19 @@ impl Courtesy {
     }
 
     /// Waits until there is something to look at, and for the time of the look; false at the end.
-    fn sleep(&self, window: &mut Window) -> bool {
+    fn sleep(&self, window: &mut IdleWindow) -> bool {
         let mut state = self.state.lock();
         if !state.looking && !state.over {
             while !state.looking && !state.over {
                 self.changed.wait(&mut state);
             }
-            *window = Window::begin(self.idle_time);
+            *window = IdleWindow::begin(self.idle_time);
         }
         let over = state.over;
         drop(state);
         if !over {
             let room = self.room.load(Ordering::Relaxed);
-            steadfs_rt::sleep(if room { LOOK } else { WINDOW });
+            steadfs_rt::sleep(if room { LOOK } else { IdleWindow::LENGTH });
         }
         !over
     }
@@ -205,53 +202,6 @@ impl Courtesy {
             self.changed.notify_all();
         }
     }
-}
-
-/// A time in which CPUs may be idle.
-struct Window {
-    begin: Instant,
-    /// Idle time until then.
-    idle: Option<Duration>,
-    idle_time: IdleTime,
-}
-
-impl Window {
-    fn begin(idle_time: IdleTime) -> Self {
-        Self {
-            begin: now(),
-            idle: idle_time(),
-            idle_time,
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.begin.elapsed() >= WINDOW
-    }
-
-    /// Whether at least half a CPU was left over since it began. Where the system does not tell, it was.
-    fn had_room(&self) -> bool {
-        let Some((before, idle)) = self.idle.zip((self.idle_time)()) else {
-            return true;
-        };
-        idle.saturating_sub(before) >= self.begin.elapsed() / 2
-    }
-}
-
-/// For how long the CPUs had nothing to do since the machine started, all together.
-fn idle_time() -> Option<Duration> {
-    let ticks = idle_ticks(&std::fs::read_to_string("/proc/stat").ok()?)?;
-    let second = rustix::param::clock_ticks_per_second();
-    Some(Duration::from_millis(
-        ticks.checked_mul(1000)?.checked_div(second)?,
-    ))
-}
-
-/// The sum of "idle" and "iowait" of proc_stat(5), in clock ticks. (A CPU whose service threads wait for
-/// requests counts as waiting for I/O.)
-fn idle_ticks(stat: &str) -> Option<u64> {
-    let mut words = stat.strip_prefix("cpu ")?.split_ascii_whitespace().skip(3);
-    let mut next = || words.next()?.parse::<u64>().ok();
-    next()?.checked_add(next()?)
 }
 
 impl Watched {
@@ -469,15 +419,6 @@ mod tests {
                 }
             },
         );
-    }
-
-    #[test]
-    fn idle_time_is_read() {
-        let stat = "cpu  10132153 290696 3084719 46828483 16683 0 25195 0 175628 0\ncpu0 1 2 3 4 5";
-        assert_eq!(idle_ticks(stat), Some(46_828_483 + 16_683));
-        assert_eq!(idle_ticks("cpu  1 2 3 4"), None);
-        assert_eq!(idle_ticks("intr 1 2 3 4 5"), None);
-        assert!(idle_time().is_some());
     }
 
     #[test]
