@@ -70,6 +70,18 @@ impl Volume {
         }
     }
 
+    /// Bytes of `ino` are about to be written, around the kernel's page cache or out of it.
+    pub fn will_be_written(&self, ino: InodeNo, around: bool) {
+        if let Some(notifier) = self.notifier.get() {
+            let node = self.translate.ids.node(ino);
+            if around {
+                notifier.goes_around(node);
+            } else {
+                notifier.is_written(node);
+            }
+        }
+    }
+
     /// Bytes of `ino` were written around the kernel's page cache.
     pub fn pages_changed(&self, ino: InodeNo, bytes: Range<u64>) {
         if let Some(notifier) = self.notifier.get() {

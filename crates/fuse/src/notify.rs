@@ -2,23 +2,27 @@
 //!
 //! **Attributes.** After a call that is not known to change them, the kernel does not ask for them again.
 //!
-//! **Pages.** Before a write around its page cache the kernel drops the pages; a read through the cache may bring
-//! one back before the write is served. After a write that its caller waits for, the kernel drops them once more;
-//! after an asynchronous one (io_uring, Linux AIO) it does not, and would show the old bytes for as long as it
-//! keeps the page. So it is told, where the file has been read through the cache at all. To drop a page that is
-//! just being read the kernel waits for that read, which takes one of our service threads: a thread of its own
-//! tells it, and whoever serves the write waits for that thread only a moment.
+//! **Pages.** Before a write around its page cache the kernel drops the pages; a read or a write through the cache may
+//! bring one back before the write is served. After a write that its caller waits for, the kernel drops them once
+//! more; after an asynchronous one (io_uring, Linux AIO) it does not, and would show the old bytes for as long as it
+//! keeps the page. So it is told, where that can be. To drop a page that is just being read the kernel waits for
+//! that read, which takes one of our service threads: a thread of its own tells it, and whoever serves the write
+//! waits for that thread only a moment.
+//!
+//! Telling costs as much as the write. Where the file has been read through the cache at all, the kernel is told from
+//! then on; where it was only written so, as by whoever copied it there, this lasts a while: a write around the cache
+//! that the kernel has begun before is served by then. Where both ways of writing are mixed there is no end to it.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use steadfs_rt::{Condvar, Mutex, Rank};
+use steadfs_rt::{Condvar, Instant, Mutex, Rank};
 use zerocopy::IntoBytes;
 
 use crate::wire::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
@@ -28,15 +32,51 @@ use crate::wire::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
 const MOMENT: Duration = Duration::from_millis(20);
 /// The thread that tells ends when it had nothing to tell for so long.
 const IDLE: Duration = Duration::from_secs(5);
-/// Words of the filter of inodes: 4 KiB.
+/// Words of a filter of inodes: 4 KiB.
 const WORDS: usize = 512;
+/// Times of writes that are kept: 16 KiB.
+const TIMES: usize = 4096;
+/// Seconds after which nothing is on its way to us any more that was begun before.
+const WHILE: u32 = 60;
+
+/// A set of inodes: one bit for several of them, so that it holds all that were added, and perhaps others. A needless
+/// message does no harm.
+struct Filter([AtomicU64; WORDS]);
+
+impl Filter {
+    fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; WORDS])
+    }
+
+    fn add(&self, node: u64) {
+        let (word, bit) = self.place(node);
+        // Most times the bit is there: reading it keeps the line shared.
+        if word.load(Ordering::SeqCst) & bit == 0 {
+            word.fetch_or(bit, Ordering::SeqCst);
+        }
+    }
+
+    fn has(&self, node: u64) -> bool {
+        let (word, bit) = self.place(node);
+        word.load(Ordering::SeqCst) & bit != 0
+    }
+
+    fn place(&self, node: u64) -> (&AtomicU64, u64) {
+        let n = usize::try_from(node % (WORDS as u64 * 64)).unwrap_or_default();
+        (&self.0[n / 64], 1 << (n % 64))
+    }
+}
 
 /// Tells the kernel, through the device that the mount was made with, whatever way requests come.
 pub(crate) struct Notifier {
     device: Arc<OwnedFd>,
-    /// A bit for each inode that was read through the page cache, which others may share: a needless message
-    /// does no harm.
-    cached: [AtomicU64; WORDS],
+    begun: Instant,
+    /// Inodes that were read through the page cache, or written both ways.
+    cached: Filter,
+    /// Inodes that were written around it.
+    direct: Filter,
+    /// When an inode was last written through the page cache: the second since `begun`, from 1 on. Others may share it.
+    written: [AtomicU32; TIMES],
     work: Mutex<Work>,
     /// There is something to tell.
     more: Condvar,
@@ -60,7 +100,10 @@ impl Notifier {
     pub(crate) fn new(device: Arc<OwnedFd>) -> Self {
         Self {
             device,
-            cached: [const { AtomicU64::new(0) }; WORDS],
+            begun: steadfs_rt::now(),
+            cached: Filter::new(),
+            direct: Filter::new(),
+            written: [const { AtomicU32::new(0) }; TIMES],
             work: Mutex::new(Rank::Leaf, Work::default()),
             more: Condvar::new(),
             told: Condvar::new(),
@@ -75,18 +118,30 @@ impl Notifier {
 
     /// Bytes of the inode go into the page cache. Called before they are read.
     pub(crate) fn is_cached(&self, node: u64) {
-        let (word, bit) = self.place(node);
-        // Most times the bit is there: reading it keeps the line shared.
-        if word.load(Ordering::SeqCst) & bit == 0 {
-            word.fetch_or(bit, Ordering::SeqCst);
+        self.cached.add(node);
+    }
+
+    /// Bytes of the inode that are in the page cache are to be written. Called before they are.
+    pub(crate) fn is_written(&self, node: u64) {
+        let (time, now) = (self.time(node), self.second());
+        if time.load(Ordering::SeqCst) != now {
+            time.store(now, Ordering::SeqCst);
         }
+        // Whichever of the two comes later sees the other.
+        if self.direct.has(node) {
+            self.cached.add(node);
+        }
+    }
+
+    /// Bytes of the inode are to be written around the page cache. Called before they are.
+    pub(crate) fn goes_around(&self, node: u64) {
+        self.direct.add(node);
     }
 
     /// Bytes of the inode were written around the page cache. Called after they were written: a read that began
     /// before is known by now, one that begins later gets them.
     pub(crate) fn pages_changed(self: &Arc<Self>, node: u64, bytes: Range<u64>) {
-        let (word, bit) = self.place(node);
-        if word.load(Ordering::SeqCst) & bit == 0 {
+        if !self.cached.has(node) && !self.was_written(node) {
             return;
         }
         let mut work = self.work.lock();
@@ -112,9 +167,18 @@ impl Notifier {
         }
     }
 
-    fn place(&self, node: u64) -> (&AtomicU64, u64) {
-        let n = usize::try_from(node % (WORDS as u64 * 64)).unwrap_or_default();
-        (&self.cached[n / 64], 1 << (n % 64))
+    fn was_written(&self, node: u64) -> bool {
+        let time = self.time(node).load(Ordering::SeqCst);
+        time != 0 && self.second().saturating_sub(time) <= WHILE
+    }
+
+    fn time(&self, node: u64) -> &AtomicU32 {
+        &self.written[usize::try_from(node % TIMES as u64).unwrap_or_default()]
+    }
+
+    /// Seconds since the mount, from 1 on.
+    fn second(&self) -> u32 {
+        u32::try_from(self.begun.elapsed().as_secs() + 1).unwrap_or(u32::MAX)
     }
 
     fn tell_all(&self) {
@@ -157,3 +221,6 @@ impl Notifier {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -107,7 +107,8 @@ impl Call<'_> {
             Op::Setattr(ref arg) => self.setattr(arg, out),
             Op::Read(arg) => {
                 let len = arg.size.min(self.volume.config.max_request) as usize;
-                if arg.flags & OFlags::DIRECT.bits() == 0 {
+                // O_DIRECT does not tell: what is mapped through such a descriptor is in the cache.
+                if arg.read_flags & wire::AROUND_CACHE == 0 {
                     self.volume.will_be_cached(self.ino);
                 }
                 out.data = fs.read(&self.cx, self.ino, arg.offset, len)?;
@@ -322,6 +323,8 @@ impl Call<'_> {
     }
 
     fn write(&self, arg: &wire::WriteIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {
+        let around = arg.write_flags & wire::AROUND_CACHE != 0;
+        self.volume.will_be_written(self.ino, around);
         let kill_priv = arg.write_flags & wire::WRITE_KILL_SUIDGID != 0;
         // After a write through its page cache the kernel asks for the mode again.
         let direct = arg.flags & OFlags::DIRECT.bits() != 0;

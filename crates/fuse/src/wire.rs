@@ -333,6 +333,9 @@ pub mod fattr {
 pub const NOTIFY_INVAL_INODE: i32 = 2;
 /// Flag of [`WriteIn`]: out of the page cache, by nobody in particular.
 pub const WRITE_CACHE: u32 = 1;
+/// Flag of [`ReadIn`] and [`WriteIn`]: around the page cache. (It says that the caller is named as an owner of locks,
+/// which the kernel does there, and only there.)
+pub const AROUND_CACHE: u32 = 1 << 1;
 /// Flag of [`WriteIn`]: clear set-user-ID and set-group-ID.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// Flag of [`FsyncIn`].

@@ -24,7 +24,7 @@ pub struct MemFs {
     pub value: AtomicU64,
     /// fsync waits until this is zero.
     pub fsync_gate: AtomicU32,
-    /// While this is not 0, writes wait before they change anything.
+    /// While this is not 0, writes that begin with this byte wait before they change anything.
     pub write_gate: AtomicU32,
     /// Writes that came.
     pub writes: AtomicU32,

@@ -151,7 +151,8 @@ impl FileSystem for MemFs {
         kill_priv: bool,
     ) -> Result<usize> {
         self.writes.fetch_add(1, Ordering::SeqCst);
-        while self.write_gate.load(Ordering::SeqCst) > 0 {
+        let held = |gate| gate != 0 && data.first().is_some_and(|&byte| u32::from(byte) == gate);
+        while held(self.write_gate.load(Ordering::SeqCst)) {
             steadfs_rt::sleep(std::time::Duration::from_millis(2));
         }
         let mut state = self.state.lock();
