@@ -72,7 +72,7 @@ fn mapped_in(leaf: &ExtentNode<'_>, blocks: &Range<FileBlock>, block: FileBlock)
     }
 }
 
-/// Counts holes among the first of `blocks`, which are in order: those that one leaf speaks of.
+/// Counts holes among the first of `blocks`, at least one and in order: those that one leaf speaks of.
 pub fn holes(
     fs: &Ext4,
     ino: Ino,
@@ -81,10 +81,7 @@ pub fn holes(
     tag: IoTag,
 ) -> Result<Holes> {
     let mut counted = Holes::default();
-    let Some(&first) = blocks.first() else {
-        return Ok(counted);
-    };
-    let path = Path::find(fs, ino, core, first, tag)?;
+    let path = Path::find(fs, ino, core, blocks[0], tag)?;
     let leaf = path.leaf();
     let bytes = leaf.bytes(core);
     let node = bytes.node()?;

@@ -115,7 +115,7 @@ pub fn lookup(
     Ok(Mapped { place, len })
 }
 
-/// Counts holes among the first of `blocks`, which are in order: those whose numbers lie together.
+/// Counts holes among the first of `blocks`, at least one and in order: those whose numbers lie together.
 pub fn holes(
     fs: &Ext4,
     ino: Ino,
@@ -123,10 +123,7 @@ pub fn holes(
     blocks: &[FileBlock],
     tag: IoTag,
 ) -> Result<Holes> {
-    let mut counted = Holes::default();
-    let Some(&first) = blocks.first() else {
-        return Ok(counted);
-    };
+    let (mut counted, first) = (Holes::default(), blocks[0]);
     match find(fs, ino, core, first, tag)? {
         End::Hole(len) => {
             let place = Place::Hole;
