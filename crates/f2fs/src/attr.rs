@@ -195,7 +195,7 @@ impl F2fs {
         {
             let core = inode.core.read();
             let due = relatime_moves(now, core.atime, core.mtime, core.ctime);
-            if !due || core.has(InodeFlags::NOATIME) || core.has(InodeFlags::IMMUTABLE) {
+            if !due || core.has(InodeFlags::NOATIME) {
                 return;
             }
         }

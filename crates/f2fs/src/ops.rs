@@ -173,9 +173,7 @@ impl FileSystem for F2fs {
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
         let _seen = self.look();
         let inode = self.judge(self.get(cx, ino))?;
-        let data = self.judge(self.read_file(cx, &inode, offset, len))?;
-        self.touch_atime(&inode, cx.tag);
-        Ok(data)
+        self.judge(self.read_file(cx, &inode, offset, len))
     }
 
     fn write(

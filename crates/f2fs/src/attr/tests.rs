@@ -175,6 +175,30 @@ fn groups_are_inherited() {
 }
 
 #[test]
+fn reading_moves_the_time_of_access() {
+    let world = World::make(ALL, 64);
+    let (fs, cx) = (&*world.fs, &world.cx);
+    let flags = [
+        (InodeFlags::default(), true),
+        (InodeFlags::IMMUTABLE, true),
+        (InodeFlags::NOATIME, false),
+    ];
+    for (flag, moves) in flags {
+        for offset in [0, 9] {
+            let name = format!("{flag:?} {offset}");
+            let file = world.file(ROOT, name.as_bytes()).unwrap().ino;
+            fs.write(cx, file, 0, b"few bytes", false).unwrap();
+            fs.set_flags(cx, file, flag).unwrap();
+            let atime = || fs.getattr(cx, file).unwrap().atime;
+            let before = atime();
+            let read = fs.read(cx, file, offset, 9).unwrap();
+            assert_eq!(read.len() as u64, 9 - offset);
+            assert_eq!(atime() > before, moves, "{name}");
+        }
+    }
+}
+
+#[test]
 fn immutable_and_append_only() {
     let world = World::make(ALL, 64);
     let (fs, cx) = (&*world.fs, &world.cx);

@@ -31,12 +31,10 @@ impl F2fs {
     ) -> Result<ReadData> {
         Self::readable(inode)?;
         let _shared = inode.lock.read();
-        let size = inode.size();
-        if offset >= size || len == 0 {
-            return Ok(ReadData::new());
-        }
-        let end = size.min(offset.saturating_add(len as u64));
-        let read = if inode.has_inline_data() {
+        let end = inode.size().min(offset.saturating_add(len as u64));
+        let read = if offset >= end {
+            ReadData::new()
+        } else if inode.has_inline_data() {
             self.inline_content(inode, offset..end, cx.tag)?
         } else {
             self.read_blocks(inode, offset..end, cx.tag)?
