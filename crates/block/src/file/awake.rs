@@ -188,12 +188,7 @@ mod tests {
     #[test]
     fn who_is_not_answered_soon_sleeps() {
         let begin = now();
-        let mut asked = 0;
-        idle_machine().wait(|| {
-            asked += 1;
-            false
-        });
-        assert!(asked > 1);
+        idle_machine().wait(|| false);
         assert!(begin.elapsed() >= TAKEN);
     }
 
