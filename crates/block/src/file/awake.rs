@@ -82,9 +82,9 @@ impl Awake {
         if !self.allowed || !self.is_alone() {
             return false;
         }
-        let less = |n: u32| n.checked_sub(1);
-        let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
-        if self.asleep.fetch_update(set, get, less).is_ok() {
+        let fewer = |n: u32| n.checked_sub(1);
+        let relaxed = Ordering::Relaxed;
+        if self.asleep.fetch_update(relaxed, relaxed, fewer).is_ok() {
             return false;
         }
         self.look();

@@ -196,6 +196,7 @@ fn reading_moves_the_time_of_access() {
             assert_eq!(atime() > before, moves, "{name}");
         }
     }
+    world.close();
 }
 
 #[test]
