@@ -222,6 +222,7 @@ impl Writeback {
         state.bytes += bytes;
         if state.bytes > self.options.background && !state.kicked {
             state.kicked = true;
+            drop(state);
             self.wake.notify_all();
         }
     }
@@ -261,6 +262,8 @@ impl Writeback {
         let mut state = self.state.lock();
         if !state.early.contains(&file.0) {
             state.early.push(file.0);
+            // Who is woken under the lock may get it, and then the writer waits until he has run.
+            drop(state);
             self.wake.notify_all();
         }
     }
