@@ -1,5 +1,6 @@
 //! Fair shares for groups and processes, and what somebody waits for ahead of what nobody waits for.
 
+mod lanes;
 mod options;
 mod pace;
 mod pick;
@@ -14,11 +15,12 @@ use std::fmt::Write;
 use steadfs_base::{GroupId, IoTag, Urgency};
 
 use crate::{Boost, Direction, Io, IoId, Nanos, Scheduler};
+use lanes::{class, is_sync, lane_of};
 use options::{CLASSES, WEIGHTS};
 use pace::Pace;
 use pick::Pick;
 use sharing::Sharer;
-use tree::{AHEAD, LeafKey, Tree, class, is_sync, lane_of};
+use tree::{AHEAD, LeafKey, Tree};
 
 /// Hierarchical weighted fair queueing.
 ///

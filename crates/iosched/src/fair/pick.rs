@@ -2,8 +2,9 @@
 
 use std::ops::Bound;
 
+use super::lanes::{LANES, async_lane, is_sync_lane};
 use super::options::CLASSES;
-use super::tree::{Child, LANES, ROOT, async_lane, is_sync_lane};
+use super::tree::{Child, ROOT};
 use super::{Fair, Turn};
 use crate::Nanos;
 

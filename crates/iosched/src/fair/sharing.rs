@@ -2,8 +2,8 @@
 
 use steadfs_base::{GroupId, IoTag};
 
+use super::lanes::is_sync;
 use super::options::Charge;
-use super::tree::is_sync;
 use super::{Entry, Fair};
 use crate::{IoId, Nanos};
 
