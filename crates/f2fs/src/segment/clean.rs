@@ -7,7 +7,7 @@ use steadfs_vfs::{FsError, Result};
 use super::Segments;
 use super::logs::Logs;
 use super::policy::Purpose;
-use super::table::State;
+use super::states::State;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
 use crate::victim::age::{self, AgeRules, Aged};
 use crate::victim::{self, Scan};

@@ -11,8 +11,9 @@ use super::cleaning::Cleaning;
 use super::policy::{
     AllocMode, Demand, GcPolicy, KEPT_FROM_CLEANING, Mode, Policy, Purpose, hole_types,
 };
+use super::states::State;
 use super::summary::Edit;
-use super::table::{State, Table};
+use super::table::Table;
 use crate::disk::checkpoint::{ALLOC_HOLES, ALLOC_LOG, OpenLog};
 use crate::disk::summary::Summary;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};

@@ -23,6 +23,7 @@ mod pinned;
 mod places;
 pub mod policy;
 mod snapshot;
+mod states;
 mod summary;
 mod table;
 mod unused;
@@ -44,8 +45,8 @@ use logs::{Logs, Place};
 pub use map::Map;
 pub use policy::{AllocMode, Demand, GcPolicy, Mode, Policy, Purpose};
 pub use snapshot::SegmentSnapshot;
+pub use states::State;
 use summary::Edit;
-pub use table::State;
 
 use crate::disk::checkpoint::OpenLog;
 pub use crate::disk::summary::Summary as Owner;

@@ -3,7 +3,7 @@
 use super::Segments;
 use super::logs::Logs;
 use super::policy::Mode;
-use super::table::State;
+use super::states::State;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
 
 /// Free sections that nobody has to look closely at.

@@ -19,8 +19,8 @@ use steadfs_block::{Bio, Buf, IoHandle, Queue};
 use steadfs_vfs::Result;
 
 use super::map::Map;
+use super::states::State;
 use super::summary::Edit;
-use super::table::State;
 use super::{Inner, owned};
 use crate::disk::bits::{self, Order};
 use crate::disk::checkpoint::OpenLog;

@@ -19,29 +19,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::by_valid::ByValid;
 use super::map::{BitSet, Map};
+use super::states::{Standing, State, States};
 use crate::disk::{
     DiskError, Layout, LogType, SEGMENT_BLOCKS, SegNo, SitEntry, Structure, sit::MAP_SIZE,
 };
-
-/// What a segment is at the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Every block may be written; no log is in it.
-    Free,
-    /// No block is valid, but not every block may be written before the next checkpoint is durable
-    /// (or before claims have ended).
-    Held,
-    /// Some blocks are valid.
-    Dirty,
-    /// All blocks are valid.
-    Full,
-    /// A log writes in it.
-    Open,
-}
-
-const STATES: usize = 5;
 
 struct Segment {
     /// Valid blocks, where some but not all are.
@@ -60,22 +42,9 @@ struct Touched {
     claimed: Map,
 }
 
-/// What is in a section.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Content {
-    /// Segments that are not free.
-    used: u32,
-    /// Segments in which a log is.
-    open: u32,
-    /// Valid blocks.
-    valid: u32,
-}
-
 /// All segments of a volume.
 pub struct Table {
     segments: Vec<Segment>,
-    per_section: u32,
-    sections: u32,
     touched: BTreeMap<u32, Touched>,
     /// Segments whose entry on disk is another one.
     changed: BTreeSet<u32>,
@@ -83,16 +52,7 @@ pub struct Table {
     under_way: bool,
     /// Checkpoints are switched off: a crash brings back the last one, and nothing written since.
     paused: bool,
-    /// What is in each section.
-    in_section: Vec<Content>,
-    free_sections: BitSet,
-    /// Sections without a log in which some but not all blocks are valid.
-    dirty_sections: BitSet,
-    /// The same, by the number of valid blocks.
-    by_valid: ByValid,
-    /// Segments in state `Dirty`, by type.
-    dirty: [BitSet; 6],
-    by_state: [u32; STATES],
+    states: States,
     valid_data: u64,
     valid_nodes: u64,
     oldest: u64,
@@ -109,12 +69,6 @@ impl Table {
     /// A table without a valid block.
     pub fn new(layout: &Layout) -> Self {
         let count = layout.main_segments;
-        let per_section = layout.segments_per_section;
-        let sections = count / per_section;
-        let mut free_sections = BitSet::new(sections);
-        for section in 0..sections {
-            free_sections.put(section, true);
-        }
         let segment = || Segment {
             map: None,
             mtime: 0,
@@ -122,24 +76,15 @@ impl Table {
             kind: LogType::HotData,
             state: State::Free,
         };
-        let mut by_state = [0; STATES];
-        by_state[State::Free as usize] = count;
         Self {
             segments: std::iter::repeat_with(segment)
                 .take(count as usize)
                 .collect(),
-            per_section,
-            sections,
             touched: BTreeMap::new(),
             changed: BTreeSet::new(),
             under_way: false,
             paused: false,
-            in_section: vec![Content::default(); count.div_ceil(per_section) as usize],
-            free_sections,
-            dirty_sections: BitSet::new(sections),
-            by_valid: ByValid::new(sections, per_section * SEGMENT_BLOCKS),
-            dirty: std::array::from_fn(|_| BitSet::new(count)),
-            by_state,
+            states: States::new(count, layout.segments_per_section),
             valid_data: 0,
             valid_nodes: 0,
             oldest: u64::MAX,
@@ -163,14 +108,8 @@ impl Table {
             self.oldest = self.oldest.min(entry.mtime);
             self.newest = self.newest.max(entry.mtime);
         }
-        self.content(at).valid += u32::from(entry.valid);
+        self.states.add_valid(at, entry.valid.into());
         self.classify(at, false);
-        self.judge_section(at);
-    }
-
-    fn content(&mut self, at: SegNo) -> &mut Content {
-        let section = self.section_of(at);
-        &mut self.in_section[section as usize]
     }
 
     /// Forgets that anything differs from the device, as after reading the table.
@@ -193,17 +132,17 @@ impl Table {
 
     /// Number of sections that can be used.
     pub const fn sections(&self) -> u32 {
-        self.sections
+        self.states.sections()
     }
 
     /// Segments in a section.
     pub const fn per_section(&self) -> u32 {
-        self.per_section
+        self.states.per_section()
     }
 
     /// The section a segment lies in; the last one may be too short to be used.
     pub const fn section_of(&self, at: SegNo) -> u32 {
-        at.0 / self.per_section
+        self.states.section_of(at)
     }
 
     /// Valid blocks of a segment.
@@ -249,33 +188,32 @@ impl Table {
 
     /// Number of segments in a state.
     pub const fn in_state(&self, state: State) -> u32 {
-        self.by_state[state as usize]
+        self.states.in_state(state)
     }
 
     /// Sections with nothing in use.
     pub const fn free_sections(&self) -> &BitSet {
-        &self.free_sections
+        self.states.free_sections()
     }
 
     /// Sections without a log in which some but not all blocks are valid.
     pub const fn dirty_sections(&self) -> &BitSet {
-        &self.dirty_sections
+        self.states.dirty_sections()
     }
 
     /// The same, those with the fewest valid blocks first.
     pub fn emptiest(&self) -> impl Iterator<Item = u32> {
-        self.by_valid.iter()
+        self.states.emptiest()
     }
 
     /// Valid blocks of a section.
     pub fn valid_in(&self, section: u32) -> u32 {
-        self.in_section[section as usize].valid
+        self.states.valid_in(section)
     }
 
     /// The segments of a section.
     pub fn segments_of(&self, section: u32) -> impl Iterator<Item = SegNo> + use<> {
-        let first = section * self.per_section;
-        (first..first + self.per_section).map(SegNo)
+        self.states.segments_of(section)
     }
 
     /// When the blocks of a section were written, on average.
@@ -283,7 +221,7 @@ impl Table {
         let stamps = self
             .segments_of(section)
             .map(|at| self.segments[at.0 as usize].mtime);
-        stamps.fold(0u64, u64::saturating_add) / u64::from(self.per_section)
+        stamps.fold(0u64, u64::saturating_add) / u64::from(self.per_section())
     }
 
     /// When the blocks of a segment were written, on average.
@@ -308,7 +246,7 @@ impl Table {
 
     /// Segments in state `Dirty` that hold this type.
     pub fn dirty(&self, kind: LogType) -> &BitSet {
-        &self.dirty[kind.index()]
+        self.states.dirty(kind)
     }
 
     /// The valid blocks of a segment.
@@ -426,7 +364,7 @@ impl Table {
         Ok(self.paused && unusable)
     }
 
-    fn store(&mut self, at: SegNo, map: Map, change: i64, now: u64) {
+    fn store(&mut self, at: SegNo, map: Map, change: i32, now: u64) {
         let segment = &mut self.segments[at.0 as usize];
         let before = u64::from(segment.valid);
         segment.mtime = if segment.mtime == 0 {
@@ -436,7 +374,7 @@ impl Table {
         };
         self.oldest = self.oldest.min(segment.mtime);
         self.newest = self.newest.max(segment.mtime);
-        let after = before.saturating_add_signed(change);
+        let after = before.saturating_add_signed(change.into());
         segment.valid = after as u16;
         segment.map = match after {
             0 => None,
@@ -451,16 +389,10 @@ impl Table {
         };
         let kind = segment.kind;
         let total = self.valid_of(kind);
-        *total = total.saturating_add_signed(change);
-        let content = self.content(at);
-        content.valid = if change > 0 {
-            content.valid + 1
-        } else {
-            content.valid - 1
-        };
+        *total = total.saturating_add_signed(change.into());
+        self.states.add_valid(at, change);
         self.changed.insert(at.0);
         self.classify(at, false);
-        self.judge_section(at);
     }
 
     /// Opens a segment for a log of this type.
@@ -470,14 +402,11 @@ impl Table {
         if old != kind {
             let valid = u64::from(self.segments[at.0 as usize].valid);
             if self.state(at) == State::Dirty {
-                self.dirty[old.index()].put(at.0, false);
+                self.states.retype_dirty(at, old, kind);
             }
             *self.valid_of(old) -= valid;
             *self.valid_of(kind) += valid;
             self.segments[at.0 as usize].kind = kind;
-            if self.state(at) == State::Dirty {
-                self.dirty[kind.index()].put(at.0, true);
-            }
             self.changed.insert(at.0);
         }
         self.classify(at, true);
@@ -486,14 +415,8 @@ impl Table {
     /// Ends a log's use of a segment.
     pub fn close(&mut self, at: SegNo) {
         assert!(self.state(at) == State::Open);
-        self.segments[at.0 as usize].state = State::Free;
-        self.by_state[State::Open as usize] -= 1;
-        self.by_state[State::Free as usize] += 1;
-        let content = self.content(at);
-        content.open -= 1;
-        content.used -= 1;
+        self.enter(at, State::Free);
         self.settle(at);
-        self.judge_section(at);
     }
 
     /// Says what kind of blocks a segment without valid ones is going to hold.
@@ -502,23 +425,10 @@ impl Table {
         self.segments[at.0 as usize].kind = kind;
     }
 
-    /// Finds out what a section is after one of its segments changed.
-    fn judge_section(&mut self, at: SegNo) {
-        let section = self.section_of(at);
-        if section < self.sections {
-            let content = self.in_section[section as usize];
-            let all = self.per_section * SEGMENT_BLOCKS;
-            let dirty = content.open == 0 && content.valid > 0 && content.valid < all;
-            self.free_sections.put(section, content.used == 0);
-            self.dirty_sections.put(section, dirty);
-            self.by_valid.put(section, dirty.then_some(content.valid));
-        }
-    }
-
     /// Finds out what a segment is; `open`: a log is in it from now on.
     fn classify(&mut self, at: SegNo, open: bool) {
         let segment = &self.segments[at.0 as usize];
-        let (old, kind) = (segment.state, segment.kind);
+        let old = segment.state;
         let new = if open || old == State::Open {
             State::Open
         } else if segment.valid == 0 {
@@ -531,22 +441,16 @@ impl Table {
         } else {
             State::Dirty
         };
-        if old == new {
-            return;
+        if old != new {
+            self.enter(at, new);
         }
-        if old == State::Dirty {
-            self.dirty[kind.index()].put(at.0, false);
-        }
-        if new == State::Dirty {
-            self.dirty[kind.index()].put(at.0, true);
-        }
-        let content = self.content(at);
-        content.used = content.used + u32::from(new != State::Free) - u32::from(old != State::Free);
-        content.open += u32::from(new == State::Open);
-        self.judge_section(at);
-        self.by_state[old as usize] -= 1;
-        self.by_state[new as usize] += 1;
-        self.segments[at.0 as usize].state = new;
+    }
+
+    /// A segment passes to another state.
+    fn enter(&mut self, at: SegNo, state: State) {
+        let segment = &mut self.segments[at.0 as usize];
+        let old = std::mem::replace(&mut segment.state, state);
+        self.states.pass(at, segment.kind, old, state);
     }
 
     /// A segment's entry as it is now.
@@ -608,9 +512,6 @@ impl Table {
 
     /// Asserts everything that is always true of the table.
     pub fn check(&self) {
-        let mut by_state = [0; STATES];
-        let mut dirty: [u32; 6] = [0; 6];
-        let mut sections = vec![Content::default(); self.in_section.len()];
         let mut totals = (0, 0);
         for n in 0..self.len() {
             let at = SegNo(n);
@@ -623,7 +524,6 @@ impl Table {
             );
             let partly = valid > 0 && valid < SEGMENT_BLOCKS;
             assert_eq!(segment.map.is_some(), partly, "segment {n}: map kept");
-            by_state[segment.state as usize] += 1;
             let expected = match valid {
                 _ if segment.state == State::Open => State::Open,
                 0 if self.busy(at).is_empty() => State::Free,
@@ -632,16 +532,6 @@ impl Table {
                 _ => State::Dirty,
             };
             assert_eq!(segment.state, expected, "segment {n}");
-            for kind in LogType::ALL {
-                let listed = self.dirty[kind.index()].get(n);
-                let is = segment.state == State::Dirty && segment.kind == kind;
-                assert_eq!(listed, is, "segment {n} in the list of {kind:?}");
-                dirty[kind.index()] += u32::from(is);
-            }
-            let content = &mut sections[self.section_of(at) as usize];
-            content.used += u32::from(segment.state != State::Free);
-            content.open += u32::from(segment.state == State::Open);
-            content.valid += valid;
             let total = if segment.kind.is_node() {
                 &mut totals.1
             } else {
@@ -653,26 +543,12 @@ impl Table {
                 assert!(clash.is_empty(), "segment {n}: claimed and in use");
             }
         }
-        assert_eq!(by_state, self.by_state);
-        assert_eq!(
-            by_state.iter().sum::<u32>(),
-            self.len(),
-            "each has one state"
-        );
-        assert_eq!(dirty, LogType::ALL.map(|kind| self.dirty(kind).count()));
-        assert_eq!(sections, self.in_section);
         assert_eq!(totals, self.totals());
-        self.by_valid.check();
-        let listed: Vec<u32> = self.emptiest().collect();
-        assert!(listed.is_sorted_by_key(|section| self.valid_in(*section)));
-        assert_eq!(listed.len(), self.dirty_sections.count() as usize);
-        for section in 0..self.sections {
-            let content = sections[section as usize];
-            let free = content.used == 0;
-            assert_eq!(self.free_sections.get(section), free, "section {section}");
-            let partly = content.valid > 0 && content.valid < self.per_section * SEGMENT_BLOCKS;
-            let dirty = partly && content.open == 0;
-            assert_eq!(self.dirty_sections.get(section), dirty, "section {section}");
-        }
+        self.states.check((0..self.len()).map(|n| Standing {
+            at: SegNo(n),
+            kind: self.kind(SegNo(n)),
+            state: self.state(SegNo(n)),
+            valid: self.valid(SegNo(n)),
+        }));
     }
 }

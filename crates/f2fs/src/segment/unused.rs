@@ -1,7 +1,7 @@
 //! Blocks that nobody needs, claimed while they are being discarded.
 
 use super::logs::Logs;
-use super::table::State;
+use super::states::State;
 use super::{Run, Segments};
 use crate::disk::{SEGMENT_BLOCKS, SegNo};
 

@@ -1,0 +1,219 @@
+//! What segments and sections are at the moment, listed so that nobody has to look at each: how many are
+//! in a state, which are free or partly valid, and those with the fewest valid blocks first.
+//!
+//! All of it follows from each segment's state, type and number of valid blocks. [`Table`] knows those and
+//! tells of each change.
+//!
+//! [`Table`]: super::table::Table
+
+use super::by_valid::ByValid;
+use super::map::BitSet;
+use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
+
+/// What a segment is at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Every block may be written; no log is in it.
+    Free,
+    /// No block is valid, but not every block may be written before the next checkpoint is durable
+    /// (or before claims have ended).
+    Held,
+    /// Some blocks are valid.
+    Dirty,
+    /// All blocks are valid.
+    Full,
+    /// A log writes in it.
+    Open,
+}
+
+const STATES: usize = 5;
+
+/// What is in a section.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Content {
+    /// Segments that are not free.
+    used: u32,
+    /// Segments in which a log is.
+    open: u32,
+    /// Valid blocks.
+    valid: u32,
+}
+
+/// What the table says of a segment, as far as it is listed.
+pub(super) struct Standing {
+    pub at: SegNo,
+    pub kind: LogType,
+    pub state: State,
+    pub valid: u32,
+}
+
+/// The states of all segments and sections.
+pub(super) struct States {
+    per_section: u32,
+    /// Sections that can be used.
+    sections: u32,
+    /// What is in each section, the last, short one too.
+    in_section: Vec<Content>,
+    free_sections: BitSet,
+    /// Sections without a log in which some but not all blocks are valid.
+    dirty_sections: BitSet,
+    /// The same, by the number of valid blocks.
+    by_valid: ByValid,
+    /// Segments in state `Dirty`, by type.
+    dirty: [BitSet; 6],
+    by_state: [u32; STATES],
+}
+
+impl States {
+    /// Of so many segments, all of them free.
+    pub fn new(segments: u32, per_section: u32) -> Self {
+        let sections = segments / per_section;
+        let mut free_sections = BitSet::new(sections);
+        for section in 0..sections {
+            free_sections.put(section, true);
+        }
+        let mut by_state = [0; STATES];
+        by_state[State::Free as usize] = segments;
+        Self {
+            per_section,
+            sections,
+            in_section: vec![Content::default(); segments.div_ceil(per_section) as usize],
+            free_sections,
+            dirty_sections: BitSet::new(sections),
+            by_valid: ByValid::new(sections, per_section * SEGMENT_BLOCKS),
+            dirty: std::array::from_fn(|_| BitSet::new(segments)),
+            by_state,
+        }
+    }
+
+    pub const fn sections(&self) -> u32 {
+        self.sections
+    }
+
+    pub const fn per_section(&self) -> u32 {
+        self.per_section
+    }
+
+    pub const fn section_of(&self, at: SegNo) -> u32 {
+        at.0 / self.per_section
+    }
+
+    pub fn segments_of(&self, section: u32) -> impl Iterator<Item = SegNo> + use<> {
+        let first = section * self.per_section;
+        (first..first + self.per_section).map(SegNo)
+    }
+
+    pub const fn in_state(&self, state: State) -> u32 {
+        self.by_state[state as usize]
+    }
+
+    pub const fn free_sections(&self) -> &BitSet {
+        &self.free_sections
+    }
+
+    pub const fn dirty_sections(&self) -> &BitSet {
+        &self.dirty_sections
+    }
+
+    pub fn emptiest(&self) -> impl Iterator<Item = u32> {
+        self.by_valid.iter()
+    }
+
+    pub fn valid_in(&self, section: u32) -> u32 {
+        self.in_section[section as usize].valid
+    }
+
+    pub fn dirty(&self, kind: LogType) -> &BitSet {
+        &self.dirty[kind.index()]
+    }
+
+    fn content(&mut self, at: SegNo) -> &mut Content {
+        let section = self.section_of(at);
+        &mut self.in_section[section as usize]
+    }
+
+    /// So many more (or fewer) blocks of a segment are valid.
+    pub fn add_valid(&mut self, at: SegNo, change: i32) {
+        let content = self.content(at);
+        content.valid = content
+            .valid
+            .checked_add_signed(change)
+            .expect("a section's valid blocks are its segments'");
+        self.judge_section(at);
+    }
+
+    /// A segment of this type passes from one state to another.
+    pub fn pass(&mut self, at: SegNo, kind: LogType, old: State, new: State) {
+        if old == State::Dirty {
+            self.dirty[kind.index()].put(at.0, false);
+        }
+        if new == State::Dirty {
+            self.dirty[kind.index()].put(at.0, true);
+        }
+        let content = self.content(at);
+        content.used = content.used + u32::from(new != State::Free) - u32::from(old != State::Free);
+        content.open = content.open + u32::from(new == State::Open) - u32::from(old == State::Open);
+        self.judge_section(at);
+        self.by_state[old as usize] -= 1;
+        self.by_state[new as usize] += 1;
+    }
+
+    /// A segment in state `Dirty` becomes one of another type.
+    pub fn retype_dirty(&mut self, at: SegNo, old: LogType, new: LogType) {
+        self.dirty[old.index()].put(at.0, false);
+        self.dirty[new.index()].put(at.0, true);
+    }
+
+    /// Finds out what a section is after one of its segments changed.
+    fn judge_section(&mut self, at: SegNo) {
+        let section = self.section_of(at);
+        if section < self.sections {
+            let content = self.in_section[section as usize];
+            let all = self.per_section * SEGMENT_BLOCKS;
+            let dirty = content.open == 0 && content.valid > 0 && content.valid < all;
+            self.free_sections.put(section, content.used == 0);
+            self.dirty_sections.put(section, dirty);
+            self.by_valid.put(section, dirty.then_some(content.valid));
+        }
+    }
+
+    /// Asserts that all of it follows from what these, all segments, are.
+    pub fn check(&self, segments: impl Iterator<Item = Standing>) {
+        let mut by_state = [0; STATES];
+        let mut dirty: [u32; 6] = [0; 6];
+        let mut sections = vec![Content::default(); self.in_section.len()];
+        for segment in segments {
+            let n = segment.at.0;
+            by_state[segment.state as usize] += 1;
+            for kind in LogType::ALL {
+                let listed = self.dirty[kind.index()].get(n);
+                let is = segment.state == State::Dirty && segment.kind == kind;
+                assert_eq!(listed, is, "segment {n} in the list of {kind:?}");
+                dirty[kind.index()] += u32::from(is);
+            }
+            let content = &mut sections[self.section_of(segment.at) as usize];
+            content.used += u32::from(segment.state != State::Free);
+            content.open += u32::from(segment.state == State::Open);
+            content.valid += segment.valid;
+        }
+        assert_eq!(by_state, self.by_state, "each has one state");
+        assert_eq!(dirty, LogType::ALL.map(|kind| self.dirty(kind).count()));
+        assert_eq!(sections, self.in_section);
+        self.check_sections(&sections);
+    }
+
+    fn check_sections(&self, sections: &[Content]) {
+        self.by_valid.check();
+        let listed: Vec<u32> = self.emptiest().collect();
+        assert!(listed.is_sorted_by_key(|section| self.valid_in(*section)));
+        assert_eq!(listed.len(), self.dirty_sections.count() as usize);
+        for section in 0..self.sections {
+            let content = sections[section as usize];
+            let free = content.used == 0;
+            assert_eq!(self.free_sections.get(section), free, "section {section}");
+            let partly = content.valid > 0 && content.valid < self.per_section * SEGMENT_BLOCKS;
+            let dirty = partly && content.open == 0;
+            assert_eq!(self.dirty_sections.get(section), dirty, "section {section}");
+        }
+    }
+}
