@@ -17,9 +17,24 @@ pub fn run<const MODE: usize>(stage: &mut Stage) -> Result<()> {
     // Its log would be made on the volume.
     fs_mark.args(["-l", "/dev/null"]);
     fs_mark.args(["-S", &MODE.to_string(), "-n", &files.to_string()]);
-    let said = output(&mut fs_mark)?;
+    let said = match output(&mut fs_mark) {
+        Err(error) if names_met(&error.to_string()) => {
+            eprintln!("fs_mark {MODE} again: {error}");
+            std::fs::remove_dir_all(root.join("d"))?;
+            std::fs::create_dir(root.join("d"))?;
+            output(&mut fs_mark)?
+        }
+        said => said?,
+    };
     stage.record(KEYS[MODE], files_per_second(&said)?);
     Ok(())
+}
+
+/// Whether two of its processes may have had the same names. It draws them by the microsecond at which a
+/// process begins; of two that share it one finds that the other has removed its files (5 of 1500 runs on
+/// tmpfs). A file that a volume has lost looks the same, but not twice in a row by chance.
+fn names_met(error: &str) -> bool {
+    error.contains("Error in open of") && error.contains("No such file or directory")
 }
 
 /// The rows of the modes.
@@ -52,5 +67,16 @@ mod tests {
                     75           80         4096       6802.5              467\n";
         assert_eq!(files_per_second(said).unwrap(), 6802.5);
         assert!(files_per_second("#").is_err());
+    }
+
+    #[test]
+    fn only_a_file_that_is_gone_lets_it_run_again() {
+        assert!(names_met(
+            "exit status: 1: Error in open of d//6b03b0b6~63RL : No such file or directory"
+        ));
+        assert!(!names_met("Error in creat: No space left on device"));
+        assert!(!names_met(
+            "Error in open of d//6b03b0b6~63RL : Input/output error"
+        ));
     }
 }
