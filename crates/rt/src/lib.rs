@@ -20,6 +20,7 @@ mod rwlock;
 pub mod sim;
 mod task;
 mod time;
+mod turns;
 
 pub use condvar::Condvar;
 pub use event::Event;

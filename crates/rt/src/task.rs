@@ -2,6 +2,7 @@
 
 use crate::sim::task::SimJoin;
 use crate::sim::world;
+use crate::turns;
 
 /// Waits for a task's end. Dropped without [`JoinHandle::join`], it lets the task run on.
 #[must_use]
@@ -63,7 +64,10 @@ pub fn try_spawn<T: Send + 'static>(
         Inner::Sim(SimJoin::spawn(name, f))
     } else {
         let thread = std::thread::Builder::new().name(name.to_owned());
-        Inner::Thread(thread.spawn(f)?)
+        Inner::Thread(thread.spawn(|| {
+            turns::shorten();
+            f()
+        })?)
     };
     Ok(JoinHandle { inner })
 }
