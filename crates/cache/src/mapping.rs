@@ -336,21 +336,21 @@ impl Mapping {
     /// Takes up to `limit` dirty blocks of `range` for writing, in order. A block in flight is not
     /// taken again until it has landed: no block is ever in flight twice.
     pub fn take_dirty(&self, range: Range<u64>, limit: usize) -> Vec<Taken> {
-        self.take_dirty_of(range, limit, || ()).0
+        self.take_dirty_of(limit, || (range, ())).0
     }
 
-    /// The same; `size` is asked at the same moment: what it says covers what was taken, and no later
-    /// write. It must not wait.
+    /// The same; `ask` gives the range, and a size, at the same moment: what it says covers what was taken, and
+    /// no later write. It must not wait.
     pub fn take_dirty_of<S>(
         &self,
-        range: Range<u64>,
         limit: usize,
-        size: impl FnOnce() -> S,
+        ask: impl FnOnce() -> (Range<u64>, S),
     ) -> (Vec<Taken>, S) {
         let mut inner = self.inner.lock();
         let mut taken = Vec::new();
-        if inner.dirty == 0 {
-            return (taken, size());
+        let (range, size) = ask();
+        if inner.dirty == 0 || range.is_empty() {
+            return (taken, size);
         }
         for (&n, page) in inner.pages.range_mut(range) {
             if page.flight.is_some() {
@@ -373,7 +373,7 @@ impl Mapping {
         let n = taken.len() as u64;
         inner.dirty -= n;
         inner.in_flight += n;
-        (taken, size())
+        (taken, size)
     }
 
     /// Notes the request that carries a run of taken blocks, so that a waiter can raise it.

@@ -188,7 +188,7 @@ fn the_size_grows_with_the_content() {
     let size = std::cell::Cell::new(0);
     map.write_growing(write, always, zero_fill, |end| size.set(end));
     assert_eq!(size.get(), 10 + 2 * BS as u64);
-    let (taken, seen) = map.take_dirty_of(0..9, 9, || size.get());
+    let (taken, seen) = map.take_dirty_of(9, || (0..9, size.get()));
     assert_eq!((taken.len(), seen), (3, size.get()));
 }
 

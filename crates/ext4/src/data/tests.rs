@@ -16,6 +16,7 @@ mod batches;
 mod early;
 mod errors;
 mod full;
+mod growing;
 mod numbers;
 mod promises;
 mod stopping;

@@ -92,7 +92,7 @@ impl Ext4 {
             };
             let taken = inode
                 .pages
-                .take_dirty_of(0..u64::MAX, limit, || inode.size());
+                .take_dirty_of(limit, || (0..u64::MAX, inode.size()));
             if taken.0.is_empty() {
                 continue;
             }

@@ -114,8 +114,8 @@ impl F2fs {
                 continue;
             };
             let file = self.file_facts(inode);
-            let size = || inode.size();
-            let taken = inode.pages.take_dirty_of(0..u64::MAX, limit, size);
+            let all = || (0..u64::MAX, inode.size());
+            let taken = inode.pages.take_dirty_of(limit, all);
             if taken.0.is_empty() {
                 continue;
             }

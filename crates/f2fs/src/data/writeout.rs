@@ -170,8 +170,12 @@ impl F2fs {
         let limit = if volume.short { SMALL_BATCH } else { BATCH };
         let limit = limit.min(self.gc.blocks_at_once());
         let _one = inode.flush.lock();
-        let size = || inode.size();
-        let taken = inode.pages.take_dirty_of(from..u64::MAX, limit, size);
+        let stored = inode.core.read().size;
+        let onwards = || {
+            let size = inode.size();
+            (onwards(from, stored, size), size)
+        };
+        let taken = inode.pages.take_dirty_of(limit, onwards);
         let Some(last) = taken.0.last() else {
             return Ok(None);
         };
@@ -529,6 +533,16 @@ impl Named {
             grew: false,
             result: Err(error),
         }
+    }
+}
+
+/// The blocks that write-back goes on with which has been up to block `from`: none if the file has grown since from
+/// somewhere before that. Its size on disk would cover what is dirty there; the next call begins at the first block.
+fn onwards(from: u64, stored: u64, size: u64) -> Range<u64> {
+    let grown_behind = stored < size && stored < from.saturating_mul(BLOCK);
+    match grown_behind {
+        true => 0..0,
+        false => from..u64::MAX,
     }
 }
 

@@ -5,11 +5,13 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Device, Done, Geometry, MemDevice, Op};
-use steadfs_vfs::Cx;
+use steadfs_cache::Why;
+use steadfs_vfs::{Cx, Result};
 
 use super::super::placement::Occasion;
 use super::{file, open, volume_with_file};
 use crate::checkpoint::Reason;
+use crate::inode::Inode;
 use crate::{CacheSizes, F2fs, MountOptions};
 
 /// A device on which a file is appended to while it has a write.
@@ -17,6 +19,8 @@ struct Appends {
     inner: Arc<MemDevice>,
     fs: OnceLock<Weak<F2fs>>,
     next: AtomicBool,
+    /// So many bytes.
+    bytes: usize,
 }
 
 impl Device for Appends {
@@ -27,10 +31,11 @@ impl Device for Appends {
     fn start(&self, bio: Bio, done: Done) {
         if bio.op == Op::Write && self.next.swap(false, Ordering::Relaxed) {
             let fs = self.fs.get().and_then(Weak::upgrade).unwrap();
+            let more = vec![2; self.bytes];
             let append = move || {
                 let inode = file(&fs);
-                let written = fs.write_file(&Cx::default(), &inode, 5000, &[2; 700], true);
-                assert_eq!(written.unwrap(), 700);
+                let written = fs.write_file(&Cx::default(), &inode, 5000, &more, true);
+                assert_eq!(written.unwrap(), more.len());
             };
             // Another task's: this one may hold locks.
             steadfs_rt::spawn("append", append).join();
@@ -39,13 +44,18 @@ impl Device for Appends {
     }
 }
 
-#[test]
-fn a_size_covers_nothing_that_came_while_the_block_was_written() {
+/// A file of 5000 bytes that is written back and grows by so many while the device has its blocks; then it is
+/// written back again. Sizes and contents that power cuts leave.
+fn written_while_it_grows(
+    bytes: usize,
+    write: impl Fn(&F2fs, &Arc<Inode>) -> Result<()>,
+) -> [Vec<u8>; 2] {
     let inner = volume_with_file("extra_attr", 64);
     let device = Arc::new(Appends {
         inner: Arc::clone(&inner),
         fs: OnceLock::new(),
         next: AtomicBool::new(false),
+        bytes,
     });
     let options = MountOptions::parse("").unwrap();
     let (fs, _) = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20)).unwrap();
@@ -55,19 +65,40 @@ fn a_size_covers_nothing_that_came_while_the_block_was_written() {
     let (cx, tag) = (Cx::default(), IoTag::default());
     let inode = file(&fs);
     fs.write_file(&cx, &inode, 0, &[1; 5000], false).unwrap();
-    for size in [5000, 5700] {
-        device.next.store(size == 5000, Ordering::Relaxed);
-        fs.write_small(None, &[Arc::clone(&inode)], Occasion::Background, tag)
-            .unwrap();
+    let found = [true, false].map(|grows| {
+        device.next.store(grows, Ordering::Relaxed);
+        write(&fs, &inode).unwrap();
         fs.checkpoint(Reason::Sync, tag).unwrap();
-        assert_eq!(inode.size(), 5700);
+        assert_eq!(inode.size(), 5000 + bytes as u64);
         let after_power_cut = open(&Arc::new(inner.copy()), "ro");
         let found = file(&after_power_cut);
-        assert_eq!(found.size(), size);
-        let content = after_power_cut.read_file(&cx, &found, 0, 6000).unwrap();
-        let due = [[1; 5000].as_slice(), &[2; 700]].concat();
-        assert!(content.to_vec() == due[..size as usize]);
-    }
+        let content = after_power_cut.read_file(&cx, &found, 0, 1 << 20).unwrap();
+        assert_eq!(content.len() as u64, found.size());
+        content.to_vec()
+    });
     drop(inode);
     fs.close().unwrap();
+    found
+}
+
+#[test]
+fn a_size_covers_nothing_that_came_while_the_block_was_written() {
+    let tag = IoTag::default();
+    let [first, second] = written_while_it_grows(700, |fs, inode| {
+        fs.write_small(None, &[Arc::clone(inode)], Occasion::Background, tag)
+    });
+    assert!(first == [1; 5000]);
+    assert!(second == [[1; 5000].as_slice(), &[2; 700]].concat());
+}
+
+/// Its last block is dirty again, and lies behind what is written next.
+#[test]
+fn a_file_grows_over_no_block_that_write_back_has_passed() {
+    let whole = [[1; 5000].as_slice(), &[2; 9000]].concat();
+    for why in [Why::Background, Why::Sync] {
+        let [first, second] =
+            written_while_it_grows(9000, |fs, inode| fs.write_out(inode, why, IoTag::default()));
+        assert!(whole.starts_with(&first), "{why:?}: {} bytes", first.len());
+        assert!(first.len() >= 5000 && second == whole, "{why:?}");
+    }
 }
