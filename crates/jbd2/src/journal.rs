@@ -7,7 +7,7 @@ use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
 use steadfs_block::Queue;
 use steadfs_cache::MetaCache;
 use steadfs_rt::inherit::{self, TaskNo};
-use steadfs_rt::{Condvar, JoinHandle, Mutex, Place, Rank, now, sleep};
+use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Place, Rank, now, sleep};
 
 use crate::config::{JournalConfig, Tuning};
 use crate::disk::Format;
@@ -196,48 +196,53 @@ impl Journal {
                 }
             }
             let waits_from = now();
-            match admission {
-                Admission::Join => unreachable!("returned above"),
-                Admission::Locked => {
-                    let _for = inherit::wait_for(&[state.leader]);
-                    self.admission.wait(&mut state);
-                }
-                Admission::Credits => {
-                    let running = state.running.as_ref();
-                    let holders = running.map_or(&[][..], |running| &running.holders);
-                    let _for = inherit::wait_for(holders);
-                    state.waiting_credits += 1;
-                    self.admission.wait(&mut state);
-                    state.waiting_credits -= 1;
-                }
-                Admission::Full(tid) if state.has_task || state.leading => {
-                    self.raise_committing(&mut state, tag);
-                    state.kicked = Some(tid);
-                    self.task_wake.notify_one();
-                    let _for = inherit::wait_for(&[state.leader]);
-                    self.admission.wait(&mut state);
-                }
-                Admission::Full(tid) => {
-                    drop(state);
-                    self.commit_as(tid, tag, false)?;
-                    state = self.state.lock();
-                }
-                Admission::NoSpace(need) => {
-                    drop(state);
-                    self.reclaim_space(need, tag)?;
-                    state = self.state.lock();
-                }
-            }
-            let stats = &mut state.stats;
-            let waits = match admission {
-                Admission::Locked | Admission::Join => &mut stats.waited_locked,
-                Admission::Credits | Admission::Full(_) => &mut stats.waited_credits,
-                Admission::NoSpace(_) => &mut stats.waited_space,
-            };
+            state = self.await_admission(state, admission, tag)?;
             let wait = waits_from.elapsed();
-            waits.add(wait);
+            state.stats.waits_for(admission).add(wait);
             waited += wait;
         }
+    }
+
+    /// Waits once for what keeps a handle from joining, or brings it about.
+    fn await_admission<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        admission: Admission,
+        tag: IoTag,
+    ) -> Result<MutexGuard<'a, State>, JournalError> {
+        match admission {
+            Admission::Join => unreachable!("who may join does not wait"),
+            Admission::Locked => {
+                let _for = inherit::wait_for(&[state.leader]);
+                self.admission.wait(&mut state);
+            }
+            Admission::Credits => {
+                let running = state.running.as_ref();
+                let holders = running.map_or(&[][..], |running| &running.holders);
+                let _for = inherit::wait_for(holders);
+                state.waiting_credits += 1;
+                self.admission.wait(&mut state);
+                state.waiting_credits -= 1;
+            }
+            Admission::Full(tid) if state.has_task || state.leading => {
+                self.raise_committing(&mut state, tag);
+                state.kicked = Some(tid);
+                self.task_wake.notify_one();
+                let _for = inherit::wait_for(&[state.leader]);
+                self.admission.wait(&mut state);
+            }
+            Admission::Full(tid) => {
+                drop(state);
+                self.commit_as(tid, tag, false)?;
+                return Ok(self.state.lock());
+            }
+            Admission::NoSpace(need) => {
+                drop(state);
+                self.reclaim_space(need, tag)?;
+                return Ok(self.state.lock());
+            }
+        }
+        Ok(state)
     }
 
     /// Panics, where the order of locks is checked, if the caller has a handle open or holds a lock

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use steadfs_base::Tid;
 
+use crate::transaction::Admission;
+
 /// How often and how long something was waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
@@ -77,6 +79,15 @@ impl Stats {
         } else {
             (time + self.average_commit * 3) / 4
         };
+    }
+
+    /// What counts those who wait for this before they join.
+    pub(crate) const fn waits_for(&mut self, admission: Admission) -> &mut Waits {
+        match admission {
+            Admission::Locked | Admission::Join => &mut self.waited_locked,
+            Admission::Credits | Admission::Full(_) => &mut self.waited_credits,
+            Admission::NoSpace(_) => &mut self.waited_space,
+        }
     }
 
     /// All of it as one JSON object, times in microseconds; sums are not divided.
