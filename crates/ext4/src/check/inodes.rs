@@ -11,7 +11,7 @@ use crate::disk::features::{Compat, Incompat, RoCompat};
 use crate::disk::inode::{EA_INODE, I_BLOCK_SIZE, INLINE_DATA};
 use crate::disk::num::{get16, get32};
 use crate::disk::superblock::JournalPlace;
-use crate::disk::{DiskError, GroupNo, Ino, Inode, Structure, xattr};
+use crate::disk::{DiskError, Geometry, GroupNo, Ino, Inode, Structure, xattr};
 
 /// `EXT4_COMPRBLK_FL`: the file has compressed clusters.
 const COMPRESSED_BLOCKS: InodeFlags = InodeFlags(0x200);
@@ -220,74 +220,13 @@ impl Checker<'_> {
     }
 
     fn check_flags(&mut self, ino: Ino, inode: &Inode) {
-        let geo = &self.geo;
-        let is_dir = inode.kind() == Some(FileKind::Directory);
-        let mappable = matches!(
-            inode.kind(),
-            Some(FileKind::Regular | FileKind::Directory | FileKind::Symlink)
-        );
-        let compat = |bits| geo.features.compat.contains(bits);
-        let rules = [
-            (
-                InodeFlags::EXTENTS,
-                geo.has_incompat(Incompat::EXTENTS),
-                "the volume has no extents",
-            ),
-            (
-                INLINE_DATA,
-                geo.has_incompat(Incompat::INLINE_DATA),
-                "the volume has no inline data",
-            ),
-            (
-                InodeFlags::ENCRYPTED,
-                geo.has_incompat(Incompat::ENCRYPT),
-                "the volume has no encryption",
-            ),
-            (
-                InodeFlags::CASEFOLD,
-                geo.has_incompat(Incompat::CASEFOLD),
-                "the volume has no casefolding",
-            ),
-            (
-                EA_INODE,
-                geo.has_incompat(Incompat::EA_INODE),
-                "the volume has no attribute inodes",
-            ),
-            (
-                InodeFlags::VERITY,
-                geo.has_ro_compat(RoCompat::VERITY),
-                "the volume has no verity",
-            ),
-            (
-                IMAGIC,
-                compat(Compat::IMAGIC_INODES),
-                "the volume has no such inodes",
-            ),
-            (COMPRESSED_BLOCKS, false, "nothing is compressed"),
-            (
-                InodeFlags::INDEX,
-                compat(Compat::DIR_INDEX),
-                "the volume has no indexed directories",
-            ),
-            (InodeFlags::INDEX, is_dir, "it is no directory"),
-            (InodeFlags::EXTENTS, mappable, "it has no map"),
-            (
-                InodeFlags::IMMUTABLE,
-                mappable,
-                "it is a device, pipe or socket",
-            ),
-            (
-                InodeFlags::APPEND,
-                mappable,
-                "it is a device, pipe or socket",
-            ),
-        ];
-        let broken = rules
-            .iter()
-            .filter(|(flag, fine, _)| inode.has(*flag) && !fine);
-        for (flag, _, why) in broken.copied().collect::<Vec<_>>() {
-            let flag = flag.0;
-            self.issue(Issue::InodeFlag { ino, flag, why });
+        let of_volume = flags_by_volume(&self.geo);
+        let of_kind = flags_by_kind(inode.kind());
+        for (flag, fine, why) in of_volume.into_iter().chain(of_kind) {
+            if inode.has(flag) && !fine {
+                let flag = flag.0;
+                self.issue(Issue::InodeFlag { ino, flag, why });
+            }
         }
     }
 
@@ -510,4 +449,71 @@ pub(super) fn inline_rest(inode: &Inode) -> Option<&[u8]> {
         xattr::Value::Here(value) => Some(value),
         xattr::Value::Inode { .. } => None,
     }
+}
+
+/// A flag, whether an inode may have it, and why not.
+type FlagRule = (InodeFlags, bool, &'static str);
+
+/// Flags that need a feature.
+fn flags_by_volume(geo: &Geometry) -> [FlagRule; 9] {
+    let compat = |bits| geo.features.compat.contains(bits);
+    [
+        (
+            InodeFlags::EXTENTS,
+            geo.has_incompat(Incompat::EXTENTS),
+            "the volume has no extents",
+        ),
+        (
+            INLINE_DATA,
+            geo.has_incompat(Incompat::INLINE_DATA),
+            "the volume has no inline data",
+        ),
+        (
+            InodeFlags::ENCRYPTED,
+            geo.has_incompat(Incompat::ENCRYPT),
+            "the volume has no encryption",
+        ),
+        (
+            InodeFlags::CASEFOLD,
+            geo.has_incompat(Incompat::CASEFOLD),
+            "the volume has no casefolding",
+        ),
+        (
+            EA_INODE,
+            geo.has_incompat(Incompat::EA_INODE),
+            "the volume has no attribute inodes",
+        ),
+        (
+            InodeFlags::VERITY,
+            geo.has_ro_compat(RoCompat::VERITY),
+            "the volume has no verity",
+        ),
+        (
+            IMAGIC,
+            compat(Compat::IMAGIC_INODES),
+            "the volume has no such inodes",
+        ),
+        (COMPRESSED_BLOCKS, false, "nothing is compressed"),
+        (
+            InodeFlags::INDEX,
+            compat(Compat::DIR_INDEX),
+            "the volume has no indexed directories",
+        ),
+    ]
+}
+
+/// Flags that only some kinds of files can have.
+fn flags_by_kind(kind: Option<FileKind>) -> [FlagRule; 4] {
+    let is_dir = kind == Some(FileKind::Directory);
+    let mappable = matches!(
+        kind,
+        Some(FileKind::Regular | FileKind::Directory | FileKind::Symlink)
+    );
+    let no_map = "it is a device, pipe or socket";
+    [
+        (InodeFlags::INDEX, is_dir, "it is no directory"),
+        (InodeFlags::EXTENTS, mappable, "it has no map"),
+        (InodeFlags::IMMUTABLE, mappable, no_map),
+        (InodeFlags::APPEND, mappable, no_map),
+    ]
 }

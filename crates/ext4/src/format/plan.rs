@@ -402,11 +402,7 @@ fn superblock(
     raw.default_mount_opts.set(DEFAULT_MOUNT_OPTS);
     raw.def_hash_version = HALF_MD4;
     raw.flags.set(FLAG_SIGNED_HASH);
-    raw.uuid = opts.uuid.unwrap_or_else(random_uuid);
-    let seed = opts.hash_seed.unwrap_or_else(random_uuid);
-    for (word, bytes) in raw.hash_seed.iter_mut().zip(seed.chunks_exact(4)) {
-        word.set(crate::disk::num::get32(bytes, 0));
-    }
+    set_identity(&mut raw, opts);
     if features.incompat.contains(Incompat::CSUM_SEED) {
         raw.checksum_seed
             .set(steadfs_base::checksum::crc32c(!0, &raw.uuid));
@@ -418,8 +414,26 @@ fn superblock(
     if features.ro_compat.contains(RoCompat::METADATA_CSUM) {
         raw.checksum_type = 1;
     }
+    set_times(&mut raw, now)?;
+    raw.raid_stripe_width.set(opts.stripe_width);
+    let stride = u16::try_from(opts.stride)
+        .map_err(|_| FormatError::option("stride", format!("{} is above 65535", opts.stride)))?;
+    raw.raid_stride.set(stride);
+    set_flex(&mut raw, features, opts)?;
+    Ok(raw)
+}
+
+fn set_identity(raw: &mut RawSuperblock, opts: &FormatOptions) {
+    raw.uuid = opts.uuid.unwrap_or_else(random_uuid);
+    let seed = opts.hash_seed.unwrap_or_else(random_uuid);
+    for (word, bytes) in raw.hash_seed.iter_mut().zip(seed.chunks_exact(4)) {
+        word.set(crate::disk::num::get32(bytes, 0));
+    }
     raw.volume_name[..opts.label.len()].copy_from_slice(opts.label.as_bytes());
     raw.last_mounted[..opts.last_mounted.len()].copy_from_slice(opts.last_mounted.as_bytes());
+}
+
+fn set_times(raw: &mut RawSuperblock, now: Timestamp) -> Result<(), FormatError> {
     let secs = u64::try_from(now.secs)
         .ok()
         .filter(|&secs| secs < 1 << 40)
@@ -432,12 +446,7 @@ fn superblock(
         low.set(low32(secs));
         *high = low8(high32(secs));
     }
-    raw.raid_stripe_width.set(opts.stripe_width);
-    let stride = u16::try_from(opts.stride)
-        .map_err(|_| FormatError::option("stride", format!("{} is above 65535", opts.stride)))?;
-    raw.raid_stride.set(stride);
-    set_flex(&mut raw, features, opts)?;
-    Ok(raw)
+    Ok(())
 }
 
 fn set_numbers(raw: &mut RawSuperblock, request: &Request, numbers: &Numbers) {
