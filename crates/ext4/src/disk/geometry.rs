@@ -8,7 +8,7 @@ use steadfs_base::{BlockSize, DevBlock};
 use super::features::{Compat, Incompat, RoCompat};
 use super::hash::{HashKind, HashParams};
 use super::num::{idx, join32, low32, wide};
-use super::superblock::{FLAG_UNSIGNED_HASH, RawSuperblock, features_of, seed_of};
+use super::raw_superblock::{FLAG_UNSIGNED_HASH, RawSuperblock, SUPERBLOCK_OFFSET};
 use super::{ChecksumSeed, DiskError, Features, GroupNo, Ino, Result, Structure};
 
 /// Size of a group descriptor without `64bit`.
@@ -92,7 +92,7 @@ fn bad(field: &'static str, value: impl Into<u64>, rule: &'static str) -> DiskEr
 impl Geometry {
     /// Validates the fields that everything computes with.
     pub(super) fn of(raw: &RawSuperblock) -> Result<Self> {
-        let features = features_of(raw);
+        let features = raw.features();
         if raw.rev_level.get() > 1 {
             return Err(bad("s_rev_level", raw.rev_level.get(), "unknown"));
         }
@@ -125,7 +125,7 @@ impl Geometry {
             backup_groups: [raw.backup_bgs[0].get(), raw.backup_bgs[1].get()],
             want_extra_isize: want_extra_isize(raw, features, inode_size),
             features,
-            seed: seed_of(raw),
+            seed: raw.seed(),
             uuid: raw.uuid,
             hash: hash_params(raw),
         };
@@ -306,10 +306,9 @@ impl Geometry {
 
     /// The block that holds the main superblock, and the superblock's offset in it.
     pub fn superblock_place(&self) -> (DevBlock, usize) {
-        let offset = super::superblock::SUPERBLOCK_OFFSET;
         (
-            DevBlock(offset >> self.block_size.bits()),
-            self.block_size.within(offset),
+            DevBlock(SUPERBLOCK_OFFSET >> self.block_size.bits()),
+            self.block_size.within(SUPERBLOCK_OFFSET),
         )
     }
 

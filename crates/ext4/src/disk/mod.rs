@@ -37,6 +37,7 @@ pub mod inode;
 mod layout;
 pub(crate) mod num;
 pub mod orphan_file;
+mod raw_superblock;
 pub mod superblock;
 #[cfg(test)]
 pub(crate) mod test_images;

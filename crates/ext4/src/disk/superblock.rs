@@ -12,18 +12,16 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::num::{high32, join32, low8, low16, low32};
 use super::{
-    ChecksumSeed, Compat, CorruptKind, DiskError, Features, Geometry, GroupNo, Incompat, Ino,
-    Result, RoCompat, Structure, geometry,
+    Compat, CorruptKind, DiskError, Features, Geometry, GroupNo, Incompat, Ino, Result, RoCompat,
+    Structure, geometry,
 };
 
-mod raw;
-
-pub use raw::RawSuperblock;
+pub use super::raw_superblock::{
+    FLAG_SIGNED_HASH, FLAG_UNSIGNED_HASH, RawSuperblock, SUPERBLOCK_OFFSET,
+};
 
 /// Bytes of a superblock on disk.
 pub const SUPERBLOCK_SIZE: usize = 1024;
-/// Offset of the main superblock from the volume's first byte.
-pub const SUPERBLOCK_OFFSET: u64 = 1024;
 /// `s_magic`.
 pub const MAGIC: u16 = 0xEF53;
 
@@ -33,11 +31,6 @@ pub const STATE_CLEAN: u16 = 1;
 pub const STATE_ERROR: u16 = 2;
 /// `s_state`: orphans are being removed.
 pub const STATE_ORPHANS: u16 = 4;
-
-/// `s_flags`: directory hashes take name bytes as signed.
-pub const FLAG_SIGNED_HASH: u32 = 1;
-/// `s_flags`: directory hashes take name bytes as unsigned.
-pub const FLAG_UNSIGNED_HASH: u32 = 2;
 
 /// Where the journal is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +123,7 @@ impl Superblock {
     /// Whether the bytes are no volume's but of a journal device, which has a superblock with nothing in it.
     pub fn is_external_journal(bytes: &[u8]) -> bool {
         let raw = Self::read_raw(bytes);
-        raw.is_ok_and(|raw| features_of(&raw).incompat.contains(Incompat::JOURNAL_DEV))
+        raw.is_ok_and(|raw| raw.features().incompat.contains(Incompat::JOURNAL_DEV))
     }
 
     /// Compares the stored checksum with the fields, where the volume has metadata checksums.
@@ -181,7 +174,7 @@ impl Superblock {
 
     /// The features as they are now ([`Geometry`] has those of the moment of parsing).
     pub fn features(&self) -> Features {
-        features_of(&self.raw)
+        self.raw.features()
     }
 
     /// Free blocks (blocks also with `bigalloc`, where group descriptors count clusters).
@@ -485,28 +478,6 @@ impl Superblock {
     }
 }
 
-/// The feature words. They count in revision 0, too, which should have none: Linux and e2fsck go by them, because bits
-/// have been set there without a new revision; whoever passed over them would write what he does not understand.
-pub(super) fn features_of(raw: &RawSuperblock) -> Features {
-    Features {
-        compat: Compat(raw.feature_compat.get()),
-        incompat: Incompat(raw.feature_incompat.get()),
-        ro_compat: RoCompat(raw.feature_ro_compat.get()),
-    }
-}
-
-/// The seed of the whole volume's checksums: stored, or derived from the UUID.
-pub(super) fn seed_of(raw: &RawSuperblock) -> ChecksumSeed {
-    let features = features_of(raw);
-    if !features.ro_compat.contains(RoCompat::METADATA_CSUM) {
-        ChecksumSeed::NONE
-    } else if features.incompat.contains(Incompat::CSUM_SEED) {
-        ChecksumSeed::new(raw.checksum_seed.get())
-    } else {
-        ChecksumSeed::new(crc32c(!0, &raw.uuid))
-    }
-}
-
 fn compute(raw: &RawSuperblock) -> u32 {
     crc32c(!0, &raw.as_bytes()[..SUPERBLOCK_SIZE - 4])
 }
@@ -534,7 +505,7 @@ fn keep_checksum(raw: &mut RawSuperblock, old: &[u8]) -> bool {
 }
 
 fn verify(raw: &RawSuperblock) -> Result<()> {
-    if !features_of(raw).ro_compat.contains(RoCompat::METADATA_CSUM) {
+    if !raw.features().ro_compat.contains(RoCompat::METADATA_CSUM) {
         return Ok(());
     }
     let computed = compute(raw);

@@ -333,7 +333,7 @@ proptest! {
         let mut bytes = GOOD.get_or_init(|| raw_bytes(&Image::make(&["-t", "ext4"], "8M"))).clone();
         bytes[at] ^= flip;
         // Only the bits that turn checksums off hide themselves from them.
-        let disabled = features_of(&RawSuperblock::read_from_bytes(&bytes[..]).unwrap());
+        let disabled = RawSuperblock::read_from_bytes(&bytes[..]).unwrap().features();
         let still = disabled.ro_compat.contains(RoCompat::METADATA_CSUM);
         prop_assert!(Superblock::parse(&bytes).is_err() || !still);
     }

@@ -1,7 +1,19 @@
-//! The superblock's fields in their order on disk.
+//! The superblock's fields in their order on disk, and what they say before anything is validated:
+//! [`Geometry`](super::Geometry) and [`Superblock`](super::Superblock) are made of them.
 
+use steadfs_base::checksum::crc32c;
 use steadfs_base::endian::{Le16, Le32, Le64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{ChecksumSeed, Compat, Features, Incompat, RoCompat};
+
+/// Offset of the main superblock from the volume's first byte.
+pub const SUPERBLOCK_OFFSET: u64 = 1024;
+
+/// `s_flags`: directory hashes take name bytes as signed.
+pub const FLAG_SIGNED_HASH: u32 = 1;
+/// `s_flags`: directory hashes take name bytes as unsigned.
+pub const FLAG_UNSIGNED_HASH: u32 = 2;
 
 /// The superblock as it lies on disk; fields as in "Super Block" of the kernel's documentation,
 /// without their `s_`.
@@ -112,4 +124,29 @@ pub struct RawSuperblock {
     pub orphan_file_inum: Le32,
     pub reserved: [Le32; 94],
     pub checksum: Le32,
+}
+
+impl RawSuperblock {
+    /// The feature words. They count in revision 0, too, which should have none: Linux and e2fsck go by them, because
+    /// bits have been set there without a new revision; whoever passed over them would write what he does not
+    /// understand.
+    pub(super) fn features(&self) -> Features {
+        Features {
+            compat: Compat(self.feature_compat.get()),
+            incompat: Incompat(self.feature_incompat.get()),
+            ro_compat: RoCompat(self.feature_ro_compat.get()),
+        }
+    }
+
+    /// The seed of the whole volume's checksums: stored, or derived from the UUID.
+    pub(super) fn seed(&self) -> ChecksumSeed {
+        let features = self.features();
+        if !features.ro_compat.contains(RoCompat::METADATA_CSUM) {
+            ChecksumSeed::NONE
+        } else if features.incompat.contains(Incompat::CSUM_SEED) {
+            ChecksumSeed::new(self.checksum_seed.get())
+        } else {
+            ChecksumSeed::new(crc32c(!0, &self.uuid))
+        }
+    }
 }
