@@ -57,9 +57,12 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<Option<Chain<'f>>> {
         let change = self.change()?;
+        let ino = inode.nid();
+        // The checkpoint that was under way when the caller looked may have ended since. Then the name it
+        // has is the right one; the inode's own may be gone already.
+        let named = named && !self.is_in_checkpoint(ino, tag)?;
         let core = inode.core.read();
         self.store_inode(&change, inode, &core)?;
-        let ino = inode.nid();
         let (node_version, version) = self.checkpoints.node_version();
         let named = named && !inode.is_named_behind(version);
         if named {
