@@ -7,7 +7,7 @@
 mod along;
 mod fallocate;
 mod landing;
-mod need;
+pub(crate) mod need;
 mod pinned;
 pub(crate) mod placement;
 mod read;

@@ -16,7 +16,7 @@ use super::placement::Occasion;
 use crate::disk::Nid;
 use crate::fs::F2fs;
 use crate::inode::Inode;
-use crate::node::chain::Chain;
+use crate::node::chain::{Chain, Placed};
 
 impl F2fs {
     /// Before the data of a regular file is written for an fsync: writes it together with that of
@@ -72,14 +72,10 @@ impl F2fs {
         let Some(_one) = inode.flush.try_lock() else {
             return Ok(None);
         };
-        if self.is_clean_file(inode) {
-            return Ok(None);
+        match self.place_chain(inode, tag)? {
+            Placed::Chain(chain) => Ok(Some(chain)),
+            Placed::Clean | Placed::NotEnough(_) => Ok(None),
         }
-        let facts = self.facts(inode, tag)?;
-        if facts.reason().is_some() {
-            return Ok(None);
-        }
-        self.place_chain(inode, facts.new, tag)
     }
 }
 

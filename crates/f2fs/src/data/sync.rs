@@ -16,7 +16,7 @@ use crate::disk::inode::Advise;
 use crate::disk::superblock::StopReason;
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
-use crate::node::chain::Barrier;
+use crate::node::chain::{Barrier, Placed};
 use crate::options::FsyncMode;
 
 /// How often a chain is begun anew when the node log was full.
@@ -117,34 +117,29 @@ impl F2fs {
             self.syncs.count(None);
             return self.finish_sync(inode, tag);
         }
-        let reason = if self.is_clean_file(inode) {
-            None
-        } else {
-            self.facts(inode, tag)?.reason()
-        };
-        self.syncs.count(reason);
-        match reason {
-            Some(_) => {
-                self.request_checkpoint(tag)?;
-                self.flush_written(inode, tag)?;
-                self.find_parent(inode, tag)
-            }
-            None => self.sync_chain(inode, &company, tag),
-        }
+        self.sync_nodes(inode, &company, tag)
     }
 
-    /// Makes a regular file durable by its own nodes, and what it can of its `company`.
-    fn sync_chain(&self, inode: &Inode, company: &[Arc<Inode>], tag: IoTag) -> Result<()> {
-        let named = !self.is_in_checkpoint(inode.nid(), tag)?;
+    /// Makes what is stored of an inode durable: by its own nodes, and then what it can of its `company`,
+    /// or by a checkpoint where they do not tell everything.
+    fn sync_nodes(&self, inode: &Inode, company: &[Arc<Inode>], tag: IoTag) -> Result<()> {
         for _ in 0..TRIES {
-            let (chain, anew) = {
+            let (placed, anew) = {
                 // What is named from here on is the next fsync's.
                 let _one = inode.flush.lock();
-                let chain = self.place_chain(inode, named, tag)?;
-                (chain, !self.queue.has_flushed(inode.unflushed_anew()))
+                let placed = self.place_chain(inode, tag)?;
+                (placed, !self.queue.has_flushed(inode.unflushed_anew()))
             };
-            let Some(chain) = chain else {
-                return self.finish_sync(inode, tag);
+            let chain = match placed {
+                Placed::Chain(chain) => chain,
+                Placed::Clean => {
+                    self.syncs.count(None);
+                    return self.finish_sync(inode, tag);
+                }
+                Placed::NotEnough(reason) => {
+                    self.syncs.count(Some(reason));
+                    return self.sync_by_checkpoint(inode, tag);
+                }
             };
             let how = match (self.has_barriers(), anew) {
                 (false, _) => Barrier::None,
@@ -160,10 +155,19 @@ impl F2fs {
             };
             match written {
                 Err(FsError::NoSpace) => self.make_log_room(tag)?,
-                other => return other,
+                other => {
+                    self.syncs.count(None);
+                    return other;
+                }
             }
         }
         Err(FsError::NoSpace)
+    }
+
+    fn sync_by_checkpoint(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+        self.request_checkpoint(tag)?;
+        self.flush_written(inode, tag)?;
+        self.find_parent(inode, tag)
     }
 
     /// The end of an fsync that had no nodes to write: those of somebody else's fsync or of a checkpoint
@@ -216,7 +220,7 @@ impl F2fs {
     }
 
     /// Whether nothing of a regular file waits to be written by a checkpoint or a chain.
-    pub(super) fn is_clean_file(&self, inode: &Inode) -> bool {
+    pub(crate) fn is_clean_file(&self, inode: &Inode) -> bool {
         inode.kind() == FileKind::Regular
             && !inode.is_dirty()
             && self.nodes.dirty_of(inode.nid()).is_empty()
@@ -243,14 +247,9 @@ impl F2fs {
         Ok(as_now != *core)
     }
 
-    /// What decides between a chain and a checkpoint.
-    pub(super) fn facts(&self, inode: &Inode, tag: IoTag) -> Result<Facts> {
-        let (links, parent, lost_parent, compressed) = {
-            let core = inode.core.read();
-            let lost = core.advise.contains(Advise::LOST_PARENT);
-            let compressed = core.is_compressed(&self.layout);
-            (core.links, core.parent, lost, compressed)
-        };
+    /// What decides between a chain and a checkpoint, for an inode with these fields.
+    pub(crate) fn facts(&self, inode: &Inode, core: &disk::Inode, tag: IoTag) -> Result<Facts> {
+        let parent = core.parent;
         let (fastboot, active_logs, strict) = {
             let options = self.options.read();
             let strict = options.fsync_mode == FsyncMode::Strict;
@@ -264,10 +263,10 @@ impl F2fs {
         let nodes_freed = self.cut.lock().contains(&inode.nid());
         Ok(Facts {
             kind: inode.kind(),
-            compressed,
-            links,
+            compressed: core.is_compressed(&self.layout),
+            links: core.links,
             checkpoint_due: false,
-            lost_parent,
+            lost_parent: core.advise.contains(Advise::LOST_PARENT),
             room: self.space.has_room_to_recover(),
             parent_checkpointed: self.is_in_checkpoint(parent, tag)?,
             fastboot,
@@ -335,3 +334,6 @@ impl F2fs {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,7 @@ use steadfs_vfs::Result;
 use super::Node;
 use super::writes::NodeWrite;
 use crate::checkpoint::{Marks, Writes};
+use crate::data::need::Reason;
 use crate::disk::node::NodeKind;
 use crate::disk::superblock::StopReason;
 use crate::disk::{BLOCK_SIZE, BlockAddr, Nid};
@@ -46,25 +47,36 @@ pub struct Chain<'f> {
     whole: Result<()>,
 }
 
+/// What came of the wish to make a file durable by its own nodes.
+pub enum Placed<'f> {
+    /// The nodes have their places.
+    Chain(Chain<'f>),
+    /// Nothing of the file waits to be written.
+    Clean,
+    /// They cannot tell what has changed: a checkpoint is needed.
+    NotEnough(Reason),
+}
+
 impl F2fs {
-    /// Gives places to what changed of a file's nodes; `None` if nothing did. `named`: no checkpoint has the
-    /// inode, so recovery has to make its name, which needs a mark on it in the first chain behind a
-    /// checkpoint. The caller holds `inode.flush`.
-    pub(crate) fn place_chain<'f>(
-        &'f self,
-        inode: &'f Inode,
-        named: bool,
-        tag: IoTag,
-    ) -> Result<Option<Chain<'f>>> {
+    /// Gives places to what changed of a file's nodes, if recovery can make of them what the file is now. The
+    /// caller holds `inode.flush`.
+    pub(crate) fn place_chain<'f>(&'f self, inode: &'f Inode, tag: IoTag) -> Result<Placed<'f>> {
+        // What is looked up here holds until the nodes have their places: no checkpoint begins, and nobody
+        // gives the inode a name, takes one or frees nodes.
         let change = self.change()?;
-        let ino = inode.nid();
-        // The checkpoint that was under way when the caller looked may have ended since. Then the name it
-        // has is the right one; the inode's own may be gone already.
-        let named = named && !self.is_in_checkpoint(ino, tag)?;
         let core = inode.core.read();
-        self.store_inode(&change, inode, &core)?;
+        let ino = inode.nid();
         let (node_version, version) = self.checkpoints.node_version();
-        let named = named && !inode.is_named_behind(version);
+        // Where no checkpoint has the inode, recovery has to make its name, which needs a mark on it in the
+        // first chain behind a checkpoint.
+        let named = !inode.is_named_behind(version) && !self.is_in_checkpoint(ino, tag)?;
+        if !named && self.is_clean_file(inode) {
+            return Ok(Placed::Clean);
+        }
+        if let Some(reason) = self.facts(inode, &core, tag)?.reason() {
+            return Ok(Placed::NotEnough(reason));
+        }
+        self.store_inode(&change, inode, &core)?;
         if named {
             let node = self.inode_node(ino, tag)?;
             drop(self.nodes.change(&change, &node)?);
@@ -82,7 +94,7 @@ impl F2fs {
         let dentry = named && last.is_some();
         nodes.extend(last);
         let Some(marked) = nodes.len().checked_sub(1) else {
-            return Ok(None);
+            return Ok(Placed::Clean);
         };
         let (write, order) = self.node_writes.begin();
         let mut chain = Chain {
@@ -112,7 +124,7 @@ impl F2fs {
             inode.set_named_behind(version);
         }
         chain.held = nodes;
-        Ok(Some(chain))
+        Ok(Placed::Chain(chain))
     }
 
     /// Writes a chain; it is durable when this returns well.

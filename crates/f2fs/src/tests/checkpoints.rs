@@ -15,7 +15,7 @@ use crate::disk::{self, BLOCK_SIZE, BlockAddr, Nid, hash};
 use crate::format::{FormatOptions, image};
 use crate::inode::Inode;
 use crate::node::Found;
-use crate::node::chain::Barrier;
+use crate::node::chain::{Barrier, Chain, Placed};
 use crate::segment::Purpose;
 use crate::space::Need;
 use crate::test_world::{ROOT, World, fsck};
@@ -169,6 +169,15 @@ fn write_block_again(fs: &F2fs, inode: &Inode, block: u64) {
     assert_eq!(fs.space.counts(), before);
 }
 
+/// A file's chain, if anything of it changed.
+fn chain_of<'f>(fs: &'f F2fs, inode: &'f Inode) -> Option<Chain<'f>> {
+    match fs.place_chain(inode, IoTag::default()).unwrap() {
+        Placed::Chain(chain) => Some(chain),
+        Placed::Clean => None,
+        Placed::NotEnough(reason) => panic!("{}", reason.name()),
+    }
+}
+
 #[test]
 fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
     let device = image(64 << 20, &FormatOptions::default()).unwrap();
@@ -177,15 +186,13 @@ fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
     let old = make_file(&fs, b"old", 1000);
     fs.checkpoint(Reason::Sync, tag).unwrap();
     let sync = |inode: &Inode, how| {
-        let named = !fs.is_in_checkpoint(inode.nid(), tag).unwrap();
-        let chain = fs.place_chain(inode, named, tag).unwrap();
-        fs.write_chain(chain.expect("something changed"), how, tag)
+        fs.write_chain(chain_of(&fs, inode).expect("something changed"), how, tag)
             .unwrap();
     };
     // A new file, whose name is made by recovery, and blocks of an old one through two nodes.
     let new = make_file(&fs, b"new", 930);
     sync(&new, Barrier::Ordered);
-    assert!(fs.place_chain(&new, true, tag).unwrap().is_none());
+    assert!(chain_of(&fs, &new).is_none());
     // Behind the mark with its name a chain without the inode will do.
     write_block(&fs, &new, 925);
     let last = fs.slot(&new, 925, tag).unwrap();
@@ -219,10 +226,10 @@ fn recovery_finds_what_a_chain_says_and_nothing_of_one_that_is_not_whole() {
     assert!(found(998), "not synced yet");
     sync(&old, Barrier::Flush);
     assert!(found(1000));
-    assert!(fs.place_chain(&old, false, tag).unwrap().is_none());
+    assert!(chain_of(&fs, &old).is_none());
     // The chain of one whose mark is not written counts for nothing, and stops nobody later.
     write_block(&fs, &old, 7);
-    let chain = fs.place_chain(&old, false, tag).unwrap().unwrap();
+    let chain = chain_of(&fs, &old).unwrap();
     write_block(&fs, &new, 3);
     assert!(found(999));
     fs.write_chain(chain, Barrier::None, tag).unwrap();
@@ -315,10 +322,8 @@ fn a_mount_for_writing_makes_what_recovery_finds_its_own() {
         write_block(&fs, file, block);
     }
     for file in [&new, &old] {
-        let named = !fs.is_in_checkpoint(file.nid(), tag).unwrap();
-        let chain = fs.place_chain(file, named, tag).unwrap();
-        fs.write_chain(chain.unwrap(), Barrier::Ordered, tag)
-            .unwrap();
+        let chain = chain_of(&fs, file).unwrap();
+        fs.write_chain(chain, Barrier::Ordered, tag).unwrap();
     }
     // Not synced: gone.
     write_block(&fs, &old, 6);

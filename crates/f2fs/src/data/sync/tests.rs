@@ -1,0 +1,136 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_base::InodeNo;
+use steadfs_block::MemDevice;
+use steadfs_rt::{JoinHandle, sim, sleep, spawn};
+use steadfs_vfs::{FileSystem, RenameFlags, SetAttr};
+
+use crate::test_world::{ROOT, World};
+
+/// What happens while an fsync waits for its turn.
+type Meanwhile = fn(&World, InodeNo);
+
+fn link(world: &World, file: InodeNo) {
+    world.fs.link(&world.cx, file, ROOT, b"second").unwrap();
+    world.forget(file);
+}
+
+fn unlink(world: &World, _: InodeNo) {
+    world.fs.unlink(&world.cx, ROOT, b"file").unwrap();
+}
+
+fn rename(world: &World, _: InodeNo) {
+    let (fs, cx) = (&world.fs, &world.cx);
+    let flags = RenameFlags::default();
+    fs.rename(cx, (ROOT, b"file"), (ROOT, b"moved"), flags)
+        .unwrap();
+}
+
+fn set_perm(world: &World, file: InodeNo) {
+    let private = SetAttr {
+        perm: Some(0o600),
+        ..SetAttr::default()
+    };
+    world.fs.setattr(&world.cx, file, &private).unwrap();
+}
+
+fn close(world: &World) {
+    world.fs.close().unwrap();
+    world.judge_device();
+}
+
+/// Writes a file's data back for ten milliseconds, as far as others can see.
+fn take_turn(world: &Arc<World>, file: InodeNo) -> JoinHandle<()> {
+    let inode = world.fs.by_number(file, world.cx.tag).unwrap();
+    let turn = spawn("turn", move || {
+        let _one = inode.flush.lock();
+        sleep(Duration::from_millis(10));
+    });
+    sleep(Duration::from_millis(1));
+    turn
+}
+
+/// An fsync that has looked at a file, and waits for its turn to write the nodes, writes them as the file is
+/// then: if recovery could not make that of them, it takes a checkpoint.
+#[test]
+fn an_fsync_looks_at_the_file_when_it_is_its_turn() {
+    let cases: [(&str, Meanwhile, &[&str]); 4] = [
+        ("link", link, &["file", "second"]),
+        ("unlink", unlink, &[]),
+        ("rename", rename, &["moved"]),
+        ("chmod", set_perm, &["file"]),
+    ];
+    for (what, meanwhile, names) in cases {
+        for known in [true, false] {
+            sim::run(sim::Config::new(1), move || {
+                let world = Arc::new(World::make("", 64));
+                let file = world.fs.mknod(&world.cx, ROOT, b"file", 0o100_644, 0);
+                let file = file.unwrap().ino;
+                if known {
+                    world.fs.sync_all(&world.cx).unwrap();
+                    set_perm(&world, file);
+                }
+                let turn = take_turn(&world, file);
+                let fsync = spawn("fsync", {
+                    let world = Arc::clone(&world);
+                    move || world.fs.fsync(&world.cx, file, false).unwrap()
+                });
+                sleep(Duration::from_millis(1));
+                meanwhile(&world, file);
+                turn.join();
+                fsync.join();
+                let crashed = World::of(Arc::new(MemDevice::from_bytes(&world.bytes())), "");
+                let found = crashed.names(ROOT);
+                let wanted: Vec<_> = names.iter().map(|name| name.as_bytes().to_vec()).collect();
+                assert_eq!(found, wanted, "{what}, known: {known}");
+                crashed.close();
+                close(&world);
+            });
+        }
+    }
+}
+
+/// What an fsync stores beside a truncate has nothing behind the end: not even when the file grows again.
+#[test]
+fn an_fsync_beside_a_truncate_brings_nothing_back() {
+    const SIZE: u64 = 4 << 20;
+    let of_size = |size| SetAttr {
+        size: Some(size),
+        ..SetAttr::default()
+    };
+    for seed in 0..40 {
+        sim::run(sim::Config::new(seed), move || {
+            let world = Arc::new(World::make("", 64));
+            let file = world.file(ROOT, b"file").unwrap().ino;
+            let data = vec![7; SIZE as usize];
+            world.fs.write(&world.cx, file, 0, &data, false).unwrap();
+            world.fs.sync_all(&world.cx).unwrap();
+            set_perm(&world, file);
+            let turn = take_turn(&world, file);
+            let truncate = spawn("truncate", {
+                let world = Arc::clone(&world);
+                move || assert!(world.fs.setattr(&world.cx, file, &of_size(100)).is_ok())
+            });
+            sleep(Duration::from_millis(1));
+            let fsync = spawn("fsync", {
+                let world = Arc::clone(&world);
+                move || world.fs.fsync(&world.cx, file, false).unwrap()
+            });
+            turn.join();
+            fsync.join();
+            let crashed = World::of(Arc::new(MemDevice::from_bytes(&world.bytes())), "");
+            let size = crashed.lookup(ROOT, b"file").unwrap().size;
+            let grown = crashed.fs.setattr(&crashed.cx, file, &of_size(SIZE));
+            assert_eq!(grown.unwrap().size, SIZE);
+            let found = crashed.fs.read(&crashed.cx, file, 0, SIZE as usize);
+            let found = found.unwrap().to_vec();
+            let (kept, new) = found.split_at(size as usize);
+            assert!(kept.iter().all(|byte| *byte == 7), "seed {seed}");
+            assert!(new.iter().all(|byte| *byte == 0), "seed {seed}: {size}");
+            crashed.close();
+            truncate.join();
+            close(&world);
+        });
+    }
+}
