@@ -99,6 +99,15 @@ pub struct Taken {
     pub reserved: bool,
 }
 
+impl Taken {
+    /// The first of the blocks `taken`, in order, that is in none of the runs.
+    pub fn first_not_in(taken: &[Self], runs: impl Iterator<Item = Range<u64>>) -> Option<u64> {
+        let mut blocks = runs.flatten();
+        let mut taken = taken.iter().map(|taken| taken.block.0);
+        taken.find(|block| blocks.next() != Some(*block))
+    }
+}
+
 /// What a write into the cache came to.
 #[derive(Debug)]
 pub struct Written<E> {
@@ -374,6 +383,25 @@ impl Mapping {
         inner.dirty -= n;
         inner.in_flight += n;
         (taken, size)
+    }
+
+    /// The same for write-back, which has been up to `rest` and goes onwards only: a block dirtied again before
+    /// it is the next one's. So nothing is taken where the file has grown from before `rest`: with `stored`, its
+    /// size on disk, and `size`, asked for at the moment of taking, what lies behind would make it cover what is
+    /// dirty there.
+    pub fn take_onwards(
+        &self,
+        rest: Range<u64>,
+        limit: usize,
+        stored: u64,
+        size: impl FnOnce() -> u64,
+    ) -> (Vec<Taken>, u64) {
+        let passed = rest.start << self.block_size.bits();
+        self.take_dirty_of(limit, || {
+            let size = size();
+            let grown_behind = stored < size && stored < passed;
+            (if grown_behind { 0..0 } else { rest }, size)
+        })
     }
 
     /// Notes the request that carries a run of taken blocks, so that a waiter can raise it.

@@ -6,6 +6,7 @@
 
 mod along;
 mod fallocate;
+mod flight;
 mod landing;
 pub(crate) mod need;
 mod pinned;

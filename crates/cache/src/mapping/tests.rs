@@ -193,6 +193,37 @@ fn the_size_grows_with_the_content() {
 }
 
 #[test]
+fn write_back_goes_onwards_unless_the_file_has_grown_behind_it() {
+    let bs = BS as u64;
+    let took = |stored: u64, size: u64| {
+        let (_, map) = mapping();
+        map.write(0, &[1; 5 * BS], IoTag::default(), always, zero_fill);
+        let (taken, seen) = map.take_onwards(2..u64::MAX, 9, stored, || size);
+        assert_eq!(seen, size);
+        taken.iter().map(|t| t.block.0).collect::<Vec<_>>()
+    };
+    assert_eq!(took(5 * bs, 5 * bs), [2, 3, 4], "it has not grown");
+    assert_eq!(took(2 * bs, 5 * bs), [2, 3, 4], "from where it is");
+    assert_eq!(took(2 * bs - 1, 5 * bs), [], "from behind it");
+    assert_eq!(took(bs, bs), [2, 3, 4], "it has shrunk meanwhile");
+}
+
+#[test]
+fn the_first_that_is_in_no_run() {
+    let (_, map) = mapping();
+    map.write(0, &[1; 2 * BS], IoTag::default(), always, zero_fill);
+    let behind = 4 * BS as u64;
+    map.write(behind, &[1; 2 * BS], IoTag::default(), always, zero_fill);
+    let taken = map.take_dirty(0..9, 9);
+    let first = |runs: &[Range<u64>]| Taken::first_not_in(&taken, runs.iter().cloned());
+    assert_eq!(first(&[0..2, 4..6]), None);
+    assert_eq!(first(&[0..2, 4..5]), Some(5));
+    assert_eq!(first(&[0..1, 1..2]), Some(4));
+    assert_eq!(first(&[0..1, 4..6]), Some(1));
+    assert_eq!(first(&[4..5, 5..6]), Some(0));
+}
+
+#[test]
 fn a_failed_fill_ends_the_write_short() {
     let (_, map) = mapping();
     let fill = |_, _: &mut [u8]| Err("unreadable");

@@ -118,14 +118,10 @@ impl Ext4 {
         let passed = rest.start << bits;
         let stored = before.map_or(0, |flight| flight.size.min(passed));
         let stored = stored.max(inode.core.read().size);
-        let onwards = || {
-            let size = inode.size();
-            // Grown since, from somewhere behind us: the size on disk would cover what is dirty there.
-            let grown_behind = stored < size && stored < passed;
-            (if grown_behind { 0..0 } else { rest.clone() }, size)
-        };
-        let taken = inode.pages.take_dirty_of(BATCH >> bits, onwards);
-        // Onwards only: a block dirtied again behind us is the next call's.
+        let limit = BATCH >> bits;
+        let taken = inode
+            .pages
+            .take_onwards(rest.clone(), limit, stored, || inode.size());
         rest.start = taken.0.last()?.block.0 + 1;
         let before = before.and_then(|flight| flight.pieces.last());
         Some(self.prepare(inode, taken, before, tag))

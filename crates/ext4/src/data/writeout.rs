@@ -50,18 +50,14 @@ impl Flight<'_> {
 
     /// The first block that was not written, and why.
     fn first_failed(&self, written: &[Result<(), IoError>]) -> Option<(u64, FsError)> {
-        let failed = self.pieces.iter().zip(written);
-        let failed = failed.filter_map(|(piece, written)| {
-            let error = written.as_ref().err()?;
-            Some((piece.blocks.start, io_error(error.clone())))
-        });
-        let unplaced = self.placed.as_ref().err().and_then(|error| {
-            let mut placed = self.pieces.iter().flat_map(|piece| piece.blocks.clone());
-            let mut taken = self.taken.iter().map(|taken| taken.block.0);
-            let first = taken.find(|block| placed.next() != Some(*block))?;
-            Some((first, error.clone()))
-        });
-        failed.chain(unplaced).min_by_key(|(block, _)| *block)
+        let both = || self.pieces.iter().zip(written);
+        let good = both().filter(|(_, written)| written.is_ok());
+        let good = good.map(|(piece, _)| piece.blocks.clone());
+        let first = Taken::first_not_in(&self.taken, good)?;
+        let its = both().find(|(piece, _)| piece.blocks.contains(&first));
+        let its = its.and_then(|(_, written)| written.clone().err());
+        let error = its.map(io_error).or(self.placed.clone().err())?;
+        Some((first, error))
     }
 
     /// Its requests.

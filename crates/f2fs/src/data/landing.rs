@@ -5,7 +5,7 @@ use steadfs_cache::Taken;
 use steadfs_vfs::{FsError, Result};
 
 use super::BLOCK;
-use super::writeout::{Flight, Named};
+use super::flight::{Flight, Named};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::segment::Run;

@@ -4,13 +4,12 @@
 //! otherwise one is *claimed* at the end of a log, and the node that names it changes when it is
 //! written. So nothing that a checkpoint or an fsync's chain refers to is ever missing on the device.
 
-use std::ops::Range;
-
 use steadfs_base::{IoTag, Urgency};
-use steadfs_block::{Bio, IoError, IoHandle, Plug};
+use steadfs_block::{Bio, IoError, Plug};
 use steadfs_cache::{DirtyFile, Taken, Why};
 use steadfs_vfs::{FileKind, FsError, Result};
 
+use super::flight::{Flight, Named, Piece, size_after};
 use super::placement::{self, File, Occasion, Volume};
 use super::{BLOCK, Place};
 use crate::disk::{self, BlockAddr, DiskError, LogType, Structure};
@@ -25,56 +24,6 @@ const BATCH: usize = (8 << 20) / BLOCK as usize;
 const SMALL_BATCH: usize = (2 << 20) / BLOCK as usize;
 /// How often write-back makes room in the logs before it gives up, unless it gets on.
 const TRIES: u32 = 4;
-
-/// Blocks of a file on their way to the device.
-pub(super) struct Flight<'a> {
-    pub(super) inode: &'a Inode,
-    /// The file's size when they were taken: they hold what was written up to there.
-    size: u64,
-    pub(super) taken: Vec<Taken>,
-    pub(super) pieces: Vec<Piece>,
-    /// The requests of each piece.
-    ios: Vec<Vec<IoHandle>>,
-    /// Why some block has no place, if so.
-    pub(super) placed: Result<()>,
-}
-
-/// A run of blocks that lies in one piece in the file and on the device.
-pub(super) struct Piece {
-    pub(super) blocks: Range<u64>,
-    pub(super) start: BlockAddr,
-    /// Claimed for this write, and to be named; otherwise the blocks' old place.
-    pub(super) claimed: bool,
-    /// How many of its blocks hold a promise.
-    reserved: u64,
-}
-
-impl Piece {
-    pub(super) fn len(&self) -> u32 {
-        u32::try_from(self.blocks.end - self.blocks.start).unwrap_or(u32::MAX)
-    }
-
-    fn run(&self) -> Run {
-        Run {
-            start: self.start,
-            len: self.len(),
-        }
-    }
-}
-
-impl Flight<'_> {
-    /// Where blocks are written over: first block and length of each piece.
-    pub(super) fn in_place(&self) -> impl Iterator<Item = (BlockAddr, u32)> {
-        let pieces = self.pieces.iter().filter(|p| !p.claimed);
-        pieces.map(|p| (p.start, p.len()))
-    }
-
-    /// Waits for the device; results in the pieces' order.
-    fn wait(&self) -> Vec<Result<(), IoError>> {
-        let each = |ios: &Vec<IoHandle>| ios.iter().map(IoHandle::wait).fold(Ok(()), Result::and);
-        self.ios.iter().map(each).collect()
-    }
-}
 
 impl F2fs {
     /// Writes the file's dirty data and waits: all that was dirty when this began. An error leaves what
@@ -171,11 +120,9 @@ impl F2fs {
         let limit = limit.min(self.gc.blocks_at_once());
         let _one = inode.flush.lock();
         let stored = inode.core.read().size;
-        let onwards = || {
-            let size = inode.size();
-            (onwards(from, stored, size), size)
-        };
-        let taken = inode.pages.take_dirty_of(limit, onwards);
+        let taken = inode
+            .pages
+            .take_onwards(from..u64::MAX, limit, stored, || inode.size());
         let Some(last) = taken.0.last() else {
             return Ok(None);
         };
@@ -404,48 +351,53 @@ impl F2fs {
     /// Gives the written pieces their names: slots, the segments' account, the size. A piece that failed
     /// is not named.
     fn name(&self, flight: &Flight<'_>, written: &[Result<(), IoError>]) -> Vec<Named> {
-        let Flight {
-            inode,
-            size,
-            pieces,
-            ..
-        } = flight;
-        let mut results: Vec<Named> = pieces
-            .iter()
-            .zip(written)
-            .map(|(piece, written)| match written {
-                Ok(()) => Named::all(piece),
-                Err(error) => {
-                    let error = io_error(error.clone());
-                    self.notes.data_failed(inode.nid(), &error);
-                    Named::none(error)
-                }
-            })
-            .collect();
+        let Flight { inode, pieces, .. } = flight;
         let stored = inode.core.read().size;
-        let needs = |p: &Piece| p.claimed || size_after(*size, p) > stored;
-        let todo: Vec<usize> = (0..pieces.len())
-            .filter(|&i| results[i].result.is_ok() && needs(&pieces[i]))
-            .collect();
-        if todo.is_empty() {
-            return results;
-        }
-        let change = match self.change() {
-            Ok(change) => change,
-            Err(error) => {
-                let failed = |i: usize| results[i] = Named::none(error.clone());
-                todo.into_iter().for_each(failed);
-                return results;
+        let grows = |p: &Piece| size_after(flight.size, p) > stored;
+        // The file does not grow over what has failed: behind its old end there may be anything.
+        let gap = flight.first_failed(written);
+        let gap = gap.filter(|(block, _)| *block >= stored / BLOCK);
+        let result_of = |(piece, written): (&Piece, &Result<(), IoError>)| match (written, &gap) {
+            (Err(error), _) => {
+                let error = io_error(error.clone());
+                self.notes.data_failed(inode.nid(), &error);
+                Named::none(error)
             }
+            (Ok(()), Some((block, error))) if piece.blocks.start > *block && grows(piece) => {
+                Named::none(error.clone())
+            }
+            (Ok(()), _) => Named::all(piece),
         };
-        let mut core = inode.core.write();
-        for i in todo {
-            let piece = &pieces[i];
-            let mut named = Named::all(piece);
-            named.result = self.name_piece(&change, flight, &mut core, piece, &mut named);
-            results[i] = named;
+        let mut results: Vec<Named> = pieces.iter().zip(written).map(result_of).collect();
+        let todo: Vec<usize> = (0..pieces.len())
+            .filter(|&i| results[i].result.is_ok() && (pieces[i].claimed || grows(&pieces[i])))
+            .collect();
+        if !todo.is_empty() {
+            self.name_pieces(flight, &todo, &mut results);
         }
         results
+    }
+
+    /// Names pieces one after the other, up to one that cannot be named: the others keep its error.
+    fn name_pieces(&self, flight: &Flight<'_>, todo: &[usize], results: &mut [Named]) {
+        let Flight { inode, pieces, .. } = flight;
+        let mut todo = todo.iter().copied();
+        let failed = match self.change() {
+            Ok(change) => {
+                let mut core = inode.core.write();
+                todo.find_map(|i| {
+                    let piece = &pieces[i];
+                    let mut named = Named::all(piece);
+                    named.result = self.name_piece(&change, flight, &mut core, piece, &mut named);
+                    results[i] = named;
+                    results[i].result.clone().err()
+                })
+            }
+            Err(error) => Some(error),
+        };
+        if let Some(error) = failed {
+            todo.for_each(|i| results[i] = Named::none(error.clone()));
+        }
     }
 
     fn name_piece(
@@ -502,53 +454,6 @@ impl F2fs {
         }
         Ok(())
     }
-}
-
-/// What naming a piece came to.
-pub(super) struct Named {
-    /// Blocks that are named, from the first.
-    pub(super) blocks: u32,
-    /// Promises they used.
-    pub(super) used: u64,
-    /// Whether the size that is stored now covers more of them.
-    pub(super) grew: bool,
-    /// Why not all.
-    pub(super) result: Result<()>,
-}
-
-impl Named {
-    fn all(piece: &Piece) -> Self {
-        Self {
-            blocks: piece.len(),
-            used: 0,
-            grew: false,
-            result: Ok(()),
-        }
-    }
-
-    fn none(error: FsError) -> Self {
-        Self {
-            blocks: 0,
-            used: 0,
-            grew: false,
-            result: Err(error),
-        }
-    }
-}
-
-/// The blocks that write-back goes on with which has been up to block `from`: none if the file has grown since from
-/// somewhere before that. Its size on disk would cover what is dirty there; the next call begins at the first block.
-fn onwards(from: u64, stored: u64, size: u64) -> Range<u64> {
-    let grown_behind = stored < size && stored < from.saturating_mul(BLOCK);
-    match grown_behind {
-        true => 0..0,
-        false => from..u64::MAX,
-    }
-}
-
-/// The size that a file of `size` bytes may have on disk once the piece is there.
-fn size_after(size: u64, piece: &Piece) -> u64 {
-    size.min(piece.blocks.end.saturating_mul(BLOCK))
 }
 
 fn occasion(why: Why) -> Occasion {

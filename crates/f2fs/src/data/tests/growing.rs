@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_base::IoTag;
-use steadfs_block::{Bio, Device, Done, Geometry, MemDevice, Op};
+use steadfs_block::{Bio, Device, Done, FateDevice, Geometry, MemDevice, Op};
 use steadfs_cache::Why;
-use steadfs_vfs::{Cx, Result};
+use steadfs_vfs::{Cx, FsError, Result};
 
+use super::super::BLOCK;
 use super::super::placement::Occasion;
-use super::{file, open, volume_with_file};
+use super::{file, fsck, open, volume_with_file};
 use crate::checkpoint::Reason;
 use crate::inode::Inode;
 use crate::{CacheSizes, F2fs, MountOptions};
@@ -100,5 +101,46 @@ fn a_file_grows_over_no_block_that_write_back_has_passed() {
             written_while_it_grows(9000, |fs, inode| fs.write_out(inode, why, IoTag::default()));
         assert!(whole.starts_with(&first), "{why:?}: {} bytes", first.len());
         assert!(first.len() >= 5000 && second == whole, "{why:?}");
+    }
+}
+
+/// Pieces of a file that are written together, of which one fails: the size on disk does not cover it, until it
+/// could be written, too.
+#[test]
+fn a_file_grows_over_nothing_that_failed() {
+    const PIECES: [u64; 4] = [0, 3, 6, 9];
+    for failing in 1..4_u8 {
+        let device = FateDevice::new(volume_with_file("extra_attr", 64));
+        let options = MountOptions::parse("").unwrap();
+        let opened = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));
+        let fs = opened.unwrap().0;
+        // What is dirty stays so until the test wants it written.
+        fs.writeback.stop();
+        let (cx, tag) = (Cx::default(), IoTag::default());
+        let inode = file(&fs);
+        for (n, block) in PIECES.into_iter().enumerate() {
+            let data = [n as u8 + 1; BLOCK as usize];
+            fs.write_file(&cx, &inode, block * BLOCK, &data, false)
+                .unwrap();
+        }
+        let is_it = move |bio: &Bio| bio.bufs.first().is_some_and(|b| b[0] == failing + 1);
+        device.fail(move |bio| bio.op == Op::Write && is_it(bio));
+        let failed = fs.write_out(&inode, Why::Background, tag);
+        assert!(matches!(failed, Err(FsError::Io(_))), "{failed:?}");
+        device.fail_writes(false);
+        let after_power_cut = || {
+            fs.checkpoint(Reason::Sync, tag).unwrap();
+            let fs = open(&Arc::new(device.memory.copy()), "ro");
+            file(&fs).size()
+        };
+        assert_eq!(
+            after_power_cut(),
+            (PIECES[usize::from(failing) - 1] + 1) * BLOCK
+        );
+        fs.write_out(&inode, Why::Background, tag).unwrap();
+        assert_eq!(after_power_cut(), 10 * BLOCK);
+        drop(inode);
+        fs.close().unwrap();
+        fsck(&device.memory);
     }
 }
