@@ -329,7 +329,8 @@ impl Call<'_> {
         // After a write through its page cache the kernel asks for the mode again.
         let direct = arg.flags & OFlags::DIRECT.bits() != 0;
         let kills = self.may_kill(self.ino, kill_priv && direct)?;
-        let (n, written) = self.put(arg.offset, data, direct, kill_priv);
+        let mapped = arg.write_flags & wire::WRITE_CACHE != 0;
+        let (n, written) = self.put(arg.offset, data, direct || mapped, kill_priv);
         if n > 0 {
             self.killed(self.ino, kills);
         }
@@ -345,7 +346,7 @@ impl Call<'_> {
 
     /// Writes, all of it or up to an error if it is `whole`; how much was taken, and what kept the rest out. Of a direct
     /// write the kernel takes a part for an error of its own (EIO), whatever stopped it: it has several pieces of one
-    /// call under way.
+    /// call under way. Of pages of a mapping it takes a part for all: only an error is told by msync(2).
     fn put(
         &self,
         offset: u64,

@@ -102,10 +102,9 @@ fn trimming_and_shutting_down() {
 
 const MAPPED_FILE: &str = "STEADFS_TEST_MAPPED_FILE";
 
-/// What [`shared_mappings_reach_the_volume`] runs in a process of its own: unmapping waits for the
-/// volume with the address space locked, and a server that then allocates would wait for itself.
-#[test]
-fn in_a_process_that_maps() {
+/// What a file of 64 KiB is mapped for, in a process of its own: unmapping waits for the volume with the address space
+/// locked, and a server that then allocates would wait for itself.
+fn with_mapping(work: impl FnOnce(&File, &mut [u8])) {
     let Some(path) = std::env::var_os(MAPPED_FILE) else {
         return;
     };
@@ -127,20 +126,43 @@ fn in_a_process_that_maps() {
     }
     .unwrap();
     // SAFETY: the mapping is 64 KiB long and only this thread uses it.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), 65536) };
-    assert!(bytes.iter().all(|&b| b == 1));
-    bytes[5000..6000].fill(2);
-    // What write(2) does is seen through the mapping.
-    f.write_all_at(&[3; 100], 40_000).unwrap();
-    assert_eq!(bytes[40_099], 3);
-    // SAFETY: the same mapping.
-    unsafe { rustix::mm::msync(map, 65536, MsyncFlags::SYNC) }.unwrap();
-    let mut stored = [0; 65536];
-    f.read_exact_at(&mut stored, 0).unwrap();
-    assert_eq!((stored[4999], stored[5000], stored[40_099]), (1, 2, 3));
-    bytes[0] = 9;
+    work(&f, unsafe {
+        std::slice::from_raw_parts_mut(map.cast::<u8>(), 65536)
+    });
     // SAFETY: nothing uses the mapping after this.
     unsafe { rustix::mm::munmap(map, 65536) }.unwrap();
+}
+
+fn msync(bytes: &mut [u8]) -> rustix::io::Result<()> {
+    // SAFETY: the bytes are those of a mapping.
+    unsafe { rustix::mm::msync(bytes.as_mut_ptr().cast(), bytes.len(), MsyncFlags::SYNC) }
+}
+
+/// Runs one of this program's tests in a process of its own.
+fn apart(test: &str, mapped: &std::path::Path) {
+    let status = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--quiet"])
+        .env(MAPPED_FILE, mapped)
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+/// What [`shared_mappings_reach_the_volume`] runs.
+#[test]
+fn in_a_process_that_maps() {
+    with_mapping(|f, bytes| {
+        assert!(bytes.iter().all(|&b| b == 1));
+        bytes[5000..6000].fill(2);
+        // What write(2) does is seen through the mapping.
+        f.write_all_at(&[3; 100], 40_000).unwrap();
+        assert_eq!(bytes[40_099], 3);
+        msync(bytes).unwrap();
+        let mut stored = [0; 65536];
+        f.read_exact_at(&mut stored, 0).unwrap();
+        assert_eq!((stored[4999], stored[5000], stored[40_099]), (1, 2, 3));
+        bytes[0] = 9;
+    });
 }
 
 #[test]
@@ -148,16 +170,33 @@ fn shared_mappings_reach_the_volume() {
     each(|bed| {
         let path = bed.path("f");
         fs::write(&path, vec![1; 65536]).unwrap();
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "in_a_process_that_maps", "--quiet"])
-            .env(MAPPED_FILE, &path)
-            .status()
-            .unwrap();
-        assert!(status.success());
+        apart("in_a_process_that_maps", &path);
         assert_eq!(bed.count("FSYNC"), 1);
         let stored = bed.mem().content(&path);
         let bytes = [stored[0], stored[4999], stored[5000], stored[40_099]];
         assert_eq!(bytes, [9, 1, 2, 3]);
+        bed.end();
+    });
+}
+
+/// What [`a_mapping_that_finds_room_for_a_part_is_told`] runs.
+#[test]
+fn in_a_process_that_finds_no_room() {
+    with_mapping(|_, bytes| {
+        bytes.fill(2);
+        assert_eq!(msync(bytes), Err(rustix::io::Errno::NOSPC));
+    });
+}
+
+#[test]
+fn a_mapping_that_finds_room_for_a_part_is_told() {
+    each(|bed| {
+        let path = bed.path("f");
+        fs::write(&path, vec![1; 65536]).unwrap();
+        bed.mem().with(|state| state.room = 10_000);
+        apart("in_a_process_that_finds_no_room", &path);
+        let stored = bed.mem().content(&path);
+        assert_eq!((stored[9_999], stored[10_000]), (2, 1));
         bed.end();
     });
 }

@@ -43,6 +43,7 @@ impl MemFs {
             last_umask: 0,
             groups: Vec::new(),
             shutdown: None,
+            room: usize::MAX,
         };
         let root = state.make(&Cx::default(), InodeNo(ROOT), FileKind::Directory, 0o755);
         assert_eq!(root, ROOT);

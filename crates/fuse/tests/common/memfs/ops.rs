@@ -156,6 +156,11 @@ impl FileSystem for MemFs {
             steadfs_rt::sleep(std::time::Duration::from_millis(2));
         }
         let mut state = self.state.lock();
+        if state.room == 0 {
+            return Err(FsError::NoSpace);
+        }
+        let data = &data[..data.len().min(state.room)];
+        state.room -= data.len();
         let node = state.node_mut(ino)?;
         node.write(offset, data);
         if kill_priv {

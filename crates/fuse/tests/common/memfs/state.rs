@@ -18,6 +18,8 @@ pub struct State {
     pub last_umask: u32,
     pub groups: Vec<u32>,
     pub shutdown: Option<ShutdownMode>,
+    /// How many bytes may still be written.
+    pub room: usize,
 }
 
 impl State {
