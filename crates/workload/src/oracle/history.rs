@@ -242,7 +242,12 @@ pub(super) fn replay(
         let target = main_target(&step.op).and_then(|target| runner.resolve(target).ok());
         let expected = match (&step.op, fate) {
             (Op::Sleep { .. }, _) => Ok(Value::None),
-            (_, Fate::NotDone) => step.result.clone(),
+            (op, Fate::NotDone) => {
+                if let Some(read) = reading_of(op) {
+                    let _ = runner.step(&read);
+                }
+                step.result.clone()
+            }
             (op, Fate::Short(bytes)) => runner.step(&shortened(op, *bytes)),
             (op, Fate::Inside) => runner.step(&kept_size(op)),
             (op, Fate::AsTold | Fate::Done) => runner.step(op),
@@ -279,6 +284,17 @@ fn shortened(op: &Op, bytes: u64) -> Op {
         span.len = bytes;
     }
     op
+}
+
+/// What an operation may have read before it failed, which moves a time of access.
+fn reading_of(op: &Op) -> Option<Op> {
+    match op {
+        Op::Copy { from, span, .. } => Some(Op::Read {
+            file: from.clone(),
+            span: *span,
+        }),
+        _ => None,
+    }
 }
 
 /// The same zeroing of a file that keeps its size.

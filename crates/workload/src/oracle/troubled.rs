@@ -53,6 +53,17 @@ impl Excuse {
     }
 }
 
+/// Whether the volume stopped in a run, and who has seen that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    /// It went on to the end.
+    Never,
+    /// A task that met it was told.
+    Told,
+    /// A task may have read from it before it was told: something in the background had stopped it.
+    Unseen,
+}
+
 /// Whether an operation found the volume stopped.
 fn has_stopped(step: &Step) -> bool {
     matches!(step.result, Err(FsError::Stopped(_)))
@@ -127,6 +138,11 @@ fn zeroes_and_grows(op: &Op) -> bool {
     matches!(op, Op::Fallocate { mode, .. } if *mode == zeroes)
 }
 
+/// Whether an operation only looks at content.
+fn is_read(op: &Op) -> bool {
+    matches!(op, Op::Read { .. })
+}
+
 /// Whether an operation changes no name, content or attribute.
 fn is_pure(op: &Op) -> bool {
     op.is_sync()
@@ -168,10 +184,17 @@ impl Histories {
         excuse: Excuse,
     ) -> Result<Option<Self>, Box<Divergence>> {
         let base = after_setup(base, recording, format)?;
-        let stops = recording.tasks.iter().flatten().any(has_stopped);
+        let stop = match recording.tasks.iter().flatten().any(has_stopped) {
+            true => Stop::Told,
+            false => Stop::Never,
+        };
         let mut ways: Vec<Vec<TaskHistory>> = vec![Vec::new()];
         for (number, steps) in recording.tasks.iter().enumerate() {
-            let of_task = ways_of_task(&who(number), &base, steps, format, excuse, stops)?;
+            let ways_if = |stop| ways_of_task(&who(number), &base, steps, format, excuse, stop);
+            let of_task = ways_if(stop).or_else(|wrong| match stop {
+                Stop::Told => ways_if(Stop::Unseen),
+                Stop::Never | Stop::Unseen => Err(wrong),
+            })?;
             let Some(of_task) = of_task.filter(|of_task| ways.len() * of_task.len() <= WAYS) else {
                 return Ok(None);
             };
@@ -234,7 +257,7 @@ fn ways_of_task(
     steps: &[Step],
     format: Format,
     excuse: Excuse,
-    stops: bool,
+    stop: Stop,
 ) -> Result<Option<Vec<TaskHistory>>, Box<Divergence>> {
     let mut tries = 0;
     let mut found = Vec::new();
@@ -248,7 +271,8 @@ fn ways_of_task(
             }
             let before = &steps[..fates.len()];
             // The failure of a sync may have been what stopped it.
-            let stopped = |step: &Step| has_stopped(step) || stops && has_failed_to_sync(step);
+            let stopped =
+                |step: &Step| has_stopped(step) || stop != Stop::Never && has_failed_to_sync(step);
             let may: &[Fate] = match excuse == Excuse::Device && before.iter().any(stopped) {
                 // It may have been opened before that, to be written to.
                 true if is_open(step) => &[Fate::NotDone, Fate::AsTold],
@@ -264,6 +288,11 @@ fn ways_of_task(
             Ok(mut task) => {
                 task.others = others(who, base, steps, &fates, format);
                 found.push(task);
+            }
+            // What a volume shows that has stopped was never promised.
+            Err(wrong) if stop == Stop::Unseen && is_read(&steps[wrong.index].op) => {
+                fates[wrong.index] = Fate::NotDone;
+                todo.push(fates);
             }
             Err(wrong) => {
                 let further = |before: &Divergence| before.index < wrong.index;
@@ -282,3 +311,6 @@ fn ways_of_task(
         _ => Ok(Some(found)),
     }
 }
+
+#[cfg(test)]
+mod tests;

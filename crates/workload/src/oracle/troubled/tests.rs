@@ -1,0 +1,65 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::{ModelFs, Program, Promise, run::run};
+
+const FORMAT: Format = Format {
+    block_size: 4096,
+    extents: true,
+    shift_ranges: true,
+    wide_times: true,
+    promise: Promise::Prefix,
+};
+
+fn steps_of(ops: &str) -> Vec<Step> {
+    let program: Program = format!("task\n{ops}").parse().unwrap();
+    let fs = ModelFs::new(State::new(), FORMAT);
+    run(&fs, &program.tasks[0], &(Arc::new(|| 0_u64) as _))
+}
+
+fn ways(tasks: Vec<Vec<Step>>, excuse: Excuse) -> Option<usize> {
+    let recording = Recording {
+        tasks,
+        ..Recording::default()
+    };
+    let all = Histories::of(&State::new(), &recording, FORMAT, excuse);
+    all.ok().flatten().map(|all| all.0.len())
+}
+
+/// Something in the background may stop a volume: who only reads is not told.
+#[test]
+fn what_is_read_of_a_volume_that_stopped_need_not_be_right() {
+    let mut steps = steps_of("create /f 644\nwrite /f 0+5000 1\nread /f 4096+100\nread /f 0+10\n");
+    let mut sync = steps_of("sync\n");
+    let tasks = |steps: &[Step], sync: &[Step]| vec![steps.to_vec(), sync.to_vec()];
+    assert_eq!(ways(tasks(&steps, &sync), Excuse::Device), Some(1));
+    steps[2].result = Ok(Value::Bytes(vec![0; 100]));
+    assert_eq!(ways(tasks(&steps, &sync), Excuse::Device), None);
+    sync[0].result = Err(FsError::Stopped("a flush failed".into()));
+    assert_eq!(ways(tasks(&steps, &sync), Excuse::Device), Some(1));
+    // What changes something must be told.
+    steps[0].result = Err(FsError::Exists);
+    assert_eq!(ways(tasks(&steps, &sync), Excuse::Device), None);
+}
+
+/// A copy that found no room may have read before.
+#[test]
+fn a_copy_that_failed_leaves_the_time_of_access_open() {
+    let before = "create /f 644\ncreate /g 644\nwrite /f 0+50 1\n\
+                  utimens /f 1000000000.000000005 1000000000.000000005\n";
+    let mut steps = steps_of(&format!("{before}copy /f 0+50 /g 0\n"));
+    let time_of = |steps: &[Step]| {
+        let recording = Recording {
+            tasks: vec![steps.to_vec()],
+            ..Recording::default()
+        };
+        let all = Histories::of(&State::new(), &recording, FORMAT, Excuse::Space);
+        let last = all.unwrap().unwrap().0[0].tasks[0].states.last().cloned();
+        let last = last.unwrap();
+        let file = last.lookup(crate::model::ROOT, b"f").unwrap();
+        last.node(file).unwrap().atime
+    };
+    assert!(time_of(&steps[..4]).is_some());
+    steps[4].result = Err(FsError::NoSpace);
+    assert_eq!(time_of(&steps), None);
+}
