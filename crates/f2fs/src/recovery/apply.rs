@@ -75,8 +75,8 @@ impl F2fs {
             apply.node(found)?;
             nodes += 1;
         }
-        for (ino, n) in &log.named {
-            apply.name(*ino, log.chain[*n].addr)?;
+        for (ino, addr) in log.names() {
+            apply.name(ino, addr)?;
         }
         let free = |(addr, owner): (BlockAddr, Option<_>)| owner.is_none().then_some(addr);
         Ok(Applied {

@@ -119,6 +119,15 @@ impl Log {
             .filter(is_wanted)
             .map(|(_, found)| found)
     }
+
+    /// The inodes whose names are to be made, with their places, in order: a name that was two files' one
+    /// after the other is the later one's. (Numbers tell nothing of that: those of removed files are used again.)
+    fn names(&self) -> Vec<(Nid, BlockAddr)> {
+        let mut marked: Vec<(usize, Nid)> = self.named.iter().map(|(ino, n)| (*n, *ino)).collect();
+        marked.sort_unstable();
+        let place = |(n, ino): (usize, Nid)| (ino, self.chain[n].addr);
+        marked.into_iter().map(place).collect()
+    }
 }
 
 impl F2fs {
@@ -134,8 +143,8 @@ impl F2fs {
             recovered.nodes.insert((ino, offset), found.footer.nid);
             recovered.places.insert(found.footer.nid, found.addr);
         }
-        for (ino, n) in &log.named {
-            self.recover_name(&mut recovered, *ino, log.chain[*n].addr, tag)?;
+        for (ino, addr) in log.names() {
+            self.recover_name(&mut recovered, ino, addr, tag)?;
         }
         Ok(recovered)
     }
