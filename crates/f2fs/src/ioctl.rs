@@ -12,7 +12,6 @@ use crate::data::Place;
 use crate::disk::inode::Inline;
 use crate::disk::{BLOCK_SIZE, BlockAddr, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
-use crate::gate::Change;
 use crate::inode::Inode;
 use crate::options::Mode;
 
@@ -311,10 +310,19 @@ impl F2fs {
 
     /// Cleaning met blocks of a pinned file. Once it has been so often that the volume suffers, the file is
     /// pinned no longer (`gc_pin_file_thresh`).
-    /// Only in the foreground, as in the kernel.
-    pub(crate) fn count_pin(&self, change: &Change<'_>, inode: &Inode, most: u32) -> Result<()> {
+    /// Only in the foreground, as in the kernel. It is not counted while somebody works on the file alone, who may be
+    /// the caller, or free it.
+    pub(crate) fn count_pin(&self, inode: &Inode) -> Result<()> {
+        let Some(_there) = inode.lock.try_read() else {
+            return Ok(());
+        };
+        if inode.is_dead() {
+            return Ok(());
+        }
+        let most = self.gc.tunables.lock().pin_thresh;
+        let change = self.change()?;
         let mut core = inode.core.write();
-        self.mark_dirty(change, inode, Default::default())?;
+        self.mark_dirty(&change, inode, Default::default())?;
         core.depth = (core.depth & 0xffff) + 1;
         if core.depth >= most.min(0xffff) {
             tracing::warn!(ino = %inode.nid(), "a pinned file kept so much from being cleaned that it is pinned no longer");

@@ -34,6 +34,10 @@ impl F2fs {
         let Some(_alone) = inode.lock.try_write() else {
             return Ok(0);
         };
+        // Removed while the caller waited for this lock, or before.
+        if inode.is_dead() {
+            return Ok(0);
+        }
         // And nobody writes over them.
         let _one = inode.flush.lock();
         let mut live = Vec::with_capacity(blocks.len());

@@ -11,7 +11,7 @@ use steadfs_vfs::{FileKind, FsError, Result};
 use super::stats::Outcome;
 use crate::disk::inode::Inline;
 use crate::disk::node::{self, PER_NODE};
-use crate::disk::{BlockAddr, Nid, SegNo};
+use crate::disk::{BlockAddr, NatEntry, Nid, SegNo};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::node::Found;
@@ -106,7 +106,8 @@ impl F2fs {
         if entry.addr != addr {
             return Ok(false);
         }
-        let Some(node) = self.node(nid, entry.ino, tag)? else {
+        let found = self.node(nid, entry.ino, tag);
+        let Some(node) = self.unless_freed(found, (nid, entry), tag)? else {
             return Ok(false);
         };
         let change = self.change()?;
@@ -151,9 +152,7 @@ impl F2fs {
             if inode.core.read().inline.contains(Inline::PINNED) {
                 self.segments().pin(section);
                 if !background {
-                    let most = self.gc.tunables.lock().pin_thresh;
-                    let change = self.change()?;
-                    self.count_pin(&change, inode, most)?;
+                    self.count_pin(inode)?;
                 }
             } else if inode.kind() == FileKind::Regular {
                 outcome.data_blocks += self.move_file(inode, &work.blocks, by_age, tag)?;
@@ -181,7 +180,32 @@ impl F2fs {
         if !entry.is_used() {
             return Ok(None);
         }
-        let Some(node) = self.node(owner.nid, entry.ino, tag)? else {
+        let found = self.find_named(owner, (entry.ino, addr), tag);
+        self.unless_freed(found, (owner.nid, entry), tag)
+    }
+
+    /// What was found by a node that had this entry. Nothing keeps a node from being freed while it is looked at, and
+    /// its id from being another's then: what contradicts itself for that is no damage.
+    fn unless_freed<T>(
+        &self,
+        found: Result<Option<T>>,
+        (nid, entry): (Nid, NatEntry),
+        tag: IoTag,
+    ) -> Result<Option<T>> {
+        match found {
+            Err(error) if error.is_damage() && self.nat.entry(nid, tag)? != entry => Ok(None),
+            found => found,
+        }
+    }
+
+    /// The file of which a node of inode `ino` names the block at `addr`, and which of its blocks it is.
+    fn find_named(
+        &self,
+        owner: Owner,
+        (ino, addr): (Nid, BlockAddr),
+        tag: IoTag,
+    ) -> Result<Option<(Arc<Inode>, u64)>> {
+        let Some(node) = self.node(owner.nid, ino, tag)? else {
             return Ok(None);
         };
         let data = match node.data() {
@@ -220,7 +244,7 @@ impl F2fs {
     fn move_file(&self, inode: &Inode, blocks: &[At], by_age: bool, tag: IoTag) -> Result<u64> {
         for attempt in 0..=PATIENCE {
             let moved = self.move_blocks(inode, blocks, by_age, tag)?;
-            if moved > 0 || attempt == PATIENCE {
+            if moved > 0 || inode.is_dead() || attempt == PATIENCE {
                 return Ok(moved);
             }
             sleep(Duration::from_millis(1));
@@ -239,6 +263,10 @@ impl F2fs {
             }
             tries += 1;
         };
+        // Removed meanwhile.
+        if inode.is_dead() {
+            return Ok(0);
+        }
         let mut marked = 0;
         for &(block, addr) in blocks {
             let content = self.main_block(addr, tag)?.data();
@@ -262,3 +290,6 @@ impl F2fs {
         Ok(marked)
     }
 }
+
+#[cfg(test)]
+mod tests;
