@@ -11,8 +11,6 @@ pub enum Reason {
     Compressed,
     /// Several names, or none: recovery makes one.
     HardLinks,
-    /// A checkpoint is due anyway.
-    Due,
     /// The parent that the inode names is not its directory any more.
     LostParent,
     /// No room to recover more.
@@ -36,11 +34,10 @@ pub enum Reason {
 
 impl Reason {
     /// All, in the order in which they are looked at.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 12] = [
         Self::NotRegular,
         Self::Compressed,
         Self::HardLinks,
-        Self::Due,
         Self::LostParent,
         Self::NoRoom,
         Self::NewParent,
@@ -58,7 +55,6 @@ impl Reason {
             Self::NotRegular => "non regular file",
             Self::Compressed => "compressed file",
             Self::HardLinks => "hardlink",
-            Self::Due => "need checkpoint",
             Self::LostParent => "wrong pino",
             Self::NoRoom => "no space roll forward",
             Self::NewParent => "node needs checkpoint",
@@ -81,8 +77,6 @@ pub struct Facts {
     pub compressed: bool,
     /// Number of names.
     pub links: u32,
-    /// Something that no chain tells has happened to the volume.
-    pub checkpoint_due: bool,
     /// The inode's parent is not known.
     pub lost_parent: bool,
     /// Recovery would have room for what it finds.
@@ -114,7 +108,6 @@ impl Facts {
             Reason::NotRegular => self.kind != FileKind::Regular,
             Reason::Compressed => self.compressed,
             Reason::HardLinks => self.links != 1,
-            Reason::Due => self.checkpoint_due,
             Reason::LostParent => self.lost_parent,
             Reason::NoRoom => !self.room,
             Reason::NewParent => !self.parent_checkpointed,
@@ -139,7 +132,6 @@ mod tests {
             kind: FileKind::Regular,
             compressed: false,
             links: 1,
-            checkpoint_due: false,
             lost_parent: false,
             room: true,
             parent_checkpointed: true,
@@ -177,13 +169,6 @@ mod tests {
             ),
             (Facts { links: 2, ..calm }, Reason::HardLinks),
             (Facts { links: 0, ..calm }, Reason::HardLinks),
-            (
-                Facts {
-                    checkpoint_due: true,
-                    ..calm
-                },
-                Reason::Due,
-            ),
             (
                 Facts {
                     lost_parent: true,

@@ -265,7 +265,6 @@ impl F2fs {
             kind: inode.kind(),
             compressed: core.is_compressed(&self.layout),
             links: core.links,
-            checkpoint_due: false,
             lost_parent: core.advise.contains(Advise::LOST_PARENT),
             room: self.space.has_room_to_recover(),
             parent_checkpointed: self.is_in_checkpoint(parent, tag)?,
