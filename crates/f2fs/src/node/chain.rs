@@ -20,6 +20,7 @@ use crate::disk::node::NodeKind;
 use crate::disk::superblock::StopReason;
 use crate::disk::{BLOCK_SIZE, BlockAddr, Nid};
 use crate::fs::{F2fs, io_error};
+use crate::gate::Change;
 use crate::inode::Inode;
 
 /// How a chain becomes durable.
@@ -66,7 +67,7 @@ impl F2fs {
         let change = self.change()?;
         let core = inode.core.read();
         let ino = inode.nid();
-        let (node_version, version) = self.checkpoints.node_version();
+        let (_, version) = self.checkpoints.node_version();
         // Where no checkpoint has the inode, recovery has to make its name, which needs a mark on it in the
         // first chain behind a checkpoint.
         let named = !inode.is_named_behind(version) && !self.is_in_checkpoint(ino, tag)?;
@@ -81,6 +82,20 @@ impl F2fs {
             let node = self.inode_node(ino, tag)?;
             drop(self.nodes.change(&change, &node)?);
         }
+        let (nodes, with_inode) = self.chain_nodes(ino);
+        if nodes.is_empty() {
+            return Ok(Placed::Clean);
+        }
+        let dentry = named && with_inode;
+        let chain = self.give_places(&change, inode, nodes, dentry);
+        if dentry && chain.whole.is_ok() {
+            inode.set_named_behind(version);
+        }
+        Ok(Placed::Chain(chain))
+    }
+
+    /// The changed nodes of a file that a chain tells of, its inode last, and whether that is among them.
+    fn chain_nodes(&self, ino: Nid) -> (Vec<Arc<Node>>, bool) {
         let mut nodes: Vec<Arc<Node>> = Vec::new();
         let mut last = None;
         for (offset, node) in self.nodes.dirty_of(ino) {
@@ -91,40 +106,48 @@ impl F2fs {
                 NodeKind::Indirect | NodeKind::DoubleIndirect => {}
             }
         }
-        let dentry = named && last.is_some();
+        let with_inode = last.is_some();
         nodes.extend(last);
-        let Some(marked) = nodes.len().checked_sub(1) else {
-            return Ok(Placed::Clean);
-        };
+        (nodes, with_inode)
+    }
+
+    /// Gives each of these nodes a place and marks the last. Within `change` no checkpoint begins, so all carry
+    /// one version.
+    fn give_places<'f>(
+        &'f self,
+        change: &Change<'_>,
+        inode: &'f Inode,
+        nodes: Vec<Arc<Node>>,
+        dentry: bool,
+    ) -> Chain<'f> {
+        let (node_version, version) = self.checkpoints.node_version();
         let (write, order) = self.node_writes.begin();
-        let mut chain = Chain {
-            inode,
-            write,
-            blocks: Vec::with_capacity(nodes.len()),
-            held: Vec::new(),
-            version,
-            whole: Ok(()),
-        };
+        let mut blocks = Vec::with_capacity(nodes.len());
+        let mut whole = Ok(());
         for (n, node) in nodes.iter().enumerate() {
+            let marked = n + 1 == nodes.len();
             let marks = Marks {
-                fsync: n == marked,
-                dentry: n == marked && dentry,
+                fsync: marked,
+                dentry: marked && dentry,
             };
-            match self.place_node(&change, node, node_version, marks) {
-                Ok(placed) => chain.blocks.extend(placed),
+            match self.place_node(change, node, node_version, marks) {
+                Ok(placed) => blocks.extend(placed),
                 // Those that have a place are written all the same: the table says that they lie there.
                 Err(error) => {
-                    chain.whole = Err(error);
+                    whole = Err(error);
                     break;
                 }
             }
         }
         drop(order);
-        if dentry && chain.whole.is_ok() {
-            inode.set_named_behind(version);
+        Chain {
+            inode,
+            write,
+            blocks,
+            held: nodes,
+            version,
+            whole,
         }
-        chain.held = nodes;
-        Ok(Placed::Chain(chain))
     }
 
     /// Writes a chain; it is durable when this returns well.
