@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
+use crate::labels::Labels;
 use crate::notify::Notifier;
 use crate::owner::Classifier;
 use crate::reply::{NodeIds, Timeouts, Translate};
@@ -31,6 +32,7 @@ pub(crate) struct Volume {
     pub fs: Arc<dyn FileSystem>,
     pub translate: Translate,
     pub config: SessionConfig,
+    pub labels: Labels,
     /// How the kernel is told what it did not ask for, once it is mounted.
     notifier: OnceLock<Arc<Notifier>>,
 }
@@ -42,6 +44,7 @@ impl Volume {
             timeouts: config.timeouts,
         };
         Self {
+            labels: Labels::of(&*fs),
             fs,
             translate,
             config,

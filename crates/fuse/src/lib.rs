@@ -13,11 +13,13 @@
 //! * Writes go through to us at once (no write-back cache in the kernel); a write's size and times
 //!   are asked for again at the next stat. What the kernel does
 //!   not ask for again after a call that changed it (`notify`), it is told to.
+//! * A volume without SELinux labels says so (`labels`), and `ls -l` asks for no file's.
 //! * FSYNC and FSYNCDIR are never answered ENOSYS: the kernel would call every later one done.
 
 mod call;
 mod error;
 mod ioctl;
+mod labels;
 mod mount;
 mod notify;
 mod ops;

@@ -396,12 +396,14 @@ impl Call<'_> {
         let fs = &*self.volume.fs;
         match *op {
             Op::Getxattr { size, name } => {
-                let value = fs.getxattr(&self.cx, self.ino, name)?;
+                let value = fs.getxattr(&self.cx, self.ino, name);
+                let value = self.volume.labels.answer(name, value)?;
                 sized(size, &value, out)
             }
             Op::Listxattr { size } => {
                 let mut list = Vec::new();
                 for name in fs.listxattr(&self.cx, self.ino)? {
+                    self.volume.labels.seen(&name);
                     // Only the administrator sees that there are trusted attributes.
                     if self.header.uid == 0 || !name.starts_with(b"trusted.") {
                         list.extend_from_slice(&name);
@@ -424,6 +426,7 @@ impl Call<'_> {
                     fsetid: arg.setxattr_flags & wire::SETXATTR_ACL_KILL_SGID == 0,
                     ..self.cx.clone()
                 };
+                self.volume.labels.seen(name);
                 Ok(fs.setxattr(&cx, self.ino, name, value, how)?)
             }
             _ => Err(Errno::NOSYS.into()),

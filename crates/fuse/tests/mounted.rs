@@ -11,8 +11,9 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{AtFlags, FallocateFlags, RenameFlags, StatxFlags, XattrFlags};
 use rustix::io::Errno;
 use steadfs_fuse::{MountError, MountOptions, Unmount};
+use steadfs_vfs::{Cx, FileSystem, SetXattr};
 
-use common::{Bed, until};
+use common::{Bed, MemFs, until};
 
 /// Runs a test on every transport.
 fn each(test: impl Fn(Bed)) {
@@ -232,6 +233,49 @@ fn xattrs() {
         );
         bed.end();
     });
+}
+
+#[test]
+fn a_volume_without_labels_says_so_until_there_is_one() {
+    each(|bed| {
+        let (a, b) = (bed.path("a"), bed.path("b"));
+        fs::write(&a, "x").unwrap();
+        fs::write(&b, "x").unwrap();
+        let get = |path, name| rustix::fs::getxattr_query(path, name);
+        let (label, other) = ("security.selinux", "security.other");
+        assert_eq!(get(&a, label).unwrap_err(), Errno::OPNOTSUPP);
+        assert_eq!(get(&a, other).unwrap_err(), Errno::NODATA);
+        rustix::fs::setxattr(&b, label, b"system_u:object_r:etc_t:s0", XattrFlags::CREATE).unwrap();
+        assert_eq!(get(&b, label).unwrap(), 26);
+        assert_eq!(get(&a, label).unwrap_err(), Errno::NODATA);
+        rustix::fs::removexattr(&b, label).unwrap();
+        assert_eq!(get(&b, label).unwrap_err(), Errno::NODATA);
+        bed.end();
+    });
+}
+
+#[test]
+fn a_label_of_the_root_directory_tells_of_others() {
+    for transport in common::transports() {
+        let (mem, label) = (MemFs::new(), "security.selinux");
+        mem.setxattr(
+            &Cx::default(),
+            mem.root(),
+            label.as_bytes(),
+            b"u:r:s0",
+            SetXattr::Any,
+        )
+        .unwrap();
+        let options = MountOptions {
+            transport,
+            ..MountOptions::default()
+        };
+        let bed = Bed::of(mem, options);
+        fs::write(bed.path("a"), "x").unwrap();
+        let missing = rustix::fs::getxattr_query(bed.path("a"), label).unwrap_err();
+        assert_eq!(missing, Errno::NODATA);
+        bed.end();
+    }
 }
 
 #[test]

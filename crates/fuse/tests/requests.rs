@@ -104,7 +104,8 @@ fn rows(bed: &Bed) -> Vec<Row<'_>> {
     ]
 }
 
-/// A directory with 100 files.
+/// A directory with 100 files. `ls -l` asks each for its access list, the directory for both, and only that for
+/// its label.
 fn directory_rows(bed: &Bed) -> Vec<Row<'_>> {
     let dir = bed.path("d");
     for i in 0..100 {
@@ -120,6 +121,11 @@ fn directory_rows(bed: &Bed) -> Vec<Row<'_>> {
         }),
         row("list 100 names again", "GETATTR", list),
         row("list 100 names once more", "", list),
+        row("ls -l of 100 files", "GETXATTRx103", || {
+            let dir = bed.path("d");
+            let done = std::process::Command::new("ls").arg("-l").arg(dir).output();
+            assert!(done.unwrap().status.success());
+        }),
     ]
 }
 

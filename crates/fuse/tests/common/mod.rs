@@ -43,12 +43,16 @@ impl Bed {
     }
 
     pub fn with(options: MountOptions) -> Self {
+        Self::of(MemFs::new(), options)
+    }
+
+    pub fn of(mem: MemFs, options: MountOptions) -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
             "mounted tests run as root"
         );
         let dir = tempfile::tempdir().unwrap();
-        let mem = Arc::new(MemFs::new());
+        let mem = Arc::new(mem);
         let fs = Arc::new(WithControl::new(mem.clone()));
         let mounted = steadfs_fuse::mount(fs.clone(), dir.path(), options).unwrap();
         Self {
