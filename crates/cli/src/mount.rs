@@ -132,6 +132,11 @@ fn tell(args: &args::Mount, volume: &Volume) {
     for reason in &report.read_only_because {
         eprintln!("steadfs: mounted read-only: {reason}");
     }
+    if let Some(why) = report.check_because {
+        eprintln!(
+            "steadfs: the volume {why}: mounted all the same; unmount it and run e2fsck -f on it"
+        );
+    }
     if let Some(hint) = steadfs::uring_hint() {
         eprintln!("steadfs: {hint}");
     }

@@ -84,6 +84,10 @@ impl Ext4 {
         if noted > 0 {
             text += &format!("errors noted in the superblock: {noted}\n");
         }
+        let writes = !self.read_only.load(Ordering::Acquire);
+        if let Some(why) = self.why_check().filter(|_| writes && noted == 0) {
+            text += &format!("the volume {why}: e2fsck should look at it\n");
+        }
         if text.is_empty() {
             text.push_str("none\n");
         }

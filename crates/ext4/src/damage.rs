@@ -39,7 +39,9 @@ impl Ext4 {
             // A program cannot stop the machine: the strongest it can do is to stop writing.
             None => self.sb.lock().on_error() != superblock::OnError::Continue,
         };
-        if let Err(error) = self.record_damage(what, found, read_only) {
+        // Whoever unmounts commits nothing more where something could not be written.
+        let last = read_only || self.unmounted.load(Ordering::Acquire);
+        if let Err(error) = self.record_damage(what, found, last) {
             tracing::error!(%error, "noting the damage failed");
         }
         if read_only {

@@ -70,6 +70,8 @@ pub struct Ext4 {
     /// The last failure to write data.
     pub(crate) data_error: Mutex<Option<String>>,
     pub(crate) unmounted: AtomicBool,
+    /// The superblock said so when the volume was opened for writing.
+    pub(crate) was_clean: AtomicBool,
 }
 
 impl Ext4 {

@@ -33,6 +33,8 @@ pub struct MountReport {
     pub orphans: u64,
     /// Why the volume is read-only although writing was asked for.
     pub read_only_because: Vec<String>,
+    /// Why e2fsck should look at a volume that is mounted for writing.
+    pub check_because: Option<&'static str>,
 }
 
 /// Reads and validates the superblock.
@@ -108,7 +110,10 @@ impl Ext4 {
         fs.check_root()?;
         if !fs.read_only.load(Ordering::Acquire) {
             match fs.begin_service() {
-                Ok(orphans) => report.orphans = orphans,
+                Ok(orphans) => {
+                    report.orphans = orphans;
+                    report.check_because = fs.why_check();
+                }
                 Err(error) => {
                     fs.end_tasks();
                     return Err(error);
@@ -175,6 +180,7 @@ impl Ext4 {
             stopped: Mutex::new(Rank::Leaf, None),
             data_error: Mutex::new(Rank::Leaf, None),
             unmounted: AtomicBool::new(false),
+            was_clean: AtomicBool::new(true),
         }))
     }
 
@@ -204,6 +210,8 @@ impl Ext4 {
                 "the journal was aborted: the volume should be checked"
             );
         }
+        let clean = self.sb.lock().state() & STATE_CLEAN != 0;
+        self.was_clean.store(clean, Ordering::Release);
         self.mark_in_use(aborted.is_some())?;
         if let Some(journal) = self.txns.journal() {
             journal.clear_errno().map_err(journal_error)?;
@@ -248,6 +256,17 @@ impl Ext4 {
         self.writeback.stop();
         if let Some(journal) = self.txns.journal() {
             journal.stop();
+        }
+    }
+
+    /// What the volume said when it was opened for writing that e2fsck should look at.
+    pub(crate) fn why_check(&self) -> Option<&'static str> {
+        if !self.was_clean.load(Ordering::Acquire) {
+            Some("was not cleanly unmounted")
+        } else if self.sb.lock().state() & STATE_ERROR != 0 {
+            Some("is marked as one with errors")
+        } else {
+            None
         }
     }
 
@@ -371,13 +390,13 @@ impl Ext4 {
 }
 
 impl Ext4 {
-    /// Writes everything, empties the log and marks the volume clean; `shut` keeps changes away from then on,
+    /// Writes everything, empties the log and marks the volume clean, if it was; `shut` keeps changes away from then on,
     /// the caller until then.
     ///
     /// # Errors
     /// Not everything could be written: the volume is as open to changes as before, or it has stopped.
     pub(crate) fn settle(&self, shut: &AtomicBool) -> Result<()> {
-        self.sync_volume(&Cx::default())?;
+        self.judge(self.sync_volume(&Cx::default()))?;
         if let Some(journal) = self.txns.journal() {
             journal.flush_all().map_err(journal_error)?;
         }
@@ -391,7 +410,13 @@ impl Ext4 {
         marked
     }
 
+    /// A volume that was not clean when it was opened is as unclean afterwards: nobody has looked for what its
+    /// last user left.
     fn mark_clean(&self) -> Result<()> {
+        let clean = match self.was_clean.load(Ordering::Acquire) {
+            true => STATE_CLEAN,
+            false => 0,
+        };
         let totals = self.alloc.totals();
         let orphans = !self.orphans.none_on_record();
         self.write_super(|sb| {
@@ -400,7 +425,7 @@ impl Ext4 {
             sb.set_write_time(wall_clock());
             sb.set_needs_recovery(false);
             sb.set_orphan_present(orphans && sb.orphan_file().is_some());
-            sb.set_state(sb.state() | STATE_CLEAN);
+            sb.set_state(sb.state() | clean);
         })
     }
 }
@@ -548,3 +573,6 @@ fn journal_map(queue: &Arc<Queue>, sb: &Superblock) -> Result<JournalMap> {
     };
     crate::journal_inode::map(queue, sb, ino)
 }
+
+#[cfg(test)]
+mod tests;

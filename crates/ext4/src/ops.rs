@@ -381,11 +381,11 @@ impl FileSystem for Ext4 {
 
     fn trim(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
         let _open = self.open_to_changes();
-        self.trim_range(cx, start, len, min_len)
+        self.judge(self.trim_range(cx, start, len, min_len))
     }
 
     fn sync_all(&self, cx: &Cx) -> Result<()> {
-        self.sync_volume(cx)
+        self.judge(self.sync_volume(cx))
     }
 
     fn shutdown(&self, cx: &Cx, mode: ShutdownMode) -> Result<()> {

@@ -39,7 +39,7 @@ impl Ext4 {
         let old = self.effective_options();
         let new = old.remounted(list)?.on(self.txns.is_journaled())?;
         if !old.read_only {
-            self.sync_volume(cx)?;
+            self.judge(self.sync_volume(cx))?;
         }
         match (old.read_only, new.read_only) {
             (true, false) if asked => self.become_writable(&old, &new),
@@ -67,7 +67,7 @@ impl Ext4 {
             return Ok(());
         }
         // Most of it while changes go on.
-        self.sync_volume(&Cx::default())?;
+        self.judge(self.sync_volume(&Cx::default()))?;
         let _alone = self.gate.write();
         self.check_writable()?;
         self.settle(&self.frozen)

@@ -91,6 +91,8 @@ pub struct OpenReport {
     pub orphans: u64,
     /// Why the volume is read-only although writing was asked for, or could not be written.
     pub read_only_because: Vec<String>,
+    /// What the volume says of itself because of which it should be checked, though it can be written.
+    pub check_because: Option<&'static str>,
 }
 
 impl From<steadfs_ext4::MountReport> for OpenReport {
@@ -100,6 +102,7 @@ impl From<steadfs_ext4::MountReport> for OpenReport {
             replayed_transactions: report.replayed_transactions,
             orphans: report.orphans,
             read_only_because: report.read_only_because,
+            check_because: report.check_because,
             ..Self::default()
         }
     }

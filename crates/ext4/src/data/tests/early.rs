@@ -114,11 +114,12 @@ fn a_file_synced_again_and_again_is_written_meanwhile() {
         let world = World::new();
         world.learn();
         for byte in 4..8 {
-            // All groups but the one that is the fsync's own.
-            assert_eq!(world.overwrite(byte), BLOCKS / 2 - 8);
+            // All groups but the one that is the fsync's own, of which the flusher may have found the first.
+            let early = world.overwrite(byte);
+            assert!((BLOCKS / 2 - 8..BLOCKS / 2).contains(&early), "{early}");
             let before = world.writes();
             world.fsync().unwrap();
-            assert!(world.writes() - before >= 8);
+            assert!(world.writes() - before >= BLOCKS / 2 - early);
             world.check(byte);
         }
         world.fs.close().unwrap();

@@ -1,0 +1,132 @@
+//! What a mount leaves in the superblock.
+
+use steadfs_block::MemDevice;
+
+use super::*;
+use crate::disk::test_images::{Image, judge};
+use crate::test_world::{ROOT, World};
+
+/// Mounts for writing, makes a file of this name and unmounts; what the mount said of the volume.
+fn used(image: &Image, name: &[u8]) -> Option<&'static str> {
+    let device = image.device();
+    let sizes = CacheSizes::of(8 << 20);
+    let (fs, report) =
+        Ext4::open(Arc::clone(&device) as _, MountOptions::default(), sizes).unwrap();
+    let cx = Cx::default();
+    let attr = fs.mknod(&cx, ROOT, name, 0o100_644, 0).unwrap();
+    fs.by_number(attr.ino, cx.tag).unwrap().drop_lookups(1);
+    fs.close().unwrap();
+    device.save(&image.path()).unwrap();
+    report.check_because
+}
+
+/// What e2fsck does to a volume at boot: whether it found something to mend.
+fn preened(image: &Image) -> bool {
+    let mut e2fsck = judge("e2fsck");
+    let done = e2fsck.arg("-p").arg(image.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(matches!(done.status.code(), Some(0 | 1)), "{said}");
+    done.status.code() == Some(1)
+}
+
+#[test]
+fn a_volume_that_was_not_clean_stays_so_until_it_is_checked() {
+    for kind in [&["-t", "ext2"][..], &["-t", "ext4"]] {
+        let image = Image::make(kind, "16M");
+        let content = image.beside("content");
+        std::fs::write(&content, [7; 3000]).unwrap();
+        image.debugfs(&format!("write {} file", content.display()));
+        // A block of the file is free, and nothing but this flag tells that somebody has to look.
+        let block = image.debugfs("blocks file");
+        let block = block.split_whitespace().next().unwrap().to_owned();
+        image.debugfs(&format!("freeb {block}"));
+        image.debugfs("set_super_value state 0");
+        assert_eq!(
+            used(&image, b"a"),
+            Some("was not cleanly unmounted"),
+            "{kind:?}"
+        );
+        assert!(
+            preened(&image),
+            "{kind:?}: e2fsck was told that all is well"
+        );
+        assert_eq!(used(&image, b"b"), None);
+    }
+}
+
+#[test]
+fn a_volume_marked_with_errors_is_told_of() {
+    let image = Image::make(&["-t", "ext4"], "16M");
+    image.debugfs("set_super_value state 3");
+    assert_eq!(used(&image, b"c"), Some("is marked as one with errors"));
+    assert_eq!(used(&image, b"d"), Some("is marked as one with errors"));
+}
+
+/// A small volume whose only block bitmap is not one.
+fn with_bad_bitmap() -> Arc<MemDevice> {
+    let image = Image::make(&["-t", "ext4", "-b", "1024", "-e", "continue"], "8M");
+    let blocks = image.debugfs("stats");
+    let of = "block bitmap at ";
+    let at = &blocks[blocks.find(of).unwrap() + of.len()..];
+    let at: usize = at[..at.find(',').unwrap()].parse().unwrap();
+    let mut bytes = image.bytes();
+    bytes[at << 10..(at + 1) << 10].fill(0x5a);
+    image.fill(&bytes);
+    image.device()
+}
+
+/// Mounts that volume and writes a file that will find no place.
+fn dirtied(options: &str) -> (Arc<MemDevice>, Arc<Ext4>) {
+    let device = with_bad_bitmap();
+    let options = MountOptions::parse(options).unwrap();
+    let sizes = CacheSizes::of(8 << 20);
+    let (fs, _) = Ext4::open(Arc::clone(&device) as _, options, sizes).unwrap();
+    let cx = Cx::default();
+    let attr = fs.mknod(&cx, ROOT, b"file", 0o100_644, 0).unwrap();
+    let inode = fs.by_number(attr.ino, cx.tag).unwrap();
+    fs.write_file(&cx, &inode, 0, &[1; 3000], false).unwrap();
+    (device, fs)
+}
+
+/// Whether the device says, to whoever opens it next, that the volume has errors.
+fn says_errors(device: &MemDevice) -> bool {
+    let device = Arc::new(device.copy());
+    let options = MountOptions::parse("ro").unwrap();
+    let (fs, _) = Ext4::open(device, options, CacheSizes::of(8 << 20)).unwrap();
+    let state = fs.sb.lock().state();
+    state & STATE_ERROR != 0
+}
+
+#[test]
+fn damage_that_a_sync_meets_is_noted() {
+    let (device, fs) = dirtied("");
+    let synced = steadfs_vfs::FileSystem::sync_all(&*fs, &Cx::default());
+    assert!(matches!(synced, Err(FsError::Corrupt(_))), "{synced:?}");
+    assert!(fs.check_writable().is_ok());
+    assert!(fs.close().is_err());
+    assert!(says_errors(&device));
+}
+
+#[test]
+fn damage_that_an_unmount_meets_is_noted() {
+    let (device, fs) = dirtied("");
+    assert!(fs.close().is_err());
+    assert!(says_errors(&device));
+}
+
+#[test]
+fn damage_that_a_sync_meets_ends_writing_where_that_is_asked() {
+    let (device, fs) = dirtied("errors=remount-ro");
+    let synced = steadfs_vfs::FileSystem::sync_all(&*fs, &Cx::default());
+    assert!(matches!(synced, Err(FsError::Corrupt(_))), "{synced:?}");
+    assert!(fs.check_writable().is_err());
+    let _ = fs.close();
+    assert!(says_errors(&device));
+}
+
+#[test]
+fn a_clean_volume_is_clean_again() {
+    let image = World::make(&["-t", "ext2"], "8M").close();
+    assert_eq!(used(&image, b"e"), None);
+    assert_eq!(used(&image, b"f"), None);
+}
