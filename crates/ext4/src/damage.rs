@@ -18,10 +18,13 @@ const BAD_CHECKSUM: u8 = 4;
 const CORRUPTED: u8 = 5;
 
 impl Ext4 {
-    /// Passes a call's result on; damage that it met is noted first. The caller holds no lock.
+    /// Passes a call's result on; damage that it met, or passed over, is noted first. The caller holds no lock.
     #[track_caller]
     #[inline]
     pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
+        for what in self.alloc.take_damage() {
+            self.damaged(&what, Location::caller());
+        }
         if let Err(FsError::Corrupt(what)) = &result {
             self.damaged(what, Location::caller());
         }

@@ -13,6 +13,7 @@
 
 mod ahead;
 mod inodes;
+mod passed;
 mod search;
 mod totals;
 mod trim;
@@ -35,6 +36,7 @@ use crate::txn::Handle;
 use crate::verified::BLOCK_BITMAP;
 
 use ahead::Ahead;
+use passed::Passed;
 pub use totals::{Totals, WEIGHT_EXTENT, WEIGHT_INDIRECT};
 use zones::Zones;
 
@@ -57,6 +59,8 @@ struct Group {
     free: u32,
     /// No run of free blocks is longer than this.
     longest: u32,
+    /// It was found damaged, and that was told.
+    passed: bool,
 }
 
 /// All groups of a volume.
@@ -78,6 +82,7 @@ pub struct Allocator {
     discard: AtomicBool,
     /// Blocks to whose multiples long claims are aligned; 1: to none.
     stripe: AtomicU32,
+    passed: Passed,
 }
 
 impl Allocator {
@@ -123,6 +128,7 @@ impl Allocator {
                 busy: None,
                 free,
                 longest: geo.blocks_per_group,
+                passed: false,
             };
             groups.push(Mutex::with_key(Rank::Group, group.0.into(), state));
         }
@@ -138,6 +144,7 @@ impl Allocator {
             short: AtomicU32::new(0),
             discard: AtomicBool::new(discard),
             stripe: AtomicU32::new(1),
+            passed: Passed::new(),
         })
     }
 

@@ -30,13 +30,15 @@ impl Allocator {
             _ => fs.geo().group_of_inode(parent.ino()).0,
         };
         let count = fs.geo().group_count;
+        let mut damage = None;
         for n in 0..count {
             let no = GroupNo(((u64::from(start.0) + u64::from(n)) % u64::from(count)) as u32);
-            if let Some(ino) = self.new_inode_in(fs, handle, no, kind)? {
+            let made = self.new_inode_in(fs, handle, no, kind);
+            if let Some(ino) = self.pass_over(no, made, &mut damage)? {
                 return Ok(ino);
             }
         }
-        Err(FsError::NoSpace)
+        Err(damage.unwrap_or(FsError::NoSpace))
     }
 
     /// A directory at the top goes to a group of its own with room above the average; one further

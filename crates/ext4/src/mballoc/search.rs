@@ -71,7 +71,9 @@ impl Allocator {
             len: want.len.min(geo.blocks_per_group),
             ..want
         };
-        if let Some(run) = self.claim_at(fs, home, at, want)? {
+        let mut damage = None;
+        let found = self.claim_at(fs, home, at, want);
+        if let Some(run) = self.pass_over(home, found, &mut damage)? {
             return Ok(run);
         }
         let others = |n: u32| {
@@ -81,7 +83,8 @@ impl Allocator {
         if stripe > 1 && want.len >= stripe {
             for n in 0..geo.group_count {
                 let from = if n == 0 { at } else { 0 };
-                if let Some(run) = self.claim_aligned(fs, others(n), from, want, stripe)? {
+                let found = self.claim_aligned(fs, others(n), from, want, stripe);
+                if let Some(run) = self.pass_over(others(n), found, &mut damage)? {
                     return Ok(run);
                 }
             }
@@ -89,7 +92,8 @@ impl Allocator {
         for need in [want.len, want.len.div_ceil(8), 1] {
             for n in 0..geo.group_count {
                 let from = if n == 0 { at } else { 0 };
-                if let Some(run) = self.claim_run(fs, others(n), from, need, want)? {
+                let found = self.claim_run(fs, others(n), from, need, want);
+                if let Some(run) = self.pass_over(others(n), found, &mut damage)? {
                     return Ok(run);
                 }
             }
@@ -97,7 +101,7 @@ impl Allocator {
                 break;
             }
         }
-        Err(FsError::NoSpace)
+        Err(damage.unwrap_or(FsError::NoSpace))
     }
 
     /// Claims one block for metadata: of what was promised if the handle keeps promises, else of what nobody was

@@ -62,12 +62,12 @@ fn a_volume_marked_with_errors_is_told_of() {
     assert_eq!(used(&image, b"d"), Some("is marked as one with errors"));
 }
 
-/// A small volume whose only block bitmap is not one.
-fn with_bad_bitmap() -> Arc<MemDevice> {
-    let image = Image::make(&["-t", "ext4", "-b", "1024", "-e", "continue"], "8M");
+/// A volume whose first bitmap of blocks (or inodes) is not one.
+fn with_bad_bitmap(size: &str, of: &str) -> Arc<MemDevice> {
+    let image = Image::make(&["-t", "ext4", "-b", "1024", "-e", "continue"], size);
     let blocks = image.debugfs("stats");
-    let of = "block bitmap at ";
-    let at = &blocks[blocks.find(of).unwrap() + of.len()..];
+    let of = &format!("{of} bitmap at ");
+    let at = &blocks[blocks.find(of.as_str()).unwrap() + of.len()..];
     let at: usize = at[..at.find(',').unwrap()].parse().unwrap();
     let mut bytes = image.bytes();
     bytes[at << 10..(at + 1) << 10].fill(0x5a);
@@ -75,9 +75,13 @@ fn with_bad_bitmap() -> Arc<MemDevice> {
     image.device()
 }
 
-/// Mounts that volume and writes a file that will find no place.
+/// Mounts a volume whose only block bitmap is bad, and writes a file that will find no place.
 fn dirtied(options: &str) -> (Arc<MemDevice>, Arc<Ext4>) {
-    let device = with_bad_bitmap();
+    written(with_bad_bitmap("8M", "block"), options)
+}
+
+/// Mounts a volume and writes a file.
+fn written(device: Arc<MemDevice>, options: &str) -> (Arc<MemDevice>, Arc<Ext4>) {
     let options = MountOptions::parse(options).unwrap();
     let sizes = CacheSizes::of(8 << 20);
     let (fs, _) = Ext4::open(Arc::clone(&device) as _, options, sizes).unwrap();
@@ -129,4 +133,17 @@ fn a_clean_volume_is_clean_again() {
     let image = World::make(&["-t", "ext2"], "8M").close();
     assert_eq!(used(&image, b"e"), None);
     assert_eq!(used(&image, b"f"), None);
+}
+
+#[test]
+fn a_damaged_group_is_passed_over_and_told_of() {
+    for of in ["block", "inode"] {
+        let (device, fs) = written(with_bad_bitmap("32M", of), "");
+        assert!(!says_errors(&device), "{of}: nothing was stored yet");
+        steadfs_vfs::FileSystem::sync_all(&*fs, &Cx::default()).unwrap();
+        let noted = fs.sb.lock().error_count();
+        assert_eq!(noted, 1, "{of}: once for each group");
+        fs.close().unwrap();
+        assert!(says_errors(&device), "{of}");
+    }
 }
