@@ -265,3 +265,41 @@ fn damage_obeys_the_errors_option() {
     assert_eq!(said.code(), 1);
     assert!(said.err.contains("errors=remount-ro"), "{}", said.err);
 }
+
+/// Also where a folder of the volume has the control files' name.
+#[test]
+fn without_control_files_an_error_is_told_before_it_is_too_late() {
+    let host = Host::new(Fragile::Data);
+    let options = "nocontrol,errors=continue";
+    let mount = SteadMount::new(&host.scratch, host.image.path(), options);
+    fs::create_dir(mount.join(".steadfs")).unwrap();
+    File::open(mount.root()).unwrap().sync_all().unwrap();
+    host.fill();
+    let content: Vec<u8> = (0..2_000_000).map(|n| (n % 251) as u8).collect();
+    fs::write(mount.join("file"), &content).unwrap();
+    let said = umount(&mount);
+    assert_eq!(said.code(), 32, "{}", said.err);
+    for words in ["No space left", "--lazy"] {
+        assert!(said.err.contains(words), "{}", said.err);
+    }
+    host.mend();
+    mount.unmount();
+    let mount = SteadMount::new(&host.scratch, host.image.path(), "");
+    assert!(fs::read(mount.join("file")).unwrap() == content);
+    mount.unmount();
+}
+
+/// Nothing is to be done for one any more.
+#[test]
+fn a_volume_that_stopped_is_unmounted_without_control_files() {
+    let host = Host::new(Fragile::All);
+    let mount = SteadMount::new(&host.scratch, host.image.path(), "nocontrol");
+    host.fill();
+    fs::write(mount.join("file"), vec![1; 2_000_000]).unwrap();
+    let said = umount(&mount);
+    assert_eq!(said.code(), 32, "{}", said.err);
+    for words in ["unmounted, but not everything", "No space left"] {
+        assert!(said.err.contains(words), "{}", said.err);
+    }
+    assert_ne!(mount.wait(), 0);
+}

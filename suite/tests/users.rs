@@ -153,6 +153,38 @@ fn fusermount3_unmounts_too() {
     user.steadfs(["stat", "a.img:/file"]).expect(0);
 }
 
+/// Root may not enter such a mount, and hears what is wrong all the same.
+#[test]
+fn root_unmounts_for_a_user() {
+    let user = User::new();
+    user.steadfs(["mount", "a.img", "mnt"]).expect(0);
+    user.run("touch".as_ref(), ["mnt/file"]).expect(0);
+    let umount = |name: &str| {
+        let place = user.home.join(name);
+        steadfs_suite::steadfs(["umount".as_ref(), place.as_os_str()])
+    };
+    umount("mnt").expect(0);
+    user.image().check_clean();
+    assert!(!user.image().needs_recovery());
+    user.steadfs(["stat", "a.img:/file"]).expect(0);
+    // The image does not fit where it lies.
+    let host = user.scratch.folder("host");
+    let how = ["-t", "tmpfs", "-o", "size=14M", "none"].map(OsStr::new);
+    succeed("mount", how.into_iter().chain([host.as_os_str()]));
+    let image = host.join("b.img");
+    let image = image.to_str().unwrap();
+    let owned = format!("root_owner={NOBODY}:{NOBODY}");
+    steadfs_suite::steadfs(["format", "-q", "-E", &owned, image, "64M"]).expect(0);
+    chown(image, Some(NOBODY), Some(NOBODY)).unwrap();
+    user.steadfs(["mount", "-o", "errors=continue", image, "mnt"])
+        .expect(0);
+    let write = "head -c 18000000 /dev/urandom >mnt/file";
+    user.run("sh".as_ref(), ["-c", write]).expect(0);
+    let said = umount("mnt");
+    assert_eq!(said.code(), 32, "{}", said.err);
+    assert!(said.err.contains("No space left"), "{}", said.err);
+}
+
 #[test]
 fn users_stay_within_their_rights() {
     let user = User::new();

@@ -1,14 +1,16 @@
 //! `steadfs umount` and `sync`, and what all commands share that are about a running mount.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use steadfs::{MountHandle, Unmount};
+use steadfs::{MountHandle, SyncError, Unmount};
 use steadfs_vfs::SHUT_DOWN;
 
 use crate::args;
@@ -19,6 +21,8 @@ use crate::failure::{Failure, code};
 pub struct Mount {
     pub mountpoint: PathBuf,
     pub source: PathBuf,
+    /// `MAJOR:MINOR` of the file system, the same at all its mount points.
+    pub device: String,
     /// A block device mounted as such: umount(2) returns when it is closed.
     is_block: bool,
     /// The mount point's options and the file system's, as the kernel shows them.
@@ -29,71 +33,101 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     let mount = find(&args.mountpoint)?;
     if args.force {
         // Whatever asked the server for something could wait forever.
-        let handle = MountHandle::of(&mount.mountpoint);
-        let cut = handle.unmount(Unmount::Abort);
-        return cut.map_err(|e| Failure::new(code::MOUNT, e));
+        return take_away(&mount, Unmount::Abort);
     }
-    let has_control = mount.mountpoint.join(".steadfs").exists();
-    let mut lost = None;
-    if !args.lazy
-        && (mount.is_block || has_control)
-        && let Err(failure) = sync(&mount.mountpoint)
-    {
-        if failure.code == code::USAGE {
-            return Err(failure);
-        }
-        // A failure to write is told while there is still a mount to do something about it. Where the
-        // volume has stopped, nothing can be done any more.
-        lost = why_stopped(&mount.mountpoint);
-        match (&lost, mount.is_block) {
-            (Some(_), _) => {}
-            (None, true) => sync_again(&mount.mountpoint, &failure)?,
-            // Here the kernel has no say: the failure is the volume's.
-            (None, false) => return Err(still_mounted(failure)),
-        }
+    if args.lazy {
+        return take_away(&mount, Unmount::Detach);
     }
-    let how = if args.lazy {
-        Unmount::Detach
-    } else {
-        Unmount::IfIdle
+    let before = match settle(&mount)? {
+        Settled::Closed(_) if let Some(done) = by_owner(&mount) => return done,
+        settled => settled,
     };
-    let handle = MountHandle::of(&mount.mountpoint);
-    handle
-        .unmount(how)
-        .map_err(|e| Failure::new(code::MOUNT, e))?;
-    if !args.lazy {
-        wait_closed(&mount.source)?;
-    }
-    match lost {
-        None => Ok(()),
+    take_away(&mount, Unmount::IfIdle)?;
+    let closed = wait_closed(&mount.source);
+    let place = mount.mountpoint.display();
+    match before {
+        Settled::Durable | Settled::Gone => closed,
         // Whoever asked for that knows what it leaves.
-        Some(cause) if cause == SHUT_DOWN => Ok(()),
-        Some(cause) => Err(Failure::new(
+        Settled::Stopped(cause) if cause == SHUT_DOWN => closed,
+        Settled::Stopped(cause) => Err(Failure::new(
+            code::MOUNT,
+            format!("{place}: unmounted, but not everything could be written: {cause}"),
+        )),
+        Settled::Closed(why) => Err(Failure::new(
             code::MOUNT,
             format!(
-                "{}: unmounted, but not everything could be written: {cause}",
-                mount.mountpoint.display()
+                "{place}: unmounted, but its server could not be asked whether everything is written: {why}"
             ),
         )),
     }
 }
 
-/// Why a volume has stopped, if it has.
-fn why_stopped(mountpoint: &Path) -> Option<String> {
-    let errors = fs::read_to_string(mountpoint.join(".steadfs/errors")).ok()?;
-    let mut lines = errors.lines();
-    lines.find_map(|line| line.strip_prefix("stopped: ").map(str::to_owned))
+fn take_away(mount: &Mount, how: Unmount) -> Result<(), Failure> {
+    let handle = MountHandle::of(&mount.mountpoint);
+    handle
+        .unmount(how)
+        .map_err(|e| Failure::new(code::MOUNT, e))
 }
 
-/// What the volume could not write it keeps, and says so again. What it does not is gone already: pages of shared
-/// mappings, which the kernel drops when they find no room, and tells whoever syncs next.
-fn sync_again(mountpoint: &Path, first: &Failure) -> Result<(), Failure> {
-    sync(mountpoint).map_err(still_mounted)?;
-    eprintln!(
-        "steadfs: {}; what the volume has is written, but what programs wrote through shared mappings may be lost",
-        first.message
-    );
-    Ok(())
+/// What is known of a volume that may be unmounted.
+enum Settled {
+    Durable,
+    /// Nothing can be done any more; the first cause.
+    Stopped(String),
+    /// The server is not there any more.
+    Gone,
+    /// Nobody but its user may ask the server; what the kernel said.
+    Closed(String),
+}
+
+/// Makes everything durable. A failure is told while there is still a mount to do something about it.
+fn settle(mount: &Mount) -> Result<Settled, Failure> {
+    let handle = MountHandle::of(&mount.mountpoint);
+    let first = match handle.sync() {
+        Ok(synced) => {
+            if let Some(cause) = &synced.lost {
+                eprintln!(
+                    "steadfs: {}: {cause}; what the volume has is written, but what programs wrote through shared \
+                     mappings may be lost",
+                    mount.mountpoint.display()
+                );
+            }
+            return Ok(Settled::Durable);
+        }
+        Err(SyncError::Gone) => return Ok(Settled::Gone),
+        Err(SyncError::Closed(why)) => return Ok(Settled::Closed(why)),
+        Err(error @ SyncError::NotAllowed) => return Err(failure(mount, &error)),
+        Err(error) => error,
+    };
+    // What stopped the volume may have failed just now: then it is the next who hears that.
+    match (first, handle.sync()) {
+        (SyncError::Stopped(cause), _) | (_, Err(SyncError::Stopped(cause))) => {
+            Ok(Settled::Stopped(cause))
+        }
+        (first, _) => Err(still_mounted(failure(mount, &first))),
+    }
+}
+
+/// Root may not enter what another user has mounted for himself. So a process of that user's does what is to be done,
+/// if one can be had.
+fn by_owner(mount: &Mount) -> Option<Result<(), Failure>> {
+    let number = |name: &str| {
+        let mut items = mount.options.iter();
+        items.find_map(|item| item.strip_prefix(name)?.parse::<u32>().ok())
+    };
+    let (user, group) = (number("user_id=")?, number("group_id=")?);
+    if user == 0 || !rustix::process::geteuid().is_root() {
+        return None;
+    }
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["umount", "--"]).arg(&mount.mountpoint);
+    let ended = command.uid(user).gid(group).status().ok()?;
+    Some(match ended.code().map(u8::try_from) {
+        Some(Ok(0)) => Ok(()),
+        // It has said why.
+        Some(Ok(code)) => Err(Failure::new(code, "")),
+        _ => Err(at(&mount.mountpoint, &io::Error::other(ended.to_string()))),
+    })
 }
 
 fn still_mounted(failure: Failure) -> Failure {
@@ -106,47 +140,39 @@ fn still_mounted(failure: Failure) -> Failure {
 pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
     let mount = find(mountpoint)?;
     if mount.is_block {
+        // The kernel asks the server, whoever calls.
         let folder = File::open(&mount.mountpoint).map_err(|e| at(&mount.mountpoint, &e))?;
         return rustix::fs::syncfs(&folder).map_err(|e| at(&mount.mountpoint, &e.into()));
     }
-    match control(&mount.mountpoint, "sync", b"1") {
-        // Nothing is written to a read-only mount.
-        Err(error) if error.raw_os_error() == Some(Errno::ROFS.raw_os_error()) => Ok(()),
-        // Nothing was tried.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Failure::new(
-            code::USAGE,
-            at(&mount.mountpoint, &error).message,
-        )),
-        Err(error) => Err(at(&mount.mountpoint, &error)),
-        Ok(()) => Ok(()),
+    let synced = MountHandle::of(&mount.mountpoint).sync();
+    match synced.map_err(|error| failure(&mount, &error))?.lost {
+        None => Ok(()),
+        Some(cause) => Err(at(&mount.mountpoint, &io::Error::other(cause))),
     }
 }
 
-/// Writes a value to a control file.
-pub fn control(mountpoint: &Path, name: &str, value: &[u8]) -> io::Result<()> {
-    let path = mountpoint.join(".steadfs").join(name);
-    let mut file = File::options().write(true).open(&path).map_err(|error| {
-        let hint = match error.kind() {
-            io::ErrorKind::NotFound => "no control files: mounted with nocontrol?",
-            io::ErrorKind::PermissionDenied => "only who mounted it may do that",
-            _ => return error,
-        };
-        io::Error::new(error.kind(), hint)
-    })?;
-    file.write_all(value)
+fn failure(mount: &Mount, error: &SyncError) -> Failure {
+    let code = match error {
+        SyncError::Closed(_) | SyncError::NotAllowed => code::USAGE,
+        SyncError::Gone | SyncError::Stopped(_) | SyncError::Failed(_) => code::MOUNT,
+    };
+    Failure::new(code, format!("{}: {error}", mount.mountpoint.display()))
 }
 
 pub fn at(path: &Path, error: &io::Error) -> Failure {
     Failure::new(code::MOUNT, format!("{}: {error}", path.display()))
 }
 
+/// All mounts of steadfs volumes, the newest last.
+pub fn mounts() -> Result<Vec<Mount>, Failure> {
+    let table = fs::read("/proc/self/mountinfo").map_err(|e| Failure::new(code::SYSTEM, e))?;
+    let lines = table.split(|&b| b == b'\n');
+    Ok(lines.filter_map(parse_line).collect())
+}
+
 /// The mount at a path, or of an image.
 pub fn find(path: &Path) -> Result<Mount, Failure> {
-    let table = fs::read("/proc/self/mountinfo").map_err(|e| Failure::new(code::SYSTEM, e))?;
-    let mounts: Vec<Mount> = table
-        .split(|&b| b == b'\n')
-        .filter_map(parse_line)
-        .collect();
+    let mounts = mounts()?;
     let known_as = |wanted: &Path| {
         let mut newest = mounts.iter().rev();
         let found = newest.find(|m| m.mountpoint == wanted);
@@ -162,11 +188,12 @@ pub fn find(path: &Path) -> Result<Mount, Failure> {
     })
 }
 
-/// A line of /proc/PID/mountinfo, if it is one of ours: the mount point is the fifth word, its options
-/// the sixth; after a lone dash follow type, source and the file system's options.
+/// A line of /proc/PID/mountinfo, if it is one of ours: the device is the third word, the mount point the fifth, its
+/// options the sixth; after a lone dash follow type, source and the file system's options.
 fn parse_line(line: &[u8]) -> Option<Mount> {
     let mut words = line.split(|&b| b == b' ');
-    let mountpoint = words.nth(4)?;
+    let device = words.nth(2)?;
+    let mountpoint = words.nth(1)?;
     let own = words.next()?;
     let mut rest = words.skip_while(|word| *word != b"-").skip(1);
     let (kind, source, shared) = (rest.next()?, rest.next()?, rest.next()?);
@@ -178,6 +205,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     Some(Mount {
         mountpoint: unescape(mountpoint),
         source: unescape(source),
+        device: String::from_utf8_lossy(device).into_owned(),
         is_block,
         options: [own, shared]
             .iter()
@@ -239,6 +267,7 @@ mod tests {
         let mount = Mount {
             mountpoint: "/mnt/a b".into(),
             source: r"/x\y.img".into(),
+            device: "0:35".to_owned(),
             is_block: false,
             options: ["rw", "relatime", "ro", "user_id=0"]
                 .map(String::from)

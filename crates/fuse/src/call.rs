@@ -8,6 +8,7 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
 use crate::labels::Labels;
+use crate::mount::FileId;
 use crate::notify::Notifier;
 use crate::owner::Classifier;
 use crate::reply::{NodeIds, Timeouts, Translate};
@@ -21,6 +22,8 @@ pub struct SessionConfig {
     pub max_request: u32,
     /// Whether the kernel shall check and store POSIX ACLs.
     pub posix_acl: bool,
+    /// The image file that is served, if it is one.
+    pub image: Option<FileId>,
     /// Whether to ask for requests through io_uring.
     pub uring: bool,
     /// Who is behind a process.

@@ -4,12 +4,13 @@
 //! Numbers and structures: linux/fs.h (FS_IOC_*, FITRIM), linux/ext4.h (shutdown).
 
 use rustix::io::Errno;
-use steadfs_vfs::{InodeFlags, ShutdownMode};
+use steadfs_vfs::{FsError, InodeFlags, ShutdownMode};
 use zerocopy::FromBytes;
 
 use crate::call::{Call, Outcome};
+use crate::mount::FileId;
 use crate::reply::ReplyBuf;
-use crate::sys::{REMOUNT, REMOUNT_SIZE, TUNE};
+use crate::sys::{REMOUNT, REMOUNT_SIZE, STOPPED, SYNC, TUNE};
 use crate::wire;
 
 const GETFLAGS: u32 = 0x8008_6601;
@@ -69,6 +70,14 @@ pub(crate) fn serve(
         cmd if u64::from(cmd) == u64::from(TUNE) => {
             answer(call, arg, data, out, |list| fs.tune(list))
         }
+        cmd if u64::from(cmd) == u64::from(SYNC) => answer(call, arg, data, out, |_| {
+            fs.sync_all(&call.cx)?;
+            Ok(call
+                .volume
+                .config
+                .image
+                .map_or_else(String::new, FileId::show))
+        }),
         cmd => {
             let answer = fs.ioctl(&call.cx, call.ino, cmd, data)?;
             let answer = answer.ok_or(Errno::NOTTY)?;
@@ -153,7 +162,7 @@ fn shutdown(call: &Call<'_>, arg: &wire::IoctlIn) -> Outcome {
     Ok(call.volume.fs.shutdown(&call.cx, mode)?)
 }
 
-/// Mount options or settings change. The kernel does not tell the server of a remount, and to a read-only
+/// Mount options or settings change, or all is made durable. The kernel does not tell the server of a remount, and to a read-only
 /// mount nothing can be written: not even a control file. Nor would write(2) tell why it failed.
 fn answer(
     call: &Call<'_>,
@@ -169,6 +178,7 @@ fn answer(
     let list = std::str::from_utf8(list).map_err(|_| Errno::INVAL)?;
     let (errno, text) = match work(list) {
         Ok(text) => (0, text),
+        Err(FsError::Stopped(cause)) => (STOPPED.raw_os_error(), cause),
         Err(error) => (error.errno(), error.to_string()),
     };
     let mut answer = vec![0; REMOUNT_SIZE];

@@ -6,6 +6,7 @@
 
 mod helper;
 mod remount;
+mod sync;
 
 use std::ffi::CString;
 use std::io::ErrorKind;
@@ -17,6 +18,8 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags as RawFlags, UnmountFlags};
 use steadfs_vfs::{FileSystem, FsError};
+
+pub use sync::{FileId, SyncError, Synced};
 
 use crate::call::SessionConfig;
 use crate::error::MountError;
@@ -105,6 +108,8 @@ pub struct MountOptions {
     pub subtype: String,
     /// Mount as `fuseblk` on this device (only root can).
     pub block_device: Option<BlockDevice>,
+    /// The image file that is served, if it is one: whoever waits for its end is told.
+    pub image: Option<FileId>,
     /// Flags that the kernel enforces.
     pub flags: MountFlags,
     /// Whether users other than the mounting one may enter.
@@ -137,6 +142,7 @@ impl Default for MountOptions {
             source: "steadfs".to_owned(),
             subtype: "steadfs".to_owned(),
             block_device: None,
+            image: None,
             flags: MountFlags::default(),
             allow_other: true,
             posix_acl: true,
@@ -224,6 +230,7 @@ fn attempt(
             },
             max_request: options.max_request.clamp(4096, 1 << 20) & !4095,
             posix_acl: options.posix_acl,
+            image: options.image,
             uring: queues.is_some(),
             classifier: options.classifier.clone(),
         },

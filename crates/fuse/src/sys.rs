@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::ioctl;
 use rustix::thread::Pid;
 
@@ -26,13 +27,23 @@ pub const REMOUNT: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE
 /// settings in such lines.
 pub const TUNE: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 2);
 
+/// The same to make all durable that the server has: `_IOWR('s', 3, char[4096])`. Out: the image that it
+/// serves, if it is one, as numbers of device and inode.
+pub const SYNC: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 3);
+
+/// The error number in answers to these commands of a volume that has stopped; the text is the cause.
+pub const STOPPED: Errno = Errno::SHUTDOWN;
+
 /// Asks the server of the volume that `folder` lies on to change mount options ([`REMOUNT`]) or settings
-/// ([`TUNE`]).
+/// ([`TUNE`]), or to make all durable ([`SYNC`]).
 pub fn ask<const COMMAND: ioctl::Opcode>(
     folder: impl AsFd,
     argument: &mut [u8; REMOUNT_SIZE],
 ) -> io::Result<()> {
-    const { assert!(COMMAND == REMOUNT || COMMAND == TUNE, "the size is theirs") };
+    const {
+        let is_ours = COMMAND == REMOUNT || COMMAND == TUNE || COMMAND == SYNC;
+        assert!(is_ours, "the size is theirs");
+    };
     // SAFETY: the commands' numbers say that 4096 bytes are read and written, which is all that
     // FUSE then copies; any other file system does not know the commands.
     unsafe {

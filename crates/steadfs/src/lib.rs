@@ -25,5 +25,7 @@ pub use steadfs_f2fs::format::{
     FormatError as F2fsFormatError, FormatOptions as F2fsFormatOptions,
     FormatReport as F2fsFormatReport,
 };
-pub use steadfs_fuse::{MountError, MountHandle, Mounted, Unmount, uring_hint};
+pub use steadfs_fuse::{
+    FileId, MountError, MountHandle, Mounted, SyncError, Synced, Unmount, uring_hint,
+};
 pub use volume::{Error, Kind, OpenReport, Volume, probe};

@@ -29,6 +29,7 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
         } else {
             None
         },
+        image: volume.image(),
         flags: MountFlags {
             read_only,
             nosuid: flags.nosuid,

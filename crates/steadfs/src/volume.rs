@@ -9,7 +9,7 @@ use steadfs_block::{
 };
 use steadfs_ext4::{CacheSizes, Ext4};
 use steadfs_f2fs::F2fs;
-use steadfs_fuse::BlockDevice;
+use steadfs_fuse::{BlockDevice, FileId};
 use steadfs_vfs::{FileSystem, FsError};
 use thiserror::Error;
 
@@ -318,6 +318,12 @@ impl Volume {
             path: self.path.clone(),
             block_size: self.block_size,
         })
+    }
+
+    /// The image file that the volume is in, if it is in one.
+    pub(crate) fn image(&self) -> Option<FileId> {
+        let (device, inode) = self.device.as_ref()?.image()?;
+        Some(FileId { device, inode })
     }
 
     /// The image or device.

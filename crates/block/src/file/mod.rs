@@ -117,6 +117,12 @@ impl FileDevice {
         self.first.target.kind == Kind::BlockDevice
     }
 
+    /// The image file, whatever its names: numbers of device and inode.
+    pub fn image(&self) -> Option<(u64, u64)> {
+        let found = rustix::fs::fstat(&self.first.target.fd).ok()?;
+        (!self.is_block_device()).then_some((found.st_dev, found.st_ino))
+    }
+
     /// Gives up the O_EXCL claim of a block device, because the kernel is about to claim it for a
     /// mount that is served from here. What follows flock(2) is still kept away.
     pub fn yield_claim(&self) {

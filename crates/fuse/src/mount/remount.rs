@@ -6,11 +6,13 @@
 //! server that it is writable.
 
 use std::fs::File;
+use std::io;
 use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::ioctl::Opcode;
 use rustix::mount::MountFlags as RawFlags;
+use steadfs_vfs::FsError;
 
 use super::MountHandle;
 use crate::error::MountError;
@@ -92,31 +94,18 @@ impl MountHandle {
     /// Returns the options, or settings, as they are then.
     fn tell_server<const COMMAND: Opcode>(&self, list: &str) -> Result<String, MountError> {
         let failed = |error: std::io::Error| self.refused(error.to_string());
-        let mut argument = [0; REMOUNT_SIZE];
-        let Some(place) = argument
-            .get_mut(..list.len())
-            .filter(|p| p.len() < REMOUNT_SIZE)
-        else {
-            return Err(self.refused("the list is too long".to_owned()));
-        };
-        place.copy_from_slice(list.as_bytes());
         let folder = File::open(&*self.mountpoint).map_err(failed)?;
-        sys::ask::<COMMAND>(&folder, &mut argument).map_err(|error| {
+        let answer = ask_server::<COMMAND>(&folder, list).map_err(|error| {
             if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) {
                 return self.refused("only who mounted it may do that".to_owned());
             }
             failed(error)
         })?;
-        let (errno, text) = argument.split_at(4);
-        let text = text.split(|&b| b == 0).next().unwrap_or_default();
-        let text = String::from_utf8_lossy(text).into_owned();
-        match i32::from_ne_bytes([errno[0], errno[1], errno[2], errno[3]]) {
-            0 => Ok(text),
-            errno if errno == Errno::BUSY.raw_os_error() => {
-                Err(MountError::InUse(self.mountpoint.to_path_buf()))
-            }
-            _ => Err(self.refused(text)),
-        }
+        answer.map_err(|refusal| match refusal.errno {
+            Errno::BUSY => MountError::InUse(self.mountpoint.to_path_buf()),
+            sys::STOPPED => self.refused(FsError::Stopped(refusal.cause).to_string()),
+            _ => self.refused(refusal.cause),
+        })
     }
 
     fn set_kernel_flags(&self, old: RawFlags, new: RawFlags) -> Result<(), MountError> {
@@ -135,6 +124,38 @@ impl MountHandle {
             .map_err(|error| self.refused(format!("/proc/self/mountinfo: {error}")))?;
         flags_of(&table, &self.mountpoint).ok_or_else(|| self.refused("not mounted".to_owned()))
     }
+}
+
+/// Why a server did not do what it was asked for.
+pub(super) struct Refusal {
+    pub errno: Errno,
+    pub cause: String,
+}
+
+/// Sends one of our own commands to the server of an open folder: its answer, or what kept it from answering.
+pub(super) fn ask_server<const COMMAND: Opcode>(
+    folder: &File,
+    list: &str,
+) -> io::Result<Result<String, Refusal>> {
+    let mut argument = [0; REMOUNT_SIZE];
+    let place = argument.get_mut(..list.len());
+    let Some(place) = place.filter(|place| place.len() < REMOUNT_SIZE) else {
+        return Err(io::Error::other("the list is too long"));
+    };
+    place.copy_from_slice(list.as_bytes());
+    sys::ask::<COMMAND>(folder, &mut argument)?;
+    let (errno, text) = argument.split_at(4);
+    let text = text.split(|&b| b == 0).next().unwrap_or_default();
+    let text = String::from_utf8_lossy(text).into_owned();
+    Ok(
+        match i32::from_ne_bytes([errno[0], errno[1], errno[2], errno[3]]) {
+            0 => Ok(text),
+            errno => Err(Refusal {
+                errno: Errno::from_raw_os_error(errno),
+                cause: text,
+            }),
+        },
+    )
 }
 
 /// The flags of the newest mount on `mountpoint`: the sixth word is the mount's own, the third behind

@@ -1,0 +1,111 @@
+//! Making a mount durable from outside, with all that is told of it.
+//!
+//! The kernel hands over dirty pages of shared mappings only when it syncs, and it passes a sync on to the server
+//! for block devices only; the result of the server's own sync it passes on to nobody. So both are asked.
+
+use std::fs::File;
+use std::io::ErrorKind;
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+use super::MountHandle;
+use super::remount::ask_server;
+use crate::sys;
+
+/// What a sync found when everything that the volume has is durable.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Synced {
+    /// Pages of shared mappings did not reach the volume, now or since the last sync, and why. The kernel has
+    /// dropped them.
+    pub lost: Option<String>,
+    /// The image that the server has open, if it serves one.
+    pub image: Option<FileId>,
+}
+
+/// A file, whatever its names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    /// Number of the device on which it lies.
+    pub device: u64,
+    /// Number of its inode there.
+    pub inode: u64,
+}
+
+/// Why a mount could not be made durable.
+#[derive(Clone, Debug, Error)]
+pub enum SyncError {
+    /// The caller may not enter the mount: nothing was tried.
+    #[error("{0}")]
+    Closed(String),
+    /// The server does that for its own user and root only: nothing was tried.
+    #[error("only who mounted it may do that")]
+    NotAllowed,
+    /// The server is gone, or the connection to it.
+    #[error("its server is gone")]
+    Gone,
+    /// The volume has stopped; the first cause.
+    #[error("volume stopped: {0}")]
+    Stopped(String),
+    /// Something could not be written.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl MountHandle {
+    /// Makes everything on the mount durable: also what the kernel alone has.
+    ///
+    /// # Errors
+    /// [`SyncError`]: not everything is durable.
+    pub fn sync(&self) -> Result<Synced, SyncError> {
+        let folder = self.open()?;
+        let pages = rustix::fs::syncfs(&folder);
+        let answer =
+            ask_server::<{ sys::SYNC }>(&folder, "").map_err(|error| from_kernel(&error))?;
+        match answer {
+            Ok(image) => Ok(Synced {
+                lost: pages.err().map(|errno| errno.to_string()),
+                image: FileId::parse(&image),
+            }),
+            Err(refusal) if refusal.errno == sys::STOPPED => Err(SyncError::Stopped(refusal.cause)),
+            Err(refusal) => Err(SyncError::Failed(refusal.cause)),
+        }
+    }
+}
+
+impl MountHandle {
+    /// Any of the mount's folders will do, and the user may have no right to read the root directory.
+    fn open(&self) -> Result<File, SyncError> {
+        let opened = File::open(&*self.mountpoint).or_else(|error| match error.kind() {
+            ErrorKind::PermissionDenied => File::open(self.mountpoint.join(".steadfs")),
+            _ => Err(error),
+        });
+        opened.map_err(|error| match error.kind() {
+            ErrorKind::PermissionDenied => SyncError::Closed(error.to_string()),
+            _ => from_kernel(&error),
+        })
+    }
+}
+
+fn from_kernel(error: &std::io::Error) -> SyncError {
+    match Errno::from_io_error(error) {
+        Some(Errno::PERM) => SyncError::NotAllowed,
+        Some(Errno::NOTCONN | Errno::CONNABORTED) => SyncError::Gone,
+        _ => SyncError::Failed(error.to_string()),
+    }
+}
+
+impl FileId {
+    /// As the server writes it.
+    pub(crate) fn show(self) -> String {
+        format!("{} {}", self.device, self.inode)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (device, inode) = text.split_once(' ')?;
+        Some(Self {
+            device: device.parse().ok()?,
+            inode: inode.parse().ok()?,
+        })
+    }
+}
