@@ -3,16 +3,26 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use steadfs_suite::command::until;
-use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, steadfs};
+use steadfs_suite::command::{finish, until};
+use steadfs_suite::scratch::mounts_below;
+use steadfs_suite::stead::program;
+use steadfs_suite::{Image, LoopDevice, Outcome, Scratch, SteadMount, steadfs, steadfs_patiently};
 
 const MIB: u64 = 1 << 20;
+/// Longest time that an unmount may take which has nothing to wait for.
+const SOON: Duration = Duration::from_secs(30);
 
 fn image(scratch: &Scratch, name: &str) -> Image {
     Image::mke2fs(scratch, name, 64 * MIB, &["-t", "ext4"])
+}
+
+fn umount(mount: &SteadMount) -> Outcome {
+    steadfs_patiently(&["umount".as_ref(), mount.root().as_os_str()])
 }
 
 /// What mapped files hold before and, in their first block, no more when they are changed.
@@ -80,4 +90,68 @@ fn sync_covers_what_is_mapped() {
         assert!(is_changed(&mount.join("file")));
         mount.unmount();
     }
+}
+
+#[test]
+fn an_image_is_closed_whatever_became_of_its_name() {
+    type Change = fn(&Path);
+    let scratch = Scratch::new();
+    let changes: [Change; 3] = [
+        |path| fs::rename(path, path.with_extension("moved")).unwrap(),
+        |path| fs::remove_file(path).unwrap(),
+        |path| {
+            fs::rename(path, path.with_extension("replaced")).unwrap();
+            fs::write(path, "something else").unwrap();
+        },
+    ];
+    for (n, change) in (0..9).zip(changes.into_iter().cycle()) {
+        let image = image(&scratch, &format!("{n}.img"));
+        let opened = File::open(image.path()).unwrap();
+        let mount = SteadMount::new(&scratch, image.path(), "");
+        change(image.path());
+        fs::write(mount.join("file"), vec![7; 4_000_000]).unwrap();
+        umount(&mount).expect(0);
+        opened
+            .try_lock_shared()
+            .expect("nobody has it open any more");
+        assert_eq!(mount.wait(), 0);
+    }
+}
+
+#[test]
+fn another_mount_namespace_is_told_and_not_waited_for() {
+    let scratch = Scratch::new();
+    let image = image(&scratch, "shared.img");
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    fs::write(mount.join("file"), b"content").unwrap();
+    // What other tests have mounted it lets go at once.
+    let keeps = format!(
+        "awk '$3 ~ /steadfs/ && $2 != \"{}\" {{ print $2 }}' /proc/mounts | xargs -r umount -l; exec sleep 600",
+        mount.root().display()
+    );
+    let mut other = Command::new("unshare");
+    let mut other = other.args(["--mount", "sh", "-c", &keeps]).spawn().unwrap();
+    let namespace = |pid: &str| fs::metadata(format!("/proc/{pid}/ns/mnt")).map(|m| m.ino());
+    let own = namespace("self").unwrap();
+    until("it has a mount namespace", || {
+        let comm = fs::read_to_string(format!("/proc/{}/comm", other.id()));
+        comm.is_ok_and(|name| name.trim() == "sleep")
+            && namespace(&other.id().to_string()).is_ok_and(|its| its != own)
+    });
+    let mut command = Command::new(program());
+    command.arg("umount").arg(mount.root());
+    let said = finish(command, SOON);
+    let still_there = mounts_below(mount.root());
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(said.code(), 32, "{}", said.err);
+    for words in [
+        "another mount namespace",
+        &format!("process {}", other.id()),
+    ] {
+        assert!(said.err.contains(words), "{}", said.err);
+    }
+    assert!(still_there.is_empty());
+    assert_eq!(mount.wait(), 0);
+    image.check_clean();
 }

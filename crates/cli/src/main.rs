@@ -2,6 +2,7 @@
 
 mod args;
 mod check;
+mod closing;
 mod completions;
 mod consent;
 mod copy;

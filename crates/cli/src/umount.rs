@@ -6,14 +6,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
-use steadfs::{MountHandle, SyncError, Unmount};
+use steadfs::{MountHandle, SyncError, Synced, Unmount};
 use steadfs_vfs::SHUT_DOWN;
 
 use crate::args;
+use crate::closing::Closing;
 use crate::failure::{Failure, code};
 
 /// A mounted volume as the kernel lists it.
@@ -42,11 +40,16 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
         Settled::Closed(_) if let Some(done) = by_owner(&mount) => return done,
         settled => settled,
     };
+    let image = match &before {
+        Settled::Durable(synced) => synced.image,
+        _ => None,
+    };
+    let closing = Closing::of(&mount, image);
     take_away(&mount, Unmount::IfIdle)?;
-    let closed = wait_closed(&mount.source);
+    let closed = closing.wait();
     let place = mount.mountpoint.display();
     match before {
-        Settled::Durable | Settled::Gone => closed,
+        Settled::Durable(_) | Settled::Gone => closed,
         // Whoever asked for that knows what it leaves.
         Settled::Stopped(cause) if cause == SHUT_DOWN => closed,
         Settled::Stopped(cause) => Err(Failure::new(
@@ -71,7 +74,7 @@ fn take_away(mount: &Mount, how: Unmount) -> Result<(), Failure> {
 
 /// What is known of a volume that may be unmounted.
 enum Settled {
-    Durable,
+    Durable(Synced),
     /// Nothing can be done any more; the first cause.
     Stopped(String),
     /// The server is not there any more.
@@ -92,7 +95,7 @@ fn settle(mount: &Mount) -> Result<Settled, Failure> {
                     mount.mountpoint.display()
                 );
             }
-            return Ok(Settled::Durable);
+            return Ok(Settled::Durable(synced));
         }
         Err(SyncError::Gone) => return Ok(Settled::Gone),
         Err(SyncError::Closed(why)) => return Ok(Settled::Closed(why)),
@@ -236,25 +239,6 @@ fn unescape(word: &[u8]) -> PathBuf {
         }
     }
     PathBuf::from(std::ffi::OsStr::from_bytes(&out))
-}
-
-/// Waits until the server has let the image or device go: it holds the file's lock while it has it open.
-/// Somebody who mounts it again at once is not waited for.
-fn wait_closed(image: &Path) -> Result<(), Failure> {
-    let file = match File::open(image) {
-        Ok(file) => file,
-        // It has been moved or is not ours to read: whoever can see it closed does not depend on us.
-        Err(_) => return Ok(()),
-    };
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(Errno::WOULDBLOCK) if find(image).is_ok() => return Ok(()),
-            Err(Errno::WOULDBLOCK) => steadfs_rt::sleep(Duration::from_millis(2)),
-            Err(error) => return Err(at(image, &error.into())),
-        }
-    }
 }
 
 #[cfg(test)]

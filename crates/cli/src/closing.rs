@@ -1,0 +1,162 @@
+//! Waiting for the end of a mount that another process serves.
+//!
+//! The server holds the lock of its image while it has it open. So whoever has the same file open, whatever has
+//! become of its name since, learns from the lock when the volume is closed. As long as the kernel has the volume
+//! mounted anywhere, nobody closes it.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, CWD, FlockOperation, StatxFlags, flock, major, minor, statx};
+use rustix::io::Errno;
+use steadfs::FileId;
+
+use crate::failure::{Failure, code};
+use crate::umount::{Mount, at, mounts};
+
+/// How long others may have the volume mounted before they are told of. Namespaces that end just now are not worth it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A mount that is about to end.
+pub struct Closing {
+    mount: Mount,
+    /// Nobody knows of another one, which would have to be looked for.
+    image: Option<File>,
+    /// What the kernel shows of the mount as long as it has it.
+    shown: Option<(PathBuf, u64)>,
+    /// Devices of other mounts of files that have, or had, the image's name.
+    others: Vec<String>,
+}
+
+impl Closing {
+    /// To be called while the volume is mounted. The image is the one that the server told of.
+    pub fn of(mount: &Mount, image: Option<FileId>) -> Self {
+        let others = of_source(&mount.source).filter(|device| *device != mount.device);
+        Self {
+            image: match image {
+                Some(image) => open_image(&mount.source, image),
+                None => File::open(&mount.source).ok(),
+            },
+            shown: shown(&mount.device),
+            others: others.collect(),
+            mount: mount.clone(),
+        }
+    }
+
+    /// Waits until the server has let the image or device go. Somebody who mounts it again at once is not waited
+    /// for.
+    pub fn wait(self) -> Result<(), Failure> {
+        let source = self.mount.source.display();
+        let Some(image) = &self.image else {
+            eprintln!("steadfs: unmounted; it cannot be seen from here when {source} is closed");
+            return Ok(());
+        };
+        let begun = steadfs_rt::now();
+        loop {
+            match flock(image, FlockOperation::NonBlockingLockShared) {
+                Ok(()) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if self.is_mounted_again() => return Ok(()),
+                Err(Errno::WOULDBLOCK) if self.is_used() && begun.elapsed() > PATIENCE => {
+                    return Err(self.used_elsewhere());
+                }
+                Err(Errno::WOULDBLOCK) => steadfs_rt::sleep(Duration::from_millis(2)),
+                Err(error) => return Err(at(&self.mount.source, &error.into())),
+            }
+        }
+    }
+
+    /// Or still, at another mount point.
+    fn is_mounted_again(&self) -> bool {
+        of_source(&self.mount.source).any(|device| !self.others.contains(&device))
+    }
+
+    /// Whether the kernel still has the volume mounted somewhere.
+    fn is_used(&self) -> bool {
+        self.shown.is_some() && shown(&self.mount.device) == self.shown
+    }
+
+    fn used_elsewhere(&self) -> Failure {
+        let (place, source) = (self.mount.mountpoint.display(), self.mount.source.display());
+        let whose = match user_of(&self.mount.device) {
+            Some(who) => format!("in another mount namespace, that of {who}"),
+            None => "where it is not seen from here: in another mount namespace, or taken out of the tree (umount \
+                     --lazy) and still in use"
+                .to_owned(),
+        };
+        Failure::new(
+            code::MOUNT,
+            format!(
+                "{place}: unmounted here, but {source} is not closed: it is still mounted {whose}"
+            ),
+        )
+    }
+}
+
+/// Devices of the mounts of what has this name.
+fn of_source(source: &Path) -> impl Iterator<Item = String> {
+    let all = mounts().unwrap_or_default().into_iter();
+    all.filter(move |mount| mount.source == source)
+        .map(|mount| mount.device)
+}
+
+/// The entry of a mounted volume in sysfs, and the entry's own number: the volume's is soon another's.
+fn shown(device: &str) -> Option<(PathBuf, u64)> {
+    ["", "-fuseblk"].into_iter().find_map(|suffix| {
+        let path = PathBuf::from(format!("/sys/class/bdi/{device}{suffix}"));
+        let number = fs::metadata(&path).ok()?.ino();
+        Some((path, number))
+    })
+}
+
+/// A process that sees the volume mounted.
+fn user_of(device: &str) -> Option<String> {
+    processes().find_map(|process| {
+        let table = fs::read_to_string(process.join("mountinfo")).ok()?;
+        let has = |line: &str| line.split(' ').nth(2) == Some(device);
+        table.lines().find(|line| has(line))?;
+        let name = fs::read_to_string(process.join("comm")).ok()?;
+        let number = process.file_name()?.to_str()?;
+        Some(format!("process {number} ({})", name.trim_end()))
+    })
+}
+
+fn processes() -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let is_process = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.bytes().all(|b| b.is_ascii_digit()))
+    };
+    entries.map(|entry| entry.path()).filter(is_process)
+}
+
+/// Opens the image by its name, or else as the server has it open.
+fn open_image(source: &Path, image: FileId) -> Option<File> {
+    let descriptors = || {
+        processes().flat_map(|process| {
+            let list = fs::read_dir(process.join("fd")).into_iter().flatten();
+            list.flatten().map(|descriptor| descriptor.path())
+        })
+    };
+    let found = [source.to_owned()].into_iter().chain(descriptors());
+    found
+        .filter(|path| is_file(path, image))
+        .find_map(|path| File::open(path).ok())
+}
+
+/// Whether a path leads there. Nobody's server is asked: it may be one that does not answer.
+fn is_file(path: &Path, image: FileId) -> bool {
+    let found = statx(
+        CWD,
+        path,
+        AtFlags::STATX_DONT_SYNC,
+        StatxFlags::INO | StatxFlags::TYPE,
+    );
+    found.is_ok_and(|found| {
+        found.stx_ino == image.inode
+            && found.stx_dev_major == major(image.device)
+            && found.stx_dev_minor == minor(image.device)
+    })
+}
