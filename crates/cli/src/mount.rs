@@ -132,6 +132,9 @@ fn tell(args: &args::Mount, volume: &Volume) {
     for reason in &report.read_only_because {
         eprintln!("steadfs: mounted read-only: {reason}");
     }
+    for why in &report.defaults_passed_over {
+        eprintln!("steadfs: the superblock's default is passed over: {why}");
+    }
     if let Some(why) = report.check_because {
         eprintln!(
             "steadfs: the volume {why}: mounted all the same; unmount it and run e2fsck -f on it"

@@ -33,6 +33,8 @@ pub struct MountReport {
     pub orphans: u64,
     /// Why the volume is read-only although writing was asked for.
     pub read_only_because: Vec<String>,
+    /// Options that the superblock asks for and does not get, with the reason.
+    pub defaults_passed_over: Vec<String>,
     /// Why e2fsck should look at a volume that is mounted for writing.
     pub check_because: Option<&'static str>,
 }
@@ -106,6 +108,8 @@ impl Ext4 {
         } else {
             superblock_bytes(&queue)?
         };
+        let (options, passed) = options.over(sb.default_mount_opts(), &sb.mount_opts());
+        report.defaults_passed_over = passed;
         let fs = Self::assemble(queue, (sb, seen), overlay, options, sizes)?;
         fs.check_root()?;
         if !fs.read_only.load(Ordering::Acquire) {

@@ -1,11 +1,15 @@
 //! Mount options of ext2, ext3 and ext4, under the names mount(8) and ext4(5) give them.
 
+mod defaults;
+
 use std::fmt::Write as _;
 
 use steadfs_vfs::options::{
     Entry, already, apply, choice, either, flag, items, number, refused, unknown, value,
 };
 use steadfs_vfs::{FsError, Result};
+
+pub use defaults::Asked;
 
 /// `data=`: when file data goes to the device relative to its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +99,8 @@ pub struct MountOptions {
     pub sync: bool,
     /// `dirsync`: so is every change of a directory.
     pub dirsync: bool,
+    /// What of all this was asked for by name.
+    pub asked: Asked,
 }
 
 /// When log space is reclaimed in the background.
@@ -151,6 +157,7 @@ impl Default for MountOptions {
             nodiratime: false,
             sync: false,
             dirsync: false,
+            asked: Asked::default(),
         }
     }
 }
@@ -397,6 +404,14 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`] for a value that makes no sense or an option that is not offered.
     pub fn set(&mut self, name: &str, value: Option<&str>) -> Result<bool> {
+        let known = self.put(name, value)?;
+        if known {
+            self.asked.push(name, value);
+        }
+        Ok(known)
+    }
+
+    fn put(&mut self, name: &str, value: Option<&str>) -> Result<bool> {
         apply(TABLE, self, name, value)
     }
 

@@ -91,6 +91,8 @@ pub struct OpenReport {
     pub orphans: u64,
     /// Why the volume is read-only although writing was asked for, or could not be written.
     pub read_only_because: Vec<String>,
+    /// Options that the superblock asks for and does not get, with the reason.
+    pub defaults_passed_over: Vec<String>,
     /// What the volume says of itself because of which it should be checked, though it can be written.
     pub check_because: Option<&'static str>,
 }
@@ -102,6 +104,7 @@ impl From<steadfs_ext4::MountReport> for OpenReport {
             replayed_transactions: report.replayed_transactions,
             orphans: report.orphans,
             read_only_because: report.read_only_because,
+            defaults_passed_over: report.defaults_passed_over,
             check_because: report.check_because,
             ..Self::default()
         }

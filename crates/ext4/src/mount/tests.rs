@@ -147,3 +147,28 @@ fn a_damaged_group_is_passed_over_and_told_of() {
         assert!(says_errors(&device), "{of}");
     }
 }
+
+#[test]
+fn a_mount_does_what_the_superblock_asks_for() {
+    let image = Image::make(&["-t", "ext4"], "16M");
+    image.debugfs("set_super_value default_mount_opts 0x40c");
+    image.debugfs("set_super_value mount_opts commit=33,bogus");
+    let opened = |list: &str| {
+        let options = MountOptions::parse(list).unwrap();
+        let (fs, report) = Ext4::open(image.device(), options, CacheSizes::of(8 << 20)).unwrap();
+        let shown = steadfs_vfs::FileSystem::options(&*fs);
+        fs.close().unwrap();
+        (shown, report.defaults_passed_over)
+    };
+    let (shown, passed) = opened("");
+    assert!(
+        shown.contains(",discard,") && shown.contains(",commit=33"),
+        "{shown}"
+    );
+    assert_eq!(passed, ["option bogus: unknown"]);
+    let (shown, _) = opened("nodiscard,commit=9");
+    assert!(
+        !shown.contains("discard") && shown.contains(",commit=9"),
+        "{shown}"
+    );
+}

@@ -106,3 +106,55 @@ fn remount_changes_what_may_change() {
     }
     assert!(mounted.remounted("bogus").is_err());
 }
+
+/// What a mount with `list` comes to on a volume that asks for these, and what is passed over.
+fn on_volume(list: &str, bits: u32, text: &str) -> (String, Vec<String>) {
+    let asked = MountOptions::parse(list).expect(list);
+    let (options, passed) = asked.over(bits, text);
+    (options.show(), passed)
+}
+
+#[test]
+fn the_superblock_is_asked_where_the_mount_says_nothing() {
+    let good = |list, bits, text| {
+        let (shown, passed) = on_volume(list, bits, text);
+        assert!(passed.is_empty(), "{passed:?}");
+        shown
+    };
+    assert_eq!(good("", 0xc, ""), "rw,relatime");
+    assert_eq!(
+        good("", 0xd62, "commit=33"),
+        "rw,relatime,nobarrier,discard,grpid,nodelalloc,commit=33,data=writeback"
+    );
+    let all = "barrier,nodiscard,nogrpid,delalloc,commit=5,data=ordered,noatime";
+    assert_eq!(good(all, 0xd62, "commit=33"), "rw,noatime,data=ordered");
+    // In the text, too, the last word counts.
+    assert_eq!(
+        good("", 0x400, "nodiscard,commit=3"),
+        "rw,relatime,commit=3"
+    );
+    let remounted = MountOptions::parse("")
+        .map(|o| o.over(0x400, "commit=33").0)
+        .and_then(|o| o.remounted("commit=7"));
+    assert_eq!(
+        remounted.expect("good").show(),
+        "rw,relatime,discard,commit=7"
+    );
+}
+
+#[test]
+fn what_the_superblock_cannot_have_is_told() {
+    let (shown, passed) = on_volume("", 0x20, "commit=33,bogus,ro,data=journal,sync");
+    assert_eq!(shown, "rw,relatime,commit=33");
+    assert_eq!(
+        passed,
+        [
+            "option data=journal: data is not journaled; use data=ordered",
+            "option bogus: unknown",
+            "option data=journal: data is not journaled; use data=ordered",
+        ]
+    );
+    let (shown, passed) = on_volume("max_batch_time=5", 0, "min_batch_time=9");
+    assert_eq!(shown, "rw,relatime,max_batch_time=5");
+    assert_eq!(passed.len(), 1, "{passed:?}");
+}

@@ -1,0 +1,79 @@
+//! Options that a volume asks for in its superblock (`tune2fs -o`, `tune2fs -E mount_opts=`): those of the mount
+//! go before them.
+
+use steadfs_vfs::options::items;
+
+use super::MountOptions;
+
+/// `s_default_mount_opts`: bits (`EXT4_DEFM_*` of the ext4 disk layout) and the options they stand for. What is on
+/// anyway, or tells nothing here (1: debug, 4: user_xattr, 8: acl, 0x10: uid16, 0x200: block_validity), is left out.
+const BITS: [(u32, &str); 4] = [
+    (0x2, "grpid"),
+    (0x100, "nobarrier"),
+    (0x400, "discard"),
+    (0x800, "nodelalloc"),
+];
+/// The bits of the journal's mode, and its modes.
+const DATA: u32 = 0x60;
+const DATA_MODES: [(u32, &str); 3] = [
+    (0x20, "data=journal"),
+    (0x40, "data=ordered"),
+    (0x60, "data=writeback"),
+];
+
+/// What was asked for at the mount, in order. Not a part of what the options are: two ways to ask for the same are
+/// equal.
+#[derive(Clone, Debug, Default)]
+pub struct Asked(Vec<(String, Option<String>)>);
+
+impl Asked {
+    pub(super) fn push(&mut self, name: &str, value: Option<&str>) {
+        let item = (name.to_owned(), value.map(ToOwned::to_owned));
+        self.0.retain(|other| *other != item);
+        self.0.push(item);
+    }
+}
+
+impl PartialEq for Asked {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Asked {}
+
+impl MountOptions {
+    /// These options, and where they say nothing those of a superblock with these `s_default_mount_opts` and
+    /// `s_mount_opts`; and why some of the latter are passed over, a sentence each.
+    pub(crate) fn over(&self, bits: u32, text: &str) -> (Self, Vec<String>) {
+        let set = BITS.iter().filter(|(bit, _)| bits & bit != 0);
+        let mode = DATA_MODES.iter().filter(|(mode, _)| bits & DATA == *mode);
+        let defaults: Vec<&str> = set.chain(mode).map(|&(_, option)| option).collect();
+        let mut new = self.clone();
+        let mut passed = Vec::new();
+        for (name, value) in items(&defaults.join(",")).chain(items(text)) {
+            let why = match new.put(name, value) {
+                Ok(true) => continue,
+                Ok(false) => format!("option {name}: unknown"),
+                Err(error) => error.to_string(),
+            };
+            passed.push(why);
+        }
+        for (name, value) in &self.asked.0 {
+            // It was good before.
+            let _ = new.put(name, value.as_deref());
+        }
+        // What mount(8) knows of every volume is not the superblock's to say.
+        new.read_only = self.read_only;
+        new.no_replay = self.no_replay;
+        (new.sync, new.dirsync) = (self.sync, self.dirsync);
+        (new.atime, new.nodiratime) = (self.atime, self.nodiratime);
+        match new.validate() {
+            Ok(()) => (new, passed),
+            Err(error) => {
+                passed.push(error.to_string());
+                (self.clone(), passed)
+            }
+        }
+    }
+}
