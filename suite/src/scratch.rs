@@ -78,6 +78,17 @@ pub fn unmount_patiently(root: &Path) {
     });
 }
 
+/// Words for unshare(1), before those of a command: it gets a mount namespace of its own. What other tests have mounted,
+/// except on `$KEEP_MOUNT`, it lets go at once: whoever unmounts a volume waits for all namespaces.
+pub const IN_NAMESPACE: [&str; 5] = [
+    "--mount",
+    "sh",
+    "-c",
+    "awk -v keep=\"$KEEP_MOUNT\" '$3 ~ /steadfs/ && $2 != keep { print $2 }' /proc/mounts | xargs -r umount -il; \
+     exec \"$@\"",
+    "sh",
+];
+
 /// Mount points below `dir`, in the order they were mounted.
 pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();

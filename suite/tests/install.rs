@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use steadfs_suite::command::finish;
+use steadfs_suite::scratch::IN_NAMESPACE;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, Outcome, Scratch, run, steadfs};
 
@@ -269,9 +270,7 @@ fn mount_8_and_fstab_know_the_type() {
          {dir}/a.img {dir}/third steadfs noauto,async_checkpoint=40,io_scheduler=cfq 0 0\n"
     );
     fs::write(scratch.join("fstab"), lines).unwrap();
-    let said: Outcome = run(
-        "unshare",
-        ["--mount", "bash", "-c", WITH_HELPERS, "bash", dir],
-    );
+    let words = ["bash", "-c", WITH_HELPERS, "bash", dir];
+    let said: Outcome = run("unshare", IN_NAMESPACE.into_iter().chain(words));
     assert_eq!(said.code(), 0, "{}{}", said.out, said.err);
 }

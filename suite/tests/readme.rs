@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use steadfs_suite::scratch::IN_NAMESPACE;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, Scratch, run, steadfs, succeed};
 
@@ -34,7 +35,8 @@ fn the_first_session_runs_as_it_stands() {
         bin = bin.display(),
         work = work.display(),
     );
-    let said = run("unshare", ["--mount", "bash", "-c", &script]);
+    let words = IN_NAMESPACE.into_iter().chain(["bash", "-c", &script]);
+    let said = run("unshare", words);
     assert_eq!(said.code(), 0, "{}{}", said.out, said.err);
     assert!(said.out.contains("noatime,commit=30"), "{}", said.out);
     for name in ["disk.img", "boot.img"] {

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use steadfs_rt::{now, sleep};
+use steadfs_suite::scratch::IN_NAMESPACE;
 use steadfs_suite::{Image, Scratch, SteadMount, run, steadfs};
 
 const MIB: u64 = 1 << 20;
@@ -262,7 +263,8 @@ fn nested_groups_of_version_2_share_what_their_parent_has() {
          {INSIDE}=1 exec {} --exact --nocapture nested_groups_of_version_2_share_what_their_parent_has",
         itself.display()
     );
-    run("unshare", ["--mount", "sh", "-c", &script]).expect(0);
+    let words = IN_NAMESPACE.into_iter().chain(["sh", "-c", &script]);
+    run("unshare", words).expect(0);
 }
 
 /// How long each of `rounds` appends of 4 KiB takes to become durable, sorted. Between append and fsync

@@ -9,13 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use steadfs_suite::command::{finish, until};
-use steadfs_suite::scratch::mounts_below;
+use steadfs_suite::scratch::{IN_NAMESPACE, mounts_below};
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, LoopDevice, Outcome, Scratch, SteadMount, steadfs, steadfs_patiently};
 
 const MIB: u64 = 1 << 20;
-/// Longest time that an unmount may take which has nothing to wait for.
-const SOON: Duration = Duration::from_secs(30);
+/// Longest time that an unmount may take which waits for nobody who does anything.
+const SOON: Duration = Duration::from_secs(60);
 
 fn image(scratch: &Scratch, name: &str) -> Image {
     Image::mke2fs(scratch, name, 64 * MIB, &["-t", "ext4"])
@@ -124,13 +124,9 @@ fn another_mount_namespace_is_told_and_not_waited_for() {
     let image = image(&scratch, "shared.img");
     let mount = SteadMount::new(&scratch, image.path(), "");
     fs::write(mount.join("file"), b"content").unwrap();
-    // What other tests have mounted it lets go at once.
-    let keeps = format!(
-        "awk '$3 ~ /steadfs/ && $2 != \"{}\" {{ print $2 }}' /proc/mounts | xargs -r umount -l; exec sleep 600",
-        mount.root().display()
-    );
     let mut other = Command::new("unshare");
-    let mut other = other.args(["--mount", "sh", "-c", &keeps]).spawn().unwrap();
+    other.args(IN_NAMESPACE).args(["sleep", "600"]);
+    let mut other = other.env("KEEP_MOUNT", mount.root()).spawn().unwrap();
     let namespace = |pid: &str| fs::metadata(format!("/proc/{pid}/ns/mnt")).map(|m| m.ino());
     let own = namespace("self").unwrap();
     until("it has a mount namespace", || {
@@ -146,6 +142,7 @@ fn another_mount_namespace_is_told_and_not_waited_for() {
     other.wait().unwrap();
     assert_eq!(said.code(), 32, "{}", said.err);
     for words in [
+        "waiting, for",
         "another mount namespace",
         &format!("process {}", other.id()),
     ] {

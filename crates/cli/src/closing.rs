@@ -16,8 +16,10 @@ use steadfs::FileId;
 use crate::failure::{Failure, code};
 use crate::umount::{Mount, at, mounts};
 
-/// How long others may have the volume mounted before they are told of. Namespaces that end just now are not worth it.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long others may have the volume mounted until that is told. Namespaces that end just now are not worth it.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long they are waited for: a sandbox that is being set up has them for a while.
+const LIMIT: Duration = Duration::from_secs(15);
 
 /// A mount that is about to end.
 pub struct Closing {
@@ -54,13 +56,24 @@ impl Closing {
             return Ok(());
         };
         let begun = steadfs_rt::now();
+        let mut is_told = false;
         loop {
             match flock(image, FlockOperation::NonBlockingLockShared) {
                 Ok(()) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) if self.is_mounted_again() => return Ok(()),
-                Err(Errno::WOULDBLOCK) if self.is_used() && begun.elapsed() > PATIENCE => {
-                    return Err(self.used_elsewhere());
+                Err(Errno::WOULDBLOCK) if begun.elapsed() > PATIENCE && self.is_used() => {
+                    if begun.elapsed() > LIMIT {
+                        return Err(self.not_closed());
+                    }
+                    if !is_told {
+                        eprintln!(
+                            "steadfs: waiting, for {source} is still mounted {}",
+                            self.elsewhere()
+                        );
+                        is_told = true;
+                    }
+                    steadfs_rt::sleep(Duration::from_millis(50));
                 }
                 Err(Errno::WOULDBLOCK) => steadfs_rt::sleep(Duration::from_millis(2)),
                 Err(error) => return Err(at(&self.mount.source, &error.into())),
@@ -78,14 +91,19 @@ impl Closing {
         self.shown.is_some() && shown(&self.mount.device) == self.shown
     }
 
-    fn used_elsewhere(&self) -> Failure {
-        let (place, source) = (self.mount.mountpoint.display(), self.mount.source.display());
-        let whose = match user_of(&self.mount.device) {
+    /// Where the volume still is mounted.
+    fn elsewhere(&self) -> String {
+        match user_of(&self.mount.device) {
             Some(who) => format!("in another mount namespace, that of {who}"),
             None => "where it is not seen from here: in another mount namespace, or taken out of the tree (umount \
                      --lazy) and still in use"
                 .to_owned(),
-        };
+        }
+    }
+
+    fn not_closed(&self) -> Failure {
+        let (place, source) = (self.mount.mountpoint.display(), self.mount.source.display());
+        let whose = self.elsewhere();
         Failure::new(
             code::MOUNT,
             format!(
