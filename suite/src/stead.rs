@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,15 @@ pub fn steadfs_patiently<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Outcome {
     }
 }
 
+/// The way of requests for a mount that leaves it open: by turns, so that every test of more than one mount, and all
+/// of them together, try both.
+fn transport_in_turn(options: &str) -> Option<&'static str> {
+    static MOUNTS: AtomicUsize = AtomicUsize::new(0);
+    let open = !options.contains("fuse_transport");
+    let turn = MOUNTS.fetch_add(1, Ordering::Relaxed) % 2;
+    open.then(|| ["fuse_transport=uring", "fuse_transport=dev"][turn])
+}
+
 /// A volume mounted by a server of ours in the foreground; killed and unmounted when dropped.
 pub struct SteadMount {
     root: PathBuf,
@@ -93,6 +103,9 @@ impl SteadMount {
         let log = scratch.join(&format!("stead-{name}.log"));
         let mut command = Command::new(program());
         command.arg("mount").arg("--foreground");
+        if let Some(transport) = transport_in_turn(options) {
+            command.args(["-o", transport]);
+        }
         if !options.is_empty() {
             command.args(["-o", options]);
         }
