@@ -14,6 +14,7 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, Stat, flock, fstat, major, minor, stat};
 use rustix::io::Errno;
 
+use super::ioctl;
 use super::transfer::{Kind, retry};
 
 /// Takes the lock of an open file, or says who holds it.
@@ -54,12 +55,11 @@ pub(super) fn check_loop_devices(image: &Stat, read_only: bool) -> Result<(), St
         let Ok(backing) = fs::read_to_string(device.path().join("loop/backing_file")) else {
             continue;
         };
-        let backing = backing.trim_end_matches('\n');
-        let Ok(file) = stat(backing) else { continue };
-        if (file.st_dev, file.st_ino) != (image.st_dev, image.st_ino) {
+        let name = format!("/dev/{}", device.file_name().to_string_lossy());
+        if file_behind(&name, backing.trim_end_matches('\n')) != Some((image.st_dev, image.st_ino))
+        {
             continue;
         }
-        let name = format!("/dev/{}", device.file_name().to_string_lossy());
         let number = fs::read_to_string(device.path().join("dev")).unwrap_or_default();
         match mounted(number.trim_end()) {
             Some((place, _)) => return Err(format!("{name}, which is mounted at {place}")),
@@ -68,6 +68,14 @@ pub(super) fn check_loop_devices(image: &Stat, read_only: bool) -> Result<(), St
         }
     }
     Ok(())
+}
+
+/// Device and inode number of the file behind the loop device `name`: as it says itself, or, where it cannot be asked,
+/// of what is called `backing` now. A file that was removed or renamed has that name no longer.
+fn file_behind(name: &str, backing: &str) -> Option<(u64, u64)> {
+    let device = fs::File::open(name).ok();
+    let said = device.and_then(|device| ioctl::shown_file(device.as_fd()).ok());
+    said.or_else(|| stat(backing).ok().map(|file| (file.st_dev, file.st_ino)))
 }
 
 /// Refuses a loop device whose image somebody has locked.

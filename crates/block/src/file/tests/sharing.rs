@@ -113,6 +113,23 @@ fn an_image_behind_a_loop_device_is_refused() {
 }
 
 #[test]
+fn an_image_behind_a_loop_device_is_known_by_whatever_name() {
+    let dir = TempDir::new().unwrap();
+    let path = image(&dir, 1 << 20);
+    let other = dir.path().join("other name");
+    std::fs::hard_link(&path, &other).unwrap();
+    let looped = Loop::attach(&[], &path);
+    std::fs::remove_file(&path).unwrap();
+    // Another file has the name now.
+    image(&dir, 1 << 20);
+    FileDevice::open(&path, OpenOptions::default()).unwrap();
+    let error = FileDevice::open(&other, OpenOptions::default())
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains(&looped.0), "{error}");
+}
+
+#[test]
 fn a_loop_device_on_an_image_in_use_is_refused() {
     let dir = TempDir::new().unwrap();
     let path = image(&dir, 1 << 20);
