@@ -228,7 +228,8 @@ fn what_a_dead_server_left_is_told_and_taken_away() {
 fn signals_unmount() {
     let scratch = Scratch::new();
     let image = image(&scratch);
-    for signal in [rustix::process::Signal::TERM, rustix::process::Signal::INT] {
+    use rustix::process::Signal;
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let mount = SteadMount::new(&scratch, image.path(), "");
         fs::write(mount.join("file"), b"content").unwrap();
         mount.signal(signal);

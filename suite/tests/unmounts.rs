@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use steadfs_suite::command::{finish, until};
 use steadfs_suite::scratch::{IN_NAMESPACE, mounts_below};
 use steadfs_suite::stead::program;
@@ -151,4 +153,29 @@ fn another_mount_namespace_is_told_and_not_waited_for() {
     assert!(still_there.is_empty());
     assert_eq!(mount.wait(), 0);
     image.check_clean();
+}
+
+/// Whoever asks twice does not lose what was written before he asked.
+#[test]
+fn a_second_signal_ends_a_busy_mount_without_loss() {
+    let scratch = Scratch::new();
+    let image = image(&scratch, "busy.img");
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mount = SteadMount::new(&scratch, image.path(), "");
+        let content = format!("{signal:?}").repeat(100_000);
+        let mut open = File::create(mount.join("file")).unwrap();
+        open.write_all(content.as_bytes()).unwrap();
+        let mapper = Mapper::new(&mount.join("mapped"));
+        mount.signal(signal);
+        until("it leaves the tree", || {
+            mounts_below(mount.root()).is_empty()
+        });
+        mount.signal(signal);
+        assert_eq!(mount.wait(), 32);
+        drop((open, mapper));
+        let mount = SteadMount::new(&scratch, image.path(), "");
+        assert!(fs::read(mount.join("file")).unwrap() == content.as_bytes());
+        assert!(is_changed(&mount.join("mapped")));
+        mount.unmount();
+    }
 }

@@ -160,7 +160,7 @@ pub struct Mount {
     /// Mount read-only; the same as -o ro.
     #[arg(short, long)]
     pub read_only: bool,
-    /// Stay in the foreground, and log to standard error.
+    /// Stay in the foreground, and log to standard error. Interrupted, or when its terminal is closed, it unmounts.
     #[arg(short, long)]
     pub foreground: bool,
     /// Say what mounting found and did.
