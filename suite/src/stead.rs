@@ -101,7 +101,9 @@ impl SteadMount {
         let name = image.file_name().unwrap_or_default().to_string_lossy();
         let root = scratch.folder(&format!("stead-{name}"));
         let log = scratch.join(&format!("stead-{name}.log"));
-        let mut command = Command::new(program());
+        // The tests themselves may run where hang-ups are ignored, as below nohup(1), which servers inherit.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP").arg(program());
         command.arg("mount").arg("--foreground");
         if let Some(transport) = transport_in_turn(options) {
             command.args(["-o", transport]);
