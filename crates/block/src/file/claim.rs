@@ -5,11 +5,12 @@
 //! - Among ourselves (and programs that follow the same convention, such as udev) flock(2) decides,
 //!   on devices and images: exclusive for writing, shared for reading.
 //! - An image that a loop device shows to the kernel is refused for writing; for reading too if a
-//!   file system is mounted from that loop device. A loop device is refused whose image is locked.
+//!   file system is mounted from that loop device. A loop device is refused whose image is locked. One that comes
+//!   later is seen by the guard.
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Stat, flock, fstat, major, minor, stat};
 use rustix::io::Errno;
@@ -48,34 +49,73 @@ pub(super) fn unlock(fd: impl AsFd) {
 
 /// Refuses an image that a loop device shows.
 pub(super) fn check_loop_devices(image: &Stat, read_only: bool) -> Result<(), String> {
-    let Ok(devices) = fs::read_dir("/sys/block") else {
-        return Ok(());
-    };
-    for device in devices.flatten() {
-        let Ok(backing) = fs::read_to_string(device.path().join("loop/backing_file")) else {
-            continue;
-        };
-        let name = format!("/dev/{}", device.file_name().to_string_lossy());
-        if file_behind(&name, backing.trim_end_matches('\n')) != Some((image.st_dev, image.st_ino))
-        {
-            continue;
-        }
-        let number = fs::read_to_string(device.path().join("dev")).unwrap_or_default();
-        match mounted(number.trim_end()) {
-            Some((place, _)) => return Err(format!("{name}, which is mounted at {place}")),
-            None if !read_only => return Err(format!("the loop device {name}")),
+    for device in LoopDevice::all().filter(|device| device.shows(image)) {
+        match mounted(&device.number()) {
+            Some((place, _)) => {
+                return Err(format!("{}, which is mounted at {place}", device.name));
+            }
+            None if !read_only => return Err(format!("the loop device {}", device.name)),
             None => {}
         }
     }
     Ok(())
 }
 
-/// Device and inode number of the file behind the loop device `name`: as it says itself, or, where it cannot be asked,
-/// of what is called `backing` now. A file that was removed or renamed has that name no longer.
-fn file_behind(name: &str, backing: &str) -> Option<(u64, u64)> {
-    let device = fs::File::open(name).ok();
-    let said = device.and_then(|device| ioctl::shown_file(device.as_fd()).ok());
-    said.or_else(|| stat(backing).ok().map(|file| (file.st_dev, file.st_ino)))
+/// A loop device that shows a file.
+pub(super) struct LoopDevice {
+    /// Its path in `/dev`.
+    pub(super) name: String,
+    sysfs: PathBuf,
+    /// What its file was called.
+    backing: String,
+}
+
+impl LoopDevice {
+    /// Those of the host that are set up now.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+        devices.filter_map(|device| {
+            let sysfs = device.path();
+            Some(Self {
+                backing: fs::read_to_string(sysfs.join("loop/backing_file")).ok()?,
+                name: format!("/dev/{}", device.file_name().to_string_lossy()),
+                sysfs,
+            })
+        })
+    }
+
+    fn text(&self, name: &str) -> String {
+        let text = fs::read_to_string(self.sysfs.join(name)).unwrap_or_default();
+        text.trim_end().to_owned()
+    }
+
+    /// `major:minor`.
+    fn number(&self) -> String {
+        self.text("dev")
+    }
+
+    pub(super) fn takes_writes(&self) -> bool {
+        self.text("ro") != "1"
+    }
+
+    /// What is another one each time the device is set up.
+    pub(super) fn set_up(&self) -> (String, String, String) {
+        (
+            self.name.clone(),
+            self.backing.clone(),
+            self.text("diskseq"),
+        )
+    }
+
+    /// Whether it shows `image`: as it says itself, or, where it cannot be asked, by what has the name of its file now.
+    /// A file that was removed or renamed has that name no longer.
+    pub(super) fn shows(&self, image: &Stat) -> bool {
+        let device = fs::File::open(&self.name).ok();
+        let said = device.and_then(|device| ioctl::shown_file(device.as_fd()).ok());
+        let named = || stat(self.backing.trim_end_matches('\n')).ok();
+        said.or_else(|| named().map(|file| (file.st_dev, file.st_ino)))
+            == Some((image.st_dev, image.st_ino))
+    }
 }
 
 /// Refuses a loop device whose image somebody has locked.

@@ -3,6 +3,7 @@
 mod awake;
 mod claim;
 mod engine;
+mod guard;
 mod ioctl;
 mod jobs;
 mod open;
@@ -24,6 +25,7 @@ pub use open::{Engine, OpenError, OpenOptions};
 
 use crate::{Bio, Device, Done, Geometry, Op};
 use engine::Runner;
+use guard::Guard;
 use jobs::NoMore;
 use pool::Pool;
 use transfer::{Kind, Target};
@@ -58,6 +60,8 @@ struct Opened {
     pool: Pool,
     /// Why there are no rings.
     threads_because: Option<String>,
+    /// Of an image opened for writing.
+    _guard: Option<Guard>,
 }
 
 impl Opened {
@@ -79,12 +83,16 @@ impl Opened {
         } else {
             LANES
         };
+        let guard = (target.kind == Kind::Image && !options.read_only)
+            .then(|| guard(&target, path))
+            .flatten();
         Ok(Self {
             exclusive: Mutex::new(Rank::Leaf, exclusive),
             pool: Pool::new(Arc::clone(&runner), lanes),
             target,
             runner,
             threads_because,
+            _guard: guard,
         })
     }
 
@@ -177,6 +185,17 @@ impl FileDevice {
     }
 }
 
+/// A look-out for the image `target`, if the host gives what it takes.
+fn guard(target: &Arc<Target>, path: &Path) -> Option<Guard> {
+    let guard = Guard::start(target);
+    guard
+        .inspect_err(|error| {
+            let path = path.display();
+            tracing::warn!(%error, "nobody looks out for loop devices that come to show {path}");
+        })
+        .ok()
+}
+
 /// The wanted engine, or threads and why.
 fn choose_engine(target: &Arc<Target>, wanted: Engine) -> (Runner, Option<String>) {
     let reason = match wanted {
@@ -199,7 +218,7 @@ impl Device for FileDevice {
 
     fn start(&self, bio: Bio, done: Done) {
         let opened = self.opened();
-        match opened.target.geometry.check(&bio) {
+        match opened.target.check(&bio) {
             Ok(()) => opened.pool.push([(bio, done)]),
             Err(error) => done(bio, Err(error)),
         }
@@ -207,9 +226,9 @@ impl Device for FileDevice {
 
     fn run(&self, mut batch: Vec<(Bio, Done)>) {
         let this = self.opened();
-        let refused = |job: &mut (Bio, Done)| this.target.geometry.check(&job.0).is_err();
+        let refused = |job: &mut (Bio, Done)| this.target.check(&job.0).is_err();
         for (bio, done) in batch.extract_if(.., refused) {
-            let result = this.target.geometry.check(&bio);
+            let result = this.target.check(&bio);
             done(bio, result);
         }
         if this.runner.has_rings() {

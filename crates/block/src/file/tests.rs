@@ -637,7 +637,9 @@ fn without_threads_a_device_does_all_the_same() {
         for engine in ENGINES {
             let dir = TempDir::new().unwrap();
             let path = image(&dir, 1 << 20);
+            steadfs_rt::sim::refuse_tasks(true);
             let device = FileDevice::open(&path, with_engine(engine)).unwrap();
+            steadfs_rt::sim::refuse_tasks(false);
             let queue = Queue::new(Arc::new(device), QueueOptions { depth: 8 });
             steadfs_rt::sim::refuse_tasks(true);
             let write = |n: u64| Bio::write(n * 512, vec![pattern(512, n as u8)]);

@@ -38,6 +38,8 @@ pub(super) struct Target {
     direct: AtomicBool,
     /// Why I/O is buffered.
     buffered_because: OnceLock<String>,
+    /// Why nothing may be written any more.
+    ended: OnceLock<String>,
     refuses: Refusals,
 }
 
@@ -107,6 +109,7 @@ impl Target {
             direct_unit: unit.unwrap_or(1),
             direct: AtomicBool::new(unit.is_some()),
             buffered_because,
+            ended: OnceLock::new(),
             refuses: Refusals::default(),
         }
     }
@@ -117,6 +120,26 @@ impl Target {
 
     pub(super) fn buffered_because(&self) -> Option<&str> {
         self.buffered_because.get().map(String::as_str)
+    }
+
+    /// Has every later request fail that would change the file.
+    pub(super) fn end_writes(&self, because: String) {
+        tracing::error!(
+            because,
+            "somebody else writes to the image: no more is written from here"
+        );
+        let _ = self.ended.set(because);
+    }
+
+    /// Refuses what lies outside the window, or would change a file that takes no changes.
+    pub(super) fn check(&self, bio: &Bio) -> Result<(), IoError> {
+        self.geometry.check(bio)?;
+        match self.ended.get() {
+            Some(because) if !matches!(bio.op, Op::Read | Op::Flush) => {
+                Err(IoError::of(bio, because))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether the file takes `bio` as it is: always when buffered, else when every piece is in

@@ -143,6 +143,54 @@ fn a_loop_device_on_an_image_in_use_is_refused() {
     open_patiently(&looped.0, &OpenOptions::default());
 }
 
+/// What was written and flushed before is there; from then on nothing changes it.
+#[test]
+fn writes_end_when_a_loop_device_shows_the_image() {
+    for engine in ENGINES {
+        let dir = TempDir::new().unwrap();
+        let path = image(&dir, 1 << 20);
+        let device = FileDevice::open(&path, with_engine(engine)).unwrap();
+        let write = |value| {
+            run(
+                &device,
+                Bio::write(0, vec![pattern(4096, value)]).with_fua(),
+            )
+        };
+        let reader = Loop::attach(&["--read-only"], &path);
+        std::fs::File::open(&path).unwrap();
+        steadfs_rt::sleep(std::time::Duration::from_millis(50));
+        write(1).unwrap();
+        drop(reader);
+
+        let writer = Loop::attach(&[], &path);
+        let begin = steadfs_rt::now();
+        let mut value = 1_u8;
+        let error = loop {
+            match write(value.wrapping_add(1)) {
+                Ok(_) => value = value.wrapping_add(1),
+                Err(error) => break error,
+            }
+            assert!(begin.elapsed().as_secs() < 60, "writes go on");
+        };
+        assert!(error.cause.contains(&writer.0), "{error}");
+        for bio in [Bio::discard(0, 4096), Bio::write_zeroes(0, 4096)] {
+            let error = run(&device, bio).unwrap_err();
+            assert!(error.cause.contains(&writer.0), "{error}");
+        }
+        run(&device, Bio::flush()).unwrap();
+        let mut there = [0; 4096];
+        let file = std::fs::File::open(&path).unwrap();
+        file.read_exact_at(&mut there, 0).unwrap();
+        assert!(there[..] == pattern(4096, value)[..]);
+        // Gone again, it may have changed the image.
+        drop(writer);
+        assert!(write(0).is_err());
+        drop(device);
+        let again = open_patiently(path.to_str().unwrap(), &with_engine(engine));
+        run(&again, Bio::write(0, vec![pattern(4096, 0)])).unwrap();
+    }
+}
+
 #[test]
 fn a_mounted_device_is_refused_with_its_mount_point() {
     let dir = TempDir::new().unwrap();
