@@ -4,6 +4,7 @@
 use std::fs::{self, File, Permissions};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::SystemTime;
@@ -453,6 +454,23 @@ fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) 
     fs::write(mount.join("again"), b"writable").unwrap();
     mount.unmount();
     image.check_clean();
+}
+
+/// The kernel asks for a file's list before it lets others in: not where the volume itself has none.
+#[test]
+fn others_can_read_a_volume_that_goes_without_access_lists() {
+    let scratch = Scratch::new();
+    fs::set_permissions(scratch.path(), Permissions::from_mode(0o755)).unwrap();
+    let image = image(&scratch);
+    image.debugfs("set_super_value mount_opts noacl");
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let file = mount.join("file");
+    fs::write(&file, "x").unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+    let mut cat = Command::new("cat");
+    cat.arg(&file).uid(65_534).gid(65_534);
+    assert_eq!(finish(cat, PATIENCE).expect(0).out, "x");
+    mount.unmount();
 }
 
 #[test]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use steadfs_fuse::{MountFlags, MountOptions, Mounted, Transport};
 use steadfs_vfs::WithControl;
+use steadfs_vfs::options::items;
 
-use crate::volume::{Error, Kind, Volume};
+use crate::volume::{Error, Volume};
 use crate::{FuseTransport, Options};
 
 /// Mounts an open volume on a directory. When [`Mounted::wait`] returns the volume is closed.
@@ -41,11 +42,8 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
             dirsync: options.ext4.dirsync,
         },
         allow_other: options.allow_other.unwrap_or(root),
-        posix_acl: match volume.kind() {
-            Kind::F2fs => options.f2fs.acl,
-            Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => options.ext4.acl,
-        }
-        .unwrap_or(true),
+        // The volume may have said so itself.
+        posix_acl: items(&volume.fs().options()).all(|(name, _)| name != "noacl"),
         transport: match options.fuse_transport {
             FuseTransport::Auto => Transport::Auto,
             FuseTransport::Uring => Transport::Uring,
