@@ -156,78 +156,65 @@ fn simpler_span(span: Span) -> Vec<Span> {
 /// The same operation with simpler arguments, the boldest first.
 fn simpler(op: &Op) -> Vec<Op> {
     match op {
-        Op::Create { path, perm } if *perm != 0o644 => {
-            vec![Op::Create {
-                path: path.clone(),
-                perm: 0o644,
-            }]
-        }
-        Op::Mknod { path, .. } => vec![Op::Create {
+        Op::Create { path, perm } if *perm != 0o644 => vec![plain_file(path)],
+        Op::Mknod { path, .. } => vec![plain_file(path)],
+        Op::Mkdir { path, perm } if *perm != 0o755 => vec![Op::Mkdir {
             path: path.clone(),
-            perm: 0o644,
+            perm: 0o755,
         }],
-        Op::Mkdir { path, perm } if *perm != 0o755 => {
-            vec![Op::Mkdir {
-                path: path.clone(),
-                perm: 0o755,
-            }]
-        }
-        Op::Symlink { path, target } if target.len() > 1 => {
-            let target = target[..target.len() / 2].to_vec();
-            vec![Op::Symlink {
-                path: path.clone(),
-                target,
-            }]
-        }
+        Op::Symlink { path, target } if target.len() > 1 => vec![Op::Symlink {
+            path: path.clone(),
+            target: target[..target.len() / 2].to_vec(),
+        }],
         Op::Rename { from, to, how } if *how != RenameHow::Replace => vec![Op::Rename {
             from: from.clone(),
             to: to.clone(),
             how: RenameHow::Replace,
         }],
-        Op::Write { file, span, fill } => simpler_span(*span)
-            .into_iter()
-            .map(|span| Op::Write {
-                file: file.clone(),
-                span,
-                fill: *fill,
-            })
-            .collect(),
-        Op::Truncate { file, size } => simpler_number(*size)
-            .into_iter()
-            .map(|size| Op::Truncate {
-                file: file.clone(),
-                size,
-            })
-            .collect(),
-        Op::Fallocate { file, mode, span } => simpler_span(*span)
-            .into_iter()
-            .map(|span| Op::Fallocate {
-                file: file.clone(),
-                mode: *mode,
-                span,
-            })
-            .collect(),
-        Op::SetXattr {
-            file,
-            name,
-            len,
-            fill,
-            how,
-        } => simpler_number(*len)
-            .into_iter()
-            .map(|len| Op::SetXattr {
-                file: file.clone(),
-                name: name.clone(),
-                len,
-                fill: *fill,
-                how: *how,
-            })
-            .collect(),
-        Op::Sleep { millis } => simpler_number(*millis)
-            .into_iter()
-            .map(|millis| Op::Sleep { millis })
-            .collect(),
-        _ => Vec::new(),
+        _ => {
+            let mut all = variants(op, span_of, simpler_span);
+            all.extend(variants(op, number_of, simpler_number));
+            all
+        }
+    }
+}
+
+fn plain_file(path: &TreePath) -> Op {
+    Op::Create {
+        path: path.clone(),
+        perm: 0o644,
+    }
+}
+
+/// The same operation with each of the `simpler` values at `place`, if it has such a place.
+fn variants<T: Copy>(
+    op: &Op,
+    place: fn(&mut Op) -> Option<&mut T>,
+    simpler: fn(T) -> Vec<T>,
+) -> Vec<Op> {
+    let mut changed = op.clone();
+    let values = place(&mut changed).map_or_else(Vec::new, |value| simpler(*value));
+    let with = |value| {
+        let place = place(&mut changed)?;
+        *place = value;
+        Some(changed.clone())
+    };
+    values.into_iter().filter_map(with).collect()
+}
+
+fn span_of(op: &mut Op) -> Option<&mut Span> {
+    match op {
+        Op::Write { span, .. } | Op::Fallocate { span, .. } => Some(span),
+        _ => None,
+    }
+}
+
+fn number_of(op: &mut Op) -> Option<&mut u64> {
+    match op {
+        Op::Truncate { size: number, .. }
+        | Op::SetXattr { len: number, .. }
+        | Op::Sleep { millis: number } => Some(number),
+        _ => None,
     }
 }
 

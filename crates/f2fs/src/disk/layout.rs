@@ -297,12 +297,17 @@ fn check_units(raw: &RawSuperblock) -> Result<()> {
 }
 
 fn check_areas(raw: &RawSuperblock) -> Result<()> {
-    let blocks = raw.block_count.get();
+    check_counts(raw)?;
+    check_order(raw)
+}
+
+/// Whether the numbers of segments, sections and zones can be true of one volume.
+fn check_counts(raw: &RawSuperblock) -> Result<()> {
     let segments = raw.segment_count.get();
     if !(superblock::MIN_SEGMENTS..=superblock::MAX_SEGMENTS).contains(&segments) {
         return Err(bad("segment_count", segments, "not a possible number"));
     }
-    if u64::from(segments) > blocks / u64::from(SEGMENT_BLOCKS) {
+    if u64::from(segments) > raw.block_count.get() / u64::from(SEGMENT_BLOCKS) {
         return Err(bad("segment_count", segments, "beyond block_count"));
     }
     let sections = raw.section_count.get();
@@ -310,12 +315,9 @@ fn check_areas(raw: &RawSuperblock) -> Result<()> {
     if per_section == 0 || per_section > segments {
         return Err(bad("segs_per_sec", per_section, "not a possible number"));
     }
-    if raw.secs_per_zone.get() == 0 || raw.secs_per_zone.get() > sections {
-        return Err(bad(
-            "secs_per_zone",
-            raw.secs_per_zone.get(),
-            "not a possible number",
-        ));
+    let per_zone = raw.secs_per_zone.get();
+    if per_zone == 0 || per_zone > sections {
+        return Err(bad("secs_per_zone", per_zone, "not a possible number"));
     }
     let main = raw.segment_count_main.get();
     if sections == 0 || u64::from(sections) * u64::from(per_section) > main.into() {
@@ -329,47 +331,37 @@ fn check_areas(raw: &RawSuperblock) -> Result<()> {
             return Err(bad(field, count, "not two equal copies"));
         }
     }
-    if raw.segment_count_ckpt.get() < 2 {
-        let value = raw.segment_count_ckpt.get();
-        return Err(bad("segment_count_ckpt", value, "not two packs"));
+    let packs = raw.segment_count_ckpt.get();
+    if packs < 2 {
+        return Err(bad("segment_count_ckpt", packs, "not two packs"));
     }
-    let mut at = u64::from(raw.segment0_blkaddr.get());
-    for (field, start, count) in [
-        (
-            "cp_blkaddr",
-            raw.cp_blkaddr.get(),
-            raw.segment_count_ckpt.get(),
-        ),
-        (
-            "sit_blkaddr",
-            raw.sit_blkaddr.get(),
-            raw.segment_count_sit.get(),
-        ),
-        (
-            "nat_blkaddr",
-            raw.nat_blkaddr.get(),
-            raw.segment_count_nat.get(),
-        ),
-        (
-            "ssa_blkaddr",
-            raw.ssa_blkaddr.get(),
-            raw.segment_count_ssa.get(),
-        ),
-        ("main_blkaddr", raw.main_blkaddr.get(), main),
+    Ok(())
+}
+
+/// Whether the areas follow each other, between the superblocks and the end of the volume.
+fn check_order(raw: &RawSuperblock) -> Result<()> {
+    let first = raw.segment0_blkaddr.get();
+    let main = raw.segment_count_main.get();
+    let mut at = u64::from(first);
+    for (field, start, segments) in [
+        ("cp_blkaddr", raw.cp_blkaddr, raw.segment_count_ckpt),
+        ("sit_blkaddr", raw.sit_blkaddr, raw.segment_count_sit),
+        ("nat_blkaddr", raw.nat_blkaddr, raw.segment_count_nat),
+        ("ssa_blkaddr", raw.ssa_blkaddr, raw.segment_count_ssa),
+        ("main_blkaddr", raw.main_blkaddr, raw.segment_count_main),
     ] {
-        if u64::from(start) != at {
-            return Err(bad(field, start, "not where the area before it ends"));
+        if u64::from(start.get()) != at {
+            return Err(bad(field, start.get(), "not where the area before it ends"));
         }
-        at += u64::from(count) * u64::from(SEGMENT_BLOCKS);
+        at += u64::from(segments.get()) * u64::from(SEGMENT_BLOCKS);
     }
-    let end =
-        u64::from(raw.segment0_blkaddr.get()) + u64::from(segments) * u64::from(SEGMENT_BLOCKS);
-    if at > end || at > blocks || at > BlockAddr::COMPRESSED.0.into() {
+    let segments = u64::from(raw.segment_count.get());
+    let end = u64::from(first) + segments * u64::from(SEGMENT_BLOCKS);
+    if at > end || at > raw.block_count.get() || at > BlockAddr::COMPRESSED.0.into() {
         return Err(bad("segment_count_main", main, "beyond the volume"));
     }
-    if raw.segment0_blkaddr.get() < 2 {
-        let value = raw.segment0_blkaddr.get();
-        return Err(bad("segment0_blkaddr", value, "over the superblocks"));
+    if first < 2 {
+        return Err(bad("segment0_blkaddr", first, "over the superblocks"));
     }
     Ok(())
 }

@@ -169,17 +169,7 @@ pub fn record_with(
             ..Failure::of_run(complaint)
         })
     };
-    let raw = {
-        let (subject, program) = (subject.clone(), program.clone());
-        let trouble = trouble.clone();
-        sim::try_run(sim::Config::new(seed), move || {
-            to_the_end(|| simulate(&subject, &program, seed, &trouble))
-        })
-    };
-    let ran = raw
-        .map_err(|failure| fail(Complaint::Simulation(failure), ""))?
-        .value;
-    let (raw, log) = match ran {
+    let (raw, log) = match run_in_simulation(subject, program, seed, trouble) {
         // A task of the volume's own met it before the start was durable.
         Err(Complaint::Sync(error)) if trouble.excuse() == Excuse::Device && is_device(&error) => {
             return Ok(None);
@@ -269,6 +259,22 @@ fn has_failed(recording: &Recording, excuse: Excuse) -> bool {
         Excuse::Device => result.as_ref().is_err_and(is_device),
         Excuse::Space => *result == Err(FsError::NoSpace),
     })
+}
+
+/// Runs the program in a simulation of its own, which may fail by itself (a deadlock, a panic).
+fn run_in_simulation(
+    subject: &Subject,
+    program: &Program,
+    seed: u64,
+    trouble: &Trouble,
+) -> Result<(Raw, Log), Complaint> {
+    let (subject, program) = (subject.clone(), program.clone());
+    let trouble = trouble.clone();
+    sim::try_run(sim::Config::new(seed), move || {
+        to_the_end(|| simulate(&subject, &program, seed, &trouble))
+    })
+    .map_err(Complaint::Simulation)?
+    .value
 }
 
 /// The part that runs inside the simulation.
