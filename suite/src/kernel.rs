@@ -29,6 +29,12 @@ impl LoopDevice {
         Self::attach_with(image, "--read-only")
     }
 
+    /// Attaches `image` as a device whose sectors have so many bytes.
+    #[track_caller]
+    pub fn attach_with_sectors(image: &Path, bytes: u32) -> Self {
+        Self::attach_with(image, &format!("--sector-size={bytes}"))
+    }
+
     #[track_caller]
     fn attach_with(image: &Path, how: &str) -> Self {
         let args = ["--find", "--show", how].map(Path::new);

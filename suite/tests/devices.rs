@@ -303,3 +303,49 @@ fn a_volume_that_stopped_is_unmounted_without_control_files() {
     }
     assert_ne!(mount.wait(), 0);
 }
+
+#[test]
+fn blocks_smaller_than_the_sectors_of_a_device_are_served() {
+    let scratch = Scratch::new();
+    for kind in ["ext2", "ext4"] {
+        let image = Image::mke2fs(&scratch, kind, 64 * MIB, &["-t", kind, "-b", "1024"]);
+        let device = LoopDevice::attach_with_sectors(image.path(), 4096);
+        let mount = SteadMount::new(&scratch, device.path(), "");
+        for n in 0..300_usize {
+            fs::write(mount.join(&n.to_string()), vec![n as u8; 700 * (n % 5)]).unwrap();
+        }
+        fs::remove_file(mount.join("7")).unwrap();
+        File::open(mount.join("9")).unwrap().sync_all().unwrap();
+        if kind == "ext4" {
+            mount.kill();
+        } else {
+            mount.unmount();
+        }
+        let mount = SteadMount::new(&scratch, device.path(), "");
+        for n in (0..300_usize).filter(|n| *n != 7) {
+            let found = fs::read(mount.join(&n.to_string())).unwrap();
+            assert!(kind == "ext4" || found == vec![n as u8; 700 * (n % 5)]);
+        }
+        assert_eq!(fs::read(mount.join("9")).unwrap(), vec![9; 700 * 4]);
+        mount.unmount();
+    }
+}
+
+#[test]
+fn new_volumes_have_blocks_no_smaller_than_the_sectors_of_the_device() {
+    let scratch = Scratch::new();
+    let image = Image::empty(&scratch, "d.img", 64 * MIB);
+    let device = LoopDevice::attach_with_sectors(image.path(), 4096);
+    let path = device.path().to_str().unwrap();
+    let said = steadfs(["format", "-b", "2048", path]).expect(1).err;
+    assert!(said.contains("sectors of 4096 bytes"), "{said}");
+    steadfs(["format", "-q", path]).expect(0);
+    let said = succeed("dumpe2fs", ["-h", path]).out;
+    assert!(said.contains("Block size:               4096"), "{said}");
+    let root = scratch.folder("kernel");
+    succeed("mount", [device.path(), &root]);
+    unmount_patiently(&root);
+    steadfs(["format", "-q", "-f", "-t", "f2fs", path]).expect(0);
+    let said = succeed("fsck.f2fs", ["--dry-run", path]).out;
+    assert!(said.contains("FS sectors = 16384 (64 MB)"), "{said}");
+}

@@ -20,8 +20,12 @@ pub fn format(
     size: Option<u64>,
     options: &FormatOptions,
 ) -> Result<FormatReport, Error> {
-    on(path, options.offset, size, |queue, size| {
-        steadfs_ext4::format::format(queue, size, options).map_err(|error| error.to_string())
+    on(path, options.offset, size, |queue, size, sector| {
+        let options = FormatOptions {
+            sector_size: options.sector_size.or(Some(sector)),
+            ..options.clone()
+        };
+        steadfs_ext4::format::format(queue, size, &options).map_err(|error| error.to_string())
     })
 }
 
@@ -31,21 +35,25 @@ pub fn format_f2fs(
     size: Option<u64>,
     options: &f2fs::FormatOptions,
 ) -> Result<f2fs::FormatReport, Error> {
-    on(path, 0, size, |queue, size| {
-        f2fs::format(queue, size, options).map_err(|error| error.to_string())
+    on(path, 0, size, |queue, size, sector| {
+        let options = f2fs::FormatOptions {
+            sector_size: options.sector_size.or(Some(sector)),
+            ..options.clone()
+        };
+        f2fs::format(queue, size, &options).map_err(|error| error.to_string())
     })
 }
 
-/// Lets `make` work on the device. A file that was not there before stays only with a volume in it.
+/// Lets `make` work on the device, whose size and sectors it is told. A file that was not there before stays only with a volume in it.
 fn on<T>(
     path: &Path,
     offset: u64,
     size: Option<u64>,
-    make: impl FnOnce(&Queue, u64) -> Result<T, String>,
+    make: impl FnOnce(&Queue, u64, u32) -> Result<T, String>,
 ) -> Result<T, Error> {
     let is_new = !path.exists();
-    let (queue, size) = open(path, offset, size)?;
-    make(&queue, size).map_err(|why| {
+    let (queue, size, sector) = open(path, offset, size)?;
+    make(&queue, size, sector).map_err(|why| {
         if is_new {
             // What is left is empty and in nobody's way.
             let _ = std::fs::remove_file(path);
@@ -57,7 +65,7 @@ fn on<T>(
     })
 }
 
-fn open(path: &Path, offset: u64, size: Option<u64>) -> Result<(Queue, u64), Error> {
+fn open(path: &Path, offset: u64, size: Option<u64>) -> Result<(Queue, u64, u32), Error> {
     let open = OpenOptions {
         offset,
         // What cannot be is too large for every file, and the system says so.
@@ -66,7 +74,8 @@ fn open(path: &Path, offset: u64, size: Option<u64>) -> Result<(Queue, u64), Err
         ..OpenOptions::default()
     };
     let device = Arc::new(FileDevice::open(path, open)?);
+    let sector = device.sector();
     let queue = Queue::new(device, QueueOptions::default());
     let size = size.unwrap_or(queue.geometry().size / UNIT * UNIT);
-    Ok((queue, size))
+    Ok((queue, size, sector))
 }

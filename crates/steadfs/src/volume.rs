@@ -319,7 +319,8 @@ impl Volume {
         device.yield_claim();
         Some(BlockDevice {
             path: self.path.clone(),
-            block_size: self.block_size,
+            // The kernel takes none smaller than the device's sectors, and shows the number to nobody.
+            block_size: self.block_size.max(device.sector()),
         })
     }
 

@@ -125,6 +125,12 @@ impl FileDevice {
         self.first.target.kind == Kind::BlockDevice
     }
 
+    /// The sectors, in bytes, below which the kernel mounts no blocks of the device; of an image file 512. What is
+    /// asked for in smaller pieces is done all the same.
+    pub fn sector(&self) -> u32 {
+        self.first.target.sector
+    }
+
     /// The image file, whatever its names: numbers of device and inode.
     pub fn image(&self) -> Option<(u64, u64)> {
         let found = rustix::fs::fstat(&self.first.target.fd).ok()?;

@@ -26,6 +26,9 @@ pub(super) enum Kind {
     BlockDevice,
 }
 
+/// The smallest sectors that devices have.
+const SECTOR: u32 = 512;
+
 /// An open file with the window of it that is the device.
 pub(super) struct Target {
     pub(super) fd: OwnedFd,
@@ -33,6 +36,8 @@ pub(super) struct Target {
     pub(super) geometry: Geometry,
     /// First byte of the window.
     pub(super) start: u64,
+    /// The sectors that the kernel counts by where it shows the file, in bytes.
+    pub(super) sector: u32,
     /// Unit of file offsets and lengths that direct I/O takes.
     pub(super) direct_unit: u64,
     direct: AtomicBool,
@@ -75,6 +80,15 @@ impl Fault {
     }
 }
 
+/// The sectors of a block device; a file's are the smallest there are.
+fn sector(fd: &OwnedFd, kind: Kind) -> u32 {
+    let told = match kind {
+        Kind::Image => None,
+        Kind::BlockDevice => rustix::fs::ioctl_blksszget(fd).ok(),
+    };
+    told.unwrap_or(SECTOR)
+}
+
 /// Whether direct I/O is used.
 pub(super) enum Direct {
     /// Yes, in this unit.
@@ -102,8 +116,9 @@ impl Target {
             }
         };
         Self {
-            fd,
             kind,
+            sector: sector(&fd, kind),
+            fd,
             geometry,
             start,
             direct_unit: unit.unwrap_or(1),

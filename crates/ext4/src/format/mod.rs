@@ -89,7 +89,8 @@ pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatRe
         );
         return Err(FormatError::Device(what));
     }
-    let plan = Plan::new(size, device.logical_block, opts)?;
+    let sector = opts.sector_size.unwrap_or(device.logical_block);
+    let plan = Plan::new(size, sector, opts)?;
     // Everything that can be wrong with the options is found before anything is lost.
     let mut build = lay_out(&plan, opts)?;
     let geo = build.geo.clone();

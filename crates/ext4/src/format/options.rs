@@ -51,6 +51,8 @@ pub struct FormatOptions {
     pub usage: Vec<Usage>,
     /// Bytes in a block (`-b`), a power of two from 1024 to 65536.
     pub block_size: Option<u32>,
+    /// Bytes in a sector of the device: no block is smaller. The queue's unit if `None`.
+    pub sector_size: Option<u32>,
     /// Blocks in a group (`-g`), a multiple of 8.
     pub blocks_per_group: Option<u32>,
     /// Groups in a flex group (`-G`), a power of two.
@@ -118,6 +120,7 @@ impl Default for FormatOptions {
             kind: Kind::Ext4,
             usage: Vec::new(),
             block_size: None,
+            sector_size: None,
             blocks_per_group: None,
             flex_group_size: None,
             inodes: None,

@@ -50,11 +50,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Plans a volume of at most `size` bytes on a device with blocks of `logical` bytes.
-    pub(super) fn new(size: u64, logical: u32, opts: &FormatOptions) -> Result<Self, FormatError> {
+    /// Plans a volume of at most `size` bytes on a device with sectors of `sector` bytes.
+    pub(super) fn new(size: u64, sector: u32, opts: &FormatOptions) -> Result<Self, FormatError> {
         check_options(opts)?;
         let mut features = features::choose(opts)?;
-        let block_size = block_size(size, logical, opts)?;
+        let block_size = block_size(size, sector, opts)?;
         let blocks = size / u64::from(block_size);
         if blocks > u32::MAX.into() {
             if !features.incompat.contains(Incompat::BIT64) {
@@ -168,19 +168,21 @@ impl Usage {
     }
 }
 
-fn block_size(size: u64, logical: u32, opts: &FormatOptions) -> Result<u32, FormatError> {
+fn block_size(size: u64, sector: u32, opts: &FormatOptions) -> Result<u32, FormatError> {
     let usages = usages(size, opts);
     let by_usage = usages.iter().rev().find_map(|usage| usage.block_size());
     let bytes = match opts.block_size {
-        None => by_usage.unwrap_or(4096).max(logical),
+        None => by_usage.unwrap_or(4096).max(sector),
         Some(bytes) => bytes,
     };
     if BlockSize::new(bytes).is_none() {
         let why = format!("{bytes} is not a power of two from 1024 to 65536");
         return Err(FormatError::option("block size", why));
     }
-    if bytes < logical {
-        let why = format!("{bytes} is less than the device's blocks of {logical} bytes");
+    if bytes < sector {
+        let why = format!(
+            "{bytes} is less than the device's sectors of {sector} bytes: the kernel would not mount it"
+        );
         return Err(FormatError::option("block size", why));
     }
     Ok(bytes)
