@@ -15,6 +15,8 @@ use steadfs_suite::command::PATIENCE;
 use steadfs_suite::generate::{Numbers, plain};
 use steadfs_suite::{Compare, Image, KernelMount, LoopDevice, Scratch, SteadMount, Tree, succeed};
 
+const MIB: u64 = 1 << 20;
+
 /// Journals of these volumes differ in the form of their tags and checksums.
 const KINDS: &[&[&str]] = &[
     &["-t", "ext4", "-b", "4096"],
@@ -174,6 +176,43 @@ fn we_replay_debugfs_journals() {
             "{args:?}: nothing was replayed"
         );
     }
+}
+
+#[test]
+fn fast_commits_are_left_to_the_kernel_and_it_is_said_how() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(
+        &scratch,
+        "fast",
+        64 * MIB,
+        &["-t", "ext4", "-O", "fast_commit"],
+    );
+    let kernel = KernelMount::new(&scratch, image.path(), "");
+    for name in ["one", "two", "three"] {
+        fs::write(kernel.join(name), name).unwrap();
+        File::open(kernel.join(name)).unwrap().sync_all().unwrap();
+    }
+    let left = image.copy(&scratch, "left");
+    kernel.unmount();
+    let refused = |options: &str| match SteadMount::attempt(&scratch, left.path(), options) {
+        Ok(_) => panic!("{options}: mounted"),
+        Err(refused) => refused,
+    };
+    for options in ["", "ro"] {
+        let (code, said) = refused(options);
+        assert_eq!(code, 32);
+        for words in ["fast commits", "mount -t ext4", "ro,noload"] {
+            assert!(said.contains(words), "{said}");
+        }
+        assert!(!said.contains("stopped"), "{said}");
+    }
+    SteadMount::new(&scratch, left.path(), "ro,noload").unmount();
+    let kernel = KernelMount::new(&scratch, left.path(), "");
+    kernel.unmount();
+    let mount = SteadMount::new(&scratch, left.path(), "");
+    assert_eq!(fs::read(mount.join("three")).unwrap(), b"three");
+    fs::write(mount.join("four"), b"four").unwrap();
+    mount.unmount();
 }
 
 #[test]

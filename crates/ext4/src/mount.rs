@@ -502,7 +502,9 @@ fn choose_mode(
     }
     if matches!(sb.journal(), JournalPlace::External(_)) {
         return Err(FsError::BadOption(
-            "an external journal is not supported".to_owned(),
+            "an external journal is not supported; tune2fs -O ^has_journal takes it from a volume that was cleanly \
+             unmounted"
+                .to_owned(),
         ));
     }
     if device_read_only && !options.read_only {

@@ -19,6 +19,9 @@ pub enum JournalError {
     /// The journal has a form we do not work with; its name.
     #[error("not supported: {0}")]
     Unsupported(String),
+    /// The log ends in fast commits, which are not replayed here.
+    #[error("its journal has fast commits to replay")]
+    FastCommits,
     /// The log holds transactions: call [`recover`](crate::recover()) first.
     #[error("journal needs recovery")]
     NeedsRecovery,

@@ -59,7 +59,7 @@ pub struct Recovered {
 ///
 /// # Errors
 /// [`JournalError::Corrupt`] where a committed transaction fails its checksums or a block has no
-/// place on the device, [`JournalError::Unsupported`] for forms we do not replay; nothing was written
+/// place on the device, [`JournalError::Unsupported`] and [`JournalError::FastCommits`] for forms we do not replay; nothing was written
 /// then. [`JournalError::Io`] where the device fails; recovery can be tried again.
 pub fn recover(
     queue: &Queue,
@@ -82,8 +82,7 @@ pub fn recover(
     if let Some(at) = superblock.fast_commit
         && starts_fast_commit(&reader.read(at)?, found.end)
     {
-        let what = "journal with fast commits to replay".to_owned();
-        return Err(JournalError::Unsupported(what));
+        return Err(JournalError::FastCommits);
     }
     let newest = newest_copies(&mut reader, &superblock.format, &found, &mut summary)?;
     check_homes(queue, block_size, map, &newest)?;

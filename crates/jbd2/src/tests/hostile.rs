@@ -296,10 +296,7 @@ fn fast_commits_are_refused_only_where_there_are_some() {
         "an old fast commit says nothing any more"
     );
     let refused = head(last.next()).unwrap_err();
-    assert_eq!(
-        refused,
-        JournalError::Unsupported("journal with fast commits to replay".into())
-    );
+    assert_eq!(refused, JournalError::FastCommits);
 }
 
 #[test]
