@@ -147,19 +147,43 @@ pub struct F2fsFormat {
 ///
 /// The command returns when the mount is usable. Exit codes are those of mount(8): 1 for a wrong
 /// call or missing permission, 2 for an error of the system, 32 when the volume cannot be mounted.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(after_long_help = crate::mount_options::help())]
+#[command(override_usage = "steadfs mount [OPTIONS] VOLUME MOUNTPOINT\n       \
+                            steadfs mount [OPTIONS] -L LABEL|-U UUID MOUNTPOINT")]
 pub struct Mount {
-    /// Image file or block device.
+    /// Image file or block device; LABEL=, UUID=, PARTLABEL= or PARTUUID= names a device as in fstab.
     pub volume: PathBuf,
     /// Directory to mount on.
-    pub mountpoint: PathBuf,
+    #[arg(required_unless_present_any = ["label", "uuid"])]
+    pub mountpoint: Option<PathBuf>,
+    /// Mount the device with this label; the same as LABEL=.
+    #[arg(short = 'L', long, conflicts_with_all = ["uuid", "mountpoint"])]
+    pub label: Option<String>,
+    /// Mount the device with this UUID; the same as UUID=.
+    #[arg(short = 'U', long, conflicts_with = "mountpoint")]
+    pub uuid: Option<String>,
+    /// Mount it only if it is one of these: ext2, ext3, ext4, f2fs; as in mount(8), ext4 takes ext2 and ext3, too, and
+    /// auto is what holds anyway.
+    #[arg(
+        short = 't',
+        long = "types",
+        value_name = "LIST",
+        value_delimiter = ','
+    )]
+    pub types: Vec<String>,
     /// Mount options, separated by commas, as in mount(8); may be given several times.
     #[arg(short, long = "options", value_name = "LIST")]
     pub options: Vec<String>,
     /// Mount read-only; the same as -o ro.
     #[arg(short, long)]
     pub read_only: bool,
+    /// Mount for reading and writing; the same as -o rw, which is so anyway.
+    #[arg(short = 'w', long, alias = "rw", conflicts_with = "read_only")]
+    pub read_write: bool,
+    /// Of no effect, as in mount(8) today: there is no mtab to leave alone.
+    #[arg(short = 'n', long)]
+    pub no_mtab: bool,
     /// Stay in the foreground, and log to standard error. Interrupted, or when its terminal is closed, it unmounts.
     #[arg(short, long)]
     pub foreground: bool,

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::args;
 use crate::failure::{Failure, code};
-use crate::{mount, remount, umount};
+use crate::{mount, remount, source, umount};
 
 /// Under which name the program was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,18 +49,18 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
             if is_remount {
                 return remount::for_mount_8(&mountpoint, &options);
             }
+            let volume = source::device(&volume);
             // mount(8) looks after this only where it mounts itself.
-            if options.split(',').any(|item| item == "nofail") && is_missing(&volume) {
+            let is_missing = volume.as_ref().map_or(true, |volume| is_missing(volume));
+            if options.split(',').any(|item| item == "nofail") && is_missing {
                 return Ok(());
             }
             mount::run(&args::Mount {
-                volume,
-                mountpoint,
+                volume: volume?,
+                mountpoint: Some(mountpoint),
                 options: vec![options],
-                read_only: false,
-                foreground: false,
                 verbose: call.verbose,
-                serve: false,
+                ..args::Mount::default()
             })
         }
     }

@@ -14,6 +14,7 @@ mod format;
 mod format_f2fs;
 mod helper;
 mod inspect;
+mod kind;
 mod lab;
 mod log;
 mod mount;
@@ -22,6 +23,7 @@ mod output;
 mod place;
 mod progress;
 mod remount;
+mod source;
 mod stat;
 mod stop;
 mod tune;
@@ -32,6 +34,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::{ContextKind, ErrorKind};
 
 use args::{Args, Command};
 use failure::{Failure, code};
@@ -59,12 +62,20 @@ fn main() -> ExitCode {
 /// Prints what is wrong with a call, or the help that was asked for. Who reads exit codes of mounting or checking must
 /// not take a wrong call for something else.
 fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
-    // Nowhere is left to say that this failed.
-    let _ = error.print();
+    let command = words.get(1).and_then(|word| word.to_str());
+    match error.get(ContextKind::InvalidArg) {
+        Some(arg) if command == Some("mount") && error.kind() == ErrorKind::UnknownArgument => {
+            eprintln!(
+                "steadfs: {arg}: steadfs mount has no such option (steadfs mount --help tells which it has); what \
+                 mount(8) does itself it does with `mount -t steadfs`, where mount.steadfs is installed"
+            );
+        }
+        // Nowhere is left to say that this failed.
+        _ => drop(error.print()),
+    }
     if !error.use_stderr() {
         return ExitCode::SUCCESS;
     }
-    let command = words.get(1).and_then(|word| word.to_str());
     ExitCode::from(match command {
         Some("mount" | "umount" | "remount" | "sync" | "tune") => code::USAGE,
         Some("check") => check::USAGE,

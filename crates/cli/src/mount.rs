@@ -13,7 +13,7 @@ use steadfs_vfs::FileSystem;
 
 use crate::args;
 use crate::failure::{Failure, code, mount_failure};
-use crate::{daemon, log};
+use crate::{daemon, kind, log, source};
 
 /// Threads without which no volume is served: its tasks, one that reads and writes the device, one for signals, and
 /// one or two for requests. Further ones make it faster.
@@ -22,8 +22,10 @@ const THREADS: usize = 16;
 pub fn run(args: &args::Mount) -> Result<(), Failure> {
     let list = list(args);
     let options = Options::parse(&list).map_err(|error| Failure::new(code::USAGE, error))?;
-    let volume = absolute(&args.volume)?;
-    let mountpoint = absolute(&args.mountpoint)?;
+    let (volume, mountpoint) = places(args);
+    let volume = absolute(&source::device(&volume)?)?;
+    let mountpoint = absolute(&mountpoint)?;
+    kind::check(&args.types, &volume, &options)?;
     if args.foreground || options.foreground || args.serve {
         return serve(args, &options, &volume, &mountpoint);
     }
@@ -40,8 +42,23 @@ pub fn run(args: &args::Mount) -> Result<(), Failure> {
     daemon::start(command)
 }
 
+/// What is mounted, and where: of a device with a label or UUID the first word is the mount point.
+fn places(args: &args::Mount) -> (PathBuf, PathBuf) {
+    let named = [("LABEL", &args.label), ("UUID", &args.uuid)];
+    let named = named
+        .iter()
+        .find_map(|(tag, value)| value.as_ref().map(|value| format!("{tag}={value}").into()));
+    match (named, &args.mountpoint) {
+        (Some(volume), _) => (volume, args.volume.clone()),
+        (None, mountpoint) => (args.volume.clone(), mountpoint.clone().unwrap_or_default()),
+    }
+}
+
 fn list(args: &args::Mount) -> String {
     let mut words = args.options.clone();
+    if args.read_write {
+        words.push("rw".to_owned());
+    }
     if args.read_only {
         words.push("ro".to_owned());
     }

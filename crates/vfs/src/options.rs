@@ -158,15 +158,16 @@ pub fn choice<V: Copy>(text: &str, choices: &[(&str, V)]) -> Result<V, String> {
     Err(format!("is one of {}", names.join(", ")))
 }
 
-/// The name that `name` was most likely meant to be: at most a third of its letters differ.
+/// The name that `name` was most likely meant to be: of three letters one differs at most, of more a quarter.
 pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     const LONGEST: usize = 64; // Longer input is no misspelt option, and the search is quadratic.
     if name.len() > LONGEST {
         return None;
     }
-    let limit = name.len().div_ceil(3).min(3);
+    let limit = (name.len() / 4).clamp(1, 3);
+    let name = name.to_ascii_lowercase();
     names
-        .map(|candidate| (distance(name, candidate), candidate))
+        .map(|candidate| (distance(&name, candidate), candidate))
         .filter(|(distance, _)| *distance <= limit)
         .min()
         .map(|(_, candidate)| candidate)
@@ -248,6 +249,8 @@ mod tests {
         );
         fails("sise=4", "option sise: unknown; did you mean size?");
         fails("zzzzzz", "option zzzzzz: unknown");
+        fails("ONN", "option ONN: unknown; did you mean on?");
+        fails("once", "option once: unknown");
         fails("é", "option é: unknown");
     }
 

@@ -1,0 +1,50 @@
+//! `mount -t`: which kinds of volumes are wanted.
+
+use std::path::Path;
+
+use steadfs::{Kind, Options};
+
+use crate::failure::{Failure, code, mount_failure};
+
+const KINDS: [Kind; 4] = [Kind::Ext2, Kind::Ext3, Kind::Ext4, Kind::F2fs];
+
+/// Whether a volume may be mounted where these types are asked for.
+///
+/// # Errors
+/// A type is not served here, or the volume is of another one.
+pub fn check(types: &[String], volume: &Path, options: &Options) -> Result<(), Failure> {
+    let any = |name: &str| {
+        matches!(
+            name,
+            "auto" | "steadfs" | "fuse.steadfs" | "fuseblk.steadfs"
+        )
+    };
+    let mut wanted = Vec::new();
+    for name in types.iter().filter(|name| !any(name)) {
+        let kind = KINDS.into_iter().find(|kind| kind.name() == name);
+        wanted.push(kind.ok_or_else(|| {
+            let why = "not served here; types are ext2, ext3, ext4, f2fs and auto";
+            Failure::new(code::USAGE, format!("-t {name}: {why}"))
+        })?);
+    }
+    if wanted.is_empty() || wanted.len() < types.len() {
+        return Ok(());
+    }
+    let found = steadfs::probe(volume, options).map_err(|error| mount_failure(&error))?;
+    if wanted.iter().any(|&wanted| serves(wanted, found)) {
+        return Ok(());
+    }
+    let (path, found) = (volume.display(), found.name());
+    let types = types.join(",");
+    Err(Failure::new(
+        code::MOUNT,
+        format!(
+            "{path}: is an {found} volume, and -t {types} asks for another; leave it out, or say -t {found}"
+        ),
+    ))
+}
+
+/// The kernel's ext4 mounts what is older, too.
+fn serves(wanted: Kind, found: Kind) -> bool {
+    wanted == found || wanted == Kind::Ext4 && matches!(found, Kind::Ext2 | Kind::Ext3)
+}

@@ -1,0 +1,131 @@
+//! The words of `steadfs mount` beside those of mount(8).
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+
+use steadfs_suite::scratch::{mounts_below, unmount_patiently};
+use steadfs_suite::{Image, LoopDevice, Outcome, Scratch, run, steadfs, succeed};
+
+const MIB: u64 = 1 << 20;
+
+fn mount(words: &[&str]) -> Outcome {
+    steadfs(["mount"].iter().chain(words))
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_device_is_found_by_what_is_on_it() {
+    let scratch = Scratch::new();
+    let root = scratch.folder("root");
+    let at = path(&root);
+    let uuid = "8d2f0a52-7b1e-4f0c-9f2b-0d8c5f6a7b8c";
+    let label = format!("st {:x}", std::process::id());
+    let options = ["-t", "ext4", "-U", uuid, "-L", &label];
+    let image = Image::mke2fs(&scratch, "d.img", 64 * MIB, &options);
+    let device = LoopDevice::attach(image.path(), false);
+    let (by_label, by_uuid) = (format!("LABEL={label}"), format!("UUID={uuid}"));
+    let quoted = format!("LABEL=\"{label}\"");
+    for words in [
+        &[&*by_label, at][..],
+        &[&quoted, at],
+        &[&by_uuid, at],
+        &["-L", &label, at],
+        &["--uuid", uuid, at],
+        &["-w", "-n", "-v", "-t", "ext4", &by_uuid, at],
+    ] {
+        mount(words).expect(0);
+        let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        let line = table.lines().find(|line| line.contains(at)).unwrap();
+        assert!(line.starts_with(path(device.path())), "{line}");
+        unmount_patiently(&root);
+    }
+    for tag in ["LABEL", "UUID", "PARTLABEL", "PARTUUID"] {
+        let none = format!("{tag}=none-has-this");
+        let said = mount(&[&none, at]).expect(1).err;
+        assert!(said.contains(&none) && said.contains("no device"), "{said}");
+        // mount(8) has the same exit code.
+        run("mount", ["-t", "ext4", &none, at]).expect(1);
+    }
+    assert_eq!(mounts_below(&root), [""; 0].map(std::path::PathBuf::from));
+}
+
+#[test]
+fn a_type_is_what_the_volume_must_be() {
+    let scratch = Scratch::new();
+    let root = scratch.folder("root");
+    let at = path(&root);
+    let f2fs = scratch.join("f2fs");
+    steadfs(["format", "-q", "-t", "f2fs", path(&f2fs), "64M"]).expect(0);
+    let images =
+        ["ext2", "ext3", "ext4"].map(|kind| Image::mke2fs(&scratch, kind, 64 * MIB, &["-t", kind]));
+    let images = images.each_ref().map(|image| path(image.path()));
+    let all = images.into_iter().chain([path(&f2fs)]);
+    for image in all {
+        let kind = image.rsplit('/').next().unwrap();
+        for asked in [
+            "auto",
+            "steadfs",
+            kind,
+            "ext4",
+            "ext3",
+            "ext2",
+            "f2fs",
+            "ext2,f2fs",
+        ] {
+            let said = mount(&["-t", asked, image, at]);
+            let fits = asked.split(',').any(|asked| {
+                ["auto", "steadfs", kind].contains(&asked) || asked == "ext4" && kind != "f2fs"
+            });
+            let wanted = if fits { 0 } else { 32 };
+            assert_eq!(said.code(), wanted, "-t {asked} {kind}: {}", said.err);
+            if fits {
+                succeed("umount", [at]);
+            } else {
+                assert!(said.err.contains(&format!("-t {kind}")), "{}", said.err);
+            }
+        }
+    }
+    let said = mount(&["-t", "xfs", images[0], at]).expect(1).err;
+    assert!(said.contains("xfs") && said.contains("ext2"), "{said}");
+}
+
+#[test]
+fn what_is_not_known_is_named() {
+    let scratch = Scratch::new();
+    let root = scratch.folder("root");
+    let at = path(&root);
+    let image = Image::mke2fs(&scratch, "d.img", 64 * MIB, &["-t", "ext4"]);
+    let image = path(image.path());
+    for (option, says) in [
+        ("noatim", "did you mean noatime?"),
+        ("NOATIME", "did you mean noatime?"),
+        ("nobarier", "did you mean nobarrier?"),
+        ("loop", "leave it out"),
+    ] {
+        let said = mount(&["-o", option, image, at]).expect(1).err;
+        assert!(said.contains(option) && said.contains(says), "{said}");
+    }
+    for option in ["frob", "mballoc", "xino", "utf8"] {
+        let said = mount(&["-o", option, image, at]).expect(1).err;
+        assert!(said.contains(option) && !said.contains("mean"), "{said}");
+    }
+    for words in ["-a", "--bind", "--make-private", "-N", "--sorce"] {
+        let said = mount(&[words, image, at]).expect(1).err;
+        assert!(
+            said.contains(words) && said.contains("-t steadfs"),
+            "{said}"
+        );
+        assert!(!said.contains("tip"), "{said}");
+    }
+    for words in [
+        &[][..],
+        &[image],
+        &["-r", "-w", image, at],
+        &["-L", "x", image, at],
+    ] {
+        mount(words).expect(1);
+    }
+}
