@@ -4,7 +4,9 @@
 use std::path::Path;
 
 use steadfs_suite::scratch::{mounts_below, unmount_patiently};
-use steadfs_suite::{Image, LoopDevice, Outcome, Scratch, run, steadfs, succeed};
+use steadfs_suite::{
+    Image, KernelMount, LoopDevice, Outcome, Scratch, SteadMount, run, steadfs, succeed,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -128,4 +130,40 @@ fn what_is_not_known_is_named() {
     ] {
         mount(words).expect(1);
     }
+}
+
+#[test]
+fn the_superblock_says_where_and_how_often_it_was_mounted() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "d.img", 64 * MIB, &["-t", "ext4"]);
+    let fields = || {
+        let said = succeed("dumpe2fs", ["-h", path(image.path())]).out;
+        let field = |name: &str| {
+            let line = said.lines().find_map(|line| line.strip_prefix(name));
+            line.unwrap().trim().to_owned()
+        };
+        (field("Last mounted on:"), field("Mount count:"))
+    };
+    let is = |at: &str, count: &str| assert_eq!(fields(), (at.to_owned(), count.to_owned()));
+    is("<not available>", "0");
+    let kernel = KernelMount::new(&scratch, image.path(), "");
+    std::fs::write(kernel.join("file"), "").unwrap();
+    let at = path(kernel.root()).to_owned();
+    kernel.unmount();
+    is(&at, "1");
+    // Who looks only, or writes without mounting, was nowhere.
+    SteadMount::new(&scratch, image.path(), "ro").unmount();
+    is(&at, "1");
+    let into = format!("{}:/", path(image.path()));
+    steadfs(["cp", "/etc/passwd", &into]).expect(0);
+    is(&at, "2");
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let at = path(mount.root()).to_owned();
+    mount.unmount();
+    is(&at, "3");
+    let long = scratch.folder(&"long".repeat(20));
+    steadfs(["mount", path(image.path()), path(&long)]).expect(0);
+    steadfs(["umount", path(&long)]).expect(0);
+    is(&path(&long)[..59], "4");
+    image.check_clean();
 }

@@ -90,7 +90,9 @@ fn serve(
             format!("cannot start {THREADS} threads: {error} ({why})"),
         )
     })?;
-    let (volume, options) = open(path, options)?;
+    let mut options = options.clone();
+    options.ext4.mounted_on = Some(mountpoint.as_os_str().as_encoded_bytes().to_vec());
+    let (volume, options) = open(path, &options)?;
     tell(args, &volume);
     let mounted = match steadfs::mount(&volume, mountpoint, &options) {
         Ok(mounted) => mounted,

@@ -276,8 +276,9 @@ impl Ext4 {
 
     /// The superblock says from now on that the volume is in use; durable before any change is.
     fn mark_in_use(&self, has_errors: bool) -> Result<()> {
+        let at = self.options.read().mounted_on.clone();
         self.mark_open(|sb| {
-            sb.note_mount(wall_clock(), "steadfs");
+            sb.note_mount(wall_clock(), at.as_deref());
             if has_errors {
                 sb.set_state(sb.state() | STATE_ERROR);
             }

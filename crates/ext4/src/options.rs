@@ -99,6 +99,8 @@ pub struct MountOptions {
     pub sync: bool,
     /// `dirsync`: so is every change of a directory.
     pub dirsync: bool,
+    /// Where it is mounted, which the superblock notes; `None`: it is opened without being mounted.
+    pub mounted_on: Option<Vec<u8>>,
     /// What of all this was asked for by name.
     pub asked: Asked,
 }
@@ -157,6 +159,7 @@ impl Default for MountOptions {
             nodiratime: false,
             sync: false,
             dirsync: false,
+            mounted_on: None,
             asked: Asked::default(),
         }
     }

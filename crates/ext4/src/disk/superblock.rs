@@ -311,12 +311,16 @@ impl Superblock {
         self.raw.overhead_clusters.set(known);
     }
 
-    /// Notes a mount (`s_mtime`, `s_mnt_count`, `s_last_mounted`, cut to 64 bytes).
-    pub fn note_mount(&mut self, now: Timestamp, at: &str) {
+    /// Notes a mount (`s_mtime`, `s_mnt_count`) and where it is (`s_last_mounted`), if it is anywhere. What does not
+    /// fit before [`Superblock::seal_into`]'s four bytes is cut off: without them a torn write is not survived.
+    pub fn note_mount(&mut self, now: Timestamp, at: Option<&[u8]>) {
         (self.raw.mtime, self.raw.mtime_hi) = split_time(now);
         let count = self.raw.mnt_count.get().saturating_add(1);
         self.raw.mnt_count.set(count);
-        fill_text(&mut self.raw.last_mounted, at);
+        if let Some(at) = at {
+            let room = self.raw.last_mounted.len() - FILLER - 1;
+            fill_text(&mut self.raw.last_mounted, &at[..at.len().min(room)]);
+        }
     }
 
     /// Sets `s_wtime`: when the superblock was last written.
@@ -395,14 +399,14 @@ impl Superblock {
         raw.last_error_block.set(block);
         raw.last_error_line.set(error.line);
         raw.last_error_errcode = error.code;
-        fill_text(&mut raw.last_error_func, error.function);
+        fill_text(&mut raw.last_error_func, error.function.as_bytes());
         if raw.error_count.get() == 0 {
             (raw.first_error_time, raw.first_error_time_hi) = (time, time_hi);
             raw.first_error_ino.set(ino);
             raw.first_error_block.set(block);
             raw.first_error_line.set(error.line);
             raw.first_error_errcode = error.code;
-            fill_text(&mut raw.first_error_func, error.function);
+            fill_text(&mut raw.first_error_func, error.function.as_bytes());
         }
         raw.error_count.set(raw.error_count.get().saturating_add(1));
     }
@@ -478,6 +482,9 @@ impl Superblock {
     }
 }
 
+/// Bytes at the end of `s_last_mounted` that make a checksum right.
+const FILLER: usize = 4;
+
 fn compute(raw: &RawSuperblock) -> u32 {
     crc32c(!0, &raw.as_bytes()[..SUPERBLOCK_SIZE - 4])
 }
@@ -487,7 +494,7 @@ fn compute(raw: &RawSuperblock) -> u32 {
 fn keep_checksum(raw: &mut RawSuperblock, old: &[u8]) -> bool {
     const SECTOR: usize = 512;
     const SUM: usize = SUPERBLOCK_SIZE - 4;
-    let text_end = raw.last_mounted.len() - 4;
+    let text_end = raw.last_mounted.len() - FILLER;
     let text = &raw.last_mounted[..text_end];
     let room = text.last() == Some(&0);
     let same = raw.as_bytes()[SECTOR..SUM] == old[SECTOR..SUM];
@@ -534,10 +541,10 @@ fn join_time(low: Le32, high: u8) -> Timestamp {
 }
 
 /// Copies as much of `text` as fits and fills the rest with zeros.
-fn fill_text(field: &mut [u8], text: &str) {
+fn fill_text(field: &mut [u8], text: &[u8]) {
     let len = text.len().min(field.len());
     field.fill(0);
-    field[..len].copy_from_slice(&text.as_bytes()[..len]);
+    field[..len].copy_from_slice(&text[..len]);
 }
 
 fn text(field: &[u8]) -> Cow<'_, str> {

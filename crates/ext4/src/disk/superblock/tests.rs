@@ -133,7 +133,7 @@ fn a_torn_write_is_the_old_superblock_or_the_new_one() {
                 secs: 1_800_000_000 + i64::from(round),
                 nanos: 0,
             };
-            sb.note_mount(now, "/mnt");
+            sb.note_mount(now, Some(b"/mnt"));
             sb.seal_into(&mut disk);
             if round == 1 {
                 // The first may have to set the times' high bits.
@@ -161,15 +161,23 @@ fn a_torn_write_is_the_old_superblock_or_the_new_one() {
 }
 
 #[test]
-fn a_long_name_of_the_mount_point_is_kept_whole() {
+fn a_long_name_of_the_mount_point_leaves_room_for_the_checksums_bytes() {
     let image = Image::make(&["-t", "ext4"], "48M");
     let mut disk = raw_bytes(&image);
+    let old = disk.clone();
     let mut sb = Superblock::parse(&disk).unwrap();
     let name = "/".repeat(64);
-    sb.note_mount(Timestamp::default(), &name);
+    sb.note_mount(Timestamp::default(), Some(name.as_bytes()));
     sb.seal_into(&mut disk);
     let left = Superblock::parse(&disk).unwrap();
-    assert_eq!(left.raw().last_mounted, *name.as_bytes());
+    assert_eq!(left.raw().last_mounted[..59], name.as_bytes()[..59]);
+    assert_eq!(left.raw().last_mounted[59], 0);
+    assert_eq!(disk[512..], old[512..]);
+    // Who opens a volume without mounting it leaves the name alone.
+    sb.note_mount(Timestamp::default(), None);
+    sb.seal_into(&mut disk);
+    let left = Superblock::parse(&disk).unwrap();
+    assert_eq!(left.raw().last_mounted[..59], name.as_bytes()[..59]);
 }
 
 #[test]
@@ -211,7 +219,7 @@ fn edits_are_seen_by_dumpe2fs() {
     sb.set_state(STATE_CLEAN | STATE_ERROR);
     sb.set_large_file();
     sb.set_needs_recovery(true);
-    sb.note_mount(now, "/mnt/somewhere");
+    sb.note_mount(now, Some(b"/mnt/somewhere"));
     sb.set_write_time(now);
     for line in [7, 8] {
         sb.record_error(&ErrorRecord {
