@@ -167,3 +167,31 @@ fn the_superblock_says_where_and_how_often_it_was_mounted() {
     is(&path(&long)[..59], "4");
     image.check_clean();
 }
+
+#[test]
+fn what_is_too_small_for_a_volume_is_not_called_damaged() {
+    let scratch = Scratch::new();
+    let root = scratch.folder("root");
+    let image = Image::mke2fs(&scratch, "d.img", 64 * MIB, &["-t", "ext4"]);
+    let whole = std::fs::read(image.path()).unwrap();
+    for (size, says) in [
+        (0, "is empty"),
+        (3, "only 3 bytes"),
+        (512, "too few"),
+        (2000, "too few"),
+        (8192, "the device only"),
+    ] {
+        let name = scratch.join(&format!("{size}"));
+        std::fs::write(&name, &whole[..size]).unwrap();
+        for (words, code) in [
+            (&["mount", path(&name), path(&root)][..], 32),
+            (&["mount", "-o", "ro", path(&name), path(&root)], 32),
+            (&["check", path(&name)], 8),
+            (&["ls", path(&name)], 1),
+        ] {
+            let said = steadfs(words).expect(code).err;
+            assert!(said.contains(says), "{said}");
+            assert!(size > 2048 || !said.contains("damaged"), "{said}");
+        }
+    }
+}

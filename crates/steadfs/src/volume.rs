@@ -165,15 +165,21 @@ const SUPERBLOCK: usize = 1024;
 /// Offset of f2fs's second one.
 const SECOND: usize = 4096 + SUPERBLOCK;
 
+/// Bytes of the smallest volume there is: without them there is no superblock.
+const SMALLEST: u64 = 2048;
+
 /// What kind of file system is on a device, by its magic numbers: the ext family's before f2fs's,
 /// whose second superblock the making of another volume may leave.
 pub(crate) fn kind_on(queue: &Queue) -> Result<Kind, FsError> {
     use steadfs_f2fs::disk::Superblock as F2fsSuperblock;
-    // The ext family's own words for a device that is too small or cannot be read.
+    let size = queue.geometry().size;
+    if size < SMALLEST {
+        let why = format!("no ext2, ext3, ext4 or f2fs volume: {size} bytes are too few for one");
+        return Err(FsError::BadOption(why));
+    }
+    // The ext family's own words for a device that cannot be read.
     let ext = steadfs_ext4::read_superblock(queue);
-    if queue.geometry().size >= 8192
-        && matches!(&ext, Err(FsError::Corrupt(why)) if why.contains("magic"))
-    {
+    if size >= 8192 && matches!(&ext, Err(FsError::Corrupt(why)) if why.contains("magic")) {
         let blocks = queue
             .read(0, 8192, IoTag::default())
             .map_err(|error| FsError::Io(error.to_string()))?;

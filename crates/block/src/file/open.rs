@@ -82,8 +82,8 @@ pub enum OpenError {
         /// What it is.
         what: &'static str,
     },
-    /// Nothing of it lies in the window.
-    #[error("{path}: has {size} bytes, nothing of which lies after offset {offset}", path = path.display())]
+    /// Not even a sector of it lies in the window.
+    #[error("{path}: {why}", path = path.display(), why = emptiness(*size, *offset))]
     Empty {
         /// The file.
         path: PathBuf,
@@ -110,6 +110,14 @@ pub enum OpenError {
         /// What the system said.
         cause: std::io::Error,
     },
+}
+
+fn emptiness(size: u64, offset: u64) -> String {
+    match (size, offset) {
+        (0, _) => "is empty".to_owned(),
+        (_, 0) => format!("has only {size} bytes"),
+        _ => format!("has {size} bytes, nothing of which lies after offset {offset}"),
+    }
 }
 
 impl OpenError {
