@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-use steadfs_suite::{Scratch, SteadMount, run, steadfs, succeed};
+use steadfs_suite::{KernelMount, Scratch, SteadMount, run, steadfs, succeed};
 
 const MIB: u64 = 1 << 20;
 const UUID: &str = "6b4c9a52-0f5e-4f0c-9f2b-0d8c5f6a7b8c";
@@ -103,6 +103,58 @@ fn groups_and_names_are_as_mke2fs_makes_them() {
         assert_ne!(said.code(), 0, "{options:?}");
         assert!(said.err.contains(why), "{options:?}: {}", said.err);
         assert!(!Path::new(image).exists());
+    }
+}
+
+#[test]
+fn features_are_made_or_refused_with_the_way_out() {
+    let scratch = Scratch::new();
+    let path = scratch.join("volume");
+    let image = path.to_str().unwrap();
+    for words in [
+        &["-O", "^extent,^64bit"][..],
+        &["-O", "^extents,^64bit,^metadata_csum", "-b", "1024"],
+        &["-O", "^has_journal"],
+        &["-O", "^flex_bg,^resize_inode,^dir_index"],
+        &["-O", "^huge_file,^large_file,^extra_isize,^dir_nlink"],
+        &["-O", "fast_commit,orphan_file,metadata_csum_seed"],
+        &["-O", "none"],
+        &["-t", "ext2"],
+        &["-t", "ext2", "-j"],
+        &["-t", "ext3"],
+    ] {
+        let all = ["format", "-q", "-F", image, "64M"];
+        steadfs(all.iter().chain(words)).expect(0);
+        clean(image);
+        let kernel = KernelMount::new(&scratch, &path, "");
+        fs::write(kernel.join("file"), [7; 10_000]).unwrap();
+        kernel.unmount();
+        let mount = SteadMount::new(&scratch, &path, "");
+        assert_eq!(fs::read(mount.join("file")).unwrap(), [7; 10_000]);
+        mount.unmount();
+        let has_journal = succeed("dumpe2fs", ["-h", image])
+            .out
+            .contains("has_journal");
+        let wanted = !matches!(words, [_, "^has_journal" | "none" | "ext2"]);
+        assert_eq!(has_journal, wanted, "{words:?}");
+        fs::remove_file(&path).unwrap();
+    }
+    for (words, says) in [
+        (&["-O", "^extent"][..], "^64bit"),
+        (&["-O", "^has_journal,orphan_file"], "^orphan_file"),
+        (&["-O", "bigalloc"], "mke2fs"),
+        (&["-O", "inline_data"], "-o ro"),
+        (&["-O", "metadata_sum"], "did you mean metadata_csum?"),
+        (&["-O", "shared_blocks"], "shared_blocks"),
+        (&["-C", "65536"], "bigalloc"),
+        (&["-t", "ext5"], "ext5"),
+        (&["-t", "f2fs", "-j"], "--with-journal"),
+    ] {
+        let said = steadfs(["format", image, "64M"].iter().chain(words));
+        assert_ne!(said.code(), 0, "{words:?}");
+        assert!(said.err.contains(says), "{words:?}: {}", said.err);
+        assert!(!said.err.contains("tip"), "{}", said.err);
+        assert!(!path.exists());
     }
 }
 

@@ -92,6 +92,9 @@ pub struct Format {
     /// Features, separated by commas; ^ takes one away.
     #[arg(short = 'O', long, value_name = "LIST")]
     pub features: Vec<String>,
+    /// Make a journal, whatever the kind; the same as -O has_journal.
+    #[arg(short = 'j', long)]
+    pub with_journal: bool,
     /// Journal: size=MIB and the like.
     #[arg(short = 'J', long, value_name = "LIST")]
     pub journal: Vec<String>,
@@ -107,7 +110,7 @@ pub struct Format {
     pub from_dir: Option<PathBuf>,
     /// Make it even where there is something already: at a terminal nobody is asked, and an f2fs
     /// volume replaces another.
-    #[arg(short, long)]
+    #[arg(short, long, short_alias = 'F')]
     pub force: bool,
     /// Print nothing.
     #[arg(short, long)]

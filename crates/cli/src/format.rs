@@ -60,6 +60,7 @@ fn refuse_of_other_kind(args: &args::Format, f2fs: bool) -> Result<(), Failure> 
         ("--revision", args.revision.is_some()),
         ("--direct", args.direct),
         ("--reserved", args.reserved.is_some()),
+        ("--with-journal", args.with_journal),
         ("--journal", !args.journal.is_empty()),
     ];
     let of_f2fs = [
@@ -106,6 +107,7 @@ fn options(args: &args::Format) -> Result<FormatOptions, steadfs::FormatError> {
     if let Some(text) = &args.uuid {
         options.set_uuid(text)?;
     }
+    options.journal = args.with_journal;
     for list in &args.journal {
         options.set_journal(list)?;
     }

@@ -63,13 +63,12 @@ fn main() -> ExitCode {
 /// not take a wrong call for something else.
 fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
     let command = words.get(1).and_then(|word| word.to_str());
-    match error.get(ContextKind::InvalidArg) {
-        Some(arg) if command == Some("mount") && error.kind() == ErrorKind::UnknownArgument => {
-            eprintln!(
-                "steadfs: {arg}: steadfs mount has no such option (steadfs mount --help tells which it has); what \
-                 mount(8) does itself it does with `mount -t steadfs`, where mount.steadfs is installed"
-            );
-        }
+    match (error.get(ContextKind::InvalidArg), command) {
+        // clap would have it passed as a value.
+        (Some(arg), Some(command)) if error.kind() == ErrorKind::UnknownArgument => eprintln!(
+            "steadfs: {arg}: steadfs {command} has no such option (steadfs {command} --help tells which it has){}",
+            who_else(command)
+        ),
         // Nowhere is left to say that this failed.
         _ => drop(error.print()),
     }
@@ -81,6 +80,19 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
         Some("check") => check::USAGE,
         _ => code::WORDS,
     })
+}
+
+/// Who has the options that a command has not.
+fn who_else(command: &str) -> &'static str {
+    match command {
+        "mount" => {
+            "; what mount(8) does itself it does with `mount -t steadfs`, where mount.steadfs is installed"
+        }
+        "format" => {
+            "; what mke2fs and mkfs.f2fs make can be mounted, too (bigalloc volumes, mke2fs -C, with -o ro)"
+        }
+        _ => "",
+    }
 }
 
 fn run(command: Command) -> Result<(), Failure> {

@@ -17,7 +17,7 @@ pub enum FormatError {
         why: String,
     },
     /// A feature or option that mke2fs has and this program does not make yet.
-    #[error("{0} is not supported yet")]
+    #[error("{0} is not supported here; mke2fs has it")]
     Unsupported(String),
     /// The device cannot hold such a volume.
     #[error("the device is too small: {0}")]

@@ -1,5 +1,7 @@
 //! Which features a volume gets: the defaults of its kind, edited by the user's list.
 
+use steadfs_vfs::options::nearest;
+
 use super::{FormatError, FormatOptions, Kind};
 use crate::disk::{Compat, Features, Incompat, RoCompat};
 
@@ -80,7 +82,7 @@ pub(super) fn check(features: Features) -> Result<(), FormatError> {
     let (compat, incompat, ro_compat) = (features.compat, features.incompat, features.ro_compat);
     let needs = |has: bool, name: &str, base: bool, other: &str| {
         if has && !base {
-            let why = format!("{name} needs {other}");
+            let why = format!("{name} needs {other}; without it -O ^{name} is needed, too");
             return Err(FormatError::option("features", why));
         }
         Ok(())
@@ -128,7 +130,11 @@ fn edit(mut features: Features, list: &str) -> Result<Features, FormatError> {
         let bits = by_name(name)?;
         if on {
             if !within(bits, MADE) {
-                return Err(FormatError::Unsupported(format!("feature {name}")));
+                let read = match name {
+                    "journal_dev" => "",
+                    _ => " (such volumes are only read here, with -o ro)",
+                };
+                return Err(FormatError::Unsupported(format!("feature {name}{read}")));
             }
             features.compat = features.compat.union(bits.compat);
             features.incompat = features.incompat.union(bits.incompat);
@@ -162,7 +168,11 @@ fn by_name(name: &str) -> Result<Features, FormatError> {
         ro_compat: RoCompat::by_name(name).unwrap_or_default(),
     };
     if bits == Features::default() || !(within(bits, MADE) || within(bits, OTHERS)) {
-        let why = format!("{name} is not a feature a new volume can be given");
+        let made = MADE.names();
+        let near = nearest(name, made.iter().map(AsRef::as_ref));
+        let near = near.map(|near| format!("; did you mean {near}?"));
+        let near = near.unwrap_or_default();
+        let why = format!("{name} is not a feature a new volume can be given{near}");
         return Err(FormatError::option("features", why));
     }
     Ok(bits)
@@ -187,7 +197,9 @@ mod tests {
         assert_eq!(names("").unwrap(), "");
         assert_eq!(
             names("bigalloc").unwrap_err(),
-            FormatError::Unsupported("feature bigalloc".into())
+            FormatError::Unsupported(
+                "feature bigalloc (such volumes are only read here, with -o ro)".into()
+            )
         );
         assert_eq!(names("^bigalloc,^meta_bg").unwrap(), "");
         let unknown = names("no_such").unwrap_err().to_string();
