@@ -25,6 +25,12 @@ pub fn insert_credits(depth: u16) -> u32 {
     (u32::from(depth) + 2) * 4 + 2
 }
 
+/// Blocks that removing an extent from a tree of `depth` levels changes at worst: a cut in its middle
+/// inserts, what is freed may lie in two groups, and the inode is stored after.
+pub fn remove_credits(depth: u16) -> u32 {
+    insert_credits(depth) + 16
+}
+
 /// An inode's extent tree, for the time of one operation.
 pub struct Tree<'a> {
     fs: &'a Ext4,
@@ -220,8 +226,7 @@ impl<'a> Tree<'a> {
     ) -> Result<FileBlock> {
         let mut end = range.end;
         while end > range.start {
-            // A middle cut may insert; freeing may touch two groups; the inode is stored after.
-            if !handle.extend(insert_credits(self.depth()?) + 16) {
+            if !handle.extend(remove_credits(self.depth()?)) {
                 return Ok(end);
             }
             let path = self.path_to(FileBlock(end.0 - 1))?;

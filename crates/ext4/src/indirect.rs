@@ -19,6 +19,10 @@ pub fn insert_credits(per_block: u32, len: u32) -> u32 {
     (len / per_block + 2) * 3 + 3 * 3 + 1
 }
 
+/// Blocks that unmapping a run changes at worst: three levels of tables freed, each with bitmap and
+/// descriptor, and a run of data.
+pub const REMOVE_CREDITS: u32 = 3 * 4 + 4;
+
 fn get(bytes: &[u8], index: u32) -> u32 {
     let at = index as usize * 4;
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
@@ -144,38 +148,32 @@ pub fn holes(
     Ok(counted)
 }
 
-/// Names a run of used blocks in the map.
-pub fn insert(
+/// Names the first of a run of used blocks in the map, those of one table; returns how many.
+pub fn insert_some(
     fs: &Ext4,
     handle: &mut Handle<'_>,
     ino: Ino,
     core: &mut disk::Inode,
     at: FileBlock,
     run: Run,
-) -> Result<()> {
-    let mut done = 0;
-    while done < run.len {
-        let block = at.plus(done.into());
-        let path = Path::to(block, per_block(fs.geo())).ok_or(FsError::FileTooBig)?;
-        let n = (path.to_boundary + 1).min(run.len - done);
-        let first =
-            u32::try_from(run.start.0 + u64::from(done)).map_err(|_| FsError::FileTooBig)?;
-        let put_run = |bytes: &mut [u8], index: u32| {
-            for i in 0..n {
-                put(bytes, index + i, first + i);
-            }
-        };
-        let (&last, above) = path.indices().split_last().expect("a path has an index");
-        match last_table(fs, handle, ino, core, above)? {
-            None => put_run(&mut core.block, last),
-            Some(table) => {
-                let buf = fs.block(table, IoTag::default())?;
-                put_run(&mut handle.write(&buf)?, last);
-            }
+) -> Result<u32> {
+    let path = Path::to(at, per_block(fs.geo())).ok_or(FsError::FileTooBig)?;
+    let n = (path.to_boundary + 1).min(run.len);
+    let first = u32::try_from(run.start.0).map_err(|_| FsError::FileTooBig)?;
+    let put_run = |bytes: &mut [u8], index: u32| {
+        for i in 0..n {
+            put(bytes, index + i, first + i);
         }
-        done += n;
+    };
+    let (&last, above) = path.indices().split_last().expect("a path has an index");
+    match last_table(fs, handle, ino, core, above)? {
+        None => put_run(&mut core.block, last),
+        Some(table) => {
+            let buf = fs.block(table, IoTag::default())?;
+            put_run(&mut handle.write(&buf)?, last);
+        }
     }
-    Ok(())
+    Ok(n)
 }
 
 /// The last block of numbers on a path, each made if it is missing; `None`: the inode itself. On
@@ -248,8 +246,7 @@ pub fn remove(
     let reach = bases(per)[3];
     let mut end = range.end.0.min(reach);
     while end > range.start.0 {
-        // Three levels of tables freed, each with bitmap and descriptor, and a run of data.
-        if !handle.extend(3 * 4 + 4) {
+        if !handle.extend(REMOVE_CREDITS) {
             return Ok(FileBlock(end));
         }
         end = remove_last(fs, handle, ino, core, range.start.0, end, free)?;

@@ -108,17 +108,33 @@ impl Ext4 {
         self.alloc.use_claim(self, handle, run)?;
         let units = u64::from(run.len) * (self.geo.block_size.bytes_u64() / 512);
         core.blocks += units;
-        let named = self.name_run(handle, ino, core, at, run, unwritten);
-        if named.is_err() {
-            // A part may be named: no block for the map of the rest was free, or readable.
-            self.unname_run(handle, ino, core, at..at.plus(run.len.into()))?;
-            core.blocks = core.blocks.saturating_sub(units);
-            self.alloc.unuse_claim(self, handle, run)?;
+        let mut named = 0;
+        while named < run.len {
+            let from = at.plus(named.into());
+            match self.name_some(handle, ino, core, from, run.behind(named), unwritten) {
+                Ok(more) => named += more,
+                Err(error) => {
+                    // No block for the map of the rest was free, or readable.
+                    self.unname_run(handle, ino, core, at..from)
+                        .and_then(|()| self.alloc.unuse_claim(self, handle, run))
+                        .map_err(|left| self.half_done(ino, &left))?;
+                    core.blocks = core.blocks.saturating_sub(units);
+                    return Err(error);
+                }
+            }
         }
-        named
+        Ok(())
     }
 
-    fn name_run(
+    /// What can be neither finished nor taken back must not be committed.
+    fn half_done(&self, ino: Ino, why: &FsError) -> FsError {
+        let cause = format!("inode {ino}: a change of its map cannot be taken back: {why}");
+        self.halt(&cause);
+        FsError::Stopped(cause)
+    }
+
+    /// Names the first blocks of a run, at least one; returns how many. On error none is named.
+    fn name_some(
         &self,
         handle: &mut Handle<'_>,
         ino: Ino,
@@ -126,27 +142,21 @@ impl Ext4 {
         at: FileBlock,
         run: Run,
         unwritten: bool,
-    ) -> Result<()> {
+    ) -> Result<u32> {
         if !has_extents(core) {
-            return indirect::insert(self, handle, ino, core, at, run);
+            return indirect::insert_some(self, handle, ino, core, at, run);
         }
-        let mut done = 0;
-        while done < run.len {
-            let len = (run.len - done).min(Extent::max_len(unwritten));
-            let start = run.start.plus(done.into());
-            let extent = Extent {
-                block: at.plus(done.into()),
-                len,
-                start,
-                unwritten,
-            };
-            Tree::new(self, ino, core).insert(handle, &extent)?;
-            done += len;
-        }
-        Ok(())
+        let extent = Extent {
+            block: at,
+            len: run.len.min(Extent::max_len(unwritten)),
+            start: run.start,
+            unwritten,
+        };
+        Tree::new(self, ino, core).insert(handle, &extent)?;
+        Ok(extent.len)
     }
 
-    /// Takes a range out of the map without freeing its blocks.
+    /// Takes a range out of the map that this handle put there, without freeing its blocks.
     fn unname_run(
         &self,
         handle: &mut Handle<'_>,
@@ -154,19 +164,25 @@ impl Ext4 {
         core: &mut disk::Inode,
         range: Range<FileBlock>,
     ) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
         let start = range.start;
         let mut keep = |_: &Ext4, _: &mut Handle<'_>, _: DevBlock, _: u64| Ok(());
+        // Of the blocks that change again all belong to the transaction: what is asked for is hardly used.
         let left = if has_extents(core) {
-            Tree::new(self, ino, core).remove(handle, range, &mut keep)?
+            handle
+                .insist(extent::remove_credits(MAX_TREE))
+                .then(|| Tree::new(self, ino, core).remove(handle, range, &mut keep))
         } else {
-            indirect::remove(self, handle, ino, core, range, &mut keep)?
+            handle
+                .insist(indirect::REMOVE_CREDITS)
+                .then(|| indirect::remove(self, handle, ino, core, range, &mut keep))
         };
-        if left > start {
-            return Err(FsError::Corrupt(format!(
-                "inode {ino}: a map in more pieces than a transaction has room for"
-            )));
+        match left.transpose()? {
+            Some(left) if left == start => Ok(()),
+            _ => Err(FsError::Stopped("the transaction is full".to_owned())),
         }
-        Ok(())
     }
 
     /// Frees mapped blocks of a range from its end on until the transaction is full; returns the end

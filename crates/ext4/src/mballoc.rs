@@ -49,6 +49,16 @@ pub struct Run {
     pub len: u32,
 }
 
+impl Run {
+    /// What is behind the first `n` blocks.
+    pub fn behind(self, n: u32) -> Self {
+        Self {
+            start: self.start.plus(n.into()),
+            len: self.len - n,
+        }
+    }
+}
+
 /// A group's allocation state.
 struct Group {
     /// The descriptor as handles have changed it.

@@ -322,6 +322,14 @@ impl Ext4 {
         }
     }
 
+    /// Stops the volume and its journal, which notes that it failed.
+    pub(crate) fn halt(&self, cause: &str) {
+        match self.txns.journal() {
+            Some(journal) => journal.abort(cause),
+            None => self.stop(cause),
+        }
+    }
+
     /// Writes the superblock in place and makes it durable, outside any transaction. Only while no
     /// transaction holds its block.
     fn write_super(&self, change: impl FnOnce(&mut Superblock)) -> Result<()> {

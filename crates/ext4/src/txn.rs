@@ -168,6 +168,19 @@ impl Handle<'_> {
         }
     }
 
+    /// The same for who has to take back what he did before he can end: also where the transaction is being closed.
+    /// False: there is no room.
+    #[must_use]
+    pub fn insist(&mut self, credits: u32) -> bool {
+        match &mut self.inner {
+            Inner::Journal(handle) => {
+                let have = handle.credits();
+                have >= credits || handle.insist(credits - have)
+            }
+            Inner::Direct(_) => true,
+        }
+    }
+
     /// Ends this operation and begins another in its place; a crash may come in between.
     pub fn restart(&mut self, credits: u32) -> Result<()> {
         match &mut self.inner {

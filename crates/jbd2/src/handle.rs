@@ -157,6 +157,14 @@ impl<'j> Handle<'j> {
         state.aborted.is_none() && !closing && self.take_more(&mut state, credits)
     }
 
+    /// The same for who cannot end yet, because he has to take back what he did: also where the transaction is being
+    /// closed, which waits for him.
+    #[must_use]
+    pub fn insist(&mut self, credits: u32) -> bool {
+        let mut state = self.journal.state.lock();
+        state.aborted.is_none() && self.take_more(&mut state, credits)
+    }
+
     /// Takes more credits if there is room, even when the transaction is closing.
     fn take_more(&mut self, state: &mut State, credits: u32) -> bool {
         let costs = &self.journal.costs;

@@ -74,10 +74,7 @@ impl Ext4 {
             return Ok(());
         }
         self.queue.flush(tag).wait().map_err(|error| {
-            match self.txns.journal() {
-                Some(journal) => journal.abort(&error.to_string()),
-                None => self.stop(&error.to_string()),
-            }
+            self.halt(&error.to_string());
             io_error(error)
         })
     }

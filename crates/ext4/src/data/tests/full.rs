@@ -1,9 +1,11 @@
 //! Volumes without room: what is told to have fitted is there, and the rest is what it was.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use steadfs_base::IoTag;
+use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::{Device, FateDevice};
+use steadfs_rt::{sim, sleep, spawn};
 use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError};
 
 use super::{image_with_file, judge};
@@ -338,5 +340,72 @@ fn a_truncate_that_cannot_write_cuts_nothing() {
         assert!(found.to_vec() == content);
         drop(file);
         fs.close().unwrap();
+    }
+}
+
+impl Full {
+    /// Maps `len` blocks of a file from `at` on in a transaction that somebody has begun to close.
+    fn map_while_closing(&self, file: &Inode, at: u64, len: u32) -> Result<(), FsError> {
+        let fs = &self.fs;
+        let goal = fs.alloc.goal_for(fs.geo(), file.ino());
+        let run = fs.alloc.claim(fs, goal, len).unwrap();
+        assert_eq!(run.len, len);
+        let credits = fs.map_credits(&file.core.read(), len) + 1;
+        let mut handle = fs.txns.begin(credits).unwrap();
+        let (closing, tid) = (Arc::clone(fs), handle.tid());
+        let commit = spawn("commit", move || closing.txns.commit(tid, IoTag::default()));
+        sleep(Duration::from_millis(50));
+        assert!(!handle.extend(credits + 1), "it is being closed");
+        let mut core = file.core.write();
+        let mapped = fs.map_claim(
+            &mut handle,
+            file.ino(),
+            &mut core,
+            FileBlock(at),
+            run,
+            false,
+        );
+        fs.store_inode(&mut handle, file, &core).unwrap();
+        drop((core, handle));
+        commit.join().unwrap();
+        if let Err(error) = &mapped {
+            fs.release_unnamed(run, error);
+        }
+        mapped
+    }
+}
+
+/// A map that finds no room for blocks of its own is put back also where the transaction is being closed, which gives
+/// nobody more credits: it once kept what was counted and marked, and the next who got the block found it in use.
+#[test]
+fn what_finds_no_room_is_taken_back_in_a_closing_transaction() {
+    // A leaf with room for one extent more; the end of what the inode itself maps.
+    let spread: Vec<u64> = (0..100).map(|i| 4 * i).collect();
+    let cases = [
+        (KINDS[0], spread, vec![(2, 1), (6, 1)]),
+        (KINDS[1], (0..10).collect(), vec![(10, 4)]),
+    ];
+    for (kind, blocks, more) in cases {
+        sim::run(sim::Config::new(1), move || {
+            let world = Full::new(kind, "");
+            let file = world.make(b"f");
+            for block in blocks {
+                assert_eq!(world.write(&file, block << 10, &[1; 1000]), Ok(1000));
+            }
+            world.fs.fsync_inode(&world.cx, &file, false).unwrap();
+            world.fill(more.iter().map(|(_, len)| u64::from(*len)).sum());
+            let (last, fit) = more.split_last().unwrap();
+            for (at, len) in fit {
+                assert_eq!(world.map_while_closing(&file, *at, *len), Ok(()));
+            }
+            let counted = file.core.read().blocks;
+            for _ in 0..3 {
+                let mapped = world.map_while_closing(&file, last.0, last.1);
+                assert_eq!(mapped, Err(FsError::NoSpace));
+                assert_eq!(file.core.read().blocks, counted);
+            }
+            drop(file);
+            world.close();
+        });
     }
 }
