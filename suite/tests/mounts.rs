@@ -67,7 +67,7 @@ fn mistakes_have_mounts_exit_codes() {
     refuses(&["/dev/null", dir], 32, &["character device"]);
     refuses(&[dir, dir], 32, &["directory"]);
     refuses(&[zeros, dir], 32, &["ext4"]);
-    refuses(&[empty, dir], 32, &["0 bytes"]);
+    refuses(&[empty, dir], 32, &["is empty"]);
     refuses(&["-o", "offset=1M", image, dir], 32, &["ext4"]);
     refuses(&["-o", "offset=1G", image, dir], 32, &["offset"]);
     // A wrong call: mount(8) says 1, e2fsck(8) 16, and e2fsck's 1 and 2 would mean that something was mended.
