@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -107,7 +107,7 @@ fn serve(
             };
         }
     };
-    if let Err(error) = on_signals(signals, mounted.handle(), volume.fs()) {
+    if let Err(error) = on_signals(signals, mounted.handle(), Arc::downgrade(&volume.fs())) {
         // Signals could not end it; nobody was told of it yet.
         let left = mounted.handle().unmount(Unmount::Detach);
         let closed = mounted.wait();
@@ -196,7 +196,7 @@ fn is_ignored(signal: i32) -> bool {
     set.is_some_and(|set| set >> (signal - 1) & 1 == 1)
 }
 
-/// A signal unmounts; if the volume is in use, it leaves the tree at once and is closed when its last user has
+/// A signal unmounts what is still open; if the volume is in use, it leaves the tree at once and is closed when its last user has
 /// left. A second signal ends the program: what was written before the first is safe.
 ///
 /// # Errors
@@ -204,7 +204,7 @@ fn is_ignored(signal: i32) -> bool {
 fn on_signals(
     mut signals: Signals,
     handle: MountHandle,
-    fs: Arc<dyn FileSystem>,
+    fs: Weak<dyn FileSystem>,
 ) -> std::io::Result<()> {
     let work = move || {
         let mut asked = false;
@@ -217,7 +217,9 @@ fn on_signals(
             if let Err(error) = handle.sync() {
                 tracing::debug!(%error, "asking the kernel for what it has");
             }
-            if let Err(error) = fs.sync_all(&owner_cx()) {
+            if let Some(fs) = fs.upgrade()
+                && let Err(error) = fs.sync_all(&owner_cx())
+            {
                 tracing::error!(%error, "writing all before the end");
             }
             let done = handle
