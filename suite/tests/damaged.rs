@@ -120,7 +120,7 @@ fn what_is_no_volume_is_refused_by_every_command() {
         ("/dev/zero".into(), &["/dev/zero", "a character device"]),
         (path("dangling"), &["dangling", "No such file"]),
         (path("circle"), &["circle", "symbolic links"]),
-        (file("empty", b""), &["empty", "0 bytes"]),
+        (file("empty", b""), &["empty", "is empty"]),
         (file("byte", b"x"), &["byte", "1 byte"]),
         (file("short", &[0xFF; 1500]), &["short", "bytes"]),
         (file("zeros", &[0; 70_000]), &["zeros", "magic"]),

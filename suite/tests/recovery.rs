@@ -287,21 +287,23 @@ fn write_until_killed(top: &Path, writer: u64, acknowledged: &Acknowledged, gone
         if numbers.below(5) == 0 {
             // A new name, made durable by its directory.
             let moved = format!("m{writer}-{number}");
+            // Until the fsync returns either name is right, also where a rename gets no answer: another writer's fsync may
+            // have made it durable by then. After it only the new one is.
+            let note = |old: &str, new: String| {
+                let mut acknowledged = acknowledged.lock().unwrap();
+                let len = acknowledged.remove(old).expect("it was noted");
+                acknowledged.insert(new, len);
+            };
+            let either = format!("{moved}|{name}");
+            note(&name, either.clone());
             let Ok(()) = fs::rename(&path, top.join(&moved)) else {
                 return;
             };
-            // Until the fsync returns either name is right; then only the new one.
-            let old = acknowledged.lock().unwrap().remove(&name);
             let Ok(dir) = File::open(top) else { return };
             if dir.sync_all().is_err() {
                 return;
             }
-            if let Some(len) = old {
-                acknowledged
-                    .lock()
-                    .unwrap()
-                    .insert(format!("{moved}={name}"), len);
-            }
+            note(&either, format!("{moved}={name}"));
         }
     }
 }
@@ -338,7 +340,14 @@ fn kill_under_load(scratch: &Scratch, image: &Image, device: &Path, options: &st
     let mount = SteadMount::new(scratch, device, options);
     let top = mount.join(&format!("round{round}"));
     for (key, len) in &acknowledged {
-        let (path, name) = key.split_once('=').unwrap_or((key, key));
+        let (path, name) = match key.split_once('|') {
+            Some((moved, name)) => {
+                let there = [moved, name].map(|path| top.join(path).exists());
+                assert!(there[0] != there[1], "round {round}: {key}: {there:?}");
+                (if there[0] { moved } else { name }, name)
+            }
+            None => key.split_once('=').unwrap_or((key, key)),
+        };
         let have = fs::read(top.join(path))
             .unwrap_or_else(|e| panic!("round {round}: {path} was acknowledged: {e}"));
         let len_now = have.len() as u64;
