@@ -61,7 +61,7 @@ struct Opened {
     /// Why there are no rings.
     threads_because: Option<String>,
     /// Of an image opened for writing.
-    _guard: Option<Guard>,
+    guard: Option<Guard>,
 }
 
 impl Opened {
@@ -92,8 +92,16 @@ impl Opened {
             target,
             runner,
             threads_because,
-            _guard: guard,
+            guard,
         })
+    }
+
+    /// The job as it is to be done: where somebody else may come to write, with a look at that before its end.
+    fn guarded(&self, job: (Bio, Done)) -> (Bio, Done) {
+        match &self.guard {
+            Some(guard) => guard.confirm(job),
+            None => job,
+        }
     }
 
     fn run_here(&self, job: (Bio, Done)) {
@@ -225,7 +233,7 @@ impl Device for FileDevice {
     fn start(&self, bio: Bio, done: Done) {
         let opened = self.opened();
         match opened.target.check(&bio) {
-            Ok(()) => opened.pool.push([(bio, done)]),
+            Ok(()) => opened.pool.push([opened.guarded((bio, done))]),
             Err(error) => done(bio, Err(error)),
         }
     }
@@ -237,6 +245,7 @@ impl Device for FileDevice {
             let result = this.target.check(&bio);
             done(bio, result);
         }
+        let mut batch: Vec<_> = batch.into_iter().map(|job| this.guarded(job)).collect();
         if this.runner.has_rings() {
             this.runner.run(batch, &mut NoMore);
             return;

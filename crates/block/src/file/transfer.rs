@@ -137,22 +137,26 @@ impl Target {
         self.buffered_because.get().map(String::as_str)
     }
 
-    /// Has every later request fail that would change the file.
-    pub(super) fn end_writes(&self, because: String) {
-        tracing::error!(
-            because,
-            "somebody else writes to the image: no more is written from here"
-        );
-        let _ = self.ended.set(because);
+    /// Has every later request fail that would change the file, or make something durable.
+    pub(super) fn end_writes(&self, because: &str) {
+        if self.ended.set(because.to_owned()).is_ok() {
+            tracing::error!(
+                because,
+                "somebody else writes to the image: no more is written from here"
+            );
+        }
+    }
+
+    /// Why nothing may be written any more.
+    pub(super) fn ended(&self) -> Option<&str> {
+        self.ended.get().map(String::as_str)
     }
 
     /// Refuses what lies outside the window, or would change a file that takes no changes.
     pub(super) fn check(&self, bio: &Bio) -> Result<(), IoError> {
         self.geometry.check(bio)?;
-        match self.ended.get() {
-            Some(because) if !matches!(bio.op, Op::Read | Op::Flush) => {
-                Err(IoError::of(bio, because))
-            }
+        match self.ended() {
+            Some(because) if bio.op != Op::Read => Err(IoError::of(bio, because)),
             _ => Ok(()),
         }
     }
