@@ -19,6 +19,8 @@ const MIB: u64 = 1 << 20;
 
 // linux/fs.h; of two kinds the ones with 64 bits.
 const GETVERSION: u32 = 0x8008_7601;
+const GETFLAGS_32: u32 = 0x8004_6601;
+const SETFLAGS_32: u32 = 0x4004_6602;
 const SETVERSION: u32 = 0x4008_7602;
 const FSGETXATTR: u32 = 0x801c_581f;
 const FSSETXATTR: u32 = 0x401c_5820;
@@ -137,6 +139,11 @@ fn flags(all: &mut Answers<'_>) {
         ioctl(all.root, FITRIM, &words([0; 7])[..24]),
     );
     all.say("unknown", ioctl(&path, 0x8004_1234, &[0; 4]));
+    // Of 32-bit programs the kernel makes the others; as they are it checks nobody who sends them.
+    for number in [GETFLAGS_32, SETFLAGS_32] {
+        let set = ioctl(&path, number, &IFlags::IMMUTABLE.bits().to_ne_bytes());
+        all.say("flags as 32 bits", set);
+    }
     // The kernel lets nobody set it on volumes with checksums.
     all.say(
         "set version",

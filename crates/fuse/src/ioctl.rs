@@ -1,5 +1,6 @@
-//! The ioctls that a volume answers. The kernel checks who may change flags; the administrator's
-//! commands are checked here.
+//! The ioctls that a volume answers. The kernel checks who may change flags, for the numbers that it knows: those of
+//! 32-bit programs it translates into them, and they are not answered if they come here, where nobody has checked
+//! anything. The administrator's commands are checked here.
 //!
 //! Numbers and structures: linux/fs.h (FS_IOC_*, FITRIM), linux/ext4.h (shutdown).
 
@@ -14,9 +15,7 @@ use crate::sys::{REMOUNT, REMOUNT_SIZE, STOPPED, SYNC, TUNE};
 use crate::wire;
 
 const GETFLAGS: u32 = 0x8008_6601;
-const GETFLAGS_32: u32 = 0x8004_6601;
 const SETFLAGS: u32 = 0x4008_6602;
-const SETFLAGS_32: u32 = 0x4004_6602;
 const GETVERSION: u32 = 0x8008_7601;
 const GETVERSION_32: u32 = 0x8004_7601;
 const FSGETXATTR: u32 = 0x801c_581f;
@@ -46,11 +45,11 @@ pub(crate) fn serve(
     out.put(&wire::IoctlOut::default());
     let fs = &*call.volume.fs;
     match arg.cmd {
-        GETFLAGS | GETFLAGS_32 => {
+        GETFLAGS => {
             let flags = fs.flags(&call.cx, call.ino)?.flags.0;
             reply(out, arg, &flags.to_ne_bytes())
         }
-        SETFLAGS | SETFLAGS_32 => {
+        SETFLAGS => {
             let (flags, _) = u32::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
             fs.set_flags(&call.cx, call.ino, InodeFlags(flags))?;
             call.volume.attributes_changed(call.ino);
