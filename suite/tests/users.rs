@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use steadfs_suite::command::{PATIENCE, finish};
 use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
-use steadfs_suite::{Image, Outcome, Scratch, judge, succeed};
+use steadfs_suite::{Image, Outcome, Scratch, judge, steadfs, succeed};
 
 /// Debian's user "nobody" and group "nogroup".
 const NOBODY: u32 = 65_534;
@@ -282,4 +282,61 @@ fn without_fusermount3_the_way_out_is_named() {
     // The volume was opened before, and is closed again.
     user.image().check_clean();
     assert!(!user.image().needs_recovery());
+}
+
+/// A copy that belongs to somebody else than the original did lends nobody his rights.
+#[test]
+fn copies_with_another_owner_are_no_set_id_programs() {
+    let user = User::new();
+    let source = user.home.join("source");
+    fs::create_dir(&source).unwrap();
+    let make = |name: &str, owner: u32| {
+        let path = source.join(name);
+        fs::write(&path, "x").unwrap();
+        chown(&path, Some(owner), Some(owner)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o6755)).unwrap();
+    };
+    make("others", 1234);
+    make("own", user.id);
+    fs::set_permissions(&source, fs::Permissions::from_mode(0o2755)).unwrap();
+    let perm = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
+
+    // Out of a volume, by root, who keeps owners, and by a user, who cannot.
+    let image = user.home.join("a.img");
+    let inside = format!("{}:/source", image.display());
+    steadfs([
+        "cp".as_ref(),
+        "-r".as_ref(),
+        source.as_os_str(),
+        inside.as_ref(),
+    ])
+    .expect(0);
+    let by_root = user.scratch.join("by-root");
+    steadfs([
+        "cp".as_ref(),
+        "-r".as_ref(),
+        inside.as_ref(),
+        by_root.as_os_str(),
+    ])
+    .expect(0);
+    user.steadfs(["cp", "-r", "a.img:/source", "by-user"])
+        .expect(0);
+    user.steadfs(["extract", "a.img:/source", "extracted"])
+        .expect(0);
+    let copies = [
+        (by_root, 0o6755),
+        (user.home.join("by-user"), 0o755),
+        (user.home.join("extracted"), 0o755),
+    ];
+    for (copy, others) in copies {
+        assert_eq!(perm(&copy.join("others")), others, "{copy:?}");
+        assert_eq!(perm(&copy.join("own")), 0o6755, "{copy:?}");
+        assert_eq!(perm(&copy), 0o2755, "{copy:?}");
+    }
+    // Into one owners are kept, whoever copies.
+    user.steadfs(["cp", "-r", "source", "a.img:/again"])
+        .expect(0);
+    let shown = user.steadfs(["ls", "-l", "a.img:/again"]).expect(0).out;
+    assert_eq!(shown.matches("-rwsr-sr-x").count(), 2, "{shown}");
+    assert!(shown.contains(" 1234 "), "{shown}");
 }

@@ -441,8 +441,9 @@ pub struct Cat {
 
 /// Copy files into a volume, out of it, or from one to another.
 ///
-/// Kept are types, permissions, times, extended attributes, holes and hard links, and owners when
-/// root runs it or both sides are volumes. A path on a volume is IMAGE:/PATH (write ./a:/b for a path
+/// Kept are types, permissions, times, extended attributes, holes and hard links, and owners: out of a
+/// volume only when root runs it; else copies are no set-ID programs any more. A path on a volume is
+/// IMAGE:/PATH (write ./a:/b for a path
 /// of this machine with a colon). Into a directory that exists copies go under their names, or without
 /// them if the source ends in `/.`. Interrupted, it closes the volume; what is copied is there.
 #[derive(Debug, clap::Args)]

@@ -298,7 +298,9 @@ impl<'a> Copier<'a, '_> {
             target.chown(attr.uid, attr.gid).on_host(path)?;
         }
         if attr.kind != FileKind::Symlink {
-            target.chmod(attr.perm).on_host(path)?;
+            let stranger = !self.how.owners && (attr.uid, attr.gid) != host::own_ids();
+            let perm = super::kept_perm(attr.kind, attr.perm, stranger);
+            target.chmod(perm).on_host(path)?;
         }
         for name in self.fs.listxattr(self.cx, attr.ino).on_volume(source)? {
             let value = self

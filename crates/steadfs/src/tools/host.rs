@@ -17,6 +17,12 @@ pub fn open_dir(at: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd>
     openat(at, name, flags, Mode::empty())
 }
 
+/// Who new files belong to.
+pub fn own_ids() -> (u32, u32) {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    (uid.as_raw(), gid.as_raw())
+}
+
 /// Attributes of `name` itself.
 pub fn stat(at: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<Stat> {
     statat(at, name, AtFlags::SYMLINK_NOFOLLOW)
@@ -88,7 +94,16 @@ impl Target<'_> {
         let mode = Mode::from_raw_mode(perm);
         match self {
             Self::Open(fd) => rustix::fs::fchmod(fd, mode),
-            Self::Named(dir, name) => rustix::fs::chmodat(dir, *name, mode, AtFlags::empty()),
+            Self::Named(dir, name) => {
+                // chmod(2) follows a link, which somebody may have put here meanwhile.
+                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let file = openat(dir, *name, flags, Mode::empty())?;
+                let stat = rustix::fs::fstat(&file)?;
+                if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+                    return Err(Errno::LOOP);
+                }
+                rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)
+            }
         }
     }
 

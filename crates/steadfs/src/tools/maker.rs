@@ -115,8 +115,10 @@ impl<'a> Maker<'a> {
     pub fn keep(&self, ino: InodeNo, kept: Kept, path: &[u8], report: &mut Report) -> Result<()> {
         let (fs, cx) = (self.fs, self.cx);
         let owners = self.how.owners;
+        let stranger = !owners && (kept.uid, kept.gid) != (0, 0);
+        let perm = super::kept_perm(kept.kind, kept.perm, stranger);
         let set = SetAttr {
-            perm: (kept.kind != FileKind::Symlink).then_some(kept.perm),
+            perm: (kept.kind != FileKind::Symlink).then_some(perm),
             uid: Some(if owners { kept.uid } else { 0 }),
             gid: Some(if owners { kept.gid } else { 0 }),
             ..SetAttr::default()

@@ -17,7 +17,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use steadfs_vfs::{Cx, FsError};
+use steadfs_vfs::{Cx, FileKind, FsError};
 
 pub use copy_between::copy_between;
 pub use copy_in::copy_in;
@@ -111,6 +111,15 @@ const CHUNK: usize = 1 << 20;
 
 fn show(path: &[u8]) -> String {
     printable(path)
+}
+
+/// The permissions that a copy keeps. With another owner (`stranger`) it lends nobody his rights, so it is no set-ID
+/// program any more; of folders the bit is about the group of new files.
+fn kept_perm(kind: FileKind, perm: u32, stranger: bool) -> u32 {
+    match stranger && kind != FileKind::Directory {
+        true => perm & !0o6000,
+        false => perm,
+    }
 }
 
 fn os(bytes: &[u8]) -> &OsStr {
