@@ -230,6 +230,24 @@ impl SteadMount {
             .expect("a child can be signalled");
     }
 
+    /// Stops the server with SIGSTOP until it is continued. One of its threads takes the signal and stops the others: on
+    /// a busy machine they serve on for a while, so all of them are waited for.
+    #[track_caller]
+    pub fn stop(&self) {
+        self.signal(rustix::process::Signal::STOP);
+        let threads = PathBuf::from(format!("/proc/{}/task", self.server.id()));
+        let has_stopped = |thread: &Path| {
+            let stat = std::fs::read_to_string(thread.join("stat")).unwrap_or_default();
+            // "tid (name) state ..."; the name may hold anything.
+            stat.rsplit_once(") ")
+                .is_none_or(|(_, rest)| rest.starts_with('T'))
+        };
+        until("the server stops", || {
+            let mut threads = std::fs::read_dir(&threads).expect("a child has threads");
+            threads.all(|thread| has_stopped(&thread.expect("an entry").path()))
+        });
+    }
+
     /// Waits for the server's end by itself and returns its exit code.
     #[track_caller]
     pub fn wait(self) -> i32 {

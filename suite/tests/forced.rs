@@ -31,7 +31,7 @@ fn ask(path: &Path) -> Child {
 fn force_away(scratch: &Scratch, volume: &Path, force: impl Fn(&Path)) {
     let mount = SteadMount::new(scratch, volume, "fuse_transport=dev");
     fs::write(mount.join("kept"), [7; 300_000]).unwrap();
-    mount.signal(Signal::STOP);
+    mount.stop();
     let mut asks = ask(&mount.join("unknown"));
     force(mount.root());
     let ended = wait(&mut asks, Duration::from_secs(20)).expect("the call fails");
