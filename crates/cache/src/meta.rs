@@ -1,12 +1,13 @@
 //! Metadata buffers: one per device block in use, shared by everybody who asks for the block.
 
+use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use steadfs_base::{BlockSize, DevBlock, FixedMap, IoTag, Tid};
 use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
-use steadfs_rt::{Mutex, Rank, RwLock, RwLockWriteGuard};
+use steadfs_rt::{Condvar, Mutex, Rank, RwLock, RwLockWriteGuard};
 
 const SHARDS: usize = 16;
 /// Largest read that fills neighbours along with the block asked for, in bytes.
@@ -156,6 +157,10 @@ pub struct MetaCache {
     dirty: Mutex<std::collections::BTreeMap<u64, Arc<MetaBuf>>>,
     /// One write-back of unjournaled blocks at a time: no block is in flight twice.
     writing: Mutex<()>,
+    /// Blocks that it has taken from `dirty` and whose writes have not ended.
+    flying: Mutex<BTreeSet<u64>>,
+    /// Some of them have ended.
+    landed: Condvar,
     /// Blocks being read, each under its buffer's lock, for those who wait for that.
     fills: Mutex<std::collections::BTreeMap<u64, Fill>>,
 }
@@ -184,6 +189,8 @@ impl MetaCache {
             shards,
             dirty: Mutex::new(Rank::Dirty, std::collections::BTreeMap::new()),
             writing: Mutex::new(Rank::Writeback, ()),
+            flying: Mutex::new(Rank::Leaf, BTreeSet::new()),
+            landed: Condvar::new(),
             fills: Mutex::new(Rank::Leaf, std::collections::BTreeMap::new()),
         }
     }
@@ -343,14 +350,43 @@ impl MetaCache {
         }
     }
 
-    /// Forgets a block that is metadata no more. Its dirt, if any, is not written.
+    /// Forgets a block that is metadata no more. Its dirt, if any, is not written; where a write of it is
+    /// under way, that ends first: the block's next owner may write to it at once.
     pub fn forget(&self, block: DevBlock) {
         let buf = self.shard(block).lock().remove(&block.0);
-        if let Some(buf) = buf {
-            self.cached.fetch_sub(1, Ordering::Relaxed);
-            buf.state.write().dirty = false;
+        let clean = || {
+            if let Some(buf) = &buf {
+                buf.state.write().dirty = false;
+            }
+            self.dirty.lock().remove(&block.0);
+        };
+        self.cached
+            .fetch_sub(usize::from(buf.is_some()), Ordering::Relaxed);
+        clean();
+        if self.await_landing(block) {
+            // A write that has failed leaves its block dirty.
+            clean();
         }
-        self.dirty.lock().remove(&block.0);
+    }
+
+    /// Waits until no unjournaled write of the block is under way; whether one was.
+    fn await_landing(&self, block: DevBlock) -> bool {
+        let mut flying = self.flying.lock();
+        let flew = flying.contains(&block.0);
+        while flying.contains(&block.0) {
+            self.landed.wait(&mut flying);
+        }
+        flew
+    }
+
+    /// The writes of these blocks have ended.
+    fn land(&self, blocks: impl IntoIterator<Item = DevBlock>) {
+        let mut flying = self.flying.lock();
+        for block in blocks {
+            flying.remove(&block.0);
+        }
+        drop(flying);
+        self.landed.notify_all();
     }
 
     /// Forgets every block: somebody changed the device otherwise. Nothing is dirty.
@@ -380,7 +416,12 @@ impl MetaCache {
     /// first error is returned after all were tried.
     pub fn write_dirty(&self, tag: IoTag) -> Result<(), IoError> {
         let _one = self.writing.lock();
-        let batch = std::mem::take(&mut *self.dirty.lock());
+        let batch = {
+            let mut dirty = self.dirty.lock();
+            // Under this lock: whoever forgets a block finds it among the dirty ones or here.
+            *self.flying.lock() = dirty.keys().copied().collect();
+            std::mem::take(&mut *dirty)
+        };
         let mut blocks = Vec::with_capacity(batch.len());
         for buf in batch.into_values() {
             let mut state = buf.state.write();
@@ -389,16 +430,21 @@ impl MetaCache {
                 let data = state.data.clone().expect("a dirty buffer is filled");
                 drop(state);
                 blocks.push((buf, data));
+            } else {
+                drop(state);
+                self.land([buf.block]);
             }
         }
         let mut first_error = None;
         for (run, io) in self.submit_runs(&blocks, tag) {
+            let run = &blocks[run];
             if let Err(error) = io.wait() {
-                for (buf, _) in &blocks[run] {
+                for (buf, _) in run {
                     drop(self.lock_dirty(buf));
                 }
                 first_error.get_or_insert(error);
             }
+            self.land(run.iter().map(|(buf, _)| buf.block));
         }
         first_error.map_or(Ok(()), Err)
     }
@@ -434,140 +480,4 @@ fn keep(buf: &Arc<MetaBuf>) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use steadfs_block::{MemDevice, QueueOptions};
-
-    use super::*;
-
-    fn cache(blocks: u64, budget: usize) -> (Arc<MemDevice>, MetaCache) {
-        let device = Arc::new(MemDevice::new(blocks * 4096));
-        let queue = Arc::new(Queue::new(
-            Arc::clone(&device) as _,
-            QueueOptions::default(),
-        ));
-        let block_size = BlockSize::new(4096).expect("valid");
-        (device, MetaCache::new(queue, block_size, budget))
-    }
-
-    #[test]
-    fn a_snapshot_keeps_what_it_saw() {
-        let (device, cache) = cache(8, 1 << 20);
-        device.write(4096, b"old");
-        let buf = cache.get(DevBlock(1), IoTag::default()).unwrap();
-        let before = buf.data();
-        buf.lock()[..3].copy_from_slice(b"new");
-        assert_eq!(&before[..3], b"old");
-        assert_eq!(&buf.data()[..3], b"new");
-    }
-
-    #[test]
-    fn unjournaled_changes_reach_the_device_once_written() {
-        let (device, cache) = cache(8, 1 << 20);
-        for n in [2, 3, 5] {
-            let buf = cache.get_new(DevBlock(n));
-            cache.lock_dirty(&buf)[0] = n as u8;
-        }
-        cache.forget(DevBlock(3));
-        cache.write_dirty(IoTag::default()).unwrap();
-        let image = device.to_bytes();
-        assert_eq!(
-            [image[2 * 4096], image[3 * 4096], image[5 * 4096]],
-            [2, 0, 5]
-        );
-        assert_eq!(cache.stats().dirty, 0);
-    }
-
-    #[test]
-    fn unused_blocks_leave_when_the_budget_is_full_and_used_ones_stay() {
-        let (_device, cache) = cache(4096, 64 * 4096);
-        let held = cache.get(DevBlock(0), IoTag::default()).unwrap();
-        held.lock()[0] = 9;
-        for n in 1..4096 {
-            cache.get(DevBlock(n), IoTag::default()).unwrap();
-        }
-        assert!(cache.stats().cached < 256, "{:?}", cache.stats());
-        let again = cache.get(DevBlock(0), IoTag::default()).unwrap();
-        assert!(Arc::ptr_eq(&held, &again));
-    }
-
-    #[test]
-    fn prefetch_fills_what_is_missing_only() {
-        let (device, cache) = cache(64, 1 << 20);
-        device.write(10 * 4096, b"disk");
-        let changed = cache.get(DevBlock(9), IoTag::default()).unwrap();
-        changed.lock()[0] = 1;
-        cache.prefetch(DevBlock(8), 4, IoTag::default());
-        assert_eq!(&cache.peek(DevBlock(10)).unwrap().data()[..4], b"disk");
-        assert_eq!(changed.data()[0], 1);
-        assert!(cache.peek(DevBlock(12)).is_none());
-    }
-
-    /// Who wants a block that somebody of a light group is reading does not wait as long as that one would.
-    #[test]
-    fn a_read_that_others_wait_for_is_raised() {
-        use std::time::Duration;
-
-        use steadfs_base::{GroupId, OwnerId};
-        use steadfs_block::{DeviceModel, ModelDevice, Policy, QueueSettings};
-        use steadfs_rt::{now, sim, sleep, spawn};
-
-        let of_group = |number| IoTag {
-            group: GroupId(number),
-            owner: OwnerId(number),
-            ..IoTag::default()
-        };
-        let took = |boost: bool| {
-            let run = move || {
-                let model = DeviceModel {
-                    bytes_per_second: 10 << 20,
-                    latency: Duration::from_micros(500),
-                    flush: Duration::ZERO,
-                    depth: 1,
-                };
-                let memory = Arc::new(MemDevice::new(4096 * 4096));
-                let settings = QueueSettings {
-                    policy: Policy::Fair,
-                    depth: 1,
-                    boost,
-                    ..QueueSettings::default()
-                };
-                let device = Arc::new(ModelDevice::new(memory, model));
-                let queue = Arc::new(Queue::with_settings(device, settings));
-                for (group, weight) in [(1, 5), (2, 1000), (3, 1000)] {
-                    queue.set_group(GroupId(group), GroupId(0), weight);
-                }
-                let block_size = BlockSize::new(4096).expect("valid");
-                let cache = Arc::new(MetaCache::new(Arc::clone(&queue), block_size, 1 << 20));
-                let until = now().0 + 3_000_000_000;
-                let readers: Vec<_> = (0..4)
-                    .map(|_| {
-                        let queue = Arc::clone(&queue);
-                        spawn("others", move || {
-                            while now().0 < until {
-                                queue.read(1 << 20, 64 << 10, of_group(3)).unwrap();
-                            }
-                        })
-                    })
-                    .collect();
-                sleep(Duration::from_millis(50));
-                // So that the next one is not at the front.
-                cache.get(DevBlock(1), of_group(1)).unwrap();
-                let light = Arc::clone(&cache);
-                let light = spawn("light", move || {
-                    light.get(DevBlock(5), of_group(1)).unwrap();
-                });
-                sleep(Duration::from_millis(10));
-                let began = now();
-                cache.get(DevBlock(5), of_group(2)).unwrap();
-                let took = began.elapsed();
-                light.join();
-                readers.into_iter().for_each(steadfs_rt::JoinHandle::join);
-                assert!(cache.fills.lock().is_empty());
-                took
-            };
-            sim::run(sim::Config::new(3), run).value
-        };
-        let (with, without) = (took(true), took(false));
-        assert!(with * 2 < without, "{with:?} {without:?}");
-    }
-}
+mod tests;

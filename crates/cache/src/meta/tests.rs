@@ -1,0 +1,195 @@
+//! Metadata buffers over a device in memory, or a slow or failing one.
+
+use std::time::Duration;
+
+use steadfs_block::{Fate, FateDevice, MemDevice, Op, QueueOptions};
+use steadfs_rt::{sim, sleep, spawn};
+
+use super::*;
+
+fn cache(blocks: u64, budget: usize) -> (Arc<MemDevice>, MetaCache) {
+    let device = Arc::new(MemDevice::new(blocks * 4096));
+    let queue = Arc::new(Queue::new(
+        Arc::clone(&device) as _,
+        QueueOptions::default(),
+    ));
+    let block_size = BlockSize::new(4096).expect("valid");
+    (device, MetaCache::new(queue, block_size, budget))
+}
+
+#[test]
+fn a_snapshot_keeps_what_it_saw() {
+    let (device, cache) = cache(8, 1 << 20);
+    device.write(4096, b"old");
+    let buf = cache.get(DevBlock(1), IoTag::default()).unwrap();
+    let before = buf.data();
+    buf.lock()[..3].copy_from_slice(b"new");
+    assert_eq!(&before[..3], b"old");
+    assert_eq!(&buf.data()[..3], b"new");
+}
+
+#[test]
+fn unjournaled_changes_reach_the_device_once_written() {
+    let (device, cache) = cache(8, 1 << 20);
+    for n in [2, 3, 5] {
+        let buf = cache.get_new(DevBlock(n));
+        cache.lock_dirty(&buf)[0] = n as u8;
+    }
+    cache.forget(DevBlock(3));
+    cache.write_dirty(IoTag::default()).unwrap();
+    let image = device.to_bytes();
+    assert_eq!(
+        [image[2 * 4096], image[3 * 4096], image[5 * 4096]],
+        [2, 0, 5]
+    );
+    assert_eq!(cache.stats().dirty, 0);
+}
+
+#[test]
+fn unused_blocks_leave_when_the_budget_is_full_and_used_ones_stay() {
+    let (_device, cache) = cache(4096, 64 * 4096);
+    let held = cache.get(DevBlock(0), IoTag::default()).unwrap();
+    held.lock()[0] = 9;
+    for n in 1..4096 {
+        cache.get(DevBlock(n), IoTag::default()).unwrap();
+    }
+    assert!(cache.stats().cached < 256, "{:?}", cache.stats());
+    let again = cache.get(DevBlock(0), IoTag::default()).unwrap();
+    assert!(Arc::ptr_eq(&held, &again));
+}
+
+#[test]
+fn prefetch_fills_what_is_missing_only() {
+    let (device, cache) = cache(64, 1 << 20);
+    device.write(10 * 4096, b"disk");
+    let changed = cache.get(DevBlock(9), IoTag::default()).unwrap();
+    changed.lock()[0] = 1;
+    cache.prefetch(DevBlock(8), 4, IoTag::default());
+    assert_eq!(&cache.peek(DevBlock(10)).unwrap().data()[..4], b"disk");
+    assert_eq!(changed.data()[0], 1);
+    assert!(cache.peek(DevBlock(12)).is_none());
+}
+
+/// Who wants a block that somebody of a light group is reading does not wait as long as that one would.
+#[test]
+fn a_read_that_others_wait_for_is_raised() {
+    use steadfs_base::{GroupId, OwnerId};
+    use steadfs_block::{DeviceModel, ModelDevice, Policy, QueueSettings};
+    use steadfs_rt::now;
+
+    let of_group = |number| IoTag {
+        group: GroupId(number),
+        owner: OwnerId(number),
+        ..IoTag::default()
+    };
+    let took = |boost: bool| {
+        let run = move || {
+            let model = DeviceModel {
+                bytes_per_second: 10 << 20,
+                latency: Duration::from_micros(500),
+                flush: Duration::ZERO,
+                depth: 1,
+            };
+            let memory = Arc::new(MemDevice::new(4096 * 4096));
+            let settings = QueueSettings {
+                policy: Policy::Fair,
+                depth: 1,
+                boost,
+                ..QueueSettings::default()
+            };
+            let device = Arc::new(ModelDevice::new(memory, model));
+            let queue = Arc::new(Queue::with_settings(device, settings));
+            for (group, weight) in [(1, 5), (2, 1000), (3, 1000)] {
+                queue.set_group(GroupId(group), GroupId(0), weight);
+            }
+            let block_size = BlockSize::new(4096).expect("valid");
+            let cache = Arc::new(MetaCache::new(Arc::clone(&queue), block_size, 1 << 20));
+            let until = now().0 + 3_000_000_000;
+            let readers: Vec<_> = (0..4)
+                .map(|_| {
+                    let queue = Arc::clone(&queue);
+                    spawn("others", move || {
+                        while now().0 < until {
+                            queue.read(1 << 20, 64 << 10, of_group(3)).unwrap();
+                        }
+                    })
+                })
+                .collect();
+            sleep(Duration::from_millis(50));
+            // So that the next one is not at the front.
+            cache.get(DevBlock(1), of_group(1)).unwrap();
+            let light = Arc::clone(&cache);
+            let light = spawn("light", move || {
+                light.get(DevBlock(5), of_group(1)).unwrap();
+            });
+            sleep(Duration::from_millis(10));
+            let began = now();
+            cache.get(DevBlock(5), of_group(2)).unwrap();
+            let took = began.elapsed();
+            light.join();
+            readers.into_iter().for_each(steadfs_rt::JoinHandle::join);
+            assert!(cache.fills.lock().is_empty());
+            took
+        };
+        sim::run(sim::Config::new(3), run).value
+    };
+    let (with, without) = (took(true), took(false));
+    assert!(with * 2 < without, "{with:?} {without:?}");
+}
+
+/// Two blocks, 3 and 5, that were changed without a journal and are being written, which takes block 3 ten
+/// milliseconds; block 5 meets `fate`.
+fn being_written(fate: Fate, then: impl FnOnce(&FateDevice, &Arc<MetaCache>) + Send + 'static) {
+    sim::run(sim::Config::new(1), move || {
+        let device = FateDevice::new(Arc::new(MemDevice::new(8 * 4096)));
+        let of = |block: u64| move |bio: &Bio| bio.op == Op::Write && bio.offset == block * 4096;
+        device.set(move |bio| match bio {
+            bio if of(3)(bio) => Fate::Late(Duration::from_millis(10)),
+            bio if of(5)(bio) => fate,
+            _ => Fate::Done,
+        });
+        let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());
+        let block_size = BlockSize::new(4096).expect("valid");
+        let cache = Arc::new(MetaCache::new(Arc::new(queue), block_size, 1 << 20));
+        for n in [3, 5] {
+            cache.lock_dirty(&cache.get_new(DevBlock(n)))[0] = n as u8;
+        }
+        let writes = Arc::clone(&cache);
+        let writer = spawn("writer", move || {
+            let written = writes.write_dirty(IoTag::default());
+            assert_eq!(written.is_err(), fate == Fate::Fail);
+        });
+        sleep(Duration::from_millis(1));
+        device.set(|_| Fate::Done);
+        then(&device, &cache);
+        writer.join();
+    });
+}
+
+/// Without a journal a freed block is anybody's at once.
+#[test]
+fn a_block_is_forgotten_when_no_write_of_it_is_under_way() {
+    let late = Fate::Late(Duration::from_millis(10));
+    being_written(late, |device, cache| {
+        cache.forget(DevBlock(5));
+        let data = vec![Buf::copy_of(&[9; 4096])];
+        let io = cache
+            .queue()
+            .submit(Bio::write(5 * 4096, data), IoTag::default());
+        io.wait().unwrap();
+        sleep(Duration::from_millis(50));
+        assert_eq!(device.memory.to_bytes()[5 * 4096], 9);
+    });
+}
+
+#[test]
+fn a_forgotten_block_is_not_written_again_because_its_write_failed() {
+    being_written(Fate::Fail, |device, cache| {
+        cache.forget(DevBlock(5));
+        sleep(Duration::from_millis(50));
+        cache.write_dirty(IoTag::default()).unwrap();
+        assert_eq!(cache.stats().dirty, 0);
+        let image = device.memory.to_bytes();
+        assert_eq!([image[3 * 4096], image[5 * 4096]], [3, 0]);
+    });
+}
