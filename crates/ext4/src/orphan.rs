@@ -180,8 +180,28 @@ impl Orphans {
 
     /// Takes an inode off the record. [`CREDITS`]. Does nothing if it is not on it.
     pub fn remove(&self, fs: &Ext4, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
-        let ino = inode.ino();
+        self.take_out(&mut self.state.lock(), fs, handle, inode)
+    }
+
+    /// The same for an inode that was put on record while it had a name: one that has lost its last name
+    /// since stays there.
+    pub fn remove_named(&self, fs: &Ext4, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let mut state = self.state.lock();
+        // Whoever takes the last name says so in the inode before he looks at the record.
+        if inode.core.read().links == 0 {
+            return Ok(());
+        }
+        self.take_out(&mut state, fs, handle, inode)
+    }
+
+    fn take_out(
+        &self,
+        state: &mut State,
+        fs: &Ext4,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+    ) -> Result<()> {
+        let ino = inode.ino();
         let Some(place) = state.places.remove(&ino) else {
             return Ok(());
         };

@@ -128,7 +128,7 @@ impl Ext4 {
             if !handle.extend(4) {
                 handle.restart(FIRST)?;
             }
-            self.orphans.remove(self, &mut handle, inode)?;
+            self.orphans.remove_named(self, &mut handle, inode)?;
         }
         Ok(())
     }

@@ -1,7 +1,11 @@
 //! Orphans over crashes, unmounts and damage.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use steadfs_base::InodeNo;
-use steadfs_vfs::{Cx, SetAttr};
+use steadfs_rt::{sim, sleep, spawn};
+use steadfs_vfs::{Cx, FileSystem, SetAttr};
 
 use crate::check;
 use crate::disk::test_images::Image;
@@ -210,4 +214,58 @@ fn a_damaged_file_keeps_what_cannot_be_believed() {
         let unannounced = report.issues.contains(&check::Issue::OrphansNotAnnounced);
         assert!(!report.is_clean() && !unannounced, "{:?}", report.issues);
     }
+}
+
+/// A file that loses its name while it is cut shorter in several transactions.
+#[test]
+fn a_name_lost_during_a_truncation_leaves_an_orphan_on_record() {
+    for seed in 0..10 {
+        let config = sim::Config {
+            preempt: 512,
+            allow_daemons: true,
+            ..sim::Config::new(seed)
+        };
+        sim::run(config, name_lost_during_a_truncation);
+    }
+}
+
+fn name_lost_during_a_truncation() {
+    let world = World::make(&["-t", "ext4", "-b", "1024", "-J", "size=1"], "16M");
+    let file = FileSystem::mknod(&*world.fs, &world.cx, ROOT, b"file", 0o100_600, 0).unwrap();
+    let inode = world.fs.by_number(file.ino, world.cx.tag).unwrap();
+    for n in 0..600u64 {
+        let written = world
+            .fs
+            .write_file(&world.cx, &inode, n * 2048, b"x", false);
+        written.unwrap();
+    }
+    world.fs.sync_volume(&world.cx).unwrap();
+    drop(inode);
+    let fs = Arc::clone(&world.fs);
+    let cut = spawn("cut", move || {
+        let none = SetAttr {
+            size: Some(0),
+            ..SetAttr::default()
+        };
+        fs.setattr(&Cx::default(), file.ino, &none).unwrap();
+    });
+    let fs = Arc::clone(&world.fs);
+    // While a transaction is being closed nobody gets more of it: what goes on goes on in the next.
+    let sync = spawn("sync", move || {
+        for _ in 0..20 {
+            fs.sync_volume(&Cx::default()).unwrap();
+        }
+    });
+    // On record, and yet with a name: it is being cut.
+    while world.fs.orphans.is_empty()
+        && world.fs.by_number(file.ino, world.cx.tag).unwrap().size() > 0
+    {
+        sleep(Duration::from_nanos(100));
+    }
+    FileSystem::unlink(&*world.fs, &world.cx, ROOT, b"file").unwrap();
+    cut.join();
+    sync.join();
+    let left = world.cut_power();
+    let world = world.recover(left);
+    world.close();
 }
