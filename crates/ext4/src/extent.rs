@@ -15,7 +15,7 @@ use steadfs_vfs::{FsError, Result};
 use crate::disk::extent::{ExtentNode, ExtentNodeMut, ROOT_ENTRIES};
 use crate::disk::{self, Extent, Ino};
 use crate::fs::Ext4;
-use crate::place::{Holes, Mapped, Place};
+use crate::place::{Holes, Mapped, Place, Step};
 use crate::txn::Handle;
 use path::Path;
 
@@ -216,17 +216,18 @@ impl<'a> Tree<'a> {
         Ok(true)
     }
 
-    /// Unmaps a range from its end on, giving every freed run to `free`, until it is done or the
-    /// transaction is full; returns the end of what is still to do (`range.start`: done).
+    /// Unmaps a range from its end on, step by step, giving every freed run to `free`, until it is done or
+    /// the transaction is full; returns the end of what is still to do (`range.start`: done).
     pub fn remove(
         &mut self,
         handle: &mut Handle<'_>,
         range: Range<FileBlock>,
+        step: Step,
         free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, DevBlock, u64) -> Result<()>,
     ) -> Result<FileBlock> {
         let mut end = range.end;
         while end > range.start {
-            if !handle.extend(remove_credits(self.depth()?)) {
+            if !handle.extend(remove_credits(self.depth()?) + step.credits) {
                 return Ok(end);
             }
             let path = self.path_to(FileBlock(end.0 - 1))?;
@@ -236,7 +237,9 @@ impl<'a> Tree<'a> {
             if extent.end() <= range.start {
                 break;
             }
-            let cut = extent.block.max(range.start)..extent.end().min(end);
+            let last = extent.end().min(end);
+            let first = FileBlock(last.0.saturating_sub(step.blocks));
+            let cut = extent.block.max(range.start).max(first)..last;
             self.cut(handle, path, pos, &extent, &cut)?;
             free(
                 self.fs,

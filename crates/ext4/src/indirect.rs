@@ -10,7 +10,7 @@ use crate::disk::indirect::{DIRECT, Path, bases, per_block};
 use crate::disk::{self, Ino};
 use crate::fs::Ext4;
 use crate::mballoc::Run;
-use crate::place::{Holes, Mapped, Place};
+use crate::place::{Holes, Mapped, Place, Step};
 use crate::txn::Handle;
 
 /// Blocks that mapping a run of `len` blocks changes at worst: every table it touches on three levels
@@ -232,7 +232,7 @@ fn new_table(
     Ok(new)
 }
 
-/// Unmaps a range from its end on, giving every freed run to `free`, until it is done or the
+/// Unmaps a range from its end on, step by step, giving every freed run to `free`, until it is done or the
 /// transaction is full; returns the end of what is left.
 pub fn remove(
     fs: &Ext4,
@@ -240,16 +240,18 @@ pub fn remove(
     ino: Ino,
     core: &mut disk::Inode,
     range: Range<FileBlock>,
+    step: Step,
     free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, DevBlock, u64) -> Result<()>,
 ) -> Result<FileBlock> {
     let per = per_block(fs.geo());
     let reach = bases(per)[3];
     let mut end = range.end.0.min(reach);
     while end > range.start.0 {
-        if !handle.extend(REMOVE_CREDITS) {
+        if !handle.extend(REMOVE_CREDITS + step.credits) {
             return Ok(FileBlock(end));
         }
-        end = remove_last(fs, handle, ino, core, range.start.0, end, free)?;
+        let start = range.start.0.max(end.saturating_sub(step.blocks));
+        end = remove_last(fs, handle, ino, core, start, end, free)?;
     }
     Ok(range.start)
 }

@@ -13,7 +13,7 @@ use crate::fs::Ext4;
 use crate::indirect;
 use crate::inode::Inode;
 use crate::mballoc::Run;
-use crate::place::{Mapped, Place};
+use crate::place::{Mapped, Place, Step};
 use crate::txn::Handle;
 
 /// Levels of extent trees that credits reckon with: four hold more extents than a file has blocks.
@@ -173,11 +173,11 @@ impl Ext4 {
         let left = if has_extents(core) {
             handle
                 .insist(extent::remove_credits(MAX_TREE))
-                .then(|| Tree::new(self, ino, core).remove(handle, range, &mut keep))
+                .then(|| Tree::new(self, ino, core).remove(handle, range, Step::DATA, &mut keep))
         } else {
             handle
                 .insist(indirect::REMOVE_CREDITS)
-                .then(|| indirect::remove(self, handle, ino, core, range, &mut keep))
+                .then(|| indirect::remove(self, handle, ino, core, range, Step::DATA, &mut keep))
         };
         match left.transpose()? {
             Some(left) if left == start => Ok(()),
@@ -206,10 +206,14 @@ impl Ext4 {
             }
             fs.alloc.free_blocks(fs, handle, start, len)
         };
+        let step = match metadata {
+            true => Step::METADATA,
+            false => Step::DATA,
+        };
         let left = if has_extents(core) {
-            Tree::new(self, ino, core).remove(handle, range, &mut free)
+            Tree::new(self, ino, core).remove(handle, range, step, &mut free)
         } else {
-            indirect::remove(self, handle, ino, core, range, &mut free)
+            indirect::remove(self, handle, ino, core, range, step, &mut free)
         };
         core.blocks = core.blocks.saturating_sub(freed * units);
         left

@@ -22,6 +22,29 @@ pub struct Mapped {
     pub len: u64,
 }
 
+/// How much of a map is freed at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Blocks at most.
+    pub blocks: u64,
+    /// Credits that giving them back takes, bitmaps apart.
+    pub credits: u32,
+}
+
+impl Step {
+    /// Blocks that only the map knows.
+    pub const DATA: Self = Self {
+        blocks: u64::MAX,
+        credits: 0,
+    };
+    /// Blocks that the journal may know, too: each costs a credit to revoke. Nobody else may take those from
+    /// a step that has begun, for what is out of the map must get free.
+    pub const METADATA: Self = Self {
+        blocks: 8,
+        credits: 8,
+    };
+}
+
 /// How many of a list of file blocks are mapped to nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holes {

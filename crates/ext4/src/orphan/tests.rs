@@ -1,6 +1,7 @@
 //! Orphans over crashes, unmounts and damage.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use steadfs_base::InodeNo;
@@ -267,5 +268,50 @@ fn name_lost_during_a_truncation() {
     sync.join();
     let left = world.cut_power();
     let world = world.recover(left);
+    world.close();
+}
+
+/// The blocks of a large directory are revoked while others fill the transaction.
+#[test]
+fn a_large_directory_goes_while_transactions_are_full() {
+    for seed in 0..6 {
+        for kind in ["ext4", "ext3"] {
+            let config = sim::Config {
+                preempt: 512,
+                allow_daemons: true,
+                ..sim::Config::new(seed)
+            };
+            sim::run(config, || large_directory_goes(kind));
+        }
+    }
+}
+
+fn large_directory_goes(kind: &str) {
+    let world = World::make(&["-t", kind, "-b", "1024", "-J", "size=1"], "32M");
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let name = |n: u32| format!("{n:0250}");
+    for n in 0..900 {
+        world.file(dir, name(n).as_bytes()).unwrap();
+    }
+    for n in 0..900 {
+        world.fs.unlink(&world.cx, dir, name(n).as_bytes()).unwrap();
+    }
+    let over = Arc::new(AtomicBool::new(false));
+    let others: Vec<_> = (0..30)
+        .map(|task| {
+            let (fs, over) = (Arc::clone(&world.fs), Arc::clone(&over));
+            spawn("other", move || {
+                while !over.load(Ordering::Acquire) {
+                    let handle = fs.txns().begin(8 + task % 7).unwrap();
+                    sleep(Duration::from_nanos(100));
+                    drop(handle);
+                }
+            })
+        })
+        .collect();
+    sleep(Duration::from_micros(1));
+    world.fs.rmdir(&world.cx, ROOT, b"dir").unwrap();
+    over.store(true, Ordering::Release);
+    others.into_iter().for_each(steadfs_rt::JoinHandle::join);
     world.close();
 }
