@@ -5,6 +5,7 @@ use std::ops::Range;
 use steadfs_base::IoTag;
 use steadfs_vfs::{Cx, FallocMode, FsError, InodeFlags, Result};
 
+use super::write::LARGEST_SIZE;
 use super::{BLOCK, Place};
 use crate::disk::BlockAddr;
 use crate::disk::inode::{Advise, Inline};
@@ -57,7 +58,7 @@ impl F2fs {
                 return Err(FsError::NotSupported("taking blocks from a pinned file"));
             }
         }
-        if mode != FallocMode::PunchHole && end > self.max_size(inode) {
+        if mode != FallocMode::PunchHole && end > LARGEST_SIZE {
             return Err(FsError::FileTooBig);
         }
         if !cx.fsetid {

@@ -2,6 +2,7 @@
 //! nodes of every level; the volume is judged by fsck.f2fs.
 
 mod growing;
+mod largest;
 mod numbers;
 
 use std::sync::Arc;

@@ -4,6 +4,7 @@ use steadfs_base::IoTag;
 use steadfs_vfs::{Cx, FsError, Result};
 
 use super::BLOCK;
+use super::write::LARGEST_SIZE;
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::space::Need;
@@ -14,7 +15,8 @@ impl F2fs {
     pub(crate) fn truncate(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
         Self::readable(inode)?;
         self.check_may_change(inode)?;
-        if size > self.max_size(inode) {
+        // There may be larger ones, which can be cut.
+        if size > LARGEST_SIZE && size > inode.size() {
             return Err(FsError::FileTooBig);
         }
         if self.fits_inline(inode, size) {

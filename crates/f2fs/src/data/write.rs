@@ -8,9 +8,17 @@ use steadfs_vfs::{Cx, FsError, InodeFlags, Result};
 
 use super::{BLOCK, Place};
 use crate::disk::inode::Advise;
+use crate::disk::node::PER_NODE;
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
 use crate::space::Need;
+
+/// The largest size a file can get: what its nodes can name. What the inode names itself does not count, as in
+/// Linux, which reads and writes nothing behind that; how much that is differs between inodes.
+pub(super) const LARGEST_SIZE: u64 = {
+    let per = PER_NODE as u64;
+    per * (2 + 2 * per + per * per) * BLOCK
+};
 
 /// Runs of a file's blocks, in order, for each of which a block is promised.
 struct Promised(Vec<Range<u64>>);
@@ -46,7 +54,8 @@ impl F2fs {
         }
         let whole = self.with_room(cx, || {
             let _alone = inode.lock.write();
-            self.check_may_write(inode, offset, end)?;
+            let data = self.may_be_written(inode, offset, data)?;
+            let end = offset + data.len() as u64;
             self.check_pinned_write(inode, offset..end, cx.tag)?;
             if kill_priv {
                 self.kill_priv(cx, inode)?;
@@ -80,8 +89,8 @@ impl F2fs {
     /// Where there is no room for all: block by block, up to the first without any.
     fn write_what_fits(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
         let _alone = inode.lock.write();
+        let data = self.may_be_written(inode, offset, data)?;
         let end = offset + data.len() as u64;
-        self.check_may_write(inode, offset, end)?;
         self.check_pinned_write(inode, offset..end, cx.tag)?;
         let mut done = 0;
         while done < data.len() {
@@ -108,22 +117,20 @@ impl F2fs {
         Ok(())
     }
 
-    fn check_may_write(&self, inode: &Inode, offset: u64, end: u64) -> Result<()> {
+    /// What of `data` may be written at `offset`: all up to the largest size, at least one byte.
+    fn may_be_written<'d>(&self, inode: &Inode, offset: u64, data: &'d [u8]) -> Result<&'d [u8]> {
         self.check_may_change(inode)?;
         let appends = inode.core.read().flags.contains(InodeFlags::APPEND);
         if appends && offset < inode.size() {
             return Err(FsError::NotPermitted);
         }
-        if end > self.max_size(inode) {
-            return Err(FsError::FileTooBig);
+        match LARGEST_SIZE.saturating_sub(offset) {
+            0 => Err(FsError::FileTooBig),
+            room => {
+                let room = usize::try_from(room).unwrap_or(usize::MAX);
+                Ok(&data[..data.len().min(room)])
+            }
         }
-        Ok(())
-    }
-
-    /// The largest size the file can have.
-    pub(super) fn max_size(&self, inode: &Inode) -> u64 {
-        let fanout = inode.core.read().fanout(&self.layout);
-        fanout.max_blocks() * BLOCK
     }
 
     /// A write to a file whose content lies in blocks, with size and times; how much was taken.

@@ -158,7 +158,7 @@ pub struct Fanout {
 }
 
 impl Fanout {
-    /// Blocks a file can have.
+    /// Blocks that the map of a file has room for.
     pub fn max_blocks(self) -> u64 {
         let (direct, per) = (u64::from(self.direct), u64::from(PER_NODE));
         u64::from(self.inode) + direct * (2 + 2 * per + per * per)
