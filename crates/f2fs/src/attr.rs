@@ -28,6 +28,9 @@ const MODIFIABLE: u32 = InodeFlags::SYNC.0
     | InodeFlags::PROJINHERIT.0;
 /// Flags that only tell how a file is stored; who sets others sends them along or leaves them out.
 const TOLD: u32 = InodeFlags::INLINE_DATA.0 | InodeFlags::NOCOW.0;
+/// Flags that stay, once they are there, whether they are sent along or left out (`chattr =`): what all directories
+/// have, among others.
+const STAYING: u32 = InodeFlags::INDEX.0 | InodeFlags::ENCRYPTED.0 | InodeFlags::VERITY.0;
 
 impl F2fs {
     /// See [`steadfs_vfs::FileSystem::setattr`].
@@ -145,7 +148,8 @@ impl F2fs {
         let _alone = inode.lock.write();
         let change = self.change()?;
         let mut core = inode.core.write();
-        let changed = InodeFlags((flags.0 ^ core.shown_flags().0) & !TOLD);
+        let shown = core.shown_flags().0;
+        let changed = InodeFlags((flags.0 ^ shown) & !(TOLD | shown & STAYING));
         if changed.contains(InodeFlags::COMPRESSED) {
             return Err(FsError::NotSupported("compressing files, and ending it"));
         }
@@ -155,9 +159,12 @@ impl F2fs {
         if changed.0 & !MODIFIABLE != 0 {
             return Err(FsError::NotSupported("changing one of these inode flags"));
         }
+        if flags.0 & MODIFIABLE & !flags_for(inode.kind()) != 0 {
+            let why = "an inode flag that such a file cannot have";
+            return Err(FsError::NotSupported(why));
+        }
         self.mark_dirty(&change, &inode, cx.tag)?;
-        let allowed = MODIFIABLE & flags_for(inode.kind());
-        core.flags = InodeFlags(core.flags.0 & !MODIFIABLE | flags.0 & allowed);
+        core.flags = InodeFlags(core.flags.0 & !MODIFIABLE | flags.0 & MODIFIABLE);
         core.ctime = self.now();
         Ok(())
     }

@@ -288,6 +288,9 @@ fn flags_are_inherited_and_refused() {
         InodeFlags(0x4000),
         InodeFlags::COMPRESSED,
         InodeFlags::CASEFOLD,
+        // Only directories have these.
+        InodeFlags::DIRSYNC,
+        InodeFlags::PROJINHERIT,
     ] {
         let result = fs.set_flags(cx, file, of(file).union(refused));
         assert!(
@@ -295,6 +298,22 @@ fn flags_are_inherited_and_refused() {
             "{refused:?}"
         );
     }
+    world.close();
+}
+
+/// `chattr =A DIR` sends that one flag, without those that only say what the inode is.
+#[test]
+fn flags_that_stay_can_be_left_out() {
+    let world = World::make(ALL, 64);
+    let (fs, cx) = (&*world.fs, &world.cx);
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let before = fs.flags(cx, dir).unwrap().flags;
+    assert!(before.contains(InodeFlags::INDEX));
+    fs.set_flags(cx, dir, InodeFlags::NOATIME).unwrap();
+    let now = fs.flags(cx, dir).unwrap().flags;
+    assert_eq!(now, before.union(InodeFlags::NOATIME));
+    fs.set_flags(cx, dir, InodeFlags(0)).unwrap();
+    assert_eq!(fs.flags(cx, dir).unwrap().flags, before);
     world.close();
 }
 
