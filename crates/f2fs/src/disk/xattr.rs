@@ -150,11 +150,11 @@ pub fn cut(list: &[Xattr<'_>], inline: usize) -> Option<Cut> {
     })
 }
 
-/// Writes a list into an area of `len` bytes (as for [`parse`]). `None` when it does not fit: behind
-/// the last entry four zero bytes must follow.
+/// Writes a list into an area of `len` bytes (as for [`parse`]). `None` when it does not fit. (It may fill the area:
+/// Linux leaves no room for a zero word behind it, either.)
 pub fn encode(list: &[Xattr<'_>], len: usize) -> Option<Vec<u8>> {
     let size: usize = HEADER + list.iter().map(Xattr::size).sum::<usize>();
-    if size + 4 > len {
+    if size > len {
         return None;
     }
     let mut out = Vec::with_capacity(len);
@@ -183,7 +183,7 @@ pub fn size_of_list(list: &[Xattr<'_>]) -> usize {
 
 /// Longest value that an inode with so many bytes for attributes can have with an empty name.
 pub fn max_value(inline: usize) -> u64 {
-    wide((inline + NODE_ROOM).saturating_sub(HEADER + ENTRY + 4)).min(low16(u32::MAX).into())
+    wide((inline + NODE_ROOM).saturating_sub(HEADER + ENTRY)).min(low16(u32::MAX).into())
 }
 
 #[cfg(test)]
@@ -269,7 +269,9 @@ mod tests {
             encode(&list, size_of_list(&list)).unwrap().len(),
             size_of_list(&list)
         );
-        assert_eq!(encode(&list, size_of_list(&list) - 1), None);
+        let full = size_of_list(&list) - 4;
+        assert_eq!(parse(&encode(&list, full).unwrap()).unwrap(), list);
+        assert_eq!(encode(&list, full - 1), None);
         assert!(parse(&[0; 200]).unwrap().is_empty());
         assert!(parse(&area[..44]).is_err(), "cut inside a value");
         for end in 0..area.len() {

@@ -127,3 +127,30 @@ fn namespaces_have_their_rules() {
     assert_eq!(hint, Err(FsError::NotPermitted));
     world.reopen().close();
 }
+
+/// As in Linux, nothing is kept free behind the last attribute.
+#[test]
+fn attributes_fill_their_room() {
+    // Header and entry have 28 bytes, the name one.
+    for (options, room) in [("noinline_xattr", 4072), ("", 4072 + 200)] {
+        let world = World::make_with("", 64, options);
+        let (fs, cx) = (&*world.fs, &world.cx);
+        let file = world.file(ROOT, b"file").unwrap().ino;
+        let set = |len, fill| {
+            let value = vec![fill; len];
+            fs.setxattr(cx, file, b"trusted.b", &value, SetXattr::Any)
+        };
+        let most = room - 29;
+        assert_eq!(set(most + 1, 1), Err(FsError::TooBig));
+        set(most, 1).unwrap();
+        set(most, 2).unwrap();
+        let more = fs.setxattr(cx, file, b"user.x", b"", SetXattr::Any);
+        assert_eq!(more, Err(FsError::TooBig));
+        let world = world.reopen();
+        let (fs, cx) = (&*world.fs, &world.cx);
+        assert_eq!(fs.getxattr(cx, file, b"trusted.b").unwrap(), vec![2; most]);
+        fs.removexattr(cx, file, b"trusted.b").unwrap();
+        assert!(fs.listxattr(cx, file).unwrap().is_empty());
+        world.close();
+    }
+}
