@@ -75,8 +75,7 @@ impl F2fs {
                 self.finish(cx, inode, grown(keep_size))
             }
             FallocMode::PunchHole => {
-                let end = end.min(inode.size());
-                if offset < end {
+                if offset < inode.size() {
                     self.leave_inline(cx, inode)?;
                     self.punch(cx, inode, offset..end)?;
                 }
@@ -178,11 +177,13 @@ impl F2fs {
     ) -> Result<()> {
         let mut at = blocks.start;
         while at < blocks.end {
-            let mapped = self.map(inode, at, (blocks.end - at).min(STEP), tag)?;
-            let run = at..at + mapped.len;
-            if mapped.place != Place::Hole {
-                self.change_slots(inode, run.clone(), addr, tag).1?;
+            let mapped = self.map(inode, at, blocks.end - at, tag)?;
+            if mapped.place == Place::Hole {
+                at += mapped.len;
+                continue;
             }
+            let run = at..at + mapped.len;
+            self.change_slots(inode, run.clone(), addr, tag).1?;
             at = run.end;
         }
         Ok(())
@@ -212,15 +213,17 @@ impl F2fs {
         Ok(first..last)
     }
 
-    /// Makes a hole.
+    /// Makes a hole; what was taken behind the file's end goes, too.
     fn punch(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
+        let most = inode.core.read().fanout(&self.layout).max_blocks() * BLOCK;
+        let range = range.start..range.end.min(most);
         // Before the edges are zeroed: what it writes may still be the last word on a block that is
         // about to go, if a crash comes before that is durable.
         self.settle_size(cx, inode)?;
         let mut whole = self.zero_edges(cx, inode, &range)?;
-        if range.end == inode.size() {
+        if range.end >= inode.size() {
             // The block that holds the end of the file can go whole.
-            whole = range.start.div_ceil(BLOCK)..whole.end.max(range.end.div_ceil(BLOCK));
+            whole = range.start.div_ceil(BLOCK)..whole.end.max(inode.size().div_ceil(BLOCK));
         }
         if whole.is_empty() {
             return Ok(());

@@ -121,3 +121,27 @@ fn what_lies_in_an_inode_counts_in_sectors() {
     assert_eq!(case.sectors_of(dir.ino), now);
     case.world.close();
 }
+
+/// As in Linux's f2fs: a hole that begins before the end of the file may reach behind it.
+#[test]
+fn a_hole_takes_what_was_allocated_behind_the_end() {
+    let case = Case::new("");
+    let (fs, cx) = (&*case.world.fs, &case.world.cx);
+    let ino = case.file.nid().into();
+    case.write_at(0, &[7; 3600]);
+    let keep = FallocMode::Allocate { keep_size: true };
+    FileSystem::fallocate(fs, cx, ino, keep, BLOCK, 16 * BLOCK).unwrap();
+    case.counts(17);
+    let punch = |start, len| FileSystem::fallocate(fs, cx, ino, FallocMode::PunchHole, start, len);
+    // Behind the end there is nothing to punch.
+    punch(3600, 1 << 20).unwrap();
+    case.counts(17);
+    punch(0, 2 * BLOCK + 1).unwrap();
+    case.counts(15);
+    punch(3000, 12 * BLOCK).unwrap();
+    case.counts(5);
+    punch(3599, 1 << 62).unwrap();
+    case.counts(0);
+    assert_eq!(FileSystem::getattr(fs, cx, ino).unwrap().size, 3600);
+    case.world.close();
+}
