@@ -480,3 +480,36 @@ fn long_work_shows_itself_on_a_terminal_only() {
         failed.out
     );
 }
+
+/// A write up to where a volume is full says how much it took, and no error: a file cut off there must not pass for
+/// its copy.
+#[test]
+fn a_copy_for_which_there_is_no_room_is_told() {
+    let scratch = Scratch::new();
+    let empty = image(&scratch, "empty.img", "ext4", 8 * MIB);
+    let other = image(&scratch, "other.img", "ext2", 64 * MIB);
+    let file = scratch.join("file");
+    let content: Vec<u8> = (0..8 * MIB).map(|i| (i / 4096 + i) as u8).collect();
+    let mut told = 0;
+    for kib in (5 * 1024..8 * 1024).step_by(256) {
+        let content = &content[..kib * 1024];
+        fs::write(&file, content).unwrap();
+        cp(&["-f", file.to_str().unwrap(), &at(&other, "/file")]);
+        for source in [file.to_str().unwrap(), &at(&other, "/file")] {
+            let target = empty.copy(&scratch, "target.img");
+            let said = steadfs(["cp", source, &at(&target, "/copy")]);
+            if said.code() == 0 {
+                let out = scratch.join("out");
+                cp(&["-f", &at(&target, "/copy"), out.to_str().unwrap()]);
+                assert!(
+                    fs::read(&out).unwrap() == content,
+                    "{kib} KiB from {source}"
+                );
+            } else {
+                assert!(said.err.contains("no space left on volume"), "{}", said.err);
+                told += 1;
+            }
+        }
+    }
+    assert!(told > 0, "everything fits: nothing was tried");
+}

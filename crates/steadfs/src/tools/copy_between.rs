@@ -213,10 +213,8 @@ impl<'a> Copier<'a, '_> {
         let (maker, progress) = (self.maker, &mut *self.progress);
         let mut end = 0;
         let mut write = |offset: u64, bytes: &[u8]| {
-            maker
-                .fs
-                .write(maker.cx, made.ino(), offset, bytes, false)
-                .on_volume(&place.target)?;
+            let written = maker.write(made.ino(), offset, bytes);
+            written.on_volume(&place.target)?;
             end = offset + bytes.len() as u64;
             progress.bytes(bytes.len() as u64);
             super::go_on(progress)

@@ -203,9 +203,8 @@ impl<'a> Copier<'a, '_> {
                 if n == 0 {
                     break 'data; // It was truncated meanwhile.
                 }
-                let (fs, cx) = (self.maker.fs, self.maker.cx);
-                fs.write(cx, ino, at, &buffer[..n], false)
-                    .on_volume(&place.target)?;
+                let written = self.maker.write(ino, at, &buffer[..n]);
+                written.on_volume(&place.target)?;
                 at += n as u64;
                 self.report.bytes += n as u64;
                 self.progress.bytes(n as u64);

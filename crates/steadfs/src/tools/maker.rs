@@ -102,6 +102,20 @@ impl<'a> Maker<'a> {
         Ok(Held::counted(fs, attr))
     }
 
+    /// Writes all of `bytes`. A call may take a part of them: up to where the volume is full, or a file as large as
+    /// it can be, and only the next call says so.
+    pub fn write(&self, ino: InodeNo, at: u64, bytes: &[u8]) -> steadfs_vfs::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let offset = at.saturating_add(done as u64);
+            match self.fs.write(self.cx, ino, offset, &bytes[done..], false)? {
+                0 => return Err(FsError::NoSpace),
+                n => done += n,
+            }
+        }
+        Ok(())
+    }
+
     /// Lets a file end at `size`, if its data did not reach so far.
     pub fn end_at(&self, ino: InodeNo, size: u64) -> steadfs_vfs::Result<()> {
         let set = SetAttr {
