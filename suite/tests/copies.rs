@@ -513,3 +513,38 @@ fn a_copy_for_which_there_is_no_room_is_told() {
     }
     assert!(told > 0, "everything fits: nothing was tried");
 }
+
+/// What the host has no place for is told, and all else is there.
+#[test]
+fn attributes_too_large_for_the_host_are_told() {
+    let scratch = Scratch::new();
+    let features = ["-t", "ext4", "-O", "ea_inode"];
+    let from = Image::mke2fs(&scratch, "large.img", 16 * MIB, &features);
+    let mount = KernelMount::new(&scratch, from.path(), "");
+    fs::create_dir(mount.join("tree")).unwrap();
+    let made = mount.join("tree/a");
+    fs::write(&made, "x").unwrap();
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(&made, "user.large", &[7; 20_000], flags).unwrap();
+    rustix::fs::setxattr(&made, "user.small", b"s", flags).unwrap();
+    fs::write(mount.join("tree/b"), "y").unwrap();
+    mount.unmount();
+    // An ext4 volume without that feature, whatever the host has.
+    let host = Image::mke2fs(&scratch, "host.img", 16 * MIB, &["-t", "ext4"]);
+    let host = KernelMount::new(&scratch, host.path(), "");
+    let out = host.join("out");
+    let said = steadfs(["extract", &at(&from, "/tree"), out.to_str().unwrap()]);
+    assert_eq!(said.code(), 1, "{}", said.err);
+    assert!(
+        said.err.contains("attribute user.large was not kept"),
+        "{}",
+        said.err
+    );
+    let mut value = [0; 8];
+    assert_eq!(
+        rustix::fs::getxattr(out.join("a"), "user.small", &mut value),
+        Ok(1)
+    );
+    assert_eq!(fs::read(out.join("b")).unwrap(), b"y");
+    host.unmount();
+}

@@ -340,3 +340,32 @@ fn copies_with_another_owner_are_no_set_id_programs() {
     assert_eq!(shown.matches("-rwsr-sr-x").count(), 2, "{shown}");
     assert!(shown.contains(" 1234 "), "{shown}");
 }
+
+/// Only root makes device nodes. A user's copy goes on without them, whatever number of names they have.
+#[test]
+fn a_device_of_two_names_does_not_end_a_users_copy() {
+    let user = User::new();
+    let source = user.scratch.folder("devices");
+    succeed(
+        "mknod",
+        [
+            source.join("a").as_os_str(),
+            "c".as_ref(),
+            "1".as_ref(),
+            "3".as_ref(),
+        ],
+    );
+    fs::hard_link(source.join("a"), source.join("b")).unwrap();
+    fs::write(source.join("c"), "content").unwrap();
+    let inside = format!("{}:/", user.home.join("a.img").display());
+    steadfs([
+        "cp".as_ref(),
+        "-r".as_ref(),
+        source.as_os_str(),
+        inside.as_ref(),
+    ])
+    .expect(0);
+    let said = user.steadfs(["extract", "a.img:/devices", "out"]).expect(1);
+    assert_eq!(said.err.matches("only root can").count(), 2, "{}", said.err);
+    assert_eq!(fs::read(user.home.join("out/c")).unwrap(), b"content");
+}

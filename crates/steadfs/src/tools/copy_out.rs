@@ -220,20 +220,23 @@ impl<'a> Copier<'a, '_> {
                 Err(error) => return Err(error).on_host(&place.target),
             }
         }
-        if attr.nlink > 1 {
-            if let Some(first) = self.first_names.get(&attr.ino) {
-                let (cwd, none) = (host::cwd(), AtFlags::empty());
-                return rustix::fs::linkat(cwd, first, place.dir, os(place.name), none)
-                    .on_host(&place.target);
-            }
-            self.first_names.insert(attr.ino, place.target.clone());
+        if attr.nlink > 1
+            && let Some(first) = self.first_names.get(&attr.ino)
+        {
+            let (cwd, none) = (host::cwd(), AtFlags::empty());
+            return rustix::fs::linkat(cwd, first, place.dir, os(place.name), none)
+                .on_host(&place.target);
         }
         if attr.kind == FileKind::Regular {
-            return self.regular(attr, place);
-        }
-        if self.special(attr, place)? {
+            self.regular(attr, place)?;
+        } else if self.special(attr, place)? {
             let target = Target::Named(place.dir, os(place.name));
             self.attributes(attr, &target, &place.source, &place.target)?;
+        } else {
+            return Ok(()); // It has no further names either.
+        }
+        if attr.nlink > 1 {
+            self.first_names.insert(attr.ino, place.target.clone());
         }
         Ok(())
     }
@@ -309,7 +312,7 @@ impl<'a> Copier<'a, '_> {
                 .on_volume(source)?;
             match target.set_xattr(&name, &value) {
                 Ok(()) => {}
-                Err(error) if is_refusal(&error) => {
+                Err(error) if is_refusal(&error) || does_not_fit(&error) => {
                     let shown = printable(&name);
                     self.report
                         .warn(source, &format!("attribute {shown} was not kept: {error}"));
@@ -326,6 +329,14 @@ pub(super) fn is_refusal(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
         Some(Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP)
+    )
+}
+
+/// Whether the host has no place for this attribute's value, or takes no such value.
+fn does_not_fit(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOSPC | Errno::TOOBIG | Errno::RANGE | Errno::INVAL)
     )
 }
 
