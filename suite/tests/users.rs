@@ -369,3 +369,29 @@ fn a_device_of_two_names_does_not_end_a_users_copy() {
     assert_eq!(said.err.matches("only root can").count(), 2, "{}", said.err);
     assert_eq!(fs::read(user.home.join("out/c")).unwrap(), b"content");
 }
+
+/// Where a volume reaches beyond the limit of file sizes, the first write there would end the server.
+#[test]
+fn a_limit_of_file_sizes_is_told_before_it_ends_the_server() {
+    let user = User::new();
+    let limited = |words: &[&str]| {
+        let program = [user.program.to_str().unwrap()];
+        user.run(
+            &judge("prlimit"),
+            ["--fsize=20000000", "--"]
+                .iter()
+                .chain(&program)
+                .chain(words),
+        )
+    };
+    let said = limited(&["mount", "a.img", "mnt"]);
+    assert_eq!(said.code(), 32, "{}", said.err);
+    assert!(said.err.contains("ulimit -f"), "{}", said.err);
+    assert!(user.mounts().is_empty());
+    // One that only reads, and one that fits.
+    limited(&["ls", "a.img:/"]).expect(0);
+    limited(&["format", "-q", "small.img", "16M"]).expect(0);
+    let said = limited(&["format", "-q", "large.img", "64M"]).expect(1);
+    assert!(said.err.contains("ulimit -f"), "{}", said.err);
+    assert!(!user.home.join("large.img").exists());
+}

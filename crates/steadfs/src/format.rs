@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use steadfs_block::{Engine, FileDevice, OpenOptions, Queue, QueueOptions};
+use steadfs_block::{Engine, FileDevice, OpenError, OpenOptions, Queue, QueueOptions};
 use steadfs_ext4::format::{FormatOptions, FormatReport};
 use steadfs_f2fs::format as f2fs;
 use steadfs_vfs::FsError;
@@ -52,7 +52,14 @@ fn on<T>(
     make: impl FnOnce(&Queue, u64, u32) -> Result<T, String>,
 ) -> Result<T, Error> {
     let is_new = !path.exists();
-    let (queue, size, sector) = open(path, offset, size)?;
+    let opened = open(path, offset, size).inspect_err(|error| {
+        // Made, and it could not become so long.
+        let own = !matches!(error, Error::Open(OpenError::Busy { .. }));
+        if is_new && own && std::fs::metadata(path).is_ok_and(|file| file.len() == 0) {
+            let _ = std::fs::remove_file(path);
+        }
+    });
+    let (queue, size, sector) = opened?;
     make(&queue, size, sector).map_err(|why| {
         if is_new {
             // What is left is empty and in nobody's way.

@@ -9,6 +9,7 @@ use rustix::fs::{
     fcntl_getfl, fcntl_setfl, fstat, ftruncate, open, seek, stat, statx,
 };
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use thiserror::Error;
 
 use super::claim;
@@ -91,6 +92,16 @@ pub enum OpenError {
         size: u64,
         /// The window's first byte.
         offset: u64,
+    },
+    /// This process may not write as far as the volume reaches.
+    #[error("{path}: reaches to byte {end}, and files may be written to byte {limit} only here (ulimit -f)", path = path.display())]
+    Limited {
+        /// The file.
+        path: PathBuf,
+        /// Behind its last byte, or behind the window's.
+        end: u64,
+        /// The soft limit of file sizes.
+        limit: u64,
     },
     /// The engine that was asked for is refused.
     #[error("{path}: io_uring was asked for, but {reason}", path = path.display())]
@@ -184,6 +195,9 @@ pub(super) fn open_target(
             size,
             offset: options.offset,
         });
+    }
+    if kind == Kind::Image && !options.read_only {
+        check_limit(path, options.offset + len)?;
     }
     let direct = if options.direct {
         probe_direct(&fd, kind, options.offset, size)
@@ -312,10 +326,24 @@ fn file_size(
     let size = measure()?;
     match options.create {
         Some(wanted) if wanted > size && kind == Kind::Image && !options.read_only => {
+            check_limit(path, wanted)?;
             retry(|| ftruncate(fd, wanted)).map_err(OpenError::io(path, "cannot be lengthened"))?;
             measure()
         }
         _ => Ok(size),
+    }
+}
+
+/// Refuses an image behind this process's limit of file sizes: whoever writes there is ended by a signal (SIGXFSZ),
+/// with all that was not on the device yet.
+fn check_limit(path: &Path, end: u64) -> Result<(), OpenError> {
+    match getrlimit(Resource::Fsize).current {
+        Some(limit) if limit < end => Err(OpenError::Limited {
+            path: path.to_owned(),
+            end,
+            limit,
+        }),
+        _ => Ok(()),
     }
 }
 
