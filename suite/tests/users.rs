@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use steadfs_suite::command::{PATIENCE, finish};
 use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
-use steadfs_suite::{Image, Outcome, Scratch, judge, steadfs, succeed};
+use steadfs_suite::{Image, Outcome, Scratch, SteadMount, judge, steadfs, succeed};
 
 /// Debian's user "nobody" and group "nogroup".
 const NOBODY: u32 = 65_534;
@@ -394,4 +394,47 @@ fn a_limit_of_file_sizes_is_told_before_it_ends_the_server() {
     let said = limited(&["format", "-q", "large.img", "64M"]).expect(1);
     assert!(said.err.contains("ulimit -f"), "{}", said.err);
     assert!(!user.home.join("large.img").exists());
+}
+
+/// A container's root is user 0, but does not administer the host: what Linux asks CAP_SYS_ADMIN for is not his.
+#[test]
+fn root_without_capabilities_does_not_administer_a_mount() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "a.img", 64 << 20, &["-t", "ext4"]);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let root = mount.root().to_str().unwrap();
+    let by = |way: &[&str], words: &[&str]| {
+        let mut command = Command::new(judge(way[0]));
+        command.args(&way[1..]).args(words);
+        finish(command, PATIENCE)
+    };
+    let tuned = format!("{root}/.steadfs/options");
+    let write = format!("echo commit=9 > {tuned}");
+    let program = program().to_str().unwrap();
+    let commands: [&[&str]; 4] = [
+        &["fstrim", root],
+        &["sh", "-c", &write],
+        &[program, "tune", root, "scheduler=cfq"],
+        &[program, "remount", "-o", "commit=9", root],
+    ];
+    let without: [&[&str]; 2] = [
+        &["setpriv", "--bounding-set=-all", "--inh-caps=-all"],
+        &["unshare", "--user", "--map-root-user"],
+    ];
+    for way in without {
+        for words in commands {
+            let said = by(way, words);
+            assert_ne!(said.code(), 0, "{way:?} {words:?}");
+        }
+        // It is its file system all the same.
+        let name = mount.join("file");
+        by(way, &["touch", name.to_str().unwrap()]).expect(0);
+    }
+    let options = fs::read_to_string(&tuned).unwrap();
+    assert!(!options.contains("commit=9"), "{options}");
+    for words in commands {
+        by(&["env"], words).expect(0);
+    }
+    mount.unmount();
+    image.check_clean();
 }

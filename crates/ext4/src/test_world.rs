@@ -37,6 +37,7 @@ impl World {
         let fs = mount(&device, options).unwrap();
         let cx = Cx {
             fsetid: true,
+            admin: true,
             ..Cx::default()
         };
         Self {

@@ -86,10 +86,10 @@ fn word64(input: &[u8], at: usize) -> Result<u64> {
         .ok_or(FsError::Invalid("the argument is too short"))
 }
 
-fn only_root(cx: &Cx) -> Result<()> {
-    match cx.uid {
-        0 => Ok(()),
-        _ => Err(FsError::NotPermitted),
+fn only_admin(cx: &Cx) -> Result<()> {
+    match cx.admin {
+        true => Ok(()),
+        false => Err(FsError::NotPermitted),
     }
 }
 
@@ -148,7 +148,7 @@ impl F2fs {
     }
 
     fn prepare_to_clean(&self, cx: &Cx) -> Result<()> {
-        only_root(cx)?;
+        only_admin(cx)?;
         self.check_writable()
     }
 

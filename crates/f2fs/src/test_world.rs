@@ -58,6 +58,7 @@ impl World {
             F2fs::open(Arc::clone(&device) as _, parsed, CacheSizes::of(64 << 20)).unwrap();
         let cx = Cx {
             fsetid: true,
+            admin: true,
             ..Cx::default()
         };
         Self {

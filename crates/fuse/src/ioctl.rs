@@ -5,9 +5,10 @@
 //! Numbers and structures: linux/fs.h (FS_IOC_*, FITRIM), linux/ext4.h (shutdown).
 
 use rustix::io::Errno;
-use steadfs_vfs::{FsError, InodeFlags, ShutdownMode};
+use steadfs_vfs::{Cx, FsError, InodeFlags, ShutdownMode};
 use zerocopy::FromBytes;
 
+use crate::admin::{is_admin, is_owner};
 use crate::call::{Call, Outcome};
 use crate::mount::FileId;
 use crate::reply::ReplyBuf;
@@ -63,22 +64,32 @@ pub(crate) fn serve(
         }
         FITRIM => trim(call, arg, data, out),
         SHUTDOWN => shutdown(call, arg),
-        cmd if u64::from(cmd) == u64::from(REMOUNT) => answer(call, arg, data, out, |list| {
-            fs.remount(&call.cx, list).map(|()| fs.options())
-        }),
-        cmd if u64::from(cmd) == u64::from(TUNE) => {
-            answer(call, arg, data, out, |list| fs.tune(list))
+        cmd if u64::from(cmd) == u64::from(REMOUNT) => {
+            only_owner(call)?;
+            answer(arg, data, out, |list| {
+                fs.remount(&call.cx, list).map(|()| fs.options())
+            })
         }
-        cmd if u64::from(cmd) == u64::from(SYNC) => answer(call, arg, data, out, |_| {
-            fs.sync_all(&call.cx)?;
-            Ok(call
-                .volume
-                .config
-                .image
-                .map_or_else(String::new, FileId::show))
-        }),
+        cmd if u64::from(cmd) == u64::from(TUNE) => {
+            only_owner(call)?;
+            answer(arg, data, out, |list| fs.tune(list))
+        }
+        cmd if u64::from(cmd) == u64::from(SYNC) => {
+            if call.header.uid != rustix::process::geteuid().as_raw() && call.header.uid != 0 {
+                return Err(Errno::PERM.into());
+            }
+            answer(arg, data, out, |_| {
+                fs.sync_all(&call.cx)?;
+                let image = call.volume.config.image;
+                Ok(image.map_or_else(String::new, FileId::show))
+            })
+        }
         cmd => {
-            let answer = fs.ioctl(&call.cx, call.ino, cmd, data)?;
+            let cx = Cx {
+                admin: is_admin(call.header),
+                ..call.cx.clone()
+            };
+            let answer = fs.ioctl(&cx, call.ino, cmd, data)?;
             let answer = answer.ok_or(Errno::NOTTY)?;
             out.bytes[head..head + 4].copy_from_slice(&answer.result.to_ne_bytes());
             reply(out, arg, &answer.output)
@@ -137,7 +148,7 @@ fn set_fsxattr(call: &Call<'_>, data: &[u8]) -> Outcome {
 }
 
 fn trim(call: &Call<'_>, arg: &wire::IoctlIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {
-    only_root(call)?;
+    only_admin(call)?;
     let (mut range, _) = wire::FstrimRange::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
     range.len = call
         .volume
@@ -149,7 +160,7 @@ fn trim(call: &Call<'_>, arg: &wire::IoctlIn, data: &[u8], out: &mut ReplyBuf) -
 /// The command's number says that it only writes to its argument, so the kernel does not send what
 /// the argument holds; it is read from the calling process.
 fn shutdown(call: &Call<'_>, arg: &wire::IoctlIn) -> Outcome {
-    only_root(call)?;
+    only_admin(call)?;
     let mode = match read_word(call.header.pid, arg.arg)? {
         0 => ShutdownMode::Sync,
         1 => ShutdownMode::FlushLog,
@@ -164,15 +175,11 @@ fn shutdown(call: &Call<'_>, arg: &wire::IoctlIn) -> Outcome {
 /// Mount options or settings change, or all is made durable. The kernel does not tell the server of a remount, and to a read-only
 /// mount nothing can be written: not even a control file. Nor would write(2) tell why it failed.
 fn answer(
-    call: &Call<'_>,
     arg: &wire::IoctlIn,
     data: &[u8],
     out: &mut ReplyBuf,
     work: impl FnOnce(&str) -> steadfs_vfs::Result<String>,
 ) -> Outcome {
-    if call.header.uid != rustix::process::geteuid().as_raw() {
-        only_root(call)?;
-    }
     let list = data.split(|&b| b == 0).next().unwrap_or_default();
     let list = std::str::from_utf8(list).map_err(|_| Errno::INVAL)?;
     let (errno, text) = match work(list) {
@@ -199,10 +206,16 @@ fn read_word(pid: u32, address: u64) -> Result<u32, Errno> {
     Ok(u32::from_ne_bytes(word))
 }
 
-fn only_root(call: &Call<'_>) -> Result<(), Errno> {
-    if call.header.uid == 0 {
-        Ok(())
-    } else {
-        Err(Errno::PERM)
+fn only_admin(call: &Call<'_>) -> Result<(), Errno> {
+    match is_admin(call.header) {
+        true => Ok(()),
+        false => Err(Errno::PERM),
+    }
+}
+
+fn only_owner(call: &Call<'_>) -> Result<(), Errno> {
+    match is_owner(call.header) {
+        true => Ok(()),
+        false => Err(Errno::PERM),
     }
 }

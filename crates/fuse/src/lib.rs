@@ -16,6 +16,7 @@
 //! * A volume without SELinux labels says so (`labels`), and `ls -l` asks for no file's.
 //! * FSYNC and FSYNCDIR are never answered ENOSYS: the kernel would call every later one done.
 
+mod admin;
 mod call;
 mod error;
 mod ioctl;

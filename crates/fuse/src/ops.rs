@@ -5,9 +5,11 @@ use rustix::io::Errno;
 use steadfs_base::{InodeNo, IoTag, Timestamp, Urgency};
 use steadfs_vfs::{
     Cx, FallocMode, FileKind, FsError, RenameFlags, Seek, SetAttr, SetTime, SetXattr,
+    is_control_inode,
 };
 use zerocopy::IntoBytes;
 
+use crate::admin::is_owner;
 use crate::call::{Call, Outcome, Stop, Volume};
 use crate::ioctl;
 use crate::reply::{Answer, PlusEntry, ReplyBuf, statfs_out};
@@ -64,6 +66,7 @@ fn context(volume: &Volume, request: &Request<'_>) -> Cx {
         groups: request.groups.iter().collect(),
         // The kernel does not tell capabilities; root has them.
         fsetid: head.uid == 0,
+        admin: false,
         umask: umask & 0o777,
         tag,
         caller: head.pid.into(),
@@ -323,6 +326,10 @@ impl Call<'_> {
     }
 
     fn write(&self, arg: &wire::WriteIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {
+        // Their mode lets user 0 write, who may be a container's root.
+        if is_control_inode(self.ino) && !is_owner(self.header) {
+            return Err(Errno::PERM.into());
+        }
         let around = arg.write_flags & wire::AROUND_CACHE != 0;
         self.volume.will_be_written(self.ino, around);
         let kill_priv = arg.write_flags & wire::WRITE_KILL_SUIDGID != 0;

@@ -19,6 +19,8 @@ pub struct Cx {
     pub groups: Vec<u32>,
     /// Whether the caller may keep set-group-ID on files of a group it is not in (CAP_FSETID).
     pub fsetid: bool,
+    /// Whether the caller administers the machine (CAP_SYS_ADMIN). A transport tells it of ioctls only.
+    pub admin: bool,
     /// Bits to clear in the mode of a new file that inherits no default ACL.
     pub umask: u32,
     /// Owner and urgency of the I/O this call causes.

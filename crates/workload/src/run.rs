@@ -83,6 +83,7 @@ impl<'a> Runner<'a> {
     pub fn new(fs: &'a dyn FileSystem) -> Self {
         let cx = Cx {
             fsetid: true,
+            admin: true,
             ..Cx::default()
         };
         Self {

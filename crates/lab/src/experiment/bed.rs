@@ -184,6 +184,7 @@ impl<T> Outcome<T> {
 pub fn process(group: GroupId, prio: IoPrio, owner: u32) -> Cx {
     Cx {
         fsetid: true,
+        admin: true,
         tag: IoTag {
             prio,
             group,

@@ -102,6 +102,7 @@ impl Progress for Quiet {
 pub fn owner_cx() -> Cx {
     Cx {
         fsetid: true,
+        admin: true,
         ..Cx::default()
     }
 }
