@@ -231,6 +231,15 @@ fn copies_that_make_no_sense_are_refused() {
     );
     let same = at(&volume, "/dir/file");
     refused(&["cp", "-f", &same, &same], "same file");
+    // A forgotten folder, and a file of the image's name.
+    let path = volume.path().to_str().unwrap();
+    refused(&["cp", "-f", &same, path], "the image that is copied from");
+    cp(&[&same, &at(&volume, "/a.img")]);
+    let beside = volume.path().parent().unwrap().to_str().unwrap();
+    refused(
+        &["extract", "-f", path, beside],
+        "the image that is copied from",
+    );
     refused(
         &["cp", &at(&volume, "/none"), &at(&other, "/")],
         "no such file",

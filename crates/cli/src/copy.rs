@@ -166,6 +166,11 @@ fn out(
         owners: rustix::process::geteuid().is_root(),
         overwrite: force,
         follow: false,
+        image: place
+            .image
+            .metadata()
+            .ok()
+            .map(|image| (image.dev(), image.ino())),
     };
     with_volume(&place.image, open, false, |fs| {
         let found = tools::resolve(fs, &owner_cx(), &place.path, false);

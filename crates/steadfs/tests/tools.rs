@@ -25,6 +25,7 @@ const OUT: CopyOut = CopyOut {
     owners: true,
     overwrite: false,
     follow: false,
+    image: None,
 };
 
 fn put(fs: &MemFs, from: &Path, to: &str) -> Result<Report, ToolError> {

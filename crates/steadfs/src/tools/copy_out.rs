@@ -25,6 +25,8 @@ pub struct CopyOut {
     pub overwrite: bool,
     /// Follow a symbolic link at the end of the source path.
     pub follow: bool,
+    /// The file that the volume lies on, by device and inode number: it is never replaced.
+    pub image: Option<(u64, u64)>,
 }
 
 /// Copies the file or tree at `from` on the volume; the copy's path is `to`. A folder that is there
@@ -210,11 +212,24 @@ impl<'a> Copier<'a, '_> {
         Ok(())
     }
 
+    /// Refuses to replace what is being read by one of its own files.
+    fn spare_image(&self, place: &Place<'_>) -> Result<()> {
+        let there = host::stat(place.dir, os(place.name));
+        match self.how.image {
+            Some(image) if there.is_ok_and(|file| (file.st_dev, file.st_ino) == image) => {
+                let why = "is the image that is copied from";
+                Err(io::Error::new(io::ErrorKind::InvalidInput, why)).on_host(&place.target)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Copies what is no folder.
     fn file(&mut self, held: &Held<'_>, place: &Place<'_>) -> Result<()> {
         let attr = held.attr();
         self.begin(&place.source)?;
         if self.how.overwrite {
+            self.spare_image(place)?;
             match rustix::fs::unlinkat(place.dir, os(place.name), AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
                 Err(error) => return Err(error).on_host(&place.target),
