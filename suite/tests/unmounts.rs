@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use steadfs_suite::command::{finish, until};
+use steadfs_suite::command::{finish, succeed, until};
 use steadfs_suite::scratch::{IN_NAMESPACE, mounts_below};
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, LoopDevice, Outcome, Scratch, SteadMount, steadfs, steadfs_patiently};
@@ -175,6 +175,95 @@ fn a_second_signal_ends_a_busy_mount_without_loss() {
         drop((open, mapper));
         let mount = SteadMount::new(&scratch, image.path(), "");
         assert!(fs::read(mount.join("file")).unwrap() == content.as_bytes());
+        assert!(is_changed(&mount.join("mapped")));
+        mount.unmount();
+    }
+}
+
+/// All that acts on a mount by its path acts on that mount, or on none.
+#[test]
+fn a_mount_below_another_volumes_is_told_and_both_stay() {
+    let scratch = Scratch::new();
+    let (below, above) = (image(&scratch, "below.img"), image(&scratch, "above.img"));
+    let mount = SteadMount::new(&scratch, below.path(), "");
+    fs::write(mount.join("file"), b"below").unwrap();
+    let open = File::open(mount.join("file")).unwrap();
+    steadfs([
+        "mount".as_ref(),
+        above.path().as_os_str(),
+        mount.root().as_os_str(),
+    ])
+    .expect(0);
+    fs::write(mount.join("file"), b"above").unwrap();
+    let both = [mount.root(), mount.root()];
+    for words in [
+        &["umount"][..],
+        &["umount", "--lazy"],
+        &["umount", "--force"],
+        &["sync"],
+        &["remount", "-o", "ro"],
+        &["tune"],
+    ] {
+        let words = words.iter().map(std::ffi::OsStr::new);
+        let said = steadfs(words.chain([below.path().as_os_str()]));
+        assert_eq!(said.code(), 32, "{}", said.err);
+        assert!(said.err.contains("lies below"), "{}", said.err);
+        assert!(
+            said.err.contains("above.img (fuse.steadfs)"),
+            "{}",
+            said.err
+        );
+        assert_eq!(mounts_below(mount.root()), both);
+    }
+    mount.signal(Signal::TERM);
+    mount.wait_for_words("above.img (fuse.steadfs)");
+    assert_eq!(mounts_below(mount.root()), both);
+    assert_eq!(fs::read(mount.join("file")).unwrap(), b"above");
+    steadfs_patiently(&["umount".as_ref(), above.path().as_os_str()]).expect(0);
+    above.check_clean();
+    // The server has waited for this; by now somebody uses the volume.
+    until("the other leaves the tree too", || {
+        mounts_below(mount.root()).is_empty()
+    });
+    drop(open);
+    assert_eq!(mount.wait(), 0);
+    below.check_clean();
+}
+
+/// Whoever asks twice has the server end, and does not lose what was written before he asked.
+#[test]
+fn a_mount_below_a_foreign_one_ends_at_the_second_signal() {
+    let scratch = Scratch::new();
+    let image = image(&scratch, "below.img");
+    let folder = Scratch::new();
+    // Over the mount point itself, and over a folder on the way: then the path leads nowhere.
+    for parent in [false, true] {
+        let mount = SteadMount::new(&folder, image.path(), "");
+        fs::write(mount.join("file"), b"content").unwrap();
+        let mapper = Mapper::new(&mount.join("mapped"));
+        let root = mount.root().to_owned();
+        let over = if parent { folder.path() } else { &root };
+        let over = over.as_os_str();
+        succeed(
+            "mount",
+            ["-t".as_ref(), "tmpfs".as_ref(), "foreign".as_ref(), over],
+        );
+        for name in [&*root, image.path()] {
+            let said = steadfs(["umount".as_ref(), name.as_os_str()]);
+            assert_eq!(said.code(), 32, "{}", said.err);
+            assert!(said.err.contains("foreign (tmpfs) on"), "{}", said.err);
+        }
+        mount.signal(Signal::TERM);
+        std::thread::sleep(Duration::from_secs(1));
+        let tables = fs::read_to_string("/proc/self/mounts").unwrap();
+        assert!(tables.contains(&format!("foreign {} tmpfs", over.to_str().unwrap())));
+        mount.signal(Signal::TERM);
+        assert_eq!(mount.wait(), 32);
+        drop(mapper);
+        succeed("umount", [over]);
+        succeed("umount", ["-l".as_ref(), root.as_os_str()]);
+        let mount = SteadMount::new(&folder, image.path(), "");
+        assert_eq!(fs::read(mount.join("file")).unwrap(), b"content");
         assert!(is_changed(&mount.join("mapped")));
         mount.unmount();
     }

@@ -23,6 +23,7 @@ mod output;
 mod place;
 mod progress;
 mod remount;
+mod signals;
 mod source;
 mod stat;
 mod stop;

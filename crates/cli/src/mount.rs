@@ -3,17 +3,13 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
-use steadfs::tools::owner_cx;
-use steadfs::{Error, MountHandle, OpenError, Options, Unmount, Volume};
-use steadfs_vfs::FileSystem;
+use steadfs::{Error, OpenError, Options, Unmount, Volume};
 
 use crate::args;
 use crate::failure::{Failure, code, mount_failure};
-use crate::{daemon, kind, log, source};
+use crate::{daemon, kind, log, signals, source};
 
 /// Threads without which no volume is served: its tasks, one that reads and writes the device, one for signals, and
 /// one or two for requests. Further ones make it faster.
@@ -82,7 +78,7 @@ fn serve(
     }
     log::start(args.verbose);
     steadfs_rt::share_free_memory();
-    let signals = Signals::new(ending()).map_err(|e| Failure::new(code::SYSTEM, e))?;
+    let signals = signals::heard().map_err(|e| Failure::new(code::SYSTEM, e))?;
     steadfs_rt::check_threads(THREADS).map_err(|error| {
         let why = "a limit of processes, such as ulimit -u or a container's?";
         Failure::new(
@@ -107,7 +103,7 @@ fn serve(
             };
         }
     };
-    if let Err(error) = on_signals(signals, mounted.handle(), Arc::downgrade(&volume.fs())) {
+    if let Err(error) = signals::end(signals, mounted.handle(), Arc::downgrade(&volume.fs())) {
         // Signals could not end it; nobody was told of it yet.
         let left = mounted.handle().unmount(Unmount::Detach);
         let closed = mounted.wait();
@@ -177,59 +173,4 @@ fn tell(args: &args::Mount, volume: &Volume) {
             report.orphans,
         );
     }
-}
-
-/// The signals that end the program: the end of the terminal does, unless that is not to be heeded (nohup).
-fn ending() -> Vec<i32> {
-    let mut list = vec![SIGINT, SIGTERM];
-    if !is_ignored(SIGHUP) {
-        list.push(SIGHUP);
-    }
-    list
-}
-
-/// Whether this program was started with a signal ignored.
-fn is_ignored(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let set = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
-    set.is_some_and(|set| set >> (signal - 1) & 1 == 1)
-}
-
-/// A signal unmounts what is still open; if the volume is in use, it leaves the tree at once and is closed when its last user has
-/// left. A second signal ends the program: what was written before the first is safe.
-///
-/// # Errors
-/// The host refuses a thread.
-fn on_signals(
-    mut signals: Signals,
-    handle: MountHandle,
-    fs: Weak<dyn FileSystem>,
-) -> std::io::Result<()> {
-    let work = move || {
-        let mut asked = false;
-        for _ in signals.forever() {
-            if asked {
-                std::process::exit(i32::from(code::MOUNT));
-            }
-            asked = true;
-            // First what only the kernel has, which needs the mount in the tree.
-            if let Err(error) = handle.sync() {
-                tracing::debug!(%error, "asking the kernel for what it has");
-            }
-            if let Some(fs) = fs.upgrade()
-                && let Err(error) = fs.sync_all(&owner_cx())
-            {
-                tracing::error!(%error, "writing all before the end");
-            }
-            let done = handle
-                .unmount(Unmount::IfIdle)
-                .or_else(|_| handle.unmount(Unmount::Detach));
-            if let Err(error) = done {
-                tracing::error!(%error, "unmounting");
-                asked = false;
-            }
-        }
-    };
-    steadfs_rt::try_spawn("signals", work).map(drop)
 }

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use rustix::mount::{MountFlags as Raw, mount_remount};
+use rustix::mount::MountFlags as Raw;
 use steadfs::{MountFlags, MountHandle, Options};
 
 use crate::args;
 use crate::failure::{Failure, code};
-use crate::umount::{Mount, at, find};
+use crate::umount::{Mount, find};
 
 /// Hands the options to the server; only what a running volume can change is taken.
 pub fn run(args: &args::Remount) -> Result<(), Failure> {
@@ -67,7 +67,7 @@ fn apply(mount: &Mount, parts: &Parts) -> Result<(), Failure> {
     if parts.volume.is_empty() {
         return Ok(());
     }
-    MountHandle::of(&mount.mountpoint)
+    MountHandle::of(mount.clone())
         .remount(&parts.volume)
         .map_err(|error| Failure::new(code::MOUNT, error))
 }
@@ -87,10 +87,11 @@ fn set_flags(mount: &Mount, wanted: MountFlags) -> Result<(), Failure> {
     if list.iter().all(|(on, _, name)| *on == has(name)) {
         return Ok(());
     }
-    let mut flags = Raw::BIND | Raw::RELATIME;
+    let mut flags = Raw::RELATIME;
     for (on, flag, _) in list {
         flags.set(flag, on);
     }
-    mount_remount(&mount.mountpoint, flags, "")
-        .map_err(|error| at(&mount.mountpoint, &error.into()))
+    MountHandle::of(mount.clone())
+        .set_own_flags(flags)
+        .map_err(|error| Failure::new(code::MOUNT, error))
 }

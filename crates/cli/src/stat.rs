@@ -11,10 +11,11 @@ use crate::args;
 use crate::failure::{Failure, code};
 use crate::files;
 use crate::output::print;
-use crate::umount::{Mount, at, find};
+use crate::umount::{Mount, at, look_up};
 
 pub fn run(args: &args::Stat) -> Result<(), Failure> {
-    let mounts: Vec<Option<Mount>> = args.places.iter().map(mounted).collect();
+    let mounts: Result<Vec<Option<Mount>>, Failure> = args.places.iter().map(mounted).collect();
+    let mounts = mounts?;
     if mounts.iter().all(Option::is_none) {
         if args.json {
             return Err(Failure::new(code::USAGE, "--json is for mount points"));
@@ -35,12 +36,12 @@ pub fn run(args: &args::Stat) -> Result<(), Failure> {
 }
 
 /// The mount whose mount point an argument is.
-fn mounted(place: &OsString) -> Option<Mount> {
-    let path = Path::new(place)
-        .canonicalize()
-        .ok()
-        .filter(|path| path.is_dir())?;
-    find(&path).ok().filter(|mount| mount.mountpoint == path)
+fn mounted(place: &OsString) -> Result<Option<Mount>, Failure> {
+    let real = Path::new(place).canonicalize().ok();
+    let Some(path) = real.filter(|path| path.is_dir()) else {
+        return Ok(None);
+    };
+    Ok(look_up(&path)?.filter(|mount| mount.mountpoint == path))
 }
 
 /// A control file's content, if the volume has it.

@@ -13,7 +13,7 @@ pub fn run(args: &args::Tune) -> Result<(), Failure> {
     if let Some(bad) = changes.iter().find(|change| change.contains('\n')) {
         return Err(Failure::new(code::USAGE, format!("{bad:?}: is one line")));
     }
-    let now = MountHandle::of(&mount.mountpoint)
+    let now = MountHandle::of(mount.clone())
         .tune(&changes.join("\n"))
         .map_err(|error| Failure::new(code::MOUNT, format!("{error}{}", hint(&changes))))?;
     let asked: Vec<&str> = names(&args.settings).collect();

@@ -1,13 +1,12 @@
 //! `steadfs umount` and `sync`, and what all commands share that are about a running mount.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use steadfs::{MountHandle, SyncError, Synced, Unmount};
+use steadfs::{MountEntry, MountError, MountHandle, SyncError, Synced, Unmount};
 use steadfs_vfs::SHUT_DOWN;
 
 use crate::args;
@@ -15,17 +14,11 @@ use crate::closing::Closing;
 use crate::failure::{Failure, code};
 
 /// A mounted volume as the kernel lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mount {
-    pub mountpoint: PathBuf,
-    pub source: PathBuf,
-    /// `MAJOR:MINOR` of the file system, the same at all its mount points.
-    pub device: String,
-    /// A block device mounted as such: umount(2) returns when it is closed.
-    is_block: bool,
-    /// The mount point's options and the file system's, as the kernel shows them.
-    pub options: Vec<String>,
-}
+pub type Mount = MountEntry;
+
+/// Its types: of an image, and of a block device mounted as such, for which umount(2) returns when it is closed.
+const IMAGE: &str = "fuse.steadfs";
+const BLOCK: &str = "fuseblk.steadfs";
 
 pub fn run(args: &args::Umount) -> Result<(), Failure> {
     let mount = find(&args.mountpoint)?;
@@ -66,8 +59,7 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
 }
 
 fn take_away(mount: &Mount, how: Unmount) -> Result<(), Failure> {
-    let handle = MountHandle::of(&mount.mountpoint);
-    handle
+    MountHandle::of(mount.clone())
         .unmount(how)
         .map_err(|e| Failure::new(code::MOUNT, e))
 }
@@ -85,7 +77,7 @@ enum Settled {
 
 /// Makes everything durable. A failure is told while there is still a mount to do something about it.
 fn settle(mount: &Mount) -> Result<Settled, Failure> {
-    let handle = MountHandle::of(&mount.mountpoint);
+    let handle = MountHandle::of(mount.clone());
     let first = match handle.sync() {
         Ok(synced) => {
             if let Some(cause) = &synced.lost {
@@ -99,7 +91,9 @@ fn settle(mount: &Mount) -> Result<Settled, Failure> {
         }
         Err(SyncError::Gone) => return Ok(Settled::Gone),
         Err(SyncError::Closed(why)) => return Ok(Settled::Closed(why)),
-        Err(error @ SyncError::NotAllowed) => return Err(failure(mount, &error)),
+        Err(error @ (SyncError::NotAllowed | SyncError::Covered(_))) => {
+            return Err(failure(mount, &error));
+        }
         Err(error) => error,
     };
     // What stopped the volume may have failed just now: then it is the next who hears that.
@@ -142,12 +136,12 @@ fn still_mounted(failure: Failure) -> Failure {
 /// Makes everything on the mount durable.
 pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
     let mount = find(mountpoint)?;
-    if mount.is_block {
+    if mount.kind == BLOCK {
         // The kernel asks the server, whoever calls.
         let folder = File::open(&mount.mountpoint).map_err(|e| at(&mount.mountpoint, &e))?;
         return rustix::fs::syncfs(&folder).map_err(|e| at(&mount.mountpoint, &e.into()));
     }
-    let synced = MountHandle::of(&mount.mountpoint).sync();
+    let synced = MountHandle::of(mount.clone()).sync();
     match synced.map_err(|error| failure(&mount, &error))?.lost {
         None => Ok(()),
         Some(cause) => Err(at(&mount.mountpoint, &io::Error::other(cause))),
@@ -157,7 +151,9 @@ pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
 fn failure(mount: &Mount, error: &SyncError) -> Failure {
     let code = match error {
         SyncError::Closed(_) | SyncError::NotAllowed => code::USAGE,
-        SyncError::Gone | SyncError::Stopped(_) | SyncError::Failed(_) => code::MOUNT,
+        SyncError::Covered(_) | SyncError::Gone | SyncError::Stopped(_) | SyncError::Failed(_) => {
+            code::MOUNT
+        }
     };
     Failure::new(code, format!("{}: {error}", mount.mountpoint.display()))
 }
@@ -168,22 +164,14 @@ pub fn at(path: &Path, error: &io::Error) -> Failure {
 
 /// All mounts of steadfs volumes, the newest last.
 pub fn mounts() -> Result<Vec<Mount>, Failure> {
-    let table = fs::read("/proc/self/mountinfo").map_err(|e| Failure::new(code::SYSTEM, e))?;
-    let lines = table.split(|&b| b == b'\n');
-    Ok(lines.filter_map(parse_line).collect())
+    let mut all = MountEntry::all().map_err(|e| Failure::new(code::SYSTEM, e))?;
+    all.retain(|mount| mount.kind == IMAGE || mount.kind == BLOCK);
+    Ok(all)
 }
 
 /// The mount at a path, or of an image.
 pub fn find(path: &Path) -> Result<Mount, Failure> {
-    let mounts = mounts()?;
-    let known_as = |wanted: &Path| {
-        let mut newest = mounts.iter().rev();
-        let found = newest.find(|m| m.mountpoint == wanted);
-        found.or_else(|| mounts.iter().rev().find(|m| m.source == wanted))
-    };
-    // As it is given first: what the path leads to the server would be asked, which may not answer.
-    let found = known_as(path).or_else(|| known_as(&path.canonicalize().ok()?));
-    found.cloned().ok_or_else(|| {
+    look_up(path)?.ok_or_else(|| {
         Failure::new(
             code::MOUNT,
             format!("{}: no steadfs volume is mounted there", path.display()),
@@ -191,77 +179,39 @@ pub fn find(path: &Path) -> Result<Mount, Failure> {
     })
 }
 
-/// A line of /proc/PID/mountinfo, if it is one of ours: the device is the third word, the mount point the fifth, its
-/// options the sixth; after a lone dash follow type, source and the file system's options.
-fn parse_line(line: &[u8]) -> Option<Mount> {
-    let mut words = line.split(|&b| b == b' ');
-    let device = words.nth(2)?;
-    let mountpoint = words.nth(1)?;
-    let own = words.next()?;
-    let mut rest = words.skip_while(|word| *word != b"-").skip(1);
-    let (kind, source, shared) = (rest.next()?, rest.next()?, rest.next()?);
-    let is_block = match kind {
-        b"fuse.steadfs" => false,
-        b"fuseblk.steadfs" => true,
-        _ => return None,
+/// The same, if there is one. Whoever acts on a path acts on what lies on top there, so a mount that is covered by
+/// another, of ours or not, is refused.
+pub fn look_up(path: &Path) -> Result<Option<Mount>, Failure> {
+    let mounts = mounts()?;
+    let known_as = |wanted: &Path| {
+        let all = |is: &dyn Fn(&Mount) -> bool| -> Vec<Mount> {
+            let newest = mounts.iter().rev();
+            newest.filter(|mount| is(mount)).cloned().collect()
+        };
+        let at = all(&|mount| mount.mountpoint == wanted);
+        match at.is_empty() {
+            true => all(&|mount| mount.source == wanted),
+            false => at,
+        }
     };
-    Some(Mount {
-        mountpoint: unescape(mountpoint),
-        source: unescape(source),
-        device: String::from_utf8_lossy(device).into_owned(),
-        is_block,
-        options: [own, shared]
-            .iter()
-            .flat_map(|list| list.split(|&b| b == b','))
-            .map(|item| String::from_utf8_lossy(item).into_owned())
-            .collect(),
-    })
-}
-
-/// The kernel writes blanks, line ends and backslashes as three octal digits.
-fn unescape(word: &[u8]) -> PathBuf {
-    let mut out = Vec::with_capacity(word.len());
-    let mut at = 0;
-    while at < word.len() {
-        let digits = word.get(at + 1..at + 4).filter(|_| word[at] == b'\\');
-        let value = digits
-            .and_then(|digits| std::str::from_utf8(digits).ok())
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match value {
-            Some(byte) => {
-                out.push(byte);
-                at += 4;
-            }
-            None => {
-                out.push(word[at]);
-                at += 1;
+    // As it is given first: what the path leads to the server would be asked, which may not answer.
+    let mut found = known_as(path);
+    if found.is_empty()
+        && let Ok(real) = path.canonicalize()
+    {
+        found = known_as(&real);
+    }
+    let mut refused = None;
+    for mount in found {
+        match MountHandle::of(mount.clone()).check() {
+            Ok(()) => return Ok(Some(mount)),
+            // By now.
+            Err(MountError::NotMounted(_)) => {}
+            Err(error) => {
+                let what = format!("{}: {error}", mount.source.display());
+                refused.get_or_insert(Failure::new(code::MOUNT, what));
             }
         }
     }
-    PathBuf::from(std::ffi::OsStr::from_bytes(&out))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_of_mountinfo() {
-        let line = br"40 28 0:35 / /mnt/a\040b rw,relatime shared:1 - fuse.steadfs /x\134y.img ro,user_id=0";
-        let mount = Mount {
-            mountpoint: "/mnt/a b".into(),
-            source: r"/x\y.img".into(),
-            device: "0:35".to_owned(),
-            is_block: false,
-            options: ["rw", "relatime", "ro", "user_id=0"]
-                .map(String::from)
-                .to_vec(),
-        };
-        assert_eq!(parse_line(line), Some(mount));
-        let line = b"41 28 7:0 / /mnt rw - fuseblk.steadfs /dev/loop0 rw,user_id=0";
-        assert!(parse_line(line).is_some_and(|m| m.is_block));
-        assert_eq!(parse_line(b"22 1 8:1 / / rw - ext4 /dev/sda1 rw"), None);
-        assert_eq!(parse_line(b"junk"), None);
-        assert_eq!(unescape(br"\04"), PathBuf::from(r"\04"));
-    }
+    refused.map_or(Ok(None), Err)
 }

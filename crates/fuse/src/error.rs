@@ -61,6 +61,28 @@ pub enum MountError {
     /// The volume cannot be unmounted because somebody uses it.
     #[error("{path} is busy: a process has a file open or its working directory there", path = .0.display())]
     Busy(PathBuf),
+    /// Something else is mounted over the mount. Whoever acted on the path would act on that.
+    #[error(
+        "{path}: the volume's mount lies below another, {over}; unmount that first",
+        path = .path.display()
+    )]
+    Covered {
+        /// The mount point.
+        path: PathBuf,
+        /// What lies over it.
+        over: String,
+    },
+    /// The mount is not there any more, or is not seen from here.
+    #[error("{path}: not mounted any more", path = .0.display())]
+    NotMounted(PathBuf),
+    /// It cannot be told what lies at the mount point.
+    #[error("{path}: {cause}", path = .path.display())]
+    Unreachable {
+        /// The mount point.
+        path: PathBuf,
+        /// What the system said.
+        cause: String,
+    },
     /// Options could not be changed.
     #[error("{path}: {cause}", path = .path.display())]
     Remount {

@@ -35,8 +35,8 @@ pub mod wire;
 
 pub use error::MountError;
 pub use mount::{
-    BlockDevice, FileId, MountFlags, MountHandle, MountOptions, Mounted, SyncError, Synced,
-    Transport, Unmount, mount, uring_hint,
+    BlockDevice, FileId, MountEntry, MountFlags, MountHandle, MountOptions, Mounted, SyncError,
+    Synced, Transport, Unmount, mount, uring_hint,
 };
 pub use owner::{Classifier, Groups, Owners};
 pub use stats::Stats;

@@ -7,6 +7,7 @@
 mod helper;
 mod remount;
 mod sync;
+mod table;
 
 use std::ffi::CString;
 use std::io::ErrorKind;
@@ -20,6 +21,7 @@ use rustix::mount::{MountFlags as RawFlags, UnmountFlags};
 use steadfs_vfs::{FileSystem, FsError};
 
 pub use sync::{FileId, SyncError, Synced};
+pub use table::MountEntry;
 
 use crate::call::SessionConfig;
 use crate::error::MountError;
@@ -32,6 +34,7 @@ use crate::sys;
 use crate::transport::Crew;
 use crate::transport::dev::DevPool;
 use crate::transport::uring::{UringPool, queue_count, refusal};
+use table::Hidden;
 
 /// How requests shall arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -158,6 +161,17 @@ impl Default for MountOptions {
     }
 }
 
+impl MountOptions {
+    /// Source and type that the kernel lists.
+    fn shown(&self) -> (&Path, String) {
+        let (source, kind) = match &self.block_device {
+            None => (Path::new(&self.source), "fuse"),
+            Some(block) => (&*block.path, "fuseblk"),
+        };
+        (source, format!("{kind}.{}", self.subtype))
+    }
+}
+
 /// A mounted volume.
 ///
 /// Dropping it without [`Mounted::wait`] takes the mount out of the tree and lets the service
@@ -169,10 +183,11 @@ pub struct Mounted {
     waited: bool,
 }
 
-/// Ends a mount from any thread.
+/// Says and does things to one mount, from any thread, and to no other that lies on the same path.
 #[derive(Clone, Debug)]
 pub struct MountHandle {
-    mountpoint: Arc<Path>,
+    /// As it was listed once.
+    entry: Arc<MountEntry>,
     /// Mounted through fusermount3.
     helped: bool,
 }
@@ -195,9 +210,8 @@ pub fn mount(
     options: MountOptions,
 ) -> Result<Mounted, MountError> {
     let mountpoint = check_mountpoint(mountpoint)?;
-    let handle = MountHandle::of(&mountpoint);
     if let Some(queues) = uring_queues(options.transport)? {
-        match attempt(fs.clone(), &handle, &options, Some(queues)) {
+        match attempt(fs.clone(), &mountpoint, &options, Some(queues)) {
             // No request has come yet: the volume is as it was.
             Err(MountError::Uring(cause)) if options.transport == Transport::Auto => {
                 tracing::warn!(%cause, "FUSE over io_uring does not work here");
@@ -205,21 +219,22 @@ pub fn mount(
             result => return result,
         }
     }
-    attempt(fs, &handle, &options, None)
+    attempt(fs, &mountpoint, &options, None)
 }
 
 /// Mounts with requests through io_uring for `queues`, or through the device.
 fn attempt(
     fs: Arc<dyn FileSystem>,
-    handle: &MountHandle,
+    mountpoint: &Path,
     options: &MountOptions,
     queues: Option<u16>,
 ) -> Result<Mounted, MountError> {
-    let device = if handle.helped {
-        helper::mount(&handle.mountpoint, options)?
+    let device = if is_helped() {
+        helper::mount(mountpoint, options)?
     } else {
-        mount_as_root(&handle.mountpoint, options)?
+        mount_as_root(mountpoint, options)?
     };
+    let handle = MountHandle::of(new_entry(mountpoint, options)?);
     let session = Session::new(
         fs,
         SessionConfig {
@@ -238,11 +253,11 @@ fn attempt(
     let crew = Crew::new(Arc::new(session));
     match serve(&crew, device, options, queues) {
         Ok(agreed) => {
-            set_read_ahead(&handle.mountpoint, options.read_ahead_kib);
+            set_read_ahead(&handle.entry.device, options.read_ahead_kib);
             Ok(Mounted {
                 crew,
                 agreed,
-                handle: handle.clone(),
+                handle,
                 waited: false,
             })
         }
@@ -315,14 +330,10 @@ fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, M
     if options.allow_other {
         data.push_str(",allow_other");
     }
-    let (source, kind) = match &options.block_device {
-        None => (Path::new(&options.source), "fuse"),
-        Some(block) => {
-            data.push_str(&format!(",blksize={}", block.block_size.clamp(512, 4096)));
-            (&*block.path, "fuseblk")
-        }
-    };
-    let kind = format!("{kind}.{}", options.subtype);
+    if let Some(block) = &options.block_device {
+        data.push_str(&format!(",blksize={}", block.block_size.clamp(512, 4096)));
+    }
+    let (source, kind) = options.shown();
     let data = CString::new(data).map_err(|e| fail(e.to_string()))?;
     rustix::mount::mount(source, mountpoint, kind, options.flags.raw(), &*data).map_err(
         |errno| {
@@ -340,11 +351,23 @@ fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, M
     Ok(device)
 }
 
-/// Raises the mount's read-ahead, which the kernel does not take from INIT beyond its default.
-fn set_read_ahead(mountpoint: &Path, kib: u32) {
-    let Some(device) = device_of_mount(mountpoint) else {
-        return;
+/// The mount that was just made. Nothing is asked that its server would answer, which does not serve yet.
+fn new_entry(mountpoint: &Path, options: &MountOptions) -> Result<MountEntry, MountError> {
+    let fail = |cause: String| MountError::Mount {
+        path: mountpoint.to_owned(),
+        cause,
     };
+    let (source, kind) = options.shown();
+    let all = MountEntry::all().map_err(|e| fail(format!("/proc/self/mountinfo: {e}")))?;
+    let mut newest = all.into_iter().rev();
+    let found = newest.find(|entry| {
+        entry.mountpoint == mountpoint && entry.source == source && entry.kind == kind
+    });
+    found.ok_or_else(|| fail("it was taken away at once".to_owned()))
+}
+
+/// Raises the mount's read-ahead, which the kernel does not take from INIT beyond its default.
+fn set_read_ahead(device: &str, kib: u32) {
     for suffix in ["", "-fuseblk"] {
         let file = format!("/sys/class/bdi/{device}{suffix}/read_ahead_kb");
         if let Err(error) = std::fs::write(&file, kib.to_string()) {
@@ -353,28 +376,9 @@ fn set_read_ahead(mountpoint: &Path, kib: u32) {
     }
 }
 
-/// `MAJOR:MINOR` of the newest mount on `mountpoint`. From /proc and not from stat(2), which would
-/// ask the volume itself.
-fn device_of_mount(mountpoint: &Path) -> Option<String> {
-    let table = std::fs::read("/proc/self/mountinfo").ok()?;
-    let escaped = escape(mountpoint);
-    table.rsplit(|&b| b == b'\n').find_map(|line| {
-        let mut fields = line.split(|&b| b == b' ');
-        let device = fields.nth(2)?;
-        (fields.nth(1)? == escaped).then(|| String::from_utf8_lossy(device).into_owned())
-    })
-}
-
-/// A path as /proc/PID/mountinfo has it.
-fn escape(path: &Path) -> Vec<u8> {
-    use std::os::unix::ffi::OsStrExt;
-    let bytes = path.as_os_str().as_bytes().iter();
-    bytes
-        .flat_map(|&b| match b {
-            b' ' | b'\t' | b'\n' | b'\\' => format!("\\{b:03o}").into_bytes(),
-            _ => vec![b],
-        })
-        .collect()
+/// Whether this user mounts and unmounts through fusermount3.
+fn is_helped() -> bool {
+    !rustix::process::geteuid().is_root()
 }
 
 impl Mounted {
@@ -427,33 +431,75 @@ impl Drop for Mounted {
 }
 
 impl MountHandle {
-    /// A handle to end a mount that another process serves.
-    pub fn of(mountpoint: &Path) -> Self {
+    /// A handle of a mount that anybody serves.
+    pub fn of(entry: MountEntry) -> Self {
         Self {
-            mountpoint: Arc::from(mountpoint),
-            helped: !rustix::process::geteuid().is_root(),
+            entry: Arc::new(entry),
+            helped: is_helped(),
         }
     }
 
-    /// The mount point.
+    /// The mount point, as it was when the mount was listed.
     pub fn mountpoint(&self) -> &Path {
-        &self.mountpoint
+        &self.entry.mountpoint
+    }
+
+    /// Whether the mount can be reached by its mount point, and so be used and unmounted.
+    ///
+    /// # Errors
+    /// [`MountError::Covered`], [`MountError::NotMounted`], or that it cannot be told.
+    pub fn check(&self) -> Result<(), MountError> {
+        self.open_root().map(drop)
+    }
+
+    /// As the kernel lists it now.
+    fn now(&self) -> Result<MountEntry, MountError> {
+        let all = MountEntry::all().map_err(|error| MountError::Unreachable {
+            path: self.mountpoint().to_owned(),
+            cause: format!("/proc/self/mountinfo: {error}"),
+        })?;
+        let found = all.into_iter().find(|entry| entry.is(&self.entry));
+        found.ok_or_else(|| MountError::NotMounted(self.mountpoint().to_owned()))
+    }
+
+    /// Opens the mount's root, whatever else may come to lie over it, as a mere place (`O_PATH`). That keeps the mount
+    /// in use.
+    fn open_root(&self) -> Result<OwnedFd, MountError> {
+        let now = self.now()?;
+        now.open().map_err(|hidden| match hidden {
+            Hidden::By(over) => MountError::Covered {
+                path: now.mountpoint.clone(),
+                over: over.map_or("another mount".to_owned(), |over| over.describe()),
+            },
+            Hidden::Path(errno) => MountError::Unreachable {
+                path: now.mountpoint.clone(),
+                cause: errno.to_string(),
+            },
+        })
     }
 
     /// Unmounts.
+    ///
+    /// The kernel unmounts what lies on top, and knows no way to take a mount away from below another. So one that is
+    /// covered stays, and so does what covers it. Between the look and the call somebody could still come.
+    ///
+    /// # Errors
+    /// [`MountError::Busy`], [`MountError::Covered`], [`MountError::NotMounted`], or what the kernel said.
     pub fn unmount(&self, how: Unmount) -> Result<(), MountError> {
+        self.check()?;
+        let path = self.now()?.mountpoint;
         if self.helped {
-            return helper::unmount(&self.mountpoint, how);
+            return helper::unmount(&path, how);
         }
         let flags = match how {
             Unmount::IfIdle => UnmountFlags::NOFOLLOW,
             Unmount::Detach => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
             Unmount::Abort => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH | UnmountFlags::FORCE,
         };
-        rustix::mount::unmount(&*self.mountpoint, flags).map_err(|errno| match errno {
-            Errno::BUSY => MountError::Busy(self.mountpoint.to_path_buf()),
+        rustix::mount::unmount(&path, flags).map_err(|errno| match errno {
+            Errno::BUSY => MountError::Busy(path),
             errno => MountError::Unmount {
-                path: self.mountpoint.to_path_buf(),
+                path,
                 cause: errno.to_string(),
             },
         })

@@ -26,6 +26,6 @@ pub use steadfs_f2fs::format::{
     FormatReport as F2fsFormatReport,
 };
 pub use steadfs_fuse::{
-    FileId, MountError, MountHandle, Mounted, SyncError, Synced, Unmount, uring_hint,
+    FileId, MountEntry, MountError, MountHandle, Mounted, SyncError, Synced, Unmount, uring_hint,
 };
 pub use volume::{Error, Kind, OpenReport, Volume, probe};

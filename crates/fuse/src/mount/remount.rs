@@ -7,14 +7,14 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::ioctl::Opcode;
-use rustix::mount::MountFlags as RawFlags;
+use rustix::mount::{MountFlags as RawFlags, mount_remount};
 use steadfs_vfs::FsError;
 
 use super::MountHandle;
+use super::table::by_number;
 use crate::error::MountError;
 use crate::sys::{self, REMOUNT_SIZE};
 
@@ -86,7 +86,7 @@ impl MountHandle {
 
     fn refused(&self, cause: String) -> MountError {
         MountError::Remount {
-            path: self.mountpoint.to_path_buf(),
+            path: self.mountpoint().to_owned(),
             cause,
         }
     }
@@ -94,7 +94,7 @@ impl MountHandle {
     /// Returns the options, or settings, as they are then.
     fn tell_server<const COMMAND: Opcode>(&self, list: &str) -> Result<String, MountError> {
         let failed = |error: std::io::Error| self.refused(error.to_string());
-        let folder = File::open(&*self.mountpoint).map_err(failed)?;
+        let folder = File::open(by_number(&self.open_root()?)).map_err(failed)?;
         let answer = ask_server::<COMMAND>(&folder, list).map_err(|error| {
             if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) {
                 return self.refused("only who mounted it may do that".to_owned());
@@ -102,7 +102,7 @@ impl MountHandle {
             failed(error)
         })?;
         answer.map_err(|refusal| match refusal.errno {
-            Errno::BUSY => MountError::InUse(self.mountpoint.to_path_buf()),
+            Errno::BUSY => MountError::InUse(self.mountpoint().to_owned()),
             sys::STOPPED => self.refused(FsError::Stopped(refusal.cause).to_string()),
             _ => self.refused(refusal.cause),
         })
@@ -112,17 +112,26 @@ impl MountHandle {
         if old == new {
             return Ok(());
         }
-        rustix::mount::mount_remount(&*self.mountpoint, new, "").map_err(|errno| match errno {
-            Errno::BUSY => MountError::InUse(self.mountpoint.to_path_buf()),
+        let root = self.open_root()?;
+        mount_remount(by_number(&root), new, "").map_err(|errno| match errno {
+            Errno::BUSY => MountError::InUse(self.mountpoint().to_owned()),
             errno => self.refused(errno.to_string()),
         })
     }
 
+    /// Sets the flags of this mount point alone; the volume's own stay.
+    ///
+    /// # Errors
+    /// [`MountError::Covered`] and the like, or [`MountError::Remount`] with the kernel's reason.
+    pub fn set_own_flags(&self, flags: RawFlags) -> Result<(), MountError> {
+        let root = self.open_root()?;
+        let done = mount_remount(by_number(&root), flags | RawFlags::BIND, "");
+        done.map_err(|errno| self.refused(errno.to_string()))
+    }
+
     /// The mount's flags as the kernel lists them.
     fn kernel_flags(&self) -> Result<RawFlags, MountError> {
-        let table = std::fs::read("/proc/self/mountinfo")
-            .map_err(|error| self.refused(format!("/proc/self/mountinfo: {error}")))?;
-        flags_of(&table, &self.mountpoint).ok_or_else(|| self.refused("not mounted".to_owned()))
+        Ok(flags_of(&self.now()?.options))
     }
 }
 
@@ -158,28 +167,12 @@ pub(super) fn ask_server<const COMMAND: Opcode>(
     )
 }
 
-/// The flags of the newest mount on `mountpoint`: the sixth word is the mount's own, the third behind
-/// the lone dash the volume's.
-fn flags_of(table: &[u8], mountpoint: &Path) -> Option<RawFlags> {
-    let escaped = super::escape(mountpoint);
-    table.rsplit(|&b| b == b'\n').find_map(|line| {
-        let mut words = line.split(|&b| b == b' ');
-        if words.nth(4)? != escaped {
-            return None;
-        }
-        let own = words.next()?;
-        let volumes = words.skip_while(|word| *word != b"-").nth(3)?;
-        let named: Vec<&[u8]> = own
-            .split(|&b| b == b',')
-            .chain(volumes.split(|&b| b == b','))
-            .collect();
-        let flags = FOLLOWING.into_iter().chain(STAYING);
-        Some(
-            flags
-                .filter(|(_, word)| named.contains(&word.as_bytes()))
-                .fold(RawFlags::empty(), |set, (flag, _)| set | flag),
-        )
-    })
+/// The flags that stand among the options of a mount point and of its volume.
+fn flags_of(options: &[String]) -> RawFlags {
+    let flags = FOLLOWING.into_iter().chain(STAYING);
+    flags
+        .filter(|(_, word)| options.iter().any(|option| option == word))
+        .fold(RawFlags::empty(), |set, (flag, _)| set | flag)
 }
 
 #[cfg(test)]
@@ -188,15 +181,11 @@ mod tests {
 
     #[test]
     fn flags_are_read_from_the_kernels_list() {
-        let table = b"40 28 0:35 / /mnt/a\\040b rw,nosuid,relatime shared:1 - fuse.steadfs /x rw\n\
-            41 28 0:36 / /mnt/a\\040b rw,noatime - fuse.steadfs /y ro,sync,user_id=0\n\
-            42 28 0:36 / /mnt rw - ext4 /z rw\n";
-        let flags = flags_of(table, Path::new("/mnt/a b")).unwrap();
+        let flags = |list: &str| flags_of(&list.split(',').map(String::from).collect::<Vec<_>>());
         assert_eq!(
-            flags,
+            flags("rw,noatime,ro,sync,user_id=0"),
             RawFlags::NOATIME | RawFlags::RDONLY | RawFlags::SYNCHRONOUS
         );
-        assert_eq!(flags_of(table, Path::new("/mnt")), Some(RawFlags::empty()));
-        assert_eq!(flags_of(table, Path::new("/other")), None);
+        assert_eq!(flags("rw,rw"), RawFlags::empty());
     }
 }

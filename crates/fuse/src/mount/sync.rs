@@ -11,6 +11,8 @@ use thiserror::Error;
 
 use super::MountHandle;
 use super::remount::ask_server;
+use super::table::by_number;
+use crate::error::MountError;
 use crate::sys;
 
 /// What a sync found when everything that the volume has is durable.
@@ -41,6 +43,9 @@ pub enum SyncError {
     /// The server does that for its own user and root only: nothing was tried.
     #[error("only who mounted it may do that")]
     NotAllowed,
+    /// Something else is mounted over it: nothing was tried.
+    #[error("{0}")]
+    Covered(MountError),
     /// The server is gone, or the connection to it.
     #[error("its server is gone")]
     Gone,
@@ -76,8 +81,13 @@ impl MountHandle {
 impl MountHandle {
     /// Any of the mount's folders will do, and the user may have no right to read the root directory.
     fn open(&self) -> Result<File, SyncError> {
-        let opened = File::open(&*self.mountpoint).or_else(|error| match error.kind() {
-            ErrorKind::PermissionDenied => File::open(self.mountpoint.join(".steadfs")),
+        let root = self.open_root().map_err(|error| match error {
+            MountError::Covered { .. } => SyncError::Covered(error),
+            error => SyncError::Failed(error.to_string()),
+        })?;
+        let path = by_number(&root);
+        let opened = File::open(&path).or_else(|error| match error.kind() {
+            ErrorKind::PermissionDenied => File::open(path.join(".steadfs")),
             _ => Err(error),
         });
         opened.map_err(|error| match error.kind() {

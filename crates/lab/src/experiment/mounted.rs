@@ -18,7 +18,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW};
-use steadfs::{MountError, MountHandle, Options, Unmount, Volume};
+use steadfs::{MountEntry, MountError, MountHandle, Options, Unmount, Volume};
 use steadfs_base::{GroupId, InodeNo};
 use steadfs_rt::{Mutex, Rank, now, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, FsError};
@@ -93,8 +93,7 @@ pub(super) fn on_mount<T>(
 }
 
 /// Mounts that experiments make and use now.
-static MOUNTS: LazyLock<Mutex<Vec<MountHandle>>> =
-    LazyLock::new(|| Mutex::new(Rank::Leaf, Vec::new()));
+static MOUNTS: LazyLock<Mutex<Vec<PathBuf>>> = LazyLock::new(|| Mutex::new(Rank::Leaf, Vec::new()));
 /// Nobody begins to use a mount any more.
 static ENDED: AtomicBool = AtomicBool::new(false);
 
@@ -103,14 +102,14 @@ struct UnderWay<'a>(&'a Path);
 
 impl<'a> UnderWay<'a> {
     fn begin(place: &'a Path) -> Self {
-        MOUNTS.lock().push(MountHandle::of(place));
+        MOUNTS.lock().push(place.to_owned());
         Self(place)
     }
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        MOUNTS.lock().retain(|mount| mount.mountpoint() != self.0);
+        MOUNTS.lock().retain(|place| place != self.0);
     }
 }
 
@@ -120,13 +119,17 @@ impl Drop for UnderWay<'_> {
 /// for an answer would keep the program from ending, for which the kernel waits before it gives up the mount.
 pub fn take_mount_away() -> bool {
     ENDED.store(true, Ordering::Release);
-    let mounts = MOUNTS.lock().clone();
-    for mount in &mounts {
-        if let Err(error) = mount.unmount(Unmount::Abort) {
-            tracing::debug!(%error, "a mount that is not there yet, or no more");
+    let places = MOUNTS.lock().clone();
+    let mounts = MountEntry::all().unwrap_or_default();
+    for mount in mounts
+        .into_iter()
+        .filter(|mount| places.contains(&mount.mountpoint))
+    {
+        if let Err(error) = MountHandle::of(mount).unmount(Unmount::Abort) {
+            tracing::debug!(%error, "a mount that is there no more");
         }
     }
-    !mounts.is_empty()
+    !places.is_empty()
 }
 
 fn options(world: &World) -> Options {
