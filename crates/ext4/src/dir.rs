@@ -214,9 +214,9 @@ impl<'a> Dir<'a> {
         Ok(ino)
     }
 
-    /// Refuses an entry that names a reserved inode or the directory itself.
+    /// Refuses an entry that names one of the volume's own inodes or the directory itself.
     pub(crate) fn check_target(&self, ino: Ino) -> Result<()> {
-        if ino == self.ino || !self.fs.geo().is_nameable(ino) {
+        if ino == self.ino || !self.fs.is_nameable(ino) {
             return Err(self.corrupt(format_args!("an entry names inode {ino}")));
         }
         Ok(())
@@ -231,7 +231,7 @@ impl<'a> Dir<'a> {
         } else {
             self.dotdot(core)?.ino()
         };
-        if !self.fs.geo().is_nameable(parent) {
+        if !self.fs.is_nameable(parent) {
             return Err(self.corrupt(format_args!(".. names inode {parent}")));
         }
         Ok(parent)

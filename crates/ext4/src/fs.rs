@@ -49,6 +49,8 @@ pub struct Ext4 {
     pub(crate) sb: Mutex<Superblock>,
     /// The superblock says that there are files of 2 GiB and more.
     pub(crate) large_file: AtomicBool,
+    /// The volume's own files among the numbers of ordinary ones: nobody gets to see them.
+    pub(crate) hidden: Vec<Ino>,
     /// Blocks that statfs counts as used by the volume itself.
     pub(crate) overhead: u64,
     pub(crate) read_only: AtomicBool,
@@ -127,6 +129,12 @@ impl Ext4 {
             )));
         }
         self.meta.get(block, tag).map_err(io_error)
+    }
+
+    /// Whether `ino` may have a name and be asked for by number: not the volume's own files, by which its journal or
+    /// its quota could be written.
+    pub(crate) fn is_nameable(&self, ino: Ino) -> bool {
+        self.geo.is_nameable(ino) && !self.hidden.contains(&ino)
     }
 
     /// The inode in memory, read from its table if need be. Fails with `Stale` where the table has no

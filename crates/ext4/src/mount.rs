@@ -154,6 +154,7 @@ impl Ext4 {
         queue.limit_read_ahead(sizes.read_ahead);
         let read_only = options.read_only;
         let large_file = sb.features().ro_compat.contains(RoCompat::LARGE_FILE);
+        let hidden = sb.own_files();
         Ok(Arc::new_cyclic(|me| Self {
             me: me.clone(),
             geo,
@@ -172,6 +173,7 @@ impl Ext4 {
             rename: Mutex::new(Rank::Rename, ()),
             sb: Mutex::new(Rank::Super, sb),
             large_file: AtomicBool::new(large_file),
+            hidden,
             overhead,
             read_only: AtomicBool::new(read_only),
             frozen: AtomicBool::new(false),

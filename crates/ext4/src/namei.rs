@@ -30,9 +30,11 @@ use crate::txn::Handle;
 const MOST_STEPS: u32 = 16;
 
 impl Ext4 {
-    /// The inode with this number, as the caller of the file system names it.
+    /// The inode with this number, as the caller of the file system names it. That may be any number, out of a file
+    /// handle: one that no file has is no damage.
     pub(crate) fn by_number(&self, ino: InodeNo, tag: IoTag) -> Result<Arc<Inode>> {
-        self.inode(Ino::from_vfs(ino).ok_or(FsError::Stale)?, tag)
+        let ino = Ino::from_vfs(ino).filter(|ino| self.is_nameable(*ino));
+        self.inode(ino.ok_or(FsError::Stale)?, tag)
     }
 
     /// The directory with this number.

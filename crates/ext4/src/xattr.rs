@@ -257,7 +257,7 @@ impl Ext4 {
     /// The content of an inode that is an attribute's value.
     fn value_inode(&self, ino: Ino, size: u32, tag: IoTag) -> Result<Vec<u8>> {
         let bad = |what| FsError::Corrupt(format!("inode {ino}: as an attribute's value: {what}"));
-        if !self.geo().is_nameable(ino) {
+        if !self.is_nameable(ino) {
             return Err(bad("no such inode"));
         }
         // Read past the inodes in memory: their locks come before the one held here, and nobody else

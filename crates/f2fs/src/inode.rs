@@ -325,8 +325,13 @@ impl F2fs {
     /// The inode with this number in the rest of the program. `Stale` where there is none.
     pub(crate) fn by_number(&self, ino: InodeNo, tag: IoTag) -> Result<Arc<Inode>> {
         self.check_open()?;
-        let nid = Nid::from_vfs(ino).ok_or(FsError::Stale)?;
-        self.inode(nid, tag)
+        let nid = Nid::from_vfs(ino).filter(|nid| !self.is_hidden(*nid));
+        self.inode(nid.ok_or(FsError::Stale)?, tag)
+    }
+
+    /// Whether a node is one of the volume's own files, which nobody gets to see.
+    fn is_hidden(&self, nid: Nid) -> bool {
+        nid != Nid::ROOT && self.superblock.quota_inodes().contains(&Some(nid))
     }
 
     /// The inode, read if need be. `Stale` where the node is not in use or is none.
@@ -377,7 +382,11 @@ impl F2fs {
 
     /// The inode that a directory entry names: that there is none is damage here.
     pub(crate) fn named(&self, dir: &Inode, nid: Nid, tag: IoTag) -> Result<Arc<Inode>> {
-        match self.inode(nid, tag) {
+        let found = match self.is_hidden(nid) {
+            true => Err(FsError::Stale),
+            false => self.inode(nid, tag),
+        };
+        match found {
             Err(FsError::Stale) => {
                 let rule = "named by an entry, but no inode";
                 let error = DiskError::field(Structure::Dentries, "ino", nid.0, rule);

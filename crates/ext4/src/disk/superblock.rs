@@ -454,6 +454,22 @@ impl Superblock {
         ]
     }
 
+    /// The inodes of the volume's own files that have numbers as ordinary files have. (The root is none, whatever the
+    /// superblock says.)
+    pub fn own_files(&self) -> Vec<Ino> {
+        let journal = match self.journal() {
+            JournalPlace::Inode(ino) => Some(ino),
+            JournalPlace::None | JournalPlace::External(_) => None,
+        };
+        let all = self
+            .quota_inodes()
+            .into_iter()
+            .chain([journal, self.orphan_file()]);
+        all.flatten()
+            .filter(|ino| ino.0 >= self.geometry().first_ino.0)
+            .collect()
+    }
+
     /// Encoding of casefolded names (`s_encoding`, `s_encoding_flags`), on volumes that have them.
     pub fn encoding(&self) -> Option<(u16, u16)> {
         (self.features().incompat.contains(Incompat::CASEFOLD))

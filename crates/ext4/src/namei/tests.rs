@@ -9,6 +9,8 @@ use steadfs_rt::Random;
 use steadfs_vfs::{FileKind, FileSystem, FsError, RenameFlags, SetAttr, SetXattr};
 
 use crate::disk::Ino;
+use crate::disk::superblock::STATE_ERROR;
+use crate::disk::test_images::Image;
 use crate::test_world::{ROOT, World};
 
 #[test]
@@ -438,4 +440,53 @@ fn inodes_referred_to_leave_memory_and_live_on() {
     fs.sync_volume(cx).unwrap();
     assert_eq!(fs.alloc.totals().free_inodes, free + 1);
     world.close();
+}
+
+/// The journal, the descriptors kept for growing, quota and the like: whoever could write them by a file handle or by
+/// a damaged name could do anything to the volume.
+#[test]
+fn the_volumes_own_files_are_nobodys() {
+    let image = Image::make(&["-t", "ext4", "-O", "orphan_file"], "16M");
+    let orphans = image.superblock().orphan_file().unwrap();
+    let entries = [(8, "journal"), (7, "resize"), (orphans.0, "orphans")];
+    for (ino, name) in entries {
+        image.debugfs(&format!("link <{ino}> {name}"));
+    }
+    let world = World::open(image);
+    // As the kernel calls it: damage is noted.
+    let (fs, cx): (&dyn FileSystem, _) = (&*world.fs, &world.cx);
+    let beyond = world.fs.geo().inodes_count + 1;
+    for ino in (1..=11).chain([orphans.0, beyond]) {
+        let is_free_to_see = ino == 2 || ino == 11;
+        let number = InodeNo(ino.into());
+        match fs.attach(cx, number) {
+            Ok(_) => {
+                assert!(is_free_to_see, "inode {ino}");
+                fs.forget(number, 1);
+            }
+            Err(error) => assert_eq!((error, is_free_to_see), (FsError::Stale, false), "{ino}"),
+        }
+        if !is_free_to_see {
+            assert_eq!(
+                fs.write(cx, number, 0, b"x", false).err(),
+                Some(FsError::Stale)
+            );
+            assert_eq!(fs.read(cx, number, 0, 1).err(), Some(FsError::Stale));
+            assert_eq!(
+                fs.link(cx, number, ROOT, b"one more").err(),
+                Some(FsError::Stale)
+            );
+        }
+    }
+    // A number that somebody has made up is no damage, a name is.
+    let errors = || world.fs.sb.lock().state() & STATE_ERROR;
+    assert_eq!(errors(), 0);
+    for (_, name) in entries {
+        let found = fs.lookup(cx, ROOT, name.as_bytes());
+        assert!(matches!(found, Err(FsError::Corrupt(_))), "{found:?}");
+        let gone = fs.unlink(cx, ROOT, name.as_bytes());
+        assert!(matches!(gone, Err(FsError::Corrupt(_))), "{gone:?}");
+    }
+    assert_ne!(errors(), 0);
+    world.fs.close().unwrap();
 }

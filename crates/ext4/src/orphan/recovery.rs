@@ -10,7 +10,7 @@ use steadfs_base::{FileBlock, IoTag};
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::{CREDITS, OrphanFile, Orphans, Place, Slot};
-use crate::disk::superblock::{JournalPlace, STATE_ERROR};
+use crate::disk::superblock::STATE_ERROR;
 use crate::disk::{Ino, orphan_file};
 use crate::fs::Ext4;
 
@@ -93,11 +93,7 @@ impl Orphans {
     /// Whether this can be an orphan.
     fn check(&self, fs: &Ext4, ino: Ino) -> Result<()> {
         let bad = |what| Err(FsError::Corrupt(format!("orphans: inode {ino} {what}")));
-        let own = {
-            let sb = fs.sb.lock();
-            sb.orphan_file() == Some(ino) || sb.journal() == JournalPlace::Inode(ino)
-        };
-        if own || !fs.geo().is_nameable(ino) || ino == Ino::ROOT {
+        if !fs.is_nameable(ino) || ino == Ino::ROOT {
             return bad("cannot be one");
         }
         if !fs.alloc.is_inode_used(fs, ino)? {

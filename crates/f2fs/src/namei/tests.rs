@@ -450,3 +450,20 @@ fn model_step(
         }
     }
 }
+
+/// Quota files and the numbers that the kernel keeps for itself: neither by a file handle nor by a damaged name.
+#[test]
+fn the_volumes_own_files_are_nobodys() {
+    let world = World::make_with("extra_attr,project_quota", 64, "ro");
+    let (fs, cx) = (&*world.fs, &world.cx);
+    let quota = fs.superblock.quota_inodes()[2].unwrap();
+    let root = fs.by_number(ROOT, cx.tag).unwrap();
+    for nid in [Nid::NODE, Nid::META, quota, Nid(fs.layout.max_nid)] {
+        assert_eq!(fs.attach(cx, nid.into()).err(), Some(FsError::Stale));
+        assert_eq!(fs.read(cx, nid.into(), 0, 1).err(), Some(FsError::Stale));
+        let named = fs.named(&root, nid, cx.tag).err();
+        assert!(matches!(named, Some(FsError::Damaged(..))), "{named:?}");
+    }
+    fs.attach(cx, ROOT).unwrap();
+    fs.forget(ROOT, 1);
+}
