@@ -205,6 +205,7 @@ fn others_are_refused_and_root_is_asked_for() {
     );
     world.cx = Cx {
         uid: 1000,
+        admin: false,
         ..world.cx
     };
     for number in [
@@ -221,6 +222,9 @@ fn others_are_refused_and_root_is_asked_for() {
         Err(FsError::Access)
     );
     world.cx = Cx { uid: 0, ..world.cx };
+    // A container's root.
+    let cleaned = call(&world, file, GARBAGE_COLLECT, &[0; 4]);
+    assert_eq!(cleaned, Err(FsError::NotPermitted));
     world.fs.remount(&world.cx, "ro").unwrap();
     assert_eq!(
         call(&world, file, SET_PIN_FILE, &[0; 4]),
