@@ -120,6 +120,53 @@ fn an_image_is_closed_whatever_became_of_its_name() {
     }
 }
 
+/// The kernel takes no result of a mount's end: the server tells it otherwise.
+#[test]
+fn what_fails_while_a_volume_is_closed_is_told() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "cut.img", 512 * MIB, &["-t", "ext4"]);
+    let device = LoopDevice::attach(image.path(), false);
+    let mount = SteadMount::new(&scratch, device.path(), "");
+    for n in 0..40 {
+        fs::create_dir(mount.join(&n.to_string())).unwrap();
+    }
+    steadfs(["sync".as_ref(), mount.root().as_os_str()]).expect(0);
+    // All is in the log; its way home leads behind what the device still has.
+    File::options()
+        .write(true)
+        .open(image.path())
+        .unwrap()
+        .set_len(100 * MIB)
+        .unwrap();
+    succeed("losetup", ["-c".as_ref(), device.path().as_os_str()]);
+    let said = umount(&mount);
+    assert_eq!(said.code(), 32, "{}", said.err);
+    assert!(
+        said.err.contains("could not be closed well: "),
+        "{}",
+        said.err
+    );
+    assert!(mounts_below(mount.root()).is_empty());
+    assert_eq!(mount.wait(), 32);
+}
+
+/// Nobody waits for the end of a volume that stays mounted.
+#[test]
+fn a_volume_at_two_places_stays_at_the_other() {
+    let scratch = Scratch::new();
+    let image = image(&scratch, "two.img");
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let other = scratch.folder("other");
+    let places = [mount.root(), &other];
+    succeed("mount", ["--bind".as_ref()].into_iter().chain(places));
+    fs::write(mount.join("file"), "content").unwrap();
+    umount(&mount).expect(0);
+    assert_eq!(fs::read(other.join("file")).unwrap(), b"content");
+    steadfs_patiently(&["umount".as_ref(), other.as_os_str()]).expect(0);
+    assert_eq!(mount.wait(), 0);
+    image.check_clean();
+}
+
 #[test]
 fn another_mount_namespace_is_told_and_not_waited_for() {
     let scratch = Scratch::new();

@@ -47,21 +47,21 @@ impl Closing {
         }
     }
 
-    /// Waits until the server has let the image or device go. Somebody who mounts it again at once is not waited
-    /// for.
-    pub fn wait(self) -> Result<(), Failure> {
+    /// Waits until the server has let the image or device go; whether that was seen. Somebody who mounts it again at
+    /// once, or has it at another mount point, is not waited for.
+    pub fn wait(self) -> Result<bool, Failure> {
         let source = self.mount.source.display();
         let Some(image) = &self.image else {
             eprintln!("steadfs: unmounted; it cannot be seen from here when {source} is closed");
-            return Ok(());
+            return Ok(false);
         };
         let begun = steadfs_rt::now();
         let mut is_told = false;
         loop {
             match flock(image, FlockOperation::NonBlockingLockShared) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(true),
                 Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if self.is_mounted_again() => return Ok(()),
+                Err(Errno::WOULDBLOCK) if self.is_mounted_again() => return Ok(false),
                 Err(Errno::WOULDBLOCK) if begun.elapsed() > PATIENCE && self.is_used() => {
                     if begun.elapsed() > LIMIT {
                         return Err(self.not_closed());

@@ -6,7 +6,10 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use steadfs::{MountEntry, MountError, MountHandle, SyncError, Synced, Unmount};
+use steadfs::{
+    AwaitedEnding, Ended, EndingPlace, MountEntry, MountError, MountHandle, SyncError, Synced,
+    Unmount,
+};
 use steadfs_vfs::SHUT_DOWN;
 
 use crate::args;
@@ -33,13 +36,17 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
         Settled::Closed(_) if let Some(done) = by_owner(&mount) => return done,
         settled => settled,
     };
-    let image = match &before {
-        Settled::Durable(synced) => synced.image,
-        _ => None,
+    let (image, ending) = match &before {
+        Settled::Durable(synced) => (synced.image, synced.ending),
+        _ => (None, None),
     };
+    let ending = ending.and_then(EndingPlace::open);
     let closing = Closing::of(&mount, image);
     take_away(&mount, Unmount::IfIdle)?;
-    let closed = closing.wait();
+    let closed = closing.wait().and_then(|is_closed| match ending {
+        Some(ending) if is_closed => ended_well(&mount, &ending),
+        _ => Ok(()),
+    });
     let place = mount.mountpoint.display();
     match before {
         Settled::Durable(_) | Settled::Gone => closed,
@@ -56,6 +63,23 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
             ),
         )),
     }
+}
+
+/// Others may have written after the sync, and closing writes, too.
+fn ended_well(mount: &Mount, ending: &AwaitedEnding) -> Result<(), Failure> {
+    let why = match ending.wait() {
+        Ended::Good => return Ok(()),
+        Ended::Bad(cause) => format!("the volume could not be closed well: {cause}"),
+        Ended::Unknown => {
+            "its server ended without a word: what was written in the last moment may be lost"
+                .to_owned()
+        }
+    };
+    let place = mount.mountpoint.display();
+    Err(Failure::new(
+        code::MOUNT,
+        format!("{place}: unmounted, but {why}"),
+    ))
 }
 
 fn take_away(mount: &Mount, how: Unmount) -> Result<(), Failure> {

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
+use crate::ending::Ending;
 use crate::labels::Labels;
 use crate::mount::FileId;
 use crate::notify::Notifier;
@@ -36,6 +37,8 @@ pub(crate) struct Volume {
     pub translate: Translate,
     pub config: SessionConfig,
     pub labels: Labels,
+    /// Where others hear how it was closed.
+    pub ending: Option<Ending>,
     /// How the kernel is told what it did not ask for, once it is mounted.
     notifier: OnceLock<Arc<Notifier>>,
 }
@@ -48,6 +51,7 @@ impl Volume {
         };
         Self {
             labels: Labels::of(&*fs),
+            ending: Ending::new(),
             fs,
             translate,
             config,

@@ -10,7 +10,8 @@ use zerocopy::FromBytes;
 
 use crate::admin::{is_admin, is_owner};
 use crate::call::{Call, Outcome};
-use crate::mount::FileId;
+use crate::ending::Ending;
+use crate::mount::Synced;
 use crate::reply::ReplyBuf;
 use crate::sys::{REMOUNT, REMOUNT_SIZE, STOPPED, SYNC, TUNE};
 use crate::wire;
@@ -80,8 +81,8 @@ pub(crate) fn serve(
             }
             answer(arg, data, out, |_| {
                 fs.sync_all(&call.cx)?;
-                let image = call.volume.config.image;
-                Ok(image.map_or_else(String::new, FileId::show))
+                let ending = call.volume.ending.as_ref().and_then(Ending::place);
+                Ok(Synced::answer(call.volume.config.image, ending))
             })
         }
         cmd => {

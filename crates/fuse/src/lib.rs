@@ -18,6 +18,7 @@
 
 mod admin;
 mod call;
+mod ending;
 mod error;
 mod ioctl;
 mod labels;
@@ -33,6 +34,7 @@ mod sys;
 pub mod transport;
 pub mod wire;
 
+pub use ending::{AwaitedEnding, Ended, EndingPlace};
 pub use error::MountError;
 pub use mount::{
     BlockDevice, FileId, MountEntry, MountFlags, MountHandle, MountOptions, Mounted, SyncError,

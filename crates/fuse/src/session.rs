@@ -181,11 +181,15 @@ impl Session {
                 while self.inside.load(Ordering::SeqCst) > 0 {
                     steadfs_rt::sleep(Duration::from_millis(1));
                 }
-                if self.broken.load(Ordering::Relaxed) {
-                    return Err(broken());
+                let result = match self.broken.load(Ordering::Relaxed) {
+                    true => Err(broken()),
+                    false => catch_unwind(AssertUnwindSafe(|| self.volume.fs.unmount()))
+                        .unwrap_or_else(|_| Err(broken())),
+                };
+                if let Some(ending) = &self.volume.ending {
+                    ending.tell(&result);
                 }
-                catch_unwind(AssertUnwindSafe(|| self.volume.fs.unmount()))
-                    .unwrap_or_else(|_| Err(broken()))
+                result
             })
             .clone()
     }

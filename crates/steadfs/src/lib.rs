@@ -26,6 +26,7 @@ pub use steadfs_f2fs::format::{
     FormatReport as F2fsFormatReport,
 };
 pub use steadfs_fuse::{
-    FileId, MountEntry, MountError, MountHandle, Mounted, SyncError, Synced, Unmount, uring_hint,
+    AwaitedEnding, Ended, EndingPlace, FileId, MountEntry, MountError, MountHandle, Mounted,
+    SyncError, Synced, Unmount, uring_hint,
 };
 pub use volume::{Error, Kind, OpenReport, Volume, probe};

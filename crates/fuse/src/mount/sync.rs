@@ -12,6 +12,7 @@ use thiserror::Error;
 use super::MountHandle;
 use super::remount::ask_server;
 use super::table::by_number;
+use crate::ending::EndingPlace;
 use crate::error::MountError;
 use crate::sys;
 
@@ -23,6 +24,26 @@ pub struct Synced {
     pub lost: Option<String>,
     /// The image that the server has open, if it serves one.
     pub image: Option<FileId>,
+    /// Where the server will say how the volume was closed.
+    pub ending: Option<EndingPlace>,
+}
+
+impl Synced {
+    /// What the server answers, a line each.
+    pub(crate) fn answer(image: Option<FileId>, ending: Option<EndingPlace>) -> String {
+        let image = image.map_or_else(String::new, FileId::show);
+        let ending = ending.map_or_else(String::new, EndingPlace::show);
+        format!("{image}\n{ending}")
+    }
+
+    fn parse(lost: Option<String>, answer: &str) -> Self {
+        let mut lines = answer.split('\n');
+        Self {
+            lost,
+            image: lines.next().and_then(FileId::parse),
+            ending: lines.next().and_then(EndingPlace::parse),
+        }
+    }
 }
 
 /// A file, whatever its names.
@@ -68,10 +89,10 @@ impl MountHandle {
         let answer =
             ask_server::<{ sys::SYNC }>(&folder, "").map_err(|error| from_kernel(&error))?;
         match answer {
-            Ok(image) => Ok(Synced {
-                lost: pages.err().map(|errno| errno.to_string()),
-                image: FileId::parse(&image),
-            }),
+            Ok(answer) => {
+                let lost = pages.err().map(|errno| errno.to_string());
+                Ok(Synced::parse(lost, &answer))
+            }
             Err(refusal) if refusal.errno == sys::STOPPED => Err(SyncError::Stopped(refusal.cause)),
             Err(refusal) => Err(SyncError::Failed(refusal.cause)),
         }
@@ -107,7 +128,7 @@ fn from_kernel(error: &std::io::Error) -> SyncError {
 
 impl FileId {
     /// As the server writes it.
-    pub(crate) fn show(self) -> String {
+    fn show(self) -> String {
         format!("{} {}", self.device, self.inode)
     }
 
