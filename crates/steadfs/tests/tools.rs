@@ -8,12 +8,12 @@ mod memfs;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use memfs::MemFs;
 use steadfs::tools::{
-    CopyIn, CopyOut, ListOptions, Quiet, Report, ToolError, child, copy_in, copy_out, list,
-    owner_cx, read_dir, resolve, resolve_parent,
+    CopyIn, CopyOut, ListOptions, Progress, Quiet, Report, ToolError, child, copy_in, copy_out,
+    list, owner_cx, read_dir, resolve, resolve_parent,
 };
 use steadfs_vfs::{Attr, FileKind, FileSystem, FsError, SetXattr};
 
@@ -188,6 +188,47 @@ fn single_files_get_the_name_asked_for() {
     get(&fs, "b", &dir.path().join("c")).unwrap();
     assert_eq!(fs::read(dir.path().join("c")).unwrap(), b"two!");
     check_counts(&fs);
+}
+
+/// Puts another file in a copy's place when its second name is about to be made.
+struct Swapper(PathBuf);
+
+impl Progress for Swapper {
+    fn file(&mut self, path: &[u8]) {
+        if path == b"/second" {
+            let kept = self.0.with_extension("kept");
+            fs::rename(&self.0, kept).unwrap();
+            fs::write(&self.0, "another's").unwrap();
+        }
+    }
+
+    fn bytes(&mut self, _: u64) {}
+}
+
+#[test]
+fn further_names_are_the_copys_and_no_strangers() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("first"), "content").unwrap();
+    fs::hard_link(source.join("first"), source.join("second")).unwrap();
+    symlink("nowhere", source.join("link")).unwrap();
+    fs::hard_link(source.join("link"), source.join("twin")).unwrap();
+    let volume = MemFs::new();
+    put(&volume, &source, "/").unwrap();
+    let whole = dir.path().join("whole");
+    get(&volume, "/", &whole).unwrap();
+    for (one, two) in [("first", "second"), ("link", "twin")] {
+        let number = |name| whole.join(name).symlink_metadata().unwrap().ino();
+        assert_eq!(number(one), number(two));
+    }
+    let target = dir.path().join("target");
+    let mut swapper = Swapper(target.join("first"));
+    let copied = copy_out(&volume, &owner_cx(), b"/", &target, OUT, &mut swapper);
+    let error = copied.unwrap_err().to_string();
+    assert!(error.contains("was replaced"), "{error}");
+    assert!(!target.join("second").exists());
+    check_counts(&volume);
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub struct CopyOut {
     /// Follow a symbolic link at the end of the source path.
     pub follow: bool,
     /// The file that the volume lies on, by device and inode number: it is never replaced.
-    pub image: Option<(u64, u64)>,
+    pub image: Option<HostFile>,
 }
 
 /// Copies the file or tree at `from` on the volume; the copy's path is `to`. A folder that is there
@@ -135,6 +135,16 @@ struct Frame<'a> {
     target: PathBuf,
 }
 
+/// The copy of a file of several names.
+struct First {
+    path: PathBuf,
+    /// What was made there. Its folder may belong to somebody else by now, who can put another file there.
+    made: HostFile,
+}
+
+/// A file of the host, by device and inode number.
+type HostFile = (u64, u64);
+
 struct Copier<'a, 'p> {
     fs: &'a dyn FileSystem,
     cx: &'a Cx,
@@ -142,7 +152,7 @@ struct Copier<'a, 'p> {
     progress: &'p mut dyn Progress,
     report: Report,
     /// Where files of several names were first copied to.
-    first_names: BTreeMap<InodeNo, PathBuf>,
+    first_names: BTreeMap<InodeNo, First>,
     /// Folders met so far: one met twice is damage, and could lead round in a circle.
     folders: BTreeSet<InodeNo>,
 }
@@ -216,7 +226,7 @@ impl<'a> Copier<'a, '_> {
     fn spare_image(&self, place: &Place<'_>) -> Result<()> {
         let there = host::stat(place.dir, os(place.name));
         match self.how.image {
-            Some(image) if there.is_ok_and(|file| (file.st_dev, file.st_ino) == image) => {
+            Some(image) if there.is_ok_and(|file| host::id_of(&file) == image) => {
                 let why = "is the image that is copied from";
                 Err(io::Error::new(io::ErrorKind::InvalidInput, why)).on_host(&place.target)
             }
@@ -238,25 +248,26 @@ impl<'a> Copier<'a, '_> {
         if attr.nlink > 1
             && let Some(first) = self.first_names.get(&attr.ino)
         {
-            let (cwd, none) = (host::cwd(), AtFlags::empty());
-            return rustix::fs::linkat(cwd, first, place.dir, os(place.name), none)
-                .on_host(&place.target);
+            return another_name(first, place);
         }
-        if attr.kind == FileKind::Regular {
-            self.regular(attr, place)?;
+        let made = if attr.kind == FileKind::Regular {
+            self.regular(attr, place)?
         } else if self.special(attr, place)? {
             let target = Target::Named(place.dir, os(place.name));
             self.attributes(attr, &target, &place.source, &place.target)?;
+            let made = host::stat(place.dir, os(place.name)).on_host(&place.target)?;
+            host::id_of(&made)
         } else {
             return Ok(()); // It has no further names either.
-        }
+        };
         if attr.nlink > 1 {
-            self.first_names.insert(attr.ino, place.target.clone());
+            let path = place.target.clone();
+            self.first_names.insert(attr.ino, First { path, made });
         }
         Ok(())
     }
 
-    fn regular(&mut self, attr: &Attr, place: &Place<'_>) -> Result<()> {
+    fn regular(&mut self, attr: &Attr, place: &Place<'_>) -> Result<HostFile> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         let file =
@@ -270,7 +281,9 @@ impl<'a> Copier<'a, '_> {
         self.report.bytes += write_content(self.fs, self.cx, &place.source, attr.ino, &mut write)?;
         rustix::fs::ftruncate(&file, attr.size).on_host(&place.target)?;
         let target = Target::Open(file.as_fd());
-        self.attributes(attr, &target, &place.source, &place.target)
+        self.attributes(attr, &target, &place.source, &place.target)?;
+        let made = rustix::fs::fstat(&file).on_host(&place.target)?;
+        Ok(host::id_of(&made))
     }
 
     /// Makes a link, node, pipe or socket. Returns false if the host refuses it to this user.
@@ -337,6 +350,17 @@ impl<'a> Copier<'a, '_> {
         }
         target.set_times(attr).on_host(path)
     }
+}
+
+/// Gives the copy of a file of several names one more.
+fn another_name(first: &First, place: &Place<'_>) -> Result<()> {
+    let file = host::open_path(&first.path).on_host(&first.path)?;
+    let found = rustix::fs::fstat(&file).on_host(&first.path)?;
+    if host::id_of(&found) != first.made {
+        let why = "was replaced while its other names were copied";
+        return Err(io::Error::other(why)).on_host(&first.path);
+    }
+    host::link(&file, place.dir, os(place.name)).on_host(&place.target)
 }
 
 /// Whether the host does not let this user (or this file system) keep an attribute.

@@ -3,9 +3,11 @@
 use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timestamps, Uid, XattrFlags, openat, statat,
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timestamps, Uid, XattrFlags, linkat, openat,
+    statat,
 };
 use rustix::io::Errno;
 use steadfs_base::Timestamp;
@@ -26,6 +28,23 @@ pub fn own_ids() -> (u32, u32) {
 /// Attributes of `name` itself.
 pub fn stat(at: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<Stat> {
     statat(at, name, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// Which file attributes are of: its device and inode number.
+pub fn id_of(stat: &Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
+}
+
+/// A file itself, for being looked at and linked; a link at the end of the path is not followed.
+pub fn open_path(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(cwd(), path, flags, Mode::empty())
+}
+
+/// Gives an open file a name.
+pub fn link(file: &OwnedFd, dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<()> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    linkat(cwd(), path, dir, name, AtFlags::SYMLINK_FOLLOW)
 }
 
 /// Names in a folder, sorted, `.` and `..` left out.
