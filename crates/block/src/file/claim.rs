@@ -73,12 +73,11 @@ pub(super) struct LoopDevice {
 impl LoopDevice {
     /// Those of the host that are set up now.
     pub(super) fn all() -> impl Iterator<Item = Self> {
-        let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
-        devices.filter_map(|device| {
-            let sysfs = device.path();
+        named_devices().into_iter().filter_map(|device| {
+            let sysfs = Path::new("/sys/block").join(&device);
             Some(Self {
                 backing: fs::read_to_string(sysfs.join("loop/backing_file")).ok()?,
-                name: format!("/dev/{}", device.file_name().to_string_lossy()),
+                name: format!("/dev/{device}"),
                 sysfs,
             })
         })
@@ -116,6 +115,29 @@ impl LoopDevice {
         said.or_else(|| named().map(|file| (file.st_dev, file.st_ino)))
             == Some((image.st_dev, image.st_ino))
     }
+}
+
+/// Names of block devices, among them all loop devices that are set up. An fsync may wait for this: sysfs, where each
+/// device is asked by itself, only serves where the kernel's own list cannot be had.
+fn named_devices() -> Vec<String> {
+    let list = fs::read_to_string("/proc/partitions").unwrap_or_default();
+    sized_loop_devices(&list).unwrap_or_else(|| {
+        let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+        devices
+            .map(|device| device.file_name().to_string_lossy().into_owned())
+            .collect()
+    })
+}
+
+/// The loop devices in the kernel's list of devices that have a size (proc_partitions(5)): one that shows nothing has
+/// none.
+fn sized_loop_devices(list: &str) -> Option<Vec<String>> {
+    /// The loop driver's number, linux/major.h.
+    const LOOP: &str = "7";
+    let rest = list.strip_prefix("major minor  #blocks  name\n")?;
+    let lines = rest.lines().map(str::split_ascii_whitespace);
+    let loops = lines.filter_map(|mut words| (words.next()? == LOOP).then(|| words.nth(2))?);
+    Some(loops.map(str::to_owned).collect())
 }
 
 /// Refuses a loop device whose image somebody has locked.
@@ -235,6 +257,15 @@ fn has_open(process: &Path, file: &Stat, own: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn loop_devices_are_found_by_their_sizes() {
+        let list = "major minor  #blocks  name\n\n 254        0  268435456 vda\n   7        1    2097152 loop1\n   \
+                    7       12          1 loop12\n";
+        let found = sized_loop_devices(list);
+        assert_eq!(found, Some(vec!["loop1".to_owned(), "loop12".to_owned()]));
+        assert_eq!(sized_loop_devices(""), None);
+    }
 
     #[test]
     fn mounts_of_devices_are_found() {
