@@ -229,6 +229,8 @@ fn attempt(
     options: &MountOptions,
     queues: Option<u16>,
 ) -> Result<Mounted, MountError> {
+    // A mount that is not found in the list could not be taken away either: so the list is asked before there is one.
+    listed(mountpoint)?;
     let device = if is_helped() {
         helper::mount(mountpoint, options)?
     } else {
@@ -351,19 +353,25 @@ fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, M
     Ok(device)
 }
 
+/// All mounts, for one that is made on `mountpoint`.
+fn listed(mountpoint: &Path) -> Result<Vec<MountEntry>, MountError> {
+    MountEntry::all().map_err(|error| MountError::Mount {
+        path: mountpoint.to_owned(),
+        cause: format!("/proc/self/mountinfo: {error}"),
+    })
+}
+
 /// The mount that was just made. Nothing is asked that its server would answer, which does not serve yet.
 fn new_entry(mountpoint: &Path, options: &MountOptions) -> Result<MountEntry, MountError> {
-    let fail = |cause: String| MountError::Mount {
-        path: mountpoint.to_owned(),
-        cause,
-    };
     let (source, kind) = options.shown();
-    let all = MountEntry::all().map_err(|e| fail(format!("/proc/self/mountinfo: {e}")))?;
-    let mut newest = all.into_iter().rev();
+    let mut newest = listed(mountpoint)?.into_iter().rev();
     let found = newest.find(|entry| {
         entry.mountpoint == mountpoint && entry.source == source && entry.kind == kind
     });
-    found.ok_or_else(|| fail("it was taken away at once".to_owned()))
+    found.ok_or_else(|| MountError::Mount {
+        path: mountpoint.to_owned(),
+        cause: "it was taken away at once".to_owned(),
+    })
 }
 
 /// Raises the mount's read-ahead, which the kernel does not take from INIT beyond its default.
