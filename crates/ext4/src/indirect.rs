@@ -1,6 +1,6 @@
 //! Indirect maps of ext2 and ext3 files: numbers of blocks in blocks of numbers.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use steadfs_base::{DevBlock, FileBlock, IoTag};
 use steadfs_block::Buf;
@@ -250,23 +250,24 @@ pub fn remove(
         if !handle.extend(REMOVE_CREDITS + step.credits) {
             return Ok(FileBlock(end));
         }
-        let start = range.start.0.max(end.saturating_sub(step.blocks));
-        end = remove_last(fs, handle, ino, core, start, end, free)?;
+        end = remove_last(fs, handle, ino, core, range.start.0..end, step.blocks, free)?;
     }
     Ok(range.start)
 }
 
-/// Frees the last mapped run before `end` within one table; returns the new end.
+/// Frees the last blocks of a range that one table maps in a row, `most` at most, or passes over the hole
+/// in which it ends; returns the new end.
 fn remove_last(
     fs: &Ext4,
     handle: &mut Handle<'_>,
     ino: Ino,
     core: &mut disk::Inode,
-    start: u64,
-    end: u64,
+    range: Range<u64>,
+    most: u64,
     free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, DevBlock, u64) -> Result<()>,
 ) -> Result<u64> {
     let per = per_block(fs.geo());
+    let Range { start, end } = range;
     let path = Path::to(FileBlock(end - 1), per)
         .ok_or_else(|| FsError::Corrupt(format!("inode {ino}: block {end} out of reach")))?;
     // The tables on the way, and where the way ends if one is missing.
@@ -288,33 +289,34 @@ fn remove_last(
         }
     }
     let low = last.saturating_sub((end - 1 - start).min(u64::from(last)) as u32);
-    let (first, run) = last_run(fs, ino, core, tables.last().copied(), low, last)?;
-    let freed = last - first + 1;
-    match tables.last() {
-        None => (first..=last).for_each(|i| put(&mut core.block, i, 0)),
-        Some(&at) => {
-            let buf = fs.block(at, IoTag::default())?;
-            let mut bytes = handle.write(&buf)?;
-            (first..=last).for_each(|i| put(&mut bytes, i, 0));
-        }
-    }
+    let (first, run) = last_run(fs, ino, core, tables.last().copied(), low..=last, most)?;
+    let passed = last - first + 1;
     if let Some(run) = run {
-        free(fs, handle, run, freed.into())?;
+        match tables.last() {
+            None => (first..=last).for_each(|i| put(&mut core.block, i, 0)),
+            Some(&at) => {
+                let buf = fs.block(at, IoTag::default())?;
+                let mut bytes = handle.write(&buf)?;
+                (first..=last).for_each(|i| put(&mut bytes, i, 0));
+            }
+        }
+        free(fs, handle, run, passed.into())?;
     }
     drop_empty_tables(fs, handle, core, above, &tables)?;
-    Ok(end - u64::from(freed))
+    Ok(end - u64::from(passed))
 }
 
-/// The run that ends at index `last` of a table, not going below `low`: its first index, and its
-/// first device block unless it is a hole.
+/// The run that ends a part of a table: its first index, and its first device block unless it is a
+/// hole. One of blocks has `most` at most.
 fn last_run(
     fs: &Ext4,
     ino: Ino,
     core: &disk::Inode,
     table: Option<DevBlock>,
-    low: u32,
-    last: u32,
+    part: RangeInclusive<u32>,
+    most: u64,
 ) -> Result<(u32, Option<DevBlock>)> {
+    let (low, last) = part.into_inner();
     let data = match table {
         None => None,
         Some(at) => Some(fs.block(at, IoTag::default())?.data()),
@@ -323,11 +325,11 @@ fn last_run(
     let end = get(bytes, last);
     let mut first = last;
     while first > low {
-        let before = get(bytes, first - 1);
+        let (before, taken) = (get(bytes, first - 1), last - first + 1);
         let joins = if end == 0 {
             before == 0
         } else {
-            before != 0 && before.checked_add(last - first + 1) == Some(end)
+            before != 0 && before.checked_add(taken) == Some(end) && u64::from(taken) < most
         };
         if !joins {
             break;
@@ -372,3 +374,36 @@ fn drop_empty_tables(
 }
 
 const _: () = assert!(DIRECT == 12, "twelve words of i_block name data");
+
+#[cfg(test)]
+mod tests {
+    use steadfs_base::InodeNo;
+
+    use super::*;
+    use crate::test_world::{ROOT, World};
+
+    /// The empty rest of a small directory's map is not walked block by block.
+    #[test]
+    fn a_directory_s_holes_are_passed_over_at_once() {
+        let world = World::make(&["-t", "ext2", "-b", "4096"], "16M");
+        let InodeNo(ino) = world.mkdir(ROOT, b"dir").unwrap().ino;
+        let fs = &world.fs;
+        let inode = fs.inode(Ino(ino as u32), IoTag::default()).unwrap();
+        let mut core = inode.core.read().clone();
+        let mut handle = fs.txns().begin(REMOVE_CREDITS).unwrap();
+        let reach = bases(per_block(fs.geo()));
+        let mut left = reach[3];
+        let mut steps = 0;
+        while left > 1 {
+            let most = Step::METADATA.blocks;
+            let mut free = |_: &Ext4, _: &mut Handle<'_>, _: DevBlock, _: u64| unreachable!();
+            let range = 1..left;
+            let ino = inode.ino();
+            left = remove_last(fs, &mut handle, ino, &mut core, range, most, &mut free).unwrap();
+            steps += 1;
+        }
+        assert_eq!(steps, 4, "one for each way from the inode");
+        drop((handle, inode));
+        world.close();
+    }
+}
