@@ -20,6 +20,7 @@ mod growing;
 mod numbers;
 mod promises;
 mod stopping;
+mod throttled;
 
 /// The first inode that `mke2fs -d` gives to a file when the directory has one.
 const FILE: Ino = Ino(12);

@@ -5,6 +5,7 @@ use std::ops::Range;
 use steadfs_base::{DevBlock, FileBlock, IoTag, Urgency};
 use steadfs_block::{Bio, IoError, IoHandle, Op, Plug};
 use steadfs_cache::{DirtyFile, Taken, Why};
+use steadfs_rt::inherit;
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::{self, Ino};
@@ -107,6 +108,8 @@ impl Ext4 {
             Why::Background | Why::Throttle | Why::Early => tag.with_urgency(Urgency::Background),
         };
         if why != Why::Sync {
+            // A writer who is held up waits for the flusher's turns, and must not make them urgent.
+            let _acting = inherit::act_as(tag);
             let file = DirtyFile(inode.ino().0.into());
             let throttled = why == Why::Throttle;
             let enough = || throttled && !self.writeback.must_throttle(file);

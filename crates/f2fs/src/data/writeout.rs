@@ -7,6 +7,7 @@
 use steadfs_base::{IoTag, Urgency};
 use steadfs_block::{Bio, IoError, Plug};
 use steadfs_cache::{DirtyFile, Taken, Why};
+use steadfs_rt::inherit;
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::flight::{Flight, Named, Piece, size_after};
@@ -33,6 +34,9 @@ impl F2fs {
         let file = DirtyFile(inode.nid().0.into());
         // Who was held up goes on as soon as he may.
         let throttled = why == Why::Throttle;
+        // While he waits for the flusher's turns he must not make them urgent.
+        let tag_of_his = tag.with_urgency(Urgency::Background);
+        let _acting = throttled.then(|| inherit::act_as(tag_of_his));
         let enough = || throttled && !self.writeback.must_throttle(file);
         self.write_until(enough, inode, occasion(why), tag)
     }
