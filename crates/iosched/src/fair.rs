@@ -6,6 +6,7 @@ mod pace;
 mod pick;
 mod sharing;
 mod tree;
+mod volatile;
 
 pub use options::{AsyncRamp, Charge, FairOptions, PrioWeights, Slice};
 
@@ -21,6 +22,7 @@ use pace::Pace;
 use pick::Pick;
 use sharing::Sharer;
 use tree::{AHEAD, LeafKey, Tree};
+use volatile::Volatile;
 
 /// Hierarchical weighted fair queueing.
 ///
@@ -47,6 +49,9 @@ use tree::{AHEAD, LeafKey, Tree};
 /// - At most [`FairOptions::async_depth`] async requests and one of the idle class are in the device,
 ///   and no async one joins [`FairOptions::async_bytes`], so a sync request that comes first in line
 ///   waits for those at most.
+/// - While FLUSHes come one after the other, the device is given no more async writes between two of them than
+///   it can make durable in the time of one ([`FairOptions::flush_room`]): a FLUSH covers all that the device
+///   has taken, whoever wrote it, and whoever waits for it waits for that.
 ///
 /// # Waiting for somebody
 /// An owner of sync requests whose turn it is and who has nothing queued keeps its place while it
@@ -83,6 +88,7 @@ pub struct Fair {
     /// Whom else requests serve, until they end.
     sharers: Vec<(IoId, Sharer)>,
     pace: Pace,
+    volatile: Volatile,
     /// The only request that is queued, in no queue of the tree.
     express: Option<IoId>,
     turn: Option<Turn>,
@@ -96,7 +102,7 @@ pub struct Fair {
 struct Entry {
     tag: IoTag,
     bytes: u64,
-    flush: bool,
+    direction: Direction,
     /// How often data is made durable for it.
     flushes: u8,
     arrival: u64,
@@ -105,6 +111,17 @@ struct Entry {
     /// Its queue, unless it is express or a FLUSH that is queued.
     leaf: Option<usize>,
     queued: bool,
+}
+
+impl Entry {
+    fn is_flush(&self) -> bool {
+        self.direction == Direction::Flush
+    }
+
+    /// Whether it is a write that nobody waits for and that is not durable when it ends.
+    fn is_volatile(&self) -> bool {
+        self.direction == Direction::Write && self.flushes == 0 && !is_sync(self.tag)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -163,6 +180,7 @@ impl Fair {
             flushes: VecDeque::new(),
             sharers: Vec::new(),
             pace: Pace::default(),
+            volatile: Volatile::default(),
             express: None,
             turn: None,
             in_flight: InFlight::default(),
@@ -258,10 +276,28 @@ impl Fair {
         debug_assert!(entry.queued);
         entry.queued = false;
         entry.dispatched = now;
-        let (tag, bytes, flushes) = (entry.tag, entry.bytes, entry.flushes);
-        self.in_flight.count(tag, bytes, true);
-        self.pace.begin(flushes, now);
+        let entry = *entry;
+        if entry.flushes > 0 {
+            self.volatile.flush_begins();
+        } else if entry.is_volatile() {
+            self.volatile.write_begins(entry.bytes);
+        }
+        self.in_flight.count(entry.tag, entry.bytes, true);
+        self.pace.begin(entry.flushes, now);
         id
+    }
+
+    /// How many bytes that nobody waits for the next FLUSH may have to make durable.
+    fn flush_room(&self) -> u64 {
+        let moved = self.pace.flush_bytes().unwrap_or(0);
+        self.options.flush_room.max(moved)
+    }
+
+    /// Whether an owner's next request has to wait for a FLUSH, or for the end of a row of them.
+    fn is_held_back(&self, leaf: usize, now: Nanos) -> bool {
+        let first = self.tree.leaf(leaf).requests.values().next();
+        first.is_some_and(|&id| self.entry(id).is_volatile())
+            && self.volatile.is_full(self.flush_room(), now)
     }
 
     /// What making data durable costs.
@@ -326,7 +362,7 @@ impl Scheduler for Fair {
         let entry = Entry {
             tag,
             bytes: io.bytes,
-            flush: io.direction == Direction::Flush,
+            direction: io.direction,
             flushes: io.flushes,
             arrival: self.arrivals,
             arrived: now,
@@ -343,11 +379,12 @@ impl Scheduler for Fair {
         self.entries[slot] = Some(entry);
         let first = self.queued == 0;
         self.queued += 1;
-        if entry.flush {
+        if entry.is_flush() {
             self.flushes.push_back(id);
             return;
         }
-        if first && self.in_flight.all() == 0 {
+        let held_back = entry.is_volatile() && self.volatile.is_full(self.flush_room(), now);
+        if first && self.in_flight.all() == 0 && !held_back {
             if self.tree.active > 0 {
                 self.forget_stragglers(tag, now);
             }
@@ -423,7 +460,11 @@ impl Scheduler for Fair {
                 self.look_again = until;
                 None
             }
-            Pick::Nothing => None,
+            Pick::Nothing => {
+                let full = self.volatile.is_full(self.flush_room(), now);
+                self.look_again = self.volatile.lapses().filter(|_| full);
+                None
+            }
         }
     }
 
@@ -432,6 +473,11 @@ impl Scheduler for Fair {
         assert!(!entry.queued, "only dispatched requests complete");
         self.entries[id.0 as usize] = None;
         self.in_flight.count(entry.tag, entry.bytes, false);
+        if entry.flushes > 0 {
+            self.volatile.flush_ends(now);
+        } else if entry.is_volatile() {
+            self.volatile.write_ends(entry.bytes);
+        }
         self.pace
             .end(entry.flushes, entry.bytes, entry.dispatched, now);
         self.end_sharers(id, now);
@@ -471,6 +517,13 @@ impl Scheduler for Fair {
 
     fn look_again(&self) -> Option<Nanos> {
         self.look_again
+    }
+
+    fn largest_piece(&self, tag: IoTag, now: Nanos) -> u64 {
+        match !is_sync(tag) && self.volatile.flushes_go_on(now) {
+            true => self.options.flush_room,
+            false => u64::MAX,
+        }
     }
 
     fn set_group(&mut self, group: GroupId, parent: GroupId, weight: u32) {

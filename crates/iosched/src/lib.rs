@@ -101,6 +101,13 @@ pub trait Scheduler: Send {
         now.raised_to(waiter)
     }
 
+    /// How many bytes one write of this tag should have at most, so that others wait for it no longer than they
+    /// have to.
+    fn largest_piece(&self, tag: IoTag, now: Nanos) -> u64 {
+        let _ = (tag, now);
+        u64::MAX
+    }
+
     /// When [`Scheduler::next`] is to be asked again although no request has come or ended: it holds
     /// requests back until then for somebody who is expected to come first.
     fn look_again(&self) -> Option<Nanos> {

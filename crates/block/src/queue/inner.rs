@@ -275,6 +275,10 @@ impl Inner {
         }
     }
 
+    pub(super) fn transfer_for(&self, tag: IoTag) -> u64 {
+        self.state.lock().transfer_for(tag, now())
+    }
+
     pub(super) fn next_flush(&self) -> u64 {
         self.state.lock().flushes + 1
     }

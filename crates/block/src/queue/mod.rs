@@ -151,6 +151,12 @@ impl Queue {
         self.inner.device.geometry()
     }
 
+    /// How many bytes a write of this tag should have at most: what the device takes, or less while others wait
+    /// for FLUSHes, which wait for it.
+    pub fn transfer_for(&self, tag: IoTag) -> u64 {
+        self.inner.transfer_for(tag)
+    }
+
     /// The device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.inner.device

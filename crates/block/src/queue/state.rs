@@ -142,6 +142,12 @@ impl State {
         self.sched.forget_group(group);
     }
 
+    /// How many bytes one write of this tag should have at most.
+    pub(super) fn transfer_for(&self, tag: IoTag, now: Instant) -> u64 {
+        let piece = self.sched.largest_piece(tag, nanos(now));
+        self.max_transfer.min(piece)
+    }
+
     /// When the policy wants to be asked again.
     pub(super) fn look_again(&self) -> Option<Instant> {
         if self.in_flight >= self.depth {
@@ -300,7 +306,7 @@ impl State {
             self.join_flush(id, part, tag, hold, now);
             return id;
         }
-        let (bio, part) = match self.merge(bio, part, tag, hold) {
+        let (bio, part) = match self.merge(bio, part, tag, hold, now) {
             Ok(id) => return id,
             Err(back) => back,
         };
@@ -368,6 +374,7 @@ impl State {
         part: Part,
         tag: IoTag,
         hold: Option<HoldKey>,
+        now: Instant,
     ) -> Result<ReqId, (Bio, Part)> {
         let Some((kind, end)) = tail_of(&bio) else {
             return Err((bio, part));
@@ -375,7 +382,10 @@ impl State {
         let Some(&id) = self.tails.get(&(kind, bio.offset)) else {
             return Err((bio, part));
         };
-        let max_transfer = self.max_transfer;
+        let max_transfer = match kind {
+            Tail::Read => self.max_transfer,
+            Tail::Write => self.transfer_for(tag, now),
+        };
         let request = self.living(id);
         if !request.takes(&bio, &part.to, tag, hold, max_transfer) {
             return Err((bio, part));

@@ -314,8 +314,9 @@ impl Ext4 {
             ..
         } = flight;
         let bs = self.geo.block_size;
-        let per_bio = (self.queue.geometry().max_transfer as usize >> bs.bits()).max(1);
         let waiter = inode.waiting.tag();
+        let urgent = waiter.map_or(tag, |waiter| self.queue.raised(tag, waiter));
+        let per_bio = (self.queue.transfer_for(urgent) as usize >> bs.bits()).max(1);
         let mut rest = &taken[..];
         for piece in pieces.iter() {
             let skip = rest

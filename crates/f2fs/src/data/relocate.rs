@@ -49,7 +49,7 @@ impl F2fs {
         let content = self.read_raw(&live, tag)?;
         let mut done = 0;
         while done < live.len() {
-            let want = (live.len() - done).min(self.blocks_in_bio()) as u32;
+            let want = (live.len() - done).min(self.blocks_to_write(tag)) as u32;
             let segments = self.segments();
             let aged = match by_age {
                 true => segments.claim_aged(live[done].1, want),
@@ -69,12 +69,12 @@ impl F2fs {
 
     /// The blocks' content, read in as few pieces as they lie in.
     fn read_raw(&self, live: &[At], tag: IoTag) -> Result<Vec<Buf>> {
-        let most = self.blocks_in_bio();
+        let most = self.queue.geometry().max_transfer as usize / BLOCK as usize;
         let mut ios: Vec<IoHandle> = Vec::new();
         let mut rest = live;
         while let Some(&(_, first)) = rest.first() {
             let next = |(n, at): &(u32, &At)| Some(at.1.0) == first.0.checked_add(*n);
-            let len = (0..).zip(rest).take(most).take_while(next).count();
+            let len = (0..).zip(rest).take(most.max(1)).take_while(next).count();
             let bio = Bio::read(u64::from(first.0) * BLOCK, len * BLOCK as usize);
             ios.push(self.queue.submit(bio, tag));
             rest = &rest[len..];

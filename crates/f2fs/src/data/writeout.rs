@@ -291,9 +291,9 @@ impl F2fs {
         }
     }
 
-    /// Blocks that one request can carry.
-    pub(super) fn blocks_in_bio(&self) -> usize {
-        (self.queue.geometry().max_transfer as usize / BLOCK as usize).max(1)
+    /// Blocks that one write of this tag should carry at most.
+    pub(super) fn blocks_to_write(&self, tag: IoTag) -> usize {
+        (self.queue.transfer_for(tag) as usize / BLOCK as usize).max(1)
     }
 
     /// Starts the writes of every piece, or hands them to a plug.
@@ -305,7 +305,7 @@ impl F2fs {
             ios,
             ..
         } = flight;
-        let per_bio = self.blocks_in_bio();
+        let per_bio = self.blocks_to_write(tag);
         let mut rest = &taken[..];
         for piece in pieces.iter() {
             if !piece.claimed {

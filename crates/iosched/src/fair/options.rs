@@ -105,6 +105,10 @@ pub struct FairOptions {
     pub class_patience: Nanos,
     /// What a FLUSH costs while nobody knows how long it takes and how fast the device is, in bytes.
     pub flush_cost: u64,
+    /// While FLUSHes come one after the other: how many bytes of writes that nobody waits for the device is
+    /// given from one to the next, at least, and in one piece at most. More where it moves more in the time
+    /// that a FLUSH takes.
+    pub flush_room: u64,
 }
 
 impl Default for FairOptions {
@@ -134,6 +138,7 @@ impl Default for FairOptions {
             async_patience: Nanos(250 * MS),
             class_patience: Nanos(200 * MS),
             flush_cost: 64 << 10,
+            flush_room: 128 << 10,
         }
     }
 }
@@ -145,6 +150,7 @@ impl FairOptions {
         Self {
             name: "cfq",
             async_bytes: u64::MAX,
+            flush_room: u64::MAX,
             slice: Slice {
                 bytes: u64::MAX,
                 sync: Nanos(100 * MS),

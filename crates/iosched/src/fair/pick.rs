@@ -74,7 +74,7 @@ impl Fair {
             let waits = slice.kept && self.is_waited_for(turn.leaf, now);
             return waits.then(|| Pick::Wait(self.waited_for_until(turn.leaf, now)));
         }
-        if !self.may_go(lane, now) {
+        if !self.may_go(lane, now) || self.is_held_back(turn.leaf, now) {
             return None;
         }
         if leaf.in_flight >= slice.depth && self.tree.active > 1 {
@@ -135,11 +135,13 @@ impl Fair {
         if is_sync_lane(lane) || self.tree.group(group).lanes[lane - 1].queued == 0 {
             return waited >= options.class_patience.0;
         }
-        let first = line
-            .active
-            .values()
-            .find_map(|&child| self.first_bytes(child));
-        let due = first.unwrap_or(0).saturating_mul(options.sync_per_async);
+        let goes =
+            |child: &&Child| !matches!(**child, Child::Leaf(leaf) if self.is_held_back(leaf, now));
+        let Some(first) = line.active.values().find(goes) else {
+            return false;
+        };
+        let first = self.first_bytes(*first).unwrap_or(0);
+        let due = first.saturating_mul(options.sync_per_async);
         line.passed >= due.max(1) || waited >= options.async_patience.0
     }
 
@@ -250,7 +252,10 @@ impl Fair {
     fn look_at(&mut self, at: usize, now: Nanos) -> Pick {
         let leaf = self.tree.leaf(at);
         if !leaf.requests.is_empty() {
-            return Pick::Leaf(at);
+            return match self.is_held_back(at, now) {
+                true => Pick::Nothing,
+                false => Pick::Leaf(at),
+            };
         }
         if self.is_waited_for(at, now) {
             return Pick::Wait(self.waited_for_until(at, now));

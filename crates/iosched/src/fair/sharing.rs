@@ -26,7 +26,7 @@ impl Fair {
         // What nobody waits for is raised by those who come to wait. Where turns are charged by their time
         // there is no telling what a request costs when it goes.
         let by_time = self.options.charge == Charge::Time;
-        if !entry.flush && (by_time || !is_sync(tag) || !is_sync(entry.tag)) {
+        if !entry.is_flush() && (by_time || !is_sync(tag) || !is_sync(entry.tag)) {
             return;
         }
         self.sharers.push((id, Sharer::Noted(tag)));

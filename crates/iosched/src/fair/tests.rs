@@ -1,6 +1,7 @@
 //! Single decisions by hand, shares against a modelled device, random histories against the rules.
 
 mod carried;
+mod flushes;
 mod histories;
 mod shares;
 

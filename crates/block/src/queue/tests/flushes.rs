@@ -77,3 +77,38 @@ fn a_flush_does_not_hide_that_the_one_before_a_write_failed() {
     fail(&device);
     assert!(commit.wait().is_err() && flush.wait().is_err());
 }
+
+/// What nobody waits for goes in short pieces while FLUSHes come one after the other.
+#[test]
+fn background_writes_are_short_beside_flushes() {
+    const PIECE: u64 = 64 << 10;
+    let run = || {
+        let device = Arc::new(MemDevice::new(8 << 20));
+        let most = u64::from(device.geometry().max_transfer);
+        let queue = Queue::with_settings(device, QueueSettings::default());
+        let requests = || queue.stats().ops[Op::Write as usize].requests;
+        let write_all = || {
+            let plug = queue.plug();
+            for n in 0..8 {
+                let bufs = vec![Buf::zeroed(PIECE as usize)];
+                plug.submit_with(Bio::write(n * PIECE, bufs), BACKGROUND, |_, result| {
+                    result.unwrap();
+                });
+            }
+        };
+        assert_eq!(queue.transfer_for(BACKGROUND), most);
+        write_all();
+        assert_eq!(requests(), 1);
+        queue.flush(WAITED).wait().unwrap();
+        assert_eq!(queue.transfer_for(BACKGROUND), 2 * PIECE);
+        assert_eq!(queue.transfer_for(WAITED), most);
+        write_all();
+        assert_eq!(requests(), 1 + 1, "the others wait for the next FLUSH");
+        steadfs_rt::sleep(Duration::from_millis(5));
+        assert_eq!(requests(), 1 + 4, "which does not come");
+        assert_eq!(queue.transfer_for(BACKGROUND), most);
+        write_all();
+        assert_eq!(requests(), 1 + 4 + 1);
+    };
+    sim::run(sim::Config::new(1), run);
+}
