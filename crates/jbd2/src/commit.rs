@@ -13,7 +13,7 @@ use std::time::Duration;
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_rt::inherit::{self, TaskNo};
-use steadfs_rt::{Condvar, Instant, now, wall_clock};
+use steadfs_rt::{Condvar, Instant, MutexGuard, now, wall_clock};
 
 use crate::disk::build_commit;
 use crate::io::{submit_writes, wait_all};
@@ -83,6 +83,7 @@ impl Journal {
         self.may_wait();
         let mut state = self.state.lock();
         let flush = self.queue.next_flush();
+        let mut counted = !requested;
         loop {
             if state.durable.at_least(tid) {
                 return Ok(if self.queue.has_flushed(flush) {
@@ -97,7 +98,7 @@ impl Journal {
                 return Ok(Durable::Already);
             }
             let inner = &mut *state;
-            let waiters = match (&mut inner.running, &inner.committing) {
+            let waiters = match (&mut inner.running, &mut inner.committing) {
                 (Some(running), _) if running.tid == tid => {
                     // A locked one may look empty: its blocks are being snapshotted.
                     if running.is_empty() && running.open == 0 && !running.locked {
@@ -106,10 +107,16 @@ impl Journal {
                     if requested && running.requested.is_none() {
                         running.requested = Some(now());
                     }
+                    running.callers += u32::from(!std::mem::replace(&mut counted, true));
+                    if inner.gathers.is_some_and(|all| running.callers >= all) {
+                        inner.gathers = None;
+                        self.gathered.notify_one();
+                    }
                     Arc::clone(&running.waiters)
                 }
                 (_, Some(committing)) => {
                     assert_eq!(committing.tid, tid, "older transactions are durable");
+                    committing.callers += u32::from(!std::mem::replace(&mut counted, true));
                     Arc::clone(&committing.waiters)
                 }
                 (_, None) => unreachable!("transaction {tid} is neither durable nor anywhere"),
@@ -121,11 +128,50 @@ impl Journal {
             } else {
                 state.leading = true;
                 state.leader = inherit::me();
+                if requested {
+                    state = self.await_callers(state, tid);
+                }
                 drop(state);
                 self.lead(tag);
                 state = self.state.lock();
             }
         }
+    }
+
+    /// Waits for those who will probably ask for this transaction, too. The caller has made itself the leader.
+    fn await_callers<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        tid: Tid,
+    ) -> MutexGuard<'a, State> {
+        let callers = |state: &State| state.running.as_ref().map_or(0, |running| running.callers);
+        let (here, began) = (callers(&state), now());
+        if state
+            .running
+            .as_ref()
+            .is_none_or(|running| running.tid != tid)
+        {
+            return state;
+        }
+        let (usual, longest) = (state.stats.average_commit, state.tuning.max_batch);
+        let Some((all, patience)) = state.gathering.wait_for(here, usual, longest, began) else {
+            return state;
+        };
+        state.gathers = Some(all);
+        while state.gathers.is_some() && state.aborted.is_none() {
+            let Some(rest) = patience
+                .checked_sub(began.elapsed())
+                .filter(|d| !d.is_zero())
+            else {
+                break;
+            };
+            self.gathered.wait_for(&mut state, rest);
+        }
+        state.gathers = None;
+        let came = callers(&state).saturating_sub(here);
+        state.gathering.waited(came, all - here);
+        state.stats.waited_callers.add(began.elapsed());
+        state
     }
 
     /// Raises the I/O of the commit under way to `tag`, also when `tid` is the next one: that waits
@@ -258,6 +304,7 @@ impl Journal {
                 waiters: Arc::clone(&closed.waiters),
                 tag,
                 ios: Vec::new(),
+                callers: running.callers,
             });
             (start, tag)
         };
@@ -376,7 +423,9 @@ impl Journal {
         state.check()?;
         assert_eq!(state.durable.next(), closed.tid);
         state.durable = closed.tid;
-        state.committing = None;
+        let served = state.committing.take().map_or(0, |commit| commit.callers);
+        let waiting = state.running.as_ref().map_or(0, |running| running.callers);
+        state.gathering.commit_ended(served, waiting, now());
         let (free, capacity) = (state.log.free(), state.log.capacity());
         state.stats.dropped += dropped;
         note_commit(&mut state, &closed.times, ended, changed, len);

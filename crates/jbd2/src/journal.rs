@@ -11,6 +11,7 @@ use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Place, Rank, now, sleep
 
 use crate::config::{JournalConfig, Tuning};
 use crate::disk::Format;
+use crate::gathering::Gathering;
 use crate::handle::Handle;
 use crate::lists::Lists;
 use crate::recover::load_superblock;
@@ -51,6 +52,8 @@ pub struct Journal {
     pub(crate) state: Mutex<State>,
     /// Handles wait here to begin.
     pub(crate) admission: Condvar,
+    /// A leader waits here for more callers.
+    pub(crate) gathered: Condvar,
     /// A leader waits here for the open handles.
     pub(crate) drained: Condvar,
     /// The commit task waits here.
@@ -101,6 +104,8 @@ impl Journal {
             committing: None,
             leading: false,
             leader: TaskNo::default(),
+            gathering: Gathering::default(),
+            gathers: None,
             next_tid,
             durable: Tid(next_tid.0.wrapping_sub(1)),
             log,
@@ -126,6 +131,7 @@ impl Journal {
             open_handle: Place::new(Rank::TxnHandle),
             state: Mutex::new(Rank::JournalState, state),
             admission: Condvar::new(),
+            gathered: Condvar::new(),
             drained: Condvar::new(),
             task_wake: Condvar::new(),
             block0: Mutex::new(Rank::JournalSuper, block0),

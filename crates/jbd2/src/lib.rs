@@ -21,6 +21,7 @@ mod commit;
 mod config;
 mod disk;
 mod error;
+mod gathering;
 mod handle;
 mod io;
 mod journal;

@@ -57,6 +57,8 @@ pub struct Stats {
     pub waited_space: Waits,
     /// Handles that waited for others' credits, or for the commit of a full transaction.
     pub waited_credits: Waits,
+    /// Commits that waited for more callers before they began.
+    pub waited_callers: Waits,
     /// Times the background looked at the log, and how long it worked then.
     pub background: Waits,
     /// Log blocks that the background freed.
@@ -104,7 +106,8 @@ impl Stats {
             "{{\"transactions\":{},\"requested\":{},\"durable\":{durable},\"log_blocks\":{capacity},\
              \"log_free\":{free},\"handles\":{},\"blocks\":{},\"logged\":{},\"average_commit_us\":{},\
              \"running_us\":{},\"locked_us\":{},\"logging_us\":{},\"request_delay_us\":{},\
-             \"waits\":{{\"locked_transaction\":{},\"log_space\":{},\"reserved_credits\":{}}},\
+             \"waits\":{{\"locked_transaction\":{},\"log_space\":{},\"reserved_credits\":{},\
+             \"more_callers\":{}}},\
              \"reclaim\":{{\"written_home\":{},\"dropped\":{},\"tail_moves\":{},\"background\":{},\
              \"freed_in_background\":{},\"freed_by_waiters\":{}}}}}",
             self.transactions,
@@ -120,6 +123,7 @@ impl Stats {
             waits(self.waited_locked),
             waits(self.waited_space),
             waits(self.waited_credits),
+            waits(self.waited_callers),
             self.written_home,
             self.dropped,
             self.tail_moves,
@@ -178,6 +182,7 @@ impl Stats {
             ("locked transaction", self.waited_locked),
             ("log space", self.waited_space),
             ("reserved credits", self.waited_credits),
+            ("more callers", self.waited_callers),
         ];
         writeln!(page, "waits: ")?;
         for (what, waits) in waits {

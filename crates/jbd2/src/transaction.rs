@@ -12,6 +12,7 @@ use steadfs_rt::{Condvar, Instant, now};
 
 use crate::JournalError;
 use crate::config::Tuning;
+use crate::gathering::Gathering;
 use crate::space::{Costs, Ring};
 use crate::stats::Stats;
 
@@ -38,6 +39,8 @@ pub(crate) struct Running {
     pub waiters: Arc<Condvar>,
     /// The best of their tags, while another commit is under way.
     pub waiter: Option<IoTag>,
+    /// How many tasks have asked for its commit.
+    pub callers: u32,
     /// Handles so far.
     pub handles: u64,
     /// The longest any of its handles had to wait to begin.
@@ -58,6 +61,7 @@ impl Running {
             requested: None,
             waiters: Arc::new(Condvar::new()),
             waiter: None,
+            callers: 0,
             handles: 0,
             longest_wait: Duration::ZERO,
         }
@@ -91,6 +95,8 @@ pub(crate) struct Committing {
     pub tag: IoTag,
     /// Its requests, for raising them.
     pub ios: Vec<IoHandle>,
+    /// How many tasks have asked for it.
+    pub callers: u32,
 }
 
 /// What a handle that wants to begin finds.
@@ -116,6 +122,10 @@ pub(crate) struct State {
     pub leading: bool,
     /// Which.
     pub leader: TaskNo,
+    /// Who will probably ask for the next commit.
+    pub gathering: Gathering,
+    /// How many callers the leader waits for, before he begins.
+    pub gathers: Option<u32>,
     /// Number of the next transaction to be created.
     pub next_tid: Tid,
     /// The newest durable transaction.
