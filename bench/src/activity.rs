@@ -139,6 +139,11 @@ pub const ACTIVITIES: &[Activity] = &[
         "4 KiB random: written and synced, read cold",
         fio::random,
     ),
+    Activity::new(
+        "appenders",
+        "processes that append 4 KiB and sync it, each to a file of its own",
+        fio::appenders,
+    ),
     Activity::new("tree", "tar extract, unmount, walk cold, rm -rf", tree::run).over_the_floor(),
     Activity::new(
         "names",

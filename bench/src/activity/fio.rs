@@ -42,6 +42,23 @@ pub fn random(stage: &mut Stage) -> Result<()> {
     Ok(())
 }
 
+/// Processes that each append 4 KiB to a file of their own and sync it, again and again: how well they share commits.
+pub fn appenders(stage: &mut Stage) -> Result<()> {
+    let time = format!("--runtime={}", stage.size().seconds);
+    for (jobs, row) in [
+        ("--numjobs=2", "append + fsync, 2 processes"),
+        ("--numjobs=4", "append + fsync, 4 processes"),
+        ("--numjobs=8", "append + fsync, 8 processes"),
+    ] {
+        let mut fio = plain_job(stage);
+        fio.args(["--rw=write", "--bs=4k", "--size=1G", "--fsync=1", &time]);
+        fio.args([jobs, "--group_reporting"]);
+        let said = report(&output(&mut fio)?)?;
+        stage.record(row, operations(&said, "write")?);
+    }
+    Ok(())
+}
+
 /// Runs one job to its end.
 fn fio(stage: &Stage, options: &[&str]) -> Result<Value> {
     report(&output(&mut job(stage, options))?)
@@ -49,12 +66,19 @@ fn fio(stage: &Stage, options: &[&str]) -> Result<Value> {
 
 /// A job on the file `stream` of the volume.
 pub fn job(stage: &Stage, options: &[&str]) -> Command {
+    let mut fio = plain_job(stage);
+    fio.arg("--filename=stream");
+    fio.args(options);
+    fio
+}
+
+/// A job on files of its own.
+fn plain_job(stage: &Stage) -> Command {
     let mut fio = program("fio");
     fio.current_dir(stage.root());
-    fio.args(["--name=bench", "--filename=stream", "--ioengine=psync"]);
+    fio.args(["--name=bench", "--ioengine=psync"]);
     // Blocks are allocated by the writes themselves, and the same numbers are drawn for everybody.
     fio.args(["--fallocate=none", "--randrepeat=1", "--output-format=json"]);
-    fio.args(options);
     fio
 }
 
