@@ -51,7 +51,8 @@ use volatile::Volatile;
 ///   waits for those at most.
 /// - While FLUSHes come one after the other, the device is given no more async writes between two of them than
 ///   it can make durable in the time of one ([`FairOptions::flush_room`]): a FLUSH covers all that the device
-///   has taken, whoever wrote it, and whoever waits for it waits for that.
+///   has taken, whoever wrote it, and whoever waits for it waits for that. A group that weighs more than the
+///   one that calls for them is not bound by that.
 ///
 /// # Waiting for somebody
 /// An owner of sync requests whose turn it is and who has nothing queued keeps its place while it
@@ -278,7 +279,7 @@ impl Fair {
         entry.dispatched = now;
         let entry = *entry;
         if entry.flushes > 0 {
-            self.volatile.flush_begins();
+            self.volatile.flush_begins(entry.tag);
         } else if entry.is_volatile() {
             self.volatile.write_begins(entry.bytes);
         }
@@ -293,11 +294,24 @@ impl Fair {
         self.options.flush_room.max(moved)
     }
 
-    /// Whether an owner's next request has to wait for a FLUSH, or for the end of a row of them.
+    /// Whether a write of this tag, that nobody waits for, has to wait for a FLUSH, or for the end of a row of
+    /// them. A group that weighs more than the flusher's has its share, however long FLUSHes take then.
+    fn has_to_wait_for_flush(&self, tag: IoTag, now: Nanos) -> bool {
+        self.volatile.is_full(self.flush_room(), now) && !self.outweighs_flusher(tag)
+    }
+
+    fn outweighs_flusher(&self, tag: IoTag) -> bool {
+        let flusher = self.volatile.flusher();
+        flusher.group != tag.group && self.tree.is_heavier(flusher, tag)
+    }
+
+    /// Whether an owner's next request has to wait for a FLUSH.
     fn is_held_back(&self, leaf: usize, now: Nanos) -> bool {
         let first = self.tree.leaf(leaf).requests.values().next();
-        first.is_some_and(|&id| self.entry(id).is_volatile())
-            && self.volatile.is_full(self.flush_room(), now)
+        first.is_some_and(|&id| {
+            let entry = self.entry(id);
+            entry.is_volatile() && self.has_to_wait_for_flush(entry.tag, now)
+        })
     }
 
     /// What making data durable costs.
@@ -383,7 +397,7 @@ impl Scheduler for Fair {
             self.flushes.push_back(id);
             return;
         }
-        let held_back = entry.is_volatile() && self.volatile.is_full(self.flush_room(), now);
+        let held_back = entry.is_volatile() && self.has_to_wait_for_flush(tag, now);
         if first && self.in_flight.all() == 0 && !held_back {
             if self.tree.active > 0 {
                 self.forget_stragglers(tag, now);
@@ -520,7 +534,8 @@ impl Scheduler for Fair {
     }
 
     fn largest_piece(&self, tag: IoTag, now: Nanos) -> u64 {
-        match !is_sync(tag) && self.volatile.flushes_go_on(now) {
+        let bound = !is_sync(tag) && self.volatile.flushes_go_on(now);
+        match bound && !self.outweighs_flusher(tag) {
             true => self.options.flush_room,
             false => u64::MAX,
         }

@@ -1,5 +1,7 @@
 //! What the device has taken and has not made durable: a FLUSH waits for all of that, whoever wrote it.
 
+use steadfs_base::IoTag;
+
 use crate::Nanos;
 
 /// FLUSHes are expected to go on for so long after one has ended.
@@ -16,11 +18,14 @@ pub(super) struct Volatile {
     flushing: usize,
     /// When the last of them ended.
     ended: Option<Nanos>,
+    /// On whose account the last of them is.
+    flusher: IoTag,
 }
 
 impl Volatile {
     /// A FLUSH goes to the device. It need not cover what is in flight there.
-    pub(super) fn flush_begins(&mut self) {
+    pub(super) fn flush_begins(&mut self, tag: IoTag) {
+        self.flusher = tag;
         self.bytes = self.in_flight;
         self.flushing += 1;
     }
@@ -45,6 +50,11 @@ impl Volatile {
     /// Whether there are FLUSHes that what is written now will hold up.
     pub(super) fn flushes_go_on(&self, now: Nanos) -> bool {
         self.flushing > 0 || self.expected_until().is_some_and(|until| now < until)
+    }
+
+    /// Who calls for FLUSHes.
+    pub(super) fn flusher(&self) -> IoTag {
+        self.flusher
     }
 
     /// Whether the next FLUSH has as much to make durable as it may have.
@@ -77,7 +87,7 @@ mod tests {
         assert!(!volatile.is_full(ROOM, Nanos(0)));
         assert_eq!(volatile.lapses(), None);
 
-        volatile.flush_begins();
+        volatile.flush_begins(IoTag::default());
         assert!(!volatile.is_full(ROOM, Nanos(1)));
         volatile.write_begins(ROOM);
         assert!(volatile.is_full(ROOM, Nanos(EXPECTED * 9)));
@@ -93,10 +103,10 @@ mod tests {
     fn the_next_flush_covers_what_the_last_one_met_in_the_device() {
         let mut volatile = Volatile::default();
         volatile.write_begins(ROOM);
-        volatile.flush_begins();
+        volatile.flush_begins(IoTag::default());
         assert!(volatile.is_full(ROOM, Nanos(0)));
         volatile.write_ends(ROOM);
-        volatile.flush_begins();
+        volatile.flush_begins(IoTag::default());
         assert!(!volatile.is_full(ROOM, Nanos(0)));
     }
 }

@@ -25,6 +25,8 @@ enum Work {
     Commit,
     /// Streams, with so many requests of 64 KiB under way.
     Stream(usize),
+    /// The same, and nobody waits for them.
+    Background(usize),
 }
 
 struct Client {
@@ -46,7 +48,11 @@ fn round(queue: &Queue, work: Work, tag: IoTag, region: u64, n: u64) {
             (bio.preflush, bio.fua) = (true, true);
             queue.submit(bio, tag).wait().unwrap();
         }
-        Work::Stream(depth) => {
+        Work::Stream(depth) | Work::Background(depth) => {
+            let tag = match work {
+                Work::Background(_) => tag.with_urgency(Urgency::Background),
+                _ => tag,
+            };
             let write =
                 |n: usize| Bio::write(region + n as u64 * (128 << 10), vec![Buf::zeroed(64 << 10)]);
             let ios: Vec<_> = (0..depth).map(|n| queue.submit(write(n), tag)).collect();
@@ -135,5 +141,23 @@ fn who_calls_fsync_pays_for_it_beside_a_stream() {
         // Each of its rounds waits for what the device has.
         let least = if depth == 1 { 0.45 } else { 0.25 };
         assert!(flushing >= least, "depth {depth}: {moving} {flushing}");
+    }
+}
+
+/// What nobody waits for is held back for those who call fsync, but not below its group's share.
+#[test]
+fn background_of_a_group_has_its_share_beside_fsyncs_of_another() {
+    for depth in [1, 8] {
+        for (streams, syncs, least) in [(1, 3, 0.43), (1, 2, 0.6), (2, 1, 0.08)] {
+            let append = client(syncs, 1, Work::Append(4096));
+            let stream = client(streams, 1, Work::Background(64));
+            let got = rounds(depth, vec![append, stream]);
+            let flushing = got[0] as f64 * 0.004 / SECONDS as f64;
+            let moving = got[1] as f64 * 0.040 / SECONDS as f64;
+            assert!(
+                moving >= least,
+                "depth {depth}, {streams} beside {syncs}: {moving} {flushing}"
+            );
+        }
     }
 }

@@ -22,7 +22,7 @@ fn beside_a_flush(options: FairOptions, now: Nanos) -> Fair {
     assert_eq!(fair.next(now), Some(IoId(0)));
     fair.complete(IoId(0), now);
     for n in 1..=64 {
-        fair.insert(IoId(n), write(background(1), 64 * KIB), now);
+        fair.insert(IoId(n), write(background(0), 64 * KIB), now);
     }
     fair
 }
@@ -34,11 +34,11 @@ fn between_two_flushes_the_device_gets_little_to_make_durable() {
     assert_eq!(drained_now(&mut fair, now), ROOM);
     assert_eq!(fair.look_again(), Some(Nanos(54 * MS)));
     // What somebody waits for goes at any time, and what is only read.
-    fair.insert(IoId(100), write(sync(1, 7), 4 * KIB), now);
+    fair.insert(IoId(100), write(sync(0, 7), 4 * KIB), now);
     let ahead = Io {
         direction: Direction::Read,
         ahead: true,
-        ..write(background(1), 64 * KIB)
+        ..write(background(0), 64 * KIB)
     };
     fair.insert(IoId(101), ahead, now);
     assert_eq!(fair.next(now), Some(IoId(100)));
@@ -60,7 +60,7 @@ fn a_lone_write_is_held_back_no_less() {
     fair.insert(IoId(0), flush(sync(0, 1)), Nanos(60 * MS));
     drained_now(&mut fair, Nanos(60 * MS));
     for n in 0..2 {
-        fair.insert(IoId(0), write(background(1), ROOM), Nanos(60 * MS));
+        fair.insert(IoId(0), write(background(0), ROOM), Nanos(60 * MS));
         let goes = [ROOM, 0][n];
         assert_eq!(drained_now(&mut fair, Nanos(60 * MS)), goes);
     }
@@ -84,11 +84,28 @@ fn a_fast_device_gets_what_it_moves_in_the_time_of_a_flush() {
         fair.complete(IoId(0), now);
     }
     for n in 1..=64 {
-        fair.insert(IoId(n), write(background(1), 64 * KIB), now);
+        fair.insert(IoId(n), write(background(0), 64 * KIB), now);
     }
     // What takes no time makes it look a little faster.
     let given = drained_now(&mut fair, now) / (64 * KIB);
     assert!((8..=10).contains(&given), "{given} pieces");
+}
+
+/// Its share is its own, however long others' FLUSHes take then.
+#[test]
+fn a_heavier_group_is_not_held_back() {
+    let now = Nanos(50 * MS);
+    for (weight, given) in [(100, ROOM), (101, 16 * 64 * KIB)] {
+        let mut fair = Fair::new(FairOptions::default());
+        fair.set_group(GroupId(1), GroupId(0), 100);
+        fair.set_group(GroupId(2), GroupId(0), weight);
+        fair.insert(IoId(0), flush(sync(1, 1)), now);
+        drained_now(&mut fair, now);
+        for n in 1..=16 {
+            fair.insert(IoId(n), write(background(2), 64 * KIB), now);
+        }
+        assert_eq!(drained_now(&mut fair, now), given, "weight {weight}");
+    }
 }
 
 #[test]
@@ -102,9 +119,9 @@ fn cfq_has_no_such_bound() {
 fn writes_are_short_while_flushes_go_on() {
     let now = Nanos(50 * MS);
     let fair = beside_a_flush(FairOptions::default(), now);
-    assert_eq!(fair.largest_piece(background(1), now), ROOM);
-    assert_eq!(fair.largest_piece(sync(1, 2), now), u64::MAX);
-    assert_eq!(fair.largest_piece(background(1), Nanos(54 * MS)), u64::MAX);
+    assert_eq!(fair.largest_piece(background(0), now), ROOM);
+    assert_eq!(fair.largest_piece(sync(0, 2), now), u64::MAX);
+    assert_eq!(fair.largest_piece(background(0), Nanos(54 * MS)), u64::MAX);
     let cfq = beside_a_flush(FairOptions::cfq(), now);
-    assert_eq!(cfq.largest_piece(background(1), now), u64::MAX);
+    assert_eq!(cfq.largest_piece(background(0), now), u64::MAX);
 }
