@@ -239,6 +239,15 @@ impl SimDevice {
     /// # Panics
     /// If the model contradicts itself.
     pub fn new(image: &Image, model: Model) -> Self {
+        Self::with_faults(image, model, Vec::new())
+    }
+
+    /// The same, with what goes wrong from the beginning. No task of a simulation takes a lock for that: until the
+    /// first fault is met all goes as it does without any.
+    ///
+    /// # Panics
+    /// If the model contradicts itself.
+    pub fn with_faults(image: &Image, model: Model, faults: Vec<(Which, Fault)>) -> Self {
         let unit = model.logical_block;
         assert!(
             unit == 512 || unit == 4096,
@@ -258,7 +267,7 @@ impl SimDevice {
             recorder,
             counts: Counts::default(),
             flushing: 0,
-            faults: Vec::new(),
+            faults,
             first_failure: None,
             busy: vec![Instant::default(); model.parallel],
         };

@@ -312,19 +312,23 @@ fn runs_are_functions_of_their_seed() {
             ..Shape::default()
         };
         let program = random(seed, shape, subject.format);
-        let fault = (Which::Nth(60 + 7 * seed), Fault::Fail);
-        for trouble in [Trouble::None, Trouble::Faults(vec![fault])] {
-            let events = || {
-                let run = record_with(subject, &program, seed, &trouble);
-                let run = run.unwrap_or_else(|f| panic!("{}: {}", subject.name, f.complaint));
-                run.map(|run| {
-                    let texts = run.log.events().iter().map(|event| format!("{event:?}"));
-                    texts.collect::<Vec<_>>()
-                })
-            };
+        let request = Which::Nth(60 + 7 * seed);
+        let trouble = |fault| Trouble::Faults(vec![(request.clone(), fault)]);
+        let events = |trouble: &Trouble| {
+            let run = record_with(subject, &program, seed, trouble);
+            let run = run.unwrap_or_else(|f| panic!("{}: {}", subject.name, f.complaint));
+            run.map(|run| {
+                let texts = run.log.events().iter().map(|event| format!("{event:?}"));
+                texts.collect::<Vec<_>>()
+            })
+        };
+        // What an error is told of must be the request that was counted without one.
+        let nothing = trouble(Fault::Delay(Duration::ZERO));
+        let fails = trouble(Fault::Fail);
+        for (one, other) in [(&Trouble::None, &nothing), (&fails, &fails)] {
             assert!(
-                events() == events(),
-                "{} with seed {seed} and {trouble:?}: runs differ",
+                events(one) == events(other),
+                "{} with seed {seed}: {one:?} and {other:?} differ",
                 subject.name
             );
         }

@@ -288,10 +288,7 @@ fn simulate(
         atomic_unit: subject.atomic_unit,
         ..device_model(seed)
     };
-    let device = SimDevice::new(&subject.image, model);
-    for (which, fault) in trouble.faults() {
-        device.inject(which.clone(), fault.clone());
-    }
+    let device = SimDevice::with_faults(&subject.image, model, trouble.faults().to_vec());
     add_spikes(&device, seed);
     let shared: Arc<dyn Device> = Arc::new(device.clone());
     let fs = (subject.open)(shared).map_err(Complaint::Open)?;
