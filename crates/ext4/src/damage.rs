@@ -48,10 +48,7 @@ impl Ext4 {
             tracing::error!(%error, "noting the damage failed");
         }
         if read_only {
-            self.read_only.store(true, Ordering::Release);
-            if let Some(journal) = self.txns.journal() {
-                journal.shutdown(what);
-            }
+            self.stop_all(what);
         }
     }
 

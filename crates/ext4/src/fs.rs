@@ -110,7 +110,7 @@ impl Ext4 {
     /// Refuses to change a volume that is read-only, frozen or has stopped.
     pub fn check_writable(&self) -> Result<()> {
         if let Some(cause) = self.stopped.lock().as_ref() {
-            return Err(FsError::Stopped(cause.clone()));
+            return Err(FsError::refused(cause));
         }
         if self.frozen.load(Ordering::Acquire) {
             return Err(FsError::Busy);

@@ -413,7 +413,8 @@ impl Ext4 {
     pub(crate) fn settle(&self, shut: &AtomicBool) -> Result<()> {
         self.judge(self.sync_volume(&Cx::default()))?;
         if let Some(journal) = self.txns.journal() {
-            journal.flush_all().map_err(journal_error)?;
+            let emptied = journal.flush_all().map_err(journal_error);
+            emptied.map_err(FsError::not_durable)?;
         }
         let before = shut.swap(true, Ordering::AcqRel);
         let marked = self.mark_clean();

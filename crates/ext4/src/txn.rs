@@ -44,6 +44,7 @@ pub fn journal_error(error: JournalError) -> FsError {
             FsError::BadOption(format!("{refused}, {BY_KERNEL}"))
         }
         JournalError::Unsupported(what) => FsError::BadOption(format!("not supported: {what}")),
+        JournalError::Aborted(cause) => FsError::refused(&cause),
         other => FsError::Stopped(other.to_string()),
     }
 }

@@ -154,10 +154,7 @@ fn is_refusal(error: &FsError) -> bool {
 
 /// Whether a call may say so where the device fails.
 fn is_device(error: &FsError) -> bool {
-    matches!(
-        error,
-        FsError::Io(_) | FsError::Stopped(_) | FsError::ReadOnly
-    )
+    matches!(error, FsError::Io(_) | FsError::ReadOnly) || error.is_stop()
 }
 
 /// Makes files and directories durable, removes some, and lets go of what it knows a while later.

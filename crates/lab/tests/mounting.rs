@@ -91,10 +91,7 @@ fn attempt(subject: &Subject, image: &Image, text: &str, fault: Option<(Which, F
 /// A failure is the device's.
 fn refused_by_device(result: Result<&(), &FsError>, what: &str) {
     if let Err(error) = result {
-        let is = matches!(
-            error,
-            FsError::Io(_) | FsError::Stopped(_) | FsError::ReadOnly
-        );
+        let is = matches!(error, FsError::Io(_) | FsError::ReadOnly) || error.is_stop();
         assert!(is, "{what}: {error}");
     }
 }

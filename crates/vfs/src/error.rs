@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::SHUT_DOWN;
+
 /// Result of a file-system call.
 pub type Result<T, E = FsError> = std::result::Result<T, E>;
 
@@ -90,6 +92,9 @@ pub enum FsError {
     /// Out of memory within the budget.
     #[error("out of memory")]
     NoMemory,
+    /// An error has made the volume read-only, and what was asked for would change it; the first cause.
+    #[error("volume was made read-only by an error: {0}")]
+    TurnedReadOnly(String),
     /// The volume was shut down or aborted; the first cause.
     #[error("volume stopped: {0}")]
     Stopped(String),
@@ -105,6 +110,29 @@ pub enum FsError {
 }
 
 impl FsError {
+    /// What a change of a volume is told that has stopped for `cause`: as of ext4 in Linux, EROFS after an error
+    /// and EIO after a shutdown that somebody asked for.
+    pub fn refused(cause: &str) -> Self {
+        match cause {
+            SHUT_DOWN => Self::Stopped(cause.to_owned()),
+            _ => Self::TurnedReadOnly(cause.to_owned()),
+        }
+    }
+
+    /// The same where something is not durable that was written before: EIO, for of EROFS fsync(2) says that it
+    /// is about files that need no fsync, and there are callers who let that pass.
+    pub fn not_durable(self) -> Self {
+        match self {
+            Self::TurnedReadOnly(cause) => Self::Stopped(cause),
+            other => other,
+        }
+    }
+
+    /// Whether the call found the volume stopped.
+    pub const fn is_stop(&self) -> bool {
+        matches!(self, Self::Stopped(_) | Self::TurnedReadOnly(_))
+    }
+
     /// Whether the volume's structures contradict themselves.
     pub fn is_damage(&self) -> bool {
         matches!(self, Self::Corrupt(_) | Self::Damaged(..))
@@ -130,7 +158,7 @@ impl FsError {
             Self::Invalid(_) | Self::BadOption(_) => 22,
             Self::FileTooBig => 27,
             Self::NoSpace => 28,
-            Self::ReadOnly => 30,
+            Self::ReadOnly | Self::TurnedReadOnly(_) => 30,
             Self::TooManyLinks => 31,
             Self::Range => 34,
             Self::NameTooLong => 36,

@@ -1,6 +1,9 @@
 //! Damage that is noted, and the smallest volumes on which damage once did harm.
 
-use steadfs_vfs::{FileSystem, SetAttr};
+use steadfs_base::InodeNo;
+use steadfs_vfs::{
+    Cx, FallocMode, FileSystem, InodeFlags, RenameFlags, SetAttr, SetXattr, ShutdownMode,
+};
 
 use super::*;
 use crate::CacheSizes;
@@ -93,6 +96,101 @@ fn an_aborted_journal_is_noted_by_the_next_mount() {
     assert_ne!(sb.state() & STATE_ERROR, 0, "e2fsck is to look");
 }
 
+/// Error numbers of all calls that change a volume with a `file`, a `dir` and an open file `held`.
+fn changes(world: &World, held: InodeNo) -> Vec<(&'static str, Option<i32>)> {
+    let (fs, cx): (&dyn FileSystem, _) = (&*world.fs, &world.cx);
+    let no_flags = RenameFlags::default();
+    let size = SetAttr {
+        size: Some(1),
+        ..SetAttr::default()
+    };
+    let perm = SetAttr {
+        perm: Some(0o600),
+        ..SetAttr::default()
+    };
+    let value = (b"user.b".as_slice(), b"1".as_slice());
+    let allocate = |mode| fs.fallocate(cx, held, mode, 0, 4096);
+    let keep_size = true;
+    let all = [
+        ("write", fs.write(cx, held, 0, b"x", false).map(drop)),
+        ("allocate", allocate(FallocMode::Allocate { keep_size })),
+        ("punch", allocate(FallocMode::PunchHole)),
+        ("zero", allocate(FallocMode::ZeroRange { keep_size })),
+        (
+            "copy",
+            fs.copy_range(cx, (held, 0), (held, 9000), 9).map(drop),
+        ),
+        ("truncate", fs.setattr(cx, held, &size).map(drop)),
+        ("chmod", fs.setattr(cx, held, &perm).map(drop)),
+        ("mknod", fs.mknod(cx, ROOT, b"new", 0o100_644, 0).map(drop)),
+        ("mkdir", fs.mkdir(cx, ROOT, b"new", 0o755).map(drop)),
+        ("symlink", fs.symlink(cx, ROOT, b"new", b"to").map(drop)),
+        ("link", fs.link(cx, held, ROOT, b"new").map(drop)),
+        ("tmpfile", fs.tmpfile(cx, ROOT, 0o600).map(drop)),
+        ("unlink", fs.unlink(cx, ROOT, b"file")),
+        ("rmdir", fs.rmdir(cx, ROOT, b"dir")),
+        (
+            "rename",
+            fs.rename(cx, (ROOT, b"file"), (ROOT, b"new"), no_flags),
+        ),
+        (
+            "setxattr",
+            fs.setxattr(cx, held, value.0, value.1, SetXattr::Any),
+        ),
+        ("removexattr", fs.removexattr(cx, held, b"user.a")),
+        ("flags", fs.set_flags(cx, held, InodeFlags::NOATIME)),
+    ];
+    all.map(|(call, result)| (call, result.err().map(|error| error.errno())))
+        .into()
+}
+
+/// As the kernel says: EROFS once an error made the volume read-only, EIO after a shutdown.
+#[test]
+fn changes_of_a_volume_that_an_error_stopped_say_so() {
+    const EIO: i32 = 5;
+    const EROFS: i32 = 30;
+    type Stop = fn(&Ext4);
+    let stops: [(Stop, i32); 3] = [
+        (
+            |fs| drop(fs.judge::<()>(Err(FsError::Corrupt("test".to_owned())))),
+            EROFS,
+        ),
+        (|fs| fs.halt("the device failed"), EROFS),
+        (
+            |fs| fs.shutdown(&Cx::default(), ShutdownMode::NoFlush).unwrap(),
+            EIO,
+        ),
+    ];
+    for kind in ["ext2", "ext4"] {
+        for (stop, errno) in stops {
+            let options = MountOptions::parse("errors=remount-ro").unwrap();
+            let world = World::open_with(Image::make(&["-t", kind], "8M"), options);
+            world.file(ROOT, b"file").unwrap();
+            world.mkdir(ROOT, b"dir").unwrap();
+            let held = world
+                .fs
+                .mknod(&world.cx, ROOT, b"held", 0o100_644, 0)
+                .unwrap();
+            let held = held.ino;
+            FileSystem::setxattr(&*world.fs, &world.cx, held, b"user.a", b"1", SetXattr::Any)
+                .unwrap();
+            FileSystem::write(&*world.fs, &world.cx, held, 0, b"dirty", false).unwrap();
+            stop(&world.fs);
+            for (call, said) in changes(&world, held) {
+                assert_eq!(said, Some(errno), "{kind}: {call}");
+            }
+            // What was written before is not durable.
+            let synced = world
+                .fs
+                .fsync(&world.cx, held, false)
+                .map_err(|e| e.errno());
+            assert_eq!(synced, Err(EIO), "{kind}");
+            let read = world.fs.read(&world.cx, held, 0, 100).unwrap();
+            assert_eq!(read.to_vec(), b"dirty", "{kind}");
+        }
+    }
+}
+
 /// A volume of 1 KiB blocks without checksums, so that any byte of it may say anything, with a file of
 /// 300 blocks; and what debugfs did to it.
 fn crafted(kind: &str, commands: &[&str]) -> Image {
@@ -172,7 +270,7 @@ fn errors_remount_ro_mounts_in_spite_of_bad_orphans() {
     let image = crafted("ext4", &["ssv errors 2", "ssv last_orphan 2"]);
     let world = World::open(image);
     let made = world.file(ROOT, b"new");
-    assert!(matches!(made, Err(FsError::Stopped(_))), "{made:?}");
+    assert!(matches!(made, Err(FsError::TurnedReadOnly(_))), "{made:?}");
     assert!(world.lookup(ROOT, b"file").is_ok());
 }
 

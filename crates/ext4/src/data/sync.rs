@@ -13,6 +13,11 @@ impl Ext4 {
     /// fsync and fdatasync. Threads woken: none, unless a commit or a write of the same data is already
     /// under way elsewhere; the caller writes, commits and flushes itself.
     pub fn fsync_inode(&self, cx: &Cx, inode: &Inode, datasync: bool) -> Result<()> {
+        let synced = self.make_durable(cx, inode, datasync);
+        synced.map_err(FsError::not_durable)
+    }
+
+    fn make_durable(&self, cx: &Cx, inode: &Inode, datasync: bool) -> Result<()> {
         if let Some(cause) = self.stopped.lock().as_ref() {
             return Err(FsError::Stopped(cause.clone()));
         }
@@ -34,7 +39,7 @@ impl Ext4 {
         match self.check_writable() {
             Ok(()) => self.store_if_dirty(inode)?,
             // Whoever else met an error meanwhile has kept this from being stored.
-            Err(stopped @ FsError::Stopped(_)) => return Err(stopped),
+            Err(error) if error.is_stop() => return Err(error),
             Err(_) => {}
         }
         match (self.txns.journal(), self.txns.direct()) {
@@ -120,5 +125,6 @@ impl Ext4 {
             Some(cause) => result.and(Err(FsError::Stopped(cause.clone()))),
             None => result,
         }
+        .map_err(FsError::not_durable)
     }
 }

@@ -548,7 +548,7 @@ impl Ext4 {
     /// A claim that got no name is given back, unless the journal failed, after which nothing is
     /// allocated any more anyway and the bitmap may have it.
     pub(crate) fn release_unnamed(&self, run: Run, why: &FsError) {
-        if !matches!(why, FsError::Stopped(_) | FsError::ReadOnly) {
+        if !why.is_stop() && *why != FsError::ReadOnly {
             self.alloc.release(self, run);
         }
     }

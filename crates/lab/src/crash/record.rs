@@ -240,7 +240,7 @@ const fn is_device(error: &FsError) -> bool {
 }
 
 const fn is_stop(error: &FsError) -> bool {
-    matches!(error, FsError::Stopped(_) | FsError::ReadOnly)
+    matches!(error, FsError::ReadOnly) || error.is_stop()
 }
 
 fn results(recording: &Recording) -> impl Iterator<Item = &steadfs_vfs::Result<Value>> {

@@ -35,7 +35,8 @@ impl Excuse {
         match (self, &step.result) {
             (Self::Device, Err(FsError::Io(_))) if is_pure(&step.op) => &[Fate::NotDone],
             (Self::Device, Err(FsError::Io(_))) => &[Fate::NotDone, Fate::Done],
-            (Self::Device, Err(FsError::Stopped(_) | FsError::ReadOnly)) => &[Fate::NotDone],
+            (Self::Device, Err(FsError::ReadOnly)) => &[Fate::NotDone],
+            (Self::Device, Err(error)) if error.is_stop() => &[Fate::NotDone],
             (Self::Space, Err(FsError::NoSpace)) if !step.op.is_sync() => &[Fate::NotDone],
             _ => &[Fate::AsTold],
         }
@@ -66,7 +67,7 @@ enum Stop {
 
 /// Whether an operation found the volume stopped.
 fn has_stopped(step: &Step) -> bool {
-    matches!(step.result, Err(FsError::Stopped(_)))
+    step.result.as_ref().is_err_and(FsError::is_stop)
 }
 
 fn has_failed_to_sync(step: &Step) -> bool {
