@@ -5,7 +5,9 @@ mod common;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{
+    DirEntryExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink,
+};
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{AtFlags, FallocateFlags, RenameFlags, StatxFlags, XattrFlags};
@@ -486,6 +488,45 @@ fn control_files_are_hidden_fresh_and_writable() {
             errno(&fs::rename(bed.path(".steadfs"), bed.path("x")).unwrap_err()),
             Some(1)
         );
+        bed.end();
+    });
+}
+
+/// cp(1) copies a file only if it opens what it has looked at before.
+#[test]
+fn a_control_file_is_the_same_at_each_look() {
+    each(|bed| {
+        for (above, name) in [
+            ("", ".steadfs"),
+            (".steadfs", "value"),
+            (".steadfs/jbd2", "info"),
+        ] {
+            let path = bed.path(above).join(name);
+            let ino = fs::metadata(&path).unwrap().ino();
+            for _ in 0..2 {
+                assert_eq!(fs::metadata(&path).unwrap().ino(), ino, "{name}");
+                assert_eq!(
+                    File::open(&path).unwrap().metadata().unwrap().ino(),
+                    ino,
+                    "{name}"
+                );
+            }
+            let mut listed = fs::read_dir(bed.path(above)).unwrap().map(Result::unwrap);
+            if let Some(entry) = listed.find(|entry| entry.file_name() == *name) {
+                assert_eq!(entry.ino(), ino, "{name}");
+            }
+        }
+        let ino = |name: &str| fs::metadata(bed.path(name)).unwrap().ino();
+        assert_ne!(ino(".steadfs/value"), ino(".steadfs/sync"));
+        let copy = bed.path("copy");
+        let mut cp = std::process::Command::new("cp");
+        let said = cp
+            .arg(bed.path(".steadfs/jbd2/info"))
+            .arg(&copy)
+            .output()
+            .unwrap();
+        assert!(said.status.success(), "{said:?}");
+        assert_eq!(fs::read_to_string(copy).unwrap(), "content of jbd2/info\n");
         bed.end();
     });
 }

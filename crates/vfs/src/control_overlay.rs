@@ -6,7 +6,8 @@
 //! these inodes no lifetime in the kernel's caches, see [`is_control_inode`]). So each open(2) by
 //! name reads fresh and complete content, a reader that goes on sees one consistent text, and what
 //! the page cache keeps belongs to an inode nobody finds again. A descriptor kept open shows the
-//! content of its opening. The inode goes when the last lookup count goes.
+//! content of its opening. The inode goes when the last lookup count goes. What programs are told is
+//! the number of the file's place, which stays ([`shown_ino`]): cp(1) copies only what it has looked at.
 //!
 //! A write hands its whole buffer to [`Control::write`](crate::Control::write), wherever the file
 //! position is; setting the size (`O_TRUNC`) does nothing.
@@ -41,11 +42,22 @@ const OPTIONS_FILE: &str = "options";
 
 /// Control inodes have numbers from here on; no format has inode numbers of 62 bits.
 const FIRST_INO: u64 = 1 << 62;
+/// More than there are places: the number of a file's n-th inode is that of its place and n times this.
+const PLACES: u64 = 1 << 16;
 
 /// Whether `ino` is a control file or directory. Whoever caches must not keep anything about it:
 /// the next lookup of its name finds another inode.
 pub const fn is_control_inode(ino: InodeNo) -> bool {
     ino.0 >= FIRST_INO
+}
+
+/// The number that programs are shown of an inode: of a control file one for all the inodes that it has
+/// by and by, the same as in its directory.
+pub const fn shown_ino(ino: InodeNo) -> InodeNo {
+    match is_control_inode(ino) {
+        true => InodeNo(FIRST_INO + (ino.0 - FIRST_INO) % PLACES),
+        false => ino,
+    }
 }
 
 /// A file's inode that was looked up: the place, and the content at that moment. Directories never
@@ -71,7 +83,8 @@ pub struct WithControl {
     shown: bool,
     places: Vec<Place>,
     inodes: Mutex<BTreeMap<u64, Inode>>,
-    next: AtomicU64,
+    /// Inodes made for files.
+    made: AtomicU64,
     mounted: Timestamp,
     owner: (u32, u32),
 }
@@ -97,15 +110,13 @@ impl WithControl {
         for (path, writable) in entries {
             insert(&mut places, path, writable);
         }
-        // Numbers below are the places' own, as readdir reports them.
-        let next = AtomicU64::new(FIRST_INO + places.len() as u64);
         Self {
             inner,
             layer: None,
             shown: true,
             places,
             inodes: Mutex::new(Rank::Leaf, BTreeMap::new()),
-            next,
+            made: AtomicU64::new(0),
             mounted: steadfs_rt::wall_clock(),
             owner: (0, 0),
         }
@@ -132,7 +143,6 @@ impl WithControl {
                 None => insert(&mut self.places, entry.path, entry.writable),
             }
         }
-        self.next = AtomicU64::new(FIRST_INO + self.places.len() as u64);
         self.layer = Some(layer);
         self
     }
@@ -184,7 +194,8 @@ impl WithControl {
             made: steadfs_rt::wall_clock(),
             lookups: 1,
         };
-        let ino = InodeNo(self.next.fetch_add(1, Ordering::Relaxed));
+        let before = self.made.fetch_add(1, Ordering::Relaxed);
+        let ino = InodeNo(place_ino(place).0 + (before + 1) * PLACES);
         let attr = self.attr(ino, place, inode.size(), inode.made);
         self.inodes.lock().insert(ino.0, inode);
         attr
@@ -344,5 +355,6 @@ impl WithControl {
 
 /// The number readdir reports for a place.
 fn place_ino(place: usize) -> InodeNo {
+    assert!((place as u64) < PLACES, "there are a few dozen");
     InodeNo(FIRST_INO + place as u64)
 }

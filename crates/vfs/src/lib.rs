@@ -17,7 +17,7 @@ mod types;
 
 pub use clock::{Clock, relatime_moves};
 pub use control::{Control, ControlEntry, Layer, Prepared, Setter};
-pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode};
+pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode, shown_ino};
 pub use error::{FsError, Result};
 pub use freeing::{Freeing, FreeingUnderWay};
 pub use types::{
