@@ -26,27 +26,28 @@ impl Ext4 {
     ) -> Result<()> {
         self.check_writable()?;
         Self::regular(inode)?;
-        let end = offset.checked_add(len).ok_or(FsError::FileTooBig)?;
         if len == 0 {
             return Err(FsError::Invalid("length is zero"));
         }
         let _alone = inode.lock.write();
-        {
+        let end = {
             let core = inode.core.read();
             let append_only = core.flags.contains(InodeFlags::APPEND);
             let allocates = matches!(mode, FallocMode::Allocate { .. });
             if core.flags.contains(InodeFlags::IMMUTABLE) || (append_only && !allocates) {
                 return Err(FsError::NotPermitted);
             }
+            // Holes, too, and whatever maps the file: Linux has one such limit for a whole volume.
+            let most = self.geo.max_file_size(true);
+            let end = offset.checked_add(len).filter(|end| *end <= most);
+            let end = end.ok_or(FsError::FileTooBig)?;
             if !has_extents(&core) && mode != FallocMode::PunchHole {
                 return Err(FsError::NotSupported(
                     "fallocate of a file mapped by indirect blocks",
                 ));
             }
-            if mode != FallocMode::PunchHole && end > self.geo.max_file_size(has_extents(&core)) {
-                return Err(FsError::FileTooBig);
-            }
-        }
+            end
+        };
         if !cx.fsetid {
             self.kill_priv(cx, inode)?;
         }

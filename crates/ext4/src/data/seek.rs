@@ -7,6 +7,7 @@ use steadfs_vfs::{Cx, FsError, Result, Seek};
 use crate::disk::inode::INLINE_DATA;
 use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::map::has_extents;
 use crate::place::Place;
 
 /// Bytes copied in one step.
@@ -64,6 +65,9 @@ impl Ext4 {
     ) -> Result<u64> {
         Self::regular(from.0)?;
         Self::regular(to.0)?;
+        if to.1 >= self.geo.max_file_size(has_extents(&to.0.core.read())) {
+            return Err(FsError::FileTooBig);
+        }
         // What a copy into the same file appends is not copied again.
         let len = len.min(from.0.size().saturating_sub(from.1));
         if from.0.ino() == to.0.ino() && from.1.abs_diff(to.1) < len {

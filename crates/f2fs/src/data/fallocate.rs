@@ -28,11 +28,12 @@ impl F2fs {
     ) -> Result<()> {
         self.check_writable()?;
         Self::readable(inode)?;
-        let end = offset.checked_add(len).ok_or(FsError::FileTooBig)?;
         if len == 0 {
             return Err(FsError::Invalid("length is zero"));
         }
-        if inode.is_pinned() && matches!(mode, FallocMode::Allocate { .. }) {
+        let end = offset.saturating_add(len);
+        let allocates = matches!(mode, FallocMode::Allocate { .. });
+        if inode.is_pinned() && allocates && end <= LARGEST_SIZE {
             self.provide_sections(&(offset..end), cx.tag)?;
         }
         self.with_room(cx, || self.fallocate_alone(cx, inode, mode, offset..end))
@@ -58,7 +59,8 @@ impl F2fs {
                 return Err(FsError::NotSupported("taking blocks from a pinned file"));
             }
         }
-        if mode != FallocMode::PunchHole && end > LARGEST_SIZE {
+        // Holes, too: Linux has one limit for all modes.
+        if end > LARGEST_SIZE {
             return Err(FsError::FileTooBig);
         }
         if !cx.fsetid {

@@ -4,6 +4,7 @@ use steadfs_base::FileBlock;
 use steadfs_vfs::names::in_pieces;
 use steadfs_vfs::{Cx, FsError, Result, Seek, Segment};
 
+use super::write::LARGEST_SIZE;
 use super::{BLOCK, Place};
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -62,6 +63,9 @@ impl F2fs {
     ) -> Result<u64> {
         Self::readable(from.0)?;
         Self::readable(to.0)?;
+        if to.1 >= LARGEST_SIZE {
+            return Err(FsError::FileTooBig);
+        }
         // What a copy into the same file appends is not copied again.
         let len = len.min(from.0.size().saturating_sub(from.1));
         if from.0.nid() == to.0.nid() && from.1.abs_diff(to.1) < len {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use steadfs_vfs::{FileSystem, FsError};
+use steadfs_vfs::{FallocMode, FileSystem, FsError};
 
 use crate::inode::Inode;
 use crate::map::has_extents;
@@ -130,6 +130,50 @@ fn a_write_ends_where_files_end() {
         assert_eq!(case.write_at(most, b"x"), Err(FsError::FileTooBig));
         assert_eq!(case.write_at(u64::MAX, b"xy"), Err(FsError::FileTooBig));
         case.sync();
+        case.world.close();
+    }
+}
+
+/// As Linux: one limit for the whole volume, and for every mode.
+#[test]
+fn ranges_end_where_files_can() {
+    let keep_size = true;
+    for options in [
+        &["-t", "ext4", "-b", "4096"][..],
+        &["-t", "ext4", "-b", "1024", "-O", "^huge_file"],
+        &["-t", "ext2", "-b", "1024"],
+    ] {
+        let case = Case::new(options);
+        let (fs, cx) = (&*case.world.fs, &case.world.cx);
+        let file = case.file.ino().into();
+        case.write(0, 1);
+        let most = fs.geo().max_file_size(true);
+        let ranges = [
+            (0, most + 1),
+            (most, 1),
+            (most - 1, 2),
+            (1, u64::MAX),
+            (u64::MAX, u64::MAX),
+        ];
+        for mode in [
+            FallocMode::Allocate { keep_size },
+            FallocMode::Allocate { keep_size: false },
+            FallocMode::ZeroRange { keep_size },
+            FallocMode::PunchHole,
+        ] {
+            for (offset, len) in ranges {
+                let said = FileSystem::fallocate(fs, cx, file, mode, offset, len);
+                let range = format!("{options:?} {mode:?} {offset} {len}");
+                assert_eq!(said, Err(FsError::FileTooBig), "{range}");
+            }
+        }
+        let hole = FileSystem::fallocate(fs, cx, file, FallocMode::PunchHole, most - 1, 1);
+        assert_eq!(hole, Ok(()), "{options:?}");
+        let end = fs.geo().max_file_size(has_extents(&case.file.core.read()));
+        for (from, to) in [(0, end), (0, u64::MAX), (end, end)] {
+            let said = FileSystem::copy_range(fs, cx, (file, from), (file, to), 9);
+            assert_eq!(said, Err(FsError::FileTooBig), "{options:?} {from} {to}");
+        }
         case.world.close();
     }
 }

@@ -26,9 +26,32 @@ fn no_file_gets_larger_than_linux_reads_it() {
         assert_eq!(write(LARGEST - 5000, 10_000), Ok(5000));
         assert_eq!(write(LARGEST, 1), Err(FsError::FileTooBig));
         assert_eq!(write(LARGEST, 0), Ok(0));
-        let mode = FallocMode::Allocate { keep_size: true };
-        let beyond = fs.fallocate(cx, file, mode, LARGEST - 4096, 4097);
-        assert_eq!(beyond, Err(FsError::FileTooBig));
+        for keep_size in [false, true] {
+            for mode in [
+                FallocMode::Allocate { keep_size },
+                FallocMode::ZeroRange { keep_size },
+                FallocMode::PunchHole,
+            ] {
+                for (offset, len) in [
+                    (LARGEST - 4096, 4097),
+                    (LARGEST, 1),
+                    (0, u64::MAX),
+                    (u64::MAX, u64::MAX),
+                ] {
+                    let beyond = fs.fallocate(cx, file, mode, offset, len);
+                    assert_eq!(beyond, Err(FsError::FileTooBig), "{mode:?} {offset} {len}");
+                }
+            }
+        }
+        let punched = fs.fallocate(cx, file, FallocMode::PunchHole, LARGEST - 1, 1);
+        assert_eq!(punched, Ok(()));
+        assert_eq!(write(LARGEST - 1, 1), Ok(1));
+        for (from, len) in [(0, 5000), (LARGEST, 1)] {
+            for to in [LARGEST, u64::MAX] {
+                let copied = fs.copy_range(cx, (file, from), (file, to), len);
+                assert_eq!(copied, Err(FsError::FileTooBig), "{from} {to}");
+            }
+        }
         assert_eq!(resize(&world, file, LARGEST + 1), Err(FsError::FileTooBig));
         let world = world.reopen();
         let (fs, cx) = (&world.fs, &world.cx);
