@@ -255,6 +255,68 @@ fn copies_that_make_no_sense_are_refused() {
     other.check_clean();
 }
 
+/// A path that ends in a slash is a directory's or none's, for cp(1) and here.
+#[test]
+fn a_slash_at_the_end_names_directories_only() {
+    let scratch = Scratch::new();
+    let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
+    let other = image(&scratch, "b.img", "f2fs", 64 * MIB);
+    let host = scratch.folder("host");
+    for name in ["dir", "tree"] {
+        fs::create_dir(host.join(name)).unwrap();
+    }
+    fs::write(host.join("file"), b"content").unwrap();
+    fs::write(host.join("tree/leaf"), b"leaf").unwrap();
+    std::os::unix::fs::symlink("file", host.join("link")).unwrap();
+    let host = |name: &str| format!("{}/{name}", host.display());
+    for name in ["file", "dir", "tree", "link"] {
+        for volume in [&volume, &other] {
+            cp(&["-r", &host(name), &at(volume, "/")]);
+        }
+    }
+    let on_volume = |name: &str| at(&volume, &format!("/{name}"));
+    let on_other = |name: &str| at(&other, &format!("/{name}"));
+    type Place<'a> = &'a dyn Fn(&str) -> String;
+    let ways: [(Place<'_>, Place<'_>); 4] = [
+        (&host, &on_volume),
+        (&on_volume, &host),
+        (&on_volume, &on_other),
+        (&on_volume, &on_volume),
+    ];
+    for (n, (from, to)) in ways.into_iter().enumerate() {
+        let new = format!("new{n}");
+        let not = "ot a directory";
+        refused(&["cp", &from("file"), &to(&format!("{new}/"))], not);
+        let gone = "o such file or directory";
+        for end in ["/.", "/below"] {
+            let made = to(&format!("{new}{end}"));
+            refused(&["cp", &from("file"), &made], gone);
+            refused(&["cp", "-r", &from("tree"), &made], gone);
+        }
+        for file in ["file/", "link/", "file/."] {
+            refused(&["cp", "-f", &from("tree/leaf"), &to(file)], not);
+            refused(&["cp", "-rf", &from("tree"), &to(file)], not);
+            refused(&["cp", &from(file), &to("x")], not);
+        }
+        // Nothing was made by any of it.
+        let words = steadfs(["stat", &to(&new)]);
+        if !to(&new).starts_with(&host("")) {
+            assert_eq!(words.code(), 1, "{}", words.out);
+        }
+        assert!(!fs::exists(host(&new)).unwrap());
+        // A directory is made, or what is copied goes into the one that is there.
+        cp(&["-r", &from("tree/"), &to(&format!("{new}/"))]);
+        cp(&[&from("file"), &to(&format!("{new}/"))]);
+        cp(&["-f", &from("file"), &to(&format!("{new}/."))]);
+        let copied = match n {
+            1 => fs::read_to_string(host(&format!("{new}/file"))).unwrap(),
+            _ => steadfs(["cat", &to(&format!("{new}/file"))]).expect(0).out,
+        };
+        assert_eq!(copied, "content", "{n}");
+    }
+    volume.check_clean();
+}
+
 #[test]
 fn listings_are_those_of_ls() {
     let scratch = Scratch::new();

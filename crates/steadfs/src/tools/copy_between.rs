@@ -7,7 +7,7 @@ use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError};
 
 use super::copy_out::write_content;
 use super::maker::{CopyIn, Kept, Maker, Node};
-use super::walk::{Entry, Held, child, read_dir, resolve, resolve_parent, way};
+use super::walk::{Entry, Held, check_end, child, read_dir, resolve, resolve_parent, way};
 use super::{At, Progress, Report, Result, is_root_path, join};
 
 /// Copies the file or tree at `from` on the volume `source`; the copy's path on the volume `target` is
@@ -30,6 +30,8 @@ pub fn copy_between(
     } else {
         resolve_parent(target, cx, to).on_volume(to)?
     };
+    let there = || resolve(target, cx, to, true).map(|held| held.attr().kind);
+    check_end(top.attr().kind, to, there).on_volume(to)?;
     if same_volume(source, target) {
         refuse_itself(target, cx, &top, to).on_volume(from)?;
     }

@@ -11,7 +11,7 @@ use steadfs_vfs::{Cx, FileKind, FileSystem};
 use super::copy_out::is_refusal;
 use super::host::{self, Target};
 use super::maker::{CopyIn, Kept, Maker, Node};
-use super::walk::{Held, resolve_parent};
+use super::walk::{Held, check_end, resolve, resolve_parent};
 use super::{At, AtHost, CHUNK, Progress, Report, Result, is_root_path, join, os};
 
 /// Copies the file or tree at `from` on the host; the copy's path on the volume is `to`. A folder
@@ -41,6 +41,8 @@ pub fn copy_in(
     } else {
         resolve_parent(fs, cx, to).on_volume(to)?
     };
+    let there = || resolve(fs, cx, to, true).map(|held| held.attr().kind);
+    check_end(kind_of(&stat), to, there).on_volume(to)?;
     let place = Place {
         dir: host::cwd(),
         host_name: from.as_os_str().as_encoded_bytes(),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
@@ -13,7 +14,7 @@ use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Seek, Segment};
 use super::host::{self, Target};
 use super::list::device_numbers;
 use super::printable;
-use super::walk::{Entry, Held, child, read_dir, resolve};
+use super::walk::{Entry, Held, check_end, child, read_dir, resolve};
 use super::{At, AtHost, CHUNK, Progress, Report, Result, join, os};
 
 /// How [`copy_out`] copies.
@@ -61,6 +62,11 @@ pub fn copy_out(
     };
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(dir, flags, Mode::empty()).on_host(dir)?;
+    let ends = check_end(file.attr().kind, to.as_os_str().as_bytes(), || {
+        host::kind_at(to)
+    });
+    ends.map_err(|error| io::Error::from_raw_os_error(error.errno()))
+        .on_host(to)?;
     let place = Place {
         source: from.to_vec(),
         target: to.to_owned(),

@@ -11,7 +11,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use steadfs_base::Timestamp;
-use steadfs_vfs::{Attr, FileKind};
+use steadfs_vfs::{Attr, FileKind, FsError};
 
 /// Opens a folder; a link to one is refused.
 pub fn open_dir(at: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
@@ -63,6 +63,16 @@ pub fn names(dir: BorrowedFd<'_>) -> rustix::io::Result<Vec<Vec<u8>>> {
 /// The type that a mode of the host means.
 pub fn kind_of(stat: &Stat) -> Option<FileKind> {
     FileKind::from_mode(stat.st_mode)
+}
+
+/// What a path leads to.
+pub fn kind_at(path: &Path) -> steadfs_vfs::Result<FileKind> {
+    match rustix::fs::stat(path) {
+        Ok(stat) => Ok(kind_of(&stat).unwrap_or(FileKind::Regular)),
+        Err(Errno::NOENT) => Err(FsError::NotFound),
+        Err(Errno::ACCESS) => Err(FsError::Access),
+        Err(_) => Err(FsError::NotDir),
+    }
 }
 
 /// The host's word for a type.

@@ -124,18 +124,18 @@ pub(super) fn way<'a>(
     let mut way = vec![Held::root(fs, cx)?];
     // Components still to go, the next one last.
     let mut todo: Vec<Vec<u8>> = components(path);
-    let must_be_dir = path.ends_with(b"/");
+    let must_be_dir = is_of_dir(path);
     let mut links = 0;
     while let Some(name) = todo.pop() {
+        let here = way.last().ok_or(FsError::NotFound)?;
+        if here.attr.kind != FileKind::Directory {
+            return Err(FsError::NotDir);
+        }
         if name == b".." {
             if way.len() > 1 {
                 way.pop();
             }
             continue;
-        }
-        let here = way.last().ok_or(FsError::NotFound)?;
-        if here.attr.kind != FileKind::Directory {
-            return Err(FsError::NotDir);
         }
         let next = child(fs, cx, here.ino(), &name)?;
         let follows = follow || must_be_dir || !todo.is_empty();
@@ -187,6 +187,35 @@ pub fn resolve_parent<'a>(
         return Err(FsError::NotDir);
     }
     Ok((dir, last))
+}
+
+/// Whether a path can only be a directory's, whatever is there.
+fn is_of_dir(path: &[u8]) -> bool {
+    path.ends_with(b"/") || is_dot(path)
+}
+
+fn is_dot(path: &[u8]) -> bool {
+    path.rsplit(|&b| b == b'/').next() == Some(b".")
+}
+
+/// Refuses a copy's path `to` that can only be a directory's where it is none, as the kernel does: `found` is what it
+/// leads to. A directory may be made at a path that ends in a slash.
+pub(super) fn check_end(
+    kind: FileKind,
+    to: &[u8],
+    found: impl FnOnce() -> Result<FileKind>,
+) -> Result<()> {
+    if !is_of_dir(to) {
+        return Ok(());
+    }
+    match found() {
+        Ok(FileKind::Directory) => Ok(()),
+        Ok(_) => Err(FsError::NotDir),
+        Err(FsError::NotFound) if is_dot(to) => Err(FsError::NotFound),
+        Err(FsError::NotFound) if kind == FileKind::Directory => Ok(()),
+        Err(FsError::NotFound) => Err(FsError::NotDir),
+        Err(error) => Err(error),
+    }
 }
 
 /// Names of a path, the first one last; empty ones and `.` left out.
