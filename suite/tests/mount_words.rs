@@ -1,11 +1,16 @@
-//! The words of `steadfs mount` beside those of mount(8).
+//! The words of `steadfs mount` beside those of mount(8), and what it keeps of its caller.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
+use steadfs_suite::command::{PATIENCE, finish};
 use steadfs_suite::scratch::{mounts_below, unmount_patiently};
+use steadfs_suite::stead::program;
 use steadfs_suite::{
-    Image, KernelMount, LoopDevice, Outcome, Scratch, SteadMount, run, steadfs, succeed,
+    Image, KernelMount, LoopDevice, Outcome, Scratch, SteadMount, run, steadfs, steadfs_patiently,
+    succeed,
 };
 
 const MIB: u64 = 1 << 20;
@@ -39,7 +44,7 @@ fn a_device_is_found_by_what_is_on_it() {
         &["-w", "-n", "-v", "-t", "ext4", &by_uuid, at],
     ] {
         mount(words).expect(0);
-        let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        let table = fs::read_to_string("/proc/self/mounts").unwrap();
         let line = table.lines().find(|line| line.contains(at)).unwrap();
         assert!(line.starts_with(path(device.path())), "{line}");
         unmount_patiently(&root);
@@ -51,7 +56,7 @@ fn a_device_is_found_by_what_is_on_it() {
         // mount(8) has the same exit code.
         run("mount", ["-t", "ext4", &none, at]).expect(1);
     }
-    assert_eq!(mounts_below(&root), [""; 0].map(std::path::PathBuf::from));
+    assert_eq!(mounts_below(&root), [""; 0].map(PathBuf::from));
 }
 
 #[test]
@@ -147,7 +152,7 @@ fn the_superblock_says_where_and_how_often_it_was_mounted() {
     let is = |at: &str, count: &str| assert_eq!(fields(), (at.to_owned(), count.to_owned()));
     is("<not available>", "0");
     let kernel = KernelMount::new(&scratch, image.path(), "");
-    std::fs::write(kernel.join("file"), "").unwrap();
+    fs::write(kernel.join("file"), "").unwrap();
     let at = path(kernel.root()).to_owned();
     kernel.unmount();
     is(&at, "1");
@@ -173,7 +178,7 @@ fn what_is_too_small_for_a_volume_is_not_called_damaged() {
     let scratch = Scratch::new();
     let root = scratch.folder("root");
     let image = Image::mke2fs(&scratch, "d.img", 64 * MIB, &["-t", "ext4"]);
-    let whole = std::fs::read(image.path()).unwrap();
+    let whole = fs::read(image.path()).unwrap();
     for (size, says) in [
         (0, "is empty"),
         (3, "only 3 bytes"),
@@ -182,7 +187,7 @@ fn what_is_too_small_for_a_volume_is_not_called_damaged() {
         (8192, "the device only"),
     ] {
         let name = scratch.join(&format!("{size}"));
-        std::fs::write(&name, &whole[..size]).unwrap();
+        fs::write(&name, &whole[..size]).unwrap();
         for (words, code) in [
             (&["mount", path(&name), path(&root)][..], 32),
             (&["mount", "-o", "ro", path(&name), path(&root)], 32),
@@ -194,4 +199,63 @@ fn what_is_too_small_for_a_volume_is_not_called_damaged() {
             assert!(size > 2048 || !said.contains("damaged"), "{said}");
         }
     }
+}
+
+/// Whatever reads what the command says sees its end, and whatever the caller had open can be closed, also where the
+/// server has nearly no descriptors.
+#[test]
+fn the_background_keeps_nothing_of_its_caller_open() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "a.img", 64 * MIB, &["-t", "ext4"]);
+    let dir = scratch.folder("mnt");
+    let marker = scratch.join("marker");
+    fs::write(&marker, b"").unwrap();
+    for limit in ["", "ulimit -n 40;", "ulimit -n 12;"] {
+        let command = format!(
+            "{limit} {} mount {} {} 2>&1 </dev/zero 7<marker 9>>marker | timeout 100 cat",
+            program().display(),
+            image.path().display(),
+            dir.display()
+        );
+        let mut shell = Command::new("bash");
+        shell.args(["-o", "pipefail", "-c", &command]);
+        shell.current_dir(scratch.path());
+        let said = finish(shell, PATIENCE);
+        if limit.ends_with("12;") {
+            // Too few for a server; that is said, and is all.
+            assert_ne!(said.code(), 124, "{}", said.out);
+        } else {
+            assert_eq!(said.code(), 0, "{limit} {}", said.out);
+            let kept = descriptors_of_server(image.path());
+            let null = Path::new("/dev/null");
+            assert!(kept[..3].iter().all(|path| path == null), "{kept:?}");
+            assert!(!kept.contains(&marker), "{kept:?}");
+        }
+        if mounts_below(&dir).contains(&dir) {
+            steadfs_patiently(&["umount".as_ref(), dir.as_os_str()]).expect(0);
+        }
+    }
+    image.check_clean();
+}
+
+/// What the server of `image` in the background has open, in the order of its descriptors.
+fn descriptors_of_server(image: &Path) -> Vec<PathBuf> {
+    let is_server = |process: &Path| {
+        let words = fs::read(process.join("cmdline")).unwrap_or_default();
+        let mut words = words.split(|&byte| byte == 0);
+        words.clone().any(|word| word == b"--serve")
+            && words.any(|word| word == image.as_os_str().as_encoded_bytes())
+    };
+    let processes = fs::read_dir("/proc").unwrap();
+    let mut processes = processes.map(|entry| entry.unwrap().path());
+    let server = processes.find(|process| is_server(process)).unwrap();
+    let mut open: Vec<u32> = fs::read_dir(server.join("fd"))
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
+        .collect();
+    open.sort_unstable();
+    // One that is closed meanwhile is none that is kept.
+    open.iter()
+        .filter_map(|number| fs::read_link(server.join(format!("fd/{number}"))).ok())
+        .collect()
 }

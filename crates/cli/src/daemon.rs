@@ -5,6 +5,7 @@
 //! So nothing is forked in the middle of a program with threads, and whatever goes wrong before the
 //! mount is usable is seen where the command was typed.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
@@ -20,6 +21,7 @@ const READY: &[u8] = b"ready\n";
 pub fn start(mut command: Command) -> Result<(), Failure> {
     let system = |error| Failure::new(code::SYSTEM, format!("cannot start the server: {error}"));
     command.stdin(Stdio::null()).stdout(Stdio::piped());
+    steadfs_rt::pass_on_no_descriptors();
     let mut child = command.spawn().map_err(system)?;
     let mut said = Vec::new();
     if let Some(mut pipe) = child.stdout.take() {
@@ -42,25 +44,32 @@ pub fn start(mut command: Command) -> Result<(), Failure> {
     }
 }
 
-/// In the child, before anything else: leaves the terminal's session, so that its signals stay away.
-pub fn leave_session() {
-    // Fails only for the leader of a group, which a child of `start` is not.
-    let _ = rustix::process::setsid();
-}
+/// What a child of [`start`] puts in the place of its caller's terminal or pipe. Opened before anything else: later
+/// there may be no descriptor left, and whoever reads that pipe waits for its end.
+pub struct Nowhere(File);
 
-/// In the child: says that the mount is usable and lets the terminal and the current folder go.
-///
-/// # Errors
-/// If the parent or /dev/null is gone.
-pub fn ready() -> std::io::Result<()> {
-    let mut out = std::io::stdout();
-    out.write_all(READY)?;
-    out.flush()?;
-    let null = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/null")?;
-    rustix::stdio::dup2_stdout(&null)?;
-    rustix::stdio::dup2_stderr(&null)?;
-    std::env::set_current_dir("/")
+impl Nowhere {
+    /// In the child, before anything else: leaves the terminal's session, so that its signals stay away.
+    ///
+    /// # Errors
+    /// /dev/null cannot be opened.
+    pub fn leave_session() -> std::io::Result<Self> {
+        // Fails only for the leader of a group, which a child of `start` is not.
+        let _ = rustix::process::setsid();
+        let null = File::options().read(true).write(true).open("/dev/null");
+        null.map(Self)
+    }
+
+    /// In the child: says that the mount is usable and lets the terminal and the current folder go.
+    ///
+    /// # Errors
+    /// The parent is gone. The terminal is let go all the same.
+    pub fn ready(self) -> std::io::Result<()> {
+        let mut out = std::io::stdout();
+        let told = out.write_all(READY).and_then(|()| out.flush());
+        rustix::stdio::dup2_stdout(&self.0)?;
+        rustix::stdio::dup2_stderr(&self.0)?;
+        std::env::set_current_dir("/")?;
+        told
+    }
 }

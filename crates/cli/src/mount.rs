@@ -8,6 +8,7 @@ use std::sync::Arc;
 use steadfs::{Error, OpenError, Options, Unmount, Volume};
 
 use crate::args;
+use crate::daemon::Nowhere;
 use crate::failure::{Failure, code, mount_failure};
 use crate::{daemon, kind, log, signals, source};
 
@@ -73,12 +74,14 @@ fn serve(
     path: &Path,
     mountpoint: &Path,
 ) -> Result<(), Failure> {
-    if args.serve {
-        daemon::leave_session();
-    }
+    let system = |error: std::io::Error| Failure::new(code::SYSTEM, error);
+    let nowhere = match args.serve {
+        true => Some(Nowhere::leave_session().map_err(system)?),
+        false => None,
+    };
     log::start(args.verbose);
     steadfs_rt::share_free_memory();
-    let signals = signals::heard().map_err(|e| Failure::new(code::SYSTEM, e))?;
+    let signals = signals::heard().map_err(system)?;
     steadfs_rt::check_threads(THREADS).map_err(|error| {
         let why = "a limit of processes, such as ulimit -u or a container's?";
         Failure::new(
@@ -111,8 +114,8 @@ fn serve(
         let why = format!("cannot start a thread: {error}");
         return Err(Failure::new(code::SYSTEM, why));
     }
-    if args.serve {
-        if let Err(error) = daemon::ready() {
+    if let Some(nowhere) = nowhere {
+        if let Err(error) = nowhere.ready() {
             // Nobody waits for this mount any more: it goes on, as it was asked for.
             tracing::warn!(%error, "cannot leave the terminal");
         }

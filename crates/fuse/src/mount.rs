@@ -10,6 +10,7 @@ mod sync;
 mod table;
 
 use std::ffi::CString;
+use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -231,11 +232,13 @@ fn attempt(
 ) -> Result<Mounted, MountError> {
     // A mount that is not found in the list could not be taken away either: so the list is asked before there is one.
     listed(mountpoint)?;
+    let spare = spare_descriptors(mountpoint)?;
     let device = if is_helped() {
         helper::mount(mountpoint, options)?
     } else {
         mount_as_root(mountpoint, options)?
     };
+    drop(spare);
     let handle = MountHandle::of(new_entry(mountpoint, options)?);
     let session = Session::new(
         fs,
@@ -253,7 +256,12 @@ fn attempt(
         },
     );
     let crew = Crew::new(Arc::new(session));
-    match serve(&crew, device, options, queues) {
+    let served = spare_descriptors(mountpoint).and_then(|spare| {
+        let served = serve(&crew, device, options, queues);
+        drop(spare);
+        served
+    });
+    match served {
         Ok(agreed) => {
             set_read_ahead(&handle.entry.device, options.read_ahead_kib);
             Ok(Mounted {
@@ -351,6 +359,16 @@ fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, M
         },
     )?;
     Ok(device)
+}
+
+/// Held while others are taken: what finding a mount and taking it away needs, should that be all that can be done.
+fn spare_descriptors(mountpoint: &Path) -> Result<[File; 3], MountError> {
+    let none_left = |error| MountError::Mount {
+        path: mountpoint.to_owned(),
+        cause: format!("/dev/null: {error} (ulimit -n?)"),
+    };
+    let open = || File::open("/dev/null").map_err(none_left);
+    Ok([open()?, open()?, open()?])
 }
 
 /// All mounts, for one that is made on `mountpoint`.

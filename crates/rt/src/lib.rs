@@ -6,6 +6,7 @@
 //! serves both.
 
 mod condvar;
+mod descriptors;
 mod event;
 mod gate;
 mod host_prio;
@@ -23,6 +24,7 @@ mod time;
 mod turns;
 
 pub use condvar::Condvar;
+pub use descriptors::pass_on_no_descriptors;
 pub use event::Event;
 pub use host_prio::HostPrio;
 pub use idle::{IdleTime, IdleWindow, idle_time};
