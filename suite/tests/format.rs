@@ -96,6 +96,7 @@ fn groups_and_names_are_as_mke2fs_makes_them() {
         (&["-C", "16384"], "-C"),
         (&["-t", "f2fs", "-g", "4096"], "--blocks-per-group"),
         (&["-t", "f2fs", "-D"], "--direct"),
+        (&["-l", "badblocks"], "mke2fs -l"),
         (&["-E", "offset=7"], "multiple of 512"),
         (&["-E", "offset=x"], "offset"),
     ] {
@@ -103,6 +104,76 @@ fn groups_and_names_are_as_mke2fs_makes_them() {
         assert_ne!(said.code(), 0, "{options:?}");
         assert!(said.err.contains(why), "{options:?}: {}", said.err);
         assert!(!Path::new(image).exists());
+    }
+}
+
+/// A volume that cannot be is refused in words of the user's, and leaves no file; where there is room for it, mke2fs
+/// makes one, too.
+#[test]
+fn tiny_volumes_are_made_or_refused() {
+    let scratch = Scratch::new();
+    let [our, theirs] = ["ours", "theirs"].map(|name| scratch.join(name));
+    let [ours, theirs_too] = [&our, &theirs].map(|path| path.to_str().unwrap());
+    let sizes = [
+        1, 511, 512, 1024, 2048, 4096, 16_384, 32_768, 61_440, 65_536, 102_400, 204_800, 524_288,
+    ];
+    for options in [
+        &["-t", "ext4"][..],
+        &["-t", "ext2"],
+        &["-b", "4096"],
+        &["-b", "65536"],
+    ] {
+        for size in sizes {
+            let text = size.to_string();
+            let words = ["format", "-q", ours, &text];
+            let said = steadfs(words.iter().chain(options));
+            fs::File::create(&theirs).unwrap().set_len(size).unwrap();
+            let words = ["-q", "-F", theirs_too];
+            let made = run("mke2fs", words.iter().chain(options)).code() == 0;
+            assert_eq!(said.code() == 0, made, "{options:?} {size}: {}", said.err);
+            assert_eq!(our.exists(), made, "{options:?} {size}: {}", said.err);
+            if made {
+                clean(ours);
+                fs::remove_file(&our).unwrap();
+            } else {
+                let clear = ["too small", "too few", "has only"];
+                let is_clear = clear.iter().any(|words| said.err.contains(words));
+                assert!(is_clear, "{options:?} {size}: {}", said.err);
+                assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_uuid_is_what_mke2fs_makes_of_the_word() {
+    let scratch = Scratch::new();
+    let image = scratch.join("image");
+    let image = image.to_str().unwrap();
+    let uuid = |kind: &str, word: &str| {
+        steadfs(["format", "-qF", "-t", kind, "-U", word, image, "64M"]).expect(0);
+        let said = steadfs(["inspect", image]).expect(0).out;
+        let line = said.lines().find(|line| line.contains("UUID")).unwrap();
+        line.split_whitespace().last().unwrap().to_owned()
+    };
+    for kind in ["ext4", "f2fs"] {
+        for word in ["clear", "null", "CLEAR"] {
+            assert_eq!(uuid(kind, word), "00000000-0000-0000-0000-000000000000");
+        }
+        let version = |uuid: &str| uuid.as_bytes()[14];
+        let [one, other] = ["time", "Time"].map(|word| uuid(kind, word));
+        assert_eq!(
+            (version(&one), version(&other)),
+            (b'1', b'1'),
+            "{one} {other}"
+        );
+        assert_ne!(one, other);
+        assert_eq!(version(&uuid(kind, "random")), b'4');
+        assert_eq!(uuid(kind, UUID), UUID);
+        let words = ["format", "-qF", "-t", kind, "-U", "now", image, "64M"];
+        let said = steadfs(words);
+        assert_ne!(said.code(), 0);
+        assert!(said.err.contains("'now' is not a UUID"), "{}", said.err);
     }
 }
 

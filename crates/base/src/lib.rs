@@ -7,10 +7,12 @@ mod fixed_map;
 pub mod io_tag;
 pub mod limits;
 pub mod units;
+mod uuid;
 
 pub use fixed_map::{FixedHasher, FixedMap, FixedSet};
 pub use io_tag::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 pub use units::{BlockSize, DevBlock, FileBlock, InodeNo, Tid, Timestamp};
+pub use uuid::time_uuid;
 
 /// Endian-typed words for on-disk structures: the field's type says the byte order.
 pub mod endian {

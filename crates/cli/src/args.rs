@@ -84,8 +84,11 @@ pub struct Format {
     #[arg(short = 'm', long, value_name = "PERCENT")]
     pub reserved: Option<f64>,
     /// Label: at most 16 bytes, f2fs 511 units of UTF-16.
-    #[arg(short = 'L', long, short_alias = 'l')]
+    #[arg(short = 'L', long)]
     pub label: Option<String>,
+    /// Label of an f2fs volume, as mkfs.f2fs has it. A list of bad blocks, as mke2fs has it, is not taken.
+    #[arg(short = 'l', value_name = "LABEL", conflicts_with = "label")]
+    pub f2fs_label: Option<String>,
     /// UUID, or random, time, clear.
     #[arg(short = 'U', long)]
     pub uuid: Option<String>,

@@ -75,6 +75,11 @@ fn refuse_of_other_kind(args: &args::Format, f2fs: bool) -> Result<(), Failure> 
         ("--sector-size", only.sector_size.is_some()),
         ("--nodiscard", only.nodiscard),
     ];
+    if !f2fs && args.f2fs_label.is_some() {
+        let why = "a list of bad blocks is not taken here: mke2fs -l makes such a volume, and it can be mounted; \
+                   a label is -L";
+        return Err(Failure::plain(format!("-l: {why}")));
+    }
     let others = if f2fs { &of_ext[..] } else { &of_f2fs[..] };
     match others.iter().find(|(_, given)| *given) {
         None => Ok(()),

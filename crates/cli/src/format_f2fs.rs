@@ -36,7 +36,11 @@ pub fn run(args: &args::Format, size: Option<u64>) -> Result<(), Failure> {
 
 fn options(args: &args::Format) -> Result<F2fsFormatOptions, F2fsFormatError> {
     let mut options = F2fsFormatOptions {
-        label: args.label.clone().unwrap_or_default(),
+        label: args
+            .label
+            .clone()
+            .or_else(|| args.f2fs_label.clone())
+            .unwrap_or_default(),
         overprovision: args.f2fs.overprovision,
         large_nat_bitmap: args.f2fs.extended_node_bitmap,
         sector_size: args.f2fs.sector_size,
@@ -52,7 +56,7 @@ fn options(args: &args::Format) -> Result<F2fsFormatOptions, F2fsFormatError> {
     if let Some(owner) = &args.f2fs.root_owner {
         options.set_root_owner(owner)?;
     }
-    if let Some(text) = args.uuid.as_deref().filter(|text| *text != "random") {
+    if let Some(text) = &args.uuid {
         options.set_uuid(text)?;
     }
     for list in &args.features {

@@ -52,10 +52,12 @@ fn on<T>(
     make: impl FnOnce(&Queue, u64, u32) -> Result<T, String>,
 ) -> Result<T, Error> {
     let is_new = !path.exists();
+    let length = size.map(|size| size.saturating_add(offset));
     let opened = open(path, offset, size).inspect_err(|error| {
-        // Made, and it could not become so long.
+        // Made, and it could not become so long, or is too short to be a device.
         let own = !matches!(error, Error::Open(OpenError::Busy { .. }));
-        if is_new && own && std::fs::metadata(path).is_ok_and(|file| file.len() == 0) {
+        let is_ours = |len| len == 0 || Some(len) == length;
+        if is_new && own && std::fs::metadata(path).is_ok_and(|file| is_ours(file.len())) {
             let _ = std::fs::remove_file(path);
         }
     });

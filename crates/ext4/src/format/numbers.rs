@@ -104,6 +104,11 @@ impl Request {
         let Some(inodes_per_group) = self.inodes_per_group(groups)? else {
             return Ok(Attempt::SmallerGroups);
         };
+        let inodes = u64::from(inodes_per_group) * u64::from(groups);
+        if inodes < u64::from(FIRST_INO) {
+            let why = format!("{inodes} are too few: the volume itself needs {FIRST_INO} (-N 16?)");
+            return Err(FormatError::option("number of inodes", why));
+        }
         let itable_blocks = low32(
             (u64::from(inodes_per_group) * u64::from(self.inode_size))
                 .div_ceil(self.block_size.into()),
@@ -128,15 +133,13 @@ impl Request {
         }
         let rest = covered % u64::from(per_group);
         if rest != 0 {
-            if groups == 1 && rest < own.into() {
-                return Err(FormatError::TooSmall(format!(
-                    "{blocks} blocks, of which {own} are needed to manage them"
-                )));
-            }
-            if rest < u64::from(own) + MIN_LAST_GROUP_DATA {
+            let least = u64::from(own) + MIN_LAST_GROUP_DATA;
+            if rest < least {
                 if groups == 1 {
+                    let least = least + self.first_data_block();
                     return Err(FormatError::TooSmall(format!(
-                        "{blocks} blocks, of which {own} are needed to manage them"
+                        "{blocks} blocks of {} bytes; with so many inodes it needs {least}",
+                        self.block_size
                     )));
                 }
                 return Ok(Attempt::WithoutLastGroup);

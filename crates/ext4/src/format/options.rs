@@ -1,6 +1,7 @@
 //! What can be chosen when a volume is made. Names and defaults are mke2fs's.
 
-use steadfs_base::Timestamp;
+use steadfs_base::{Timestamp, time_uuid};
+use steadfs_rt::{random_u64, wall_clock};
 
 use super::FormatError;
 use crate::disk::superblock::OnError;
@@ -278,14 +279,16 @@ impl FormatOptions {
         Ok(())
     }
 
-    /// Takes a UUID as `-U` has it: in the usual form, `clear` (all zeros) or `random`.
+    /// Takes a UUID as `-U` has it: in the usual form, `clear` or `null` (all zeros), `random`, or `time` (of
+    /// version 1, of this moment).
     pub fn set_uuid(&mut self, text: &str) -> Result<(), FormatError> {
-        self.uuid = match text {
+        self.uuid = match text.to_ascii_lowercase().as_str() {
             "clear" | "null" => Some([0; 16]),
             "random" => None,
-            "time" => return Err(FormatError::Unsupported("-U time".to_owned())),
+            "time" => Some(time_uuid(wall_clock(), random_u64())),
             _ => Some(parse_uuid(text).ok_or_else(|| {
-                FormatError::option("-U", format!("'{text}' is not a UUID, clear or random"))
+                let why = format!("'{text}' is not a UUID, clear, random or time");
+                FormatError::option("-U", why)
             })?),
         };
         Ok(())

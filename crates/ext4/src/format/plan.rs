@@ -232,6 +232,10 @@ fn request(
             request.reserved_gdt = Some(more);
         }
     }
+    if blocks == 0 {
+        let why = format!("not even a block of {block_size} bytes");
+        return Err(FormatError::TooSmall(why));
+    }
     let table = u64::from(request.inodes) * u64::from(inode_size);
     if table >= blocks.saturating_mul(block_size.into()) {
         let why = format!(

@@ -1,5 +1,8 @@
 //! What a new volume is to be like.
 
+use steadfs_base::time_uuid;
+use steadfs_rt::{random_u64, wall_clock};
+
 use super::FormatError;
 use crate::disk::features::{Features, WRITE};
 
@@ -107,14 +110,21 @@ impl FormatOptions {
         self.hot_extensions.extend(words(list).map(str::to_owned));
     }
 
-    /// Sets the UUID from its text.
+    /// Sets the UUID from its text, or as mke2fs has it: `clear` or `null` (all zeros), `random`, or `time` (of
+    /// version 1, of this moment).
     ///
     /// # Errors
-    /// It is none.
+    /// It is none of these.
     pub fn set_uuid(&mut self, text: &str) -> Result<(), FormatError> {
-        let uuid = parse_uuid(text)
-            .ok_or_else(|| FormatError::option("UUID", format!("{text} is none")))?;
-        self.uuid = Some(uuid);
+        self.uuid = match text.to_ascii_lowercase().as_str() {
+            "clear" | "null" => Some([0; 16]),
+            "random" => None,
+            "time" => Some(time_uuid(wall_clock(), random_u64())),
+            _ => Some(parse_uuid(text).ok_or_else(|| {
+                let why = format!("'{text}' is not a UUID, clear, random or time");
+                FormatError::option("UUID", why)
+            })?),
+        };
         Ok(())
     }
 
