@@ -199,7 +199,9 @@ fn a_journal_that_fails(through_loop: bool, options: &str) {
     fails(folder.sync_all(), Errno::IO);
     fails(folder.sync_all(), Errno::IO);
     drop(folder);
-    assert!(fs::create_dir(mount.join("another")).is_err());
+    // As the kernel says once its journal is aborted.
+    fails(fs::create_dir(mount.join("another")), Errno::ROFS);
+    fails(fs::remove_file(mount.join("before")), Errno::ROFS);
     assert_eq!(fs::read(mount.join("before")).unwrap(), b"before");
     let options = fs::read_to_string(mount.join(".steadfs/options")).unwrap();
     assert!(options.starts_with("ro,"), "{options}");
@@ -245,6 +247,7 @@ fn damage_obeys_the_errors_option() {
     drop(file);
     for (options, writable) in [("errors=continue", true), ("errors=remount-ro", false)] {
         let mount = SteadMount::new(&scratch, image.path(), options);
+        let open = File::create(mount.join("open")).unwrap();
         fails(fs::metadata(mount.join("dir/child")), Errno::UCLEAN);
         mount.wait_for_words("damaged");
         assert!(
@@ -252,8 +255,19 @@ fn damage_obeys_the_errors_option() {
             "{}",
             errors(&mount)
         );
-        let made = fs::write(mount.join("new"), b"new");
-        assert_eq!(made.is_ok(), writable, "{options}");
+        let changes = [
+            fs::write(mount.join("new"), b"new"),
+            open.write_all_at(b"more", 0),
+            open.set_len(100),
+            fs::rename(mount.join("open"), mount.join("other")),
+        ];
+        for change in changes {
+            match writable {
+                true => change.unwrap(),
+                false => fails(change, Errno::ROFS),
+            }
+        }
+        drop(open);
         let said = umount(&mount);
         assert_eq!(said.code(), if writable { 0 } else { 32 }, "{}", said.err);
         let (code, words) = mount.wait_with_words();
