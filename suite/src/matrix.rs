@@ -25,6 +25,8 @@ pub struct Kind {
     pub args: &'static str,
     /// What tune2fs sets afterwards (`-E`).
     pub tune: Option<&'static str>,
+    /// What debugfs does to it afterwards.
+    pub debugfs: Option<&'static str>,
     /// Block size in bytes.
     pub block: u64,
     /// Whether the kernels the tests run on can mount it (blocks no larger than a page, …).
@@ -47,6 +49,9 @@ impl Kind {
                 "tune2fs",
                 ["-E".as_ref(), tune.as_ref(), image.path().as_os_str()],
             );
+        }
+        if let Some(command) = self.debugfs {
+            image.debugfs(command);
         }
         image
     }
@@ -82,6 +87,7 @@ const fn rw(name: &'static str, args: &'static str) -> Kind {
         name,
         args,
         tune: None,
+        debugfs: None,
         block: 4096,
         kernel: true,
         circle: Circle::ReadWrite,
@@ -107,6 +113,13 @@ impl Kind {
     const fn tuned(self, tune: &'static str) -> Self {
         Self {
             tune: Some(tune),
+            ..self
+        }
+    }
+
+    const fn changed(self, debugfs: &'static str) -> Self {
+        Self {
+            debugfs: Some(debugfs),
             ..self
         }
     }
@@ -189,6 +202,10 @@ pub const KINDS: &[Kind] = &[
         "-t ext4 -b 4096 -O quota,project -E quotatype=usrquota:grpquota:prjquota",
     )
     .no_kernel(),
+    // mke2fs makes none, and the kernel reads them only.
+    ro("shared_blocks", "-t ext4 -b 4096")
+        .changed("feature shared_blocks")
+        .no_kernel(),
     ro("encrypt", "-t ext4 -b 4096 -O encrypt"),
     ro("verity", "-t ext4 -b 4096 -O verity").no_kernel(),
     ro("casefold", "-t ext4 -b 4096 -O casefold").no_kernel(),

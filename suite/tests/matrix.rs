@@ -210,6 +210,48 @@ fn others_read_what_we_wrote() {
     });
 }
 
+/// As e2fsdroid makes them: files with the same content have one copy of it.
+#[test]
+fn a_block_of_two_files_is_read_in_both() {
+    let scratch = Scratch::new();
+    let from = scratch.folder("from");
+    for name in ["one", "other"] {
+        std::fs::write(from.join(name), vec![7; 40_000]).unwrap();
+    }
+    let args = [
+        "-t",
+        "ext4",
+        "-b",
+        "4096",
+        "-O",
+        "^extent,^64bit",
+        "-d",
+        from.to_str().unwrap(),
+    ];
+    let image = Image::mke2fs(&scratch, "shared.img", 64 << 20, &args);
+    let block = |file: &str, n: u32| {
+        let said = image.debugfs(&format!("bmap {file} {n}")).out;
+        said.trim().lines().last().unwrap().trim().to_owned()
+    };
+    let mut commands = "feature shared_blocks\n".to_owned();
+    for n in 0..10 {
+        let (one, other) = (block("one", n), block("other", n));
+        commands += &format!("sif other block[{n}] {one}\nfreeb {other}\n");
+    }
+    image.debugfs(&commands);
+    // What debugfs does not count.
+    let path = image.path().as_os_str();
+    steadfs_suite::run("e2fsck", ["-fy".as_ref(), path]).expect(1);
+    image.check_clean();
+    assert_eq!(block("one", 3), block("other", 3));
+    steadfs_suite::steadfs(["check".as_ref(), path]).expect(0);
+    let kernel = read_by_kernel(&scratch, image.path());
+    let ours = read_by_library(image.path());
+    kernel.assert_same(&ours, Compare::ALL, "kernel and library");
+    assert!(ours.nodes.contains_key(&b"other"[..]));
+    assert_eq!(std::fs::read(from.join("other")).unwrap(), [7; 40_000]);
+}
+
 #[test]
 fn volumes_we_only_read_are_not_written() {
     let only_read = |kind: &Kind| kind.circle == Circle::ReadOnly;
