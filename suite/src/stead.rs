@@ -1,11 +1,11 @@
 //! Our own program under test: built, mounted, killed.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -66,13 +66,26 @@ pub fn steadfs_patiently<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Outcome {
     }
 }
 
-/// The way of requests for a mount that leaves it open: by turns, so that every test of more than one mount, and all
-/// of them together, try both.
-fn transport_in_turn(options: &str) -> Option<&'static str> {
-    static MOUNTS: AtomicUsize = AtomicUsize::new(0);
-    let open = !options.contains("fuse_transport");
-    let turn = MOUNTS.fetch_add(1, Ordering::Relaxed) % 2;
-    open.then(|| ["fuse_transport=uring", "fuse_transport=dev"][turn])
+/// The way of requests for a mount that leaves it open. The names of test and image tell the first one of an image, then
+/// they take turns: every test that mounts an image more than once, and all of them together, try both, and each test
+/// tries the same ones every time.
+fn transport_in_turn(image: &Path, options: &str) -> Option<&'static str> {
+    static MOUNTS: Mutex<BTreeMap<PathBuf, usize>> = Mutex::new(BTreeMap::new());
+    if options.contains("fuse_transport") {
+        return None;
+    }
+    let test = thread::current().name().unwrap_or_default().to_owned();
+    // Which loop device it is, is chance; images lie in folders of their tests.
+    let (key, name) = match image.starts_with("/dev") {
+        true => (PathBuf::from(&test), ""),
+        false => (image.to_owned(), image.file_name()?.to_str()?),
+    };
+    let first: usize = test.bytes().chain(name.bytes()).map(usize::from).sum();
+    let mut mounts = MOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mounted = mounts.entry(key).or_default();
+    let turn = first + *mounted;
+    *mounted += 1;
+    Some(["fuse_transport=uring", "fuse_transport=dev"][turn % 2])
 }
 
 /// A volume mounted by a server of ours in the foreground; killed and unmounted when dropped.
@@ -105,7 +118,7 @@ impl SteadMount {
         let mut command = Command::new("env");
         command.arg("--default-signal=HUP").arg(program());
         command.arg("mount").arg("--foreground");
-        if let Some(transport) = transport_in_turn(options) {
+        if let Some(transport) = transport_in_turn(image, options) {
             command.args(["-o", transport]);
         }
         if !options.is_empty() {
