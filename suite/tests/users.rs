@@ -216,6 +216,17 @@ fn users_stay_within_their_rights() {
     assert!(said.err.contains("-o ro mounts it"), "{}", said.err);
     user.steadfs(["mount", "-o", "ro", path, "mnt"]).expect(0);
     user.steadfs(["umount", "mnt"]).expect(0);
+    // An image, or a mount point, where the user may not even look.
+    let closed = user.scratch.folder("closed");
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
+    let inside = closed.join("any");
+    let inside = inside.to_str().unwrap();
+    for words in [["mount", inside, "mnt"], ["mount", "a.img", inside]] {
+        let said = user.steadfs(words);
+        assert_eq!(said.code(), 1, "{}", said.err);
+        let why = format!("{inside}: Permission denied");
+        assert!(said.err.contains(&why), "{}", said.err);
+    }
     // A mount of somebody else's.
     let roots = user.scratch.folder("roots");
     let other = steadfs_suite::steadfs(["mount".as_ref(), image.path(), &roots]);

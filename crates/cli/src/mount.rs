@@ -64,8 +64,13 @@ fn list(args: &args::Mount) -> String {
 
 /// The server goes to `/`: paths must not depend on where it was started.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    path.canonicalize()
-        .map_err(|error| Failure::new(code::MOUNT, format!("{}: {error}", path.display())))
+    path.canonicalize().map_err(|error| {
+        let code = match error.kind() {
+            ErrorKind::PermissionDenied => code::USAGE,
+            _ => code::MOUNT,
+        };
+        Failure::new(code, format!("{}: {error}", path.display()))
+    })
 }
 
 fn serve(

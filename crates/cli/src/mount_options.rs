@@ -283,7 +283,7 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
 ];
 
 /// Taken as they are, because they hold anyway or are for others.
-pub const TAKEN: &str = "auto, noauto, nofail, nouser, noowner, nogroup, _netdev, comment=, x-*, X-*, silent, loud, nomand, noiversion, symfollow, default_permissions, block_validity, check=none, nocheck, dax=never, nolazytime, nostrictatime, noinit_itable, noquota, orlov, dioread_nolock, extent_cache, flush_merge, memory=normal, checkpoint=enable";
+pub const TAKEN: &str = "auto, noauto, nofail, nouser, nousers, noowner, nogroup, _netdev, comment=, helper=, uhelper=, x-*, X-*, silent, loud, nomand, noiversion, symfollow, default_permissions, block_validity, check=none, nocheck, dax=never, nolazytime, nostrictatime, noinit_itable, noquota, orlov, dioread_nolock, extent_cache, flush_merge, memory=normal, checkpoint=enable";
 
 /// Volumes in fstab.
 pub const FSTAB: &str = "mount(8) finds the helper mount.steadfs, which `make install` puts into /sbin: \

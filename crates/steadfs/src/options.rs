@@ -121,6 +121,8 @@ pub const MIN_CACHE_SIZE: u64 = 8 << 20;
 pub const SECTOR: u64 = 512;
 const OWNERS: &str = "owners and modes come from the volume";
 const BIND: &str = "is mount(8)'s own; bind the mount point instead";
+const PROPAGATION: &str = "is mount(8)'s own; mount --make-private and the like change a mount";
+const VERITY: &str = "is mount(8)'s own; mount the device that veritysetup makes";
 const LABELS: &str = "security labels come from the volume's attributes";
 
 const TABLE: &[Entry<Options>] = &[
@@ -145,6 +147,7 @@ const TABLE: &[Entry<Options>] = &[
     flag("owner", untrusted),
     flag("group", untrusted),
     already("nouser"),
+    already("nousers"),
     already("noowner"),
     already("nogroup"),
     already("auto"),
@@ -156,6 +159,8 @@ const TABLE: &[Entry<Options>] = &[
     already("nomand"),
     already("noiversion"),
     value("comment", |_, _| Ok(())),
+    value("helper", |_, _| Ok(())),
+    value("uhelper", |_, _| Ok(())),
     // fusermount3(1).
     flag("allow_other", |o| o.allow_other = Some(true)),
     flag("noallow_other", |o| o.allow_other = Some(false)),
@@ -213,6 +218,21 @@ const TABLE: &[Entry<Options>] = &[
     refused("bind", BIND),
     refused("rbind", BIND),
     refused("move", "is mount(8)'s own; mount --move moves a mount"),
+    refused("private", PROPAGATION),
+    refused("rprivate", PROPAGATION),
+    refused("shared", PROPAGATION),
+    refused("rshared", PROPAGATION),
+    refused("slave", PROPAGATION),
+    refused("rslave", PROPAGATION),
+    refused("unbindable", PROPAGATION),
+    refused("runbindable", PROPAGATION),
+    refused(
+        "encryption",
+        "was removed from mount(8); mount the device that cryptsetup makes",
+    ),
+    refused("verity.hashdevice", VERITY),
+    refused("verity.roothash", VERITY),
+    refused("verity.roothashfile", VERITY),
     refused("kernel_cache", "pages are always kept; leave it out"),
     refused("auto_cache", "pages are always kept; leave it out"),
     refused(
@@ -440,6 +460,29 @@ mod tests {
             "x-a,X-mount.subdir=b",
             "option X-mount.subdir: is done by mount(8); use mount -t steadfs",
         );
+    }
+
+    /// Every word of mount(8) and its library: taken, or refused with the reason; none is unknown.
+    #[test]
+    fn words_of_mount_8_are_known() {
+        let taken = "defaults auto noauto user user=joe nouser users nousers owner noowner group nogroup _netdev \
+                     nofail x-systemd.automount X-mine=1 comment=hi helper=x uhelper=udisks2 rw ro sync async \
+                     dirsync silent loud nomand noiversion nolazytime nostrictatime relatime atime noatime diratime \
+                     nodiratime exec noexec suid nosuid dev nodev offset=0 sizelimit=0 symfollow";
+        for word in taken.split_whitespace() {
+            good(word);
+        }
+        let refused = "mand iversion lazytime strictatime norelatime loop loop=/dev/loop0 encryption=x bind rbind move \
+                       remount private rprivate shared rshared slave rslave unbindable runbindable nosymfollow \
+                       verity.hashdevice=x verity.roothash=x verity.roothashfile=x context=x fscontext=x";
+        for word in refused.split_whitespace() {
+            let said = Options::parse(word).unwrap_err().to_string();
+            let reason = said.strip_prefix(&format!("option {word}: "));
+            assert!(
+                reason.is_some_and(|why| !why.starts_with("unknown")),
+                "{said}"
+            );
+        }
     }
 
     #[test]
