@@ -128,23 +128,52 @@ fn we_replay_the_kernels_journal() {
     }
 }
 
+/// How debugfs opens a journal before it writes to it, and of which volumes: without checksums, or with those of each
+/// version that there was (debugfs gives the second and third to volumes with metadata checksums only, the first to
+/// the others).
+const OPENED: &[(&str, &[&[&str]])] = &[
+    ("journal_open", KINDS),
+    (
+        "journal_open -c",
+        &[&["-t", "ext4", "-b", "1024", "-O", "^metadata_csum"]],
+    ),
+    (
+        "journal_open -c -v 2",
+        &[&["-t", "ext4", "-b", "4096", "-O", "^64bit"]],
+    ),
+    ("journal_open -c -v 3", &[&["-t", "ext4", "-b", "1024"]]),
+];
+
 #[test]
 fn we_replay_debugfs_journals() {
-    for args in KINDS {
+    let opened = OPENED.iter();
+    for (open, args) in opened.flat_map(|(open, all)| all.iter().map(move |args| (open, args))) {
         let scratch = Scratch::new();
         let image = Image::mke2fs(&scratch, "d.img", 64 << 20, args);
         let mount = KernelMount::new(&scratch, image.path(), "");
         plain(mount.root(), 3, 50);
         mount.unmount();
-        // A free block gets content by way of the journal; another one is revoked.
+        // Free blocks get content by way of the journal; one of them is revoked, and one looks like the journal's own,
+        // which the log has without those bytes.
         let content = scratch.join("block");
         fs::write(&content, vec![0x5a; 16_384]).unwrap();
         let place = content.to_str().unwrap();
-        image.debugfs(&format!(
-            "journal_open\njournal_write -b 9000,9001 {place}\njournal_write -b 9002 {place}\n\
-             journal_write -r 9001 {place}\njournal_close\n"
+        let alike = scratch.join("alike");
+        let escaped = [&[0xC0, 0x3B, 0x39, 0x98, 0, 0, 0, 5][..], &[0xa5; 65_528]].concat();
+        fs::write(&alike, &escaped).unwrap();
+        let like_log = alike.to_str().unwrap();
+        // Into its checksum of the first version debugfs counts what is revoked, which no replay does, its own included.
+        let (revoke, first_of_9001) = match *open {
+            "journal_open -c" => (String::new(), 0x5a),
+            _ => (format!("journal_write -r 9001 {place}\n"), 0),
+        };
+        let said = image.debugfs(&format!(
+            "{open}\njournal_write -b 9000,9001 {place}\njournal_write -b 9002 {place}\n\
+             journal_write -b 9003 {like_log}\n{revoke}journal_close\n"
         ));
-        assert!(image.needs_recovery(), "{args:?}");
+        let failed = said.out.contains("will not add") || said.err.contains("invalid option");
+        assert!(!failed, "{open}: {} {}", said.out, said.err);
+        assert!(image.needs_recovery(), "{open}: {args:?}");
         let by_e2fsck = image.copy(&scratch, "by-e2fsck.img");
         by_e2fsck.replay_by_e2fsck();
         SteadMount::new(&scratch, image.path(), "").unmount();
@@ -152,30 +181,127 @@ fn we_replay_debugfs_journals() {
         read_by_library(by_e2fsck.path()).assert_same(
             &read_by_library(image.path()),
             Compare::ALL,
-            &format!("{args:?}"),
+            &format!("{open}: {args:?}"),
         );
-        let block = if args.contains(&"1024") {
-            1024
-        } else if args.contains(&"2048") {
-            2048
-        } else {
-            4096
+        let block = match args {
+            args if args.contains(&"1024") => 1024,
+            args if args.contains(&"2048") => 2048,
+            _ => 4096,
         };
         let read = |image: &Image, n: usize| {
             let bytes = fs::read(image.path()).unwrap();
             bytes[n * block..(n + 1) * block].to_vec()
         };
-        for n in [9000, 9001, 9002] {
+        for n in 9000..=9003 {
             assert!(
                 read(&image, n) == read(&by_e2fsck, n),
-                "{args:?}: block {n}"
+                "{open}: {args:?}: block {n}"
             );
         }
-        assert!(
-            read(&image, 9002)[0] == 0x5a,
-            "{args:?}: nothing was replayed"
-        );
+        let replayed = (read(&image, 9002)[0], read(&image, 9001)[0]);
+        assert_eq!(replayed, (0x5a, first_of_9001), "{open}: {args:?}");
+        assert!(read(&image, 9003) == escaped[..block], "{open}: {args:?}");
     }
+}
+
+/// Where the transactions that the log holds lie in it, first to last.
+fn transactions(image: &Image) -> Vec<u64> {
+    let said = image.debugfs("logdump").out;
+    let at = |line: &str| {
+        line.split_once(" at block ")?
+            .1
+            .split(' ')
+            .next()?
+            .parse()
+            .ok()
+    };
+    let found = said
+        .lines()
+        .filter(|line| line.contains("Found expected sequence"));
+    found.filter_map(at).collect()
+}
+
+/// The kernel's log goes round at its end, and a file whose content looks like the journal's own is written through it.
+#[test]
+fn we_replay_a_log_that_goes_round() {
+    const MAGIC: [u8; 4] = [0xC0, 0x3B, 0x39, 0x98];
+    for (args, options) in [
+        (
+            &["-t", "ext4", "-b", "1024", "-J", "size=1"][..],
+            "data=journal",
+        ),
+        (
+            &[
+                "-t",
+                "ext4",
+                "-b",
+                "1024",
+                "-J",
+                "size=1",
+                "-O",
+                "^metadata_csum",
+            ],
+            "journal_checksum,data=journal",
+        ),
+    ] {
+        let scratch = Scratch::new();
+        let image = Image::mke2fs(&scratch, "k.img", 32 * MIB, args);
+        let mount = KernelMount::new(&scratch, image.path(), &format!("commit=300,{options}"));
+        let goes_round = (0..200).find_map(|round| {
+            work(mount.root(), round, 100);
+            let mut last = File::create(mount.join("last")).unwrap();
+            last.write_all(&[&MAGIC[..], &[7; 3000]].concat()).unwrap();
+            last.sync_all().unwrap();
+            let dirty = image.copy(&scratch, "dirty.img");
+            let places = transactions(&dirty);
+            (!places.is_sorted()).then_some(dirty)
+        });
+        mount.unmount();
+        let dirty = goes_round.unwrap_or_else(|| panic!("{args:?}: no log goes round"));
+        let by_kernel = dirty.copy(&scratch, "by-kernel.img");
+        KernelMount::new(&scratch, by_kernel.path(), "").unmount();
+        let by_e2fsck = dirty.copy(&scratch, "by-e2fsck.img");
+        by_e2fsck.replay_by_e2fsck();
+        let in_memory = read_by_library(dirty.path());
+        SteadMount::new(&scratch, dirty.path(), "").unmount();
+        dirty.check_clean();
+        let ours = read_by_library(dirty.path());
+        for (who, other) in [
+            ("kernel", read_by_kernel(&scratch, &by_kernel)),
+            ("e2fsck", read_by_kernel(&scratch, &by_e2fsck)),
+            ("in memory", in_memory),
+        ] {
+            other.assert_same(&ours, Compare::ALL, &format!("{args:?} {options}: {who}"));
+        }
+    }
+}
+
+#[test]
+fn a_journal_on_another_device_is_refused_by_name() {
+    let scratch = Scratch::new();
+    let log = Image::mke2fs(
+        &scratch,
+        "log.img",
+        16 * MIB,
+        &["-O", "journal_dev", "-b", "4096"],
+    );
+    let log = LoopDevice::attach(log.path(), false);
+    let device = format!("device={}", log.path().display());
+    let args = ["-t", "ext4", "-b", "4096", "-J", &device];
+    let image = Image::mke2fs(&scratch, "k.img", 64 * MIB, &args);
+    let mount = KernelMount::new(&scratch, image.path(), "");
+    fs::write(mount.join("file"), b"content").unwrap();
+    let dirty = image.copy(&scratch, "dirty.img");
+    mount.unmount();
+    let before = fs::read(dirty.path()).unwrap();
+    for volume in [&image, &dirty] {
+        let Err((code, said)) = SteadMount::attempt(&scratch, volume.path(), "") else {
+            panic!("it was mounted");
+        };
+        assert_eq!(code, 32);
+        assert!(said.contains("external journal"), "{said}");
+    }
+    assert!(fs::read(dirty.path()).unwrap() == before, "it was written");
 }
 
 #[test]
