@@ -97,6 +97,7 @@ fn groups_and_names_are_as_mke2fs_makes_them() {
         (&["-t", "f2fs", "-g", "4096"], "--blocks-per-group"),
         (&["-t", "f2fs", "-D"], "--direct"),
         (&["-l", "badblocks"], "mke2fs -l"),
+        (&["-l", "badblocks", "-L", "label"], "mke2fs -l"),
         (&["-E", "offset=7"], "multiple of 512"),
         (&["-E", "offset=x"], "offset"),
     ] {

@@ -87,7 +87,7 @@ pub struct Format {
     #[arg(short = 'L', long)]
     pub label: Option<String>,
     /// Label of an f2fs volume, as mkfs.f2fs has it. A list of bad blocks, as mke2fs has it, is not taken.
-    #[arg(short = 'l', value_name = "LABEL", conflicts_with = "label")]
+    #[arg(short = 'l', value_name = "LABEL")]
     pub f2fs_label: Option<String>,
     /// UUID, or random, time, clear.
     #[arg(short = 'U', long)]
