@@ -12,6 +12,7 @@ use steadfs_vfs::{FsError, Result};
 
 use crate::disk::BlockAddr;
 use crate::fs::F2fs;
+use crate::segment::Content;
 
 /// Held while nodes, tables and counts change. Not taken twice by a task.
 #[must_use]
@@ -59,17 +60,23 @@ impl F2fs {
         Ok(Change { _gate: gate })
     }
 
-    /// A block of the main area has lost its owner. No node's lock is held.
-    pub(crate) fn invalidate(&self, _: &Change<'_>, addr: BlockAddr) {
-        let Some(block) = addr.block() else {
-            return;
+    /// A block of the main area has lost its owner. No node's lock is held. Whether it was his: if not,
+    /// he was damaged, which is noted, and nothing of the volume is free for it.
+    pub(crate) fn invalidate(&self, _: &Change<'_>, addr: BlockAddr, content: Content) -> bool {
+        let (Some(block), Some(segments)) = (addr.block(), self.segments.get()) else {
+            return false;
         };
         self.meta.forget(block);
-        if let Some(segments) = self.segments.get() {
-            match segments.invalidate(addr) {
-                Ok(true) => self.space.add_unusable(1),
-                Ok(false) => {}
-                Err(error) => self.note_damage(&error.into()),
+        match segments.invalidate(addr, content) {
+            Ok(unusable) => {
+                if unusable {
+                    self.space.add_unusable(1);
+                }
+                true
+            }
+            Err(error) => {
+                self.note_damage(&error.into());
+                false
             }
         }
     }

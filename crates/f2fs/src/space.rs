@@ -238,11 +238,18 @@ impl Space {
         counts.freed_nodes += 1;
     }
 
-    /// The counts as a checkpoint's snapshot has them.
-    pub fn snapshot(&self) -> Counts {
+    /// The counts as a checkpoint's snapshot has them, with `valid` blocks of data and of nodes by the
+    /// segments' account: the next mount refuses counts that contradict it, so those of a damaged volume are
+    /// made to fit. Whether they had to be.
+    pub fn snapshot(&self, valid: (u64, u64)) -> (Counts, bool) {
         let mut counts = self.counts.lock();
+        let (data, nodes) = valid;
+        let wrong = counts.valid_nodes != nodes || counts.valid_blocks < data + nodes;
+        counts.valid_nodes = nodes;
+        counts.valid_blocks = counts.valid_blocks.max(data + nodes);
+        counts.valid_inodes = counts.valid_inodes.min(nodes);
         (counts.before, counts.taken) = (counts.valid_blocks, 0);
-        *counts
+        (*counts, wrong)
     }
 
     /// Whether roll-forward would have room for everything that has come into use since the last

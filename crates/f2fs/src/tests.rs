@@ -16,6 +16,7 @@ use crate::{CacheSizes, F2fs, MountOptions};
 mod background;
 mod checkpoints;
 mod crafted;
+mod crossed;
 mod hostile;
 mod hostile_writes;
 mod merging;

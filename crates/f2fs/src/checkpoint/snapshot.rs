@@ -11,13 +11,13 @@ use super::Reason;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::node::{Footer, NodeKind};
 use crate::disk::summary::Compacted;
-use crate::disk::{BlockAddr, Checkpoint, LogType, inode, orphan};
+use crate::disk::{BlockAddr, Checkpoint, DiskError, LogType, Structure, inode, orphan};
 use crate::fs::F2fs;
 use crate::gate::Change;
 use crate::inode::Inode;
 use crate::nat::NatPlan;
 use crate::node::{Found, Node};
-use crate::segment::SegmentSnapshot;
+use crate::segment::{Content, SegmentSnapshot};
 use crate::since::Since;
 
 /// Flags that a checkpoint has anew, or not at all.
@@ -231,7 +231,7 @@ impl F2fs {
         })?;
         Ok(placed.map(|placed| {
             self.nat.set(change, node.nid(), placed.entry);
-            self.invalidate(change, placed.old);
+            self.invalidate(change, placed.old, Content::Node);
             (placed.entry.addr, placed.data)
         }))
     }
@@ -245,7 +245,13 @@ impl F2fs {
         (reason, node_summaries): (Reason, bool),
     ) -> Checkpoint {
         let last = self.checkpoints.last();
-        let counts = self.space.snapshot();
+        let (counts, wrong) = self.space.snapshot(segments.valid);
+        if wrong {
+            let rule = "less than the segment table says, or not its nodes";
+            let found = counts.valid_blocks;
+            let what = Structure::Checkpoint;
+            self.note_damage(&DiskError::field(what, "valid_block_count", found, rule).into());
+        }
         let data = [LogType::HotData, LogType::WarmData, LogType::ColdData];
         let entries: u32 = data
             .map(|log| segments.logs[log.index()].summaries())

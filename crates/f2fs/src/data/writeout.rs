@@ -18,7 +18,7 @@ use crate::fs::{F2fs, io_error};
 use crate::gate::Change;
 use crate::inode::Inode;
 use crate::options::{GcPolicy, Mode};
-use crate::segment::{Demand, Purpose, Run};
+use crate::segment::{Content, Demand, Purpose, Run};
 
 /// Blocks of one file that are in flight together, and how many where free sections are short.
 const BATCH: usize = (8 << 20) / BLOCK as usize;
@@ -243,7 +243,7 @@ impl F2fs {
             };
             let (start, n, claimed) = match mapped.place {
                 Place::At(start) if over > 0 => {
-                    self.check_valid(inode, start, over)?;
+                    self.check_own(inode, start, over)?;
                     (start, over, false)
                 }
                 Place::Compressed => return Err(FsError::NotSupported("writing compressed files")),
@@ -276,19 +276,12 @@ impl F2fs {
         Ok(())
     }
 
-    /// A block that is not valid by the segments' account may be claimed by anybody: a node that refers
-    /// to it is damaged, and nothing is written there.
-    fn check_valid(&self, inode: &Inode, start: BlockAddr, len: u64) -> Result<()> {
-        let mut all = (0..len as u32).map(|n| start.plus(n));
-        match all.find(|&addr| !self.segments().is_valid(addr)) {
-            None => Ok(()),
-            Some(addr) => {
-                let rule = "in a file, but not in use by the segment table";
-                let what = Structure::Inode;
-                let error = DiskError::address(what, addr, rule);
-                Err(error.in_node(inode.nid()).into())
-            }
-        }
+    /// A block that is not valid by the segments' account may be claimed by anybody, and a node is somebody
+    /// else's: a map that refers to one is damaged, and nothing is written there.
+    fn check_own(&self, inode: &Inode, start: BlockAddr, len: u64) -> Result<()> {
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        let checked = self.segments().check_owned(start, len, Content::Data);
+        checked.map_err(|e| e.in_node(inode.nid()).into())
     }
 
     /// Blocks that one write of this tag should carry at most.

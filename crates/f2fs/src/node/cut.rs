@@ -8,6 +8,7 @@ use crate::disk::{self, BlockAddr, Nid, inode, node};
 use crate::fs::F2fs;
 use crate::gate::Change;
 use crate::inode::Inode;
+use crate::segment::Content;
 
 /// What became of a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -183,14 +184,18 @@ impl Cut<'_> {
 
     /// Nothing names these any more.
     fn let_go(&mut self, old: Vec<BlockAddr>) {
-        let counted = old.iter().filter(|addr| self.core.counts(**addr)).count() as u64;
-        if counted > 0 {
-            self.core.extent.len = 0;
+        let counted = |addr: &BlockAddr| self.core.counts(*addr);
+        let counted: Vec<BlockAddr> = old.into_iter().filter(counted).collect();
+        if counted.is_empty() {
+            return;
         }
-        self.core.blocks = self.core.blocks.saturating_sub(counted).max(1);
-        self.fs.space.free_blocks(counted);
-        for addr in old {
-            self.fs.invalidate(self.change, addr);
-        }
+        self.core.extent.len = 0;
+        self.core.blocks = self.core.blocks.saturating_sub(counted.len() as u64).max(1);
+        // What other files have, or the same file names twice, is not free for it.
+        let free = |addr: &BlockAddr| {
+            !addr.is_block() || self.fs.invalidate(self.change, *addr, Content::Data)
+        };
+        let freed = counted.iter().filter(|addr| free(addr)).count() as u64;
+        self.fs.space.free_blocks(freed);
     }
 }

@@ -10,6 +10,7 @@ use steadfs_vfs::Result;
 use crate::disk::node::Footer;
 use crate::disk::{BLOCK_SIZE, BlockAddr, DiskError, NatEntry, Nid, Structure, inode};
 use crate::fs::{F2fs, io_error};
+use crate::segment::Content;
 
 mod cache;
 pub mod chain;
@@ -52,6 +53,11 @@ impl F2fs {
                 return Ok(None);
             }
             entry.validate(&self.layout, nid)?;
+            // What files hold is no node, whatever it looks like: it would be changed and freed as one.
+            if let Some(segments) = self.segments.get() {
+                let owned = segments.check_owned(entry.addr, 1, Content::Node);
+                owned.map_err(|e| e.in_node(nid))?;
+            }
             let data = self.node_at(entry.addr, nid, entry.ino, tag)?;
             Ok(Some((data, entry)))
         })?;

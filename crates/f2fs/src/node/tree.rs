@@ -16,7 +16,7 @@ use crate::disk::{self, BLOCK_SIZE, BlockAddr, Layout, NatEntry, Nid, inode, nod
 use crate::fs::F2fs;
 use crate::gate::Change;
 use crate::inode::Inode;
-use crate::segment::Owner;
+use crate::segment::{Content, Owner};
 
 /// Where a file's block is named.
 #[derive(Clone)]
@@ -260,18 +260,18 @@ impl F2fs {
         drop(data);
         // The kernel believes the extent kept in the inode.
         core.extent.len = 0;
+        let was_own = !old.is_block() || self.invalidate(change, old, Content::Data);
         match (core.counts(old), core.counts(addr)) {
             (false, true) => {
                 self.space.use_block();
                 core.blocks += 1;
             }
             (true, false) => {
-                self.space.free_blocks(1);
+                self.space.free_blocks(was_own.into());
                 core.blocks = core.blocks.saturating_sub(1).max(1);
             }
             _ => {}
         }
-        self.invalidate(change, old);
         Ok(old)
     }
 
@@ -333,7 +333,7 @@ impl F2fs {
         self.cut.lock().insert(inode.nid());
         core.blocks = core.blocks.saturating_sub(1).max(1);
         self.space.free_node(false);
-        self.invalidate(change, old);
+        self.invalidate(change, old, Content::Node);
     }
 
     /// A new inode with its node, of a number that was promised as a node. `make` gets the number and the
@@ -386,7 +386,7 @@ impl F2fs {
         self.inodes.remove(nid);
         self.nodes.forget(change, &node);
         self.space.free_node(true);
-        self.invalidate(change, old);
+        self.invalidate(change, old, Content::Node);
         Ok(())
     }
 }

@@ -47,6 +47,7 @@ pub use policy::{AllocMode, Demand, GcPolicy, Mode, Policy, Purpose};
 pub use snapshot::SegmentSnapshot;
 pub use states::State;
 use summary::Edit;
+use table::Table;
 
 use crate::disk::checkpoint::OpenLog;
 pub use crate::disk::summary::Summary as Owner;
@@ -69,6 +70,15 @@ impl Run {
     pub fn blocks(self) -> impl Iterator<Item = BlockAddr> {
         (0..self.len).map(move |n| self.start.plus(n))
     }
+}
+
+/// What a block of the main area is for whoever refers to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// A file's or a directory's.
+    Data,
+    /// A node.
+    Node,
 }
 
 /// A place given to a block that is valid at once.
@@ -212,12 +222,14 @@ impl Segments {
     /// again.
     ///
     /// # Errors
-    /// The address, which a structure of the volume had, is not that of a valid block.
-    pub fn invalidate(&self, addr: BlockAddr) -> Result<bool, DiskError> {
+    /// The address, which a structure of the volume had, is not that of a valid block with this content.
+    pub fn invalidate(&self, addr: BlockAddr, content: Content) -> Result<bool, DiskError> {
         let now = self.elapsed();
         let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
         let mut inner = self.inner.lock();
         let table = &mut inner.logs.table;
+        // Not even a damaged file takes a node from its owner, or what a file has from it as a node.
+        holds(table, segment, content).map_err(|e| e.in_block(addr))?;
         let cleared = table.clear_valid(segment, offset, now);
         cleared.map_err(|e| e.in_block(addr))
     }
@@ -307,6 +319,31 @@ impl Segments {
         }
         logs.table.set_valid(segment, offset, now);
         logs.note_owner(segment, offset, owner);
+        Ok(())
+    }
+
+    /// Refuses blocks of which one is not valid, or not among those with this content: who refers to it is
+    /// damaged, and may neither write there nor count on what is there.
+    ///
+    /// # Errors
+    /// The first such block.
+    pub fn check_owned(
+        &self,
+        start: BlockAddr,
+        len: u32,
+        content: Content,
+    ) -> Result<(), DiskError> {
+        let inner = self.inner.lock();
+        let table = &inner.logs.table;
+        for addr in (0..len).map(|n| start.plus(n)) {
+            let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
+            holds(table, segment, content).map_err(|e| e.in_block(addr))?;
+            if !table.current(segment).get(offset) {
+                let rule = "has a block that is referred to, but not valid";
+                let error = DiskError::entry(Structure::Sit, segment.0, rule);
+                return Err(error.in_block(addr));
+            }
+        }
         Ok(())
     }
 
@@ -487,6 +524,16 @@ impl Segments {
         let place = self.layout.place(addr);
         place.expect("claims lie in the main area")
     }
+}
+
+/// Refuses a segment that holds other blocks.
+fn holds(table: &Table, segment: SegNo, content: Content) -> Result<(), DiskError> {
+    let rule = match (content, table.kind(segment).is_node()) {
+        (Content::Data, true) => "holds nodes, and a file refers to one as to its data",
+        (Content::Node, false) => "holds data, and a block of it is referred to as a node",
+        _ => return Ok(()),
+    };
+    Err(DiskError::entry(Structure::Sit, segment.0, rule))
 }
 
 /// The edit behind a shared handle, to be changed.

@@ -151,8 +151,18 @@ fn run(device: Arc<MemDevice>, random: &mut Random) -> bool {
     };
     use_it(&fs, &device, random);
     next_call(&device);
-    let _ = fs.unmount();
+    let ended = fs.unmount();
+    drop(fs);
     next_call(&device);
+    // What was ended in order can be gone on with, whatever it met.
+    if ended.is_ok() {
+        let options = MountOptions::parse("background_gc=off").unwrap();
+        let again = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));
+        next_call(&device);
+        let (fs, _) = again.expect("a volume that was unmounted can be mounted again");
+        let _ = fs.unmount();
+        next_call(&device);
+    }
     true
 }
 

@@ -8,7 +8,7 @@ fn half_full() -> (Volume, Vec<BlockAddr>) {
     volume.segments.set_policy(|p| p.alloc = AllocMode::Reuse);
     let named = fill(&volume, 6 * 4 * 512);
     for addr in named.iter().step_by(2) {
-        volume.segments.invalidate(*addr).unwrap();
+        volume.segments.invalidate(*addr, Content::Data).unwrap();
     }
     volume.checkpoint(false);
     (volume, named)
@@ -86,14 +86,14 @@ fn a_section_that_became_free_was_not_begun() {
         .filter(|addr| of_victim(addr) && volume.segments.is_valid(*addr))
         .collect();
     for addr in left {
-        volume.segments.invalidate(addr).unwrap();
+        volume.segments.invalidate(addr, Content::Data).unwrap();
     }
     volume.checkpoint(false);
     // Until the section has been written again, and is a candidate like any other.
     let again = loop {
         let more = fill(&volume, 4 * 512);
         for addr in more.iter().step_by(2) {
-            volume.segments.invalidate(*addr).unwrap();
+            volume.segments.invalidate(*addr, Content::Data).unwrap();
         }
         volume.checkpoint(false);
         let free = volume.segments.free_sections();
