@@ -14,6 +14,7 @@ use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
 
 mod lzo;
+mod zstd;
 
 /// Bytes of the header.
 const HEADER: usize = 24;
@@ -96,7 +97,7 @@ fn decompress(inode: &Inode, stored: &[u8], plain: usize) -> Result<Vec<u8>, &'s
             out.truncate(n);
             out
         }
-        Some(CompressAlgorithm::Zstd) => zstd(bytes, plain).ok_or(damaged)?,
+        Some(CompressAlgorithm::Zstd) => zstd::decompress(bytes, plain).ok_or(damaged)?,
         Some(CompressAlgorithm::Lzo) => lzo::decompress(bytes, plain).ok_or(damaged)?,
         Some(CompressAlgorithm::LzoRle) => lzo::decompress(bytes, plain).ok_or(damaged)?,
         None => return Err("is compressed by an unknown algorithm"),
@@ -105,13 +106,4 @@ fn decompress(inode: &Inode, stored: &[u8], plain: usize) -> Result<Vec<u8>, &'s
         return Err("decompresses to another length");
     }
     Ok(out)
-}
-
-fn zstd(bytes: &[u8], plain: usize) -> Option<Vec<u8>> {
-    use std::io::Read;
-    let decoder = ruzstd::decoding::StreamingDecoder::new(bytes).ok()?;
-    let mut out = Vec::with_capacity(plain);
-    // One byte more than wanted tells that there is more.
-    decoder.take(plain as u64 + 1).read_to_end(&mut out).ok()?;
-    Some(out)
 }

@@ -1,0 +1,106 @@
+//! ZSTD frames, decoded in bounded memory.
+//!
+//! A decoder keeps as much of its output as the frame's window says, which may be terabytes, and a block of a few bytes
+//! stands for 128 KiB. So a cluster of a megabyte could take all memory there is: what declares a larger window
+//! than any cluster needs is refused before it is decoded, as Linux does.
+
+use std::io::Read;
+
+use super::LARGEST;
+
+const MAGIC: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
+
+/// The content of a frame, `plain` bytes long; one byte more tells that there is more. `None`: it is none, or needs
+/// more memory than a cluster's.
+pub fn decompress(bytes: &[u8], plain: usize) -> Option<Vec<u8>> {
+    if window(bytes)? > LARGEST as u64 {
+        return None;
+    }
+    let decoder = ruzstd::decoding::StreamingDecoder::new(bytes).ok()?;
+    let mut out = Vec::with_capacity(plain);
+    decoder.take(plain as u64 + 1).read_to_end(&mut out).ok()?;
+    Some(out)
+}
+
+/// How much of its output a frame says that its decoder must keep (RFC 8878, 3.1.1.1).
+fn window(frame: &[u8]) -> Option<u64> {
+    let rest = frame.strip_prefix(&MAGIC)?;
+    let (&flags, rest) = rest.split_first()?;
+    let single_segment = flags & 0x20 != 0;
+    if !single_segment {
+        let (exponent, mantissa) = (rest.first()? >> 3, rest.first()? & 7);
+        let base = 1u64 << (10 + exponent);
+        return Some(base + base / 8 * u64::from(mantissa));
+    }
+    // One segment: the window is the content.
+    let dictionary = [0, 1, 2, 4][usize::from(flags & 3)];
+    let field = rest.get(dictionary..)?;
+    let len = 1 << (flags >> 6);
+    let mut size = [0; 8];
+    size[..len].copy_from_slice(field.get(..len)?);
+    let size = u64::from_le_bytes(size);
+    Some(if len == 2 { size + 256 } else { size })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: usize = 16 << 10;
+
+    /// A frame with this beginning, of blocks that each stand for a byte repeated `size` times.
+    fn repeating(header: &[u8], size: u32, blocks: usize) -> Vec<u8> {
+        let mut frame = [&MAGIC, header].concat();
+        for n in 1..=blocks {
+            let last = u32::from(n == blocks);
+            let block = size << 3 | 1 << 1 | last;
+            frame.extend(&block.to_le_bytes()[..3]);
+            frame.push(7);
+        }
+        frame
+    }
+
+    #[test]
+    fn windows_are_what_headers_say() {
+        for (header, wanted) in [
+            (&[0x00, 0x00][..], 1 << 10),
+            (&[0x00, 0xFF], (1 << 41) + 7 * (1 << 38)),
+            (&[0x00, 0x53], (1 << 20) + 3 * (1 << 17)),
+            (&[0x20, 9], 9),
+            (&[0x61, 0, 1, 0], 257),
+            (&[0xA0, 0, 0, 1, 0], 1 << 16),
+            (&[0xE2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80], 1 << 63),
+        ] {
+            assert_eq!(window(&[&MAGIC, header].concat()), Some(wanted));
+            assert_eq!(window(&[&MAGIC, &header[..1]].concat()), None);
+        }
+        assert_eq!(window(b"anything else"), None);
+    }
+
+    #[test]
+    fn what_fits_the_largest_cluster_is_read() {
+        let wanted = Some(vec![7; PLAIN]);
+        let size = PLAIN as u32 / 4;
+        for header in [&[0x00, 0x20][..], &[0x00, 0x50], &[0xA0, 0, 0x40, 0, 0]] {
+            assert!(decompress(&repeating(header, size, 4), PLAIN) == wanted);
+        }
+    }
+
+    /// Each would take 256 MiB and be read; a megabyte of such blocks would take 32 GiB.
+    #[test]
+    fn a_frame_cannot_make_its_decoder_keep_more() {
+        let size = 128 << 10;
+        for header in [
+            &[0x00, 0xFF][..],
+            &[0x00, 0x90],
+            &[0x00, 0x51],
+            &[0xE0, 0, 0, 0, 0, 0, 1, 0, 0],
+        ] {
+            let frame = repeating(header, size, 2048);
+            assert!(decompress(&frame, PLAIN).is_none());
+        }
+        // A window within bounds ends it early.
+        let frame = repeating(&[0x00, 0x50], size, 2048);
+        assert!(decompress(&frame, PLAIN) == Some(vec![7; PLAIN + 1]));
+    }
+}
