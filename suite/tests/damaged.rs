@@ -412,3 +412,31 @@ fn an_image_may_shrink_under_a_mount() {
     assert!(matches!(code, 0 | MOUNT_FAILED), "{code}: {said}");
     assert!(!said.contains("panicked"), "{said}");
 }
+
+/// Whoever made a volume chose its label and its default options; they are shown at a terminal, which obeys no word of
+/// them.
+#[test]
+fn what_a_volume_says_of_itself_commands_no_terminal() {
+    const LABEL: &str = "\u{1b}]0;x\u{7}\u{9b}2J";
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "image", 16 << 20, &["-t", "ext4", "-L", LABEL]);
+    let path = image.path().to_str().unwrap();
+    let options = format!("mount_opts={LABEL}");
+    succeed("tune2fs", ["-E", options.as_str(), path]);
+    let mut all = Vec::new();
+    for words in [&["inspect"][..], &["inspect", "--json"], &["check"]] {
+        let said = steadfs_patiently(&[words, &[path]].concat()).expect(0);
+        all.push(said.out + &said.err);
+    }
+    assert!(all[0].contains("\\033]0;x\\007"), "{}", all[0]);
+    assert!(all[1].contains("\\u001b]0;x\\u0007"), "{}", all[1]);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    mount.wait_for_words("\\033]0;x\\007");
+    all.push(mount.said());
+    // Its warning is expected here.
+    mount.unmount_damaged();
+    for said in all {
+        let mut harmful = said.chars().filter(|&c| c.is_control() && c != '\n');
+        assert_eq!(harmful.next(), None, "{said:?}");
+    }
+}

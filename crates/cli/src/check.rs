@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use steadfs::tools::Progress;
+use steadfs::tools::{Progress, harmless};
 use steadfs::{Checked, Options};
 
 use crate::args;
@@ -58,7 +58,7 @@ fn tell(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Result<()>
         Checked::Ext4 { .. } | Checked::F2fs { .. } => {}
     }
     for issue in checked.issues() {
-        writeln!(out, "{issue}")?;
+        writeln!(out, "{}", harmless(&issue.to_string()))?;
     }
     if checked.more() > 0 {
         writeln!(out, "and {} more", checked.more())?;

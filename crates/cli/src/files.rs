@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 
 use steadfs::tools::{
-    self, ListOptions, Listed, device_numbers, mode_string, owner_cx, printable, utc,
+    self, ListOptions, Listed, device_numbers, harmless, mode_string, owner_cx, printable, utc,
 };
 use steadfs_base::InodeNo;
 use steadfs_vfs::{FileKind, FileSystem, Segment};
@@ -29,7 +29,7 @@ fn for_each_place(
             if failure.is_signal() {
                 return Err(failure);
             }
-            eprintln!("steadfs: {}", failure.message);
+            eprintln!("steadfs: {}", harmless(&failure.message));
             failed = Some(Failure::new(failure.code, ""));
         }
     }

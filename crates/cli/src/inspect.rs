@@ -1,6 +1,7 @@
 //! `steadfs inspect`.
 
 use steadfs::Options;
+use steadfs::tools::{harmless, harmless_json};
 
 use crate::args;
 use crate::failure::Failure;
@@ -12,8 +13,8 @@ pub fn run(args: &args::Inspect) -> Result<(), Failure> {
     let inspection = steadfs::inspect(&args.volume, &options).map_err(Failure::plain)?;
     if args.json {
         let json = serde_json::to_string_pretty(&inspection).map_err(Failure::plain)?;
-        print(|out| writeln!(out, "{json}"))
+        print(|out| writeln!(out, "{}", harmless_json(&json)))
     } else {
-        print(|out| writeln!(out, "{inspection}"))
+        print(|out| writeln!(out, "{}", harmless(&inspection.to_string())))
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use steadfs::tools::harmless;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -48,7 +49,8 @@ impl Subscriber for Log {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line::default();
         event.record(&mut line);
-        let text = [line.message, line.fields].concat();
+        // Errors may tell of what lies on a volume.
+        let text = harmless(&[line.message, line.fields].concat());
         if TO_SYSTEM.load(Ordering::Relaxed) {
             send(*event.metadata().level(), &text);
         } else {

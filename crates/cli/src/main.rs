@@ -39,6 +39,7 @@ use clap::error::{ContextKind, ErrorKind};
 
 use args::{Args, Command};
 use failure::{Failure, code};
+use steadfs::tools::harmless;
 
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
@@ -53,7 +54,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("steadfs: {}", failure.message);
+                eprintln!("steadfs: {}", harmless(&failure.message));
             }
             failure.exit()
         }

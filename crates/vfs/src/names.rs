@@ -203,6 +203,33 @@ pub fn printable(name: &[u8]) -> String {
     out
 }
 
+/// A message as it can be shown: as [`printable`], but lines, tabs and backslashes stay what they are, for its names may
+/// have been made printable before.
+pub fn harmless(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\t' | '\\' => out.push(c),
+            c => out.push_str(&printable(c.encode_utf8(&mut [0; 4]).as_bytes())),
+        }
+    }
+    out
+}
+
+/// JSON as it can be shown: it is the same, with what speaks to a terminal in `\uXXXX`. Only its strings have that.
+pub fn harmless_json(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c != '\n' && (c.is_control() || is_invisible(c)) {
+            // Writing to a string cannot fail. None of these is beyond the first plane.
+            let _ = write!(out, "\\u{:04x}", u32::from(c));
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
 fn octal(out: &mut String, byte: u8) {
     // Writing to a string cannot fail.
     let _ = write!(out, "\\{byte:03o}");
@@ -246,6 +273,16 @@ mod tests {
         };
         assert_eq!(in_pieces(10, 4, fails(4)), Ok(4));
         assert_eq!(in_pieces(10, 4, fails(0)), Err(FsError::NoSpace));
+    }
+
+    #[test]
+    fn messages_say_nothing_to_a_terminal() {
+        let text = "one: \\033\ntwo\t\u{1b}]0;x\u{7}\u{9b}31m\u{202e}ä";
+        let shown = "one: \\033\ntwo\t\\033]0;x\\007\\302\\23331m\\342\\200\\256ä";
+        assert_eq!(harmless(text), shown);
+        let json = "{\n  \"label\": \"a\\u001b\u{9b}31m\u{7f}\u{202e}ä\"\n}";
+        let shown = "{\n  \"label\": \"a\\u001b\\u009b31m\\u007f\\u202eä\"\n}";
+        assert_eq!(harmless_json(json), shown);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Options that a volume asks for in its superblock (`tune2fs -o`, `tune2fs -E mount_opts=`): those of the mount
 //! go before them.
 
+use steadfs_vfs::names::printable;
 use steadfs_vfs::options::items;
 
 use super::MountOptions;
@@ -57,7 +58,8 @@ impl MountOptions {
                 Ok(false) => format!("option {name}: unknown"),
                 Err(error) => error.to_string(),
             };
-            passed.push(why);
+            // Whoever wrote the superblock wrote these words.
+            passed.push(printable(why.as_bytes()));
         }
         for (name, value) in &self.asked.0 {
             // It was good before.

@@ -158,3 +158,22 @@ fn what_the_superblock_cannot_have_is_told() {
     assert_eq!(shown, "rw,relatime,max_batch_time=5");
     assert_eq!(passed.len(), 1, "{passed:?}");
 }
+
+/// Whoever made the volume wrote them; they are told at a terminal.
+#[test]
+fn options_of_the_superblock_say_nothing_to_a_terminal() {
+    let words = "\u{1b}]0;owned\u{7},commit=\u{9b}2J,discard,no\u{202e}such";
+    let (options, passed) = MountOptions::default().over(0, words);
+    assert!(options.discard);
+    assert_eq!(passed.len(), 3);
+    for (said, word) in passed
+        .iter()
+        .zip(["\\033]0;owned\\007", "\\302\\2332J", "no\\342"])
+    {
+        assert!(said.contains(word), "{said}");
+        assert!(
+            said.chars().all(|c| c.is_ascii_graphic() || c == ' '),
+            "{said}"
+        );
+    }
+}

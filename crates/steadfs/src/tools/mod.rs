@@ -24,7 +24,7 @@ pub use copy_in::copy_in;
 pub use copy_out::{CopyOut, copy_out, write_content};
 pub use list::{ListOptions, Listed, device_numbers, list, mode_string, utc};
 pub use maker::CopyIn;
-pub use steadfs_vfs::names::printable;
+pub use steadfs_vfs::names::{harmless, harmless_json, printable};
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
 
 /// Why a tool stopped, with the place.
