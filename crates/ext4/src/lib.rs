@@ -39,4 +39,6 @@ pub use options::{Atime, DataMode, MountOptions, OnError, TABLE as OPTION_TABLE}
 pub use steadfs_cache::CacheSizes;
 
 #[cfg(test)]
+mod crossed;
+#[cfg(test)]
 mod test_world;

@@ -60,7 +60,8 @@ impl<'j> Handle<'j> {
     /// The whole change is in place before the handle ends.
     ///
     /// # Errors
-    /// [`JournalError::Aborted`], [`JournalError::CreditsUsedUp`]; the block is not changed then.
+    /// [`JournalError::Aborted`], [`JournalError::CreditsUsedUp`], [`JournalError::Corrupt`] where the block is
+    /// something else, too; it is not changed then.
     pub fn write<'b>(&mut self, buf: &'b Arc<MetaBuf>) -> Result<MetaMut<'b>, JournalError> {
         let mut content = buf.lock();
         match content.tid() {
@@ -88,12 +89,14 @@ impl<'j> Handle<'j> {
             .as_mut()
             .expect("it runs while a handle is open");
         assert_eq!(running.tid, self.tid);
+        if running.blocks.contains_key(&buf.block().0) {
+            // A block has one buffer, which knows its transaction, while it is one thing. This one left the cache when
+            // somebody freed the block who had it for something else.
+            let what = format!("block {} is two things at once", buf.block());
+            return Err(JournalError::Corrupt(what));
+        }
         running.revokes.remove(&buf.block());
-        let other = running.blocks.insert(buf.block().0, Arc::clone(buf));
-        assert!(
-            other.is_none(),
-            "a block has one buffer, which knows its transaction"
-        );
+        running.blocks.insert(buf.block().0, Arc::clone(buf));
         running.reserved -= 1;
         self.left -= 1;
         Ok(())

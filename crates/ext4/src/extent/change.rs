@@ -4,14 +4,14 @@ use steadfs_base::{DevBlock, FileBlock};
 use steadfs_vfs::{FsError, Result};
 
 use super::Tree;
-use super::path::{Level, Path, root};
+use super::path::{Level, Path, Shape, root, two_things};
 use crate::disk::ExtentIndex;
 use crate::disk::extent::{ExtentNodeMut, MAX_DEPTH};
 use crate::txn::Handle;
 use crate::verified::EXTENT_NODE;
 
 impl Tree<'_> {
-    /// Changes a node and seals it.
+    /// Changes a node and seals it, once for each way to it.
     fn edit<R>(
         &mut self,
         handle: &mut Handle<'_>,
@@ -24,6 +24,9 @@ impl Tree<'_> {
         let seed = self.core.seed(self.fs.geo(), self.ino);
         let mut bytes = handle.write(buf)?;
         let mut node = ExtentNodeMut::edit(&mut bytes)?;
+        if Shape::of(&node.node()) != level.shape {
+            return Err(two_things());
+        }
         let result = change(&mut node);
         node.seal(seed);
         Ok(result)
@@ -41,7 +44,13 @@ impl Tree<'_> {
 
     /// The first entry of the leaf starts elsewhere now: says so in the nodes above.
     pub(super) fn correct_keys(&mut self, handle: &mut Handle<'_>, path: &Path) -> Result<()> {
-        let first = path.leaf().bytes(self.core).node()?.first_block(0);
+        let bytes = path.leaf().bytes(self.core);
+        let leaf = bytes.node()?;
+        if leaf.is_empty() {
+            return Err(two_things());
+        }
+        let first = leaf.first_block(0);
+        drop(bytes);
         self.correct_keys_above(handle, path, path.levels.len() - 1, first)
     }
 
@@ -82,7 +91,7 @@ impl Tree<'_> {
                 return self.split(handle, path, depth, block);
             }
         }
-        self.grow(handle)
+        self.grow(handle, path)
     }
 
     /// Moves the upper part of the node at `depth` of the path into a new one.
@@ -95,7 +104,7 @@ impl Tree<'_> {
     ) -> Result<()> {
         let level = &path.levels[depth];
         let parent = &path.levels[depth - 1];
-        let new = self.new_node(handle, level)?;
+        let new = self.new_node(handle, path, level)?;
         let buf = self.fs.meta().get_new(new);
         let seed = self.core.seed(self.fs.geo(), self.ino);
         let (from, first) = {
@@ -128,17 +137,12 @@ impl Tree<'_> {
     }
 
     /// Moves the root's entries into a new node below it.
-    fn grow(&mut self, handle: &mut Handle<'_>) -> Result<()> {
+    fn grow(&mut self, handle: &mut Handle<'_>, path: &Path) -> Result<()> {
         let depth = root(self.core)?.depth();
         if depth >= MAX_DEPTH {
             return Err(FsError::FileTooBig);
         }
-        let level = Level {
-            buf: None,
-            pos: 0,
-            blocks: FileBlock(0)..FileBlock(0),
-        };
-        let new = self.new_node(handle, &level)?;
+        let new = self.new_node(handle, path, &path.levels[0])?;
         let buf = self.fs.meta().get_new(new);
         let seed = self.core.seed(self.fs.geo(), self.ino);
         let first = {
@@ -165,12 +169,16 @@ impl Tree<'_> {
     }
 
     /// A block for a new node, near its sibling or the file's data.
-    fn new_node(&mut self, handle: &mut Handle<'_>, near: &Level) -> Result<DevBlock> {
+    fn new_node(&mut self, handle: &mut Handle<'_>, path: &Path, near: &Level) -> Result<DevBlock> {
         let goal = match &near.buf {
             Some(buf) => buf.block(),
             None => self.fs.alloc.goal_for(self.fs.geo(), self.ino),
         };
         let block = self.fs.alloc.alloc_meta_block(self.fs, handle, goal)?;
+        if path.has(block) {
+            let what = format!("block {block}: free by its bitmap, and in use by the map");
+            return Err(FsError::Corrupt(what));
+        }
         self.core.blocks += self.fs.geo().block_size.bytes_u64() / 512;
         Ok(block)
     }

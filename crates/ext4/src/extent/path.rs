@@ -3,7 +3,7 @@
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use steadfs_base::{FileBlock, IoTag};
+use steadfs_base::{DevBlock, FileBlock, IoTag};
 use steadfs_block::Buf;
 use steadfs_cache::MetaBuf;
 use steadfs_vfs::{FsError, Result};
@@ -15,6 +15,8 @@ use crate::verified::EXTENT_NODE;
 
 /// A node on the way.
 pub(super) struct Level {
+    /// What it was when the way was found.
+    pub(super) shape: Shape,
     /// The node's block; `None` is the root in the inode.
     pub(super) buf: Option<Arc<MetaBuf>>,
     /// Which entry leads on (upper nodes).
@@ -28,8 +30,33 @@ pub(super) struct Path {
     pub(super) levels: Vec<Level>,
 }
 
+/// What positions in a node are reckoned with. On a damaged volume its block may be something else, too: then
+/// whoever changes that changes the node, although nobody else has the inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    depth: u16,
+    len: u16,
+    capacity: u16,
+}
+
+impl Shape {
+    pub(super) fn of(node: &ExtentNode<'_>) -> Self {
+        Self {
+            depth: node.depth(),
+            len: node.len(),
+            capacity: node.capacity(),
+        }
+    }
+}
+
 /// A node's bytes, in the inode or shared with the cache.
-pub(super) enum Bytes<'a> {
+pub(super) struct Bytes<'a> {
+    content: Content<'a>,
+    /// Levels below the node.
+    depth: u16,
+}
+
+enum Content<'a> {
     Root(&'a [u8]),
     Block(Buf),
 }
@@ -37,25 +64,36 @@ pub(super) enum Bytes<'a> {
 impl Deref for Bytes<'_> {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        match self {
-            Self::Root(bytes) => bytes,
-            Self::Block(buf) => buf,
+        match &self.content {
+            Content::Root(bytes) => bytes,
+            Content::Block(buf) => buf,
         }
     }
 }
 
 impl Bytes<'_> {
     pub(super) fn node(&self) -> Result<ExtentNode<'_>> {
-        Ok(ExtentNode::view(self)?)
+        let node = ExtentNode::view(self)?;
+        match node.depth() == self.depth {
+            true => Ok(node),
+            false => Err(two_things()),
+        }
     }
+}
+
+/// A node is not any more what it was.
+pub(super) fn two_things() -> FsError {
+    FsError::Corrupt("a block is a node of an extent tree and something else".to_owned())
 }
 
 impl Level {
     pub(super) fn bytes<'a>(&self, core: &'a disk::Inode) -> Bytes<'a> {
-        match &self.buf {
-            None => Bytes::Root(&core.block),
-            Some(buf) => Bytes::Block(buf.data()),
-        }
+        let content = match &self.buf {
+            None => Content::Root(&core.block),
+            Some(buf) => Content::Block(buf.data()),
+        };
+        let depth = self.shape.depth;
+        Bytes { content, depth }
     }
 }
 
@@ -78,6 +116,7 @@ impl Path {
         let root = ExtentNode::parse_root(geo, &core.block).map_err(|e| e.in_inode(ino))?;
         let mut levels = Vec::with_capacity(usize::from(root.depth()) + 1);
         let mut level = Level {
+            shape: Shape::of(&root),
             buf: None,
             pos: 0,
             blocks: FileBlock(0)..FILE_END,
@@ -92,6 +131,12 @@ impl Path {
             }
             let (pos, index) = node.child_for(block);
             let expect = node.expect_child(pos, &level.blocks);
+            if !fs.alloc.may_own(geo, index.child, 1) {
+                return Err(FsError::Corrupt(format!(
+                    "inode {ino}: block {} of its map is the volume's own metadata",
+                    index.child
+                )));
+            }
             let buf = fs.block(index.child, tag)?;
             buf.verify_once(EXTENT_NODE, |bytes| {
                 ExtentNode::parse_block(geo, seed, bytes, &expect)
@@ -99,7 +144,8 @@ impl Path {
                     .map_err(|e| e.in_inode(ino).in_block(index.child))
             })?;
             // A node verified under another parent may not belong here; the depth bounds the walk.
-            if ExtentNode::view(&buf.data())?.depth() != expect.depth {
+            let shape = Shape::of(&ExtentNode::view(&buf.data())?);
+            if shape.depth != expect.depth {
                 let what = format!("inode {ino}: block {}: depth of extent node", index.child);
                 return Err(FsError::Corrupt(what));
             }
@@ -107,11 +153,18 @@ impl Path {
             level.pos = pos;
             levels.push(level);
             level = Level {
+                shape,
                 buf: Some(buf),
                 pos: 0,
                 blocks: expect.blocks,
             };
         }
+    }
+
+    /// Whether a block holds one of the nodes.
+    pub(super) fn has(&self, block: DevBlock) -> bool {
+        let mut bufs = self.levels.iter().filter_map(|level| level.buf.as_ref());
+        bufs.any(|buf| buf.block() == block)
     }
 
     pub(super) fn leaf(&self) -> &Level {
