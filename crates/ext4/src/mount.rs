@@ -100,7 +100,8 @@ impl Ext4 {
             } else {
                 recover_to_device(&queue, &sb, &mut report)?;
             }
-            sb = read_superblock(&queue)?;
+            sb = replayed_superblock(&queue, &sb)?;
+            choose_mode(&sb, &mut options, queue.geometry().read_only, &mut report)?;
         }
         // Where the device is read, it is still as it was.
         let seen = if overlay.is_some() {
@@ -565,7 +566,28 @@ pub fn replayed_view(device: Arc<dyn Device>) -> Result<(Arc<Queue>, MountReport
         return Ok((queue, report));
     }
     let view = lay_over(device, &queue, &sb, &mut report)?;
-    Ok((Arc::new(Queue::new(view, QueueOptions::default())), report))
+    let queue = Arc::new(Queue::new(view, QueueOptions::default()));
+    replayed_superblock(&queue, &sb)?;
+    Ok((queue, report))
+}
+
+/// The superblock that a replay may have brought, judged as one that was always there. It is of the volume that
+/// the log was found in: a resize makes that larger, but nothing moves what has its place.
+fn replayed_superblock(queue: &Queue, before: &Superblock) -> Result<Superblock> {
+    let sb = read_superblock(queue)?;
+    check_size(&sb, queue)?;
+    let (old, new) = (before.geometry(), sb.geometry());
+    let other = match new.places_differ(old) {
+        None if sb.journal() != before.journal() => Some("place of the journal"),
+        None if new.blocks_count < old.blocks_count => Some("number of blocks"),
+        other => other,
+    };
+    match other {
+        None => Ok(sb),
+        Some(what) => Err(FsError::Corrupt(format!(
+            "the superblock in the journal has another {what} than the one that led to it"
+        ))),
+    }
 }
 
 fn recover_journal(
@@ -592,5 +614,7 @@ fn journal_map(queue: &Arc<Queue>, sb: &Superblock) -> Result<JournalMap> {
     crate::journal_inode::map(queue, sb, ino)
 }
 
+#[cfg(test)]
+mod hostile;
 #[cfg(test)]
 mod tests;

@@ -217,6 +217,7 @@ impl Ext4 {
             recover_to_device(&below, &sb, &mut MountReport::default())?;
             let bytes = superblock_bytes(&below)?;
             sb = Superblock::parse(&bytes)?;
+            self.check_replayed(&sb)?;
             *self.seen.lock() = bytes;
             *self.sb.lock() = sb;
         }
@@ -224,6 +225,24 @@ impl Ext4 {
             overlay.lift();
         }
         Ok(())
+    }
+
+    /// What a replay below has brought must be the superblock that this volume goes by: it is seen through the
+    /// overlay, or there was none of it.
+    fn check_replayed(&self, sb: &Superblock) -> Result<()> {
+        let new = sb.geometry();
+        let other = match new.places_differ(&self.geo) {
+            None if new.blocks_count != self.geo.blocks_count => Some("number of blocks"),
+            None if sb.journal() != self.sb.lock().journal() => Some("place of the journal"),
+            None if mount_mode(sb.features()) != MountMode::ReadWrite => Some("set of features"),
+            other => other,
+        };
+        match other {
+            None => Ok(()),
+            Some(what) => Err(FsError::Corrupt(format!(
+                "the superblock in the journal has another {what}; unmount and mount again"
+            ))),
+        }
     }
 }
 

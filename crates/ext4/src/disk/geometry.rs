@@ -161,6 +161,31 @@ impl Geometry {
         Ok(())
     }
 
+    /// What of the numbers that say where groups and their metadata lie differs from another's. (How many groups
+    /// there are says nothing of where those lie that both have.)
+    pub fn places_differ(&self, other: &Self) -> Option<&'static str> {
+        let differs = [
+            (self.block_size != other.block_size, "block size"),
+            (
+                self.first_data_block != other.first_data_block,
+                "first block",
+            ),
+            (
+                self.blocks_per_group != other.blocks_per_group,
+                "number of blocks in a group",
+            ),
+            (self.cluster_bits != other.cluster_bits, "cluster size"),
+            (
+                self.inodes_per_group != other.inodes_per_group,
+                "number of inodes in a group",
+            ),
+            (self.inode_size != other.inode_size, "inode size"),
+            (self.desc_size != other.desc_size, "descriptor size"),
+        ];
+        let found = differs.iter().find(|(differs, _)| *differs);
+        found.map(|(_, what)| *what)
+    }
+
     /// Whether the volume has this incompatible feature.
     pub const fn has_incompat(&self, bits: Incompat) -> bool {
         self.features.incompat.contains(bits)

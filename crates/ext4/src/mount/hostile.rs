@@ -1,0 +1,104 @@
+//! Superblocks that claim what is not so, in their place and in the log.
+
+use std::mem::offset_of;
+
+use steadfs_block::MemDevice;
+
+use super::*;
+use crate::disk::superblock::RawSuperblock;
+use crate::disk::test_images::{Image, judge};
+
+const PLAIN: &[&str] = &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,^64bit"];
+
+/// Changes a word of a superblock.
+fn change(sb: &mut [u8], at: usize, change: impl FnOnce(u32) -> u32) {
+    let word = &mut sb[at..at + 4];
+    let old = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+    word.copy_from_slice(&change(old).to_le_bytes());
+}
+
+/// A volume whose log has a transaction with this superblock in it.
+fn logged(edit: impl FnOnce(&mut [u8])) -> Image {
+    let image = Image::make(PLAIN, "16M");
+    let bytes = image.bytes();
+    let mut sb = bytes[1024..2048].to_vec();
+    edit(&mut sb);
+    // As a volume in use has it; the replay takes the mark away.
+    let at = offset_of!(RawSuperblock, feature_incompat);
+    change(&mut sb, at, |bits| bits | Incompat::NEEDS_RECOVERY.0);
+    let (block, script) = (image.beside("block"), image.beside("script"));
+    std::fs::write(&block, &sb).unwrap();
+    std::fs::write(&script, format!("jo\njw -b 1 {}\njc\n", block.display())).unwrap();
+    let mut debugfs = judge("debugfs");
+    let done = debugfs.arg("-w").arg("-f").arg(&script).arg(image.path());
+    assert!(done.output().unwrap().status.success());
+    assert!(
+        image.bytes()[1024..2048] != sb,
+        "the log has it, not its home"
+    );
+    image
+}
+
+fn open(device: Arc<MemDevice>, options: &str) -> Result<(Arc<Ext4>, MountReport)> {
+    let options = MountOptions::parse(options).unwrap();
+    Ext4::open(device, options, CacheSizes::of(8 << 20))
+}
+
+#[test]
+fn what_the_log_says_of_the_superblock_is_judged() {
+    type Edit = fn(&mut [u8]);
+    let incompat = offset_of!(RawSuperblock, feature_incompat);
+    assert_eq!(incompat, 96);
+    let edits: [(&str, Edit); 7] = [
+        ("the device only", |sb| {
+            // As a resize would: four times as large, with as many more groups and inodes.
+            let blocks = offset_of!(RawSuperblock, blocks_count_lo);
+            change(sb, blocks, |n| (n - 1) * 4 + 1);
+            change(sb, offset_of!(RawSuperblock, inodes_count), |n| n * 4);
+        }),
+        ("number of inodes in a group", |sb| {
+            for at in [
+                offset_of!(RawSuperblock, inodes_per_group),
+                offset_of!(RawSuperblock, inodes_count),
+            ] {
+                change(sb, at, |n| n / 2);
+            }
+        }),
+        ("block size", |sb| {
+            change(sb, offset_of!(RawSuperblock, log_block_size), |_| 2);
+            change(sb, offset_of!(RawSuperblock, first_data_block), |_| 0);
+            change(sb, offset_of!(RawSuperblock, blocks_count_lo), |n| n / 4);
+            change(sb, offset_of!(RawSuperblock, inodes_count), |n| n / 2);
+        }),
+        ("number of blocks", |sb| {
+            change(sb, offset_of!(RawSuperblock, blocks_count_lo), |n| n - 8);
+        }),
+        ("unsupported features", |sb| {
+            change(sb, 96, |bits| bits | 0x8000_0000);
+        }),
+        ("place of the journal", |sb| {
+            change(sb, offset_of!(RawSuperblock, journal_inum), |_| 7);
+        }),
+        ("magic", |sb| sb[56] = 0),
+    ];
+    for (words, edit) in edits {
+        let image = logged(edit);
+        let said = |opened: Result<_>| opened.err().map(|e: FsError| e.to_string());
+        let viewed = said(replayed_view(image.device()).map(drop));
+        let opened = said(open(image.device(), "").map(drop));
+        // Who only looks may look at features that are none.
+        let looks = words == "unsupported features" && viewed.is_none();
+        for said in [opened.clone(), if looks { opened } else { viewed }] {
+            let there = said.as_ref().is_some_and(|said| said.contains(words));
+            assert!(there, "{words}: {said:?}");
+        }
+    }
+    // One that has its own numbers, and was mounted once more.
+    let mounts = offset_of!(RawSuperblock, mnt_count);
+    let image = logged(|sb| sb[mounts] = 77);
+    replayed_view(image.device()).unwrap();
+    let (fs, report) = open(image.device(), "").unwrap();
+    assert_eq!(report.replayed_blocks, 1);
+    assert_eq!(fs.sb.lock().raw().mnt_count.get(), 78);
+    fs.close().unwrap();
+}
