@@ -59,6 +59,9 @@ impl Run {
     }
 }
 
+/// Blocks of group descriptors that are read ahead of those looked at.
+const DESC_WINDOW: u32 = 256;
+
 /// A group's allocation state.
 struct Group {
     /// The descriptor as handles have changed it.
@@ -98,19 +101,20 @@ pub struct Allocator {
 impl Allocator {
     /// Reads and verifies all group descriptors.
     pub fn load(geo: &Geometry, meta: &MetaCache, discard: bool) -> Result<Self> {
-        let mut groups = Vec::with_capacity(geo.group_count as usize);
-        let mut inode_tables = Vec::with_capacity(geo.group_count as usize);
+        // What the superblock says there are is not believed before their descriptors are there: a sparse file is
+        // as large as one likes, and costs whoever made it nothing.
+        let mut groups = Vec::new();
+        let mut inode_tables = Vec::new();
         let mut zones = Zones::default();
         let mut totals = Totals::default();
-        meta.prefetch(
-            geo.desc_block_at(0),
-            geo.desc_blocks().into(),
-            IoTag::default(),
-        );
         let mut block: Option<(u32, Arc<MetaBuf>)> = None;
         for group in geo.groups() {
             let (n, at) = geo.desc_slot(group);
             if block.as_ref().is_none_or(|(have, _)| *have != n) {
+                if n.is_multiple_of(DESC_WINDOW) {
+                    let count = DESC_WINDOW.min(geo.desc_blocks_together(n));
+                    meta.prefetch(geo.desc_block_at(n), count.into(), IoTag::default());
+                }
                 let buf = meta
                     .get(geo.desc_block_at(n), IoTag::default())
                     .map_err(io_error)?;
@@ -131,6 +135,8 @@ impl Allocator {
             totals.free += u64::from(desc.free_clusters);
             totals.free_inodes += u64::from(desc.free_inodes);
             totals.dirs += u64::from(desc.used_dirs);
+            let room = inode_tables.try_reserve(1).and(groups.try_reserve(1));
+            room.map_err(|_| FsError::NoMemory)?;
             inode_tables.push(desc.inode_table);
             let free = desc.free_clusters;
             let state = Group {

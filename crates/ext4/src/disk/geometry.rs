@@ -352,6 +352,15 @@ impl Geometry {
         DevBlock(base + skip)
     }
 
+    /// Descriptor blocks that lie one behind the other from block `n` of the table on.
+    pub fn desc_blocks_together(&self, n: u32) -> u32 {
+        let end = match self.has_incompat(Incompat::META_BG) {
+            true => self.first_meta_bg,
+            false => self.desc_blocks(),
+        };
+        end.saturating_sub(n).max(1)
+    }
+
     /// Whether `group` starts with a superblock (the main one or a copy).
     pub const fn has_super(&self, group: GroupNo) -> bool {
         has_super(self.features, self.backup_groups, group)

@@ -102,3 +102,29 @@ fn what_the_log_says_of_the_superblock_is_judged() {
     assert_eq!(fs.sb.lock().raw().mnt_count.get(), 78);
     fs.close().unwrap();
 }
+
+/// A sparse file is as large as one likes: 2^28 groups would be tens of gigabytes in memory.
+#[test]
+fn groups_are_not_believed_before_their_descriptors_are_there() {
+    const GROUPS: u32 = 1 << 28;
+    let image = Image::make(&["-t", "ext2", "-b", "1024"], "4M");
+    let device = MemDevice::new(1 << 47);
+    let mut sb = image.bytes()[1024..2048].to_vec();
+    for (at, value) in [
+        (offset_of!(RawSuperblock, blocks_count_lo), (GROUPS - 1) * 8),
+        (offset_of!(RawSuperblock, blocks_per_group), 8),
+        (offset_of!(RawSuperblock, clusters_per_group), 8),
+        (offset_of!(RawSuperblock, inodes_per_group), 8),
+        (offset_of!(RawSuperblock, inodes_count), (GROUPS - 1) * 8),
+    ] {
+        change(&mut sb, at, |_| value);
+    }
+    device.write(1024, &sb);
+    let geo = Superblock::parse(&sb).unwrap().geometry().clone();
+    assert_eq!(geo.group_count, GROUPS - 1);
+    let device = Arc::new(device);
+    let said = open(Arc::clone(&device), "ro").err().unwrap();
+    assert!(matches!(said, FsError::Corrupt(_)), "{said}");
+    let said = open(device, "").err().unwrap();
+    assert!(matches!(said, FsError::Corrupt(_)), "{said}");
+}
