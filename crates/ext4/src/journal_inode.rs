@@ -1,6 +1,8 @@
 //! Where the journal lies. Read straight from the device, before the volume is open: the journal's
 //! own inode is part of no transaction and is the same before replay as after.
 
+use std::collections::BTreeSet;
+
 use steadfs_base::{BlockSize, DevBlock, FileBlock, IoTag};
 use steadfs_block::{Buf, Queue};
 use steadfs_jbd2::JournalMap;
@@ -13,8 +15,23 @@ use crate::fs::io_error;
 use crate::map::has_extents;
 use crate::txn::journal_error;
 
-/// Runs of device blocks.
-type Runs = Vec<(DevBlock, u64)>;
+/// The journal's runs of device blocks so far.
+#[derive(Default)]
+struct Runs {
+    list: Vec<(DevBlock, u64)>,
+    /// Blocks in them: which block of the journal comes next. Kept, for there may be as many runs as blocks.
+    blocks: u64,
+}
+
+impl Runs {
+    fn push(&mut self, start: DevBlock, len: u64) {
+        self.blocks = self.blocks.saturating_add(len);
+        match self.list.last_mut() {
+            Some((before, blocks)) if before.plus(*blocks) == start => *blocks += len,
+            _ => self.list.push((start, len)),
+        }
+    }
+}
 
 struct Reader<'a> {
     queue: &'a Queue,
@@ -33,7 +50,7 @@ pub fn map(queue: &Queue, sb: &Superblock, ino: Ino) -> Result<JournalMap> {
     let slots = reader.block(block)?;
     let core = disk::Inode::parse(geo, ino, &slots[at..at + usize::from(geo.inode_size)])?;
     let blocks = core.size >> geo.block_size.bits();
-    let mut runs = Runs::new();
+    let mut runs = Runs::default();
     if has_extents(&core) {
         let root = ExtentNode::parse_root(geo, &core.block)?;
         reader.extents(
@@ -45,22 +62,23 @@ pub fn map(queue: &Queue, sb: &Superblock, ino: Ino) -> Result<JournalMap> {
     } else {
         reader.indirect(&core, blocks, &mut runs)?;
     }
-    let mapped: u64 = runs.iter().map(|(_, len)| len).sum();
+    let mapped = runs.blocks;
     if mapped < blocks {
         return Err(FsError::Corrupt(format!(
             "journal inode {ino}: {mapped} of {blocks} blocks"
         )));
     }
-    JournalMap::new(runs).map_err(journal_error)
+    JournalMap::new(runs.list).map_err(journal_error)
 }
 
 /// Refuses a journal that lies on a group's own metadata: replay would begin with what is not a log,
 /// and what is logged later would destroy it. Descriptors that cannot be believed are left out, for
-/// replay may mend them.
+/// replay may mend them: as many blocks of them as the log has room for.
 pub fn check_apart(queue: &Queue, sb: &Superblock, map: &JournalMap) -> Result<()> {
     let geo = sb.geometry();
     let reader = Reader { queue, geo };
     let mut table: Option<(u32, Buf)> = None;
+    let mut bad_blocks = BTreeSet::new();
     for group in geo.groups() {
         let (n, at) = geo.desc_slot(group);
         if table.as_ref().is_none_or(|(have, _)| *have != n) {
@@ -69,6 +87,11 @@ pub fn check_apart(queue: &Queue, sb: &Superblock, map: &JournalMap) -> Result<(
         let bytes = &table.as_ref().expect("just set").1;
         let slot = &bytes[at..at + usize::from(geo.desc_size)];
         let Ok(desc) = GroupDesc::parse(geo, group, slot) else {
+            bad_blocks.insert(n);
+            if bad_blocks.len() as u64 > u64::from(map.len()) {
+                let what = "more group descriptors are damaged than the journal can mend";
+                return Err(FsError::Corrupt(what.to_owned()));
+            }
             continue;
         };
         for (start, len) in desc.own_blocks(geo, group) {
@@ -100,12 +123,12 @@ impl Reader<'_> {
     ) -> Result<()> {
         if node.depth() == 0 {
             for extent in node.extents() {
-                let expected: u64 = runs.iter().map(|(_, len)| len).sum();
+                let expected = runs.blocks;
                 if extent.block.0 != expected || extent.unwritten {
                     let what = format!("journal: block {expected} is not where it must be");
                     return Err(FsError::Corrupt(what));
                 }
-                runs.push((extent.start, extent.len.into()));
+                runs.push(extent.start, extent.len.into());
             }
             return Ok(());
         }
@@ -124,21 +147,32 @@ impl Reader<'_> {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
         let per = per_block(self.geo);
+        // The last tables on the ways: one that is there twice names blocks twice, and a few tables that name each
+        // other would make a map of any size.
+        let mut tables = BTreeSet::new();
         let mut at = 0;
         while at < blocks {
             let first = at;
             let gone = || FsError::Corrupt(format!("journal: block {first} is not mapped"));
             let path = Path::to(FileBlock(at), per).ok_or_else(gone)?;
             let (&last, above) = path.indices().split_last().ok_or_else(gone)?;
-            let mut table: Option<Buf> = None;
+            let mut table: Option<(DevBlock, Buf)> = None;
             for &index in above {
-                let next = DevBlock(word(table.as_deref().unwrap_or(&core.block), index).into());
+                let bytes = table.as_ref().map_or(&core.block[..], |(_, bytes)| bytes);
+                let next = DevBlock(word(bytes, index).into());
                 if !self.geo.is_data_range(next, 1) {
                     return Err(gone());
                 }
-                table = Some(self.block(next)?);
+                table = Some((next, self.block(next)?));
             }
-            let bytes = table.as_deref().unwrap_or(&core.block);
+            if let Some((table, _)) = &table
+                && !tables.insert(*table)
+            {
+                return Err(FsError::Corrupt(format!(
+                    "journal: block {table} is twice in its map"
+                )));
+            }
+            let bytes = table.as_ref().map_or(&core.block[..], |(_, bytes)| bytes);
             for i in last..=last + path.to_boundary {
                 let block = DevBlock(word(bytes, i).into());
                 if at == blocks {
@@ -147,10 +181,7 @@ impl Reader<'_> {
                 if !self.geo.is_data_range(block, 1) {
                     return Err(gone());
                 }
-                match runs.last_mut() {
-                    Some((start, len)) if start.plus(*len) == block => *len += 1,
-                    _ => runs.push((block, 1)),
-                }
+                runs.push(block, 1);
                 at += 1;
             }
         }

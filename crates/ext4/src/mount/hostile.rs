@@ -128,3 +128,27 @@ fn groups_are_not_believed_before_their_descriptors_are_there() {
     let said = open(device, "").err().unwrap();
     assert!(matches!(said, FsError::Corrupt(_)), "{said}");
 }
+
+/// A few tables that name each other would make a map without end of a log.
+#[test]
+fn a_table_that_is_twice_in_the_map_of_the_log_is_told() {
+    const BLOCK: usize = 1024;
+    const JOURNAL_INO: usize = 8;
+    let image = Image::make(&["-t", "ext3", "-b", "1024", "-J", "size=4"], "32M");
+    let mut bytes = image.bytes();
+    let word = |bytes: &[u8], at: usize| {
+        u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]) as usize
+    };
+    let inode_size = usize::from(u16::from_le_bytes([bytes[BLOCK + 88], bytes[BLOCK + 89]]));
+    let inode = word(&bytes, 2 * BLOCK + 8) * BLOCK + (JOURNAL_INO - 1) * inode_size;
+    // i_block is 40 bytes into the inode, and the table of tables its thirteenth word.
+    let tables = word(&bytes, inode + 40 + 13 * 4) * BLOCK;
+    assert!(
+        word(&bytes, tables + 4) != 0,
+        "the log needs several tables"
+    );
+    bytes.copy_within(tables..tables + 4, tables + 4);
+    let said = open(Arc::new(MemDevice::from_bytes(&bytes)), "").err();
+    let said = said.expect("nothing is logged there").to_string();
+    assert!(said.contains("twice in its map"), "{said}");
+}
