@@ -1,4 +1,4 @@
-//! UUIDs that tell a time.
+//! UUIDs: what is asked for in words, and those that tell a time.
 
 use crate::Timestamp;
 
@@ -6,6 +6,40 @@ use crate::Timestamp;
 const SINCE_GREGORY: i64 = 12_219_292_800;
 const TICKS_PER_SECOND: u64 = 10_000_000;
 const NANOS_PER_TICK: u32 = 100;
+
+/// The UUID that mke2fs's `-U` asks for: in the usual form, `clear` or `null` (all zeros), `time` ([`time_uuid`] of `now`),
+/// or `random`, which is `None`: whoever makes the volume makes it. The words may be in any case.
+///
+/// # Errors
+/// The text is none of these: what to say of it.
+pub fn chosen_uuid(text: &str, now: Timestamp, random: u64) -> Result<Option<[u8; 16]>, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "clear" | "null" => Ok(Some([0; 16])),
+        "random" => Ok(None),
+        "time" => Ok(Some(time_uuid(now, random))),
+        _ => parse_uuid(text)
+            .map(Some)
+            .ok_or_else(|| format!("'{text}' is not a UUID, clear, random or time")),
+    }
+}
+
+/// A UUID in its usual form: 8-4-4-4-12 hexadecimal digits.
+pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let groups: Vec<&str> = text.split('-').collect();
+    if groups.iter().map(|group| group.len()).ne([8, 4, 4, 4, 12]) {
+        return None;
+    }
+    let digits: Vec<u8> = groups
+        .concat()
+        .chars()
+        .map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
+        .collect::<Option<_>>()?;
+    let mut uuid = [0; 16];
+    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Some(uuid)
+}
 
 /// A UUID of version 1 (RFC 9562): the time in ticks of 100 ns, and from `random` what keeps UUIDs of one tick apart.
 /// The node is no network card's number, and marked so. Times before 15 October 1582 count as that.
@@ -41,6 +75,29 @@ mod tests {
         let uuid = time_uuid(time, random);
         let text: String = uuid.iter().map(|byte| format!("{byte:02X}")).collect();
         assert_eq!(text, "C232AB00941411ECB3C89F6BDECED846");
+    }
+
+    #[test]
+    fn words_of_mke2fs() {
+        let chosen = |text: &str| chosen_uuid(text, Timestamp::default(), 0);
+        assert_eq!(chosen("clear"), Ok(Some([0; 16])));
+        assert_eq!(chosen("NULL"), Ok(Some([0; 16])));
+        assert_eq!(chosen("Random"), Ok(None));
+        assert_eq!(chosen("time").unwrap().unwrap()[6] >> 4, 1);
+        let own = chosen("01234567-89ab-cdef-0123-456789ABCDEF");
+        assert_eq!(
+            own.unwrap().unwrap(),
+            0x0123_4567_89AB_CDEF_0123_4567_89AB_CDEF_u128.to_be_bytes()
+        );
+        // Digits of four bytes, or of two: the groups are as long as they must be, and it is none.
+        for text in [
+            "",
+            "0123",
+            "01234567-89ab-cdef-0123-456789abcdeg",
+            "é123456-89ab-cdef-0123-456789abcdef",
+        ] {
+            assert!(chosen(text).is_err(), "{text}");
+        }
     }
 
     #[test]

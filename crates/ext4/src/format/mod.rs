@@ -32,7 +32,7 @@ mod tests;
 
 pub use crate::disk::superblock::OnError;
 pub use error::FormatError;
-pub use options::{FormatOptions, Kind, Usage, parse_uuid};
+pub use options::{FormatOptions, Kind, Usage};
 
 use build::Build;
 use plan::Plan;

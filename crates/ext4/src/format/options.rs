@@ -1,6 +1,6 @@
 //! What can be chosen when a volume is made. Names and defaults are mke2fs's.
 
-use steadfs_base::{Timestamp, time_uuid};
+use steadfs_base::{Timestamp, chosen_uuid, parse_uuid};
 use steadfs_rt::{random_u64, wall_clock};
 
 use super::FormatError;
@@ -279,18 +279,10 @@ impl FormatOptions {
         Ok(())
     }
 
-    /// Takes a UUID as `-U` has it: in the usual form, `clear` or `null` (all zeros), `random`, or `time` (of
-    /// version 1, of this moment).
+    /// Takes a UUID as `-U` has it ([`chosen_uuid`]).
     pub fn set_uuid(&mut self, text: &str) -> Result<(), FormatError> {
-        self.uuid = match text.to_ascii_lowercase().as_str() {
-            "clear" | "null" => Some([0; 16]),
-            "random" => None,
-            "time" => Some(time_uuid(wall_clock(), random_u64())),
-            _ => Some(parse_uuid(text).ok_or_else(|| {
-                let why = format!("'{text}' is not a UUID, clear, random or time");
-                FormatError::option("-U", why)
-            })?),
-        };
+        let chosen = chosen_uuid(text, wall_clock(), random_u64());
+        self.uuid = chosen.map_err(|why| FormatError::option("-U", why))?;
         Ok(())
     }
 
@@ -344,22 +336,4 @@ fn owner(option: &str, value: Option<&str>) -> Result<(u32, u32), FormatError> {
         Some((uid.parse().ok()?, gid.parse().ok()?))
     };
     parse().ok_or_else(|| FormatError::option(option, format!("'{text}' is not UID:GID")))
-}
-
-/// A UUID in its usual form: 8-4-4-4-12 hexadecimal digits.
-pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    let groups: Vec<&str> = text.split('-').collect();
-    if groups.iter().map(|group| group.len()).ne([8, 4, 4, 4, 12]) {
-        return None;
-    }
-    let digits: Vec<u8> = groups
-        .concat()
-        .chars()
-        .map(|c| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok()))
-        .collect::<Option<_>>()?;
-    let mut uuid = [0; 16];
-    for (byte, pair) in uuid.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = pair[0] << 4 | pair[1];
-    }
-    Some(uuid)
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::{SeekFrom, seek};
+use steadfs_base::parse_uuid;
 use steadfs_block::{FileDevice, OpenOptions};
 use tempfile::TempDir;
 

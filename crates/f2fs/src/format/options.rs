@@ -1,6 +1,6 @@
 //! What a new volume is to be like.
 
-use steadfs_base::time_uuid;
+use steadfs_base::chosen_uuid;
 use steadfs_rt::{random_u64, wall_clock};
 
 use super::FormatError;
@@ -110,21 +110,13 @@ impl FormatOptions {
         self.hot_extensions.extend(words(list).map(str::to_owned));
     }
 
-    /// Sets the UUID from its text, or as mke2fs has it: `clear` or `null` (all zeros), `random`, or `time` (of
-    /// version 1, of this moment).
+    /// Sets the UUID from its text, or from mke2fs's words ([`chosen_uuid`]).
     ///
     /// # Errors
     /// It is none of these.
     pub fn set_uuid(&mut self, text: &str) -> Result<(), FormatError> {
-        self.uuid = match text.to_ascii_lowercase().as_str() {
-            "clear" | "null" => Some([0; 16]),
-            "random" => None,
-            "time" => Some(time_uuid(wall_clock(), random_u64())),
-            _ => Some(parse_uuid(text).ok_or_else(|| {
-                let why = format!("'{text}' is not a UUID, clear, random or time");
-                FormatError::option("UUID", why)
-            })?),
-        };
+        let chosen = chosen_uuid(text, wall_clock(), random_u64());
+        self.uuid = chosen.map_err(|why| FormatError::option("UUID", why))?;
         Ok(())
     }
 
@@ -192,23 +184,4 @@ fn merged<'a>(usual: &[&'a str], added: &'a [String]) -> Result<Vec<&'a str>, Fo
 
 fn words(list: &str) -> impl Iterator<Item = &str> {
     list.split([',', ' ']).filter(|word| !word.is_empty())
-}
-
-/// A UUID in its usual form of five groups of hexadecimal digits.
-fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    let groups: Vec<&str> = text.split('-').collect();
-    if groups.iter().map(|group| group.len()).ne([8, 4, 4, 4, 12]) {
-        return None;
-    }
-    let mut uuid = [0; 16];
-    let digits = groups.concat();
-    for (byte, pair) in uuid.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
-        let digit = |c: u8| {
-            char::from(c)
-                .to_digit(16)
-                .and_then(|n| u8::try_from(n).ok())
-        };
-        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-    }
-    Some(uuid)
 }
