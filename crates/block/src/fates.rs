@@ -76,6 +76,16 @@ impl FateDevice {
         });
     }
 
+    /// The next `count` requests are done, and all that follow fail: for calls that must come to an end.
+    pub fn fail_after(&self, count: u64) {
+        let mut left = count;
+        self.fail(move |_| {
+            let fails = left == 0;
+            left = left.saturating_sub(1);
+            fails
+        });
+    }
+
     /// Requests so far that were to change the content.
     pub fn changes(&self) -> u64 {
         self.state.lock().changes

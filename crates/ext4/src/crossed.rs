@@ -239,11 +239,7 @@ fn place_of(fs: &Ext4, ino: InodeNo) -> (usize, bool) {
 /// A call may make its requests from here on; those before it made no more than that.
 fn next_call(device: &FateDevice) {
     assert_eq!(device.failures(), 0, "a call goes on for ever");
-    let mut left = MOST;
-    device.fail(move |_| {
-        left = left.saturating_sub(1);
-        left == 0
-    });
+    device.fail_after(MOST);
 }
 
 /// Does what users do; whatever comes of it.

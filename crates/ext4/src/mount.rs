@@ -573,7 +573,7 @@ pub fn replayed_view(device: Arc<dyn Device>) -> Result<(Arc<Queue>, MountReport
 
 /// The superblock that a replay may have brought, judged as one that was always there. It is of the volume that
 /// the log was found in: a resize makes that larger, but nothing moves what has its place.
-fn replayed_superblock(queue: &Queue, before: &Superblock) -> Result<Superblock> {
+pub(crate) fn replayed_superblock(queue: &Queue, before: &Superblock) -> Result<Superblock> {
     let sb = read_superblock(queue)?;
     check_size(&sb, queue)?;
     let (old, new) = (before.geometry(), sb.geometry());

@@ -12,7 +12,9 @@ use steadfs_vfs::{Cx, FsError, Result};
 use crate::disk::Superblock;
 use crate::disk::features::{Incompat, MountMode, mount_mode};
 use crate::fs::Ext4;
-use crate::mount::{MountReport, no_thread, recover_to_device, superblock_bytes};
+use crate::mount::{
+    MountReport, no_thread, recover_to_device, replayed_superblock, superblock_bytes,
+};
 use crate::options::MountOptions;
 use crate::tuning::{stripe, tuning, warn_of_idle_threshold};
 
@@ -215,34 +217,15 @@ impl Ext4 {
         let mut sb = Superblock::parse(&bytes)?;
         if self.txns.is_journaled() && sb.features().incompat.contains(Incompat::NEEDS_RECOVERY) {
             recover_to_device(&below, &sb, &mut MountReport::default())?;
-            let bytes = superblock_bytes(&below)?;
-            sb = Superblock::parse(&bytes)?;
-            self.check_replayed(&sb)?;
-            *self.seen.lock() = bytes;
+            // The same that the overlay has shown since the mount.
+            sb = replayed_superblock(&below, &sb)?;
+            *self.seen.lock() = superblock_bytes(&below)?;
             *self.sb.lock() = sb;
         }
         if let Some(overlay) = &self.overlay {
             overlay.lift();
         }
         Ok(())
-    }
-
-    /// What a replay below has brought must be the superblock that this volume goes by: it is seen through the
-    /// overlay, or there was none of it.
-    fn check_replayed(&self, sb: &Superblock) -> Result<()> {
-        let new = sb.geometry();
-        let other = match new.places_differ(&self.geo) {
-            None if new.blocks_count != self.geo.blocks_count => Some("number of blocks"),
-            None if sb.journal() != self.sb.lock().journal() => Some("place of the journal"),
-            None if mount_mode(sb.features()) != MountMode::ReadWrite => Some("set of features"),
-            other => other,
-        };
-        match other {
-            None => Ok(()),
-            Some(what) => Err(FsError::Corrupt(format!(
-                "the superblock in the journal has another {what}; unmount and mount again"
-            ))),
-        }
     }
 }
 

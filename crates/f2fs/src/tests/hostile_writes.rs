@@ -24,11 +24,7 @@ const MOST: u64 = 1 << 17;
 /// A call may make its requests from here on; those before it made no more than that.
 fn next_call(device: &FateDevice) {
     assert_eq!(device.failures(), 0, "a call goes on for ever");
-    let mut left = MOST;
-    device.fail(move |_| {
-        left = left.saturating_sub(1);
-        left == 0
-    });
+    device.fail_after(MOST);
 }
 
 /// A small volume with directories, deep files, links, attributes and orphans, as a crash leaves it.
