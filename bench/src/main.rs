@@ -10,6 +10,7 @@
 
 mod activity;
 mod command;
+mod dirty_bound;
 mod measure;
 mod report;
 mod row;

@@ -11,8 +11,9 @@ use steadfs_suite::Scratch;
 
 use crate::Result;
 use crate::command::{output, program, quietly};
+use crate::dirty_bound::DirtyBound;
 use crate::measure::{Usage, drop_caches, machine_cpu, seconds};
-use crate::subject::{Medium, Mounted, Subject};
+use crate::subject::{CACHE_SIZE, Medium, Mounted, Subject};
 
 /// How much is done.
 #[derive(Clone, Copy)]
@@ -240,6 +241,16 @@ impl<'a> Stage<'a> {
         let mut steadfs = Command::new(&self.bench.steadfs);
         steadfs.arg("remount").arg(self.root());
         quietly(steadfs.args(["-o", list]))
+    }
+
+    /// Lets the kernel keep as much unwritten data of its volume in memory as steadfs does, until what this
+    /// returns is dropped: with a share of the machine's memory, as it has by default, a stream shorter than
+    /// that is not written back at all.
+    pub fn bound_dirty(&self) -> Result<Option<DirtyBound>> {
+        let Some(device) = self.medium.kernels_device() else {
+            return Ok(None);
+        };
+        DirtyBound::set(device, CACHE_SIZE / 2)
     }
 
     /// Where the volume is mounted.

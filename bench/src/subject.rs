@@ -117,6 +117,15 @@ impl Medium {
         self.device.as_ref().map_or(&self.image, LoopDevice::path)
     }
 
+    /// The device, if it is the kernel that mounts it.
+    pub fn kernels_device(&self) -> Option<&Path> {
+        let kernels = matches!(self.subject, Subject::KernelDirect | Subject::KernelCached);
+        self.device
+            .as_ref()
+            .filter(|_| kernels)
+            .map(LoopDevice::path)
+    }
+
     /// Mounts it on `root`.
     pub fn mount(&self, root: &Path, steadfs: &Path) -> Result<Mounted> {
         let path = self.path();

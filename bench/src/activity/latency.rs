@@ -1,4 +1,4 @@
-//! How long an fsync of 4 KiB takes while another process streams.
+//! How long an fsync of 4 KiB takes while another process streams, and its stream is being written back.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -32,6 +32,7 @@ const REWRITE: Keys = [
 /// One process writes without pause; another appends 4 KiB and syncs, then rewrites and syncs.
 pub fn run(stage: &mut Stage) -> Result<()> {
     let each = Duration::from_secs(u64::from(stage.size().seconds));
+    let _bound = stage.bound_dirty()?;
     let stream = Stream::start(stage, HEAD_START + 2 * each)?;
     sleep(HEAD_START);
     let file = stage.root().join("log");
