@@ -26,16 +26,26 @@ pub struct MetaBuf {
 struct State {
     /// `None` until the first read has filled it.
     data: Option<Buf>,
+    /// Of `data`, by whoever changed it last; 0: nothing.
+    note: u32,
     /// The journal transaction that changed it last, while that one is not yet snapshotted.
     tid: Option<Tid>,
     /// Changed without a journal and not yet written.
     dirty: bool,
 }
 
+impl State {
+    fn fill(&mut self, data: Buf) {
+        self.data = Some(data);
+        self.note = 0;
+    }
+}
+
 impl MetaBuf {
     fn new(block: DevBlock, data: Option<Buf>) -> Self {
         let state = State {
             data,
+            note: 0,
             tid: None,
             dirty: false,
         };
@@ -60,6 +70,14 @@ impl MetaBuf {
             .data
             .clone()
             .expect("a buffer is handed out filled")
+    }
+
+    /// The present content, as [`MetaBuf::data`] gives it, and what whoever made it so noted of it
+    /// ([`MetaMut::note`]); 0: nothing.
+    pub fn noted(&self) -> (Buf, u32) {
+        let state = self.state.read();
+        let data = state.data.clone();
+        (data.expect("a buffer is handed out filled"), state.note)
     }
 
     /// Runs `check` on the content unless content of this `kind` (not 0) has passed it before.
@@ -107,6 +125,11 @@ impl MetaMut<'_> {
         self.state.tid = tid;
     }
 
+    /// Keeps a number beside the content, for whoever reads it next, until the content changes or leaves memory.
+    pub fn note(&mut self, note: u32) {
+        self.state.note = note;
+    }
+
     /// The content as it is now, shared.
     pub fn snapshot(&self) -> Buf {
         self.state
@@ -129,6 +152,7 @@ impl Deref for MetaMut<'_> {
 impl DerefMut for MetaMut<'_> {
     /// Copies the content first if a commit, a write in flight or a reader shares it.
     fn deref_mut(&mut self) -> &mut [u8] {
+        self.state.note = 0;
         self.state
             .data
             .as_mut()
@@ -245,7 +269,7 @@ impl MetaCache {
         let mut state = buf.state.write();
         if state.data.is_none() {
             // The lock is held over the read: whoever wants the block too waits for it here.
-            state.data = Some(self.read_in(block, tag)?);
+            state.fill(self.read_in(block, tag)?);
         }
         drop(state);
         Ok(buf)
@@ -294,7 +318,7 @@ impl MetaCache {
     pub fn get_new(&self, block: DevBlock) -> Arc<MetaBuf> {
         let buf = self.find_or_insert(block, || MetaBuf::new(block, None));
         let mut state = buf.state.write();
-        state.data = Some(Buf::zeroed(self.block_size.bytes()));
+        state.fill(Buf::zeroed(self.block_size.bytes()));
         drop(state);
         buf.verified.store(0, Ordering::Release);
         buf
@@ -303,7 +327,7 @@ impl MetaCache {
     /// Says what a block holds: somebody wrote it to the device otherwise.
     pub fn put(&self, block: DevBlock, data: Buf) {
         let buf = self.find_or_insert(block, || MetaBuf::new(block, None));
-        buf.state.write().data = Some(data);
+        buf.state.write().fill(data);
         buf.verified.store(0, Ordering::Release);
     }
 
@@ -346,7 +370,7 @@ impl MetaCache {
         let mut state = buf.state.write();
         // Someone may have read or remade it meanwhile; what is there is at least as new.
         if state.data.is_none() {
-            state.data = Some(data);
+            state.fill(data);
         }
     }
 

@@ -22,6 +22,7 @@ use steadfs_vfs::{FileKind, FsError, InodeFlags, Result};
 
 use crate::disk::dir_entry::{self, DirLayout, Found, NewEntry, Room};
 use crate::disk::features::Compat;
+use crate::disk::num::{idx, low32, wide};
 use crate::disk::{self, ChecksumSeed, DiskError, Ino};
 use crate::fs::Ext4;
 use crate::inode::Inode;
@@ -293,8 +294,10 @@ impl<'a> Dir<'a> {
     }
 
     fn search_in(&self, buf: Arc<MetaBuf>, name: &[u8]) -> Result<Search> {
-        let search =
-            dir_entry::search(&self.layout, &buf.data(), name).map_err(self.bad(buf.block()))?;
+        let (block, last) = buf.noted();
+        let search = dir_entry::search(&self.layout, &block, name, idx(last))
+            .map_err(self.bad(buf.block()))?;
+        drop(block);
         Ok(match search {
             dir_entry::Search::Found(_) => Search::Found,
             dir_entry::Search::Room(room) => Search::Room(Slot { buf, room }),
@@ -348,10 +351,22 @@ impl<'a> Dir<'a> {
         buf: &Arc<MetaBuf>,
         change: impl FnOnce(&mut [u8]),
     ) -> Result<()> {
+        self.rewrite_noting(handle, buf, 0, change)
+    }
+
+    /// … and notes where the entry is that was put there, for [`Dir::search_in`].
+    fn rewrite_noting(
+        &self,
+        handle: &mut Handle<'_>,
+        buf: &Arc<MetaBuf>,
+        last: usize,
+        change: impl FnOnce(&mut [u8]),
+    ) -> Result<()> {
         let mut guard = handle.write(buf)?;
         let block: &mut [u8] = &mut guard;
         change(block);
         dir_entry::seal(&self.layout, self.seed, block);
+        guard.note(low32(wide(last)));
         buf.set_verified(verified::DIR_LEAF);
         Ok(())
     }
@@ -363,7 +378,7 @@ impl<'a> Dir<'a> {
         slot: &Slot,
         entry: &NewEntry<'_>,
     ) -> Result<()> {
-        self.rewrite(handle, &slot.buf, |block| {
+        self.rewrite_noting(handle, &slot.buf, slot.room.place(), |block| {
             dir_entry::insert_at(&self.layout, block, &slot.room, entry);
         })
     }

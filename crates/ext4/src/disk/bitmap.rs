@@ -83,10 +83,21 @@ pub fn clear(bitmap: &mut [u8], n: u32) -> bool {
 
 /// First clear bit in `range`.
 pub fn find_next_zero(bitmap: &[u8], range: Range<u32>) -> Option<u32> {
-    words(bitmap, range, |base, word, mask| {
+    check(bitmap, &range);
+    let full = full_words(bitmap, range.start / WORD_BITS, range.end / WORD_BITS);
+    let start = range.start.max(full * WORD_BITS);
+    words(bitmap, start..range.end, |base, word, mask| {
         let free = !word & mask;
         (free != 0).then(|| base + free.trailing_zeros())
     })
+}
+
+/// Where a row of words that are all ones ends, of the words `from..to`: a file's new inode is looked for
+/// behind all those that are there.
+fn full_words(bitmap: &[u8], from: u32, to: u32) -> u32 {
+    let (words, _) = bitmap.as_chunks::<8>();
+    let row = words.iter().take(idx(to)).skip(idx(from));
+    from + low32(wide(row.take_while(|word| **word == [0xff; 8]).count()))
 }
 
 /// First set bit in `range`.

@@ -1,7 +1,9 @@
 //! One pass over a block that finds a name, or the place for it, and remembers enough to change the
 //! block without another.
 
-use super::{DirLayout, NewEntry, RawEntry, entries, entry_size, put16, take_out, write_entry};
+use super::{
+    DirLayout, NewEntry, RawEntry, entries, entry_at, entry_size, put16, take_out, write_entry,
+};
 use crate::disk::{Ino, Result};
 
 /// A name in a block: what one pass over the block learns about it.
@@ -38,7 +40,7 @@ impl Room {
     }
 
     /// Where the new entry will start.
-    pub(super) const fn place(&self) -> usize {
+    pub(crate) const fn place(&self) -> usize {
         self.offset + self.kept
     }
 }
@@ -54,8 +56,28 @@ pub enum Search {
     Full,
 }
 
+/// Whether `name` may be in a block: no entry has it if this says no. Compares the end of the name with every
+/// place where that can be, many at a time; to walk the entries takes ten times as long.
+fn may_have(block: &[u8], name: &[u8]) -> bool {
+    let Some(end) = name.last_chunk::<4>() else {
+        return true;
+    };
+    // Names begin at multiples of 4.
+    let (places, _) = block[name.len() % 4..].as_chunks::<4>();
+    places.iter().fold(false, |has, place| has | (place == end))
+}
+
+/// Whether a block without `name` need not be walked to say so. Where there are no checksums, the walk is
+/// what finds damage.
+fn is_without(layout: &DirLayout, block: &[u8], name: &[u8]) -> bool {
+    layout.has_tail && !may_have(block, name)
+}
+
 /// Finds `name`, and what it takes to remove it.
 pub fn locate(layout: &DirLayout, block: &[u8], name: &[u8]) -> Result<Option<Found>> {
+    if is_without(layout, block, name) {
+        return Ok(None);
+    }
     let mut before = None;
     for entry in entries(layout, block) {
         let entry = entry?;
@@ -79,9 +101,13 @@ fn found(entry: &RawEntry<'_>, ino: Ino, before: Option<(usize, usize)>) -> Foun
     }
 }
 
-/// Finds `name`, or else the first room for an entry with this name.
-pub fn search(layout: &DirLayout, block: &[u8], name: &[u8]) -> Result<Search> {
+/// Finds `name`, or else room for an entry with this name: after the entry at `last`, where one was put last, or
+/// else the first one (`last` is 0: no such entry is known).
+pub fn search(layout: &DirLayout, block: &[u8], name: &[u8], last: usize) -> Result<Search> {
     let needed = entry_size(name.len());
+    if is_without(layout, block, name) {
+        return room_for(layout, block, needed, last);
+    }
     let mut before = None;
     let mut room = None;
     for entry in entries(layout, block) {
@@ -97,6 +123,25 @@ pub fn search(layout: &DirLayout, block: &[u8], name: &[u8]) -> Result<Search> {
         before = Some((entry.offset, entry.rec_len));
     }
     Ok(room.map_or(Search::Full, Search::Room))
+}
+
+/// Room in the entry at `last`, or else the first room.
+fn room_for(layout: &DirLayout, block: &[u8], needed: usize, last: usize) -> Result<Search> {
+    let has_room = |entry: &RawEntry<'_>| entry.spare() >= needed;
+    let end = layout.entries_end();
+    if last > 0
+        && let entry = entry_at(layout, block, last, end)?
+        && has_room(&entry)
+    {
+        return Ok(Search::Room(Room::in_entry(&entry)));
+    }
+    for entry in entries(layout, block) {
+        let entry = entry?;
+        if has_room(&entry) {
+            return Ok(Search::Room(Room::in_entry(&entry)));
+        }
+    }
+    Ok(Search::Full)
 }
 
 /// Puts an entry where [`search`] found room for its name; the block has not been changed since.

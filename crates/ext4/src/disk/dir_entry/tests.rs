@@ -273,3 +273,45 @@ fn names_are_told_apart_at_either_end() {
         );
     }
 }
+
+#[test]
+fn a_name_that_is_not_there_is_not_there_whatever_its_length() {
+    let layout = layout(1024, true);
+    let mut block = vec![0; 1024];
+    init_empty(&layout, &mut block);
+    let name = |len: usize| (b'a'..=b'z').cycle().take(len).collect::<Vec<u8>>();
+    let lens = [1, 2, 3, 4, 5, 6, 7, 8, 9, 30, 31, 32, 33, 100, 254, 255];
+    for (len, ino) in lens.into_iter().zip(5..) {
+        assert_eq!(locate(&layout, &block, &name(len)), Ok(None));
+        insert(&layout, &mut block, &new(ino, &name(len))).unwrap();
+        let found = locate(&layout, &block, &name(len)).unwrap().unwrap();
+        assert_eq!(found.ino, Ino(ino));
+        assert_eq!(locate(&layout, &block, &name(len)[1..]), Ok(None));
+    }
+}
+
+#[test]
+fn room_is_looked_for_first_where_the_last_entry_went() {
+    let layout = layout(1024, true);
+    let mut block = vec![0; 1024];
+    init_empty(&layout, &mut block);
+    let mut places = vec![];
+    for (name, ino) in [b"file-1", b"file-2", b"file-3"].into_iter().zip(5..) {
+        places.push(
+            insert(&layout, &mut block, &new(ino, name))
+                .unwrap()
+                .unwrap(),
+        );
+    }
+    remove(&layout, &mut block, places[1]).unwrap();
+    let place = |name: &[u8], last: usize| match search(&layout, &block, name, last).unwrap() {
+        Search::Room(room) => room.place(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(place(b"file-4", 0), places[1]);
+    assert!(place(b"file-4", places[2]) > places[2]);
+    // Where there is no room for it behind the last, it goes elsewhere.
+    assert_eq!(place(b"file-4", places[0]), places[1]);
+    let long = [b'x'; 255];
+    assert_eq!(place(&long, places[0]), place(b"file-4", places[2]));
+}
