@@ -18,21 +18,62 @@ pub fn crc32_le(seed: u32, bytes: &[u8]) -> u32 {
 
 /// The four bytes that make [`crc32c`] of `before`, they, and `after` come out as `target`. There
 /// are always such bytes, and only these: the sum is linear.
-pub fn crc32c_filler(seed: u32, before: &[u8], after: &[u8], target: u32) -> [u8; 4] {
+pub fn crc32c_filler<const AFTER: usize>(
+    seed: u32,
+    before: &[u8],
+    after: &[u8; AFTER],
+    target: u32,
+) -> [u8; 4] {
+    let with_zeros = crc32c(crc32c(crc32c(seed, before), &[0; 4]), after);
+    // Bytes from a register are zero bytes from the register mixed with them: what is amiss at the end goes
+    // back through as many zero bytes to what the filler has to mix in.
+    let back = const { bits_back(8 * (4 + AFTER)) };
+    apply(&back, with_zeros ^ target).to_le_bytes()
+}
+
+/// A linear map of registers: what becomes of each bit.
+type Map = [u32; 32];
+
+const fn apply(map: &Map, register: u32) -> u32 {
+    let (mut out, mut bit) = (0, 0);
+    while bit < map.len() {
+        if register >> bit & 1 == 1 {
+            out ^= map[bit];
+        }
+        bit += 1;
+    }
+    out
+}
+
+const fn after(first: &Map, second: &Map) -> Map {
+    let (mut both, mut bit) = ([0; 32], 0);
+    while bit < both.len() {
+        both[bit] = apply(second, first[bit]);
+        bit += 1;
+    }
+    both
+}
+
+/// From the register of [`crc32c`] after `count` zero bits to the one before them.
+const fn bits_back(mut count: usize) -> Map {
     // Castagnoli's polynomial, reflected; its highest bit is set, so a step back can tell whether
     // the step forth added it.
     const POLYNOMIAL: u32 = 0x82F6_3B78;
-    let back = |register: u32| match register & 0x8000_0000 {
-        0 => register << 1,
-        _ => (register ^ POLYNOMIAL) << 1 | 1,
-    };
-    let byte_back = |register: u32| (0..8).fold(register, |at, _| back(at));
-    let at_end = after.iter().rev().fold(target, |register, byte| {
-        byte_back(register) ^ u32::from(*byte)
-    });
-    // Four bytes from a register are four zero bytes from the register mixed with them.
-    let at_start = (0..4).fold(at_end, |register, _| byte_back(register));
-    (at_start ^ crc32c(seed, before)).to_le_bytes()
+    let (mut whole, mut power, mut bit) = ([0; 32], [0; 32], 0);
+    while bit < whole.len() {
+        whole[bit] = 1 << bit;
+        power[bit] = 1 << bit << 1;
+        bit += 1;
+    }
+    power[31] = POLYNOMIAL << 1 | 1;
+    while count > 0 {
+        if count % 2 == 1 {
+            whole = after(&whole, &power);
+        }
+        power = after(&power, &power);
+        count /= 2;
+    }
+    whole
 }
 
 /// CRC-16 (polynomial x^16 + x^15 + x^2 + 1, reflected 0xA001) continued from `seed`: group
@@ -97,18 +138,19 @@ mod tests {
         assert_eq!(!crc32_be(!0, b"123456789"), 0xFC89_1918);
     }
 
+    fn fills<const AFTER: usize>(before: &[u8], after: &[u8; AFTER], target: u32) {
+        let filler = crc32c_filler(7, before, after, target);
+        let whole = [before, &filler, after].concat();
+        assert_eq!(crc32c(7, &whole), target);
+    }
+
     #[test]
     fn four_bytes_make_any_sum() {
-        for (before, after, target) in [
-            (&b""[..], &b""[..], 0u32),
-            (b"abc", b"", 0xDEAD_BEEF),
-            (b"", b"xyz", 1),
-            (b"some bytes before", b"and others after it", !0),
-        ] {
-            let filler = crc32c_filler(7, before, after, target);
-            let whole = [before, &filler, after].concat();
-            assert_eq!(crc32c(7, &whole), target);
-        }
+        fills(b"", b"", 0);
+        fills(b"abc", b"", 0xDEAD_BEEF);
+        fills(b"", b"xyz", 1);
+        fills(b"some bytes before", b"and others after it", !0);
+        fills(b"some bytes before", &[5; 1000], 0x1234_5678);
     }
 
     #[test]

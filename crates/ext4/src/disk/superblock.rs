@@ -3,6 +3,8 @@
 //! [`Superblock`] keeps the raw fields for editing; everything that does not change during a mount
 //! is in its [`Geometry`], validated once.
 
+use std::mem::offset_of;
+
 use std::borrow::Cow;
 
 use steadfs_base::checksum::{crc32c, crc32c_filler};
@@ -510,8 +512,11 @@ fn compute(raw: &RawSuperblock) -> u32 {
 fn keep_checksum(raw: &mut RawSuperblock, old: &[u8]) -> bool {
     const SECTOR: usize = 512;
     const SUM: usize = SUPERBLOCK_SIZE - 4;
-    let text_end = raw.last_mounted.len() - FILLER;
-    let text = &raw.last_mounted[..text_end];
+    /// Where the field behind `s_last_mounted` begins.
+    const BEHIND: usize = offset_of!(RawSuperblock, algorithm_usage_bitmap);
+    const AT: usize = BEHIND - FILLER;
+    const TEXT_END: usize = AT - offset_of!(RawSuperblock, last_mounted);
+    let text = &raw.last_mounted[..TEXT_END];
     let room = text.last() == Some(&0);
     let same = raw.as_bytes()[SECTOR..SUM] == old[SECTOR..SUM];
     let sum = super::num::get32(old, SUM);
@@ -519,10 +524,11 @@ fn keep_checksum(raw: &mut RawSuperblock, old: &[u8]) -> bool {
         return false;
     }
     raw.checksum.set(sum);
-    let at = std::mem::offset_of!(RawSuperblock, last_mounted) + text_end;
     let bytes = raw.as_bytes();
-    let filler = crc32c_filler(!0, &bytes[..at], &bytes[at + 4..SUM], sum);
-    raw.last_mounted[text_end..].copy_from_slice(&filler);
+    let after = bytes[BEHIND..].first_chunk::<{ SUM - BEHIND }>();
+    let after = after.expect("the sum ends the superblock");
+    let filler = crc32c_filler(!0, &bytes[..AT], after, sum);
+    raw.last_mounted[TEXT_END..].copy_from_slice(&filler);
     debug_assert_eq!(compute(raw), sum, "the filler makes the sum");
     true
 }
