@@ -29,6 +29,30 @@ fn a_snapshot_keeps_what_it_saw() {
 }
 
 #[test]
+fn a_note_is_of_the_content_it_was_made_for() {
+    let (_device, cache) = cache(8, 1 << 20);
+    let buf = cache.get(DevBlock(1), IoTag::default()).unwrap();
+    let note = || {
+        let mut guard = buf.lock();
+        guard[0] = 1;
+        guard.note(24);
+    };
+    assert_eq!(buf.noted().1, 0);
+    note();
+    assert_eq!((buf.noted().0[0], buf.noted().1), (1, 24));
+    drop(buf.lock());
+    assert_eq!(buf.noted().1, 24, "nothing has changed");
+    buf.lock()[9] = 1;
+    assert_eq!(buf.noted().1, 0);
+    note();
+    cache.get_new(DevBlock(1));
+    assert_eq!(buf.noted().1, 0);
+    note();
+    cache.put(DevBlock(1), buf.data());
+    assert_eq!(buf.noted().1, 0);
+}
+
+#[test]
 fn unjournaled_changes_reach_the_device_once_written() {
     let (device, cache) = cache(8, 1 << 20);
     for n in [2, 3, 5] {
