@@ -619,3 +619,48 @@ fn attributes_too_large_for_the_host_are_told() {
     assert_eq!(fs::read(out.join("b")).unwrap(), b"y");
     host.unmount();
 }
+
+/// A tree may be deeper than a program may have files open.
+#[test]
+fn deep_trees_need_few_open_files() {
+    let scratch = Scratch::new();
+    let deep = scratch.folder("deep");
+    let innermost = deep.join("d/".repeat(600));
+    fs::create_dir_all(&innermost).unwrap();
+    fs::write(innermost.join("leaf"), "x").unwrap();
+    let from = image(&scratch, "from.img", "ext4", 64 * MIB);
+    let to = image(&scratch, "to.img", "f2fs", 128 * MIB);
+    let out = scratch.join("out");
+    let (deep, shown) = (deep.to_str().unwrap(), out.to_str().unwrap());
+    for (source, target) in [
+        (deep, &*at(&from, "/deep")),
+        (&*at(&from, "/deep"), &*at(&to, "/deep")),
+        (&*at(&to, "/deep"), shown),
+    ] {
+        let program = program().display();
+        let command = format!("ulimit -n 64; exec {program} cp -r {source} {target}");
+        run("bash", ["-c", &command]).expect(0);
+    }
+    Tree::of(deep.as_ref()).assert_same(&Tree::of(&out), Compare::COPY, "there and back");
+    from.check_clean();
+}
+
+/// A folder that a crafted volume shows in itself.
+#[test]
+fn a_folder_in_itself_is_told_as_damage() {
+    let scratch = Scratch::new();
+    let image = image(&scratch, "a.img", "ext4", 16 * MIB);
+    let other = self::image(&scratch, "b.img", "ext4", 16 * MIB);
+    for request in ["mkdir /d", "mkdir /d/in", "ln /d /d/in/again"] {
+        run(
+            "debugfs",
+            ["-w", "-R", request, image.path().to_str().unwrap()],
+        )
+        .expect(0);
+    }
+    let out = scratch.join("out");
+    let says = "/d/in/again: volume is damaged: directory inode";
+    refused(&["extract", &at(&image, "/"), out.to_str().unwrap()], says);
+    refused(&["cp", "-r", &at(&image, "/d"), &at(&other, "/")], says);
+    refused(&["ls", "-R", &at(&image, "/d")], says);
+}

@@ -1,13 +1,12 @@
 //! `ls`, `cat` and `stat`: a volume's files without mounting it.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{self, Write};
 
 use steadfs::tools::{
-    self, ListOptions, Listed, device_numbers, harmless, mode_string, owner_cx, printable, utc,
+    self, ListOptions, Listed, Listing, Listings, device_numbers, harmless, mode_string, owner_cx,
+    printable, utc,
 };
-use steadfs_base::InodeNo;
 use steadfs_vfs::{FileKind, FileSystem, Segment};
 
 use crate::args;
@@ -45,12 +44,15 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
     let titled = args.places.len() > 1 || args.recursive;
     let mut first = true;
     for_each_place(&args.places, &args.open, |fs, place| {
-        // Directories still to be listed, the next one last.
-        let mut todo = vec![place.path.clone()];
-        let mut met = BTreeSet::new();
-        while let Some(path) = todo.pop() {
-            let files = tools::list(fs, &owner_cx(), &path, options).map_err(Failure::plain)?;
-            let is_dir = !args.directory && !matches!(&files[..], [only] if only.name == path);
+        let cx = owner_cx();
+        let listings = Listings::new(fs, &cx, &place.path, options);
+        let wanted = if args.recursive { usize::MAX } else { 1 };
+        for listing in listings.take(wanted) {
+            let Listing {
+                path,
+                is_dir,
+                files,
+            } = listing.map_err(Failure::plain)?;
             print(|out| {
                 if titled && is_dir {
                     let blank = if first { "" } else { "\n" };
@@ -68,36 +70,9 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
                 show(args, &files, out)
             })?;
             first = false;
-            if args.recursive && is_dir {
-                todo.extend(below(&path, &files, &mut met)?);
-            }
         }
         Ok(())
     })
-}
-
-/// The directories of a listing, the first one last.
-fn below(
-    path: &[u8],
-    files: &[Listed],
-    met: &mut BTreeSet<InodeNo>,
-) -> Result<Vec<Vec<u8>>, Failure> {
-    let mut found = Vec::new();
-    for file in files.iter().rev() {
-        let is_dots = file.name == b"." || file.name == b"..";
-        if file.attr.kind != FileKind::Directory || is_dots {
-            continue;
-        }
-        let name = [path.strip_suffix(b"/").unwrap_or(path), b"/", &file.name].concat();
-        if !met.insert(file.attr.ino) {
-            // It could lead round in a circle.
-            let (shown, ino) = (printable(&name), file.attr.ino);
-            let what = format!("{shown}: corrupt: directory inode {ino} has two names");
-            return Err(Failure::plain(what));
-        }
-        found.push(name);
-    }
-    Ok(found)
 }
 
 fn show(args: &args::Ls, files: &[Listed], out: &mut dyn Write) -> io::Result<()> {

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use memfs::MemFs;
 use steadfs::tools::{
-    CopyIn, CopyOut, ListOptions, Progress, Quiet, Report, ToolError, child, copy_in, copy_out,
-    list, owner_cx, read_dir, resolve, resolve_parent,
+    CopyIn, CopyOut, ListOptions, Listings, Progress, Quiet, Report, ToolError, child,
+    copy_between, copy_in, copy_out, list, owner_cx, read_dir, resolve, resolve_parent,
 };
 use steadfs_vfs::{Attr, FileKind, FileSystem, FsError, SetXattr};
 
@@ -340,17 +340,66 @@ fn listings_are_sorted_and_complete() {
     check_counts(&fs);
 }
 
-#[test]
-fn deep_trees_do_not_use_up_the_stack() {
-    let fs = MemFs::new();
+/// Folders in one another, in the innermost of them a file of two names.
+fn make_deep(fs: &MemFs, depth: usize) {
     let cx = owner_cx();
     let mut dir = fs.root();
-    for _ in 0..300 {
+    for _ in 0..depth {
         dir = fs.mkdir(&cx, dir, b"d", 0o755).unwrap().ino;
     }
-    let out = tempfile::tempdir().unwrap();
-    let report = get(&fs, "/", &out.path().join("o")).unwrap();
-    assert_eq!(report.files, 301);
-    assert_eq!(read_dir(&fs, &cx, fs.root()).unwrap().len(), 1);
-    assert!(child(&fs, &cx, fs.root(), b"d").is_ok());
+    let file = fs.mknod(&cx, dir, b"leaf", 0o100_640, 0).unwrap();
+    fs.link(&cx, file.ino, dir, b"twin").unwrap();
+}
+
+/// Removes a tree that std would need too many descriptors for.
+fn remove_deep(path: &Path) {
+    let mut rm = std::process::Command::new("rm");
+    assert!(rm.arg("-rf").arg(path).status().unwrap().success());
+}
+
+/// As deep as a path of Linux can be, below a folder that makes the paths longer than that.
+#[test]
+fn deep_trees_use_up_neither_stack_nor_descriptors() {
+    const DEPTH: usize = 2047;
+    let fs = MemFs::new();
+    make_deep(&fs, DEPTH);
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("o");
+    assert_eq!(get(&fs, "/", &out).unwrap().files, DEPTH as u64 + 3);
+    let copy = MemFs::new();
+    assert_eq!(put(&copy, &out, "/").unwrap().files, DEPTH as u64 + 3);
+    for fs in [&fs, &copy] {
+        let cx = owner_cx();
+        let listings = Listings::new(fs, &cx, b"/", ListOptions::default());
+        let last = listings.map(Result::unwrap).last().unwrap();
+        assert_eq!(last.path.len(), 2 * DEPTH);
+        assert_eq!(last.files.len(), 2);
+        assert_eq!(last.files[0].attr.nlink, 2);
+        assert_eq!(read_dir(fs, &cx, fs.root()).unwrap().len(), 1);
+        assert!(child(fs, &cx, fs.root(), b"d").is_ok());
+    }
+    remove_deep(&out);
+}
+
+#[test]
+fn trees_of_absurd_depth_are_refused() {
+    let fs = MemFs::new();
+    make_deep(&fs, 5000);
+    let cx = owner_cx();
+    let dir = tempfile::tempdir().unwrap();
+    let mut listings = Listings::new(&fs, &cx, b"/", ListOptions::default());
+    let errors = [
+        get(&fs, "/", &dir.path().join("o")).unwrap_err(),
+        copy_between((&fs, b"/"), (&MemFs::new(), b"/"), &cx, IN, &mut Quiet).unwrap_err(),
+        listings.find_map(Result::err).unwrap(),
+    ];
+    for error in errors {
+        let said = error.to_string();
+        assert!(
+            said.ends_with("more than 4096 folders lie in one another"),
+            "{said}"
+        );
+        assert!(said.len() < 200, "{said}");
+    }
+    remove_deep(&dir.path().join("o"));
 }

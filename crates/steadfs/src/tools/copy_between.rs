@@ -1,14 +1,16 @@
 //! Copying from one volume to another, or within one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError};
 
 use super::copy_out::write_content;
 use super::maker::{CopyIn, Kept, Maker, Node};
-use super::walk::{Entry, Held, check_end, child, read_dir, resolve, resolve_parent, way};
-use super::{At, Progress, Report, Result, is_root_path, join};
+use super::walk::{
+    Entry, Held, Met, check_depth, check_end, child, read_dir, resolve, resolve_parent, way,
+};
+use super::{At, Lengths, Paths, Progress, Report, Result, is_root_path};
 
 /// Copies the file or tree at `from` on the volume `source`; the copy's path on the volume `target` is
 /// `to`. They may be the same volume. A folder that is there already is filled. What is kept, and what
@@ -46,11 +48,11 @@ pub fn copy_between(
         progress,
         report: Report::default(),
         first_names: BTreeMap::new(),
-        folders: BTreeSet::new(),
+        folders: Met::default(),
     };
     let place = Place {
-        source: from.to_vec(),
-        target: to.to_vec(),
+        source: from,
+        target: to,
         into: into.ino(),
         name: &name,
     };
@@ -90,8 +92,8 @@ fn refuse_itself(
 
 /// Where a file comes from and goes to. An empty `name` is the target volume's root itself.
 struct Place<'a> {
-    source: Vec<u8>,
-    target: Vec<u8>,
+    source: &'a [u8],
+    target: &'a [u8],
     into: InodeNo,
     name: &'a [u8],
 }
@@ -101,8 +103,7 @@ struct Frame<'a> {
     from: Held<'a>,
     entries: std::vec::IntoIter<Entry>,
     to: Held<'a>,
-    source: Vec<u8>,
-    target: Vec<u8>,
+    paths: Lengths,
 }
 
 struct Copier<'a, 'p> {
@@ -113,8 +114,7 @@ struct Copier<'a, 'p> {
     report: Report,
     /// What files of several names became.
     first_names: BTreeMap<InodeNo, Held<'a>>,
-    /// Folders met so far: one met twice is damage, and could lead round in a circle.
-    folders: BTreeSet<InodeNo>,
+    folders: Met,
 }
 
 impl<'a> Copier<'a, '_> {
@@ -122,27 +122,34 @@ impl<'a> Copier<'a, '_> {
         if top.attr().kind != FileKind::Directory {
             return self.file(&top, place);
         }
-        let mut stack = vec![self.enter(top, place)?];
-        while let Some(frame) = stack.last_mut() {
+        let mut paths = Paths {
+            source: place.source.to_vec(),
+            target: place.target.to_vec(),
+        };
+        let mut stack = vec![self.enter(top, place, &paths)?];
+        while let (depth, Some(frame)) = (stack.len(), stack.last_mut()) {
+            paths.back_to(frame.paths);
             let Some(entry) = frame.entries.next() else {
                 // Last, for filling it changes its times and a default ACL would be inherited.
-                let kept = self.kept(frame.from.attr(), &frame.source)?;
+                let kept = self.kept(frame.from.attr(), &paths.source)?;
                 let (maker, ino) = (self.maker, frame.to.ino());
-                maker.keep(ino, kept, &frame.target, &mut self.report)?;
+                maker.keep(ino, kept, &paths.target, &mut self.report)?;
                 stack.pop();
                 continue;
             };
-            let source = join(&frame.source, &entry.name);
+            paths.push(&entry.name);
+            let source = &paths.source;
             let held =
-                child(self.source, self.cx, frame.from.ino(), &entry.name).on_volume(&source)?;
+                child(self.source, self.cx, frame.from.ino(), &entry.name).on_volume(source)?;
             let place = Place {
                 source,
-                target: join(&frame.target, &entry.name),
+                target: &paths.target,
                 into: frame.to.ino(),
                 name: &entry.name,
             };
             if held.attr().kind == FileKind::Directory {
-                let frame = self.enter(held, &place)?;
+                check_depth(depth, source)?;
+                let frame = self.enter(held, &place, &paths)?;
                 stack.push(frame);
             } else {
                 self.file(&held, &place)?;
@@ -152,26 +159,21 @@ impl<'a> Copier<'a, '_> {
     }
 
     /// Makes a folder, or takes the one that is there.
-    fn enter(&mut self, from: Held<'a>, place: &Place<'_>) -> Result<Frame<'a>> {
+    fn enter(&mut self, from: Held<'a>, place: &Place<'_>, paths: &Paths) -> Result<Frame<'a>> {
         self.begin(place)?;
-        if !self.folders.insert(from.ino()) {
-            let ino = from.ino();
-            let twice = FsError::Corrupt(format!("directory inode {ino} has two names"));
-            return Err(twice).on_volume(&place.source);
-        }
-        let entries = read_dir(self.source, self.cx, from.ino()).on_volume(&place.source)?;
+        self.folders.add(from.ino()).on_volume(place.source)?;
+        let entries = read_dir(self.source, self.cx, from.ino()).on_volume(place.source)?;
         let to = self.maker.dir(place.into, place.name);
         Ok(Frame {
             from,
             entries: entries.into_iter(),
-            to: to.on_volume(&place.target)?,
-            source: place.source.clone(),
-            target: place.target.clone(),
+            to: to.on_volume(place.target)?,
+            paths: paths.lengths(),
         })
     }
 
     fn begin(&mut self, place: &Place<'_>) -> Result<()> {
-        self.progress.file(&place.target);
+        self.progress.file(place.target);
         super::go_on(self.progress)?;
         self.report.files += 1;
         Ok(())
@@ -183,11 +185,11 @@ impl<'a> Copier<'a, '_> {
         let (attr, maker) = (from.attr(), self.maker);
         maker
             .make_room(place.into, place.name)
-            .on_volume(&place.target)?;
+            .on_volume(place.target)?;
         if let Some(first) = self.first_names.get(&attr.ino) {
             return maker
                 .link(first.ino(), place.into, place.name)
-                .on_volume(&place.target);
+                .on_volume(place.target);
         }
         let target = match attr.kind {
             FileKind::Symlink => self.source.readlink(self.cx, attr.ino),
@@ -196,15 +198,15 @@ impl<'a> Copier<'a, '_> {
         let node = Node {
             kind: attr.kind,
             rdev: attr.rdev,
-            target: &target.on_volume(&place.source)?,
+            target: &target.on_volume(place.source)?,
         };
         let made = maker.file(&node, place.into, place.name);
-        let made = made.on_volume(&place.target)?;
+        let made = made.on_volume(place.target)?;
         if attr.kind == FileKind::Regular {
             self.content(attr, &made, place)?;
         }
-        let kept = self.kept(attr, &place.source)?;
-        maker.keep(made.ino(), kept, &place.target, &mut self.report)?;
+        let kept = self.kept(attr, place.source)?;
+        maker.keep(made.ino(), kept, place.target, &mut self.report)?;
         if attr.nlink > 1 {
             self.first_names.insert(attr.ino, made);
         }
@@ -216,17 +218,17 @@ impl<'a> Copier<'a, '_> {
         let mut end = 0;
         let mut write = |offset: u64, bytes: &[u8]| {
             let written = maker.write(made.ino(), offset, bytes);
-            written.on_volume(&place.target)?;
+            written.on_volume(place.target)?;
             end = offset + bytes.len() as u64;
             progress.bytes(bytes.len() as u64);
             super::go_on(progress)
         };
-        let moved = write_content(self.source, self.cx, &place.source, attr.ino, &mut write)?;
+        let moved = write_content(self.source, self.cx, place.source, attr.ino, &mut write)?;
         self.report.bytes += moved;
         if end < attr.size {
             maker
                 .end_at(made.ino(), attr.size)
-                .on_volume(&place.target)?;
+                .on_volume(place.target)?;
         }
         Ok(())
     }

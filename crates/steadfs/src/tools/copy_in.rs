@@ -2,17 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use rustix::fs::{Mode, OFlags, Stat};
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileKind, FileSystem};
 
 use super::copy_out::is_refusal;
+use super::folders::Folders;
 use super::host::{self, Target};
 use super::maker::{CopyIn, Kept, Maker, Node};
-use super::walk::{Held, check_end, resolve, resolve_parent};
-use super::{At, AtHost, CHUNK, Progress, Report, Result, is_root_path, join, os};
+use super::walk::{Held, check_depth, check_end, resolve, resolve_parent};
+use super::{
+    At, AtHost, CHUNK, Lengths, Paths, Progress, Report, Result, host_path, is_root_path, os,
+};
 
 /// Copies the file or tree at `from` on the host; the copy's path on the volume is `to`. A folder
 /// that is there already is filled. Kept are types, permissions, owners (if asked), times of access
@@ -46,10 +50,10 @@ pub fn copy_in(
     let place = Place {
         dir: host::cwd(),
         host_name: from.as_os_str().as_encoded_bytes(),
-        source: from.to_owned(),
+        source: from,
         into: dir.ino(),
         name: &name,
-        target: to.to_vec(),
+        target: to,
     };
     copier.tree(&stat, &place)?;
     Ok(copier.report)
@@ -59,20 +63,18 @@ pub fn copy_in(
 struct Place<'a> {
     dir: BorrowedFd<'a>,
     host_name: &'a [u8],
-    source: PathBuf,
+    source: &'a Path,
     into: InodeNo,
     name: &'a [u8],
-    target: Vec<u8>,
+    target: &'a [u8],
 }
 
 /// A folder that is being filled.
 struct Frame<'a> {
     held: Held<'a>,
     names: std::vec::IntoIter<Vec<u8>>,
-    dir: OwnedFd,
     stat: Stat,
-    source: PathBuf,
-    target: Vec<u8>,
+    paths: Lengths,
 }
 
 struct Copier<'a, 'p> {
@@ -88,28 +90,42 @@ impl<'a> Copier<'a, '_> {
         if host::kind_of(stat) != Some(FileKind::Directory) {
             return self.file(stat, place);
         }
-        let mut stack = vec![self.enter(stat, place)?];
-        while let Some(frame) = stack.last_mut() {
+        let mut paths = Paths {
+            source: place.source.as_os_str().as_bytes().to_vec(),
+            target: place.target.to_vec(),
+        };
+        let (frame, dir) = self.enter(stat, place, &paths)?;
+        let mut folders = Folders::default();
+        folders.enter(dir).on_host(place.source)?;
+        let mut stack = vec![frame];
+        while let (depth, Some(frame), Some(here)) = (stack.len(), stack.last_mut(), folders.here())
+        {
+            paths.back_to(frame.paths);
             let Some(name) = frame.names.next() else {
                 // Last, for filling it changes its times and a default ACL would be inherited.
-                let from = Target::Open(frame.dir.as_fd());
-                let ino = frame.held.ino();
-                self.attributes(ino, &frame.stat, &from, (&frame.source, &frame.target))?;
+                let path = host_path(&paths.source);
+                if let Some(dir) = folders.leave().on_host(path)? {
+                    let (from, ino) = (Target::Open(dir.as_fd()), frame.held.ino());
+                    self.attributes(ino, &frame.stat, &from, (path, &paths.target))?;
+                }
                 stack.pop();
                 continue;
             };
-            let source = frame.source.join(os(&name));
-            let stat = host::stat(frame.dir.as_fd(), os(&name)).on_host(&source)?;
+            paths.push(&name);
+            let source = host_path(&paths.source);
+            let stat = host::stat(here, os(&name)).on_host(source)?;
             let place = Place {
-                dir: frame.dir.as_fd(),
+                dir: here,
                 host_name: &name,
                 source,
                 into: frame.held.ino(),
                 name: &name,
-                target: join(&frame.target, &name),
+                target: &paths.target,
             };
             if kind_of(&stat) == FileKind::Directory {
-                let frame = self.enter(&stat, &place)?;
+                check_depth(depth, &paths.target)?;
+                let (frame, dir) = self.enter(&stat, &place, &paths)?;
+                folders.enter(dir).on_host(source)?;
                 stack.push(frame);
             } else {
                 self.file(&stat, &place)?;
@@ -118,25 +134,29 @@ impl<'a> Copier<'a, '_> {
         Ok(())
     }
 
-    /// Makes a folder, or takes the one that is there.
-    fn enter(&mut self, stat: &Stat, place: &Place<'_>) -> Result<Frame<'a>> {
+    /// Makes a folder, or takes the one that is there, and opens its original.
+    fn enter(
+        &mut self,
+        stat: &Stat,
+        place: &Place<'_>,
+        paths: &Paths,
+    ) -> Result<(Frame<'a>, OwnedFd)> {
         self.begin(place)?;
-        let dir = host::open_dir(place.dir, os(place.host_name)).on_host(&place.source)?;
-        let names = host::names(dir.as_fd()).on_host(&place.source)?;
+        let dir = host::open_dir(place.dir, os(place.host_name)).on_host(place.source)?;
+        let names = host::names(dir.as_fd()).on_host(place.source)?;
         let held = self.maker.dir(place.into, place.name);
-        let held = held.on_volume(&place.target)?;
-        Ok(Frame {
+        let held = held.on_volume(place.target)?;
+        let frame = Frame {
             held,
             names: names.into_iter(),
-            dir,
             stat: *stat,
-            source: place.source.clone(),
-            target: place.target.clone(),
-        })
+            paths: paths.lengths(),
+        };
+        Ok((frame, dir))
     }
 
     fn begin(&mut self, place: &Place<'_>) -> Result<()> {
-        self.progress.file(&place.target);
+        self.progress.file(place.target);
         super::go_on(self.progress)?;
         self.report.files += 1;
         Ok(())
@@ -146,17 +166,17 @@ impl<'a> Copier<'a, '_> {
     fn file(&mut self, stat: &Stat, place: &Place<'_>) -> Result<()> {
         self.begin(place)?;
         let (maker, into, name) = (self.maker, place.into, place.name);
-        maker.make_room(into, name).on_volume(&place.target)?;
+        maker.make_room(into, name).on_volume(place.target)?;
         let host_id = (stat.st_dev, stat.st_ino);
         if let Some(first) = self.first_names.get(&host_id) {
-            return maker.link(first.ino(), into, name).on_volume(&place.target);
+            return maker.link(first.ino(), into, name).on_volume(place.target);
         }
         let held = self.make(stat, place)?;
         if held.attr().kind == FileKind::Regular {
             self.content(held.ino(), stat, place)?;
         } else {
             let from = Target::Named(place.dir, os(place.host_name));
-            self.attributes(held.ino(), stat, &from, (&place.source, &place.target))?;
+            self.attributes(held.ino(), stat, &from, (place.source, place.target))?;
         }
         if stat.st_nlink > 1 {
             self.first_names.insert(host_id, held);
@@ -168,7 +188,7 @@ impl<'a> Copier<'a, '_> {
         let kind = kind_of(stat);
         let target = match kind {
             FileKind::Symlink => rustix::fs::readlinkat(place.dir, os(place.host_name), Vec::new())
-                .on_host(&place.source)?
+                .on_host(place.source)?
                 .into_bytes(),
             _ => Vec::new(),
         };
@@ -183,30 +203,30 @@ impl<'a> Copier<'a, '_> {
         };
         self.maker
             .file(&node, place.into, place.name)
-            .on_volume(&place.target)
+            .on_volume(place.target)
     }
 
     fn content(&mut self, ino: InodeNo, stat: &Stat, place: &Place<'_>) -> Result<()> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::openat(place.dir, os(place.host_name), flags, Mode::empty())
-            .on_host(&place.source)?;
+            .on_host(place.source)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let mut buffer = vec![0; CHUNK];
         let mut at = 0;
         'data: while let Some((start, end)) =
-            host::next_data(&file, at, size).on_host(&place.source)?
+            host::next_data(&file, at, size).on_host(place.source)?
         {
             at = start;
             while at < end {
                 let want = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
                 let n =
                     rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut buffer[..want], at))
-                        .on_host(&place.source)?;
+                        .on_host(place.source)?;
                 if n == 0 {
                     break 'data; // It was truncated meanwhile.
                 }
                 let written = self.maker.write(ino, at, &buffer[..n]);
-                written.on_volume(&place.target)?;
+                written.on_volume(place.target)?;
                 at += n as u64;
                 self.report.bytes += n as u64;
                 self.progress.bytes(n as u64);
@@ -214,10 +234,10 @@ impl<'a> Copier<'a, '_> {
             }
         }
         if at < size {
-            self.maker.end_at(ino, size).on_volume(&place.target)?;
+            self.maker.end_at(ino, size).on_volume(place.target)?;
         }
         let from = Target::Open(file.as_fd());
-        self.attributes(ino, stat, &from, (&place.source, &place.target))
+        self.attributes(ino, stat, &from, (place.source, place.target))
     }
 
     fn attributes(

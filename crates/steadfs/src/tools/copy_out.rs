@@ -1,6 +1,6 @@
 //! Copying from a volume to the host.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -11,11 +11,12 @@ use rustix::io::Errno;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Seek, Segment};
 
+use super::folders::Folders;
 use super::host::{self, Target};
 use super::list::device_numbers;
 use super::printable;
-use super::walk::{Entry, Held, check_end, child, read_dir, resolve};
-use super::{At, AtHost, CHUNK, Progress, Report, Result, join, os};
+use super::walk::{Entry, Held, Met, check_depth, check_end, child, read_dir, resolve};
+use super::{At, AtHost, CHUNK, Lengths, Paths, Progress, Report, Result, host_path, os};
 
 /// How [`copy_out`] copies.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +53,7 @@ pub fn copy_out(
         progress,
         report: Report::default(),
         first_names: BTreeMap::new(),
-        folders: BTreeSet::new(),
+        folders: Met::default(),
     };
     let (dir, name) = match (to.parent(), to.file_name()) {
         (Some(parent), Some(name)) if parent.as_os_str().is_empty() => (Path::new("."), name),
@@ -68,8 +69,8 @@ pub fn copy_out(
     ends.map_err(|error| io::Error::from_raw_os_error(error.errno()))
         .on_host(to)?;
     let place = Place {
-        source: from.to_vec(),
-        target: to.to_owned(),
+        source: from,
+        target: to,
         dir: folder.as_fd(),
         name: name.as_encoded_bytes(),
     };
@@ -126,8 +127,8 @@ pub fn write_content(
 
 /// Where a file comes from and goes to.
 struct Place<'a> {
-    source: Vec<u8>,
-    target: PathBuf,
+    source: &'a [u8],
+    target: &'a Path,
     dir: BorrowedFd<'a>,
     name: &'a [u8],
 }
@@ -136,9 +137,7 @@ struct Place<'a> {
 struct Frame<'a> {
     held: Held<'a>,
     entries: std::vec::IntoIter<Entry>,
-    dir: OwnedFd,
-    source: Vec<u8>,
-    target: PathBuf,
+    paths: Lengths,
 }
 
 /// The copy of a file of several names.
@@ -159,8 +158,7 @@ struct Copier<'a, 'p> {
     report: Report,
     /// Where files of several names were first copied to.
     first_names: BTreeMap<InodeNo, First>,
-    /// Folders met so far: one met twice is damage, and could lead round in a circle.
-    folders: BTreeSet<InodeNo>,
+    folders: Met,
 }
 
 impl<'a> Copier<'a, '_> {
@@ -168,26 +166,41 @@ impl<'a> Copier<'a, '_> {
         if top.attr().kind != FileKind::Directory {
             return self.file(&top, place);
         }
-        let mut stack = vec![self.enter(top, place)?];
-        while let Some(frame) = stack.last_mut() {
+        let mut paths = Paths {
+            source: place.source.to_vec(),
+            target: place.target.as_os_str().as_bytes().to_vec(),
+        };
+        let (frame, dir) = self.enter(top, place, &paths)?;
+        let mut folders = Folders::default();
+        folders.enter(dir).on_host(place.target)?;
+        let mut stack = vec![frame];
+        while let (depth, Some(frame), Some(here)) = (stack.len(), stack.last_mut(), folders.here())
+        {
+            paths.back_to(frame.paths);
             let Some(entry) = frame.entries.next() else {
                 // Its own attributes come last: filling it changes its times, and a default ACL or
                 // set-group-ID would change what is made in it.
-                let target = Target::Open(frame.dir.as_fd());
-                self.attributes(frame.held.attr(), &target, &frame.source, &frame.target)?;
+                let path = host_path(&paths.target);
+                if let Some(dir) = folders.leave().on_host(path)? {
+                    let target = Target::Open(dir.as_fd());
+                    self.attributes(frame.held.attr(), &target, &paths.source, path)?;
+                }
                 stack.pop();
                 continue;
             };
-            let source = join(&frame.source, &entry.name);
-            let held = child(self.fs, self.cx, frame.held.ino(), &entry.name).on_volume(&source)?;
+            paths.push(&entry.name);
+            let source = &paths.source;
+            let held = child(self.fs, self.cx, frame.held.ino(), &entry.name).on_volume(source)?;
             let place = Place {
-                target: frame.target.join(os(&entry.name)),
                 source,
-                dir: frame.dir.as_fd(),
+                target: host_path(&paths.target),
+                dir: here,
                 name: &entry.name,
             };
             if held.attr().kind == FileKind::Directory {
-                let frame = self.enter(held, &place)?;
+                check_depth(depth, source)?;
+                let (frame, dir) = self.enter(held, &place, &paths)?;
+                folders.enter(dir).on_host(host_path(&paths.target))?;
                 stack.push(frame);
             } else {
                 self.file(&held, &place)?;
@@ -196,29 +209,29 @@ impl<'a> Copier<'a, '_> {
         Ok(())
     }
 
-    /// Makes a folder, or takes the one that is there.
-    fn enter(&mut self, held: Held<'a>, place: &Place<'_>) -> Result<Frame<'a>> {
-        self.begin(&place.source)?;
-        if !self.folders.insert(held.ino()) {
-            let ino = held.ino();
-            let twice = FsError::Corrupt(format!("directory inode {ino} has two names"));
-            return Err(twice).on_volume(&place.source);
-        }
+    /// Makes a folder, or takes the one that is there, and opens it.
+    fn enter(
+        &mut self,
+        held: Held<'a>,
+        place: &Place<'_>,
+        paths: &Paths,
+    ) -> Result<(Frame<'a>, OwnedFd)> {
+        self.begin(place.source)?;
+        self.folders.add(held.ino()).on_volume(place.source)?;
         if place.name != b"." {
             match rustix::fs::mkdirat(place.dir, os(place.name), Mode::RWXU) {
                 Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(error).on_host(&place.target),
+                Err(error) => return Err(error).on_host(place.target),
             }
         }
-        let dir = host::open_dir(place.dir, os(place.name)).on_host(&place.target)?;
-        let entries = read_dir(self.fs, self.cx, held.ino()).on_volume(&place.source)?;
-        Ok(Frame {
+        let dir = host::open_dir(place.dir, os(place.name)).on_host(place.target)?;
+        let entries = read_dir(self.fs, self.cx, held.ino()).on_volume(place.source)?;
+        let frame = Frame {
             held,
             entries: entries.into_iter(),
-            dir,
-            source: place.source.clone(),
-            target: place.target.clone(),
-        })
+            paths: paths.lengths(),
+        };
+        Ok((frame, dir))
     }
 
     fn begin(&mut self, source: &[u8]) -> Result<()> {
@@ -234,7 +247,7 @@ impl<'a> Copier<'a, '_> {
         match self.how.image {
             Some(image) if there.is_ok_and(|file| host::id_of(&file) == image) => {
                 let why = "is the image that is copied from";
-                Err(io::Error::new(io::ErrorKind::InvalidInput, why)).on_host(&place.target)
+                Err(io::Error::new(io::ErrorKind::InvalidInput, why)).on_host(place.target)
             }
             _ => Ok(()),
         }
@@ -243,12 +256,12 @@ impl<'a> Copier<'a, '_> {
     /// Copies what is no folder.
     fn file(&mut self, held: &Held<'_>, place: &Place<'_>) -> Result<()> {
         let attr = held.attr();
-        self.begin(&place.source)?;
+        self.begin(place.source)?;
         if self.how.overwrite {
             self.spare_image(place)?;
             match rustix::fs::unlinkat(place.dir, os(place.name), AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                Err(error) => return Err(error).on_host(&place.target),
+                Err(error) => return Err(error).on_host(place.target),
             }
         }
         if attr.nlink > 1
@@ -260,14 +273,14 @@ impl<'a> Copier<'a, '_> {
             self.regular(attr, place)?
         } else if self.special(attr, place)? {
             let target = Target::Named(place.dir, os(place.name));
-            self.attributes(attr, &target, &place.source, &place.target)?;
-            let made = host::stat(place.dir, os(place.name)).on_host(&place.target)?;
+            self.attributes(attr, &target, place.source, place.target)?;
+            let made = host::stat(place.dir, os(place.name)).on_host(place.target)?;
             host::id_of(&made)
         } else {
             return Ok(()); // It has no further names either.
         };
         if attr.nlink > 1 {
-            let path = place.target.clone();
+            let path = place.target.to_owned();
             self.first_names.insert(attr.ino, First { path, made });
         }
         Ok(())
@@ -277,18 +290,18 @@ impl<'a> Copier<'a, '_> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;
         let file =
-            rustix::fs::openat(place.dir, os(place.name), flags, mode).on_host(&place.target)?;
+            rustix::fs::openat(place.dir, os(place.name), flags, mode).on_host(place.target)?;
         let progress = &mut *self.progress;
         let mut write = |offset: u64, bytes: &[u8]| {
-            write_all_at(&file, bytes, offset).on_host(&place.target)?;
+            write_all_at(&file, bytes, offset).on_host(place.target)?;
             progress.bytes(bytes.len() as u64);
             super::go_on(progress)
         };
-        self.report.bytes += write_content(self.fs, self.cx, &place.source, attr.ino, &mut write)?;
-        rustix::fs::ftruncate(&file, attr.size).on_host(&place.target)?;
+        self.report.bytes += write_content(self.fs, self.cx, place.source, attr.ino, &mut write)?;
+        rustix::fs::ftruncate(&file, attr.size).on_host(place.target)?;
         let target = Target::Open(file.as_fd());
-        self.attributes(attr, &target, &place.source, &place.target)?;
-        let made = rustix::fs::fstat(&file).on_host(&place.target)?;
+        self.attributes(attr, &target, place.source, place.target)?;
+        let made = rustix::fs::fstat(&file).on_host(place.target)?;
         Ok(host::id_of(&made))
     }
 
@@ -298,7 +311,7 @@ impl<'a> Copier<'a, '_> {
             let target = self
                 .fs
                 .readlink(self.cx, attr.ino)
-                .on_volume(&place.source)?;
+                .on_volume(place.source)?;
             rustix::fs::symlinkat(os(&target), place.dir, os(place.name))
         } else {
             let (major, minor) = device_numbers(attr.rdev);
@@ -314,10 +327,10 @@ impl<'a> Copier<'a, '_> {
             Ok(()) => Ok(true),
             Err(Errno::PERM) => {
                 self.report
-                    .warn(&place.source, "was not made: only root can");
+                    .warn(place.source, "was not made: only root can");
                 Ok(false)
             }
-            Err(error) => Err(error).on_host(&place.target),
+            Err(error) => Err(error).on_host(place.target),
         }
     }
 
@@ -366,7 +379,7 @@ fn another_name(first: &First, place: &Place<'_>) -> Result<()> {
         let why = "was replaced while its other names were copied";
         return Err(io::Error::other(why)).on_host(&first.path);
     }
-    host::link(&file, place.dir, os(place.name)).on_host(&place.target)
+    host::link(&file, place.dir, os(place.name)).on_host(place.target)
 }
 
 /// Whether the host does not let this user (or this file system) keep an attribute.

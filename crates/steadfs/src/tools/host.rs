@@ -3,6 +3,7 @@
 use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::{
@@ -35,10 +36,27 @@ pub fn id_of(stat: &Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
 }
 
-/// A file itself, for being looked at and linked; a link at the end of the path is not followed.
+/// A file itself, for being looked at and linked; a link at the end of the path is not followed. The path may be longer
+/// than one call takes.
 pub fn open_path(path: &Path) -> rustix::io::Result<OwnedFd> {
+    // Linux's PATH_MAX is 4096, and a name with its slash at most 256.
+    const PIECE: usize = 4096 - 256;
+    let mut folder: Option<OwnedFd> = None;
+    let mut rest = path.as_os_str().as_bytes();
+    while let Some(slash) = rest.get(..PIECE).and_then(last_slash) {
+        let piece = OsStr::from_bytes(&rest[..=slash]);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let at = folder.as_ref().map_or(cwd(), AsFd::as_fd);
+        folder = Some(openat(at, piece, flags, Mode::empty())?);
+        rest = &rest[slash + 1..];
+    }
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(cwd(), path, flags, Mode::empty())
+    let at = folder.as_ref().map_or(cwd(), AsFd::as_fd);
+    openat(at, OsStr::from_bytes(rest), flags, Mode::empty())
+}
+
+fn last_slash(path: &[u8]) -> Option<usize> {
+    path.iter().rposition(|&b| b == b'/')
 }
 
 /// Gives an open file a name.

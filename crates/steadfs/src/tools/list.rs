@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use steadfs_base::Timestamp;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem};
 
-use super::walk::{Held, child, read_dir, resolve};
-use super::{At, Result, join};
+use super::walk::{Held, Met, check_depth, child, read_dir, resolve};
+use super::{At, Result, join, push};
 
 /// What [`list`] shows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,6 +30,17 @@ pub struct Listed {
     pub target: Option<Vec<u8>>,
 }
 
+/// What is in one directory, sorted by name, or the one file that was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// The path of the directory, or of the file.
+    pub path: Vec<u8>,
+    /// Whether it is a directory's content.
+    pub is_dir: bool,
+    /// The files.
+    pub files: Vec<Listed>,
+}
+
 /// What is in the directory at `path`, sorted by name, or the one file that is there.
 ///
 /// # Errors
@@ -41,25 +52,154 @@ pub fn list(
     options: ListOptions,
 ) -> Result<Vec<Listed>> {
     let found = resolve(fs, cx, path, !options.directory).on_volume(path)?;
-    if options.directory || found.attr().kind != FileKind::Directory {
-        return Ok(vec![listed(fs, cx, path, path, &found)?]);
+    Lister { fs, cx, options }.files(path, &found, None)
+}
+
+#[derive(Clone, Copy)]
+struct Lister<'a> {
+    fs: &'a dyn FileSystem,
+    cx: &'a Cx,
+    options: ListOptions,
+}
+
+impl Lister<'_> {
+    fn is_content(&self, of: &Held<'_>) -> bool {
+        !self.options.directory && of.attr().kind == FileKind::Directory
     }
-    let mut entries = read_dir(fs, cx, found.ino()).on_volume(path)?;
-    entries.retain(|entry| options.all || !entry.name.starts_with(b"."));
-    entries.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut files = Vec::with_capacity(entries.len());
-    if options.dots {
-        files.push(listed(fs, cx, path, b".", &found)?);
-        let above = join(path, b"..");
-        let parent = resolve(fs, cx, &above, true).on_volume(&above)?;
-        files.push(listed(fs, cx, &above, b"..", &parent)?);
+
+    /// The files of a listing of `found`; `above` is the directory around it, if that is known.
+    fn files(
+        &self,
+        path: &[u8],
+        found: &Held<'_>,
+        above: Option<&Held<'_>>,
+    ) -> Result<Vec<Listed>> {
+        let Self { fs, cx, options } = *self;
+        if !self.is_content(found) {
+            return Ok(vec![listed(fs, cx, path, path, found)?]);
+        }
+        let mut entries = read_dir(fs, cx, found.ino()).on_volume(path)?;
+        entries.retain(|entry| options.all || !entry.name.starts_with(b"."));
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut files = Vec::with_capacity(entries.len());
+        if options.dots {
+            files.push(listed(fs, cx, path, b".", found)?);
+            files.push(self.above(path, above)?);
+        }
+        for entry in entries {
+            let at = join(path, &entry.name);
+            let file = child(fs, cx, found.ino(), &entry.name).on_volume(&at)?;
+            files.push(listed(fs, cx, &at, &entry.name, &file)?);
+        }
+        Ok(files)
     }
-    for entry in entries {
-        let at = join(path, &entry.name);
-        let file = child(fs, cx, found.ino(), &entry.name).on_volume(&at)?;
-        files.push(listed(fs, cx, &at, &entry.name, &file)?);
+
+    /// The entry `..` of the directory at `path`.
+    fn above(&self, path: &[u8], known: Option<&Held<'_>>) -> Result<Listed> {
+        let Self { fs, cx, .. } = *self;
+        let at = join(path, b"..");
+        if let Some(parent) = known {
+            return listed(fs, cx, &at, b"..", parent);
+        }
+        let parent = resolve(fs, cx, &at, true).on_volume(&at)?;
+        listed(fs, cx, &at, b"..", &parent)
     }
-    Ok(files)
+}
+
+/// The listings of a directory and of all that are below it: each before those below it, in the order of names.
+pub struct Listings<'a> {
+    lister: Lister<'a>,
+    /// The directory that was listed last, with a level for each one around it.
+    path: Vec<u8>,
+    levels: Vec<Level<'a>>,
+    folders: Met,
+    /// What is listed first, if it was not yet.
+    top: bool,
+}
+
+/// A directory on the way down.
+struct Level<'a> {
+    held: Held<'a>,
+    /// How much of the path is its own.
+    path: usize,
+    /// The directories in it that are still to be listed.
+    names: std::vec::IntoIter<Vec<u8>>,
+}
+
+impl<'a> Listings<'a> {
+    /// Of the directory at `path`, or the one file that is there.
+    pub fn new(fs: &'a dyn FileSystem, cx: &'a Cx, path: &[u8], options: ListOptions) -> Self {
+        Self {
+            lister: Lister { fs, cx, options },
+            path: path.to_vec(),
+            levels: Vec::new(),
+            folders: Met::default(),
+            top: true,
+        }
+    }
+
+    /// Lists what is at the path.
+    fn enter(&mut self, found: Held<'a>) -> Result<Listing> {
+        let is_dir = self.lister.is_content(&found);
+        if is_dir {
+            check_depth(self.levels.len(), &self.path)?;
+            self.folders.add(found.ino()).on_volume(&self.path)?;
+        }
+        let above = self.levels.last().map(|level| &level.held);
+        let files = self.lister.files(&self.path, &found, above)?;
+        let is_below = |file: &&Listed| {
+            is_dir
+                && file.attr.kind == FileKind::Directory
+                && file.name != b"."
+                && file.name != b".."
+        };
+        let names: Vec<_> = files
+            .iter()
+            .filter(is_below)
+            .map(|file| file.name.clone())
+            .collect();
+        self.levels.push(Level {
+            held: found,
+            path: self.path.len(),
+            names: names.into_iter(),
+        });
+        Ok(Listing {
+            path: self.path.clone(),
+            is_dir,
+            files,
+        })
+    }
+
+    fn first(&mut self) -> Result<Listing> {
+        let Lister { fs, cx, options } = self.lister;
+        let found = resolve(fs, cx, &self.path, !options.directory).on_volume(&self.path)?;
+        self.enter(found)
+    }
+}
+
+impl Iterator for Listings<'_> {
+    type Item = Result<Listing>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if std::mem::take(&mut self.top) {
+            return Some(self.first());
+        }
+        loop {
+            let level = self.levels.last_mut()?;
+            self.path.truncate(level.path);
+            let Some(name) = level.names.next() else {
+                self.levels.pop();
+                continue;
+            };
+            push(&mut self.path, &name);
+            let found = child(self.lister.fs, self.lister.cx, level.held.ino(), &name);
+            return Some(
+                found
+                    .on_volume(&self.path)
+                    .and_then(|found| self.enter(found)),
+            );
+        }
+    }
 }
 
 fn listed(fs: &dyn FileSystem, cx: &Cx, at: &[u8], name: &[u8], file: &Held<'_>) -> Result<Listed> {

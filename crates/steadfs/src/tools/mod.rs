@@ -7,6 +7,7 @@
 mod copy_between;
 mod copy_in;
 mod copy_out;
+mod folders;
 mod host;
 mod list;
 mod maker;
@@ -22,7 +23,7 @@ use steadfs_vfs::{Cx, FileKind, FsError};
 pub use copy_between::copy_between;
 pub use copy_in::copy_in;
 pub use copy_out::{CopyOut, copy_out, write_content};
-pub use list::{ListOptions, Listed, device_numbers, list, mode_string, utc};
+pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mode_string, utc};
 pub use maker::CopyIn;
 pub use steadfs_vfs::names::{harmless, harmless_json, printable};
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
@@ -45,6 +46,12 @@ pub enum ToolError {
         path: PathBuf,
         /// The reason.
         source: io::Error,
+    },
+    /// A tree goes deeper than any is followed.
+    #[error("{}: more than {} folders lie in one another", shortened(.path), walk::DEEPEST)]
+    TooDeep {
+        /// Path on the volume.
+        path: Vec<u8>,
     },
     /// Whoever watches wanted it to stop.
     #[error("stopped; what was copied before the last file is there")]
@@ -110,6 +117,15 @@ pub fn owner_cx() -> Cx {
 /// Bytes moved by one read or write.
 const CHUNK: usize = 1 << 20;
 
+/// The beginning of a path that is too long to be read.
+fn shortened(path: &[u8]) -> String {
+    const SHOWN: usize = 64;
+    match path.get(..SHOWN) {
+        Some(beginning) => printable(beginning) + "...",
+        None => printable(path),
+    }
+}
+
 fn show(path: &[u8]) -> String {
     printable(path)
 }
@@ -121,6 +137,11 @@ fn kept_perm(kind: FileKind, perm: u32, stranger: bool) -> u32 {
         true => perm & !0o6000,
         false => perm,
     }
+}
+
+/// A path of the host.
+fn host_path(bytes: &[u8]) -> &Path {
+    Path::new(os(bytes))
 }
 
 fn os(bytes: &[u8]) -> &OsStr {
@@ -136,11 +157,50 @@ fn is_root_path(path: &[u8]) -> bool {
 /// `dir/name` on a volume.
 fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
     let mut path = dir.to_vec();
+    push(&mut path, name);
+    path
+}
+
+/// Makes `path/name` of `path`.
+fn push(path: &mut Vec<u8>, name: &[u8]) {
     if path.last() != Some(&b'/') {
         path.push(b'/');
     }
     path.extend_from_slice(name);
-    path
+}
+
+/// The paths of what is copied, and of the copy. They are kept once, whatever the depth: one for each folder would take
+/// the square of it.
+struct Paths {
+    source: Vec<u8>,
+    target: Vec<u8>,
+}
+
+/// How long the paths are in a folder.
+#[derive(Clone, Copy)]
+struct Lengths {
+    source: usize,
+    target: usize,
+}
+
+impl Paths {
+    fn lengths(&self) -> Lengths {
+        Lengths {
+            source: self.source.len(),
+            target: self.target.len(),
+        }
+    }
+
+    /// Goes back to the folder where the paths had these lengths.
+    fn back_to(&mut self, folder: Lengths) {
+        self.source.truncate(folder.source);
+        self.target.truncate(folder.target);
+    }
+
+    fn push(&mut self, name: &[u8]) {
+        push(&mut self.source, name);
+        push(&mut self.target, name);
+    }
 }
 
 trait At<T> {

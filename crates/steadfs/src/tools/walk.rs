@@ -1,8 +1,15 @@
 //! Finding files on a volume by path.
 
+use std::collections::BTreeSet;
+
 use steadfs_base::InodeNo;
 use steadfs_base::limits::SYMLINK_MAX;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Result, check_name};
+
+use super::{Result as ToolResult, ToolError};
+
+/// Folders in one another that copies and listings go down: twice as many as a path can name on Linux (`PATH_MAX`).
+pub(super) const DEEPEST: usize = 4096;
 
 /// Symbolic links one path may lead through, as Linux has it (`MAXSYMLINKS`).
 const MAX_LINKS: u32 = 40;
@@ -53,6 +60,32 @@ impl Drop for Held<'_> {
         if self.counted {
             self.fs.forget(self.attr.ino, 1);
         }
+    }
+}
+
+/// Folders of a volume met so far: one met twice is damage, and could lead round in a circle.
+#[derive(Default)]
+pub(super) struct Met(BTreeSet<InodeNo>);
+
+impl Met {
+    /// Meets the folder `ino`.
+    pub fn add(&mut self, ino: InodeNo) -> Result<()> {
+        match self.0.insert(ino) {
+            true => Ok(()),
+            false => Err(FsError::Corrupt(format!(
+                "directory inode {ino} has two names"
+            ))),
+        }
+    }
+}
+
+/// Refuses to go down to `path`, if it lies in `around` folders and these are too many.
+pub(super) fn check_depth(around: usize, path: &[u8]) -> ToolResult<()> {
+    match around > DEEPEST {
+        true => Err(ToolError::TooDeep {
+            path: path.to_vec(),
+        }),
+        false => Ok(()),
     }
 }
 
