@@ -190,6 +190,9 @@ fn features_are_made_or_refused_with_the_way_out() {
         &["-O", "^flex_bg,^resize_inode,^dir_index"],
         &["-O", "^huge_file,^large_file,^extra_isize,^dir_nlink"],
         &["-O", "fast_commit,orphan_file,metadata_csum_seed"],
+        // The largest one that Linux mounts.
+        &["-O", "orphan_file", "-E", "orphan_file_size=512"],
+        &["-b", "-4096"],
         &["-O", "none"],
         &["-t", "ext2"],
         &["-t", "ext2", "-j"],
@@ -226,6 +229,51 @@ fn features_are_made_or_refused_with_the_way_out() {
         assert_ne!(said.code(), 0, "{words:?}");
         assert!(said.err.contains(says), "{words:?}: {}", said.err);
         assert!(!said.err.contains("tip"), "{}", said.err);
+        assert!(!path.exists());
+    }
+}
+
+#[test]
+fn numbers_that_cannot_be_are_told_with_what_can() {
+    let scratch = Scratch::new();
+    let path = scratch.join("volume");
+    let image = path.to_str().unwrap();
+    let orphans = |size: &'static str| ["-O", "orphan_file", "-E", size];
+    for (words, says) in [
+        (
+            &["-b", "-4000"][..],
+            "block size: -4000 is not a power of two from 1024",
+        ),
+        (
+            &["-b", "128K"],
+            "block size: 128K is not a power of two from 1024",
+        ),
+        (&["-N", "-1"], "-1: steadfs format takes no negative number"),
+        (&["-N", "many"], "--inodes many: needs a whole number"),
+        (&["-I", "99999"], "--inode-size 99999: is too large"),
+        (&["-m", "x"], "--reserved x: needs a percentage"),
+        (&["-J", "size"], "-J size: needs a number"),
+        (
+            &["-E", "stride=1M"],
+            "-E stride: '1M' is not a whole number",
+        ),
+        (
+            &["-E", "orphan_file_size=1M"],
+            "-E orphan_file_size: needs the feature orphan_file",
+        ),
+        (
+            &orphans("orphan_file_size=1X"),
+            "'1X' is not a number of blocks, or of bytes with K",
+        ),
+        (
+            &orphans("orphan_file_size=1M"),
+            "1024 blocks: Linux mounts no volume whose orphan file has more",
+        ),
+    ] {
+        let said = steadfs(["format", image, "64M"].iter().chain(words));
+        assert_ne!(said.code(), 0, "{words:?}");
+        assert!(said.err.contains(says), "{words:?}: {}", said.err);
+        assert_eq!(said.err.lines().count(), 1, "{}", said.err);
         assert!(!path.exists());
     }
 }
@@ -268,7 +316,7 @@ fn a_volume_begins_where_it_is_told_to() {
     let mount = SteadMount::new(&scratch, Path::new(new), &at);
     assert_eq!(fs::read(mount.join("file")).unwrap(), [7; 10_000]);
     mount.unmount();
-    let said = steadfs(["format", "-E", "offset=8388608", new]).expect(0);
+    let said = steadfs(["format", "-E", "offset=8M", new]).expect(0);
     assert!(said.err.contains("end"), "{}", said.err);
     clean(&format!("{new}?offset=8388608"));
     assert_eq!(fs::metadata(new).unwrap().len(), OFFSET + 16 * MIB);

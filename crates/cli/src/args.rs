@@ -13,6 +13,20 @@ pub struct Args {
     pub command: Command,
 }
 
+/// A number as an option takes it.
+fn number<T: TryFrom<u64>>(text: &str) -> Result<T, &'static str> {
+    let number: u64 = text.parse().map_err(|_| "needs a whole number")?;
+    T::try_from(number).map_err(|_| "is too large")
+}
+
+/// A percentage as an option takes it.
+fn percent(text: &str) -> Result<f64, &'static str> {
+    let number: Option<f64> = text.parse().ok();
+    number
+        .filter(|number| number.is_finite())
+        .ok_or("needs a percentage, such as 5 or 0.5")
+}
+
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Format(Box<Format>),
@@ -53,35 +67,36 @@ pub struct Format {
     /// What it is for: floppy, small, default, big, huge, news, largefile or largefile4.
     #[arg(short = 'T', long, value_name = "LIST")]
     pub usage: Option<String>,
-    /// Bytes in a block: a power of two from 1024 to 65536.
-    #[arg(short, long, value_name = "BYTES")]
-    pub block_size: Option<u32>,
+    /// Bytes in a block: a power of two from 1024 to 65536. With a minus, as in -4096, at least so many, and the
+    /// volume's size decides.
+    #[arg(short, long, value_name = "BYTES", allow_hyphen_values = true)]
+    pub block_size: Option<String>,
     /// Number of inodes.
-    #[arg(short = 'N', long, value_name = "NUMBER")]
+    #[arg(short = 'N', long, value_name = "NUMBER", value_parser = number::<u64>)]
     pub inodes: Option<u64>,
     /// Bytes of the volume for each inode.
-    #[arg(short = 'i', long, value_name = "BYTES")]
+    #[arg(short = 'i', long, value_name = "BYTES", value_parser = number::<u32>)]
     pub inode_ratio: Option<u32>,
     /// Bytes in an inode.
-    #[arg(short = 'I', long, value_name = "BYTES")]
+    #[arg(short = 'I', long, value_name = "BYTES", value_parser = number::<u16>)]
     pub inode_size: Option<u16>,
     /// Blocks in a group: a multiple of 8.
-    #[arg(short = 'g', long, value_name = "NUMBER")]
+    #[arg(short = 'g', long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub blocks_per_group: Option<u32>,
     /// Groups whose bitmaps and inode tables lie together: a power of two; 16 if not given.
-    #[arg(short = 'G', long, value_name = "NUMBER")]
+    #[arg(short = 'G', long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub flex_group_size: Option<u32>,
     /// Directory that it counts as last mounted on.
     #[arg(short = 'M', long, value_name = "DIR")]
     pub last_mounted: Option<String>,
     /// Revision of the format: 1. Volumes of revision 0 are not made.
-    #[arg(short, long, value_name = "NUMBER")]
+    #[arg(short, long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub revision: Option<u32>,
     /// Write past the page cache, as mke2fs -D; it is done anyway where the device allows it.
     #[arg(short = 'D', long)]
     pub direct: bool,
     /// Percent of the blocks that only root may use; 5 if not given.
-    #[arg(short = 'm', long, value_name = "PERCENT")]
+    #[arg(short = 'm', long, value_name = "PERCENT", value_parser = percent)]
     pub reserved: Option<f64>,
     /// Label: at most 16 bytes, f2fs 511 units of UTF-16.
     #[arg(short = 'L', long)]
@@ -127,13 +142,13 @@ pub struct Format {
 #[command(next_help_heading = "f2fs only")]
 pub struct F2fsFormat {
     /// Segments of 2 MiB in a section, the unit of cleaning; 1 if not given.
-    #[arg(short, long, value_name = "NUMBER")]
+    #[arg(short, long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub segments_per_section: Option<u32>,
     /// Sections in a zone; 1 if not given.
-    #[arg(short = 'z', long, value_name = "NUMBER")]
+    #[arg(short = 'z', long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub sections_per_zone: Option<u32>,
     /// Percent of the main area kept from users for cleaning; the best if not given.
-    #[arg(short, long, value_name = "PERCENT")]
+    #[arg(short, long, value_name = "PERCENT", value_parser = percent)]
     pub overprovision: Option<f64>,
     /// Room for more nodes, with the bitmap behind the checkpoint's checksum (mkfs.f2fs -i).
     #[arg(long)]
@@ -142,7 +157,7 @@ pub struct F2fsFormat {
     #[arg(long, value_name = "USER:GROUP")]
     pub root_owner: Option<String>,
     /// Bytes in a sector: 512, 1024, 2048 or 4096; the device's if not given.
-    #[arg(short = 'w', long, value_name = "BYTES")]
+    #[arg(short = 'w', long, value_name = "BYTES", value_parser = number::<u32>)]
     pub sector_size: Option<u32>,
     /// Do not discard the device's old content (mkfs.f2fs -t 0).
     #[arg(long)]

@@ -50,7 +50,10 @@ fn refuse_of_other_kind(args: &args::Format, f2fs: bool) -> Result<(), Failure> 
     let only = &args.f2fs;
     let of_ext = [
         ("--usage", args.usage.is_some()),
-        ("--block-size", args.block_size.is_some_and(|n| n != 4096)),
+        (
+            "--block-size",
+            args.block_size.as_deref().is_some_and(|n| n != "4096"),
+        ),
         ("--inodes", args.inodes.is_some()),
         ("--inode-ratio", args.inode_ratio.is_some()),
         ("--inode-size", args.inode_size.is_some()),
@@ -96,7 +99,9 @@ fn options(args: &args::Format) -> Result<FormatOptions, steadfs::FormatError> {
     if let Some(list) = &args.usage {
         options.set_usage(list)?;
     }
-    options.block_size = args.block_size;
+    if let Some(text) = &args.block_size {
+        options.set_block_size(text)?;
+    }
     options.inodes = args.inodes;
     options.inode_ratio = args.inode_ratio;
     options.inode_size = args.inode_size;

@@ -31,11 +31,12 @@ mod tune;
 mod umount;
 mod volume;
 
+use std::error::Error;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
-use clap::error::{ContextKind, ErrorKind};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use args::{Args, Command};
 use failure::{Failure, code};
@@ -66,11 +67,17 @@ fn main() -> ExitCode {
 fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
     let command = words.get(1).and_then(|word| word.to_str());
     match (error.get(ContextKind::InvalidArg), command) {
+        (Some(arg), Some(command)) if is_negative(arg) => {
+            eprintln!("steadfs: {arg}: steadfs {command} takes no negative number here");
+        }
         // clap would have it passed as a value.
         (Some(arg), Some(command)) if error.kind() == ErrorKind::UnknownArgument => eprintln!(
             "steadfs: {arg}: steadfs {command} has no such option (steadfs {command} --help tells which it has){}",
             who_else(command)
         ),
+        (Some(arg), _) if error.kind() == ErrorKind::ValueValidation => {
+            eprintln!("steadfs: {}", harmless(&wrong_value(arg, error)));
+        }
         // Nowhere is left to say that this failed.
         _ => drop(error.print()),
     }
@@ -82,6 +89,24 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
         Some("check") => check::USAGE,
         _ => code::WORDS,
     })
+}
+
+/// Whether a word that begins with a minus, of which clap names the first letter, is no option but a number.
+fn is_negative(arg: &ContextValue) -> bool {
+    let arg = arg.to_string();
+    arg.strip_prefix('-')
+        .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// What is wrong with the value of an option.
+fn wrong_value(arg: &ContextValue, error: &clap::Error) -> String {
+    // It comes as `--option <NAME>`.
+    let arg = arg.to_string();
+    let option = arg.split_once(" <").map_or(&*arg, |(option, _)| option);
+    let value = error.get(ContextKind::InvalidValue);
+    let value = value.map(ToString::to_string).unwrap_or_default();
+    let why = error.source().map(ToString::to_string).unwrap_or_default();
+    format!("{option} {value}: {why}")
 }
 
 /// Who has the options that a command has not.

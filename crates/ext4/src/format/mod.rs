@@ -32,7 +32,7 @@ mod tests;
 
 pub use crate::disk::superblock::OnError;
 pub use error::FormatError;
-pub use options::{FormatOptions, Kind, Usage};
+pub use options::{FormatOptions, Kind, OrphanFile, Usage};
 
 use build::Build;
 use plan::Plan;
@@ -147,7 +147,14 @@ fn lay_out(plan: &Plan, opts: &FormatOptions) -> Result<Build, FormatError> {
         overhead += u64::from(journal.blocks);
     }
     if let Some(blocks) = plan.orphan_blocks {
-        build.make_orphan_file(blocks)?;
+        build
+            .make_orphan_file(blocks)
+            .map_err(|error| match error {
+                FormatError::TooSmall(_) => {
+                    FormatError::TooSmall(format!("no room for an orphan file of {blocks} blocks"))
+                }
+                error => error,
+            })?;
     }
     overhead += build.geo.first_data_block.0;
     build.superblock.set_overhead(overhead);

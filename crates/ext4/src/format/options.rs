@@ -1,7 +1,8 @@
 //! What can be chosen when a volume is made. Names and defaults are mke2fs's.
 
-use steadfs_base::{Timestamp, chosen_uuid, parse_uuid};
+use steadfs_base::{BlockSize, Timestamp, chosen_uuid, parse_uuid};
 use steadfs_rt::{random_u64, wall_clock};
+use steadfs_vfs::options::bytes;
 
 use super::FormatError;
 use crate::disk::superblock::OnError;
@@ -42,6 +43,15 @@ pub enum Usage {
     LargeFile4,
 }
 
+/// How large the orphan file is (`-E orphan_file_size=`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrphanFile {
+    /// So many blocks; as many as fit the volume if zero.
+    Blocks(u32),
+    /// As many blocks as so many bytes take.
+    Bytes(u64),
+}
+
 /// How a volume is made. The default is an ext4 volume as `mke2fs -t ext4` of e2fsprogs 1.47 makes
 /// it; what is `None` follows from the size.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +62,8 @@ pub struct FormatOptions {
     pub usage: Vec<Usage>,
     /// Bytes in a block (`-b`), a power of two from 1024 to 65536.
     pub block_size: Option<u32>,
+    /// Bytes that a block has at least (`-b` with a minus), where the volume's size decides.
+    pub least_block_size: Option<u32>,
     /// Bytes in a sector of the device: no block is smaller. The queue's unit if `None`.
     pub sector_size: Option<u32>,
     /// Blocks in a group (`-g`), a multiple of 8.
@@ -109,8 +121,8 @@ pub struct FormatOptions {
     pub discard: bool,
     /// The byte of the device where the volume begins (`-E offset=`), a multiple of 512: for who opens the device.
     pub offset: u64,
-    /// Blocks of the orphan file (`-E orphan_file_size=`).
-    pub orphan_file_blocks: Option<u32>,
+    /// Size of the orphan file; as fits the volume if `None`.
+    pub orphan_file: Option<OrphanFile>,
     /// When it is made; now if `None`. Whole seconds are stored.
     pub time: Option<Timestamp>,
 }
@@ -121,6 +133,7 @@ impl Default for FormatOptions {
             kind: Kind::Ext4,
             usage: Vec::new(),
             block_size: None,
+            least_block_size: None,
             sector_size: None,
             blocks_per_group: None,
             flex_group_size: None,
@@ -149,7 +162,7 @@ impl Default for FormatOptions {
             root_owner: (0, 0),
             discard: true,
             offset: 0,
-            orphan_file_blocks: None,
+            orphan_file: None,
             time: None,
         }
     }
@@ -177,6 +190,23 @@ impl FormatOptions {
                 ));
             }
         };
+        Ok(())
+    }
+
+    /// Takes a block size as `-b` has it: with a minus it is the least, and the volume's size decides.
+    pub fn set_block_size(&mut self, text: &str) -> Result<(), FormatError> {
+        let least = text.strip_prefix('-');
+        let size = bytes(least.unwrap_or(text)).ok();
+        let size = size.and_then(|size| u32::try_from(size).ok());
+        let size = size.filter(|size| BlockSize::new(*size).is_some());
+        if size.is_none() {
+            let why = format!("{text} is not a power of two from 1024 to 65536");
+            return Err(FormatError::option("block size", why));
+        }
+        match least {
+            Some(_) => self.least_block_size = size,
+            None => self.block_size = size,
+        }
         Ok(())
     }
 
@@ -249,14 +279,15 @@ impl FormatOptions {
                 "discard" => self.discard = true,
                 "nodiscard" => self.discard = false,
                 "offset" => {
-                    self.offset = number(&option, value)?;
+                    let offset = bytes(value.unwrap_or_default());
+                    self.offset = offset.map_err(|why| FormatError::option(&option, why))?;
                     if !self.offset.is_multiple_of(SECTOR) {
                         let why = format!("needs a multiple of {SECTOR} bytes");
                         return Err(FormatError::option(option, why));
                     }
                 }
                 "root_owner" => self.root_owner = owner(&option, value)?,
-                "orphan_file_size" => self.orphan_file_blocks = Some(number(&option, value)?),
+                "orphan_file_size" => self.orphan_file = Some(orphan_file(&option, value)?),
                 "desc-size"
                 | "desc_size"
                 | "mmp_update_interval"
@@ -312,9 +343,24 @@ fn settings(list: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
 }
 
 fn number<T: TryFrom<u64>>(option: &str, value: Option<&str>) -> Result<T, FormatError> {
-    let text = value.unwrap_or_default();
-    let parsed = text.parse::<u64>().ok().and_then(|n| T::try_from(n).ok());
-    parsed.ok_or_else(|| FormatError::option(option, format!("'{text}' is not a possible number")))
+    let fail = |why: String| FormatError::option(option, why);
+    let text = value.ok_or_else(|| fail("needs a number (=NUMBER)".to_owned()))?;
+    let number: u64 = text
+        .parse()
+        .map_err(|_| fail(format!("'{text}' is not a whole number")))?;
+    T::try_from(number).map_err(|_| fail(format!("{text} is too large")))
+}
+
+/// A number of blocks, or with a unit of bytes, as mke2fs takes it.
+fn orphan_file(option: &str, value: Option<&str>) -> Result<OrphanFile, FormatError> {
+    let Some(text) = value.filter(|text| text.ends_with(|c: char| c.is_ascii_alphabetic())) else {
+        return number(option, value).map(OrphanFile::Blocks);
+    };
+    let size = bytes(text).map_err(|_| {
+        let why = format!("'{text}' is not a number of blocks, or of bytes with K, M or G");
+        FormatError::option(option, why)
+    })?;
+    Ok(OrphanFile::Bytes(size))
 }
 
 /// On without a value, else 0 or 1.

@@ -6,7 +6,7 @@ use steadfs_rt::{random_u64, wall_clock};
 use zerocopy::FromZeros;
 
 use super::numbers::{FIRST_INO, Numbers, Request};
-use super::{FormatError, FormatOptions, OnError, Usage, features};
+use super::{FormatError, FormatOptions, OnError, OrphanFile, Usage, features};
 use crate::disk::features::{Compat, Incompat, RoCompat};
 use crate::disk::num::{high32, low8, low16, low32};
 use crate::disk::superblock::{FLAG_SIGNED_HASH, MAGIC, RawSuperblock, STATE_CLEAN};
@@ -77,10 +77,7 @@ impl Plan {
         let numbers = request.fit()?;
         let mut notes = Vec::new();
         let journal = journal(&numbers, &mut features, block_size, opts, &mut notes)?;
-        let orphan_blocks = features
-            .compat
-            .contains(Compat::ORPHAN_FILE)
-            .then(|| orphan_blocks(&numbers, opts));
+        let orphan_blocks = orphan_blocks(numbers.blocks, block_size, features, opts)?;
         let now = opts.time.unwrap_or_else(wall_clock);
         let raw = superblock(&request, &numbers, features, now, opts)?;
         let superblock = Superblock::from_raw(raw)?;
@@ -172,7 +169,10 @@ fn block_size(size: u64, sector: u32, opts: &FormatOptions) -> Result<u32, Forma
     let usages = usages(size, opts);
     let by_usage = usages.iter().rev().find_map(|usage| usage.block_size());
     let bytes = match opts.block_size {
-        None => by_usage.unwrap_or(4096).max(sector),
+        None => {
+            let least = opts.least_block_size.unwrap_or(0);
+            by_usage.unwrap_or(4096).max(sector).max(least)
+        }
         Some(bytes) => bytes,
     };
     if BlockSize::new(bytes).is_none() {
@@ -359,13 +359,42 @@ fn free_before_tables(superblock: &Superblock, numbers: &Numbers) -> u64 {
     (numbers.blocks - u64::from(numbers.first_data_block)).saturating_sub(copies + own)
 }
 
-fn orphan_blocks(numbers: &Numbers, opts: &FormatOptions) -> u32 {
-    match (opts.orphan_file_blocks, numbers.blocks) {
-        (Some(blocks), _) if blocks > 0 => blocks,
-        (_, blocks) if blocks < 128 << 10 => 32,
-        (_, blocks) if blocks < 2048 << 10 => low32(blocks / 4096),
-        _ => 512,
+/// Most blocks of an orphan file: Linux mounts no volume that has a larger one (since 6.18).
+const MAX_ORPHAN_BLOCKS: u64 = 512;
+
+fn orphan_blocks(
+    blocks: u64,
+    block_size: u32,
+    features: Features,
+    opts: &FormatOptions,
+) -> Result<Option<u32>, FormatError> {
+    let fail = |why: String| FormatError::option("-E orphan_file_size", why);
+    let block_size = u64::from(block_size);
+    let wanted = match opts.orphan_file {
+        Some(OrphanFile::Blocks(blocks)) => u64::from(blocks),
+        Some(OrphanFile::Bytes(bytes)) => bytes.div_ceil(block_size),
+        None => 0,
+    };
+    if !features.compat.contains(Compat::ORPHAN_FILE) {
+        return match opts.orphan_file {
+            Some(_) => Err(fail(
+                "needs the feature orphan_file (-O orphan_file)".to_owned(),
+            )),
+            None => Ok(None),
+        };
     }
+    if wanted > MAX_ORPHAN_BLOCKS {
+        let why = format!(
+            "{wanted} blocks: Linux mounts no volume whose orphan file has more than {MAX_ORPHAN_BLOCKS}"
+        );
+        return Err(fail(why));
+    }
+    let usual = match blocks {
+        blocks if blocks < 128 << 10 => 32,
+        blocks if blocks < 2048 << 10 => blocks / 4096,
+        _ => MAX_ORPHAN_BLOCKS,
+    };
+    Ok(Some(low32(if wanted > 0 { wanted } else { usual })))
 }
 
 /// A random UUID (version 4).
