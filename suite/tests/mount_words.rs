@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -97,6 +98,41 @@ fn a_type_is_what_the_volume_must_be() {
     }
     let said = mount(&["-t", "xfs", images[0], at]).expect(1).err;
     assert!(said.contains("xfs") && said.contains("ext2"), "{said}");
+}
+
+/// As mount(8) and people write them, to the command and to the helper of mount(8).
+#[test]
+fn a_list_may_stand_in_one_word_with_its_option() {
+    let scratch = Scratch::new();
+    let root = scratch.folder("root");
+    let at = path(&root);
+    let image = Image::mke2fs(&scratch, "d.img", 64 * MIB, &["-t", "ext4"]);
+    let image = path(image.path());
+    let helper = scratch.join("mount.steadfs");
+    symlink(program(), &helper).unwrap();
+    let helper = path(&helper);
+    for words in [
+        &[image, at, "-oro,noatime"][..],
+        &["-oro", "-o", "noatime", image, at],
+        &["-vonoatime", "-oro", image, at],
+        &["-ronoatime", image, at],
+        &["-r", image, at, "-onoatime"],
+    ] {
+        for by_helper in [true, false] {
+            let mounted = if by_helper {
+                run(helper, words)
+            } else {
+                mount(words)
+            };
+            mounted.expect(0);
+            let table = fs::read_to_string("/proc/self/mounts").unwrap();
+            let line = table.lines().find(|line| line.contains(at)).unwrap();
+            assert!(line.contains(" ro,noatime,"), "{words:?}: {line}");
+            unmount_patiently(&root);
+        }
+    }
+    let said = run(helper, [image, at, "-o"]).expect(1).err;
+    assert!(said.contains("-o needs a list"), "{said}");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Being called by mount(8) and umount(8) as `mount.steadfs` and `umount.steadfs`.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::slice::Iter;
+use std::str::Chars;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -91,7 +93,8 @@ fn what_is_known(list: &str) -> String {
     items.collect::<Vec<_>>().join(",")
 }
 
-/// The words of a call by mount(8) (`SPEC DIR [-sfnv] [-N NS] [-o OPTIONS] [-t TYPE]`) or umount(8)
+/// The words of a call by mount(8) (`SPEC DIR [-sfnv] [-N NS] [-o OPTIONS] [-t TYPE]`), or of
+/// a person, who may also write `-r`, `-w` and `-oOPTIONS`; or of one by umount(8)
 /// (`DIR [-flnrv] [-N NS] [-t TYPE]`).
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Call {
@@ -115,7 +118,8 @@ impl Call {
                 call.paths.push(PathBuf::from(word));
                 continue;
             };
-            for letter in letters.chars() {
+            let mut letters = letters.chars();
+            while let Some(letter) = letters.next() {
                 match (letter, role) {
                     ('v', _) => call.verbose = true,
                     // There is no mtab to leave alone.
@@ -124,14 +128,13 @@ impl Call {
                     ('f', Role::Umount) => call.force = true,
                     ('s', Role::Mount) => call.sloppy = true,
                     ('l', Role::Umount) => call.lazy = true,
+                    ('r', Role::Mount) => call.options.push("ro".to_owned()),
+                    ('w', Role::Mount) => call.options.push("rw".to_owned()),
                     ('t', _) => {
-                        words.next();
+                        value(&mut letters, &mut words);
                     }
                     ('o', Role::Mount) => {
-                        let list = words
-                            .next()
-                            .map(OsString::as_os_str)
-                            .and_then(OsStr::to_str);
+                        let list = value(&mut letters, &mut words);
                         let list = list.ok_or_else(|| usage("-o needs a list".to_owned()))?;
                         call.options.push(list.to_owned());
                     }
@@ -145,6 +148,16 @@ impl Call {
     fn path(&self, n: usize) -> Result<PathBuf, Failure> {
         let missing = || Failure::new(code::USAGE, "called without a path");
         self.paths.get(n).cloned().ok_or_else(missing)
+    }
+}
+
+/// The value of an option: what is left of its word, or the next word.
+fn value<'a>(letters: &mut Chars<'a>, words: &mut Iter<'a, OsString>) -> Option<&'a str> {
+    let rest = letters.as_str();
+    *letters = "".chars();
+    match rest.is_empty() {
+        true => words.next()?.to_str(),
+        false => Some(rest),
     }
 }
 
@@ -191,6 +204,19 @@ mod tests {
             lazy: false,
             sloppy: true,
             verbose: true,
+        };
+        assert_eq!(call.unwrap(), wanted);
+        let call = Call::parse(
+            Role::Mount,
+            &words("-vonoatime,sync -oro a b -tsteadfs -rw"),
+        );
+        let wanted = Call {
+            paths: vec!["a".into(), "b".into()],
+            options: ["noatime,sync", "ro", "ro", "rw"]
+                .map(String::from)
+                .to_vec(),
+            verbose: true,
+            ..Call::default()
         };
         assert_eq!(call.unwrap(), wanted);
         let call = Call::parse(Role::Umount, &words("/mnt -l")).unwrap();
