@@ -24,6 +24,12 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
+/// Returns when the server has closed the image, for which umount(8) alone does not wait.
+#[track_caller]
+fn unmount(root: &Path) {
+    steadfs_patiently(&["umount".as_ref(), root.as_os_str()]).expect(0);
+}
+
 #[test]
 fn a_device_is_found_by_what_is_on_it() {
     let scratch = Scratch::new();
@@ -90,7 +96,7 @@ fn a_type_is_what_the_volume_must_be() {
             let wanted = if fits { 0 } else { 32 };
             assert_eq!(said.code(), wanted, "-t {asked} {kind}: {}", said.err);
             if fits {
-                succeed("umount", [at]);
+                unmount(&root);
             } else {
                 assert!(said.err.contains(&format!("-t {kind}")), "{}", said.err);
             }
@@ -128,7 +134,7 @@ fn a_list_may_stand_in_one_word_with_its_option() {
             let table = fs::read_to_string("/proc/self/mounts").unwrap();
             let line = table.lines().find(|line| line.contains(at)).unwrap();
             assert!(line.contains(" ro,noatime,"), "{words:?}: {line}");
-            unmount_patiently(&root);
+            unmount(&root);
         }
     }
     let said = run(helper, [image, at, "-o"]).expect(1).err;
@@ -237,6 +243,60 @@ fn what_is_too_small_for_a_volume_is_not_called_damaged() {
     }
 }
 
+/// Without `sizelimit=` a volume may reach to the end of its device; what lies around it is another's.
+#[test]
+fn a_volume_within_an_image_is_alone_in_its_place() {
+    const AROUND: u8 = 0xEE;
+    let scratch = Scratch::new();
+    let root = scratch.folder("root");
+    let other = scratch.folder("other");
+    let disk = scratch.join("disk");
+    fs::write(&disk, vec![AROUND; 160 * MIB as usize]).unwrap();
+    let disk = path(&disk);
+    for (begin, end) in [(1, 65), (80, 144)] {
+        let at = format!("offset={begin}M");
+        let size = format!("{}M", end - begin);
+        steadfs(["format", "-q", "-F", "-E", &at, disk, &size]).expect(0);
+    }
+    mount(&["-o", "offset=1M,discard", disk, path(&root)]).expect(0);
+    fs::write(root.join("file"), vec![1; 8 * MIB as usize]).unwrap();
+    succeed("sync", [path(&root)]);
+    fs::remove_file(root.join("file")).unwrap();
+    fs::write(root.join("kept"), "kept").unwrap();
+    succeed("fstrim", [path(&root)]);
+    // The image is one device: what lies beside the volume is in use with it.
+    let said = mount(&["-o", "offset=80M", disk, path(&other)]).expect(32);
+    assert!(said.err.contains("in use by"), "{}", said.err);
+    unmount(&root);
+    let bytes = fs::read(disk).unwrap();
+    let is_around = |from: u64, to: u64| {
+        let bytes = &bytes[(from * MIB) as usize..(to * MIB) as usize];
+        bytes.iter().all(|byte| *byte == AROUND)
+    };
+    assert!(is_around(0, 1) && is_around(65, 80) && is_around(144, 160));
+    let device = LoopDevice::attach(Path::new(disk), false);
+    mount(&["-o", "offset=1M", path(device.path()), path(&root)]).expect(0);
+    assert_eq!(fs::read(root.join("kept")).unwrap(), b"kept");
+    unmount(&root);
+    drop(device);
+    for begin in ["1M", "80M"] {
+        let open = format!("offset={begin}");
+        steadfs(["check", "-o", &open, disk]).expect(0);
+        steadfs(["inspect", "-o", &open, disk]).expect(0);
+        steadfs(["ls", "-o", &open, disk]).expect(0);
+        let short = format!("{open},sizelimit=10M");
+        let said = mount(&["-o", &short, disk, path(&root)]).expect(32).err;
+        assert!(said.contains("the device only 10485760 bytes"), "{said}");
+    }
+    let said = mount(&["-o", "offset=160M", disk, path(&root)])
+        .expect(32)
+        .err;
+    assert!(
+        said.contains("nothing of which lies after offset"),
+        "{said}"
+    );
+}
+
 /// Whatever reads what the command says sees its end, and whatever the caller had open can be closed, also where the
 /// server has nearly no descriptors.
 #[test]
@@ -268,7 +328,7 @@ fn the_background_keeps_nothing_of_its_caller_open() {
             assert!(!kept.contains(&marker), "{kept:?}");
         }
         if mounts_below(&dir).contains(&dir) {
-            steadfs_patiently(&["umount".as_ref(), dir.as_os_str()]).expect(0);
+            unmount(&dir);
         }
     }
     image.check_clean();
