@@ -22,6 +22,16 @@ fn image(scratch: &Scratch) -> Image {
     Image::mke2fs(scratch, "a.img", 64 * MIB, &["-t", "ext4"])
 }
 
+/// The options that hold, but for the way of requests, which is the suite's choice.
+fn options_of(mount: &SteadMount) -> String {
+    let shown = fs::read_to_string(mount.join(".steadfs/options")).unwrap();
+    let items = shown.trim_end().split(',');
+    let items: Vec<_> = items
+        .filter(|item| !item.starts_with("fuse_transport="))
+        .collect();
+    items.join(",")
+}
+
 /// Fails to mount with the code, saying the words.
 #[track_caller]
 fn refuses(args: &[&str], code: i32, words: &[&str]) {
@@ -321,6 +331,46 @@ fn a_write_protected_device_is_mounted_read_only() {
     assert!(fs::read(image.path()).unwrap() == before);
 }
 
+/// As in /proc/mounts: what differs from the defaults, and the list can be given back.
+#[test]
+fn what_a_device_was_mounted_with_is_shown() {
+    let scratch = Scratch::new();
+    let disk = scratch.join("disk");
+    let words = [
+        "format",
+        "-q",
+        "-E",
+        "offset=1M",
+        disk.to_str().unwrap(),
+        "64M",
+    ];
+    steadfs(words).expect(0);
+    let given =
+        "direct,offset=1M,sizelimit=64M,buffered,io_engine=threads,io_scheduler=fifo,commit=9";
+    let mount = SteadMount::new(&scratch, &disk, given);
+    let shown = "rw,relatime,commit=9,async_checkpoint=50,offset=1048576,sizelimit=67108864,io_engine=threads,buffered,\
+                 io_scheduler=fifo";
+    assert_eq!(options_of(&mount), shown);
+    let file = mount.join(".steadfs/options");
+    fs::write(&file, fs::read(&file).unwrap()).unwrap();
+    for other in ["offset=2M", "direct", "io_engine=auto,commit=5"] {
+        let error = fs::write(&file, other).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{other}: {error}");
+    }
+    assert_eq!(options_of(&mount), shown);
+    mount.unmount();
+    let mount = SteadMount::new(
+        &scratch,
+        &disk,
+        "offset=1M,direct,io_engine=auto,sizelimit=0",
+    );
+    assert_eq!(
+        options_of(&mount),
+        "rw,relatime,async_checkpoint=50,offset=1048576"
+    );
+    mount.unmount();
+}
+
 #[test]
 fn control_files_are_there_and_hidden() {
     let scratch = Scratch::new();
@@ -332,8 +382,8 @@ fn control_files_are_there_and_hidden() {
         .collect();
     assert_eq!(names, ["lost+found"]);
     let control = mount.join(".steadfs");
-    let options = || fs::read_to_string(control.join("options")).unwrap();
-    assert_eq!(options(), "rw,relatime,commit=7,async_checkpoint=50\n");
+    let options = || options_of(&mount);
+    assert_eq!(options(), "rw,relatime,commit=7,async_checkpoint=50");
     assert!(
         fs::read_to_string(control.join("jbd2/info"))
             .unwrap()
@@ -352,10 +402,10 @@ fn control_files_are_there_and_hidden() {
         ])
     };
     assert_eq!(remount("noatime,commit=9").expect(0).out, "");
-    assert_eq!(options(), "rw,noatime,commit=9,async_checkpoint=50\n");
+    assert_eq!(options(), "rw,noatime,commit=9,async_checkpoint=50");
     let said = remount("data=writeback");
     assert_eq!(said.code(), 32);
-    assert_eq!(options(), "rw,noatime,commit=9,async_checkpoint=50\n");
+    assert_eq!(options(), "rw,noatime,commit=9,async_checkpoint=50");
     assert!(said.err.contains("unmount and mount again"), "{}", said.err);
     let said = remount("noatme");
     assert_eq!(said.code(), 1);
@@ -420,7 +470,7 @@ fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) 
         let words = ["remount".as_ref(), mount.root().as_os_str(), "-o".as_ref()];
         steadfs(words.into_iter().chain([list.as_ref()]))
     };
-    let options = || fs::read_to_string(mount.join(".steadfs/options")).unwrap();
+    let options = || options_of(&mount);
     remount("rw").expect(0);
     assert!(kernel_options(mount.root()).starts_with("rw,"));
     let mut file = File::create(mount.join("file")).unwrap();
@@ -441,7 +491,7 @@ fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) 
     let words = ["remount".as_ref(), mount.root().as_os_str(), "-o".as_ref()];
     let words = [&words[..], &["ro,noatime".as_ref()]].concat();
     steadfs_patiently(&words).expect(0);
-    assert_eq!(options(), "ro,noatime,async_checkpoint=50\n");
+    assert_eq!(options(), "ro,noatime,async_checkpoint=50");
     assert!(kernel_options(mount.root()).starts_with("ro,noatime"));
     let error = fs::write(mount.join("kept"), b"not").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
@@ -449,7 +499,7 @@ fn there_and_back(scratch: &Scratch, image: &Image, path: &Path, started: &str) 
     assert!(!image.needs_recovery());
     remount("commit=9").expect(0);
     remount("rw,relatime").expect(0);
-    assert_eq!(options(), "rw,relatime,commit=9,async_checkpoint=50\n");
+    assert_eq!(options(), "rw,relatime,commit=9,async_checkpoint=50");
     assert_eq!(fs::read(mount.join("kept")).unwrap(), b"written");
     fs::write(mount.join("again"), b"writable").unwrap();
     mount.unmount();

@@ -83,6 +83,13 @@ pub(crate) fn device_model(text: &str) -> Result<DeviceModel, String> {
     })
 }
 
+/// A device model as [`device_model`] takes it.
+pub(crate) fn show_device_model(model: &DeviceModel) -> String {
+    let (latency, flush) = (model.latency.as_micros(), model.flush.as_micros());
+    let (bytes, depth) = (model.bytes_per_second, model.depth);
+    format!("{bytes}:{latency}:{depth}:{flush}")
+}
+
 impl IoOptions {
     /// Applies one item. Returns whether the name is one of these options.
     pub(crate) fn set(&mut self, name: &str, value: Option<&str>) -> Result<bool> {

@@ -4,18 +4,47 @@ use std::path::Path;
 use std::sync::Arc;
 
 use steadfs_fuse::{MountFlags, MountOptions, Mounted, Transport};
-use steadfs_vfs::WithControl;
 use steadfs_vfs::options::items;
+use steadfs_vfs::{Control, FsError, Layer, Prepared, WithControl};
 
 use crate::volume::{Error, Volume};
-use crate::{FuseTransport, Options};
+use crate::{FuseTransport, Io, Options};
+
+/// What a mount adds to its volume's options: those of its I/O, and those that hold as long as it does.
+struct MountLayer {
+    io: Arc<Io>,
+    options: Options,
+}
+
+impl Layer for MountLayer {
+    fn prepare(&self, list: &str) -> Result<Prepared, FsError> {
+        Layer::prepare(&*self.io, &self.options.without_fixed(list)?)
+    }
+
+    fn options(&self) -> String {
+        let lists = [self.options.show_fixed(), Layer::options(&*self.io)];
+        lists
+            .into_iter()
+            .filter(|list| !list.is_empty())
+            .collect::<Vec<_>>()
+            .join(",")
+    }
+
+    fn control(&self) -> &dyn Control {
+        self.io.control()
+    }
+}
 
 /// Mounts an open volume on a directory. When [`Mounted::wait`] returns the volume is closed.
 pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mounted, Error> {
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    let layer = MountLayer {
+        io: Arc::clone(volume.io()),
+        options: options.clone(),
+    };
     let mut fs = WithControl::new(volume.fs())
         .owned_by(user.as_raw(), group.as_raw())
-        .with_layer(Arc::clone(volume.io()) as _);
+        .with_layer(Arc::new(layer));
     if !options.control {
         fs = fs.hidden();
     }

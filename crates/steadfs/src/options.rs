@@ -9,7 +9,7 @@ use steadfs_vfs::options::{
 };
 use steadfs_vfs::{FsError, Result};
 
-use crate::io_options::{IO_TABLE, IoOptions, device_model};
+use crate::io_options::{IO_TABLE, IoOptions, device_model, show_device_model};
 use crate::volume::Kind;
 
 /// How the device is accessed.
@@ -125,6 +125,29 @@ const PROPAGATION: &str = "is mount(8)'s own; mount --make-private and the like 
 const VERITY: &str = "is mount(8)'s own; mount the device that veritysetup makes";
 const LABELS: &str = "security labels come from the volume's attributes";
 
+const ENGINES: [(&str, IoEngine); 3] = [
+    ("auto", IoEngine::Auto),
+    ("uring", IoEngine::Uring),
+    ("threads", IoEngine::Threads),
+];
+const TRANSPORTS: [(&str, FuseTransport); 3] = [
+    ("auto", FuseTransport::Auto),
+    ("uring", FuseTransport::Uring),
+    ("dev", FuseTransport::Dev),
+];
+
+/// What a volume is mounted with and a running mount cannot change, of what the kernel does not show in its own table.
+const FIXED: [&str; 8] = [
+    "offset",
+    "sizelimit",
+    "cache_size",
+    "io_engine",
+    "direct",
+    "buffered",
+    "device_model",
+    "fuse_transport",
+];
+
 const TABLE: &[Entry<Options>] = &[
     flag("suid", |o| o.flags.nosuid = false),
     flag("nosuid", |o| o.flags.nosuid = true),
@@ -172,12 +195,7 @@ const TABLE: &[Entry<Options>] = &[
     }),
     value("cache_size", set_cache_size),
     value("io_engine", |o, v| {
-        let engines = [
-            ("auto", IoEngine::Auto),
-            ("uring", IoEngine::Uring),
-            ("threads", IoEngine::Threads),
-        ];
-        choice(v, &engines).map(|engine| o.io_engine = engine)
+        choice(v, &ENGINES).map(|engine| o.io_engine = engine)
     }),
     flag("direct", |o| o.buffered = false),
     flag("buffered", |o| o.buffered = true),
@@ -185,12 +203,7 @@ const TABLE: &[Entry<Options>] = &[
         device_model(v).map(|model| o.device_model = Some(model))
     }),
     value("fuse_transport", |o, v| {
-        let transports = [
-            ("auto", FuseTransport::Auto),
-            ("uring", FuseTransport::Uring),
-            ("dev", FuseTransport::Dev),
-        ];
-        choice(v, &transports).map(|transport| o.fuse_transport = transport)
+        choice(v, &TRANSPORTS).map(|transport| o.fuse_transport = transport)
     }),
     flag("control", |o| o.control = true),
     flag("nocontrol", |o| o.control = false),
@@ -355,6 +368,61 @@ impl Options {
         Ok((volume.join(","), fixed))
     }
 
+    /// What a running mount cannot change and differs from the default, as a list.
+    pub(crate) fn show_fixed(&self) -> String {
+        let default = Self::default();
+        let mut shown: Vec<String> = Vec::new();
+        if self.offset != default.offset {
+            shown.push(format!("offset={}", self.offset));
+        }
+        let sizes = [
+            ("sizelimit", self.size_limit),
+            ("cache_size", self.cache_size),
+        ];
+        let sizes = sizes
+            .iter()
+            .filter_map(|(name, size)| Some((name, (*size)?)));
+        shown.extend(sizes.map(|(name, size)| format!("{name}={size}")));
+        if self.io_engine != default.io_engine {
+            shown.push(format!("io_engine={}", name_of(self.io_engine, &ENGINES)));
+        }
+        if self.buffered {
+            shown.push("buffered".to_owned());
+        }
+        if let Some(model) = &self.device_model {
+            shown.push(format!("device_model={}", show_device_model(model)));
+        }
+        if self.fuse_transport != default.fuse_transport {
+            shown.push(format!(
+                "fuse_transport={}",
+                name_of(self.fuse_transport, &TRANSPORTS)
+            ));
+        }
+        shown.join(",")
+    }
+
+    /// Takes what a running mount cannot change out of a list, and returns the rest.
+    ///
+    /// # Errors
+    /// [`FsError::BadOption`] for the first item that would change something.
+    pub(crate) fn without_fixed(&self, list: &str) -> Result<String> {
+        let mut rest = Vec::new();
+        for (name, value) in items(list) {
+            let item = value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
+            if !FIXED.contains(&name) {
+                rest.push(item);
+                continue;
+            }
+            let mut changed = self.clone();
+            changed.set(name, value)?;
+            if changed != *self {
+                let why = "cannot change while mounted; unmount and mount again";
+                return Err(FsError::BadOption(format!("option {item}: {why}")));
+            }
+        }
+        Ok(rest.join(","))
+    }
+
     /// Sets `ro` or `rw` for whatever the volume is.
     pub fn set_read_only(&mut self, read_only: bool) {
         self.ext4.read_only = read_only;
@@ -423,6 +491,12 @@ impl Options {
             }
         }
     }
+}
+
+/// The word for a choice.
+fn name_of<V: PartialEq>(chosen: V, choices: &[(&'static str, V)]) -> &'static str {
+    let found = choices.iter().find(|(_, choice)| *choice == chosen);
+    found.map_or("", |(name, _)| name)
 }
 
 fn is_ext4(name: &str) -> bool {
@@ -513,6 +587,46 @@ mod tests {
         let split = Options::split_remount(list);
         assert_eq!(split, Ok(("rw,commit=9".to_owned(), fixed)));
         assert!(Options::split_remount("nofial").is_err());
+    }
+
+    #[test]
+    fn what_is_fixed_is_shown_as_it_is_taken() {
+        for (list, shown) in [
+            (
+                "ro,noatime,control,direct,io_engine=auto,sizelimit=0,offset=0",
+                "",
+            ),
+            ("offset=1M,sizelimit=2M", "offset=1048576,sizelimit=2097152"),
+            (
+                "buffered,io_engine=threads,cache_size=64M",
+                "cache_size=67108864,io_engine=threads,buffered",
+            ),
+            (
+                "fuse_transport=dev,device_model=20M:5",
+                "device_model=20971520:5:1:0,fuse_transport=dev",
+            ),
+        ] {
+            let options = good(list);
+            assert_eq!(options.show_fixed(), shown);
+            assert_eq!(good(shown).show_fixed(), shown);
+            let again = format!("rw,{shown},commit=9");
+            assert_eq!(options.without_fixed(&again).as_deref(), Ok("rw,commit=9"));
+            for other in [
+                "offset=512",
+                "sizelimit=1M",
+                "io_engine=uring",
+                "fuse_transport=uring",
+            ] {
+                let said = options.without_fixed(other).unwrap_err().to_string();
+                let why =
+                    format!("option {other}: cannot change while mounted; unmount and mount again");
+                assert_eq!(said, why);
+            }
+        }
+        assert!(good("").without_fixed("offset=x").is_err());
+        for name in FIXED {
+            assert!(TABLE.iter().any(|entry| entry.name == name), "{name}");
+        }
     }
 
     #[test]
