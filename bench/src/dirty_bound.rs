@@ -8,7 +8,7 @@ use rustix::fs::{major, minor};
 
 use crate::Result;
 
-/// A device for which the kernel keeps less unwritten data than for others; as ever when dropped.
+/// A device for which the kernel keeps less unwritten data than for others; by its defaults again when dropped.
 pub struct DirtyBound {
     knobs: PathBuf,
 }

@@ -45,7 +45,8 @@ const fn apply(map: &Map, register: u32) -> u32 {
     out
 }
 
-const fn after(first: &Map, second: &Map) -> Map {
+/// What becomes of each bit by one map and then the other.
+const fn chained(first: &Map, second: &Map) -> Map {
     let (mut both, mut bit) = ([0; 32], 0);
     while bit < both.len() {
         both[bit] = apply(second, first[bit]);
@@ -68,9 +69,9 @@ const fn bits_back(mut count: usize) -> Map {
     power[31] = POLYNOMIAL << 1 | 1;
     while count > 0 {
         if count % 2 == 1 {
-            whole = after(&whole, &power);
+            whole = chained(&whole, &power);
         }
-        power = after(&power, &power);
+        power = chained(&power, &power);
         count /= 2;
     }
     whole

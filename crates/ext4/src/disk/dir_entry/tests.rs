@@ -315,3 +315,36 @@ fn room_is_looked_for_first_where_the_last_entry_went() {
     let long = [b'x'; 255];
     assert_eq!(place(&long, places[0]), place(b"file-4", places[2]));
 }
+
+proptest! {
+    #[test]
+    fn what_is_not_walked_is_told_as_a_walk_would(
+        names in prop::collection::vec(prop::collection::vec(b'a'..=b'c', 1..9), 0..40),
+        gone in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+        asked in prop::collection::vec(b'a'..=b'c', 1..9),
+    ) {
+        let layout = layout(1024, true);
+        let mut block = vec![0; 1024];
+        init_empty(&layout, &mut block);
+        let mut last = 0;
+        for (name, ino) in names.iter().zip(5..) {
+            if let Search::Room(room) = search(&layout, &block, name, last).unwrap() {
+                insert_at(&layout, &mut block, &room, &new(ino, name));
+                last = room.place();
+            }
+        }
+        for index in gone.iter().filter(|_| !names.is_empty()) {
+            let name = &names[index.index(names.len())];
+            if let Some(found) = locate(&layout, &block, name).unwrap() {
+                remove_found(&layout, &mut block, &found);
+            }
+        }
+        for name in names.iter().chain([&asked]) {
+            let walked = find(&layout, &block, name).unwrap().map(|entry| entry.offset);
+            let located = locate(&layout, &block, name).unwrap().map(|found| found.offset);
+            prop_assert_eq!(located, walked);
+            let is_found = matches!(search(&layout, &block, name, 0).unwrap(), Search::Found(_));
+            prop_assert_eq!(is_found, walked.is_some());
+        }
+    }
+}
