@@ -231,6 +231,56 @@ fn further_names_are_the_copys_and_no_strangers() {
     check_counts(&volume);
 }
 
+/// Copies a file while it is exchanged with another one all the time: content, owner and mode are of the same file, or
+/// the copy is refused.
+#[test]
+fn a_source_replaced_meanwhile_lends_no_attributes() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let dir = tempfile::tempdir().unwrap();
+    let (mine, secret) = (dir.path().join("mine"), dir.path().join("secret"));
+    let mode = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    fs::write(&mine, "mine").unwrap();
+    fs::write(&secret, "secret").unwrap();
+    std::os::unix::fs::chown(&mine, Some(1000), Some(1000)).unwrap();
+    mode(&mine, 0o644);
+    mode(&secret, 0o600);
+    let done = AtomicBool::new(false);
+    let copies = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let flags = rustix::fs::RenameFlags::EXCHANGE;
+            let here = rustix::fs::CWD;
+            while !done.load(Ordering::Relaxed) {
+                rustix::fs::renameat_with(here, &mine, here, &secret, flags).unwrap();
+            }
+        });
+        let mut copies = Vec::new();
+        for _ in 0..5_000 {
+            let fs = MemFs::new();
+            let copied = put(&fs, &mine, "/f").map_err(|error| error.to_string());
+            copies.push(copied.map(|_| (attr_of(&fs, "/f"), fs.content(Path::new("/f")))));
+        }
+        done.store(true, Ordering::Relaxed);
+        copies
+    });
+    for copied in copies {
+        match copied {
+            Ok((attr, content)) => {
+                let owner_and_mode = (attr.uid, attr.perm);
+                match &content[..] {
+                    b"mine" => assert_eq!(owner_and_mode, (1000, 0o644)),
+                    other => assert_eq!((other, owner_and_mode), (&b"secret"[..], (0, 0o600))),
+                }
+            }
+            Err(error) => assert!(
+                error.contains("mine: not copied: it was replaced"),
+                "{error}"
+            ),
+        }
+    }
+}
+
 #[test]
 fn attributes_travel() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,17 +1,17 @@
 //! Copying from the host to a volume.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{Mode, OFlags, Stat};
+use rustix::fs::Stat;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileKind, FileSystem};
 
 use super::copy_out::is_refusal;
 use super::folders::Folders;
-use super::host::{self, Target};
+use super::host::{self, Source};
 use super::maker::{CopyIn, Kept, Maker, Node};
 use super::walk::{Held, check_depth, check_end, resolve, resolve_parent};
 use super::{
@@ -39,30 +39,26 @@ pub fn copy_in(
         report: Report::default(),
         first_names: BTreeMap::new(),
     };
-    let stat = host::stat(host::cwd(), from.as_os_str()).on_host(from)?;
+    let source = host::open_source(host::cwd(), from.as_os_str()).on_host(from)?;
     let (dir, name) = if is_root_path(to) {
         (Held::root(fs, cx).on_volume(to)?, Vec::new())
     } else {
         resolve_parent(fs, cx, to).on_volume(to)?
     };
     let there = || resolve(fs, cx, to, true).map(|held| held.attr().kind);
-    check_end(kind_of(&stat), to, there).on_volume(to)?;
+    check_end(kind_of(&source.stat), to, there).on_volume(to)?;
     let place = Place {
-        dir: host::cwd(),
-        host_name: from.as_os_str().as_encoded_bytes(),
         source: from,
         into: dir.ino(),
         name: &name,
         target: to,
     };
-    copier.tree(&stat, &place)?;
+    copier.tree(source, &place)?;
     Ok(copier.report)
 }
 
 /// Where a file comes from and goes to. An empty `name` is the volume's root itself.
 struct Place<'a> {
-    dir: BorrowedFd<'a>,
-    host_name: &'a [u8],
     source: &'a Path,
     into: InodeNo,
     name: &'a [u8],
@@ -86,15 +82,15 @@ struct Copier<'a, 'p> {
 }
 
 impl<'a> Copier<'a, '_> {
-    fn tree(&mut self, stat: &Stat, place: &Place<'_>) -> Result<()> {
-        if host::kind_of(stat) != Some(FileKind::Directory) {
-            return self.file(stat, place);
+    fn tree(&mut self, from: Source, place: &Place<'_>) -> Result<()> {
+        if kind_of(&from.stat) != FileKind::Directory {
+            return self.file(&from, place);
         }
         let mut paths = Paths {
             source: place.source.as_os_str().as_bytes().to_vec(),
             target: place.target.to_vec(),
         };
-        let (frame, dir) = self.enter(stat, place, &paths)?;
+        let (frame, dir) = self.enter(from, place, &paths)?;
         let mut folders = Folders::default();
         folders.enter(dir).on_host(place.source)?;
         let mut stack = vec![frame];
@@ -104,55 +100,52 @@ impl<'a> Copier<'a, '_> {
             let Some(name) = frame.names.next() else {
                 // Last, for filling it changes its times and a default ACL would be inherited.
                 let path = host_path(&paths.source);
-                if let Some(dir) = folders.leave().on_host(path)? {
-                    let (from, ino) = (Target::Open(dir.as_fd()), frame.held.ino());
-                    self.attributes(ino, &frame.stat, &from, (path, &paths.target))?;
+                if let Some(fd) = folders.leave().on_host(path)? {
+                    let (stat, ino) = (frame.stat, frame.held.ino());
+                    self.attributes(ino, &Source { fd, stat }, (path, &paths.target))?;
                 }
                 stack.pop();
                 continue;
             };
             paths.push(&name);
             let source = host_path(&paths.source);
-            let stat = host::stat(here, os(&name)).on_host(source)?;
+            let from = host::open_source(here, os(&name)).on_host(source)?;
             let place = Place {
-                dir: here,
-                host_name: &name,
                 source,
                 into: frame.held.ino(),
                 name: &name,
                 target: &paths.target,
             };
-            if kind_of(&stat) == FileKind::Directory {
+            if kind_of(&from.stat) == FileKind::Directory {
                 check_depth(depth, &paths.target)?;
-                let (frame, dir) = self.enter(&stat, &place, &paths)?;
+                let (frame, dir) = self.enter(from, &place, &paths)?;
                 folders.enter(dir).on_host(source)?;
                 stack.push(frame);
             } else {
-                self.file(&stat, &place)?;
+                self.file(&from, &place)?;
             }
         }
         Ok(())
     }
 
-    /// Makes a folder, or takes the one that is there, and opens its original.
+    /// Makes a folder, or takes the one that is there.
     fn enter(
         &mut self,
-        stat: &Stat,
+        from: Source,
         place: &Place<'_>,
         paths: &Paths,
     ) -> Result<(Frame<'a>, OwnedFd)> {
         self.begin(place)?;
-        let dir = host::open_dir(place.dir, os(place.host_name)).on_host(place.source)?;
-        let names = host::names(dir.as_fd()).on_host(place.source)?;
+        let names = host::names(from.fd.as_fd()).on_host(place.source)?;
         let held = self.maker.dir(place.into, place.name);
         let held = held.on_volume(place.target)?;
         let frame = Frame {
             held,
             names: names.into_iter(),
-            stat: *stat,
+            stat: from.stat,
             paths: paths.lengths(),
         };
-        Ok((frame, dir))
+        Ok((frame, from.fd))
     }
 
     fn begin(&mut self, place: &Place<'_>) -> Result<()> {
@@ -163,39 +156,33 @@ impl<'a> Copier<'a, '_> {
     }
 
     /// Copies what is no folder.
-    fn file(&mut self, stat: &Stat, place: &Place<'_>) -> Result<()> {
+    fn file(&mut self, from: &Source, place: &Place<'_>) -> Result<()> {
         self.begin(place)?;
         let (maker, into, name) = (self.maker, place.into, place.name);
         maker.make_room(into, name).on_volume(place.target)?;
-        let host_id = (stat.st_dev, stat.st_ino);
+        let host_id = host::id_of(&from.stat);
         if let Some(first) = self.first_names.get(&host_id) {
             return maker.link(first.ino(), into, name).on_volume(place.target);
         }
-        let held = self.make(stat, place)?;
+        let held = self.make(from, place)?;
         if held.attr().kind == FileKind::Regular {
-            self.content(held.ino(), stat, place)?;
-        } else {
-            let from = Target::Named(place.dir, os(place.host_name));
-            self.attributes(held.ino(), stat, &from, (place.source, place.target))?;
+            self.content(held.ino(), from, place)?;
         }
-        if stat.st_nlink > 1 {
+        self.attributes(held.ino(), from, (place.source, place.target))?;
+        if from.stat.st_nlink > 1 {
             self.first_names.insert(host_id, held);
         }
         Ok(())
     }
 
-    fn make(&self, stat: &Stat, place: &Place<'_>) -> Result<Held<'a>> {
-        let kind = kind_of(stat);
+    fn make(&self, from: &Source, place: &Place<'_>) -> Result<Held<'a>> {
+        let kind = kind_of(&from.stat);
         let target = match kind {
-            FileKind::Symlink => rustix::fs::readlinkat(place.dir, os(place.host_name), Vec::new())
-                .on_host(place.source)?
-                .into_bytes(),
+            FileKind::Symlink => from.link_target().on_host(place.source)?,
             _ => Vec::new(),
         };
-        let (major, minor) = (
-            rustix::fs::major(stat.st_rdev),
-            rustix::fs::minor(stat.st_rdev),
-        );
+        let device = from.stat.st_rdev;
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
         let node = Node {
             kind,
             rdev: (minor & 0xff) | (major << 8) | ((minor & 0xf_ff00) << 12),
@@ -206,21 +193,19 @@ impl<'a> Copier<'a, '_> {
             .on_volume(place.target)
     }
 
-    fn content(&mut self, ino: InodeNo, stat: &Stat, place: &Place<'_>) -> Result<()> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file = rustix::fs::openat(place.dir, os(place.host_name), flags, Mode::empty())
-            .on_host(place.source)?;
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
+    fn content(&mut self, ino: InodeNo, from: &Source, place: &Place<'_>) -> Result<()> {
+        let file = &from.fd;
+        let size = u64::try_from(from.stat.st_size).unwrap_or(0);
         let mut buffer = vec![0; CHUNK];
         let mut at = 0;
         'data: while let Some((start, end)) =
-            host::next_data(&file, at, size).on_host(place.source)?
+            host::next_data(file, at, size).on_host(place.source)?
         {
             at = start;
             while at < end {
                 let want = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
                 let n =
-                    rustix::io::retry_on_intr(|| rustix::io::pread(&file, &mut buffer[..want], at))
+                    rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut buffer[..want], at))
                         .on_host(place.source)?;
                 if n == 0 {
                     break 'data; // It was truncated meanwhile.
@@ -236,15 +221,13 @@ impl<'a> Copier<'a, '_> {
         if at < size {
             self.maker.end_at(ino, size).on_volume(place.target)?;
         }
-        let from = Target::Open(file.as_fd());
-        self.attributes(ino, stat, &from, (place.source, place.target))
+        Ok(())
     }
 
     fn attributes(
         &mut self,
         ino: InodeNo,
-        stat: &Stat,
-        from: &Target<'_>,
+        from: &Source,
         (source, target): (&Path, &[u8]),
     ) -> Result<()> {
         let xattrs = match from.xattrs() {
@@ -255,6 +238,7 @@ impl<'a> Copier<'a, '_> {
             }
             xattrs => xattrs.on_host(source)?,
         };
+        let stat = &from.stat;
         let (atime, mtime) = host::times_of(stat);
         let kept = Kept {
             kind: kind_of(stat),

@@ -31,6 +31,87 @@ pub fn stat(at: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<Stat> {
     statat(at, name, AtFlags::SYMLINK_NOFOLLOW)
 }
 
+/// A file to be copied from the host, with the attributes of what was opened.
+pub struct Source {
+    /// Readable for a regular file or directory; of anything else the file itself (`O_PATH`).
+    pub fd: OwnedFd,
+    /// Read from `fd`.
+    pub stat: Stat,
+}
+
+/// Opens `name` for copying; a link is opened itself.
+///
+/// How a file is opened depends on its type: opening a pipe would wait, opening a device would act on it. The type
+/// comes from a look at the name, so another file may have been moved there before the open. That one is refused, as
+/// cp(1) does: where the folder belongs to another user, it could be any file that this user may read.
+///
+/// # Errors
+/// Those of the calls; [`io::ErrorKind::Other`] for a file that was replaced between them.
+pub fn open_source(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<Source> {
+    let seen = stat(at, name)?;
+    let how = match kind_of(&seen) {
+        Some(FileKind::Regular) => OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY,
+        Some(FileKind::Directory) => OFlags::RDONLY | OFlags::DIRECTORY,
+        _ => OFlags::PATH,
+    };
+    let flags = how | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = match openat(at, name, flags, Mode::empty()) {
+        Err(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => return Err(replaced()),
+        opened => opened?,
+    };
+    let stat = rustix::fs::fstat(&fd)?;
+    match id_of(&stat) == id_of(&seen) && kind_of(&stat) == kind_of(&seen) {
+        true => Ok(Source { fd, stat }),
+        false => Err(replaced()),
+    }
+}
+
+impl Source {
+    /// All extended attributes with their values; none where the host keeps none.
+    pub fn xattrs(&self) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        // A descriptor with O_PATH has no calls for attributes; its path in /proc leads to the file itself, a link too.
+        let path = match kind_of(&self.stat) {
+            Some(FileKind::Regular | FileKind::Directory) => None,
+            _ => Some(proc_path(self.fd.as_fd())),
+        };
+        let names = grown(|buffer: &mut Vec<u8>| match &path {
+            None => rustix::fs::flistxattr(&self.fd, &mut buffer[..]),
+            Some(path) => rustix::fs::listxattr(path, &mut buffer[..]),
+        });
+        let names = match names {
+            Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
+            names => names?,
+        };
+        let mut all = Vec::new();
+        for name in names.split(|&b| b == 0).filter(|name| !name.is_empty()) {
+            let c_name = CString::new(name)?;
+            let value = grown(|buffer: &mut Vec<u8>| match &path {
+                None => rustix::fs::fgetxattr(&self.fd, &c_name, &mut buffer[..]),
+                Some(path) => rustix::fs::getxattr(path, &c_name, &mut buffer[..]),
+            });
+            match value {
+                Err(Errno::NODATA) => {} // Removed meanwhile.
+                value => all.push((name.to_vec(), value?)),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Where a symbolic link leads.
+    pub fn link_target(&self) -> rustix::io::Result<Vec<u8>> {
+        Ok(rustix::fs::readlinkat(&self.fd, "", Vec::new())?.into_bytes())
+    }
+}
+
+/// The path in /proc of what is open.
+fn proc_path(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+fn replaced() -> io::Error {
+    io::Error::other("not copied: it was replaced while it was being copied")
+}
+
 /// Which file attributes are of: its device and inode number.
 pub fn id_of(stat: &Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
@@ -61,7 +142,7 @@ fn last_slash(path: &[u8]) -> Option<usize> {
 
 /// Gives an open file a name.
 pub fn link(file: &OwnedFd, dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<()> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let path = proc_path(file.as_fd());
     linkat(cwd(), path, dir, name, AtFlags::SYMLINK_FOLLOW)
 }
 
@@ -107,24 +188,6 @@ pub enum Target<'a> {
 }
 
 impl Target<'_> {
-    /// A path to it, through /proc for what is open, for the calls that know no descriptors.
-    fn proc_path(&self) -> io::Result<CString> {
-        let mut path = Vec::from("/proc/self/fd/");
-        match self {
-            Self::Open(fd) => path.extend(fd.as_raw_fd().to_string().bytes()),
-            // The current folder is no descriptor of ours that /proc would know.
-            Self::Named(dir, name) if dir.as_raw_fd() == cwd().as_raw_fd() => {
-                path = name.as_encoded_bytes().to_vec();
-            }
-            Self::Named(dir, name) => {
-                path.extend(dir.as_raw_fd().to_string().bytes());
-                path.push(b'/');
-                path.extend(name.as_encoded_bytes());
-            }
-        }
-        Ok(CString::new(path)?)
-    }
-
     /// Changes the owner.
     pub fn chown(&self, uid: u32, gid: u32) -> rustix::io::Result<()> {
         let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
@@ -149,7 +212,7 @@ impl Target<'_> {
                 if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
                     return Err(Errno::LOOP);
                 }
-                rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)
+                rustix::fs::chmod(proc_path(file.as_fd()), mode)
             }
         }
     }
@@ -173,43 +236,14 @@ impl Target<'_> {
         let name = CString::new(name)?;
         match self {
             Self::Open(fd) => rustix::fs::fsetxattr(fd, &name, value, XattrFlags::empty())?,
-            Self::Named(..) => {
-                rustix::fs::lsetxattr(self.proc_path()?, &name, value, XattrFlags::empty())?;
+            Self::Named(dir, file) => {
+                let mut path = proc_path(*dir).into_bytes();
+                path.push(b'/');
+                path.extend(file.as_bytes());
+                rustix::fs::lsetxattr(path, &name, value, XattrFlags::empty())?;
             }
         }
         Ok(())
-    }
-
-    /// All extended attributes with their values; none where the host keeps none.
-    pub fn xattrs(&self) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let path = match self {
-            Self::Open(_) => None,
-            Self::Named(..) => Some(self.proc_path()?),
-        };
-        let fd = match self {
-            Self::Open(fd) | Self::Named(fd, _) => fd,
-        };
-        let names = grown(|buffer: &mut Vec<u8>| match &path {
-            None => rustix::fs::flistxattr(fd, &mut buffer[..]),
-            Some(path) => rustix::fs::llistxattr(path, &mut buffer[..]),
-        });
-        let names = match names {
-            Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
-            names => names?,
-        };
-        let mut all = Vec::new();
-        for name in names.split(|&b| b == 0).filter(|name| !name.is_empty()) {
-            let c_name = CString::new(name)?;
-            let value = grown(|buffer: &mut Vec<u8>| match &path {
-                None => rustix::fs::fgetxattr(fd, &c_name, &mut buffer[..]),
-                Some(path) => rustix::fs::lgetxattr(path, &c_name, &mut buffer[..]),
-            });
-            match value {
-                Err(Errno::NODATA) => {} // Removed meanwhile.
-                value => all.push((name.to_vec(), value?)),
-            }
-        }
-        Ok(all)
     }
 }
 
