@@ -6,6 +6,9 @@ use std::path::Path;
 
 use steadfs_suite::{KernelMount, Scratch, SteadMount, run, steadfs, succeed};
 
+#[path = "format/builders.rs"]
+mod builders;
+
 const MIB: u64 = 1 << 20;
 const UUID: &str = "6b4c9a52-0f5e-4f0c-9f2b-0d8c5f6a7b8c";
 

@@ -27,6 +27,7 @@ fn every_judge_is_installed() {
         "git",
         "getfacl",
         "setfattr",
+        "fakeroot",
         "pjdfstest",
         "fsx",
     ] {

@@ -36,8 +36,17 @@ pub fn fill(path: &Path, offset: u64, dir: &Path) -> Result<(), Failure> {
     let copied = copy_in(&*volume.fs(), &owner_cx(), &real, b"/", how, &mut line);
     line.done();
     let closed = volume.close().map_err(Failure::plain);
-    for warning in copied.map_err(|error| stop.failure(error))?.warnings {
+    let warnings = copied.map_err(|error| stop.failure(error))?.warnings;
+    for warning in &warnings {
         eprintln!("steadfs: {warning}");
     }
-    closed
+    closed?;
+    match warnings.len() {
+        0 => Ok(()),
+        n => Err(Failure::plain(format!(
+            "{}: the volume is made, but incomplete: {n} things of {} were not kept",
+            path.display(),
+            dir.display()
+        ))),
+    }
 }

@@ -20,8 +20,8 @@ pub(crate) fn is_admin(caller: &InHeader) -> bool {
 /// Whether the caller may do what the mount's owner may: he is the user that it is served as, or administers the
 /// machine. Root's mounts are the administrator's.
 pub(crate) fn is_owner(caller: &InHeader) -> bool {
-    let own = rustix::process::geteuid();
-    (!own.is_root() && caller.uid == own.as_raw()) || is_admin(caller)
+    let (own, _) = steadfs_rt::kernel_ids();
+    (own != 0 && caller.uid == own) || is_admin(caller)
 }
 
 /// A process that cannot be seen from here (it has no number then) has none.
@@ -45,7 +45,7 @@ fn shares_namespace(pid: u32) -> bool {
         Ok(callers) => own == Some(callers),
         // A kernel without user namespaces.
         Err(_) if own.is_none() => true,
-        Err(_) => !rustix::process::geteuid().is_root(),
+        Err(_) => steadfs_rt::kernel_ids().0 != 0,
     }
 }
 

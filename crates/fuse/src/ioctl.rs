@@ -65,18 +65,18 @@ pub(crate) fn serve(
         }
         FITRIM => trim(call, arg, data, out),
         SHUTDOWN => shutdown(call, arg),
-        cmd if u64::from(cmd) == u64::from(REMOUNT) => {
+        cmd if u64::from(cmd) == REMOUNT => {
             only_owner(call)?;
             answer(arg, data, out, |list| {
                 fs.remount(&call.cx, list).map(|()| fs.options())
             })
         }
-        cmd if u64::from(cmd) == u64::from(TUNE) => {
+        cmd if u64::from(cmd) == TUNE => {
             only_owner(call)?;
             answer(arg, data, out, |list| fs.tune(list))
         }
-        cmd if u64::from(cmd) == u64::from(SYNC) => {
-            if call.header.uid != rustix::process::geteuid().as_raw() && call.header.uid != 0 {
+        cmd if u64::from(cmd) == SYNC => {
+            if call.header.uid != steadfs_rt::kernel_ids().0 && call.header.uid != 0 {
                 return Err(Errno::PERM.into());
             }
             answer(arg, data, out, |_| {

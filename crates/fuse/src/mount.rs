@@ -404,7 +404,7 @@ fn set_read_ahead(device: &str, kib: u32) {
 
 /// Whether this user mounts and unmounts through fusermount3.
 fn is_helped() -> bool {
-    !rustix::process::geteuid().is_root()
+    steadfs_rt::kernel_ids().0 != 0
 }
 
 impl Mounted {

@@ -22,6 +22,7 @@ pub mod sim;
 mod task;
 mod time;
 mod turns;
+mod user;
 
 pub use condvar::Condvar;
 pub use descriptors::pass_on_no_descriptors;
@@ -36,3 +37,4 @@ pub use rank::Rank;
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use task::{JoinHandle, check_threads, spawn, task_name, try_spawn, yield_now};
 pub use time::{Instant, now, sleep, sleep_until, wall_clock};
+pub use user::kernel_ids;

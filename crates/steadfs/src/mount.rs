@@ -37,18 +37,18 @@ impl Layer for MountLayer {
 
 /// Mounts an open volume on a directory. When [`Mounted::wait`] returns the volume is closed.
 pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mounted, Error> {
-    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    let (user, group) = steadfs_rt::kernel_ids();
     let layer = MountLayer {
         io: Arc::clone(volume.io()),
         options: options.clone(),
     };
     let mut fs = WithControl::new(volume.fs())
-        .owned_by(user.as_raw(), group.as_raw())
+        .owned_by(user, group)
         .with_layer(Arc::new(layer));
     if !options.control {
         fs = fs.hidden();
     }
-    let root = user.is_root();
+    let root = user == 0;
     let flags = options.flags;
     let read_only = options.read_only() || !volume.report().read_only_because.is_empty();
     let mount = MountOptions {

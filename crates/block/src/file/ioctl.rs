@@ -7,13 +7,13 @@
 use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
-use rustix::ioctl::{Getter, Setter, ioctl, opcode};
+use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
 
 /// Linux <linux/fs.h>: `BLKDISCARD` is `_IO(0x12, 119)` and takes `uint64_t range[2]`.
-const BLKDISCARD: u32 = opcode::none(0x12, 119);
+const BLKDISCARD: Opcode = opcode::none(0x12, 119);
 /// Linux <linux/loop.h>: `LOOP_GET_STATUS64` fills a `struct loop_info64`, which begins with device and inode number
 /// of the file that the loop device shows.
-const LOOP_GET_STATUS64: u32 = 0x4C05;
+const LOOP_GET_STATUS64: Opcode = 0x4C05;
 /// Words of 64 bits in that struct: 232 bytes.
 const LOOP_INFO: usize = 29;
 

@@ -1,4 +1,8 @@
 //! The host's side of copies: everything relative to open folders, no symbolic link followed.
+//!
+//! Owners, permissions, types and extended attributes are read and set by functions of the C library only: fakeroot(1)
+//! and pseudo(1), under which images are built without root, replace these. rustix calls the C library, too (feature
+//! `use-libc`), but for `fchown`, `fchmod` and `fchmodat`, which it leaves to the kernel.
 
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -179,6 +183,10 @@ pub fn file_type(kind: FileKind) -> FileType {
     FileType::from_raw_mode(kind.mode_bits())
 }
 
+fn by_libc(done: io::Result<()>) -> rustix::io::Result<()> {
+    done.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
 /// A file by its folder and name, or by itself: what attributes are set on.
 pub enum Target<'a> {
     /// An open file or folder.
@@ -190,10 +198,10 @@ pub enum Target<'a> {
 impl Target<'_> {
     /// Changes the owner.
     pub fn chown(&self, uid: u32, gid: u32) -> rustix::io::Result<()> {
-        let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
         match self {
-            Self::Open(fd) => rustix::fs::fchown(fd, uid, gid),
+            Self::Open(fd) => by_libc(std::os::unix::fs::fchown(fd, Some(uid), Some(gid))),
             Self::Named(dir, name) => {
+                let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
                 rustix::fs::chownat(dir, *name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
             }
         }
@@ -203,7 +211,7 @@ impl Target<'_> {
     pub fn chmod(&self, perm: u32) -> rustix::io::Result<()> {
         let mode = Mode::from_raw_mode(perm);
         match self {
-            Self::Open(fd) => rustix::fs::fchmod(fd, mode),
+            Self::Open(fd) => rustix::fs::chmod(proc_path(*fd), mode),
             Self::Named(dir, name) => {
                 // chmod(2) follows a link, which somebody may have put here meanwhile.
                 let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -276,7 +284,6 @@ pub fn cwd() -> BorrowedFd<'static> {
 
 /// The times of last access and change in the host's attributes.
 pub fn times_of(stat: &Stat) -> (Timestamp, Timestamp) {
-    let nanos = |n: u64| u32::try_from(n).unwrap_or(0);
     let atime = Timestamp {
         secs: stat.st_atime,
         nanos: nanos(stat.st_atime_nsec),
@@ -286,6 +293,11 @@ pub fn times_of(stat: &Stat) -> (Timestamp, Timestamp) {
         nanos: nanos(stat.st_mtime_nsec),
     };
     (atime, mtime)
+}
+
+/// The field's type differs between C libraries.
+fn nanos(count: impl TryInto<u32>) -> u32 {
+    count.try_into().unwrap_or(0)
 }
 
 fn timespec(time: Timestamp) -> rustix::fs::Timespec {

@@ -1,0 +1,39 @@
+//! The user that the kernel runs this process as.
+
+use std::sync::OnceLock;
+
+/// Effective user and group id as the kernel has them, and not as fakeroot(1) or pseudo(1) show them: these replace
+/// geteuid(2) of the C library, but grant no privilege. Decisions about mounting and about callers need this pair;
+/// owners of copied files follow the C library.
+pub fn kernel_ids() -> (u32, u32) {
+    // The program never changes its ids.
+    static IDS: OnceLock<(u32, u32)> = OnceLock::new();
+    *IDS.get_or_init(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        effective_ids(&status).unwrap_or_else(|| {
+            let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+            (user.as_raw(), group.as_raw())
+        })
+    })
+}
+
+/// The effective ids in `/proc/PID/status`: the second number of the lines `Uid:` and `Gid:`.
+fn effective_ids(status: &str) -> Option<(u32, u32)> {
+    let effective = |label: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(label))?;
+        line.split_whitespace().nth(1)?.parse().ok()
+    };
+    Some((effective("Uid:")?, effective("Gid:")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::effective_ids;
+
+    #[test]
+    fn effective_ids_are_the_second_of_each_line() {
+        let status = "Name:\tsh\nUid:\t1000\t0\t1000\t1000\nGid:\t100\t7\t100\t100\nGroups:\t100\n";
+        assert_eq!(effective_ids(status), Some((0, 7)));
+        assert_eq!(effective_ids("Uid:\t1\nGid:\t1\t1"), None);
+    }
+}
