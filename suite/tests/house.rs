@@ -192,6 +192,20 @@ fn files_stay_short() {
     assert!(wrong.is_empty(), "two rooms in one? {wrong:#?}");
 }
 
+/// Packages come from where this machine's own configuration says.
+#[test]
+fn scripts_name_no_package_archive() {
+    for folder in ["scripts", ".ci"] {
+        for entry in std::fs::read_dir(root().join(folder)).expect("a folder of the tree") {
+            let path = entry.expect("an entry").path();
+            let text = std::fs::read_to_string(&path).expect("a script is text");
+            for name in ["debian.org", "ubuntu.com", "crates.io"] {
+                assert!(!text.contains(name), "{}: {name}", path.display());
+            }
+        }
+    }
+}
+
 /// A simulated run is a function of its seed in every build, so what builds differ in must take no part in it:
 /// the checks of these files have been looked at.
 #[test]

@@ -110,6 +110,58 @@ fn everything_has_its_place_and_goes_again() {
 }
 
 #[test]
+fn an_installation_that_cannot_be_whole_is_none() {
+    let scratch = Scratch::new();
+    let prefix = scratch.join("prefix");
+    let file = scratch.join("file");
+    fs::write(&file, b"").unwrap();
+    let built = program().parent().unwrap().to_str().unwrap();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/install-program");
+    let helpers = file.join("sbin");
+    let words = ["install", built, ""].map(std::ffi::OsStr::new);
+    let said = run(
+        script,
+        words
+            .into_iter()
+            .chain([prefix.as_os_str(), helpers.as_os_str()]),
+    );
+    assert_eq!(said.code(), 1);
+    let why = format!(
+        "nothing is installed:\n  {} is no directory",
+        file.display()
+    );
+    assert!(said.err.starts_with(&why), "{}", said.err);
+    assert!(!prefix.exists());
+}
+
+/// fcntl(2)'s locks are apt's.
+#[test]
+fn packages_wait_for_another_apt() {
+    let scratch = Scratch::new();
+    let lists = scratch.folder("lists");
+    scratch.folder("lists/partial");
+    let lock = fs::File::create(lists.join("lock")).unwrap();
+    rustix::fs::fcntl_lock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut apt = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/apt"));
+    apt.arg("-o")
+        .arg(format!("Dir::State::Lists={}", lists.display()))
+        .args(["-o", "Dir::Etc::SourceList=/dev/null"])
+        .args(["-o", "Dir::Etc::SourceParts=/dev/null", "update", "-qq"]);
+    let mut hurried = Command::new(apt.get_program());
+    hurried.args(apt.get_args()).env("APT_WAIT", "0");
+    let said = finish(hurried, Duration::from_secs(60));
+    assert_ne!(said.code(), 0);
+    assert!(said.err.contains("Could not get lock"), "{}", said.err);
+    let release = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(2));
+        drop(lock);
+    });
+    let said = finish(apt, Duration::from_secs(120)).expect(0);
+    release.join().unwrap();
+    assert!(said.err.contains("waiting for another apt"), "{}", said.err);
+}
+
+#[test]
 fn shells_complete_commands_and_options() {
     let complete = |script: &str, words: &str| {
         let count = words.split(' ').count() - 1;
