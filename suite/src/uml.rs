@@ -100,6 +100,9 @@ sleep {LIMIT}
     text
 }
 
+/// An argument of the kernel that becomes a variable of init's: glibc's functions for SSE only.
+const WITHOUT_AVX: &str = "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX,-AVX2,-AVX512F,-AVX512VL,-AVX512BW,\
+                           -AVX_Fast_Unaligned_Load";
 /// Number of ptrace(2) on x86-64, the only architecture of User-Mode Linux here.
 const PTRACE: i64 = 101;
 /// Its request for a register set.
@@ -108,13 +111,15 @@ const GETREGSET: u64 = 0x4204;
 /// Runs the kernel to its end, as [`finish`] does, on any CPU. Linux 6.1 has a fixed buffer for a process's extended
 /// registers, which AMX outgrows: there no process of the guest starts. Where it cannot read them as a register set, it
 /// takes the older call for the floating-point registers, so a seccomp filter refuses it that; filters belong to a
-/// thread and pass to its children.
-fn finish_without_xstate(command: Command, limit: Duration) -> Outcome {
+/// thread and pass to its children. Each page fault of the guest then loses the upper halves of the vector registers,
+/// so the guest's C library must not use them; Rust's own code for this architecture does not either.
+fn finish_without_xstate(mut command: Command, limit: Duration) -> Outcome {
     let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let is_too_large = cpus.contains(" amx_tile");
     std::thread::scope(|scope| {
         let booted = scope.spawn(|| {
             if is_too_large {
+                command.arg(WITHOUT_AVX);
                 refuse_getregset().expect("a seccomp filter can be set");
             }
             finish(command, limit)
