@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use steadfs_suite::command::{PATIENCE, finish};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use steadfs_suite::command::{PATIENCE, finish, until};
 use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, Outcome, Scratch, SteadMount, judge, steadfs, succeed};
@@ -448,4 +449,50 @@ fn root_without_capabilities_does_not_administer_a_mount() {
     }
     mount.unmount();
     image.check_clean();
+}
+
+/// 200 copies of one user keep every slot for such requests taken, on a device that would need two minutes for them.
+/// Without slots of their own root's look-ups waited for all of that time.
+#[test]
+fn a_users_copies_hold_up_neither_root_nor_their_own_end() {
+    const COPIES: usize = 200;
+    /// On however busy a machine.
+    const LONGEST: Duration = Duration::from_secs(10);
+    for (transport, make) in [("dev", "ext4"), ("uring", "f2fs")] {
+        let scratch = Scratch::new();
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let image = match make {
+            "f2fs" => steadfs_suite::f2fs::mkfs(&scratch, "a.img", 4 << 30, ""),
+            _ => Image::mke2fs(&scratch, "a.img", 4 << 30, &["-t", make]),
+        };
+        let options = format!("fuse_transport={transport},device_model=30M:100:8,cache_size=32M");
+        let mount = SteadMount::new(&scratch, image.path(), &options);
+        let (dir, source) = (mount.join("dir"), mount.join("source"));
+        fs::create_dir(&dir).unwrap();
+        chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
+        fs::write(&source, vec![7; 16 << 20]).unwrap();
+
+        let copy = format!("for n in $(seq {COPIES}); do cp source dir/$n & done; wait");
+        let mut copies = Command::new("sh");
+        copies.args(["-c", &copy]).current_dir(mount.root());
+        let mut copies = copies.uid(NOBODY).process_group(0).spawn().unwrap();
+        until("all copies have begun", || {
+            fs::read_dir(&dir).unwrap().count() == COPIES
+        });
+        for n in 0..20 {
+            let began = Instant::now();
+            let missing = fs::metadata(mount.join(&format!("missing {n}")));
+            assert_eq!(missing.unwrap_err().kind(), std::io::ErrorKind::NotFound);
+            assert!(began.elapsed() < LONGEST, "{make}: {:?}", began.elapsed());
+        }
+        let began = Instant::now();
+        let group = Pid::from_child(&copies);
+        kill_process_group(group, Signal::KILL).unwrap();
+        copies.wait().unwrap();
+        until("all copies have ended", || {
+            test_kill_process_group(group).is_err()
+        });
+        assert!(began.elapsed() < LONGEST, "{make}: {:?}", began.elapsed());
+        mount.unmount();
+    }
 }

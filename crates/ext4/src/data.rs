@@ -83,7 +83,7 @@ impl Ext4 {
             self.writeback.wrote(file, blocks, overwrites);
             bytes
         };
-        while self.writeback.must_throttle(file) {
+        while self.writeback.must_throttle(file) && !cx.is_killed() {
             self.write_out(inode, Why::Throttle, cx.tag)?;
         }
         Ok(written)

@@ -102,7 +102,7 @@ impl Ext4 {
             .blocks_for(min_len.max(granularity))
             .min(u64::from(u32::MAX)) as u32;
         let blocks = bs.blocks_for(start)..end >> bs.bits();
-        Ok(self.alloc.trim(self, blocks, min)? << bs.bits())
+        Ok(self.alloc.trim(self, cx, blocks, min)? << bs.bits())
     }
 
     /// Stops the volume as a power cut would.

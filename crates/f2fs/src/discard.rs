@@ -13,7 +13,7 @@ use std::time::Duration;
 use steadfs_base::{IoTag, Urgency};
 use steadfs_block::Bio;
 use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, try_spawn};
-use steadfs_vfs::{FsError, Result};
+use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::checkpoint::Reason;
 use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS, SegNo};
@@ -142,8 +142,9 @@ impl F2fs {
     }
 
     /// Discards free blocks in a byte range; returns the bytes.
-    pub(crate) fn trim_range(&self, start: u64, len: u64, min_len: u64, tag: IoTag) -> Result<u64> {
+    pub(crate) fn trim_range(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
         self.check_writable()?;
+        let tag = cx.tag;
         let Some(granularity) = self.queue.geometry().discard_granularity else {
             return Err(FsError::NotSupported("discard on this device"));
         };
@@ -165,6 +166,10 @@ impl F2fs {
         let min = u32::try_from(min_len.max(granularity).div_ceil(block)).unwrap_or(u32::MAX);
         let mut blocks = 0;
         while let Some(run) = self.segments().claim_unused(at..end, min) {
+            if cx.is_killed() {
+                self.segments().release(run);
+                return Err(FsError::Interrupted);
+            }
             at = run.start.0 - self.layout.main_start + run.len;
             let result = self.discard_run(run, tag);
             self.segments().release(run);

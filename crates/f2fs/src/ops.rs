@@ -304,7 +304,7 @@ impl FileSystem for F2fs {
 
     fn trim(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
         self.check_open()?;
-        self.judge(self.trim_range(start, len, min_len, cx.tag))
+        self.judge(self.trim_range(cx, start, len, min_len))
     }
 
     fn ioctl(

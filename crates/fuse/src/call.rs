@@ -21,6 +21,8 @@ pub struct SessionConfig {
     pub timeouts: Timeouts,
     /// Largest read or write in bytes.
     pub max_request: u32,
+    /// For how many requests there are slots, about.
+    pub threads: usize,
     /// Whether the kernel shall check and store POSIX ACLs.
     pub posix_acl: bool,
     /// The image file that is served, if it is one.

@@ -35,6 +35,22 @@ const XFLAGS: [(u32, InodeFlags); 6] = [
     (0x0200, InodeFlags::PROJINHERIT),
 ];
 
+/// Whether an IOCTL request, by its structure, only asks or changes an inode's attributes.
+pub(crate) fn is_short(op: &[u8]) -> bool {
+    let Ok((arg, _)) = wire::IoctlIn::read_from_prefix(op) else {
+        return true;
+    };
+    [
+        GETFLAGS,
+        SETFLAGS,
+        FSGETXATTR,
+        FSSETXATTR,
+        GETVERSION,
+        GETVERSION_32,
+    ]
+    .contains(&arg.cmd)
+}
+
 /// Serves an ioctl.
 pub(crate) fn serve(
     call: &Call<'_>,

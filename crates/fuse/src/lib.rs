@@ -1,7 +1,7 @@
 //! The FUSE protocol: kernel requests in, replies out.
 //!
 //! A thin transport of our own. A request's way: [`transport`] receives it, [`request`] decodes it,
-//! [`session`] lets it into the volume, `ops` calls the [`FileSystem`](steadfs_vfs::FileSystem),
+//! `admission` gives it a slot, [`session`] lets it into the volume, `ops` calls the [`FileSystem`](steadfs_vfs::FileSystem),
 //! [`reply`] translates the result; all on one thread.
 //!
 //! What is settled with the kernel, so that it asks as little as possible:
@@ -9,7 +9,7 @@
 //! * OPEN, OPENDIR, FLUSH (and with them RELEASE) are answered ENOSYS once and never come again:
 //!   files have no state between open and close, the page cache and directory cache stay valid.
 //! * Names, missing names and attributes are valid for a day: the mount owns the volume.
-//! * INTERRUPT changes nothing: a request in service always finishes, and its caller gets its result.
+//! * INTERRUPT ends the requests of callers that are being killed, and copies (`interrupt`).
 //! * Writes go through to us at once (no write-back cache in the kernel); a write's size and times
 //!   are asked for again at the next stat. What the kernel does
 //!   not ask for again after a call that changed it (`notify`), it is told to.
@@ -17,9 +17,11 @@
 //! * FSYNC and FSYNCDIR are never answered ENOSYS: the kernel would call every later one done.
 
 mod admin;
+mod admission;
 mod call;
 mod ending;
 mod error;
+mod interrupt;
 mod ioctl;
 mod labels;
 mod mount;

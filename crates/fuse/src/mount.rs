@@ -24,6 +24,7 @@ use steadfs_vfs::{FileSystem, FsError};
 pub use sync::{FileId, SyncError, Synced};
 pub use table::MountEntry;
 
+use crate::admission::most_in_service;
 use crate::call::SessionConfig;
 use crate::error::MountError;
 use crate::notify::Notifier;
@@ -132,8 +133,8 @@ pub struct MountOptions {
     pub max_request: u32,
     /// How far the kernel reads ahead in a file, in KiB (only root can set it).
     pub read_ahead_kib: u32,
-    /// Service threads: how many requests are served at one time. The classic transport starts
-    /// them when they are needed, io_uring shares them out among the CPUs at the start.
+    /// How many requests are served at one time, about; others are queued (`admission`). The classic transport
+    /// starts threads when they are needed, io_uring shares so many out among the CPUs at the start.
     pub max_threads: usize,
     /// Who is behind a process.
     pub classifier: Arc<dyn Classifier>,
@@ -249,6 +250,7 @@ fn attempt(
                 attr: options.attr_timeout,
             },
             max_request: options.max_request.clamp(4096, 1 << 20) & !4095,
+            threads: options.max_threads,
             posix_acl: options.posix_acl,
             image: options.image,
             uring: queues.is_some(),
@@ -300,7 +302,7 @@ fn serve(
     } else {
         cpus.clamp(1, 8)
     };
-    let most = options.max_threads.max(readers);
+    let most = most_in_service(options.max_threads) + readers;
     DevPool::start(crew, device.clone(), readers, most)
         .map_err(|error| MountError::Threads(error.to_string()))?;
     let agreed = crew.session.wait_agreed()?;

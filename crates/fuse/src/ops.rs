@@ -1,8 +1,12 @@
 //! Each operation's way from the decoded request to the volume and back.
 
+use std::time::Duration;
+
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use steadfs_base::{InodeNo, IoTag, Timestamp, Urgency};
+use steadfs_rt::now;
+use steadfs_vfs::names::in_pieces;
 use steadfs_vfs::{
     Cx, FallocMode, FileKind, FsError, RenameFlags, Seek, SetAttr, SetTime, SetXattr,
     is_control_inode,
@@ -37,7 +41,10 @@ pub(crate) fn dispatch(volume: &Volume, request: &Request<'_>, out: &mut ReplyBu
         volume,
         header: &request.header,
         ino: ids.ino(request.header.nodeid),
-        cx: context(volume, request),
+        cx: Cx {
+            interruption: Some(out.served.clone()),
+            ..context(volume, request)
+        },
     };
     // Whoever holds a lock that it has to wait for works in its name meanwhile.
     let _acting = steadfs_rt::inherit::act_as(call.cx.tag.with_urgency(Urgency::Waited));
@@ -70,6 +77,7 @@ fn context(volume: &Volume, request: &Request<'_>) -> Cx {
         umask: umask & 0o777,
         tag,
         caller: head.pid.into(),
+        interruption: None,
     }
 }
 
@@ -374,19 +382,25 @@ impl Call<'_> {
     }
 
     fn copy_range(&self, arg: &wire::CopyFileRangeIn, wide: bool, out: &mut ReplyBuf) -> Outcome {
-        // A copy may be short; the caller goes on. This keeps one request's time bounded.
-        const MOST: u64 = 256 << 20;
+        // A copy may be short; its caller goes on. So one request takes a bounded time.
+        const MOST: u64 = 16 << 20;
+        const PIECE: u64 = 1 << 20;
+        const LONGEST: Duration = Duration::from_millis(50);
         if arg.flags != 0 {
             return Err(Errno::INVAL.into());
         }
         let to = self.volume.translate.ids.ino(arg.nodeid_out);
         let kills = self.may_kill(to, !self.cx.fsetid)?;
-        let copied = self.volume.fs.copy_range(
-            &self.cx,
-            (self.ino, arg.off_in),
-            (to, arg.off_out),
-            arg.len.min(MOST),
-        )?;
+        let (began, served) = (now(), out.served.clone());
+        let copied = in_pieces(arg.len.min(MOST), PIECE, |done, n| {
+            if done > 0 && (served.is_interrupted() || began.elapsed() > LONGEST) {
+                return Ok(0);
+            }
+            self.cx.go_on()?;
+            let from = (self.ino, arg.off_in.saturating_add(done));
+            let to = (to, arg.off_out.saturating_add(done));
+            self.volume.fs.copy_range(&self.cx, from, to, n)
+        })?;
         self.killed(to, kills);
         if wide {
             out.put(&wire::CopyFileRangeOut {

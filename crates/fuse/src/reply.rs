@@ -1,5 +1,6 @@
 //! Replies: bytes a handler gathers, and the translation of attributes to the wire.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -7,6 +8,7 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::{Attr, InodeFlags, ReadData, StatFs, is_control_inode, shown_ino};
 use zerocopy::{Immutable, IntoBytes};
 
+use crate::interrupt::Served;
 use crate::wire;
 
 /// How a request is answered.
@@ -32,6 +34,8 @@ pub struct ReplyBuf {
     pub(crate) names: Vec<u8>,
     /// Entries gathered by one READDIRPLUS.
     pub(crate) entries: Vec<PlusEntry>,
+    /// The request that is being answered.
+    pub(crate) served: Arc<Served>,
 }
 
 /// A directory entry whose name lies in [`ReplyBuf::names`].

@@ -68,7 +68,9 @@ pub enum DecodeError {
 pub enum Op<'a> {
     Init(wire::InitIn),
     Destroy,
-    Interrupt,
+    Interrupt {
+        unique: u64,
+    },
     Lookup {
         name: &'a [u8],
     },
@@ -189,7 +191,9 @@ fn decode_op<'a>(opcode: u32, op: &'a [u8], payload: &'a [u8]) -> Result<Op<'a>,
     Ok(match opcode {
         op::INIT => Op::Init(decode_init(op)?),
         op::DESTROY => Op::Destroy,
-        op::INTERRUPT => Op::Interrupt,
+        op::INTERRUPT => Op::Interrupt {
+            unique: arg::<wire::InterruptIn>(op)?.unique,
+        },
         op::LOOKUP => Op::Lookup {
             name: names.next()?,
         },

@@ -1,6 +1,6 @@
 //! One mount's conversation with the kernel: greeting, who may still call the volume, the end.
 //!
-//! A request runs to its end on the thread that received it. The volume is closed exactly once:
+//! A request runs to its end on the thread that received it, unless it has to be queued for a slot. The volume is closed exactly once:
 //! by DESTROY (block-device mounts, before the kernel's umount returns) or when the connection is
 //! gone ([`Session::close_volume`] by whoever waits for the mount).
 //!
@@ -15,11 +15,13 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use steadfs_rt::Event;
-use steadfs_vfs::{FileSystem, FsError};
+use steadfs_vfs::{FileSystem, FsError, is_control_inode};
 
 use crate::MountError;
+use crate::admission::{Admission, Class};
 pub use crate::call::SessionConfig;
 use crate::call::Volume;
+use crate::interrupt::{Interrupts, is_dying};
 use crate::ops;
 use crate::reply::{Answer, ReplyBuf};
 use crate::request::{DecodeError, Op, RawRequest, Request};
@@ -39,6 +41,8 @@ pub struct Agreed {
 pub struct Session {
     pub(crate) volume: Volume,
     pub(crate) stats: Stats,
+    pub(crate) admission: Admission,
+    pub(crate) interrupts: Interrupts,
     /// Result of INIT; whoever mounts waits for it.
     agreed: Event<Result<Agreed, MountError>>,
     /// Requests inside the volume.
@@ -68,6 +72,8 @@ impl Session {
     /// A session that has not yet spoken with the kernel.
     pub fn new(fs: Arc<dyn FileSystem>, config: SessionConfig) -> Self {
         Self {
+            admission: Admission::new(config.threads),
+            interrupts: Interrupts::new(),
             volume: Volume::new(fs, config),
             stats: Stats::default(),
             agreed: Event::new(),
@@ -76,6 +82,21 @@ impl Session {
             broken: AtomicBool::new(false),
             closed: OnceLock::new(),
         }
+    }
+
+    /// What a service thread answers with.
+    pub fn reply_buf(&self) -> ReplyBuf {
+        ReplyBuf {
+            served: self.interrupts.join(),
+            ..ReplyBuf::default()
+        }
+    }
+
+    /// How long a request may take; `None`: it takes no slot.
+    pub(crate) fn class(&self, raw: &RawRequest<'_>) -> Option<Class> {
+        Class::of(raw, |node| {
+            is_control_inode(self.volume.translate.ids.ino(node))
+        })
     }
 
     /// Counters.
@@ -88,6 +109,11 @@ impl Session {
         self.agreed.wait()
     }
 
+    /// Whether requests come through io_uring.
+    pub(crate) fn uses_uring(&self) -> bool {
+        matches!(self.agreed.get(), Some(Ok(agreed)) if agreed.uring)
+    }
+
     /// Ends the wait for INIT: the connection is gone.
     pub fn give_up(&self, error: MountError) {
         if self.agreed.get().is_none() {
@@ -98,7 +124,10 @@ impl Session {
     /// Serves a request: `out` then holds the reply's body if the answer is [`Answer::Done`].
     pub fn serve(&self, raw: RawRequest<'_>, out: &mut ReplyBuf) -> Answer {
         out.clear();
-        self.stats.count(raw.header.opcode);
+        let opcode = raw.header.opcode;
+        self.stats.count(opcode);
+        self.interrupts
+            .begin(&out.served, &raw.header, wire::is_interruptible(opcode));
         let answer = match Request::decode(raw) {
             Ok(request) => self.answer(&request, out),
             Err(DecodeError::Unknown(_)) => Answer::Error(Errno::NOSYS),
@@ -123,10 +152,11 @@ impl Session {
                 }
                 Answer::Done
             }
-            // A request in service is never cut short: it finishes, and its caller gets its result.
-            // (ENOSYS, to make the kernel stop asking, only counts on the descriptor that read the
-            // request, and never for one that came through io_uring.)
-            Op::Interrupt => Answer::Silent,
+            Op::Interrupt { unique } => {
+                self.interrupts
+                    .interrupt(unique, || self.admission.interrupt(unique, is_dying));
+                Answer::Silent
+            }
             // Zero-message opens and closes: files need no state between open and close, the page
             // cache stays valid, and the kernel stops sending these after the first answer. Without
             // CREATE it makes a file with MKNOD, under the directory's lock as before, and neither

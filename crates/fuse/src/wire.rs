@@ -286,6 +286,19 @@ pub const fn waits_long(op: u32) -> bool {
     matches!(op, opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS)
 }
 
+/// Whether an operation only gives back lookup counts; it has no answer.
+pub const fn is_forget(op: u32) -> bool {
+    matches!(op, opcode::FORGET | opcode::BATCH_FORGET)
+}
+
+/// Whether an operation looks for an interruption while it goes on.
+pub const fn is_interruptible(op: u32) -> bool {
+    matches!(
+        op,
+        opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 | opcode::FALLOCATE | opcode::IOCTL
+    )
+}
+
 /// One more than the largest operation number that is served.
 pub const OPCODES: usize = 54;
 

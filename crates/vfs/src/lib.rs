@@ -21,9 +21,9 @@ pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode,
 pub use error::{FsError, Result};
 pub use freeing::{Freeing, FreeingUnderWay};
 pub use types::{
-    Attr, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, IoctlAnswer, ReadData,
-    RenameFlags, SHUT_DOWN, Seek, Segment, SetAttr, SetTime, SetXattr, ShutdownMode, StatFs,
-    check_name,
+    Attr, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, Interruption, IoctlAnswer,
+    ReadData, RenameFlags, SHUT_DOWN, Seek, Segment, SetAttr, SetTime, SetXattr, ShutdownMode,
+    StatFs, check_name,
 };
 
 use steadfs_base::InodeNo;

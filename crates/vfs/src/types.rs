@@ -27,6 +27,14 @@ pub struct Cx {
     pub tag: IoTag,
     /// Tells callers apart: the process, where there is one. Only compared.
     pub caller: u64,
+    /// Whether the caller is being killed, where the transport can see it.
+    pub interruption: Option<Arc<dyn Interruption>>,
+}
+
+/// What a transport knows of signals to a caller.
+pub trait Interruption: Send + Sync + std::fmt::Debug {
+    /// Whether the caller is being killed: it does not see how its call ends any more.
+    fn is_killed(&self) -> bool;
 }
 
 const SET_USER_ID: u16 = 0o4000;
@@ -34,6 +42,22 @@ const SET_GROUP_ID: u16 = 0o2000;
 const GROUP_EXECUTE: u16 = 0o010;
 
 impl Cx {
+    /// Whether the caller is being killed. Calls that work through much ask between two steps, wherever the file is
+    /// in a state that may stay.
+    pub fn is_killed(&self) -> bool {
+        self.interruption
+            .as_ref()
+            .is_some_and(|interruption| interruption.is_killed())
+    }
+
+    /// [`FsError::Interrupted`] if the caller is being killed.
+    pub fn go_on(&self) -> Result<()> {
+        match self.is_killed() {
+            true => Err(FsError::Interrupted),
+            false => Ok(()),
+        }
+    }
+
     /// Whether the caller may set or keep set-group-ID on files of this group.
     pub fn may_keep_group(&self, gid: u32) -> bool {
         self.fsetid || self.gid == gid || self.groups.contains(&gid)

@@ -95,6 +95,7 @@ impl Ext4 {
         self.with_room(cx, || {
             let _one = inode.flush.lock();
             while at < end {
+                cx.go_on()?;
                 let (mapped, goal) = {
                     let core = inode.core.read();
                     let mapped = self.map(inode.ino(), &core, at, cx.tag)?;

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use steadfs_rt::{now, sleep};
-use steadfs_vfs::Result;
+use steadfs_vfs::{Cx, Result};
 
 use super::{Allocator, Run};
 use crate::disk::{GroupNo, bitmap};
@@ -23,11 +23,12 @@ const LOOK: Duration = Duration::from_millis(10);
 
 impl Allocator {
     /// Discards free space in a block range, runs of at least `min` blocks; blocks discarded.
-    pub fn trim(&self, fs: &Ext4, range: Range<u64>, min: u32) -> Result<u64> {
+    pub fn trim(&self, fs: &Ext4, cx: &Cx, range: Range<u64>, min: u32) -> Result<u64> {
         let geo = fs.geo();
         let mut trimmed = 0;
         self.end_growing(fs);
         for no in geo.groups() {
+            cx.go_on()?;
             let base = geo.first_block_of(no).0;
             let blocks = geo.blocks_in(no);
             let from = range.start.saturating_sub(base).min(blocks.into()) as u32;

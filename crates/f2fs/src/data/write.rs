@@ -70,7 +70,7 @@ impl F2fs {
         let blocks = offset / BLOCK..(offset + written as u64).div_ceil(BLOCK);
         let overwrites = end <= inode.core.read().size;
         self.writeback.wrote(file, blocks, overwrites);
-        while self.writeback.must_throttle(file) {
+        while self.writeback.must_throttle(file) && !cx.is_killed() {
             self.write_out(inode, Why::Throttle, cx.tag)?;
         }
         Ok(written)

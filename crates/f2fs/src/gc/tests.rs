@@ -356,7 +356,7 @@ fn trim() {
         full.write(n % FILES, n / FILES).unwrap();
     }
     full.sync();
-    let free = |full: &Full| full.fs.trim_range(0, u64::MAX, 0, tag()).unwrap();
+    let free = |full: &Full| full.fs.trim_range(&Cx::default(), 0, u64::MAX, 0).unwrap();
     let first = free(&full);
     let unused = full.fs.segments().counts().free;
     assert!(first >= u64::from(unused) * 512 * BLOCK_SIZE as u64);
@@ -364,9 +364,9 @@ fn trim() {
     full.sync();
     assert!(free(&full) > 0);
     full.verify();
-    let some = full.fs.trim_range(0, 1 << 20, 0, tag()).unwrap();
+    let some = full.fs.trim_range(&Cx::default(), 0, 1 << 20, 0).unwrap();
     assert_eq!(some, 0, "no block of the main area lies there");
-    assert!(full.fs.trim_range(u64::MAX, 1, 0, tag()).is_err());
+    assert!(full.fs.trim_range(&Cx::default(), u64::MAX, 1, 0).is_err());
 }
 
 /// What background cleaning did on a volume of which a third is garbage: calls in the foreground and in the

@@ -3,7 +3,7 @@
 //! Both ways have one shape: service threads, each of which takes a request, serves it to its end
 //! and replies itself, so that no request is handed from thread to thread (a wake-up costs more
 //! than most requests). There are more threads than CPUs, so that a request that waits long (fsync)
-//! does not keep others from being served.
+//! does not keep others from being served, and more than there are slots for requests ([`admission`](crate::admission)).
 
 mod courtesy;
 pub mod dev;
@@ -11,11 +11,28 @@ pub mod uring;
 
 use std::sync::Arc;
 
+use rustix::fs::OFlags;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use steadfs_rt::{Condvar, Mutex, Rank};
 
 use crate::error::MountError;
 use crate::session::Session;
+use crate::wire::{self, WriteIn};
+
+/// What is left of a queued write that is cut to save memory. Pages of databases are smaller, and are written whole.
+pub(crate) const SHORT_WRITE: usize = 64 << 10;
+
+/// Cuts a write to its first [`SHORT_WRITE`] bytes, if its caller can take a short count; how many bytes go. Of a direct
+/// write or pages of a mapping the kernel takes a short count for something else.
+pub(crate) fn cut_write(write: &mut WriteIn) -> usize {
+    let direct = write.flags & OFlags::DIRECT.bits() != 0;
+    let cut = (write.size as usize).saturating_sub(SHORT_WRITE);
+    if direct || write.write_flags & (wire::WRITE_CACHE | wire::AROUND_CACHE) != 0 || cut == 0 {
+        return 0;
+    }
+    write.size = SHORT_WRITE as u32;
+    cut
+}
 
 /// All service threads of a mount.
 pub struct Crew {
@@ -124,6 +141,30 @@ impl Home {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_write_whose_caller_takes_a_short_count_is_cut() {
+        let write = |size, flags: OFlags, write_flags| WriteIn {
+            size,
+            flags: flags.bits(),
+            write_flags,
+            ..WriteIn::default()
+        };
+        let plain = OFlags::empty();
+        let mut long = write(1 << 20, plain, 0);
+        assert_eq!(cut_write(&mut long), (1 << 20) - SHORT_WRITE);
+        assert_eq!(long.size as usize, SHORT_WRITE);
+        for mut whole in [
+            long,
+            write(1 << 20, OFlags::DIRECT, 0),
+            write(1 << 20, plain, wire::WRITE_CACHE),
+            write(1 << 20, plain, wire::AROUND_CACHE),
+            write(8192, plain, 0),
+        ] {
+            let size = whole.size;
+            assert_eq!((cut_write(&mut whole), whole.size), (0, size));
+        }
+    }
 
     #[test]
     fn a_thread_roams_and_comes_home() {

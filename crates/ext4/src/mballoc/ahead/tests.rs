@@ -140,7 +140,14 @@ fn room_goes_with_its_file() {
                 forget();
             }
             "unused" => (0..=PATIENCE).for_each(|_| world.fs.alloc.age_growing(&world.fs)),
-            "trimmed" => assert!(world.fs.alloc.trim(&world.fs, 0..u64::MAX, 1).unwrap() > 0),
+            "trimmed" => assert!(
+                world
+                    .fs
+                    .alloc
+                    .trim(&world.fs, &world.cx, 0..u64::MAX, 1)
+                    .unwrap()
+                    > 0
+            ),
             _ => {
                 look_up();
                 FileSystem::unlink(&*world.fs, &world.cx, ROOT, b"a").unwrap();

@@ -1,0 +1,137 @@
+use steadfs_rt::Random;
+
+use super::*;
+
+const THREADS: usize = 128;
+const ALL: [Class; CLASSES] = [Class::Short, Class::Change, Class::Io, Class::Bulk];
+
+/// A request that waits as a thread would.
+struct Wait(Arc<Event<Verdict>>);
+
+fn enter(admission: &Admission, class: Class, user: u32, unique: u64) -> Result<Slot, Wait> {
+    let event = Arc::new(Event::new());
+    let queued = || Queued {
+        unique,
+        pid: user,
+        waiter: Waiter::Thread(event.clone()),
+    };
+    admission
+        .enter(class, user, queued)
+        .ok_or(Wait(event.clone()))
+}
+
+/// Fills a class with one user's requests; the slots, and those that wait.
+fn crowd(admission: &Admission, class: Class, user: u32) -> (Vec<Slot>, Vec<Wait>) {
+    let (mut slots, mut waits) = (Vec::new(), Vec::new());
+    for unique in 0..1000 {
+        match enter(admission, class, user, unique) {
+            Ok(slot) => slots.push(slot),
+            Err(wait) => waits.push(wait),
+        }
+    }
+    (slots, waits)
+}
+
+#[test]
+fn one_users_long_requests_leave_slots_for_short_ones_and_for_other_users() {
+    let admission = Admission::new(THREADS);
+    let (bulk, _) = crowd(&admission, Class::Bulk, 1000);
+    let (io, _) = crowd(&admission, Class::Io, 1000);
+    let (short, _) = crowd(&admission, Class::Short, 1000);
+    assert_eq!((bulk.len(), io.len(), short.len()), (8, 64, 32));
+    for class in ALL {
+        assert!(enter(&admission, class, 0, 1).is_ok(), "{class:?}");
+    }
+}
+
+#[test]
+fn every_class_of_every_user_fits_the_threads_there_are() {
+    for threads in 1..300 {
+        let admission = Admission::new(threads);
+        let mut in_service = 0;
+        for class in ALL {
+            for user in 0..300 {
+                in_service += usize::from(enter(&admission, class, user, 1).is_ok());
+            }
+        }
+        assert_eq!(in_service, most_in_service(threads));
+        admission.shrink(3);
+    }
+    let admission = Admission::new(THREADS);
+    admission.shrink(20);
+    let served: usize = ALL
+        .map(|class| crowd(&admission, class, 1).0.len())
+        .iter()
+        .sum();
+    assert!((CLASSES..20).contains(&served), "{served}");
+}
+
+#[test]
+fn a_free_slot_goes_to_the_user_with_fewest_in_service() {
+    let admission = Admission::new(THREADS);
+    let (mut slots, waits) = crowd(&admission, Class::Io, 1000);
+    let mut few: Vec<_> = (0..40)
+        .map(|n| enter(&admission, Class::Io, 1001, n))
+        .collect();
+    let waiting: Vec<_> = few.extract_if(.., |entered| entered.is_err()).collect();
+    assert!(few.len() >= FEW && !waiting.is_empty());
+    // The newcomer's first requests took slots that were kept for such.
+    for _ in 0..=few.len() {
+        admission.leave(slots.pop().unwrap());
+    }
+    let served = |wait: &Wait| matches!(wait.0.get(), Some(Verdict::Admitted(_)));
+    let of_others = waiting.iter().flat_map(|entered| entered.as_ref().err());
+    assert_eq!(of_others.filter(|wait| served(wait)).count(), 1);
+    assert_eq!(waits.iter().filter(|wait| served(wait)).count(), 0);
+}
+
+#[test]
+fn a_queued_request_whose_caller_is_killed_is_answered() {
+    let admission = Admission::new(THREADS);
+    let (slots, waits) = crowd(&admission, Class::Bulk, 7);
+    let first = u64::try_from(slots.len()).unwrap();
+    assert!(!admission.interrupt(5000, |_| true), "not queued");
+    assert!(admission.interrupt(first, |_| false));
+    assert!(waits[0].0.get().is_none());
+    assert!(admission.interrupt(first, |pid| pid == 7));
+    assert!(matches!(waits[0].0.get(), Some(Verdict::Interrupted)));
+    admission.close();
+    let ended = |wait: &Wait| matches!(wait.0.get(), Some(Verdict::Interrupted));
+    assert!(waits.iter().all(ended));
+}
+
+#[test]
+fn every_request_is_served_whatever_comes_and_goes() {
+    let mut random = Random::new(7);
+    let admission = Admission::new(16);
+    let mut here: Vec<Slot> = Vec::new();
+    let mut waits: Vec<Wait> = Vec::new();
+    let collect = |waits: &mut Vec<Wait>, here: &mut Vec<Slot>| {
+        waits.retain(|wait| match wait.0.get() {
+            Some(Verdict::Admitted(slot)) => {
+                here.push(slot);
+                false
+            }
+            _ => true,
+        });
+    };
+    for unique in 0..20_000 {
+        let class = ALL[random.below(CLASSES)];
+        match enter(&admission, class, random.below(4) as u32, unique) {
+            Ok(slot) => here.push(slot),
+            Err(wait) => waits.push(wait),
+        }
+        while here.len() > random.below(20) {
+            let at = random.below(here.len());
+            admission.leave(here.swap_remove(at));
+            collect(&mut waits, &mut here);
+        }
+    }
+    while let Some(slot) = here.pop() {
+        admission.leave(slot);
+        collect(&mut waits, &mut here);
+    }
+    assert!(waits.is_empty(), "{} wait for ever", waits.len());
+    assert_eq!(admission.queued.load(Ordering::Relaxed), 0);
+    assert!(admission.state.lock().users.iter().all(BTreeMap::is_empty));
+}
