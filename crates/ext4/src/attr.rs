@@ -1,6 +1,6 @@
 //! Attributes of inodes: mode, owner, times, flags.
 
-use steadfs_base::InodeNo;
+use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, FsxAttr, InodeFlags, Result, SetAttr, SetTime};
 
 use crate::credits;
@@ -42,19 +42,49 @@ impl Ext4 {
         if other == SetAttr::default() {
             return Ok(());
         }
-        let mut handle = self.txns().begin_as(credits::ATTRIBUTES, cx.tag)?;
-        let mut core = inode.core.write();
+        self.change_fields(cx.tag, inode, |handle, core| {
+            let drops = set.kill_priv || (chown && inode.kind() != FileKind::Directory);
+            self.set_in_core(cx, handle, inode, core, set, drops)
+        })
+    }
+
+    /// Changes an inode's fields and attributes and stores it, or changes nothing.
+    pub(crate) fn change_fields(
+        &self,
+        tag: IoTag,
+        inode: &Inode,
+        change: impl FnOnce(&mut Handle<'_>, &mut disk::Inode) -> Result<()>,
+    ) -> Result<()> {
+        let _pins = self.pin_to_change_attrs(inode, tag)?;
+        self.txns().run(credits::ATTRIBUTES, tag, |handle| {
+            let mut core = inode.core.write();
+            let mut changed = core.clone();
+            change(handle, &mut changed)?;
+            *core = changed;
+            self.store_inode(handle, inode, &core)
+        })
+    }
+
+    fn set_in_core(
+        &self,
+        cx: &Cx,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        core: &mut disk::Inode,
+        set: &SetAttr,
+        drops_privileges: bool,
+    ) -> Result<()> {
         let wide = core.has_wide_times();
-        let now = self.now(&core);
-        if set.kill_priv || (chown && inode.kind() != FileKind::Directory) {
-            self.drop_privileges(cx, &mut handle, inode, &mut core)?;
+        let now = self.now(core);
+        if drops_privileges {
+            self.drop_privileges(cx, handle, inode, core)?;
         }
         core.uid = set.uid.unwrap_or(core.uid);
         core.gid = set.gid.unwrap_or(core.gid);
         if let Some(perm) = set.perm {
             // Twelve bits of permissions below the type.
             core.mode = core.mode & !0o7777 | (perm & 0o7777) as u16;
-            self.acl_follows_mode(&mut handle, inode, &mut core, cx.tag)?;
+            self.acl_follows_mode(handle, inode, core, cx.tag)?;
         }
         let stamp = |set: Option<SetTime>, old| match set {
             None => old,
@@ -64,7 +94,7 @@ impl Ext4 {
         core.atime = stamp(set.atime, core.atime);
         core.mtime = stamp(set.mtime, core.mtime);
         core.ctime = set.ctime.map_or(now, |at| time::clamp(at, wide));
-        self.store_inode(&mut handle, inode, &core)
+        Ok(())
     }
 
     /// Clears set-user-ID, set-group-ID ([`Cx::without_privileges`]) and file capabilities. The caller
@@ -90,15 +120,20 @@ impl Ext4 {
                 return Ok(());
             }
         }
-        let mut handle = self.txns().begin(credits::ATTRIBUTES)?;
-        let mut core = inode.core.write();
-        let before = (core.mode, core.file_acl, core.xattr_area.clone());
-        self.drop_privileges(cx, &mut handle, inode, &mut core)?;
-        if before != (core.mode, core.file_acl, core.xattr_area.clone()) {
-            core.ctime = self.now(&core);
-            self.store_inode(&mut handle, inode, &core)?;
-        }
-        Ok(())
+        let _pins = self.pin_to_change_attrs(inode, IoTag::default())?;
+        let (credits, tag) = (credits::ATTRIBUTES, IoTag::default());
+        self.txns().run(credits, tag, |handle| {
+            let mut core = inode.core.write();
+            let mut changed = core.clone();
+            self.drop_privileges(cx, handle, inode, &mut changed)?;
+            let before = (core.mode, core.file_acl, &core.xattr_area);
+            if before == (changed.mode, changed.file_acl, &changed.xattr_area) {
+                return Ok(());
+            }
+            changed.ctime = self.now(&changed);
+            *core = changed;
+            self.store_inode(handle, inode, &core)
+        })
     }
 
     /// See [`steadfs_vfs::FileSystem::flags`].
@@ -117,24 +152,26 @@ impl Ext4 {
         self.check_writable()?;
         let inode = self.by_number(ino, cx.tag)?;
         let _alone = inode.lock.write();
-        let mut handle = self.txns().begin_as(1, cx.tag)?;
-        let mut core = inode.core.write();
-        if flags.0 & !NAMEABLE & !core.flags.0 != 0 {
+        let old = inode.core.read().flags;
+        if flags.0 & !NAMEABLE & !old.0 != 0 {
             return Err(FsError::NotSupported("one of these inode flags"));
         }
-        if (flags.0 ^ core.flags.0) & InodeFlags::EXTENTS.0 != 0 {
+        if (flags.0 ^ old.0) & InodeFlags::EXTENTS.0 != 0 {
             return Err(FsError::NotSupported("changing how a file is mapped"));
         }
-        if (flags.0 ^ core.flags.0) & disk::inode::JOURNAL_DATA.0 != 0 {
+        if (flags.0 ^ old.0) & disk::inode::JOURNAL_DATA.0 != 0 {
             return Err(FsError::NotSupported("journaling a file's data"));
         }
         let allowed = MODIFIABLE & flags_for(inode.kind());
-        if flags.0 & MODIFIABLE & !allowed & !core.flags.0 != 0 {
+        if flags.0 & MODIFIABLE & !allowed & !old.0 != 0 {
             return Err(FsError::NotSupported("this flag on what is no directory"));
         }
-        core.flags = InodeFlags(core.flags.0 & !MODIFIABLE | flags.0 & allowed);
-        core.ctime = self.now(&core);
-        self.store_inode(&mut handle, &inode, &core)
+        let new = InodeFlags(old.0 & !MODIFIABLE | flags.0 & allowed);
+        self.change_fields(cx.tag, &inode, |_, core| {
+            core.flags = new;
+            core.ctime = self.now(core);
+            Ok(())
+        })
     }
 
     /// See [`steadfs_vfs::FileSystem::set_project`]. Volumes with projects are not written yet, and

@@ -16,6 +16,22 @@ use crate::options::OnError;
 /// checksums and for other damage.
 const BAD_CHECKSUM: u8 = 4;
 const CORRUPTED: u8 = 5;
+/// `EXT4_ERR_EIO`.
+const IO_ERROR: u8 = 2;
+
+/// Marks a superblock because a change was left half done.
+#[track_caller]
+pub(crate) fn record_half_done(sb: &mut superblock::Superblock) {
+    sb.record_error(&ErrorRecord {
+        time: wall_clock(),
+        inode: None,
+        block: None,
+        function: "steadfs txn.rs",
+        line: Location::caller().line(),
+        code: IO_ERROR,
+    });
+    sb.set_state(sb.state() | STATE_ERROR);
+}
 
 impl Ext4 {
     /// Passes a call's result on; damage that it met, or passed over, is noted first. The caller holds no lock.
@@ -64,12 +80,12 @@ impl Ext4 {
             line: found.line(),
             code: if wrong_sum { BAD_CHECKSUM } else { CORRUPTED },
         };
-        let mut handle = self.txns.begin(1)?;
-        self.update_super(&mut handle, |sb| {
-            sb.record_error(&record);
-            sb.set_state(sb.state() | STATE_ERROR);
+        self.txns.run(1, IoTag::default(), |handle| {
+            self.update_super(handle, |sb| {
+                sb.record_error(&record);
+                sb.set_state(sb.state() | STATE_ERROR);
+            })
         })?;
-        drop(handle);
         if last {
             self.commit_running(IoTag::default())?;
             if let Some(meta) = self.txns.direct() {

@@ -54,6 +54,11 @@ impl Entry {
     pub(crate) fn ino(&self) -> Ino {
         self.found.ino
     }
+
+    /// The block that it lies in.
+    pub(crate) fn into_block(self) -> Arc<MetaBuf> {
+        self.buf
+    }
 }
 
 /// A place for one new name.
@@ -236,6 +241,14 @@ impl<'a> Dir<'a> {
             return Err(self.corrupt(format_args!(".. names inode {parent}")));
         }
         Ok(parent)
+    }
+
+    /// The block that `..` lies in.
+    pub(crate) fn dots_block(&self, core: &disk::Inode) -> Result<Arc<MetaBuf>> {
+        match self.is_indexed(core) {
+            true => Ok(self.root(core)?.0),
+            false => Ok(self.dotdot(core)?.into_block()),
+        }
     }
 
     fn dotdot(&self, core: &disk::Inode) -> Result<Entry> {

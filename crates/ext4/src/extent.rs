@@ -15,6 +15,7 @@ use steadfs_vfs::{FsError, Result};
 use crate::disk::extent::{ExtentNode, ExtentNodeMut, ROOT_ENTRIES};
 use crate::disk::{self, Extent, Ino};
 use crate::fs::Ext4;
+use crate::pins::Pins;
 use crate::place::{Holes, Mapped, Place, Step};
 use crate::txn::Handle;
 use path::Path;
@@ -120,10 +121,10 @@ impl<'a> Tree<'a> {
     pub fn insert(&mut self, handle: &mut Handle<'_>, extent: &Extent) -> Result<()> {
         loop {
             let path = self.path_to(extent.block)?;
-            if self.insert_in_leaf(handle, &path, extent)? {
+            if handle.step(|handle| self.insert_in_leaf(handle, &path, extent))? {
                 return Ok(());
             }
-            self.make_room(handle, &path, extent.block)?;
+            handle.step(|handle| self.make_room(handle, &path, extent.block))?;
         }
     }
 
@@ -135,6 +136,7 @@ impl<'a> Tree<'a> {
         block: FileBlock,
         more: impl Fn(&ExtentNode<'_>) -> u16,
     ) -> Result<Path> {
+        let before = handle.savepoint();
         loop {
             let path = self.path_to(block)?;
             let fits = {
@@ -145,7 +147,9 @@ impl<'a> Tree<'a> {
             if fits {
                 return Ok(path);
             }
-            self.make_room(handle, &path, block)?;
+            handle.step(|handle| self.make_room(handle, &path, block))?;
+            // The tree maps what it did, by more nodes.
+            handle.consistent_since(before);
         }
     }
 
@@ -240,13 +244,16 @@ impl<'a> Tree<'a> {
             let last = extent.end().min(end);
             let first = FileBlock(last.0.saturating_sub(step.blocks));
             let cut = extent.block.max(range.start).max(first)..last;
-            self.cut(handle, path, pos, &extent, &cut)?;
-            free(
-                self.fs,
-                handle,
-                extent.device_block(cut.start),
-                cut.end.0 - cut.start.0,
-            )?;
+            let (start, len) = (extent.device_block(cut.start), cut.end.0 - cut.start.0);
+            let mut pins = Pins::default();
+            self.fs.alloc.pin_to_free(self.fs, &mut pins, start, len)?;
+            if extent.block == cut.start && extent.end() == cut.end {
+                self.pin_to_remove_entry(&mut pins, &path)?;
+            }
+            handle.step(|handle| {
+                self.cut(handle, path, pos, &extent, &cut)?;
+                free(self.fs, handle, start, len)
+            })?;
             end = cut.start;
         }
         Ok(range.start)
@@ -314,7 +321,7 @@ impl<'a> Tree<'a> {
             };
             if differs {
                 let len = len.min(Extent::max_len(unwritten).into());
-                self.convert_piece(handle, at..at.plus(len), unwritten)?;
+                handle.step(|handle| self.convert_piece(handle, at..at.plus(len), unwritten))?;
                 at = at.plus(len);
             } else {
                 at = at.plus(len);

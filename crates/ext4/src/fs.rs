@@ -196,14 +196,16 @@ impl Ext4 {
         Ok((self.block(block, tag)?, at))
     }
 
-    /// Writes an inode into its table. The caller holds `inode.core` for writing and passes it.
+    /// Writes an inode into its table. The caller holds `inode.core` for writing and passes it, and keeps its slot
+    /// in memory where it has changed something: an inode that differs from its slot by more than times is half done.
     pub fn store_inode(
         &self,
         handle: &mut Handle<'_>,
         inode: &Inode,
         core: &disk::Inode,
     ) -> Result<()> {
-        let (buf, at) = self.inode_slot(inode.ino(), IoTag::default())?;
+        let slot = self.inode_slot(inode.ino(), IoTag::default());
+        let (buf, at) = slot.inspect_err(|error| handle.must_not_commit(error))?;
         let mut block = handle.write(&buf)?;
         let slot = &mut block[at..at + usize::from(self.geo.inode_size)];
         core.encode_into(&self.geo, inode.ino(), slot)?;

@@ -10,6 +10,7 @@ use crate::disk::indirect::{DIRECT, Path, bases, per_block};
 use crate::disk::{self, Ino};
 use crate::fs::Ext4;
 use crate::mballoc::Run;
+use crate::pins::Pins;
 use crate::place::{Holes, Mapped, Place, Step};
 use crate::txn::Handle;
 
@@ -166,14 +167,16 @@ pub fn insert_some(
         }
     };
     let (&last, above) = path.indices().split_last().expect("a path has an index");
-    match last_table(fs, handle, ino, core, above)? {
-        None => put_run(&mut core.block, last),
-        Some(table) => {
-            let buf = fs.block(table, IoTag::default())?;
-            put_run(&mut handle.write(&buf)?, last);
+    handle.step(|handle| {
+        match last_table(fs, handle, ino, core, above)? {
+            None => put_run(&mut core.block, last),
+            Some(table) => {
+                let buf = fs.block(table, IoTag::default())?;
+                put_run(&mut handle.write(&buf)?, last);
+            }
         }
-    }
-    Ok(n)
+        Ok(n)
+    })
 }
 
 /// The last block of numbers on a path, each made if it is missing; `None`: the inode itself. On
@@ -186,6 +189,7 @@ fn last_table(
     above: &[u32],
 ) -> Result<Option<DevBlock>> {
     let mut tables: Vec<DevBlock> = Vec::new();
+    let before = handle.savepoint();
     for &index in above {
         let table = tables.last().copied();
         let number = match table {
@@ -199,6 +203,7 @@ fn last_table(
                     Ok(new) => new,
                     Err(error) => {
                         drop_empty_tables(fs, handle, core, above, &tables)?;
+                        handle.consistent_since(before);
                         return Err(error);
                     }
                 };
@@ -272,6 +277,7 @@ fn remove_last(
         .ok_or_else(|| FsError::Corrupt(format!("inode {ino}: block {end} out of reach")))?;
     // The tables on the way, and where the way ends if one is missing.
     let mut tables: Vec<DevBlock> = Vec::new();
+    let mut pins = Pins::default();
     let (&last, above) = path.indices().split_last().expect("a path has an index");
     for (level, &index) in above.iter().enumerate() {
         let number = match tables.last() {
@@ -279,7 +285,10 @@ fn remove_last(
             Some(&at) => get(&fs.block(at, IoTag::default())?.data(), index),
         };
         match child(fs, ino, number)? {
-            Some(next) => tables.push(next),
+            Some(next) => {
+                pins.keep(fs.block(next, IoTag::default())?);
+                tables.push(next);
+            }
             None => {
                 let span = u64::from(per).pow((path.depth() - level) as u32);
                 let base = bases(per)[path.depth() - 1];
@@ -292,17 +301,25 @@ fn remove_last(
     let (first, run) = last_run(fs, ino, core, tables.last().copied(), low..=last, most)?;
     let passed = last - first + 1;
     if let Some(run) = run {
-        match tables.last() {
-            None => (first..=last).for_each(|i| put(&mut core.block, i, 0)),
-            Some(&at) => {
-                let buf = fs.block(at, IoTag::default())?;
-                let mut bytes = handle.write(&buf)?;
-                (first..=last).for_each(|i| put(&mut bytes, i, 0));
-            }
-        }
-        free(fs, handle, run, passed.into())?;
+        fs.alloc.pin_to_free(fs, &mut pins, run, passed.into())?;
     }
-    drop_empty_tables(fs, handle, core, above, &tables)?;
+    for &table in &tables {
+        fs.alloc.pin_to_free(fs, &mut pins, table, 1)?;
+    }
+    handle.step(|handle| {
+        if let Some(run) = run {
+            match tables.last() {
+                None => (first..=last).for_each(|i| put(&mut core.block, i, 0)),
+                Some(&at) => {
+                    let buf = fs.block(at, IoTag::default())?;
+                    let mut bytes = handle.write(&buf)?;
+                    (first..=last).for_each(|i| put(&mut bytes, i, 0));
+                }
+            }
+            free(fs, handle, run, passed.into())?;
+        }
+        drop_empty_tables(fs, handle, core, above, &tables)
+    })?;
     Ok(end - u64::from(passed))
 }
 
@@ -403,6 +420,7 @@ mod tests {
             steps += 1;
         }
         assert_eq!(steps, 4, "one for each way from the inode");
+        handle.consistent();
         drop((handle, inode));
         world.close();
     }

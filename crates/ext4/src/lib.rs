@@ -26,6 +26,7 @@ mod namei;
 mod ops;
 mod options;
 mod orphan;
+mod pins;
 mod place;
 mod remount;
 mod tuning;

@@ -95,7 +95,8 @@ impl Ext4 {
     }
 
     /// Puts claimed blocks into the map, where there is a hole: uses the claim and names it, in one
-    /// handle. On error nothing of it is in the map, and the claim is the caller's to give back.
+    /// handle. On error nothing of it is in the map, whose tree may have another shape; the claim is the caller's
+    /// to give back.
     pub fn map_claim(
         &self,
         handle: &mut Handle<'_>,
@@ -105,6 +106,7 @@ impl Ext4 {
         run: Run,
         unwritten: bool,
     ) -> Result<()> {
+        let before = handle.savepoint();
         self.alloc.use_claim(self, handle, run)?;
         let units = u64::from(run.len) * (self.geo.block_size.bytes_u64() / 512);
         core.blocks += units;
@@ -117,20 +119,14 @@ impl Ext4 {
                     // No block for the map of the rest was free, or readable.
                     self.unname_run(handle, ino, core, at..from)
                         .and_then(|()| self.alloc.unuse_claim(self, handle, run))
-                        .map_err(|left| self.half_done(ino, &left))?;
+                        .map_err(|left| half_done(handle, ino, &left))?;
                     core.blocks = core.blocks.saturating_sub(units);
+                    handle.consistent_since(before);
                     return Err(error);
                 }
             }
         }
         Ok(())
-    }
-
-    /// What can be neither finished nor taken back must not be committed.
-    fn half_done(&self, ino: Ino, why: &FsError) -> FsError {
-        let cause = format!("inode {ino}: a change of its map cannot be taken back: {why}");
-        self.halt(&cause);
-        FsError::Stopped(cause)
     }
 
     /// Names the first blocks of a run, at least one; returns how many. On error none is named.
@@ -239,9 +235,11 @@ impl Ext4 {
         }
         let goal = self.goal_after(inode.ino(), core, at);
         let run = self.alloc.claim_meta(self, handle, goal)?;
+        let before = handle.savepoint();
         if let Err(error) = self.map_claim(handle, inode.ino(), core, at, run, false) {
             // The tree above may have another shape.
             self.store_inode(handle, inode, core)?;
+            handle.consistent_since(before);
             self.release_unnamed(run, &error);
             return Err(error);
         }
@@ -261,4 +259,11 @@ impl Ext4 {
         }
         self.alloc.goal_for(&self.geo, ino)
     }
+}
+
+/// What can be neither finished nor taken back must not be committed.
+fn half_done(handle: &mut Handle<'_>, ino: Ino, why: &FsError) -> FsError {
+    let cause = format!("inode {ino}: a change of its map cannot be taken back: {why}");
+    handle.must_not_commit(&cause);
+    FsError::Stopped(cause)
 }

@@ -32,6 +32,7 @@ use steadfs_vfs::{FsError, Result};
 use crate::disk::group_desc::{self, BLOCK_UNINIT, GroupDesc};
 use crate::disk::{Geometry, GroupNo, bitmap};
 use crate::fs::{Ext4, io_error};
+use crate::pins::Pins;
 use crate::txn::Handle;
 use crate::verified::BLOCK_BITMAP;
 
@@ -252,17 +253,18 @@ impl Allocator {
         let geo = fs.geo();
         let (no, first) = geo.group_of_block(run.start);
         let mut group = self.loaded(fs, no)?;
+        let table = desc_block(fs, no)?;
         let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
-        let mut bits = handle.write(&buf)?;
-        if !bitmap::all_zero(&bits, first..first + run.len) {
+        if !bitmap::all_zero(&buf.data(), first..first + run.len) {
             return Err(FsError::Corrupt(format!(
                 "block {}: in use and free at once",
                 run.start
             )));
         }
+        let mut bits = handle.write(&buf)?;
         bitmap::set_range(&mut bits, first..first + run.len);
         group.desc.free_clusters -= run.len;
-        finish_bitmap(fs, no, &mut group, handle, bits)
+        finish_bitmap(fs, no, &mut group, handle, bits, &table)
     }
 
     /// Takes [`Allocator::use_claim`] back in the same handle: the blocks are claimed as before. Two
@@ -270,12 +272,13 @@ impl Allocator {
     pub fn unuse_claim(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<()> {
         let (no, first) = fs.geo().group_of_block(run.start);
         let mut group = self.loaded(fs, no)?;
+        let table = desc_block(fs, no)?;
         let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
         let mut bits = handle.write(&buf)?;
         debug_assert!(bitmap::all_set(&bits, first..first + run.len), "used");
         bitmap::clear_range(&mut bits, first..first + run.len);
         group.desc.free_clusters += run.len;
-        finish_bitmap(fs, no, &mut group, handle, bits)
+        finish_bitmap(fs, no, &mut group, handle, bits, &table)
     }
 
     /// Gives back a claim that was not used.
@@ -297,6 +300,27 @@ impl Allocator {
         }
     }
 
+    /// Reads what freeing these blocks will need, before the first change.
+    pub fn pin_to_free(&self, fs: &Ext4, pins: &mut Pins, start: DevBlock, len: u64) -> Result<()> {
+        let geo = fs.geo();
+        if !self.may_own(geo, start, len) {
+            return Err(no_files_block(start));
+        }
+        let mut at = start;
+        let end = start.plus(len);
+        while at < end {
+            let (no, first) = geo.group_of_block(at);
+            let group = self.loaded(fs, no)?;
+            if !group.desc.block_uninit(geo) {
+                pins.keep(block_bitmap(fs, no, &group.desc)?);
+            }
+            pins.keep(desc_block(fs, no)?);
+            drop(group);
+            at = at.plus(u64::from(geo.blocks_in(no) - first));
+        }
+        Ok(())
+    }
+
     /// Frees blocks with the caller's handle. They can be used again once that is durable. Two credits
     /// for each group the run touches.
     pub fn free_blocks(
@@ -308,9 +332,7 @@ impl Allocator {
     ) -> Result<()> {
         let geo = fs.geo();
         if !self.may_own(geo, start, len) {
-            return Err(FsError::Corrupt(format!(
-                "block {start}: freed, but no file's to free"
-            )));
+            return Err(no_files_block(start));
         }
         let mut at = start;
         let end = start.plus(len);
@@ -332,17 +354,18 @@ impl Allocator {
     ) -> Result<()> {
         let (_, first) = fs.geo().group_of_block(run.start);
         let mut group = self.loaded(fs, no)?;
+        let table = desc_block(fs, no)?;
         let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
-        let mut bits = handle.write(&buf)?;
-        if !bitmap::all_set(&bits, first..first + run.len) {
+        if !bitmap::all_set(&buf.data(), first..first + run.len) {
             return Err(FsError::Corrupt(format!(
                 "block {}: freed, but is free",
                 run.start
             )));
         }
+        let mut bits = handle.write(&buf)?;
         bitmap::clear_range(&mut bits, first..first + run.len);
         group.desc.free_clusters += run.len;
-        finish_bitmap(fs, no, &mut group, handle, bits)?;
+        finish_bitmap(fs, no, &mut group, handle, bits, &table)?;
         drop(group);
         if handle.is_journaled() {
             self.totals.lock().pending += u64::from(run.len);
@@ -434,18 +457,34 @@ fn finish_bitmap(
     group: &mut Group,
     handle: &mut Handle<'_>,
     bits: MetaMut<'_>,
+    table: &Arc<MetaBuf>,
 ) -> Result<()> {
     group.desc.seal_block_bitmap(fs.geo(), &bits);
     drop(bits);
-    write_desc(fs, no, &group.desc, handle)
+    write_desc(fs, no, &group.desc, handle, table)
 }
 
-/// Writes a descriptor into its table.
-fn write_desc(fs: &Ext4, no: GroupNo, desc: &GroupDesc, handle: &mut Handle<'_>) -> Result<()> {
+/// The block of the descriptor table that holds a group's.
+fn desc_block(fs: &Ext4, no: GroupNo) -> Result<Arc<MetaBuf>> {
+    let (n, _) = fs.geo().desc_slot(no);
+    fs.block(fs.geo().desc_block_at(n), IoTag::default())
+}
+
+fn no_files_block(start: DevBlock) -> FsError {
+    FsError::Corrupt(format!("block {start}: freed, but no file's to free"))
+}
+
+/// Writes a descriptor into its block of the table.
+fn write_desc(
+    fs: &Ext4,
+    no: GroupNo,
+    desc: &GroupDesc,
+    handle: &mut Handle<'_>,
+    table: &Arc<MetaBuf>,
+) -> Result<()> {
     let geo = fs.geo();
-    let (n, at) = geo.desc_slot(no);
-    let buf = fs.block(geo.desc_block_at(n), IoTag::default())?;
-    let mut table = handle.write(&buf)?;
+    let (_, at) = geo.desc_slot(no);
+    let mut table = handle.write(table)?;
     desc.encode_into(geo, no, &mut table[at..at + usize::from(geo.desc_size)]);
     Ok(())
 }

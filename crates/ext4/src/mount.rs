@@ -220,6 +220,14 @@ impl Ext4 {
         let clean = self.sb.lock().state() & STATE_CLEAN != 0;
         self.was_clean.store(clean, Ordering::Release);
         self.mark_in_use(aborted.is_some())?;
+        if !self.txns.is_journaled() {
+            let me = self.me.clone();
+            self.txns.on_half_done(Box::new(move |cause: &str| {
+                if let Some(fs) = me.upgrade() {
+                    fs.stop_marked(cause);
+                }
+            }));
+        }
         if let Some(journal) = self.txns.journal() {
             journal.clear_errno().map_err(journal_error)?;
             journal.start().map_err(no_thread)?;
@@ -330,6 +338,16 @@ impl Ext4 {
         match self.txns.journal() {
             Some(journal) => journal.abort(cause),
             None => self.stop(cause),
+        }
+    }
+
+    /// Stops a volume without a journal and marks its superblock: part of a change may be on the device already,
+    /// for e2fsck to repair.
+    fn stop_marked(&self, cause: &str) {
+        self.stop(cause);
+        let marked = self.write_super(crate::damage::record_half_done);
+        if let Err(error) = marked {
+            tracing::error!(%error, "marking the stopped volume failed");
         }
     }
 

@@ -4,8 +4,8 @@
 //! of inode numbers; an inode that is not a directory is protected by its `core` alone, since what
 //! names do to it is its link count. Then a handle, then one `core` at a time.
 //!
-//! **Order of steps.** First the target directory gets room for the new name: it may grow in several
-//! transactions, and is whole after each. All the rest happens in one handle.
+//! **Order of steps.** What the call will need is read ([`crate::pins`]). Then the target directory gets room for
+//! the new name: it may grow in several transactions, and is whole after each. All the rest happens in one handle.
 
 mod create;
 mod link;
@@ -59,7 +59,8 @@ impl Ext4 {
     }
 
     /// Finds where `name` goes in a directory, and makes room if there is none. `rest` credits are left
-    /// in the handle, which may be another one than before.
+    /// in the handle, which may be another one than before. Nothing has been changed in it yet, and the directory's
+    /// slot in the inode table is kept in memory.
     fn room_for_name(
         &self,
         cx: &Cx,
@@ -82,6 +83,7 @@ impl Ext4 {
             }
             let mut core = dir.core.write();
             Dir::new(self, dir.ino(), &core, cx.tag).grow(handle, dir, &mut core, name)?;
+            handle.consistent();
         }
         Err(FsError::Corrupt(format!(
             "directory {}: does not get room by splitting",

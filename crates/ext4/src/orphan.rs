@@ -19,6 +19,7 @@ use steadfs_vfs::{FsError, Result};
 use crate::disk::{ChecksumSeed, Ino, orphan_file};
 use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::pins::Pins;
 use crate::txn::Handle;
 use crate::verified;
 
@@ -151,6 +152,42 @@ impl Orphans {
         self.cleaning.load(Ordering::Acquire)
     }
 
+    /// Reads what [`Orphans::add`] will need, before the first change. The caller keeps the inode's slot in the table.
+    pub fn pin_to_add(&self, fs: &Ext4, pins: &mut Pins) -> Result<()> {
+        let mut state = self.state.lock();
+        if let Some(file) = &mut state.file
+            && let Some(slot) = file.take(fs)?
+        {
+            // Another operation may take it first; the next free slot is mostly in the same block.
+            file.free.push(slot);
+            pins.keep(file.block(fs, slot.block)?);
+            return Ok(());
+        }
+        drop(state);
+        pins.superblock(fs, IoTag::default())
+    }
+
+    /// Reads what [`Orphans::remove`] will need, before the first change.
+    pub fn pin_to_remove(&self, fs: &Ext4, pins: &mut Pins, ino: Ino) -> Result<()> {
+        let state = self.state.lock();
+        match state.places.get(&ino) {
+            None => Ok(()),
+            Some(Place::Slot(slot)) => {
+                let file = state.file.as_ref().expect("a slot is in the file");
+                pins.keep(file.block(fs, slot.block)?);
+                Ok(())
+            }
+            Some(&Place::List { newer, .. }) => {
+                drop(state);
+                if let Some(newer) = newer {
+                    pins.keep(fs.inode_slot(newer, IoTag::default())?.0);
+                }
+                pins.keep(fs.inode_slot(ino, IoTag::default())?.0);
+                pins.superblock(fs, IoTag::default())
+            }
+        }
+    }
+
     /// Puts an inode on record. [`CREDITS`]. Does nothing if it is.
     pub fn add(&self, fs: &Ext4, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let ino = inode.ino();
@@ -158,14 +195,17 @@ impl Orphans {
         if state.places.contains_key(&ino) {
             return Ok(());
         }
-        inode.set_orphan(true);
         if let Some(file) = &mut state.file
             && let Some(slot) = file.take(fs)?
         {
             file.set(fs, handle, slot, Some(ino))?;
+            inode.set_orphan(true);
             state.places.insert(ino, Place::Slot(slot));
             return Ok(());
         }
+        let mut pins = Pins::of_inodes(fs, &[ino], IoTag::default())?;
+        pins.superblock(fs, IoTag::default())?;
+        inode.set_orphan(true);
         let head = state.head;
         {
             let mut core = inode.core.write();
@@ -202,19 +242,24 @@ impl Orphans {
         inode: &Inode,
     ) -> Result<()> {
         let ino = inode.ino();
-        let Some(place) = state.places.remove(&ino) else {
-            return Ok(());
-        };
-        inode.set_orphan(false);
-        let (newer, older) = match place {
-            Place::Slot(slot) => {
+        let (newer, older) = match state.places.get(&ino) {
+            None => return Ok(()),
+            Some(&Place::Slot(slot)) => {
                 let file = state.file.as_mut().expect("a slot is in the file");
                 file.set(fs, handle, slot, None)?;
                 file.free.push(slot);
+                state.places.remove(&ino);
+                inode.set_orphan(false);
                 return Ok(());
             }
-            Place::List { newer, older } => (newer, older),
+            Some(&Place::List { newer, older }) => (newer, older),
         };
+        let both = [Some(ino), newer];
+        let both: Vec<Ino> = both.into_iter().flatten().collect();
+        let mut pins = Pins::of_inodes(fs, &both, IoTag::default())?;
+        pins.superblock(fs, IoTag::default())?;
+        state.places.remove(&ino);
+        inode.set_orphan(false);
         state.relink(newer, older);
         match newer {
             None => {

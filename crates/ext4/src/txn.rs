@@ -2,7 +2,14 @@
 //!
 //! With a journal a handle's changes reach the disk together or not at all. Without one a change only
 //! marks its block dirty, and write-back takes it home in no order, as ext2 does.
+//!
+//! **Half-done changes.** A handle knows whether it changed a block since its last consistent point. An operation that
+//! ends there, by an error that it has not undone or by a panic, is not committed: the volume stops with that error as
+//! its cause, and is marked for e2fsck. Operations therefore read what they need first ([`crate::pins`]); an operation
+//! that undoes its changes, or whose parts are consistent by themselves, declares that ([`Handle::consistent`],
+//! [`Handle::consistent_since`]).
 
+use std::fmt::Display;
 use std::sync::{Arc, OnceLock};
 
 use steadfs_base::{DevBlock, IoTag, Tid};
@@ -16,15 +23,32 @@ pub struct Txns {
     /// The volume has a journal, which is open once the volume is mounted for writing.
     journaled: bool,
     journal: OnceLock<Arc<Journal>>,
+    /// Stops the volume, marked as one with errors.
+    stop: OnceLock<StopVolume>,
 }
 
-/// The right to change metadata; dropping it ends the operation. While it lives, its holder never
-/// waits for file data, for an inode lock or for another handle.
+/// Stops a volume for the given cause.
+type StopVolume = Box<dyn Fn(&str) + Send + Sync>;
+
+/// The right to change metadata, until [`Handle::end`]. While it lives, its holder never waits for file
+/// data, for an inode lock or for another handle.
 pub struct Handle<'a> {
+    txns: &'a Txns,
     inner: Inner<'a>,
     /// The blocks that it takes for metadata were promised.
     promised: bool,
+    /// Blocks were changed since the last consistent point.
+    changed: bool,
+    /// Why its changes must not be committed.
+    half_done: Option<String>,
 }
+
+/// Whether a handle had changed something at some point: see [`Handle::consistent_since`].
+#[derive(Clone, Copy, Debug)]
+pub struct Savepoint(bool);
+
+/// The cause where an operation ended in the middle without an error: by a panic.
+const UNFINISHED: &str = "an operation ended in the middle of a change";
 
 enum Inner<'a> {
     Journal(steadfs_jbd2::Handle<'a>),
@@ -56,7 +80,15 @@ impl Txns {
             cache,
             journaled,
             journal: OnceLock::new(),
+            stop: OnceLock::new(),
         }
+    }
+
+    /// From now on `stop` is called with the cause when a change was left half done on a volume without a
+    /// journal; a journal has callbacks of its own.
+    pub fn on_half_done(&self, stop: Box<dyn Fn(&str) + Send + Sync>) {
+        // The first stays: a remount sets it again.
+        let _ = self.stop.set(stop);
     }
 
     /// From now on changes go into the open journal.
@@ -83,9 +115,38 @@ impl Txns {
             None => Inner::Direct(&self.cache),
         };
         Ok(Handle {
+            txns: self,
             inner,
             promised: false,
+            changed: false,
+            half_done: None,
         })
+    }
+
+    /// Runs an operation in a handle of `credits` for a caller of tag `tag`. The volume stops where the operation
+    /// fails after it has changed something.
+    ///
+    /// # Errors
+    /// The operation's, or why there is no handle.
+    pub fn run<T, E: Display + From<FsError>>(
+        &self,
+        credits: u32,
+        tag: IoTag,
+        operation: impl FnOnce(&mut Handle<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut handle = self.begin_as(credits, tag)?;
+        let result = operation(&mut handle);
+        handle.end(result)
+    }
+
+    /// Stops the volume because of a change that is half done.
+    fn stop_half_done(&self, cause: &str) {
+        let cause = format!("a change is half done: {cause}");
+        match (self.journal.get(), self.stop.get()) {
+            (Some(journal), _) => journal.abort(&cause),
+            (None, Some(stop)) => stop(&cause),
+            (None, None) => {}
+        }
     }
 
     /// The journal, if it is open.
@@ -126,21 +187,66 @@ impl Handle<'_> {
 
     /// Locks a block for changing. Costs a credit the first time a transaction sees the block.
     pub fn write<'b>(&mut self, buf: &'b Arc<MetaBuf>) -> Result<MetaMut<'b>> {
-        match &mut self.inner {
-            Inner::Journal(handle) => handle.write(buf).map_err(journal_error),
-            Inner::Direct(cache) => Ok(cache.lock_dirty(buf)),
+        let content = match &mut self.inner {
+            Inner::Journal(handle) => handle.write(buf).map_err(journal_error)?,
+            Inner::Direct(cache) => cache.lock_dirty(buf),
+        };
+        self.changed = true;
+        Ok(content)
+    }
+
+    /// Ends the operation with its result. An error after a change that was not undone stops the volume.
+    pub fn end<T, E: Display>(mut self, result: Result<T, E>) -> Result<T, E> {
+        match &result {
+            Ok(_) => self.changed = false,
+            Err(error) if self.changed => self.must_not_commit(error),
+            Err(_) => {}
         }
+        result
+    }
+
+    /// What was changed so far must not be committed. The first reason is kept.
+    pub fn must_not_commit(&mut self, why: &impl Display) {
+        self.half_done.get_or_insert_with(|| why.to_string());
+    }
+
+    /// Runs a step that happens as a whole or not at all: where it fails after a change, nothing of the
+    /// handle is committed, even if the caller handles the error.
+    pub fn step<T>(&mut self, step: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let before = std::mem::replace(&mut self.changed, false);
+        let result = step(self);
+        if let Err(error) = &result
+            && self.changed
+        {
+            self.must_not_commit(error);
+        }
+        self.changed |= before;
+        result
+    }
+
+    /// What was changed so far is consistent by itself: an error from here on leaves nothing half done.
+    pub fn consistent(&mut self) {
+        self.changed = false;
+    }
+
+    /// For [`Handle::consistent_since`].
+    pub fn savepoint(&self) -> Savepoint {
+        Savepoint(self.changed)
+    }
+
+    /// What was changed since `savepoint` was undone, or is consistent by itself.
+    pub fn consistent_since(&mut self, savepoint: Savepoint) {
+        self.changed = savepoint.0;
     }
 
     /// The block is metadata no more: no older copy of it may ever be written again. A credit.
     pub fn forget(&mut self, block: DevBlock) -> Result<()> {
         match &mut self.inner {
-            Inner::Journal(handle) => handle.forget(block).map_err(journal_error),
-            Inner::Direct(cache) => {
-                cache.forget(block);
-                Ok(())
-            }
+            Inner::Journal(handle) => handle.forget(block).map_err(journal_error)?,
+            Inner::Direct(cache) => cache.forget(block),
         }
+        self.changed = true;
+        Ok(())
     }
 
     /// The transaction this handle belongs to (always the same without a journal).
@@ -182,11 +288,30 @@ impl Handle<'_> {
         }
     }
 
-    /// Ends this operation and begins another in its place; a crash may come in between.
+    /// Ends this operation at a consistent point and begins another in its place; a crash may come in between.
     pub fn restart(&mut self, credits: u32) -> Result<()> {
+        self.consistent();
+        if let Some(cause) = &self.half_done {
+            return Err(FsError::Stopped(cause.clone()));
+        }
         match &mut self.inner {
             Inner::Journal(handle) => handle.restart(credits).map_err(journal_error),
             Inner::Direct(_) => Ok(()),
         }
     }
 }
+
+impl Drop for Handle<'_> {
+    /// The part of the transaction ends after this: a commit that waits for it finds the journal stopped.
+    fn drop(&mut self) {
+        if self.changed {
+            self.must_not_commit(&UNFINISHED);
+        }
+        if let Some(cause) = &self.half_done {
+            self.txns.stop_half_done(cause);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

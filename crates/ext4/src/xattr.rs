@@ -11,13 +11,13 @@ use steadfs_base::{DevBlock, FileBlock, InodeNo, IoTag};
 use steadfs_cache::MetaBuf;
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr};
 
-use crate::credits;
 use crate::disk::xattr::{
     self, AttrList, BlockAttrs, INDEX_ACL_ACCESS, INDEX_ACL_DEFAULT, InodeAttrs, Value,
 };
 use crate::disk::{self, Compat, Ino, Superblock};
 use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::pins::Pins;
 use crate::txn::Handle;
 use crate::verified;
 
@@ -161,20 +161,35 @@ impl Ext4 {
         let inode = self.by_number(ino, cx.tag)?;
         let _alone = inode.lock.write();
         self.check_attr_change(cx, &inode, (index, rest), how)?;
-        let mut handle = self.txns().begin_as(credits::ATTRIBUTES, cx.tag)?;
-        let mut core = inode.core.write();
-        if is_acl(index) {
-            self.set_acl(cx, &mut handle, &inode, &mut core, index, value)?;
-        } else {
-            let change = Change {
-                index,
-                name: rest,
-                value,
-            };
-            self.change_attr(&mut handle, &inode, &mut core, &change)?;
+        self.change_fields(cx.tag, &inode, |handle, core| {
+            if is_acl(index) {
+                self.set_acl(cx, handle, &inode, core, index, value)?;
+            } else {
+                let change = Change {
+                    index,
+                    name: rest,
+                    value,
+                };
+                self.change_attr(handle, &inode, core, &change)?;
+            }
+            core.ctime = self.now(core);
+            Ok(())
+        })
+    }
+
+    /// Reads what a change of an inode's fields and attributes will need, before the first change: its slot, its
+    /// block of attributes and what may free it, the superblock.
+    pub(crate) fn pin_to_change_attrs(&self, inode: &Inode, tag: IoTag) -> Result<Pins> {
+        let mut pins = Pins::of_inodes(self, &[inode.ino()], tag)?;
+        let file_acl = inode.core.read().file_acl;
+        if let Some(at) = file_acl {
+            pins.keep(self.attr_block(at, tag)?);
+            self.alloc.pin_to_free(self, &mut pins, at, 1)?;
         }
-        core.ctime = self.now(&core);
-        self.store_inode(&mut handle, &inode, &core)
+        if !self.sb.lock().features().compat.contains(Compat::EXT_ATTR) {
+            pins.superblock(self, tag)?;
+        }
+        Ok(pins)
     }
 
     fn check_attr_change(
@@ -285,7 +300,7 @@ impl Ext4 {
     }
 
     /// Changes one attribute: in the inode if the result fits there, else in the block. `core` is only
-    /// changed if all goes well; the caller stores it. [`credits::XATTR_BLOCKS`].
+    /// changed if all goes well; the caller stores it, and has read what it takes. [`crate::credits::XATTR_BLOCKS`].
     pub(crate) fn change_attr(
         &self,
         handle: &mut Handle<'_>,
@@ -352,6 +367,10 @@ impl Ext4 {
                 return Ok(());
             }
         }
+        let mut pins = Pins::default();
+        if let Some(old) = core.file_acl {
+            pins.keep(self.attr_block(old, IoTag::default())?);
+        }
         let goal = self.alloc.goal_for(self.geo(), inode.ino());
         let at = self.alloc.alloc_meta_block(self, handle, goal)?;
         let buf = self.meta().get_new(at);
@@ -374,6 +393,8 @@ impl Ext4 {
             let mut block = handle.write(&buf)?;
             xattr::set_refcount(self.geo(), at, &mut block, refcount - 1);
         } else {
+            let mut pins = Pins::default();
+            self.alloc.pin_to_free(self, &mut pins, at, 1)?;
             handle.forget(at)?;
             self.alloc.free_blocks(self, handle, at, 1)?;
         }
@@ -385,7 +406,7 @@ impl Ext4 {
     }
 
     /// Gives back what the attributes of an inode that is being freed have. The caller stores the
-    /// inode. [`credits::XATTR_BLOCKS`].
+    /// inode. [`crate::credits::XATTR_BLOCKS`].
     pub(crate) fn drop_xattrs(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let mut core = inode.core.write();
         core.xattr_area = Box::default();

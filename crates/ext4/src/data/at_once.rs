@@ -240,8 +240,14 @@ impl Ext4 {
             }
         }
         let size = inode.size().max(reached);
-        self.name_pieces(&mut None, inode, size, std::slice::from_ref(piece), &[0])
-            .map_err(|(_, error)| error)?;
+        let mut handle = None;
+        let named = self
+            .name_pieces(&mut handle, inode, size, std::slice::from_ref(piece), &[0])
+            .map_err(|(_, error)| error);
+        match handle {
+            Some(handle) => handle.end(named)?,
+            None => named?,
+        }
         inode.set_size(size);
         Ok(())
     }

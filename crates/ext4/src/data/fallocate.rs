@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use steadfs_base::{DevBlock, FileBlock};
+use steadfs_base::{DevBlock, FileBlock, IoTag};
 use steadfs_block::{Bio, Buf};
 use steadfs_cache::Why;
 use steadfs_vfs::{Cx, FallocMode, FsError, InodeFlags, Result};
@@ -12,6 +12,7 @@ use crate::extent::Tree;
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
 use crate::map::has_extents;
+use crate::pins::Pins;
 use crate::place::Place;
 
 impl Ext4 {
@@ -77,14 +78,16 @@ impl Ext4 {
         if size > inode.size() {
             return self.truncate(cx, inode, size);
         }
-        let mut handle = self.txns.begin_as(1, cx.tag)?;
-        let mut core = inode.core.write();
-        let now = self.now(&core);
-        core.mtime = now;
-        core.ctime = now;
-        self.store_inode(&mut handle, inode, &core)?;
-        inode.note_tid(&handle, true);
-        Ok(())
+        let _pins = Pins::of_inodes(self, &[inode.ino()], cx.tag)?;
+        self.txns.run(1, cx.tag, |handle| {
+            let mut core = inode.core.write();
+            let now = self.now(&core);
+            core.mtime = now;
+            core.ctime = now;
+            self.store_inode(handle, inode, &core)?;
+            inode.note_tid(handle, true);
+            Ok(())
+        })
     }
 
     /// Maps every hole of a byte range to unwritten blocks. What was allocated before an error stays.
@@ -122,14 +125,16 @@ impl Ext4 {
         want: u32,
     ) -> Result<u64> {
         let keep = self.kept_for_root(cx);
+        let _pins = Pins::of_inodes(self, &[inode.ino()], cx.tag)?;
         let run = self.alloc.claim_spare(self, goal, want, keep)?;
         let credits = self.map_credits(&inode.core.read(), run.len) + 1;
-        let result = self.txns.begin_as(credits, cx.tag).and_then(|mut handle| {
+        let result = self.txns.run(credits, cx.tag, |handle| {
             let mut core = inode.core.write();
-            let named = self.map_claim(&mut handle, inode.ino(), &mut core, at, run, true);
+            let named = self.map_claim(handle, inode.ino(), &mut core, at, run, true);
             // In any case: the tree above may have another shape.
-            self.store_inode(&mut handle, inode, &core)?;
-            inode.note_tid(&handle, true);
+            self.store_inode(handle, inode, &core)?;
+            inode.note_tid(handle, true);
+            handle.consistent();
             named
         });
         if let Err(error) = &result {
@@ -211,20 +216,23 @@ impl Ext4 {
     /// Frees the blocks of a range, from its end on; `end` is where it has come to.
     fn free_range(&self, inode: &Inode, start: FileBlock, end: &mut FileBlock) -> Result<()> {
         let credits = 40;
-        let mut handle = self.txns.begin(credits)?;
-        loop {
-            let mut core = inode.core.write();
-            let left = self.unmap(&mut handle, inode.ino(), &mut core, start..*end, false);
-            // In any case: the tree above may have another shape.
-            self.store_inode(&mut handle, inode, &core)?;
-            inode.note_tid(&handle, true);
-            *end = left?;
-            if *end <= start {
-                return Ok(());
+        let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default())?;
+        self.txns.run(credits, IoTag::default(), |handle| {
+            loop {
+                let mut core = inode.core.write();
+                let left = self.unmap(handle, inode.ino(), &mut core, start..*end, false);
+                // In any case: the tree above may have another shape.
+                self.store_inode(handle, inode, &core)?;
+                inode.note_tid(handle, true);
+                handle.consistent();
+                *end = left?;
+                if *end <= start {
+                    return Ok(());
+                }
+                drop(core);
+                handle.restart(credits)?;
             }
-            drop(core);
-            handle.restart(credits)?;
-        }
+        })
     }
 
     /// Makes a range read as zeros, allocated: first allocated, since after that nothing can fail for
@@ -259,21 +267,24 @@ impl Ext4 {
     fn mark_unwritten(&self, inode: &Inode, blocks: Range<FileBlock>) -> Result<()> {
         let Range { start: mut at, end } = blocks;
         let credits = 3 * self.map_credits(&inode.core.read(), 1) + 1;
-        let mut handle = self.txns.begin(credits)?;
-        loop {
-            let mut core = inode.core.write();
-            let converted =
-                Tree::new(self, inode.ino(), &mut core).convert(&mut handle, at..end, true);
-            // In any case: the tree above may have another shape.
-            self.store_inode(&mut handle, inode, &core)?;
-            inode.note_tid(&handle, true);
-            at = converted?;
-            drop(core);
-            if at >= end {
-                return Ok(());
+        let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default())?;
+        self.txns.run(credits, IoTag::default(), |handle| {
+            loop {
+                let mut core = inode.core.write();
+                let converted =
+                    Tree::new(self, inode.ino(), &mut core).convert(handle, at..end, true);
+                // In any case: the tree above may have another shape.
+                self.store_inode(handle, inode, &core)?;
+                inode.note_tid(handle, true);
+                handle.consistent();
+                at = converted?;
+                drop(core);
+                if at >= end {
+                    return Ok(());
+                }
+                handle.restart(credits)?;
             }
-            handle.restart(credits)?;
-        }
+        })
     }
 
     /// Writes zeros over the first run of written blocks, or passes over one of others; where it ends.

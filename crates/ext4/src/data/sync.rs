@@ -7,6 +7,7 @@ use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
+use crate::pins::Pins;
 use crate::txn::journal_error;
 
 impl Ext4 {
@@ -89,8 +90,10 @@ impl Ext4 {
         if !inode.is_core_dirty() || inode.is_dead() {
             return Ok(());
         }
-        let mut handle = self.txns.begin(1)?;
-        self.store_now(&mut handle, inode)
+        let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default())?;
+        let tag = IoTag::default();
+        self.txns
+            .run(1, tag, |handle| self.store_now(handle, inode))
     }
 
     /// Commits all that was changed, in the running transaction and in one under way, and waits.

@@ -9,6 +9,8 @@ use crate::disk;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::map::has_extents;
+use crate::pins::Pins;
+use crate::txn::Handle;
 
 /// Credits of the first handle of a truncation: inode, orphan list (its head in the superblock or a
 /// block of the orphan file), and the first freed run with its tree blocks.
@@ -66,16 +68,18 @@ impl Ext4 {
     fn grow(&self, cx: &Cx, inode: &Inode, old: u64, size: u64) -> Result<()> {
         self.zero_tail(cx, inode, old, size)?;
         self.write_out(inode, Why::Sync, cx.tag)?;
-        let mut handle = self.txns.begin_as(1, cx.tag)?;
-        inode.set_size(size);
-        let mut core = inode.core.write();
-        core.size = size;
-        let now = self.now(&core);
-        core.mtime = now;
-        core.ctime = now;
-        self.store_inode(&mut handle, inode, &core)?;
-        inode.note_tid(&handle, true);
-        Ok(())
+        let _pins = Pins::of_inodes(self, &[inode.ino()], cx.tag)?;
+        self.txns.run(1, cx.tag, |handle| {
+            inode.set_size(size);
+            let mut core = inode.core.write();
+            core.size = size;
+            let now = self.now(&core);
+            core.mtime = now;
+            core.ctime = now;
+            self.store_inode(handle, inode, &core)?;
+            inode.note_tid(handle, true);
+            Ok(())
+        })
     }
 
     /// Stores a smaller size than `old` and frees what lies behind it, in as many transactions as it takes; the
@@ -89,8 +93,23 @@ impl Ext4 {
         first_gone: FileBlock,
     ) -> Result<()> {
         let ino = inode.ino();
+        let mut pins = Pins::of_inodes(self, &[ino], IoTag::default())?;
+        self.orphans.pin_to_add(self, &mut pins)?;
         self.alloc.forget_growing(self, ino);
-        let mut handle = self.txns.begin(FIRST)?;
+        self.txns.run(FIRST, IoTag::default(), |handle| {
+            self.cut_in(handle, inode, (old, size), first_gone)
+        })
+    }
+
+    /// [`Ext4::cut_to`] in a handle. The inode's slot and what puts it on the orphan list are kept in memory.
+    fn cut_in(
+        &self,
+        handle: &mut Handle<'_>,
+        inode: &Inode,
+        (old, size): (u64, u64),
+        first_gone: FileBlock,
+    ) -> Result<()> {
+        let ino = inode.ino();
         let mut listed = false;
         let mut end = END;
         {
@@ -103,32 +122,37 @@ impl Ext4 {
         loop {
             let left = {
                 let mut core = inode.core.write();
-                let left = self.unmap(&mut handle, ino, &mut core, first_gone..end, false);
+                let left = self.unmap(handle, ino, &mut core, first_gone..end, false);
                 if left.is_err() {
                     core.size = old;
                     inode.set_size(old);
                 }
                 // In any case: the map above may have another shape.
-                self.store_inode(&mut handle, inode, &core)?;
+                self.store_inode(handle, inode, &core)?;
                 left
             };
-            inode.note_tid(&handle, true);
+            inode.note_tid(handle, true);
+            if left.is_err() {
+                // What is left of the map is whole, and so is the inode.
+                handle.consistent();
+            }
             end = left?;
             if end <= first_gone {
                 break;
             }
             // An inode without names is on record already, and stays there.
             if !listed && inode.core.read().links > 0 {
-                self.orphans.add(self, &mut handle, inode)?;
+                self.orphans.add(self, handle, inode)?;
                 listed = true;
             }
             handle.restart(FIRST)?;
         }
+        handle.consistent();
         if listed {
             if !handle.extend(4) {
                 handle.restart(FIRST)?;
             }
-            self.orphans.remove_named(self, &mut handle, inode)?;
+            self.orphans.remove_named(self, handle, inode)?;
         }
         Ok(())
     }
@@ -153,40 +177,59 @@ impl Ext4 {
         let _one = inode.flush.lock();
         let released = inode.pages.discard(0..u64::MAX) * self.weight(inode);
         self.alloc.with_totals(|t| t.settle(released));
-        let ino = inode.ino();
-        self.alloc.forget_growing(self, ino);
-        let mut handle = self.txns.begin(FIRST)?;
+        self.alloc.forget_growing(self, inode.ino());
+        let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default())?;
+        self.txns.run(FIRST, IoTag::default(), |handle| {
+            self.free_content(handle, inode)?;
+            if !handle.extend(FIRST / 2) {
+                handle.restart(FIRST)?;
+            }
+            self.free_inode(handle, inode)
+        })
+    }
+
+    /// Frees what an inode without names maps, in as many transactions as it takes. What is left on an error is
+    /// whole. The inode's slot is kept in memory.
+    fn free_content(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let mapped = self.has_map(&inode.core.read());
         let metadata = inode.kind() != FileKind::Regular;
         let mut end = if mapped { END } else { FileBlock(0) };
         while end > FileBlock(0) {
             let mut core = inode.core.write();
-            let left = self.unmap(&mut handle, ino, &mut core, FileBlock(0)..end, metadata);
+            let all = FileBlock(0)..end;
+            let left = self.unmap(handle, inode.ino(), &mut core, all, metadata);
             core.size = 0;
             // In any case: the map above may have another shape.
-            self.store_inode(&mut handle, inode, &core)?;
+            self.store_inode(handle, inode, &core)?;
             drop(core);
+            handle.consistent();
             end = left?;
             if end > FileBlock(0) {
                 handle.restart(FIRST)?;
             }
         }
-        if !handle.extend(FIRST / 2) {
-            handle.restart(FIRST)?;
-        }
-        self.drop_xattrs(&mut handle, inode)?;
-        self.orphans.remove(self, &mut handle, inode)?;
+        Ok(())
+    }
+
+    /// Frees the rest: attributes, the place on the orphan list, the inode. The inode's slot is kept in memory.
+    fn free_inode(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
+        let ino = inode.ino();
+        let mut pins = self.pin_to_change_attrs(inode, IoTag::default())?;
+        self.orphans.pin_to_remove(self, &mut pins, ino)?;
+        self.alloc.pin_to_free_inode(self, &mut pins, ino)?;
+        self.drop_xattrs(handle, inode)?;
+        self.orphans.remove(self, handle, inode)?;
         {
             let mut core = inode.core.write();
             core.links = 0;
             core.size = 0;
             core.dtime = u32::try_from(wall_clock().secs).unwrap_or(u32::MAX).max(1);
-            self.store_inode(&mut handle, inode, &core)?;
+            self.store_inode(handle, inode, &core)?;
         }
         // Out of the table before the number is free for somebody else's new inode.
         inode.set_dead();
         self.inodes.remove(ino);
-        self.alloc.free_inode(self, &mut handle, ino, inode.kind())
+        self.alloc.free_inode(self, handle, ino, inode.kind())
     }
 
     /// Whether `i_block` maps blocks (and is no device number or short link target).

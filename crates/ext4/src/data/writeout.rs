@@ -14,6 +14,7 @@ use crate::freeing::Shortage;
 use crate::fs::{Ext4, io_error};
 use crate::inode::Inode;
 use crate::mballoc::Run;
+use crate::pins::Pins;
 use crate::place::Place;
 use crate::txn::Handle;
 
@@ -167,7 +168,9 @@ impl Ext4 {
             .zip(&written)
             .map(|(flight, written)| self.name(&mut handle, flight, written))
             .collect();
-        drop(handle);
+        if let Some(handle) = handle {
+            let _: Result<()> = handle.end(Ok(()));
+        }
         let mut result = Ok(());
         for ((flight, written), named) in flights.into_iter().zip(written).zip(named) {
             if let Some(error) = written.iter().find_map(|w| w.as_ref().err()) {
@@ -382,7 +385,9 @@ impl Ext4 {
             return results;
         }
         if let Err((done, error)) = self.name_pieces(handle, inode, size, pieces, &todo) {
-            *handle = None;
+            if let Some(handle) = handle.take() {
+                let _: Result<()> = handle.end(Err(error.clone()));
+            }
             for &i in &todo[done..] {
                 results[i] = Err(error.clone());
             }
@@ -406,6 +411,7 @@ impl Ext4 {
         todo: &[usize],
     ) -> Result<(), (usize, FsError)> {
         let fail = |done| move |error| (done, error);
+        let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default()).map_err(fail(0))?;
         let first = self.naming_credits(inode, &pieces[todo[0]]);
         let handle = match slot {
             Some(handle) => {
@@ -436,11 +442,13 @@ impl Ext4 {
                 // The pieces before it have their names.
                 self.store_now(handle, inode).map_err(fail(stored))?;
                 inode.note_tid(handle, true);
+                handle.consistent();
                 return Err((done, error));
             }
         }
         self.store_now(handle, inode).map_err(fail(stored))?;
         inode.note_tid(handle, true);
+        handle.consistent();
         Ok(())
     }
 

@@ -53,7 +53,7 @@ pub(super) fn is_index_block(layout: &DirLayout, block: &[u8]) -> bool {
 }
 
 impl Dir<'_> {
-    fn root(&self, core: &disk::Inode) -> Result<(Arc<MetaBuf>, RootInfo)> {
+    pub(super) fn root(&self, core: &disk::Inode) -> Result<(Arc<MetaBuf>, RootInfo)> {
         let buf = self.block(core, 0)?;
         let bad = self.bad(buf.block());
         let data = buf.data();

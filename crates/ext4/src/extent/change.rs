@@ -7,6 +7,7 @@ use super::Tree;
 use super::path::{Level, Path, Shape, root, two_things};
 use crate::disk::ExtentIndex;
 use crate::disk::extent::{ExtentNodeMut, MAX_DEPTH};
+use crate::pins::Pins;
 use crate::txn::Handle;
 use crate::verified::EXTENT_NODE;
 
@@ -181,6 +182,20 @@ impl Tree<'_> {
         }
         self.core.blocks += self.fs.geo().block_size.bytes_u64() / 512;
         Ok(block)
+    }
+
+    /// Reads what [`Tree::remove_entry`] will need where nodes run empty, before the first change.
+    pub(super) fn pin_to_remove_entry(&self, pins: &mut Pins, path: &Path) -> Result<()> {
+        for level in path.levels.iter().rev() {
+            let Some(buf) = &level.buf else {
+                return Ok(());
+            };
+            if level.bytes(self.core).node()?.len() > 1 {
+                return Ok(());
+            }
+            self.fs.alloc.pin_to_free(self.fs, pins, buf.block(), 1)?;
+        }
+        Ok(())
     }
 
     /// Removes the leaf's entry at `pos`, and with a node's last entry the node.

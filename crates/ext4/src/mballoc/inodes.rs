@@ -7,23 +7,25 @@ use steadfs_cache::MetaBuf;
 use steadfs_rt::MutexGuard;
 use steadfs_vfs::{FileKind, FsError, Result};
 
-use super::{Allocator, Group, write_desc};
+use super::{Allocator, Group, desc_block, write_desc};
 use crate::disk::group_desc::{self, GroupDesc, INODE_UNINIT};
 use crate::disk::{self, GroupNo, Ino, bitmap};
 use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::pins::Pins;
 use crate::txn::Handle;
 use crate::verified::INODE_BITMAP;
 
 impl Allocator {
-    /// Takes a free inode number for a new `kind` in `parent`. Two credits (three where the block
-    /// bitmap must come first, on volumes whose groups were never written).
+    /// Takes a free inode number for a new `kind` in `parent`; `pins` keeps its slot in the table. Two credits
+    /// (three where the block bitmap must come first, on volumes whose groups were never written).
     pub fn new_inode(
         &self,
         fs: &Ext4,
         handle: &mut Handle<'_>,
         parent: &Inode,
         kind: FileKind,
+        pins: &mut Pins,
     ) -> Result<Ino> {
         let start = match kind {
             FileKind::Directory => self.group_for_dir(fs, parent),
@@ -33,7 +35,7 @@ impl Allocator {
         let mut damage = None;
         for n in 0..count {
             let no = GroupNo(((u64::from(start.0) + u64::from(n)) % u64::from(count)) as u32);
-            let made = self.new_inode_in(fs, handle, no, kind);
+            let made = self.new_inode_in(fs, handle, no, kind, pins);
             if let Some(ino) = self.pass_over(no, made, &mut damage)? {
                 return Ok(ino);
             }
@@ -75,6 +77,7 @@ impl Allocator {
         handle: &mut Handle<'_>,
         no: GroupNo,
         kind: FileKind,
+        pins: &mut Pins,
     ) -> Result<Option<Ino>> {
         let geo = fs.geo();
         let mut group = self.group(no);
@@ -83,6 +86,11 @@ impl Allocator {
         }
         let first = if no.0 == 0 { geo.first_ino.0 - 1 } else { 0 };
         let written = group.desc.inodes_in_use_limit(geo);
+        let table = desc_block(fs, no)?;
+        if group.desc.inode_uninit(geo) {
+            // Its first number will be taken, and to write the bitmap is a change.
+            pins.keep(fs.inode_slot(geo.inode_at(no, first), IoTag::default())?.0);
+        }
         let buf = self.writable_inode_bitmap(fs, no, &mut group, handle)?;
         let free = bitmap::find_next_zero(&buf.data(), first..geo.inodes_per_group);
         let Some(index) = free else {
@@ -91,8 +99,11 @@ impl Allocator {
                 group.desc.free_inodes
             )));
         };
+        // The caller writes to its slot.
+        let (slots, at) = fs.inode_slot(geo.inode_at(no, index), IoTag::default())?;
+        pins.keep(Arc::clone(&slots));
         if index < written {
-            check_unused(fs, geo.inode_at(no, index))?;
+            check_unused(geo.inode_at(no, index), &slots.data()[at..])?;
         }
         let mut bits = handle.write(&buf)?;
         bitmap::set(&mut bits, index);
@@ -106,7 +117,7 @@ impl Allocator {
         }
         desc.seal_inode_bitmap(geo, &bits);
         drop(bits);
-        write_desc(fs, no, &group.desc, handle)?;
+        write_desc(fs, no, &group.desc, handle, &table)?;
         self.with_totals(|t| {
             t.free_inodes -= 1;
             t.dirs += u64::from(kind == FileKind::Directory);
@@ -125,24 +136,37 @@ impl Allocator {
         let geo = fs.geo();
         let (no, index) = geo.group_of_inode(ino);
         let mut group = self.group(no);
+        let table = desc_block(fs, no)?;
         let buf = self.writable_inode_bitmap(fs, no, &mut group, handle)?;
-        let mut bits = handle.write(&buf)?;
-        if !bitmap::clear(&mut bits, index) {
+        if !bitmap::test(&buf.data(), index) {
             return Err(FsError::Corrupt(format!("inode {ino}: freed, but is free")));
         }
+        let mut bits = handle.write(&buf)?;
+        bitmap::clear(&mut bits, index);
         group.desc.free_inodes += 1;
         if kind == FileKind::Directory {
             group.desc.used_dirs = group.desc.used_dirs.saturating_sub(1);
         }
         group.desc.seal_inode_bitmap(geo, &bits);
         drop(bits);
-        write_desc(fs, no, &group.desc, handle)?;
+        write_desc(fs, no, &group.desc, handle, &table)?;
         self.with_totals(|t| {
             t.free_inodes += 1;
             t.dirs = t
                 .dirs
                 .saturating_sub(u64::from(kind == FileKind::Directory));
         });
+        Ok(())
+    }
+
+    /// Reads what freeing an inode number will need, before the first change.
+    pub fn pin_to_free_inode(&self, fs: &Ext4, pins: &mut Pins, ino: Ino) -> Result<()> {
+        let (no, _) = fs.geo().group_of_inode(ino);
+        let group = self.group(no);
+        if !group.desc.inode_uninit(fs.geo()) {
+            pins.keep(inode_bitmap(fs, no, &group.desc)?);
+        }
+        pins.keep(desc_block(fs, no)?);
         Ok(())
     }
 
@@ -181,9 +205,8 @@ impl Allocator {
 
 /// Refuses a number that the bitmap has as free while the table has an inode there: whoever gets it
 /// would destroy somebody's file.
-fn check_unused(fs: &Ext4, ino: Ino) -> Result<()> {
-    let (buf, at) = fs.inode_slot(ino, IoTag::default())?;
-    if !disk::inode::has_links(&buf.data()[at..]) {
+fn check_unused(ino: Ino, slot: &[u8]) -> Result<()> {
+    if !disk::inode::has_links(slot) {
         return Ok(());
     }
     Err(FsError::Corrupt(format!(

@@ -20,6 +20,7 @@ use crate::disk::{self, Ino};
 use crate::extent;
 use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::pins::Pins;
 use crate::txn::Handle;
 use crate::xattr::Change;
 
@@ -56,6 +57,12 @@ pub(super) struct Spec<'a> {
 pub(super) struct Failed {
     error: FsError,
     half_made: Option<Arc<Inode>>,
+}
+
+impl std::fmt::Display for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
 }
 
 impl From<FsError> for Failed {
@@ -135,18 +142,17 @@ impl Ext4 {
         let names = dir.lock.read();
         check_may_add(&dir.core.read())?;
         let spec = Spec::plain(FileKind::Regular, mode, 0);
-        let mut handle = self.txns().begin_as(credits::TMPFILE, cx.tag)?;
-        let inode = match self.new_inode(cx, &mut handle, &dir, &spec, 0) {
-            Ok(inode) => inode,
-            Err(failed) => {
-                drop((handle, names));
-                return Err(self.give_up(failed));
-            }
-        };
-        inode.set_linkable(true);
-        inode.add_lookup();
-        self.orphans.add(self, &mut handle, &inode)?;
-        drop(handle);
+        let mut pins = Pins::default();
+        self.orphans.pin_to_add(self, &mut pins)?;
+        let made = self.txns().run(credits::TMPFILE, cx.tag, |handle| {
+            let inode = self.new_inode(cx, handle, &dir, &spec, 0)?;
+            self.orphans.add(self, handle, &inode)?;
+            inode.set_linkable(true);
+            inode.add_lookup();
+            Ok(inode)
+        });
+        drop(names);
+        let inode = made.map_err(|failed| self.give_up(failed))?;
         Ok(inode.attr(self))
     }
 
@@ -169,24 +175,18 @@ impl Ext4 {
                 check_may_have_subdir(self, &core)?;
             }
         }
-        let mut handle = self.txns().begin_as(credits::CREATE, cx.tag)?;
-        let slot = self.room_for_name(cx, &mut handle, &dir, name, credits::CREATE)?;
-        let links = if spec.kind == FileKind::Directory {
-            2
-        } else {
-            1
-        };
-        let inode = match self.new_inode(cx, &mut handle, &dir, spec, links) {
-            Ok(inode) => inode,
-            Err(failed) => {
-                drop((handle, names));
-                return Err(self.give_up(failed));
-            }
-        };
         let subdir = spec.kind == FileKind::Directory;
-        self.add_name(cx, &mut handle, &dir, (&slot, name), &inode, subdir)?;
-        inode.add_lookup();
-        drop(handle);
+        let links = if subdir { 2 } else { 1 };
+        let _pins = Pins::of_inodes(self, &[dir.ino()], cx.tag)?;
+        let made = self.txns().run(credits::CREATE, cx.tag, |handle| {
+            let slot = self.room_for_name(cx, handle, &dir, name, credits::CREATE)?;
+            let inode = self.new_inode(cx, handle, &dir, spec, links)?;
+            self.add_name(cx, handle, &dir, (&slot, name), &inode, subdir)?;
+            inode.add_lookup();
+            Ok(inode)
+        });
+        drop(names);
+        let inode = made.map_err(|failed: Failed| self.give_up(failed))?;
         Ok(inode.attr(self))
     }
 
@@ -215,7 +215,7 @@ impl Ext4 {
     }
 
     /// Makes an inode with its content and attributes, stored and in the table of inodes, but without
-    /// a name.
+    /// a name. On error nothing has changed, or what was made is an orphan ([`Ext4::give_up`]).
     pub(super) fn new_inode(
         &self,
         cx: &Cx,
@@ -225,7 +225,10 @@ impl Ext4 {
         links: u16,
     ) -> Result<Arc<Inode>, Failed> {
         let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx.tag)?;
-        let ino = self.alloc.new_inode(self, handle, dir, spec.kind)?;
+        let (before, mut pins) = (handle.savepoint(), Pins::default());
+        let ino = self
+            .alloc
+            .new_inode(self, handle, dir, spec.kind, &mut pins)?;
         let core = self.new_core(cx, dir, spec, &inherited, links);
         let made = self
             .clear_slot(handle, ino)
@@ -236,6 +239,7 @@ impl Ext4 {
             Ok(inode) => self.inodes.insert(inode),
             Err(error) => {
                 self.alloc.free_inode(self, handle, ino, spec.kind)?;
+                handle.consistent_since(before);
                 return Err(error.into());
             }
         };
@@ -245,6 +249,7 @@ impl Ext4 {
             Ok(()) => Ok(inode),
             Err(error) => {
                 self.lose_all_names(handle, &inode)?;
+                handle.consistent_since(before);
                 Err(Failed {
                     error,
                     half_made: Some(inode),

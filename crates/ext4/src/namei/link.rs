@@ -12,6 +12,7 @@ use crate::dir::{Dir, Entry};
 use crate::disk::inode::LINK_MAX;
 use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::pins::Pins;
 use crate::txn::Handle;
 
 impl Ext4 {
@@ -34,8 +35,19 @@ impl Ext4 {
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.write();
         check_may_add(&dir.core.read())?;
-        let mut handle = self.txns().begin_as(credits::LINK, cx.tag)?;
-        let slot = self.room_for_name(cx, &mut handle, &dir, name, credits::LINK)?;
+        let mut pins = Pins::of_inodes(self, &[dir.ino(), inode.ino()], cx.tag)?;
+        self.orphans.pin_to_remove(self, &mut pins, inode.ino())?;
+        self.txns().run(credits::LINK, cx.tag, |handle| {
+            let slot = self.room_for_name(cx, handle, &dir, name, credits::LINK)?;
+            self.gain_name(handle, &inode)?;
+            self.add_name(cx, handle, &dir, (&slot, name), &inode, false)
+        })?;
+        inode.add_lookup();
+        Ok(inode.attr(self))
+    }
+
+    /// One name more for an inode that may have one; with the first it is no orphan any more.
+    fn gain_name(&self, handle: &mut Handle<'_>, inode: &Inode) -> Result<()> {
         let first = {
             let mut core = inode.core.write();
             check_may_lose_name(core.flags)?;
@@ -47,17 +59,14 @@ impl Ext4 {
             }
             core.links += 1;
             core.ctime = self.now(&core);
-            self.store_inode(&mut handle, &inode, &core)?;
+            self.store_inode(handle, inode, &core)?;
             core.links == 1
         };
         if first {
-            self.orphans.remove(self, &mut handle, &inode)?;
+            self.orphans.remove(self, handle, inode)?;
             inode.set_linkable(false);
         }
-        self.add_name(cx, &mut handle, &dir, (&slot, name), &inode, false)?;
-        inode.add_lookup();
-        drop(handle);
-        Ok(inode.attr(self))
+        Ok(())
     }
 
     /// See [`steadfs_vfs::FileSystem::unlink`].
@@ -74,10 +83,11 @@ impl Ext4 {
             return Err(FsError::IsDir);
         }
         check_may_lose_name(victim.core.read().flags)?;
-        let mut handle = self.txns().begin_as(credits::UNLINK, cx.tag)?;
-        self.take_name(cx, &mut handle, &dir, &entry, false)?;
-        self.lose_name(&mut handle, &victim)?;
-        drop(handle);
+        let _pins = self.pin_to_lose_name(cx, &dir, &victim)?;
+        self.txns().run(credits::UNLINK, cx.tag, |handle| {
+            self.take_name(cx, handle, &dir, &entry, false)?;
+            self.lose_name(handle, &victim)
+        })?;
         drop(names);
         self.free_unnamed(&victim);
         Ok(())
@@ -116,10 +126,18 @@ impl Ext4 {
                 return Err(FsError::NotEmpty);
             }
         }
-        let mut handle = self.txns().begin_as(credits::UNLINK, cx.tag)?;
-        self.take_name(cx, &mut handle, dir, entry, true)?;
-        self.lose_all_names(&mut handle, victim)?;
-        Ok(())
+        let _pins = self.pin_to_lose_name(cx, dir, victim)?;
+        self.txns().run(credits::UNLINK, cx.tag, |handle| {
+            self.take_name(cx, handle, dir, entry, true)?;
+            self.lose_all_names(handle, victim)
+        })
+    }
+
+    /// Reads what it takes that an inode loses a name, and perhaps its last, before the first change.
+    fn pin_to_lose_name(&self, cx: &Cx, dir: &Inode, victim: &Inode) -> Result<Pins> {
+        let mut pins = Pins::of_inodes(self, &[dir.ino(), victim.ino()], cx.tag)?;
+        self.orphans.pin_to_add(self, &mut pins)?;
+        Ok(pins)
     }
 
     /// The entry of a name in a directory that may lose names, and its inode.

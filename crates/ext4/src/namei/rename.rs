@@ -14,6 +14,7 @@ use crate::dir::{Dir, Entry, Slot};
 use crate::disk::Ino;
 use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::pins::Pins;
 use crate::txn::Handle;
 
 /// Levels of directories looked at above one another before the tree is taken for a circle.
@@ -280,32 +281,55 @@ impl Ext4 {
         pair: &Pair,
         whiteout: bool,
     ) -> Result<(), Failed> {
-        let mut handle = self.txns().begin_as(credits::RENAME, cx.tag)?;
-        let slot = match pair.new {
-            Some(_) => None,
-            None => Some(self.room_for_name(cx, &mut handle, to.dir, to.name, credits::RENAME)?),
-        };
-        let stand_in = if whiteout {
-            let spec = Spec::plain(FileKind::CharDevice, 0, 0);
-            Some(self.new_inode(cx, &mut handle, from.dir, &spec, 1)?)
-        } else {
-            None
-        };
-        self.put_new_name(cx, &mut handle, (from, to), pair, slot.as_ref())?;
-        // The block may be the same: where the old name lies is only known now.
-        let entry = self.present(cx, from)?;
-        // In one directory a `..` stays, unless that of a directory that was replaced goes.
-        let subdir = is_dir(&pair.old) && (counts(from, to, &pair.old) || pair.new.is_some());
-        self.drop_old_name(cx, &mut handle, from, &entry, subdir, stand_in.as_deref())?;
-        self.move_inode(cx, &mut handle, from, to, &pair.old)?;
-        if let Some(new) = &pair.new {
-            if is_dir(new) {
-                self.lose_all_names(&mut handle, new)?;
+        let _pins = self.pin_to_rename(cx, from, to, pair)?;
+        self.txns().run(credits::RENAME, cx.tag, |handle| {
+            let slot = match pair.new {
+                Some(_) => None,
+                None => Some(self.room_for_name(cx, handle, to.dir, to.name, credits::RENAME)?),
+            };
+            let stand_in = if whiteout {
+                let spec = Spec::plain(FileKind::CharDevice, 0, 0);
+                Some(self.new_inode(cx, handle, from.dir, &spec, 1)?)
             } else {
-                self.lose_name(&mut handle, new)?;
+                None
+            };
+            self.put_new_name(cx, handle, (from, to), pair, slot.as_ref())?;
+            // The block may be the same: where the old name lies is only known now.
+            let entry = self.present(cx, from)?;
+            // In one directory a `..` stays, unless that of a directory that was replaced goes.
+            let subdir = is_dir(&pair.old) && (counts(from, to, &pair.old) || pair.new.is_some());
+            self.drop_old_name(cx, handle, from, &entry, subdir, stand_in.as_deref())?;
+            self.move_inode(cx, handle, from, to, &pair.old)?;
+            match &pair.new {
+                Some(new) if is_dir(new) => self.lose_all_names(handle, new)?,
+                Some(new) => self.lose_name(handle, new)?,
+                None => {}
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads what a rename will need, before the first change: all inodes, the blocks of both names and of every
+    /// `..` that changes, the record of orphans.
+    fn pin_to_rename(&self, cx: &Cx, from: Side<'_>, to: Side<'_>, pair: &Pair) -> Result<Pins> {
+        let inodes = [Some(&pair.old), pair.new.as_ref()];
+        let inodes = inodes.into_iter().flatten();
+        let mut numbers = vec![from.dir.ino(), to.dir.ino()];
+        numbers.extend(inodes.clone().map(|inode| inode.ino()));
+        let mut pins = Pins::of_inodes(self, &numbers, cx.tag)?;
+        for side in [from, to] {
+            if let Some(entry) = self.entry(cx, side)? {
+                pins.keep(entry.into_block());
             }
         }
-        Ok(())
+        for inode in inodes.filter(|inode| counts(from, to, inode)) {
+            let core = inode.core.read();
+            pins.keep(Dir::new(self, inode.ino(), &core, cx.tag).dots_block(&core)?);
+        }
+        if pair.new.is_some() {
+            self.orphans.pin_to_add(self, &mut pins)?;
+        }
+        Ok(pins)
     }
 
     fn put_new_name(
@@ -371,26 +395,28 @@ impl Ext4 {
     /// Swaps what two names stand for.
     fn exchange(&self, cx: &Cx, from: Side<'_>, to: Side<'_>, pair: &Pair) -> Result<(), Failed> {
         let new = pair.new.as_ref().expect("checked: both names are there");
-        let mut handle = self.txns().begin_as(credits::RENAME, cx.tag)?;
+        let _pins = self.pin_to_rename(cx, from, to, pair)?;
         let entries = (self.present(cx, from)?, self.present(cx, to)?);
         let ends = [
             (from, &entries.0, &pair.old, new),
             (to, &entries.1, new, &pair.old),
         ];
-        for (side, entry, goes, comes) in ends {
-            let mut core = side.dir.core.write();
-            let blocks = Dir::new(self, side.dir.ino(), &core, cx.tag);
-            blocks.retarget(&mut handle, entry, comes.ino(), comes.kind())?;
-            self.touch_dir(&mut core);
-            match (is_dir(goes), is_dir(comes)) {
-                (true, false) => lose_subdir(&mut core),
-                (false, true) => gain_subdir(&mut core),
-                _ => {}
+        self.txns().run(credits::RENAME, cx.tag, |handle| {
+            for (side, entry, goes, comes) in ends {
+                let mut core = side.dir.core.write();
+                let blocks = Dir::new(self, side.dir.ino(), &core, cx.tag);
+                blocks.retarget(handle, entry, comes.ino(), comes.kind())?;
+                self.touch_dir(&mut core);
+                match (is_dir(goes), is_dir(comes)) {
+                    (true, false) => lose_subdir(&mut core),
+                    (false, true) => gain_subdir(&mut core),
+                    _ => {}
+                }
+                self.store_inode(handle, side.dir, &core)?;
             }
-            self.store_inode(&mut handle, side.dir, &core)?;
-        }
-        self.move_inode(cx, &mut handle, from, to, &pair.old)?;
-        self.move_inode(cx, &mut handle, to, from, new)?;
-        Ok(())
+            self.move_inode(cx, handle, from, to, &pair.old)?;
+            self.move_inode(cx, handle, to, from, new)?;
+            Ok(())
+        })
     }
 }

@@ -53,9 +53,9 @@ impl Orphans {
         }
         if let Some(error) = list_is_bad {
             // What is left of the list leads to nothing that can be believed.
-            let mut handle = fs.txns().begin(CREDITS)?;
-            fs.update_super(&mut handle, |sb| sb.set_last_orphan(None))?;
-            drop(handle);
+            fs.txns().run(CREDITS, IoTag::default(), |handle| {
+                fs.update_super(handle, |sb| sb.set_last_orphan(None))
+            })?;
             self.state.lock().head = None;
             self.drop_bad(fs, error)?;
         }
@@ -86,8 +86,9 @@ impl Orphans {
             let _alone = inode.lock.write();
             fs.finish_truncation(&inode)?;
         }
-        let mut handle = fs.txns().begin(CREDITS)?;
-        self.remove(fs, &mut handle, &inode)
+        fs.txns().run(CREDITS, IoTag::default(), |handle| {
+            self.remove(fs, handle, &inode)
+        })
     }
 
     /// Whether this can be an orphan.

@@ -366,6 +366,7 @@ impl Full {
             false,
         );
         fs.store_inode(&mut handle, file, &core).unwrap();
+        handle.consistent();
         drop((core, handle));
         commit.join().unwrap();
         if let Err(error) = &mapped {
