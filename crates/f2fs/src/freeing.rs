@@ -109,6 +109,8 @@ impl F2fs {
         self.release_nodes(inode, 0);
         let mapped = has_map(inode.kind(), &inode.core.read());
         while mapped && !self.cut_step(inode, tag)? {}
+        // An inode that is no orphan any more is freed: its node is at hand.
+        let _pins = self.pin_inodes(&[inode], tag)?;
         let change = self.change()?;
         {
             let mut core = inode.core.write();

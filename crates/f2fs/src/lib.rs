@@ -31,6 +31,7 @@ mod node;
 mod ops;
 mod options;
 mod orphan;
+mod pins;
 mod recovery;
 mod remount;
 mod service;

@@ -102,7 +102,7 @@ impl F2fs {
 
     /// Passes on the result of a step that others have come before: the volume stops where it failed,
     /// for what is in memory says two things.
-    fn must<T>(&self, result: Result<T>) -> Result<T> {
+    pub(crate) fn must<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             self.stop(
                 StopReason::UPDATE_INODE,

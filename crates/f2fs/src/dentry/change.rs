@@ -33,7 +33,7 @@ pub(crate) enum Search {
 pub(crate) struct Room {
     hash: u32,
     /// `None`: in the inode.
-    block: Option<u64>,
+    pub(crate) block: Option<u64>,
     slot: usize,
     /// The block is a hole yet.
     fresh: bool,
@@ -347,7 +347,8 @@ impl F2fs {
         core.depth = depth;
         for (block, bytes) in blocks {
             let put = |to: &mut [u8]| to.copy_from_slice(&bytes);
-            self.make_block(&change, dir, &mut core, &mut promise, (block, tag), put)?;
+            let made = self.make_block(&change, dir, &mut core, &mut promise, (block, tag), put);
+            self.must(made)?;
         }
         Ok(())
     }

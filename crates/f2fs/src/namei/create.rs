@@ -95,6 +95,7 @@ impl F2fs {
         check_may_add(&dir.core.read())?;
         let spec = Spec::plain(FileKind::Regular, mode & 0o7777, 0);
         let plan = self.plan_inode(cx, &dir, &spec, b"")?;
+        self.orphans.check_room()?;
         let mut promise = self.space.promised(plan.need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let inode = self.make_planned(cx, &change, &mut promise, plan)?;
@@ -126,6 +127,8 @@ impl F2fs {
         let room = self.room_for_name(cx, &dir, name)?;
         let plan = self.plan_inode(cx, &dir, spec, name)?;
         let need = room.need + plan.need;
+        let mut pins = self.pin_inodes(&[&dir], cx.tag)?;
+        self.pin_dir_block(&mut pins, &dir, room.block, cx.tag)?;
         let mut promise = self.space.promised(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let inode = self.make_planned(cx, &change, &mut promise, plan)?;

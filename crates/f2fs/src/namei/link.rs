@@ -12,6 +12,7 @@ use crate::disk::inode::Advise;
 use crate::fs::F2fs;
 use crate::gate::Change;
 use crate::inode::Inode;
+use crate::pins::Pins;
 
 impl F2fs {
     /// See [`steadfs_vfs::FileSystem::link`]. An inode without names gets one only if it was made by
@@ -41,6 +42,8 @@ impl F2fs {
         check_may_add(&dir.core.read())?;
         check_project(&dir, &inode)?;
         let room = self.room_for_name(cx, &dir, name)?;
+        let mut pins = self.pin_inodes(&[&dir, &inode], cx.tag)?;
+        self.pin_dir_block(&mut pins, &dir, room.block, cx.tag)?;
         let mut promise = self.space.promised(room.need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let first = {
@@ -93,6 +96,7 @@ impl F2fs {
         }
         check_may_lose_name(victim.core.read().flags)?;
         self.orphans.check_room()?;
+        let _pins = self.pin_entry(&dir, &entry, &victim, cx.tag)?;
         let change = self.change()?;
         self.take_name(&change, &dir, &entry, false, cx.tag)?;
         let lost = self.lose_name(&change, &victim, cx.tag);
@@ -137,6 +141,7 @@ impl F2fs {
             return Err(FsError::NotEmpty);
         }
         self.orphans.check_room()?;
+        let _pins = self.pin_entry(dir, entry, victim, cx.tag)?;
         let change = self.change()?;
         self.take_name(&change, dir, entry, true, cx.tag)?;
         // What was in it may still be there in the checkpoint, from which nothing of that is removed.
@@ -152,6 +157,13 @@ impl F2fs {
         let entry = found.ok_or(FsError::NotFound)?;
         let inode = self.named(dir, entry.ino, cx.tag)?;
         Ok((entry, inode))
+    }
+
+    /// Reads what it takes that an inode loses a name, before the first change.
+    fn pin_entry(&self, dir: &Inode, entry: &Named, victim: &Inode, tag: IoTag) -> Result<Pins> {
+        let mut pins = self.pin_inodes(&[dir, victim], tag)?;
+        self.pin_dir_block(&mut pins, dir, entry.block, tag)?;
+        Ok(pins)
     }
 
     /// Removes an entry, `subdir`: of a directory.

@@ -15,6 +15,7 @@ use crate::disk::{DiskError, Nid, Structure};
 use crate::fs::F2fs;
 use crate::gate::Change;
 use crate::inode::Inode;
+use crate::pins::Pins;
 use crate::space::{Need, Promise};
 
 /// Levels of directories looked at above one another before the tree is taken for a circle.
@@ -306,6 +307,7 @@ impl F2fs {
             false => None,
         };
         self.orphans.check_room()?;
+        let _pins = self.pin_to_rename(cx, from, to, pair, room.as_ref())?;
         let need = room.map_or(Need::default(), |room| room.need)
             + plan.as_ref().map_or(Need::default(), |plan| plan.need);
         let mut promise = self.space.promised(need, self.may_use_reserved(cx))?;
@@ -323,6 +325,37 @@ impl F2fs {
             pair,
         };
         self.must(moved.go(&mut promise, room.as_ref(), stand_in.as_deref()))
+    }
+
+    /// Reads what a rename will need, before the first change: all inodes, the blocks of both names and of every
+    /// `..` that changes.
+    fn pin_to_rename(
+        &self,
+        cx: &Cx,
+        from: Side<'_>,
+        to: Side<'_>,
+        pair: &Pair,
+        room: Option<&Room>,
+    ) -> Result<Pins> {
+        let tag = cx.tag;
+        let mut pins = self.pin_inodes(&[from.dir, to.dir, pair.moved()], tag)?;
+        self.pin_dir_block(&mut pins, from.dir, pair.old.0.block, tag)?;
+        if let Some(room) = room {
+            self.pin_dir_block(&mut pins, to.dir, room.block, tag)?;
+        }
+        if let Some((entry, new)) = &pair.new {
+            self.pin_dir_block(&mut pins, to.dir, entry.block, tag)?;
+            pins.add(self.pin_inodes(&[new], tag)?);
+        }
+        let both = [Some(pair.moved()), pair.replaced()];
+        for inode in both.into_iter().flatten() {
+            if counts(from, to, inode)
+                && let Some(up) = self.find_entry(inode, b"..", tag)?
+            {
+                self.pin_dir_block(&mut pins, inode, up.block, tag)?;
+            }
+        }
+        Ok(pins)
     }
 
     /// What a move changes in the moved inode: its time, where it was named, and a directory's `..`.
@@ -364,6 +397,7 @@ impl F2fs {
     fn exchange(&self, cx: &Cx, from: Side<'_>, to: Side<'_>, pair: &Pair) -> Result<()> {
         let (new_entry, new) = pair.new.as_ref().expect("checked: both names are there");
         let (old_entry, old) = &pair.old;
+        let _pins = self.pin_to_rename(cx, from, to, pair, None)?;
         let change = self.change()?;
         let swap = || {
             for (side, entry, goes, comes) in
