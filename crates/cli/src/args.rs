@@ -365,7 +365,7 @@ pub struct LabFaults {
     #[arg(long, value_name = "KIND", value_parser = ["ext4", "f2fs"])]
     pub fs: Option<String>,
     /// Only these kinds, separated by commas.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["errors", "space", "latency", "lies"])]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["errors", "space", "latency", "lies", "reads"])]
     pub kinds: Vec<String>,
     /// Source of every choice.
     #[arg(long, value_name = "N", default_value_t = 1)]

@@ -11,7 +11,7 @@ use steadfs_lab::crash;
 use steadfs_lab::crash::faults::{KINDS, Kind};
 use steadfs_lab::experiment::{self, Report};
 use steadfs_lab::flash::Parameters;
-use steadfs_lab::trace;
+use steadfs_lab::{reads, trace};
 
 use crate::args;
 use crate::failure::{Failure, code};
@@ -211,10 +211,7 @@ fn faults(args: &args::LabFaults) -> Result<(), Failure> {
         .iter()
         .find(|kind| subjects.iter().all(|subject| subject.small != space(kind)))
     {
-        return Err(Failure::plain(format!(
-            "no volume for {} has '{}' in its name",
-            kind.name, args.subject
-        )));
+        return Err(no_volume(kind.name, &args.subject));
     }
     let options = crash::Options {
         seed: args.seed,
@@ -225,10 +222,25 @@ fn faults(args: &args::LabFaults) -> Result<(), Failure> {
     };
     let outcomes = crash::faults::faults(&subjects, &kinds, &options, &mut io::stdout());
     let outcomes = outcomes.map_err(Failure::plain)?;
-    match outcomes.iter().any(crash::faults::Outcome::is_bad) {
+    let mut bad = outcomes.iter().any(crash::faults::Outcome::is_bad);
+    let named = args.kinds.iter().any(|name| name == "reads");
+    if args.kinds.is_empty() || named {
+        let fs = args.fs.as_deref();
+        let found = reads::faults(fs, &args.subject, &mut io::stdout());
+        match found.map_err(Failure::plain)? {
+            Some(found) => bad |= found > 0,
+            None if named => return Err(no_volume("reads", &args.subject)),
+            None => {}
+        }
+    }
+    match bad {
         true => Err(Failure::new(1, "")),
         false => Ok(()),
     }
+}
+
+fn no_volume(kind: &str, subject: &str) -> Failure {
+    Failure::plain(format!("no volume for {kind} has '{subject}' in its name"))
 }
 
 /// A directory that goes when it is not needed any more.

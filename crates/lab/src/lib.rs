@@ -4,4 +4,5 @@ pub mod crash;
 pub mod device;
 pub mod experiment;
 pub mod flash;
+pub mod reads;
 pub mod trace;

@@ -1,0 +1,242 @@
+//! A read that fails once in the middle of a call.
+//!
+//! **Problem.** A call that reads a block after it has changed another one leaves the volume half changed when that
+//! read fails; committed, that is damage which nothing has marked.
+//! **Rule.** For every kind of call, on a volume that was just mounted, the first, second, … read from the device fails
+//! until the call meets no failure. Afterwards every inode is stored once more and the volume is unmounted. It is then
+//! consistent, or it stopped and is marked for its checker.
+//!
+//! A failed read is tried in two ways: once, and for every read of the same place until the call ends (a bad sector:
+//! what reads ahead tries twice).
+
+mod cases;
+mod volumes;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::{fmt, io};
+
+use steadfs_base::InodeNo;
+use steadfs_block::{FateDevice, Op};
+use steadfs_rt::sim;
+use steadfs_vfs::{Cx, FileSystem, SetAttr, SetTime};
+
+pub use cases::{CASES, Case};
+pub use volumes::{Volume, volumes};
+
+/// How often a read fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fails {
+    /// Once.
+    Once,
+    /// Whenever the same place is read during the call.
+    BadSector,
+}
+
+/// What came of one kind of call.
+#[derive(Clone, Default, Debug)]
+pub struct Tally {
+    /// Calls that met a failed read.
+    pub faults: u32,
+    /// Calls that succeeded all the same.
+    pub succeeded: u32,
+    /// Volumes that stopped, marked.
+    pub stopped: u32,
+    /// What is wrong: a volume that is damaged and not marked.
+    pub bad: Vec<String>,
+}
+
+impl Tally {
+    fn add(&mut self, other: Self) {
+        self.faults += other.faults;
+        self.succeeded += other.succeeded;
+        self.stopped += other.stopped;
+        self.bad.extend(other.bad);
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            faults,
+            succeeded,
+            stopped,
+            bad,
+        } = self;
+        let bad = bad.len();
+        write!(
+            f,
+            "{faults} faults, {succeeded} calls succeeded, {stopped} volumes stopped, {bad} bad"
+        )
+    }
+}
+
+/// More reads than any call makes.
+const MOST_READS: u64 = 400;
+
+/// A mounted volume in a case.
+pub struct Mounted<'a> {
+    /// The volume.
+    pub fs: &'a dyn FileSystem,
+    /// Its caller: root.
+    pub cx: Cx,
+    /// The inodes of its files, by name.
+    pub inos: &'a BTreeMap<&'static str, InodeNo>,
+}
+
+impl Mounted<'_> {
+    /// The inode that was made under this name.
+    pub fn ino(&self, name: &str) -> InodeNo {
+        self.inos[name]
+    }
+}
+
+/// Tries every case in both ways on every volume of a kind of file system with `name` in its own, and writes what
+/// came out. How much is wrong; `None` if there is no such volume.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn faults(fs: Option<&str>, name: &str, out: &mut dyn io::Write) -> io::Result<Option<usize>> {
+    let of_kind = |volume: &str| fs.is_none_or(|fs| volume.starts_with("f2fs") == (fs == "f2fs"));
+    let chosen = |volume: &str| of_kind(volume) && volume.contains(name);
+    if !volumes::names().any(chosen) {
+        return Ok(None);
+    }
+    writeln!(
+        out,
+        "reads: EIO of each read in each call, once and as a bad sector"
+    )?;
+    let mut wrong = 0;
+    for (n, volume) in volumes::names().enumerate() {
+        if !chosen(volume) {
+            continue;
+        }
+        let tally = sim::run(sim::Config::new(1), move || every_case(&volumes::make(n))).value;
+        writeln!(out, "  {volume}: {tally}")?;
+        for bad in &tally.bad {
+            writeln!(out, "  BAD: {bad}")?;
+        }
+        wrong += tally.bad.len();
+    }
+    Ok(Some(wrong))
+}
+
+fn every_case(volume: &Volume) -> Tally {
+    let mut all = Tally::default();
+    let cases = CASES.iter().filter(|case| volume.extents || !case.extents);
+    for case in cases {
+        for fails in [Fails::Once, Fails::BadSector] {
+            all.add(sweep(volume, case, fails, |n| n == 0));
+        }
+    }
+    all
+}
+
+/// Fails each read of `case` on `volume` in turn. `second`: whether the format's own checker is asked, too, for the
+/// n-th fault.
+pub fn sweep(volume: &Volume, case: &Case, fails: Fails, second: impl Fn(u64) -> bool) -> Tally {
+    let mut tally = Tally::default();
+    for n in 0..MOST_READS {
+        let device = FateDevice::new(Arc::new(volume.copy()));
+        let fs = match volume.open(Arc::clone(&device) as _) {
+            Ok(fs) => fs,
+            Err(error) => {
+                tally.bad.push(format!("the mount: {error}"));
+                return tally;
+            }
+        };
+        let mounted = Mounted {
+            fs: &*fs,
+            cx: volumes::root(),
+            inos: &volume.inos,
+        };
+        let made = (case.setup)(&mounted);
+        fail_read(&device, n, fails);
+        let result = (case.call)(&mounted, made);
+        let met = device.failures() > 0;
+        device.fail(|_| false);
+        let mut note = |what: &str| {
+            let place = format!("{} {}, read {n}, {fails:?}", volume.name, case.name);
+            tally
+                .bad
+                .push(format!("{place}: {what} (call: {result:?})"));
+        };
+        if !met && let Err(error) = &result {
+            note(&format!("fails without a fault: {error}"));
+        }
+        store_all(&mounted);
+        let why_stopped = stopped(&*fs);
+        let closed = fs.unmount();
+        drop(fs);
+        match why_stopped.is_some() {
+            true => {
+                if let Err(what) = volume.judge_stopped(&device.memory) {
+                    note(&format!("stopped ({why_stopped:?}): {what}"));
+                }
+            }
+            false => {
+                if let Err(error) = closed {
+                    note(&format!("unmount: {error}"));
+                }
+                if let Err(what) = volume.judge(&device.memory, second(n)) {
+                    note(&what);
+                }
+            }
+        }
+        if !met {
+            return tally;
+        }
+        tally.faults += 1;
+        tally.succeeded += u32::from(result.is_ok());
+        tally.stopped += u32::from(why_stopped.is_some());
+    }
+    tally.bad.push(format!("{}: reads for ever", case.name));
+    tally
+}
+
+/// The n-th read from now on fails.
+fn fail_read(device: &FateDevice, n: u64, fails: Fails) {
+    let (mut seen, mut bad) = (0, None);
+    device.fail(move |bio| {
+        if bio.op != Op::Read {
+            return false;
+        }
+        let range = bio.offset..bio.offset + bio.len;
+        if seen == n && bad.is_none() {
+            bad = Some(range);
+            return true;
+        }
+        seen += 1;
+        match &bad {
+            Some(bad) => {
+                fails == Fails::BadSector && range.start < bad.end && bad.start < range.end
+            }
+            None => false,
+        }
+    });
+}
+
+/// Stores every inode: what memory has of them reaches the device.
+fn store_all(mounted: &Mounted<'_>) {
+    let touch = SetAttr {
+        mtime: Some(SetTime::Now),
+        ..SetAttr::default()
+    };
+    for &ino in mounted.inos.values() {
+        // It may be gone, or the volume stopped.
+        let _ = mounted.fs.setattr(&mounted.cx, ino, &touch);
+    }
+}
+
+/// Why the volume has stopped, if it has.
+fn stopped(fs: &dyn FileSystem) -> Option<String> {
+    let errors = fs.control()?.read("errors").ok()?;
+    let errors = String::from_utf8_lossy(&errors);
+    let line = errors
+        .lines()
+        .find_map(|line| line.strip_prefix("stopped: "));
+    line.map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,289 @@
+//! The volumes on which reads fail.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Arc;
+
+use steadfs_base::InodeNo;
+use steadfs_block::{Device, MemDevice, Queue, QueueOptions};
+use steadfs_ext4::check::Options as ExtCheck;
+use steadfs_ext4::disk::superblock::STATE_ERROR;
+use steadfs_ext4::format::{FormatOptions, Kind};
+use steadfs_ext4::{CacheSizes, Ext4};
+use steadfs_f2fs::F2fs;
+use steadfs_f2fs::check::Options as F2fsCheck;
+use steadfs_vfs::{Cx, FallocMode, FileSystem, Result, SetXattr};
+
+use super::cases::{LONG, list};
+
+/// A volume with files of every kind.
+pub struct Volume {
+    /// Its name, for reports.
+    pub name: &'static str,
+    /// Whether holes of its files can be allocated in advance.
+    pub extents: bool,
+    base: Arc<MemDevice>,
+    format: Format,
+    /// Its inodes, by what they were made as.
+    pub inos: BTreeMap<&'static str, InodeNo>,
+}
+
+/// How a volume is mounted and judged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// ext2, ext3 or ext4.
+    Ext {
+        /// It has a journal.
+        journaled: bool,
+    },
+    /// f2fs.
+    F2fs,
+}
+
+type Recipe = (&'static str, Kind, u32, &'static str);
+
+const EXT: [Recipe; 5] = [
+    ("ext2", Kind::Ext2, 1024, ""),
+    ("ext3", Kind::Ext3, 1024, ""),
+    ("ext4", Kind::Ext4, 1024, "^orphan_file"),
+    (
+        "ext4 with an orphan file",
+        Kind::Ext4,
+        1024,
+        "orphan_file,^flex_bg",
+    ),
+    (
+        "ext4 without journal and checksums",
+        Kind::Ext4,
+        4096,
+        "^metadata_csum,^dir_index,^orphan_file,^flex_bg,^has_journal",
+    ),
+];
+
+const EXT_SIZE: u64 = 8 << 20;
+
+const F2FS: [(&str, &str, &str); 2] = [
+    ("f2fs", "extra_attr,inode_checksum,sb_checksum", ""),
+    (
+        "f2fs in blocks",
+        "",
+        "noinline_data,noinline_dentry,noinline_xattr",
+    ),
+];
+
+const F2FS_SIZE: u64 = 60 << 20;
+
+/// The caller of all calls.
+pub(super) fn root() -> Cx {
+    Cx {
+        fsetid: true,
+        admin: true,
+        ..Cx::default()
+    }
+}
+
+/// The names of all volumes.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    let ext = EXT.iter().map(|recipe| recipe.0);
+    ext.chain(F2FS.iter().map(|recipe| recipe.0))
+}
+
+/// The n-th volume, made anew. To be called in a simulation.
+pub(super) fn make(n: usize) -> Volume {
+    match EXT.get(n) {
+        Some(recipe) => make_ext(recipe),
+        None => make_f2fs(&F2FS[n - EXT.len()]),
+    }
+}
+
+/// Every volume, made anew. To be called in a simulation.
+pub fn volumes() -> Vec<Volume> {
+    (0..EXT.len() + F2FS.len()).map(make).collect()
+}
+
+fn make_ext(&(name, kind, block_size, features): &Recipe) -> Volume {
+    let options = FormatOptions {
+        kind,
+        block_size: Some(block_size),
+        inodes: Some(512),
+        features: features.to_owned(),
+        blocks_per_group: Some(2048),
+        ..FormatOptions::default()
+    };
+    let device = steadfs_ext4::format::image(EXT_SIZE, &options).expect("it can be made");
+    let journaled = kind != Kind::Ext2 && !features.contains("^has_journal");
+    let format = Format::Ext { journaled };
+    Volume::fill(name, device, format, kind == Kind::Ext4, "")
+}
+
+fn make_f2fs(&(name, features, options): &(&'static str, &str, &str)) -> Volume {
+    let mut format = steadfs_f2fs::format::FormatOptions::default();
+    format.set_features(features).expect("it has these");
+    let device = steadfs_f2fs::format::image(F2FS_SIZE, &format).expect("it can be made");
+    Volume::fill(name, device, Format::F2fs, true, options)
+}
+
+impl Volume {
+    fn fill(
+        name: &'static str,
+        device: Arc<MemDevice>,
+        format: Format,
+        extents: bool,
+        options: &str,
+    ) -> Self {
+        let mut volume = Self {
+            name,
+            extents,
+            base: device,
+            format,
+            inos: BTreeMap::new(),
+        };
+        let fs = volume.mount(Arc::clone(&volume.base) as _, options);
+        let fs = fs.expect("it mounts");
+        volume.inos = fill(&*fs, extents).expect("it can be filled");
+        fs.unmount().expect("it unmounts");
+        volume.judge(&volume.base, true).expect("it is whole");
+        volume
+    }
+
+    /// Whether its calls read what they need before they change anything: no failed read stops it.
+    pub fn reads_first(&self) -> bool {
+        matches!(self.format, Format::Ext { .. })
+    }
+
+    /// A device with its content.
+    pub(super) fn copy(&self) -> MemDevice {
+        self.base.copy()
+    }
+
+    /// Mounts it, with nothing in memory.
+    ///
+    /// # Errors
+    /// Why it cannot be mounted.
+    pub(super) fn open(&self, device: Arc<dyn Device>) -> Result<Arc<dyn FileSystem>> {
+        self.mount(device, "")
+    }
+
+    fn mount(&self, device: Arc<dyn Device>, options: &str) -> Result<Arc<dyn FileSystem>> {
+        let sizes = CacheSizes::of(64 << 20);
+        Ok(match self.format {
+            Format::Ext { .. } => {
+                let options = steadfs_ext4::MountOptions::parse(options)?;
+                Ext4::open(device, options, sizes)?.0
+            }
+            Format::F2fs => {
+                let options = steadfs_f2fs::MountOptions::parse(options)?;
+                F2fs::open(device, options, sizes)?.0
+            }
+        })
+    }
+
+    /// What is wrong with it after an unmount.
+    pub(super) fn judge(&self, device: &MemDevice, second: bool) -> Result<(), String> {
+        let (issues, program, options) = match self.format {
+            Format::Ext { .. } => {
+                let report = steadfs_ext4::check::check(device, &ExtCheck::default());
+                (format!("{:?}", report.issues), "e2fsck", ["-f", "-n"])
+            }
+            Format::F2fs => {
+                let report = steadfs_f2fs::check::check(device, &F2fsCheck::default());
+                let issues = format!("{:?}", report.issues);
+                (issues, "fsck.f2fs", ["-f", "--dry-run"])
+            }
+        };
+        if issues != "[]" {
+            return Err(format!("not marked, and damaged: {issues}"));
+        }
+        if !second {
+            return Ok(());
+        }
+        let dir = std::env::temp_dir().join(format!("steadfs-reads-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).map_err(|error| error.to_string())?;
+        let path = dir.join("image");
+        device.save(&path).map_err(|error| error.to_string())?;
+        let output = Command::new(program).args(options).arg(&path).output();
+        std::fs::remove_dir_all(&dir).map_err(|error| error.to_string())?;
+        let output = output.map_err(|error| format!("{program}: {error}"))?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        match output.status.success() && !said.contains("[FAIL]") && !said.contains("ASSERT") {
+            true => Ok(()),
+            false => Err(said),
+        }
+    }
+
+    /// What is wrong with a volume that stopped: it is marked, and consistent after a mount unless it has no journal.
+    pub(super) fn judge_stopped(&self, device: &Arc<MemDevice>) -> Result<(), String> {
+        if self.format == (Format::Ext { journaled: false }) {
+            return is_marked(device);
+        }
+        let again = self.open(Arc::clone(device) as _);
+        let again = again.map_err(|error| format!("the mount afterwards: {error}"))?;
+        let noted = again
+            .control()
+            .and_then(|control| control.read("errors").ok());
+        let noted = String::from_utf8_lossy(&noted.unwrap_or_default()).into_owned();
+        let closed = again.unmount();
+        closed.map_err(|error| format!("the unmount afterwards: {error}"))?;
+        self.judge(device, false)?;
+        match self.format {
+            Format::Ext { .. } => is_marked(device),
+            Format::F2fs if noted.contains("noted in the superblock") => Ok(()),
+            Format::F2fs => Err(format!("not marked: {noted}")),
+        }
+    }
+}
+
+/// Whether an ext volume is marked as one with errors.
+fn is_marked(device: &Arc<MemDevice>) -> Result<(), String> {
+    let queue = Queue::new(Arc::clone(device) as _, QueueOptions::default());
+    let sb = steadfs_ext4::read_superblock(&queue).map_err(|error| error.to_string())?;
+    match sb.state() & STATE_ERROR != 0 {
+        true => Ok(()),
+        false => Err("not marked".to_owned()),
+    }
+}
+
+/// Files of every kind.
+fn fill(fs: &dyn FileSystem, extents: bool) -> Result<BTreeMap<&'static str, InodeNo>> {
+    let cx = &root();
+    let mut inos = BTreeMap::from([("root", fs.root())]);
+    for name in ["dir", "big", "other", "empty", "acl"] {
+        let made = fs.mkdir(cx, fs.root(), name.as_bytes(), 0o755)?;
+        inos.insert(name, made.ino);
+    }
+    let dir = inos["dir"];
+    for name in ["plain", "fragmented", "whole", "reserved", "attrs", "twice"] {
+        let made = fs.mknod(cx, dir, name.as_bytes(), 0o100_644, 0)?;
+        inos.insert(name, made.ino);
+    }
+    fs.link(cx, inos["twice"], inos["other"], b"twice")?;
+    inos.insert("sub", fs.mkdir(cx, inos["other"], b"sub", 0o755)?.ino);
+    fs.mknod(cx, inos["other"], b"file", 0o100_644, 0)?;
+    inos.insert("long", fs.symlink(cx, dir, b"long", &LONG)?.ino);
+    for n in 0..150 {
+        let name = format!("a rather long name of a file {n:04}");
+        let made = fs.mknod(cx, inos["big"], name.as_bytes(), 0o100_644, 0)?;
+        fs.forget(made.ino, 1);
+    }
+    let write =
+        |file: &str, at: u64, len: usize| fs.write(cx, inos[file], at, &vec![7; len], false);
+    write("plain", 0, 10_000)?;
+    write("whole", 0, 100_000)?;
+    for block in (0..90).step_by(2).chain([300, 1000, 3000]) {
+        write("fragmented", block * 4096, 4096)?;
+    }
+    if extents {
+        let mode = FallocMode::Allocate { keep_size: false };
+        fs.fallocate(cx, inos["reserved"], mode, 0, 100_000)?;
+    }
+    let set = |file: &str, name: &[u8], value: &[u8]| {
+        fs.setxattr(cx, inos[file], name, value, SetXattr::Any)
+    };
+    set("attrs", b"user.small", b"1")?;
+    set("attrs", b"user.large", &[9; 500])?;
+    set("attrs", b"security.capability", &[0; 20])?;
+    set("attrs", b"system.posix_acl_access", &list())?;
+    set("acl", b"system.posix_acl_default", &list())?;
+    fs.sync_all(cx)?;
+    Ok(inos)
+}
