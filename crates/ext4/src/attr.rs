@@ -34,7 +34,6 @@ impl Ext4 {
     }
 
     fn set_fields(&self, cx: &Cx, inode: &Inode, set: &SetAttr) -> Result<()> {
-        let chown = set.uid.is_some() || set.gid.is_some();
         let other = SetAttr {
             size: None,
             ..set.clone()
@@ -43,7 +42,7 @@ impl Ext4 {
             return Ok(());
         }
         self.change_fields(cx.tag, inode, |handle, core| {
-            let drops = set.kill_priv || (chown && inode.kind() != FileKind::Directory);
+            let drops = set.kills_privileges(inode.kind());
             self.set_in_core(cx, handle, inode, core, set, drops)
         })
     }

@@ -1,9 +1,7 @@
 //! Attributes of inodes: mode, owner, times, flags.
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_vfs::{
-    Attr, Cx, FileKind, FsError, InodeFlags, Result, SetAttr, SetTime, relatime_moves,
-};
+use steadfs_vfs::{Attr, Cx, FsError, InodeFlags, Result, SetAttr, SetTime, relatime_moves};
 
 use crate::disk::xattr::{Change as AttrChange, index};
 use crate::disk::{self, Features};
@@ -57,8 +55,7 @@ impl F2fs {
         if other == SetAttr::default() {
             return Ok(());
         }
-        let chown = set.uid.is_some() || set.gid.is_some();
-        let kills = set.kill_priv || (chown && inode.kind() != FileKind::Directory);
+        let kills = set.kills_privileges(inode.kind());
         let (mut mode, gid) = {
             let core = inode.core.read();
             (core.mode, core.gid)

@@ -223,6 +223,13 @@ pub struct SetAttr {
 }
 
 impl SetAttr {
+    /// Whether the change takes set-user-ID, set-group-ID and file capabilities away from an inode of this kind.
+    /// A directory keeps them (`security_inode_killpriv` is not called for one).
+    pub const fn kills_privileges(&self, kind: FileKind) -> bool {
+        let chown = self.uid.is_some() || self.gid.is_some();
+        (self.kill_priv || chown) && !matches!(kind, FileKind::Directory)
+    }
+
     /// Whether an inode of this kind, with these flags, allows the change.
     ///
     /// # Errors

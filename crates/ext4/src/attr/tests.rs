@@ -347,3 +347,29 @@ fn flags_are_inherited_and_refused() {
     assert!(fs.set_flags(cx, file, indirect).is_err());
     world.close();
 }
+
+/// `security_inode_killpriv` is called for what is no directory.
+#[test]
+fn a_directory_keeps_its_capability_when_its_owner_changes() {
+    let world = World::make(&["-t", "ext4"], "16M");
+    let (fs, cx) = (&world.fs, &world.cx);
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let value = [1; 20];
+    fs.setxattr(cx, dir, b"security.capability", &value, SetXattr::Any)
+        .unwrap();
+    for (uid, gid, kill_priv) in [
+        (Some(9), None, false),
+        (None, Some(9), true),
+        (Some(0), Some(0), true),
+    ] {
+        let chown = SetAttr {
+            uid,
+            gid,
+            kill_priv,
+            ..set()
+        };
+        fs.setattr(cx, dir, &chown).unwrap();
+        assert_eq!(fs.getxattr(cx, dir, b"security.capability").unwrap(), value);
+    }
+    world.close();
+}

@@ -175,7 +175,7 @@ impl FileSystem for ModelFs {
             inner.state.truncate(ino, size)?;
         }
         let node = inner.state.alter(ino, |node| {
-            if set.kill_priv || ((set.uid.is_some() || set.gid.is_some()) && !node.is_dir()) {
+            if set.kills_privileges(node.kind) {
                 node.drop_privileges();
             }
             node.perm = set.perm.map_or(node.perm, |perm| perm & 0o7777);
