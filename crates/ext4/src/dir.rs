@@ -337,8 +337,6 @@ impl<'a> Dir<'a> {
             self.rewrite(handle, &buf, |block| {
                 dir_entry::init_empty(&self.layout, block)
             })?;
-            // An index left from times with the feature is not kept up: it must not be believed.
-            core.flags = InodeFlags(core.flags.0 & !InodeFlags::INDEX.0);
         }
         self.fs.store_inode(handle, inode, core)
     }
@@ -384,13 +382,18 @@ impl<'a> Dir<'a> {
         Ok(())
     }
 
-    /// Writes a name into its place. One credit.
+    /// Writes a name into its place. The caller stores the inode. One credit.
     pub(crate) fn insert(
         &self,
         handle: &mut Handle<'_>,
+        core: &mut disk::Inode,
         slot: &Slot,
         entry: &NewEntry<'_>,
     ) -> Result<()> {
+        if !self.is_indexed(core) {
+            // An index left from times with the feature does not have this name, which may lie over its root.
+            core.flags = InodeFlags(core.flags.0 & !InodeFlags::INDEX.0);
+        }
         self.rewrite_noting(handle, &slot.buf, slot.room.place(), |block| {
             dir_entry::insert_at(&self.layout, block, &slot.room, entry);
         })

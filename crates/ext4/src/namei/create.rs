@@ -206,7 +206,7 @@ impl Ext4 {
             kind: inode.kind(),
             name,
         };
-        Dir::new(self, dir.ino(), &core, cx.tag).insert(handle, slot, &entry)?;
+        Dir::new(self, dir.ino(), &core, cx.tag).insert(handle, &mut core, slot, &entry)?;
         self.touch_dir(&mut core);
         if subdir {
             gain_subdir(&mut core);
