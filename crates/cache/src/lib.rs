@@ -18,7 +18,7 @@ mod writeback;
 pub use along::Along;
 pub use mapping::{CacheWrite, Mapping, Taken, Written};
 pub use meta::{MetaBuf, MetaCache, MetaMut, MetaStats};
-pub use reading::{FileReader, Part, Reading, Source};
+pub use reading::{FileReader, Part, READ_BYTES_MAX, Reading, Source};
 pub use sizes::CacheSizes;
 pub use stream::Stream;
 pub use writeback::{Backing, DirtyFile, HeldFlusher, Why, Writeback, WritebackOptions};

@@ -9,7 +9,7 @@ use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
 use crate::{Mapping, Stream};
 
 /// Longest single read of the device, in bytes.
-const MOST: u64 = 1 << 20;
+pub const READ_BYTES_MAX: u64 = 1 << 20;
 
 /// Where consecutive blocks of a file come from that are not in memory.
 pub enum Source {
@@ -96,22 +96,46 @@ impl FileReader<'_> {
         size: u64,
         mut map: impl FnMut(FileBlock, u64) -> Result<(Source, u64), E>,
     ) {
+        self.ahead_in(range, size, |piece| {
+            let mut found = Vec::new();
+            self.runs(&piece, &mut map, |source, len| {
+                if let Source::Device(at) = source {
+                    found.push((at, len));
+                }
+                true
+            })?;
+            Ok::<_, E>(found)
+        });
+    }
+
+    /// The same where content does not lie on the device as it is: `find` says which runs of the device will be read
+    /// for a range of the file, as whoever reads that range will ask for them.
+    pub fn ahead_in<E>(
+        &self,
+        range: Range<u64>,
+        size: u64,
+        mut find: impl FnMut(Range<u64>) -> Result<Vec<(u64, usize)>, E>,
+    ) {
         if !self.stream.read(range, size) {
             return;
         }
         for piece in self.stream.ahead(size, self.queue.read_ahead_room()) {
-            let mut room = true;
-            let found = self.runs(&piece, &mut map, |source, len| {
-                if let Source::Device(at) = source {
-                    room = self.queue.read_ahead(at, len, self.tag);
-                }
-                room
+            let start = piece.start;
+            let begun = find(piece).is_ok_and(|runs| {
+                runs.into_iter()
+                    .all(|(at, len)| self.queue.read_ahead(at, len, self.tag))
             });
-            if !room || found.is_err() {
-                self.stream.stopped_at(piece.start);
+            if !begun {
+                self.stream.stopped_at(start);
                 break;
             }
         }
+    }
+
+    /// The blocks that hold these bytes.
+    pub fn blocks_of(&self, range: &Range<u64>) -> Range<u64> {
+        let size = self.pages.block_size();
+        size.file_block(range.start).0..size.blocks_for(range.end)
     }
 
     /// Tells `each` where the blocks that hold `range` come from, and for how many bytes, in file order, until it has
@@ -123,7 +147,7 @@ impl FileReader<'_> {
         mut each: impl FnMut(Source, usize) -> bool,
     ) -> Result<(), E> {
         let size = self.pages.block_size();
-        let blocks = size.file_block(range.start).0..size.blocks_for(range.end);
+        let blocks = self.blocks_of(range);
         // Memory first, then the map: a block that leaves memory in between is mapped by then.
         let cached = self.pages.cached(blocks.clone());
         let mut cached = cached.into_iter().peekable();
@@ -133,7 +157,7 @@ impl FileReader<'_> {
                 Some((_, buf)) => (Source::Content(buf), 1),
                 None => {
                     let until = cached.peek().map_or(blocks.end, |(n, _)| n.0);
-                    let most = (until - at).min(MOST >> size.bits());
+                    let most = (until - at).min(READ_BYTES_MAX >> size.bits());
                     let (source, count) = map(FileBlock(at), most)?;
                     assert!(count > 0, "a map goes on");
                     (source, count.min(most))

@@ -3,15 +3,20 @@
 //! A cluster's first slot is [`BlockAddr::COMPRESSED`], the next ones name the blocks of its compressed
 //! form: a header (`struct compress_data`: length, checksum, four unused words) and the bytes.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use steadfs_base::IoTag;
-use steadfs_block::Buf;
+use steadfs_block::{Bio, Buf, IoHandle, Queue};
+use steadfs_cache::{READ_BYTES_MAX, Source};
 use steadfs_vfs::{FsError, Result};
 
 use crate::data::BLOCK;
 use crate::disk::inode::CompressAlgorithm;
-use crate::disk::{self, BLOCK_SIZE, DiskError, Structure, checksum};
+use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, Structure, checksum};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
+use crate::node::{Found, Slot};
 
 mod lzo;
 mod zstd;
@@ -23,17 +28,92 @@ const LARGEST: usize = 1 << 20;
 /// `i_compress_flag`: clusters have a checksum.
 const HAS_CHECKSUM: u16 = 1;
 
-/// A cluster's plain content.
-pub struct Cluster {
-    first: u64,
-    bytes: Vec<u8>,
+/// What is stored of the compressed clusters that a range of a file lies in.
+///
+/// The blocks of one cluster mostly lie behind those of the one before, so several clusters are one read.
+pub struct Stored {
+    /// First block of each cluster, and how many blocks are stored of it.
+    clusters: Vec<(u64, usize)>,
+    /// Where those lie on the device, in bytes, in the order of the clusters.
+    runs: Vec<(u64, usize)>,
+    /// Blocks of the file in a cluster.
+    size: u64,
 }
 
-impl Cluster {
-    /// Blocks of the file that lie in this cluster.
-    pub fn part(&self, block: u64, count: u64) -> Buf {
-        let start = ((block - self.first) * BLOCK) as usize;
-        Buf::copy_of(&self.bytes[start..start + (count * BLOCK) as usize])
+/// Reads of stored clusters under way.
+pub struct Reads {
+    stored: Stored,
+    under_way: Vec<IoHandle>,
+}
+
+/// The content of compressed clusters, by first block.
+pub struct Plain {
+    clusters: BTreeMap<u64, Vec<u8>>,
+    size: u64,
+}
+
+impl Stored {
+    fn push(&mut self, first: u64, addrs: &[BlockAddr]) {
+        self.clusters.push((first, addrs.len()));
+        for addr in addrs {
+            let at = u64::from(addr.0) * BLOCK;
+            match self.runs.last_mut() {
+                Some((start, len))
+                    if *start + *len as u64 == at && (*len as u64) < READ_BYTES_MAX =>
+                {
+                    *len += BLOCK_SIZE;
+                }
+                _ => self.runs.push((at, BLOCK_SIZE)),
+            }
+        }
+    }
+
+    /// Where they lie.
+    pub fn into_runs(self) -> Vec<(u64, usize)> {
+        self.runs
+    }
+
+    /// Begins to read them.
+    pub fn begin(self, queue: &Queue, tag: IoTag) -> Reads {
+        let read = |&(at, len): &(u64, usize)| queue.submit(Bio::read(at, len), tag);
+        Reads {
+            under_way: self.runs.iter().map(read).collect(),
+            stored: self,
+        }
+    }
+}
+
+impl Reads {
+    /// Waits for all, and decompresses.
+    pub fn finish(self, inode: &Inode) -> Result<Plain> {
+        let mut blocks = Vec::new();
+        for read in self.under_way {
+            let bio = read.into_bio().map_err(io_error)?;
+            blocks.extend(bio.bufs);
+        }
+        let mut bytes = blocks.iter().flat_map(|buf| buf.chunks(BLOCK_SIZE));
+        let size = self.stored.size;
+        let mut clusters = BTreeMap::new();
+        for (first, count) in self.stored.clusters {
+            let stored: Vec<u8> = bytes.by_ref().take(count).flatten().copied().collect();
+            let plain = decompress(inode, &stored, (size * BLOCK) as usize)
+                .map_err(|rule| bad(inode, first, rule))?;
+            clusters.insert(first, plain);
+        }
+        Ok(Plain { clusters, size })
+    }
+}
+
+impl Plain {
+    /// The content of at most `count` blocks from `block` on, and of how many it is.
+    pub fn part(&self, inode: &Inode, block: u64, count: u64) -> Result<(Source, u64)> {
+        let first = block / self.size * self.size;
+        let cluster = self.clusters.get(&first);
+        let cluster = cluster.ok_or_else(|| bad(inode, first, "is no longer compressed"))?;
+        let count = count.min(first + self.size - block);
+        let start = ((block - first) * BLOCK) as usize;
+        let part = &cluster[start..start + (count * BLOCK) as usize];
+        Ok((Source::Content(Buf::copy_of(part)), count))
     }
 }
 
@@ -51,27 +131,60 @@ impl F2fs {
             .then(|| 1 << how.log_cluster)
     }
 
-    /// The plain content of the compressed cluster that a block lies in.
-    pub(crate) fn read_cluster(&self, inode: &Inode, block: u64, tag: IoTag) -> Result<Cluster> {
-        let size = self.cluster_blocks(&inode.core.read()).unwrap_or(1);
-        let first = block / size * size;
-        let mut stored = Vec::new();
-        for n in 1..size {
-            let addr = self.slot(inode, first + n, tag)?;
-            if !addr.is_block() {
-                break;
+    /// What is stored of the compressed clusters that bytes `range` lie in.
+    pub(crate) fn stored_in(
+        &self,
+        inode: &Inode,
+        range: &Range<u64>,
+        tag: IoTag,
+    ) -> Result<Stored> {
+        let core = inode.core.read();
+        let size = self.cluster_blocks(&core).unwrap_or(1);
+        debug_assert!((size * BLOCK) as usize <= LARGEST, "a cluster is bounded");
+        let mut stored = Stored {
+            clusters: Vec::new(),
+            runs: Vec::new(),
+            size,
+        };
+        let mut first = range.start / BLOCK / size * size;
+        while first * BLOCK < range.end {
+            match self.find_slot(inode, &core, first, tag)? {
+                // No cluster lies in two nodes.
+                Found::Slot(slot) => {
+                    if let Some(addrs) = self.cluster_addrs(inode, &core, &slot, first, size)? {
+                        stored.push(first, &addrs);
+                    }
+                    first += size;
+                }
+                Found::Missing(len) => first += len.max(1).next_multiple_of(size),
             }
-            if !self.layout.is_main(addr) {
-                return Err(bad(inode, first, "lies outside the main area"));
-            }
-            let at = u64::from(addr.0) * BLOCK;
-            let data = self.queue.read(at, BLOCK_SIZE, tag).map_err(io_error)?;
-            stored.extend_from_slice(&data);
         }
-        let plain = (size * BLOCK) as usize;
-        debug_assert!(plain <= LARGEST, "a cluster is bounded");
-        let bytes = decompress(inode, &stored, plain).map_err(|rule| bad(inode, first, rule))?;
-        Ok(Cluster { first, bytes })
+        Ok(stored)
+    }
+
+    /// Where the blocks of a cluster lie whose first slot this is; `None`: it is not compressed.
+    fn cluster_addrs(
+        &self,
+        inode: &Inode,
+        core: &disk::Inode,
+        slot: &Slot,
+        first: u64,
+        size: u64,
+    ) -> Result<Option<Vec<BlockAddr>>> {
+        let data = slot.node.data()?;
+        let addr = |n| slot.addr(&self.layout, core, &data, n);
+        if addr(0) != BlockAddr::COMPRESSED {
+            return Ok(None);
+        }
+        let within = u64::from(slot.left).min(size) as u16;
+        let addrs: Vec<_> = (1..within)
+            .map(addr)
+            .take_while(|addr| addr.is_block())
+            .collect();
+        match addrs.iter().all(|addr| self.layout.is_main(*addr)) {
+            true => Ok(Some(addrs)),
+            false => Err(bad(inode, first, "lies outside the main area")),
+        }
     }
 }
 

@@ -91,11 +91,10 @@ impl F2fs {
         slot: &Slot,
         data: &Buf,
     ) -> Result<Mapped, DiskError> {
-        let mut left = slot.left;
+        let left = slot.left;
         if let Some(size) = self.cluster_blocks(core) {
             // No cluster lies in two nodes, so its first slot is in this one.
             let within = (block % size) as u16;
-            left = left.min(size as u16 - within);
             let cluster = Slot {
                 slot: slot.slot - within,
                 ..slot.clone()
@@ -103,9 +102,10 @@ impl F2fs {
             if cluster.addr(&self.layout, core, data, 0) == BlockAddr::COMPRESSED {
                 return Ok(Mapped {
                     place: Place::Compressed,
-                    len: left.into(),
+                    len: left.min(size as u16 - within).into(),
                 });
             }
+            // A run ends where the next cluster is compressed: its first slot is no address.
         }
         let addr = |ahead: u16| slot.addr(&self.layout, core, data, ahead);
         let first = addr(0);
@@ -154,7 +154,7 @@ impl F2fs {
             let len = usize::try_from(size).unwrap_or(usize::MAX).min(block.len());
             block[..len].to_vec()
         } else {
-            self.read_blocks(inode, 0..size, tag)?.to_vec()
+            self.read_blocks(inode, 0..size, None, tag)?.to_vec()
         };
         if inode.is_encrypted() {
             return steadfs_vfs::nokey::symlink_target(&content);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_cache::{FileReader, Part, Source};
+use steadfs_cache::{FileReader, Part, Reading, Source};
 use steadfs_vfs::{Cx, FileKind, FsError, ReadData, Result};
 
 use super::{BLOCK, Place};
@@ -37,17 +37,18 @@ impl F2fs {
         } else if inode.has_inline_data() {
             self.inline_content(inode, offset..end, cx.tag)?
         } else {
-            self.read_blocks(inode, offset..end, cx.tag)?
+            self.read_blocks(inode, offset..end, Some(inode.size()), cx.tag)?
         };
         self.touch_atime(inode, cx.tag);
         Ok(read)
     }
 
-    /// Bytes of content that lies in blocks.
-    pub(super) fn read_blocks(
+    /// Bytes of content that lies in blocks. Of a file of `size` bytes what a stream will ask for next is read ahead.
+    pub(crate) fn read_blocks(
         &self,
         inode: &Inode,
         range: Range<u64>,
+        size: Option<u64>,
         tag: IoTag,
     ) -> Result<ReadData> {
         let reader = FileReader {
@@ -56,21 +57,16 @@ impl F2fs {
             stream: &inode.stream,
             tag,
         };
-        let reading = reader.begin(range.clone(), |block, most| {
-            let (source, count) = self.source(inode, block, most, tag)?;
-            let source = match source {
-                Some(source) => source,
-                None => {
-                    let cluster = self.read_cluster(inode, block.0, tag)?;
-                    Source::Content(cluster.part(block.0, count))
-                }
-            };
-            Ok::<_, FsError>((source, count))
-        })?;
-        reader.ahead(range, inode.size(), |block, most| {
-            let (source, count) = self.source(inode, block, most, tag)?;
-            Ok::<_, FsError>((source.unwrap_or(Source::Nowhere), count))
-        });
+        let compressed = self.cluster_blocks(&inode.core.read()).is_some();
+        let reading = match (compressed, size) {
+            (true, _) => self.begin_compressed(&reader, inode, range, size)?,
+            (false, None) => reader.begin(range, self.places(inode, tag))?,
+            (false, Some(size)) => {
+                let reading = reader.begin(range.clone(), self.places(inode, tag))?;
+                reader.ahead(range, size, self.places(inode, tag));
+                reading
+            }
+        };
         let mut out = ReadData::new();
         let push = |part| match part {
             Part::Zeros(n) => out.push_zeros(n),
@@ -78,6 +74,55 @@ impl F2fs {
         };
         reading.finish(push).map_err(io_error)?;
         Ok(out)
+    }
+
+    /// The same for a file with clusters: what is stored of all of them is read together, then decompressed.
+    fn begin_compressed(
+        &self,
+        reader: &FileReader<'_>,
+        inode: &Inode,
+        range: Range<u64>,
+        size: Option<u64>,
+    ) -> Result<Reading> {
+        let tag = reader.tag;
+        let stored = self.stored_in(inode, &range, tag)?;
+        let under_way = stored.begin(&self.queue, tag);
+        if let Some(size) = size {
+            reader.ahead_in(range.clone(), size, |piece| {
+                let mut runs = self.stored_in(inode, &piece, tag)?.into_runs();
+                let blocks = reader.blocks_of(&piece);
+                let mut at = blocks.start;
+                while at < blocks.end {
+                    let (source, count) =
+                        self.source(inode, FileBlock(at), blocks.end - at, tag)?;
+                    if let Some(Source::Device(start)) = source {
+                        runs.push((start, (count * BLOCK) as usize));
+                    }
+                    at += count;
+                }
+                Ok::<_, FsError>(runs)
+            });
+        }
+        let plain = under_way.finish(inode)?;
+        reader.begin(range, |block, most| {
+            let (source, count) = self.source(inode, block, most, tag)?;
+            match source {
+                Some(source) => Ok((source, count)),
+                None => plain.part(inode, block.0, count),
+            }
+        })
+    }
+
+    /// The map of a file without clusters.
+    fn places<'a>(
+        &'a self,
+        inode: &'a Inode,
+        tag: IoTag,
+    ) -> impl FnMut(FileBlock, u64) -> Result<(Source, u64)> + 'a {
+        move |block, most| {
+            let (source, count) = self.source(inode, block, most, tag)?;
+            Ok((source.unwrap_or(Source::Nowhere), count))
+        }
     }
 
     /// Where a block that is not in memory comes from, and for how many up to `most` that is so; `None` for those of

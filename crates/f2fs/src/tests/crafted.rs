@@ -124,6 +124,90 @@ fn compressed_clusters_read_back() {
     }
 }
 
+/// Clusters whose stored blocks lie side by side are one read of the device, also ahead of a stream; clusters that
+/// were not worth compressing come between as they are.
+#[test]
+fn compressed_clusters_are_read_in_runs() {
+    const CLUSTERS: usize = 200;
+    const PLAIN: usize = 150;
+    const STEP: usize = 128 << 10;
+    let dir = tempfile::tempdir().unwrap();
+    let tree = dir.path().join("tree");
+    fs::create_dir(&tree).unwrap();
+    let mut wanted = vec![b'p'; CLUSTERS * CLUSTER];
+    fs::write(tree.join("file"), &wanted).unwrap();
+    let image = Image::make(&["-O", LOAD_FEATURES], 128);
+    image.load(&tree, &[]);
+    let mut bytes = fs::read(image.path()).unwrap();
+    let cx = Cx::default();
+    let file = {
+        let fs = mount_bytes(&bytes).unwrap();
+        let found = fs.lookup(&cx, fs.root(), b"file").unwrap();
+        Nid::from_vfs(found.ino).unwrap()
+    };
+    let layout = Opened::of(bytes.clone()).layout().clone();
+    let mut home = BlockAddr::NULL;
+    change(&mut bytes, file, |core, block| {
+        core.flags = core.flags.union(InodeFlags::COMPRESSED);
+        core.compression = Some(Compression {
+            saved_blocks: 2 * PLAIN as u64,
+            algorithm: 1,
+            log_cluster: 2,
+            flags: 1,
+        });
+        home = core.addr(&layout, block, 0);
+        for cluster in 0..PLAIN as u32 {
+            let first = 4 * cluster as u16;
+            core.set_addr(&layout, block, first, BlockAddr::COMPRESSED);
+            core.set_addr(&layout, block, first + 1, BlockAddr(home.0 + cluster));
+            for slot in [first + 2, first + 3] {
+                core.set_addr(&layout, block, slot, BlockAddr::NULL);
+            }
+        }
+    });
+    for cluster in 0..PLAIN {
+        let mut plain = text();
+        plain[..8].copy_from_slice(&(cluster as u64).to_le_bytes());
+        let stored = lz4_flex::block::compress(&plain);
+        wanted[cluster * CLUSTER..][..CLUSTER].copy_from_slice(&plain);
+        let at = (home.0 as usize + cluster) * BLOCK_SIZE;
+        let block = &mut bytes[at..at + BLOCK_SIZE];
+        block.fill(0);
+        block[..4].copy_from_slice(&(stored.len() as u32).to_le_bytes());
+        block[4..8].copy_from_slice(&checksum::of(&stored).to_le_bytes());
+        block[24..24 + stored.len()].copy_from_slice(&stored);
+    }
+    let reads = |fs: &crate::F2fs| {
+        let stats = fs.queue.stats();
+        let reads = stats
+            .ops
+            .iter()
+            .filter(|ops| ops.op == steadfs_block::Op::Read);
+        (reads.map(|ops| ops.count).sum::<u64>(), stats.ahead.used)
+    };
+    let fs = mount_bytes(&bytes).unwrap();
+    assert!(fs.read(&cx, file.into(), 0, wanted.len()).unwrap().to_vec() == wanted);
+    let (before, _) = reads(&fs);
+    for at in (0..wanted.len()).step_by(STEP) {
+        let got = fs.read(&cx, file.into(), at as u64, STEP).unwrap().to_vec();
+        assert!(got == wanted[at..wanted.len().min(at + STEP)], "at {at}");
+    }
+    let (after, used) = reads(&fs);
+    let steps = wanted.len().div_ceil(STEP) as u64;
+    // One of each kind at the border.
+    assert!(
+        after - before <= steps + 1,
+        "{} reads in {steps} steps",
+        after - before
+    );
+    assert!(used >= steps / 2, "{used} of {steps} were read ahead");
+    // Within a cluster, and across the border.
+    for at in [5, 7 * CLUSTER + 3, PLAIN * CLUSTER - 10] {
+        let got = fs.read(&cx, file.into(), at as u64, 100).unwrap().to_vec();
+        assert!(got == wanted[at..at + 100], "at {at}");
+    }
+}
+
 #[test]
 fn encrypted_names_show_without_their_key() {
     let (mut bytes, file, folder) = image();
