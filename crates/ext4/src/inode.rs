@@ -11,9 +11,10 @@ use steadfs_base::{FixedMap, InodeNo, IoTag, Tid};
 use steadfs_cache::{DirtyFile, Mapping, Stream};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
-use steadfs_vfs::{Attr, FileKind, FsError, Result};
+use steadfs_vfs::{Attr, FileKind, FsError, InodeFlags, Result};
 
 use crate::data::waiting::Waiting;
+use crate::disk::inode::INLINE_DATA;
 use crate::disk::{self, Ino};
 use crate::fs::Ext4;
 use crate::txn::Handle;
@@ -284,8 +285,13 @@ impl Inode {
         };
         // Data not yet allocated counts as if it were, so that `du` and the archivers that look for
         // holes by st_blocks are not misled.
-        let blocks =
-            core.blocks + self.delayed(fs, &core) * (fs.geo().block_size.bytes_u64() / 512);
+        let delayed = self.delayed(fs, &core) * (fs.geo().block_size.bytes_u64() / 512);
+        // Nor by content that lies in the inode, which counts as in the kernel.
+        let inline = match self.kind {
+            FileKind::Regular if core.has(INLINE_DATA) => size.div_ceil(512),
+            _ => 0,
+        };
+        let blocks = core.blocks.saturating_add(delayed + inline);
         Attr {
             ino: self.ino.into(),
             generation: core.generation,

@@ -66,7 +66,9 @@ impl Ext4 {
         };
         // Half of a promise is room for metadata that most writes never need.
         let delayed = totals.promised / 2;
-        let free = (totals.free + totals.pending).saturating_sub(delayed);
+        // The bitmaps count clusters.
+        let clusters = (totals.free + totals.pending).saturating_sub(delayed);
+        let free = clusters << self.geo.cluster_bits;
         StatFs {
             block_size: self.geo.block_size.bytes() as u32,
             blocks: self.geo.blocks_count.saturating_sub(overhead),
