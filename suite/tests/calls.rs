@@ -12,7 +12,7 @@ use rustix::fs::{
     AtFlags, CWD, FallocateFlags, IFlags, Mode, OFlags, RenameFlags, StatxFlags, XattrFlags,
 };
 use steadfs_suite::{
-    Image, KernelMount, LoopDevice, Scratch, SteadMount, ioctl, run, steadfs_patiently,
+    Image, KernelMount, LoopDevice, Scratch, SteadMount, ioctl, run, steadfs, steadfs_patiently,
 };
 
 const MIB: u64 = 1 << 20;
@@ -451,4 +451,147 @@ fn calls_are_answered_as_by_the_kernel() {
     leave(mount);
     drop(device);
     check_kept(&scratch, &ours);
+}
+
+/// What calls that only look answer of everything below `root`: kind, size, blocks, target, whether it can be opened.
+fn looked_at(root: &Path) -> Vec<String> {
+    let mut said = Vec::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let mut paths: Vec<_> = fs::read_dir(&folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        paths.sort();
+        for path in paths {
+            let meta = fs::symlink_metadata(&path).unwrap();
+            let opened = match meta.file_type().is_file() {
+                true => File::open(&path)
+                    .map(drop)
+                    .map_err(|error| error.raw_os_error()),
+                false => Ok(()),
+            };
+            let target = fs::read_link(&path).ok();
+            let name = path.strip_prefix(root).unwrap().display().to_string();
+            said.push(format!(
+                "{name} {:o} size {} blocks {} -> {target:?} {opened:?}",
+                meta.mode(),
+                meta.size(),
+                meta.blocks()
+            ));
+            if meta.is_dir() {
+                folders.push(path);
+            }
+        }
+    }
+    let usage = rustix::fs::statvfs(root).unwrap();
+    let (blocks, files) = (usage.f_blocks, usage.f_files);
+    // Of what is free the kernel keeps another 2 % for its own maps (`s_resv_clusters`), so `f_bavail` is another.
+    let free = (usage.f_bfree, usage.f_ffree);
+    said.push(format!("{blocks} blocks, {files} files, free {free:?}"));
+    said
+}
+
+/// Compares what is seen of an image, which is not written meanwhile, with what the kernel sees.
+#[track_caller]
+fn looks_the_same(scratch: &Scratch, image: &Image, what: &str) {
+    let kernel = {
+        let mount = KernelMount::new(scratch, image.path(), "ro");
+        looked_at(mount.root())
+    };
+    let mount = SteadMount::new(scratch, image.path(), "ro");
+    compare(&kernel, &looked_at(mount.root()), what);
+    mount.unmount();
+}
+
+#[test]
+fn clusters_and_inline_content_count_as_in_the_kernel() {
+    let scratch = Scratch::new();
+    for (n, options) in [
+        &["-O", "bigalloc", "-C", "16384"][..],
+        &["-O", "bigalloc", "-b", "1024", "-C", "65536"],
+        &["-O", "bigalloc,^metadata_csum", "-b", "4096", "-C", "65536"],
+        &["-O", "inline_data", "-I", "256"],
+        &["-O", "inline_data", "-I", "1024", "-b", "4096"],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let options = [&["-t", "ext4"], *options].concat();
+        let image = Image::mke2fs(&scratch, &format!("{n}.img"), 300 * MIB, &options);
+        let mount = KernelMount::new(&scratch, image.path(), "");
+        fs::create_dir(mount.join("dir")).unwrap();
+        for size in [
+            0, 1, 59, 60, 61, 150, 511, 512, 513, 800, 5000, 100_000, 3_000_000,
+        ] {
+            fs::write(mount.join(&format!("dir/{size}")), vec![7; size]).unwrap();
+            let link = mount.join(&format!("dir/link{size}"));
+            if (1..4000).contains(&size) {
+                symlink("t".repeat(size), link).unwrap();
+            }
+        }
+        fs::create_dir(mount.join("dir/below")).unwrap();
+        let sparse = File::create(mount.join("sparse")).unwrap();
+        sparse.set_len(1 << 20).unwrap();
+        sparse.write_at(b"x", 500_000).unwrap();
+        drop(sparse);
+        mount.unmount();
+        looks_the_same(&scratch, &image, &options.join(" "));
+    }
+}
+
+/// What is encrypted, on a machine that has no key.
+#[test]
+fn without_the_key_an_encrypted_tree_looks_as_in_the_kernel() {
+    // linux/fscrypt.h.
+    const ADD_KEY: u32 = 0xc050_6617;
+    const SET_POLICY: u32 = 0x800c_6613;
+    let scratch = Scratch::new();
+    for block_size in ["1024", "4096"] {
+        let options = ["-t", "ext4", "-b", block_size, "-O", "encrypt"];
+        let image = Image::mke2fs(&scratch, &format!("{block_size}.img"), 64 * MIB, &options);
+        let mount = KernelMount::new(&scratch, image.path(), "");
+        // A key of 64 bytes that is named by its identifier, which the kernel answers.
+        let words = [2_u32, 0].map(u32::to_ne_bytes).concat();
+        let lengths = [64_u32, 0].map(u32::to_ne_bytes).concat();
+        let key = [words, vec![0; 32], lengths, vec![0; 32], vec![0x5a; 64]].concat();
+        let named = ioctl(mount.root(), ADD_KEY, &key).unwrap();
+        fs::create_dir(mount.join("vault")).unwrap();
+        let policy = [&[2, 1, 4, 0, 0, 0, 0, 0][..], &named[8..24]].concat();
+        ioctl(&mount.join("vault"), SET_POLICY, &policy).unwrap();
+        let vault = mount.join("vault");
+        fs::create_dir(vault.join("sub")).unwrap();
+        for (n, size) in [0, 1, 100, 5000, 100_000].into_iter().enumerate() {
+            fs::write(vault.join(format!("file{n}")), vec![1; size]).unwrap();
+            let long = "n".repeat(50 * (n + 1));
+            fs::write(vault.join("sub").join(&long), b"").unwrap();
+            symlink(&long, vault.join(format!("link{n}"))).unwrap();
+        }
+        symlink("x", vault.join("short")).unwrap();
+        fs::write(mount.join("plain"), b"plain").unwrap();
+        mount.unmount();
+        looks_the_same(&scratch, &image, block_size);
+
+        let mount = SteadMount::new(&scratch, image.path(), "ro");
+        let no_key = |error: std::io::Error| error.raw_os_error() == Some(126);
+        let mut closed = 0;
+        for entry in fs::read_dir(mount.join("vault")).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_file() {
+                assert!(fs::read(entry.path()).is_err_and(no_key));
+                let inside = Path::new("vault").join(entry.file_name());
+                let place = format!("{}:/{}", image.path().display(), inside.display());
+                let said = steadfs(["cat", &place]);
+                assert!(said.code() != 0 && said.out.is_empty(), "{}", said.out);
+                let copy = scratch.join("copy");
+                let said = steadfs(["cp", &place, copy.to_str().unwrap()]);
+                assert!(said.code() != 0 && !copy.exists(), "{}", said.err);
+                assert!(said.err.contains("key"), "{}", said.err);
+                closed += 1;
+            }
+        }
+        assert_eq!(closed, 5);
+        assert_eq!(fs::read(mount.join("plain")).unwrap(), b"plain");
+        mount.unmount();
+    }
 }

@@ -28,6 +28,7 @@ fn every_judge_is_installed() {
         "getfacl",
         "setfattr",
         "fakeroot",
+        "fsverity",
         "pjdfstest",
         "fsx",
     ] {

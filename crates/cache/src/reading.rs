@@ -108,8 +108,8 @@ impl FileReader<'_> {
         });
     }
 
-    /// The same where content does not lie on the device as it is: `find` says which runs of the device will be read
-    /// for a range of the file, as whoever reads that range will ask for them.
+    /// The same where content does not lie on the device as it is: `find` returns the runs of the device that a later
+    /// read of a range of the file will submit.
     pub fn ahead_in<E>(
         &self,
         range: Range<u64>,

@@ -159,6 +159,7 @@ pub fn cat(args: &args::Cat) -> Result<(), Failure> {
         if file.attr().kind != FileKind::Regular {
             return Err(fail(&"is not a regular file"));
         }
+        fs.open(&cx, file.ino(), false).map_err(|e| fail(&e))?;
         let mut offset = 0;
         loop {
             let data = fs

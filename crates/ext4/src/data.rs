@@ -31,9 +31,10 @@ use crate::mballoc::{WEIGHT_EXTENT, WEIGHT_INDIRECT};
 use crate::place::Place;
 
 impl Ext4 {
-    /// Refuses what is not a regular file.
+    /// Refuses what is not a regular file whose content can be shown.
     pub(crate) fn regular(inode: &Inode) -> Result<()> {
         match inode.kind() {
+            FileKind::Regular if inode.has(InodeFlags::ENCRYPTED) => Err(FsError::NoKey),
             FileKind::Regular => Ok(()),
             FileKind::Directory => Err(FsError::IsDir),
             _ => Err(FsError::Invalid("not a regular file")),

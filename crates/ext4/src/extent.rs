@@ -12,7 +12,7 @@ use std::ops::Range;
 use steadfs_base::{DevBlock, FileBlock, IoTag};
 use steadfs_vfs::{FsError, Result};
 
-use crate::disk::extent::{ExtentNode, ExtentNodeMut, ROOT_ENTRIES};
+use crate::disk::extent::{ExtentNode, ExtentNodeMut, FILE_END, ROOT_ENTRIES};
 use crate::disk::{self, Extent, Ino};
 use crate::fs::Ext4;
 use crate::pins::Pins;
@@ -77,6 +77,14 @@ fn mapped_in(leaf: &ExtentNode<'_>, blocks: &Range<FileBlock>, block: FileBlock)
         place: Place::Hole,
         len: end.0 - block.0,
     }
+}
+
+/// The block behind the last extent; 0 if there is none.
+pub fn end(fs: &Ext4, ino: Ino, core: &disk::Inode, tag: IoTag) -> Result<FileBlock> {
+    let path = Path::find(fs, ino, core, FileBlock(FILE_END.0 - 1), tag)?;
+    let bytes = path.leaf().bytes(core);
+    let last = bytes.node()?.extents().last();
+    Ok(last.map_or(FileBlock(0), |extent| extent.end()))
 }
 
 /// Counts holes among the first of `blocks`, at least one and in order: those that one leaf speaks of.

@@ -9,6 +9,7 @@ use steadfs_block::Queue;
 use steadfs_cache::{Along, MetaBuf, MetaCache, Writeback};
 use steadfs_jbd2::OverlayDevice;
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
+use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, Freeing, FsError, Result};
 
 use crate::disk::{self, Geometry, Ino, Superblock};
@@ -36,6 +37,7 @@ pub struct Ext4 {
     pub(crate) alloc: Allocator,
     pub(crate) orphans: Orphans,
     pub(crate) freeing: Freeing,
+    pub(crate) verities: VerityFiles,
     /// Files that were truncated to nothing and will be written soon (`auto_da_alloc`).
     pub(crate) replaced: Mutex<BTreeSet<Ino>>,
     pub(crate) options: RwLock<MountOptions>,

@@ -125,6 +125,11 @@ impl Inode {
         self.kind
     }
 
+    /// Whether it has this flag.
+    pub fn has(&self, flag: InodeFlags) -> bool {
+        self.core.read().has(flag)
+    }
+
     /// Size in bytes as everybody sees it.
     pub fn size(&self) -> u64 {
         self.size.load(Ordering::Acquire)
@@ -275,13 +280,22 @@ impl Inode {
             .unwrap_or(0)
     }
 
+    /// Bytes of an encrypted link's target as it shows without the key; of one that cannot be read, and of all else,
+    /// `None`.
+    fn shown_target(&self, fs: &Ext4) -> Option<u64> {
+        let encrypted = self.kind == FileKind::Symlink && self.has(InodeFlags::ENCRYPTED);
+        let target = encrypted.then(|| fs.link_target(self, IoTag::default()).ok());
+        target.flatten().map(|target| target.len() as u64)
+    }
+
     /// Attributes as the caller of the file system sees them.
     pub fn attr(&self, fs: &Ext4) -> Attr {
+        let shown_target = self.shown_target(fs);
         let core = self.core.read();
         self.times_seen.store(true, Ordering::Release);
         let size = match self.kind {
             FileKind::Regular => self.size(),
-            _ => core.size,
+            _ => shown_target.unwrap_or(core.size),
         };
         // Data not yet allocated counts as if it were, so that `du` and the archivers that look for
         // holes by st_blocks are not misled.

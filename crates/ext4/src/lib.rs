@@ -32,6 +32,7 @@ mod remount;
 mod tuning;
 mod txn;
 mod verified;
+mod verity;
 mod xattr;
 
 pub use fs::Ext4;

@@ -9,6 +9,7 @@ use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{Along, Backing, CacheSizes, MetaCache, Why, Writeback, WritebackOptions};
 use steadfs_jbd2::{Journal, JournalMap, Overlay, OverlayDevice, Recover};
 use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
+use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, Cx, FileKind, Freeing, FsError, Result};
 
 use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
@@ -167,6 +168,7 @@ impl Ext4 {
             alloc,
             orphans: Orphans::new(),
             freeing: Freeing::new(),
+            verities: VerityFiles::default(),
             replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
             options: RwLock::new(Rank::Leaf, options),
             along: Along::default(),

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use steadfs_base::InodeNo;
 
 use steadfs_base::limits::NAME_MAX;
+use steadfs_vfs::verity::FileDigest;
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, ReadData,
     RenameFlags, Result, SHUT_DOWN, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
@@ -254,6 +255,18 @@ impl FileSystem for Ext4 {
     ) -> Result<()> {
         let _open = self.open_to_changes();
         self.changed(cx, &[from.0, to.0], Ext4::rename(self, cx, from, to, flags))
+    }
+
+    fn checks_opens(&self) -> bool {
+        self.has_closed_files()
+    }
+
+    fn open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
+        self.judge(self.check_open(cx, ino, write))
+    }
+
+    fn verity_digest(&self, cx: &Cx, ino: InodeNo) -> Result<FileDigest> {
+        self.judge(self.measure(cx, ino))
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {

@@ -95,7 +95,7 @@ impl F2fs {
     }
 
     /// Changes an inode's fields and attributes together. The caller holds `inode.lock` for writing.
-    fn store_fields(
+    pub(crate) fn store_fields(
         &self,
         cx: &Cx,
         inode: &Inode,

@@ -68,7 +68,7 @@ impl Stored {
         }
     }
 
-    /// Where they lie.
+    /// The runs on the device, in bytes.
     pub fn into_runs(self) -> Vec<(u64, usize)> {
         self.runs
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use steadfs_block::Queue;
 use steadfs_cache::{Along, MetaCache, Writeback};
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
+use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, Cx, Freeing, FsError, Result, StatFs};
 
 use crate::checkpoint::Checkpoints;
@@ -71,6 +72,7 @@ pub struct F2fs {
     pub(crate) along: Along,
     pub(crate) inodes: InodeTable,
     pub(crate) freeing: Freeing,
+    pub(crate) verities: VerityFiles,
     pub(crate) clock: Clock,
     /// Held while a name moves from one directory to another.
     pub(crate) rename: Mutex<()>,

@@ -172,8 +172,17 @@ impl Inode {
         self.core.read().shown_flags()
     }
 
+    /// Bytes of an encrypted link's target as it shows without the key; of one that cannot be read, and of all else,
+    /// `None`.
+    fn shown_target(&self, fs: &F2fs, tag: IoTag) -> Option<u64> {
+        let encrypted = self.kind == FileKind::Symlink && self.is_encrypted();
+        let target = encrypted.then(|| fs.link_target(self, tag).ok());
+        target.flatten().map(|target| target.len() as u64)
+    }
+
     /// Attributes.
     pub(crate) fn attr(&self, fs: &F2fs, tag: IoTag) -> Attr {
+        let shown_target = self.shown_target(fs, tag);
         let core = self.core.read();
         self.times_seen.store(true, Ordering::Release);
         Attr {
@@ -185,7 +194,7 @@ impl Inode {
             uid: core.uid,
             gid: core.gid,
             rdev: self.rdev,
-            size: self.size(),
+            size: shown_target.unwrap_or_else(|| self.size()),
             blocks: self.sectors(fs, &core, tag),
             block_size: BLOCK_SIZE as u32,
             atime: core.atime,

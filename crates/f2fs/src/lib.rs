@@ -39,6 +39,7 @@ mod since;
 mod space;
 mod status;
 mod superblock;
+mod verity;
 mod xattr;
 
 pub use fs::F2fs;

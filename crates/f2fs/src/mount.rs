@@ -8,6 +8,7 @@ use steadfs_base::{BlockSize, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{Along, CacheSizes, MetaCache, Writeback, WritebackOptions};
 use steadfs_rt::{Mutex, Rank, RwLock};
+use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, Freeing, FsError, Result};
 
 use crate::checkpoint::daemon::Daemon;
@@ -122,6 +123,7 @@ impl F2fs {
             along: Along::default(),
             extensions: Extensions::of(&superblock),
             freeing: Freeing::new(),
+            verities: VerityFiles::default(),
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),
             read_only: AtomicBool::new(options.read_only),

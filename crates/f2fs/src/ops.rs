@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use steadfs_base::InodeNo;
+use steadfs_vfs::verity::FileDigest;
 use steadfs_vfs::{
     Attr, Control, Cx, DirEntry, FallocMode, FileSystem, FsError, FsxAttr, InodeFlags, IoctlAnswer,
     ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode, StatFs,
@@ -168,6 +169,20 @@ impl FileSystem for F2fs {
     ) -> Result<()> {
         let _open = self.open_to_changes()?;
         self.changed(cx, &[from.0, to.0], self.move_names(cx, from, to, flags))
+    }
+
+    fn checks_opens(&self) -> bool {
+        self.has_closed_files()
+    }
+
+    fn open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
+        let _seen = self.look();
+        self.judge(self.check_may_open(cx, ino, write))
+    }
+
+    fn verity_digest(&self, cx: &Cx, ino: InodeNo) -> Result<FileDigest> {
+        let _seen = self.look();
+        self.judge(self.measure(cx, ino))
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {

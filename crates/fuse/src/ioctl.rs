@@ -2,7 +2,7 @@
 //! 32-bit programs it translates into them, and they are not answered if they come here, where nobody has checked
 //! anything. The administrator's commands are checked here.
 //!
-//! Numbers and structures: linux/fs.h (FS_IOC_*, FITRIM), linux/ext4.h (shutdown).
+//! Numbers and structures: linux/fs.h (FS_IOC_*, FITRIM), linux/fsverity.h, linux/ext4.h (shutdown).
 
 use rustix::io::Errno;
 use steadfs_vfs::{Cx, FsError, InodeFlags, ShutdownMode};
@@ -23,6 +23,8 @@ const GETVERSION_32: u32 = 0x8004_7601;
 const FSGETXATTR: u32 = 0x801c_581f;
 const FSSETXATTR: u32 = 0x401c_5820;
 const FITRIM: u32 = 0xc018_5879;
+const ENABLE_VERITY: u32 = 0x4080_6685;
+const MEASURE_VERITY: u32 = 0xc004_6686;
 const SHUTDOWN: u32 = 0x8004_587d;
 
 /// `FS_XFLAG_*` beside the inode flag of the same meaning.
@@ -79,6 +81,8 @@ pub(crate) fn serve(
             let generation = fs.generation(&call.cx, call.ino)?;
             reply(out, arg, &generation.to_ne_bytes())
         }
+        ENABLE_VERITY => Err(Errno::OPNOTSUPP.into()),
+        MEASURE_VERITY => measure_verity(call, arg, data, out),
         FITRIM => trim(call, arg, data, out),
         SHUTDOWN => shutdown(call, arg),
         cmd if u64::from(cmd) == REMOUNT => {
@@ -162,6 +166,24 @@ fn set_fsxattr(call: &Call<'_>, data: &[u8]) -> Outcome {
     }
     call.volume.attributes_changed(call.ino);
     Ok(())
+}
+
+/// `struct fsverity_digest`: algorithm, size of the digest (going in: of the caller's room for it), digest. The kernel
+/// passes on as much as there is room for, since Linux 6.10.
+fn measure_verity(
+    call: &Call<'_>,
+    arg: &wire::IoctlIn,
+    data: &[u8],
+    out: &mut ReplyBuf,
+) -> Outcome {
+    let ([_, room], _) = <[u16; 2]>::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
+    let digest = call.volume.fs.verity_digest(&call.cx, call.ino)?;
+    let size = u16::try_from(digest.bytes.len()).map_err(|_| Errno::OVERFLOW)?;
+    if room < size {
+        return Err(Errno::OVERFLOW.into());
+    }
+    let head = [digest.algorithm, size].map(u16::to_ne_bytes).concat();
+    reply(out, arg, &[head, digest.bytes].concat())
 }
 
 fn trim(call: &Call<'_>, arg: &wire::IoctlIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {

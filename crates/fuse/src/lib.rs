@@ -7,7 +7,8 @@
 //! What is settled with the kernel, so that it asks as little as possible:
 //!
 //! * OPEN, OPENDIR, FLUSH (and with them RELEASE) are answered ENOSYS once and never come again:
-//!   files have no state between open and close, the page cache and directory cache stay valid.
+//!   files have no state between open and close, the page cache and directory cache stay valid. Only a volume with
+//!   files that may refuse to be opened (encrypted ones, verity) is asked for every OPEN.
 //! * Names, missing names and attributes are valid for a day: the mount owns the volume.
 //! * INTERRUPT ends the requests of callers that are being killed, and copies (`interrupt`).
 //! * Writes go through to us at once (no write-back cache in the kernel); a write's size and times

@@ -129,6 +129,11 @@ impl Call<'_> {
                 Ok(())
             }
             Op::Write { arg, data } => self.write(&arg, data, out),
+            Op::Open { write } => {
+                fs.open(&self.cx, self.ino, write)?;
+                out.put(&OPEN_OUT);
+                Ok(())
+            }
             Op::Readdir(ref arg) => self.readdir(arg, out),
             Op::Readdirplus(ref arg) => self.readdirplus(arg, out),
             Op::Readlink => {
@@ -455,7 +460,7 @@ impl Call<'_> {
     }
 }
 
-/// What OPEN would say about a file just made: nothing is kept, the page cache stays valid.
+/// The answer to every open: no handle is kept, the page cache stays valid.
 const OPEN_OUT: wire::OpenOut = wire::OpenOut {
     fh: 0,
     open_flags: wire::FOPEN_KEEP_CACHE,

@@ -4,6 +4,7 @@
 
 use std::ffi::CStr;
 
+use rustix::fs::OFlags;
 use thiserror::Error;
 use zerocopy::FromBytes;
 
@@ -110,7 +111,9 @@ pub enum Op<'a> {
         node: u64,
         name: &'a [u8],
     },
-    Open,
+    Open {
+        write: bool,
+    },
     Opendir,
     Release,
     Flush,
@@ -214,7 +217,9 @@ fn decode_op<'a>(opcode: u32, op: &'a [u8], payload: &'a [u8]) -> Result<Op<'a>,
         op::WRITE => decode_write(arg(op)?, payload)?,
         op::READDIR => Op::Readdir(arg(op)?),
         op::READDIRPLUS => Op::Readdirplus(arg(op)?),
-        op::OPEN => Op::Open,
+        op::OPEN => Op::Open {
+            write: arg::<wire::OpenIn>(op)?.flags & OFlags::ACCMODE.bits() != 0,
+        },
         op::OPENDIR => Op::Opendir,
         op::RELEASE | op::RELEASEDIR => Op::Release,
         op::FLUSH => Op::Flush,

@@ -160,8 +160,9 @@ impl Session {
             // Zero-message opens and closes: files need no state between open and close, the page
             // cache stays valid, and the kernel stops sending these after the first answer. Without
             // CREATE it makes a file with MKNOD, under the directory's lock as before, and neither
-            // opens nor releases it.
-            Op::Open | Op::Opendir | Op::Create | Op::Flush | Op::Unsupported => {
+            // opens nor releases it. Only a volume whose files may refuse to be opened is asked.
+            Op::Open { .. } if self.volume.fs.checks_opens() => self.enter(request, out),
+            Op::Open { .. } | Op::Opendir | Op::Create | Op::Flush | Op::Unsupported => {
                 Answer::Error(Errno::NOSYS)
             }
             Op::Release => Answer::Done,

@@ -569,3 +569,39 @@ fn mistakes_name_their_cause() {
     let not_dir = mount(&file).err().unwrap();
     assert!(not_dir.to_string().contains("not a directory"), "{not_dir}");
 }
+
+/// A volume with encrypted or verity files: the kernel asks before it opens, and goes on asking.
+#[test]
+fn a_volume_that_checks_opens_is_asked_for_each() {
+    for transport in common::transports() {
+        let mem = MemFs::new().closing(13);
+        let options = MountOptions {
+            transport,
+            ..MountOptions::default()
+        };
+        let bed = Bed::of(mem, options);
+        let (open, closed) = (bed.path("open"), bed.path("closed"));
+        fs::write(&open, b"some content").unwrap();
+        // A file is open when it grows into one that cannot be opened.
+        fs::write(&closed, b"thirteen byte").unwrap();
+        for _ in 0..3 {
+            let refused = File::open(&closed).unwrap_err();
+            assert_eq!(Errno::from_io_error(&refused), Some(Errno::NOKEY));
+            let refused = fs::write(&closed, b"").unwrap_err();
+            assert_eq!(Errno::from_io_error(&refused), Some(Errno::PERM));
+            assert_eq!(fs::read(&open).unwrap(), b"some content");
+        }
+        assert_eq!(fs::metadata(&closed).unwrap().len(), 13);
+        fs::create_dir(bed.path("dir")).unwrap();
+        assert_eq!(fs::read_dir(bed.root()).unwrap().count(), 3);
+        assert_eq!(fs::read_dir(bed.path("dir")).unwrap().count(), 0);
+        assert!(bed.count("OPEN") >= 11, "{}", bed.count("OPEN"));
+        for once in ["OPENDIR", "FLUSH"] {
+            assert_eq!(bed.count(once), 1, "{once} comes once");
+        }
+        until("every file that was opened is released", || {
+            bed.count("RELEASE") == bed.count("OPEN") - 6
+        });
+        bed.end();
+    }
+}

@@ -27,7 +27,7 @@ fn each(test: impl Fn(Bed)) {
 
 /// ioctl(2) with an argument in memory.
 fn ioctl<T>(file: &File, command: u64, arg: &mut T) -> Result<(), i32> {
-    // SAFETY: every command used here reads or writes at most `T`, as its number says.
+    // SAFETY: every command used here reads or writes at most `T`.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), command as libc::Ioctl, arg) };
     if result == 0 {
         Ok(())
@@ -72,6 +72,43 @@ fn flags_projects_and_generations() {
         assert_eq!(root, InodeFlags::NODUMP);
         assert_eq!(ioctl(&f, 0x8004_1234, &mut version), Err(25));
         drop((f, dir));
+        bed.end();
+    });
+}
+
+/// `struct fsverity_digest`, with room for the longest digest.
+#[repr(C)]
+struct Measured {
+    algorithm: u16,
+    size: u16,
+    digest: [u8; 64],
+}
+
+#[test]
+fn verity_files_are_measured_and_none_is_made() {
+    const MEASURE: u64 = 0xc004_6686;
+    const ENABLE: u64 = 0x4080_6685;
+    each(|bed| {
+        fs::write(bed.path("sealed"), "x").unwrap();
+        let file = File::open(bed.path("sealed")).unwrap();
+        let mut got = Measured {
+            algorithm: 0,
+            size: 31,
+            digest: [0; 64],
+        };
+        // EOVERFLOW, as of a buffer that is too short.
+        assert_eq!(ioctl(&file, MEASURE, &mut got), Err(75));
+        got.size = 64;
+        ioctl(&file, MEASURE, &mut got).unwrap();
+        assert_eq!((got.algorithm, got.size), (1, 32));
+        assert_eq!(got.digest[..32], [0xab; 32]);
+        assert_eq!(got.digest[32..], [0; 32]);
+        // ENODATA of what is no verity file, EOPNOTSUPP of what would become one.
+        let root = File::open(bed.root()).unwrap();
+        got.size = 64;
+        assert_eq!(ioctl(&root, MEASURE, &mut got), Err(61));
+        assert_eq!(ioctl(&file, ENABLE, &mut [0_u8; 128]), Err(95));
+        drop((file, root));
         bed.end();
     });
 }

@@ -128,6 +128,15 @@ impl FsError {
         }
     }
 
+    /// The same with the inode named, where a failure to read content is known to be this file's.
+    #[must_use]
+    pub fn of_file(self, ino: impl std::fmt::Display) -> Self {
+        match self {
+            Self::Io(what) => Self::Io(format!("inode {ino}: {what}")),
+            other => other,
+        }
+    }
+
     /// Whether the call found the volume stopped.
     pub const fn is_stop(&self) -> bool {
         matches!(self, Self::Stopped(_) | Self::TurnedReadOnly(_))

@@ -11,9 +11,9 @@ mod freeing;
 pub mod names;
 pub mod nokey;
 pub mod options;
-mod sha256;
 mod tune;
 mod types;
+pub mod verity;
 
 pub use clock::{Clock, relatime_moves};
 pub use control::{Control, ControlEntry, Layer, Prepared, Setter};
@@ -83,6 +83,19 @@ pub trait FileSystem: Send + Sync {
         flags: RenameFlags,
     ) -> Result<()>;
 
+    /// Whether opens have to be asked for: the volume may hold regular files that cannot be opened although their
+    /// permission bits allow it. Never changes while the volume is mounted.
+    fn checks_opens(&self) -> bool {
+        false
+    }
+    /// Checks whether a regular file can be opened (`write`: for writing). Keeps no state: there is no close.
+    fn open(&self, _cx: &Cx, _ino: InodeNo, _write: bool) -> Result<()> {
+        Ok(())
+    }
+    /// The digest of a verity file (FS_IOC_MEASURE_VERITY). [`FsError::NoData`]: the file is none.
+    fn verity_digest(&self, _cx: &Cx, _ino: InodeNo) -> Result<verity::FileDigest> {
+        Err(FsError::NotSupported("verity on this volume"))
+    }
     /// Reads up to `len` bytes from `offset`; shorter only at the end of the file.
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData>;
     /// Writes all of `data` at `offset`. `kill_priv`: clear set-user-ID, set-group-ID and file

@@ -5,7 +5,8 @@
 //! endian; 0 where the directory has none), up to 149 encrypted bytes, and for longer names the
 //! SHA-256 of the rest.
 
-use crate::sha256;
+use sha2::{Digest, Sha256};
+
 use crate::{FsError, Result};
 
 /// Encrypted bytes that are shown as they are.
@@ -27,7 +28,7 @@ pub fn show(hashes: [u32; 2], encrypted: &[u8]) -> Option<Vec<u8>> {
     let (plain, rest) = encrypted.split_at(encrypted.len().min(PLAIN));
     raw.extend_from_slice(plain);
     if !rest.is_empty() {
-        raw.extend_from_slice(&sha256::digest(rest));
+        raw.extend_from_slice(&Sha256::digest(rest));
     }
     Some(base64url(&raw))
 }

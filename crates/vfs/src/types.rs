@@ -480,6 +480,32 @@ impl ReadData {
         &self.segments
     }
 
+    /// The bytes `range` of it, without copying.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        let mut out = Self::new();
+        let mut at = 0;
+        for segment in &self.segments {
+            let len = match segment {
+                Segment::Bytes(_, bytes) => bytes.len(),
+                Segment::Zeros(len) => *len,
+            };
+            let from = range.start.clamp(at, at + len) - at;
+            let to = range.end.clamp(at, at + len) - at;
+            match segment {
+                Segment::Bytes(owner, bytes) => {
+                    out.push(
+                        Arc::clone(owner),
+                        bytes.start + from..bytes.start + to.max(from),
+                    );
+                }
+                Segment::Zeros(_) => out.push_zeros(to.saturating_sub(from)),
+            }
+            at += len;
+        }
+        out
+    }
+
     /// All of it in one vector (copies).
     pub fn to_vec(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.len);

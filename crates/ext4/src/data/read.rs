@@ -1,5 +1,7 @@
 //! Reading of file content.
 
+use std::ops::Range;
+
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_cache::{FileReader, Part, Source};
 use steadfs_vfs::{Cx, InodeFlags, ReadData, Result, relatime_moves};
@@ -36,21 +38,38 @@ impl Ext4 {
         if offset >= size || len == 0 {
             return Ok(ReadData::new());
         }
-        let end = size.min(offset.saturating_add(len as u64));
+        let range = offset..size.min(offset.saturating_add(len as u64));
+        if inode.has(InodeFlags::VERITY) {
+            return self.read_verified(inode, range, cx.tag);
+        }
+        self.read_mapped(inode, range, Some(size), cx.tag)
+    }
+
+    /// Bytes of a file as they are mapped. Of a file of `size` bytes what a stream will ask for next is read ahead;
+    /// without a size the range may lie behind the end, where verity files have their hashes.
+    pub(crate) fn read_mapped(
+        &self,
+        inode: &Inode,
+        range: Range<u64>,
+        size: Option<u64>,
+        tag: IoTag,
+    ) -> Result<ReadData> {
         let reader = FileReader {
             queue: &self.queue,
             pages: &inode.pages,
             stream: &inode.stream,
-            tag: cx.tag,
+            tag,
         };
         let reading = {
             let core = inode.core.read();
             if core.has(INLINE_DATA) {
-                return inline_content(&core, size, offset..end);
+                return inline_content(&core, inode.size(), range);
             }
-            let map = |block, _| self.source(inode, &core, block, cx.tag);
-            let reading = reader.begin(offset..end, map)?;
-            reader.ahead(offset..end, size, map);
+            let map = |block, _| self.source(inode, &core, block, tag);
+            let reading = reader.begin(range.clone(), map)?;
+            if let Some(size) = size {
+                reader.ahead(range, size, map);
+            }
             reading
         };
         let mut out = ReadData::new();

@@ -50,7 +50,12 @@ impl Ext4 {
         if inode.kind() != FileKind::Symlink {
             return Err(FsError::Invalid("not a symbolic link"));
         }
-        let content = self.link_content(&inode, cx.tag)?;
+        self.link_target(&inode, cx.tag)
+    }
+
+    /// A symbolic link's target as it shows.
+    pub(crate) fn link_target(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
+        let content = self.link_content(inode, tag)?;
         let encrypted = inode.core.read().has(InodeFlags::ENCRYPTED);
         if encrypted {
             symlink_target(&content)

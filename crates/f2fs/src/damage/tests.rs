@@ -237,6 +237,7 @@ fn every_structure_has_its_kind_of_damage() {
         (Structure::Xattrs, Some(Note::XATTR)),
         (Structure::Acl, Some(Note::XATTR)),
         (Structure::Cluster, Some(Note::CLUSTER)),
+        (Structure::Verity, Some(Note::VERITY_XATTR)),
     ];
     for (what, note) in kinds {
         // Whatever the words are.

@@ -12,7 +12,7 @@ use crate::inode::Inode;
 
 impl F2fs {
     /// Refuses what is not a regular file whose content can be shown.
-    pub(super) fn readable(inode: &Inode) -> Result<()> {
+    pub(crate) fn readable(inode: &Inode) -> Result<()> {
         match inode.kind() {
             FileKind::Regular if inode.is_encrypted() => Err(FsError::NoKey),
             FileKind::Regular => Ok(()),
@@ -34,6 +34,8 @@ impl F2fs {
         let end = inode.size().min(offset.saturating_add(len as u64));
         let read = if offset >= end {
             ReadData::new()
+        } else if inode.is_verity() {
+            self.read_verified(inode, offset..end, cx.tag)?
         } else if inode.has_inline_data() {
             self.inline_content(inode, offset..end, cx.tag)?
         } else {
@@ -43,7 +45,8 @@ impl F2fs {
         Ok(read)
     }
 
-    /// Bytes of content that lies in blocks. Of a file of `size` bytes what a stream will ask for next is read ahead.
+    /// Bytes of content that lies in blocks. Of a file of `size` bytes what a stream will ask for next is read ahead;
+    /// without a size the range may lie behind the end, where verity files have their hashes.
     pub(crate) fn read_blocks(
         &self,
         inode: &Inode,

@@ -49,6 +49,8 @@ pub enum Structure {
     Acl,
     /// Cluster of a compressed file.
     Cluster,
+    /// The place of a verity file's descriptor (`struct fsverity_descriptor_location`).
+    Verity,
 }
 
 impl fmt::Display for Structure {
@@ -66,6 +68,7 @@ impl fmt::Display for Structure {
             Self::Xattrs => "attributes",
             Self::Acl => "access control list",
             Self::Cluster => "compressed cluster",
+            Self::Verity => "place of the verity descriptor",
         })
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_rt::Random;
-use steadfs_vfs::{FileKind, FileSystem, FsError, RenameFlags, SetXattr};
+use steadfs_vfs::{FileKind, FileSystem, FsError, RenameFlags, Result, SetAttr, SetXattr};
 
 use crate::disk::Nid;
 use crate::disk::inode::Advise;
@@ -466,4 +466,85 @@ fn the_volumes_own_files_are_nobodys() {
     }
     fs.attach(cx, ROOT).unwrap();
     fs.forget(ROOT, 1);
+}
+
+/// Encrypted inodes as this program finds them: it has no keys. What the kernel allows without the key is allowed.
+#[test]
+fn without_the_key_files_can_be_removed_and_keep_their_content() {
+    use crate::disk::hash;
+    use crate::disk::xattr::{Change, index};
+    use steadfs_vfs::nokey::show;
+
+    let world = World::make(ALL, 64);
+    let (fs, cx): (&dyn FileSystem, _) = (&*world.fs, &world.cx);
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let names = [
+        &b"sixteen bytes it"[..],
+        b"a name to remove",
+        b"a directory name",
+    ];
+    let [file, other] = [0, 1].map(|n| world.file(dir, names[n]).unwrap().ino);
+    let sub = world.mkdir(dir, names[2]).unwrap().ino;
+    fs.write(cx, file, 0, &[7; 9000], false).unwrap();
+    let link = world.mkdir(ROOT, b"plain").unwrap().ino;
+    for ino in [dir, file, other, sub] {
+        let inode = world.fs.by_number(ino, cx.tag).unwrap();
+        let context = Change {
+            index: index::ENCRYPTION,
+            name: b"c",
+            value: Some(&[2; 40]),
+        };
+        let encrypt = world.fs.store_fields(cx, &inode, &[context], |core, _| {
+            core.advise = core.advise.union(Advise::ENCRYPTED);
+        });
+        encrypt.unwrap();
+    }
+    let shown = names.map(|name| show([hash::of_name(name), 0], name).unwrap());
+    assert_eq!(world.names(dir).len(), 3);
+    for (name, ino) in shown.iter().zip([file, other, sub]) {
+        assert_eq!(world.lookup(dir, name).unwrap().ino, ino);
+    }
+    let no_key = |result: Result<(), FsError>| assert_eq!(result, Err(FsError::NoKey));
+    // Content.
+    for write in [false, true] {
+        no_key(fs.open(cx, file, write));
+    }
+    no_key(fs.read(cx, file, 0, 1).map(drop));
+    no_key(fs.write(cx, file, 0, b"x", false).map(drop));
+    let cut = SetAttr {
+        size: Some(0),
+        ..SetAttr::default()
+    };
+    no_key(fs.setattr(cx, file, &cut).map(drop));
+    // Names.
+    no_key(world.file(dir, b"new").map(drop));
+    no_key(world.mkdir(dir, b"new").map(drop));
+    no_key(fs.symlink(cx, dir, b"new", b"target").map(drop));
+    no_key(fs.tmpfile(cx, dir, 0o600).map(drop));
+    let plain = RenameFlags::default();
+    world.file(ROOT, b"outside").unwrap();
+    no_key(fs.rename(cx, (ROOT, b"outside"), (dir, b"new"), plain));
+    no_key(fs.rename(cx, (dir, &shown[0]), (ROOT, b"new"), plain));
+    no_key(fs.rename(cx, (dir, &shown[0]), (dir, &shown[1]), plain));
+    no_key(fs.link(cx, file, dir, b"new").map(drop));
+    // What needs no key.
+    fs.link(cx, file, link, b"one more").unwrap();
+    let owner = SetAttr {
+        uid: Some(7),
+        perm: Some(0o640),
+        ..SetAttr::default()
+    };
+    assert_eq!(fs.setattr(cx, file, &owner).unwrap().perm, 0o640);
+    fs.setxattr(cx, file, b"user.x", b"y", SetXattr::Any)
+        .unwrap();
+    fs.unlink(cx, dir, &shown[1]).unwrap();
+    fs.rmdir(cx, dir, &shown[2]).unwrap();
+    let world = world.reopen();
+    let (fs, cx): (&dyn FileSystem, _) = (&*world.fs, &world.cx);
+    assert_eq!(world.names(dir), [shown[0].clone()]);
+    assert_eq!(world.lookup(dir, &shown[0]).unwrap().size, 9000);
+    fs.unlink(cx, dir, &shown[0]).unwrap();
+    fs.unlink(cx, link, b"one more").unwrap();
+    fs.rmdir(cx, ROOT, b"dir").unwrap();
+    world.close();
 }

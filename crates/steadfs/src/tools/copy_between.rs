@@ -183,6 +183,10 @@ impl<'a> Copier<'a, '_> {
     fn file(&mut self, from: &Held<'_>, place: &Place<'_>) -> Result<()> {
         self.begin(place)?;
         let (attr, maker) = (from.attr(), self.maker);
+        if attr.kind == FileKind::Regular {
+            let open = self.source.open(self.cx, attr.ino, false);
+            open.on_volume(place.source)?;
+        }
         maker
             .make_room(place.into, place.name)
             .on_volume(place.target)?;

@@ -257,6 +257,11 @@ impl<'a> Copier<'a, '_> {
     fn file(&mut self, held: &Held<'_>, place: &Place<'_>) -> Result<()> {
         let attr = held.attr();
         self.begin(place.source)?;
+        if attr.kind == FileKind::Regular {
+            self.fs
+                .open(self.cx, attr.ino, false)
+                .on_volume(place.source)?;
+        }
         if self.how.overwrite {
             self.spare_image(place)?;
             match rustix::fs::unlinkat(place.dir, os(place.name), AtFlags::empty()) {

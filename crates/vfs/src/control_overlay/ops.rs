@@ -3,6 +3,7 @@
 use steadfs_base::InodeNo;
 
 use super::*;
+use crate::verity::FileDigest;
 
 impl FileSystem for WithControl {
     fn root(&self) -> InodeNo {
@@ -125,6 +126,24 @@ impl FileSystem for WithControl {
         self.changeable(from.0, from.1)?;
         self.changeable(to.0, to.1)?;
         self.inner.rename(cx, from, to, flags)
+    }
+
+    fn checks_opens(&self) -> bool {
+        self.inner.checks_opens()
+    }
+
+    fn open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
+        if is_control_inode(ino) {
+            return Ok(());
+        }
+        self.inner.open(cx, ino, write)
+    }
+
+    fn verity_digest(&self, cx: &Cx, ino: InodeNo) -> Result<FileDigest> {
+        if is_control_inode(ino) {
+            return Err(FsError::NoData);
+        }
+        self.inner.verity_digest(cx, ino)
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {

@@ -25,6 +25,8 @@ impl Note {
     pub const SIT: Self = Self(12);
     /// Extended attributes.
     pub const XATTR: Self = Self(14);
+    /// The place of a verity file's descriptor.
+    pub const VERITY_XATTR: Self = Self(15);
     /// An entry of the node address table.
     pub const NAT: Self = Self(16);
 }
@@ -65,6 +67,7 @@ impl Note {
             Structure::Dentries => Some(Self::DIRENT),
             Structure::Summary => Some(Self::SUMMARY),
             Structure::Xattrs | Structure::Acl => Some(Self::XATTR),
+            Structure::Verity => Some(Self::VERITY_XATTR),
             Structure::Nat => Some(Self::NAT),
             Structure::Sit => Some(Self::SIT),
             Structure::Inode => Some(Self::INODE),

@@ -28,6 +28,8 @@ pub struct MemFs {
     pub write_gate: AtomicU32,
     /// Writes that came.
     pub writes: AtomicU32,
+    /// See [`MemFs::closing`].
+    closed_size: Option<u64>,
 }
 
 fn now() -> Timestamp {
@@ -56,7 +58,14 @@ impl MemFs {
             fsync_gate: AtomicU32::new(0),
             write_gate: AtomicU32::new(0),
             writes: AtomicU32::new(0),
+            closed_size: None,
         }
+    }
+
+    /// Checks opens: files of this size cannot be opened.
+    pub fn closing(mut self, size: u64) -> Self {
+        self.closed_size = Some(size);
+        self
     }
 
     pub fn with<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {

@@ -1,0 +1,134 @@
+//! Verity files: where f2fs keeps the hash tree and the descriptor, and what it refuses of them.
+//!
+//! Both lie in the file's own blocks behind its end, which no reader sees: the tree from the next multiple of 64 KiB
+//! on. A hidden extended attribute holds the descriptor's position and size (`struct fsverity_descriptor_location`).
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use steadfs_base::{InodeNo, IoTag};
+use steadfs_vfs::verity::{DESCRIPTOR_MAX, FileDigest, Verity, tree_start};
+use steadfs_vfs::{Cx, FsError, ReadData, Result};
+
+use crate::disk::inode::Advise;
+use crate::disk::xattr::index;
+use crate::disk::{DiskError, Features, Structure};
+use crate::fs::F2fs;
+use crate::inode::Inode;
+
+/// Name of the attribute.
+const NAME: &[u8] = b"v";
+
+impl Inode {
+    /// Whether content is checked against verity hashes.
+    pub(crate) fn is_verity(&self) -> bool {
+        self.core.read().advise.contains(Advise::VERITY)
+    }
+}
+
+impl F2fs {
+    /// Whether some file of the volume may refuse to be opened.
+    pub(crate) fn has_closed_files(&self) -> bool {
+        self.layout.has(Features::ENCRYPT) || self.layout.has(Features::VERITY)
+    }
+
+    /// See [`steadfs_vfs::FileSystem::open`].
+    pub(crate) fn check_may_open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
+        let inode = self.by_number(ino, cx.tag)?;
+        Self::readable(&inode)?;
+        if !inode.is_verity() {
+            return Ok(());
+        }
+        if write {
+            return Err(FsError::NotPermitted);
+        }
+        self.verity(&inode, cx.tag).map(drop)
+    }
+
+    /// See [`steadfs_vfs::FileSystem::verity_digest`].
+    pub(crate) fn measure(&self, cx: &Cx, ino: InodeNo) -> Result<FileDigest> {
+        if !self.layout.has(Features::VERITY) {
+            return Err(FsError::NotSupported("verity on this volume"));
+        }
+        let inode = self.by_number(ino, cx.tag)?;
+        if !inode.is_verity() {
+            return Err(FsError::NoData);
+        }
+        Ok(self.verity(&inode, cx.tag)?.digest().clone())
+    }
+
+    /// Reads bytes of a verity file, checked. The caller holds `inode.lock`.
+    pub(crate) fn read_verified(
+        &self,
+        inode: &Inode,
+        range: Range<u64>,
+        tag: IoTag,
+    ) -> Result<ReadData> {
+        let verity = self.verity(inode, tag)?;
+        let whole = verity.whole_blocks(range.clone());
+        let data = self.read_blocks(inode, whole.clone(), Some(inode.size()), tag)?;
+        let tree = tree_of(inode)?;
+        let read_tree = |bytes: Range<u64>| {
+            let range = tree.saturating_add(bytes.start)..tree.saturating_add(bytes.end);
+            Ok(self.read_blocks(inode, range, None, tag)?.to_vec())
+        };
+        verity
+            .check(whole.start, &data, read_tree)
+            .map_err(|error| error.of_file(inode.nid()))?;
+        Ok(data.slice((range.start - whole.start) as usize..(range.end - whole.start) as usize))
+    }
+
+    fn verity(&self, inode: &Inode, tag: IoTag) -> Result<Arc<Verity>> {
+        let generation = inode.core.read().generation;
+        self.verities.get(inode.nid().into(), generation, || {
+            let descriptor = self.verity_descriptor(inode, tag)?;
+            Verity::parse(&descriptor, inode.size())
+        })
+    }
+
+    fn verity_descriptor(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
+        let place = self.attr_value(inode, index::VERITY, NAME, tag)?;
+        let place = place.ok_or_else(|| bad(inode, "there is none"))?;
+        let Place { start, size } =
+            Place::parse(&place).ok_or_else(|| bad(inode, "is of an unknown form"))?;
+        if start < tree_of(inode)? || start.checked_add(size.into()).is_none() {
+            return Err(bad(inode, "leads elsewhere than behind the file's end"));
+        }
+        if size as usize > DESCRIPTOR_MAX {
+            return Err(FsError::Invalid("the verity descriptor is too long"));
+        }
+        let range = start..start + u64::from(size);
+        Ok(self.read_blocks(inode, range, None, tag)?.to_vec())
+    }
+}
+
+/// Where a descriptor lies in its file.
+struct Place {
+    start: u64,
+    size: u32,
+}
+
+impl Place {
+    /// Reads the attribute's value: a version, which is 1, the size, the position.
+    fn parse(value: &[u8]) -> Option<Self> {
+        let (version, rest) = value.split_first_chunk()?;
+        let (size, start) = rest.split_first_chunk()?;
+        let known = u32::from_le_bytes(*version) == 1;
+        known.then_some(Self {
+            start: u64::from_le_bytes(start.try_into().ok()?),
+            size: u32::from_le_bytes(*size),
+        })
+    }
+}
+
+fn tree_of(inode: &Inode) -> Result<u64> {
+    tree_start(inode.size()).ok_or_else(|| bad(inode, "is of a file that is too large"))
+}
+
+fn bad(inode: &Inode, rule: &'static str) -> FsError {
+    let error = DiskError::entry(Structure::Verity, 0, rule);
+    error.in_node(inode.nid()).into()
+}
+
+#[cfg(test)]
+mod tests;
