@@ -152,7 +152,7 @@ fn what_is_not_known_is_named() {
         ("noatim", "did you mean noatime?"),
         ("NOATIME", "did you mean noatime?"),
         ("nobarier", "did you mean nobarrier?"),
-        ("loop", "leave it out"),
+        ("loop=/dev/loop9", "leave it out"),
     ] {
         let said = mount(&["-o", option, image, at]).expect(1).err;
         assert!(said.contains(option) && said.contains(says), "{said}");
@@ -169,13 +169,252 @@ fn what_is_not_known_is_named() {
         );
         assert!(!said.contains("tip"), "{said}");
     }
-    for words in [
-        &[][..],
-        &[image],
-        &["-r", "-w", image, at],
-        &["-L", "x", image, at],
-    ] {
+    for words in [&[][..], &[image], &["-L", "x", image, at]] {
         mount(words).expect(1);
+    }
+}
+
+/// Lists as they stand in fstab, in wikis and in /proc/mounts of the kernel's ext4 and f2fs. What has no effect here is
+/// accepted where it asks for no guarantee, and named.
+#[test]
+fn lists_that_the_kernel_accepts_are_accepted() {
+    let scratch = Scratch::new();
+    let root = scratch.folder("root");
+    let at = path(&root);
+    let ext4 = Image::mke2fs(&scratch, "ext4", 64 * MIB, &["-t", "ext4"]);
+    let (plain, compressed) = (scratch.join("plain"), scratch.join("compressed"));
+    succeed("truncate", ["-s", "64M", path(&plain), path(&compressed)]);
+    succeed("mkfs.f2fs", ["-q", path(&plain)]);
+    let features = "extra_attr,inode_checksum,sb_checksum,compression";
+    succeed("mkfs.f2fs", ["-q", "-O", features, path(&compressed)]);
+    let (plain, compressed) = (path(&plain), path(&compressed));
+    for (image, list, named) in [
+        (
+            path(ext4.path()),
+            "defaults,noatime,data=writeback,barrier=0,nobh,errors=remount-ro,lazytime",
+            &["nobh: Linux removed it", "lazytime: times are written"][..],
+        ),
+        (
+            path(ext4.path()),
+            "rw,seclabel,relatime,usrjquota=aquota.user,grpjquota=aquota.group,jqfmt=vfsv1,data=ordered",
+            &[
+                "usrjquota=aquota.user, grpjquota=aquota.group, jqfmt=vfsv1: quota is neither",
+                "seclabel",
+            ],
+        ),
+        (
+            path(ext4.path()),
+            "loop,user_xattr,acl,init_itable=10,nomblk_io_submit,i_version,oldalloc,check=none,mand",
+            &[
+                "init_itable=10",
+                "nomblk_io_submit, oldalloc, check=none",
+                "mand",
+                "loop",
+            ],
+        ),
+        (
+            plain,
+            "rw,lazytime,relatime,background_gc=on,nodiscard,no_heap,user_xattr,inline_xattr,acl,inline_data,\
+             inline_dentry,flush_merge,barrier,extent_cache,mode=adaptive,active_logs=6,alloc_mode=reuse,\
+             checkpoint_merge,fsync_mode=posix,memory=normal,lookup_mode=perf,discard_unit=block,errors=continue",
+            &["lazytime: times are written", "no_heap: Linux removed it"],
+        ),
+        (
+            plain,
+            "compress_algorithm=zstd:6,compress_chksum,atgc,gc_merge,lazytime,inlinecrypt",
+            &["compress_algorithm=zstd:6, compress_chksum: new files are written uncompressed"],
+        ),
+        (
+            compressed,
+            "compress_algorithm=lz4,compress_log_size=2,compress_extension=*,compress_mode=fs,nodiscard",
+            &["compress_extension=*"],
+        ),
+    ] {
+        let said = mount(&["-o", list, image, at]).expect(0).err;
+        let idle = |line: &&str| line.starts_with("steadfs: without effect: ");
+        let lines: Vec<&str> = said.lines().filter(idle).collect();
+        for words in named {
+            assert!(
+                lines.iter().any(|line| line.contains(words)),
+                "{words}: {said}"
+            );
+        }
+        for effective in [
+            "relatime",
+            "memory",
+            "lookup_mode",
+            "barrier",
+            "atgc",
+            "acl",
+        ] {
+            assert!(lines.iter().all(|line| !line.contains(effective)), "{said}");
+        }
+        fs::write(root.join("file"), vec![7; 100_000]).unwrap();
+        let again = ["remount", "-o", "lazytime,noatime", at];
+        let said = steadfs(again).expect(0).err;
+        assert!(said.contains("lazytime: times are written"), "{said}");
+        unmount(&root);
+    }
+    ext4.check_clean();
+    for image in [plain, compressed] {
+        succeed("fsck.f2fs", ["--dry-run", image]);
+    }
+}
+
+/// A list is corrected once, whoever takes it: the command, mount(8)'s helper or a running mount.
+#[test]
+fn all_refusals_of_a_call_are_named_at_once() {
+    let scratch = Scratch::new();
+    let root = scratch.folder("root");
+    let at = path(&root);
+    let image = Image::mke2fs(&scratch, "d.img", 64 * MIB, &["-t", "ext4"]);
+    let image = path(image.path());
+    let helper = scratch.join("mount.steadfs");
+    symlink(program(), &helper).unwrap();
+    let list = "noatme,dax,data=journal,lazytime,gc_merge,offset=7";
+    let names = ["noatme", "dax", "data=journal", "offset=7"];
+    let check = |said: &str, names: &[&str]| {
+        for name in names {
+            let words = format!("option {name}: ");
+            assert!(said.contains(&words), "{name}: {said}");
+        }
+        assert!(!said.contains("lazytime"), "{said}");
+    };
+    let all = [&names[..], &["gc_merge"]].concat();
+    check(&mount(&["-o", list, image, at]).expect(1).err, &all);
+    let said = run(path(&helper), [image, at, "-o", list]).expect(1).err;
+    check(&said, &all);
+    // Of options of another kind of volume all are named, too, and all that contradict each other.
+    let said = mount(&["-o", "gc_merge,atgc", image, at]).expect(32).err;
+    check(&said, &["gc_merge", "atgc"]);
+    let said = mount(&["-o", "noload,min_batch_time=20000", image, at]);
+    check(&said.expect(1).err, &["noload", "min_batch_time"]);
+    mount(&[image, at]).expect(0);
+    let said = steadfs(["remount", "-o", list, at]).expect(1).err;
+    check(&said, &all);
+    let fixed = "noload,ro,offset=1M,cache_size=64M,gc_merge";
+    let said = steadfs(["remount", "-o", fixed, at]).expect(32).err;
+    check(&said, &["offset=1M", "cache_size=64M", "gc_merge"]);
+    let said = steadfs(["remount", "-o", "ro,noload,data=writeback", at]);
+    check(&said.expect(32).err, &["noload", "data"]);
+    unmount(&root);
+}
+
+/// What a mount fixes may be given again as it was, and what the kernel enforces is changed.
+#[test]
+fn a_remount_takes_what_holds_already() {
+    let scratch = Scratch::new();
+    let root = scratch.folder("root");
+    let at = path(&root);
+    let image = Image::mke2fs(&scratch, "d.img", 64 * MIB, &["-t", "ext4"]);
+    let list = "offset=0,cache_size=64M,buffered,noexec,allow_other";
+    mount(&["-o", list, path(image.path()), at]).expect(0);
+    let again = format!("{list},commit=9,x-mine=1,nofail");
+    steadfs(["remount", "-o", &again, at]).expect(0);
+    steadfs(["remount", "-o", "exec,nosuid", at]).expect(0);
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = table.lines().find(|line| line.contains(at)).unwrap();
+    assert!(
+        line.contains(" rw,nosuid,") && !line.contains("noexec"),
+        "{line}"
+    );
+    for other in [
+        "direct",
+        "cache_size=65M",
+        "noallow_other",
+        "nocontrol",
+        "foreground",
+    ] {
+        let said = steadfs(["remount", "-o", other, at]).expect(32).err;
+        assert!(
+            said.contains(&format!("option {other}: cannot change")),
+            "{said}"
+        );
+    }
+    unmount(&root);
+}
+
+/// As in mount(8): `-w` and `-o ro`, wherever they stand.
+#[test]
+fn the_last_word_of_reading_and_writing_counts() {
+    let scratch = Scratch::new();
+    let root = scratch.folder("root");
+    let at = path(&root);
+    let image = Image::mke2fs(&scratch, "d.img", 64 * MIB, &["-t", "ext4"]);
+    let image = path(image.path());
+    for (words, wanted) in [
+        (&["-r", "-w"][..], " rw,"),
+        (&["-w", "-o", "ro"], " ro,"),
+        (&["-o", "ro", "-w"], " rw,"),
+        (&["-o", "rw", "-r", "-o", "noatime"], " ro,"),
+        (&["-w", "-r", "--rw"], " rw,"),
+    ] {
+        mount(&[words, &[image, at]].concat()).expect(0);
+        let table = fs::read_to_string("/proc/self/mounts").unwrap();
+        let line = table.lines().find(|line| line.contains(at)).unwrap();
+        assert!(line.contains(wanted), "{words:?}: {line}");
+        unmount(&root);
+    }
+}
+
+/// As mount(8) does with a write-protected source: read-only, and that is reported; `-w` insists.
+#[test]
+fn a_volume_that_can_only_be_read_is_mounted_so() {
+    let scratch = Scratch::new();
+    let root = scratch.folder("root");
+    let at = path(&root);
+    let sealed = Image::mke2fs(&scratch, "sealed", 64 * MIB, &["-t", "ext4"]);
+    succeed("tune2fs", ["-O", "read-only", path(sealed.path())]);
+    let words = ["-t", "ext4", "-O", "bigalloc,quota"];
+    let bigalloc = Image::mke2fs(&scratch, "bigalloc", 64 * MIB, &words);
+    let userdata = scratch.join("userdata");
+    succeed("truncate", ["-s", "64M", path(&userdata)]);
+    let features = "extra_attr,project_quota,quota,casefold";
+    succeed(
+        "mkfs.f2fs",
+        ["-q", "-O", features, "-C", "utf8", path(&userdata)],
+    );
+    let firmware = scratch.join("firmware");
+    succeed("truncate", ["-s", "64M", path(&firmware)]);
+    succeed("mkfs.f2fs", ["-q", "-O", "ro", path(&firmware)]);
+    let protected = Image::mke2fs(&scratch, "protected", 64 * MIB, &["-t", "ext4"]);
+    let protected = LoopDevice::attach_read_only(protected.path());
+    for (image, why) in [
+        (path(sealed.path()), "made to be read only (read-only)"),
+        (
+            path(bigalloc.path()),
+            "not supported for writing: quota, bigalloc",
+        ),
+        (path(&userdata), "quota_ino, casefold"),
+        (path(&firmware), "made to be read only (ro)"),
+        (path(protected.path()), "takes no writes"),
+    ] {
+        for words in [&[][..], &["-o", "rw,noatime"]] {
+            let said = mount(&[words, &[image, at]].concat()).expect(0).err;
+            let line = format!("{image}: mounted read-only: ");
+            assert!(said.contains(&line) && said.contains(why), "{said}");
+            assert!(!said.contains("yet"), "{said}");
+            let refused = fs::write(root.join("file"), "x").unwrap_err();
+            assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+            let table = fs::read_to_string("/proc/self/mounts").unwrap();
+            let line = table.lines().find(|line| line.contains(at)).unwrap();
+            assert!(line.contains(" ro,"), "{line}");
+            let said = steadfs(["remount", "-o", "rw", at]).expect(32).err;
+            let is_device = image.starts_with("/dev/");
+            assert!(said.contains(why) || is_device, "{said}");
+            unmount(&root);
+        }
+        let said = mount(&["-w", image, at]).expect(32).err;
+        assert!(said.contains(why) && said.contains("-w"), "{said}");
+        let said = mount(&["-o", "ro", image, at]).expect(0).err;
+        assert!(!said.contains("mounted read-only"), "{said}");
+        unmount(&root);
+        let into = format!("{image}:/");
+        let said = steadfs(["cp", "/etc/hostname", &into]).expect(1).err;
+        assert!(
+            said.contains(why) || said.contains("is write-protected"),
+            "{said}"
+        );
     }
 }
 
@@ -286,7 +525,10 @@ fn a_volume_within_an_image_is_alone_in_its_place() {
         steadfs(["ls", "-o", &open, disk]).expect(0);
         let short = format!("{open},sizelimit=10M");
         let said = mount(&["-o", &short, disk, path(&root)]).expect(32).err;
-        assert!(said.contains("the device only 10485760 bytes"), "{said}");
+        let words = "option sizelimit=10485760: the volume has 67108864 bytes";
+        assert!(said.contains(words), "{said}");
+        let said = steadfs(["check", "-o", &short, disk]).expect(8).err;
+        assert!(said.contains(words), "{said}");
     }
     let said = mount(&["-o", "offset=160M", disk, path(&root)])
         .expect(32)

@@ -60,6 +60,11 @@ fn mount_page(mut program: Command, path: &Path) -> io::Result<()> {
     }
     roff.control("SS", ["Taken as they are"]);
     roff.text([roman(mount_options::TAKEN)]);
+    roff.control(
+        "SS",
+        ["Accepted without effect, each with its reason on standard error"],
+    );
+    roff.text([roman(mount_options::NO_EFFECT)]);
     roff.control("SH", ["FSTAB"]);
     roff.text([roman(mount_options::FSTAB)]);
     roff.control("SH", ["SEE ALSO"]);

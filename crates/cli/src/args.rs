@@ -193,15 +193,8 @@ pub struct Mount {
         value_delimiter = ','
     )]
     pub types: Vec<String>,
-    /// Mount options, separated by commas, as in mount(8); may be given several times.
-    #[arg(short, long = "options", value_name = "LIST")]
-    pub options: Vec<String>,
-    /// Mount read-only; the same as -o ro.
-    #[arg(short, long)]
-    pub read_only: bool,
-    /// Mount for reading and writing; the same as -o rw, which is so anyway.
-    #[arg(short = 'w', long, alias = "rw", conflicts_with = "read_only")]
-    pub read_write: bool,
+    #[command(flatten)]
+    pub options: ListedOptions,
     /// Of no effect, as in mount(8) today: there is no mtab to leave alone.
     #[arg(short = 'n', long)]
     pub no_mtab: bool,
@@ -214,6 +207,71 @@ pub struct Mount {
     /// This is the program that serves; it says so on standard output when the mount is usable.
     #[arg(long, hide = true)]
     pub serve: bool,
+}
+
+/// `-o`, `-r` and `-w` of mount(8). The last one counts wherever it stands, so their order is kept, which clap's derived
+/// fields lose.
+#[derive(Debug, Default)]
+pub struct ListedOptions {
+    /// All of them as lists.
+    pub lists: Vec<String>,
+    /// Whether `-w` is among them.
+    pub read_write: bool,
+}
+
+impl ListedOptions {
+    const IDS: [&str; 3] = ["options", "read_only", "read_write"];
+}
+
+impl clap::FromArgMatches for ListedOptions {
+    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Self, clap::Error> {
+        let mut listed = Self::default();
+        listed.update_from_arg_matches(matches)?;
+        Ok(listed)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
+        let mut lists = Vec::new();
+        for id in Self::IDS {
+            let places = matches.indices_of(id).into_iter().flatten();
+            let words = matches.get_many::<String>(id).into_iter().flatten();
+            lists.extend(places.zip(words.cloned()));
+        }
+        lists.sort_unstable();
+        self.lists = lists.into_iter().map(|(_, list)| list).collect();
+        self.read_write = matches.contains_id("read_write");
+        Ok(())
+    }
+}
+
+impl clap::Args for ListedOptions {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let flag = |id: &'static str, letter: char, word: &'static str, long: &'static str| {
+            let flag = clap::Arg::new(id).short(letter).long(long).num_args(0);
+            flag.action(clap::ArgAction::Append)
+                .default_missing_value(word)
+        };
+        let [options, read_only, read_write] = Self::IDS;
+        command
+            .arg(
+                clap::Arg::new(options)
+                    .short('o')
+                    .long("options")
+                    .value_name("LIST")
+                    .action(clap::ArgAction::Append)
+                    .help("Mount options, separated by commas, as in mount(8); may be given several times"),
+            )
+            .arg(flag(read_only, 'r', "ro", "read-only").help("Mount read-only; the same as -o ro"))
+            .arg(
+                flag(read_write, 'w', "rw", "read-write")
+                    .alias("rw")
+                    .help("Mount for reading and writing, or not at all"),
+            )
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
 }
 
 /// Unmount a volume; returns when it is closed and everything is on the device.

@@ -20,7 +20,7 @@ pub const USAGE: u8 = 16;
 
 pub fn run(args: &args::Check) -> Result<(), Failure> {
     let list = args.open.options.join(",");
-    let options = Options::parse(&list).map_err(|error| Failure::new(USAGE, error))?;
+    let options = Options::parse_to_read(&list).map_err(|error| Failure::new(USAGE, error))?;
     let mut line = Line::of_reading("checking");
     let checked = steadfs::check(&args.volume, &options, &mut |bytes| line.bytes(bytes));
     line.done();

@@ -60,7 +60,10 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
             mount::run(&args::Mount {
                 volume: volume?,
                 mountpoint: Some(mountpoint),
-                options: vec![options],
+                options: args::ListedOptions {
+                    lists: vec![options],
+                    read_write: call.read_write,
+                },
                 verbose: call.verbose,
                 ..args::Mount::default()
             })
@@ -84,11 +87,11 @@ fn is_missing(volume: &Path) -> bool {
 fn what_is_known(list: &str) -> String {
     let items = list.split(',').filter(|item| {
         // Alone, without what others of the list make of it.
-        let parsed = steadfs::Options::split_remount(item);
-        if let Err(error) = &parsed {
+        let checked = steadfs::Options::check_items(item, None);
+        if let Err(error) = &checked {
             eprintln!("steadfs: {error}; left out");
         }
-        parsed.is_ok()
+        checked.is_ok()
     });
     items.collect::<Vec<_>>().join(",")
 }
@@ -103,6 +106,7 @@ struct Call {
     fake: bool,
     force: bool,
     lazy: bool,
+    read_write: bool,
     sloppy: bool,
     verbose: bool,
 }
@@ -129,7 +133,10 @@ impl Call {
                     ('s', Role::Mount) => call.sloppy = true,
                     ('l', Role::Umount) => call.lazy = true,
                     ('r', Role::Mount) => call.options.push("ro".to_owned()),
-                    ('w', Role::Mount) => call.options.push("rw".to_owned()),
+                    ('w', Role::Mount) => {
+                        call.options.push("rw".to_owned());
+                        call.read_write = true;
+                    }
                     ('t', _) => {
                         value(&mut letters, &mut words);
                     }
@@ -202,6 +209,7 @@ mod tests {
             fake: true,
             force: false,
             lazy: false,
+            read_write: false,
             sloppy: true,
             verbose: true,
         };
@@ -215,6 +223,7 @@ mod tests {
             options: ["noatime,sync", "ro", "ro", "rw"]
                 .map(String::from)
                 .to_vec(),
+            read_write: true,
             verbose: true,
             ..Call::default()
         };

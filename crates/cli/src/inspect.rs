@@ -9,7 +9,7 @@ use crate::output::print;
 
 pub fn run(args: &args::Inspect) -> Result<(), Failure> {
     let list = args.open.options.join(",");
-    let options = Options::parse(&list).map_err(Failure::plain)?;
+    let options = Options::parse_to_read(&list).map_err(Failure::plain)?;
     let inspection = steadfs::inspect(&args.volume, &options).map_err(Failure::plain)?;
     if args.json {
         let json = serde_json::to_string_pretty(&inspection).map_err(Failure::plain)?;

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use steadfs::{Error, OpenError, Options, Unmount, Volume};
+use steadfs::tools::harmless;
+use steadfs::{Error, Kind, OpenError, Options, Unmount, Volume};
+use steadfs_vfs::FsError;
 
 use crate::args;
 use crate::daemon::Nowhere;
@@ -17,9 +19,9 @@ use crate::{daemon, kind, log, signals, source};
 const THREADS: usize = 16;
 
 pub fn run(args: &args::Mount) -> Result<(), Failure> {
-    let list = list(args);
-    let options = Options::parse(&list).map_err(|error| Failure::new(code::USAGE, error))?;
+    let list = args.options.lists.join(",");
     let (volume, mountpoint) = places(args);
+    let options = parse(&list, &volume)?;
     let volume = absolute(&source::device(&volume)?)?;
     let mountpoint = absolute(&mountpoint)?;
     kind::check(&args.types, &volume, &options)?;
@@ -34,6 +36,9 @@ pub fn run(args: &args::Mount) -> Result<(), Failure> {
     }
     if !list.is_empty() {
         command.args(["-o", &list]);
+    }
+    if args.options.read_write && !options.read_only() {
+        command.arg("-w");
     }
     command.arg("--").args([&volume, &mountpoint]);
     daemon::start(command)
@@ -51,15 +56,13 @@ fn places(args: &args::Mount) -> (PathBuf, PathBuf) {
     }
 }
 
-fn list(args: &args::Mount) -> String {
-    let mut words = args.options.clone();
-    if args.read_write {
-        words.push("rw".to_owned());
-    }
-    if args.read_only {
-        words.push("ro".to_owned());
-    }
-    words.join(",")
+/// Where anything is refused, what the volume's kind does not have is reported with it.
+fn parse(list: &str, volume: &Path) -> Result<Options, Failure> {
+    let parsed = Options::parse(list).or_else(|error| match source::device(volume) {
+        Ok(volume) => Options::parse_for(list, &volume),
+        Err(_) => Err(error),
+    });
+    parsed.map_err(|error| Failure::new(code::USAGE, error))
 }
 
 /// The server goes to `/`: paths must not depend on where it was started.
@@ -96,8 +99,8 @@ fn serve(
     })?;
     let mut options = options.clone();
     options.ext4.mounted_on = Some(mountpoint.as_os_str().as_encoded_bytes().to_vec());
-    let (volume, options) = open(path, &options)?;
-    tell(args, &volume);
+    let (volume, options) = open(path, &options, args.options.read_write)?;
+    report(args, &volume);
     let mounted = match steadfs::mount(&volume, mountpoint, &options) {
         Ok(mounted) => mounted,
         Err(error) => {
@@ -132,32 +135,49 @@ fn serve(
     })
 }
 
-/// Opens the volume: for reading only, which is told, if it lies on what takes no writes, as mount(8) does.
-/// A file that merely may not be written by this user is refused: that may be a mistake.
-fn open(path: &Path, options: &Options) -> Result<(Volume, Options), Failure> {
+/// Opens the volume. What can only be read is mounted read-only and that is reported, as mount(8) does, unless `-w`
+/// asks for a mount that can be written. A file that this user may not write is refused: that may be a mistake.
+fn open(path: &Path, options: &Options, read_write: bool) -> Result<(Volume, Options), Failure> {
     let mut options = options.clone();
-    let opened = match Volume::open(path, &options) {
-        Err(Error::Open(OpenError::Io { cause, .. }))
-            if cause.kind() == ErrorKind::ReadOnlyFilesystem && !options.read_only() =>
-        {
-            eprintln!(
-                "steadfs: mounted read-only: {} takes no writes",
-                path.display()
-            );
-            options.set_read_only(true);
-            Volume::open(path, &options)
-        }
-        opened => opened,
+    let error = match Volume::open(path, &options) {
+        Ok(volume) => return Ok((volume, options)),
+        Err(error) => error,
     };
-    Ok((opened.map_err(|e| mount_failure(&e))?, options))
+    let why = match &error {
+        Error::Open(OpenError::Io { cause, .. })
+            if cause.kind() == ErrorKind::ReadOnlyFilesystem =>
+        {
+            "the device takes no writes"
+        }
+        Error::Volume {
+            error: FsError::OnlyReadable(why),
+            ..
+        } => why,
+        _ => return Err(mount_failure(&error)),
+    };
+    if options.read_only() {
+        return Err(mount_failure(&error));
+    }
+    if read_write {
+        let place = path.display();
+        let way_out = "leave out -w to mount it read-only";
+        return Err(Failure::new(
+            code::MOUNT,
+            format!("{place}: cannot be mounted for writing (-w): {why}; {way_out}"),
+        ));
+    }
+    let said = format!("{}: mounted read-only: {why}", path.display());
+    options.set_read_only(true);
+    let volume = Volume::open(path, &options).map_err(|error| mount_failure(&error))?;
+    eprintln!("steadfs: {}", harmless(&said));
+    Ok((volume, options))
 }
 
-/// What the user should know about the mount before it is used.
-fn tell(args: &args::Mount, volume: &Volume) {
+/// Reports what the user should know about the mount before it is used.
+fn report(args: &args::Mount, volume: &Volume) {
     let report = volume.report();
-    for reason in &report.read_only_because {
-        eprintln!("steadfs: mounted read-only: {reason}");
-    }
+    let list = args.options.lists.join(",");
+    report_no_effect(&list, Some(volume.kind()));
     for why in &report.defaults_passed_over {
         eprintln!("steadfs: the superblock's default is passed over: {why}");
     }
@@ -180,5 +200,12 @@ fn tell(args: &args::Mount, volume: &Volume) {
             report.recovered_files,
             report.orphans,
         );
+    }
+}
+
+/// Reports which options of a list have no effect, and why.
+pub fn report_no_effect(list: &str, kind: Option<Kind>) {
+    for why in Options::without_effect(list, kind) {
+        eprintln!("steadfs: without effect: {}", harmless(&why));
     }
 }

@@ -5,7 +5,8 @@ pub type Meaning = (&'static str, &'static str);
 
 /// What all of them have in common.
 pub const RULES: &str = "Options of mount(8) and ext4(5) and of f2fs keep their names and meanings. What makes no \
-    sense here is refused by name, with the reason; a misspelt one with the nearest that there is. \
+    sense here is refused by name, with the reason; a misspelt one with the nearest that there is. All refusals of a \
+    list are reported at once. \
     Defaults are in brackets; where the volume has its own, it is asked first.";
 
 /// Groups of options, each under a title.
@@ -283,7 +284,10 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
 ];
 
 /// Taken as they are, because they hold anyway or are for others.
-pub const TAKEN: &str = "auto, noauto, nofail, nouser, nousers, noowner, nogroup, _netdev, comment=, helper=, uhelper=, x-*, X-*, silent, loud, nomand, noiversion, symfollow, default_permissions, block_validity, check=none, nocheck, dax=never, nolazytime, nostrictatime, noinit_itable, noquota, orlov, dioread_nolock, extent_cache, flush_merge, memory=normal, checkpoint=enable";
+pub const TAKEN: &str = "auto, noauto, nofail, nouser, nousers, noowner, nogroup, _netdev, comment=, helper=, uhelper=, x-*, X-*, silent, loud, nomand, noiversion, symfollow, default_permissions, block_validity, dax=never, dax=inode, nolazytime, nostrictatime, noinit_itable, no_prefetch_block_bitmaps, nombcache, no_mbcache, nowarn_on_error, noquota, offusrjquota, offgrpjquota, offprjjquota, dioread_nolock, extent_cache, flush_merge, memory=normal, lookup_mode=perf, checkpoint=enable";
+
+/// Accepted, and have no effect, which the command reports with the reason.
+pub const NO_EFFECT: &str = "lazytime, norelatime, mand, iversion, i_version, seclabel, loop, debug, warn_on_error, noblock_validity, journal_async_commit, init_itable=, dioread_lock, nodioread_nolock, mb_optimize_scan=, prefetch_block_bitmaps, inlinecrypt, quota, usrquota, grpquota, prjquota, usrjquota=, grpjquota=, prjjquota=, jqfmt=, bh, nobh, mblk_io_submit, nomblk_io_submit, oldalloc, orlov, reservation, noreservation, journal=, check=, nocheck, compress_algorithm=, compress_log_size=, compress_extension=, nocompress_extension=, compress_chksum, compress_mode=, compress_cache, memory=low, lookup_mode=, age_extent_cache, noextent_cache, noflush_merge, nat_bits, heap, no_heap, io_bits=, whint_mode=";
 
 /// Volumes in fstab.
 pub const FSTAB: &str = "mount(8) finds the helper mount.steadfs, which `make install` puts into /sbin: \
@@ -313,6 +317,8 @@ pub fn help() -> String {
     }
     text.push_str("\nTaken as they are, because they hold anyway or are for others:\n");
     paragraph(&mut text, 2, 2, TAKEN);
+    text.push_str("\nAccepted without effect, each with its reason on standard error:\n");
+    paragraph(&mut text, 2, 2, NO_EFFECT);
     text.push_str("\nIn fstab:\n");
     paragraph(&mut text, 2, 2, FSTAB);
     text
@@ -356,6 +362,7 @@ mod tests {
             .flat_map(|(_, options)| *options)
             .flat_map(|(list, _)| names(list))
             .chain(names(TAKEN))
+            .chain(names(NO_EFFECT))
             .filter(|name| *name != "x-*" && *name != "X-*")
             .collect();
         let taken: BTreeSet<&str> = steadfs::Options::names().collect();

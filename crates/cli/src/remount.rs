@@ -3,20 +3,38 @@
 use std::path::Path;
 
 use rustix::mount::MountFlags as Raw;
-use steadfs::{MountFlags, MountHandle, Options};
+use steadfs::{Kind, MountFlags, MountHandle, Options};
 
 use crate::args;
 use crate::failure::{Failure, code};
+use crate::mount::report_no_effect;
 use crate::umount::{Mount, find};
 
-/// Hands the options to the server; only what a running volume can change is taken.
+/// Hands the options to the server, which takes what a running volume can change and what is as it was.
 pub fn run(args: &args::Remount) -> Result<(), Failure> {
     let mount = find(&args.mountpoint)?;
-    let parts = split(&args.options.join(","))?;
-    if let Some(item) = parts.fixed.first() {
-        return Err(cannot_change(&mount, item));
+    let list = args.options.join(",");
+    check(&mount, &list)?;
+    apply(&mount, &list)?;
+    let has = |name: &str| mount.options.iter().any(|item| item == name);
+    let now = MountFlags {
+        nosuid: has("nosuid"),
+        nodev: has("nodev"),
+        noexec: has("noexec"),
+        ..MountFlags::default()
+    };
+    let wanted = Options::flags_over(now, &list);
+    if wanted != now {
+        let mount = find(&args.mountpoint)?;
+        let has = |name: &str| mount.options.iter().any(|item| item == name);
+        let wanted = MountFlags {
+            noatime: has("noatime"),
+            nodiratime: has("nodiratime"),
+            ..wanted
+        };
+        set_flags(&mount, wanted)?;
     }
-    apply(&mount, &parts)
+    Ok(())
 }
 
 /// What mount(8) asks for: it passes all options of the mount, from fstab or from /proc/mounts, with
@@ -25,12 +43,17 @@ pub fn for_mount_8(mountpoint: &Path, list: &str) -> Result<(), Failure> {
     let mount = find(mountpoint)?;
     // `ro` and `rw` are both there when mount point and volume differ.
     let kept = |item: &str| !matches!(item, "ro" | "rw");
-    let new = |item: &&str| !(kept(item) && mount.options.iter().any(|had| had == item));
-    let parts = split(&list.split(',').filter(new).collect::<Vec<_>>().join(","))?;
-    for item in &parts.fixed {
+    let new = |item: &&str| {
+        let shown = kept(item) && mount.options.iter().any(|had| had == item);
+        !shown && !is_fuses(item)
+    };
+    let new = list.split(',').filter(new).collect::<Vec<_>>().join(",");
+    check(&mount, &new)?;
+    let (rest, fixed) = Options::split_fixed(&new);
+    for item in &fixed {
         eprintln!("steadfs: {item} stays as it was when the volume was mounted");
     }
-    apply(&mount, &parts)?;
+    apply(&mount, &rest)?;
     let mount = find(mountpoint)?;
     // The kernel's own flags: the list is complete, so what is not in it is off.
     let all: Vec<&str> = list.split(',').filter(|item| !is_fuses(item)).collect();
@@ -43,33 +66,30 @@ fn is_fuses(item: &str) -> bool {
     item.starts_with("user_id=") || item.starts_with("group_id=") || item.starts_with("blksize=")
 }
 
-/// A list taken apart.
-struct Parts {
-    /// For the server.
-    volume: String,
-    /// Items that count when the volume is mounted only.
-    fixed: Vec<String>,
+fn check(mount: &Mount, list: &str) -> Result<(), Failure> {
+    let checked = Options::check_items(list, kind_of(mount));
+    checked.map_err(|error| Failure::new(code::USAGE, error))
 }
 
-fn split(list: &str) -> Result<Parts, Failure> {
-    let parts = Options::split_remount(list).map_err(|e| Failure::new(code::USAGE, e))?;
-    let (volume, fixed) = parts;
-    Ok(Parts { volume, fixed })
+/// The kind of a mounted volume, by its control files; `None` without them.
+fn kind_of(mount: &Mount) -> Option<Kind> {
+    let has = |name: &str| mount.mountpoint.join(".steadfs").join(name).exists();
+    match (has("f2fs"), has("ext4")) {
+        (true, _) => Some(Kind::F2fs),
+        (_, true) => Some(Kind::Ext4),
+        _ => None,
+    }
 }
 
-fn cannot_change(mount: &Mount, what: &str) -> Failure {
-    let place = mount.mountpoint.display();
-    let why = "cannot change while mounted; unmount and mount again";
-    Failure::new(code::MOUNT, format!("{place}: {what}: {why}"))
-}
-
-fn apply(mount: &Mount, parts: &Parts) -> Result<(), Failure> {
-    if parts.volume.is_empty() {
+fn apply(mount: &Mount, list: &str) -> Result<(), Failure> {
+    if list.is_empty() {
         return Ok(());
     }
     MountHandle::of(mount.clone())
-        .remount(&parts.volume)
-        .map_err(|error| Failure::new(code::MOUNT, error))
+        .remount(list)
+        .map_err(|error| Failure::new(code::MOUNT, error))?;
+    report_no_effect(list, kind_of(mount));
+    Ok(())
 }
 
 /// Sets what the kernel enforces at the mount point, if it is not so.

@@ -16,10 +16,11 @@ pub fn with_volume<T>(
     work: impl FnOnce(&dyn FileSystem) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let list = open.options.join(",");
-    let mut options = Options::parse(&list).map_err(Failure::plain)?;
-    if !write {
-        options.set_read_only(true);
-    }
+    let options = match write {
+        true => Options::parse_for(&list, image),
+        false => Options::parse_to_read(&list),
+    };
+    let options = options.map_err(Failure::plain)?;
     crate::log::start(false);
     let volume = Volume::open(image, &options).map_err(Failure::plain)?;
     let done = writable(&volume, write).and_then(|()| work(&*volume.fs()));

@@ -12,7 +12,7 @@ use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, Cx, FileKind, Freeing, FsError, Result};
 
-use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
+use crate::disk::features::{Incompat, RoCompat};
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
 use crate::disk::{Ino, Superblock};
 use crate::fs::{Ext4, io_error};
@@ -22,6 +22,11 @@ use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::tuning::{journal_config, stripe, warn_of_idle_threshold};
 use crate::txn::{Txns, journal_error};
+
+mod mode;
+
+use mode::choose_mode;
+pub(crate) use mode::why_only_readable;
 
 /// What opening a volume found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,10 +93,11 @@ impl Ext4 {
         let seen = superblock_bytes(&queue)?;
         let mut sb = Superblock::parse(&seen)?;
         check_size(&sb, &queue)?;
-        choose_mode(&sb, &mut options, queue.geometry().read_only, &mut report)?;
+        choose_mode(&sb, &options, queue.geometry().read_only, &mut report)?;
         let needs_recovery = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
         let has_journal = !matches!(sb.journal(), JournalPlace::None);
         options = options.on(has_journal)?;
+        options.check_features(sb.features())?;
         let mut overlay = None;
         if needs_recovery && has_journal && !options.no_replay {
             if queue.geometry().read_only {
@@ -102,7 +108,7 @@ impl Ext4 {
                 recover_to_device(&queue, &sb, &mut report)?;
             }
             sb = replayed_superblock(&queue, &sb)?;
-            choose_mode(&sb, &mut options, queue.geometry().read_only, &mut report)?;
+            choose_mode(&sb, &options, queue.geometry().read_only, &mut report)?;
         }
         // Where the device is read, it is still as it was.
         let seen = if overlay.is_some() {
@@ -506,42 +512,6 @@ fn check_size(sb: &Superblock, queue: &Queue) -> Result<()> {
             geo.block_size.bytes(),
             queue.geometry().size
         )));
-    }
-    Ok(())
-}
-
-/// Whether the volume can be used as asked, or only read, or not at all.
-fn choose_mode(
-    sb: &Superblock,
-    options: &mut MountOptions,
-    device_read_only: bool,
-    report: &mut MountReport,
-) -> Result<()> {
-    match mount_mode(sb.features()) {
-        MountMode::Refused { features } => {
-            let names = features.join(", ");
-            return Err(FsError::BadOption(format!("unsupported features: {names}")));
-        }
-        MountMode::ReadOnly { because } if !options.read_only => {
-            let names = because.join(", ");
-            return Err(FsError::BadOption(format!(
-                "the volume's features {names} cannot be written yet; mount it read-only (-o ro)"
-            )));
-        }
-        MountMode::ReadOnly { because } => {
-            report.read_only_because = because.iter().map(ToString::to_string).collect();
-        }
-        MountMode::ReadWrite => {}
-    }
-    if matches!(sb.journal(), JournalPlace::External(_)) {
-        return Err(FsError::BadOption(
-            "an external journal is not supported; tune2fs -O ^has_journal takes it from a volume that was cleanly \
-             unmounted"
-                .to_owned(),
-        ));
-    }
-    if device_read_only && !options.read_only {
-        return Err(FsError::ReadOnly);
     }
     Ok(())
 }

@@ -1,15 +1,18 @@
 //! Mount options of ext2, ext3 and ext4, under the names mount(8) and ext4(5) give them.
 
 mod defaults;
+mod table;
 
 use std::fmt::Write as _;
 
-use steadfs_vfs::options::{
-    Entry, already, apply, choice, either, flag, items, number, refused, unknown, value,
-};
+use steadfs_vfs::options::{Refusals, apply, cannot_change, set_all};
 use steadfs_vfs::{FsError, Result};
 
 pub use defaults::Asked;
+pub use table::TABLE;
+
+use crate::disk::{Features, RoCompat};
+use table::{DATA_MODES, ON_ERROR};
 
 /// `data=`: when file data goes to the device relative to its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +102,8 @@ pub struct MountOptions {
     pub sync: bool,
     /// `dirsync`: so is every change of a directory.
     pub dirsync: bool,
+    /// `prjquota`: counts nothing here, but Linux refuses it where projects have no numbers.
+    pub project_quota: bool,
     /// Where it is mounted, which the superblock notes; `None`: it is opened without being mounted.
     pub mounted_on: Option<Vec<u8>>,
     /// What of all this was asked for by name.
@@ -159,6 +164,7 @@ impl Default for MountOptions {
             nodiratime: false,
             sync: false,
             dirsync: false,
+            project_quota: false,
             mounted_on: None,
             asked: Asked::default(),
         }
@@ -167,228 +173,6 @@ impl Default for MountOptions {
 
 const DEFAULT_COMMIT_SECS: u32 = 5;
 const DEFAULT_ASYNC_PERCENT: u8 = 50;
-/// Longest commit interval: a day.
-const MAX_COMMIT_SECS: u32 = 86_400;
-/// Longest wait for company: a minute.
-const MAX_BATCH_US: u32 = 60_000_000;
-const DATA_MODES: &[(&str, DataMode)] = &[
-    ("ordered", DataMode::Ordered),
-    ("writeback", DataMode::Writeback),
-];
-const ON_ERROR: &[(&str, OnError)] = &[
-    ("continue", OnError::Continue),
-    ("remount-ro", OnError::RemountReadOnly),
-];
-const NO_QUOTA: &str = "quota limits are not enforced; volumes with quota files mount read-only";
-const EXTERNAL: &str = "external journals are not supported; only one inside the volume is";
-const ALWAYS_CHECKED: &str = "structures are always checked against each other";
-
-/// Every option of ext2, ext3 and ext4 that Linux knows.
-pub const TABLE: &[Entry<MountOptions>] = &[
-    flag("ro", |o| o.read_only = true),
-    flag("rw", |o| o.read_only = false),
-    flag("noload", |o| o.no_replay = true),
-    flag("norecovery", |o| o.no_replay = true),
-    value("data", set_data),
-    value("commit", |o, v| {
-        number(v, 0..=MAX_COMMIT_SECS).map(|secs| {
-            o.commit_secs = if secs == 0 { DEFAULT_COMMIT_SECS } else { secs };
-        })
-    }),
-    value("min_batch_time", |o, v| {
-        number(v, 0..=MAX_BATCH_US).map(|us| o.min_batch_us = us)
-    }),
-    value("max_batch_time", |o, v| {
-        number(v, 0..=MAX_BATCH_US).map(|us| o.max_batch_us = us)
-    }),
-    value("journal_ioprio", |o, v| {
-        number(v, 0..=7).map(|prio| o.journal_ioprio = prio)
-    }),
-    flag("journal_checksum", |o| o.journal_checksum = Some(true)),
-    flag("nojournal_checksum", |o| o.journal_checksum = Some(false)),
-    either("barrier", |o, v| switch(v).map(|on| o.barrier = on)),
-    flag("nobarrier", |o| o.barrier = false),
-    value("data_err", |o, v| {
-        choice(v, &[("ignore", false), ("abort", true)]).map(|abort| o.abort_on_data_error = abort)
-    }),
-    value("errors", set_errors),
-    either("async_checkpoint", set_async_checkpoint),
-    flag("noasync_checkpoint", |o| {
-        o.async_checkpoint = AsyncCheckpoint::Off;
-    }),
-    flag("discard", |o| o.discard = true),
-    flag("nodiscard", |o| o.discard = false),
-    flag("user_xattr", |o| o.user_xattr = Some(true)),
-    flag("nouser_xattr", |o| o.user_xattr = Some(false)),
-    flag("acl", |o| o.acl = Some(true)),
-    flag("noacl", |o| o.acl = Some(false)),
-    flag("grpid", |o| o.grpid = Some(true)),
-    flag("bsdgroups", |o| o.grpid = Some(true)),
-    flag("nogrpid", |o| o.grpid = Some(false)),
-    flag("sysvgroups", |o| o.grpid = Some(false)),
-    value("resuid", |o, v| {
-        number(v, 0..=u32::MAX - 1).map(|id| o.resuid = Some(id))
-    }),
-    value("resgid", |o, v| {
-        number(v, 0..=u32::MAX - 1).map(|id| o.resgid = Some(id))
-    }),
-    flag("delalloc", |o| o.delalloc = true),
-    flag("nodelalloc", |o| o.delalloc = false),
-    either("auto_da_alloc", |o, v| {
-        switch(v).map(|on| o.auto_da_alloc = on)
-    }),
-    flag("noauto_da_alloc", |o| o.auto_da_alloc = false),
-    value("inode_readahead_blks", set_inode_readahead),
-    value("stripe", |o, v| {
-        number(v, 0..=u32::MAX).map(|blocks| o.stripe = Some(blocks))
-    }),
-    value("max_dir_size_kb", |o, v| {
-        number(v, 0..=u64::MAX >> 10).map(|n| o.max_dir_kib = (n > 0).then_some(n))
-    }),
-    flag("minixdf", |o| o.minixdf = true),
-    flag("bsddf", |o| o.minixdf = false),
-    flag("noatime", |o| o.atime = Atime::Never),
-    flag("atime", |o| o.atime = Atime::Relative),
-    flag("relatime", |o| o.atime = Atime::Relative),
-    flag("nodiratime", |o| o.nodiratime = true),
-    flag("diratime", |o| o.nodiratime = false),
-    flag("sync", |o| o.sync = true),
-    flag("async", |o| o.sync = false),
-    flag("dirsync", |o| o.dirsync = true),
-    // What is so anyway.
-    already("block_validity"),
-    already("nocheck"),
-    already("nolazytime"),
-    already("nostrictatime"),
-    already("noinit_itable"),
-    already("noquota"),
-    already("orlov"),
-    already("dioread_nolock"),
-    value("check", |_, v| choice(v, &[("none", ())])),
-    either("dax", |_, v| match v {
-        Some("never") => Ok(()),
-        _ => Err(DAX.to_owned()),
-    }),
-    // What is not offered.
-    refused(
-        "strictatime",
-        "reads served by the kernel's page cache are not seen; use relatime",
-    ),
-    refused("norelatime", "the other choice is noatime"),
-    refused(
-        "lazytime",
-        "times are written with the inode at each commit",
-    ),
-    refused(
-        "journal_async_commit",
-        "a commit record is written when what it covers is on the device",
-    ),
-    refused("journal_dev", EXTERNAL),
-    refused("journal_path", EXTERNAL),
-    refused(
-        "init_itable",
-        "inode tables are initialised when their groups are first used",
-    ),
-    refused("noblock_validity", ALWAYS_CHECKED),
-    refused(
-        "dioread_lock",
-        "direct reads never see what is not written; leave it out",
-    ),
-    refused(
-        "nodioread_nolock",
-        "direct reads never see what is not written; leave it out",
-    ),
-    refused("i_version", "FUSE does not show a change counter"),
-    refused("nouid32", "owners are always kept with 32 bits"),
-    refused(
-        "oldalloc",
-        "the allocator of ext2's first years is gone; leave it out",
-    ),
-    refused(
-        "mb_optimize_scan",
-        "the allocator has one search; leave it out",
-    ),
-    refused(
-        "prefetch_block_bitmaps",
-        "bitmaps are read when they are needed; leave it out",
-    ),
-    refused(
-        "no_prefetch_block_bitmaps",
-        "bitmaps are read when needed anyway; leave it out",
-    ),
-    refused(
-        "nombcache",
-        "attribute blocks are not shared through a cache; leave it out",
-    ),
-    refused(
-        "no_mbcache",
-        "attribute blocks are not shared through a cache; leave it out",
-    ),
-    refused(
-        "sb",
-        "the primary superblock is used; e2fsck -b repairs it from a copy",
-    ),
-    refused("quota", NO_QUOTA),
-    refused("usrquota", NO_QUOTA),
-    refused("grpquota", NO_QUOTA),
-    refused("prjquota", NO_QUOTA),
-    refused("usrjquota", NO_QUOTA),
-    refused("grpjquota", NO_QUOTA),
-    refused("jqfmt", NO_QUOTA),
-    refused("debug", "steadfs inspect shows the volume's parameters"),
-    refused(
-        "abort",
-        "is for testing kernels; the shutdown ioctl stops a volume",
-    ),
-    refused("warn_on_error", "is for testing kernels"),
-    refused("test_dummy_encryption", "is for testing kernels"),
-    refused("debug_want_extra_isize", "is for testing kernels"),
-    refused("inlinecrypt", "encrypted files have no key here"),
-    refused("bh", "was removed from Linux; leave it out"),
-    refused("nobh", "was removed from Linux; leave it out"),
-    refused("mblk_io_submit", "was removed from Linux; leave it out"),
-    refused("nomblk_io_submit", "was removed from Linux; leave it out"),
-];
-
-const DAX: &str = "pages of the volume cannot be mapped into processes";
-
-fn switch(value: Option<&str>) -> Result<bool, String> {
-    value.map_or(Ok(1), |v| number(v, 0..=1)).map(|n| n == 1)
-}
-
-fn set_data(options: &mut MountOptions, value: &str) -> Result<(), String> {
-    if value == "journal" {
-        return Err("data is not journaled; use data=ordered".to_owned());
-    }
-    options.data = Some(choice(value, DATA_MODES)?);
-    Ok(())
-}
-
-fn set_async_checkpoint(options: &mut MountOptions, value: Option<&str>) -> Result<(), String> {
-    let percent = match value {
-        None => DEFAULT_ASYNC_PERCENT,
-        Some(value) => number(value, 1..=99)?,
-    };
-    options.async_checkpoint = AsyncCheckpoint::Below(percent);
-    Ok(())
-}
-
-fn set_errors(options: &mut MountOptions, value: &str) -> Result<(), String> {
-    if value == "panic" {
-        return Err("a program cannot halt the machine; use errors=remount-ro".to_owned());
-    }
-    options.errors = Some(choice(value, ON_ERROR)?);
-    Ok(())
-}
-
-fn set_inode_readahead(options: &mut MountOptions, value: &str) -> Result<(), String> {
-    let blocks = number(value, 0..=1 << 30)?;
-    if blocks != 0 && !u32::is_power_of_two(blocks) {
-        return Err("needs 0 or a power of two".to_owned());
-    }
-    options.inode_readahead_blocks = blocks;
-    Ok(())
-}
 
 impl MountOptions {
     /// The options in `list`, over the defaults.
@@ -423,15 +207,17 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`] if they ask for something that a volume without a journal has not.
     pub fn on(mut self, journaled: bool) -> Result<Self> {
-        let without = match self.async_checkpoint {
-            AsyncCheckpoint::Below(_) => Some("async_checkpoint"),
-            _ if self.abort_on_data_error => Some("data_err=abort"),
-            _ => None,
-        };
-        if let (false, Some(option)) = (journaled, without) {
-            let why = "needs a journal, which the volume has not";
-            return Err(FsError::BadOption(format!("option {option}: {why}")));
+        let below = matches!(self.async_checkpoint, AsyncCheckpoint::Below(_));
+        let without = [
+            ("async_checkpoint", below),
+            ("data_err=abort", self.abort_on_data_error),
+        ];
+        let mut refused = Refusals::default();
+        for (option, _) in without.iter().filter(|(_, asked)| *asked && !journaled) {
+            let why = "needs a journal, which the volume does not have";
+            refused.push(FsError::BadOption(format!("option {option}: {why}")));
         }
+        refused.into_result()?;
         if journaled && self.async_checkpoint == AsyncCheckpoint::Default {
             self.async_checkpoint = AsyncCheckpoint::Below(DEFAULT_ASYNC_PERCENT);
         }
@@ -443,14 +229,25 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`] naming the options that do not go together.
     pub fn validate(&self) -> Result<()> {
-        let wrong = |why: &str| Err(FsError::BadOption(why.to_owned()));
+        let mut refused = Refusals::default();
+        let mut wrong = |why: &str| refused.push(FsError::BadOption(why.to_owned()));
         if self.no_replay && !self.read_only {
-            return wrong(
-                "option noload: needs ro, for a volume is only written after its journal",
-            );
+            wrong("option noload: needs ro, for a volume is only written after its journal");
         }
         if self.min_batch_us > self.max_batch_us {
-            return wrong("option min_batch_time: is longer than max_batch_time");
+            wrong("option min_batch_time: is longer than max_batch_time");
+        }
+        refused.into_result()
+    }
+
+    /// Refuses what the volume's features give no meaning.
+    ///
+    /// # Errors
+    /// [`FsError::BadOption`] naming option and feature.
+    pub(crate) fn check_features(&self, features: Features) -> Result<()> {
+        if self.project_quota && !features.ro_compat.contains(RoCompat::PROJECT) {
+            let why = "option prjquota: the volume does not have the feature project";
+            return Err(FsError::BadOption(why.to_owned()));
         }
         Ok(())
     }
@@ -473,21 +270,16 @@ impl MountOptions {
             // The kernel was told when the volume was mounted, and checks permissions by it.
             ("acl", self.acl.unwrap_or(true) != new.acl.unwrap_or(true)),
         ];
-        match fixed.iter().find(|(_, changed)| *changed) {
-            None => Ok(new),
-            Some((name, _)) => Err(FsError::BadOption(format!(
-                "option {name}: cannot change while mounted; unmount and mount again"
-            ))),
+        let mut refused = Refusals::default();
+        for (name, _) in fixed.iter().filter(|(_, changed)| *changed) {
+            refused.push(cannot_change(name));
         }
+        refused.into_result().map(|()| new)
     }
 
     fn set_list(&mut self, list: &str) -> Result<()> {
-        for (name, value) in items(list) {
-            if !self.set(name, value)? {
-                return Err(unknown(name, TABLE.iter().map(|entry| entry.name)));
-            }
-        }
-        Ok(())
+        let names = || TABLE.iter().map(|entry| entry.name);
+        set_all(list, |name, value| self.set(name, value), names)
     }
 
     /// The options as /proc/mounts shows them: `ro` or `rw`, then what differs from the default.

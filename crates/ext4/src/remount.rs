@@ -10,10 +10,11 @@ use steadfs_rt::{now, sleep};
 use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::disk::Superblock;
-use crate::disk::features::{Incompat, MountMode, mount_mode};
+use crate::disk::features::Incompat;
 use crate::fs::Ext4;
 use crate::mount::{
     MountReport, no_thread, recover_to_device, replayed_superblock, superblock_bytes,
+    why_only_readable,
 };
 use crate::options::MountOptions;
 use crate::tuning::{stripe, tuning, warn_of_idle_threshold};
@@ -40,6 +41,7 @@ impl Ext4 {
         let asked = self.options.read().read_only;
         let old = self.effective_options();
         let new = old.remounted(list)?.on(self.txns.is_journaled())?;
+        new.check_features(self.sb.lock().features())?;
         if !old.read_only {
             self.judge(self.sync_volume(cx))?;
         }
@@ -171,12 +173,9 @@ impl Ext4 {
         if self.stopped.lock().is_some() {
             return Err(FsError::Stopped(self.why_stopped()));
         }
-        let features = self.sb.lock().features();
-        if let MountMode::ReadOnly { because } = mount_mode(features) {
-            return Err(FsError::BadOption(format!(
-                "the volume's features {} cannot be written yet; it stays read-only",
-                because.join(", ")
-            )));
+        let why = why_only_readable(&self.sb.lock());
+        if !why.is_empty() {
+            return Err(FsError::OnlyReadable(why.join("; ")));
         }
         // Those of the journal and the flusher, without which no volume is written.
         steadfs_rt::check_threads(3).map_err(no_thread)?;

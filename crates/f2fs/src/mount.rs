@@ -16,7 +16,7 @@ use crate::checkpoint::{self, Checkpoints, Current};
 use crate::damage::Notes;
 use crate::discard::Discards;
 use crate::disk::checkpoint::CpFlags;
-use crate::disk::{BLOCK_SIZE, MountMode, Superblock, mount_mode};
+use crate::disk::{BLOCK_SIZE, Features, MountMode, Superblock, mount_mode};
 use crate::fs::{F2fs, MetaWrites};
 use crate::gc::Gc;
 use crate::inode::InodeTable;
@@ -175,6 +175,20 @@ fn check_size(superblock: &Superblock, queue: &Queue) -> Result<()> {
     Ok(())
 }
 
+/// Why the volume can only be read, a phrase for each reason; empty if it can be written.
+pub(crate) fn why_only_readable(superblock: &Superblock) -> Vec<String> {
+    let features = superblock.features();
+    let mut why = Vec::new();
+    if features.contains(Features::READ_ONLY) {
+        why.push("made to be read only (ro)".to_owned());
+    }
+    if let MountMode::ReadOnly { because } = mount_mode(features.without(Features::READ_ONLY)) {
+        let names = because.join(", ");
+        why.push(format!("features not supported for writing: {names}"));
+    }
+    why
+}
+
 /// Whether the volume can be used as asked.
 fn choose_mode(
     superblock: &Superblock,
@@ -183,25 +197,18 @@ fn choose_mode(
     report: &mut MountReport,
 ) -> Result<()> {
     let refuse = |why: String| Err(FsError::BadOption(why));
-    match mount_mode(superblock.features()) {
-        MountMode::Refused { features } => {
-            let names = features.join(", ");
-            return refuse(format!("unsupported features: {names}"));
-        }
-        MountMode::ReadOnly { because } if !options.read_only => {
-            let names = because.join(", ");
-            return refuse(format!(
-                "the volume's features {names} cannot be written yet; mount it read-only (-o ro)"
-            ));
-        }
-        MountMode::ReadOnly { because } => {
-            report.read_only_because = because.iter().map(ToString::to_string).collect();
-        }
-        MountMode::ReadWrite => {}
+    if let MountMode::Refused { features } = mount_mode(superblock.features()) {
+        let names = features.join(", ");
+        return refuse(format!("unsupported features: {names}"));
     }
     if !superblock.devices().is_empty() {
         return refuse("volumes on several devices are not supported".to_owned());
     }
+    let why = why_only_readable(superblock);
+    if !why.is_empty() && !options.read_only {
+        return Err(FsError::OnlyReadable(why.join("; ")));
+    }
+    report.read_only_because = why;
     if device_read_only && !options.read_only {
         return Err(FsError::ReadOnly);
     }

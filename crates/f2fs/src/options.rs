@@ -4,7 +4,7 @@ mod table;
 
 use std::fmt::Write as _;
 
-use steadfs_vfs::options::{apply, items, unknown};
+use steadfs_vfs::options::{Refusals, apply, cannot_change, set_all};
 use steadfs_vfs::{FsError, Result};
 
 pub use table::TABLE;
@@ -175,6 +175,8 @@ pub struct MountOptions {
     pub resuid: Option<u32>,
     /// `resgid=`: the group that may use the reserved blocks.
     pub resgid: Option<u32>,
+    /// `prjquota`: counts nothing here, but Linux refuses it where projects have no numbers.
+    pub project_quota: bool,
     /// `mode=`.
     pub mode: Mode,
     /// `alloc_mode=`. `None`: `reuse` up to 16 GiB, else `default`.
@@ -222,6 +224,7 @@ impl Default for MountOptions {
             reserve_root: 0,
             resuid: None,
             resgid: None,
+            project_quota: false,
             mode: Mode::default(),
             alloc_mode: None,
             fsync_mode: FsyncMode::default(),
@@ -256,29 +259,26 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`] naming the options that do not go together.
     pub fn validate(&self) -> Result<()> {
-        if self.no_recovery && !self.read_only {
-            return Err(FsError::BadOption(
-                "option norecovery: needs ro, for a volume is only written after its recovery"
-                    .to_owned(),
-            ));
-        }
-        if self.gc_policy == GcPolicy::Linux2013 && self.atgc {
-            return Err(FsError::BadOption(
-                "option atgc: is none of the rules of gc_policy=2013".to_owned(),
-            ));
-        }
-        if self.gc_policy == GcPolicy::Linux2013 && self.mode == Mode::Lfs {
-            return Err(FsError::BadOption(
-                "option gc_policy=2013: fills holes, which mode=lfs forbids".to_owned(),
-            ));
-        }
-        if self.checkpoint_off.is_some() && self.read_only {
-            return Err(FsError::BadOption(
-                "option checkpoint=disable: does not go with ro; checkpoint=enable comes first"
-                    .to_owned(),
-            ));
-        }
-        Ok(())
+        let old_policy = self.gc_policy == GcPolicy::Linux2013;
+        let wrong = [
+            (
+                self.no_recovery && !self.read_only,
+                "option norecovery: needs ro, for a volume is only written after its recovery",
+            ),
+            (
+                old_policy && self.atgc,
+                "option atgc: is none of the rules of gc_policy=2013",
+            ),
+            (
+                old_policy && self.mode == Mode::Lfs,
+                "option gc_policy=2013: fills holes, which mode=lfs forbids",
+            ),
+            (
+                self.checkpoint_off.is_some() && self.read_only,
+                "option checkpoint=disable: does not go with ro; checkpoint=enable comes first",
+            ),
+        ];
+        all_wrong(&wrong)
     }
 
     /// Says in blocks what was asked for in percent.
@@ -294,13 +294,19 @@ impl MountOptions {
     /// # Errors
     /// [`FsError::BadOption`] naming option and feature.
     pub(crate) fn check_features(&self, features: Features) -> Result<()> {
-        if self.inline_xattr_size.is_some() && !features.contains(Features::FLEXIBLE_INLINE_XATTR) {
-            return Err(FsError::BadOption(
-                "option inline_xattr_size: the volume has not the feature flexible_inline_xattr"
-                    .to_owned(),
-            ));
-        }
-        Ok(())
+        let no_room = !features.contains(Features::FLEXIBLE_INLINE_XATTR);
+        let no_projects = !features.contains(Features::PROJECT_QUOTA);
+        let wrong = [
+            (
+                self.inline_xattr_size.is_some() && no_room,
+                "option inline_xattr_size: the volume does not have the feature flexible_inline_xattr",
+            ),
+            (
+                self.project_quota && no_projects,
+                "option prjquota: the volume does not have the feature project_quota",
+            ),
+        ];
+        all_wrong(&wrong)
     }
 
     /// These options changed by a remount's `list`.
@@ -320,21 +326,16 @@ impl MountOptions {
             // The kernel was told when the volume was mounted, and checks permissions by it.
             ("acl", self.acl.unwrap_or(true) != new.acl.unwrap_or(true)),
         ];
-        match fixed.iter().find(|(_, changed)| *changed) {
-            None => Ok(new),
-            Some((name, _)) => Err(FsError::BadOption(format!(
-                "option {name}: cannot change while mounted; unmount and mount again"
-            ))),
+        let mut refused = Refusals::default();
+        for (name, _) in fixed.iter().filter(|(_, changed)| *changed) {
+            refused.push(cannot_change(name));
         }
+        refused.into_result().map(|()| new)
     }
 
     fn set_list(&mut self, list: &str) -> Result<()> {
-        for (name, value) in items(list) {
-            if !self.set(name, value)? {
-                return Err(unknown(name, TABLE.iter().map(|entry| entry.name)));
-            }
-        }
-        Ok(())
+        let names = || TABLE.iter().map(|entry| entry.name);
+        set_all(list, |name, value| self.set(name, value), names)
     }
 
     /// The options as /proc/mounts shows them: `ro` or `rw`, then what the kernel's f2fs always shows, and
@@ -429,6 +430,15 @@ impl MountOptions {
             Some(Unusable::Percent(percent)) => write!(out, ",checkpoint=disable:{percent}%"),
         };
     }
+}
+
+/// The sentences whose conditions hold, as one error.
+fn all_wrong(sentences: &[(bool, &str)]) -> Result<()> {
+    let mut refused = Refusals::default();
+    for (_, why) in sentences.iter().filter(|(wrong, _)| *wrong) {
+        refused.push(FsError::BadOption((*why).to_owned()));
+    }
+    refused.into_result()
 }
 
 #[cfg(test)]

@@ -11,9 +11,8 @@ use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::checkpoint;
 use crate::disk::superblock::StopReason;
-use crate::disk::{MountMode, mount_mode};
 use crate::fs::F2fs;
-use crate::mount::MountReport;
+use crate::mount::{MountReport, why_only_readable};
 use crate::options::{MountOptions, Unusable};
 use crate::service::NO_THREAD;
 
@@ -140,11 +139,9 @@ impl F2fs {
             return Err(FsError::Stopped(self.why_stopped()));
         }
         let refuse = |why: &str| Err(FsError::BadOption(why.to_owned()));
-        if let MountMode::ReadOnly { because } = mount_mode(self.superblock.features()) {
-            return refuse(&format!(
-                "the volume's features {} cannot be written yet; it stays read-only",
-                because.join(", ")
-            ));
+        let why = why_only_readable(&self.superblock);
+        if !why.is_empty() {
+            return Err(FsError::OnlyReadable(why.join("; ")));
         }
         // Those of the flusher, without which no volume is written.
         steadfs_rt::check_threads(1).map_err(|_| FsError::Again(NO_THREAD))?;

@@ -13,7 +13,7 @@ use steadfs_ext4::check as ext4;
 use steadfs_f2fs::check as f2fs;
 
 use crate::Options;
-use crate::volume::{Error, Kind, failed, kind_on, open_device};
+use crate::volume::{Error, Kind, failed, kind_within, open_device};
 
 /// What a check found in a volume of either kind.
 #[derive(Debug)]
@@ -148,12 +148,16 @@ pub fn check(path: &Path, options: &Options, heard: &mut dyn FnMut(u64)) -> Resu
     options.set_read_only(true);
     let device: Arc<dyn Device> = Arc::new(open_device(path, &options)?);
     let queue = Queue::new(Arc::clone(&device), QueueOptions::default());
-    if kind_on(&queue).map_err(|error| failed(path, error))? == Kind::F2fs {
+    if kind_within(&queue, &options).map_err(|error| failed(path, error))? == Kind::F2fs {
         let source = QueueSource::new(Arc::new(queue), heard);
         let report = f2fs::check(&source, &f2fs::Options::default());
         return Ok(Checked::F2fs { report });
     }
-    let (queue, replayed) = steadfs_ext4::replayed_view(device).map_err(|error| Error::Volume {
+    let view = match options.ext4.no_replay {
+        true => Ok((Arc::new(queue), MountReport::default())),
+        false => steadfs_ext4::replayed_view(device),
+    };
+    let (queue, replayed) = view.map_err(|error| Error::Volume {
         path: path.to_owned(),
         error,
     })?;

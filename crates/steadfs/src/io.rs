@@ -6,7 +6,7 @@ use steadfs_base::{GroupId, IoPrio, IoTag};
 use steadfs_block::{Policy, Queue};
 use steadfs_fuse::{Groups, Owners};
 use steadfs_rt::{Mutex, Rank};
-use steadfs_vfs::options::items;
+use steadfs_vfs::options::{item, items};
 use steadfs_vfs::{Control, ControlEntry, FsError, Layer, Prepared, Result, Setter};
 
 use crate::IoOptions;
@@ -135,7 +135,7 @@ impl Layer for Io {
             if trial.set(name, value)? {
                 own.push((name.to_owned(), value.map(str::to_owned)));
             } else {
-                rest.push(value.map_or_else(|| name.to_owned(), |v| format!("{name}={v}")));
+                rest.push(item(name, value));
             }
         }
         let shared = Arc::clone(&self.shared);

@@ -96,11 +96,6 @@ impl IoOptions {
         apply(IO_TABLE, self, name, value)
     }
 
-    /// Whether an option of this name is among these.
-    pub(crate) fn has(name: &str) -> bool {
-        IO_TABLE.iter().any(|entry| entry.name == name)
-    }
-
     /// What differs from the defaults, as a list.
     pub fn show(&self) -> String {
         let (queue, default) = (&self.queue, QueueSettings::default());

@@ -7,18 +7,19 @@ use steadfs_fuse::{MountFlags, MountOptions, Mounted, Transport};
 use steadfs_vfs::options::items;
 use steadfs_vfs::{Control, FsError, Layer, Prepared, WithControl};
 
-use crate::volume::{Error, Volume};
+use crate::volume::{Error, Kind, Volume};
 use crate::{FuseTransport, Io, Options};
 
 /// What a mount adds to its volume's options: those of its I/O, and those that hold as long as it does.
 struct MountLayer {
     io: Arc<Io>,
     options: Options,
+    kind: Kind,
 }
 
 impl Layer for MountLayer {
     fn prepare(&self, list: &str) -> Result<Prepared, FsError> {
-        Layer::prepare(&*self.io, &self.options.without_fixed(list)?)
+        Layer::prepare(&*self.io, &self.options.for_volume(list, self.kind)?)
     }
 
     fn options(&self) -> String {
@@ -38,9 +39,14 @@ impl Layer for MountLayer {
 /// Mounts an open volume on a directory. When [`Mounted::wait`] returns the volume is closed.
 pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mounted, Error> {
     let (user, group) = steadfs_rt::kernel_ids();
+    let root = user == 0;
+    let allow_other = options.allow_other.unwrap_or(root);
+    let mut fixed = options.clone();
+    fixed.allow_other = Some(allow_other);
     let layer = MountLayer {
         io: Arc::clone(volume.io()),
-        options: options.clone(),
+        options: fixed,
+        kind: volume.kind(),
     };
     let mut fs = WithControl::new(volume.fs())
         .owned_by(user, group)
@@ -48,7 +54,6 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
     if !options.control {
         fs = fs.hidden();
     }
-    let root = user == 0;
     let flags = options.flags;
     let read_only = options.read_only() || !volume.report().read_only_because.is_empty();
     let mount = MountOptions {
@@ -70,7 +75,7 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
             sync: options.ext4.sync,
             dirsync: options.ext4.dirsync,
         },
-        allow_other: options.allow_other.unwrap_or(root),
+        allow_other,
         // The volume may have said so itself.
         posix_acl: items(&volume.fs().options()).all(|(name, _)| name != "noacl"),
         transport: match options.fuse_transport {

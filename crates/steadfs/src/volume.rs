@@ -193,6 +193,32 @@ pub(crate) fn kind_on(queue: &Queue) -> Result<Kind, FsError> {
     Ok(kind_of(&ext?))
 }
 
+/// The same, of a volume that `sizelimit=` does not cut off.
+pub(crate) fn kind_within(queue: &Queue, options: &Options) -> Result<Kind, FsError> {
+    let kind = kind_on(queue)?;
+    let Some(limit) = options.size_limit else {
+        return Ok(kind);
+    };
+    let size = match kind {
+        Kind::F2fs => {
+            let superblock = steadfs_f2fs::read_superblock(queue)?;
+            let block_size = steadfs_f2fs::disk::BLOCK_SIZE as u64;
+            superblock.layout().block_count.checked_mul(block_size)
+        }
+        Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {
+            let superblock = steadfs_ext4::read_superblock(queue)?;
+            let geo = superblock.geometry();
+            geo.blocks_count.checked_mul(geo.block_size.bytes_u64())
+        }
+    };
+    match size {
+        Some(size) if size > limit => Err(FsError::BadOption(format!(
+            "option sizelimit={limit}: the volume has {size} bytes"
+        ))),
+        _ => Ok(kind),
+    }
+}
+
 /// The error of a volume that is none, or that refused.
 pub(crate) fn failed(path: &Path, error: FsError) -> Error {
     let path = path.to_owned();
@@ -233,7 +259,8 @@ fn open_on(
     sizes: CacheSizes,
     options: &Options,
 ) -> Result<Opened, FsError> {
-    let kind = kind_on(&Queue::new(Arc::clone(&device), QueueOptions::default()))?;
+    let queue = Queue::new(Arc::clone(&device), QueueOptions::default());
+    let kind = kind_within(&queue, options)?;
     options.fits(kind)?;
     if kind == Kind::F2fs {
         let (fs, report) = F2fs::open(device, options.f2fs.clone(), sizes)?;

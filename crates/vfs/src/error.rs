@@ -35,6 +35,9 @@ pub enum FsError {
     /// The volume is read-only, with the reason.
     #[error("volume is read-only")]
     ReadOnly,
+    /// The volume can only be read and was opened for writing; why it can only be read.
+    #[error("can only be read: {0}")]
+    OnlyReadable(String),
     /// The operation is not allowed on this inode (immutable, append-only, …).
     #[error("operation not permitted")]
     NotPermitted,
@@ -167,7 +170,7 @@ impl FsError {
             Self::Invalid(_) | Self::BadOption(_) => 22,
             Self::FileTooBig => 27,
             Self::NoSpace => 28,
-            Self::ReadOnly | Self::TurnedReadOnly(_) => 30,
+            Self::ReadOnly | Self::OnlyReadable(_) | Self::TurnedReadOnly(_) => 30,
             Self::TooManyLinks => 31,
             Self::Range => 34,
             Self::NameTooLong => 36,

@@ -2,7 +2,8 @@
 //!
 //! A list is `name` and `name=value` items between commas, as mount(8) has them; of contradicting
 //! items the last one counts. Nothing is ignored silently: a name is in a table, or it is an error
-//! that names the nearest option there is.
+//! that names the nearest option there is. An option that has no effect here is accepted only where
+//! it asks for no guarantee, and [`no_effect_because`] has the reason, for the user to read.
 
 use crate::{FsError, Result};
 
@@ -15,6 +16,15 @@ pub enum Rule<T> {
     Value(fn(&mut T, &str) -> Result<(), String>),
     /// Stands alone or has a value.
     Either(fn(&mut T, Option<&str>) -> Result<(), String>),
+    /// Accepted, and has no effect. Values are checked all the same.
+    NoEffect {
+        /// The reason.
+        why: &'static str,
+        /// The value that holds anyway.
+        anyway: Option<&'static str>,
+        /// Checks the value.
+        rule: fn(&mut T, Option<&str>) -> Result<(), String>,
+    },
     /// Known and not offered, with or without a value; the reason and the way out.
     Refused(&'static str),
 }
@@ -64,6 +74,34 @@ pub const fn already<T>(name: &'static str) -> Entry<T> {
     Entry { name, rule }
 }
 
+/// An option that is accepted with any value, or none, and has no effect; and why.
+pub const fn no_effect<T>(name: &'static str, why: &'static str) -> Entry<T> {
+    no_effect_if(name, why, |_, _| Ok(()))
+}
+
+/// The same for an option whose value `rule` checks.
+pub const fn no_effect_if<T>(
+    name: &'static str,
+    why: &'static str,
+    rule: fn(&mut T, Option<&str>) -> Result<(), String>,
+) -> Entry<T> {
+    let anyway = None;
+    let rule = Rule::NoEffect { why, anyway, rule };
+    Entry { name, rule }
+}
+
+/// An option of which one value holds anyway and those that `rule` takes besides have no effect; and why.
+pub const fn no_effect_but<T>(
+    name: &'static str,
+    anyway: &'static str,
+    why: &'static str,
+    rule: fn(&mut T, Option<&str>) -> Result<(), String>,
+) -> Entry<T> {
+    let anyway = Some(anyway);
+    let rule = Rule::NoEffect { why, anyway, rule };
+    Entry { name, rule }
+}
+
 /// An option that is not offered, and why.
 pub const fn refused<T>(name: &'static str, why: &'static str) -> Entry<T> {
     let rule = Rule::Refused(why);
@@ -102,16 +140,97 @@ pub fn apply<T>(
         (Rule::Flag(_), Some(_)) => Err("takes no value".to_owned()),
         (Rule::Value(rule), Some(value)) => rule(settings, value),
         (Rule::Value(_), None) => Err(format!("needs a value ({name}=…)")),
-        (Rule::Either(rule), value) => rule(settings, value),
+        (Rule::Either(rule) | Rule::NoEffect { rule, .. }, value) => rule(settings, value),
         (Rule::Refused(why), _) => Err((*why).to_owned()),
     };
     match done {
         Ok(()) => Ok(true),
         Err(why) => {
-            let item = value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"));
+            let item = item(name, value);
             Err(FsError::BadOption(format!("option {item}: {why}")))
         }
     }
+}
+
+/// An item as it stands in a list.
+pub fn item(name: &str, value: Option<&str>) -> String {
+    value.map_or_else(|| name.to_owned(), |value| format!("{name}={value}"))
+}
+
+/// Why an item has no effect by `table`, if it has none.
+pub fn no_effect_because<T>(
+    table: &[Entry<T>],
+    name: &str,
+    value: Option<&str>,
+) -> Option<&'static str> {
+    let entry = table.iter().find(|entry| entry.name == name)?;
+    match entry.rule {
+        Rule::NoEffect { anyway, .. } if anyway.is_some() && anyway == value => None,
+        Rule::NoEffect { why, .. } => Some(why),
+        _ => None,
+    }
+}
+
+/// The refusals of one list, reported together: whoever corrects a list wants to do it once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refusals(Vec<FsError>);
+
+impl Refusals {
+    /// Adds one, if it is not there already.
+    pub fn push(&mut self, error: FsError) {
+        if !self.0.contains(&error) {
+            self.0.push(error);
+        }
+    }
+
+    /// Adds those of `other`.
+    pub fn extend(&mut self, other: &Self) {
+        other.0.iter().for_each(|error| self.push(error.clone()));
+    }
+
+    /// Adds the error of `result`, or returns its value.
+    pub fn check<V>(&mut self, result: Result<V>) -> Option<V> {
+        result.map_err(|error| self.push(error)).ok()
+    }
+
+    /// Whether nothing was refused.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All of them as one error, in their order.
+    ///
+    /// # Errors
+    /// The only one, or [`FsError::BadOption`] with the sentences of all.
+    pub fn into_result(self) -> Result<()> {
+        match &self.0[..] {
+            [] => Ok(()),
+            [error] => Err(error.clone()),
+            all => {
+                let sentences: Vec<_> = all.iter().map(ToString::to_string).collect();
+                Err(FsError::BadOption(sentences.join("; ")))
+            }
+        }
+    }
+}
+
+/// Applies all items of a list by `set`, which returns whether it knows the name; those that it does not know are
+/// errors that name the nearest of `names`.
+///
+/// # Errors
+/// All refusals.
+pub fn set_all<'a, N: Iterator<Item = &'a str>>(
+    list: &str,
+    mut set: impl FnMut(&str, Option<&str>) -> Result<bool>,
+    names: impl Fn() -> N,
+) -> Result<()> {
+    let mut refused = Refusals::default();
+    for (name, value) in items(list) {
+        if refused.check(set(name, value)) == Some(false) {
+            refused.push(unknown(name, names()));
+        }
+    }
+    refused.into_result()
 }
 
 /// The error for a name that is in no table, with the nearest of `names`.
@@ -120,6 +239,12 @@ pub fn unknown<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> FsError 
         Some(near) => format!("option {name}: unknown; did you mean {near}?"),
         None => format!("option {name}: unknown"),
     })
+}
+
+/// The error for an option that would change what a mount cannot change.
+pub fn cannot_change(item: &str) -> FsError {
+    let why = "cannot change while mounted; unmount and mount again";
+    FsError::BadOption(format!("option {item}: {why}"))
 }
 
 /// A decimal number of the range.
@@ -210,16 +335,16 @@ mod tests {
             v.map_or(Ok(1), |v| number(v, 0..=1)).map(|n| s.on = n == 1)
         }),
         already("defaults"),
+        no_effect_but("turbo", "on", "it is fast anyway", |_, v| {
+            choice(v.unwrap_or("on"), &[("on", ()), ("off", ())])
+        }),
         refused("dax", "pages of the volume cannot be mapped"),
     ];
 
     fn set(list: &str) -> Result<Settings> {
         let mut settings = Settings::default();
-        for (name, value) in items(list) {
-            if !apply(TABLE, &mut settings, name, value)? {
-                return Err(unknown(name, TABLE.iter().map(|e| e.name)));
-            }
-        }
+        let names = || TABLE.iter().map(|e| e.name);
+        set_all(list, |n, v| apply(TABLE, &mut settings, n, v), names)?;
         Ok(settings)
     }
 
@@ -252,6 +377,25 @@ mod tests {
         fails("ONN", "option ONN: unknown; did you mean on?");
         fails("once", "option once: unknown");
         fails("é", "option é: unknown");
+    }
+
+    #[test]
+    fn all_refusals_of_a_list_are_one_error() {
+        fails(
+            "dax,on,sise=4,dax,maybe=2",
+            "option dax: pages of the volume cannot be mapped; option sise: unknown; did you mean size?; \
+             option maybe=2: needs a number from 0 to 1",
+        );
+    }
+
+    #[test]
+    fn an_option_without_effect_is_accepted_and_says_why() {
+        assert_eq!(set("turbo,turbo=off"), Ok(Settings::default()));
+        let because = |value| no_effect_because(TABLE, "turbo", value);
+        assert_eq!(because(Some("off")), Some("it is fast anyway"));
+        assert_eq!(because(Some("on")), None);
+        assert_eq!(no_effect_because(TABLE, "on", None), None);
+        fails("turbo=max", "option turbo=max: is one of on, off");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! go before them.
 
 use steadfs_vfs::names::printable;
-use steadfs_vfs::options::items;
+use steadfs_vfs::options::{item, items, no_effect_because};
 
-use super::MountOptions;
+use super::{MountOptions, TABLE};
 
 /// `s_default_mount_opts`: bits (`EXT4_DEFM_*` of the ext4 disk layout) and the options they stand for. What is on
 /// anyway, or tells nothing here (1: debug, 4: user_xattr, 8: acl, 0x10: uid16, 0x200: block_validity), is left out.
@@ -54,7 +54,10 @@ impl MountOptions {
         let mut passed = Vec::new();
         for (name, value) in items(&defaults.join(",")).chain(items(text)) {
             let why = match new.put(name, value) {
-                Ok(true) => continue,
+                Ok(true) => match no_effect_because(TABLE, name, value) {
+                    None => continue,
+                    Some(why) => format!("option {}: has no effect: {why}", item(name, value)),
+                },
                 Ok(false) => format!("option {name}: unknown"),
                 Err(error) => error.to_string(),
             };

@@ -1,3 +1,5 @@
+use steadfs_vfs::options::{items, no_effect_because};
+
 use super::*;
 
 #[track_caller]
@@ -89,10 +91,53 @@ fn mistakes_name_the_option() {
         "min_batch_time=20000",
         "option min_batch_time: is longer than max_batch_time",
     );
-    fails("usrquota", &format!("option usrquota: {NO_QUOTA}"));
-    fails("dax", &format!("option dax: {DAX}"));
-    fails("dax=always", &format!("option dax=always: {DAX}"));
-    assert!(MountOptions::parse("dax=never,check=none").is_ok());
+    let dax = "pages of the volume cannot be mapped into processes";
+    fails("dax", &format!("option dax: {dax}"));
+    fails("dax=always", &format!("option dax=always: {dax}"));
+    fails(
+        "dax,noload,commit=x",
+        &format!("option dax: {dax}; option commit=x: needs a number from 0 to 86400"),
+    );
+    fails(
+        "noload,min_batch_time=20000",
+        "option noload: needs ro, for a volume is only written after its journal; \
+         option min_batch_time: is longer than max_batch_time",
+    );
+    fails(
+        "mb_optimize_scan",
+        "option mb_optimize_scan: needs a value (mb_optimize_scan=…)",
+    );
+    assert!(MountOptions::parse("dax=never,dax=inode").is_ok());
+}
+
+/// What Linux accepts and ignores, or what asks for speed only: accepted, and none of it changes the mount.
+#[test]
+fn options_without_effect_are_accepted() {
+    let list = "lazytime,norelatime,journal_async_commit,init_itable=10,noblock_validity,dioread_lock,\
+                nodioread_nolock,mb_optimize_scan=0,prefetch_block_bitmaps,i_version,debug,warn_on_error,inlinecrypt,\
+                bh,nobh,mblk_io_submit,nomblk_io_submit,oldalloc,orlov,reservation,noreservation,journal=3,\
+                check=none,check,nocheck,quota,usrquota,grpquota,usrjquota=aquota.user,grpjquota=,jqfmt=vfsv1";
+    assert_eq!(MountOptions::parse(list), Ok(MountOptions::default()));
+    for (name, value) in items(list) {
+        assert!(no_effect_because(TABLE, name, value).is_some(), "{name}");
+    }
+    for (name, value) in items("barrier,delalloc,nombcache,noquota,dax=never") {
+        assert_eq!(no_effect_because(TABLE, name, value), None, "{name}");
+    }
+    assert!(MountOptions::parse("jqfmt=vfsv2").is_err());
+}
+
+#[test]
+fn quota_of_projects_needs_projects() {
+    let options = MountOptions::parse("prjquota").expect("accepted");
+    let mut features = Features::default();
+    let said = options.check_features(features).unwrap_err().to_string();
+    assert_eq!(
+        said,
+        "option prjquota: the volume does not have the feature project"
+    );
+    features.ro_compat = RoCompat::PROJECT;
+    assert_eq!(options.check_features(features), Ok(()));
 }
 
 #[test]
@@ -104,7 +149,16 @@ fn remount_changes_what_may_change() {
         let said = mounted.remounted(fixed).expect_err(fixed).to_string();
         assert!(said.contains("cannot change while mounted"), "{said}");
     }
-    assert!(mounted.remounted("bogus").is_err());
+    let said = mounted.remounted("noacl,data=writeback,bogus").unwrap_err();
+    assert_eq!(said.to_string(), "option bogus: unknown");
+    let said = mounted
+        .remounted("noacl,data=writeback")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        said.contains("option data: ") && said.contains("option acl: "),
+        "{said}"
+    );
 }
 
 /// What a mount with `list` comes to on a volume that asks for these, and what is passed over.
@@ -154,6 +208,9 @@ fn what_the_superblock_cannot_have_is_told() {
             "option data=journal: data is not journaled; use data=ordered",
         ]
     );
+    let (_, passed) = on_volume("", 0, "lazytime,commit=3,nombcache");
+    let why = "option lazytime: has no effect: times are written with the inode at each commit";
+    assert_eq!(passed, [why]);
     let (shown, passed) = on_volume("max_batch_time=5", 0, "min_batch_time=9");
     assert_eq!(shown, "rw,relatime,max_batch_time=5");
     assert_eq!(passed.len(), 1, "{passed:?}");

@@ -1,13 +1,18 @@
-//! The table of f2fs's mount options: every name that Linux knows, with what it does or why it is not
-//! offered, and those of ours (`gc_policy`).
+//! The table of f2fs's mount options: every name that Linux knows, with what it does, why it has no
+//! effect or why it is not offered, and those of ours (`gc_policy`).
 
-use steadfs_vfs::options::{Entry, already, choice, flag, number, refused, value};
+use steadfs_vfs::options::{
+    Entry, already, choice, flag, no_effect, no_effect_but, no_effect_if, number, refused, value,
+};
 
 use super::{
     AllocMode, Atime, BackgroundGc, DiscardUnit, FsyncMode, GcPolicy, Mode, MountOptions, OnError,
     Unusable,
 };
 use crate::disk::inode::XATTR_WORDS;
+
+/// Bytes of an extension in the superblock, with its end.
+const EXTENSION_BYTES: usize = 8;
 
 /// Names of the values of an option; the default is not shown.
 pub(super) type Names<V> = &'static [(&'static str, V)];
@@ -39,10 +44,12 @@ pub(super) const FSYNC_MODES: Names<FsyncMode> = &[
     ("nobarrier", FsyncMode::NoBarrier),
 ];
 
-const NO_QUOTA: &str = "quota limits are not enforced";
-const GONE: &str = "was removed from Linux; leave it out";
+const NO_QUOTA: &str = "quota is neither counted nor enforced";
+const GONE: &str = "Linux removed it, too";
+const TIMES: &str = "times are written with the inode at each checkpoint";
+const LOOKUP: &str = "names are found by their hash";
 const TESTING: &str = "is for testing kernels";
-const NOT_COMPRESSED: &str = "compressed files are read, and none are made";
+const NOT_COMPRESSED: &str = "new files are written uncompressed; compressed ones can be read";
 
 /// The name of a value.
 pub(super) fn name_of<V: PartialEq + Copy>(value: V, names: Names<V>) -> Option<&'static str> {
@@ -130,52 +137,77 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     already("nolazytime"),
     already("nostrictatime"),
     already("noquota"),
+    already("offusrjquota"),
+    already("offgrpjquota"),
+    already("offprjjquota"),
     already("extent_cache"),
     already("flush_merge"),
     value("checkpoint", set_checkpoint),
-    value("memory", |_, v| {
-        choice(v, &[("normal", ())]).map_err(|_| "cache_size= says how much there is".to_owned())
-    }),
-    // What is not offered.
-    refused(
-        "lazytime",
-        "times are written with the inode at each checkpoint",
+    no_effect_but(
+        "memory",
+        "normal",
+        "cache_size= says how much memory is used",
+        |_, v| choice(v.unwrap_or_default(), &[("normal", ()), ("low", ())]),
     ),
-    refused(
+    // Accepted, for they ask for speed, or Linux has them without effect, too.
+    no_effect("lazytime", TIMES),
+    no_effect("norelatime", "Linux has relatime in its place, too"),
+    no_effect(
         "noextent_cache",
         "where blocks lie is always kept in memory",
     ),
-    refused(
-        "noflush_merge",
-        "those who need a flush at one time always share it",
+    no_effect("noflush_merge", "concurrent flushes are always merged"),
+    no_effect("age_extent_cache", "the age of blocks is not followed"),
+    no_effect("nat_bits", "mounting reads the table without them"),
+    no_effect_but("lookup_mode", "perf", LOOKUP, |_, v| {
+        let modes = ["perf", "compat", "auto"].map(|name| (name, ()));
+        choice(v.unwrap_or_default(), &modes)
+    }),
+    no_effect_if("compress_algorithm", NOT_COMPRESSED, |_, v| {
+        check_algorithm(v.unwrap_or_default())
+    }),
+    no_effect_if("compress_log_size", NOT_COMPRESSED, |_, v| {
+        number(v.unwrap_or_default(), 2..=8).map(|_: u32| ())
+    }),
+    no_effect_if("compress_extension", NOT_COMPRESSED, |_, v| {
+        check_extension(v)
+    }),
+    no_effect_if("nocompress_extension", NOT_COMPRESSED, |_, v| {
+        check_extension(v)
+    }),
+    no_effect("compress_chksum", NOT_COMPRESSED),
+    no_effect_if("compress_mode", NOT_COMPRESSED, |_, v| {
+        choice(v.unwrap_or_default(), &[("fs", ()), ("user", ())])
+    }),
+    no_effect(
+        "compress_cache",
+        "read blocks of compressed files are cached anyway",
     ),
-    refused("age_extent_cache", "the age of blocks is not followed"),
+    no_effect("io_bits", GONE),
+    no_effect("heap", GONE),
+    no_effect("no_heap", GONE),
+    no_effect("whint_mode", GONE),
+    no_effect("inlinecrypt", "encrypted files have no key here"),
+    // The kernel counts nothing either until quotaon(8) is run, which fails on a FUSE mount.
+    no_effect("quota", NO_QUOTA),
+    no_effect("usrquota", NO_QUOTA),
+    no_effect("grpquota", NO_QUOTA),
+    no_effect("usrjquota", NO_QUOTA),
+    no_effect("grpjquota", NO_QUOTA),
+    no_effect_if("prjquota", NO_QUOTA, |o, _| {
+        o.project_quota = true;
+        Ok(())
+    }),
+    no_effect_if("prjjquota", NO_QUOTA, |o, _| {
+        o.project_quota = true;
+        Ok(())
+    }),
+    no_effect_if("jqfmt", NO_QUOTA, |_, v| {
+        let formats = ["vfsold", "vfsv0", "vfsv1"].map(|name| (name, ()));
+        choice(v.unwrap_or_default(), &formats)
+    }),
+    // What is not offered.
     refused("reserve_node", "only blocks are reserved (reserve_root)"),
-    refused("nat_bits", "mounting reads the table without them"),
-    refused("compress_algorithm", NOT_COMPRESSED),
-    refused("compress_log_size", NOT_COMPRESSED),
-    refused("compress_extension", NOT_COMPRESSED),
-    refused("nocompress_extension", NOT_COMPRESSED),
-    refused("compress_chksum", NOT_COMPRESSED),
-    refused("compress_mode", NOT_COMPRESSED),
-    refused("compress_cache", NOT_COMPRESSED),
-    refused("io_bits", GONE),
-    refused("heap", GONE),
-    refused("no_heap", GONE),
-    refused("whint_mode", GONE),
-    refused("lookup_mode", "names are found by their hash and bytes"),
-    refused("inlinecrypt", "encrypted files have no key here"),
-    refused("quota", NO_QUOTA),
-    refused("usrquota", NO_QUOTA),
-    refused("grpquota", NO_QUOTA),
-    refused("prjquota", NO_QUOTA),
-    refused("usrjquota", NO_QUOTA),
-    refused("grpjquota", NO_QUOTA),
-    refused("prjjquota", NO_QUOTA),
-    refused("offusrjquota", NO_QUOTA),
-    refused("offgrpjquota", NO_QUOTA),
-    refused("offprjjquota", NO_QUOTA),
-    refused("jqfmt", NO_QUOTA),
     refused("fault_injection", TESTING),
     refused("fault_type", TESTING),
     refused("test_dummy_encryption", TESTING),
@@ -183,8 +215,33 @@ pub const TABLE: &[Entry<MountOptions>] = &[
         "strictatime",
         "reads served by the kernel's page cache are not seen; use relatime",
     ),
-    refused("norelatime", "the other choice is noatime"),
 ];
+
+/// `lz4`, `zstd:6` and the like.
+fn check_algorithm(value: &str) -> Result<(), String> {
+    let (name, level) = match value.split_once(':') {
+        Some((name, level)) => (name, Some(level)),
+        None => (value, None),
+    };
+    let names = ["lzo", "lz4", "zstd", "lzo-rle"].map(|name| (name, ()));
+    choice(name, &names)?;
+    match level {
+        Some(_) if name.starts_with("lzo") => Err("has no levels".to_owned()),
+        Some(level) => number(level, 1..=22).map(|_: u32| ()),
+        None => Ok(()),
+    }
+}
+
+/// An ending of file names; `*` stands for all.
+fn check_extension(value: Option<&str>) -> Result<(), String> {
+    match value {
+        None | Some("") => Err("needs the ending of file names, or *".to_owned()),
+        Some(ending) if ending.len() >= EXTENSION_BYTES => {
+            Err(format!("is shorter than {EXTENSION_BYTES} bytes"))
+        }
+        Some(_) => Ok(()),
+    }
+}
 
 fn set_errors(options: &mut MountOptions, value: &str) -> Result<(), String> {
     if value == "panic" {

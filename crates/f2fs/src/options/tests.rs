@@ -1,3 +1,5 @@
+use steadfs_vfs::options::{items, no_effect_because};
+
 use super::*;
 
 #[track_caller]
@@ -132,12 +134,22 @@ fn mistakes_name_the_option() {
         "option checkpoint=disable: does not go with ro; checkpoint=enable comes first",
     );
     fails(
-        "noflush_merge",
-        "option noflush_merge: those who need a flush at one time always share it",
+        "compress_algorithm=lz5",
+        "option compress_algorithm=lz5: is one of lzo, lz4, zstd, lzo-rle",
     );
     fails(
-        "compress_algorithm=lz4",
-        "option compress_algorithm=lz4: compressed files are read, and none are made",
+        "compress_algorithm=lzo:3",
+        "option compress_algorithm=lzo:3: has no levels",
+    );
+    fails(
+        "compress_log_size=9,compress_extension=too_long,norecovery",
+        "option compress_log_size=9: needs a number from 2 to 8; \
+         option compress_extension=too_long: is shorter than 8 bytes",
+    );
+    fails(
+        "norecovery,gc_policy=2013,atgc",
+        "option norecovery: needs ro, for a volume is only written after its recovery; \
+         option atgc: is none of the rules of gc_policy=2013",
     );
     fails(
         "fsync_mode",
@@ -155,6 +167,15 @@ fn some_need_a_feature_or_a_new_mount() {
     assert!(options.check_features(Features::EXTRA_ATTR).is_err());
     let flexible = Features::FLEXIBLE_INLINE_XATTR;
     assert_eq!(options.check_features(flexible), Ok(()));
+    let projects = MountOptions::parse("prjquota,inline_xattr_size=20").unwrap();
+    let said = projects.check_features(Features::default());
+    let said = said.unwrap_err().to_string();
+    assert!(
+        said.contains("flexible_inline_xattr; option prjquota: "),
+        "{said}"
+    );
+    let all = flexible.union(Features::PROJECT_QUOTA);
+    assert_eq!(projects.check_features(all), Ok(()));
     for list in [
         "norecovery",
         "active_logs=2",
@@ -197,16 +218,18 @@ enum Here {
     Does,
     /// It is the default, or what is always so.
     IsSo,
+    /// Accepted without effect, with a reason that begins so.
+    Idle(&'static str),
     /// Refused by name, with a reason or a way out that begins so.
     Not(&'static str),
 }
 
-use Here::{Does, IsSo, Not};
+use Here::{Does, Idle, IsSo, Not};
 
-const NO_COMPRESSION: Here = Not("compressed files are read");
-const NO_QUOTAS: Here = Not("quota limits are not enforced");
+const NO_COMPRESSION: Here = Idle("new files are written uncompressed");
+const NO_QUOTAS: Here = Idle("quota is neither counted nor enforced");
 const FOR_TESTS: Here = Not("is for testing kernels");
-const IS_GONE: Here = Not("was removed from Linux");
+const IS_GONE: Here = Idle("Linux removed it, too");
 
 /// Every option of Documentation/filesystems/f2fs.rst of Linux 6.18, line by line, each value that it names; and
 /// at the end what fs/f2fs/super.c takes and the page does not tell.
@@ -222,10 +245,10 @@ const PAGE: &[(&str, Here)] = &[
     ("disable_ext_identify", Does),
     ("inline_xattr", IsSo), ("noinline_xattr", Does), ("inline_xattr_size=100", Does),
     ("inline_data", IsSo), ("noinline_data", Does), ("inline_dentry", IsSo), ("noinline_dentry", Does),
-    ("flush_merge", IsSo), ("noflush_merge", Not("those who need a flush")),
+    ("flush_merge", IsSo), ("noflush_merge", Idle("concurrent flushes are always merged")),
     ("nobarrier", Does), ("barrier", IsSo),
     ("fastboot", Does),
-    ("extent_cache", IsSo), ("noextent_cache", Not("where blocks lie is always kept")),
+    ("extent_cache", IsSo), ("noextent_cache", Idle("where blocks lie is always kept")),
     ("data_flush", Does),
     ("reserve_root=4096", Does), ("resuid=7", Does), ("resgid=7", Does),
     ("fault_injection=3", FOR_TESTS), ("fault_type=3", FOR_TESTS),
@@ -234,7 +257,7 @@ const PAGE: &[(&str, Here)] = &[
     ("usrquota", NO_QUOTAS), ("grpquota", NO_QUOTAS), ("prjquota", NO_QUOTAS),
     ("usrjquota=file", NO_QUOTAS), ("grpjquota=file", NO_QUOTAS), ("prjjquota=file", NO_QUOTAS),
     ("jqfmt=vfsv1", NO_QUOTAS),
-    ("offusrjquota", NO_QUOTAS), ("offgrpjquota", NO_QUOTAS), ("offprjjquota", NO_QUOTAS),
+    ("offusrjquota", IsSo), ("offgrpjquota", IsSo), ("offprjjquota", IsSo),
     ("quota", NO_QUOTAS), ("noquota", IsSo),
     ("alloc_mode=reuse", Does), ("alloc_mode=default", Does),
     ("fsync_mode=posix", IsSo), ("fsync_mode=strict", Does), ("fsync_mode=nobarrier", Does),
@@ -245,19 +268,21 @@ const PAGE: &[(&str, Here)] = &[
     ("compress_algorithm=zstd:3", NO_COMPRESSION), ("compress_log_size=4", NO_COMPRESSION),
     ("compress_extension=txt", NO_COMPRESSION), ("nocompress_extension=txt", NO_COMPRESSION),
     ("compress_chksum", NO_COMPRESSION), ("compress_mode=user", NO_COMPRESSION),
-    ("compress_cache", NO_COMPRESSION),
-    ("inlinecrypt", Not("encrypted files have no key")),
+    ("compress_cache", Idle("read blocks of compressed files are cached")),
+    ("inlinecrypt", Idle("encrypted files have no key")),
     ("atgc", Does),
     ("discard_unit=block", IsSo), ("discard_unit=segment", Does), ("discard_unit=section", Does),
-    ("memory=normal", IsSo), ("memory=low", Not("cache_size= says")),
-    ("age_extent_cache", Not("the age of blocks is not followed")),
+    ("memory=normal", IsSo), ("memory=low", Idle("cache_size= says")),
+    ("age_extent_cache", Idle("the age of blocks is not followed")),
     ("errors=continue", IsSo), ("errors=remount-ro", Does), ("errors=panic", Not("a program cannot halt")),
-    ("nat_bits", Not("mounting reads the table")),
+    ("nat_bits", Idle("mounting reads the table")),
     // Not on the page.
     ("user_xattr", Does), ("acl", Does),
     ("io_bits=1", IS_GONE), ("whint_mode=off", IS_GONE),
     ("reserve_node=7", Not("only blocks are reserved")),
-    ("lookup_mode=auto", Not("names are found by their hash")),
+    ("lookup_mode=perf", IsSo), ("lookup_mode=auto", Idle("names are found by their hash")),
+    ("lookup_mode=compat", Idle("names are found by their hash")),
+    ("lazytime", Idle("times are written with the inode")), ("nolazytime", IsSo),
 ];
 
 /// What mount(8) has for every file system, and what is only ours.
@@ -272,8 +297,6 @@ const OTHERS: &[&str] = &[
     "nostrictatime",
     "nodiratime",
     "diratime",
-    "lazytime",
-    "nolazytime",
     "sync",
     "async",
     "dirsync",
@@ -285,7 +308,23 @@ fn every_option_of_the_kernels_page_is_taken_or_refused_by_name() {
     for &(list, here) in PAGE {
         let found = MountOptions::parse(list);
         let found = match (&found, here) {
-            (Ok(options), _) if *options == MountOptions::default() => IsSo,
+            (Ok(_), Idle(reason)) => {
+                let (name, value) = items(list).next().unwrap();
+                let said = no_effect_because(TABLE, name, value);
+                assert!(
+                    said.is_some_and(|said| said.starts_with(reason)),
+                    "{list}: {said:?}"
+                );
+                here
+            }
+            (Ok(options), _) if *options == MountOptions::default() => {
+                let all: Vec<_> = items(list).collect();
+                let idle = all
+                    .iter()
+                    .any(|(n, v)| no_effect_because(TABLE, n, *v).is_some());
+                assert!(!idle, "{list}");
+                IsSo
+            }
             (Ok(options), _) => {
                 let again = MountOptions::parse(&options.show()).unwrap();
                 assert_eq!(again.show(), options.show(), "{list}");

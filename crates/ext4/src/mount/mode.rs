@@ -1,0 +1,64 @@
+//! How far a volume can be used: for reading and writing, for reading, or not at all.
+
+use steadfs_vfs::{FsError, Result};
+
+use super::MountReport;
+use crate::disk::Superblock;
+use crate::disk::features::{Incompat, MountMode, RoCompat, mount_mode};
+use crate::disk::superblock::JournalPlace;
+use crate::options::MountOptions;
+
+/// Features of images that were made to be read: no later version of this program will write them.
+const MADE_TO_BE_READ: RoCompat = RoCompat::READONLY.union(RoCompat::SHARED_BLOCKS);
+
+/// Why the volume can only be read, a phrase for each reason; empty if it can be written.
+pub(crate) fn why_only_readable(sb: &Superblock) -> Vec<String> {
+    let mut why = Vec::new();
+    let mut features = sb.features();
+    let made = features
+        .ro_compat
+        .without(features.ro_compat.without(MADE_TO_BE_READ));
+    features.ro_compat = features.ro_compat.without(MADE_TO_BE_READ);
+    let made: Vec<_> = made.names().collect();
+    if !made.is_empty() {
+        why.push(format!("made to be read only ({})", made.join(", ")));
+    }
+    if let MountMode::ReadOnly { because } = mount_mode(features) {
+        let names = because.join(", ");
+        why.push(format!("features not supported for writing: {names}"));
+    }
+    if matches!(sb.journal(), JournalPlace::External(_)) {
+        why.push("its journal is on another device".to_owned());
+    }
+    why
+}
+
+/// Whether the volume can be used as asked.
+pub(super) fn choose_mode(
+    sb: &Superblock,
+    options: &MountOptions,
+    device_read_only: bool,
+    report: &mut MountReport,
+) -> Result<()> {
+    if let MountMode::Refused { features } = mount_mode(sb.features()) {
+        let names = features.join(", ");
+        return Err(FsError::BadOption(format!("unsupported features: {names}")));
+    }
+    let is_dirty = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
+    if matches!(sb.journal(), JournalPlace::External(_)) && is_dirty && !options.no_replay {
+        return Err(FsError::BadOption(
+            "the journal is on another device, which is not supported, and has changes to replay; \
+             -o ro,noload reads the volume without them"
+                .to_owned(),
+        ));
+    }
+    let why = why_only_readable(sb);
+    if !why.is_empty() && !options.read_only {
+        return Err(FsError::OnlyReadable(why.join("; ")));
+    }
+    report.read_only_because = why;
+    if device_read_only && !options.read_only {
+        return Err(FsError::ReadOnly);
+    }
+    Ok(())
+}

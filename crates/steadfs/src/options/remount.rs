@@ -1,0 +1,242 @@
+//! Option lists of running mounts: what the volume changes, what the kernel enforces, and what a mount fixes.
+
+use steadfs_vfs::Result;
+use steadfs_vfs::options::{cannot_change, item, items};
+
+use super::table::{ENGINES, TABLE, TRANSPORTS};
+use super::{MountFlags, Options, is_note};
+use crate::io_options::show_device_model;
+use crate::volume::Kind;
+
+/// What a volume is mounted with and a running mount cannot change.
+const FIXED: [&str; 13] = [
+    "offset",
+    "sizelimit",
+    "cache_size",
+    "io_engine",
+    "direct",
+    "buffered",
+    "device_model",
+    "fuse_transport",
+    "control",
+    "nocontrol",
+    "allow_other",
+    "noallow_other",
+    "foreground",
+];
+
+impl Options {
+    /// Refuses items of a list that no mount takes, and with them what a volume of this kind does not have. Anything else
+    /// is for the running mount to judge, which knows what holds already.
+    ///
+    /// # Errors
+    /// As [`Options::parse`], without contradictions between options.
+    pub fn check_items(list: &str, kind: Option<Kind>) -> Result<()> {
+        let (options, mut refused) = Self::take(list);
+        if !refused.is_empty()
+            && let Some(kind) = kind
+        {
+            refused.extend(options.misfits.of(kind));
+        }
+        refused.into_result()
+    }
+
+    /// The items of a list that a running mount can change, and those that are fixed when it is mounted.
+    pub fn split_fixed(list: &str) -> (String, Vec<String>) {
+        let (mut rest, mut fixed) = (Vec::new(), Vec::new());
+        for (name, value) in items(list) {
+            let item = item(name, value);
+            if FIXED.contains(&name) {
+                fixed.push(item);
+            } else {
+                rest.push(item);
+            }
+        }
+        (rest.join(","), fixed)
+    }
+
+    /// What the kernel enforces once `list` changes what it enforces now.
+    pub fn flags_over(now: MountFlags, list: &str) -> MountFlags {
+        let mut options = Self {
+            flags: now,
+            ..Self::default()
+        };
+        for (name, value) in items(list) {
+            // What is refused was reported before.
+            let _ = options.set(name, value);
+        }
+        options.flags
+    }
+
+    /// What a running mount cannot change and differs from the default, as a list.
+    pub(crate) fn show_fixed(&self) -> String {
+        let default = Self::default();
+        let mut shown: Vec<String> = Vec::new();
+        if self.offset != default.offset {
+            shown.push(format!("offset={}", self.offset));
+        }
+        let sizes = [
+            ("sizelimit", self.size_limit),
+            ("cache_size", self.cache_size),
+        ];
+        let sizes = sizes
+            .iter()
+            .filter_map(|(name, size)| Some((name, (*size)?)));
+        shown.extend(sizes.map(|(name, size)| format!("{name}={size}")));
+        if self.io_engine != default.io_engine {
+            shown.push(format!("io_engine={}", name_of(self.io_engine, &ENGINES)));
+        }
+        if self.buffered {
+            shown.push("buffered".to_owned());
+        }
+        if let Some(model) = &self.device_model {
+            shown.push(format!("device_model={}", show_device_model(model)));
+        }
+        if self.fuse_transport != default.fuse_transport {
+            shown.push(format!(
+                "fuse_transport={}",
+                name_of(self.fuse_transport, &TRANSPORTS)
+            ));
+        }
+        shown.join(",")
+    }
+
+    /// Takes what is not the volume's out of a list for a running mount of one of this kind, and returns the rest: what
+    /// the kernel enforces, notes for other programs, and what is fixed and is as it was.
+    ///
+    /// # Errors
+    /// [`FsError::BadOption`](steadfs_vfs::FsError::BadOption) naming all items that no volume of this kind takes, and
+    /// all fixed ones that would change.
+    pub(crate) fn for_volume(&self, list: &str, kind: Kind) -> Result<String> {
+        let (checked, mut refused) = Self::take(list);
+        refused.extend(checked.misfits.of(kind));
+        let mut rest = Vec::new();
+        for (name, value) in items(list) {
+            let item = item(name, value);
+            if FIXED.contains(&name) {
+                let mut changed = self.clone();
+                if changed.set(name, value).is_ok() && !changed.is_mounted_as(self) {
+                    refused.push(cannot_change(&item));
+                }
+            } else if !TABLE.iter().any(|entry| entry.name == name) && is_note(name) != Ok(true) {
+                rest.push(item);
+            }
+        }
+        refused.into_result().map(|()| rest.join(","))
+    }
+
+    /// Whether what is fixed is the same.
+    fn is_mounted_as(&self, other: &Self) -> bool {
+        let fixed = |o: &Self| {
+            let device = (
+                o.offset,
+                o.size_limit,
+                o.io_engine,
+                o.buffered,
+                o.device_model,
+            );
+            let program = (o.fuse_transport, o.control, o.allow_other, o.foreground);
+            (device, o.cache_size, program)
+        };
+        fixed(self) == fixed(other)
+    }
+}
+
+/// The word for a choice.
+fn name_of<V: PartialEq>(chosen: V, choices: &[(&'static str, V)]) -> &'static str {
+    let found = choices.iter().find(|(_, choice)| *choice == chosen);
+    found.map_or("", |(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn good(list: &str) -> Options {
+        Options::parse(list).unwrap_or_else(|error| panic!("{list}: {error}"))
+    }
+
+    #[test]
+    fn lists_for_running_mounts() {
+        let list = "rw,nofail,x-a=b,noexec,offset=1M,commit=9,buffered,control,slice_idle=0";
+        let fixed = ["offset=1M", "buffered", "control"]
+            .map(String::from)
+            .to_vec();
+        let rest = "rw,nofail,x-a=b,noexec,commit=9,slice_idle=0".to_owned();
+        assert_eq!(Options::split_fixed(list), (rest, fixed));
+        let mounted = good("offset=1M,buffered,noexec");
+        let rest = mounted.for_volume(list, Kind::Ext4);
+        assert_eq!(rest.as_deref(), Ok("rw,commit=9,slice_idle=0"));
+        assert_eq!(
+            Options::check_items("noload,gc_merge,lazytime", None),
+            Ok(())
+        );
+        let said = Options::check_items("nofial,gc_merge", Some(Kind::Ext4)).unwrap_err();
+        assert!(
+            said.to_string().ends_with("option gc_merge: ext4 has none"),
+            "{said}"
+        );
+        let flags = Options::flags_over(mounted.flags, "rw,nosuid,exec");
+        assert!(flags.nosuid && !flags.noexec);
+    }
+
+    #[test]
+    fn all_that_a_running_mount_refuses_is_one_error() {
+        let mounted = good("offset=1M");
+        let said = mounted.for_volume("offset=2M,nofial,atgc,foreground,commit=9", Kind::Ext2);
+        let said = said.unwrap_err().to_string();
+        let items: Vec<_> = said
+            .split("; option ")
+            .map(|item| item.split(':').next())
+            .collect();
+        let wanted = ["option nofial", "atgc", "offset=2M", "foreground"];
+        assert_eq!(items, wanted.map(Some), "{said}");
+    }
+
+    #[test]
+    fn what_is_fixed_is_shown_as_it_is_taken() {
+        for (list, shown) in [
+            (
+                "ro,noatime,control,direct,io_engine=auto,sizelimit=0,offset=0",
+                "",
+            ),
+            ("offset=1M,sizelimit=2M", "offset=1048576,sizelimit=2097152"),
+            (
+                "buffered,io_engine=threads,cache_size=64M",
+                "cache_size=67108864,io_engine=threads,buffered",
+            ),
+            (
+                "fuse_transport=dev,device_model=20M:5",
+                "device_model=20971520:5:1:0,fuse_transport=dev",
+            ),
+        ] {
+            let options = good(list);
+            assert_eq!(options.show_fixed(), shown);
+            assert_eq!(good(shown).show_fixed(), shown);
+            let again = format!("rw,{shown},commit=9");
+            assert_eq!(
+                options.for_volume(&again, Kind::Ext4).as_deref(),
+                Ok("rw,commit=9")
+            );
+            for other in [
+                "offset=512",
+                "sizelimit=1M",
+                "io_engine=uring",
+                "fuse_transport=uring",
+            ] {
+                let said = options
+                    .for_volume(other, Kind::Ext4)
+                    .unwrap_err()
+                    .to_string();
+                let why =
+                    format!("option {other}: cannot change while mounted; unmount and mount again");
+                assert_eq!(said, why);
+            }
+        }
+        assert!(good("").for_volume("offset=x", Kind::F2fs).is_err());
+        for name in FIXED {
+            assert!(TABLE.iter().any(|entry| entry.name == name), "{name}");
+        }
+    }
+}
