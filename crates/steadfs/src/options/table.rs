@@ -93,6 +93,10 @@ pub(super) const TABLE: &[Entry<Options>] = &[
     no_effect("mand", "Linux removed mandatory locks"),
     no_effect("iversion", "FUSE does not show a change counter"),
     no_effect("seclabel", LABELS),
+    // What the kernel shows of every FUSE mount.
+    no_effect("user_id", "is the user who mounts"),
+    no_effect("group_id", "is the group of the user who mounts"),
+    no_effect("blksize", "is the volume's block size"),
     // Not offered.
     refused("allow_root", "use allow_other"),
     refused("fsname", "the source is always the image or device"),
