@@ -21,7 +21,7 @@ const SIGPIPE: i32 = 13;
 
 fn image(scratch: &Scratch, name: &str, kind: &str, size: u64) -> Image {
     let path = scratch.join(name);
-    let size = size.to_string();
+    let size = format!("{size}B");
     let words = ["format", "-q", "-t", kind, path.to_str().unwrap(), &size];
     steadfs(words).expect(0);
     Image::at(path)

@@ -8,6 +8,10 @@ use steadfs_suite::{KernelMount, Scratch, SteadMount, run, steadfs, succeed};
 
 #[path = "format/builders.rs"]
 mod builders;
+#[path = "format/reproducible.rs"]
+mod reproducible;
+#[path = "format/words.rs"]
+mod words;
 
 const MIB: u64 = 1 << 20;
 const UUID: &str = "6b4c9a52-0f5e-4f0c-9f2b-0d8c5f6a7b8c";
@@ -97,8 +101,11 @@ fn groups_and_names_are_as_mke2fs_makes_them() {
         (&["-G", "3"], "power of two"),
         (&["-r", "0"], "-r 0"),
         (&["-C", "16384"], "-C"),
-        (&["-t", "f2fs", "-g", "4096"], "--blocks-per-group"),
-        (&["-t", "f2fs", "-D"], "--direct"),
+        (
+            &["-t", "f2fs", "-G", "4"],
+            "-G: mkfs.f2fs has no such option",
+        ),
+        (&["-t", "f2fs", "-D"], "-D: mkfs.f2fs has no such option"),
         (&["-l", "badblocks"], "mke2fs -l"),
         (&["-l", "badblocks", "-L", "label"], "mke2fs -l"),
         (&["-E", "offset=7"], "multiple of 512"),
@@ -128,7 +135,7 @@ fn tiny_volumes_are_made_or_refused() {
         &["-b", "65536"],
     ] {
         for size in sizes {
-            let text = size.to_string();
+            let text = format!("{size}B");
             let words = ["format", "-q", ours, &text];
             let said = steadfs(words.iter().chain(options));
             fs::File::create(&theirs).unwrap().set_len(size).unwrap();
@@ -226,7 +233,7 @@ fn features_are_made_or_refused_with_the_way_out() {
         (&["-O", "shared_blocks"], "shared_blocks"),
         (&["-C", "65536"], "bigalloc"),
         (&["-t", "ext5"], "ext5"),
-        (&["-t", "f2fs", "-j"], "--with-journal"),
+        (&["-t", "f2fs", "-j"], "-j: mkfs.f2fs has no such option"),
     ] {
         let said = steadfs(["format", image, "64M"].iter().chain(words));
         assert_ne!(said.code(), 0, "{words:?}");

@@ -60,6 +60,24 @@ pub fn time_uuid(time: Timestamp, random: u64) -> [u8; 16] {
     uuid
 }
 
+/// A UUID in its usual form.
+pub fn uuid_text(bytes: &[u8; 16]) -> String {
+    let mut out = String::with_capacity(36);
+    for (byte, i) in bytes.iter().zip(0..) {
+        if matches!(i, 4 | 6 | 8 | 10) {
+            out.push('-');
+        }
+        out.push_str(&format!("{byte:02x}"));
+    }
+    out
+}
+
+/// A number that follows from a UUID, as a seed of what is to be the same for the same UUID.
+pub fn seed_of(uuid: [u8; 16]) -> u64 {
+    let all = u128::from_be_bytes(uuid);
+    (all >> 64) as u64 ^ all as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

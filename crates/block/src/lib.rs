@@ -21,7 +21,7 @@ pub use buf::Buf;
 pub use device::{Device, Done, Geometry};
 pub use error::IoError;
 pub use fates::{Fate, FateDevice};
-pub use file::{Engine, FileDevice, OpenError, OpenOptions};
+pub use file::{CallerDevice, Engine, FileDevice, OpenError, OpenOptions};
 pub use mem::MemDevice;
 pub use model::{DeviceModel, ModelDevice};
 pub use queue::{

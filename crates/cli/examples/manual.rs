@@ -5,6 +5,9 @@
 #[allow(dead_code, reason = "the program reads the arguments")]
 #[path = "../src/args.rs"]
 mod args;
+#[allow(dead_code, reason = "the program reads the arguments")]
+#[path = "../src/args_f2fs.rs"]
+mod args_f2fs;
 #[allow(dead_code, reason = "the program shows the text")]
 #[path = "../src/mount_options.rs"]
 mod mount_options;
@@ -32,6 +35,10 @@ fn main() -> io::Result<()> {
     let program = args::Args::command().mut_subcommand("mount", |c| c.after_long_help(None));
     clap_mangen::generate_to(program.clone(), &man)?;
     mount_page(program, &man.join("steadfs-mount.1"))?;
+    let f2fs = args_f2fs::FormatF2fs::command().name("steadfs-format-f2fs");
+    let mut page = Vec::new();
+    Man::new(f2fs).render(&mut page)?;
+    std::fs::write(man.join("steadfs-format-f2fs.1"), page)?;
     let shells = dir.join("completions");
     std::fs::create_dir_all(&shells)?;
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {

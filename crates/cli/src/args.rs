@@ -14,17 +14,24 @@ pub struct Args {
 }
 
 /// A number as an option takes it.
-fn number<T: TryFrom<u64>>(text: &str) -> Result<T, &'static str> {
+pub fn number<T: TryFrom<u64>>(text: &str) -> Result<T, &'static str> {
     let number: u64 = text.parse().map_err(|_| "needs a whole number")?;
     T::try_from(number).map_err(|_| "is too large")
 }
 
 /// A percentage as an option takes it.
-fn percent(text: &str) -> Result<f64, &'static str> {
+pub fn percent(text: &str) -> Result<f64, &'static str> {
     let number: Option<f64> = text.parse().ok();
     number
         .filter(|number| number.is_finite())
         .ok_or("needs a percentage, such as 5 or 0.5")
+}
+
+/// A number of bytes, as `bytes` of the mount options.
+fn size_of_bytes(text: &str) -> Result<u32, &'static str> {
+    let bytes =
+        steadfs_vfs::options::bytes(text).map_err(|_| "needs a number of bytes, or with K or M")?;
+    u32::try_from(bytes).map_err(|_| "is too large")
 }
 
 #[derive(Debug, Subcommand)]
@@ -49,21 +56,20 @@ pub enum Command {
 
 /// Make an ext2, ext3, ext4 or f2fs volume; what is on the device is lost.
 ///
-/// Options and defaults are mke2fs's and mkfs.f2fs's.
+/// Options and defaults are mke2fs's. With `-t f2fs` they are those of mkfs.f2fs (see steadfs format -t f2fs --help):
+/// -i, -m, -r, -t 0, -T, -g, -o, -s, -z and others then mean what they mean there. SOURCE_DATE_EPOCH is the time of
+/// everything in the volume: with it and -U the same tree makes the same bytes.
 #[derive(Debug, clap::Args)]
+#[command(version, args_override_self = true)]
 pub struct Format {
     /// Image file or block device.
     pub volume: PathBuf,
-    /// Size of the volume in bytes, or with K, M, G or T; an image file is made or lengthened.
+    /// Size of the volume; an image file is made or lengthened. A bare number counts blocks of -b bytes, or KiB
+    /// without -b (f2fs: sectors), as mke2fs has it; or with s (512 bytes), K, M, G, T, KiB to TiB, or B (bytes).
     pub size: Option<String>,
-    /// Kind of volume: ext2, ext3, ext4 or f2fs.
-    #[arg(
-        short = 't',
-        long = "type",
-        value_name = "KIND",
-        default_value = "ext4"
-    )]
-    pub kind: String,
+    /// Kind of volume: ext2, ext3, ext4 (which it is if not given) or f2fs.
+    #[arg(short = 't', long = "type", value_name = "KIND")]
+    pub kind: Vec<String>,
     /// What it is for: floppy, small, default, big, huge, news, largefile or largefile4.
     #[arg(short = 'T', long, value_name = "LIST")]
     pub usage: Option<String>,
@@ -75,7 +81,7 @@ pub struct Format {
     #[arg(short = 'N', long, value_name = "NUMBER", value_parser = number::<u64>)]
     pub inodes: Option<u64>,
     /// Bytes of the volume for each inode.
-    #[arg(short = 'i', long, value_name = "BYTES", value_parser = number::<u32>)]
+    #[arg(short = 'i', long, value_name = "BYTES", value_parser = size_of_bytes)]
     pub inode_ratio: Option<u32>,
     /// Bytes in an inode.
     #[arg(short = 'I', long, value_name = "BYTES", value_parser = number::<u16>)]
@@ -98,12 +104,9 @@ pub struct Format {
     /// Percent of the blocks that only root may use; 5 if not given.
     #[arg(short = 'm', long, value_name = "PERCENT", value_parser = percent)]
     pub reserved: Option<f64>,
-    /// Label: at most 16 bytes, f2fs 511 units of UTF-16.
+    /// Label: at most 16 bytes, f2fs (there also -l) 511 units of UTF-16.
     #[arg(short = 'L', long)]
     pub label: Option<String>,
-    /// Label of an f2fs volume, as mkfs.f2fs has it. A list of bad blocks, as mke2fs has it, is not taken.
-    #[arg(short = 'l', value_name = "LABEL")]
-    pub f2fs_label: Option<String>,
     /// UUID, or random, time, clear.
     #[arg(short = 'U', long)]
     pub uuid: Option<String>,
@@ -116,50 +119,85 @@ pub struct Format {
     /// Journal: size=MIB and the like.
     #[arg(short = 'J', long, value_name = "LIST")]
     pub journal: Vec<String>,
-    /// Extended options, as mke2fs has them, such as offset=BYTES, where on the device it begins; of f2fs more extensions of names whose data is hot.
+    /// Extended options, as mke2fs has them, such as offset=BYTES, where on the device it begins, or root_owner[=UID:GID];
+    /// of f2fs more extensions of names whose data is hot.
     #[arg(short = 'E', long, value_name = "LIST")]
     pub extended: Vec<String>,
     /// What is done about errors: continue, remount-ro or panic; of f2fs more extensions of names
     /// whose data is cold.
     #[arg(short = 'e', long)]
     pub errors: Option<String>,
-    /// Fill the volume with the content of this directory.
+    /// Fill the volume with the content of this directory; mkfs.f2fs's debug level, which has this letter, is not taken.
     #[arg(short = 'd', long, value_name = "DIR")]
     pub from_dir: Option<PathBuf>,
     /// Make it even where there is something already: at a terminal nobody is asked, and an f2fs
     /// volume replaces another.
     #[arg(short, long, short_alias = 'F')]
     pub force: bool,
+    /// Make nothing, and print what would be made: sizes, and where copies of the superblock would lie.
+    #[arg(short = 'n', long)]
+    pub dry_run: bool,
+    /// Print features, UUID and the places of superblock copies, too.
+    #[arg(short, long)]
+    pub verbose: bool,
     /// Print nothing.
     #[arg(short, long)]
     pub quiet: bool,
+    /// Operating system that it counts as made by, as mke2fs -o: Linux.
+    #[arg(short = 'o', long, value_name = "OS")]
+    pub creator_os: Option<String>,
+    /// mke2fs's old word for -E nodiscard.
+    #[arg(short = 'K', hide = true)]
+    pub keep: bool,
+    /// mke2fs's old word for -E.
+    #[arg(short = 'R', hide = true)]
+    pub raid: Vec<String>,
+    #[command(flatten)]
+    pub refused: RefusedFormat,
     #[command(flatten)]
     pub f2fs: F2fsFormat,
 }
 
-/// What only f2fs volumes have.
+/// Options of mke2fs that are refused with a reason.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "f2fs only")]
+pub struct RefusedFormat {
+    #[arg(short = 'c', hide = true)]
+    pub bad_blocks: bool,
+    #[arg(short = 'l', hide = true)]
+    pub bad_block_list: Option<String>,
+    #[arg(short = 'C', hide = true)]
+    pub cluster_size: Option<String>,
+    #[arg(short = 'S', hide = true)]
+    pub superblocks_only: bool,
+    #[arg(short = 's', hide = true)]
+    pub sparse: Option<String>,
+    #[arg(short = 'z', hide = true)]
+    pub undo_file: Option<PathBuf>,
+}
+
+/// What only f2fs volumes have.
+#[derive(Debug, Default, clap::Args)]
+#[command(next_help_heading = "f2fs only, with mkfs.f2fs's letters after -t f2fs")]
 pub struct F2fsFormat {
-    /// Segments of 2 MiB in a section, the unit of cleaning; 1 if not given.
-    #[arg(short, long, value_name = "NUMBER", value_parser = number::<u32>)]
+    /// Segments of 2 MiB in a section, the unit of cleaning; 1 if not given (-s).
+    #[arg(long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub segments_per_section: Option<u32>,
-    /// Sections in a zone; 1 if not given.
-    #[arg(short = 'z', long, value_name = "NUMBER", value_parser = number::<u32>)]
+    /// Sections in a zone; 1 if not given (-z).
+    #[arg(long, value_name = "NUMBER", value_parser = number::<u32>)]
     pub sections_per_zone: Option<u32>,
-    /// Percent of the main area kept from users for cleaning; the best if not given.
-    #[arg(short, long, value_name = "PERCENT", value_parser = percent)]
+    /// Percent of the main area kept from users for cleaning; the best if not given, or 0 (-o).
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
     pub overprovision: Option<f64>,
-    /// Room for more nodes, with the bitmap behind the checkpoint's checksum (mkfs.f2fs -i).
+    /// Room for more nodes, with the bitmap behind the checkpoint's checksum (-i).
     #[arg(long)]
     pub extended_node_bitmap: bool,
-    /// Owner of the root directory, as in 1000:100 (mkfs.f2fs -R).
+    /// Owner of the root directory, as in 1000:100; else the user and group that make the volume (-R).
     #[arg(long, value_name = "USER:GROUP")]
     pub root_owner: Option<String>,
-    /// Bytes in a sector: 512, 1024, 2048 or 4096; the device's if not given.
-    #[arg(short = 'w', long, value_name = "BYTES", value_parser = number::<u32>)]
+    /// Bytes in a sector: 512, 1024, 2048 or 4096; the device's if not given (-w).
+    #[arg(long, value_name = "BYTES", value_parser = number::<u32>)]
     pub sector_size: Option<u32>,
-    /// Do not discard the device's old content (mkfs.f2fs -t 0).
+    /// Do not discard the device's old content (-t 0).
     #[arg(long)]
     pub nodiscard: bool,
 }

@@ -88,6 +88,7 @@ fn one_into(
     let how = CopyIn {
         owners: true,
         overwrite: args.force,
+        latest: None,
     };
     let place = match source {
         Place::Host(path) => {

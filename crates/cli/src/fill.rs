@@ -1,13 +1,34 @@
-//! Filling a new volume from a directory.
+//! Filling a new volume from a directory, and the time that reproducible volumes have.
 
 use std::path::Path;
 
-use steadfs::tools::{CopyIn, copy_in, owner_cx};
-use steadfs::{Options, Volume};
+use steadfs::{Fill, FillError};
+use steadfs_base::Timestamp;
 
 use crate::failure::Failure;
 use crate::progress::Line;
 use crate::stop::Stop;
+
+/// The time that SOURCE_DATE_EPOCH sets, if it is set.
+pub fn epoch() -> Result<Option<Timestamp>, Failure> {
+    const NAME: &str = "SOURCE_DATE_EPOCH";
+    let Some(text) = std::env::var_os(NAME).filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let secs = text.to_str().and_then(|text| text.parse::<u32>().ok());
+    secs.map(|secs| Some(at(secs.into()))).ok_or_else(|| {
+        let shown = text.to_string_lossy();
+        Failure::plain(format!(
+            "{NAME}={shown}: needs seconds since 1970, at most {}",
+            u32::MAX
+        ))
+    })
+}
+
+/// A time of whole seconds.
+pub fn at(secs: i64) -> Timestamp {
+    Timestamp { secs, nanos: 0 }
+}
 
 /// Refuses what no volume can be filled from, before one is made.
 pub fn check_source(dir: &Path) -> Result<(), Failure> {
@@ -19,29 +40,24 @@ pub fn check_source(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Copies a directory's content into the new volume, which begins at `offset`.
-pub fn fill(path: &Path, offset: u64, dir: &Path) -> Result<(), Failure> {
+/// Copies a directory's content into the new volume.
+pub fn fill(path: &Path, dir: &Path, how: &Fill) -> Result<(), Failure> {
     // A link to a directory is followed here, and none below it.
     let real = dir.canonicalize();
     let real = real.map_err(|error| Failure::plain(format!("{}: {error}", dir.display())))?;
-    let mut options = Options::default();
-    options.offset = offset;
-    let volume = Volume::open(path, &options).map_err(Failure::plain)?;
-    let how = CopyIn {
-        owners: true,
-        overwrite: true,
-    };
     let stop = Stop::on_signals()?;
-    let mut line = Line::of_copy(stop.clone());
-    let copied = copy_in(&*volume.fs(), &owner_cx(), &real, b"/", how, &mut line);
-    line.done();
-    let closed = volume.close().map_err(Failure::plain);
-    let warnings = copied.map_err(|error| stop.failure(error))?.warnings;
-    for warning in &warnings {
+    let (line, filled) = steadfs::fill(path, &real, how, Line::of_copy(stop.clone()));
+    if let Some(line) = line {
+        line.done();
+    }
+    let report = filled.map_err(|error| match error {
+        FillError::Copy(error) => stop.failure(error),
+        error => Failure::plain(error),
+    })?;
+    for warning in &report.warnings {
         eprintln!("steadfs: {warning}");
     }
-    closed?;
-    match warnings.len() {
+    match report.warnings.len() {
         0 => Ok(()),
         n => Err(Failure::plain(format!(
             "{}: the volume is made, but incomplete: {n} things of {} were not kept",

@@ -3,70 +3,83 @@
 use std::io::IsTerminal;
 use std::path::Path;
 
-use steadfs::{FormatOptions, FormatReport};
+use rustix::process::{getgid, getuid};
+use steadfs::{Fill, FormatError, FormatOptions, FormatReport, Origin};
 
 use crate::args;
 use crate::consent;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::progress::Line;
+use crate::size;
 
 pub fn run(args: &args::Format) -> Result<(), Failure> {
-    let f2fs = args.kind == "f2fs";
-    refuse_of_other_kind(args, f2fs)?;
-    let size = args.size.as_deref().map(size).transpose()?;
-    if size.is_none() && !args.volume.exists() {
-        let why = "no such file; give a size to make one, as in `steadfs format disk.img 1G`";
-        return Err(Failure::plain(format!("{}: {why}", args.volume.display())));
-    }
+    refuse(args)?;
+    let options = options(args)?;
+    // As mke2fs counts it: blocks, where their size was given.
+    let unit = u64::from(options.block_size.unwrap_or(1024));
+    let size = size_of(&args.volume, args.size.as_deref(), unit)?;
     if let Some(dir) = &args.from_dir {
         crate::fill::check_source(dir)?;
     }
-    if f2fs {
-        return crate::format_f2fs::run(args, size);
+    if args.dry_run {
+        let report = steadfs::dry_run(&args.volume, size, &options).map_err(Failure::plain)?;
+        return tell(&args.volume, &report, true);
     }
-    let options = options(args).map_err(Failure::plain)?;
     if !args.force {
         consent::ask(&args.volume, options.offset)?;
     }
     let line = Line::of_silence("formatting");
     let report = steadfs::format(&args.volume, size, &options);
     line.done();
-    let report = report.map_err(Failure::plain)?;
+    let report = report.map_err(|error| failure(&error, args.size.as_deref(), size))?;
     if let Some(dir) = &args.from_dir {
-        crate::fill::fill(&args.volume, options.offset, dir)?;
+        let how = Fill {
+            offset: options.offset,
+            root_owner: options.root_owner,
+            root_perm: options.root_perms.map(u32::from),
+            origin: options.time.map(|time| Origin {
+                time,
+                uuid: report.uuid,
+            }),
+        };
+        crate::fill::fill(&args.volume, dir, &how)?;
     }
     if !args.quiet {
         if options.offset > 0 && size.is_none() {
             eprintln!("steadfs: no size was given: the volume goes to the device's end");
         }
-        tell(&args.volume, &report)?;
+        tell(&args.volume, &report, args.verbose)?;
     }
     Ok(())
 }
 
-/// Options that the other kind of volume has are not passed over.
-fn refuse_of_other_kind(args: &args::Format, f2fs: bool) -> Result<(), Failure> {
-    let only = &args.f2fs;
-    let of_ext = [
-        ("--usage", args.usage.is_some()),
-        (
-            "--block-size",
-            args.block_size.as_deref().is_some_and(|n| n != "4096"),
-        ),
-        ("--inodes", args.inodes.is_some()),
-        ("--inode-ratio", args.inode_ratio.is_some()),
-        ("--inode-size", args.inode_size.is_some()),
-        ("--blocks-per-group", args.blocks_per_group.is_some()),
-        ("--flex-group-size", args.flex_group_size.is_some()),
-        ("--last-mounted", args.last_mounted.is_some()),
-        ("--revision", args.revision.is_some()),
-        ("--direct", args.direct),
-        ("--reserved", args.reserved.is_some()),
-        ("--with-journal", args.with_journal),
-        ("--journal", !args.journal.is_empty()),
-    ];
-    let of_f2fs = [
+/// The size that was given, which a file that is not there needs.
+pub fn size_of(volume: &Path, text: Option<&str>, unit: u64) -> Result<Option<u64>, Failure> {
+    let size = text.map(|text| size::parse(text, unit)).transpose()?;
+    if size.is_none() && !volume.exists() {
+        let why = "no such file; give a size to make one, as in `steadfs format disk.img 1G`";
+        return Err(Failure::plain(format!("{}: {why}", volume.display())));
+    }
+    Ok(size)
+}
+
+/// An error of making a volume. A bare number that was meant as bytes is too much.
+pub fn failure(error: &steadfs::Error, text: Option<&str>, size: Option<u64>) -> Failure {
+    const MUCH: u64 = 1 << 40;
+    match (text, size) {
+        (Some(text), Some(size)) if size >= MUCH && size::is_bare(text) => Failure::plain(format!(
+            "{error}; the size {text} counts blocks and makes {size} bytes: write {text}B for bytes"
+        )),
+        _ => Failure::plain(error),
+    }
+}
+
+/// Options that make no ext volume are not passed over.
+fn refuse(args: &args::Format) -> Result<(), Failure> {
+    let (only, refused) = (&args.f2fs, &args.refused);
+    let fail = |what: &str, why: &str| Err(Failure::plain(format!("{what}: {why}")));
+    for (name, given) in [
         (
             "--segments-per-section",
             only.segments_per_section.is_some(),
@@ -77,25 +90,69 @@ fn refuse_of_other_kind(args: &args::Format, f2fs: bool) -> Result<(), Failure> 
         ("--root-owner", only.root_owner.is_some()),
         ("--sector-size", only.sector_size.is_some()),
         ("--nodiscard", only.nodiscard),
-    ];
-    if !f2fs && args.f2fs_label.is_some() {
+    ] {
+        if given {
+            return fail(name, "is an option of f2fs volumes only (-t f2fs)");
+        }
+    }
+    if refused.bad_blocks {
+        return fail(
+            "-c",
+            "a device is not searched for bad blocks here; badblocks(8) does it",
+        );
+    }
+    if refused.bad_block_list.is_some() {
         let why = "a list of bad blocks is not taken here: mke2fs -l makes such a volume, and it can be mounted; \
                    a label is -L";
-        return Err(Failure::plain(format!("-l: {why}")));
+        return fail("-l", why);
     }
-    let others = if f2fs { &of_ext[..] } else { &of_f2fs[..] };
-    match others.iter().find(|(_, given)| *given) {
-        None => Ok(()),
-        Some((name, _)) => Err(Failure::plain(format!(
-            "{name} is not supported for {} volumes",
-            args.kind
-        ))),
+    if refused.cluster_size.is_some() {
+        return fail(
+            "-C",
+            "clusters (bigalloc) are not made here; what mke2fs -C makes is mounted with -o ro",
+        );
+    }
+    if refused.superblocks_only {
+        return fail(
+            "-S",
+            "superblocks alone are not written; e2fsck -b repairs from a copy",
+        );
+    }
+    if refused.sparse.is_some() {
+        return fail("-s", "write -O sparse_super or -O ^sparse_super");
+    }
+    if refused.undo_file.is_some() {
+        return fail("-z", "an undo file is not written");
+    }
+    match &args.creator_os {
+        Some(os) if !os.eq_ignore_ascii_case("linux") && os != "0" => {
+            fail(&format!("-o {os}"), "only volumes of Linux are made")
+        }
+        _ => Ok(()),
     }
 }
 
-fn options(args: &args::Format) -> Result<FormatOptions, steadfs::FormatError> {
-    let mut options = FormatOptions::default();
-    options.set_kind(&args.kind)?;
+fn options(args: &args::Format) -> Result<FormatOptions, Failure> {
+    let mut options = FormatOptions {
+        time: crate::fill::epoch()?,
+        ..FormatOptions::default()
+    };
+    set(args, &mut options).map_err(Failure::plain)?;
+    Ok(options)
+}
+
+fn set(args: &args::Format, options: &mut FormatOptions) -> Result<(), FormatError> {
+    let mut kinds = args.kind.iter();
+    if let Some(kind) = kinds.next() {
+        options.set_kind(kind)?;
+        if let Some(other) = kinds.find(|other| *other != kind) {
+            let why = format!("is {kind} and {other}");
+            return Err(FormatError::Option {
+                option: "-t".to_owned(),
+                why,
+            });
+        }
+    }
     if let Some(list) = &args.usage {
         options.set_usage(list)?;
     }
@@ -109,7 +166,7 @@ fn options(args: &args::Format) -> Result<FormatOptions, steadfs::FormatError> {
     options.flex_group_size = args.flex_group_size;
     options.last_mounted = args.last_mounted.clone().unwrap_or_default();
     if let Some(other) = args.revision.filter(|revision| *revision != 1) {
-        return Err(steadfs::FormatError::Unsupported(format!("-r {other}")));
+        return Err(FormatError::Unsupported(format!("-r {other}")));
     }
     options.reserved_percent = args.reserved.unwrap_or(options.reserved_percent);
     options.label = args.label.clone().unwrap_or_default();
@@ -121,39 +178,19 @@ fn options(args: &args::Format) -> Result<FormatOptions, steadfs::FormatError> {
     for list in &args.journal {
         options.set_journal(list)?;
     }
-    for list in &args.extended {
+    // The C library's: under fakeroot(1) root makes the volume.
+    options.caller = (getuid().as_raw(), getgid().as_raw());
+    for list in args.raid.iter().chain(&args.extended) {
         options.set_extended(list)?;
     }
+    options.discard &= !args.keep;
     if let Some(text) = &args.errors {
         options.set_errors(text)?;
     }
-    Ok(options)
+    Ok(())
 }
 
-/// A size as mke2fs and truncate(1) take it: bytes, or with K, M, G or T (powers of 1024).
-fn size(text: &str) -> Result<u64, Failure> {
-    let bad = || {
-        Failure::plain(format!(
-            "size {text}: a number of bytes, or with K, M, G or T"
-        ))
-    };
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match &text[digits.len()..] {
-        "" => 0,
-        "k" | "K" => 10,
-        "m" | "M" => 20,
-        "g" | "G" => 30,
-        "t" | "T" => 40,
-        _ => return Err(bad()),
-    };
-    let number: u64 = digits.parse().map_err(|_| bad())?;
-    number
-        .checked_shl(shift)
-        .filter(|n| n >> shift == number && *n > 0)
-        .ok_or_else(bad)
-}
-
-fn tell(path: &Path, report: &FormatReport) -> Result<(), Failure> {
+fn tell(path: &Path, report: &FormatReport, verbose: bool) -> Result<(), Failure> {
     for note in &report.notes {
         eprintln!("steadfs: {note}");
     }
@@ -171,23 +208,18 @@ fn tell(path: &Path, report: &FormatReport) -> Result<(), Failure> {
             report.groups,
             report.inodes,
         )?;
-        if std::io::stdout().is_terminal() {
+        if verbose || std::io::stdout().is_terminal() {
             writeln!(out, "features: {}", report.features.join(" "))?;
+        }
+        if verbose {
+            let copies: Vec<String> = report
+                .superblock_copies
+                .iter()
+                .map(u64::to_string)
+                .collect();
+            writeln!(out, "UUID: {}", steadfs_base::uuid_text(&report.uuid))?;
+            writeln!(out, "superblock copies at blocks: {}", copies.join(", "))?;
         }
         Ok(())
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::size;
-
-    #[test]
-    fn sizes() {
-        assert_eq!(size("512").unwrap(), 512);
-        assert_eq!(size("4M").unwrap(), 4 << 20);
-        for bad in ["", "0", "M", "12X", "-1", "99999999999T"] {
-            assert!(size(bad).is_err(), "{bad}");
-        }
-    }
 }

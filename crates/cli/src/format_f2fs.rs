@@ -2,15 +2,30 @@
 
 use std::path::Path;
 
-use steadfs::{F2fsFormatError, F2fsFormatOptions, F2fsFormatReport, Options};
+use rustix::process::{getgid, getuid};
+use steadfs::{F2fsFormatError, F2fsFormatOptions, F2fsFormatReport, Fill, Options, Origin};
 
-use crate::args;
+use crate::args_f2fs::FormatF2fs;
 use crate::failure::Failure;
+use crate::fill;
+use crate::format::{self, size_of};
 use crate::output::print;
 use crate::progress::Line;
 
-pub fn run(args: &args::Format, size: Option<u64>) -> Result<(), Failure> {
-    let options = options(args).map_err(Failure::plain)?;
+/// Bytes in a sector of an image file.
+const SECTOR: u32 = 512;
+
+/// Version of the first checkpoint with `-r`: the first number of the C library's generator of seed 0, made odd.
+const FIXED_VERSION: u32 = 1_804_289_383;
+
+pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
+    refuse(args)?;
+    let options = options(args)?;
+    let unit = u64::from(args.sector_size.unwrap_or(SECTOR));
+    let size = size_of(&args.volume, args.size.as_deref(), unit)?;
+    if let Some(dir) = &args.from_dir {
+        check_source(dir)?;
+    }
     if !args.force
         && args.volume.exists()
         && let Ok(kind) = steadfs::probe(&args.volume, &Options::default())
@@ -24,9 +39,17 @@ pub fn run(args: &args::Format, size: Option<u64>) -> Result<(), Failure> {
     let line = Line::of_silence("formatting");
     let report = steadfs::format_f2fs(&args.volume, size, &options);
     line.done();
-    let report = report.map_err(Failure::plain)?;
+    let report = report.map_err(|error| format::failure(&error, args.size.as_deref(), size))?;
     if let Some(dir) = &args.from_dir {
-        crate::fill::fill(&args.volume, 0, dir)?;
+        let how = Fill {
+            root_owner: args.root_owner.as_ref().map(|_| options.root_owner),
+            origin: options.time.map(|secs| Origin {
+                time: fill::at(secs),
+                uuid: report.uuid,
+            }),
+            ..Fill::default()
+        };
+        fill::fill(&args.volume, dir, &how)?;
     }
     if !args.quiet {
         tell(&args.volume, &report)?;
@@ -34,26 +57,129 @@ pub fn run(args: &args::Format, size: Option<u64>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn options(args: &args::Format) -> Result<F2fsFormatOptions, F2fsFormatError> {
+/// A number for -d is mkfs.f2fs's debug level, unless a directory has that name.
+fn check_source(dir: &Path) -> Result<(), Failure> {
+    let text = dir.to_string_lossy();
+    if text.bytes().all(|byte| byte.is_ascii_digit()) && !dir.exists() {
+        let why = "here -d takes the directory that fills the volume; there are no debug levels";
+        return Err(Failure::plain(format!("-d {text}: {why}")));
+    }
+    fill::check_source(dir)
+}
+
+/// Options of mkfs.f2fs that ask for what is not made are not passed over.
+fn refuse(args: &FormatF2fs) -> Result<(), Failure> {
+    let refused = &args.refused;
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let all = [
+        (
+            "-c",
+            !refused.devices.is_empty(),
+            refused.devices.join(","),
+            "volumes on several devices are not supported",
+        ),
+        (
+            "-m",
+            refused.zoned,
+            String::new(),
+            "zoned devices are not supported",
+        ),
+        (
+            "-S",
+            refused.sparse,
+            String::new(),
+            "Android's sparse images are not written",
+        ),
+        (
+            "-C",
+            refused.casefold.is_some(),
+            text(&refused.casefold),
+            "the feature casefold is not supported",
+        ),
+        (
+            "-H",
+            refused.hint.is_some(),
+            text(&refused.hint),
+            "write hints are not supported",
+        ),
+        (
+            "-g",
+            refused.defaults.is_some(),
+            text(&refused.defaults),
+            "these defaults include quota files, which are not made; give the other features with -O, and -w and -R",
+        ),
+        (
+            "-a",
+            args.heap.as_deref().is_some_and(|value| value != "0"),
+            text(&args.heap),
+            "heap-based allocation is not made; 0 is the default",
+        ),
+        (
+            "-b",
+            args.block_size
+                .as_deref()
+                .is_some_and(|size| size != "4096"),
+            text(&args.block_size),
+            "f2fs volumes have blocks of 4096 bytes",
+        ),
+    ];
+    match all.into_iter().find(|(_, given, ..)| *given) {
+        None => Ok(()),
+        Some((letter, _, value, why)) => {
+            let given = format!("{letter} {value}");
+            Err(Failure::plain(format!("{}: {why}", given.trim_end())))
+        }
+    }
+}
+
+fn options(args: &FormatF2fs) -> Result<F2fsFormatOptions, Failure> {
+    let time = match args.timestamp {
+        Some(-1) => None,
+        Some(secs) if secs < 0 => {
+            let why = "needs seconds since 1970, or -1 for the present";
+            return Err(Failure::plain(format!("-T {secs}: {why}")));
+        }
+        Some(secs) => Some(secs),
+        None => fill::epoch()?.map(|time| time.secs),
+    };
     let mut options = F2fsFormatOptions {
-        label: args
-            .label
-            .clone()
-            .or_else(|| args.f2fs_label.clone())
-            .unwrap_or_default(),
-        overprovision: args.f2fs.overprovision,
-        large_nat_bitmap: args.f2fs.extended_node_bitmap,
-        sector_size: args.f2fs.sector_size,
-        discard: !args.f2fs.nodiscard,
+        label: args.label.clone().unwrap_or_default(),
+        overprovision: args.overprovision.filter(|percent| *percent != 0.0),
+        large_nat_bitmap: args.extended_node_bitmap,
+        sector_size: args.sector_size,
+        discard: !args.nodiscard,
+        // mkfs.f2fs's default, by the C library: under fakeroot(1) it is root.
+        root_owner: (getuid().as_raw(), getgid().as_raw()),
+        checkpoint_version: args.fixed_version.then_some(FIXED_VERSION),
+        time,
         ..F2fsFormatOptions::default()
     };
-    if let Some(count) = args.f2fs.segments_per_section {
+    set(args, &mut options).map_err(Failure::plain)?;
+    Ok(options)
+}
+
+fn set(args: &FormatF2fs, options: &mut F2fsFormatOptions) -> Result<(), F2fsFormatError> {
+    for kind in &args.kind {
+        match kind.trim_start_matches('=') {
+            "f2fs" => {}
+            "0" => options.discard = false,
+            "1" => options.discard = true,
+            other => {
+                let why = format!("{other} is not f2fs, 1 or 0");
+                return Err(F2fsFormatError::Option {
+                    option: "-t".to_owned(),
+                    why,
+                });
+            }
+        }
+    }
+    if let Some(count) = args.segments_per_section {
         options.segments_per_section = count;
     }
-    if let Some(count) = args.f2fs.sections_per_zone {
+    if let Some(count) = args.sections_per_zone {
         options.sections_per_zone = count;
     }
-    if let Some(owner) = &args.f2fs.root_owner {
+    if let Some(owner) = &args.root_owner {
         options.set_root_owner(owner)?;
     }
     if let Some(text) = &args.uuid {
@@ -62,13 +188,13 @@ fn options(args: &args::Format) -> Result<F2fsFormatOptions, F2fsFormatError> {
     for list in &args.features {
         options.set_features(list)?;
     }
-    if let Some(list) = &args.errors {
+    for list in &args.cold_extensions {
         options.add_cold(list);
     }
-    for list in &args.extended {
+    for list in &args.hot_extensions {
         options.add_hot(list);
     }
-    Ok(options)
+    Ok(())
 }
 
 fn tell(path: &Path, report: &F2fsFormatReport) -> Result<(), Failure> {

@@ -1,6 +1,7 @@
 //! The steadfs command line: arguments and printing. What it does is in the library.
 
 mod args;
+mod args_f2fs;
 mod check;
 mod closing;
 mod completions;
@@ -24,6 +25,7 @@ mod place;
 mod progress;
 mod remount;
 mod signals;
+mod size;
 mod source;
 mod stat;
 mod stop;
@@ -39,6 +41,7 @@ use clap::Parser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use args::{Args, Command};
+use args_f2fs::FormatF2fs;
 use failure::{Failure, code};
 use steadfs::tools::harmless;
 
@@ -46,6 +49,10 @@ fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().collect();
     let done = match helper::called_as(&words) {
         Some(role) => helper::run(role, &words),
+        None if args_f2fs::is_f2fs(&words) => match FormatF2fs::try_parse_from(&words[1..]) {
+            Ok(args) => format_f2fs::run(&args),
+            Err(error) => return not_understood(&error, &words),
+        },
         None => match Args::try_parse_from(&words) {
             Ok(args) => run(args.command),
             Err(error) => return not_understood(&error, &words),
@@ -71,6 +78,13 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
             eprintln!("steadfs: {arg}: steadfs {command} takes no negative number here");
         }
         // clap would have it passed as a value.
+        (Some(arg), Some("format"))
+            if error.kind() == ErrorKind::UnknownArgument && args_f2fs::is_f2fs(words) =>
+        {
+            eprintln!(
+                "steadfs: {arg}: mkfs.f2fs has no such option (steadfs format -t f2fs --help lists those it has)"
+            );
+        }
         (Some(arg), Some(command)) if error.kind() == ErrorKind::UnknownArgument => eprintln!(
             "steadfs: {arg}: steadfs {command} has no such option (steadfs {command} --help tells which it has){}",
             who_else(command)

@@ -143,7 +143,7 @@ fn describe(superblock: &Superblock, checkpoint: State) -> Inspection {
     let owned = |list: Vec<std::borrow::Cow<'_, str>>| list.into_iter().map(Into::into).collect();
     Inspection {
         label: superblock.label(),
-        uuid: uuid(&superblock.uuid()),
+        uuid: steadfs_base::uuid_text(&superblock.uuid()),
         made_by: made_by.trim_end().to_owned(),
         written_by: written_by.trim_end().to_owned(),
         features: owned(superblock.features().names()),
@@ -242,18 +242,6 @@ fn flag_names(flags: CpFlags) -> Vec<&'static str> {
         "sudden-power-off"
     }])
     .collect()
-}
-
-/// A UUID in its usual form.
-fn uuid(bytes: &[u8; 16]) -> String {
-    let mut out = String::with_capacity(36);
-    for (byte, i) in bytes.iter().zip(0..) {
-        if matches!(i, 4 | 6 | 8 | 10) {
-            out.push('-');
-        }
-        out.push_str(&format!("{byte:02x}"));
-    }
-    out
 }
 
 impl Display for Inspection {

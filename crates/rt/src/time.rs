@@ -53,10 +53,13 @@ pub fn now() -> Instant {
     Instant(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// The calendar's present; a simulation begins on 2026-01-01.
+/// The calendar's present; a simulation begins on 2026-01-01, unless its calendar stands still.
 #[expect(clippy::disallowed_types, reason = "rt reads the host's clock")]
 pub fn wall_clock() -> Timestamp {
     if world::simulated() {
+        if let Some(still) = world::calendar() {
+            return still;
+        }
         let Instant(nanos) = world::now();
         return Timestamp {
             secs: SIM_EPOCH + (nanos / 1_000_000_000).cast_signed(),

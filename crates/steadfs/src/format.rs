@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use steadfs_block::{Engine, FileDevice, OpenError, OpenOptions, Queue, QueueOptions};
+use steadfs_block::{Device, Engine, FileDevice, OpenError, OpenOptions, Queue, QueueOptions};
 use steadfs_ext4::format::{FormatOptions, FormatReport};
 use steadfs_f2fs::format as f2fs;
 use steadfs_vfs::FsError;
@@ -12,6 +12,8 @@ use crate::volume::Error;
 
 /// Unit that a device's size is rounded down to when no size is given, as mke2fs does.
 const UNIT: u64 = 4096;
+/// Bytes in a sector of an image file.
+const SMALLEST_SECTOR: u32 = 512;
 
 /// Makes a volume on an image file or block device; what is there is lost, from [`FormatOptions::offset`] on.
 /// `size`: bytes, for an image that is to be made, lengthened, or not to be filled; else the whole of it.
@@ -27,6 +29,35 @@ pub fn format(
         };
         steadfs_ext4::format::format(queue, size, &options).map_err(|error| error.to_string())
     })
+}
+
+/// What [`format()`] would make; nothing is changed. A file that is not there, or shorter than `size`, counts as made
+/// for it.
+pub fn dry_run(
+    path: &Path,
+    size: Option<u64>,
+    options: &FormatOptions,
+) -> Result<FormatReport, Error> {
+    let (whole, sector) = match FileDevice::open(path, looking(options.offset)) {
+        Ok(device) => (device.geometry().size / UNIT * UNIT, device.sector()),
+        Err(_) if size.is_some() && !path.exists() => (0, SMALLEST_SECTOR),
+        Err(error) => return Err(error.into()),
+    };
+    let made = steadfs_ext4::format::dry_run(size.unwrap_or(whole), sector, options);
+    made.map_err(|error| Error::Volume {
+        path: path.to_owned(),
+        error: FsError::BadOption(error.to_string()),
+    })
+}
+
+/// How a device is opened that is only looked at.
+fn looking(offset: u64) -> OpenOptions {
+    OpenOptions {
+        read_only: true,
+        offset,
+        engine: Engine::Threads,
+        ..OpenOptions::default()
+    }
 }
 
 /// Makes an f2fs volume; `path` and `size` as in [`format()`].

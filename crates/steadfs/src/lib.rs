@@ -1,6 +1,7 @@
 //! steadfs as a library: probe, open, format and mount volumes.
 
 mod check;
+mod fill;
 mod format;
 mod inspect;
 mod io;
@@ -12,7 +13,8 @@ pub mod tools;
 mod volume;
 
 pub use check::{Checked, check};
-pub use format::{format, format_f2fs};
+pub use fill::{Fill, FillError, Origin, fill};
+pub use format::{dry_run, format, format_f2fs};
 pub use inspect::{Inspection, inspect};
 pub use io::{Caller, Io};
 pub use io_options::IoOptions;

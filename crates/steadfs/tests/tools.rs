@@ -20,6 +20,7 @@ use steadfs_vfs::{Attr, FileKind, FileSystem, FsError, SetXattr};
 const IN: CopyIn = CopyIn {
     owners: true,
     overwrite: false,
+    latest: None,
 };
 const OUT: CopyOut = CopyOut {
     owners: true,
@@ -171,6 +172,7 @@ fn single_files_get_the_name_asked_for() {
     let how = CopyIn {
         owners: false,
         overwrite: true,
+        latest: None,
     };
     fs::write(dir.path().join("a"), b"two!").unwrap();
     copy_in(

@@ -7,6 +7,7 @@ mod guard;
 mod ioctl;
 mod jobs;
 mod open;
+mod plain;
 mod pool;
 mod ring;
 mod transfer;
@@ -22,6 +23,7 @@ use std::sync::{Arc, OnceLock};
 use steadfs_rt::{Mutex, Rank};
 
 pub use open::{Engine, OpenError, OpenOptions};
+pub use plain::CallerDevice;
 
 use crate::{Bio, Device, Done, Geometry, Op};
 use engine::Runner;

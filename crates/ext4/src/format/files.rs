@@ -22,10 +22,14 @@ const LARGE: u64 = 1 << 31;
 
 impl Build {
     /// The root directory, empty.
-    pub(super) fn make_root(&mut self, owner: (u32, u32)) -> Result<(), FormatError> {
+    pub(super) fn make_root(
+        &mut self,
+        owner: (u32, u32),
+        perms: Option<u16>,
+    ) -> Result<(), FormatError> {
         let block = self.alloc(self.inode_goal(Ino::ROOT))?;
         self.use_inode(Ino::ROOT);
-        let mut inode = self.fresh_inode(DIRECTORY | 0o755, 2);
+        let mut inode = self.fresh_inode(DIRECTORY | perms.unwrap_or(0o755), 2);
         (inode.uid, inode.gid) = owner;
         inode.size = self.geo.block_size.bytes_u64();
         self.map_small(&mut inode, &[block]);

@@ -120,6 +120,13 @@ pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatRe
     Ok(report(&plan, &build, written))
 }
 
+/// What [`format()`] would make, without a device.
+pub fn dry_run(size: u64, sector: u32, opts: &FormatOptions) -> Result<FormatReport, FormatError> {
+    let plan = Plan::new(size, opts.sector_size.unwrap_or(sector), opts)?;
+    let build = lay_out(&plan, opts)?;
+    Ok(report(&plan, &build, 0))
+}
+
 /// A new device in memory with a volume that fills it, for tests.
 pub fn image(size: u64, opts: &FormatOptions) -> Result<Arc<MemDevice>, FormatError> {
     let device = Arc::new(MemDevice::new(size));
@@ -132,7 +139,7 @@ pub fn image(size: u64, opts: &FormatOptions) -> Result<Arc<MemDevice>, FormatEr
 fn lay_out(plan: &Plan, opts: &FormatOptions) -> Result<Build, FormatError> {
     let mut build = Build::new(plan, opts)?;
     let mut overhead = build.space.count_used(build.geo.block_range());
-    build.make_root(opts.root_owner)?;
+    build.make_root(opts.root_owner.unwrap_or_default(), opts.root_perms)?;
     build.make_lost_found()?;
     build.make_reserved();
     if build.geo.features.compat.contains(Compat::RESIZE_INODE) {

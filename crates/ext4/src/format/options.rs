@@ -82,7 +82,8 @@ pub struct FormatOptions {
     pub last_mounted: String,
     /// UUID (`-U`); random if `None`.
     pub uuid: Option<[u8; 16]>,
-    /// Seed of directory hashes (`-E hash_seed=`); random if `None`.
+    /// Seed of directory hashes (`-E hash_seed=`). If `None`, it follows from the UUID where that and the time are
+    /// given, and is random otherwise.
     pub hash_seed: Option<[u8; 16]>,
     /// Changes to the kind's features (`-O`): names separated by commas, `^` before one takes it
     /// away, `none` takes all away.
@@ -115,8 +116,12 @@ pub struct FormatOptions {
     pub prezeroed: bool,
     /// Put all bitmaps and inode tables at the volume's start (`-E packed_meta_blocks=`).
     pub packed_meta_blocks: bool,
-    /// User and group of the root directory (`-E root_owner=`).
-    pub root_owner: (u32, u32),
+    /// User and group of the root directory (`-E root_owner=`); 0 and 0 if `None`.
+    pub root_owner: Option<(u32, u32)>,
+    /// Permissions of the root directory (`-E root_perms=`); 755 if `None`.
+    pub root_perms: Option<u16>,
+    /// User and group that make the volume: what `-E root_owner` without a value means.
+    pub caller: (u32, u32),
     /// Discard the device first (`-E discard`, `-E nodiscard`).
     pub discard: bool,
     /// The byte of the device where the volume begins (`-E offset=`), a multiple of 512: for who opens the device.
@@ -159,7 +164,9 @@ impl Default for FormatOptions {
             lazy_journal_init: false,
             prezeroed: false,
             packed_meta_blocks: false,
-            root_owner: (0, 0),
+            root_owner: None,
+            root_perms: None,
+            caller: (0, 0),
             discard: true,
             offset: 0,
             orphan_file: None,
@@ -286,7 +293,13 @@ impl FormatOptions {
                         return Err(FormatError::option(option, why));
                     }
                 }
-                "root_owner" => self.root_owner = owner(&option, value)?,
+                "root_owner" => {
+                    self.root_owner = Some(match value {
+                        None => self.caller,
+                        Some(_) => owner(&option, value)?,
+                    });
+                }
+                "root_perms" => self.root_perms = Some(permissions(&option, value)?),
                 "orphan_file_size" => self.orphan_file = Some(orphan_file(&option, value)?),
                 "desc-size"
                 | "desc_size"
@@ -373,6 +386,15 @@ fn switch(option: &str, value: Option<&str>) -> Result<bool, FormatError> {
             format!("'{text}' is not 0 or 1"),
         )),
     }
+}
+
+fn permissions(option: &str, value: Option<&str>) -> Result<u16, FormatError> {
+    let text = value.unwrap_or_default();
+    let perms = u16::from_str_radix(text, 8).ok();
+    perms.filter(|&perms| perms <= 0o7777).ok_or_else(|| {
+        let why = format!("'{text}' is not an octal number such as 755");
+        FormatError::option(option, why)
+    })
 }
 
 fn owner(option: &str, value: Option<&str>) -> Result<(u32, u32), FormatError> {

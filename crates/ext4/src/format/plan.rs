@@ -1,8 +1,8 @@
 //! From options to a superblock: everything about the volume that does not depend on where its files
 //! lie.
 
-use steadfs_base::{BlockSize, Timestamp};
-use steadfs_rt::{random_u64, wall_clock};
+use steadfs_base::{BlockSize, Timestamp, seed_of};
+use steadfs_rt::{Random, random_u64, wall_clock};
 use zerocopy::FromZeros;
 
 use super::numbers::{FIRST_INO, Numbers, Request};
@@ -399,9 +399,14 @@ fn orphan_blocks(
 
 /// A random UUID (version 4).
 fn random_uuid() -> [u8; 16] {
+    uuid_of([random_u64(), random_u64()])
+}
+
+/// A UUID (version 4) of two numbers.
+fn uuid_of([low, high]: [u64; 2]) -> [u8; 16] {
     let mut uuid = [0; 16];
-    uuid[..8].copy_from_slice(&random_u64().to_le_bytes());
-    uuid[8..].copy_from_slice(&random_u64().to_le_bytes());
+    uuid[..8].copy_from_slice(&low.to_le_bytes());
+    uuid[8..].copy_from_slice(&high.to_le_bytes());
     uuid[6] = uuid[6] & 0x0F | 0x40;
     uuid[8] = uuid[8] & 0x3F | 0x80;
     uuid
@@ -460,7 +465,14 @@ fn superblock(
 
 fn set_identity(raw: &mut RawSuperblock, opts: &FormatOptions) {
     raw.uuid = opts.uuid.unwrap_or_else(random_uuid);
-    let seed = opts.hash_seed.unwrap_or_else(random_uuid);
+    let seed = match (opts.hash_seed, opts.uuid, opts.time) {
+        (Some(seed), ..) => seed,
+        (None, Some(uuid), Some(_)) => {
+            let mut numbers = Random::new(seed_of(uuid));
+            uuid_of([numbers.next_u64(), numbers.next_u64()])
+        }
+        _ => random_uuid(),
+    };
     for (word, bytes) in raw.hash_seed.iter_mut().zip(seed.chunks_exact(4)) {
         word.set(crate::disk::num::get32(bytes, 0));
     }

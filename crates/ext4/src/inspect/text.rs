@@ -3,21 +3,10 @@
 use std::fmt::{self, Display, Formatter};
 
 use steadfs_base::endian::Le32;
+pub(super) use steadfs_base::uuid_text as uuid;
 use steadfs_vfs::names::printable;
 
 use super::{ErrorFacts, Inspection, Journal, Log};
-
-/// A UUID in its usual form.
-pub(super) fn uuid(bytes: &[u8; 16]) -> String {
-    let mut out = String::with_capacity(36);
-    for (byte, i) in bytes.iter().zip(0..) {
-        if matches!(i, 4 | 6 | 8 | 10) {
-            out.push('-');
-        }
-        out.push_str(&format!("{byte:02x}"));
-    }
-    out
-}
 
 /// A field of text, up to its first zero byte.
 pub(super) fn field(bytes: &[u8]) -> String {

@@ -11,9 +11,9 @@
 
 use std::sync::Arc;
 
-use steadfs_base::Timestamp;
+use steadfs_base::{Timestamp, seed_of};
 use steadfs_block::{MemDevice, Queue, QueueOptions};
-use steadfs_rt::{random_u64, wall_clock};
+use steadfs_rt::{Random, random_u64, wall_clock};
 
 mod build;
 mod error;
@@ -94,7 +94,7 @@ pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatRe
     )?;
     let version = opts
         .checkpoint_version
-        .unwrap_or_else(|| (random_u64() >> 33) as u32 | 1);
+        .unwrap_or_else(|| first_version(opts));
     // Everything that can be wrong with the options is found before anything is lost.
     build.make_checkpoints(version, false)?;
     let mut writer = Writer::new(queue);
@@ -131,6 +131,16 @@ pub fn image(size: u64, opts: &FormatOptions) -> Result<Arc<MemDevice>, FormatEr
     let queue = Queue::new(device.clone(), QueueOptions::default());
     format(&queue, size, opts)?;
     Ok(device)
+}
+
+/// The version of the first checkpoint, an odd number: random, or where UUID and time are given and all bytes are to
+/// follow from them, from the UUID.
+fn first_version(opts: &FormatOptions) -> u32 {
+    let number = match (opts.uuid, opts.time) {
+        (Some(uuid), Some(_)) => Random::new(seed_of(uuid)).next_u64(),
+        _ => random_u64(),
+    };
+    (number >> 33) as u32 | 1
 }
 
 /// A random UUID (RFC 9562, version 4).

@@ -53,8 +53,8 @@ pub struct FormatOptions {
     pub sector_size: Option<u32>,
     /// Times of the first inodes, in seconds; now if `None` (`-T`).
     pub time: Option<i64>,
-    /// Version of the first checkpoint; a random odd number if `None`, so that nodes of an older
-    /// volume on the same device are not taken for new ones.
+    /// Version of the first checkpoint, odd. If `None`, it is random, so that nodes of an older volume on the same device
+    /// are not taken for new ones, or follows from the UUID where that and the time are given.
     pub checkpoint_version: Option<u32>,
     /// Which program made the volume, for the superblock.
     pub program: String,

@@ -32,6 +32,8 @@ use std::time::Duration;
 pub use failure::{Failure, FailureKind, TaskReport};
 pub use observe::{Deed, Observation, observe, observe_no_more};
 
+use steadfs_base::Timestamp;
+
 use crate::Instant;
 use state::{State, Step, TaskId};
 use world::World;
@@ -54,6 +56,8 @@ pub struct Config {
     /// From a notification, or from the release of a lock that is waited for, until the task can run: what
     /// waking a thread costs.
     pub wake: Duration,
+    /// What [`wall_clock`](crate::wall_clock) returns throughout; `None`: it begins on 2026-01-01 and runs.
+    pub calendar: Option<Timestamp>,
 }
 
 impl Default for Config {
@@ -66,6 +70,7 @@ impl Default for Config {
             preempt: 64,
             allow_daemons: false,
             wake: Duration::ZERO,
+            calendar: None,
         }
     }
 }

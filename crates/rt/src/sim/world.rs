@@ -5,6 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use steadfs_base::Timestamp;
+
 use super::failure::FailureKind;
 use super::observe::{Deed, Observer, Watch};
 use super::stack;
@@ -37,6 +39,7 @@ pub(crate) struct World {
     loans: Arc<inherit::Table>,
     /// Further tasks are refused.
     full: Cell<bool>,
+    calendar: Option<Timestamp>,
     id: u64,
 }
 
@@ -82,6 +85,7 @@ impl World {
     pub(crate) fn new(state: State) -> Self {
         WORLDS.set(WORLDS.get() + 1);
         Self {
+            calendar: state.config.calendar,
             state: RefCell::new(state),
             now: Cell::new(Instant(0)),
             current: Cell::new(None),
@@ -373,6 +377,11 @@ pub(crate) fn wait_for_end(id: TaskId) {
 
 pub(crate) fn now() -> Instant {
     with(|world| world.now.get())
+}
+
+/// What the calendar shows throughout, if it stands still.
+pub(crate) fn calendar() -> Option<Timestamp> {
+    with(|world| world.calendar)
 }
 
 pub(crate) fn random() -> u64 {

@@ -1,6 +1,8 @@
 //! Copying from the host to a volume.
 
 use std::collections::BTreeMap;
+use std::iter;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -17,6 +19,9 @@ use super::walk::{Held, check_depth, check_end, resolve, resolve_parent};
 use super::{
     At, AtHost, CHUNK, Lengths, Paths, Progress, Report, Result, host_path, is_root_path, os,
 };
+
+/// Bytes of zeros, aligned, that become a hole where holes must not follow from how the host stores a file.
+const HOLE: u64 = 4096;
 
 /// Copies the file or tree at `from` on the host; the copy's path on the volume is `to`. A folder
 /// that is there already is filled. Kept are types, permissions, owners (if asked), times of access
@@ -197,11 +202,12 @@ impl<'a> Copier<'a, '_> {
         let file = &from.fd;
         let size = u64::try_from(from.stat.st_size).unwrap_or(0);
         let mut buffer = vec![0; CHUNK];
-        let mut at = 0;
+        let even = self.maker.how.latest.is_some();
+        let (mut at, mut reached) = (0, 0);
         'data: while let Some((start, end)) =
             host::next_data(file, at, size).on_host(place.source)?
         {
-            at = start;
+            at = if even { start - start % HOLE } else { start };
             while at < end {
                 let want = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
                 let n =
@@ -210,15 +216,24 @@ impl<'a> Copier<'a, '_> {
                 if n == 0 {
                     break 'data; // It was truncated meanwhile.
                 }
-                let written = self.maker.write(ino, at, &buffer[..n]);
-                written.on_volume(place.target)?;
+                let all = iter::once(0..n);
+                for run in if even {
+                    runs(&buffer[..n])
+                } else {
+                    all.collect()
+                } {
+                    let start = at + run.start as u64;
+                    let written = self.maker.write(ino, start, &buffer[run.clone()]);
+                    written.on_volume(place.target)?;
+                    reached = at + run.end as u64;
+                }
                 at += n as u64;
                 self.report.bytes += n as u64;
                 self.progress.bytes(n as u64);
                 super::go_on(self.progress)?;
             }
         }
-        if at < size {
+        if reached < size {
             self.maker.end_at(ino, size).on_volume(place.target)?;
         }
         Ok(())
@@ -230,7 +245,7 @@ impl<'a> Copier<'a, '_> {
         from: &Source,
         (source, target): (&Path, &[u8]),
     ) -> Result<()> {
-        let xattrs = match from.xattrs() {
+        let mut xattrs = match from.xattrs() {
             Err(error) if is_refusal(&error) => {
                 let what = format!("attributes were not kept: {error}");
                 self.report.warn(target, &what);
@@ -238,8 +253,15 @@ impl<'a> Copier<'a, '_> {
             }
             xattrs => xattrs.on_host(source)?,
         };
+        // The host keeps them in an order of its own.
+        xattrs.sort_unstable();
         let stat = &from.stat;
-        let (atime, mtime) = host::times_of(stat);
+        let (mut atime, mut mtime) = host::times_of(stat);
+        if let Some(latest) = self.maker.how.latest {
+            // Reading the tree, as the last copy did, changes the times of access.
+            mtime = mtime.min(latest);
+            atime = mtime;
+        }
         let kept = Kept {
             kind: kind_of(stat),
             perm: stat.st_mode & 0o7777,
@@ -251,6 +273,23 @@ impl<'a> Copier<'a, '_> {
         };
         self.maker.keep(ino, kept, target, &mut self.report)
     }
+}
+
+/// Where `bytes`, which begin at a multiple of [`HOLE`], are more than zeros.
+fn runs(bytes: &[u8]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let step = HOLE as usize;
+    for (piece, start) in bytes.chunks(step).zip((0..).step_by(step)) {
+        if piece.iter().all(|&byte| byte == 0) {
+            continue;
+        }
+        let end = start + piece.len();
+        match runs.last_mut().filter(|run| run.end == start) {
+            Some(run) => run.end = end,
+            None => runs.push(start..end),
+        }
+    }
+    runs
 }
 
 /// The type of a file of the host; Linux has no others.

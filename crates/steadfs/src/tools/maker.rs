@@ -14,6 +14,9 @@ pub struct CopyIn {
     pub owners: bool,
     /// Replace files that are there; else they are an error.
     pub overwrite: bool,
+    /// The copy follows from names, contents and attributes of the tree alone: times of writing are at most this one
+    /// and are those of access, too, and blocks of zeros become holes. `None`: times and holes are the originals'.
+    pub latest: Option<Timestamp>,
 }
 
 /// A file to be made that is no folder.

@@ -1,0 +1,39 @@
+//! A file or block device without threads of its own.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use super::open::{self, OpenError, OpenOptions};
+use super::transfer::Target;
+use crate::{Bio, Device, Done, Geometry};
+
+/// An image file or a block device, claimed as by [`FileDevice`](super::FileDevice), whose requests are system calls of
+/// the task that starts them. Nothing runs beside the caller, so a simulation can use it.
+pub struct CallerDevice {
+    target: Target,
+    /// Holds a block device with O_EXCL.
+    _exclusive: Option<OwnedFd>,
+}
+
+impl CallerDevice {
+    /// Opens and claims `path`; of the options the engine has no effect.
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
+        let (target, exclusive) = open::open_target(path, options, true)?;
+        Ok(Self {
+            target,
+            _exclusive: exclusive,
+        })
+    }
+}
+
+impl Device for CallerDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.target.geometry
+    }
+
+    fn start(&self, mut bio: Bio, done: Done) {
+        let result = self.target.check(&bio);
+        let result = result.and_then(|()| self.target.run(&mut bio));
+        done(bio, result);
+    }
+}

@@ -1,0 +1,179 @@
+//! What `steadfs format -t f2fs` takes: the words of mkfs.f2fs.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Parser;
+
+use crate::args::{number, percent};
+
+/// Make an f2fs volume; what is on the device is lost.
+///
+/// Options and defaults are those of mkfs.f2fs, but for -d. SOURCE_DATE_EPOCH (or -T) is the time of everything in the
+/// volume: with it and -U the same tree makes the same bytes.
+#[derive(Debug, Parser)]
+#[command(
+    name = "steadfs format -t f2fs",
+    version,
+    args_override_self = true,
+    max_term_width = 100
+)]
+pub struct FormatF2fs {
+    /// Image file or block device.
+    pub volume: PathBuf,
+    /// Size of the volume; an image file is made or lengthened. A bare number counts sectors (-w), as mkfs.f2fs has it;
+    /// or with s (512 bytes), K, M, G, T, KiB to TiB, or B (bytes).
+    pub size: Option<String>,
+    /// f2fs; and 1 or 0, as mkfs.f2fs has it: discard the device's old content first (1 if not given).
+    #[arg(short = 't', long = "type", value_name = "f2fs|1|0")]
+    pub kind: Vec<String>,
+    /// Label: at most 511 units of UTF-16.
+    #[arg(short, long, short_alias = 'L')]
+    pub label: Option<String>,
+    /// UUID, or random, time, clear.
+    #[arg(short = 'U', long)]
+    pub uuid: Option<String>,
+    /// Features, separated by commas.
+    #[arg(short = 'O', long, value_name = "LIST")]
+    pub features: Vec<String>,
+    /// More extensions of names whose data is cold, separated by commas.
+    #[arg(short = 'e', long, value_name = "LIST", alias = "errors")]
+    pub cold_extensions: Vec<String>,
+    /// More extensions of names whose data is hot, separated by commas.
+    #[arg(short = 'E', long, value_name = "LIST", alias = "extended")]
+    pub hot_extensions: Vec<String>,
+    /// Fill the volume with the content of this directory. mkfs.f2fs's debug level, which has this letter, is not taken.
+    #[arg(short = 'd', long, value_name = "DIR")]
+    pub from_dir: Option<PathBuf>,
+    /// Make it even where there is a volume already.
+    #[arg(short, long, short_alias = 'F')]
+    pub force: bool,
+    /// Print nothing.
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Segments of 2 MiB in a section, the unit of cleaning; 1 if not given.
+    #[arg(short, long, value_name = "NUMBER", value_parser = number::<u32>)]
+    pub segments_per_section: Option<u32>,
+    /// Sections in a zone; 1 if not given.
+    #[arg(short = 'z', long, value_name = "NUMBER", value_parser = number::<u32>)]
+    pub sections_per_zone: Option<u32>,
+    /// Percent of the main area kept from users for cleaning; the best if not given, or 0.
+    #[arg(short, long, value_name = "PERCENT", value_parser = percent)]
+    pub overprovision: Option<f64>,
+    /// Room for more nodes, with the bitmap behind the checkpoint's checksum.
+    #[arg(short = 'i', long)]
+    pub extended_node_bitmap: bool,
+    /// Owner of the root directory, as in 1000:100; else the user and group that make the volume, or with -d the
+    /// directory's.
+    #[arg(short = 'R', long, value_name = "USER:GROUP")]
+    pub root_owner: Option<String>,
+    /// Bytes in a sector: 512, 1024, 2048 or 4096; the device's if not given.
+    #[arg(short = 'w', long, value_name = "BYTES", value_parser = number::<u32>)]
+    pub sector_size: Option<u32>,
+    /// Do not discard the device's old content; the same as -t 0.
+    #[arg(long)]
+    pub nodiscard: bool,
+    /// Seconds since 1970 that are the time of everything in the volume; -1 is now.
+    #[arg(
+        short = 'T',
+        long,
+        value_name = "SECONDS",
+        allow_negative_numbers = true
+    )]
+    pub timestamp: Option<i64>,
+    /// Begin with the checkpoint version that mkfs.f2fs -r begins with, not with a random one.
+    #[arg(short = 'r', long)]
+    pub fixed_version: bool,
+    /// Heap-based allocation: 0. Volumes with 1 are not made.
+    #[arg(short = 'a', long, value_name = "0|1")]
+    pub heap: Option<String>,
+    /// Bytes in a block: 4096.
+    #[arg(short, long, value_name = "BYTES")]
+    pub block_size: Option<String>,
+    #[command(flatten)]
+    pub refused: RefusedF2fs,
+}
+
+/// Options of mkfs.f2fs that are refused with a reason.
+#[derive(Debug, clap::Args)]
+pub struct RefusedF2fs {
+    #[arg(short = 'c', hide = true)]
+    pub devices: Vec<String>,
+    #[arg(short = 'C', hide = true)]
+    pub casefold: Option<String>,
+    #[arg(short = 'g', hide = true)]
+    pub defaults: Option<String>,
+    #[arg(short = 'm', hide = true)]
+    pub zoned: bool,
+    #[arg(short = 'S', hide = true)]
+    pub sparse: bool,
+    #[arg(short = 'H', hide = true)]
+    pub hint: Option<String>,
+}
+
+/// Whether the words after `steadfs` are `format` with `-t f2fs`, whose options are mkfs.f2fs's. Letters that have a
+/// value in one of both programs only are taken for such without one: before them `f2fs` can be no kind.
+pub fn is_f2fs(words: &[OsString]) -> bool {
+    const ALONE: &str = "cDFfijKmnqrSvV";
+    let words: Vec<_> = words
+        .iter()
+        .skip(1)
+        .map(|word| word.to_string_lossy())
+        .collect();
+    if words.first().is_none_or(|word| word != "format") {
+        return false;
+    }
+    let next = words.iter().skip(1).map(Some).chain([None]);
+    let mut pairs = words
+        .iter()
+        .zip(next)
+        .skip(1)
+        .take_while(|(word, _)| *word != "--");
+    pairs.any(|(word, next)| {
+        let value = match word.strip_prefix("--") {
+            Some(long) => long
+                .strip_prefix("type")
+                .map(|rest| rest.trim_start_matches('=')),
+            None => word.strip_prefix('-').and_then(|letters| {
+                letters
+                    .trim_start_matches(|c: char| ALONE.contains(c))
+                    .strip_prefix('t')
+            }),
+        };
+        match value {
+            Some("") => next.is_some_and(|next| next == "f2fs"),
+            Some(value) => value.trim_start_matches('=') == "f2fs",
+            None => false,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_is_found_wherever_it_stands() {
+        let is = |line: &str| is_f2fs(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
+        for line in [
+            "steadfs format -t f2fs a.img",
+            "steadfs format a.img 64M -tf2fs",
+            "steadfs format -fqt f2fs a.img -t 0",
+            "steadfs format -i -t 1 --type f2fs a.img",
+            "steadfs format --type=f2fs a.img",
+            "steadfs format -t=f2fs a.img",
+        ] {
+            assert!(is(line), "{line}");
+        }
+        for line in [
+            "steadfs format f2fs",
+            "steadfs format -t ext4 f2fs",
+            "steadfs format -Lt f2fs",
+            "steadfs format -- -t f2fs",
+            "steadfs mount -t f2fs a.img mnt",
+            "steadfs",
+        ] {
+            assert!(!is(line), "{line}");
+        }
+    }
+}

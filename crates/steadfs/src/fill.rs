@@ -1,0 +1,157 @@
+//! Filling a new volume from a directory.
+//!
+//! **Reproducible volumes.** The same tree, UUID and time give the same bytes. The order of write-back, and with it
+//! where blocks lie and what the log holds, depends on threads. So such a volume is filled in a simulation
+//! ([`steadfs_rt::sim`]): the same file-system code as coroutines on one thread, with a clock that stands still and
+//! random numbers that follow from the UUID. Its device is the file, by plain system calls.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfs_base::Timestamp;
+use steadfs_block::{CallerDevice, OpenOptions};
+use steadfs_ext4::CacheSizes;
+use steadfs_rt::sim;
+use steadfs_vfs::{FileSystem, SetAttr};
+
+use crate::tools::{CopyIn, Progress, Report, ToolError, copy_in, owner_cx};
+use crate::volume::failed;
+use crate::{Error, Options, Volume};
+
+/// Memory for unwritten data while a reproducible volume is filled. It decides when data is written back, so it does
+/// not follow the machine's.
+const CACHE: u64 = 64 << 20;
+
+/// How a new volume is filled.
+#[derive(Clone, Debug, Default)]
+pub struct Fill {
+    /// Where the volume begins on the device.
+    pub offset: u64,
+    /// Owner of the root directory; else that of the source.
+    pub root_owner: Option<(u32, u32)>,
+    /// Permissions of the root directory; else those of the source.
+    pub root_perm: Option<u32>,
+    /// What a reproducible volume follows from besides the tree; else the volume gets the present time.
+    pub origin: Option<Origin>,
+}
+
+/// What the bytes of a reproducible volume follow from besides the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// The time of everything that is made, and the latest that a file can have been written. Access times, which
+    /// reading the tree changes, are not copied.
+    pub time: Timestamp,
+    /// Source of inode generations.
+    pub uuid: [u8; 16],
+}
+
+/// Why a volume was not filled.
+#[derive(Debug, thiserror::Error)]
+pub enum FillError {
+    /// It could not be opened or closed.
+    #[error("{0}")]
+    Volume(#[from] Error),
+    /// A copy failed.
+    #[error("{0}")]
+    Copy(#[from] ToolError),
+    /// The simulation failed by itself.
+    #[error("{}: {why}", path.display())]
+    Simulation {
+        /// The volume.
+        path: PathBuf,
+        /// What happened.
+        why: String,
+    },
+}
+
+/// Copies a directory's content into the new volume at `path`. `progress` comes back, as the work may need it on
+/// another stack.
+///
+/// # Errors
+/// Those of opening, copying and closing; what was copied until then stays.
+pub fn fill<P: Progress + 'static>(
+    path: &Path,
+    from: &Path,
+    how: &Fill,
+    mut progress: P,
+) -> (Option<P>, Result<Report, FillError>) {
+    let mut options = Options::default();
+    options.offset = how.offset;
+    let Some(origin) = how.origin else {
+        let done = Volume::open(path, &options)
+            .map_err(FillError::from)
+            .and_then(|volume| into(&volume, from, how, &mut progress));
+        return (Some(progress), done);
+    };
+    let config = sim::Config {
+        seed: steadfs_base::seed_of(origin.uuid),
+        max_time: Duration::MAX,
+        stall_bound: Duration::MAX,
+        preempt: 0,
+        calendar: Some(origin.time),
+        ..sim::Config::default()
+    };
+    let (owned_path, from, how) = (path.to_owned(), from.to_owned(), how.clone());
+    let run = sim::try_run(config, move || {
+        let done = open_alone(&owned_path, &options)
+            .map_err(FillError::from)
+            .and_then(|volume| into(&volume, &from, &how, &mut progress));
+        (Some(progress), done)
+    });
+    match run {
+        Ok(report) => report.value,
+        Err(failure) => {
+            let (path, why) = (path.to_owned(), failure.to_string());
+            (None, Err(FillError::Simulation { path, why }))
+        }
+    }
+}
+
+/// Opens a volume so that nothing runs beside the caller.
+fn open_alone(path: &Path, options: &Options) -> Result<Volume, Error> {
+    let open = OpenOptions {
+        direct: false,
+        offset: options.offset,
+        ..OpenOptions::default()
+    };
+    let device = CallerDevice::open(path, &open)?;
+    Volume::on(Arc::new(device), path, CacheSizes::of(CACHE), options)
+}
+
+fn into(
+    volume: &Volume,
+    from: &Path,
+    how: &Fill,
+    progress: &mut dyn Progress,
+) -> Result<Report, FillError> {
+    let copy = CopyIn {
+        owners: true,
+        overwrite: true,
+        latest: how.origin.map(|origin| origin.time),
+    };
+    let fs = volume.fs();
+    let copied = copy_in(&*fs, &owner_cx(), from, b"/", copy, progress);
+    let done = copied.map_err(FillError::from).and_then(|report| {
+        set_root(&*fs, how).map_err(|error| failed(volume.path(), error))?;
+        Ok(report)
+    });
+    let closed = volume.close();
+    let report = done?;
+    closed?;
+    Ok(report)
+}
+
+/// Gives the root directory what was asked for; the copy has left it with the source's.
+fn set_root(fs: &dyn FileSystem, how: &Fill) -> steadfs_vfs::Result<()> {
+    if how.root_owner.is_none() && how.root_perm.is_none() {
+        return Ok(());
+    }
+    let set = SetAttr {
+        uid: how.root_owner.map(|(user, _)| user),
+        gid: how.root_owner.map(|(_, group)| group),
+        perm: how.root_perm,
+        ..SetAttr::default()
+    };
+    fs.setattr(&owner_cx(), fs.root(), &set).map(drop)
+}
