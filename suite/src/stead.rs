@@ -9,6 +9,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use steadfs_rt::FAULT_VARIABLE;
+
 use crate::command::{Outcome, PATIENCE, finish, run, until, wait};
 use crate::image::Image;
 use crate::scratch::{Scratch, mounts_below, unmount_patiently};
@@ -108,15 +110,42 @@ impl SteadMount {
         }
     }
 
+    /// Mounts with an armed fault point: the server panics where it reaches that after the file returned was made.
+    #[track_caller]
+    pub fn with_fault(
+        scratch: &Scratch,
+        image: &Path,
+        options: &str,
+        point: &str,
+    ) -> (Self, PathBuf) {
+        let trigger = scratch.join(&format!("fault-{point}"));
+        let armed = format!("{FAULT_VARIABLE}={point}@{}", trigger.display());
+        match Self::attempt_as(scratch, image, options, Some(&armed)) {
+            Ok(mount) => (mount, trigger),
+            Err((code, said)) => panic!("mounting {} ended with {code}: {said}", image.display()),
+        }
+    }
+
     /// Mounts, or tells the exit code and what was said.
     #[track_caller]
     pub fn attempt(scratch: &Scratch, image: &Path, options: &str) -> Result<Self, (i32, String)> {
+        Self::attempt_as(scratch, image, options, None)
+    }
+
+    #[track_caller]
+    fn attempt_as(
+        scratch: &Scratch,
+        image: &Path,
+        options: &str,
+        variable: Option<&str>,
+    ) -> Result<Self, (i32, String)> {
         let name = image.file_name().unwrap_or_default().to_string_lossy();
         let root = scratch.folder(&format!("stead-{name}"));
         let log = scratch.join(&format!("stead-{name}.log"));
         // The tests themselves may run where hang-ups are ignored, as below nohup(1), which servers inherit.
         let mut command = Command::new("env");
-        command.arg("--default-signal=HUP").arg(program());
+        command.arg("--default-signal=HUP").args(variable);
+        command.arg(program());
         command.arg("mount").arg("--foreground");
         if let Some(transport) = transport_in_turn(image, options) {
             command.args(["-o", transport]);

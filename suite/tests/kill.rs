@@ -4,13 +4,16 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use steadfs_suite::command::PATIENCE;
-use steadfs_suite::{Image, Scratch, SteadMount, f2fs, succeed};
+use steadfs_rt::FAULT_VARIABLE;
+use steadfs_suite::command::{PATIENCE, until};
+use steadfs_suite::stead::program;
+use steadfs_suite::{Image, Scratch, SteadMount, f2fs, steadfs, succeed};
 
 const ROUNDS: u64 = 100;
 const WRITERS: u64 = 3;
@@ -311,6 +314,181 @@ impl Judged for OfF2fs {
     fn check_killed(&self, _: &Scratch) {
         // It does not follow what fsync wrote: what the last checkpoint says must be whole.
         self.check_clean();
+    }
+}
+
+/// A fault point, the thread that reaches it, the mount's options, and what makes it get there.
+type Fault = (&'static str, &'static str, &'static str, fn(&Path));
+
+/// Errors are as they should be once the server has ended.
+fn quietly<T>(_: io::Result<T>) {}
+
+fn rename(root: &Path) {
+    quietly(fs::rename(root.join("a/moves"), root.join("b/moved")));
+}
+
+fn change(root: &Path) {
+    quietly(fs::write(root.join("a/more"), [1; 100_000]));
+    std::thread::sleep(Duration::from_millis(50));
+}
+
+fn sync_folders(root: &Path) {
+    std::thread::scope(|scope| {
+        for name in ["a", "b", "c", "d"] {
+            let folder = root.join(name);
+            scope.spawn(move || {
+                for number in 0..10 {
+                    quietly(File::create(folder.join(format!("{number}"))));
+                    quietly(File::open(&folder).and_then(|folder| folder.sync_all()));
+                }
+            });
+        }
+    });
+}
+
+fn write_at_once(root: &Path) {
+    std::thread::scope(|scope| {
+        for name in ["a", "b", "c", "d"] {
+            let path = root.join(name).join("large");
+            scope.spawn(move || {
+                quietly(fs::write(&path, vec![1; 4 << 20]));
+                quietly(File::open(&path).and_then(|file| file.sync_all()));
+            });
+        }
+    });
+}
+
+fn clean_urgently(root: &Path) {
+    quietly(fs::write(root.join(".steadfs/f2fs/gc_urgent"), "1"));
+    change(root);
+}
+
+fn free_blocks(root: &Path) {
+    write_at_once(root);
+    quietly(fs::remove_file(root.join("a/large")));
+    sync_folders(root);
+}
+
+/// The server panics at a fault point: it ends at once and says why; callers and `steadfs umount` are not held up; the
+/// volume is as after a power cut.
+fn end_at(scratch: &Scratch, volume: &dyn Judged, (point, thread, options, provoke): Fault) {
+    const ENOTCONN: i32 = 107;
+    let image = volume.image();
+    let (mount, trigger) = SteadMount::with_fault(scratch, image.path(), options, point);
+    let root = mount.root().to_owned();
+    for name in ["a", "b", "c", "d"] {
+        quietly(fs::create_dir(root.join(name)));
+    }
+    fs::write(root.join("a/moves"), point).unwrap();
+    quietly(fs::remove_file(root.join("b/moved")));
+    assert!(steadfs(["sync".as_ref(), root.as_os_str()]).code() == 0);
+    File::create(&trigger).unwrap();
+    let mut probe = 0;
+    until(point, || {
+        provoke(&root);
+        // A new name each time: the kernel remembers which are missing.
+        probe += 1;
+        let gone = fs::metadata(root.join(format!("probe{probe}")));
+        let gone = gone.map_err(|error| error.raw_os_error());
+        matches!(gone, Err(Some(ENOTCONN)))
+    });
+    let (code, said) = mount.wait_with_words();
+    assert_eq!(code, -1, "{point}: a signal ends it");
+    let expected = [
+        format!("{} on {}", image.path().display(), root.display()),
+        format!("internal error: thread '{thread}"),
+        format!("fault point {point}"),
+    ];
+    for words in &expected {
+        assert!(said.contains(words), "{point}: no {words:?} in {said}");
+    }
+    let unmounted = steadfs(["umount".as_ref(), root.as_os_str()]);
+    assert_eq!(unmounted.code(), 0, "{point}: {}", unmounted.err);
+    assert!(
+        unmounted.err.contains("server had ended"),
+        "{}",
+        unmounted.err
+    );
+    volume.check_killed(scratch);
+    let mount = SteadMount::new(scratch, image.path(), "");
+    let names = [mount.join("a/moves"), mount.join("b/moved")].map(|path| path.exists());
+    assert_eq!(
+        names,
+        [true, false],
+        "{point}: nothing of the rename is there"
+    );
+    mount.unmount();
+    volume.check_clean();
+}
+
+#[test]
+fn a_panic_in_any_thread_ends_a_server_of_ext4() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(
+        &scratch,
+        "panic.img",
+        64 << 20,
+        &["-t", "ext4", "-J", "size=4"],
+    );
+    let volume = OfExt4(image);
+    let faults: [Fault; 5] = [
+        ("rename", "", "", rename),
+        ("jbd2.commit", "jbd2", "commit=1", change),
+        ("jbd2.reclaim", "jbd2-reclaim", "", change),
+        ("flusher", "flusher", "", change),
+        ("io", "steadfs-io", "", write_at_once),
+    ];
+    for fault in faults {
+        end_at(&scratch, &volume, fault);
+    }
+}
+
+#[test]
+fn a_panic_in_any_thread_ends_a_server_of_f2fs() {
+    let scratch = Scratch::new();
+    let volume = OfF2fs(f2fs::mkfs(&scratch, "panic.img", 100 << 20, ""));
+    let faults: [Fault; 5] = [
+        ("rename", "", "", rename),
+        ("flusher", "flusher", "", change),
+        ("f2fs.ckpt", "f2fs_ckpt", "checkpoint_merge", sync_folders),
+        ("f2fs.gc", "f2fs_gc", "background_gc=on", clean_urgently),
+        ("f2fs.discard", "f2fs_discard", "discard", free_blocks),
+    ];
+    for fault in faults {
+        end_at(&scratch, &volume, fault);
+    }
+}
+
+/// Commands that write an image have no mount: they abort as well, and the volume is as after a power cut.
+#[test]
+fn a_panic_ends_a_command_that_writes_an_image() {
+    let scratch = Scratch::new();
+    let ext4 = OfExt4(Image::mke2fs(
+        &scratch,
+        "ext4.img",
+        64 << 20,
+        &["-t", "ext4"],
+    ));
+    let f2fs = OfF2fs(f2fs::mkfs(&scratch, "f2fs.img", 100 << 20, ""));
+    let file = scratch.join("file");
+    fs::write(&file, [1; 100_000]).unwrap();
+    let volumes: [&dyn Judged; 2] = [&ext4, &f2fs];
+    for volume in volumes {
+        let image = volume.image().path();
+        let mut command = std::process::Command::new(program());
+        command.arg("cp").arg(&file);
+        command.arg(format!("{}:/", image.display()));
+        command.env(FAULT_VARIABLE, format!("close@{}", file.display()));
+        let ended = command.output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.signal(), Some(6), "{said}");
+        assert!(
+            said.contains("internal error: thread 'main' panicked"),
+            "{said}"
+        );
+        volume.check_killed(&scratch);
+        SteadMount::new(&scratch, image, "").unmount();
+        volume.check_clean();
     }
 }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, try_spawn};
+use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, OnUnwind, Rank, now, try_spawn};
 
 use crate::early::Early;
 
@@ -30,6 +30,8 @@ pub trait Backing: Send + Sync {
     fn write_out(&self, files: &[u64], why: Why);
     /// Called once a period: metadata that ages outside a journal is written here.
     fn tick(&self);
+    /// The flusher has panicked, perhaps with blocks in flight that will never land: the volume stops.
+    fn panicked(&self);
 }
 
 /// Limits and periods of write-back.
@@ -157,7 +159,8 @@ impl Writeback {
         self.wake.notify_all();
         let task = self.flusher.lock().take();
         if let Some(task) = task {
-            task.join();
+            // One that panicked has stopped the volume, which the caller finds.
+            let _ = task.join_panicked();
         }
     }
 
@@ -274,6 +277,13 @@ impl Writeback {
     }
 
     fn run(&self, backing: &Weak<dyn Backing>) {
+        let _guard = OnUnwind::new(|| {
+            if let Some(backing) = backing.upgrade() {
+                backing.panicked();
+            }
+            self.state.lock().at_work = false;
+            self.rests.notify_all();
+        });
         let mut round = now() + self.options.period;
         loop {
             let Some(turn) = self.sleep(round) else {

@@ -27,6 +27,19 @@ pub fn to_system() {
     TO_SYSTEM.store(true, Ordering::Relaxed);
 }
 
+/// Whether reports go to the system's log.
+pub fn is_to_system() -> bool {
+    TO_SYSTEM.load(Ordering::Relaxed)
+}
+
+/// Sends the report of an error to the system's log, if that takes it at once.
+pub fn last_words(text: &str) {
+    send_from(UnixDatagram::unbound().and_then(|socket| {
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    }), Level::ERROR, text);
+}
+
 struct Log {
     most: Level,
     spans: AtomicU64,
@@ -77,6 +90,10 @@ impl Visit for Line {
 
 /// One datagram to syslog, as syslog(3) writes them (RFC 3164): facility daemon, then severity.
 fn send(level: Level, text: &str) {
+    send_from(UnixDatagram::unbound(), level, text);
+}
+
+fn send_from(socket: std::io::Result<UnixDatagram>, level: Level, text: &str) {
     const DAEMON: u8 = 3 << 3;
     let severity = match level {
         Level::ERROR => 3,
@@ -87,7 +104,7 @@ fn send(level: Level, text: &str) {
     let pid = std::process::id();
     let line = format!("<{}>steadfs[{pid}]: {text}", DAEMON | severity);
     // A machine without a log has nobody to tell.
-    if let Ok(socket) = UnixDatagram::unbound() {
+    if let Ok(socket) = socket {
         let _ = socket.send_to(line.as_bytes(), "/dev/log");
     }
 }

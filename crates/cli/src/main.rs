@@ -9,6 +9,7 @@ mod consent;
 mod copy;
 mod daemon;
 mod failure;
+mod fatal;
 mod files;
 mod fill;
 mod format;
@@ -46,6 +47,7 @@ use failure::{Failure, code};
 use steadfs::tools::harmless;
 
 fn main() -> ExitCode {
+    fatal::end_on_panic();
     let words: Vec<_> = std::env::args_os().collect();
     let done = match helper::called_as(&words) {
         Some(role) => helper::run(role, &words),

@@ -49,7 +49,14 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     });
     let place = mount.mountpoint.display();
     match before {
-        Settled::Durable(_) | Settled::Gone => closed,
+        Settled::Durable(_) => closed,
+        Settled::Gone => {
+            eprintln!(
+                "steadfs: {place}: unmounted; its server had ended before: writes that were not synced may be lost, and \
+                 the next mount recovers the volume"
+            );
+            closed
+        }
         // Whoever asked for that knows what it leaves.
         Settled::Stopped(cause) if cause == SHUT_DOWN => closed,
         Settled::Stopped(cause) => Err(Failure::new(

@@ -395,6 +395,7 @@ impl Ext4 {
         if self.unmounted.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        steadfs_rt::fault_point("close");
         self.writeback.stop();
         self.queue.limit_read_ahead(0);
         self.queue.end_read_ahead();
@@ -474,7 +475,12 @@ impl Ext4 {
 }
 
 impl Backing for Ext4 {
+    fn panicked(&self) {
+        self.stop_all(steadfs_rt::PANICKED);
+    }
+
     fn write_out(&self, files: &[u64], why: Why) {
+        steadfs_rt::fault_point("flusher");
         let _open = self.open_to_changes();
         if let Err(error) = self.judge(self.write_out_files(files, why, IoTag::background())) {
             // The mappings keep it for the next fsync; the data stays dirty.

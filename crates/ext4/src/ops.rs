@@ -399,6 +399,10 @@ impl FileSystem for Ext4 {
         self.judge(self.trim_range(cx, start, len, min_len))
     }
 
+    fn panicked(&self) {
+        self.stop_all(steadfs_rt::PANICKED);
+    }
+
     fn sync_all(&self, cx: &Cx) -> Result<()> {
         self.judge(self.sync_volume(cx))
     }

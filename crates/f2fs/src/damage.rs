@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use steadfs_base::IoTag;
 use steadfs_block::Bio;
-use steadfs_rt::{Instant, Mutex, Rank, now};
+use steadfs_rt::{Instant, Mutex, PANICKED, Rank, now};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::superblock::{Note, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE, StopReason};
@@ -102,6 +102,16 @@ impl F2fs {
         if first {
             self.notes.stop(reason);
         }
+        self.read_only.store(true, Ordering::Release);
+    }
+
+    /// Stops the volume because its code panicked, as a power cut would: nothing is noted on the device, which has a
+    /// state that the volume passed through.
+    pub(crate) fn stop_for_panic(&self) {
+        tracing::error!(cause = PANICKED, "the volume stops");
+        let mut stopped = self.stopped.lock();
+        stopped.get_or_insert_with(|| PANICKED.to_owned());
+        drop(stopped);
         self.read_only.store(true, Ordering::Release);
     }
 

@@ -137,7 +137,8 @@ impl F2fs {
             state.running.take()
         };
         if let Some(task) = running {
-            task.join();
+            // One that panicked has stopped the volume.
+            let _ = task.join_panicked();
         }
     }
 
@@ -222,8 +223,14 @@ fn run(fs: &Weak<F2fs>, discards: &Discards) {
         urgency: Urgency::Idle,
         ..IoTag::default()
     };
+    let _guard = steadfs_rt::OnUnwind::new(|| {
+        if let Some(fs) = fs.upgrade() {
+            fs.stop_for_panic();
+        }
+    });
     let mut runs = 0;
     while let Some((segment, noted)) = discards.next(runs >= BATCH) {
+        steadfs_rt::fault_point("f2fs.discard");
         if runs >= BATCH {
             runs = 0;
         }

@@ -7,17 +7,29 @@
 
 use std::sync::atomic::Ordering;
 
-use steadfs_rt::{RwLockReadGuard, RwLockWriteGuard};
+use steadfs_rt::{RwLockReadGuard, RwLockWriteGuard, Unwinding};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::BlockAddr;
 use crate::fs::F2fs;
 use crate::segment::Content;
 
-/// Held while nodes, tables and counts change. Not taken twice by a task.
+/// Held while nodes, tables and counts change. Not taken twice by a task. Dropped by a panic it stops the volume: no
+/// checkpoint must contain what was half changed.
 #[must_use]
 pub struct Change<'f> {
+    fs: &'f F2fs,
+    unwinding: Unwinding,
     _gate: Held<'f>,
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        if self.unwinding.has_begun() {
+            // The gate is still held.
+            self.fs.stop_for_panic();
+        }
+    }
 }
 
 /// How the gate is held.
@@ -45,9 +57,7 @@ impl F2fs {
     /// # Errors
     /// The volume is read-only or has stopped.
     pub(crate) fn change(&self) -> Result<Change<'_>> {
-        let gate = Held::Shared(self.gate.read());
-        self.check_writable()?;
-        Ok(Change { _gate: gate })
+        self.change_holding(Held::Shared(self.gate.read()))
     }
 
     /// Waits until no change is under way and keeps further ones out: a checkpoint's own change.
@@ -55,9 +65,16 @@ impl F2fs {
     /// # Errors
     /// The volume has stopped.
     pub(crate) fn change_alone(&self) -> Result<Change<'_>> {
-        let gate = Held::Alone(self.gate.write());
+        self.change_holding(Held::Alone(self.gate.write()))
+    }
+
+    fn change_holding<'f>(&'f self, gate: Held<'f>) -> Result<Change<'f>> {
         self.check_writable()?;
-        Ok(Change { _gate: gate })
+        Ok(Change {
+            fs: self,
+            unwinding: Unwinding::watch(),
+            _gate: gate,
+        })
     }
 
     /// A block of the main area has lost its owner. No node's lock is held. Whether it was his: if not,

@@ -334,6 +334,10 @@ impl FileSystem for F2fs {
         self.judge(self.own_ioctl(cx, &inode, command, input))
     }
 
+    fn panicked(&self) {
+        self.stop_for_panic();
+    }
+
     fn sync_all(&self, cx: &Cx) -> Result<()> {
         self.check_open()?;
         self.judge(self.sync_volume(cx))

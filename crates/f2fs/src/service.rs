@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use steadfs_base::IoTag;
 use steadfs_cache::{Backing, Why};
+use steadfs_rt::fault_point;
 use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::checkpoint::{self, Reason};
@@ -144,6 +145,7 @@ impl F2fs {
         if self.closing.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        fault_point("close");
         self.thaw();
         self.end_tasks();
         self.queue.limit_read_ahead(0);
@@ -184,7 +186,12 @@ impl F2fs {
 }
 
 impl Backing for F2fs {
+    fn panicked(&self) {
+        self.stop_for_panic();
+    }
+
     fn write_out(&self, files: &[u64], why: Why) {
+        fault_point("flusher");
         if self.is_frozen() {
             return;
         }

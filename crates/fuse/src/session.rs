@@ -4,9 +4,10 @@
 //! by DESTROY (block-device mounts, before the kernel's umount returns) or when the connection is
 //! gone ([`Session::close_volume`] by whoever waits for the mount).
 //!
-//! A panic while serving stops the session, not the process: the request and all later ones are
-//! answered EIO, the volume is not called again (its locks and structures are in an unknown state;
-//! what it wrote is what a crash at that moment would leave), and the end of the mount reports it.
+//! A panic while serving ends the program `steadfs` before it gets here (`cli/src/fatal.rs`). In another
+//! program it stops the session and the volume: the request and all later ones are answered EIO, the
+//! volume writes nothing more (its structures are in an unknown state; the device has what a power cut
+//! at that moment would leave), and the end of the mount reports it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -56,7 +57,7 @@ pub struct Session {
 }
 
 fn broken() -> FsError {
-    FsError::Stopped("an assertion failed".to_owned())
+    FsError::Stopped(steadfs_rt::PANICKED.to_owned())
 }
 
 /// A request's stay inside the volume.
@@ -170,7 +171,7 @@ impl Session {
         }
     }
 
-    /// Calls the volume, if it is open, and survives its panics.
+    /// Calls the volume, if it is open; after a panic it is stopped.
     fn enter(&self, request: &Request<'_>, out: &mut ReplyBuf) -> Answer {
         self.inside.fetch_add(1, Ordering::SeqCst);
         let inside = Inside(&self.inside);
@@ -190,9 +191,10 @@ impl Session {
             Ok(answer) => answer,
             Err(_) => {
                 self.broken.store(true, Ordering::Relaxed);
+                self.volume.fs.panicked();
                 tracing::error!(
                     op = wire::op_name(request.header.opcode),
-                    "the volume's code failed an assertion: nothing more is read or written"
+                    "internal error: an assertion failed; nothing more is read or written"
                 );
                 if silent {
                     Answer::Silent

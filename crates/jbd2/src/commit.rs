@@ -13,7 +13,7 @@ use std::time::Duration;
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_rt::inherit::{self, TaskNo};
-use steadfs_rt::{Condvar, Instant, MutexGuard, now, wall_clock};
+use steadfs_rt::{Condvar, Instant, MutexGuard, OnUnwind, PANICKED, now, wall_clock};
 
 use crate::disk::build_commit;
 use crate::io::{submit_writes, wait_all};
@@ -202,10 +202,19 @@ impl Journal {
     /// Commits the running transaction. The caller has made itself the leader. An error aborts the
     /// journal; the callers find it there.
     fn lead(&self, tag: IoTag) {
+        let guard = OnUnwind::new(|| {
+            self.shutdown(PANICKED);
+            self.stop_leading();
+        });
         let result = self.lead_steps(tag);
         if let Err(error) = result {
             self.fail(&error);
         }
+        drop(guard);
+        self.stop_leading();
+    }
+
+    fn stop_leading(&self) {
         let mut state = self.state.lock();
         assert!(state.leading);
         state.leading = false;

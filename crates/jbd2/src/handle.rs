@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_cache::{MetaBuf, MetaMut};
-use steadfs_rt::{Standing, inherit};
+use steadfs_rt::{PANICKED, Standing, Unwinding, inherit};
 
 use crate::transaction::State;
 use crate::{Journal, JournalError};
 
-/// A part of a transaction: what one operation changes, all or nothing. It ends when it is dropped.
+/// A part of a transaction: what one operation changes, all or nothing. It ends when it is dropped. Dropped by a panic
+/// it stops the journal: what was half changed must not be committed.
 ///
 /// A handle is begun by a task that holds the operation's locks; while it is open the task waits for
 /// no other handle, for no commit, and for no lock that a task waiting in [`Journal::begin`] may hold.
@@ -26,6 +27,7 @@ pub struct Handle<'j> {
     /// An open handle counts as a lock: what its task must not take or wait for while it is open panics,
     /// in builds with debug assertions.
     standing: Option<Standing<'j>>,
+    unwinding: Unwinding,
 }
 
 impl<'j> Handle<'j> {
@@ -37,6 +39,7 @@ impl<'j> Handle<'j> {
             left: credits,
             ended: false,
             standing: Some(journal.open_handle.stand()),
+            unwinding: Unwinding::watch(),
         }
     }
 
@@ -204,6 +207,10 @@ impl<'j> Handle<'j> {
             return;
         }
         self.ended = true;
+        if self.unwinding.has_begun() {
+            // While the handle is open nobody commits.
+            self.journal.shutdown(PANICKED);
+        }
         let mut state = self.journal.state.lock();
         let running = state
             .running

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::Tid;
-use steadfs_rt::{HostPrio, now, try_spawn};
+use steadfs_rt::{HostPrio, OnUnwind, PANICKED, fault_point, now, try_spawn};
 
 use crate::Journal;
 use crate::worker::Worker;
@@ -61,14 +61,17 @@ impl Journal {
         self.admission.notify_all();
         let tasks = std::mem::take(&mut *self.tasks.lock());
         for task in tasks {
-            task.join();
+            // One that panicked has stopped the journal, which the caller finds.
+            let _ = task.join_panicked();
         }
     }
 
     fn commit_task(&self) {
+        let _guard = OnUnwind::new(|| self.task_panicked());
         let mut host = HostPrio::default();
         host.follow(self.state.lock().tuning.prio);
         while let Some(tid) = self.next_due() {
+            fault_point("jbd2.commit");
             let tag = self.state.lock().tuning.commit_tag();
             host.follow(tag.prio);
             // An error has stopped the journal and is told to all who ask it for something.
@@ -80,6 +83,13 @@ impl Journal {
                 tracing::debug!(%error, "writing home");
             }
         }
+    }
+
+    /// One of the tasks has panicked: nothing may wait for it.
+    fn task_panicked(&self) {
+        self.shutdown(PANICKED);
+        self.state.lock().has_task = false;
+        self.admission.notify_all();
     }
 
     /// Waits until a transaction should be committed; `None`: the task should end.
@@ -113,7 +123,9 @@ impl Journal {
     }
 
     fn reclaim_task(&self) {
+        let _guard = OnUnwind::new(|| self.task_panicked());
         while self.next_reclaim() {
+            fault_point("jbd2.reclaim");
             let began = now();
             // An error has stopped the journal; the task then only waits to be ended.
             while self.reclaim_in_background().unwrap_or(false) && !self.lists.lock().stopping {}

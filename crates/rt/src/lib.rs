@@ -8,6 +8,7 @@
 mod condvar;
 mod descriptors;
 mod event;
+mod fault;
 mod gate;
 mod host_prio;
 mod idle;
@@ -22,11 +23,13 @@ pub mod sim;
 mod task;
 mod time;
 mod turns;
+mod unwind;
 mod user;
 
 pub use condvar::Condvar;
 pub use descriptors::pass_on_no_descriptors;
 pub use event::Event;
+pub use fault::{FAULT_VARIABLE, fault_point};
 pub use host_prio::HostPrio;
 pub use idle::{IdleTime, IdleWindow, idle_time};
 pub use memory::{processors, share_free_memory};
@@ -37,4 +40,5 @@ pub use rank::Rank;
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use task::{JoinHandle, check_threads, spawn, task_name, try_spawn, yield_now};
 pub use time::{Instant, now, sleep, sleep_until, wall_clock};
+pub use unwind::{OnUnwind, PANICKED, Unwinding};
 pub use user::kernel_ids;

@@ -28,6 +28,15 @@ impl<T> JoinHandle<T> {
         }
     }
 
+    /// Waits for the task and returns its value, or `None` if it panicked: for an orderly end of what has stopped
+    /// because of that panic. (In simulation the panic has failed the run.)
+    pub fn join_panicked(self) -> Option<T> {
+        match self.inner {
+            Inner::Thread(thread) => thread.join().ok(),
+            Inner::Sim(task) => Some(task.join()),
+        }
+    }
+
     /// Whether the task has ended.
     pub fn is_finished(&self) -> bool {
         match &self.inner {

@@ -184,6 +184,9 @@ pub trait FileSystem: Send + Sync {
 
     /// Makes everything durable.
     fn sync_all(&self, cx: &Cx) -> Result<()>;
+    /// The volume's code has panicked in a call, so its structures in memory are in an unknown state: nothing is
+    /// changed or written any more. (A volume that lies in memory only has nothing to protect.)
+    fn panicked(&self) {}
     /// Stops the volume as a power cut would, after what `mode` says was written.
     fn shutdown(&self, cx: &Cx, mode: ShutdownMode) -> Result<()>;
     /// Effective options, as /proc/mounts would show them.

@@ -161,6 +161,7 @@ impl Shared {
         loop {
             let jobs = lane.more(self.runner.width());
             if !jobs.is_empty() {
+                steadfs_rt::fault_point("io");
                 self.runner.run(jobs, &mut lane);
                 lane.back();
             } else if !self.sleep() {

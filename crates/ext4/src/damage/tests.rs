@@ -372,3 +372,30 @@ fn inline_data_where_there_can_be_none_is_told() {
         let _ = world.fs.close();
     }
 }
+
+/// A library's caller whose code, or ours, panics inside an operation: the volume stops, and nothing of the operation
+/// is committed.
+#[test]
+fn a_panic_within_a_change_stops_the_volume() {
+    let world = World::make(&["-t", "ext4"], "16M");
+    world.mkdir(ROOT, b"dir").unwrap();
+    world.fs.sync_volume(&world.cx).unwrap();
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let mut handle = world.fs.txns.begin(1).unwrap();
+        world
+            .fs
+            .update_super(&mut handle, |sb| sb.set_free_blocks(1))
+            .unwrap();
+        // As a panic, without its message.
+        std::panic::resume_unwind(Box::new("quietly"));
+    }));
+    assert!(caught.is_err());
+    let refused = world.mkdir(ROOT, b"other");
+    assert!(refused.is_err_and(|error| error.is_stop()));
+    assert!(world.fs.sync_volume(&world.cx).is_err());
+    assert!(world.fs.close().is_err());
+    let device = world.cut_power_now();
+    let world = world.recover(device);
+    assert_eq!(world.names(ROOT), [&b"dir"[..], b"lost+found"]);
+    assert!(world.fs.close().is_ok());
+}

@@ -362,6 +362,7 @@ impl Ext4 {
         subdir: bool,
         stand_in: Option<&Inode>,
     ) -> Result<()> {
+        steadfs_rt::fault_point("rename");
         let Some(stand_in) = stand_in else {
             return self.take_name(cx, handle, from.dir, entry, subdir);
         };

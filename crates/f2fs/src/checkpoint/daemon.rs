@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 use steadfs_rt::{
-    Condvar, Event, HostPrio, Instant, JoinHandle, Mutex, Rank, inherit, now, sleep, try_spawn,
+    Condvar, Event, HostPrio, Instant, JoinHandle, Mutex, OnUnwind, PANICKED, Rank, fault_point, inherit, now, sleep,
+    try_spawn,
 };
 use steadfs_vfs::{FsError, Result};
 
@@ -139,7 +140,8 @@ impl Daemon {
         self.abandon();
         let task = self.task.lock().take();
         if let Some(task) = task {
-            task.join();
+            // One that panicked has stopped the volume.
+            let _ = task.join_panicked();
         }
         self.flush(fs);
     }
@@ -232,7 +234,16 @@ impl Daemon {
         // Changes under way that it has to wait for end in its name.
         let _acting = inherit::act_as(tag);
         let for_whom: Vec<IoTag> = batch.iter().map(|request| request.tag).collect();
+        let guard = OnUnwind::new(|| {
+            fs.stop_for_panic();
+            for request in &batch {
+                request.done.set(Err(FsError::Stopped(PANICKED.to_owned())));
+            }
+            self.queued.fetch_sub(batch.len() as u64, Ordering::AcqRel);
+            self.served();
+        });
         let result = fs.checkpoint_for(Reason::Sync, tag, &for_whom);
+        drop(guard);
         let ended = now();
         let wait = |request: &Arc<Request>| millis(ended.since(request.queued));
         let waits: Vec<u64> = batch.iter().map(wait).collect();
@@ -278,10 +289,20 @@ impl Daemon {
     }
 
     fn run(&self, fs: &Weak<F2fs>) {
+        // What is on the list, and what comes, is served by those who ask: a volume that has stopped refuses it.
+        let _guard = OnUnwind::new(|| {
+            self.abandon();
+            let left = std::mem::take(&mut self.state.lock().requests);
+            self.queued.fetch_sub(left.len() as u64, Ordering::AcqRel);
+            for request in left {
+                request.done.set(Err(FsError::Stopped(PANICKED.to_owned())));
+            }
+        });
         let mut host = HostPrio::default();
         while let Some(batch) = self.next(&mut host) {
             match fs.upgrade() {
                 Some(fs) => {
+                    fault_point("f2fs.ckpt");
                     self.serve(&fs, batch);
                     self.served();
                 }

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use steadfs_base::IoTag;
-use steadfs_rt::{Condvar, Instant, Mutex, Rank, now};
+use steadfs_rt::{Condvar, Instant, Mutex, OnUnwind, Rank, now};
 use steadfs_vfs::{FsError, Result};
 
 pub use load::{Current, load, read_blocks};
@@ -234,7 +234,12 @@ impl F2fs {
             };
         }
         self.checkpoints.under_way.begin(tag, for_whom);
+        let guard = OnUnwind::new(|| {
+            self.stop_for_panic();
+            self.checkpoints.ended.notify_all();
+        });
         let result = self.write_checkpoint(reason, &mut steps);
+        drop(guard);
         self.checkpoints.under_way.end();
         match &result {
             Ok(()) => {}

@@ -315,3 +315,33 @@ fn damage_met_while_frozen_is_noted_after_the_thaw() {
     assert_eq!(noted.noted_errors(), ["inconsistent_footer"]);
     fs.close().unwrap();
 }
+
+/// A library's caller whose code, or ours, panics inside an operation: the volume stops, and no checkpoint has anything
+/// of it.
+#[test]
+fn a_panic_within_a_change_stops_the_volume() {
+    let world = World::make("", 64);
+    world.mkdir(ROOT, b"dir").unwrap();
+    world.fs.sync_all(&world.cx).unwrap();
+    let before = world.bytes();
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let inode = world.fs.inode(Nid::ROOT, world.cx.tag).unwrap();
+        let change = world.fs.change().unwrap();
+        world.fs.mark_dirty(&change, &inode, world.cx.tag).unwrap();
+        // As a panic, without its message.
+        std::panic::resume_unwind(Box::new("quietly"));
+    }));
+    assert!(caught.is_err());
+    assert!(world.mkdir(ROOT, b"other").is_err());
+    let stopped = |result: steadfs_vfs::Result<()>| {
+        let cause = result.unwrap_err().to_string();
+        assert!(cause.contains("internal error"), "{cause}");
+    };
+    stopped(world.fs.request_checkpoint(world.cx.tag));
+    stopped(world.fs.sync_all(&world.cx));
+    stopped(world.fs.unmount());
+    assert!(world.bytes() == before);
+    let world = world.open_again();
+    world.mkdir(ROOT, b"other").unwrap();
+    world.close();
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use steadfs_base::{IoTag, Urgency};
 use steadfs_rt::inherit::{self, TaskNo};
-use steadfs_rt::{Condvar, JoinHandle, Mutex, Rank, now, try_spawn};
+use steadfs_rt::{Condvar, JoinHandle, Mutex, OnUnwind, Rank, fault_point, now, try_spawn};
 
 use super::pace::{Facts, Pace, Round, Sleep, many_invalid};
 use super::tunables::Tunables;
@@ -157,7 +157,8 @@ impl F2fs {
             state.running.take()
         };
         if let Some(task) = running {
-            task.join();
+            // One that panicked has stopped the volume.
+            let _ = task.join_panicked();
         }
     }
 
@@ -243,6 +244,13 @@ impl F2fs {
 }
 
 fn run(fs: &Weak<F2fs>, task: &Task) {
+    let _guard = OnUnwind::new(|| {
+        if let Some(fs) = fs.upgrade() {
+            fs.stop_for_panic();
+        }
+        task.state.lock().stop = true;
+        task.served.notify_all();
+    });
     let Some(mut pace) = fs.upgrade().map(|fs| fs.gc.tunables.lock().pace) else {
         return;
     };
@@ -258,6 +266,7 @@ fn run(fs: &Weak<F2fs>, task: &Task) {
         if now != pace {
             (pace, sleep) = (now, Sleep::new(now));
         }
+        fault_point("f2fs.gc");
         fs.round(&mut sleep, wanted);
         if wanted.is_some() {
             task.serve_ended();

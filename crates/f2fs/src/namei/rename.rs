@@ -441,6 +441,7 @@ impl Moving<'_> {
     ) -> Result<()> {
         let (fs, tag) = (self.fs, self.cx.tag);
         self.put_new_name(promise, room)?;
+        steadfs_rt::fault_point("rename");
         self.drop_old_name(stand_in)?;
         fs.move_inode(self.change, self.from, self.to, self.pair.moved(), tag)?;
         fs.note_moved(self.from.dir, self.pair.old.0.hash);

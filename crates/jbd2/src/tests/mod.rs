@@ -8,5 +8,6 @@ mod crash_device;
 mod hostile;
 mod load;
 mod model;
+mod panics;
 mod space_waits;
 mod support;

@@ -310,6 +310,10 @@ impl FileSystem for WithControl {
         self.inner.trim(cx, start, len, min_len)
     }
 
+    fn panicked(&self) {
+        self.inner.panicked();
+    }
+
     fn sync_all(&self, cx: &Cx) -> Result<()> {
         self.inner.sync_all(cx)
     }

@@ -1,0 +1,106 @@
+//! Panics in a library's process, where nothing ends it: what was half changed is not committed, and nobody waits for
+//! ever.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use steadfs_base::IoTag;
+use steadfs_rt::{PANICKED, sleep, task_name};
+
+use super::support::{Layout, buf, set};
+use crate::{Journal, JournalConfig, JournalError, Tuning};
+
+const TAG: IoTag = IoTag::background();
+
+/// As a panic, without its message.
+fn panic_quietly() -> ! {
+    resume_unwind(Box::new("quietly"))
+}
+
+fn stopped<T>(result: Result<T, JournalError>) -> bool {
+    let cause = result.map(drop).expect_err("the journal has stopped");
+    cause == JournalError::Aborted(PANICKED.to_owned())
+}
+
+#[test]
+fn a_handle_dropped_by_a_panic_is_never_committed() {
+    let layout = Layout::new(1024, 2048, 1024);
+    let device = layout.device();
+    let journal = layout.open(Arc::clone(&device) as _, JournalConfig::default());
+    let tid = set(&journal, 1500, 1);
+    journal.commit(tid, TAG).unwrap();
+    let caught = catch_unwind(AssertUnwindSafe(|| {
+        let mut handle = journal.begin(2).unwrap();
+        handle.write(&buf(&journal, 1500)).unwrap()[9] = 2;
+        panic_quietly();
+    }));
+    assert!(caught.is_err());
+    assert!(stopped(journal.commit_all(TAG)));
+    assert!(stopped(journal.begin(1)));
+    let after = layout.recovered(&device);
+    assert_eq!(layout.block(&after, 1500)[9], 1);
+}
+
+/// A journal in which the task of this name panics when it has committed.
+fn panics_in(task: &'static str, interval: Duration) -> Arc<Journal> {
+    let layout = Layout::new(1024, 2048, 1024);
+    let tuning = Tuning {
+        commit_interval: interval,
+        ..Tuning::default()
+    };
+    let config = JournalConfig {
+        tuning,
+        ..JournalConfig::default()
+    };
+    let journal = layout.open(layout.device(), config);
+    journal.on_commit(Box::new(move |_| {
+        if task_name() == task {
+            panic_quietly();
+        }
+    }));
+    journal
+}
+
+#[test]
+fn a_panic_of_the_commit_task_ends_every_wait() {
+    let journal = panics_in("jbd2", Duration::from_millis(5));
+    journal.start().unwrap();
+    set(&journal, 1500, 1);
+    while journal.abort_reason().is_none() {
+        sleep(Duration::from_millis(1));
+    }
+    assert!(stopped(journal.commit_all(TAG)));
+    assert!(stopped(journal.flush_all()));
+    journal.stop();
+}
+
+#[test]
+fn a_panic_of_a_commits_leader_ends_the_waits_of_those_who_joined() {
+    let journal = panics_in("leader", Duration::from_secs(60));
+    let tid = set(&journal, 1500, 1);
+    let begun = Arc::new(AtomicBool::new(false));
+    let leader = {
+        let (journal, begun) = (Arc::clone(&journal), Arc::clone(&begun));
+        steadfs_rt::spawn("leader", move || {
+            begun.store(true, Ordering::Release);
+            journal.commit(tid, TAG).map(drop)
+        })
+    };
+    while !begun.load(Ordering::Acquire) {
+        sleep(Duration::from_millis(1));
+    }
+    // It joined, or came when it was over: either it is durable, or it has stopped.
+    let joined = journal.commit(tid, TAG);
+    assert!(joined.is_ok() || stopped(joined));
+    let panicked = leader.join_panicked().is_none();
+    assert_eq!(panicked, journal.abort_reason().is_some());
+    let tid = set_if_open(&journal);
+    assert!(!panicked || tid.is_none());
+    assert!(!panicked || stopped(journal.flush_all()));
+}
+
+fn set_if_open(journal: &Journal) -> Option<steadfs_base::Tid> {
+    journal.begin(1).ok().map(|handle| handle.tid())
+}
