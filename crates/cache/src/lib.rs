@@ -8,6 +8,7 @@
 
 mod along;
 mod early;
+mod flushing;
 mod mapping;
 mod meta;
 mod reading;
@@ -16,9 +17,12 @@ mod stream;
 mod writeback;
 
 pub use along::Along;
+pub use flushing::Flushing;
 pub use mapping::{CacheWrite, Mapping, Taken, Written};
 pub use meta::{MetaBuf, MetaCache, MetaMut, MetaStats};
 pub use reading::{FileReader, Part, READ_BYTES_MAX, Reading, Source};
 pub use sizes::CacheSizes;
 pub use stream::Stream;
-pub use writeback::{Backing, DirtyFile, HeldFlusher, Why, Writeback, WritebackOptions};
+pub use writeback::{
+    Backing, DirtyEpoch, DirtyFile, HeldFlusher, Why, Writeback, WritebackOptions,
+};

@@ -9,7 +9,7 @@ use steadfs_base::{BlockSize, FileBlock, IoTag};
 use steadfs_block::{Buf, IoError, IoHandle, Queue};
 use steadfs_rt::{Condvar, Mutex, Rank};
 
-use crate::writeback::{DirtyFile, Writeback};
+use crate::writeback::{DirtyEpoch, DirtyFile, Writeback};
 
 /// Blocks that a write puts into memory at a time: others may want the mapping meanwhile.
 const RUN: usize = 64;
@@ -44,6 +44,8 @@ struct Page {
     data: Buf,
     /// Changed since it was last taken for writing; by whom.
     dirty: Option<IoTag>,
+    /// The epoch in which it became dirty.
+    since: u64,
     /// Being written; the request once submitted.
     flight: Option<Flight>,
     /// The file system holds one block of reservation for this page.
@@ -55,16 +57,33 @@ impl Page {
         Self {
             data,
             dirty: None,
+            since: 0,
             flight: None,
             reserved: false,
         }
     }
 
     /// Its content was changed; whether it holds a reservation that it did not, and whether it was clean.
-    fn written(&mut self, tag: IoTag, reserve: bool) -> (bool, bool) {
+    fn written(&mut self, tag: IoTag, epoch: u64, reserve: bool) -> (bool, bool) {
         let newly_reserved = reserve && !self.reserved;
         self.reserved |= reserve;
-        (newly_reserved, self.dirty.replace(tag).is_none())
+        (newly_reserved, self.make_dirty(tag, epoch))
+    }
+
+    /// Whether it was clean.
+    fn make_dirty(&mut self, tag: IoTag, epoch: u64) -> bool {
+        let was_clean = self.dirty.replace(tag).is_none();
+        if was_clean {
+            self.since = epoch;
+        }
+        was_clean
+    }
+
+    /// Whether content that was dirty by the end of that epoch is not on the device yet.
+    fn is_older(&self, epoch: DirtyEpoch) -> bool {
+        let flight = self.flight.as_ref();
+        (self.dirty.is_some() && epoch.contains(self.since))
+            || flight.is_some_and(|flight| epoch.contains(flight.since))
     }
 }
 
@@ -73,6 +92,8 @@ struct Flight {
     io: Option<IoHandle>,
     /// The page held a reservation when it was taken.
     reserved: bool,
+    /// The epoch in which the page had become dirty.
+    since: u64,
 }
 
 /// A write into the cache.
@@ -239,6 +260,7 @@ impl Mapping {
         let first = self.block_size.file_block(write.offset).0;
         let (mut newly_reserved, mut newly_dirty) = (0, 0);
         let mut inner = self.inner.lock();
+        let epoch = self.writeback.epoch();
         for (block, content) in (first..).zip(contents) {
             let page = match inner.pages.entry(block) {
                 Entry::Occupied(entry) => {
@@ -248,7 +270,7 @@ impl Mapping {
                 }
                 Entry::Vacant(entry) => entry.insert(Page::clean(content)),
             };
-            let (took, dirtied) = page.written(write.tag, reserve(FileBlock(block)));
+            let (took, dirtied) = page.written(write.tag, epoch, reserve(FileBlock(block)));
             newly_reserved += u64::from(took);
             newly_dirty += u64::from(dirtied);
         }
@@ -286,7 +308,7 @@ impl Mapping {
                 continue;
             };
             page.data.make_mut()[within..within + len].copy_from_slice(&write.data[..len]);
-            let (took, dirtied) = page.written(write.tag, reserve);
+            let (took, dirtied) = page.written(write.tag, self.writeback.epoch(), reserve);
             reached(write.offset + len as u64);
             self.dirtied(&mut inner, u64::from(dirtied));
             return Ok((len, u64::from(took)));
@@ -330,7 +352,7 @@ impl Mapping {
             Entry::Vacant(entry) => entry.insert(Page::clean(fresh)),
         };
         work(page.data.make_mut());
-        let newly_dirty = page.dirty.replace(tag).is_none();
+        let newly_dirty = page.make_dirty(tag, self.writeback.epoch());
         self.dirtied(&mut inner, u64::from(newly_dirty));
         Ok(())
     }
@@ -355,6 +377,15 @@ impl Mapping {
         limit: usize,
         ask: impl FnOnce() -> (Range<u64>, S),
     ) -> (Vec<Taken>, S) {
+        self.take_wanted(limit, ask, |_, _| true)
+    }
+
+    fn take_wanted<S>(
+        &self,
+        limit: usize,
+        ask: impl FnOnce() -> (Range<u64>, S),
+        wanted: impl Fn(u64, &Page) -> bool,
+    ) -> (Vec<Taken>, S) {
         let mut inner = self.inner.lock();
         let mut taken = Vec::new();
         let (range, size) = ask();
@@ -362,12 +393,16 @@ impl Mapping {
             return (taken, size);
         }
         for (&n, page) in inner.pages.range_mut(range) {
-            if page.flight.is_some() {
+            if page.flight.is_some() || !wanted(n, page) {
                 continue;
             }
             if let Some(tag) = page.dirty.take() {
                 let reserved = std::mem::take(&mut page.reserved);
-                page.flight = Some(Flight { io: None, reserved });
+                page.flight = Some(Flight {
+                    io: None,
+                    reserved,
+                    since: page.since,
+                });
                 taken.push(Taken {
                     block: FileBlock(n),
                     data: page.data.clone(),
@@ -388,20 +423,35 @@ impl Mapping {
     /// The same for write-back, which has been up to `rest` and goes onwards only: a block dirtied again before
     /// it is the next one's. So nothing is taken where the file has grown from before `rest`: with `stored`, its
     /// size on disk, and `size`, asked for at the moment of taking, what lies behind would make it cover what is
-    /// dirty there.
+    /// dirty there. What became dirty after `epoch` stays for the next one, too, unless it lies behind `stored`: there
+    /// the size on disk will cover it as soon as a later block is mapped.
     pub fn take_onwards(
         &self,
         rest: Range<u64>,
         limit: usize,
+        epoch: DirtyEpoch,
         stored: u64,
         size: impl FnOnce() -> u64,
     ) -> (Vec<Taken>, u64) {
-        let passed = rest.start << self.block_size.bits();
-        self.take_dirty_of(limit, || {
+        let bits = self.block_size.bits();
+        let passed = rest.start << bits;
+        let ask = || {
             let size = size();
             let grown_behind = stored < size && stored < passed;
             (if grown_behind { 0..0 } else { rest }, size)
+        };
+        self.take_wanted(limit, ask, |block, page| {
+            epoch.contains(page.since) || block >= stored >> bits
         })
+    }
+
+    /// The end of the blocks that were dirty in `epoch` and whose content of then is not on the device yet: they are
+    /// dirty or in flight. Zero if there are none.
+    pub fn end_of(&self, epoch: DirtyEpoch) -> u64 {
+        let inner = self.inner.lock();
+        let mut pages = inner.pages.iter().rev();
+        let last = pages.find(|(_, page)| page.is_older(epoch));
+        last.map_or(0, |(block, _)| block + 1)
     }
 
     /// Notes the request that carries a run of taken blocks, so that a waiter can raise it.
@@ -443,6 +493,11 @@ impl Mapping {
                 return true;
             };
             ended += 1;
+            if !good {
+                // What was to be written is not on the device: the page is as old as that.
+                let since = page.dirty.map_or(flight.since, |_| page.since);
+                page.since = since.min(flight.since);
+            }
             match (good, page.dirty) {
                 (_, Some(_)) => cleaned += 1,
                 (true, None) => {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -59,6 +60,24 @@ impl WritebackOptions {
     }
 }
 
+/// The end of an epoch of dirtying: tells data that was dirty by then from data dirtied later.
+///
+/// Whatever writes "all that is dirty" (fsync, sync, a round of the flusher, a throttled writer) ends an epoch when it
+/// begins and writes what is older. So it ends, however fast others write on, and also where they write the same blocks
+/// again: a block has the epoch in which it became dirty until a write of it has succeeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirtyEpoch(u64);
+
+impl DirtyEpoch {
+    /// Everything, whenever it became dirty: for a caller that keeps writers out.
+    pub const ALL: Self = Self(u64::MAX);
+
+    /// Whether what became dirty in the epoch numbered `since` was dirty by the end of this one.
+    pub(crate) fn contains(self, since: u64) -> bool {
+        since < self.0
+    }
+}
+
 /// A file as the flusher knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtyFile(pub u64);
@@ -105,6 +124,8 @@ pub struct Writeback {
     options: WritebackOptions,
     state: Mutex<State>,
     early: Early,
+    /// Number of the present epoch.
+    epoch: AtomicU64,
     wake: Condvar,
     /// The flusher has ended what it had under way.
     rests: Condvar,
@@ -118,6 +139,7 @@ impl Writeback {
             options,
             state: Mutex::new(Rank::Dirty, State::default()),
             early: Early::new(),
+            epoch: AtomicU64::new(0),
             wake: Condvar::new(),
             rests: Condvar::new(),
             flusher: Mutex::new(Rank::Leaf, None),
@@ -168,6 +190,16 @@ impl Writeback {
     pub fn kick(&self) {
         self.state.lock().kicked = true;
         self.wake.notify_all();
+    }
+
+    /// Ends the present epoch.
+    pub fn end_epoch(&self) -> DirtyEpoch {
+        DirtyEpoch(self.epoch.fetch_add(1, Ordering::AcqRel) + 1)
+    }
+
+    /// The number of the present epoch.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
     }
 
     /// Bytes that are dirty or in flight.
@@ -344,3 +376,6 @@ impl Writeback {
         files.into_iter().map(|(_, ino)| ino).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use steadfs_base::{FixedMap, InodeNo, IoTag, Tid};
-use steadfs_cache::{DirtyFile, Mapping, Stream};
+use steadfs_cache::{DirtyFile, Flushing, Mapping, Stream};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{Attr, FileKind, FsError, InodeFlags, Result};
@@ -37,7 +37,7 @@ pub struct Inode {
     /// looks at them.
     pub lock: RwLock<()>,
     /// One write-back of the file's data at a time.
-    pub flush: Mutex<()>,
+    flush: Mutex<()>,
     /// Who waits for that.
     pub(crate) waiting: Waiting,
     /// What the inode table has or will have, block map included. For regular files its `size` is the
@@ -113,6 +113,17 @@ impl Inode {
             dead: AtomicBool::new(false),
             recent: AtomicBool::new(true),
         })
+    }
+
+    /// Waits for the flush lock and takes it.
+    pub(crate) fn lock_flush(&self) -> Flushing<'_> {
+        Flushing::new(&self.pages, self.flush.lock())
+    }
+
+    /// Takes the flush lock if it is free.
+    pub(crate) fn try_lock_flush(&self) -> Option<Flushing<'_>> {
+        let lock = self.flush.try_lock()?;
+        Some(Flushing::new(&self.pages, lock))
     }
 
     /// The inode's number.

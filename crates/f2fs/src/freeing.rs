@@ -103,7 +103,7 @@ impl F2fs {
         if inode.is_dead() || inode.is_looked_up() {
             return Ok(());
         }
-        let _one = inode.flush.lock();
+        let _one = inode.lock_flush();
         let blocks = self.forget_pages(inode)?;
         self.space.release(Need { blocks, nodes: 0 });
         self.release_nodes(inode, 0);

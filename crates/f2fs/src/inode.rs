@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use steadfs_base::{BlockSize, InodeNo, IoTag};
 use steadfs_block::Buf;
-use steadfs_cache::{DirtyFile, Mapping, Stream};
+use steadfs_cache::{DirtyFile, Flushing, Mapping, Stream};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{Attr, FileKind, FsError, FsxAttr, InodeFlags, Result};
@@ -32,7 +32,7 @@ pub struct Inode {
     /// looks at them.
     pub lock: RwLock<()>,
     /// One write-back of the file's data at a time.
-    pub flush: Mutex<()>,
+    flush: Mutex<()>,
     /// Its fields as the next checkpoint has them: `size` is the size to be stored, which follows
     /// [`Inode::size`] when data has been written. Held shared while the tree of nodes is walked, alone
     /// while it changes.
@@ -130,6 +130,17 @@ impl Inode {
             along: AtomicBool::new(false),
             recent: AtomicBool::new(true),
         })
+    }
+
+    /// Waits for the flush lock and takes it.
+    pub(crate) fn lock_flush(&self) -> Flushing<'_> {
+        Flushing::new(&self.pages, self.flush.lock())
+    }
+
+    /// Takes the flush lock if it is free.
+    pub(crate) fn try_lock_flush(&self) -> Option<Flushing<'_>> {
+        let lock = self.flush.try_lock()?;
+        Some(Flushing::new(&self.pages, lock))
     }
 
     /// Its number.

@@ -198,7 +198,8 @@ fn write_back_goes_onwards_unless_the_file_has_grown_behind_it() {
     let took = |stored: u64, size: u64| {
         let (_, map) = mapping();
         map.write(0, &[1; 5 * BS], IoTag::default(), always, zero_fill);
-        let (taken, seen) = map.take_onwards(2..u64::MAX, 9, stored, || size);
+        let all = DirtyEpoch::ALL;
+        let (taken, seen) = map.take_onwards(2..u64::MAX, 9, all, stored, || size);
         assert_eq!(seen, size);
         taken.iter().map(|t| t.block.0).collect::<Vec<_>>()
     };
@@ -206,6 +207,88 @@ fn write_back_goes_onwards_unless_the_file_has_grown_behind_it() {
     assert_eq!(took(2 * bs, 5 * bs), [2, 3, 4], "from where it is");
     assert_eq!(took(2 * bs - 1, 5 * bs), [], "from behind it");
     assert_eq!(took(bs, bs), [2, 3, 4], "it has shrunk meanwhile");
+}
+
+/// Writes so many blocks from `at` on.
+fn dirty(map: &Mapping, at: u64, blocks: usize) {
+    let data = vec![1; blocks * BS];
+    map.write(at * BS as u64, &data, IoTag::default(), always, zero_fill);
+}
+
+fn take_old(map: &Mapping, epoch: DirtyEpoch, stored: u64) -> Vec<u64> {
+    let (stored, size) = (stored * BS as u64, 9 * BS as u64);
+    let (taken, _) = map.take_onwards(0..map.end_of(epoch), 9, epoch, stored, || size);
+    taken.iter().map(|taken| taken.block.0).collect()
+}
+
+#[test]
+fn what_is_dirtied_after_an_epoch_is_left_for_the_next_one() {
+    let (writeback, map) = mapping();
+    dirty(&map, 1, 1);
+    dirty(&map, 3, 2);
+    let epoch = writeback.end_epoch();
+    // Beside, between, behind; and once more what was dirty.
+    dirty(&map, 0, 1);
+    dirty(&map, 2, 1);
+    dirty(&map, 7, 2);
+    dirty(&map, 3, 1);
+    assert_eq!(map.end_of(epoch), 5);
+    assert_eq!(take_old(&map, epoch, 9), [1, 3, 4]);
+    assert_eq!(map.end_of(epoch), 5, "in flight");
+    map.landed(1..5, Ok(()), true);
+    assert_eq!(map.end_of(epoch), 0);
+    let next = writeback.end_epoch();
+    assert_eq!(take_old(&map, next, 9), [0, 2, 7, 8]);
+}
+
+#[test]
+fn the_size_on_disk_covers_no_block_that_an_epoch_leaves_out() {
+    let (writeback, map) = mapping();
+    dirty(&map, 1, 1);
+    dirty(&map, 6, 1);
+    let epoch = writeback.end_epoch();
+    dirty(&map, 2, 1);
+    dirty(&map, 5, 1);
+    dirty(&map, 8, 1);
+    assert_eq!(take_old(&map, epoch, 4), [1, 5, 6]);
+}
+
+#[test]
+fn a_block_is_as_old_as_its_oldest_content_that_is_not_written() {
+    for fails in [false, true] {
+        for again in [false, true] {
+            let (writeback, map) = mapping();
+            dirty(&map, 0, 1);
+            let epoch = writeback.end_epoch();
+            assert_eq!(map.take_dirty(0..9, 9).len(), 1);
+            if again {
+                dirty(&map, 0, 1);
+            }
+            let result = if fails { Err(&failure()) } else { Ok(()) };
+            map.landed(0..1, result, true);
+            assert_eq!(map.end_of(epoch), u64::from(fails), "{fails} {again}");
+            let left = map.end_of(DirtyEpoch::ALL);
+            assert_eq!(left, u64::from(fails || again));
+        }
+    }
+}
+
+#[test]
+fn a_panic_under_the_flush_lock_leaves_nothing_in_flight() {
+    let (writeback, map) = mapping();
+    let flush = Mutex::with_key(Rank::Writeback, 12, ());
+    dirty(&map, 0, 2);
+    let epoch = writeback.end_epoch();
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _one = crate::Flushing::new(&map, flush.lock());
+        assert_eq!(map.take_dirty(0..9, 9).len(), 2);
+        // As a panic, without its message.
+        std::panic::resume_unwind(Box::new("quietly"));
+    }));
+    assert!(caught.is_err());
+    map.wait_landed(0..9);
+    assert_eq!(map.end_of(epoch), 2);
+    assert!(flush.try_lock().is_some());
 }
 
 #[test]

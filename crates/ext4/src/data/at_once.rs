@@ -67,7 +67,7 @@ impl Ext4 {
             limit,
         };
         let result = self.with_room(cx, || {
-            let _one = inode.flush.lock();
+            let _one = inode.lock_flush();
             while done < data.len() {
                 done += self.write_stretch(cx, inode, all.skip(done))?;
             }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use steadfs_base::{IoTag, Urgency};
+use steadfs_cache::DirtyEpoch;
 use steadfs_vfs::{FsError, Result};
 
 use super::writeout::{Flight, Naming};
@@ -23,33 +24,36 @@ impl Flight<'_> {
 }
 
 impl Ext4 {
-    /// Writes a file's dirty data in a range and waits, as [`Ext4::write_out`] does; the caller holds
-    /// `inode.flush`.
+    /// Writes a file's dirty data in a range and waits, as [`Ext4::write_out`] does. The caller holds
+    /// `inode.flush`, and the inode's lock, which keeps writers out.
     pub(crate) fn write_out_locked(
         &self,
         inode: &Inode,
         mut range: Range<u64>,
         tag: IoTag,
     ) -> Result<()> {
-        self.write_batches(inode, &mut range, usize::MAX, tag).1
+        let all = DirtyEpoch::ALL;
+        self.write_batches(inode, &mut range, all, usize::MAX, tag)
+            .1
     }
 
     /// Writes up to `most` batches of a file's dirty data for nobody who waits for it, then lets others have
-    /// `inode.flush`, and so on; until nothing is dirty, or `enough`.
+    /// `inode.flush`, and so on; until what was dirty in `epoch` is written, or `enough`.
     pub(super) fn write_by_turns(
         &self,
         inode: &Inode,
         enough: impl Fn() -> bool,
+        epoch: DirtyEpoch,
         tag: IoTag,
     ) -> Result<()> {
-        let mut rest = 0..u64::MAX;
+        let mut rest = 0..inode.pages.end_of(epoch);
         let mut first_error = Ok(());
         loop {
-            let _one = inode.flush.lock();
+            let _one = inode.lock_flush();
             if enough() {
                 return first_error;
             }
-            let (more, result) = self.write_batches(inode, &mut rest, TURN, tag);
+            let (more, result) = self.write_batches(inode, &mut rest, epoch, TURN, tag);
             first_error = first_error.and(result);
             if !more {
                 return first_error;
@@ -57,12 +61,13 @@ impl Ext4 {
         }
     }
 
-    /// Writes up to `most` batches of what is dirty in `rest`, and takes them out of it. Whether there may be
+    /// Writes up to `most` batches of what was dirty in `epoch` in `rest`, and takes them out of it. Whether there may be
     /// more to write; and the first error of all.
-    fn write_batches(
+    pub(super) fn write_batches(
         &self,
         inode: &Inode,
         rest: &mut Range<u64>,
+        epoch: DirtyEpoch,
         most: usize,
         tag: IoTag,
     ) -> (bool, Result<()>) {
@@ -71,7 +76,7 @@ impl Ext4 {
         let mut batches = 0;
         loop {
             let mut next = match batches < most {
-                true => self.take_next(inode, rest, under_way.as_ref(), tag),
+                true => self.take_next(inode, rest, epoch, under_way.as_ref(), tag),
                 false => None,
             };
             // What has its place already may, on a damaged volume, have that of the batch under way.
@@ -108,6 +113,7 @@ impl Ext4 {
         &self,
         inode: &'a Inode,
         rest: &mut Range<u64>,
+        epoch: DirtyEpoch,
         before: Option<&Flight<'_>>,
         tag: IoTag,
     ) -> Option<Flight<'a>> {
@@ -121,7 +127,7 @@ impl Ext4 {
         let limit = BATCH >> bits;
         let taken = inode
             .pages
-            .take_onwards(rest.clone(), limit, stored, || inode.size());
+            .take_onwards(rest.clone(), limit, epoch, stored, || inode.size());
         rest.start = taken.0.last()?.block.0 + 1;
         let before = before.and_then(|flight| flight.pieces.last());
         Some(self.prepare(inode, taken, before, tag))

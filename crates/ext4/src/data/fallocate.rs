@@ -96,7 +96,7 @@ impl Ext4 {
         let mut at = bs.file_block(range.start);
         let end = FileBlock(bs.blocks_for(range.end));
         self.with_room(cx, || {
-            let _one = inode.flush.lock();
+            let _one = inode.lock_flush();
             while at < end {
                 cx.go_on()?;
                 let (mapped, goal) = {
@@ -197,7 +197,7 @@ impl Ext4 {
         if whole.is_empty() {
             return Ok(());
         }
-        let _one = inode.flush.lock();
+        let _one = inode.lock_flush();
         let released = inode.pages.discard(whole.clone()) * self.weight(inode);
         self.alloc.with_totals(|t| t.settle(released));
         let (mut start, mut end) = (FileBlock(whole.start), FileBlock(whole.end));
@@ -244,7 +244,7 @@ impl Ext4 {
         if whole.is_empty() {
             return Ok(());
         }
-        let _one = inode.flush.lock();
+        let _one = inode.lock_flush();
         let released = inode.pages.discard(whole.clone()) * self.weight(inode);
         self.alloc.with_totals(|t| t.settle(released));
         self.forget_content(cx, inode, FileBlock(whole.start)..FileBlock(whole.end))

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfs_base::{DevBlock, IoTag, Urgency};
-use steadfs_cache::Why;
+use steadfs_cache::{DirtyEpoch, Why};
 use steadfs_vfs::Result;
 
 use crate::data::waiting::Company;
@@ -23,6 +23,7 @@ impl Ext4 {
     /// Writes the dirty data of many files and waits, as [`Ext4::write_out`] does for one. The first
     /// error of all; the others are written all the same.
     pub fn write_out_files(&self, files: &[u64], why: Why, tag: IoTag) -> Result<()> {
+        let epoch = self.writeback.end_epoch();
         let mut result = Ok(());
         let mut group: Vec<Arc<Inode>> = Vec::new();
         let mut bytes = 0;
@@ -33,20 +34,26 @@ impl Ext4 {
             };
             let dirty = inode.pages.dirty_bytes();
             if dirty > SMALL {
-                result = result.and(self.write_out(&inode, why, tag));
+                result = result.and(self.write_out_of(&inode, epoch, why, tag));
                 continue;
             }
             if group.len() == FILES || bytes + dirty > TOGETHER {
-                result = result.and(self.write_group(std::mem::take(&mut group), why, tag));
+                result = result.and(self.write_group(std::mem::take(&mut group), epoch, why, tag));
                 bytes = 0;
             }
             bytes += dirty;
             group.push(inode);
         }
-        result.and(self.write_group(group, why, tag))
+        result.and(self.write_group(group, epoch, why, tag))
     }
 
-    fn write_group(&self, mut group: Vec<Arc<Inode>>, why: Why, tag: IoTag) -> Result<()> {
+    fn write_group(
+        &self,
+        mut group: Vec<Arc<Inode>>,
+        epoch: DirtyEpoch,
+        why: Why,
+        tag: IoTag,
+    ) -> Result<()> {
         if group.is_empty() {
             return Ok(());
         }
@@ -65,7 +72,7 @@ impl Ext4 {
                 Why::Early => false,
             };
             if left && !inode.pages.is_empty() {
-                result = result.and(self.write_out(inode, why, tag));
+                result = result.and(self.write_out_of(inode, epoch, why, tag));
             }
         }
         result
@@ -87,7 +94,7 @@ impl Ext4 {
         let company = Company::new();
         for inode in group {
             let tag = company.raised(&self.queue, tag);
-            let Some(lock) = inode.flush.try_lock() else {
+            let Some(lock) = inode.try_lock_flush() else {
                 continue;
             };
             let taken = inode

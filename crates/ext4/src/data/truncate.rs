@@ -33,7 +33,7 @@ impl Ext4 {
         if size == 0 && old > 0 && self.options.read().auto_da_alloc {
             self.replaced.lock().insert(inode.ino());
         }
-        let _one = inode.flush.lock();
+        let _one = inode.lock_flush();
         let bs = self.geo.block_size;
         let first_gone = FileBlock(bs.blocks_for(size));
         if inode.core.read().size < size {
@@ -159,7 +159,7 @@ impl Ext4 {
 
     /// Finishes a truncation that a crash interrupted. The caller holds `inode.lock` for writing.
     pub(crate) fn finish_truncation(&self, inode: &Inode) -> Result<()> {
-        let _one = inode.flush.lock();
+        let _one = inode.lock_flush();
         let size = inode.size();
         let first_gone = FileBlock(self.geo.block_size.blocks_for(size));
         self.cut_to(inode, size, size, first_gone)
@@ -174,7 +174,7 @@ impl Ext4 {
         if inode.is_dead() || inode.is_looked_up() {
             return Ok(());
         }
-        let _one = inode.flush.lock();
+        let _one = inode.lock_flush();
         let released = inode.pages.discard(0..u64::MAX) * self.weight(inode);
         self.alloc.with_totals(|t| t.settle(released));
         self.alloc.forget_growing(self, inode.ino());

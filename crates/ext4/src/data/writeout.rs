@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use steadfs_base::{DevBlock, FileBlock, IoTag, Urgency};
 use steadfs_block::{Bio, IoError, IoHandle, Op, Plug};
-use steadfs_cache::{DirtyFile, Taken, Why};
+use steadfs_cache::{DirtyEpoch, DirtyFile, Taken, Why};
 use steadfs_rt::inherit;
 use steadfs_vfs::{FsError, Result};
 
@@ -99,6 +99,17 @@ impl Ext4 {
     /// Writes the file's dirty data and waits: all that was dirty when this began. An error leaves what
     /// failed dirty.
     pub fn write_out(&self, inode: &Inode, why: Why, tag: IoTag) -> Result<()> {
+        self.write_out_of(inode, self.writeback.end_epoch(), why, tag)
+    }
+
+    /// The same for what was dirty in `epoch`.
+    pub(super) fn write_out_of(
+        &self,
+        inode: &Inode,
+        epoch: DirtyEpoch,
+        why: Why,
+        tag: IoTag,
+    ) -> Result<()> {
         if inode.pages.is_empty() {
             return Ok(());
         }
@@ -114,13 +125,15 @@ impl Ext4 {
             let file = DirtyFile(inode.ino().0.into());
             let throttled = why == Why::Throttle;
             let enough = || throttled && !self.writeback.must_throttle(file);
-            return self.write_by_turns(inode, enough, tag);
+            return self.write_by_turns(inode, enough, epoch, tag);
         }
         // What the flusher has under way is waited for now.
         let _waiter = inode.waiting.enter(&self.queue, tag);
         inode.pages.boost(0..u64::MAX, &self.queue, tag);
-        let _one = inode.flush.lock();
-        self.write_out_locked(inode, 0..u64::MAX, tag)
+        let _one = inode.lock_flush();
+        let mut range = 0..inode.pages.end_of(epoch);
+        self.write_batches(inode, &mut range, epoch, usize::MAX, tag)
+            .1
     }
 
     /// Gives taken blocks their place, behind the piece `before` if they continue that; the file had that

@@ -69,7 +69,7 @@ impl F2fs {
     }
 
     fn place_other<'f>(&'f self, inode: &'f Inode, tag: IoTag) -> Result<Option<Chain<'f>>> {
-        let Some(_one) = inode.flush.try_lock() else {
+        let Some(_one) = inode.try_lock_flush() else {
             return Ok(None);
         };
         match self.place_chain(inode, tag)? {

@@ -39,7 +39,7 @@ impl F2fs {
             return Ok(0);
         }
         // And nobody writes over them.
-        let _one = inode.flush.lock();
+        let _one = inode.lock_flush();
         let mut live = Vec::with_capacity(blocks.len());
         for &(block, addr) in blocks {
             if self.slot(inode, block, tag)? == addr && addr.is_block() {

@@ -126,7 +126,7 @@ impl F2fs {
         for _ in 0..TRIES {
             let (placed, anew) = {
                 // What is named from here on is the next fsync's.
-                let _one = inode.flush.lock();
+                let _one = inode.lock_flush();
                 let placed = self.place_chain(inode, tag)?;
                 (placed, !self.queue.has_flushed(inode.unflushed_anew()))
             };

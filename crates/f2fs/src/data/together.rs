@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::Plug;
-use steadfs_cache::Why;
+use steadfs_cache::{DirtyEpoch, Why};
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::BLOCK;
@@ -25,6 +25,7 @@ impl F2fs {
     /// Writes the dirty data of many files and waits, as [`F2fs::write_out`] does for one. The first
     /// error of all; the others are written all the same. The caller holds no lock.
     pub(crate) fn write_out_files(&self, files: &[u64], why: Why, tag: IoTag) -> Result<()> {
+        let epoch = self.writeback.end_epoch();
         let mut result = Ok(());
         let mut group: Vec<Arc<Inode>> = Vec::new();
         let mut bytes = 0;
@@ -38,20 +39,26 @@ impl F2fs {
             }
             let dirty = inode.pages.dirty_bytes();
             if dirty > SMALL {
-                result = result.and(self.write_out(&inode, why, tag));
+                result = result.and(self.write_out_of(&inode, epoch, why, tag));
                 continue;
             }
             if group.len() == FILES || bytes + dirty > TOGETHER {
-                result = result.and(self.write_group(std::mem::take(&mut group), why, tag));
+                result = result.and(self.write_group(std::mem::take(&mut group), epoch, why, tag));
                 bytes = 0;
             }
             bytes += dirty;
             group.push(inode);
         }
-        result.and(self.write_group(group, why, tag))
+        result.and(self.write_group(group, epoch, why, tag))
     }
 
-    fn write_group(&self, mut group: Vec<Arc<Inode>>, why: Why, tag: IoTag) -> Result<()> {
+    fn write_group(
+        &self,
+        mut group: Vec<Arc<Inode>>,
+        epoch: DirtyEpoch,
+        why: Why,
+        tag: IoTag,
+    ) -> Result<()> {
         if group.is_empty() {
             return Ok(());
         }
@@ -84,7 +91,7 @@ impl F2fs {
                 Why::Early => false,
             };
             if left && !inode.pages.is_empty() {
-                result = result.and(self.write_out(inode, why, tag));
+                result = result.and(self.write_out_of(inode, epoch, why, tag));
             }
         }
         match first {
@@ -110,7 +117,7 @@ impl F2fs {
         let mut flights = Vec::with_capacity(group.len());
         let mut places = Places::default();
         for inode in group {
-            let Some(lock) = inode.flush.try_lock() else {
+            let Some(lock) = inode.try_lock_flush() else {
                 continue;
             };
             let file = self.file_facts(inode);

@@ -58,7 +58,7 @@ impl F2fs {
         inode.set_size(size);
         {
             // What is being written may have been taken with what is cut off.
-            let _one = inode.flush.lock();
+            let _one = inode.lock_flush();
             if !size.is_multiple_of(BLOCK) {
                 let block = steadfs_base::FileBlock(size / BLOCK);
                 inode.pages.zero_tail(block, (size % BLOCK) as usize);
@@ -97,7 +97,7 @@ impl F2fs {
 
     /// Drops blocks from the cache, with their promises; what is being written is waited for.
     pub(super) fn drop_pages(&self, inode: &Inode, blocks: std::ops::Range<u64>) {
-        let _one = inode.flush.lock();
+        let _one = inode.lock_flush();
         let blocks = inode.pages.discard(blocks);
         self.space.release(Need { blocks, nodes: 0 });
     }

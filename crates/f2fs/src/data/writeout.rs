@@ -4,9 +4,11 @@
 //! otherwise one is *claimed* at the end of a log, and the node that names it changes when it is
 //! written. So nothing that a checkpoint or an fsync's chain refers to is ever missing on the device.
 
+use std::ops::Range;
+
 use steadfs_base::{IoTag, Urgency};
 use steadfs_block::{Bio, IoError, Plug};
-use steadfs_cache::{DirtyFile, Taken, Why};
+use steadfs_cache::{DirtyEpoch, DirtyFile, Taken, Why};
 use steadfs_rt::inherit;
 use steadfs_vfs::{FileKind, FsError, Result};
 
@@ -31,6 +33,17 @@ impl F2fs {
     /// failed dirty. (Of directories and links nothing is written here: a checkpoint does.) The caller
     /// holds no lock: room is made where the logs have none.
     pub(crate) fn write_out(&self, inode: &Inode, why: Why, tag: IoTag) -> Result<()> {
+        self.write_out_of(inode, self.writeback.end_epoch(), why, tag)
+    }
+
+    /// The same for what was dirty in `epoch`.
+    pub(super) fn write_out_of(
+        &self,
+        inode: &Inode,
+        epoch: DirtyEpoch,
+        why: Why,
+        tag: IoTag,
+    ) -> Result<()> {
         let file = DirtyFile(inode.nid().0.into());
         // Who was held up goes on as soon as he may.
         let throttled = why == Why::Throttle;
@@ -38,28 +51,31 @@ impl F2fs {
         let tag_of_his = tag.with_urgency(Urgency::Background);
         let _acting = throttled.then(|| inherit::act_as(tag_of_his));
         let enough = || throttled && !self.writeback.must_throttle(file);
-        self.write_until(enough, inode, occasion(why), tag)
+        self.write_until(enough, inode, epoch, occasion(why), tag)
     }
 
     /// The same where the rules need to know more of the occasion.
     pub(super) fn write_out_as(&self, inode: &Inode, occasion: Occasion, tag: IoTag) -> Result<()> {
-        self.write_until(|| false, inode, occasion, tag)
+        let epoch = self.writeback.end_epoch();
+        self.write_until(|| false, inode, epoch, occasion, tag)
     }
 
     fn write_until(
         &self,
         enough: impl Fn() -> bool,
         inode: &Inode,
+        epoch: DirtyEpoch,
         occasion: Occasion,
         tag: IoTag,
     ) -> Result<()> {
         let tag = tag.with_urgency(urgency(occasion));
         let mut tries = 0;
         let mut from = 0;
+        let end = inode.pages.end_of(epoch);
         let mut first_error = Ok(());
-        while self.has_data_to_write(inode)? && !enough() {
+        while from < end && self.has_data_to_write(inode)? && !enough() {
             self.balance(tag)?;
-            match self.write_some(inode, from, occasion, tag) {
+            match self.write_some(inode, from..end, epoch, occasion, tag) {
                 Ok(None) => return first_error,
                 Ok(Some(next)) => (from, tries) = (next, 0),
                 // The promise stands, but the logs are full of what a checkpoint or cleaning frees.
@@ -86,8 +102,9 @@ impl F2fs {
     pub(super) fn write_out_upto(&self, inode: &Inode, end: u64, tag: IoTag) -> Result<()> {
         let tag = tag.with_urgency(Urgency::Waited);
         let mut from = 0;
+        let all = DirtyEpoch::ALL;
         while from < end && self.has_data_to_write(inode)? {
-            match self.write_some(inode, from, Occasion::Sync, tag) {
+            match self.write_some(inode, from..u64::MAX, all, Occasion::Sync, tag) {
                 Ok(None) => return Ok(()),
                 Ok(Some(next)) => from = next,
                 Err((_, error)) => return Err(error),
@@ -105,28 +122,29 @@ impl F2fs {
         Ok(true)
     }
 
-    /// Writes some of what is dirty from a block on; the block to go on from, `None` at the end. (Onwards
+    /// Writes some of what was dirty in `epoch` in a range; the block to go on from, `None` at the end. (Onwards
     /// only: a block dirtied again behind it is the next call's.)
     fn write_some(
         &self,
         inode: &Inode,
-        from: u64,
+        range: Range<u64>,
+        epoch: DirtyEpoch,
         occasion: Occasion,
         tag: IoTag,
     ) -> Result<Option<u64>, (u64, FsError)> {
         if occasion != Occasion::Background {
             // What the flusher has under way is waited for now.
-            inode.pages.boost(from..u64::MAX, &self.queue, tag);
+            inode.pages.boost(range.clone(), &self.queue, tag);
         }
         let file = self.file_facts(inode);
         let volume = self.placement_facts();
         let limit = if volume.short { SMALL_BATCH } else { BATCH };
         let limit = limit.min(self.gc.blocks_at_once());
-        let _one = inode.flush.lock();
+        let _one = inode.lock_flush();
         let stored = inode.core.read().size;
         let taken = inode
             .pages
-            .take_onwards(from..u64::MAX, limit, stored, || inode.size());
+            .take_onwards(range, limit, epoch, stored, || inode.size());
         let Some(last) = taken.0.last() else {
             return Ok(None);
         };

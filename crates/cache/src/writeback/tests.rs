@@ -1,0 +1,37 @@
+use std::panic::resume_unwind;
+use std::sync::atomic::AtomicBool;
+
+use steadfs_rt::sleep;
+
+use super::*;
+
+/// Panics when it is to write.
+#[derive(Default)]
+struct Panics(AtomicBool);
+
+impl Backing for Panics {
+    fn write_out(&self, _: &[u64], _: Why) {
+        // As a panic, without its message.
+        resume_unwind(Box::new("quietly"));
+    }
+
+    fn tick(&self) {}
+
+    fn panicked(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+#[test]
+fn a_flusher_that_panics_stops_the_volume_and_keeps_nobody_waiting() {
+    let writeback = Arc::new(Writeback::new(WritebackOptions::for_cache(1 << 20)));
+    let backing = Arc::new(Panics::default());
+    let weak: Weak<dyn Backing> = Arc::<Panics>::downgrade(&backing);
+    writeback.start(weak).expect("a thread");
+    writeback.kick();
+    while !backing.0.load(Ordering::Acquire) {
+        sleep(Duration::from_millis(1));
+    }
+    drop(writeback.hold());
+    writeback.stop();
+}
