@@ -233,6 +233,35 @@ fn builds_with_and_without_assertions_run_alike() {
     assert_eq!(differ, looked_at);
 }
 
+/// The host may refuse a thread, which a mount or remount then reports: only what runs in tests and simulations may
+/// panic for it.
+#[test]
+fn product_code_passes_on_that_a_task_cannot_start() {
+    const TOOLS: [&str; 4] = [
+        "crates/rt/",
+        "crates/lab/",
+        "crates/workload/",
+        // A device that fails on purpose.
+        "crates/block/src/fates.rs",
+    ];
+    let root = root();
+    let mut wrong = Vec::new();
+    for file in sources(&root) {
+        let path = file.strip_prefix(&root).expect("below the root");
+        let path = path.to_str().expect("names are UTF-8");
+        let is_example = path.contains("/examples/");
+        if is_example || TOOLS.iter().any(|tool| path.starts_with(tool)) {
+            continue;
+        }
+        let text = std::fs::read_to_string(&file).expect("a source file is text");
+        let product = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+        let spawns = |line: &&str| line.contains("rt::spawn(") || line.contains(" spawn(");
+        let found = product.lines().filter(spawns);
+        wrong.extend(found.map(|line| format!("{path}: {}", line.trim())));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
 /// Product sources: all of crates/ but test files.
 fn sources(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();

@@ -1,5 +1,6 @@
 //! A device that is as slow as it is told to be, for tests of what scheduling does.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,8 +65,19 @@ impl State {
 }
 
 impl ModelDevice {
-    /// Slows `inner` down.
+    /// Slows `inner` down, where a thread for it is sure to be had: in tests and simulations.
+    ///
+    /// # Panics
+    /// The host refuses it.
     pub fn new(inner: Arc<dyn Device>, model: DeviceModel) -> Self {
+        Self::start(inner, model).expect("a thread for the modelled device")
+    }
+
+    /// Slows `inner` down.
+    ///
+    /// # Errors
+    /// The host refuses a thread.
+    pub fn start(inner: Arc<dyn Device>, model: DeviceModel) -> io::Result<Self> {
         assert!(model.bytes_per_second > 0, "transfers end");
         assert!(model.depth > 0, "requests are worked on");
         let mut geometry = inner.geometry().clone();
@@ -78,13 +90,13 @@ impl ModelDevice {
             transfers_end: Instant(0),
             places: vec![Instant(0); model.depth],
         };
-        Self {
+        Ok(Self {
             inner,
             geometry,
             model,
             state: Mutex::new(Rank::Leaf, state),
-            ends: TimedEnds::start("device-model"),
-        }
+            ends: TimedEnds::start("device-model")?,
+        })
     }
 }
 

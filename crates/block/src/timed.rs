@@ -1,9 +1,10 @@
 //! Ends of requests at times that a model says, for devices that are slower than what they stand on.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 
-use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, spawn};
+use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, Rank, now, try_spawn};
 
 use crate::{Bio, Done, IoError};
 
@@ -32,18 +33,21 @@ type Ended = (Bio, Result<(), IoError>, Done);
 
 impl TimedEnds {
     /// Starts the task; `name` says whose it is.
-    pub fn start(name: &'static str) -> Self {
+    ///
+    /// # Errors
+    /// The host refuses a thread.
+    pub fn start(name: &'static str) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             due: Mutex::new(Rank::Leaf, Due::default()),
             changed: Condvar::new(),
         });
         let for_task = Arc::clone(&shared);
-        let task = spawn(name, move || for_task.run());
-        Self {
+        let task = try_spawn(name, move || for_task.run())?;
+        Ok(Self {
             shared,
             name,
             task: Some(task),
-        }
+        })
     }
 
     /// What ends a request for `done`: not before `at`.

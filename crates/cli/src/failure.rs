@@ -70,7 +70,7 @@ pub fn mount_failure(error: &Error) -> Failure {
     let code = match error {
         Error::Open(OpenError::Io { cause, .. }) if cause.kind() == PermissionDenied => code::USAGE,
         Error::Volume {
-            error: FsError::NoMemory,
+            error: FsError::NoMemory | FsError::NoThread(_),
             ..
         } => code::SYSTEM,
         Error::Mount(error) => match error {

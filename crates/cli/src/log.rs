@@ -34,10 +34,14 @@ pub fn is_to_system() -> bool {
 
 /// Sends the report of an error to the system's log, if that takes it at once.
 pub fn last_words(text: &str) {
-    send_from(UnixDatagram::unbound().and_then(|socket| {
-        socket.set_nonblocking(true)?;
-        Ok(socket)
-    }), Level::ERROR, text);
+    send_from(
+        UnixDatagram::unbound().and_then(|socket| {
+            socket.set_nonblocking(true)?;
+            Ok(socket)
+        }),
+        Level::ERROR,
+        text,
+    );
 }
 
 struct Log {

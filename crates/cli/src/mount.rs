@@ -91,13 +91,8 @@ fn serve(
     fatal::works_on(format!("{} on {}", path.display(), mountpoint.display()));
     steadfs_rt::share_free_memory();
     let signals = signals::heard().map_err(system)?;
-    steadfs_rt::check_threads(THREADS).map_err(|error| {
-        let why = "a limit of processes, such as ulimit -u or a container's?";
-        Failure::new(
-            code::SYSTEM,
-            format!("cannot start {THREADS} threads: {error} ({why})"),
-        )
-    })?;
+    steadfs_rt::check_threads(THREADS)
+        .map_err(|error| Failure::new(code::SYSTEM, FsError::no_thread(error)))?;
     let mut options = options.clone();
     options.ext4.mounted_on = Some(mountpoint.as_os_str().as_encoded_bytes().to_vec());
     let (volume, options) = open(path, &options, args.options.read_write)?;
@@ -120,8 +115,7 @@ fn serve(
         let left = mounted.handle().unmount(Unmount::Detach);
         let closed = mounted.wait();
         tracing::debug!(?left, ?closed, "giving up a mount");
-        let why = format!("cannot start a thread: {error}");
-        return Err(Failure::new(code::SYSTEM, why));
+        return Err(Failure::new(code::SYSTEM, FsError::no_thread(error)));
     }
     if let Some(nowhere) = nowhere {
         if let Err(error) = nowhere.ready() {

@@ -75,8 +75,8 @@ pub(crate) fn superblock_bytes(queue: &Queue) -> Result<Vec<u8>> {
 }
 
 /// Without its tasks no volume is written.
-pub(crate) fn no_thread(_: std::io::Error) -> FsError {
-    FsError::Again("the system refuses another thread")
+pub(crate) fn no_thread(error: std::io::Error) -> FsError {
+    FsError::no_thread(error)
 }
 
 impl Ext4 {

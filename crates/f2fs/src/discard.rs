@@ -7,6 +7,7 @@
 //! by a task of their own, when nobody waits for the device. fstrim discards all that is free.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use steadfs_vfs::{Cx, FsError, Result};
 use crate::checkpoint::Reason;
 use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS, SegNo};
 use crate::fs::F2fs;
-use crate::options::DiscardUnit;
+use crate::options::{DiscardUnit, MountOptions};
 use crate::segment::{Map, Run};
 
 /// The shortest run that is discarded by itself: 64 KiB (`discard_granularity`).
@@ -101,30 +102,31 @@ impl Discards {
 }
 
 impl F2fs {
-    /// Whether freed blocks are discarded as they become free.
-    fn wants_discards(&self) -> bool {
+    /// Whether freed blocks are to be discarded as they become free.
+    pub(crate) fn wants_discards(&self, options: &MountOptions) -> bool {
         let can = self.queue.geometry().discard_granularity.is_some();
-        can && self.options.read().discard.unwrap_or(true)
+        can && options.discard.unwrap_or(true)
     }
 
-    /// Starts or stops discarding as the options and the device say. The caller holds no lock.
-    pub(crate) fn start_discards(&self) {
-        if !self.wants_discards() {
-            self.stop_discards();
-            return;
-        }
+    /// Whether they are.
+    pub(crate) fn is_discarding(&self) -> bool {
+        self.discards.state.lock().running.is_some()
+    }
+
+    /// Starts the task if it is not there.
+    ///
+    /// # Errors
+    /// The host refuses a thread.
+    pub(crate) fn start_discards(&self) -> io::Result<()> {
         let mut state = self.discards.state.lock();
         if state.running.is_none() {
-            state.stop = false;
-            let Some(fs) = self.me.get().cloned() else {
-                return;
-            };
+            let fs = Weak::clone(self.weak());
             let discards = Arc::clone(&self.discards);
-            match try_spawn("f2fs_discard", move || run(&fs, &discards)) {
-                Ok(task) => state.running = Some(task),
-                Err(error) => tracing::warn!(%error, "freed blocks are not discarded"),
-            }
+            let running = try_spawn("f2fs_discard", move || run(&fs, &discards))?;
+            state.stop = false;
+            state.running = Some(running);
         }
+        Ok(())
     }
 
     /// Stops the task and waits for its end; what waits is forgotten, which loses nothing.

@@ -14,7 +14,6 @@ use crate::disk::superblock::StopReason;
 use crate::fs::F2fs;
 use crate::mount::{MountReport, why_only_readable};
 use crate::options::{MountOptions, Unusable};
-use crate::service::NO_THREAD;
 
 /// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
 /// longer comes after the reply to the unlink or close that made it so.
@@ -58,11 +57,18 @@ impl F2fs {
             (true, false) => Err(FsError::Stopped(self.why_stopped())),
             (false, true) => self.become_read_only(&new),
             (false, false) => {
-                self.settle_volume(cx)?;
-                self.switch_checkpoints(new.checkpoint_off, cx)?;
+                let before = self.start_helpers(&new)?;
+                let switched = self
+                    .settle_volume(cx)
+                    .and_then(|()| self.switch_checkpoints(new.checkpoint_off, cx));
+                if let Err(error) = switched {
+                    self.keep_helpers(before);
+                    return Err(error);
+                }
+                let wanted = self.helpers_for(&new);
                 self.apply(new);
-                self.start_or_stop_merging();
-                self.adjust_cleaning();
+                self.apply_log_options();
+                self.keep_helpers(wanted);
                 Ok(())
             }
             (true, true) => {
@@ -93,14 +99,6 @@ impl F2fs {
         }
     }
 
-    pub(crate) fn start_or_stop_merging(&self) {
-        if self.options.read().checkpoint_merge && !self.is_paused() {
-            self.start_merging();
-        } else {
-            self.daemon.stop(self);
-        }
-    }
-
     /// Everything is written and the last checkpoint is one of an unmount. Refused while unlinked files
     /// are in use: nobody could free them. (The kernel refuses, too, while files are open for writing; it
     /// alone knows.)
@@ -109,25 +107,23 @@ impl F2fs {
         while !self.orphans.all().is_empty() && !until.since(now()).is_zero() {
             sleep(LOOK);
         }
-        // Before the volume closes to changes: the tasks make some. The flusher is not stopped yet: the host
-        // may refuse another, and without one a volume that stays writable would keep its dirt.
+        // The tasks are not ended yet: the host may refuse others, and a volume that stays writable has those that its
+        // options ask for. The flusher is held; the others change nothing while the volume is closed to changes.
         let _held = self.writeback.hold();
-        self.end_helpers();
         let settled = {
             let _alone = self.service.write();
             self.check_writable().and_then(|()| {
                 if !self.orphans.all().is_empty() {
                     return Err(FsError::Busy);
                 }
+                self.daemon.flush(self);
                 self.settle_all()?;
                 self.apply(new.clone());
                 Ok(())
             })
         };
-        if settled.is_err() && self.check_writable().is_ok() {
-            self.start_helpers();
-        } else {
-            self.writeback.stop();
+        if settled.is_ok() || self.check_writable().is_err() {
+            self.end_tasks();
         }
         settled
     }
@@ -143,8 +139,9 @@ impl F2fs {
         if !why.is_empty() {
             return Err(FsError::OnlyReadable(why.join("; ")));
         }
-        // Those of the flusher, without which no volume is written.
-        steadfs_rt::check_threads(1).map_err(|_| FsError::Again(NO_THREAD))?;
+        // Those of the flusher and of what the options ask for.
+        let threads = 1 + self.helpers_for(new).count();
+        steadfs_rt::check_threads(threads).map_err(FsError::no_thread)?;
         let device = self.queue.device();
         device.make_writable().map_err(FsError::BadOption)?;
         // What a recovery changes does not pass this volume's queue.

@@ -1,5 +1,6 @@
 //! The service of a volume that is written: its beginning after a mount or a remount, its tasks, its end.
 
+use std::io;
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
@@ -11,10 +12,32 @@ use steadfs_vfs::{Cx, FsError, Result};
 use crate::checkpoint::{self, Reason};
 use crate::fs::F2fs;
 use crate::mount::{MountReport, was_paused};
+use crate::options::{BackgroundGc, MountOptions};
 use crate::segment::Segments;
 
-/// Why a volume cannot be written without its flusher.
-pub(crate) const NO_THREAD: &str = "the system refuses another thread";
+/// The tasks that options ask for, besides the flusher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Helpers {
+    /// `f2fs_ckpt`.
+    merging: bool,
+    /// `f2fs_gc`.
+    cleaning: bool,
+    /// `f2fs_discard`.
+    discarding: bool,
+}
+
+impl Helpers {
+    pub(crate) const NONE: Self = Self {
+        merging: false,
+        cleaning: false,
+        discarding: false,
+    };
+
+    /// How many threads they are.
+    pub(crate) fn count(self) -> usize {
+        usize::from(self.merging) + usize::from(self.cleaning) + usize::from(self.discarding)
+    }
+}
 
 impl F2fs {
     /// Reads what only a volume that is written needs, ends what was begun before a crash, starts the
@@ -27,21 +50,23 @@ impl F2fs {
     /// Damage, no space for what recovery takes over, or the device.
     pub(crate) fn begin_service(&self, report: &mut MountReport) -> Result<()> {
         let tag = IoTag::default();
+        let options = self.options.read().clone();
+        // Those of the flusher and its helpers: before anything is changed.
+        let threads = 1 + self.helpers_for(&options).count();
+        steadfs_rt::check_threads(threads).map_err(FsError::no_thread)?;
         self.recovering.store(true, Ordering::Release);
         let ended = self.end_what_was_begun(report, tag);
         self.recovering.store(false, Ordering::Release);
         ended?;
-        let allowed = self.options.read().checkpoint_off;
-        if let Some(allowed) = allowed {
-            self.apply_log_options();
+        self.apply_log_options();
+        if let Some(allowed) = options.checkpoint_off {
             self.prepare_pause(allowed, tag)?;
             self.pause(allowed, &Cx::default())?;
         }
         let backing: Weak<dyn Backing> = self.weak().clone();
-        self.writeback
-            .start(backing)
-            .map_err(|_| FsError::Again(NO_THREAD))?;
-        self.start_helpers();
+        self.writeback.start(backing).map_err(FsError::no_thread)?;
+        self.gc.allow(true);
+        self.start_helpers(&options)?;
         Ok(())
     }
 
@@ -85,33 +110,69 @@ impl F2fs {
         Ok(())
     }
 
-    /// Starts the task that writes checkpoints for those who wait.
-    pub(crate) fn start_merging(&self) {
-        self.daemon.start(Weak::clone(self.weak()));
-    }
-
-    fn weak(&self) -> &Weak<Self> {
+    pub(crate) fn weak(&self) -> &Weak<Self> {
         self.me.get().expect("set by whoever made the volume")
     }
 
-    /// Starts the tasks that make a volume faster; where the host refuses them it does without.
-    pub(crate) fn start_helpers(&self) {
-        self.start_or_stop_merging();
-        self.gc.allow(true);
-        self.adjust_cleaning();
+    /// The tasks that these options ask for.
+    pub(crate) fn helpers_for(&self, options: &MountOptions) -> Helpers {
+        Helpers {
+            merging: options.checkpoint_merge && options.checkpoint_off.is_none(),
+            cleaning: options.background_gc != BackgroundGc::Off || options.gc_merge,
+            discarding: self.wants_discards(options),
+        }
     }
 
-    /// Ends what [`F2fs::start_helpers`] starts; what is under way ends first.
-    pub(crate) fn end_helpers(&self) {
-        self.stop_cleaning();
-        self.stop_discards();
-        self.daemon.stop(self);
+    /// Those that run.
+    pub(crate) fn helpers(&self) -> Helpers {
+        Helpers {
+            merging: self.daemon.is_running(),
+            cleaning: self.has_cleaner(),
+            discarding: self.is_discarding(),
+        }
+    }
+
+    /// Starts the tasks that these options ask for and that are not there yet; those that were there.
+    ///
+    /// # Errors
+    /// `NoThread`: all is as it was.
+    pub(crate) fn start_helpers(&self, options: &MountOptions) -> Result<Helpers> {
+        let (before, wanted) = (self.helpers(), self.helpers_for(options));
+        let start = || {
+            if wanted.merging {
+                self.daemon.start(Weak::clone(self.weak()))?;
+            }
+            if wanted.cleaning {
+                self.start_cleaning()?;
+            }
+            if wanted.discarding {
+                self.start_discards()?;
+            }
+            Ok(before)
+        };
+        start().map_err(|error: io::Error| {
+            self.keep_helpers(before);
+            FsError::no_thread(error)
+        })
+    }
+
+    /// Ends the tasks that are not among these; what they have under way ends first. The caller holds no lock.
+    pub(crate) fn keep_helpers(&self, kept: Helpers) {
+        if !kept.cleaning {
+            self.stop_cleaning();
+        }
+        if !kept.discarding {
+            self.stop_discards();
+        }
+        if !kept.merging {
+            self.daemon.stop(self);
+        }
     }
 
     /// Ends the volume's tasks; what they have under way ends first.
     pub(crate) fn end_tasks(&self) {
         self.writeback.stop();
-        self.end_helpers();
+        self.keep_helpers(Helpers::NONE);
     }
 
     /// Writes everything, as an unmount does; the caller keeps changes away.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use steadfs_vfs::FsError;
 use thiserror::Error;
 
 /// Why a volume could not be mounted or unmounted.
@@ -51,10 +52,8 @@ pub enum MountError {
     #[error("the kernel ended the connection before the mount was usable")]
     Ended,
     /// The system lets this process start no thread that could serve.
-    #[error(
-        "cannot start a thread: {0} (a limit of processes, such as ulimit -u or a container's?)"
-    )]
-    Threads(String),
+    #[error("{0}")]
+    Threads(FsError),
     /// FUSE-over-io_uring was demanded and cannot be had.
     #[error("fuse_transport=uring: {0}")]
     Uring(String),

@@ -304,7 +304,7 @@ fn serve(
     };
     let most = most_in_service(options.max_threads) + readers;
     DevPool::start(crew, device.clone(), readers, most)
-        .map_err(|error| MountError::Threads(error.to_string()))?;
+        .map_err(|error| MountError::Threads(FsError::no_thread(error)))?;
     let agreed = crew.session.wait_agreed()?;
     if let (true, Some(queues)) = (agreed.uring, queues) {
         UringPool::start(crew, device, queues, options.max_threads)?;

@@ -46,7 +46,7 @@ impl<T> JoinHandle<T> {
     }
 }
 
-/// Starts a task. `name` (15 bytes are shown by the host) says what it does.
+/// Starts a task, in tests and simulations. `name` (15 bytes are shown by the host) says what it does.
 ///
 /// # Panics
 /// If the host refuses another thread: see [`check_threads`].
@@ -57,7 +57,7 @@ pub fn spawn<T: Send + 'static>(
     try_spawn(name, f).expect("the host can start a thread")
 }
 
-/// Starts a task that is not vital.
+/// Starts a task.
 ///
 /// # Errors
 /// If the host refuses another thread. `f` is dropped then.

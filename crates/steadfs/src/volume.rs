@@ -280,7 +280,11 @@ impl Volume {
         let device = Arc::new(open_device(path, options)?);
         let mut shared = Arc::clone(&device) as Arc<dyn Device>;
         if let Some(model) = options.device_model {
-            shared = Arc::new(ModelDevice::new(shared, model));
+            let slow = ModelDevice::start(shared, model).map_err(|error| Error::Volume {
+                path: path.to_owned(),
+                error: FsError::no_thread(error),
+            })?;
+            shared = Arc::new(slow);
         }
         let sizes = CacheSizes::of(options.cache_size.unwrap_or_else(default_cache_size));
         let volume = Self::on(shared, path, sizes, options)?;

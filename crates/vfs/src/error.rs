@@ -1,5 +1,7 @@
 //! What can go wrong in a file-system call, and the one table of error numbers.
 
+use std::fmt;
+
 use thiserror::Error;
 
 use crate::SHUT_DOWN;
@@ -83,6 +85,9 @@ pub enum FsError {
     /// Not now; what keeps it from being done.
     #[error("try again: {0}")]
     Again(&'static str),
+    /// The host refuses a thread; why.
+    #[error("cannot create a thread: {0} (see ulimit -u)")]
+    NoThread(String),
     /// The inode number means nothing any more.
     #[error("stale file handle")]
     Stale,
@@ -113,6 +118,14 @@ pub enum FsError {
 }
 
 impl FsError {
+    /// A task could not be started.
+    pub fn no_thread(error: impl fmt::Display) -> Self {
+        let why = error.to_string();
+        // The number that the host's errors are shown with says nothing more.
+        let words = why.split(" (os error").next().unwrap_or_default();
+        Self::NoThread(words.to_owned())
+    }
+
     /// What a change of a volume is told that has stopped for `cause`: as of ext4 in Linux, EROFS after an error
     /// and EIO after a shutdown that somebody asked for.
     pub fn refused(cause: &str) -> Self {
@@ -159,7 +172,7 @@ impl FsError {
             Self::Io(_) | Self::Stopped(_) => 5,
             Self::NoSuchOffset => 6,
             Self::TooBig => 7,
-            Self::Again(_) => 11,
+            Self::Again(_) | Self::NoThread(_) => 11,
             Self::NoMemory => 12,
             Self::Access => 13,
             Self::Busy => 16,

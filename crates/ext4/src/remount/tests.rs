@@ -475,7 +475,7 @@ fn without_further_tasks_a_volume_stays_read_only() {
         fs.remount(&cx(), "ro").unwrap();
         steadfs_rt::sim::refuse_tasks(true);
         let refused = fs.remount(&cx(), "rw");
-        assert!(matches!(refused, Err(FsError::Again(_))), "{refused:?}");
+        assert!(matches!(refused, Err(FsError::NoThread(_))), "{refused:?}");
         assert!(fs.options().starts_with("ro"));
         steadfs_rt::sim::refuse_tasks(false);
         fs.remount(&cx(), "rw").unwrap();
@@ -525,7 +525,7 @@ fn without_tasks_a_volume_is_mounted_for_reading_only() {
                 opened.map(|(fs, _)| fs)
             };
             let refused = mount("").err();
-            assert!(matches!(refused, Some(FsError::Again(_))), "{refused:?}");
+            assert!(matches!(refused, Some(FsError::NoThread(_))), "{refused:?}");
             mount("ro").unwrap().close().unwrap();
             sim::refuse_tasks(false);
             let fs = mount("").unwrap();

@@ -15,14 +15,15 @@
 //!
 //! Threads woken by a request: none if it is alone; otherwise the task, and by it the waiter.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 use steadfs_rt::{
-    Condvar, Event, HostPrio, Instant, JoinHandle, Mutex, OnUnwind, PANICKED, Rank, fault_point, inherit, now, sleep,
-    try_spawn,
+    Condvar, Event, HostPrio, Instant, JoinHandle, Mutex, OnUnwind, PANICKED, Rank, fault_point,
+    inherit, now, sleep, try_spawn,
 };
 use steadfs_vfs::{FsError, Result};
 
@@ -111,22 +112,22 @@ impl Daemon {
         }
     }
 
-    /// Starts the task, if there is none. Where the host refuses it everybody writes his own checkpoints.
-    pub fn start(self: &Arc<Self>, fs: Weak<F2fs>) {
+    /// Starts the task, if there is none.
+    ///
+    /// # Errors
+    /// The host refuses a thread.
+    pub fn start(self: &Arc<Self>, fs: Weak<F2fs>) -> io::Result<()> {
         // Held until it is known whether there is a task: nobody must wait for one that does not come.
         let mut state = self.state.lock();
         if state.running {
-            return;
+            return Ok(());
         }
         let this = Arc::clone(self);
-        match try_spawn("f2fs_ckpt", move || this.run(&fs)) {
-            Ok(task) => {
-                state.running = true;
-                drop(state);
-                *self.task.lock() = Some(task);
-            }
-            Err(error) => tracing::warn!(%error, "checkpoints are not merged"),
-        }
+        let task = try_spawn("f2fs_ckpt", move || this.run(&fs))?;
+        state.running = true;
+        drop(state);
+        *self.task.lock() = Some(task);
+        Ok(())
     }
 
     /// The volume is dropped: the task ends by itself.
@@ -158,7 +159,6 @@ impl Daemon {
     }
 
     /// Whether there is a task.
-    #[cfg(test)]
     pub fn is_running(&self) -> bool {
         self.state.lock().running
     }

@@ -1,5 +1,6 @@
 //! The task that cleans in the background, and for writers where `gc_merge` is set.
 
+use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -115,36 +116,26 @@ impl Task {
 }
 
 impl F2fs {
-    /// Does what the options say of cleaning, discarding and logs, now that they may have changed.
-    pub(crate) fn adjust_cleaning(&self) {
-        self.apply_log_options();
-        let wanted = {
-            let options = self.options.read();
-            options.background_gc != BackgroundGc::Off || options.gc_merge
-        };
-        if wanted {
-            self.start_cleaning();
-        } else {
-            self.stop_cleaning();
-        }
-        self.start_discards();
+    /// Whether the task is there.
+    pub(crate) fn has_cleaner(&self) -> bool {
+        self.gc.task.state.lock().running.is_some()
     }
 
     /// Starts the task if it is not there.
-    fn start_cleaning(&self) {
+    ///
+    /// # Errors
+    /// The host refuses a thread.
+    pub(crate) fn start_cleaning(&self) -> io::Result<()> {
         let mut state = self.gc.task.state.lock();
         if state.running.is_some() {
-            return;
+            return Ok(());
         }
-        let Some(fs) = self.me.get().cloned() else {
-            return;
-        };
+        let fs = Weak::clone(self.weak());
         let task = Arc::clone(&self.gc.task);
+        let running = try_spawn("f2fs_gc", move || run(&fs, &task))?;
         state.stop = false;
-        match try_spawn("f2fs_gc", move || run(&fs, &task)) {
-            Ok(task) => state.running = Some(task),
-            Err(error) => tracing::warn!(%error, "nothing is cleaned in the background"),
-        }
+        state.running = Some(running);
+        Ok(())
     }
 
     /// Stops the task, if there is one, and waits for its end. The caller holds no lock.

@@ -7,6 +7,7 @@ use steadfs_vfs::{FileSystem, FsError, ShutdownMode};
 
 use crate::fs::F2fs;
 use crate::options::MountOptions;
+use crate::service::Helpers;
 use crate::test_world::{ROOT, World};
 
 #[test]
@@ -259,17 +260,29 @@ fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
     world.close();
 }
 
-/// A host that has no more tasks: what can be done without them is, the rest is refused.
+/// A remount whose options ask for a task that the host refuses changes nothing: neither options nor tasks.
 #[test]
-fn without_further_tasks_a_volume_is_served_all_the_same() {
+fn an_option_whose_task_cannot_start_is_refused() {
     let run = || {
         let off = "background_gc=off,nogc_merge,nodiscard,nocheckpoint_merge";
         let world = World::make_with("extra_attr", 64, off);
         let (fs, cx) = (&world.fs, &world.cx);
+        let before = (fs.options(), fs.helpers());
+        assert_eq!(before.1, Helpers::NONE);
         steadfs_rt::sim::refuse_tasks(true);
-        fs.remount(cx, "background_gc=on,gc_merge,discard,checkpoint_merge")
-            .unwrap();
-        assert!(!fs.daemon.is_running());
+        for option in [
+            "checkpoint_merge",
+            "background_gc=on",
+            "background_gc=sync",
+            "gc_merge",
+            "discard",
+            "noatime,background_gc=on,gc_merge,discard,checkpoint_merge",
+        ] {
+            let refused = fs.remount(cx, option);
+            assert!(matches!(refused, Err(FsError::NoThread(_))), "{option}");
+            assert_eq!((fs.options(), fs.helpers()), before, "{option}");
+        }
+        fs.remount(cx, "noatime").unwrap();
         let file = world.file(ROOT, b"file").unwrap().ino;
         fs.write(cx, file, 0, &[1; 100_000], false).unwrap();
         fs.request_checkpoint(cx.tag).unwrap();
@@ -277,10 +290,10 @@ fn without_further_tasks_a_volume_is_served_all_the_same() {
         fs.sync_all(cx).unwrap();
         fs.remount(cx, "ro").unwrap();
         let refused = fs.remount(cx, "rw");
-        assert!(matches!(refused, Err(FsError::Again(_))), "{refused:?}");
+        assert!(matches!(refused, Err(FsError::NoThread(_))), "{refused:?}");
         assert!(fs.options().starts_with("ro"));
         steadfs_rt::sim::refuse_tasks(false);
-        fs.remount(cx, "rw").unwrap();
+        fs.remount(cx, "rw,checkpoint_merge").unwrap();
         assert!(fs.daemon.is_running());
         world.mkdir(ROOT, b"dir").unwrap();
         world.close();
@@ -323,7 +336,7 @@ fn without_a_flusher_a_volume_is_mounted_for_reading_only() {
         };
         steadfs_rt::sim::refuse_tasks(true);
         let refused = mount("").err();
-        assert!(matches!(refused, Some(FsError::Again(_))), "{refused:?}");
+        assert!(matches!(refused, Some(FsError::NoThread(_))), "{refused:?}");
         mount("ro").unwrap().close().unwrap();
         steadfs_rt::sim::refuse_tasks(false);
         mount("").unwrap().close().unwrap();

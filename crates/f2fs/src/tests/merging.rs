@@ -51,8 +51,8 @@ fn requests_share_checkpoints_and_none_is_lost_at_the_end() {
     for seed in 0..20 {
         let run = move || {
             let fs = world();
-            fs.daemon.start(fs.me.get().unwrap().clone());
-            fs.daemon.start(fs.me.get().unwrap().clone());
+            fs.daemon.start(fs.weak().clone()).unwrap();
+            fs.daemon.start(fs.weak().clone()).unwrap();
             let clients: Vec<_> = (0..6)
                 .map(|number| {
                     let fs = Arc::clone(&fs);
@@ -64,7 +64,7 @@ fn requests_share_checkpoints_and_none_is_lost_at_the_end() {
                 sleep(Duration::from_micros(500 + seed * 31));
                 fs.daemon.stop(&fs);
                 assert_eq!(fs.daemon.stats().queued, 0);
-                fs.daemon.start(fs.me.get().unwrap().clone());
+                fs.daemon.start(fs.weak().clone()).unwrap();
             }
             for client in clients {
                 assert!(client.join().iter().all(Result::is_ok));
@@ -88,7 +88,7 @@ fn requests_share_checkpoints_and_none_is_lost_at_the_end() {
 fn everybody_learns_that_the_volume_stopped() {
     sim::run(sim::Config::new(3), || {
         let fs = world();
-        fs.daemon.start(fs.me.get().unwrap().clone());
+        fs.daemon.start(fs.weak().clone()).unwrap();
         let clients: Vec<_> = (0..4)
             .map(|number| {
                 let fs = Arc::clone(&fs);
@@ -203,7 +203,7 @@ fn without_room_everybody_is_told_and_a_later_one_is_made() {
         sim::run(sim::Config::new(5), move || {
             let fs = world();
             if merge {
-                fs.daemon.start(fs.me.get().unwrap().clone());
+                fs.daemon.start(fs.weak().clone()).unwrap();
             }
             make_file(&fs, b"durable", 0);
             fs.request_checkpoint(IoTag::default()).unwrap();

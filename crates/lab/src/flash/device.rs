@@ -102,7 +102,10 @@ impl FlashDevice {
     }
 
     fn with(machine: Option<Machine>, geometry: Geometry, depth: usize, store: Store) -> Self {
-        let clock = (machine.is_some() && !sim::active()).then(|| TimedEnds::start("flash-device"));
+        let clock = (machine.is_some() && !sim::active()).then(|| {
+            let clock = TimedEnds::start("flash-device");
+            clock.expect("a thread for the modelled device")
+        });
         let state = State {
             machine,
             store,
