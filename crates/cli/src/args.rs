@@ -555,30 +555,68 @@ pub struct Cat {
 
 /// Copy files into a volume, out of it, or from one to another.
 ///
-/// Kept are types, permissions, times, extended attributes, holes and hard links, and owners: out of a
-/// volume only when root runs it; else copies are no set-ID programs any more. A path on a volume is
-/// IMAGE:/PATH (write ./a:/b for a path
-/// of this machine with a colon). Into a directory that exists copies go under their names, or without
-/// them if the source ends in `/.`. Interrupted, it closes the volume; what is copied is there.
+/// Sources, targets and options are those of cp(1), except that new files always keep types, permissions, times, extended
+/// attributes, holes and hard links, and owners: out of a volume only when root runs it; else copies are no set-ID
+/// programs any more. A path on a volume is IMAGE:/PATH, its root IMAGE: (write ./a:/b for a path of this machine with a
+/// colon); - is standard input or output. What cannot be copied is reported, and the copy goes on; the exit code is 1
+/// then. Interrupted, it closes the volume; what is copied is there.
 #[derive(Debug, clap::Args)]
+#[command(args_override_self = true)]
 pub struct Cp {
-    /// What to copy, and last where to.
-    #[arg(required = true, num_args = 2.., value_name = "PATH")]
+    /// What to copy, and last where to, unless -t says it.
+    #[arg(required = true, value_name = "PATH")]
     pub places: Vec<OsString>,
-    /// Directories, too, with all that is in them.
+    /// Directories, too, with all that is in them; special files are made anew, not read.
     #[arg(short, long, visible_short_alias = 'R')]
     pub recursive: bool,
-    /// The same as -r: attributes are always kept.
+    /// The same as -r -d -p.
     #[arg(short, long)]
     pub archive: bool,
-    /// Replace files that are there already.
+    /// Give owner, mode, times and attributes also to files that were there before.
+    #[arg(short, long)]
+    pub preserve: bool,
+    /// Copy links as links (the default with -r).
+    #[arg(short = 'P', long, overrides_with_all = ["dereference", "dereference_named", "links"])]
+    pub no_dereference: bool,
+    /// Copy what links lead to.
+    #[arg(short = 'L', long, overrides_with_all = ["no_dereference", "dereference_named", "links"])]
+    pub dereference: bool,
+    /// Copy what a link that is named leads to, but links below it as links.
+    #[arg(short = 'H', overrides_with_all = ["no_dereference", "dereference", "links"])]
+    pub dereference_named: bool,
+    /// The same as -P: hard links are always kept.
+    #[arg(short = 'd', overrides_with_all = ["no_dereference", "dereference", "dereference_named"])]
+    pub links: bool,
+    /// Remove a file that is there and cannot be opened, and overwrite an image by a file.
     #[arg(short, long)]
     pub force: bool,
+    /// Leave files that are there as they are.
+    #[arg(short, long)]
+    pub no_clobber: bool,
+    /// Remove files that are there first.
+    #[arg(long)]
+    pub remove_destination: bool,
+    /// Copy into this directory.
+    #[arg(
+        short,
+        long,
+        value_name = "DIRECTORY",
+        conflicts_with = "no_target_directory"
+    )]
+    pub target_directory: Option<OsString>,
+    /// The target is the copy itself, also if it is a directory.
+    #[arg(short = 'T', long)]
+    pub no_target_directory: bool,
+    /// Print each file that is copied.
+    #[arg(short, long)]
+    pub verbose: bool,
     #[command(flatten)]
     pub open: Open,
 }
 
 /// Copy a whole volume, or a part of it, to a directory.
+///
+/// What cannot be copied is reported, and the copy goes on; the exit code is 1 then.
 #[derive(Debug, clap::Args)]
 pub struct Extract {
     /// IMAGE or IMAGE:/PATH.

@@ -1,116 +1,339 @@
 //! `cp` and `extract`: copies into volumes, out of them, and between them.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::ErrorKind;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use steadfs::tools::{
-    self, CopyIn, CopyOut, Report, ToolError, copy_between, copy_in, copy_out, owner_cx, printable,
+    self, CopyOptions, Existing, Follow, HostFile, Report, ToolError, copy_between, copy_in,
+    copy_out, copy_stream_in, owner_cx, printable,
 };
+use steadfs::{Error, OpenError, Options};
 use steadfs_vfs::{FileKind, FileSystem, FsError};
 
 use crate::args;
 use crate::failure::Failure;
+use crate::files;
 use crate::place::{OnVolume, Place, on_volume, parse};
 use crate::progress::Line;
 use crate::stop::Stop;
 use crate::volume::with_volume;
 
+/// Permissions of a file that standard input is copied to, before the umask.
+const NEW_FILE: u32 = 0o666;
+
 pub fn cp(args: &args::Cp) -> Result<(), Failure> {
-    let Some((last, sources)) = args.places.split_last() else {
-        return Err(Failure::plain("nothing to copy"));
+    let (last, sources) = match (&args.target_directory, args.places.split_last()) {
+        (Some(directory), _) => (directory, &args.places[..]),
+        (None, Some((last, sources))) if !sources.is_empty() => (last, sources),
+        _ => return Err(Failure::plain("cp needs a source and a target")),
     };
-    let sources: Vec<Place> = sources.iter().map(|s| parse(s)).collect();
+    let sources: Vec<Place> = sources.iter().map(|source| parse(source)).collect();
+    let to = destination(last, &sources, &args.open)?;
     let stop = Stop::on_signals()?;
-    match parse(last) {
-        Place::Volume(to) => into_volume(args, &sources, &to, &stop),
-        Place::Host(to) => out_of_volumes(args, &sources, &to, &stop),
-    }
+    let mut job = Job {
+        args,
+        options: options(args),
+        line: Line::of_copy(stop.clone(), args.verbose),
+        stop,
+        made: BTreeSet::new(),
+        total: Report::default(),
+        to_directory: args.target_directory.is_some(),
+    };
+    let done = match &to {
+        Place::Volume(to) => job.into_volume(&sources, to),
+        Place::Host(to) => job.out_of_volumes(&sources, to),
+        Place::Stream => job.to_standard_output(&sources),
+    };
+    job.line.done();
+    done.and_then(|()| end(job.total))
 }
 
 pub fn extract(args: &args::Extract) -> Result<(), Failure> {
     let stop = Stop::on_signals()?;
     let place = on_volume(&args.place);
-    out(
-        &place,
-        &args.directory,
-        (true, args.force),
-        &args.open,
-        &stop,
-    )
+    let options = CopyOptions {
+        existing: match args.force {
+            true => Existing::Replace,
+            false => Existing::Refuse,
+        },
+        ..CopyOptions::default()
+    };
+    let to = match args.directory.is_dir() {
+        true => args.directory.join("."),
+        false => args.directory.clone(),
+    };
+    let mut line = Line::of_copy(stop.clone(), false);
+    let done = with_volume(&place.image, &args.open, false, |fs| {
+        let options = outwards(options, &place);
+        copy_out(fs, &owner_cx(), &place.path, &to, options, &mut line)
+            .map_err(|error| failure(&error, &stop))
+    });
+    line.done();
+    end(done?)
 }
 
-fn into_volume(
-    args: &args::Cp,
-    sources: &[Place],
-    to: &OnVolume,
-    stop: &Stop,
-) -> Result<(), Failure> {
-    with_volume(&to.image, &args.open, true, |fs| {
-        let into = tools::resolve(fs, &owner_cx(), &to.path, true)
-            .is_ok_and(|file| file.attr().kind == FileKind::Directory);
-        if sources.len() > 1 && !into {
-            let shown = printable(&to.path);
-            return Err(Failure::plain(format!(
-                "{shown}: is no directory on the volume"
-            )));
-        }
-        copy_all(stop, |line| {
-            let mut total = Report::default();
-            for source in sources {
-                let mut target = to.path.clone();
-                if let Some(name) = name_of(source).filter(|_| into) {
-                    if !target.ends_with(b"/") {
-                        target.push(b'/');
-                    }
-                    target.extend(name);
-                }
-                let done = one_into(args, source, (fs, to), &target, line, stop)?;
-                total.warnings.extend(done.warnings);
-            }
-            fs.sync_all(&owner_cx()).map_err(Failure::plain)?;
-            Ok(total)
-        })
-    })
-}
-
-/// Copies one file or tree to `target` on the volume `fs`, which is the image of `to`.
-fn one_into(
-    args: &args::Cp,
-    source: &Place,
-    (fs, to): (&dyn FileSystem, &OnVolume),
-    target: &[u8],
-    line: &mut Line,
-    stop: &Stop,
-) -> Result<Report, Failure> {
-    let how = CopyIn {
+/// The options that cp(1)'s words mean.
+fn options(args: &args::Cp) -> CopyOptions {
+    let recursive = args.recursive || args.archive;
+    CopyOptions {
+        recursive,
+        follow: match () {
+            () if args.dereference => Follow::Always,
+            () if args.dereference_named => Follow::Named,
+            () if args.no_dereference || args.links || recursive => Follow::Never,
+            () => Follow::Named,
+        },
+        existing: match () {
+            () if args.no_clobber => Existing::Skip,
+            () if args.remove_destination => Existing::Replace,
+            () if args.force => Existing::Force,
+            () => Existing::Overwrite,
+        },
+        preserve: args.archive || args.preserve,
         owners: true,
-        overwrite: args.force,
-        latest: None,
-    };
-    let place = match source {
-        Place::Host(path) => {
-            let is_dir = path.symlink_metadata().is_ok_and(|meta| meta.is_dir());
-            refuse_dir(args, is_dir, || path.display().to_string())?;
-            return copy_in(fs, &owner_cx(), path, target, how, line)
-                .map_err(|error| failure(&error, stop));
-        }
-        Place::Volume(place) => place,
-    };
-    let mut copy = |from: &dyn FileSystem| {
-        let (cx, path) = (owner_cx(), &place.path);
-        let is_dir = tools::resolve(from, &cx, path, false)
-            .is_ok_and(|file| file.attr().kind == FileKind::Directory);
-        refuse_dir(args, is_dir, || show(place))?;
-        copy_between((from, path), (fs, target), &cx, how, line)
-            .map_err(|error| failure(&error, stop))
-    };
-    if same_image(&place.image, &to.image) {
-        return copy(fs);
+        ..CopyOptions::default()
     }
-    with_volume(&place.image, &args.open, false, copy)
+}
+
+/// The options of a copy from the volume in an image to the host.
+fn outwards(options: CopyOptions, place: &OnVolume) -> CopyOptions {
+    CopyOptions {
+        owners: rustix::process::geteuid().is_root(),
+        image: file_of(&place.image),
+        ..options
+    }
+}
+
+fn file_of(image: &Path) -> Option<HostFile> {
+    let found = image.metadata().ok()?;
+    Some((found.dev(), found.ino()))
+}
+
+/// Where a copy goes. Nothing is copied within the host, so an image without a path means the volume's root there.
+fn destination(last: &OsStr, sources: &[Place], open: &args::Open) -> Result<Place, Failure> {
+    let to = parse(last);
+    let is_volume = |place: &Place| matches!(place, Place::Volume(_));
+    if is_volume(&to) || sources.iter().all(is_volume) {
+        return Ok(to);
+    }
+    if let Place::Host(path) = &to
+        && !sources.iter().any(is_volume)
+        && volume_in(path, open)?.is_some()
+    {
+        return Ok(Place::Volume(on_volume(last)));
+    }
+    let why = "neither side is on a volume: write IMAGE:/PATH for the side that is";
+    Err(Failure::plain(why))
+}
+
+/// The kind of the volume that a file or block device holds, if it does.
+fn volume_in(path: &Path, open: &args::Open) -> Result<Option<&'static str>, Failure> {
+    let kind = path.metadata().map(|found| found.file_type());
+    if !kind.is_ok_and(|kind| kind.is_file() || kind.is_block_device()) {
+        return Ok(None);
+    }
+    let options = Options::parse_to_read(&open.options.join(",")).map_err(Failure::plain)?;
+    match steadfs::probe(path, &options) {
+        Ok(kind) => Ok(Some(kind.name())),
+        Err(error @ Error::Open(OpenError::Busy { .. })) => Err(Failure::plain(error)),
+        Err(_) => Ok(None),
+    }
+}
+
+/// One call of cp.
+struct Job<'a> {
+    args: &'a args::Cp,
+    options: CopyOptions,
+    stop: Stop,
+    line: Line,
+    /// What was made in the directory that is copied into: a second source of the same name must not destroy the first
+    /// one, or be written through a link that was just copied.
+    made: BTreeSet<Vec<u8>>,
+    total: Report,
+    to_directory: bool,
+}
+
+impl Job<'_> {
+    /// Adds up what one source's copy did. One that failed does not end the others.
+    fn count(&mut self, done: Result<Report, Failure>) -> Result<(), Failure> {
+        match done {
+            Ok(report) => self.total.add(report),
+            Err(failure) if failure.is_signal() || self.stop.is_asked() => return Err(failure),
+            Err(failure) => {
+                self.total.failed += 1;
+                self.line.say(&failure.message);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what is copied goes into the target, which `is_dir` says is a directory.
+    fn goes_into(&self, is_dir: bool, sources: usize, shown: &str) -> Result<bool, Failure> {
+        let into = is_dir && !self.args.no_target_directory;
+        match into || (sources == 1 && !self.to_directory) {
+            true => Ok(into),
+            false => Err(Failure::plain(format!("{shown}: is no directory"))),
+        }
+    }
+
+    /// Notes a name in the directory that is copied into.
+    fn take_name(&mut self, target: &[u8], is_dir: bool) -> Result<(), Failure> {
+        if self.made.insert(target.to_vec()) || is_dir {
+            return Ok(());
+        }
+        let shown = printable(target);
+        let why = "was made by this copy already: not overwritten by another file of its name";
+        Err(Failure::plain(format!("{shown}: {why}")))
+    }
+
+    fn into_volume(&mut self, sources: &[Place], to: &OnVolume) -> Result<(), Failure> {
+        let open = &self.args.open;
+        self.options.image = file_of(&to.image);
+        with_volume(&to.image, open, true, |fs| {
+            let is_dir = is_dir(fs, to, Follow::Always);
+            let into = self.goes_into(is_dir, sources.len(), &printable(&to.path))?;
+            for source in sources {
+                let done = self.one_into(source, (fs, to), into);
+                self.count(done)?;
+            }
+            fs.sync_all(&owner_cx()).map_err(Failure::plain)
+        })
+    }
+
+    /// Copies one file or tree to the volume `fs`, which is the image of `to`.
+    fn one_into(
+        &mut self,
+        source: &Place,
+        (fs, to): (&dyn FileSystem, &OnVolume),
+        into: bool,
+    ) -> Result<Report, Failure> {
+        let mut target = to.path.clone();
+        if let Some(name) = name_of(source).filter(|_| into) {
+            if !target.ends_with(b"/") {
+                target.push(b'/');
+            }
+            target.extend(name);
+        }
+        let (cx, options) = (owner_cx(), self.options);
+        match source {
+            Place::Stream if into => {
+                let why = "standard input has no name: give the target one, as in IMAGE:/DIR/NAME";
+                Err(Failure::plain(why))
+            }
+            Place::Stream => {
+                let input = std::io::stdin();
+                let to = (&target[..], NEW_FILE & !umask());
+                let done = copy_stream_in(fs, &cx, input.as_fd(), to, options, &mut self.line);
+                done.map_err(|error| failure(&error, &self.stop))
+            }
+            Place::Host(path) => {
+                let found = match options.follow {
+                    Follow::Never => path.symlink_metadata(),
+                    _ => path.metadata(),
+                };
+                self.take_name(&target, found.is_ok_and(|found| found.is_dir()))?;
+                let done = copy_in(fs, &cx, path, &target, options, &mut self.line);
+                done.map_err(|error| failure(&error, &self.stop))
+            }
+            Place::Volume(place) => {
+                let open = &self.args.open;
+                let mut copy = |from: &dyn FileSystem| {
+                    self.take_name(&target, is_dir(from, place, options.follow))?;
+                    let (from, to) = ((from, &place.path[..]), (fs, &target[..]));
+                    copy_between(from, to, &cx, options, &mut self.line)
+                        .map_err(|error| failure(&error, &self.stop))
+                };
+                match same_image(&place.image, &to.image) {
+                    true => copy(fs),
+                    false => with_volume(&place.image, open, false, copy),
+                }
+            }
+        }
+    }
+
+    fn out_of_volumes(&mut self, sources: &[Place], to: &Path) -> Result<(), Failure> {
+        let into = self.goes_into(to.is_dir(), sources.len(), &shown(to))?;
+        for source in sources {
+            let Place::Volume(place) = source else {
+                continue; // `destination` refused it.
+            };
+            let done = self.one_out(source, place, to, into);
+            self.count(done)?;
+        }
+        Ok(())
+    }
+
+    fn one_out(
+        &mut self,
+        source: &Place,
+        place: &OnVolume,
+        to: &Path,
+        into: bool,
+    ) -> Result<Report, Failure> {
+        let target = match name_of(source) {
+            Some(name) if into => to.join(OsStr::from_bytes(name)),
+            None if into => to.join("."),
+            _ => to.to_owned(),
+        };
+        self.spare_volume(&target)?;
+        with_volume(&place.image, &self.args.open, false, |fs| {
+            self.take_name(
+                target.as_os_str().as_bytes(),
+                is_dir(fs, place, self.options.follow),
+            )?;
+            let options = outwards(self.options, place);
+            copy_out(
+                fs,
+                &owner_cx(),
+                &place.path,
+                &target,
+                options,
+                &mut self.line,
+            )
+            .map_err(|error| failure(&error, &self.stop))
+        })
+    }
+
+    /// A volume is not overwritten by a file that was perhaps to be copied into it.
+    fn spare_volume(&self, target: &Path) -> Result<(), Failure> {
+        if matches!(self.options.existing, Existing::Force | Existing::Skip) {
+            return Ok(());
+        }
+        match volume_in(target, &self.args.open)? {
+            None => Ok(()),
+            Some(kind) => Err(Failure::plain(format!(
+                "{0}: holds an {kind} volume; write {0}:/ to copy into the volume, or -f to overwrite it",
+                shown(target)
+            ))),
+        }
+    }
+
+    fn to_standard_output(&mut self, sources: &[Place]) -> Result<(), Failure> {
+        let [Place::Volume(place)] = sources else {
+            return Err(Failure::plain("standard output takes one file"));
+        };
+        with_volume(&place.image, &self.args.open, false, |fs| {
+            files::to_output(fs, place)
+        })
+    }
+}
+
+fn is_dir(fs: &dyn FileSystem, place: &OnVolume, follow: Follow) -> bool {
+    tools::resolve(fs, &owner_cx(), &place.path, follow != Follow::Never)
+        .is_ok_and(|file| file.attr().kind == FileKind::Directory)
+}
+
+/// The permissions that this process gives to no new file.
+fn umask() -> u32 {
+    // It can only be read by setting it.
+    let mask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(mask);
+    mask.as_raw_mode()
 }
 
 /// Whether two paths lead to one image, which can be open only once.
@@ -122,107 +345,52 @@ fn same_image(a: &Path, b: &Path) -> bool {
     }
 }
 
-fn refuse_dir(args: &args::Cp, is_dir: bool, show: impl Fn() -> String) -> Result<(), Failure> {
-    if is_dir && !args.recursive && !args.archive {
-        let why = "is a directory; -r copies it with all that is in it";
-        return Err(Failure::plain(format!("{}: {why}", show())));
+/// The end of a copy that went through. Its problems were reported as they occurred; several are counted.
+pub fn end(report: Report) -> Result<(), Failure> {
+    match report {
+        report if report.is_complete() => Ok(()),
+        report if report.failed + report.not_kept == 1 => Err(Failure::plain("")),
+        report => Err(Failure::plain(counts(report))),
     }
-    Ok(())
 }
 
-fn out_of_volumes(
-    args: &args::Cp,
-    sources: &[Place],
-    to: &Path,
-    stop: &Stop,
-) -> Result<(), Failure> {
-    let into = to.is_dir();
-    if sources.len() > 1 && !into {
-        return Err(Failure::plain(format!("{}: is no directory", to.display())));
-    }
-    for source in sources {
-        let Place::Volume(place) = source else {
-            return Err(Failure::plain(
-                "neither side is on a volume: write IMAGE:/PATH for the side that is",
-            ));
-        };
-        let target = match name_of(source).filter(|_| into) {
-            Some(name) => to.join(OsStr::from_bytes(name)),
-            None => to.to_owned(),
-        };
-        let how = (args.recursive || args.archive, args.force);
-        out(place, &target, how, &args.open, stop)?;
-    }
-    Ok(())
-}
-
-fn out(
-    place: &OnVolume,
-    to: &Path,
-    (recursive, force): (bool, bool),
-    open: &args::Open,
-    stop: &Stop,
-) -> Result<(), Failure> {
-    let how = CopyOut {
-        owners: rustix::process::geteuid().is_root(),
-        overwrite: force,
-        follow: false,
-        image: place
-            .image
-            .metadata()
-            .ok()
-            .map(|image| (image.dev(), image.ino())),
-    };
-    with_volume(&place.image, open, false, |fs| {
-        let found = tools::resolve(fs, &owner_cx(), &place.path, false);
-        if !recursive && found.is_ok_and(|file| file.attr().kind == FileKind::Directory) {
-            let why = "is a directory; -r copies it with all that is in it";
-            return Err(Failure::plain(format!("{}: {why}", show(place))));
-        }
-        copy_all(stop, |line| {
-            copy_out(fs, &owner_cx(), &place.path, to, how, line)
-                .map_err(|error| failure(&error, stop))
-        })
-    })
-}
-
-/// Copies under a progress line, then says what could not be kept; that is a failure, too.
-fn copy_all(
-    stop: &Stop,
-    work: impl FnOnce(&mut Line) -> Result<Report, Failure>,
-) -> Result<(), Failure> {
-    let mut line = Line::of_copy(stop.clone());
-    let done = work(&mut line);
-    line.done();
-    let report = done?;
-    for warning in &report.warnings {
-        eprintln!("steadfs: {warning}");
-    }
-    match report.warnings.len() {
-        0 => Ok(()),
-        n => Err(Failure::plain(format!(
-            "copied, but {n} things were not kept"
-        ))),
+/// What a copy could not do, in numbers.
+pub fn counts(report: Report) -> String {
+    let Report {
+        failed, not_kept, ..
+    } = report;
+    let files = format!("{failed} files or directories could not be copied");
+    let attributes = format!("{not_kept} attributes were not kept");
+    match (failed, not_kept) {
+        (_, 0) => files,
+        (0, _) => attributes,
+        _ => format!("{files}, {attributes}"),
     }
 }
 
 /// An error of a copy, with the way out.
-fn failure(error: &ToolError, stop: &Stop) -> Failure {
+pub fn failure(error: &ToolError, stop: &Stop) -> Failure {
     match error {
         ToolError::Stopped => stop.failure(error),
-        ToolError::Volume {
-            source: FsError::Exists,
-            ..
-        } => Failure::plain(format!("{error}; -f replaces files that are there")),
-        ToolError::Host { source, .. } if source.kind() == ErrorKind::AlreadyExists => {
-            Failure::plain(format!("{error}; -f replaces files that are there"))
-        }
-        error => Failure::plain(error),
+        error => Failure::plain(words(error)),
     }
 }
 
-fn show(place: &OnVolume) -> String {
-    format!("{}:{}", place.image.display(), printable(&place.path))
+/// An error of a copy, with the way out.
+pub fn words(error: &ToolError) -> String {
+    let exists = match error {
+        ToolError::Volume { source, .. } => *source == FsError::Exists,
+        ToolError::Host { source, .. } => source.kind() == ErrorKind::AlreadyExists,
+        _ => false,
+    };
+    match exists {
+        true => format!("{error}; -f replaces files that are there"),
+        false => error.to_string(),
+    }
+}
+
+fn shown(path: &Path) -> String {
+    printable(path.as_os_str().as_bytes())
 }
 
 /// The name that a copy into a folder gets; none for a source that is a folder's content (`x/.`) or
@@ -231,6 +399,7 @@ fn name_of(place: &Place) -> Option<&[u8]> {
     let path = match place {
         Place::Host(path) => path.as_os_str().as_bytes(),
         Place::Volume(place) => &place.path,
+        Place::Stream => return None,
     };
     let end = path.iter().rposition(|&b| b != b'/')?;
     let name = path[..=end].rsplit(|&b| b == b'/').next()?;

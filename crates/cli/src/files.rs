@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 
 use steadfs::tools::{
-    self, ListOptions, Listed, Listing, Listings, device_numbers, harmless, mode_string, owner_cx,
-    printable, utc,
+    self, ListOptions, Listed, Listing, Listings, ToolError, device_numbers, harmless, mode_string,
+    owner_cx, printable, utc,
 };
-use steadfs_vfs::{FileKind, FileSystem, Segment};
+use steadfs_vfs::{Attr, FileKind, FileSystem, Segment};
 
 use crate::args;
-use crate::failure::Failure;
+use crate::failure::{Failure, code};
 use crate::output::print;
 use crate::place::{OnVolume, on_volume};
 use crate::volume::with_volume;
@@ -21,65 +21,104 @@ fn for_each_place(
     open: &args::Open,
     mut work: impl FnMut(&dyn FileSystem, &OnVolume) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let mut failed = None;
+    let mut worst: Option<u8> = None;
     for argument in places {
         let place = on_volume(argument);
         if let Err(failure) = with_volume(&place.image, open, false, |fs| work(fs, &place)) {
             if failure.is_signal() {
                 return Err(failure);
             }
-            eprintln!("steadfs: {}", harmless(&failure.message));
-            failed = Some(Failure::new(failure.code, ""));
+            complain(&failure.message);
+            worst = worst.max(Some(failure.code));
         }
     }
-    failed.map_or(Ok(()), Err)
+    worst.map_or(Ok(()), |code| Err(Failure::new(code, "")))
 }
+
+/// Exit code of ls(1) where a file that was named does not exist.
+const SERIOUS: u8 = 2;
 
 pub fn ls(args: &args::Ls) -> Result<(), Failure> {
     let options = ListOptions {
         all: args.all || args.almost_all,
         dots: args.all,
         directory: args.directory,
+        no_follow: args.long,
     };
     let titled = args.places.len() > 1 || args.recursive;
-    let mut first = true;
-    for_each_place(&args.places, &args.open, |fs, place| {
+    let (mut first, mut failed) = (true, false);
+    let named = for_each_place(&args.places, &args.open, |fs, place| {
         let cx = owner_cx();
-        let listings = Listings::new(fs, &cx, &place.path, options);
+        let mut listings = Listings::new(fs, &cx, &place.path, options);
         let wanted = if args.recursive { usize::MAX } else { 1 };
-        for listing in listings.take(wanted) {
-            let Listing {
-                path,
-                is_dir,
-                files,
-            } = listing.map_err(Failure::plain)?;
-            print(|out| {
-                if titled && is_dir {
-                    let blank = if first { "" } else { "\n" };
-                    writeln!(
-                        out,
-                        "{blank}{}:{}:",
-                        place.image.display(),
-                        printable(&path)
-                    )?;
+        let mut next = listings.next();
+        if let Some(Err(error)) = next {
+            let code = match error {
+                ToolError::Volume { ref source, .. } if !source.is_damage() => SERIOUS,
+                _ => code::FAILED,
+            };
+            return Err(Failure::new(code, on_image(place, &error)));
+        }
+        for _ in 0..wanted {
+            let Some(listing) = next else {
+                break;
+            };
+            match listing {
+                Ok(listing) => {
+                    failed |= !listing.errors.is_empty();
+                    print(|out| show(args, place, &listing, (titled, first), out))?;
+                    for error in &listing.errors {
+                        complain(&on_image(place, error));
+                    }
+                    first = false;
                 }
-                if args.long && is_dir {
-                    let sectors: u64 = files.iter().map(|file| file.attr.blocks).sum();
-                    writeln!(out, "total {}", sectors / 2)?;
+                Err(error) => {
+                    failed = true;
+                    complain(&on_image(place, &error));
                 }
-                show(args, &files, out)
-            })?;
-            first = false;
+            }
+            next = listings.next();
         }
         Ok(())
-    })
+    });
+    match named {
+        Err(failure) => Err(failure),
+        Ok(()) if failed => Err(Failure::plain("")),
+        Ok(()) => Ok(()),
+    }
 }
 
-fn show(args: &args::Ls, files: &[Listed], out: &mut dyn Write) -> io::Result<()> {
+fn complain(message: &str) {
+    eprintln!("steadfs: {}", harmless(message));
+}
+
+/// An error with the image that it is about.
+fn on_image(place: &OnVolume, error: &ToolError) -> String {
+    format!("{}:{error}", place.image.display())
+}
+
+fn show(
+    args: &args::Ls,
+    place: &OnVolume,
+    listing: &Listing,
+    (titled, first): (bool, bool),
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let files = &listing.files;
+    if titled && listing.is_dir {
+        let blank = if first { "" } else { "\n" };
+        let (image, path) = (place.image.display(), printable(&listing.path));
+        writeln!(out, "{blank}{image}:{path}:")?;
+    }
+    if args.long && listing.is_dir {
+        let attrs = files.iter().filter_map(|file| file.attr.as_ref().ok());
+        let sectors: u64 = attrs.map(|attr| attr.blocks).sum();
+        writeln!(out, "total {}", sectors / 2)?;
+    }
     let widths = Widths::of(files);
     for file in files {
         if args.inode {
-            write!(out, "{:>w$} ", file.attr.ino, w = widths.ino)?;
+            write!(out, "{:>w$} ", file.ino, w = widths.ino)?;
         }
         if args.long {
             widths.long(out, file)?;
@@ -111,84 +150,103 @@ impl Widths {
             files.iter().map(|f| word(f).len()).max().unwrap_or(0)
         };
         Self {
-            ino: widest(&|f| f.attr.ino.to_string()),
-            nlink: widest(&|f| f.attr.nlink.to_string()),
-            uid: widest(&|f| f.attr.uid.to_string()),
-            gid: widest(&|f| f.attr.gid.to_string()),
-            size: widest(&size_or_device),
+            ino: widest(&|f| f.ino.to_string()),
+            nlink: widest(&|f| shown(f, |attr| attr.nlink)),
+            uid: widest(&|f| shown(f, |attr| attr.uid)),
+            gid: widest(&|f| shown(f, |attr| attr.gid)),
+            size: widest(&|f| shown(f, size_or_device)),
         }
     }
 
     fn long(&self, out: &mut dyn Write, file: &Listed) -> io::Result<()> {
-        let attr = &file.attr;
         write!(
             out,
-            "{} {:>nlink$} {:>uid$} {:>gid$} {:>size$} {} ",
-            mode_string(attr.kind, attr.perm),
-            attr.nlink,
-            attr.uid,
-            attr.gid,
-            size_or_device(file),
-            utc(attr.mtime, false),
+            "{} {:>nlink$} {:>uid$} {:>gid$} {:>size$} {:>time$} ",
+            mode(file),
+            shown(file, |attr| attr.nlink),
+            shown(file, |attr| attr.uid),
+            shown(file, |attr| attr.gid),
+            shown(file, size_or_device),
+            shown(file, |attr| utc(attr.mtime, false)),
             nlink = self.nlink,
             uid = self.uid,
             gid = self.gid,
             size = self.size,
+            time = "2026-11-21 03:42:07".len(),
         )
     }
 }
 
-fn size_or_device(file: &Listed) -> String {
-    match file.attr.kind {
+/// An attribute, or ls(1)'s word for one that cannot be read.
+fn shown<T: ToString>(file: &Listed, word: impl FnOnce(&Attr) -> T) -> String {
+    match &file.attr {
+        Ok(attr) => word(attr).to_string(),
+        Err(_) => "?".to_owned(),
+    }
+}
+
+fn mode(file: &Listed) -> String {
+    match (&file.attr, file.kind) {
+        (Ok(attr), _) => mode_string(attr.kind, attr.perm),
+        (Err(_), Some(kind)) => format!("{}?????????", &mode_string(kind, 0)[..1]),
+        (Err(_), None) => "??????????".to_owned(),
+    }
+}
+
+fn size_or_device(attr: &Attr) -> String {
+    match attr.kind {
         FileKind::CharDevice | FileKind::BlockDevice => {
-            let (major, minor) = device_numbers(file.attr.rdev);
+            let (major, minor) = device_numbers(attr.rdev);
             format!("{major}, {minor}")
         }
-        _ => file.attr.size.to_string(),
+        _ => attr.size.to_string(),
     }
 }
 
 pub fn cat(args: &args::Cat) -> Result<(), Failure> {
+    for_each_place(&args.places, &args.open, to_output)
+}
+
+/// Writes a file's content to standard output.
+pub fn to_output(fs: &dyn FileSystem, place: &OnVolume) -> Result<(), Failure> {
     const CHUNK: usize = 1 << 20;
     static ZEROS: [u8; 4096] = [0; 4096];
-    for_each_place(&args.places, &args.open, |fs, place| {
-        let cx = owner_cx();
-        let shown = || format!("{}:{}", place.image.display(), printable(&place.path));
-        let fail = |error: &dyn std::fmt::Display| Failure::plain(format!("{}: {error}", shown()));
-        let file = tools::resolve(fs, &cx, &place.path, true).map_err(|e| fail(&e))?;
-        if file.attr().kind != FileKind::Regular {
-            return Err(fail(&"is not a regular file"));
+    let cx = owner_cx();
+    let shown = || format!("{}:{}", place.image.display(), printable(&place.path));
+    let fail = |error: &dyn std::fmt::Display| Failure::plain(format!("{}: {error}", shown()));
+    let file = tools::resolve(fs, &cx, &place.path, true).map_err(|e| fail(&e))?;
+    if file.attr().kind != FileKind::Regular {
+        return Err(fail(&"is not a regular file"));
+    }
+    fs.open(&cx, file.ino(), false).map_err(|e| fail(&e))?;
+    let mut offset = 0;
+    loop {
+        let data = fs
+            .read(&cx, file.ino(), offset, CHUNK)
+            .map_err(|e| fail(&e))?;
+        if data.is_empty() {
+            return Ok(());
         }
-        fs.open(&cx, file.ino(), false).map_err(|e| fail(&e))?;
-        let mut offset = 0;
-        loop {
-            let data = fs
-                .read(&cx, file.ino(), offset, CHUNK)
-                .map_err(|e| fail(&e))?;
-            if data.is_empty() {
-                return Ok(());
-            }
-            offset += data.len() as u64;
-            print(|out| {
-                for segment in data.segments() {
-                    match segment {
-                        Segment::Bytes(owner, range) => {
-                            out.write_all(&(**owner).as_ref()[range.clone()])?;
-                        }
-                        Segment::Zeros(len) => {
-                            let mut left = *len;
-                            while left > 0 {
-                                let piece = left.min(ZEROS.len());
-                                out.write_all(&ZEROS[..piece])?;
-                                left -= piece;
-                            }
+        offset += data.len() as u64;
+        print(|out| {
+            for segment in data.segments() {
+                match segment {
+                    Segment::Bytes(owner, range) => {
+                        out.write_all(&(**owner).as_ref()[range.clone()])?;
+                    }
+                    Segment::Zeros(len) => {
+                        let mut left = *len;
+                        while left > 0 {
+                            let piece = left.min(ZEROS.len());
+                            out.write_all(&ZEROS[..piece])?;
+                            left -= piece;
                         }
                     }
                 }
-                Ok(())
-            })?;
-        }
-    })
+            }
+            Ok(())
+        })?;
+    }
 }
 
 pub fn stat(args: &args::Stat) -> Result<(), Failure> {
@@ -198,13 +256,20 @@ pub fn stat(args: &args::Stat) -> Result<(), Failure> {
             directory: true,
             ..ListOptions::default()
         };
-        let files = tools::list(fs, &cx, &place.path, options).map_err(Failure::plain)?;
-        let xattrs = |file: &Listed| fs.listxattr(&cx, file.attr.ino).map_err(Failure::plain);
-        for file in &files {
-            let names = xattrs(file)?;
-            let flags = fs.flags(&cx, file.attr.ino).map_err(Failure::plain)?;
+        let listing = tools::list(fs, &cx, &place.path, options);
+        let listing = listing.map_err(|error| Failure::plain(on_image(place, &error)))?;
+        if let Some(error) = listing.errors.first() {
+            return Err(Failure::plain(on_image(place, error)));
+        }
+        for file in &listing.files {
+            let fail = |source| {
+                let path = place.path.clone();
+                Failure::plain(on_image(place, &ToolError::Volume { path, source }))
+            };
+            let attr = file.attr.as_ref().map_err(|error| fail(error.clone()))?;
+            let names = fs.listxattr(&cx, attr.ino).map_err(fail)?;
+            let flags = fs.flags(&cx, attr.ino).map_err(fail)?;
             print(|out| {
-                let attr = &file.attr;
                 writeln!(
                     out,
                     "  File: {}{}",
@@ -214,7 +279,7 @@ pub fn stat(args: &args::Stat) -> Result<(), Failure> {
                 writeln!(
                     out,
                     "  Size: {}  Blocks: {}  IO block: {}  {}",
-                    size_or_device(file),
+                    size_or_device(attr),
                     attr.blocks,
                     attr.block_size,
                     kind_name(attr.kind)

@@ -5,6 +5,7 @@ use std::path::Path;
 use steadfs::{Fill, FillError};
 use steadfs_base::Timestamp;
 
+use crate::copy::{counts, failure};
 use crate::failure::Failure;
 use crate::progress::Line;
 use crate::stop::Stop;
@@ -46,23 +47,21 @@ pub fn fill(path: &Path, dir: &Path, how: &Fill) -> Result<(), Failure> {
     let real = dir.canonicalize();
     let real = real.map_err(|error| Failure::plain(format!("{}: {error}", dir.display())))?;
     let stop = Stop::on_signals()?;
-    let (line, filled) = steadfs::fill(path, &real, how, Line::of_copy(stop.clone()));
+    let line = Line::of_copy(stop.clone(), false);
+    let (line, filled) = steadfs::fill(path, &real, how, line);
     if let Some(line) = line {
         line.done();
     }
     let report = filled.map_err(|error| match error {
-        FillError::Copy(error) => stop.failure(error),
+        FillError::Copy(error) => failure(&error, &stop),
         error => Failure::plain(error),
     })?;
-    for warning in &report.warnings {
-        eprintln!("steadfs: {warning}");
-    }
-    match report.warnings.len() {
-        0 => Ok(()),
-        n => Err(Failure::plain(format!(
-            "{}: the volume is made, but incomplete: {n} things of {} were not kept",
+    match report.is_complete() {
+        true => Ok(()),
+        false => Err(Failure::plain(format!(
+            "{}: the volume is made, but incomplete: {}",
             path.display(),
-            dir.display()
+            counts(report)
         ))),
     }
 }

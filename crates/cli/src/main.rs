@@ -32,6 +32,7 @@ mod stat;
 mod stop;
 mod tune;
 mod umount;
+mod unknown;
 mod volume;
 
 use std::error::Error;
@@ -76,6 +77,11 @@ fn main() -> ExitCode {
 fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
     let command = words.get(1).and_then(|word| word.to_str());
     match (error.get(ContextKind::InvalidArg), command) {
+        (_, Some(command)) if error.kind() == ErrorKind::InvalidSubcommand => {
+            let word = error.get(ContextKind::InvalidSubcommand);
+            let word = word.map_or_else(|| command.to_owned(), ToString::to_string);
+            eprintln!("steadfs: {}", unknown::message(&word));
+        }
         (Some(arg), Some(command)) if is_negative(arg) => {
             eprintln!("steadfs: {arg}: steadfs {command} takes no negative number here");
         }

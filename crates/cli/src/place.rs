@@ -16,27 +16,35 @@ pub struct OnVolume {
 pub enum Place {
     Volume(OnVolume),
     Host(PathBuf),
+    /// `-`: standard input or output.
+    Stream,
 }
 
 /// Takes an argument that must be on a volume: a plain path is the image itself.
 pub fn on_volume(argument: &OsStr) -> OnVolume {
     match parse(argument) {
         Place::Volume(place) => place,
-        Place::Host(image) => OnVolume {
-            image,
+        Place::Host(_) | Place::Stream => OnVolume {
+            image: PathBuf::from(argument),
             path: b"/".to_vec(),
         },
     }
 }
 
 /// Takes an argument apart. A path of this machine that has `:/` in it is told apart by the image:
-/// the first part that is a file names it; a leading `./` or `/` part that is a folder does not.
+/// the first part that is a file names it; a leading `./` or `/` part that is a folder does not. `IMAGE:` is the root.
 pub fn parse(argument: &OsStr) -> Place {
     let bytes = argument.as_bytes();
-    let colons = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(b":/"));
+    if bytes == b"-" {
+        return Place::Stream;
+    }
+    let colons = (0..bytes.len()).filter(|&at| matches!(&bytes[at..], [b':'] | [b':', b'/', ..]));
     let split = |at: usize| OnVolume {
         image: PathBuf::from(OsString::from_vec(bytes[..at].to_vec())),
-        path: bytes[at + 1..].to_vec(),
+        path: match &bytes[at + 1..] {
+            b"" => b"/".to_vec(),
+            path => path.to_vec(),
+        },
     };
     let candidates: Vec<OnVolume> = colons
         .map(split)
@@ -83,6 +91,11 @@ mod tests {
         assert_eq!(place("plain"), Place::Host("plain".into()));
         assert_eq!(place(":/x"), Place::Host(":/x".into()));
         assert_eq!(place("a:b"), Place::Host("a:b".into()));
+        assert_eq!(place(&format!("{text}:")), volume(&image, "/"));
+        assert_eq!(place("no.img:"), volume(Path::new("no.img"), "/"));
+        assert_eq!(place(":"), Place::Host(":".into()));
+        assert_eq!(place("-"), Place::Stream);
+        assert_eq!(place("./-"), Place::Host("./-".into()));
         let folder = dir.path().join("f:");
         std::fs::create_dir(&folder).unwrap();
         std::fs::write(folder.join("g"), b"").unwrap();

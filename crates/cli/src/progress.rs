@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use steadfs::tools::{Progress, printable};
+use steadfs::tools::{Progress, ToolError, harmless, printable};
 
+use crate::copy::words;
+use crate::output::print;
 use crate::stop::Stop;
 
 /// Work that is done sooner shows nothing.
@@ -17,16 +19,18 @@ pub struct Line {
     bar: ProgressBar,
     files: u64,
     stop: Option<Stop>,
+    verbose: bool,
     begun: steadfs_rt::Instant,
     shown: bool,
 }
 
 impl Line {
-    /// For copies: bytes, speed, files, and the one being copied.
-    pub fn of_copy(stop: Stop) -> Self {
+    /// For copies: bytes, speed, files, and the one being copied. `verbose` prints each on standard output, too.
+    pub fn of_copy(stop: Stop, verbose: bool) -> Self {
         let template = "{spinner} {bytes} ({bytes_per_sec}) {prefix} files: {wide_msg}";
         Self {
             stop: Some(stop),
+            verbose,
             ..Self::new(template, "")
         }
     }
@@ -53,6 +57,7 @@ impl Line {
             bar,
             files: 0,
             stop: None,
+            verbose: false,
             begun: steadfs_rt::now(),
             shown: false,
         }
@@ -75,6 +80,12 @@ impl Line {
         self.shown && !self.bar.is_hidden()
     }
 
+    /// Prints an error above the line.
+    pub fn say(&self, message: &str) {
+        let message = harmless(message);
+        self.bar.suspend(|| eprintln!("steadfs: {message}"));
+    }
+
     /// Takes the line away.
     pub fn done(self) {
         self.bar.finish_and_clear();
@@ -82,12 +93,23 @@ impl Line {
 }
 
 impl Progress for Line {
-    fn file(&mut self, path: &[u8]) {
+    fn file(&mut self, source: &[u8], target: &[u8]) {
         self.files += 1;
+        if self.verbose {
+            let names = (printable(source), printable(target));
+            // A reader that has gone away is no error of the copy.
+            let _ = self
+                .bar
+                .suspend(|| print(|out| writeln!(out, "'{}' -> '{}'", names.0, names.1)));
+        }
         if self.is_shown() {
             self.bar.set_prefix(self.files.to_string());
-            self.bar.set_message(printable(path));
+            self.bar.set_message(printable(source));
         }
+    }
+
+    fn problem(&mut self, error: &ToolError) {
+        self.say(&words(error));
     }
 
     fn bytes(&mut self, count: u64) {

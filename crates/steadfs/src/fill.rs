@@ -5,6 +5,7 @@
 //! ([`steadfs_rt::sim`]): the same file-system code as coroutines on one thread, with a clock that stands still and
 //! random numbers that follow from the UUID. Its device is the file, by plain system calls.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use steadfs_ext4::CacheSizes;
 use steadfs_rt::sim;
 use steadfs_vfs::{FileSystem, SetAttr};
 
-use crate::tools::{CopyIn, Progress, Report, ToolError, copy_in, owner_cx};
+use crate::tools::{CopyOptions, Existing, Progress, Report, ToolError, copy_in, owner_cx};
 use crate::volume::failed;
 use crate::{Error, Options, Volume};
 
@@ -69,7 +70,7 @@ pub enum FillError {
 /// another stack.
 ///
 /// # Errors
-/// Those of opening, copying and closing; what was copied until then stays.
+/// Those of opening, of a copy that ends, and of closing. The report counts what could not be copied.
 pub fn fill<P: Progress + 'static>(
     path: &Path,
     from: &Path,
@@ -125,10 +126,12 @@ fn into(
     how: &Fill,
     progress: &mut dyn Progress,
 ) -> Result<Report, FillError> {
-    let copy = CopyIn {
-        owners: true,
-        overwrite: true,
+    let image = volume.path().metadata().ok();
+    let copy = CopyOptions {
+        existing: Existing::Overwrite,
         latest: how.origin.map(|origin| origin.time),
+        image: image.map(|image| (image.dev(), image.ino())),
+        ..CopyOptions::default()
     };
     let fs = volume.fs();
     let copied = copy_in(&*fs, &owner_cx(), from, b"/", copy, progress);

@@ -6,27 +6,27 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError};
 
 use super::copy_out::write_content;
-use super::maker::{CopyIn, Kept, Maker, Node};
+use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
+use super::maker::{Kept, Maker, Node, Output, Spot};
 use super::walk::{
-    Entry, Held, Met, check_depth, check_end, child, read_dir, resolve, resolve_parent, way,
+    Entry, Held, Met, check_depth, check_end, child, entries, resolve, resolve_parent, way,
 };
-use super::{At, Lengths, Paths, Progress, Report, Result, is_root_path};
+use super::{At, Result, is_root_path, printable, refused};
 
 /// Copies the file or tree at `from` on the volume `source`; the copy's path on the volume `target` is
-/// `to`. They may be the same volume. A folder that is there already is filled. What is kept, and what
-/// is durable, is as with [`copy_in`](super::copy_in); a symbolic link at the end of `from` is copied
-/// itself.
+/// `to`. They may be the same volume. A folder that is there already is filled. What is kept, what is durable, and what
+/// happens to a file that cannot be copied, is as with [`copy_in`](super::copy_in).
 ///
 /// # Errors
-/// The first failure, with its place; what was copied until then stays.
+/// The file that is named cannot be copied, or nothing that would follow could be.
 pub fn copy_between(
     (source, from): (&dyn FileSystem, &[u8]),
     (target, to): (&dyn FileSystem, &[u8]),
     cx: &Cx,
-    how: CopyIn,
+    options: CopyOptions,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
-    let top = resolve(source, cx, from, false).on_volume(from)?;
+    let top = resolve(source, cx, from, options.follow != Follow::Never).on_volume(from)?;
     let (into, name) = if is_root_path(to) {
         (Held::root(target, cx).on_volume(to)?, Vec::new())
     } else {
@@ -34,7 +34,8 @@ pub fn copy_between(
     };
     let there = || resolve(target, cx, to, true).map(|held| held.attr().kind);
     check_end(top.attr().kind, to, there).on_volume(to)?;
-    if same_volume(source, target) {
+    let same_volume = std::ptr::addr_eq(source, target);
+    if same_volume && top.attr().kind == FileKind::Directory {
         refuse_itself(target, cx, &top, to).on_volume(from)?;
     }
     let mut copier = Copier {
@@ -42,29 +43,27 @@ pub fn copy_between(
         maker: Maker {
             fs: target,
             cx,
-            how,
+            options,
         },
         cx,
-        progress,
-        report: Report::default(),
+        options,
+        same_volume,
+        log: Log::new(progress),
         first_names: BTreeMap::new(),
-        folders: Met::default(),
+        folders: Met::new(options.follow),
     };
-    let place = Place {
-        source: from,
-        target: to,
+    let spot = Spot {
         into: into.ino(),
         name: &name,
+        path: to,
+        top: true,
+        source: None,
     };
-    copier.tree(top, &place)?;
-    Ok(copier.report)
+    copier.tree(top, from, spot)?;
+    Ok(copier.log.report)
 }
 
-fn same_volume(a: &dyn FileSystem, b: &dyn FileSystem) -> bool {
-    std::ptr::addr_eq(a, b)
-}
-
-/// A file would be lost under its own copy, and a folder grow into itself for ever.
+/// A folder would grow into itself for ever.
 fn refuse_itself(
     fs: &dyn FileSystem,
     cx: &Cx,
@@ -74,10 +73,8 @@ fn refuse_itself(
     let mut names: Vec<&[u8]> = to.split(|&b| b == b'/').collect();
     names.retain(|name| !name.is_empty() && *name != b".");
     names.pop();
-    let inside = top.attr().kind == FileKind::Directory
-        && way(fs, cx, &names.join(&b'/'), true)?
-            .iter()
-            .any(|held| held.ino() == top.ino());
+    let around = way(fs, cx, &names.join(&b'/'), true)?;
+    let inside = around.iter().any(|held| held.ino() == top.ino());
     let same = match resolve(fs, cx, to, false) {
         Ok(there) => there.ino() == top.ino(),
         Err(FsError::NotFound) => false,
@@ -90,111 +87,153 @@ fn refuse_itself(
     }
 }
 
-/// Where a file comes from and goes to. An empty `name` is the target volume's root itself.
-struct Place<'a> {
-    source: &'a [u8],
-    target: &'a [u8],
-    into: InodeNo,
-    name: &'a [u8],
-}
-
 /// A folder that is being filled.
 struct Frame<'a> {
     from: Held<'a>,
     entries: std::vec::IntoIter<Entry>,
     to: Held<'a>,
     paths: Lengths,
+    /// It gets its original's attributes when it is filled.
+    keeps: bool,
 }
 
 struct Copier<'a, 'p> {
     source: &'a dyn FileSystem,
     maker: Maker<'a>,
     cx: &'a Cx,
-    progress: &'p mut dyn Progress,
-    report: Report,
+    options: CopyOptions,
+    same_volume: bool,
+    log: Log<'p>,
     /// What files of several names became.
     first_names: BTreeMap<InodeNo, Held<'a>>,
     folders: Met,
 }
 
 impl<'a> Copier<'a, '_> {
-    fn tree(&mut self, top: Held<'a>, place: &Place<'_>) -> Result<()> {
+    fn tree(&mut self, top: Held<'a>, from: &[u8], spot: Spot<'_>) -> Result<()> {
         if top.attr().kind != FileKind::Directory {
-            return self.file(&top, place);
+            return self.file(&top, from, spot);
         }
         let mut paths = Paths {
-            source: place.source.to_vec(),
-            target: place.target.to_vec(),
+            source: from.to_vec(),
+            target: spot.path.to_vec(),
         };
-        let mut stack = vec![self.enter(top, place, &paths)?];
+        let mut stack = vec![self.enter(top, &paths, spot)?];
+        let mut end = Ok(());
         while let (depth, Some(frame)) = (stack.len(), stack.last_mut()) {
             paths.back_to(frame.paths);
-            let Some(entry) = frame.entries.next() else {
-                // Last, for filling it changes its times and a default ACL would be inherited.
-                let kept = self.kept(frame.from.attr(), &paths.source)?;
-                let (maker, ino) = (self.maker, frame.to.ino());
-                maker.keep(ino, kept, &paths.target, &mut self.report)?;
+            // A copy that is stopped still finishes the folders that it is in.
+            let next = end.is_ok().then(|| frame.entries.next()).flatten();
+            let Some(entry) = next else {
+                if frame.keeps {
+                    // Last, for filling it changes its times and a default ACL would be inherited.
+                    let kept = self.kept(frame.from.attr(), &paths.source);
+                    let ino = frame.to.ino();
+                    self.maker.keep(ino, kept, &paths.target, &mut self.log);
+                }
+                self.folders.leave(frame.from.ino());
                 stack.pop();
                 continue;
             };
             paths.push(&entry.name);
-            let source = &paths.source;
-            let held =
-                child(self.source, self.cx, frame.from.ino(), &entry.name).on_volume(source)?;
-            let place = Place {
-                source,
-                target: &paths.target,
+            let spot = Spot {
                 into: frame.to.ino(),
                 name: &entry.name,
+                path: &paths.target,
+                top: false,
+                source: None,
             };
-            if held.attr().kind == FileKind::Directory {
-                check_depth(depth, source)?;
-                let frame = self.enter(held, &place, &paths)?;
-                stack.push(frame);
-            } else {
-                self.file(&held, &place)?;
-            }
+            let done = self
+                .entry(&entry, frame.from.ino(), &paths, spot, depth)
+                .map(|below| stack.extend(below));
+            end = done.or_else(|error| self.log.failed(error));
         }
-        Ok(())
+        end
     }
 
-    /// Makes a folder, or takes the one that is there.
-    fn enter(&mut self, from: Held<'a>, place: &Place<'_>, paths: &Paths) -> Result<Frame<'a>> {
-        self.begin(place)?;
-        self.folders.add(from.ino()).on_volume(place.source)?;
-        let entries = read_dir(self.source, self.cx, from.ino()).on_volume(place.source)?;
-        let to = self.maker.dir(place.into, place.name);
+    /// Copies what a folder has, or begins with it if it is a folder.
+    fn entry(
+        &mut self,
+        entry: &Entry,
+        dir: InodeNo,
+        paths: &Paths,
+        spot: Spot<'_>,
+        depth: usize,
+    ) -> Result<Option<Frame<'a>>> {
+        let source = &paths.source;
+        let mut held = child(self.source, self.cx, dir, &entry.name).on_volume(source)?;
+        if held.attr().kind == FileKind::Symlink && self.options.follow == Follow::Always {
+            held = resolve(self.source, self.cx, source, true).on_volume(source)?;
+        }
+        if held.attr().kind == FileKind::Directory {
+            check_depth(depth, source)?;
+            return self.enter(held, paths, spot).map(Some);
+        }
+        self.file(&held, source, spot)?;
+        Ok(None)
+    }
+
+    /// Makes a folder, or takes the one that is there. What cannot be read of its original is reported.
+    fn enter(&mut self, from: Held<'a>, paths: &Paths, spot: Spot<'_>) -> Result<Frame<'a>> {
+        let source = &paths.source;
+        if !self.options.recursive {
+            return refused(
+                source,
+                "is a directory; -r copies it with all that is in it",
+            );
+        }
+        self.log.begin(source, spot.path)?;
+        self.folders.check(from.ino()).on_volume(source)?;
+        // Before the copy is made: within one volume it could be an entry of its original.
+        let (entries, error) = entries(self.source, self.cx, from.ino());
+        let (to, made) = self.maker.dir(&spot)?;
+        if let Err(error) = error.map_or(Ok(()), Err).on_volume(source) {
+            self.log.failed(error)?;
+        }
+        self.log.report.files += 1;
+        self.folders.add(from.ino()).on_volume(source)?;
         Ok(Frame {
             from,
             entries: entries.into_iter(),
-            to: to.on_volume(place.target)?,
+            to,
             paths: paths.lengths(),
+            keeps: made || self.options.preserve,
         })
     }
 
-    fn begin(&mut self, place: &Place<'_>) -> Result<()> {
-        self.progress.file(place.target);
-        super::go_on(self.progress)?;
-        self.report.files += 1;
+    /// Copies what is no folder.
+    fn file(&mut self, from: &Held<'_>, source: &[u8], spot: Spot<'_>) -> Result<()> {
+        let (attr, maker) = (from.attr(), self.maker);
+        let spot = Spot {
+            source: self.same_volume.then(|| from.ino()),
+            ..spot
+        };
+        self.log.begin(source, spot.path)?;
+        if maker.is_skipped(&spot)? {
+            return Ok(());
+        }
+        if let Some(first) = self.first_names.get(&attr.ino) {
+            maker.link(first.ino(), &spot)?;
+            self.log.report.files += 1;
+            return Ok(());
+        }
+        let made = match attr.kind {
+            FileKind::Regular => self.regular(attr, source, spot)?,
+            FileKind::Symlink => self.special(attr, source, spot)?,
+            _ if self.options.recursive => self.special(attr, source, spot)?,
+            _ => {
+                let why = "is a special file without content; -r copies it as such";
+                return refused(source, why);
+            }
+        };
+        self.log.report.files += 1;
+        if attr.nlink > 1 {
+            self.first_names.insert(attr.ino, made);
+        }
         Ok(())
     }
 
-    /// Copies what is no folder.
-    fn file(&mut self, from: &Held<'_>, place: &Place<'_>) -> Result<()> {
-        self.begin(place)?;
-        let (attr, maker) = (from.attr(), self.maker);
-        if attr.kind == FileKind::Regular {
-            let open = self.source.open(self.cx, attr.ino, false);
-            open.on_volume(place.source)?;
-        }
-        maker
-            .make_room(place.into, place.name)
-            .on_volume(place.target)?;
-        if let Some(first) = self.first_names.get(&attr.ino) {
-            return maker
-                .link(first.ino(), place.into, place.name)
-                .on_volume(place.target);
-        }
+    fn special(&mut self, attr: &Attr, source: &[u8], spot: Spot<'_>) -> Result<Held<'a>> {
         let target = match attr.kind {
             FileKind::Symlink => self.source.readlink(self.cx, attr.ino),
             _ => Ok(Vec::new()),
@@ -202,56 +241,62 @@ impl<'a> Copier<'a, '_> {
         let node = Node {
             kind: attr.kind,
             rdev: attr.rdev,
-            target: &target.on_volume(place.source)?,
+            target: &target.on_volume(source)?,
         };
-        let made = maker.file(&node, place.into, place.name);
-        let made = made.on_volume(place.target)?;
-        if attr.kind == FileKind::Regular {
-            self.content(attr, &made, place)?;
-        }
-        let kept = self.kept(attr, place.source)?;
-        maker.keep(made.ino(), kept, place.target, &mut self.report)?;
-        if attr.nlink > 1 {
-            self.first_names.insert(attr.ino, made);
-        }
-        Ok(())
+        let made = self.maker.special(&node, &spot)?;
+        let kept = self.kept(attr, source);
+        self.maker.keep(made.ino(), kept, spot.path, &mut self.log);
+        Ok(made)
     }
 
-    fn content(&mut self, attr: &Attr, made: &Held<'_>, place: &Place<'_>) -> Result<()> {
-        let (maker, progress) = (self.maker, &mut *self.progress);
-        let mut end = 0;
-        let mut write = |offset: u64, bytes: &[u8]| {
-            let written = maker.write(made.ino(), offset, bytes);
-            written.on_volume(place.target)?;
-            end = offset + bytes.len() as u64;
-            progress.bytes(bytes.len() as u64);
-            super::go_on(progress)
-        };
-        let moved = write_content(self.source, self.cx, place.source, attr.ino, &mut write)?;
-        self.report.bytes += moved;
-        if end < attr.size {
-            maker
-                .end_at(made.ino(), attr.size)
-                .on_volume(place.target)?;
+    fn regular(&mut self, attr: &Attr, source: &[u8], spot: Spot<'_>) -> Result<Held<'a>> {
+        let mut output = Output::new(self.maker, spot);
+        let (fs, cx, log) = (self.source, self.cx, &mut self.log);
+        let copied = write_content(fs, cx, source, attr.ino, &mut |offset, bytes| {
+            output.write(offset, bytes)?;
+            log.bytes(bytes.len())
+        });
+        match copied.and_then(|_| output.finish(attr.size)) {
+            Ok(ino) => {
+                if output.keeps() {
+                    let kept = self.kept(attr, source);
+                    self.maker.keep(ino, kept, spot.path, &mut self.log);
+                }
+                match output.into_held() {
+                    Some(held) => Ok(held),
+                    None => refused(spot.path, "was not written"),
+                }
+            }
+            Err(error) => {
+                output.discard();
+                Err(error)
+            }
         }
-        Ok(())
     }
 
-    fn kept(&self, attr: &Attr, path: &[u8]) -> Result<Kept> {
-        let names = self.source.listxattr(self.cx, attr.ino).on_volume(path)?;
+    fn kept(&mut self, attr: &Attr, path: &[u8]) -> Kept {
+        let names = self.source.listxattr(self.cx, attr.ino);
+        let names = names.unwrap_or_else(|error| {
+            self.log.not_kept(path, "extended attributes", &error);
+            Vec::new()
+        });
         let mut xattrs = Vec::with_capacity(names.len());
         for name in names {
-            let value = self.source.getxattr(self.cx, attr.ino, &name);
-            xattrs.push((name, value.on_volume(path)?));
+            match self.source.getxattr(self.cx, attr.ino, &name) {
+                Ok(value) => xattrs.push((name, value)),
+                Err(error) => {
+                    let shown = format!("attribute {}", printable(&name));
+                    self.log.not_kept(path, &shown, &error);
+                }
+            }
         }
-        Ok(Kept {
+        Kept {
             kind: attr.kind,
             perm: attr.perm,
             uid: attr.uid,
             gid: attr.gid,
-            atime: attr.atime,
-            mtime: attr.mtime,
+            times: Some((attr.atime, attr.mtime)),
             xattrs,
-        })
+        }
     }
 }

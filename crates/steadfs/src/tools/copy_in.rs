@@ -1,9 +1,9 @@
 //! Copying from the host to a volume.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -11,63 +11,109 @@ use rustix::fs::Stat;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileKind, FileSystem};
 
-use super::copy_out::is_refusal;
+use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
 use super::folders::Folders;
-use super::host::{self, Source};
-use super::maker::{CopyIn, Kept, Maker, Node};
+use super::host::{self, Opening, Source};
+use super::maker::{Kept, Maker, Node, Output, Spot};
 use super::walk::{Held, check_depth, check_end, resolve, resolve_parent};
-use super::{
-    At, AtHost, CHUNK, Lengths, Paths, Progress, Report, Result, host_path, is_root_path, os,
-};
+use super::{At, AtHost, CHUNK, HostFile, Result, host_path, is_root_path, os, refused};
 
 /// Bytes of zeros, aligned, that become a hole where holes must not follow from how the host stores a file.
 const HOLE: u64 = 4096;
 
 /// Copies the file or tree at `from` on the host; the copy's path on the volume is `to`. A folder
 /// that is there already is filled. Kept are types, permissions, owners (if asked), times of access
-/// and change, extended attributes, holes and hard links; what the volume refuses to keep is in the
-/// report. Nothing is durable before the volume is synced or closed.
+/// and change, extended attributes, holes and hard links. What cannot be copied or kept is reported to `progress`, and
+/// the copy goes on with the next file; of a file that fails nothing new stays. Nothing is durable before the volume is
+/// synced or closed.
 ///
 /// # Errors
-/// The first failure, with its place; what was copied until then stays.
+/// The file that is named cannot be copied, or nothing that would follow could be.
 pub fn copy_in(
     fs: &dyn FileSystem,
     cx: &Cx,
     from: &Path,
     to: &[u8],
-    how: CopyIn,
+    options: CopyOptions,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
-    let mut copier = Copier {
-        maker: Maker { fs, cx, how },
-        progress,
-        report: Report::default(),
-        first_names: BTreeMap::new(),
+    let mut copier = Copier::new(fs, cx, options, progress);
+    let how = Opening {
+        follow: options.follow != Follow::Never,
+        read_special: !options.recursive,
     };
-    let source = host::open_source(host::cwd(), from.as_os_str()).on_host(from)?;
-    let (dir, name) = if is_root_path(to) {
-        (Held::root(fs, cx).on_volume(to)?, Vec::new())
-    } else {
-        resolve_parent(fs, cx, to).on_volume(to)?
+    let source = host::open_source(host::cwd(), from.as_os_str(), how).on_host(from)?;
+    let kind = match kind_of(&source.stat) {
+        FileKind::Directory => FileKind::Directory,
+        _ => FileKind::Regular,
     };
-    let there = || resolve(fs, cx, to, true).map(|held| held.attr().kind);
-    check_end(kind_of(&source.stat), to, there).on_volume(to)?;
-    let place = Place {
-        source: from,
-        into: dir.ino(),
-        name: &name,
-        target: to,
-    };
-    copier.tree(source, &place)?;
-    Ok(copier.report)
+    let (dir, name) = target(fs, cx, to, kind)?;
+    let spot = spot(&dir, &name, to);
+    copier.tree(source, from, spot)?;
+    Ok(copier.log.report)
 }
 
-/// Where a file comes from and goes to. An empty `name` is the volume's root itself.
-struct Place<'a> {
-    source: &'a Path,
-    into: InodeNo,
-    name: &'a [u8],
-    target: &'a [u8],
+/// Copies what can be read from `file`, up to its end, to a regular file at `to`. A new one gets the permissions
+/// `perm` and the caller's owner.
+///
+/// # Errors
+/// Those of reading and of making the file.
+pub fn copy_stream_in(
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    file: BorrowedFd<'_>,
+    (to, perm): (&[u8], u32),
+    options: CopyOptions,
+    progress: &mut dyn Progress,
+) -> Result<Report> {
+    let mut copier = Copier::new(fs, cx, options, progress);
+    let (dir, name) = target(fs, cx, to, FileKind::Regular)?;
+    let spot = spot(&dir, &name, to);
+    let (uid, gid) = host::own_ids();
+    let kept = Kept {
+        kind: FileKind::Regular,
+        perm,
+        uid,
+        gid,
+        times: None,
+        xattrs: Vec::new(),
+    };
+    copier.log.begin(b"-", to)?;
+    if !copier.maker.is_skipped(&spot)? {
+        let read = |output: &mut Output<'_, '_>, log: &mut Log<'_>| {
+            let size = stream(file, Path::new("-"), output, log)?;
+            output.finish(size)
+        };
+        copier.regular(spot, read, |_| kept)?;
+        copier.log.report.files += 1;
+    }
+    Ok(copier.log.report)
+}
+
+/// The directory and name of the target, which must be able to be what is copied.
+fn target<'a>(
+    fs: &'a dyn FileSystem,
+    cx: &Cx,
+    to: &[u8],
+    kind: FileKind,
+) -> Result<(Held<'a>, Vec<u8>)> {
+    let (dir, name) = match is_root_path(to) {
+        true => (Held::root(fs, cx).on_volume(to)?, Vec::new()),
+        false => resolve_parent(fs, cx, to).on_volume(to)?,
+    };
+    let there = || resolve(fs, cx, to, true).map(|held| held.attr().kind);
+    check_end(kind, to, there).on_volume(to)?;
+    Ok((dir, name))
+}
+
+fn spot<'a>(dir: &Held<'_>, name: &'a [u8], path: &'a [u8]) -> Spot<'a> {
+    Spot {
+        into: dir.ino(),
+        name,
+        path,
+        top: true,
+        source: None,
+    }
 }
 
 /// A folder that is being filled.
@@ -76,114 +122,193 @@ struct Frame<'a> {
     names: std::vec::IntoIter<Vec<u8>>,
     stat: Stat,
     paths: Lengths,
+    /// It gets its original's attributes when it is filled.
+    keeps: bool,
 }
 
 struct Copier<'a, 'p> {
     maker: Maker<'a>,
-    progress: &'p mut dyn Progress,
-    report: Report,
+    options: CopyOptions,
+    log: Log<'p>,
     /// What files of several names became, by the host's device and inode number.
-    first_names: BTreeMap<(u64, u64), Held<'a>>,
+    first_names: BTreeMap<HostFile, Held<'a>>,
+    /// Where all links are followed: the folders that are being copied, which one of them may lead back to.
+    around: BTreeSet<HostFile>,
 }
 
-impl<'a> Copier<'a, '_> {
-    fn tree(&mut self, from: Source, place: &Place<'_>) -> Result<()> {
-        if kind_of(&from.stat) != FileKind::Directory {
-            return self.file(&from, place);
+impl<'a, 'p> Copier<'a, 'p> {
+    fn new(
+        fs: &'a dyn FileSystem,
+        cx: &'a Cx,
+        options: CopyOptions,
+        progress: &'p mut dyn Progress,
+    ) -> Self {
+        Self {
+            maker: Maker { fs, cx, options },
+            options,
+            log: Log::new(progress),
+            first_names: BTreeMap::new(),
+            around: BTreeSet::new(),
+        }
+    }
+
+    fn tree(&mut self, top: Source, from: &Path, spot: Spot<'_>) -> Result<()> {
+        if kind_of(&top.stat) != FileKind::Directory {
+            return self.file(&top, from, spot);
         }
         let mut paths = Paths {
-            source: place.source.as_os_str().as_bytes().to_vec(),
-            target: place.target.to_vec(),
+            source: from.as_os_str().as_bytes().to_vec(),
+            target: spot.path.to_vec(),
         };
-        let (frame, dir) = self.enter(from, place, &paths)?;
-        let mut folders = Folders::default();
-        folders.enter(dir).on_host(place.source)?;
+        let mut folders = match self.options.follow {
+            Follow::Always => Folders::through_links(),
+            _ => Folders::default(),
+        };
+        let (frame, dir) = self.enter(top, &paths, spot)?;
+        folders.enter(dir).on_host(from)?;
         let mut stack = vec![frame];
+        let mut end = Ok(());
         while let (depth, Some(frame), Some(here)) = (stack.len(), stack.last_mut(), folders.here())
         {
             paths.back_to(frame.paths);
-            let Some(name) = frame.names.next() else {
-                // Last, for filling it changes its times and a default ACL would be inherited.
+            // A copy that is stopped still finishes the folders that it is in.
+            let next = end.is_ok().then(|| frame.names.next()).flatten();
+            let Some(name) = next else {
                 let path = host_path(&paths.source);
-                if let Some(fd) = folders.leave().on_host(path)? {
+                let left = folders.leave().on_host(path)?;
+                self.around.remove(&host::id_of(&frame.stat));
+                if let Some(fd) = left.filter(|_| frame.keeps) {
+                    // Last, for filling it changes its times and a default ACL would be inherited.
                     let (stat, ino) = (frame.stat, frame.held.ino());
-                    self.attributes(ino, &Source { fd, stat }, (path, &paths.target))?;
+                    self.attributes(ino, &Source { fd, stat }, &paths.target);
                 }
                 stack.pop();
                 continue;
             };
             paths.push(&name);
-            let source = host_path(&paths.source);
-            let from = host::open_source(here, os(&name)).on_host(source)?;
-            let place = Place {
-                source,
-                into: frame.held.ino(),
-                name: &name,
-                target: &paths.target,
-            };
-            if kind_of(&from.stat) == FileKind::Directory {
-                check_depth(depth, &paths.target)?;
-                let (frame, dir) = self.enter(from, &place, &paths)?;
-                folders.enter(dir).on_host(source)?;
-                stack.push(frame);
-            } else {
-                self.file(&from, &place)?;
-            }
+            let into = frame.held.ino();
+            let done = self
+                .entry(here, &name, into, &paths, depth)
+                .and_then(|below| match below {
+                    Some((frame, dir)) => {
+                        folders.enter(dir).on_host(host_path(&paths.source))?;
+                        stack.push(frame);
+                        Ok(())
+                    }
+                    None => Ok(()),
+                });
+            end = done.or_else(|error| self.log.failed(error));
         }
-        Ok(())
+        end
+    }
+
+    /// Copies what a folder has, or begins with it if it is a folder.
+    fn entry(
+        &mut self,
+        here: BorrowedFd<'_>,
+        name: &[u8],
+        into: InodeNo,
+        paths: &Paths,
+        depth: usize,
+    ) -> Result<Option<(Frame<'a>, OwnedFd)>> {
+        let path = host_path(&paths.source);
+        let how = Opening {
+            follow: self.options.follow == Follow::Always,
+            read_special: false,
+        };
+        let from = host::open_source(here, os(name), how).on_host(path)?;
+        let spot = Spot {
+            into,
+            name,
+            path: &paths.target,
+            top: false,
+            source: None,
+        };
+        if kind_of(&from.stat) == FileKind::Directory {
+            check_depth(depth, &paths.target)?;
+            return self.enter(from, paths, spot).map(Some);
+        }
+        self.file(&from, path, spot)?;
+        Ok(None)
     }
 
     /// Makes a folder, or takes the one that is there.
     fn enter(
         &mut self,
         from: Source,
-        place: &Place<'_>,
         paths: &Paths,
+        spot: Spot<'_>,
     ) -> Result<(Frame<'a>, OwnedFd)> {
-        self.begin(place)?;
-        let names = host::names(from.fd.as_fd()).on_host(place.source)?;
-        let held = self.maker.dir(place.into, place.name);
-        let held = held.on_volume(place.target)?;
+        let source = &paths.source;
+        if !self.options.recursive {
+            return refused(
+                source,
+                "is a directory; -r copies it with all that is in it",
+            );
+        }
+        self.log.begin(source, spot.path)?;
+        let id = host::id_of(&from.stat);
+        if self.around.contains(&id) {
+            return refused(source, "a symbolic link leads to a folder around it");
+        }
+        let (names, error) = host::names(from.fd.as_fd());
+        if let Err(error) = error.map_or(Ok(()), Err).on_host(host_path(source)) {
+            self.log.failed(error)?;
+        }
+        let (held, made) = self.maker.dir(&spot)?;
+        self.log.report.files += 1;
+        if self.options.follow == Follow::Always {
+            self.around.insert(id);
+        }
         let frame = Frame {
             held,
             names: names.into_iter(),
             stat: from.stat,
             paths: paths.lengths(),
+            keeps: made || self.options.preserve,
         };
         Ok((frame, from.fd))
     }
 
-    fn begin(&mut self, place: &Place<'_>) -> Result<()> {
-        self.progress.file(place.target);
-        super::go_on(self.progress)?;
-        self.report.files += 1;
-        Ok(())
-    }
-
     /// Copies what is no folder.
-    fn file(&mut self, from: &Source, place: &Place<'_>) -> Result<()> {
-        self.begin(place)?;
-        let (maker, into, name) = (self.maker, place.into, place.name);
-        maker.make_room(into, name).on_volume(place.target)?;
-        let host_id = host::id_of(&from.stat);
-        if let Some(first) = self.first_names.get(&host_id) {
-            return maker.link(first.ino(), into, name).on_volume(place.target);
+    fn file(&mut self, from: &Source, path: &Path, spot: Spot<'_>) -> Result<()> {
+        self.log.begin(path.as_os_str().as_bytes(), spot.path)?;
+        let id = host::id_of(&from.stat);
+        if self.options.image == Some(id) {
+            let why = "is the image that is copied into";
+            return refused(path.as_os_str().as_bytes(), why);
         }
-        let held = self.make(from, place)?;
-        if held.attr().kind == FileKind::Regular {
-            self.content(held.ino(), from, place)?;
+        if self.maker.is_skipped(&spot)? {
+            return Ok(());
         }
-        self.attributes(held.ino(), from, (place.source, place.target))?;
+        if let Some(first) = self.first_names.get(&id) {
+            self.maker.link(first.ino(), &spot)?;
+            self.log.report.files += 1;
+            return Ok(());
+        }
+        let held = match kind_of(&from.stat) {
+            FileKind::Regular => self.content(from, path, spot)?,
+            FileKind::Symlink => self.special(from, path, spot)?,
+            _ if self.options.recursive => self.special(from, path, spot)?,
+            FileKind::Socket => {
+                return refused(
+                    path.as_os_str().as_bytes(),
+                    "is a socket, without content; -r copies it as such",
+                );
+            }
+            _ => self.content(from, path, spot)?,
+        };
+        self.log.report.files += 1;
         if from.stat.st_nlink > 1 {
-            self.first_names.insert(host_id, held);
+            self.first_names.insert(id, held);
         }
         Ok(())
     }
 
-    fn make(&self, from: &Source, place: &Place<'_>) -> Result<Held<'a>> {
+    fn special(&mut self, from: &Source, path: &Path, spot: Spot<'_>) -> Result<Held<'a>> {
         let kind = kind_of(&from.stat);
         let target = match kind {
-            FileKind::Symlink => from.link_target().on_host(place.source)?,
+            FileKind::Symlink => from.link_target().on_host(path)?,
             _ => Vec::new(),
         };
         let device = from.stat.st_rdev;
@@ -193,86 +318,121 @@ impl<'a> Copier<'a, '_> {
             rdev: (minor & 0xff) | (major << 8) | ((minor & 0xf_ff00) << 12),
             target: &target,
         };
-        self.maker
-            .file(&node, place.into, place.name)
-            .on_volume(place.target)
+        let held = self.maker.special(&node, &spot)?;
+        self.attributes(held.ino(), from, spot.path);
+        Ok(held)
     }
 
-    fn content(&mut self, ino: InodeNo, from: &Source, place: &Place<'_>) -> Result<()> {
-        let file = &from.fd;
-        let size = u64::try_from(from.stat.st_size).unwrap_or(0);
-        let mut buffer = vec![0; CHUNK];
-        let even = self.maker.how.latest.is_some();
-        let (mut at, mut reached) = (0, 0);
-        'data: while let Some((start, end)) =
-            host::next_data(file, at, size).on_host(place.source)?
-        {
-            at = if even { start - start % HOLE } else { start };
-            while at < end {
-                let want = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
-                let n =
-                    rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut buffer[..want], at))
-                        .on_host(place.source)?;
-                if n == 0 {
-                    break 'data; // It was truncated meanwhile.
-                }
-                let all = iter::once(0..n);
-                for run in if even {
-                    runs(&buffer[..n])
-                } else {
-                    all.collect()
-                } {
-                    let start = at + run.start as u64;
-                    let written = self.maker.write(ino, start, &buffer[run.clone()]);
-                    written.on_volume(place.target)?;
-                    reached = at + run.end as u64;
-                }
-                at += n as u64;
-                self.report.bytes += n as u64;
-                self.progress.bytes(n as u64);
-                super::go_on(self.progress)?;
-            }
+    /// Copies a regular file, or what can be read from a device or pipe.
+    fn content(&mut self, from: &Source, path: &Path, spot: Spot<'_>) -> Result<Held<'a>> {
+        if kind_of(&from.stat) == FileKind::Regular {
+            let even = self.options.latest.is_some();
+            let read = |output: &mut Output<'_, '_>, log: &mut Log<'_>| {
+                let size = sparse((&from.fd, path), even, output, log)?;
+                output.finish(size)
+            };
+            return self.regular(spot, read, |log| kept(from, spot.path, log));
         }
-        if reached < size {
-            self.maker.end_at(ino, size).on_volume(place.target)?;
-        }
-        Ok(())
+        let read = |output: &mut Output<'_, '_>, log: &mut Log<'_>| {
+            let size = stream(from.fd.as_fd(), path, output, log)?;
+            output.finish(size)
+        };
+        self.regular(spot, read, |_| kept_of_content(&from.stat))
     }
 
-    fn attributes(
+    /// Makes a regular file of what `read` gives. If that fails, nothing new stays.
+    fn regular(
         &mut self,
-        ino: InodeNo,
-        from: &Source,
-        (source, target): (&Path, &[u8]),
-    ) -> Result<()> {
-        let mut xattrs = match from.xattrs() {
-            Err(error) if is_refusal(&error) => {
-                let what = format!("attributes were not kept: {error}");
-                self.report.warn(target, &what);
-                Vec::new()
+        spot: Spot<'_>,
+        read: impl FnOnce(&mut Output<'_, '_>, &mut Log<'_>) -> Result<InodeNo>,
+        kept: impl FnOnce(&mut Log<'_>) -> Kept,
+    ) -> Result<Held<'a>> {
+        let mut output = Output::new(self.maker, spot);
+        match read(&mut output, &mut self.log) {
+            Ok(ino) => {
+                if output.keeps() {
+                    let kept = kept(&mut self.log);
+                    self.maker.keep(ino, kept, spot.path, &mut self.log);
+                }
+                match output.into_held() {
+                    Some(held) => Ok(held),
+                    None => refused(spot.path, "was not written"),
+                }
             }
-            xattrs => xattrs.on_host(source)?,
-        };
-        // The host keeps them in an order of its own.
-        xattrs.sort_unstable();
-        let stat = &from.stat;
-        let (mut atime, mut mtime) = host::times_of(stat);
-        if let Some(latest) = self.maker.how.latest {
-            // Reading the tree, as the last copy did, changes the times of access.
-            mtime = mtime.min(latest);
-            atime = mtime;
+            Err(error) => {
+                output.discard();
+                Err(error)
+            }
         }
-        let kept = Kept {
-            kind: kind_of(stat),
-            perm: stat.st_mode & 0o7777,
-            uid: stat.st_uid,
-            gid: stat.st_gid,
-            atime,
-            mtime,
-            xattrs,
-        };
-        self.maker.keep(ino, kept, target, &mut self.report)
     }
+
+    fn attributes(&mut self, ino: InodeNo, from: &Source, target: &[u8]) {
+        let kept = kept(from, target, &mut self.log);
+        self.maker.keep(ino, kept, target, &mut self.log);
+    }
+}
+
+/// What the copy of a file keeps of it.
+fn kept(from: &Source, target: &[u8], log: &mut Log<'_>) -> Kept {
+    let stat = &from.stat;
+    let mut xattrs = from.xattrs().unwrap_or_else(|error| {
+        log.not_kept(target, "extended attributes", &error);
+        Vec::new()
+    });
+    // The host keeps them in an order of its own.
+    xattrs.sort_unstable();
+    Kept {
+        kind: kind_of(stat),
+        times: Some(host::times_of(stat)),
+        xattrs,
+        ..kept_of_content(stat)
+    }
+}
+
+/// What a regular file keeps of the device or pipe that its content was read from.
+fn kept_of_content(stat: &Stat) -> Kept {
+    Kept {
+        kind: FileKind::Regular,
+        perm: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        times: None,
+        xattrs: Vec::new(),
+    }
+}
+
+/// Copies the content of a regular file without its holes, or if `even` without its blocks of zeros. Returns its size.
+fn sparse(
+    (file, path): (&OwnedFd, &Path),
+    even: bool,
+    output: &mut Output<'_, '_>,
+    log: &mut Log<'_>,
+) -> Result<u64> {
+    let mut buffer = vec![0; CHUNK];
+    let mut at = 0;
+    while let Some((start, end)) = host::next_data(file, at).on_host(path)? {
+        at = if even { start - start % HOLE } else { start };
+        while at < end {
+            let want = usize::try_from(end - at).map_or(CHUNK, |left| left.min(CHUNK));
+            let n = rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut buffer[..want], at))
+                .on_host(path)?;
+            if n == 0 {
+                return Ok(at); // Its end, wherever that is by now.
+            }
+            let written = if even {
+                runs(&buffer[..n])
+            } else {
+                iter::once(0..n).collect()
+            };
+            for run in written {
+                output.write(at + run.start as u64, &buffer[run])?;
+            }
+            at += n as u64;
+            log.bytes(n)?;
+        }
+    }
+    let size = rustix::fs::fstat(file).on_host(path)?.st_size;
+    Ok(u64::try_from(size).unwrap_or(0).max(at))
 }
 
 /// Where `bytes`, which begin at a multiple of [`HOLE`], are more than zeros.
@@ -290,6 +450,33 @@ fn runs(bytes: &[u8]) -> Vec<Range<usize>> {
         }
     }
     runs
+}
+
+/// Copies what can be read in order. Returns how much that is.
+fn stream(
+    file: BorrowedFd<'_>,
+    path: &Path,
+    output: &mut Output<'_, '_>,
+    log: &mut Log<'_>,
+) -> Result<u64> {
+    let mut buffer = vec![0; CHUNK];
+    let mut at = 0;
+    loop {
+        log.go_on()?;
+        if !host::is_readable(file).on_host(path)? {
+            continue;
+        }
+        let n = match rustix::io::read(file, &mut buffer[..]) {
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => continue,
+            read => read.on_host(path)?,
+        };
+        if n == 0 {
+            return Ok(at);
+        }
+        output.write(at, &buffer[..n])?;
+        at += n as u64;
+        log.bytes(n)?;
+    }
 }
 
 /// The type of a file of the host; Linux has no others.

@@ -2,65 +2,48 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Seek, Segment};
 
+use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
 use super::folders::Folders;
 use super::host::{self, Target};
 use super::list::device_numbers;
-use super::printable;
-use super::walk::{Entry, Held, Met, check_depth, check_end, child, read_dir, resolve};
-use super::{At, AtHost, CHUNK, Lengths, Paths, Progress, Report, Result, host_path, os};
-
-/// How [`copy_out`] copies.
-#[derive(Clone, Copy, Debug)]
-pub struct CopyOut {
-    /// Keep owners (only root can).
-    pub owners: bool,
-    /// Replace files that are there; else they are an error.
-    pub overwrite: bool,
-    /// Follow a symbolic link at the end of the source path.
-    pub follow: bool,
-    /// The file that the volume lies on, by device and inode number: it is never replaced.
-    pub image: Option<HostFile>,
-}
+use super::walk::{Entry, Held, Met, check_depth, check_end, child, entries, is_of_dir, resolve};
+use super::written::{Spot, Written, another_name};
+use super::{At, AtHost, CHUNK, HostFile, Result, host_path, os, printable, refused};
 
 /// Copies the file or tree at `from` on the volume; the copy's path is `to`. A folder that is there
 /// already is filled. Kept are types, permissions, owners (if asked), times, extended attributes,
-/// holes and hard links; what the host refuses to keep is in the report.
+/// holes and hard links. What cannot be copied or kept is reported to `progress`, and the copy goes on with the next
+/// file; of a file that fails nothing new stays.
 ///
 /// # Errors
-/// The first failure, with its place; what was copied until then stays.
+/// The file that is named cannot be copied, or nothing that would follow could be.
 pub fn copy_out(
     fs: &dyn FileSystem,
     cx: &Cx,
     from: &[u8],
     to: &Path,
-    how: CopyOut,
+    options: CopyOptions,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
-    let file = resolve(fs, cx, from, how.follow).on_volume(from)?;
+    let file = resolve(fs, cx, from, options.follow != Follow::Never).on_volume(from)?;
     let mut copier = Copier {
         fs,
         cx,
-        how,
-        progress,
-        report: Report::default(),
+        options,
+        log: Log::new(progress),
         first_names: BTreeMap::new(),
-        folders: Met::default(),
+        folders: Met::new(options.follow),
     };
-    let (dir, name) = match (to.parent(), to.file_name()) {
-        (Some(parent), Some(name)) if parent.as_os_str().is_empty() => (Path::new("."), name),
-        (Some(parent), Some(name)) => (parent, name),
-        // `.`, `..` or `/`: a folder that is there.
-        _ => (to, ".".as_ref()),
-    };
+    let (dir, name) = folder_and_name(to);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let folder = rustix::fs::open(dir, flags, Mode::empty()).on_host(dir)?;
     let ends = check_end(file.attr().kind, to.as_os_str().as_bytes(), || {
@@ -68,17 +51,32 @@ pub fn copy_out(
     });
     ends.map_err(|error| io::Error::from_raw_os_error(error.errno()))
         .on_host(to)?;
-    let place = Place {
-        source: from,
-        target: to,
+    let spot = Spot {
         dir: folder.as_fd(),
-        name: name.as_encoded_bytes(),
+        name,
+        path: to,
+        top: true,
     };
-    copier.tree(file, &place)?;
-    Ok(copier.report)
+    copier.tree(file, from, spot)?;
+    Ok(copier.log.report)
 }
 
-/// Reads the data of a file's content and hands it on in file order with its offsets; holes are left
+/// The folder that a target is made in, and its name there; the name `.` is the folder itself, which exists.
+fn folder_and_name(to: &Path) -> (&Path, &[u8]) {
+    let is_there = is_of_dir(to.as_os_str().as_bytes()) && to.is_dir();
+    match (to.parent(), to.file_name()) {
+        (Some(parent), Some(name)) if !is_there => {
+            let parent = match parent.as_os_str().is_empty() {
+                true => Path::new("."),
+                false => parent,
+            };
+            (parent, name.as_bytes())
+        }
+        _ => (to, b"."),
+    }
+}
+
+/// Opens a file, reads the data of its content and hands it on in file order with its offsets; holes are left
 /// out. Returns the bytes handed on.
 ///
 /// # Errors
@@ -90,6 +88,7 @@ pub fn write_content(
     ino: InodeNo,
     sink: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<u64> {
+    fs.open(cx, ino, false).on_volume(path)?;
     let mut at = 0;
     let mut moved = 0;
     loop {
@@ -125,199 +124,227 @@ pub fn write_content(
     }
 }
 
-/// Where a file comes from and goes to.
-struct Place<'a> {
-    source: &'a [u8],
-    target: &'a Path,
-    dir: BorrowedFd<'a>,
-    name: &'a [u8],
-}
-
 /// A folder that is being filled.
 struct Frame<'a> {
     held: Held<'a>,
     entries: std::vec::IntoIter<Entry>,
     paths: Lengths,
+    /// It gets its original's attributes when it is filled.
+    keeps: bool,
 }
 
 /// The copy of a file of several names.
 struct First {
     path: PathBuf,
-    /// What was made there. Its folder may belong to somebody else by now, who can put another file there.
+    /// What was made there. Its folder may belong to another user by now, who can put another file there.
     made: HostFile,
 }
-
-/// A file of the host, by device and inode number.
-type HostFile = (u64, u64);
 
 struct Copier<'a, 'p> {
     fs: &'a dyn FileSystem,
     cx: &'a Cx,
-    how: CopyOut,
-    progress: &'p mut dyn Progress,
-    report: Report,
+    options: CopyOptions,
+    log: Log<'p>,
     /// Where files of several names were first copied to.
     first_names: BTreeMap<InodeNo, First>,
     folders: Met,
 }
 
 impl<'a> Copier<'a, '_> {
-    fn tree(&mut self, top: Held<'a>, place: &Place<'_>) -> Result<()> {
+    fn tree(&mut self, top: Held<'a>, source: &[u8], spot: Spot<'_>) -> Result<()> {
         if top.attr().kind != FileKind::Directory {
-            return self.file(&top, place);
+            return self.file(&top, source, spot);
         }
         let mut paths = Paths {
-            source: place.source.to_vec(),
-            target: place.target.as_os_str().as_bytes().to_vec(),
+            source: source.to_vec(),
+            target: spot.path.as_os_str().as_bytes().to_vec(),
         };
-        let (frame, dir) = self.enter(top, place, &paths)?;
+        let (frame, dir) = self.enter(top, &paths, spot)?;
         let mut folders = Folders::default();
-        folders.enter(dir).on_host(place.target)?;
+        folders.enter(dir).on_host(spot.path)?;
         let mut stack = vec![frame];
+        let mut end = Ok(());
         while let (depth, Some(frame), Some(here)) = (stack.len(), stack.last_mut(), folders.here())
         {
             paths.back_to(frame.paths);
-            let Some(entry) = frame.entries.next() else {
-                // Its own attributes come last: filling it changes its times, and a default ACL or
-                // set-group-ID would change what is made in it.
-                let path = host_path(&paths.target);
-                if let Some(dir) = folders.leave().on_host(path)? {
+            // A copy that is stopped still finishes the folders that it is in.
+            let next = end.is_ok().then(|| frame.entries.next()).flatten();
+            let Some(entry) = next else {
+                let left = folders.leave().on_host(host_path(&paths.target))?;
+                if let Some(dir) = left.filter(|_| frame.keeps) {
+                    // Last, for filling it changes its times, and a default ACL or set-group-ID would change what is
+                    // made in it.
                     let target = Target::Open(dir.as_fd());
-                    self.attributes(frame.held.attr(), &target, &paths.source, path)?;
+                    self.attributes(frame.held.attr(), &target, &paths.source);
                 }
+                self.folders.leave(frame.held.ino());
                 stack.pop();
                 continue;
             };
             paths.push(&entry.name);
-            let source = &paths.source;
-            let held = child(self.fs, self.cx, frame.held.ino(), &entry.name).on_volume(source)?;
-            let place = Place {
-                source,
-                target: host_path(&paths.target),
+            let spot = Spot {
                 dir: here,
                 name: &entry.name,
+                path: host_path(&paths.target),
+                top: false,
             };
-            if held.attr().kind == FileKind::Directory {
-                check_depth(depth, source)?;
-                let (frame, dir) = self.enter(held, &place, &paths)?;
-                folders.enter(dir).on_host(host_path(&paths.target))?;
-                stack.push(frame);
-            } else {
-                self.file(&held, &place)?;
-            }
+            let done = self
+                .entry(&entry, frame.held.ino(), &paths, spot, depth)
+                .and_then(|below| match below {
+                    Some((frame, dir)) => {
+                        folders.enter(dir).on_host(host_path(&paths.target))?;
+                        stack.push(frame);
+                        Ok(())
+                    }
+                    None => Ok(()),
+                });
+            end = done.or_else(|error| self.log.failed(error));
         }
-        Ok(())
+        end
     }
 
-    /// Makes a folder, or takes the one that is there, and opens it.
+    /// Copies what a folder has, or begins with it if it is a folder.
+    fn entry(
+        &mut self,
+        entry: &Entry,
+        dir: InodeNo,
+        paths: &Paths,
+        spot: Spot<'_>,
+        depth: usize,
+    ) -> Result<Option<(Frame<'a>, OwnedFd)>> {
+        let source = &paths.source;
+        let mut held = child(self.fs, self.cx, dir, &entry.name).on_volume(source)?;
+        if held.attr().kind == FileKind::Symlink && self.options.follow == Follow::Always {
+            held = resolve(self.fs, self.cx, source, true).on_volume(source)?;
+        }
+        if held.attr().kind == FileKind::Directory {
+            check_depth(depth, source)?;
+            return self.enter(held, paths, spot).map(Some);
+        }
+        self.file(&held, source, spot)?;
+        Ok(None)
+    }
+
+    /// Makes a folder, or takes the one that is there, and opens it. What cannot be read of its original is reported.
     fn enter(
         &mut self,
         held: Held<'a>,
-        place: &Place<'_>,
         paths: &Paths,
+        spot: Spot<'_>,
     ) -> Result<(Frame<'a>, OwnedFd)> {
-        self.begin(place.source)?;
-        self.folders.add(held.ino()).on_volume(place.source)?;
-        if place.name != b"." {
-            match rustix::fs::mkdirat(place.dir, os(place.name), Mode::RWXU) {
-                Ok(()) | Err(Errno::EXIST) => {}
-                Err(error) => return Err(error).on_host(place.target),
-            }
+        let source = &paths.source;
+        if !self.options.recursive {
+            return refused(
+                source,
+                "is a directory; -r copies it with all that is in it",
+            );
         }
-        let dir = host::open_dir(place.dir, os(place.name)).on_host(place.target)?;
-        let entries = read_dir(self.fs, self.cx, held.ino()).on_volume(place.source)?;
+        self.log.begin(source, &paths.target)?;
+        self.folders.check(held.ino()).on_volume(source)?;
+        let made = match spot.name {
+            b"." => false,
+            name => match rustix::fs::mkdirat(spot.dir, os(name), Mode::RWXU) {
+                Ok(()) => true,
+                Err(Errno::EXIST) => false,
+                Err(error) => return Err(error).on_host(spot.path),
+            },
+        };
+        let dir = match spot.name {
+            b"." => host::open_this_dir(spot.dir),
+            name => host::open_dir(spot.dir, os(name)),
+        };
+        let dir = dir.on_host(spot.path)?;
+        let (entries, error) = entries(self.fs, self.cx, held.ino());
+        if let Err(error) = error.map_or(Ok(()), Err).on_volume(source) {
+            self.log.failed(error)?;
+        }
+        self.log.report.files += 1;
+        self.folders.add(held.ino()).on_volume(source)?;
         let frame = Frame {
             held,
             entries: entries.into_iter(),
             paths: paths.lengths(),
+            keeps: made || self.options.preserve,
         };
         Ok((frame, dir))
     }
 
-    fn begin(&mut self, source: &[u8]) -> Result<()> {
-        self.progress.file(source);
-        super::go_on(self.progress)?;
-        self.report.files += 1;
-        Ok(())
-    }
-
-    /// Refuses to replace what is being read by one of its own files.
-    fn spare_image(&self, place: &Place<'_>) -> Result<()> {
-        let there = host::stat(place.dir, os(place.name));
-        match self.how.image {
-            Some(image) if there.is_ok_and(|file| host::id_of(&file) == image) => {
-                let why = "is the image that is copied from";
-                Err(io::Error::new(io::ErrorKind::InvalidInput, why)).on_host(place.target)
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Copies what is no folder.
-    fn file(&mut self, held: &Held<'_>, place: &Place<'_>) -> Result<()> {
+    fn file(&mut self, held: &Held<'_>, source: &[u8], spot: Spot<'_>) -> Result<()> {
         let attr = held.attr();
-        self.begin(place.source)?;
-        if attr.kind == FileKind::Regular {
-            self.fs
-                .open(self.cx, attr.ino, false)
-                .on_volume(place.source)?;
-        }
-        if self.how.overwrite {
-            self.spare_image(place)?;
-            match rustix::fs::unlinkat(place.dir, os(place.name), AtFlags::empty()) {
-                Ok(()) | Err(Errno::NOENT) => {}
-                Err(error) => return Err(error).on_host(place.target),
-            }
+        self.log.begin(source, spot.path.as_os_str().as_bytes())?;
+        if spot.is_skipped(&self.options)? {
+            return Ok(());
         }
         if attr.nlink > 1
             && let Some(first) = self.first_names.get(&attr.ino)
         {
-            return another_name(first, place);
+            another_name(&first.path, first.made, &spot, &self.options)?;
+            self.log.report.files += 1;
+            return Ok(());
         }
-        let made = if attr.kind == FileKind::Regular {
-            self.regular(attr, place)?
-        } else if self.special(attr, place)? {
-            let target = Target::Named(place.dir, os(place.name));
-            self.attributes(attr, &target, place.source, place.target)?;
-            let made = host::stat(place.dir, os(place.name)).on_host(place.target)?;
-            host::id_of(&made)
-        } else {
-            return Ok(()); // It has no further names either.
+        let made = match attr.kind {
+            FileKind::Regular => self.regular(attr, source, spot)?,
+            FileKind::Symlink => self.special(attr, source, spot)?,
+            _ if self.options.recursive => self.special(attr, source, spot)?,
+            _ => {
+                return refused(
+                    source,
+                    "is a special file without content; -r copies it as such",
+                );
+            }
         };
+        self.log.report.files += 1;
         if attr.nlink > 1 {
-            let path = place.target.to_owned();
+            let path = spot.path.to_owned();
             self.first_names.insert(attr.ino, First { path, made });
         }
         Ok(())
     }
 
-    fn regular(&mut self, attr: &Attr, place: &Place<'_>) -> Result<HostFile> {
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let mode = Mode::RUSR | Mode::WUSR;
-        let file =
-            rustix::fs::openat(place.dir, os(place.name), flags, mode).on_host(place.target)?;
-        let progress = &mut *self.progress;
-        let mut write = |offset: u64, bytes: &[u8]| {
-            write_all_at(&file, bytes, offset).on_host(place.target)?;
-            progress.bytes(bytes.len() as u64);
-            super::go_on(progress)
-        };
-        self.report.bytes += write_content(self.fs, self.cx, place.source, attr.ino, &mut write)?;
-        rustix::fs::ftruncate(&file, attr.size).on_host(place.target)?;
-        let target = Target::Open(file.as_fd());
-        self.attributes(attr, &target, place.source, place.target)?;
-        let made = rustix::fs::fstat(&file).on_host(place.target)?;
-        Ok(host::id_of(&made))
+    fn regular(&mut self, attr: &Attr, source: &[u8], spot: Spot<'_>) -> Result<HostFile> {
+        let mut written: Option<Written<'_>> = None;
+        let done = self.content(attr, source, spot, &mut written);
+        match (done, written) {
+            (Ok(()), Some(written)) => {
+                if let Some(target) = written.target(&self.options) {
+                    self.attributes(attr, &target, source);
+                }
+                written.id()
+            }
+            (Ok(()), None) => refused(source, "was not written"),
+            (Err(error), written) => {
+                if let Some(written) = written {
+                    written.discard();
+                }
+                Err(error)
+            }
+        }
     }
 
-    /// Makes a link, node, pipe or socket. Returns false if the host refuses it to this user.
-    fn special(&mut self, attr: &Attr, place: &Place<'_>) -> Result<bool> {
+    /// Writes a file's content. It is opened when the first piece was read.
+    fn content<'s>(
+        &mut self,
+        attr: &Attr,
+        source: &[u8],
+        spot: Spot<'s>,
+        written: &mut Option<Written<'s>>,
+    ) -> Result<()> {
+        let (fs, cx, options) = (self.fs, self.cx, self.options);
+        let log = &mut self.log;
+        write_content(fs, cx, source, attr.ino, &mut |offset, bytes| {
+            opened(written, spot, &options)?.write(offset, bytes)?;
+            log.bytes(bytes.len())
+        })?;
+        opened(written, spot, &options)?.finish(attr.size)
+    }
+
+    /// Makes a link, node, pipe or socket.
+    fn special(&mut self, attr: &Attr, source: &[u8], spot: Spot<'_>) -> Result<HostFile> {
         let made = if attr.kind == FileKind::Symlink {
-            let target = self
-                .fs
-                .readlink(self.cx, attr.ino)
-                .on_volume(place.source)?;
-            rustix::fs::symlinkat(os(&target), place.dir, os(place.name))
+            let target = self.fs.readlink(self.cx, attr.ino).on_volume(source)?;
+            spot.clear(&self.options)?;
+            rustix::fs::symlinkat(os(&target), spot.dir, os(spot.name))
         } else {
             let (major, minor) = device_numbers(attr.rdev);
             let device = match attr.kind {
@@ -325,92 +352,74 @@ impl<'a> Copier<'a, '_> {
                 _ => 0,
             };
             let kind = host::file_type(attr.kind);
+            spot.clear(&self.options)?;
             let mode = Mode::RUSR | Mode::WUSR;
-            rustix::fs::mknodat(place.dir, os(place.name), kind, mode, device)
+            rustix::fs::mknodat(spot.dir, os(spot.name), kind, mode, device)
         };
         match made {
-            Ok(()) => Ok(true),
-            Err(Errno::PERM) => {
-                self.report
-                    .warn(place.source, "was not made: only root can");
-                Ok(false)
-            }
-            Err(error) => Err(error).on_host(place.target),
+            Err(Errno::PERM) => refused(source, "was not made: only root can")?,
+            made => made.on_host(spot.path)?,
         }
+        let target = Target::Named(spot.dir, os(spot.name));
+        self.attributes(attr, &target, source);
+        let made = host::stat(spot.dir, os(spot.name)).on_host(spot.path)?;
+        Ok(host::id_of(&made))
     }
 
     /// Sets owner, permissions, extended attributes and times, in the order in which none undoes
     /// another: a new owner clears set-ID bits and capabilities, an ACL sets permissions, and all
-    /// change times.
-    fn attributes(
-        &mut self,
-        attr: &Attr,
-        target: &Target<'_>,
-        source: &[u8],
-        path: &Path,
-    ) -> Result<()> {
-        if self.how.owners {
-            target.chown(attr.uid, attr.gid).on_host(path)?;
+    /// change times. A copy that does not get one of them is still the copy.
+    fn attributes(&mut self, attr: &Attr, target: &Target<'_>, source: &[u8]) {
+        let mut stranger = !self.options.owners && (attr.uid, attr.gid) != host::own_ids();
+        if self.options.owners
+            && let Err(error) = target.chown(attr.uid, attr.gid)
+        {
+            let owner = format!("owner {}:{}", attr.uid, attr.gid);
+            self.log.not_kept(source, &owner, &io::Error::from(error));
+            stranger = true;
         }
         if attr.kind != FileKind::Symlink {
-            let stranger = !self.how.owners && (attr.uid, attr.gid) != host::own_ids();
             let perm = super::kept_perm(attr.kind, attr.perm, stranger);
-            target.chmod(perm).on_host(path)?;
-        }
-        for name in self.fs.listxattr(self.cx, attr.ino).on_volume(source)? {
-            let value = self
-                .fs
-                .getxattr(self.cx, attr.ino, &name)
-                .on_volume(source)?;
-            match target.set_xattr(&name, &value) {
-                Ok(()) => {}
-                Err(error) if is_refusal(&error) || does_not_fit(&error) => {
-                    let shown = printable(&name);
-                    self.report
-                        .warn(source, &format!("attribute {shown} was not kept: {error}"));
-                }
-                Err(error) => return Err(error).on_host(path),
+            if let Err(error) = target.chmod(perm) {
+                let mode = format!("mode {perm:04o}");
+                self.log.not_kept(source, &mode, &io::Error::from(error));
             }
         }
-        target.set_times(attr).on_host(path)
-    }
-}
-
-/// Gives the copy of a file of several names one more.
-fn another_name(first: &First, place: &Place<'_>) -> Result<()> {
-    let file = host::open_path(&first.path).on_host(&first.path)?;
-    let found = rustix::fs::fstat(&file).on_host(&first.path)?;
-    if host::id_of(&found) != first.made {
-        let why = "was replaced while its other names were copied";
-        return Err(io::Error::other(why)).on_host(&first.path);
-    }
-    host::link(&file, place.dir, os(place.name)).on_host(place.target)
-}
-
-/// Whether the host does not let this user (or this file system) keep an attribute.
-pub(super) fn is_refusal(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::PERM | Errno::ACCESS | Errno::OPNOTSUPP)
-    )
-}
-
-/// Whether the host has no place for this attribute's value, or takes no such value.
-fn does_not_fit(error: &io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::NOSPC | Errno::TOOBIG | Errno::RANGE | Errno::INVAL)
-    )
-}
-
-fn write_all_at(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> rustix::io::Result<()> {
-    while !bytes.is_empty() {
-        let n = rustix::io::retry_on_intr(|| rustix::io::pwrite(file, bytes, offset))?;
-        if n == 0 {
-            return Err(Errno::IO);
+        self.xattrs(attr.ino, target, source);
+        if let Err(error) = target.set_times(attr) {
+            self.log.not_kept(source, "time", &io::Error::from(error));
         }
-        bytes = &bytes[n..];
-        offset += n as u64;
     }
-    Ok(())
+
+    fn xattrs(&mut self, ino: InodeNo, target: &Target<'_>, source: &[u8]) {
+        let names = match self.fs.listxattr(self.cx, ino) {
+            Ok(names) => names,
+            Err(error) => {
+                self.log.not_kept(source, "extended attributes", &error);
+                return;
+            }
+        };
+        for name in names {
+            let shown = format!("attribute {}", printable(&name));
+            match self.fs.getxattr(self.cx, ino, &name) {
+                Ok(value) => {
+                    if let Err(error) = target.set_xattr(&name, &value) {
+                        self.log.not_kept(source, &shown, &error);
+                    }
+                }
+                Err(error) => self.log.not_kept(source, &shown, &error),
+            }
+        }
+    }
+}
+
+fn opened<'w, 's>(
+    written: &'w mut Option<Written<'s>>,
+    spot: Spot<'s>,
+    options: &CopyOptions,
+) -> Result<&'w mut Written<'s>> {
+    match written {
+        Some(written) => Ok(written),
+        None => Ok(written.insert(Written::open(spot, options)?)),
+    }
 }

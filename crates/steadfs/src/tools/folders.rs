@@ -13,9 +13,18 @@ use super::host;
 const KEPT_OPEN: usize = 16;
 
 /// Folders in one another, the innermost last.
-#[derive(Default)]
 pub struct Folders {
     levels: Vec<Level>,
+    kept_open: usize,
+}
+
+impl Default for Folders {
+    fn default() -> Self {
+        Self {
+            levels: Vec::new(),
+            kept_open: KEPT_OPEN,
+        }
+    }
 }
 
 struct Level {
@@ -25,6 +34,14 @@ struct Level {
 }
 
 impl Folders {
+    /// Folders that links lead into: what is around such a one is not its `..`, so all stay open.
+    pub fn through_links() -> Self {
+        Self {
+            levels: Vec::new(),
+            kept_open: usize::MAX,
+        }
+    }
+
     /// The innermost folder.
     pub fn here(&self) -> Option<BorrowedFd<'_>> {
         self.levels.last()?.open.as_ref().map(AsFd::as_fd)
@@ -35,7 +52,7 @@ impl Folders {
         let id = host::id_of(&rustix::fs::fstat(&dir)?);
         let open = Some(dir);
         self.levels.push(Level { id, open });
-        if let Some(outer) = self.levels.iter_mut().nth_back(KEPT_OPEN) {
+        if let Some(outer) = self.levels.iter_mut().nth_back(self.kept_open) {
             outer.open = None;
         }
         Ok(())

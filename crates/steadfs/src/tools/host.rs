@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{
     AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timestamps, Uid, XattrFlags, linkat, openat,
     statat,
@@ -22,6 +23,12 @@ use steadfs_vfs::{Attr, FileKind, FsError};
 pub fn open_dir(at: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(at, name, flags, Mode::empty())
+}
+
+/// Opens a folder once more, to be read from its beginning.
+pub fn open_this_dir(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(dir, ".", flags, Mode::empty())
 }
 
 /// Who new files belong to.
@@ -43,24 +50,40 @@ pub struct Source {
     pub stat: Stat,
 }
 
-/// Opens `name` for copying; a link is opened itself.
+/// How [`open_source`] opens.
+#[derive(Clone, Copy)]
+pub struct Opening {
+    /// The file that a link leads to, not the link.
+    pub follow: bool,
+    /// Devices and pipes to be read, not to be made anew.
+    pub read_special: bool,
+}
+
+/// Opens `name` for copying.
 ///
-/// How a file is opened depends on its type: opening a pipe would wait, opening a device would act on it. The type
+/// How a file is opened depends on its type: opening a pipe may wait, opening a device may act on it. The type
 /// comes from a look at the name, so another file may have been moved there before the open. That one is refused, as
 /// cp(1) does: where the folder belongs to another user, it could be any file that this user may read.
 ///
 /// # Errors
 /// Those of the calls; [`io::ErrorKind::Other`] for a file that was replaced between them.
-pub fn open_source(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<Source> {
-    let seen = stat(at, name)?;
-    let how = match kind_of(&seen) {
-        Some(FileKind::Regular) => OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY,
-        Some(FileKind::Directory) => OFlags::RDONLY | OFlags::DIRECTORY,
-        _ => OFlags::PATH,
+pub fn open_source(at: BorrowedFd<'_>, name: &OsStr, how: Opening) -> io::Result<Source> {
+    let follow = match how.follow {
+        true => (AtFlags::empty(), OFlags::empty()),
+        false => (AtFlags::SYMLINK_NOFOLLOW, OFlags::NOFOLLOW),
     };
-    let flags = how | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = match openat(at, name, flags, Mode::empty()) {
-        Err(Errno::LOOP | Errno::NOTDIR | Errno::NXIO) => return Err(replaced()),
+    let seen = statat(at, name, follow.0)?;
+    // Without O_NONBLOCK a pipe's open would wait for a writer, where no signal stops the copy in order.
+    let readable = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let flags = match kind_of(&seen) {
+        Some(FileKind::Regular) => readable,
+        Some(FileKind::Directory) => OFlags::RDONLY | OFlags::DIRECTORY,
+        Some(FileKind::Symlink | FileKind::Socket) | None => OFlags::PATH,
+        Some(_) if how.read_special => readable,
+        Some(_) => OFlags::PATH,
+    };
+    let fd = match openat(at, name, flags | follow.1 | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::LOOP | Errno::NOTDIR) => return Err(replaced()),
         opened => opened?,
     };
     let stat = rustix::fs::fstat(&fd)?;
@@ -150,17 +173,20 @@ pub fn link(file: &OwnedFd, dir: BorrowedFd<'_>, name: &OsStr) -> rustix::io::Re
     linkat(cwd(), path, dir, name, AtFlags::SYMLINK_FOLLOW)
 }
 
-/// Names in a folder, sorted, `.` and `..` left out.
-pub fn names(dir: BorrowedFd<'_>) -> rustix::io::Result<Vec<Vec<u8>>> {
+/// Names in a folder that can be read, sorted, `.` and `..` left out, and why others cannot.
+pub fn names(dir: BorrowedFd<'_>) -> (Vec<Vec<u8>>, Option<Errno>) {
     let mut names = Vec::new();
-    for entry in Dir::read_from(dir)? {
-        let name = entry?.file_name().to_bytes().to_vec();
-        if name != b"." && name != b".." {
-            names.push(name);
+    let read = Dir::read_from(dir).and_then(|entries| {
+        for entry in entries {
+            let name = entry?.file_name().to_bytes().to_vec();
+            if name != b"." && name != b".." {
+                names.push(name);
+            }
         }
-    }
+        Ok(())
+    });
     names.sort_unstable();
-    Ok(names)
+    (names, read.err())
 }
 
 /// The type that a mode of the host means.
@@ -308,15 +334,31 @@ fn timespec(time: Timestamp) -> rustix::fs::Timespec {
 }
 
 /// The next piece of data of an open file at or after `offset`, as a range; `None` if only a hole
-/// follows. Where the host does not tell holes, everything is data.
-pub fn next_data(file: &OwnedFd, offset: u64, size: u64) -> rustix::io::Result<Option<(u64, u64)>> {
+/// follows. Where the host does not report holes, all that can be read is data: files of /proc have no size either.
+pub fn next_data(file: &OwnedFd, offset: u64) -> rustix::io::Result<Option<(u64, u64)>> {
     use rustix::fs::SeekFrom;
+    let all = Ok(Some((offset, u64::MAX)));
     let start = match rustix::fs::seek(file.as_fd(), SeekFrom::Data(offset)) {
         Ok(start) => start,
+        Err(Errno::NXIO) if rustix::fs::fstat(file)?.st_size == 0 => return all,
         Err(Errno::NXIO) => return Ok(None),
-        Err(Errno::INVAL) => return Ok((offset < size).then_some((offset, size))),
+        Err(Errno::INVAL) => return all,
         Err(error) => return Err(error),
     };
     let end = rustix::fs::seek(file.as_fd(), SeekFrom::Hole(start))?;
     Ok((start < end).then_some((start, end)))
+}
+
+/// Waits until there is something to read, or the end. Returns false if there is nothing yet after a while.
+pub fn is_readable(file: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+    const A_WHILE: rustix::fs::Timespec = rustix::fs::Timespec {
+        tv_sec: 0,
+        tv_nsec: 200_000_000,
+    };
+    let mut polled = [PollFd::from_borrowed_fd(file, PollFlags::IN)];
+    match poll(&mut polled, Some(&A_WHILE)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error),
+    }
 }

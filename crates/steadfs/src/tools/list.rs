@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use steadfs_base::Timestamp;
-use steadfs_vfs::{Attr, Cx, FileKind, FileSystem};
+use steadfs_base::{InodeNo, Timestamp};
+use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError};
 
-use super::walk::{Held, Met, check_depth, child, read_dir, resolve};
-use super::{At, Result, join, push};
+use super::copying::Follow;
+use super::walk::{Held, Met, check_depth, child, entries, resolve};
+use super::{At, Result, ToolError, join, push};
 
 /// What [`list`] shows.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,6 +18,8 @@ pub struct ListOptions {
     pub dots: bool,
     /// The directory itself, not what is in it.
     pub directory: bool,
+    /// A link that is named is shown itself; otherwise what is in the directory that it leads to, if it does.
+    pub no_follow: bool,
 }
 
 /// A file of a listing.
@@ -24,14 +27,18 @@ pub struct ListOptions {
 pub struct Listed {
     /// Its name in the directory, or the path as it was asked for.
     pub name: Vec<u8>,
-    /// Its attributes.
-    pub attr: Attr,
+    /// Its attributes, if they can be read.
+    pub attr: Result<Attr, FsError>,
+    /// Its type: without attributes that of the directory's entry, if it has one.
+    pub kind: Option<FileKind>,
+    /// Its inode number; without attributes the entry's.
+    pub ino: InodeNo,
     /// Where a symbolic link leads.
     pub target: Option<Vec<u8>>,
 }
 
 /// What is in one directory, sorted by name, or the one file that was asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Listing {
     /// The path of the directory, or of the file.
     pub path: Vec<u8>,
@@ -39,20 +46,16 @@ pub struct Listing {
     pub is_dir: bool,
     /// The files.
     pub files: Vec<Listed>,
+    /// What of it could not be read.
+    pub errors: Vec<ToolError>,
 }
 
 /// What is in the directory at `path`, sorted by name, or the one file that is there.
 ///
 /// # Errors
-/// Those of finding and reading the directory and each of its files.
-pub fn list(
-    fs: &dyn FileSystem,
-    cx: &Cx,
-    path: &[u8],
-    options: ListOptions,
-) -> Result<Vec<Listed>> {
-    let found = resolve(fs, cx, path, !options.directory).on_volume(path)?;
-    Lister { fs, cx, options }.files(path, &found, None)
+/// Those of finding the file at `path`. What else cannot be read is in the listing.
+pub fn list(fs: &dyn FileSystem, cx: &Cx, path: &[u8], options: ListOptions) -> Result<Listing> {
+    Listings::new(fs, cx, path, options).first()
 }
 
 #[derive(Clone, Copy)]
@@ -62,47 +65,103 @@ struct Lister<'a> {
     options: ListOptions,
 }
 
-impl Lister<'_> {
+impl<'a> Lister<'a> {
     fn is_content(&self, of: &Held<'_>) -> bool {
         !self.options.directory && of.attr().kind == FileKind::Directory
     }
 
-    /// The files of a listing of `found`; `above` is the directory around it, if that is known.
-    fn files(
-        &self,
-        path: &[u8],
-        found: &Held<'_>,
-        above: Option<&Held<'_>>,
-    ) -> Result<Vec<Listed>> {
+    /// What is shown for the path that is named: as in ls(1) a link itself, but for the directory that it leads to.
+    fn named(&self, path: &[u8]) -> steadfs_vfs::Result<Held<'a>> {
         let Self { fs, cx, options } = *self;
-        if !self.is_content(found) {
-            return Ok(vec![listed(fs, cx, path, path, found)?]);
+        let named = resolve(fs, cx, path, false)?;
+        if named.attr().kind != FileKind::Symlink || options.directory || options.no_follow {
+            return Ok(named);
         }
-        let mut entries = read_dir(fs, cx, found.ino()).on_volume(path)?;
+        match resolve(fs, cx, path, true) {
+            Ok(found) if found.attr().kind == FileKind::Directory => Ok(found),
+            _ => Ok(named),
+        }
+    }
+
+    /// The listing of `found`; `above` is the directory around it, if that is known.
+    fn listing(&self, path: &[u8], found: &Held<'_>, above: Option<&Held<'_>>) -> Listing {
+        let Self { fs, cx, options } = *self;
+        let mut listing = Listing {
+            path: path.to_vec(),
+            is_dir: self.is_content(found),
+            files: Vec::new(),
+            errors: Vec::new(),
+        };
+        if !listing.is_dir {
+            self.add(&mut listing, path, path, found);
+            return listing;
+        }
+        let (mut entries, error) = entries(fs, cx, found.ino());
+        listing.note(path, error);
         entries.retain(|entry| options.all || !entry.name.starts_with(b"."));
         entries.sort_by(|a, b| a.name.cmp(&b.name));
-        let mut files = Vec::with_capacity(entries.len());
         if options.dots {
-            files.push(listed(fs, cx, path, b".", found)?);
-            files.push(self.above(path, above)?);
+            self.add(&mut listing, path, b".", found);
+            self.add_above(&mut listing, path, above);
         }
         for entry in entries {
             let at = join(path, &entry.name);
-            let file = child(fs, cx, found.ino(), &entry.name).on_volume(&at)?;
-            files.push(listed(fs, cx, &at, &entry.name, &file)?);
+            match child(fs, cx, found.ino(), &entry.name) {
+                Ok(file) => self.add(&mut listing, &at, &entry.name, &file),
+                Err(error) => {
+                    listing.note(&at, Some(error.clone()));
+                    listing.files.push(Listed {
+                        name: entry.name,
+                        attr: Err(error),
+                        kind: entry.kind,
+                        ino: entry.ino,
+                        target: None,
+                    });
+                }
+            }
         }
-        Ok(files)
+        listing
     }
 
-    /// The entry `..` of the directory at `path`.
-    fn above(&self, path: &[u8], known: Option<&Held<'_>>) -> Result<Listed> {
-        let Self { fs, cx, .. } = *self;
+    /// Adds the entry `..` of the directory at `path`.
+    fn add_above(&self, listing: &mut Listing, path: &[u8], known: Option<&Held<'_>>) {
         let at = join(path, b"..");
         if let Some(parent) = known {
-            return listed(fs, cx, &at, b"..", parent);
+            return self.add(listing, &at, b"..", parent);
         }
-        let parent = resolve(fs, cx, &at, true).on_volume(&at)?;
-        listed(fs, cx, &at, b"..", &parent)
+        match resolve(self.fs, self.cx, &at, true) {
+            Ok(parent) => self.add(listing, &at, b"..", &parent),
+            Err(error) => listing.note(&at, Some(error)),
+        }
+    }
+
+    fn add(&self, listing: &mut Listing, at: &[u8], name: &[u8], file: &Held<'_>) {
+        let attr = file.attr().clone();
+        let target = match attr.kind {
+            FileKind::Symlink => match self.fs.readlink(self.cx, attr.ino) {
+                Ok(target) => Some(target),
+                Err(error) => {
+                    listing.note(at, Some(error));
+                    None
+                }
+            },
+            _ => None,
+        };
+        listing.files.push(Listed {
+            name: name.to_vec(),
+            kind: Some(attr.kind),
+            ino: attr.ino,
+            attr: Ok(attr),
+            target,
+        });
+    }
+}
+
+impl Listing {
+    fn note(&mut self, path: &[u8], error: Option<FsError>) {
+        let path = path.to_vec();
+        let error = error.map(|source| ToolError::Volume { path, source });
+        self.errors.extend(error);
     }
 }
 
@@ -133,7 +192,7 @@ impl<'a> Listings<'a> {
             lister: Lister { fs, cx, options },
             path: path.to_vec(),
             levels: Vec::new(),
-            folders: Met::default(),
+            folders: Met::new(Follow::Never),
             top: true,
         }
     }
@@ -146,14 +205,16 @@ impl<'a> Listings<'a> {
             self.folders.add(found.ino()).on_volume(&self.path)?;
         }
         let above = self.levels.last().map(|level| &level.held);
-        let files = self.lister.files(&self.path, &found, above)?;
+        let listing = self.lister.listing(&self.path, &found, above);
         let is_below = |file: &&Listed| {
             is_dir
-                && file.attr.kind == FileKind::Directory
+                && file.attr.is_ok()
+                && file.kind == Some(FileKind::Directory)
                 && file.name != b"."
                 && file.name != b".."
         };
-        let names: Vec<_> = files
+        let names: Vec<_> = listing
+            .files
             .iter()
             .filter(is_below)
             .map(|file| file.name.clone())
@@ -163,16 +224,11 @@ impl<'a> Listings<'a> {
             path: self.path.len(),
             names: names.into_iter(),
         });
-        Ok(Listing {
-            path: self.path.clone(),
-            is_dir,
-            files,
-        })
+        Ok(listing)
     }
 
     fn first(&mut self) -> Result<Listing> {
-        let Lister { fs, cx, options } = self.lister;
-        let found = resolve(fs, cx, &self.path, !options.directory).on_volume(&self.path)?;
+        let found = self.lister.named(&self.path).on_volume(&self.path)?;
         self.enter(found)
     }
 }
@@ -200,19 +256,6 @@ impl Iterator for Listings<'_> {
             );
         }
     }
-}
-
-fn listed(fs: &dyn FileSystem, cx: &Cx, at: &[u8], name: &[u8], file: &Held<'_>) -> Result<Listed> {
-    let attr = file.attr().clone();
-    let target = match attr.kind {
-        FileKind::Symlink => Some(fs.readlink(cx, attr.ino).on_volume(at)?),
-        _ => None,
-    };
-    Ok(Listed {
-        name: name.to_vec(),
-        attr,
-        target,
-    })
 }
 
 /// Type and permissions as ls(1) shows them: `drwxr-xr-x`.

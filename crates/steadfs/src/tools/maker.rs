@@ -3,21 +3,10 @@
 use steadfs_base::{InodeNo, Timestamp};
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, SetAttr, SetTime, SetXattr};
 
+use super::copying::{CopyOptions, Existing, Log};
 use super::printable;
-use super::walk::{Held, child};
-use super::{At, Report, Result};
-
-/// How copies into a volume are made.
-#[derive(Clone, Copy, Debug)]
-pub struct CopyIn {
-    /// Keep owners; else everything belongs to the volume's root user.
-    pub owners: bool,
-    /// Replace files that are there; else they are an error.
-    pub overwrite: bool,
-    /// The copy follows from names, contents and attributes of the tree alone: times of writing are at most this one
-    /// and are those of access, too, and blocks of zeros become holes. `None`: times and holes are the originals'.
-    pub latest: Option<Timestamp>,
-}
+use super::walk::{Held, child, resolve};
+use super::{At, Result, refused};
 
 /// A file to be made that is no folder.
 pub(super) struct Node<'a> {
@@ -34,9 +23,21 @@ pub(super) struct Kept {
     pub perm: u32,
     pub uid: u32,
     pub gid: u32,
-    pub atime: Timestamp,
-    pub mtime: Timestamp,
+    /// Access and modification; none are set for what has no times of its own, such as a pipe's content.
+    pub times: Option<(Timestamp, Timestamp)>,
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Where on a volume a copy goes. An empty `name` is the root itself.
+#[derive(Clone, Copy)]
+pub(super) struct Spot<'a> {
+    pub into: InodeNo,
+    pub name: &'a [u8],
+    pub path: &'a [u8],
+    /// It is the target that was named: links are followed only there.
+    pub top: bool,
+    /// Where the source is on the same volume: its inode, which a copy must not destroy.
+    pub source: Option<InodeNo>,
 }
 
 /// Makes files on `fs`.
@@ -44,94 +45,154 @@ pub(super) struct Kept {
 pub(super) struct Maker<'a> {
     pub fs: &'a dyn FileSystem,
     pub cx: &'a Cx,
-    pub how: CopyIn,
+    pub options: CopyOptions,
 }
 
 impl<'a> Maker<'a> {
-    /// Makes a folder, or takes the one that is there; an empty name is the root.
-    pub fn dir(&self, into: InodeNo, name: &[u8]) -> steadfs_vfs::Result<Held<'a>> {
+    /// Makes a folder, or takes the one that is there; the second says that it was made.
+    pub fn dir(&self, spot: &Spot<'_>) -> Result<(Held<'a>, bool)> {
         let (fs, cx) = (self.fs, self.cx);
-        if name.is_empty() {
-            return Held::root(fs, cx);
+        if spot.name.is_empty() {
+            return Ok((Held::root(fs, cx).on_volume(spot.path)?, false));
         }
-        match fs.mkdir(cx, into, name, 0o700) {
-            Ok(attr) => Ok(Held::counted(fs, attr)),
+        match fs.mkdir(cx, spot.into, spot.name, 0o700) {
+            Ok(attr) => Ok((Held::counted(fs, attr), true)),
             Err(FsError::Exists) => {
-                let there = child(fs, cx, into, name)?;
+                let there = child(fs, cx, spot.into, spot.name).on_volume(spot.path)?;
                 match there.attr().kind {
-                    FileKind::Directory => Ok(there),
-                    _ => Err(FsError::Exists),
+                    FileKind::Directory => Ok((there, false)),
+                    _ => refused(spot.path, "is no directory: not replaced by one"),
                 }
             }
-            Err(error) => Err(error),
+            Err(error) => Err(error).on_volume(spot.path),
         }
     }
 
-    /// Takes away what is there, if that is asked for.
-    pub fn make_room(&self, into: InodeNo, name: &[u8]) -> steadfs_vfs::Result<()> {
-        if name.is_empty() {
-            return Err(FsError::IsDir);
+    fn found(&self, spot: &Spot<'_>) -> Result<Option<Held<'a>>> {
+        match child(self.fs, self.cx, spot.into, spot.name) {
+            Ok(held) => Ok(Some(held)),
+            Err(FsError::NotFound) => Ok(None),
+            Err(error) => Err(error).on_volume(spot.path),
         }
-        if !self.how.overwrite {
+    }
+
+    /// Whether the copy is to be left out because something is there.
+    pub fn is_skipped(&self, spot: &Spot<'_>) -> Result<bool> {
+        Ok(self.options.existing == Existing::Skip && self.found(spot)?.is_some())
+    }
+
+    /// Removes what is there, where that is allowed, for a link or special file or a further name.
+    fn clear(&self, spot: &Spot<'_>) -> Result<()> {
+        if spot.name.is_empty() {
+            return refused(spot.path, "is a directory: not replaced");
+        }
+        if matches!(self.options.existing, Existing::Refuse | Existing::Skip) {
             return Ok(());
         }
-        match self.fs.unlink(self.cx, into, name) {
-            Ok(()) | Err(FsError::NotFound) => Ok(()),
-            Err(error) => Err(error),
+        let Some(found) = self.found(spot)? else {
+            return Ok(());
+        };
+        if found.attr().kind == FileKind::Directory {
+            return refused(spot.path, "is a directory: not replaced");
         }
+        spare_source(&found, spot)?;
+        let removed = self.fs.unlink(self.cx, spot.into, spot.name);
+        removed.on_volume(spot.path)
     }
 
     /// Gives a file that was copied before a further name.
-    pub fn link(&self, first: InodeNo, into: InodeNo, name: &[u8]) -> steadfs_vfs::Result<()> {
-        let attr = self.fs.link(self.cx, first, into, name)?;
-        drop(Held::counted(self.fs, attr));
+    pub fn link(&self, first: InodeNo, spot: &Spot<'_>) -> Result<()> {
+        if self.found(spot)?.is_some_and(|found| found.ino() == first) {
+            return Ok(());
+        }
+        self.clear(spot)?;
+        let attr = self.fs.link(self.cx, first, spot.into, spot.name);
+        drop(Held::counted(self.fs, attr.on_volume(spot.path)?));
         Ok(())
     }
 
-    /// Makes a file, empty and for its owner only.
-    pub fn file(
-        &self,
-        node: &Node<'_>,
-        into: InodeNo,
-        name: &[u8],
-    ) -> steadfs_vfs::Result<Held<'a>> {
-        let (fs, cx) = (self.fs, self.cx);
-        let attr: Attr = if node.kind == FileKind::Symlink {
-            fs.symlink(cx, into, name, node.target)?
-        } else {
-            let mode = node.kind.mode_bits() | 0o600;
-            fs.mknod(cx, into, name, mode, node.rdev)?
-        };
+    /// Makes a link or special file, for its owner only.
+    pub fn special(&self, node: &Node<'_>, spot: &Spot<'_>) -> Result<Held<'a>> {
+        self.clear(spot)?;
+        self.make(node, spot)
+    }
+
+    fn make(&self, node: &Node<'_>, spot: &Spot<'_>) -> Result<Held<'a>> {
+        let (fs, cx, dir, name) = (self.fs, self.cx, spot.into, spot.name);
+        let attr: Attr = match node.kind {
+            FileKind::Symlink => fs.symlink(cx, dir, name, node.target),
+            kind => fs.mknod(cx, dir, name, kind.mode_bits() | 0o600, node.rdev),
+        }
+        .on_volume(spot.path)?;
         Ok(Held::counted(fs, attr))
     }
 
-    /// Writes all of `bytes`. A call may take a part of them: up to where the volume is full, or a file as large as
-    /// it can be, and only the next call says so.
-    pub fn write(&self, ino: InodeNo, at: u64, bytes: &[u8]) -> steadfs_vfs::Result<()> {
-        let mut done = 0;
-        while done < bytes.len() {
-            let offset = at.saturating_add(done as u64);
-            match self.fs.write(self.cx, ino, offset, &bytes[done..], false)? {
-                0 => return Err(FsError::NoSpace),
-                n => done += n,
+    fn create(&self, spot: &Spot<'_>) -> Result<Held<'a>> {
+        let node = Node {
+            kind: FileKind::Regular,
+            rdev: 0,
+            target: &[],
+        };
+        self.make(&node, spot)
+    }
+
+    /// Makes a regular file, or takes the one that exists; the second says that it was made.
+    fn open(&self, spot: &Spot<'_>) -> Result<(Held<'a>, bool)> {
+        if spot.name.is_empty() {
+            return refused(spot.path, "is a directory: not replaced by a file");
+        }
+        let options = &self.options;
+        let found = match options.existing {
+            Existing::Refuse | Existing::Skip => None,
+            _ => self.found(spot)?,
+        };
+        let Some(mut found) = found else {
+            return Ok((self.create(spot)?, true));
+        };
+        // A copy that keeps names must not write into a file that has others.
+        let is_file = found.attr().kind == FileKind::Regular;
+        let alone = options.preserve && is_file && found.attr().nlink > 1;
+        if options.existing == Existing::Replace || alone {
+            self.clear(spot)?;
+            return Ok((self.create(spot)?, true));
+        }
+        if found.attr().kind == FileKind::Symlink && spot.top {
+            found = match resolve(self.fs, self.cx, spot.path, true) {
+                Err(FsError::NotFound) => {
+                    let why = "not written through a symbolic link that leads nowhere";
+                    return refused(spot.path, why);
+                }
+                found => found.on_volume(spot.path)?,
+            };
+        }
+        match found.attr().kind {
+            FileKind::Regular => {}
+            FileKind::Directory => {
+                return refused(spot.path, "is a directory: not replaced by a file");
+            }
+            _ => {
+                let why =
+                    "is a link or special file: not written to; --remove-destination replaces it";
+                return refused(spot.path, why);
             }
         }
-        Ok(())
-    }
-
-    /// Lets a file end at `size`, if its data did not reach so far.
-    pub fn end_at(&self, ino: InodeNo, size: u64) -> steadfs_vfs::Result<()> {
-        let set = SetAttr {
-            size: Some(size),
+        spare_source(&found, spot)?;
+        let opened = self.fs.open(self.cx, found.ino(), true);
+        opened.on_volume(spot.path)?;
+        let empty = SetAttr {
+            size: Some(0),
             ..SetAttr::default()
         };
-        self.fs.setattr(self.cx, ino, &set).map(drop)
+        let emptied = self.fs.setattr(self.cx, found.ino(), &empty);
+        emptied.on_volume(spot.path)?;
+        Ok((found, false))
     }
 
-    /// Sets owner and permissions, then extended attributes, then times: each would undo a later one.
-    pub fn keep(&self, ino: InodeNo, kept: Kept, path: &[u8], report: &mut Report) -> Result<()> {
+    /// Sets owner and permissions, then extended attributes, then times: each would undo a later one. A copy that does
+    /// not get one of them is still the copy.
+    pub fn keep(&self, ino: InodeNo, kept: Kept, path: &[u8], log: &mut Log<'_>) {
         let (fs, cx) = (self.fs, self.cx);
-        let owners = self.how.owners;
+        let owners = self.options.owners;
         let stranger = !owners && (kept.uid, kept.gid) != (0, 0);
         let perm = super::kept_perm(kept.kind, kept.perm, stranger);
         let set = SetAttr {
@@ -140,23 +201,117 @@ impl<'a> Maker<'a> {
             gid: Some(if owners { kept.gid } else { 0 }),
             ..SetAttr::default()
         };
-        fs.setattr(cx, ino, &set).on_volume(path)?;
+        if let Err(error) = fs.setattr(cx, ino, &set) {
+            log.not_kept(path, "owner and mode", &error);
+        }
         for (name, value) in kept.xattrs {
-            match fs.setxattr(cx, ino, &name, &value, SetXattr::Any) {
-                Ok(()) => {}
-                Err(error @ (FsError::NotSupported(_) | FsError::NoSpace | FsError::TooBig)) => {
-                    let shown = printable(&name);
-                    report.warn(path, &format!("attribute {shown} was not kept: {error}"));
-                }
-                Err(error) => return Err(error).on_volume(path),
+            if let Err(error) = fs.setxattr(cx, ino, &name, &value, SetXattr::Any) {
+                log.not_kept(path, &format!("attribute {}", printable(&name)), &error);
             }
         }
+        let Some((mut atime, mut mtime)) = kept.times else {
+            return;
+        };
+        if let Some(latest) = self.options.latest {
+            // Reading the tree, as the last copy did, changes the times of access.
+            mtime = mtime.min(latest);
+            atime = mtime;
+        }
         let set = SetAttr {
-            atime: Some(SetTime::At(kept.atime)),
-            mtime: Some(SetTime::At(kept.mtime)),
+            atime: Some(SetTime::At(atime)),
+            mtime: Some(SetTime::At(mtime)),
             ..SetAttr::default()
         };
-        fs.setattr(cx, ino, &set).on_volume(path)?;
+        if let Err(error) = fs.setattr(cx, ino, &set) {
+            log.not_kept(path, "time", &error);
+        }
+    }
+}
+
+fn spare_source(found: &Held<'_>, spot: &Spot<'_>) -> Result<()> {
+    match spot.source == Some(found.ino()) {
+        true => refused(spot.path, "source and target are the same file"),
+        false => Ok(()),
+    }
+}
+
+/// A regular file on a volume that is being written. It is made, or the one that exists emptied, when the first data is
+/// there: what cannot be read destroys nothing.
+pub(super) struct Output<'a, 's> {
+    maker: Maker<'a>,
+    spot: Spot<'s>,
+    /// The file, and whether it was made for this copy.
+    open: Option<(Held<'a>, bool)>,
+    end: u64,
+}
+
+impl<'a, 's> Output<'a, 's> {
+    pub fn new(maker: Maker<'a>, spot: Spot<'s>) -> Self {
+        Self {
+            maker,
+            spot,
+            open: None,
+            end: 0,
+        }
+    }
+
+    fn ino(&mut self) -> Result<InodeNo> {
+        if let Some((held, _)) = &self.open {
+            return Ok(held.ino());
+        }
+        let opened = self.maker.open(&self.spot)?;
+        Ok(self.open.insert(opened).0.ino())
+    }
+
+    /// Writes all of `bytes`. A call may take a part of them: up to where the volume is full, or a file as large as
+    /// it can be, and only the next call fails.
+    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        let ino = self.ino()?;
+        let Maker { fs, cx, .. } = self.maker;
+        let mut done = 0;
+        while done < bytes.len() {
+            let offset = at.saturating_add(done as u64);
+            let written = match fs.write(cx, ino, offset, &bytes[done..], false) {
+                Ok(0) => Err(FsError::NoSpace),
+                written => written,
+            };
+            done += written.on_volume(self.spot.path)?;
+        }
+        self.end = self.end.max(at.saturating_add(bytes.len() as u64));
         Ok(())
+    }
+
+    /// Ends the file at `size`, if its data did not reach so far. Returns its inode number.
+    pub fn finish(&mut self, size: u64) -> Result<InodeNo> {
+        let ino = self.ino()?;
+        if self.end < size {
+            let set = SetAttr {
+                size: Some(size),
+                ..SetAttr::default()
+            };
+            let set = self.maker.fs.setattr(self.maker.cx, ino, &set);
+            set.on_volume(self.spot.path)?;
+        }
+        Ok(ino)
+    }
+
+    /// Whether the file gets its original's attributes.
+    pub fn keeps(&self) -> bool {
+        let made = self.open.as_ref().is_some_and(|(_, made)| *made);
+        made || self.maker.options.preserve
+    }
+
+    /// Hands the file over.
+    pub fn into_held(self) -> Option<Held<'a>> {
+        self.open.map(|(held, _)| held)
+    }
+
+    /// Removes what was made for a copy that failed. A file that existed stays, with what it has by now.
+    pub fn discard(self) {
+        if let Some((_, true)) = self.open {
+            let Maker { fs, cx, .. } = self.maker;
+            // The copy's own error is the one to report.
+            let _ = fs.unlink(cx, self.spot.into, self.spot.name);
+        }
     }
 }

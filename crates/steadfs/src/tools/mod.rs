@@ -7,11 +7,13 @@
 mod copy_between;
 mod copy_in;
 mod copy_out;
+mod copying;
 mod folders;
 mod host;
 mod list;
 mod maker;
 mod walk;
+mod written;
 
 use std::ffi::OsStr;
 use std::io;
@@ -21,10 +23,10 @@ use std::path::{Path, PathBuf};
 use steadfs_vfs::{Cx, FileKind, FsError};
 
 pub use copy_between::copy_between;
-pub use copy_in::copy_in;
-pub use copy_out::{CopyOut, copy_out, write_content};
+pub use copy_in::{copy_in, copy_stream_in};
+pub use copy_out::{copy_out, write_content};
+pub use copying::{CopyOptions, Existing, Follow, Progress, Quiet, Report};
 pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mode_string, utc};
-pub use maker::CopyIn;
 pub use steadfs_vfs::names::{harmless, harmless_json, printable};
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
 
@@ -53,57 +55,50 @@ pub enum ToolError {
         /// Path on the volume.
         path: Vec<u8>,
     },
-    /// Whoever watches wanted it to stop.
+    /// A file is not copied, or one that exists not written.
+    #[error("{}: {why}", show(.path))]
+    Refused {
+        /// Path on the volume or host.
+        path: Vec<u8>,
+        /// The reason.
+        why: &'static str,
+    },
+    /// A file was copied, but not all of its attributes.
+    #[error("{}: {what} was not kept: {why}", show(.path))]
+    NotKept {
+        /// Path of the copy.
+        path: Vec<u8>,
+        /// The attribute.
+        what: String,
+        /// The reason.
+        why: String,
+    },
+    /// A signal, or another caller of [`Progress::stopped`], stopped the copy.
     #[error("stopped; what was copied before the last file is there")]
     Stopped,
+}
+
+impl ToolError {
+    /// Whether all that would follow fails in the same way.
+    fn ends_all(&self) -> bool {
+        match self {
+            Self::Stopped => true,
+            Self::Volume { source, .. } => source.is_stop(),
+            _ => false,
+        }
+    }
+}
+
+fn refused<T>(path: &[u8], why: &'static str) -> Result<T> {
+    let path = path.to_vec();
+    Err(ToolError::Refused { path, why })
 }
 
 /// Result of a tool.
 pub type Result<T, E = ToolError> = std::result::Result<T, E>;
 
-/// What a copy did.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// Files of all kinds copied, folders included; a further hard link counts as one.
-    pub files: u64,
-    /// Bytes of file content copied, holes not counted.
-    pub bytes: u64,
-    /// What could not be kept, one sentence each.
-    pub warnings: Vec<String>,
-}
-
-impl Report {
-    fn warn(&mut self, path: &[u8], what: &str) {
-        self.warnings.push(format!("{}: {what}", printable(path)));
-    }
-}
-
-/// Hears how a copy gets on, and may stop it.
-pub trait Progress {
-    /// Copying of the file at `path` (on the volume) begins.
-    fn file(&mut self, path: &[u8]);
-    /// So many more bytes are copied.
-    fn bytes(&mut self, count: u64);
-    /// Whether it shall stop: asked between files and between pieces of a file.
-    fn stopped(&self) -> bool {
-        false
-    }
-}
-
-fn go_on(progress: &dyn Progress) -> Result<()> {
-    match progress.stopped() {
-        true => Err(ToolError::Stopped),
-        false => Ok(()),
-    }
-}
-
-/// Hears nothing.
-pub struct Quiet;
-
-impl Progress for Quiet {
-    fn file(&mut self, _: &[u8]) {}
-    fn bytes(&mut self, _: u64) {}
-}
+/// A file of the host, by device and inode number.
+pub type HostFile = (u64, u64);
 
 /// The caller of tools: the volume's owner, who may do everything.
 pub fn owner_cx() -> Cx {
@@ -167,40 +162,6 @@ fn push(path: &mut Vec<u8>, name: &[u8]) {
         path.push(b'/');
     }
     path.extend_from_slice(name);
-}
-
-/// The paths of what is copied, and of the copy. They are kept once, whatever the depth: one for each folder would take
-/// the square of it.
-struct Paths {
-    source: Vec<u8>,
-    target: Vec<u8>,
-}
-
-/// How long the paths are in a folder.
-#[derive(Clone, Copy)]
-struct Lengths {
-    source: usize,
-    target: usize,
-}
-
-impl Paths {
-    fn lengths(&self) -> Lengths {
-        Lengths {
-            source: self.source.len(),
-            target: self.target.len(),
-        }
-    }
-
-    /// Goes back to the folder where the paths had these lengths.
-    fn back_to(&mut self, folder: Lengths) {
-        self.source.truncate(folder.source);
-        self.target.truncate(folder.target);
-    }
-
-    fn push(&mut self, name: &[u8]) {
-        push(&mut self.source, name);
-        push(&mut self.target, name);
-    }
 }
 
 trait At<T> {

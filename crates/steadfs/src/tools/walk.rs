@@ -6,6 +6,7 @@ use steadfs_base::InodeNo;
 use steadfs_base::limits::SYMLINK_MAX;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Result, check_name};
 
+use super::copying::Follow;
 use super::{Result as ToolResult, ToolError};
 
 /// Folders in one another that copies and listings go down: twice as many as a path can name on Linux (`PATH_MAX`).
@@ -64,17 +65,45 @@ impl Drop for Held<'_> {
 }
 
 /// Folders of a volume met so far: one met twice is damage, and could lead round in a circle.
-#[derive(Default)]
-pub(super) struct Met(BTreeSet<InodeNo>);
+pub(super) struct Met {
+    /// Those met, or where links lead to folders once more, those that are being copied.
+    folders: BTreeSet<InodeNo>,
+    linked: bool,
+}
 
 impl Met {
+    /// Meets folders in a walk that follows links by this rule.
+    pub fn new(follow: Follow) -> Self {
+        Self {
+            folders: BTreeSet::new(),
+            linked: follow == Follow::Always,
+        }
+    }
+
     /// Meets the folder `ino`.
     pub fn add(&mut self, ino: InodeNo) -> Result<()> {
-        match self.0.insert(ino) {
-            true => Ok(()),
-            false => Err(FsError::Corrupt(format!(
+        self.check(ino)?;
+        self.folders.insert(ino);
+        Ok(())
+    }
+
+    /// Fails for a folder that must not be met any more.
+    pub fn check(&self, ino: InodeNo) -> Result<()> {
+        match (self.folders.contains(&ino), self.linked) {
+            (false, _) => Ok(()),
+            (true, true) => Err(FsError::Invalid(
+                "a symbolic link leads to a folder around it",
+            )),
+            (true, false) => Err(FsError::Corrupt(format!(
                 "directory inode {ino} has two names"
             ))),
+        }
+    }
+
+    /// Goes out of the folder `ino`.
+    pub fn leave(&mut self, ino: InodeNo) {
+        if self.linked {
+            self.folders.remove(&ino);
         }
     }
 }
@@ -105,9 +134,17 @@ pub struct Entry {
 /// # Errors
 /// Those of `readdir`; [`FsError::Corrupt`] for names that cannot be.
 pub fn read_dir(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> Result<Vec<Entry>> {
+    match entries(fs, cx, dir) {
+        (entries, None) => Ok(entries),
+        (_, Some(error)) => Err(error),
+    }
+}
+
+/// As [`read_dir`]: the entries that can be read, and what is wrong with others.
+pub(super) fn entries(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> (Vec<Entry>, Option<FsError>) {
     let mut entries = Vec::new();
     let mut bad = None;
-    fs.readdir(cx, dir, 0, &mut |entry| {
+    let read = fs.readdir(cx, dir, 0, &mut |entry| {
         if entry.name == b"." || entry.name == b".." {
             return true;
         }
@@ -115,7 +152,7 @@ pub fn read_dir(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> Result<Vec<Entry>
             bad = Some(FsError::Corrupt(format!(
                 "directory inode {dir} has an entry with an impossible name"
             )));
-            return false;
+            return true;
         }
         entries.push(Entry {
             ino: entry.ino,
@@ -123,11 +160,8 @@ pub fn read_dir(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> Result<Vec<Entry>
             name: entry.name.to_vec(),
         });
         true
-    })?;
-    match bad {
-        None => Ok(entries),
-        Some(error) => Err(error),
-    }
+    });
+    (entries, read.err().or(bad))
 }
 
 /// The file `name` in `dir`.
@@ -223,7 +257,7 @@ pub fn resolve_parent<'a>(
 }
 
 /// Whether a path can only be a directory's, whatever is there.
-fn is_of_dir(path: &[u8]) -> bool {
+pub(super) fn is_of_dir(path: &[u8]) -> bool {
     path.ends_with(b"/") || is_dot(path)
 }
 

@@ -1,0 +1,97 @@
+//! The answer to a command that does not exist. Likeness of names alone would suggest `format` for `rm`.
+
+use clap::CommandFactory;
+use steadfs::tools::harmless;
+
+use crate::args::Args;
+
+/// Letters by which a misspelt name may differ from the one that is meant.
+const TYPOS: usize = 1;
+/// The same for a name of at least `LONG` letters.
+const TYPOS_IN_LONG: usize = 2;
+const LONG: usize = 6;
+
+/// What is said of the command `word`.
+pub fn message(word: &str) -> String {
+    let word = harmless(word);
+    let hint = match elsewhere(&word) {
+        Some(hint) => hint.to_owned(),
+        None => near(&word).map_or_else(
+            || "steadfs --help lists the commands".to_owned(),
+            |name| format!("did you mean steadfs {name}?"),
+        ),
+    };
+    format!("{word}: no such command; {hint}")
+}
+
+/// Where what users of other programs look for is found.
+fn elsewhere(word: &str) -> Option<&'static str> {
+    Some(match word {
+        "rm" | "rmdir" | "mkdir" | "mv" | "ln" | "touch" | "chmod" | "chown" | "truncate"
+        | "edit" => {
+            "files on a volume are changed where it is mounted: steadfs mount IMAGE DIRECTORY"
+        }
+        "mkfs" | "mke2fs" | "mkfs.f2fs" | "create" => "a volume is made by steadfs format",
+        "fsck" | "e2fsck" | "repair" => {
+            "steadfs check reports what is wrong; e2fsck or fsck.f2fs repairs it"
+        }
+        "info" | "dumpe2fs" | "show" | "probe" => "steadfs inspect shows what a volume is",
+        "read" | "dump" => "steadfs cat prints a file, steadfs extract copies a tree",
+        "write" | "put" | "get" | "copy" => "steadfs cp copies files into volumes and out of them",
+        "unmount" => "did you mean steadfs umount?",
+        _ => return None,
+    })
+}
+
+/// The command whose name is the nearest, if it is near.
+fn near(word: &str) -> Option<String> {
+    let typos = if word.len() < LONG {
+        TYPOS
+    } else {
+        TYPOS_IN_LONG
+    };
+    let command = Args::command();
+    let names = command.get_subcommands().map(|known| known.get_name());
+    names
+        .map(|name| (distance(word.as_bytes(), name.as_bytes()), name))
+        .filter(|(distance, _)| *distance <= typos)
+        .min()
+        .map(|(_, name)| name.to_owned())
+}
+
+/// Letters to be added, taken away or exchanged until one word is the other (Levenshtein).
+fn distance(a: &[u8], b: &[u8]) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, letter) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, other) in b.iter().enumerate() {
+            let exchanged = diagonal + usize::from(letter != other);
+            diagonal = row[j + 1];
+            row[j + 1] = exchanged.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_near_names_are_suggested() {
+        let pairs = [
+            ("lss", Some("ls")),
+            ("formt", Some("format")),
+            ("extrct", Some("extract")),
+            ("umout", Some("umount")),
+            ("frob", None),
+            ("from", None),
+            ("x", None),
+        ];
+        for (word, wanted) in pairs {
+            assert_eq!(near(word).as_deref(), wanted, "{word}");
+        }
+        assert!(message("rm").contains("steadfs mount"));
+    }
+}

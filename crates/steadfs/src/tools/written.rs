@@ -1,0 +1,282 @@
+//! The host's file that the content of a copy is written to.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use steadfs_vfs::FileKind;
+
+use super::copying::{CopyOptions, Existing};
+use super::host::{self, Target};
+use super::{AtHost, HostFile, Result, os, refused};
+
+/// Where on the host a copy goes.
+#[derive(Clone, Copy)]
+pub struct Spot<'a> {
+    pub dir: BorrowedFd<'a>,
+    pub name: &'a [u8],
+    pub path: &'a Path,
+    /// It is the target that was named. Links are followed and special files written only there: below it, a volume or
+    /// another user could have put one of them in the way.
+    pub top: bool,
+}
+
+impl Spot<'_> {
+    fn bytes(&self) -> &[u8] {
+        self.path.as_os_str().as_bytes()
+    }
+
+    /// What is there, if anything.
+    fn found(&self) -> Result<Option<Stat>> {
+        match host::stat(self.dir, os(self.name)) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error).on_host(self.path),
+        }
+    }
+
+    /// Whether the copy is to be left out because something is there.
+    pub fn is_skipped(&self, options: &CopyOptions) -> Result<bool> {
+        Ok(options.existing == Existing::Skip && self.found()?.is_some())
+    }
+
+    /// Removes what is there, where that is allowed, for a link or special file or a further name.
+    pub fn clear(&self, options: &CopyOptions) -> Result<()> {
+        if matches!(options.existing, Existing::Refuse | Existing::Skip) {
+            return Ok(());
+        }
+        let Some(stat) = self.found()? else {
+            return Ok(());
+        };
+        if host::kind_of(&stat) == Some(FileKind::Directory) {
+            return refused(self.bytes(), "is a directory: not replaced");
+        }
+        spare_image(options, &stat, self)?;
+        self.remove()
+    }
+
+    fn remove(&self) -> Result<()> {
+        match rustix::fs::unlinkat(self.dir, os(self.name), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(error).on_host(self.path),
+        }
+    }
+}
+
+/// Fails if a file that is to be written or removed is the image that is read.
+fn spare_image(options: &CopyOptions, stat: &Stat, spot: &Spot<'_>) -> Result<()> {
+    match options.image == Some(host::id_of(stat)) {
+        true => refused(spot.bytes(), "is the image that is copied from"),
+        false => Ok(()),
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Made for this copy.
+    New,
+    /// A regular file that existed.
+    Existed,
+    /// A device, pipe or terminal: written in order, without holes.
+    Stream,
+}
+
+/// A file that is being written.
+pub struct Written<'a> {
+    spot: Spot<'a>,
+    file: OwnedFd,
+    state: State,
+    /// Of a stream: the bytes written.
+    at: u64,
+}
+
+impl<'a> Written<'a> {
+    /// Makes the file, or empties the one that exists. Called when the first data is there, so what cannot be read
+    /// destroys nothing.
+    pub fn open(spot: Spot<'a>, options: &CopyOptions) -> Result<Self> {
+        let existing = options.existing;
+        let found = match existing {
+            Existing::Refuse | Existing::Skip => None,
+            _ => spot.found()?,
+        };
+        let Some(found) = found else {
+            return Self::create(spot);
+        };
+        let kind = host::kind_of(&found);
+        if kind == Some(FileKind::Directory) {
+            return refused(spot.bytes(), "is a directory: not replaced by a file");
+        }
+        // A copy that keeps names must not write into a file that has others.
+        let alone = options.preserve && kind == Some(FileKind::Regular) && found.st_nlink > 1;
+        if existing == Existing::Replace || alone {
+            spot.clear(options)?;
+            return Self::create(spot);
+        }
+        if kind != Some(FileKind::Regular) && !spot.top {
+            let why = "is a link or special file: not written to; --remove-destination replaces it";
+            return refused(spot.bytes(), why);
+        }
+        match Self::open_existing(spot, options) {
+            Err(_) if existing == Existing::Force && kind == Some(FileKind::Regular) => {
+                spot.clear(options)?;
+                Self::create(spot)
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_existing(spot: Spot<'a>, options: &CopyOptions) -> Result<Self> {
+        let mut flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+        if !spot.top {
+            flags |= OFlags::NOFOLLOW;
+        }
+        let file = match rustix::fs::openat(spot.dir, os(spot.name), flags, Mode::empty()) {
+            Err(Errno::NOENT) => {
+                return refused(
+                    spot.bytes(),
+                    "not written through a symbolic link that leads nowhere",
+                );
+            }
+            opened => opened.on_host(spot.path)?,
+        };
+        let stat = rustix::fs::fstat(&file).on_host(spot.path)?;
+        spare_image(options, &stat, &spot)?;
+        let state = match host::kind_of(&stat) {
+            Some(FileKind::Regular) => State::Existed,
+            _ => State::Stream,
+        };
+        if state == State::Existed {
+            rustix::fs::ftruncate(&file, 0).on_host(spot.path)?;
+        }
+        Ok(Self {
+            spot,
+            file,
+            state,
+            at: 0,
+        })
+    }
+
+    fn create(spot: Spot<'a>) -> Result<Self> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = rustix::fs::openat(spot.dir, os(spot.name), flags, mode).on_host(spot.path)?;
+        Ok(Self {
+            spot,
+            file,
+            state: State::New,
+            at: 0,
+        })
+    }
+
+    /// Writes a piece of the content; pieces come in the file's order.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let done = match self.state {
+            State::Stream => self.zeros_to(offset).and_then(|()| self.append(bytes)),
+            _ => write_all_at(&self.file, bytes, offset),
+        };
+        done.on_host(self.spot.path)
+    }
+
+    fn append(&mut self, mut bytes: &[u8]) -> rustix::io::Result<()> {
+        while !bytes.is_empty() {
+            let n = some(rustix::io::retry_on_intr(|| {
+                rustix::io::write(&self.file, bytes)
+            })?)?;
+            bytes = &bytes[n..];
+            self.at += n as u64;
+        }
+        Ok(())
+    }
+
+    /// What has no holes gets the zeros that they stand for.
+    fn zeros_to(&mut self, offset: u64) -> rustix::io::Result<()> {
+        const ZEROS: [u8; 4096] = [0; 4096];
+        while self.at < offset {
+            let left = usize::try_from(offset - self.at).unwrap_or(usize::MAX);
+            self.append(&ZEROS[..left.min(ZEROS.len())])?;
+        }
+        Ok(())
+    }
+
+    /// Ends the file at `size`.
+    pub fn finish(&mut self, size: u64) -> Result<()> {
+        let done = match self.state {
+            State::Stream => self.zeros_to(size),
+            _ => rustix::fs::ftruncate(&self.file, size),
+        };
+        done.on_host(self.spot.path)
+    }
+
+    /// Removes what was made for a copy that failed. A file that existed stays, with what it has by now.
+    pub fn discard(self) {
+        let made = self.state == State::New && self.id().is_ok_and(|made| self.is_there(made));
+        if made {
+            // The copy's own error is the one to report.
+            let _ = self.spot.remove();
+        }
+    }
+
+    /// Its name may be another file's by now.
+    fn is_there(&self, made: HostFile) -> bool {
+        let found = self.spot.found();
+        found.is_ok_and(|found| found.is_some_and(|stat| host::id_of(&stat) == made))
+    }
+
+    /// The file, by its numbers.
+    pub fn id(&self) -> Result<HostFile> {
+        let stat = rustix::fs::fstat(&self.file).on_host(self.spot.path)?;
+        Ok(host::id_of(&stat))
+    }
+
+    /// Whether it gets its original's attributes, and what they are set on.
+    pub fn target(&self, options: &CopyOptions) -> Option<Target<'_>> {
+        let keeps = match self.state {
+            State::New => true,
+            State::Existed => options.preserve,
+            State::Stream => false,
+        };
+        keeps.then(|| Target::Open(self.file.as_fd()))
+    }
+}
+
+fn write_all_at(file: &OwnedFd, mut bytes: &[u8], mut offset: u64) -> rustix::io::Result<()> {
+    while !bytes.is_empty() {
+        let n = some(rustix::io::retry_on_intr(|| {
+            rustix::io::pwrite(file, bytes, offset)
+        })?)?;
+        bytes = &bytes[n..];
+        offset += n as u64;
+    }
+    Ok(())
+}
+
+/// A write that takes nothing and reports nothing would be repeated for ever.
+fn some(written: usize) -> rustix::io::Result<usize> {
+    match written {
+        0 => Err(Errno::IO),
+        n => Ok(n),
+    }
+}
+
+/// Gives the copy of a file of several names one more.
+pub fn another_name(
+    path: &Path,
+    made: HostFile,
+    spot: &Spot<'_>,
+    options: &CopyOptions,
+) -> Result<()> {
+    let file = host::open_path(path).on_host(path)?;
+    let found = rustix::fs::fstat(&file).on_host(path)?;
+    if host::id_of(&found) != made {
+        let why = "was replaced while its other names were copied";
+        return Err(io::Error::other(why)).on_host(path);
+    }
+    if spot.found()?.is_some_and(|stat| host::id_of(&stat) == made) {
+        return Ok(());
+    }
+    spot.clear(options)?;
+    host::link(&file, spot.dir, os(spot.name)).on_host(spot.path)
+}
