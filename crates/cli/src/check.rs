@@ -57,6 +57,11 @@ fn tell(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Result<()>
         }
         Checked::Ext4 { .. } | Checked::F2fs { .. } => {}
     }
+    if let Checked::Ext4 { replayed, .. } = checked {
+        for warning in &replayed.warnings {
+            writeln!(out, "{name}: {}", harmless(warning))?;
+        }
+    }
     for issue in checked.issues() {
         writeln!(out, "{}", harmless(&issue.to_string()))?;
     }

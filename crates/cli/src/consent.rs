@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use steadfs::Options;
+use steadfs::{Error, Options};
 
 use crate::failure::Failure;
 
@@ -42,8 +42,10 @@ pub fn ask(path: &Path, offset: u64) -> Result<(), Failure> {
 fn content(path: &Path, offset: u64) -> Option<String> {
     let mut options = Options::default();
     options.offset = offset;
-    if let Ok(kind) = steadfs::probe(path, &options) {
-        return Some(format!("there is a volume already ({})", kind.name()));
+    match steadfs::probe(path, &options) {
+        Ok(kind) => return Some(format!("there is a volume already ({})", kind.name())),
+        Err(Error::NoVolume { found, .. }) if found.is_known() => return Some(found.to_string()),
+        Err(_) => {}
     }
     let mut head = Vec::new();
     let mut file = File::open(path).ok()?;

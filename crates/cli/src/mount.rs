@@ -173,6 +173,13 @@ fn report(args: &args::Mount, volume: &Volume) {
     let report = volume.report();
     let list = args.options.lists.join(",");
     report_no_effect(&list, Some(volume.kind()));
+    for warning in &report.warnings {
+        eprintln!(
+            "steadfs: {}: {}",
+            volume.path().display(),
+            harmless(warning)
+        );
+    }
     for why in &report.defaults_passed_over {
         eprintln!("steadfs: the superblock's default is passed over: {why}");
     }

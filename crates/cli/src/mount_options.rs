@@ -131,6 +131,10 @@ pub const GROUPS: &[(&str, &[Meaning])] = &[
                 "the journal is not replayed, what fsync wrote after f2fs's checkpoint not recovered; only with ro",
             ),
             (
+                "sb=N",
+                "the superblock to use, in units of 1 KiB: a copy where the first one is damaged [1]",
+            ),
+            (
                 "data=ordered|writeback",
                 "both: no committed file ever shows blocks that were not written",
             ),

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use steadfs::tools::harmless;
 use steadfs::{Options, Volume};
 use steadfs_vfs::FileSystem;
 
@@ -20,9 +21,15 @@ pub fn with_volume<T>(
         true => Options::parse_for(&list, image),
         false => Options::parse_to_read(&list),
     };
-    let options = options.map_err(Failure::plain)?;
+    let mut options = options.map_err(Failure::plain)?;
+    if !write {
+        options.set_salvage();
+    }
     crate::log::start(false);
     let volume = Volume::open(image, &options).map_err(Failure::plain)?;
+    for warning in &volume.report().warnings {
+        eprintln!("steadfs: {}: {}", image.display(), harmless(warning));
+    }
     let done = writable(&volume, write).and_then(|()| work(&*volume.fs()));
     match (done, volume.close()) {
         (Err(failure), _) => Err(failure),

@@ -232,7 +232,9 @@ fn place_of(fs: &Ext4, ino: InodeNo) -> (usize, bool) {
     let inode = fs.inode(ino, IoTag::default()).unwrap();
     let extents = has_extents(&inode.core.read());
     let (group, index) = fs.geo().group_of_inode(ino);
-    let (block, at) = fs.geo().inode_slot(fs.alloc.inode_table(group), index);
+    let (block, at) = fs
+        .geo()
+        .inode_slot(fs.alloc.inode_table(group).unwrap(), index);
     (block.0 as usize * BLOCK + at + 40, extents)
 }
 

@@ -1,7 +1,7 @@
 //! A mounted volume: what all parts of this room share.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use steadfs_base::{DevBlock, IoTag};
@@ -73,6 +73,10 @@ pub struct Ext4 {
     pub(crate) stopped: Mutex<Option<String>>,
     /// The last failure to write data.
     pub(crate) data_error: Mutex<Option<String>>,
+    /// First byte of the superblock that the volume was opened by.
+    pub(crate) super_at: AtomicU64,
+    /// What is damaged, of a volume that only reading can do with.
+    pub(crate) only_read: Option<String>,
     pub(crate) unmounted: AtomicBool,
     /// The superblock said so when the volume was opened for writing.
     pub(crate) was_clean: AtomicBool,
@@ -186,7 +190,7 @@ impl Ext4 {
             return Err(FsError::Corrupt(format!("inode {ino}: no such inode")));
         }
         let (group, index) = self.geo.group_of_inode(ino);
-        let table = self.alloc.inode_table(group);
+        let table = self.alloc.inode_table(group)?;
         let (block, at) = self.geo.inode_slot(table, index);
         if let Some(buf) = self.meta.peek(block) {
             return Ok((buf, at));

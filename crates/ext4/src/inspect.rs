@@ -7,16 +7,18 @@ use serde::Serialize;
 use steadfs_base::IoTag;
 use steadfs_block::Queue;
 use steadfs_jbd2::JournalFacts;
-use steadfs_vfs::{FsError, Result};
+use steadfs_vfs::Result;
 
 use crate::disk::features::{Incompat, RoCompat};
 use crate::disk::group_desc::{BLOCK_UNINIT, INODE_UNINIT, INODE_ZEROED};
 use crate::disk::superblock::{
     FLAG_SIGNED_HASH, FLAG_UNSIGNED_HASH, JournalPlace, OnError, STATE_CLEAN, STATE_ERROR,
-    STATE_ORPHANS, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE,
+    STATE_ORPHANS, SUPERBLOCK_OFFSET,
 };
 use crate::disk::{GroupDesc, GroupNo, Superblock};
 use crate::fs::io_error;
+use crate::options::MountOptions;
+use crate::superblock::{choose, superblock_bytes};
 
 mod text;
 
@@ -31,6 +33,9 @@ const FLAG_TEST: u32 = 4;
 /// Everything that can be said about a volume without opening it. Times are seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Inspection {
+    /// First byte of the superblock that says all this, if that is not the first one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub copy_at: Option<u64>,
     /// Label.
     pub label: String,
     /// UUID in its usual form.
@@ -267,8 +272,8 @@ pub struct Usage {
 /// # Errors
 /// The superblock cannot be read, or it is none, or numbers in it contradict each other. Everything
 /// else that is wrong is told in the result.
-pub fn inspect(queue: &Queue) -> Result<Inspection> {
-    let sb = read(queue)?;
+pub fn inspect(queue: &Queue, options: &MountOptions) -> Result<Inspection> {
+    let (sb, at) = read(queue, options)?;
     let journal = journal(queue, &sb);
     let mut usage = Usage::default();
     if let Err(error) = group_usage(queue, &sb, |_, desc| usage.add(&sb, desc)) {
@@ -276,6 +281,7 @@ pub fn inspect(queue: &Queue) -> Result<Inspection> {
     }
     let raw = sb.raw();
     Ok(Inspection {
+        copy_at: (at != SUPERBLOCK_OFFSET).then_some(at),
         label: sb.volume_name().into_owned(),
         uuid: text::uuid(&raw.uuid),
         last_mounted: text::field(&raw.last_mounted),
@@ -304,22 +310,17 @@ pub fn inspect(queue: &Queue) -> Result<Inspection> {
     })
 }
 
-/// The superblock, however wrong its checksum.
-fn read(queue: &Queue) -> Result<Superblock> {
-    let size = queue.geometry().size;
-    let end = SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE as u64;
-    let len = end.next_multiple_of(queue.geometry().logical_block.into());
-    if size < len {
-        return Err(FsError::Corrupt(format!(
-            "{size} bytes are too few for an ext volume"
-        )));
+/// The superblock, however wrong its checksum; a copy where `sb=` says so or the first one is none. With its first
+/// byte.
+fn read(queue: &Queue, options: &MountOptions) -> Result<(Superblock, u64)> {
+    if options.sb.is_none() {
+        let bytes = superblock_bytes(queue, SUPERBLOCK_OFFSET)?;
+        if let Ok(sb) = Superblock::parse_lenient(&bytes) {
+            return Ok((sb, SUPERBLOCK_OFFSET));
+        }
     }
-    let data = queue
-        .read(0, len as usize, IoTag::default())
-        .map_err(io_error)?;
-    Ok(Superblock::parse_lenient(
-        &data[SUPERBLOCK_OFFSET as usize..end as usize],
-    )?)
+    let chosen = choose(queue, options)?;
+    Ok((chosen.sb, chosen.at))
 }
 
 /// Calls `visit` with each group's descriptor, `None` where it is damaged. Memory does not grow with

@@ -6,13 +6,14 @@ use std::collections::BTreeSet;
 use steadfs_base::{BlockSize, DevBlock, FileBlock, IoTag};
 use steadfs_block::{Buf, Queue};
 use steadfs_jbd2::JournalMap;
-use steadfs_vfs::{FsError, Result};
+use steadfs_vfs::{FsError, InodeFlags, Result};
 
 use crate::disk::extent::{Expect, ExtentNode, FILE_END};
 use crate::disk::indirect::{Path, per_block};
 use crate::disk::{self, ChecksumSeed, Geometry, GroupDesc, Ino, Superblock};
 use crate::fs::io_error;
 use crate::map::has_extents;
+use crate::mballoc::desc_from_copies;
 use crate::txn::journal_error;
 
 /// The journal's runs of device blocks so far.
@@ -45,30 +46,33 @@ pub fn map(queue: &Queue, sb: &Superblock, ino: Ino) -> Result<JournalMap> {
     let (group, index) = geo.group_of_inode(ino);
     let (n, at) = geo.desc_slot(group);
     let table = reader.block(geo.desc_block_at(n))?;
-    let desc = GroupDesc::parse(geo, group, &table[at..at + usize::from(geo.desc_size)])?;
+    let stored = GroupDesc::parse(geo, group, &table[at..at + usize::from(geo.desc_size)]);
+    let desc = stored.or_else(|error| {
+        let read = |at| reader.block(at).ok().map(|block| block.to_vec());
+        desc_from_copies(geo, group, read).ok_or(error)
+    })?;
     let (block, at) = geo.inode_slot(desc.inode_table, index);
     let slots = reader.block(block)?;
     let core = disk::Inode::parse(geo, ino, &slots[at..at + usize::from(geo.inode_size)])?;
-    let blocks = core.size >> geo.block_size.bits();
-    let mut runs = Runs::default();
-    if has_extents(&core) {
-        let root = ExtentNode::parse_root(geo, &core.block)?;
-        reader.extents(
-            &root,
-            FileBlock(0)..FILE_END,
-            core.seed(geo, ino),
-            &mut runs,
-        )?;
-    } else {
-        reader.indirect(&core, blocks, &mut runs)?;
+    reader.journal(ino, &core, core.seed(geo, ino))
+}
+
+/// The same by the copy of the inode's map that the superblock has. It names the blocks that a journal had when it
+/// was made, which no mount changes; its tree has no checksums that could be verified.
+pub fn map_of_backup(queue: &Queue, sb: &Superblock, ino: Ino) -> Option<Result<JournalMap>> {
+    let (words, size) = sb.journal_backup()?;
+    let geo = sb.geometry();
+    let mut core = disk::Inode {
+        size,
+        ..disk::Inode::default()
+    };
+    for (bytes, word) in core.block.chunks_exact_mut(4).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
     }
-    let mapped = runs.blocks;
-    if mapped < blocks {
-        return Err(FsError::Corrupt(format!(
-            "journal inode {ino}: {mapped} of {blocks} blocks"
-        )));
+    if ExtentNode::parse_root(geo, &core.block).is_ok() {
+        core.flags = InodeFlags::EXTENTS;
     }
-    JournalMap::new(runs.list).map_err(journal_error)
+    Some(Reader { queue, geo }.journal(ino, &core, ChecksumSeed::NONE))
 }
 
 /// Refuses a journal that lies on a group's own metadata: replay would begin with what is not a log,
@@ -111,6 +115,26 @@ impl Reader<'_> {
         self.queue
             .read(size.offset_of(block), size.bytes(), IoTag::default())
             .map_err(io_error)
+    }
+
+    /// The journal's blocks by the map in its inode.
+    fn journal(&self, ino: Ino, core: &disk::Inode, seed: ChecksumSeed) -> Result<JournalMap> {
+        let blocks = core.size >> self.geo.block_size.bits();
+        let mut runs = Runs::default();
+        if has_extents(core) {
+            let root = ExtentNode::parse_root(self.geo, &core.block);
+            let root = root.map_err(|error| error.in_inode(ino))?;
+            self.extents(&root, FileBlock(0)..FILE_END, seed, &mut runs)?;
+        } else {
+            self.indirect(core, blocks, &mut runs)?;
+        }
+        let mapped = runs.blocks;
+        if mapped < blocks {
+            return Err(FsError::Corrupt(format!(
+                "journal inode {ino}: {mapped} of {blocks} blocks"
+            )));
+        }
+        JournalMap::new(runs.list).map_err(journal_error)
     }
 
     /// Adds the extents below a node. The depth shrinks at each level, so this ends.

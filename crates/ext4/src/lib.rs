@@ -29,6 +29,8 @@ mod orphan;
 mod pins;
 mod place;
 mod remount;
+mod replay;
+mod superblock;
 mod tuning;
 mod txn;
 mod verified;
@@ -36,9 +38,11 @@ mod verity;
 mod xattr;
 
 pub use fs::Ext4;
-pub use mount::{MountReport, read_superblock, replayed_view};
+pub use mount::MountReport;
 pub use options::{Atime, DataMode, MountOptions, OnError, TABLE as OPTION_TABLE};
+pub use replay::{View, replayed_view};
 pub use steadfs_cache::CacheSizes;
+pub use superblock::{BackupSuperblock, Chosen, choose, find_copies, read_superblock};
 
 #[cfg(test)]
 mod crossed;

@@ -13,6 +13,7 @@
 
 mod ahead;
 mod inodes;
+mod load;
 mod passed;
 mod search;
 mod totals;
@@ -24,19 +25,20 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_block::Bio;
-use steadfs_cache::{MetaBuf, MetaCache, MetaMut};
+use steadfs_cache::{MetaBuf, MetaMut};
 use steadfs_jbd2::JournalMap;
-use steadfs_rt::{Mutex, MutexGuard, Rank};
+use steadfs_rt::{Mutex, MutexGuard};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::group_desc::{self, BLOCK_UNINIT, GroupDesc};
 use crate::disk::{Geometry, GroupNo, bitmap};
-use crate::fs::{Ext4, io_error};
+use crate::fs::Ext4;
 use crate::pins::Pins;
 use crate::txn::Handle;
 use crate::verified::BLOCK_BITMAP;
 
 use ahead::Ahead;
+pub(crate) use load::{Descriptors, desc_from_copies};
 use passed::Passed;
 pub use totals::{Totals, WEIGHT_EXTENT, WEIGHT_INDIRECT};
 use zones::Zones;
@@ -59,9 +61,6 @@ impl Run {
         }
     }
 }
-
-/// Blocks of group descriptors that are read ahead of those looked at.
-const DESC_WINDOW: u32 = 256;
 
 /// A group's allocation state.
 struct Group {
@@ -100,71 +99,6 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// Reads and verifies all group descriptors.
-    pub fn load(geo: &Geometry, meta: &MetaCache, discard: bool) -> Result<Self> {
-        // What the superblock says there are is not believed before their descriptors are there: a sparse file is
-        // as large as one likes, and costs whoever made it nothing.
-        let mut groups = Vec::new();
-        let mut inode_tables = Vec::new();
-        let mut zones = Zones::default();
-        let mut totals = Totals::default();
-        let mut block: Option<(u32, Arc<MetaBuf>)> = None;
-        for group in geo.groups() {
-            let (n, at) = geo.desc_slot(group);
-            if block.as_ref().is_none_or(|(have, _)| *have != n) {
-                if n.is_multiple_of(DESC_WINDOW) {
-                    let count = DESC_WINDOW.min(geo.desc_blocks_together(n));
-                    meta.prefetch(geo.desc_block_at(n), count.into(), IoTag::default());
-                }
-                let buf = meta
-                    .get(geo.desc_block_at(n), IoTag::default())
-                    .map_err(io_error)?;
-                block = Some((n, buf));
-            }
-            let data = block.as_ref().expect("just set").1.data();
-            let slot = &data[at..at + usize::from(geo.desc_size)];
-            let desc = GroupDesc::parse(geo, group, slot)?;
-            let own = desc.own_blocks(geo, group);
-            if own
-                .map(|(start, len)| zones.add(start, len))
-                .contains(&false)
-            {
-                return Err(FsError::Corrupt(format!(
-                    "group {group}: its bitmaps or inode table lie on other metadata"
-                )));
-            }
-            totals.free += u64::from(desc.free_clusters);
-            totals.free_inodes += u64::from(desc.free_inodes);
-            totals.dirs += u64::from(desc.used_dirs);
-            let room = inode_tables.try_reserve(1).and(groups.try_reserve(1));
-            room.map_err(|_| FsError::NoMemory)?;
-            inode_tables.push(desc.inode_table);
-            let free = desc.free_clusters;
-            let state = Group {
-                desc,
-                busy: None,
-                free,
-                longest: geo.blocks_per_group,
-                passed: false,
-            };
-            groups.push(Mutex::with_key(Rank::Group, group.0.into(), state));
-        }
-        Ok(Self {
-            groups,
-            inode_tables,
-            zones,
-            totals: Mutex::new(Rank::Leaf, totals),
-            pending: Mutex::new(Rank::Leaf, Vec::new()),
-            ahead: Ahead::new(),
-            next_top_dir: AtomicU32::new(0),
-            trimmed: AtomicU64::new(0),
-            short: AtomicU32::new(0),
-            discard: AtomicBool::new(discard),
-            stripe: AtomicU32::new(1),
-            passed: Passed::new(),
-        })
-    }
-
     /// Keeps the journal's blocks from files as well.
     pub fn add_journal(&mut self, journal: &JournalMap) -> Result<()> {
         let mut runs = journal.runs();
@@ -174,11 +108,6 @@ impl Allocator {
         Err(FsError::Corrupt(
             "the journal lies on other metadata".to_owned(),
         ))
-    }
-
-    /// First block of a group's inode table.
-    pub fn inode_table(&self, group: GroupNo) -> DevBlock {
-        self.inode_tables[group.0 as usize]
     }
 
     /// Whether a run of blocks may belong to a file: inside the volume and apart from the journal and

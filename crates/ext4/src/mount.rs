@@ -1,25 +1,27 @@
 //! Opening a volume: superblock, journal, groups, orphans; and closing it.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use steadfs_base::{IoTag, Tid};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{Along, Backing, CacheSizes, MetaCache, Why, Writeback, WritebackOptions};
-use steadfs_jbd2::{Journal, JournalMap, Overlay, OverlayDevice, Recover};
+use steadfs_jbd2::Journal;
 use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, Cx, FileKind, Freeing, FsError, Result};
 
-use crate::disk::features::{Incompat, RoCompat};
+use crate::disk::features::RoCompat;
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
 use crate::disk::{Ino, Superblock};
 use crate::fs::{Ext4, io_error};
 use crate::inode::InodeTable;
-use crate::mballoc::Allocator;
+use crate::mballoc::{Allocator, Descriptors};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
+use crate::replay::{Source, journal_map, may_have_log, replay};
+use crate::superblock;
 use crate::tuning::{journal_config, stripe, warn_of_idle_threshold};
 use crate::txn::{Txns, journal_error};
 
@@ -43,35 +45,8 @@ pub struct MountReport {
     pub defaults_passed_over: Vec<String>,
     /// Why e2fsck should look at a volume that is mounted for writing.
     pub check_because: Option<&'static str>,
-}
-
-/// Reads and validates the superblock.
-pub fn read_superblock(queue: &Queue) -> Result<Superblock> {
-    let bytes = superblock_bytes(queue)?;
-    if Superblock::is_external_journal(&bytes) {
-        return Err(FsError::BadOption(
-            "unsupported features: journal_dev; this is the journal of another volume".to_owned(),
-        ));
-    }
-    Ok(Superblock::parse(&bytes)?)
-}
-
-/// The 1024 bytes where the superblock lies.
-pub(crate) fn superblock_bytes(queue: &Queue) -> Result<Vec<u8>> {
-    let size = queue.geometry().size;
-    if size < SUPERBLOCK_OFFSET + 1024 {
-        return Err(FsError::Corrupt(format!(
-            "{size} bytes are too few for an ext volume"
-        )));
-    }
-    let unit = u64::from(queue.geometry().logical_block).max(1024);
-    let start = SUPERBLOCK_OFFSET / unit * unit;
-    let len = (SUPERBLOCK_OFFSET + 1024 - start).next_multiple_of(unit);
-    let data = queue
-        .read(start, len as usize, IoTag::default())
-        .map_err(io_error)?;
-    let at = (SUPERBLOCK_OFFSET - start) as usize;
-    Ok(data[at..at + 1024].to_vec())
+    /// What is damaged or missing, and was passed over.
+    pub warnings: Vec<String>,
 }
 
 /// Without its tasks no volume is written.
@@ -89,40 +64,46 @@ impl Ext4 {
         let mut report = MountReport::default();
         let mut options = options;
         options.validate()?;
-        let mut queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
-        let seen = superblock_bytes(&queue)?;
-        let mut sb = Superblock::parse(&seen)?;
-        check_size(&sb, &queue)?;
-        choose_mode(&sb, &options, queue.geometry().read_only, &mut report)?;
-        let needs_recovery = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
-        let has_journal = !matches!(sb.journal(), JournalPlace::None);
+        let queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
+        let mut chosen = superblock::choose(&queue, &options)?;
+        report.warnings.extend(chosen.warning.take());
+        check_size(&chosen.sb, &queue).or_else(|error| match options.salvage {
+            true => Ok(report.warnings.push(error.to_string())),
+            false => Err(error),
+        })?;
+        let device_read_only = queue.geometry().read_only;
+        choose_mode(&chosen.sb, &options, device_read_only, &mut report)?;
+        let has_journal = !matches!(chosen.sb.journal(), JournalPlace::None);
         options = options.on(has_journal)?;
-        options.check_features(sb.features())?;
-        let mut overlay = None;
-        if needs_recovery && has_journal && !options.no_replay {
-            if queue.geometry().read_only {
-                let over = lay_over(device, &queue, &sb, &mut report)?;
-                queue = Arc::new(Queue::new(Arc::clone(&over) as _, QueueOptions::default()));
-                overlay = Some(over);
-            } else {
-                recover_to_device(&queue, &sb, &mut report)?;
+        options.check_features(chosen.sb.features())?;
+        let mut source = Source::unreplayed(queue, &chosen);
+        if !options.no_replay && may_have_log(&chosen) {
+            match replay(
+                device,
+                &source.queue,
+                &chosen,
+                options.salvage,
+                &mut report,
+            ) {
+                Ok(replayed) => source = replayed,
+                Err(error) if options.salvage => report.warnings.push(format!(
+                    "the journal cannot be replayed ({error}): files may be older than what was written"
+                )),
+                Err(error) => return Err(without_log(error, &options)),
             }
-            sb = replayed_superblock(&queue, &sb)?;
-            choose_mode(&sb, &options, queue.geometry().read_only, &mut report)?;
+            let device_read_only = source.queue.geometry().read_only;
+            choose_mode(&source.sb, &options, device_read_only, &mut report)?;
         }
-        // Where the device is read, it is still as it was.
-        let seen = if overlay.is_some() {
-            seen
-        } else {
-            superblock_bytes(&queue)?
-        };
-        let (options, passed) = options.over(sb.default_mount_opts(), &sb.mount_opts());
+        let (options, passed) =
+            options.over(source.sb.default_mount_opts(), &source.sb.mount_opts());
         report.defaults_passed_over = passed;
-        let fs = Self::assemble(queue, (sb, seen), overlay, options, sizes)?;
+        let fs = Self::assemble(source, options, sizes, &mut report)?;
         fs.check_root()?;
         if !fs.read_only.load(Ordering::Acquire) {
             match fs.begin_service() {
                 Ok(orphans) => {
+                    // Written by now, whichever it was opened by.
+                    fs.super_at.store(SUPERBLOCK_OFFSET, Ordering::Release);
                     report.orphans = orphans;
                     report.check_because = fs.why_check();
                 }
@@ -136,12 +117,18 @@ impl Ext4 {
     }
 
     fn assemble(
-        queue: Arc<Queue>,
-        (sb, seen): (Superblock, Vec<u8>),
-        overlay: Option<Arc<OverlayDevice>>,
+        source: Source,
         options: MountOptions,
         sizes: CacheSizes,
+        report: &mut MountReport,
     ) -> Result<Arc<Self>> {
+        let Source {
+            queue,
+            overlay,
+            sb,
+            seen,
+            super_at,
+        } = source;
         let geo = sb.geometry().clone();
         let meta_budget = usize::try_from(sizes.metadata).unwrap_or(usize::MAX);
         let meta = Arc::new(MetaCache::new(
@@ -149,11 +136,24 @@ impl Ext4 {
             geo.block_size,
             meta_budget,
         ));
-        let mut alloc = Allocator::load(&geo, &meta, options.discard)?;
+        let by_copy = super_at != SUPERBLOCK_OFFSET;
+        let needed = match options.read_only {
+            false => Descriptors::Right,
+            true if options.salvage || by_copy => Descriptors::Nothing,
+            true => Descriptors::Places,
+        };
+        let (mut alloc, only_read) = Allocator::load(&geo, &meta, needed)?;
+        report.warnings.extend(only_read.clone());
+        alloc.set_discard(options.discard);
         alloc.set_stripe(stripe(&sb, &options));
         let journaled = !matches!(sb.journal(), JournalPlace::None);
         if journaled && let Ok(map) = journal_map(&queue, &sb) {
-            alloc.add_journal(&map)?;
+            alloc
+                .add_journal(&map)
+                .or_else(|error| match options.salvage {
+                    true => Ok(report.warnings.push(error.to_string())),
+                    false => Err(error),
+                })?;
         }
         let overhead = geo.first_data_block.0 + alloc.own_blocks();
         let txns = Txns::new(Arc::clone(&meta), journaled);
@@ -194,6 +194,8 @@ impl Ext4 {
             seen: Mutex::new(Rank::Leaf, seen),
             stopped: Mutex::new(Rank::Leaf, None),
             data_error: Mutex::new(Rank::Leaf, None),
+            super_at: AtomicU64::new(super_at),
+            only_read,
             unmounted: AtomicBool::new(false),
             was_clean: AtomicBool::new(true),
         }))
@@ -508,7 +510,19 @@ impl Backing for Ext4 {
     }
 }
 
-fn check_size(sb: &Superblock, queue: &Queue) -> Result<()> {
+/// A journal that cannot be replayed, and what to do about it.
+fn without_log(error: FsError, options: &MountOptions) -> FsError {
+    match error {
+        FsError::Corrupt(what) | FsError::Stopped(what) if options.read_only => {
+            FsError::Corrupt(format!(
+                "{what} (-o ro,noload leaves the journal out; steadfs ls, cat and extract do so themselves)"
+            ))
+        }
+        error => error,
+    }
+}
+
+pub(crate) fn check_size(sb: &Superblock, queue: &Queue) -> Result<()> {
     let geo = sb.geometry();
     let needed = geo.blocks_count.checked_mul(geo.block_size.bytes_u64());
     if needed.is_none_or(|n| n > queue.geometry().size) {
@@ -520,94 +534,6 @@ fn check_size(sb: &Superblock, queue: &Queue) -> Result<()> {
         )));
     }
     Ok(())
-}
-
-pub(crate) fn recover_to_device(
-    queue: &Arc<Queue>,
-    sb: &Superblock,
-    report: &mut MountReport,
-) -> Result<()> {
-    let map = journal_map(queue, sb)?;
-    crate::journal_inode::check_apart(queue, sb, &map)?;
-    recover_journal(queue, sb, &map, Recover::ToDevice, report)?;
-    Ok(())
-}
-
-/// The volume as it will be after replay, without writing the device.
-fn lay_over(
-    device: Arc<dyn Device>,
-    queue: &Arc<Queue>,
-    sb: &Superblock,
-    report: &mut MountReport,
-) -> Result<Arc<OverlayDevice>> {
-    let map = journal_map(queue, sb)?;
-    crate::journal_inode::check_apart(queue, sb, &map)?;
-    let overlay = recover_journal(queue, sb, &map, Recover::IntoMemory, report)?;
-    let size = sb.geometry().block_size;
-    Ok(Arc::new(OverlayDevice::new(device, size, overlay)))
-}
-
-/// A view of the volume on `device` as the next mount would find it, for who only reads: what the
-/// journal holds is laid over it in memory.
-///
-/// # Errors
-/// The superblock cannot be read, or the journal not replayed.
-pub fn replayed_view(device: Arc<dyn Device>) -> Result<(Arc<Queue>, MountReport)> {
-    let mut report = MountReport::default();
-    let queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
-    let sb = read_superblock(&queue)?;
-    check_size(&sb, &queue)?;
-    let dirty = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
-    if !dirty || !matches!(sb.journal(), JournalPlace::Inode(_)) {
-        return Ok((queue, report));
-    }
-    let view = lay_over(device, &queue, &sb, &mut report)?;
-    let queue = Arc::new(Queue::new(view, QueueOptions::default()));
-    replayed_superblock(&queue, &sb)?;
-    Ok((queue, report))
-}
-
-/// The superblock that a replay may have brought, judged as one that was always there. It is of the volume that
-/// the log was found in: a resize makes that larger, but nothing moves what has its place.
-pub(crate) fn replayed_superblock(queue: &Queue, before: &Superblock) -> Result<Superblock> {
-    let sb = read_superblock(queue)?;
-    check_size(&sb, queue)?;
-    let (old, new) = (before.geometry(), sb.geometry());
-    let other = match new.places_differ(old) {
-        None if sb.journal() != before.journal() => Some("place of the journal"),
-        None if new.blocks_count < old.blocks_count => Some("number of blocks"),
-        other => other,
-    };
-    match other {
-        None => Ok(sb),
-        Some(what) => Err(FsError::Corrupt(format!(
-            "the superblock in the journal has another {what} than the one that led to it"
-        ))),
-    }
-}
-
-fn recover_journal(
-    queue: &Arc<Queue>,
-    sb: &Superblock,
-    map: &JournalMap,
-    how: Recover,
-    report: &mut MountReport,
-) -> Result<Overlay> {
-    let size = sb.geometry().block_size;
-    let recovered = steadfs_jbd2::recover(queue, size, map, how, IoTag::default());
-    let recovered = recovered.map_err(journal_error)?;
-    report.replayed_blocks = recovered.summary.blocks;
-    report.replayed_transactions = recovered.summary.transactions.into();
-    Ok(recovered.overlay)
-}
-
-/// Where the journal's blocks lie. Read straight from the device: the journal inode is never part of
-/// a transaction, so it is right before replay as after.
-fn journal_map(queue: &Arc<Queue>, sb: &Superblock) -> Result<JournalMap> {
-    let JournalPlace::Inode(ino) = sb.journal() else {
-        return Err(FsError::Corrupt("the volume has no journal".to_owned()));
-    };
-    crate::journal_inode::map(queue, sb, ino)
 }
 
 #[cfg(test)]

@@ -49,6 +49,10 @@ pub struct MountOptions {
     pub read_only: bool,
     /// `noload`: the journal is not replayed; needs `ro`.
     pub no_replay: bool,
+    /// `sb=`: the superblock to use, in units of 1 KiB; `None`: the first one.
+    pub sb: Option<u64>,
+    /// For programs that only read: what reading can do without may be damaged or missing. Needs `read_only`.
+    pub salvage: bool,
     /// `data=`.
     pub data: Option<DataMode>,
     /// `commit=`: seconds between commits; 0 stands for the default of 5.
@@ -138,6 +142,8 @@ impl Default for MountOptions {
         Self {
             read_only: false,
             no_replay: false,
+            sb: None,
+            salvage: false,
             data: None,
             commit_secs: DEFAULT_COMMIT_SECS,
             min_batch_us: 0,
@@ -263,6 +269,7 @@ impl MountOptions {
         let fixed = [
             ("data", self.data != new.data),
             ("noload", self.no_replay != new.no_replay),
+            ("sb", self.sb != new.sb),
             (
                 "journal_checksum",
                 self.journal_checksum != new.journal_checksum,
@@ -337,6 +344,7 @@ impl MountOptions {
             ("resuid", self.resuid.map(u64::from)),
             ("resgid", self.resgid.map(u64::from)),
             ("max_dir_size_kb", self.max_dir_kib),
+            ("sb", self.sb),
         ];
         for (name, value) in numbers {
             if let Some(value) = value {

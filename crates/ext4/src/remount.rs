@@ -11,12 +11,12 @@ use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::disk::Superblock;
 use crate::disk::features::Incompat;
+use crate::disk::superblock::SUPERBLOCK_OFFSET;
 use crate::fs::Ext4;
-use crate::mount::{
-    MountReport, no_thread, recover_to_device, replayed_superblock, superblock_bytes,
-    why_only_readable,
-};
+use crate::mount::{MountReport, no_thread, why_only_readable};
 use crate::options::MountOptions;
+use crate::replay::{recover_to_device, replayed_superblock};
+use crate::superblock::superblock_bytes;
 use crate::tuning::{stripe, tuning, warn_of_idle_threshold};
 
 /// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
@@ -173,6 +173,11 @@ impl Ext4 {
         if self.stopped.lock().is_some() {
             return Err(FsError::Stopped(self.why_stopped()));
         }
+        if let Some(why) = &self.only_read {
+            return Err(FsError::BadOption(format!(
+                "{why}; the volume stays read-only: repair it with e2fsck"
+            )));
+        }
         let why = why_only_readable(&self.sb.lock());
         if !why.is_empty() {
             return Err(FsError::OnlyReadable(why.join("; ")));
@@ -193,7 +198,10 @@ impl Ext4 {
             self.apply(old.clone());
             self.end_tasks();
         }
-        begun.map(drop)
+        begun.map(drop)?;
+        // Written by now, whichever it was opened by.
+        self.super_at.store(SUPERBLOCK_OFFSET, Ordering::Release);
+        Ok(())
     }
 
     /// The device becomes writable, and what lies over it moves into it.
@@ -206,19 +214,22 @@ impl Ext4 {
         // What a replay changes below does not pass this volume's queue.
         self.queue.end_read_ahead();
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
-        let bytes = superblock_bytes(&below)?;
+        let at = self.super_at.load(Ordering::Acquire);
+        let bytes = superblock_bytes(&below, at)?;
         if bytes != *self.seen.lock() {
             return Err(FsError::BadOption(
                 "another program has changed the volume since it was mounted; unmount and mount again"
                     .to_owned(),
             ));
         }
-        let mut sb = Superblock::parse(&bytes)?;
-        if self.txns.is_journaled() && sb.features().incompat.contains(Incompat::NEEDS_RECOVERY) {
+        let sb = Superblock::parse(&bytes)?;
+        let is_copy = at != SUPERBLOCK_OFFSET;
+        let dirty = sb.features().incompat.contains(Incompat::NEEDS_RECOVERY);
+        if self.txns.is_journaled() && (dirty || is_copy) {
             recover_to_device(&below, &sb, &mut MountReport::default())?;
             // The same that the overlay has shown since the mount.
-            sb = replayed_superblock(&below, &sb)?;
-            *self.seen.lock() = superblock_bytes(&below)?;
+            let sb = replayed_superblock(&below, &sb, is_copy)?;
+            *self.seen.lock() = superblock_bytes(&below, SUPERBLOCK_OFFSET)?;
             *self.sb.lock() = sb;
         }
         if let Some(overlay) = &self.overlay {

@@ -81,6 +81,9 @@ pub enum State {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[expect(missing_docs, reason = "the names are dump.f2fs's")]
 pub struct Numbers {
+    /// What is wrong with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wrong: Option<String>,
     /// Which pack it is: 0 or 1.
     pub pack: u32,
     pub checkpoint_ver: u64,
@@ -183,7 +186,9 @@ fn describe(superblock: &Superblock, checkpoint: State) -> Inspection {
 
 fn numbers(current: &Current) -> Numbers {
     let cp = &current.checkpoint;
+    let wrong = current.unreadable.as_ref().or(current.unwritable.as_ref());
     Numbers {
+        wrong: wrong.map(ToString::to_string),
         pack: current.pack,
         checkpoint_ver: cp.version,
         flags: flag_names(cp.flags),
@@ -295,6 +300,9 @@ impl Display for Numbers {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let mut line = |name: &str, value: &dyn Display| writeln!(f, "{name:<28}{value}");
         line("Checkpoint pack:", &(self.pack + 1))?;
+        if let Some(wrong) = &self.wrong {
+            line("Checkpoint is wrong:", wrong)?;
+        }
         line(
             "Checkpoint version:",
             &format!("{:#x}", self.checkpoint_ver),

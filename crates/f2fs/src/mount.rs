@@ -41,6 +41,8 @@ pub struct MountReport {
     pub orphans: u64,
     /// Why the volume can only be read.
     pub read_only_because: Vec<String>,
+    /// What is damaged or missing, and was passed over.
+    pub warnings: Vec<String>,
 }
 
 impl F2fs {
@@ -60,9 +62,8 @@ impl F2fs {
         let device_read_only = queue.geometry().read_only;
         choose_mode(&superblock, &options, device_read_only, &mut report)?;
         options.check_features(superblock.features())?;
-        check_size(&superblock, &queue)?;
-        let current = checkpoint::load(&queue, superblock.layout())?;
         let mut options = options;
+        let current = load(&superblock, &queue, &options, &mut report)?;
         options.settle(current.checkpoint.user_blocks);
         report.orphans = current.orphans.len() as u64;
         let flags = current.checkpoint.flags;
@@ -71,7 +72,16 @@ impl F2fs {
         queue.limit_read_ahead(sizes.read_ahead);
         let mut fs = Self::assemble(queue, superblock, current, options, sizes);
         if recover && fs.read_only.load(Ordering::Acquire) {
-            let found = fs.find_fsynced(IoTag::default())?;
+            let found = match fs.find_fsynced(IoTag::default()) {
+                Err(error) if fs.options.read().salvage => {
+                    report.warnings.push(format!(
+                        "what fsync wrote after the last checkpoint cannot be followed ({error}): files are as of the \
+                         checkpoint"
+                    ));
+                    Recovered::default()
+                }
+                found => found?,
+            };
             report.recovered_files = found.files();
             report.recovered_nodes = found.nodes();
             // What was looked at on the way was the checkpoint's.
@@ -164,7 +174,35 @@ fn metadata_budget(sizes: CacheSizes) -> usize {
     usize::try_from(sizes.metadata).unwrap_or(usize::MAX)
 }
 
-fn check_size(superblock: &Superblock, queue: &Queue) -> Result<()> {
+/// The checkpoint: all right where the volume is to be written, else with what reading depends on.
+fn load(
+    superblock: &Superblock,
+    queue: &Queue,
+    options: &MountOptions,
+    report: &mut MountReport,
+) -> Result<Current> {
+    let size = check_size(superblock, queue);
+    let current = checkpoint::load(queue, superblock.layout())?;
+    if !options.read_only {
+        size?;
+        return current.for_writing();
+    }
+    if let Some(error) = &current.unreadable {
+        if !options.salvage {
+            return Err(error.clone());
+        }
+        report.warnings.push(format!(
+            "{error}: of the files that changed last there may be an older state"
+        ));
+    }
+    let passed = size.err().into_iter().chain(current.unwritable.clone());
+    report
+        .warnings
+        .extend(passed.map(|error| error.to_string()));
+    Ok(current)
+}
+
+pub(crate) fn check_size(superblock: &Superblock, queue: &Queue) -> Result<()> {
     let blocks = superblock.layout().block_count;
     let size = queue.geometry().size;
     if blocks > size / BLOCK_SIZE as u64 {

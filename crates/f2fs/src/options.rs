@@ -123,6 +123,8 @@ impl Unusable {
 pub struct MountOptions {
     /// `ro`.
     pub read_only: bool,
+    /// For programs that only read: what reading can do without may be damaged or missing. Needs `read_only`.
+    pub salvage: bool,
     /// `norecovery`, `disable_roll_forward`: what fsync wrote after the checkpoint is not looked for.
     pub no_recovery: bool,
     /// `user_xattr`: attributes of users are offered.
@@ -198,6 +200,7 @@ impl Default for MountOptions {
     fn default() -> Self {
         Self {
             read_only: false,
+            salvage: false,
             no_recovery: false,
             user_xattr: None,
             acl: None,

@@ -12,7 +12,7 @@ use steadfs_vfs::{Cx, FsError, Result};
 use crate::checkpoint;
 use crate::disk::superblock::StopReason;
 use crate::fs::F2fs;
-use crate::mount::{MountReport, why_only_readable};
+use crate::mount::{MountReport, check_size, why_only_readable};
 use crate::options::{MountOptions, Unusable};
 
 /// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
@@ -142,12 +142,13 @@ impl F2fs {
         // Those of the flusher and of what the options ask for.
         let threads = 1 + self.helpers_for(new).count();
         steadfs_rt::check_threads(threads).map_err(FsError::no_thread)?;
+        check_size(&self.superblock, &self.queue)?;
         let device = self.queue.device();
         device.make_writable().map_err(FsError::BadOption)?;
         // What a recovery changes does not pass this volume's queue.
         self.queue.end_read_ahead();
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
-        let now = checkpoint::load(&below, &self.layout)?;
+        let now = checkpoint::load(&below, &self.layout)?.for_writing()?;
         if now.checkpoint != self.checkpoints.last() {
             return refuse(
                 "another program has changed the volume since it was mounted; unmount and mount again",

@@ -95,7 +95,7 @@ impl F2fs {
     /// Reads the segments, once.
     pub(crate) fn read_segments(&self, tag: IoTag) -> Result<()> {
         if self.segments.get().is_none() {
-            let current = checkpoint::load(&self.queue, &self.layout)?;
+            let current = checkpoint::load(&self.queue, &self.layout)?.for_writing()?;
             let segments = Segments::load(
                 &self.layout,
                 &current.checkpoint,

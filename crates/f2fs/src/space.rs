@@ -95,13 +95,15 @@ impl std::ops::Add for Need {
 impl Counts {
     /// As a checkpoint has them.
     fn of(layout: &Layout, checkpoint: &Checkpoint) -> Self {
+        // A volume that is only read may have wrong ones, which are shown and never decide anything.
+        let possible = |blocks: u64| blocks.min(layout.main_blocks().into());
         Self {
-            user_blocks: checkpoint.user_blocks,
-            valid_blocks: checkpoint.valid_blocks,
+            user_blocks: possible(checkpoint.user_blocks),
+            valid_blocks: possible(checkpoint.valid_blocks),
             max_nodes: u64::from(layout.max_nid).saturating_sub(RESERVED_NODES),
             valid_nodes: checkpoint.valid_nodes.into(),
             valid_inodes: checkpoint.valid_inodes.into(),
-            before: checkpoint.valid_blocks,
+            before: possible(checkpoint.valid_blocks),
             ..Self::default()
         }
     }

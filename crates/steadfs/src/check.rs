@@ -13,7 +13,8 @@ use steadfs_ext4::check as ext4;
 use steadfs_f2fs::check as f2fs;
 
 use crate::Options;
-use crate::volume::{Error, Kind, failed, kind_within, open_device};
+use crate::probe::{Kind, failed, kind_within};
+use crate::volume::{Error, open_device};
 
 /// What a check found in a volume of either kind.
 #[derive(Debug)]
@@ -145,28 +146,38 @@ impl BlockSource for QueueSource<'_> {
 /// checkpoint has it. `heard` is told of the bytes read.
 pub fn check(path: &Path, options: &Options, heard: &mut dyn FnMut(u64)) -> Result<Checked, Error> {
     let mut options = options.clone();
-    options.set_read_only(true);
+    options.set_salvage();
     let device: Arc<dyn Device> = Arc::new(open_device(path, &options)?);
     let queue = Queue::new(Arc::clone(&device), QueueOptions::default());
+    let refused = |why: String| Error::Unchecked {
+        path: path.to_owned(),
+        why,
+    };
     if kind_within(&queue, &options).map_err(|error| failed(path, error))? == Kind::F2fs {
         let source = QueueSource::new(Arc::new(queue), heard);
         let report = f2fs::check(&source, &f2fs::Options::default());
-        return Ok(Checked::F2fs { report });
+        return match &report.refused {
+            Some(why) => Err(refused(why.to_string())),
+            None => Ok(Checked::F2fs { report }),
+        };
     }
-    let view = match options.ext4.no_replay {
-        true => Ok((Arc::new(queue), MountReport::default())),
-        false => steadfs_ext4::replayed_view(device),
-    };
-    let (queue, replayed) = view.map_err(|error| Error::Volume {
-        path: path.to_owned(),
-        error,
-    })?;
+    let view = steadfs_ext4::replayed_view(device, &options.ext4);
+    let view = view.map_err(|error| failed(path, error))?;
+    let default = ext4::Options::default();
     let how = ext4::Options {
-        // After a replay the superblock's counts are those of the last mount.
-        after_crash: replayed.replayed_transactions > 0,
-        ..ext4::Options::default()
+        // After a replay the superblock's counts are those of the last mount, and a copy's are older.
+        after_crash: view.report.replayed_transactions > 0 || view.super_at != default.super_at,
+        super_at: view.super_at,
+        unreplayed: view.unreplayed.map(|error| error.to_string()),
+        ..default
     };
-    let source = QueueSource::new(queue, heard);
+    let source = QueueSource::new(view.queue, heard);
     let report = ext4::check(&source, &how);
-    Ok(Checked::Ext4 { report, replayed })
+    match &report.refused {
+        Some(why) => Err(refused(why.to_string())),
+        None => Ok(Checked::Ext4 {
+            report,
+            replayed: view.report,
+        }),
+    }
 }

@@ -8,7 +8,8 @@ use serde::Serialize;
 use steadfs_block::{Queue, QueueOptions};
 
 use crate::Options;
-use crate::volume::{Error, Kind, failed, kind_on, open_device};
+use crate::probe::{Kind, failed, kind_on};
+use crate::volume::{Error, open_device};
 
 /// What can be said of a volume of either kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -33,16 +34,18 @@ impl fmt::Display for Inspection {
 /// an image file or block device say. Nothing is replayed or written.
 pub fn inspect(path: &Path, options: &Options) -> Result<Inspection, Error> {
     let mut options = options.clone();
-    options.set_read_only(true);
+    options.set_salvage();
     let device = Arc::new(open_device(path, &options)?);
     let queue = Queue::new(device, QueueOptions::default());
-    let inspected = kind_on(&queue).and_then(|kind| {
-        Ok(match kind {
-            Kind::F2fs => Inspection::F2fs(Box::new(steadfs_f2fs::inspect::inspect(&queue)?)),
-            Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {
-                Inspection::Ext4(Box::new(steadfs_ext4::inspect::inspect(&queue)?))
-            }
-        })
-    });
+    let kind = kind_on(&queue, &options).map_err(|error| failed(path, error))?;
+    let inspected = match kind {
+        Kind::F2fs => steadfs_f2fs::inspect::inspect(&queue)
+            .map(Box::new)
+            .map(Inspection::F2fs),
+        Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {
+            let seen = steadfs_ext4::inspect::inspect(&queue, &options.ext4);
+            seen.map(Box::new).map(Inspection::Ext4)
+        }
+    };
     inspected.map_err(|error| failed(path, error))
 }

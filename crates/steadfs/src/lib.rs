@@ -3,12 +3,14 @@
 mod check;
 mod fill;
 mod format;
+pub mod image;
 mod inspect;
 mod io;
 mod io_options;
 mod memory;
 mod mount;
 mod options;
+mod probe;
 pub mod tools;
 mod volume;
 
@@ -20,6 +22,7 @@ pub use io::{Caller, Io};
 pub use io_options::IoOptions;
 pub use mount::mount;
 pub use options::{FuseTransport, IoEngine, MIN_CACHE_SIZE, MountFlags, Options, SECTOR};
+pub use probe::{Kind, probe};
 pub use steadfs_block::{DeviceModel, OpenError, Policy, QueueSettings};
 pub use steadfs_ext4::MountOptions;
 pub use steadfs_ext4::format::{FormatError, FormatOptions, FormatReport};
@@ -31,4 +34,4 @@ pub use steadfs_fuse::{
     AwaitedEnding, Ended, EndingPlace, FileId, MountEntry, MountError, MountHandle, Mounted,
     SyncError, Synced, Unmount, uring_hint,
 };
-pub use volume::{Error, Kind, OpenReport, Volume, probe};
+pub use volume::{Error, OpenReport, Volume};

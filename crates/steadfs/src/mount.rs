@@ -7,7 +7,8 @@ use steadfs_fuse::{MountFlags, MountOptions, Mounted, Transport};
 use steadfs_vfs::options::items;
 use steadfs_vfs::{Control, FsError, Layer, Prepared, WithControl};
 
-use crate::volume::{Error, Kind, Volume};
+use crate::probe::Kind;
+use crate::volume::{Error, Volume};
 use crate::{FuseTransport, Io, Options};
 
 /// What a mount adds to its volume's options: those of its I/O, and those that hold as long as it does.

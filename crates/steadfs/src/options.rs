@@ -13,7 +13,7 @@ use steadfs_vfs::options::{Refusals, apply, item, items, no_effect_because, unkn
 use steadfs_vfs::{FsError, Result};
 
 use crate::io_options::{IO_TABLE, IoOptions};
-use crate::volume::{Kind, probe};
+use crate::probe::{Kind, probe};
 use table::TABLE;
 
 /// How the device is accessed.
@@ -263,6 +263,13 @@ impl Options {
     pub fn set_read_only(&mut self, read_only: bool) {
         self.ext4.read_only = read_only;
         self.f2fs.read_only = read_only;
+    }
+
+    /// For programs that only read, and mount nothing: what reading can do without may be damaged or missing.
+    pub fn set_salvage(&mut self) {
+        self.set_read_only(true);
+        self.ext4.salvage = true;
+        self.f2fs.salvage = true;
     }
 
     /// Whether the volume is only to be read.

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use steadfs_base::IoTag;
 use steadfs_block::{
     Device, Engine, FileDevice, ModelDevice, OpenError, OpenOptions, Queue, QueueOptions,
 };
@@ -13,7 +12,9 @@ use steadfs_fuse::{BlockDevice, FileId};
 use steadfs_vfs::{FileSystem, FsError};
 use thiserror::Error;
 
+use crate::image::Found;
 use crate::memory::default_cache_size;
+use crate::probe::{Kind, Unopened, failed, kind_within};
 use crate::{Io, IoEngine, Options};
 
 /// Why a volume could not be opened, mounted or closed.
@@ -22,13 +23,21 @@ pub enum Error {
     /// The device could not be opened.
     #[error("{0}")]
     Open(#[from] OpenError),
-    /// What is on the device is not a volume we know.
-    #[error("{}: {what}", path.display())]
-    Unknown {
+    /// What is on the device is no volume.
+    #[error("{}: {found}", path.display())]
+    NoVolume {
         /// The device.
         path: PathBuf,
         /// What was found.
-        what: String,
+        found: Found,
+    },
+    /// The volume was not checked: that says nothing about whether it is damaged.
+    #[error("{}: not checked: {why}", path.display())]
+    Unchecked {
+        /// The device.
+        path: PathBuf,
+        /// Why.
+        why: String,
     },
     /// The volume refused.
     #[error("{}: {error}", path.display())]
@@ -53,31 +62,6 @@ impl Error {
     }
 }
 
-/// The kind of file system on a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// No journal, no extents.
-    Ext2,
-    /// A journal, no extents.
-    Ext3,
-    /// Any feature that came later.
-    Ext4,
-    /// The flash-friendly file system.
-    F2fs,
-}
-
-impl Kind {
-    /// The name that mount(8) knows.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ext2 => "ext2",
-            Self::Ext3 => "ext3",
-            Self::Ext4 => "ext4",
-            Self::F2fs => "f2fs",
-        }
-    }
-}
-
 /// What opening a volume found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenReport {
@@ -95,6 +79,8 @@ pub struct OpenReport {
     pub defaults_passed_over: Vec<String>,
     /// What the volume says of itself because of which it should be checked, though it can be written.
     pub check_because: Option<&'static str>,
+    /// What is damaged or missing, and was passed over.
+    pub warnings: Vec<String>,
 }
 
 impl From<steadfs_ext4::MountReport> for OpenReport {
@@ -106,6 +92,7 @@ impl From<steadfs_ext4::MountReport> for OpenReport {
             read_only_because: report.read_only_because,
             defaults_passed_over: report.defaults_passed_over,
             check_because: report.check_because,
+            warnings: report.warnings,
             ..Self::default()
         }
     }
@@ -117,6 +104,7 @@ impl From<steadfs_f2fs::MountReport> for OpenReport {
             recovered_files: report.recovered_files,
             orphans: report.orphans,
             read_only_because: report.read_only_because,
+            warnings: report.warnings,
             ..Self::default()
         }
     }
@@ -151,106 +139,6 @@ pub(crate) fn open_device(path: &Path, options: &Options) -> Result<FileDevice, 
     Ok(FileDevice::open(path, open)?)
 }
 
-/// What kind of file system is on an image file or block device.
-pub fn probe(path: &Path, options: &Options) -> Result<Kind, Error> {
-    let mut options = options.clone();
-    options.set_read_only(true);
-    let device = Arc::new(open_device(path, &options)?);
-    let queue = Queue::new(device, QueueOptions::default());
-    kind_on(&queue).map_err(|error| failed(path, error))
-}
-
-/// Offset of the ext family's superblock and of f2fs's first one from the volume's first byte.
-const SUPERBLOCK: usize = 1024;
-/// Offset of f2fs's second one.
-const SECOND: usize = 4096 + SUPERBLOCK;
-
-/// Bytes of the smallest volume there is: without them there is no superblock.
-const SMALLEST: u64 = 2048;
-
-/// What kind of file system is on a device, by its magic numbers: the ext family's before f2fs's,
-/// whose second superblock the making of another volume may leave.
-pub(crate) fn kind_on(queue: &Queue) -> Result<Kind, FsError> {
-    use steadfs_f2fs::disk::Superblock as F2fsSuperblock;
-    let size = queue.geometry().size;
-    if size < SMALLEST {
-        let why = format!("no ext2, ext3, ext4 or f2fs volume: {size} bytes are too few for one");
-        return Err(FsError::BadOption(why));
-    }
-    // The ext family's own words for a device that cannot be read.
-    let ext = steadfs_ext4::read_superblock(queue);
-    if size >= 8192 && matches!(&ext, Err(FsError::Corrupt(why)) if why.contains("magic")) {
-        let blocks = queue
-            .read(0, 8192, IoTag::default())
-            .map_err(|error| FsError::Io(error.to_string()))?;
-        let f2fs = [SUPERBLOCK, SECOND]
-            .iter()
-            .any(|&at| F2fsSuperblock::has_magic(&blocks[at..]));
-        if f2fs {
-            return Ok(Kind::F2fs);
-        }
-    }
-    Ok(kind_of(&ext?))
-}
-
-/// The same, of a volume that `sizelimit=` does not cut off.
-pub(crate) fn kind_within(queue: &Queue, options: &Options) -> Result<Kind, FsError> {
-    let kind = kind_on(queue)?;
-    let Some(limit) = options.size_limit else {
-        return Ok(kind);
-    };
-    let size = match kind {
-        Kind::F2fs => {
-            let superblock = steadfs_f2fs::read_superblock(queue)?;
-            let block_size = steadfs_f2fs::disk::BLOCK_SIZE as u64;
-            superblock.layout().block_count.checked_mul(block_size)
-        }
-        Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {
-            let superblock = steadfs_ext4::read_superblock(queue)?;
-            let geo = superblock.geometry();
-            geo.blocks_count.checked_mul(geo.block_size.bytes_u64())
-        }
-    };
-    match size {
-        Some(size) if size > limit => Err(FsError::BadOption(format!(
-            "option sizelimit={limit}: the volume has {size} bytes"
-        ))),
-        _ => Ok(kind),
-    }
-}
-
-/// The error of a volume that is none, or that refused.
-pub(crate) fn failed(path: &Path, error: FsError) -> Error {
-    let path = path.to_owned();
-    match error {
-        FsError::Corrupt(why) if why.contains("magic") => Error::Unknown {
-            path,
-            what: "no ext2, ext3, ext4 or f2fs volume (wrong magic number); is it a partitioned \
-                   disk? Then say where the volume begins with -o offset=BYTES"
-                .to_owned(),
-        },
-        error => Error::Volume { path, error },
-    }
-}
-
-fn kind_of(sb: &steadfs_ext4::disk::Superblock) -> Kind {
-    use steadfs_ext4::disk::features::{Compat, Incompat, RoCompat};
-    let features = sb.features();
-    let ext3_incompat = Incompat::FILETYPE
-        .union(Incompat::NEEDS_RECOVERY)
-        .union(Incompat::META_BG);
-    let ext3_ro = RoCompat::SPARSE_SUPER.union(RoCompat::LARGE_FILE);
-    let later = features.incompat.without(ext3_incompat).0 != 0
-        || features.ro_compat.without(ext3_ro).0 != 0;
-    if later {
-        Kind::Ext4
-    } else if features.compat.contains(Compat::HAS_JOURNAL) {
-        Kind::Ext3
-    } else {
-        Kind::Ext2
-    }
-}
-
 type Opened = (Kind, Arc<dyn FileSystem>, OpenReport, u32, Arc<Queue>);
 
 /// Opens whatever volume is on a device.
@@ -258,7 +146,7 @@ fn open_on(
     device: Arc<dyn Device>,
     sizes: CacheSizes,
     options: &Options,
-) -> Result<Opened, FsError> {
+) -> Result<Opened, Unopened> {
     let queue = Queue::new(Arc::clone(&device), QueueOptions::default());
     let kind = kind_within(&queue, options)?;
     options.fits(kind)?;

@@ -25,6 +25,15 @@ const MAX_DIRS: usize = 60;
 const MAX_FILES: usize = 400;
 const MAX_ENTRIES: usize = 2000;
 
+/// As programs that only read open a volume.
+fn reading() -> MountOptions {
+    MountOptions {
+        read_only: true,
+        salvage: true,
+        ..MountOptions::default()
+    }
+}
+
 /// What came of a case.
 #[derive(Debug, Default)]
 pub struct Outcome {
@@ -160,7 +169,10 @@ impl Trial {
     fn inspect(&mut self, image: &Image) -> u32 {
         let device = Arc::new(ImageDevice::new(image.clone()));
         let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());
-        let seen = self.note("inspect", steadfs_ext4::inspect::inspect(&queue));
+        let seen = self.note(
+            "inspect",
+            steadfs_ext4::inspect::inspect(&queue, &reading()),
+        );
         let mut errors = 0;
         if let Some(seen) = seen {
             if format!("{seen}").is_empty() {
@@ -175,31 +187,38 @@ impl Trial {
     /// The checker's findings; nothing if the volume cannot even be looked at.
     fn check(&mut self, image: &Image) -> Option<Vec<Issue>> {
         let device = Arc::new(ImageDevice::new(image.clone()));
-        let view = replayed_view(Arc::clone(&device) as Arc<dyn Device>);
-        let (queue, replayed) = self.note("replay for the checker", view)?;
+        let view = replayed_view(Arc::clone(&device) as Arc<dyn Device>, &reading());
+        let view = self.note("replay for the checker", view)?;
         let options = check::Options {
-            after_crash: replayed.replayed_transactions > 0,
+            after_crash: view.report.replayed_transactions > 0,
+            super_at: view.super_at,
+            unreplayed: view.unreplayed.map(|error| error.to_string()),
             memory_limit: 32 << 20,
             ..check::Options::default()
         };
-        let report = check::check(&QueueSource(queue), &options);
+        let report = check::check(&QueueSource(view.queue), &options);
         if device.writes() > 0 {
             self.wrong("the checker writes".to_owned());
         }
         self.no_strays("check", &device);
-        Some(report.issues)
+        report.refused.is_none().then_some(report.issues)
     }
 
-    /// Mounts for reading and looks at everything.
+    /// Opens for reading and looks at everything: as a mount does, and as programs that pass damage over.
     fn look(&mut self) {
-        let device = Arc::new(ImageDevice::new(self.image.clone()));
-        let options = MountOptions {
+        self.look_with(MountOptions {
             read_only: true,
             ..MountOptions::default()
-        };
+        });
+        self.look_with(reading());
+    }
+
+    fn look_with(&mut self, options: MountOptions) {
+        let device = Arc::new(ImageDevice::new(self.image.clone()));
+        let is_mount = !options.salvage;
         let opened = open(&device, options);
         if let Some(fs) = self.note("mount ro", opened) {
-            self.outcome.mounted[0] = true;
+            self.outcome.mounted[0] |= is_mount;
             self.walk(&*fs);
             let closed = fs.unmount();
             self.note("unmount ro", closed);

@@ -435,12 +435,18 @@ pub fn exercise_f2fs(image: &Image) -> Outcome {
 }
 
 fn look(trial: &mut Trial, device: &Arc<ImageDevice>) {
-    let options = MountOptions::parse("ro").expect("an option");
-    let opened = F2fs::open(Arc::clone(device) as _, options, CacheSizes::of(CACHE));
-    if let Some((fs, _)) = trial.note("mount", opened) {
-        trial.outcome.mounted[0] = true;
-        trial.walk(&*fs);
-        let closed = fs.unmount();
-        trial.note("unmount", closed);
+    for salvage in [false, true] {
+        let options = MountOptions {
+            read_only: true,
+            salvage,
+            ..MountOptions::default()
+        };
+        let opened = F2fs::open(Arc::clone(device) as _, options, CacheSizes::of(CACHE));
+        if let Some((fs, _)) = trial.note("mount", opened) {
+            trial.outcome.mounted[0] |= !salvage;
+            trial.walk(&*fs);
+            let closed = fs.unmount();
+            trial.note("unmount", closed);
+        }
     }
 }

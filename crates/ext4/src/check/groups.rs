@@ -7,6 +7,7 @@ use crate::disk::features::{Compat, Incompat, RoCompat};
 use crate::disk::group_desc::{BLOCK_UNINIT, INODE_UNINIT};
 use crate::disk::superblock::JournalPlace;
 use crate::disk::{DiskError, GroupDesc, GroupNo, MIN_DESC_SIZE, Structure};
+use crate::mballoc::desc_from_copies;
 
 impl Checker<'_> {
     pub(super) fn check_superblock(&mut self) {
@@ -118,13 +119,16 @@ impl Checker<'_> {
                 loaded = Some(n);
             }
             let slot = &block[offset..offset + usize::from(self.geo.desc_size)];
-            let checksum = GroupDesc::verify_checksum(&self.geo, group, slot);
             let desc = GroupDesc::decode(&self.geo, slot);
-            if let Err(error) = checksum {
+            let checksum = GroupDesc::verify_checksum(&self.geo, group, slot);
+            let valid = desc.validate(&self.geo, group);
+            let is_right = checksum.is_ok() && valid.is_ok();
+            for error in [checksum, valid].into_iter().filter_map(Result::err) {
                 self.issue(Issue::GroupDesc(error));
             }
+            let copy = (!is_right).then(|| self.places_of_copy(group, desc));
             // Judged below: places one by one, counts at the end.
-            self.descs.push(desc);
+            self.descs.push(copy.unwrap_or(desc));
         }
         self.claim_overheads();
         for group in self.geo.groups() {
@@ -135,6 +139,24 @@ impl Checker<'_> {
         {
             self.used.claim(&self.geo, block, 1);
         }
+    }
+
+    /// A descriptor that breaks a rule with the places that a copy of it has, if one verifies: what it says about
+    /// itself was told, and what lies in its group can be checked.
+    fn places_of_copy(&self, group: GroupNo, stored: GroupDesc) -> GroupDesc {
+        let size = self.geo.block_size;
+        let copy = desc_from_copies(&self.geo, group, |at| {
+            let mut block = vec![0; size.bytes()];
+            let offset = size.offset_of(at);
+            let fits = offset + size.bytes_u64() <= self.src.size_bytes();
+            (fits && self.src.read(offset, &mut block).is_ok()).then_some(block)
+        });
+        copy.map_or(stored, |copy| GroupDesc {
+            block_bitmap: copy.block_bitmap,
+            inode_bitmap: copy.inode_bitmap,
+            inode_table: copy.inode_table,
+            ..stored
+        })
     }
 
     fn claim_overheads(&mut self) {
@@ -154,9 +176,6 @@ impl Checker<'_> {
     /// Checks where a group's metadata lies and marks it. Places that cannot be are forgotten.
     fn check_group(&mut self, group: GroupNo) {
         let mut desc = self.descs[group.0 as usize];
-        if let Err(error) = desc.validate(&self.geo, group) {
-            self.issue(Issue::GroupDesc(error));
-        }
         let uninit = desc.flags & (INODE_UNINIT | BLOCK_UNINIT);
         if uninit != 0 && !self.geo.has_group_checksums() {
             let rule = "uninitialised without checksums";

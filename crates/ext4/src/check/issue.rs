@@ -29,17 +29,11 @@ pub enum Issue {
     /// The superblock breaks a rule, or its checksum is wrong.
     #[error("{0}")]
     Superblock(DiskError),
-    /// The volume has features that are not understood: nothing was checked.
-    #[error("the volume has features that are not understood: {names}")]
-    Unsupported {
-        /// Their names.
-        names: String,
-    },
-    /// The check would take more memory than allowed: nothing was checked.
-    #[error("checking this volume takes {needed} bytes of memory")]
-    TooLarge {
-        /// Bytes needed.
-        needed: u64,
+    /// What the journal holds could not be laid over the volume, which was checked without it.
+    #[error("the journal cannot be replayed: {why}")]
+    Unreplayed {
+        /// Why.
+        why: String,
     },
     /// More than half of the volume is reserved.
     #[error("superblock: {reserved} blocks are reserved of {blocks}")]

@@ -33,11 +33,13 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfs_base::DevBlock;
+use thiserror::Error;
 
 use crate::disk::dir_entry::DirLayout;
 use crate::disk::features::{self, Incompat, MountMode, RoCompat};
 use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use crate::disk::{Geometry, GroupDesc, Superblock};
+use crate::superblock;
 
 pub use issue::Issue;
 pub use steadfs_block::BlockSource;
@@ -48,11 +50,15 @@ use tables::{Dir, InodeTable, Run, UsedBlocks};
 pub struct Options {
     /// Keep at most this many issues; the rest is counted.
     pub max_issues: usize,
-    /// Refuse ([`Issue::TooLarge`]) volumes that could need more bytes of memory than this.
+    /// Refuse ([`Refusal::TooLarge`]) volumes that could need more bytes of memory than this.
     pub memory_limit: u64,
     /// The journal was just replayed: counts in the superblock, which are not journaled with each
     /// change, may be old. Implied by `needs_recovery`.
     pub after_crash: bool,
+    /// First byte of the superblock to check by. Of the first one it is said all the same what is wrong with it.
+    pub super_at: u64,
+    /// Why what the journal holds is not part of what is checked, if it should be.
+    pub unreplayed: Option<String>,
 }
 
 impl Default for Options {
@@ -61,6 +67,8 @@ impl Default for Options {
             max_issues: 1000,
             memory_limit: 4 << 30,
             after_crash: false,
+            super_at: SUPERBLOCK_OFFSET,
+            unreplayed: None,
         }
     }
 }
@@ -102,9 +110,28 @@ pub struct Stats {
     pub free_inodes_off: i64,
 }
 
+/// Why a volume was not checked: that says nothing about whether it is damaged.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// It needs what is not supported.
+    #[error("not supported: {names}")]
+    Unsupported {
+        /// Names of the features.
+        names: String,
+    },
+    /// The check takes more memory than allowed.
+    #[error("checking this volume takes {needed} bytes of memory")]
+    TooLarge {
+        /// Bytes needed.
+        needed: u64,
+    },
+}
+
 /// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
+    /// Why it was not checked, or not to its end.
+    pub refused: Option<Refusal>,
     /// Everything found, in the order of the steps.
     pub issues: Vec<Issue>,
     /// Issues beyond [`Options::max_issues`].
@@ -118,29 +145,25 @@ pub struct Report {
 impl Report {
     /// Whether nothing is wrong.
     pub fn is_clean(&self) -> bool {
-        self.issues.is_empty() && self.more == 0
+        self.refused.is_none() && self.issues.is_empty() && self.more == 0
     }
 }
 
 /// Checks the volume that `src` holds.
 pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
     let mut report = Report::default();
-    let sb = match read_superblock(src) {
-        Ok(sb) => sb,
-        Err(issue) => {
-            report.issues.push(issue);
-            return report;
-        }
+    let Some(sb) = choose_superblock(src, options, &mut report) else {
+        return report;
     };
     if let MountMode::Refused { features } = features::mount_mode(sb.features()) {
         let names = features.join(", ");
-        report.issues.push(Issue::Unsupported { names });
+        report.refused = Some(Refusal::Unsupported { names });
         return report;
     }
     let geo = sb.geometry().clone();
     let needed = memory_needed(&geo);
     if needed > options.memory_limit {
-        report.issues.push(Issue::TooLarge { needed });
+        report.refused = Some(Refusal::TooLarge { needed });
         return report;
     }
     let mut checker = Checker::new(src, options, sb, geo);
@@ -149,13 +172,46 @@ pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
     checker.report
 }
 
-fn read_superblock(src: &dyn BlockSource) -> Result<Superblock, Issue> {
-    let mut bytes = [0; SUPERBLOCK_SIZE];
-    let end = SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE as u64;
-    if src.size_bytes() < end || src.read(SUPERBLOCK_OFFSET, &mut bytes).is_err() {
-        return Err(Issue::Unreadable { block: DevBlock(0) });
+/// The superblock to check by. What is wrong with the first one is an issue also where that is another.
+fn choose_superblock(
+    src: &dyn BlockSource,
+    options: &Options,
+    report: &mut Report,
+) -> Option<Superblock> {
+    let first = read_superblock(src, SUPERBLOCK_OFFSET, report);
+    if options.super_at == SUPERBLOCK_OFFSET {
+        let first = first?;
+        if let Some(names) = superblock::refused_features(&first) {
+            report.refused = Some(Refusal::Unsupported { names });
+            return None;
+        }
+        let sb = Superblock::parse_lenient(&first);
+        return sb
+            .map_err(|error| report.issues.push(Issue::Superblock(error)))
+            .ok();
     }
-    Superblock::parse_lenient(&bytes).map_err(Issue::Superblock)
+    if let Some(Err(error)) = first.map(|bytes| Superblock::parse(&bytes)) {
+        report.issues.push(Issue::Superblock(error));
+    }
+    let copy = read_superblock(src, options.super_at, report)?;
+    let sb = Superblock::parse(&copy);
+    sb.map_err(|error| report.issues.push(Issue::Superblock(error)))
+        .ok()
+}
+
+fn read_superblock(
+    src: &dyn BlockSource,
+    at: u64,
+    report: &mut Report,
+) -> Option<[u8; SUPERBLOCK_SIZE]> {
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    let end = at.saturating_add(SUPERBLOCK_SIZE as u64);
+    if src.size_bytes() < end || src.read(at, &mut bytes).is_err() {
+        let block = DevBlock(0);
+        report.issues.push(Issue::Unreadable { block });
+        return None;
+    }
+    Some(bytes)
 }
 
 /// The most that the tables can grow to.
@@ -219,6 +275,9 @@ impl<'a> Checker<'a> {
 
     fn run(&mut self) {
         self.name_skipped();
+        if let Some(why) = self.options.unreplayed.clone() {
+            self.issue(Issue::Unreplayed { why });
+        }
         self.check_superblock();
         self.check_groups();
         self.collect_orphans();

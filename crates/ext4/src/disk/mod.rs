@@ -23,6 +23,7 @@
 
 pub mod bitmap;
 mod checksum;
+mod copies;
 pub mod dir_entry;
 mod error;
 pub mod extent;

@@ -122,6 +122,26 @@ impl Superblock {
         Ok(raw)
     }
 
+    /// Whether bytes (as for [`Superblock::parse`]) have the magic number of a superblock.
+    pub fn has_magic(bytes: &[u8]) -> bool {
+        Self::read_raw(bytes).is_ok()
+    }
+
+    /// The features that a superblock names, whatever else is in it; `None` without the magic number.
+    pub fn raw_features(bytes: &[u8]) -> Option<Features> {
+        Self::read_raw(bytes).ok().map(|raw| raw.features())
+    }
+
+    /// The superblock that a copy stands for, to be written as the first one. Nothing is known of how the volume was
+    /// left, so it does not count as cleanly unmounted.
+    #[must_use]
+    pub fn of_copy(mut self) -> Self {
+        self.raw.block_group_nr.set(0);
+        let unclean = self.state() & !STATE_CLEAN;
+        self.set_state(unclean);
+        self
+    }
+
     /// Whether the bytes are no volume's but of a journal device, which has a superblock with nothing in it.
     pub fn is_external_journal(bytes: &[u8]) -> bool {
         let raw = Self::read_raw(bytes);

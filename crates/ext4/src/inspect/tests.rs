@@ -14,7 +14,11 @@ fn look(image: &Image) -> Inspection {
         ..OpenOptions::default()
     };
     let device = FileDevice::open(image.path(), options).unwrap();
-    inspect(&Queue::new(Arc::new(device), QueueOptions::default())).unwrap()
+    inspect(
+        &Queue::new(Arc::new(device), QueueOptions::default()),
+        &MountOptions::default(),
+    )
+    .unwrap()
 }
 
 /// dumpe2fs's names and values.
@@ -238,7 +242,10 @@ fn a_journal_with_something_in_it() {
 
 fn look_at(bytes: &[u8]) -> Result<Inspection> {
     let device = Arc::new(MemDevice::from_bytes(bytes));
-    inspect(&Queue::new(device, QueueOptions::default()))
+    inspect(
+        &Queue::new(device, QueueOptions::default()),
+        &MountOptions::default(),
+    )
 }
 
 #[test]

@@ -163,6 +163,9 @@ fn line(f: &mut Formatter<'_>, name: &str, value: impl Display) -> fmt::Result {
 
 impl Display for Inspection {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if let Some(at) = self.copy_at {
+            line(f, "Superblock", format!("copy at byte {at}"))?;
+        }
         line(f, "Label", or_none(&self.label))?;
         line(f, "UUID", &self.uuid)?;
         line(f, "Features", or_none(&self.features.join(" ")))?;

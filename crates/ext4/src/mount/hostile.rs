@@ -5,8 +5,10 @@ use std::mem::offset_of;
 use steadfs_block::MemDevice;
 
 use super::*;
+use crate::disk::features::Incompat;
 use crate::disk::superblock::RawSuperblock;
 use crate::disk::test_images::{Image, judge};
+use crate::replay::replayed_view;
 
 const PLAIN: &[&str] = &["-t", "ext4", "-b", "1024", "-O", "^metadata_csum,^64bit"];
 
@@ -84,7 +86,7 @@ fn what_the_log_says_of_the_superblock_is_judged() {
     for (words, edit) in edits {
         let image = logged(edit);
         let said = |opened: Result<_>| opened.err().map(|e: FsError| e.to_string());
-        let viewed = said(replayed_view(image.device()).map(drop));
+        let viewed = said(replayed_view(image.device(), &MountOptions::default()).map(drop));
         let opened = said(open(image.device(), "").map(drop));
         // Who only looks may look at features that are none.
         let looks = words == "unsupported features" && viewed.is_none();
@@ -96,7 +98,7 @@ fn what_the_log_says_of_the_superblock_is_judged() {
     // One that has its own numbers, and was mounted once more.
     let mounts = offset_of!(RawSuperblock, mnt_count);
     let image = logged(|sb| sb[mounts] = 77);
-    replayed_view(image.device()).unwrap();
+    replayed_view(image.device(), &MountOptions::default()).unwrap();
     let (fs, report) = open(image.device(), "").unwrap();
     assert_eq!(report.replayed_blocks, 1);
     assert_eq!(fs.sb.lock().raw().mnt_count.get(), 78);

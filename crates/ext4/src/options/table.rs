@@ -10,6 +10,8 @@ use super::{
     OnError,
 };
 
+/// `sb=` of the first superblock.
+const FIRST_SB: u64 = 1;
 /// Longest commit interval: a day.
 const MAX_COMMIT_SECS: u32 = 86_400;
 /// Longest wait for company: a minute.
@@ -35,6 +37,9 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     flag("rw", |o| o.read_only = false),
     flag("noload", |o| o.no_replay = true),
     flag("norecovery", |o| o.no_replay = true),
+    value("sb", |o, v| {
+        number(v, 0..=u64::MAX >> 10).map(|n| o.sb = (n != FIRST_SB).then_some(n))
+    }),
     value("data", set_data),
     value("commit", |o, v| {
         number(v, 0..=MAX_COMMIT_SECS).map(|secs| {
@@ -181,10 +186,6 @@ pub const TABLE: &[Entry<MountOptions>] = &[
     refused("journal_dev", EXTERNAL),
     refused("journal_path", EXTERNAL),
     refused("nouid32", "owners are always kept with 32 bits"),
-    refused(
-        "sb",
-        "the primary superblock is used; e2fsck -b repairs it from a copy",
-    ),
     refused(
         "abort",
         "is for testing kernels; the shutdown ioctl stops a volume",

@@ -45,18 +45,6 @@ pub enum Issue {
     /// Both copies of the superblock verify, and describe different volumes.
     #[error("the two superblocks describe different volumes")]
     SuperblocksDiffer,
-    /// The volume has features that are not understood: nothing was checked.
-    #[error("the volume has features that are not understood: {names}")]
-    Unsupported {
-        /// Their names.
-        names: String,
-    },
-    /// The check would take more memory than allowed: it was not finished.
-    #[error("checking this volume takes more than {needed} bytes of memory")]
-    TooLarge {
-        /// Bytes needed at least.
-        needed: u64,
-    },
     /// The device ends before the volume.
     #[error("the volume has {blocks} blocks, its device {device_blocks}")]
     DeviceTooSmall {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use zerocopy::FromBytes;
 
 use super::pack::Journals;
-use super::{Checker, Issue};
+use super::{Checker, Issue, Refusal};
 use crate::disk::checkpoint::{CpFlags, NatBits};
 use crate::disk::nat::{self, PER_BLOCK};
 use crate::disk::sit::{self, RawSitEntry};
@@ -47,7 +47,7 @@ impl Checker<'_> {
             }
             if self.nat.bytes > self.options.memory_limit {
                 let needed = self.nat.bytes;
-                self.issue(Issue::TooLarge { needed });
+                self.report.refused = Some(Refusal::TooLarge { needed });
                 return false;
             }
             block += count;

@@ -39,11 +39,13 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfs_block::BlockSource;
+use thiserror::Error;
 
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use crate::disk::{
-    BLOCK_SIZE, BlockAddr, Checkpoint, Features, Layout, MountMode, SegNo, Superblock, mount_mode,
+    BLOCK_SIZE, BlockAddr, Checkpoint, CorruptKind, Features, Layout, MountMode, SegNo, Superblock,
+    mount_mode,
 };
 
 pub use issue::{Issue, Name};
@@ -54,7 +56,7 @@ use tables::{Blocks, Dir, DirBlock, NatTable, Segment, Summaries};
 pub struct Options {
     /// Keep at most this many issues; the rest is counted.
     pub max_issues: usize,
-    /// Stop ([`Issue::TooLarge`]) where a volume needs more bytes of memory than this.
+    /// Stop ([`Refusal::TooLarge`]) where a volume needs more bytes of memory than this.
     pub memory_limit: u64,
 }
 
@@ -116,9 +118,28 @@ pub struct Stats {
     pub notes_errors: bool,
 }
 
+/// Why a volume was not checked: that says nothing about whether it is damaged.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Refusal {
+    /// It needs what is not supported.
+    #[error("not supported: {names}")]
+    Unsupported {
+        /// Names of the features.
+        names: String,
+    },
+    /// The check takes more memory than allowed.
+    #[error("checking this volume takes more than {needed} bytes of memory")]
+    TooLarge {
+        /// Bytes needed.
+        needed: u64,
+    },
+}
+
 /// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
+    /// Why it was not checked, or not to its end.
+    pub refused: Option<Refusal>,
     /// Everything found, in the order of the steps.
     pub issues: Vec<Issue>,
     /// Issues beyond [`Options::max_issues`].
@@ -132,7 +153,7 @@ pub struct Report {
 impl Report {
     /// Whether nothing is wrong.
     pub fn is_clean(&self) -> bool {
-        self.issues.is_empty() && self.more == 0
+        self.refused.is_none() && self.issues.is_empty() && self.more == 0
     }
 }
 
@@ -152,12 +173,12 @@ pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
     }
     if !refused.is_empty() {
         let names = refused.join(", ");
-        report.issues.push(Issue::Unsupported { names });
+        report.refused = Some(Refusal::Unsupported { names });
         return report;
     }
     let needed = memory_needed(&layout);
     if needed > options.memory_limit {
-        report.issues.push(Issue::TooLarge { needed });
+        report.refused = Some(Refusal::TooLarge { needed });
         return report;
     }
     let device_blocks = src.size_bytes() / BLOCK_SIZE as u64;
@@ -193,12 +214,30 @@ fn read_superblocks(src: &dyn BlockSource, report: &mut Report) -> Option<Superb
             Err(error) => report.issues.push(Issue::Superblock { copy, error }),
         }
     }
+    if good.is_empty()
+        && let Some(names) = unsupported(&report.issues)
+    {
+        report.issues.clear();
+        report.refused = Some(Refusal::Unsupported { names });
+        return None;
+    }
     if let [first, second] = &good[..]
         && first.layout() != second.layout()
     {
         report.issues.push(Issue::SuperblocksDiffer);
     }
     good.into_iter().next()
+}
+
+/// What a volume needs that is not supported, if that is all that is said of a copy of its superblock.
+fn unsupported(issues: &[Issue]) -> Option<String> {
+    issues.iter().find_map(|issue| match issue {
+        Issue::Superblock { error, .. } => match &error.kind {
+            CorruptKind::Unsupported { what } => Some(what.clone()),
+            _ => None,
+        },
+        _ => None,
+    })
 }
 
 /// Bytes of what is kept for each block, segment and block of a table, whatever is in use.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Buf, Queue};
-use steadfs_vfs::Result;
+use steadfs_vfs::{FsError, Result};
 
 use crate::disk::checkpoint::{CpFlags, is_after, verify_block};
 use crate::disk::summary::{Compacted, SummaryBlock};
@@ -26,6 +26,22 @@ pub struct Current {
     pub sit_journal: BTreeMap<SegNo, SitEntry>,
     /// Inodes without a name that were open.
     pub orphans: Vec<Nid>,
+    /// What keeps nodes from being found as they are; what is kept of it is empty.
+    pub unreadable: Option<FsError>,
+    /// What only a volume that is written depends on and is wrong: counts, open logs, orphans, the segment table's
+    /// journal.
+    pub unwritable: Option<FsError>,
+}
+
+impl Current {
+    /// The same for a volume that is written, where everything has to be right.
+    ///
+    /// # Errors
+    /// The first thing that is not.
+    pub fn for_writing(self) -> Result<Self> {
+        let wrong = self.unreadable.as_ref().or(self.unwritable.as_ref());
+        wrong.cloned().map_or(Ok(self), Err)
+    }
 }
 
 /// Consecutive blocks.
@@ -51,20 +67,45 @@ pub fn load(queue: &Queue, layout: &Layout) -> Result<Current> {
     };
     let checkpoint = found.checkpoint?;
     let start = layout.pack_start(pack);
-    let (nat, sit) = journals(queue, &checkpoint, start)?;
+    let wrong = checkpoint.validate(layout).err();
+    let mut unwritable = wrong.map(|error| error.in_block(start).into());
+    let mut unreadable = None;
+    let nat_journal = nat_journal(queue, layout, &checkpoint, start).unwrap_or_else(|error| {
+        unreadable = Some(error);
+        BTreeMap::new()
+    });
+    let sit_journal = sit_journal(queue, layout, &checkpoint, start).unwrap_or_else(|error| {
+        unwritable.get_or_insert(error);
+        BTreeMap::new()
+    });
+    let orphans = read_orphans(queue, layout, &checkpoint, start).unwrap_or_else(|error| {
+        unwritable.get_or_insert(error);
+        Vec::new()
+    });
+    Ok(Current {
+        nat_journal,
+        sit_journal,
+        checkpoint,
+        pack,
+        orphans,
+        unreadable,
+        unwritable,
+    })
+}
+
+fn read_orphans(
+    queue: &Queue,
+    layout: &Layout,
+    checkpoint: &Checkpoint,
+    start: BlockAddr,
+) -> Result<Vec<Nid>> {
     let mut orphans = Vec::new();
     for block in checkpoint.orphan_blocks(layout) {
         let at = start.plus(block);
         let bytes = read_blocks(queue, at, 1)?;
         orphans.extend(orphan::parse(layout, &bytes).map_err(|e| e.in_block(at))?);
     }
-    Ok(Current {
-        nat_journal: journal::parse_nat(layout, &nat)?.into_iter().collect(),
-        sit_journal: journal::parse_sit(layout, &sit)?.into_iter().collect(),
-        checkpoint,
-        pack,
-        orphans,
-    })
+    Ok(orphans)
 }
 
 /// A pack whose first and last block verify and agree.
@@ -86,7 +127,7 @@ fn read_pack(queue: &Queue, layout: &Layout, pack: u32) -> Result<Result<Pack, D
     Ok(match tail {
         Ok(tail) if tail.version == head.version => Ok(Pack {
             version: head.version,
-            checkpoint: Checkpoint::parse(layout, &blocks).map_err(|e| e.in_block(start)),
+            checkpoint: Checkpoint::parse_lenient(layout, &blocks).map_err(|e| e.in_block(start)),
         }),
         Ok(tail) => {
             let rule = "not that of the pack's first block";
@@ -100,32 +141,60 @@ fn read_pack(queue: &Queue, layout: &Layout, pack: u32) -> Result<Result<Pack, D
 
 type JournalBytes = [u8; journal::SIZE];
 
-/// Both journals of a pack.
-fn journals(
+/// The journal of the node address table in a pack.
+fn nat_journal(
+    queue: &Queue,
+    layout: &Layout,
+    checkpoint: &Checkpoint,
+    start: BlockAddr,
+) -> Result<BTreeMap<Nid, NatEntry>> {
+    let bytes = match compacted(queue, checkpoint, start)? {
+        Some(packed) => packed.nat_journal,
+        None => journal_of(queue, checkpoint, start, LogType::HotData)?,
+    };
+    Ok(journal::parse_nat(layout, &bytes)?.into_iter().collect())
+}
+
+/// The journal of the segment table in a pack.
+fn sit_journal(
+    queue: &Queue,
+    layout: &Layout,
+    checkpoint: &Checkpoint,
+    start: BlockAddr,
+) -> Result<BTreeMap<SegNo, SitEntry>> {
+    let bytes = match compacted(queue, checkpoint, start)? {
+        Some(packed) => packed.sit_journal,
+        None => journal_of(queue, checkpoint, start, LogType::ColdData)?,
+    };
+    Ok(journal::parse_sit(layout, &bytes)?.into_iter().collect())
+}
+
+/// The journals of a pack with compacted summaries; the summaries behind them are left alone.
+fn compacted(
     queue: &Queue,
     checkpoint: &Checkpoint,
     start: BlockAddr,
-) -> Result<(JournalBytes, JournalBytes)> {
-    if checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES) {
-        let count = checkpoint.pack_blocks - checkpoint.start_sum;
-        let blocks = read_blocks(queue, start.plus(checkpoint.start_sum), count)?;
-        let packed = Compacted::parse(&blocks, checkpoint.compacted_counts())?;
-        return Ok((packed.nat_journal, packed.sit_journal));
+) -> Result<Option<Compacted>> {
+    if !checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES) {
+        return Ok(None);
     }
-    let journal = |log: LogType| -> Result<JournalBytes> {
-        let bad = || {
-            let blocks = checkpoint.pack_blocks;
-            let rule = "no room for the summaries";
-            DiskError::field(
-                Structure::Checkpoint,
-                "cp_pack_total_block_count",
-                blocks,
-                rule,
-            )
-        };
-        let at = start.plus(checkpoint.summary_in_pack(log).ok_or_else(bad)?);
-        let block = SummaryBlock::parse(&read_blocks(queue, at, 1)?).map_err(|e| e.in_block(at))?;
-        Ok(block.journal)
-    };
-    Ok((journal(LogType::HotData)?, journal(LogType::ColdData)?))
+    let block = read_blocks(queue, start.plus(checkpoint.start_sum), 1)?;
+    Ok(Some(Compacted::parse(&block, [0; 3])?))
+}
+
+/// The journal in the summary block of a log.
+fn journal_of(
+    queue: &Queue,
+    checkpoint: &Checkpoint,
+    start: BlockAddr,
+    log: LogType,
+) -> Result<JournalBytes> {
+    let place = checkpoint.summary_in_pack(log).ok_or_else(|| {
+        let (field, blocks) = ("cp_pack_total_block_count", checkpoint.pack_blocks);
+        let rule = "no room for the summaries";
+        DiskError::field(Structure::Checkpoint, field, blocks, rule)
+    })?;
+    let at = start.plus(place);
+    let block = SummaryBlock::parse(&read_blocks(queue, at, 1)?).map_err(|e| e.in_block(at))?;
+    Ok(block.journal)
 }

@@ -210,6 +210,14 @@ impl Checkpoint {
     /// `(1 + cp_payload)` blocks. The caller compares the versions of first and last block
     /// ([`verify_block`]).
     pub fn parse(layout: &Layout, blocks: &[u8]) -> Result<Self> {
+        let checkpoint = Self::parse_lenient(layout, blocks)?;
+        checkpoint.validate(layout)?;
+        Ok(checkpoint)
+    }
+
+    /// As [`Checkpoint::parse`], but only what finding nodes depends on is judged: the places of the bitmaps and of
+    /// the summaries. Whether the rest is right [`Checkpoint::validate`] says.
+    pub fn parse_lenient(layout: &Layout, blocks: &[u8]) -> Result<Self> {
         assert_eq!(blocks.len(), (1 + idx(layout.cp_payload)) * BLOCK_SIZE);
         verify_block(&blocks[..BLOCK_SIZE])?;
         let (raw, _) = RawCheckpoint::ref_from_prefix(blocks).expect("a block holds a checkpoint");
@@ -240,7 +248,11 @@ impl Checkpoint {
             sit_bitmap: blocks[sit].to_vec(),
             nat_bitmap: blocks[nat].to_vec(),
         };
-        checkpoint.validate(layout)?;
+        let first = layout.cp_payload + 1;
+        if checkpoint.start_sum < first || checkpoint.start_sum >= checkpoint.pack_blocks {
+            let start = checkpoint.start_sum;
+            return Err(bad("cp_pack_start_sum", start, "outside the pack"));
+        }
         Ok(checkpoint)
     }
 
@@ -284,10 +296,6 @@ impl Checkpoint {
             if value > segments {
                 return Err(bad(field, value, "more than there are"));
             }
-        }
-        let first = layout.cp_payload + 1;
-        if self.start_sum < first || self.start_sum >= self.pack_blocks {
-            return Err(bad("cp_pack_start_sum", self.start_sum, "outside the pack"));
         }
         self.validate_logs(layout)
     }

@@ -84,6 +84,12 @@ pub enum CorruptKind {
         /// The number found.
         found: u32,
     },
+    /// Not wrong, but of a form that is not supported.
+    #[error("not supported: {what}")]
+    Unsupported {
+        /// Names of features, or what else it needs.
+        what: String,
+    },
     /// The stored checksum is not the computed one.
     #[error("{what} has checksum {stored:#x}, computed {computed:#x}")]
     Checksum {
@@ -213,6 +219,9 @@ impl From<CorruptKind> for DiskError {
 impl From<DiskError> for FsError {
     fn from(error: DiskError) -> Self {
         let text = error.to_string();
+        if matches!(error.kind, CorruptKind::Unsupported { .. }) {
+            return Self::BadOption(text);
+        }
         match Note::of(&error.kind) {
             Some(note) => Self::Damaged(note.bit(), text),
             None => Self::Corrupt(text),

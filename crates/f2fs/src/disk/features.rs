@@ -49,6 +49,8 @@ features! {
     READ_ONLY = 0x4000, "ro";
     /// Files that stand for whole devices (`DEVICE_ALIAS`).
     DEVICE_ALIAS = 0x8000, "device_alias";
+    /// Several segments share a block of summaries (`PACKED_SSA`).
+    PACKED_SSA = 0x1_0000, "packed_ssa";
 }
 
 impl Features {

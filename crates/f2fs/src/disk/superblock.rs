@@ -11,7 +11,10 @@ pub use notes::{Note, StopReason};
 
 use super::checksum::MAGIC;
 use super::num::{idx, idx16, wide};
-use super::{BLOCK_SIZE, DiskError, Features, Layout, Nid, Result, Structure, checksum};
+use super::{
+    BLOCK_SIZE, CorruptKind, DiskError, Features, Layout, MountMode, Nid, Result, Structure,
+    checksum, mount_mode,
+};
 
 /// Bytes of a superblock on disk.
 pub const SUPERBLOCK_SIZE: usize = 3072;
@@ -27,6 +30,8 @@ pub const MIN_SEGMENTS: u32 = 9;
 pub const MAX_SEGMENTS: u32 = 16 * 1024 * 1024 / 2;
 /// Where the checksum lies in the superblock, where there is one.
 const CRC_AT: u32 = 3068;
+/// `log_blocksize` of volumes that kernels with larger pages have: 8 to 64 KiB.
+const LARGE_BLOCKS: std::ops::RangeInclusive<u32> = 13..=16;
 
 const _: () = assert!(SUPERBLOCK_OFFSET + SUPERBLOCK_SIZE == BLOCK_SIZE);
 
@@ -55,7 +60,7 @@ impl Superblock {
         if raw.magic.get() != MAGIC {
             return Err(DiskError::magic(Structure::Superblock, raw.magic.get()));
         }
-        Self::from_raw(raw)
+        Self::from_raw(raw.clone()).map_err(|error| unsupported(&raw).unwrap_or(error))
     }
 
     /// Makes a superblock of fields filled in by `mkfs`, with the same validation (the checksum is
@@ -257,6 +262,26 @@ fn named(names: &[&str], number: usize) -> String {
 fn text(field: &[u8]) -> Cow<'_, str> {
     let end = field.iter().position(|&b| b == 0).unwrap_or(field.len());
     String::from_utf8_lossy(&field[..end])
+}
+
+/// Why a superblock that breaks a rule may still be right: it is of a form that is not supported here, which may have
+/// other rules. Not if its checksum says that it is damaged.
+fn unsupported(raw: &RawSuperblock) -> Option<DiskError> {
+    let features = Features(raw.feature.get());
+    let sum = checksum::of(&raw.as_bytes()[..idx(CRC_AT)]);
+    if features.contains(Features::SB_CHECKSUM) && sum != raw.crc.get() {
+        return None;
+    }
+    let mut what: Vec<String> = match mount_mode(features) {
+        MountMode::Refused { features } => features.into_iter().map(Into::into).collect(),
+        MountMode::ReadOnly { .. } | MountMode::ReadWrite => Vec::new(),
+    };
+    let log = raw.log_blocksize.get();
+    if LARGE_BLOCKS.contains(&log) {
+        what.push(format!("blocks of {} KiB", 1 << (log - 10)));
+    }
+    let what = what.join(", ");
+    (!what.is_empty()).then(|| CorruptKind::Unsupported { what }.into())
 }
 
 #[cfg(test)]

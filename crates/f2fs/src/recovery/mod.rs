@@ -21,7 +21,7 @@ use steadfs_vfs::Result;
 use crate::checkpoint::read_blocks;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::node::{Footer, NodeKind};
-use crate::disk::{self, BlockAddr, Checkpoint, LogType, Nid};
+use crate::disk::{self, BlockAddr, Checkpoint, LogType, Nid, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
 
 /// A node found.
@@ -175,8 +175,8 @@ impl F2fs {
         let checkpoint = self.checkpoints.last();
         let log = checkpoint.log(LogType::WarmNode);
         let mut chain = Vec::new();
-        if log.segment.0 >= self.layout.main_segments {
-            // Volumes made to be read only have no such log.
+        if log.segment.0 >= self.layout.main_segments || u32::from(log.offset) >= SEGMENT_BLOCKS {
+            // Volumes made to be read only have no such log, and what is only read may have a wrong one.
             return Ok(chain);
         }
         let mut addr = self.layout.block_in(log.segment, log.offset.into());

@@ -283,6 +283,7 @@ fn check(image: &Image) -> String {
     if report.more > 0 {
         findings.push(format!("and {} more", report.more));
     }
+    findings.extend(report.refused.map(|why| why.to_string()));
     findings.join("\n")
 }
 

@@ -82,10 +82,16 @@ impl Mount {
         match self {
             Self::Ext4(_) => {
                 let report = steadfs_ext4::check::check(store, &Default::default());
+                if let Some(why) = report.refused {
+                    return Err(why.to_string());
+                }
                 told(&report.issues, report.more)
             }
             Self::F2fs(_) => {
                 let report = steadfs_f2fs::check::check(store, &Default::default());
+                if let Some(why) = report.refused {
+                    return Err(why.to_string());
+                }
                 told(&report.issues, report.more)
             }
         }

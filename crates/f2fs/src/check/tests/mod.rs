@@ -4,6 +4,7 @@ mod clean;
 mod damage;
 mod flips;
 mod provoked;
+mod reading;
 
 use std::path::Path;
 

@@ -57,6 +57,7 @@ impl Note {
     pub const fn of(kind: &CorruptKind) -> Option<Self> {
         let what = match kind {
             CorruptKind::Address { .. } => return Some(Self::BLOCK_ADDRESS),
+            CorruptKind::Unsupported { .. } => return None,
             CorruptKind::Magic { what, .. }
             | CorruptKind::Checksum { what, .. }
             | CorruptKind::Field { what, .. }

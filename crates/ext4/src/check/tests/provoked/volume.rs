@@ -3,9 +3,6 @@
 use super::*;
 
 pub(super) const VOLUME: &[Case] = &[
-    case("Unsupported", Base::Ext4, Agrees, |d| {
-        d.debugfs("feature FEATURE_I28")
-    }),
     case("Superblock", Base::Ext4, May("it takes a backup"), |d| {
         d.bytes[1024 + 0x78] ^= 1
     }),

@@ -13,9 +13,6 @@ pub(super) const VOLUME: &[Case] = &[
     case("SuperblocksDiffer", Base::Plain, Blind, |d| {
         d.bytes[4096 + 1024 + 110] ^= 1
     }),
-    case("Unsupported", Base::Plain, Blind, |d| {
-        d.superblocks(|raw| raw.feature.set(raw.feature.get() | 0x10_0000))
-    }),
     case("DeviceTooSmall", Base::Plain, Blind, |d| {
         d.bytes.truncate(96 << 20)
     }),

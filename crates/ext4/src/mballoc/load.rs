@@ -1,0 +1,233 @@
+//! Reading the group descriptors when a volume is opened.
+//!
+//! Writing needs all of them to be right. Reading needs one number of a group, the place of its inode table, and of
+//! the groups only those whose inodes are asked for: a descriptor that is damaged is taken from a copy of its block,
+//! and a group without one that verifies is lost alone ([`Descriptors`] says who needs what).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+use steadfs_base::{DevBlock, IoTag};
+use steadfs_cache::{MetaBuf, MetaCache};
+use steadfs_rt::{Mutex, Rank};
+use steadfs_vfs::{FsError, Result};
+
+use super::ahead::Ahead;
+use super::passed::Passed;
+use super::zones::Zones;
+use super::{Allocator, Group, Totals};
+use crate::disk::{Geometry, GroupDesc, GroupNo};
+use crate::fs::io_error;
+
+/// Blocks of group descriptors that are read ahead of those looked at.
+const DESC_WINDOW: u32 = 256;
+/// Copies of a descriptor block that are looked at.
+const COPIES: usize = 9;
+/// What the inode table of a group that is lost counts as: no table lies there.
+const NOWHERE: DevBlock = DevBlock(0);
+
+/// What has to be right about the group descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Descriptors {
+    /// Everything: the volume may be written.
+    Right,
+    /// The places that they name; a wrong checksum alone is passed over, as the kernel does on a volume that is
+    /// mounted read-only.
+    Places,
+    /// Nothing: what cannot be found is lost.
+    Nothing,
+}
+
+/// A descriptor from a copy of its block, the first that verifies. `read` returns a block's content.
+pub(crate) fn desc_from_copies(
+    geo: &Geometry,
+    group: GroupNo,
+    mut read: impl FnMut(DevBlock) -> Option<Vec<u8>>,
+) -> Option<GroupDesc> {
+    let (n, at) = geo.desc_slot(group);
+    let slot = at..at + usize::from(geo.desc_size);
+    geo.desc_copies(n)
+        .take(COPIES)
+        .filter_map(|block| read(block))
+        .find_map(|block| GroupDesc::parse(geo, group, block.get(slot.clone())?).ok())
+}
+
+/// Groups that may be lost; more are no volume.
+const MOST_LOST: u32 = 1 << 16;
+
+/// Descriptors as they are read, and what was wrong with them.
+struct Reader<'a> {
+    geo: &'a Geometry,
+    meta: &'a MetaCache,
+    needed: Descriptors,
+    /// The block that was read last.
+    block: Option<(u32, Option<Arc<MetaBuf>>)>,
+    /// The copies of a block that were read last.
+    copies: Option<(u32, Vec<Vec<u8>>)>,
+    lost: u32,
+    /// What was passed over: how many descriptors, and the first of them.
+    damage: Option<(u32, String)>,
+}
+
+impl Reader<'_> {
+    /// A group's descriptor; `None` for a group that is lost.
+    fn desc(&mut self, group: GroupNo) -> Result<Option<GroupDesc>> {
+        let (n, at) = self.geo.desc_slot(group);
+        if self.block.as_ref().is_none_or(|(have, _)| *have != n) {
+            self.block = Some((n, self.read_block(n)?));
+        }
+        let block = self.block.as_ref().and_then(|(_, block)| block.clone());
+        let slot = at..at + usize::from(self.geo.desc_size);
+        let error = match &block {
+            None => FsError::Io(format!("group {group}: its descriptor cannot be read")),
+            Some(buf) => match GroupDesc::parse(self.geo, group, &buf.data()[slot.clone()]) {
+                Ok(desc) => return Ok(Some(desc)),
+                Err(error) => error.into(),
+            },
+        };
+        if self.needed == Descriptors::Right {
+            return Err(error);
+        }
+        let as_stored = block.map(|buf| GroupDesc::decode(self.geo, &buf.data()[slot]));
+        let as_stored = as_stored.filter(|desc| desc.validate(self.geo, group).is_ok());
+        if self.needed == Descriptors::Places && as_stored.is_none() {
+            return Err(error);
+        }
+        self.pass_over(&error);
+        let found = self.desc_of_copy(group).or(as_stored);
+        self.lost += u32::from(found.is_none());
+        if self.lost > MOST_LOST {
+            return Err(error);
+        }
+        Ok(found)
+    }
+
+    fn desc_of_copy(&mut self, group: GroupNo) -> Option<GroupDesc> {
+        let (n, at) = self.geo.desc_slot(group);
+        if self.copies.as_ref().is_none_or(|(have, _)| *have != n) {
+            let places = self.geo.desc_copies(n).take(COPIES);
+            let blocks = places.filter_map(|at| {
+                let buf = self.meta.get(at, IoTag::default()).ok()?;
+                Some(buf.data().to_vec())
+            });
+            self.copies = Some((n, blocks.collect()));
+        }
+        let (_, blocks) = self.copies.as_ref()?;
+        let slot = at..at + usize::from(self.geo.desc_size);
+        let mut slots = blocks.iter().filter_map(|block| block.get(slot.clone()));
+        slots.find_map(|slot| GroupDesc::parse(self.geo, group, slot).ok())
+    }
+
+    /// A block of the table; `None` where it cannot be read and need not be.
+    fn read_block(&self, n: u32) -> Result<Option<Arc<MetaBuf>>> {
+        let at = self.geo.desc_block_at(n);
+        if n.is_multiple_of(DESC_WINDOW) {
+            let count = DESC_WINDOW.min(self.geo.desc_blocks_together(n));
+            self.meta.prefetch(at, count.into(), IoTag::default());
+        }
+        match self.meta.get(at, IoTag::default()) {
+            Ok(buf) => Ok(Some(buf)),
+            Err(_) if self.needed != Descriptors::Right => Ok(None),
+            Err(error) => Err(io_error(error)),
+        }
+    }
+
+    fn pass_over(&mut self, what: &FsError) {
+        let first = || (0, what.to_string());
+        self.damage.get_or_insert_with(first).0 += 1;
+    }
+}
+
+impl Allocator {
+    /// Reads and verifies all group descriptors. Returns what was passed over, too: a volume of which something was
+    /// is not to be written.
+    pub fn load(
+        geo: &Geometry,
+        meta: &MetaCache,
+        needed: Descriptors,
+    ) -> Result<(Self, Option<String>)> {
+        // What the superblock says there are is not believed before their descriptors are there: a sparse file is
+        // as large as one likes, and costs whoever made it nothing.
+        let mut groups = Vec::new();
+        let mut inode_tables = Vec::new();
+        let mut zones = Zones::default();
+        let mut totals = Totals::default();
+        let mut reader = Reader {
+            geo,
+            meta,
+            needed,
+            block: None,
+            copies: None,
+            lost: 0,
+            damage: None,
+        };
+        for group in geo.groups() {
+            let desc = match reader.desc(group)? {
+                Some(desc) => {
+                    let own = desc.own_blocks(geo, group);
+                    let apart = own.map(|(start, len)| zones.add(start, len));
+                    if apart.contains(&false) {
+                        let why = "its bitmaps or inode table lie on other metadata";
+                        let error = FsError::Corrupt(format!("group {group}: {why}"));
+                        if needed != Descriptors::Nothing {
+                            return Err(error);
+                        }
+                        reader.pass_over(&error);
+                    }
+                    desc
+                }
+                None => GroupDesc {
+                    inode_table: NOWHERE,
+                    ..GroupDesc::default()
+                },
+            };
+            totals.free += u64::from(desc.free_clusters);
+            totals.free_inodes += u64::from(desc.free_inodes);
+            totals.dirs += u64::from(desc.used_dirs);
+            let room = inode_tables.try_reserve(1).and(groups.try_reserve(1));
+            room.map_err(|_| FsError::NoMemory)?;
+            inode_tables.push(desc.inode_table);
+            let free = desc.free_clusters;
+            let state = Group {
+                desc,
+                busy: None,
+                free,
+                longest: geo.blocks_per_group,
+                passed: false,
+            };
+            groups.push(Mutex::with_key(Rank::Group, group.0.into(), state));
+        }
+        let damage = reader.damage.map(|(count, first)| match count {
+            1 => first,
+            _ => format!("{first} (and {} group descriptors more)", count - 1),
+        });
+        let allocator = Self {
+            groups,
+            inode_tables,
+            zones,
+            totals: Mutex::new(Rank::Leaf, totals),
+            pending: Mutex::new(Rank::Leaf, Vec::new()),
+            ahead: Ahead::new(),
+            next_top_dir: AtomicU32::new(0),
+            trimmed: AtomicU64::new(0),
+            short: AtomicU32::new(0),
+            discard: AtomicBool::new(false),
+            stripe: AtomicU32::new(1),
+            passed: Passed::new(),
+        };
+        Ok((allocator, damage))
+    }
+
+    /// First block of a group's inode table.
+    ///
+    /// # Errors
+    /// The group's descriptor was damaged when the volume was opened.
+    pub fn inode_table(&self, group: GroupNo) -> Result<DevBlock> {
+        match self.inode_tables[group.0 as usize] {
+            NOWHERE => Err(FsError::Corrupt(format!(
+                "group {group}: its descriptor is damaged"
+            ))),
+            table => Ok(table),
+        }
+    }
+}

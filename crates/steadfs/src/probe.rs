@@ -1,0 +1,268 @@
+//! What kind of volume is on a device, or what else is.
+//!
+//! The verdict goes by magic numbers, never by the words of an error: a volume whose structures are damaged stays one.
+
+use std::cell::RefCell;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use steadfs_base::IoTag;
+use steadfs_block::{BlockSource, Queue, QueueOptions};
+use steadfs_ext4::disk::Superblock as ExtSuperblock;
+use steadfs_ext4::{choose, find_copies};
+use steadfs_f2fs::disk::Superblock as F2fsSuperblock;
+use steadfs_vfs::FsError;
+use steadfs_vfs::names::printable;
+
+use crate::Options;
+use crate::image::{self, Found};
+use crate::volume::{Error, open_device};
+
+/// The kind of file system on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// No journal, no extents.
+    Ext2,
+    /// A journal, no extents.
+    Ext3,
+    /// Any feature that came later.
+    Ext4,
+    /// The flash-friendly file system.
+    F2fs,
+}
+
+impl Kind {
+    /// The name that mount(8) knows.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ext2 => "ext2",
+            Self::Ext3 => "ext3",
+            Self::Ext4 => "ext4",
+            Self::F2fs => "f2fs",
+        }
+    }
+}
+
+/// Why nothing was opened.
+pub(crate) enum Unopened {
+    /// There is no volume.
+    NoVolume(Found),
+    /// There is one, and it refused.
+    Refused(FsError),
+}
+
+impl From<FsError> for Unopened {
+    fn from(error: FsError) -> Self {
+        Self::Refused(error)
+    }
+}
+
+/// The error of a device that holds no volume, or one that refused.
+pub(crate) fn failed(path: &Path, error: impl Into<Unopened>) -> Error {
+    let path = path.to_owned();
+    match error.into() {
+        Unopened::NoVolume(found) => Error::NoVolume { path, found },
+        Unopened::Refused(error) => Error::Volume { path, error },
+    }
+}
+
+/// What kind of file system is on an image file or block device.
+pub fn probe(path: &Path, options: &Options) -> Result<Kind, Error> {
+    let mut options = options.clone();
+    options.set_read_only(true);
+    let device = Arc::new(open_device(path, &options)?);
+    let queue = Queue::new(device, QueueOptions::default());
+    kind_on(&queue, &options).map_err(|error| failed(path, error))
+}
+
+/// Offset of the ext family's superblock and of f2fs's first one from the volume's first byte.
+const SUPERBLOCK: usize = 1024;
+/// Offset of f2fs's second one.
+const SECOND: usize = 4096 + SUPERBLOCK;
+/// Bytes that hold all of them.
+const HEAD: usize = 8192;
+/// Bytes of the smallest volume there is: without them there is no superblock.
+const SMALLEST: u64 = 2048;
+
+/// Magic numbers at a volume's start.
+struct Marks {
+    head: Vec<u8>,
+}
+
+impl Marks {
+    fn at(src: &dyn BlockSource, at: u64) -> io::Result<Self> {
+        let left = src.size_bytes().saturating_sub(at);
+        let mut head = vec![0; HEAD.min(usize::try_from(left).unwrap_or(HEAD))];
+        src.read(at, &mut head)?;
+        head.resize(HEAD, 0);
+        Ok(Self { head })
+    }
+
+    fn ext(&self) -> bool {
+        ExtSuperblock::has_magic(&self.head[SUPERBLOCK..])
+    }
+
+    fn f2fs(&self) -> [bool; 2] {
+        [SUPERBLOCK, SECOND].map(|at| F2fsSuperblock::has_magic(&self.head[at..]))
+    }
+
+    /// The kind and the label of the volume that begins here, for a list.
+    fn describe(&self) -> Option<String> {
+        if self.ext() {
+            let sb = ExtSuperblock::parse_lenient(&self.head[SUPERBLOCK..]).ok()?;
+            return Some(with_label(kind_of(&sb), &sb.volume_name()));
+        }
+        let label = F2fsSuperblock::parse_lenient(&self.head[SUPERBLOCK..]).ok();
+        let label = label.map(|sb| sb.label()).unwrap_or_default();
+        self.f2fs()[0].then(|| with_label(Kind::F2fs, &label))
+    }
+}
+
+fn with_label(kind: Kind, label: &str) -> String {
+    match label {
+        "" => kind.name().to_owned(),
+        label => format!("{} \"{}\"", kind.name(), printable(label.as_bytes())),
+    }
+}
+
+/// What kind of file system is on a device: the ext family's magic number goes before f2fs's, whose second superblock
+/// the making of another volume may leave, as it may leave magic numbers of what was there before.
+pub(crate) fn kind_on(queue: &Queue, options: &Options) -> Result<Kind, Unopened> {
+    let ext = &options.ext4;
+    if ext.sb.is_some() {
+        return Ok(kind_of(&choose(queue, ext)?.sb));
+    }
+    let src = AnyBytes {
+        queue,
+        last: RefCell::new(None),
+    };
+    if queue.geometry().size < SMALLEST {
+        return Err(Unopened::NoVolume(recognise(&src, options)));
+    }
+    let Ok(marks) = Marks::at(&src, 0) else {
+        // An ext volume may have a copy of what cannot be read; else this is the error.
+        return Ok(kind_of(&choose(queue, ext)?.sb));
+    };
+    if marks.ext() {
+        return match choose(queue, ext) {
+            Ok(chosen) => Ok(kind_of(&chosen.sb)),
+            // Two bytes may be anything's.
+            Err(error) => Err(match recognise(&src, options) {
+                found @ Found::Named(_) => Unopened::NoVolume(found),
+                _ => error.into(),
+            }),
+        };
+    }
+    let [first, second] = marks.f2fs();
+    if first {
+        return Ok(Kind::F2fs);
+    }
+    let found = recognise(&src, options);
+    if found.is_known() {
+        return Err(Unopened::NoVolume(found));
+    }
+    if second {
+        return Ok(Kind::F2fs);
+    }
+    let mut read = |at: u64, buf: &mut [u8]| src.read(at, buf).is_ok();
+    if find_copies(src.size_bytes(), None, &mut read, 1).is_empty() {
+        return Err(Unopened::NoVolume(found));
+    }
+    Ok(kind_of(&choose(queue, ext)?.sb))
+}
+
+/// The same, of a volume that `sizelimit=` does not cut off.
+pub(crate) fn kind_within(queue: &Queue, options: &Options) -> Result<Kind, Unopened> {
+    let kind = kind_on(queue, options)?;
+    let Some(limit) = options.size_limit else {
+        return Ok(kind);
+    };
+    let size = match kind {
+        Kind::F2fs => {
+            let superblock = steadfs_f2fs::read_superblock(queue)?;
+            let block_size = steadfs_f2fs::disk::BLOCK_SIZE as u64;
+            superblock.layout().block_count.checked_mul(block_size)
+        }
+        Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {
+            let chosen = choose(queue, &options.ext4)?;
+            let geo = chosen.sb.geometry();
+            geo.blocks_count.checked_mul(geo.block_size.bytes_u64())
+        }
+    };
+    match size {
+        Some(size) if size > limit => Err(Unopened::Refused(FsError::BadOption(format!(
+            "option sizelimit={limit}: the volume has {size} bytes"
+        )))),
+        _ => Ok(kind),
+    }
+}
+
+fn recognise(src: &AnyBytes<'_>, options: &Options) -> Found {
+    let holds = |at: u64| Marks::at(src, at).ok()?.describe();
+    let mut found = image::recognise(src, &holds);
+    if let Found::Partitioned(table) = &mut found {
+        table.base = options.offset;
+    }
+    found
+}
+
+fn kind_of(sb: &ExtSuperblock) -> Kind {
+    use steadfs_ext4::disk::features::{Compat, Incompat, RoCompat};
+    let features = sb.features();
+    let ext3_incompat = Incompat::FILETYPE
+        .union(Incompat::NEEDS_RECOVERY)
+        .union(Incompat::META_BG);
+    let ext3_ro = RoCompat::SPARSE_SUPER.union(RoCompat::LARGE_FILE);
+    let later = features.incompat.without(ext3_incompat).0 != 0
+        || features.ro_compat.without(ext3_ro).0 != 0;
+    if later {
+        Kind::Ext4
+    } else if features.compat.contains(Compat::HAS_JOURNAL) {
+        Kind::Ext3
+    } else {
+        Kind::Ext2
+    }
+}
+
+/// A queue's device at any offset, whatever its unit. The last piece is kept: probes look at few places often.
+struct AnyBytes<'a> {
+    queue: &'a Queue,
+    last: RefCell<Option<(u64, Vec<u8>)>>,
+}
+
+impl AnyBytes<'_> {
+    const PIECE: u64 = 64 << 10;
+}
+
+impl BlockSource for AnyBytes<'_> {
+    fn size_bytes(&self) -> u64 {
+        self.queue.geometry().size
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let end = offset.saturating_add(buf.len() as u64);
+        if end > self.size_bytes() {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof));
+        }
+        let mut last = self.last.borrow_mut();
+        let mut at = offset;
+        while at < end {
+            let start = at / Self::PIECE * Self::PIECE;
+            let stop = (start + Self::PIECE).min(self.size_bytes());
+            if last.as_ref().is_none_or(|(kept, _)| *kept != start) {
+                let piece = self
+                    .queue
+                    .read(start, (stop - start) as usize, IoTag::default());
+                *last = Some((start, piece.map_err(io::Error::other)?.to_vec()));
+            }
+            if let Some((_, piece)) = &*last {
+                let upto = stop.min(end);
+                let from = &piece[(at - start) as usize..(upto - start) as usize];
+                buf[(at - offset) as usize..(upto - offset) as usize].copy_from_slice(from);
+                at = upto;
+            }
+        }
+        Ok(())
+    }
+}
