@@ -11,6 +11,7 @@ use super::issue::Name;
 use super::tables::{Dir, DirForm, InodeState};
 use super::{Checker, Issue};
 use crate::disk::dir_entry::{self, DirLayout, RawEntry};
+use crate::disk::features::Incompat;
 use crate::disk::num::get32;
 use crate::disk::{Ino, Inode};
 
@@ -268,6 +269,9 @@ impl Checker<'_> {
             });
         }
         self.check_type(i, name, target, type_byte);
+        if self.dirs[i].encrypted && self.geo.has_incompat(Incompat::ENCRYPT) {
+            self.check_encrypted_entry(i, name, target);
+        }
         let names = &mut self.inodes.get_mut(&self.geo, target).names;
         *names = names.saturating_add(1);
         if state.kind == FileKind::Directory.entry_type() {

@@ -102,6 +102,7 @@ impl Checker<'_> {
         }
         self.check_fields(ino, slot, &inode, orphan);
         let attr_blocks = self.check_xattrs(ino, &inode);
+        self.check_context(ino, &inode);
         match kind {
             _ if ino == Ino::RESIZE => self.check_resize_inode(&inode, attr_blocks),
             Some(kind) => self.check_content(ino, &inode, kind, attr_blocks),

@@ -311,6 +311,34 @@ pub enum Issue {
         /// The inode it names.
         value: Ino,
     },
+    /// An encrypted inode lacks what its key would need.
+    #[error("inode {ino}: {why}")]
+    Encryption {
+        /// The inode.
+        ino: Ino,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// An entry of an encrypted directory is none that encryption makes.
+    #[error("encrypted directory {dir}: {name} {why}")]
+    EncryptedName {
+        /// The directory.
+        dir: Ino,
+        /// The name as it is stored.
+        name: Name,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// The superblock names an inode for quota that cannot be it.
+    #[error("superblock: {field} is {ino}, {why}")]
+    QuotaInode {
+        /// The field.
+        field: &'static str,
+        /// The inode.
+        ino: Ino,
+        /// What is wrong.
+        why: &'static str,
+    },
     /// A directory has a hole.
     #[error("directory {dir}: block {block} is a hole")]
     DirHole {

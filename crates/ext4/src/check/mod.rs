@@ -19,6 +19,7 @@
 
 mod bitmaps;
 mod dirs;
+mod encryption;
 mod groups;
 mod htree;
 mod inodes;
@@ -242,6 +243,8 @@ struct Checker<'a> {
     orphan_runs: Vec<Run>,
     /// Attribute blocks: stored and counted references.
     xattr_blocks: BTreeMap<u64, xattrs::Shared>,
+    /// Of encrypted inodes with a right context what stands for their policy.
+    policies: BTreeMap<u32, u64>,
     /// Inodes on the orphan list or in the orphan file.
     orphans: BTreeSet<u32>,
     /// Several inodes may own a block.
@@ -265,6 +268,7 @@ impl<'a> Checker<'a> {
             journal_runs: Vec::new(),
             orphan_runs: Vec::new(),
             xattr_blocks: BTreeMap::new(),
+            policies: BTreeMap::new(),
             orphans: BTreeSet::new(),
             shared_blocks: geo.has_ro_compat(RoCompat::SHARED_BLOCKS),
             levels: Default::default(),
@@ -279,6 +283,7 @@ impl<'a> Checker<'a> {
             self.issue(Issue::Unreplayed { why });
         }
         self.check_superblock();
+        self.check_quota_numbers();
         self.check_groups();
         self.collect_orphans();
         self.check_inodes();
@@ -339,6 +344,10 @@ impl<'a> Checker<'a> {
                 "blocks used twice (shared_blocks)",
             ),
             (geo.has_ro_compat(RoCompat::QUOTA), "quota usage (quota)"),
+            (
+                geo.has_incompat(Incompat::ENCRYPT),
+                "contents and names of encrypted files (encrypt)",
+            ),
             (
                 geo.has_ro_compat(RoCompat::VERITY),
                 "file contents against their hashes (verity)",

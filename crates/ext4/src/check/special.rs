@@ -112,6 +112,7 @@ impl Checker<'_> {
                 self.issue(Issue::ReservedInUse { ino });
             }
         }
+        self.check_quota_files();
         match self.sb.journal() {
             JournalPlace::None => {}
             JournalPlace::External(uuid) if uuid == [0; 16] => {
@@ -127,6 +128,43 @@ impl Checker<'_> {
                 if let Err(why) = self.check_journal(ino) {
                     self.issue(Issue::Journal { why });
                 }
+            }
+        }
+    }
+
+    /// The inodes that the superblock names for quota, with its fields.
+    fn quota_files(&self) -> impl Iterator<Item = (&'static str, Ino)> + use<> {
+        let fields = ["s_usr_quota_inum", "s_grp_quota_inum", "s_prj_quota_inum"];
+        let named = fields.into_iter().zip(self.sb.quota_inodes());
+        named.filter_map(|(field, ino)| Some((field, ino?)))
+    }
+
+    /// Users and groups have reserved inodes; any of the kinds may have an ordinary one.
+    pub(super) fn check_quota_numbers(&mut self) {
+        for (field, ino) in self.quota_files() {
+            let reserved = match field {
+                "s_usr_quota_inum" => Some(Ino::USER_QUOTA),
+                "s_grp_quota_inum" => Some(Ino::GROUP_QUOTA),
+                _ => None,
+            };
+            let fine = reserved == Some(ino) || ino >= self.geo.first_ino;
+            if !fine || !self.geo.is_inode(ino) {
+                let why = "which no quota file is";
+                self.issue(Issue::QuotaInode { field, ino, why });
+            }
+        }
+    }
+
+    fn check_quota_files(&mut self) {
+        for (field, ino) in self.quota_files() {
+            if !self.geo.is_inode(ino) {
+                continue;
+            }
+            let state = self.inodes.get(&self.geo, ino);
+            let is_file = state.kind == FileKind::Regular.entry_type() && state.links > 0;
+            if !is_file {
+                let why = "which is not a file in use";
+                self.issue(Issue::QuotaInode { field, ino, why });
             }
         }
     }

@@ -83,6 +83,8 @@ impl InodeState {
     pub(super) const EA_INODE: u8 = 8;
     /// A hash index was seen: its link count may stay at 1.
     pub(super) const INDEXED: u8 = 16;
+    /// Its flags say that it is encrypted.
+    pub(super) const ENCRYPTED: u8 = 32;
 
     pub(super) const fn has(self, flag: u8) -> bool {
         self.flags & flag != 0

@@ -73,7 +73,8 @@ impl Checker<'_> {
     }
 
     fn load_nat_block(&mut self, block: u32, bytes: &[u8], bits: Option<&NatBits>) {
-        let empty = is_zero(bytes);
+        // The first block has the entries of the reserved inodes, which are never free.
+        let empty = block > 0 && is_zero(bytes);
         let mut used = 0;
         if !empty {
             for slot in 0..PER_BLOCK {
@@ -112,7 +113,8 @@ impl Checker<'_> {
     }
 
     fn judge_nat_entry(&self, nid: Nid, entry: NatEntry) -> Result<(), DiskError> {
-        if !entry.is_used() {
+        let is_reserved = matches!(nid, Nid::NODE | Nid::META);
+        if !entry.is_used() && !is_reserved {
             return Ok(());
         }
         let bad = |rule| {

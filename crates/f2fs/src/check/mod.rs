@@ -367,6 +367,10 @@ impl<'a> Checker<'a> {
     fn name_skipped(&mut self) {
         let parts = [
             (
+                Features::ENCRYPT,
+                "contents and names of encrypted files (encrypt)",
+            ),
+            (
                 Features::VERITY,
                 "file contents against their hashes (verity)",
             ),

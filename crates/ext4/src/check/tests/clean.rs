@@ -218,3 +218,56 @@ fn unknown_features_are_named() {
     assert_eq!(report.refused, Some(Refusal::Unsupported { names }));
     assert!(!report.is_clean() && report.issues.is_empty());
 }
+
+/// What e2fsck -fn says of an image, and what we do.
+#[track_caller]
+fn both_find(image: &Image, words: &str) {
+    let (code, said) = e2fsck(&image.path());
+    assert_ne!(code, 0, "{said}");
+    let report = check_image(image);
+    let there = report
+        .issues
+        .iter()
+        .any(|issue| issue.to_string().contains(words));
+    assert!(there, "{words}: {:?}", report.issues);
+}
+
+#[test]
+fn contexts_and_names_of_what_is_encrypted_are_checked() {
+    let make = || {
+        let image = Image::make(&["-t", "ext4", "-O", "encrypt"], "16M");
+        let content = image.beside("content");
+        std::fs::write(&content, b"x").unwrap();
+        let write = format!("write {} ", content.display());
+        image.debugfs(&format!("{write} f"));
+        image.debugfs("mkdir d");
+        image.debugfs(&format!("{write} d/motd"));
+        image.debugfs(&format!("{write} d/long-enough-for-one"));
+        image
+    };
+    let image = make();
+    assert_clean(&image, &"encrypt");
+    let skipped = check_image(&image).skipped;
+    assert!(
+        skipped.iter().any(|what| what.contains("encrypt")),
+        "{skipped:?}"
+    );
+    image.debugfs("set_inode_field f flags 0x80800");
+    both_find(&image, "has no encryption context");
+    let image = make();
+    image.debugfs("set_inode_field d flags 0x80800");
+    both_find(&image, "\"motd\" is shorter than an encrypted name");
+    both_find(
+        &image,
+        "\"long-enough-for-one\" names an inode that is not encrypted",
+    );
+}
+
+#[test]
+fn quota_files_have_numbers_that_they_can_have() {
+    for (field, number) in [("usr_quota_inum", 1), ("grp_quota_inum", 9999)] {
+        let image = Image::make(&["-t", "ext4", "-O", "quota"], "16M");
+        image.debugfs(&format!("set_super_value {field} {number}"));
+        both_find(&image, "which no quota file is");
+    }
+}

@@ -56,6 +56,9 @@ fn kind(issue: &Issue) -> &'static str {
         XattrOverlap,
         XattrRefcount,
         XattrInode,
+        Encryption,
+        EncryptedName,
+        QuotaInode,
         DirHole,
         DirBlock,
         DirDots,
@@ -87,7 +90,7 @@ fn kind(issue: &Issue) -> &'static str {
 }
 
 /// Kinds there are.
-const KINDS: usize = 63;
+const KINDS: usize = 66;
 
 /// What e2fsck must say: that the volume is bad, or (with the reason) anything.
 #[derive(Clone, Copy, PartialEq)]
@@ -145,7 +148,14 @@ fn every_kind_is_provoked_and_e2fsck_agrees() {
     seen.extend(run_cases(dirs::DIRS, &mut failures));
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     // Provoked by tests of their own.
-    seen.extend(["Unreadable", "Unreplayed"]);
+    let own = [
+        "Unreadable",
+        "Unreplayed",
+        "Encryption",
+        "EncryptedName",
+        "QuotaInode",
+    ];
+    seen.extend(own);
     assert_eq!(seen.len(), KINDS, "{seen:?}");
 }
 

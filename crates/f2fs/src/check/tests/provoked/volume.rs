@@ -79,6 +79,12 @@ pub(super) const VOLUME: &[Case] = &[
         let file = d.ino("small");
         d.nat(file, |entry| entry.ino.set(0));
     }),
+    case("Nat", Base::Plain, Agrees, |d| {
+        d.nat(Nid::NODE, |entry| entry.block_addr.set(0))
+    }),
+    case("Nat", Base::Plain, Agrees, |d| {
+        d.nat(Nid::META, |entry| entry.block_addr.set(0))
+    }),
     case(
         "NatBits",
         Base::Plain,
