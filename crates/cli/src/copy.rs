@@ -45,9 +45,9 @@ pub fn cp(args: &args::Cp) -> Result<(), Failure> {
         to_directory: args.target_directory.is_some(),
     };
     let done = match &to {
-        Place::Volume(to) => job.into_volume(&sources, to),
+        Place::Volume(to) => job.copy_into_volume(&sources, to),
         Place::Host(to) => job.out_of_volumes(&sources, to),
-        Place::Stream => job.to_standard_output(&sources),
+        Place::Stream => job.write_standard_output(&sources),
     };
     job.line.done();
     done.and_then(|()| end(job.total))
@@ -191,7 +191,7 @@ impl Job<'_> {
         Err(Failure::plain(format!("{shown}: {why}")))
     }
 
-    fn into_volume(&mut self, sources: &[Place], to: &OnVolume) -> Result<(), Failure> {
+    fn copy_into_volume(&mut self, sources: &[Place], to: &OnVolume) -> Result<(), Failure> {
         let open = &self.args.open;
         self.options.image = file_of(&to.image);
         with_volume(&to.image, open, true, |fs| {
@@ -313,7 +313,7 @@ impl Job<'_> {
         }
     }
 
-    fn to_standard_output(&mut self, sources: &[Place]) -> Result<(), Failure> {
+    fn write_standard_output(&mut self, sources: &[Place]) -> Result<(), Failure> {
         let [Place::Volume(place)] = sources else {
             return Err(Failure::plain("standard output takes one file"));
         };

@@ -49,6 +49,19 @@ pub struct MountReport {
     pub warnings: Vec<String>,
 }
 
+impl MountReport {
+    /// Takes an error as a warning where the volume is salvaged.
+    fn pass_over(&mut self, result: Result<()>, salvage: bool) -> Result<()> {
+        match result {
+            Err(error) if salvage => {
+                self.warnings.push(error.to_string());
+                Ok(())
+            }
+            other => other,
+        }
+    }
+}
+
 /// Without its tasks no volume is written.
 pub(crate) fn no_thread(error: std::io::Error) -> FsError {
     FsError::no_thread(error)
@@ -67,10 +80,7 @@ impl Ext4 {
         let queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
         let mut chosen = superblock::choose(&queue, &options)?;
         report.warnings.extend(chosen.warning.take());
-        check_size(&chosen.sb, &queue).or_else(|error| match options.salvage {
-            true => Ok(report.warnings.push(error.to_string())),
-            false => Err(error),
-        })?;
+        report.pass_over(check_size(&chosen.sb, &queue), options.salvage)?;
         let device_read_only = queue.geometry().read_only;
         choose_mode(&chosen.sb, &options, device_read_only, &mut report)?;
         let has_journal = !matches!(chosen.sb.journal(), JournalPlace::None);
@@ -148,12 +158,7 @@ impl Ext4 {
         alloc.set_stripe(stripe(&sb, &options));
         let journaled = !matches!(sb.journal(), JournalPlace::None);
         if journaled && let Ok(map) = journal_map(&queue, &sb) {
-            alloc
-                .add_journal(&map)
-                .or_else(|error| match options.salvage {
-                    true => Ok(report.warnings.push(error.to_string())),
-                    false => Err(error),
-                })?;
+            report.pass_over(alloc.add_journal(&map), options.salvage)?;
         }
         let overhead = geo.first_data_block.0 + alloc.own_blocks();
         let txns = Txns::new(Arc::clone(&meta), journaled);

@@ -16,8 +16,8 @@ use steadfs_ext4::CacheSizes;
 use steadfs_rt::sim;
 use steadfs_vfs::{FileSystem, SetAttr};
 
+use crate::probe::failed;
 use crate::tools::{CopyOptions, Existing, Progress, Report, ToolError, copy_in, owner_cx};
-use crate::volume::failed;
 use crate::{Error, Options, Volume};
 
 /// Memory for unwritten data while a reproducible volume is filled. It decides when data is written back, so it does

@@ -42,13 +42,13 @@ pub enum Descriptors {
 pub(crate) fn desc_from_copies(
     geo: &Geometry,
     group: GroupNo,
-    mut read: impl FnMut(DevBlock) -> Option<Vec<u8>>,
+    read: impl FnMut(DevBlock) -> Option<Vec<u8>>,
 ) -> Option<GroupDesc> {
     let (n, at) = geo.desc_slot(group);
     let slot = at..at + usize::from(geo.desc_size);
     geo.desc_copies(n)
         .take(COPIES)
-        .filter_map(|block| read(block))
+        .filter_map(read)
         .find_map(|block| GroupDesc::parse(geo, group, block.get(slot.clone())?).ok())
 }
 

@@ -284,7 +284,7 @@ pub(super) fn mbr(src: &dyn BlockSource, holds: &dyn Fn(u64) -> Option<String>) 
     let used: Vec<&Entry> = first.iter().filter(|entry| entry.kind != 0).collect();
     let size = src.size_bytes();
     let is_possible = |entry: &&Entry| entry.sectors > 0 && entry.first > 0;
-    if used.is_empty() || !used.iter().all(|entry| is_possible(entry)) {
+    if used.is_empty() || !used.iter().all(is_possible) {
         return None;
     }
     if used.iter().any(|entry| entry.kind == PROTECTIVE) && used.len() == 1 {

@@ -6,7 +6,7 @@ use steadfs_vfs::options::{cannot_change, item, items};
 use super::table::{ENGINES, TABLE, TRANSPORTS};
 use super::{MountFlags, Options, is_note};
 use crate::io_options::show_device_model;
-use crate::volume::Kind;
+use crate::probe::Kind;
 
 /// What a volume is mounted with and a running mount cannot change.
 const FIXED: [&str; 13] = [

@@ -12,6 +12,9 @@ use crate::disk::{LogType, SegNo};
 use crate::mount::MountReport;
 use crate::{CacheSizes, F2fs, MountOptions};
 
+/// A name, and the change that makes it wrong.
+type Wrong<T> = (&'static str, fn(&mut T));
+
 type Opened = Result<(Arc<F2fs>, MountReport), FsError>;
 
 fn open(bytes: &[u8], read_only: bool, salvage: bool) -> Opened {
@@ -44,7 +47,7 @@ fn only_read(bytes: &[u8], what: &str) {
 
 #[test]
 fn wrong_counts_and_logs_are_in_the_way_of_writing_only() {
-    let wrongs: [(&str, fn(&mut Checkpoint)); 9] = [
+    let wrongs: [Wrong<Checkpoint>; 9] = [
         ("user_blocks", |cp| cp.user_blocks = 5),
         ("user_blocks", |cp| cp.user_blocks = u64::MAX),
         ("valid_blocks", |cp| cp.valid_blocks = u64::MAX),
@@ -106,7 +109,7 @@ fn a_damaged_journal_of_nodes_is_passed_over_by_programs_that_read() {
 
 #[test]
 fn what_is_not_supported_is_not_called_damaged() {
-    let wrongs: [(&str, fn(&mut RawSuperblock)); 6] = [
+    let wrongs: [Wrong<RawSuperblock>; 6] = [
         ("packed_ssa", |raw| raw.feature.set(0x1_0000)),
         ("blkzoned", |raw| raw.feature.set(2)),
         ("device_alias", |raw| raw.feature.set(0x8000)),
