@@ -4,7 +4,8 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -25,6 +26,73 @@ fn image(scratch: &Scratch, name: &str) -> Image {
 
 fn umount(mount: &SteadMount) -> Outcome {
     steadfs_patiently(&["umount".as_ref(), mount.root().as_os_str()])
+}
+
+/// A user who can read an image waits for its lock, and has it as soon as the server has closed the image.
+#[test]
+fn a_lock_of_a_reader_holds_up_neither_the_end_of_a_mount_nor_the_next() {
+    const NOBODY: u32 = 65_534;
+    let scratch = Scratch::new();
+    fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let image = image(&scratch, "a.img");
+    fs::set_permissions(image.path(), fs::Permissions::from_mode(0o644)).unwrap();
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    fs::write(mount.join("f"), "x").unwrap();
+    let mut reader = Command::new("flock");
+    reader.args(["--no-fork", "-x"]).arg(image.path());
+    let mut reader = reader.args(["sleep", "600"]).uid(NOBODY).spawn().unwrap();
+    let waits = format!("-> FLOCK  ADVISORY  WRITE {} ", reader.id());
+    until("the reader waits for the lock", || {
+        fs::read_to_string("/proc/locks").unwrap().contains(&waits)
+    });
+    let mut command = Command::new(program());
+    command.arg("umount").arg(mount.root());
+    finish(command, SOON).expect(0);
+    assert_eq!(mount.wait(), 0);
+    let comm = format!("/proc/{}/comm", reader.id());
+    until("the reader has the lock", || {
+        fs::read_to_string(&comm).unwrap() == "sleep\n"
+    });
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    assert_eq!(fs::read(mount.join("f")).unwrap(), b"x");
+    assert!(mount.said().contains("(sleep)"), "{}", mount.said());
+    let second = scratch.folder("second");
+    let words = ["mount", "-o", "ro"].map(std::ffi::OsStr::new);
+    let said = steadfs(
+        words
+            .into_iter()
+            .chain([image.path().as_os_str(), second.as_os_str()]),
+    );
+    assert!(
+        said.code() != 0 && said.err.contains("in use by"),
+        "{}",
+        said.err
+    );
+    let mut command = Command::new(program());
+    command.arg("umount").arg(mount.root());
+    finish(command, SOON).expect(0);
+    assert_eq!(mount.wait(), 0);
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+    image.check_clean();
+}
+
+#[test]
+fn a_mount_whose_server_is_being_killed_is_unmounted() {
+    for round in 0..12 {
+        let scratch = Scratch::new();
+        let image = image(&scratch, "a.img");
+        let transport = ["uring", "dev"][round % 2];
+        let mount = SteadMount::new(
+            &scratch,
+            image.path(),
+            &format!("fuse_transport={transport}"),
+        );
+        mount.signal(Signal::KILL);
+        let said = umount(&mount);
+        assert_eq!(said.code(), 0, "{transport}: {}", said.err);
+        mount.wait();
+    }
 }
 
 /// What mapped files hold before and, in their first block, no more when they are changed.

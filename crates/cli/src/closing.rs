@@ -1,8 +1,9 @@
 //! Waiting for the end of a mount that another process serves.
 //!
-//! The server holds the lock of its image while it has it open. So whoever has the same file open, whatever has
-//! become of its name since, learns from the lock when the volume is closed. As long as the kernel has the volume
-//! mounted anywhere, nobody closes it.
+//! The server holds the lock of its image while it has it open. So a process that has the same file open, whatever has
+//! become of its name since, learns from the lock when the volume is closed. Others can take that lock, too: where the
+//! server's descriptors of the image are seen, it is enough that they are closed. As long as the kernel has the volume
+//! mounted anywhere, the server does not close it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -26,6 +27,8 @@ pub struct Closing {
     mount: Mount,
     /// Nobody knows of another one, which would have to be looked for.
     image: Option<File>,
+    /// The server's descriptors of the image, in /proc, and the image.
+    servers: Option<(Vec<PathBuf>, FileId)>,
     /// What the kernel shows of the mount as long as it has it.
     shown: Option<(PathBuf, u64)>,
     /// Devices of other mounts of files that have, or had, the image's name.
@@ -36,11 +39,20 @@ impl Closing {
     /// To be called while the volume is mounted. The image is the one that the server told of.
     pub fn of(mount: &Mount, image: Option<FileId>) -> Self {
         let others = of_source(&mount.source).filter(|device| *device != mount.device);
+        let opened = match image {
+            Some(image) => open_image(&mount.source, image),
+            None => File::open(&mount.source).ok(),
+        };
+        let id = image.or_else(|| {
+            let file = opened.as_ref()?.metadata().ok()?;
+            Some(FileId {
+                device: file.dev(),
+                inode: file.ino(),
+            })
+        });
         Self {
-            image: match image {
-                Some(image) => open_image(&mount.source, image),
-                None => File::open(&mount.source).ok(),
-            },
+            servers: id.map(|id| (servers(mount, id), id)),
+            image: opened,
             shown: shown(&mount.device),
             others: others.collect(),
             mount: mount.clone(),
@@ -61,6 +73,7 @@ impl Closing {
             match flock(image, FlockOperation::NonBlockingLockShared) {
                 Ok(()) => return Ok(true),
                 Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if self.is_let_go() => return Ok(true),
                 Err(Errno::WOULDBLOCK) if self.is_mounted_again() => return Ok(false),
                 Err(Errno::WOULDBLOCK) if begun.elapsed() > PATIENCE && self.is_used() => {
                     if begun.elapsed() > LIMIT {
@@ -79,6 +92,13 @@ impl Closing {
                 Err(error) => return Err(at(&self.mount.source, &error.into())),
             }
         }
+    }
+
+    /// Whether the server's descriptors of the image were seen, and are closed.
+    fn is_let_go(&self) -> bool {
+        self.servers.as_ref().is_some_and(|(servers, image)| {
+            !servers.is_empty() && !servers.iter().any(|path| is_file(path, *image))
+        })
     }
 
     /// Or still, at another mount point.
@@ -148,6 +168,26 @@ fn processes() -> impl Iterator<Item = PathBuf> {
         name.is_some_and(|name| name.bytes().all(|b| b.is_ascii_digit()))
     };
     entries.map(|entry| entry.path()).filter(is_process)
+}
+
+/// Descriptors of the image that the user has open who serves the mount.
+fn servers(mount: &Mount, image: FileId) -> Vec<PathBuf> {
+    let user = mount
+        .options
+        .iter()
+        .find_map(|item| item.strip_prefix("user_id="));
+    let Some(user) = user.and_then(|user| user.parse::<u32>().ok()) else {
+        return Vec::new();
+    };
+    let of_user = |process: &PathBuf| fs::metadata(process).is_ok_and(|found| found.uid() == user);
+    let mut found = Vec::new();
+    let own = PathBuf::from(format!("/proc/{}", std::process::id()));
+    for process in processes().filter(|one| *one != own && of_user(one)) {
+        let list = fs::read_dir(process.join("fd")).into_iter().flatten();
+        let paths = list.flatten().map(|descriptor| descriptor.path());
+        found.extend(paths.filter(|path| is_file(path, image)));
+    }
+    found
 }
 
 /// Opens the image by its name, or else as the server has it open.

@@ -3,36 +3,100 @@
 //! - A block device opened for writing is claimed with O_EXCL, as mount(2), swapon(2), RAID and
 //!   device mapper claim it: each refuses the other.
 //! - Among ourselves (and programs that follow the same convention, such as udev) flock(2) decides,
-//!   on devices and images: exclusive for writing, shared for reading.
+//!   on devices and images: exclusive for writing, shared for reading. A byte behind the image is locked, too (F_OFD_SETLK):
+//!   for writing only a descriptor that may write can lock it.
+//! - Every user who can read an image can take flock(2) of it. A lock whose holder could not write the image (`holders`)
+//!   is passed over, with a warning: it must not keep the owner from the image.
 //! - An image that a loop device shows to the kernel is refused for writing; for reading too if a
 //!   file system is mounted from that loop device. A loop device is refused whose image is locked. One that comes
 //!   later is seen by the guard.
 
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Stat, flock, fstat, major, minor, stat};
 use rustix::io::Errno;
 
-use super::ioctl;
+use super::holders::{Descriptor, Holder};
+use super::ioctl::{self, ByteLock};
 use super::transfer::{Kind, retry};
 
-/// Takes the lock of an open file, or says who holds it.
+/// Takes the locks of an open file, or returns who holds them.
 pub(super) fn lock(fd: impl AsFd, read_only: bool) -> Result<(), String> {
+    let kind = if read_only {
+        ByteLock::Read
+    } else {
+        ByteLock::Write
+    };
+    let take = |kind| retry(|| ioctl::lock_byte(fd.as_fd(), kind));
+    let byte = match take(kind) {
+        // The file is open for reading: this finds a writer at least.
+        Err(Errno::BADF) => take(ByteLock::Read),
+        byte => byte,
+    };
+    // Other errors are those of a file system without such locks.
+    let byte_is_free = !matches!(byte, Err(Errno::AGAIN | Errno::ACCESS));
+    let whole = lock_whole(fd.as_fd(), read_only);
+    if whole == Ok(true) && byte_is_free {
+        return Ok(());
+    }
+    let judged = whole.and_then(|_| judge(fd.as_fd(), read_only));
+    if judged.is_err() {
+        unlock(&fd);
+    }
+    judged
+}
+
+/// Passes over locks whose holders could not write the file.
+fn judge(fd: BorrowedFd<'_>, read_only: bool) -> Result<(), String> {
+    let Ok(file) = fstat(fd) else {
+        return Err("another process".to_owned());
+    };
+    let unseen = || Err(openers(&file).unwrap_or_else(|| "another process".to_owned()));
+    let own = Descriptor {
+        process: rustix::process::getpid().as_raw_nonzero().get(),
+        number: fd.as_raw_fd(),
+    };
+    let Some(mut holders) = Holder::all(&file, own) else {
+        return unseen();
+    };
+    // Readers share.
+    holders.retain(|holder| holder.is_exclusive || !read_only);
+    let names = |holders: &[&Holder]| {
+        let names: Vec<String> = holders
+            .iter()
+            .map(|holder| name_of(holder.process))
+            .collect();
+        names.join(", ")
+    };
+    let (may, may_not): (Vec<&Holder>, Vec<&Holder>) =
+        holders.iter().partition(|holder| holder.may_write(&file));
+    if !may.is_empty() {
+        return Err(names(&may));
+    }
+    if may_not.is_empty() {
+        return unseen();
+    }
+    tracing::warn!(
+        "{} holds a lock of the image without the right to write it; the lock is passed over",
+        names(&may_not)
+    );
+    Ok(())
+}
+
+/// Takes flock(2) of an open file; whether it was free.
+fn lock_whole(fd: BorrowedFd<'_>, read_only: bool) -> Result<bool, String> {
     let operation = if read_only {
         FlockOperation::NonBlockingLockShared
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
     match retry(|| flock(&fd, operation)) {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(true),
         // A file system without locks, such as some network ones.
-        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => Ok(()),
-        Err(Errno::WOULDBLOCK) => Err(match fstat(&fd) {
-            Ok(file) => openers(&file).unwrap_or_else(|| "another process".to_owned()),
-            Err(_) => "another program".to_owned(),
-        }),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
         Err(errno) => Err(format!(
             "a lock that cannot be taken ({})",
             std::io::Error::from(errno)
@@ -40,8 +104,11 @@ pub(super) fn lock(fd: impl AsFd, read_only: bool) -> Result<(), String> {
     }
 }
 
-/// Gives the lock back. A failure leaves it, which whoever wants it then reports.
+/// Gives the locks back. A failure leaves them, which the next program that wants them reports.
 pub(super) fn unlock(fd: impl AsFd) {
+    if let Err(errno) = retry(|| ioctl::lock_byte(fd.as_fd(), ByteLock::None)) {
+        tracing::debug!(%errno, "unlocking");
+    }
     if let Err(errno) = retry(|| flock(&fd, FlockOperation::NonBlockingUnlock)) {
         tracing::debug!(%errno, "unlocking");
     }
@@ -214,6 +281,14 @@ fn is_swap(device: &Stat) -> bool {
         .any(|swap| swap.st_rdev == device.st_rdev)
 }
 
+fn name_of(process: i32) -> String {
+    if process == rustix::process::getpid().as_raw_nonzero().get() {
+        return "this process itself".to_owned();
+    }
+    let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    format!("process {process} ({})", name.trim_end())
+}
+
 /// The processes that have the file open, as far as we may see.
 fn openers(file: &Stat) -> Option<String> {
     let own = rustix::process::getpid().as_raw_nonzero().get();
@@ -225,12 +300,7 @@ fn openers(file: &Stat) -> Option<String> {
         if !has_open(&process.path(), file, pid == own) {
             continue;
         }
-        let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-        seen.push(if pid == own {
-            "this process itself".to_owned()
-        } else {
-            format!("process {pid} ({})", name.trim_end())
-        });
+        seen.push(name_of(pid));
     }
     (!seen.is_empty()).then(|| seen.join(", "))
 }

@@ -1,10 +1,10 @@
-//! The device control calls without a safe wrapper.
+//! The device control and lock calls without a safe wrapper.
 #![expect(
     unsafe_code,
-    reason = "BLKDISCARD and LOOP_GET_STATUS64 have no safe wrapper"
+    reason = "BLKDISCARD, LOOP_GET_STATUS64 and F_OFD_SETLK have no safe wrapper"
 )]
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::io::Errno;
 use rustix::ioctl::{Getter, Opcode, Setter, ioctl, opcode};
@@ -29,4 +29,35 @@ pub(super) fn shown_file(fd: BorrowedFd<'_>) -> Result<(u64, u64), Errno> {
     // whatever it writes is good for that.
     let info = unsafe { ioctl(fd, Getter::<LOOP_GET_STATUS64, [u64; LOOP_INFO]>::new()) }?;
     Ok((info[0], info[1]))
+}
+
+/// The byte that is locked: behind every image, and none of those that other programs lock.
+const LOCK_BYTE: i64 = 1 << 62;
+
+/// Locks of an open file description (fcntl(2), F_OFD_SETLK).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ByteLock {
+    Read,
+    Write,
+    None,
+}
+
+/// Takes or gives back the lock on our byte, without waiting.
+pub(super) fn lock_byte(fd: BorrowedFd<'_>, lock: ByteLock) -> Result<(), Errno> {
+    let kind = match lock {
+        ByteLock::Read => libc::F_RDLCK,
+        ByteLock::Write => libc::F_WRLCK,
+        ByteLock::None => libc::F_UNLCK,
+    };
+    // SAFETY: any bytes are a valid `struct flock`, which only holds numbers.
+    let mut range: libc::flock = unsafe { std::mem::zeroed() };
+    range.l_type = kind as libc::c_short;
+    range.l_whence = libc::SEEK_SET as libc::c_short;
+    (range.l_start, range.l_len) = (LOCK_BYTE, 1);
+    // SAFETY: F_OFD_SETLK reads one `struct flock` and writes no memory.
+    let result = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
+    match result {
+        0.. => Ok(()),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
 }

@@ -4,6 +4,7 @@ mod awake;
 mod claim;
 mod engine;
 mod guard;
+mod holders;
 mod ioctl;
 mod jobs;
 mod open;

@@ -121,7 +121,8 @@ impl MountHandle {
 fn from_kernel(error: &std::io::Error) -> SyncError {
     match Errno::from_io_error(error) {
         Some(Errno::PERM) => SyncError::NotAllowed,
-        Some(Errno::NOTCONN | Errno::CONNABORTED) => SyncError::Gone,
+        // The last is of a request that a server had which is being killed, through io_uring.
+        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => SyncError::Gone,
         _ => SyncError::Failed(error.to_string()),
     }
 }

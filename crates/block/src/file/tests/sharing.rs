@@ -1,5 +1,9 @@
 //! Who else has the device: locks, loop devices, mounts.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+
 use super::*;
 
 /// Another process that holds a lock until it is dropped.
@@ -7,11 +11,17 @@ struct Locker(Child);
 
 impl Locker {
     fn hold(kind: &str, path: &Path) -> Self {
-        let child = Command::new("flock")
-            .args(["--no-fork", kind, path.to_str().unwrap(), "sleep", "600"])
-            .spawn()
-            .expect("flock is installed");
-        let locker = Self(child);
+        Self::hold_as(0, kind, path)
+    }
+
+    /// The same of another user.
+    fn hold_as(user: u32, kind: &str, path: &Path) -> Self {
+        let mut command = Command::new("flock");
+        command.args(["--no-fork", kind, path.to_str().unwrap(), "sleep", "600"]);
+        if user != 0 {
+            command.uid(user).gid(user);
+        }
+        let locker = Self(command.spawn().expect("flock is installed"));
         // Once it has the lock it becomes the program it runs.
         let name = format!("/proc/{}/comm", locker.0.id());
         while std::fs::read_to_string(&name).unwrap() != "sleep\n" {
@@ -296,5 +306,39 @@ fn a_queue_runs_on_it_and_a_dropped_device_is_free() {
         while is_locked(&path) {
             assert!(begin.elapsed().as_secs() < 60, "{engine:?}: never free");
         }
+    }
+}
+
+/// Every user who can read a file can take flock(2) of it.
+#[test]
+fn a_lock_of_a_user_who_cannot_write_the_image_is_passed_over() {
+    const NOBODY: u32 = 65_534;
+    let dir = TempDir::new().unwrap();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let path = image(&dir, 1 << 20);
+    for kind in ["-s", "-x"] {
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let _reader = Locker::hold_as(NOBODY, kind, &path);
+        let first = FileDevice::open(&path, OpenOptions::default()).unwrap();
+        // One writer all the same, and no reader beside it.
+        for options in [OpenOptions::default(), options_for_reading()] {
+            let error = FileDevice::open(&path, options).err().unwrap();
+            let own = "in use by this process itself";
+            assert!(error.to_string().contains(own), "{kind}: {error}");
+        }
+        drop(first);
+        let readers =
+            [(); 2].map(|()| open_patiently(path.to_str().unwrap(), &options_for_reading()));
+        let error = FileDevice::open(&path, OpenOptions::default())
+            .err()
+            .unwrap();
+        assert!(matches!(error, OpenError::Busy { .. }), "{kind}: {error}");
+        drop(readers);
+        // Who can write it has a right to keep others away.
+        std::fs::set_permissions(&path, Permissions::from_mode(0o646)).unwrap();
+        let error = FileDevice::open(&path, OpenOptions::default())
+            .err()
+            .unwrap();
+        assert!(error.to_string().contains("(sleep)"), "{kind}: {error}");
     }
 }
