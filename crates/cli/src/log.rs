@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use steadfs::tools::harmless;
@@ -10,6 +12,8 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 static TO_SYSTEM: AtomicBool = AtomicBool::new(false);
+/// The volume that this process serves, and its mount point: one system's log has the reports of many.
+static SERVED: OnceLock<String> = OnceLock::new();
 
 /// Takes reports from now on: warnings and errors, with `verbose` also what is worth knowing.
 pub fn start(verbose: bool) {
@@ -20,6 +24,13 @@ pub fn start(verbose: bool) {
     };
     // Only the first call counts; a second one would say the same.
     let _ = tracing::subscriber::set_global_default(log);
+}
+
+/// Names what is served in every report from now on.
+pub fn serves(volume: &Path, mountpoint: &Path) {
+    let served = format!("{} on {}: ", volume.display(), mountpoint.display());
+    // One process serves one volume.
+    let _ = SERVED.set(served);
 }
 
 /// Sends reports to the system's log from now on.
@@ -67,7 +78,8 @@ impl Subscriber for Log {
         let mut line = Line::default();
         event.record(&mut line);
         // Errors may tell of what lies on a volume.
-        let text = harmless(&[line.message, line.fields].concat());
+        let served = SERVED.get().cloned().unwrap_or_default();
+        let text = harmless(&[served, line.message, line.fields].concat());
         if TO_SYSTEM.load(Ordering::Relaxed) {
             send(*event.metadata().level(), &text);
         } else {

@@ -89,6 +89,7 @@ fn serve(
     };
     log::start(args.verbose);
     fatal::works_on(format!("{} on {}", path.display(), mountpoint.display()));
+    log::serves(path, mountpoint);
     steadfs_rt::share_free_memory();
     let signals = signals::heard().map_err(system)?;
     steadfs_rt::check_threads(THREADS)

@@ -66,7 +66,7 @@ impl Control for Ext4 {
 
 impl Ext4 {
     /// What is wrong with the volume, a line each: why it stopped, data that could not be written and
-    /// is tried again, errors noted in the superblock. Nothing where nothing is wrong.
+    /// is tried again, errors noted in the superblock, corruption met since the mount and directories whose index is full. Nothing where nothing is wrong.
     fn tell_errors(&self) -> String {
         let mut text = String::new();
         let stopped = self.stopped.lock().clone();
@@ -84,6 +84,8 @@ impl Ext4 {
         if noted > 0 {
             text += &format!("errors noted in the superblock: {noted}\n");
         }
+        text += &self.findings.show("corruption");
+        text += &self.full_directories.show("full");
         let writes = !self.read_only.load(Ordering::Acquire);
         if let Some(why) = self.why_check().filter(|_| writes && noted == 0) {
             text += &format!("the volume {why}: e2fsck should look at it\n");

@@ -48,7 +48,10 @@ impl Ext4 {
     }
 
     fn damaged(&self, what: &str, found: &Location<'_>) {
-        tracing::error!(what, "the volume is damaged");
+        // Each finding once: a program that tries again would fill the log.
+        if self.findings.record(what) {
+            tracing::error!(what, "the volume is damaged");
+        }
         if self.check_writable().is_err() {
             return;
         }
@@ -97,11 +100,18 @@ impl Ext4 {
     }
 }
 
-/// The number behind a word: messages about damage say where it is as "inode 12" and "block 345".
+/// The number behind a word: messages about corruption name the place as "inode 12" and "block 345"; a "file block 5" is
+/// none of the device's.
 fn number_after(what: &str, word: &str) -> Option<u64> {
     let mut words = what.split([' ', ':', ',', '(', ')']);
-    words.find(|w| *w == word)?;
-    words.next()?.parse().ok()
+    let mut before = "";
+    loop {
+        let one = words.next()?;
+        if one == word && before != "file" {
+            return words.next()?.parse().ok();
+        }
+        before = one;
+    }
 }
 
 #[cfg(test)]

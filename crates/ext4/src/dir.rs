@@ -123,7 +123,7 @@ impl<'a> Dir<'a> {
             .fs
             .map_block(core, self.ino, FileBlock(n.into()), self.tag)?
             .filter(|_| n < self.block_count(core))
-            .ok_or_else(|| self.corrupt(format_args!("block {n} is missing")))?;
+            .ok_or_else(|| self.corrupt(format_args!("file block {n} is missing")))?;
         if let Some(buf) = self.fs.meta().peek(at) {
             return Ok(buf);
         }

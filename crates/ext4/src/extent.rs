@@ -192,7 +192,7 @@ impl<'a> Tree<'a> {
         {
             let at = extent.block;
             return Err(FsError::Corrupt(format!(
-                "inode {}: block {at} mapped twice",
+                "inode {}: file block {at} mapped twice",
                 self.ino
             )));
         }
@@ -348,7 +348,7 @@ impl<'a> Tree<'a> {
     }
 
     fn lost(&self, block: FileBlock) -> FsError {
-        FsError::Corrupt(format!("inode {}: block {block} lost", self.ino))
+        FsError::Corrupt(format!("inode {}: file block {block} lost", self.ino))
     }
 
     /// Converts a piece that lies in one extent. Where no block is free for a new node, nothing is

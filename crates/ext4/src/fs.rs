@@ -10,7 +10,7 @@ use steadfs_cache::{Along, MetaBuf, MetaCache, Writeback};
 use steadfs_jbd2::OverlayDevice;
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, Freeing, FsError, Result};
+use steadfs_vfs::{Clock, Findings, Freeing, FsError, Result};
 
 use crate::disk::{self, Geometry, Ino, Superblock};
 use crate::inode::{Inode, InodeTable};
@@ -77,6 +77,10 @@ pub struct Ext4 {
     pub(crate) super_at: AtomicU64,
     /// What is damaged, of a volume that only reading can do with.
     pub(crate) only_read: Option<String>,
+    /// What corruption was met.
+    pub(crate) findings: Findings,
+    /// Directories that take no further names although there is space.
+    pub(crate) full_directories: Findings,
     pub(crate) unmounted: AtomicBool,
     /// The superblock said so when the volume was opened for writing.
     pub(crate) was_clean: AtomicBool,

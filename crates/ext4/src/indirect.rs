@@ -274,7 +274,7 @@ fn remove_last(
     let per = per_block(fs.geo());
     let Range { start, end } = range;
     let path = Path::to(FileBlock(end - 1), per)
-        .ok_or_else(|| FsError::Corrupt(format!("inode {ino}: block {end} out of reach")))?;
+        .ok_or_else(|| FsError::Corrupt(format!("inode {ino}: file block {end} out of reach")))?;
     // The tables on the way, and where the way ends if one is missing.
     let mut tables: Vec<DevBlock> = Vec::new();
     let mut pins = Pins::default();

@@ -149,7 +149,7 @@ impl Reader<'_> {
             for extent in node.extents() {
                 let expected = runs.blocks;
                 if extent.block.0 != expected || extent.unwritten {
-                    let what = format!("journal: block {expected} is not where it must be");
+                    let what = format!("journal: file block {expected} is not where it must be");
                     return Err(FsError::Corrupt(what));
                 }
                 runs.push(extent.start, extent.len.into());
@@ -177,7 +177,7 @@ impl Reader<'_> {
         let mut at = 0;
         while at < blocks {
             let first = at;
-            let gone = || FsError::Corrupt(format!("journal: block {first} is not mapped"));
+            let gone = || FsError::Corrupt(format!("journal: file block {first} is not mapped"));
             let path = Path::to(FileBlock(at), per).ok_or_else(gone)?;
             let (&last, above) = path.indices().split_last().ok_or_else(gone)?;
             let mut table: Option<(DevBlock, Buf)> = None;

@@ -43,7 +43,7 @@ impl Ext4 {
             && ino != Ino::RESIZE
         {
             return Err(FsError::Corrupt(format!(
-                "inode {ino}: block {block} is mapped to the volume's own metadata at {start}"
+                "inode {ino}: file block {block} is mapped to block {start}, which is the volume's own metadata"
             )));
         }
         Ok(mapped)

@@ -10,7 +10,7 @@ use steadfs_cache::{Along, Backing, CacheSizes, MetaCache, Why, Writeback, Write
 use steadfs_jbd2::Journal;
 use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, Cx, FileKind, Freeing, FsError, Result};
+use steadfs_vfs::{Clock, Cx, FileKind, Findings, Freeing, FsError, Result};
 
 use crate::disk::features::RoCompat;
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
@@ -201,6 +201,8 @@ impl Ext4 {
             data_error: Mutex::new(Rank::Leaf, None),
             super_at: AtomicU64::new(super_at),
             only_read,
+            findings: Findings::new(),
+            full_directories: Findings::new(),
             unmounted: AtomicBool::new(false),
             was_clean: AtomicBool::new(true),
         }))

@@ -12,7 +12,7 @@ use std::time::Duration;
 use steadfs_base::IoTag;
 use steadfs_block::Bio;
 use steadfs_rt::{Instant, Mutex, PANICKED, Rank, now};
-use steadfs_vfs::{FsError, Result};
+use steadfs_vfs::{Findings, FsError, Result};
 
 use crate::disk::superblock::{Note, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE, StopReason};
 use crate::disk::{BLOCK_SIZE, Nid, Superblock};
@@ -26,6 +26,10 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// What went wrong since the mount, and what the superblock is to say of it.
 pub struct Notes {
     state: Mutex<State>,
+    /// What corruption was met.
+    findings: Findings,
+    /// Directories that take no further names of one hash although there is space.
+    pub(crate) full_directories: Findings,
     /// Something is to be written.
     pending: AtomicBool,
 }
@@ -33,8 +37,6 @@ pub struct Notes {
 /// [Leaf]
 struct State {
     superblock: Superblock,
-    /// How often damage was met, and how it was told first.
-    damage: Option<(u64, String)>,
     /// Files whose data could not be written, and how each failed last.
     data: BTreeMap<Nid, String>,
     /// Why the superblock does not say it, and since when.
@@ -46,27 +48,27 @@ impl Notes {
     pub fn new(superblock: Superblock) -> Self {
         let state = State {
             superblock,
-            damage: None,
             data: BTreeMap::new(),
             unwritten: None,
         };
         Self {
             state: Mutex::new(Rank::Leaf, state),
+            findings: Findings::new(),
+            full_directories: Findings::new(),
             pending: AtomicBool::new(false),
         }
     }
 
-    /// Damage of this kind was met. Whether it is the first.
+    /// Damage of this kind was met. Whether it is the first of its kind at its place.
     fn damage(&self, what: &FsError) -> bool {
-        let text = what.to_string();
-        let mut state = self.state.lock();
         if let Some(note) = Note::of_error(what) {
-            let new = state.superblock.note_error(note);
+            let new = self.state.lock().superblock.note_error(note);
             self.pending.fetch_or(new, Ordering::AcqRel);
         }
-        let (count, _) = state.damage.get_or_insert((0, text));
-        *count += 1;
-        *count == 1
+        match what {
+            FsError::Corrupt(what) | FsError::Damaged(_, what) => self.findings.record(what),
+            other => self.findings.record(&other.to_string()),
+        }
     }
 
     fn stop(&self, reason: StopReason) {
@@ -206,9 +208,8 @@ impl F2fs {
         for (ino, error) in &state.data {
             text += &format!("data of inode {ino} is not written yet: {error}\n");
         }
-        if let Some((count, first)) = &state.damage {
-            text += &format!("damage met: {count}; the first: {first}\n");
-        }
+        text += &self.notes.findings.show("corruption");
+        text += &self.notes.full_directories.show("full");
         let kinds = state.superblock.noted_errors().join(", ");
         if !kinds.is_empty() {
             text += &format!("damage noted in the superblock: {kinds}\n");

@@ -7,6 +7,7 @@ mod clock;
 mod control;
 mod control_overlay;
 mod error;
+mod findings;
 mod freeing;
 pub mod names;
 pub mod nokey;
@@ -19,6 +20,7 @@ pub use clock::{Clock, relatime_moves};
 pub use control::{Control, ControlEntry, Layer, Prepared, Setter};
 pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode, shown_ino};
 pub use error::{FsError, Result};
+pub use findings::Findings;
 pub use freeing::{Freeing, FreeingUnderWay};
 pub use types::{
     Attr, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, Interruption, IoctlAnswer,

@@ -23,6 +23,9 @@ fn messages_say_where() {
     assert_eq!(number_after(&said, "inode"), Some(12));
     assert_eq!(number_after(&said, "block"), Some(345));
     assert_eq!(number_after("group 3: bitmap", "inode"), None);
+    let mapped = "inode 12: file block 5 is mapped to block 34, which is the volume's own metadata";
+    assert_eq!(number_after(mapped, "block"), Some(34));
+    assert_eq!(number_after("inode 12: file block 5 lost", "block"), None);
 }
 
 #[test]

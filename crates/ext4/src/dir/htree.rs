@@ -338,8 +338,21 @@ impl Dir<'_> {
             None if info.indirect_levels < htree::max_levels(self.fs.geo()) => {
                 self.add_level(handle, inode, core, &path)
             }
-            None => Err(FsError::NoSpace),
+            None => Err(self.index_full()),
         }
+    }
+
+    /// ENOSPC does not name its cause where the volume has space: the log and `.steadfs/errors` do.
+    fn index_full(&self) -> FsError {
+        let what = format!(
+            "directory {}: its index has no room for more names; use several directories (only the kernel's ext4 writes \
+             volumes with large_dir)",
+            self.ino
+        );
+        if self.fs.full_directories.record(&what) {
+            tracing::warn!("{what}");
+        }
+        FsError::NoSpace
     }
 
     /// Moves the upper half of a leaf's hashes to a new leaf.
@@ -449,7 +462,7 @@ impl Dir<'_> {
         u32::try_from(n)
             .ok()
             .filter(|&n| n <= htree::MAX_BLOCK)
-            .ok_or(FsError::NoSpace)
+            .ok_or_else(|| self.index_full())
     }
 }
 

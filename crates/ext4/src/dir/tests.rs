@@ -279,6 +279,16 @@ fn an_index_that_is_full_says_so() {
     };
     assert_eq!(refused, FsError::NoSpace);
     assert!(made > 15_000, "{made}");
+    let errors = steadfs_vfs::FileSystem::control(&*world.fs)
+        .unwrap()
+        .read("errors")
+        .unwrap();
+    let errors = String::from_utf8(errors).unwrap();
+    let full = format!("full: directory {}: its index", dir.0);
+    assert!(
+        errors.contains(&full) && errors.contains("large_dir"),
+        "{errors}"
+    );
     let world = world.reopen();
     assert_eq!(world.list(dir, 1000).len(), made + 2);
     world.close();

@@ -48,7 +48,7 @@ fn damage_is_noted_and_told_again_by_later_mounts() {
         ));
         assert!(world.lookup(ROOT, b"file").is_err());
         let said = errors(&world.fs);
-        assert!(said.starts_with("damage met: 2; the first: "), "{said}");
+        assert!(said.starts_with("corruption (2 times): "), "{said}");
         assert!(
             said.ends_with("damage noted in the superblock: inconsistent_footer\n"),
             "{said}"
@@ -83,7 +83,7 @@ fn what_is_only_read_is_not_written() {
     let before = device.to_bytes();
     let world = World::of(Arc::clone(&device), "ro");
     assert!(world.lookup(ROOT, b"file").is_err());
-    assert!(errors(&world.fs).contains("damage met: 1;"));
+    assert!(errors(&world.fs).contains("corruption: "));
     world.fs.close().unwrap();
     assert!(device.to_bytes() == before);
 }
@@ -304,7 +304,7 @@ fn damage_met_while_frozen_is_noted_after_the_thaw() {
     control.write("f2fs/freeze", b"1").unwrap();
     let before = device.memory.to_bytes();
     fs.lookup(&Cx::default(), ROOT, b"file").unwrap_err();
-    assert!(errors(&fs).contains("damage met: 1"), "{}", errors(&fs));
+    assert!(errors(&fs).contains("corruption: "), "{}", errors(&fs));
     assert!(
         device.memory.to_bytes() == before,
         "a frozen volume was written"

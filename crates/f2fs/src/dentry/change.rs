@@ -118,7 +118,16 @@ impl F2fs {
             }
         }
         // All levels are full of names with this hash: no directory can have more.
-        let (block, slot, fresh, depth) = room.ok_or(FsError::NoSpace)?;
+        let (block, slot, fresh, depth) = room.ok_or_else(|| {
+            let what = format!(
+                "directory {}: no room for a further name with the same hash",
+                dir.nid()
+            );
+            if self.notes.full_directories.record(&what) {
+                tracing::warn!("{what}");
+            }
+            FsError::NoSpace
+        })?;
         let need = if fresh {
             self.need_of_block(dir, block, tag)?
         } else {
