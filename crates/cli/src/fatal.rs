@@ -8,7 +8,6 @@
 //! In a simulation (`steadfs lab`) a panic fails the run and is reported by it.
 
 use std::panic::PanicHookInfo;
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,8 +15,6 @@ use steadfs::tools::harmless;
 
 use crate::log;
 
-/// What the process works on, for the message.
-static SUBJECT: OnceLock<String> = OnceLock::new();
 /// How long standard error is waited for, if its reader is slow.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -33,13 +30,8 @@ pub fn end_on_panic() {
     }));
 }
 
-/// The process works on this from now on. Only the first call counts: a process serves one volume.
-pub fn works_on(subject: String) {
-    let _ = SUBJECT.set(subject);
-}
-
 fn end(info: &PanicHookInfo<'_>) -> ! {
-    let text = harmless(&report(info, SUBJECT.get().map(String::as_str)));
+    let text = harmless(&report(info, log::served()));
     if log::is_to_system() {
         log::last_words(&text);
     } else {

@@ -28,9 +28,14 @@ pub fn start(verbose: bool) {
 
 /// Names what is served in every report from now on.
 pub fn serves(volume: &Path, mountpoint: &Path) {
-    let served = format!("{} on {}: ", volume.display(), mountpoint.display());
+    let served = format!("{} on {}", volume.display(), mountpoint.display());
     // One process serves one volume.
     let _ = SERVED.set(served);
+}
+
+/// What [`serves`] named.
+pub fn served() -> Option<&'static str> {
+    SERVED.get().map(String::as_str)
 }
 
 /// Sends reports to the system's log from now on.
@@ -78,7 +83,9 @@ impl Subscriber for Log {
         let mut line = Line::default();
         event.record(&mut line);
         // Errors may tell of what lies on a volume.
-        let served = SERVED.get().cloned().unwrap_or_default();
+        let served = served()
+            .map(|served| format!("{served}: "))
+            .unwrap_or_default();
         let text = harmless(&[served, line.message, line.fields].concat());
         if TO_SYSTEM.load(Ordering::Relaxed) {
             send(*event.metadata().level(), &text);

@@ -12,7 +12,7 @@ use steadfs_vfs::FsError;
 use crate::args;
 use crate::daemon::Nowhere;
 use crate::failure::{Failure, code, mount_failure};
-use crate::{daemon, fatal, kind, log, signals, source};
+use crate::{daemon, kind, log, signals, source};
 
 /// Threads without which no volume is served: its tasks, one that reads and writes the device, one for signals, and
 /// one or two for requests. Further ones make it faster.
@@ -88,7 +88,6 @@ fn serve(
         false => None,
     };
     log::start(args.verbose);
-    fatal::works_on(format!("{} on {}", path.display(), mountpoint.display()));
     log::serves(path, mountpoint);
     steadfs_rt::share_free_memory();
     let signals = signals::heard().map_err(system)?;

@@ -92,7 +92,7 @@ fn lock_whole(fd: BorrowedFd<'_>, read_only: bool) -> Result<bool, String> {
     } else {
         FlockOperation::NonBlockingLockExclusive
     };
-    match retry(|| flock(&fd, operation)) {
+    match retry(|| flock(fd, operation)) {
         Ok(()) => Ok(true),
         // A file system without locks, such as some network ones.
         Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOLCK) => Ok(true),
