@@ -96,36 +96,33 @@ impl FileReader<'_> {
         size: u64,
         mut map: impl FnMut(FileBlock, u64) -> Result<(Source, u64), E>,
     ) {
-        self.ahead_in(range, size, |piece| {
-            let mut found = Vec::new();
-            self.runs(&piece, &mut map, |source, len| {
-                if let Source::Device(at) = source {
-                    found.push((at, len));
-                }
-                true
-            })?;
-            Ok::<_, E>(found)
+        self.ahead_in(range, size, |piece, begin| {
+            self.runs(&piece, &mut map, |source, len| match source {
+                Source::Device(at) => begin(at, len),
+                Source::Nowhere | Source::Content(_) => true,
+            })
         });
     }
 
-    /// The same where content does not lie on the device as it is: `find` returns the runs of the device that a later
-    /// read of a range of the file will submit.
+    /// The same where content does not lie on the device as it is: `find` passes on the runs of the device that a later
+    /// read of a range of the file will submit, until one is not taken.
     pub fn ahead_in<E>(
         &self,
         range: Range<u64>,
         size: u64,
-        mut find: impl FnMut(Range<u64>) -> Result<Vec<(u64, usize)>, E>,
+        mut find: impl FnMut(Range<u64>, &mut dyn FnMut(u64, usize) -> bool) -> Result<(), E>,
     ) {
         if !self.stream.read(range, size) {
             return;
         }
         for piece in self.stream.ahead(size, self.queue.read_ahead_room()) {
             let start = piece.start;
-            let begun = find(piece).is_ok_and(|runs| {
-                runs.into_iter()
-                    .all(|(at, len)| self.queue.read_ahead(at, len, self.tag))
+            let mut room = true;
+            let found = find(piece, &mut |at, len| {
+                room = self.queue.read_ahead(at, len, self.tag);
+                room
             });
-            if !begun {
+            if !room || found.is_err() {
                 self.stream.stopped_at(start);
                 break;
             }

@@ -200,6 +200,8 @@ impl F2fs {
             text += &format!("stopped: {cause}\n");
         }
         let dirty = self.writeback.dirty_files();
+        let findings =
+            self.notes.findings.show("corruption") + &self.notes.full_directories.show("full");
         let mut state = self.notes.state.lock();
         // Of the others the data is written by now, or gone.
         state
@@ -208,8 +210,7 @@ impl F2fs {
         for (ino, error) in &state.data {
             text += &format!("data of inode {ino} is not written yet: {error}\n");
         }
-        text += &self.notes.findings.show("corruption");
-        text += &self.notes.full_directories.show("full");
+        text += &findings;
         let kinds = state.superblock.noted_errors().join(", ");
         if !kinds.is_empty() {
             text += &format!("damage noted in the superblock: {kinds}\n");

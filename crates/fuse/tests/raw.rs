@@ -172,7 +172,11 @@ fn with_mapping(work: impl FnOnce(&File, &mut [u8])) {
 
 fn msync(bytes: &mut [u8]) -> rustix::io::Result<()> {
     // SAFETY: the bytes are those of a mapping.
-    unsafe { rustix::mm::msync(bytes.as_mut_ptr().cast(), bytes.len(), MsyncFlags::SYNC) }
+    let done =
+        unsafe { rustix::mm::msync(bytes.as_mut_ptr().cast(), bytes.len(), MsyncFlags::SYNC) };
+    // Above libc rustix takes the -1 for the error's number.
+    let error = |_| rustix::io::Errno::from_io_error(&std::io::Error::last_os_error());
+    done.map_err(|failed| error(failed).expect("errno is set"))
 }
 
 /// Runs one of this program's tests in a process of its own.

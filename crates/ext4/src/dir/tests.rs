@@ -284,7 +284,7 @@ fn an_index_that_is_full_says_so() {
         .read("errors")
         .unwrap();
     let errors = String::from_utf8(errors).unwrap();
-    let full = format!("full: directory {}: its index", dir.0);
+    let full = format!("directory {}: its index", dir.0);
     assert!(
         errors.contains(&full) && errors.contains("large_dir"),
         "{errors}"

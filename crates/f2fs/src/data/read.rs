@@ -91,19 +91,24 @@ impl F2fs {
         let stored = self.stored_in(inode, &range, tag)?;
         let under_way = stored.begin(&self.queue, tag);
         if let Some(size) = size {
-            reader.ahead_in(range.clone(), size, |piece| {
-                let mut runs = self.stored_in(inode, &piece, tag)?.into_runs();
+            reader.ahead_in(range.clone(), size, |piece, begin| {
+                let runs = self.stored_in(inode, &piece, tag)?.into_runs();
+                if !runs.into_iter().all(|(at, len)| begin(at, len)) {
+                    return Ok(());
+                }
                 let blocks = reader.blocks_of(&piece);
                 let mut at = blocks.start;
                 while at < blocks.end {
                     let (source, count) =
                         self.source(inode, FileBlock(at), blocks.end - at, tag)?;
-                    if let Some(Source::Device(start)) = source {
-                        runs.push((start, (count * BLOCK) as usize));
+                    if let Some(Source::Device(start)) = source
+                        && !begin(start, (count * BLOCK) as usize)
+                    {
+                        break;
                     }
                     at += count;
                 }
-                Ok::<_, FsError>(runs)
+                Ok::<_, FsError>(())
             });
         }
         let plain = under_way.finish(inode)?;
