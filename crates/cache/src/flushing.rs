@@ -5,7 +5,7 @@ use steadfs_rt::{MutexGuard, Unwinding};
 use crate::Mapping;
 
 /// Holds a file's flush lock, and with it all of the file's blocks that are in flight. A panic gives them back as dirty:
-/// a library's volume has stopped then, and whoever waits for the blocks finds that out.
+/// a library's volume has stopped then, and tasks that wait for the blocks get its error.
 #[must_use]
 pub struct Flushing<'a> {
     mapping: &'a Mapping,

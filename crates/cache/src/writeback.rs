@@ -60,7 +60,7 @@ impl WritebackOptions {
     }
 }
 
-/// The end of an epoch of dirtying: tells data that was dirty by then from data dirtied later.
+/// The end of an epoch of dirtying: separates data that was dirty by then from data dirtied later.
 ///
 /// Whatever writes "all that is dirty" (fsync, sync, a round of the flusher, a throttled writer) ends an epoch when it
 /// begins and writes what is older. So it ends, however fast others write on, and also where they write the same blocks

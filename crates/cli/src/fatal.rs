@@ -1,7 +1,7 @@
 //! A failed assertion (panic) anywhere in the program ends it at once: fail-stop.
 //!
 //! The hook runs in the thread that panicked, before anything is unwound. So no destructor closes what is half changed,
-//! and whoever would commit it still waits for its handle. The message goes where reports go, then the process aborts:
+//! and the commit that would take it still waits for its handle. The message goes where reports go, then the process aborts:
 //! callers of a mount get ENOTCONN, and for the volume it is a power cut. Nothing on the way takes a lock or waits for
 //! long: another thread may hold the one, and what reads our messages may lie on our own mount.
 //!

@@ -122,7 +122,7 @@ pub struct View {
 }
 
 /// Looks at the volume on `device` as the next mount would find it. With `salvage` damage of the first superblock or
-/// of the journal does not keep anybody from looking.
+/// of the journal does not prevent that look.
 ///
 /// # Errors
 /// There is no superblock that can be used, or the journal cannot be replayed.

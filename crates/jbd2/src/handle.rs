@@ -208,7 +208,7 @@ impl<'j> Handle<'j> {
         }
         self.ended = true;
         if self.unwinding.has_begun() {
-            // While the handle is open nobody commits.
+            // While the handle is open no commit runs.
             self.journal.shutdown(PANICKED);
         }
         let mut state = self.journal.state.lock();

@@ -171,7 +171,7 @@ pub fn no_effect_because<T>(
     }
 }
 
-/// The refusals of one list, reported together: whoever corrects a list wants to do it once.
+/// The refusals of one list, reported together, so that a list is corrected once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Refusals(Vec<FsError>);
 

@@ -354,7 +354,7 @@ fn copies_go_on_behind_what_the_host_refuses() {
     assert_eq!(code, 7, "{said}");
     for wanted in [
         "made.img: is the image that is copied into",
-        "the volume is incomplete: 1 file",
+        "the volume is made, but incomplete: 1 file",
     ] {
         assert!(said.contains(wanted), "{said}");
     }

@@ -22,7 +22,7 @@ use super::holders::{Descriptor, Holder};
 use super::ioctl::{self, ByteLock};
 use super::transfer::{Kind, retry};
 
-/// Takes the locks of an open file, or returns who holds them.
+/// Takes the locks of an open file, or returns their holders.
 pub(super) fn lock(fd: impl AsFd, read_only: bool) -> Result<(), String> {
     let kind = if read_only {
         ByteLock::Read

@@ -2,7 +2,7 @@
 //!
 //! Writing needs all of them to be right. Reading needs one number of a group, the place of its inode table, and of
 //! the groups only those whose inodes are asked for: a descriptor that is damaged is taken from a copy of its block,
-//! and a group without one that verifies is lost alone ([`Descriptors`] says who needs what).
+//! and a group without one that verifies is lost alone ([`Descriptors`] says which mount needs what).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -147,7 +147,7 @@ impl Allocator {
         needed: Descriptors,
     ) -> Result<(Self, Option<String>)> {
         // What the superblock says there are is not believed before their descriptors are there: a sparse file is
-        // as large as one likes, and costs whoever made it nothing.
+        // as large as its author likes, at no cost.
         let mut groups = Vec::new();
         let mut inode_tables = Vec::new();
         let mut zones = Zones::default();

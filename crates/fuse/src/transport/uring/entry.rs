@@ -93,7 +93,7 @@ impl Entry {
         assert!(!self.held && self.used <= SMALL, "the payload is in use");
         let rest = &mut self.payload_mut()[SMALL..];
         // SAFETY: whole pages (the mapping and SMALL are page-aligned) of a private mapping that
-        // only this entry uses; they read as zeros afterwards, and nobody relies on their content.
+        // only this entry uses; they read as zeros afterwards, and nothing relies on their content.
         let advised = unsafe {
             rustix::mm::madvise(rest.as_mut_ptr().cast(), rest.len(), Advice::LinuxDontNeed)
         };
