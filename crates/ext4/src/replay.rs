@@ -7,9 +7,9 @@ use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_jbd2::{JournalMap, Overlay, OverlayDevice, Recover};
 use steadfs_vfs::{FsError, Result};
 
-use crate::disk::Superblock;
 use crate::disk::features::Incompat;
 use crate::disk::superblock::{JournalPlace, SUPERBLOCK_OFFSET};
+use crate::disk::{DiskError, Superblock};
 use crate::mount::{MountReport, check_size};
 use crate::options::MountOptions;
 use crate::superblock::{self, Chosen, read_superblock, superblock_bytes};
@@ -119,6 +119,8 @@ pub struct View {
     pub super_at: u64,
     /// Why what the journal holds is left out, if it is.
     pub unreplayed: Option<FsError>,
+    /// What is wrong with the first superblock on the device, where the journal holds a whole one.
+    pub mended: Option<DiskError>,
 }
 
 /// Looks at the volume on `device` as the next mount would find it. With `salvage` damage of the first superblock or
@@ -134,6 +136,7 @@ pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<
         report: MountReport::default(),
         super_at: chosen.at,
         unreplayed: None,
+        mended: None,
     };
     view.report.warnings.extend(chosen.warning.take());
     if !options.salvage {
@@ -148,6 +151,8 @@ pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<
             // A log that holds the first superblock mends it.
             if chosen.is_copy() && read_superblock(&view.queue).is_ok() {
                 view.super_at = SUPERBLOCK_OFFSET;
+                let first = superblock_bytes(&queue, SUPERBLOCK_OFFSET)?;
+                view.mended = Superblock::parse(&first).err();
             }
         }
         Err(error) if options.salvage => view.unreplayed = Some(error),

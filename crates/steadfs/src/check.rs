@@ -169,6 +169,7 @@ pub fn check(path: &Path, options: &Options, heard: &mut dyn FnMut(u64)) -> Resu
         after_crash: view.report.replayed_transactions > 0 || view.super_at != default.super_at,
         super_at: view.super_at,
         unreplayed: view.unreplayed.map(|error| error.to_string()),
+        mended: view.mended,
         ..default
     };
     let source = QueueSource::new(view.queue, heard);

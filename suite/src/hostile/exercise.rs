@@ -83,6 +83,10 @@ pub(super) fn try_with(image: &Image, work: fn(&mut Trial)) -> Outcome {
     }
 }
 
+fn is_past_the_end(error: &FsError) -> bool {
+    error.to_string().ends_with("past the end of the device")
+}
+
 /// A case under way.
 pub(super) struct Trial {
     pub(super) image: Image,
@@ -92,6 +96,8 @@ pub(super) struct Trial {
     pub(super) told: Option<String>,
     /// Files whose content a sync has acknowledged.
     kept: Vec<(Vec<u8>, Vec<u8>)>,
+    /// The volume may claim more blocks than its device has, and is read all the same.
+    pub(super) may_be_longer: bool,
 }
 
 impl Trial {
@@ -102,6 +108,7 @@ impl Trial {
             outcome: Outcome::default(),
             told: None,
             kept: Vec::new(),
+            may_be_longer: false,
         }
     }
 
@@ -147,6 +154,9 @@ impl Trial {
             Ok(value) => Some(value),
             Err(error) => {
                 match &error {
+                    FsError::Io(_) if self.may_be_longer && is_past_the_end(&error) => {
+                        self.told.get_or_insert(format!("{call}: {error}"));
+                    }
                     // The device is in order: only an access outside it fails.
                     FsError::Io(_) => self.wrong(format!("{call}: {error}")),
                     FsError::Corrupt(_) | FsError::Damaged(..) => {
@@ -169,10 +179,12 @@ impl Trial {
     fn inspect(&mut self, image: &Image) -> u32 {
         let device = Arc::new(ImageDevice::new(image.clone()));
         let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());
+        self.may_be_longer = true;
         let seen = self.note(
             "inspect",
             steadfs_ext4::inspect::inspect(&queue, &reading()),
         );
+        self.may_be_longer = false;
         let mut errors = 0;
         if let Some(seen) = seen {
             if format!("{seen}").is_empty() {
@@ -188,11 +200,15 @@ impl Trial {
     fn check(&mut self, image: &Image) -> Option<Vec<Issue>> {
         let device = Arc::new(ImageDevice::new(image.clone()));
         let view = replayed_view(Arc::clone(&device) as Arc<dyn Device>, &reading());
-        let view = self.note("replay for the checker", view)?;
+        self.may_be_longer = true;
+        let view = self.note("replay for the checker", view);
+        self.may_be_longer = false;
+        let view = view?;
         let options = check::Options {
             after_crash: view.report.replayed_transactions > 0,
             super_at: view.super_at,
             unreplayed: view.unreplayed.map(|error| error.to_string()),
+            mended: view.mended,
             memory_limit: 32 << 20,
             ..check::Options::default()
         };
@@ -216,6 +232,7 @@ impl Trial {
     fn look_with(&mut self, options: MountOptions) {
         let device = Arc::new(ImageDevice::new(self.image.clone()));
         let is_mount = !options.salvage;
+        self.may_be_longer = options.salvage;
         let opened = open(&device, options);
         if let Some(fs) = self.note("mount ro", opened) {
             self.outcome.mounted[0] |= is_mount;
@@ -223,6 +240,7 @@ impl Trial {
             let closed = fs.unmount();
             self.note("unmount ro", closed);
         }
+        self.may_be_longer = false;
         self.no_strays("reading", &device);
     }
 

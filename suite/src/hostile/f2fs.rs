@@ -420,6 +420,8 @@ pub fn exercise_f2fs(image: &Image) -> Outcome {
         if seen.is_some_and(|seen| format!("{seen}").is_empty()) {
             trial.wrong("an inspection says nothing".to_owned());
         }
+        // Linux, too, reads a volume whose device ends early.
+        trial.may_be_longer = true;
         look(trial, &device);
         if device.writes() > 0 {
             trial.wrong("reading writes".to_owned());

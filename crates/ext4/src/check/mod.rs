@@ -39,7 +39,7 @@ use thiserror::Error;
 use crate::disk::dir_entry::DirLayout;
 use crate::disk::features::{self, Incompat, MountMode, RoCompat};
 use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
-use crate::disk::{Geometry, GroupDesc, Superblock};
+use crate::disk::{DiskError, Geometry, GroupDesc, Superblock};
 use crate::superblock;
 
 pub use issue::Issue;
@@ -60,6 +60,8 @@ pub struct Options {
     pub super_at: u64,
     /// Why what the journal holds is not part of what is checked, if it should be.
     pub unreplayed: Option<String>,
+    /// What is wrong with the first superblock, where the journal holds a whole one.
+    pub mended: Option<DiskError>,
 }
 
 impl Default for Options {
@@ -70,6 +72,7 @@ impl Default for Options {
             after_crash: false,
             super_at: SUPERBLOCK_OFFSET,
             unreplayed: None,
+            mended: None,
         }
     }
 }
@@ -153,6 +156,8 @@ impl Report {
 /// Checks the volume that `src` holds.
 pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
     let mut report = Report::default();
+    let mended = options.mended.clone().map(Issue::Superblock);
+    report.issues.extend(mended);
     let Some(sb) = choose_superblock(src, options, &mut report) else {
         return report;
     };
