@@ -149,10 +149,10 @@ pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<
         Ok(replayed) => {
             view.queue = replayed.queue;
             // A log that holds the first superblock mends it.
-            if chosen.is_copy() && read_superblock(&view.queue).is_ok() {
+            if read_superblock(&view.queue).is_ok() {
                 view.super_at = SUPERBLOCK_OFFSET;
-                let first = superblock_bytes(&queue, SUPERBLOCK_OFFSET)?;
-                view.mended = Superblock::parse(&first).err();
+                let first = superblock_bytes(&queue, SUPERBLOCK_OFFSET);
+                view.mended = first.ok().and_then(|first| Superblock::parse(&first).err());
             }
         }
         Err(error) if options.salvage => view.unreplayed = Some(error),
