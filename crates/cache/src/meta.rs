@@ -413,6 +413,17 @@ impl MetaCache {
         self.landed.notify_all();
     }
 
+    /// Forgets every block that is not in use and not dirty, as memory pressure would.
+    pub fn leave_unused(&self) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let before = shard.len();
+            shard.retain(|_, buf| Arc::strong_count(buf) > 1);
+            self.cached
+                .fetch_sub(before - shard.len(), Ordering::Relaxed);
+        }
+    }
+
     /// Forgets every block: somebody changed the device otherwise. Nothing is dirty.
     pub fn forget_all(&self) {
         assert!(

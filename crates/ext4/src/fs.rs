@@ -102,6 +102,12 @@ impl Ext4 {
         &self.txns
     }
 
+    /// Forgets the metadata that is not in use and not dirty, as memory pressure would.
+    pub fn forget_clean(&self) {
+        self.inodes.leave_all();
+        self.meta.leave_unused();
+    }
+
     /// Its device.
     pub fn queue(&self) -> &Arc<Queue> {
         &self.queue

@@ -457,6 +457,13 @@ impl InodeTable {
         self.wants_store.load(Ordering::Relaxed) && self.wants_store.swap(false, Ordering::AcqRel)
     }
 
+    /// Forgets all inodes that are not in use and are stored; references to them stay counted.
+    pub fn leave_all(&self) {
+        for shard in &self.shards {
+            shard.lock().let_go(|_| true);
+        }
+    }
+
     /// Inodes whose `core` is newer than the inode table.
     pub fn dirty(&self) -> Vec<Arc<Inode>> {
         let mut dirty = Vec::new();

@@ -120,6 +120,13 @@ impl F2fs {
         &self.layout
     }
 
+    /// Forgets the metadata that is not in use and not changed, as memory pressure would.
+    pub fn forget_clean(&self) {
+        self.inodes.leave_all();
+        self.nodes.leave_all();
+        self.meta.leave_unused();
+    }
+
     /// The request queue.
     pub fn queue(&self) -> &Arc<Queue> {
         &self.queue

@@ -2,9 +2,9 @@
 //!
 //! **Problem.** A call that reads a block after it has changed another one leaves the volume half changed when that
 //! read fails; committed, that is damage which nothing has marked.
-//! **Rule.** For every kind of call, on a volume that was just mounted, the first, second, … read from the device fails
-//! until the call meets no failure. Afterwards every inode is stored once more and the volume is unmounted. It is then
-//! consistent, or it stopped and is marked for its checker.
+//! **Rule.** For every kind of call, with all clean metadata pushed out of the cache, the first, second, … read
+//! from the device fails until the call meets no failure. Afterwards every inode is stored once more and the volume
+//! is unmounted. It is then consistent, or it stopped and is marked for its checker.
 //!
 //! A failed read is tried in two ways: once, and for every read of the same place until the call ends (a bad sector:
 //! what reads ahead tries twice).
@@ -146,11 +146,12 @@ pub fn sweep(volume: &Volume, case: &Case, fails: Fails, second: impl Fn(u64) ->
             }
         };
         let mounted = Mounted {
-            fs: &*fs,
+            fs: fs.fs(),
             cx: volumes::root(),
             inos: &volume.inos,
         };
         let made = (case.setup)(&mounted);
+        fs.forget_clean();
         fail_read(&device, n, fails);
         let result = (case.call)(&mounted, made);
         let met = device.failures() > 0;
@@ -165,8 +166,8 @@ pub fn sweep(volume: &Volume, case: &Case, fails: Fails, second: impl Fn(u64) ->
             note(&format!("fails without a fault: {error}"));
         }
         store_all(&mounted);
-        let why_stopped = stopped(&*fs);
-        let closed = fs.unmount();
+        let why_stopped = stopped(fs.fs());
+        let closed = fs.fs().unmount();
         drop(fs);
         match why_stopped.is_some() {
             true => {

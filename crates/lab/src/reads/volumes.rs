@@ -28,6 +28,29 @@ pub struct Volume {
     pub inos: BTreeMap<&'static str, InodeNo>,
 }
 
+/// A mounted volume.
+pub(super) enum Opened {
+    Ext(Arc<Ext4>),
+    F2fs(Arc<F2fs>),
+}
+
+impl Opened {
+    pub(super) fn fs(&self) -> &dyn FileSystem {
+        match self {
+            Self::Ext(fs) => &**fs,
+            Self::F2fs(fs) => &**fs,
+        }
+    }
+
+    /// Pushes the metadata out of the cache that is not in use and not dirty.
+    pub(super) fn forget_clean(&self) {
+        match self {
+            Self::Ext(fs) => fs.forget_clean(),
+            Self::F2fs(fs) => fs.forget_clean(),
+        }
+    }
+}
+
 /// How a volume is mounted and judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
@@ -140,15 +163,10 @@ impl Volume {
         };
         let fs = volume.mount(Arc::clone(&volume.base) as _, options);
         let fs = fs.expect("it mounts");
-        volume.inos = fill(&*fs, extents).expect("it can be filled");
-        fs.unmount().expect("it unmounts");
+        volume.inos = fill(fs.fs(), extents).expect("it can be filled");
+        fs.fs().unmount().expect("it unmounts");
         volume.judge(&volume.base, true).expect("it is whole");
         volume
-    }
-
-    /// Whether its calls read what they need before they change anything: no failed read stops it.
-    pub fn reads_first(&self) -> bool {
-        matches!(self.format, Format::Ext { .. })
     }
 
     /// A device with its content.
@@ -160,20 +178,20 @@ impl Volume {
     ///
     /// # Errors
     /// Why it cannot be mounted.
-    pub(super) fn open(&self, device: Arc<dyn Device>) -> Result<Arc<dyn FileSystem>> {
+    pub(super) fn open(&self, device: Arc<dyn Device>) -> Result<Opened> {
         self.mount(device, "")
     }
 
-    fn mount(&self, device: Arc<dyn Device>, options: &str) -> Result<Arc<dyn FileSystem>> {
+    fn mount(&self, device: Arc<dyn Device>, options: &str) -> Result<Opened> {
         let sizes = CacheSizes::of(64 << 20);
         Ok(match self.format {
             Format::Ext { .. } => {
                 let options = steadfs_ext4::MountOptions::parse(options)?;
-                Ext4::open(device, options, sizes)?.0
+                Opened::Ext(Ext4::open(device, options, sizes)?.0)
             }
             Format::F2fs => {
                 let options = steadfs_f2fs::MountOptions::parse(options)?;
-                F2fs::open(device, options, sizes)?.0
+                Opened::F2fs(F2fs::open(device, options, sizes)?.0)
             }
         })
     }
@@ -218,6 +236,7 @@ impl Volume {
         }
         let again = self.open(Arc::clone(device) as _);
         let again = again.map_err(|error| format!("the mount afterwards: {error}"))?;
+        let again = again.fs();
         let noted = again
             .control()
             .and_then(|control| control.read("errors").ok());
