@@ -209,7 +209,7 @@ fn write_back_goes_onwards_unless_the_file_has_grown_behind_it() {
     assert_eq!(took(bs, bs), [2, 3, 4], "it has shrunk meanwhile");
 }
 
-/// Writes so many blocks from `at` on.
+/// Writes `blocks` blocks from block `at` on.
 fn dirty(map: &Mapping, at: u64, blocks: usize) {
     let data = vec![1; blocks * BS];
     map.write(at * BS as u64, &data, IoTag::default(), always, zero_fill);
