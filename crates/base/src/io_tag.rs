@@ -101,7 +101,7 @@ impl IoTag {
 
     /// This tag raised to `waiter`'s: the more urgent of both urgencies and the better priority.
     /// The account moves to the waiter if anything was raised. Never lowers.
-    pub fn raised_to(self, waiter: IoTag) -> IoTag {
+    pub fn boosted_to(self, waiter: IoTag) -> IoTag {
         if waiter.urgency >= self.urgency && waiter.prio >= self.prio {
             return self;
         }
@@ -125,9 +125,9 @@ mod tests {
             group: GroupId(3),
             ..IoTag::default()
         };
-        let raised = bg.raised_to(waited);
+        let raised = bg.boosted_to(waited);
         assert_eq!(raised.urgency, Urgency::Waited);
         assert_eq!(raised.group, GroupId(3));
-        assert_eq!(raised.raised_to(bg), raised);
+        assert_eq!(raised.boosted_to(bg), raised);
     }
 }

@@ -12,7 +12,7 @@ mod uuid;
 pub use fixed_map::{FixedHasher, FixedMap, FixedSet};
 pub use io_tag::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 pub use units::{BlockSize, DevBlock, FileBlock, InodeNo, Tid, Timestamp};
-pub use uuid::{chosen_uuid, parse_uuid, seed_of, time_uuid, uuid_text};
+pub use uuid::{parse_uuid, parse_uuid_option, time_uuid, uuid_seed, uuid_text};
 
 /// Endian-typed words for on-disk structures: the field's type says the byte order.
 pub mod endian {

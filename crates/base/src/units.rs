@@ -129,7 +129,7 @@ impl BlockSize {
     }
 
     /// `offset`'s distance from the start of its block.
-    pub const fn within(self, offset: u64) -> usize {
+    pub const fn offset_in_block(self, offset: u64) -> usize {
         (offset & (self.0 as u64 - 1)) as usize
     }
 }
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(bs.offset_of(DevBlock(3)), 12288);
         assert_eq!(bs.blocks_for(1), 1);
         assert_eq!(bs.blocks_for(0), 0);
-        assert_eq!(bs.within(4097), 1);
+        assert_eq!(bs.offset_in_block(4097), 1);
         assert_eq!(bs.file_block(8191), FileBlock(1));
     }
 }

@@ -12,7 +12,11 @@ const NANOS_PER_TICK: u32 = 100;
 ///
 /// # Errors
 /// The text is none of these: what to say of it.
-pub fn chosen_uuid(text: &str, now: Timestamp, random: u64) -> Result<Option<[u8; 16]>, String> {
+pub fn parse_uuid_option(
+    text: &str,
+    now: Timestamp,
+    random: u64,
+) -> Result<Option<[u8; 16]>, String> {
     match text.to_ascii_lowercase().as_str() {
         "clear" | "null" => Ok(Some([0; 16])),
         "random" => Ok(None),
@@ -73,7 +77,7 @@ pub fn uuid_text(bytes: &[u8; 16]) -> String {
 }
 
 /// A number that follows from a UUID, as a seed of what is to be the same for the same UUID.
-pub fn seed_of(uuid: [u8; 16]) -> u64 {
+pub fn uuid_seed(uuid: [u8; 16]) -> u64 {
     let all = u128::from_be_bytes(uuid);
     (all >> 64) as u64 ^ all as u64
 }
@@ -97,7 +101,7 @@ mod tests {
 
     #[test]
     fn words_of_mke2fs() {
-        let chosen = |text: &str| chosen_uuid(text, Timestamp::default(), 0);
+        let chosen = |text: &str| parse_uuid_option(text, Timestamp::default(), 0);
         assert_eq!(chosen("clear"), Ok(Some([0; 16])));
         assert_eq!(chosen("NULL"), Ok(Some([0; 16])));
         assert_eq!(chosen("Random"), Ok(None));

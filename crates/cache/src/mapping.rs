@@ -248,7 +248,7 @@ impl Mapping {
         reserve: &impl Fn(FileBlock) -> bool,
         reached: &mut impl FnMut(u64),
     ) -> Option<(usize, u64)> {
-        if self.block_size.within(write.offset) > 0 {
+        if self.block_size.offset_in_block(write.offset) > 0 {
             return None;
         }
         let blocks = write.data.chunks_exact(self.block_size.bytes()).take(RUN);
@@ -289,7 +289,7 @@ impl Mapping {
         reached: &mut impl FnMut(u64),
     ) -> Result<(usize, u64), E> {
         let block = self.block_size.file_block(write.offset);
-        let within = self.block_size.within(write.offset);
+        let within = self.block_size.offset_in_block(write.offset);
         let len = write.data.len().min(self.block_size.bytes() - within);
         let mut fresh = None;
         loop {

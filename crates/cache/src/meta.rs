@@ -297,7 +297,7 @@ impl MetaCache {
     /// that is raised.
     fn raise_fill(&self, block: DevBlock, tag: IoTag) {
         let io = self.fills.lock().get_mut(&block.0).and_then(|fill| {
-            fill.waiter = Some(fill.waiter.map_or(tag, |other| other.raised_to(tag)));
+            fill.waiter = Some(fill.waiter.map_or(tag, |other| other.boosted_to(tag)));
             fill.io.clone()
         });
         if let Some(io) = io {

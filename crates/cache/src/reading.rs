@@ -83,7 +83,7 @@ impl FileReader<'_> {
         })?;
         Ok(Reading {
             pieces,
-            skip: self.pages.block_size().within(range.start),
+            skip: self.pages.block_size().offset_in_block(range.start),
             len: (range.end - range.start) as usize,
         })
     }

@@ -21,7 +21,7 @@ const READY: &[u8] = b"ready\n";
 pub fn start(mut command: Command) -> Result<(), Failure> {
     let system = |error| Failure::new(code::SYSTEM, format!("cannot start the server: {error}"));
     command.stdin(Stdio::null()).stdout(Stdio::piped());
-    steadfs_rt::pass_on_no_descriptors();
+    steadfs_rt::close_descriptors_on_exec();
     let mut child = command.spawn().map_err(system)?;
     let mut said = Vec::new();
     if let Some(mut pipe) = child.stdout.take() {

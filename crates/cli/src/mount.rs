@@ -89,9 +89,9 @@ fn serve(
     };
     log::start(args.verbose);
     log::serves(path, mountpoint);
-    steadfs_rt::share_free_memory();
+    steadfs_rt::limit_malloc_arenas();
     let signals = signals::heard().map_err(system)?;
-    steadfs_rt::check_threads(THREADS)
+    steadfs_rt::check_thread_limit(THREADS)
         .map_err(|error| Failure::new(code::SYSTEM, FsError::no_thread(error)))?;
     let mut options = options.clone();
     options.ext4.mounted_on = Some(mountpoint.as_os_str().as_encoded_bytes().to_vec());

@@ -109,7 +109,7 @@ impl Ext4 {
     /// there may be anything.
     fn zero_tail(&self, cx: &Cx, inode: &Inode, size: u64, offset: u64) -> Result<()> {
         let bs = self.geo.block_size;
-        if bs.within(size) == 0 {
+        if bs.offset_in_block(size) == 0 {
             return Ok(());
         }
         let end = offset.min(bs.blocks_for(size) << bs.bits());

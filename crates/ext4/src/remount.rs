@@ -183,7 +183,7 @@ impl Ext4 {
             return Err(FsError::OnlyReadable(why.join("; ")));
         }
         // Those of the journal and the flusher, without which no volume is written.
-        steadfs_rt::check_threads(3).map_err(no_thread)?;
+        steadfs_rt::check_thread_limit(3).map_err(no_thread)?;
         self.take_device()?;
         self.apply(new.clone());
         self.read_only.store(false, Ordering::Release);

@@ -111,7 +111,7 @@ impl Ext4 {
             .fold(0, |size: u64, &byte| size << 8 | u64::from(byte));
         let Some(start) = size_at
             .checked_sub(size)
-            .map(|at| at - bs.within(at) as u64)
+            .map(|at| at - bs.offset_in_block(at) as u64)
         else {
             return bad("its size is impossible");
         };

@@ -141,7 +141,7 @@ impl F2fs {
         }
         // Those of the flusher and of what the options ask for.
         let threads = 1 + self.helpers_for(new).count();
-        steadfs_rt::check_threads(threads).map_err(FsError::no_thread)?;
+        steadfs_rt::check_thread_limit(threads).map_err(FsError::no_thread)?;
         check_size(&self.superblock, &self.queue)?;
         let device = self.queue.device();
         device.make_writable().map_err(FsError::BadOption)?;

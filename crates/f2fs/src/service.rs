@@ -53,7 +53,7 @@ impl F2fs {
         let options = self.options.read().clone();
         // Those of the flusher and its helpers: before anything is changed.
         let threads = 1 + self.helpers_for(&options).count();
-        steadfs_rt::check_threads(threads).map_err(FsError::no_thread)?;
+        steadfs_rt::check_thread_limit(threads).map_err(FsError::no_thread)?;
         self.recovering.store(true, Ordering::Release);
         let ended = self.end_what_was_begun(report, tag);
         self.recovering.store(false, Ordering::Release);

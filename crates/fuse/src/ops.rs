@@ -47,7 +47,7 @@ pub(crate) fn dispatch(volume: &Volume, request: &Request<'_>, out: &mut ReplyBu
         },
     };
     // Whoever holds a lock that it has to wait for works in its name meanwhile.
-    let _acting = steadfs_rt::inherit::act_as(call.cx.tag.with_urgency(Urgency::Waited));
+    let _acting = steadfs_rt::inherit::set_task_tag(call.cx.tag.with_urgency(Urgency::Waited));
     match call.run(&request.op, out) {
         Ok(()) => Answer::Done,
         Err(Stop::Errno(errno)) => Answer::Error(errno),

@@ -15,7 +15,7 @@ use std::fmt::Write;
 
 use steadfs_base::{GroupId, IoTag, Urgency};
 
-use crate::{Boost, Direction, Io, IoId, Nanos, Scheduler};
+use crate::{BoostOutcome, Direction, Io, IoId, Nanos, Scheduler};
 use lanes::{class, is_sync, lane_of};
 use options::{CLASSES, WEIGHTS};
 use pace::Pace;
@@ -43,14 +43,14 @@ use volatile::Volatile;
 ///
 /// # What is bounded
 /// - Async requests get one byte for [`FairOptions::sync_per_async`] bytes of sync service of their
-///   group and class, and one request each [`FairOptions::async_patience`].
-/// - A class gets one request each [`FairOptions::class_patience`] of its group's turns, whatever
+///   group and class, and one request each [`FairOptions::async_max_wait`].
+/// - A class gets one request each [`FairOptions::class_max_wait`] of its group's turns, whatever
 ///   better classes want.
 /// - At most [`FairOptions::async_depth`] async requests and one of the idle class are in the device,
 ///   and no async one joins [`FairOptions::async_bytes`], so a sync request that comes first in line
 ///   waits for those at most.
 /// - While FLUSHes come one after the other, the device is given no more async writes between two of them than
-///   it can make durable in the time of one ([`FairOptions::flush_room`]): a FLUSH covers all that the device
+///   it can make durable in the time of one ([`FairOptions::flush_bytes_min`]): a FLUSH covers all that the device
 ///   has taken, whoever wrote it, and whoever waits for it waits for that. A group that weighs more than the
 ///   one that calls for them is not bound by that.
 ///
@@ -94,7 +94,7 @@ pub struct Fair {
     express: Option<IoId>,
     turn: Option<Turn>,
     in_flight: InFlight,
-    look_again: Option<Nanos>,
+    rerun_at: Option<Nanos>,
     /// When a sync request last took long.
     delayed: Option<Nanos>,
 }
@@ -185,7 +185,7 @@ impl Fair {
             express: None,
             turn: None,
             in_flight: InFlight::default(),
-            look_again: None,
+            rerun_at: None,
             delayed: None,
         }
     }
@@ -289,15 +289,15 @@ impl Fair {
     }
 
     /// How many bytes that nobody waits for the next FLUSH may have to make durable.
-    fn flush_room(&self) -> u64 {
+    fn flush_bytes_min(&self) -> u64 {
         let moved = self.pace.flush_bytes().unwrap_or(0);
-        self.options.flush_room.max(moved)
+        self.options.flush_bytes_min.max(moved)
     }
 
     /// Whether a write of this tag, that nobody waits for, has to wait for a FLUSH, or for the end of a row of
     /// them. A group that weighs more than the flusher's has its share, however long FLUSHes take then.
     fn has_to_wait_for_flush(&self, tag: IoTag, now: Nanos) -> bool {
-        self.volatile.is_full(self.flush_room(), now) && !self.outweighs_flusher(tag)
+        self.volatile.is_full(self.flush_bytes_min(), now) && !self.outweighs_flusher(tag)
     }
 
     fn outweighs_flusher(&self, tag: IoTag) -> bool {
@@ -366,7 +366,7 @@ impl Scheduler for Fair {
     fn insert(&mut self, id: IoId, io: Io, now: Nanos) {
         // Whoever reads waits, also the flusher for a map that it needs, with locks that others want.
         let tag = match (io.direction, io.tag.urgency) {
-            (Direction::Read, Urgency::Background) if io.ahead => IoTag {
+            (Direction::Read, Urgency::Background) if io.readahead => IoTag {
                 owner: AHEAD,
                 ..io.tag
             },
@@ -423,18 +423,18 @@ impl Scheduler for Fair {
         self.add_sharer(id, tag, now);
     }
 
-    fn boost(&mut self, id: IoId, tag: IoTag, now: Nanos) -> Boost {
+    fn boost(&mut self, id: IoId, tag: IoTag, now: Nanos) -> BoostOutcome {
         let entry = *self.entry(id);
         if !entry.queued {
-            return Boost::AlreadyDispatched;
+            return BoostOutcome::AlreadyDispatched;
         }
-        let raised = self.raised(entry.tag, tag);
+        let raised = self.boosted_tag(entry.tag, tag);
         if raised == entry.tag {
-            return Boost::AlreadyUrgent;
+            return BoostOutcome::AlreadyUrgent;
         }
         self.entry_mut(id).tag = raised;
         let Some(old) = entry.leaf else {
-            return Boost::Raised { gained: 0 };
+            return BoostOutcome::Boosted { overtaken: 0 };
         };
         let ahead = |leaf: &tree::Leaf| leaf.requests.range(..entry.arrival).count() as u64;
         let was = ahead(self.tree.leaf(old));
@@ -442,16 +442,16 @@ impl Scheduler for Fair {
         self.enqueue(id, now);
         let new = self.entry(id).leaf.expect("it was put in a queue");
         let is = ahead(self.tree.leaf(new));
-        let gained = if new == old {
+        let overtaken = if new == old {
             0
         } else {
             was.saturating_sub(is)
         };
-        Boost::Raised { gained }
+        BoostOutcome::Boosted { overtaken }
     }
 
     fn next(&mut self, now: Nanos) -> Option<IoId> {
-        self.look_again = None;
+        self.rerun_at = None;
         if self.queued == 0 || self.in_flight.all() >= self.options.depth {
             return None;
         }
@@ -471,12 +471,12 @@ impl Scheduler for Fair {
                 Some(id)
             }
             Pick::Wait(until) => {
-                self.look_again = until;
+                self.rerun_at = until;
                 None
             }
             Pick::Nothing => {
-                let full = self.volatile.is_full(self.flush_room(), now);
-                self.look_again = self.volatile.lapses().filter(|_| full);
+                let full = self.volatile.is_full(self.flush_bytes_min(), now);
+                self.rerun_at = self.volatile.lapses().filter(|_| full);
                 None
             }
         }
@@ -510,9 +510,9 @@ impl Scheduler for Fair {
         self.queued
     }
 
-    fn raised(&self, now: IoTag, waiter: IoTag) -> IoTag {
+    fn boosted_tag(&self, now: IoTag, waiter: IoTag) -> IoTag {
         let kind = |tag| (class(tag), !is_sync(tag));
-        let raised = now.raised_to(waiter);
+        let raised = now.boosted_to(waiter);
         if now.group == waiter.group || kind(raised) != kind(now) {
             return raised;
         }
@@ -529,14 +529,14 @@ impl Scheduler for Fair {
         }
     }
 
-    fn look_again(&self) -> Option<Nanos> {
-        self.look_again
+    fn rerun_at(&self) -> Option<Nanos> {
+        self.rerun_at
     }
 
-    fn largest_piece(&self, tag: IoTag, now: Nanos) -> u64 {
+    fn max_write_bytes(&self, tag: IoTag, now: Nanos) -> u64 {
         let bound = !is_sync(tag) && self.volatile.flushes_go_on(now);
         match bound && !self.outweighs_flusher(tag) {
-            true => self.options.flush_room,
+            true => self.options.flush_bytes_min,
             false => u64::MAX,
         }
     }
@@ -546,8 +546,8 @@ impl Scheduler for Fair {
         self.tree.set_group(group, parent, weight);
     }
 
-    fn forget_group(&mut self, group: GroupId) {
-        self.tree.forget_group(group);
+    fn remove_group(&mut self, group: GroupId) {
+        self.tree.remove_group(group);
     }
 
     fn describe(&self, out: &mut dyn Write) -> std::fmt::Result {

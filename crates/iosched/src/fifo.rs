@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use steadfs_base::{IoTag, Urgency};
 
-use crate::{Boost, Io, IoId, Nanos, Scheduler};
+use crate::{BoostOutcome, Io, IoId, Nanos, Scheduler};
 
 /// Arrival order, with what somebody waits for ahead of what nobody waits for.
 ///
@@ -144,14 +144,14 @@ impl Scheduler for Fifo {
         assert!(self.entry(id).queued, "only queued requests grow");
     }
 
-    fn boost(&mut self, id: IoId, tag: IoTag, _now: Nanos) -> Boost {
+    fn boost(&mut self, id: IoId, tag: IoTag, _now: Nanos) -> BoostOutcome {
         let entry = self.entry(id);
         if !entry.queued {
-            return Boost::AlreadyDispatched;
+            return BoostOutcome::AlreadyDispatched;
         }
-        let raised = entry.tag.raised_to(tag);
+        let raised = entry.tag.boosted_to(tag);
         if raised == entry.tag {
-            return Boost::AlreadyUrgent;
+            return BoostOutcome::AlreadyUrgent;
         }
         entry.tag = raised;
         let old = entry.class;
@@ -159,9 +159,9 @@ impl Scheduler for Fifo {
         let (new, arrival) = (entry.class, entry.arrival);
         self.queues[old as usize].remove(&arrival);
         let ahead = |class: Class| self.queues[class as usize].range(..arrival).count() as u64;
-        let gained = if old == new { 0 } else { ahead(old) };
+        let overtaken = if old == new { 0 } else { ahead(old) };
         self.queues[new as usize].insert(arrival, id);
-        Boost::Raised { gained }
+        BoostOutcome::Boosted { overtaken }
     }
 
     fn next(&mut self, _now: Nanos) -> Option<IoId> {

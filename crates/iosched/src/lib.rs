@@ -45,16 +45,16 @@ pub struct Io {
     /// and for a write that is durable when it ends.
     pub flushes: u8,
     /// A read that was begun before anybody asked for it: nobody waits, whatever other reads are for.
-    pub ahead: bool,
+    pub readahead: bool,
 }
 
 /// What became of a boost.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Boost {
+pub enum BoostOutcome {
     /// The request is served as the new tag demands.
-    Raised {
+    Boosted {
         /// How many requests stand before it no longer.
-        gained: u64,
+        overtaken: u64,
     },
     /// Its tag was at least as good.
     AlreadyUrgent,
@@ -66,7 +66,7 @@ pub enum Boost {
 ///
 /// A request is inserted, perhaps grown and boosted, returned by [`Scheduler::next`] once, and
 /// completed. A policy may hold requests back while it has requests in the device, or until a time
-/// that [`Scheduler::look_again`] tells: when nothing is in flight and something is queued, `next`
+/// that [`Scheduler::rerun_at`] tells: when nothing is in flight and something is queued, `next`
 /// returns a request, or there is such a time and then it does.
 pub trait Scheduler: Send {
     /// The policy's name, as options and reports call it.
@@ -84,7 +84,7 @@ pub trait Scheduler: Send {
     }
 
     /// Somebody waits for this request: raises its tag to `tag`, never lowers it.
-    fn boost(&mut self, id: IoId, tag: IoTag, now: Nanos) -> Boost;
+    fn boost(&mut self, id: IoId, tag: IoTag, now: Nanos) -> BoostOutcome;
 
     /// The request that the device gets now; `None` if none is queued or all are held back.
     fn next(&mut self, now: Nanos) -> Option<IoId>;
@@ -97,20 +97,20 @@ pub trait Scheduler: Send {
 
     /// The tag of a request of tag `now` for which a task of tag `waiter` waits. At least as good as
     /// both; the same as `now` if that is as good for the waiter already.
-    fn raised(&self, now: IoTag, waiter: IoTag) -> IoTag {
-        now.raised_to(waiter)
+    fn boosted_tag(&self, now: IoTag, waiter: IoTag) -> IoTag {
+        now.boosted_to(waiter)
     }
 
     /// How many bytes one write of this tag should have at most, so that others wait for it no longer than they
     /// have to.
-    fn largest_piece(&self, tag: IoTag, now: Nanos) -> u64 {
+    fn max_write_bytes(&self, tag: IoTag, now: Nanos) -> u64 {
         let _ = (tag, now);
         u64::MAX
     }
 
     /// When [`Scheduler::next`] is to be asked again although no request has come or ended: it holds
     /// requests back until then for somebody who is expected to come first.
-    fn look_again(&self) -> Option<Nanos> {
+    fn rerun_at(&self) -> Option<Nanos> {
         None
     }
 
@@ -121,7 +121,7 @@ pub trait Scheduler: Send {
     }
 
     /// A group is gone. Requests on its account are served as before.
-    fn forget_group(&mut self, group: GroupId) {
+    fn remove_group(&mut self, group: GroupId) {
         let _ = group;
     }
 

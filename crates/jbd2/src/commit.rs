@@ -127,7 +127,7 @@ impl Journal {
                 waiters.wait(&mut state);
             } else {
                 state.leading = true;
-                state.leader = inherit::me();
+                state.leader = inherit::current_task();
                 if requested {
                     state = self.await_callers(state, tid);
                 }

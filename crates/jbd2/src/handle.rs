@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use steadfs_base::{DevBlock, IoTag, Tid};
 use steadfs_cache::{MetaBuf, MetaMut};
-use steadfs_rt::{PANICKED, Standing, Unwinding, inherit};
+use steadfs_rt::{PANICKED, RankScopeGuard, Unwinding, inherit};
 
 use crate::transaction::State;
 use crate::{Journal, JournalError};
@@ -26,7 +26,7 @@ pub struct Handle<'j> {
     ended: bool,
     /// An open handle counts as a lock: what its task must not take or wait for while it is open panics,
     /// in builds with debug assertions.
-    standing: Option<Standing<'j>>,
+    rank_scope: Option<RankScopeGuard<'j>>,
     unwinding: Unwinding,
 }
 
@@ -38,7 +38,7 @@ impl<'j> Handle<'j> {
             tag,
             left: credits,
             ended: false,
-            standing: Some(journal.open_handle.stand()),
+            rank_scope: Some(journal.open_handle.enter()),
             unwinding: Unwinding::watch(),
         }
     }
@@ -198,7 +198,7 @@ impl<'j> Handle<'j> {
         self.tid = self.journal.join(credits, self.tag)?;
         self.left = credits;
         self.ended = false;
-        self.standing = Some(self.journal.open_handle.stand());
+        self.rank_scope = Some(self.journal.open_handle.enter());
         Ok(())
     }
 
@@ -218,7 +218,10 @@ impl<'j> Handle<'j> {
             .expect("it runs while a handle is open");
         assert_eq!(running.tid, self.tid);
         running.open -= 1;
-        let own = running.holders.iter().position(|h| *h == inherit::me());
+        let own = running
+            .holders
+            .iter()
+            .position(|h| *h == inherit::current_task());
         running
             .holders
             .swap_remove(own.expect("a handle ends in the task that began it"));
@@ -233,7 +236,7 @@ impl<'j> Handle<'j> {
         if awaited {
             self.journal.admission.notify_all();
         }
-        self.standing = None;
+        self.rank_scope = None;
     }
 }
 

@@ -7,7 +7,7 @@ use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
 use steadfs_block::Queue;
 use steadfs_cache::MetaCache;
 use steadfs_rt::inherit::{self, TaskNo};
-use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Place, Rank, now, sleep};
+use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Rank, RankScope, now, sleep};
 
 use crate::config::{JournalConfig, Tuning};
 use crate::disk::Format;
@@ -48,7 +48,7 @@ pub struct Journal {
     pub(crate) costs: Costs,
     read_only: bool,
     /// Where a task with an open handle stands in the order of locks.
-    pub(crate) open_handle: Place,
+    pub(crate) open_handle: RankScope,
     pub(crate) state: Mutex<State>,
     /// Handles wait here to begin.
     pub(crate) admission: Condvar,
@@ -128,7 +128,7 @@ impl Journal {
             format,
             costs,
             read_only: config.read_only,
-            open_handle: Place::new(Rank::TxnHandle),
+            open_handle: RankScope::new(Rank::TxnHandle),
             state: Mutex::new(Rank::JournalState, state),
             admission: Condvar::new(),
             gathered: Condvar::new(),

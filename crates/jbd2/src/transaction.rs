@@ -201,7 +201,7 @@ impl State {
         };
         assert!(!running.locked, "a locked transaction takes no handle");
         running.open += 1;
-        running.holders.push(inherit::me());
+        running.holders.push(inherit::current_task());
         running.handles += 1;
         running.reserved += credits;
         running.longest_wait = running.longest_wait.max(waited);

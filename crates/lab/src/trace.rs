@@ -63,8 +63,8 @@ impl What {
 /// What happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Step {
-    /// A task's deed.
-    Deed(sim::Deed),
+    /// A task's step.
+    Task(sim::TaskStep),
     /// A request began: number, in words.
     Starts(u64, String),
     /// It ended.
@@ -192,7 +192,7 @@ fn watched(bed: &Bed, what: What, places: Places) -> Result<Vec<Line>, FsError> 
             };
             note(now(), task_name(), step);
         })));
-    sim::observe(|seen| note(seen.at, seen.task, Step::Deed(seen.deed)));
+    sim::observe(|seen| note(seen.at, seen.task, Step::Task(seen.step)));
     note(
         now(),
         task_name(),
@@ -200,7 +200,7 @@ fn watched(bed: &Bed, what: What, places: Places) -> Result<Vec<Line>, FsError> 
     );
     let done = fs.fsync(&cx, of);
     note(now(), task_name(), Step::Call("returns".to_owned()));
-    sim::observe_no_more();
+    sim::stop_observing();
     bed.device.watch(None);
     done.map(|()| SEEN.take())
 }

@@ -6,7 +6,7 @@
     target_os = "linux",
     expect(unsafe_code, reason = "a system call that no wrapper offers")
 )]
-pub fn pass_on_no_descriptors() {
+pub fn close_descriptors_on_exec() {
     #[cfg(target_os = "linux")]
     {
         // Behind standard input, output and error, up to the last.

@@ -96,7 +96,7 @@ impl<'a> Held<'a> {
 
     /// The lock was taken after waiting for it, if `waiting` says so.
     #[inline]
-    pub(crate) fn after(gate: &'a Gate, waiting: Option<inherit::Waiting>) -> Self {
+    pub(crate) fn after(gate: &'a Gate, waiting: Option<inherit::WaitForEdge>) -> Self {
         let held = Self::new(gate);
         match waiting {
             Some(waiting) => inherit::got(gate, waiting),

@@ -36,7 +36,7 @@ impl IdleWindow {
 
     /// Whether at least half a processor was left over since it began, `used` of it by who asks and would do
     /// without. Where the system does not tell, it was.
-    pub fn had_room(&self, used: Duration) -> bool {
+    pub fn had_idle_cpu(&self, used: Duration) -> bool {
         let Some((before, idle)) = self.idle.zip((self.idle_time)()) else {
             return true;
         };
@@ -78,8 +78,8 @@ mod tests {
     fn what_is_used_by_who_asks_is_room() {
         let window = IdleWindow::begin(|| Some(Duration::ZERO));
         crate::sleep(Duration::from_millis(1));
-        assert!(!window.had_room(Duration::ZERO));
-        assert!(window.had_room(Duration::from_secs(3600)));
-        assert!(IdleWindow::begin(|| None).had_room(Duration::ZERO));
+        assert!(!window.had_idle_cpu(Duration::ZERO));
+        assert!(window.had_idle_cpu(Duration::from_secs(3600)));
+        assert!(IdleWindow::begin(|| None).had_idle_cpu(Duration::ZERO));
     }
 }

@@ -3,10 +3,10 @@
 //! A task may hold a lock while it does I/O. If it is of a light group and somebody of a heavy one waits for
 //! the lock, the heavy one gets no more than the light one. So locks under which tasks do I/O (`Gate::lends`)
 //! know who holds them, and a task that has to wait *lends* its tag to the holder, and through him to whoever
-//! he waits for. The holder's I/O is raised to the tags lent to him ([`lent`]): what he submits, and what he
-//! has queued and waits for ([`Raise`]). With the wait the loan ends.
+//! he waits for. The holder's I/O is raised to the tags lent to him ([`effective_tag`]): what he submits, and what he
+//! has queued and waits for ([`Boostable`]). With the wait the loan ends.
 //!
-//! A task's own tag is what it was told to act as ([`act_as`]). What has no lock but a holder and somebody who
+//! A task's own tag is what it was told to act as ([`set_task_tag`]). What has no lock but a holder and somebody who
 //! waits says so itself ([`wait_for`]).
 //!
 //! # Cost
@@ -37,9 +37,9 @@ const MAX_TAGS: usize = 16;
 pub struct TaskNo(pub(crate) u32);
 
 /// Whoever has queued something for a task that waits for it.
-pub trait Raise: Send + Sync {
+pub trait Boostable: Send + Sync {
     /// Somebody of this tag waits for what `task` holds. Called by him, with his locks held.
-    fn raise(self: Arc<Self>, task: TaskNo, tag: IoTag);
+    fn boost(self: Arc<Self>, task: TaskNo, tag: IoTag);
 }
 
 /// What is known of a task.
@@ -54,7 +54,7 @@ struct Record {
 struct Inner {
     tags: Vec<IoTag>,
     /// Where what it waits for is queued.
-    on: Option<Arc<dyn Raise>>,
+    on: Option<Arc<dyn Boostable>>,
 }
 
 #[expect(clippy::disallowed_types, reason = "rt wraps the host's lock")]
@@ -129,7 +129,7 @@ pub(crate) fn swap(other: &mut Person) {
 
 /// The running task.
 #[inline]
-pub fn me() -> TaskNo {
+pub fn current_task() -> TaskNo {
     match NUMBER.get() {
         0 => introduce(),
         number => TaskNo(number),
@@ -176,14 +176,14 @@ fn with_own<R>(f: impl FnOnce(&Record) -> R) -> Option<R> {
 
 /// Until it is dropped, the running task acts for somebody.
 #[must_use]
-pub struct Acting(Option<IoTag>);
+pub struct TaskTagGuard(Option<IoTag>);
 
 /// The running task acts for `tag`: what it waits for, it waits for in this name.
-pub fn act_as(tag: IoTag) -> Acting {
-    Acting(ACTING.replace(Some(tag)))
+pub fn set_task_tag(tag: IoTag) -> TaskTagGuard {
+    TaskTagGuard(ACTING.replace(Some(tag)))
 }
 
-impl Drop for Acting {
+impl Drop for TaskTagGuard {
     fn drop(&mut self) {
         ACTING.set(self.0);
     }
@@ -191,13 +191,13 @@ impl Drop for Acting {
 
 /// Whether anybody waits for what the running task holds.
 #[inline]
-pub fn is_lent() -> bool {
+pub fn has_waiters() -> bool {
     NUMBER.get() != 0 && with_own(|own| own.lent.load(Ordering::Relaxed)) == Some(true)
 }
 
 /// `tag`, raised by `raised` for each who waits for what the running task holds.
-pub fn lent(tag: IoTag, raised: impl FnMut(IoTag, IoTag) -> IoTag) -> IoTag {
-    if !is_lent() {
+pub fn effective_tag(tag: IoTag, raised: impl FnMut(IoTag, IoTag) -> IoTag) -> IoTag {
+    if !has_waiters() {
         return tag;
     }
     let tags = with_own(|own| own.inner.lock().tags.clone());
@@ -206,14 +206,14 @@ pub fn lent(tag: IoTag, raised: impl FnMut(IoTag, IoTag) -> IoTag) -> IoTag {
 
 /// The running task waits for what is queued at `on`, until this is dropped.
 #[must_use]
-pub struct Queued(Option<Arc<dyn Raise>>);
+pub struct BlockedOn(Option<Arc<dyn Boostable>>);
 
 /// The running task waits for what it has queued at `on`: whoever waits for it raises that.
-pub fn queued_at(on: Arc<dyn Raise>) -> Queued {
-    Queued(with_own(|own| own.inner.lock().on.replace(on)).flatten())
+pub fn blocked_on(on: Arc<dyn Boostable>) -> BlockedOn {
+    BlockedOn(with_own(|own| own.inner.lock().on.replace(on)).flatten())
 }
 
-impl Drop for Queued {
+impl Drop for BlockedOn {
     fn drop(&mut self) {
         let before = self.0.take();
         let on = with_own(|own| std::mem::replace(&mut own.inner.lock().on, before));
@@ -224,10 +224,10 @@ impl Drop for Queued {
 
 /// The running task waits for others.
 #[must_use]
-pub struct Waiting(u64);
+pub struct WaitForEdge(u64);
 
 /// The running task waits for something that these tasks alone can bring about.
-pub fn wait_for(holders: &[TaskNo]) -> Waiting {
+pub fn wait_for(holders: &[TaskNo]) -> WaitForEdge {
     let mut known = [0; HOLDERS];
     for (place, holder) in known.iter_mut().zip(holders) {
         *place = holder.0;
@@ -237,14 +237,14 @@ pub fn wait_for(holders: &[TaskNo]) -> Waiting {
 
 /// The running task waits for a lock.
 #[cold]
-pub(crate) fn wait_at(gate: &Gate) -> Waiting {
+pub(crate) fn wait_at(gate: &Gate) -> WaitForEdge {
     gate.lending().waiting.fetch_add(1, Ordering::Relaxed);
     begin(gate.address(), gate.lending().holders())
 }
 
 /// The running task, which has waited for the lock, has it now. Whoever else waits for it waits for him.
 #[cold]
-pub(crate) fn got(gate: &Gate, waiting: Waiting) {
+pub(crate) fn got(gate: &Gate, waiting: WaitForEdge) {
     gate.lending().waiting.fetch_sub(1, Ordering::Relaxed);
     drop(waiting);
     took(gate);
@@ -269,8 +269,8 @@ pub(crate) fn took(gate: &Gate) {
     drop(running);
 }
 
-fn begin(lock: usize, holders: [u32; HOLDERS]) -> Waiting {
-    let waiter = me().0;
+fn begin(lock: usize, holders: [u32; HOLDERS]) -> WaitForEdge {
+    let waiter = current_task().0;
     let table = table();
     let (number, to_raise) = {
         let mut table = table.0.lock();
@@ -286,12 +286,12 @@ fn begin(lock: usize, holders: [u32; HOLDERS]) -> Waiting {
         (number, table.settle())
     };
     for (on, task, tag) in to_raise {
-        on.raise(TaskNo(task), tag);
+        on.boost(TaskNo(task), tag);
     }
-    Waiting(number)
+    WaitForEdge(number)
 }
 
-impl Drop for Waiting {
+impl Drop for WaitForEdge {
     fn drop(&mut self) {
         let table = table();
         let running = {
@@ -305,7 +305,7 @@ impl Drop for Waiting {
     }
 }
 
-type ToRaise = Vec<(Arc<dyn Raise>, u32, IoTag)>;
+type ToRaise = Vec<(Arc<dyn Boostable>, u32, IoTag)>;
 
 impl Inside {
     /// Tells all tasks what is lent to them now: a wait has begun or ended, or another holder is waited for.
@@ -381,7 +381,7 @@ impl Lending {
     /// The running task holds the lock.
     #[inline]
     pub(crate) fn enter(&self) {
-        let me = me().0;
+        let me = current_task().0;
         for holder in &self.holders {
             let free = holder.load(Ordering::Relaxed) == 0;
             let put = || holder.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed);

@@ -12,7 +12,7 @@ pub fn processors() -> usize {
     all(target_os = "linux", target_env = "gnu"),
     expect(unsafe_code, reason = "a call of the C library")
 )]
-pub fn share_free_memory() {
+pub fn limit_malloc_arenas() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         // More than the processors that run at a time would not help; few are enough, since small

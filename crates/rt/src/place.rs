@@ -8,13 +8,13 @@ use crate::gate::{Gate, held};
 /// Something that a task can stand in as if it held a lock of a rank, though nobody waits for it: an open
 /// journal handle, say. In builds with debug assertions the order of locks is checked against it; it is never
 /// a step of a simulation's schedule, so that builds with and without these checks run alike.
-pub struct Place(Gate);
+pub struct RankScope(Gate);
 
-/// A task stands in a [`Place`] until this is dropped, by the same task.
+/// A task stands in a [`RankScope`] until this is dropped, by the same task.
 #[must_use]
-pub struct Standing<'a>(&'a Gate);
+pub struct RankScopeGuard<'a>(&'a Gate);
 
-impl Place {
+impl RankScope {
     /// A place of `rank`. No task stands in two of its rank.
     pub const fn new(rank: Rank) -> Self {
         Self(Gate::new(rank))
@@ -23,12 +23,12 @@ impl Place {
     /// From now on the task stands there.
     ///
     /// # Panics
-    /// As [`Place::check`].
+    /// As [`RankScope::check`].
     #[inline]
-    pub fn stand(&self) -> Standing<'_> {
+    pub fn enter(&self) -> RankScopeGuard<'_> {
         self.check();
         held::push(&self.0);
-        Standing(&self.0)
+        RankScopeGuard(&self.0)
     }
 
     /// Nothing, if the task may go there.
@@ -42,13 +42,13 @@ impl Place {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for RankScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Place").field(&self.0.rank()).finish()
+        f.debug_tuple("RankScope").field(&self.0.rank()).finish()
     }
 }
 
-impl Drop for Standing<'_> {
+impl Drop for RankScopeGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         held::pop(self.0);

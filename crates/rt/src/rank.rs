@@ -10,7 +10,7 @@ pub enum Rank {
     /// Renames between directories (one at a time on a volume).
     Rename,
     /// Cleaning of f2fs: one at a time.
-    Cleaning,
+    Gc,
     /// An inode's content and names, by inode number.
     Inode,
     /// Write-back of one inode: one flusher at a time.

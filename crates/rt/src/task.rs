@@ -49,7 +49,7 @@ impl<T> JoinHandle<T> {
 /// Starts a task, in tests and simulations. `name` (15 bytes are shown by the host) says what it does.
 ///
 /// # Panics
-/// If the host refuses another thread: see [`check_threads`].
+/// If the host refuses another thread: see [`check_thread_limit`].
 pub fn spawn<T: Send + 'static>(
     name: &str,
     f: impl FnOnce() -> T + Send + 'static,
@@ -87,7 +87,7 @@ pub fn try_spawn<T: Send + 'static>(
 /// # Errors
 /// If it refuses one of them.
 #[expect(clippy::disallowed_types, reason = "rt makes the threads")]
-pub fn check_threads(count: usize) -> std::io::Result<()> {
+pub fn check_thread_limit(count: usize) -> std::io::Result<()> {
     if world::simulated() {
         // None is left to itself there, so that one tells as much as many.
         return (0..count.min(1)).try_for_each(|_| try_spawn("try", || ()).map(JoinHandle::join));

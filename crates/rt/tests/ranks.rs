@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use steadfs_rt::sim::{self, Config};
-use steadfs_rt::{Condvar, Event, Mutex, Place, Rank, RwLock, spawn, yield_now};
+use steadfs_rt::{Condvar, Event, Mutex, Rank, RankScope, RwLock, spawn, yield_now};
 
 /// The message of `f`'s panic.
 fn panics(f: impl FnOnce()) -> String {
@@ -138,18 +138,18 @@ fn each_simulated_task_has_its_own_list() {
 #[test]
 fn a_place_counts_as_a_lock() {
     both(|| {
-        let (place, inode) = (Place::new(Rank::TxnHandle), Mutex::new(Rank::Inode, ()));
+        let (place, inode) = (RankScope::new(Rank::TxnHandle), Mutex::new(Rank::Inode, ()));
         let group = Mutex::new(Rank::Group, ());
         let held = group.lock();
-        let text = panics(|| drop(place.stand()));
+        let text = panics(|| drop(place.enter()));
         assert!(text.contains("takes TxnHandle while it holds Group"));
         assert!(panics(|| place.check()).contains("takes TxnHandle"));
         drop(held);
         place.check();
-        let standing = place.stand();
+        let standing = place.enter();
         drop(group.lock());
         assert!(panics(|| drop(inode.lock())).contains("takes Inode while it holds TxnHandle"));
-        assert!(panics(|| drop(place.stand())).contains("while it holds TxnHandle"));
+        assert!(panics(|| drop(place.enter())).contains("while it holds TxnHandle"));
         drop(standing);
         drop(inode.lock());
     });

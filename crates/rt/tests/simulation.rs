@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use steadfs_base::{GroupId, IoTag};
-use steadfs_rt::inherit::{act_as, is_lent};
+use steadfs_rt::inherit::{has_waiters, set_task_tag};
 use steadfs_rt::sim::{self, Config, Failure, FailureKind, Report};
 use steadfs_rt::{
-    Condvar, Event, Instant, Mutex, Place, Rank, RwLock, now, sleep, spawn, yield_now,
+    Condvar, Event, Instant, Mutex, Rank, RankScope, RwLock, now, sleep, spawn, yield_now,
 };
 
 fn fails(config: Config, f: impl FnOnce() + 'static) -> Failure {
@@ -60,7 +60,7 @@ fn lend() {
         .map(|group| {
             let lock = Arc::clone(&lock);
             spawn("lender", move || {
-                let _acting = act_as(IoTag {
+                let _acting = set_task_tag(IoTag {
                     group: GroupId(group),
                     ..IoTag::default()
                 });
@@ -68,7 +68,7 @@ fn lend() {
                     let _alone = lock.write();
                     for _ in 0..5 {
                         sleep(Duration::from_micros(1));
-                        sim::trace(is_lent().into());
+                        sim::trace(has_waiters().into());
                     }
                 }
             })
@@ -556,13 +556,13 @@ fn a_wake_up_takes_its_time() {
 fn a_place_is_no_step_of_the_schedule() {
     let hash = |seed, stands: bool| {
         let run = move || {
-            let place = Arc::new(Place::new(Rank::TxnHandle));
+            let place = Arc::new(RankScope::new(Rank::TxnHandle));
             let sum = Arc::new(Mutex::new(Rank::Group, 0));
             let add = |number: u64| {
                 let (place, sum) = (Arc::clone(&place), Arc::clone(&sum));
                 spawn("task", move || {
                     for _ in 0..10 {
-                        let _standing = stands.then(|| place.stand());
+                        let _standing = stands.then(|| place.enter());
                         *sum.lock() += number;
                     }
                 })

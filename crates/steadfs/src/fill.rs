@@ -86,7 +86,7 @@ pub fn fill<P: Progress + 'static>(
         return (Some(progress), done);
     };
     let config = sim::Config {
-        seed: steadfs_base::seed_of(origin.uuid),
+        seed: steadfs_base::uuid_seed(origin.uuid),
         max_time: Duration::MAX,
         stall_bound: Duration::MAX,
         preempt: 0,

@@ -97,7 +97,8 @@ impl Awake {
             return;
         };
         let spent = Duration::from_nanos(self.spent.swap(0, Ordering::Relaxed));
-        self.room.store(window.had_room(spent), Ordering::Relaxed);
+        self.room
+            .store(window.had_idle_cpu(spent), Ordering::Relaxed);
         *window = IdleWindow::begin(self.idle_time);
     }
 

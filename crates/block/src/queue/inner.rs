@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use steadfs_base::{GroupId, IoTag, Urgency};
-use steadfs_iosched::{Boost, Scheduler};
-use steadfs_rt::inherit::{self, Raise, TaskNo};
+use steadfs_iosched::{BoostOutcome, Scheduler};
+use steadfs_rt::inherit::{self, Boostable, TaskNo};
 use steadfs_rt::{Instant, Mutex, MutexGuard, Rank, now};
 
 use super::ahead::{Ahead, Begun};
@@ -178,7 +178,7 @@ impl Inner {
         }
         let now = now();
         let mut state = self.state.lock();
-        if let Boost::Raised { .. } = state.raise(io.request(), tag, now) {
+        if let BoostOutcome::Boosted { .. } = state.raise(io.request(), tag, now) {
             self.pump(state, now);
         }
     }
@@ -248,7 +248,7 @@ impl Inner {
         let boost = state.raise(io.request(), tag, now);
         let (raised, along) = state.bytes_of(io);
         state.recorder.boosted(boost, raised, along);
-        if matches!(boost, Boost::Raised { .. }) {
+        if matches!(boost, BoostOutcome::Boosted { .. }) {
             self.pump(state, now);
         }
     }
@@ -270,7 +270,7 @@ impl Inner {
         }
         let state = self.state.lock();
         match state.settings().boost {
-            true => state.sched.raised(tag, waiter),
+            true => state.sched.boosted_tag(tag, waiter),
             false => tag,
         }
     }
@@ -307,12 +307,12 @@ impl Inner {
     pub(super) fn wait(self: &Arc<Self>, io: &Io) {
         let now = now();
         let own = Arc::clone(self);
-        let _queued = inherit::queued_at(own);
+        let _queued = inherit::blocked_on(own);
         let mut state = self.state.lock();
-        if inherit::is_lent() {
+        if inherit::has_waiters() {
             // Somebody has come since it submitted them.
-            inherit::lent(IoTag::default(), |tag, waiter| {
-                state.raise_of(inherit::me(), waiter, now);
+            inherit::effective_tag(IoTag::default(), |tag, waiter| {
+                state.raise_of(inherit::current_task(), waiter, now);
                 tag
             });
         }
@@ -429,8 +429,8 @@ impl Inner {
     }
 }
 
-impl Raise for Inner {
-    fn raise(self: Arc<Self>, task: TaskNo, tag: IoTag) {
+impl Boostable for Inner {
+    fn boost(self: Arc<Self>, task: TaskNo, tag: IoTag) {
         let now = now();
         let mut state = self.state.lock();
         if state.raise_of(task, tag, now) {

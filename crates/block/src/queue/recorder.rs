@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
 use steadfs_base::GroupId;
-use steadfs_iosched::Boost;
+use steadfs_iosched::BoostOutcome;
 use steadfs_rt::Instant;
 
 use super::request::Request;
@@ -129,17 +129,17 @@ impl Recorder {
 
     /// A boost's outcome. `raised`: who is charged for the request now and its bytes; `along`: those of
     /// them that nobody waited for.
-    pub(super) fn boosted(&mut self, boost: Boost, raised: (GroupId, u64), along: u64) {
+    pub(super) fn boosted(&mut self, boost: BoostOutcome, raised: (GroupId, u64), along: u64) {
         match boost {
-            Boost::Raised { gained } => {
+            BoostOutcome::Boosted { overtaken } => {
                 self.boosts.raised += 1;
-                self.boosts.positions_gained += gained;
+                self.boosts.positions_gained += overtaken;
                 self.boosts.bytes += raised.1;
                 self.boosts.collateral_bytes += along;
                 self.group(raised.0).boosted += raised.1;
             }
-            Boost::AlreadyDispatched => self.boosts.already_dispatched += 1,
-            Boost::AlreadyUrgent => self.boosts.already_urgent += 1,
+            BoostOutcome::AlreadyDispatched => self.boosts.already_dispatched += 1,
+            BoostOutcome::AlreadyUrgent => self.boosts.already_urgent += 1,
         }
     }
 

@@ -137,7 +137,7 @@ impl Part {
             len: bio.len,
             bufs: bio.bufs.len(),
             submitted,
-            by: inherit::me(),
+            by: inherit::current_task(),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use steadfs_base::{GroupId, IoTag, Urgency};
-use steadfs_iosched::{Boost, Io as SchedIo, IoId, Nanos, Scheduler};
+use steadfs_iosched::{BoostOutcome, Io as SchedIo, IoId, Nanos, Scheduler};
 use steadfs_rt::Instant;
 use steadfs_rt::inherit::{self, TaskNo};
 
@@ -139,12 +139,12 @@ impl State {
     pub(super) fn forget_group(&mut self, group: GroupId) {
         self.groups.remove(&group);
         self.recorder.forget_group(group);
-        self.sched.forget_group(group);
+        self.sched.remove_group(group);
     }
 
     /// How many bytes one write of this tag should have at most.
     pub(super) fn transfer_for(&self, tag: IoTag, now: Instant) -> u64 {
-        let piece = self.sched.largest_piece(tag, nanos(now));
+        let piece = self.sched.max_write_bytes(tag, nanos(now));
         self.max_transfer.min(piece)
     }
 
@@ -153,7 +153,7 @@ impl State {
         if self.in_flight >= self.depth {
             return None;
         }
-        self.sched.look_again().map(|at| Instant(at.0))
+        self.sched.rerun_at().map(|at| Instant(at.0))
     }
 
     /// Another policy takes over.
@@ -196,7 +196,7 @@ impl State {
             direction: direction(request.bio.op),
             bytes: request.bio.len,
             flushes: flushes(&request.bio),
-            ahead: request.is_ahead(),
+            readahead: request.is_ahead(),
         };
         let sharers = std::mem::take(&mut request.sharers);
         self.sched.insert(id.io_id(), io, nanos(now));
@@ -466,23 +466,23 @@ impl State {
     }
 
     /// Raises a request's tag; what became of it.
-    pub(super) fn raise(&mut self, id: ReqId, tag: IoTag, now: Instant) -> Boost {
+    pub(super) fn raise(&mut self, id: ReqId, tag: IoTag, now: Instant) -> BoostOutcome {
         let Some(request) = self.get(id) else {
-            return Boost::AlreadyDispatched;
+            return BoostOutcome::AlreadyDispatched;
         };
         let (phase, old) = (request.phase, request.tag);
         if phase == Phase::Dispatched {
-            return Boost::AlreadyDispatched;
+            return BoostOutcome::AlreadyDispatched;
         }
-        let raised = self.sched.raised(old, tag);
+        let raised = self.sched.boosted_tag(old, tag);
         if raised == old {
-            return Boost::AlreadyUrgent;
+            return BoostOutcome::AlreadyUrgent;
         }
         self.living(id).tag = raised;
         if phase == Phase::Queued {
             return self.sched.boost(id.io_id(), tag, nanos(now));
         }
-        Boost::Raised { gained: 0 }
+        BoostOutcome::Boosted { overtaken: 0 }
     }
 
     /// Raises what a task has submitted and the device does not have; whether anything was.
@@ -505,7 +505,7 @@ impl State {
         let mut any = false;
         for id in of_task {
             let boost = self.raise(id, tag, now);
-            if let Boost::Raised { .. } = boost {
+            if let BoostOutcome::Boosted { .. } = boost {
                 any = true;
                 let request = self.living(id);
                 let bytes = request.parts().map(|part| part.len).sum();
@@ -521,10 +521,10 @@ impl State {
 
     /// What a task's new requests are submitted as: others may wait for what it holds.
     pub(super) fn lent(&mut self, tag: IoTag) -> IoTag {
-        if !self.settings.boost || !inherit::is_lent() {
+        if !self.settings.boost || !inherit::has_waiters() {
             return tag;
         }
-        let raised = inherit::lent(tag, |now, waiter| self.sched.raised(now, waiter));
+        let raised = inherit::effective_tag(tag, |now, waiter| self.sched.boosted_tag(now, waiter));
         if raised != tag {
             self.recorder.inherited();
         }

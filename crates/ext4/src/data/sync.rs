@@ -24,7 +24,7 @@ impl Ext4 {
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
         // Others who hold what it waits for work in this caller's name.
-        let _acting = inherit::act_as(tag);
+        let _acting = inherit::set_task_tag(tag);
         if inode.kind() == FileKind::Regular {
             self.writeback.synced(DirtyFile(inode.ino().0.into()));
             self.write_along(inode, tag);

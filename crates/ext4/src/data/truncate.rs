@@ -43,8 +43,10 @@ impl Ext4 {
         let released = inode.pages.discard(first_gone.0..u64::MAX) * self.weight(inode);
         self.alloc.with_totals(|t| t.settle(released));
         inode.set_size(size);
-        if bs.within(size) > 0 {
-            inode.pages.zero_tail(bs.file_block(size), bs.within(size));
+        if bs.offset_in_block(size) > 0 {
+            inode
+                .pages
+                .zero_tail(bs.file_block(size), bs.offset_in_block(size));
         }
         self.cut_to(inode, old, size, first_gone)
     }

@@ -121,7 +121,7 @@ impl Ext4 {
         };
         if why != Why::Sync {
             // A writer who is held up waits for the flusher's turns, and must not make them urgent.
-            let _acting = inherit::act_as(tag);
+            let _acting = inherit::set_task_tag(tag);
             let file = DirtyFile(inode.ino().0.into());
             let throttled = why == Why::Throttle;
             let enough = || throttled && !self.writeback.must_throttle(file);

@@ -193,7 +193,7 @@ impl Dir<'_> {
     fn read_by_position(&self, core: &disk::Inode, cookie: u64, emit: Emit<'_>) -> Result<()> {
         let size = self.fs.geo().block_size;
         let indexed = self.is_indexed(core);
-        let mut from = size.within(cookie);
+        let mut from = size.offset_in_block(cookie);
         let first = u32::try_from(size.file_block(cookie).0).unwrap_or(u32::MAX);
         for n in first..self.block_count(core) {
             let base = u64::from(n) * size.bytes_u64();

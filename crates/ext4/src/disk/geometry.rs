@@ -333,7 +333,7 @@ impl Geometry {
     pub fn superblock_place(&self) -> (DevBlock, usize) {
         (
             DevBlock(SUPERBLOCK_OFFSET >> self.block_size.bits()),
-            self.block_size.within(SUPERBLOCK_OFFSET),
+            self.block_size.offset_in_block(SUPERBLOCK_OFFSET),
         )
     }
 

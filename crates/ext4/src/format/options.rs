@@ -1,6 +1,6 @@
 //! What can be chosen when a volume is made. Names and defaults are mke2fs's.
 
-use steadfs_base::{BlockSize, Timestamp, chosen_uuid, parse_uuid};
+use steadfs_base::{BlockSize, Timestamp, parse_uuid, parse_uuid_option};
 use steadfs_rt::{random_u64, wall_clock};
 use steadfs_vfs::options::bytes;
 
@@ -323,9 +323,9 @@ impl FormatOptions {
         Ok(())
     }
 
-    /// Takes a UUID as `-U` has it ([`chosen_uuid`]).
+    /// Takes a UUID as `-U` has it ([`parse_uuid_option`]).
     pub fn set_uuid(&mut self, text: &str) -> Result<(), FormatError> {
-        let chosen = chosen_uuid(text, wall_clock(), random_u64());
+        let chosen = parse_uuid_option(text, wall_clock(), random_u64());
         self.uuid = chosen.map_err(|why| FormatError::option("-U", why))?;
         Ok(())
     }

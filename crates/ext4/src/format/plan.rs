@@ -1,7 +1,7 @@
 //! From options to a superblock: everything about the volume that does not depend on where its files
 //! lie.
 
-use steadfs_base::{BlockSize, Timestamp, seed_of};
+use steadfs_base::{BlockSize, Timestamp, uuid_seed};
 use steadfs_rt::{Random, random_u64, wall_clock};
 use zerocopy::FromZeros;
 
@@ -468,7 +468,7 @@ fn set_identity(raw: &mut RawSuperblock, opts: &FormatOptions) {
     let seed = match (opts.hash_seed, opts.uuid, opts.time) {
         (Some(seed), ..) => seed,
         (None, Some(uuid), Some(_)) => {
-            let mut numbers = Random::new(seed_of(uuid));
+            let mut numbers = Random::new(uuid_seed(uuid));
             uuid_of([numbers.next_u64(), numbers.next_u64()])
         }
         _ => random_uuid(),

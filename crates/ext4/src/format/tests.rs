@@ -186,7 +186,7 @@ fn differences(a: &Path, b: &Path, size: u64) -> Vec<String> {
             {
                 let byte = at + i as u64;
                 let block = byte >> sb.geometry().block_size.bits();
-                let offset = sb.geometry().block_size.within(byte);
+                let offset = sb.geometry().block_size.offset_in_block(byte);
                 found.push(format!(
                     "block {block} offset {offset:#x}: {:#x} {:#x}",
                     content[0][i], content[1][i]

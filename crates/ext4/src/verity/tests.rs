@@ -80,7 +80,7 @@ impl Sealed {
             mapped.unwrap().unwrap()
         };
         let mut bytes = self.image.bytes();
-        bytes[bs.offset_of(block) as usize + bs.within(at)] ^= 0x10;
+        bytes[bs.offset_of(block) as usize + bs.offset_in_block(at)] ^= 0x10;
         World::open_with(Image::of(&bytes), MountOptions::parse("ro").unwrap())
     }
 }

@@ -232,7 +232,7 @@ impl Daemon {
             |tag, request: &Arc<Request>| fs.queue.raised(tag, due(tag, request.tag, true));
         let tag = batch.iter().fold(tag, better);
         // Changes under way that it has to wait for end in its name.
-        let _acting = inherit::act_as(tag);
+        let _acting = inherit::set_task_tag(tag);
         let for_whom: Vec<IoTag> = batch.iter().map(|request| request.tag).collect();
         let guard = OnUnwind::new(|| {
             fs.stop_for_panic();

@@ -83,7 +83,7 @@ impl F2fs {
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
         // Write-back of the file by others, and changes under way, end in this caller's name.
-        let _acting = inherit::act_as(tag);
+        let _acting = inherit::set_task_tag(tag);
         let mut company = Vec::new();
         if inode.kind() == FileKind::Regular {
             self.writeback.synced(DirtyFile(inode.nid().0.into()));
@@ -318,7 +318,7 @@ impl F2fs {
             return Err(FsError::Stopped(cause));
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
-        let _acting = inherit::act_as(tag);
+        let _acting = inherit::set_task_tag(tag);
         let dirty = self.writeback.dirty_files();
         let mut result = self.write_out_files(&dirty, Why::Sync, tag);
         if self.check_writable().is_ok() && !self.is_paused() {

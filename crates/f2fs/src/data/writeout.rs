@@ -49,7 +49,7 @@ impl F2fs {
         let throttled = why == Why::Throttle;
         // While he waits for the flusher's turns he must not make them urgent.
         let tag_of_his = tag.with_urgency(Urgency::Background);
-        let _acting = throttled.then(|| inherit::act_as(tag_of_his));
+        let _acting = throttled.then(|| inherit::set_task_tag(tag_of_his));
         let enough = || throttled && !self.writeback.must_throttle(file);
         self.write_until(enough, inode, epoch, occasion(why), tag)
     }

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use steadfs_base::{Timestamp, seed_of};
+use steadfs_base::{Timestamp, uuid_seed};
 use steadfs_block::{MemDevice, Queue, QueueOptions};
 use steadfs_rt::{Random, random_u64, wall_clock};
 
@@ -137,7 +137,7 @@ pub fn image(size: u64, opts: &FormatOptions) -> Result<Arc<MemDevice>, FormatEr
 /// follow from them, from the UUID.
 fn first_version(opts: &FormatOptions) -> u32 {
     let number = match (opts.uuid, opts.time) {
-        (Some(uuid), Some(_)) => Random::new(seed_of(uuid)).next_u64(),
+        (Some(uuid), Some(_)) => Random::new(uuid_seed(uuid)).next_u64(),
         _ => random_u64(),
     };
     (number >> 33) as u32 | 1

@@ -1,6 +1,6 @@
 //! What a new volume is to be like.
 
-use steadfs_base::chosen_uuid;
+use steadfs_base::parse_uuid_option;
 use steadfs_rt::{random_u64, wall_clock};
 
 use super::FormatError;
@@ -110,12 +110,12 @@ impl FormatOptions {
         self.hot_extensions.extend(words(list).map(str::to_owned));
     }
 
-    /// Sets the UUID from its text, or from mke2fs's words ([`chosen_uuid`]).
+    /// Sets the UUID from its text, or from mke2fs's words ([`parse_uuid_option`]).
     ///
     /// # Errors
     /// It is none of these.
     pub fn set_uuid(&mut self, text: &str) -> Result<(), FormatError> {
-        let chosen = chosen_uuid(text, wall_clock(), random_u64());
+        let chosen = parse_uuid_option(text, wall_clock(), random_u64());
         self.uuid = chosen.map_err(|why| FormatError::option("UUID", why))?;
         Ok(())
     }

@@ -58,7 +58,7 @@ impl Gc {
     /// For a volume that nobody cleans yet.
     pub fn new() -> Self {
         Self {
-            one: Mutex::new(Rank::Cleaning, ()),
+            one: Mutex::new(Rank::Gc, ()),
             tunables: Mutex::new(Rank::Leaf, Tunables::default()),
             stats: Mutex::new(Rank::Leaf, Stats::default()),
             last_request: AtomicU64::new(now().0),

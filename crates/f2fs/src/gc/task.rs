@@ -245,7 +245,7 @@ fn run(fs: &Weak<F2fs>, task: &Task) {
     let Some(mut pace) = fs.upgrade().map(|fs| fs.gc.tunables.lock().pace) else {
         return;
     };
-    task.state.lock().server = inherit::me();
+    task.state.lock().server = inherit::current_task();
     let mut sleep = Sleep::new(pace);
     loop {
         let (goes_on, wanted) = task.sleep(sleep.time());

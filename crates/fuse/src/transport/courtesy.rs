@@ -155,7 +155,7 @@ impl Courtesy {
             let mut asks = self.asked.load(Ordering::Relaxed);
             if window.is_over() {
                 self.room
-                    .store(window.had_room(Duration::ZERO), Ordering::Relaxed);
+                    .store(window.had_idle_cpu(Duration::ZERO), Ordering::Relaxed);
                 window = IdleWindow::begin(self.idle_time);
                 asks = false;
                 self.asked.store(false, Ordering::Relaxed);

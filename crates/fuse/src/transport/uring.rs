@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use io_uring::IoUring;
 use rustix::io::Errno;
-use steadfs_rt::{Condvar, Event, Mutex, Rank, check_threads};
+use steadfs_rt::{Condvar, Event, Mutex, Rank, check_thread_limit};
 
 use crate::admission::{Queued, Verdict, Waiter};
 use crate::error::MountError;
@@ -68,7 +68,7 @@ fn threads_of_each(queues: u16, threads: usize) -> Result<usize, MountError> {
     const SPARE: usize = 8;
     let queues = usize::from(queues).max(1);
     let mut each = (threads / queues).clamp(LEAST, 64);
-    while let Err(error) = check_threads(each * queues + SPARE) {
+    while let Err(error) = check_thread_limit(each * queues + SPARE) {
         if each == LEAST {
             return Err(MountError::Uring(error.to_string()));
         }

@@ -100,15 +100,15 @@ pub struct FairOptions {
     /// get one byte for this many.
     pub sync_per_async: u64,
     /// … and at least one request in this time.
-    pub async_patience: Nanos,
+    pub async_max_wait: Nanos,
     /// A class gets at least one request in this time, whatever a better class wants.
-    pub class_patience: Nanos,
+    pub class_max_wait: Nanos,
     /// What a FLUSH costs while nobody knows how long it takes and how fast the device is, in bytes.
     pub flush_cost: u64,
     /// While FLUSHes come one after the other: how many bytes of writes that nobody waits for the device is
     /// given from one to the next, at least, and in one piece at most. More where it moves more in the time
     /// that a FLUSH takes.
-    pub flush_room: u64,
+    pub flush_bytes_min: u64,
 }
 
 impl Default for FairOptions {
@@ -135,10 +135,10 @@ impl Default for FairOptions {
             async_alone: false,
             async_ramp: None,
             sync_per_async: 8,
-            async_patience: Nanos(250 * MS),
-            class_patience: Nanos(200 * MS),
+            async_max_wait: Nanos(250 * MS),
+            class_max_wait: Nanos(200 * MS),
             flush_cost: 64 << 10,
-            flush_room: 128 << 10,
+            flush_bytes_min: 128 << 10,
         }
     }
 }
@@ -150,7 +150,7 @@ impl FairOptions {
         Self {
             name: "cfq",
             async_bytes: u64::MAX,
-            flush_room: u64::MAX,
+            flush_bytes_min: u64::MAX,
             slice: Slice {
                 bytes: u64::MAX,
                 sync: Nanos(100 * MS),

@@ -133,7 +133,7 @@ impl Fair {
         let options = &self.options;
         let waited = now.0.saturating_sub(line.since.0);
         if is_sync_lane(lane) || self.tree.group(group).lanes[lane - 1].queued == 0 {
-            return waited >= options.class_patience.0;
+            return waited >= options.class_max_wait.0;
         }
         let goes =
             |child: &&Child| !matches!(**child, Child::Leaf(leaf) if self.is_held_back(leaf, now));
@@ -142,7 +142,7 @@ impl Fair {
         };
         let first = self.first_bytes(*first).unwrap_or(0);
         let due = first.saturating_mul(options.sync_per_async);
-        line.passed >= due.max(1) || waited >= options.async_patience.0
+        line.passed >= due.max(1) || waited >= options.async_max_wait.0
     }
 
     /// The bytes of a leaf's first request.
@@ -177,7 +177,7 @@ impl Fair {
             && !is_sync_lane(lane)
             && line.queued > 0
             && self.in_flight.sync > 0
-            && now.0.saturating_sub(line.since.0) >= self.options.async_patience.0
+            && now.0.saturating_sub(line.since.0) >= self.options.async_max_wait.0
     }
 
     fn pick_in(&mut self, group: usize, now: Nanos) -> Pick {

@@ -46,7 +46,7 @@ fn write(tag: IoTag, bytes: u64) -> Io {
         direction: Direction::Write,
         bytes,
         flushes: 0,
-        ahead: false,
+        readahead: false,
     }
 }
 
@@ -56,7 +56,7 @@ fn flush(tag: IoTag) -> Io {
         direction: Direction::Flush,
         bytes: 0,
         flushes: 1,
-        ahead: false,
+        readahead: false,
     }
 }
 
@@ -71,12 +71,7 @@ fn drain(fair: &mut Fair) -> Vec<u32> {
                 fair.complete(id, now);
                 order.push(id.0);
             }
-            None => {
-                now = fair
-                    .look_again()
-                    .expect("nothing is in the device")
-                    .max(now)
-            }
+            None => now = fair.rerun_at().expect("nothing is in the device").max(now),
         }
     }
     order
@@ -106,7 +101,7 @@ fn a_lone_request_goes_at_once_and_leaves_no_trace() {
         let now = Nanos(n * MS);
         fair.insert(IoId(0), write(sync(7, n as u32), KIB), now);
         assert_eq!(fair.next(now), Some(IoId(0)));
-        assert_eq!(fair.look_again(), None);
+        assert_eq!(fair.rerun_at(), None);
         fair.complete(IoId(0), now);
     }
     assert_eq!(fair.tree.leaves.len(), 0);
@@ -148,7 +143,7 @@ fn a_flush_goes_first_whatever_its_tag() {
 fn what_is_read_ahead_has_a_line_of_its_own() {
     let ahead = Io {
         direction: Direction::Read,
-        ahead: true,
+        readahead: true,
         ..write(background(1), 64 * KIB)
     };
     let mut ios = vec![write(background(1), 64 * KIB); 8];
@@ -157,7 +152,7 @@ fn what_is_read_ahead_has_a_line_of_its_own() {
     let now = Nanos(0);
     assert!(matches!(
         fair.boost(IoId(9), sync(1, 5), now),
-        Boost::Raised { .. }
+        BoostOutcome::Boosted { .. }
     ));
     let order = drain(&mut fair);
     let place = |id| order.iter().position(|&o| o == id).unwrap();
@@ -174,14 +169,20 @@ fn a_boost_raises_in_place_once() {
         write(sync(2, 5), KIB),
     ]);
     let now = Nanos(0);
-    let raised = Boost::Raised { gained: 2 };
+    let raised = BoostOutcome::Boosted { overtaken: 2 };
     assert_eq!(fair.boost(IoId(2), sync(2, 5), now), raised);
-    assert_eq!(fair.boost(IoId(2), sync(2, 5), now), Boost::AlreadyUrgent);
+    assert_eq!(
+        fair.boost(IoId(2), sync(2, 5), now),
+        BoostOutcome::AlreadyUrgent
+    );
     assert_eq!(
         fair.boost(IoId(2), background(9), now),
-        Boost::AlreadyUrgent
+        BoostOutcome::AlreadyUrgent
     );
-    assert_eq!(fair.boost(IoId(3), sync(2, 5), now), Boost::AlreadyUrgent);
+    assert_eq!(
+        fair.boost(IoId(3), sync(2, 5), now),
+        BoostOutcome::AlreadyUrgent
+    );
     // It came before the waiter's own.
     let order = drain(&mut fair);
     let place = |id| order.iter().position(|&o| o == id);
@@ -194,7 +195,7 @@ fn a_boost_moves_the_account_to_a_heavier_group_only() {
     fair.set_group(GroupId(1), GroupId(0), 100);
     fair.set_group(GroupId(2), GroupId(0), 20);
     fair.set_group(GroupId(3), GroupId(2), 1000);
-    let raised = |now, waiter| fair.raised(now, waiter).group.0;
+    let raised = |now, waiter| fair.boosted_tag(now, waiter).group.0;
     assert_eq!(raised(sync(2, 1), sync(1, 2)), 1);
     assert_eq!(raised(sync(1, 1), sync(2, 2)), 1);
     // What counts is the weight where the ways part.
@@ -209,7 +210,7 @@ fn a_boosted_request_in_the_device_stays_as_it_is() {
     let mut fair = filled(&[write(background(0), KIB), write(background(0), KIB)]);
     assert_eq!(fair.next(Nanos(0)), Some(IoId(0)));
     let boost = fair.boost(IoId(0), sync(0, 1), Nanos(0));
-    assert_eq!(boost, Boost::AlreadyDispatched);
+    assert_eq!(boost, BoostOutcome::AlreadyDispatched);
 }
 
 #[test]
@@ -251,7 +252,7 @@ fn owners_that_are_gone_are_forgotten() {
         fair.insert(IoId(1), b, Nanos(now));
         drain(&mut fair);
         now += 20 * MS;
-        fair.forget_group(GroupId(group + 1));
+        fair.remove_group(GroupId(group + 1));
     }
     assert!(fair.tree.leaves.len() < 400, "{}", fair.tree.leaves.len());
     let groups = fair.tree.groups.iter().flatten().count();

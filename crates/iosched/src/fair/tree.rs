@@ -264,7 +264,7 @@ impl Tree {
         self.add_group(id, parent, weight, false);
     }
 
-    pub(super) fn forget_group(&mut self, id: GroupId) {
+    pub(super) fn remove_group(&mut self, id: GroupId) {
         if id == GroupId(0) {
             return;
         }

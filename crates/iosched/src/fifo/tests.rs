@@ -16,7 +16,7 @@ fn io(urgency: Urgency) -> Io {
         direction: Direction::Write,
         bytes: 4096,
         flushes: 0,
-        ahead: false,
+        readahead: false,
     }
 }
 
@@ -52,12 +52,21 @@ fn a_boosted_request_takes_its_place_by_arrival() {
         group: GroupId(7),
         ..IoTag::default()
     };
-    let raised = Boost::Raised { gained: 2 };
+    let raised = BoostOutcome::Boosted { overtaken: 2 };
     assert_eq!(fifo.boost(IoId(3), waiter, NOW), raised);
-    assert_eq!(fifo.boost(IoId(3), waiter, NOW), Boost::AlreadyUrgent);
-    assert_eq!(fifo.boost(IoId(2), waiter, NOW), Boost::AlreadyUrgent);
+    assert_eq!(
+        fifo.boost(IoId(3), waiter, NOW),
+        BoostOutcome::AlreadyUrgent
+    );
+    assert_eq!(
+        fifo.boost(IoId(2), waiter, NOW),
+        BoostOutcome::AlreadyUrgent
+    );
     assert_eq!(fifo.next(NOW), Some(IoId(2)));
-    assert_eq!(fifo.boost(IoId(2), waiter, NOW), Boost::AlreadyDispatched);
+    assert_eq!(
+        fifo.boost(IoId(2), waiter, NOW),
+        BoostOutcome::AlreadyDispatched
+    );
     assert_eq!(drain(&mut fifo), [3, 4, 0, 1]);
 }
 
@@ -68,7 +77,7 @@ fn a_better_priority_alone_keeps_the_place() {
         prio: IoPrio::best_effort(0),
         ..IoTag::background()
     };
-    let raised = Boost::Raised { gained: 0 };
+    let raised = BoostOutcome::Boosted { overtaken: 0 };
     assert_eq!(fifo.boost(IoId(1), better, NOW), raised);
     assert_eq!(drain(&mut fifo), [0, 1]);
 }
@@ -199,8 +208,8 @@ proptest! {
                     let raises = raised != queued.2;
                     queued.2 = raised;
                     let boost = fifo.boost(IoId(queued.0), io(urgency).tag, NOW);
-                    prop_assert_eq!(matches!(boost, Boost::Raised { .. }), raises);
-                    prop_assert!(raises || boost == Boost::AlreadyUrgent);
+                    prop_assert_eq!(matches!(boost, BoostOutcome::Boosted { .. }), raises);
+                    prop_assert!(raises || boost == BoostOutcome::AlreadyUrgent);
                 }
                 Step::Next => model.dispatched(fifo.next(NOW), options),
                 Step::Complete(i) if !model.flying.is_empty() => {

@@ -481,7 +481,7 @@ fn who_waits_for_log_space_raises_reclaim() {
 #[test]
 fn who_holds_a_handle_works_in_the_name_of_who_waits_for_the_commit() {
     use steadfs_block::{DeviceModel, ModelDevice, QueueSettings};
-    use steadfs_rt::inherit::act_as;
+    use steadfs_rt::inherit::set_task_tag;
 
     let of_group = |number| IoTag {
         group: steadfs_base::GroupId(number),
@@ -534,7 +534,7 @@ fn who_holds_a_handle_works_in_the_name_of_who_waits_for_the_commit() {
             let tid = journal.running_tid().unwrap();
             let began = now();
             {
-                let _heavy = act_as(of_group(2));
+                let _heavy = set_task_tag(of_group(2));
                 journal.commit(tid, of_group(2)).unwrap();
             }
             let waited = began.elapsed();

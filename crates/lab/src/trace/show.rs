@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use steadfs_rt::Rank;
-use steadfs_rt::sim::Deed;
+use steadfs_rt::sim::TaskStep;
 
 use super::{CALLER, Kind, Line, Step};
 
@@ -133,14 +133,14 @@ pub(super) fn text(head: &str, kind: Kind, lines: &[Line]) -> String {
     for line in lines {
         let (at, task) = (line.at.0, line.task.as_str());
         // Short locks inside rt and the device's own are of no interest.
-        if let Step::Deed(Deed::Locked(rank)) = line.step {
+        if let Step::Task(TaskStep::Locked(rank)) = line.step {
             if !matches!(rank, Rank::Leaf | Rank::DeviceInner) {
                 text.lock(at, task, room(kind, rank), rank);
             }
             continue;
         }
         let shown = match &line.step {
-            Step::Deed(deed) => of_deed(kind, *deed),
+            Step::Task(step) => of_task_step(kind, *step),
             Step::Call(call) => Shown {
                 room: "vfs",
                 step: call.clone(),
@@ -169,22 +169,22 @@ pub(super) fn text(head: &str, kind: Kind, lines: &[Line]) -> String {
     text.out + &sums
 }
 
-fn of_deed(kind: Kind, deed: Deed) -> Shown {
-    match deed {
-        Deed::Locked(_) => unreachable!("locks are gathered before"),
-        Deed::WaitsForLock(rank) => Shown {
+fn of_task_step(kind: Kind, step: TaskStep) -> Shown {
+    match step {
+        TaskStep::Locked(_) => unreachable!("locks are gathered before"),
+        TaskStep::WaitsForLock(rank) => Shown {
             room: room(kind, rank),
             step: format!("WAITS for the lock {rank:?}"),
         },
-        Deed::Waits(rank) => Shown {
+        TaskStep::WaitsForCondition(rank) => Shown {
             room: room(kind, rank),
             step: "waits".to_owned(),
         },
-        Deed::GoesOn => Shown {
+        TaskStep::Resumes => Shown {
             room: "rt",
             step: "goes on".to_owned(),
         },
-        Deed::Sleeps => Shown {
+        TaskStep::Sleeps => Shown {
             room: "rt",
             step: "sleeps".to_owned(),
         },
@@ -196,12 +196,14 @@ fn sums(lines: &[Line]) -> String {
     let (mut locks, mut waits, mut waited, mut since) = (0, 0, 0, None);
     for line in lines.iter().filter(|line| line.task == CALLER) {
         match line.step {
-            Step::Deed(Deed::Locked(_)) => locks += 1,
-            Step::Deed(Deed::Waits(_) | Deed::WaitsForLock(_) | Deed::Sleeps) => {
+            Step::Task(TaskStep::Locked(_)) => locks += 1,
+            Step::Task(
+                TaskStep::WaitsForCondition(_) | TaskStep::WaitsForLock(_) | TaskStep::Sleeps,
+            ) => {
                 waits += 1;
                 since = Some(line.at.0);
             }
-            Step::Deed(Deed::GoesOn) => {
+            Step::Task(TaskStep::Resumes) => {
                 waited += since.take().map_or(0, |since| line.at.0 - since);
             }
             _ => {}

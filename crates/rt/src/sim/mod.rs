@@ -30,7 +30,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub use failure::{Failure, FailureKind, TaskReport};
-pub use observe::{Deed, Observation, observe, observe_no_more};
+pub use observe::{Observation, TaskStep, observe, stop_observing};
 
 use steadfs_base::Timestamp;
 

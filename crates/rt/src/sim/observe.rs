@@ -7,20 +7,20 @@ use crate::{Instant, Rank, now};
 
 /// What a task did, or what became of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Deed {
+pub enum TaskStep {
     /// It has a lock.
     Locked(Rank),
     /// It has to wait for a lock.
     WaitsForLock(Rank),
     /// It waits for a condition; the lock that protects it is of this rank.
-    Waits(Rank),
+    WaitsForCondition(Rank),
     /// It goes on after a condition.
-    GoesOn,
+    Resumes,
     /// It sleeps.
     Sleeps,
 }
 
-/// A deed: when, and whose.
+/// One step of a task, with its time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Observation {
     /// The virtual time.
@@ -28,7 +28,7 @@ pub struct Observation {
     /// The task's name; that of the callbacks is `callbacks`.
     pub task: String,
     /// What it did.
-    pub deed: Deed,
+    pub step: TaskStep,
 }
 
 /// Who is told.
@@ -47,7 +47,7 @@ pub fn observe(observer: impl Fn(Observation) + 'static) {
 ///
 /// # Panics
 /// Outside a simulation.
-pub fn observe_no_more() {
+pub fn stop_observing() {
     world::with(|world| world.set_observer(None));
 }
 
@@ -66,21 +66,21 @@ impl Watch {
     }
 
     #[inline]
-    pub(crate) fn tell(&self, world: &World, deed: Deed) {
+    pub(crate) fn tell(&self, world: &World, step: TaskStep) {
         if self.watches.get() {
-            self.tell_observer(world, deed);
+            self.tell_observer(world, step);
         }
     }
 
     #[cold]
-    fn tell_observer(&self, world: &World, deed: Deed) {
+    fn tell_observer(&self, world: &World, step: TaskStep) {
         if let Some(observer) = &*self.observer.borrow() {
             let me = world.me();
             let task = world.state(|state| state.task(me).name.clone());
             observer(Observation {
                 at: now(),
                 task,
-                deed,
+                step,
             });
         }
     }

@@ -39,7 +39,7 @@ pub(crate) type Callback = Box<dyn FnOnce()>;
 
 /// What a task waits for.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Waiting {
+pub(crate) enum ParkReason {
     /// Its turn.
     Turn,
     Lock {
@@ -67,7 +67,7 @@ pub(crate) struct Task {
     pub(crate) yielder: *const TaskYielder,
     pub(crate) held: held::List,
     pub(crate) person: inherit::Person,
-    waiting: Waiting,
+    waiting: ParkReason,
     since: u64,
     timer: Option<(u64, u64)>,
     timed_out: bool,
@@ -164,7 +164,7 @@ impl State {
             yielder: std::ptr::null(),
             held: held::List::default(),
             person: inherit::Person::default(),
-            waiting: Waiting::Turn,
+            waiting: ParkReason::Turn,
             since: self.now,
             timer: None,
             timed_out: false,
@@ -197,14 +197,14 @@ impl State {
     }
 
     /// Notes what the running task waits for; it has to be suspended then.
-    pub(crate) fn park(&mut self, id: TaskId, waiting: Waiting) {
+    pub(crate) fn park(&mut self, id: TaskId, waiting: ParkReason) {
         let now = self.now;
         let task = self.task(id);
         task.waiting = waiting;
         task.since = now;
         task.timed_out = false;
         self.spins = 0;
-        if let Waiting::Join(other) = waiting {
+        if let ParkReason::Join(other) = waiting {
             self.task(other).joiner = Some(id);
         }
     }
@@ -236,8 +236,12 @@ impl State {
     pub(crate) fn wake(&mut self, id: TaskId) {
         let now = self.now;
         let task = self.task(id);
-        debug_assert_ne!(task.waiting, Waiting::Turn, "a parked task is woken once");
-        task.waiting = Waiting::Turn;
+        debug_assert_ne!(
+            task.waiting,
+            ParkReason::Turn,
+            "a parked task is woken once"
+        );
+        task.waiting = ParkReason::Turn;
         task.since = now;
         let timer = task.timer.take();
         if let Some(key) = timer {
@@ -257,7 +261,7 @@ impl State {
         let key = self.add_timer(self.now() + self.config.wake, Timer::Awake(id));
         let now = self.now;
         let task = self.task(id);
-        task.waiting = Waiting::Processor;
+        task.waiting = ParkReason::Processor;
         task.since = now;
         if let Some(before) = task.timer.replace(key) {
             self.timers.remove(&before);
@@ -296,7 +300,7 @@ impl State {
         let address = gate.address();
         self.locks.entry(address).or_default().join(me, want);
         let rank = gate.rank();
-        self.park(me, Waiting::Lock { rank, address });
+        self.park(me, ParkReason::Lock { rank, address });
     }
 
     pub(crate) fn leave_lock_queue(&mut self, gate: &Gate, me: TaskId) {
@@ -326,7 +330,7 @@ impl State {
 
     pub(crate) fn join_condvar(&mut self, address: usize, me: TaskId, rank: Rank, bounded: bool) {
         self.condvars.entry(address).or_default().push(me);
-        let waiting = Waiting::Condvar {
+        let waiting = ParkReason::Condvar {
             address,
             rank,
             bounded,
@@ -474,7 +478,7 @@ impl State {
                 Timer::Call(callback) => {
                     self.due.push_back(callback);
                     let id = self.callbacks.expect("made with the first callback");
-                    if self.task(id).waiting == Waiting::Callback {
+                    if self.task(id).waiting == ParkReason::Callback {
                         self.wake(id);
                     }
                 }
@@ -486,7 +490,7 @@ impl State {
         let task = self.task(id);
         task.timer = None;
         task.timed_out = true;
-        if let Waiting::Condvar { address, .. } = task.waiting {
+        if let ParkReason::Condvar { address, .. } = task.waiting {
             self.leave_condvar(address, id);
         }
         self.wake(id);
@@ -498,13 +502,13 @@ impl State {
         let mut oldest = self.now;
         for task in self.tasks.iter().flatten() {
             let impatient = match task.waiting {
-                Waiting::Lock { .. } => true,
-                Waiting::Condvar { bounded, .. } => bounded,
-                Waiting::Turn
-                | Waiting::Sleep
-                | Waiting::Join(_)
-                | Waiting::Callback
-                | Waiting::Processor => false,
+                ParkReason::Lock { .. } => true,
+                ParkReason::Condvar { bounded, .. } => bounded,
+                ParkReason::Turn
+                | ParkReason::Sleep
+                | ParkReason::Join(_)
+                | ParkReason::Callback
+                | ParkReason::Processor => false,
             };
             if !impatient {
                 continue;
@@ -522,13 +526,13 @@ impl State {
     /// Whether a task was woken and does not run yet.
     fn is_waking(&self) -> bool {
         let mut tasks = self.tasks.iter().flatten();
-        tasks.any(|task| task.waiting == Waiting::Processor)
+        tasks.any(|task| task.waiting == ParkReason::Processor)
     }
 
     /// Whether tasks other than the callbacks' are left.
     pub(crate) fn has_leftovers(&self) -> bool {
         let mut tasks = self.tasks.iter().flatten();
-        tasks.any(|task| task.waiting != Waiting::Callback)
+        tasks.any(|task| task.waiting != ParkReason::Callback)
     }
 
     pub(crate) fn take_tasks(&mut self) -> Vec<Option<Task>> {
@@ -539,7 +543,7 @@ impl State {
     pub(crate) fn fail(&self, kind: FailureKind) -> Box<Failure> {
         let tasks = self.tasks.iter().flatten();
         let reports = tasks
-            .filter(|task| task.waiting != Waiting::Callback)
+            .filter(|task| task.waiting != ParkReason::Callback)
             .map(|task| TaskReport {
                 name: task.name.clone(),
                 waits: self.describe(task.waiting),
@@ -554,10 +558,10 @@ impl State {
         })
     }
 
-    fn describe(&self, waiting: Waiting) -> String {
+    fn describe(&self, waiting: ParkReason) -> String {
         match waiting {
-            Waiting::Turn => "can run".to_owned(),
-            Waiting::Lock { rank, address } => {
+            ParkReason::Turn => "can run".to_owned(),
+            ParkReason::Lock { rank, address } => {
                 let holder = self.tasks.iter().flatten().find(|t| t.held.holds(address));
                 match holder {
                     Some(holder) => {
@@ -566,17 +570,17 @@ impl State {
                     None => format!("waits for the lock {rank:?}"),
                 }
             }
-            Waiting::Condvar { rank, bounded, .. } => {
+            ParkReason::Condvar { rank, bounded, .. } => {
                 let what = if bounded { "a condition" } else { "work" };
                 format!("waits for {what} under {rank:?}")
             }
-            Waiting::Sleep => "sleeps".to_owned(),
-            Waiting::Join(id) => match &self.tasks[id.index()] {
+            ParkReason::Sleep => "sleeps".to_owned(),
+            ParkReason::Join(id) => match &self.tasks[id.index()] {
                 Some(task) => format!("waits for the end of '{}'", task.name),
                 None => "waits for an ended task".to_owned(),
             },
-            Waiting::Callback => "waits for a callback".to_owned(),
-            Waiting::Processor => "wakes up".to_owned(),
+            ParkReason::Callback => "waits for a callback".to_owned(),
+            ParkReason::Processor => "wakes up".to_owned(),
         }
     }
 }

@@ -8,9 +8,9 @@ use std::time::Duration;
 use steadfs_base::Timestamp;
 
 use super::failure::FailureKind;
-use super::observe::{Deed, Observer, Watch};
+use super::observe::{Observer, TaskStep, Watch};
 use super::stack;
-use super::state::{Callback, State, TaskCoroutine, TaskId, TaskYielder, Waiting};
+use super::state::{Callback, ParkReason, State, TaskCoroutine, TaskId, TaskYielder};
 use crate::gate::{Gate, held};
 use crate::{Instant, Rank, inherit};
 
@@ -216,10 +216,10 @@ impl World {
                 mine
             });
             if mine {
-                self.watch.tell(self, Deed::Locked(gate.rank()));
+                self.watch.tell(self, TaskStep::Locked(gate.rank()));
                 return;
             }
-            self.watch.tell(self, Deed::WaitsForLock(gate.rank()));
+            self.watch.tell(self, TaskStep::WaitsForLock(gate.rank()));
             self.suspend();
         }
     }
@@ -246,7 +246,7 @@ impl World {
             match self.state(State::next_callback) {
                 Some(callback) => callback(),
                 None => {
-                    self.state(|state| state.park(me, Waiting::Callback));
+                    self.state(|state| state.park(me, ParkReason::Callback));
                     self.suspend();
                 }
             }
@@ -273,14 +273,14 @@ pub(crate) fn enter(
     gate: &Gate,
     want: Want,
     is_free: &dyn Fn() -> bool,
-) -> Option<inherit::Waiting> {
+) -> Option<inherit::WaitForEdge> {
     with(|world| {
         if world.state(State::preempts) {
             world.yield_turn();
         }
         // As mostly: the rest would come to the same.
         if world.state(|state| !state.is_awaited(gate)) && is_free() {
-            world.watch.tell(world, Deed::Locked(gate.rank()));
+            world.watch.tell(world, TaskStep::Locked(gate.rank()));
             return None;
         }
         let me = world.me();
@@ -329,9 +329,9 @@ pub(crate) fn wait(
                 state.set_timer(me, limit);
             }
         });
-        world.watch.tell(world, Deed::Waits(rank));
+        world.watch.tell(world, TaskStep::WaitsForCondition(rank));
         world.suspend();
-        world.watch.tell(world, Deed::GoesOn);
+        world.watch.tell(world, TaskStep::Resumes);
         let timed_out = world.state(|state| state.timed_out(me));
         world.wait_turn(gate, Want::Alone, is_free);
         timed_out
@@ -358,10 +358,10 @@ pub(crate) fn sleep(d: Duration) {
     with(|world| {
         let me = world.me_waiting("sleep");
         world.state(|state| {
-            state.park(me, Waiting::Sleep);
+            state.park(me, ParkReason::Sleep);
             state.set_timer(me, d);
         });
-        world.watch.tell(world, Deed::Sleeps);
+        world.watch.tell(world, TaskStep::Sleeps);
         world.suspend();
     });
 }
@@ -370,7 +370,7 @@ pub(crate) fn sleep(d: Duration) {
 pub(crate) fn wait_for_end(id: TaskId) {
     with(|world| {
         let me = world.me_waiting("join a task");
-        world.state(|state| state.park(me, Waiting::Join(id)));
+        world.state(|state| state.park(me, ParkReason::Join(id)));
         world.suspend();
     });
 }

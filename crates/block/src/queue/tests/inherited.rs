@@ -1,7 +1,7 @@
 //! Who waits for a lock that somebody of a light group holds during I/O.
 
 use steadfs_base::OwnerId;
-use steadfs_rt::inherit::act_as;
+use steadfs_rt::inherit::set_task_tag;
 use steadfs_rt::{RwLock, now, sleep, spawn};
 
 use super::*;
@@ -64,7 +64,7 @@ fn waited(holding: Holding, boost: bool, seed: u64) -> Duration {
             let (queue, outer, inner) =
                 (Arc::clone(&queue), Arc::clone(&outer), Arc::clone(&inner));
             spawn("light", move || {
-                let _light = act_as(of_group(1));
+                let _light = set_task_tag(of_group(1));
                 let (mut alone, mut shared) = (None, None);
                 match holding {
                     Holding::Alone => alone = Some(outer.write()),
@@ -90,7 +90,7 @@ fn waited(holding: Holding, boost: bool, seed: u64) -> Duration {
                     sleep(Duration::from_millis(20));
                 }
                 Holding::Through => {
-                    let _light = act_as(of_group(1));
+                    let _light = set_task_tag(of_group(1));
                     let _alone = outer.write();
                     let _inner = inner.lock();
                 }
@@ -99,12 +99,12 @@ fn waited(holding: Holding, boost: bool, seed: u64) -> Duration {
         sleep(Duration::from_millis(10));
         let began = now();
         {
-            let _heavy = act_as(of_group(2));
+            let _heavy = set_task_tag(of_group(2));
             drop(outer.write());
         }
         let waited = began.elapsed();
         // What is lent ends with the wait.
-        assert!(!steadfs_rt::inherit::is_lent());
+        assert!(!steadfs_rt::inherit::has_waiters());
         for task in others.into_iter().chain([light, between]) {
             task.join();
         }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use steadfs_iosched::{Boost, Io as Asked, IoId, Nanos};
+use steadfs_iosched::{BoostOutcome, Io as Asked, IoId, Nanos};
 use steadfs_rt::now;
 
 use super::*;
@@ -28,8 +28,8 @@ impl Scheduler for Late {
 
     fn grow(&mut self, _: IoId, _: u64) {}
 
-    fn boost(&mut self, _: IoId, _: IoTag, _: Nanos) -> Boost {
-        Boost::AlreadyUrgent
+    fn boost(&mut self, _: IoId, _: IoTag, _: Nanos) -> BoostOutcome {
+        BoostOutcome::AlreadyUrgent
     }
 
     fn next(&mut self, now: Nanos) -> Option<IoId> {
@@ -49,7 +49,7 @@ impl Scheduler for Late {
         self.queued.len()
     }
 
-    fn look_again(&self) -> Option<Nanos> {
+    fn rerun_at(&self) -> Option<Nanos> {
         self.again
     }
 }

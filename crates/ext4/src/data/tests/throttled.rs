@@ -32,7 +32,7 @@ fn who_is_held_up_does_not_make_the_flusher_urgent() {
         let inode = fs.inode(FILE, cx.tag).unwrap();
         let before = fs.queue.stats().boosts.inherited;
         // As a request of a mount does.
-        let acting = inherit::act_as(cx.tag.with_urgency(Urgency::Waited));
+        let acting = inherit::set_task_tag(cx.tag.with_urgency(Urgency::Waited));
         let piece = vec![7; 256 << 10];
         for n in 0..96 {
             let at = n * piece.len() as u64;

@@ -90,11 +90,7 @@ fn who_was_carried_is_in_no_debt() {
         }
         for _ in 0..rounds {
             let Some(IoId(id)) = fair.next(Nanos(now)) else {
-                now = fair
-                    .look_again()
-                    .expect("somebody is waited for")
-                    .0
-                    .max(now);
+                now = fair.rerun_at().expect("somebody is waited for").0.max(now);
                 continue;
             };
             now += MS;
@@ -111,7 +107,7 @@ fn who_was_carried_is_in_no_debt() {
                     now += MS;
                     fair.complete(id, Nanos(now));
                 }
-                None => now = fair.look_again().expect("somebody is waited for").0,
+                None => now = fair.rerun_at().expect("somebody is waited for").0,
             }
         }
         served
@@ -158,7 +154,7 @@ fn a_raised_request_stands_once_in_each_queue() {
     fair.share(IoId(0), real_time, now);
     assert!(matches!(
         fair.boost(IoId(0), real_time, now),
-        Boost::Raised { .. }
+        BoostOutcome::Boosted { .. }
     ));
     assert_eq!(drain(&mut fair), [0, 1]);
     assert!(fair.sharers.is_empty());

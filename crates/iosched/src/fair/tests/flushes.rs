@@ -32,12 +32,12 @@ fn between_two_flushes_the_device_gets_little_to_make_durable() {
     let now = Nanos(50 * MS);
     let mut fair = beside_a_flush(FairOptions::default(), now);
     assert_eq!(drained_now(&mut fair, now), ROOM);
-    assert_eq!(fair.look_again(), Some(Nanos(54 * MS)));
+    assert_eq!(fair.rerun_at(), Some(Nanos(54 * MS)));
     // What somebody waits for goes at any time, and what is only read.
     fair.insert(IoId(100), write(sync(0, 7), 4 * KIB), now);
     let ahead = Io {
         direction: Direction::Read,
-        ahead: true,
+        readahead: true,
         ..write(background(0), 64 * KIB)
     };
     fair.insert(IoId(101), ahead, now);
@@ -64,7 +64,7 @@ fn a_lone_write_is_held_back_no_less() {
         let goes = [ROOM, 0][n];
         assert_eq!(drained_now(&mut fair, Nanos(60 * MS)), goes);
     }
-    assert_eq!(fair.look_again(), Some(Nanos(64 * MS)));
+    assert_eq!(fair.rerun_at(), Some(Nanos(64 * MS)));
     assert_eq!(fair.next(Nanos(64 * MS)), Some(IoId(0)));
 }
 
@@ -119,9 +119,12 @@ fn cfq_has_no_such_bound() {
 fn writes_are_short_while_flushes_go_on() {
     let now = Nanos(50 * MS);
     let fair = beside_a_flush(FairOptions::default(), now);
-    assert_eq!(fair.largest_piece(background(0), now), ROOM);
-    assert_eq!(fair.largest_piece(sync(0, 2), now), u64::MAX);
-    assert_eq!(fair.largest_piece(background(0), Nanos(54 * MS)), u64::MAX);
+    assert_eq!(fair.max_write_bytes(background(0), now), ROOM);
+    assert_eq!(fair.max_write_bytes(sync(0, 2), now), u64::MAX);
+    assert_eq!(
+        fair.max_write_bytes(background(0), Nanos(54 * MS)),
+        u64::MAX
+    );
     let cfq = beside_a_flush(FairOptions::cfq(), now);
-    assert_eq!(cfq.largest_piece(background(0), now), u64::MAX);
+    assert_eq!(cfq.max_write_bytes(background(0), now), u64::MAX);
 }

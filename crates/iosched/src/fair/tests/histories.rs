@@ -87,7 +87,7 @@ impl History {
 
     fn next(&mut self) -> bool {
         let Some(IoId(id)) = self.fair.next(Nanos(self.now)) else {
-            let waits = self.fair.look_again().is_some_and(|at| at.0 > self.now);
+            let waits = self.fair.rerun_at().is_some_and(|at| at.0 > self.now);
             let full = self.flying.len() >= self.options.depth;
             assert!(
                 self.queued.is_empty() || !self.flying.is_empty() || waits,
@@ -119,11 +119,18 @@ impl History {
 
     fn boost(&mut self, at: usize, waiter: IoTag) {
         let queued = &mut self.queued[at];
-        let raised = self.fair.raised(queued.tag, waiter);
+        let raised = self.fair.boosted_tag(queued.tag, waiter);
         assert!(raised.urgency <= queued.tag.urgency && raised.prio <= queued.tag.prio);
-        assert_eq!(self.fair.raised(raised, waiter), raised, "once is enough");
+        assert_eq!(
+            self.fair.boosted_tag(raised, waiter),
+            raised,
+            "once is enough"
+        );
         let boost = self.fair.boost(IoId(queued.id), waiter, Nanos(self.now));
-        assert_eq!(matches!(boost, Boost::Raised { .. }), raised != queued.tag);
+        assert_eq!(
+            matches!(boost, BoostOutcome::Boosted { .. }),
+            raised != queued.tag
+        );
         queued.tag = raised;
         queued.boosted = true;
     }
@@ -150,7 +157,7 @@ impl History {
             Step::Weigh(id, parent, weight) if id != parent => {
                 self.fair.set_group(GroupId(id), GroupId(parent), weight);
             }
-            Step::Forget(id) => self.fair.forget_group(GroupId(id)),
+            Step::Forget(id) => self.fair.remove_group(GroupId(id)),
             _ => {}
         }
         assert_eq!(self.fair.queued(), self.queued.len());
@@ -159,7 +166,7 @@ impl History {
     fn complete(&mut self, at: usize) {
         let ended = self.flying.swap_remove(at);
         let boost = self.fair.boost(IoId(ended.id), sync(1, 1), Nanos(self.now));
-        assert_eq!(boost, Boost::AlreadyDispatched);
+        assert_eq!(boost, BoostOutcome::AlreadyDispatched);
         self.fair.complete(IoId(ended.id), Nanos(self.now));
         self.free.insert(ended.id);
     }
@@ -174,7 +181,7 @@ impl History {
                 continue;
             }
             if self.flying.is_empty() {
-                let at = self.fair.look_again().expect("a reason was asserted");
+                let at = self.fair.rerun_at().expect("a reason was asserted");
                 self.now = self.now.max(at.0);
             } else {
                 self.now += MS;

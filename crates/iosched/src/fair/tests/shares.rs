@@ -106,7 +106,7 @@ impl World {
                 free_at = now.max(free_at) + bytes / KIB * self.nanos_per_kib;
                 flying.push((free_at, id));
             }
-            let timer = self.fair.look_again().map(|at| at.0);
+            let timer = self.fair.rerun_at().map(|at| at.0);
             assert!(
                 self.fair.queued() == 0 || !flying.is_empty() || timer.is_some_and(|t| t > now),
                 "an idle device and no reason"
