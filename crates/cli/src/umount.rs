@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::Command;
 
 use steadfs::{
-    AwaitedEnding, Ended, EndingPlace, MountEntry, MountError, MountHandle, SyncError, Synced,
-    Unmount,
+    CloseResult, CloseResultFd, MountEntry, MountError, MountHandle, PendingCloseResult, SyncError,
+    Synced, Unmount,
 };
 use steadfs_vfs::SHUT_DOWN;
 
@@ -36,15 +36,15 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
         Settled::Closed(_) if let Some(done) = by_owner(&mount) => return done,
         settled => settled,
     };
-    let (image, ending) = match &before {
-        Settled::Durable(synced) => (synced.image, synced.ending),
+    let (image, close_result) = match &before {
+        Settled::Durable(synced) => (synced.image, synced.close_result),
         _ => (None, None),
     };
-    let ending = ending.and_then(EndingPlace::open);
+    let close_result = close_result.and_then(CloseResultFd::open);
     let closing = Closing::of(&mount, image);
     take_away(&mount, Unmount::IfIdle)?;
-    let closed = closing.wait().and_then(|is_closed| match ending {
-        Some(ending) if is_closed => ended_well(&mount, &ending),
+    let closed = closing.wait().and_then(|is_closed| match close_result {
+        Some(result) if is_closed => check_close_result(&mount, &result),
         _ => Ok(()),
     });
     let place = mount.mountpoint.display();
@@ -73,11 +73,11 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
 }
 
 /// Others may have written after the sync, and closing writes, too.
-fn ended_well(mount: &Mount, ending: &AwaitedEnding) -> Result<(), Failure> {
-    let why = match ending.wait() {
-        Ended::Good => return Ok(()),
-        Ended::Bad(cause) => format!("the volume could not be closed well: {cause}"),
-        Ended::Unknown => {
+fn check_close_result(mount: &Mount, result: &PendingCloseResult) -> Result<(), Failure> {
+    let why = match result.wait() {
+        CloseResult::Clean => return Ok(()),
+        CloseResult::Failed(cause) => format!("the volume could not be closed well: {cause}"),
+        CloseResult::Unknown => {
             "its server ended without a word: what was written in the last moment may be lost"
                 .to_owned()
         }

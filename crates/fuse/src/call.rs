@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
-use crate::ending::Ending;
+use crate::close_result::CloseResultFile;
 use crate::labels::Labels;
 use crate::mount::FileId;
 use crate::notify::Notifier;
@@ -39,8 +39,8 @@ pub(crate) struct Volume {
     pub translate: Translate,
     pub config: SessionConfig,
     pub labels: Labels,
-    /// Where others hear how it was closed.
-    pub ending: Option<Ending>,
+    /// The memfd through which `umount` learns how the volume was closed.
+    pub close_result: Option<CloseResultFile>,
     /// How the kernel is told what it did not ask for, once it is mounted.
     notifier: OnceLock<Arc<Notifier>>,
 }
@@ -53,7 +53,7 @@ impl Volume {
         };
         Self {
             labels: Labels::of(&*fs),
-            ending: Ending::new(),
+            close_result: CloseResultFile::new(),
             fs,
             translate,
             config,
@@ -103,26 +103,26 @@ impl Volume {
 }
 
 /// What stops an operation: the volume's error, or a refusal of our own.
-pub(crate) enum Stop {
+pub(crate) enum CallError {
     /// The volume's error.
     Fs(FsError),
     /// A refusal by number.
     Errno(Errno),
 }
 
-impl From<FsError> for Stop {
+impl From<FsError> for CallError {
     fn from(error: FsError) -> Self {
         Self::Fs(error)
     }
 }
 
-impl From<Errno> for Stop {
+impl From<Errno> for CallError {
     fn from(error: Errno) -> Self {
         Self::Errno(error)
     }
 }
 
-pub(crate) type Outcome<T = ()> = Result<T, Stop>;
+pub(crate) type Outcome<T = ()> = Result<T, CallError>;
 
 /// One call on its way.
 pub(crate) struct Call<'a> {

@@ -44,13 +44,13 @@ pub enum MountError {
     },
     /// The kernel lacks an ability this program relies on.
     #[error("the kernel's FUSE lacks abilities that are needed (INIT flags {missing:#x})")]
-    Ability {
+    MissingFeature {
         /// Their bits in INIT's flags.
         missing: u64,
     },
     /// The connection ended before it began.
     #[error("the kernel ended the connection before the mount was usable")]
-    Ended,
+    ConnectionEnded,
     /// The system lets this process start no thread that could serve.
     #[error("{0}")]
     Threads(FsError),

@@ -10,7 +10,7 @@ use zerocopy::FromBytes;
 
 use crate::admin::{is_admin, is_owner};
 use crate::call::{Call, Outcome};
-use crate::ending::Ending;
+use crate::close_result::CloseResultFile;
 use crate::mount::Synced;
 use crate::reply::ReplyBuf;
 use crate::sys::{REMOUNT, REMOUNT_SIZE, STOPPED, SYNC, TUNE};
@@ -101,8 +101,9 @@ pub(crate) fn serve(
             }
             answer(arg, data, out, |_| {
                 fs.sync_all(&call.cx)?;
-                let ending = call.volume.ending.as_ref().and_then(Ending::place);
-                Ok(Synced::answer(call.volume.config.image, ending))
+                let close_result = call.volume.close_result.as_ref();
+                let fd = close_result.and_then(CloseResultFile::fd);
+                Ok(Synced::answer(call.volume.config.image, fd))
             })
         }
         cmd => {

@@ -20,7 +20,7 @@
 mod admin;
 mod admission;
 mod call;
-mod ending;
+mod close_result;
 mod error;
 mod interrupt;
 mod ioctl;
@@ -37,7 +37,7 @@ mod sys;
 pub mod transport;
 pub mod wire;
 
-pub use ending::{AwaitedEnding, Ended, EndingPlace};
+pub use close_result::{CloseResult, CloseResultFd, PendingCloseResult};
 pub use error::MountError;
 pub use mount::{
     BlockDevice, FileId, MountEntry, MountFlags, MountHandle, MountOptions, Mounted, SyncError,

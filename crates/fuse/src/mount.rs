@@ -30,7 +30,7 @@ use crate::error::MountError;
 use crate::notify::Notifier;
 use crate::owner::{Classifier, Owners};
 use crate::reply::Timeouts;
-use crate::session::{Agreed, Session};
+use crate::session::{Negotiated, Session};
 use crate::stats::Stats;
 use crate::sys;
 use crate::transport::Crew;
@@ -180,7 +180,7 @@ impl MountOptions {
 /// threads end when the last user has left.
 pub struct Mounted {
     crew: Arc<Crew>,
-    agreed: Agreed,
+    agreed: Negotiated,
     handle: MountHandle,
     waited: bool,
 }
@@ -290,7 +290,7 @@ fn serve(
     device: OwnedFd,
     options: &MountOptions,
     queues: Option<u16>,
-) -> Result<Agreed, MountError> {
+) -> Result<Negotiated, MountError> {
     let device = Arc::new(device);
     crew.session
         .volume
@@ -305,7 +305,7 @@ fn serve(
     let most = most_in_service(options.max_threads) + readers;
     DevPool::start(crew, device.clone(), readers, most)
         .map_err(|error| MountError::Threads(FsError::no_thread(error)))?;
-    let agreed = crew.session.wait_agreed()?;
+    let agreed = crew.session.wait_negotiated()?;
     if let (true, Some(queues)) = (agreed.uring, queues) {
         UringPool::start(crew, device, queues, options.max_threads)?;
     }

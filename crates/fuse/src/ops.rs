@@ -14,7 +14,7 @@ use steadfs_vfs::{
 use zerocopy::IntoBytes;
 
 use crate::admin::is_owner;
-use crate::call::{Call, Outcome, Stop, Volume};
+use crate::call::{Call, CallError, Outcome, Volume};
 use crate::ioctl;
 use crate::reply::{Answer, PlusEntry, ReplyBuf, statfs_out};
 use crate::request::{Op, Request};
@@ -50,8 +50,8 @@ pub(crate) fn dispatch(volume: &Volume, request: &Request<'_>, out: &mut ReplyBu
     let _acting = steadfs_rt::inherit::set_task_tag(call.cx.tag.with_urgency(Urgency::Waited));
     match call.run(&request.op, out) {
         Ok(()) => Answer::Done,
-        Err(Stop::Errno(errno)) => Answer::Error(errno),
-        Err(Stop::Fs(error)) => {
+        Err(CallError::Errno(errno)) => Answer::Error(errno),
+        Err(CallError::Fs(error)) => {
             tracing::debug!(op = wire::op_name(request.header.opcode), %error);
             Answer::Error(Errno::from_raw_os_error(error.errno()))
         }

@@ -31,7 +31,7 @@ use crate::wire::{self, init};
 
 /// What INIT settled.
 #[derive(Clone, Copy, Debug)]
-pub struct Agreed {
+pub struct Negotiated {
     /// The kernel's minor version.
     pub minor: u32,
     /// Whether requests will come through io_uring.
@@ -45,7 +45,7 @@ pub struct Session {
     pub(crate) admission: Admission,
     pub(crate) interrupts: Interrupts,
     /// Result of INIT; whoever mounts waits for it.
-    agreed: Event<Result<Agreed, MountError>>,
+    agreed: Event<Result<Negotiated, MountError>>,
     /// Requests inside the volume.
     inside: AtomicUsize,
     /// No request may enter the volume any more.
@@ -106,7 +106,7 @@ impl Session {
     }
 
     /// Waits for the end of INIT.
-    pub fn wait_agreed(&self) -> Result<Agreed, MountError> {
+    pub fn wait_negotiated(&self) -> Result<Negotiated, MountError> {
         self.agreed.wait()
     }
 
@@ -219,8 +219,8 @@ impl Session {
                     false => catch_unwind(AssertUnwindSafe(|| self.volume.fs.unmount()))
                         .unwrap_or_else(|_| Err(broken())),
                 };
-                if let Some(ending) = &self.volume.ending {
-                    ending.tell(&result);
+                if let Some(file) = &self.volume.close_result {
+                    file.record(&result);
                 }
                 result
             })
@@ -254,7 +254,7 @@ impl Session {
         }
     }
 
-    fn agree(&self, arg: &wire::InitIn) -> Result<(wire::InitOut, Agreed), MountError> {
+    fn agree(&self, arg: &wire::InitIn) -> Result<(wire::InitOut, Negotiated), MountError> {
         if arg.major < wire::MAJOR || arg.minor < wire::MINOR_MIN {
             return Err(MountError::OldKernel {
                 major: arg.major,
@@ -268,7 +268,7 @@ impl Session {
             | init::HANDLE_KILLPRIV_V2
             | init::SETXATTR_EXT;
         if offered & needed != needed {
-            return Err(MountError::Ability {
+            return Err(MountError::MissingFeature {
                 missing: needed & !offered,
             });
         }
@@ -292,7 +292,7 @@ impl Session {
             ..wire::InitOut::default()
         };
         let minor = arg.minor;
-        Ok((reply, Agreed { minor, uring }))
+        Ok((reply, Negotiated { minor, uring }))
     }
 
     /// Every ability we can use. Left out on purpose: WRITEBACK_CACHE (its writes carry no owner,

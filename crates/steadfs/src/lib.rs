@@ -31,7 +31,7 @@ pub use steadfs_f2fs::format::{
     FormatReport as F2fsFormatReport,
 };
 pub use steadfs_fuse::{
-    AwaitedEnding, Ended, EndingPlace, FileId, MountEntry, MountError, MountHandle, Mounted,
-    SyncError, Synced, Unmount, uring_hint,
+    CloseResult, CloseResultFd, FileId, MountEntry, MountError, MountHandle, Mounted,
+    PendingCloseResult, SyncError, Synced, Unmount, uring_hint,
 };
 pub use volume::{Error, OpenReport, Volume};

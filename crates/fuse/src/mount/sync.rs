@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::MountHandle;
 use super::remount::ask_server;
 use super::table::by_number;
-use crate::ending::EndingPlace;
+use crate::close_result::CloseResultFd;
 use crate::error::MountError;
 use crate::sys;
 
@@ -24,16 +24,16 @@ pub struct Synced {
     pub lost: Option<String>,
     /// The image that the server has open, if it serves one.
     pub image: Option<FileId>,
-    /// Where the server will say how the volume was closed.
-    pub ending: Option<EndingPlace>,
+    /// Where the server will record how the volume was closed.
+    pub close_result: Option<CloseResultFd>,
 }
 
 impl Synced {
     /// What the server answers, a line each.
-    pub(crate) fn answer(image: Option<FileId>, ending: Option<EndingPlace>) -> String {
+    pub(crate) fn answer(image: Option<FileId>, close_result: Option<CloseResultFd>) -> String {
         let image = image.map_or_else(String::new, FileId::show);
-        let ending = ending.map_or_else(String::new, EndingPlace::show);
-        format!("{image}\n{ending}")
+        let close_result = close_result.map_or_else(String::new, CloseResultFd::show);
+        format!("{image}\n{close_result}")
     }
 
     fn parse(lost: Option<String>, answer: &str) -> Self {
@@ -41,7 +41,7 @@ impl Synced {
         Self {
             lost,
             image: lines.next().and_then(FileId::parse),
-            ending: lines.next().and_then(EndingPlace::parse),
+            close_result: lines.next().and_then(CloseResultFd::parse),
         }
     }
 }

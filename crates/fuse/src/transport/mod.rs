@@ -90,7 +90,7 @@ impl Drop for Member {
         if *members == 0 {
             self.0.gone.notify_all();
             drop(members);
-            self.0.session.give_up(MountError::Ended);
+            self.0.session.give_up(MountError::ConnectionEnded);
         }
     }
 }

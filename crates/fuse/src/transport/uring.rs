@@ -138,7 +138,7 @@ impl UringPool {
         // Unmounted before it was usable: no reason to try another way.
         let gone = [Errno::NOTCONN, Errno::CONNABORTED].map(|e| Some(e.raw_os_error()));
         match start.failure.take() {
-            Some(error) if gone.contains(&error.raw_os_error()) => Err(MountError::Ended),
+            Some(error) if gone.contains(&error.raw_os_error()) => Err(MountError::ConnectionEnded),
             Some(error) => Err(MountError::Uring(error.to_string())),
             None => Err(MountError::Uring(String::new())),
         }
