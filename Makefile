@@ -17,12 +17,13 @@ BUILT ?= target/release
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-build: ## the steadfs program, optimised
+build: ## steadfs and its laboratory steadfs-lab, optimised
 	@scripts/install-build
-	cargo build --release --locked -p steadfs-cli --bins --examples
+	cargo build --release --locked -p steadfs-cli -p steadfs-lab-cli --bins --examples
 
-install: ## program, mount helpers, manual, completions; takes PREFIX (/usr/local) and DESTDIR
-	@[ -x $(BUILT)/steadfs ] && [ -x $(BUILT)/examples/manual ] || $(MAKE) --no-print-directory build
+install: ## programs, mount helpers, manual, completions; takes PREFIX (/usr/local) and DESTDIR
+	@for built in steadfs steadfs-lab examples/manual examples/lab-manual; do [ -x $(BUILT)/$$built ] || exit 1; done || \
+		$(MAKE) --no-print-directory build
 	@scripts/install-program install "$(BUILT)" "$(DESTDIR)" "$(PREFIX)" "$(HELPERDIR)"
 
 uninstall: ## takes away what install brought; takes the same PREFIX and DESTDIR
@@ -54,7 +55,7 @@ SEEDS ?= 2000
 TRIAL ?=
 crash: build ## explores crashes of SEEDS random programs on each kind of volume; TRIAL=--faults or --space
 	@scripts/install-packages e2fsprogs f2fs-tools
-	target/release/steadfs lab crash --seeds $(SEEDS) $(TRIAL)
+	target/release/steadfs-lab crash --seeds $(SEEDS) $(TRIAL)
 
 lint: ## formatting and lints, warnings are errors
 	@scripts/install-build lint

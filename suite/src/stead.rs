@@ -18,7 +18,7 @@ use crate::scratch::{Scratch, mounts_below, unmount_patiently};
 /// Longest time a command may take, and a mount to be usable or to end.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// The `steadfs` program, built as these tests are, with its examples beside it.
+/// The `steadfs` program, built with the profile of these tests; `steadfs-lab` and the examples are beside it.
 ///
 /// # Panics
 /// If it cannot be built.
@@ -29,8 +29,8 @@ pub fn program() -> &'static Path {
         let test = std::env::current_exe().expect("a test has a path");
         let profile = test.ancestors().nth(2).expect("target/PROFILE/deps/TEST");
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--package", "steadfs-cli"]);
-        build.args(["--bins", "--examples"]);
+        build.args(["build", "--quiet", "--bins", "--examples"]);
+        build.args(["--package", "steadfs-cli", "--package", "steadfs-lab-cli"]);
         if profile.file_name().is_some_and(|name| name == "release") {
             build.arg("--release");
         }

@@ -68,6 +68,8 @@ fn everything_has_its_place_and_goes_again() {
     }
     for name in [
         "opt/stead/bin/steadfs",
+        "opt/stead/bin/steadfs-lab",
+        "opt/stead/share/man/man1/steadfs-lab-crash.1",
         "opt/stead/share/man/man1/steadfs.1",
         "opt/stead/share/man/man8/mount.steadfs.8",
         "opt/stead/share/bash-completion/completions/steadfs",
@@ -101,6 +103,11 @@ fn everything_has_its_place_and_goes_again() {
         ["--version"],
     );
     assert!(said.expect(0).out.starts_with("steadfs "));
+    let lab = run(
+        dest.join("opt/stead/bin/steadfs").to_str().unwrap(),
+        ["lab", "--version"],
+    );
+    assert!(lab.expect(0).out.starts_with("steadfs-lab "));
 
     // A file of somebody else stays.
     fs::write(dest.join("opt/stead/bin/other"), b"").unwrap();

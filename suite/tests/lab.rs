@@ -1,6 +1,8 @@
-//! The lab's experiments, from the command line.
+//! The laboratory's command line, and how `steadfs lab` starts it.
 
+use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -8,7 +10,48 @@ use rustix::process::{Pid, Signal, kill_process};
 use steadfs_suite::command::{finish, until, wait};
 use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
-use steadfs_suite::{Scratch, steadfs};
+use steadfs_suite::{Outcome, Scratch, run, steadfs};
+
+/// A steadfs without a laboratory beside it. cp(1) writes it: a copy that this process had open for writing could not be
+/// executed while another test forks.
+fn lone_program(scratch: &Scratch) -> PathBuf {
+    let copy = scratch.join("steadfs");
+    run("cp", [program().as_os_str(), copy.as_os_str()]).expect(0);
+    copy
+}
+
+fn lab_with_path(program: PathBuf, path: &Scratch, args: &[&str]) -> Outcome {
+    let mut command = Command::new(program);
+    command.arg("lab").args(args).env("PATH", path.path());
+    finish(command, Duration::from_secs(60))
+}
+
+#[test]
+fn a_missing_laboratory_is_named() {
+    let scratch = Scratch::new();
+    let outcome = lab_with_path(lone_program(&scratch), &scratch, &["--help"]);
+    assert_eq!(outcome.code(), 2, "{}", outcome.err);
+    assert_eq!(outcome.out, "");
+    for words in ["steadfs-lab", "beside", "PATH", "make install"] {
+        assert!(outcome.err.contains(words), "{words}: {}", outcome.err);
+    }
+}
+
+#[test]
+fn a_laboratory_in_path_gets_arguments_and_returns_its_exit_status() {
+    let (own, path) = (Scratch::new(), Scratch::new());
+    let script: [OsString; 4] = [
+        "-c".into(),
+        r#"printf '#!/bin/sh\nprintf "<%%s>" "$@"\nexit 7\n' >"$1"; chmod +x "$1""#.into(),
+        "sh".into(),
+        path.join("steadfs-lab").into(),
+    ];
+    run("sh", script).expect(0);
+    let args = ["crash", "--help", "a b", "--", "-x"];
+    let outcome = lab_with_path(lone_program(&own), &path, &args);
+    assert_eq!(outcome.code(), 7, "{}", outcome.err);
+    assert_eq!(outcome.out, "<crash><--help><a b><--><-x>");
+}
 
 #[test]
 fn a_report_is_json() {

@@ -50,7 +50,6 @@ pub enum Command {
     Extract(Extract),
     Stat(Stat),
     Completions(Completions),
-    #[command(subcommand)]
     Lab(Lab),
 }
 
@@ -376,117 +375,13 @@ pub struct Completions {
     pub shell: clap_complete::Shell,
 }
 
-/// Experiments on modelled devices, with the real file-system code.
-#[derive(Debug, Subcommand)]
-pub enum Lab {
-    Crash(LabCrash),
-    Faults(LabFaults),
-    /// One operation as it crosses the rooms.
-    #[command(subcommand)]
-    Trace(LabTrace),
-    /// f2fs checkpoint_merge: a directory's fsync while a group of little weight does the same.
-    CheckpointMerge(Experiment),
-    /// f2fs max_victim_search: a full volume is written over; how many segments are looked at before one is cleaned.
-    GcVictims(Experiment),
-    /// ext4 async_checkpoint: fs_mark's seven ways to make files durable, with log space reclaimed ahead.
-    AsyncCheckpoint(Experiment),
-    /// Boost: fsync of what the flusher has queued, beside background writes (ext4, CFQ's rules, and others).
-    UrgentWriteback(Experiment),
-    /// All experiments, each on its own device.
-    All(AllExperiments),
-}
-
-/// How all experiments are run and shown.
-#[derive(Debug, clap::Args)]
-pub struct AllExperiments {
-    #[command(flatten)]
-    pub how: Experiment,
-    /// Write one self-contained page with tables and charts.
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-}
-
-/// How an experiment is run and shown.
-#[derive(Debug, clap::Args)]
-pub struct Experiment {
-    /// Another device: sdhc-2013, ufs-2016, ufs-2021, nvme-2019, or a file that describes one.
-    #[arg(long, value_name = "FILE")]
-    pub device: Option<PathBuf>,
-    /// Run with this many seeds (10, with --quick 3).
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
-    pub seeds: Option<u64>,
-    /// Fewer seeds and less work, to see that all is well.
-    #[arg(long)]
-    pub quick: bool,
-    /// A smaller run in simulation and, beside it, in real time: a FUSE mount of the modelled device, threads, cgroups.
-    #[arg(long)]
-    pub real: bool,
-    /// The report as JSON, times in nanoseconds.
-    #[arg(long)]
-    pub json: bool,
-    /// Write charts (SVG) into a directory, which is made.
-    #[arg(long, value_name = "DIR")]
-    pub plot: Option<PathBuf>,
-}
-
-/// What is traced.
-#[derive(Debug, Subcommand)]
-pub enum LabTrace {
-    Fsync(TraceFsync),
-}
-
-/// One fsync: its locks, waits and I/O in virtual time, each in its room; the same each time.
-#[derive(Debug, clap::Args)]
-pub struct TraceFsync {
-    /// The file system: ext4 or f2fs.
-    #[arg(long, value_name = "KIND", default_value = "ext4", value_parser = ["ext4", "f2fs"])]
-    pub fs: String,
-    /// What is synced: a file that grew (append), one that was written over (overwrite), a directory.
-    #[arg(long, value_name = "WHAT", default_value = "append", value_parser = ["append", "overwrite", "directory"])]
-    pub of: String,
-    /// The device: sdhc-2013, ufs-2016, ufs-2021, nvme-2019, or a file that describes one.
-    #[arg(long, value_name = "FILE", default_value = "ufs-2021")]
-    pub device: PathBuf,
-    /// Source of every choice.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
-}
-
-/// Try what failing devices and full volumes do: EIO, ENOSPC, latency, FLUSHes that are a lie; and power cuts then.
-///
-/// Exit code 1 if anything is wrong with steadfs; what a lying device loses is told as the device's doing.
-#[derive(Debug, clap::Args)]
-pub struct LabFaults {
-    /// Only this file system.
-    #[arg(long, value_name = "KIND", value_parser = ["ext4", "f2fs"])]
-    pub fs: Option<String>,
-    /// Only these kinds, separated by commas.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["errors", "space", "latency", "lies", "reads"])]
-    pub kinds: Vec<String>,
-    /// Source of every choice.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
-    /// Random programs for each kind of volume, besides every short one.
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    pub seeds: u64,
-    /// Of each kind of trouble, stop after so many distinct images; 0: when every program was run.
-    #[arg(long, value_name = "N", default_value_t = 2000)]
-    pub budget: usize,
-    /// Only volumes whose name contains this.
-    #[arg(long, value_name = "NAME", default_value = "")]
-    pub subject: String,
-    /// Where failing cases go.
-    #[arg(long, value_name = "DIR", default_value = "fault-cases")]
-    pub out: PathBuf,
-}
-
-/// Explore crashes: run programs, cut the power everywhere, recover, check.
+/// Experiments and crash tests on simulated devices (the program steadfs-lab).
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
-pub struct LabCrash {
-    /// Options of the explorer; --help lists them.
+pub struct Lab {
+    /// Commands and options of steadfs-lab; steadfs lab --help lists them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub words: Vec<String>,
+    pub args: Vec<OsString>,
 }
 
 /// Check a volume for damage; nothing is changed.

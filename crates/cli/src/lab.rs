@@ -1,264 +1,42 @@
-//! `steadfs lab`.
+//! `steadfs lab`: executes `steadfs-lab`, as git(1) executes git-COMMAND.
+//!
+//! The laboratory is a program of its own, so that a shipped steadfs holds no experiments. The program beside the
+//! running one comes first: it is of the same build. exec(2) keeps the process id, so signals, terminal and exit
+//! status need no forwarding.
 
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
-
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
-use steadfs_lab::crash;
-use steadfs_lab::crash::faults::{KINDS, Kind};
-use steadfs_lab::experiment::{self, Report};
-use steadfs_lab::flash::Parameters;
-use steadfs_lab::{reads, trace};
+use std::process::Command;
 
 use crate::args;
 use crate::failure::{Failure, code};
-use crate::output::print;
+
+const PROGRAM: &str = "steadfs-lab";
 
 pub fn run(args: &args::Lab) -> Result<(), Failure> {
-    match args {
-        args::Lab::Crash(args) => crash(&args.words),
-        args::Lab::Faults(args) => faults(args),
-        args::Lab::Trace(args::LabTrace::Fsync(args)) => trace_fsync(args),
-        args::Lab::CheckpointMerge(args) => one("checkpoint-merge", args),
-        args::Lab::GcVictims(args) => one("gc-victims", args),
-        args::Lab::AsyncCheckpoint(args) => one("async-checkpoint", args),
-        args::Lab::UrgentWriteback(args) => one("urgent-writeback", args),
-        args::Lab::All(args) => all(args),
-    }
+    let own = std::env::current_exe().ok();
+    let beside = own.as_deref().and_then(beside);
+    let program = beside
+        .as_deref()
+        .map_or(OsStr::new(PROGRAM), Path::as_os_str);
+    let error = Command::new(program).args(&args.args).exec();
+    Err(Failure::new(code::SYSTEM, message(program, &error)))
 }
 
-type Plan = fn(&experiment::Settings) -> Result<experiment::Plan, experiment::Error>;
-
-/// Runs an experiment and prints its report.
-fn one(name: &str, args: &args::Experiment) -> Result<(), Failure> {
-    let (_, plan) = experiment::ALL
-        .iter()
-        .find(|(known, _)| *known == name)
-        .expect("every command has its experiment");
-    let report = measured(plan, args)?;
-    let text = match args.json {
-        true => report.to_json(),
-        false => report.to_text(),
-    };
-    print(|out| out.write_all(text.as_bytes()))
+/// The laboratory in the directory of the program `own`, if there is one.
+fn beside(own: &Path) -> Option<PathBuf> {
+    let program = own.with_file_name(PROGRAM);
+    program.is_file().then_some(program)
 }
 
-/// Runs all of them; as JSON they are the lines of an array.
-fn all(args: &args::AllExperiments) -> Result<(), Failure> {
-    let mut reports = Vec::new();
-    let begin = steadfs_rt::now();
-    for (_, plan) in experiment::ALL {
-        reports.push(measured(plan, &args.how)?);
-    }
-    if !args.how.real {
-        let simulated: f64 = reports.iter().map(|r| r.simulated_ns as f64 / 1e9).sum();
-        eprintln!("all: {}", speed(simulated, begin.elapsed().as_secs_f64()));
-    }
-    if let Some(path) = &args.html {
-        write(path, &experiment::page(&reports))?;
-    }
-    let texts: Vec<_> = match args.how.json {
-        true => reports.iter().map(Report::to_json).collect(),
-        false => reports.iter().map(Report::to_text).collect(),
-    };
-    let text = match args.how.json {
-        true => format!("[{}]\n", texts.join(",").trim_end()),
-        false => texts.join("\n"),
-    };
-    print(|out| out.write_all(text.as_bytes()))
-}
-
-/// Runs an experiment: all of it in simulation, or what is compared with real time in both worlds.
-fn run_plan(plan: &Plan, settings: &experiment::Settings) -> Result<Report, experiment::Error> {
-    let mut plan = plan(settings)?;
-    if !settings.real {
-        return experiment::run(&plan, settings.seeds());
-    }
-    let real = experiment::check(&plan, settings.seeds())?;
-    plan.cells.clear();
-    plan.figures.clear();
-    let report = experiment::run(&plan, settings.seeds())?;
-    Ok(Report {
-        source: "simulated and real",
-        real: Some(real),
-        ..report
-    })
-}
-
-/// A signal ends the experiment that has a mount, and the program otherwise.
-fn end_by_signals(first: Arc<AtomicI32>) -> Result<(), Failure> {
-    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP]);
-    let mut signals = signals.map_err(|error| Failure::new(code::SYSTEM, error))?;
-    let work = move || {
-        for signal in signals.forever() {
-            first.store(signal, Ordering::Release);
-            if !experiment::take_mount_away() {
-                let ended = signal_hook::low_level::emulate_default_handler(signal);
-                tracing::debug!(?ended, "a signal that ends nothing");
-            }
-        }
-    };
-    steadfs_rt::try_spawn("signals", work)
-        .map(drop)
-        .map_err(|error| Failure::new(code::SYSTEM, format!("cannot start a thread: {error}")))
-}
-
-/// Runs an experiment and writes its charts. How long it took goes to standard error: the report is the same each
-/// time.
-fn measured(plan: &Plan, args: &args::Experiment) -> Result<Report, Failure> {
-    let settings = experiment::Settings {
-        device: args.device.clone(),
-        seeds: args.seeds,
-        quick: args.quick,
-        real: args.real,
-    };
-    let begin = steadfs_rt::now();
-    let signal = Arc::new(AtomicI32::new(0));
-    if args.real {
-        end_by_signals(Arc::clone(&signal))?;
-    }
-    let report =
-        run_plan(plan, &settings).map_err(|error| match signal.load(Ordering::Acquire) {
-            0 => Failure::plain(error),
-            signal => Failure::by_signal(signal, error),
-        })?;
-    if let Some(dir) = &args.plot {
-        std::fs::create_dir_all(dir).map_err(|error| unwritable(dir, &error))?;
-        let name = &report.experiment;
-        write(
-            &dir.join(format!("{name}-figures.svg")),
-            &report.figures_chart(),
-        )?;
-        if let Some(chart) = report.latency_chart() {
-            write(&dir.join(format!("{name}-latency.svg")), &chart)?;
-        }
-        if let Some(chart) = report.timeline_chart() {
-            write(&dir.join(format!("{name}-queue.svg")), &chart)?;
-        }
-    }
-    let real = begin.elapsed().as_secs_f64();
-    if report.real.is_some() {
-        eprintln!("{}: both worlds took {real:.0} s", report.experiment);
-        return Ok(report);
-    }
-    let simulated = report.simulated_ns as f64 / 1e9;
-    eprintln!("{}: {}", report.experiment, speed(simulated, real));
-    Ok(report)
-}
-
-/// How fast a simulation was; both in seconds.
-fn speed(simulated: f64, real: f64) -> String {
-    let times = simulated / real;
-    format!("{simulated:.0} s were simulated in {real:.1} s ({times:.0} times as fast)")
-}
-
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|error| unwritable(path, &error))
-}
-
-fn unwritable(path: &Path, error: &io::Error) -> Failure {
-    Failure::plain(format!("{}: {error}", path.display()))
-}
-
-/// The explorer has a grammar of its own, and prints itself.
-fn crash(words: &[String]) -> Result<(), Failure> {
-    let scratch = Scratch::new().map_err(Failure::plain)?;
-    let mut subjects = crash::ext4::subjects(&scratch.0).map_err(Failure::plain)?;
-    subjects.extend(crash::f2fs::subjects().map_err(Failure::plain)?);
-    let code = crash::main_with(words, subjects, &mut io::stdout()).map_err(Failure::plain)?;
-    match u8::try_from(code) {
-        Ok(0) => Ok(()),
-        code => Err(Failure::new(code.unwrap_or(u8::MAX), "")),
-    }
-}
-
-fn trace_fsync(args: &args::TraceFsync) -> Result<(), Failure> {
-    let device = Parameters::find(&args.device).map_err(Failure::plain)?;
-    let kind = match args.fs.as_str() {
-        "f2fs" => trace::Kind::F2fs,
-        _ => trace::Kind::Ext4,
-    };
-    let what = match args.of.as_str() {
-        "overwrite" => trace::What::Overwrite,
-        "directory" => trace::What::Directory,
-        _ => trace::What::Append,
-    };
-    let text = trace::fsync(kind, what, &device, args.seed).map_err(Failure::plain)?;
-    print(|out| out.write_all(text.as_bytes()))
-}
-
-/// Every kind of trouble in turn.
-fn faults(args: &args::LabFaults) -> Result<(), Failure> {
-    let scratch = Scratch::new().map_err(Failure::plain)?;
-    let wanted = |fs| args.fs.as_ref().is_none_or(|only| only == fs);
-    let mut subjects = Vec::new();
-    if wanted("ext4") {
-        subjects.extend(crash::ext4::subjects(&scratch.0).map_err(Failure::plain)?);
-    }
-    if wanted("f2fs") {
-        subjects.extend(crash::f2fs::subjects().map_err(Failure::plain)?);
-    }
-    subjects.retain(|subject| subject.name.contains(&args.subject));
-    let kinds: Vec<_> = KINDS
-        .into_iter()
-        .filter(|kind| args.kinds.is_empty() || args.kinds.iter().any(|name| name == kind.name))
-        .collect();
-    let space = |kind: &Kind| kind.trial == crash::Trial::Space;
-    if let Some(kind) = kinds
-        .iter()
-        .find(|kind| subjects.iter().all(|subject| subject.small != space(kind)))
-    {
-        return Err(no_volume(kind.name, &args.subject));
-    }
-    let options = crash::Options {
-        seed: args.seed,
-        seeds: args.seeds,
-        budget: args.budget,
-        workers: steadfs_rt::processors(),
-        ..crash::Options::new(args.out.clone())
-    };
-    let outcomes = crash::faults::faults(&subjects, &kinds, &options, &mut io::stdout());
-    let outcomes = outcomes.map_err(Failure::plain)?;
-    let mut bad = outcomes.iter().any(crash::faults::Outcome::is_bad);
-    let named = args.kinds.iter().any(|name| name == "reads");
-    if args.kinds.is_empty() || named {
-        let fs = args.fs.as_deref();
-        let found = reads::faults(fs, &args.subject, &mut io::stdout());
-        match found.map_err(Failure::plain)? {
-            Some(found) => bad |= found > 0,
-            None if named => return Err(no_volume("reads", &args.subject)),
-            None => {}
-        }
-    }
-    match bad {
-        true => Err(Failure::new(1, "")),
-        false => Ok(()),
-    }
-}
-
-fn no_volume(kind: &str, subject: &str) -> Failure {
-    Failure::plain(format!("no volume for {kind} has '{subject}' in its name"))
-}
-
-/// A directory that goes when it is not needed any more.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> io::Result<Self> {
-        let name = format!("steadfs-lab-{:016x}", steadfs_rt::random_u64());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            tracing::debug!(%error, "scratch directory stays");
-        }
+fn message(program: &OsStr, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => format!(
+            "steadfs lab needs the program {PROGRAM}, which is neither beside steadfs nor in PATH (it is part of the \
+             steadfs sources: make install)"
+        ),
+        _ => format!("cannot execute {}: {error}", program.display()),
     }
 }
