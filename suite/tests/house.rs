@@ -16,7 +16,7 @@ const fn room(name: &'static str, tier: u8, uses: &'static [&'static str]) -> Ro
 }
 
 /// Every room of the workspace. `f2fs` and `ext4` are siblings: neither lists the other, and only
-/// ext4 lists the journal. The tens are the tiers of README.md's table, the ones order rooms in it.
+/// ext4 lists the journal. Format crates are below the engines that use them. The tens are the tiers of README.md's table, the ones order rooms in it.
 const ROOMS: &[Room] = &[
     room("base", 0, &[]),
     room("rt", 10, &["base"]),
@@ -24,8 +24,18 @@ const ROOMS: &[Room] = &[
     room("block", 21, &["base", "rt", "iosched"]),
     room("cache", 30, &["base", "rt", "block"]),
     room("vfs", 30, &["base", "rt"]),
-    room("jbd2", 40, &["base", "rt", "block", "cache"]),
-    room("ext4", 50, &["base", "rt", "block", "cache", "vfs", "jbd2"]),
+    room("jbd2-format", 31, &["base"]),
+    room(
+        "ext4-format",
+        35,
+        &["base", "rt", "block", "vfs", "jbd2-format"],
+    ),
+    room("jbd2", 40, &["base", "rt", "block", "cache", "jbd2-format"]),
+    room(
+        "ext4",
+        50,
+        &["base", "rt", "block", "cache", "vfs", "jbd2", "ext4-format"],
+    ),
     room("f2fs", 50, &["base", "rt", "block", "cache", "vfs"]),
     room("workload", 50, &["base", "rt", "vfs"]),
     room("fuse", 60, &["base", "rt", "vfs"]),

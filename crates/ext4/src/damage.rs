@@ -93,7 +93,7 @@ impl Ext4 {
             self.commit_running(IoTag::default())?;
             if let Some(meta) = self.txns.direct() {
                 meta.write_dirty(IoTag::default())
-                    .map_err(crate::fs::io_error)?;
+                    .map_err(crate::io_error)?;
             }
         }
         Ok(())

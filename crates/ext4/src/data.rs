@@ -24,8 +24,9 @@ use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, ReadData, Result};
 
 use crate::dir::inline_parts;
 use crate::disk;
-use crate::fs::{Ext4, io_error};
+use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::io_error;
 use crate::map::has_extents;
 use crate::mballoc::{WEIGHT_EXTENT, WEIGHT_INDIRECT};
 use crate::place::Place;

@@ -14,6 +14,7 @@ use steadfs_vfs::{Clock, Findings, Freeing, FsError, Result};
 
 use crate::disk::{self, Geometry, Ino, Superblock};
 use crate::inode::{Inode, InodeTable};
+use crate::io_error;
 use crate::mballoc::Allocator;
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
@@ -248,9 +249,4 @@ impl Ext4 {
         sb.seal_into(&mut bytes[at..at + 1024]);
         Ok(())
     }
-}
-
-/// A device's failure as the caller of a file-system call sees it.
-pub fn io_error(error: steadfs_block::IoError) -> FsError {
-    FsError::Io(error.to_string())
 }

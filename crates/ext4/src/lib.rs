@@ -1,10 +1,5 @@
 //! ext2, ext3 and ext4 on their real on-disk format.
 
-pub mod check;
-pub mod disk;
-pub mod format;
-pub mod inspect;
-
 mod acl;
 mod attr;
 mod clock;
@@ -18,7 +13,6 @@ mod freeing;
 mod fs;
 mod indirect;
 mod inode;
-mod journal_inode;
 mod map;
 mod mballoc;
 mod mount;
@@ -30,7 +24,6 @@ mod pins;
 mod place;
 mod remount;
 mod replay;
-mod superblock;
 mod tuning;
 mod txn;
 mod verified;
@@ -42,7 +35,12 @@ pub use mount::MountReport;
 pub use options::{Atime, DataMode, MountOptions, OnError, TABLE as OPTION_TABLE};
 pub use replay::{View, replayed_view};
 pub use steadfs_cache::CacheSizes;
-pub use superblock::{BackupSuperblock, Chosen, choose, find_copies, read_superblock};
+pub use steadfs_ext4_format::superblock::{
+    BackupSuperblock, Chosen, SuperblockChoice, choose, find_copies, read_superblock,
+};
+pub use steadfs_ext4_format::{check, disk, format, inspect};
+
+pub(crate) use steadfs_ext4_format::{io_error, journal_inode, superblock};
 
 #[cfg(test)]
 mod crossed;

@@ -38,7 +38,7 @@ use crate::txn::Handle;
 use crate::verified::BLOCK_BITMAP;
 
 use ahead::Ahead;
-pub(crate) use load::{Descriptors, desc_from_copies};
+pub(crate) use load::Descriptors;
 use passed::Passed;
 pub use totals::{Totals, WEIGHT_EXTENT, WEIGHT_INDIRECT};
 use zones::Zones;

@@ -15,13 +15,14 @@ use steadfs_vfs::{Clock, Cx, FileKind, Findings, Freeing, FsError, Result};
 use crate::disk::features::RoCompat;
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
 use crate::disk::{Ino, Superblock};
-use crate::fs::{Ext4, io_error};
+use crate::fs::Ext4;
 use crate::inode::InodeTable;
+use crate::io_error;
 use crate::mballoc::{Allocator, Descriptors};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::replay::{Source, journal_map, may_have_log, replay};
-use crate::superblock;
+use crate::superblock::{self, SuperblockChoice};
 use crate::tuning::{journal_config, stripe, warn_of_idle_threshold};
 use crate::txn::{Txns, journal_error};
 
@@ -62,6 +63,16 @@ impl MountReport {
     }
 }
 
+impl MountOptions {
+    /// Which superblock these options ask for.
+    pub fn superblock_choice(&self) -> SuperblockChoice {
+        SuperblockChoice {
+            sb: self.sb,
+            salvage: self.salvage,
+        }
+    }
+}
+
 /// Without its tasks no volume is written.
 pub(crate) fn no_thread(error: std::io::Error) -> FsError {
     FsError::no_thread(error)
@@ -78,7 +89,7 @@ impl Ext4 {
         let mut options = options;
         options.validate()?;
         let queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
-        let mut chosen = superblock::choose(&queue, &options)?;
+        let mut chosen = superblock::choose(&queue, &options.superblock_choice())?;
         report.warnings.extend(chosen.warning.take());
         report.pass_over(check_size(&chosen.sb, &queue), options.salvage)?;
         let device_read_only = queue.geometry().read_only;
@@ -545,5 +556,7 @@ pub(crate) fn check_size(sb: &Superblock, queue: &Queue) -> Result<()> {
 
 #[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod superblock_copies;
 #[cfg(test)]
 mod tests;

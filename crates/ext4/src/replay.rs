@@ -130,7 +130,7 @@ pub struct View {
 /// There is no superblock that can be used, or the journal cannot be replayed.
 pub fn replayed_view(device: Arc<dyn Device>, options: &MountOptions) -> Result<View> {
     let queue = Arc::new(Queue::new(Arc::clone(&device), QueueOptions::default()));
-    let mut chosen = superblock::choose(&queue, options)?;
+    let mut chosen = superblock::choose(&queue, &options.superblock_choice())?;
     let mut view = View {
         queue: Arc::clone(&queue),
         report: MountReport::default(),

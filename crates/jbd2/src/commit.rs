@@ -15,12 +15,12 @@ use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, Instant, MutexGuard, OnUnwind, PANICKED, now, wall_clock};
 
-use crate::disk::build_commit;
 use crate::io::{submit_writes, wait_all};
 use crate::log_writer::{Snapshot, encode, encoded_len};
 use crate::sb::{Change, Order};
 use crate::transaction::{Committing, State};
 use crate::{Journal, JournalError};
+use steadfs_jbd2_format::build_commit;
 
 /// How a transaction became durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,6 +1,7 @@
 //! Why the journal failed.
 
 use steadfs_block::IoError;
+use steadfs_jbd2_format::FormatError;
 use thiserror::Error;
 
 /// Why the journal failed.
@@ -39,4 +40,13 @@ pub enum JournalError {
     /// A handle has used up its credits and the transaction has no room for more.
     #[error("a handle's journal credits are used up")]
     CreditsUsedUp,
+}
+
+impl From<FormatError> for JournalError {
+    fn from(error: FormatError) -> Self {
+        match error {
+            FormatError::Corrupt(what) => Self::Corrupt(what),
+            FormatError::Unsupported(what) => Self::Unsupported(what),
+        }
+    }
 }

@@ -10,7 +10,6 @@ use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Rank, RankScope, now, sleep};
 
 use crate::config::{JournalConfig, Tuning};
-use crate::disk::Format;
 use crate::gathering::Gathering;
 use crate::handle::Handle;
 use crate::lists::Lists;
@@ -20,6 +19,7 @@ use crate::space::{Costs, Ring};
 use crate::stats::Stats;
 use crate::transaction::{Admission, Running, State};
 use crate::{JournalError, JournalMap, ReclaimPolicy};
+use steadfs_jbd2_format::Format;
 
 /// EIO: what an abort leaves in the superblock.
 const EIO: u32 = 5;

@@ -15,11 +15,10 @@
 //! Paths through the crate: [`Journal::begin`] (`journal.rs`, `transaction.rs`) gives a [`Handle`]
 //! (`handle.rs`); [`Journal::commit`] (`commit.rs`, `log_writer.rs`) makes it durable; `reclaim.rs` and
 //! `lists.rs` free the log; [`recover()`] (`recover.rs`) replays it. `space.rs` and `policy.rs` are pure
-//! arithmetic; `disk` is the format.
+//! arithmetic. The format is the crate `steadfs-jbd2-format`.
 
 mod commit;
 mod config;
-mod disk;
 mod error;
 mod gathering;
 mod handle;
@@ -27,7 +26,6 @@ mod io;
 mod journal;
 mod lists;
 mod log_writer;
-mod map;
 mod overlay;
 mod policy;
 mod reclaim;
@@ -41,15 +39,14 @@ mod worker;
 
 pub use commit::Durable;
 pub use config::{JournalConfig, Tuning};
-pub use disk::{Checksum, JournalFacts, NewJournal};
 pub use error::JournalError;
 pub use handle::Handle;
 pub use journal::Journal;
-pub use map::JournalMap;
 pub use overlay::{Overlay, OverlayDevice};
 pub use policy::ReclaimPolicy;
 pub use recover::{Recover, Recovered, RecoverySummary, recover};
 pub use stats::{Stats, Waits};
+pub use steadfs_jbd2_format::{Checksum, JournalMap};
 
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,7 @@ use steadfs_base::{DevBlock, Tid};
 use steadfs_block::Buf;
 use steadfs_cache::MetaBuf;
 
-use crate::disk::{Checksum, DescriptorBuilder, Format, build_revoke, needs_escape};
+use steadfs_jbd2_format::{Checksum, DescriptorBuilder, Format, build_revoke, needs_escape};
 
 /// A block of a transaction, as it was when the transaction was closed.
 pub(crate) struct Snapshot {

@@ -9,7 +9,7 @@ use steadfs_base::{BlockSize, DevBlock};
 use steadfs_block::{Bio, Buf, Device, Done, Geometry, IoError, Op};
 use steadfs_rt::{Mutex, Rank, sleep};
 
-use crate::disk::MAGIC;
+use steadfs_jbd2_format::MAGIC;
 
 /// Where the newest copy of a block lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

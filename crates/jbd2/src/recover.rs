@@ -12,14 +12,14 @@ use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
 use steadfs_block::{Bio, Buf, Queue};
 use zerocopy::IntoBytes;
 
-use crate::disk::{
-    Checksum, CommitRecord, Format, Header, MAGIC, Superblock, TagSum, block_type, parse_revoke,
-    parse_tags, starts_fast_commit,
-};
 use crate::io::{max_run, read_log, submit_writes, wait_all};
 use crate::overlay::{Overlay, Redirect};
 use crate::space::Ring;
 use crate::{JournalError, JournalMap};
+use steadfs_jbd2_format::{
+    Checksum, CommitRecord, Format, Header, MAGIC, Superblock, TagSum, block_type, parse_revoke,
+    parse_tags, starts_fast_commit,
+};
 
 /// What becomes of the replayed blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@ use steadfs_base::{BlockSize, DevBlock, IoTag, Tid};
 use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
 use zerocopy::IntoBytes;
 
-use crate::disk::RawSuperblock;
+use steadfs_jbd2_format::RawSuperblock;
 
 /// Block 0 as it is on the device.
 pub(crate) struct Block0 {

@@ -1,6 +1,6 @@
 //! Arithmetic of log space: pure, no locks.
 
-use crate::disk::Format;
+use steadfs_jbd2_format::Format;
 
 /// The log as a ring. Blocks from the tail to the head are in use: their transactions may still be
 /// replayed. The head is where the next transaction goes.

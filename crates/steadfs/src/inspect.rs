@@ -43,7 +43,7 @@ pub fn inspect(path: &Path, options: &Options) -> Result<Inspection, Error> {
             .map(Box::new)
             .map(Inspection::F2fs),
         Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {
-            let seen = steadfs_ext4::inspect::inspect(&queue, &options.ext4);
+            let seen = steadfs_ext4::inspect::inspect(&queue, &options.ext4.superblock_choice());
             seen.map(Box::new).map(Inspection::Ext4)
         }
     };

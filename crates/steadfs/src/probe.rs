@@ -129,7 +129,7 @@ fn with_label(kind: Kind, label: &str) -> String {
 /// What kind of file system is on a device: the ext family's magic number goes before f2fs's, whose second superblock
 /// the making of another volume may leave, as it may leave magic numbers of what was there before.
 pub(crate) fn kind_on(queue: &Queue, options: &Options) -> Result<Kind, Unopened> {
-    let ext = &options.ext4;
+    let ext = &options.ext4.superblock_choice();
     if ext.sb.is_some() {
         return Ok(kind_of(&choose(queue, ext)?.sb));
     }
@@ -185,7 +185,7 @@ pub(crate) fn kind_within(queue: &Queue, options: &Options) -> Result<Kind, Unop
             superblock.layout().block_count.checked_mul(block_size)
         }
         Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => {
-            let chosen = choose(queue, &options.ext4)?;
+            let chosen = choose(queue, &options.ext4.superblock_choice())?;
             let geo = chosen.sb.geometry();
             geo.blocks_count.checked_mul(geo.block_size.bytes_u64())
         }

@@ -182,7 +182,7 @@ impl Trial {
         self.may_be_longer = true;
         let seen = self.note(
             "inspect",
-            steadfs_ext4::inspect::inspect(&queue, &reading()),
+            steadfs_ext4::inspect::inspect(&queue, &reading().superblock_choice()),
         );
         self.may_be_longer = false;
         let mut errors = 0;

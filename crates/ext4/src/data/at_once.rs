@@ -17,8 +17,9 @@ use super::batches::BATCH;
 use super::writeout::{Naming, Piece};
 use crate::extent::Tree;
 use crate::freeing::Shortage;
-use crate::fs::{Ext4, io_error};
+use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::io_error;
 use crate::mballoc::Run;
 use crate::place::Place;
 

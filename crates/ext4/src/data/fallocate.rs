@@ -9,8 +9,9 @@ use steadfs_vfs::{Cx, FallocMode, FsError, InodeFlags, Result};
 
 use crate::disk::extent::MAX_UNWRITTEN_LEN;
 use crate::extent::Tree;
-use crate::fs::{Ext4, io_error};
+use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::io_error;
 use crate::map::has_extents;
 use crate::pins::Pins;
 use crate::place::Place;

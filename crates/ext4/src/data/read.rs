@@ -9,8 +9,9 @@ use steadfs_vfs::{Cx, InodeFlags, ReadData, Result, relatime_moves};
 use super::inline_content;
 use crate::disk;
 use crate::disk::inode::INLINE_DATA;
-use crate::fs::{Ext4, io_error};
+use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::io_error;
 use crate::options::Atime;
 use crate::place::Place;
 

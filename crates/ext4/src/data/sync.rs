@@ -5,8 +5,9 @@ use steadfs_cache::{DirtyFile, Why};
 use steadfs_rt::inherit;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
-use crate::fs::{Ext4, io_error};
+use crate::fs::Ext4;
 use crate::inode::Inode;
+use crate::io_error;
 use crate::pins::Pins;
 use crate::txn::journal_error;
 

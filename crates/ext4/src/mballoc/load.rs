@@ -16,13 +16,11 @@ use super::ahead::Ahead;
 use super::passed::Passed;
 use super::zones::Zones;
 use super::{Allocator, Group, Totals};
-use crate::disk::{Geometry, GroupDesc, GroupNo};
-use crate::fs::io_error;
+use crate::disk::{DESC_COPIES_MAX, Geometry, GroupDesc, GroupNo};
+use crate::io_error;
 
 /// Blocks of group descriptors that are read ahead of those looked at.
 const DESC_WINDOW: u32 = 256;
-/// Copies of a descriptor block that are looked at.
-const COPIES: usize = 9;
 /// What the inode table of a group that is lost counts as: no table lies there.
 const NOWHERE: DevBlock = DevBlock(0);
 
@@ -36,20 +34,6 @@ pub enum Descriptors {
     Places,
     /// Nothing: what cannot be found is lost.
     Nothing,
-}
-
-/// A descriptor from a copy of its block, the first that verifies. `read` returns a block's content.
-pub(crate) fn desc_from_copies(
-    geo: &Geometry,
-    group: GroupNo,
-    read: impl FnMut(DevBlock) -> Option<Vec<u8>>,
-) -> Option<GroupDesc> {
-    let (n, at) = geo.desc_slot(group);
-    let slot = at..at + usize::from(geo.desc_size);
-    geo.desc_copies(n)
-        .take(COPIES)
-        .filter_map(read)
-        .find_map(|block| GroupDesc::parse(geo, group, block.get(slot.clone())?).ok())
 }
 
 /// Groups that may be lost; more are no volume.
@@ -105,7 +89,7 @@ impl Reader<'_> {
     fn desc_of_copy(&mut self, group: GroupNo) -> Option<GroupDesc> {
         let (n, at) = self.geo.desc_slot(group);
         if self.copies.as_ref().is_none_or(|(have, _)| *have != n) {
-            let places = self.geo.desc_copies(n).take(COPIES);
+            let places = self.geo.desc_copies(n).take(DESC_COPIES_MAX);
             let blocks = places.filter_map(|at| {
                 let buf = self.meta.get(at, IoTag::default()).ok()?;
                 Some(buf.data().to_vec())

@@ -12,8 +12,8 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::crash_device::CrashDevice;
 use super::model::{Model, find_state};
 use super::support::{Layout, set};
-use crate::disk::RawSuperblock;
 use crate::{Checksum, Journal, JournalConfig, JournalError, Recover, Recovered, recover};
+use steadfs_jbd2_format::RawSuperblock;
 
 const TAG: IoTag = IoTag::background();
 const JOURNAL: u64 = 200;

@@ -8,8 +8,8 @@ use steadfs_block::{Device, MemDevice, Queue, QueueOptions};
 use steadfs_cache::{MetaBuf, MetaCache};
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::disk::{Header, RawSuperblock, block_type};
 use crate::{Journal, JournalConfig, JournalMap, Recover, Recovered, recover};
+use steadfs_jbd2_format::{Header, RawSuperblock, block_type};
 
 /// Where things lie and how the journal looks.
 #[derive(Clone, Debug)]

@@ -1,0 +1,163 @@
+//! One pass over a block that finds a name, or the place for it, and remembers enough to change the
+//! block without another.
+
+use super::{
+    DirLayout, NewEntry, RawEntry, entries, entry_at, entry_size, put16, take_out, write_entry,
+};
+use crate::disk::{Ino, Result};
+
+/// A name in a block: what one pass over the block learns about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Where its entry starts.
+    pub offset: usize,
+    /// The inode it names.
+    pub ino: Ino,
+    /// Its type byte.
+    pub file_type: u8,
+    rec_len: usize,
+    /// Offset and length of the entry before it.
+    before: Option<(usize, usize)>,
+}
+
+/// Room for one more entry in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    offset: usize,
+    rec_len: usize,
+    /// Bytes that the entry now there needs for itself.
+    kept: usize,
+}
+
+impl Room {
+    /// The spare part of an entry.
+    pub(super) fn in_entry(entry: &RawEntry<'_>) -> Self {
+        Self {
+            offset: entry.offset,
+            rec_len: entry.rec_len,
+            kept: entry.rec_len - entry.spare(),
+        }
+    }
+
+    /// Where the new entry will start.
+    pub const fn place(&self) -> usize {
+        self.offset + self.kept
+    }
+}
+
+/// What looking for a name, or else for a place for it, comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// The name is there.
+    Found(Found),
+    /// It is not, and here it fits.
+    Room(Room),
+    /// It is not, and there is no room.
+    Full,
+}
+
+/// Whether `name` may be in a block: no entry has it if this says no. Compares the end of the name with every
+/// place where that can be, many at a time; to walk the entries takes ten times as long.
+fn may_have(block: &[u8], name: &[u8]) -> bool {
+    let Some(end) = name.last_chunk::<4>() else {
+        return true;
+    };
+    // Names begin at multiples of 4.
+    let (places, _) = block[name.len() % 4..].as_chunks::<4>();
+    places.iter().fold(false, |has, place| has | (place == end))
+}
+
+/// Whether a block without `name` need not be walked to say so. Where there are no checksums, the walk is
+/// what finds damage.
+fn is_without(layout: &DirLayout, block: &[u8], name: &[u8]) -> bool {
+    layout.has_tail && !may_have(block, name)
+}
+
+/// Finds `name`, and what it takes to remove it.
+pub fn locate(layout: &DirLayout, block: &[u8], name: &[u8]) -> Result<Option<Found>> {
+    if is_without(layout, block, name) {
+        return Ok(None);
+    }
+    let mut before = None;
+    for entry in entries(layout, block) {
+        let entry = entry?;
+        if entry.is_named(name)
+            && let Some(ino) = entry.ino
+        {
+            return Ok(Some(found(&entry, ino, before)));
+        }
+        before = Some((entry.offset, entry.rec_len));
+    }
+    Ok(None)
+}
+
+fn found(entry: &RawEntry<'_>, ino: Ino, before: Option<(usize, usize)>) -> Found {
+    Found {
+        offset: entry.offset,
+        ino,
+        file_type: entry.file_type,
+        rec_len: entry.rec_len,
+        before,
+    }
+}
+
+/// Finds `name`, or else room for an entry with this name: after the entry at `last`, where one was put last, or
+/// else the first one (`last` is 0: no such entry is known).
+pub fn search(layout: &DirLayout, block: &[u8], name: &[u8], last: usize) -> Result<Search> {
+    let needed = entry_size(name.len());
+    if is_without(layout, block, name) {
+        return room_for(layout, block, needed, last);
+    }
+    let mut before = None;
+    let mut room = None;
+    for entry in entries(layout, block) {
+        let entry = entry?;
+        if entry.is_named(name)
+            && let Some(ino) = entry.ino
+        {
+            return Ok(Search::Found(found(&entry, ino, before)));
+        }
+        if room.is_none() && entry.spare() >= needed {
+            room = Some(Room::in_entry(&entry));
+        }
+        before = Some((entry.offset, entry.rec_len));
+    }
+    Ok(room.map_or(Search::Full, Search::Room))
+}
+
+/// Room in the entry at `last`, or else the first room.
+fn room_for(layout: &DirLayout, block: &[u8], needed: usize, last: usize) -> Result<Search> {
+    let has_room = |entry: &RawEntry<'_>| entry.spare() >= needed;
+    let end = layout.entries_end();
+    if last > 0
+        && let entry = entry_at(layout, block, last, end)?
+        && has_room(&entry)
+    {
+        return Ok(Search::Room(Room::in_entry(&entry)));
+    }
+    for entry in entries(layout, block) {
+        let entry = entry?;
+        if has_room(&entry) {
+            return Ok(Search::Room(Room::in_entry(&entry)));
+        }
+    }
+    Ok(Search::Full)
+}
+
+/// Puts an entry where [`search`] found room for its name; the block has not been changed since.
+/// Seal the block afterwards.
+pub fn insert_at(layout: &DirLayout, block: &mut [u8], room: &Room, entry: &NewEntry<'_>) {
+    assert!(room.offset + room.rec_len <= layout.entries_end());
+    if room.kept > 0 {
+        put16(block, room.offset + 4, layout.encode_rec_len(room.kept));
+    }
+    let (at, len) = (room.offset + room.kept, room.rec_len - room.kept);
+    write_entry(layout, block, at, len, entry);
+}
+
+/// Removes what [`search`] or [`locate`] found, as [`remove`] does; the block has not been changed
+/// since. Seal the block afterwards.
+pub fn remove_found(layout: &DirLayout, block: &mut [u8], found: &Found) {
+    assert!(found.offset + found.rec_len <= layout.entries_end());
+    take_out(layout, block, found.offset, found.rec_len, found.before);
+}
