@@ -55,14 +55,19 @@ impl Early {
 
     /// These blocks of a file are dirty now; whether what is dirty of it should go to the device.
     /// `overwrites`: the file does not grow by them.
-    pub(crate) fn wrote(&self, file: DirtyFile, blocks: Range<u64>, overwrites: bool) -> bool {
+    pub(crate) fn record_write(
+        &self,
+        file: DirtyFile,
+        blocks: Range<u64>,
+        overwrites: bool,
+    ) -> bool {
         let mut files = self.0.lock();
         let history = files.histories.get_mut(&file.0);
-        history.is_some_and(|history| history.wrote(blocks, overwrites))
+        history.is_some_and(|history| history.record_write(blocks, overwrites))
     }
 
     /// fsync was called for a file.
-    pub(crate) fn synced(&self, file: DirtyFile) {
+    pub(crate) fn record_fsync(&self, file: DirtyFile) {
         let mut files = self.0.lock();
         files.syncs += 1;
         let now = files.syncs;
@@ -79,7 +84,7 @@ impl Early {
 }
 
 impl History {
-    fn wrote(&mut self, blocks: Range<u64>, overwrites: bool) -> bool {
+    fn record_write(&mut self, blocks: Range<u64>, overwrites: bool) -> bool {
         let few = blocks.end - blocks.start <= MOST as u64 && self.blocks.len() <= MOST;
         self.other |= !overwrites || !few;
         if self.other {
@@ -122,18 +127,18 @@ mod tests {
     fn period(early: &Early, blocks: impl IntoIterator<Item = u64>) -> Vec<usize> {
         let mut went = Vec::new();
         for (n, block) in blocks.into_iter().enumerate() {
-            if early.wrote(FILE, block..block + 1, true) {
+            if early.record_write(FILE, block..block + 1, true) {
                 went.push(n + 1);
             }
         }
-        early.synced(FILE);
+        early.record_fsync(FILE);
         went
     }
 
     /// A file of which so many blocks are expected.
     fn learnt(blocks: u64) -> Early {
         let early = Early::new();
-        early.synced(FILE);
+        early.record_fsync(FILE);
         for _ in 0..2 {
             assert!(period(&early, 0..blocks).is_empty(), "nothing is known yet");
         }
@@ -174,10 +179,10 @@ mod tests {
     #[test]
     fn who_appends_or_writes_much_waits_for_the_fsync() {
         let early = learnt(32);
-        early.wrote(FILE, 40..41, false);
+        early.record_write(FILE, 40..41, false);
         assert!(period(&early, 0..32).is_empty());
         let early = learnt(32);
-        assert!(!early.wrote(FILE, 0..1000, true));
+        assert!(!early.record_write(FILE, 0..1000, true));
         assert!(period(&early, 0..32).is_empty());
         let early = learnt(1000);
         assert!(period(&early, 0..1000).is_empty());
@@ -186,7 +191,7 @@ mod tests {
     #[test]
     fn files_without_fsync_are_not_known() {
         let early = Early::new();
-        assert!((0..100).all(|n| !early.wrote(FILE, n..n + 1, true)));
+        assert!((0..100).all(|n| !early.record_write(FILE, n..n + 1, true)));
         assert!(early.0.lock().histories.is_empty());
     }
 
@@ -194,11 +199,11 @@ mod tests {
     fn the_files_with_the_latest_fsyncs_are_known() {
         let early = learnt(32);
         for other in 100..100 + FILES as u64 - 1 {
-            early.synced(DirtyFile(other));
+            early.record_fsync(DirtyFile(other));
         }
         assert_eq!(period(&early, 0..32), [8, 16, 24]);
         for other in 200..200 + FILES as u64 {
-            early.synced(DirtyFile(other));
+            early.record_fsync(DirtyFile(other));
         }
         assert_eq!(early.0.lock().histories.len(), FILES);
         assert!(period(&early, 0..32).is_empty());

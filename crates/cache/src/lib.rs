@@ -6,23 +6,23 @@
 //!
 //! This room allocates no disk space and knows no format.
 
-mod along;
+mod clustering;
 mod early;
-mod flushing;
+mod flush_guard;
 mod mapping;
 mod meta;
+mod read_ahead;
 mod reading;
 mod sizes;
-mod stream;
 mod writeback;
 
-pub use along::Along;
-pub use flushing::Flushing;
-pub use mapping::{CacheWrite, Mapping, Taken, Written};
+pub use clustering::FsyncClustering;
+pub use flush_guard::FlushGuard;
+pub use mapping::{CacheWrite, CollectedBlock, Mapping, Written};
 pub use meta::{MetaBuf, MetaCache, MetaMut, MetaStats};
-pub use reading::{FileReader, Part, READ_BYTES_MAX, Reading, Source};
+pub use read_ahead::ReadAheadWindow;
+pub use reading::{BlockSource, FileRead, FileReader, READ_BYTES_MAX, ReadPart};
 pub use sizes::CacheSizes;
-pub use stream::Stream;
 pub use writeback::{
-    Backing, DirtyEpoch, DirtyFile, HeldFlusher, Why, Writeback, WritebackOptions,
+    Backing, DirtyEpoch, DirtyFile, ParkedFlusher, Writeback, WritebackOptions, WritebackReason,
 };

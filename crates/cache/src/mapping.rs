@@ -109,7 +109,7 @@ pub struct CacheWrite<'a> {
 
 /// A block taken for writing.
 #[derive(Debug)]
-pub struct Taken {
+pub struct CollectedBlock {
     /// Which block.
     pub block: FileBlock,
     /// Its content, fixed for the write.
@@ -120,7 +120,7 @@ pub struct Taken {
     pub reserved: bool,
 }
 
-impl Taken {
+impl CollectedBlock {
     /// The first of the blocks `taken`, in order, that is in none of the runs.
     pub fn first_not_in(taken: &[Self], runs: impl Iterator<Item = Range<u64>>) -> Option<u64> {
         let mut blocks = runs.flatten();
@@ -137,7 +137,7 @@ pub struct Written<E> {
     /// Blocks that hold a reservation now and held none before; the rest of what the caller reserved is
     /// his to release.
     pub reserved: u64,
-    /// Why a block could not be filled.
+    /// WritebackReason a block could not be filled.
     pub error: Option<E>,
 }
 
@@ -180,7 +180,7 @@ impl Mapping {
     }
 
     /// The blocks for which the file system holds a reservation, dirty or in flight, in order.
-    pub fn reserved(&self) -> Vec<FileBlock> {
+    pub fn reserved_blocks(&self) -> Vec<FileBlock> {
         let inner = self.inner.lock();
         let pages = inner.pages.iter();
         let flies_reserved = |page: &Page| page.flight.as_ref().is_some_and(|f| f.reserved);
@@ -366,26 +366,26 @@ impl Mapping {
 
     /// Takes up to `limit` dirty blocks of `range` for writing, in order. A block in flight is not
     /// taken again until it has landed: no block is ever in flight twice.
-    pub fn take_dirty(&self, range: Range<u64>, limit: usize) -> Vec<Taken> {
-        self.take_dirty_of(limit, || (range, ())).0
+    pub fn collect(&self, range: Range<u64>, limit: usize) -> Vec<CollectedBlock> {
+        self.collect_with(limit, || (range, ())).0
     }
 
     /// The same; `ask` gives the range, and a size, at the same moment: what it says covers what was taken, and
     /// no later write. It must not wait.
-    pub fn take_dirty_of<S>(
+    pub fn collect_with<S>(
         &self,
         limit: usize,
         ask: impl FnOnce() -> (Range<u64>, S),
-    ) -> (Vec<Taken>, S) {
-        self.take_wanted(limit, ask, |_, _| true)
+    ) -> (Vec<CollectedBlock>, S) {
+        self.collect_if(limit, ask, |_, _| true)
     }
 
-    fn take_wanted<S>(
+    fn collect_if<S>(
         &self,
         limit: usize,
         ask: impl FnOnce() -> (Range<u64>, S),
         wanted: impl Fn(u64, &Page) -> bool,
-    ) -> (Vec<Taken>, S) {
+    ) -> (Vec<CollectedBlock>, S) {
         let mut inner = self.inner.lock();
         let mut taken = Vec::new();
         let (range, size) = ask();
@@ -403,7 +403,7 @@ impl Mapping {
                     reserved,
                     since: page.since,
                 });
-                taken.push(Taken {
+                taken.push(CollectedBlock {
                     block: FileBlock(n),
                     data: page.data.clone(),
                     tag,
@@ -425,14 +425,14 @@ impl Mapping {
     /// size on disk, and `size`, asked for at the moment of taking, what lies behind would make it cover what is
     /// dirty there. What became dirty after `epoch` stays for the next one, too, unless it lies behind `stored`: there
     /// the size on disk will cover it as soon as a later block is mapped.
-    pub fn take_onwards(
+    pub fn collect_forward(
         &self,
         rest: Range<u64>,
         limit: usize,
         epoch: DirtyEpoch,
         stored: u64,
         size: impl FnOnce() -> u64,
-    ) -> (Vec<Taken>, u64) {
+    ) -> (Vec<CollectedBlock>, u64) {
         let bits = self.block_size.bits();
         let passed = rest.start << bits;
         let ask = || {
@@ -440,14 +440,14 @@ impl Mapping {
             let grown_behind = stored < size && stored < passed;
             (if grown_behind { 0..0 } else { rest }, size)
         };
-        self.take_wanted(limit, ask, |block, page| {
+        self.collect_if(limit, ask, |block, page| {
             epoch.contains(page.since) || block >= stored >> bits
         })
     }
 
     /// The end of the blocks that were dirty in `epoch` and whose content of then is not on the device yet: they are
     /// dirty or in flight. Zero if there are none.
-    pub fn end_of(&self, epoch: DirtyEpoch) -> u64 {
+    pub fn dirty_end(&self, epoch: DirtyEpoch) -> u64 {
         let inner = self.inner.lock();
         let mut pages = inner.pages.iter().rev();
         let last = pages.find(|(_, page)| page.is_older(epoch));
@@ -455,7 +455,7 @@ impl Mapping {
     }
 
     /// Notes the request that carries a run of taken blocks, so that a waiter can raise it.
-    pub fn submitted(&self, run: Range<u64>, io: &IoHandle) {
+    pub fn mark_submitted(&self, run: Range<u64>, io: &IoHandle) {
         for (_, page) in self.inner.lock().pages.range_mut(run) {
             if let Some(flight) = &mut page.flight {
                 flight.io = Some(io.clone());
@@ -467,7 +467,7 @@ impl Mapping {
     /// dropped; after a failure each is dirty again (never clean on error), and where the file system keeps
     /// them (`reserve`) holds the reservation again that passed to the taker. Returns how many blocks hold
     /// one now and held none before.
-    pub fn landed(&self, run: Range<u64>, result: Result<(), &IoError>, reserve: bool) -> u64 {
+    pub fn complete(&self, run: Range<u64>, result: Result<(), &IoError>, reserve: bool) -> u64 {
         let mut inner = self.inner.lock();
         if let Err(error) = result
             && !inner.told
@@ -479,7 +479,7 @@ impl Mapping {
 
     /// Gives back a run of taken blocks that were not written after all, for no fault of the device's: as
     /// after a failure, but none is kept for [`Mapping::take_error`].
-    pub fn put_back(&self, run: Range<u64>, reserve: bool) -> u64 {
+    pub fn redirty(&self, run: Range<u64>, reserve: bool) -> u64 {
         self.end_flights(&mut self.inner.lock(), run, false, reserve)
     }
 
@@ -543,7 +543,7 @@ impl Mapping {
     }
 
     /// Waits until no block of `range` is in flight.
-    pub fn wait_landed(&self, range: Range<u64>) {
+    pub fn wait_for_writes(&self, range: Range<u64>) {
         let mut inner = self.inner.lock();
         while inner.in_flight > 0
             && inner

@@ -74,7 +74,7 @@ impl MetaBuf {
 
     /// The present content, as [`MetaBuf::data`] gives it, and what whoever made it so noted of it
     /// ([`MetaMut::note`]); 0: nothing.
-    pub fn noted(&self) -> (Buf, u32) {
+    pub fn data_and_hint(&self) -> (Buf, u32) {
         let state = self.state.read();
         let data = state.data.clone();
         (data.expect("a buffer is handed out filled"), state.note)
@@ -126,7 +126,7 @@ impl MetaMut<'_> {
     }
 
     /// Keeps a number beside the content, for whoever reads it next, until the content changes or leaves memory.
-    pub fn note(&mut self, note: u32) {
+    pub fn set_hint(&mut self, note: u32) {
         self.state.note = note;
     }
 
@@ -325,7 +325,7 @@ impl MetaCache {
     }
 
     /// Says what a block holds: somebody wrote it to the device otherwise.
-    pub fn put(&self, block: DevBlock, data: Buf) {
+    pub fn set_content(&self, block: DevBlock, data: Buf) {
         let buf = self.find_or_insert(block, || MetaBuf::new(block, None));
         buf.state.write().fill(data);
         buf.verified.store(0, Ordering::Release);
@@ -414,7 +414,7 @@ impl MetaCache {
     }
 
     /// Forgets every block that is not in use and not dirty, as memory pressure would.
-    pub fn leave_unused(&self) {
+    pub fn drop_unused(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();
             let before = shard.len();
@@ -425,7 +425,7 @@ impl MetaCache {
     }
 
     /// Forgets every block: somebody changed the device otherwise. Nothing is dirty.
-    pub fn forget_all(&self) {
+    pub fn invalidate_all(&self) {
         assert!(
             self.dirty.lock().is_empty(),
             "what is dirty is not forgotten"

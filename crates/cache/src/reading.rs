@@ -1,4 +1,4 @@
-//! Reading a range of a file: what is in memory from there, the rest from the device, whole blocks; then the
+//! FileRead a range of a file: what is in memory from there, the rest from the device, whole blocks; then the
 //! ends are cut off, and what a stream will ask for next is read ahead.
 
 use std::ops::Range;
@@ -6,15 +6,15 @@ use std::ops::Range;
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
 
-use crate::{Mapping, Stream};
+use crate::{Mapping, ReadAheadWindow};
 
 /// Longest single read of the device, in bytes.
 pub const READ_BYTES_MAX: u64 = 1 << 20;
 
 /// Where consecutive blocks of a file come from that are not in memory.
-pub enum Source {
+pub enum BlockSource {
     /// From nowhere: they are zeros.
-    Nowhere,
+    Hole,
     /// From the device, from this byte on.
     Device(u64),
     /// The file system has their content already.
@@ -22,7 +22,7 @@ pub enum Source {
 }
 
 /// A part of what is read.
-pub enum Part {
+pub enum ReadPart {
     /// So many zeros.
     Zeros(usize),
     /// Bytes of a block, or of several.
@@ -39,13 +39,13 @@ pub struct FileReader<'a> {
     /// What is in memory of the file.
     pub pages: &'a Mapping,
     /// How the file has been read lately.
-    pub stream: &'a Stream,
+    pub window: &'a ReadAheadWindow,
     /// Whose reads they are.
     pub tag: IoTag,
 }
 
 /// A read under way.
-pub struct Reading {
+pub struct FileRead {
     pieces: Vec<Piece>,
     /// Bytes of the first blocks that are not wanted.
     skip: usize,
@@ -68,20 +68,20 @@ impl FileReader<'_> {
     pub fn begin<E>(
         &self,
         range: Range<u64>,
-        map: impl FnMut(FileBlock, u64) -> Result<(Source, u64), E>,
-    ) -> Result<Reading, E> {
+        map: impl FnMut(FileBlock, u64) -> Result<(BlockSource, u64), E>,
+    ) -> Result<FileRead, E> {
         let mut pieces = Vec::new();
         self.runs(&range, map, |source, len| {
             pieces.push(match source {
-                Source::Nowhere => Piece::Zeros(len),
-                Source::Content(buf) => Piece::Content(buf),
-                Source::Device(at) => {
+                BlockSource::Hole => Piece::Zeros(len),
+                BlockSource::Content(buf) => Piece::Content(buf),
+                BlockSource::Device(at) => {
                     Piece::Device(self.queue.submit(Bio::read(at, len), self.tag))
                 }
             });
             true
         })?;
-        Ok(Reading {
+        Ok(FileRead {
             pieces,
             skip: self.pages.block_size().offset_in_block(range.start),
             len: (range.end - range.start) as usize,
@@ -90,32 +90,32 @@ impl FileReader<'_> {
 
     /// Bytes `range` of a file of `size` bytes are read: has the device read on where a stream will be. What is wrong
     /// with the map there is told to whoever reads there.
-    pub fn ahead<E>(
+    pub fn read_ahead<E>(
         &self,
         range: Range<u64>,
         size: u64,
-        mut map: impl FnMut(FileBlock, u64) -> Result<(Source, u64), E>,
+        mut map: impl FnMut(FileBlock, u64) -> Result<(BlockSource, u64), E>,
     ) {
-        self.ahead_in(range, size, |piece, begin| {
+        self.read_ahead_with(range, size, |piece, begin| {
             self.runs(&piece, &mut map, |source, len| match source {
-                Source::Device(at) => begin(at, len),
-                Source::Nowhere | Source::Content(_) => true,
+                BlockSource::Device(at) => begin(at, len),
+                BlockSource::Hole | BlockSource::Content(_) => true,
             })
         });
     }
 
     /// The same where content does not lie on the device as it is: `find` passes on the runs of the device that a later
     /// read of a range of the file will submit, until one is not taken.
-    pub fn ahead_in<E>(
+    pub fn read_ahead_with<E>(
         &self,
         range: Range<u64>,
         size: u64,
         mut find: impl FnMut(Range<u64>, &mut dyn FnMut(u64, usize) -> bool) -> Result<(), E>,
     ) {
-        if !self.stream.read(range, size) {
+        if !self.window.record_read(range, size) {
             return;
         }
-        for piece in self.stream.ahead(size, self.queue.read_ahead_room()) {
+        for piece in self.window.next_pieces(size, self.queue.read_ahead_room()) {
             let start = piece.start;
             let mut room = true;
             let found = find(piece, &mut |at, len| {
@@ -123,7 +123,7 @@ impl FileReader<'_> {
                 room
             });
             if !room || found.is_err() {
-                self.stream.stopped_at(start);
+                self.window.shrink_to(start);
                 break;
             }
         }
@@ -140,8 +140,8 @@ impl FileReader<'_> {
     fn runs<E>(
         &self,
         range: &Range<u64>,
-        mut map: impl FnMut(FileBlock, u64) -> Result<(Source, u64), E>,
-        mut each: impl FnMut(Source, usize) -> bool,
+        mut map: impl FnMut(FileBlock, u64) -> Result<(BlockSource, u64), E>,
+        mut each: impl FnMut(BlockSource, usize) -> bool,
     ) -> Result<(), E> {
         let size = self.pages.block_size();
         let blocks = self.blocks_of(range);
@@ -151,7 +151,7 @@ impl FileReader<'_> {
         let mut at = blocks.start;
         while at < blocks.end {
             let (source, count) = match cached.next_if(|(n, _)| n.0 == at) {
-                Some((_, buf)) => (Source::Content(buf), 1),
+                Some((_, buf)) => (BlockSource::Content(buf), 1),
                 None => {
                     let until = cached.peek().map_or(blocks.end, |(n, _)| n.0);
                     let most = (until - at).min(READ_BYTES_MAX >> size.bits());
@@ -169,15 +169,15 @@ impl FileReader<'_> {
     }
 }
 
-impl Reading {
+impl FileRead {
     /// Waits for the device, and gives `out` all that was asked for, in file order.
     ///
     /// # Errors
     /// The device's first one.
-    pub fn finish(mut self, mut out: impl FnMut(Part)) -> Result<(), IoError> {
+    pub fn finish(mut self, mut out: impl FnMut(ReadPart)) -> Result<(), IoError> {
         for piece in std::mem::take(&mut self.pieces) {
             match piece {
-                Piece::Zeros(whole) => out(Part::Zeros(self.cut(whole).len())),
+                Piece::Zeros(whole) => out(ReadPart::Zeros(self.cut(whole).len())),
                 Piece::Content(buf) => out(self.cut_buf(buf)),
                 Piece::Device(io) => {
                     for buf in io.into_bio()?.bufs {
@@ -198,9 +198,9 @@ impl Reading {
         from..to
     }
 
-    fn cut_buf(&mut self, buf: Buf) -> Part {
+    fn cut_buf(&mut self, buf: Buf) -> ReadPart {
         let wanted = self.cut(buf.len());
-        Part::Bytes(buf, wanted)
+        ReadPart::Bytes(buf, wanted)
     }
 }
 

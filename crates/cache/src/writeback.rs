@@ -11,9 +11,9 @@ use steadfs_rt::{Condvar, Instant, JoinHandle, Mutex, OnUnwind, Rank, now, try_s
 
 use crate::early::Early;
 
-/// Why data is written back now.
+/// WritebackReason data is written back now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Why {
+pub enum WritebackReason {
     /// Somebody waits for exactly this (fsync, sync, truncate).
     Sync,
     /// It has been dirty for long, or too much is dirty.
@@ -28,7 +28,7 @@ pub enum Why {
 pub trait Backing: Send + Sync {
     /// Writes the files' dirty data (at least much of it). Errors are kept by the mappings, which
     /// stay dirty; such files are tried again later.
-    fn write_out(&self, files: &[u64], why: Why);
+    fn write_out(&self, files: &[u64], why: WritebackReason);
     /// Called once a period: metadata that ages outside a journal is written here.
     fn tick(&self);
     /// The flusher has panicked, perhaps with blocks in flight that will never land: the volume stops.
@@ -110,9 +110,9 @@ enum Turn {
 }
 
 /// A flusher that begins nothing as long as this lives: see [`Writeback::hold`].
-pub struct HeldFlusher<'a>(&'a Writeback);
+pub struct ParkedFlusher<'a>(&'a Writeback);
 
-impl Drop for HeldFlusher<'_> {
+impl Drop for ParkedFlusher<'_> {
     fn drop(&mut self) {
         self.0.state.lock().held = false;
         self.0.wake.notify_all();
@@ -166,13 +166,13 @@ impl Writeback {
     /// Waits until the flusher has ended what it has under way; it begins nothing more until the result is
     /// dropped. For who may want it again: a new one the host may refuse.
     #[must_use]
-    pub fn hold(&self) -> HeldFlusher<'_> {
+    pub fn park(&self) -> ParkedFlusher<'_> {
         let mut state = self.state.lock();
         state.held = true;
         while state.at_work {
             self.rests.wait(&mut state);
         }
-        HeldFlusher(self)
+        ParkedFlusher(self)
     }
 
     /// Stops the flusher and waits for it. What is dirty stays dirty.
@@ -218,7 +218,13 @@ impl Writeback {
 
     /// Up to `count` files near `file` by number, the nearest first above and below in turn, of which
     /// each has at most `bytes` dirty, for at least `age`. None unless `file` has been dirty for so long.
-    pub fn neighbours(&self, file: DirtyFile, age: Duration, bytes: u64, count: usize) -> Vec<u64> {
+    pub(crate) fn close_files(
+        &self,
+        file: DirtyFile,
+        age: Duration,
+        bytes: u64,
+        count: usize,
+    ) -> Vec<u64> {
         let now = now();
         let state = self.state.lock();
         let settled = |e: &Entry| now.since(e.since) >= age;
@@ -290,8 +296,8 @@ impl Writeback {
 
     /// These blocks of `file` are dirty now; `overwrites`: without growing it. Where what is known of the
     /// file says that an fsync will ask for them soon, the flusher writes them.
-    pub fn wrote(&self, file: DirtyFile, blocks: Range<u64>, overwrites: bool) {
-        if !self.early.wrote(file, blocks, overwrites) {
+    pub fn record_write(&self, file: DirtyFile, blocks: Range<u64>, overwrites: bool) {
+        if !self.early.record_write(file, blocks, overwrites) {
             return;
         }
         let mut state = self.state.lock();
@@ -304,8 +310,8 @@ impl Writeback {
     }
 
     /// fsync is called for `file`.
-    pub fn synced(&self, file: DirtyFile) {
-        self.early.synced(file);
+    pub fn record_fsync(&self, file: DirtyFile) {
+        self.early.record_fsync(file);
     }
 
     fn run(&self, backing: &Weak<dyn Backing>) {
@@ -325,10 +331,10 @@ impl Writeback {
                 return;
             };
             match turn {
-                Turn::Early(files) => backing.write_out(&files, Why::Early),
+                Turn::Early(files) => backing.write_out(&files, WritebackReason::Early),
                 Turn::Round => {
                     backing.tick();
-                    backing.write_out(&self.due(), Why::Background);
+                    backing.write_out(&self.due(), WritebackReason::Background);
                     round = now() + self.options.period;
                 }
             }

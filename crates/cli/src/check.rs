@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use steadfs::tools::{Progress, harmless};
+use steadfs::tools::{Progress, printable_text};
 use steadfs::{Checked, Options};
 
 use crate::args;
@@ -59,11 +59,11 @@ fn tell(volume: &Path, checked: &Checked, out: &mut dyn Write) -> io::Result<()>
     }
     if let Checked::Ext4 { replayed, .. } = checked {
         for warning in &replayed.warnings {
-            writeln!(out, "{name}: {}", harmless(warning))?;
+            writeln!(out, "{name}: {}", printable_text(warning))?;
         }
     }
     for issue in checked.issues() {
-        writeln!(out, "{}", harmless(&issue.to_string()))?;
+        writeln!(out, "{}", printable_text(&issue.to_string()))?;
     }
     if checked.more() > 0 {
         writeln!(out, "and {} more", checked.more())?;

@@ -11,7 +11,7 @@ use std::panic::PanicHookInfo;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use steadfs::tools::harmless;
+use steadfs::tools::printable_text;
 
 use crate::log;
 
@@ -31,7 +31,7 @@ pub fn end_on_panic() {
 }
 
 fn end(info: &PanicHookInfo<'_>) -> ! {
-    let text = harmless(&report(info, log::served()));
+    let text = printable_text(&report(info, log::served()));
     if log::is_to_system() {
         log::last_words(&text);
     } else {

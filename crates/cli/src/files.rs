@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 
 use steadfs::tools::{
-    self, ListOptions, Listed, Listing, Listings, ToolError, device_numbers, harmless, mode_string,
-    owner_cx, printable, utc,
+    self, ListOptions, Listed, Listing, Listings, ToolError, device_numbers, mode_string, owner_cx,
+    printable, printable_text, utc,
 };
 use steadfs_vfs::{Attr, FileKind, FileSystem, Segment};
 
@@ -89,7 +89,7 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
 }
 
 fn complain(message: &str) {
-    eprintln!("steadfs: {}", harmless(message));
+    eprintln!("steadfs: {}", printable_text(message));
 }
 
 /// An error with the image that it is about.

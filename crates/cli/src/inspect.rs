@@ -1,7 +1,7 @@
 //! `steadfs inspect`.
 
 use steadfs::Options;
-use steadfs::tools::{harmless, harmless_json};
+use steadfs::tools::{printable_json, printable_text};
 
 use crate::args;
 use crate::failure::Failure;
@@ -13,8 +13,8 @@ pub fn run(args: &args::Inspect) -> Result<(), Failure> {
     let inspection = steadfs::inspect(&args.volume, &options).map_err(Failure::plain)?;
     if args.json {
         let json = serde_json::to_string_pretty(&inspection).map_err(Failure::plain)?;
-        print(|out| writeln!(out, "{}", harmless_json(&json)))
+        print(|out| writeln!(out, "{}", printable_json(&json)))
     } else {
-        print(|out| writeln!(out, "{}", harmless(&inspection.to_string())))
+        print(|out| writeln!(out, "{}", printable_text(&inspection.to_string())))
     }
 }

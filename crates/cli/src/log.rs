@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use steadfs::tools::harmless;
+use steadfs::tools::printable_text;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -86,7 +86,7 @@ impl Subscriber for Log {
         let served = served()
             .map(|served| format!("{served}: "))
             .unwrap_or_default();
-        let text = harmless(&[served, line.message, line.fields].concat());
+        let text = printable_text(&[served, line.message, line.fields].concat());
         if TO_SYSTEM.load(Ordering::Relaxed) {
             send(*event.metadata().level(), &text);
         } else {

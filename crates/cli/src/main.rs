@@ -45,7 +45,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use args::{Args, Command};
 use args_f2fs::FormatF2fs;
 use failure::{Failure, code};
-use steadfs::tools::harmless;
+use steadfs::tools::printable_text;
 
 fn main() -> ExitCode {
     fatal::end_on_panic();
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("steadfs: {}", harmless(&failure.message));
+                eprintln!("steadfs: {}", printable_text(&failure.message));
             }
             failure.exit()
         }
@@ -98,7 +98,7 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
             who_else(command)
         ),
         (Some(arg), _) if error.kind() == ErrorKind::ValueValidation => {
-            eprintln!("steadfs: {}", harmless(&wrong_value(arg, error)));
+            eprintln!("steadfs: {}", printable_text(&wrong_value(arg, error)));
         }
         // Nowhere is left to say that this failed.
         _ => drop(error.print()),

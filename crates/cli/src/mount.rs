@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use steadfs::tools::harmless;
+use steadfs::tools::printable_text;
 use steadfs::{Error, Kind, OpenError, Options, Unmount, Volume};
 use steadfs_vfs::FsError;
 
@@ -164,7 +164,7 @@ fn open(path: &Path, options: &Options, read_write: bool) -> Result<(Volume, Opt
     let said = format!("{}: mounted read-only: {why}", path.display());
     options.set_read_only(true);
     let volume = Volume::open(path, &options).map_err(|error| mount_failure(&error))?;
-    eprintln!("steadfs: {}", harmless(&said));
+    eprintln!("steadfs: {}", printable_text(&said));
     Ok((volume, options))
 }
 
@@ -177,7 +177,7 @@ fn report(args: &args::Mount, volume: &Volume) {
         eprintln!(
             "steadfs: {}: {}",
             volume.path().display(),
-            harmless(warning)
+            printable_text(warning)
         );
     }
     for why in &report.defaults_passed_over {
@@ -208,6 +208,6 @@ fn report(args: &args::Mount, volume: &Volume) {
 /// Reports which options of a list have no effect, and why.
 pub fn report_no_effect(list: &str, kind: Option<Kind>) {
     for why in Options::without_effect(list, kind) {
-        eprintln!("steadfs: without effect: {}", harmless(&why));
+        eprintln!("steadfs: without effect: {}", printable_text(&why));
     }
 }

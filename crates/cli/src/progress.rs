@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use steadfs::tools::{Progress, ToolError, harmless, printable};
+use steadfs::tools::{Progress, ToolError, printable, printable_text};
 
 use crate::copy::words;
 use crate::output::print;
@@ -82,7 +82,7 @@ impl Line {
 
     /// Prints an error above the line.
     pub fn say(&self, message: &str) {
-        let message = harmless(message);
+        let message = printable_text(message);
         self.bar.suspend(|| eprintln!("steadfs: {message}"));
     }
 

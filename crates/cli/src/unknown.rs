@@ -1,7 +1,7 @@
 //! The answer to a command that does not exist. Likeness of names alone would suggest `format` for `rm`.
 
 use clap::CommandFactory;
-use steadfs::tools::harmless;
+use steadfs::tools::printable_text;
 
 use crate::args::Args;
 
@@ -13,7 +13,7 @@ const LONG: usize = 6;
 
 /// What is said of the command `word`.
 pub fn message(word: &str) -> String {
-    let word = harmless(word);
+    let word = printable_text(word);
     let hint = match elsewhere(&word) {
         Some(hint) => hint.to_owned(),
         None => near(&word).map_or_else(

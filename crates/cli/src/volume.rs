@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use steadfs::tools::harmless;
+use steadfs::tools::printable_text;
 use steadfs::{Options, Volume};
 use steadfs_vfs::FileSystem;
 
@@ -28,7 +28,7 @@ pub fn with_volume<T>(
     crate::log::start(false);
     let volume = Volume::open(image, &options).map_err(Failure::plain)?;
     for warning in &volume.report().warnings {
-        eprintln!("steadfs: {}: {}", image.display(), harmless(warning));
+        eprintln!("steadfs: {}: {}", image.display(), printable_text(warning));
     }
     let done = writable(&volume, write).and_then(|()| work(&*volume.fs()));
     match (done, volume.close()) {

@@ -19,7 +19,7 @@ mod writeout;
 use std::sync::Arc;
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_cache::{CacheWrite, DirtyFile, Why, Written};
+use steadfs_cache::{CacheWrite, DirtyFile, WritebackReason, Written};
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, ReadData, Result};
 
 use crate::dir::inline_parts;
@@ -82,11 +82,11 @@ impl Ext4 {
             };
             let bs = self.geo.block_size;
             let blocks = bs.file_block(offset).0..bs.blocks_for(offset + bytes as u64);
-            self.writeback.wrote(file, blocks, overwrites);
+            self.writeback.record_write(file, blocks, overwrites);
             bytes
         };
         while self.writeback.must_throttle(file) && !cx.is_killed() {
-            self.write_out(inode, Why::Throttle, cx.tag)?;
+            self.write_out(inode, WritebackReason::Throttle, cx.tag)?;
         }
         Ok(written)
     }
@@ -213,7 +213,9 @@ impl Ext4 {
     /// can be used.
     pub(crate) fn make_room(&self, cx: &Cx) -> Result<()> {
         // A file's error is its own and stays with it.
-        if let Err(error) = self.write_out_files(&self.writeback.dirty_files(), Why::Sync, cx.tag) {
+        if let Err(error) =
+            self.write_out_files(&self.writeback.dirty_files(), WritebackReason::Sync, cx.tag)
+        {
             tracing::debug!(%error, "write-back for space failed");
         }
         if self.alloc.totals().pending > 0 {

@@ -307,7 +307,7 @@ impl<'a> Dir<'a> {
     }
 
     fn search_in(&self, buf: Arc<MetaBuf>, name: &[u8]) -> Result<Search> {
-        let (block, last) = buf.noted();
+        let (block, last) = buf.data_and_hint();
         let search = dir_entry::search(&self.layout, &block, name, idx(last))
             .map_err(self.bad(buf.block()))?;
         drop(block);
@@ -377,7 +377,7 @@ impl<'a> Dir<'a> {
         let block: &mut [u8] = &mut guard;
         change(block);
         dir_entry::seal(&self.layout, self.seed, block);
-        guard.note(low32(wide(last)));
+        guard.set_hint(low32(wide(last)));
         buf.set_verified(verified::DIR_LEAF);
         Ok(())
     }

@@ -69,7 +69,7 @@ impl<'a> Shortage<'a> {
         let until = *self.until.get_or_insert_with(|| now() + PATIENCE);
         while !until.since(now()).is_zero() {
             // Both before looking at what there is: what ends now is seen there.
-            let hopeful = fs.freeing.is_hopeful();
+            let hopeful = fs.freeing.is_pending();
             let pending = fs.alloc.totals().pending > 0;
             if self.seen.has_less_than(&Seen::now(fs)) {
                 return Ok(true);

@@ -6,11 +6,11 @@ use std::sync::{Arc, Weak};
 
 use steadfs_base::{DevBlock, IoTag};
 use steadfs_block::Queue;
-use steadfs_cache::{Along, MetaBuf, MetaCache, Writeback};
+use steadfs_cache::{FsyncClustering, MetaBuf, MetaCache, Writeback};
 use steadfs_jbd2::OverlayDevice;
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, Findings, Freeing, FsError, Result};
+use steadfs_vfs::{Clock, Findings, FsError, PendingFrees, Result};
 
 use crate::disk::{self, Geometry, Ino, Superblock};
 use crate::inode::{Inode, InodeTable};
@@ -37,13 +37,13 @@ pub struct Ext4 {
     pub(crate) inodes: InodeTable,
     pub(crate) alloc: Allocator,
     pub(crate) orphans: Orphans,
-    pub(crate) freeing: Freeing,
+    pub(crate) freeing: PendingFrees,
     pub(crate) verities: VerityFiles,
     /// Files that were truncated to nothing and will be written soon (`auto_da_alloc`).
     pub(crate) replaced: Mutex<BTreeSet<Ino>>,
     pub(crate) options: RwLock<MountOptions>,
     /// What goes along with an fsync.
-    pub(crate) along: Along,
+    pub(crate) along: FsyncClustering,
     /// Gives time stamps.
     pub(crate) clock: Clock,
     /// One rename between directories at a time.
@@ -106,7 +106,7 @@ impl Ext4 {
     /// Forgets the metadata that is not in use and not dirty, as memory pressure would.
     pub fn forget_clean(&self) {
         self.inodes.leave_all();
-        self.meta.leave_unused();
+        self.meta.drop_unused();
     }
 
     /// Its device.

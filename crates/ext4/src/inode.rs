@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use steadfs_base::{FixedMap, InodeNo, IoTag, Tid};
-use steadfs_cache::{DirtyFile, Flushing, Mapping, Stream};
+use steadfs_cache::{DirtyFile, FlushGuard, Mapping, ReadAheadWindow};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{Attr, FileKind, FsError, InodeFlags, Result};
@@ -46,7 +46,7 @@ pub struct Inode {
     /// Cached data of a regular file (or a long link's target).
     pub pages: Mapping,
     /// How it is read.
-    pub stream: Stream,
+    pub read_ahead: ReadAheadWindow,
     size: AtomicU64,
     lookups: AtomicU64,
     /// Transaction that changed the inode last.
@@ -98,7 +98,7 @@ impl Inode {
             waiting: Waiting::new(),
             size: AtomicU64::new(core.size),
             core: RwLock::new(Rank::ExtentTree, core),
-            stream: Stream::default(),
+            read_ahead: ReadAheadWindow::default(),
             pages: Mapping::new(fs.geo().block_size, file, Arc::clone(fs.writeback())),
             lookups: AtomicU64::new(0),
             sync_tid: AtomicU64::new(NO_TID),
@@ -116,14 +116,14 @@ impl Inode {
     }
 
     /// Waits for the flush lock and takes it.
-    pub(crate) fn lock_flush(&self) -> Flushing<'_> {
-        Flushing::new(&self.pages, self.flush.lock())
+    pub(crate) fn lock_flush(&self) -> FlushGuard<'_> {
+        FlushGuard::new(&self.pages, self.flush.lock())
     }
 
     /// Takes the flush lock if it is free.
-    pub(crate) fn try_lock_flush(&self) -> Option<Flushing<'_>> {
+    pub(crate) fn try_lock_flush(&self) -> Option<FlushGuard<'_>> {
         let lock = self.flush.try_lock()?;
-        Some(Flushing::new(&self.pages, lock))
+        Some(FlushGuard::new(&self.pages, lock))
     }
 
     /// The inode's number.
@@ -286,7 +286,7 @@ impl Inode {
         if self.kind != FileKind::Regular || self.pages.is_empty() {
             return 0;
         }
-        let promised = self.pages.reserved();
+        let promised = self.pages.reserved_blocks();
         fs.holes(self.ino, core, &promised, IoTag::default())
             .unwrap_or(0)
     }

@@ -6,11 +6,13 @@ use std::sync::{Arc, Weak};
 
 use steadfs_base::{IoTag, Tid};
 use steadfs_block::{Device, Queue, QueueOptions};
-use steadfs_cache::{Along, Backing, CacheSizes, MetaCache, Why, Writeback, WritebackOptions};
+use steadfs_cache::{
+    Backing, CacheSizes, FsyncClustering, MetaCache, Writeback, WritebackOptions, WritebackReason,
+};
 use steadfs_jbd2::Journal;
 use steadfs_rt::{Mutex, Rank, RwLock, wall_clock};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, Cx, FileKind, Findings, Freeing, FsError, Result};
+use steadfs_vfs::{Clock, Cx, FileKind, Findings, FsError, PendingFrees, Result};
 
 use crate::disk::features::RoCompat;
 use crate::disk::superblock::{JournalPlace, STATE_CLEAN, STATE_ERROR, SUPERBLOCK_OFFSET};
@@ -40,11 +42,11 @@ pub struct MountReport {
     pub replayed_transactions: u64,
     /// Unlinked or half-truncated inodes finished.
     pub orphans: u64,
-    /// Why the volume is read-only although writing was asked for.
+    /// WritebackReason the volume is read-only although writing was asked for.
     pub read_only_because: Vec<String>,
     /// Options that the superblock asks for and does not get, with the reason.
     pub defaults_passed_over: Vec<String>,
-    /// Why e2fsck should look at a volume that is mounted for writing.
+    /// WritebackReason e2fsck should look at a volume that is mounted for writing.
     pub check_because: Option<&'static str>,
     /// What is damaged or missing, and was passed over.
     pub warnings: Vec<String>,
@@ -189,11 +191,11 @@ impl Ext4 {
             inodes: InodeTable::new(),
             alloc,
             orphans: Orphans::new(),
-            freeing: Freeing::new(),
+            freeing: PendingFrees::new(),
             verities: VerityFiles::default(),
             replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
             options: RwLock::new(Rank::Leaf, options),
-            along: Along::default(),
+            along: FsyncClustering::default(),
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),
             sb: Mutex::new(Rank::Super, sb),
@@ -499,7 +501,7 @@ impl Backing for Ext4 {
         self.stop_all(steadfs_rt::PANICKED);
     }
 
-    fn write_out(&self, files: &[u64], why: Why) {
+    fn write_out(&self, files: &[u64], why: WritebackReason) {
         steadfs_rt::fault_point("flusher");
         let _open = self.open_to_changes();
         if let Err(error) = self.judge(self.write_out_files(files, why, IoTag::background())) {

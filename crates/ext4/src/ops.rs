@@ -45,13 +45,13 @@ impl Ext4 {
     /// frozen.
     pub(crate) fn free_let_go(&self, inode: &Inode) -> Result<()> {
         let evicted = self.judge(self.evict(inode));
-        self.freeing.let_go();
+        self.freeing.released();
         evicted
     }
 
     /// Usage of the volume.
     fn usage(&self, cx: &Cx) -> StatFs {
-        self.freeing.settle();
+        self.freeing.wait_all();
         let minixdf = self.options.read().minixdf;
         let totals = self.alloc.totals();
         let reserved = self.kept_for_root(&Cx {

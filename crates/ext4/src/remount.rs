@@ -145,7 +145,7 @@ impl Ext4 {
         }
         // Before the gate closes: the flusher goes through it. Not stopped yet, for the host may refuse
         // another, and without one a volume that stays writable would keep its dirt.
-        let _held = self.writeback.hold();
+        let _held = self.writeback.park();
         let settled = {
             let _alone = self.gate.write();
             self.settle_for_reading(new)

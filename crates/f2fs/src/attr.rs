@@ -1,7 +1,7 @@
 //! Attributes of inodes: mode, owner, times, flags.
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_vfs::{Attr, Cx, FsError, InodeFlags, Result, SetAttr, SetTime, relatime_moves};
+use steadfs_vfs::{Attr, Cx, FsError, InodeFlags, Result, SetAttr, SetTime, relatime_needs_update};
 
 use crate::disk::xattr::{Change as AttrChange, index};
 use crate::disk::{self, Features};
@@ -198,7 +198,7 @@ impl F2fs {
         let now = self.now();
         {
             let core = inode.core.read();
-            let due = relatime_moves(now, core.atime, core.mtime, core.ctime);
+            let due = relatime_needs_update(now, core.atime, core.mtime, core.ctime);
             if !due || core.has(InodeFlags::NOATIME) {
                 return;
             }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Buf, IoHandle, Queue};
-use steadfs_cache::{READ_BYTES_MAX, Source};
+use steadfs_cache::{BlockSource, READ_BYTES_MAX};
 use steadfs_vfs::{FsError, Result};
 
 use crate::data::BLOCK;
@@ -106,14 +106,14 @@ impl Reads {
 
 impl Plain {
     /// The content of at most `count` blocks from `block` on, and of how many it is.
-    pub fn part(&self, inode: &Inode, block: u64, count: u64) -> Result<(Source, u64)> {
+    pub fn part(&self, inode: &Inode, block: u64, count: u64) -> Result<(BlockSource, u64)> {
         let first = block / self.size * self.size;
         let cluster = self.clusters.get(&first);
         let cluster = cluster.ok_or_else(|| bad(inode, first, "is no longer compressed"))?;
         let count = count.min(first + self.size - block);
         let start = ((block - first) * BLOCK) as usize;
         let part = &cluster[start..start + (count * BLOCK) as usize];
-        Ok((Source::Content(Buf::copy_of(part)), count))
+        Ok((BlockSource::Content(Buf::copy_of(part)), count))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Freeing what nobody has any more: inodes without names whose last user lets them go.
+//! PendingFrees what nobody has any more: inodes without names whose last user lets them go.
 
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::{FileKind, FsError, Result};
@@ -37,7 +37,7 @@ impl F2fs {
     /// Frees an inode without names that its last caller has let go.
     fn free_let_go(&self, inode: &Inode) -> Result<()> {
         let evicted = self.evict(inode, IoTag::background());
-        self.freeing.let_go();
+        self.freeing.released();
         evicted
     }
 
@@ -63,7 +63,7 @@ impl F2fs {
             return;
         }
         if inode.is_looked_up() {
-            return self.freeing.expect();
+            return self.freeing.expect_release();
         }
         if let Err(error) = self.evict(inode, tag) {
             tracing::warn!(ino = %inode.nid(), %error, "freeing an unlinked inode failed");
@@ -125,7 +125,7 @@ impl F2fs {
     /// which is waited for.
     fn forget_pages(&self, inode: &Inode) -> Result<u64> {
         loop {
-            inode.pages.wait_landed(0..u64::MAX);
+            inode.pages.wait_for_writes(0..u64::MAX);
             let _change = self.change()?;
             if let Some(blocks) = inode.pages.try_discard(0..u64::MAX) {
                 return Ok(blocks);

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_block::Queue;
-use steadfs_cache::{Along, MetaCache, Writeback};
+use steadfs_cache::{FsyncClustering, MetaCache, Writeback};
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, Cx, Freeing, FsError, Result, StatFs};
+use steadfs_vfs::{Clock, Cx, FsError, PendingFrees, Result, StatFs};
 
 use crate::checkpoint::Checkpoints;
 use crate::checkpoint::daemon::Daemon;
@@ -69,9 +69,9 @@ pub struct F2fs {
     pub(crate) since: Mutex<Since>,
     pub(crate) syncs: crate::data::SyncStats,
     /// What goes along with an fsync.
-    pub(crate) along: Along,
+    pub(crate) along: FsyncClustering,
     pub(crate) inodes: InodeTable,
-    pub(crate) freeing: Freeing,
+    pub(crate) freeing: PendingFrees,
     pub(crate) verities: VerityFiles,
     pub(crate) clock: Clock,
     /// Held while a name moves from one directory to another.
@@ -124,7 +124,7 @@ impl F2fs {
     pub fn forget_clean(&self) {
         self.inodes.leave_all();
         self.nodes.leave_all();
-        self.meta.leave_unused();
+        self.meta.drop_unused();
     }
 
     /// The request queue.

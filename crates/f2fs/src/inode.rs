@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use steadfs_base::{BlockSize, InodeNo, IoTag};
 use steadfs_block::Buf;
-use steadfs_cache::{DirtyFile, Flushing, Mapping, Stream};
+use steadfs_cache::{DirtyFile, FlushGuard, Mapping, ReadAheadWindow};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{Attr, FileKind, FsError, FsxAttr, InodeFlags, Result};
@@ -40,7 +40,7 @@ pub struct Inode {
     /// Dirty blocks of a file, a directory or a long link.
     pub pages: Mapping,
     /// How it is read.
-    pub stream: Stream,
+    pub read_ahead: ReadAheadWindow,
     /// Size in bytes as everybody sees it.
     size: AtomicU64,
     /// Device number of a device node.
@@ -113,7 +113,7 @@ impl Inode {
             flush: Mutex::with_key(Rank::Writeback, nid.0.into(), ()),
             size: AtomicU64::new(core.size),
             core: RwLock::new(Rank::ExtentTree, core),
-            stream: Stream::default(),
+            read_ahead: ReadAheadWindow::default(),
             pages: Mapping::new(block_size, file, Arc::clone(&fs.writeback)),
             rdev,
             lookups: AtomicU64::new(0),
@@ -133,14 +133,14 @@ impl Inode {
     }
 
     /// Waits for the flush lock and takes it.
-    pub(crate) fn lock_flush(&self) -> Flushing<'_> {
-        Flushing::new(&self.pages, self.flush.lock())
+    pub(crate) fn lock_flush(&self) -> FlushGuard<'_> {
+        FlushGuard::new(&self.pages, self.flush.lock())
     }
 
     /// Takes the flush lock if it is free.
-    pub(crate) fn try_lock_flush(&self) -> Option<Flushing<'_>> {
+    pub(crate) fn try_lock_flush(&self) -> Option<FlushGuard<'_>> {
         let lock = self.flush.try_lock()?;
-        Some(Flushing::new(&self.pages, lock))
+        Some(FlushGuard::new(&self.pages, lock))
     }
 
     /// Its number.

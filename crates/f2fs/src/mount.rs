@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock};
 
 use steadfs_base::{BlockSize, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
-use steadfs_cache::{Along, CacheSizes, MetaCache, Writeback, WritebackOptions};
+use steadfs_cache::{CacheSizes, FsyncClustering, MetaCache, Writeback, WritebackOptions};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::verity::VerityFiles;
-use steadfs_vfs::{Clock, Freeing, FsError, Result};
+use steadfs_vfs::{Clock, FsError, PendingFrees, Result};
 
 use crate::checkpoint::daemon::Daemon;
 use crate::checkpoint::{self, Checkpoints, Current};
@@ -130,9 +130,9 @@ impl F2fs {
             gate: RwLock::new(Rank::TxnHandle, ()),
             cut: Mutex::new(Rank::Leaf, BTreeSet::new()),
             since: Mutex::new(Rank::Leaf, Since::default()),
-            along: Along::default(),
+            along: FsyncClustering::default(),
             extensions: Extensions::of(&superblock),
-            freeing: Freeing::new(),
+            freeing: PendingFrees::new(),
             verities: VerityFiles::default(),
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),

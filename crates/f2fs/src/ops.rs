@@ -293,7 +293,7 @@ impl FileSystem for F2fs {
     fn statfs(&self, _: &Cx) -> Result<StatFs> {
         let _seen = self.look();
         self.check_open()?;
-        self.freeing.settle();
+        self.freeing.wait_all();
         Ok(self.usage())
     }
 

@@ -109,7 +109,7 @@ impl F2fs {
         }
         // The tasks are not ended yet: the host may refuse others, and a volume that stays writable has those that its
         // options ask for. The flusher is held; the others change nothing while the volume is closed to changes.
-        let _held = self.writeback.hold();
+        let _held = self.writeback.park();
         let settled = {
             let _alone = self.service.write();
             self.check_writable().and_then(|()| {
@@ -193,7 +193,7 @@ impl F2fs {
         let now = checkpoint::load(&below, &self.layout)?;
         self.inodes.leave_all();
         self.nodes.leave_all();
-        self.meta.forget_all();
+        self.meta.invalidate_all();
         self.nat.reload(&now.checkpoint, now.nat_journal);
         self.space.reload(&self.layout, &now.checkpoint);
         self.orphans.reload(now.orphans);

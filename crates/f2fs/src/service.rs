@@ -5,7 +5,7 @@ use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
 use steadfs_base::IoTag;
-use steadfs_cache::{Backing, Why};
+use steadfs_cache::{Backing, WritebackReason};
 use steadfs_rt::fault_point;
 use steadfs_vfs::{Cx, FsError, Result};
 
@@ -251,7 +251,7 @@ impl Backing for F2fs {
         self.stop_for_panic();
     }
 
-    fn write_out(&self, files: &[u64], why: Why) {
+    fn write_out(&self, files: &[u64], why: WritebackReason) {
         fault_point("flusher");
         if self.is_frozen() {
             return;

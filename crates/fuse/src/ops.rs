@@ -401,7 +401,7 @@ impl Call<'_> {
             if done > 0 && (served.is_interrupted() || began.elapsed() > LONGEST) {
                 return Ok(0);
             }
-            self.cx.go_on()?;
+            self.cx.check_killed()?;
             let from = (self.ino, arg.off_in.saturating_add(done));
             let to = (to, arg.off_out.saturating_add(done));
             self.volume.fs.copy_range(&self.cx, from, to, n)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use steadfs_base::InodeNo;
-use steadfs_vfs::{Attr, InodeFlags, ReadData, StatFs, is_control_inode, shown_ino};
+use steadfs_vfs::{Attr, InodeFlags, ReadData, StatFs, is_control_inode, reported_ino};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::interrupt::Served;
@@ -183,7 +183,7 @@ impl Translate {
 
 fn wire_attr(attr: &Attr) -> wire::WireAttr {
     wire::WireAttr {
-        ino: shown_ino(attr.ino).0,
+        ino: reported_ino(attr.ino).0,
         size: attr.size,
         blocks: attr.blocks,
         atime: attr.atime.secs,
@@ -234,7 +234,7 @@ fn statx(attr: &Attr) -> wire::Statx {
         gid: attr.gid,
         // Type and permission bits take 16 bits.
         mode: (attr.kind.mode_bits() | attr.perm) as u16,
-        ino: shown_ino(attr.ino).0,
+        ino: reported_ino(attr.ino).0,
         size: attr.size,
         blocks: attr.blocks,
         atime: sx_time(attr.atime),

@@ -7,7 +7,7 @@ mod lab;
 use std::process::ExitCode;
 
 use clap::Parser;
-use steadfs::tools::harmless;
+use steadfs::tools::printable_text;
 
 use args::Args;
 
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("steadfs-lab: {}", harmless(&failure.message));
+                eprintln!("steadfs-lab: {}", printable_text(&failure.message));
             }
             failure.exit()
         }

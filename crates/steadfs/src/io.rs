@@ -7,7 +7,7 @@ use steadfs_block::{Policy, Queue};
 use steadfs_fuse::{Groups, Owners};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::options::{item, items};
-use steadfs_vfs::{Control, ControlEntry, FsError, Layer, Prepared, Result, Setter};
+use steadfs_vfs::{Control, ControlEntry, ControlLayer, FsError, PreparedOptions, Result, Setter};
 
 use crate::IoOptions;
 
@@ -126,8 +126,8 @@ impl Io {
     }
 }
 
-impl Layer for Io {
-    fn prepare(&self, list: &str) -> Result<Prepared> {
+impl ControlLayer for Io {
+    fn prepare(&self, list: &str) -> Result<PreparedOptions> {
         let mut rest = Vec::new();
         let mut own = Vec::new();
         let mut trial = self.options();
@@ -139,7 +139,7 @@ impl Layer for Io {
             }
         }
         let shared = Arc::clone(&self.shared);
-        Ok(Prepared {
+        Ok(PreparedOptions {
             rest: rest.join(","),
             apply: Box::new(move || shared.set(&own)),
         })
@@ -195,7 +195,7 @@ impl Control for Io {
         if path != "io/scheduler" || value.contains(',') {
             return Err(FsError::BadOption("is one word".to_owned()));
         }
-        let prepared = Layer::prepare(self, &format!("io_scheduler={value}"))?;
+        let prepared = ControlLayer::prepare(self, &format!("io_scheduler={value}"))?;
         Ok(prepared.apply)
     }
 }
@@ -212,14 +212,14 @@ mod tests {
         let queue = Arc::new(Queue::new(device, QueueOptions::default()));
         let io = Io::new(Arc::clone(&queue), IoOptions::default());
         assert_eq!(queue.settings().policy, Policy::Fair);
-        let prepared = Layer::prepare(&io, "io_scheduler=fifo,commit=9,noboost,ro").unwrap();
+        let prepared = ControlLayer::prepare(&io, "io_scheduler=fifo,commit=9,noboost,ro").unwrap();
         assert_eq!(prepared.rest, "commit=9,ro");
         assert_eq!(queue.settings().policy, Policy::Fair, "not yet");
         (prepared.apply)();
         assert_eq!(queue.settings().policy, Policy::Fifo);
-        assert_eq!(Layer::options(&io), "io_scheduler=fifo,noboost");
-        assert!(Layer::prepare(&io, "boost,queue_depth=0").is_err());
-        assert_eq!(Layer::options(&io), "io_scheduler=fifo,noboost");
+        assert_eq!(ControlLayer::options(&io), "io_scheduler=fifo,noboost");
+        assert!(ControlLayer::prepare(&io, "boost,queue_depth=0").is_err());
+        assert_eq!(ControlLayer::options(&io), "io_scheduler=fifo,noboost");
         io.write("io/scheduler", b"cfq\n").unwrap();
         assert_eq!(io.read("io/scheduler").unwrap(), b"fifo fair [cfq]\n");
         assert!(io.write("io/scheduler", b"bfq").is_err());

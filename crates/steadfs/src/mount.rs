@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use steadfs_fuse::{MountFlags, MountOptions, Mounted, Transport};
 use steadfs_vfs::options::items;
-use steadfs_vfs::{Control, FsError, Layer, Prepared, WithControl};
+use steadfs_vfs::{Control, ControlLayer, FsError, PreparedOptions, WithControl};
 
 use crate::probe::Kind;
 use crate::volume::{Error, Volume};
@@ -18,13 +18,13 @@ struct MountLayer {
     kind: Kind,
 }
 
-impl Layer for MountLayer {
-    fn prepare(&self, list: &str) -> Result<Prepared, FsError> {
-        Layer::prepare(&*self.io, &self.options.for_volume(list, self.kind)?)
+impl ControlLayer for MountLayer {
+    fn prepare(&self, list: &str) -> Result<PreparedOptions, FsError> {
+        ControlLayer::prepare(&*self.io, &self.options.for_volume(list, self.kind)?)
     }
 
     fn options(&self) -> String {
-        let lists = [self.options.show_fixed(), Layer::options(&*self.io)];
+        let lists = [self.options.show_fixed(), ControlLayer::options(&*self.io)];
         lists
             .into_iter()
             .filter(|list| !list.is_empty())

@@ -42,7 +42,7 @@ impl Clock {
 
 /// Whether a read at `now` moves the time of the last one, as relatime says: where it is not later than the file's
 /// last changes, and once a day.
-pub fn relatime_moves(
+pub fn relatime_needs_update(
     now: Timestamp,
     atime: Timestamp,
     mtime: Timestamp,
@@ -77,8 +77,9 @@ mod tests {
     #[test]
     fn a_read_is_noted_after_changes_and_once_a_day() {
         let at = |secs| Timestamp { secs, nanos: 7 };
-        let moves =
-            |now, atime, mtime, ctime| relatime_moves(at(now), at(atime), at(mtime), at(ctime));
+        let moves = |now, atime, mtime, ctime| {
+            relatime_needs_update(at(now), at(atime), at(mtime), at(ctime))
+        };
         assert!(moves(1000, 500, 500, 400), "not read since it was written");
         assert!(moves(1000, 500, 400, 500), "not read since it was changed");
         assert!(!moves(1000, 500, 499, 499));

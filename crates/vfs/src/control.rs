@@ -39,12 +39,12 @@ pub trait Control: Send + Sync {
 pub type Setter<'a> = Box<dyn FnOnce() + 'a>;
 
 /// What serves a volume besides the volume itself: options and control files of its own.
-pub trait Layer: Send + Sync {
+pub trait ControlLayer: Send + Sync {
     /// Takes its own items out of an option list for the running volume, and checks them.
     ///
     /// # Errors
     /// [`FsError::BadOption`](crate::FsError::BadOption); nothing has changed.
-    fn prepare(&self, list: &str) -> Result<Prepared>;
+    fn prepare(&self, list: &str) -> Result<PreparedOptions>;
     /// Its options as they are, a list; empty where nothing differs from the defaults.
     fn options(&self) -> String;
     /// Its control files, which come before the volume's of the same names.
@@ -52,7 +52,7 @@ pub trait Layer: Send + Sync {
 }
 
 /// A checked change of options.
-pub struct Prepared {
+pub struct PreparedOptions {
     /// What is left for the volume.
     pub rest: String,
     /// Does it; called when the volume has taken the rest.

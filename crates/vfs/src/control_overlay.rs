@@ -7,13 +7,13 @@
 //! name reads fresh and complete content, a reader that goes on sees one consistent text, and what
 //! the page cache keeps belongs to an inode nobody finds again. A descriptor kept open shows the
 //! content of its opening. The inode goes when the last lookup count goes. What programs are told is
-//! the number of the file's place, which stays ([`shown_ino`]): cp(1) copies only what it has looked at.
+//! the number of the file's place, which stays ([`reported_ino`]): cp(1) copies only what it has looked at.
 //!
 //! A write hands its whole buffer to [`Control::write`](crate::Control::write), wherever the file
 //! position is; setting the size (`O_TRUNC`) does nothing.
 
 mod ops;
-mod places;
+mod tree;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use steadfs_base::{InodeNo, Timestamp};
 use steadfs_rt::{Mutex, Rank};
 
-use places::{Place, PlaceKind, insert};
+use tree::{Place, PlaceKind, insert};
 
 use crate::tune::tune;
 use crate::{
-    Attr, Control, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr, InodeFlags,
-    IoctlAnswer, Layer, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode,
+    Attr, Control, ControlLayer, Cx, DirEntry, FallocMode, FileKind, FileSystem, FsError, FsxAttr,
+    InodeFlags, IoctlAnswer, ReadData, RenameFlags, Result, Seek, SetAttr, SetXattr, ShutdownMode,
     StatFs,
 };
 
@@ -53,7 +53,7 @@ pub const fn is_control_inode(ino: InodeNo) -> bool {
 
 /// The number that programs are shown of an inode: of a control file one for all the inodes that it has
 /// by and by, the same as in its directory.
-pub const fn shown_ino(ino: InodeNo) -> InodeNo {
+pub const fn reported_ino(ino: InodeNo) -> InodeNo {
     match is_control_inode(ino) {
         true => InodeNo(FIRST_INO + (ino.0 - FIRST_INO) % PLACES),
         false => ino,
@@ -78,7 +78,7 @@ impl Inode {
 /// A volume with its control files below [`CONTROL_DIR`].
 pub struct WithControl {
     inner: Arc<dyn FileSystem>,
-    layer: Option<Arc<dyn Layer>>,
+    layer: Option<Arc<dyn ControlLayer>>,
     /// Whether the directory is there.
     shown: bool,
     places: Vec<Place>,
@@ -130,7 +130,7 @@ impl WithControl {
     }
 
     /// Adds a layer's files and options.
-    pub fn with_layer(mut self, layer: Arc<dyn Layer>) -> Self {
+    pub fn with_layer(mut self, layer: Arc<dyn ControlLayer>) -> Self {
         for entry in layer.control().entries() {
             let same = |place: &Place| matches!(place.kind, PlaceKind::File { path, .. } if path == entry.path);
             match self.places.iter_mut().find(|place| same(place)) {
@@ -213,7 +213,7 @@ impl WithControl {
 
     /// Who has control files, those first whose files hide others'.
     fn controls(&self) -> Vec<&dyn Control> {
-        let layer = self.layer.as_deref().map(Layer::control);
+        let layer = self.layer.as_deref().map(ControlLayer::control);
         layer.into_iter().chain(self.inner.control()).collect()
     }
 

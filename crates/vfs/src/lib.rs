@@ -8,20 +8,20 @@ mod control;
 mod control_overlay;
 mod error;
 mod findings;
-mod freeing;
 pub mod names;
 pub mod nokey;
 pub mod options;
+mod pending_frees;
 mod tune;
 mod types;
 pub mod verity;
 
-pub use clock::{Clock, relatime_moves};
-pub use control::{Control, ControlEntry, Layer, Prepared, Setter};
-pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode, shown_ino};
+pub use clock::{Clock, relatime_needs_update};
+pub use control::{Control, ControlEntry, ControlLayer, PreparedOptions, Setter};
+pub use control_overlay::{CONTROL_DIR, SYNC_FILE, WithControl, is_control_inode, reported_ino};
 pub use error::{FsError, Result};
 pub use findings::Findings;
-pub use freeing::{Freeing, FreeingUnderWay};
+pub use pending_frees::{FreeGuard, PendingFrees};
 pub use types::{
     Attr, Cx, DirEntry, FallocMode, FileKind, FsxAttr, InodeFlags, Interruption, IoctlAnswer,
     ReadData, RenameFlags, SHUT_DOWN, Seek, Segment, SetAttr, SetTime, SetXattr, ShutdownMode,

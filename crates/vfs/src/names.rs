@@ -131,7 +131,7 @@ fn lock_all<'a, I: NameLock>(inodes: &mut Vec<&'a I>) -> Vec<RwLockWriteGuard<'a
 
 /// One member of each circle among directories that are given as their parents' places in the list
 /// (`None`: the root, or a parent that is none).
-pub fn circles(parents: &[Option<usize>]) -> Vec<usize> {
+pub fn parent_cycles(parents: &[Option<usize>]) -> Vec<usize> {
     #[derive(Clone, Copy, PartialEq)]
     enum Seen {
         No,
@@ -205,7 +205,7 @@ pub fn printable(name: &[u8]) -> String {
 
 /// A message as it can be shown: as [`printable`], but lines, tabs and backslashes stay what they are, for its names may
 /// have been made printable before.
-pub fn harmless(text: &str) -> String {
+pub fn printable_text(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -217,7 +217,7 @@ pub fn harmless(text: &str) -> String {
 }
 
 /// JSON as it can be shown: it is the same, with what speaks to a terminal in `\uXXXX`. Only its strings have that.
-pub fn harmless_json(json: &str) -> String {
+pub fn printable_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
         if c != '\n' && (c.is_control() || is_invisible(c)) {
@@ -246,10 +246,10 @@ mod tests {
 
     #[test]
     fn one_of_each_circle() {
-        assert!(circles(&[None, Some(0), Some(1), None]).is_empty());
+        assert!(parent_cycles(&[None, Some(0), Some(1), None]).is_empty());
         // 1 → 2 → 1, 3 hangs on it; 4 → 4.
         let parents = [None, Some(2), Some(1), Some(1), Some(4)];
-        assert_eq!(circles(&parents), [1, 4]);
+        assert_eq!(parent_cycles(&parents), [1, 4]);
     }
 
     #[test]
@@ -279,10 +279,10 @@ mod tests {
     fn messages_say_nothing_to_a_terminal() {
         let text = "one: \\033\ntwo\t\u{1b}]0;x\u{7}\u{9b}31m\u{202e}ä";
         let shown = "one: \\033\ntwo\t\\033]0;x\\007\\302\\23331m\\342\\200\\256ä";
-        assert_eq!(harmless(text), shown);
+        assert_eq!(printable_text(text), shown);
         let json = "{\n  \"label\": \"a\\u001b\u{9b}31m\u{7f}\u{202e}ä\"\n}";
         let shown = "{\n  \"label\": \"a\\u001b\\u009b31m\\u007f\\u202eä\"\n}";
-        assert_eq!(harmless_json(json), shown);
+        assert_eq!(printable_json(json), shown);
     }
 
     #[test]

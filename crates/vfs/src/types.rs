@@ -51,7 +51,7 @@ impl Cx {
     }
 
     /// [`FsError::Interrupted`] if the caller is being killed.
-    pub fn go_on(&self) -> Result<()> {
+    pub fn check_killed(&self) -> Result<()> {
         match self.is_killed() {
             true => Err(FsError::Interrupted),
             false => Ok(()),

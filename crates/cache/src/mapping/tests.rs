@@ -51,20 +51,20 @@ fn a_block_written_again_in_flight_stays_dirty() {
     let (writeback, map) = mapping();
     let written = map.write(0, &[1; 2 * BS], IoTag::default(), always, zero_fill);
     assert_eq!((written.bytes, written.reserved), (2 * BS, 2));
-    let taken = map.take_dirty(0..9, 9);
+    let taken = map.collect(0..9, 9);
     assert_eq!(taken.len(), 2);
     map.write(10, &[2; 5], IoTag::default(), always, zero_fill);
-    assert!(map.take_dirty(0..9, 9).is_empty(), "never in flight twice");
+    assert!(map.collect(0..9, 9).is_empty(), "never in flight twice");
     assert_eq!(taken[0].data[10], 1, "the flight keeps what it took");
-    map.landed(0..2, Ok(()), false);
+    map.complete(0..2, Ok(()), false);
     assert_eq!(writeback.dirty_bytes(), BS as u64);
     assert!(map.get(FileBlock(1)).is_none());
-    let again = map.take_dirty(0..9, 9);
+    let again = map.collect(0..9, 9);
     assert_eq!(
         (again.len(), again[0].data[10], again[0].data[15]),
         (1, 2, 1)
     );
-    map.landed(0..1, Ok(()), false);
+    map.complete(0..1, Ok(()), false);
     assert_eq!((map.unwritten(), writeback.dirty_bytes()), (0, 0));
     assert!(writeback.dirty_files().is_empty());
 }
@@ -95,9 +95,9 @@ fn an_edited_block_is_filled_once_and_dirty() {
     );
     assert_eq!(map.get(FileBlock(3)).unwrap()[..3], [1, 2, 7]);
     assert_eq!(writeback.dirty_bytes(), BS as u64);
-    assert_eq!(map.take_dirty(0..9, 9).len(), 1);
+    assert_eq!(map.collect(0..9, 9).len(), 1);
     assert_eq!(map.try_discard(0..9), None, "in flight");
-    map.landed(0..9, Err(&failure()), false);
+    map.complete(0..9, Err(&failure()), false);
     assert_eq!(map.try_discard(0..9), Some(0));
     assert!(map.is_empty());
 }
@@ -108,10 +108,10 @@ fn only_what_needs_a_reservation_holds_one() {
     let second = |block| block == FileBlock(1);
     let written = map.write(0, &[1; 2 * BS], IoTag::default(), second, zero_fill);
     assert_eq!(written.reserved, 1);
-    let taken = map.take_dirty(0..9, 9);
+    let taken = map.collect(0..9, 9);
     assert_eq!((taken[0].reserved, taken[1].reserved), (false, true));
-    assert_eq!(map.landed(0..1, Err(&failure()), false), 0);
-    assert_eq!(map.landed(1..2, Err(&failure()), true), 1);
+    assert_eq!(map.complete(0..1, Err(&failure()), false), 0);
+    assert_eq!(map.complete(1..2, Err(&failure()), true), 1);
     assert_eq!(map.discard(0..9), 1);
 }
 
@@ -119,13 +119,13 @@ fn only_what_needs_a_reservation_holds_one() {
 fn a_failed_write_is_never_clean() {
     let (writeback, map) = mapping();
     map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
-    assert!(map.take_dirty(0..9, 9)[0].reserved);
-    assert_eq!(map.landed(0..1, Err(&failure()), true), 1);
+    assert!(map.collect(0..9, 9)[0].reserved);
+    assert_eq!(map.complete(0..1, Err(&failure()), true), 1);
     assert_eq!(map.take_error(), Some(failure()));
     assert_eq!(writeback.dirty_bytes(), BS as u64);
-    let again = map.take_dirty(0..9, 9);
+    let again = map.collect(0..9, 9);
     assert!(again[0].reserved);
-    map.landed(0..1, Ok(()), false);
+    map.complete(0..1, Ok(()), false);
     assert!(map.is_empty());
 }
 
@@ -134,20 +134,20 @@ fn a_failure_that_was_told_is_no_news_until_all_is_written() {
     let (_, map) = mapping();
     map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
     let fail = || {
-        map.take_dirty(0..9, 9);
-        map.landed(0..1, Err(&failure()), true);
+        map.collect(0..9, 9);
+        map.complete(0..1, Err(&failure()), true);
     };
     fail();
     assert_eq!(map.take_error(), Some(failure()));
     fail();
-    map.take_dirty(0..9, 9);
-    map.landed(0..1, Ok(()), true);
+    map.collect(0..9, 9);
+    map.complete(0..1, Ok(()), true);
     assert_eq!(map.take_error(), None, "told before");
     // All was written since: this one is another.
     map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
     fail();
-    map.take_dirty(0..9, 9);
-    map.landed(0..1, Ok(()), true);
+    map.collect(0..9, 9);
+    map.complete(0..1, Ok(()), true);
     assert_eq!(map.take_error(), Some(failure()), "nobody was told");
     assert_eq!(map.take_error(), None);
 }
@@ -156,11 +156,11 @@ fn a_failure_that_was_told_is_no_news_until_all_is_written() {
 fn what_is_put_back_is_dirty_without_an_error() {
     let (writeback, map) = mapping();
     map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
-    map.take_dirty(0..9, 9);
-    assert_eq!(map.put_back(0..1, true), 1);
+    map.collect(0..9, 9);
+    assert_eq!(map.redirty(0..1, true), 1);
     assert_eq!((map.unwritten(), map.take_error()), (1, None));
     assert_eq!(writeback.dirty_bytes(), BS as u64);
-    assert!(map.take_dirty(0..9, 9)[0].reserved);
+    assert!(map.collect(0..9, 9)[0].reserved);
 }
 
 #[test]
@@ -169,8 +169,8 @@ fn a_block_written_without_a_reservation_never_gets_one_by_failing() {
     let never = |_| false;
     let written = map.write(0, &[1; BS], IoTag::default(), never, zero_fill);
     assert_eq!((written.bytes, written.reserved), (BS, 0));
-    assert!(!map.take_dirty(0..9, 9)[0].reserved);
-    assert_eq!(map.landed(0..1, Err(&failure()), true), 0);
+    assert!(!map.collect(0..9, 9)[0].reserved);
+    assert_eq!(map.complete(0..1, Err(&failure()), true), 0);
     // Nor does writing it again so take away the one it has got since.
     map.write(0, &[2; BS], IoTag::default(), always, zero_fill);
     map.write(0, &[3; BS], IoTag::default(), never, zero_fill);
@@ -188,7 +188,7 @@ fn the_size_grows_with_the_content() {
     let size = std::cell::Cell::new(0);
     map.write_growing(write, always, zero_fill, |end| size.set(end));
     assert_eq!(size.get(), 10 + 2 * BS as u64);
-    let (taken, seen) = map.take_dirty_of(9, || (0..9, size.get()));
+    let (taken, seen) = map.collect_with(9, || (0..9, size.get()));
     assert_eq!((taken.len(), seen), (3, size.get()));
 }
 
@@ -199,7 +199,7 @@ fn write_back_goes_onwards_unless_the_file_has_grown_behind_it() {
         let (_, map) = mapping();
         map.write(0, &[1; 5 * BS], IoTag::default(), always, zero_fill);
         let all = DirtyEpoch::ALL;
-        let (taken, seen) = map.take_onwards(2..u64::MAX, 9, all, stored, || size);
+        let (taken, seen) = map.collect_forward(2..u64::MAX, 9, all, stored, || size);
         assert_eq!(seen, size);
         taken.iter().map(|t| t.block.0).collect::<Vec<_>>()
     };
@@ -217,7 +217,7 @@ fn dirty(map: &Mapping, at: u64, blocks: usize) {
 
 fn take_old(map: &Mapping, epoch: DirtyEpoch, stored: u64) -> Vec<u64> {
     let (stored, size) = (stored * BS as u64, 9 * BS as u64);
-    let (taken, _) = map.take_onwards(0..map.end_of(epoch), 9, epoch, stored, || size);
+    let (taken, _) = map.collect_forward(0..map.dirty_end(epoch), 9, epoch, stored, || size);
     taken.iter().map(|taken| taken.block.0).collect()
 }
 
@@ -232,11 +232,11 @@ fn what_is_dirtied_after_an_epoch_is_left_for_the_next_one() {
     dirty(&map, 2, 1);
     dirty(&map, 7, 2);
     dirty(&map, 3, 1);
-    assert_eq!(map.end_of(epoch), 5);
+    assert_eq!(map.dirty_end(epoch), 5);
     assert_eq!(take_old(&map, epoch, 9), [1, 3, 4]);
-    assert_eq!(map.end_of(epoch), 5, "in flight");
-    map.landed(1..5, Ok(()), true);
-    assert_eq!(map.end_of(epoch), 0);
+    assert_eq!(map.dirty_end(epoch), 5, "in flight");
+    map.complete(1..5, Ok(()), true);
+    assert_eq!(map.dirty_end(epoch), 0);
     let next = writeback.end_epoch();
     assert_eq!(take_old(&map, next, 9), [0, 2, 7, 8]);
 }
@@ -260,14 +260,14 @@ fn a_block_is_as_old_as_its_oldest_content_that_is_not_written() {
             let (writeback, map) = mapping();
             dirty(&map, 0, 1);
             let epoch = writeback.end_epoch();
-            assert_eq!(map.take_dirty(0..9, 9).len(), 1);
+            assert_eq!(map.collect(0..9, 9).len(), 1);
             if again {
                 dirty(&map, 0, 1);
             }
             let result = if fails { Err(&failure()) } else { Ok(()) };
-            map.landed(0..1, result, true);
-            assert_eq!(map.end_of(epoch), u64::from(fails), "{fails} {again}");
-            let left = map.end_of(DirtyEpoch::ALL);
+            map.complete(0..1, result, true);
+            assert_eq!(map.dirty_end(epoch), u64::from(fails), "{fails} {again}");
+            let left = map.dirty_end(DirtyEpoch::ALL);
             assert_eq!(left, u64::from(fails || again));
         }
     }
@@ -280,14 +280,14 @@ fn a_panic_under_the_flush_lock_leaves_nothing_in_flight() {
     dirty(&map, 0, 2);
     let epoch = writeback.end_epoch();
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let _one = crate::Flushing::new(&map, flush.lock());
-        assert_eq!(map.take_dirty(0..9, 9).len(), 2);
+        let _one = crate::FlushGuard::new(&map, flush.lock());
+        assert_eq!(map.collect(0..9, 9).len(), 2);
         // As a panic, without its message.
         std::panic::resume_unwind(Box::new("quietly"));
     }));
     assert!(caught.is_err());
-    map.wait_landed(0..9);
-    assert_eq!(map.end_of(epoch), 2);
+    map.wait_for_writes(0..9);
+    assert_eq!(map.dirty_end(epoch), 2);
     assert!(flush.try_lock().is_some());
 }
 
@@ -297,8 +297,8 @@ fn the_first_that_is_in_no_run() {
     map.write(0, &[1; 2 * BS], IoTag::default(), always, zero_fill);
     let behind = 4 * BS as u64;
     map.write(behind, &[1; 2 * BS], IoTag::default(), always, zero_fill);
-    let taken = map.take_dirty(0..9, 9);
-    let first = |runs: &[Range<u64>]| Taken::first_not_in(&taken, runs.iter().cloned());
+    let taken = map.collect(0..9, 9);
+    let first = |runs: &[Range<u64>]| CollectedBlock::first_not_in(&taken, runs.iter().cloned());
     assert_eq!(first(&[0..2, 4..6]), None);
     assert_eq!(first(&[0..2, 4..5]), Some(5));
     assert_eq!(first(&[0..1, 1..2]), Some(4));

@@ -35,21 +35,21 @@ fn a_note_is_of_the_content_it_was_made_for() {
     let note = || {
         let mut guard = buf.lock();
         guard[0] = 1;
-        guard.note(24);
+        guard.set_hint(24);
     };
-    assert_eq!(buf.noted().1, 0);
+    assert_eq!(buf.data_and_hint().1, 0);
     note();
-    assert_eq!((buf.noted().0[0], buf.noted().1), (1, 24));
+    assert_eq!((buf.data_and_hint().0[0], buf.data_and_hint().1), (1, 24));
     drop(buf.lock());
-    assert_eq!(buf.noted().1, 24, "nothing has changed");
+    assert_eq!(buf.data_and_hint().1, 24, "nothing has changed");
     buf.lock()[9] = 1;
-    assert_eq!(buf.noted().1, 0);
+    assert_eq!(buf.data_and_hint().1, 0);
     note();
     cache.get_new(DevBlock(1));
-    assert_eq!(buf.noted().1, 0);
+    assert_eq!(buf.data_and_hint().1, 0);
     note();
-    cache.put(DevBlock(1), buf.data());
-    assert_eq!(buf.noted().1, 0);
+    cache.set_content(DevBlock(1), buf.data());
+    assert_eq!(buf.data_and_hint().1, 0);
 }
 
 #[test]

@@ -14,7 +14,7 @@ const BS: u64 = 1024;
 struct File {
     queue: Queue,
     pages: Mapping,
-    stream: Stream,
+    window: ReadAheadWindow,
     content: Vec<u8>,
 }
 
@@ -47,7 +47,7 @@ impl File {
         Self {
             queue: Queue::new(device, QueueOptions::default()),
             pages,
-            stream: Stream::default(),
+            window: ReadAheadWindow::default(),
             content,
         }
     }
@@ -56,7 +56,7 @@ impl File {
         FileReader {
             queue: &self.queue,
             pages: &self.pages,
-            stream: &self.stream,
+            window: &self.window,
             tag: IoTag::default(),
         }
     }
@@ -65,8 +65,8 @@ impl File {
         let reading = self.reader().begin(range, map).unwrap();
         let mut out = Vec::new();
         let push = |part| match part {
-            Part::Zeros(n) => out.resize(out.len() + n, 0),
-            Part::Bytes(buf, wanted) => out.extend_from_slice(&buf[wanted]),
+            ReadPart::Zeros(n) => out.resize(out.len() + n, 0),
+            ReadPart::Bytes(buf, wanted) => out.extend_from_slice(&buf[wanted]),
         };
         reading.finish(push).unwrap();
         out
@@ -93,16 +93,16 @@ fn kind(block: u64) -> Kind {
 }
 
 /// Nothing is known of blocks in memory: what is said of them does not matter.
-fn map(block: FileBlock, most: u64) -> Result<(Source, u64), &'static str> {
+fn map(block: FileBlock, most: u64) -> Result<(BlockSource, u64), &'static str> {
     let what = kind(block.0);
     let count = (0..most).take_while(|n| kind(block.0 + n) == what).count() as u64;
     let source = match what {
-        Kind::Hole => Source::Nowhere,
-        Kind::Device => Source::Device(block.0 * BS),
+        Kind::Hole => BlockSource::Hole,
+        Kind::Device => BlockSource::Device(block.0 * BS),
         Kind::Memory => return Err("in memory"),
         Kind::Made => {
             let made = (block.0..block.0 + count).flat_map(|n| [n as u8 | 1; BS as usize]);
-            Source::Content(Buf::copy_of(&made.collect::<Vec<_>>()))
+            BlockSource::Content(Buf::copy_of(&made.collect::<Vec<_>>()))
         }
     };
     Ok((source, count))
@@ -125,14 +125,14 @@ fn any_range_reads_as_what_lies_there() {
 #[test]
 fn a_map_may_say_more_than_it_was_asked_for() {
     let file = File::new(64);
-    let hole = |_, _| Ok::<_, ()>((Source::Nowhere, u64::MAX));
+    let hole = |_, _| Ok::<_, ()>((BlockSource::Hole, u64::MAX));
     let reading = file.reader().begin(10..4 * BS + 10, hole).unwrap();
     let mut bytes = 0;
     reading
         .finish(|part| {
             bytes += match part {
-                Part::Zeros(n) => n,
-                Part::Bytes(buf, wanted) => {
+                ReadPart::Zeros(n) => n,
+                ReadPart::Bytes(buf, wanted) => {
                     assert_eq!(buf[0], 3, "the fourth block, in memory");
                     wanted.len()
                 }
@@ -147,7 +147,7 @@ fn what_is_wrong_is_told() {
     let file = File::new(16);
     let begun = file.reader().begin(0..BS, |_, _| Err("damaged"));
     assert_eq!(begun.err(), Some("damaged"));
-    let beyond = |_, most| Ok::<_, ()>((Source::Device(1 << 40), most));
+    let beyond = |_, most| Ok::<_, ()>((BlockSource::Device(1 << 40), most));
     let reading = file.reader().begin(0..BS, beyond).unwrap();
     assert!(reading.finish(|_| ()).is_err());
 }
@@ -163,12 +163,13 @@ fn a_stream_is_read_ahead_until_something_is_in_the_way() {
         asked.set(block.0 * BS);
         match damaged.get() && block.0 >= 5 * READ / BS {
             true => Err(()),
-            false => Ok((Source::Device(block.0 * BS), most)),
+            false => Ok((BlockSource::Device(block.0 * BS), most)),
         }
     };
     let ahead = |n: u64| {
         asked.set(0);
-        file.reader().ahead(n * READ..(n + 1) * READ, SIZE, map);
+        file.reader()
+            .read_ahead(n * READ..(n + 1) * READ, SIZE, map);
         asked.get()
     };
     assert_eq!([ahead(0), ahead(1)], [0, 0], "not a stream yet");
@@ -188,13 +189,13 @@ fn what_the_queue_does_not_take_is_asked_for_again() {
     let ahead = |n: u64| {
         asked.set(0);
         let range = n * READ..(n + 1) * READ;
-        file.reader().ahead(range, SIZE, |block, most| {
+        file.reader().read_ahead(range, SIZE, |block, most| {
             asked.set(block.0 * BS);
             if full.get() {
                 // Somebody else takes it meanwhile.
                 file.queue.limit_read_ahead(0);
             }
-            Ok::<_, ()>((Source::Device(block.0 * BS), most))
+            Ok::<_, ()>((BlockSource::Device(block.0 * BS), most))
         });
         asked.get()
     };

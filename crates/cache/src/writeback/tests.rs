@@ -10,7 +10,7 @@ use super::*;
 struct Panics(AtomicBool);
 
 impl Backing for Panics {
-    fn write_out(&self, _: &[u64], _: Why) {
+    fn write_out(&self, _: &[u64], _: WritebackReason) {
         // As a panic, without its message.
         resume_unwind(Box::new("quietly"));
     }
@@ -32,6 +32,6 @@ fn a_flusher_that_panics_stops_the_volume_and_keeps_nobody_waiting() {
     while !backing.0.load(Ordering::Acquire) {
         sleep(Duration::from_millis(1));
     }
-    drop(writeback.hold());
+    drop(writeback.park());
     writeback.stop();
 }

@@ -1,7 +1,7 @@
 //! Names against inodes: link counts, connectivity, parents.
 
 use steadfs_vfs::FileKind;
-use steadfs_vfs::names::circles;
+use steadfs_vfs::names::parent_cycles;
 
 use super::tables::{Dir, InodeState};
 use super::{Checker, Issue};
@@ -85,7 +85,7 @@ impl Checker<'_> {
             parent.and_then(|parent| self.dir_index(parent))
         };
         let parents: Vec<_> = self.dirs.iter().map(parent).collect();
-        for i in circles(&parents) {
+        for i in parent_cycles(&parents) {
             let ino = self.dirs[i].ino;
             self.issue(Issue::DirLoop { ino });
         }

@@ -1,9 +1,9 @@
-//! Files whose data goes along with another file's fsync ([`steadfs_cache::Along`]).
+//! Files whose data goes along with another file's fsync ([`steadfs_cache::FsyncClustering`]).
 
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
-use steadfs_cache::{DirtyFile, Why};
+use steadfs_cache::{DirtyFile, WritebackReason};
 
 use crate::disk::Ino;
 use crate::fs::Ext4;
@@ -14,24 +14,24 @@ impl Ext4 {
     /// where that promises to spare them their own. What fails is left dirty and is its file's error.
     pub(super) fn write_along(&self, inode: &Inode, tag: IoTag) {
         if inode.take_along() && inode.pages.is_empty() {
-            self.along.hit();
+            self.along.record_hit();
         }
         if !self.txns.is_journaled() {
             return;
         }
         let file = DirtyFile(inode.ino().0.into());
         let dirty = inode.pages.dirty_bytes();
-        let near = self.along.company(&self.writeback, file, dirty);
+        let near = self.along.candidates(&self.writeback, file, dirty);
         if near.is_empty() || self.check_writable().is_err() {
             return;
         }
-        self.along.took();
+        self.along.record_run();
         let others = near.iter().chain([&file.0]);
         let known = others.filter_map(|&ino| self.inodes.get(Ino(u32::try_from(ino).ok()?)));
         let mut group: Vec<Arc<Inode>> = known.collect();
         // The order of their locks.
         group.sort_unstable_by_key(|inode| inode.ino());
-        if let Err(error) = self.write_small(&group, Why::Sync, tag) {
+        if let Err(error) = self.write_small(&group, WritebackReason::Sync, tag) {
             tracing::debug!(%error, "a file that went along with an fsync was not written");
         }
         for other in group.iter().filter(|other| other.ino() != inode.ino()) {

@@ -46,7 +46,7 @@ impl Ext4 {
         epoch: DirtyEpoch,
         tag: IoTag,
     ) -> Result<()> {
-        let mut rest = 0..inode.pages.end_of(epoch);
+        let mut rest = 0..inode.pages.dirty_end(epoch);
         let mut first_error = Ok(());
         loop {
             let _one = inode.lock_flush();
@@ -127,7 +127,7 @@ impl Ext4 {
         let limit = BATCH >> bits;
         let taken = inode
             .pages
-            .take_onwards(rest.clone(), limit, epoch, stored, || inode.size());
+            .collect_forward(rest.clone(), limit, epoch, stored, || inode.size());
         rest.start = taken.0.last()?.block.0 + 1;
         let before = before.and_then(|flight| flight.pieces.last());
         Some(self.prepare(inode, taken, before, tag))

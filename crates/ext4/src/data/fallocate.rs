@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use steadfs_base::{DevBlock, FileBlock, IoTag};
 use steadfs_block::{Bio, Buf};
-use steadfs_cache::Why;
+use steadfs_cache::WritebackReason;
 use steadfs_vfs::{Cx, FallocMode, FsError, InodeFlags, Result};
 
 use crate::disk::extent::MAX_UNWRITTEN_LEN;
@@ -99,7 +99,7 @@ impl Ext4 {
         self.with_room(cx, || {
             let _one = inode.lock_flush();
             while at < end {
-                cx.go_on()?;
+                cx.check_killed()?;
                 let (mapped, goal) = {
                     let core = inode.core.read();
                     let mapped = self.map(inode.ino(), &core, at, cx.tag)?;
@@ -148,7 +148,7 @@ impl Ext4 {
     /// raise it, will not see them any more.
     fn settle_size(&self, cx: &Cx, inode: &Inode) -> Result<()> {
         if inode.core.read().size < inode.size() {
-            self.write_out(inode, Why::Sync, cx.tag)?;
+            self.write_out(inode, WritebackReason::Sync, cx.tag)?;
         }
         Ok(())
     }

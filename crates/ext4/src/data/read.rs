@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_cache::{FileReader, Part, Source};
-use steadfs_vfs::{Cx, InodeFlags, ReadData, Result, relatime_moves};
+use steadfs_cache::{BlockSource, FileReader, ReadPart};
+use steadfs_vfs::{Cx, InodeFlags, ReadData, Result, relatime_needs_update};
 
 use super::inline_content;
 use crate::disk;
@@ -58,7 +58,7 @@ impl Ext4 {
         let reader = FileReader {
             queue: &self.queue,
             pages: &inode.pages,
-            stream: &inode.stream,
+            window: &inode.read_ahead,
             tag,
         };
         let reading = {
@@ -69,14 +69,14 @@ impl Ext4 {
             let map = |block, _| self.source(inode, &core, block, tag);
             let reading = reader.begin(range.clone(), map)?;
             if let Some(size) = size {
-                reader.ahead(range, size, map);
+                reader.read_ahead(range, size, map);
             }
             reading
         };
         let mut out = ReadData::new();
         let push = |part| match part {
-            Part::Zeros(n) => out.push_zeros(n),
-            Part::Bytes(buf, wanted) => out.push(buf.into_shared(), wanted),
+            ReadPart::Zeros(n) => out.push_zeros(n),
+            ReadPart::Bytes(buf, wanted) => out.push(buf.into_shared(), wanted),
         };
         reading.finish(push).map_err(io_error)?;
         Ok(out)
@@ -89,11 +89,11 @@ impl Ext4 {
         core: &disk::Inode,
         block: FileBlock,
         tag: IoTag,
-    ) -> Result<(Source, u64)> {
+    ) -> Result<(BlockSource, u64)> {
         let mapped = self.map(inode.ino(), core, block, tag)?;
         let source = match mapped.place {
-            Place::Written(start) => Source::Device(self.geo.block_size.offset_of(start)),
-            Place::Hole | Place::Unwritten(_) => Source::Nowhere,
+            Place::Written(start) => BlockSource::Device(self.geo.block_size.offset_of(start)),
+            Place::Hole | Place::Unwritten(_) => BlockSource::Hole,
         };
         Ok((source, mapped.len))
     }
@@ -107,7 +107,7 @@ impl Ext4 {
         let (now, due) = {
             let core = inode.core.read();
             let now = self.now(&core);
-            let due = relatime_moves(now, core.atime, core.mtime, core.ctime);
+            let due = relatime_needs_update(now, core.atime, core.mtime, core.ctime);
             (now, due && !core.flags.contains(InodeFlags::NOATIME))
         };
         if due {

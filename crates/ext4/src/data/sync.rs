@@ -1,7 +1,7 @@
 //! Making things durable.
 
 use steadfs_base::{IoTag, Urgency};
-use steadfs_cache::{DirtyFile, Why};
+use steadfs_cache::{DirtyFile, WritebackReason};
 use steadfs_rt::inherit;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
@@ -27,9 +27,9 @@ impl Ext4 {
         // Others who hold what it waits for work in this caller's name.
         let _acting = inherit::set_task_tag(tag);
         if inode.kind() == FileKind::Regular {
-            self.writeback.synced(DirtyFile(inode.ino().0.into()));
+            self.writeback.record_fsync(DirtyFile(inode.ino().0.into()));
             self.write_along(inode, tag);
-            let written = self.write_out(inode, Why::Sync, tag);
+            let written = self.write_out(inode, WritebackReason::Sync, tag);
             // The error that a background write met is told here, once, also where what failed has
             // been written since; one that was told is not told again when the data is there.
             let earlier = inode.pages.take_error();
@@ -113,7 +113,7 @@ impl Ext4 {
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
         let dirty = self.writeback.dirty_files();
-        let mut result = self.write_out_files(&dirty, Why::Sync, tag);
+        let mut result = self.write_out_files(&dirty, WritebackReason::Sync, tag);
         if self.check_writable().is_ok() {
             for inode in self.inodes.dirty() {
                 result = result.and(self.store_if_dirty(&inode));

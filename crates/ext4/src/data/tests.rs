@@ -123,7 +123,7 @@ impl Model {
                 self.zero(start, end);
             }
             _ => fs
-                .write_out(&inode, steadfs_cache::Why::Background, cx.tag)
+                .write_out(&inode, steadfs_cache::WritebackReason::Background, cx.tag)
                 .unwrap(),
         }
         assert_eq!(inode.size(), self.bytes.len() as u64, "step {}", self.steps);

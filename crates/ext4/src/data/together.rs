@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfs_base::{DevBlock, IoTag, Urgency};
-use steadfs_cache::{DirtyEpoch, Why};
+use steadfs_cache::{DirtyEpoch, WritebackReason};
 use steadfs_vfs::Result;
 
 use crate::data::waiting::Company;
@@ -22,7 +22,7 @@ const TOGETHER: u64 = 8 << 20;
 impl Ext4 {
     /// Writes the dirty data of many files and waits, as [`Ext4::write_out`] does for one. The first
     /// error of all; the others are written all the same.
-    pub fn write_out_files(&self, files: &[u64], why: Why, tag: IoTag) -> Result<()> {
+    pub fn write_out_files(&self, files: &[u64], why: WritebackReason, tag: IoTag) -> Result<()> {
         let epoch = self.writeback.end_epoch();
         let mut result = Ok(());
         let mut group: Vec<Arc<Inode>> = Vec::new();
@@ -51,7 +51,7 @@ impl Ext4 {
         &self,
         mut group: Vec<Arc<Inode>>,
         epoch: DirtyEpoch,
-        why: Why,
+        why: WritebackReason,
         tag: IoTag,
     ) -> Result<()> {
         if group.is_empty() {
@@ -66,10 +66,12 @@ impl Ext4 {
         // What somebody else was writing, what had grown, what was in flight when this began.
         for inode in &group {
             let left = match why {
-                Why::Sync => true,
-                Why::Background | Why::Throttle => inode.pages.dirty_bytes() > 0,
+                WritebackReason::Sync => true,
+                WritebackReason::Background | WritebackReason::Throttle => {
+                    inode.pages.dirty_bytes() > 0
+                }
                 // The fsync that is expected does that.
-                Why::Early => false,
+                WritebackReason::Early => false,
             };
             if left && !inode.pages.is_empty() {
                 result = result.and(self.write_out_of(inode, epoch, why, tag));
@@ -79,13 +81,20 @@ impl Ext4 {
     }
 
     /// Writes what can be written of a group without waiting for anybody else's write-back.
-    pub(super) fn write_small(&self, group: &[Arc<Inode>], why: Why, tag: IoTag) -> Result<()> {
+    pub(super) fn write_small(
+        &self,
+        group: &[Arc<Inode>],
+        why: WritebackReason,
+        tag: IoTag,
+    ) -> Result<()> {
         let tag = match why {
-            Why::Sync => tag.with_urgency(Urgency::Waited),
-            Why::Background | Why::Throttle | Why::Early => tag.with_urgency(Urgency::Background),
+            WritebackReason::Sync => tag.with_urgency(Urgency::Waited),
+            WritebackReason::Background | WritebackReason::Throttle | WritebackReason::Early => {
+                tag.with_urgency(Urgency::Background)
+            }
         };
         // What is little and not late goes together from this task, which waits for it anyway.
-        let plug = (why == Why::Early).then(|| self.queue.plug());
+        let plug = (why == WritebackReason::Early).then(|| self.queue.plug());
         let limit = SMALL as usize >> self.geo.block_size.bits();
         let mut result = Ok(());
         let mut locks = Vec::with_capacity(group.len());
@@ -99,7 +108,7 @@ impl Ext4 {
             };
             let taken = inode
                 .pages
-                .take_dirty_of(limit, || (0..u64::MAX, inode.size()));
+                .collect_with(limit, || (0..u64::MAX, inode.size()));
             if taken.0.is_empty() {
                 continue;
             }

@@ -1,7 +1,7 @@
 //! Changing a file's size, and freeing what an unlinked inode had.
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_cache::Why;
+use steadfs_cache::WritebackReason;
 use steadfs_rt::wall_clock;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
@@ -58,9 +58,11 @@ impl Ext4 {
     pub(crate) fn write_replaced(&self) {
         let replaced = std::mem::take(&mut *self.replaced.lock());
         let files: Vec<u64> = replaced.into_iter().map(|ino| ino.0.into()).collect();
-        if let Err(error) =
-            self.judge(self.write_out_files(&files, Why::Background, IoTag::background()))
-        {
+        if let Err(error) = self.judge(self.write_out_files(
+            &files,
+            WritebackReason::Background,
+            IoTag::background(),
+        )) {
             tracing::warn!(%error, "writing files that replace others");
         }
     }
@@ -69,7 +71,7 @@ impl Ext4 {
     /// delayed data be on disk before the size covers it.
     fn grow(&self, cx: &Cx, inode: &Inode, old: u64, size: u64) -> Result<()> {
         self.zero_tail(cx, inode, old, size)?;
-        self.write_out(inode, Why::Sync, cx.tag)?;
+        self.write_out(inode, WritebackReason::Sync, cx.tag)?;
         let _pins = Pins::of_inodes(self, &[inode.ino()], cx.tag)?;
         self.txns.run(1, cx.tag, |handle| {
             inode.set_size(size);

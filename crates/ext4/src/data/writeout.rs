@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use steadfs_base::{DevBlock, FileBlock, IoTag, Urgency};
 use steadfs_block::{Bio, IoError, IoHandle, Op, Plug};
-use steadfs_cache::{DirtyEpoch, DirtyFile, Taken, Why};
+use steadfs_cache::{CollectedBlock, DirtyEpoch, DirtyFile, WritebackReason};
 use steadfs_rt::inherit;
 use steadfs_vfs::{FsError, Result};
 
@@ -33,13 +33,13 @@ pub(super) enum Naming {
 /// Blocks of a file on their way to the device.
 pub(super) struct Flight<'a> {
     inode: &'a Inode,
-    taken: Vec<Taken>,
+    taken: Vec<CollectedBlock>,
     /// The file's size when they were taken: how far it may grow on disk by them.
     pub(super) size: u64,
     pub(super) pieces: Vec<Piece>,
     /// The requests of each piece.
     ios: Vec<Vec<IoHandle>>,
-    /// Why some block has no place, if so.
+    /// WritebackReason some block has no place, if so.
     placed: Result<()>,
 }
 
@@ -56,7 +56,7 @@ impl Flight<'_> {
         let both = || self.pieces.iter().zip(written);
         let good = both().filter(|(_, written)| written.is_ok());
         let good = good.map(|(piece, _)| piece.blocks.clone());
-        let first = Taken::first_not_in(&self.taken, good)?;
+        let first = CollectedBlock::first_not_in(&self.taken, good)?;
         let its = both().find(|(piece, _)| piece.blocks.contains(&first));
         let its = its.and_then(|(_, written)| written.clone().err());
         let error = its.map(io_error).or(self.placed.clone().err())?;
@@ -99,7 +99,7 @@ impl Piece {
 impl Ext4 {
     /// Writes the file's dirty data and waits: all that was dirty when this began. An error leaves what
     /// failed dirty.
-    pub fn write_out(&self, inode: &Inode, why: Why, tag: IoTag) -> Result<()> {
+    pub fn write_out(&self, inode: &Inode, why: WritebackReason, tag: IoTag) -> Result<()> {
         self.write_out_of(inode, self.writeback.end_epoch(), why, tag)
     }
 
@@ -108,7 +108,7 @@ impl Ext4 {
         &self,
         inode: &Inode,
         epoch: DirtyEpoch,
-        why: Why,
+        why: WritebackReason,
         tag: IoTag,
     ) -> Result<()> {
         if inode.pages.is_empty() {
@@ -117,14 +117,16 @@ impl Ext4 {
         // After a power cut, real or asked for, nothing reaches the device.
         self.check_writable()?;
         let tag = match why {
-            Why::Sync => tag.with_urgency(Urgency::Waited),
-            Why::Background | Why::Throttle | Why::Early => tag.with_urgency(Urgency::Background),
+            WritebackReason::Sync => tag.with_urgency(Urgency::Waited),
+            WritebackReason::Background | WritebackReason::Throttle | WritebackReason::Early => {
+                tag.with_urgency(Urgency::Background)
+            }
         };
-        if why != Why::Sync {
+        if why != WritebackReason::Sync {
             // A writer who is held up waits for the flusher's turns, and must not make them urgent.
             let _acting = inherit::set_task_tag(tag);
             let file = DirtyFile(inode.ino().0.into());
-            let throttled = why == Why::Throttle;
+            let throttled = why == WritebackReason::Throttle;
             let enough = || throttled && !self.writeback.must_throttle(file);
             return self.write_by_turns(inode, enough, epoch, tag);
         }
@@ -132,7 +134,7 @@ impl Ext4 {
         let _waiter = inode.waiting.enter(&self.queue, tag);
         inode.pages.boost(0..u64::MAX, &self.queue, tag);
         let _one = inode.lock_flush();
-        let mut range = 0..inode.pages.end_of(epoch);
+        let mut range = 0..inode.pages.dirty_end(epoch);
         self.write_batches(inode, &mut range, epoch, usize::MAX, tag)
             .1
     }
@@ -142,7 +144,7 @@ impl Ext4 {
     pub(super) fn prepare<'a>(
         &self,
         inode: &'a Inode,
-        (taken, size): (Vec<Taken>, u64),
+        (taken, size): (Vec<CollectedBlock>, u64),
         before: Option<&Piece>,
         tag: IoTag,
     ) -> Flight<'a> {
@@ -209,7 +211,7 @@ impl Ext4 {
     fn place(
         &self,
         inode: &Inode,
-        run: &[Taken],
+        run: &[CollectedBlock],
         before: Option<&Piece>,
         tag: IoTag,
         pieces: &mut Vec<Piece>,
@@ -359,7 +361,7 @@ impl Ext4 {
                     None => self.queue.submit(bio, tag),
                 };
                 let blocks = chunk[0].block.0..chunk[chunk.len() - 1].block.0 + 1;
-                inode.pages.submitted(blocks, &io);
+                inode.pages.mark_submitted(blocks, &io);
                 handles.push(io);
             }
             ios.push(handles);
@@ -537,7 +539,7 @@ impl Ext4 {
             }
             let error = failure(&range, why_unplaced);
             let reserved = inside.filter(|t| t.reserved).count() as u64;
-            let kept = inode.pages.landed(range, Err(&error), true);
+            let kept = inode.pages.complete(range, Err(&error), true);
             self.alloc
                 .with_totals(|t| t.adjust(reserved * weight, kept * weight));
         };
@@ -556,7 +558,7 @@ impl Ext4 {
             }
             let kept = inode
                 .pages
-                .landed(piece.blocks.clone(), result.as_ref().copied(), true);
+                .complete(piece.blocks.clone(), result.as_ref().copied(), true);
             self.alloc
                 .with_totals(|t| t.adjust(piece.reserved * weight, kept * weight));
             first_error = first_error.and(named.clone());

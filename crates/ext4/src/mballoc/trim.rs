@@ -28,7 +28,7 @@ impl Allocator {
         let mut trimmed = 0;
         self.end_growing(fs);
         for no in geo.groups() {
-            cx.go_on()?;
+            cx.check_killed()?;
             let base = geo.first_block_of(no).0;
             let blocks = geo.blocks_in(no);
             let from = range.start.saturating_sub(base).min(blocks.into()) as u32;

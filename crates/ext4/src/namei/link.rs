@@ -212,7 +212,7 @@ impl Ext4 {
             return;
         }
         if inode.is_looked_up() {
-            return self.freeing.expect();
+            return self.freeing.expect_release();
         }
         if let Err(error) = self.judge(self.evict(inode)) {
             tracing::warn!(ino = %inode.ino(), %error, "freeing an unlinked inode failed");

@@ -1,6 +1,6 @@
 //! Names against inodes: link counts, parents, directories that are in each other, quota files.
 
-use steadfs_vfs::names::circles;
+use steadfs_vfs::names::parent_cycles;
 
 use super::tables::{Dir, Slot};
 use super::{Checker, Issue};
@@ -83,7 +83,7 @@ impl Checker<'_> {
             parent.and_then(|parent| self.dir_index(parent))
         };
         let parents: Vec<_> = self.dirs.iter().map(parent).collect();
-        for i in circles(&parents) {
+        for i in parent_cycles(&parents) {
             let ino = self.dirs[i].ino;
             self.issue(Issue::DirLoop { ino });
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use steadfs_base::IoTag;
-use steadfs_cache::Why;
+use steadfs_cache::WritebackReason;
 use steadfs_rt::now;
 
 use crate::disk::SEGMENT_BLOCKS;
@@ -107,7 +107,9 @@ impl F2fs {
             self.checkpoints.count_background();
             if self.options.read().data_flush {
                 let dirty = self.writeback.dirty_files();
-                if let Err(error) = self.write_out_files(&dirty, Why::Sync, IoTag::background()) {
+                if let Err(error) =
+                    self.write_out_files(&dirty, WritebackReason::Sync, IoTag::background())
+                {
                     // It stays with the files; the checkpoint says nothing of it.
                     tracing::warn!(%error, "write-back before a checkpoint failed");
                 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::Buf;
-use steadfs_cache::Taken;
+use steadfs_cache::CollectedBlock;
 use steadfs_vfs::{FsError, Result};
 
 use super::Reason;
@@ -168,15 +168,19 @@ impl F2fs {
     ) -> Result<()> {
         // Who changed the block made its slot and marked the slot's node: nothing is read here.
         let tag = IoTag::default();
-        let taken = inode.pages.take_dirty(0..u64::MAX, usize::MAX);
+        let taken = inode.pages.collect(0..u64::MAX, usize::MAX);
         let mut core = inode.core.write();
         let first = dirs.len();
-        dirs.extend(taken.into_iter().map(|Taken { block, data, .. }| DirBlock {
-            inode: Arc::clone(inode),
-            block: block.0,
-            addr: BlockAddr::NULL,
-            data,
-        }));
+        dirs.extend(
+            taken
+                .into_iter()
+                .map(|CollectedBlock { block, data, .. }| DirBlock {
+                    inode: Arc::clone(inode),
+                    block: block.0,
+                    addr: BlockAddr::NULL,
+                    data,
+                }),
+        );
         for dir in &mut dirs[first..] {
             let Found::Slot(slot) = self.find_slot(inode, &core, dir.block, tag)? else {
                 let why = format!("inode {}: block {} has no slot", inode.nid(), dir.block);
@@ -199,7 +203,7 @@ impl F2fs {
         };
         for dir in dirs {
             let run = dir.block..dir.block + 1;
-            dir.inode.pages.landed(run, Err(&error), false);
+            dir.inode.pages.complete(run, Err(&error), false);
         }
     }
 

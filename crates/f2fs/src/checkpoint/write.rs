@@ -171,8 +171,8 @@ impl F2fs {
         } in dirs
         {
             // Readers find it there once the mapping has let it go.
-            self.meta.put(DevBlock(addr.0.into()), data);
-            inode.pages.landed(block..block + 1, Ok(()), false);
+            self.meta.set_content(DevBlock(addr.0.into()), data);
+            inode.pages.complete(block..block + 1, Ok(()), false);
         }
     }
 

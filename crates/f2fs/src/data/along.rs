@@ -1,4 +1,4 @@
-//! Files that go along with another file's fsync ([`steadfs_cache::Along`]): their data is written
+//! Files that go along with another file's fsync ([`steadfs_cache::FsyncClustering`]): their data is written
 //! together and made durable by one FLUSH, and their chains by a second one. Where the fsync takes a
 //! checkpoint, that has them anyway: only their data goes along.
 //!
@@ -24,15 +24,15 @@ impl F2fs {
     /// dirty: each file's own fsync meets it again.
     pub(super) fn write_along(&self, inode: &Inode, tag: IoTag) -> Vec<Arc<Inode>> {
         if inode.take_along() && inode.pages.is_empty() {
-            self.along.hit();
+            self.along.record_hit();
         }
         let file = DirtyFile(inode.nid().0.into());
         let dirty = inode.pages.dirty_bytes();
-        let near = self.along.company(&self.writeback, file, dirty);
+        let near = self.along.candidates(&self.writeback, file, dirty);
         if near.is_empty() || self.check_writable().is_err() {
             return Vec::new();
         }
-        self.along.took();
+        self.along.record_run();
         let numbers = near.iter().chain([&file.0]);
         let nids = numbers.filter_map(|&ino| u32::try_from(ino).ok().map(Nid));
         let known = nids.filter_map(|nid| self.inodes.find(nid).ok());

@@ -113,7 +113,7 @@ impl F2fs {
         let mut at = range.start / BLOCK;
         let end = range.end.div_ceil(BLOCK);
         while at < end {
-            cx.go_on()?;
+            cx.check_killed()?;
             let mapped = self.map(inode, at, (end - at).min(STEP), cx.tag)?;
             let run = at..at + mapped.len;
             if mapped.place == Place::Hole {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use steadfs_block::{IoError, IoHandle};
-use steadfs_cache::Taken;
+use steadfs_cache::CollectedBlock;
 use steadfs_vfs::{FsError, Result};
 
 use super::BLOCK;
@@ -17,7 +17,7 @@ pub(super) struct Flight<'a> {
     pub(super) inode: &'a Inode,
     /// The file's size when they were taken: they hold what was written up to there.
     pub(super) size: u64,
-    pub(super) taken: Vec<Taken>,
+    pub(super) taken: Vec<CollectedBlock>,
     pub(super) pieces: Vec<Piece>,
     /// The requests of each piece.
     pub(super) ios: Vec<Vec<IoHandle>>,
@@ -60,7 +60,7 @@ impl Flight<'_> {
         let both = || self.pieces.iter().zip(written);
         let good = both().filter(|(_, written)| written.is_ok());
         let good = good.map(|(piece, _)| piece.blocks.clone());
-        let first = Taken::first_not_in(&self.taken, good)?;
+        let first = CollectedBlock::first_not_in(&self.taken, good)?;
         let its = both().find(|(piece, _)| piece.blocks.contains(&first));
         let its = its.and_then(|(_, written)| written.clone().err());
         let error = its.map(io_error).or(self.placed.clone().err())?;

@@ -1,7 +1,7 @@
 //! The end of a write-back: what is written and named is clean, what is not is dirty again.
 
 use steadfs_block::{IoError, Op};
-use steadfs_cache::Taken;
+use steadfs_cache::CollectedBlock;
 use steadfs_vfs::{FsError, Result};
 
 use super::BLOCK;
@@ -37,7 +37,7 @@ impl F2fs {
             if let (Some(first), Some(last)) = (done.first(), done.last()) {
                 inode
                     .pages
-                    .landed(first.block.0..last.block.0 + 1, Ok(()), false);
+                    .complete(first.block.0..last.block.0 + 1, Ok(()), false);
                 self.settle(promises(done) - named.used, 0);
             }
             let (failed, after) = after.split_at(piece.len() as usize - done.len());
@@ -73,15 +73,15 @@ impl F2fs {
     fn land_failed(
         &self,
         inode: &Inode,
-        blocks: &[Taken],
+        blocks: &[CollectedBlock],
         why: Option<&FsError>,
         error: Option<&IoError>,
     ) {
         for t in blocks {
             let one = t.block.0..t.block.0 + 1;
             let kept = match (why, error) {
-                (Some(FsError::NoSpace), None) => inode.pages.put_back(one, t.reserved),
-                (_, Some(error)) => inode.pages.landed(one, Err(error), t.reserved),
+                (Some(FsError::NoSpace), None) => inode.pages.redirty(one, t.reserved),
+                (_, Some(error)) => inode.pages.complete(one, Err(error), t.reserved),
                 (why, None) => {
                     let cause = why.map(ToString::to_string).unwrap_or_default();
                     let error = IoError {
@@ -90,7 +90,7 @@ impl F2fs {
                         len: BLOCK,
                         cause,
                     };
-                    inode.pages.landed(one, Err(&error), t.reserved)
+                    inode.pages.complete(one, Err(&error), t.reserved)
                 }
             };
             self.settle(u64::from(t.reserved), kept);
@@ -108,6 +108,6 @@ impl F2fs {
     }
 }
 
-fn promises(taken: &[Taken]) -> u64 {
+fn promises(taken: &[CollectedBlock]) -> u64 {
     taken.iter().filter(|t| t.reserved).count() as u64
 }

@@ -109,7 +109,7 @@ impl F2fs {
         let most = inode.core.read().fanout(&self.layout).max_blocks();
         let mut at = bytes.start / BLOCK / size * size;
         while at < bytes.end.div_ceil(BLOCK) {
-            cx.go_on()?;
+            cx.check_killed()?;
             let section = at..(at + size).min(most);
             let wanted = self.without_place(inode, section.clone(), cx.tag)?;
             if !wanted.is_empty() {

@@ -1,9 +1,9 @@
-//! Reading of file content.
+//! FileRead of file content.
 
 use std::ops::Range;
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_cache::{FileReader, Part, Reading, Source};
+use steadfs_cache::{BlockSource, FileRead, FileReader, ReadPart};
 use steadfs_vfs::{Cx, FileKind, FsError, ReadData, Result};
 
 use super::{BLOCK, Place};
@@ -57,7 +57,7 @@ impl F2fs {
         let reader = FileReader {
             queue: &self.queue,
             pages: &inode.pages,
-            stream: &inode.stream,
+            window: &inode.read_ahead,
             tag,
         };
         let compressed = self.cluster_blocks(&inode.core.read()).is_some();
@@ -66,14 +66,14 @@ impl F2fs {
             (false, None) => reader.begin(range, self.places(inode, tag))?,
             (false, Some(size)) => {
                 let reading = reader.begin(range.clone(), self.places(inode, tag))?;
-                reader.ahead(range, size, self.places(inode, tag));
+                reader.read_ahead(range, size, self.places(inode, tag));
                 reading
             }
         };
         let mut out = ReadData::new();
         let push = |part| match part {
-            Part::Zeros(n) => out.push_zeros(n),
-            Part::Bytes(buf, wanted) => out.push(buf.into_shared(), wanted),
+            ReadPart::Zeros(n) => out.push_zeros(n),
+            ReadPart::Bytes(buf, wanted) => out.push(buf.into_shared(), wanted),
         };
         reading.finish(push).map_err(io_error)?;
         Ok(out)
@@ -86,12 +86,12 @@ impl F2fs {
         inode: &Inode,
         range: Range<u64>,
         size: Option<u64>,
-    ) -> Result<Reading> {
+    ) -> Result<FileRead> {
         let tag = reader.tag;
         let stored = self.stored_in(inode, &range, tag)?;
         let under_way = stored.begin(&self.queue, tag);
         if let Some(size) = size {
-            reader.ahead_in(range.clone(), size, |piece, begin| {
+            reader.read_ahead_with(range.clone(), size, |piece, begin| {
                 let runs = self.stored_in(inode, &piece, tag)?.into_runs();
                 if !runs.into_iter().all(|(at, len)| begin(at, len)) {
                     return Ok(());
@@ -101,7 +101,7 @@ impl F2fs {
                 while at < blocks.end {
                     let (source, count) =
                         self.source(inode, FileBlock(at), blocks.end - at, tag)?;
-                    if let Some(Source::Device(start)) = source
+                    if let Some(BlockSource::Device(start)) = source
                         && !begin(start, (count * BLOCK) as usize)
                     {
                         break;
@@ -126,10 +126,10 @@ impl F2fs {
         &'a self,
         inode: &'a Inode,
         tag: IoTag,
-    ) -> impl FnMut(FileBlock, u64) -> Result<(Source, u64)> + 'a {
+    ) -> impl FnMut(FileBlock, u64) -> Result<(BlockSource, u64)> + 'a {
         move |block, most| {
             let (source, count) = self.source(inode, block, most, tag)?;
-            Ok((source.unwrap_or(Source::Nowhere), count))
+            Ok((source.unwrap_or(BlockSource::Hole), count))
         }
     }
 
@@ -141,11 +141,11 @@ impl F2fs {
         block: FileBlock,
         most: u64,
         tag: IoTag,
-    ) -> Result<(Option<Source>, u64)> {
+    ) -> Result<(Option<BlockSource>, u64)> {
         let mapped = self.map(inode, block.0, most, tag)?;
         let source = match mapped.place {
-            Place::Hole | Place::Promised => Some(Source::Nowhere),
-            Place::At(first) => Some(Source::Device(u64::from(first.0) * BLOCK)),
+            Place::Hole | Place::Promised => Some(BlockSource::Hole),
+            Place::At(first) => Some(BlockSource::Device(u64::from(first.0) * BLOCK)),
             Place::Compressed => None,
         };
         Ok((source, mapped.len))

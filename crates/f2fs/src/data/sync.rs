@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use steadfs_base::{IoTag, Urgency};
-use steadfs_cache::{DirtyFile, Why};
+use steadfs_cache::{DirtyFile, WritebackReason};
 use steadfs_rt::inherit;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
@@ -86,7 +86,7 @@ impl F2fs {
         let _acting = inherit::set_task_tag(tag);
         let mut company = Vec::new();
         if inode.kind() == FileKind::Regular {
-            self.writeback.synced(DirtyFile(inode.nid().0.into()));
+            self.writeback.record_fsync(DirtyFile(inode.nid().0.into()));
             company = self.write_along(inode, tag);
             let most = u64::from(self.gc.tunables.lock().sync_blocks);
             let few = inode.pages.dirty_bytes() <= most * BLOCK;
@@ -320,7 +320,7 @@ impl F2fs {
         let tag = cx.tag.with_urgency(Urgency::Waited);
         let _acting = inherit::set_task_tag(tag);
         let dirty = self.writeback.dirty_files();
-        let mut result = self.write_out_files(&dirty, Why::Sync, tag);
+        let mut result = self.write_out_files(&dirty, WritebackReason::Sync, tag);
         if self.check_writable().is_ok() && !self.is_paused() {
             result = result.and(checkpoint(self, tag));
             // What was written in place changed nothing that a checkpoint would be written for.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Device, MemDevice};
-use steadfs_cache::Why;
+use steadfs_cache::WritebackReason;
 use steadfs_rt::Random;
 use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError, Seek};
 
@@ -124,7 +124,9 @@ impl Model {
                 self.zero(start, end);
             }
             11 => self.relocate(fs, inode, at),
-            _ => fs.write_out(inode, Why::Background, cx.tag).unwrap(),
+            _ => fs
+                .write_out(inode, WritebackReason::Background, cx.tag)
+                .unwrap(),
         }
         let size = self.base * u64::from(!self.bytes.is_empty()) + self.bytes.len() as u64;
         if self.base == 0 || !self.bytes.is_empty() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::Plug;
-use steadfs_cache::{DirtyEpoch, Why};
+use steadfs_cache::{DirtyEpoch, WritebackReason};
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::BLOCK;
@@ -24,7 +24,12 @@ const TOGETHER: u64 = 4 << 20;
 impl F2fs {
     /// Writes the dirty data of many files and waits, as [`F2fs::write_out`] does for one. The first
     /// error of all; the others are written all the same. The caller holds no lock.
-    pub(crate) fn write_out_files(&self, files: &[u64], why: Why, tag: IoTag) -> Result<()> {
+    pub(crate) fn write_out_files(
+        &self,
+        files: &[u64],
+        why: WritebackReason,
+        tag: IoTag,
+    ) -> Result<()> {
         let epoch = self.writeback.end_epoch();
         let mut result = Ok(());
         let mut group: Vec<Arc<Inode>> = Vec::new();
@@ -56,13 +61,13 @@ impl F2fs {
         &self,
         mut group: Vec<Arc<Inode>>,
         epoch: DirtyEpoch,
-        why: Why,
+        why: WritebackReason,
         tag: IoTag,
     ) -> Result<()> {
         if group.is_empty() {
             return Ok(());
         }
-        if why == Why::Early {
+        if why == WritebackReason::Early {
             // At a new place the fsync would have a node to write besides.
             let volume = self.placement_facts();
             group.retain(|inode| {
@@ -74,21 +79,25 @@ impl F2fs {
         self.check_writable()?;
         self.balance(tag)?;
         let occasion = match why {
-            Why::Sync => Occasion::Sync,
-            Why::Background | Why::Throttle | Why::Early => Occasion::Background,
+            WritebackReason::Sync => Occasion::Sync,
+            WritebackReason::Background | WritebackReason::Throttle | WritebackReason::Early => {
+                Occasion::Background
+            }
         };
         // What is little and not late goes together from this task, which waits for it anyway.
-        let plug = (why == Why::Early).then(|| self.queue.plug());
+        let plug = (why == WritebackReason::Early).then(|| self.queue.plug());
         let first = self.write_small(plug.as_ref(), &group, occasion, tag);
         let mut result = Ok(());
         // What somebody else was writing, what had grown, what was in flight when this began, what
         // met full logs.
         for inode in &group {
             let left = match why {
-                Why::Sync => true,
-                Why::Background | Why::Throttle => inode.pages.dirty_bytes() > 0,
+                WritebackReason::Sync => true,
+                WritebackReason::Background | WritebackReason::Throttle => {
+                    inode.pages.dirty_bytes() > 0
+                }
                 // The fsync that is expected does that.
-                Why::Early => false,
+                WritebackReason::Early => false,
             };
             if left && !inode.pages.is_empty() {
                 result = result.and(self.write_out_of(inode, epoch, why, tag));
@@ -122,7 +131,7 @@ impl F2fs {
             };
             let file = self.file_facts(inode);
             let all = || (0..u64::MAX, inode.size());
-            let taken = inode.pages.take_dirty_of(limit, all);
+            let taken = inode.pages.collect_with(limit, all);
             if taken.0.is_empty() {
                 continue;
             }

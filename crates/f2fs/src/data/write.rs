@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_cache::{CacheWrite, DirtyFile, Why};
+use steadfs_cache::{CacheWrite, DirtyFile, WritebackReason};
 use steadfs_vfs::{Cx, FsError, InodeFlags, Result};
 
 use super::{BLOCK, Place};
@@ -69,9 +69,9 @@ impl F2fs {
         let file = DirtyFile(inode.nid().0.into());
         let blocks = offset / BLOCK..(offset + written as u64).div_ceil(BLOCK);
         let overwrites = end <= inode.core.read().size;
-        self.writeback.wrote(file, blocks, overwrites);
+        self.writeback.record_write(file, blocks, overwrites);
         while self.writeback.must_throttle(file) && !cx.is_killed() {
-            self.write_out(inode, Why::Throttle, cx.tag)?;
+            self.write_out(inode, WritebackReason::Throttle, cx.tag)?;
         }
         Ok(written)
     }
@@ -243,7 +243,7 @@ impl F2fs {
         }
         // A file's error is its own and stays with it.
         let dirty = self.writeback.dirty_files();
-        if let Err(error) = self.write_out_files(&dirty, Why::Sync, cx.tag) {
+        if let Err(error) = self.write_out_files(&dirty, WritebackReason::Sync, cx.tag) {
             tracing::debug!(%error, "write-back for space failed");
         }
         self.make_log_room(cx.tag)?;

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use steadfs_base::{IoTag, Urgency};
 use steadfs_block::{Bio, IoError, Plug};
-use steadfs_cache::{DirtyEpoch, DirtyFile, Taken, Why};
+use steadfs_cache::{CollectedBlock, DirtyEpoch, DirtyFile, WritebackReason};
 use steadfs_rt::inherit;
 use steadfs_vfs::{FileKind, FsError, Result};
 
@@ -32,7 +32,7 @@ impl F2fs {
     /// Writes the file's dirty data and waits: all that was dirty when this began. An error leaves what
     /// failed dirty. (Of directories and links nothing is written here: a checkpoint does.) The caller
     /// holds no lock: room is made where the logs have none.
-    pub(crate) fn write_out(&self, inode: &Inode, why: Why, tag: IoTag) -> Result<()> {
+    pub(crate) fn write_out(&self, inode: &Inode, why: WritebackReason, tag: IoTag) -> Result<()> {
         self.write_out_of(inode, self.writeback.end_epoch(), why, tag)
     }
 
@@ -41,12 +41,12 @@ impl F2fs {
         &self,
         inode: &Inode,
         epoch: DirtyEpoch,
-        why: Why,
+        why: WritebackReason,
         tag: IoTag,
     ) -> Result<()> {
         let file = DirtyFile(inode.nid().0.into());
         // Who was held up goes on as soon as he may.
-        let throttled = why == Why::Throttle;
+        let throttled = why == WritebackReason::Throttle;
         // While he waits for the flusher's turns he must not make them urgent.
         let tag_of_his = tag.with_urgency(Urgency::Background);
         let _acting = throttled.then(|| inherit::set_task_tag(tag_of_his));
@@ -71,7 +71,7 @@ impl F2fs {
         let tag = tag.with_urgency(urgency(occasion));
         let mut tries = 0;
         let mut from = 0;
-        let end = inode.pages.end_of(epoch);
+        let end = inode.pages.dirty_end(epoch);
         let mut first_error = Ok(());
         while from < end && self.has_data_to_write(inode)? && !enough() {
             self.balance(tag)?;
@@ -144,7 +144,7 @@ impl F2fs {
         let stored = inode.core.read().size;
         let taken = inode
             .pages
-            .take_onwards(range, limit, epoch, stored, || inode.size());
+            .collect_forward(range, limit, epoch, stored, || inode.size());
         let Some(last) = taken.0.last() else {
             return Ok(None);
         };
@@ -205,7 +205,7 @@ impl F2fs {
         &self,
         inode: &'a Inode,
         (volume, file): (&Volume, &File),
-        (taken, size): (Vec<Taken>, u64),
+        (taken, size): (Vec<CollectedBlock>, u64),
         occasion: Occasion,
         tag: IoTag,
     ) -> Flight<'a> {
@@ -241,7 +241,7 @@ impl F2fs {
     fn place(
         &self,
         inode: &Inode,
-        run: &[Taken],
+        run: &[CollectedBlock],
         (in_place, log): (bool, LogType),
         tag: IoTag,
         pieces: &mut Vec<Piece>,
@@ -271,7 +271,8 @@ impl F2fs {
                     (run.start, run.len.into(), true)
                 }
             };
-            let reserved = |blocks: &[Taken]| blocks.iter().filter(|t| t.reserved).count() as u64;
+            let reserved =
+                |blocks: &[CollectedBlock]| blocks.iter().filter(|t| t.reserved).count() as u64;
             let reserved = reserved(&run[done..done + n as usize]);
             done += n as usize;
             // Blocks of a file that move to a log lie one behind the other there, too.
@@ -322,7 +323,7 @@ impl F2fs {
             if !piece.claimed {
                 self.syncs.wrote_in_place(piece.len());
             }
-            let before = |t: &&Taken| t.block.0 < piece.blocks.start;
+            let before = |t: &&CollectedBlock| t.block.0 < piece.blocks.start;
             let skip = rest.iter().take_while(before).count();
             let (run, after) = rest[skip..].split_at(piece.len() as usize);
             rest = after;
@@ -341,7 +342,7 @@ impl F2fs {
                     None => self.queue.submit(bio, tag),
                 };
                 let blocks = chunk[0].block.0..chunk[chunk.len() - 1].block.0 + 1;
-                inode.pages.submitted(blocks, &io);
+                inode.pages.mark_submitted(blocks, &io);
                 handles.push(io);
             }
             ios.push(handles);
@@ -471,10 +472,12 @@ impl F2fs {
     }
 }
 
-fn occasion(why: Why) -> Occasion {
+fn occasion(why: WritebackReason) -> Occasion {
     match why {
-        Why::Sync => Occasion::Sync,
-        Why::Background | Why::Throttle | Why::Early => Occasion::Background,
+        WritebackReason::Sync => Occasion::Sync,
+        WritebackReason::Background | WritebackReason::Throttle | WritebackReason::Early => {
+            Occasion::Background
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Device, DeviceModel, MemDevice, ModelDevice, Op};
-use steadfs_cache::Why;
+use steadfs_cache::WritebackReason;
 use steadfs_rt::sim::{Config, run};
 use steadfs_rt::{Random, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, FsError, SetAttr};
@@ -131,7 +131,9 @@ impl Full {
 
     fn sync(&self) {
         for (inode, _) in &self.files {
-            self.fs.write_out(inode, Why::Sync, tag()).unwrap();
+            self.fs
+                .write_out(inode, WritebackReason::Sync, tag())
+                .unwrap();
         }
         self.fs.checkpoint(Reason::Sync, tag()).unwrap();
         self.fs.segments().check();
@@ -153,7 +155,9 @@ impl Full {
                 }
                 20..30 => {
                     let (inode, _) = &self.files[file];
-                    self.fs.write_out(inode, Why::Background, tag()).unwrap();
+                    self.fs
+                        .write_out(inode, WritebackReason::Background, tag())
+                        .unwrap();
                 }
                 _ => {}
             }

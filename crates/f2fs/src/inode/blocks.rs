@@ -37,7 +37,7 @@ impl F2fs {
     /// make. The caller holds `core`: none gets its name meanwhile, and none that has none leaves memory.
     fn delayed_blocks(&self, inode: &Inode, core: &disk::Inode, tag: IoTag) -> Result<u64> {
         let fanout = core.fanout(&self.layout);
-        let mut blocks = inode.pages.reserved().into_iter().peekable();
+        let mut blocks = inode.pages.reserved_blocks().into_iter().peekable();
         let (mut count, mut nodes) = (0, BTreeSet::new());
         while let Some(&first) = blocks.peek() {
             let end = first.0 + fanout.left_in_node(first.0);

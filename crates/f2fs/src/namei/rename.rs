@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_cache::Why;
+use steadfs_cache::WritebackReason;
 use steadfs_vfs::names::{check_may_lose_name, check_rename, with_names_locked};
 use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result};
 
@@ -133,7 +133,7 @@ impl F2fs {
                 Done::Renamed(replaced) => return Ok(replaced),
                 Done::SettleFirst(inode) => {
                     // Its error is its own, and stays with the file for the next fsync.
-                    if let Err(error) = self.write_out(&inode, Why::Sync, cx.tag) {
+                    if let Err(error) = self.write_out(&inode, WritebackReason::Sync, cx.tag) {
                         tracing::debug!(ino = %inode.nid(), %error, "write-out before a rename");
                     }
                     settled = true;

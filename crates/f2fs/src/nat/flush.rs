@@ -77,7 +77,7 @@ impl Nat {
     /// The checkpoint is durable. Returns how many ids of freed nodes can be used again.
     pub fn committed(&self, plan: NatPlan, writes: NatWrites) -> u64 {
         for (at, data) in writes {
-            self.meta.put(DevBlock(at.0.into()), data);
+            self.meta.set_content(DevBlock(at.0.into()), data);
         }
         let mut state = self.state.lock();
         let committing = std::mem::take(&mut state.committing);

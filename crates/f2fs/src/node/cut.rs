@@ -1,4 +1,4 @@
-//! Freeing what lies behind a block of a file: data, and nodes that name nothing else.
+//! PendingFrees what lies behind a block of a file: data, and nodes that name nothing else.
 
 use steadfs_base::IoTag;
 use steadfs_vfs::Result;

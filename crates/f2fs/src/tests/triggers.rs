@@ -1,7 +1,7 @@
 //! What brings a checkpoint in the background at once, one by one: as much as may be brings none, one more does.
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_cache::Why;
+use steadfs_cache::WritebackReason;
 use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FileSystem, SetAttr, ShutdownMode};
 
@@ -157,7 +157,8 @@ fn one_node_each(fs: &F2fs) -> Act {
         let (cx, node) = (Cx::default(), 1018 * 4096);
         fs.write(&cx, sparse, (n + 1) * node, b"x", false).unwrap();
         let dirty = fs.writeback.dirty_files();
-        fs.write_out_files(&dirty, Why::Sync, tag()).unwrap();
+        fs.write_out_files(&dirty, WritebackReason::Sync, tag())
+            .unwrap();
     })
 }
 

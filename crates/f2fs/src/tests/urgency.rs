@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use steadfs_base::{GroupId, IoTag, OwnerId};
 use steadfs_block::{Bio, Buf, DeviceModel, ModelDevice, Policy, QueueSettings};
-use steadfs_cache::{CacheSizes, Why};
+use steadfs_cache::{CacheSizes, WritebackReason};
 use steadfs_rt::{now, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem};
 
@@ -254,7 +254,8 @@ fn fsync_of_one_of_many(boost: bool) -> Duration {
         let (flusher, inos) = (Arc::clone(&fs), files.iter().map(|ino| ino.0).collect());
         let flusher = spawn("flusher", move || {
             let inos: Vec<u64> = inos;
-            let written = flusher.write_out_files(&inos, Why::Background, IoTag::background());
+            let written =
+                flusher.write_out_files(&inos, WritebackReason::Background, IoTag::background());
             written.unwrap();
         });
         sleep(Duration::from_millis(150));

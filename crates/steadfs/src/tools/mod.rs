@@ -27,7 +27,7 @@ pub use copy_in::{copy_in, copy_stream_in};
 pub use copy_out::{copy_out, write_content};
 pub use copying::{CopyOptions, Existing, Follow, Progress, Quiet, Report};
 pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mode_string, utc};
-pub use steadfs_vfs::names::{harmless, harmless_json, printable};
+pub use steadfs_vfs::names::{printable, printable_json, printable_text};
 pub use walk::{Entry, Held, child, read_dir, resolve, resolve_parent};
 
 /// Why a tool stopped, with the place.

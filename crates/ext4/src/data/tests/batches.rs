@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Device, FateDevice, MemDevice, Op};
-use steadfs_cache::Why;
+use steadfs_cache::WritebackReason;
 use steadfs_vfs::{Cx, FsError};
 
 use super::{FILE, image_with_file, judge};
@@ -65,7 +65,7 @@ fn a_file_never_grows_over_a_batch_that_failed() {
         let fs = open(Arc::clone(&device) as Arc<dyn Device>, 64 << 20);
         let inode = fs.inode(FILE, IoTag::default()).unwrap();
         fs.write_file(&cx, &inode, 0, &content, false).unwrap();
-        let written = fs.write_out(&inode, Why::Background, cx.tag);
+        let written = fs.write_out(&inode, WritebackReason::Background, cx.tag);
         fs.commit_running(cx.tag).unwrap();
         let there = after_power_cut(&device.memory);
         assert!(content.starts_with(&there), "{} bytes", there.len());
@@ -102,7 +102,8 @@ fn who_is_held_up_goes_on_below_the_limit() {
         result.unwrap();
         end += bytes as u64;
     }
-    fs.write_out(&inode, Why::Throttle, cx.tag).unwrap();
+    fs.write_out(&inode, WritebackReason::Throttle, cx.tag)
+        .unwrap();
     let left = fs.writeback().dirty_bytes();
     assert!(!fs.writeback().must_throttle(file));
     assert!(left > end / 4, "{left} of {end} bytes are left");

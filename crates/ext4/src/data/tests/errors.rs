@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use steadfs_base::IoTag;
 use steadfs_block::{Device, FateDevice};
-use steadfs_cache::Why;
+use steadfs_cache::WritebackReason;
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
 use super::{FILE, image_with_file, judge};
@@ -63,7 +63,7 @@ fn by_fsync(case: &Case, file: &Inode) {
 fn in_background(case: &Case, file: &Inode) {
     let (fs, cx) = (&case.fs, &case.cx);
     fs.write_file(cx, file, 0, &[1; 5000], false).unwrap();
-    case.broken(|| fs.write_out(file, Why::Background, IoTag::background()));
+    case.broken(|| fs.write_out(file, WritebackReason::Background, IoTag::background()));
 }
 
 /// What has its blocks at once is written at once.

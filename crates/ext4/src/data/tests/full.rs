@@ -160,9 +160,11 @@ fn a_broken_device_costs_a_full_volume_nothing() {
         assert!(matches!(new, Err(FsError::Io(_))), "{new:?}");
         assert!(world.read(&file) == model);
         assert_eq!((file.size(), world.free()), (model.len() as u64, 1));
-        let written = world
-            .fs
-            .write_out(&file, steadfs_cache::Why::Sync, IoTag::default());
+        let written = world.fs.write_out(
+            &file,
+            steadfs_cache::WritebackReason::Sync,
+            IoTag::default(),
+        );
         assert!(matches!(written, Err(FsError::Io(_))), "{written:?}");
         assert!(world.read(&file) == model, "what failed stays in the cache");
         world.device.fail_writes(false);
@@ -286,7 +288,7 @@ fn a_healed_device_is_not_blamed_again() {
         fsync().unwrap();
         let fails = |fails| world.device.fail_writes(fails);
         let in_background = || {
-            let why = steadfs_cache::Why::Background;
+            let why = steadfs_cache::WritebackReason::Background;
             world.fs.write_out(&file, why, IoTag::background())
         };
         for _ in 0..2 {

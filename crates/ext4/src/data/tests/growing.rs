@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Device, Done, Geometry, MemDevice, Op};
-use steadfs_cache::Why;
+use steadfs_cache::WritebackReason;
 use steadfs_vfs::Cx;
 
 use super::{FILE, image_with_file, judge, open};
@@ -45,7 +45,7 @@ impl Device for Appends {
 #[test]
 fn a_file_grows_over_no_block_that_write_back_has_passed() {
     let whole = [FIRST.as_slice(), &MORE].concat();
-    for why in [Why::Background, Why::Sync] {
+    for why in [WritebackReason::Background, WritebackReason::Sync] {
         let image = image_with_file(&["-t", "ext4", "-b", "4096"], "16M");
         let device = Arc::new(Appends {
             inner: image.device(),

@@ -97,13 +97,13 @@ fn delayed_blocks_count_in_however_many_pieces() {
 fn a_block_that_changes_on_its_way_counts_once() {
     let case = Case::new(&["-t", "ext4", "-b", "4096"]);
     case.write(0, 3);
-    let taken = case.file.pages.take_dirty(0..2, 2);
+    let taken = case.file.pages.collect(0..2, 2);
     assert_eq!((taken.len(), case.blocks()), (2, 3));
     case.write(1, 1);
     assert_eq!(case.blocks(), 3);
     let reserved = taken.iter().filter(|taken| taken.reserved).count() as u64;
     let weight = case.world.fs.weight(&case.file);
-    let kept = case.file.pages.put_back(0..2, true);
+    let kept = case.file.pages.redirty(0..2, true);
     let alloc = &case.world.fs.alloc;
     alloc.with_totals(|t| t.adjust(reserved * weight, kept * weight));
     assert_eq!(case.blocks(), 3);

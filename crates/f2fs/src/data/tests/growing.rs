@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, Device, Done, FateDevice, Geometry, MemDevice, Op};
-use steadfs_cache::Why;
+use steadfs_cache::WritebackReason;
 use steadfs_vfs::{Cx, FsError, Result};
 
 use super::super::BLOCK;
@@ -96,7 +96,7 @@ fn a_size_covers_nothing_that_came_while_the_block_was_written() {
 #[test]
 fn a_file_grows_over_no_block_that_write_back_has_passed() {
     let whole = [[1; 5000].as_slice(), &[2; 9000]].concat();
-    for why in [Why::Background, Why::Sync] {
+    for why in [WritebackReason::Background, WritebackReason::Sync] {
         let [first, second] =
             written_while_it_grows(9000, |fs, inode| fs.write_out(inode, why, IoTag::default()));
         assert!(whole.starts_with(&first), "{why:?}: {} bytes", first.len());
@@ -125,7 +125,7 @@ fn a_file_grows_over_nothing_that_failed() {
         }
         let is_it = move |bio: &Bio| bio.bufs.first().is_some_and(|b| b[0] == failing + 1);
         device.fail(move |bio| bio.op == Op::Write && is_it(bio));
-        let failed = fs.write_out(&inode, Why::Background, tag);
+        let failed = fs.write_out(&inode, WritebackReason::Background, tag);
         assert!(matches!(failed, Err(FsError::Io(_))), "{failed:?}");
         device.fail_writes(false);
         let after_power_cut = || {
@@ -137,7 +137,8 @@ fn a_file_grows_over_nothing_that_failed() {
             after_power_cut(),
             (PIECES[usize::from(failing) - 1] + 1) * BLOCK
         );
-        fs.write_out(&inode, Why::Background, tag).unwrap();
+        fs.write_out(&inode, WritebackReason::Background, tag)
+            .unwrap();
         assert_eq!(after_power_cut(), 10 * BLOCK);
         drop(inode);
         fs.close().unwrap();

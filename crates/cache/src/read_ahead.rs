@@ -26,7 +26,7 @@ const ENOUGH: u64 = 3;
 const LEFT_OUT: u64 = 8;
 
 /// How a file has been read lately.
-pub struct Stream(Mutex<Reader>);
+pub struct ReadAheadWindow(Mutex<Reader>);
 
 #[derive(Default)]
 struct Reader {
@@ -42,35 +42,35 @@ struct Reader {
     until: u64,
 }
 
-impl Default for Stream {
+impl Default for ReadAheadWindow {
     fn default() -> Self {
         Self(Mutex::new(Rank::Leaf, Reader::default()))
     }
 }
 
-impl Stream {
+impl ReadAheadWindow {
     /// Bytes `range` of a file of `size` bytes are read. Returns whether something is to be read ahead;
-    /// [`Stream::ahead`] tells what.
-    pub fn read(&self, range: Range<u64>, size: u64) -> bool {
+    /// [`ReadAheadWindow::next_pieces`] tells what.
+    pub fn record_read(&self, range: Range<u64>, size: u64) -> bool {
         let mut reader = self.0.lock();
         if !reader.follows(&range) {
             *reader = Reader::beginning_with(&range);
             return false;
         }
         reader.note(&range);
-        reader.goes_on() && reader.until < size && reader.ahead() <= reader.wanted() / 2
+        reader.goes_on() && reader.until < size && reader.pending() <= reader.wanted() / 2
     }
 
     /// The pieces to read ahead of a file of `size` bytes, in order, each as long as the reads are (but for
-    /// the file's last); [`Stream::stopped_at`] takes back those that were not. There is room for so many
+    /// the file's last); [`ReadAheadWindow::shrink_to`] takes back those that were not. There is room for so many
     /// bytes more, for all streams together.
-    pub fn ahead(&self, size: u64, room: u64) -> Vec<Range<u64>> {
+    pub fn next_pieces(&self, size: u64, room: u64) -> Vec<Range<u64>> {
         let mut reader = self.0.lock();
         let mut pieces = Vec::new();
         // Twice what is left at most: so there is always some left for another one, and all get as much.
-        let window = reader.wanted().min((room + reader.ahead()) / 3 * 2);
+        let window = reader.wanted().min((room + reader.pending()) / 3 * 2);
         // By halves, so that the device gets several at a time.
-        if !reader.goes_on() || reader.ahead() > window / 2 {
+        if !reader.goes_on() || reader.pending() > window / 2 {
             return pieces;
         }
         while reader.until < size && reader.until + reader.len <= reader.reached + window {
@@ -82,7 +82,7 @@ impl Stream {
     }
 
     /// What lies from `offset` on was not read ahead, for want of room.
-    pub fn stopped_at(&self, offset: u64) {
+    pub fn shrink_to(&self, offset: u64) {
         let mut reader = self.0.lock();
         reader.until = reader.until.min(offset);
     }
@@ -122,7 +122,7 @@ impl Reader {
     }
 
     /// Bytes that are read ahead.
-    fn ahead(&self) -> u64 {
+    fn pending(&self) -> u64 {
         self.until.saturating_sub(self.reached)
     }
 
@@ -146,9 +146,9 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const SIZE: u64 = 100 * MIB;
 
-    fn read(stream: &Stream, range: Range<u64>, size: u64, room: u64) -> Vec<Range<u64>> {
-        match stream.read(range, size) {
-            true => stream.ahead(size, room),
+    fn read(stream: &ReadAheadWindow, range: Range<u64>, size: u64, room: u64) -> Vec<Range<u64>> {
+        match stream.record_read(range, size) {
+            true => stream.next_pieces(size, room),
             false => Vec::new(),
         }
     }
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_read_ahead_further_and_further() {
-        let stream = Stream::default();
+        let stream = ReadAheadWindow::default();
         let at = |n: u64| read(&stream, n * MIB..(n + 1) * MIB, SIZE, PLENTY);
         assert_eq!(at(0), []);
         assert_eq!(at(1), []);
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn pieces_may_come_in_any_order() {
-        let stream = Stream::default();
+        let stream = ReadAheadWindow::default();
         let mut ahead = Vec::new();
         for n in [1, 0, 3, 2, 5, 7, 6, 4, 9, 8] {
             ahead.extend(read(&stream, n * MIB..(n + 1) * MIB, SIZE, PLENTY));
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn nothing_is_read_ahead_behind_the_end() {
-        let stream = Stream::default();
+        let stream = ReadAheadWindow::default();
         let size = 5 * MIB + 1000;
         let mut ahead = Vec::new();
         for n in 0..5 {
@@ -209,11 +209,11 @@ mod tests {
 
     #[test]
     fn what_is_no_stream_is_left_alone() {
-        let stream = Stream::default();
+        let stream = ReadAheadWindow::default();
         for n in [5, 50, 20, 70, 3, 90, 33, 60] {
             assert_eq!(read(&stream, n * MIB..(n + 1) * MIB, SIZE, PLENTY), []);
         }
-        let small = Stream::default();
+        let small = ReadAheadWindow::default();
         for n in 0..100 {
             assert_eq!(read(&small, n * 4096..(n + 1) * 4096, SIZE, PLENTY), []);
         }
@@ -221,19 +221,19 @@ mod tests {
 
     #[test]
     fn what_had_no_room_is_asked_for_again() {
-        let stream = Stream::default();
+        let stream = ReadAheadWindow::default();
         let at = |n: u64| read(&stream, n * MIB..(n + 1) * MIB, SIZE, PLENTY);
         for n in 0..2 {
             at(n);
         }
         assert_eq!(at(2), whole(3, 6));
-        stream.stopped_at(4 * MIB);
+        stream.shrink_to(4 * MIB);
         assert_eq!(at(3), whole(4, 8));
     }
 
     /// Bytes read ahead of whoever reads these pieces of a large file.
     fn ahead_of(pieces: impl IntoIterator<Item = u64>) -> u64 {
-        let stream = Stream::default();
+        let stream = ReadAheadWindow::default();
         let size = 10_000 * MIB;
         let at = |n: u64| read(&stream, n * MIB..(n + 1) * MIB, size, PLENTY);
         let pieces = pieces.into_iter().flat_map(at);
@@ -261,8 +261,9 @@ mod tests {
     fn streams_share_the_room() {
         let room = 24 * MIB;
         for count in [1, 2, 3, 5, 10] {
-            let streams: Vec<Stream> = (0..count).map(|_| Stream::default()).collect();
-            let ahead = |stream: &Stream| {
+            let streams: Vec<ReadAheadWindow> =
+                (0..count).map(|_| ReadAheadWindow::default()).collect();
+            let ahead = |stream: &ReadAheadWindow| {
                 let reader = stream.0.lock();
                 reader.until - reader.reached
             };

@@ -16,7 +16,7 @@ const ANSWER: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(10);
 
 /// What is being freed.
-pub struct Freeing {
+pub struct PendingFrees {
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -32,23 +32,23 @@ struct State {
 }
 
 impl State {
-    fn is_hopeful(&self) -> bool {
+    fn is_pending(&self) -> bool {
         let recent = |last: Instant| last.elapsed() < RECENT;
         self.under_way > 0 || (self.awaited > 0 && self.last.is_some_and(recent))
     }
 }
 
 /// While it lives, an inode's blocks are being freed.
-pub struct FreeingUnderWay<'a>(&'a Freeing);
+pub struct FreeGuard<'a>(&'a PendingFrees);
 
-impl Drop for FreeingUnderWay<'_> {
+impl Drop for FreeGuard<'_> {
     fn drop(&mut self) {
         self.0.state.lock().under_way -= 1;
         self.0.ended.notify_all();
     }
 }
 
-impl Freeing {
+impl PendingFrees {
     /// Nothing.
     pub fn new() -> Self {
         Self {
@@ -58,33 +58,33 @@ impl Freeing {
     }
 
     /// An inode without names is freed when its last caller lets it go.
-    pub fn expect(&self) {
+    pub fn expect_release(&self) {
         let mut state = self.state.lock();
         state.awaited += 1;
         state.last = Some(now());
     }
 
     /// A caller has let an inode without names go.
-    pub fn let_go(&self) {
+    pub fn released(&self) {
         let mut state = self.state.lock();
         state.awaited = state.awaited.saturating_sub(1);
     }
 
     /// An inode's blocks are being freed from now on.
-    pub fn begin(&self) -> FreeingUnderWay<'_> {
+    pub fn begin(&self) -> FreeGuard<'_> {
         self.state.lock().under_way += 1;
-        FreeingUnderWay(self)
+        FreeGuard(self)
     }
 
     /// Whether something is about to become free.
-    pub fn is_hopeful(&self) -> bool {
-        self.state.lock().is_hopeful()
+    pub fn is_pending(&self) -> bool {
+        self.state.lock().is_pending()
     }
 
     /// Waits a little for something to become free; false at once if nothing will.
     pub fn wait(&self) -> bool {
         let mut state = self.state.lock();
-        if !state.is_hopeful() {
+        if !state.is_pending() {
             return false;
         }
         self.ended.wait_for(&mut state, LOOK);
@@ -92,13 +92,13 @@ impl Freeing {
     }
 
     /// Waits until nothing is about to become free, but not long.
-    pub fn settle(&self) {
+    pub fn wait_all(&self) {
         let until = now() + ANSWER;
         while !until.since(now()).is_zero() && self.wait() {}
     }
 }
 
-impl Default for Freeing {
+impl Default for PendingFrees {
     fn default() -> Self {
         Self::new()
     }

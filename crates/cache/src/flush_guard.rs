@@ -7,13 +7,13 @@ use crate::Mapping;
 /// Holds a file's flush lock, and with it all of the file's blocks that are in flight. A panic gives them back as dirty:
 /// a library's volume has stopped then, and tasks that wait for the blocks get its error.
 #[must_use]
-pub struct Flushing<'a> {
+pub struct FlushGuard<'a> {
     mapping: &'a Mapping,
     unwinding: Unwinding,
     _lock: MutexGuard<'a, ()>,
 }
 
-impl<'a> Flushing<'a> {
+impl<'a> FlushGuard<'a> {
     /// After the flush lock of the mapping's file was taken.
     pub fn new(mapping: &'a Mapping, lock: MutexGuard<'a, ()>) -> Self {
         Self {
@@ -24,10 +24,10 @@ impl<'a> Flushing<'a> {
     }
 }
 
-impl Drop for Flushing<'_> {
+impl Drop for FlushGuard<'_> {
     fn drop(&mut self) {
         if self.unwinding.has_begun() {
-            self.mapping.put_back(0..u64::MAX, true);
+            self.mapping.redirty(0..u64::MAX, true);
         }
     }
 }
