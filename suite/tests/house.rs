@@ -22,8 +22,8 @@ const ROOMS: &[Room] = &[
     room("rt", 10, &["base"]),
     room("iosched", 20, &["base"]),
     room("block", 21, &["base", "rt", "iosched"]),
-    room("cache", 30, &["base", "rt", "block"]),
     room("vfs", 30, &["base", "rt"]),
+    room("cache", 31, &["base", "rt", "block", "vfs"]),
     room("jbd2-format", 31, &["base"]),
     room(
         "ext4-format",

@@ -3,12 +3,14 @@
 //! Nothing here does I/O, takes a lock or reads a clock.
 
 pub mod checksum;
+mod corruption;
 mod fixed_map;
 pub mod io_tag;
 pub mod limits;
 pub mod units;
 mod uuid;
 
+pub use corruption::{Corruption, CorruptionKind};
 pub use fixed_map::{FixedHasher, FixedMap, FixedSet};
 pub use io_tag::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
 pub use units::{BlockSize, DevBlock, FileBlock, InodeNo, Tid, Timestamp};

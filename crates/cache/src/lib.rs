@@ -14,6 +14,7 @@ mod meta;
 mod read_ahead;
 mod reading;
 mod sizes;
+mod write_error;
 mod writeback;
 
 pub use clustering::FsyncClustering;
@@ -23,6 +24,7 @@ pub use meta::{MetaBuf, MetaCache, MetaMut, MetaStats};
 pub use read_ahead::ReadAheadWindow;
 pub use reading::{BlockSource, FileRead, FileReader, READ_BYTES_MAX, ReadPart};
 pub use sizes::CacheSizes;
+pub use write_error::WriteError;
 pub use writeback::{
     Backing, DirtyEpoch, DirtyFile, ParkedFlusher, Writeback, WritebackOptions, WritebackReason,
 };

@@ -6,9 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use steadfs_base::{BlockSize, FileBlock, IoTag};
-use steadfs_block::{Buf, IoError, IoHandle, Queue};
+use steadfs_block::{Buf, IoHandle, Queue};
 use steadfs_rt::{Condvar, Mutex, Rank};
 
+use crate::write_error::WriteError;
 use crate::writeback::{DirtyEpoch, DirtyFile, Writeback};
 
 /// Blocks that a write puts into memory at a time: others may want the mapping meanwhile.
@@ -34,7 +35,7 @@ struct Inner {
     dirty: u64,
     in_flight: u64,
     /// The first failed write since [`Mapping::take_error`] that is news.
-    error: Option<IoError>,
+    error: Option<WriteError>,
     /// Somebody was told that a block could not be written, and some still is not: that it fails again is
     /// no news.
     told: bool,
@@ -467,7 +468,7 @@ impl Mapping {
     /// dropped; after a failure each is dirty again (never clean on error), and where the file system keeps
     /// them (`reserve`) holds the reservation again that passed to the taker. Returns how many blocks hold
     /// one now and held none before.
-    pub fn complete(&self, run: Range<u64>, result: Result<(), &IoError>, reserve: bool) -> u64 {
+    pub fn complete(&self, run: Range<u64>, result: Result<(), &WriteError>, reserve: bool) -> u64 {
         let mut inner = self.inner.lock();
         if let Err(error) = result
             && !inner.told
@@ -589,7 +590,7 @@ impl Mapping {
     /// The first write error since the last call, for somebody who is told of it. As long as some block
     /// stays unwritten, that it fails again is no new error: whoever writes all of it later, and
     /// succeeds, has nothing to tell.
-    pub fn take_error(&self) -> Option<IoError> {
+    pub fn take_error(&self) -> Option<WriteError> {
         let mut inner = self.inner.lock();
         let error = inner.error.take();
         inner.told |= error.is_some() && inner.dirty + inner.in_flight > 0;

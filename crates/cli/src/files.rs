@@ -54,7 +54,7 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
         let mut next = listings.next();
         if let Some(Err(error)) = next {
             let code = match error {
-                ToolError::Volume { ref source, .. } if !source.is_damage() => SERIOUS,
+                ToolError::Volume { ref source, .. } if !source.is_corruption() => SERIOUS,
                 _ => code::FAILED,
             };
             return Err(Failure::new(code, on_image(place, &error)));

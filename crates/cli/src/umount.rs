@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
+use rustix::io::Errno;
 use steadfs::{
     CloseResult, CloseResultFd, MountEntry, MountError, MountHandle, PendingCloseResult, SyncError,
     Synced, Unmount,
@@ -132,7 +133,7 @@ fn settle(mount: &Mount) -> Result<Settled, Failure> {
         (SyncError::Stopped(cause), _) | (_, Err(SyncError::Stopped(cause))) => {
             Ok(Settled::Stopped(cause))
         }
-        (first, _) => Err(still_mounted(failure(mount, &first))),
+        (first, _) => Err(still_mounted(mount, &first)),
     }
 }
 
@@ -158,10 +159,25 @@ fn by_owner(mount: &Mount) -> Option<Result<(), Failure>> {
     })
 }
 
-fn still_mounted(failure: Failure) -> Failure {
-    let hint = "not everything could be written, and it stays mounted: mend the device and try again, \
-                or give up what is not written with --lazy";
-    Failure::new(failure.code, format!("{}; {hint}", failure.message))
+/// Why the mount is kept, with the way out for the cause.
+fn still_mounted(mount: &Mount, error: &SyncError) -> Failure {
+    let errno = match error {
+        SyncError::Failed { errno, .. } => errno.map(Errno::from_raw_os_error),
+        _ => None,
+    };
+    let remedy = match errno {
+        Some(Errno::UCLEAN) => {
+            "the volume is damaged (see .steadfs/errors): copy what is needed, give up what is not \
+                                written with --lazy, and check it with e2fsck or fsck.f2fs"
+        }
+        Some(Errno::NOSPC | Errno::DQUOT) => {
+            "free space and try again, or give up what is not written with --lazy"
+        }
+        _ => "repair the device and try again, or give up what is not written with --lazy",
+    };
+    let Failure { code, message, .. } = failure(mount, error);
+    let hint = format!("not everything could be written, and it stays mounted: {remedy}");
+    Failure::new(code, format!("{message}; {hint}"))
 }
 
 /// Makes everything on the mount durable.
@@ -182,9 +198,10 @@ pub fn sync(mountpoint: &Path) -> Result<(), Failure> {
 fn failure(mount: &Mount, error: &SyncError) -> Failure {
     let code = match error {
         SyncError::Closed(_) | SyncError::NotAllowed => code::USAGE,
-        SyncError::Covered(_) | SyncError::Gone | SyncError::Stopped(_) | SyncError::Failed(_) => {
-            code::MOUNT
-        }
+        SyncError::Covered(_)
+        | SyncError::Gone
+        | SyncError::Stopped(_)
+        | SyncError::Failed { .. } => code::MOUNT,
     };
     Failure::new(code, format!("{}: {error}", mount.mountpoint.display()))
 }

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use steadfs_base::{BlockSize, DevBlock, FileBlock, IoTag};
+use steadfs_base::{BlockSize, Corruption, DevBlock, FileBlock, IoTag};
 use steadfs_block::{Buf, Queue};
 use steadfs_jbd2_format::JournalMap;
-use steadfs_vfs::{FsError, InodeFlags, Result};
+use steadfs_vfs::{InodeFlags, Result};
 
 use crate::disk::desc_from_copies;
 use crate::disk::extent::{Expect, ExtentNode, FILE_END};
@@ -92,16 +92,18 @@ pub fn check_apart(queue: &Queue, sb: &Superblock, map: &JournalMap) -> Result<(
         let Ok(desc) = GroupDesc::parse(geo, group, slot) else {
             bad_blocks.insert(n);
             if bad_blocks.len() as u64 > u64::from(map.len()) {
-                let what = "more group descriptors are damaged than the journal can mend";
-                return Err(FsError::Corrupt(what.to_owned()));
+                let what = "more group descriptors are damaged than the journal can repair";
+                return Err(Corruption::new(what).into());
             }
             continue;
         };
         for (start, len) in desc.own_blocks(geo, group) {
             if map.overlaps(start, len) {
-                return Err(FsError::Corrupt(format!(
-                    "the journal lies on the metadata of group {group}"
-                )));
+                let what = "the journal overlaps the group's metadata";
+                return Err(Corruption::new(what)
+                    .in_group(group.0)
+                    .in_block(start)
+                    .into());
             }
         }
     }
@@ -129,9 +131,8 @@ impl Reader<'_> {
         }
         let mapped = runs.blocks;
         if mapped < blocks {
-            return Err(FsError::Corrupt(format!(
-                "journal inode {ino}: {mapped} of {blocks} blocks"
-            )));
+            let what = format!("the journal has {mapped} of {blocks} blocks");
+            return Err(Corruption::new(what).in_inode(ino).into());
         }
         JournalMap::new(runs.list).map_err(journal_format_error)
     }
@@ -148,8 +149,10 @@ impl Reader<'_> {
             for extent in node.extents() {
                 let expected = runs.blocks;
                 if extent.block.0 != expected || extent.unwritten {
-                    let what = format!("journal: file block {expected} is not where it must be");
-                    return Err(FsError::Corrupt(what));
+                    let what = "the journal's extents have a gap or an unwritten block";
+                    return Err(Corruption::new(what)
+                        .at_file_block(FileBlock(expected))
+                        .into());
                 }
                 runs.push(extent.start, extent.len.into());
             }
@@ -176,7 +179,10 @@ impl Reader<'_> {
         let mut at = 0;
         while at < blocks {
             let first = at;
-            let gone = || FsError::Corrupt(format!("journal: file block {first} is not mapped"));
+            let gone = || {
+                Corruption::new("a block of the journal is not mapped")
+                    .at_file_block(FileBlock(first))
+            };
             let path = Path::to(FileBlock(at), per).ok_or_else(gone)?;
             let (&last, above) = path.indices().split_last().ok_or_else(gone)?;
             let mut table: Option<(DevBlock, Buf)> = None;
@@ -184,16 +190,15 @@ impl Reader<'_> {
                 let bytes = table.as_ref().map_or(&core.block[..], |(_, bytes)| bytes);
                 let next = DevBlock(word(bytes, index).into());
                 if !self.geo.is_data_range(next, 1) {
-                    return Err(gone());
+                    return Err(gone().into());
                 }
                 table = Some((next, self.block(next)?));
             }
             if let Some((table, _)) = &table
                 && !tables.insert(*table)
             {
-                return Err(FsError::Corrupt(format!(
-                    "journal: block {table} is twice in its map"
-                )));
+                let what = "an indirect block is twice in the journal's map";
+                return Err(Corruption::new(what).in_block(*table).into());
             }
             let bytes = table.as_ref().map_or(&core.block[..], |(_, bytes)| bytes);
             for i in last..=last + path.to_boundary {
@@ -202,7 +207,7 @@ impl Reader<'_> {
                     break;
                 }
                 if !self.geo.is_data_range(block, 1) {
-                    return Err(gone());
+                    return Err(gone().into());
                 }
                 runs.push(block, 1);
                 at += 1;

@@ -10,7 +10,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use steadfs_base::IoTag;
+use steadfs_base::{Corruption, IoTag};
 use steadfs_block::Queue;
 use steadfs_vfs::{FsError, Result};
 
@@ -237,7 +237,7 @@ pub fn choose(queue: &Queue, choice: &SuperblockChoice) -> Result<Chosen> {
 /// The error of a first superblock that has a copy.
 fn damaged(error: FsError, copy: &BackupSuperblock) -> FsError {
     match error {
-        FsError::Corrupt(what) => FsError::Corrupt(format!("{what} ({copy})")),
+        FsError::Corrupt(corruption) => corruption.with_hint(copy).into(),
         FsError::Io(what) => FsError::Io(format!("{what} ({copy})")),
         error => error,
     }
@@ -297,9 +297,7 @@ fn copies_on(queue: &Queue, first: Option<&Geometry>) -> Vec<BackupSuperblock> {
 pub fn superblock_bytes(queue: &Queue, at: u64) -> Result<Vec<u8>> {
     let size = queue.geometry().size;
     if size < at.saturating_add(SUPERBLOCK_SIZE as u64) {
-        return Err(FsError::Corrupt(format!(
-            "{size} bytes are too few for an ext volume"
-        )));
+        return Err(Corruption::new(format!("{size} bytes are too few for an ext volume")).into());
     }
     read_bytes(queue, at, SUPERBLOCK_SIZE)
 }

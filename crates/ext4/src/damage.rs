@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::sync::atomic::Ordering;
 
-use steadfs_base::{DevBlock, IoTag};
+use steadfs_base::{Corruption, CorruptionKind, IoTag};
 use steadfs_rt::wall_clock;
 use steadfs_vfs::{FsError, Result};
 
@@ -38,19 +38,20 @@ impl Ext4 {
     #[track_caller]
     #[inline]
     pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
-        for what in self.alloc.take_damage() {
-            self.damaged(&what, Location::caller());
+        for corruption in self.alloc.take_damage() {
+            self.damaged(&corruption, Location::caller());
         }
-        if let Err(FsError::Corrupt(what)) = &result {
-            self.damaged(what, Location::caller());
+        if let Err(FsError::Corrupt(corruption)) = &result {
+            self.damaged(corruption, Location::caller());
         }
         result
     }
 
-    fn damaged(&self, what: &str, found: &Location<'_>) {
+    fn damaged(&self, corruption: &Corruption, found: &Location<'_>) {
+        let text = corruption.to_string();
         // Each finding once: a program that tries again would fill the log.
-        if self.findings.record(what) {
-            tracing::error!(what, "the volume is damaged");
+        if self.findings.record(&text) {
+            tracing::error!(%corruption, "the volume is damaged");
         }
         if self.check_writable().is_err() {
             return;
@@ -63,25 +64,32 @@ impl Ext4 {
         };
         // Whoever unmounts commits nothing more where something could not be written.
         let last = read_only || self.unmounted.load(Ordering::Acquire);
-        if let Err(error) = self.record_damage(what, found, last) {
+        if let Err(error) = self.record_damage(corruption, found, last) {
             tracing::error!(%error, "noting the damage failed");
         }
         if read_only {
-            self.stop_all(what);
+            self.stop_all(&text);
         }
     }
 
     /// Writes the error record; made durable if nothing will be committed afterwards.
-    fn record_damage(&self, what: &str, found: &Location<'_>, last: bool) -> Result<()> {
+    fn record_damage(
+        &self,
+        corruption: &Corruption,
+        found: &Location<'_>,
+        last: bool,
+    ) -> Result<()> {
         let file = found.file().rsplit('/').next().unwrap_or_default();
-        let wrong_sum = what.contains("checksum");
         let record = ErrorRecord {
             time: wall_clock(),
-            inode: number_after(what, "inode").and_then(|n| u32::try_from(n).ok().map(Ino)),
-            block: number_after(what, "block").map(DevBlock),
+            inode: corruption.inode.and_then(Ino::from_vfs),
+            block: corruption.block,
             function: &format!("steadfs {file}"),
             line: found.line(),
-            code: if wrong_sum { BAD_CHECKSUM } else { CORRUPTED },
+            code: match corruption.kind {
+                CorruptionKind::Checksum => BAD_CHECKSUM,
+                CorruptionKind::Magic | CorruptionKind::Structure => CORRUPTED,
+            },
         };
         self.txns.run(1, IoTag::default(), |handle| {
             self.update_super(handle, |sb| {
@@ -97,20 +105,6 @@ impl Ext4 {
             }
         }
         Ok(())
-    }
-}
-
-/// The number behind a word: messages about corruption name the place as "inode 12" and "block 345"; a "file block 5" is
-/// none of the device's.
-fn number_after(what: &str, word: &str) -> Option<u64> {
-    let mut words = what.split([' ', ':', ',', '(', ')']);
-    let mut before = "";
-    loop {
-        let one = words.next()?;
-        if one == word && before != "file" {
-            return words.next()?.parse().ok();
-        }
-        before = one;
     }
 }
 

@@ -16,7 +16,7 @@ mod shown;
 
 use std::sync::Arc;
 
-use steadfs_base::{DevBlock, FileBlock, IoTag};
+use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag};
 use steadfs_cache::MetaBuf;
 use steadfs_vfs::{FileKind, FsError, InodeFlags, Result};
 
@@ -109,7 +109,9 @@ impl<'a> Dir<'a> {
     }
 
     fn corrupt(&self, what: impl std::fmt::Display) -> FsError {
-        FsError::Corrupt(format!("directory {}: {what}", self.ino))
+        Corruption::new(format!("directory: {what}"))
+            .in_inode(self.ino)
+            .into()
     }
 
     fn bad(&self, at: DevBlock) -> impl FnOnce(DiskError) -> FsError + use<> {

@@ -9,7 +9,7 @@ mod path;
 
 use std::ops::Range;
 
-use steadfs_base::{DevBlock, FileBlock, IoTag};
+use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::extent::{ExtentNode, ExtentNodeMut, FILE_END, ROOT_ENTRIES};
@@ -191,10 +191,10 @@ impl<'a> Tree<'a> {
             || right.is_some_and(|r| extent.end() > r.block)
         {
             let at = extent.block;
-            return Err(FsError::Corrupt(format!(
-                "inode {}: file block {at} mapped twice",
-                self.ino
-            )));
+            return Err(Corruption::new("mapped twice")
+                .in_inode(self.ino)
+                .at_file_block(at)
+                .into());
         }
         let mut merged = *extent;
         let joins_left = left.filter(|l| l.can_merge(&merged));
@@ -348,7 +348,10 @@ impl<'a> Tree<'a> {
     }
 
     fn lost(&self, block: FileBlock) -> FsError {
-        FsError::Corrupt(format!("inode {}: file block {block} lost", self.ino))
+        Corruption::new("is no longer mapped")
+            .in_inode(self.ino)
+            .at_file_block(block)
+            .into()
     }
 
     /// Converts a piece that lies in one extent. Where no block is free for a new node, nothing is

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use steadfs_base::{DevBlock, IoTag};
+use steadfs_base::{Corruption, DevBlock, IoTag};
 use steadfs_block::Queue;
 use steadfs_cache::{FsyncClustering, MetaBuf, MetaCache, Writeback};
 use steadfs_jbd2::OverlayDevice;
@@ -141,9 +141,7 @@ impl Ext4 {
     /// A metadata block, read if need be.
     pub fn block(&self, block: DevBlock, tag: IoTag) -> Result<Arc<MetaBuf>> {
         if block.0 >= self.geo.blocks_count {
-            return Err(FsError::Corrupt(format!(
-                "block {block}: outside the volume"
-            )));
+            return Err(Corruption::new("outside the volume").in_block(block).into());
         }
         self.meta.get(block, tag).map_err(io_error)
     }
@@ -198,7 +196,7 @@ impl Ext4 {
     /// neighbourhood too: who reads one inode of a directory soon wants the next.
     pub(crate) fn inode_slot(&self, ino: Ino, tag: IoTag) -> Result<(Arc<MetaBuf>, usize)> {
         if !self.geo.is_inode(ino) {
-            return Err(FsError::Corrupt(format!("inode {ino}: no such inode")));
+            return Err(Corruption::new("no such inode").in_inode(ino).into());
         }
         let (group, index) = self.geo.group_of_inode(ino);
         let table = self.alloc.inode_table(group)?;

@@ -2,7 +2,7 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use steadfs_base::{DevBlock, FileBlock, IoTag};
+use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag};
 use steadfs_block::Buf;
 use steadfs_vfs::{FsError, Result};
 
@@ -39,9 +39,12 @@ fn checked(fs: &Ext4, ino: Ino, number: u32) -> Result<DevBlock> {
     if fs.alloc.may_own(fs.geo(), block, 1) || ino == Ino::RESIZE {
         return Ok(block);
     }
-    Err(FsError::Corrupt(format!(
-        "inode {ino}: block {block} cannot be a file's"
-    )))
+    Err(
+        Corruption::new("mapped, but outside the volume or part of its own metadata")
+            .in_inode(ino)
+            .in_block(block)
+            .into(),
+    )
 }
 
 /// The block at `number`, or none for a hole.
@@ -273,8 +276,11 @@ fn remove_last(
 ) -> Result<u64> {
     let per = per_block(fs.geo());
     let Range { start, end } = range;
-    let path = Path::to(FileBlock(end - 1), per)
-        .ok_or_else(|| FsError::Corrupt(format!("inode {ino}: file block {end} out of reach")))?;
+    let path = Path::to(FileBlock(end - 1), per).ok_or_else(|| {
+        Corruption::new("beyond the largest file")
+            .in_inode(ino)
+            .at_file_block(FileBlock(end))
+    })?;
     // The tables on the way, and where the way ends if one is missing.
     let mut tables: Vec<DevBlock> = Vec::new();
     let mut pins = Pins::default();

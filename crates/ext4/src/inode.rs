@@ -7,11 +7,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use steadfs_base::{FixedMap, InodeNo, IoTag, Tid};
+use steadfs_base::{Corruption, FixedMap, InodeNo, IoTag, Tid};
 use steadfs_cache::{DirtyFile, FlushGuard, Mapping, ReadAheadWindow};
 use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
-use steadfs_vfs::{Attr, FileKind, FsError, InodeFlags, Result};
+use steadfs_vfs::{Attr, FileKind, InodeFlags, Result};
 
 use crate::data::waiting::Waiting;
 use crate::disk::inode::INLINE_DATA;
@@ -88,7 +88,7 @@ impl NameLock for Inode {
 impl Inode {
     pub(crate) fn new(fs: &Ext4, ino: Ino, core: disk::Inode) -> Result<Self> {
         let kind = FileKind::from_mode(core.mode.into())
-            .ok_or_else(|| FsError::Corrupt(format!("inode {ino}: mode {:#o}", core.mode)))?;
+            .ok_or_else(|| Corruption::new(format!("mode {:#o}", core.mode)).in_inode(ino))?;
         let file = DirtyFile(ino.0.into());
         Ok(Self {
             ino,

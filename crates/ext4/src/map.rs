@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use steadfs_base::{DevBlock, FileBlock, IoTag};
+use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag};
 use steadfs_cache::MetaBuf;
 use steadfs_vfs::{FsError, InodeFlags, Result};
 
@@ -42,9 +42,13 @@ impl Ext4 {
             && !self.alloc.may_own(&self.geo, start, mapped.len)
             && ino != Ino::RESIZE
         {
-            return Err(FsError::Corrupt(format!(
-                "inode {ino}: file block {block} is mapped to block {start}, which is the volume's own metadata"
-            )));
+            return Err(
+                Corruption::new("is mapped, but belongs to the volume's own metadata")
+                    .in_inode(ino)
+                    .at_file_block(block)
+                    .in_block(start)
+                    .into(),
+            );
         }
         Ok(mapped)
     }

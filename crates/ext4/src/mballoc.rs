@@ -23,7 +23,7 @@ mod zones;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use steadfs_base::{DevBlock, IoTag, Tid};
+use steadfs_base::{Corruption, DevBlock, IoTag, Tid};
 use steadfs_block::Bio;
 use steadfs_cache::{MetaBuf, MetaMut};
 use steadfs_jbd2::JournalMap;
@@ -105,9 +105,7 @@ impl Allocator {
         if runs.all(|(start, len)| self.zones.add(start, len)) {
             return Ok(());
         }
-        Err(FsError::Corrupt(
-            "the journal lies on other metadata".to_owned(),
-        ))
+        Err(Corruption::new("the journal overlaps other metadata").into())
     }
 
     /// Whether a run of blocks may belong to a file: inside the volume and apart from the journal and
@@ -162,10 +160,9 @@ impl Allocator {
             let blocks = geo.blocks_in(no);
             let free = bitmap::count_zeros(&busy, 0..blocks);
             if free != group.desc.free_clusters {
-                return Err(FsError::Corrupt(format!(
-                    "group {no}: bitmap has {free} free blocks, descriptor {}",
-                    group.desc.free_clusters
-                )));
+                let said = group.desc.free_clusters;
+                let what = format!("bitmap has {free} free blocks, descriptor {said}");
+                return Err(Corruption::new(what).in_group(no.0).into());
             }
             bitmap::set_range(&mut busy, blocks..geo.block_size.bytes() as u32 * 8);
             // Whatever the bitmap says, the group's own metadata is nobody's to take.
@@ -185,10 +182,9 @@ impl Allocator {
         let table = desc_block(fs, no)?;
         let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
         if !bitmap::all_zero(&buf.data(), first..first + run.len) {
-            return Err(FsError::Corrupt(format!(
-                "block {}: in use and free at once",
-                run.start
-            )));
+            return Err(Corruption::new("in use and free at once")
+                .in_block(run.start)
+                .into());
         }
         let mut bits = handle.write(&buf)?;
         bitmap::set_range(&mut bits, first..first + run.len);
@@ -286,10 +282,9 @@ impl Allocator {
         let table = desc_block(fs, no)?;
         let buf = self.writable_bitmap(fs, no, &mut group, handle)?;
         if !bitmap::all_set(&buf.data(), first..first + run.len) {
-            return Err(FsError::Corrupt(format!(
-                "block {}: freed, but is free",
-                run.start
-            )));
+            return Err(Corruption::new("freed, but is free")
+                .in_block(run.start)
+                .into());
         }
         let mut bits = handle.write(&buf)?;
         bitmap::clear_range(&mut bits, first..first + run.len);
@@ -400,7 +395,9 @@ fn desc_block(fs: &Ext4, no: GroupNo) -> Result<Arc<MetaBuf>> {
 }
 
 fn no_files_block(start: DevBlock) -> FsError {
-    FsError::Corrupt(format!("block {start}: freed, but no file's to free"))
+    Corruption::new("freed, but belongs to the volume's own metadata")
+        .in_block(start)
+        .into()
 }
 
 /// Writes a descriptor into its block of the table.

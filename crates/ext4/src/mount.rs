@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use steadfs_base::{IoTag, Tid};
+use steadfs_base::{Corruption, IoTag, Tid};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{
     Backing, CacheSizes, FsyncClustering, MetaCache, Writeback, WritebackOptions, WritebackReason,
@@ -223,7 +223,10 @@ impl Ext4 {
 
     /// A volume without a tree is of no use, and where its root should be may be something else.
     fn check_root(&self) -> Result<()> {
-        let bad = |what: &str| Err(FsError::Corrupt(format!("the root directory {what}")));
+        let bad = |what: &str| {
+            let root = Corruption::new(format!("the root directory {what}"));
+            Err(root.in_inode(Ino::ROOT).into())
+        };
         match self.inode(Ino::ROOT, IoTag::default()) {
             Ok(root) if root.kind() != FileKind::Directory => bad("is none"),
             Ok(root) if root.size() == 0 => bad("is empty"),
@@ -530,13 +533,18 @@ impl Backing for Ext4 {
     }
 }
 
+/// The way out where a journal cannot be replayed.
+const WITHOUT_JOURNAL: &str =
+    "-o ro,noload leaves the journal out; steadfs ls, cat and extract do so themselves";
+
 /// A journal that cannot be replayed, and what to do about it.
 fn without_log(error: FsError, options: &MountOptions) -> FsError {
     match error {
-        FsError::Corrupt(what) | FsError::Stopped(what) if options.read_only => {
-            FsError::Corrupt(format!(
-                "{what} (-o ro,noload leaves the journal out; steadfs ls, cat and extract do so themselves)"
-            ))
+        FsError::Corrupt(corruption) if options.read_only => {
+            corruption.with_hint(WITHOUT_JOURNAL).into()
+        }
+        FsError::Stopped(what) if options.read_only => {
+            Corruption::new(what).with_hint(WITHOUT_JOURNAL).into()
         }
         error => error,
     }
@@ -546,12 +554,13 @@ pub(crate) fn check_size(sb: &Superblock, queue: &Queue) -> Result<()> {
     let geo = sb.geometry();
     let needed = geo.blocks_count.checked_mul(geo.block_size.bytes_u64());
     if needed.is_none_or(|n| n > queue.geometry().size) {
-        return Err(FsError::Corrupt(format!(
+        let what = format!(
             "the volume has {} blocks of {} bytes, the device only {} bytes",
             geo.blocks_count,
             geo.block_size.bytes(),
             queue.geometry().size
-        )));
+        );
+        return Err(Corruption::new(what).into());
     }
     Ok(())
 }

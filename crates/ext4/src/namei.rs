@@ -14,7 +14,7 @@ mod rename;
 
 use std::sync::Arc;
 
-use steadfs_base::{InodeNo, IoTag};
+use steadfs_base::{Corruption, InodeNo, IoTag};
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, names};
 
 use crate::credits;
@@ -50,10 +50,9 @@ impl Ext4 {
     /// The inode that a directory's entry names.
     fn named(&self, dir: &Inode, ino: Ino, tag: IoTag) -> Result<Arc<Inode>> {
         self.inode(ino, tag).map_err(|error| match error {
-            FsError::Stale => FsError::Corrupt(format!(
-                "directory {}: an entry names free inode {ino}",
-                dir.ino()
-            )),
+            FsError::Stale => Corruption::new(format!("an entry names free inode {ino}"))
+                .in_inode(dir.ino())
+                .into(),
             other => other,
         })
     }
@@ -85,10 +84,9 @@ impl Ext4 {
             Dir::new(self, dir.ino(), &core, cx.tag).grow(handle, dir, &mut core, name)?;
             handle.consistent();
         }
-        Err(FsError::Corrupt(format!(
-            "directory {}: does not get room by splitting",
-            dir.ino()
-        )))
+        Err(Corruption::new("a split leaf has no room for the name")
+            .in_inode(dir.ino())
+            .into())
     }
 
     /// Notes a change of a directory's names: its times.

@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use steadfs_base::{DevBlock, IoTag};
+use steadfs_base::{Corruption, DevBlock, IoTag};
 use steadfs_cache::MetaBuf;
 use steadfs_rt::{Mutex, Rank};
-use steadfs_vfs::{FsError, Result};
+use steadfs_vfs::Result;
 
 use crate::disk::{ChecksumSeed, Ino, orphan_file};
 use crate::fs::Ext4;
@@ -268,9 +268,10 @@ impl Orphans {
             }
             Some(newer) => {
                 // Orphans stay in memory.
-                let before = fs.inodes.get(newer).ok_or_else(|| {
-                    FsError::Corrupt(format!("inode {newer}: orphan not in memory"))
-                })?;
+                let before = fs
+                    .inodes
+                    .get(newer)
+                    .ok_or_else(|| Corruption::new("orphan is not in memory").in_inode(newer))?;
                 let mut core = before.core.write();
                 core.dtime = older.map_or(0, |o| o.0);
                 fs.store_inode(handle, &before, &core)?;

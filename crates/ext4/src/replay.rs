@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use steadfs_base::IoTag;
+use steadfs_base::{Corruption, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_jbd2::{JournalMap, Overlay, OverlayDevice, Recover};
 use steadfs_vfs::{FsError, Result};
@@ -185,9 +185,10 @@ pub(crate) fn replayed_superblock(
     };
     match other {
         None => Ok(sb),
-        Some(what) => Err(FsError::Corrupt(format!(
+        Some(what) => Err(Corruption::new(format!(
             "the superblock in the journal has another {what} than the one that led to it"
-        ))),
+        ))
+        .into()),
     }
 }
 
@@ -210,7 +211,7 @@ fn recover_journal(
 /// a transaction, so it is right before replay as after.
 pub(crate) fn journal_map(queue: &Arc<Queue>, sb: &Superblock) -> Result<JournalMap> {
     let JournalPlace::Inode(ino) = sb.journal() else {
-        return Err(FsError::Corrupt("the volume has no journal".to_owned()));
+        return Err(Corruption::new("the volume has no journal").into());
     };
     let by_inode = crate::journal_inode::map(queue, sb, ino);
     // The superblock's copy of the map is for reading: a mount that writes needs the inode itself.

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use steadfs_base::{InodeNo, IoTag};
+use steadfs_base::{Corruption, InodeNo, IoTag};
 use steadfs_vfs::verity::{DESCRIPTOR_MAX, FileDigest, Verity, tree_start};
 use steadfs_vfs::{Cx, FsError, InodeFlags, ReadData, Result};
 
@@ -87,7 +87,9 @@ impl Ext4 {
 
     fn bad_verity(inode: &Inode, what: &str) -> FsError {
         let ino = inode.ino();
-        FsError::Corrupt(format!("inode {ino}: verity descriptor: {what}"))
+        Corruption::new(format!("verity descriptor: {what}"))
+            .in_inode(ino)
+            .into()
     }
 
     fn verity_descriptor(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {

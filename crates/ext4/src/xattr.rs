@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use steadfs_base::limits::{XATTR_NAME_MAX, XATTR_SIZE_MAX};
-use steadfs_base::{DevBlock, FileBlock, InodeNo, IoTag};
+use steadfs_base::{Corruption, DevBlock, FileBlock, InodeNo, IoTag};
 use steadfs_cache::MetaBuf;
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr};
 
@@ -226,9 +226,11 @@ impl Ext4 {
     /// A verified block of attributes.
     fn attr_block(&self, at: DevBlock, tag: IoTag) -> Result<Arc<MetaBuf>> {
         if !self.alloc.may_own(self.geo(), at, 1) {
-            return Err(FsError::Corrupt(format!(
-                "block {at}: not a place for attributes"
-            )));
+            return Err(
+                Corruption::new("attribute block is part of the volume's own metadata")
+                    .in_block(at)
+                    .into(),
+            );
         }
         let buf = self.block(at, tag)?;
         buf.verify_once(verified::XATTR, |block| {
@@ -271,7 +273,10 @@ impl Ext4 {
 
     /// The content of an inode that is an attribute's value.
     fn value_inode(&self, ino: Ino, size: u32, tag: IoTag) -> Result<Vec<u8>> {
-        let bad = |what| FsError::Corrupt(format!("inode {ino}: as an attribute's value: {what}"));
+        let bad = |what| {
+            let what = format!("as an attribute's value: {what}");
+            FsError::from(Corruption::new(what).in_inode(ino))
+        };
         if !self.is_nameable(ino) {
             return Err(bad("no such inode"));
         }

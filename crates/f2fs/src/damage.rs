@@ -66,7 +66,7 @@ impl Notes {
             self.pending.fetch_or(new, Ordering::AcqRel);
         }
         match what {
-            FsError::Corrupt(what) | FsError::Damaged(_, what) => self.findings.record(what),
+            FsError::Corrupt(corruption) => self.findings.record(&corruption.to_string()),
             other => self.findings.record(&other.to_string()),
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use steadfs_base::{BlockSize, IoTag};
+use steadfs_base::{BlockSize, Corruption, IoTag};
 use steadfs_block::{Device, Queue, QueueOptions};
 use steadfs_cache::{CacheSizes, FsyncClustering, MetaCache, Writeback, WritebackOptions};
 use steadfs_rt::{Mutex, Rank, RwLock};
@@ -206,9 +206,10 @@ pub(crate) fn check_size(superblock: &Superblock, queue: &Queue) -> Result<()> {
     let blocks = superblock.layout().block_count;
     let size = queue.geometry().size;
     if blocks > size / BLOCK_SIZE as u64 {
-        return Err(FsError::Corrupt(format!(
+        let what = format!(
             "the volume has {blocks} blocks of {BLOCK_SIZE} bytes, the device only {size} bytes"
-        )));
+        );
+        return Err(Corruption::new(what).into());
     }
     Ok(())
 }

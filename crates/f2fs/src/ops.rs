@@ -19,7 +19,7 @@ use crate::options::OnError;
 impl F2fs {
     /// Passes a call's result on; damage that it met is told once here, and may end writing.
     pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
-        if let Some(error) = result.as_ref().err().filter(|error| error.is_damage()) {
+        if let Some(error) = result.as_ref().err().filter(|error| error.is_corruption()) {
             self.note_damage(error);
             if self.options.read().errors == OnError::RemountReadOnly {
                 self.read_only.store(true, Ordering::Release);

@@ -1,8 +1,8 @@
 //! Reading the superblock: the first of its two copies that verifies.
 
-use steadfs_base::IoTag;
+use steadfs_base::{Corruption, IoTag};
 use steadfs_block::Queue;
-use steadfs_vfs::{FsError, Result};
+use steadfs_vfs::Result;
 
 use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use crate::disk::{BLOCK_SIZE, DiskError, Superblock};
@@ -16,9 +16,7 @@ use crate::fs::io_error;
 pub fn read_superblock(queue: &Queue) -> Result<Superblock> {
     let size = queue.geometry().size;
     if size < 2 * BLOCK_SIZE as u64 {
-        return Err(FsError::Corrupt(format!(
-            "{size} bytes are too few for an f2fs volume"
-        )));
+        return Err(Corruption::new(format!("{size} bytes are too few for an f2fs volume")).into());
     }
     let first = match read_copy(queue, 0)? {
         Ok(superblock) => return Ok(superblock),

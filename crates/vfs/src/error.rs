@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use steadfs_base::Corruption;
 use thiserror::Error;
 
 use crate::SHUT_DOWN;
@@ -109,12 +110,9 @@ pub enum FsError {
     /// The device failed; which access.
     #[error("I/O error: {0}")]
     Io(String),
-    /// The volume's structures contradict themselves; where.
+    /// Content of the volume failed verification.
     #[error("volume is damaged: {0}")]
-    Corrupt(String),
-    /// The same, of a kind that the format has a number for (f2fs: the bit of `s_errors`).
-    #[error("volume is damaged: {1}")]
-    Damaged(u16, String),
+    Corrupt(Box<Corruption>),
 }
 
 impl FsError {
@@ -158,9 +156,17 @@ impl FsError {
         matches!(self, Self::Stopped(_) | Self::TurnedReadOnly(_))
     }
 
-    /// Whether the volume's structures contradict themselves.
-    pub fn is_damage(&self) -> bool {
-        matches!(self, Self::Corrupt(_) | Self::Damaged(..))
+    /// What failed verification, if that is the cause.
+    pub fn corruption(&self) -> Option<&Corruption> {
+        match self {
+            Self::Corrupt(corruption) => Some(corruption),
+            _ => None,
+        }
+    }
+
+    /// Whether content of the volume failed verification.
+    pub fn is_corruption(&self) -> bool {
+        matches!(self, Self::Corrupt(_))
     }
 
     /// The error number that Linux uses for this case (asm-generic values, as on x86 and ARM).
@@ -192,9 +198,15 @@ impl FsError {
             Self::NotSupported(_) => 95,
             Self::Stale => 116,
             // EUCLEAN: what ext4 and f2fs return for damaged structures.
-            Self::Corrupt(_) | Self::Damaged(..) => 117,
+            Self::Corrupt(_) => 117,
             Self::Quota => 122,
             Self::NoKey => 126,
         }
+    }
+}
+
+impl From<Corruption> for FsError {
+    fn from(corruption: Corruption) -> Self {
+        Self::Corrupt(Box::new(corruption))
     }
 }

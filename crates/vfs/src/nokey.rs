@@ -5,6 +5,8 @@
 //! endian; 0 where the directory has none), up to 149 encrypted bytes, and for longer names the
 //! SHA-256 of the rest.
 
+use steadfs_base::Corruption;
+
 use sha2::{Digest, Sha256};
 
 use crate::{FsError, Result};
@@ -59,7 +61,7 @@ pub fn shown_hash(name: &[u8]) -> Option<u32> {
 /// The target of an encrypted symbolic link as it shows without the key; `stored` is its content:
 /// a 16-bit length and the encrypted bytes.
 pub fn symlink_target(stored: &[u8]) -> Result<Vec<u8>> {
-    let bad = || FsError::Corrupt("encrypted symbolic link".to_owned());
+    let bad = || FsError::from(Corruption::new("encrypted symbolic link"));
     let (len, encrypted) = stored.split_first_chunk::<2>().ok_or_else(bad)?;
     let len = usize::from(u16::from_le_bytes(*len));
     let encrypted = encrypted.get(..len).ok_or_else(bad)?;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfs_base::InodeNo;
+use steadfs_base::{Corruption, InodeNo};
 use steadfs_rt as rt;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Result, SetAttr, SetTime, check_name};
 
@@ -388,10 +388,10 @@ fn list(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> Result<BTreeMap<Vec<u8>, 
     })?;
     if let Some(name) = twice {
         let name = String::from_utf8_lossy(&name).into_owned();
-        return Err(FsError::Corrupt(format!("'{name}' is listed twice")));
+        return Err(Corruption::new(format!("'{name}' is listed twice")).into());
     }
     if dots.len() != 2 {
-        return Err(FsError::Corrupt("a listing without its dots".to_owned()));
+        return Err(Corruption::new("a listing without its dots").into());
     }
     Ok(names)
 }

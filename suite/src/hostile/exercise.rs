@@ -159,7 +159,7 @@ impl Trial {
                     }
                     // The device is in order: only an access outside it fails.
                     FsError::Io(_) => self.wrong(format!("{call}: {error}")),
-                    FsError::Corrupt(_) | FsError::Damaged(..) => {
+                    FsError::Corrupt(_) => {
                         self.told.get_or_insert(format!("{call}: {error}"));
                     }
                     _ => {}

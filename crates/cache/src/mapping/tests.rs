@@ -37,13 +37,13 @@ fn always(_: FileBlock) -> bool {
     true
 }
 
-fn failure() -> IoError {
-    IoError {
+fn failure() -> WriteError {
+    WriteError::Device(steadfs_block::IoError {
         op: Op::Write,
         offset: 0,
         len: 0,
         cause: "test".to_owned(),
-    }
+    })
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use steadfs_base::DevBlock;
+use steadfs_base::{Corruption, CorruptionKind, DevBlock};
 use steadfs_vfs::FsError;
 use steadfs_vfs::acl::AclError;
 use thiserror::Error;
@@ -190,6 +190,17 @@ impl DiskError {
     }
 }
 
+impl CorruptKind {
+    /// What kind of verification failed.
+    pub const fn class(&self) -> CorruptionKind {
+        match self {
+            Self::Magic { .. } => CorruptionKind::Magic,
+            Self::Checksum { .. } => CorruptionKind::Checksum,
+            Self::Field { .. } | Self::Entry { .. } => CorruptionKind::Structure,
+        }
+    }
+}
+
 impl From<CorruptKind> for DiskError {
     fn from(kind: CorruptKind) -> Self {
         Self {
@@ -201,7 +212,14 @@ impl From<CorruptKind> for DiskError {
 
 impl From<DiskError> for FsError {
     fn from(error: DiskError) -> Self {
-        Self::Corrupt(error.to_string())
+        let DiskError { kind, place } = error;
+        let corruption = Corruption {
+            group: place.group.map(|group| group.0),
+            inode: place.inode.map(Into::into),
+            block: place.block,
+            ..Corruption::new(kind.to_string())
+        };
+        corruption.of_kind(kind.class()).into()
     }
 }
 

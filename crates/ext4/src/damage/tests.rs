@@ -1,6 +1,6 @@
 //! Damage that is noted, and the smallest volumes on which damage once did harm.
 
-use steadfs_base::InodeNo;
+use steadfs_base::{DevBlock, InodeNo};
 use steadfs_vfs::{
     Cx, FallocMode, FileSystem, InodeFlags, RenameFlags, SetAttr, SetXattr, ShutdownMode,
 };
@@ -14,18 +14,21 @@ use crate::options::MountOptions;
 use crate::test_world::{ROOT, World};
 
 #[test]
-fn messages_say_where() {
-    let error = DiskError::from(CorruptKind::Magic {
+fn an_error_of_a_structure_keeps_its_position_and_kind() {
+    let magic = CorruptKind::Magic {
         what: Structure::ExtentNode,
         found: 1,
-    });
-    let said = FsError::from(error.in_inode(Ino(12)).in_block(DevBlock(345))).to_string();
-    assert_eq!(number_after(&said, "inode"), Some(12));
-    assert_eq!(number_after(&said, "block"), Some(345));
-    assert_eq!(number_after("group 3: bitmap", "inode"), None);
-    let mapped = "inode 12: file block 5 is mapped to block 34, which is the volume's own metadata";
-    assert_eq!(number_after(mapped, "block"), Some(34));
-    assert_eq!(number_after("inode 12: file block 5 lost", "block"), None);
+    };
+    let error = DiskError::from(magic)
+        .in_inode(Ino(12))
+        .in_block(DevBlock(345));
+    let error = FsError::from(error);
+    let corruption = error.corruption().unwrap();
+    assert_eq!(corruption.inode, Some(InodeNo(12)));
+    assert_eq!(corruption.block, Some(DevBlock(345)));
+    assert_eq!(corruption.kind, CorruptionKind::Magic);
+    let text = "volume is damaged: inode 12: block 345: extent node has magic 0x1";
+    assert_eq!(error.to_string(), text);
 }
 
 #[test]
@@ -155,7 +158,7 @@ fn changes_of_a_volume_that_an_error_stopped_say_so() {
     type Stop = fn(&Ext4);
     let stops: [(Stop, i32); 3] = [
         (
-            |fs| drop(fs.judge::<()>(Err(FsError::Corrupt("test".to_owned())))),
+            |fs| drop(fs.judge::<()>(Err(Corruption::new("test").into()))),
             EROFS,
         ),
         (|fs| fs.halt("the device failed"), EROFS),
@@ -224,7 +227,10 @@ fn opened(image: &Image) -> Result<()> {
 
 fn refused(image: &Image, why: &str) {
     match opened(image) {
-        Err(FsError::Corrupt(what)) => assert!(what.contains(why), "{what}"),
+        Err(FsError::Corrupt(corruption)) => {
+            let text = corruption.to_string();
+            assert!(text.contains(why), "{text}");
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -35,7 +35,7 @@ impl Ext4 {
             let earlier = inode.pages.take_error();
             written?;
             if let Some(error) = earlier {
-                return Err(io_error(error));
+                return Err(error.into());
             }
         }
         match self.check_writable() {

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use steadfs_base::{DevBlock, FileBlock, IoTag, Urgency};
-use steadfs_block::{Bio, IoError, IoHandle, Op, Plug};
-use steadfs_cache::{CollectedBlock, DirtyEpoch, DirtyFile, WritebackReason};
+use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag, Urgency};
+use steadfs_block::{Bio, IoError, IoHandle, Plug};
+use steadfs_cache::{CollectedBlock, DirtyEpoch, DirtyFile, WriteError, WritebackReason};
 use steadfs_rt::inherit;
 use steadfs_vfs::{FsError, Result};
 
@@ -291,10 +291,10 @@ impl Ext4 {
         };
         let mut keep = keep.into_iter();
         pieces.retain(|_| keep.next().unwrap_or(true));
-        Err(FsError::Corrupt(format!(
-            "inode {}: block {block} is mapped more than once",
-            inode.ino()
-        )))
+        Err(Corruption::new("is mapped more than once")
+            .in_inode(inode.ino())
+            .in_block(block)
+            .into())
     }
 
     /// Claims blocks for data, at a file's end if `grows` says of which; if none is free but some wait
@@ -495,10 +495,12 @@ impl Ext4 {
                 let end = range.end;
                 let left = Tree::new(self, inode.ino(), core).convert(handle, range, false)?;
                 if left < end {
-                    return Err(FsError::Corrupt(format!(
-                        "inode {}: a run of unwritten blocks in more pieces than it was",
-                        inode.ino()
-                    )));
+                    return Err(Corruption::new(
+                        "a run of unwritten blocks is in more extents than it was",
+                    )
+                    .in_inode(inode.ino())
+                    .at_file_block(left)
+                    .into());
                 }
                 Ok(())
             }
@@ -524,8 +526,6 @@ impl Ext4 {
             placed,
             ..
         } = flight;
-        let why_unplaced = placed.as_ref().err().map(ToString::to_string);
-        let why_unplaced = why_unplaced.as_deref().unwrap_or_default();
         let weight = self.weight(inode);
         let mut first_error = Ok(());
         // First: whoever finds no block in memory any more must find this.
@@ -537,7 +537,8 @@ impl Ext4 {
             if inside.clone().next().is_none() {
                 return; // a gap in what was dirty
             }
-            let error = failure(&range, why_unplaced);
+            let error = placed.clone().err().map(WriteError::from);
+            let error = error.expect("a block without a place has a cause");
             let reserved = inside.filter(|t| t.reserved).count() as u64;
             let kept = inode.pages.complete(range, Err(&error), true);
             self.alloc
@@ -549,8 +550,8 @@ impl Ext4 {
             }
             covered = piece.blocks.end;
             let result = match (written, named) {
-                (Err(error), _) => Err(error.clone()),
-                (Ok(()), Err(error)) => Err(failure(&piece.blocks, &error.to_string())),
+                (Err(error), _) => Err(WriteError::from(error.clone())),
+                (Ok(()), Err(error)) => Err(WriteError::from(error.clone())),
                 (Ok(()), Ok(())) => Ok(()),
             };
             if let (Naming::Claim(run), Err(error)) = (piece.naming, named) {
@@ -575,14 +576,5 @@ impl Ext4 {
         if !why.is_stop() && *why != FsError::ReadOnly {
             self.alloc.release(self, run);
         }
-    }
-}
-
-fn failure(blocks: &Range<u64>, cause: &str) -> IoError {
-    IoError {
-        op: Op::Write,
-        offset: blocks.start,
-        len: blocks.end - blocks.start,
-        cause: cause.to_owned(),
     }
 }

@@ -1,6 +1,6 @@
 //! Steps that change the shape of a tree: split, grow, drop a node, correct keys.
 
-use steadfs_base::{DevBlock, FileBlock};
+use steadfs_base::{Corruption, DevBlock, FileBlock};
 use steadfs_vfs::{FsError, Result};
 
 use super::Tree;
@@ -177,8 +177,11 @@ impl Tree<'_> {
         };
         let block = self.fs.alloc.alloc_meta_block(self.fs, handle, goal)?;
         if path.has(block) {
-            let what = format!("block {block}: free by its bitmap, and in use by the map");
-            return Err(FsError::Corrupt(what));
+            let what = "free by its bitmap, and in use by the map";
+            return Err(Corruption::new(what)
+                .in_inode(self.ino)
+                .in_block(block)
+                .into());
         }
         self.core.blocks += self.fs.geo().block_size.bytes_u64() / 512;
         Ok(block)

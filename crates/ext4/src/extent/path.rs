@@ -3,7 +3,7 @@
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use steadfs_base::{DevBlock, FileBlock, IoTag};
+use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag};
 use steadfs_block::Buf;
 use steadfs_cache::MetaBuf;
 use steadfs_vfs::{FsError, Result};
@@ -83,7 +83,7 @@ impl Bytes<'_> {
 
 /// A node is not any more what it was.
 pub(super) fn two_things() -> FsError {
-    FsError::Corrupt("a block is a node of an extent tree and something else".to_owned())
+    Corruption::new("a block is a node of an extent tree and something else").into()
 }
 
 impl Level {
@@ -132,10 +132,12 @@ impl Path {
             let (pos, index) = node.child_for(block);
             let expect = node.expect_child(pos, &level.blocks);
             if !fs.alloc.may_own(geo, index.child, 1) {
-                return Err(FsError::Corrupt(format!(
-                    "inode {ino}: block {} of its map is the volume's own metadata",
-                    index.child
-                )));
+                return Err(
+                    Corruption::new("a node of its map is the volume's own metadata")
+                        .in_inode(ino)
+                        .in_block(index.child)
+                        .into(),
+                );
             }
             let buf = fs.block(index.child, tag)?;
             buf.verify_once(EXTENT_NODE, |bytes| {
@@ -146,8 +148,10 @@ impl Path {
             // A node verified under another parent may not belong here; the depth bounds the walk.
             let shape = Shape::of(&ExtentNode::view(&buf.data())?);
             if shape.depth != expect.depth {
-                let what = format!("inode {ino}: block {}: depth of extent node", index.child);
-                return Err(FsError::Corrupt(what));
+                return Err(Corruption::new("an extent node has the wrong depth")
+                    .in_inode(ino)
+                    .in_block(index.child)
+                    .into());
             }
             drop(bytes);
             level.pos = pos;

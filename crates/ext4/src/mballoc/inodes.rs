@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use steadfs_base::IoTag;
+use steadfs_base::{Corruption, IoTag};
 use steadfs_cache::MetaBuf;
 use steadfs_rt::MutexGuard;
 use steadfs_vfs::{FileKind, FsError, Result};
@@ -94,10 +94,9 @@ impl Allocator {
         let buf = self.writable_inode_bitmap(fs, no, &mut group, handle)?;
         let free = bitmap::find_next_zero(&buf.data(), first..geo.inodes_per_group);
         let Some(index) = free else {
-            return Err(FsError::Corrupt(format!(
-                "group {no}: descriptor has {} free inodes, bitmap none",
-                group.desc.free_inodes
-            )));
+            let said = group.desc.free_inodes;
+            let what = format!("descriptor has {said} free inodes, bitmap none");
+            return Err(Corruption::new(what).in_group(no.0).into());
         };
         // The caller writes to its slot.
         let (slots, at) = fs.inode_slot(geo.inode_at(no, index), IoTag::default())?;
@@ -139,7 +138,7 @@ impl Allocator {
         let table = desc_block(fs, no)?;
         let buf = self.writable_inode_bitmap(fs, no, &mut group, handle)?;
         if !bitmap::test(&buf.data(), index) {
-            return Err(FsError::Corrupt(format!("inode {ino}: freed, but is free")));
+            return Err(Corruption::new("freed, but is free").in_inode(ino).into());
         }
         let mut bits = handle.write(&buf)?;
         bitmap::clear(&mut bits, index);
@@ -209,9 +208,9 @@ fn check_unused(ino: Ino, slot: &[u8]) -> Result<()> {
     if !disk::inode::has_links(slot) {
         return Ok(());
     }
-    Err(FsError::Corrupt(format!(
-        "inode {ino}: free in its bitmap, but in use"
-    )))
+    Err(Corruption::new("free in its bitmap, but in use")
+        .in_inode(ino)
+        .into())
 }
 
 /// A group's inode bitmap, verified.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
-use steadfs_base::{DevBlock, IoTag};
+use steadfs_base::{Corruption, DevBlock, IoTag};
 use steadfs_cache::{MetaBuf, MetaCache};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FsError, Result};
@@ -151,8 +151,8 @@ impl Allocator {
                     let own = desc.own_blocks(geo, group);
                     let apart = own.map(|(start, len)| zones.add(start, len));
                     if apart.contains(&false) {
-                        let why = "its bitmaps or inode table lie on other metadata";
-                        let error = FsError::Corrupt(format!("group {group}: {why}"));
+                        let what = "its bitmaps or inode table overlap other metadata";
+                        let error = Corruption::new(what).in_group(group.0).into();
                         if needed != Descriptors::Nothing {
                             return Err(error);
                         }
@@ -208,9 +208,9 @@ impl Allocator {
     /// The group's descriptor was damaged when the volume was opened.
     pub fn inode_table(&self, group: GroupNo) -> Result<DevBlock> {
         match self.inode_tables[group.0 as usize] {
-            NOWHERE => Err(FsError::Corrupt(format!(
-                "group {group}: its descriptor is damaged"
-            ))),
+            NOWHERE => Err(Corruption::new("its descriptor is damaged")
+                .in_group(group.0)
+                .into()),
             table => Ok(table),
         }
     }

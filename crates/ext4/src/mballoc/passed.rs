@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use steadfs_base::Corruption;
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FsError, Result};
 
@@ -13,7 +14,7 @@ use crate::disk::GroupNo;
 
 /// What was found in groups that were passed over.
 pub(super) struct Passed {
-    news: Mutex<Vec<String>>,
+    news: Mutex<Vec<Corruption>>,
     /// There are some: for a look without the lock.
     any: AtomicBool,
 }
@@ -41,7 +42,7 @@ impl Allocator {
         };
         let mut group = self.group(no);
         if !std::mem::replace(&mut group.passed, true) {
-            self.passed.news.lock().push(what.clone());
+            self.passed.news.lock().push((*what).clone());
             self.passed.any.store(true, Ordering::Release);
         }
         damage.get_or_insert(FsError::Corrupt(what));
@@ -50,7 +51,7 @@ impl Allocator {
 
     /// What was found in groups that were passed over since this was asked last.
     #[inline]
-    pub(crate) fn take_damage(&self) -> Vec<String> {
+    pub(crate) fn take_damage(&self) -> Vec<Corruption> {
         if !self.passed.any.load(Ordering::Acquire) {
             return Vec::new();
         }

@@ -1,6 +1,6 @@
 //! Looking at names: lookup, readdir, readlink.
 
-use steadfs_base::{FileBlock, InodeNo, IoTag};
+use steadfs_base::{Corruption, FileBlock, InodeNo, IoTag};
 use steadfs_vfs::names::check_length;
 use steadfs_vfs::nokey::symlink_target;
 use steadfs_vfs::{Attr, Cx, DirEntry, FileKind, FsError, InodeFlags, Result};
@@ -67,7 +67,9 @@ impl Ext4 {
     fn link_content(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
         let core = inode.core.read();
         let ino = inode.ino();
-        let bad = |what: &str| FsError::Corrupt(format!("inode {ino}: symbolic link {what}"));
+        let bad = |what: &str| {
+            FsError::from(Corruption::new(format!("symbolic link {what}")).in_inode(ino))
+        };
         let is_bad = |target: &[u8]| !core.has(InodeFlags::ENCRYPTED) && target.contains(&0);
         if core.is_fast_symlink(self.geo()) {
             let target = core.fast_symlink_target();
@@ -97,8 +99,7 @@ impl Ext4 {
             return Ok(inline_parts(core)?.concat());
         }
         let at = self.map_block(core, ino, FileBlock(0), tag)?;
-        let at = at
-            .ok_or_else(|| FsError::Corrupt(format!("inode {ino}: symbolic link has no target")))?;
+        let at = at.ok_or_else(|| Corruption::new("symbolic link has no target").in_inode(ino))?;
         Ok(self.block(at, tag)?.data().to_vec())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use steadfs_base::InodeNo;
+use steadfs_base::{Corruption, InodeNo};
 use steadfs_cache::WritebackReason;
 use steadfs_vfs::names::{check_may_lose_name, check_rename, with_names_locked};
 use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result};
@@ -182,8 +182,11 @@ impl Ext4 {
     }
 
     fn present(&self, cx: &Cx, side: Side<'_>) -> Result<Entry> {
-        self.entry(cx, side)?
-            .ok_or_else(|| FsError::Corrupt(format!("directory {}: lost a name", side.dir.ino())))
+        self.entry(cx, side)?.ok_or_else(|| {
+            Corruption::new("directory lost a name")
+                .in_inode(side.dir.ino())
+                .into()
+        })
     }
 
     fn check_rename(
@@ -259,17 +262,16 @@ impl Ext4 {
             }
             let inode = self.inode(at, cx.tag)?;
             if !is_dir(&inode) {
-                return Err(FsError::Corrupt(format!(
-                    "inode {at}: named by .. but no directory"
-                )));
+                return Err(Corruption::new("named by .. but no directory")
+                    .in_inode(at)
+                    .into());
             }
             let core = inode.core.read();
             at = Dir::new(self, at, &core, cx.tag).parent(&core)?;
         }
-        Err(FsError::Corrupt(format!(
-            "directory {}: .. leads in a circle",
-            dir.ino()
-        )))
+        Err(Corruption::new(".. leads in a circle")
+            .in_inode(dir.ino())
+            .into())
     }
 
     /// Moves the old name to the new one, which may replace another inode's.

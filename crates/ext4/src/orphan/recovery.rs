@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
-use steadfs_base::{FileBlock, IoTag};
+use steadfs_base::{Corruption, FileBlock, IoTag};
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::{CREDITS, OrphanFile, Orphans, Place, Slot};
@@ -67,8 +67,8 @@ impl Orphans {
     /// wrong ends it.
     fn drop_bad(&self, fs: &Ext4, error: FsError) -> Result<()> {
         match fs.judge(Err::<(), _>(error)) {
-            Err(FsError::Corrupt(what)) => {
-                tracing::warn!(what, "orphans");
+            Err(FsError::Corrupt(corruption)) => {
+                tracing::warn!(%corruption, "an orphan cannot be recovered");
                 Ok(())
             }
             Err(_) if fs.read_only.load(Ordering::Acquire) => Ok(()),
@@ -93,12 +93,12 @@ impl Orphans {
 
     /// Whether this can be an orphan.
     fn check(&self, fs: &Ext4, ino: Ino) -> Result<()> {
-        let bad = |what| Err(FsError::Corrupt(format!("orphans: inode {ino} {what}")));
+        let bad = |what| Err(Corruption::new(what).in_inode(ino).into());
         if !fs.is_nameable(ino) || ino == Ino::ROOT {
-            return bad("cannot be one");
+            return bad("cannot be an orphan");
         }
         if !fs.alloc.is_inode_used(fs, ino)? {
-            return bad("is free");
+            return bad("an orphan is free");
         }
         Ok(())
     }
@@ -125,9 +125,9 @@ impl Orphans {
         let older = Ino(inode.core.read().dtime).some();
         let mut state = self.state.lock();
         if state.places.contains_key(&ino) {
-            return Err(FsError::Corrupt(format!(
-                "orphans: inode {ino} is listed twice"
-            )));
+            return Err(Corruption::new("is twice in the orphan list")
+                .in_inode(ino)
+                .into());
         }
         inode.set_orphan(true);
         state.link(ino, newer, older);
@@ -140,7 +140,8 @@ impl Orphans {
             return Ok(());
         };
         let geo = fs.geo();
-        let bad = |what| FsError::Corrupt(format!("orphan file (inode {ino}) {what}"));
+        let bad =
+            |what| FsError::from(Corruption::new(format!("orphan file {what}")).in_inode(ino));
         let inode = fs.inode(ino, IoTag::default())?;
         let core = inode.core.read();
         if core.size > MAX_FILE {
@@ -210,9 +211,9 @@ impl Orphans {
         self.check(fs, ino)?;
         let mut state = self.state.lock();
         if state.places.contains_key(&ino) {
-            return Err(FsError::Corrupt(format!(
-                "orphans: inode {ino} is listed twice"
-            )));
+            return Err(Corruption::new("is twice in the orphan list")
+                .in_inode(ino)
+                .into());
         }
         state.places.insert(ino, Place::Slot(slot));
         Ok(())

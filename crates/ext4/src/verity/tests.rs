@@ -155,7 +155,7 @@ fn what_does_not_fit_is_never_handed_out() {
     for (byte, damage) in [(4093, false), (4094, true), (4095, true)] {
         let world = sealed.changed(sealed.descriptor + byte);
         let refused = open(&world, false).unwrap_err();
-        assert_eq!(refused.is_damage(), damage, "{refused}");
+        assert_eq!(refused.is_corruption(), damage, "{refused}");
         assert!(read(&world, 0, 1).is_err());
     }
 }
@@ -168,6 +168,6 @@ fn a_file_that_only_claims_to_have_hashes_cannot_be_read() {
     image.debugfs(&format!("write {} file", content.display()));
     image.debugfs(&format!("sif file flags {FLAGS}"));
     let world = World::open_with(image, MountOptions::parse("ro").unwrap());
-    assert!(open(&world, false).unwrap_err().is_damage());
-    assert!(read(&world, 0, 1).unwrap_err().is_damage());
+    assert!(open(&world, false).unwrap_err().is_corruption());
+    assert!(read(&world, 0, 1).unwrap_err().is_corruption());
 }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use steadfs_base::IoTag;
+use steadfs_base::{Corruption, FileBlock, IoTag};
 use steadfs_block::Buf;
-use steadfs_cache::CollectedBlock;
+use steadfs_cache::{CollectedBlock, WriteError};
 use steadfs_vfs::{FsError, Result};
 
 use super::Reason;
@@ -183,8 +183,10 @@ impl F2fs {
         );
         for dir in &mut dirs[first..] {
             let Found::Slot(slot) = self.find_slot(inode, &core, dir.block, tag)? else {
-                let why = format!("inode {}: block {} has no slot", inode.nid(), dir.block);
-                return Err(FsError::Corrupt(why));
+                return Err(Corruption::new("has no slot in its node")
+                    .in_inode(inode.nid())
+                    .at_file_block(FileBlock(dir.block))
+                    .into());
             };
             let placed = self.segments().place(LogType::HotData, slot.owner())?;
             dir.addr = placed.addr;
@@ -195,12 +197,7 @@ impl F2fs {
 
     /// Blocks taken from directories are dirty again: the checkpoint will not be.
     pub(super) fn give_back(&self, dirs: &[DirBlock], error: &FsError) {
-        let error = steadfs_block::IoError {
-            op: steadfs_block::Op::Write,
-            offset: 0,
-            len: 0,
-            cause: error.to_string(),
-        };
+        let error = WriteError::from(error.clone());
         for dir in dirs {
             let run = dir.block..dir.block + 1;
             dir.inode.pages.complete(run, Err(&error), false);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use steadfs_base::Corruption;
 use steadfs_block::{FateDevice, MemDevice, Op};
 use steadfs_vfs::{Cx, FileSystem, FsError, ShutdownMode};
 
@@ -44,7 +45,7 @@ fn damage_is_noted_and_told_again_by_later_mounts() {
         let world = World::of(Arc::clone(&device), "");
         assert!(matches!(
             world.lookup(ROOT, b"file"),
-            Err(FsError::Damaged(..))
+            Err(FsError::Corrupt(_))
         ));
         assert!(world.lookup(ROOT, b"file").is_err());
         let said = errors(&world.fs);
@@ -254,10 +255,7 @@ fn every_structure_has_its_kind_of_damage() {
         let address = DiskError::address(what, BlockAddr(7), rule).in_block(BlockAddr(8));
         assert_eq!(of(address), Some(Note::BLOCK_ADDRESS));
     }
-    assert_eq!(
-        Note::of_error(&FsError::Corrupt("inode 4".to_owned())),
-        None
-    );
+    assert_eq!(Note::of_error(&Corruption::new("inode 4").into()), None);
 }
 
 /// A thaw writes nothing, so it ends well; what fails is told by whoever needs it, and nothing that was durable is lost.

@@ -1,7 +1,7 @@
 //! The end of a write-back: what is written and named is clean, what is not is dirty again.
 
-use steadfs_block::{IoError, Op};
-use steadfs_cache::CollectedBlock;
+use steadfs_block::IoError;
+use steadfs_cache::{CollectedBlock, WriteError};
 use steadfs_vfs::{FsError, Result};
 
 use super::BLOCK;
@@ -81,17 +81,15 @@ impl F2fs {
             let one = t.block.0..t.block.0 + 1;
             let kept = match (why, error) {
                 (Some(FsError::NoSpace), None) => inode.pages.redirty(one, t.reserved),
-                (_, Some(error)) => inode.pages.complete(one, Err(error), t.reserved),
-                (why, None) => {
-                    let cause = why.map(ToString::to_string).unwrap_or_default();
-                    let error = IoError {
-                        op: Op::Write,
-                        offset: t.block.0 * BLOCK,
-                        len: BLOCK,
-                        cause,
-                    };
+                (_, Some(error)) => {
+                    let error = WriteError::from(error.clone());
                     inode.pages.complete(one, Err(&error), t.reserved)
                 }
+                (Some(why), None) => {
+                    let error = WriteError::from(why.clone());
+                    inode.pages.complete(one, Err(&error), t.reserved)
+                }
+                (None, None) => unreachable!("a block that is not written has a cause"),
             };
             self.settle(u64::from(t.reserved), kept);
         }

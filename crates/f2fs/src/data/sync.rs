@@ -101,7 +101,7 @@ impl F2fs {
             let earlier = inode.pages.take_error();
             written?;
             if let Some(error) = earlier {
-                return Err(io_error(error));
+                return Err(error.into());
             }
         }
         if self.is_paused() {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use steadfs_base::{Corruption, CorruptionKind, DevBlock};
 use steadfs_vfs::FsError;
 use thiserror::Error;
 
@@ -11,8 +12,8 @@ use super::{BlockAddr, Nid};
 /// Result of decoding or verifying a structure.
 pub type Result<T, E = DiskError> = std::result::Result<T, E>;
 
-/// A structure that contradicts the format. Converts to [`FsError::Damaged`] where Linux has a bit for it, else to
-/// [`FsError::Corrupt`].
+/// A structure that contradicts the format. Converts to [`FsError::Corrupt`], with the bit of `s_errors` where Linux
+/// has one.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{place}{kind}")]
 pub struct DiskError {
@@ -207,6 +208,17 @@ impl DiskError {
     }
 }
 
+impl CorruptKind {
+    /// What kind of verification failed.
+    pub const fn class(&self) -> CorruptionKind {
+        match self {
+            Self::Magic { .. } => CorruptionKind::Magic,
+            Self::Checksum { .. } => CorruptionKind::Checksum,
+            _ => CorruptionKind::Structure,
+        }
+    }
+}
+
 impl From<CorruptKind> for DiskError {
     fn from(kind: CorruptKind) -> Self {
         Self {
@@ -218,13 +230,16 @@ impl From<CorruptKind> for DiskError {
 
 impl From<DiskError> for FsError {
     fn from(error: DiskError) -> Self {
-        let text = error.to_string();
         if matches!(error.kind, CorruptKind::Unsupported { .. }) {
-            return Self::BadOption(text);
+            return Self::BadOption(error.to_string());
         }
-        match Note::of(&error.kind) {
-            Some(note) => Self::Damaged(note.bit(), text),
-            None => Self::Corrupt(text),
-        }
+        let DiskError { kind, place } = error;
+        let corruption = Corruption {
+            code: Note::of(&kind).map(Note::bit),
+            node: place.node.map(|nid| nid.0),
+            block: place.block.map(|addr| DevBlock(addr.0.into())),
+            ..Corruption::new(kind.to_string())
+        };
+        corruption.of_kind(kind.class()).into()
     }
 }

@@ -56,7 +56,7 @@ impl F2fs {
             }
             let owners = match self.segments().owners(segment, &self.queue, tag) {
                 Ok(owners) => owners,
-                Err(error) if error.is_damage() => {
+                Err(error) if error.is_corruption() => {
                     self.note_damage(&error);
                     outcome.left += 1;
                     continue;
@@ -142,7 +142,7 @@ impl F2fs {
                     work.blocks.push((block, addr));
                 }
                 Ok(None) => {}
-                Err(error) if error.is_damage() => self.note_damage(&error),
+                Err(error) if error.is_corruption() => self.note_damage(&error),
                 Err(error) => return Err(error),
             }
         }
@@ -193,7 +193,7 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<Option<T>> {
         match found {
-            Err(error) if error.is_damage() && self.nat.entry(nid, tag)? != entry => Ok(None),
+            Err(error) if error.is_corruption() && self.nat.entry(nid, tag)? != entry => Ok(None),
             found => found,
         }
     }

@@ -462,7 +462,7 @@ fn the_volumes_own_files_are_nobodys() {
         assert_eq!(fs.attach(cx, nid.into()).err(), Some(FsError::Stale));
         assert_eq!(fs.read(cx, nid.into(), 0, 1).err(), Some(FsError::Stale));
         let named = fs.named(&root, nid, cx.tag).err();
-        assert!(matches!(named, Some(FsError::Damaged(..))), "{named:?}");
+        assert!(matches!(named, Some(FsError::Corrupt(_))), "{named:?}");
     }
     fs.attach(cx, ROOT).unwrap();
     fs.forget(ROOT, 1);

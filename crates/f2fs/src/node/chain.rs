@@ -266,7 +266,7 @@ impl F2fs {
     pub(crate) fn is_in_checkpoint(&self, ino: Nid, tag: IoTag) -> Result<bool> {
         match self.nat.in_checkpoint(ino, tag) {
             Ok(entry) => Ok(entry.is_used() && entry.ino == ino),
-            Err(error) if error.is_damage() => Ok(false),
+            Err(error) if error.is_corruption() => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -109,7 +109,7 @@ fn compressed_clusters_read_back() {
         compress(&mut wrong, file, algorithm, stored, 7);
         let fs = mount_bytes(&wrong).unwrap();
         let read = |fs: &crate::F2fs, at| fs.read(&cx, file.into(), at, 100);
-        assert!(matches!(read(&fs, 17_000), Err(FsError::Damaged(..))));
+        assert!(matches!(read(&fs, 17_000), Err(FsError::Corrupt(_))));
         assert_eq!(read(&fs, 0).unwrap().len(), 100);
         for cut in [0, 1, stored.len() / 2, stored.len() - 1] {
             let mut wrong = plain.clone();
@@ -117,7 +117,7 @@ fn compressed_clusters_read_back() {
             compress(&mut wrong, file, algorithm, stored, checksum::of(stored));
             let fs = mount_bytes(&wrong).unwrap();
             assert!(
-                matches!(read(&fs, 17_000), Err(FsError::Damaged(..))),
+                matches!(read(&fs, 17_000), Err(FsError::Corrupt(_))),
                 "{cut}"
             );
         }

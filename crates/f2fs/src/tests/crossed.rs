@@ -159,7 +159,7 @@ fn no_file_is_written_over_another_ones_nodes() {
             .unwrap();
         let written = fs.fsync(cx, crafted.liar, false);
         if options.ends_with("off") {
-            assert!(matches!(written, Err(FsError::Damaged(..))), "{written:?}");
+            assert!(matches!(written, Err(FsError::Corrupt(_))), "{written:?}");
         }
         // A mount of what is on the device now reads the nodes, not this one's memory.
         let device = MemDevice::from_bytes(&world.bytes());
@@ -203,7 +203,7 @@ fn a_node_among_data_is_none() {
     let world = crafted.mount();
     let far = FAR * BLOCK_SIZE as u64;
     let read = world.fs.read(&world.cx, crafted.liar, far, 10);
-    assert!(matches!(read, Err(FsError::Damaged(..))));
+    assert!(matches!(read, Err(FsError::Corrupt(_))));
     world.fs.close().unwrap();
     crafted.remove_and_mount_again();
 }

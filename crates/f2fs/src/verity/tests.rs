@@ -207,7 +207,7 @@ fn a_descriptor_that_is_elsewhere_is_damage() {
         let sealed = seal_at(&[], 9000, place);
         let world = World::of(Arc::clone(&sealed.device), "ro");
         let refused = open(&world, false).unwrap_err();
-        assert_eq!(refused.is_damage(), *damage, "{n}: {refused}");
+        assert_eq!(refused.is_corruption(), *damage, "{n}: {refused}");
         assert_eq!(read(&world, 0, 1), Err(refused), "{n}");
     }
 }

@@ -74,8 +74,13 @@ pub enum SyncError {
     #[error("volume stopped: {0}")]
     Stopped(String),
     /// Something could not be written.
-    #[error("{0}")]
-    Failed(String),
+    #[error("{cause}")]
+    Failed {
+        /// The error number of the call that failed, if a call of the server or of the kernel failed.
+        errno: Option<i32>,
+        /// Its text.
+        cause: String,
+    },
 }
 
 impl MountHandle {
@@ -94,7 +99,10 @@ impl MountHandle {
                 Ok(Synced::parse(lost, &answer))
             }
             Err(refusal) if refusal.errno == sys::STOPPED => Err(SyncError::Stopped(refusal.cause)),
-            Err(refusal) => Err(SyncError::Failed(refusal.cause)),
+            Err(refusal) => Err(SyncError::Failed {
+                errno: Some(refusal.errno.raw_os_error()),
+                cause: refusal.cause,
+            }),
         }
     }
 }
@@ -104,7 +112,10 @@ impl MountHandle {
     fn open(&self) -> Result<File, SyncError> {
         let root = self.open_root().map_err(|error| match error {
             MountError::Covered { .. } => SyncError::Covered(error),
-            error => SyncError::Failed(error.to_string()),
+            error => SyncError::Failed {
+                errno: None,
+                cause: error.to_string(),
+            },
         })?;
         let path = by_number(&root);
         let opened = File::open(&path).or_else(|error| match error.kind() {
@@ -123,7 +134,10 @@ fn from_kernel(error: &std::io::Error) -> SyncError {
         Some(Errno::PERM) => SyncError::NotAllowed,
         // The last is of a request that a server had which is being killed, through io_uring.
         Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => SyncError::Gone,
-        _ => SyncError::Failed(error.to_string()),
+        _ => SyncError::Failed {
+            errno: error.raw_os_error(),
+            cause: error.to_string(),
+        },
     }
 }
 

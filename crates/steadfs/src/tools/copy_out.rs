@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use steadfs_base::InodeNo;
+use steadfs_base::{Corruption, InodeNo};
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Seek, Segment};
 
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
@@ -99,8 +99,8 @@ pub fn write_content(
         };
         let end = fs.seek(cx, ino, start, Seek::Hole).on_volume(path)?;
         if start < at || end <= start {
-            let contradiction = FsError::Corrupt(format!("inode {ino}: holes and data overlap"));
-            return Err(contradiction).on_volume(path);
+            let overlap = Corruption::new("holes and data overlap").in_inode(ino);
+            return Err(FsError::from(overlap)).on_volume(path);
         }
         at = start;
         while at < end {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use steadfs_base::InodeNo;
 use steadfs_base::limits::SYMLINK_MAX;
+use steadfs_base::{Corruption, InodeNo};
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Result, check_name};
 
 use super::copying::Follow;
@@ -94,9 +94,9 @@ impl Met {
             (true, true) => Err(FsError::Invalid(
                 "a symbolic link leads to a folder around it",
             )),
-            (true, false) => Err(FsError::Corrupt(format!(
-                "directory inode {ino} has two names"
-            ))),
+            (true, false) => Err(Corruption::new("a directory has two names")
+                .in_inode(ino)
+                .into()),
         }
     }
 
@@ -149,9 +149,11 @@ pub(super) fn entries(fs: &dyn FileSystem, cx: &Cx, dir: InodeNo) -> (Vec<Entry>
             return true;
         }
         if check_name(entry.name).is_err() {
-            bad = Some(FsError::Corrupt(format!(
-                "directory inode {dir} has an entry with an impossible name"
-            )));
+            bad = Some(
+                Corruption::new("a directory entry has an impossible name")
+                    .in_inode(dir)
+                    .into(),
+            );
             return true;
         }
         entries.push(Entry {

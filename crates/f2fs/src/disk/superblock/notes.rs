@@ -84,9 +84,12 @@ impl Note {
     }
 
     /// The kind of damage that an error tells of.
-    pub const fn of_error(error: &FsError) -> Option<Self> {
+    pub fn of_error(error: &FsError) -> Option<Self> {
         match error {
-            FsError::Damaged(bit, _) => Some(Self(*bit)),
+            FsError::Corrupt(corruption) => match corruption.code {
+                Some(bit) => Some(Self(bit)),
+                None => None,
+            },
             _ => None,
         }
     }

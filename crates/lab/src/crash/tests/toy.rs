@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use steadfs_base::checksum::crc32c;
-use steadfs_base::{InodeNo, IoTag, Timestamp};
+use steadfs_base::{Corruption, InodeNo, IoTag, Timestamp};
 use steadfs_block::{Bio, Buf, Device, Queue, QueueOptions};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FileKind, FileSystem, FsError, Result};
@@ -122,7 +122,7 @@ fn open(device: Arc<dyn Device>, flaw: Flaw) -> Result<Arc<dyn FileSystem>> {
             .map_err(io_error)?;
         let tree = &tree[..header.len as usize];
         if crc32c(0, tree) != header.sum {
-            return Err(FsError::Corrupt("the current place is torn".to_owned()));
+            return Err(Corruption::new("the current slot is torn").into());
         }
         state = decode(tree);
         if flaw == Flaw::CarelessRecovery && newest % 3 == 0 {
