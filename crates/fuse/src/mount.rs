@@ -296,7 +296,7 @@ fn serve(
         .volume
         .set_notifier(Notifier::new(device.clone()));
     // With io_uring, few requests come through the device: a thread is enough to begin with.
-    let cpus = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count() as usize);
+    let cpus = steadfs_rt::cpu::allowed_cpus();
     let readers = if queues.is_some() {
         1
     } else {

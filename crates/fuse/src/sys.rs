@@ -11,7 +11,6 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl;
-use rustix::thread::Pid;
 
 /// FUSE_DEV_IOC_CLONE: `_IOR(229, 0, uint32_t)`.
 const DEV_IOC_CLONE: ioctl::Opcode = ioctl::opcode::read::<u32>(229, 0);
@@ -75,45 +74,6 @@ pub fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
         )
     }?;
     Ok(clone)
-}
-
-/// A thread's scheduling policy, sched(7), as far as it matters here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// SCHED_OTHER.
-    Normal,
-    /// SCHED_IDLE: runs when nothing else wants the CPU.
-    Idle,
-    /// One that somebody chose on purpose.
-    Other,
-}
-
-/// Sets the policy of a thread of ours; its nice value stays.
-pub fn set_policy(tid: Pid, policy: Policy) -> io::Result<()> {
-    let policy = match policy {
-        Policy::Normal => libc::SCHED_OTHER,
-        Policy::Idle => libc::SCHED_IDLE,
-        Policy::Other => return Err(io::ErrorKind::InvalidInput.into()),
-    };
-    let param = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the call reads one `sched_param` through its pointer, which is live, and writes nothing.
-    let result = unsafe { libc::sched_setscheduler(tid.as_raw_pid(), policy, &raw const param) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-/// A thread's policy.
-pub fn policy_of(tid: Pid) -> io::Result<Policy> {
-    // SAFETY: takes an integer and touches no memory of ours.
-    match unsafe { libc::sched_getscheduler(tid.as_raw_pid()) } {
-        libc::SCHED_OTHER => Ok(Policy::Normal),
-        libc::SCHED_IDLE => Ok(Policy::Idle),
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(Policy::Other),
-    }
 }
 
 /// ioprio_get(2) of one process; `None` when there is no such process.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::Tid;
-use steadfs_rt::{HostPrio, OnUnwind, PANICKED, fault_point, now, try_spawn};
+use steadfs_rt::cpu::ThreadIoPrio;
+use steadfs_rt::{OnUnwind, PANICKED, fault_point, now, try_spawn};
 
 use crate::Journal;
 use crate::worker::Worker;
@@ -68,12 +69,12 @@ impl Journal {
 
     fn commit_task(&self) {
         let _guard = OnUnwind::new(|| self.task_panicked());
-        let mut host = HostPrio::default();
-        host.follow(self.state.lock().tuning.prio);
+        let mut thread_prio = ThreadIoPrio::default();
+        thread_prio.set(self.state.lock().tuning.prio);
         while let Some(tid) = self.next_due() {
             fault_point("jbd2.commit");
             let tag = self.state.lock().tuning.commit_tag();
-            host.follow(tag.prio);
+            thread_prio.set(tag.prio);
             // An error has stopped the journal and is told to all who ask it for something.
             if let Err(error) = self.commit_as(tid, tag, false) {
                 tracing::debug!(%error, "commit");

@@ -223,7 +223,7 @@ fn faults(args: &args::Faults) -> Result<(), Failure> {
         seed: args.seed,
         seeds: args.seeds,
         budget: args.budget,
-        workers: steadfs_rt::processors(),
+        workers: steadfs_rt::cpu::processors(),
         ..crash::Options::new(args.out.clone())
     };
     let outcomes = crash::faults::faults(&subjects, &kinds, &options, &mut io::stdout());

@@ -6,12 +6,11 @@
 //! serves both.
 
 mod condvar;
+pub mod cpu;
 mod descriptors;
 mod event;
 mod fault;
 mod gate;
-mod host_prio;
-mod idle;
 pub mod inherit;
 mod memory;
 mod mutex;
@@ -22,7 +21,6 @@ mod rwlock;
 pub mod sim;
 mod task;
 mod time;
-mod turns;
 mod unwind;
 mod user;
 
@@ -30,9 +28,7 @@ pub use condvar::Condvar;
 pub use descriptors::close_descriptors_on_exec;
 pub use event::Event;
 pub use fault::{FAULT_VARIABLE, fault_point};
-pub use host_prio::HostPrio;
-pub use idle::{IdleTime, IdleWindow, idle_time};
-pub use memory::{limit_malloc_arenas, processors};
+pub use memory::limit_malloc_arenas;
 pub use mutex::{Mutex, MutexGuard};
 pub use place::{RankScope, RankScopeGuard};
 pub use random::{Random, random_u64};

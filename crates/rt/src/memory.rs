@@ -1,10 +1,5 @@
 //! The host's allocator and processors.
 
-/// How many processors this program may use.
-pub fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-}
-
 /// Lets the allocator keep its free memory in a few places shared by all threads, not in one place for
 /// each thread: what a long-running program with many threads gives back is then used again by any of
 /// them. To be called before the threads start. Does nothing where the allocator has no such places.
@@ -18,7 +13,7 @@ pub fn limit_malloc_arenas() {
         // More than the processors that run at a time would not help; few are enough, since small
         // pieces are cached for each thread besides.
         const MOST: usize = 2;
-        let arenas = libc::c_int::try_from(processors().min(MOST)).unwrap_or(1);
+        let arenas = libc::c_int::try_from(crate::cpu::processors().min(MOST)).unwrap_or(1);
         // SAFETY: it takes two numbers and keeps no pointer. An unknown parameter is refused, and then
         // all stays as it was.
         unsafe { libc::mallopt(libc::M_ARENA_MAX, arenas) };

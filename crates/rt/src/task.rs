@@ -1,8 +1,8 @@
 //! Tasks: straight-line code that blocks.
 
+use crate::cpu;
 use crate::sim::task::SimJoin;
 use crate::sim::world;
-use crate::turns;
 
 /// Waits for a task's end. Dropped without [`JoinHandle::join`], it lets the task run on.
 #[must_use]
@@ -74,7 +74,7 @@ pub fn try_spawn<T: Send + 'static>(
     } else {
         let thread = std::thread::Builder::new().name(name.to_owned());
         Inner::Thread(thread.spawn(|| {
-            turns::shorten();
+            cpu::shorten_slice();
             f()
         })?)
     };

@@ -19,8 +19,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::thread::sched_getaffinity;
-use steadfs_rt::{IdleTime, IdleWindow, Mutex, Rank, idle_time, now, processors, yield_now};
+use steadfs_rt::cpu::{IdleTimeFn, IdleWindow, has_cpu_quota, idle_time};
+use steadfs_rt::{Mutex, Rank, now, yield_now};
 
 /// For how long a task stays awake for one read.
 const PATIENCE: Duration = Duration::from_micros(120);
@@ -44,16 +44,15 @@ pub(super) struct Awake {
     spent: AtomicU64,
     room: AtomicBool,
     window: Mutex<IdleWindow>,
-    idle_time: IdleTime,
+    idle_time: IdleTimeFn,
 }
 
 impl Awake {
     pub(super) fn new() -> Self {
-        let ours = sched_getaffinity(None).map_or(1, |set| set.count() as usize);
-        Self::with(processors() >= ours, idle_time)
+        Self::with(!has_cpu_quota(), idle_time)
     }
 
-    fn with(allowed: bool, idle_time: IdleTime) -> Self {
+    fn with(allowed: bool, idle_time: IdleTimeFn) -> Self {
         Self {
             allowed,
             busy: AtomicU32::new(0),

@@ -21,9 +21,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use steadfs_base::{GroupId, IoPrio, IoTag, OwnerId, PrioClass, Urgency};
+use steadfs_rt::cpu::ThreadIoPrio;
 use steadfs_rt::{
-    Condvar, Event, HostPrio, Instant, JoinHandle, Mutex, OnUnwind, PANICKED, Rank, fault_point,
-    inherit, now, sleep, try_spawn,
+    Condvar, Event, Instant, JoinHandle, Mutex, OnUnwind, PANICKED, Rank, fault_point, inherit,
+    now, sleep, try_spawn,
 };
 use steadfs_vfs::{FsError, Result};
 
@@ -171,7 +172,7 @@ impl Daemon {
     /// Sets the task's I/O priority; kept where there is no task.
     pub fn set_prio(&self, prio: IoPrio) {
         self.state.lock().prio = prio;
-        // The host is to know.
+        // The daemon passes it on to the host.
         self.wake.notify_all();
     }
 
@@ -267,16 +268,16 @@ impl Daemon {
     }
 
     /// Waits for requests; `None` when told to stop.
-    fn next(&self, host: &mut HostPrio) -> Option<Vec<Arc<Request>>> {
+    fn next(&self, thread_prio: &mut ThreadIoPrio) -> Option<Vec<Arc<Request>>> {
         let mut state = self.state.lock();
         loop {
             if !state.running {
                 return None;
             }
-            if !host.is(state.prio) {
+            if !thread_prio.is(state.prio) {
                 let prio = state.prio;
                 drop(state);
-                host.follow(prio);
+                thread_prio.set(prio);
                 state = self.state.lock();
                 continue;
             }
@@ -298,8 +299,8 @@ impl Daemon {
                 request.done.set(Err(FsError::Stopped(PANICKED.to_owned())));
             }
         });
-        let mut host = HostPrio::default();
-        while let Some(batch) = self.next(&mut host) {
+        let mut thread_prio = ThreadIoPrio::default();
+        while let Some(batch) = self.next(&mut thread_prio) {
             match fs.upgrade() {
                 Some(fs) => {
                     fault_point("f2fs.ckpt");

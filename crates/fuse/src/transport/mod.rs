@@ -5,14 +5,12 @@
 //! than most requests). There are more threads than CPUs, so that a request that waits long (fsync)
 //! does not keep others from being served, and more than there are slots for requests ([`admission`](crate::admission)).
 
-mod courtesy;
 pub mod dev;
 pub mod uring;
 
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use steadfs_rt::{Condvar, Mutex, Rank};
 
 use crate::error::MountError;
@@ -95,49 +93,6 @@ impl Drop for Member {
     }
 }
 
-/// Where a service thread runs: on the CPU of those it serves, unless there is so much to copy that a way
-/// to another CPU is worth it.
-pub struct Home {
-    cpu: CpuSet,
-    anywhere: CpuSet,
-    roams: bool,
-}
-
-impl Home {
-    /// Keeps this thread on one CPU; `None` where that is refused (a restricted CPU set): it runs anywhere.
-    pub fn at(cpu: usize) -> Option<Self> {
-        if cpu >= CpuSet::MAX_CPU {
-            return None;
-        }
-        let mut set = CpuSet::new();
-        set.set(cpu);
-        let anywhere = sched_getaffinity(None);
-        let home = anywhere.and_then(|anywhere| {
-            sched_setaffinity(None, &set)?;
-            Ok(Self {
-                cpu: set,
-                anywhere,
-                roams: false,
-            })
-        });
-        home.inspect_err(|error| tracing::debug!(cpu, %error, "service thread is not pinned"))
-            .ok()
-    }
-
-    /// Lets the thread run anywhere, or keeps it where it belongs. It goes when it is woken next; it comes
-    /// back at once.
-    pub fn roam(&mut self, roam: bool) {
-        if self.roams == roam {
-            return;
-        }
-        let set = if roam { &self.anywhere } else { &self.cpu };
-        match sched_setaffinity(None, set) {
-            Ok(()) => self.roams = roam,
-            Err(error) => tracing::debug!(%error, "service thread stays where it may run"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,25 +119,5 @@ mod tests {
             let size = whole.size;
             assert_eq!((cut_write(&mut whole), whole.size), (0, size));
         }
-    }
-
-    #[test]
-    fn a_thread_roams_and_comes_home() {
-        let thread = steadfs_rt::spawn("probe", || {
-            let allowed = || sched_getaffinity(None).expect("a living thread has a set");
-            let before = allowed();
-            let cpu = (0..CpuSet::MAX_CPU).find(|cpu| before.is_set(*cpu));
-            let cpu = cpu.expect("it runs somewhere");
-            let mut home = Home::at(cpu).expect("a CPU it may run on");
-            for _ in 0..2 {
-                assert_eq!(allowed().count(), 1);
-                assert!(allowed().is_set(cpu));
-                home.roam(true);
-                assert_eq!(allowed(), before);
-                home.roam(false);
-            }
-            assert!(Home::at(CpuSet::MAX_CPU).is_none());
-        });
-        thread.join();
     }
 }

@@ -23,13 +23,13 @@ use std::time::Duration;
 
 use io_uring::IoUring;
 use rustix::io::Errno;
+use steadfs_rt::cpu::{PinnedThread, ServiceThreads};
 use steadfs_rt::{Condvar, Event, Mutex, Rank, check_thread_limit};
 
 use crate::admission::{Queued, Verdict, Waiter};
 use crate::error::MountError;
 use crate::reply::ReplyBuf;
-use crate::transport::courtesy::Courtesy;
-use crate::transport::{Crew, Home};
+use crate::transport::Crew;
 use crate::wire;
 
 use entry::{Entry, Ring, SMALL};
@@ -49,7 +49,7 @@ const ENTRIES_MAX: (usize, usize) = (512, 1024);
 /// Threads for each of the kernel's queues.
 pub struct UringPool {
     crew: Arc<Crew>,
-    courtesy: Arc<Courtesy>,
+    service_threads: Arc<ServiceThreads>,
     device: Arc<OwnedFd>,
     /// Entries that hold the memory of a large request now.
     large: AtomicUsize,
@@ -108,7 +108,7 @@ impl UringPool {
         };
         let pool = Arc::new(Self {
             crew: crew.clone(),
-            courtesy: Courtesy::new(),
+            service_threads: ServiceThreads::new(),
             device,
             large: AtomicUsize::new(0),
             busy: (0..queues).map(|_| AtomicUsize::new(0)).collect(),
@@ -130,8 +130,12 @@ impl UringPool {
         }
         if start.registered.iter().all(|&entries| entries > 0) {
             drop(start);
-            let watched = steadfs_rt::try_spawn("fuse-watch", move || pool.courtesy.watch());
-            return watched
+            let monitor = steadfs_rt::try_spawn("fuse-watch", move || {
+                if let Err(error) = pool.service_threads.monitor() {
+                    tracing::debug!(%error, "service threads stay SCHED_OTHER: callers may move between CPUs");
+                }
+            });
+            return monitor
                 .map(drop)
                 .map_err(|error| MountError::Uring(error.to_string()));
         }
@@ -183,7 +187,9 @@ impl UringPool {
 
     /// A thread's life.
     fn work(self: &Arc<Self>, queue: u16) {
-        let mut home = Home::at(usize::from(queue));
+        let mut pinned = PinnedThread::pin(usize::from(queue))
+            .inspect_err(|error| tracing::debug!(queue, %error, "service thread is not pinned"))
+            .ok();
         let (mut ring, mut entry) = match self.register(queue) {
             Ok(registered) => registered,
             Err(error) => return self.failed(error),
@@ -194,7 +200,7 @@ impl UringPool {
             start.pending -= 1;
             self.started.notify_all();
         }
-        if let Err(error) = self.serve_queue(queue, &mut ring, &mut entry, home.as_mut()) {
+        if let Err(error) = self.serve_queue(queue, &mut ring, &mut entry, pinned.as_mut()) {
             tracing::error!(queue, %error, "FUSE over io_uring");
         }
     }
@@ -225,11 +231,11 @@ impl UringPool {
         queue: u16,
         ring: &mut Ring,
         entry: &mut Entry,
-        mut home: Option<&mut Home>,
+        mut pinned: Option<&mut PinnedThread>,
     ) -> std::io::Result<()> {
         let mut out = self.crew.session.reply_buf();
         let busy = &self.busy[usize::from(queue)];
-        let mut place = self.courtesy.join();
+        let mut thread = self.service_threads.join();
         loop {
             match entry.wait(ring)? {
                 Ok(()) => {}
@@ -246,17 +252,20 @@ impl UringPool {
             }
             let fetches_much = entry.fetches_much();
             if wire::waits_long(entry.in_header().opcode) || entry.carries_much() || fetches_much {
-                place.works_long();
+                thread.before_long_request();
             }
-            if let Some(home) = &mut home {
-                home.roam(fetches_much);
+            // On the CPU of its caller, unless the data to copy is worth the move to another CPU.
+            if let Some(pinned) = &mut pinned
+                && let Err(error) = pinned.set_pinned(!fetches_much)
+            {
+                tracing::debug!(queue, %error, "service thread stays where it may run");
             }
             busy.fetch_add(1, Ordering::Relaxed);
             self.grow(queue);
             self.serve(entry, &mut out);
             busy.fetch_sub(1, Ordering::Relaxed);
             self.bound_memory(entry);
-            place.replies();
+            thread.before_reply();
             entry.submit_commit(ring, &self.device, queue)?;
         }
     }

@@ -32,7 +32,7 @@ pub fn check(plan: &Plan, seeds: u64) -> Result<RealReport, Error> {
         .flat_map(|check| rows(check, &simulated, &real));
     Ok(RealReport {
         seeds,
-        processors: steadfs_rt::processors(),
+        processors: steadfs_rt::cpu::processors(),
         load,
         groups: match lacking {
             None => "real cgroups (blkio, version 1)".to_owned(),
@@ -71,7 +71,7 @@ fn of_world(
             .flat_map(|arm| (1..=seeds).map(|seed| (arm.run.clone(), attempt(seed))))
             .collect();
         let workers = match attempt(1).place {
-            Place::Simulation => steadfs_rt::processors(),
+            Place::Simulation => steadfs_rt::cpu::processors(),
             // Whoever runs beside would be measured as well.
             Place::Mount => 1,
         };

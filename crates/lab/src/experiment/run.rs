@@ -78,7 +78,7 @@ pub fn run(plan: &Plan, seeds: u64) -> Result<Report, Error> {
         };
         jobs.push((Arc::clone(&arm.run), sampled));
     }
-    let mut samples = run_all(jobs, steadfs_rt::processors()).into_iter();
+    let mut samples = run_all(jobs, steadfs_rt::cpu::processors()).into_iter();
     let mut cells = Vec::new();
     let mut simulated = 0;
     for cell in &plan.cells {

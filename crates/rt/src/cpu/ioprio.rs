@@ -1,0 +1,67 @@
+//! The I/O priority that the host knows for a thread of ours, ioprio_set(2).
+
+use steadfs_base::IoPrio;
+
+use crate::sim::world;
+
+/// The I/O priority of a service thread. The host's I/O scheduler, if it has one that uses priorities (BFQ, partly
+/// mq-deadline), orders the thread's own requests by it, among those of other programs. Belongs to one thread. Does
+/// nothing in simulation.
+#[derive(Debug, Default)]
+pub struct ThreadIoPrio(Option<IoPrio>);
+
+impl ThreadIoPrio {
+    /// Whether this is the priority that was set last.
+    pub fn is(&self, prio: IoPrio) -> bool {
+        self.0 == Some(prio)
+    }
+
+    /// Sets the calling thread's priority if it differs from the last one; returns whether the host took it. A refused
+    /// priority (real-time without CAP_SYS_NICE) is not tried again.
+    pub fn set(&mut self, prio: IoPrio) -> bool {
+        if self.0.replace(prio) == Some(prio) || world::simulated() {
+            return false;
+        }
+        ioprio_set(prio)
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[expect(unsafe_code, reason = "a system call that no safe wrapper offers")]
+fn ioprio_set(prio: IoPrio) -> bool {
+    use steadfs_base::PrioClass;
+    const WHO_PROCESS: libc::c_int = 1;
+    const SELF: libc::c_int = 0;
+    let class: libc::c_int = match prio.class {
+        PrioClass::RealTime => 1,
+        PrioClass::BestEffort => 2,
+        PrioClass::Idle => 3,
+    };
+    let value = class << 13 | libc::c_int::from(prio.level.min(7));
+    // SAFETY: ioprio_set takes three integers and accesses no memory of this process.
+    unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, SELF, value) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ioprio_set(_: IoPrio) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_priority_is_set_once() {
+        let set = crate::spawn("prio", || {
+            let mut prio = ThreadIoPrio::default();
+            [5, 5, 7].map(|level| prio.set(IoPrio::best_effort(level)))
+        });
+        let expected = cfg!(target_os = "linux");
+        assert_eq!(set.join(), [expected, false, expected]);
+        let simulated = crate::sim::run(crate::sim::Config::new(1), || {
+            ThreadIoPrio::default().set(IoPrio::best_effort(5))
+        });
+        assert!(!simulated.value);
+    }
+}

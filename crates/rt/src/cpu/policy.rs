@@ -1,0 +1,71 @@
+//! Scheduling policies of this process's threads, sched(7).
+
+#![expect(unsafe_code, reason = "system calls that no safe wrapper offers")]
+
+use std::io;
+
+use rustix::thread::Pid;
+
+/// A thread's scheduling policy, as far as [`service`](super::service) distinguishes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SchedPolicy {
+    /// SCHED_OTHER.
+    Normal,
+    /// SCHED_IDLE: the thread runs when no other thread wants the CPU.
+    Idle,
+    /// Any other policy: an administrator has set it on purpose.
+    Other,
+}
+
+/// Sets the policy of a thread of this process; its nice value stays.
+pub(super) fn set_policy(tid: Pid, policy: SchedPolicy) -> io::Result<()> {
+    let policy = match policy {
+        SchedPolicy::Normal => libc::SCHED_OTHER,
+        SchedPolicy::Idle => libc::SCHED_IDLE,
+        SchedPolicy::Other => return Err(io::ErrorKind::InvalidInput.into()),
+    };
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the call reads one `sched_param` through its pointer, which is live, and writes nothing.
+    let result = unsafe { libc::sched_setscheduler(tid.as_raw_pid(), policy, &raw const param) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// The policy of a thread.
+pub(super) fn policy_of(tid: Pid) -> io::Result<SchedPolicy> {
+    // SAFETY: the call takes an integer and accesses no memory of this process.
+    match unsafe { libc::sched_getscheduler(tid.as_raw_pid()) } {
+        libc::SCHED_OTHER => Ok(SchedPolicy::Normal),
+        libc::SCHED_IDLE => Ok(SchedPolicy::Idle),
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(SchedPolicy::Other),
+    }
+}
+
+/// Whether a thread of this process runs or waits for a CPU.
+pub(super) fn is_runnable(tid: Pid) -> bool {
+    state_of(tid) == Some(b'R')
+}
+
+/// The state letter of a thread in proc(5): `R` runnable, `S` sleeping, ….
+pub(super) fn state_of(tid: Pid) -> Option<u8> {
+    let stat = std::fs::read(format!("/proc/self/task/{}/stat", tid.as_raw_nonzero())).ok()?;
+    // "tid (name) state ..."; the name may contain any byte.
+    let end = stat.iter().rposition(|&b| b == b')')?;
+    stat.get(end + 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::thread::gettid;
+
+    use super::*;
+
+    #[test]
+    fn the_state_of_the_calling_thread_is_running() {
+        assert_eq!(state_of(gettid()), Some(b'R'));
+    }
+}
