@@ -110,12 +110,12 @@ impl F2fs {
             Some(cut) => need_of(inode, cut),
             None => Need::default(),
         };
-        let mut promise = self.space.promised(need, self.may_use_reserved(cx))?;
+        let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let mut core = inode.core.write();
         self.mark_dirty(&change, inode, cx.tag)?;
         if let Some(cut) = &cut {
-            self.put_attrs(&change, inode, &mut core, &mut promise, cut, cx.tag)?;
+            self.put_attrs(&change, inode, &mut core, &mut reservation, cut, cx.tag)?;
         }
         work(&mut core, self);
         Ok(())
@@ -203,7 +203,7 @@ impl F2fs {
                 return;
             }
         }
-        if self.segments.get().is_none() || self.fills_room() {
+        if self.segments.get().is_none() || self.excess_of_free_space() {
             // Reading waits for no space; the time is not worth it.
             return;
         }

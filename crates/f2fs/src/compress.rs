@@ -16,7 +16,7 @@ use crate::disk::inode::CompressAlgorithm;
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, Structure, checksum};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
-use crate::node::{Found, Slot};
+use crate::node::{Slot, SlotLookup};
 
 mod lzo;
 mod zstd;
@@ -150,13 +150,13 @@ impl F2fs {
         while first * BLOCK < range.end {
             match self.find_slot(inode, &core, first, tag)? {
                 // No cluster lies in two nodes.
-                Found::Slot(slot) => {
+                SlotLookup::Slot(slot) => {
                     if let Some(addrs) = self.cluster_addrs(inode, &core, &slot, first, size)? {
                         stored.push(first, &addrs);
                     }
                     first += size;
                 }
-                Found::Missing(len) => first += len.max(1).next_multiple_of(size),
+                SlotLookup::Missing(len) => first += len.max(1).next_multiple_of(size),
             }
         }
         Ok(stored)

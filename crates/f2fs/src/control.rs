@@ -57,7 +57,7 @@ impl Control for F2fs {
             "f2fs/stat/sb_status" => format!("{:x}", self.sb_status()),
             "f2fs/stat/cp_status" => format!("{:x}", self.cp_status()),
             _ => match path.strip_prefix("f2fs/") {
-                Some(name) => self.show_cleaning(name)?,
+                Some(name) => self.show_gc(name)?,
                 None => return Err(FsError::NotFound),
             },
         };
@@ -115,7 +115,7 @@ impl Control for F2fs {
                 Ok(Box::new(move || self.checkpoints.set_idle(idle)))
             }
             _ => match path.strip_prefix("f2fs/") {
-                Some(name) => self.prepare_cleaning(name, value),
+                Some(name) => self.prepare_gc(name, value),
                 None => Err(FsError::NotPermitted),
             },
         }

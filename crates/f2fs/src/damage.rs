@@ -93,10 +93,10 @@ impl Notes {
 
 impl F2fs {
     /// Stops the volume for good: the first cause is kept, nothing is changed any more.
-    pub(crate) fn stop(&self, reason: StopReason, cause: &str) {
+    pub(crate) fn abort(&self, reason: StopReason, cause: &str) {
         tracing::error!(cause, "the volume stops");
         let first = {
-            let mut stopped = self.stopped.lock();
+            let mut stopped = self.aborted.lock();
             let first = stopped.is_none();
             stopped.get_or_insert_with(|| cause.to_owned());
             first
@@ -109,17 +109,17 @@ impl F2fs {
 
     /// Stops the volume because its code panicked, as a power cut would: nothing is noted on the device, which has a
     /// state that the volume passed through.
-    pub(crate) fn stop_for_panic(&self) {
+    pub(crate) fn abort_for_panic(&self) {
         tracing::error!(cause = PANICKED, "the volume stops");
-        let mut stopped = self.stopped.lock();
+        let mut stopped = self.aborted.lock();
         stopped.get_or_insert_with(|| PANICKED.to_owned());
         drop(stopped);
         self.read_only.store(true, Ordering::Release);
     }
 
     /// Why the volume stopped, if it did.
-    pub(crate) fn stopped_because(&self) -> Option<String> {
-        self.stopped.lock().clone()
+    pub(crate) fn abort_cause(&self) -> Option<String> {
+        self.aborted.lock().clone()
     }
 
     /// Whether something was found that contradicts itself.
@@ -196,7 +196,7 @@ impl F2fs {
     /// tried again, damage met since the mount, and what the superblock says. `none` where nothing is.
     pub(crate) fn tell_errors(&self) -> String {
         let mut text = String::new();
-        if let Some(cause) = self.stopped_because() {
+        if let Some(cause) = self.abort_cause() {
             text += &format!("stopped: {cause}\n");
         }
         let dirty = self.writeback.dirty_files();

@@ -29,7 +29,7 @@ use steadfs_vfs::{FileKind, FsError, Result};
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, Structure};
 use crate::fs::F2fs;
 use crate::inode::Inode;
-use crate::node::{Found, Slot};
+use crate::node::{Slot, SlotLookup};
 
 pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -60,8 +60,8 @@ impl F2fs {
     pub(crate) fn map(&self, inode: &Inode, block: u64, limit: u64, tag: IoTag) -> Result<Mapped> {
         let core = inode.core.read();
         let slot = match self.find_slot(inode, &core, block, tag)? {
-            Found::Slot(slot) => slot,
-            Found::Missing(len) => {
+            SlotLookup::Slot(slot) => slot,
+            SlotLookup::Missing(len) => {
                 return Ok(Mapped {
                     place: Place::Hole,
                     len: len.min(limit).max(1),
@@ -78,8 +78,8 @@ impl F2fs {
     pub(crate) fn slot(&self, inode: &Inode, block: u64, tag: IoTag) -> Result<BlockAddr> {
         let core = inode.core.read();
         match self.find_slot(inode, &core, block, tag)? {
-            Found::Slot(slot) => self.addr_in(&core, &slot),
-            Found::Missing(_) => Ok(BlockAddr::NULL),
+            SlotLookup::Slot(slot) => self.addr_in(&core, &slot),
+            SlotLookup::Missing(_) => Ok(BlockAddr::NULL),
         }
     }
 

@@ -23,26 +23,26 @@ use crate::options::{DiscardUnit, MountOptions};
 use crate::segment::{Map, Run};
 
 /// The shortest run that is discarded by itself: 64 KiB (`discard_granularity`).
-const LEAST_RUN: u32 = 16;
+const MIN_DISCARD_BLOCKS: u32 = 16;
 /// Runs discarded before the task rests.
-const BATCH: u32 = 8;
+const RUNS_PER_BATCH: u32 = 8;
 /// How long it rests (`min_discard_issue_time`).
-const REST: Duration = Duration::from_millis(50);
+const BATCH_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Blocks to be discarded, and the task that does it.
 pub struct Discards {
-    state: Mutex<State>,
+    state: Mutex<DiscardState>,
     work: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct DiscardState {
     /// By segment.
-    waiting: BTreeMap<u32, Map>,
+    pending: BTreeMap<u32, Map>,
     running: Option<JoinHandle<()>>,
     stop: bool,
     /// What waits is kept for later.
-    held: bool,
+    suspended: bool,
     /// Runs and blocks discarded.
     done: (u64, u64),
 }
@@ -51,7 +51,7 @@ impl Discards {
     /// Nothing to discard, nobody to do it.
     pub fn new() -> Self {
         Self {
-            state: Mutex::new(Rank::Leaf, State::default()),
+            state: Mutex::new(Rank::Leaf, DiscardState::default()),
             work: Condvar::new(),
         }
     }
@@ -59,25 +59,25 @@ impl Discards {
     /// Runs and blocks discarded, and segments in which some wait for it.
     pub fn counts(&self) -> (u64, u64, usize) {
         let state = self.state.lock();
-        (state.done.0, state.done.1, state.waiting.len())
+        (state.done.0, state.done.1, state.pending.len())
     }
 
     /// Notes blocks that a checkpoint freed, if somebody is there to discard them.
-    pub fn note(&self, freed: Vec<(SegNo, Map)>) {
+    pub fn add(&self, freed: Vec<(SegNo, Map)>) {
         let mut state = self.state.lock();
         if state.running.is_none() || freed.is_empty() {
             return;
         }
         for (segment, map) in freed {
-            let waiting = state.waiting.entry(segment.0).or_insert(Map::EMPTY);
-            *waiting = waiting.or(map);
+            let pending = state.pending.entry(segment.0).or_insert(Map::EMPTY);
+            *pending = pending.or(map);
         }
         self.work.notify_one();
     }
 
     /// Keeps what waits for later, or lets it go on.
-    pub fn hold(&self, held: bool) {
-        self.state.lock().held = held;
+    pub fn suspend(&self, suspended: bool) {
+        self.state.lock().suspended = suspended;
         self.work.notify_one();
     }
 
@@ -85,14 +85,14 @@ impl Discards {
     fn next(&self, rest: bool) -> Option<(SegNo, Map)> {
         let mut state = self.state.lock();
         if rest && !state.stop {
-            self.work.wait_for(&mut state, REST);
+            self.work.wait_for(&mut state, BATCH_INTERVAL);
         }
         loop {
             if state.stop {
                 return None;
             }
-            if !state.held
-                && let Some((segment, map)) = state.waiting.pop_first()
+            if !state.suspended
+                && let Some((segment, map)) = state.pending.pop_first()
             {
                 return Some((SegNo(segment), map));
             }
@@ -134,7 +134,7 @@ impl F2fs {
         let running = {
             let mut state = self.discards.state.lock();
             state.stop = true;
-            state.waiting.clear();
+            state.pending.clear();
             self.discards.work.notify_all();
             state.running.take()
         };
@@ -168,7 +168,7 @@ impl F2fs {
         let end = within(end).min(self.layout.main_blocks());
         let min = u32::try_from(min_len.max(granularity).div_ceil(block)).unwrap_or(u32::MAX);
         let mut blocks = 0;
-        while let Some(run) = self.segments().claim_unused(at..end, min) {
+        while let Some(run) = self.segments().allocate_free_run(at..end, min) {
             if cx.is_killed() {
                 self.segments().release(run);
                 return Err(FsError::Interrupted);
@@ -196,18 +196,18 @@ impl F2fs {
     }
 
     /// Discards what of a segment's noted blocks is still unused; how many runs.
-    fn discard_noted(&self, segment: SegNo, noted: Map, tag: IoTag) -> u32 {
+    fn discard_pending(&self, segment: SegNo, blocks: Map, tag: IoTag) -> u32 {
         let base = segment.0 * SEGMENT_BLOCKS;
-        let (noted, least) = match self.options.read().discard_unit {
-            DiscardUnit::Block => (noted, LEAST_RUN),
+        let (blocks, least) = match self.options.read().discard_unit {
+            DiscardUnit::Block => (blocks, MIN_DISCARD_BLOCKS),
             DiscardUnit::Segment | DiscardUnit::Section => (Map::FULL, SEGMENT_BLOCKS),
         };
         let mut runs = 0;
         let mut at = 0;
-        while let Some(first) = noted.next_set(at) {
-            at = noted.next_clear(first).unwrap_or(SEGMENT_BLOCKS);
+        while let Some(first) = blocks.next_set(at) {
+            at = blocks.next_clear(first).unwrap_or(SEGMENT_BLOCKS);
             let mut from = base + first;
-            while let Some(run) = self.segments().claim_unused(from..base + at, least) {
+            while let Some(run) = self.segments().allocate_free_run(from..base + at, least) {
                 from = run.start.0 - self.layout.main_start + run.len;
                 if let Err(error) = self.discard_run(run, tag) {
                     tracing::debug!(%error, "discard refused");
@@ -227,22 +227,22 @@ fn run(fs: &Weak<F2fs>, discards: &Discards) {
     };
     let _guard = steadfs_rt::OnUnwind::new(|| {
         if let Some(fs) = fs.upgrade() {
-            fs.stop_for_panic();
+            fs.abort_for_panic();
         }
     });
     let mut runs = 0;
-    while let Some((segment, noted)) = discards.next(runs >= BATCH) {
+    while let Some((segment, blocks)) = discards.next(runs >= RUNS_PER_BATCH) {
         steadfs_rt::fault_point("f2fs.discard");
-        if runs >= BATCH {
+        if runs >= RUNS_PER_BATCH {
             runs = 0;
         }
         let Some(fs) = fs.upgrade() else { return };
         let open = fs.open_to_changes();
         if open.is_err() {
             // It has just been frozen.
-            discards.note(vec![(segment, noted)]);
+            discards.add(vec![(segment, blocks)]);
         } else if fs.check_writable().is_ok() {
-            runs += fs.discard_noted(segment, noted, tag);
+            runs += fs.discard_pending(segment, blocks, tag);
         }
     }
 }

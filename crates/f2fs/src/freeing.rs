@@ -9,7 +9,7 @@ use crate::inode::Inode;
 use crate::space::Need;
 
 /// Direct nodes freed at once, with what they name: the gate is not held longer.
-const STEP: u32 = 4;
+const DIRECT_NODES_PER_STEP: u32 = 4;
 
 impl F2fs {
     /// Gives back lookup counts; the last one of an unlinked inode frees it, or the thaw if the volume is
@@ -25,31 +25,31 @@ impl F2fs {
             return Ok(());
         }
         if self.is_frozen() {
-            self.left.lock().push(inode);
+            self.deferred_evictions.lock().push(inode);
             return Ok(());
         }
         match self.check_writable() {
-            Ok(()) => self.free_let_go(&inode),
+            Ok(()) => self.evict_unlinked(&inode),
             Err(_) => Ok(()),
         }
     }
 
     /// Frees an inode without names that its last caller has let go.
-    fn free_let_go(&self, inode: &Inode) -> Result<()> {
+    fn evict_unlinked(&self, inode: &Inode) -> Result<()> {
         let evicted = self.evict(inode, IoTag::background());
         self.freeing.released();
         evicted
     }
 
     /// Frees what was let go while the volume was frozen.
-    pub(crate) fn free_left(&self) {
+    pub(crate) fn evict_deferred(&self) {
         let Ok(_open) = self.open_to_changes() else {
             return;
         };
-        let left = std::mem::take(&mut *self.left.lock());
+        let left = std::mem::take(&mut *self.deferred_evictions.lock());
         for inode in left {
             if self.check_writable().is_ok()
-                && let Err(error) = self.judge(self.free_let_go(&inode))
+                && let Err(error) = self.judge(self.evict_unlinked(&inode))
             {
                 tracing::warn!(ino = %inode.nid(), %error, "freeing an unlinked inode failed");
             }
@@ -58,7 +58,7 @@ impl F2fs {
 
     /// Frees an inode that has no name and that no caller knows. The caller holds no lock. Should it
     /// fail, the inode stays an orphan, for the next mount.
-    pub(crate) fn free_unnamed(&self, inode: &Inode, tag: IoTag) {
+    pub(crate) fn evict_if_unlinked(&self, inode: &Inode, tag: IoTag) {
         if inode.core.read().links > 0 {
             return;
         }
@@ -97,18 +97,18 @@ impl F2fs {
     /// Frees everything an inode without names has, and the inode. It is among the orphans; nobody
     /// refers to it any more.
     pub(crate) fn evict(&self, inode: &Inode, tag: IoTag) -> Result<()> {
-        let _under_way = self.freeing.begin();
+        let _in_progress = self.freeing.begin();
         let _alone = inode.lock.write();
         // Freed by somebody else, or known to a caller again: then his last `forget` frees it.
         if inode.is_dead() || inode.is_looked_up() {
             return Ok(());
         }
         let _one = inode.lock_flush();
-        let blocks = self.forget_pages(inode)?;
+        let blocks = self.discard_pages(inode)?;
         self.space.release(Need { blocks, nodes: 0 });
         self.release_nodes(inode, 0);
         let mapped = has_map(inode.kind(), &inode.core.read());
-        while mapped && !self.cut_step(inode, tag)? {}
+        while mapped && !self.truncate_step(inode, tag)? {}
         // An inode that is no orphan any more is freed: its node is at hand.
         let _pins = self.pin_inodes(&[inode], tag)?;
         let change = self.change()?;
@@ -123,7 +123,7 @@ impl F2fs {
 
     /// Drops an inode's blocks in memory; how many promises they held. A checkpoint may be writing some,
     /// which is waited for.
-    fn forget_pages(&self, inode: &Inode) -> Result<u64> {
+    fn discard_pages(&self, inode: &Inode) -> Result<u64> {
         loop {
             inode.pages.wait_for_writes(0..u64::MAX);
             let _change = self.change()?;
@@ -134,10 +134,11 @@ impl F2fs {
     }
 
     /// Frees some of an inode's blocks; whether none is left.
-    fn cut_step(&self, inode: &Inode, tag: IoTag) -> Result<bool> {
+    fn truncate_step(&self, inode: &Inode, tag: IoTag) -> Result<bool> {
         let change = self.change()?;
         let mut core = inode.core.write();
-        let freed_from = self.cut_tree(&change, inode, &mut core, 0, STEP, tag)?;
+        let freed_from =
+            self.truncate_nodes(&change, inode, &mut core, 0, DIRECT_NODES_PER_STEP, tag)?;
         Ok(freed_from == 0)
     }
 }

@@ -18,13 +18,13 @@ use crate::disk::{BLOCK_SIZE, Layout, Nid, Superblock};
 use crate::gc::Gc;
 use crate::inode::{Inode, InodeTable};
 use crate::namei::Extensions;
+use crate::names_since_cp::NamesSinceCp;
 use crate::nat::Nat;
 use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::recovery::{NOTHING, Recovered};
 use crate::segment::Segments;
-use crate::since::Since;
 use crate::space::{RESERVED_NODES, Space};
 
 /// Blocks of metadata that checkpoints have written, by area.
@@ -39,7 +39,7 @@ pub struct MetaWrites {
 /// A mounted f2fs volume.
 pub struct F2fs {
     /// Set once the volume is there: for its tasks.
-    pub(crate) me: OnceLock<Weak<Self>>,
+    pub(crate) weak_self: OnceLock<Weak<Self>>,
     pub(crate) layout: Layout,
     pub(crate) superblock: Superblock,
     pub(crate) checkpoints: Checkpoints,
@@ -61,12 +61,12 @@ pub struct F2fs {
     pub(crate) discards: Arc<Discards>,
     pub(crate) writeback: Arc<Writeback>,
     /// Operations share it while they change the volume, a checkpoint's snapshot has it alone.
-    pub(crate) gate: RwLock<()>,
+    pub(crate) cp_lock: RwLock<()>,
     /// Inodes of which nodes were freed since the last checkpoint's snapshot: roll-forward cannot say that,
     /// so their next fsync needs a checkpoint.
-    pub(crate) cut: Mutex<BTreeSet<Nid>>,
+    pub(crate) truncated_since_cp: Mutex<BTreeSet<Nid>>,
     /// What names have done since the last checkpoint's snapshot.
-    pub(crate) since: Mutex<Since>,
+    pub(crate) names_since_cp: Mutex<NamesSinceCp>,
     pub(crate) syncs: crate::data::SyncStats,
     /// What goes along with an fsync.
     pub(crate) along: FsyncClustering,
@@ -79,9 +79,9 @@ pub struct F2fs {
     /// What fsync wrote after the checkpoint, of a volume that was mounted to be read.
     pub(crate) recovered: Recovered,
     /// That is not part of the volume itself.
-    pub(crate) overlaid: AtomicBool,
+    pub(crate) has_overlay: AtomicBool,
     /// While it is not, calls that only look share this; what makes it part of the volume has it alone.
-    pub(crate) looking: RwLock<()>,
+    pub(crate) overlay_lock: RwLock<()>,
     pub(crate) options: RwLock<MountOptions>,
     /// Extensions of names whose data is cold, and hot.
     pub(crate) extensions: Extensions,
@@ -90,16 +90,16 @@ pub struct F2fs {
     pub(crate) damaged: AtomicBool,
     pub(crate) notes: Notes,
     /// Why the volume stopped, if it did.
-    pub(crate) stopped: Mutex<Option<String>>,
+    pub(crate) aborted: Mutex<Option<String>>,
     /// One remount or freezing at a time.
     pub(crate) remounting: Mutex<()>,
     /// Calls that may change the volume share it; what makes it read-only, writable or frozen has it alone.
-    pub(crate) service: RwLock<()>,
+    pub(crate) remount_lock: RwLock<()>,
     pub(crate) frozen: AtomicBool,
     /// Inodes without names that were let go while it was frozen: freed when it is thawed.
-    pub(crate) left: Mutex<Vec<Arc<Inode>>>,
+    pub(crate) deferred_evictions: Mutex<Vec<Arc<Inode>>>,
     /// Checkpoints are switched off.
-    pub(crate) paused: AtomicBool,
+    pub(crate) cp_disabled: AtomicBool,
     /// What was begun before a crash is being ended; some was, since the mount.
     pub(crate) recovering: AtomicBool,
     pub(crate) has_recovered: AtomicBool,
@@ -122,8 +122,8 @@ impl F2fs {
 
     /// Forgets the metadata that is not in use and not changed, as memory pressure would.
     pub fn forget_clean(&self) {
-        self.inodes.leave_all();
-        self.nodes.leave_all();
+        self.inodes.drop_unused();
+        self.nodes.drop_unused();
         self.meta.drop_unused();
     }
 
@@ -134,16 +134,16 @@ impl F2fs {
 
     /// What fsync wrote after the checkpoint and is not part of the volume itself.
     pub(crate) fn recovered(&self) -> &Recovered {
-        match self.overlaid.load(Ordering::Acquire) {
+        match self.has_overlay.load(Ordering::Acquire) {
             true => &self.recovered,
             false => &NOTHING,
         }
     }
 
     /// Held by calls that only look, as long as what they see may become part of the volume below them.
-    pub(crate) fn look(&self) -> Option<RwLockReadGuard<'_, ()>> {
-        let overlaid = self.overlaid.load(Ordering::Acquire);
-        overlaid.then(|| self.looking.read())
+    pub(crate) fn read_overlay(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        let has_overlay = self.has_overlay.load(Ordering::Acquire);
+        has_overlay.then(|| self.overlay_lock.read())
     }
 
     /// Where blocks lie, of a volume that is written.
@@ -172,14 +172,14 @@ impl F2fs {
     /// Usage as the kernel's statfs shows it.
     pub(crate) fn usage(&self) -> StatFs {
         let counts = self.space.counts();
-        let used = counts.valid_blocks + counts.promised;
+        let used = counts.valid_blocks + counts.reserved;
         let free = counts.user_blocks.saturating_sub(used + counts.unusable);
         let nodes = u64::from(self.layout.max_nid).saturating_sub(RESERVED_NODES);
         // A file needs a block too: there are never more files than blocks.
         let (files, files_free) = if nodes > counts.user_blocks {
             (counts.user_blocks, free)
         } else {
-            let used = counts.valid_nodes + counts.promised_nodes;
+            let used = counts.valid_nodes + counts.reserved_nodes;
             (nodes, nodes.saturating_sub(used).min(free))
         };
         let before = u64::from(self.layout.cp_start);
@@ -187,7 +187,7 @@ impl F2fs {
             block_size: BLOCK_SIZE as u32,
             blocks: self.layout.block_count.saturating_sub(before),
             blocks_free: free,
-            blocks_available: free.saturating_sub(counts.reserved),
+            blocks_available: free.saturating_sub(counts.root_reserved),
             files,
             files_free,
             name_max: steadfs_base::limits::NAME_MAX as u32,

@@ -116,7 +116,7 @@ impl F2fs {
             blocks: 1,
             nodes: 0,
         };
-        self.space.promise(one, self.may_use_reserved(cx))?;
+        self.space.reserve(one, self.may_use_reserved(cx))?;
         let placed = self.write_moved(inode, block, cx.tag);
         let result = placed.and_then(|run| {
             let cleared = self.clear_inline(inode, Some(run), cx.tag);
@@ -134,7 +134,7 @@ impl F2fs {
     /// Writes a block to a new place and waits.
     fn write_moved(&self, inode: &Inode, block: Vec<u8>, tag: IoTag) -> Result<Run> {
         let log = self.data_log(&self.file_facts(inode), Occasion::Sync);
-        let run = self.segments().claim(log, 1, Purpose::User)?;
+        let run = self.segments().allocate(log, 1, Purpose::User)?;
         let bio = Bio::write(u64::from(run.start.0) * BLOCK, vec![Buf::copy_of(&block)]);
         let written = self.queue.submit(bio, tag).wait();
         inode.note_written(true, self.queue.next_flush());
@@ -159,7 +159,7 @@ impl F2fs {
         };
         let slot = self.make_slot(&change, inode, &mut core, 0, tag)?;
         self.set_slot(&change, inode, &mut core, &slot, run.start, tag)?;
-        self.segments().name(run.start, slot.owner());
+        self.segments().set_valid(run.start, slot.owner());
         Ok(())
     }
 }

@@ -11,10 +11,10 @@ use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{Attr, FileKind, FsError, FsxAttr, InodeFlags, Result};
 
+use crate::cp_lock::Change;
 use crate::disk::inode::{Advise, Inline};
 use crate::disk::{self, BLOCK_SIZE, DiskError, Nid, Structure};
 use crate::fs::F2fs;
-use crate::gate::Change;
 use crate::space::Need;
 
 mod blocks;
@@ -47,7 +47,7 @@ pub struct Inode {
     rdev: u32,
     lookups: AtomicU64,
     /// Places of nodes promised to it.
-    promised: Mutex<BTreeSet<u32>>,
+    reserved: Mutex<BTreeSet<u32>>,
     /// `core` is newer than the inode's node.
     dirty: AtomicBool,
     /// Among the orphans: stays in memory.
@@ -61,7 +61,7 @@ pub struct Inode {
     /// Number of the FLUSH that makes durable what was written last, data and nodes, and of that for data
     /// written to new places ([`Queue::next_flush`](steadfs_block::Queue::next_flush)); 0: nothing was.
     unflushed: AtomicU64,
-    unflushed_anew: AtomicU64,
+    unflushed_opu: AtomicU64,
     /// Behind this byte its block may hold, on the device, what was cut off; of an end that is none:
     /// [`NOTHING_STALE`].
     stale_tail: AtomicU64,
@@ -117,14 +117,14 @@ impl Inode {
             pages: Mapping::new(block_size, file, Arc::clone(&fs.writeback)),
             rdev,
             lookups: AtomicU64::new(0),
-            promised: Mutex::new(Rank::Leaf, BTreeSet::new()),
+            reserved: Mutex::new(Rank::Leaf, BTreeSet::new()),
             dirty: AtomicBool::new(false),
             orphan: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             linkable: AtomicBool::new(false),
             times_seen: AtomicBool::new(true),
             unflushed: AtomicU64::new(0),
-            unflushed_anew: AtomicU64::new(0),
+            unflushed_opu: AtomicU64::new(0),
             stale_tail,
             named_behind: AtomicU64::new(0),
             along: AtomicBool::new(false),
@@ -249,7 +249,7 @@ impl Inode {
 
     /// A node promised to the inode was made.
     pub(crate) fn node_made(&self, offset: u32) {
-        self.promised.lock().remove(&offset);
+        self.reserved.lock().remove(&offset);
     }
 
     /// Whether a caller of the file system knows it.
@@ -277,7 +277,7 @@ impl Inode {
     pub(crate) fn note_written(&self, new_places: bool, flush: u64) {
         self.unflushed.fetch_max(flush, Ordering::AcqRel);
         if new_places {
-            self.unflushed_anew.fetch_max(flush, Ordering::AcqRel);
+            self.unflushed_opu.fetch_max(flush, Ordering::AcqRel);
         }
     }
 
@@ -306,8 +306,8 @@ impl Inode {
     }
 
     /// The same for data written to new places.
-    pub(crate) fn unflushed_anew(&self) -> u64 {
-        self.unflushed_anew.load(Ordering::Acquire)
+    pub(crate) fn unflushed_opu(&self) -> u64 {
+        self.unflushed_opu.load(Ordering::Acquire)
     }
 
     /// Notes that another file's fsync wrote this one's data.
@@ -444,7 +444,7 @@ impl F2fs {
 
     /// Promises the nodes that naming blocks of a file would have to make, each once however often it is
     /// asked for. The caller holds the inode's lock for writing, no `core`.
-    pub(crate) fn promise_nodes(
+    pub(crate) fn reserve_nodes(
         &self,
         inode: &Inode,
         blocks: std::ops::Range<u64>,
@@ -457,14 +457,14 @@ impl F2fs {
             let left = core.fanout(&self.layout).left_in_node(at);
             // Under this lock no node comes into being, so none is promised that is there.
             let missing = self.missing_nodes(inode, &core, at, tag)?;
-            let known = |offset: &u32| inode.promised.lock().contains(offset);
+            let known = |offset: &u32| inode.reserved.lock().contains(offset);
             let new: Vec<u32> = missing.into_iter().filter(|n| !known(n)).collect();
             let need = Need {
                 blocks: 0,
                 nodes: new.len() as u64,
             };
-            self.space.promise(need, privileged)?;
-            inode.promised.lock().extend(new);
+            self.space.reserve(need, privileged)?;
+            inode.reserved.lock().extend(new);
             at += left;
         }
         Ok(())
@@ -474,7 +474,7 @@ impl F2fs {
     pub(crate) fn release_nodes(&self, inode: &Inode, first: u64) {
         let fanout = inode.core.read().fanout(&self.layout);
         let mut nodes = 0;
-        inode.promised.lock().retain(|&offset| {
+        inode.reserved.lock().retain(|&offset| {
             let goes = fanout.first_block_below(offset) >= first;
             nodes += u64::from(goes);
             !goes

@@ -8,7 +8,7 @@ use steadfs_vfs::Result;
 use steadfs_vfs::names::printable;
 
 use crate::checkpoint::{self, Current};
-use crate::disk::checkpoint::{ALLOC_HOLES, CpFlags};
+use crate::disk::checkpoint::{ALLOC_SSR, CpFlags};
 use crate::disk::{LogType, Superblock};
 use crate::superblock::read_superblock;
 
@@ -211,7 +211,7 @@ fn numbers(current: &Current) -> Numbers {
                     name: log.name(),
                     segment: open.segment.0,
                     offset: open.offset,
-                    fills_holes: open.alloc == ALLOC_HOLES,
+                    fills_holes: open.alloc == ALLOC_SSR,
                 }
             })
             .collect(),

@@ -155,7 +155,7 @@ impl F2fs {
     /// Empties one section, the one with the fewest valid blocks, and makes it free.
     fn clean_on_request(&self, cx: &Cx, wait: bool) -> Result<()> {
         self.prepare_to_clean(cx)?;
-        if !wait && self.is_cleaning() {
+        if !wait && self.is_gc_running() {
             return Err(FsError::Busy);
         }
         let mut tried = BTreeSet::new();
@@ -194,7 +194,7 @@ impl F2fs {
 
     fn checkpoint_on_request(&self, cx: &Cx) -> Result<()> {
         self.prepare_to_clean(cx)?;
-        if self.is_paused() {
+        if self.is_cp_disabled() {
             return Err(FsError::Invalid("checkpoints are switched off"));
         }
         self.request_checkpoint(cx.tag)

@@ -21,12 +21,12 @@ use crate::fs::{F2fs, MetaWrites};
 use crate::gc::Gc;
 use crate::inode::InodeTable;
 use crate::namei::Extensions;
+use crate::names_since_cp::NamesSinceCp;
 use crate::nat::Nat;
 use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
 use crate::recovery::Recovered;
-use crate::since::Since;
 use crate::space::Space;
 use crate::superblock::read_superblock;
 
@@ -60,7 +60,7 @@ impl F2fs {
         let queue = Arc::new(Queue::new(device, QueueOptions::default()));
         let superblock = read_superblock(&queue)?;
         let device_read_only = queue.geometry().read_only;
-        choose_mode(&superblock, &options, device_read_only, &mut report)?;
+        check_mountable(&superblock, &options, device_read_only, &mut report)?;
         options.check_features(superblock.features())?;
         let mut options = options;
         let current = load(&superblock, &queue, &options, &mut report)?;
@@ -68,7 +68,7 @@ impl F2fs {
         report.orphans = current.orphans.len() as u64;
         let flags = current.checkpoint.flags;
         warn_of_state(&superblock, flags);
-        let recover = !options.no_recovery && !was_paused(flags);
+        let recover = !options.no_recovery && !was_cp_disabled(flags);
         queue.limit_read_ahead(sizes.read_ahead);
         let mut fs = Self::assemble(queue, superblock, current, options, sizes);
         if recover && fs.read_only.load(Ordering::Acquire) {
@@ -87,16 +87,19 @@ impl F2fs {
             // What was looked at on the way was the checkpoint's.
             fs.inodes = InodeTable::new();
             fs.nodes = NodeCache::new(metadata_budget(sizes) / 2);
-            fs.overlaid = AtomicBool::new(found.files() > 0);
+            fs.has_overlay = AtomicBool::new(found.files() > 0);
             fs.recovered = found;
         }
         let fs = Arc::new(fs);
-        assert!(fs.me.set(Arc::downgrade(&fs)).is_ok(), "set here only");
+        assert!(
+            fs.weak_self.set(Arc::downgrade(&fs)).is_ok(),
+            "set here only"
+        );
         if !fs.read_only.load(Ordering::Acquire) {
             let reserved = fs.options.read().reserve_root;
-            fs.space.set_reserved(reserved.into());
-            if let Err(error) = fs.begin_service(&mut report) {
-                fs.end_tasks();
+            fs.space.set_root_reserved(reserved.into());
+            if let Err(error) = fs.start_writable(&mut report) {
+                fs.join_tasks();
                 return Err(error);
             }
         }
@@ -119,7 +122,7 @@ impl F2fs {
         let nat = Nat::new(&layout, &meta, &current.checkpoint, current.nat_journal);
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
         Self {
-            me: OnceLock::new(),
+            weak_self: OnceLock::new(),
             daemon: Arc::new(Daemon::new()),
             nat,
             nodes: NodeCache::new(share),
@@ -127,9 +130,9 @@ impl F2fs {
             meta_writes: MetaWrites::default(),
             space: Space::new(&layout, &current.checkpoint),
             writeback: Arc::new(Writeback::new(limits)),
-            gate: RwLock::new(Rank::TxnHandle, ()),
-            cut: Mutex::new(Rank::Leaf, BTreeSet::new()),
-            since: Mutex::new(Rank::Leaf, Since::default()),
+            cp_lock: RwLock::new(Rank::TxnHandle, ()),
+            truncated_since_cp: Mutex::new(Rank::Leaf, BTreeSet::new()),
+            names_since_cp: Mutex::new(Rank::Leaf, NamesSinceCp::default()),
             along: FsyncClustering::default(),
             extensions: Extensions::of(&superblock),
             freeing: PendingFrees::new(),
@@ -137,7 +140,7 @@ impl F2fs {
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),
             read_only: AtomicBool::new(options.read_only),
-            stopped: Mutex::new(Rank::Leaf, None),
+            aborted: Mutex::new(Rank::Leaf, None),
             notes: Notes::new(superblock.clone()),
             superblock,
             checkpoints: Checkpoints::new(current.checkpoint, current.pack),
@@ -152,14 +155,14 @@ impl F2fs {
             meta,
             inodes: InodeTable::new(),
             recovered: Recovered::default(),
-            overlaid: AtomicBool::new(false),
-            looking: RwLock::with_key(Rank::Mount, 2, ()),
+            has_overlay: AtomicBool::new(false),
+            overlay_lock: RwLock::with_key(Rank::Mount, 2, ()),
             options: RwLock::new(Rank::Leaf, options),
             remounting: Mutex::with_key(Rank::Mount, 0, ()),
-            service: RwLock::with_key(Rank::Mount, 1, ()),
+            remount_lock: RwLock::with_key(Rank::Mount, 1, ()),
             frozen: AtomicBool::new(false),
-            left: Mutex::new(Rank::Leaf, Vec::new()),
-            paused: AtomicBool::new(false),
+            deferred_evictions: Mutex::new(Rank::Leaf, Vec::new()),
+            cp_disabled: AtomicBool::new(false),
             recovering: AtomicBool::new(false),
             has_recovered: AtomicBool::new(false),
             closing: AtomicBool::new(false),
@@ -215,7 +218,7 @@ pub(crate) fn check_size(superblock: &Superblock, queue: &Queue) -> Result<()> {
 }
 
 /// Why the volume can only be read, a phrase for each reason; empty if it can be written.
-pub(crate) fn why_only_readable(superblock: &Superblock) -> Vec<String> {
+pub(crate) fn read_only_reasons(superblock: &Superblock) -> Vec<String> {
     let features = superblock.features();
     let mut why = Vec::new();
     if features.contains(Features::READ_ONLY) {
@@ -229,7 +232,7 @@ pub(crate) fn why_only_readable(superblock: &Superblock) -> Vec<String> {
 }
 
 /// Whether the volume can be used as asked.
-fn choose_mode(
+fn check_mountable(
     superblock: &Superblock,
     options: &MountOptions,
     device_read_only: bool,
@@ -243,7 +246,7 @@ fn choose_mode(
     if !superblock.devices().is_empty() {
         return refuse("volumes on several devices are not supported".to_owned());
     }
-    let why = why_only_readable(superblock);
+    let why = read_only_reasons(superblock);
     if !why.is_empty() && !options.read_only {
         return Err(FsError::OnlyReadable(why.join("; ")));
     }
@@ -255,7 +258,7 @@ fn choose_mode(
 }
 
 /// Whether checkpoints were switched off: nothing that was written after this one counts.
-pub(crate) fn was_paused(flags: CpFlags) -> bool {
+pub(crate) fn was_cp_disabled(flags: CpFlags) -> bool {
     flags.contains(CpFlags::DISABLED)
 }
 
@@ -263,7 +266,7 @@ fn warn_of_state(superblock: &Superblock, flags: CpFlags) {
     if superblock.has_errors() || flags.contains(CpFlags::ERROR) || flags.contains(CpFlags::FSCK) {
         tracing::warn!("the volume notes errors; fsck.f2fs should look at it");
     }
-    if was_paused(flags) {
+    if was_cp_disabled(flags) {
         tracing::info!("checkpoints were switched off; the volume is as it was then");
     }
     if flags.contains(CpFlags::RESIZE) {

@@ -48,7 +48,7 @@ impl F2fs {
     /// Begins an operation that changes nodes: nothing is locked yet.
     pub(crate) fn prepare(&self, cx: &Cx) -> Result<()> {
         self.check_writable()?;
-        self.nat.provide_ids(cx.tag)
+        self.nat.build_free_nids(cx.tag)
     }
 
     /// Runs an operation, and again if space ran out while there is about to be more.
@@ -56,7 +56,7 @@ impl F2fs {
         let mut result = run();
         let until = now() + PATIENCE;
         while matches!(result, Err(FsError::NoSpace)) && !until.since(now()).is_zero() {
-            if self.space.has_ids_waiting() {
+            if self.space.has_prefree_nids() {
                 self.checkpoint(Reason::Sync, cx.tag)?;
             } else if !self.freeing.wait() {
                 break;
@@ -88,15 +88,15 @@ impl F2fs {
 
     /// Notes that a name of this hash was given up whose inode has, or gets, another.
     fn note_moved(&self, dir: &Inode, hash: u32) {
-        self.since.lock().moved.insert((dir.nid(), hash));
+        self.names_since_cp.lock().moved.insert((dir.nid(), hash));
     }
 
     /// Sees that a new file of a name that another one gave up is not recovered over that one.
     fn note_new_name(&self, dir: &Inode, name: &[u8], ino: Nid) {
         let key = (dir.nid(), hash::of_name(name));
-        let moved = self.since.lock().moved.contains(&key);
+        let moved = self.names_since_cp.lock().moved.contains(&key);
         if moved {
-            self.cut.lock().insert(ino);
+            self.truncated_since_cp.lock().insert(ino);
         }
     }
 
@@ -104,7 +104,7 @@ impl F2fs {
     /// for what is in memory says two things.
     pub(crate) fn must<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
-            self.stop(
+            self.abort(
                 StopReason::UPDATE_INODE,
                 &format!("a change of names failed half-way: {error}"),
             );

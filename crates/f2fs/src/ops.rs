@@ -82,12 +82,12 @@ impl FileSystem for F2fs {
     }
 
     fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         self.judge(self.look_up(cx, dir, name))
     }
 
     fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         let inode = self.judge(self.get(cx, ino))?;
         // Whoever frees the inode holds the lock: it is either still there or seen to be dead.
         let _alive = inode.lock.read();
@@ -99,7 +99,7 @@ impl FileSystem for F2fs {
     }
 
     fn forget(&self, ino: InodeNo, count: u64) {
-        let _same = self.service.read();
+        let _same = self.remount_lock.read();
         if let Err(error) = self.judge(self.put(ino, count)) {
             // It stays an orphan, and the next mount frees it.
             tracing::warn!(%ino, %error, "freeing an unlinked inode failed");
@@ -107,7 +107,7 @@ impl FileSystem for F2fs {
     }
 
     fn getattr(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         Ok(self.judge(self.get(cx, ino))?.attr(self, cx.tag))
     }
 
@@ -117,7 +117,7 @@ impl FileSystem for F2fs {
     }
 
     fn readlink(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<u8>> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         self.judge(
             self.by_number(ino, cx.tag)
                 .and_then(|inode| self.link_target(&inode, cx.tag)),
@@ -176,17 +176,17 @@ impl FileSystem for F2fs {
     }
 
     fn open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         self.judge(self.check_may_open(cx, ino, write))
     }
 
     fn verity_digest(&self, cx: &Cx, ino: InodeNo) -> Result<FileDigest> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         self.judge(self.measure(cx, ino))
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         let inode = self.judge(self.get(cx, ino))?;
         self.judge(self.read_file(cx, &inode, offset, len))
     }
@@ -226,7 +226,7 @@ impl FileSystem for F2fs {
     }
 
     fn seek(&self, cx: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         self.judge(
             self.by_number(ino, cx.tag)
                 .and_then(|inode| self.seek_file(cx, &inode, offset, what)),
@@ -254,7 +254,7 @@ impl FileSystem for F2fs {
         cookie: u64,
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         self.judge(self.read_dir(cx, dir, cookie, emit))?;
         let quiet = self.options.read().nodiratime;
         if cookie == 0 && !quiet {
@@ -264,12 +264,12 @@ impl FileSystem for F2fs {
     }
 
     fn getxattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         self.judge(self.xattr_value(cx, ino, name))
     }
 
     fn listxattr(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         self.judge(self.xattr_names(cx, ino))
     }
 
@@ -291,14 +291,14 @@ impl FileSystem for F2fs {
     }
 
     fn statfs(&self, _: &Cx) -> Result<StatFs> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         self.check_open()?;
         self.freeing.wait_all();
         Ok(self.usage())
     }
 
     fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         Ok(self.judge(self.get(cx, ino))?.fsx())
     }
 
@@ -313,7 +313,7 @@ impl FileSystem for F2fs {
     }
 
     fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {
-        let _seen = self.look();
+        let _seen = self.read_overlay();
         Ok(self.judge(self.get(cx, ino))?.core.read().generation)
     }
 
@@ -335,7 +335,7 @@ impl FileSystem for F2fs {
     }
 
     fn panicked(&self) {
-        self.stop_for_panic();
+        self.abort_for_panic();
     }
 
     fn sync_all(&self, cx: &Cx) -> Result<()> {
@@ -344,7 +344,7 @@ impl FileSystem for F2fs {
     }
 
     fn shutdown(&self, cx: &Cx, mode: ShutdownMode) -> Result<()> {
-        let written = self.cut_power(cx, mode);
+        let written = self.shut_down(cx, mode);
         self.store_notes();
         written
     }

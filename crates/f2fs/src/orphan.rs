@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FsError, Result};
 
+use crate::cp_lock::Change;
 use crate::disk::{Layout, Nid, SEGMENT_BLOCKS, orphan};
-use crate::gate::Change;
 
 /// Blocks of a pack that are not for orphans: its first and last, and summaries of six logs.
 const OTHER_BLOCKS: u32 = 2 + 6;
@@ -15,12 +15,12 @@ const OTHER_BLOCKS: u32 = 2 + 6;
 /// The orphans of a volume.
 pub struct Orphans {
     /// How many a pack has room for.
-    most: usize,
-    state: Mutex<State>,
+    max: usize,
+    state: Mutex<OrphanList>,
 }
 
 #[derive(Default)]
-struct State {
+struct OrphanList {
     listed: BTreeSet<Nid>,
     /// Not as the last checkpoint's snapshot has it.
     changed: bool,
@@ -30,12 +30,12 @@ impl Orphans {
     /// As the checkpoint has them.
     pub fn new(layout: &Layout, listed: Vec<Nid>) -> Self {
         let room = SEGMENT_BLOCKS - OTHER_BLOCKS - layout.cp_payload;
-        let state = State {
+        let state = OrphanList {
             listed: listed.into_iter().collect(),
             changed: false,
         };
         Self {
-            most: room as usize * orphan::PER_BLOCK,
+            max: room as usize * orphan::PER_BLOCK,
             state: Mutex::new(Rank::Orphan, state),
         }
     }
@@ -44,7 +44,7 @@ impl Orphans {
     pub fn reload(&self, listed: Vec<Nid>) {
         let listed = listed.into_iter().collect();
         let changed = false;
-        *self.state.lock() = State { listed, changed };
+        *self.state.lock() = OrphanList { listed, changed };
     }
 
     /// Puts an inode on the list.
@@ -53,7 +53,7 @@ impl Orphans {
     /// `NoSpace`: a pack has no room for more.
     pub fn add(&self, _: &Change<'_>, ino: Nid) -> Result<()> {
         let mut state = self.state.lock();
-        if state.listed.len() >= self.most && !state.listed.contains(&ino) {
+        if state.listed.len() >= self.max && !state.listed.contains(&ino) {
             return Err(FsError::NoSpace);
         }
         state.changed |= state.listed.insert(ino);
@@ -65,7 +65,7 @@ impl Orphans {
     /// # Errors
     /// As [`Orphans::add`].
     pub fn check_room(&self) -> Result<()> {
-        if self.state.lock().listed.len() < self.most {
+        if self.state.lock().listed.len() < self.max {
             Ok(())
         } else {
             Err(FsError::NoSpace)

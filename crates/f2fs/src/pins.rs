@@ -22,7 +22,7 @@ use steadfs_vfs::Result;
 
 use crate::fs::F2fs;
 use crate::inode::Inode;
-use crate::node::{Found, Node};
+use crate::node::{Node, SlotLookup};
 
 /// Nodes and blocks of directories that stay in memory while this lives.
 #[derive(Default)]
@@ -61,7 +61,7 @@ impl F2fs {
             return Ok(());
         };
         let core = dir.core.read();
-        let Found::Slot(slot) = self.find_slot(dir, &core, block, tag)? else {
+        let SlotLookup::Slot(slot) = self.find_slot(dir, &core, block, tag)? else {
             return Ok(());
         };
         let addr = self.addr_in(&core, &slot)?;

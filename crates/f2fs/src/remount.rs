@@ -12,15 +12,15 @@ use steadfs_vfs::{Cx, FsError, Result};
 use crate::checkpoint;
 use crate::disk::superblock::StopReason;
 use crate::fs::F2fs;
-use crate::mount::{MountReport, check_size, why_only_readable};
+use crate::mount::{MountReport, check_size, read_only_reasons};
 use crate::options::{MountOptions, Unusable};
 
 /// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
 /// longer comes after the reply to the unlink or close that made it so.
-const PATIENCE: Duration = Duration::from_millis(500);
-const LOOK: Duration = Duration::from_millis(5);
+const UNLINKED_WAIT_MAX: Duration = Duration::from_millis(500);
+const UNLINKED_POLL: Duration = Duration::from_millis(5);
 /// Memory for the mount that recovers.
-const RECOVERY_CACHE: u64 = 32 << 20;
+const RECOVERY_CACHE_BYTES: u64 = 32 << 20;
 
 impl F2fs {
     /// While the result is held the volume does not become read-only, writable or frozen. Held by each call
@@ -29,7 +29,7 @@ impl F2fs {
     /// # Errors
     /// `Busy`: it is frozen. (A call that waited would keep the thread that could thaw the volume.)
     pub(crate) fn open_to_changes(&self) -> Result<RwLockReadGuard<'_, ()>> {
-        let open = self.service.read();
+        let open = self.remount_lock.read();
         if self.is_frozen() {
             return Err(FsError::Busy);
         }
@@ -57,18 +57,18 @@ impl F2fs {
             (true, false) => Err(FsError::Stopped(self.why_stopped())),
             (false, true) => self.become_read_only(&new),
             (false, false) => {
-                let before = self.start_helpers(&new)?;
+                let before = self.start_tasks(&new)?;
                 let switched = self
-                    .settle_volume(cx)
+                    .sync_volume_unmerged(cx)
                     .and_then(|()| self.switch_checkpoints(new.checkpoint_off, cx));
                 if let Err(error) = switched {
-                    self.keep_helpers(before);
+                    self.join_tasks_except(before);
                     return Err(error);
                 }
-                let wanted = self.helpers_for(&new);
+                let wanted = self.tasks_for(&new);
                 self.apply(new);
                 self.apply_log_options();
-                self.keep_helpers(wanted);
+                self.join_tasks_except(wanted);
                 Ok(())
             }
             (true, true) => {
@@ -79,21 +79,21 @@ impl F2fs {
     }
 
     fn why_stopped(&self) -> String {
-        let cause = self.stopped_because();
+        let cause = self.abort_cause();
         cause.unwrap_or_else(|| "damage was found; unmount and repair with fsck.f2fs".to_owned())
     }
 
     /// Switches checkpoints off or on, if they are not so already.
     fn switch_checkpoints(&self, off: Option<Unusable>, cx: &Cx) -> Result<()> {
-        match (self.is_paused(), off) {
+        match (self.is_cp_disabled(), off) {
             (false, Some(allowed)) => {
-                self.prepare_pause(allowed, cx.tag)?;
-                let _alone = self.service.write();
-                self.pause(allowed, cx)
+                self.clean_before_disable(allowed, cx.tag)?;
+                let _alone = self.remount_lock.write();
+                self.disable_checkpoints(allowed, cx)
             }
             (true, None) => {
-                let _alone = self.service.write();
-                self.resume(cx)
+                let _alone = self.remount_lock.write();
+                self.enable_checkpoints(cx)
             }
             _ => Ok(()),
         }
@@ -103,44 +103,44 @@ impl F2fs {
     /// are in use: nobody could free them. (The kernel refuses, too, while files are open for writing; it
     /// alone knows.)
     fn become_read_only(&self, new: &MountOptions) -> Result<()> {
-        let until = now() + PATIENCE;
+        let until = now() + UNLINKED_WAIT_MAX;
         while !self.orphans.all().is_empty() && !until.since(now()).is_zero() {
-            sleep(LOOK);
+            sleep(UNLINKED_POLL);
         }
         // The tasks are not ended yet: the host may refuse others, and a volume that stays writable has those that its
         // options ask for. The flusher is held; the others change nothing while the volume is closed to changes.
         let _held = self.writeback.park();
         let settled = {
-            let _alone = self.service.write();
+            let _alone = self.remount_lock.write();
             self.check_writable().and_then(|()| {
                 if !self.orphans.all().is_empty() {
                     return Err(FsError::Busy);
                 }
                 self.daemon.flush(self);
-                self.settle_all()?;
+                self.write_unmount_checkpoint()?;
                 self.apply(new.clone());
                 Ok(())
             })
         };
         if settled.is_ok() || self.check_writable().is_err() {
-            self.end_tasks();
+            self.join_tasks();
         }
         settled
     }
 
     /// What a mount for writing does.
     fn become_writable(&self, old: &MountOptions, new: &MountOptions) -> Result<()> {
-        let _alone = self.service.write();
-        if self.stopped_because().is_some() {
+        let _alone = self.remount_lock.write();
+        if self.abort_cause().is_some() {
             return Err(FsError::Stopped(self.why_stopped()));
         }
         let refuse = |why: &str| Err(FsError::BadOption(why.to_owned()));
-        let why = why_only_readable(&self.superblock);
+        let why = read_only_reasons(&self.superblock);
         if !why.is_empty() {
             return Err(FsError::OnlyReadable(why.join("; ")));
         }
         // Those of the flusher and of what the options ask for.
-        let threads = 1 + self.helpers_for(new).count();
+        let threads = 1 + self.tasks_for(new).count();
         steadfs_rt::check_thread_limit(threads).map_err(FsError::no_thread)?;
         check_size(&self.superblock, &self.queue)?;
         let device = self.queue.device();
@@ -163,11 +163,11 @@ impl F2fs {
         }
         self.apply(new.clone());
         self.read_only.store(false, Ordering::Release);
-        let begun = self.begin_service(&mut MountReport::default());
+        let begun = self.start_writable(&mut MountReport::default());
         if begun.is_err() {
             self.read_only.store(true, Ordering::Release);
             self.apply(old.clone());
-            self.end_tasks();
+            self.join_tasks();
         }
         begun
     }
@@ -175,12 +175,12 @@ impl F2fs {
     /// Makes what was taken over in memory part of the volume, as another mount of it would, and looks at the
     /// volume anew. The caller keeps changes away.
     fn recover_for_good(&self) -> Result<()> {
-        let _alone = self.looking.write();
+        let _alone = self.overlay_lock.write();
         let options = MountOptions::parse("background_gc=off,nodiscard,nocheckpoint_merge")?;
         let device = Arc::clone(self.queue.device());
-        let sizes = CacheSizes::of(RECOVERY_CACHE);
+        let sizes = CacheSizes::of(RECOVERY_CACHE_BYTES);
         let (other, report) = F2fs::open(device, options, sizes)?;
-        other.close_alone()?;
+        other.unmount_private()?;
         drop(other);
         tracing::info!(
             files = report.recovered_files,
@@ -191,14 +191,14 @@ impl F2fs {
             QueueOptions::default(),
         ));
         let now = checkpoint::load(&below, &self.layout)?;
-        self.inodes.leave_all();
-        self.nodes.leave_all();
+        self.inodes.drop_unused();
+        self.nodes.drop_unused();
         self.meta.invalidate_all();
         self.nat.reload(&now.checkpoint, now.nat_journal);
         self.space.reload(&self.layout, &now.checkpoint);
         self.orphans.reload(now.orphans);
         self.checkpoints.reload(now.checkpoint, now.pack);
-        self.overlaid.store(false, Ordering::Release);
+        self.has_overlay.store(false, Ordering::Release);
         Ok(())
     }
 
@@ -208,19 +208,19 @@ impl F2fs {
     /// The volume has stopped, or something could not be written; it is not frozen then.
     pub(crate) fn freeze(&self, cx: &Cx) -> Result<()> {
         let _one = self.remounting.lock();
-        if let Some(cause) = self.stopped_because() {
+        if let Some(cause) = self.abort_cause() {
             return Err(FsError::Stopped(cause));
         }
         if self.read_only.load(Ordering::Acquire) || self.frozen.load(Ordering::Acquire) {
             return Ok(());
         }
         // Most of it while changes go on.
-        self.settle_volume(cx)?;
-        let _alone = self.service.write();
+        self.sync_volume_unmerged(cx)?;
+        let _alone = self.remount_lock.write();
         self.daemon.flush(self);
-        self.settle_volume(cx)?;
+        self.sync_volume_unmerged(cx)?;
         self.frozen.store(true, Ordering::Release);
-        self.discards.hold(true);
+        self.discards.suspend(true);
         Ok(())
     }
 
@@ -231,11 +231,11 @@ impl F2fs {
         }
         let _one = self.remounting.lock();
         {
-            let _alone = self.service.write();
+            let _alone = self.remount_lock.write();
             self.frozen.store(false, Ordering::Release);
-            self.discards.hold(false);
+            self.discards.suspend(false);
         }
-        self.free_left();
+        self.evict_deferred();
     }
 
     /// Whether the volume is frozen: tasks leave it alone.
@@ -244,10 +244,10 @@ impl F2fs {
     }
 
     /// Stops the volume as a power cut would, after what `mode` says was written.
-    pub(crate) fn cut_power(&self, cx: &Cx, mode: steadfs_vfs::ShutdownMode) -> Result<()> {
+    pub(crate) fn shut_down(&self, cx: &Cx, mode: steadfs_vfs::ShutdownMode) -> Result<()> {
         use steadfs_vfs::{SHUT_DOWN, ShutdownMode};
         let written = match mode {
-            ShutdownMode::Sync => self.settle_volume(cx),
+            ShutdownMode::Sync => self.sync_volume_unmerged(cx),
             ShutdownMode::FlushLog => self.checkpoint(checkpoint::Reason::Sync, cx.tag),
             // Whatever is written here of metadata is part of a checkpoint.
             ShutdownMode::NoFlush | ShutdownMode::MetaFlush => Ok(()),
@@ -256,13 +256,13 @@ impl F2fs {
                 return self.checkpoint(checkpoint::Reason::Mount, cx.tag);
             }
         };
-        self.stop(StopReason::SHUTDOWN, SHUT_DOWN);
+        self.abort(StopReason::SHUTDOWN, SHUT_DOWN);
         written
     }
 
     /// What is not asked for at each use is told to those who keep it.
     pub(crate) fn apply(&self, new: MountOptions) {
-        self.space.set_reserved(new.reserve_root.into());
+        self.space.set_root_reserved(new.reserve_root.into());
         *self.options.write() = new;
     }
 }

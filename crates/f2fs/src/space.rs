@@ -13,7 +13,7 @@ pub const RESERVED_NODES: u64 = 3;
 
 /// Nodes that an operation on names needs at most: two inodes, their attributes, the way to a block of a
 /// directory.
-const MOST_NODES: u64 = 2 * 2 + 3;
+const NODES_PER_NAME_OPERATION: u64 = 2 * 2 + 3;
 
 /// What a volume holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,9 +23,9 @@ pub struct Counts {
     /// Blocks in use: data, nodes, and data blocks that fallocate took.
     pub valid_blocks: u64,
     /// Blocks promised, promised nodes included.
-    pub promised: u64,
-    /// Blocks that only the superuser may fill (`reserve_root`).
     pub reserved: u64,
+    /// Blocks that only the superuser may fill (`reserve_root`).
+    pub root_reserved: u64,
     /// Blocks that cannot be used while checkpoints are switched off.
     pub unusable: u64,
     /// Nodes there may be.
@@ -33,7 +33,7 @@ pub struct Counts {
     /// Nodes in use, inodes included.
     pub valid_nodes: u64,
     /// Nodes promised.
-    pub promised_nodes: u64,
+    pub reserved_nodes: u64,
     /// Nodes freed whose ids cannot be used before the next checkpoint.
     pub freed_nodes: u64,
     /// Inodes in use.
@@ -50,12 +50,12 @@ pub struct Space {
 }
 
 /// What an operation was promised and has not used yet; given back when it ends.
-pub struct Promise<'s> {
+pub struct Reservation<'s> {
     space: &'s Space,
     left: Need,
 }
 
-impl Promise<'_> {
+impl Reservation<'_> {
     /// Blocks and nodes that came into use.
     pub fn used(&mut self, need: Need) {
         assert!(
@@ -67,7 +67,7 @@ impl Promise<'_> {
     }
 }
 
-impl Drop for Promise<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         self.space.release(self.left);
     }
@@ -110,10 +110,10 @@ impl Counts {
 
     /// Whether what is promised and this can be kept; `privileged`: reserved blocks count too.
     fn fits(&self, need: Need, privileged: bool) -> bool {
-        let reserved = if privileged { 0 } else { self.reserved };
-        let kept = reserved.saturating_add(self.unusable);
-        let blocks = self.valid_blocks + self.promised + need.blocks + need.nodes + kept;
-        let nodes = self.valid_nodes + self.promised_nodes + self.freed_nodes + need.nodes;
+        let root_reserved = if privileged { 0 } else { self.root_reserved };
+        let kept = root_reserved.saturating_add(self.unusable);
+        let blocks = self.valid_blocks + self.reserved + need.blocks + need.nodes + kept;
+        let nodes = self.valid_nodes + self.reserved_nodes + self.freed_nodes + need.nodes;
         blocks <= self.user_blocks && nodes <= self.max_nodes
     }
 }
@@ -133,8 +133,8 @@ impl Space {
     }
 
     /// Keeps blocks for the superuser (`reserve_root`).
-    pub fn set_reserved(&self, blocks: u64) {
-        self.counts.lock().reserved = blocks;
+    pub fn set_root_reserved(&self, blocks: u64) {
+        self.counts.lock().root_reserved = blocks;
     }
 
     /// So many more blocks cannot be used while checkpoints are switched off.
@@ -156,7 +156,7 @@ impl Space {
     ///
     /// # Errors
     /// `NoSpace`: nothing is promised then.
-    pub fn promise(&self, need: Need, privileged: bool) -> Result<()> {
+    pub fn reserve(&self, need: Need, privileged: bool) -> Result<()> {
         if need == Need::default() {
             return Ok(());
         }
@@ -164,28 +164,28 @@ impl Space {
         if !counts.fits(need, privileged) {
             return Err(FsError::NoSpace);
         }
-        counts.promised += need.blocks + need.nodes;
-        counts.promised_nodes += need.nodes;
+        counts.reserved += need.blocks + need.nodes;
+        counts.reserved_nodes += need.nodes;
         Ok(())
     }
 
     /// The same as a value that gives back what was not used.
     ///
     /// # Errors
-    /// As [`Space::promise`].
-    pub fn promised(&self, need: Need, privileged: bool) -> Result<Promise<'_>> {
-        self.promise(need, privileged)?;
-        Ok(Promise {
+    /// As [`Space::reservation`].
+    pub fn reservation(&self, need: Need, privileged: bool) -> Result<Reservation<'_>> {
+        self.reserve(need, privileged)?;
+        Ok(Reservation {
             space: self,
             left: need,
         })
     }
 
     /// Whether nodes run short while ids wait for a checkpoint to be used again.
-    pub fn has_ids_waiting(&self) -> bool {
+    pub fn has_prefree_nids(&self) -> bool {
         let counts = self.counts.lock();
-        let taken = counts.valid_nodes + counts.promised_nodes + counts.freed_nodes;
-        counts.freed_nodes > 0 && taken + MOST_NODES > counts.max_nodes
+        let taken = counts.valid_nodes + counts.reserved_nodes + counts.freed_nodes;
+        counts.freed_nodes > 0 && taken + NODES_PER_NAME_OPERATION > counts.max_nodes
     }
 
     /// Gives back a promise that was not needed.
@@ -193,18 +193,18 @@ impl Space {
         let mut counts = self.counts.lock();
         let blocks = need.blocks + need.nodes;
         assert!(
-            blocks <= counts.promised && need.nodes <= counts.promised_nodes,
+            blocks <= counts.reserved && need.nodes <= counts.reserved_nodes,
             "only what was promised is given back"
         );
-        counts.promised -= blocks;
-        counts.promised_nodes -= need.nodes;
+        counts.reserved -= blocks;
+        counts.reserved_nodes -= need.nodes;
     }
 
     /// A promised block comes into use.
     pub fn use_block(&self) {
         let mut counts = self.counts.lock();
-        assert!(counts.promised > 0, "a block is promised before it is used");
-        counts.promised -= 1;
+        assert!(counts.reserved > 0, "a block is promised before it is used");
+        counts.reserved -= 1;
         counts.valid_blocks += 1;
         counts.taken += 1;
     }
@@ -220,11 +220,11 @@ impl Space {
     pub fn use_node(&self, is_inode: bool) {
         let mut counts = self.counts.lock();
         assert!(
-            counts.promised > 0 && counts.promised_nodes > 0,
+            counts.reserved > 0 && counts.reserved_nodes > 0,
             "a node is promised before it is used"
         );
-        counts.promised -= 1;
-        counts.promised_nodes -= 1;
+        counts.reserved -= 1;
+        counts.reserved_nodes -= 1;
         counts.valid_blocks += 1;
         counts.taken += 1;
         counts.valid_nodes += 1;
@@ -256,13 +256,13 @@ impl Space {
 
     /// Whether roll-forward would have room for everything that has come into use since the last
     /// checkpoint, although it knows nothing of what was freed since.
-    pub fn has_room_to_recover(&self) -> bool {
+    pub fn has_space_for_roll_forward(&self) -> bool {
         let counts = self.counts.lock();
         counts.before + counts.taken <= counts.user_blocks
     }
 
     /// A checkpoint made the ids of freed nodes available.
-    pub fn ids_available(&self, count: u64) {
+    pub fn free_nids(&self, count: u64) {
         let mut counts = self.counts.lock();
         assert!(count <= counts.freed_nodes, "only freed ids wait");
         counts.freed_nodes -= count;
@@ -274,32 +274,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promises_end_where_space_ends() {
+    fn reservations_end_where_space_ends() {
         let counts = Counts {
             user_blocks: 10,
             valid_blocks: 4,
             max_nodes: 4,
             valid_nodes: 2,
-            reserved: 1,
+            root_reserved: 1,
             ..Counts::default()
         };
         let space = Space {
             counts: Mutex::new(Rank::Super, counts),
         };
         let need = |blocks, nodes| Need { blocks, nodes };
-        assert_eq!(space.promise(need(5, 1), false), Err(FsError::NoSpace));
-        assert_eq!(space.promise(need(5, 1), true), Ok(()));
-        assert_eq!(space.promise(need(1, 0), true), Err(FsError::NoSpace));
-        assert!(space.has_room_to_recover());
+        assert_eq!(space.reserve(need(5, 1), false), Err(FsError::NoSpace));
+        assert_eq!(space.reserve(need(5, 1), true), Ok(()));
+        assert_eq!(space.reserve(need(1, 0), true), Err(FsError::NoSpace));
+        assert!(space.has_space_for_roll_forward());
         space.use_block();
         space.use_node(true);
         space.release(need(4, 0));
         // Ids of freed nodes come back with a checkpoint only.
         space.free_node(true);
-        assert_eq!(space.promise(need(0, 2), true), Err(FsError::NoSpace));
-        space.ids_available(1);
-        assert_eq!(space.promise(need(0, 2), true), Ok(()));
+        assert_eq!(space.reserve(need(0, 2), true), Err(FsError::NoSpace));
+        space.free_nids(1);
+        assert_eq!(space.reserve(need(0, 2), true), Ok(()));
         let now = space.counts();
-        assert_eq!((now.valid_blocks, now.valid_nodes, now.promised), (5, 2, 2));
+        assert_eq!((now.valid_blocks, now.valid_nodes, now.reserved), (5, 2, 2));
     }
 }

@@ -49,9 +49,9 @@ impl F2fs {
         } else {
             "RW"
         };
-        let state = if self.stopped.lock().is_some() {
+        let state = if self.aborted.lock().is_some() {
             "Error"
-        } else if self.is_paused() {
+        } else if self.is_cp_disabled() {
             "Disabled"
         } else {
             "Good"
@@ -133,7 +133,7 @@ impl F2fs {
             "full_seg",
             "valid_blk"
         );
-        let rows = segments.rows();
+        let rows = segments.curseg_rows();
         for (log, label) in LOGS {
             let row = rows[log.index()];
             let section = row.open.segment.0 / self.layout.segments_per_section;
@@ -150,7 +150,7 @@ impl F2fs {
         }
         line!(out, "\n  - Valid: {}", counts.full);
         line!(out, "  - Dirty: {}", counts.dirty);
-        line!(out, "  - Prefree: {}", counts.held);
+        line!(out, "  - Prefree: {}", counts.prefree);
         line!(
             out,
             "  - Free: {} ({})\n",
@@ -262,18 +262,18 @@ impl F2fs {
 
     fn show_logs(&self, out: &mut String, segments: &Segments) {
         let usage = segments.usage();
-        line!(out, "IPU: {} blocks", self.syncs.in_place());
+        line!(out, "IPU: {} blocks", self.syncs.ipu());
         line!(
             out,
             "SSR: {} blocks in {} segments",
-            usage.hole_blocks,
-            usage.hole_segments
+            usage.ssr_blocks,
+            usage.ssr_segments
         );
         line!(
             out,
             "LFS: {} blocks in {} segments",
-            usage.log_blocks,
-            usage.log_segments
+            usage.lfs_blocks,
+            usage.lfs_segments
         );
         line!(out, "SSR candidates looked at: {}", usage.scanned);
         let (bimodal, average) = segments.distribution();

@@ -14,18 +14,18 @@ use crate::disk::test_images::{ALL_FEATURES, Image, LOAD_FEATURES, Opened};
 use crate::{CacheSizes, F2fs, MountOptions};
 
 mod background;
+mod boost;
+mod checkpoint_disable;
 mod checkpoints;
 mod crafted;
-mod crossed;
+mod cross_linked;
 mod hostile;
 mod hostile_writes;
 mod merging;
 mod mounting;
 mod nodes;
-mod pausing;
 mod slow;
 mod triggers;
-mod urgency;
 
 /// Bytes that differ from block to block.
 fn pattern(len: usize, seed: u8) -> Vec<u8> {

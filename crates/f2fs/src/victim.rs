@@ -36,7 +36,7 @@ pub struct Scan<'a> {
 
 /// What a scan found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ScanResult {
     /// The cheapest candidate and its cost.
     pub victim: Option<(u32, u64)>,
     /// Where the next scan of this kind begins.
@@ -46,10 +46,10 @@ pub struct Found {
 }
 
 /// Scans for the candidate that costs least.
-pub fn scan(scan: Scan<'_>, mut cost: impl FnMut(u32) -> Option<u64>) -> Found {
+pub fn scan(scan: Scan<'_>, mut cost: impl FnMut(u32) -> Option<u64>) -> ScanResult {
     assert!(scan.unit > 0 && scan.total > 0);
     let start = scan.cursor;
-    let mut found = Found {
+    let mut found = ScanResult {
         victim: None,
         cursor: start,
         looked_at: 0,
@@ -111,7 +111,7 @@ mod tests {
     use steadfs_rt::Random;
 
     /// The same by listing what is looked at, in order, and then taking the first of the cheapest.
-    fn model(scan: Scan<'_>, costs: &[Option<u64>]) -> Found {
+    fn model(scan: Scan<'_>, costs: &[Option<u64>]) -> ScanResult {
         let unit = scan.unit;
         let listed = |from: u32, to: u32| {
             let mut list = Vec::new();
@@ -172,7 +172,7 @@ mod tests {
                 (last + unit) % scan.total
             }
         };
-        Found {
+        ScanResult {
             victim,
             cursor,
             looked_at,

@@ -5,7 +5,7 @@ use steadfs_block::BlockSource;
 
 use super::tables::Slot;
 use super::{Checker, Issue, Report, read_from};
-use crate::disk::checkpoint::{ALLOC_HOLES, ALLOC_LOG, CpFlags, is_after, verify_block};
+use crate::disk::checkpoint::{ALLOC_LFS, ALLOC_SSR, CpFlags, is_after, verify_block};
 use crate::disk::summary::{Compacted, Holds, Summary, SummaryBlock};
 use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Features, Layout, LogType, Nid, Structure,
@@ -125,7 +125,7 @@ impl Checker<'_> {
         }
         for log in LogType::ALL.into_iter().filter(|log| self.has_log(*log)) {
             let alloc = cp.log(log).alloc;
-            if alloc != ALLOC_LOG && alloc != ALLOC_HOLES {
+            if alloc != ALLOC_LFS && alloc != ALLOC_SSR {
                 bad("alloc_type", alloc.into(), "neither LFS nor SSR");
             }
         }

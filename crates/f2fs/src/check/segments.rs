@@ -3,7 +3,7 @@
 
 use super::tables::Blocks;
 use super::{Checker, Issue};
-use crate::disk::checkpoint::ALLOC_LOG;
+use crate::disk::checkpoint::ALLOC_LFS;
 use crate::disk::{LogType, Nid, SEGMENT_BLOCKS, SegNo};
 
 impl Checker<'_> {
@@ -21,7 +21,7 @@ impl Checker<'_> {
             }
             if self.valid.get(segment, next) {
                 wrong.push("has a valid block where the log goes on");
-            } else if open.alloc == ALLOC_LOG
+            } else if open.alloc == ALLOC_LFS
                 && (next..SEGMENT_BLOCKS).any(|offset| self.valid.get(segment, offset))
             {
                 wrong.push("has valid blocks behind the end of the log");

@@ -139,7 +139,7 @@ impl Checker<'_> {
             BlockAddr::COMPRESSED => self.cluster_mark(walk, block),
             BlockAddr::NEW => {
                 walk.ended = true;
-                self.promised(walk, block);
+                self.reservation(walk, block);
             }
             addr => {
                 if walk.inside.is_some() && walk.ended {
@@ -176,7 +176,7 @@ impl Checker<'_> {
     }
 
     /// A block that is promised and not written.
-    fn promised(&mut self, walk: &mut Walk, block: u64) {
+    fn reservation(&mut self, walk: &mut Walk, block: u64) {
         walk.blocks += 1;
         self.report.stats.blocks_used += 1;
         if walk.inside.is_some() {

@@ -12,55 +12,56 @@ use crate::fs::F2fs;
 /// Changed entries of the node address table, in percent of all there can be (`dirty_nats_ratio`).
 const NAT_PERCENT: u64 = 10;
 /// Changed nodes, or blocks of directories, or inodes: eight segments' worth, as in the kernel.
-const NODES: usize = 8 * SEGMENT_BLOCKS as usize;
+const DIRTY_NODES_MAX: usize = 8 * SEGMENT_BLOCKS as usize;
 /// Segments that only wait for a checkpoint to be free, in percent of all (`reclaim_segments`).
-const HELD_PERCENT: u64 = 5;
-const MOST_HELD: u32 = 4096;
+const PREFREE_PERCENT: u64 = 5;
+const PREFREE_SEGMENTS_MAX: u32 = 4096;
 /// Changed nodes that find a place where no section is free: in the logs and in holes.
-const AT_LEAST: u64 = SEGMENT_BLOCKS as u64 / 2;
+const DIRTY_NODES_ALWAYS: u64 = SEGMENT_BLOCKS as u64 / 2;
 /// `cp_interval` after a mount.
 pub const INTERVAL: Duration = Duration::from_secs(60);
 /// `idle_interval` after a mount.
 pub const IDLE: Duration = Duration::from_secs(5);
 /// A volume that is never quiet gets its checkpoint after so many intervals.
-const PATIENCE: u32 = 2;
+const INTERVALS_WHILE_IN_USE: u32 = 2;
 
 impl F2fs {
     /// How many changed nodes there may be before a checkpoint is due; less where memory is small.
     pub(crate) fn node_limit(&self) -> usize {
-        NODES.min(self.nodes.budget() / 2)
+        DIRTY_NODES_MAX.min(self.nodes.budget() / 2)
     }
 
     /// Whether so much is changed that those who change more wait for a checkpoint.
-    pub(crate) fn has_too_much(&self) -> bool {
-        self.nodes.dirty_count() > 4 * self.node_limit() || self.fills_room()
+    pub(crate) fn excess_dirty_nodes(&self) -> bool {
+        self.nodes.dirty_count() > 4 * self.node_limit() || self.excess_of_free_space()
     }
 
     /// Nodes that a checkpoint has to place: those that are changed, and those that changed inodes will be
     /// stored in.
-    pub(crate) fn changed_nodes(&self) -> usize {
+    pub(crate) fn nodes_to_place(&self) -> usize {
         self.nodes.dirty_count() + self.inodes.dirty_count()
     }
 
     /// Whether what is changed would take half of the free sections, so that a checkpoint is due. Nobody
-    /// changes more than there surely are places for: that is `is_tight` of `gc::room`.
-    pub(crate) fn fills_room(&self) -> bool {
+    /// changes more than there surely are places for: that is `excess_node_capacity` of `gc::room`.
+    pub(crate) fn excess_of_free_space(&self) -> bool {
         let free = self.segments().free_sections() * self.layout.segments_per_section;
-        self.changed_nodes() as u64 > u64::from(free) * u64::from(SEGMENT_BLOCKS) / 2 + AT_LEAST
+        self.nodes_to_place() as u64
+            > u64::from(free) * u64::from(SEGMENT_BLOCKS) / 2 + DIRTY_NODES_ALWAYS
     }
 
     /// How many segments may wait for a checkpoint to be free before one is due.
-    pub(crate) fn held_limit(&self) -> u32 {
-        let share = u64::from(self.layout.main_segments) * HELD_PERCENT / 100;
-        let usual = u32::try_from(share).unwrap_or(MOST_HELD);
+    pub(crate) fn prefree_limit(&self) -> u32 {
+        let share = u64::from(self.layout.main_segments) * PREFREE_PERCENT / 100;
+        let usual = u32::try_from(share).unwrap_or(PREFREE_SEGMENTS_MAX);
         let set = self.gc.tunables.lock().reclaim_segments;
-        set.unwrap_or(usual.clamp(1, MOST_HELD))
+        set.unwrap_or(usual.clamp(1, PREFREE_SEGMENTS_MAX))
     }
 
     /// Whether changed blocks of one kind, or of all together, are as many as the kernel lets there be: half as
     /// many more while operations are under way.
-    fn has_many_changed(&self) -> bool {
-        let quiet = self.gate.try_write().is_some();
+    fn excess_dirty_blocks(&self) -> bool {
+        let quiet = self.cp_lock.try_write().is_some();
         let most = self.node_limit() as u64;
         let most = if quiet { most } else { most + most / 2 };
         let others = self.inodes.dirty_others();
@@ -73,21 +74,21 @@ impl F2fs {
     }
 
     /// Whether so much is changed that a checkpoint should be written at once.
-    pub(crate) fn has_much(&self) -> bool {
+    pub(crate) fn needs_background_checkpoint(&self) -> bool {
         let nids = u64::from(self.layout.max_nid);
-        let held = self.segments().counts().held;
-        self.has_many_changed()
-            || self.fills_room()
+        let prefree = self.segments().counts().prefree;
+        self.excess_dirty_blocks()
+            || self.excess_of_free_space()
             || self.nat.dirty_count() as u64 > nids * NAT_PERCENT / 100
-            || held > self.held_limit()
-            || !self.space.has_room_to_recover()
+            || prefree > self.prefree_limit()
+            || !self.space.has_space_for_roll_forward()
     }
 
     /// Whether the device is at work, or an operation is while others came just now.
     fn is_in_use(&self) -> bool {
         let idle = self.checkpoints.idle().as_secs();
         self.queue.stats().in_flight > 0
-            || (self.gc.quiet_for() < idle && self.gate.try_write().is_none())
+            || (self.gc.quiet_for() < idle && self.cp_lock.try_write().is_none())
     }
 
     /// Whether one is due because of its age: when nobody is in its way, or when it has waited for that as long
@@ -95,7 +96,7 @@ impl F2fs {
     fn is_due(&self) -> bool {
         let interval = self.checkpoints.interval();
         let age = now().since(self.checkpoints.last_ended());
-        age >= interval && (age >= interval * PATIENCE || !self.is_in_use())
+        age >= interval && (age >= interval * INTERVALS_WHILE_IN_USE || !self.is_in_use())
     }
 
     /// Writes a checkpoint if one is due; called every few seconds.
@@ -103,7 +104,7 @@ impl F2fs {
         if self.check_writable().is_err() || !self.has_changed() {
             return;
         }
-        if self.has_much() || self.is_due() {
+        if self.needs_background_checkpoint() || self.is_due() {
             self.checkpoints.count_background();
             if self.options.read().data_flush {
                 let dirty = self.writeback.dirty_files();

@@ -28,7 +28,7 @@ use steadfs_rt::{
 };
 use steadfs_vfs::{FsError, Result};
 
-use super::{Reason, steps::SLOW, urgency::due};
+use super::{Reason, boost::boosted_tag, steps::SLOW};
 use crate::fs::F2fs;
 
 /// How often somebody looks whether all requests are answered, as the kernel does.
@@ -45,7 +45,7 @@ struct Request {
     done: Event<Result<()>>,
 }
 
-struct State {
+struct MergeState {
     /// A task serves requests.
     running: bool,
     /// With which I/O priority.
@@ -56,11 +56,11 @@ struct State {
 }
 
 /// Who serves a request.
-enum Server {
+enum ServedBy {
     /// Nobody would.
-    Nobody,
+    NoTask,
     /// Whoever made it.
-    Maker(Arc<Request>),
+    Requester(Arc<Request>),
     /// The task.
     Task(Arc<Request>),
 }
@@ -88,7 +88,7 @@ pub struct MergeStats {
 
 /// The task and those who wait for it.
 pub struct Daemon {
-    state: Mutex<State>,
+    state: Mutex<MergeState>,
     wake: Condvar,
     task: Mutex<Option<JoinHandle<()>>>,
     queued: AtomicU64,
@@ -98,7 +98,7 @@ pub struct Daemon {
 impl Daemon {
     /// No task yet.
     pub fn new() -> Self {
-        let state = State {
+        let state = MergeState {
             running: false,
             prio: IoPrio::best_effort(3),
             busy: false,
@@ -184,7 +184,7 @@ impl Daemon {
     }
 
     /// Makes a request, and puts it on the list unless its maker serves it.
-    fn queue(&self, tag: IoTag) -> Server {
+    fn enqueue(&self, tag: IoTag) -> ServedBy {
         let request = Arc::new(Request {
             tag,
             queued: now(),
@@ -192,12 +192,12 @@ impl Daemon {
         });
         let mut state = self.state.lock();
         if !state.running {
-            return Server::Nobody;
+            return ServedBy::NoTask;
         }
         self.queued.fetch_add(1, Ordering::AcqRel);
         if !state.busy && state.requests.is_empty() {
             state.busy = true;
-            return Server::Maker(request);
+            return ServedBy::Requester(request);
         }
         state.requests.push(Arc::clone(&request));
         // Whoever serves looks at the list when he has ended.
@@ -206,7 +206,7 @@ impl Daemon {
         if free {
             self.wake.notify_one();
         }
-        Server::Task(request)
+        ServedBy::Task(request)
     }
 
     /// A batch is served: the next one's turn.
@@ -230,20 +230,20 @@ impl Daemon {
         };
         // Better if one of them is of a better class.
         let better =
-            |tag, request: &Arc<Request>| fs.queue.raised(tag, due(tag, request.tag, true));
+            |tag, request: &Arc<Request>| fs.queue.raised(tag, boosted_tag(tag, request.tag, true));
         let tag = batch.iter().fold(tag, better);
         // Changes under way that it has to wait for end in its name.
         let _acting = inherit::set_task_tag(tag);
-        let for_whom: Vec<IoTag> = batch.iter().map(|request| request.tag).collect();
+        let requesters: Vec<IoTag> = batch.iter().map(|request| request.tag).collect();
         let guard = OnUnwind::new(|| {
-            fs.stop_for_panic();
+            fs.abort_for_panic();
             for request in &batch {
                 request.done.set(Err(FsError::Stopped(PANICKED.to_owned())));
             }
             self.queued.fetch_sub(batch.len() as u64, Ordering::AcqRel);
             self.served();
         });
-        let result = fs.checkpoint_for(Reason::Sync, tag, &for_whom);
+        let result = fs.checkpoint_for_requesters(Reason::Sync, tag, &requesters);
         drop(guard);
         let ended = now();
         let wait = |request: &Arc<Request>| millis(ended.since(request.queued));
@@ -326,7 +326,7 @@ impl F2fs {
     pub(crate) fn request_checkpoint(&self, tag: IoTag) -> Result<()> {
         self.checkpoints.count_call();
         let asked = now();
-        let result = self.checkpoint_or_ask(tag);
+        let result = self.merge_or_checkpoint(tag);
         let waited = asked.elapsed();
         if waited >= SLOW {
             let steps = self.checkpoints.last_steps();
@@ -345,31 +345,31 @@ impl F2fs {
     ///
     /// # Errors
     /// As [`F2fs::checkpoint`].
-    pub(crate) fn checkpoint_alone(&self, tag: IoTag) -> Result<()> {
+    pub(crate) fn checkpoint_unmerged(&self, tag: IoTag) -> Result<()> {
         self.checkpoints.count_call();
         self.checkpoint(Reason::Sync, tag)
     }
 
-    fn checkpoint_or_ask(&self, tag: IoTag) -> Result<()> {
+    fn merge_or_checkpoint(&self, tag: IoTag) -> Result<()> {
         let merge = {
             let options = self.options.read();
             // Only what is like all others is done together with them.
             options.checkpoint_merge && !options.fastboot
         };
-        let server = match merge {
-            true => self.daemon.queue(tag),
-            false => Server::Nobody,
+        let served_by = match merge {
+            true => self.daemon.enqueue(tag),
+            false => ServedBy::NoTask,
         };
-        let request = match server {
-            Server::Nobody => return self.checkpoint(Reason::Sync, tag),
-            Server::Maker(request) => {
+        let request = match served_by {
+            ServedBy::NoTask => return self.checkpoint(Reason::Sync, tag),
+            ServedBy::Requester(request) => {
                 self.daemon.serve(self, vec![Arc::clone(&request)]);
                 self.daemon.served();
                 request
             }
-            Server::Task(request) => {
+            ServedBy::Task(request) => {
                 // His own begins after the one under way.
-                self.raise_checkpoint(tag);
+                self.boost_checkpoint(tag);
                 request
             }
         };

@@ -14,13 +14,13 @@
 //! A failure stops the volume: its first cause is kept, nothing is acknowledged after it.
 
 mod background;
+mod boost;
 pub mod daemon;
+mod disable;
+mod flush_nodes;
 mod load;
-mod pause;
 mod snapshot;
-mod spill;
 mod steps;
-mod urgency;
 mod write;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,10 +30,10 @@ use steadfs_base::IoTag;
 use steadfs_rt::{Condvar, Instant, Mutex, OnUnwind, Rank, now};
 use steadfs_vfs::{FsError, Result};
 
+use boost::CheckpointInFlight;
 pub use load::{Current, load, read_blocks};
 pub(crate) use snapshot::Marks;
 pub use steps::{Steps, Warnings};
-use urgency::UnderWay;
 pub use write::Writes;
 
 use crate::disk::Checkpoint;
@@ -51,16 +51,16 @@ pub enum Reason {
     /// The volume is left: summaries of nodes are in the pack.
     Unmount,
     /// Checkpoints are switched off: this is the last one.
-    Pause,
+    Disable,
     /// They are switched on again.
-    Resume,
+    Enable,
 }
 
 /// The checkpoints of a mounted volume.
 pub struct Checkpoints {
     /// One at a time.
     one: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<CheckpointState>,
     /// Another one has become durable, or will not.
     ended: Condvar,
     /// Packs written.
@@ -73,7 +73,7 @@ pub struct Checkpoints {
     /// `idle_interval`: how long after the last operation the volume counts as used.
     idle: Mutex<Duration>,
     /// The one under way, for those who wait for it.
-    under_way: UnderWay,
+    in_flight: CheckpointInFlight,
     /// How long the last one took, by steps.
     last_steps: Mutex<Option<Steps>>,
     /// Warnings of slow ones, and of long waits for one.
@@ -81,7 +81,7 @@ pub struct Checkpoints {
     pub slow_waits: Warnings,
 }
 
-struct State {
+struct CheckpointState {
     /// The last durable one.
     last: Checkpoint,
     /// Which pack it lies in.
@@ -94,7 +94,7 @@ struct State {
     ended: Instant,
 }
 
-impl State {
+impl CheckpointState {
     fn of(last: Checkpoint, pack: u32) -> Self {
         Self {
             version: last.version,
@@ -111,9 +111,9 @@ impl Checkpoints {
     pub fn new(last: Checkpoint, pack: u32) -> Self {
         Self {
             one: Mutex::new(Rank::Checkpoint, ()),
-            state: Mutex::new(Rank::Super, State::of(last, pack)),
+            state: Mutex::new(Rank::Super, CheckpointState::of(last, pack)),
             ended: Condvar::new(),
-            under_way: UnderWay::new(),
+            in_flight: CheckpointInFlight::new(),
             written: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             background_calls: AtomicU64::new(0),
@@ -127,7 +127,7 @@ impl Checkpoints {
 
     /// Another one is the volume's state.
     pub fn reload(&self, last: Checkpoint, pack: u32) {
-        *self.state.lock() = State::of(last, pack);
+        *self.state.lock() = CheckpointState::of(last, pack);
     }
 
     /// The last durable one.
@@ -152,7 +152,7 @@ impl Checkpoints {
     }
 
     /// Whether there is a snapshot that is not durable: one is being written, or could not be.
-    pub fn is_under_way(&self) -> bool {
+    pub fn is_in_flight(&self) -> bool {
         let state = self.state.lock();
         state.version != state.last.version
     }
@@ -214,37 +214,42 @@ impl F2fs {
     /// The device failed, now or earlier: nothing is acknowledged any more. `NoSpace`: the logs have no
     /// room for what changed; the volume goes on, and the last checkpoint counts.
     pub(crate) fn checkpoint(&self, reason: Reason, tag: IoTag) -> Result<()> {
-        self.checkpoint_for(reason, tag, &[])
+        self.checkpoint_for_requesters(reason, tag, &[])
     }
 
     /// The same by a task for others.
-    fn checkpoint_for(&self, reason: Reason, tag: IoTag, for_whom: &[IoTag]) -> Result<()> {
+    fn checkpoint_for_requesters(
+        &self,
+        reason: Reason,
+        tag: IoTag,
+        requesters: &[IoTag],
+    ) -> Result<()> {
         let mut steps = Steps::begin();
-        self.raise_checkpoint(tag);
+        self.boost_checkpoint(tag);
         let one = self.checkpoints.one.lock();
         steps.ended("wait for another checkpoint");
         self.check_writable()?;
         if reason == Reason::Sync && !self.has_changed() {
             return Ok(());
         }
-        if self.is_paused() && reason != Reason::Resume {
-            return match self.has_much_to_spill() {
-                true => self.spill(tag),
+        if self.is_cp_disabled() && reason != Reason::Enable {
+            return match self.must_flush_nodes() {
+                true => self.flush_nodes(tag),
                 false => Ok(()),
             };
         }
-        self.checkpoints.under_way.begin(tag, for_whom);
+        self.checkpoints.in_flight.begin(tag, requesters);
         let guard = OnUnwind::new(|| {
-            self.stop_for_panic();
+            self.abort_for_panic();
             self.checkpoints.ended.notify_all();
         });
         let result = self.write_checkpoint(reason, &mut steps);
         drop(guard);
-        self.checkpoints.under_way.end();
+        self.checkpoints.in_flight.end();
         match &result {
             Ok(()) => {}
             Err(FsError::NoSpace) => tracing::error!("a checkpoint finds no room"),
-            Err(error) => self.stop(
+            Err(error) => self.abort(
                 StopReason::WRITE_FAIL,
                 &format!("a checkpoint failed: {error}"),
             ),
@@ -262,12 +267,12 @@ impl F2fs {
     }
 
     fn write_checkpoint(&self, reason: Reason, steps: &mut Steps) -> Result<()> {
-        let change = self.change_alone()?;
+        let change = self.change_exclusive()?;
         steps.ended("wait for operations");
-        let placed = self.place_everything(&change);
+        let placed = self.place_dirty(&change);
         if placed.whole.is_err() {
             // What has its place is written there, as the nodes' addresses say.
-            let tag = self.checkpoints.under_way.tag();
+            let tag = self.checkpoints.in_flight.tag();
             return self.write_placed(change, placed, tag);
         }
         let snapshot = self.take_snapshot(&change, placed, reason)?;
@@ -290,11 +295,11 @@ impl F2fs {
     /// It failed.
     pub(crate) fn wait_checkpoint(&self, version: u64, tag: IoTag) -> Result<()> {
         if self.checkpoints.state.lock().last.version < version {
-            self.raise_checkpoint(tag);
+            self.boost_checkpoint(tag);
         }
         let mut state = self.checkpoints.state.lock();
         while state.last.version < version {
-            if let Some(cause) = self.stopped_because() {
+            if let Some(cause) = self.abort_cause() {
                 return Err(FsError::Stopped(cause));
             }
             self.checkpoints.ended.wait(&mut state);

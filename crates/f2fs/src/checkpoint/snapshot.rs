@@ -8,20 +8,20 @@ use steadfs_cache::{CollectedBlock, WriteError};
 use steadfs_vfs::{FsError, Result};
 
 use super::Reason;
+use crate::cp_lock::Change;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::node::{Footer, NodeKind};
 use crate::disk::summary::Compacted;
 use crate::disk::{BlockAddr, Checkpoint, DiskError, LogType, Structure, inode, orphan};
 use crate::fs::F2fs;
-use crate::gate::Change;
 use crate::inode::Inode;
+use crate::names_since_cp::NamesSinceCp;
 use crate::nat::NatPlan;
-use crate::node::{Found, Node};
-use crate::segment::{Content, SegmentSnapshot};
-use crate::since::Since;
+use crate::node::{Node, SlotLookup};
+use crate::segment::{BlockKind, SegmentSnapshot};
 
 /// Flags that a checkpoint has anew, or not at all.
-const RENEWED: CpFlags = CpFlags::UNMOUNT
+const PER_CHECKPOINT_FLAGS: CpFlags = CpFlags::UNMOUNT
     .union(CpFlags::ORPHANS)
     .union(CpFlags::COMPACT_SUMMARIES)
     .union(CpFlags::FASTBOOT)
@@ -40,7 +40,7 @@ pub struct DirBlock {
 }
 
 /// What was given a place.
-pub struct Placed {
+pub struct PlacedBlocks {
     pub nodes: Vec<(BlockAddr, Buf)>,
     /// The same in memory: what is on its way must not leave and be read again.
     pub held: Vec<Arc<Node>>,
@@ -64,7 +64,7 @@ pub struct Snapshot {
     /// Summaries of nodes are part of the pack.
     pub node_summaries: bool,
     /// It is the last one, as checkpoints are switched off.
-    pub pauses: bool,
+    pub disables_cp: bool,
     /// Writes of nodes begun before, by an fsync, are part of what it refers to.
     pub writes_before: u64,
 }
@@ -85,23 +85,23 @@ impl F2fs {
     pub(super) fn take_snapshot(
         &self,
         _: &Change<'_>,
-        placed: Placed,
+        placed: PlacedBlocks,
         reason: Reason,
     ) -> Result<Snapshot> {
-        let Placed {
+        let PlacedBlocks {
             nodes, held, dirs, ..
         } = placed;
-        let writes_before = self.node_writes.begun();
+        let writes_before = self.node_writes.started();
         let nat = self.nat.snapshot();
         let segments = self.segments().snapshot();
         let orphans = orphan::encode(&self.orphans.snapshot());
         // With `fastboot` the next mount is to be quick whenever it comes.
-        let fast = reason == Reason::Sync && self.options.read().fastboot;
-        let node_summaries = fast || reason == Reason::Unmount;
+        let fastboot_summaries = reason == Reason::Sync && self.options.read().fastboot;
+        let node_summaries = fastboot_summaries || reason == Reason::Unmount;
         let mut checkpoint = self.compose(&nat, &segments, orphans.len(), (reason, node_summaries));
         let head = checkpoint.encode(&self.layout)?;
-        self.cut.lock().clear();
-        *self.since.lock() = Since::default();
+        self.truncated_since_cp.lock().clear();
+        *self.names_since_cp.lock() = NamesSinceCp::default();
         let mut state = self.checkpoints.state.lock();
         state.version = checkpoint.version;
         state.node_version = checkpoint.node_version();
@@ -116,14 +116,14 @@ impl F2fs {
             held,
             dirs,
             node_summaries,
-            pauses: reason == Reason::Pause,
+            disables_cp: reason == Reason::Disable,
             writes_before,
         })
     }
 
     /// Gives every changed block a place: directories, inodes into their nodes, nodes.
-    pub(super) fn place_everything(&self, change: &Change<'_>) -> Placed {
-        let mut placed = Placed {
+    pub(super) fn place_dirty(&self, change: &Change<'_>) -> PlacedBlocks {
+        let mut placed = PlacedBlocks {
             nodes: Vec::new(),
             held: Vec::new(),
             dirs: Vec::new(),
@@ -135,12 +135,12 @@ impl F2fs {
                 .into_iter()
                 .partition(|dir| dir.addr != BlockAddr::NULL);
             placed.dirs = whole;
-            self.give_back(&rest, error);
+            self.redirty_dirs(&rest, error);
         }
         placed
     }
 
-    fn place_into(&self, change: &Change<'_>, placed: &mut Placed) -> Result<()> {
+    fn place_into(&self, change: &Change<'_>, placed: &mut PlacedBlocks) -> Result<()> {
         // Directories, and long symbolic links.
         for inode in self.inodes.dirty_others() {
             self.place_directory(change, &inode, &mut placed.dirs)?;
@@ -182,7 +182,7 @@ impl F2fs {
                 }),
         );
         for dir in &mut dirs[first..] {
-            let Found::Slot(slot) = self.find_slot(inode, &core, dir.block, tag)? else {
+            let SlotLookup::Slot(slot) = self.find_slot(inode, &core, dir.block, tag)? else {
                 return Err(Corruption::new("has no slot in its node")
                     .in_inode(inode.nid())
                     .at_file_block(FileBlock(dir.block))
@@ -196,7 +196,7 @@ impl F2fs {
     }
 
     /// Blocks taken from directories are dirty again: the checkpoint will not be.
-    pub(super) fn give_back(&self, dirs: &[DirBlock], error: &FsError) {
+    pub(super) fn redirty_dirs(&self, dirs: &[DirBlock], error: &FsError) {
         let error = WriteError::from(error.clone());
         for dir in dirs {
             let run = dir.block..dir.block + 1;
@@ -232,7 +232,7 @@ impl F2fs {
         })?;
         Ok(placed.map(|placed| {
             self.nat.set(change, node.nid(), placed.entry);
-            self.invalidate(change, placed.old, Content::Node);
+            self.invalidate(change, placed.old, BlockKind::Node);
             (placed.entry.addr, placed.data)
         }))
     }
@@ -260,7 +260,10 @@ impl F2fs {
             .sum();
         let packed = Compacted::blocks_for(entries as usize) as u32;
         let compacted = packed < 3;
-        let mut flags = last.flags.without(RENEWED).union(CpFlags::CRC_RECOVERY);
+        let mut flags = last
+            .flags
+            .without(PER_CHECKPOINT_FLAGS)
+            .union(CpFlags::CRC_RECOVERY);
         let mut set = |on: bool, flag| {
             if on {
                 flags = flags.union(flag);
@@ -269,10 +272,10 @@ impl F2fs {
         set(orphan_blocks > 0, CpFlags::ORPHANS);
         set(compacted, CpFlags::COMPACT_SUMMARIES);
         set(reason == Reason::Unmount, CpFlags::UNMOUNT);
-        let fast = node_summaries && reason != Reason::Unmount;
-        set(fast, CpFlags::FASTBOOT);
+        let fastboot_summaries = node_summaries && reason != Reason::Unmount;
+        set(fastboot_summaries, CpFlags::FASTBOOT);
         set(self.is_damaged(), CpFlags::FSCK);
-        set(reason == Reason::Pause, CpFlags::DISABLED);
+        set(reason == Reason::Disable, CpFlags::DISABLED);
         let start_sum = 1 + self.layout.cp_payload + orphan_blocks as u32;
         let data_blocks = packed.min(3);
         let node_blocks = if node_summaries { 3 } else { 0 };

@@ -55,9 +55,9 @@ impl F2fs {
 
     /// Submits blocks of the checkpoint under way.
     fn submit_part(&self, blocks: &[(BlockAddr, Buf)], to: &mut Writes) {
-        let (tag, before) = (self.checkpoints.under_way.tag(), to.0.len());
+        let (tag, before) = (self.checkpoints.in_flight.tag(), to.0.len());
         self.submit_blocks(blocks, tag, to);
-        self.note_checkpoint_io(&to.0[before..], tag);
+        self.record_checkpoint_io(&to.0[before..], tag);
     }
 
     /// Writes what a snapshot says, and makes it what a mount finds.
@@ -65,7 +65,7 @@ impl F2fs {
         let pack = 1 - self.checkpoints.state.lock().pack;
         let written = self.write_all(&mut snapshot, pack, steps);
         if let Err(error) = &written {
-            self.give_back(&snapshot.dirs, error);
+            self.redirty_dirs(&snapshot.dirs, error);
             self.segments().abandoned(&snapshot.segments);
         }
         self.end_checkpoint(snapshot, pack, written?);
@@ -90,7 +90,7 @@ impl F2fs {
             .collect();
         self.submit_part(&dirs, &mut writes);
         steps.ended("submit nodes and directories");
-        let tag = self.checkpoints.under_way.tag();
+        let tag = self.checkpoints.in_flight.tag();
         let nat = self.nat.complete(&snapshot.nat, tag)?;
         steps.ended("read node addresses");
         let (segments, nodes) = (&mut snapshot.segments, snapshot.node_summaries);
@@ -116,7 +116,7 @@ impl F2fs {
         writes.wait().map_err(io_error)?;
         snapshot.held.clear();
         steps.ended("wait for tables, nodes and pack");
-        let tag = self.checkpoints.under_way.tag();
+        let tag = self.checkpoints.in_flight.tag();
         self.node_writes
             .wait(snapshot.writes_before, &self.queue, tag)?;
         steps.ended("wait for nodes of fsync");
@@ -155,14 +155,14 @@ impl F2fs {
             true => bio.preflush_and_fua(),
             false => bio,
         };
-        let tag = self.checkpoints.under_way.tag();
+        let tag = self.checkpoints.in_flight.tag();
         let io = self.queue.submit(bio, tag);
-        self.note_checkpoint_io(std::slice::from_ref(&io), tag);
+        self.record_checkpoint_io(std::slice::from_ref(&io), tag);
         io.wait().map_err(io_error)
     }
 
     /// Blocks of directories are written.
-    pub(super) fn dirs_landed(&self, dirs: Vec<DirBlock>) {
+    pub(super) fn dirs_written(&self, dirs: Vec<DirBlock>) {
         for DirBlock {
             inode,
             block,
@@ -178,15 +178,16 @@ impl F2fs {
 
     /// The checkpoint is durable: what it freed can be used.
     fn end_checkpoint(&self, snapshot: Snapshot, pack: u32, nat: NatWrites) {
-        self.dirs_landed(snapshot.dirs);
+        self.dirs_written(snapshot.dirs);
         let freed = self
             .segments()
-            .committed(&snapshot.segments, snapshot.pauses);
-        self.paused.store(snapshot.pauses, Ordering::Release);
+            .committed(&snapshot.segments, snapshot.disables_cp);
+        self.cp_disabled
+            .store(snapshot.disables_cp, Ordering::Release);
         self.space.all_usable();
-        self.discards.note(freed);
+        self.discards.add(freed);
         let ids = self.nat.committed(snapshot.nat, nat);
-        self.space.ids_available(ids);
+        self.space.free_nids(ids);
         let mut state = self.checkpoints.state.lock();
         state.last = snapshot.checkpoint;
         state.pack = pack;

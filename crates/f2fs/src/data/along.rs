@@ -16,7 +16,7 @@ use super::placement::Occasion;
 use crate::disk::Nid;
 use crate::fs::F2fs;
 use crate::inode::Inode;
-use crate::node::chain::{Chain, Placed};
+use crate::node::chain::{Chain, ChainPlan};
 
 impl F2fs {
     /// Before the data of a regular file is written for an fsync: writes it together with that of
@@ -73,8 +73,8 @@ impl F2fs {
             return Ok(None);
         };
         match self.place_chain(inode, tag)? {
-            Placed::Chain(chain) => Ok(Some(chain)),
-            Placed::Clean | Placed::NotEnough(_) => Ok(None),
+            ChainPlan::Chain(chain) => Ok(Some(chain)),
+            ChainPlan::Clean | ChainPlan::NeedsCheckpoint(_) => Ok(None),
         }
     }
 }

@@ -118,13 +118,13 @@ impl F2fs {
             let run = at..at + mapped.len;
             if mapped.place == Place::Hole {
                 let privileged = self.may_use_reserved(cx);
-                self.promise_nodes(inode, run.clone(), privileged, cx.tag)?;
+                self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
                 let need = Need {
                     blocks: mapped.len,
                     nodes: 0,
                 };
-                self.space.promise(need, privileged)?;
-                self.nat.provide_ids(cx.tag)?;
+                self.space.reserve(need, privileged)?;
+                self.nat.build_free_nids(cx.tag)?;
                 let (taken, result) = self.change_slots(inode, run.clone(), BlockAddr::NEW, cx.tag);
                 self.space.release(Need {
                     blocks: mapped.len - taken,

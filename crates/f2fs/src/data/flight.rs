@@ -50,7 +50,7 @@ impl Piece {
 
 impl Flight<'_> {
     /// Where blocks are written over: first block and length of each piece.
-    pub(super) fn in_place(&self) -> impl Iterator<Item = (BlockAddr, u32)> {
+    pub(super) fn ipu(&self) -> impl Iterator<Item = (BlockAddr, u32)> {
         let pieces = self.pieces.iter().filter(|p| !p.claimed);
         pieces.map(|p| (p.start, p.len()))
     }

@@ -38,7 +38,7 @@ impl F2fs {
                 inode
                     .pages
                     .complete(first.block.0..last.block.0 + 1, Ok(()), false);
-                self.settle(promises(done) - named.used, 0);
+                self.settle(reservations(done) - named.used, 0);
             }
             let (failed, after) = after.split_at(piece.len() as usize - done.len());
             let why = named.result.as_ref().err();
@@ -54,17 +54,17 @@ impl F2fs {
         }
         self.land_failed(inode, rest, unplaced, None);
         // What the file grew over is as of a new place: the size must not be found without it.
-        let mut anew = pieces.iter().any(|p| p.claimed) || named.iter().any(|n| n.grew);
+        let mut opu = pieces.iter().any(|p| p.claimed) || named.iter().any(|n| n.grew);
         if let Some(from) = inode.stale_tail()
             && taken.iter().any(|t| t.block.0 == from / BLOCK)
         {
             // As of a new place: what is there now is not what the file ever had.
-            anew = true;
+            opu = true;
             if first_error.is_ok() {
                 inode.tail_is_fresh();
             }
         }
-        inode.note_written(anew, self.queue.next_flush());
+        inode.note_written(opu, self.queue.next_flush());
         first_error
     }
 
@@ -106,6 +106,6 @@ impl F2fs {
     }
 }
 
-fn promises(taken: &[CollectedBlock]) -> u64 {
+fn reservations(taken: &[CollectedBlock]) -> u64 {
     taken.iter().filter(|t| t.reserved).count() as u64
 }

@@ -86,7 +86,7 @@ impl F2fs {
         let wanted = bytes.end.div_ceil(size) - bytes.start / size;
         let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
         let lacks = || self.segments().sections_for_users() < wanted;
-        if !lacks() || self.is_paused() {
+        if !lacks() || self.is_cp_disabled() {
             return Ok(());
         }
         self.checkpoint(Reason::Sync, tag)?;
@@ -151,15 +151,15 @@ impl F2fs {
         wanted: &[(Range<u64>, bool)],
     ) -> Result<()> {
         let privileged = self.may_use_reserved(cx);
-        let holes = || wanted.iter().filter(|(_, promised)| !promised);
+        let holes = || wanted.iter().filter(|(_, reserved)| !reserved);
         for (run, _) in holes() {
-            self.promise_nodes(inode, run.clone(), privileged, cx.tag)?;
+            self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
         }
         let blocks: u64 = holes().map(|(run, _)| run.end - run.start).sum();
         let need = |blocks| Need { blocks, nodes: 0 };
-        self.space.promise(need(blocks), privileged)?;
+        self.space.reserve(need(blocks), privileged)?;
         let mut filled = 0;
-        let result = self.segments().claim_section().and_then(|section| {
+        let result = self.segments().allocate_section().and_then(|section| {
             let mut given = Given {
                 section,
                 first,
@@ -196,12 +196,12 @@ impl F2fs {
         wanted: &[(Range<u64>, bool)],
         tag: IoTag,
     ) -> Result<()> {
-        self.nat.provide_ids(tag)?;
-        for (run, promised) in wanted {
+        self.nat.build_free_nids(tag)?;
+        for (run, reserved) in wanted {
             let mut at = run.start;
             while at < run.end {
                 let end = run.end.min(at + STEP);
-                self.name_blocks(inode, given, (at..end, *promised), tag)?;
+                self.name_blocks(inode, given, (at..end, *reserved), tag)?;
                 at = end;
             }
         }
@@ -212,7 +212,7 @@ impl F2fs {
         &self,
         inode: &Inode,
         given: &mut Given,
-        (run, promised): (Range<u64>, bool),
+        (run, reserved): (Range<u64>, bool),
         tag: IoTag,
     ) -> Result<()> {
         let change = self.change()?;
@@ -224,9 +224,9 @@ impl F2fs {
             for _ in 0..u64::from(slot.left).min(run.end - at) {
                 let addr = given.section.start.plus((at - given.first) as u32);
                 self.set_slot(&change, inode, &mut core, &slot, addr, tag)?;
-                given.filled += u64::from(!promised);
+                given.filled += u64::from(!reserved);
                 given.named.insert(addr.0);
-                self.segments().name_pinned(addr, slot.owner())?;
+                self.segments().set_valid_pinned(addr, slot.owner())?;
                 slot.slot += 1;
                 at += 1;
             }

@@ -6,9 +6,9 @@ use crate::disk::inode::{Advise, Inline};
 
 /// When data is written over its old place (`ipu_policy`): a set of rules, any of which is enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InPlacePolicy(pub u32);
+pub struct IpuPolicy(pub u32);
 
-impl InPlacePolicy {
+impl IpuPolicy {
     /// Always.
     pub const FORCE: Self = Self(0x01);
     /// While free sections are short.
@@ -49,7 +49,7 @@ impl InPlacePolicy {
 #[derive(Clone, Copy, Debug)]
 pub struct Volume {
     /// Rules for writing in place.
-    pub policy: InPlacePolicy,
+    pub policy: IpuPolicy,
     /// `mode=lfs`: only at the end of logs.
     pub lfs: bool,
     /// Cold files are written in place, and few blocks at once count as hot (not with `gc_policy=2013`).
@@ -90,7 +90,7 @@ pub struct File {
 }
 
 /// Whether a block that has a place is written over it.
-pub fn in_place(volume: &Volume, file: &File, occasion: Occasion) -> bool {
+pub fn ipu(volume: &Volume, file: &File, occasion: Occasion) -> bool {
     if file.inline.contains(Inline::PINNED) {
         return true;
     }
@@ -102,12 +102,12 @@ pub fn in_place(volume: &Volume, file: &File, occasion: Occasion) -> bool {
     }
     let full = volume.used_percent > volume.min_util;
     let when = |rule, condition| volume.policy.has(rule) && condition;
-    volume.policy.has(InPlacePolicy::FORCE)
-        || when(InPlacePolicy::SSR, volume.short)
-        || when(InPlacePolicy::UTIL, full)
-        || when(InPlacePolicy::SSR_UTIL, full && volume.short)
-        || when(InPlacePolicy::ASYNC, occasion == Occasion::Background)
-        || when(InPlacePolicy::FSYNC, occasion == Occasion::SmallSync)
+    volume.policy.has(IpuPolicy::FORCE)
+        || when(IpuPolicy::SSR, volume.short)
+        || when(IpuPolicy::UTIL, full)
+        || when(IpuPolicy::SSR_UTIL, full && volume.short)
+        || when(IpuPolicy::ASYNC, occasion == Occasion::Background)
+        || when(IpuPolicy::FSYNC, occasion == Occasion::SmallSync)
 }
 
 /// The log that new blocks of a regular file come from, with so many logs in use (`active_logs=`: 2, 4
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     const CALM: Volume = Volume {
-        policy: InPlacePolicy(0),
+        policy: IpuPolicy(0),
         lfs: false,
         by_use: true,
         short: false,
@@ -179,8 +179,8 @@ mod tests {
     }
 
     #[test]
-    fn in_place_by_rule() {
-        let with = |rule: InPlacePolicy| Volume {
+    fn ipu_by_rule() {
+        let with = |rule: IpuPolicy| Volume {
             policy: rule,
             ..CALM
         };
@@ -189,7 +189,7 @@ mod tests {
             ..v
         };
         let short = |v: Volume| Volume { short: true, ..v };
-        use InPlacePolicy as P;
+        use IpuPolicy as P;
         use Occasion::*;
         for (volume, occasion, expected) in [
             (CALM, SmallSync, false),
@@ -214,25 +214,25 @@ mod tests {
             (full(with(P::SSR_UTIL)), Sync, false),
             (short(full(with(P::SSR_UTIL))), Sync, true),
         ] {
-            let found = in_place(&volume, &PLAIN, occasion);
+            let found = ipu(&volume, &PLAIN, occasion);
             assert_eq!(found, expected, "{volume:?} {occasion:?}");
         }
         let cold = File {
             advise: Advise::COLD,
             ..PLAIN
         };
-        assert!(in_place(&CALM, &cold, Background));
+        assert!(ipu(&CALM, &cold, Background));
         let of_2013 = Volume {
             by_use: false,
             ..CALM
         };
-        assert!(!in_place(&of_2013, &cold, Background));
-        assert!(!in_place(&Volume { lfs: true, ..CALM }, &cold, Background));
+        assert!(!ipu(&of_2013, &cold, Background));
+        assert!(!ipu(&Volume { lfs: true, ..CALM }, &cold, Background));
         let pinned = File {
             inline: Inline::PINNED,
             ..PLAIN
         };
-        assert!(in_place(&Volume { lfs: true, ..CALM }, &pinned, Background));
+        assert!(ipu(&Volume { lfs: true, ..CALM }, &pinned, Background));
         assert_eq!(P::default_for(8192, false).0, 0x81);
         assert_eq!(P::default_for(8193, false), P::FSYNC);
         assert_eq!(P::default_for(8193, true).0, 0);

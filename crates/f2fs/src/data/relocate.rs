@@ -8,7 +8,7 @@ use super::BLOCK;
 use crate::disk::{BlockAddr, DiskError, LogType, Structure};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
-use crate::node::Found;
+use crate::node::SlotLookup;
 use crate::segment::{Purpose, Run};
 
 /// A block of a file, and where it is said to lie.
@@ -52,12 +52,12 @@ impl F2fs {
             let want = (live.len() - done).min(self.blocks_to_write(tag)) as u32;
             let segments = self.segments();
             let aged = match by_age {
-                true => segments.claim_aged(live[done].1, want),
+                true => segments.allocate_atgc(live[done].1, want),
                 false => None,
             };
             let run = match aged {
                 Some(run) => run,
-                None => segments.claim(LogType::ColdData, want, Purpose::Moved)?,
+                None => segments.allocate(LogType::ColdData, want, Purpose::Moved)?,
             };
             let end = done + run.len as usize;
             let (live, content) = (&live[done..end], &content[done..end]);
@@ -123,7 +123,7 @@ impl F2fs {
         let mut core = inode.core.write();
         for (&(block, addr), to) in live.iter().zip(run.blocks()) {
             // Whoever changes slots holds one of the locks that are held here.
-            let Found::Slot(slot) = self.find_slot(inode, &core, block, tag)? else {
+            let SlotLookup::Slot(slot) = self.find_slot(inode, &core, block, tag)? else {
                 let rule = "lost its slot while it was moved";
                 let error = DiskError::field(Structure::Node, "block", addr.0, rule);
                 return Err(error.in_node(inode.nid()).into());
@@ -131,8 +131,8 @@ impl F2fs {
             let old = self.set_slot(&change, inode, &mut core, &slot, to, tag)?;
             assert!(old == addr, "nobody else changes slots");
             match by_age {
-                true => self.segments().name_aged(to, slot.owner(), addr),
-                false => self.segments().name(to, slot.owner()),
+                true => self.segments().set_valid_atgc(to, slot.owner(), addr),
+                false => self.segments().set_valid(to, slot.owner()),
             }
             *named += 1;
         }

@@ -16,7 +16,7 @@ use crate::disk::inode::Advise;
 use crate::disk::superblock::StopReason;
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
-use crate::node::chain::{Barrier, Placed};
+use crate::node::chain::{Barrier, ChainPlan};
 use crate::options::FsyncMode;
 
 /// How often a chain is begun anew when the node log was full.
@@ -30,19 +30,19 @@ pub struct SyncStats {
     /// By the file's own nodes, or by a FLUSH alone where none had changed.
     own: AtomicU64,
     /// Blocks of data written over their old places.
-    in_place: AtomicU64,
+    ipu: AtomicU64,
     /// Files that went along with an fsync by their own nodes.
     along: AtomicU64,
 }
 
 impl SyncStats {
     /// Blocks of data written over their old places.
-    pub fn in_place(&self) -> u64 {
-        self.in_place.load(Ordering::Relaxed)
+    pub fn ipu(&self) -> u64 {
+        self.ipu.load(Ordering::Relaxed)
     }
 
-    pub(super) fn wrote_in_place(&self, blocks: u32) {
-        self.in_place.fetch_add(blocks.into(), Ordering::Relaxed);
+    pub(super) fn wrote_ipu(&self, blocks: u32) {
+        self.ipu.fetch_add(blocks.into(), Ordering::Relaxed);
     }
 
     /// fsyncs that took a checkpoint, by reason; those without any are left out.
@@ -78,7 +78,7 @@ impl F2fs {
     /// fsync and fdatasync. Threads woken: none, unless a checkpoint or a write of the same data is
     /// already under way elsewhere; the caller writes and flushes itself.
     pub(crate) fn fsync_inode(&self, cx: &Cx, inode: &Inode, datasync: bool) -> Result<()> {
-        if let Some(cause) = self.stopped_because() {
+        if let Some(cause) = self.abort_cause() {
             return Err(FsError::Stopped(cause));
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
@@ -104,7 +104,7 @@ impl F2fs {
                 return Err(error.into());
             }
         }
-        if self.is_paused() {
+        if self.is_cp_disabled() {
             // As the kernel: nothing is durable before checkpoints are switched on again.
             return Ok(());
         }
@@ -124,24 +124,24 @@ impl F2fs {
     /// or by a checkpoint where they do not tell everything.
     fn sync_nodes(&self, inode: &Inode, company: &[Arc<Inode>], tag: IoTag) -> Result<()> {
         for _ in 0..TRIES {
-            let (placed, anew) = {
+            let (placed, opu) = {
                 // What is named from here on is the next fsync's.
                 let _one = inode.lock_flush();
                 let placed = self.place_chain(inode, tag)?;
-                (placed, !self.queue.has_flushed(inode.unflushed_anew()))
+                (placed, !self.queue.has_flushed(inode.unflushed_opu()))
             };
             let chain = match placed {
-                Placed::Chain(chain) => chain,
-                Placed::Clean => {
+                ChainPlan::Chain(chain) => chain,
+                ChainPlan::Clean => {
                     self.syncs.count(None);
                     return self.finish_sync(inode, tag);
                 }
-                Placed::NotEnough(reason) => {
+                ChainPlan::NeedsCheckpoint(reason) => {
                     self.syncs.count(Some(reason));
                     return self.sync_by_checkpoint(inode, tag);
                 }
             };
-            let how = match (self.has_barriers(), anew) {
+            let how = match (self.has_barriers(), opu) {
                 (false, _) => Barrier::None,
                 (true, true) => Barrier::Ordered,
                 (true, false) => Barrier::Flush,
@@ -154,7 +154,7 @@ impl F2fs {
                 false => self.write_chains(chain, others, tag),
             };
             match written {
-                Err(FsError::NoSpace) => self.make_log_room(tag)?,
+                Err(FsError::NoSpace) => self.make_free_space(tag)?,
                 other => {
                     self.syncs.count(None);
                     return other;
@@ -174,7 +174,7 @@ impl F2fs {
     /// under way may have been this file's, and data was perhaps written over.
     fn finish_sync(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         self.node_writes
-            .wait(self.node_writes.begun(), &self.queue, tag)?;
+            .wait(self.node_writes.started(), &self.queue, tag)?;
         if self.nat.is_committing(inode.nid()) {
             let (_, version) = self.checkpoints.node_version();
             self.wait_checkpoint(version, tag)?;
@@ -256,17 +256,17 @@ impl F2fs {
             (options.fastboot, options.active_logs, strict)
         };
         let (renamed_into_parent, parent_attributes) = {
-            let since = self.since.lock();
+            let since = self.names_since_cp.lock();
             let renamed_into = since.renamed_into.contains(&parent);
             (renamed_into, since.attributes.contains(&parent))
         };
-        let nodes_freed = self.cut.lock().contains(&inode.nid());
+        let nodes_freed = self.truncated_since_cp.lock().contains(&inode.nid());
         Ok(Facts {
             kind: inode.kind(),
             compressed: core.is_compressed(&self.layout),
             links: core.links,
             lost_parent: core.advise.contains(Advise::LOST_PARENT),
-            room: self.space.has_room_to_recover(),
+            room: self.space.has_space_for_roll_forward(),
             parent_checkpointed: self.is_in_checkpoint(parent, tag)?,
             fastboot,
             active_logs,
@@ -293,7 +293,7 @@ impl F2fs {
             return Ok(());
         }
         self.queue.flush(tag).wait().map_err(|error| {
-            self.stop(StopReason::FLUSH_FAIL, &error.to_string());
+            self.abort(StopReason::FLUSH_FAIL, &error.to_string());
             io_error(error)
         })
     }
@@ -305,8 +305,8 @@ impl F2fs {
 
     /// The same for whoever mounts, remounts, freezes or leaves the volume. He never waits for the task that
     /// writes checkpoints for others: it could come to wait for what he holds.
-    pub(crate) fn settle_volume(&self, cx: &Cx) -> Result<()> {
-        self.sync_volume_by(cx, Self::checkpoint_alone)
+    pub(crate) fn sync_volume_unmerged(&self, cx: &Cx) -> Result<()> {
+        self.sync_volume_by(cx, Self::checkpoint_unmerged)
     }
 
     fn sync_volume_by(
@@ -314,20 +314,20 @@ impl F2fs {
         cx: &Cx,
         checkpoint: impl FnOnce(&Self, IoTag) -> Result<()>,
     ) -> Result<()> {
-        if let Some(cause) = self.stopped_because() {
+        if let Some(cause) = self.abort_cause() {
             return Err(FsError::Stopped(cause));
         }
         let tag = cx.tag.with_urgency(Urgency::Waited);
         let _acting = inherit::set_task_tag(tag);
         let dirty = self.writeback.dirty_files();
         let mut result = self.write_out_files(&dirty, WritebackReason::Sync, tag);
-        if self.check_writable().is_ok() && !self.is_paused() {
+        if self.check_writable().is_ok() && !self.is_cp_disabled() {
             result = result.and(checkpoint(self, tag));
             // What was written in place changed nothing that a checkpoint would be written for.
             result = result.and(self.flush_device(tag));
         }
         // Whoever else met an error meanwhile has kept this from being written.
-        match self.stopped_because() {
+        match self.abort_cause() {
             Some(cause) => result.and(Err(FsError::Stopped(cause))),
             None => result,
         }

@@ -258,7 +258,7 @@ fn a_full_volume_keeps_what_it_took() {
         };
         assert_eq!(full, FsError::NoSpace);
         let counts = fs.space.counts();
-        let left = counts.user_blocks - counts.valid_blocks - counts.promised;
+        let left = counts.user_blocks - counts.valid_blocks - counts.reserved;
         assert!(
             left < 10,
             "{counts:?} {:?} {:?}",

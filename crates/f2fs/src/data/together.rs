@@ -71,7 +71,7 @@ impl F2fs {
             // At a new place the fsync would have a node to write besides.
             let volume = self.placement_facts();
             group.retain(|inode| {
-                placement::in_place(&volume, &self.file_facts(inode), Occasion::Background)
+                placement::ipu(&volume, &self.file_facts(inode), Occasion::Background)
             });
         }
         // The order of their locks.
@@ -136,11 +136,11 @@ impl F2fs {
                 continue;
             }
             let mut flight = self.place_taken(inode, (&volume, &file), taken, occasion, tag);
-            if !flight.in_place().all(|(at, len)| places.add(at, len)) {
+            if !flight.ipu().all(|(at, len)| places.add(at, len)) {
                 // A damaged volume: two files have one block. Their writes must not meet.
                 result = result.and(self.finish_flights(std::mem::take(&mut flights)));
                 places = Places::default();
-                flight.in_place().for_each(|(at, len)| {
+                flight.ipu().for_each(|(at, len)| {
                     places.add(at, len);
                 });
             }

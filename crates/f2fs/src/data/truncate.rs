@@ -86,7 +86,8 @@ impl F2fs {
             let now = self.now();
             (core.mtime, core.ctime) = (now, now);
             let first_gone = size.div_ceil(BLOCK);
-            let freed_from = self.cut_tree(&change, inode, &mut core, first_gone, STEP, tag)?;
+            let freed_from =
+                self.truncate_nodes(&change, inode, &mut core, first_gone, STEP, tag)?;
             if freed_from == first_gone {
                 core.size = size;
                 return Ok(());

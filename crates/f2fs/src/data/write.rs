@@ -186,12 +186,12 @@ impl F2fs {
         limit: u64,
     ) -> (usize, Result<()>) {
         let blocks = offset / BLOCK..(offset + data.len() as u64).div_ceil(BLOCK);
-        let (written, result) = match self.promise(cx, inode, blocks) {
+        let (written, result) = match self.reserve(cx, inode, blocks) {
             Err(error) => (0, Err(error)),
-            Ok(promised) => {
+            Ok(reserved) => {
                 let size = inode.size();
                 let fill = |block, out: &mut [u8]| self.fill_block(cx.tag, inode, block, size, out);
-                let needs = |block: FileBlock| promised.contains(block.0);
+                let needs = |block: FileBlock| reserved.contains(block.0);
                 let reached = |end: u64| inode.set_size(size.max(limit.min(end)));
                 let write = CacheWrite {
                     offset,
@@ -200,7 +200,7 @@ impl F2fs {
                 };
                 let written = inode.pages.write_growing(write, needs, fill, reached);
                 self.space.release(Need {
-                    blocks: promised.blocks() - written.reserved,
+                    blocks: reserved.blocks() - written.reserved,
                     nodes: 0,
                 });
                 (written.bytes, written.error.map_or(Ok(()), Err))
@@ -213,18 +213,18 @@ impl F2fs {
     }
 
     /// Promises a block for each of a range that has no place, and the nodes to name them.
-    fn promise(&self, cx: &Cx, inode: &Inode, blocks: Range<u64>) -> Result<Promised> {
-        let promised = self.unplaced(inode, &blocks, cx.tag)?;
+    fn reserve(&self, cx: &Cx, inode: &Inode, blocks: Range<u64>) -> Result<Promised> {
+        let reserved = self.unplaced(inode, &blocks, cx.tag)?;
         let privileged = self.may_use_reserved(cx);
-        for run in &promised.0 {
-            self.promise_nodes(inode, run.clone(), privileged, cx.tag)?;
+        for run in &reserved.0 {
+            self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
         }
         let need = Need {
-            blocks: promised.blocks(),
+            blocks: reserved.blocks(),
             nodes: 0,
         };
-        self.space.promise(need, privileged)?;
-        Ok(promised)
+        self.space.reserve(need, privileged)?;
+        Ok(reserved)
     }
 
     /// Begins an operation that may need space: holding no lock, it makes room in the logs where that is
@@ -246,7 +246,7 @@ impl F2fs {
         if let Err(error) = self.write_out_files(&dirty, WritebackReason::Sync, cx.tag) {
             tracing::debug!(%error, "write-back for space failed");
         }
-        self.make_log_room(cx.tag)?;
+        self.make_free_space(cx.tag)?;
         self.retrying(cx, attempt)
     }
 
@@ -254,13 +254,13 @@ impl F2fs {
     /// must not be written over.
     fn unplaced(&self, inode: &Inode, blocks: &Range<u64>, tag: IoTag) -> Result<Promised> {
         // Nothing that the last checkpoint has is written over while they are switched off.
-        let paused = self.is_paused();
+        let cp_disabled = self.is_cp_disabled();
         let mut runs: Vec<Range<u64>> = Vec::new();
         let mut at = blocks.start;
         while at < blocks.end {
             let mapped = self.map(inode, at, blocks.end - at, tag)?;
             let next = at + mapped.len.min(blocks.end - at);
-            if mapped.place == Place::Hole || paused {
+            if mapped.place == Place::Hole || cp_disabled {
                 match runs.last_mut() {
                     Some(last) if last.end == at => last.end = next,
                     _ => runs.push(at..next),

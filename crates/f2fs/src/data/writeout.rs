@@ -15,12 +15,12 @@ use steadfs_vfs::{FileKind, FsError, Result};
 use super::flight::{Flight, Named, Piece, size_after};
 use super::placement::{self, File, Occasion, Volume};
 use super::{BLOCK, Place};
+use crate::cp_lock::Change;
 use crate::disk::{self, BlockAddr, DiskError, LogType, Structure};
 use crate::fs::{F2fs, io_error};
-use crate::gate::Change;
 use crate::inode::Inode;
 use crate::options::{GcPolicy, Mode};
-use crate::segment::{Content, Demand, Purpose, Run};
+use crate::segment::{BlockKind, Demand, Purpose, Run};
 
 /// Blocks of one file that are in flight together, and how many where free sections are short.
 const BATCH: usize = (8 << 20) / BLOCK as usize;
@@ -81,7 +81,7 @@ impl F2fs {
                 // The promise stands, but the logs are full of what a checkpoint or cleaning frees.
                 Err((_, FsError::NoSpace)) if tries < TRIES => {
                     tries += 1;
-                    self.make_log_room(tag)?;
+                    self.make_free_space(tag)?;
                 }
                 Err((next, error)) => {
                     from = next;
@@ -180,14 +180,14 @@ impl F2fs {
         let per_section = self.layout.segments_per_section;
         let free = segments.free_sections();
         Volume {
-            policy: self.in_place_policy(),
+            policy: self.ipu_policy(),
             lfs,
             by_use,
             short: segments
                 .policy()
-                .wants_holes(free, Demand::default(), per_section),
+                .needs_ssr(free, Demand::default(), per_section),
             used_percent: u32::try_from(used).unwrap_or(u32::MAX),
-            min_util: self.in_place_util(),
+            min_util: self.ipu_util(),
         }
     }
 
@@ -209,7 +209,7 @@ impl F2fs {
         occasion: Occasion,
         tag: IoTag,
     ) -> Flight<'a> {
-        let in_place = placement::in_place(volume, file, occasion);
+        let ipu = placement::ipu(volume, file, occasion);
         let log = self.data_log(file, occasion);
         let mut pieces = Vec::new();
         let mut placed = Ok(());
@@ -222,7 +222,7 @@ impl F2fs {
                 .count();
             let (run, after) = rest.split_at(n);
             rest = after;
-            if let Err(error) = self.place(inode, run, (in_place, log), tag, &mut pieces) {
+            if let Err(error) = self.place(inode, run, (ipu, log), tag, &mut pieces) {
                 placed = placed.and(Err(error));
             }
         }
@@ -242,7 +242,7 @@ impl F2fs {
         &self,
         inode: &Inode,
         run: &[CollectedBlock],
-        (in_place, log): (bool, LogType),
+        (ipu, log): (bool, LogType),
         tag: IoTag,
         pieces: &mut Vec<Piece>,
     ) -> Result<()> {
@@ -253,7 +253,7 @@ impl F2fs {
             // Looked up in any case: what names the blocks is in memory when the gate is held.
             let mapped = self.map(inode, at, left, tag)?;
             let over = match mapped.place {
-                Place::At(start) if in_place => {
+                Place::At(start) if ipu => {
                     let len = u32::try_from(mapped.len).unwrap_or(u32::MAX);
                     u64::from(self.segments().may_overwrite(start, len))
                 }
@@ -267,7 +267,7 @@ impl F2fs {
                 Place::Compressed => return Err(FsError::NotSupported("writing compressed files")),
                 _ => {
                     let want = u32::try_from(mapped.len).unwrap_or(u32::MAX);
-                    let run = self.segments().claim(log, want, Purpose::User)?;
+                    let run = self.segments().allocate(log, want, Purpose::User)?;
                     (run.start, run.len.into(), true)
                 }
             };
@@ -299,7 +299,7 @@ impl F2fs {
     /// else's: a map that refers to one is damaged, and nothing is written there.
     fn check_own(&self, inode: &Inode, start: BlockAddr, len: u64) -> Result<()> {
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        let checked = self.segments().check_owned(start, len, Content::Data);
+        let checked = self.segments().check_owned(start, len, BlockKind::Data);
         checked.map_err(|e| e.in_node(inode.nid()).into())
     }
 
@@ -321,7 +321,7 @@ impl F2fs {
         let mut rest = &taken[..];
         for piece in pieces.iter() {
             if !piece.claimed {
-                self.syncs.wrote_in_place(piece.len());
+                self.syncs.wrote_ipu(piece.len());
             }
             let before = |t: &&CollectedBlock| t.block.0 < piece.blocks.start;
             let skip = rest.iter().take_while(before).count();
@@ -462,7 +462,7 @@ impl F2fs {
                 }
                 let addr = run.start.plus(named.blocks);
                 self.set_slot(change, inode, core, &slot, addr, tag)?;
-                self.segments().name(addr, slot.owner());
+                self.segments().set_valid(addr, slot.owner());
                 named.used += u64::from(fresh);
                 named.blocks += 1;
                 slot.slot += 1;

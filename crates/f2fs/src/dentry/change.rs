@@ -8,15 +8,15 @@ use steadfs_block::Buf;
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::{Named, Wanted};
+use crate::cp_lock::Change;
 use crate::data::BLOCK;
 use crate::disk::dentry::{self, DentryLayout, Entry};
 use crate::disk::inode::Inline;
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, Nid, Structure, hash};
 use crate::fs::F2fs;
-use crate::gate::Change;
 use crate::inode::Inode;
-use crate::node::Found;
-use crate::space::{Need, Promise};
+use crate::node::SlotLookup;
+use crate::space::{Need, Reservation};
 
 /// What looking for a name that is to be added comes to.
 pub(crate) enum Search {
@@ -162,19 +162,19 @@ impl F2fs {
         change: &Change<'_>,
         inode: &Inode,
         core: &mut disk::Inode,
-        promise: &mut Promise<'_>,
+        reservation: &mut Reservation<'_>,
         (block, tag): (u64, IoTag),
         work: impl FnOnce(&mut [u8]),
     ) -> Result<()> {
         let before = core.blocks;
         let slot = self.make_slot(change, inode, core, block, tag);
         let nodes = core.blocks - before;
-        promise.used(Need { blocks: 0, nodes });
+        reservation.used(Need { blocks: 0, nodes });
         let slot = slot?;
         let before = core.blocks;
         self.set_slot(change, inode, core, &slot, BlockAddr::NEW, tag)?;
         let blocks = core.blocks - before;
-        promise.used(Need { blocks, nodes: 0 });
+        reservation.used(Need { blocks, nodes: 0 });
         let zeros = || Ok::<_, FsError>(Buf::zeroed(BLOCK_SIZE));
         inode.pages.edit(FileBlock(block), tag, zeros, work)?;
         let end = (block + 1) * BLOCK;
@@ -200,7 +200,7 @@ impl F2fs {
             let rule = "lost a block";
             FsError::from(DiskError::entry(Structure::Dentries, 0, rule).in_node(dir.nid()))
         };
-        let Found::Slot(slot) = self.find_slot(dir, core, block, tag)? else {
+        let SlotLookup::Slot(slot) = self.find_slot(dir, core, block, tag)? else {
             return Err(lost());
         };
         let fill = || {
@@ -235,7 +235,7 @@ impl F2fs {
         change: &Change<'_>,
         dir: &Inode,
         core: &mut disk::Inode,
-        promise: &mut Promise<'_>,
+        reservation: &mut Reservation<'_>,
         (room, new): (&Room, &NewName<'_>),
         tag: IoTag,
     ) -> Result<()> {
@@ -253,7 +253,7 @@ impl F2fs {
                 dentry::insert(layout, bytes, &entry);
             })?,
             Some(block) if room.fresh => {
-                self.make_block(change, dir, core, promise, (block, tag), put)?;
+                self.make_block(change, dir, core, reservation, (block, tag), put)?;
             }
             Some(block) => self.edit_block(change, dir, core, block, tag, put)?,
         }
@@ -285,7 +285,7 @@ impl F2fs {
         })?;
         // One that a checkpoint is writing stays, empty as it is.
         if vacant
-            && let Found::Slot(slot) = self.find_slot(dir, core, block, tag)?
+            && let SlotLookup::Slot(slot) = self.find_slot(dir, core, block, tag)?
             && dir.pages.try_discard(block..block + 1).is_some()
         {
             self.set_slot(change, dir, core, &slot, BlockAddr::NULL, tag)?;
@@ -346,8 +346,8 @@ impl F2fs {
             blocks: count,
             nodes: if count == 1 { 0 } else { 3 * count },
         };
-        let mut promise = self.space.promised(need, privileged)?;
-        self.nat.provide_ids(tag)?;
+        let mut reservation = self.space.reservation(need, privileged)?;
+        self.nat.build_free_nids(tag)?;
         let change = self.change()?;
         let mut core = dir.core.write();
         self.mark_dirty(&change, dir, tag)?;
@@ -356,7 +356,8 @@ impl F2fs {
         core.depth = depth;
         for (block, bytes) in blocks {
             let put = |to: &mut [u8]| to.copy_from_slice(&bytes);
-            let made = self.make_block(&change, dir, &mut core, &mut promise, (block, tag), put);
+            let made =
+                self.make_block(&change, dir, &mut core, &mut reservation, (block, tag), put);
             self.must(made)?;
         }
         Ok(())

@@ -25,9 +25,9 @@ pub const BITMAPS_AT: usize = size_of::<RawCheckpoint>();
 /// The last place where a checksum may lie (`CP_CHKSUM_OFFSET`).
 pub const LAST_CHECKSUM_AT: usize = BLOCK_SIZE - 4;
 /// Allocation in an open log: the next block (`LFS`).
-pub const ALLOC_LOG: u8 = 0;
+pub const ALLOC_LFS: u8 = 0;
 /// Allocation in an open log: holes of the segment (`SSR`).
-pub const ALLOC_HOLES: u8 = 1;
+pub const ALLOC_SSR: u8 = 1;
 
 /// Flags of a checkpoint (`ckpt_flags`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,7 +90,7 @@ pub struct OpenLog {
     pub segment: SegNo,
     /// The next block to write in it: 0 to 511, 512 only in memory when it is full.
     pub offset: u16,
-    /// [`ALLOC_LOG`] or [`ALLOC_HOLES`].
+    /// [`ALLOC_LFS`] or [`ALLOC_SSR`].
     pub alloc: u8,
 }
 
@@ -99,7 +99,7 @@ impl OpenLog {
     /// fills holes.
     pub fn summaries(&self) -> u32 {
         match self.alloc {
-            ALLOC_HOLES => SEGMENT_BLOCKS,
+            ALLOC_SSR => SEGMENT_BLOCKS,
             _ => self.offset.into(),
         }
     }

@@ -7,7 +7,7 @@ use steadfs_base::Timestamp;
 use super::plan::{Plan, first_block};
 use super::{FormatError, FormatOptions};
 use crate::disk::bits::{self, Order};
-use crate::disk::checkpoint::{ALLOC_LOG, BITMAPS_AT, CpFlags, LAST_CHECKSUM_AT, OpenLog};
+use crate::disk::checkpoint::{ALLOC_LFS, BITMAPS_AT, CpFlags, LAST_CHECKSUM_AT, OpenLog};
 use crate::disk::summary::{Compacted, Holds, Summary, SummaryBlock};
 use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, Layout, LogType, NatEntry, Nid, SitEntry, journal, nat,
@@ -141,7 +141,7 @@ impl Build {
             logs: LogType::ALL.map(|log| OpenLog {
                 segment: self.plan.logs[log.index()],
                 offset: self.summaries[log.index()].len() as u16,
-                alloc: ALLOC_LOG,
+                alloc: ALLOC_LFS,
             }),
             flags,
             pack_blocks: layout.cp_payload + 6,

@@ -4,7 +4,7 @@ use steadfs_vfs::{FsError, Result, Setter};
 
 use super::GcMode;
 use super::tunables::{FOLDER, NAMES, Tunables, number};
-use crate::data::placement::InPlacePolicy;
+use crate::data::placement::IpuPolicy;
 use crate::fs::F2fs;
 use crate::options::{GcPolicy, Mode};
 use crate::segment::{AllocMode, Policy};
@@ -46,7 +46,7 @@ impl F2fs {
     ///
     /// # Errors
     /// `NotFound`: none of these files; `ReadOnly`: it tells of what only a volume that is written has.
-    pub(crate) fn show_cleaning(&self, name: &str) -> Result<String> {
+    pub(crate) fn show_gc(&self, name: &str) -> Result<String> {
         if Tunables::has(name) {
             let shown = self.gc.tunables.lock().show(name);
             return shown.ok_or(FsError::NotFound);
@@ -66,10 +66,10 @@ impl F2fs {
             "gc_background_calls" => stats.calls[1],
             "moved_blocks_foreground" => all - back,
             "moved_blocks_background" => back,
-            "ipu_policy" => self.in_place_policy().0.into(),
-            "min_ipu_util" => self.gc.tunables.lock().in_place_util.into(),
+            "ipu_policy" => self.ipu_policy().0.into(),
+            "min_ipu_util" => self.gc.tunables.lock().ipu_util.into(),
             "min_fsync_blocks" => self.gc.tunables.lock().sync_blocks.into(),
-            "reclaim_segments" => self.held_limit().into(),
+            "reclaim_segments" => self.prefree_limit().into(),
             "migration_granularity" => self.migration_granularity().into(),
             "ovp_segments" => self.checkpoints.last().overprovision_segments.into(),
             "reserved_segments" => self.checkpoints.last().reserved_segments.into(),
@@ -92,13 +92,13 @@ impl F2fs {
 
     /// Sets what a file says.
     #[cfg(test)]
-    pub(crate) fn set_cleaning(&self, name: &str, text: &str) -> Result<()> {
-        self.prepare_cleaning(name, text)?();
+    pub(crate) fn set_gc(&self, name: &str, text: &str) -> Result<()> {
+        self.prepare_gc(name, text)?();
         Ok(())
     }
 
     /// Checks what a file is to say, and returns what sets it; `NotFound` if there is none of this name.
-    pub(crate) fn prepare_cleaning(&self, name: &str, text: &str) -> Result<Setter<'_>> {
+    pub(crate) fn prepare_gc(&self, name: &str, text: &str) -> Result<Setter<'_>> {
         if Tunables::has(name) {
             // Tried on a copy: the same value is good for the original, too.
             let mut trial = *self.gc.tunables.lock();
@@ -148,17 +148,17 @@ impl F2fs {
                 }))
             }
             "ipu_policy" => {
-                let known = InPlacePolicy::KNOWN.0;
+                let known = IpuPolicy::KNOWN.0;
                 if value & !known != 0 {
                     let why = format!("ipu_policy: bits of {known:#x} have a meaning here");
                     return Err(FsError::BadOption(why));
                 }
                 Ok(Box::new(move || {
-                    self.gc.tunables.lock().in_place = Some(value);
+                    self.gc.tunables.lock().ipu = Some(value);
                 }))
             }
             "min_ipu_util" => Ok(Box::new(move || {
-                self.gc.tunables.lock().in_place_util = value;
+                self.gc.tunables.lock().ipu_util = value;
             })),
             "min_fsync_blocks" => Ok(Box::new(move || {
                 self.gc.tunables.lock().sync_blocks = value;
@@ -196,7 +196,7 @@ impl F2fs {
             policy.rules = rules;
             policy.mode = mode;
             policy.alloc = alloc;
-            policy.force_holes = urgent;
+            policy.force_ssr = urgent;
         });
     }
 
@@ -207,23 +207,23 @@ impl F2fs {
     }
 
     /// When data is written over its old place.
-    pub(crate) fn in_place_policy(&self) -> InPlacePolicy {
-        let set = self.gc.tunables.lock().in_place;
+    pub(crate) fn ipu_policy(&self) -> IpuPolicy {
+        let set = self.gc.tunables.lock().ipu;
         let (lfs, rules) = {
             let options = self.options.read();
             (options.mode == Mode::Lfs, options.gc_policy)
         };
         let own = || match rules {
             // Above 100 % in use, that is, never.
-            GcPolicy::Linux2013 => InPlacePolicy(0),
-            GcPolicy::Linux618 => InPlacePolicy::default_for(self.layout.main_segments, lfs),
+            GcPolicy::Linux2013 => IpuPolicy(0),
+            GcPolicy::Linux618 => IpuPolicy::default_for(self.layout.main_segments, lfs),
         };
-        set.map_or_else(own, InPlacePolicy)
+        set.map_or_else(own, IpuPolicy)
     }
 
     /// How full the volume is, in percent, when the rules about that hold.
-    pub(crate) fn in_place_util(&self) -> u32 {
-        self.gc.tunables.lock().in_place_util
+    pub(crate) fn ipu_util(&self) -> u32 {
+        self.gc.tunables.lock().ipu_util
     }
 
     fn policy_setter<'a>(&'a self, change: impl FnOnce(&mut Policy) + 'a) -> Result<Setter<'a>> {

@@ -2,7 +2,7 @@
 //!
 //! **Foreground** (`room`): whoever changes something when space is short cleans first, holding no lock.
 //! The cheapest space comes first: blocks that became invalid are free as soon as a checkpoint is
-//! durable. **Background** (`task`): when the volume is idle, by Linux's timing rules (`pace`).
+//! durable. **Background** (`task`): when the volume is idle, by Linux's timing rules (`sleep_times`).
 //!
 //! **Moving** (`moving`). Data of files is copied as it is to the log of cold data and named there. Nodes
 //! and blocks of directories are marked changed: the next checkpoint writes them elsewhere. A moved
@@ -11,12 +11,12 @@
 //! **Progress.** Each round empties a section or sets it aside for the rest of the run; the number of
 //! rounds is bounded; a run that brought nothing is not repeated before blocks became invalid.
 
+mod balance;
 mod control;
 mod moving;
-mod pace;
-mod room;
 mod stats;
 mod task;
+mod timing;
 mod tunables;
 
 #[cfg(test)]
@@ -28,14 +28,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use steadfs_rt::{Instant, Mutex, Rank, now};
 
 pub use control::files;
-pub use pace::GcMode;
 use stats::Stats;
-use task::Task;
+use task::GcTask;
+pub use timing::GcMode;
 use tunables::Tunables;
 pub use tunables::number;
 
 /// No run of cleaning was in vain since something became invalid.
-const NEVER: u64 = u64::MAX;
+const NOT_IN_VAIN: u64 = u64::MAX;
 
 /// What cleaning has for a mounted volume.
 pub struct Gc {
@@ -48,10 +48,10 @@ pub struct Gc {
     /// How many blocks had become invalid when a run of cleaning brought nothing.
     in_vain_at: AtomicU64,
     /// How many nodes may be changed in memory: so many surely find a place in a checkpoint.
-    node_places: AtomicU64,
+    node_capacity: AtomicU64,
     /// Recovery is over: before, nothing may be moved, and no checkpoint be written for space.
     allowed: AtomicBool,
-    task: Arc<Task>,
+    task: Arc<GcTask>,
 }
 
 impl Gc {
@@ -62,10 +62,10 @@ impl Gc {
             tunables: Mutex::new(Rank::Leaf, Tunables::default()),
             stats: Mutex::new(Rank::Leaf, Stats::default()),
             last_request: AtomicU64::new(now().0),
-            in_vain_at: AtomicU64::new(NEVER),
-            node_places: AtomicU64::new(u64::MAX),
+            in_vain_at: AtomicU64::new(NOT_IN_VAIN),
+            node_capacity: AtomicU64::new(u64::MAX),
             allowed: AtomicBool::new(false),
-            task: Arc::new(Task::new()),
+            task: Arc::new(GcTask::new()),
         }
     }
 
@@ -92,7 +92,7 @@ impl Gc {
     /// How many blocks of a file may be named by one change: each may change a node of its own.
     pub fn blocks_at_once(&self) -> usize {
         const FEWEST: u64 = 16;
-        let places = self.node_places.load(Ordering::Relaxed);
+        let places = self.node_capacity.load(Ordering::Relaxed);
         usize::try_from((places / 8).max(FEWEST)).unwrap_or(usize::MAX)
     }
 

@@ -14,19 +14,19 @@ use crate::disk::node::{self, PER_NODE};
 use crate::disk::{BlockAddr, NatEntry, Nid, SegNo};
 use crate::fs::F2fs;
 use crate::inode::Inode;
-use crate::node::Found;
+use crate::node::SlotLookup;
 use crate::segment::{Owner, Victim};
 
 /// How often a file that somebody works on is tried again, a millisecond apart.
-const PATIENCE: u32 = 20;
+const FILE_RETRIES: u32 = 20;
 
 /// A block of a file, and where it lies.
-type At = (u64, BlockAddr);
+type BlockAt = (u64, BlockAddr);
 
 /// Blocks of one file that are to be moved.
-struct Work {
+struct FileBlocks {
     inode: Arc<Inode>,
-    blocks: Vec<At>,
+    blocks: Vec<BlockAt>,
 }
 
 impl F2fs {
@@ -51,7 +51,7 @@ impl F2fs {
                 continue;
             }
             if outcome.data_segments + outcome.node_segments >= most.into() {
-                self.segments().go_on_at(section, segment);
+                self.segments().resume_at(section, segment);
                 break;
             }
             let owners = match self.segments().owners(segment, &self.queue, tag) {
@@ -130,12 +130,12 @@ impl F2fs {
         tag: IoTag,
         outcome: &mut Outcome,
     ) -> Result<()> {
-        let mut files: BTreeMap<Nid, Work> = BTreeMap::new();
+        let mut files: BTreeMap<Nid, FileBlocks> = BTreeMap::new();
         for &(offset, owner) in owners {
             let addr = self.layout.block_in(segment, offset);
             match self.find_owner(owner, addr, tag) {
                 Ok(Some((inode, block))) => {
-                    let work = files.entry(inode.nid()).or_insert_with(|| Work {
+                    let work = files.entry(inode.nid()).or_insert_with(|| FileBlocks {
                         inode,
                         blocks: Vec::new(),
                     });
@@ -241,10 +241,16 @@ impl F2fs {
     }
 
     /// Moves blocks of a file; how many.
-    fn move_file(&self, inode: &Inode, blocks: &[At], by_age: bool, tag: IoTag) -> Result<u64> {
-        for attempt in 0..=PATIENCE {
+    fn move_file(
+        &self,
+        inode: &Inode,
+        blocks: &[BlockAt],
+        by_age: bool,
+        tag: IoTag,
+    ) -> Result<u64> {
+        for attempt in 0..=FILE_RETRIES {
             let moved = self.move_blocks(inode, blocks, by_age, tag)?;
-            if moved > 0 || inode.is_dead() || attempt == PATIENCE {
+            if moved > 0 || inode.is_dead() || attempt == FILE_RETRIES {
                 return Ok(moved);
             }
             sleep(Duration::from_millis(1));
@@ -253,12 +259,12 @@ impl F2fs {
     }
 
     /// Marks blocks of a directory (or of a long symbolic link) changed; how many.
-    fn mark_directory(&self, inode: &Inode, blocks: &[At], tag: IoTag) -> Result<u64> {
+    fn mark_directory(&self, inode: &Inode, blocks: &[BlockAt], tag: IoTag) -> Result<u64> {
         let mut tries = 0;
         let alone = loop {
             match inode.lock.try_write() {
                 Some(alone) => break alone,
-                None if tries == PATIENCE => return Ok(0),
+                None if tries == FILE_RETRIES => return Ok(0),
                 None => sleep(Duration::from_millis(1)),
             }
             tries += 1;
@@ -272,7 +278,7 @@ impl F2fs {
             let content = self.main_block(addr, tag)?.data();
             let change = self.change()?;
             let core = inode.core.write();
-            let Found::Slot(slot) = self.find_slot(inode, &core, block, tag)? else {
+            let SlotLookup::Slot(slot) = self.find_slot(inode, &core, block, tag)? else {
                 continue;
             };
             if self.addr_in(&core, &slot)? != addr {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::pace::GcMode;
+use super::timing::GcMode;
 use crate::segment::Victim;
 
 /// Times are counted by powers of ten of microseconds: below 10 µs, 100 µs, … 10 s, and longer.

@@ -8,15 +8,15 @@ use steadfs_base::{IoTag, Urgency};
 use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, JoinHandle, Mutex, OnUnwind, Rank, fault_point, now, try_spawn};
 
-use super::pace::{Facts, Pace, Round, Sleep, many_invalid};
+use super::timing::{Round, RoundInputs, Sleep, SleepTimes, many_invalid};
 use super::tunables::Tunables;
 use crate::fs::F2fs;
 use crate::options::BackgroundGc;
-use crate::segment::{Room, Search};
+use crate::segment::{SpaceGoal, VictimSearch};
 
 /// Who works, and who waits for it.
-pub struct Task {
-    state: Mutex<State>,
+pub struct GcTask {
+    state: Mutex<TaskState>,
     /// Something for the task to do.
     work: Condvar,
     /// A round for writers is over, or the task.
@@ -24,13 +24,13 @@ pub struct Task {
 }
 
 #[derive(Default)]
-struct State {
+struct TaskState {
     running: Option<JoinHandle<()>>,
     stop: bool,
     /// Somebody changed what the sleep depends on.
     kicked: bool,
     /// What writers wait for, if any does.
-    wanted: Option<Room>,
+    foreground_goal: Option<SpaceGoal>,
     /// Writers' rounds begun and ended.
     begun: u64,
     ended: u64,
@@ -38,10 +38,10 @@ struct State {
     server: TaskNo,
 }
 
-impl Task {
+impl GcTask {
     pub fn new() -> Self {
         Self {
-            state: Mutex::new(Rank::Leaf, State::default()),
+            state: Mutex::new(Rank::Leaf, TaskState::default()),
             work: Condvar::new(),
             served: Condvar::new(),
         }
@@ -49,14 +49,14 @@ impl Task {
 
     /// Lets the task make room and waits until a round that began after this call is over. `false` if
     /// there is no task: the caller cleans.
-    pub fn ask(&self, goal: Room) -> bool {
+    pub fn ask(&self, goal: SpaceGoal) -> bool {
         let mut state = self.state.lock();
         if state.running.is_none() || state.stop {
             return false;
         }
         // Users' data needs more than the reserve does.
-        state.wanted = Some(match state.wanted {
-            Some(Room::Users) => Room::Users,
+        state.foreground_goal = Some(match state.foreground_goal {
+            Some(SpaceGoal::Users) => SpaceGoal::Users,
             _ => goal,
         });
         let mine = state.begun + 1;
@@ -82,16 +82,16 @@ impl Task {
     }
 
     /// Sleeps; whether to go on, and what writers wait for.
-    fn sleep(&self, time: Duration) -> (bool, Option<Room>) {
+    fn sleep(&self, time: Duration) -> (bool, Option<SpaceGoal>) {
         let until = now() + time;
         let mut state = self.state.lock();
         loop {
             if state.stop {
                 return (false, None);
             }
-            if state.wanted.is_some() {
+            if state.foreground_goal.is_some() {
                 state.begun += 1;
-                return (true, state.wanted.take());
+                return (true, state.foreground_goal.take());
             }
             let left = until.since(now());
             if std::mem::take(&mut state.kicked) || left.is_zero() {
@@ -117,7 +117,7 @@ impl Task {
 
 impl F2fs {
     /// Whether the task is there.
-    pub(crate) fn has_cleaner(&self) -> bool {
+    pub(crate) fn has_gc_task(&self) -> bool {
         self.gc.task.state.lock().running.is_some()
     }
 
@@ -125,7 +125,7 @@ impl F2fs {
     ///
     /// # Errors
     /// The host refuses a thread.
-    pub(crate) fn start_cleaning(&self) -> io::Result<()> {
+    pub(crate) fn start_gc_task(&self) -> io::Result<()> {
         let mut state = self.gc.task.state.lock();
         if state.running.is_some() {
             return Ok(());
@@ -139,7 +139,7 @@ impl F2fs {
     }
 
     /// Stops the task, if there is one, and waits for its end. The caller holds no lock.
-    pub(crate) fn stop_cleaning(&self) {
+    pub(crate) fn stop_gc_task(&self) {
         let running = {
             let mut state = self.gc.task.state.lock();
             state.stop = true;
@@ -154,42 +154,42 @@ impl F2fs {
     }
 
     /// A round of the task.
-    fn round(&self, sleep: &mut Sleep, wanted: Option<Room>) {
+    fn round(&self, sleep: &mut Sleep, foreground_goal: Option<SpaceGoal>) {
         // Not while the volume is about to be frozen or to become read-only: whoever does that ends
         // tasks, or keeps others out.
-        let Some(_open) = self.service.try_read() else {
+        let Some(_open) = self.remount_lock.try_read() else {
             return;
         };
         let tunables = *self.gc.tunables.lock();
-        let (pace, mode) = (tunables.pace, tunables.mode);
-        let facts = self.gc_facts(wanted.is_some(), &tunables);
+        let (sleep_times, mode) = (tunables.sleep_times, tunables.mode);
+        let inputs = self.round_inputs(foreground_goal.is_some(), &tunables);
         let tag = IoTag {
-            urgency: match wanted {
+            urgency: match foreground_goal {
                 Some(_) => Urgency::Waited,
                 None => Urgency::Background,
             },
             ..IoTag::default()
         };
-        match sleep.begin(pace, mode, facts) {
+        match sleep.begin(sleep_times, mode, inputs) {
             Round::Rest => {}
             Round::Busy => self.gc.stats.lock().skipped_busy += 1,
             Round::InUse => self.gc.stats.lock().skipped_in_use += 1,
             Round::Serve => {
                 let _one = self.gc.one.lock();
                 // Who waits finds out himself whether there is room.
-                let _ = self.collect(wanted.unwrap_or(Room::Reserve), tag);
+                let _ = self.collect(foreground_goal.unwrap_or(SpaceGoal::Reserve), tag);
             }
-            Round::Clean => self.round_in_background(sleep, pace, tag),
+            Round::Clean => self.round_in_background(sleep, sleep_times, tag),
         }
         self.gc.tunables.lock().count_round();
     }
 
-    fn round_in_background(&self, sleep: &mut Sleep, pace: Pace, tag: IoTag) {
+    fn round_in_background(&self, sleep: &mut Sleep, sleep_times: SleepTimes, tag: IoTag) {
         let _one = self.gc.one.lock();
-        self.tell_demand();
-        if !self.segments().has(Room::Reserve, 0) {
+        self.update_demand();
+        if !self.segments().has_space(SpaceGoal::Reserve, 0) {
             // Short of space: as for a writer.
-            if let Err(error) = self.collect(Room::Reserve, tag) {
+            if let Err(error) = self.collect(SpaceGoal::Reserve, tag) {
                 tracing::debug!(%error, "cleaning in the background made no room");
             }
             return;
@@ -197,7 +197,7 @@ impl F2fs {
         // As the kernel: a synchronous round is one of the foreground that nobody asked for.
         let sync = self.options.read().background_gc == BackgroundGc::Sync;
         let (mode, by_age) = self.gc.mode();
-        let search = Search {
+        let search = VictimSearch {
             cost: mode.cost(sync, by_age),
             foreground: sync,
             limit: Some(self.segments().policy().max_search),
@@ -205,10 +205,10 @@ impl F2fs {
         };
         self.gc.stats.lock().calls[usize::from(!sync)] += 1;
         let Some(victim) = self.segments().begin_cleaning(search) else {
-            sleep.end(pace, false);
+            sleep.end(sleep_times, false);
             return;
         };
-        sleep.end(pace, true);
+        sleep.end(sleep_times, true);
         let mut cleaned = self.clean(victim, mode, !sync, tag);
         if sync && cleaned == Ok(true) {
             // What was emptied is free when this is durable.
@@ -219,47 +219,47 @@ impl F2fs {
         }
     }
 
-    fn gc_facts(&self, wanted: bool, tunables: &Tunables) -> Facts {
+    fn round_inputs(&self, foreground: bool, tunables: &Tunables) -> RoundInputs {
         let counts = self.space.counts();
         let free = u64::from(self.segments().counts().free) * 512;
-        Facts {
+        RoundInputs {
             read_only: self.check_writable().is_err(),
             frozen: self.is_frozen(),
-            wanted,
+            foreground,
             busy: self.gc.one.try_lock().is_none(),
-            in_use: tunables.heeded.is_in_use(self.queue.depths()),
+            in_use: tunables.io_aware.is_in_use(self.queue.depths()),
             quiet: self.gc.quiet_for() >= tunables.idle_interval.into(),
             many_invalid: many_invalid(counts.user_blocks, counts.valid_blocks, free),
         }
     }
 }
 
-fn run(fs: &Weak<F2fs>, task: &Task) {
+fn run(fs: &Weak<F2fs>, task: &GcTask) {
     let _guard = OnUnwind::new(|| {
         if let Some(fs) = fs.upgrade() {
-            fs.stop_for_panic();
+            fs.abort_for_panic();
         }
         task.state.lock().stop = true;
         task.served.notify_all();
     });
-    let Some(mut pace) = fs.upgrade().map(|fs| fs.gc.tunables.lock().pace) else {
+    let Some(mut sleep_times) = fs.upgrade().map(|fs| fs.gc.tunables.lock().sleep_times) else {
         return;
     };
     task.state.lock().server = inherit::current_task();
-    let mut sleep = Sleep::new(pace);
+    let mut sleep = Sleep::new(sleep_times);
     loop {
-        let (goes_on, wanted) = task.sleep(sleep.time());
+        let (goes_on, foreground_goal) = task.sleep(sleep.time());
         let Some(fs) = fs.upgrade() else { return };
         if !goes_on || task.is_stopped() {
             return;
         }
-        let now = fs.gc.tunables.lock().pace;
-        if now != pace {
-            (pace, sleep) = (now, Sleep::new(now));
+        let now = fs.gc.tunables.lock().sleep_times;
+        if now != sleep_times {
+            (sleep_times, sleep) = (now, Sleep::new(now));
         }
         fault_point("f2fs.gc");
-        fs.round(&mut sleep, wanted);
-        if wanted.is_some() {
+        fs.round(&mut sleep, foreground_goal);
+        if foreground_goal.is_some() {
             task.serve_ended();
         }
     }

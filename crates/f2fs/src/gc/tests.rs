@@ -231,7 +231,7 @@ fn a_full_volume_is_written_over_in_holes() {
 
 fn rewrite_in_holes() {
     let mut full = Full::new(volume(&[], 128), "", 7);
-    full.fs.set_cleaning("ipu_policy", "0").unwrap();
+    full.fs.set_gc("ipu_policy", "0").unwrap();
     full.fill();
     full.verify();
     for _ in 0..2 {
@@ -239,9 +239,9 @@ fn rewrite_in_holes() {
         full.verify();
     }
     let usage = full.fs.segments().usage();
-    assert!(usage.hole_blocks > 0, "{usage:?}");
+    assert!(usage.ssr_blocks > 0, "{usage:?}");
     // Cleaning at once, as if it were urgent.
-    full.fs.set_cleaning("gc_urgent", "1").unwrap();
+    full.fs.set_gc("gc_urgent", "1").unwrap();
     let before = full.fs.gc.stats().calls[1];
     full.pause = Duration::from_millis(5);
     full.rewrite(rounds());
@@ -261,7 +261,7 @@ fn a_full_volume_is_written_over_by_the_rules_of_2013() {
 fn rewrite_by_the_rules_of_2013() {
     let options = "gc_policy=2013,noinline_data,background_gc=off";
     let mut full = Full::new(volume(&[], 256), options, 13);
-    full.fs.set_cleaning("max_victim_search", "20").unwrap();
+    full.fs.set_gc("max_victim_search", "20").unwrap();
     full.fill();
     full.verify();
     for _ in 0..2 {
@@ -270,7 +270,7 @@ fn rewrite_by_the_rules_of_2013() {
     }
     let (stats, usage) = (full.fs.gc.stats(), full.fs.segments().usage());
     println!("{stats:?} {usage:?}");
-    assert!(stats.victims > 0 && usage.hole_blocks > 0, "{usage:?}");
+    assert!(stats.victims > 0 && usage.ssr_blocks > 0, "{usage:?}");
 }
 
 /// More inodes change in memory than there are free blocks to write them to: by calls that change them, and
@@ -326,17 +326,17 @@ fn what_is_old_is_cleaned_by_age() {
     };
     run(config, move || {
         let young = Full::new(Arc::clone(&device), "atgc", 3);
-        assert!(young.fs.set_cleaning("gc_idle", "3").is_err());
+        assert!(young.fs.set_gc("gc_idle", "3").is_err());
         sleep(week + Duration::from_secs(100));
         drop(young);
         let mut full = Full::new(device, "atgc", 3);
-        full.fs.set_cleaning("ipu_policy", "0").unwrap();
-        full.fs.set_cleaning("gc_idle", "3").unwrap();
+        full.fs.set_gc("ipu_policy", "0").unwrap();
+        full.fs.set_gc("gc_idle", "3").unwrap();
         for n in 0..FILES * 200 {
             full.write(n % FILES, n / FILES).unwrap();
         }
         full.sync();
-        full.fs.set_cleaning("atgc_age_threshold", "100").unwrap();
+        full.fs.set_gc("atgc_age_threshold", "100").unwrap();
         sleep(week / 1000);
         full.rewrite(500);
         full.verify();
@@ -378,12 +378,12 @@ fn trim() {
 fn left_alone(options: &'static str) -> ([u64; 2], [u64; 2], u64, i64) {
     let work = move || {
         let mut full = Full::new(volume(&[], 128), options, 11);
-        full.fs.set_cleaning("ipu_policy", "0").unwrap();
+        full.fs.set_gc("ipu_policy", "0").unwrap();
         // Nothing else writes a checkpoint.
         full.fs
             .checkpoints
             .set_interval(Duration::from_secs(86_400));
-        full.fs.set_cleaning("gc_min_sleep_time", "1000").unwrap();
+        full.fs.set_gc("gc_min_sleep_time", "1000").unwrap();
         for n in 0..FILES * 150 {
             full.write(n % FILES, n / FILES).unwrap();
         }
@@ -447,8 +447,8 @@ fn large_sections_with_garbage(granularity: Option<&str>) -> Full {
     ];
     let granularity = granularity.map(|value| ("migration_granularity", value));
     for (name, value) in settings.into_iter().chain(granularity) {
-        full.fs.set_cleaning(name, value).unwrap();
-        assert_eq!(full.fs.show_cleaning(name).unwrap(), value);
+        full.fs.set_gc(name, value).unwrap();
+        assert_eq!(full.fs.show_gc(name).unwrap(), value);
     }
     let never = Duration::from_secs(86_400);
     full.fs.checkpoints.set_interval(never);
@@ -489,13 +489,9 @@ fn a_round_empties_so_many_segments_of_a_section() {
         for (granularity, most) in [(None, 4), (Some("3"), 3), (Some("1"), 1)] {
             let full = large_sections_with_garbage(granularity);
             for wrong in ["0", "5", "-1", "all"] {
-                assert!(
-                    full.fs
-                        .set_cleaning("migration_granularity", wrong)
-                        .is_err()
-                );
+                assert!(full.fs.set_gc("migration_granularity", wrong).is_err());
             }
-            let shown = full.fs.show_cleaning("migration_granularity").unwrap();
+            let shown = full.fs.show_gc("migration_granularity").unwrap();
             assert_eq!(shown, most.to_string());
             let free = full.fs.segments().free_sections();
             let rounds: Vec<_> = (0..16).map(|_| one_round(&full)).collect();
@@ -516,7 +512,7 @@ fn a_round_empties_so_many_segments_of_a_section() {
 fn cleans_beside(op: Op, aware: &str) -> (bool, u64) {
     let device = volume(&[], 64);
     let mut full = Full::new(Arc::clone(&device), "", 22);
-    full.fs.set_cleaning("ipu_policy", "0").unwrap();
+    full.fs.set_gc("ipu_policy", "0").unwrap();
     for n in 0..FILES * 100 {
         full.write(n % FILES, n / FILES).unwrap();
     }
@@ -563,7 +559,7 @@ fn cleans_beside(op: Op, aware: &str) -> (bool, u64) {
         ("gc_max_sleep_time", "1000"),
         ("gc_min_sleep_time", "1000"),
     ] {
-        fs.set_cleaning(name, value).unwrap();
+        fs.set_gc(name, value).unwrap();
     }
     sleep(Duration::from_secs(30));
     let stats = fs.gc.stats();

@@ -3,18 +3,18 @@
 
 use steadfs_vfs::{FsError, Result};
 
-use super::pace::{GcMode, Heeded, Pace};
+use super::timing::{GcMode, IoAware, SleepTimes};
 use crate::victim::age::AgeRules;
 
 /// Settings of cleaning. They stay when the cleaning task is stopped and started again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunables {
     /// `gc_*_sleep_time`.
-    pub pace: Pace,
+    pub sleep_times: SleepTimes,
     /// `gc_idle_interval`: seconds without a request after which the volume is idle.
     pub idle_interval: u32,
     /// `bggc_io_aware`: the I/O under way that keeps the volume from being idle.
-    pub heeded: Heeded,
+    pub io_aware: IoAware,
     /// `migration_granularity`: segments of a section that a round in the background empties at most;
     /// `None`: all.
     pub granularity: Option<u32>,
@@ -27,9 +27,9 @@ pub struct Tunables {
     /// `gc_remaining_trials`: rounds until the mode is normal again; 0: it stays.
     pub trials: u32,
     /// `ipu_policy`; `None`: what suits the volume.
-    pub in_place: Option<u32>,
+    pub ipu: Option<u32>,
     /// `min_ipu_util`: percent in use from which on its rules about fullness hold.
-    pub in_place_util: u32,
+    pub ipu_util: u32,
     /// `min_fsync_blocks`: most dirty blocks of a file that an fsync writes over their old places.
     pub sync_blocks: u32,
     /// `reclaim_segments`: so many that only wait for a checkpoint bring one; `None`: what suits the volume.
@@ -43,9 +43,9 @@ pub struct Tunables {
 impl Default for Tunables {
     fn default() -> Self {
         Self {
-            pace: Pace::default(),
+            sleep_times: SleepTimes::default(),
             idle_interval: 5,
-            heeded: Heeded::All,
+            io_aware: IoAware::All,
             granularity: None,
             mode: GcMode::Normal,
             by_age: false,
@@ -53,8 +53,8 @@ impl Default for Tunables {
             trials: 0,
             pin_thresh: 2048,
             shown_mode: GcMode::Normal,
-            in_place: None,
-            in_place_util: 70,
+            ipu: None,
+            ipu_util: 70,
             sync_blocks: 8,
             reclaim_segments: None,
         }
@@ -84,12 +84,12 @@ impl Tunables {
     /// What a file shows.
     pub fn show(&self, name: &str) -> Option<String> {
         Some(match name {
-            "gc_min_sleep_time" => self.pace.min.to_string(),
-            "gc_max_sleep_time" => self.pace.max.to_string(),
-            "gc_no_gc_sleep_time" => self.pace.none.to_string(),
-            "gc_urgent_sleep_time" => self.pace.urgent.to_string(),
+            "gc_min_sleep_time" => self.sleep_times.min.to_string(),
+            "gc_max_sleep_time" => self.sleep_times.max.to_string(),
+            "gc_no_gc_sleep_time" => self.sleep_times.none.to_string(),
+            "gc_urgent_sleep_time" => self.sleep_times.urgent.to_string(),
             "gc_idle_interval" => self.idle_interval.to_string(),
-            "bggc_io_aware" => self.heeded.number().to_string(),
+            "bggc_io_aware" => self.io_aware.number().to_string(),
             "gc_idle" | "gc_urgent" => self.mode.number().to_string(),
             "atgc_candidate_ratio" => self.age.ratio.to_string(),
             "atgc_candidate_count" => self.age.count.to_string(),
@@ -110,15 +110,15 @@ impl Tunables {
         let value = number(text)?;
         let wrong = |why: &str| Err(FsError::BadOption(format!("{name}: {why}")));
         match name {
-            "gc_min_sleep_time" => self.pace.min = value,
-            "gc_max_sleep_time" => self.pace.max = value,
-            "gc_no_gc_sleep_time" => self.pace.none = value,
-            "gc_urgent_sleep_time" => self.pace.urgent = value,
+            "gc_min_sleep_time" => self.sleep_times.min = value,
+            "gc_max_sleep_time" => self.sleep_times.max = value,
+            "gc_no_gc_sleep_time" => self.sleep_times.none = value,
+            "gc_urgent_sleep_time" => self.sleep_times.urgent = value,
             "gc_idle_interval" => self.idle_interval = value,
             "bggc_io_aware" => {
-                let found = Heeded::ALL.into_iter().find(|h| h.number() == value);
+                let found = IoAware::ALL.into_iter().find(|h| h.number() == value);
                 match found {
-                    Some(heeded) => self.heeded = heeded,
+                    Some(io_aware) => self.io_aware = io_aware,
                     None => return wrong("is 0 (all I/O), 1 (reads) or 2 (none)"),
                 }
             }

@@ -8,7 +8,7 @@ use steadfs_vfs::{FileKind, Result};
 use super::Inode;
 use crate::disk::{self, BLOCK_SIZE};
 use crate::fs::F2fs;
-use crate::node::Found;
+use crate::node::SlotLookup;
 
 /// Bytes in a unit of `st_blocks`.
 const SECTOR: u64 = 512;
@@ -42,11 +42,11 @@ impl F2fs {
         while let Some(&first) = blocks.peek() {
             let end = first.0 + fanout.left_in_node(first.0);
             let leaf = match self.find_slot(inode, core, first.0, tag)? {
-                Found::Slot(slot) => {
+                SlotLookup::Slot(slot) => {
                     let data = slot.node.data()?;
                     Some((slot, data))
                 }
-                Found::Missing(_) => {
+                SlotLookup::Missing(_) => {
                     nodes.extend(self.missing_nodes(inode, core, first.0, tag)?);
                     None
                 }

@@ -153,7 +153,7 @@ impl InodeTable {
     }
 
     /// Lets all inodes go that nobody works on; references to them stay counted.
-    pub fn leave_all(&self) {
+    pub fn drop_unused(&self) {
         for shard in &self.shards {
             shard.lock().let_go(|_| true);
         }
@@ -216,7 +216,7 @@ impl Shard {
             // stored are held by their list.
             let needed = Arc::strong_count(inode) > 1
                 || inode.orphan.load(Ordering::Acquire)
-                || !inode.promised.lock().is_empty()
+                || !inode.reserved.lock().is_empty()
                 || !inode.pages.is_empty();
             if needed || !may_go(inode) {
                 return true;

@@ -83,7 +83,7 @@ fn sections_are_cleaned_until_none_is_left_but_for_pinned_files() {
     assert!(failures > 0);
     assert_eq!(output, (failures as u32).to_ne_bytes());
     // Written over where it lies, whatever the rules for others are.
-    world.fs.set_cleaning("ipu_policy", "0").unwrap();
+    world.fs.set_gc("ipu_policy", "0").unwrap();
     world
         .fs
         .write(&world.cx, file, 4096, &[1; 4096], false)
@@ -118,7 +118,7 @@ fn sections_are_cleaned_until_none_is_left_but_for_pinned_files() {
 fn a_file_too_often_in_the_way_is_unpinned() {
     let world = World::make("", 128);
     let file = fragmented(&world, 600);
-    world.fs.set_cleaning("gc_pin_file_thresh", "3").unwrap();
+    world.fs.set_gc("gc_pin_file_thresh", "3").unwrap();
     world.pin_where_it_lies(file);
     for _ in 0..8 {
         let _ = call(&world, file, GARBAGE_COLLECT, &1u32.to_ne_bytes());
@@ -126,12 +126,7 @@ fn a_file_too_often_in_the_way_is_unpinned() {
     }
     assert_eq!(call(&world, file, GET_PIN_FILE, &[]).unwrap().0, 0);
     check(&world, file, 600);
-    assert!(
-        world
-            .fs
-            .set_cleaning("gc_pin_file_thresh", "65536")
-            .is_err()
-    );
+    assert!(world.fs.set_gc("gc_pin_file_thresh", "65536").is_err());
     world.close();
 }
 

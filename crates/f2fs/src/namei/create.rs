@@ -10,13 +10,13 @@ use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
 use super::fresh::{self, Setting, Spec};
 use super::{check_may_add, check_may_gain_link};
 use crate::acl::Inherited;
+use crate::cp_lock::Change;
 use crate::dentry::{NewName, Room};
 use crate::disk::dentry::{self, DentryLayout, Entry};
 use crate::disk::{self, BLOCK_SIZE, Nid};
 use crate::fs::F2fs;
-use crate::gate::Change;
 use crate::inode::Inode;
-use crate::space::{Need, Promise};
+use crate::space::{Need, Reservation};
 use crate::xattr::Cut;
 
 /// A new inode, thought through: nothing is left to decide, and it is known what it takes.
@@ -96,9 +96,11 @@ impl F2fs {
         let spec = Spec::plain(FileKind::Regular, mode & 0o7777, 0);
         let plan = self.plan_inode(cx, &dir, &spec, b"")?;
         self.orphans.check_room()?;
-        let mut promise = self.space.promised(plan.need, self.may_use_reserved(cx))?;
+        let mut reservation = self
+            .space
+            .reservation(plan.need, self.may_use_reserved(cx))?;
         let change = self.change()?;
-        let inode = self.make_planned(cx, &change, &mut promise, plan)?;
+        let inode = self.make_planned(cx, &change, &mut reservation, plan)?;
         self.orphans.add(&change, inode.nid())?;
         inode.set_linkable(true);
         inode.add_lookup();
@@ -129,10 +131,17 @@ impl F2fs {
         let need = room.need + plan.need;
         let mut pins = self.pin_inodes(&[&dir], cx.tag)?;
         self.pin_dir_block(&mut pins, &dir, room.block, cx.tag)?;
-        let mut promise = self.space.promised(need, self.may_use_reserved(cx))?;
+        let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
-        let inode = self.make_planned(cx, &change, &mut promise, plan)?;
-        let added = self.add_name(cx, &change, &mut promise, (&dir, &room, name), &inode, true);
+        let inode = self.make_planned(cx, &change, &mut reservation, plan)?;
+        let added = self.add_name(
+            cx,
+            &change,
+            &mut reservation,
+            (&dir, &room, name),
+            &inode,
+            true,
+        );
         self.must(added)?;
         self.note_new_name(&dir, name, inode.nid());
         inode.add_lookup();
@@ -144,7 +153,7 @@ impl F2fs {
         &self,
         cx: &Cx,
         change: &Change<'_>,
-        promise: &mut Promise<'_>,
+        reservation: &mut Reservation<'_>,
         (dir, room, name): (&Inode, &Room, &[u8]),
         inode: &Inode,
         counts: bool,
@@ -155,7 +164,7 @@ impl F2fs {
             kind: inode.kind(),
             name,
         };
-        self.insert_name(change, dir, &mut core, promise, (room, &new), cx.tag)?;
+        self.insert_name(change, dir, &mut core, reservation, (room, &new), cx.tag)?;
         self.touch_dir(&mut core);
         if counts && inode.kind() == FileKind::Directory {
             core.links += 1;
@@ -218,7 +227,7 @@ impl F2fs {
         &self,
         cx: &Cx,
         change: &Change<'_>,
-        promise: &mut Promise<'_>,
+        reservation: &mut Reservation<'_>,
         plan: Planned<'_>,
     ) -> Result<Arc<Inode>> {
         let (spec, layout) = (plan.spec, &self.layout);
@@ -250,11 +259,18 @@ impl F2fs {
             cx.tag,
         );
         let inode = made?;
-        promise.used(Need {
+        reservation.used(Need {
             blocks: 0,
             nodes: 1,
         });
-        let rest = self.make_rest(cx, change, promise, &inode, (plan.parent, spec), plan.attrs);
+        let rest = self.make_rest(
+            cx,
+            change,
+            reservation,
+            &inode,
+            (plan.parent, spec),
+            plan.attrs,
+        );
         self.must(rest)?;
         Ok(inode)
     }
@@ -264,14 +280,14 @@ impl F2fs {
         &self,
         cx: &Cx,
         change: &Change<'_>,
-        promise: &mut Promise<'_>,
+        reservation: &mut Reservation<'_>,
         inode: &Inode,
         (parent, spec): (Nid, &Spec<'_>),
         attrs: Option<Cut>,
     ) -> Result<()> {
         let mut core = inode.core.write();
         if let Some(bytes) = attrs.and_then(|cut| cut.node) {
-            self.put_xattr_node(change, inode, &mut core, promise, &bytes, cx.tag)?;
+            self.put_xattr_node(change, inode, &mut core, reservation, &bytes, cx.tag)?;
         }
         let fill = |block: &mut [u8]| match spec.kind {
             FileKind::Directory => put_dots(&DentryLayout::BLOCK, block, inode.nid(), parent),
@@ -283,7 +299,7 @@ impl F2fs {
             _ => false,
         };
         if has_block {
-            self.make_block(change, inode, &mut core, promise, (0, cx.tag), fill)?;
+            self.make_block(change, inode, &mut core, reservation, (0, cx.tag), fill)?;
         }
         Ok(())
     }

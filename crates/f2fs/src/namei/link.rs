@@ -7,10 +7,10 @@ use steadfs_vfs::names::{check_length, check_may_lose_name, is_dots, with_names_
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
 
 use super::{check_may_add, check_may_gain_link, check_may_remove, check_project, lose_subdir};
+use crate::cp_lock::Change;
 use crate::dentry::Named;
 use crate::disk::inode::Advise;
 use crate::fs::F2fs;
-use crate::gate::Change;
 use crate::inode::Inode;
 use crate::pins::Pins;
 
@@ -44,7 +44,9 @@ impl F2fs {
         let room = self.room_for_name(cx, &dir, name)?;
         let mut pins = self.pin_inodes(&[&dir, &inode], cx.tag)?;
         self.pin_dir_block(&mut pins, &dir, room.block, cx.tag)?;
-        let mut promise = self.space.promised(room.need, self.may_use_reserved(cx))?;
+        let mut reservation = self
+            .space
+            .reservation(room.need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let first = {
             let mut core = inode.core.write();
@@ -64,7 +66,7 @@ impl F2fs {
         let added = self.add_name(
             cx,
             &change,
-            &mut promise,
+            &mut reservation,
             (&dir, &room, name),
             &inode,
             false,
@@ -105,7 +107,7 @@ impl F2fs {
         }
         drop(change);
         drop(names);
-        self.free_unnamed(&victim, cx.tag);
+        self.evict_if_unlinked(&victim, cx.tag);
         Ok(())
     }
 
@@ -131,7 +133,7 @@ impl F2fs {
             self.rmdir_locked(cx, &dir, &entry, &victim)?;
             Ok(victim)
         })?;
-        self.free_unnamed(&victim, cx.tag);
+        self.evict_if_unlinked(&victim, cx.tag);
         Ok(())
     }
 

@@ -9,14 +9,14 @@ use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result};
 
 use super::fresh::Spec;
 use super::{check_may_add, check_may_gain_link, check_may_remove, check_project, lose_subdir};
+use crate::cp_lock::Change;
 use crate::dentry::{Named, Room};
 use crate::disk::inode::Advise;
 use crate::disk::{DiskError, Nid, Structure};
 use crate::fs::F2fs;
-use crate::gate::Change;
 use crate::inode::Inode;
 use crate::pins::Pins;
-use crate::space::{Need, Promise};
+use crate::space::{Need, Reservation};
 
 /// Levels of directories looked at above one another before the tree is taken for a circle.
 const DEEPEST: u32 = 1 << 20;
@@ -96,7 +96,7 @@ impl F2fs {
         let _order = (from_dir.nid() != to_dir.nid()).then(|| self.rename.lock());
         let replaced = self.with_room(cx, || self.rename_once(cx, from, to, flags))?;
         if let Some(inode) = replaced {
-            self.free_unnamed(&inode, cx.tag);
+            self.evict_if_unlinked(&inode, cx.tag);
         }
         Ok(())
     }
@@ -310,10 +310,10 @@ impl F2fs {
         let _pins = self.pin_to_rename(cx, from, to, pair, room.as_ref())?;
         let need = room.map_or(Need::default(), |room| room.need)
             + plan.as_ref().map_or(Need::default(), |plan| plan.need);
-        let mut promise = self.space.promised(need, self.may_use_reserved(cx))?;
+        let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let stand_in = match plan {
-            Some(plan) => Some(self.make_planned(cx, &change, &mut promise, plan)?),
+            Some(plan) => Some(self.make_planned(cx, &change, &mut reservation, plan)?),
             None => None,
         };
         let moved = Moving {
@@ -324,7 +324,7 @@ impl F2fs {
             to,
             pair,
         };
-        self.must(moved.go(&mut promise, room.as_ref(), stand_in.as_deref()))
+        self.must(moved.go(&mut reservation, room.as_ref(), stand_in.as_deref()))
     }
 
     /// Reads what a rename will need, before the first change: all inodes, the blocks of both names and of every
@@ -385,7 +385,7 @@ impl F2fs {
         }
         core.ctime = self.now();
         drop(core);
-        let mut since = self.since.lock();
+        let mut since = self.names_since_cp.lock();
         since.renamed_into.insert(to.dir.nid());
         if is_dir(inode) {
             since.renamed_into.insert(inode.nid());
@@ -435,12 +435,12 @@ struct Moving<'a> {
 impl Moving<'_> {
     fn go(
         &self,
-        promise: &mut Promise<'_>,
+        reservation: &mut Reservation<'_>,
         room: Option<&Room>,
         stand_in: Option<&Inode>,
     ) -> Result<()> {
         let (fs, tag) = (self.fs, self.cx.tag);
-        self.put_new_name(promise, room)?;
+        self.put_new_name(reservation, room)?;
         steadfs_rt::fault_point("rename");
         self.drop_old_name(stand_in)?;
         fs.move_inode(self.change, self.from, self.to, self.pair.moved(), tag)?;
@@ -460,13 +460,13 @@ impl Moving<'_> {
         }
     }
 
-    fn put_new_name(&self, promise: &mut Promise<'_>, room: Option<&Room>) -> Result<()> {
+    fn put_new_name(&self, reservation: &mut Reservation<'_>, room: Option<&Room>) -> Result<()> {
         let (fs, to, old) = (self.fs, self.to, self.pair.moved());
         let Some((entry, _)) = &self.pair.new else {
             let room = room.expect("a name that is not there gets room");
             let counts = counts(self.from, to, old);
             let place = (to.dir, room, to.name);
-            return fs.add_name(self.cx, self.change, promise, place, old, counts);
+            return fs.add_name(self.cx, self.change, reservation, place, old, counts);
         };
         let mut core = to.dir.core.write();
         let target = (old.nid(), old.kind());

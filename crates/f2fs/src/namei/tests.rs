@@ -93,7 +93,7 @@ fn names_go() {
     assert_eq!(world.names(ROOT), [b"lost+found"]);
     let after = fs.space.counts();
     assert_eq!(
-        (after.valid_blocks, after.valid_inodes, after.promised),
+        (after.valid_blocks, after.valid_inodes, after.reserved),
         (before.valid_blocks, before.valid_inodes, 0)
     );
     world.close();
@@ -274,7 +274,11 @@ fn inodes_know_their_last_name() {
     // A new file under the old name must not be recovered over the one that moved.
     let again = world.file(ROOT, b"clip.mp4").unwrap().ino;
     let fresh = world.file(ROOT, b"fresh").unwrap().ino;
-    let cut = |ino| fs.cut.lock().contains(&Nid::from_vfs(ino).unwrap());
+    let cut = |ino| {
+        fs.truncated_since_cp
+            .lock()
+            .contains(&Nid::from_vfs(ino).unwrap())
+    };
     assert!(cut(again) && !cut(fresh));
     world.judge_now();
     assert!(!cut(again));
@@ -312,7 +316,7 @@ fn a_full_volume_says_so_and_loses_nothing() {
             }
         }
         let counts = fs.space.counts();
-        assert_eq!(counts.promised, 0);
+        assert_eq!(counts.reserved, 0);
         assert!(made.len() > 500, "round {round}: {}", made.len());
         let mut names: Vec<_> = made.iter().map(|(_, name)| name.clone()).collect();
         names.push(b"lost+found".to_vec());

@@ -10,7 +10,7 @@ use steadfs_base::{DevBlock, IoTag};
 use steadfs_block::Buf;
 use steadfs_vfs::Result;
 
-use super::{Nat, State};
+use super::{Nat, NatState};
 use crate::disk::bits::{self, Order};
 use crate::disk::{BlockAddr, Layout, NatEntry, Nid, journal, nat};
 use crate::fs::io_error;
@@ -87,7 +87,7 @@ impl Nat {
         let gone =
             |(nid, entry): (&Nid, &NatEntry)| (!entry.is_used()).then_some((*nid, entry.version));
         let count = committing.iter().filter_map(gone).count() as u64;
-        state.ids_come_free(committing.iter().filter_map(gone));
+        state.add_free_nids(committing.iter().filter_map(gone));
         drop(state);
         for change in plan.blocks {
             self.meta.forget(DevBlock(change.from.0.into()));
@@ -109,7 +109,7 @@ impl NatPlan {
 }
 
 /// Which entries go into the journal, and which blocks are written.
-fn plan(layout: &Layout, state: &State) -> NatPlan {
+fn plan(layout: &Layout, state: &NatState) -> NatPlan {
     let mut all = state.journal.clone();
     let stored = |(nid, entry): (&Nid, &NatEntry)| {
         // Each node that was made has its place by now; an id whose node was not made after all has none.

@@ -6,25 +6,25 @@ use std::collections::BTreeMap;
 use steadfs_base::IoTag;
 use steadfs_vfs::{FsError, Result};
 
-use super::{Nat, State};
+use super::{Nat, NatState};
+use crate::cp_lock::Change;
 use crate::disk::{BlockAddr, Layout, NatEntry, Nid, nat};
-use crate::gate::Change;
 
 /// With fewer ids than this the table is looked through before an operation begins.
-const LOW: usize = 128;
+const FREE_NIDS_LOW: usize = 128;
 
 /// With more ids than this none are noted that a search finds too.
-const MOST: usize = 4096;
+const FREE_NIDS_MAX: usize = 4096;
 
 /// Ids found free.
-pub struct FreeIds {
+pub struct FreeNids {
     /// With the version that a node will have.
     found: BTreeMap<Nid, u8>,
     /// The block of the table to look at next.
     next: u32,
 }
 
-impl FreeIds {
+impl FreeNids {
     pub fn new(layout: &Layout, next: Nid) -> Self {
         let next = if layout.is_nid(next) { next } else { Nid::ROOT };
         Self {
@@ -34,9 +34,9 @@ impl FreeIds {
     }
 }
 
-impl State {
+impl NatState {
     /// The id of a free node, now that of a node of `ino` (of itself where there is none).
-    fn take_free(&mut self, ino: Option<Nid>) -> Option<(Nid, NatEntry)> {
+    fn take_free_nid(&mut self, ino: Option<Nid>) -> Option<(Nid, NatEntry)> {
         let (nid, version) = self.free.found.pop_first()?;
         let entry = NatEntry {
             version,
@@ -48,8 +48,8 @@ impl State {
     }
 
     /// Ids whose nodes the checkpoint that is durable now does not have any more.
-    pub(super) fn ids_come_free(&mut self, gone: impl Iterator<Item = (Nid, u8)>) {
-        for (nid, version) in gone.take(MOST.saturating_sub(self.free.found.len())) {
+    pub(super) fn add_free_nids(&mut self, gone: impl Iterator<Item = (Nid, u8)>) {
+        for (nid, version) in gone.take(FREE_NIDS_MAX.saturating_sub(self.free.found.len())) {
             self.free.found.insert(nid, version);
         }
     }
@@ -60,8 +60,8 @@ impl Nat {
     ///
     /// # Errors
     /// The device fails.
-    pub fn provide_ids(&self, tag: IoTag) -> Result<()> {
-        self.search(LOW, tag)
+    pub fn build_free_nids(&self, tag: IoTag) -> Result<()> {
+        self.search(FREE_NIDS_LOW, tag)
     }
 
     /// Where the next checkpoint says that free ids are found.
@@ -76,12 +76,17 @@ impl Nat {
     /// # Errors
     /// `NoSpace`: all are in use, which the counts of a volume in order keep from happening; the device
     /// fails.
-    pub fn new_id(&self, _: &Change<'_>, ino: Option<Nid>, tag: IoTag) -> Result<(Nid, NatEntry)> {
-        if let Some(nid) = self.state.lock().take_free(ino) {
+    pub fn alloc_nid(
+        &self,
+        _: &Change<'_>,
+        ino: Option<Nid>,
+        tag: IoTag,
+    ) -> Result<(Nid, NatEntry)> {
+        if let Some(nid) = self.state.lock().take_free_nid(ino) {
             return Ok(nid);
         }
         self.search(1, tag)?;
-        let found = self.state.lock().take_free(ino);
+        let found = self.state.lock().take_free_nid(ino);
         found.ok_or(FsError::NoSpace)
     }
 
@@ -89,7 +94,7 @@ impl Nat {
     ///
     /// # Errors
     /// The device fails.
-    pub fn take_id(&self, _: &Change<'_>, ino: Nid, tag: IoTag) -> Result<NatEntry> {
+    pub fn alloc_nid_at(&self, _: &Change<'_>, ino: Nid, tag: IoTag) -> Result<NatEntry> {
         let version = self.entry(ino, tag)?.version;
         let addr = BlockAddr::NEW;
         let entry = NatEntry { version, ino, addr };
@@ -121,7 +126,7 @@ impl Nat {
     }
 }
 
-impl State {
+impl NatState {
     /// Notes the free ids of a block of the table.
     fn take_block(&mut self, layout: &Layout, block: u32, data: &[u8]) {
         self.free.next = (block + 1) % layout.nat_blocks;

@@ -11,18 +11,18 @@ use steadfs_cache::MetaCache;
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::Result;
 
+use crate::cp_lock::Change;
 use crate::disk::bits::{self, Order};
 use crate::disk::{BlockAddr, Checkpoint, DiskError, Layout, NatEntry, Nid, Structure, nat};
 use crate::fs::io_error;
-use crate::gate::Change;
 
 mod flush;
 mod free;
 
-use free::FreeIds;
+use free::FreeNids;
 
 /// Blocks of the table read at once: nodes made together have neighbouring ids.
-const WINDOW: u64 = 16;
+const READAHEAD_BLOCKS: u64 = 16;
 
 pub use flush::{NatPlan, NatWrites};
 
@@ -30,10 +30,10 @@ pub use flush::{NatPlan, NatWrites};
 pub struct Nat {
     layout: Layout,
     meta: Arc<MetaCache>,
-    state: Mutex<State>,
+    state: Mutex<NatState>,
 }
 
-struct State {
+struct NatState {
     /// For each block whether the second copy is current, as a checkpoint has it.
     second: Vec<u8>,
     /// The last durable checkpoint's journal.
@@ -43,7 +43,7 @@ struct State {
     /// Changed since the last checkpoint's snapshot.
     dirty: BTreeMap<Nid, NatEntry>,
     /// Ids for new nodes.
-    free: FreeIds,
+    free: FreeNids,
     /// Checkpoints since the mount: each changes the table.
     commits: u64,
 }
@@ -55,7 +55,7 @@ impl Nat {
         checkpoint: &Checkpoint,
         journal: BTreeMap<Nid, NatEntry>,
     ) -> Self {
-        let state = State::of(layout, checkpoint, journal);
+        let state = NatState::of(layout, checkpoint, journal);
         Self {
             layout: layout.clone(),
             meta: Arc::clone(meta),
@@ -65,7 +65,7 @@ impl Nat {
 
     /// Another checkpoint is the volume's state; nothing has changed in memory.
     pub fn reload(&self, checkpoint: &Checkpoint, journal: BTreeMap<Nid, NatEntry>) {
-        *self.state.lock() = State::of(&self.layout, checkpoint, journal);
+        *self.state.lock() = NatState::of(&self.layout, checkpoint, journal);
     }
 
     /// The entry of a node, whether it is in use or not.
@@ -73,7 +73,7 @@ impl Nat {
     /// # Errors
     /// The id is not a possible one, or the device fails.
     pub fn entry(&self, nid: Nid, tag: IoTag) -> Result<NatEntry> {
-        self.check_id(nid)?;
+        self.check_nid(nid)?;
         self.look_up(nid, |state| state.overriding(nid), tag)
     }
 
@@ -82,11 +82,11 @@ impl Nat {
     /// # Errors
     /// As [`Nat::entry`].
     pub fn in_checkpoint(&self, nid: Nid, tag: IoTag) -> Result<NatEntry> {
-        self.check_id(nid)?;
+        self.check_nid(nid)?;
         self.look_up(nid, |state| state.in_checkpoint(nid), tag)
     }
 
-    fn check_id(&self, nid: Nid) -> Result<()> {
+    fn check_nid(&self, nid: Nid) -> Result<()> {
         if !self.layout.is_nid(nid) {
             let rule = "not a possible node";
             return Err(DiskError::field(Structure::Nat, "nid", nid.0, rule).into());
@@ -97,7 +97,7 @@ impl Nat {
     fn look_up(
         &self,
         nid: Nid,
-        overriding: impl FnOnce(&State) -> Option<NatEntry>,
+        overriding: impl FnOnce(&NatState) -> Option<NatEntry>,
         tag: IoTag,
     ) -> Result<NatEntry> {
         let (block, slot) = self.layout.nat_slot(nid);
@@ -123,7 +123,7 @@ impl Nat {
     ) -> Result<Arc<steadfs_cache::MetaBuf>> {
         if self.meta.peek(at).is_none() {
             let end = block
-                .saturating_add(WINDOW as u32)
+                .saturating_add(READAHEAD_BLOCKS as u32)
                 .min(self.layout.nat_blocks);
             let count = {
                 let state = self.state.lock();
@@ -170,7 +170,7 @@ impl Nat {
     }
 }
 
-impl State {
+impl NatState {
     /// As a checkpoint has it.
     fn of(layout: &Layout, checkpoint: &Checkpoint, journal: BTreeMap<Nid, NatEntry>) -> Self {
         Self {
@@ -178,7 +178,7 @@ impl State {
             journal,
             committing: BTreeMap::new(),
             dirty: BTreeMap::new(),
-            free: FreeIds::new(layout, checkpoint.next_free_nid),
+            free: FreeNids::new(layout, checkpoint.next_free_nid),
             commits: 0,
         }
     }

@@ -13,22 +13,22 @@ use steadfs_block::Buf;
 use steadfs_rt::{Mutex, Rank, RwLock, RwLockWriteGuard};
 use steadfs_vfs::Result;
 
+use crate::cp_lock::Change;
 use crate::disk::node::Footer;
 use crate::disk::{BLOCK_SIZE, BlockAddr, NatEntry, Nid};
-use crate::gate::Change;
 
 const SHARDS: usize = 16;
 
 /// One node in memory.
 pub struct Node {
     nid: Nid,
-    state: RwLock<State>,
+    state: RwLock<NodeState>,
     /// Used since the last sweep.
     recent: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+struct NodeState {
     /// `None` until the first read has filled it, and when the node was freed.
     data: Option<Buf>,
     /// What the node address table says of it.
@@ -85,7 +85,7 @@ impl Node {
 
 /// A node locked for changing.
 pub struct NodeMut<'n> {
-    state: RwLockWriteGuard<'n, State>,
+    state: RwLockWriteGuard<'n, NodeState>,
 }
 
 impl Deref for NodeMut<'_> {
@@ -104,7 +104,7 @@ impl DerefMut for NodeMut<'_> {
 }
 
 /// A changed node's place: its inode, and its offset in that one's tree.
-pub type DirtyKey = (Nid, u32);
+pub type TreePosition = (Nid, u32);
 
 /// All nodes in memory.
 pub struct NodeCache {
@@ -113,7 +113,7 @@ pub struct NodeCache {
     cached: AtomicUsize,
     shards: Vec<Mutex<FixedMap<u32, Arc<Node>>>>,
     /// Changed nodes by inode and place in its tree.
-    dirty: Mutex<BTreeMap<DirtyKey, Arc<Node>>>,
+    dirty: Mutex<BTreeMap<TreePosition, Arc<Node>>>,
 }
 
 impl NodeCache {
@@ -140,7 +140,7 @@ impl NodeCache {
             inserted = true;
             Arc::new(Node {
                 nid,
-                state: RwLock::new(Rank::Node, State::default()),
+                state: RwLock::new(Rank::Node, NodeState::default()),
                 recent: AtomicBool::new(true),
             })
         }));
@@ -211,7 +211,7 @@ impl NodeCache {
         Ok(NodeMut { state })
     }
 
-    fn mark(&self, _: &Change<'_>, node: &Arc<Node>, state: &mut State) {
+    fn mark(&self, _: &Change<'_>, node: &Arc<Node>, state: &mut NodeState) {
         if state.dirty {
             return;
         }
@@ -269,7 +269,7 @@ impl NodeCache {
     }
 
     /// Lets all nodes go that nobody uses.
-    pub fn leave_all(&self) {
+    pub fn drop_unused(&self) {
         for shard in &self.shards {
             let mut shard = shard.lock();
             let before = shard.len();
@@ -294,7 +294,7 @@ impl NodeCache {
     }
 
     /// The changed nodes in the order of their inodes and places. They stay listed until they are placed.
-    pub fn dirty(&self) -> Vec<(DirtyKey, Arc<Node>)> {
+    pub fn dirty(&self) -> Vec<(TreePosition, Arc<Node>)> {
         let dirty = self.dirty.lock();
         dirty
             .iter()

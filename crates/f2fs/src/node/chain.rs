@@ -15,12 +15,12 @@ use steadfs_vfs::Result;
 use super::Node;
 use super::writes::NodeWrite;
 use crate::checkpoint::{Marks, Writes};
+use crate::cp_lock::Change;
 use crate::data::need::Reason;
 use crate::disk::node::NodeKind;
 use crate::disk::superblock::StopReason;
 use crate::disk::{BLOCK_SIZE, BlockAddr, Nid};
 use crate::fs::{F2fs, io_error};
-use crate::gate::Change;
 use crate::inode::Inode;
 
 /// How a chain becomes durable.
@@ -49,19 +49,19 @@ pub struct Chain<'f> {
 }
 
 /// What came of the wish to make a file durable by its own nodes.
-pub enum Placed<'f> {
+pub enum ChainPlan<'f> {
     /// The nodes have their places.
     Chain(Chain<'f>),
     /// Nothing of the file waits to be written.
     Clean,
     /// They cannot tell what has changed: a checkpoint is needed.
-    NotEnough(Reason),
+    NeedsCheckpoint(Reason),
 }
 
 impl F2fs {
     /// Gives places to what changed of a file's nodes, if recovery can make of them what the file is now. The
     /// caller holds `inode.flush`.
-    pub(crate) fn place_chain<'f>(&'f self, inode: &'f Inode, tag: IoTag) -> Result<Placed<'f>> {
+    pub(crate) fn place_chain<'f>(&'f self, inode: &'f Inode, tag: IoTag) -> Result<ChainPlan<'f>> {
         // What is looked up here holds until the nodes have their places: no checkpoint begins, and nobody
         // gives the inode a name, takes one or frees nodes.
         let change = self.change()?;
@@ -72,10 +72,10 @@ impl F2fs {
         // first chain behind a checkpoint.
         let named = !inode.is_named_behind(version) && !self.is_in_checkpoint(ino, tag)?;
         if !named && self.is_clean_file(inode) {
-            return Ok(Placed::Clean);
+            return Ok(ChainPlan::Clean);
         }
         if let Some(reason) = self.facts(inode, &core, tag)?.reason() {
-            return Ok(Placed::NotEnough(reason));
+            return Ok(ChainPlan::NeedsCheckpoint(reason));
         }
         self.store_inode(&change, inode, &core)?;
         if named {
@@ -84,14 +84,14 @@ impl F2fs {
         }
         let (nodes, with_inode) = self.chain_nodes(ino);
         if nodes.is_empty() {
-            return Ok(Placed::Clean);
+            return Ok(ChainPlan::Clean);
         }
         let dentry = named && with_inode;
         let chain = self.give_places(&change, inode, nodes, dentry);
         if dentry && chain.whole.is_ok() {
             inode.set_named_behind(version);
         }
-        Ok(Placed::Chain(chain))
+        Ok(ChainPlan::Chain(chain))
     }
 
     /// The changed nodes of a file that a chain tells of, its inode last, and whether that is among them.
@@ -184,7 +184,7 @@ impl F2fs {
                 write.end();
             }
             Err(error) => {
-                self.stop(
+                self.abort(
                     StopReason::WRITE_FAIL,
                     &format!("a node could not be written: {error}"),
                 );
@@ -196,7 +196,7 @@ impl F2fs {
         self.node_writes.wait(before, &self.queue, tag)?;
         if how == Barrier::Flush {
             self.queue.flush(tag).wait().map_err(|error| {
-                self.stop(StopReason::FLUSH_FAIL, &format!("a flush failed: {error}"));
+                self.abort(StopReason::FLUSH_FAIL, &format!("a flush failed: {error}"));
                 io_error(error)
             })?;
         }
@@ -221,8 +221,8 @@ impl F2fs {
         chains.extend(others);
         let last = chains.last().expect("the first is among them");
         let (before, version) = (last.write.before(), last.version);
-        let anew = chains.iter().map(|chain| chain.inode.unflushed_anew());
-        if !self.queue.has_flushed(anew.max().unwrap_or(0)) {
+        let opu = chains.iter().map(|chain| chain.inode.unflushed_opu());
+        if !self.queue.has_flushed(opu.max().unwrap_or(0)) {
             self.flush_device(tag)?;
         }
         let each = chains.iter_mut().map(|c| std::mem::take(&mut c.blocks));
@@ -233,7 +233,7 @@ impl F2fs {
             chain.write.note(writes.ios(), &self.queue);
         }
         if let Err(error) = writes.wait() {
-            self.stop(
+            self.abort(
                 StopReason::WRITE_FAIL,
                 &format!("a node could not be written: {error}"),
             );

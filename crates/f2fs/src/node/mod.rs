@@ -10,16 +10,16 @@ use steadfs_vfs::Result;
 use crate::disk::node::Footer;
 use crate::disk::{BLOCK_SIZE, BlockAddr, DiskError, NatEntry, Nid, Structure, inode};
 use crate::fs::{F2fs, io_error};
-use crate::segment::Content;
+use crate::segment::BlockKind;
 
 mod cache;
 pub mod chain;
-mod cut;
 mod tree;
+mod truncate;
 mod writes;
 
 pub use cache::{Node, NodeCache};
-pub use tree::{Found, Slot};
+pub use tree::{Slot, SlotLookup};
 pub use writes::NodeWrites;
 
 impl F2fs {
@@ -55,7 +55,7 @@ impl F2fs {
             entry.validate(&self.layout, nid)?;
             // What files hold is no node, whatever it looks like: it would be changed and freed as one.
             if let Some(segments) = self.segments.get() {
-                let owned = segments.check_owned(entry.addr, 1, Content::Node);
+                let owned = segments.check_owned(entry.addr, 1, BlockKind::Node);
                 owned.map_err(|e| e.in_node(nid))?;
             }
             let data = self.node_at(entry.addr, nid, entry.ino, tag)?;

@@ -11,12 +11,12 @@ use steadfs_block::Buf;
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::Node;
+use crate::cp_lock::Change;
 use crate::disk::node::{Footer, NodePath, PER_NODE, XATTR_OFFSET};
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, Layout, NatEntry, Nid, inode, node};
 use crate::fs::F2fs;
-use crate::gate::Change;
 use crate::inode::Inode;
-use crate::segment::{Content, Owner};
+use crate::segment::{BlockKind, Owner};
 
 /// Where a file's block is named.
 #[derive(Clone)]
@@ -53,7 +53,7 @@ impl Slot {
 }
 
 /// What is known of the node that names a block.
-pub enum Found {
+pub enum SlotLookup {
     /// It is there.
     Slot(Slot),
     /// It does not exist: so many blocks from the one asked for are a hole.
@@ -73,16 +73,16 @@ impl F2fs {
         core: &disk::Inode,
         block: u64,
         tag: IoTag,
-    ) -> Result<Found> {
+    ) -> Result<SlotLookup> {
         let fanout = core.fanout(&self.layout);
         let Some(path) = fanout.path(block) else {
-            return Ok(Found::Missing(u64::MAX - block));
+            return Ok(SlotLookup::Missing(u64::MAX - block));
         };
         let slot = path.slots[path.depth];
         let left = |whole: u32| low16(whole - u32::from(slot));
         let ino = inode.nid();
         if path.depth == 0 {
-            return Ok(Found::Slot(Slot {
+            return Ok(SlotLookup::Slot(Slot {
                 node: self.inode_node(ino, tag)?,
                 slot,
                 left: left(fanout.inode),
@@ -97,7 +97,7 @@ impl F2fs {
         };
         if let Some(nid) = self.recovered().leaf(ino, path.offsets[path.depth]) {
             let node = self.expect_node(nid, ino, path.offsets[path.depth], tag)?;
-            return Ok(Found::Slot(leaf(node)));
+            return Ok(SlotLookup::Slot(leaf(node)));
         }
         let mut at = self.inode_node(ino, tag)?;
         for level in 1..=path.depth {
@@ -107,7 +107,7 @@ impl F2fs {
             let missing = nid.some().is_none()
                 || (self.recovered().has(ino) && !self.nat.entry(nid, tag)?.is_used());
             if missing {
-                return Ok(Found::Missing(self.missing(
+                return Ok(SlotLookup::Missing(self.missing(
                     ino,
                     fanout.direct,
                     &path,
@@ -116,7 +116,7 @@ impl F2fs {
             }
             at = self.expect_node(nid, ino, path.offsets[level], tag)?;
         }
-        Ok(Found::Slot(leaf(at)))
+        Ok(SlotLookup::Slot(leaf(at)))
     }
 
     /// Blocks from the path's to the end of what the missing node at `level` would map.
@@ -157,7 +157,7 @@ impl F2fs {
     }
 
     /// Where a block of a file is named; nodes on the way that are missing are made. Each was promised:
-    /// to the inode ([`Inode::promise_nodes`]) or, if it was not, to this caller.
+    /// to the inode ([`Inode::reserve_nodes`]) or, if it was not, to this caller.
     ///
     /// # Errors
     /// `TooLarge` past the largest file; damage; the device. Nodes made before the failure stay.
@@ -214,7 +214,7 @@ impl F2fs {
     ) -> Result<Arc<Node>> {
         self.mark_dirty(change, inode, tag)?;
         let ino = inode.nid();
-        let (nid, entry) = self.nat.new_id(change, Some(ino), tag)?;
+        let (nid, entry) = self.nat.alloc_nid(change, Some(ino), tag)?;
         let footer = Footer {
             nid,
             ino,
@@ -260,7 +260,7 @@ impl F2fs {
         drop(data);
         // The kernel believes the extent kept in the inode.
         core.extent.len = 0;
-        let was_own = !old.is_block() || self.invalidate(change, old, Content::Data);
+        let was_own = !old.is_block() || self.invalidate(change, old, BlockKind::Data);
         match (core.counts(old), core.counts(addr)) {
             (false, true) => {
                 self.space.use_block();
@@ -330,10 +330,10 @@ impl F2fs {
     ) {
         let old = self.nat.remove(change, node.nid(), node.entry());
         self.nodes.forget(change, node);
-        self.cut.lock().insert(inode.nid());
+        self.truncated_since_cp.lock().insert(inode.nid());
         core.blocks = core.blocks.saturating_sub(1).max(1);
         self.space.free_node(false);
-        self.invalidate(change, old, Content::Node);
+        self.invalidate(change, old, BlockKind::Node);
     }
 
     /// A new inode with its node, of a number that was promised as a node. `make` gets the number and the
@@ -346,7 +346,7 @@ impl F2fs {
         make: impl FnOnce(Nid, &mut [u8]) -> disk::Inode,
         tag: IoTag,
     ) -> Result<Arc<Inode>> {
-        let (nid, entry) = self.nat.new_id(change, None, tag)?;
+        let (nid, entry) = self.nat.alloc_nid(change, None, tag)?;
         let mut block = vec![0; BLOCK_SIZE];
         let core = make(nid, &mut block);
         self.insert_inode(change, (nid, entry), core, rdev, block)
@@ -386,7 +386,7 @@ impl F2fs {
         self.inodes.remove(nid);
         self.nodes.forget(change, &node);
         self.space.free_node(true);
-        self.invalidate(change, old, Content::Node);
+        self.invalidate(change, old, BlockKind::Node);
         Ok(())
     }
 }

@@ -12,18 +12,18 @@ use steadfs_vfs::{FsError, Result};
 pub struct NodeWrites {
     /// Held while nodes are given their places: they lie in the log in the order in which writes begin.
     order: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<WritesState>,
     ended: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WritesState {
     /// How many have begun.
-    begun: u64,
+    started: u64,
     /// With the requests that they have made.
-    under_way: BTreeMap<u64, Vec<IoHandle>>,
+    in_flight: BTreeMap<u64, Vec<IoHandle>>,
     /// Those who wait: for how many, and who.
-    waiting: Vec<(u64, IoTag)>,
+    waiters: Vec<(u64, IoTag)>,
     /// One failed: nothing behind it can be reached.
     failed: bool,
 }
@@ -40,7 +40,7 @@ impl NodeWrites {
     pub fn new() -> Self {
         Self {
             order: Mutex::new(Rank::InodeState, ()),
-            state: Mutex::new(Rank::Leaf, State::default()),
+            state: Mutex::new(Rank::Leaf, WritesState::default()),
             ended: Condvar::new(),
         }
     }
@@ -51,9 +51,9 @@ impl NodeWrites {
     pub fn begin(&self) -> (NodeWrite<'_>, MutexGuard<'_, ()>) {
         let order = self.order.lock();
         let mut state = self.state.lock();
-        let number = state.begun;
-        state.begun += 1;
-        state.under_way.insert(number, Vec::new());
+        let number = state.started;
+        state.started += 1;
+        state.in_flight.insert(number, Vec::new());
         let write = NodeWrite {
             writes: self,
             number,
@@ -69,8 +69,8 @@ impl NodeWrites {
     }
 
     /// How many have begun so far.
-    pub fn begun(&self) -> u64 {
-        self.state.lock().begun
+    pub fn started(&self) -> u64 {
+        self.state.lock().started
     }
 
     /// Waits for the first `count` of all that have begun. Their requests are raised to the waiter's tag:
@@ -80,14 +80,15 @@ impl NodeWrites {
     /// One failed.
     pub fn wait(&self, count: u64, queue: &Queue, tag: IoTag) -> Result<()> {
         let mut state = self.state.lock();
-        let has_some = |state: &State| state.under_way.keys().next().is_some_and(|n| *n < count);
+        let has_some =
+            |state: &WritesState| state.in_flight.keys().next().is_some_and(|n| *n < count);
         if has_some(&state) {
             let ios: Vec<_> = state
-                .under_way
+                .in_flight
                 .range(..count)
                 .flat_map(|(_, ios)| ios.clone())
                 .collect();
-            state.waiting.push((count, tag));
+            state.waiters.push((count, tag));
             drop(state);
             for io in ios {
                 queue.boost(&io, tag);
@@ -97,10 +98,10 @@ impl NodeWrites {
                 self.ended.wait(&mut state);
             }
             let mine = state
-                .waiting
+                .waiters
                 .iter()
                 .position(|waiter| *waiter == (count, tag));
-            state.waiting.swap_remove(mine.expect("put there above"));
+            state.waiters.swap_remove(mine.expect("put there above"));
         }
         if state.failed {
             return Err(FsError::Io("a node could not be written".to_owned()));
@@ -117,18 +118,18 @@ impl NodeWrite<'_> {
 
     /// Notes requests that it has made; raises them if somebody waits already.
     pub fn note(&self, ios: &[IoHandle], queue: &Queue) {
-        let waiting: Vec<IoTag> = {
+        let waiters: Vec<IoTag> = {
             let state = &mut *self.writes.state.lock();
-            if let Some(own) = state.under_way.get_mut(&self.number) {
+            if let Some(own) = state.in_flight.get_mut(&self.number) {
                 own.extend_from_slice(ios);
             }
             let for_it = state
-                .waiting
+                .waiters
                 .iter()
                 .filter(|(count, _)| self.number < *count);
             for_it.map(|(_, tag)| *tag).collect()
         };
-        for tag in waiting {
+        for tag in waiters {
             for io in ios {
                 queue.boost(io, tag);
             }
@@ -144,7 +145,7 @@ impl NodeWrite<'_> {
 impl Drop for NodeWrite<'_> {
     fn drop(&mut self) {
         let mut state = self.writes.state.lock();
-        state.under_way.remove(&self.number);
+        state.in_flight.remove(&self.number);
         state.failed |= !self.ended;
         drop(state);
         self.writes.ended.notify_all();
@@ -169,16 +170,19 @@ mod tests {
         drop(order);
         let (second, order) = writes.begin();
         drop(order);
-        assert_eq!((first.before(), second.before(), writes.begun()), (0, 1, 2));
+        assert_eq!(
+            (first.before(), second.before(), writes.started()),
+            (0, 1, 2)
+        );
         second.end();
         first.end();
-        assert_eq!(writes.wait(writes.begun(), &queue, tag), Ok(()));
+        assert_eq!(writes.wait(writes.started(), &queue, tag), Ok(()));
         let (third, order) = writes.begin();
         drop(order);
         drop(third);
         assert!(writes.has_failed());
-        assert!(writes.wait(writes.begun(), &queue, tag).is_err());
-        assert!(writes.state.lock().under_way.is_empty());
-        assert!(writes.state.lock().waiting.is_empty());
+        assert!(writes.wait(writes.started(), &queue, tag).is_err());
+        assert!(writes.state.lock().in_flight.is_empty());
+        assert!(writes.state.lock().waiters.is_empty());
     }
 }

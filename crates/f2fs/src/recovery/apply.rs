@@ -12,7 +12,7 @@ use steadfs_base::IoTag;
 use steadfs_block::Buf;
 use steadfs_vfs::{FileKind, FsError, Result};
 
-use super::{Found, Log};
+use super::{ChainNode, NodeLog};
 use crate::dentry::{Named, NewName, Search};
 use crate::disk::inode::Inline;
 use crate::disk::node::{NodeKind, PER_NODE};
@@ -20,12 +20,12 @@ use crate::disk::xattr::NODE_ROOM;
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, LogType, Nid, Structure, node};
 use crate::fs::F2fs;
 use crate::inode::Inode;
-use crate::node::Found as Place;
+use crate::node::SlotLookup;
 use crate::segment::Run;
 use crate::space::Need;
 
 /// Direct nodes freed at once.
-const STEP: u32 = u32::MAX;
+const DIRECT_NODES_PER_STEP: u32 = u32::MAX;
 
 /// What recovery took over, and what it keeps until that is durable.
 #[derive(Default)]
@@ -35,7 +35,7 @@ pub struct Applied {
     /// Nodes taken over.
     pub nodes: u64,
     /// Blocks that nothing may be written to, which are nobody's.
-    kept: Vec<BlockAddr>,
+    protected: Vec<BlockAddr>,
 }
 
 /// The work under way.
@@ -48,7 +48,7 @@ struct Apply<'f> {
 
 impl F2fs {
     /// Takes over what fsync wrote after the checkpoint. A checkpoint must follow, then
-    /// [`F2fs::end_recovery`].
+    /// [`F2fs::finish_recovery`].
     ///
     /// # Errors
     /// Damage, no space, or the device: the volume cannot be written.
@@ -63,12 +63,12 @@ impl F2fs {
             return Ok(Applied::default());
         };
         for found in &log.chain[..=*last] {
-            apply.keep(found.addr)?;
+            apply.protect(found.addr)?;
         }
         for found in log.wanted() {
-            apply.keep_blocks_of(found)?;
+            apply.protect_blocks_of(found)?;
         }
-        self.segments().step_over()?;
+        self.segments().skip_protected()?;
         apply.make_inodes(&log)?;
         let mut nodes = 0;
         for found in log.wanted() {
@@ -82,13 +82,13 @@ impl F2fs {
         Ok(Applied {
             files: log.ends.len() as u64,
             nodes,
-            kept: apply.blocks.into_iter().filter_map(free).collect(),
+            protected: apply.blocks.into_iter().filter_map(free).collect(),
         })
     }
 
     /// The checkpoint that ends recovery is durable.
-    pub(crate) fn end_recovery(&self, applied: Applied) {
-        for start in applied.kept {
+    pub(crate) fn finish_recovery(&self, applied: Applied) {
+        for start in applied.protected {
             self.segments().release(Run { start, len: 1 });
         }
     }
@@ -96,21 +96,21 @@ impl F2fs {
 
 impl Apply<'_> {
     /// Keeps a block from being written over.
-    fn keep(&mut self, addr: BlockAddr) -> Result<()> {
-        if self.fs.segments().keep(addr)? {
+    fn protect(&mut self, addr: BlockAddr) -> Result<()> {
+        if self.fs.segments().protect(addr)? {
             self.blocks.insert(addr, None);
         }
         Ok(())
     }
 
-    fn read(&self, found: &Found) -> Result<Buf> {
+    fn read(&self, found: &ChainNode) -> Result<Buf> {
         let footer = &found.footer;
         self.fs
             .node_at(found.addr, footer.nid, footer.ino, self.tag)
     }
 
     /// Keeps the blocks that a node names.
-    fn keep_blocks_of(&mut self, found: &Found) -> Result<()> {
+    fn protect_blocks_of(&mut self, found: &ChainNode) -> Result<()> {
         let data = self.read(found)?;
         let layout = &self.fs.layout;
         let addrs: Vec<BlockAddr> = match found.footer.kind() {
@@ -130,13 +130,13 @@ impl Apply<'_> {
             _ => return Ok(()),
         };
         for addr in addrs.into_iter().filter(|addr| addr.is_block()) {
-            self.keep(addr)?;
+            self.protect(addr)?;
         }
         Ok(())
     }
 
     /// Makes the inodes that the checkpoint does not have: their other nodes may come before them.
-    fn make_inodes(&self, log: &Log) -> Result<()> {
+    fn make_inodes(&self, log: &NodeLog) -> Result<()> {
         for (ino, n) in &log.named {
             if self.fs.is_in_checkpoint(*ino, self.tag)? {
                 continue;
@@ -153,9 +153,9 @@ impl Apply<'_> {
                 blocks: 0,
                 nodes: 1,
             };
-            self.fs.space.promise(need, true)?;
+            self.fs.space.reserve(need, true)?;
             let change = self.fs.change()?;
-            let entry = self.fs.nat.take_id(&change, *ino, self.tag)?;
+            let entry = self.fs.nat.alloc_nid_at(&change, *ino, self.tag)?;
             let block = vec![0; BLOCK_SIZE];
             self.fs
                 .insert_inode(&change, (*ino, entry), core, 0, block)?;
@@ -164,7 +164,7 @@ impl Apply<'_> {
     }
 
     /// Takes a node over.
-    fn node(&mut self, found: &Found) -> Result<()> {
+    fn node(&mut self, found: &ChainNode) -> Result<()> {
         let data = self.read(found)?;
         let inode = self.fs.inode(found.footer.ino, self.tag)?;
         let offset = found.footer.offset;
@@ -200,8 +200,14 @@ impl Apply<'_> {
         if inline && !was_inline {
             let change = self.fs.change()?;
             let mut core = inode.core.write();
-            self.fs
-                .cut_tree(&change, inode, &mut core, 0, STEP, self.tag)?;
+            self.fs.truncate_nodes(
+                &change,
+                inode,
+                &mut core,
+                0,
+                DIRECT_NODES_PER_STEP,
+                self.tag,
+            )?;
         }
         self.fields(inode, &found, data, was_inline)?;
         if !inline {
@@ -247,7 +253,7 @@ impl Apply<'_> {
     fn attributes(&self, inode: &Inode, data: &Buf) -> Result<()> {
         let (fs, tag) = (self.fs, self.tag);
         if inode.core.read().xattr_nid.some().is_none() {
-            fs.space.promise(
+            fs.space.reserve(
                 Need {
                     blocks: 0,
                     nodes: 1,
@@ -292,14 +298,14 @@ impl Apply<'_> {
         let (fs, tag) = (self.fs, self.tag);
         let takes = now == BlockAddr::NULL;
         if takes {
-            fs.space.promise(
+            fs.space.reserve(
                 Need {
                     blocks: 1,
                     nodes: 0,
                 },
                 true,
             )?;
-            fs.promise_nodes(inode, block..block + 1, true, tag)?;
+            fs.reserve_nodes(inode, block..block + 1, true, tag)?;
         }
         let mut freed = false;
         if addr.is_block() {
@@ -313,8 +319,10 @@ impl Apply<'_> {
         let slot = fs.make_slot(&change, inode, &mut core, block, tag)?;
         if addr.is_block() {
             match freed {
-                true => fs.segments().adopt_freed(addr, slot.owner())?,
-                false => fs.segments().adopt(addr, slot.owner(), LogType::WarmData)?,
+                true => fs.segments().recover_freed_block(addr, slot.owner())?,
+                false => fs
+                    .segments()
+                    .recover_block(addr, slot.owner(), LogType::WarmData)?,
             }
             self.blocks.insert(addr, Some((inode.nid(), block)));
         }
@@ -327,7 +335,7 @@ impl Apply<'_> {
         let (fs, tag) = (self.fs, self.tag);
         let change = fs.change()?;
         let mut core = inode.core.write();
-        let Place::Slot(slot) = fs.find_slot(inode, &core, block, tag)? else {
+        let SlotLookup::Slot(slot) = fs.find_slot(inode, &core, block, tag)? else {
             return Ok(());
         };
         if fs.addr_in(&core, &slot)? == addr {
@@ -344,8 +352,8 @@ impl Apply<'_> {
         let (fs, tag) = (self.fs, self.tag);
         let inode = fs.inode(ino, tag)?;
         self.empty_slot(&inode, block, addr)?;
-        fs.segments().keep(addr)?;
-        fs.segments().step_over()
+        fs.segments().protect(addr)?;
+        fs.segments().skip_protected()
     }
 
     /// Makes the name that an inode was made with.
@@ -371,7 +379,7 @@ impl Apply<'_> {
                 Search::Found(named) => return self.replace(dir, &named, inode),
                 Search::Full => fs.entries_to_blocks(dir, true, tag)?,
                 Search::Room(room) => {
-                    let mut promise = fs.space.promised(room.need, true)?;
+                    let mut reservation = fs.space.reservation(room.need, true)?;
                     let change = fs.change()?;
                     let mut core = dir.core.write();
                     let new = NewName {
@@ -380,7 +388,7 @@ impl Apply<'_> {
                         name,
                     };
                     let place = (&room, &new);
-                    return fs.insert_name(&change, dir, &mut core, &mut promise, place, tag);
+                    return fs.insert_name(&change, dir, &mut core, &mut reservation, place, tag);
                 }
             }
         }

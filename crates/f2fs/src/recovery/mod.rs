@@ -25,7 +25,7 @@ use crate::disk::{self, BlockAddr, Checkpoint, LogType, Nid, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
 
 /// A node found.
-struct Found {
+struct ChainNode {
     addr: BlockAddr,
     footer: Footer,
 }
@@ -97,19 +97,19 @@ impl Recovered {
 }
 
 /// What the log of nodes says.
-struct Log {
+struct NodeLog {
     /// The nodes behind the checkpoint in the order in which they were written.
-    chain: Vec<Found>,
+    chain: Vec<ChainNode>,
     /// Of each inode that something is taken over of, its last marked node.
     ends: BTreeMap<Nid, usize>,
     /// Of each inode whose name is to be made, its last inode that is marked so.
     named: BTreeMap<Nid, usize>,
 }
 
-impl Log {
+impl NodeLog {
     /// The nodes to be taken over, in order.
-    fn wanted(&self) -> impl Iterator<Item = &Found> {
-        let is_wanted = |(n, found): &(usize, &Found)| {
+    fn wanted(&self) -> impl Iterator<Item = &ChainNode> {
+        let is_wanted = |(n, found): &(usize, &ChainNode)| {
             let end = self.ends.get(&found.footer.ino);
             end.is_some_and(|end| n <= end)
         };
@@ -150,7 +150,7 @@ impl F2fs {
     }
 
     /// Follows the chain of nodes behind the checkpoint and finds what fsync finished.
-    fn read_log(&self, tag: IoTag) -> Result<Log> {
+    fn read_log(&self, tag: IoTag) -> Result<NodeLog> {
         let chain = self.chain()?;
         let mut last = BTreeMap::new();
         let mut named = BTreeMap::new();
@@ -167,11 +167,11 @@ impl F2fs {
                 ends.insert(ino, end);
             }
         }
-        Ok(Log { chain, ends, named })
+        Ok(NodeLog { chain, ends, named })
     }
 
     /// The nodes behind the checkpoint in the order in which they were written.
-    fn chain(&self) -> Result<Vec<Found>> {
+    fn chain(&self) -> Result<Vec<ChainNode>> {
         let checkpoint = self.checkpoints.last();
         let log = checkpoint.log(LogType::WarmNode);
         let mut chain = Vec::new();
@@ -187,7 +187,7 @@ impl F2fs {
             if !is_behind(&checkpoint, &footer) {
                 break;
             }
-            chain.push(Found { addr, footer });
+            chain.push(ChainNode { addr, footer });
             addr = footer.next;
         }
         Ok(chain)

@@ -6,8 +6,8 @@ use steadfs_cache::CacheSizes;
 use steadfs_vfs::{FileSystem, FsError, ShutdownMode};
 
 use crate::fs::F2fs;
+use crate::lifecycle::VolumeTasks;
 use crate::options::MountOptions;
-use crate::service::Helpers;
 use crate::test_world::{ROOT, World};
 
 #[test]
@@ -267,8 +267,8 @@ fn an_option_whose_task_cannot_start_is_refused() {
         let off = "background_gc=off,nogc_merge,nodiscard,nocheckpoint_merge";
         let world = World::make_with("extra_attr", 64, off);
         let (fs, cx) = (&world.fs, &world.cx);
-        let before = (fs.options(), fs.helpers());
-        assert_eq!(before.1, Helpers::NONE);
+        let before = (fs.options(), fs.running_tasks());
+        assert_eq!(before.1, VolumeTasks::NONE);
         steadfs_rt::sim::refuse_tasks(true);
         for option in [
             "checkpoint_merge",
@@ -280,7 +280,7 @@ fn an_option_whose_task_cannot_start_is_refused() {
         ] {
             let refused = fs.remount(cx, option);
             assert!(matches!(refused, Err(FsError::NoThread(_))), "{option}");
-            assert_eq!((fs.options(), fs.helpers()), before, "{option}");
+            assert_eq!((fs.options(), fs.running_tasks()), before, "{option}");
         }
         fs.remount(cx, "noatime").unwrap();
         let file = world.file(ROOT, b"file").unwrap().ino;

@@ -7,15 +7,15 @@ use steadfs_block::{Bio, Buf, IoHandle, Queue};
 use steadfs_rt::{Mutex, Rank, now};
 use steadfs_vfs::Result;
 
-use super::cleaning::Cleaning;
-use super::logs::{Log, Logs, Usage};
+use super::curseg::{Curseg, CursegUsage, SegmentManager};
+use super::gc_state::GcState;
 use super::policy::{AllocMode, Demand, GcPolicy, Mode, Policy};
-use super::states::State;
-use super::summary::Edit;
-use super::table::Table;
+use super::seglists::SegmentState;
+use super::sit::Sit;
+use super::ssa::SegmentSummary;
 use super::{Inner, Segments};
 use crate::checkpoint::read_blocks;
-use crate::disk::checkpoint::{ALLOC_HOLES, ALLOC_LOG, CpFlags};
+use crate::disk::checkpoint::{ALLOC_LFS, ALLOC_SSR, CpFlags};
 use crate::disk::node::Footer;
 use crate::disk::summary::{Compacted, Summary, SummaryBlock};
 use crate::disk::{
@@ -26,11 +26,11 @@ use crate::fs::io_error;
 use crate::victim::age::AgeRules;
 
 /// Blocks of the table read at once.
-const RUN: u32 = 256;
+const SIT_BLOCKS_PER_READ: u32 = 256;
 /// Such reads under way.
-const READS: usize = 8;
+const READS_IN_FLIGHT: usize = 8;
 /// `max_victim_search` after a mount.
-const MAX_SEARCH: u32 = 4096;
+const MAX_VICTIM_SEARCH: u32 = 4096;
 
 fn wrong(field: &'static str, value: impl Into<u64>, rule: &'static str) -> DiskError {
     DiskError::field(Structure::Checkpoint, field, value, rule)
@@ -49,10 +49,10 @@ impl Segments {
         queue: &Queue,
         tag: IoTag,
     ) -> Result<Self> {
-        let mut table = Table::new(layout);
-        read_table(layout, checkpoint, journal, queue, tag, &mut table)?;
+        let mut sit = Sit::new(layout);
+        read_sit(layout, checkpoint, journal, queue, tag, &mut sit)?;
         let nodes = u64::from(checkpoint.valid_nodes);
-        let (valid_data, valid_nodes) = table.totals();
+        let (valid_data, valid_nodes) = sit.totals();
         if valid_nodes != nodes {
             let rule = "not what the segment table says";
             return Err(wrong("valid_node_count", nodes, rule).into());
@@ -61,13 +61,13 @@ impl Segments {
             let rule = "less than the segment table says";
             return Err(wrong("valid_block_count", checkpoint.valid_blocks, rule).into());
         }
-        let mut summaries = read_summaries(layout, checkpoint, pack, queue, &table)?.into_iter();
-        let mut logs = Vec::new();
+        let mut summaries = read_summaries(layout, checkpoint, pack, queue, &sit)?.into_iter();
+        let mut cursegs = Vec::new();
         for kind in LogType::ALL {
             let summary = summaries.next().expect("a summary for each log");
-            logs.push(open(checkpoint, kind, summary, &mut table)?);
+            cursegs.push(open(checkpoint, kind, summary, &mut sit)?);
         }
-        table.loaded();
+        sit.loaded();
         let per_section = layout.segments_per_section;
         let reserved_sections = checkpoint.reserved_segments / per_section;
         let policy = Policy {
@@ -77,26 +77,26 @@ impl Segments {
             alloc: AllocMode::Default,
             reserved_sections,
             min_ssr_sections: reserved_sections,
-            force_holes: false,
-            max_search: MAX_SEARCH,
+            force_ssr: false,
+            max_search: MAX_VICTIM_SEARCH,
         };
-        let Ok(logs) = <[Log; 6]>::try_from(logs) else {
+        let Ok(cursegs) = <[Curseg; 6]>::try_from(cursegs) else {
             unreachable!("six types of logs");
         };
-        let logs = Logs {
-            table,
-            logs,
-            aged: None,
+        let manager = SegmentManager {
+            sit,
+            cursegs,
+            atgc: None,
             age: AgeRules::default(),
             closed: BTreeMap::new(),
             writing: BTreeMap::new(),
             policy,
             demand: Demand::default(),
-            usage: Usage::default(),
-            cleaning: Cleaning::default(),
+            usage: CursegUsage::default(),
+            gc: GcState::default(),
         };
         let inner = Inner {
-            logs,
+            manager,
             journaled: journal.keys().map(|n| n.0).collect(),
             sit_bitmap: checkpoint.sit_bitmap.clone(),
         };
@@ -110,21 +110,21 @@ impl Segments {
 }
 
 /// Reads all entries, a few large reads at a time.
-fn read_table(
+fn read_sit(
     layout: &Layout,
     checkpoint: &Checkpoint,
     journal: &BTreeMap<SegNo, SitEntry>,
     queue: &Queue,
     tag: IoTag,
-    table: &mut Table,
+    sit: &mut Sit,
 ) -> Result<()> {
     for (at, entry) in journal {
-        table.load(*at, entry);
+        sit.load(*at, entry);
     }
     let mut take = |first: u32, bytes: &Buf| -> Result<()> {
         let per = sit::PER_BLOCK as u32;
         for (block, content) in (first..).zip(bytes.chunks_exact(BLOCK_SIZE)) {
-            let end = ((block + 1) * per).min(table.len());
+            let end = ((block + 1) * per).min(sit.len());
             for at in (block * per..end).map(SegNo) {
                 if journal.contains_key(&at) {
                     continue;
@@ -134,30 +134,30 @@ fn read_table(
                     let place = layout.sit_block(block, checkpoint.sit_second(block));
                     e.in_block(place)
                 })?;
-                table.load(at, &entry);
+                sit.load(at, &entry);
             }
         }
         Ok(())
     };
-    let mut under_way: VecDeque<(u32, IoHandle)> = VecDeque::new();
+    let mut in_flight: VecDeque<(u32, IoHandle)> = VecDeque::new();
     let blocks = layout.sit_used_blocks();
     let mut block = 0;
     while block < blocks {
         let second = checkpoint.sit_second(block);
-        let end = blocks.min(block + RUN);
+        let end = blocks.min(block + SIT_BLOCKS_PER_READ);
         let alike = (block..end).take_while(|n| checkpoint.sit_second(*n) == second);
         let count = alike.count() as u32;
         let offset = u64::from(layout.sit_block(block, second).0) * BLOCK_SIZE as u64;
         let bio = Bio::read(offset, count as usize * BLOCK_SIZE);
-        under_way.push_back((block, queue.submit(bio, tag)));
+        in_flight.push_back((block, queue.submit(bio, tag)));
         block += count;
-        if under_way.len() == READS
-            && let Some((first, read)) = under_way.pop_front()
+        if in_flight.len() == READS_IN_FLIGHT
+            && let Some((first, read)) = in_flight.pop_front()
         {
             take(first, &read.into_bio().map_err(io_error)?.bufs[0])?;
         }
     }
-    for (first, read) in under_way {
+    for (first, read) in in_flight {
         take(first, &read.into_bio().map_err(io_error)?.bufs[0])?;
     }
     Ok(())
@@ -167,35 +167,35 @@ fn read_table(
 fn open(
     checkpoint: &Checkpoint,
     kind: LogType,
-    summary: Edit,
-    table: &mut Table,
-) -> Result<Log, DiskError> {
+    summary: SegmentSummary,
+    sit: &mut Sit,
+) -> Result<Curseg, DiskError> {
     let place = checkpoint.log(kind);
     let (at, next) = (place.segment, u32::from(place.offset));
-    if table.state(at) == State::Open {
+    if sit.state(at) == SegmentState::Open {
         return Err(wrong("cur_segno", at.0, "open in two logs"));
     }
-    if table.valid(at) > 0 && table.kind(at).is_node() != kind.is_node() {
+    if sit.valid(at) > 0 && sit.kind(at).is_node() != kind.is_node() {
         return Err(wrong("cur_segno", at.0, "holds another kind of blocks"));
     }
-    let valid = table.current(at);
-    let holes = match place.alloc {
-        ALLOC_LOG => false,
-        ALLOC_HOLES => true,
+    let valid = sit.current(at);
+    let ssr = match place.alloc {
+        ALLOC_LFS => false,
+        ALLOC_SSR => true,
         other => return Err(wrong("alloc_type", other, "not a known one")),
     };
-    if valid.get(next) || !holes && valid.next_set(next).is_some() {
+    if valid.get(next) || !ssr && valid.next_set(next).is_some() {
         let rule = "in front of a valid block";
         return Err(wrong("cur_blkoff", next, rule));
     }
-    if table.valid(at) == 0 {
-        table.set_kind_of_empty(at, kind);
+    if sit.valid(at) == 0 {
+        sit.set_kind_of_empty(at, kind);
     }
-    table.open(at, kind);
-    Ok(Log {
+    sit.open(at, kind);
+    Ok(Curseg {
         segment: at,
         next,
-        holes,
+        ssr,
         summary: Box::new(summary),
     })
 }
@@ -206,8 +206,8 @@ fn read_summaries(
     checkpoint: &Checkpoint,
     pack: u32,
     queue: &Queue,
-    table: &Table,
-) -> Result<Vec<Edit>> {
+    sit: &Sit,
+) -> Result<Vec<SegmentSummary>> {
     let start = layout.pack_start(pack);
     let mut edits = Vec::new();
     if checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES) {
@@ -216,14 +216,14 @@ fn read_summaries(
         let blocks = read_blocks(queue, start.plus(checkpoint.start_sum), count)?;
         let packed = Compacted::parse(&blocks, checkpoint.compacted_counts())?;
         for (kind, entries) in kinds.into_iter().zip(&packed.logs) {
-            edits.push(Edit::starting_with(kind, entries));
+            edits.push(SegmentSummary::starting_with(kind, entries));
         }
     }
     for kind in LogType::ALL.into_iter().skip(edits.len()) {
         let at = match checkpoint.summary_in_pack(kind) {
             Some(n) if n < checkpoint.pack_blocks => start.plus(n),
             None if kind.is_node() => {
-                edits.push(restore(layout, checkpoint, kind, queue, table)?);
+                edits.push(restore(layout, checkpoint, kind, queue, sit)?);
                 continue;
             }
             _ => {
@@ -237,9 +237,9 @@ fn read_summaries(
     Ok(edits)
 }
 
-fn read_summary(queue: &Queue, at: BlockAddr, kind: LogType) -> Result<Edit> {
+fn read_summary(queue: &Queue, at: BlockAddr, kind: LogType) -> Result<SegmentSummary> {
     let block = SummaryBlock::parse(&read_blocks(queue, at, 1)?).map_err(|e| e.in_block(at))?;
-    Ok(Edit::starting_with(kind, &block.entries[..]))
+    Ok(SegmentSummary::starting_with(kind, &block.entries[..]))
 }
 
 /// The summary of a node log that a pack does not have: the nodes say who they are.
@@ -248,11 +248,11 @@ fn restore(
     checkpoint: &Checkpoint,
     kind: LogType,
     queue: &Queue,
-    table: &Table,
-) -> Result<Edit> {
+    sit: &Sit,
+) -> Result<SegmentSummary> {
     let at = checkpoint.log(kind).segment;
-    let valid = table.current(at);
-    let mut edit = Edit::empty(kind);
+    let valid = sit.current(at);
+    let mut edit = SegmentSummary::empty(kind);
     if valid.is_empty() {
         return Ok(edit);
     }

@@ -1,6 +1,6 @@
 //! Segments: which blocks are valid, where the next ones go, and what of that a checkpoint writes.
 //!
-//! **Rule.** No block is written that the volume's state after a crash may need (see [`table`] for what
+//! **Rule.** No block is written that the volume's state after a crash may need (see [`sit`] for what
 //! that is). A block's way: free → *claimed* for a log → written → *named* (valid; something refers to
 //! it) → *invalid* → free again when a checkpoint without it is durable. A claim is memory only, so a
 //! crash or a failed write before the name leaks nothing.
@@ -12,21 +12,21 @@
 //!
 //! One lock (rank `Group`) covers it all; nothing waits inside it.
 
-mod aged;
+mod atgc;
 mod by_valid;
-mod clean;
-mod cleaning;
+mod capacity;
+mod curseg;
+mod free_runs;
+mod gc_state;
 mod load;
-mod logs;
 pub mod map;
 mod pinned;
-mod places;
 pub mod policy;
+mod seglists;
+mod sit;
 mod snapshot;
-mod states;
-mod summary;
-mod table;
-mod unused;
+mod ssa;
+mod victims;
 
 #[cfg(test)]
 mod tests;
@@ -39,15 +39,15 @@ use steadfs_block::Queue;
 use steadfs_rt::{Instant, Mutex, now};
 use steadfs_vfs::{FsError, Result};
 
-pub use clean::{Cost, Room, Search, Victim};
-pub use logs::Usage;
-use logs::{Logs, Place};
+pub use curseg::CursegUsage;
+use curseg::{SegmentManager, SegmentRun};
 pub use map::Map;
 pub use policy::{AllocMode, Demand, GcPolicy, Mode, Policy, Purpose};
+pub use seglists::SegmentState;
+use sit::Sit;
 pub use snapshot::SegmentSnapshot;
-pub use states::State;
-use summary::Edit;
-use table::Table;
+use ssa::SegmentSummary;
+pub use victims::{SpaceGoal, Victim, VictimCost, VictimSearch};
 
 use crate::disk::checkpoint::OpenLog;
 pub use crate::disk::summary::Summary as Owner;
@@ -74,7 +74,7 @@ impl Run {
 
 /// What a block of the main area is for whoever refers to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
+pub enum BlockKind {
     /// A file's or a directory's.
     Data,
     /// A node.
@@ -83,7 +83,7 @@ pub enum Content {
 
 /// A place given to a block that is valid at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct PlacedBlock {
     /// Where it goes.
     pub addr: BlockAddr,
     /// Where the next block of the same log will go, if nothing else happens to the log.
@@ -102,7 +102,7 @@ pub struct Counts {
     /// Segments with nothing in use.
     pub free: u32,
     /// Segments without a valid block that a checkpoint (or the end of writes under way) makes free.
-    pub held: u32,
+    pub prefree: u32,
     /// Segments in which some blocks are valid, and no log is.
     pub dirty: u32,
     /// Segments in which all blocks are valid, and no log is.
@@ -113,7 +113,7 @@ pub struct Counts {
 
 /// A log, and the segments of its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct CursegRow {
     /// Where it goes on.
     pub open: OpenLog,
     /// Segments with some valid blocks.
@@ -125,7 +125,7 @@ pub struct Row {
 }
 
 struct Inner {
-    logs: Logs,
+    manager: SegmentManager,
     /// Segments whose entries the last durable checkpoint has in its journal.
     journaled: BTreeSet<u32>,
     /// For each block of the table whether the second copy is the current one, as on disk.
@@ -151,10 +151,10 @@ impl Segments {
     ///
     /// # Errors
     /// [`FsError::NoSpace`]: no segment may be opened before cleaning or a checkpoint made room.
-    pub fn claim(&self, log: LogType, want: u32, purpose: Purpose) -> Result<Run> {
+    pub fn allocate(&self, log: LogType, want: u32, purpose: Purpose) -> Result<Run> {
         let mut inner = self.inner.lock();
-        let place = inner.logs.claim(log, want, purpose);
-        let Place {
+        let place = inner.manager.allocate(log, want, purpose);
+        let SegmentRun {
             segment,
             offset,
             len,
@@ -168,31 +168,31 @@ impl Segments {
         let mut inner = self.inner.lock();
         for addr in run.blocks() {
             let (segment, offset) = self.own(addr);
-            inner.logs.table.release(segment, offset);
+            inner.manager.sit.release(segment, offset);
         }
     }
 
     /// A claimed block has been written and is now referred to by `owner`.
-    pub fn name(&self, addr: BlockAddr, owner: Owner) {
-        self.name_at(addr, owner, self.elapsed());
+    pub fn set_valid(&self, addr: BlockAddr, owner: Owner) {
+        self.set_valid_at(addr, owner, self.elapsed());
     }
 
-    fn name_at(&self, addr: BlockAddr, owner: Owner, now: u64) {
+    fn set_valid_at(&self, addr: BlockAddr, owner: Owner, now: u64) {
         let (segment, offset) = self.own(addr);
         let mut inner = self.inner.lock();
         assert!(
-            inner.logs.table.claimed(segment).get(offset),
+            inner.manager.sit.allocated(segment).get(offset),
             "only claimed blocks are named"
         );
-        inner.logs.table.set_valid(segment, offset, now);
-        inner.logs.note_owner(segment, offset, owner);
+        inner.manager.sit.set_valid(segment, offset, now);
+        inner.manager.set_summary(segment, offset, owner);
     }
 
     /// A place for a node, valid at once.
     ///
     /// # Errors
-    /// As [`Segments::claim`].
-    pub fn place_node(&self, log: LogType, nid: Nid) -> Result<Placed> {
+    /// As [`Segments::allocate`].
+    pub fn place_node(&self, log: LogType, nid: Nid) -> Result<PlacedBlock> {
         assert!(log.is_node());
         let (version, slot) = (0, 0);
         self.place(log, Owner { nid, version, slot })
@@ -201,18 +201,18 @@ impl Segments {
     /// A place for a block that is valid at once: a node, or a directory's in a checkpoint.
     ///
     /// # Errors
-    /// As [`Segments::claim`].
-    pub fn place(&self, log: LogType, owner: Owner) -> Result<Placed> {
+    /// As [`Segments::allocate`].
+    pub fn place(&self, log: LogType, owner: Owner) -> Result<PlacedBlock> {
         let now = self.elapsed();
         let mut inner = self.inner.lock();
-        let place = inner.logs.claim(log, 1, Purpose::Reserved);
-        let Place {
+        let place = inner.manager.allocate(log, 1, Purpose::Reserved);
+        let SegmentRun {
             segment, offset, ..
         } = place.ok_or(FsError::NoSpace)?;
-        inner.logs.table.set_valid(segment, offset, now);
-        inner.logs.note_owner(segment, offset, owner);
-        let open = &inner.logs.logs[log.index()];
-        Ok(Placed {
+        inner.manager.sit.set_valid(segment, offset, now);
+        inner.manager.set_summary(segment, offset, owner);
+        let open = &inner.manager.cursegs[log.index()];
+        Ok(PlacedBlock {
             addr: self.layout.block_in(segment, offset),
             next: self.layout.block_in(open.segment, open.next),
         })
@@ -223,14 +223,14 @@ impl Segments {
     ///
     /// # Errors
     /// The address, which a structure of the volume had, is not that of a valid block with this content.
-    pub fn invalidate(&self, addr: BlockAddr, content: Content) -> Result<bool, DiskError> {
+    pub fn invalidate(&self, addr: BlockAddr, content: BlockKind) -> Result<bool, DiskError> {
         let now = self.elapsed();
         let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
         let mut inner = self.inner.lock();
-        let table = &mut inner.logs.table;
+        let sit = &mut inner.manager.sit;
         // Not even a damaged file takes a node from its owner, or what a file has from it as a node.
-        holds(table, segment, content).map_err(|e| e.in_block(addr))?;
-        let cleared = table.clear_valid(segment, offset, now);
+        holds(sit, segment, content).map_err(|e| e.in_block(addr))?;
+        let cleared = sit.clear_valid(segment, offset, now);
         cleared.map_err(|e| e.in_block(addr))
     }
 
@@ -242,14 +242,14 @@ impl Segments {
     ///
     /// # Errors
     /// The address is none of a block.
-    pub fn keep(&self, addr: BlockAddr) -> Result<bool> {
+    pub fn protect(&self, addr: BlockAddr) -> Result<bool> {
         let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
         let mut inner = self.inner.lock();
-        let table = &mut inner.logs.table;
-        if table.busy(segment).get(offset) {
+        let sit = &mut inner.manager.sit;
+        if sit.busy(segment).get(offset) {
             return Ok(false);
         }
-        table.claim(segment, offset..offset + 1);
+        sit.allocate(segment, offset..offset + 1);
         Ok(true)
     }
 
@@ -257,8 +257,8 @@ impl Segments {
     ///
     /// # Errors
     /// `NoSpace`: a log has no place left.
-    pub fn step_over(&self) -> Result<()> {
-        match self.inner.lock().logs.step_over() {
+    pub fn skip_protected(&self) -> Result<()> {
+        match self.inner.lock().manager.skip_protected() {
             true => Ok(()),
             false => Err(FsError::NoSpace),
         }
@@ -269,7 +269,12 @@ impl Segments {
     ///
     /// # Errors
     /// The block is in use, or lies in a segment that holds another kind of blocks.
-    pub fn adopt(&self, addr: BlockAddr, owner: Owner, log: LogType) -> Result<(), DiskError> {
+    pub fn recover_block(
+        &self,
+        addr: BlockAddr,
+        owner: Owner,
+        log: LogType,
+    ) -> Result<(), DiskError> {
         let now = self.elapsed();
         let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
         let refuse = |rule| {
@@ -277,20 +282,20 @@ impl Segments {
             Err(error.in_block(addr))
         };
         let mut inner = self.inner.lock();
-        let logs = &mut inner.logs;
-        if !logs.table.claimed(segment).get(offset) {
+        let manager = &mut inner.manager;
+        if !manager.sit.allocated(segment).get(offset) {
             return refuse("has a block in use that recovery found referred to again");
         }
-        let open = logs.table.state(segment) == State::Open;
-        if logs.table.valid(segment) == 0 && !open {
-            logs.table.set_kind_of_empty(segment, log);
-            let fresh = Box::new(Edit::empty(log));
-            logs.closed.insert(segment.0, fresh);
-        } else if logs.table.kind(segment).is_node() != log.is_node() {
+        let open = manager.sit.state(segment) == SegmentState::Open;
+        if manager.sit.valid(segment) == 0 && !open {
+            manager.sit.set_kind_of_empty(segment, log);
+            let fresh = Box::new(SegmentSummary::empty(log));
+            manager.closed.insert(segment.0, fresh);
+        } else if manager.sit.kind(segment).is_node() != log.is_node() {
             return refuse("holds another kind of blocks than recovery found in it");
         }
-        logs.table.set_valid(segment, offset, now);
-        logs.note_owner(segment, offset, owner);
+        manager.sit.set_valid(segment, offset, now);
+        manager.set_summary(segment, offset, owner);
         Ok(())
     }
 
@@ -298,7 +303,7 @@ impl Segments {
     pub fn is_freed(&self, addr: BlockAddr) -> bool {
         self.layout.place(addr).is_some_and(|(segment, offset)| {
             let inner = self.inner.lock();
-            inner.logs.table.is_freed(segment, offset)
+            inner.manager.sit.is_freed(segment, offset)
         })
     }
 
@@ -307,18 +312,18 @@ impl Segments {
     ///
     /// # Errors
     /// The block is in use, was not in the checkpoint, or lies among nodes.
-    pub fn adopt_freed(&self, addr: BlockAddr, owner: Owner) -> Result<(), DiskError> {
+    pub fn recover_freed_block(&self, addr: BlockAddr, owner: Owner) -> Result<(), DiskError> {
         let now = self.elapsed();
         let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
         let mut inner = self.inner.lock();
-        let logs = &mut inner.logs;
-        if !logs.table.is_freed(segment, offset) || logs.table.kind(segment).is_node() {
+        let manager = &mut inner.manager;
+        if !manager.sit.is_freed(segment, offset) || manager.sit.kind(segment).is_node() {
             let rule = "has a block in use that recovery found referred to again";
             let error = DiskError::entry(Structure::Sit, segment.0, rule);
             return Err(error.in_block(addr));
         }
-        logs.table.set_valid(segment, offset, now);
-        logs.note_owner(segment, offset, owner);
+        manager.sit.set_valid(segment, offset, now);
+        manager.set_summary(segment, offset, owner);
         Ok(())
     }
 
@@ -331,14 +336,14 @@ impl Segments {
         &self,
         start: BlockAddr,
         len: u32,
-        content: Content,
+        content: BlockKind,
     ) -> Result<(), DiskError> {
         let inner = self.inner.lock();
-        let table = &inner.logs.table;
+        let sit = &inner.manager.sit;
         for addr in (0..len).map(|n| start.plus(n)) {
             let (segment, offset) = self.layout.place(addr).ok_or_else(|| outside(addr))?;
-            holds(table, segment, content).map_err(|e| e.in_block(addr))?;
-            if !table.current(segment).get(offset) {
+            holds(sit, segment, content).map_err(|e| e.in_block(addr))?;
+            if !sit.current(segment).get(offset) {
                 let rule = "has a block that is referred to, but not valid";
                 let error = DiskError::entry(Structure::Sit, segment.0, rule);
                 return Err(error.in_block(addr));
@@ -351,7 +356,7 @@ impl Segments {
     pub fn is_valid(&self, addr: BlockAddr) -> bool {
         self.layout.place(addr).is_some_and(|(segment, offset)| {
             let inner = self.inner.lock();
-            inner.logs.table.current(segment).get(offset)
+            inner.manager.sit.current(segment).get(offset)
         })
     }
 
@@ -359,12 +364,12 @@ impl Segments {
     /// first that a checkpoint needs while checkpoints are switched off.
     pub fn may_overwrite(&self, start: BlockAddr, len: u32) -> u32 {
         let inner = self.inner.lock();
-        let table = &inner.logs.table;
-        if !table.is_paused() {
+        let sit = &inner.manager.sit;
+        if !sit.is_cp_disabled() {
             return len;
         }
         let kept = |n: &u32| match self.layout.place(start.plus(*n)) {
-            Some((segment, offset)) => table.is_kept(segment, offset),
+            Some((segment, offset)) => sit.is_in_checkpoint(segment, offset),
             None => true,
         };
         (0..len).find(kept).unwrap_or(len)
@@ -378,19 +383,19 @@ impl Segments {
     pub fn owners(&self, at: SegNo, queue: &Queue, tag: IoTag) -> Result<Vec<(u32, Owner)>> {
         let known = || {
             let inner = self.inner.lock();
-            let kind = inner.logs.table.kind(at);
-            let valid = inner.logs.table.current(at);
-            (valid, inner.logs.known_summary(at, kind))
+            let kind = inner.manager.sit.kind(at);
+            let valid = inner.manager.sit.current(at);
+            (valid, inner.manager.known_summary(at, kind))
         };
         let (mut valid, mut edit) = known();
-        if !edit.missing(valid).is_empty() {
+        if !edit.unknown_of(valid).is_empty() {
             let place = self.layout.summary_block(at);
             let offset = u64::from(place.0) * BLOCK_SIZE as u64;
             let bytes = queue.read(offset, BLOCK_SIZE, tag).map_err(io_error)?;
             let block = SummaryBlock::parse(&bytes).map_err(|e| e.in_block(place))?;
             // What was written meanwhile is newer than what was read.
             (valid, edit) = known();
-            edit.learn(&block);
+            edit.fill_from(&block);
         }
         let owner = |offset| Some((offset, edit.get(offset)?));
         Ok(valid.ones().filter_map(owner).collect())
@@ -399,82 +404,82 @@ impl Segments {
     /// How many segments are what at the moment.
     pub fn counts(&self) -> Counts {
         let inner = self.inner.lock();
-        let table = &inner.logs.table;
+        let sit = &inner.manager.sit;
         Counts {
-            segments: table.len(),
-            sections: table.sections(),
-            free_sections: table.free_sections().count(),
-            free: table.in_state(State::Free),
-            held: table.in_state(State::Held),
-            dirty: table.in_state(State::Dirty),
-            full: table.in_state(State::Full),
-            valid: table.totals(),
+            segments: sit.len(),
+            sections: sit.sections(),
+            free_sections: sit.free_sections().count(),
+            free: sit.in_state(SegmentState::Free),
+            prefree: sit.in_state(SegmentState::Prefree),
+            dirty: sit.in_state(SegmentState::Dirty),
+            full: sit.in_state(SegmentState::Full),
+            valid: sit.totals(),
         }
     }
 
     /// The logs, and the segments of each one's type.
-    pub fn rows(&self) -> [Row; 6] {
+    pub fn curseg_rows(&self) -> [CursegRow; 6] {
         let inner = self.inner.lock();
-        let mut rows = LogType::ALL.map(|log| Row {
-            open: inner.logs.open_log(log),
+        let mut curseg_rows = LogType::ALL.map(|log| CursegRow {
+            open: inner.manager.open_log(log),
             dirty: 0,
             full: 0,
             valid: 0,
         });
-        let table = &inner.logs.table;
-        for at in (0..table.len()).map(SegNo) {
-            let row = &mut rows[table.kind(at).index()];
-            row.dirty += u32::from(table.state(at) == State::Dirty);
-            row.full += u32::from(table.state(at) == State::Full);
-            row.valid += u64::from(table.valid(at));
+        let sit = &inner.manager.sit;
+        for at in (0..sit.len()).map(SegNo) {
+            let row = &mut curseg_rows[sit.kind(at).index()];
+            row.dirty += u32::from(sit.state(at) == SegmentState::Dirty);
+            row.full += u32::from(sit.state(at) == SegmentState::Full);
+            row.valid += u64::from(sit.valid(at));
         }
-        rows
+        curseg_rows
     }
 
     /// How much sections are either full or empty (100: all are; the kernel's BDF), and the valid blocks
     /// of those that are neither, on average.
     pub fn distribution(&self) -> (u64, u64) {
         let inner = self.inner.lock();
-        let table = &inner.logs.table;
-        let size = u64::from(table.per_section()) * u64::from(crate::disk::SEGMENT_BLOCKS);
+        let sit = &inner.manager.sit;
+        let size = u64::from(sit.per_section()) * u64::from(crate::disk::SEGMENT_BLOCKS);
         let half = size / 2;
         let (mut spread, mut partly, mut count) = (0u64, 0u64, 0u64);
-        for section in 0..table.sections() {
-            let valid = u64::from(table.valid_in(section));
+        for section in 0..sit.sections() {
+            let valid = u64::from(sit.valid_in(section));
             spread = spread.saturating_add(valid.abs_diff(half).saturating_pow(2));
             if valid > 0 && valid < size {
                 partly += valid;
                 count += 1;
             }
         }
-        let all = u64::from(table.sections()).saturating_mul(half.saturating_pow(2)) / 100;
+        let all = u64::from(sit.sections()).saturating_mul(half.saturating_pow(2)) / 100;
         let bimodal = spread.checked_div(all).unwrap_or(0);
         (bimodal, partly.checked_div(count).unwrap_or(0))
     }
 
     /// Sections with nothing in use.
     pub fn free_sections(&self) -> u32 {
-        self.inner.lock().logs.table.free_sections().count()
+        self.inner.lock().manager.sit.free_sections().count()
     }
 
     /// What logs have used so far.
-    pub fn usage(&self) -> Usage {
-        self.inner.lock().logs.usage
+    pub fn usage(&self) -> CursegUsage {
+        self.inner.lock().manager.usage
     }
 
     /// Changes what decides where logs go on.
     pub fn set_policy(&self, change: impl FnOnce(&mut Policy)) {
-        change(&mut self.inner.lock().logs.policy);
+        change(&mut self.inner.lock().manager.policy);
     }
 
     /// What decides where logs go on.
     pub fn policy(&self) -> Policy {
-        self.inner.lock().logs.policy
+        self.inner.lock().manager.policy
     }
 
     /// Says how what is old is chosen and where it goes (`atgc_*`).
     pub fn set_age_rules(&self, rules: AgeRules) {
-        self.inner.lock().logs.age = rules;
+        self.inner.lock().manager.age = rules;
     }
 
     /// Seconds for which the volume had been mounted before this mount.
@@ -484,7 +489,7 @@ impl Segments {
 
     /// Tells what in memory will need a place.
     pub fn set_demand(&self, demand: Demand) {
-        self.inner.lock().logs.demand = demand;
+        self.inner.lock().manager.demand = demand;
     }
 
     /// Seconds for which the volume has been mounted in its life: the time that segments' ages are
@@ -501,11 +506,11 @@ impl Segments {
         snapshot::take(&self.layout, &mut inner, elapsed)
     }
 
-    /// The checkpoint is durable. Returns the blocks that may be written (and discarded) now. `pauses`: it
+    /// The checkpoint is durable. Returns the blocks that may be written (and discarded) now. `disables_cp`: it
     /// is the last one until checkpoints are switched on again.
-    pub fn committed(&self, snapshot: &SegmentSnapshot, pauses: bool) -> Vec<(SegNo, Map)> {
+    pub fn committed(&self, snapshot: &SegmentSnapshot, disables_cp: bool) -> Vec<(SegNo, Map)> {
         let mut inner = self.inner.lock();
-        snapshot::committed(&mut inner, snapshot, pauses)
+        snapshot::committed(&mut inner, snapshot, disables_cp)
     }
 
     /// The checkpoint failed; perhaps it is what a mount will find, perhaps not.
@@ -516,7 +521,7 @@ impl Segments {
 
     /// Asserts everything that is always true, for tests.
     pub fn check(&self) {
-        self.inner.lock().logs.check();
+        self.inner.lock().manager.check();
     }
 
     /// The place of a block that this program itself has claimed.
@@ -527,16 +532,16 @@ impl Segments {
 }
 
 /// Refuses a segment that holds other blocks.
-fn holds(table: &Table, segment: SegNo, content: Content) -> Result<(), DiskError> {
-    let rule = match (content, table.kind(segment).is_node()) {
-        (Content::Data, true) => "holds nodes, and a file refers to one as to its data",
-        (Content::Node, false) => "holds data, and a block of it is referred to as a node",
+fn holds(sit: &Sit, segment: SegNo, content: BlockKind) -> Result<(), DiskError> {
+    let rule = match (content, sit.kind(segment).is_node()) {
+        (BlockKind::Data, true) => "holds nodes, and a file refers to one as to its data",
+        (BlockKind::Node, false) => "holds data, and a block of it is referred to as a node",
         _ => return Ok(()),
     };
     Err(DiskError::entry(Structure::Sit, segment.0, rule))
 }
 
 /// The edit behind a shared handle, to be changed.
-fn owned(edit: &mut Arc<Edit>) -> &mut Edit {
+fn summary_mut(edit: &mut Arc<SegmentSummary>) -> &mut SegmentSummary {
     Arc::make_mut(edit)
 }

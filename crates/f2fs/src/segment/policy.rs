@@ -19,7 +19,7 @@ pub struct Policy {
     /// `min_ssr_sections`: below so many free ones more, holes are filled.
     pub min_ssr_sections: u32,
     /// Holes are filled whatever is free (`gc_urgent` 1, or checkpoints are switched off).
-    pub force_holes: bool,
+    pub force_ssr: bool,
     /// `max_victim_search`.
     pub max_search: u32,
 }
@@ -54,18 +54,18 @@ const fn sections(blocks: u32, per_section: u32) -> u32 {
 
 /// Sections that users' data always leaves for nodes and cleaning, however small the volume's reserve:
 /// one for each log.
-const LEAST_KEPT: u32 = LogType::ALL.len() as u32;
+const SECTIONS_KEPT_MIN: u32 = LogType::ALL.len() as u32;
 
 /// Free sections that cleaning does not fill with data: the checkpoint that ends it needs places, too.
-pub const KEPT_FROM_CLEANING: u32 = 2;
+pub const SECTIONS_KEPT_FROM_GC: u32 = 2;
 
 impl Policy {
     /// Whether logs fill holes (`f2fs_need_SSR`).
-    pub const fn wants_holes(&self, free: u32, demand: Demand, per_section: u32) -> bool {
+    pub const fn needs_ssr(&self, free: u32, demand: Demand, per_section: u32) -> bool {
         if matches!(self.mode, Mode::Lfs) {
             return false;
         }
-        if self.force_holes {
+        if self.force_ssr {
             return true;
         }
         if matches!(self.rules, GcPolicy::Linux2013) {
@@ -85,7 +85,7 @@ impl Policy {
         let nodes = demand.nodes.saturating_add(demand.inodes);
         let needed = sections(nodes, per_section) + 2 * sections(demand.dentries, per_section);
         self.reserved_sections
-            .min(LEAST_KEPT.saturating_add(needed))
+            .min(SECTIONS_KEPT_MIN.saturating_add(needed))
     }
 
     /// Whether cleaning has to make room before more is changed (`has_not_enough_free_secs`): `free`
@@ -142,14 +142,14 @@ impl Policy {
     }
 
     /// Types of segments in whose holes a log writes, in the order in which they are tried.
-    pub fn hole_types(
+    pub fn ssr_types(
         &self,
         log: LogType,
         free: u32,
         demand: Demand,
         per_section: u32,
     ) -> &'static [LogType] {
-        let all = hole_types(log);
+        let all = ssr_types(log);
         match self.rules {
             GcPolicy::Linux618 => all,
             // Data only where space is short, from colder to hotter; nodes never.
@@ -165,14 +165,14 @@ impl Policy {
 
     /// Whether a log only goes to free segments while there are any: fsync's chain in 2013, which could
     /// not be told from older nodes in holes.
-    pub fn always_at_end(&self, log: LogType) -> bool {
+    pub fn always_lfs(&self, log: LogType) -> bool {
         self.rules == GcPolicy::Linux2013 && log == LogType::WarmNode
     }
 }
 
 /// Types of segments in whose holes a log may write, in the order in which they are tried: its own,
 /// then those of its class, nearest in temperature to what the log would mix with least.
-pub const fn hole_types(log: LogType) -> &'static [LogType; 3] {
+pub const fn ssr_types(log: LogType) -> &'static [LogType; 3] {
     use LogType::{ColdData, ColdNode, HotData, HotNode, WarmData, WarmNode};
     match log {
         HotData => &[HotData, WarmData, ColdData],
@@ -197,7 +197,7 @@ mod tests {
             alloc: AllocMode::Default,
             reserved_sections: 10,
             min_ssr_sections: 5,
-            force_holes: false,
+            force_ssr: false,
             max_search: 4096,
         };
         let demand = Demand {
@@ -206,17 +206,17 @@ mod tests {
             inodes: 0,
             data: 9999,
         };
-        assert!(policy.wants_holes(15, Demand::default(), 1));
-        assert!(!policy.wants_holes(16, Demand::default(), 1));
-        assert!(policy.wants_holes(19, demand, 1));
-        assert!(!policy.wants_holes(20, demand, 1));
-        assert!(policy.wants_holes(18, demand, 2));
-        assert!(!policy.wants_holes(19, demand, 2));
+        assert!(policy.needs_ssr(15, Demand::default(), 1));
+        assert!(!policy.needs_ssr(16, Demand::default(), 1));
+        assert!(policy.needs_ssr(19, demand, 1));
+        assert!(!policy.needs_ssr(20, demand, 1));
+        assert!(policy.needs_ssr(18, demand, 2));
+        assert!(!policy.needs_ssr(19, demand, 2));
         let lfs = Policy {
             mode: Mode::Lfs,
             ..policy
         };
-        assert!(!lfs.wants_holes(0, demand, 1));
+        assert!(!lfs.needs_ssr(0, demand, 1));
         let room = |_: LogType| 100;
         assert!(!policy.is_short(11, Demand::default(), 1, room));
         assert!(policy.is_short(10, Demand::default(), 1, room));
@@ -229,10 +229,10 @@ mod tests {
         assert_eq!(policy.kept_from_users(demand, 1), 10);
         assert_eq!(policy.kept_from_users(Demand::default(), 1), 6);
         let forced = Policy {
-            force_holes: true,
+            force_ssr: true,
             ..policy
         };
-        assert!(forced.wants_holes(1000, demand, 1));
+        assert!(forced.needs_ssr(1000, demand, 1));
     }
 
     #[test]
@@ -244,7 +244,7 @@ mod tests {
             reserved_sections: 10,
             overprovision_sections: 30,
             min_ssr_sections: 5,
-            force_holes: false,
+            force_ssr: false,
             max_search: 20,
         };
         let demand = Demand {
@@ -253,19 +253,19 @@ mod tests {
             inodes: 1,
             data: 9999,
         };
-        assert!(policy.wants_holes(29, Demand::default(), 1));
-        assert!(!policy.wants_holes(30, demand, 1));
+        assert!(policy.needs_ssr(29, Demand::default(), 1));
+        assert!(!policy.needs_ssr(30, demand, 1));
         let short = |free, demand| policy.is_short(free, demand, 1, |_| 0);
         assert!(short(10, Demand::default()) && !short(11, Demand::default()));
         // Two sections of nodes, and two for directories.
         assert!(short(14, demand) && !short(15, demand));
-        let types = |log, free| policy.hole_types(log, free, Demand::default(), 1);
+        let types = |log, free| policy.ssr_types(log, free, Demand::default(), 1);
         use LogType::{ColdData, ColdNode, HotData, WarmData, WarmNode};
         assert_eq!(types(WarmData, 11), [WarmData]);
         assert_eq!(types(WarmData, 10), [WarmData, HotData]);
         assert_eq!(types(HotData, 10), [HotData]);
         assert_eq!(types(ColdData, 10), [ColdData, WarmData, HotData]);
         assert_eq!(types(ColdNode, 10), [ColdNode]);
-        assert!(policy.always_at_end(WarmNode) && !policy.always_at_end(ColdNode));
+        assert!(policy.always_lfs(WarmNode) && !policy.always_lfs(ColdNode));
     }
 }

@@ -19,9 +19,9 @@ use steadfs_block::{Bio, Buf, IoHandle, Queue};
 use steadfs_vfs::Result;
 
 use super::map::Map;
-use super::states::State;
-use super::summary::Edit;
-use super::{Inner, owned};
+use super::seglists::SegmentState;
+use super::ssa::SegmentSummary;
+use super::{Inner, summary_mut};
 use crate::disk::bits::{self, Order};
 use crate::disk::checkpoint::OpenLog;
 use crate::disk::summary::{Compacted, SummaryBlock};
@@ -33,12 +33,12 @@ const DATA: [LogType; 3] = [LogType::HotData, LogType::WarmData, LogType::ColdDa
 /// The logs of nodes, likewise.
 const NODES: [LogType; 3] = [LogType::HotNode, LogType::WarmNode, LogType::ColdNode];
 /// Reads of summaries under way at a time.
-const READS: usize = 32;
+const READS_IN_FLIGHT: usize = 32;
 
 /// A summary with the blocks for which it has to be right.
-struct Part {
+struct SummaryPart {
     segment: SegNo,
-    edit: Arc<Edit>,
+    edit: Arc<SegmentSummary>,
     valid: Map,
 }
 
@@ -66,42 +66,46 @@ pub struct SegmentSnapshot {
     sit_blocks: Vec<(BlockAddr, Buf)>,
     journaled: BTreeSet<u32>,
     entries: BTreeSet<u32>,
-    open: [Part; 6],
+    open: [SummaryPart; 6],
     counts: [u32; 6],
-    closed: Vec<Part>,
+    closed: Vec<SummaryPart>,
 }
 
 /// Takes the snapshot.
 pub(super) fn take(layout: &Layout, inner: &mut Inner, elapsed: u64) -> SegmentSnapshot {
-    inner.logs.close_aged();
-    let mut entries = inner.logs.table.begin_checkpoint();
+    inner.manager.close_atgc();
+    let mut entries = inner.manager.sit.begin_checkpoint();
     entries.extend(&inner.journaled);
     let plan = plan_entries(layout, inner, &entries);
-    let logs = &mut inner.logs;
-    let part = |logs: &super::Logs, segment: SegNo, edit: Arc<Edit>| Part {
-        segment,
-        edit,
-        valid: logs.table.current(segment),
-    };
-    assert!(logs.writing.is_empty(), "one checkpoint at a time");
+    let manager = &mut inner.manager;
+    let part =
+        |manager: &super::SegmentManager, segment: SegNo, edit: Arc<SegmentSummary>| SummaryPart {
+            segment,
+            edit,
+            valid: manager.sit.current(segment),
+        };
+    assert!(manager.writing.is_empty(), "one checkpoint at a time");
     let mut closed = Vec::new();
-    for (n, edit) in std::mem::take(&mut logs.closed) {
+    for (n, edit) in std::mem::take(&mut manager.closed) {
         let at = SegNo(n);
-        if !logs.table.claimed(at).is_empty() {
+        if !manager.sit.allocated(at).is_empty() {
             // Blocks under way will be named: this saves reading the summary again then.
-            logs.closed.insert(n, edit.clone());
+            manager.closed.insert(n, edit.clone());
         }
-        if logs.table.valid(at) > 0 {
-            closed.push(part(logs, at, Arc::from(edit)));
+        if manager.sit.valid(at) > 0 {
+            closed.push(part(manager, at, Arc::from(edit)));
         }
     }
     for part in &closed {
-        logs.writing.insert(part.segment.0, Arc::clone(&part.edit));
+        manager
+            .writing
+            .insert(part.segment.0, Arc::clone(&part.edit));
     }
     SegmentSnapshot {
-        free_segments: logs.table.in_state(State::Free) + logs.table.in_state(State::Held),
-        valid: logs.table.totals(),
-        logs: LogType::ALL.map(|log| logs.open_log(log)),
+        free_segments: manager.sit.in_state(SegmentState::Free)
+            + manager.sit.in_state(SegmentState::Prefree),
+        valid: manager.sit.totals(),
+        logs: LogType::ALL.map(|log| manager.open_log(log)),
         elapsed,
         sit_bitmap: plan.bitmap,
         sit_journal: plan.journal,
@@ -109,10 +113,10 @@ pub(super) fn take(layout: &Layout, inner: &mut Inner, elapsed: u64) -> SegmentS
         journaled: plan.journaled,
         entries,
         open: LogType::ALL.map(|log| {
-            let log = &logs.logs[log.index()];
-            part(logs, log.segment, Arc::from(log.summary.clone()))
+            let curseg = &manager.cursegs[log.index()];
+            part(manager, curseg.segment, Arc::from(curseg.summary.clone()))
         }),
-        counts: LogType::ALL.map(|log| logs.entries_of(log)),
+        counts: LogType::ALL.map(|log| manager.summary_entries(log)),
         closed,
     }
 }
@@ -126,7 +130,7 @@ struct EntryPlan {
 
 /// Which entries go into the journal, and the blocks of the table with the rest.
 fn plan_entries(layout: &Layout, inner: &Inner, entries: &BTreeSet<u32>) -> EntryPlan {
-    let table = &inner.logs.table;
+    let sit = &inner.manager.sit;
     let mut by_block: BTreeMap<u32, u32> = BTreeMap::new();
     for n in entries {
         *by_block.entry(layout.sit_slot(SegNo(*n)).0).or_default() += 1;
@@ -148,9 +152,9 @@ fn plan_entries(layout: &Layout, inner: &Inner, entries: &BTreeSet<u32>) -> Entr
         let per = sit::PER_BLOCK as u32;
         let content = Buf::with_bytes(BLOCK_SIZE, |bytes| {
             bytes.fill(0);
-            for n in block * per..((block + 1) * per).min(table.len()) {
+            for n in block * per..((block + 1) * per).min(sit.len()) {
                 let slot = (n % per) as usize;
-                sit::put(bytes, slot, &table.entry(SegNo(n)));
+                sit::put(bytes, slot, &sit.entry(SegNo(n)));
             }
         });
         blocks.push((layout.sit_block(block, second), content));
@@ -163,7 +167,7 @@ fn plan_entries(layout: &Layout, inner: &Inner, entries: &BTreeSet<u32>) -> Entr
         .collect();
     let list: Vec<_> = journaled
         .iter()
-        .map(|n| (SegNo(*n), table.entry(SegNo(*n))))
+        .map(|n| (SegNo(*n), sit.entry(SegNo(*n))))
         .collect();
     EntryPlan {
         journal: journal::encode_sit(&list),
@@ -177,35 +181,35 @@ fn plan_entries(layout: &Layout, inner: &Inner, entries: &BTreeSet<u32>) -> Entr
 pub(super) fn committed(
     inner: &mut Inner,
     snapshot: &SegmentSnapshot,
-    pauses: bool,
+    disables_cp: bool,
 ) -> Vec<(SegNo, Map)> {
     inner.sit_bitmap.clone_from(&snapshot.sit_bitmap);
     inner.journaled.clone_from(&snapshot.journaled);
-    let logs = &mut inner.logs;
-    logs.writing.clear();
+    let manager = &mut inner.manager;
+    manager.writing.clear();
     for part in &snapshot.open {
-        if let Some(log) = logs.log_in(part.segment) {
-            log.summary.learn_from(&part.edit);
+        if let Some(log) = manager.log_in(part.segment) {
+            log.summary.merge(&part.edit);
         }
     }
-    let freed = logs.table.end_checkpoint(pauses);
-    logs.cleaning.forget_empty(&logs.table);
+    let freed = manager.sit.end_checkpoint(disables_cp);
+    manager.gc.forget_empty(&manager.sit);
     freed
 }
 
 /// The checkpoint failed.
 pub(super) fn abandoned(inner: &mut Inner, snapshot: &SegmentSnapshot) {
-    let logs = &mut inner.logs;
-    logs.table.abandon_checkpoint(&snapshot.entries);
-    let writing = std::mem::take(&mut logs.writing);
+    let manager = &mut inner.manager;
+    manager.sit.abandon_checkpoint(&snapshot.entries);
+    let writing = std::mem::take(&mut manager.writing);
     for (n, earlier) in writing {
         let at = SegNo(n);
-        if let Some(edit) = logs.closed.get_mut(&n) {
-            edit.learn_from(&earlier);
-        } else if let Some(log) = logs.log_in(at) {
-            log.summary.learn_from(&earlier);
+        if let Some(edit) = manager.closed.get_mut(&n) {
+            edit.merge(&earlier);
+        } else if let Some(log) = manager.log_in(at) {
+            log.summary.merge(&earlier);
         } else {
-            logs.closed.insert(n, Box::new((*earlier).clone()));
+            manager.closed.insert(n, Box::new((*earlier).clone()));
         }
     }
 }
@@ -227,10 +231,10 @@ impl SegmentSnapshot {
         let open = self.open.iter_mut().zip(LogType::ALL);
         let open = open.filter(|(_, log)| wanted(*log)).map(|(part, _)| part);
         let parts = open.chain(&mut self.closed);
-        let mut parts: Vec<&mut Part> = parts
-            .filter(|part| !part.edit.missing(part.valid).is_empty())
+        let mut parts: Vec<&mut SummaryPart> = parts
+            .filter(|part| !part.edit.unknown_of(part.valid).is_empty())
             .collect();
-        for group in parts.chunks_mut(READS) {
+        for group in parts.chunks_mut(READS_IN_FLIGHT) {
             let reads: Vec<IoHandle> = group
                 .iter()
                 .map(|part| {
@@ -241,7 +245,7 @@ impl SegmentSnapshot {
             for (part, read) in group.iter_mut().zip(reads) {
                 let bio = read.into_bio().map_err(io_error)?;
                 match SummaryBlock::parse(&bio.bufs[0]) {
-                    Ok(block) => owned(&mut part.edit).learn(&block),
+                    Ok(block) => summary_mut(&mut part.edit).fill_from(&block),
                     Err(error) => {
                         let segment = part.segment;
                         tracing::warn!(%segment, %error, "a summary is damaged; who points at its blocks is not known");
@@ -259,7 +263,8 @@ impl SegmentSnapshot {
 
     /// Blocks of the summary area to be written, by place.
     pub fn summary_writes(&self, layout: &Layout) -> Vec<(BlockAddr, Buf)> {
-        let block = |part: &Part| (layout.summary_block(part.segment), part.edit.area_block());
+        let block =
+            |part: &SummaryPart| (layout.summary_block(part.segment), part.edit.area_block());
         self.closed.iter().map(block).collect()
     }
 

@@ -1,6 +1,6 @@
 //! Segments beside a model that knows every block.
 
-mod begun;
+mod bg_victims;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -127,9 +127,9 @@ impl Volume {
 #[derive(Default)]
 struct Model {
     valid: BTreeMap<u32, (Owner, bool)>,
-    claimed: BTreeSet<u32>,
+    allocated: BTreeSet<u32>,
     /// What the durable checkpoint refers to, and what became valid since.
-    durable: BTreeSet<u32>,
+    ckpt_valid: BTreeSet<u32>,
     next: Option<BTreeSet<u32>>,
 }
 
@@ -137,9 +137,9 @@ impl Model {
     fn may_be_written(&self, addr: BlockAddr) {
         let n = addr.0;
         assert!(!self.valid.contains_key(&n), "{n} is valid");
-        assert!(!self.claimed.contains(&n), "{n} is claimed");
+        assert!(!self.allocated.contains(&n), "{n} is claimed");
         assert!(
-            !self.durable.contains(&n),
+            !self.ckpt_valid.contains(&n),
             "{n} is what a crash brings back"
         );
         let next = self.next.as_ref();
@@ -153,7 +153,7 @@ impl Model {
         self.valid.insert(addr.0, (owner, node));
         self.next
             .as_mut()
-            .unwrap_or(&mut self.durable)
+            .unwrap_or(&mut self.ckpt_valid)
             .insert(addr.0);
     }
 
@@ -162,7 +162,7 @@ impl Model {
     }
 
     fn commit(&mut self) {
-        self.durable = self.next.take().unwrap();
+        self.ckpt_valid = self.next.take().unwrap();
     }
 }
 
@@ -181,10 +181,10 @@ impl RandomRun {
         for n in 0..volume.layout.main_blocks() {
             let addr = volume.layout.block_in(SegNo(0), 0).plus(n);
             if volume.segments.is_valid(addr) {
-                model.durable.insert(addr.0);
+                model.ckpt_valid.insert(addr.0);
             }
         }
-        let reserved = model.durable.len();
+        let reserved = model.ckpt_valid.len();
         let limit = volume.checkpoint.user_blocks as usize - reserved;
         Self {
             volume,
@@ -207,8 +207,8 @@ impl RandomRun {
     fn invalidate(&mut self, addr: BlockAddr) {
         let (_, node) = self.model.valid.remove(&addr.0).unwrap();
         let (content, other) = match node {
-            true => (Content::Node, Content::Data),
-            false => (Content::Data, Content::Node),
+            true => (BlockKind::Node, BlockKind::Data),
+            false => (BlockKind::Data, BlockKind::Node),
         };
         let segments = &self.volume.segments;
         assert!(segments.invalidate(addr, other).is_err());
@@ -216,7 +216,7 @@ impl RandomRun {
     }
 
     fn used(&self) -> usize {
-        self.model.valid.len() + self.model.claimed.len()
+        self.model.valid.len() + self.model.allocated.len()
     }
 
     fn owner(&mut self) -> Owner {
@@ -235,12 +235,12 @@ impl RandomRun {
             return;
         }
         let purpose = [Purpose::User, Purpose::Reserved][self.random.below(2)];
-        let Ok(run) = self.volume.segments.claim(log, want, purpose) else {
+        let Ok(run) = self.volume.segments.allocate(log, want, purpose) else {
             return;
         };
         for addr in run.blocks() {
             self.model.may_be_written(addr);
-            self.model.claimed.insert(addr.0);
+            self.model.allocated.insert(addr.0);
         }
         if self.random.chance(100) {
             // Left for a while: a write that takes long.
@@ -252,25 +252,25 @@ impl RandomRun {
     }
 
     /// Moves nothing, but takes places as cleaning by age does.
-    fn aged(&mut self) {
+    fn atgc(&mut self) {
         let want = 1 + self.random.below(40) as u32;
         let Some(from) = self.any_valid() else { return };
         if self.used() + want as usize > self.limit {
             return;
         }
-        let Some(run) = self.volume.segments.claim_aged(from, want) else {
+        let Some(run) = self.volume.segments.allocate_atgc(from, want) else {
             return;
         };
         for addr in run.blocks() {
             self.model.may_be_written(addr);
             let owner = self.owner();
-            self.volume.segments.name_aged(addr, owner, from);
+            self.volume.segments.set_valid_atgc(addr, owner, from);
             self.model.named(addr, owner, false);
         }
     }
 
     fn end_claim(&mut self, addr: BlockAddr) {
-        assert!(self.model.claimed.remove(&addr.0));
+        assert!(self.model.allocated.remove(&addr.0));
         if self.random.chance(60) {
             self.volume.segments.release(Run {
                 start: addr,
@@ -278,7 +278,7 @@ impl RandomRun {
             });
         } else {
             let owner = self.owner();
-            self.volume.segments.name(addr, owner);
+            self.volume.segments.set_valid(addr, owner);
             self.model.named(addr, owner, false);
         }
     }
@@ -303,11 +303,11 @@ impl RandomRun {
     fn step(&mut self) {
         match self.random.below(100) {
             0..36 => self.data(),
-            36..40 => self.aged(),
+            36..40 => self.atgc(),
             40..60 => self.node(),
             60..64 => {
-                let claimed: Vec<u32> = self.model.claimed.iter().copied().collect();
-                for addr in claimed {
+                let allocated: Vec<u32> = self.model.allocated.iter().copied().collect();
+                for addr in allocated {
                     self.end_claim(BlockAddr(addr));
                 }
             }
@@ -315,7 +315,7 @@ impl RandomRun {
                 for _ in 0..self.random.below(24) {
                     if let Some(addr) = self.any_valid() {
                         self.invalidate(addr);
-                        for content in [Content::Data, Content::Node] {
+                        for content in [BlockKind::Data, BlockKind::Node] {
                             let again = self.volume.segments.invalidate(addr, content);
                             assert!(again.is_err());
                         }
@@ -338,7 +338,7 @@ impl RandomRun {
             match self.random.below(4) {
                 0 => self.data(),
                 1 => self.node(),
-                2 => self.aged(),
+                2 => self.atgc(),
                 _ => {
                     if let Some(addr) = self.any_valid() {
                         self.invalidate(addr);
@@ -375,16 +375,16 @@ impl RandomRun {
         let mut valid = 0;
         for n in 0..layout.main_segments {
             let at = SegNo(n);
-            let map = inner.logs.table.current(at);
+            let map = inner.manager.sit.current(at);
             if map.is_empty() {
                 continue;
             }
-            let kind = inner.logs.table.kind(at);
-            let mut edit = inner.logs.known_summary(at, kind);
-            if !edit.missing(map).is_empty() {
+            let kind = inner.manager.sit.kind(at);
+            let mut edit = inner.manager.known_summary(at, kind);
+            if !edit.unknown_of(map).is_empty() {
                 let bytes = checkpoint::read_blocks(&found.queue, layout.summary_block(at), 1);
                 let block = crate::disk::summary::SummaryBlock::parse(&bytes.unwrap()).unwrap();
-                edit.learn(&block);
+                edit.fill_from(&block);
             }
             for offset in map.ones() {
                 let addr = layout.block_in(at, offset);
@@ -398,7 +398,7 @@ impl RandomRun {
         }
         for addr in expected.keys() {
             let (at, offset) = layout.place(BlockAddr(*addr)).unwrap();
-            let map = inner.logs.table.current(at);
+            let map = inner.manager.sit.current(at);
             assert!(
                 map.get(offset),
                 "{at}/{offset} is not valid: {}",
@@ -406,7 +406,7 @@ impl RandomRun {
             );
         }
         assert_eq!(valid, expected.len());
-        let logs = &mut inner.logs;
+        let logs = &mut inner.manager;
         for kind in LogType::ALL {
             assert_eq!(logs.open_log(kind), found.checkpoint.log(kind));
         }
@@ -421,7 +421,7 @@ fn long() -> usize {
 fn random_run(size: u64, per_section: u32, seed: u64, force: bool) {
     let mut run = RandomRun::new(size, per_section, seed);
     run.volume.segments.set_policy(|p| {
-        p.force_holes = force;
+        p.force_ssr = force;
         p.max_search = 20;
     });
     for _ in 0..long() {
@@ -429,9 +429,9 @@ fn random_run(size: u64, per_section: u32, seed: u64, force: bool) {
         run.volume.segments.check();
     }
     let usage = run.volume.segments.usage();
-    assert!(usage.log_blocks > 0);
+    assert!(usage.lfs_blocks > 0);
     if force {
-        assert!(usage.hole_blocks > 0, "{usage:?}");
+        assert!(usage.ssr_blocks > 0, "{usage:?}");
     }
 }
 
@@ -462,15 +462,18 @@ fn a_full_volume_keeps_places_for_nodes() {
         version: 0,
         slot: 0,
     };
-    let mut claimed = Vec::new();
-    while let Ok(run) = volume.segments.claim(LogType::WarmData, 512, Purpose::User) {
-        claimed.extend(run.blocks());
+    let mut allocated = Vec::new();
+    while let Ok(run) = volume
+        .segments
+        .allocate(LogType::WarmData, 512, Purpose::User)
+    {
+        allocated.extend(run.blocks());
     }
     let counts = volume.segments.counts();
     assert_eq!(counts.free_sections, 6);
     volume.segments.check();
-    for addr in &claimed {
-        volume.segments.name(*addr, owner);
+    for addr in &allocated {
+        volume.segments.set_valid(*addr, owner);
     }
     // Nodes still go on, up to the last segment, and then the logs still have their place.
     let mut nodes = 0;
@@ -485,21 +488,21 @@ fn a_full_volume_keeps_places_for_nodes() {
     assert_eq!(volume.segments.free_sections(), 0);
     volume.segments.check();
     // What was written since the last checkpoint is needed until the next.
-    for addr in &claimed {
-        volume.segments.invalidate(*addr, Content::Data).unwrap();
+    for addr in &allocated {
+        volume.segments.invalidate(*addr, BlockKind::Data).unwrap();
     }
-    let held = volume.segments.counts();
-    assert_eq!(held.free_sections, 0);
-    assert!(held.held > 0);
+    let prefree = volume.segments.counts();
+    assert_eq!(prefree.free_sections, 0);
+    assert!(prefree.prefree > 0);
     volume.checkpoint(false);
     let freed = volume.segments.counts();
-    assert_eq!((freed.held, freed.free), (0, held.held));
+    assert_eq!((freed.prefree, freed.free), (0, prefree.prefree));
 }
 
 #[test]
 fn holes_are_filled_when_there_is_no_free_section() {
     let mut volume = Volume::new(128 << 20, 1);
-    volume.segments.set_policy(|p| p.force_holes = true);
+    volume.segments.set_policy(|p| p.force_ssr = true);
     let owner = Owner {
         nid: Nid(4),
         version: 0,
@@ -508,31 +511,37 @@ fn holes_are_filled_when_there_is_no_free_section() {
     let mut named = Vec::new();
     // As many as users may have.
     while named.len() < 15_000
-        && let Ok(run) = volume.segments.claim(LogType::WarmData, 512, Purpose::User)
+        && let Ok(run) = volume
+            .segments
+            .allocate(LogType::WarmData, 512, Purpose::User)
     {
         for addr in run.blocks() {
-            volume.segments.name(addr, owner);
+            volume.segments.set_valid(addr, owner);
             named.push(addr);
         }
     }
     for addr in named.iter().step_by(3) {
-        volume.segments.invalidate(*addr, Content::Data).unwrap();
+        volume.segments.invalidate(*addr, BlockKind::Data).unwrap();
     }
     // Not before a checkpoint without them.
-    let early = volume.segments.claim(LogType::WarmData, 512, Purpose::User);
+    let early = volume
+        .segments
+        .allocate(LogType::WarmData, 512, Purpose::User);
     assert!(!named.contains(&early.unwrap().start));
-    assert_eq!(volume.segments.usage().hole_segments, 0);
+    assert_eq!(volume.segments.usage().ssr_segments, 0);
     volume.checkpoint(true);
     let mut filled = BTreeSet::new();
     while filled.len() < 3000 {
-        let run = volume.segments.claim(LogType::WarmData, 9, Purpose::User);
+        let run = volume
+            .segments
+            .allocate(LogType::WarmData, 9, Purpose::User);
         for addr in run.unwrap().blocks() {
-            volume.segments.name(addr, owner);
+            volume.segments.set_valid(addr, owner);
             assert!(filled.insert(addr.0));
         }
         volume.segments.check();
     }
-    assert!(volume.segments.usage().hole_segments > 0);
+    assert!(volume.segments.usage().ssr_segments > 0);
     let again = Volume::open(Arc::clone(&volume.device));
     assert!(
         filled
@@ -547,7 +556,7 @@ fn holes_are_filled_when_there_is_no_free_section() {
             .all(|n| again.segments.is_valid(BlockAddr(*n)))
     );
     let log = again.checkpoint.log(LogType::WarmData);
-    assert_eq!(log.alloc, crate::disk::checkpoint::ALLOC_HOLES);
+    assert_eq!(log.alloc, crate::disk::checkpoint::ALLOC_SSR);
 }
 
 #[test]
@@ -564,28 +573,30 @@ fn recovery_steps_over_what_it_needs() {
     let nodes = [start, start.plus(1), start.plus(3)];
     let data = volume.layout.block_in(SegNo(30), 5);
     for addr in nodes.into_iter().chain([data]) {
-        assert_eq!(volume.segments.keep(addr), Ok(true));
-        assert_eq!(volume.segments.keep(addr), Ok(false));
-        volume.segments.step_over().unwrap();
+        assert_eq!(volume.segments.protect(addr), Ok(true));
+        assert_eq!(volume.segments.protect(addr), Ok(false));
+        volume.segments.skip_protected().unwrap();
         volume.segments.check();
     }
-    assert!(volume.segments.keep(BlockAddr(1)).is_err());
+    assert!(volume.segments.protect(BlockAddr(1)).is_err());
     let placed = volume.segments.place_node(LogType::WarmNode, Nid(5));
     let placed = placed.unwrap();
     assert_eq!((placed.addr, placed.next), (start.plus(2), start.plus(4)));
     volume
         .segments
-        .adopt(data, owner, LogType::WarmData)
+        .recover_block(data, owner, LogType::WarmData)
         .unwrap();
     assert!(
         volume
             .segments
-            .adopt(data, owner, LogType::WarmData)
+            .recover_block(data, owner, LogType::WarmData)
             .is_err()
     );
     let other = volume.layout.block_in(SegNo(30), 6);
-    volume.segments.keep(other).unwrap();
-    let node = volume.segments.adopt(other, owner, LogType::HotNode);
+    volume.segments.protect(other).unwrap();
+    let node = volume
+        .segments
+        .recover_block(other, owner, LogType::HotNode);
     assert!(node.is_err(), "a node among data");
     volume.segments.check();
     let owners = volume.segments.owners(SegNo(30), &volume.queue, tag());

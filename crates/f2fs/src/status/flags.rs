@@ -29,13 +29,13 @@ const BITS: [Bit; 10] = [
     // A node of an fsync was lost: no fsync after it can do without a checkpoint.
     (5, "need_cp", |fs| fs.node_writes.has_failed()),
     (6, "shutdown", |fs| {
-        fs.stopped_because().as_deref() == Some(SHUT_DOWN)
+        fs.abort_cause().as_deref() == Some(SHUT_DOWN)
     }),
     // Orphans were freed, or what fsync wrote after the checkpoint was taken over, since the mount.
     (7, "recovered", |fs| {
-        fs.has_recovered.load(Ordering::Acquire) || fs.overlaid.load(Ordering::Acquire)
+        fs.has_recovered.load(Ordering::Acquire) || fs.has_overlay.load(Ordering::Acquire)
     }),
-    (8, "cp_disabled", F2fs::is_paused),
+    (8, "cp_disabled", F2fs::is_cp_disabled),
     // Until it is thawed.
     (14, "freezefs", F2fs::is_frozen),
 ];
@@ -44,7 +44,7 @@ impl F2fs {
     /// Whether something is not in the last durable checkpoint.
     fn awaits_checkpoint(&self) -> bool {
         // In this order: what a snapshot takes is in the one under way by then.
-        self.has_changed() || self.checkpoints.is_under_way()
+        self.has_changed() || self.checkpoints.is_in_flight()
     }
 
     /// What `stat/sb_status` shows.
@@ -63,7 +63,7 @@ impl F2fs {
     /// What `stat/cp_status` shows.
     pub(crate) fn cp_status(&self) -> u32 {
         let last = self.checkpoints.last().flags;
-        match self.stopped_because() {
+        match self.abort_cause() {
             Some(_) => last.union(CpFlags::ERROR).0,
             None => last.0,
         }

@@ -14,8 +14,8 @@ use crate::disk::dentry::{self, DentryLayout, Entry};
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, Nid, hash};
 use crate::format::{FormatOptions, image};
 use crate::inode::Inode;
-use crate::node::Found;
-use crate::node::chain::{Barrier, Chain, Placed};
+use crate::node::SlotLookup;
+use crate::node::chain::{Barrier, Chain, ChainPlan};
 use crate::segment::Purpose;
 use crate::space::Need;
 use crate::test_world::{ROOT, World, fsck};
@@ -32,7 +32,7 @@ pub(super) fn writable(device: &Arc<MemDevice>) -> Arc<F2fs> {
 pub(super) fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
     let tag = IoTag::default();
     let need = |blocks, nodes| Need { blocks, nodes };
-    fs.space.promise(need(0, 1), false).unwrap();
+    fs.space.reserve(need(0, 1), false).unwrap();
     let change = fs.change().unwrap();
     let core = |_, _: &mut [u8]| disk::Inode {
         mode: 0o100_644,
@@ -47,7 +47,7 @@ pub(super) fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
     let root = fs.inode(Nid::ROOT, tag).unwrap();
     let mut root_core = root.core.write();
     fs.mark_dirty(&change, &root, tag).unwrap();
-    let Found::Slot(slot) = fs.find_slot(&root, &root_core, 0, tag).unwrap() else {
+    let SlotLookup::Slot(slot) = fs.find_slot(&root, &root_core, 0, tag).unwrap() else {
         panic!("the root directory has a block");
     };
     drop(fs.nodes.change(&change, &slot.node).unwrap());
@@ -69,8 +69,8 @@ pub(super) fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
     root.pages.edit(FileBlock(0), tag, fill, insert).unwrap();
     drop(root_core);
     drop(change);
-    fs.space.promise(need(blocks, 0), false).unwrap();
-    fs.promise_nodes(&inode, 0..blocks, false, tag).unwrap();
+    fs.space.reserve(need(blocks, 0), false).unwrap();
+    fs.reserve_nodes(&inode, 0..blocks, false, tag).unwrap();
     for block in 0..blocks {
         write_block(fs, &inode, block);
     }
@@ -86,7 +86,7 @@ fn write_block(fs: &F2fs, inode: &Inode, block: u64) {
     let tag = IoTag::default();
     let run = fs
         .segments()
-        .claim(disk::LogType::WarmData, 1, Purpose::User)
+        .allocate(disk::LogType::WarmData, 1, Purpose::User)
         .unwrap();
     let at = u64::from(run.start.0) * BLOCK_SIZE as u64;
     fs.queue
@@ -95,7 +95,7 @@ fn write_block(fs: &F2fs, inode: &Inode, block: u64) {
     let change = fs.change().unwrap();
     let mut core = inode.core.write();
     let slot = fs.make_slot(&change, inode, &mut core, block, tag).unwrap();
-    fs.segments().name(run.start, slot.owner());
+    fs.segments().set_valid(run.start, slot.owner());
     fs.set_slot(&change, inode, &mut core, &slot, run.start, tag)
         .unwrap();
 }
@@ -172,9 +172,9 @@ fn write_block_again(fs: &F2fs, inode: &Inode, block: u64) {
 /// A file's chain, if anything of it changed.
 fn chain_of<'f>(fs: &'f F2fs, inode: &'f Inode) -> Option<Chain<'f>> {
     match fs.place_chain(inode, IoTag::default()).unwrap() {
-        Placed::Chain(chain) => Some(chain),
-        Placed::Clean => None,
-        Placed::NotEnough(reason) => panic!("{}", reason.name()),
+        ChainPlan::Chain(chain) => Some(chain),
+        ChainPlan::Clean => None,
+        ChainPlan::NeedsCheckpoint(reason) => panic!("{}", reason.name()),
     }
 }
 
@@ -265,7 +265,7 @@ fn cutting_frees_everything_behind_in_bounded_steps() {
     ];
     for block in marks {
         fs.space
-            .promise(
+            .reserve(
                 Need {
                     blocks: 1,
                     nodes: 0,
@@ -273,16 +273,16 @@ fn cutting_frees_everything_behind_in_bounded_steps() {
                 false,
             )
             .unwrap();
-        fs.promise_nodes(&inode, block..block + 1, false, tag)
+        fs.reserve_nodes(&inode, block..block + 1, false, tag)
             .unwrap();
         write_block(&fs, &inode, block);
     }
     let full = fs.space.counts();
-    assert_eq!(full.promised, 0);
+    assert_eq!(full.reserved, 0);
     let cut = |from: u64, limit: u32| {
         let change = fs.change().unwrap();
         let mut core = inode.core.write();
-        fs.cut_tree(&change, &inode, &mut core, from, limit, tag)
+        fs.truncate_nodes(&change, &inode, &mut core, from, limit, tag)
             .unwrap()
             == from
     };
@@ -348,7 +348,7 @@ fn a_mount_for_writing_makes_what_recovery_finds_its_own() {
             fs.unmount().unwrap();
             fsck(&copy);
         } else {
-            fs.end_tasks();
+            fs.join_tasks();
         }
     }
 }
@@ -383,12 +383,12 @@ fn no_room_for_all() {
     }
     assert_eq!(world.fs.checkpoints.written(), written, "none by itself");
     let segments = world.fs.segments();
-    let held: Vec<_> = std::iter::from_fn(|| segments.claim_unused(0..u32::MAX, 1)).collect();
+    let held: Vec<_> = std::iter::from_fn(|| segments.allocate_free_run(0..u32::MAX, 1)).collect();
     assert!(!held.is_empty());
     for _ in 0..3 {
         let result = world.fs.checkpoint(Reason::Sync, world.cx.tag);
         assert_eq!(result, Err(FsError::NoSpace));
-        assert_eq!(world.fs.stopped_because(), None);
+        assert_eq!(world.fs.abort_cause(), None);
         segments.check();
     }
     let crashed = World::of(Arc::new(MemDevice::from_bytes(&world.bytes())), "");

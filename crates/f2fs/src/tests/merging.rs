@@ -102,7 +102,7 @@ fn everybody_learns_that_the_volume_stopped() {
             })
             .collect();
         sleep(Duration::from_millis(2));
-        fs.stop(StopReason::SHUTDOWN, "the first cause");
+        fs.abort(StopReason::SHUTDOWN, "the first cause");
         for client in clients {
             let answer = client.join();
             assert_eq!(answer, Err(FsError::Stopped("the first cause".to_owned())));
@@ -212,7 +212,7 @@ fn without_room_everybody_is_told_and_a_later_one_is_made() {
             // What no node can go to.
             let mut claimed = Vec::new();
             for log in LogType::ALL {
-                while let Ok(run) = fs.segments().claim(log, 512, Purpose::Reserved) {
+                while let Ok(run) = fs.segments().allocate(log, 512, Purpose::Reserved) {
                     claimed.push(run);
                 }
             }
@@ -237,7 +237,7 @@ fn without_room_everybody_is_told_and_a_later_one_is_made() {
             }
             assert!(began.elapsed() < Duration::from_secs(1));
             assert_eq!(fs.checkpoints.written(), written);
-            assert_eq!(fs.stopped_because(), None);
+            assert_eq!(fs.abort_cause(), None);
             for run in claimed {
                 fs.segments().release(run);
             }

@@ -12,7 +12,7 @@ use crate::disk::node::NodeKind;
 use crate::disk::superblock::StopReason;
 use crate::disk::{self, BlockAddr, Nid};
 use crate::format::{FormatOptions, image};
-use crate::node::Found;
+use crate::node::SlotLookup;
 use crate::space::Need;
 
 /// A volume in memory that changes are allowed on.
@@ -42,7 +42,7 @@ fn trees_grow_and_are_counted() {
         blocks: 2,
         nodes: 1,
     };
-    fs.space.promise(need, false).unwrap();
+    fs.space.reserve(need, false).unwrap();
     let change = fs.change().unwrap();
     let inode = fs.new_inode(&change, 0, file, tag).unwrap();
     drop(change);
@@ -50,12 +50,12 @@ fn trees_grow_and_are_counted() {
     // Through a double indirect, an indirect and a direct node; asked for twice, promised once.
     let fanout = inode.core.read().fanout(&fs.layout);
     let far = fanout.max_blocks() - 1;
-    fs.promise_nodes(&inode, far..far + 1, false, tag).unwrap();
-    fs.promise_nodes(&inode, far - 1..far + 1, false, tag)
+    fs.reserve_nodes(&inode, far..far + 1, false, tag).unwrap();
+    fs.reserve_nodes(&inode, far - 1..far + 1, false, tag)
         .unwrap();
-    let promised = fs.space.counts();
-    assert_eq!(promised.promised, 2 + 3);
-    assert_eq!(promised.promised_nodes, 3);
+    let reserved = fs.space.counts();
+    assert_eq!(reserved.reserved, 2 + 3);
+    assert_eq!(reserved.reserved_nodes, 3);
 
     let change = fs.change().unwrap();
     let mut core = inode.core.write();
@@ -73,7 +73,7 @@ fn trees_grow_and_are_counted() {
     drop(core);
     drop(change);
     let counts = fs.space.counts();
-    assert_eq!(counts.promised, 0);
+    assert_eq!(counts.reserved, 0);
     assert_eq!(counts.valid_blocks, before.valid_blocks + 6);
     assert_eq!(counts.valid_nodes, before.valid_nodes + 4);
     assert_eq!(counts.valid_inodes, before.valid_inodes + 1);
@@ -92,14 +92,14 @@ fn trees_grow_and_are_counted() {
     // A hole again, and the end of the nodes.
     let change = fs.change().unwrap();
     let mut core = inode.core.write();
-    let Found::Slot(slot) = fs.find_slot(&inode, &core, far, tag).unwrap() else {
+    let SlotLookup::Slot(slot) = fs.find_slot(&inode, &core, far, tag).unwrap() else {
         panic!("just made");
     };
     fs.set_slot(&change, &inode, &mut core, &slot, BlockAddr::NULL, tag)
         .unwrap();
     let xattr = {
         fs.space
-            .promise(
+            .reserve(
                 Need {
                     blocks: 0,
                     nodes: 1,
@@ -125,23 +125,23 @@ fn trees_grow_and_are_counted() {
 fn ids_are_given_out_once_and_not_again_before_a_checkpoint() {
     let fs = writable();
     let tag = IoTag::default();
-    fs.nat.provide_ids(tag).unwrap();
+    fs.nat.build_free_nids(tag).unwrap();
     let change = fs.change().unwrap();
     let mut seen = std::collections::BTreeSet::new();
     for _ in 0..1200 {
-        let (nid, entry) = fs.nat.new_id(&change, None, tag).unwrap();
+        let (nid, entry) = fs.nat.alloc_nid(&change, None, tag).unwrap();
         assert!(fs.layout.is_nid(nid) && nid != Nid::ROOT && seen.insert(nid));
         fs.nat.remove(&change, nid, entry);
     }
     // All of a small table.
     let mut left = u64::from(fs.layout.max_nid) - 1200;
-    while fs.nat.new_id(&change, None, tag).is_ok() {
+    while fs.nat.alloc_nid(&change, None, tag).is_ok() {
         left -= 1;
     }
     let used = fs.space.counts().valid_nodes;
     assert_eq!(left, crate::space::RESERVED_NODES + used);
     assert_eq!(
-        fs.nat.new_id(&change, None, tag).err(),
+        fs.nat.alloc_nid(&change, None, tag).err(),
         Some(FsError::NoSpace)
     );
 }
@@ -149,8 +149,8 @@ fn ids_are_given_out_once_and_not_again_before_a_checkpoint() {
 #[test]
 fn a_volume_that_is_read_only_or_stopped_lets_no_change_begin() {
     let fs = writable();
-    fs.stop(StopReason::SHUTDOWN, "the first cause");
-    fs.stop(StopReason::SHUTDOWN, "another");
+    fs.abort(StopReason::SHUTDOWN, "the first cause");
+    fs.abort(StopReason::SHUTDOWN, "another");
     let error = fs.change().err().unwrap();
     assert_eq!(error, FsError::Stopped("the first cause".to_owned()));
     let device = image(64 << 20, &FormatOptions::default()).unwrap();

@@ -40,9 +40,9 @@ fn a_tenth_of_all_node_addresses() {
             touch(nid);
             nid += 1;
         }
-        assert!(!fs.has_much(), "{limit}");
+        assert!(!fs.needs_background_checkpoint(), "{limit}");
         touch(nid);
-        assert!(fs.has_much(), "{limit}");
+        assert!(fs.needs_background_checkpoint(), "{limit}");
         // Entries of nodes that are none: nothing for a checkpoint.
         fs.shutdown(&Cx::default(), ShutdownMode::NoFlush).unwrap();
         fs.close().unwrap_err();
@@ -65,7 +65,7 @@ fn hold_some(fs: &F2fs) -> u32 {
     assert!(!due(fs));
     fs.unlink(&cx, fs.root(), b"large").unwrap();
     fs.forget(file, 1);
-    fs.segments().counts().held
+    fs.segments().counts().prefree
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn segments_that_wait_to_be_free() {
         assert!(!due(&fs), "{held}");
         limit(held - 1);
         assert!(due(&fs), "{held}");
-        assert_eq!(fs.segments().counts().held, 0);
+        assert_eq!(fs.segments().counts().prefree, 0);
         fs.close().unwrap();
     });
 }
@@ -101,7 +101,7 @@ fn no_room_to_recover_what_was_written() {
                 blocks: 1,
                 nodes: 0,
             };
-            fs.space.promise(need, false).unwrap();
+            fs.space.reserve(need, false).unwrap();
             fs.space.use_block();
             fs.space.free_blocks(1);
         };
@@ -111,7 +111,7 @@ fn no_room_to_recover_what_was_written() {
         assert!(!due(&fs));
         block();
         assert!(due(&fs));
-        assert!(fs.space.has_room_to_recover());
+        assert!(fs.space.has_space_for_roll_forward());
         fs.close().unwrap();
     });
 }
@@ -128,7 +128,7 @@ fn bring(options: &str, busy: bool, count: fn(&F2fs) -> u64, prepare: fn(&F2fs) 
     fs.sync_all(&Cx::default()).unwrap();
     for n in 0.. {
         let change = busy.then(|| fs.change().unwrap());
-        let (counted, has) = (count(&fs), fs.has_much());
+        let (counted, has) = (count(&fs), fs.needs_background_checkpoint());
         drop(change);
         assert_eq!(has, counted >= most, "{counted} of {most}");
         if has {

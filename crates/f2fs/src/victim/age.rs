@@ -41,7 +41,7 @@ impl AgeRules {
 
 /// A section, or a segment, that may be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Aged {
+pub struct AgeCandidate {
     /// When its blocks were written, on average.
     pub stamp: u64,
     /// Its number.
@@ -55,7 +55,12 @@ const ACCURACY: u64 = 10_000;
 
 /// The section to clean, of `size` blocks each: old and empty, by weight; among equals the older one.
 /// `newest`: the latest stamp of all.
-pub fn oldest(mut candidates: Vec<Aged>, newest: u64, size: u32, rules: &AgeRules) -> Option<Aged> {
+pub fn oldest(
+    mut candidates: Vec<AgeCandidate>,
+    newest: u64,
+    size: u32,
+    rules: &AgeRules,
+) -> Option<AgeCandidate> {
     candidates.retain(|c| newest.saturating_sub(c.stamp) >= rules.threshold);
     candidates.sort_unstable_by_key(|c| (c.stamp, c.number));
     let least = candidates.first()?.stamp;
@@ -63,7 +68,7 @@ pub fn oldest(mut candidates: Vec<Aged>, newest: u64, size: u32, rules: &AgeRule
     let span = end.saturating_sub(least).max(1);
     let accuracy = (u64::MAX / span / 100).min(ACCURACY);
     let weight = u64::from(rules.weight.min(100));
-    let score = |c: &Aged| {
+    let score = |c: &AgeCandidate| {
         let age = accuracy * end.saturating_sub(c.stamp) / span * weight;
         let free = u64::from(size.saturating_sub(c.valid));
         (
@@ -80,7 +85,11 @@ pub fn oldest(mut candidates: Vec<Aged>, newest: u64, size: u32, rules: &AgeRule
 
 /// The segment whose holes blocks of this stamp go to: of those nearest to it, on either side, the
 /// fullest; among equals the nearer one.
-pub fn nearest(mut candidates: Vec<Aged>, wanted: u64, rules: &AgeRules) -> Option<Aged> {
+pub fn nearest(
+    mut candidates: Vec<AgeCandidate>,
+    wanted: u64,
+    rules: &AgeRules,
+) -> Option<AgeCandidate> {
     candidates.sort_unstable_by_key(|c| (c.stamp, c.number));
     let limit = rules.limit(candidates.len());
     let middle = candidates.partition_point(|c| c.stamp <= wanted);
@@ -88,7 +97,7 @@ pub fn nearest(mut candidates: Vec<Aged>, wanted: u64, rules: &AgeRules) -> Opti
     let near = below.iter().rev().take(limit);
     let near = near.chain(above.iter().take(limit));
     near.copied().reduce(|best, other| {
-        let rank = |c: &Aged| (c.valid, u64::MAX - c.stamp.abs_diff(wanted));
+        let rank = |c: &AgeCandidate| (c.valid, u64::MAX - c.stamp.abs_diff(wanted));
         if rank(&other) > rank(&best) {
             other
         } else {
@@ -104,10 +113,10 @@ mod tests {
 
     const SIZE: u32 = 16;
 
-    fn random(random: &mut Random) -> (Vec<Aged>, AgeRules) {
+    fn random(random: &mut Random) -> (Vec<AgeCandidate>, AgeRules) {
         let mut candidates = Vec::new();
         for number in 0..random.below(40) as u32 {
-            candidates.push(Aged {
+            candidates.push(AgeCandidate {
                 stamp: random.below(50) as u64,
                 number,
                 valid: 1 + random.below(SIZE as usize - 1) as u32,
@@ -123,7 +132,11 @@ mod tests {
     }
 
     /// How many candidates come before one, if they are ordered by this key.
-    fn rank<K: Ord>(all: &[Aged], one: &Aged, key: impl Fn(&Aged) -> K) -> usize {
+    fn rank<K: Ord>(
+        all: &[AgeCandidate],
+        one: &AgeCandidate,
+        key: impl Fn(&AgeCandidate) -> K,
+    ) -> usize {
         all.iter().filter(|c| key(c) < key(one)).count()
     }
 
@@ -138,11 +151,11 @@ mod tests {
         for _ in 0..20_000 {
             let (candidates, rules) = random(&mut from);
             let newest = 50 + from.below(3) as u64;
-            let is_old = |c: &&Aged| c.stamp + rules.threshold <= newest;
+            let is_old = |c: &&AgeCandidate| c.stamp + rules.threshold <= newest;
             let old: Vec<_> = candidates.iter().filter(is_old).copied().collect();
             let least = old.iter().map(|c| c.stamp).min().unwrap_or(0);
             let span = newest + 1 - least;
-            let parts = |c: &Aged| {
+            let parts = |c: &AgeCandidate| {
                 let age = 10_000 * (newest + 1 - c.stamp) / span * u64::from(rules.weight);
                 let free = 10_000 * u64::from(SIZE - c.valid) / u64::from(SIZE);
                 (age, age + free * u64::from(100 - rules.weight))
@@ -170,10 +183,10 @@ mod tests {
             let (candidates, rules) = random(&mut from);
             let wanted = from.below(60) as u64;
             let limit = looked_at(&rules, candidates.len());
-            let (below, above): (Vec<Aged>, Vec<Aged>) =
+            let (below, above): (Vec<AgeCandidate>, Vec<AgeCandidate>) =
                 candidates.iter().partition(|c| c.stamp <= wanted);
-            let later = |c: &Aged| (u64::MAX - c.stamp, u32::MAX - c.number);
-            let near = |c: &&Aged| match c.stamp <= wanted {
+            let later = |c: &AgeCandidate| (u64::MAX - c.stamp, u32::MAX - c.number);
+            let near = |c: &&AgeCandidate| match c.stamp <= wanted {
                 true => rank(&below, c, later) < limit,
                 false => rank(&above, c, |c| (c.stamp, c.number)) < limit,
             };
@@ -189,7 +202,7 @@ mod tests {
 
     #[test]
     fn huge_stamps_do_not_overflow() {
-        let one = |stamp| Aged {
+        let one = |stamp| AgeCandidate {
             stamp,
             number: 1,
             valid: 1,

@@ -8,13 +8,13 @@ use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr};
 
 use super::{Cut, has_user_attrs, is_acl, split};
+use crate::cp_lock::Change;
 use crate::disk;
 use crate::disk::inode::Advise;
 use crate::disk::xattr::{self, Change as AttrChange, Xattr, index};
 use crate::fs::F2fs;
-use crate::gate::Change;
 use crate::inode::Inode;
-use crate::space::{Need, Promise};
+use crate::space::{Need, Reservation};
 
 /// Hints that users may give (`FADVISE_MODIFIABLE_BITS`).
 const ADVISABLE: Advise = Advise::COLD.union(Advise::HOT);
@@ -77,12 +77,12 @@ impl F2fs {
         let need = cut
             .as_ref()
             .map_or(Need::default(), |cut| need_of(&inode, cut));
-        let mut promise = self.space.promised(need, self.may_use_reserved(cx))?;
+        let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let mut core = inode.core.write();
         self.mark_dirty(&change, &inode, cx.tag)?;
         if let Some(cut) = &cut {
-            self.put_attrs(&change, &inode, &mut core, &mut promise, cut, cx.tag)?;
+            self.put_attrs(&change, &inode, &mut core, &mut reservation, cut, cx.tag)?;
         }
         if let Some(list) = list {
             core.mode = list.mode;
@@ -198,12 +198,12 @@ impl F2fs {
         change: &Change<'_>,
         inode: &Inode,
         core: &mut disk::Inode,
-        promise: &mut Promise<'_>,
+        reservation: &mut Reservation<'_>,
         cut: &Cut,
         tag: IoTag,
     ) -> Result<()> {
         match &cut.node {
-            Some(bytes) => self.put_xattr_node(change, inode, core, promise, bytes, tag)?,
+            Some(bytes) => self.put_xattr_node(change, inode, core, reservation, bytes, tag)?,
             None => self.free_xattr_node(change, inode, core, tag)?,
         }
         if !cut.inode.is_empty() {
@@ -220,7 +220,7 @@ impl F2fs {
         change: &Change<'_>,
         inode: &Inode,
         core: &mut disk::Inode,
-        promise: &mut Promise<'_>,
+        reservation: &mut Reservation<'_>,
         bytes: &[u8],
         tag: IoTag,
     ) -> Result<()> {
@@ -230,7 +230,7 @@ impl F2fs {
                 let before = core.blocks;
                 let made = self.make_xattr_node(change, inode, core, tag);
                 let nodes = core.blocks - before;
-                promise.used(Need { blocks: 0, nodes });
+                reservation.used(Need { blocks: 0, nodes });
                 made?
             }
         };
@@ -241,7 +241,7 @@ impl F2fs {
     /// Notes that attributes of a directory have changed.
     fn note_attr_change(&self, inode: &Inode) {
         if inode.kind() == FileKind::Directory {
-            self.since.lock().attributes.insert(inode.nid());
+            self.names_since_cp.lock().attributes.insert(inode.nid());
         }
     }
 }

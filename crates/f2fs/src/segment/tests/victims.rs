@@ -5,34 +5,35 @@ use std::time::Duration;
 
 use super::*;
 use crate::disk::SEGMENT_BLOCKS;
-use crate::segment::clean::{Cost, Search};
-use crate::segment::logs::Logs;
-use crate::segment::policy::hole_types;
-use crate::victim::age::{self, AgeRules, Aged};
+use crate::segment::curseg::SegmentManager;
+use crate::segment::policy::ssr_types;
+use crate::segment::victims::{VictimCost, VictimSearch};
+use crate::victim::age::{self, AgeCandidate, AgeRules};
 
 /// A search for a section, by all means.
-const SEARCHES: [(Cost, Option<u32>); 5] = [
-    (Cost::Greedy, None),
-    (Cost::Greedy, Some(u32::MAX)),
-    (Cost::CostBenefit, None),
-    (Cost::CostBenefit, Some(u32::MAX)),
-    (Cost::Age, None),
+const SEARCHES: [(VictimCost, Option<u32>); 5] = [
+    (VictimCost::Greedy, None),
+    (VictimCost::Greedy, Some(u32::MAX)),
+    (VictimCost::CostBenefit, None),
+    (VictimCost::CostBenefit, Some(u32::MAX)),
+    (VictimCost::Age, None),
 ];
 
 /// Sections without a log in which some but not all blocks are valid, and nothing is being written.
-fn sections(logs: &Logs) -> Vec<Aged> {
-    let table = &logs.table;
-    let all = table.per_section() * SEGMENT_BLOCKS;
+fn sections(logs: &SegmentManager) -> Vec<AgeCandidate> {
+    let sit = &logs.sit;
+    let all = sit.per_section() * SEGMENT_BLOCKS;
     let mut found = Vec::new();
-    for number in 0..table.len() / table.per_section() {
-        let first = number * table.per_section();
-        let of = || (first..first + table.per_section()).map(SegNo);
-        let valid: u32 = of().map(|at| table.current(at).count()).sum();
-        let taken = of().any(|at| table.state(at) == State::Open || !table.claimed(at).is_empty());
+    for number in 0..sit.len() / sit.per_section() {
+        let first = number * sit.per_section();
+        let of = || (first..first + sit.per_section()).map(SegNo);
+        let valid: u32 = of().map(|at| sit.current(at).count()).sum();
+        let taken =
+            of().any(|at| sit.state(at) == SegmentState::Open || !sit.allocated(at).is_empty());
         if !taken && valid > 0 && valid < all {
-            let stamps: u64 = of().map(|at| table.stamp(at)).sum();
-            let stamp = stamps / u64::from(table.per_section());
-            found.push(Aged {
+            let stamps: u64 = of().map(|at| sit.stamp(at)).sum();
+            let stamp = stamps / u64::from(sit.per_section());
+            found.push(AgeCandidate {
                 stamp,
                 number,
                 valid,
@@ -43,7 +44,7 @@ fn sections(logs: &Logs) -> Vec<Aged> {
 }
 
 /// What cleaning a section by cost and benefit costs; none where it brings nothing.
-fn cost_benefit(one: &Aged, size: u32, oldest: u64, now: u64) -> Option<u64> {
+fn cost_benefit(one: &AgeCandidate, size: u32, oldest: u64, now: u64) -> Option<u64> {
     let percent = u64::from(one.valid) * 100 / u64::from(size);
     let (stamp, span) = (
         one.stamp.clamp(oldest, now.max(oldest)),
@@ -58,7 +59,11 @@ fn cost_benefit(one: &Aged, size: u32, oldest: u64, now: u64) -> Option<u64> {
 }
 
 /// By age, without the threshold where nothing is as old and the volume is younger than it.
-fn by_age(rules: AgeRules, now: u64, find: impl Fn(&AgeRules) -> Option<Aged>) -> Option<Aged> {
+fn by_age(
+    rules: AgeRules,
+    now: u64,
+    find: impl Fn(&AgeRules) -> Option<AgeCandidate>,
+) -> Option<AgeCandidate> {
     let any = AgeRules {
         threshold: 0,
         ..rules
@@ -67,31 +72,31 @@ fn by_age(rules: AgeRules, now: u64, find: impl Fn(&AgeRules) -> Option<Aged>) -
 }
 
 /// What a search may find: any of these.
-fn due(logs: &Logs, search: Search<'_>, now: u64) -> Vec<u32> {
+fn due(logs: &SegmentManager, search: VictimSearch<'_>, now: u64) -> Vec<u32> {
     let mut candidates = sections(logs);
     candidates.retain(|one| !search.skip.contains(&one.number));
-    let begun = |one: &Aged| logs.cleaning.begun.contains(&one.number);
+    let bg_victims = |one: &AgeCandidate| logs.gc.bg_victims.contains(&one.number);
     if search.foreground
-        && let Some(first) = candidates.iter().find(|one| begun(one))
+        && let Some(first) = candidates.iter().find(|one| bg_victims(one))
     {
         return vec![first.number];
     }
-    candidates.retain(|one| !logs.cleaning.pinned.contains(&one.number));
-    candidates.retain(|one| search.foreground || !begun(one));
-    let size = logs.table.per_section() * SEGMENT_BLOCKS;
-    let cost = |one: &Aged| match search.cost {
-        Cost::Greedy | Cost::Age => Some(one.valid.into()),
-        Cost::CostBenefit => cost_benefit(one, size, logs.table.oldest(), now),
+    candidates.retain(|one| !logs.gc.pinned.contains(&one.number));
+    candidates.retain(|one| search.foreground || !bg_victims(one));
+    let size = logs.sit.per_section() * SEGMENT_BLOCKS;
+    let cost = |one: &AgeCandidate| match search.cost {
+        VictimCost::Greedy | VictimCost::Age => Some(one.valid.into()),
+        VictimCost::CostBenefit => cost_benefit(one, size, logs.sit.oldest(), now),
     };
-    if search.cost == Cost::Age {
-        let newest = logs.table.newest();
+    if search.cost == VictimCost::Age {
+        let newest = logs.sit.newest();
         let found = by_age(logs.age, now, |rules| {
             age::oldest(candidates.clone(), newest, size, rules)
         });
         return found.into_iter().map(|one| one.number).collect();
     }
     let least = candidates.iter().filter_map(cost).min();
-    let cheapest = |one: &&Aged| least.is_some() && cost(one) == least;
+    let cheapest = |one: &&AgeCandidate| least.is_some() && cost(one) == least;
     candidates
         .iter()
         .filter(cheapest)
@@ -119,7 +124,7 @@ impl RandomRun {
             self.volume.segments.set_policy(|p| p.rules = rules);
             for (cost, limit) in SEARCHES {
                 for foreground in [self.random.chance(512), self.random.chance(512)] {
-                    self.search(Search {
+                    self.search(VictimSearch {
                         cost,
                         foreground,
                         limit,
@@ -127,7 +132,7 @@ impl RandomRun {
                     });
                 }
             }
-            self.holes();
+            self.ssr();
         }
         self.volume
             .segments
@@ -135,10 +140,10 @@ impl RandomRun {
         self.aged_holes();
     }
 
-    fn search(&self, search: Search<'_>) {
+    fn search(&self, search: VictimSearch<'_>) {
         let segments = &self.volume.segments;
         let now = segments.elapsed();
-        let due = due(&segments.inner.lock().logs, search, now);
+        let due = due(&segments.inner.lock().manager, search, now);
         let found = segments.begin_cleaning(search);
         assert_eq!(found.is_some(), !due.is_empty(), "{search:?}: {due:?}");
         let Some(victim) = found else { return };
@@ -153,14 +158,14 @@ impl RandomRun {
     }
 
     /// The segment with the fewest busy blocks, of the first type that has one.
-    fn holes(&self) {
+    fn ssr(&self) {
         let mut inner = self.volume.segments.inner.lock();
-        let logs = &mut inner.logs;
+        let logs = &mut inner.manager;
         let searched = std::mem::replace(&mut logs.policy.max_search, u32::MAX);
         for log in LogType::ALL {
-            let types = hole_types(log);
-            let busy = |at: &SegNo, logs: &Logs| logs.table.busy(*at).count();
-            let has_room = |kind: LogType, logs: &Logs| -> Vec<SegNo> {
+            let types = ssr_types(log);
+            let busy = |at: &SegNo, logs: &SegmentManager| logs.sit.busy(*at).count();
+            let has_room = |kind: LogType, logs: &SegmentManager| -> Vec<SegNo> {
                 partly_filled(logs, kind)
                     .filter(|at| busy(at, logs) < SEGMENT_BLOCKS)
                     .collect()
@@ -168,7 +173,7 @@ impl RandomRun {
             let mut all = types.iter().map(|kind| has_room(*kind, logs));
             let first = all.find(|found| !found.is_empty());
             drop(all);
-            let found = logs.find_holes(log, types);
+            let found = logs.find_ssr_segment(log, types);
             assert_eq!(found.is_some(), first.is_some(), "{log:?}");
             if let (Some(found), Some(first)) = (found, first) {
                 let least = first.iter().map(|at| busy(at, logs)).min();
@@ -184,41 +189,42 @@ impl RandomRun {
         let now = self.volume.segments.elapsed();
         let wanted = self.random.below(now as usize + 1) as u64;
         let mut inner = self.volume.segments.inner.lock();
-        let logs = &mut inner.logs;
-        let newest = logs.table.newest();
+        let logs = &mut inner.manager;
+        let newest = logs.sit.newest();
         for log in [LogType::HotData, LogType::WarmData, LogType::ColdData] {
-            let aged = |at: SegNo| Aged {
-                stamp: logs.table.stamp(at),
+            let atgc = |at: SegNo| AgeCandidate {
+                stamp: logs.sit.stamp(at),
                 number: at.0,
-                valid: logs.table.busy(at).count(),
+                valid: logs.sit.busy(at).count(),
             };
             let find = |kind: LogType| {
                 let room = partly_filled(logs, kind)
-                    .map(aged)
+                    .map(atgc)
                     .filter(|one| one.valid < SEGMENT_BLOCKS);
-                let room: Vec<Aged> = room.collect();
+                let room: Vec<AgeCandidate> = room.collect();
                 by_age(logs.age, now, |rules| {
-                    let old = |one: &&Aged| newest.saturating_sub(one.stamp) >= rules.threshold;
+                    let old =
+                        |one: &&AgeCandidate| newest.saturating_sub(one.stamp) >= rules.threshold;
                     let old = room.iter().filter(old).copied().collect();
                     age::nearest(old, wanted, rules)
                 })
             };
-            let due = hole_types(log).iter().find_map(|kind| find(*kind));
-            let found = logs.choose_aged((log, wanted), now);
-            let found = found.and_then(|(at, holes)| holes.then_some(at.0));
+            let due = ssr_types(log).iter().find_map(|kind| find(*kind));
+            let found = logs.choose_atgc((log, wanted), now);
+            let found = found.and_then(|(at, ssr)| ssr.then_some(at.0));
             assert_eq!(found, due.map(|one| one.number), "{log:?}");
         }
     }
 }
 
 /// The segments of a type in which something is valid, but not all, and which no log has open.
-fn partly_filled(logs: &Logs, kind: LogType) -> impl Iterator<Item = SegNo> {
-    let of_kind = (0..logs.table.len())
+fn partly_filled(logs: &SegmentManager, kind: LogType) -> impl Iterator<Item = SegNo> {
+    let of_kind = (0..logs.sit.len())
         .map(SegNo)
-        .filter(move |at| logs.table.kind(*at) == kind);
+        .filter(move |at| logs.sit.kind(*at) == kind);
     of_kind.filter(|at| {
-        let valid = logs.table.current(*at).count();
-        let open = logs.table.state(*at) == State::Open;
+        let valid = logs.sit.current(*at).count();
+        let open = logs.sit.state(*at) == SegmentState::Open;
         !open && valid > 0 && valid < SEGMENT_BLOCKS
     })
 }

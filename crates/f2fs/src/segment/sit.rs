@@ -9,18 +9,18 @@
 //!   chain although newer blocks have taken over;
 //! - nobody has claimed it.
 //!
-//! While checkpoints are switched off (`paused`) the third does not hold, for nothing of what was written since is
+//! While checkpoints are switched off (`cp_disabled`) the third does not hold, for nothing of what was written since is
 //! recovered: a block that loses its owner can be written again at once, unless the last checkpoint has it.
 //!
-//! The second and third are one bitmap here, `durable`, with a second one, `next`, while a checkpoint
-//! is being written. Both are kept only for segments that changed since (`Touched`): in all others
+//! The second and third are one bitmap here, `ckpt_valid`, with a second one, `next`, while a checkpoint
+//! is being written. Both are kept only for segments that changed since (`CkptMaps`): in all others
 //! they equal the map of valid blocks. And that map is kept only where it is neither empty nor full,
 //! so a large volume costs 24 bytes a segment.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::map::{BitSet, Map};
-use super::states::{Standing, State, States};
+use super::seglists::{ListedSegment, SegmentLists, SegmentState};
 use crate::disk::{
     DiskError, Layout, LogType, SEGMENT_BLOCKS, SegNo, SitEntry, Structure, sit::MAP_SIZE,
 };
@@ -31,28 +31,28 @@ struct Segment {
     mtime: u64,
     valid: u16,
     kind: LogType,
-    state: State,
+    state: SegmentState,
 }
 
 /// What keeps blocks of a segment from being written, beside being valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Touched {
-    durable: Map,
+struct CkptMaps {
+    ckpt_valid: Map,
     next: Map,
-    claimed: Map,
+    allocated: Map,
 }
 
 /// All segments of a volume.
-pub struct Table {
+pub struct Sit {
     segments: Vec<Segment>,
-    touched: BTreeMap<u32, Touched>,
+    ckpt_maps: BTreeMap<u32, CkptMaps>,
     /// Segments whose entry on disk is another one.
     changed: BTreeSet<u32>,
     /// A checkpoint is being written.
-    under_way: bool,
+    cp_in_progress: bool,
     /// Checkpoints are switched off: a crash brings back the last one, and nothing written since.
-    paused: bool,
-    states: States,
+    cp_disabled: bool,
+    lists: SegmentLists,
     valid_data: u64,
     valid_nodes: u64,
     oldest: u64,
@@ -65,7 +65,7 @@ fn damaged(segment: SegNo, rule: &'static str) -> DiskError {
     DiskError::entry(Structure::Sit, segment.0, rule)
 }
 
-impl Table {
+impl Sit {
     /// A table without a valid block.
     pub fn new(layout: &Layout) -> Self {
         let count = layout.main_segments;
@@ -74,17 +74,17 @@ impl Table {
             mtime: 0,
             valid: 0,
             kind: LogType::HotData,
-            state: State::Free,
+            state: SegmentState::Free,
         };
         Self {
             segments: std::iter::repeat_with(segment)
                 .take(count as usize)
                 .collect(),
-            touched: BTreeMap::new(),
+            ckpt_maps: BTreeMap::new(),
             changed: BTreeSet::new(),
-            under_way: false,
-            paused: false,
-            states: States::new(count, layout.segments_per_section),
+            cp_in_progress: false,
+            cp_disabled: false,
+            lists: SegmentLists::new(count, layout.segments_per_section),
             valid_data: 0,
             valid_nodes: 0,
             oldest: u64::MAX,
@@ -108,7 +108,7 @@ impl Table {
             self.oldest = self.oldest.min(entry.mtime);
             self.newest = self.newest.max(entry.mtime);
         }
-        self.states.add_valid(at, entry.valid.into());
+        self.lists.add_valid(at, entry.valid.into());
         self.classify(at, false);
     }
 
@@ -132,17 +132,17 @@ impl Table {
 
     /// Number of sections that can be used.
     pub const fn sections(&self) -> u32 {
-        self.states.sections()
+        self.lists.sections()
     }
 
     /// Segments in a section.
     pub const fn per_section(&self) -> u32 {
-        self.states.per_section()
+        self.lists.per_section()
     }
 
     /// The section a segment lies in; the last one may be too short to be used.
     pub const fn section_of(&self, at: SegNo) -> u32 {
-        self.states.section_of(at)
+        self.lists.section_of(at)
     }
 
     /// Valid blocks of a segment.
@@ -152,23 +152,23 @@ impl Table {
 
     /// Whether the last checkpoint, which an unmount or a crash brings back, has this block. Where
     /// checkpoints are written, nothing depends on that.
-    pub fn is_kept(&self, at: SegNo, offset: u32) -> bool {
-        self.paused && self.durable(at).get(offset)
+    pub fn is_in_checkpoint(&self, at: SegNo, offset: u32) -> bool {
+        self.cp_disabled && self.ckpt_valid(at).get(offset)
     }
 
     /// Whether it has any block of this segment.
-    pub fn keeps_any(&self, at: SegNo) -> bool {
-        self.paused && !self.durable(at).is_empty()
+    pub fn has_checkpointed(&self, at: SegNo) -> bool {
+        self.cp_disabled && !self.ckpt_valid(at).is_empty()
     }
 
-    fn durable(&self, at: SegNo) -> Map {
-        let touched = self.touched.get(&at.0);
-        touched.map_or_else(|| self.current(at), |t| t.durable)
+    fn ckpt_valid(&self, at: SegNo) -> Map {
+        let ckpt_maps = self.ckpt_maps.get(&at.0);
+        ckpt_maps.map_or_else(|| self.current(at), |t| t.ckpt_valid)
     }
 
     /// Whether checkpoints are switched off.
-    pub const fn is_paused(&self) -> bool {
-        self.paused
+    pub const fn is_cp_disabled(&self) -> bool {
+        self.cp_disabled
     }
 
     /// Blocks of data and of nodes that are valid.
@@ -182,38 +182,38 @@ impl Table {
     }
 
     /// What a segment is.
-    pub fn state(&self, at: SegNo) -> State {
+    pub fn state(&self, at: SegNo) -> SegmentState {
         self.segments[at.0 as usize].state
     }
 
     /// Number of segments in a state.
-    pub const fn in_state(&self, state: State) -> u32 {
-        self.states.in_state(state)
+    pub const fn in_state(&self, state: SegmentState) -> u32 {
+        self.lists.in_state(state)
     }
 
     /// Sections with nothing in use.
     pub const fn free_sections(&self) -> &BitSet {
-        self.states.free_sections()
+        self.lists.free_sections()
     }
 
     /// Sections without a log in which some but not all blocks are valid.
     pub const fn dirty_sections(&self) -> &BitSet {
-        self.states.dirty_sections()
+        self.lists.dirty_sections()
     }
 
     /// The same, those with the fewest valid blocks first.
     pub fn emptiest(&self) -> impl Iterator<Item = u32> {
-        self.states.emptiest()
+        self.lists.emptiest()
     }
 
     /// Valid blocks of a section.
     pub fn valid_in(&self, section: u32) -> u32 {
-        self.states.valid_in(section)
+        self.lists.valid_in(section)
     }
 
     /// The segments of a section.
     pub fn segments_of(&self, section: u32) -> impl Iterator<Item = SegNo> + use<> {
-        self.states.segments_of(section)
+        self.lists.segments_of(section)
     }
 
     /// When the blocks of a section were written, on average.
@@ -246,7 +246,7 @@ impl Table {
 
     /// Segments in state `Dirty` that hold this type.
     pub fn dirty(&self, kind: LogType) -> &BitSet {
-        self.states.dirty(kind)
+        self.lists.dirty(kind)
     }
 
     /// The valid blocks of a segment.
@@ -262,66 +262,68 @@ impl Table {
     /// The blocks of a segment that must not be written.
     pub fn busy(&self, at: SegNo) -> Map {
         let current = self.current(at);
-        match self.touched.get(&at.0) {
+        match self.ckpt_maps.get(&at.0) {
             None => current,
             Some(t) => {
-                let held = current.or(t.durable).or(t.claimed);
-                if self.under_way {
-                    held.or(t.next)
+                let prefree = current.or(t.ckpt_valid).or(t.allocated);
+                if self.cp_in_progress {
+                    prefree.or(t.next)
                 } else {
-                    held
+                    prefree
                 }
             }
         }
     }
 
     /// The blocks of a segment that are claimed.
-    pub fn claimed(&self, at: SegNo) -> Map {
-        self.touched.get(&at.0).map_or(Map::EMPTY, |t| t.claimed)
+    pub fn allocated(&self, at: SegNo) -> Map {
+        self.ckpt_maps
+            .get(&at.0)
+            .map_or(Map::EMPTY, |t| t.allocated)
     }
 
     /// Whether a block lost its owner after the last checkpoint, which still has it, and nobody has claimed it.
     pub fn is_freed(&self, at: SegNo, offset: u32) -> bool {
         !self.current(at).get(offset)
-            && !self.claimed(at).get(offset)
-            && self.durable(at).get(offset)
+            && !self.allocated(at).get(offset)
+            && self.ckpt_valid(at).get(offset)
     }
 
-    fn touch(&mut self, at: SegNo) -> &mut Touched {
+    fn ckpt_maps_of(&mut self, at: SegNo) -> &mut CkptMaps {
         let current = self.current(at);
-        self.touched.entry(at.0).or_insert(Touched {
-            durable: current,
+        self.ckpt_maps.entry(at.0).or_insert(CkptMaps {
+            ckpt_valid: current,
             next: current,
-            claimed: Map::EMPTY,
+            allocated: Map::EMPTY,
         })
     }
 
     /// Claims blocks that may be written.
-    pub fn claim(&mut self, at: SegNo, blocks: std::ops::Range<u32>) {
+    pub fn allocate(&mut self, at: SegNo, blocks: std::ops::Range<u32>) {
         let busy = self.busy(at);
-        let touched = self.touch(at);
+        let ckpt_maps = self.ckpt_maps_of(at);
         for offset in blocks {
             assert!(!busy.get(offset), "a block in use is claimed");
-            touched.claimed.set(offset);
+            ckpt_maps.allocated.set(offset);
         }
         self.classify(at, false);
     }
 
     /// Ends the claim of a block that nobody names.
     pub fn release(&mut self, at: SegNo, offset: u32) {
-        let touched = self.touch(at);
-        assert!(touched.claimed.get(offset), "released, but not claimed");
-        touched.claimed.clear(offset);
-        self.settle(at);
+        let ckpt_maps = self.ckpt_maps_of(at);
+        assert!(ckpt_maps.allocated.get(offset), "released, but not claimed");
+        ckpt_maps.allocated.clear(offset);
+        self.drop_if_unneeded(at);
     }
 
     /// Drops what is known of a segment beside its valid blocks when it says nothing more.
-    fn settle(&mut self, at: SegNo) {
+    fn drop_if_unneeded(&mut self, at: SegNo) {
         let current = self.current(at);
-        if let Some(t) = self.touched.get(&at.0) {
-            let quiet = t.durable == current && (!self.under_way || t.next == current);
-            if quiet && t.claimed.is_empty() {
-                self.touched.remove(&at.0);
+        if let Some(t) = self.ckpt_maps.get(&at.0) {
+            let quiet = t.ckpt_valid == current && (!self.cp_in_progress || t.next == current);
+            if quiet && t.allocated.is_empty() {
+                self.ckpt_maps.remove(&at.0);
             }
         }
         self.classify(at, false);
@@ -329,13 +331,13 @@ impl Table {
 
     /// Makes a block valid: one that was claimed, or that a crash left behind.
     pub fn set_valid(&mut self, at: SegNo, offset: u32, now: u64) {
-        let (under_way, paused) = (self.under_way, self.paused);
-        let touched = self.touch(at);
-        touched.claimed.clear(offset);
-        if under_way {
-            touched.next.set(offset);
-        } else if !paused {
-            touched.durable.set(offset);
+        let (cp_in_progress, cp_disabled) = (self.cp_in_progress, self.cp_disabled);
+        let ckpt_maps = self.ckpt_maps_of(at);
+        ckpt_maps.allocated.clear(offset);
+        if cp_in_progress {
+            ckpt_maps.next.set(offset);
+        } else if !cp_disabled {
+            ckpt_maps.ckpt_valid.set(offset);
         }
         let mut map = self.current(at);
         assert!(!map.get(offset), "a block becomes valid once");
@@ -356,12 +358,12 @@ impl Table {
                 "has a block that is referred to, but not valid",
             ));
         }
-        let unusable = self.touch(at).durable.get(offset);
+        let unusable = self.ckpt_maps_of(at).ckpt_valid.get(offset);
         map.clear(offset);
         self.invalidated.0 += 1;
         self.invalidated.1 += 1;
         self.store(at, map, -1, now);
-        Ok(self.paused && unusable)
+        Ok(self.cp_disabled && unusable)
     }
 
     fn store(&mut self, at: SegNo, map: Map, change: i32, now: u64) {
@@ -390,19 +392,22 @@ impl Table {
         let kind = segment.kind;
         let total = self.valid_of(kind);
         *total = total.saturating_add_signed(change.into());
-        self.states.add_valid(at, change);
+        self.lists.add_valid(at, change);
         self.changed.insert(at.0);
         self.classify(at, false);
     }
 
     /// Opens a segment for a log of this type.
     pub fn open(&mut self, at: SegNo, kind: LogType) {
-        assert!(self.state(at) != State::Open, "a segment has one log");
+        assert!(
+            self.state(at) != SegmentState::Open,
+            "a segment has one log"
+        );
         let old = self.kind(at);
         if old != kind {
             let valid = u64::from(self.segments[at.0 as usize].valid);
-            if self.state(at) == State::Dirty {
-                self.states.retype_dirty(at, old, kind);
+            if self.state(at) == SegmentState::Dirty {
+                self.lists.retype_dirty(at, old, kind);
             }
             *self.valid_of(old) -= valid;
             *self.valid_of(kind) += valid;
@@ -414,9 +419,9 @@ impl Table {
 
     /// Ends a log's use of a segment.
     pub fn close(&mut self, at: SegNo) {
-        assert!(self.state(at) == State::Open);
-        self.enter(at, State::Free);
-        self.settle(at);
+        assert!(self.state(at) == SegmentState::Open);
+        self.enter(at, SegmentState::Free);
+        self.drop_if_unneeded(at);
     }
 
     /// Says what kind of blocks a segment without valid ones is going to hold.
@@ -429,17 +434,17 @@ impl Table {
     fn classify(&mut self, at: SegNo, open: bool) {
         let segment = &self.segments[at.0 as usize];
         let old = segment.state;
-        let new = if open || old == State::Open {
-            State::Open
+        let new = if open || old == SegmentState::Open {
+            SegmentState::Open
         } else if segment.valid == 0 {
-            match self.touched.contains_key(&at.0) && !self.busy(at).is_empty() {
-                true => State::Held,
-                false => State::Free,
+            match self.ckpt_maps.contains_key(&at.0) && !self.busy(at).is_empty() {
+                true => SegmentState::Prefree,
+                false => SegmentState::Free,
             }
         } else if u32::from(segment.valid) == SEGMENT_BLOCKS {
-            State::Full
+            SegmentState::Full
         } else {
-            State::Dirty
+            SegmentState::Dirty
         };
         if old != new {
             self.enter(at, new);
@@ -447,10 +452,10 @@ impl Table {
     }
 
     /// A segment passes to another state.
-    fn enter(&mut self, at: SegNo, state: State) {
+    fn enter(&mut self, at: SegNo, state: SegmentState) {
         let segment = &mut self.segments[at.0 as usize];
         let old = std::mem::replace(&mut segment.state, state);
-        self.states.pass(at, segment.kind, old, state);
+        self.lists.change_state(at, segment.kind, old, state);
     }
 
     /// A segment's entry as it is now.
@@ -468,30 +473,30 @@ impl Table {
     /// A checkpoint begins: what is valid now is what it will refer to. Returns the segments whose
     /// entries it has to write.
     pub fn begin_checkpoint(&mut self) -> BTreeSet<u32> {
-        assert!(!self.under_way, "one checkpoint at a time");
-        self.under_way = true;
+        assert!(!self.cp_in_progress, "one checkpoint at a time");
+        self.cp_in_progress = true;
         self.invalidated.1 = 0;
-        let touched: Vec<u32> = self.touched.keys().copied().collect();
-        for n in touched {
+        let ckpt_maps: Vec<u32> = self.ckpt_maps.keys().copied().collect();
+        for n in ckpt_maps {
             let current = self.current(SegNo(n));
-            self.touch(SegNo(n)).next = current;
+            self.ckpt_maps_of(SegNo(n)).next = current;
         }
         std::mem::take(&mut self.changed)
     }
 
-    /// The checkpoint is durable. Returns the blocks it made writable, by segment. `pauses`: it is the last
+    /// The checkpoint is durable. Returns the blocks it made writable, by segment. `disables_cp`: it is the last
     /// one for now.
-    pub fn end_checkpoint(&mut self, pauses: bool) -> Vec<(SegNo, Map)> {
-        assert!(self.under_way, "a checkpoint was begun");
-        self.under_way = false;
-        self.paused = pauses;
-        let touched: Vec<u32> = self.touched.keys().copied().collect();
+    pub fn end_checkpoint(&mut self, disables_cp: bool) -> Vec<(SegNo, Map)> {
+        assert!(self.cp_in_progress, "a checkpoint was begun");
+        self.cp_in_progress = false;
+        self.cp_disabled = disables_cp;
+        let ckpt_maps: Vec<u32> = self.ckpt_maps.keys().copied().collect();
         let mut freed = Vec::new();
-        for n in touched {
-            let t = self.touch(SegNo(n));
-            let before = t.durable;
-            t.durable = t.next;
-            self.settle(SegNo(n));
+        for n in ckpt_maps {
+            let t = self.ckpt_maps_of(SegNo(n));
+            let before = t.ckpt_valid;
+            t.ckpt_valid = t.next;
+            self.drop_if_unneeded(SegNo(n));
             let blocks = before.without(self.busy(SegNo(n)));
             if !blocks.is_empty() {
                 freed.push((SegNo(n), blocks));
@@ -502,10 +507,10 @@ impl Table {
 
     /// The checkpoint failed: both it and the one before may be the volume's state.
     pub fn abandon_checkpoint(&mut self, entries: &BTreeSet<u32>) {
-        assert!(self.under_way, "a checkpoint was begun");
-        self.under_way = false;
-        for t in self.touched.values_mut() {
-            t.durable = t.durable.or(t.next);
+        assert!(self.cp_in_progress, "a checkpoint was begun");
+        self.cp_in_progress = false;
+        for t in self.ckpt_maps.values_mut() {
+            t.ckpt_valid = t.ckpt_valid.or(t.next);
         }
         self.changed.extend(entries);
     }
@@ -525,11 +530,11 @@ impl Table {
             let partly = valid > 0 && valid < SEGMENT_BLOCKS;
             assert_eq!(segment.map.is_some(), partly, "segment {n}: map kept");
             let expected = match valid {
-                _ if segment.state == State::Open => State::Open,
-                0 if self.busy(at).is_empty() => State::Free,
-                0 => State::Held,
-                SEGMENT_BLOCKS => State::Full,
-                _ => State::Dirty,
+                _ if segment.state == SegmentState::Open => SegmentState::Open,
+                0 if self.busy(at).is_empty() => SegmentState::Free,
+                0 => SegmentState::Prefree,
+                SEGMENT_BLOCKS => SegmentState::Full,
+                _ => SegmentState::Dirty,
             };
             assert_eq!(segment.state, expected, "segment {n}");
             let total = if segment.kind.is_node() {
@@ -538,13 +543,13 @@ impl Table {
                 &mut totals.0
             };
             *total += u64::from(valid);
-            if let Some(t) = self.touched.get(&n) {
-                let clash = t.claimed.and(self.current(at).or(t.durable));
+            if let Some(t) = self.ckpt_maps.get(&n) {
+                let clash = t.allocated.and(self.current(at).or(t.ckpt_valid));
                 assert!(clash.is_empty(), "segment {n}: claimed and in use");
             }
         }
         assert_eq!(totals, self.totals());
-        self.states.check((0..self.len()).map(|n| Standing {
+        self.lists.check((0..self.len()).map(|n| ListedSegment {
             at: SegNo(n),
             kind: self.kind(SegNo(n)),
             state: self.state(SegNo(n)),

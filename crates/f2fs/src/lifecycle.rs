@@ -11,13 +11,13 @@ use steadfs_vfs::{Cx, FsError, Result};
 
 use crate::checkpoint::{self, Reason};
 use crate::fs::F2fs;
-use crate::mount::{MountReport, was_paused};
+use crate::mount::{MountReport, was_cp_disabled};
 use crate::options::{BackgroundGc, MountOptions};
 use crate::segment::Segments;
 
 /// The tasks that options ask for, besides the flusher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Helpers {
+pub(crate) struct VolumeTasks {
     /// `f2fs_ckpt`.
     merging: bool,
     /// `f2fs_gc`.
@@ -26,7 +26,7 @@ pub(crate) struct Helpers {
     discarding: bool,
 }
 
-impl Helpers {
+impl VolumeTasks {
     pub(crate) const NONE: Self = Self {
         merging: false,
         cleaning: false,
@@ -48,35 +48,35 @@ impl F2fs {
     ///
     /// # Errors
     /// Damage, no space for what recovery takes over, or the device.
-    pub(crate) fn begin_service(&self, report: &mut MountReport) -> Result<()> {
+    pub(crate) fn start_writable(&self, report: &mut MountReport) -> Result<()> {
         let tag = IoTag::default();
         let options = self.options.read().clone();
         // Those of the flusher and its helpers: before anything is changed.
-        let threads = 1 + self.helpers_for(&options).count();
+        let threads = 1 + self.tasks_for(&options).count();
         steadfs_rt::check_thread_limit(threads).map_err(FsError::no_thread)?;
         self.recovering.store(true, Ordering::Release);
-        let ended = self.end_what_was_begun(report, tag);
+        let ended = self.recover_after_mount(report, tag);
         self.recovering.store(false, Ordering::Release);
         ended?;
         self.apply_log_options();
         if let Some(allowed) = options.checkpoint_off {
-            self.prepare_pause(allowed, tag)?;
-            self.pause(allowed, &Cx::default())?;
+            self.clean_before_disable(allowed, tag)?;
+            self.disable_checkpoints(allowed, &Cx::default())?;
         }
         let backing: Weak<dyn Backing> = self.weak().clone();
         self.writeback.start(backing).map_err(FsError::no_thread)?;
         self.gc.allow(true);
-        self.start_helpers(&options)?;
+        self.start_tasks(&options)?;
         Ok(())
     }
 
     /// Frees orphans, makes what fsync wrote part of the volume, and writes the checkpoint of both.
-    fn end_what_was_begun(&self, report: &mut MountReport, tag: IoTag) -> Result<()> {
+    fn recover_after_mount(&self, report: &mut MountReport, tag: IoTag) -> Result<()> {
         self.read_segments(tag)?;
         self.checkpoints.begin_mount();
         report.orphans = self.free_orphans(tag);
         let last = self.checkpoints.last();
-        let applied = if self.options.read().no_recovery || was_paused(last.flags) {
+        let applied = if self.options.read().no_recovery || was_cp_disabled(last.flags) {
             Default::default()
         } else {
             self.recover(tag)?
@@ -84,7 +84,7 @@ impl F2fs {
         report.recovered_files = applied.files;
         report.recovered_nodes = applied.nodes;
         self.checkpoint(Reason::Mount, tag)?;
-        self.end_recovery(applied);
+        self.finish_recovery(applied);
         self.has_recovered.fetch_or(
             report.orphans > 0 || report.recovered_files > 0,
             Ordering::AcqRel,
@@ -111,12 +111,14 @@ impl F2fs {
     }
 
     pub(crate) fn weak(&self) -> &Weak<Self> {
-        self.me.get().expect("set by whoever made the volume")
+        self.weak_self
+            .get()
+            .expect("set by whoever made the volume")
     }
 
     /// The tasks that these options ask for.
-    pub(crate) fn helpers_for(&self, options: &MountOptions) -> Helpers {
-        Helpers {
+    pub(crate) fn tasks_for(&self, options: &MountOptions) -> VolumeTasks {
+        VolumeTasks {
             merging: options.checkpoint_merge && options.checkpoint_off.is_none(),
             cleaning: options.background_gc != BackgroundGc::Off || options.gc_merge,
             discarding: self.wants_discards(options),
@@ -124,10 +126,10 @@ impl F2fs {
     }
 
     /// Those that run.
-    pub(crate) fn helpers(&self) -> Helpers {
-        Helpers {
+    pub(crate) fn running_tasks(&self) -> VolumeTasks {
+        VolumeTasks {
             merging: self.daemon.is_running(),
-            cleaning: self.has_cleaner(),
+            cleaning: self.has_gc_task(),
             discarding: self.is_discarding(),
         }
     }
@@ -136,14 +138,14 @@ impl F2fs {
     ///
     /// # Errors
     /// `NoThread`: all is as it was.
-    pub(crate) fn start_helpers(&self, options: &MountOptions) -> Result<Helpers> {
-        let (before, wanted) = (self.helpers(), self.helpers_for(options));
+    pub(crate) fn start_tasks(&self, options: &MountOptions) -> Result<VolumeTasks> {
+        let (before, wanted) = (self.running_tasks(), self.tasks_for(options));
         let start = || {
             if wanted.merging {
                 self.daemon.start(Weak::clone(self.weak()))?;
             }
             if wanted.cleaning {
-                self.start_cleaning()?;
+                self.start_gc_task()?;
             }
             if wanted.discarding {
                 self.start_discards()?;
@@ -151,15 +153,15 @@ impl F2fs {
             Ok(before)
         };
         start().map_err(|error: io::Error| {
-            self.keep_helpers(before);
+            self.join_tasks_except(before);
             FsError::no_thread(error)
         })
     }
 
     /// Ends the tasks that are not among these; what they have under way ends first. The caller holds no lock.
-    pub(crate) fn keep_helpers(&self, kept: Helpers) {
+    pub(crate) fn join_tasks_except(&self, kept: VolumeTasks) {
         if !kept.cleaning {
-            self.stop_cleaning();
+            self.stop_gc_task();
         }
         if !kept.discarding {
             self.stop_discards();
@@ -170,14 +172,14 @@ impl F2fs {
     }
 
     /// Ends the volume's tasks; what they have under way ends first.
-    pub(crate) fn end_tasks(&self) {
+    pub(crate) fn join_tasks(&self) {
         self.writeback.stop();
-        self.keep_helpers(Helpers::NONE);
+        self.join_tasks_except(VolumeTasks::NONE);
     }
 
     /// Writes everything, as an unmount does; the caller keeps changes away.
-    pub(crate) fn settle_all(&self) -> Result<()> {
-        self.settle_volume(&Cx::default())?;
+    pub(crate) fn write_unmount_checkpoint(&self) -> Result<()> {
+        self.sync_volume_unmerged(&Cx::default())?;
         self.checkpoint(Reason::Unmount, IoTag::default())?;
         self.read_only.store(true, Ordering::Release);
         Ok(())
@@ -188,9 +190,9 @@ impl F2fs {
     /// # Errors
     /// Something could not be written and is lost.
     pub(crate) fn close(&self) -> Result<()> {
-        self.close_by(|| {
-            let _alone = self.service.write();
-            self.end_service()
+        self.unmount_with(|| {
+            let _alone = self.remount_lock.write();
+            self.finish_writable()
         })
     }
 
@@ -198,17 +200,17 @@ impl F2fs {
     ///
     /// # Errors
     /// As [`F2fs::close`].
-    pub(crate) fn close_alone(&self) -> Result<()> {
-        self.close_by(|| self.end_service())
+    pub(crate) fn unmount_private(&self) -> Result<()> {
+        self.unmount_with(|| self.finish_writable())
     }
 
-    fn close_by(&self, end: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn unmount_with(&self, end: impl FnOnce() -> Result<()>) -> Result<()> {
         if self.closing.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
         fault_point("close");
         self.thaw();
-        self.end_tasks();
+        self.join_tasks();
         self.queue.limit_read_ahead(0);
         self.queue.end_read_ahead();
         let ended = end();
@@ -218,8 +220,8 @@ impl F2fs {
         ended.and(noted)
     }
 
-    fn end_service(&self) -> Result<()> {
-        if let Some(cause) = self.stopped_because() {
+    fn finish_writable(&self) -> Result<()> {
+        if let Some(cause) = self.abort_cause() {
             return Err(FsError::Stopped(cause));
         }
         if self.read_only.load(Ordering::Acquire) {
@@ -232,8 +234,8 @@ impl F2fs {
             }
         }
         self.free_orphans(IoTag::default());
-        self.settle_all()?;
-        if self.is_paused() {
+        self.write_unmount_checkpoint()?;
+        if self.is_cp_disabled() {
             tracing::warn!("checkpoints were switched off: the volume is as it was then");
             return Ok(());
         }
@@ -248,7 +250,7 @@ impl F2fs {
 
 impl Backing for F2fs {
     fn panicked(&self) {
-        self.stop_for_panic();
+        self.abort_for_panic();
     }
 
     fn write_out(&self, files: &[u64], why: WritebackReason) {

@@ -1,10 +1,10 @@
 //! What segments and sections are at the moment, listed so that nobody has to look at each: how many are
 //! in a state, which are free or partly valid, and those with the fewest valid blocks first.
 //!
-//! All of it follows from each segment's state, type and number of valid blocks. [`Table`] knows those and
+//! All of it follows from each segment's state, type and number of valid blocks. [`Sit`] knows those and
 //! tells of each change.
 //!
-//! [`Table`]: super::table::Table
+//! [`Sit`]: super::table::Table
 
 use super::by_valid::ByValid;
 use super::map::BitSet;
@@ -12,12 +12,12 @@ use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
 
 /// What a segment is at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum SegmentState {
     /// Every block may be written; no log is in it.
     Free,
     /// No block is valid, but not every block may be written before the next checkpoint is durable
     /// (or before claims have ended).
-    Held,
+    Prefree,
     /// Some blocks are valid.
     Dirty,
     /// All blocks are valid.
@@ -30,7 +30,7 @@ const STATES: usize = 5;
 
 /// What is in a section.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Content {
+struct SectionContent {
     /// Segments that are not free.
     used: u32,
     /// Segments in which a log is.
@@ -40,20 +40,20 @@ struct Content {
 }
 
 /// What the table says of a segment, as far as it is listed.
-pub(super) struct Standing {
+pub(super) struct ListedSegment {
     pub at: SegNo,
     pub kind: LogType,
-    pub state: State,
+    pub state: SegmentState,
     pub valid: u32,
 }
 
 /// The states of all segments and sections.
-pub(super) struct States {
+pub(super) struct SegmentLists {
     per_section: u32,
     /// Sections that can be used.
     sections: u32,
     /// What is in each section, the last, short one too.
-    in_section: Vec<Content>,
+    in_section: Vec<SectionContent>,
     free_sections: BitSet,
     /// Sections without a log in which some but not all blocks are valid.
     dirty_sections: BitSet,
@@ -64,7 +64,7 @@ pub(super) struct States {
     by_state: [u32; STATES],
 }
 
-impl States {
+impl SegmentLists {
     /// Of so many segments, all of them free.
     pub fn new(segments: u32, per_section: u32) -> Self {
         let sections = segments / per_section;
@@ -73,11 +73,11 @@ impl States {
             free_sections.put(section, true);
         }
         let mut by_state = [0; STATES];
-        by_state[State::Free as usize] = segments;
+        by_state[SegmentState::Free as usize] = segments;
         Self {
             per_section,
             sections,
-            in_section: vec![Content::default(); segments.div_ceil(per_section) as usize],
+            in_section: vec![SectionContent::default(); segments.div_ceil(per_section) as usize],
             free_sections,
             dirty_sections: BitSet::new(sections),
             by_valid: ByValid::new(sections, per_section * SEGMENT_BLOCKS),
@@ -103,7 +103,7 @@ impl States {
         (first..first + self.per_section).map(SegNo)
     }
 
-    pub const fn in_state(&self, state: State) -> u32 {
+    pub const fn in_state(&self, state: SegmentState) -> u32 {
         self.by_state[state as usize]
     }
 
@@ -127,7 +127,7 @@ impl States {
         &self.dirty[kind.index()]
     }
 
-    fn content(&mut self, at: SegNo) -> &mut Content {
+    fn content(&mut self, at: SegNo) -> &mut SectionContent {
         let section = self.section_of(at);
         &mut self.in_section[section as usize]
     }
@@ -139,21 +139,23 @@ impl States {
             .valid
             .checked_add_signed(change)
             .expect("a section's valid blocks are its segments'");
-        self.judge_section(at);
+        self.reclassify_section(at);
     }
 
     /// A segment of this type passes from one state to another.
-    pub fn pass(&mut self, at: SegNo, kind: LogType, old: State, new: State) {
-        if old == State::Dirty {
+    pub fn change_state(&mut self, at: SegNo, kind: LogType, old: SegmentState, new: SegmentState) {
+        if old == SegmentState::Dirty {
             self.dirty[kind.index()].put(at.0, false);
         }
-        if new == State::Dirty {
+        if new == SegmentState::Dirty {
             self.dirty[kind.index()].put(at.0, true);
         }
         let content = self.content(at);
-        content.used = content.used + u32::from(new != State::Free) - u32::from(old != State::Free);
-        content.open = content.open + u32::from(new == State::Open) - u32::from(old == State::Open);
-        self.judge_section(at);
+        content.used = content.used + u32::from(new != SegmentState::Free)
+            - u32::from(old != SegmentState::Free);
+        content.open = content.open + u32::from(new == SegmentState::Open)
+            - u32::from(old == SegmentState::Open);
+        self.reclassify_section(at);
         self.by_state[old as usize] -= 1;
         self.by_state[new as usize] += 1;
     }
@@ -165,7 +167,7 @@ impl States {
     }
 
     /// Finds out what a section is after one of its segments changed.
-    fn judge_section(&mut self, at: SegNo) {
+    fn reclassify_section(&mut self, at: SegNo) {
         let section = self.section_of(at);
         if section < self.sections {
             let content = self.in_section[section as usize];
@@ -178,22 +180,22 @@ impl States {
     }
 
     /// Asserts that all of it follows from what these, all segments, are.
-    pub fn check(&self, segments: impl Iterator<Item = Standing>) {
+    pub fn check(&self, segments: impl Iterator<Item = ListedSegment>) {
         let mut by_state = [0; STATES];
         let mut dirty: [u32; 6] = [0; 6];
-        let mut sections = vec![Content::default(); self.in_section.len()];
+        let mut sections = vec![SectionContent::default(); self.in_section.len()];
         for segment in segments {
             let n = segment.at.0;
             by_state[segment.state as usize] += 1;
             for kind in LogType::ALL {
                 let listed = self.dirty[kind.index()].get(n);
-                let is = segment.state == State::Dirty && segment.kind == kind;
+                let is = segment.state == SegmentState::Dirty && segment.kind == kind;
                 assert_eq!(listed, is, "segment {n} in the list of {kind:?}");
                 dirty[kind.index()] += u32::from(is);
             }
             let content = &mut sections[self.section_of(segment.at) as usize];
-            content.used += u32::from(segment.state != State::Free);
-            content.open += u32::from(segment.state == State::Open);
+            content.used += u32::from(segment.state != SegmentState::Free);
+            content.open += u32::from(segment.state == SegmentState::Open);
             content.valid += segment.valid;
         }
         assert_eq!(by_state, self.by_state, "each has one state");
@@ -202,7 +204,7 @@ impl States {
         self.check_sections(&sections);
     }
 
-    fn check_sections(&self, sections: &[Content]) {
+    fn check_sections(&self, sections: &[SectionContent]) {
         self.by_valid.check();
         let listed: Vec<u32> = self.emptiest().collect();
         assert!(listed.is_sorted_by_key(|section| self.valid_in(*section)));

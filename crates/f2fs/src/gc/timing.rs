@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use steadfs_block::Depths;
 
-use crate::segment::Cost;
+use crate::segment::VictimCost;
 
 /// How long the cleaning task sleeps between rounds, in milliseconds (`gc_*_sleep_time`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct SleepTimes {
     /// At least.
     pub min: u32,
     /// At most, while there is something to clean.
@@ -19,7 +19,7 @@ pub struct Pace {
     pub urgent: u32,
 }
 
-impl Default for Pace {
+impl Default for SleepTimes {
     fn default() -> Self {
         Self {
             min: 30_000,
@@ -89,13 +89,13 @@ impl GcMode {
     }
 
     /// By what victims are judged; `by_age`: `atgc` has an effect.
-    pub const fn cost(self, foreground: bool, by_age: bool) -> Cost {
+    pub const fn cost(self, foreground: bool, by_age: bool) -> VictimCost {
         match self {
-            Self::IdleAge => Cost::Age,
-            Self::IdleGreedy | Self::UrgentHigh => Cost::Greedy,
-            _ if foreground => Cost::Greedy,
-            Self::Normal if by_age => Cost::Age,
-            _ => Cost::CostBenefit,
+            Self::IdleAge => VictimCost::Age,
+            Self::IdleGreedy | Self::UrgentHigh => VictimCost::Greedy,
+            _ if foreground => VictimCost::Greedy,
+            Self::Normal if by_age => VictimCost::Age,
+            _ => VictimCost::CostBenefit,
         }
     }
 
@@ -106,7 +106,7 @@ impl GcMode {
 
 /// Which I/O under way keeps background cleaning from beginning (`bggc_io_aware`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Heeded {
+pub enum IoAware {
     /// All.
     #[default]
     All,
@@ -116,7 +116,7 @@ pub enum Heeded {
     Nothing,
 }
 
-impl Heeded {
+impl IoAware {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::All, Self::Reads, Self::Nothing];
 
@@ -137,13 +137,13 @@ impl Heeded {
 
 /// What a round knows before it begins.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Facts {
+pub struct RoundInputs {
     /// Nothing may be written.
     pub read_only: bool,
     /// Nor for the moment.
     pub frozen: bool,
     /// Writers wait for space.
-    pub wanted: bool,
+    pub foreground: bool,
     /// Somebody else is cleaning.
     pub busy: bool,
     /// I/O that counts is under way.
@@ -175,8 +175,8 @@ pub struct Sleep(u32);
 
 impl Sleep {
     /// The first.
-    pub const fn new(pace: Pace) -> Self {
-        Self(pace.min)
+    pub const fn new(sleep_times: SleepTimes) -> Self {
+        Self(sleep_times.min)
     }
 
     /// How long.
@@ -184,57 +184,60 @@ impl Sleep {
         Duration::from_millis(self.0 as u64)
     }
 
-    fn longer(&mut self, pace: Pace) {
-        if self.0 != pace.none {
-            self.0 = self.0.saturating_add(pace.min).min(pace.max.max(pace.min));
+    fn longer(&mut self, sleep_times: SleepTimes) {
+        if self.0 != sleep_times.none {
+            self.0 = self
+                .0
+                .saturating_add(sleep_times.min)
+                .min(sleep_times.max.max(sleep_times.min));
         }
     }
 
-    fn shorter(&mut self, pace: Pace) {
-        if self.0 == pace.none {
-            self.0 = pace.max;
+    fn shorter(&mut self, sleep_times: SleepTimes) {
+        if self.0 == sleep_times.none {
+            self.0 = sleep_times.max;
         }
-        self.0 = self.0.saturating_sub(pace.min).max(pace.min);
+        self.0 = self.0.saturating_sub(sleep_times.min).max(sleep_times.min);
     }
 
     /// Decides what the round that begins now does.
-    pub fn begin(&mut self, pace: Pace, mode: GcMode, facts: Facts) -> Round {
-        if facts.read_only {
+    pub fn begin(&mut self, sleep_times: SleepTimes, mode: GcMode, inputs: RoundInputs) -> Round {
+        if inputs.read_only {
             return Round::Rest;
         }
-        if facts.frozen {
-            self.longer(pace);
+        if inputs.frozen {
+            self.longer(sleep_times);
             return Round::Rest;
         }
-        if facts.wanted {
+        if inputs.foreground {
             return Round::Serve;
         }
         if mode.is_urgent() {
-            self.0 = pace.urgent;
+            self.0 = sleep_times.urgent;
             return Round::Clean;
         }
-        if facts.busy {
+        if inputs.busy {
             return Round::Busy;
         }
-        let quiet = facts.quiet || mode == GcMode::UrgentLow;
-        if facts.in_use || !quiet {
-            self.longer(pace);
+        let quiet = inputs.quiet || mode == GcMode::UrgentLow;
+        if inputs.in_use || !quiet {
+            self.longer(sleep_times);
             return Round::InUse;
         }
-        if facts.many_invalid || mode == GcMode::UrgentLow {
-            self.shorter(pace);
+        if inputs.many_invalid || mode == GcMode::UrgentLow {
+            self.shorter(sleep_times);
         } else {
-            self.longer(pace);
+            self.longer(sleep_times);
         }
         Round::Clean
     }
 
     /// After a round in the background: whether it found something to clean.
-    pub fn end(&mut self, pace: Pace, found: bool) {
+    pub fn end(&mut self, sleep_times: SleepTimes, found: bool) {
         if !found {
-            self.0 = pace.none;
-        } else if self.0 == pace.none {
-            self.0 = pace.min;
+            self.0 = sleep_times.none;
+        } else if self.0 == sleep_times.none {
+            self.0 = sleep_times.min;
         }
     }
 }
@@ -253,10 +256,10 @@ pub fn many_invalid(user_blocks: u64, valid: u64, free: u64) -> bool {
 mod tests {
     use super::*;
 
-    const IDLE: Facts = Facts {
+    const IDLE: RoundInputs = RoundInputs {
         read_only: false,
         frozen: false,
-        wanted: false,
+        foreground: false,
         busy: false,
         in_use: false,
         quiet: true,
@@ -265,88 +268,112 @@ mod tests {
 
     #[test]
     fn sleeps_follow_what_happens() {
-        let pace = Pace::default();
-        let mut sleep = Sleep::new(pace);
-        assert_eq!(sleep.begin(pace, GcMode::Normal, IDLE), Round::Clean);
+        let sleep_times = SleepTimes::default();
+        let mut sleep = Sleep::new(sleep_times);
+        assert_eq!(sleep.begin(sleep_times, GcMode::Normal, IDLE), Round::Clean);
         assert_eq!(sleep.time().as_secs(), 60);
-        sleep.end(pace, true);
-        assert_eq!(sleep.begin(pace, GcMode::Normal, IDLE), Round::Clean);
+        sleep.end(sleep_times, true);
+        assert_eq!(sleep.begin(sleep_times, GcMode::Normal, IDLE), Round::Clean);
         assert_eq!(sleep.time().as_secs(), 60);
-        sleep.end(pace, false);
+        sleep.end(sleep_times, false);
         assert_eq!(sleep.time().as_secs(), 300);
         // It stays long until something is found, or much is invalid.
-        let in_use = Facts {
+        let in_use = RoundInputs {
             in_use: true,
             ..IDLE
         };
-        assert_eq!(sleep.begin(pace, GcMode::Normal, in_use), Round::InUse);
-        let lately = Facts {
+        assert_eq!(
+            sleep.begin(sleep_times, GcMode::Normal, in_use),
+            Round::InUse
+        );
+        let lately = RoundInputs {
             quiet: false,
             ..IDLE
         };
-        assert_eq!(sleep.begin(pace, GcMode::Normal, lately), Round::InUse);
+        assert_eq!(
+            sleep.begin(sleep_times, GcMode::Normal, lately),
+            Round::InUse
+        );
         assert_eq!(sleep.time().as_secs(), 300);
-        let full = Facts {
+        let full = RoundInputs {
             many_invalid: true,
             ..IDLE
         };
-        assert_eq!(sleep.begin(pace, GcMode::Normal, full), Round::Clean);
+        assert_eq!(sleep.begin(sleep_times, GcMode::Normal, full), Round::Clean);
         assert_eq!(sleep.time().as_secs(), 30);
-        sleep.end(pace, true);
-        assert_eq!(sleep.begin(pace, GcMode::Normal, full), Round::Clean);
+        sleep.end(sleep_times, true);
+        assert_eq!(sleep.begin(sleep_times, GcMode::Normal, full), Round::Clean);
         assert_eq!(sleep.time().as_secs(), 30);
-        sleep.end(pace, false);
-        assert_eq!(sleep.begin(pace, GcMode::Normal, IDLE), Round::Clean);
-        sleep.end(pace, true);
+        sleep.end(sleep_times, false);
+        assert_eq!(sleep.begin(sleep_times, GcMode::Normal, IDLE), Round::Clean);
+        sleep.end(sleep_times, true);
         assert_eq!(sleep.time().as_secs(), 30);
     }
 
     #[test]
     fn urgency_and_writers_come_first() {
-        let pace = Pace::default();
-        let mut sleep = Sleep::new(pace);
-        let in_use = Facts {
+        let sleep_times = SleepTimes::default();
+        let mut sleep = Sleep::new(sleep_times);
+        let in_use = RoundInputs {
             in_use: true,
             quiet: false,
             busy: true,
             ..IDLE
         };
-        assert_eq!(sleep.begin(pace, GcMode::UrgentHigh, in_use), Round::Clean);
+        assert_eq!(
+            sleep.begin(sleep_times, GcMode::UrgentHigh, in_use),
+            Round::Clean
+        );
         assert_eq!(sleep.time().as_millis(), 500);
-        assert_eq!(sleep.begin(pace, GcMode::Normal, in_use), Round::Busy);
-        let wanted = Facts {
-            wanted: true,
+        assert_eq!(
+            sleep.begin(sleep_times, GcMode::Normal, in_use),
+            Round::Busy
+        );
+        let foreground = RoundInputs {
+            foreground: true,
             ..in_use
         };
-        assert_eq!(sleep.begin(pace, GcMode::Normal, wanted), Round::Serve);
-        let read_only = Facts {
+        assert_eq!(
+            sleep.begin(sleep_times, GcMode::Normal, foreground),
+            Round::Serve
+        );
+        let read_only = RoundInputs {
             read_only: true,
-            ..wanted
+            ..foreground
         };
         assert_eq!(
-            sleep.begin(pace, GcMode::UrgentHigh, read_only),
+            sleep.begin(sleep_times, GcMode::UrgentHigh, read_only),
             Round::Rest
         );
         assert_eq!(sleep.time().as_millis(), 500, "as it was");
-        let frozen = Facts {
+        let frozen = RoundInputs {
             frozen: true,
-            ..wanted
+            ..foreground
         };
-        assert_eq!(sleep.begin(pace, GcMode::UrgentHigh, frozen), Round::Rest);
+        assert_eq!(
+            sleep.begin(sleep_times, GcMode::UrgentHigh, frozen),
+            Round::Rest
+        );
         assert_eq!(sleep.time().as_millis(), 30_500);
-        let lately = Facts {
+        let lately = RoundInputs {
             quiet: false,
             ..IDLE
         };
-        let mut sleep = Sleep::new(pace);
-        assert_eq!(sleep.begin(pace, GcMode::UrgentLow, lately), Round::Clean);
+        let mut sleep = Sleep::new(sleep_times);
+        assert_eq!(
+            sleep.begin(sleep_times, GcMode::UrgentLow, lately),
+            Round::Clean
+        );
         assert_eq!(sleep.time().as_secs(), 30);
         // It waits for requests no longer, but for I/O.
-        let in_use = Facts {
+        let in_use = RoundInputs {
             in_use: true,
             ..lately
         };
-        assert_eq!(sleep.begin(pace, GcMode::UrgentLow, in_use), Round::InUse);
+        assert_eq!(
+            sleep.begin(sleep_times, GcMode::UrgentLow, in_use),
+            Round::InUse
+        );
     }
 
     #[test]
@@ -361,14 +388,14 @@ mod tests {
             reads: 1,
             ..nothing
         };
-        for (heeded, number, seen) in [
-            (Heeded::All, 0, [false, true, true]),
-            (Heeded::Reads, 1, [false, false, true]),
-            (Heeded::Nothing, 2, [false; 3]),
+        for (io_aware, number, seen) in [
+            (IoAware::All, 0, [false, true, true]),
+            (IoAware::Reads, 1, [false, false, true]),
+            (IoAware::Nothing, 2, [false; 3]),
         ] {
-            assert_eq!(heeded.number(), number);
-            let in_use = [nothing, write, read].map(|now| heeded.is_in_use(now));
-            assert_eq!(in_use, seen, "{heeded:?}");
+            assert_eq!(io_aware.number(), number);
+            let in_use = [nothing, write, read].map(|now| io_aware.is_in_use(now));
+            assert_eq!(in_use, seen, "{io_aware:?}");
         }
     }
 

@@ -19,17 +19,17 @@ use crate::fs::F2fs;
 use crate::options::Unusable;
 
 /// How long cleaning may take to make less of the volume unusable (the kernel's, too).
-const PATIENCE: Duration = Duration::from_secs(5);
+const GC_BEFORE_DISABLE_MAX: Duration = Duration::from_secs(5);
 
 impl F2fs {
     /// Whether checkpoints are switched off.
-    pub(crate) fn is_paused(&self) -> bool {
-        self.paused.load(Ordering::Acquire)
+    pub(crate) fn is_cp_disabled(&self) -> bool {
+        self.cp_disabled.load(Ordering::Acquire)
     }
 
     /// Blocks that cannot be used while checkpoints are switched off; if they are not, those that could not be.
     pub(crate) fn unusable(&self) -> u64 {
-        if self.is_paused() {
+        if self.is_cp_disabled() {
             return self.space.counts().unusable;
         }
         let Some(segments) = self.segments.get() else {
@@ -46,11 +46,11 @@ impl F2fs {
 
     /// Cleans until no more of the volume would be unusable than is allowed, or for so long. While changes go
     /// on.
-    pub(crate) fn prepare_pause(&self, allowed: Unusable, tag: IoTag) -> Result<()> {
+    pub(crate) fn clean_before_disable(&self, allowed: Unusable, tag: IoTag) -> Result<()> {
         let cap = allowed.blocks(self.space.counts().user_blocks);
         let begun = now();
         let mut skip = BTreeSet::new();
-        while self.unusable() > cap && begun.elapsed() < PATIENCE {
+        while self.unusable() > cap && begun.elapsed() < GC_BEFORE_DISABLE_MAX {
             if self.clean_one(&mut skip, tag)?.is_none() {
                 break;
             }
@@ -63,8 +63,8 @@ impl F2fs {
     ///
     /// # Errors
     /// `Again`: more than is allowed would be unusable; the device. Checkpoints go on then.
-    pub(crate) fn pause(&self, allowed: Unusable, cx: &Cx) -> Result<()> {
-        self.settle_volume(cx)?;
+    pub(crate) fn disable_checkpoints(&self, allowed: Unusable, cx: &Cx) -> Result<()> {
+        self.sync_volume_unmerged(cx)?;
         let cap = allowed.blocks(self.space.counts().user_blocks);
         let unusable = self.unusable();
         if unusable > cap {
@@ -78,7 +78,7 @@ impl F2fs {
             ));
         }
         self.daemon.flush(self);
-        self.checkpoint(Reason::Pause, cx.tag)?;
+        self.checkpoint(Reason::Disable, cx.tag)?;
         self.space.add_unusable(unusable);
         tracing::info!(unusable, "checkpoints are switched off");
         Ok(())
@@ -88,8 +88,8 @@ impl F2fs {
     ///
     /// # Errors
     /// Something cannot be written; checkpoints stay off.
-    pub(crate) fn resume(&self, cx: &Cx) -> Result<()> {
-        self.settle_volume(cx)?;
-        self.checkpoint(Reason::Resume, cx.tag)
+    pub(crate) fn enable_checkpoints(&self, cx: &Cx) -> Result<()> {
+        self.sync_volume_unmerged(cx)?;
+        self.checkpoint(Reason::Enable, cx.tag)
     }
 }

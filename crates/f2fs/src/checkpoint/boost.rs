@@ -20,36 +20,38 @@ use steadfs_rt::{Mutex, Rank};
 use crate::fs::F2fs;
 
 /// The checkpoint under way.
-pub struct UnderWay(Mutex<Inner>);
+pub struct CheckpointInFlight(Mutex<InFlight>);
 
 #[derive(Default)]
-struct Inner {
+struct InFlight {
     /// What it is submitted as; `None`: there is none.
     tag: Option<IoTag>,
     /// For whom a task writes it.
-    for_whom: Vec<IoTag>,
+    requesters: Vec<IoTag>,
     ios: Vec<IoHandle>,
 }
 
 /// How many of those are told apart.
-const MOST: usize = 64;
+const MAX_REQUESTERS: usize = 64;
 
-impl UnderWay {
+impl CheckpointInFlight {
     /// None.
     pub fn new() -> Self {
-        Self(Mutex::new(Rank::Table, Inner::default()))
+        Self(Mutex::new(Rank::Table, InFlight::default()))
     }
 
-    /// One begins; `for_whom`: those who have asked a task for it.
-    pub fn begin(&self, tag: IoTag, for_whom: &[IoTag]) {
+    /// One begins; `requesters`: those who have asked a task for it.
+    pub fn begin(&self, tag: IoTag, requesters: &[IoTag]) {
         let inner = &mut *self.0.lock();
         inner.tag = Some(tag);
-        inner.for_whom.extend(for_whom.iter().take(MOST));
+        inner
+            .requesters
+            .extend(requesters.iter().take(MAX_REQUESTERS));
     }
 
     /// It has ended.
     pub fn end(&self) {
-        *self.0.lock() = Inner::default();
+        *self.0.lock() = InFlight::default();
     }
 
     /// What its requests are submitted as by now.
@@ -60,7 +62,7 @@ impl UnderWay {
 
 /// What a checkpoint of tag `now` is raised to when `waiter` waits for it. A merged one keeps its daemon's
 /// account and priority, unless the waiter's class is better; what nobody waited for becomes waited for.
-pub(super) fn due(now: IoTag, waiter: IoTag, merge: bool) -> IoTag {
+pub(super) fn boosted_tag(now: IoTag, waiter: IoTag, merge: bool) -> IoTag {
     if merge && waiter.prio.class < now.prio.class {
         // The daemon stays the owner: a waiter perhaps comes once, and is not to be waited for.
         return IoTag {
@@ -73,16 +75,17 @@ pub(super) fn due(now: IoTag, waiter: IoTag, merge: bool) -> IoTag {
 
 impl F2fs {
     /// Somebody of this tag waits for the checkpoint under way.
-    pub(crate) fn raise_checkpoint(&self, waiter: IoTag) {
+    pub(crate) fn boost_checkpoint(&self, waiter: IoTag) {
         let merge = self.options.read().checkpoint_merge;
-        let inner = &mut *self.checkpoints.under_way.0.lock();
+        let inner = &mut *self.checkpoints.in_flight.0.lock();
         let Some(now) = inner.tag else { return };
-        let by_task = !inner.for_whom.is_empty();
-        if by_task && inner.for_whom.len() < MOST && !inner.for_whom.contains(&waiter) {
-            inner.for_whom.push(waiter);
+        let by_task = !inner.requesters.is_empty();
+        if by_task && inner.requesters.len() < MAX_REQUESTERS && !inner.requesters.contains(&waiter)
+        {
+            inner.requesters.push(waiter);
             self.queue.share(&inner.ios, &[waiter]);
         }
-        let raised = self.queue.raised(now, due(now, waiter, merge));
+        let raised = self.queue.raised(now, boosted_tag(now, waiter, merge));
         if raised != now {
             inner.tag = Some(raised);
             for io in &inner.ios {
@@ -93,10 +96,10 @@ impl F2fs {
 
     /// Notes requests of the checkpoint under way, submitted as `tag`; raises them if somebody has come
     /// since.
-    pub(super) fn note_checkpoint_io(&self, ios: &[IoHandle], tag: IoTag) {
-        let inner = &mut *self.checkpoints.under_way.0.lock();
+    pub(super) fn record_checkpoint_io(&self, ios: &[IoHandle], tag: IoTag) {
+        let inner = &mut *self.checkpoints.in_flight.0.lock();
         inner.ios.extend_from_slice(ios);
-        self.queue.share(ios, &inner.for_whom);
+        self.queue.share(ios, &inner.requesters);
         if let Some(now) = inner.tag.filter(|now| *now != tag) {
             for io in ios {
                 self.queue.boost(io, now);

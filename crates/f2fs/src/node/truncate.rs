@@ -3,23 +3,23 @@
 use steadfs_base::IoTag;
 use steadfs_vfs::Result;
 
+use crate::cp_lock::Change;
 use crate::disk::node::PER_NODE;
 use crate::disk::{self, BlockAddr, Nid, inode, node};
 use crate::fs::F2fs;
-use crate::gate::Change;
 use crate::inode::Inode;
-use crate::segment::Content;
+use crate::segment::BlockKind;
 
 /// What became of a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum Truncated {
     /// It names blocks that stay, or was not reached yet.
     Stays,
     Freed,
 }
 
 /// One call's work.
-struct Cut<'c> {
+struct Truncation<'c> {
     fs: &'c F2fs,
     change: &'c Change<'c>,
     inode: &'c Inode,
@@ -36,7 +36,7 @@ struct Cut<'c> {
 }
 
 /// The inode's five ids: slot, place in the tree of the node, and its kind as an index into the sizes.
-const TOP: [(u16, u32, usize); 5] = [
+const TOP_NODES: [(u16, u32, usize); 5] = [
     (4, 2 * PER_NODE + 5, 2),
     (3, PER_NODE + 4, 1),
     (2, 3, 1),
@@ -51,7 +51,7 @@ impl F2fs {
     ///
     /// # Errors
     /// Damage, or the device; what was freed so far is counted.
-    pub(crate) fn cut_tree(
+    pub(crate) fn truncate_nodes(
         &self,
         change: &Change<'_>,
         inode: &Inode,
@@ -63,7 +63,7 @@ impl F2fs {
         self.mark_dirty(change, inode, tag)?;
         let fanout = core.fanout(&self.layout);
         let (direct, per) = (u64::from(fanout.direct), u64::from(PER_NODE));
-        let mut cut = Cut {
+        let mut truncation = Truncation {
             fs: self,
             change,
             inode,
@@ -74,9 +74,9 @@ impl F2fs {
             freed_from: u64::MAX,
             tag,
         };
-        for (slot, offset, kind) in TOP {
+        for (slot, offset, kind) in TOP_NODES {
             let base = fanout.first_block_below(offset);
-            if base + cut.sizes[kind] <= from {
+            if base + truncation.sizes[kind] <= from {
                 break;
             }
             let own = self.inode_node(inode.nid(), tag)?;
@@ -84,22 +84,22 @@ impl F2fs {
             if nid.some().is_none() {
                 continue;
             }
-            let Some(fate) = cut.node(nid, offset, kind, base)? else {
-                return Ok(cut.freed_from);
+            let Some(truncated) = truncation.node(nid, offset, kind, base)? else {
+                return Ok(truncation.freed_from);
             };
-            if fate == Fate::Freed {
+            if truncated == Truncated::Freed {
                 let mut data = self.nodes.change(change, &own)?;
                 inode::set_nid_at(&mut data, slot, Nid(0));
             }
         }
-        cut.own_slots(fanout.inode)?;
+        truncation.own_slots(fanout.inode)?;
         Ok(from)
     }
 }
 
-impl Cut<'_> {
+impl Truncation<'_> {
     /// Cuts below a node; `None` when the limit is reached.
-    fn node(&mut self, nid: Nid, offset: u32, kind: usize, base: u64) -> Result<Option<Fate>> {
+    fn node(&mut self, nid: Nid, offset: u32, kind: usize, base: u64) -> Result<Option<Truncated>> {
         let Some(below) = kind.checked_sub(1) else {
             return self.direct(nid, offset, base);
         };
@@ -121,21 +121,21 @@ impl Cut<'_> {
             let place = offset + 1 + u32::from(slot) * step;
             match self.node(child, place, below, child_base)? {
                 None => return Ok(None),
-                Some(Fate::Stays) => {}
-                Some(Fate::Freed) => {
+                Some(Truncated::Stays) => {}
+                Some(Truncated::Freed) => {
                     let mut data = self.fs.nodes.change(self.change, &node)?;
                     node::set_child(&mut data, slot, Nid(0));
                 }
             }
         }
         if base < self.from {
-            return Ok(Some(Fate::Stays));
+            return Ok(Some(Truncated::Stays));
         }
         self.fs.free_node(self.change, self.inode, self.core, &node);
-        Ok(Some(Fate::Freed))
+        Ok(Some(Truncated::Freed))
     }
 
-    fn direct(&mut self, nid: Nid, offset: u32, base: u64) -> Result<Option<Fate>> {
+    fn direct(&mut self, nid: Nid, offset: u32, base: u64) -> Result<Option<Truncated>> {
         let Some(left) = self.left.checked_sub(1) else {
             self.freed_from = base + self.sizes[0];
             return Ok(None);
@@ -150,8 +150,8 @@ impl Cut<'_> {
             let old = (0..self.sizes[0] as u16).map(|slot| node::addr(&data, slot));
             let old = old.collect();
             self.fs.free_node(self.change, self.inode, self.core, &node);
-            self.let_go(old);
-            return Ok(Some(Fate::Freed));
+            self.free_data(old);
+            return Ok(Some(Truncated::Freed));
         }
         let mut old = Vec::new();
         let mut data = self.fs.nodes.change(self.change, &node)?;
@@ -160,8 +160,8 @@ impl Cut<'_> {
             node::set_addr(&mut data, slot, BlockAddr::NULL);
         }
         drop(data);
-        self.let_go(old);
-        Ok(Some(Fate::Stays))
+        self.free_data(old);
+        Ok(Some(Truncated::Stays))
     }
 
     /// Frees the blocks that the inode names itself.
@@ -178,12 +178,12 @@ impl Cut<'_> {
             self.core.set_addr(layout, &mut data, slot, BlockAddr::NULL);
         }
         drop(data);
-        self.let_go(old);
+        self.free_data(old);
         Ok(())
     }
 
     /// Nothing names these any more.
-    fn let_go(&mut self, old: Vec<BlockAddr>) {
+    fn free_data(&mut self, old: Vec<BlockAddr>) {
         let counted = |addr: &BlockAddr| self.core.counts(*addr);
         let counted: Vec<BlockAddr> = old.into_iter().filter(counted).collect();
         if counted.is_empty() {
@@ -193,7 +193,7 @@ impl Cut<'_> {
         self.core.blocks = self.core.blocks.saturating_sub(counted.len() as u64).max(1);
         // What other files have, or the same file names twice, is not free for it.
         let free = |addr: &BlockAddr| {
-            !addr.is_block() || self.fs.invalidate(self.change, *addr, Content::Data)
+            !addr.is_block() || self.fs.invalidate(self.change, *addr, BlockKind::Data)
         };
         let freed = counted.iter().filter(|addr| free(addr)).count() as u64;
         self.fs.space.free_blocks(freed);

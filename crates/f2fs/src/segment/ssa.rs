@@ -18,13 +18,13 @@ pub fn holds(kind: LogType) -> Holds {
 
 /// The summary of a segment, perhaps known in parts only.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Edit {
+pub struct SegmentSummary {
     entries: Box<[Summary; ENTRIES]>,
     known: Map,
     holds: Holds,
 }
 
-impl Edit {
+impl SegmentSummary {
     /// Of a segment with no block in use: every entry is known to be empty.
     pub fn empty(kind: LogType) -> Self {
         Self {
@@ -63,12 +63,12 @@ impl Edit {
     }
 
     /// Of these blocks those whose entries are not known here.
-    pub fn missing(&self, valid: Map) -> Map {
+    pub fn unknown_of(&self, valid: Map) -> Map {
         valid.without(self.known)
     }
 
     /// Takes the entries that are not known here from the summary area's block.
-    pub fn learn(&mut self, block: &SummaryBlock) {
+    pub fn fill_from(&mut self, block: &SummaryBlock) {
         for offset in Map::FULL.without(self.known).ones() {
             self.entries[offset as usize] = block.entries[offset as usize];
         }
@@ -76,7 +76,7 @@ impl Edit {
     }
 
     /// Takes what is not known here from another edit of the same segment.
-    pub fn learn_from(&mut self, other: &Self) {
+    pub fn merge(&mut self, other: &Self) {
         for offset in other.known.without(self.known).ones() {
             self.set(offset, other.entries[offset as usize]);
         }

@@ -7,14 +7,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::cleaning::Cleaning;
+use super::gc_state::GcState;
 use super::policy::{
-    AllocMode, Demand, GcPolicy, KEPT_FROM_CLEANING, Mode, Policy, Purpose, hole_types,
+    AllocMode, Demand, GcPolicy, Mode, Policy, Purpose, SECTIONS_KEPT_FROM_GC, ssr_types,
 };
-use super::states::State;
-use super::summary::Edit;
-use super::table::Table;
-use crate::disk::checkpoint::{ALLOC_HOLES, ALLOC_LOG, OpenLog};
+use super::seglists::SegmentState;
+use super::sit::Sit;
+use super::ssa::SegmentSummary;
+use crate::disk::checkpoint::{ALLOC_LFS, ALLOC_SSR, OpenLog};
 use crate::disk::summary::Summary;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
 use crate::victim::age::AgeRules;
@@ -22,92 +22,92 @@ use crate::victim::{self, Scan};
 
 /// A run of blocks in one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct SegmentRun {
     pub segment: SegNo,
     pub offset: u32,
     pub len: u32,
 }
 
 /// An open log.
-pub(super) struct Log {
+pub(super) struct Curseg {
     pub segment: SegNo,
     /// The next block to be written; it may be.
     pub next: u32,
     /// Whether blocks before `next` are all that the log has in this segment.
-    pub holes: bool,
-    pub summary: Box<Edit>,
+    pub ssr: bool,
+    pub summary: Box<SegmentSummary>,
 }
 
 /// Blocks and segments that logs used, by the way in which they did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct CursegUsage {
     /// Blocks written one after the other into free segments.
-    pub log_blocks: u64,
+    pub lfs_blocks: u64,
     /// Free segments opened.
-    pub log_segments: u64,
+    pub lfs_segments: u64,
     /// Blocks written into holes.
-    pub hole_blocks: u64,
+    pub ssr_blocks: u64,
     /// Segments opened for their holes.
-    pub hole_segments: u64,
+    pub ssr_segments: u64,
     /// Candidates looked at for that.
     pub scanned: u64,
 }
 
 /// Logs, table, and the summaries that are to be written.
-pub(super) struct Logs {
-    pub table: Table,
-    pub logs: [Log; 6],
+pub(super) struct SegmentManager {
+    pub sit: Sit,
+    pub cursegs: [Curseg; 6],
     /// The log of what is moved by age.
-    pub aged: Option<Log>,
+    pub atgc: Option<Curseg>,
     /// By what is chosen there.
     pub age: AgeRules,
     /// Summaries of closed segments that the summary area does not have.
-    pub closed: BTreeMap<u32, Box<Edit>>,
+    pub closed: BTreeMap<u32, Box<SegmentSummary>>,
     /// Those that the checkpoint under way is writing.
-    pub writing: BTreeMap<u32, Arc<Edit>>,
+    pub writing: BTreeMap<u32, Arc<SegmentSummary>>,
     pub policy: Policy,
     pub demand: Demand,
-    pub usage: Usage,
+    pub usage: CursegUsage,
     /// What cleaning has to remember.
-    pub cleaning: Cleaning,
+    pub gc: GcState,
 }
 
-impl Logs {
+impl SegmentManager {
     /// Claims up to `want` blocks, one after the other, at a log's end; `None` when there is no room
     /// before space is made.
-    pub fn claim(&mut self, kind: LogType, want: u32, purpose: Purpose) -> Option<Place> {
+    pub fn allocate(&mut self, kind: LogType, want: u32, purpose: Purpose) -> Option<SegmentRun> {
         assert!(want > 0);
         let i = kind.index();
-        let (segment, offset, holes) = {
-            let log = &self.logs[i];
-            (log.segment, log.next, log.holes)
+        let (segment, offset, ssr) = {
+            let log = &self.cursegs[i];
+            (log.segment, log.next, log.ssr)
         };
-        let busy = self.table.busy(segment);
+        let busy = self.sit.busy(segment);
         assert!(!busy.get(offset), "a log stands on a block it may write");
         let end = (offset + want.min(SEGMENT_BLOCKS)).min(SEGMENT_BLOCKS);
         let end = busy.next_set(offset).map_or(end, |used| used.min(end));
         let mut len = end - offset;
-        self.table.claim(segment, offset..end);
+        self.sit.allocate(segment, offset..end);
         match busy.next_clear(end) {
-            Some(next) => self.logs[i].next = next,
+            Some(next) => self.cursegs[i].next = next,
             None if self.advance(kind, purpose) => {}
             None => {
                 // The last block stays, so that the log has a place.
-                self.table.release(segment, end - 1);
-                self.logs[i].next = end - 1;
+                self.sit.release(segment, end - 1);
+                self.cursegs[i].next = end - 1;
                 len -= 1;
                 if len == 0 {
                     return None;
                 }
             }
         }
-        let blocks = if holes {
-            &mut self.usage.hole_blocks
+        let blocks = if ssr {
+            &mut self.usage.ssr_blocks
         } else {
-            &mut self.usage.log_blocks
+            &mut self.usage.lfs_blocks
         };
         *blocks += u64::from(len);
-        Some(Place {
+        Some(SegmentRun {
             segment,
             offset,
             len,
@@ -116,118 +116,118 @@ impl Logs {
 
     /// Moves a log to another segment; whether there was one.
     pub fn advance(&mut self, kind: LogType, purpose: Purpose) -> bool {
-        let Some((segment, holes)) = self.choose(kind, purpose) else {
+        let Some((segment, ssr)) = self.choose(kind, purpose) else {
             return false;
         };
-        self.enter(kind, segment, holes);
+        self.enter(kind, segment, ssr);
         true
     }
 
-    fn enter(&mut self, kind: LogType, segment: SegNo, holes: bool) {
-        let log = self.opened(kind, segment, holes);
-        let old = std::mem::replace(&mut self.logs[kind.index()], log);
+    fn enter(&mut self, kind: LogType, segment: SegNo, ssr: bool) {
+        let log = self.opened(kind, segment, ssr);
+        let old = std::mem::replace(&mut self.cursegs[kind.index()], log);
         self.closed.insert(old.segment.0, old.summary);
-        self.table.close(old.segment);
-        if holes {
-            self.usage.hole_segments += 1;
+        self.sit.close(old.segment);
+        if ssr {
+            self.usage.ssr_segments += 1;
         } else {
-            self.usage.log_segments += 1;
+            self.usage.lfs_segments += 1;
         }
     }
 
     /// A log at the first block of a segment that it may write.
-    pub fn opened(&mut self, kind: LogType, segment: SegNo, holes: bool) -> Log {
-        let summary = if holes {
+    pub fn opened(&mut self, kind: LogType, segment: SegNo, ssr: bool) -> Curseg {
+        let summary = if ssr {
             self.known_summary(segment, kind)
         } else {
-            Box::new(Edit::empty(kind))
+            Box::new(SegmentSummary::empty(kind))
         };
         self.closed.remove(&segment.0);
-        self.table.open(segment, kind);
-        let next = self.table.busy(segment).next_clear(0);
-        Log {
+        self.sit.open(segment, kind);
+        let next = self.sit.busy(segment).next_clear(0);
+        Curseg {
             segment,
             next: next.expect("a segment is chosen for its free blocks"),
-            holes,
+            ssr,
             summary,
         }
     }
 
     /// The log that is in a segment.
-    pub fn log_in(&mut self, at: SegNo) -> Option<&mut Log> {
-        let mut all = self.logs.iter_mut().chain(&mut self.aged);
+    pub fn log_in(&mut self, at: SegNo) -> Option<&mut Curseg> {
+        let mut all = self.cursegs.iter_mut().chain(&mut self.atgc);
         all.find(|log| log.segment == at)
     }
 
     /// What is known here of a segment's summary.
-    pub fn known_summary(&self, segment: SegNo, kind: LogType) -> Box<Edit> {
-        let mut open = self.logs.iter().chain(&self.aged);
+    pub fn known_summary(&self, segment: SegNo, kind: LogType) -> Box<SegmentSummary> {
+        let mut open = self.cursegs.iter().chain(&self.atgc);
         if let Some(log) = open.find(|log| log.segment == segment) {
             return log.summary.clone();
         }
         let mut edit = match self.closed.get(&segment.0) {
             Some(edit) => edit.clone(),
-            None => Box::new(Edit::unknown(kind)),
+            None => Box::new(SegmentSummary::unknown(kind)),
         };
         if let Some(earlier) = self.writing.get(&segment.0) {
-            edit.learn_from(earlier);
+            edit.merge(earlier);
         }
         edit
     }
 
     /// Where a log goes on: a segment, and whether in its holes.
     pub fn choose(&mut self, kind: LogType, purpose: Purpose) -> Option<(SegNo, bool)> {
-        let log = &self.logs[kind.index()];
-        let (old, in_holes) = (log.segment, log.holes);
+        let log = &self.cursegs[kind.index()];
+        let (old, in_ssr) = (log.segment, log.ssr);
         let following = SegNo(old.0 + 1);
-        let per_section = self.table.per_section();
-        if !in_holes
-            && following.0 < self.table.len()
-            && self.table.section_of(following) == self.table.section_of(old)
-            && self.table.state(following) == State::Free
+        let per_section = self.sit.per_section();
+        if !in_ssr
+            && following.0 < self.sit.len()
+            && self.sit.section_of(following) == self.sit.section_of(old)
+            && self.sit.state(following) == SegmentState::Free
         {
             return Some((following, false));
         }
-        let free = self.table.free_sections().count();
-        let paused = self.table.is_paused() && self.policy.mode == Mode::Adaptive;
-        let wants_holes = paused || self.policy.wants_holes(free, self.demand, per_section);
-        let at_end = !paused && self.policy.always_at_end(kind);
-        if wants_holes && !at_end {
-            let types = self.policy.hole_types(kind, free, self.demand, per_section);
-            if let Some(segment) = self.find_holes(kind, types) {
+        let free = self.sit.free_sections().count();
+        let cp_disabled = self.sit.is_cp_disabled() && self.policy.mode == Mode::Adaptive;
+        let needs_ssr = cp_disabled || self.policy.needs_ssr(free, self.demand, per_section);
+        let lfs_only = !cp_disabled && self.policy.always_lfs(kind);
+        if needs_ssr && !lfs_only {
+            let types = self.policy.ssr_types(kind, free, self.demand, per_section);
+            if let Some(segment) = self.find_ssr_segment(kind, types) {
                 return Some((segment, true));
             }
         }
         let kept = match purpose {
             Purpose::User => self.policy.kept_from_users(self.demand, per_section),
-            Purpose::Moved => KEPT_FROM_CLEANING,
+            Purpose::Moved => SECTIONS_KEPT_FROM_GC,
             Purpose::Reserved => 0,
         };
         if free > kept {
-            let section = self.table.free_sections().next_around(self.hint(kind, old));
+            let section = self.sit.free_sections().next_around(self.hint(kind, old));
             return section.map(|section| (SegNo(section * per_section), false));
         }
         // Where all holes were looked at, there is no place.
-        let looked = wants_holes && !at_end && self.policy.rules == GcPolicy::Linux618;
-        if self.policy.mode == Mode::Lfs || looked && !paused {
+        let looked = needs_ssr && !lfs_only && self.policy.rules == GcPolicy::Linux618;
+        if self.policy.mode == Mode::Lfs || looked && !cp_disabled {
             return None;
         }
-        let segment = match paused {
-            true => self.find_emptied(),
-            false => self.find_holes(kind, hole_types(kind)),
+        let segment = match cp_disabled {
+            true => self.find_prefree_segment(),
+            false => self.find_ssr_segment(kind, ssr_types(kind)),
         };
         segment.map(|segment| (segment, true))
     }
 
     /// A segment without a valid block that would be free if checkpoints were written, and has blocks that may
     /// be.
-    fn find_emptied(&self) -> Option<SegNo> {
+    fn find_prefree_segment(&self) -> Option<SegNo> {
         let has_room = |at: &SegNo| {
-            self.table.state(*at) == State::Held
-                && self.cleaning.victim != Some(self.table.section_of(*at))
-                && self.table.busy(*at).count() < SEGMENT_BLOCKS
+            self.sit.state(*at) == SegmentState::Prefree
+                && self.gc.victim != Some(self.sit.section_of(*at))
+                && self.sit.busy(*at).count() < SEGMENT_BLOCKS
         };
-        (0..self.table.len()).map(SegNo).find(has_room)
+        (0..self.sit.len()).map(SegNo).find(has_room)
     }
 
     /// The section from which on a free one is looked for.
@@ -236,8 +236,8 @@ impl Logs {
         if small || self.policy.alloc == AllocMode::Reuse {
             return 0;
         }
-        let section = self.table.section_of(old);
-        if section < self.table.sections() {
+        let section = self.sit.section_of(old);
+        if section < self.sit.sections() {
             section
         } else {
             0
@@ -245,31 +245,31 @@ impl Logs {
     }
 
     /// The segment with the fewest busy blocks that a log may fill.
-    pub(super) fn find_holes(&mut self, kind: LogType, types: &[LogType]) -> Option<SegNo> {
+    pub(super) fn find_ssr_segment(&mut self, kind: LogType, types: &[LogType]) -> Option<SegNo> {
         let rules = self.policy.rules;
         let small = kind == LogType::HotData || kind.is_node();
         let from_cursor = rules == GcPolicy::Linux2013 || !small;
         for &other in types {
             let found = victim::scan(
                 Scan {
-                    candidates: self.table.dirty(other),
-                    total: self.table.len(),
+                    candidates: self.sit.dirty(other),
+                    total: self.sit.len(),
                     unit: 1,
-                    cursor: self.cleaning.greedy_cursor,
+                    cursor: self.gc.greedy_cursor,
                     from_cursor,
                     limit: Some(self.policy.max_search),
                     rules,
                 },
                 |n| {
                     let at = SegNo(n);
-                    if self.cleaning.victim == Some(self.table.section_of(at)) {
+                    if self.gc.victim == Some(self.sit.section_of(at)) {
                         return None;
                     }
-                    let busy = self.table.busy(at).count();
+                    let busy = self.sit.busy(at).count();
                     (busy < SEGMENT_BLOCKS).then_some(busy.into())
                 },
             );
-            self.cleaning.greedy_cursor = found.cursor;
+            self.gc.greedy_cursor = found.cursor;
             self.usage.scanned += u64::from(found.looked_at);
             if let Some((segment, _)) = found.victim {
                 return Some(SegNo(segment));
@@ -279,8 +279,8 @@ impl Logs {
     }
 
     /// Notes who points at a block.
-    pub fn note_owner(&mut self, at: SegNo, offset: u32, owner: Summary) {
-        let kind = self.table.kind(at);
+    pub fn set_summary(&mut self, at: SegNo, offset: u32, owner: Summary) {
+        let kind = self.sit.kind(at);
         if let Some(log) = self.log_in(at) {
             log.summary.set(offset, owner);
         } else if let Some(edit) = self.closed.get_mut(&at.0) {
@@ -294,32 +294,32 @@ impl Logs {
 
     /// A log as a checkpoint notes it.
     pub fn open_log(&self, kind: LogType) -> OpenLog {
-        let log = &self.logs[kind.index()];
+        let log = &self.cursegs[kind.index()];
         OpenLog {
             segment: log.segment,
             offset: log.next as u16,
-            alloc: if log.holes { ALLOC_HOLES } else { ALLOC_LOG },
+            alloc: if log.ssr { ALLOC_SSR } else { ALLOC_LFS },
         }
     }
 
     /// The number of a log's entries that a checkpoint has to keep.
-    pub fn entries_of(&self, kind: LogType) -> u32 {
-        let log = &self.logs[kind.index()];
-        if log.holes { SEGMENT_BLOCKS } else { log.next }
+    pub fn summary_entries(&self, kind: LogType) -> u32 {
+        let log = &self.cursegs[kind.index()];
+        if log.ssr { SEGMENT_BLOCKS } else { log.next }
     }
 
     /// Moves each log behind claimed blocks that lie where it would go on; whether all have a place.
-    pub fn step_over(&mut self) -> bool {
+    pub fn skip_protected(&mut self) -> bool {
         LogType::ALL.into_iter().all(|kind| {
-            let log = &self.logs[kind.index()];
+            let log = &self.cursegs[kind.index()];
             let (at, next) = (log.segment, log.next);
-            if self.table.claimed(at).next_set(next).is_none() {
+            if self.sit.allocated(at).next_set(next).is_none() {
                 return true;
             }
-            self.logs[kind.index()].holes = true;
-            match self.table.busy(at).next_clear(next) {
+            self.cursegs[kind.index()].ssr = true;
+            match self.sit.busy(at).next_clear(next) {
                 Some(next) => {
-                    self.logs[kind.index()].next = next;
+                    self.cursegs[kind.index()].next = next;
                     true
                 }
                 None => self.advance(kind, Purpose::Reserved),
@@ -329,28 +329,31 @@ impl Logs {
 
     /// Asserts everything that is always true of the logs.
     pub fn check(&self) {
-        self.table.check();
-        let open = (0..self.table.len())
-            .filter(|n| self.table.state(SegNo(*n)) == State::Open)
+        self.sit.check();
+        let open = (0..self.sit.len())
+            .filter(|n| self.sit.state(SegNo(*n)) == SegmentState::Open)
             .count();
-        let logs = self.logs.len() + usize::from(self.aged.is_some());
+        let logs = self.cursegs.len() + usize::from(self.atgc.is_some());
         assert_eq!(open, logs, "a segment for each log");
         for kind in LogType::ALL {
-            let log = &self.logs[kind.index()];
+            let log = &self.cursegs[kind.index()];
             let at = log.segment;
-            assert_eq!(self.table.state(at), State::Open);
-            assert_eq!(self.table.kind(at), kind);
+            assert_eq!(self.sit.state(at), SegmentState::Open);
+            assert_eq!(self.sit.kind(at), kind);
             assert!(!self.closed.contains_key(&at.0), "an open log's summary");
-            let busy = self.table.busy(at);
+            let busy = self.sit.busy(at);
             assert!(!busy.get(log.next), "{kind:?} stands on a free block");
-            if !log.holes {
+            if !log.ssr {
                 let behind = busy.next_set(log.next);
                 assert_eq!(behind, None, "{kind:?} has blocks behind its end");
             }
-            let valid = self.table.current(at);
+            let valid = self.sit.current(at);
             let known = self.known_summary(at, kind);
-            let missing = known.missing(valid);
-            assert!(log.holes || missing.is_empty(), "{kind:?} knows its owners");
+            let unknown_of = known.unknown_of(valid);
+            assert!(
+                log.ssr || unknown_of.is_empty(),
+                "{kind:?} knows its owners"
+            );
         }
     }
 }

@@ -8,7 +8,7 @@ fn half_full() -> (Volume, Vec<BlockAddr>) {
     volume.segments.set_policy(|p| p.alloc = AllocMode::Reuse);
     let named = fill(&volume, 6 * 4 * 512);
     for addr in named.iter().step_by(2) {
-        volume.segments.invalidate(*addr, Content::Data).unwrap();
+        volume.segments.invalidate(*addr, BlockKind::Data).unwrap();
     }
     volume.checkpoint(false);
     (volume, named)
@@ -22,9 +22,11 @@ fn fill(volume: &Volume, blocks: usize) -> Vec<BlockAddr> {
     };
     let mut named = Vec::new();
     while named.len() < blocks {
-        let run = volume.segments.claim(LogType::WarmData, 512, Purpose::User);
+        let run = volume
+            .segments
+            .allocate(LogType::WarmData, 512, Purpose::User);
         for addr in run.unwrap().blocks() {
-            volume.segments.name(addr, owner);
+            volume.segments.set_valid(addr, owner);
             named.push(addr);
         }
     }
@@ -33,15 +35,15 @@ fn fill(volume: &Volume, blocks: usize) -> Vec<BlockAddr> {
 
 /// A round in which nothing is moved: what it would clean, before segment `next` if any.
 fn round(volume: &Volume, foreground: bool, next: Option<u32>) -> Option<Victim> {
-    let victim = volume.segments.begin_cleaning(Search {
-        cost: Cost::Greedy,
+    let victim = volume.segments.begin_cleaning(VictimSearch {
+        cost: VictimCost::Greedy,
         foreground,
         limit: Some(u32::MAX),
         skip: &BTreeSet::new(),
     })?;
     if let Some(next) = next {
         let next = SegNo(victim.section * 4 + next);
-        volume.segments.go_on_at(victim.section, next);
+        volume.segments.resume_at(victim.section, next);
     }
     volume.segments.end_cleaning(victim.section);
     Some(victim)
@@ -86,14 +88,14 @@ fn a_section_that_became_free_was_not_begun() {
         .filter(|addr| of_victim(addr) && volume.segments.is_valid(*addr))
         .collect();
     for addr in left {
-        volume.segments.invalidate(addr, Content::Data).unwrap();
+        volume.segments.invalidate(addr, BlockKind::Data).unwrap();
     }
     volume.checkpoint(false);
     // Until the section has been written again, and is a candidate like any other.
     let again = loop {
         let more = fill(&volume, 4 * 512);
         for addr in more.iter().step_by(2) {
-            volume.segments.invalidate(*addr, Content::Data).unwrap();
+            volume.segments.invalidate(*addr, BlockKind::Data).unwrap();
         }
         volume.checkpoint(false);
         let free = volume.segments.free_sections();

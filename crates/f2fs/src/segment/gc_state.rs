@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::table::Table;
+use super::sit::Sit;
 use crate::disk::SegNo;
 
 /// What it has begun, where it goes on, and what it leaves alone.
 #[derive(Default)]
-pub(super) struct Cleaning {
+pub(super) struct GcState {
     /// The section being cleaned: nothing is written to it.
     pub victim: Option<u32>,
     /// Where the last greedy search ended, for cleaning and for holes.
@@ -15,17 +15,17 @@ pub(super) struct Cleaning {
     /// Where the last search by cost and benefit ended.
     pub benefit_cursor: u32,
     /// Sections that background cleaning has begun and not emptied.
-    pub begun: BTreeSet<u32>,
+    pub bg_victims: BTreeSet<u32>,
     /// The one of these in which it goes on, and its first segment that was not cleaned.
     pub unfinished: Option<(u32, SegNo)>,
     /// Sections with blocks of pinned files, which nothing moves.
     pub pinned: BTreeSet<u32>,
 }
 
-impl Cleaning {
+impl GcState {
     /// Sections without a valid block are free, or will be: what comes into them later is none of what
     /// was begun.
-    pub fn forget_empty(&mut self, table: &Table) {
-        self.begun.retain(|section| table.valid_in(*section) > 0);
+    pub fn forget_empty(&mut self, sit: &Sit) {
+        self.bg_victims.retain(|section| sit.valid_in(*section) > 0);
     }
 }

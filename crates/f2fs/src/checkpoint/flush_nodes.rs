@@ -4,11 +4,11 @@
 use steadfs_base::IoTag;
 use steadfs_vfs::Result;
 
-use super::snapshot::Placed;
+use super::snapshot::PlacedBlocks;
 use super::write::Writes;
+use crate::cp_lock::Change;
 use crate::disk::superblock::StopReason;
 use crate::fs::{F2fs, io_error};
-use crate::gate::Change;
 
 impl F2fs {
     /// Writes every changed node and directory block to a place of its own; nothing durable refers to them.
@@ -16,9 +16,9 @@ impl F2fs {
     ///
     /// # Errors
     /// `NoSpace`: not all have a place; the device: the volume stops.
-    pub(super) fn spill(&self, tag: IoTag) -> Result<()> {
-        let change = self.change_alone()?;
-        let placed = self.place_everything(&change);
+    pub(super) fn flush_nodes(&self, tag: IoTag) -> Result<()> {
+        let change = self.change_exclusive()?;
+        let placed = self.place_dirty(&change);
         self.write_placed(change, placed, tag)
     }
 
@@ -26,7 +26,7 @@ impl F2fs {
     pub(super) fn write_placed(
         &self,
         change: Change<'_>,
-        mut placed: Placed,
+        mut placed: PlacedBlocks,
         tag: IoTag,
     ) -> Result<()> {
         // They may lie between the nodes of fsyncs, which lead through them.
@@ -47,14 +47,14 @@ impl F2fs {
         match &written {
             Ok(()) => {
                 write.end();
-                self.dirs_landed(placed.dirs);
+                self.dirs_written(placed.dirs);
             }
             Err(error) => {
-                self.stop(
+                self.abort(
                     StopReason::WRITE_FAIL,
                     &format!("a node could not be written: {error}"),
                 );
-                self.give_back(&placed.dirs, error);
+                self.redirty_dirs(&placed.dirs, error);
             }
         }
         written.and(placed.whole)

@@ -1,33 +1,33 @@
 //! Blocks that nobody needs, claimed while they are being discarded.
 
-use super::logs::Logs;
-use super::states::State;
+use super::curseg::SegmentManager;
+use super::seglists::SegmentState;
 use super::{Run, Segments};
 use crate::disk::{SEGMENT_BLOCKS, SegNo};
 
 /// Free segments claimed at once, where there are plenty.
-const AT_ONCE: u32 = 16;
+const SEGMENTS_AT_ONCE: u32 = 16;
 /// So many free sections are plenty.
-const PLENTY: u32 = 1024;
+const FREE_SECTIONS_PLENTY: u32 = 1024;
 
 impl Segments {
     /// Claims the next run of at least `min` blocks that may be written, between two blocks of the main
     /// area, and not where a log is: nobody gets them until they are [released](Self::release). `None` at
     /// the end.
-    pub fn claim_unused(&self, range: std::ops::Range<u32>, min: u32) -> Option<Run> {
+    pub fn allocate_free_run(&self, range: std::ops::Range<u32>, min: u32) -> Option<Run> {
         let mut inner = self.inner.lock();
-        let logs = &mut inner.logs;
+        let manager = &mut inner.manager;
         let mut at = range.start;
         let end = range.end.min(self.layout.main_blocks());
         while at < end {
             let (segment, offset) = (SegNo(at / SEGMENT_BLOCKS), at % SEGMENT_BLOCKS);
             let stop = (end - segment.0 * SEGMENT_BLOCKS).min(SEGMENT_BLOCKS);
-            let found = logs.unused_in(segment, offset..stop, min);
+            let found = manager.allocate_in(segment, offset..stop, min);
             if let Some((first, len)) = found {
                 let start = self.layout.block_in(segment, first);
                 let whole = len == SEGMENT_BLOCKS;
                 let more = if whole {
-                    logs.claim_free_behind(segment, end)
+                    manager.allocate_free_after(segment, end)
                 } else {
                     0
                 };
@@ -40,24 +40,27 @@ impl Segments {
     }
 }
 
-impl Logs {
+impl SegmentManager {
     /// Claims the first run of unused blocks in a part of a segment.
-    fn unused_in(
+    fn allocate_in(
         &mut self,
         segment: SegNo,
         within: std::ops::Range<u32>,
         min: u32,
     ) -> Option<(u32, u32)> {
-        if !matches!(self.table.state(segment), State::Free | State::Dirty) {
+        if !matches!(
+            self.sit.state(segment),
+            SegmentState::Free | SegmentState::Dirty
+        ) {
             return None;
         }
-        let busy = self.table.busy(segment);
+        let busy = self.sit.busy(segment);
         let mut at = within.start;
         while let Some(first) = busy.next_clear(at).filter(|first| *first < within.end) {
             let behind = busy.next_set(first).unwrap_or(SEGMENT_BLOCKS);
             let behind = behind.min(within.end);
             if behind - first >= min.max(1) {
-                self.table.claim(segment, first..behind);
+                self.sit.allocate(segment, first..behind);
                 return Some((first, behind - first));
             }
             at = behind;
@@ -66,15 +69,16 @@ impl Logs {
     }
 
     /// Claims free segments that follow one; how many.
-    fn claim_free_behind(&mut self, segment: SegNo, end: u32) -> u32 {
+    fn allocate_free_after(&mut self, segment: SegNo, end: u32) -> u32 {
         let mut more = 0;
-        while more + 1 < AT_ONCE && self.table.free_sections().count() > PLENTY {
+        while more + 1 < SEGMENTS_AT_ONCE && self.sit.free_sections().count() > FREE_SECTIONS_PLENTY
+        {
             let next = SegNo(segment.0 + more + 1);
             let inside = (next.0 + 1).saturating_mul(SEGMENT_BLOCKS) <= end;
-            if !inside || self.table.state(next) != State::Free {
+            if !inside || self.sit.state(next) != SegmentState::Free {
                 break;
             }
-            self.table.claim(next, 0..SEGMENT_BLOCKS);
+            self.sit.allocate(next, 0..SEGMENT_BLOCKS);
             more += 1;
         }
         more

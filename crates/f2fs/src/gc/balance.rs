@@ -7,21 +7,21 @@ use steadfs_base::IoTag;
 use steadfs_rt::now;
 use steadfs_vfs::{FsError, Result};
 
-use super::NEVER;
-use super::pace::GcMode;
+use super::NOT_IN_VAIN;
+use super::timing::GcMode;
 use crate::checkpoint::Reason;
 use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
-use crate::segment::{Demand, GcPolicy, Room, Search, Victim};
+use crate::segment::{Demand, GcPolicy, SpaceGoal, Victim, VictimSearch};
 
 /// The demand is counted at every so many operations.
-const OFTEN: u64 = 32;
+const OPERATIONS_PER_COUNT: u64 = 32;
 /// Blocks that have to become invalid before cleaning is tried again after a run in vain.
-const WORTH_TRYING: u64 = SEGMENT_BLOCKS as u64;
+const INVALIDATED_BEFORE_RETRY: u64 = SEGMENT_BLOCKS as u64;
 /// Sections cleaned at most by one operation when only the reserve is short.
-const AT_ONCE: u32 = 16;
+const SECTIONS_PER_OPERATION: u32 = 16;
 /// Free sections below which emptied ones are got back before cleaning goes on.
-const LOW: u32 = 4;
+const FREE_SECTIONS_LOW: u32 = 4;
 
 impl F2fs {
     /// Makes room when free sections are short of what is in memory and the reserve: at the start of each
@@ -37,22 +37,22 @@ impl F2fs {
         };
         // Counting takes longer than most operations, and one of them needs a few blocks only.
         let number = self.operations.fetch_add(1, Ordering::Relaxed);
-        if number.is_multiple_of(OFTEN) {
-            self.tell_demand();
+        if number.is_multiple_of(OPERATIONS_PER_COUNT) {
+            self.update_demand();
         }
-        if self.is_paused() {
-            return self.balance_paused(tag);
+        if self.is_cp_disabled() {
+            return self.balance_cp_disabled(tag);
         }
-        if !segments.has(Room::Reserve, 0) && self.is_worth_trying() {
-            match self.make_room(Room::Reserve, tag) {
+        if !segments.has_space(SpaceGoal::Reserve, 0) && self.is_worth_trying() {
+            match self.make_space_for(SpaceGoal::Reserve, tag) {
                 Ok(()) | Err(FsError::NoSpace) => {}
                 Err(error) => return Err(error),
             }
         }
-        if self.has_too_much() || self.is_tight() {
+        if self.excess_dirty_nodes() || self.excess_node_capacity() {
             // Memory is full of what is changed, or the places for it run out.
             self.request_checkpoint(tag)?;
-            self.tell_demand();
+            self.update_demand();
         }
         Ok(())
     }
@@ -61,25 +61,25 @@ impl F2fs {
     ///
     /// # Errors
     /// `NoSpace`: what would change could not be written any more. The device.
-    fn balance_paused(&self, tag: IoTag) -> Result<()> {
-        if self.has_much_to_spill() {
+    fn balance_cp_disabled(&self, tag: IoTag) -> Result<()> {
+        if self.must_flush_nodes() {
             self.checkpoint(Reason::Sync, tag)?;
-            self.tell_demand();
+            self.update_demand();
         }
-        match self.is_tight() {
+        match self.excess_node_capacity() {
             true => Err(FsError::NoSpace),
             false => Ok(()),
         }
     }
 
     /// Whether so many nodes are changed that a checkpoint may soon find no places for more.
-    fn is_tight(&self) -> bool {
-        self.changed_nodes() as u64 > self.gc.node_places.load(Ordering::Relaxed)
+    fn excess_node_capacity(&self) -> bool {
+        self.nodes_to_place() as u64 > self.gc.node_capacity.load(Ordering::Relaxed)
     }
 
     /// Whether changed nodes are to be written although checkpoints are switched off.
-    pub(crate) fn has_much_to_spill(&self) -> bool {
-        self.nodes.dirty_count() > self.node_limit() || self.is_tight()
+    pub(crate) fn must_flush_nodes(&self) -> bool {
+        self.nodes.dirty_count() > self.node_limit() || self.excess_node_capacity()
     }
 
     /// Makes room in the logs, for somebody whose claim found none. With no lock held. Returns when trying
@@ -87,12 +87,12 @@ impl F2fs {
     ///
     /// # Errors
     /// `NoSpace`: neither cleaning nor a checkpoint can make any; a device's failure.
-    pub(crate) fn make_log_room(&self, tag: IoTag) -> Result<()> {
+    pub(crate) fn make_free_space(&self, tag: IoTag) -> Result<()> {
         if !self.gc.is_allowed() {
             return Err(FsError::NoSpace);
         }
-        if self.is_paused() {
-            return match self.segments().has(Room::Users, 0) {
+        if self.is_cp_disabled() {
+            return match self.segments().has_space(SpaceGoal::Users, 0) {
                 true => Ok(()),
                 false => Err(FsError::NoSpace),
             };
@@ -101,18 +101,19 @@ impl F2fs {
             // Their ids, too, are only available after it.
             self.checkpoint(Reason::Sync, tag)?;
         }
-        self.make_room(Room::Users, tag)
+        self.make_space_for(SpaceGoal::Users, tag)
     }
 
     /// Whether enough has become invalid since a run that brought nothing.
     fn is_worth_trying(&self) -> bool {
         let in_vain_at = self.gc.in_vain_at.load(Ordering::Relaxed);
         let invalidated = self.segments().invalidated();
-        in_vain_at == NEVER || invalidated >= in_vain_at.saturating_add(WORTH_TRYING)
+        in_vain_at == NOT_IN_VAIN
+            || invalidated >= in_vain_at.saturating_add(INVALIDATED_BEFORE_RETRY)
     }
 
     /// Tells the segments what in memory will need a place.
-    pub(crate) fn tell_demand(&self) {
+    pub(crate) fn update_demand(&self) {
         let others = self.inodes.dirty_others();
         let dentries: u64 = others.iter().map(|inode| inode.pages.unwritten()).sum();
         let data = self.writeback.dirty_bytes() / BLOCK_SIZE as u64;
@@ -123,11 +124,11 @@ impl F2fs {
             inodes: count(self.inodes.dirty_count() as u64),
             data: count(data),
         });
-        let places = self.segments().places().nodes_beside(dentries);
-        self.gc.node_places.store(places, Ordering::Relaxed);
+        let places = self.segments().capacity().nodes_with(dentries);
+        self.gc.node_capacity.store(places, Ordering::Relaxed);
     }
 
-    fn make_room(&self, goal: Room, tag: IoTag) -> Result<()> {
+    fn make_space_for(&self, goal: SpaceGoal, tag: IoTag) -> Result<()> {
         let begun = now();
         let merged = self.options.read().gc_merge && self.gc.task.ask(goal);
         let result = match merged {
@@ -145,7 +146,7 @@ impl F2fs {
     ///
     /// # Errors
     /// `NoSpace`: it cannot be reached; a device's failure.
-    pub(super) fn collect(&self, goal: Room, tag: IoTag) -> Result<()> {
+    pub(super) fn collect(&self, goal: SpaceGoal, tag: IoTag) -> Result<()> {
         let segments = self.segments();
         let mut skip = BTreeSet::new();
         let (mut emptied, mut cleaned) = (0, 0);
@@ -153,28 +154,29 @@ impl F2fs {
         self.gc.stats.lock().calls[0] += 1;
         for round in 0..u64::from(segments.counts().sections) * 2 + 16 {
             self.check_writable()?;
-            self.tell_demand();
-            if self.is_paused() {
+            self.update_demand();
+            if self.is_cp_disabled() {
                 // What the last checkpoint has stays where it is.
                 break;
             }
             let policy = segments.policy();
             let of_2013 = policy.rules == GcPolicy::Linux2013;
             // In 2013 each run cleaned something, even if a checkpoint alone brought enough.
-            if segments.has(goal, 0) && !(of_2013 && cleaned == 0 && round < 2) {
-                self.gc.in_vain_at.store(NEVER, Ordering::Relaxed);
+            if segments.has_space(goal, 0) && !(of_2013 && cleaned == 0 && round < 2) {
+                self.gc.in_vain_at.store(NOT_IN_VAIN, Ordering::Relaxed);
                 return Ok(());
             }
             let waiting = emptied > 0 || segments.freed_by_checkpoint() > 0;
-            let low = segments.free_sections() <= LOW;
-            if waiting && (round == 0 || low || segments.has(goal, emptied)) {
+            let low = segments.free_sections() <= FREE_SECTIONS_LOW;
+            if waiting && (round == 0 || low || segments.has_space(goal, emptied)) {
                 self.checkpoint_for_space(tag)?;
                 emptied = 0;
                 continue;
             }
-            let enough = goal == Room::Reserve && cleaned >= AT_ONCE && !of_2013;
+            let enough =
+                goal == SpaceGoal::Reserve && cleaned >= SECTIONS_PER_OPERATION && !of_2013;
             let (mode, by_age) = self.gc.mode();
-            let search = Search {
+            let search = VictimSearch {
                 cost: mode.cost(true, by_age),
                 foreground: true,
                 limit: of_2013.then_some(policy.max_search),
@@ -197,10 +199,10 @@ impl F2fs {
                 }
                 break;
             };
-            if goal == Room::Reserve && !of_2013 && !self.is_worth_it(victim) {
+            if goal == SpaceGoal::Reserve && !of_2013 && !self.is_worth_it(victim) {
                 segments.end_cleaning(victim.section);
                 skip.insert(victim.section);
-                cleaned = AT_ONCE;
+                cleaned = SECTIONS_PER_OPERATION;
                 continue;
             }
             cleaned += 1;
@@ -222,7 +224,7 @@ impl F2fs {
         let _one = self.gc.one.lock();
         self.gc.stats.lock().calls[0] += 1;
         let segments = self.segments();
-        let search = Search {
+        let search = VictimSearch {
             cost: GcMode::UrgentHigh.cost(true, false),
             foreground: true,
             limit: None,
@@ -233,7 +235,7 @@ impl F2fs {
         };
         let emptied = self.clean(victim, GcMode::UrgentHigh, false, tag)?;
         skip.insert(victim.section);
-        if segments.free_sections() <= LOW {
+        if segments.free_sections() <= FREE_SECTIONS_LOW {
             self.checkpoint_for_space(tag)?;
         }
         Ok(Some(emptied))
@@ -248,14 +250,14 @@ impl F2fs {
         if let Some(victim) = self.segments().begin_cleaning_of(section)? {
             self.clean(victim, GcMode::UrgentHigh, false, tag)?;
         }
-        if self.segments().free_sections() <= LOW {
+        if self.segments().free_sections() <= FREE_SECTIONS_LOW {
             self.checkpoint_for_space(tag)?;
         }
         Ok(())
     }
 
     /// Whether somebody cleans.
-    pub(crate) fn is_cleaning(&self) -> bool {
+    pub(crate) fn is_gc_running(&self) -> bool {
         self.gc.one.try_lock().is_none()
     }
 

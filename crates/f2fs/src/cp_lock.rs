@@ -12,7 +12,7 @@ use steadfs_vfs::{FsError, Result};
 
 use crate::disk::BlockAddr;
 use crate::fs::F2fs;
-use crate::segment::Content;
+use crate::segment::BlockKind;
 
 /// Held while nodes, tables and counts change. Not taken twice by a task. Dropped by a panic it stops the volume: no
 /// checkpoint must contain what was half changed.
@@ -20,30 +20,30 @@ use crate::segment::Content;
 pub struct Change<'f> {
     fs: &'f F2fs,
     unwinding: Unwinding,
-    _gate: Held<'f>,
+    _gate: CpGuard<'f>,
 }
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
         if self.unwinding.has_begun() {
             // The gate is still held.
-            self.fs.stop_for_panic();
+            self.fs.abort_for_panic();
         }
     }
 }
 
 /// How the gate is held.
 #[expect(dead_code, reason = "held, never looked at")]
-enum Held<'f> {
+enum CpGuard<'f> {
     Shared(RwLockReadGuard<'f, ()>),
-    Alone(RwLockWriteGuard<'f, ()>),
+    Exclusive(RwLockWriteGuard<'f, ()>),
 }
 
 impl F2fs {
     /// Refuses to change a volume that is read-only or has stopped.
     pub(crate) fn check_writable(&self) -> Result<()> {
         self.check_open()?;
-        if let Some(cause) = self.stopped.lock().as_ref() {
+        if let Some(cause) = self.aborted.lock().as_ref() {
             return Err(FsError::Stopped(cause.clone()));
         }
         if self.read_only.load(Ordering::Acquire) {
@@ -57,29 +57,29 @@ impl F2fs {
     /// # Errors
     /// The volume is read-only or has stopped.
     pub(crate) fn change(&self) -> Result<Change<'_>> {
-        self.change_holding(Held::Shared(self.gate.read()))
+        self.change_with(CpGuard::Shared(self.cp_lock.read()))
     }
 
     /// Waits until no change is under way and keeps further ones out: a checkpoint's own change.
     ///
     /// # Errors
     /// The volume has stopped.
-    pub(crate) fn change_alone(&self) -> Result<Change<'_>> {
-        self.change_holding(Held::Alone(self.gate.write()))
+    pub(crate) fn change_exclusive(&self) -> Result<Change<'_>> {
+        self.change_with(CpGuard::Exclusive(self.cp_lock.write()))
     }
 
-    fn change_holding<'f>(&'f self, gate: Held<'f>) -> Result<Change<'f>> {
+    fn change_with<'f>(&'f self, cp_lock: CpGuard<'f>) -> Result<Change<'f>> {
         self.check_writable()?;
         Ok(Change {
             fs: self,
             unwinding: Unwinding::watch(),
-            _gate: gate,
+            _gate: cp_lock,
         })
     }
 
     /// A block of the main area has lost its owner. No node's lock is held. Whether it was his: if not,
     /// he was damaged, which is noted, and nothing of the volume is free for it.
-    pub(crate) fn invalidate(&self, _: &Change<'_>, addr: BlockAddr, content: Content) -> bool {
+    pub(crate) fn invalidate(&self, _: &Change<'_>, addr: BlockAddr, content: BlockKind) -> bool {
         let (Some(block), Some(segments)) = (addr.block(), self.segments.get()) else {
             return false;
         };

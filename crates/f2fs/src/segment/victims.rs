@@ -5,16 +5,16 @@ use std::collections::BTreeSet;
 use steadfs_vfs::{FsError, Result};
 
 use super::Segments;
-use super::logs::Logs;
+use super::curseg::SegmentManager;
 use super::policy::Purpose;
-use super::states::State;
+use super::seglists::SegmentState;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
-use crate::victim::age::{self, AgeRules, Aged};
+use crate::victim::age::{self, AgeCandidate, AgeRules};
 use crate::victim::{self, Scan};
 
 /// What a section to be cleaned is judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cost {
+pub enum VictimCost {
     /// The fewest valid blocks.
     Greedy,
     /// Few valid blocks, and old ones: what is old will not become invalid by itself.
@@ -25,9 +25,9 @@ pub enum Cost {
 
 /// How a section to be cleaned is looked for.
 #[derive(Clone, Copy, Debug)]
-pub struct Search<'a> {
+pub struct VictimSearch<'a> {
     /// What counts.
-    pub cost: Cost,
+    pub cost: VictimCost,
     /// A writer waits for space: sections that background cleaning has begun come first.
     pub foreground: bool,
     /// Candidates looked at; `None`: all.
@@ -38,7 +38,7 @@ pub struct Search<'a> {
 
 /// What there may be room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum SpaceGoal {
     /// For what is in memory, with the volume's reserve left.
     Reserve,
     /// For a block of users' data.
@@ -71,54 +71,54 @@ fn cost_benefit(percent: u64, stamp: u64, oldest: u64, newest: u64) -> u64 {
     u64::from(u32::MAX) - 100 * (100 - percent) * age / (100 + percent)
 }
 
-impl Logs {
+impl SegmentManager {
     /// Whether a section may be cleaned at all.
     fn may_clean(&self, section: u32) -> bool {
         // Blocks under way get their names soon; then it is worth a look.
-        let claimed = |at: SegNo| !self.table.claimed(at).is_empty();
+        let allocated = |at: SegNo| !self.sit.allocated(at).is_empty();
         // While checkpoints are switched off, moving what the last one has makes nothing free.
-        let barred = |at: SegNo| claimed(at) || self.table.keeps_any(at);
-        self.cleaning.victim != Some(section) && !self.table.segments_of(section).any(barred)
+        let barred = |at: SegNo| allocated(at) || self.sit.has_checkpointed(at);
+        self.gc.victim != Some(section) && !self.sit.segments_of(section).any(barred)
     }
 
     /// Whether a search may choose a section.
-    fn is_candidate(&self, search: Search<'_>, section: u32) -> bool {
+    fn is_candidate(&self, search: VictimSearch<'_>, section: u32) -> bool {
         !(search.skip.contains(&section)
-            || self.cleaning.pinned.contains(&section)
-            || !search.foreground && self.cleaning.begun.contains(&section))
+            || self.gc.pinned.contains(&section)
+            || !search.foreground && self.gc.bg_victims.contains(&section))
             && self.may_clean(section)
     }
 
     /// The section in which the last round in the background did not come to the end, if that is worth
     /// going on.
-    fn resume(&mut self, search: Search<'_>) -> Option<Victim> {
-        let (section, next) = self.cleaning.unfinished.take()?;
-        let goes_on = self.cleaning.begun.contains(&section)
-            && self.table.dirty_sections().get(section)
+    fn resume(&mut self, search: VictimSearch<'_>) -> Option<Victim> {
+        let (section, next) = self.gc.unfinished.take()?;
+        let goes_on = self.gc.bg_victims.contains(&section)
+            && self.sit.dirty_sections().get(section)
             && !search.skip.contains(&section)
-            && !self.cleaning.pinned.contains(&section)
+            && !self.gc.pinned.contains(&section)
             && self.may_clean(section);
         goes_on.then(|| Victim {
             section,
-            valid: self.table.valid_in(section),
+            valid: self.sit.valid_in(section),
             looked_at: 0,
             resumed: Some(next),
         })
     }
 
-    fn pick(&mut self, search: Search<'_>, now: u64) -> Option<Victim> {
+    fn pick(&mut self, search: VictimSearch<'_>, now: u64) -> Option<Victim> {
         if !search.foreground
             && let Some(victim) = self.resume(search)
         {
             return Some(victim);
         }
         if search.foreground {
-            let begun: Vec<u32> = self.cleaning.begun.iter().copied().collect();
-            for section in begun {
-                self.cleaning.begun.remove(&section);
-                let dirty = self.table.dirty_sections().get(section);
+            let bg_victims: Vec<u32> = self.gc.bg_victims.iter().copied().collect();
+            for section in bg_victims {
+                self.gc.bg_victims.remove(&section);
+                let dirty = self.sit.dirty_sections().get(section);
                 if dirty && !search.skip.contains(&section) && self.may_clean(section) {
-                    let valid = self.table.valid_in(section);
+                    let valid = self.sit.valid_in(section);
                     return Some(Victim {
                         section,
                         valid,
@@ -129,17 +129,17 @@ impl Logs {
             }
         }
         let found = match search.cost {
-            Cost::Age => self.find_by_age(search, now),
-            Cost::Greedy if search.limit.is_none() => self.find_emptiest(search),
-            Cost::Greedy | Cost::CostBenefit => self.find_by_scan(search, now),
+            VictimCost::Age => self.find_by_age(search, now),
+            VictimCost::Greedy if search.limit.is_none() => self.find_emptiest(search),
+            VictimCost::Greedy | VictimCost::CostBenefit => self.find_by_scan(search, now),
         };
         let (section, looked_at) = found?;
         if !search.foreground {
-            self.cleaning.begun.insert(section);
+            self.gc.bg_victims.insert(section);
         }
         Some(Victim {
             section,
-            valid: self.table.valid_in(section),
+            valid: self.sit.valid_in(section),
             looked_at,
             resumed: None,
         })
@@ -147,10 +147,10 @@ impl Logs {
 
     /// The section with the fewest valid blocks, from the table's index: what a scan of all would find, up
     /// to ties. It ends such a scan's way, with the cursor at the beginning.
-    fn find_emptiest(&mut self, search: Search<'_>) -> Option<(u32, u32)> {
-        self.cleaning.greedy_cursor = 0;
+    fn find_emptiest(&mut self, search: VictimSearch<'_>) -> Option<(u32, u32)> {
+        self.gc.greedy_cursor = 0;
         let mut looked_at = 0;
-        let mut emptiest = self.table.emptiest();
+        let mut emptiest = self.sit.emptiest();
         let found = emptiest.find(|section| {
             looked_at += 1;
             self.is_candidate(search, *section)
@@ -159,27 +159,27 @@ impl Logs {
     }
 
     /// The section that age and emptiness are for; all are looked at.
-    fn find_by_age(&self, search: Search<'_>, now: u64) -> Option<(u32, u32)> {
-        let dirty = self.table.dirty_sections();
+    fn find_by_age(&self, search: VictimSearch<'_>, now: u64) -> Option<(u32, u32)> {
+        let dirty = self.sit.dirty_sections();
         let mut candidates = Vec::new();
         let (mut at, mut looked_at) = (0, 0);
-        while let Some(number) = dirty.next(at, self.table.sections()) {
+        while let Some(number) = dirty.next(at, self.sit.sections()) {
             at = number + 1;
             looked_at += 1;
             if self.is_candidate(search, number) {
-                candidates.push(Aged {
-                    stamp: self.table.age_stamp(number),
+                candidates.push(AgeCandidate {
+                    stamp: self.sit.age_stamp(number),
                     number,
-                    valid: self.table.valid_in(number),
+                    valid: self.sit.valid_in(number),
                 });
             }
         }
-        let size = self.table.per_section() * SEGMENT_BLOCKS;
-        let newest = self.table.newest();
+        let size = self.sit.per_section() * SEGMENT_BLOCKS;
+        let newest = self.sit.newest();
         let found = self.retried(now, |rules| {
             age::oldest(candidates.clone(), newest, size, rules)
         });
-        found.map(|aged| (aged.number, looked_at))
+        found.map(|atgc| (atgc.number, looked_at))
     }
 
     /// A search by age, without its threshold where it found nothing and the volume has not been mounted for
@@ -187,8 +187,8 @@ impl Logs {
     pub(super) fn retried(
         &self,
         now: u64,
-        mut search: impl FnMut(&AgeRules) -> Option<Aged>,
-    ) -> Option<Aged> {
+        mut search: impl FnMut(&AgeRules) -> Option<AgeCandidate>,
+    ) -> Option<AgeCandidate> {
         let rules = self.age;
         let any_age = AgeRules {
             threshold: 0,
@@ -201,19 +201,16 @@ impl Logs {
         }
     }
 
-    fn find_by_scan(&mut self, search: Search<'_>, now: u64) -> Option<(u32, u32)> {
+    fn find_by_scan(&mut self, search: VictimSearch<'_>, now: u64) -> Option<(u32, u32)> {
         let cursor = match search.cost {
-            Cost::CostBenefit => self.cleaning.benefit_cursor,
-            _ => self.cleaning.greedy_cursor / self.table.per_section(),
+            VictimCost::CostBenefit => self.gc.benefit_cursor,
+            _ => self.gc.greedy_cursor / self.sit.per_section(),
         };
-        let (oldest, all) = (
-            self.table.oldest(),
-            self.table.per_section() * SEGMENT_BLOCKS,
-        );
+        let (oldest, all) = (self.sit.oldest(), self.sit.per_section() * SEGMENT_BLOCKS);
         let found = victim::scan(
             Scan {
-                candidates: self.table.dirty_sections(),
-                total: self.table.sections(),
+                candidates: self.sit.dirty_sections(),
+                total: self.sit.sections(),
                 unit: 1,
                 cursor,
                 from_cursor: true,
@@ -224,12 +221,12 @@ impl Logs {
                 if !self.is_candidate(search, section) {
                     return None;
                 }
-                let valid = self.table.valid_in(section);
+                let valid = self.sit.valid_in(section);
                 match search.cost {
-                    Cost::Greedy | Cost::Age => Some(valid.into()),
-                    Cost::CostBenefit => {
+                    VictimCost::Greedy | VictimCost::Age => Some(valid.into()),
+                    VictimCost::CostBenefit => {
                         let percent = u64::from(valid) * 100 / u64::from(all);
-                        let stamp = self.table.age_stamp(section);
+                        let stamp = self.sit.age_stamp(section);
                         // What brings nothing is never chosen.
                         let cost = cost_benefit(percent, stamp, oldest, now);
                         (cost < u64::from(u32::MAX)).then_some(cost)
@@ -238,8 +235,8 @@ impl Logs {
             },
         );
         match search.cost {
-            Cost::CostBenefit => self.cleaning.benefit_cursor = found.cursor,
-            _ => self.cleaning.greedy_cursor = found.cursor * self.table.per_section(),
+            VictimCost::CostBenefit => self.gc.benefit_cursor = found.cursor,
+            _ => self.gc.greedy_cursor = found.cursor * self.sit.per_section(),
         }
         found.victim.map(|(section, _)| (section, found.looked_at))
     }
@@ -252,20 +249,20 @@ impl Segments {
     /// `Busy`: a log is in it, blocks of it are being written, or another one is being cleaned.
     pub fn begin_cleaning_of(&self, section: u32) -> Result<Option<Victim>> {
         let mut inner = self.inner.lock();
-        let logs = &mut inner.logs;
-        if section >= logs.table.sections() || logs.table.valid_in(section) == 0 {
+        let manager = &mut inner.manager;
+        if section >= manager.sit.sections() || manager.sit.valid_in(section) == 0 {
             return Ok(None);
         }
-        let mut all = logs.table.segments_of(section);
-        let open = all.any(|at| logs.table.state(at) == State::Open);
-        if open || logs.cleaning.victim.is_some() || !logs.may_clean(section) {
+        let mut all = manager.sit.segments_of(section);
+        let open = all.any(|at| manager.sit.state(at) == SegmentState::Open);
+        if open || manager.gc.victim.is_some() || !manager.may_clean(section) {
             return Err(FsError::Busy);
         }
-        logs.cleaning.victim = Some(section);
-        logs.cleaning.begun.remove(&section);
+        manager.gc.victim = Some(section);
+        manager.gc.bg_victims.remove(&section);
         Ok(Some(Victim {
             section,
-            valid: logs.table.valid_in(section),
+            valid: manager.sit.valid_in(section),
             looked_at: 1,
             resumed: None,
         }))
@@ -273,31 +270,31 @@ impl Segments {
 
     /// Chooses the section to be cleaned; until [`Segments::end_cleaning`] nothing is written to it.
     /// `None` where nothing can be gained, or somebody is cleaning.
-    pub fn begin_cleaning(&self, search: Search<'_>) -> Option<Victim> {
+    pub fn begin_cleaning(&self, search: VictimSearch<'_>) -> Option<Victim> {
         let now = self.elapsed();
         let mut inner = self.inner.lock();
-        if inner.logs.cleaning.victim.is_some() {
+        if inner.manager.gc.victim.is_some() {
             return None;
         }
-        let victim = inner.logs.pick(search, now)?;
-        inner.logs.cleaning.victim = Some(victim.section);
+        let victim = inner.manager.pick(search, now)?;
+        inner.manager.gc.victim = Some(victim.section);
         Some(victim)
     }
 
     /// A round in the background ends before this segment of the section being cleaned; the next one goes
     /// on there, if the section is still worth it.
-    pub fn go_on_at(&self, section: u32, next: SegNo) {
-        self.inner.lock().logs.cleaning.unfinished = Some((section, next));
+    pub fn resume_at(&self, section: u32, next: SegNo) {
+        self.inner.lock().manager.gc.unfinished = Some((section, next));
     }
 
     /// The end of cleaning a section. Returns the blocks in it that are still valid.
     pub fn end_cleaning(&self, section: u32) -> u32 {
         let mut inner = self.inner.lock();
-        assert!(inner.logs.cleaning.victim == Some(section));
-        inner.logs.cleaning.victim = None;
-        let left = inner.logs.table.valid_in(section);
+        assert!(inner.manager.gc.victim == Some(section));
+        inner.manager.gc.victim = None;
+        let left = inner.manager.sit.valid_in(section);
         if left == 0 {
-            inner.logs.cleaning.begun.remove(&section);
+            inner.manager.gc.bg_victims.remove(&section);
         }
         left
     }
@@ -305,65 +302,67 @@ impl Segments {
     /// A section has blocks that nothing may move; [forgotten](Self::forget_pins) when nothing else is
     /// left to be cleaned.
     pub fn pin(&self, section: u32) {
-        self.inner.lock().logs.cleaning.pinned.insert(section);
+        self.inner.lock().manager.gc.pinned.insert(section);
     }
 
     /// Forgets what is pinned, as files may be unpinned by now; whether anything was.
     pub fn forget_pins(&self) -> bool {
         let mut inner = self.inner.lock();
-        !std::mem::take(&mut inner.logs.cleaning.pinned).is_empty()
+        !std::mem::take(&mut inner.manager.gc.pinned).is_empty()
     }
 
     /// The segments of a section, and what they hold.
     pub fn segments_of(&self, section: u32) -> Vec<(SegNo, LogType)> {
         let inner = self.inner.lock();
-        let table = &inner.logs.table;
-        let of = table.segments_of(section);
-        of.map(|at| (at, table.kind(at))).collect()
+        let sit = &inner.manager.sit;
+        let of = sit.segments_of(section);
+        of.map(|at| (at, sit.kind(at))).collect()
     }
 
     /// Whether there is this room, or will be when so many sections more are free.
-    pub fn has(&self, room: Room, more: u32) -> bool {
+    pub fn has_space(&self, room: SpaceGoal, more: u32) -> bool {
         let mut inner = self.inner.lock();
-        let logs = &mut inner.logs;
-        let per_section = logs.table.per_section();
-        let free = logs.table.free_sections().count() + more;
+        let manager = &mut inner.manager;
+        let per_section = manager.sit.per_section();
+        let free = manager.sit.free_sections().count() + more;
         match room {
-            Room::Reserve => {
-                let left = |log: LogType| logs.room_in_section(log);
-                !logs.policy.is_short(free, logs.demand, per_section, left)
+            SpaceGoal::Reserve => {
+                let left = |log: LogType| manager.left_in_section(log);
+                !manager
+                    .policy
+                    .is_short(free, manager.demand, per_section, left)
             }
-            Room::Users => {
-                let kept = logs.policy.kept_from_users(logs.demand, per_section);
-                free > kept || logs.choose(LogType::WarmData, Purpose::User).is_some()
+            SpaceGoal::Users => {
+                let kept = manager.policy.kept_from_users(manager.demand, per_section);
+                free > kept || manager.choose(LogType::WarmData, Purpose::User).is_some()
             }
         }
     }
 
     /// Blocks that have become invalid since the mount.
     pub fn invalidated(&self) -> u64 {
-        self.inner.lock().logs.table.invalidated().0
+        self.inner.lock().manager.sit.invalidated().0
     }
 
     /// Blocks that have become invalid since the last checkpoint's snapshot: a checkpoint frees them.
     pub fn freed_by_checkpoint(&self) -> u64 {
-        self.inner.lock().logs.table.invalidated().1
+        self.inner.lock().manager.sit.invalidated().1
     }
 
     /// Valid blocks of a segment.
     pub fn valid_in_segment(&self, at: SegNo) -> u32 {
-        self.inner.lock().logs.table.valid(at)
+        self.inner.lock().manager.sit.valid(at)
     }
 }
 
-impl Logs {
+impl SegmentManager {
     /// Blocks that a log can still write in its section.
-    fn room_in_section(&self, log: LogType) -> u32 {
-        let log = &self.logs[log.index()];
-        let in_segment = SEGMENT_BLOCKS - self.table.busy(log.segment).count();
-        let section = self.table.section_of(log.segment);
-        let behind = |at: &SegNo| at.0 > log.segment.0 && self.table.state(*at) == State::Free;
-        let free = self.table.segments_of(section).filter(behind).count() as u32;
+    fn left_in_section(&self, log: LogType) -> u32 {
+        let log = &self.cursegs[log.index()];
+        let in_segment = SEGMENT_BLOCKS - self.sit.busy(log.segment).count();
+        let section = self.sit.section_of(log.segment);
+        let behind = |at: &SegNo| at.0 > log.segment.0 && self.sit.state(*at) == SegmentState::Free;
+        let free = self.sit.segments_of(section).filter(behind).count() as u32;
         in_segment + free * SEGMENT_BLOCKS
     }
 }

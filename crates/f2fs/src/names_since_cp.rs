@@ -7,7 +7,7 @@ use crate::disk::Nid;
 
 /// Cleared by each snapshot.
 #[derive(Default)]
-pub struct Since {
+pub struct NamesSinceCp {
     /// Names that were given up while their inodes live on, by directory and hash. Roll-forward would
     /// make a new file of such a name over the old one, whose other name it does not know; so a new file
     /// of such a name needs a checkpoint (is among `cut`).

@@ -220,19 +220,19 @@ fn too_much_unusable_space_is_refused_and_nothing_changes() {
     world.pin_where_it_lies(file);
     let refused = world.fs.remount(&world.cx, "checkpoint=disable:3%");
     assert_eq!(refused.unwrap_err().errno(), 11);
-    assert!(!world.fs.is_paused() && !world.fs.options().contains("checkpoint=disable"));
+    assert!(!world.fs.is_cp_disabled() && !world.fs.options().contains("checkpoint=disable"));
     unpin(&world, file);
     world.judge_now();
     // Cleaning, which is done first, brings it below what is allowed.
     world.fs.remount(&world.cx, "checkpoint=disable:0").unwrap();
-    assert!(world.fs.is_paused());
+    assert!(world.fs.is_cp_disabled());
     assert_eq!(
         world.fs.remount(&world.cx, "ro").unwrap_err().errno(),
         22,
         "not while checkpoints are switched off"
     );
     world.fs.remount(&world.cx, "checkpoint=enable").unwrap();
-    assert!(!world.fs.is_paused());
+    assert!(!world.fs.is_cp_disabled());
     world.close();
 }
 
