@@ -1,7 +1,6 @@
-//! Looking at a volume without opening it: what its superblock, journal and group descriptors say.
+//! Inspection of a volume without opening it, as dumpe2fs does: superblock, journal and group descriptors.
 //!
-//! Nothing is replayed and nothing is judged but what one cannot do without: a volume in a sorry
-//! state is the one that somebody wants to look at.
+//! Nothing is replayed, and only what decoding needs is validated, so that a corrupt volume can be inspected.
 
 use serde::Serialize;
 use steadfs_base::IoTag;
@@ -29,10 +28,10 @@ const PIECE: u64 = 1 << 20;
 /// `s_flags`: a volume for tests of experimental code.
 const FLAG_TEST: u32 = 4;
 
-/// Everything that can be said about a volume without opening it. Times are seconds since 1970.
+/// What superblock, journal and group descriptors record. Times are seconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Inspection {
-    /// First byte of the superblock that says all this, if that is not the first one.
+    /// First byte of the superblock that was read, if that is not the first one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub copy_at: Option<u64>,
     /// Label.
@@ -47,17 +46,17 @@ pub struct Inspection {
     pub features: Vec<String>,
     /// Names of the superblock's flags.
     pub flags: Vec<&'static str>,
-    /// Mount options the volume asks for.
+    /// Default mount options in the superblock (`s_default_mount_opts`).
     pub default_mount_options: Vec<String>,
-    /// More of them, as text.
+    /// Default mount options as text (`s_mount_opts`).
     pub mount_options: String,
-    /// State.
+    /// State of the volume: clean, errors, orphans.
     pub state: State,
     /// Numbers of blocks and inodes, and how they are grouped.
     pub geometry: Layout,
     /// Times and counters.
     pub history: History,
-    /// Journal.
+    /// Place and state of the journal.
     pub journal: Journal,
     /// How names of directories are hashed.
     pub hash: Hash,
@@ -71,16 +70,16 @@ pub struct Inspection {
     pub quota_inodes: [Option<u32>; 3],
     /// The superblock's checksum, on volumes with metadata checksums.
     pub checksum: Option<Sum>,
-    /// Use of the groups.
+    /// Free and used space by group.
     pub usage: Usage,
 }
 
 /// State of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct State {
-    /// It was unmounted cleanly. A journal may still have something to replay.
+    /// It was unmounted cleanly. The log may still hold transactions.
     pub clean: bool,
-    /// The journal has something to replay.
+    /// The log holds transactions to replay.
     pub needs_recovery: bool,
     /// Errors were found.
     pub has_errors: bool,
@@ -90,7 +89,7 @@ pub struct State {
     pub first_orphan: Option<u32>,
     /// What to do about errors: continue, remount-ro or panic.
     pub on_error: &'static str,
-    /// Errors noted since the last check.
+    /// Errors recorded since the last check.
     pub error_count: u32,
     /// The first of them.
     pub first_error: Option<ErrorFacts>,
@@ -98,26 +97,26 @@ pub struct State {
     pub last_error: Option<ErrorFacts>,
 }
 
-/// A noted error.
+/// An error recorded in the superblock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ErrorFacts {
-    /// When.
+    /// When it occurred.
     pub time: i64,
-    /// In which function.
+    /// Function that recorded it.
     pub function: String,
-    /// At which line.
+    /// Source line in that function's file.
     pub line: u32,
-    /// About which inode.
+    /// Inode concerned.
     pub inode: Option<u32>,
-    /// About which block.
+    /// Block concerned.
     pub block: Option<u64>,
-    /// Which kind: a name, if it has one.
+    /// Error code by name, where it has one.
     pub code: Option<String>,
 }
 
 /// Numbers of blocks and inodes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[expect(missing_docs, reason = "the names say it, in the words of dumpe2fs")]
+#[expect(missing_docs, reason = "the names are those of dumpe2fs")]
 pub struct Layout {
     pub block_size: u32,
     pub cluster_size: u32,
@@ -158,15 +157,15 @@ pub struct History {
     pub checked: i64,
     /// Mounts since the last check.
     pub mount_count: u16,
-    /// Mounts after which a check is due, if there is such a number.
+    /// Mounts after which a check is due, if limited.
     pub max_mount_count: Option<u16>,
-    /// Seconds after which a check is due, if there is such a number.
+    /// Seconds after which a check is due, if limited.
     pub check_interval: Option<u32>,
     /// Kilobytes written to it so far.
     pub kbytes_written: u64,
 }
 
-/// Where the journal is and what its superblock says.
+/// Where the journal is, and its superblock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Journal {
@@ -178,7 +177,7 @@ pub enum Journal {
         inode: u32,
         /// Whether the superblock has a copy of the inode's map.
         has_backup: bool,
-        /// What its superblock says.
+        /// Its superblock.
         #[serde(flatten)]
         log: Log,
     },
@@ -186,7 +185,7 @@ pub enum Journal {
     Unreadable {
         /// The inode.
         inode: u32,
-        /// Why.
+        /// Error of the attempt.
         why: String,
     },
     /// On another device.
@@ -196,16 +195,16 @@ pub enum Journal {
     },
 }
 
-/// What a journal's superblock says.
+/// Fields of a journal's superblock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Log {
     /// Names of its features.
     pub features: Vec<String>,
     /// Bytes in a block.
     pub block_size: u32,
-    /// Blocks, all of them.
+    /// All blocks of the journal.
     pub blocks: u32,
-    /// Of them for fast commits.
+    /// Blocks of the fast-commit area.
     pub fast_commit_blocks: u32,
     /// First block of the log.
     pub first: u32,
@@ -233,11 +232,11 @@ pub struct Hash {
 pub struct Sum {
     /// As stored.
     pub stored: u32,
-    /// Whether that is what the superblock gives.
+    /// Whether it equals the computed checksum.
     pub is_right: bool,
 }
 
-/// What the group descriptors say, added up.
+/// Sums over the group descriptors.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// Free clusters.
@@ -254,23 +253,23 @@ pub struct Usage {
     pub inode_uninit: u32,
     /// Groups whose inode table is known to be zeroed where it is not in use.
     pub inode_zeroed: u32,
-    /// Groups by how full they are: empty of files' blocks beyond their own metadata cannot be told,
-    /// so by share of clusters in use, in steps of a tenth (the last includes full ones).
+    /// Groups by share of clusters in use, in tenths; the last tenth includes full groups. The share includes the
+    /// group's own metadata.
     pub by_tenths: [u32; 10],
     /// Groups without a free cluster.
     pub full: u32,
-    /// Groups with a wrong descriptor (its checksum, or a place outside the volume); not counted
-    /// elsewhere.
+    /// Groups whose descriptor failed verification (checksum, or a place outside the volume); not counted in the other
+    /// fields.
     pub damaged: u32,
-    /// Why descriptors could not be read, if so.
+    /// Error that ended the reading of descriptors.
     pub unreadable: Option<String>,
 }
 
-/// Looks at the volume on a device.
+/// Inspects the volume on a device.
 ///
 /// # Errors
-/// The superblock cannot be read, or it is none, or numbers in it contradict each other. Everything
-/// else that is wrong is told in the result.
+/// The superblock cannot be read, has no magic number, or its numbers contradict each other. Everything else that is
+/// wrong is reported in the result.
 pub fn inspect(queue: &Queue, choice: &SuperblockChoice) -> Result<Inspection> {
     let (sb, at) = read(queue, choice)?;
     let journal = journal(queue, &sb);
@@ -309,8 +308,8 @@ pub fn inspect(queue: &Queue, choice: &SuperblockChoice) -> Result<Inspection> {
     })
 }
 
-/// The superblock, however wrong its checksum; a copy where `sb=` says so or the first one is none. With its first
-/// byte.
+/// Reads the superblock, even with a wrong checksum; a copy if `sb=` selects one or the first one has no magic number.
+/// Returns it with its first byte.
 fn read(queue: &Queue, choice: &SuperblockChoice) -> Result<(Superblock, u64)> {
     if choice.sb.is_none() {
         let bytes = superblock_bytes(queue, SUPERBLOCK_OFFSET)?;
@@ -322,7 +321,7 @@ fn read(queue: &Queue, choice: &SuperblockChoice) -> Result<(Superblock, u64)> {
     Ok((chosen.sb, chosen.at))
 }
 
-/// Calls `visit` with each group's descriptor, `None` where it is damaged. Memory does not grow with
+/// Calls `visit` with each group's descriptor, `None` where it fails verification. Memory does not grow with
 /// the number of groups.
 pub fn group_usage(
     queue: &Queue,
@@ -334,7 +333,7 @@ pub fn group_usage(
     let step = (PIECE >> size.bits()).max(1) as u32;
     let mut block = 0;
     while block < geo.desc_blocks() {
-        // Neighbours in one read; with meta_bg each lies elsewhere.
+        // Adjacent descriptor blocks in one read; with meta_bg they are not adjacent.
         let first = geo.desc_block_at(block);
         let count = (1..step.min(geo.desc_blocks() - block))
             .take_while(|&n| geo.desc_block_at(block + n).0 == first.0 + u64::from(n))
@@ -524,7 +523,7 @@ fn journal(queue: &Queue, sb: &Superblock) -> Journal {
 fn log(queue: &Queue, sb: &Superblock, inode: crate::disk::Ino) -> Result<Log> {
     let map = crate::journal_inode::map(queue, sb, inode)?;
     let size = sb.geometry().block_size;
-    // A map without blocks is refused when it is made.
+    // JournalMap refuses a map without blocks.
     let (at, _) = map.locate(0);
     let block = queue
         .read(size.offset_of(at), size.bytes(), IoTag::default())

@@ -1,5 +1,5 @@
-//! Where the journal lies. Read straight from the device, before the volume is open: the journal's
-//! own inode is part of no transaction and is the same before replay as after.
+//! The block map of the journal's inode, read from the device before the volume is open: no transaction contains
+//! that inode, so it is the same before and after replay.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,8 @@ use crate::journal_format_error;
 #[derive(Default)]
 struct Runs {
     list: Vec<(DevBlock, u64)>,
-    /// Blocks in them: which block of the journal comes next. Kept, for there may be as many runs as blocks.
+    /// Blocks in `list`: the number of the journal's next block. Counted on the way, as there may be as many runs as
+    /// blocks.
     blocks: u64,
 }
 
@@ -38,7 +39,7 @@ struct Reader<'a> {
     geo: &'a Geometry,
 }
 
-/// The journal's blocks in order.
+/// Maps the journal by its inode.
 pub fn map(queue: &Queue, sb: &Superblock, ino: Ino) -> Result<JournalMap> {
     let geo = sb.geometry();
     let reader = Reader { queue, geo };
@@ -56,8 +57,8 @@ pub fn map(queue: &Queue, sb: &Superblock, ino: Ino) -> Result<JournalMap> {
     reader.journal(ino, &core, core.seed(geo, ino))
 }
 
-/// The same by the copy of the inode's map that the superblock has. It names the blocks that a journal had when it
-/// was made, which no mount changes; its tree has no checksums that could be verified.
+/// Maps the journal by the copy of its inode's map in the superblock (`s_jnl_blocks`). mkfs writes that copy and no
+/// mount changes the map; the checksums of its tree nodes are not verified.
 pub fn map_of_backup(queue: &Queue, sb: &Superblock, ino: Ino) -> Option<Result<JournalMap>> {
     let (words, size) = sb.journal_backup()?;
     let geo = sb.geometry();
@@ -74,9 +75,9 @@ pub fn map_of_backup(queue: &Queue, sb: &Superblock, ino: Ino) -> Option<Result<
     Some(Reader { queue, geo }.journal(ino, &core, ChecksumSeed::NONE))
 }
 
-/// Refuses a journal that lies on a group's own metadata: replay would begin with what is not a log,
-/// and what is logged later would destroy it. Descriptors that cannot be believed are left out, for
-/// replay may mend them: as many blocks of them as the log has room for.
+/// Refuses a journal that overlaps a group's own metadata: replay would read blocks that are no log, and later
+/// commits would destroy that metadata. Descriptors that fail verification are skipped, as replay may repair them:
+/// at most as many descriptor blocks as the log has blocks.
 pub fn check_apart(queue: &Queue, sb: &Superblock, map: &JournalMap) -> Result<()> {
     let geo = sb.geometry();
     let reader = Reader { queue, geo };
@@ -118,7 +119,7 @@ impl Reader<'_> {
             .map_err(io_error)
     }
 
-    /// The journal's blocks by the map in its inode.
+    /// The journal's blocks as the inode maps them.
     fn journal(&self, ino: Ino, core: &disk::Inode, seed: ChecksumSeed) -> Result<JournalMap> {
         let blocks = core.size >> self.geo.block_size.bits();
         let mut runs = Runs::default();
@@ -137,7 +138,7 @@ impl Reader<'_> {
         JournalMap::new(runs.list).map_err(journal_format_error)
     }
 
-    /// Adds the extents below a node. The depth shrinks at each level, so this ends.
+    /// Adds the extents below a node. The recursion ends, as the depth decreases at each level.
     fn extents(
         &self,
         node: &ExtentNode<'_>,
@@ -173,8 +174,8 @@ impl Reader<'_> {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
         let per = per_block(self.geo);
-        // The last tables on the ways: one that is there twice names blocks twice, and a few tables that name each
-        // other would make a map of any size.
+        // The lowest tables seen. A table that occurs twice maps blocks twice, and tables that name each other
+        // would make a map of any size.
         let mut tables = BTreeSet::new();
         let mut at = 0;
         while at < blocks {

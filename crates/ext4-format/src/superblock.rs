@@ -1,12 +1,12 @@
 //! Which superblock an open uses: the first one, or a copy of it.
 //!
-//! The first superblock lies at byte 1024; groups 1 and, with `sparse_super`, the powers of 3, 5 and 7 begin with a
+//! The first superblock is at byte 1024; groups 1 and, with `sparse_super`, the powers of 3, 5 and 7 begin with a
 //! copy. A copy is as old as the last mke2fs, tune2fs, resize2fs or e2fsck, so what a mount changes in the first one
-//! is not in it: the journal is looked at whether the copy says that it has anything or not, and the volume does not
+//! is not in it: recovery reads the journal even if the copy has no `needs_recovery`, and the volume does not
 //! count as cleanly unmounted.
 //!
-//! **Who uses a copy.** A mount only on request (`sb=`), as the kernel's; its error names the copies. A program that
-//! only reads (`salvage`) takes the first copy that verifies, with a warning.
+//! **Rule.** As in Linux, a mount uses a copy only on request (`sb=`); its error message names the copies. A program
+//! that only reads (`salvage`) takes the first copy that verifies, with a warning.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -19,7 +19,7 @@ use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use crate::disk::{CorruptKind, DiskError, Geometry, GroupNo, Superblock};
 use crate::io_error;
 
-/// Which superblock an open asks for.
+/// The options that select a superblock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SuperblockChoice {
     /// Use the one at this offset, in KiB (`sb=`).
@@ -28,11 +28,11 @@ pub struct SuperblockChoice {
     pub salvage: bool,
 }
 
-/// Groups that have a copy with `sparse_super`, and without it too: as many as are looked at.
+/// Groups in which a copy is looked for; with and without `sparse_super` they have one.
 const GROUPS: [u32; 9] = [1, 3, 5, 7, 9, 25, 27, 49, 81];
-/// Blocks in a cluster as mke2fs makes them: groups are as many times larger.
+/// Blocks in a cluster as mke2fs makes them; groups are larger by the same factor.
 const CLUSTERS: [u64; 2] = [1, 16];
-/// Copies that a message names.
+/// Most copies that a message names.
 const NAMED: usize = 3;
 
 /// A copy of the superblock that verifies.
@@ -50,13 +50,13 @@ impl BackupSuperblock {
         self.at >> self.sb.geometry().block_size.bits()
     }
 
-    /// The same in units of 1 KiB, as `sb=` takes it.
+    /// Its offset in KiB, as `sb=` takes it.
     pub fn sb_option(&self) -> u64 {
         self.at >> 10
     }
 }
 
-/// What a user can do with a copy.
+/// Displays what a user can do with the copy.
 impl Display for BackupSuperblock {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let (option, block) = (self.sb_option(), self.block());
@@ -68,11 +68,11 @@ impl Display for BackupSuperblock {
     }
 }
 
-/// Reads bytes at an offset; whether that was possible.
+/// Reads bytes at an offset; false on an error.
 pub type ReadBytes<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> bool;
 
-/// Copies of the superblock on a device of `size` bytes, at most `most`. Of a first superblock that can be decoded
-/// `first` is the geometry: its groups may have another size than mke2fs gives them.
+/// Finds at most `most` copies of the superblock on a device of `size` bytes. `first` is the geometry of the first
+/// superblock where that can be decoded: its groups may have another size than mke2fs gives them.
 pub fn find_copies(
     size: u64,
     first: Option<&Geometry>,
@@ -99,7 +99,7 @@ pub fn find_copies(
     found
 }
 
-/// Where copies may lie, with the groups that they begin.
+/// Offsets where copies may be, with their groups.
 fn likely_places(first: Option<&Geometry>) -> Vec<(u64, u32)> {
     let mut places = Vec::new();
     if let Some(geo) = first {
@@ -121,7 +121,7 @@ fn offset_of(geo: &Geometry, group: GroupNo) -> u64 {
     geo.block_size.offset_of(geo.first_block_of(group))
 }
 
-/// A superblock that verifies and says of itself that it is the copy at this place.
+/// A superblock that verifies and whose group number and geometry match this offset.
 fn parse_copy(bytes: &[u8], at: u64, group: u32) -> Option<Superblock> {
     let sb = Superblock::parse(bytes).ok()?;
     let geo = sb.geometry();
@@ -135,13 +135,13 @@ fn parse_copy(bytes: &[u8], at: u64, group: u32) -> Option<Superblock> {
 /// The superblock that an open uses.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    /// Its content; of a copy as [`Superblock::of_copy`] makes it.
+    /// Its content; a copy as [`Superblock::of_copy`] converts it.
     pub sb: Superblock,
-    /// Its bytes as they lie on the device.
+    /// Its bytes as they are on the device.
     pub bytes: Vec<u8>,
     /// Its first byte.
     pub at: u64,
-    /// Why it is another than the first one, or is used although it does not verify.
+    /// Why it is not the first one, or why it is used although it does not verify.
     pub warning: Option<String>,
 }
 
@@ -174,8 +174,8 @@ fn parse(bytes: &[u8]) -> Result<Superblock> {
     }
 }
 
-/// Names of the features of a superblock with which nothing can be done; what else it says is not judged, for with
-/// them it may mean something else.
+/// Names of the features that prevent even reading. The other fields are not validated, as these features may change
+/// their meaning.
 pub fn refused_features(bytes: &[u8]) -> Option<String> {
     match mount_mode(Superblock::raw_features(bytes)?) {
         MountMode::Refused { features } => Some(features.join(", ")),
@@ -186,7 +186,7 @@ pub fn refused_features(bytes: &[u8]) -> Option<String> {
 /// Chooses the superblock by `sb=` and `salvage`.
 ///
 /// # Errors
-/// There is none that may be used; the message names the copies that verify.
+/// No superblock may be used; the message names the copies that verify.
 pub fn choose(queue: &Queue, choice: &SuperblockChoice) -> Result<Chosen> {
     if let Some(kib) = choice.sb {
         return choose_copy(queue, kib << 10);
@@ -259,7 +259,7 @@ fn choose_copy(queue: &Queue, at: u64) -> Result<Chosen> {
         )))
     };
     if at.saturating_add(SUPERBLOCK_SIZE as u64) > queue.geometry().size {
-        return refuse("lies behind the end of the device".to_owned());
+        return refuse("it is beyond the end of the device".to_owned());
     }
     let bytes = superblock_bytes(queue, at)?;
     let sb = match parse(&bytes) {
@@ -268,7 +268,7 @@ fn choose_copy(queue: &Queue, at: u64) -> Result<Chosen> {
     };
     let group = sb.raw().block_group_nr.get().into();
     if parse_copy(&bytes, at, group).is_none() {
-        return refuse("the superblock there belongs to another place".to_owned());
+        return refuse("that superblock is a copy from another offset".to_owned());
     }
     let block = at >> sb.geometry().block_size.bits();
     Ok(Chosen {
@@ -276,7 +276,7 @@ fn choose_copy(queue: &Queue, at: u64) -> Result<Chosen> {
         bytes,
         at,
         warning: Some(format!(
-            "the superblock of block {block} is used, which may be older than the volume"
+            "using the superblock copy in block {block}, which may be older than the volume"
         )),
     })
 }
@@ -293,7 +293,7 @@ fn copies_on(queue: &Queue, first: Option<&Geometry>) -> Vec<BackupSuperblock> {
     find_copies(queue.geometry().size, first, &mut read, NAMED)
 }
 
-/// The 1024 bytes of a superblock.
+/// Reads the 1024 bytes of a superblock.
 pub fn superblock_bytes(queue: &Queue, at: u64) -> Result<Vec<u8>> {
     let size = queue.geometry().size;
     if size < at.saturating_add(SUPERBLOCK_SIZE as u64) {
@@ -302,7 +302,7 @@ pub fn superblock_bytes(queue: &Queue, at: u64) -> Result<Vec<u8>> {
     read_bytes(queue, at, SUPERBLOCK_SIZE)
 }
 
-/// Bytes at any offset, whatever the device's unit.
+/// Reads bytes at any offset, in whole logical blocks of the device.
 fn read_bytes(queue: &Queue, at: u64, len: usize) -> Result<Vec<u8>> {
     let unit = u64::from(queue.geometry().logical_block).max(1024);
     let start = at / unit * unit;

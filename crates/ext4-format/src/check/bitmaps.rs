@@ -1,4 +1,4 @@
-//! Bitmaps and counts against what was found in use.
+//! Compares bitmaps and counts with the blocks and inodes found in use.
 
 use steadfs_base::DevBlock;
 
@@ -8,7 +8,7 @@ use crate::disk::group_desc::{init_block_bitmap, init_inode_bitmap};
 use crate::disk::{GroupDesc, GroupNo, Ino, Structure, bitmap};
 use steadfs_vfs::FileKind;
 
-/// What was counted in a group, or in all.
+/// Counts of a group, or of all groups.
 #[derive(Clone, Copy, Default)]
 struct Counted {
     free_clusters: u64,
@@ -24,7 +24,7 @@ struct Difference {
     free_but_used: u32,
 }
 
-/// Compares the bits found in use with those stored; `None` found means that none is in use.
+/// Compares the bits found in use with the stored ones; `found` is `None` where none is in use.
 fn compare(found: Option<&[u8]>, stored: &[u8], bits: u32) -> Option<Difference> {
     let Some(found) = found else {
         return bitmap::find_next_set(stored, 0..bits).map(|first| Difference {
@@ -74,7 +74,7 @@ impl Checker<'_> {
             stored.resize(self.geo.block_size.bytes(), 0);
             init_block_bitmap(&self.geo, group, desc, stored);
         } else {
-            // A place that cannot be was an issue before.
+            // An impossible place has been reported before.
             if desc.block_bitmap == DevBlock(0) || !self.read_block(desc.block_bitmap, stored) {
                 return;
             }
@@ -145,7 +145,7 @@ impl Checker<'_> {
                 }
             }
         }
-        // Reserved inodes are in use whether they hold anything or not.
+        // Reserved inodes count as in use even if they are empty.
         let first = self.geo.inode_at(group, 0);
         let reserved = self.geo.first_ino.0.saturating_sub(first.0);
         bitmap::set_range(found, 0..reserved.min(self.geo.inodes_per_group));
@@ -220,7 +220,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether an inode is one that exists without a name.
+    /// Whether the inode is meant to exist without a name.
     pub(super) fn is_hidden(&self, ino: Ino) -> bool {
         (ino < self.geo.first_ino && ino != Ino::ROOT)
             || self.sb.orphan_file() == Some(ino)

@@ -15,8 +15,8 @@ use crate::disk::features::Incompat;
 use crate::disk::num::get32;
 use crate::disk::{Ino, Inode};
 
-/// Most names of one directory that are compared with each other.
-const MOST_NAMES: usize = 1 << 26;
+/// Most names of one directory that are searched for duplicates.
+const COMPARED_NAMES_MAX: usize = 1 << 26;
 
 /// Buffers that all directories share.
 #[derive(Default)]
@@ -36,7 +36,7 @@ struct Position {
     entry: usize,
     /// The byte where the type is, also on volumes without types.
     type_byte: u8,
-    /// The byte behind the name.
+    /// The byte after the name.
     next_byte: u8,
 }
 
@@ -62,7 +62,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads a block of a directory. Blocks in holes and behind the end cannot be read.
+    /// Reads a block of a directory. Blocks in holes and beyond the end cannot be read.
     pub(super) fn read_dir_block(&mut self, dir: &Dir, block: u64, buf: &mut Vec<u8>) -> bool {
         let runs = &self.dir_runs[dir.runs.clone()];
         let i = runs.partition_point(|run| run.block.0 <= block);
@@ -73,7 +73,7 @@ impl Checker<'_> {
         distance < run.len.into() && self.read_block(run.start.plus(distance), buf)
     }
 
-    /// Reports the first hole; whether there is none and the runs are as long as the directory.
+    /// Reports the first hole. Returns whether there is none and the runs are as long as the directory.
     fn check_holes(&mut self, dir: usize) -> bool {
         let Dir { ino, blocks, .. } = self.dirs[dir];
         let mut next = 0;
@@ -106,7 +106,7 @@ impl Checker<'_> {
             let run = self.dir_runs[r];
             for n in 0..run.len {
                 let at = run.start.plus(n.into());
-                // File blocks have 32 bits in every map.
+                // File block numbers have at most 32 bits in every map.
                 let block = run.block.0 as u32 + n;
                 let mut buf = std::mem::take(&mut scratch.block);
                 if self.read_block(at, &mut buf) {
@@ -200,7 +200,7 @@ impl Checker<'_> {
                 hash: hash.major,
             });
         }
-        if scratch.hashes.len() < MOST_NAMES {
+        if scratch.hashes.len() < COMPARED_NAMES_MAX {
             scratch.hashes.push(hash_of(entry.name));
         }
         self.check_name(position.dir, entry.name, target, position.type_byte);
@@ -232,7 +232,7 @@ impl Checker<'_> {
                 }
             }
             (0, _) => "it does not start with .",
-            _ => "it has no .. behind .",
+            _ => "it has no .. after .",
         };
         self.issue(Issue::DirDots { dir, why });
     }
@@ -279,7 +279,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether an entry's type is its inode's. None is no damage: whoever reads it asks the inode.
+    /// Compares an entry's type with its inode's. A missing type is valid: readers take it from the inode.
     fn check_type(&mut self, i: usize, name: &[u8], target: Ino, stored: u8) {
         let expected = if self.layout.has_file_type {
             self.inodes.get(&self.geo, target).kind
@@ -359,10 +359,10 @@ impl Checker<'_> {
         }
     }
 
-    /// Names that are there twice: equal hashes first, then the names that have them.
+    /// Finds duplicate names: first equal hashes, then the names with those hashes.
     fn check_duplicates(&mut self, i: usize, scratch: &mut Scratch) {
         let hashes = &mut scratch.hashes;
-        if hashes.len() >= MOST_NAMES {
+        if hashes.len() >= COMPARED_NAMES_MAX {
             let ino = self.dirs[i].ino;
             let what = format!("equal names in directory {ino}, which has too many");
             self.report.skipped.push(what.into());

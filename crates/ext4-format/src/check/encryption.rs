@@ -1,5 +1,5 @@
-//! Encrypted inodes: each has a context, and an encrypted directory holds what is encrypted as it is itself. What the
-//! key would show (contents, names) is not looked at.
+//! Encrypted inodes: each has a context, and the entries of an encrypted directory have the directory's policy.
+//! Contents and plain names would need the key and are not checked.
 
 use std::hash::Hasher;
 
@@ -19,11 +19,11 @@ const NONCE: usize = 16;
 const CONTEXTS: [(u8, usize); 2] = [(1, 28), (2, 40)];
 /// Name of the context in its name space.
 const CONTEXT: &[u8] = b"c";
-/// Bytes of the shortest encrypted name: a block of the cipher.
+/// Bytes of the shortest encrypted name: one cipher block.
 const SHORTEST_NAME: usize = 16;
 
 impl Checker<'_> {
-    /// Checks the context of an inode that says that it is encrypted.
+    /// Checks the context of an inode with the encryption flag.
     pub(super) fn check_context(&mut self, ino: Ino, inode: &Inode) {
         // On a volume without encryption the flag itself is wrong.
         if !inode.has(InodeFlags::ENCRYPTED) || !self.geo.has_incompat(Incompat::ENCRYPT) {
@@ -91,7 +91,7 @@ impl Checker<'_> {
     }
 }
 
-/// What stands for the policy in a context; `None` where that is none.
+/// Hash of the policy in a context; `None` if the context is invalid.
 fn policy(context: &[u8]) -> Option<u64> {
     let is_one = |&(version, len): &(u8, usize)| context[0] == version && context.len() == len;
     if context.is_empty() || !CONTEXTS.iter().any(is_one) {

@@ -1,4 +1,4 @@
-//! Superblock and group descriptors: their own rules, and the blocks they take.
+//! Superblock and group descriptors: their own rules, and the blocks they use.
 
 use steadfs_base::DevBlock;
 
@@ -59,7 +59,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Fields that nobody reads on such a volume, but that have one right value.
+    /// Fields that are unused on such a volume but have one valid value.
     fn check_unused_fields(&mut self) {
         let raw = self.sb.raw();
         let bigalloc = self.geo.has_ro_compat(RoCompat::BIGALLOC);
@@ -104,7 +104,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Reads all descriptors, checks them, and marks what they and their copies take.
+    /// Reads all descriptors, checks them, and marks the blocks that they and their copies use.
     pub(super) fn check_groups(&mut self) {
         let mut block = Vec::new();
         let mut loaded = None;
@@ -127,7 +127,7 @@ impl Checker<'_> {
                 self.issue(Issue::GroupDesc(error));
             }
             let copy = (!is_right).then(|| self.places_of_copy(group, desc));
-            // Judged below: places one by one, counts at the end.
+            // Places are checked below, counts at the end.
             self.descs.push(copy.unwrap_or(desc));
         }
         self.claim_overheads();
@@ -141,8 +141,8 @@ impl Checker<'_> {
         }
     }
 
-    /// A descriptor that breaks a rule with the places that a copy of it has, if one verifies: what it says about
-    /// itself was told, and what lies in its group can be checked.
+    /// An invalid descriptor with the places of its first copy that verifies. The error has been reported; with the
+    /// places the content of the group can be checked.
     fn places_of_copy(&self, group: GroupNo, stored: GroupDesc) -> GroupDesc {
         let size = self.geo.block_size;
         let copy = desc_from_copies(&self.geo, group, |at| {
@@ -173,7 +173,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Checks where a group's metadata lies and marks it. Places that cannot be are forgotten.
+    /// Checks the places of a group's metadata and marks the blocks. Impossible places are set to 0.
     fn check_group(&mut self, group: GroupNo) {
         let mut desc = self.descs[group.0 as usize];
         let uninit = desc.flags & (INODE_UNINIT | BLOCK_UNINIT);
@@ -203,7 +203,7 @@ impl Checker<'_> {
         self.descs[group.0 as usize] = desc;
     }
 
-    /// Whether the volume lets inodes have extended attributes in blocks.
+    /// Whether inodes may have extended attributes in blocks.
     pub(super) fn has_xattrs(&self) -> bool {
         self.geo.features.compat.contains(Compat::EXT_ATTR)
     }

@@ -7,15 +7,15 @@ use crate::disk::htree::{self, DxNode};
 use crate::disk::num::get32;
 use crate::disk::{DiskError, Structure};
 
-/// What the index says of a block of the directory.
+/// Role of a directory block in the index.
 #[derive(Clone, Copy, Default)]
 pub(super) enum Named {
-    /// Nothing.
+    /// Not named by the index.
     #[default]
     Not,
-    /// It is the root or a node.
+    /// The root or a node.
     Node,
-    /// It is a leaf.
+    /// A leaf.
     Leaf(Hashes),
 }
 
@@ -47,12 +47,12 @@ impl Hashes {
     }
 }
 
-/// The index of the directory at hand.
+/// The index of the directory being checked.
 #[derive(Default)]
 pub(super) struct Index {
-    /// One for each block of the directory; empty where there is no index to go by.
+    /// One for each block of the directory; empty if there is no usable index.
     pub(super) blocks: Vec<Named>,
-    /// How its names are hashed; `None` where that is not known.
+    /// How its names are hashed; `None` if unknown.
     pub(super) hash: Option<HashParams>,
 }
 
@@ -95,7 +95,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Notes the children of a node that has `levels` levels of nodes below it.
+    /// Records the children of a node that has `levels` levels of nodes below it.
     fn load_children(
         &mut self,
         dir: &Dir,

@@ -46,7 +46,7 @@ impl Checker<'_> {
                 let index = first * self.geo.inodes_per_block();
                 for (i, slot) in (index..limit).zip(buf.chunks_exact(size)) {
                     let ino = self.geo.inode_at(group, i);
-                    // The orphan file was looked at first: it tells what orphans are.
+                    // The orphan file was checked first, as it lists the orphans.
                     if self.sb.orphan_file() != Some(ino) {
                         self.check_slot(ino, slot);
                     }
@@ -115,7 +115,7 @@ impl Checker<'_> {
     /// A slot that is not in use: never used, or deleted.
     fn check_free_slot(&mut self, ino: Ino, slot: &[u8], mode: u16) {
         let dtime = get32(slot, 0x14);
-        // Never written slots are zero, checksum included: most of a large volume's.
+        // Slots that were never written are zero, checksum included; on a large volume most are.
         let never_used = slot.iter().all(|&byte| byte == 0);
         if never_used && ino >= self.geo.first_ino {
             return;
@@ -133,15 +133,15 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether times in the superblock are as small as inode numbers: then so may those in inodes.
+    /// Whether times in the superblock are as small as inode numbers; then times in inodes may be, too.
     fn clock_was_wrong(&self) -> bool {
         let limit = self.geo.inodes_count.into();
         let wrong = |secs| secs != 0 && secs < limit;
         self.sb.times().iter().any(|time| wrong(time.secs))
     }
 
-    /// A reserved inode without links counts as in use all the same: it must own nothing. The list
-    /// of bad blocks owns blocks and nothing else.
+    /// A reserved inode without links counts as in use and must own nothing, except that the bad-blocks inode owns
+    /// blocks.
     fn check_unlinked_reserved(&mut self, ino: Ino, slot: &[u8]) {
         if ino == Ino::BAD_BLOCKS
             && let Ok(inode) = Inode::decode(&self.geo, slot)
@@ -154,7 +154,7 @@ impl Checker<'_> {
         let none = ino == Ino::BAD_BLOCKS;
         let mode = get16(slot, 0);
         let is_file = FileKind::from_mode(mode.into()) == Some(FileKind::Regular);
-        // Inodes that would be used if the volume had the feature have no map either.
+        // Inodes of features that the volume lacks have no map either.
         let unmapped = [Ino::USER_QUOTA, Ino::GROUP_QUOTA, Ino::JOURNAL].contains(&ino);
         for (field, value, must_be_zero) in [
             ("i_mode", mode.into(), none || !is_file),
@@ -177,7 +177,7 @@ impl Checker<'_> {
     fn check_fields(&mut self, ino: Ino, slot: &[u8], inode: &Inode, orphan: bool) {
         let valid = match ino {
             Ino::BAD_BLOCKS => Ok(()),
-            // Its size says how far its map could reach, which may be more than a file can have.
+            // Its size is the reach of its map, which may exceed the largest file size.
             Ino::RESIZE => {
                 let mut sizeless = inode.clone();
                 sizeless.size = 0;
@@ -270,7 +270,7 @@ impl Checker<'_> {
     }
 
     fn check_map(&mut self, ino: Ino, inode: &Inode, kind: FileKind, attr_blocks: u64) {
-        // An orphan directory is going away: what it held does not matter any more.
+        // An orphan directory will be removed; its content is not checked.
         let is_dir = kind == FileKind::Directory && inode.links > 0;
         let collect = if is_dir {
             Collect::Dir
@@ -358,7 +358,7 @@ impl Checker<'_> {
     }
 
     fn check_file_size(&mut self, ino: Ino, inode: &Inode, walk: &Walk) {
-        // Blocks behind the size wait for truncation on an orphan; a verity file has its hashes there.
+        // Blocks beyond the size wait for truncation on an orphan; a verity file has its hashes there.
         let exempt = self.orphans.contains(&ino.0)
             || inode.has(InodeFlags::VERITY)
             || ino == Ino::BAD_BLOCKS;
@@ -377,7 +377,7 @@ impl Checker<'_> {
             .iter()
             .position(|&byte| byte == 0)
             .unwrap_or(I_BLOCK_SIZE);
-        // What is encrypted may have zero bytes in it.
+        // Ciphertext may contain zero bytes.
         let len_fits = inode.has(InodeFlags::ENCRYPTED) || end as u64 == inode.size;
         let why = if inode.size == 0 {
             "has no target"
@@ -443,7 +443,7 @@ impl Checker<'_> {
     }
 }
 
-/// The part of inline content that lies in an attribute.
+/// The part of inline content that is in an attribute.
 pub(super) fn inline_rest(inode: &Inode) -> Option<&[u8]> {
     let attrs = xattr::InodeAttrs::parse(&inode.xattr_area).ok()?;
     match attrs.get(xattr::INDEX_SYSTEM, b"data")?.value {

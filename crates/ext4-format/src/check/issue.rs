@@ -1,4 +1,4 @@
-//! Everything the checker can find.
+//! The findings of the checker.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::disk::{DiskError, GroupNo, Ino, Structure};
 
-/// A name as it can be shown.
+/// A name that is displayed with escapes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Name(pub Vec<u8>);
 
@@ -29,10 +29,10 @@ pub enum Issue {
     /// The superblock breaks a rule, or its checksum is wrong.
     #[error("{0}")]
     Superblock(DiskError),
-    /// What the journal holds could not be laid over the volume, which was checked without it.
+    /// The log could not be replayed; the volume was checked without it.
     #[error("the journal cannot be replayed: {why}")]
     Unreplayed {
-        /// Why.
+        /// Error of the replay.
         why: String,
     },
     /// More than half of the volume is reserved.
@@ -60,12 +60,12 @@ pub enum Issue {
     /// A group descriptor breaks a rule, or its checksum is wrong.
     #[error("{0}")]
     GroupDesc(DiskError),
-    /// A group's bitmap or inode table lies on other metadata.
+    /// A group's bitmap or inode table is on other metadata.
     #[error("group {group}: {what} at block {block} lies on other metadata")]
     MetadataOverlap {
         /// Group of the descriptor.
         group: GroupNo,
-        /// Which part.
+        /// Part of the metadata.
         what: &'static str,
         /// First block of the part.
         block: DevBlock,
@@ -73,7 +73,7 @@ pub enum Issue {
     /// A bitmap's checksum is wrong.
     #[error("{0}")]
     BitmapChecksum(DiskError),
-    /// A group's block bitmap is not what its inodes and metadata use.
+    /// A group's block bitmap differs from the blocks that inodes and metadata use.
     #[error(
         "group {group}: block bitmap is wrong from block {first} on: {used_but_free} used blocks \
          marked free, {free_but_used} free ones marked used"
@@ -85,10 +85,10 @@ pub enum Issue {
         first: DevBlock,
         /// Blocks (clusters) in use that the bitmap has as free.
         used_but_free: u32,
-        /// Blocks (clusters) nobody uses that the bitmap has as in use.
+        /// Unused blocks (clusters) that the bitmap has as in use.
         free_but_used: u32,
     },
-    /// A group's inode bitmap is not what its inode table says.
+    /// A group's inode bitmap differs from its inode table.
     #[error(
         "group {group}: inode bitmap is wrong from inode {first} on: {used_but_free} used inodes \
          marked free, {free_but_used} free ones marked used"
@@ -103,12 +103,12 @@ pub enum Issue {
         /// Free inodes that the bitmap has as in use.
         free_but_used: u32,
     },
-    /// The bits behind a bitmap's last block or inode are not set.
-    #[error("group {group}: {what} has clear bits behind its end")]
+    /// The bits after a bitmap's last block or inode are not set.
+    #[error("group {group}: {what} has clear bits beyond its end")]
     BitmapPadding {
         /// The group.
         group: GroupNo,
-        /// Which bitmap.
+        /// The bitmap.
         what: Structure,
     },
     /// A group's count of free blocks is wrong.
@@ -186,8 +186,8 @@ pub enum Issue {
         /// The inode.
         ino: Ino,
     },
-    /// A deleted inode's time of deletion is as small as an inode number: it was on the orphan list,
-    /// and got lost.
+    /// A deleted inode's time of deletion is as small as an inode number: it was on the orphan list and is no longer
+    /// linked.
     #[error("inode {ino} is deleted at {dtime}, which looks like a link of the orphan list")]
     LostOrphan {
         /// The inode.
@@ -213,14 +213,14 @@ pub enum Issue {
         /// Last written file block.
         last: u64,
     },
-    /// A directory's size is not that of its blocks.
+    /// A directory's size differs from the size of its blocks.
     #[error("directory {ino}: size is {size}, its blocks make {expected}")]
     DirSize {
         /// The directory.
         ino: Ino,
         /// Size in bytes.
         size: u64,
-        /// What its blocks make.
+        /// Size of its blocks in bytes.
         expected: u64,
     },
     /// `i_blocks` is wrong.
@@ -244,7 +244,7 @@ pub enum Issue {
         /// First file block of the extent.
         block: u64,
     },
-    /// The map is an extent tree but the inode does not say so.
+    /// The map is an extent tree but the inode lacks the extents flag.
     #[error("inode {ino} has an extent tree but not the flag")]
     NoExtentsFlag {
         /// The inode.
@@ -270,7 +270,7 @@ pub enum Issue {
         /// How many in this run.
         count: u32,
     },
-    /// A symbolic link's target is not what its size says.
+    /// A symbolic link's target does not match its size.
     #[error("symbolic link {ino}: {why}")]
     Symlink {
         /// The inode.
@@ -305,13 +305,13 @@ pub enum Issue {
         /// As counted.
         counted: u32,
     },
-    /// The value of an attribute is an inode that is not made for that.
+    /// The value of an attribute is an inode that is not an attribute inode.
     #[error("the value of an attribute is inode {value}, which is no such inode")]
     XattrInode {
         /// The inode it names.
         value: Ino,
     },
-    /// An encrypted inode lacks what its key would need.
+    /// An encrypted inode has no valid encryption context.
     #[error("inode {ino}: {why}")]
     Encryption {
         /// The inode.
@@ -319,7 +319,7 @@ pub enum Issue {
         /// What is wrong.
         why: &'static str,
     },
-    /// An entry of an encrypted directory is none that encryption makes.
+    /// An entry of an encrypted directory is not a valid encrypted name.
     #[error("encrypted directory {dir}: {name} {why}")]
     EncryptedName {
         /// The directory.
@@ -329,7 +329,7 @@ pub enum Issue {
         /// What is wrong.
         why: &'static str,
     },
-    /// The superblock names an inode for quota that cannot be it.
+    /// The superblock names a quota inode that cannot be one.
     #[error("superblock: {field} is {ino}, {why}")]
     QuotaInode {
         /// The field.
@@ -358,7 +358,7 @@ pub enum Issue {
         /// What is wrong.
         why: &'static str,
     },
-    /// A name has a character that no name has.
+    /// A name has a character that names may not have.
     #[error("directory {dir}: name {name} is not a name")]
     BadName {
         /// The directory.
@@ -413,7 +413,7 @@ pub enum Issue {
     WrongParent {
         /// The directory.
         dir: Ino,
-        /// What `..` says.
+        /// Target of `..`.
         stored: Ino,
         /// Where its name is.
         parent: Ino,
@@ -487,7 +487,7 @@ pub enum Issue {
     OrphanList {
         /// The inode at which it breaks.
         ino: Ino,
-        /// Why.
+        /// What is wrong.
         why: &'static str,
     },
     /// A block of the orphan file breaks a rule, or its checksum is wrong.
@@ -496,7 +496,7 @@ pub enum Issue {
     /// The orphan file has entries, but `orphan_present` is not set.
     #[error("the orphan file has entries, but orphan_present is not set")]
     OrphansNotAnnounced,
-    /// A reserved inode is in use that the volume has no use for.
+    /// A reserved inode is in use although the volume lacks its feature.
     #[error("reserved inode {ino} is in use, but the volume has no such feature")]
     ReservedInUse {
         /// The inode.
@@ -508,10 +508,10 @@ pub enum Issue {
         /// What is wrong.
         why: &'static str,
     },
-    /// The journal has something to replay, but `needs_recovery` is not set.
+    /// The log holds transactions, but `needs_recovery` is not set.
     #[error("the journal is not empty, but needs_recovery is not set")]
     JournalNotEmpty,
-    /// A feature is set that has no meaning without another one, which is not.
+    /// A feature is set without the feature that it depends on.
     #[error("the feature {feature} is set without {needs}")]
     FeatureAlone {
         /// The feature.

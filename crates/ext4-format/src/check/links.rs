@@ -62,7 +62,7 @@ impl Checker<'_> {
         let many_links = self.geo.has_ro_compat(RoCompat::DIR_NLINK);
         let state = self.inodes.get(&self.geo, ino);
         let mut counted = 2 + self.dirs[i].subdirs;
-        // Once a directory has had too many it stays at 1.
+        // A directory that once had too many links stays at 1.
         if many_links
             && (counted > LINK_MAX.into() || (state.links == 1 && state.has(InodeState::INDEXED)))
         {
@@ -107,7 +107,7 @@ impl Checker<'_> {
             }
             return;
         }
-        // An orphan without links has no name; one with links is only being truncated.
+        // An orphan without links has no name; one with links is being truncated.
         if state.names == 0 && state.links > 0 {
             self.issue(Issue::Unattached { ino });
         } else if state.names != u32::from(state.links) {

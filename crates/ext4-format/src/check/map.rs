@@ -1,4 +1,4 @@
-//! The map of an inode, by extents or indirect blocks: claims every block it uses.
+//! The map of an inode, by extents or indirect blocks: marks every block it uses.
 
 use std::ops::Range;
 
@@ -11,20 +11,20 @@ use crate::disk::extent::{self, ExtentNode, FILE_END, ROOT_ENTRIES};
 use crate::disk::num::get32;
 use crate::disk::{ChecksumSeed, DiskError, Extent, Ino, Inode, Structure, indirect};
 
-/// Where the runs of blocks go besides being claimed.
+/// The list that collects the runs of a map.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Collect {
-    /// Nowhere.
+    /// None.
     Nothing,
-    /// To the directories' blocks.
+    /// [`Checker::dir_runs`].
     Dir,
-    /// To the journal's blocks.
+    /// [`Checker::journal_runs`].
     Journal,
-    /// To the orphan file's blocks.
+    /// [`Checker::orphan_runs`].
     Orphans,
 }
 
-/// What a map was found to be.
+/// State and result of walking a map.
 pub(super) struct Walk {
     pub(super) ino: Ino,
     seed: ChecksumSeed,
@@ -35,14 +35,14 @@ pub(super) struct Walk {
     pub(super) blocks: u64,
     /// Last written file block.
     pub(super) last_written: Option<u64>,
-    /// Behind the last mapped file block.
+    /// The file block after the last mapped one.
     pub(super) end: u64,
     /// First file block, and the device block of file block 0.
     pub(super) first: Option<(u64, DevBlock)>,
-    /// Nothing in it was wrong.
+    /// No issue was found in it.
     pub(super) intact: bool,
     last_cluster: Option<u64>,
-    /// Blocks of an indirect map that wait to be claimed as one run.
+    /// Blocks of an indirect map to be marked as one run.
     pending: Option<Extent>,
 }
 
@@ -92,7 +92,7 @@ impl Checker<'_> {
         own: &Range<FileBlock>,
         most: u16,
     ) {
-        // Room for a checksum, and some for what may come, is all that may be left unused.
+        // At most two entries may be unused: the checksum tail and slack for a later format.
         if node.capacity() + 2 < most {
             let rule = "less than fit";
             let max = node.capacity();
@@ -129,7 +129,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Claims a block of the map itself; false where it was in use, so that nothing is visited twice.
+    /// Marks a block of the map itself; false if it was in use already, so that no block is visited twice.
     pub(super) fn claim_meta(&mut self, walk: &mut Walk, block: DevBlock) -> bool {
         walk.blocks += u64::from(self.geo.blocks_per_cluster());
         let Some(twice) = self.used.claim(&self.geo, block, 1) else {
@@ -149,7 +149,7 @@ impl Checker<'_> {
         let mut len = u64::from(extent.len);
         let bits = self.geo.cluster_bits;
         if bits > 0 {
-            // Extents of one file may lie in one cluster, which counts once.
+            // Extents of one file may be in one cluster, which counts once.
             let cluster = start.0 >> bits;
             let last = (start.0 + len - 1) >> bits;
             if walk.last_cluster.replace(last) == Some(cluster) {

@@ -1,21 +1,21 @@
-//! Read-only consistency checker: what e2fsck -fn would say, as a list of exact [`Issue`]s.
+//! Read-only consistency checker: the findings of e2fsck -fn as a list of exact [`Issue`]s.
 //!
 //! It reads through a [`BlockSource`], so that it runs on an image in memory, on a device, and on
 //! the state that a journal replay leaves in memory. It changes nothing, keeps a bitmap of blocks and
-//! eight bytes an inode for the groups that are in use, and never panics or loops on damage: each
+//! eight bytes for each inode of the groups in use, and never panics or loops on corruption: each
 //! metadata block is visited once, whatever points to it.
 //!
 //! The steps, in order: superblock and group descriptors; orphans; every inode with its map and
 //! attributes; every directory; names against inodes; bitmaps and counts.
 //!
 //! Where it differs from e2fsck on purpose:
-//! - inodes on the orphan list or in the orphan file are accounted for, not complained of: the next
+//! - inodes on the orphan list or in the orphan file are counted as in use and not reported: the next
 //!   mount removes them;
 //! - a missing `lost+found`, backup superblocks and a file system marked as having errors are not
-//!   damage;
+//!   reported;
 //! - names that are equal in different blocks of one directory are found too.
 //!
-//! What a volume has that is not looked at is named in [`Report::skipped`].
+//! [`Report::skipped`] names the parts of the volume that are not checked.
 
 mod bitmaps;
 mod dirs;
@@ -46,21 +46,21 @@ pub use issue::Issue;
 pub use steadfs_block::BlockSource;
 use tables::{Dir, InodeTable, Run, UsedBlocks};
 
-/// How to check.
+/// Options of a check.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Keep at most this many issues; the rest is counted.
+    /// Most issues that are kept; further ones are only counted.
     pub max_issues: usize,
     /// Refuse ([`Refusal::TooLarge`]) volumes that could need more bytes of memory than this.
     pub memory_limit: u64,
-    /// The journal was just replayed: counts in the superblock, which are not journaled with each
-    /// change, may be old. Implied by `needs_recovery`.
+    /// The journal was just replayed: the free counts in the superblock may be out of date, as not every transaction
+    /// contains them. Implied by `needs_recovery`.
     pub after_crash: bool,
-    /// First byte of the superblock to check by. Of the first one it is said all the same what is wrong with it.
+    /// First byte of the superblock to check by. Errors of the first superblock are reported in any case.
     pub super_at: u64,
-    /// Why what the journal holds is not part of what is checked, if it should be.
+    /// Why the log could not be replayed, where it should have been.
     pub unreplayed: Option<String>,
-    /// What is wrong with the first superblock, where the journal holds a whole one.
+    /// Error of the first superblock on the device, where the log holds a valid one.
     pub mended: Option<DiskError>,
 }
 
@@ -77,7 +77,7 @@ impl Default for Options {
     }
 }
 
-/// What was counted on the way.
+/// Counts of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Blocks of the volume.
@@ -104,20 +104,20 @@ pub struct Stats {
     pub xattr_blocks: u32,
     /// Inodes on the orphan list or in the orphan file.
     pub orphans: u32,
-    /// Whether the journal waits for recovery.
+    /// Whether the log holds transactions.
     pub needs_recovery: bool,
     /// `s_state` as stored.
     pub state: u16,
-    /// By how much the superblock's count of free blocks differs (stored less counted).
+    /// The superblock's count of free blocks minus the counted one.
     pub free_blocks_off: i64,
-    /// By how much the superblock's count of free inodes differs (stored less counted).
+    /// The superblock's count of free inodes minus the counted one.
     pub free_inodes_off: i64,
 }
 
-/// Why a volume was not checked: that says nothing about whether it is damaged.
+/// Why a volume was not checked. It may be consistent or not.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Refusal {
-    /// It needs what is not supported.
+    /// It has features that are not supported.
     #[error("not supported: {names}")]
     Unsupported {
         /// Names of the features.
@@ -140,9 +140,9 @@ pub struct Report {
     pub issues: Vec<Issue>,
     /// Issues beyond [`Options::max_issues`].
     pub more: u64,
-    /// What was counted.
+    /// Counts.
     pub stats: Stats,
-    /// What the volume has and was not checked, by name.
+    /// Names of the parts that were not checked.
     pub skipped: Vec<Cow<'static, str>>,
 }
 
@@ -178,7 +178,7 @@ pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
     checker.report
 }
 
-/// The superblock to check by. What is wrong with the first one is an issue also where that is another.
+/// Reads the superblock to check by. Errors of the first superblock are reported even if another one is used.
 fn choose_superblock(
     src: &dyn BlockSource,
     options: &Options,
@@ -220,7 +220,7 @@ fn read_superblock(
     Some(bytes)
 }
 
-/// The most that the tables can grow to.
+/// Upper bound of the tables' size in bytes.
 fn memory_needed(geo: &Geometry) -> u64 {
     let groups = u64::from(geo.group_count);
     let per_group = size_of::<GroupDesc>() as u64 + 64;
@@ -235,12 +235,12 @@ struct Checker<'a> {
     geo: Geometry,
     layout: DirLayout,
     report: Report,
-    /// One for each group; a default one where it cannot be used.
+    /// One for each group; a default one where the stored one is unusable.
     descs: Vec<GroupDesc>,
     used: UsedBlocks,
     inodes: InodeTable,
     dirs: Vec<Dir>,
-    /// Blocks of directories, of one after the other.
+    /// Blocks of all directories, directory by directory.
     dir_runs: Vec<Run>,
     /// Blocks of the journal.
     journal_runs: Vec<Run>,
@@ -248,13 +248,13 @@ struct Checker<'a> {
     orphan_runs: Vec<Run>,
     /// Attribute blocks: stored and counted references.
     xattr_blocks: BTreeMap<u64, xattrs::Shared>,
-    /// Of encrypted inodes with a right context what stands for their policy.
+    /// Hash of the encryption policy, for encrypted inodes with a valid context.
     policies: BTreeMap<u32, u64>,
     /// Inodes on the orphan list or in the orphan file.
     orphans: BTreeSet<u32>,
-    /// Several inodes may own a block.
+    /// Several inodes may own a block (`shared_blocks`).
     shared_blocks: bool,
-    /// Block buffers for the levels of a map; taken and given back.
+    /// Block buffers for the levels of a map, reused from map to map.
     levels: [Vec<u8>; 6],
 }
 
@@ -307,7 +307,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Reads a block of the volume; false (and an issue) where that is not possible.
+    /// Reads a block of the volume; false, with an issue, if it cannot be read.
     fn read_block(&mut self, block: DevBlock, buf: &mut Vec<u8>) -> bool {
         self.read_blocks(block, 1, buf)
     }

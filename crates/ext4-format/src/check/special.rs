@@ -1,4 +1,4 @@
-//! Inodes with a meaning of their own: orphans, journal, resize inode.
+//! Special inodes: orphans, journal, quota, resize inode.
 
 use steadfs_base::checksum::crc32c;
 use steadfs_base::{DevBlock, FileBlock};
@@ -21,7 +21,7 @@ fn be32(block: &[u8], at: usize) -> u32 {
 }
 
 impl Checker<'_> {
-    /// Finds out which inodes are orphans: in use until the next mount, with or without a link.
+    /// Collects the orphans: inodes in use until the next mount, with or without a link.
     pub(super) fn collect_orphans(&mut self) {
         self.follow_orphan_list();
         if let Some(ino) = self.sb.orphan_file() {
@@ -41,7 +41,7 @@ impl Checker<'_> {
             } else if !self.read_slot(ino, &mut slot) {
                 "cannot be read"
             } else {
-                // The deletion time leads on.
+                // The deletion time field links to the next orphan.
                 next = Ino(get32(&slot, 0x14)).some();
                 continue;
             };
@@ -93,7 +93,7 @@ impl Checker<'_> {
         }
     }
 
-    /// After all inodes are known: orphans, the journal, and reserved inodes without a feature.
+    /// Checks orphans, the journal, and reserved inodes without a feature, after all inodes are known.
     pub(super) fn check_special(&mut self) {
         let orphans = self.orphans.iter().map(|&ino| Ino(ino));
         let (geo, inodes) = (&self.geo, &self.inodes);
@@ -132,14 +132,14 @@ impl Checker<'_> {
         }
     }
 
-    /// The inodes that the superblock names for quota, with its fields.
+    /// The quota inodes that the superblock names, with the fields' names.
     fn quota_files(&self) -> impl Iterator<Item = (&'static str, Ino)> + use<> {
         let fields = ["s_usr_quota_inum", "s_grp_quota_inum", "s_prj_quota_inum"];
         let named = fields.into_iter().zip(self.sb.quota_inodes());
         named.filter_map(|(field, ino)| Some((field, ino?)))
     }
 
-    /// Users and groups have reserved inodes; any of the kinds may have an ordinary one.
+    /// User and group quota have reserved inodes; each kind of quota may use an ordinary inode.
     pub(super) fn check_quota_numbers(&mut self) {
         for (field, ino) in self.quota_files() {
             let reserved = match field {
@@ -196,7 +196,7 @@ impl Checker<'_> {
         result
     }
 
-    /// The parts of the journal's superblock that say whether it can be used at all.
+    /// The fields of the journal's superblock that decide whether it can be used.
     fn check_journal_superblock(&mut self, block: &[u8], blocks: u64) -> Result<(), &'static str> {
         // Revoke records, 64 bits, asynchronous commit, checksums 2 and 3, fast commits.
         const KNOWN_FEATURES: u32 = 0x3F;

@@ -1,5 +1,5 @@
-//! What the checker remembers: which blocks are in use, and a few bytes for each inode and directory
-//! in use. Memory is taken by group, when the first of its blocks or inodes turns up.
+//! Tables of the checker: which blocks are in use, and a few bytes for each inode and directory in use. Memory is
+//! allocated by group, at the first block or inode found in it.
 
 use steadfs_base::{DevBlock, FileBlock};
 
@@ -11,7 +11,7 @@ pub(super) struct UsedBlocks {
     bytes: usize,
 }
 
-/// Blocks that were in use already when they were claimed.
+/// Blocks that were marked already.
 pub(super) struct Twice {
     pub(super) first: DevBlock,
     pub(super) count: u32,
@@ -30,8 +30,8 @@ impl UsedBlocks {
         self.groups[group.0 as usize].as_deref()
     }
 
-    /// Marks the blocks (the clusters they lie in) and tells which were marked before. The range
-    /// lies within the volume's groups.
+    /// Marks the blocks (the clusters they are in) and returns those marked before. The range
+    /// is within the volume's groups.
     pub(super) fn claim(&mut self, geo: &Geometry, start: DevBlock, len: u64) -> Option<Twice> {
         let mut twice: Option<Twice> = None;
         let mut at = start;
@@ -60,7 +60,7 @@ impl UsedBlocks {
     }
 }
 
-/// What is known of an inode.
+/// What the checker knows of an inode.
 #[derive(Clone, Copy, Default)]
 pub(super) struct InodeState {
     /// Type byte as in directory entries; 0 where it has none.
@@ -77,13 +77,13 @@ impl InodeState {
     pub(super) const USED: u8 = 1;
     /// The value of an attribute.
     pub(super) const ATTR_VALUE: u8 = 2;
-    /// Has no name by its nature: journal, quota, orphan file, ….
+    /// Has no name by design: journal, quota, orphan file, ….
     pub(super) const HIDDEN: u8 = 4;
     /// `EXT4_EA_INODE_FL`.
     pub(super) const EA_INODE: u8 = 8;
     /// A hash index was seen: its link count may stay at 1.
     pub(super) const INDEXED: u8 = 16;
-    /// Its flags say that it is encrypted.
+    /// It has the encryption flag.
     pub(super) const ENCRYPTED: u8 = 32;
 
     pub(super) const fn has(self, flag: u8) -> bool {
@@ -146,7 +146,7 @@ pub(super) struct Dir {
     pub(super) ino: Ino,
     /// Where its name is; `None` until found.
     pub(super) parent: Option<Ino>,
-    /// What `..` says; `None` where there is none.
+    /// Target of `..`; `None` where there is no `..`.
     pub(super) dotdot: Option<Ino>,
     /// Directories whose `..` names this one.
     pub(super) subdirs: u32,

@@ -12,12 +12,12 @@ use crate::disk::{DiskError, Ino, Inode, Structure};
 pub(super) struct Shared {
     stored: u32,
     counted: u32,
-    /// Blocks that values in inodes of their own add to each user's count.
+    /// Blocks of attribute inodes, which each user of the block counts.
     value_blocks: u64,
 }
 
 impl Checker<'_> {
-    /// Checks an inode's attributes; the number of blocks they add to its count.
+    /// Checks an inode's attributes; returns the blocks that they add to its count.
     pub(super) fn check_xattrs(&mut self, ino: Ino, inode: &Inode) -> u64 {
         let mut blocks = 0;
         match InodeAttrs::parse(&inode.xattr_area) {
@@ -38,7 +38,7 @@ impl Checker<'_> {
             let (field, value) = ("i_file_acl", block.0);
             self.issue(Issue::FieldNotZero { ino, field, value });
         }
-        // Outside the volume: an issue of the inode's fields.
+        // A block outside the volume was reported with the inode's fields.
         if self.geo.is_data_range(block, 1) {
             blocks += self.check_xattr_block(ino, block);
         }
@@ -98,7 +98,7 @@ impl Checker<'_> {
         value_blocks
     }
 
-    /// Checks an attribute; the blocks of a value in an inode, which count for its owner too.
+    /// Checks an attribute; returns the blocks of a value in an inode, which its owner counts, too.
     fn check_attr(&mut self, ino: Ino, attr: &Attr<'_>, in_inode: bool) -> u64 {
         if !attr.has_valid_hash(in_inode) {
             let name = Name(attr.name.to_vec());

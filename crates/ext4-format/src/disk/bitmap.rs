@@ -1,5 +1,5 @@
 //! Bitmaps: bit `n` is bit `n % 8` of byte `n / 8`, set where a block or inode is in use. Searches
-//! and counts go by 64-bit words.
+//! and counts work on 64-bit words.
 //!
 //! Bit numbers and ranges are 32 bits (a group has at most 524 288). A range beyond the bitmap's end
 //! is the caller's mistake and panics.
@@ -36,7 +36,7 @@ const fn mask(from: u32, to: u32) -> u64 {
 }
 
 /// Calls `visit` with each word that `range` touches and the mask of its bits in the range, until
-/// `visit` gives a result.
+/// `visit` returns a result.
 fn words<R>(
     bitmap: &[u8],
     range: Range<u32>,
@@ -92,8 +92,8 @@ pub fn find_next_zero(bitmap: &[u8], range: Range<u32>) -> Option<u32> {
     })
 }
 
-/// Where a row of words that are all ones ends, of the words `from..to`: a file's new inode is looked for
-/// behind all those that are there.
+/// The end of the words that are all ones, of the words `from..to`: inodes of files are mostly allocated after those in
+/// use.
 fn full_words(bitmap: &[u8], from: u32, to: u32) -> u32 {
     let (words, _) = bitmap.as_chunks::<8>();
     let row = words.iter().take(idx(to)).skip(idx(from));
@@ -134,7 +134,7 @@ pub fn all_set(bitmap: &[u8], range: Range<u32>) -> bool {
     find_next_zero(bitmap, range).is_none()
 }
 
-/// Splits `range` into the bits before the first whole byte, the whole bytes, and the bits behind.
+/// Splits `range` into the bits before the first whole byte, the whole bytes, and the bits after.
 fn by_bytes(range: Range<u32>) -> (Range<u32>, Range<usize>, Range<u32>) {
     let first = range.start.div_ceil(8);
     let last = range.end / 8;
@@ -199,7 +199,7 @@ pub fn differences(a: &[u8], b: &[u8], range: Range<u32>, mut visit: impl FnMut(
     });
 }
 
-/// Bits a bitmap of `bytes` bytes has.
+/// Bits in a bitmap of `bytes` bytes.
 pub const fn bits_in(bytes: usize) -> u32 {
     low32(wide(bytes) * 8)
 }

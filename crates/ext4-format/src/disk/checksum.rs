@@ -4,8 +4,8 @@ use steadfs_base::checksum::crc32c;
 
 use super::{CorruptKind, Ino, Result, Structure};
 
-/// Where the CRC-32C of a structure starts: the volume's seed, or an inode's. Empty on volumes
-/// without `metadata_csum`, and then nothing is verified and nothing sealed.
+/// The CRC-32C at which the checksum of a structure starts: the volume's seed, or an inode's. Empty on volumes without
+/// `metadata_csum`; then nothing is verified or sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct ChecksumSeed(Option<u32>);
 
@@ -29,7 +29,7 @@ impl ChecksumSeed {
         Self(self.0.map(|seed| crc32c(seed, bytes)))
     }
 
-    /// From the volume's seed to that of an inode: for the inode itself and everything it owns
+    /// The seed of an inode, from the volume's: for the inode itself and everything it owns
     /// (extent nodes, directory blocks, index nodes, orphan-file blocks).
     #[must_use]
     pub fn of_inode(self, ino: Ino, generation: u32) -> Self {

@@ -1,11 +1,11 @@
-//! Where the copies of the superblock and of the group descriptors lie.
+//! Where the copies of the superblock and of the group descriptors are.
 
 use steadfs_base::DevBlock;
 
 use super::features::{Compat, Incompat};
 use super::{Geometry, GroupDesc, GroupNo};
 
-/// Copies of a descriptor block that are looked at.
+/// Most copies of a descriptor block that are read.
 pub const DESC_COPIES_MAX: usize = 9;
 
 /// A descriptor from a copy of its block, the first that verifies. `read` returns a block's content.

@@ -1,4 +1,4 @@
-//! Linear directory blocks: entries one behind the other that fill the block, on volumes with
+//! Linear directory blocks: entries one after the other that fill the block, on volumes with
 //! metadata checksums up to a tail of 12 bytes.
 //!
 //! An entry is `inode, rec_len, name_len, file_type, name`; `rec_len` leads to the next one and is a
@@ -30,7 +30,7 @@ pub const fn entry_size(name_len: usize) -> usize {
     (HEADER_SIZE + name_len + 3) & !3
 }
 
-/// What one must know of the volume to read its directory blocks.
+/// The facts of a volume that its directory blocks depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirLayout {
     /// Bytes in a block.
@@ -44,7 +44,7 @@ pub struct DirLayout {
 }
 
 impl DirLayout {
-    /// The volume's.
+    /// The layout on this volume.
     pub fn of(geo: &Geometry) -> Self {
         Self {
             block_size: geo.block_size.bytes(),
@@ -64,7 +64,7 @@ impl DirLayout {
     }
 
     /// From `rec_len` as stored to bytes. 64 KiB blocks need 65536, which is stored as 65535 (by
-    /// some writers as 0); what else is not a multiple of 4 is damage and found as such.
+    /// some writers as 0). Any other length that is not a multiple of 4 is invalid, and the walk finds that.
     pub const fn decode_rec_len(&self, stored: u16) -> usize {
         if self.block_size == 65536 && (stored == u16::MAX || stored == 0) {
             65536
@@ -99,12 +99,12 @@ pub struct RawEntry<'a> {
 }
 
 impl RawEntry<'_> {
-    /// The kind its type byte tells.
+    /// The kind by its type byte.
     pub const fn kind(&self) -> Option<FileKind> {
         FileKind::from_entry_type(self.file_type)
     }
 
-    /// Whether it names something by `name`. Names that differ mostly do so at their ends.
+    /// Whether it is in use and has this name. Compares the ends first, where most names differ.
     #[inline(always)]
     fn is_named(&self, name: &[u8]) -> bool {
         self.ino.is_some()
@@ -113,7 +113,7 @@ impl RawEntry<'_> {
             && self.name == name
     }
 
-    /// Bytes that could be given to another entry.
+    /// Bytes that another entry could use.
     pub const fn spare(&self) -> usize {
         match self.ino {
             None => self.rec_len,
@@ -134,16 +134,16 @@ fn entry_at<'a>(
     offset: usize,
     end: usize,
 ) -> Result<RawEntry<'a>> {
-    match quick_look(layout, block, offset, end) {
+    match parse_fast(layout, block, offset, end) {
         Some(entry) => Ok(entry),
-        None => close_look(layout, block, offset, end),
+        None => parse_checked(layout, block, offset, end),
     }
 }
 
-/// The entry, if one look at its head shows that it has a name and is in order: almost every entry has
-/// and is, and a search of a large directory reads hundreds of them.
+/// The entry, if its header alone shows that it is in use and valid. That is the case for almost every entry, and a
+/// search of a large directory reads hundreds of them.
 #[inline(always)]
-fn quick_look<'a>(
+fn parse_fast<'a>(
     layout: &DirLayout,
     block: &'a [u8],
     offset: usize,
@@ -155,7 +155,7 @@ fn quick_look<'a>(
     let rec_len = usize::from(low16(lengths));
     let [_, _, name_len, file_type] = lengths.to_le_bytes();
     let name_end = HEADER_SIZE + usize::from(name_len);
-    // Lengths that mean something else are no multiples of 4 or too short (see `decode_rec_len`).
+    // Encoded lengths are no multiples of 4 or too short, and take the other path (see `decode_rec_len`).
     let good = layout.has_file_type
         && ino.wrapping_sub(1) < layout.inodes_count
         && name_len > 0
@@ -173,7 +173,7 @@ fn quick_look<'a>(
 
 /// The entry, or what is wrong with it.
 #[cold]
-fn close_look<'a>(
+fn parse_checked<'a>(
     layout: &DirLayout,
     block: &'a [u8],
     offset: usize,
@@ -197,7 +197,7 @@ fn close_look<'a>(
         return Err(bad(offset, "goes beyond the block"));
     }
     if ino == 0 {
-        // Whatever name is left in free space may be longer than the space: show what there is.
+        // The remains of a name in free space may be longer than the space.
         let shown = name_len.min(rec_len - HEADER_SIZE);
         return Ok(RawEntry {
             offset,
@@ -257,7 +257,7 @@ pub fn entries<'a>(layout: &DirLayout, block: &'a [u8]) -> Entries<'a> {
     entries_in(layout, block, 0, layout.entries_end())
 }
 
-/// Walks the entries that fill `start..end` of `block`: directories that live in an inode, and the
+/// Walks the entries that fill `start..end` of `block`: inline directories, and the
 /// first two entries of an index root. Offsets are relative to `block`'s start.
 pub fn entries_in<'a>(
     layout: &DirLayout,
@@ -296,7 +296,7 @@ pub fn is_empty(layout: &DirLayout, block: &[u8]) -> Result<bool> {
     Ok(true)
 }
 
-/// A name to be put into a block.
+/// A name to be inserted.
 #[derive(Clone, Copy, Debug)]
 pub struct NewEntry<'a> {
     /// The inode.
@@ -326,7 +326,7 @@ fn write_entry(
     };
     let name_at = offset + HEADER_SIZE;
     block[name_at..name_at + len].copy_from_slice(entry.name);
-    // The bytes that round the name up, so that no old content shows there.
+    // The padding of the name, so that no old content remains there.
     block[name_at + len..offset + entry_size(len)].fill(0);
 }
 
@@ -364,8 +364,8 @@ pub fn init_first(layout: &DirLayout, block: &mut [u8], own: Ino, parent: Ino) {
     init_tail(layout, block);
 }
 
-/// Puts an entry where it fits; `None` where there is no room, else its offset. The caller has made
-/// sure that the name is not there yet. Seal the block afterwards.
+/// Inserts an entry and returns its offset; `None` if there is no room. The caller has made sure that the name does not
+/// exist. Seal the block afterwards.
 pub fn insert(layout: &DirLayout, block: &mut [u8], entry: &NewEntry<'_>) -> Result<Option<usize>> {
     let needed = entry_size(entry.name.len());
     for old in entries(layout, block) {
@@ -423,7 +423,7 @@ pub fn set_target(layout: &DirLayout, block: &mut [u8], offset: usize, ino: Ino,
     }
 }
 
-/// Fills a block with entries one behind the other: for splitting blocks and writing new ones.
+/// Fills a block with entries one after the other: for splitting blocks and writing new ones.
 #[derive(Debug)]
 pub struct Packer<'a> {
     layout: DirLayout,
@@ -459,7 +459,7 @@ impl<'a> Packer<'a> {
             name,
         };
         write_entry(&self.layout, self.block, at, size, &entry);
-        // The byte as it was, even one that this program does not know.
+        // The type byte is kept, even an unknown one.
         self.block[at + 7] = file_type;
         self.last = Some((at, size));
         true

@@ -1,4 +1,4 @@
-//! What is wrong with a structure, and where it lies.
+//! What is wrong with a structure, and where it is.
 
 use std::fmt;
 
@@ -118,14 +118,14 @@ pub enum CorruptKind {
     },
 }
 
-/// Where a damaged structure lies; parts that are not known are `None`.
+/// Where a damaged structure is; parts that are not known are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// The group it describes.
     pub group: Option<GroupNo>,
     /// The inode it belongs to.
     pub inode: Option<Ino>,
-    /// The block it lies in.
+    /// The block it is in.
     pub block: Option<DevBlock>,
 }
 

@@ -1,8 +1,8 @@
 //! Extent trees: the map of a file from runs of file blocks to runs of device blocks.
 //!
 //! A node has a 12-byte header and entries of 12 bytes: extents in leaves (depth 0), children above.
-//! The root lies in the inode's `i_block` (room for four); other nodes fill a block and end with a
-//! checksum behind the room for entries.
+//! The root is in the inode's `i_block` (room for four); other nodes fill a block and end with a
+//! checksum after the room for entries.
 //!
 //! [`ExtentNode::parse_root`] and [`ExtentNode::parse_block`] validate everything in a node once,
 //! when it is read; [`ExtentNode::view`] is the cheap view of bytes that were validated before.
@@ -16,7 +16,7 @@ use super::{ChecksumSeed, DiskError, Geometry, Result, Structure};
 
 /// `eh_magic`.
 pub const MAGIC: u16 = 0xF30A;
-/// Deepest tree there is (`EXT4_MAX_EXTENT_DEPTH`); the root's depth is at most this.
+/// Greatest depth of a tree (`EXT4_MAX_EXTENT_DEPTH`); the root's depth is at most this.
 pub const MAX_DEPTH: u16 = 5;
 /// Longest written extent, in blocks. A stored length above it marks an unwritten one.
 pub const MAX_LEN: u32 = 32768;
@@ -46,7 +46,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// The file block behind the last.
+    /// The file block after the last.
     pub fn end(&self) -> FileBlock {
         self.block.plus(self.len.into())
     }
@@ -103,7 +103,7 @@ impl Extent {
         assert!(self.end() <= FILE_END && self.start.0 < 1 << 48);
         let mark = if self.unwritten { LEN_MARK } else { 0 };
         put32(bytes, 0, low32(self.block.0));
-        // 32768 blocks, written, is the mark alone: that is how the format tells it.
+        // A written extent of 32768 blocks is stored as the mark alone.
         put16(bytes, 4, low16(self.len) | mark);
         put16(bytes, 6, mid16(self.start.0));
         put32(bytes, 8, low32(self.start.0));
@@ -136,7 +136,7 @@ impl ExtentIndex {
     }
 }
 
-/// What the parent knows of a node.
+/// What a node must match according to its parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
     /// Levels below the node.
@@ -188,7 +188,7 @@ impl<'a> ExtentNode<'a> {
         expect: &Expect,
     ) -> Result<Self> {
         assert_eq!(bytes.len(), geo.block_size.bytes());
-        // The header first: it says where the checksum is.
+        // The header first: the checksum's offset depends on it.
         let node = Self::view(bytes)?;
         node.verify_checksum(seed)?;
         if node.depth != expect.depth {
@@ -205,8 +205,8 @@ impl<'a> ExtentNode<'a> {
         Ok(node)
     }
 
-    /// The view of a node whose bytes were validated when they were read: checks only what keeps
-    /// accesses within the slice.
+    /// The view of a node whose bytes were validated when they were read: checks only that accesses stay within the
+    /// slice.
     pub fn view(bytes: &'a [u8]) -> Result<Self> {
         let magic = get16(bytes, 0);
         if magic != MAGIC {
@@ -235,7 +235,7 @@ impl<'a> ExtentNode<'a> {
 
     fn check_entries(&self, geo: &Geometry, range: Option<&Range<FileBlock>>) -> Result<()> {
         let end = range.map_or(FILE_END, |range| range.end);
-        // Where the next entry may start at the earliest.
+        // The earliest block at which the next entry may start.
         let mut next = FileBlock(0);
         for i in 0..self.entries {
             let block = self.first_block(i);
@@ -267,7 +267,7 @@ impl<'a> ExtentNode<'a> {
         Ok(())
     }
 
-    /// Compares the checksum behind the entries' room with the content. Not for roots.
+    /// Verifies the checksum after the space for entries. Not for roots.
     pub fn verify_checksum(&self, seed: ChecksumSeed) -> Result<()> {
         let at = tail_at(self.max);
         if !seed.enabled() {
@@ -328,7 +328,7 @@ impl<'a> ExtentNode<'a> {
         ExtentIndex::decode(self.entry(i))
     }
 
-    /// How many entries start at or before `block`: the position behind the entry that may hold it,
+    /// How many entries start at or before `block`: the position after the entry that may hold it,
     /// and where an entry that starts at `block` (and is not there) belongs.
     pub fn position(&self, block: FileBlock) -> u16 {
         let (mut low, mut high) = (0, self.entries);

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 /// The three feature words of a superblock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
-    /// Unknown bits here do no harm.
+    /// Unknown bits here are ignored.
     pub compat: Compat,
     /// A volume with an unknown bit here cannot be used at all.
     pub incompat: Incompat,
@@ -98,7 +98,7 @@ feature_set! {
     Incompat, "I", {
         /// Compressed files (never in Linux).
         COMPRESSION = 0x1, "compression";
-        /// Directory entries tell the type.
+        /// Directory entries have a file type.
         FILETYPE = 0x2, "filetype";
         /// The journal has something to replay.
         NEEDS_RECOVERY = 0x4, "needs_recovery";
@@ -112,7 +112,7 @@ feature_set! {
         BIT64 = 0x80, "64bit";
         /// Multiple-mount protection.
         MMP = 0x100, "mmp";
-        /// Bitmaps and inode tables may lie outside their group.
+        /// Bitmaps and inode tables may be outside their group.
         FLEX_BG = 0x200, "flex_bg";
         /// Attribute values may be inodes.
         EA_INODE = 0x400, "ea_inode";
@@ -122,11 +122,11 @@ feature_set! {
         CSUM_SEED = 0x2000, "metadata_csum_seed";
         /// Directories larger than 2 GiB or with a three-level index.
         LARGE_DIR = 0x4000, "large_dir";
-        /// Small files and directories live in the inode.
+        /// Small files and directories are stored in the inode.
         INLINE_DATA = 0x8000, "inline_data";
         /// Some files and names are encrypted.
         ENCRYPT = 0x1_0000, "encrypt";
-        /// Some directories ignore case.
+        /// Some directories are case-insensitive.
         CASEFOLD = 0x2_0000, "casefold";
     }
 }
@@ -158,7 +158,7 @@ feature_set! {
         METADATA_CSUM = 0x400, "metadata_csum";
         /// Replicas (unused).
         REPLICA = 0x800, "replica";
-        /// Nobody may write.
+        /// The volume may not be written.
         READONLY = 0x1000, "read-only";
         /// Project ids and quota.
         PROJECT = 0x2000, "project";
@@ -192,7 +192,7 @@ pub const WRITE_INCOMPAT: Incompat = Incompat(
         | Incompat::CSUM_SEED.0,
 );
 
-/// Incompatible features of volumes that can only be read: one of them bars writing.
+/// Incompatible features of volumes that can only be read: one of them prevents writing.
 pub const READ_INCOMPAT: Incompat = Incompat(
     Incompat::META_BG.0
         | Incompat::MMP.0
@@ -218,7 +218,7 @@ pub const WRITE_RO_COMPAT: RoCompat = RoCompat(
 
 const _: () = assert!(
     WRITE_INCOMPAT.0 & READ_INCOMPAT.0 == 0,
-    "a feature is in one circle"
+    "a feature is in one set"
 );
 
 /// How far a volume can be used.
@@ -228,7 +228,7 @@ pub enum MountMode {
     ReadWrite,
     /// Reading only, because of these features.
     ReadOnly {
-        /// Names of the features that bar writing.
+        /// Names of the features that prevent writing.
         because: Vec<Cow<'static, str>>,
     },
     /// Not at all, because of these features.
@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn circles() {
+    fn modes_by_feature() {
         let mut features = Features::default();
         assert_eq!(mount_mode(features), MountMode::ReadWrite);
         features.compat = Compat(u32::MAX);

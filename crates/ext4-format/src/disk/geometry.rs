@@ -1,5 +1,5 @@
-//! What a superblock fixes for the whole life of a mount: sizes, counts, features, and where each
-//! group's metadata lies. Every other file of `disk/` computes with a [`Geometry`].
+//! The facts of a superblock that do not change during a mount: sizes, counts, features, and the places of each group's
+//! metadata. Every other file of `disk/` computes with a [`Geometry`].
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ pub const GOOD_OLD_INODE_SIZE: u16 = 128;
 /// First inode that is not reserved, in revision 0.
 pub const GOOD_OLD_FIRST_INO: u32 = 11;
 
-/// The validated, unchanging facts of a volume. Made by [`Superblock::parse`](super::Superblock::parse).
+/// The validated, unchanging facts of a volume. Created by [`Superblock::parse`](super::Superblock::parse).
 #[derive(Clone, Debug)]
 pub struct Geometry {
     /// Block size.
@@ -56,7 +56,7 @@ pub struct Geometry {
     /// Extra inode size that new inodes get (0 with 128-byte inodes).
     pub want_extra_isize: u16,
     /// Features at the time of parsing. `large_file`, `needs_recovery` and `orphan_present` may
-    /// change later: ask the superblock for those.
+    /// change later: the superblock has their current state.
     pub features: Features,
     /// Seed of all metadata checksums.
     pub seed: ChecksumSeed,
@@ -90,7 +90,7 @@ fn bad(field: &'static str, value: impl Into<u64>, rule: &'static str) -> DiskEr
 }
 
 impl Geometry {
-    /// Validates the fields that everything computes with.
+    /// Validates the fields that other code computes with.
     pub(super) fn of(raw: &RawSuperblock) -> Result<Self> {
         let features = raw.features();
         if raw.rev_level.get() > 1 {
@@ -161,8 +161,8 @@ impl Geometry {
         Ok(())
     }
 
-    /// What of the numbers that say where groups and their metadata lie differs from another's. (How many groups
-    /// there are says nothing of where those lie that both have.)
+    /// The first number on which the places of groups and their metadata depend that differs from `other`'s. The number
+    /// of groups does not matter for the groups that both have.
     pub fn places_differ(&self, other: &Self) -> Option<&'static str> {
         let differs = [
             (self.block_size != other.block_size, "block size"),
@@ -201,8 +201,7 @@ impl Geometry {
         self.has_incompat(Incompat::BIT64)
     }
 
-    /// Whether group descriptors have checksums (of either kind), and with them the flags that say
-    /// what is uninitialised.
+    /// Whether group descriptors have checksums (of either kind), and with them the flags for uninitialised parts.
     pub const fn has_group_checksums(&self) -> bool {
         self.seed.enabled() || self.has_ro_compat(RoCompat::GDT_CSUM)
     }
@@ -212,8 +211,8 @@ impl Geometry {
         1 << self.cluster_bits
     }
 
-    /// Whether `count` blocks from `start` are all where data or metadata of files can lie: behind
-    /// the superblock and before the end.
+    /// Whether all of `count` blocks from `start` can hold data or metadata of files: after the superblock and before
+    /// the end.
     pub const fn is_data_range(&self, start: DevBlock, count: u64) -> bool {
         start.0 > self.first_data_block.0
             && start.0 < self.blocks_count
@@ -337,7 +336,7 @@ impl Geometry {
         )
     }
 
-    /// Where descriptor block `n` of the table in use lies.
+    /// Where descriptor block `n` of the table in use is.
     pub fn desc_block_at(&self, n: u32) -> DevBlock {
         if !self.has_incompat(Incompat::META_BG) || n < self.first_meta_bg {
             return self.superblock_place().0.plus(u64::from(n) + 1);
@@ -352,7 +351,7 @@ impl Geometry {
         DevBlock(base + skip)
     }
 
-    /// Descriptor blocks that lie one behind the other from block `n` of the table on.
+    /// Number of adjacent descriptor blocks from block `n` of the table on.
     pub fn desc_blocks_together(&self, n: u32) -> u32 {
         let end = match self.has_incompat(Incompat::META_BG) {
             true => self.first_meta_bg,
@@ -453,7 +452,7 @@ impl Clusters {
         } else {
             blocks_per_group
         };
-        // A bitmap is one block; and checksums and scans go by whole bytes.
+        // A bitmap is one block; checksums and scans cover whole bytes.
         if per_group == 0 || !per_group.is_multiple_of(8) || idx(per_group) > block_size.bytes() * 8
         {
             let rule = "not a multiple of 8 that fits the bitmap";
@@ -534,9 +533,9 @@ impl Counts {
             let rule = "not 1 with 1 KiB blocks and 0 otherwise";
             return Err(bad("s_first_data_block", first, rule));
         }
-        // 48 bits is what extents and descriptors can name.
+        // Extents and descriptors have block numbers of 48 bits.
         if blocks <= u64::from(first) + 1 || blocks > 1 << 48 {
-            return Err(bad("s_blocks_count", blocks, "no volume has this many"));
+            return Err(bad("s_blocks_count", blocks, "more than 48 bits"));
         }
         let groups = (blocks - u64::from(first)).div_ceil(clusters.blocks_per_group.into());
         let per_group = raw.inodes_per_group.get();
@@ -563,7 +562,7 @@ impl Counts {
 }
 
 fn flex_bits(raw: &RawSuperblock, features: Features) -> u8 {
-    // The kernel takes 0 and what is above 31 as "every group on its own".
+    // The kernel takes 0 and values above 31 as "no flex groups".
     let bits = raw.log_groups_per_flex;
     if features.incompat.contains(Incompat::FLEX_BG) && bits < 32 {
         bits

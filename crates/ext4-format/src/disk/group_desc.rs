@@ -1,4 +1,4 @@
-//! Group descriptors: where a group's bitmaps and inode table lie, and its counts.
+//! Group descriptors: where a group's bitmaps and inode table are, and its counts.
 //!
 //! Three generations: no checksum (ext2/3), CRC-16 (`uninit_bg`), CRC-32C of which 16 bits are kept
 //! (`metadata_csum`). 32 bytes, or 64 and more with `64bit`, where counts and block numbers have
@@ -13,7 +13,7 @@ use super::features::Incompat;
 use super::num::{high16, high32, idx, join16, join32, low16, low32};
 use super::{CorruptKind, DiskError, Geometry, GroupNo, Result, Structure, bitmap};
 
-/// `bg_flags`: the inode bitmap was never written; all inodes are free, the table is garbage.
+/// `bg_flags`: the inode bitmap was never written; all inodes are free, the table has no meaning.
 pub const INODE_UNINIT: u16 = 1;
 /// `bg_flags`: the block bitmap was never written; only the group's own metadata is in use.
 pub const BLOCK_UNINIT: u16 = 2;
@@ -22,7 +22,7 @@ pub const INODE_ZEROED: u16 = 4;
 
 const CHECKSUM_AT: usize = 0x1E;
 
-/// The first 64 bytes of a descriptor; the second half exists with `64bit` only. Fields as in
+/// The first 64 bytes of a descriptor; the second half exists only with `64bit`. Fields as in
 /// "Block Group Descriptors" of the kernel's documentation, without their `bg_`.
 #[derive(Clone, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -70,8 +70,8 @@ pub struct GroupDesc {
     pub free_inodes: u32,
     /// Directories.
     pub used_dirs: u32,
-    /// Flags as stored ([`INODE_UNINIT`], …); they only count on volumes whose descriptors have
-    /// checksums: use [`GroupDesc::block_uninit`] and its like.
+    /// Flags as stored ([`INODE_UNINIT`], …), valid only on volumes whose descriptors have checksums: use
+    /// [`GroupDesc::block_uninit`] and [`GroupDesc::inode_uninit`].
     pub flags: u16,
     /// Inodes at the table's end that were never used.
     pub itable_unused: u32,
@@ -90,7 +90,7 @@ impl GroupDesc {
         Ok(desc)
     }
 
-    /// Decodes without judging. `slot` has `desc_size` bytes.
+    /// Decodes without validation. `slot` has `desc_size` bytes.
     pub fn decode(geo: &Geometry, slot: &[u8]) -> Self {
         assert_eq!(slot.len(), usize::from(geo.desc_size));
         let raw = widen(slot);
@@ -120,8 +120,8 @@ impl GroupDesc {
         }
     }
 
-    /// Whether places lie within the volume (within the group without `flex_bg`) and counts within
-    /// what a group has.
+    /// Validates that places are within the volume (within the group without `flex_bg`) and that counts do not exceed
+    /// the group.
     pub fn validate(&self, geo: &Geometry, group: GroupNo) -> Result<()> {
         let itable_blocks = u64::from(geo.itable_blocks());
         for (field, block, count) in [
@@ -235,7 +235,7 @@ impl GroupDesc {
         geo.has_group_checksums() && self.flags & INODE_UNINIT != 0
     }
 
-    /// Inodes at the table's start that may have been used; the rest is not to be read.
+    /// Inodes at the table's start that may have been used; the others must not be read.
     pub fn inodes_in_use_limit(&self, geo: &Geometry) -> u32 {
         if !geo.has_group_checksums() {
             geo.inodes_per_group
@@ -264,14 +264,14 @@ impl GroupDesc {
         )
     }
 
-    /// Takes over the checksum of a changed block bitmap; write the descriptor afterwards.
+    /// Stores the checksum of a changed block bitmap; write the descriptor afterwards.
     pub fn seal_block_bitmap(&mut self, geo: &Geometry, bitmap: &[u8]) {
         if let Some(sum) = geo.seed.over(&bitmap[..geo.block_bitmap_bytes()]).value() {
             self.block_bitmap_csum = sum & bitmap_mask(geo);
         }
     }
 
-    /// Takes over the checksum of a changed inode bitmap; write the descriptor afterwards.
+    /// Stores the checksum of a changed inode bitmap; write the descriptor afterwards.
     pub fn seal_inode_bitmap(&mut self, geo: &Geometry, bitmap: &[u8]) {
         if let Some(sum) = geo.seed.over(&bitmap[..geo.inode_bitmap_bytes()]).value() {
             self.inode_bitmap_csum = sum & bitmap_mask(geo);
@@ -319,7 +319,7 @@ fn compute(geo: &Geometry, group: GroupNo, slot: &[u8]) -> Option<u16> {
 }
 
 /// Makes the block bitmap of a group that was never written: its superblock and descriptor copies,
-/// and whichever of its own bitmaps and inode table lie in it, are in use, as are the bits beyond
+/// and whichever of its own bitmaps and inode table are in it, are in use, as are the bits beyond
 /// the group's end; everything else is free. `bitmap` is one block.
 pub fn init_block_bitmap(geo: &Geometry, group: GroupNo, desc: &GroupDesc, bitmap: &mut [u8]) {
     assert_eq!(bitmap.len(), geo.block_size.bytes());
@@ -338,7 +338,7 @@ pub fn init_block_bitmap(geo: &Geometry, group: GroupNo, desc: &GroupDesc, bitma
         (desc.inode_bitmap.0, 1),
         (desc.inode_table.0, u64::from(geo.itable_blocks())),
     ] {
-        // The part of [start, start + count) that lies in this group.
+        // The part of [start, start + count) that is in this group.
         let low = start.max(first);
         let high = start.saturating_add(count).min(first + u64::from(blocks));
         if low < high {

@@ -6,7 +6,7 @@ use super::num::sign_extend;
 /// A hash function as the index root names it (`dx_root_info.hash_version`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HashKind {
-    /// The first one, of ext2 times.
+    /// The original function of ext2.
     Legacy,
     /// MD4 cut to three rounds of eight steps.
     HalfMd4,
@@ -64,7 +64,7 @@ pub struct NameHash {
 const END: u32 = 0xFFFF_FFFE;
 
 impl HashParams {
-    /// The same with the hash that an index root names.
+    /// These parameters with the hash function that an index root names.
     pub const fn with_kind(self, kind: HashKind) -> Self {
         Self { kind, ..self }
     }
@@ -114,7 +114,7 @@ impl HashParams {
         newest << 1
     }
 
-    /// Feeds the name in pieces of `WORDS` words to `mix`.
+    /// Passes the name in pieces of `WORDS` words to `mix`.
     fn in_pieces<const WORDS: usize>(
         &self,
         name: &[u8],
@@ -133,7 +133,7 @@ impl HashParams {
         state
     }
 
-    /// The next words of a name: bytes high to low, what is missing filled with the length left.
+    /// The next words of a name: bytes high to low, padded with the remaining length.
     fn pack<const WORDS: usize>(&self, left: &[u8]) -> [u32; WORDS] {
         // A name has at most 255 bytes; only the low byte of a longer length would count twice.
         let len = super::num::low32(super::num::wide(left.len()));
@@ -168,7 +168,7 @@ fn half_md4(state: &mut [u32; 4], input: &[u32; 8]) {
                 .wrapping_add(mix(b, c, d))
                 .wrapping_add(input[word])
                 .wrapping_add(constant);
-            // The four registers change places after each step.
+            // The four registers rotate after each step.
             (a, b, c, d) = (d, sum.rotate_left(shifts[step % 4]), b, c);
         }
     }

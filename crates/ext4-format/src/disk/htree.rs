@@ -1,9 +1,9 @@
-//! The hash index of a directory: a root in the directory's first block (behind `.` and `..`), nodes
+//! The hash index of a directory: a root in the directory's first block (after `.` and `..`), nodes
 //! in other blocks (disguised as one free entry), and linear blocks as leaves.
 //!
-//! Entries `(hash, block)` are sorted; a leaf holds the names whose hash is at least its entry's and
-//! below the next one's. The first entry has no hash (it counts as 0): its place holds the limit and
-//! the count. A hash with the lowest bit set continues a run of equal hashes from the leaf before.
+//! Entries `(hash, block)` are sorted; a leaf holds the names whose hash is at least its entry's and below the next
+//! entry's. The first entry has no hash (it counts as 0): limit and count are stored there. A hash with the lowest bit
+//! set continues a run of equal hashes from the previous leaf.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use super::{ChecksumSeed, DiskError, Geometry, Ino, Result, Structure};
 const ENTRY_SIZE: usize = 8;
 const TAIL_SIZE: usize = 8;
 const INFO_SIZE: u8 = 8;
-/// Where the root's information lies: behind the entries of `.` and `..`.
+/// Where the root's information is: after the entries of `.` and `..`.
 pub const INFO_AT: usize = 24;
 const ROOT_ENTRIES_AT: usize = 32;
 const NODE_ENTRIES_AT: usize = 8;
@@ -25,7 +25,7 @@ const BLOCK_MASK: u32 = 0x0FFF_FFFF;
 /// The last block of a directory that an index can name.
 pub const MAX_BLOCK: u32 = BLOCK_MASK;
 
-/// What the root says of the whole index (`dx_root_info`).
+/// The root's information on the whole index (`dx_root_info`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RootInfo {
     /// How names are hashed (signedness and seed are the volume's).
@@ -57,7 +57,7 @@ fn bad(field: &'static str, value: impl Into<u64>, rule: &'static str) -> DiskEr
     DiskError::field(Structure::HtreeNode, field, value, rule)
 }
 
-/// Entries that fit behind `start`.
+/// Entries that fit after `start`.
 fn limit_for(layout: &DirLayout, start: usize) -> u16 {
     let tail = if layout.has_tail { TAIL_SIZE } else { 0 };
     low16(low32(wide((layout.block_size - start - tail) / ENTRY_SIZE)))
@@ -132,12 +132,12 @@ impl<'a> DxNode<'a> {
         Ok(node)
     }
 
-    /// The root of a block that has passed [`DxNode::parse_root`] since it was read.
+    /// The root of a block that [`DxNode::parse_root`] has accepted since it was read.
     pub fn verified_root(layout: &DirLayout, block: &'a [u8]) -> Result<Self> {
         Self::view(layout, block, ROOT_ENTRIES_AT)
     }
 
-    /// The node of a block that has passed [`DxNode::parse_node`] since it was read.
+    /// The node of a block that [`DxNode::parse_node`] has accepted since it was read.
     pub fn verified_node(layout: &DirLayout, block: &'a [u8]) -> Result<Self> {
         Self::view(layout, block, NODE_ENTRIES_AT)
     }
@@ -173,7 +173,7 @@ impl<'a> DxNode<'a> {
         Ok(())
     }
 
-    /// Compares the checksum behind the entries' room with the content.
+    /// Verifies the checksum after the space for entries.
     pub fn verify_checksum(&self, seed: ChecksumSeed) -> Result<()> {
         if !seed.enabled() {
             return Ok(());
@@ -195,7 +195,7 @@ impl<'a> DxNode<'a> {
         self.count
     }
 
-    /// Never: a node has a child.
+    /// Always false: a node has a child.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -220,7 +220,7 @@ impl<'a> DxNode<'a> {
         }
     }
 
-    /// The last child whose hash is not above `hash`: where the search for it goes on.
+    /// The last child whose hash is not above `hash`, in which the search continues.
     pub fn child_for(&self, hash: u32) -> (u16, DxEntry) {
         let (mut low, mut high) = (1, self.count);
         while low < high {

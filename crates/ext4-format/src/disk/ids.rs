@@ -1,4 +1,4 @@
-//! Inode and group numbers: both 32 bits on disk, and easily taken for one another.
+//! Inode and group numbers: both have 32 bits on disk and must not be confused.
 
 use std::fmt;
 
@@ -37,8 +37,7 @@ impl Ino {
         if self.0 == 0 { None } else { Some(self) }
     }
 
-    /// The inode with this number in the rest of the program; `None` where it cannot be one of an
-    /// ext volume (0, or more than 32 bits).
+    /// The inode with this number; `None` if no ext volume can have it (0, or more than 32 bits).
     pub fn from_vfs(ino: InodeNo) -> Option<Self> {
         if ino.0 == 0 || ino.0 > u64::from(u32::MAX) {
             return None;

@@ -16,7 +16,7 @@ pub const DOUBLE: u32 = 13;
 /// Word of `i_block` that names the triply indirect block.
 pub const TRIPLE: u32 = 14;
 
-/// The way from the inode to a file block: an index into `i_block`, then into up to three blocks.
+/// The path from the inode to a file block: an index into `i_block`, then into up to three blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     indices: [u32; 4],
@@ -26,7 +26,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// The way to `block` with `per_block` numbers in a block; `None` where a map cannot reach.
+    /// The path to `block` with `per_block` numbers in a block; `None` if it is beyond the largest map.
     pub fn to(block: FileBlock, per_block: u32) -> Option<Self> {
         let per = u64::from(per_block);
         let mut left = block.0;
@@ -61,12 +61,12 @@ impl Path {
         None
     }
 
-    /// The indices: first into `i_block`, then into each block on the way.
+    /// The indices: first into `i_block`, then into each block on the path.
     pub fn indices(&self) -> &[u32] {
         &self.indices[..self.len]
     }
 
-    /// Blocks of block numbers on the way: 0 to 3.
+    /// Blocks of block numbers on the path: 0 to 3.
     pub const fn depth(&self) -> usize {
         self.len - 1
     }
@@ -77,7 +77,7 @@ pub fn per_block(geo: &Geometry) -> u32 {
     low32(geo.block_size.bytes_u64() / 4)
 }
 
-/// First file block below each of the words 12, 13 and 14 of `i_block`, and the one behind all.
+/// First file block below each of the words 12, 13 and 14 of `i_block`, and the one after all.
 pub fn bases(per_block: u32) -> [u64; 4] {
     let per = u64::from(per_block);
     let single = u64::from(DIRECT);
@@ -86,8 +86,8 @@ pub fn bases(per_block: u32) -> [u64; 4] {
     [single, double, triple, triple + per * per * per]
 }
 
-/// Largest size in bytes of a file, as the kernel limits it: by what the map reaches, by 32-bit file
-/// block numbers, and by what `i_blocks` can count, metadata included.
+/// Largest size in bytes of a file by the kernel's limits: reach of the map, 32-bit file block numbers, and the range
+/// of `i_blocks`, metadata included.
 pub fn max_file_size(geo: &Geometry, extents: bool) -> u64 {
     const LFS_LIMIT: u64 = (1 << 63) - 1;
     let bits = geo.block_size.bits();

@@ -1,4 +1,4 @@
-//! Inodes: 128 bytes that every volume has, and where the inode size allows it the extra fields
+//! Inodes: the 128 bytes of every volume, and if the inode size allows it the extra fields
 //! (nanoseconds, birth time, project) and small extended attributes.
 
 use steadfs_base::endian::{Le16, Le32};
@@ -17,11 +17,11 @@ pub const LINK_MAX: u16 = 65000;
 
 /// Journal the file's data too (`EXT4_JOURNAL_DATA_FL`).
 pub const JOURNAL_DATA: InodeFlags = InodeFlags(0x4000);
-/// `i_blocks` counts file-system blocks (`EXT4_HUGE_FILE_FL`); [`Inode`] hides it.
+/// `i_blocks` counts file-system blocks (`EXT4_HUGE_FILE_FL`); [`Inode`] does not show it.
 pub const HUGE_FILE: InodeFlags = InodeFlags(0x4_0000);
 /// The inode is the value of a large extended attribute (`EXT4_EA_INODE_FL`).
 pub const EA_INODE: InodeFlags = InodeFlags(0x20_0000);
-/// Content lies in the inode (`EXT4_INLINE_DATA_FL`).
+/// Content is in the inode (`EXT4_INLINE_DATA_FL`).
 pub const INLINE_DATA: InodeFlags = InodeFlags(0x1000_0000);
 
 /// Whether the slot holds an inode with links: one in use.
@@ -105,11 +105,11 @@ pub struct Inode {
     pub links: u16,
     /// Space used in units of 512 bytes, whatever the stored unit.
     pub blocks: u64,
-    /// Flags without `HUGE_FILE`, which only says how `blocks` is stored.
+    /// Flags without `HUGE_FILE`, which only concerns the stored form of `blocks`.
     pub flags: InodeFlags,
     /// Incremented by each change on mounts with `iversion`; 64 bits where there is room.
     pub version: u64,
-    /// Differs between two lives of one inode number; part of every checksum of what it owns.
+    /// Differs each time the inode number is reused; part of the checksum of everything the inode owns.
     pub generation: u32,
     /// Block map, extent root, device number or short link target.
     pub block: [u8; I_BLOCK_SIZE],
@@ -119,7 +119,7 @@ pub struct Inode {
     pub extra_isize: u16,
     /// Project id (0 where the inode has no room).
     pub project: u32,
-    /// The area behind the extra fields: in-inode attributes with their magic, or empty when there
+    /// The area after the extra fields: in-inode attributes with their magic, or empty when there
     /// are none. See [`xattr`].
     pub xattr_area: Box<[u8]>,
 }
@@ -160,7 +160,7 @@ impl Inode {
         Ok(inode)
     }
 
-    /// Decodes without judging more than what decoding itself needs (`i_extra_isize`).
+    /// Decodes and validates only what decoding needs (`i_extra_isize`).
     pub fn decode(geo: &Geometry, slot: &[u8]) -> Result<Self> {
         assert_eq!(slot.len(), usize::from(geo.inode_size));
         let (raw, rest) = RawInode::ref_from_prefix(slot).expect("an inode has at least 128 bytes");
@@ -256,7 +256,7 @@ impl Inode {
     /// Writes the inode into its slot and seals it.
     ///
     /// Bytes without a field here (author-reserved words, extra fields newer than this program) stay:
-    /// fill the slot of a new inode with zeros first. The whole area behind the extra fields is
+    /// fill the slot of a new inode with zeros first. The whole area after the extra fields is
     /// written: attributes, then zeros.
     ///
     /// # Errors
@@ -326,7 +326,7 @@ impl Inode {
         extra.projid.set(self.project);
         let end = usize::from(self.extra_isize);
         if end == 0 {
-            // Only the size field itself; what lies behind it belongs to nobody.
+            // Only the size field itself; no field follows it.
             rest[..2].fill(0);
             return;
         }
@@ -362,12 +362,12 @@ impl Inode {
         }
     }
 
-    /// Whether there can be any attribute: the inode has room of its own for them, or a block.
+    /// Whether the inode can have attributes: in its own area, or in a block.
     pub fn may_have_attrs(&self) -> bool {
         !self.xattr_area.is_empty() || self.file_acl.is_some()
     }
 
-    /// Whether a symbolic link's target lies in `block`: it uses no block besides the attributes'.
+    /// Whether a symbolic link's target is in `block`: it uses no block besides the attributes'.
     /// (Links marked with extents or inline data never do.)
     pub fn is_fast_symlink(&self, geo: &Geometry) -> bool {
         self.kind() == Some(FileKind::Symlink)
@@ -388,7 +388,7 @@ impl Inode {
     pub fn rdev(&self) -> u32 {
         match get32(&self.block, 0) {
             0 => get32(&self.block, 4),
-            // Major and minor of 8 bits each lie the same way in the new encoding.
+            // Major and minor of 8 bits each have the same positions in the new encoding.
             old => old & 0xFFFF,
         }
     }
@@ -400,7 +400,7 @@ impl Inode {
         super::num::put32(&mut self.block, at, rdev);
     }
 
-    /// Bytes behind the extra fields: room for in-inode attributes, magic included.
+    /// Bytes after the extra fields: room for in-inode attributes, magic included.
     pub fn xattr_room(&self, geo: &Geometry) -> usize {
         let room = usize::from(geo.inode_size) - BASE;
         if self.extra_isize == 0 {

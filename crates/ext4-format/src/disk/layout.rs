@@ -1,4 +1,4 @@
-//! Sizes and offsets of every on-disk structure, checked when the program is compiled. The numbers
+//! Sizes and offsets of every on-disk structure, checked at compile time. The numbers
 //! are those of the kernel's "ext4 Data Structures and Algorithms".
 
 use std::mem::{align_of, offset_of, size_of};

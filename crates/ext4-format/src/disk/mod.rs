@@ -4,12 +4,12 @@
 //!
 //! **How to use it.** [`Superblock::parse`] turns 1024 raw bytes into a validated superblock; its
 //! [`Geometry`] holds every fact that does not change while the volume is mounted (sizes, counts,
-//! features, checksum seed) and is what all other functions here take. Structures come in two shapes:
+//! features, checksum seed) and is the parameter of all other functions here. Structures have two forms:
 //!
 //! - *values* ([`GroupDesc`], [`Inode`], [`Extent`], …): decoded from a slot of bytes, validated
-//!   once, changed as plain fields, and written back with `encode_into`, which seals the checksum;
+//!   once, changed as plain fields, and written back with `encode_into`, which computes the checksum;
 //! - *blocks* ([`extent::ExtentNode`], [`dir_entry`], [`htree`], [`xattr`]): views over a block's
-//!   bytes, validated when made; the mutable side edits in place and has a `seal`.
+//!   bytes, validated when created; their mutable counterparts edit in place and have a `seal`.
 //!
 //! Verify after read, seal before write: nothing else in the crate computes a checksum. Where a
 //! volume has no metadata checksums its [`ChecksumSeed`] is empty and both steps do nothing.
@@ -17,8 +17,8 @@
 //! Every fact about the format is from the kernel's "ext4 Data Structures and Algorithms"
 //! (Documentation/filesystems/ext4); fields keep the names used there in their docs.
 //!
-//! No content of a volume makes anything here panic. Functions that take a whole block as a slice
-//! assert that the *caller* passed a slice of the right length.
+//! No content of a volume makes this code panic. Functions that take a whole block as a slice assert that the *caller*
+//! passed a slice of the right length.
 #![warn(clippy::as_conversions)]
 
 pub mod bitmap;

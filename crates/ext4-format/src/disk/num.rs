@@ -1,10 +1,10 @@
-//! The few places where a number changes its width, and little-endian reads and writes in a slice.
+//! Conversions between number widths, and little-endian reads and writes in a slice.
 #![expect(
     clippy::as_conversions,
     reason = "the one file of disk/ that narrows and widens numbers, each function saying which way"
 )]
 
-/// A 32-bit count as an index. Every platform this runs on has 32-bit addresses or wider.
+/// A 32-bit count as an index. Every supported platform has addresses of at least 32 bits.
 pub const fn idx(n: u32) -> usize {
     const { assert!(usize::BITS >= 32) };
     n as usize

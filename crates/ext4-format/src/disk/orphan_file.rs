@@ -1,5 +1,5 @@
 //! Blocks of the orphan file: inode numbers of orphans, 0 where a slot is free, and a tail with
-//! magic and checksum. It replaces the orphan list, whose one head every unlink must change.
+//! magic and checksum. It replaces the orphan list, whose single head every unlink must change.
 
 use steadfs_base::DevBlock;
 
@@ -66,7 +66,7 @@ pub fn init(block: &mut [u8]) {
     put32(block, tail, MAGIC);
 }
 
-/// Writes the checksum; `at` is where the block lies, `seed` the file's inode's.
+/// Writes the checksum; `at` is where the block is, `seed` the file's inode's.
 pub fn seal(geo: &Geometry, seed: ChecksumSeed, at: DevBlock, block: &mut [u8]) {
     if let Some(sum) = checksum(geo, seed, at, block).value() {
         let tail = block.len() - TAIL_SIZE;

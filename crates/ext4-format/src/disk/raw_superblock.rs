@@ -1,5 +1,5 @@
-//! The superblock's fields in their order on disk, and what they say before anything is validated:
-//! [`Geometry`](super::Geometry) and [`Superblock`](super::Superblock) are made of them.
+//! The superblock's fields in their order on disk, before validation:
+//! [`Geometry`](super::Geometry) and [`Superblock`](super::Superblock) are built from them.
 
 use steadfs_base::checksum::crc32c;
 use steadfs_base::endian::{Le16, Le32, Le64};
@@ -15,7 +15,7 @@ pub const FLAG_SIGNED_HASH: u32 = 1;
 /// `s_flags`: directory hashes take name bytes as unsigned.
 pub const FLAG_UNSIGNED_HASH: u32 = 2;
 
-/// The superblock as it lies on disk; fields as in "Super Block" of the kernel's documentation,
+/// The superblock as it is on disk; fields as in "Super Block" of the kernel's documentation,
 /// without their `s_`.
 #[derive(Clone, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -127,9 +127,9 @@ pub struct RawSuperblock {
 }
 
 impl RawSuperblock {
-    /// The feature words. They count in revision 0, too, which should have none: Linux and e2fsck go by them, because
-    /// bits have been set there without a new revision; whoever passed over them would write what he does not
-    /// understand.
+    /// The feature words. They are valid in revision 0, too, which should have none: as Linux and e2fsck do, because
+    /// features have been set without raising the revision. An implementation that ignored them would write a format
+    /// that it does not know.
     pub(super) fn features(&self) -> Features {
         Features {
             compat: Compat(self.feature_compat.get()),

@@ -45,18 +45,18 @@ pub enum JournalPlace {
     External([u8; 16]),
 }
 
-/// What the volume asks to be done when damage is found (`s_errors`).
+/// What to do when corruption is found (`s_errors`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnError {
-    /// Note it and go on.
+    /// Record it and continue.
     Continue,
-    /// Stop writing.
+    /// Remount read-only.
     ReadOnly,
-    /// Stop the machine.
+    /// Panic.
     Panic,
 }
 
-/// An error to note in the superblock.
+/// An error to record in the superblock.
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorRecord<'a> {
     /// When it was found.
@@ -65,9 +65,9 @@ pub struct ErrorRecord<'a> {
     pub inode: Option<Ino>,
     /// The block concerned, if any.
     pub block: Option<DevBlock>,
-    /// Which part of the program found it; cut to 32 bytes.
+    /// Function that found it; cut to 32 bytes.
     pub function: &'a str,
-    /// Line number in it.
+    /// Source line.
     pub line: u32,
     /// `EXT4_ERR_*` code: 1 unknown, 2 EIO, 3 ENOMEM, 4 EFSBADCRC, 5 EFSCORRUPTED, …
     pub code: u8,
@@ -92,13 +92,13 @@ impl Superblock {
     }
 
     /// As [`Superblock::parse`], but a wrong checksum is not an error: for the checker and for
-    /// looking at damaged volumes. [`Superblock::verify_checksum`] tells.
+    /// inspecting corrupt volumes. [`Superblock::verify_checksum`] verifies it.
     pub fn parse_lenient(bytes: &[u8]) -> Result<Self> {
         Self::from_raw(Self::read_raw(bytes)?)
     }
 
-    /// Makes a superblock of fields filled in by `mkfs`, with the same validation (the checksum is
-    /// not looked at: sealing sets it).
+    /// Creates a superblock from the fields that mkfs has filled in, with the same validation except for the checksum,
+    /// which sealing sets.
     pub fn from_raw(raw: RawSuperblock) -> Result<Self> {
         let geometry = Geometry::of(&raw)?;
         Ok(Self { raw, geometry })
@@ -127,13 +127,13 @@ impl Superblock {
         Self::read_raw(bytes).is_ok()
     }
 
-    /// The features that a superblock names, whatever else is in it; `None` without the magic number.
+    /// The feature words, without validation of anything else; `None` without the magic number.
     pub fn raw_features(bytes: &[u8]) -> Option<Features> {
         Self::read_raw(bytes).ok().map(|raw| raw.features())
     }
 
-    /// The superblock that a copy stands for, to be written as the first one. Nothing is known of how the volume was
-    /// left, so it does not count as cleanly unmounted.
+    /// Converts a copy to be written as the first superblock. The state of the volume is unknown, so it does not count
+    /// as cleanly unmounted.
     #[must_use]
     pub fn of_copy(mut self) -> Self {
         self.raw.block_group_nr.set(0);
@@ -142,7 +142,7 @@ impl Superblock {
         self
     }
 
-    /// Whether the bytes are no volume's but of a journal device, which has a superblock with nothing in it.
+    /// Whether the bytes are the superblock of an external journal device.
     pub fn is_external_journal(bytes: &[u8]) -> bool {
         let raw = Self::read_raw(bytes);
         raw.is_ok_and(|raw| raw.features().incompat.contains(Incompat::JOURNAL_DEV))
@@ -153,13 +153,13 @@ impl Superblock {
         verify(&self.raw)
     }
 
-    /// Writes the superblock with its checksum to `out`, over the one that was written last.
+    /// Writes the superblock with its checksum to `out`, which holds the one written before.
     ///
-    /// **A device may write one of the two sectors and lose the other.** What changes during a mount
-    /// lies in the first 512 bytes, the checksum in the second: a superblock torn there has a wrong
-    /// checksum, and without a superblock the journal that would mend it is not found. So the old
-    /// checksum is kept where that is possible, and the last four bytes of `s_last_mounted`, behind
-    /// its text, make the sum come out: only the first sector changes.
+    /// **Torn writes.** A device may write one of the two sectors and lose the other. What changes during a mount
+    /// is in the first 512 bytes, the checksum in the second: a superblock torn there has a wrong
+    /// checksum, and without a superblock the journal that would repair it is not found. So the old checksum is kept if
+    /// possible: the last four bytes of `s_last_mounted`, after its text, are set so that the checksum stays the same,
+    /// and only the first sector changes.
     ///
     /// # Panics
     /// If `out` is not 1024 bytes long.
@@ -189,12 +189,12 @@ impl Superblock {
         &self.geometry
     }
 
-    /// All fields, for showing them.
+    /// All fields as stored.
     pub const fn raw(&self) -> &RawSuperblock {
         &self.raw
     }
 
-    /// The features as they are now ([`Geometry`] has those of the moment of parsing).
+    /// The current features ([`Geometry`] has those at the time of parsing).
     pub fn features(&self) -> Features {
         self.raw.features()
     }
@@ -235,7 +235,7 @@ impl Superblock {
         )
     }
 
-    /// Blocks that the volume's own metadata takes, where the superblock says.
+    /// Blocks of the volume's own metadata, if the superblock has the number.
     pub fn overhead(&self) -> Option<u64> {
         let clusters = u64::from(self.raw.overhead_clusters.get());
         (clusters > 0).then(|| clusters << self.geometry.cluster_bits)
@@ -326,15 +326,15 @@ impl Superblock {
         self.raw.jnl_blocks[16].set(low32(size));
     }
 
-    /// Sets the number of blocks that metadata of the volume itself takes
-    /// (`s_overhead_clusters`, which has 32 bits; 0 means unknown).
+    /// Sets the number of blocks of the volume's own metadata (`s_overhead_clusters`, which has 32 bits; 0 means
+    /// unknown).
     pub fn set_overhead(&mut self, blocks: u64) {
         let known = u32::try_from(blocks).unwrap_or(0);
         self.raw.overhead_clusters.set(known);
     }
 
-    /// Notes a mount (`s_mtime`, `s_mnt_count`) and where it is (`s_last_mounted`), if it is anywhere. What does not
-    /// fit before [`Superblock::seal_into`]'s four bytes is cut off: without them a torn write is not survived.
+    /// Records a mount (`s_mtime`, `s_mnt_count`) and its directory (`s_last_mounted`), if it has one. The path is cut
+    /// off before the four bytes of [`Superblock::seal_into`], without which a torn write would not be survived.
     pub fn note_mount(&mut self, now: Timestamp, at: Option<&[u8]>) {
         (self.raw.mtime, self.raw.mtime_hi) = split_time(now);
         let count = self.raw.mnt_count.get().saturating_add(1);
@@ -379,7 +379,7 @@ impl Superblock {
         self.raw.feature_compat.set(old.union(Compat::EXT_ATTR).0);
     }
 
-    /// Makes a volume of revision 0, which should have no features, one of revision 1, as Linux does before it sets one.
+    /// Raises revision 0, which should have no features, to 1, as Linux does before it sets a feature.
     fn get_features(&mut self) {
         if self.raw.rev_level.get() > 0 {
             return;
@@ -409,7 +409,7 @@ impl Superblock {
         self.raw.feature_ro_compat.set(new.0);
     }
 
-    /// Notes an error: sets the error state, counts it, keeps the first and the last.
+    /// Records an error: sets the error state, increments the count, keeps the first and the last.
     pub fn record_error(&mut self, error: &ErrorRecord<'_>) {
         let (time, time_hi) = split_time(error.time);
         let ino = error.inode.map_or(0, |ino| ino.0);
@@ -433,7 +433,7 @@ impl Superblock {
         raw.error_count.set(raw.error_count.get().saturating_add(1));
     }
 
-    /// Errors noted so far.
+    /// Errors recorded so far.
     pub fn error_count(&self) -> u32 {
         self.raw.error_count.get()
     }
@@ -476,8 +476,8 @@ impl Superblock {
         ]
     }
 
-    /// The inodes of the volume's own files that have numbers as ordinary files have. (The root is none, whatever the
-    /// superblock says.)
+    /// The inodes of the volume's own files outside the reserved numbers. (Never the root, even if the superblock names
+    /// it.)
     pub fn own_files(&self) -> Vec<Ino> {
         let journal = match self.journal() {
             JournalPlace::Inode(ino) => Some(ino),
@@ -498,7 +498,7 @@ impl Superblock {
             .then(|| (self.raw.encoding.get(), self.raw.encoding_flags.get()))
     }
 
-    /// When the volume was made, written and mounted.
+    /// Times of creation, last write and last mount.
     pub fn times(&self) -> [Timestamp; 3] {
         [
             join_time(self.raw.mkfs_time, self.raw.mkfs_time_hi),
@@ -520,21 +520,21 @@ impl Superblock {
     }
 }
 
-/// Bytes at the end of `s_last_mounted` that make a checksum right.
+/// Bytes at the end of `s_last_mounted` that keep the checksum the same.
 const FILLER: usize = 4;
 
 fn compute(raw: &RawSuperblock) -> u32 {
     crc32c(!0, &raw.as_bytes()[..SUPERBLOCK_SIZE - 4])
 }
 
-/// Gives `raw` the checksum of `old` and bytes that make it right, if nothing else in the second
-/// sector differs and there is room.
+/// Gives `raw` the checksum of `old` and the filler bytes that match it, if nothing else in the second sector differs
+/// and there is room.
 fn keep_checksum(raw: &mut RawSuperblock, old: &[u8]) -> bool {
     const SECTOR: usize = 512;
     const SUM: usize = SUPERBLOCK_SIZE - 4;
-    /// Where the field behind `s_last_mounted` begins.
-    const BEHIND: usize = offset_of!(RawSuperblock, algorithm_usage_bitmap);
-    const AT: usize = BEHIND - FILLER;
+    /// Where the field after `s_last_mounted` begins.
+    const FILLER_END: usize = offset_of!(RawSuperblock, algorithm_usage_bitmap);
+    const AT: usize = FILLER_END - FILLER;
     const TEXT_END: usize = AT - offset_of!(RawSuperblock, last_mounted);
     let text = &raw.last_mounted[..TEXT_END];
     let room = text.last() == Some(&0);
@@ -545,11 +545,11 @@ fn keep_checksum(raw: &mut RawSuperblock, old: &[u8]) -> bool {
     }
     raw.checksum.set(sum);
     let bytes = raw.as_bytes();
-    let after = bytes[BEHIND..].first_chunk::<{ SUM - BEHIND }>();
+    let after = bytes[FILLER_END..].first_chunk::<{ SUM - FILLER_END }>();
     let after = after.expect("the sum ends the superblock");
     let filler = crc32c_filler(!0, &bytes[..AT], after, sum);
     raw.last_mounted[TEXT_END..].copy_from_slice(&filler);
-    debug_assert_eq!(compute(raw), sum, "the filler makes the sum");
+    debug_assert_eq!(compute(raw), sum, "the filler matches the checksum");
     true
 }
 

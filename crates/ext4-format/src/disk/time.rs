@@ -16,7 +16,7 @@ pub const MAX_SECS_SMALL: i64 = (1 << 31) - 1;
 const NANOS_LIMIT: u32 = 1_000_000_000;
 
 /// The stored time: `secs` as in `i_xtime`, `extra` as in `i_xtime_extra` where the inode has it.
-/// A nanosecond count outside of a second (damage, or a very old writer) reads as the second's last.
+/// A nanosecond count of a second or more (corruption, or a very old writer) is read as 999 999 999.
 pub fn decode(secs: u32, extra: Option<u32>) -> Timestamp {
     let base = i64::from(as_signed(secs));
     match extra {
@@ -32,7 +32,7 @@ pub fn decode(secs: u32, extra: Option<u32>) -> Timestamp {
 }
 
 /// The words to store for `time`: seconds and extra. What does not fit is stored as the nearest
-/// time that does; `with_extra` says whether the inode has room for the second word.
+/// time that does; `with_extra`: the inode has room for the second word.
 pub fn encode(time: Timestamp, with_extra: bool) -> (u32, u32) {
     let time = clamp(time, with_extra);
     let low = low32_signed(time.secs);

@@ -1,12 +1,12 @@
 //! Extended attributes: a list of entries that grows from the front of an area and values that grow
-//! from its end. The area is what an inode has left behind its fields (4 bytes of magic first), or a
+//! from its end. The area is what an inode has left after its fields (4 bytes of magic first), or a
 //! block of its own with a header, which several inodes with equal attributes may share.
 //!
 //! Names are stored as the number of a known prefix and the rest. A large value may be an inode of
 //! its own (`ea_inode`).
 //!
-//! [`InodeAttrs`] and [`BlockAttrs`] read; [`AttrList`] changes: it is read from an area, edited, and
-//! written back whole.
+//! [`InodeAttrs`] and [`BlockAttrs`] are for reading. An [`AttrList`] is read from an area, edited, and written back
+//! whole.
 
 use steadfs_base::DevBlock;
 use steadfs_base::limits::XATTR_NAME_MAX;
@@ -30,8 +30,8 @@ pub const BLOCK_HEADER: usize = 32;
 const ENTRY_SIZE: usize = 16;
 const CHECKSUM_AT: usize = 0x10;
 
-/// Prefix numbers of names (`EXT4_XATTR_INDEX_*`) and the prefixes. The three names without a rest
-/// are whole names.
+/// Prefix numbers of names (`EXT4_XATTR_INDEX_*`) and the prefixes. The three names without a
+/// rest are whole names.
 const PREFIXES: [(u8, &[u8]); 9] = [
     (1, b"user."),
     (2, b"system.posix_acl_access"),
@@ -58,7 +58,7 @@ const fn is_whole_name(index: u8) -> bool {
 }
 
 /// Splits a full name into the number of its prefix and the rest; `None` for a name of no known
-/// namespace, or one without anything behind its prefix.
+/// namespace, or one without anything after its prefix.
 pub fn split_name(full: &[u8]) -> Option<(u8, &[u8])> {
     PREFIXES.iter().find_map(|&(index, prefix)| {
         let rest = full.strip_prefix(prefix)?;
@@ -105,8 +105,8 @@ pub struct Attr<'a> {
 }
 
 impl Attr<'_> {
-    /// Whether the stored hash is right. Both signednesses of `char` are; in inodes so is 0.
-    /// Values that are inodes are not looked at here.
+    /// Whether the stored hash is right: for signed or unsigned `char`, or 0 in an inode.
+    /// Not checked for values that are inodes.
     pub fn has_valid_hash(&self, in_inode: bool) -> bool {
         let Value::Here(value) = self.value else {
             return true;
@@ -121,9 +121,9 @@ impl Attr<'_> {
 #[derive(Clone, Copy, Debug)]
 struct Area<'a> {
     what: Structure,
-    /// From where value offsets count.
+    /// Value offsets are relative to its start.
     base: &'a [u8],
-    /// Where in `base` entries start.
+    /// Offset in `base` at which entries start.
     first: usize,
 }
 
@@ -135,7 +135,7 @@ impl<'a> Area<'a> {
     /// Where the entry at `at` ends, or `None` at the terminator.
     fn entry_end(&self, at: usize, index: u32) -> Result<Option<usize>> {
         if at + 4 > self.base.len() {
-            return Err(self.bad(index, "is behind the end"));
+            return Err(self.bad(index, "is beyond the end"));
         }
         if get32(self.base, at) == 0 {
             return Ok(None);
@@ -202,7 +202,7 @@ impl<'a> Area<'a> {
         }
     }
 
-    /// Whether the room that one value takes is another's too.
+    /// Whether two values overlap.
     fn has_overlap(&self) -> bool {
         let mut ranges = Vec::new();
         let mut at = self.first;
@@ -263,7 +263,7 @@ impl<'a> InodeAttrs<'a> {
         Ok(Self(Some(area)))
     }
 
-    /// Whether values share room, which they must not.
+    /// Whether values overlap, which is invalid.
     pub fn has_overlap(&self) -> bool {
         self.0.is_some_and(|area| area.has_overlap())
     }
@@ -285,7 +285,7 @@ impl<'a> InodeAttrs<'a> {
 pub struct BlockAttrs<'a> {
     /// Inodes that use the block.
     pub refcount: u32,
-    /// Hash of all entries, for finding equal blocks; 0 where nobody computed it.
+    /// Hash of all entries, for finding equal blocks; 0 if it was not computed.
     pub hash: u32,
     area: Area<'a>,
 }
@@ -308,7 +308,12 @@ impl<'a> BlockAttrs<'a> {
         }
         block_checksum(geo.seed, at, block).compare(WHAT, get32(block, CHECKSUM_AT), u32::MAX)?;
         if refcount == 0 {
-            return Err(DiskError::field(WHAT, "h_refcount", refcount, "of nobody"));
+            return Err(DiskError::field(
+                WHAT,
+                "h_refcount",
+                refcount,
+                "not a count of users",
+            ));
         }
         let area = Area {
             what: WHAT,
@@ -334,7 +339,7 @@ impl<'a> BlockAttrs<'a> {
             .find(|attr| attr.index == index && attr.name == name)
     }
 
-    /// Whether values share room, which they must not.
+    /// Whether values overlap, which is invalid.
     pub fn has_overlap(&self) -> bool {
         self.area.has_overlap()
     }
@@ -369,7 +374,7 @@ pub fn entry_hash(name: &[u8], value: &[u8]) -> u32 {
     hash_with(name, value, u32::from)
 }
 
-/// `e_hash` as older kernels made it where `char` is signed.
+/// `e_hash` as older kernels compute it where `char` is signed.
 pub fn entry_hash_signed(name: &[u8], value: &[u8]) -> u32 {
     hash_with(name, value, sign_extend)
 }

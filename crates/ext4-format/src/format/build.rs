@@ -1,4 +1,4 @@
-//! The volume being made, in memory: which blocks and inodes are in use, and what is in them.
+//! The new volume in memory: the blocks and inodes in use, and their content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::disk::group_desc::{BLOCK_UNINIT, INODE_UNINIT, INODE_ZEROED};
 use crate::disk::num::{idx, low32};
 use crate::disk::{Geometry, GroupDesc, GroupNo, Ino, Inode, Superblock};
 
-/// A volume in memory. Whatever is in none of these fields reads as zeros, or is not to be read.
+/// A volume in memory. What no field holds is zeros, or is never read.
 pub(super) struct Build {
     pub superblock: Superblock,
     pub geo: Geometry,
@@ -32,7 +32,7 @@ pub(super) struct Build {
 }
 
 impl Build {
-    /// A volume with everything but files in its place.
+    /// A volume with all metadata placed, and no files.
     pub(super) fn new(plan: &Plan, opts: &FormatOptions) -> Result<Self, FormatError> {
         let superblock = plan.superblock.clone();
         let geo = superblock.geometry().clone();
@@ -66,8 +66,8 @@ impl Build {
         }
     }
 
-    /// Nothing is initialised yet, where descriptors can say so. The last group's block bitmap always
-    /// is: it ends with bits for blocks that do not exist.
+    /// Marks all groups uninitialised, where descriptors have that flag. The last group's block bitmap is always
+    /// initialised: it ends with bits for blocks that do not exist.
     fn set_flags(&mut self) {
         if !self.geo.has_group_checksums() {
             return;
@@ -101,7 +101,7 @@ impl Build {
         }
     }
 
-    /// Says which inode tables are zeros, and has those zeroed that are not. `zeroed`: the device
+    /// Flags the inode tables that are zeros, and adds the others to the blocks to be zeroed. `zeroed`: the device
     /// is zeros; `lazy`: the kernel may zero what is not in use later.
     pub(super) fn zero_itables(&mut self, zeroed: bool, lazy: bool) {
         let per_block = u64::from(self.geo.inodes_per_block());
@@ -120,14 +120,14 @@ impl Build {
         }
     }
 
-    /// A block in use; its content is the caller's matter.
+    /// Allocates a block. The caller provides its content.
     pub(super) fn alloc(&mut self, goal: u64) -> Result<u64, FormatError> {
         let block = self.space.near(goal).ok_or_else(full)?;
         self.claim(block..block + 1);
         Ok(block)
     }
 
-    /// Puts free blocks to use.
+    /// Marks free blocks as in use.
     pub(super) fn claim(&mut self, blocks: Range<u64>) {
         clear_uninit(&self.geo, &mut self.descs, blocks.clone());
         self.space.take(blocks);
@@ -138,8 +138,8 @@ impl Build {
         let (group, index) = self.geo.group_of_inode(ino);
         let desc = &mut self.descs[idx(group.0)];
         desc.flags &= !INODE_UNINIT;
-        let behind = self.geo.inodes_per_group - index - 1;
-        desc.itable_unused = desc.itable_unused.min(behind);
+        let unused = self.geo.inodes_per_group - index - 1;
+        desc.itable_unused = desc.itable_unused.min(unused);
         let new = self.used_inodes.insert(ino);
         assert!(new, "an inode is used once");
     }
@@ -159,7 +159,7 @@ impl Build {
         Ok(ino)
     }
 
-    /// A file's inode as it is when just made.
+    /// The inode of a new file.
     pub(super) fn fresh_inode(&self, mode: u16, links: u16) -> Inode {
         let room = self.geo.inode_size > 128;
         Inode {
@@ -174,7 +174,7 @@ impl Build {
         }
     }
 
-    /// Where the blocks of `ino` are looked for: at the start of its group, or of its flex group.
+    /// Allocation goal of `ino`: the start of its group, or of its flex group.
     pub(super) fn inode_goal(&self, ino: Ino) -> u64 {
         let (group, _) = self.geo.group_of_inode(ino);
         let mask = (1u32 << self.geo.flex_bits) - 1;
@@ -193,12 +193,12 @@ impl Build {
         Buf::zeroed(self.geo.block_size.bytes())
     }
 
-    /// 512-byte units in `blocks` blocks: what an inode counts.
+    /// Units of 512 bytes in `blocks` blocks, as `i_blocks` counts.
     pub(super) fn sectors(&self, blocks: u64) -> u64 {
         blocks << (self.geo.block_size.bits() - 9)
     }
 
-    /// Counts what is free and enters it everywhere.
+    /// Sets the free counts of descriptors and superblock.
     pub(super) fn count(&mut self) {
         let (mut blocks, mut inodes) = (0, 0);
         for group in self.geo.groups() {
@@ -221,7 +221,7 @@ pub(super) fn full() -> FormatError {
     FormatError::TooSmall("no room for the files every volume has".to_owned())
 }
 
-/// The bitmaps of the groups in which `blocks` lie must be written.
+/// Clears `BLOCK_UNINIT` of the groups that contain `blocks`.
 fn clear_uninit(geo: &Geometry, descs: &mut [GroupDesc], blocks: Range<u64>) {
     if blocks.is_empty() {
         return;

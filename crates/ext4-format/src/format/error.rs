@@ -16,7 +16,7 @@ pub enum FormatError {
         /// What is wrong, and what would be right.
         why: String,
     },
-    /// A feature or option that mke2fs has and this program does not make yet.
+    /// A feature or option of mke2fs that is not implemented.
     #[error("{0} is not supported here; mke2fs has it")]
     Unsupported(String),
     /// The device cannot hold such a volume.
@@ -28,7 +28,7 @@ pub enum FormatError {
     /// Reading or writing the device failed. What was on it before may be gone.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// The numbers chosen contradict the format: a mistake of this program.
+    /// The computed numbers contradict the format: a bug.
     #[error("the volume would be wrong: {0}")]
     Wrong(#[from] DiskError),
 }

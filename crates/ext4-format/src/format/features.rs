@@ -5,12 +5,12 @@ use steadfs_vfs::options::nearest;
 use super::{FormatError, FormatOptions, Kind};
 use crate::disk::{Compat, Features, Incompat, RoCompat};
 
-/// What every kind starts with (`base_features` in mke2fs.conf).
+/// Features of every kind (`base_features` in mke2fs.conf).
 const BASE: &str = "sparse_super,large_file,filetype,resize_inode,dir_index,ext_attr";
 const EXT3: &str = "has_journal";
 const EXT4: &str = "has_journal,extent,huge_file,flex_bg,metadata_csum,64bit,dir_nlink,extra_isize";
 
-/// What this program makes.
+/// Features that format can make.
 const MADE: Features = Features {
     compat: Compat(
         Compat::HAS_JOURNAL.0
@@ -40,7 +40,7 @@ const MADE: Features = Features {
     ),
 };
 
-/// What mke2fs makes besides.
+/// Further features of mke2fs.
 const OTHERS: Features = Features {
     compat: Compat(0),
     incompat: Incompat(
@@ -58,7 +58,7 @@ const OTHERS: Features = Features {
     ),
 };
 
-/// The features of a volume made with `opts`, not yet judged together.
+/// The features of a volume made with `opts`; [`check`] validates their combination.
 pub(super) fn choose(opts: &FormatOptions) -> Result<Features, FormatError> {
     let mut features = edit(Features::default(), BASE)?;
     features = match opts.kind {
@@ -71,13 +71,13 @@ pub(super) fn choose(opts: &FormatOptions) -> Result<Features, FormatError> {
         features.compat = features.compat.union(Compat::HAS_JOURNAL);
     }
     if features.ro_compat.contains(RoCompat::METADATA_CSUM) {
-        // One kind of descriptor checksum excludes the other.
+        // The two kinds of descriptor checksums exclude each other.
         features.ro_compat = features.ro_compat.without(RoCompat::GDT_CSUM);
     }
     Ok(features)
 }
 
-/// Refuses features that cannot be together, as mke2fs does.
+/// Refuses combinations of features that mke2fs refuses.
 pub(super) fn check(features: Features) -> Result<(), FormatError> {
     let (compat, incompat, ro_compat) = (features.compat, features.incompat, features.ro_compat);
     let needs = |has: bool, name: &str, base: bool, other: &str| {
@@ -113,8 +113,8 @@ pub(super) fn check(features: Features) -> Result<(), FormatError> {
     )
 }
 
-/// Applies a list as `-O` takes it: names separated by commas or blanks, `^` or `-` before one takes
-/// it away, `none` takes all away.
+/// Applies a list as `-O` takes it: names separated by commas or blanks; `^` or `-` before a name removes it, `none`
+/// removes all.
 fn edit(mut features: Features, list: &str) -> Result<Features, FormatError> {
     let words = list.split(|c: char| c == ',' || c.is_whitespace());
     for word in words.filter(|word| !word.is_empty()) {

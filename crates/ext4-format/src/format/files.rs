@@ -1,5 +1,5 @@
-//! The files every volume is born with: root directory, lost+found, and the hidden ones for bad
-//! blocks, growth, journal and orphans.
+//! The files of every new volume: root directory, lost+found, and the hidden files for bad blocks, resizing, journal
+//! and orphans.
 
 use steadfs_base::DevBlock;
 use steadfs_block::Buf;
@@ -15,7 +15,7 @@ use crate::disk::{GroupNo, Ino, Inode, dir_entry, indirect, orphan_file};
 
 const REGULAR_600: u16 = 0o100_600;
 const DIRECTORY: u16 = 0o040_000;
-/// Size that lost+found is given at least, so that e2fsck need not allocate while it repairs.
+/// Smallest size of lost+found: e2fsck need not allocate blocks for it during a repair.
 const LOST_FOUND_SIZE: u64 = 16 << 10;
 /// A file from this size on needs the feature large_file.
 const LARGE: u64 = 1 << 31;
@@ -61,7 +61,7 @@ impl Build {
         self.geo.first_ino
     }
 
-    /// lost+found: in the root directory, with room.
+    /// lost+found in the root directory, with free blocks.
     pub(super) fn make_lost_found(&mut self) -> Result<(), FormatError> {
         let ino = self.new_inode()?;
         assert_eq!(ino, self.lost_found(), "the root names it");
@@ -91,7 +91,7 @@ impl Build {
         Ok(())
     }
 
-    /// The inodes below the first usable one; that of bad blocks is an empty file.
+    /// The reserved inodes; the bad-blocks inode is an empty file.
     pub(super) fn make_reserved(&mut self) {
         for ino in (1..self.geo.first_ino.0).map(Ino) {
             if ino != Ino::ROOT {
@@ -149,7 +149,7 @@ impl Build {
         Ok(())
     }
 
-    /// The journal. `zero`: its blocks must be zeroed, lest old ones are taken for transactions.
+    /// The journal. `zero`: its blocks must be zeroed, as old content might look like transactions.
     pub(super) fn make_journal(
         &mut self,
         plan: JournalPlan,
@@ -184,7 +184,7 @@ impl Build {
         Ok(())
     }
 
-    /// First block of the emptiest group near the volume's middle.
+    /// First block of the group with most free blocks near the volume's middle.
     fn middle(&self) -> u64 {
         let geo = &self.geo;
         let blocks = geo.blocks_count - geo.first_data_block.0;
@@ -237,7 +237,7 @@ impl Build {
         Ok(())
     }
 
-    /// Enters a map and the sizes that follow from it.
+    /// Stores a map in the inode, with size and block count.
     fn set_map(&mut self, inode: &mut Inode, mapped: &Mapped, blocks: u64) {
         inode.block = mapped.root;
         inode.flags = inode.flags.union(mapped.flags);

@@ -1,4 +1,4 @@
-//! Blocks for the files of a new volume, and the maps that name them.
+//! Blocks for the files of a new volume, and their block maps.
 
 use std::ops::Range;
 
@@ -15,9 +15,9 @@ use crate::disk::{Extent, ExtentIndex, Ino, indirect};
 
 /// A file's blocks and their map.
 pub(super) struct Mapped {
-    /// What goes into the inode.
+    /// Content of `i_block`.
     pub root: [u8; I_BLOCK_SIZE],
-    /// Flags that say how to read it.
+    /// Flags that state the form of the map.
     pub flags: InodeFlags,
     /// The file's blocks in order, as runs.
     pub runs: Vec<Range<u64>>,
@@ -25,7 +25,7 @@ pub(super) struct Mapped {
     pub map_blocks: u64,
 }
 
-/// Hands out free blocks in order of number, from a goal on, and takes them run by run.
+/// Allocates free blocks in order of number, from a goal on, and marks them run by run.
 struct Row {
     run: Range<u64>,
     next: u64,
@@ -51,7 +51,7 @@ impl Row {
         Ok(block)
     }
 
-    /// Takes what was handed out of the present run.
+    /// Marks the allocated blocks of the current run.
     fn end(&mut self, build: &mut Build) {
         if self.run.start < self.next {
             build.claim(self.run.start..self.next);
@@ -60,7 +60,7 @@ impl Row {
     }
 }
 
-/// Adds a block behind the last.
+/// Adds a block after the last.
 fn push(runs: &mut Vec<Range<u64>>, block: u64) {
     match runs.last_mut() {
         Some(run) if run.end == block => run.end += 1,
@@ -117,7 +117,7 @@ impl Build {
             left -= end - start;
             goal = end;
             if runs.len() == usize::from(ROOT_ENTRIES) + 1 {
-                // The inode is full: its entries move to a block, if possible before the first.
+                // The inode is full: its entries move to a leaf block, if possible before the first run.
                 leaf = Some(self.alloc(runs[0].start - 1)?);
             }
         }
@@ -210,8 +210,8 @@ impl Build {
         Ok(mapped)
     }
 
-    /// Allocates `count` blocks and the blocks of their map in one row, from `goal` on: each map
-    /// block before the blocks it names.
+    /// Allocates `count` blocks and the blocks of their map in one sequence, from `goal` on: each map block before the
+    /// blocks that it maps.
     pub(super) fn alloc_mapped(&mut self, goal: u64, count: u64) -> Result<Mapped, FormatError> {
         let per_block = indirect::per_block(&self.geo);
         let mut row = Row::from(goal);

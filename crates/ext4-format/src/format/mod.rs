@@ -1,13 +1,12 @@
 //! Making volumes (mkfs).
 //!
-//! **Rule.** A volume made here is the one that mke2fs of e2fsprogs 1.47 makes with the same options:
-//! the same numbers, the same places, byte for byte where nothing but the program's own count of
-//! written bytes differs. Users of e2fsprogs find what they know, and every size that mke2fs has
-//! been trusted with is one that works here.
+//! **Rule.** The result equals the volume that mke2fs of e2fsprogs 1.47 makes with the same options: the same numbers
+//! and the same places, byte for byte except for the count of kilobytes written. So the defaults are those that users
+//! of e2fsprogs know, and every size that mke2fs supports works.
 //!
-//! The way there: options and size give a [`Plan`](plan::Plan) (features, numbers, superblock); the
-//! plan becomes a volume in memory ([`Build`](build::Build)), which holds only what is not empty; and
-//! that is written, the superblock last, so that a format that was cut short leaves no volume.
+//! Steps: options and size give a [`Plan`](plan::Plan) (features, numbers, superblock); the plan becomes a volume in
+//! memory ([`Build`](build::Build)), which holds non-empty blocks only; that is written, the superblock last, so that
+//! an interrupted format leaves no volume.
 
 use std::sync::Arc;
 
@@ -38,10 +37,10 @@ use build::Build;
 use plan::Plan;
 use write::Writer;
 
-/// Bytes at the volume's end that are wiped: superblocks of software RAID lie there.
-const END: u64 = 64 << 10;
+/// Bytes wiped at the volume's end, where software RAID has its superblock.
+const WIPE_END_BYTES: u64 = 64 << 10;
 
-/// What was made.
+/// Facts of the volume that was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FormatReport {
     /// Bytes in a block.
@@ -68,12 +67,12 @@ pub struct FormatReport {
     pub superblock_copies: Vec<u64>,
     /// Bytes written to the device, zeroing not counted.
     pub written: u64,
-    /// What came out otherwise than one may expect, in sentences.
+    /// Notes for the user where the result differs from the usual, in sentences.
     pub notes: Vec<String>,
 }
 
-/// Makes a volume of `size` bytes (rounded down to whole blocks) at the start of the device. What is
-/// on the device is lost. When this returns without an error the volume is durable.
+/// Makes a volume of `size` bytes (rounded down to whole blocks) at the start of the device. The content of the device
+/// is lost. When this returns without an error the volume is durable.
 ///
 /// For a whole device of `n` bytes mke2fs takes `n & !4095`.
 pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatReport, FormatError> {
@@ -91,7 +90,7 @@ pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatRe
     }
     let sector = opts.sector_size.unwrap_or(device.logical_block);
     let plan = Plan::new(size, sector, opts)?;
-    // Everything that can be wrong with the options is found before anything is lost.
+    // All errors of the options are found before the first write.
     let mut build = lay_out(&plan, opts)?;
     let geo = build.geo.clone();
     let bytes = geo.blocks_count << geo.block_size.bits();
@@ -100,7 +99,7 @@ pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatRe
     writer.wipe_superblock()?;
     build.zero_itables(zeroed, opts.lazy_itable_init);
     if !zeroed {
-        let unit = END >> geo.block_size.bits();
+        let unit = WIPE_END_BYTES >> geo.block_size.bits();
         let whole = geo.blocks_count & !(unit - 1);
         let start = if whole > unit { whole - unit } else { whole };
         if start > 0 {
@@ -120,7 +119,7 @@ pub fn format(queue: &Queue, size: u64, opts: &FormatOptions) -> Result<FormatRe
     Ok(report(&plan, &build, written))
 }
 
-/// What [`format()`] would make, without a device.
+/// Reports what [`format()`] would make, without a device.
 pub fn dry_run(size: u64, sector: u32, opts: &FormatOptions) -> Result<FormatReport, FormatError> {
     let plan = Plan::new(size, opts.sector_size.unwrap_or(sector), opts)?;
     let build = lay_out(&plan, opts)?;

@@ -1,5 +1,5 @@
-//! How many groups, inodes and reserved blocks a volume has: the arithmetic of mke2fs, without which
-//! a volume made here would differ from one made there in every number that follows.
+//! Numbers of groups, inodes and reserved blocks. The arithmetic is that of mke2fs: any difference here would change
+//! every number that depends on it.
 
 use super::FormatError;
 use crate::disk::features::Compat;
@@ -8,12 +8,12 @@ use crate::disk::{Features, GroupNo, has_super};
 
 /// First inode that is not reserved.
 pub(super) const FIRST_INO: u32 = 11;
-/// Most blocks in a group: the count of free ones has 16 bits in a small descriptor.
+/// Most blocks in a group: a 32-byte descriptor counts free blocks with 16 bits.
 const MAX_PER_GROUP: u32 = (1 << 16) - 8;
-/// A last group with fewer blocks than this besides its metadata is not worth having.
+/// A last group with fewer blocks than this besides its metadata is dropped.
 const MIN_LAST_GROUP_DATA: u64 = 50;
 
-/// What is asked for.
+/// The requested numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub blocks: u64,
@@ -26,11 +26,11 @@ pub(super) struct Request {
     pub features: Features,
     /// How many copies `sparse_super2` makes, 0 to 2.
     pub backups: u8,
-    /// Blocks to reserve for the descriptor table, where the user said how far it is to grow.
+    /// Blocks to reserve for the descriptor table, where the user gave a size to grow to.
     pub reserved_gdt: Option<u32>,
 }
 
-/// What is possible.
+/// The numbers of a possible volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Numbers {
     pub blocks: u64,
@@ -46,12 +46,12 @@ pub(super) struct Numbers {
     pub backup_groups: [u32; 2],
 }
 
-/// What comes of one attempt.
+/// Result of one attempt.
 enum Attempt {
     Fits(Numbers),
-    /// The inodes do not fit the bitmaps of so few groups: smaller groups are more.
+    /// The inodes do not fit the bitmaps of these groups: try smaller groups, which are more.
     SmallerGroups,
-    /// The last group cannot hold its own metadata: do without it.
+    /// The last group cannot hold its own metadata: drop it.
     WithoutLastGroup,
 }
 
@@ -71,7 +71,7 @@ impl Request {
                 Attempt::SmallerGroups => return Err(self.too_many_inodes()),
                 Attempt::WithoutLastGroup => {
                     blocks -= (blocks - self.first_data_block()) % u64::from(per_group);
-                    // The reserve keeps its share, as mke2fs rounds it.
+                    // The share of reserved blocks stays, rounded as by mke2fs.
                     let percent = 100.0 * self.reserved as f64 / self.blocks as f64;
                     reserved = (percent * blocks as f64 / 100.0) as u64;
                 }
@@ -138,7 +138,7 @@ impl Request {
                 if groups == 1 {
                     let least = least + self.first_data_block();
                     return Err(FormatError::TooSmall(format!(
-                        "{blocks} blocks of {} bytes; with so many inodes it needs {least}",
+                        "{blocks} blocks of {} bytes; with this number of inodes it needs {least}",
                         self.block_size
                     )));
                 }
@@ -183,8 +183,8 @@ impl Request {
         }
     }
 
-    /// Blocks to reserve behind the descriptor table: enough to grow a thousandfold, or as far as
-    /// block numbers of 32 bits and one block of block numbers reach.
+    /// Blocks to reserve after the descriptor table: enough for growth by a factor of 1024, limited by 32-bit block
+    /// numbers and by one block of block numbers.
     fn reserved_gdt(&self, blocks: u64, per_group: u32, desc: u32) -> Result<u32, FormatError> {
         if !self.features.compat.contains(Compat::RESIZE_INODE) {
             return Ok(0);
@@ -225,8 +225,7 @@ impl Request {
         [first.min(second), first.max(second)]
     }
 
-    /// Block size and descriptor size say how far a table of `blocks` reserved blocks reaches:
-    /// the blocks to reserve for a volume that can grow to `blocks`.
+    /// Descriptor blocks to reserve for a volume that can grow to `blocks`.
     pub(super) fn gdt_for_growth(&self, blocks: u64) -> u32 {
         let per_group = self.blocks_per_group.unwrap_or(self.block_size * 8);
         let per_block = u64::from(self.block_size / self.desc_size);

@@ -1,4 +1,4 @@
-//! What can be chosen when a volume is made. Names and defaults are mke2fs's.
+//! Options of a new volume. Names and defaults are those of mke2fs.
 
 use steadfs_base::{BlockSize, Timestamp, parse_uuid, parse_uuid_option};
 use steadfs_rt::{random_u64, wall_clock};
@@ -46,9 +46,9 @@ pub enum Usage {
 /// How large the orphan file is (`-E orphan_file_size=`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrphanFile {
-    /// So many blocks; as many as fit the volume if zero.
+    /// A number of blocks; 0: chosen by the volume's size.
     Blocks(u32),
-    /// As many blocks as so many bytes take.
+    /// A number of bytes, rounded up to blocks.
     Bytes(u64),
 }
 
@@ -62,7 +62,7 @@ pub struct FormatOptions {
     pub usage: Vec<Usage>,
     /// Bytes in a block (`-b`), a power of two from 1024 to 65536.
     pub block_size: Option<u32>,
-    /// Bytes that a block has at least (`-b` with a minus), where the volume's size decides.
+    /// Smallest block size (`-b` with a minus) if the volume's size decides.
     pub least_block_size: Option<u32>,
     /// Bytes in a sector of the device: no block is smaller. The queue's unit if `None`.
     pub sector_size: Option<u32>,
@@ -85,8 +85,8 @@ pub struct FormatOptions {
     /// Seed of directory hashes (`-E hash_seed=`). If `None`, it follows from the UUID where that and the time are
     /// given, and is random otherwise.
     pub hash_seed: Option<[u8; 16]>,
-    /// Changes to the kind's features (`-O`): names separated by commas, `^` before one takes it
-    /// away, `none` takes all away.
+    /// Changes to the kind's features (`-O`): names separated by commas; `^` before a name removes it, `none` removes
+    /// all.
     pub features: String,
     /// A journal is wanted (`-j`), whatever the kind.
     pub journal: bool,
@@ -124,7 +124,8 @@ pub struct FormatOptions {
     pub caller: (u32, u32),
     /// Discard the device first (`-E discard`, `-E nodiscard`).
     pub discard: bool,
-    /// The byte of the device where the volume begins (`-E offset=`), a multiple of 512: for who opens the device.
+    /// The byte of the device where the volume begins (`-E offset=`), a multiple of 512; used by the program that opens
+    /// the device.
     pub offset: u64,
     /// Size of the orphan file; as fits the volume if `None`.
     pub orphan_file: Option<OrphanFile>,

@@ -1,5 +1,4 @@
-//! From options to a superblock: everything about the volume that does not depend on where its files
-//! lie.
+//! From options to a superblock: everything about the volume that does not depend on the places of its files.
 
 use steadfs_base::{BlockSize, Timestamp, uuid_seed};
 use steadfs_rt::{Random, random_u64, wall_clock};
@@ -20,11 +19,11 @@ const TIB: u64 = 1 << 40;
 const DEFAULT_MOUNT_OPTS: u32 = 0x4 | 0x8;
 /// `s_def_hash_version`: half MD4.
 const HALF_MD4: u8 = 1;
-/// Groups in a flex group, if nothing is said.
+/// Default number of groups in a flex group.
 const FLEX_GROUP_SIZE: u32 = 16;
 /// Sizes a journal can have, in blocks.
 const JOURNAL_BLOCKS: std::ops::RangeInclusive<u64> = 1024..=10_240_000;
-/// One block in so many of a journal is added for fast commits.
+/// One block for fast commits is added for this number of journal blocks.
 const FAST_COMMIT_SHARE: u32 = 64;
 
 /// The journal to be made.
@@ -32,20 +31,20 @@ const FAST_COMMIT_SHARE: u32 = 64;
 pub(super) struct JournalPlan {
     /// All its blocks.
     pub blocks: u32,
-    /// Of them for fast commits.
+    /// Blocks of the fast-commit area among them.
     pub fast_commit_blocks: u32,
 }
 
 /// A volume to be made.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// As it will be, except for counts and places of files.
+    /// The final superblock except for counts and places of files.
     pub superblock: Superblock,
     pub journal: Option<JournalPlan>,
     /// Blocks of the orphan file.
     pub orphan_blocks: Option<u32>,
     pub now: Timestamp,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
@@ -63,7 +62,7 @@ impl Plan {
                 );
                 return Err(FormatError::option("features", why));
             }
-            // Its block numbers have 32 bits.
+            // The resize inode's block numbers have 32 bits.
             features.compat = features.compat.without(Compat::RESIZE_INODE);
         }
         if blocks >= 1 << 48 {
@@ -269,7 +268,7 @@ fn inodes(
     };
     let count = blocks.saturating_mul(block_size.into()) / ratio;
     if count == 0 {
-        // The ratio says nothing for so small a volume.
+        // The ratio does not apply to a volume this small.
         return Ok(low32(blocks / u64::from(4096 / block_size.min(4096))));
     }
     match u32::try_from(count) {
@@ -343,8 +342,8 @@ fn journal(
     }))
 }
 
-/// Free blocks when only superblocks and descriptors are in their places (and, without flex groups,
-/// when what each group needs for itself is set aside): what a journal may take half of.
+/// Free blocks after superblocks and descriptors (and, without flex groups, each group's own metadata) are placed. The
+/// journal may take half of them.
 fn free_before_tables(superblock: &Superblock, numbers: &Numbers) -> u64 {
     let geo = superblock.geometry();
     let copies: u64 = geo
@@ -359,7 +358,7 @@ fn free_before_tables(superblock: &Superblock, numbers: &Numbers) -> u64 {
     (numbers.blocks - u64::from(numbers.first_data_block)).saturating_sub(copies + own)
 }
 
-/// Most blocks of an orphan file: Linux mounts no volume that has a larger one (since 6.18).
+/// Most blocks of an orphan file: Linux 6.18 and later refuse to mount a volume with a larger one.
 const MAX_ORPHAN_BLOCKS: u64 = 512;
 
 fn orphan_blocks(
@@ -448,7 +447,7 @@ fn superblock(
             .set(steadfs_base::checksum::crc32c(!0, &raw.uuid));
     }
     if features.compat.contains(Compat::ORPHAN_FILE) {
-        // The one behind lost+found.
+        // The inode after lost+found.
         raw.orphan_file_inum.set(FIRST_INO + 1);
     }
     if features.ro_compat.contains(RoCompat::METADATA_CSUM) {

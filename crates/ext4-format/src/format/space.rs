@@ -1,4 +1,4 @@
-//! Which blocks of the volume being made are in use: a set of runs, as small as the volume is empty.
+//! The blocks of the new volume that are in use, as a set of runs.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// All of `all` free.
+    /// A volume of `all`, without blocks in use.
     pub(super) fn new(all: Range<u64>) -> Self {
         assert!(all.start < all.end, "a volume has blocks");
         Self {
@@ -22,7 +22,7 @@ impl Space {
         }
     }
 
-    /// Puts free blocks to use.
+    /// Marks free blocks as in use.
     pub(super) fn take(&mut self, blocks: Range<u64>) {
         if blocks.is_empty() {
             return;
@@ -84,7 +84,7 @@ impl Space {
     }
 
     /// The first block in `start..finish` with which `len` free blocks begin; where `finish` is not
-    /// behind `start`, from `start` to the volume's end and then from its start to `finish`.
+    /// after `start`, from `start` to the volume's end and then from its start to `finish`.
     pub(super) fn find(&self, start: u64, finish: u64, len: u64) -> Option<u64> {
         assert!(len > 0, "a run has blocks");
         let start = if start == 0 { self.all.start } else { start };

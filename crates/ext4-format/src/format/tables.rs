@@ -1,7 +1,7 @@
-//! Where bitmaps and inode tables lie.
+//! Where bitmaps and inode tables are.
 //!
-//! Without flex groups each group holds its own, behind the copies of superblock and descriptors.
-//! With them the bitmaps of a flex group lie side by side, then its inode bitmaps, then its inode
+//! Without flex groups each group holds its own, after the copies of superblock and descriptors.
+//! With them the bitmaps of a flex group are side by side, then its inode bitmaps, then its inode
 //! tables, as far as the copies in between leave room.
 
 use std::ops::Range;
@@ -11,7 +11,7 @@ use super::space::Space;
 use crate::disk::num::idx;
 use crate::disk::{Geometry, GroupDesc, GroupNo};
 
-/// Places the tables of one group after the other.
+/// Places the tables group by group.
 pub(super) struct Tables<'a> {
     pub geo: &'a Geometry,
     pub space: &'a mut Space,
@@ -19,7 +19,7 @@ pub(super) struct Tables<'a> {
     pub stride: u32,
 }
 
-/// Where a group's tables are looked for.
+/// The flex group in which tables are placed.
 struct Flex {
     /// Groups in a flex group.
     size: u32,
@@ -34,8 +34,8 @@ fn no_room(group: GroupNo) -> FormatError {
 }
 
 impl Tables<'_> {
-    /// Places everything, group by group. `touched` is told the blocks taken in flex groups: the
-    /// groups they lie in have a block bitmap that must be written.
+    /// Places all tables, group by group. `touched` is called with the blocks taken in flex groups: the block bitmaps
+    /// of their groups must be written.
     pub(super) fn place(
         &mut self,
         descs: &mut [GroupDesc],
@@ -156,8 +156,8 @@ impl Tables<'_> {
         let itable = u64::from(self.geo.itable_blocks());
         let leads = group == flex.first;
         let before = (!leads).then(|| descs[idx(group.0) - 1]);
-        // How far the three tables of a flex group start from one another. The last flex group may
-        // have fewer groups; its tables are to lie close as well.
+        // Distance between the starts of the three tables of a flex group. The last flex group may have fewer groups;
+        // its tables are close together, too.
         let groups = flex.last.0 - flex.first.0 + 1;
         let short = flex.last.0 == self.geo.group_count - 1 && groups > 1;
         let apart = u64::from(if short { groups } else { flex.size });
@@ -201,8 +201,8 @@ impl Tables<'_> {
         Ok(at)
     }
 
-    /// Where to look for a table of `len` blocks: near `hint`, where the table of the group before
-    /// ends, else where all tables that remain in the flex group fit, else where one fits.
+    /// Start of the search for a table of `len` blocks: near `hint`, the end of the previous group's table; else where
+    /// all remaining tables of the flex group fit; else where one fits.
     fn look(&self, group: GroupNo, flex: &Flex, hint: Option<u64>, len: u64) -> u64 {
         let remaining = u64::from(flex.last.0 - group.0 + 1);
         let room = (remaining * len).min(u64::from(self.geo.blocks_per_group / 4));

@@ -1,4 +1,4 @@
-//! The judges: mke2fs's own image, e2fsck, dumpe2fs, the kernel, and our own parsers.
+//! New volumes judged by mke2fs's own image, e2fsck, dumpe2fs, the kernel, and our own parsers.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -68,7 +68,7 @@ fn judge(program: &str, args: &[&str]) -> std::process::Output {
         .unwrap()
 }
 
-/// mke2fs with `args`; its complaint if it refuses.
+/// mke2fs with `args`; its message if it refuses.
 fn theirs(path: &Path, args: &str, size: u64) -> Result<(), String> {
     File::create(path).unwrap().set_len(size).unwrap();
     let mut all = vec!["-q", "-F", "-U", UUID];
@@ -102,7 +102,7 @@ fn ours(path: &Path, args: &str, size: u64) -> Result<FormatReport, FormatError>
     format(&queue, size, &options(args))
 }
 
-/// Where either file may have something else than zeros, in pieces.
+/// The ranges in which either file may have non-zero bytes.
 fn data_of(file: &File, size: u64) -> Vec<std::ops::Range<u64>> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -117,8 +117,8 @@ fn data_of(file: &File, size: u64) -> Vec<std::ops::Range<u64>> {
     found
 }
 
-/// Byte ranges that two programs fill differently and rightly: kilobytes written, the checksum over
-/// it, and in a journal's extent root the entries behind the last, where mke2fs leaves old ones.
+/// Byte ranges in which both programs are right although they differ: kilobytes written, the checksum over
+/// it, and in a journal's extent root the entries after the last, where mke2fs leaves old ones.
 fn not_compared(file: &File, sb: &Superblock) -> Vec<std::ops::Range<u64>> {
     let geo = sb.geometry();
     let bits = geo.block_size.bits();
@@ -153,7 +153,7 @@ fn not_compared(file: &File, sb: &Superblock) -> Vec<std::ops::Range<u64>> {
     ranges
 }
 
-/// The places in which two images differ, the first few.
+/// The first few offsets at which two images differ.
 fn differences(a: &Path, b: &Path, size: u64) -> Vec<String> {
     let files = [File::open(a).unwrap(), File::open(b).unwrap()];
     let mut head = [0; 1024];
@@ -249,7 +249,7 @@ fn check_parsed(path: &Path) {
     file.read_exact_at(&mut head, SUPERBLOCK_OFFSET).unwrap();
     let sb = Superblock::parse(&head).unwrap();
     let geo = sb.geometry();
-    // Inode tables of larger ones take too long to read where nothing says they are unused.
+    // Reading larger inode tables takes too long without the flags that mark them unused.
     if geo.inodes_count < 1 << 20 {
         let report = crate::check::check(&file, &crate::check::Options::default());
         assert!(report.is_clean(), "{:?}", report.issues);
@@ -442,7 +442,7 @@ fn a_tebibyte_is_formatted_at_once() {
     let start = steadfs_rt::now();
     ours(&path, "-t ext4", 1 << 40).unwrap();
     let took = start.elapsed();
-    // A second at most where nothing else runs; hours if each group were written.
+    // At most a second on an idle machine; hours if each group were written.
     assert!(took.as_secs() < 120, "took {took:?}");
     let used = std::os::unix::fs::MetadataExt::blocks(&path.metadata().unwrap()) * 512;
     assert!(used < 64 * MIB, "{used} bytes are allocated");

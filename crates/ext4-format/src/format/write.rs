@@ -1,4 +1,4 @@
-//! The volume in memory becomes one on the device.
+//! Writes the volume in memory to the device.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -13,14 +13,14 @@ use crate::disk::num::idx;
 use crate::disk::superblock::{STATE_CLEAN, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use crate::disk::{DiskError, GroupDesc, GroupNo, Ino, Inode, bitmap, group_desc};
 
-/// Requests under way at a time.
+/// Requests in flight.
 const DEPTH: usize = 32;
 /// Bytes of a discard or of zeroing in one request.
 const STEP: u64 = 2 << 30;
-/// What lies around the superblock and could be taken for another file system's.
+/// Bytes around the superblock where another file system may have left its own.
 const OLD_SUPERBLOCK: Range<usize> = 1024..4096;
 
-/// Writes blocks; neighbours that come one after the other go in one request.
+/// Writes blocks; consecutive adjacent blocks are merged into one request.
 pub(super) struct Writer<'a> {
     queue: &'a Queue,
     block_size: BlockSize,
@@ -75,7 +75,7 @@ impl<'a> Writer<'a> {
         self.start(Bio::write(self.block_size.offset_of(self.at), bufs))
     }
 
-    /// Waits for everything that was started.
+    /// Waits for all requests in flight.
     fn wait(&mut self) -> Result<(), FormatError> {
         self.send()?;
         for io in self.under_way.drain(..) {
@@ -98,18 +98,18 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Discards the first `len` bytes, where the device can. Whether they then read as zeros.
+    /// Discards the first `len` bytes, if the device can. Returns whether they then read as zeros.
     pub(super) fn discard(&mut self, len: u64) -> Result<bool, FormatError> {
         if self.queue.geometry().discard_granularity.is_none() {
             return Ok(false);
         }
         self.in_steps(0..len, Bio::discard)?;
-        // A device may refuse a discard: then nothing has changed.
+        // A device may refuse a discard; then nothing has changed.
         let ended: Vec<_> = self.under_way.drain(..).map(|io| io.wait()).collect();
         Ok(ended.iter().all(Result::is_ok) && self.queue.geometry().discard_zeroes)
     }
 
-    /// Makes sure that no superblock is found before the new one is written.
+    /// Wipes the old superblock, so that an interrupted format leaves no volume.
     pub(super) fn wipe_superblock(&mut self) -> Result<(), FormatError> {
         let mut head = self.queue.read(0, OLD_SUPERBLOCK.end, IoTag::default())?;
         head.make_mut()[OLD_SUPERBLOCK].fill(0);
@@ -118,7 +118,7 @@ impl<'a> Writer<'a> {
         Ok(self.queue.flush(IoTag::default()).wait()?)
     }
 
-    /// Writes zeros to `ranges` of blocks, and waits: other content may go there next.
+    /// Writes zeros to `ranges` of blocks, and waits, as other content may be written there next.
     pub(super) fn zero(&mut self, ranges: &[Range<u64>]) -> Result<(), FormatError> {
         let size = self.block_size;
         for range in ranges {
@@ -170,7 +170,7 @@ impl<'a> Writer<'a> {
 
     fn write_bitmaps(&mut self, build: &mut Build) -> Result<(), FormatError> {
         let geo = build.geo.clone();
-        // By place: in flex groups those of several groups lie side by side.
+        // In order of block number: in flex groups bitmaps of several groups are adjacent.
         let mut bitmaps: BTreeMap<DevBlock, Buf> = BTreeMap::new();
         for group in geo.groups() {
             let desc = &mut build.descs[idx(group.0)];
@@ -219,7 +219,7 @@ impl<'a> Writer<'a> {
             inode.encode_into(geo, ino, slot)
         };
         if geo.has_ro_compat(RoCompat::METADATA_CSUM) {
-            // Zeros are an inode with a wrong checksum.
+            // A slot of zeros would be an inode with a wrong checksum.
             for ino in (1..geo.first_ino.0).map(Ino) {
                 enter(ino, &Inode::default())?;
             }
@@ -238,7 +238,7 @@ impl<'a> Writer<'a> {
         let (at, offset) = build.geo.superblock_place();
         let size = self.block_size;
         let mut block = if offset > 0 {
-            // What lies before it belongs to a boot loader.
+            // The bytes before it belong to a boot loader.
             self.queue
                 .read(size.offset_of(at), size.bytes(), IoTag::default())?
         } else {
@@ -269,8 +269,8 @@ fn descriptors(build: &Build) -> Vec<Buf> {
     table
 }
 
-/// The copy of the superblock in `group`: of a volume that was not cleanly unmounted, lest a repair
-/// from it skips the check.
+/// The copy of the superblock in `group`. It is marked as not cleanly unmounted, so that a repair from it does not skip
+/// the check.
 fn superblock_copy(build: &Build, group: GroupNo) -> Buf {
     let mut superblock = build.superblock.clone();
     superblock.set_state(superblock.state() & !STATE_CLEAN);

@@ -1,4 +1,4 @@
-//! dumpe2fs is the judge: what it prints must be what was found.
+//! Inspections compared with the output of dumpe2fs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! An inspection in words.
+//! Text form of an [`Inspection`].
 
 use std::fmt::{self, Display, Formatter};
 
@@ -102,7 +102,7 @@ impl Display for Date {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         const DAY: i64 = 86_400;
         const ERA_DAYS: i64 = 146_097;
-        // 0000-03-01 lies so many days before 1970-01-01.
+        // 719 468 days lie between 0000-03-01 and 1970-01-01.
         let days = self.0.div_euclid(DAY) + 719_468;
         let (era, day) = (days.div_euclid(ERA_DAYS), days.rem_euclid(ERA_DAYS));
         let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -156,7 +156,7 @@ fn or_none(text: &str) -> &str {
 }
 
 fn line(f: &mut Formatter<'_>, name: &str, value: impl Display) -> fmt::Result {
-    // Labels and the like are whatever somebody wrote into a superblock.
+    // Text fields of a superblock may hold any bytes.
     let value = printable(value.to_string().as_bytes());
     writeln!(f, "{:<22}{value}", format!("{name}:"))
 }

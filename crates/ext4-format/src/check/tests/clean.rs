@@ -1,4 +1,4 @@
-//! Volumes in order: no issue.
+//! Consistent volumes: no issue.
 
 use super::*;
 
@@ -104,7 +104,7 @@ fn all_clean(matrix: &[(&[&str], &str)]) -> Vec<Report> {
     let check_one = |(options, size): &(&[&str], &str)| {
         let image = populated(options, size);
         if options.iter().any(|option| option.contains("quota")) {
-            // debugfs does not count for quota.
+            // debugfs does not update quota.
             judge("e2fsck", &["-fy", image.path().to_str().unwrap()]);
         }
         let report = assert_clean(&image, options);
@@ -163,7 +163,7 @@ fn indexed_directories() {
     }
 }
 
-/// Blocks, deep trees and big files that mke2fs does not make: one written with holes all over.
+/// Deep trees and large files, which mke2fs does not make: a file written with many holes.
 #[test]
 fn fragmented_files() {
     for options in [
@@ -219,7 +219,7 @@ fn unknown_features_are_named() {
     assert!(!report.is_clean() && report.issues.is_empty());
 }
 
-/// What e2fsck -fn says of an image, and what we do.
+/// Both e2fsck -fn and this checker report the words.
 #[track_caller]
 fn both_find(image: &Image, words: &str) {
     let (code, said) = e2fsck(&image.path());

@@ -1,4 +1,4 @@
-//! Volumes that are damaged on purpose.
+//! Volumes that are corrupted on purpose.
 
 use std::sync::OnceLock;
 
@@ -16,7 +16,7 @@ use crate::disk::{GroupNo, Ino};
 pub(super) enum Base {
     /// ext4 as it is by default, several groups.
     Ext4,
-    /// The same without checksums, so that damage is not hidden behind them.
+    /// The same without checksums, so that they do not detect the damage first.
     Plain,
     /// ext2: indirect maps.
     Ext2,
@@ -141,7 +141,7 @@ impl Damage {
         inode.encode_into(&geo, ino, self.slot(ino)).unwrap();
     }
 
-    /// The device block of a file block, in a file whose map lies in the inode.
+    /// The device block of a file block, in a file whose map is in the inode.
     pub(super) fn mapped(&mut self, ino: Ino, block: u64) -> DevBlock {
         let inode = self.inode(ino);
         if !inode.has(steadfs_vfs::InodeFlags::EXTENTS) {

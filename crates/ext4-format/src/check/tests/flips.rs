@@ -1,4 +1,4 @@
-//! Random damage: never a panic, and nothing that e2fsck finds is missed.
+//! Random corruption: never a panic, and nothing that e2fsck finds is missed.
 
 use super::*;
 
@@ -79,8 +79,8 @@ fn nothing_that_e2fsck_finds_is_missed() {
             "128",
         ],
     ];
-    // A journal's UUID on a volume without one, and unknown features that allow reading, are not damage to us;
-    // nor are times of mount and writing that e2fsck's clock says are in the future, today or not.
+    // Not reported by this checker: a journal UUID on a volume without a journal, unknown features that allow
+    // reading, and times of mount and write that are in the future by e2fsck's clock.
     let not_ours = [0x42C..0x434, 0x45C..0x460, 0x464..0x468, 0x4D0..0x4E0];
     let (mut random, mut found) = (Random(11), 0);
     for kind in kinds {

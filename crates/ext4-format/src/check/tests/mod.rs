@@ -13,7 +13,7 @@ use std::path::Path;
 use super::*;
 use crate::disk::test_images::{Image, run};
 
-/// Writes a tree with what a volume can hold and an unprivileged test can make.
+/// Writes a tree with every kind of file that an unprivileged test can make.
 fn write_tree(root: &Path) {
     let deep = root.join("a/b/c/d/e/f/g");
     fs::create_dir_all(&deep).unwrap();
@@ -69,7 +69,7 @@ fn populated(options: &[&str], size: &str) -> Image {
     image
 }
 
-/// Exit code of a judge and what it said.
+/// Exit code and output of a judge.
 fn judge(program: &str, args: &[&str]) -> (i32, String) {
     let output = crate::disk::test_images::judge(program)
         .args(args)
@@ -79,7 +79,7 @@ fn judge(program: &str, args: &[&str]) -> (i32, String) {
     (code, String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// What `e2fsck -fn` says of an image file: its exit code (0 is clean) and its words.
+/// Runs `e2fsck -fn` on an image file; its exit code (0 is clean) and output.
 fn e2fsck(path: &Path) -> (i32, String) {
     judge("e2fsck", &["-fn", path.to_str().unwrap()])
 }

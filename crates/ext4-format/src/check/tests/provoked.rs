@@ -1,4 +1,4 @@
-//! Each kind of issue, provoked: the checker names it, and e2fsck calls the volume bad too.
+//! Each kind of issue, provoked: the checker reports it, and e2fsck reports the volume as inconsistent, too.
 
 mod dirs;
 mod inodes;
@@ -89,14 +89,14 @@ fn kind(issue: &Issue) -> &'static str {
     )
 }
 
-/// Kinds there are.
+/// Number of kinds.
 const KINDS: usize = 66;
 
-/// What e2fsck must say: that the volume is bad, or (with the reason) anything.
+/// The result required of e2fsck: an inconsistent volume, or (with the reason) any.
 #[derive(Clone, Copy, PartialEq)]
 enum Judge {
     Agrees,
-    /// It does not look at this, or its exit code does not tell.
+    /// It does not check this, or its exit code does not show it.
     May(&'static str),
 }
 use Judge::{Agrees, May};
@@ -147,7 +147,7 @@ fn every_kind_is_provoked_and_e2fsck_agrees() {
     seen.extend(run_cases(inodes::INODES, &mut failures));
     seen.extend(run_cases(dirs::DIRS, &mut failures));
     assert!(failures.is_empty(), "{}", failures.join("\n"));
-    // Provoked by tests of their own.
+    // Provoked by separate tests.
     let own = [
         "Unreadable",
         "Unreplayed",
@@ -199,7 +199,7 @@ fn unreadable_blocks_are_named() {
     }
 }
 
-/// e2fsck looks for equal names in one block only.
+/// e2fsck compares names within one block only.
 #[test]
 fn equal_names_in_two_blocks() {
     let tree = tempfile::tempdir().unwrap();
@@ -234,8 +234,8 @@ fn equal_names_in_two_blocks() {
     ));
 }
 
-/// A type of 0 is one that nobody has stored: Linux asks the inode, and `e2fsck -n` says nothing. Any other wrong one
-/// misleads.
+/// A type of 0 was never stored: Linux takes it from the inode, and `e2fsck -n` does not report it. Any other wrong
+/// type is an issue.
 #[test]
 fn wrong_types_of_entries_are_issues_and_missing_ones_none() {
     let others = [8, 9, 15, 16, 0x7F, 0x80, 0x81, 0xDE, 0xFF];
@@ -299,7 +299,7 @@ fn orphans_are_no_issue() {
     assert_eq!(report.stats.orphans, 1);
 }
 
-/// After a crash the superblock's counts are old, and only counted.
+/// After a crash the superblock's counts may be out of date, and differences are not reported.
 #[test]
 fn old_counts_after_a_crash() {
     let mut damage = Damage::new(Base::Ext4);
@@ -315,7 +315,7 @@ fn old_counts_after_a_crash() {
     assert!(check(&damage.bytes, &Options::default()).is_clean());
 }
 
-/// A volume of revision 0 has no features, but where bits are set e2fsck goes by them, and so does Linux.
+/// A volume of revision 0 should have no features, but e2fsck and Linux use the bits that are set.
 #[test]
 fn features_of_revision_0_count() {
     let tree = tempfile::tempdir().unwrap();
@@ -338,11 +338,11 @@ fn features_of_revision_0_count() {
         let (code, words) = e2fsck(&image.path());
         let finds = words.contains("? no");
         if code != 0 && !finds {
-            // It does not know the feature.
+            // e2fsck does not know the feature.
             continue;
         }
         faults += u32::from(finds);
-        // What is not looked at is named.
+        // Parts that are not checked are named.
         if report.is_clean() == finds && report.skipped.is_empty() {
             let issues = report.issues;
             failures.push(format!(

@@ -1,12 +1,12 @@
-//! One pass over a block that finds a name, or the place for it, and remembers enough to change the
-//! block without another.
+//! One pass over a block that finds a name, or room for it, and returns what a change of the block needs without a
+//! second pass.
 
 use super::{
     DirLayout, NewEntry, RawEntry, entries, entry_at, entry_size, put16, take_out, write_entry,
 };
 use crate::disk::{Ino, Result};
 
-/// A name in a block: what one pass over the block learns about it.
+/// A name found in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// Where its entry starts.
@@ -25,7 +25,7 @@ pub struct Found {
 pub struct Room {
     offset: usize,
     rec_len: usize,
-    /// Bytes that the entry now there needs for itself.
+    /// Bytes that the existing entry needs.
     kept: usize,
 }
 
@@ -45,19 +45,19 @@ impl Room {
     }
 }
 
-/// What looking for a name, or else for a place for it, comes to.
+/// Result of a search for a name, or else for room for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Search {
     /// The name is there.
     Found(Found),
-    /// It is not, and here it fits.
+    /// It is not there; it fits here.
     Room(Room),
-    /// It is not, and there is no room.
+    /// It is not there, and there is no room.
     Full,
 }
 
-/// Whether `name` may be in a block: no entry has it if this says no. Compares the end of the name with every
-/// place where that can be, many at a time; to walk the entries takes ten times as long.
+/// Whether `name` may be in a block; if false, no entry has it. Compares the end of the name at every possible
+/// position, many at a time; a walk of the entries takes ten times as long.
 fn may_have(block: &[u8], name: &[u8]) -> bool {
     let Some(end) = name.last_chunk::<4>() else {
         return true;
@@ -67,8 +67,8 @@ fn may_have(block: &[u8], name: &[u8]) -> bool {
     places.iter().fold(false, |has, place| has | (place == end))
 }
 
-/// Whether a block without `name` need not be walked to say so. Where there are no checksums, the walk is
-/// what finds damage.
+/// Whether a block is known not to have `name` without a walk. Without checksums the block is always walked, as only
+/// the walk finds corruption.
 fn is_without(layout: &DirLayout, block: &[u8], name: &[u8]) -> bool {
     layout.has_tail && !may_have(block, name)
 }
@@ -101,8 +101,8 @@ fn found(entry: &RawEntry<'_>, ino: Ino, before: Option<(usize, usize)>) -> Foun
     }
 }
 
-/// Finds `name`, or else room for an entry with this name: after the entry at `last`, where one was put last, or
-/// else the first one (`last` is 0: no such entry is known).
+/// Finds `name`, or else room for an entry with this name: after the entry at `last`, the most recent insertion, or
+/// else the first room in the block (`last` is 0: no such entry is known).
 pub fn search(layout: &DirLayout, block: &[u8], name: &[u8], last: usize) -> Result<Search> {
     let needed = entry_size(name.len());
     if is_without(layout, block, name) {

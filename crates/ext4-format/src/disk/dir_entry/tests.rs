@@ -177,7 +177,7 @@ proptest! {
             let covered: usize = entries(&layout, &block).map(|e| e.unwrap().rec_len).sum();
             prop_assert_eq!(covered, layout.entries_end());
         }
-        // Packed one behind the other everything still fits, and nothing is lost.
+        // Packed one after the other everything still fits, and nothing is lost.
         let mut packed = vec![0; 1024];
         let mut packer = Packer::new(&layout, &mut packed);
         for (name, ino) in &model {
@@ -191,7 +191,7 @@ proptest! {
     fn any_bytes_walk_or_fail(mut block in proptest::collection::vec(any::<u8>(), 1024), has_tail: bool, lens in proptest::collection::vec(0u16..64, 40)) {
         let layout = layout(1024, has_tail);
         prop_assert!(entries(&layout, &block).count() <= 128);
-        // Plausible lengths get further.
+        // Plausible lengths reach more code.
         let mut at = 0;
         for len in lens {
             if at + 8 > 1024 { break; }
@@ -206,7 +206,7 @@ proptest! {
     }
 }
 
-/// Heads of entries near the border between good and bad, with remains of names behind them.
+/// Entry headers near the limits of validity, followed by remains of names.
 fn any_head() -> impl Strategy<Value = [u8; 40]> {
     let ino = prop_oneof![0..4_u32, 998..1003_u32, any::<u32>()];
     let rec_len = prop_oneof![0..44_u16, any::<u16>()];
@@ -235,8 +235,8 @@ proptest! {
         };
         let mut block = vec![0; 4];
         block.extend(head);
-        let close = close_look(&layout, &block, 4, block.len());
-        match quick_look(&layout, &block, 4, block.len()) {
+        let close = parse_checked(&layout, &block, 4, block.len());
+        match parse_fast(&layout, &block, 4, block.len()) {
             Some(entry) => prop_assert_eq!(Ok(entry), close),
             None => prop_assert!(
                 !has_file_type || close.is_err() || close.is_ok_and(|entry| entry.ino.is_none())
@@ -310,7 +310,7 @@ fn room_is_looked_for_first_where_the_last_entry_went() {
     };
     assert_eq!(place(b"file-4", 0), places[1]);
     assert!(place(b"file-4", places[2]) > places[2]);
-    // Where there is no room for it behind the last, it goes elsewhere.
+    // Where there is no room for it after the last, it goes elsewhere.
     assert_eq!(place(b"file-4", places[0]), places[1]);
     let long = [b'x'; 255];
     assert_eq!(place(&long, places[0]), place(b"file-4", places[2]));

@@ -1,8 +1,8 @@
 use super::super::test_images::Image;
 use super::*;
 
-/// `a-b` or `a` behind `label` in a line of dumpe2fs.
-fn range_behind(line: &str, label: &str) -> Option<(u64, u64)> {
+/// `a-b` or `a` after `label` in a line of dumpe2fs.
+fn range_after(line: &str, label: &str) -> Option<(u64, u64)> {
     let rest = &line[line.find(label)? + label.len()..];
     let text: String = rest
         .trim_start()
@@ -26,7 +26,7 @@ fn compare(options: &[&str], size: &str) {
     {
         let group = GroupNo(text.split(':').next().unwrap().parse().unwrap());
         groups += 1;
-        let (first, last) = range_behind(text, "(Blocks ").unwrap();
+        let (first, last) = range_after(text, "(Blocks ").unwrap();
         assert_eq!(geo.first_block_of(group).0, first);
         assert_eq!(u64::from(geo.blocks_in(group)), last - first + 1);
         let overhead = geo.overhead(group);
@@ -36,15 +36,15 @@ fn compare(options: &[&str], size: &str) {
             head.contains("uperblock at"),
             "{options:?} {group}"
         );
-        let descs = range_behind(head, "Group descriptors at")
-            .or_else(|| range_behind(head, "Group descriptor at"));
+        let descs = range_after(head, "Group descriptors at")
+            .or_else(|| range_after(head, "Group descriptor at"));
         let count = descs.map_or(0, |(a, b)| b - a + 1);
         assert_eq!(
             u64::from(overhead.desc_blocks),
             count,
             "{options:?} group {group}"
         );
-        let reserved = range_behind(head, "Reserved GDT blocks at");
+        let reserved = range_after(head, "Reserved GDT blocks at");
         assert_eq!(
             u64::from(overhead.reserved_blocks),
             reserved.map_or(0, |(a, b)| b - a + 1),

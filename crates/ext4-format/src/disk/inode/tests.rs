@@ -198,7 +198,7 @@ proptest! {
             inode.validate(geo).ok();
             inode.is_fast_symlink(geo);
             inode.fast_symlink_target();
-            // What is decoded can be encoded, and then says the same.
+            // A decoded inode can be encoded, and decodes to the same again.
             let mut again = slot.clone();
             if inode.encode_into(geo, Ino(15), &mut again).is_ok() {
                 Inode::verify_checksum(geo, Ino(15), &again).unwrap();

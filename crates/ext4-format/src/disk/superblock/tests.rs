@@ -173,7 +173,7 @@ fn a_long_name_of_the_mount_point_leaves_room_for_the_checksums_bytes() {
     assert_eq!(left.raw().last_mounted[..59], name.as_bytes()[..59]);
     assert_eq!(left.raw().last_mounted[59], 0);
     assert_eq!(disk[512..], old[512..]);
-    // Who opens a volume without mounting it leaves the name alone.
+    // Opening a volume without mounting it keeps the directory.
     sb.note_mount(Timestamp::default(), None);
     sb.seal_into(&mut disk);
     let left = Superblock::parse(&disk).unwrap();
@@ -322,7 +322,7 @@ proptest! {
     ) {
         bytes[0x38] = 0x53;
         bytes[0x39] = 0xEF;
-        // Small numbers where large ones are always refused.
+        // Small numbers, as large ones are always refused.
         bytes[0x18] = plausible[0] % 8;
         bytes[0x4C..0x50].copy_from_slice(&[plausible[1] % 3, 0, 0, 0]);
         bytes[0x19..0x1C].fill(0);
@@ -340,7 +340,7 @@ proptest! {
         static GOOD: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
         let mut bytes = GOOD.get_or_init(|| raw_bytes(&Image::make(&["-t", "ext4"], "8M"))).clone();
         bytes[at] ^= flip;
-        // Only the bits that turn checksums off hide themselves from them.
+        // Only the bits that switch checksums off are not covered by them.
         let disabled = RawSuperblock::read_from_bytes(&bytes[..]).unwrap().features();
         let still = disabled.ro_compat.contains(RoCompat::METADATA_CSUM);
         prop_assert!(Superblock::parse(&bytes).is_err() || !still);

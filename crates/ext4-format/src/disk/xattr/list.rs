@@ -136,7 +136,7 @@ impl AttrList {
         BLOCK_HEADER + self.room() <= geo.block_size.bytes()
     }
 
-    /// The area for an inode with `room` bytes behind its fields
+    /// The area for an inode with `room` bytes after its fields
     /// ([`Inode::xattr_room`](super::Inode::xattr_room)); empty when there is no attribute.
     ///
     /// # Panics
@@ -193,7 +193,7 @@ impl AttrList {
                     put32(base, at + 8, low32(wide(value.len())));
                     if !value.is_empty() {
                         end -= value_size(value.len());
-                        // An area is a block at most, and values lie before its end.
+                        // An area is a block at most, and values are before its end.
                         put16(base, at + 2, low16(low32(wide(end))));
                         base[end..end + value.len()].copy_from_slice(value);
                     }

@@ -135,7 +135,7 @@ fn damage_is_found() {
             "{at}"
         );
     }
-    // A wrong hash is not wrong structure.
+    // A wrong hash is not an invalid structure.
     let mut block = good.clone();
     block[BLOCK_HEADER + 12] ^= 1;
     let attrs = BlockAttrs::parse(&geo, DevBlock(9), &block).unwrap();
@@ -147,7 +147,7 @@ proptest! {
     fn any_bytes_parse_or_fail(mut area in proptest::collection::vec(any::<u8>(), 8..200), zeros in any::<bool>()) {
         put32(&mut area, 0, MAGIC);
         if zeros {
-            // Small lengths and offsets get further.
+            // Small lengths and offsets reach more code.
             for byte in area[4..].iter_mut().step_by(3) {
                 *byte = 0;
             }

@@ -1,4 +1,4 @@
-//! Damage to what the volume says of itself.
+//! Damage to superblock, descriptors, bitmaps and special inodes.
 
 use super::*;
 
