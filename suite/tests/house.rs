@@ -30,13 +30,18 @@ const ROOMS: &[Room] = &[
         35,
         &["base", "rt", "block", "vfs", "jbd2-format"],
     ),
+    room("f2fs-format", 35, &["base", "rt", "block", "vfs"]),
     room("jbd2", 40, &["base", "rt", "block", "cache", "jbd2-format"]),
     room(
         "ext4",
         50,
         &["base", "rt", "block", "cache", "vfs", "jbd2", "ext4-format"],
     ),
-    room("f2fs", 50, &["base", "rt", "block", "cache", "vfs"]),
+    room(
+        "f2fs",
+        50,
+        &["base", "rt", "block", "cache", "vfs", "f2fs-format"],
+    ),
     room("workload", 50, &["base", "rt", "vfs"]),
     room("fuse", 60, &["base", "rt", "vfs"]),
     room(

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_block::Queue;
 use steadfs_cache::{FsyncClustering, MetaCache, Writeback};
+pub use steadfs_f2fs_format::io_error;
 use steadfs_rt::{Mutex, RwLock, RwLockReadGuard};
 use steadfs_vfs::verity::VerityFiles;
 use steadfs_vfs::{Clock, Cx, FsError, PendingFrees, Result, StatFs};
@@ -194,9 +195,4 @@ impl F2fs {
             fsid: self.superblock.fsid(),
         }
     }
-}
-
-/// A device's failure as the caller of a file-system call sees it.
-pub fn io_error(error: steadfs_block::IoError) -> FsError {
-    FsError::Io(error.to_string())
 }

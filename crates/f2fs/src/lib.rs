@@ -1,9 +1,5 @@
 //! f2fs on its real on-disk format.
 
-pub mod check;
-pub mod disk;
-pub mod format;
-pub mod inspect;
 pub mod segment;
 pub mod victim;
 
@@ -38,7 +34,6 @@ mod recovery;
 mod remount;
 mod space;
 mod status;
-mod superblock;
 mod verity;
 mod xattr;
 
@@ -46,7 +41,7 @@ pub use fs::F2fs;
 pub use mount::MountReport;
 pub use options::{Atime, MountOptions, OnError, TABLE as OPTION_TABLE};
 pub use steadfs_cache::CacheSizes;
-pub use superblock::read_superblock;
+pub use steadfs_f2fs_format::{check, disk, format, inspect, read_superblock};
 
 #[cfg(test)]
 mod test_world;

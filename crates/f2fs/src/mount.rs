@@ -26,9 +26,9 @@ use crate::nat::Nat;
 use crate::node::{NodeCache, NodeWrites};
 use crate::options::MountOptions;
 use crate::orphan::Orphans;
+use crate::read_superblock;
 use crate::recovery::Recovered;
 use crate::space::Space;
-use crate::superblock::read_superblock;
 
 /// What opening a volume found and did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,8 +10,9 @@ use steadfs_base::InodeNo;
 use steadfs_block::MemDevice;
 use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, Seek};
 
-use crate::disk::test_images::{ALL_FEATURES, Image, LOAD_FEATURES, Opened};
 use crate::{CacheSizes, F2fs, MountOptions};
+use steadfs_f2fs_format::test_support::Image;
+use steadfs_f2fs_format::test_support::tree::{MATRIX, make_tree};
 
 mod background;
 mod boost;
@@ -19,6 +20,8 @@ mod checkpoint_disable;
 mod checkpoints;
 mod crafted;
 mod cross_linked;
+mod damaged;
+mod formatted;
 mod hostile;
 mod hostile_writes;
 mod merging;
@@ -26,40 +29,6 @@ mod mounting;
 mod nodes;
 mod slow;
 mod triggers;
-
-/// Bytes that differ from block to block.
-fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    let word = |i: usize| {
-        let n = (i as u32 / 4).wrapping_mul(2_654_435_761) ^ u32::from(seed);
-        n.to_le_bytes()[i % 4]
-    };
-    (0..len).map(word).collect()
-}
-
-/// A tree with everything that sload.f2fs takes: sizes around every limit, long names, holes, links.
-pub(crate) fn make_tree(root: &Path) {
-    fs::create_dir_all(root.join("sizes")).unwrap();
-    for len in [0usize, 1, 3000, 3488, 3489, 4095, 4096, 4097, 100_000] {
-        fs::write(root.join(format!("sizes/{len}")), pattern(len, 7)).unwrap();
-    }
-    // Through direct nodes, and into the first indirect one (2959 blocks are before it).
-    fs::write(root.join("sizes/direct"), pattern(5 << 20, 1)).unwrap();
-    fs::write(root.join("sizes/indirect"), pattern((2970 << 12) + 5, 2)).unwrap();
-    fs::create_dir(root.join("many")).unwrap();
-    for i in 0..3000 {
-        fs::write(root.join(format!("many/entry number {i}")), []).unwrap();
-    }
-    fs::create_dir(root.join("names")).unwrap();
-    for len in [1, 8, 9, 254, 255] {
-        fs::write(root.join("names").join("n".repeat(len)), [len as u8]).unwrap();
-    }
-    fs::create_dir_all(root.join("deep/er/and/deeper")).unwrap();
-    symlink("target", root.join("deep/short link")).unwrap();
-    symlink("t".repeat(4000), root.join("deep/long link")).unwrap();
-    let mut perms = fs::metadata(root.join("sizes/1")).unwrap().permissions();
-    std::os::unix::fs::PermissionsExt::set_mode(&mut perms, 0o4751);
-    fs::set_permissions(root.join("sizes/1"), perms).unwrap();
-}
 
 fn read_only() -> MountOptions {
     MountOptions::parse("ro").unwrap()
@@ -158,22 +127,6 @@ fn compare(fs: &F2fs, dir: InodeNo, host: &Path) -> usize {
     count
 }
 
-/// What mkfs.f2fs offers. (Debian's sload.f2fs is built without compression.)
-pub(crate) const MATRIX: &[&[&str]] = &[
-    &[],
-    &["-i"],
-    &["-O", "extra_attr"],
-    &["-O", "extra_attr,inode_checksum"],
-    &["-O", "extra_attr,inode_crtime,sb_checksum"],
-    &["-O", "lost_found,verity,encrypt"],
-    &["-O", "extra_attr,project_quota,quota"],
-    &["-s", "2", "-z", "2", "-i"],
-    &["-a", "1", "-o", "20"],
-    &["-O", "extra_attr,ro"],
-    &["-O", LOAD_FEATURES],
-    &["-i", "-O", LOAD_FEATURES],
-];
-
 #[test]
 fn trees_of_sload_read_back() {
     let dir = tempfile::tempdir().unwrap();
@@ -267,51 +220,4 @@ fn volumes_that_are_only_read() {
     assert_eq!(names(&fs, fs.root()).len(), 2);
     fs.unmount().unwrap();
     assert!(fs.getattr(&cx, fs.root()).is_err());
-}
-
-#[test]
-fn inspections() {
-    let image = Image::make(&["-l", "inspected", "-i", "-O", ALL_FEATURES], 64);
-    let bytes = fs::read(image.path()).unwrap();
-    let opened = Opened::of(bytes.clone());
-    let device = MemDevice::new(bytes.len() as u64);
-    device.write(0, &bytes);
-    let queue = steadfs_block::Queue::new(Arc::new(device), Default::default());
-    let seen = crate::inspect::inspect(&queue).unwrap();
-    assert_eq!(seen.label, "inspected");
-    let crate::inspect::State::Valid(numbers) = &seen.checkpoint else {
-        panic!("{seen}");
-    };
-    assert_eq!(numbers.checkpoint_ver, opened.checkpoint.version);
-    let text = seen.to_string();
-    // Every flag and number that dump.f2fs prints.
-    let dump = image.dump(&["-d", "1"]);
-    let state = dump
-        .lines()
-        .find(|l| l.contains("checkpoint state"))
-        .unwrap();
-    for flag in state.rsplit(" : ").next().unwrap().split_whitespace() {
-        assert!(numbers.flags.contains(&flag), "{flag}: {text}");
-    }
-    let field = |name: &str| {
-        let line = dump.lines().find(|line| line.starts_with(name)).unwrap();
-        line.rsplit(": ")
-            .next()
-            .unwrap()
-            .trim_end_matches(']')
-            .to_owned()
-    };
-    assert_eq!(
-        field("user_block_count"),
-        numbers.user_block_count.to_string()
-    );
-    assert_eq!(
-        field("free_segment_count"),
-        numbers.free_segment_count.to_string()
-    );
-    assert_eq!(
-        field("cur_data_segno[1]"),
-        numbers.logs[1].segment.to_string()
-    );
-    assert!(text.contains("Log of warm data:"));
 }

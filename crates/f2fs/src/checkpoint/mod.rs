@@ -18,7 +18,6 @@ mod boost;
 pub mod daemon;
 mod disable;
 mod flush_nodes;
-mod load;
 mod snapshot;
 mod steps;
 mod write;
@@ -31,13 +30,12 @@ use steadfs_rt::{Condvar, Instant, Mutex, OnUnwind, Rank, now};
 use steadfs_vfs::{FsError, Result};
 
 use boost::CheckpointInFlight;
-pub use load::{Current, load, read_blocks};
 pub(crate) use snapshot::Marks;
+pub use steadfs_f2fs_format::checkpoint::{Current, load, read_blocks};
 pub use steps::{Steps, Warnings};
 pub use write::Writes;
 
 use crate::disk::Checkpoint;
-use crate::disk::num::join32;
 use crate::disk::superblock::StopReason;
 use crate::fs::F2fs;
 
@@ -148,7 +146,7 @@ impl Checkpoints {
     pub fn begin_mount(&self) {
         let mut state = self.state.lock();
         let next = (state.version as u32).wrapping_add(1);
-        state.node_version = join32(u32::MAX, next);
+        state.node_version = u64::from(u32::MAX) << 32 | u64::from(next);
     }
 
     /// Whether there is a snapshot that is not durable: one is being written, or could not be.

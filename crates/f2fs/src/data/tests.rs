@@ -13,10 +13,10 @@ use steadfs_cache::WritebackReason;
 use steadfs_rt::Random;
 use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError, Seek};
 
-use crate::disk::test_images::{Image, LOAD_FEATURES};
 use crate::inode::Inode;
 use crate::test_world::fsck;
 use crate::{CacheSizes, F2fs, MountOptions};
+use steadfs_f2fs_format::test_support::{Image, LOAD_FEATURES};
 
 /// Ranges begin and end before this.
 const LARGEST: u64 = 600_000;

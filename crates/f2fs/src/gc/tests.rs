@@ -14,12 +14,12 @@ use steadfs_vfs::{Cx, FileSystem, FsError, SetAttr};
 
 use crate::checkpoint::Reason;
 use crate::disk::BLOCK_SIZE;
-use crate::disk::test_images::Image;
 use crate::gc::stats::Stats;
 use crate::inode::Inode;
 use crate::test_world::fsck;
 use crate::victim::age::AGE_THRESHOLD;
 use crate::{CacheSizes, F2fs, MountOptions};
+use steadfs_f2fs_format::test_support::Image;
 
 const FILES: usize = 12;
 

@@ -8,8 +8,8 @@ use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, Seek};
 
 use super::{mount_bytes, names};
 use crate::disk::inode::{self, Advise, Compression};
-use crate::disk::test_images::{Image, LOAD_FEATURES, Opened};
 use crate::disk::{BLOCK_SIZE, BlockAddr, Inode, Nid, checksum, hash};
+use steadfs_f2fs_format::test_support::{Image, LOAD_FEATURES, Opened};
 
 const CLUSTER: usize = 4 * BLOCK_SIZE;
 

@@ -8,10 +8,10 @@ use steadfs_block::MemDevice;
 use steadfs_vfs::{FileSystem, FsError};
 use zerocopy::IntoBytes;
 
-use super::pattern;
-use crate::disk::test_images::Opened;
 use crate::disk::{BLOCK_SIZE, BlockAddr, Inode, NatEntry, Nid, node};
 use crate::test_world::{ROOT, World};
+use steadfs_f2fs_format::test_support::Opened;
+use steadfs_f2fs_format::test_support::tree::pattern;
 
 /// A block that lies in the file's third direct node, and its size.
 const FAR: u64 = 3000;

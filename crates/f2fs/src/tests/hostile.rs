@@ -7,10 +7,11 @@ use steadfs_base::InodeNo;
 use steadfs_block::MemDevice;
 use steadfs_vfs::{Cx, FileKind, FileSystem, Seek};
 
-use super::{make_tree, mount_device};
+use super::mount_device;
 use crate::F2fs;
-use crate::disk::test_images::{Image, LOAD_FEATURES, Opened};
 use crate::disk::{BLOCK_SIZE, inode, node};
+use steadfs_f2fs_format::test_support::tree::make_tree;
+use steadfs_f2fs_format::test_support::{Image, LOAD_FEATURES, Opened};
 
 /// Looks at everything there is, whatever comes of it; at most so many calls.
 fn walk(fs: &F2fs, calls: &mut u32) {

@@ -7,10 +7,10 @@ use steadfs_block::{FateDevice, MemDevice};
 use steadfs_rt::Random;
 use steadfs_vfs::{Cx, FallocMode, FileKind, FileSystem, RenameFlags, SetAttr, SetXattr};
 
-use crate::disk::test_images::Opened;
 use crate::disk::{BLOCK_SIZE, inode, node};
 use crate::test_world::{ROOT, World};
 use crate::{CacheSizes, F2fs, MountOptions};
+use steadfs_f2fs_format::test_support::Opened;
 
 /// Damaged volumes in one test; more by `STEADFS_HOSTILE_WRITES`.
 fn cases() -> u64 {

@@ -10,9 +10,9 @@ use steadfs_vfs::{FileSystem, FsError, SetAttr};
 use super::NAME;
 use crate::disk::BLOCK_SIZE;
 use crate::disk::inode::Advise;
-use crate::disk::test_images::run;
 use crate::disk::xattr::{Change, index};
 use crate::test_world::{ALL, ROOT, World};
+use steadfs_f2fs_format::test_support::run;
 
 struct Sealed {
     device: Arc<MemDevice>,

@@ -6,9 +6,9 @@ use steadfs_block::{Device, MemDevice, Op};
 use steadfs_rt::{sim, sleep};
 use steadfs_vfs::{Cx, FileSystem};
 
-use crate::disk::test_images::Image;
 use crate::test_world::fsck;
 use crate::{CacheSizes, F2fs, MountOptions};
+use steadfs_f2fs_format::test_support::Image;
 
 fn open(device: &Arc<MemDevice>) -> Arc<F2fs> {
     let options = MountOptions::parse("").unwrap();

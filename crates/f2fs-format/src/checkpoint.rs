@@ -12,7 +12,7 @@ use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Layout, LogType, NatEntry, Nid, SegNo, SitEntry,
     Structure, journal, orphan,
 };
-use crate::fs::io_error;
+use crate::io_error;
 
 /// A checkpoint as it was found.
 pub struct Current {

@@ -1,28 +1,24 @@
 //! A volume to be damaged: the shortest way to each of its structures, sealed again after each change.
 
 use std::fs;
-use std::sync::{Arc, OnceLock};
+use std::path::Path;
+use std::sync::OnceLock;
 
-use steadfs_base::InodeNo;
-use steadfs_vfs::{Cx, FileSystem};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::*;
-use crate::F2fs;
+use super::{Image, LOAD_FEATURES, Opened, assert_clean};
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::dentry::{self, DentryLayout, RawDirEntry};
 use crate::disk::inode::{self, Inline};
 use crate::disk::nat::RawNatEntry;
 use crate::disk::sit::RawSitEntry;
 use crate::disk::summary::RawSummary;
-use crate::disk::superblock::RawSuperblock;
-use crate::disk::test_images::Opened;
-use crate::disk::{Inode, LogType, Nid, orphan};
-use crate::tests::mount_bytes;
+use crate::disk::superblock::{RawSuperblock, SUPERBLOCK_SIZE};
+use crate::disk::{BLOCK_SIZE, BlockAddr, Checkpoint, Inode, Layout, LogType, Nid, orphan};
 
 /// A volume made by f2fs-tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Base {
+pub enum Base {
     /// Without a feature, nothing in inodes but what fits.
     Plain,
     /// With what inodes can have, checksums included.
@@ -32,14 +28,14 @@ pub(super) enum Base {
 }
 
 impl Base {
-    /// The undamaged volume, mounted: names are looked up there.
-    fn mounted(self) -> &'static F2fs {
-        static MOUNTS: [OnceLock<Arc<F2fs>>; 3] = [const { OnceLock::new() }; 3];
-        MOUNTS[self as usize].get_or_init(|| mount_bytes(self.image()).unwrap())
+    /// The undamaged volume with its checkpoint: names are looked up there.
+    fn opened(self) -> &'static Opened {
+        static OPENED: [OnceLock<Opened>; 3] = [const { OnceLock::new() }; 3];
+        OPENED[self as usize].get_or_init(|| Opened::of(self.image().to_vec()))
     }
 
     /// Bytes of the volume that hold anything.
-    pub(super) fn filled(self) -> usize {
+    pub fn filled(self) -> usize {
         static FILLED: [OnceLock<usize>; 3] = [const { OnceLock::new() }; 3];
         *FILLED[self as usize].get_or_init(|| {
             let mut blocks = self.image().chunks(BLOCK_SIZE);
@@ -49,7 +45,7 @@ impl Base {
     }
 
     /// The undamaged volume.
-    pub(super) fn image(self) -> &'static [u8] {
+    pub fn image(self) -> &'static [u8] {
         static IMAGES: [OnceLock<Vec<u8>>; 3] = [const { OnceLock::new() }; 3];
         IMAGES[self as usize].get_or_init(|| {
             let features = match self {
@@ -83,18 +79,18 @@ fn write_tree(root: &Path) {
 }
 
 /// The volume, changing.
-pub(super) struct Damage {
+pub struct Damage {
     base: Base,
-    pub(super) bytes: Vec<u8>,
-    pub(super) layout: Layout,
+    pub bytes: Vec<u8>,
+    pub layout: Layout,
 }
 
 impl Damage {
-    pub(super) fn new(base: Base) -> Self {
+    pub fn new(base: Base) -> Self {
         let (good, filled) = (base.image(), base.filled());
         let mut bytes = vec![0; good.len()];
         bytes[..filled].copy_from_slice(&good[..filled]);
-        let layout = base.mounted().layout().clone();
+        let layout = base.opened().layout().clone();
         Self {
             base,
             bytes,
@@ -103,32 +99,35 @@ impl Damage {
     }
 
     /// The volume as it is now.
-    pub(super) fn opened(&self) -> Opened {
+    pub fn opened(&self) -> Opened {
         // Copying what is empty would take most of the time.
         Opened::of(self.bytes[..self.base.filled().min(self.bytes.len())].to_vec())
     }
 
-    pub(super) fn block(&mut self, addr: BlockAddr) -> &mut [u8] {
+    pub fn block(&mut self, addr: BlockAddr) -> &mut [u8] {
         let at = addr.0 as usize * BLOCK_SIZE;
         &mut self.bytes[at..at + BLOCK_SIZE]
     }
 
-    pub(super) fn ino(&self, path: &str) -> Nid {
-        let fs = self.base.mounted();
-        let cx = Cx::default();
-        let mut at: InodeNo = fs.root();
+    pub fn ino(&self, path: &str) -> Nid {
+        let opened = self.base.opened();
+        let mut at = Nid::ROOT;
         for name in path.split('/').filter(|name| !name.is_empty()) {
-            at = fs.lookup(&cx, at, name.as_bytes()).unwrap().ino;
+            let (area, layout, slot) = dir_area(opened, &opened.bytes, at, name);
+            let area = &opened.bytes[area..area + layout.len];
+            let found = dentry::entries(&layout, area, 0).flatten();
+            let mut found = found.filter(|entry| entry.slot == slot);
+            at = found.next().unwrap().ino;
         }
-        Nid::from_vfs(at).unwrap()
+        at
     }
 
-    pub(super) fn addr_of(&self, nid: Nid) -> BlockAddr {
+    pub fn addr_of(&self, nid: Nid) -> BlockAddr {
         self.opened().nat(nid).addr
     }
 
     /// Changes the bytes of a node, and seals it if it is an inode.
-    pub(super) fn node(&mut self, nid: Nid, edit: impl FnOnce(&mut [u8])) {
+    pub fn node(&mut self, nid: Nid, edit: impl FnOnce(&mut [u8])) {
         let (addr, layout) = (self.addr_of(nid), self.layout.clone());
         let block = self.block(addr);
         edit(block);
@@ -136,7 +135,7 @@ impl Damage {
     }
 
     /// Changes an inode.
-    pub(super) fn inode(&mut self, path: &str, edit: impl FnOnce(&mut Inode, &mut [u8])) {
+    pub fn inode(&mut self, path: &str, edit: impl FnOnce(&mut Inode, &mut [u8])) {
         let (nid, layout) = (self.ino(path), self.layout.clone());
         self.node(nid, |block| {
             let mut core = Inode::decode(&layout, block).unwrap();
@@ -146,7 +145,7 @@ impl Damage {
     }
 
     /// Changes addresses of an inode: the slots from the first on.
-    pub(super) fn addrs(&mut self, path: &str, edit: impl FnOnce(&mut Vec<BlockAddr>)) {
+    pub fn addrs(&mut self, path: &str, edit: impl FnOnce(&mut Vec<BlockAddr>)) {
         let layout = self.layout.clone();
         self.inode(path, |core, block| {
             let slots = 0..core.fanout(&layout).inode as u16;
@@ -159,7 +158,7 @@ impl Damage {
     }
 
     /// Where a block of a file lies that its inode maps.
-    pub(super) fn mapped(&self, path: &str, slot: u16) -> BlockAddr {
+    pub fn mapped(&self, path: &str, slot: u16) -> BlockAddr {
         let (nid, opened) = (self.ino(path), self.opened());
         let block = opened.node(nid);
         let core = Inode::decode(&self.layout, block).unwrap();
@@ -167,7 +166,7 @@ impl Damage {
     }
 
     /// Changes an entry of the node address table in the table itself: the journal is empty here.
-    pub(super) fn nat(&mut self, nid: Nid, edit: impl FnOnce(&mut RawNatEntry)) {
+    pub fn nat(&mut self, nid: Nid, edit: impl FnOnce(&mut RawNatEntry)) {
         let (block, slot) = self.layout.nat_slot(nid);
         let second = self.opened().checkpoint.nat_second(block);
         let at = self.layout.nat_block(block, second);
@@ -177,7 +176,7 @@ impl Damage {
     }
 
     /// Changes an entry of the segment table in the table itself: the journal is empty here.
-    pub(super) fn sit(&mut self, addr: BlockAddr, edit: impl FnOnce(&mut RawSitEntry, usize)) {
+    pub fn sit(&mut self, addr: BlockAddr, edit: impl FnOnce(&mut RawSitEntry, usize)) {
         let (segment, offset) = self.layout.place(addr).unwrap();
         let (block, slot) = self.layout.sit_slot(segment);
         let second = self.opened().checkpoint.sit_second(block);
@@ -188,7 +187,7 @@ impl Damage {
     }
 
     /// The summary block of the segment that a block lies in: the pack's where a log has it open.
-    pub(super) fn summary_block(&mut self, addr: BlockAddr) -> &mut [u8] {
+    pub fn summary_block(&mut self, addr: BlockAddr) -> &mut [u8] {
         let (segment, _) = self.layout.place(addr).unwrap();
         let cp = self.opened().checkpoint;
         let open = LogType::ALL
@@ -202,7 +201,7 @@ impl Damage {
     }
 
     /// Changes the summary entry of a block.
-    pub(super) fn summary(&mut self, addr: BlockAddr, edit: impl FnOnce(&mut RawSummary)) {
+    pub fn summary(&mut self, addr: BlockAddr, edit: impl FnOnce(&mut RawSummary)) {
         let (_, offset) = self.layout.place(addr).unwrap();
         let at = offset as usize * 7;
         let bytes = &mut self.summary_block(addr)[at..at + 7];
@@ -210,7 +209,7 @@ impl Damage {
     }
 
     /// Changes the numbers of the current checkpoint pack.
-    pub(super) fn checkpoint(&mut self, edit: impl FnOnce(&mut Checkpoint)) {
+    pub fn checkpoint(&mut self, edit: impl FnOnce(&mut Checkpoint)) {
         let opened = self.opened();
         let mut cp = opened.checkpoint;
         edit(&mut cp);
@@ -228,7 +227,7 @@ impl Damage {
     }
 
     /// Puts a list of orphans into the current pack, which has none.
-    pub(super) fn orphans(&mut self, list: &[Nid]) -> BlockAddr {
+    pub fn orphans(&mut self, list: &[Nid]) -> BlockAddr {
         let opened = self.opened();
         let mut cp = opened.checkpoint.clone();
         let first = self.layout.pack_start(opened.pack).plus(cp.start_sum);
@@ -247,7 +246,7 @@ impl Damage {
     }
 
     /// The bytes of a whole summary block of an open log in the pack.
-    pub(super) fn pack_summary(&mut self, log: LogType) -> &mut [u8] {
+    pub fn pack_summary(&mut self, log: LogType) -> &mut [u8] {
         let opened = self.opened();
         assert!(!opened.checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES));
         let at = opened.checkpoint.summary_in_pack(log).unwrap();
@@ -256,7 +255,7 @@ impl Damage {
     }
 
     /// Changes both superblocks (of a volume whose superblocks have no checksum).
-    pub(super) fn superblocks(&mut self, edit: impl Fn(&mut RawSuperblock)) {
+    pub fn superblocks(&mut self, edit: impl Fn(&mut RawSuperblock)) {
         for at in [1024, 1024 + BLOCK_SIZE] {
             let bytes = &mut self.bytes[at..at + SUPERBLOCK_SIZE];
             let raw = RawSuperblock::mut_from_bytes(bytes).unwrap();
@@ -268,38 +267,12 @@ impl Damage {
         }
     }
 
-    /// The area of a directory that has this name, and how entries lie in it.
     fn dir_area(&self, path: &str, name: &str) -> (usize, DentryLayout, usize) {
-        let (nid, opened) = (self.ino(path), self.opened());
-        let block = opened.node(nid);
-        let core = Inode::decode(&self.layout, block).unwrap();
-        let mut areas = Vec::new();
-        if core.inline.contains(Inline::DENTRIES) {
-            let range = core.inline_range(&self.layout);
-            let at = opened.nat(nid).addr.0 as usize * BLOCK_SIZE + range.start;
-            areas.push((at, core.inline_dentries(&self.layout)));
-        } else {
-            for slot in 0..core.fanout(&self.layout).inode as u16 {
-                let addr = core.addr(&self.layout, block, slot);
-                if addr.is_block() {
-                    areas.push((addr.0 as usize * BLOCK_SIZE, DentryLayout::BLOCK));
-                }
-            }
-        }
-        for (at, layout) in areas {
-            let area = &self.bytes[at..at + layout.len];
-            let found = dentry::entries(&layout, area, 0)
-                .flatten()
-                .find(|entry| entry.name == name.as_bytes());
-            if let Some(entry) = found {
-                return (at, layout, entry.slot);
-            }
-        }
-        panic!("{name} is not in {path}");
+        dir_area(&self.opened(), &self.bytes, self.ino(path), name)
     }
 
     /// Changes a directory's entry, and the bytes of its name; which blocks are changed is up to `edit`.
-    pub(super) fn entry(
+    pub fn entry(
         &mut self,
         path: &str,
         name: &str,
@@ -316,7 +289,7 @@ impl Damage {
     }
 
     /// Marks slots of an entry free: those from `first` on, counted in the entry.
-    pub(super) fn free_slots(&mut self, path: &str, name: &str, first: usize) {
+    pub fn free_slots(&mut self, path: &str, name: &str, first: usize) {
         let (at, _, slot) = self.dir_area(path, name);
         for slot in slot + first..slot + dentry::slots_for(name.len()) {
             self.bytes[at + slot / 8] &= !(1 << (slot % 8));
@@ -329,4 +302,33 @@ impl Damage {
         let nid = self.ino(path);
         self.node(nid, |_| {});
     }
+}
+
+/// The area of a directory that has this name, how entries are stored in it, and the entry's slot.
+fn dir_area(opened: &Opened, bytes: &[u8], dir: Nid, name: &str) -> (usize, DentryLayout, usize) {
+    let (block, volume) = (opened.node(dir), opened.layout());
+    let core = Inode::decode(volume, block).unwrap();
+    let mut areas = Vec::new();
+    if core.inline.contains(Inline::DENTRIES) {
+        let range = core.inline_range(volume);
+        let at = opened.nat(dir).addr.0 as usize * BLOCK_SIZE + range.start;
+        areas.push((at, core.inline_dentries(volume)));
+    } else {
+        for slot in 0..core.fanout(volume).inode as u16 {
+            let addr = core.addr(volume, block, slot);
+            if addr.is_block() {
+                areas.push((addr.0 as usize * BLOCK_SIZE, DentryLayout::BLOCK));
+            }
+        }
+    }
+    for (at, layout) in areas {
+        let area = &bytes[at..at + layout.len];
+        let found = dentry::entries(&layout, area, 0)
+            .flatten()
+            .find(|entry| entry.name == name.as_bytes());
+        if let Some(entry) = found {
+            return (at, layout, entry.slot);
+        }
+    }
+    panic!("{name} is not in the directory {dir}");
 }

@@ -10,13 +10,13 @@ use std::fs;
 
 use steadfs_vfs::InodeFlags;
 
-use super::damage::{Base, Damage};
 use super::*;
 use crate::disk::checkpoint::NatBits;
 use crate::disk::inode::{Advise, FIXED, Inline, set_nid_at};
 use crate::disk::node::{self, Footer};
 use crate::disk::xattr::{self, Xattr, index};
 use crate::disk::{BlockAddr, LogType, Nid, hash};
+use crate::test_support::damage::{Base, Damage};
 
 /// The name of an issue's kind. A new kind does not compile until it is listed and provoked here.
 pub(super) fn kind(issue: &Issue) -> &'static str {

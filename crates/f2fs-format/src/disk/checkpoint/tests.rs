@@ -1,9 +1,9 @@
 //! Against images of f2fs-tools.
 
 use super::super::summary::{Compacted, SummaryBlock};
-use super::super::test_images::{ALL_FEATURES, Image, LOAD_FEATURES};
 use super::super::{Nid, nat, sit};
 use super::*;
+use crate::test_support::{ALL_FEATURES, Image, LOAD_FEATURES};
 
 #[test]
 fn packs_of_mkfs_round_trip() {

@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use super::damage::{Base, Damage};
 use super::provoked::Judged;
 use super::*;
 use crate::disk::Nid;
 use crate::disk::checkpoint::verify_block;
 use crate::disk::inode;
 use crate::disk::node::Footer;
+use crate::test_support::damage::{Base, Damage};
 
 /// A small generator with a seed.
 struct Random(u64);

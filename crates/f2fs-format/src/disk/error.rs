@@ -157,11 +157,13 @@ impl fmt::Display for Place {
 }
 
 impl DiskError {
-    pub(crate) fn magic(what: Structure, found: u32) -> Self {
+    /// The magic number is `found`.
+    pub fn magic(what: Structure, found: u32) -> Self {
         CorruptKind::Magic { what, found }.into()
     }
 
-    pub(crate) fn field(
+    /// A number that breaks a rule.
+    pub fn field(
         what: Structure,
         field: &'static str,
         value: impl Into<u64>,
@@ -176,15 +178,18 @@ impl DiskError {
         .into()
     }
 
-    pub(crate) fn address(what: Structure, addr: BlockAddr, rule: &'static str) -> Self {
+    /// A block address that breaks a rule.
+    pub fn address(what: Structure, addr: BlockAddr, rule: &'static str) -> Self {
         CorruptKind::Address { what, addr, rule }.into()
     }
 
-    pub(crate) fn entry(what: Structure, index: u32, rule: &'static str) -> Self {
+    /// The entry at `index` breaks a rule.
+    pub fn entry(what: Structure, index: u32, rule: &'static str) -> Self {
         CorruptKind::Entry { what, index, rule }.into()
     }
 
-    pub(crate) fn checksum(what: Structure, stored: u32, computed: u32) -> Self {
+    /// The stored checksum is not the computed one.
+    pub fn checksum(what: Structure, stored: u32, computed: u32) -> Self {
         CorruptKind::Checksum {
             what,
             stored,

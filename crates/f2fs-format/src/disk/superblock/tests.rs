@@ -1,7 +1,7 @@
 //! Against mkfs.f2fs and dump.f2fs.
 
-use super::super::test_images::{ALL_FEATURES, Image};
 use super::*;
+use crate::test_support::{ALL_FEATURES, Image};
 
 fn first_copy(image: &Image) -> Vec<u8> {
     std::fs::read(image.path()).unwrap()[1024..4096].to_vec()

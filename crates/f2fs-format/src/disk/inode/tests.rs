@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use super::super::node::{NodeKind, addr};
-use super::super::test_images::{Image, LOAD_FEATURES, Opened};
 use super::super::{dentry, hash};
 use super::*;
+use crate::test_support::{Image, LOAD_FEATURES, Opened};
 
 fn loaded(options: &[&str]) -> Opened {
     let image = Image::make(options, 256);

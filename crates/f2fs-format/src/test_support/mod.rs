@@ -1,4 +1,8 @@
-//! Images made by f2fs-tools, for the tests of this crate, and the shortest way into them.
+//! Images made by f2fs-tools, and direct access to their structures, for the tests of this crate and of the engine.
+#![allow(clippy::unwrap_used)]
+
+pub mod damage;
+pub mod tree;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,32 +13,33 @@ use std::sync::Arc;
 use steadfs_block::MemDevice;
 use tempfile::TempDir;
 
-use super::checkpoint::CpFlags;
-use super::num::idx;
-use super::summary::{Compacted, SummaryBlock};
-use super::superblock::{COPIES, SUPERBLOCK_SIZE};
-use super::{
+use crate::check::{self, Report, check};
+use crate::disk::checkpoint::CpFlags;
+use crate::disk::num::idx;
+use crate::disk::summary::{Compacted, SummaryBlock};
+use crate::disk::superblock::{COPIES, SUPERBLOCK_SIZE};
+use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, Layout, LogType, NatEntry, Nid, Superblock, checkpoint,
     journal, nat,
 };
 
 /// Options of mkfs.f2fs that give every inode all the fields there are.
-pub(crate) const ALL_FEATURES: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,\
+pub const ALL_FEATURES: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,\
                                        flexible_inline_xattr,lost_found,verity,encrypt,compression";
 
 /// The same for images that sload.f2fs 1.15 fills: with `flexible_inline_xattr` it writes inodes that
 /// its own check then repairs at the cost of their data.
-pub(crate) const LOAD_FEATURES: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,\
+pub const LOAD_FEATURES: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,\
                                         lost_found,verity,encrypt,compression";
 
 /// An image file that lives as long as the value.
-pub(crate) struct Image {
+pub struct Image {
     dir: TempDir,
 }
 
 /// A judge to be started. A whole path, because a name is looked for after a fork, which copies the page
 /// tables of a process full of images.
-pub(crate) fn judge(program: &str) -> Command {
+pub fn judge(program: &str) -> Command {
     let path = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
         .map(|dir| Path::new(dir).join(program))
         .into_iter()
@@ -43,7 +48,7 @@ pub(crate) fn judge(program: &str) -> Command {
 }
 
 /// Runs a judge; its standard output. Panics when it is missing or fails.
-pub(crate) fn run(program: &str, args: &[&str]) -> String {
+pub fn run(program: &str, args: &[&str]) -> String {
     let output = judge(program).args(args).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     // sload.f2fs shows its progress for ever: the end is what matters.
@@ -58,7 +63,7 @@ pub(crate) fn run(program: &str, args: &[&str]) -> String {
 
 impl Image {
     /// `mkfs.f2fs` with these options on a new sparse file of so many MiB.
-    pub(crate) fn make(options: &[&str], mib: u64) -> Self {
+    pub fn make(options: &[&str], mib: u64) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let image = Self { dir };
         let path = image.path();
@@ -72,7 +77,7 @@ impl Image {
     }
 
     /// Fills the image from a directory, as `sload.f2fs` with these options does.
-    pub(crate) fn load(&self, from: &Path, options: &[&str]) {
+    pub fn load(&self, from: &Path, options: &[&str]) {
         let path = self.path();
         let mut args = vec!["-f", from.to_str().unwrap()];
         args.extend_from_slice(options);
@@ -80,35 +85,35 @@ impl Image {
         run("sload.f2fs", &args);
     }
 
-    pub(crate) fn path(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         self.dir.path().join("image")
     }
 
     /// A device with the image's content.
-    pub(crate) fn device(&self) -> Arc<MemDevice> {
+    pub fn device(&self) -> Arc<MemDevice> {
         Arc::new(MemDevice::load(&self.path()).unwrap())
     }
 
     /// A path next to the image.
-    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+    pub fn beside(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// `dump.f2fs` with these options.
-    pub(crate) fn dump(&self, options: &[&str]) -> String {
+    pub fn dump(&self, options: &[&str]) -> String {
         let path = self.path();
         let mut args = options.to_vec();
         args.push(path.to_str().unwrap());
         run("dump.f2fs", &args)
     }
 
-    pub(crate) fn open(&self) -> Opened {
+    pub fn open(&self) -> Opened {
         Opened::of(fs::read(self.path()).unwrap())
     }
 }
 
 /// An image in memory with its newest checkpoint.
-pub(crate) struct Opened {
+pub struct Opened {
     pub bytes: Vec<u8>,
     pub superblock: Superblock,
     pub checkpoint: Checkpoint,
@@ -118,7 +123,7 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    pub(crate) fn of(bytes: Vec<u8>) -> Self {
+    pub fn of(bytes: Vec<u8>) -> Self {
         let at = usize::try_from(COPIES[0]).unwrap();
         let superblock = Superblock::parse(&bytes[at..at + SUPERBLOCK_SIZE]).unwrap();
         let layout = superblock.layout().clone();
@@ -150,16 +155,16 @@ impl Opened {
         opened
     }
 
-    pub(crate) fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &Layout {
         self.superblock.layout()
     }
 
-    pub(crate) fn blocks(&self, at: BlockAddr, count: u32) -> &[u8] {
+    pub fn blocks(&self, at: BlockAddr, count: u32) -> &[u8] {
         range(&self.bytes, at, count)
     }
 
     /// Blocks of the pack from the data summaries to its end.
-    pub(crate) fn summaries(&self) -> &[u8] {
+    pub fn summaries(&self) -> &[u8] {
         let start = self.layout().pack_start(self.pack);
         let first = self.checkpoint.start_sum;
         self.blocks(start.plus(first), self.checkpoint.pack_blocks - 1 - first)
@@ -179,7 +184,7 @@ impl Opened {
         }
     }
 
-    pub(crate) fn nat(&self, nid: Nid) -> NatEntry {
+    pub fn nat(&self, nid: Nid) -> NatEntry {
         if let Some(entry) = self.journal.get(&nid) {
             return *entry;
         }
@@ -188,14 +193,14 @@ impl Opened {
         nat::get(self.blocks(self.layout().nat_block(block, second), 1), slot)
     }
 
-    pub(crate) fn node(&self, nid: Nid) -> &[u8] {
+    pub fn node(&self, nid: Nid) -> &[u8] {
         let entry = self.nat(nid);
         entry.validate(self.layout(), nid).unwrap();
         self.blocks(entry.addr, 1)
     }
 
     /// All nodes in use.
-    pub(crate) fn nids(&self) -> Vec<Nid> {
+    pub fn nids(&self) -> Vec<Nid> {
         (Nid::ROOT.0..self.layout().max_nid)
             .map(Nid)
             .filter(|nid| self.nat(*nid).is_used())
@@ -206,4 +211,28 @@ impl Opened {
 fn range(bytes: &[u8], at: BlockAddr, count: u32) -> &[u8] {
     let start = idx(at.0) * BLOCK_SIZE;
     &bytes[start..start + idx(count) * BLOCK_SIZE]
+}
+
+/// What `fsck.f2fs --dry-run` says of an image file: its exit code (0 is clean) and its words.
+pub fn fsck(path: &Path) -> (i32, String) {
+    let output = judge("fsck.f2fs")
+        .args(["--dry-run", path.to_str().unwrap()])
+        .output()
+        .unwrap();
+    let code = output.status.code().unwrap_or(-1);
+    (code, String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+pub fn words(report: &Report) -> Vec<String> {
+    report.issues.iter().map(ToString::to_string).collect()
+}
+
+#[track_caller]
+pub fn assert_clean(image: &Image, what: &dyn std::fmt::Debug) -> Report {
+    let file = std::fs::File::open(image.path()).unwrap();
+    let report = check(&file, &check::Options::default());
+    assert!(report.is_clean(), "{what:?}: {:#?}", words(&report));
+    let (code, words) = fsck(&image.path());
+    assert_eq!(code, 0, "{what:?}: {words}");
+    report
 }

@@ -1,7 +1,7 @@
 //! Volumes in order: no issue.
 
 use super::*;
-use crate::tests::{MATRIX, make_tree};
+use crate::test_support::tree::{MATRIX, make_tree};
 
 #[test]
 fn empty_volumes() {

@@ -6,7 +6,7 @@ use steadfs_vfs::Result;
 
 use crate::disk::superblock::{SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use crate::disk::{BLOCK_SIZE, DiskError, Superblock};
-use crate::fs::io_error;
+use crate::io_error;
 
 /// Reads and validates the superblock.
 ///

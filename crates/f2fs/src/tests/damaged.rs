@@ -5,8 +5,12 @@ use std::sync::Arc;
 use steadfs_block::MemDevice;
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
-use super::damage::{Base, Damage};
-use super::*;
+use steadfs_f2fs_format::check::{self, Refusal, check};
+use steadfs_f2fs_format::test_support::damage::{Base, Damage};
+use steadfs_f2fs_format::test_support::words;
+
+use crate::disk::Checkpoint;
+use crate::disk::checkpoint::CpFlags;
 use crate::disk::superblock::RawSuperblock;
 use crate::disk::{LogType, SegNo};
 use crate::mount::MountReport;
@@ -124,7 +128,7 @@ fn what_is_not_supported_is_not_called_damaged() {
     for (name, wrong) in wrongs {
         let mut damage = Damage::new(Base::Plain);
         damage.superblocks(wrong);
-        let report = check(&damage.bytes, &Options::default());
+        let report = check(&damage.bytes, &check::Options::default());
         let Some(Refusal::Unsupported { names }) = &report.refused else {
             panic!("{name}: {:?}", words(&report));
         };

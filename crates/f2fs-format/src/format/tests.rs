@@ -1,4 +1,4 @@
-//! The judges: mkfs.f2fs's own image, fsck.f2fs, and our own reader.
+//! The judges: mkfs.f2fs's own image, fsck.f2fs, and our own checker.
 
 use std::fs::File;
 use std::ops::Range;
@@ -7,14 +7,12 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::{SeekFrom, seek};
-use steadfs_base::InodeNo;
 use steadfs_block::{FileDevice, OpenOptions};
-use steadfs_vfs::{Cx, FileSystem};
 use tempfile::TempDir;
 
 use super::*;
+use crate::check::{self, check};
 use crate::disk::superblock::{RawSuperblock, SUPERBLOCK_OFFSET};
-use crate::{CacheSizes, F2fs, MountOptions};
 
 const UUID: &str = "01234567-89ab-cdef-0123-456789abcdef";
 const TIME: &str = "1700000000";
@@ -54,7 +52,7 @@ fn options(args: &[&str]) -> Result<FormatOptions, FormatError> {
 }
 
 fn judge(program: &str, args: &[&str]) -> (bool, String) {
-    let output = crate::disk::test_images::judge(program)
+    let output = crate::test_support::judge(program)
         .args(args)
         .output()
         .unwrap();
@@ -146,28 +144,16 @@ fn compare(ours: &Path, theirs: &Path, sizes_differ: bool, what: &str) {
     }
 }
 
-/// fsck.f2fs and our own reader find nothing.
+/// fsck.f2fs and our own checker find nothing.
 fn accept(path: &Path, what: &str) {
     let (ok, said) = judge("fsck.f2fs", &["--dry-run", path.to_str().unwrap()]);
     let fine = |line: &str| !line.contains("[Fail]") && !line.contains("ASSERT");
     assert!(ok && said.lines().all(fine), "{what}: {said}");
     assert!(said.contains("[Ok..]"), "{what}: {said}");
-    let open = OpenOptions {
-        read_only: true,
-        direct: false,
-        ..OpenOptions::default()
-    };
-    let device = Arc::new(FileDevice::open(path, open).unwrap());
-    let mount = MountOptions::parse("ro").unwrap();
-    let (fs, _) = F2fs::open(device, mount, CacheSizes::of(64 << 20)).unwrap();
-    let mut names = 0;
-    fs.readdir(&Cx::default(), InodeNo(3), 0, &mut |entry| {
-        assert!([&b"."[..], b"..", b"lost+found"].contains(&entry.name));
-        names += 1;
-        true
-    })
-    .unwrap();
-    assert_eq!(names, if what.contains("lost_found") { 3 } else { 2 });
+    let report = check(&File::open(path).unwrap(), &check::Options::default());
+    assert!(report.is_clean(), "{what}: {report:?}");
+    let extra = u64::from(what.contains("lost_found"));
+    assert_eq!(report.stats.names, extra, "{what}");
 }
 
 /// Bytes up to the end of the main area, behind which mkfs.f2fs counts wrongly.

@@ -332,3 +332,6 @@ impl Display for Numbers {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -43,8 +43,6 @@ mod raw;
 pub mod sit;
 pub mod summary;
 pub mod superblock;
-#[cfg(test)]
-pub(crate) mod test_images;
 pub mod xattr;
 
 pub use checkpoint::Checkpoint;

@@ -1,0 +1,8 @@
+//! The checker against f2fs-tools: both must find the same volumes clean, and the same damaged.
+
+mod clean;
+mod flips;
+mod provoked;
+
+use super::*;
+use crate::test_support::{Image, LOAD_FEATURES, assert_clean, fsck, words};

@@ -1,0 +1,25 @@
+//! The on-disk format of f2fs: everything that needs a device and no mounted volume.
+//!
+//! [`disk`] parses, verifies and seals structures; [`superblock`] and [`checkpoint`] read the state that a mount
+//! starts from; [`check`](mod@check) is the consistency checker, [`format`](mod@format) makes volumes, and
+//! [`inspect`](mod@inspect) describes one. Nothing here changes a volume that exists.
+
+pub mod check;
+pub mod checkpoint;
+pub mod disk;
+pub mod format;
+pub mod inspect;
+pub mod superblock;
+#[cfg(any(test, feature = "test-support"))]
+#[doc(hidden)]
+pub mod test_support;
+
+pub use superblock::read_superblock;
+
+use steadfs_block::IoError;
+use steadfs_vfs::FsError;
+
+/// A device's failure as the caller of a file-system call sees it.
+pub fn io_error(error: IoError) -> FsError {
+    FsError::Io(error.to_string())
+}
