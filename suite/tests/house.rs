@@ -257,7 +257,7 @@ fn product_code_passes_on_that_a_task_cannot_start() {
         "crates/lab/",
         "crates/workload/",
         // A device that fails on purpose.
-        "crates/block/src/fates.rs",
+        "crates/block/src/faults.rs",
     ];
     let root = root();
     let mut wrong = Vec::new();

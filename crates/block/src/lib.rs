@@ -6,27 +6,27 @@
 
 mod bio;
 mod buf;
+mod delayed;
 mod device;
 mod error;
-mod fates;
+mod faults;
 mod file;
 mod mem;
 mod model;
 mod queue;
 mod source;
-mod timed;
 
 pub use bio::{Bio, Op};
 pub use buf::Buf;
+pub use delayed::DelayedCompletions;
 pub use device::{Device, Done, Geometry};
 pub use error::IoError;
-pub use fates::{Fate, FateDevice};
-pub use file::{CallerDevice, Engine, FileDevice, OpenError, OpenOptions};
+pub use faults::{Fault, FaultDevice};
+pub use file::{Engine, FileDevice, OpenError, OpenOptions, SyncFileDevice};
 pub use mem::MemDevice;
 pub use model::{DeviceModel, ModelDevice};
 pub use queue::{
-    AheadStats, BoostStats, Classes, Depths, GroupStats, IoHandle, Latency, OpStats, Plug, Policy,
-    Queue, QueueOptions, QueueSettings, Stats, wait_all,
+    BoostStats, Depths, GroupStats, IoHandle, Latency, LatencyBuckets, OpStats, Plug, Policy,
+    Queue, QueueOptions, QueueSettings, QueueStats, ReadAheadStats, wait_all,
 };
 pub use source::BlockSource;
-pub use timed::TimedEnds;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use steadfs_rt::{Instant, Mutex, Rank, now};
 
-use crate::{Bio, Device, Done, Geometry, Op, TimedEnds};
+use crate::{Bio, DelayedCompletions, Device, Done, Geometry, Op};
 
 /// How slow a [`ModelDevice`] is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,7 +32,7 @@ pub struct ModelDevice {
     geometry: Geometry,
     model: DeviceModel,
     state: Mutex<State>,
-    ends: TimedEnds,
+    ends: DelayedCompletions,
 }
 
 struct State {
@@ -95,7 +95,7 @@ impl ModelDevice {
             geometry,
             model,
             state: Mutex::new(Rank::Leaf, state),
-            ends: TimedEnds::start("device-model")?,
+            ends: DelayedCompletions::start("device-model")?,
         })
     }
 }

@@ -115,7 +115,10 @@ impl FileReader<'_> {
         if !self.window.record_read(range, size) {
             return;
         }
-        for piece in self.window.next_pieces(size, self.queue.read_ahead_room()) {
+        for piece in self
+            .window
+            .next_pieces(size, self.queue.read_ahead_available())
+        {
             let start = piece.start;
             let mut room = true;
             let found = find(piece, &mut |at, len| {

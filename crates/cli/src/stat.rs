@@ -150,7 +150,7 @@ fn show_queue(out: &mut dyn Write, queue: &Value) -> io::Result<()> {
     writeln!(
         out,
         "  {} read ahead: {} used, {} dropped, {} kept ({} bytes)",
-        ahead["begun"], ahead["used"], ahead["dropped"], ahead["kept"], ahead["bytes"]
+        ahead["started"], ahead["used"], ahead["dropped"], ahead["kept"], ahead["bytes"]
     )?;
     let boosts = &queue["boosts"];
     writeln!(

@@ -5,7 +5,7 @@
 use serde::Serialize;
 use steadfs_base::IoTag;
 use steadfs_block::Queue;
-use steadfs_jbd2_format::JournalFacts;
+use steadfs_jbd2_format::JournalInfo;
 use steadfs_vfs::Result;
 
 use crate::disk::features::{Incompat, RoCompat};
@@ -528,7 +528,7 @@ fn log(queue: &Queue, sb: &Superblock, inode: crate::disk::Ino) -> Result<Log> {
     let block = queue
         .read(size.offset_of(at), size.bytes(), IoTag::default())
         .map_err(io_error)?;
-    let facts = JournalFacts::parse(&block).map_err(crate::journal_format_error)?;
+    let facts = JournalInfo::parse(&block).map_err(crate::journal_format_error)?;
     Ok(Log {
         features: facts.features,
         block_size: facts.block_size,

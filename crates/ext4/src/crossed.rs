@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use steadfs_base::{InodeNo, IoTag};
-use steadfs_block::{FateDevice, MemDevice};
+use steadfs_block::{FaultDevice, MemDevice};
 use steadfs_rt::Random;
 use steadfs_vfs::{Cx, FallocMode, FileSystem, RenameFlags, SetAttr, SetXattr};
 
@@ -239,13 +239,13 @@ fn place_of(fs: &Ext4, ino: InodeNo) -> (usize, bool) {
 }
 
 /// A call may make its requests from here on; those before it made no more than that.
-fn next_call(device: &FateDevice) {
+fn next_call(device: &FaultDevice) {
     assert_eq!(device.failures(), 0, "a call goes on for ever");
     device.fail_after(MOST);
 }
 
 /// Does what users do; whatever comes of it.
-fn use_it(fs: &Ext4, device: &FateDevice, random: &mut Random) {
+fn use_it(fs: &Ext4, device: &FaultDevice, random: &mut Random) {
     let cx = Cx::default();
     let names = [&b"tables"[..], b"nodes", b"more nodes", b"dir"];
     let mut found: Vec<(InodeNo, &[u8])> = Vec::new();
@@ -314,7 +314,7 @@ fn use_it(fs: &Ext4, device: &FateDevice, random: &mut Random) {
 
 fn run(base: &Base, seed: u64) -> bool {
     let mut random = Random::new(seed);
-    let device = FateDevice::new(Arc::new(base.cross(&mut random)));
+    let device = FaultDevice::new(Arc::new(base.cross(&mut random)));
     next_call(&device);
     let options = MountOptions::parse("errors=continue").unwrap();
     let opened = Ext4::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));

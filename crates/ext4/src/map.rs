@@ -172,11 +172,11 @@ impl Ext4 {
         // Of the blocks that change again all belong to the transaction: what is asked for is hardly used.
         let left = if has_extents(core) {
             handle
-                .insist(extent::remove_credits(MAX_TREE))
+                .extend_while_locked(extent::remove_credits(MAX_TREE))
                 .then(|| Tree::new(self, ino, core).remove(handle, range, Step::DATA, &mut keep))
         } else {
             handle
-                .insist(indirect::REMOVE_CREDITS)
+                .extend_while_locked(indirect::REMOVE_CREDITS)
                 .then(|| indirect::remove(self, handle, ino, core, range, Step::DATA, &mut keep))
         };
         match left.transpose()? {

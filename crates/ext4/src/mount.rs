@@ -177,7 +177,7 @@ impl Ext4 {
         let txns = Txns::new(Arc::clone(&meta), journaled);
         let meta_budget = sizes.metadata;
         let limits = WritebackOptions::for_cache(sizes.dirty_data);
-        queue.limit_read_ahead(sizes.read_ahead);
+        queue.set_read_ahead_limit(sizes.read_ahead);
         let read_only = options.read_only;
         let large_file = sb.features().ro_compat.contains(RoCompat::LARGE_FILE);
         let hidden = sb.own_files();
@@ -263,7 +263,7 @@ impl Ext4 {
         }
         if let Some(journal) = self.txns.journal() {
             journal.clear_errno().map_err(journal_error)?;
-            journal.start().map_err(no_thread)?;
+            journal.start_tasks().map_err(no_thread)?;
         }
         let orphans = self.orphans.clean_up(self)?;
         let backing: Weak<dyn Backing> = self.me.clone();
@@ -303,7 +303,7 @@ impl Ext4 {
     pub(crate) fn end_tasks(&self) {
         self.writeback.stop();
         if let Some(journal) = self.txns.journal() {
-            journal.stop();
+            journal.join_tasks();
         }
     }
 
@@ -422,8 +422,8 @@ impl Ext4 {
         }
         steadfs_rt::fault_point("close");
         self.writeback.stop();
-        self.queue.limit_read_ahead(0);
-        self.queue.end_read_ahead();
+        self.queue.set_read_ahead_limit(0);
+        self.queue.drain_read_ahead();
         let stopped = self.stopped.lock().clone();
         if let Some(cause) = stopped {
             self.end_tasks();

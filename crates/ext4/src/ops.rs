@@ -143,7 +143,7 @@ impl Ext4 {
             let flags = dir.core.read().flags;
             if all || flags.contains(InodeFlags::SYNC) || flags.contains(InodeFlags::DIRSYNC) {
                 if let Some(journal) = self.txns.journal().filter(|_| !gathered) {
-                    journal.gather(cx.caller);
+                    journal.wait_for_batch(cx.caller);
                     gathered = true;
                 }
                 self.fsync_inode(cx, &dir, false)?;

@@ -212,7 +212,7 @@ impl Ext4 {
         };
         device.make_writable().map_err(FsError::BadOption)?;
         // What a replay changes below does not pass this volume's queue.
-        self.queue.end_read_ahead();
+        self.queue.drain_read_ahead();
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
         let at = self.super_at.load(Ordering::Acquire);
         let bytes = superblock_bytes(&below, at)?;
@@ -233,7 +233,7 @@ impl Ext4 {
             *self.sb.lock() = sb;
         }
         if let Some(overlay) = &self.overlay {
-            overlay.lift();
+            overlay.disable_overlay();
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use steadfs_base::IoPrio;
-use steadfs_jbd2::{Checksum, Journal, JournalConfig, ReclaimPolicy, Tuning};
+use steadfs_jbd2::{Checksum, Journal, JournalConfig, JournalTuning, ReclaimPolicy};
 
 use crate::disk::Superblock;
 use crate::disk::features::RoCompat;
@@ -23,8 +23,8 @@ pub(crate) fn stripe(sb: &Superblock, options: &MountOptions) -> u32 {
 }
 
 /// What the options ask of the journal.
-pub(crate) fn tuning(options: &MountOptions) -> Tuning {
-    Tuning {
+pub(crate) fn tuning(options: &MountOptions) -> JournalTuning {
+    JournalTuning {
         commit_interval: Duration::from_secs(options.commit_secs.into()),
         min_batch: Duration::from_micros(options.min_batch_us.into()),
         max_batch: Duration::from_micros(options.max_batch_us.into()),
@@ -67,7 +67,7 @@ pub(crate) fn journal_config(
                 .max(MIN_TRANSACTION),
         ),
         reclaim: ReclaimPolicy {
-            max_unwritten: share,
+            max_unwritten_bytes: share,
             low_free_percent: options.async_checkpoint.percent(),
             ..ReclaimPolicy::default()
         },
@@ -77,7 +77,7 @@ pub(crate) fn journal_config(
 
 /// Says so if a threshold starts too late to spare anybody a wait.
 pub(crate) fn warn_of_idle_threshold(journal: &Journal, asked: AsyncCheckpoint) {
-    let forced = journal.forced_percent();
+    let forced = journal.forced_reclaim_percent();
     if let Some(percent) = asked.percent()
         && percent <= forced
     {

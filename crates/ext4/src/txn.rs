@@ -278,11 +278,11 @@ impl Handle<'_> {
     /// The same for who has to take back what he did before he can end: also where the transaction is being closed.
     /// False: there is no room.
     #[must_use]
-    pub fn insist(&mut self, credits: u32) -> bool {
+    pub fn extend_while_locked(&mut self, credits: u32) -> bool {
         match &mut self.inner {
             Inner::Journal(handle) => {
                 let have = handle.credits();
-                have >= credits || handle.insist(credits - have)
+                have >= credits || handle.extend_while_locked(credits - have)
             }
             Inner::Direct(_) => true,
         }

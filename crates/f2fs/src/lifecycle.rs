@@ -211,8 +211,8 @@ impl F2fs {
         fault_point("close");
         self.thaw();
         self.join_tasks();
-        self.queue.limit_read_ahead(0);
-        self.queue.end_read_ahead();
+        self.queue.set_read_ahead_limit(0);
+        self.queue.drain_read_ahead();
         let ended = end();
         let noted = self.store_notes_now();
         self.read_only.store(true, Ordering::Release);

@@ -69,7 +69,7 @@ impl F2fs {
         let flags = current.checkpoint.flags;
         warn_of_state(&superblock, flags);
         let recover = !options.no_recovery && !was_cp_disabled(flags);
-        queue.limit_read_ahead(sizes.read_ahead);
+        queue.set_read_ahead_limit(sizes.read_ahead);
         let mut fs = Self::assemble(queue, superblock, current, options, sizes);
         if recover && fs.read_only.load(Ordering::Acquire) {
             let found = match fs.find_fsynced(IoTag::default()) {

@@ -146,7 +146,7 @@ impl F2fs {
         let device = self.queue.device();
         device.make_writable().map_err(FsError::BadOption)?;
         // What a recovery changes does not pass this volume's queue.
-        self.queue.end_read_ahead();
+        self.queue.drain_read_ahead();
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
         let now = checkpoint::load(&below, &self.layout)?.for_writing()?;
         if now.checkpoint != self.checkpoints.last() {

@@ -46,7 +46,7 @@ impl NewJournal {
 
 /// What a journal's superblock says, for showing it. Nothing is judged but its magic.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct JournalFacts {
+pub struct JournalInfo {
     /// Whether it is a version 2 superblock, the one with features.
     pub version2: bool,
     /// Bytes in a block.
@@ -75,7 +75,7 @@ pub struct JournalFacts {
     pub checksum_is_right: bool,
 }
 
-impl JournalFacts {
+impl JournalInfo {
     /// Decodes the start of a journal's block 0, at least 1024 bytes.
     pub fn parse(block: &[u8]) -> Result<Self, FormatError> {
         let corrupt = |what: &str| FormatError::Corrupt(what.to_owned());
@@ -161,10 +161,10 @@ mod tests {
         let parsed = Superblock::parse(&bytes, new.block_size, 1024).unwrap();
         assert_eq!((parsed.first, parsed.last), (1, 1024));
         assert_eq!(parsed.sequence(), Tid(1));
-        let facts = JournalFacts::parse(&bytes).unwrap();
+        let facts = JournalInfo::parse(&bytes).unwrap();
         assert_eq!((facts.blocks, facts.start, facts.users), (1024, 0, 1));
         assert!(facts.version2 && facts.features.is_empty() && facts.checksum_is_right);
-        assert!(JournalFacts::parse(&[0; 1024]).is_err());
-        assert!(JournalFacts::parse(&bytes[..1023]).is_err());
+        assert!(JournalInfo::parse(&[0; 1024]).is_err());
+        assert!(JournalInfo::parse(&bytes[..1023]).is_err());
     }
 }

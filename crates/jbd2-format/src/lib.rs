@@ -16,7 +16,7 @@ mod superblock;
 pub use commit::{CommitRecord, build_commit};
 pub use descriptor::{DescriptorBuilder, Tag, TagSum, parse_tags};
 pub use error::FormatError;
-pub use facts::{JournalFacts, NewJournal};
+pub use facts::{JournalInfo, NewJournal};
 pub use fast_commit::starts_fast_commit;
 pub use format::Checksum;
 pub use format::Format;

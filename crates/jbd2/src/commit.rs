@@ -138,7 +138,7 @@ impl Journal {
         }
     }
 
-    /// Waits for those who will probably ask for this transaction, too. The caller has made itself the leader.
+    /// WaitStats for those who will probably ask for this transaction, too. The caller has made itself the leader.
     fn await_callers<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -170,7 +170,7 @@ impl Journal {
         state.gathers = None;
         let came = callers(&state).saturating_sub(here);
         state.gathering.waited(came, all - here);
-        state.stats.waited_callers.add(began.elapsed());
+        state.stats.waited_batch.add(began.elapsed());
         state
     }
 
@@ -180,7 +180,7 @@ impl Journal {
         if let Some(running) = &mut state.running
             && running.tid == tid
         {
-            let raised = running.waiter.map(|now| self.queue.raised(now, tag));
+            let raised = running.waiter.map(|now| self.queue.effective_tag(now, tag));
             running.waiter = raised.or(Some(tag));
         }
         self.raise_committing(state, tag);
@@ -189,7 +189,7 @@ impl Journal {
     /// Raises the I/O of the commit under way to `tag`.
     pub(crate) fn raise_committing(&self, state: &mut State, tag: IoTag) {
         if let Some(committing) = &mut state.committing {
-            let raised = self.queue.raised(committing.tag, tag);
+            let raised = self.queue.effective_tag(committing.tag, tag);
             if raised != committing.tag {
                 committing.tag = raised;
                 for io in &committing.ios {
@@ -305,7 +305,7 @@ impl Journal {
             assert!(running.tid == closed.tid && running.open == 0);
             // Others than the leader may wait for it by now.
             let waiter = running.waiter;
-            let tag = waiter.map_or(tag, |waiter| self.queue.raised(tag, waiter));
+            let tag = waiter.map_or(tag, |waiter| self.queue.effective_tag(tag, waiter));
             state.committing = Some(Committing {
                 tid: closed.tid,
                 start,

@@ -10,7 +10,7 @@ const DEFAULT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What a remount may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tuning {
+pub struct JournalTuning {
     /// A transaction is committed when it is this old (`commit=`); zero means 5 s, as there.
     pub commit_interval: Duration,
     /// A synchronous handle waits at least this long for others to join (`min_batch_time=`).
@@ -23,7 +23,7 @@ pub struct Tuning {
     pub prio: IoPrio,
 }
 
-impl Default for Tuning {
+impl Default for JournalTuning {
     fn default() -> Self {
         Self {
             commit_interval: DEFAULT_INTERVAL,
@@ -35,7 +35,7 @@ impl Default for Tuning {
     }
 }
 
-impl Tuning {
+impl JournalTuning {
     /// When a transaction is old enough.
     pub(crate) fn max_transaction_age(&self) -> Duration {
         if self.commit_interval.is_zero() {
@@ -58,7 +58,7 @@ impl Tuning {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JournalConfig {
     /// What a remount may change.
-    pub tuning: Tuning,
+    pub tuning: JournalTuning,
     /// When committed blocks are written home in the background.
     pub reclaim: ReclaimPolicy,
     /// Nothing is written and no handle begins.

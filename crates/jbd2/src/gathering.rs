@@ -21,7 +21,7 @@ pub(crate) struct Gathering {
     regulars: u32,
     /// When that was.
     ended: Instant,
-    /// Waits in vain, one after the other.
+    /// WaitStats in vain, one after the other.
     vain: u32,
     /// Commits that are begun without a wait.
     skip: u32,

@@ -166,7 +166,7 @@ impl<'j> Handle<'j> {
     /// The same for who cannot end yet, because he has to take back what he did: also where the transaction is being
     /// closed, which waits for him.
     #[must_use]
-    pub fn insist(&mut self, credits: u32) -> bool {
+    pub fn extend_while_locked(&mut self, credits: u32) -> bool {
         let mut state = self.journal.state.lock();
         state.aborted.is_none() && self.take_more(&mut state, credits)
     }

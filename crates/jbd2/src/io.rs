@@ -45,7 +45,7 @@ pub(crate) fn submit_writes(
     writes
 }
 
-/// Waits for all and returns the first error.
+/// WaitStats for all and returns the first error.
 pub(crate) fn wait_all(ios: &[IoHandle]) -> Result<(), IoError> {
     let mut result = Ok(());
     for io in ios {

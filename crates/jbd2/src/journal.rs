@@ -9,14 +9,14 @@ use steadfs_cache::MetaCache;
 use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, JoinHandle, Mutex, MutexGuard, Rank, RankScope, now, sleep};
 
-use crate::config::{JournalConfig, Tuning};
+use crate::config::{JournalConfig, JournalTuning};
 use crate::gathering::Gathering;
 use crate::handle::Handle;
 use crate::lists::Lists;
 use crate::recover::load_superblock;
 use crate::sb::{Block0, Change, Order};
 use crate::space::{Costs, Ring};
-use crate::stats::Stats;
+use crate::stats::JournalStats;
 use crate::transaction::{Admission, Running, State};
 use crate::{JournalError, JournalMap, ReclaimPolicy};
 use steadfs_jbd2_format::Format;
@@ -118,7 +118,7 @@ impl Journal {
             stopping: false,
             last_sync_writer: 0,
             tuning: config.tuning,
-            stats: Stats::default(),
+            stats: JournalStats::default(),
         };
         Ok(Arc::new(Self {
             cache,
@@ -145,7 +145,7 @@ impl Journal {
         }))
     }
 
-    /// Begins a handle of `credits`: so many blocks it may change or revoke. Waits while the
+    /// Begins a handle of `credits`: so many blocks it may change or revoke. WaitStats while the
     /// transaction is being closed, or full, or the log has too little space; with the space that it
     /// may come to need set aside, no commit ever waits for any.
     ///
@@ -175,7 +175,7 @@ impl Journal {
         self.costs.max_credits()
     }
 
-    /// Waits until a handle of `credits` may join the running transaction, and joins it.
+    /// WaitStats until a handle of `credits` may join the running transaction, and joins it.
     pub(crate) fn join(&self, credits: u32, tag: IoTag) -> Result<Tid, JournalError> {
         self.may_wait();
         if self.read_only {
@@ -209,7 +209,7 @@ impl Journal {
         }
     }
 
-    /// Waits once for what keeps a handle from joining, or brings it about.
+    /// WaitStats once for what keeps a handle from joining, or brings it about.
     fn await_admission<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -363,7 +363,7 @@ impl Journal {
     /// little, so that other writers join it (`min_batch_time`, `max_batch_time`). About as long as a
     /// commit takes, if the transaction is younger than that; not at all for a writer that comes twice
     /// in a row, which is alone. The caller holds no handle, so a commit for others goes ahead.
-    pub fn gather(&self, writer: u64) {
+    pub fn wait_for_batch(&self, writer: u64) {
         let wait = self.batch_wait(writer);
         if !wait.is_zero() {
             sleep(wait);
@@ -373,7 +373,7 @@ impl Journal {
     fn batch_wait(&self, writer: u64) -> Duration {
         let mut state = self.state.lock();
         let alone = std::mem::replace(&mut state.last_sync_writer, writer) == writer;
-        let Tuning {
+        let JournalTuning {
             min_batch,
             max_batch,
             ..
@@ -514,12 +514,12 @@ impl Journal {
     }
 
     /// What a remount may change, as it is.
-    pub fn tuning(&self) -> Tuning {
+    pub fn tuning(&self) -> JournalTuning {
         self.state.lock().tuning.clone()
     }
 
     /// Changes what a remount may change.
-    pub fn set_tuning(&self, tuning: Tuning) {
+    pub fn set_tuning(&self, tuning: JournalTuning) {
         self.state.lock().tuning = tuning;
         self.task_wake.notify_all();
     }
@@ -544,14 +544,14 @@ impl Journal {
     /// With so many percent of the log free, or fewer, a handle may have to wait until somebody frees
     /// some: the share of the largest transaction. A reclaim policy's threshold that is no higher
     /// starts too late to spare anybody that.
-    pub fn forced_percent(&self) -> u8 {
+    pub fn forced_reclaim_percent(&self) -> u8 {
         let capacity = u64::from(self.state.lock().log.capacity());
         let share = (u64::from(self.costs.max_transaction) * 100).div_ceil(capacity);
         u8::try_from(share.min(100)).expect("a percentage")
     }
 
     /// Counters since the journal was opened.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> JournalStats {
         self.state.lock().stats
     }
 

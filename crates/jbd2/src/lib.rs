@@ -38,14 +38,14 @@ mod transaction;
 mod worker;
 
 pub use commit::Durable;
-pub use config::{JournalConfig, Tuning};
+pub use config::{JournalConfig, JournalTuning};
 pub use error::JournalError;
 pub use handle::Handle;
 pub use journal::Journal;
 pub use overlay::{Overlay, OverlayDevice};
 pub use policy::ReclaimPolicy;
 pub use recover::{Recover, Recovered, RecoverySummary, recover};
-pub use stats::{Stats, Waits};
+pub use stats::{JournalStats, WaitStats};
 pub use steadfs_jbd2_format::{Checksum, JournalMap};
 
 #[cfg(test)]

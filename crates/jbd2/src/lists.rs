@@ -298,7 +298,7 @@ impl Lists {
 
     /// Whether more than twice as much waits as the policy wants.
     pub(crate) fn is_twice_heavy(&self, block_size: BlockSize) -> bool {
-        self.unwritten * block_size.bytes_u64() / 2 > self.policy.max_unwritten
+        self.unwritten * block_size.bytes_u64() / 2 > self.policy.max_unwritten_bytes
     }
 
     /// Whether the background is at work and goes on to free log space when so few of its blocks are.

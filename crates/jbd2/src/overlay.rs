@@ -44,13 +44,13 @@ impl Overlay {
 }
 
 /// A device behind an [`Overlay`]: every read, of data too, sees the replayed blocks. It refuses
-/// writes; the device below must not change, until the overlay is [lifted](OverlayDevice::lift).
+/// writes; the device below must not change, until the overlay is [disabled](OverlayDevice::disable_overlay).
 pub struct OverlayDevice {
     inner: Arc<dyn Device>,
     geometry: Geometry,
     block_size: BlockSize,
     overlay: Overlay,
-    lifted: AtomicBool,
+    disabled: AtomicBool,
     /// Reads that may go to the log and have not ended.
     redirected: Arc<AtomicU64>,
 }
@@ -69,7 +69,7 @@ impl OverlayDevice {
             geometry,
             block_size,
             overlay,
-            lifted: AtomicBool::new(false),
+            disabled: AtomicBool::new(false),
             redirected: Arc::default(),
         }
     }
@@ -81,8 +81,8 @@ impl OverlayDevice {
 
     /// Every block has been written home: from now on requests, writes too, go to the device below.
     /// Returns when no read from the log is under way, so that the log may be written.
-    pub fn lift(&self) {
-        self.lifted.store(true, Ordering::SeqCst);
+    pub fn disable_overlay(&self) {
+        self.disabled.store(true, Ordering::SeqCst);
         while self.redirected.load(Ordering::SeqCst) > 0 {
             sleep(Duration::from_millis(1));
         }
@@ -101,9 +101,9 @@ impl OverlayDevice {
     /// The reads that serve `bio`: its own, and one for each block in the log. What is no read is
     /// answered here.
     fn expand(&self, bio: Bio, done: Done) -> Vec<(Bio, Done)> {
-        // Counted before looking: whoever lifts the overlay waits for it or it sees it lifted.
+        // Counted before looking: whoever lifts the overlay waits for it or it sees it disabled.
         self.redirected.fetch_add(1, Ordering::SeqCst);
-        if self.lifted.load(Ordering::SeqCst) {
+        if self.disabled.load(Ordering::SeqCst) {
             self.redirected.fetch_sub(1, Ordering::SeqCst);
             return vec![(bio, done)];
         }
@@ -210,7 +210,7 @@ fn patch(bio: &mut Bio, home: u64, escaped: bool, mut copy: Buf) {
 
 impl Device for OverlayDevice {
     fn geometry(&self) -> &Geometry {
-        if self.lifted.load(Ordering::Acquire) {
+        if self.disabled.load(Ordering::Acquire) {
             self.inner.geometry()
         } else {
             &self.geometry
@@ -218,7 +218,7 @@ impl Device for OverlayDevice {
     }
 
     fn make_writable(&self) -> Result<(), String> {
-        if self.lifted.load(Ordering::Acquire) {
+        if self.disabled.load(Ordering::Acquire) {
             self.inner.make_writable()
         } else {
             Err("the volume is replayed in memory only".to_owned())

@@ -16,7 +16,7 @@ pub struct ReclaimPolicy {
     /// … and goes on until that share and this part more of the log, in percent, are free.
     pub hysteresis_percent: u8,
     /// Bytes of committed blocks not yet written home that are kept in memory at most.
-    pub max_unwritten: u64,
+    pub max_unwritten_bytes: u64,
     /// How often the age is looked at.
     pub period: Duration,
 }
@@ -28,7 +28,7 @@ impl Default for ReclaimPolicy {
             max_age: Duration::from_secs(30),
             low_free_percent: Some(50),
             hysteresis_percent: 6,
-            max_unwritten: 32 << 20,
+            max_unwritten_bytes: 32 << 20,
             period: Duration::from_secs(5),
         }
     }
@@ -119,7 +119,7 @@ impl ReclaimPolicy {
     /// Whether so many bytes that are not home yet are to be written for the sake of memory; `relieving`:
     /// that is under way, and ends at half of what is allowed.
     pub(crate) fn is_heavy(&self, unwritten: u64, relieving: bool) -> bool {
-        let most = self.max_unwritten;
+        let most = self.max_unwritten_bytes;
         self.enabled && unwritten > if relieving { most / 2 } else { most }
     }
 }

@@ -47,7 +47,7 @@ impl Drop for SpaceWaiter<'_> {
 }
 
 impl Journal {
-    /// Waits until no handle waits for log space, so that the background does not take the lock of
+    /// WaitStats until no handle waits for log space, so that the background does not take the lock of
     /// reclaim again before them; not where memory is short.
     fn let_waiters_first(&self) {
         let mut lists = self.lists.lock();
@@ -61,7 +61,9 @@ impl Journal {
         let lists = &mut *self.lists.lock();
         let waiters = &mut lists.waiters;
         waiters.count += 1;
-        let best = waiters.tag.map_or(tag, |now| self.queue.raised(now, tag));
+        let best = waiters
+            .tag
+            .map_or(tag, |now| self.queue.effective_tag(now, tag));
         waiters.tag = Some(best);
         for io in &lists.in_flight {
             self.queue.boost(io, best);
@@ -71,7 +73,9 @@ impl Journal {
 
     /// What reclaim of tag `tag` is submitted as.
     fn for_waiters(&self, tag: IoTag, waiters: &SpaceWaiters) -> IoTag {
-        waiters.tag.map_or(tag, |best| self.queue.raised(tag, best))
+        waiters
+            .tag
+            .map_or(tag, |best| self.queue.effective_tag(tag, best))
     }
 
     /// Lets those who wait for log space raise these requests, submitted with `tag`; raises them if one
@@ -87,7 +91,7 @@ impl Journal {
         }
     }
 
-    /// Waits until `need` log blocks are free, reclaiming them if nobody else does. `tag`: who waits.
+    /// WaitStats until `need` log blocks are free, reclaiming them if nobody else does. `tag`: who waits.
     pub(crate) fn reclaim_space(&self, need: u32, tag: IoTag) -> Result<(), JournalError> {
         let _waits = self.await_space(tag);
         let _one = self.reclaiming.lock();

@@ -9,8 +9,8 @@ use crate::transaction::Admission;
 
 /// How often and how long something was waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waits {
-    /// Waits.
+pub struct WaitStats {
+    /// WaitStats.
     pub count: u64,
     /// All of them together.
     pub total: Duration,
@@ -18,7 +18,7 @@ pub struct Waits {
     pub max: Duration,
 }
 
-impl Waits {
+impl WaitStats {
     pub(crate) fn add(&mut self, wait: Duration) {
         self.count += 1;
         self.total += wait;
@@ -28,7 +28,7 @@ impl Waits {
 
 /// What happened since the journal was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct JournalStats {
     /// Commits finished.
     pub transactions: u64,
     /// … of them because somebody asked, not because of age or size.
@@ -52,15 +52,15 @@ pub struct Stats {
     /// Log blocks written for them.
     pub logged: u64,
     /// Handles that waited while a transaction was locked for its commit.
-    pub waited_locked: Waits,
+    pub waited_locked: WaitStats,
     /// Handles that waited for log space.
-    pub waited_space: Waits,
+    pub waited_space: WaitStats,
     /// Handles that waited for others' credits, or for the commit of a full transaction.
-    pub waited_credits: Waits,
+    pub waited_credits: WaitStats,
     /// Commits that waited for more callers before they began.
-    pub waited_callers: Waits,
+    pub waited_batch: WaitStats,
     /// Times the background looked at the log, and how long it worked then.
-    pub background: Waits,
+    pub background: WaitStats,
     /// Log blocks that the background freed.
     pub freed_in_background: u64,
     /// Log blocks that those freed who waited for them.
@@ -73,7 +73,7 @@ pub struct Stats {
     pub tail_moves: u64,
 }
 
-impl Stats {
+impl JournalStats {
     /// Notes a commit's time.
     pub(crate) fn commit_took(&mut self, time: Duration) {
         self.average_commit = if self.transactions == 0 {
@@ -84,7 +84,7 @@ impl Stats {
     }
 
     /// What counts those who wait for this before they join.
-    pub(crate) const fn waits_for(&mut self, admission: Admission) -> &mut Waits {
+    pub(crate) const fn waits_for(&mut self, admission: Admission) -> &mut WaitStats {
         match admission {
             Admission::Locked | Admission::Join => &mut self.waited_locked,
             Admission::Credits | Admission::Full(_) => &mut self.waited_credits,
@@ -95,7 +95,7 @@ impl Stats {
     /// All of it as one JSON object, times in microseconds; sums are not divided.
     pub(crate) fn json(&self, durable: Tid, free: u32, capacity: u32) -> String {
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let waits = |waits: Waits| {
+        let waits = |waits: WaitStats| {
             let (total, max) = (us(waits.total), us(waits.max));
             format!(
                 "{{\"count\":{},\"total_us\":{total},\"max_us\":{max}}}",
@@ -107,7 +107,7 @@ impl Stats {
              \"log_free\":{free},\"handles\":{},\"blocks\":{},\"logged\":{},\"average_commit_us\":{},\
              \"running_us\":{},\"locked_us\":{},\"logging_us\":{},\"request_delay_us\":{},\
              \"waits\":{{\"locked_transaction\":{},\"log_space\":{},\"reserved_credits\":{},\
-             \"more_callers\":{}}},\
+             \"group_commit\":{}}},\
              \"reclaim\":{{\"written_home\":{},\"dropped\":{},\"tail_moves\":{},\"background\":{},\
              \"freed_in_background\":{},\"freed_by_waiters\":{}}}}}",
             self.transactions,
@@ -123,7 +123,7 @@ impl Stats {
             waits(self.waited_locked),
             waits(self.waited_space),
             waits(self.waited_credits),
-            waits(self.waited_callers),
+            waits(self.waited_batch),
             self.written_home,
             self.dropped,
             self.tail_moves,
@@ -182,7 +182,7 @@ impl Stats {
             ("locked transaction", self.waited_locked),
             ("log space", self.waited_space),
             ("reserved credits", self.waited_credits),
-            ("more callers", self.waited_callers),
+            ("group commit", self.waited_batch),
         ];
         writeln!(page, "waits: ")?;
         for (what, waits) in waits {

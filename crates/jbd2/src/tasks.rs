@@ -16,11 +16,11 @@ const MIN_PERIOD: Duration = Duration::from_millis(1);
 
 impl Journal {
     /// Starts the commit task and the background reclaimer, which keep the journal alive until
-    /// [`Journal::stop`]. Does nothing if they run.
+    /// [`Journal::join_tasks`]. Does nothing if they run.
     ///
     /// # Errors
     /// The host refuses a thread: none of them runs.
-    pub fn start(self: &Arc<Self>) -> io::Result<()> {
+    pub fn start_tasks(self: &Arc<Self>) -> io::Result<()> {
         {
             let mut state = self.state.lock();
             if state.has_task {
@@ -30,14 +30,14 @@ impl Journal {
             state.has_task = true;
         }
         self.lists.lock().stopping = false;
-        let started = self.start_tasks();
+        let started = self.spawn_tasks();
         if started.is_err() {
-            self.stop();
+            self.join_tasks();
         }
         started
     }
 
-    fn start_tasks(self: &Arc<Self>) -> io::Result<()> {
+    fn spawn_tasks(self: &Arc<Self>) -> io::Result<()> {
         let journal = Arc::clone(self);
         let commit = try_spawn("jbd2", move || journal.commit_task())?;
         self.tasks.lock().push(commit);
@@ -49,7 +49,7 @@ impl Journal {
 
     /// Stops the tasks and waits for them. Handles and commits work without them; what is not
     /// committed stays so.
-    pub fn stop(&self) {
+    pub fn join_tasks(&self) {
         {
             let mut state = self.state.lock();
             state.stopping = true;
@@ -93,7 +93,7 @@ impl Journal {
         self.admission.notify_all();
     }
 
-    /// Waits until a transaction should be committed; `None`: the task should end.
+    /// WaitStats until a transaction should be committed; `None`: the task should end.
     ///
     /// The task is not woken when a transaction begins: it looks every interval, and sees each
     /// transaction before that one is an interval old.
@@ -135,7 +135,7 @@ impl Journal {
         }
     }
 
-    /// Waits until the log is to be looked at; false: the task should end.
+    /// WaitStats until the log is to be looked at; false: the task should end.
     fn next_reclaim(&self) -> bool {
         let mut lists = self.lists.lock();
         if lists.worker == Worker::Idle && !lists.stopping {

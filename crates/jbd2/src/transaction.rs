@@ -11,10 +11,10 @@ use steadfs_rt::inherit::{self, TaskNo};
 use steadfs_rt::{Condvar, Instant, now};
 
 use crate::JournalError;
-use crate::config::Tuning;
+use crate::config::JournalTuning;
 use crate::gathering::Gathering;
 use crate::space::{Costs, Ring};
-use crate::stats::Stats;
+use crate::stats::JournalStats;
 
 /// The transaction that handles join.
 pub(crate) struct Running {
@@ -146,8 +146,8 @@ pub(crate) struct State {
     pub stopping: bool,
     /// Who ended a synchronous handle last.
     pub last_sync_writer: u64,
-    pub tuning: Tuning,
-    pub stats: Stats,
+    pub tuning: JournalTuning,
+    pub stats: JournalStats,
 }
 
 impl State {

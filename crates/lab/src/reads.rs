@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use steadfs_base::InodeNo;
-use steadfs_block::{FateDevice, Op};
+use steadfs_block::{FaultDevice, Op};
 use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FileSystem, SetAttr, SetTime};
 
@@ -137,7 +137,7 @@ fn every_case(volume: &Volume) -> Tally {
 pub fn sweep(volume: &Volume, case: &Case, fails: Fails, second: impl Fn(u64) -> bool) -> Tally {
     let mut tally = Tally::default();
     for n in 0..MOST_READS {
-        let device = FateDevice::new(Arc::new(volume.copy()));
+        let device = FaultDevice::new(Arc::new(volume.copy()));
         let fs = match volume.open(Arc::clone(&device) as _) {
             Ok(fs) => fs,
             Err(error) => {
@@ -196,7 +196,7 @@ pub fn sweep(volume: &Volume, case: &Case, fails: Fails, second: impl Fn(u64) ->
 }
 
 /// The n-th read from now on fails.
-fn fail_read(device: &FateDevice, n: u64, fails: Fails) {
+fn fail_read(device: &FaultDevice, n: u64, fails: Fails) {
     let (mut seen, mut bad) = (0, None);
     device.fail(move |bio| {
         if bio.op != Op::Read {

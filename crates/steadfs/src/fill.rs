@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::Timestamp;
-use steadfs_block::{CallerDevice, OpenOptions};
+use steadfs_block::{OpenOptions, SyncFileDevice};
 use steadfs_ext4::CacheSizes;
 use steadfs_rt::sim;
 use steadfs_vfs::{FileSystem, SetAttr};
@@ -116,7 +116,7 @@ fn open_alone(path: &Path, options: &Options) -> Result<Volume, Error> {
         offset: options.offset,
         ..OpenOptions::default()
     };
-    let device = CallerDevice::open(path, &open)?;
+    let device = SyncFileDevice::open(path, &open)?;
     Volume::on(Arc::new(device), path, CacheSizes::of(CACHE), options)
 }
 

@@ -39,7 +39,7 @@ pub fn dry_run(
     options: &FormatOptions,
 ) -> Result<FormatReport, Error> {
     let (whole, sector) = match FileDevice::open(path, looking(options.offset)) {
-        Ok(device) => (device.geometry().size / UNIT * UNIT, device.sector()),
+        Ok(device) => (device.geometry().size / UNIT * UNIT, device.sector_size()),
         Err(_) if size.is_some() && !path.exists() => (0, SMALLEST_SECTOR),
         Err(error) => return Err(error.into()),
     };
@@ -114,7 +114,7 @@ fn open(path: &Path, offset: u64, size: Option<u64>) -> Result<(Queue, u64, u32)
         ..OpenOptions::default()
     };
     let device = Arc::new(FileDevice::open(path, open)?);
-    let sector = device.sector();
+    let sector = device.sector_size();
     let queue = Queue::new(device, QueueOptions::default());
     let size = size.unwrap_or(queue.geometry().size / UNIT * UNIT);
     Ok((queue, size, sector))

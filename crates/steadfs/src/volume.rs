@@ -245,13 +245,13 @@ impl Volume {
         Some(BlockDevice {
             path: self.path.clone(),
             // The kernel takes none smaller than the device's sectors, and shows the number to nobody.
-            block_size: self.block_size.max(device.sector()),
+            block_size: self.block_size.max(device.sector_size()),
         })
     }
 
     /// The image file that the volume is in, if it is in one.
     pub(crate) fn image(&self) -> Option<FileId> {
-        let (device, inode) = self.device.as_ref()?.image()?;
+        let (device, inode) = self.device.as_ref()?.image_id()?;
         Some(FileId { device, inode })
     }
 

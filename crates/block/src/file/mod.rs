@@ -8,9 +8,9 @@ mod holders;
 mod ioctl;
 mod jobs;
 mod open;
-mod plain;
 mod pool;
 mod ring;
+mod sync_device;
 mod transfer;
 
 #[cfg(test)]
@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 use steadfs_rt::{Mutex, Rank};
 
 pub use open::{Engine, OpenError, OpenOptions};
-pub use plain::CallerDevice;
+pub use sync_device::SyncFileDevice;
 
 use crate::{Bio, Device, Done, Geometry, Op};
 use engine::Runner;
@@ -138,12 +138,12 @@ impl FileDevice {
 
     /// The sectors, in bytes, below which the kernel mounts no blocks of the device; of an image file 512. What is
     /// asked for in smaller pieces is done all the same.
-    pub fn sector(&self) -> u32 {
+    pub fn sector_size(&self) -> u32 {
         self.first.target.sector
     }
 
     /// The image file, whatever its names: numbers of device and inode.
-    pub fn image(&self) -> Option<(u64, u64)> {
+    pub fn image_id(&self) -> Option<(u64, u64)> {
         let found = rustix::fs::fstat(&self.first.target.fd).ok()?;
         (!self.is_block_device()).then_some((found.st_dev, found.st_ino))
     }

@@ -18,7 +18,7 @@ use steadfs_base::IoTag;
 use steadfs_rt::{Instant, Mutex, Rank};
 
 use super::handle::Io;
-use super::stats::AheadStats;
+use super::stats::ReadAheadStats;
 use crate::{Bio, Op};
 
 /// How long what was read ahead is kept for whoever seemed to want it, when others want its place: longer than
@@ -45,7 +45,7 @@ struct Kept {
     forgotten: Vec<(u64, Arc<Io>)>,
     /// Of all of these.
     bytes: u64,
-    counts: AheadStats,
+    counts: ReadAheadStats,
 }
 
 struct Read {
@@ -170,8 +170,8 @@ impl Ahead {
         }
         let room = kept.bytes + len <= most;
         if room {
-            let number = kept.counts.begun;
-            kept.counts.begun += 1;
+            let number = kept.counts.started;
+            kept.counts.started += 1;
             kept.bytes += len;
             kept.order.insert(number, range.start);
             let read = Read {
@@ -226,10 +226,10 @@ impl Ahead {
         under_way.into_iter().map(|(_, io)| io).collect()
     }
 
-    pub(super) fn stats(&self) -> AheadStats {
+    pub(super) fn stats(&self) -> ReadAheadStats {
         let mut kept = self.kept.lock();
         kept.tidy();
-        AheadStats {
+        ReadAheadStats {
             kept: kept.reads.len() as u64,
             bytes: kept.bytes,
             ..kept.counts

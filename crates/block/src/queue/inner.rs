@@ -14,7 +14,7 @@ use super::handle::{Io, IoHandle};
 use super::policy::QueueSettings;
 use super::request::{Completion, HoldKey, Repeat, ReqId, Runner};
 use super::state::State;
-use super::stats::{Depths, Stats};
+use super::stats::{Depths, QueueStats};
 use super::timer::Timer;
 use crate::{Bio, Device, Done, IoError, Op};
 
@@ -184,7 +184,7 @@ impl Inner {
     }
 
     /// Waits for what was read ahead and not asked for, and forgets it.
-    pub(super) fn end_read_ahead(self: &Arc<Self>) {
+    pub(super) fn drain_read_ahead(self: &Arc<Self>) {
         for io in self.ahead.empty() {
             // Nobody wants its result.
             let _ = IoHandle::new(io, Arc::clone(self)).wait();
@@ -264,7 +264,7 @@ impl Inner {
         self.pump(state, now);
     }
 
-    pub(super) fn raised(&self, tag: IoTag, waiter: IoTag) -> IoTag {
+    pub(super) fn effective_tag(&self, tag: IoTag, waiter: IoTag) -> IoTag {
         if tag == waiter {
             return tag;
         }
@@ -275,8 +275,8 @@ impl Inner {
         }
     }
 
-    pub(super) fn transfer_for(&self, tag: IoTag) -> u64 {
-        self.state.lock().transfer_for(tag, now())
+    pub(super) fn max_transfer_for(&self, tag: IoTag) -> u64 {
+        self.state.lock().max_transfer_for(tag, now())
     }
 
     pub(super) fn next_flush(&self) -> u64 {
@@ -287,7 +287,7 @@ impl Inner {
         number == 0 || self.state.lock().flushed >= number
     }
 
-    pub(super) fn stats(&self) -> Stats {
+    pub(super) fn stats(&self) -> QueueStats {
         let state = self.state.lock();
         let mut stats = state.recorder.stats();
         stats.scheduler = state.sched.name();
@@ -295,7 +295,7 @@ impl Inner {
         stats.in_flight = state.in_flight;
         stats.queued = state.sched.queued();
         stats.held = state.held();
-        stats.ahead = self.ahead.stats();
+        stats.read_ahead = self.ahead.stats();
         stats
     }
 

@@ -56,7 +56,9 @@ use request::{Completion, HoldKey, is_urgent};
 
 pub use handle::{IoHandle, wait_all};
 pub use policy::{Policy, QueueSettings};
-pub use stats::{AheadStats, BoostStats, Classes, Depths, GroupStats, Latency, OpStats, Stats};
+pub use stats::{
+    BoostStats, Depths, GroupStats, Latency, LatencyBuckets, OpStats, QueueStats, ReadAheadStats,
+};
 
 /// How a queue works.
 #[derive(Clone, Debug)]
@@ -153,8 +155,8 @@ impl Queue {
 
     /// How many bytes a write of this tag should have at most: what the device takes, or less while others wait
     /// for FLUSHes, which wait for it.
-    pub fn transfer_for(&self, tag: IoTag) -> u64 {
-        self.inner.transfer_for(tag)
+    pub fn max_transfer_for(&self, tag: IoTag) -> u64 {
+        self.inner.max_transfer_for(tag)
     }
 
     /// The device.
@@ -181,19 +183,19 @@ impl Queue {
     }
 
     /// How many bytes more may be read ahead.
-    pub fn read_ahead_room(&self) -> u64 {
+    pub fn read_ahead_available(&self) -> u64 {
         self.inner.ahead.room(steadfs_rt::now())
     }
 
     /// Most bytes that are read ahead and not asked for at a time.
-    pub fn limit_read_ahead(&self, bytes: u64) {
+    pub fn set_read_ahead_limit(&self, bytes: u64) {
         self.inner.ahead.limit(bytes);
     }
 
     /// Waits for what is being read ahead, and forgets all of it: the device is about to be closed, or changed by
     /// somebody else.
-    pub fn end_read_ahead(&self) {
-        self.inner.end_read_ahead();
+    pub fn drain_read_ahead(&self) {
+        self.inner.drain_read_ahead();
     }
 
     /// Queues a request that nobody waits for; `done` is called once, from any task, perhaps before
@@ -249,8 +251,8 @@ impl Queue {
 
     /// What I/O of tag `now` becomes when a task of tag `waiter` waits for it: as urgent and on as good
     /// an account as either, by the policy's measure. `now` itself where boosting is switched off.
-    pub fn raised(&self, now: IoTag, waiter: IoTag) -> IoTag {
-        self.inner.raised(now, waiter)
+    pub fn effective_tag(&self, now: IoTag, waiter: IoTag) -> IoTag {
+        self.inner.effective_tag(now, waiter)
     }
 
     /// Reads `len` bytes at byte `offset` and waits.
@@ -270,7 +272,7 @@ impl Queue {
     }
 
     /// What the queue has done and how long it took.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> QueueStats {
         self.inner.stats()
     }
 }

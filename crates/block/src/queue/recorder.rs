@@ -8,7 +8,7 @@ use steadfs_iosched::BoostOutcome;
 use steadfs_rt::Instant;
 
 use super::request::Request;
-use super::stats::{BoostStats, Classes, GroupStats, Latency, OpStats, Stats};
+use super::stats::{BoostStats, GroupStats, Latency, LatencyBuckets, OpStats, QueueStats};
 use crate::Op;
 
 /// Times are told apart from this many nanoseconds on.
@@ -92,7 +92,7 @@ impl Recorder {
             read: 0,
             written: 0,
             boosted: 0,
-            latency: Classes::default(),
+            latency: LatencyBuckets::default(),
         })
     }
 
@@ -144,7 +144,7 @@ impl Recorder {
     }
 
     /// The numbers; what the queue knows better is left out.
-    pub(super) fn stats(&self) -> Stats {
+    pub(super) fn stats(&self) -> QueueStats {
         let ops = OPS.iter().zip(&self.ops).map(|(&op, recorder)| OpStats {
             op,
             count: recorder.count,
@@ -154,13 +154,13 @@ impl Recorder {
             queue_wait: Latency::of(&recorder.queue_wait),
             device: Latency::of(&recorder.device),
         });
-        Stats {
+        QueueStats {
             ops: ops.collect(),
             merged: self.merged,
             flushes_joined: self.flushes_joined,
             boosts: self.boosts,
             groups: self.groups.values().copied().collect(),
-            ..Stats::default()
+            ..QueueStats::default()
         }
     }
 }

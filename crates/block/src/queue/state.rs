@@ -143,7 +143,7 @@ impl State {
     }
 
     /// How many bytes one write of this tag should have at most.
-    pub(super) fn transfer_for(&self, tag: IoTag, now: Instant) -> u64 {
+    pub(super) fn max_transfer_for(&self, tag: IoTag, now: Instant) -> u64 {
         let piece = self.sched.max_write_bytes(tag, nanos(now));
         self.max_transfer.min(piece)
     }
@@ -384,7 +384,7 @@ impl State {
         };
         let max_transfer = match kind {
             Tail::Read => self.max_transfer,
-            Tail::Write => self.transfer_for(tag, now),
+            Tail::Write => self.max_transfer_for(tag, now),
         };
         let request = self.living(id);
         if !request.takes(&bio, &part.to, tag, hold, max_transfer) {

@@ -9,7 +9,7 @@ use crate::Op;
 
 /// Counts and times since the queue was made.
 #[derive(Clone, Debug, Default)]
-pub struct Stats {
+pub struct QueueStats {
     /// The policy's name.
     pub scheduler: &'static str,
     /// Most requests that the device has at a time.
@@ -29,7 +29,7 @@ pub struct Stats {
     /// What boosts found.
     pub boosts: BoostStats,
     /// What became of reads that were begun before anybody asked.
-    pub ahead: AheadStats,
+    pub read_ahead: ReadAheadStats,
     /// By group, those that had requests.
     pub groups: Vec<GroupStats>,
 }
@@ -70,17 +70,17 @@ pub struct GroupStats {
     /// Bytes of others' requests that were raised to this group's account.
     pub boosted: u64,
     /// From submission to the device's end.
-    pub latency: Classes,
+    pub latency: LatencyBuckets,
 }
 
 /// How often something took how long, by powers of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Classes([u32; CLASSES]);
+pub struct LatencyBuckets([u32; CLASSES]);
 
 /// The last class takes what is longer than about 35 minutes.
 const CLASSES: usize = 32;
 
-impl Classes {
+impl LatencyBuckets {
     pub(super) fn add(&mut self, nanos: u64, count: u32) {
         let class = (u64::BITS - (nanos / 1000).leading_zeros()) as usize;
         let slot = &mut self.0[class.min(CLASSES - 1)];
@@ -136,7 +136,7 @@ pub struct Latency {
     /// The longest.
     pub max: u64,
     /// All of them.
-    pub classes: Classes,
+    pub classes: LatencyBuckets,
 }
 
 /// What boosts found.
@@ -161,9 +161,9 @@ pub struct BoostStats {
 
 /// What became of reads that were begun before anybody asked for them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct AheadStats {
+pub struct ReadAheadStats {
     /// All of them.
-    pub begun: u64,
+    pub started: u64,
     /// Those that somebody asked for.
     pub used: u64,
     /// Those that nobody can ask for any more: what they read has changed, they failed, or nobody had asked for
@@ -175,7 +175,7 @@ pub struct AheadStats {
     pub bytes: u64,
 }
 
-impl Stats {
+impl QueueStats {
     /// As one JSON object. Times are in nanoseconds, the ends of classes in microseconds.
     pub fn to_json(&self) -> String {
         self.to_json_with(|_| None)
@@ -191,7 +191,7 @@ impl Stats {
              \"merged\":{},\"flushes_joined\":{},\"boosts\":{{\"raised\":{},\"inherited\":{},\
              \"already_dispatched\":{},\"already_urgent\":{},\"positions_gained\":{},\
              \"bytes\":{},\"collateral_bytes\":{}}},\
-             \"read_ahead\":{{\"begun\":{},\"used\":{},\"dropped\":{},\"kept\":{},\"bytes\":{}}},\
+             \"read_ahead\":{{\"started\":{},\"used\":{},\"dropped\":{},\"kept\":{},\"bytes\":{}}},\
              \"ops\":{{",
             self.scheduler,
             self.depth,
@@ -207,11 +207,11 @@ impl Stats {
             self.boosts.positions_gained,
             self.boosts.bytes,
             self.boosts.collateral_bytes,
-            self.ahead.begun,
-            self.ahead.used,
-            self.ahead.dropped,
-            self.ahead.kept,
-            self.ahead.bytes,
+            self.read_ahead.started,
+            self.read_ahead.used,
+            self.read_ahead.dropped,
+            self.read_ahead.kept,
+            self.read_ahead.bytes,
         );
         for (i, op) in self.ops.iter().enumerate() {
             let comma = if i > 0 { "," } else { "" };
@@ -272,7 +272,7 @@ impl Latency {
         if times.is_empty() {
             return Self::default();
         }
-        let mut classes = Classes::default();
+        let mut classes = LatencyBuckets::default();
         for value in times.iter_recorded() {
             classes.add(value.value_iterated_to(), value.count_at_value());
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use steadfs_block::{Fate, FateDevice, MemDevice, Op, QueueOptions};
+use steadfs_block::{Fault, FaultDevice, MemDevice, Op, QueueOptions};
 use steadfs_rt::{sim, sleep, spawn};
 
 use super::*;
@@ -162,15 +162,15 @@ fn a_read_that_others_wait_for_is_raised() {
 }
 
 /// Two blocks, 3 and 5, that were changed without a journal and are being written, which takes block 3 ten
-/// milliseconds; block 5 meets `fate`.
-fn being_written(fate: Fate, then: impl FnOnce(&FateDevice, &Arc<MetaCache>) + Send + 'static) {
+/// milliseconds; block 5 meets `fault`.
+fn being_written(fault: Fault, then: impl FnOnce(&FaultDevice, &Arc<MetaCache>) + Send + 'static) {
     sim::run(sim::Config::new(1), move || {
-        let device = FateDevice::new(Arc::new(MemDevice::new(8 * 4096)));
+        let device = FaultDevice::new(Arc::new(MemDevice::new(8 * 4096)));
         let of = |block: u64| move |bio: &Bio| bio.op == Op::Write && bio.offset == block * 4096;
         device.set(move |bio| match bio {
-            bio if of(3)(bio) => Fate::Late(Duration::from_millis(10)),
-            bio if of(5)(bio) => fate,
-            _ => Fate::Done,
+            bio if of(3)(bio) => Fault::Delay(Duration::from_millis(10)),
+            bio if of(5)(bio) => fault,
+            _ => Fault::None,
         });
         let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());
         let block_size = BlockSize::new(4096).expect("valid");
@@ -181,10 +181,10 @@ fn being_written(fate: Fate, then: impl FnOnce(&FateDevice, &Arc<MetaCache>) + S
         let writes = Arc::clone(&cache);
         let writer = spawn("writer", move || {
             let written = writes.write_dirty(IoTag::default());
-            assert_eq!(written.is_err(), fate == Fate::Fail);
+            assert_eq!(written.is_err(), fault == Fault::Fail);
         });
         sleep(Duration::from_millis(1));
-        device.set(|_| Fate::Done);
+        device.set(|_| Fault::None);
         then(&device, &cache);
         writer.join();
     });
@@ -193,7 +193,7 @@ fn being_written(fate: Fate, then: impl FnOnce(&FateDevice, &Arc<MetaCache>) + S
 /// Without a journal a freed block is anybody's at once.
 #[test]
 fn a_block_is_forgotten_when_no_write_of_it_is_under_way() {
-    let late = Fate::Late(Duration::from_millis(10));
+    let late = Fault::Delay(Duration::from_millis(10));
     being_written(late, |device, cache| {
         cache.forget(DevBlock(5));
         let data = vec![Buf::copy_of(&[9; 4096])];
@@ -208,7 +208,7 @@ fn a_block_is_forgotten_when_no_write_of_it_is_under_way() {
 
 #[test]
 fn a_forgotten_block_is_not_written_again_because_its_write_failed() {
-    being_written(Fate::Fail, |device, cache| {
+    being_written(Fault::Fail, |device, cache| {
         cache.forget(DevBlock(5));
         sleep(Duration::from_millis(50));
         cache.write_dirty(IoTag::default()).unwrap();

@@ -193,7 +193,7 @@ fn what_the_queue_does_not_take_is_asked_for_again() {
             asked.set(block.0 * BS);
             if full.get() {
                 // Somebody else takes it meanwhile.
-                file.queue.limit_read_ahead(0);
+                file.queue.set_read_ahead_limit(0);
             }
             Ok::<_, ()>((BlockSource::Device(block.0 * BS), most))
         });
@@ -201,9 +201,9 @@ fn what_the_queue_does_not_take_is_asked_for_again() {
     };
     assert_eq!([ahead(0), ahead(1), ahead(2)], [0, 0, 3 * READ]);
     assert_eq!(ahead(3), 0, "there is no room");
-    file.queue.limit_read_ahead(64 << 20);
+    file.queue.set_read_ahead_limit(64 << 20);
     assert_eq!(ahead(4), 5 * READ);
-    file.queue.limit_read_ahead(64 << 20);
+    file.queue.set_read_ahead_limit(64 << 20);
     full.set(false);
     assert!(ahead(5) > 6 * READ);
 }

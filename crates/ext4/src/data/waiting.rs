@@ -32,7 +32,7 @@ impl Waiting {
         let company = {
             let mut inner = self.0.lock();
             inner.count += 1;
-            inner.tag = Some(inner.tag.map_or(tag, |now| queue.raised(now, tag)));
+            inner.tag = Some(inner.tag.map_or(tag, |now| queue.effective_tag(now, tag)));
             inner.company.clone()
         };
         if let Some(company) = company {
@@ -90,7 +90,7 @@ impl Company {
     /// The tag that requests of tag `tag` have.
     pub(super) fn raised(&self, queue: &Queue, tag: IoTag) -> IoTag {
         let waiter = self.0.lock().tag;
-        waiter.map_or(tag, |waiter| queue.raised(tag, waiter))
+        waiter.map_or(tag, |waiter| queue.effective_tag(tag, waiter))
     }
 
     /// These requests are waited for, too.
@@ -107,7 +107,9 @@ impl Company {
 
     fn raise(&self, queue: &Queue, tag: IoTag) {
         let mut together = self.0.lock();
-        let raised = together.tag.map_or(tag, |now| queue.raised(now, tag));
+        let raised = together
+            .tag
+            .map_or(tag, |now| queue.effective_tag(now, tag));
         if together.tag.replace(raised) != Some(raised) {
             for io in &together.ios {
                 queue.boost(io, raised);

@@ -334,8 +334,8 @@ impl Ext4 {
         } = flight;
         let bs = self.geo.block_size;
         let waiter = inode.waiting.tag();
-        let urgent = waiter.map_or(tag, |waiter| self.queue.raised(tag, waiter));
-        let per_bio = (self.queue.transfer_for(urgent) as usize >> bs.bits()).max(1);
+        let urgent = waiter.map_or(tag, |waiter| self.queue.effective_tag(tag, waiter));
+        let per_bio = (self.queue.max_transfer_for(urgent) as usize >> bs.bits()).max(1);
         let mut rest = &taken[..];
         for piece in pieces.iter() {
             let skip = rest
@@ -354,7 +354,7 @@ impl Ext4 {
                 } else {
                     chunk[0].tag.with_urgency(tag.urgency)
                 };
-                let tag = waiter.map_or(tag, |waiter| self.queue.raised(tag, waiter));
+                let tag = waiter.map_or(tag, |waiter| self.queue.effective_tag(tag, waiter));
                 let bio = Bio::write(bs.offset_of(at), bufs);
                 let io = match plug {
                     Some(plug) => plug.submit(bio, tag),

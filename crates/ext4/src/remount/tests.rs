@@ -549,9 +549,9 @@ fn nothing_that_was_read_ahead_outlives_a_remount() {
     for n in 0..4 {
         FileSystem::read(&*fs, &cx(), file, n << 17, 1 << 17).unwrap();
     }
-    assert!(fs.queue.stats().ahead.kept > 0);
+    assert!(fs.queue.stats().read_ahead.kept > 0);
     fs.remount(&cx(), "rw").unwrap();
-    let ahead = fs.queue.stats().ahead;
+    let ahead = fs.queue.stats().read_ahead;
     assert_eq!((ahead.kept, ahead.bytes), (0, 0));
     fs.close().unwrap();
 }

@@ -85,7 +85,9 @@ impl F2fs {
             inner.requesters.push(waiter);
             self.queue.share(&inner.ios, &[waiter]);
         }
-        let raised = self.queue.raised(now, boosted_tag(now, waiter, merge));
+        let raised = self
+            .queue
+            .effective_tag(now, boosted_tag(now, waiter, merge));
         if raised != now {
             inner.tag = Some(raised);
             for io in &inner.ios {

@@ -229,8 +229,10 @@ impl Daemon {
             owner: OwnerId(0),
         };
         // Better if one of them is of a better class.
-        let better =
-            |tag, request: &Arc<Request>| fs.queue.raised(tag, boosted_tag(tag, request.tag, true));
+        let better = |tag, request: &Arc<Request>| {
+            fs.queue
+                .effective_tag(tag, boosted_tag(tag, request.tag, true))
+        };
         let tag = batch.iter().fold(tag, better);
         // Changes under way that it has to wait for end in its name.
         let _acting = inherit::set_task_tag(tag);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use steadfs_base::Corruption;
-use steadfs_block::{FateDevice, MemDevice, Op};
+use steadfs_block::{FaultDevice, MemDevice, Op};
 use steadfs_vfs::{Cx, FileSystem, FsError, ShutdownMode};
 
 use crate::CacheSizes;
@@ -113,11 +113,11 @@ fn a_shutdown_is_counted_and_is_no_error() {
     world.close();
 }
 
-fn volume(bytes: &[u8]) -> Arc<FateDevice> {
-    FateDevice::new(Arc::new(MemDevice::from_bytes(bytes)))
+fn volume(bytes: &[u8]) -> Arc<FaultDevice> {
+    FaultDevice::new(Arc::new(MemDevice::from_bytes(bytes)))
 }
 
-fn mount(device: &Arc<FateDevice>) -> Arc<F2fs> {
+fn mount(device: &Arc<FaultDevice>) -> Arc<F2fs> {
     let options = MountOptions::parse("").unwrap();
     let sizes = CacheSizes::of(64 << 20);
     let device = Arc::clone(device);
@@ -125,7 +125,7 @@ fn mount(device: &Arc<FateDevice>) -> Arc<F2fs> {
 }
 
 /// Writes fail from now on, in the superblocks or behind them.
-fn writes_fail(device: &FateDevice, in_superblocks: bool) {
+fn writes_fail(device: &FaultDevice, in_superblocks: bool) {
     device.fail(move |bio| {
         let superblock = bio.offset < 2 * BLOCK_SIZE as u64;
         bio.op == Op::Write && superblock == in_superblocks
@@ -264,7 +264,7 @@ fn after_a_thaw_a_device_that_fails_stops_the_volume() {
     for seed in 0..8 {
         steadfs_rt::sim::run(steadfs_rt::sim::Config::new(seed), || {
             let cx = Cx::default();
-            let device = FateDevice::new(World::make("", 64).close());
+            let device = FaultDevice::new(World::make("", 64).close());
             let fs = mount(&device);
             fs.mkdir(&cx, ROOT, b"before", 0o755).unwrap();
             let gone = fs.mknod(&cx, ROOT, b"gone", 0o100_644, 0).unwrap();

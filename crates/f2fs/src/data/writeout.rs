@@ -305,7 +305,7 @@ impl F2fs {
 
     /// Blocks that one write of this tag should carry at most.
     pub(super) fn blocks_to_write(&self, tag: IoTag) -> usize {
-        (self.queue.transfer_for(tag) as usize / BLOCK as usize).max(1)
+        (self.queue.max_transfer_for(tag) as usize / BLOCK as usize).max(1)
     }
 
     /// Starts the writes of every piece, or hands them to a plug.

@@ -183,7 +183,10 @@ fn compressed_clusters_are_read_in_runs() {
             .ops
             .iter()
             .filter(|ops| ops.op == steadfs_block::Op::Read);
-        (reads.map(|ops| ops.count).sum::<u64>(), stats.ahead.used)
+        (
+            reads.map(|ops| ops.count).sum::<u64>(),
+            stats.read_ahead.used,
+        )
     };
     let fs = mount_bytes(&bytes).unwrap();
     assert!(fs.read(&cx, file.into(), 0, wanted.len()).unwrap().to_vec() == wanted);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use steadfs_block::{FateDevice, MemDevice};
+use steadfs_block::{FaultDevice, MemDevice};
 use steadfs_rt::Random;
 use steadfs_vfs::{Cx, FallocMode, FileKind, FileSystem, RenameFlags, SetAttr, SetXattr};
 
@@ -22,7 +22,7 @@ fn cases() -> u64 {
 const MOST: u64 = 1 << 17;
 
 /// A call may make its requests from here on; those before it made no more than that.
-fn next_call(device: &FateDevice) {
+fn next_call(device: &FaultDevice) {
     assert_eq!(device.failures(), 0, "a call goes on for ever");
     device.fail_after(MOST);
 }
@@ -65,7 +65,7 @@ fn base(options: &str) -> Vec<u8> {
 }
 
 /// Does what users do; whatever comes of it.
-fn use_it(fs: &F2fs, device: &FateDevice, random: &mut Random) {
+fn use_it(fs: &F2fs, device: &FaultDevice, random: &mut Random) {
     let cx = Cx::default();
     let mut found = vec![(fs.root(), FileKind::Directory, Vec::new(), fs.root())];
     let mut at = 0;
@@ -137,7 +137,7 @@ fn use_it(fs: &F2fs, device: &FateDevice, random: &mut Random) {
 }
 
 fn run(device: Arc<MemDevice>, random: &mut Random) -> bool {
-    let device = FateDevice::new(device);
+    let device = FaultDevice::new(device);
     next_call(&device);
     let options = MountOptions::parse("background_gc=off").unwrap();
     let opened = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use steadfs_block::{Fate, FateDevice, MemDevice, Op};
+use steadfs_block::{Fault, FaultDevice, MemDevice, Op};
 use steadfs_vfs::{Cx, FileSystem};
 
 use crate::disk::{BLOCK_SIZE, Layout};
@@ -20,7 +20,7 @@ struct Cost {
 }
 
 fn mount(device: &Arc<MemDevice>, options: &str) -> (Arc<F2fs>, Cost) {
-    let counting = FateDevice::new(Arc::clone(device));
+    let counting = FaultDevice::new(Arc::clone(device));
     let [reads, bytes] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
     let read = (Arc::clone(&reads), Arc::clone(&bytes));
     counting.set(move |bio| {
@@ -28,7 +28,7 @@ fn mount(device: &Arc<MemDevice>, options: &str) -> (Arc<F2fs>, Cost) {
             read.0.fetch_add(1, Ordering::Relaxed);
             read.1.fetch_add(bio.len, Ordering::Relaxed);
         }
-        Fate::Done
+        Fault::None
     });
     let options = MountOptions::parse(options).unwrap();
     let sizes = CacheSizes::of(64 << 20);

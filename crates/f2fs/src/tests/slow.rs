@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Bio, Device, Fate, FateDevice, Op};
+use steadfs_block::{Bio, Device, Fault, FaultDevice, Op};
 use steadfs_rt::{sim, sleep, spawn};
 
 use super::checkpoints::make_file;
@@ -41,7 +41,7 @@ fn told(at: At, options: &'static str) -> [Option<(u64, String)>; 2] {
         looked.close().unwrap();
         let bytes = |block: u32| u64::from(block) * BLOCK_SIZE as u64;
         let packs = bytes(start)..bytes(end);
-        let device = FateDevice::new(inner);
+        let device = FaultDevice::new(inner);
         let fs = open(Arc::clone(&device) as _);
         make_file(&fs, b"one", 0);
         assert!(!fs.status().contains("slow"));
@@ -53,7 +53,7 @@ fn told(at: At, options: &'static str) -> [Option<(u64, String)>; 2] {
                 At::LastBlock => pack && bio.fua,
             }
         };
-        device.next(1, slow, Fate::Late(LONG));
+        device.next(1, slow, Fault::Delay(LONG));
         let other = Arc::clone(&fs);
         let other = spawn("other", move || {
             other.request_checkpoint(IoTag::default()).unwrap();

@@ -8,7 +8,7 @@ use steadfs_rt::{Random, sim, sleep, spawn};
 
 use super::crash_device::CrashDevice;
 use super::support::{Layout, buf, seeds, set};
-use crate::{Journal, JournalConfig, JournalError, ReclaimPolicy, Stats};
+use crate::{Journal, JournalConfig, JournalError, JournalStats, ReclaimPolicy};
 
 const TAG: IoTag = IoTag::background();
 const SUBMITTERS: u64 = 6;
@@ -37,7 +37,7 @@ impl World {
             ..JournalConfig::default()
         };
         let journal = layout.open(Arc::clone(&device) as _, config);
-        journal.start().unwrap();
+        journal.start_tasks().unwrap();
         Self {
             layout,
             device,
@@ -62,9 +62,9 @@ impl World {
     }
 
     /// Everything is home, byte for byte, and the log is empty.
-    fn end(self) -> Stats {
+    fn end(self) -> JournalStats {
         self.journal.flush_all().unwrap();
-        self.journal.stop();
+        self.journal.join_tasks();
         let (free, capacity) = self.journal.log_space();
         assert_eq!(free, capacity);
         let media = self.device.media();
@@ -115,9 +115,9 @@ fn nothing_is_lost_or_hangs_whoever_meddles() {
                     world.journal.set_reclaim_policy(policy(Some(percent)));
                 }
                 2 => {
-                    world.journal.stop();
+                    world.journal.join_tasks();
                     sleep(Duration::from_millis(random.below(5) as u64));
-                    world.journal.start().unwrap();
+                    world.journal.start_tasks().unwrap();
                 }
                 3 => freeze(world, random),
                 _ => world.journal.flush_all().unwrap(),
@@ -134,7 +134,7 @@ fn the_background_spares_handles_the_wait() {
     let waits = |seed: u64, percent: Option<u8>| {
         let run = move || {
             let world = World::new(seed, 200, percent);
-            assert_eq!(world.journal.forced_percent(), 25);
+            assert_eq!(world.journal.forced_reclaim_percent(), 25);
             world.run(seed, |_, _| sleep(Duration::from_millis(1)));
             world.end()
         };
@@ -194,7 +194,7 @@ fn a_threshold_changes_live() {
         sleep(Duration::from_secs(4));
         assert_eq!(world.device.events().len(), events, "drained");
         drop(buf(&world.journal, FIRST));
-        world.journal.stop();
+        world.journal.join_tasks();
         world.journal.flush_all().unwrap();
     });
 }
@@ -218,6 +218,6 @@ fn an_aborted_journal_is_left_alone() {
             world.journal.begin(1).map(drop),
             Err(JournalError::Aborted(_))
         ));
-        world.journal.stop();
+        world.journal.join_tasks();
     });
 }

@@ -9,10 +9,10 @@ use steadfs_cache::MetaCache;
 use steadfs_rt::{now, sim, sleep, spawn};
 
 use super::support::{Layout, set};
-use crate::{Journal, JournalConfig, Stats, Tuning};
+use crate::{Journal, JournalConfig, JournalStats, JournalTuning};
 
 /// Tasks change a block, ask for the commit and are away for a moment, for a while; and how often each has.
-fn load(tasks: u64, away: Duration, max_batch: Duration) -> (Stats, Vec<u64>) {
+fn load(tasks: u64, away: Duration, max_batch: Duration) -> (JournalStats, Vec<u64>) {
     let run = move || {
         let layout = Layout::new(1024, 3000, 1000);
         let model = DeviceModel {
@@ -25,7 +25,7 @@ fn load(tasks: u64, away: Duration, max_batch: Duration) -> (Stats, Vec<u64>) {
         let queue = Arc::new(Queue::with_settings(device, QueueSettings::default()));
         let cache = Arc::new(MetaCache::new(queue, layout.block_size, 1 << 20));
         let mut config = JournalConfig::default();
-        config.tuning = Tuning {
+        config.tuning = JournalTuning {
             max_batch,
             ..config.tuning
         };
@@ -58,7 +58,7 @@ fn a_commit_serves_all_who_come_again_and_again() {
     const BATCH: Duration = Duration::from_millis(15);
     let away = Duration::from_micros(60);
     for tasks in [2, 4, 8] {
-        let each = |(stats, counts): (Stats, Vec<u64>)| {
+        let each = |(stats, counts): (JournalStats, Vec<u64>)| {
             let done: u64 = counts.iter().sum();
             (done, done as f64 / stats.transactions as f64)
         };
@@ -77,7 +77,7 @@ fn a_commit_serves_all_who_come_again_and_again() {
 fn a_lone_caller_is_not_held_up() {
     let away = Duration::from_micros(60);
     let (stats, _) = load(1, away, Duration::from_millis(15));
-    assert_eq!(stats.waited_callers.count, 0);
+    assert_eq!(stats.waited_batch.count, 0);
 }
 
 /// Those who are away for longer than a commit takes are not waited for, but for a try now and then.
@@ -87,10 +87,7 @@ fn who_does_not_come_is_soon_not_waited_for() {
     let (with, counts) = load(3, away, Duration::from_millis(15));
     let (_, before) = load(3, away, Duration::ZERO);
     let all = |counts: &[u64]| counts.iter().sum::<u64>();
-    assert!(
-        with.waited_callers.count * 4 < with.transactions,
-        "{with:?}"
-    );
+    assert!(with.waited_batch.count * 4 < with.transactions, "{with:?}");
     assert!(
         all(&counts) * 20 > all(&before) * 19,
         "{counts:?} {before:?}"

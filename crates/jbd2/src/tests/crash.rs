@@ -11,7 +11,7 @@ use steadfs_rt::{Random, sim, sleep, spawn};
 use super::crash_device::{CrashDevice, Crashes, Event, Kind};
 use super::model::{Blocks, Content, Model, find_state, pattern};
 use super::support::{Layout, seeds};
-use crate::{Checksum, JournalConfig, JournalError, ReclaimPolicy, Tuning};
+use crate::{Checksum, JournalConfig, JournalError, JournalTuning, ReclaimPolicy};
 
 const BLOCK: usize = 1024;
 const DEVICE_BLOCKS: u64 = 1200;
@@ -38,9 +38,9 @@ fn config(random: &mut Random) -> JournalConfig {
             low_free_percent: [None, Some(1), Some(50), Some(99)][random.below(4)],
             ..ReclaimPolicy::default()
         },
-        tuning: Tuning {
+        tuning: JournalTuning {
             commit_interval: Duration::from_millis(50),
-            ..Tuning::default()
+            ..JournalTuning::default()
         },
         ..JournalConfig::default()
     }
@@ -181,7 +181,7 @@ fn simulated(seed: u64) -> Life {
         let device = Arc::new(CrashDevice::new(first_image.clone(), seed));
         let journal = layout.open(Arc::clone(&device) as _, config(&mut random));
         let model = Arc::new(Model::new(&journal));
-        journal.start().unwrap();
+        journal.start_tasks().unwrap();
         let tasks: Vec<_> = (0..5)
             .map(|task| {
                 let (device, model) = (Arc::clone(&device), Arc::clone(&model));
@@ -218,7 +218,7 @@ fn simulated(seed: u64) -> Life {
                 );
             }
         }
-        journal.stop();
+        journal.join_tasks();
         let events = device.events();
         (layout, first_image, events, model.states())
     };
@@ -251,7 +251,7 @@ fn failing(seed: u64) -> (Life, bool) {
         let device = Arc::new(CrashDevice::new(first_image.clone(), seed));
         let journal = layout.open(Arc::clone(&device) as _, config(&mut random));
         let model = Arc::new(Model::new(&journal));
-        journal.start().unwrap();
+        journal.start_tasks().unwrap();
         let superblock = layout.block_size.offset_of(layout.journal[0].0);
         let (most, kind) = [
             (120, Kind::Write),
@@ -288,7 +288,7 @@ fn failing(seed: u64) -> (Life, bool) {
         // Failed data writes are the caller's; all others are the journal's and stop it.
         assert!(failed || flushed.is_ok());
         assert_eq!(flushed.is_err(), journal.abort_reason().is_some());
-        journal.stop();
+        journal.join_tasks();
         let aborted = flushed.is_err();
         (
             layout,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use steadfs_base::endian::Be32;
 use steadfs_base::{DevBlock, IoTag, Tid};
-use steadfs_block::{FateDevice, MemDevice};
+use steadfs_block::{FaultDevice, MemDevice};
 use steadfs_cache::MetaCache;
 use steadfs_rt::Random;
 use zerocopy::{FromBytes, IntoBytes};
@@ -323,7 +323,7 @@ fn a_device_that_fails_stops_recovery_and_lets_it_be_tried_again() {
     let (layout, image, model) = worked(Checksum::V3, 6);
     let mut failures = 0;
     for requests in 0.. {
-        let device = FateDevice::new(Arc::new(MemDevice::from_bytes(&image)));
+        let device = FaultDevice::new(Arc::new(MemDevice::from_bytes(&image)));
         let mut left = requests;
         device.fail(move |_| {
             left -= 1;

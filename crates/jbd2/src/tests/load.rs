@@ -10,7 +10,7 @@ use steadfs_rt::{Instant, Random, now, sim, sleep, spawn, yield_now};
 
 use super::crash_device::CrashDevice;
 use super::support::{Layout, buf, seeds, set};
-use crate::{Durable, Journal, JournalConfig, ReclaimPolicy, Tuning};
+use crate::{Durable, Journal, JournalConfig, JournalTuning, ReclaimPolicy};
 
 const TAG: IoTag = IoTag::background();
 
@@ -72,11 +72,11 @@ fn concurrent_fsyncs_share_commits() {
 }
 
 /// Handles of all sizes on a log so small that everything is scarce.
-fn scarce(seed: u64, config: JournalConfig, with_tasks: bool) -> crate::Stats {
+fn scarce(seed: u64, config: JournalConfig, with_tasks: bool) -> crate::JournalStats {
     let run = move || {
         let (layout, device, journal) = slow(60, seed, config);
         if with_tasks {
-            journal.start().unwrap();
+            journal.start_tasks().unwrap();
         }
         let shared = Arc::clone(&journal);
         spawn_all(8, move |task| {
@@ -115,7 +115,7 @@ fn scarce(seed: u64, config: JournalConfig, with_tasks: bool) -> crate::Stats {
         journal.flush_all().unwrap();
         let (free, capacity) = journal.log_space();
         assert_eq!(free, capacity);
-        journal.stop();
+        journal.join_tasks();
         let summary = layout.recover(device).summary;
         assert_eq!(summary.transactions, 0);
         journal.stats()
@@ -150,7 +150,7 @@ fn a_scarce_journal_works_on_threads_too() {
         let layout = Layout::new(1024, 3000, 80);
         let device = layout.device();
         let journal = layout.open(Arc::clone(&device) as _, JournalConfig::default());
-        journal.start().unwrap();
+        journal.start_tasks().unwrap();
         let shared = Arc::clone(&journal);
         spawn_all(4, move |task| {
             for n in 0..50_u64 {
@@ -170,7 +170,7 @@ fn a_scarce_journal_works_on_threads_too() {
             }
         });
         journal.flush_all().unwrap();
-        journal.stop();
+        journal.join_tasks();
         let image = device.to_bytes();
         for block in (1000..1400).filter(|block| block % 100 < 50) {
             assert_eq!(layout.block(&image, block)[3], round);
@@ -183,7 +183,7 @@ fn background_reclaim_keeps_handles_from_waiting_for_space() {
     let run = |config: JournalConfig| {
         let run = move || {
             let (_, _, journal) = slow(512, 1, config);
-            journal.start().unwrap();
+            journal.start_tasks().unwrap();
             for n in 0..400_u64 {
                 let mut handle = journal.begin(12).unwrap();
                 for step in 0..12 {
@@ -194,7 +194,7 @@ fn background_reclaim_keeps_handles_from_waiting_for_space() {
                 drop(handle);
                 journal.commit(tid, TAG).unwrap();
             }
-            journal.stop();
+            journal.join_tasks();
             journal.stats()
         };
         sim::run(sim::Config::new(1), run).value
@@ -214,7 +214,7 @@ fn background_reclaim_keeps_handles_from_waiting_for_space() {
 fn old_transactions_are_committed_and_old_blocks_written_home() {
     let run = || {
         let (layout, device, journal) = slow(512, 1, JournalConfig::default());
-        journal.start().unwrap();
+        journal.start_tasks().unwrap();
         sleep(Duration::from_secs(123));
         let tid = set(&journal, 1500, 7);
         sleep(Duration::from_millis(4900));
@@ -228,7 +228,7 @@ fn old_transactions_are_committed_and_old_blocks_written_home() {
         sleep(Duration::from_secs(3600));
         assert_eq!(journal.stats().transactions, 1);
         assert_eq!(journal.stats().requested, 0);
-        journal.stop();
+        journal.join_tasks();
     };
     sim::run(sim::Config::new(3), run);
 }
@@ -237,7 +237,7 @@ fn old_transactions_are_committed_and_old_blocks_written_home() {
 fn a_frozen_journal_lets_nobody_begin() {
     let run = || {
         let (layout, device, journal) = slow(512, 1, JournalConfig::default());
-        journal.start().unwrap();
+        journal.start_tasks().unwrap();
         set(&journal, 1500, 1);
         journal.freeze().unwrap();
         assert_eq!(layout.block(&device.media(), 1500)[9], 1);
@@ -252,7 +252,7 @@ fn a_frozen_journal_lets_nobody_begin() {
         let thawed = now();
         journal.thaw();
         assert!(writer.join() >= thawed);
-        journal.stop();
+        journal.join_tasks();
     };
     sim::run(sim::Config::new(3), run);
 }
@@ -261,9 +261,9 @@ fn a_frozen_journal_lets_nobody_begin() {
 fn a_synchronous_writer_waits_for_company_unless_alone() {
     let run = || {
         let config = JournalConfig {
-            tuning: Tuning {
+            tuning: JournalTuning {
                 min_batch: Duration::from_millis(8),
-                ..Tuning::default()
+                ..JournalTuning::default()
             },
             ..JournalConfig::default()
         };
@@ -274,7 +274,7 @@ fn a_synchronous_writer_waits_for_company_unless_alone() {
             handle.write(&buf(&journal, 1500)).unwrap()[0] = 1;
             let tid = handle.tid();
             drop(handle);
-            journal.gather(writer);
+            journal.wait_for_batch(writer);
             let waited = began.elapsed();
             journal.commit(tid, TAG).unwrap();
             waited
@@ -282,7 +282,7 @@ fn a_synchronous_writer_waits_for_company_unless_alone() {
         assert!(sync(1) >= Duration::from_millis(8));
         assert!(sync(1).is_zero());
         assert!(sync(2) >= Duration::from_millis(8));
-        journal.set_tuning(Tuning {
+        journal.set_tuning(JournalTuning {
             max_batch: Duration::ZERO,
             ..journal.tuning()
         });
@@ -351,7 +351,7 @@ fn commit_callbacks_come_before_the_waiters() {
 fn an_abort_wakes_everybody() {
     let run = || {
         let (_, _, journal) = slow(60, 1, no_background());
-        journal.start().unwrap();
+        journal.start_tasks().unwrap();
         journal.freeze().unwrap();
         let stuck = Arc::clone(&journal);
         let stuck = spawn("stuck", move || stuck.begin(1).map(|handle| handle.tid()));
@@ -372,7 +372,7 @@ fn an_abort_wakes_everybody() {
         let _ = stuck.join();
         assert!(second.join().is_err());
         assert!(at.elapsed() < Duration::from_secs(1));
-        journal.stop();
+        journal.join_tasks();
     };
     for seed in 0..20 {
         sim::run(sim::Config::new(seed), run);

@@ -10,7 +10,7 @@ use steadfs_base::IoTag;
 use steadfs_rt::{PANICKED, sleep, task_name};
 
 use super::support::{Layout, buf, set};
-use crate::{Journal, JournalConfig, JournalError, Tuning};
+use crate::{Journal, JournalConfig, JournalError, JournalTuning};
 
 const TAG: IoTag = IoTag::background();
 
@@ -46,9 +46,9 @@ fn a_handle_dropped_by_a_panic_is_never_committed() {
 /// A journal in which the task of this name panics when it has committed.
 fn panics_in(task: &'static str, interval: Duration) -> Arc<Journal> {
     let layout = Layout::new(1024, 2048, 1024);
-    let tuning = Tuning {
+    let tuning = JournalTuning {
         commit_interval: interval,
-        ..Tuning::default()
+        ..JournalTuning::default()
     };
     let config = JournalConfig {
         tuning,
@@ -66,14 +66,14 @@ fn panics_in(task: &'static str, interval: Duration) -> Arc<Journal> {
 #[test]
 fn a_panic_of_the_commit_task_ends_every_wait() {
     let journal = panics_in("jbd2", Duration::from_millis(5));
-    journal.start().unwrap();
+    journal.start_tasks().unwrap();
     set(&journal, 1500, 1);
     while journal.abort_reason().is_none() {
         sleep(Duration::from_millis(1));
     }
     assert!(stopped(journal.commit_all(TAG)));
     assert!(stopped(journal.flush_all()));
-    journal.stop();
+    journal.join_tasks();
 }
 
 #[test]

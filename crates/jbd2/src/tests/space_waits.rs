@@ -9,7 +9,7 @@ use steadfs_block::{DeviceModel, ModelDevice};
 use steadfs_rt::{Random, sim, sleep, spawn};
 
 use super::support::{Layout, buf, set};
-use crate::{Journal, JournalConfig, ReclaimPolicy, Stats};
+use crate::{Journal, JournalConfig, JournalStats, ReclaimPolicy};
 
 /// Where the blocks that are changed lie.
 const HOME: u64 = 3000;
@@ -17,7 +17,7 @@ const HOMES: usize = 12_000;
 
 /// Writers that come in bursts: each one fills a good part of the log with blocks here and there, and
 /// the device has the time between two to write them home, not the time of one.
-fn bursts(seed: u64, low_free_percent: Option<u8>) -> Stats {
+fn bursts(seed: u64, low_free_percent: Option<u8>) -> JournalStats {
     let run = move || {
         let layout = Layout::new(4096, HOME + HOMES as u64, 2048);
         let model = DeviceModel {
@@ -35,7 +35,7 @@ fn bursts(seed: u64, low_free_percent: Option<u8>) -> Stats {
             ..JournalConfig::default()
         };
         let journal = layout.open(device, config);
-        journal.start().unwrap();
+        journal.start_tasks().unwrap();
         let writers: Vec<_> = (0..4)
             .map(|task| {
                 let journal = Arc::clone(&journal);
@@ -57,7 +57,7 @@ fn bursts(seed: u64, low_free_percent: Option<u8>) -> Stats {
             })
             .collect();
         writers.into_iter().for_each(|task| task.join());
-        journal.stop();
+        journal.join_tasks();
         journal.stats()
     };
     sim::run(sim::Config::new(seed), run).value
@@ -89,13 +89,13 @@ fn fill(journal: &Journal, blocks: Range<u64>) {
 
 /// What the background writes home in one step that it begins while a handle waits for log space: before
 /// 200 more blocks are committed, then, and when nobody waits any more.
-fn beside_a_waiter(max_unwritten: u64) -> [u64; 3] {
+fn beside_a_waiter(max_unwritten_bytes: u64) -> [u64; 3] {
     let run = move || {
         let layout = Layout::new(4096, HOME + HOMES as u64, 4096);
         let config = JournalConfig {
             reclaim: ReclaimPolicy {
                 low_free_percent: Some(99),
-                max_unwritten,
+                max_unwritten_bytes,
                 ..ReclaimPolicy::default()
             },
             ..JournalConfig::default()

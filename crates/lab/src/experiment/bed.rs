@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::{FixedHasher, GroupId, InodeNo, IoPrio, IoTag, OwnerId};
-use steadfs_block::{Device, Queue, QueueOptions, QueueSettings, Stats};
+use steadfs_block::{Device, Queue, QueueOptions, QueueSettings, QueueStats};
 use steadfs_ext4::Ext4;
 use steadfs_f2fs::F2fs;
 use steadfs_rt::sim;
@@ -157,7 +157,7 @@ pub struct Outcome<T> {
     /// Hash of every decision and every device command.
     pub trace: u64,
     /// What the queue did until the experiment returned.
-    pub queue: Stats,
+    pub queue: QueueStats,
     /// What the device did until then.
     pub device: Counters,
     /// How full the queue was, where it was looked at.
@@ -171,7 +171,7 @@ impl<T> Outcome<T> {
         store: Store,
         value: T,
         (simulated, trace): (Duration, u64),
-        (queue, device): (Stats, Counters),
+        (queue, device): (QueueStats, Counters),
     ) -> Result<Self, String> {
         mount.check(&store)?;
         Ok(Self {

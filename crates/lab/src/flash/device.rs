@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use steadfs_block::{Bio, Device, Done, Geometry, Op, TimedEnds};
+use steadfs_block::{Bio, DelayedCompletions, Device, Done, Geometry, Op};
 use steadfs_rt::{Instant, Mutex, Rank, now, sim};
 
 use super::{Command, Machine, Parameters, Store};
@@ -70,7 +70,7 @@ struct Inner {
     depth: usize,
     state: Mutex<State>,
     /// Only outside simulations.
-    clock: Option<TimedEnds>,
+    clock: Option<DelayedCompletions>,
 }
 
 struct State {
@@ -103,7 +103,7 @@ impl FlashDevice {
 
     fn with(machine: Option<Machine>, geometry: Geometry, depth: usize, store: Store) -> Self {
         let clock = (machine.is_some() && !sim::active()).then(|| {
-            let clock = TimedEnds::start("flash-device");
+            let clock = DelayedCompletions::start("flash-device");
             clock.expect("a thread for the modelled device")
         });
         let state = State {

@@ -150,7 +150,7 @@ fn who_asks_while_it_is_being_begun_raises_it_too() {
     found.wait().unwrap();
     assert_eq!(puppet.log()[1], (Op::Read, 20 * UNIT, UNIT));
     wait_all(&others).unwrap();
-    queue.end_read_ahead();
+    queue.drain_read_ahead();
 }
 
 /// Of a request that was merged all parts fail, and that of somebody else's may be the reason.
@@ -188,7 +188,7 @@ fn what_its_submitter_waits_for_goes_first() {
     ahead(&queue, 7, 1);
     own.wait().unwrap();
     assert_eq!(device.log()[0], (Op::Read, 5 * UNIT, UNIT));
-    queue.end_read_ahead();
+    queue.drain_read_ahead();
 }
 
 /// As writes that nobody waits for, they leave room in the device, and others go first.
@@ -219,7 +219,7 @@ fn what_nobody_asked_for_is_in_nobodys_way() {
         assert_eq!(device.log()[9], asked, "{policy:?}");
         joined.wait().unwrap();
         wait_all(&reads).unwrap();
-        queue.end_read_ahead();
+        queue.drain_read_ahead();
     }
 }
 
@@ -230,7 +230,7 @@ fn what_is_under_way_keeps_its_room() {
     let puppet = Arc::clone(&device);
     sim::run(sim::Config::new(1), move || {
         let queue = queue(&puppet, 8);
-        queue.limit_read_ahead(4 * UNIT);
+        queue.set_read_ahead_limit(4 * UNIT);
         assert!(ahead(&queue, 0, 2));
         assert!(ahead(&queue, 2, 2));
         steadfs_rt::sleep(Duration::from_secs(60));
@@ -255,7 +255,7 @@ fn what_was_forgotten_has_ended_at_the_end() {
     device.end(1);
     change.wait().unwrap();
     assert_eq!(device.pending(), 1);
-    queue.end_read_ahead();
+    queue.drain_read_ahead();
     assert_eq!(device.pending(), 0);
 }
 
@@ -265,15 +265,15 @@ fn what_becomes_of_it_is_counted() {
     let device = Puppet::new();
     let queue = queue(&device, 8);
     let counts = || {
-        let ahead = queue.stats().ahead;
-        (ahead.begun, ahead.used, ahead.dropped, ahead.kept)
+        let ahead = queue.stats().read_ahead;
+        (ahead.started, ahead.used, ahead.dropped, ahead.kept)
     };
     assert_eq!(counts(), (0, 0, 0, 0));
     device.state.lock().fail = vec![12 * UNIT];
     (0..5).for_each(|n| assert!(ahead(&queue, 4 * n, 2)));
     ahead(&queue, 0, 2);
     assert_eq!(counts(), (5, 0, 0, 5));
-    assert_eq!(queue.stats().ahead.bytes, 10 * UNIT);
+    assert_eq!(queue.stats().read_ahead.bytes, 10 * UNIT);
     read(&queue, 4, 2);
     read(&queue, 8, 1);
     assert_eq!(counts(), (5, 1, 0, 4));
@@ -287,11 +287,11 @@ fn what_becomes_of_it_is_counted() {
         .wait()
         .unwrap_err();
     assert_eq!(counts(), (5, 1, 2, 2));
-    assert_eq!(queue.stats().ahead.bytes, 4 * UNIT);
-    queue.end_read_ahead();
+    assert_eq!(queue.stats().read_ahead.bytes, 4 * UNIT);
+    queue.drain_read_ahead();
     assert_eq!(counts(), (5, 1, 4, 0));
-    assert_eq!(queue.stats().ahead.bytes, 0);
-    let shown = "\"read_ahead\":{\"begun\":5,\"used\":1,\"dropped\":4,\"kept\":0,\"bytes\":0}";
+    assert_eq!(queue.stats().read_ahead.bytes, 0);
+    let shown = "\"read_ahead\":{\"started\":5,\"used\":1,\"dropped\":4,\"kept\":0,\"bytes\":0}";
     let json = queue.stats().to_json();
     assert!(json.contains(shown), "{json}");
 }
@@ -301,7 +301,7 @@ fn there_is_room_for_so_much_and_the_old_give_way() {
     sim::run(sim::Config::new(1), || {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(SIZE));
         let queue = Queue::new(device, QueueOptions::default());
-        queue.limit_read_ahead(4 * UNIT);
+        queue.set_read_ahead_limit(4 * UNIT);
         assert!(ahead(&queue, 0, 2));
         assert!(ahead(&queue, 2, 2));
         assert!(!ahead(&queue, 4, 1));
@@ -310,8 +310,8 @@ fn there_is_room_for_so_much_and_the_old_give_way() {
         assert!(ahead(&queue, 1, 2), "in place of what it overlaps");
         steadfs_rt::sleep(Duration::from_secs(20));
         assert!(ahead(&queue, 8, 4), "in place of what nobody asked for");
-        queue.limit_read_ahead(0);
-        queue.end_read_ahead();
+        queue.set_read_ahead_limit(0);
+        queue.drain_read_ahead();
         assert!(!ahead(&queue, 8, 1));
     });
 }
@@ -322,6 +322,6 @@ fn nothing_is_under_way_at_the_end() {
     let queue = queue(&device, 8);
     (0..5).for_each(|n| assert!(ahead(&queue, 3 * n, 1)));
     assert_eq!(device.pending(), 5);
-    queue.end_read_ahead();
+    queue.drain_read_ahead();
     assert_eq!(device.pending(), 0);
 }

@@ -96,17 +96,17 @@ fn background_writes_are_short_beside_flushes() {
                 });
             }
         };
-        assert_eq!(queue.transfer_for(BACKGROUND), most);
+        assert_eq!(queue.max_transfer_for(BACKGROUND), most);
         write_all();
         assert_eq!(requests(), 1);
         queue.flush(WAITED).wait().unwrap();
-        assert_eq!(queue.transfer_for(BACKGROUND), 2 * PIECE);
-        assert_eq!(queue.transfer_for(WAITED), most);
+        assert_eq!(queue.max_transfer_for(BACKGROUND), 2 * PIECE);
+        assert_eq!(queue.max_transfer_for(WAITED), most);
         write_all();
         assert_eq!(requests(), 1 + 1, "the others wait for the next FLUSH");
         steadfs_rt::sleep(Duration::from_millis(5));
         assert_eq!(requests(), 1 + 4, "which does not come");
-        assert_eq!(queue.transfer_for(BACKGROUND), most);
+        assert_eq!(queue.max_transfer_for(BACKGROUND), most);
         write_all();
         assert_eq!(requests(), 1 + 4 + 1);
     };

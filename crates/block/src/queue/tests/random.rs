@@ -233,7 +233,7 @@ impl History {
         let left: Vec<_> = left.collect();
         let result = wait_all(&left);
         assert_eq!(result.is_ok(), left.iter().all(|io| io.wait().is_ok()));
-        self.queue.end_read_ahead();
+        self.queue.drain_read_ahead();
         self.device.end_all();
         self.settle();
         let calls = self.calls.lock().clone();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Device, FateDevice, MemDevice, Op};
+use steadfs_block::{Device, FaultDevice, MemDevice, Op};
 use steadfs_cache::WritebackReason;
 use steadfs_vfs::{Cx, FsError};
 
@@ -14,8 +14,8 @@ use crate::{CacheSizes, Ext4, MountOptions};
 const SIZE: usize = (14 << 20) + 5000;
 
 /// A device on which one large write fails, after so many.
-fn fails_once(memory: Arc<MemDevice>, before: u32) -> Arc<FateDevice> {
-    let device = FateDevice::new(memory);
+fn fails_once(memory: Arc<MemDevice>, before: u32) -> Arc<FaultDevice> {
+    let device = FaultDevice::new(memory);
     let mut count = 0;
     device.fail(move |bio| {
         let large = bio.op == Op::Write && bio.len >= 256 << 10;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Device, FateDevice, MemDevice, Op};
+use steadfs_block::{Device, FaultDevice, MemDevice, Op};
 use steadfs_rt::{sim, sleep};
 use steadfs_vfs::{Cx, FsError};
 
@@ -19,7 +19,7 @@ const BLOCKS: u64 = 64;
 
 struct World {
     image: Image,
-    device: Arc<FateDevice>,
+    device: Arc<FaultDevice>,
     fs: Arc<Ext4>,
     cx: Cx,
 }
@@ -28,7 +28,7 @@ impl World {
     /// A volume with a file of [`BLOCKS`] ones.
     fn new() -> Self {
         let image = image_with_file(&["-t", "ext4", "-b", "4096"], "16M");
-        let device = FateDevice::new(image.device());
+        let device = FaultDevice::new(image.device());
         let shared = Arc::clone(&device) as Arc<dyn Device>;
         let options = MountOptions::parse("").unwrap();
         let (fs, _) = Ext4::open(shared, options, CacheSizes::of(4 << 20)).unwrap();

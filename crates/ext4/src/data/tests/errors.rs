@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Device, FateDevice};
+use steadfs_block::{Device, FaultDevice};
 use steadfs_cache::WritebackReason;
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
@@ -13,7 +13,7 @@ use crate::test_world::ROOT;
 use crate::{CacheSizes, Ext4, MountOptions};
 
 struct Case {
-    device: Arc<FateDevice>,
+    device: Arc<FaultDevice>,
     fs: Arc<Ext4>,
     cx: Cx,
 }
@@ -21,7 +21,7 @@ struct Case {
 impl Case {
     fn new(mkfs: &[&str], mount: &str) -> Self {
         let image = image_with_file(mkfs, "16M");
-        let device = FateDevice::new(image.device());
+        let device = FaultDevice::new(image.device());
         let cx = Cx::default();
         let fs = open(Arc::clone(&device) as Arc<dyn Device>, mount).unwrap();
         // Nothing is written but what the test writes.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::{FileBlock, IoTag};
-use steadfs_block::{Device, FateDevice};
+use steadfs_block::{Device, FaultDevice};
 use steadfs_rt::{sim, sleep, spawn};
 use steadfs_vfs::{Cx, FallocMode, FileSystem, FsError};
 
@@ -14,7 +14,7 @@ use crate::inode::Inode;
 use crate::{CacheSizes, Ext4, MountOptions};
 
 struct Full {
-    device: Arc<FateDevice>,
+    device: Arc<FaultDevice>,
     fs: Arc<Ext4>,
     cx: Cx,
 }
@@ -22,7 +22,7 @@ struct Full {
 impl Full {
     fn new(mkfs: &[&str], mount: &str) -> Self {
         let image = image_with_file(mkfs, "8M");
-        let device = FateDevice::new(image.device());
+        let device = FaultDevice::new(image.device());
         let options = MountOptions::parse(mount).unwrap();
         let shared = Arc::clone(&device) as Arc<dyn Device>;
         let (fs, _) = Ext4::open(shared, options, CacheSizes::of(4 << 20)).unwrap();

@@ -1,14 +1,14 @@
 //! Freezing and thawing, on devices that may fail.
 
-use steadfs_block::{Fate, FateDevice, Op};
+use steadfs_block::{Fault, FaultDevice, Op};
 use steadfs_vfs::StatFs;
 
 use super::*;
 
-/// The next writes of the superblock meet `fate`.
-fn next_superblocks(device: &FateDevice, count: u32, fate: Fate) {
+/// The next writes of the superblock meet `fault`.
+fn next_superblocks(device: &FaultDevice, count: u32, fault: Fault) {
     let superblock = |bio: &Bio| bio.op == Op::Write && bio.offset <= 1024;
-    device.next(count, superblock, fate);
+    device.next(count, superblock, fault);
 }
 
 fn freeze(fs: &Ext4, value: &str) -> Result<()> {
@@ -50,7 +50,7 @@ const KINDS: [&[&str]; 4] = [
 fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
     for options in KINDS {
         let image = Image::make(options, "32M");
-        let device = FateDevice::new(image.device());
+        let device = FaultDevice::new(image.device());
         let fs = open(Arc::clone(&device) as _, "");
         let empty = free(&fs);
         let [gone, kept] = [b"gone", b"kept"].map(|name| {
@@ -93,16 +93,16 @@ fn what_is_let_go_while_a_volume_is_frozen_is_freed_by_the_thaw() {
 fn a_thaw_on_a_device_that_fails_stops_the_volume() {
     for mount in ["", "nobarrier", "errors=continue", "errors=remount-ro"] {
         for options in KINDS {
-            for fate in [Fate::Fail, Fate::Misreport] {
+            for fault in [Fault::Fail, Fault::Misreport] {
                 let image = Image::make(options, "32M");
-                let device = FateDevice::new(image.device());
+                let device = FaultDevice::new(image.device());
                 let fs = open(Arc::clone(&device) as _, mount);
                 durable(&fs, b"before", &[7; 10_000]).unwrap();
                 let attr = FileSystem::mknod(&*fs, &cx(), ROOT, b"gone", 0o100_644, 0).unwrap();
                 FileSystem::unlink(&*fs, &cx(), ROOT, b"gone").unwrap();
                 freeze(&fs, "1").unwrap();
                 fs.forget(attr.ino, 1);
-                next_superblocks(&device, 1, fate);
+                next_superblocks(&device, 1, fault);
                 let said = freeze(&fs, "0").unwrap_err();
                 assert!(matches!(said, FsError::Io(_)), "{mount}: {said}");
                 assert!(errors(&fs).contains("stopped: the superblock"), "{mount}");
@@ -132,14 +132,14 @@ fn a_thaw_on_a_device_that_fails_stops_the_volume() {
 fn a_volume_that_could_not_become_writable_stops() {
     for mount in ["", "nobarrier"] {
         for options in KINDS {
-            for fate in [Fate::Fail, Fate::Misreport] {
+            for fault in [Fault::Fail, Fault::Misreport] {
                 let what = format!("{mount} {options:?}");
                 let image = Image::make(options, "32M");
-                let device = FateDevice::new(image.device());
+                let device = FaultDevice::new(image.device());
                 let fs = open(Arc::clone(&device) as _, mount);
                 durable(&fs, b"before", &[7; 10_000]).unwrap();
                 fs.remount(&cx(), "ro").unwrap();
-                next_superblocks(&device, 1, fate);
+                next_superblocks(&device, 1, fault);
                 let said = fs.remount(&cx(), "rw").unwrap_err();
                 assert!(matches!(said, FsError::Io(_)), "{what}: {said}");
                 let changes = device.changes();
@@ -169,19 +169,19 @@ fn a_volume_that_could_not_become_writable_stops() {
 fn a_volume_that_could_not_be_marked_clean_is_not_taken_for_clean() {
     for mount in ["", "nobarrier"] {
         for options in KINDS {
-            for (fate, word, count) in [
-                (Fate::Fail, "freeze", 1),
-                (Fate::Misreport, "freeze", 1),
-                (Fate::Misreport, "freeze", 2),
-                (Fate::Misreport, "ro", 1),
-                (Fate::Misreport, "ro", 2),
+            for (fault, word, count) in [
+                (Fault::Fail, "freeze", 1),
+                (Fault::Misreport, "freeze", 1),
+                (Fault::Misreport, "freeze", 2),
+                (Fault::Misreport, "ro", 1),
+                (Fault::Misreport, "ro", 2),
             ] {
                 let what = format!("{mount} {options:?} {word} {count}");
                 let image = Image::make(options, "32M");
-                let device = FateDevice::new(image.device());
+                let device = FaultDevice::new(image.device());
                 let fs = open(Arc::clone(&device) as _, mount);
                 durable(&fs, b"before", &[7; 10_000]).unwrap();
-                next_superblocks(&device, count, fate);
+                next_superblocks(&device, count, fault);
                 let said = match word {
                     "freeze" => freeze(&fs, "1"),
                     word => fs.remount(&cx(), word),

@@ -72,7 +72,7 @@ fn mounted_and_remounted(image: &Image) {
     let bytes = image.bytes();
     let volume = || Arc::new(MemDevice::from_bytes(&bytes)) as Arc<dyn Device>;
     let fs = open(volume(), "");
-    let forced = fs.txns().journal().unwrap().forced_percent();
+    let forced = fs.txns().journal().unwrap().forced_reclaim_percent();
     assert!((2..98).contains(&forced), "{forced}");
     assert_eq!(heard(), [""; 0], "the default helps");
     let none = Vec::new();

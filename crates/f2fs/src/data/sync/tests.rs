@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfs_base::InodeNo;
-use steadfs_block::{Fate, FateDevice, MemDevice};
+use steadfs_block::{Fault, FaultDevice, MemDevice};
 use steadfs_rt::{JoinHandle, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, RenameFlags, SetAttr};
 
@@ -141,7 +141,7 @@ fn an_fsync_beside_a_truncate_brings_nothing_back() {
 #[test]
 fn a_name_is_that_of_the_file_synced_last() {
     sim::run(sim::Config::new(1), || {
-        let device = FateDevice::new(World::make("", 64).close());
+        let device = FaultDevice::new(World::make("", 64).close());
         let options = MountOptions::parse("").unwrap();
         let sizes = CacheSizes::of(16 << 20);
         let fs = F2fs::open(Arc::clone(&device) as _, options, sizes)
@@ -160,8 +160,8 @@ fn a_name_is_that_of_the_file_synced_last() {
         fs.unlink(&cx, ROOT, b"spare").unwrap();
         // A file that is made while a checkpoint is written cannot have the number that this sets free.
         device.set(|bio| match bio.preflush {
-            true => Fate::Late(Duration::from_millis(3)),
-            false => Fate::Done,
+            true => Fault::Delay(Duration::from_millis(3)),
+            false => Fault::None,
         });
         let sync = spawn("sync", {
             let fs = Arc::clone(&fs);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use steadfs_base::IoTag;
-use steadfs_block::{Bio, Device, Done, FateDevice, Geometry, MemDevice, Op};
+use steadfs_block::{Bio, Device, Done, FaultDevice, Geometry, MemDevice, Op};
 use steadfs_cache::WritebackReason;
 use steadfs_vfs::{Cx, FsError, Result};
 
@@ -110,7 +110,7 @@ fn a_file_grows_over_no_block_that_write_back_has_passed() {
 fn a_file_grows_over_nothing_that_failed() {
     const PIECES: [u64; 4] = [0, 3, 6, 9];
     for failing in 1..4_u8 {
-        let device = FateDevice::new(volume_with_file("extra_attr", 64));
+        let device = FaultDevice::new(volume_with_file("extra_attr", 64));
         let options = MountOptions::parse("").unwrap();
         let opened = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));
         let fs = opened.unwrap().0;

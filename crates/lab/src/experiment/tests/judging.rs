@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use steadfs_block::Stats;
+use steadfs_block::QueueStats;
 use steadfs_ext4::format::{FormatOptions, format};
 
 use super::super::*;
@@ -86,7 +86,7 @@ fn volume(mount: &Mount, byte: u8) -> Store {
 fn a_run_ends_with_a_whole_volume_and_its_content() {
     let mount = Mount::ext4("").unwrap();
     let judged = |store: Store| {
-        let counts = (Stats::default(), Counters::default());
+        let counts = (QueueStats::default(), Counters::default());
         let outcome = Outcome::judged(&mount, store, (), (Duration::ZERO, 0), counts);
         outcome.map(|outcome| outcome.content)
     };

@@ -9,11 +9,11 @@ use crate::{Bio, Device, Done, Geometry, IoError, MemDevice, Op};
 
 /// What becomes of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fate {
+pub enum Fault {
     /// It is done.
-    Done,
+    None,
     /// It is done this much later.
-    Late(Duration),
+    Delay(Duration),
     /// It fails, and nothing is done.
     Fail,
     /// It is done, and said to have failed.
@@ -21,23 +21,23 @@ pub enum Fate {
 }
 
 /// A device in memory. Every request is done at once, unless the test has given another rule.
-pub struct FateDevice {
+pub struct FaultDevice {
     /// What the device has.
     pub memory: Arc<MemDevice>,
     state: Mutex<State>,
 }
 
 struct State {
-    rule: Box<dyn FnMut(&Bio) -> Fate + Send>,
+    rule: Box<dyn FnMut(&Bio) -> Fault + Send>,
     changes: u64,
     failures: u64,
 }
 
-impl FateDevice {
+impl FaultDevice {
     /// A device with the content of `memory`.
     pub fn new(memory: Arc<MemDevice>) -> Arc<Self> {
         let state = State {
-            rule: Box::new(|_| Fate::Done),
+            rule: Box::new(|_| Fault::None),
             changes: 0,
             failures: 0,
         };
@@ -48,15 +48,15 @@ impl FateDevice {
     }
 
     /// From now on `rule` decides.
-    pub fn set(&self, rule: impl FnMut(&Bio) -> Fate + Send + 'static) {
+    pub fn set(&self, rule: impl FnMut(&Bio) -> Fault + Send + 'static) {
         self.state.lock().rule = Box::new(rule);
     }
 
     /// From now on the requests fail that `which` picks.
     pub fn fail(&self, mut which: impl FnMut(&Bio) -> bool + Send + 'static) {
         self.set(move |bio| match which(bio) {
-            true => Fate::Fail,
-            false => Fate::Done,
+            true => Fault::Fail,
+            false => Fault::None,
         });
     }
 
@@ -65,14 +65,19 @@ impl FateDevice {
         self.fail(move |bio| on && bio.op == Op::Write);
     }
 
-    /// The next `count` requests that `which` picks meet `fate`, and all others are done.
-    pub fn next(&self, mut count: u32, which: impl Fn(&Bio) -> bool + Send + 'static, fate: Fate) {
+    /// The next `count` requests that `which` picks meet `fault`, and all others are done.
+    pub fn next(
+        &self,
+        mut count: u32,
+        which: impl Fn(&Bio) -> bool + Send + 'static,
+        fault: Fault,
+    ) {
         self.set(move |bio| {
             if count == 0 || !which(bio) {
-                return Fate::Done;
+                return Fault::None;
             }
             count -= 1;
-            fate
+            fault
         });
     }
 
@@ -98,33 +103,33 @@ impl FateDevice {
 }
 
 impl State {
-    fn fate(&mut self, bio: &Bio) -> Fate {
-        let fate = (self.rule)(bio);
+    fn fault(&mut self, bio: &Bio) -> Fault {
+        let fault = (self.rule)(bio);
         self.changes += u64::from(!matches!(bio.op, Op::Read | Op::Flush));
-        self.failures += u64::from(matches!(fate, Fate::Fail | Fate::Misreport));
-        fate
+        self.failures += u64::from(matches!(fault, Fault::Fail | Fault::Misreport));
+        fault
     }
 }
 
-impl Device for FateDevice {
+impl Device for FaultDevice {
     fn geometry(&self) -> &Geometry {
         self.memory.geometry()
     }
 
     fn start(&self, bio: Bio, done: Done) {
-        let fate = self.state.lock().fate(&bio);
+        let fault = self.state.lock().fault(&bio);
         let error = IoError::of(&bio, "told to fail");
-        match fate {
-            Fate::Done => self.memory.start(bio, done),
-            Fate::Late(time) => {
+        match fault {
+            Fault::None => self.memory.start(bio, done),
+            Fault::Delay(time) => {
                 let memory = Arc::clone(&self.memory);
                 let _on_its_own = spawn("late request", move || {
                     sleep(time);
                     memory.start(bio, done);
                 });
             }
-            Fate::Fail => done(bio, Err(error)),
-            Fate::Misreport => {
+            Fault::Fail => done(bio, Err(error)),
+            Fault::Misreport => {
                 let done: Done = Box::new(move |bio, _| done(bio, Err(error)));
                 self.memory.start(bio, done);
             }
@@ -143,7 +148,7 @@ mod tests {
     #[test]
     fn requests_meet_what_was_said() {
         sim::run(sim::Config::new(1), || {
-            let device = FateDevice::new(Arc::new(MemDevice::new(1 << 20)));
+            let device = FaultDevice::new(Arc::new(MemDevice::new(1 << 20)));
             let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());
             let tag = IoTag::default();
             let write = |at: u64, fill: u8| {
@@ -158,12 +163,12 @@ mod tests {
             write(0, 1).unwrap();
             assert_eq!((has(0), device.changes(), device.failures()), (1, 1, 0));
 
-            device.next(1, |bio| bio.offset == 512, Fate::Fail);
+            device.next(1, |bio| bio.offset == 512, Fault::Fail);
             write(0, 2).unwrap();
             write(512, 2).unwrap_err();
             assert_eq!((has(0), has(512)), (2, 0));
             write(512, 2).unwrap();
-            device.next(2, |_| true, Fate::Misreport);
+            device.next(2, |_| true, Fault::Misreport);
             write(0, 3).unwrap_err();
             write(0, 4).unwrap_err();
             assert_eq!((has(0), device.changes(), device.failures()), (4, 6, 3));
@@ -175,7 +180,7 @@ mod tests {
             write(0, 6).unwrap();
 
             let begin = now();
-            device.set(|_| Fate::Late(Duration::from_secs(3)));
+            device.set(|_| Fault::Delay(Duration::from_secs(3)));
             assert_eq!(queue.read(0, 512, tag).unwrap()[0], 6);
             assert!(begin.elapsed() >= Duration::from_secs(3));
         });

@@ -9,13 +9,13 @@ use crate::{Bio, Device, Done, Geometry};
 
 /// An image file or a block device, claimed as by [`FileDevice`](super::FileDevice), whose requests are system calls of
 /// the task that starts them. Nothing runs beside the caller, so a simulation can use it.
-pub struct CallerDevice {
+pub struct SyncFileDevice {
     target: Target,
     /// Holds a block device with O_EXCL.
     _exclusive: Option<OwnedFd>,
 }
 
-impl CallerDevice {
+impl SyncFileDevice {
     /// Opens and claims `path`; of the options the engine has no effect.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
         let (target, exclusive) = open::open_target(path, options, true)?;
@@ -26,7 +26,7 @@ impl CallerDevice {
     }
 }
 
-impl Device for CallerDevice {
+impl Device for SyncFileDevice {
     fn geometry(&self) -> &Geometry {
         &self.target.geometry
     }

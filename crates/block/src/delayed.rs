@@ -10,7 +10,7 @@ use crate::{Bio, Done, IoError};
 
 /// Ends requests at their times, on a task of its own. Dropped, it waits until all that has been
 /// given to it has ended.
-pub struct TimedEnds {
+pub struct DelayedCompletions {
     shared: Arc<Shared>,
     name: &'static str,
     task: Option<JoinHandle<()>>,
@@ -31,7 +31,7 @@ struct Due {
 
 type Ended = (Bio, Result<(), IoError>, Done);
 
-impl TimedEnds {
+impl DelayedCompletions {
     /// Starts the task; `name` says whose it is.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl Shared {
     }
 }
 
-impl Drop for TimedEnds {
+impl Drop for DelayedCompletions {
     fn drop(&mut self) {
         self.shared.due.lock().closed = true;
         self.shared.changed.notify_one();
