@@ -235,7 +235,8 @@ fn users_stay_within_their_rights() {
     let said = user.steadfs(["umount".as_ref(), roots.as_os_str()]);
     assert_eq!(said.code(), 1, "{}", said.err);
     assert!(
-        said.err.ends_with("only who mounted it may do that\n"),
+        said.err
+            .ends_with("only the user that mounted it, or root, may do that\n"),
         "{}",
         said.err
     );

@@ -1,15 +1,15 @@
-//! Whether a caller administers the machine.
+//! Whether a caller may administer the machine.
 //!
-//! The kernel tells a server whose request it is, and no capabilities. A container's root is often user 0 of the
-//! host, too, but without CAP_SYS_ADMIN, or with it in a user namespace of its own only; where the kernel's file
-//! systems ask for that capability, such a caller is refused. What he has is in /proc; he waits for the answer, so
-//! his entry there is his own. Few calls ask, none of them often.
+//! The kernel sends a caller's uid and gid but not its capabilities. A container's root is often uid 0 of the host,
+//! too, but without CAP_SYS_ADMIN, or with it in its own user namespace only. Where the kernel's file systems require
+//! that capability, such a caller is refused. Its capabilities are read from /proc; the caller waits for the reply, so
+//! the entry in /proc is its own. Few requests need this, and none of them is frequent.
 
 use std::fs::{read_link, read_to_string};
 
 use crate::wire::InHeader;
 
-/// CAP_SYS_ADMIN as a bit of a set of capabilities, linux/capability.h.
+/// CAP_SYS_ADMIN as a bit of a capability set, linux/capability.h.
 const SYS_ADMIN: u64 = 1 << 21;
 
 /// Whether the caller is root with CAP_SYS_ADMIN in this server's user namespace.
@@ -17,20 +17,20 @@ pub(crate) fn is_admin(caller: &InHeader) -> bool {
     caller.uid == 0 && has_capability(caller.pid) && shares_namespace(caller.pid)
 }
 
-/// Whether the caller may do what the mount's owner may: he is the user that it is served as, or administers the
-/// machine. Root's mounts are the administrator's.
+/// Whether the caller has the rights of the mount's owner: it has the uid that the server runs as, or it is an
+/// administrator. Mounts of root belong to the administrator.
 pub(crate) fn is_owner(caller: &InHeader) -> bool {
     let (own, _) = steadfs_rt::kernel_ids();
     (own != 0 && caller.uid == own) || is_admin(caller)
 }
 
-/// A process that cannot be seen from here (it has no number then) has none.
+/// False for a process that is not visible from here (its pid is 0 then).
 fn has_capability(pid: u32) -> bool {
     let status = read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     effective(&status).is_some_and(|set| set & SYS_ADMIN != 0)
 }
 
-/// The effective capabilities that a process's status tells.
+/// The effective capabilities in a process's status.
 fn effective(status: &str) -> Option<u64> {
     let set = status
         .lines()
@@ -38,7 +38,7 @@ fn effective(status: &str) -> Option<u64> {
     u64::from_str_radix(set.trim(), 16).ok()
 }
 
-/// A server that is not root's may not look at the namespaces of root's processes: for it they are its own.
+/// A server that does not run as root may not read the namespaces of root's processes; it takes them for its own.
 fn shares_namespace(pid: u32) -> bool {
     let own = read_link("/proc/self/ns/user").ok();
     match read_link(format!("/proc/{pid}/ns/user")) {
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn others_and_who_cannot_be_seen_are_no_administrators() {
+    fn other_users_and_invisible_processes_are_not_administrators() {
         let caller = |uid, pid| InHeader {
             uid,
             pid,

@@ -1,16 +1,16 @@
 //! Admission control: which request enters the volume now, and which is queued.
 //!
-//! Problem: a request keeps its service thread until it is answered. 200 copies, throttled writes or fsyncs of one user
-//! took all threads, and a look-up of any other user waited for seconds.
+//! Problem: a request occupies its service thread until it is answered. 200 copies, throttled writes or fsyncs of one
+//! user occupied all threads, and a look-up of another user waited for seconds.
 //!
-//! Rule: requests have four classes, and each class has slots of its own ([`Limits`]). A request for which there is no
-//! slot is queued without a service thread (`/dev/fuse`) or keeps only the thread of its ring entry. So however many
-//! requests that take long have come, a look-up finds a slot. Of each class a part is kept for users who have next to
-//! nothing in service, and a slot that becomes free goes to the queued request of the user who has fewest (max-min
-//! fairness), in order of arrival.
+//! Rule: requests have four classes, and each class has its own slots ([`Limits`]). A request without a slot is queued:
+//! without a thread on `/dev/fuse`, with only the thread of its ring entry on io_uring. So a look-up finds a slot
+//! regardless of the number of long requests. Part of each class is reserved for users with fewer than
+//! [`NEWCOMER_REQUESTS_MAX`] requests in service. A freed slot goes to the user with the fewest requests in service
+//! (max-min fairness), and among equals in order of arrival.
 //!
-//! Cost: where less than half of a class's slots are taken, entering and leaving is one atomic operation each; only then
-//! are users counted. Slots of [`Class::Bulk`] are always counted.
+//! Cost: while less than half of a class's slots are taken, entering and leaving cost one atomic operation each, and
+//! users are not counted. Slots of [`Class::Bulk`] are always counted by user.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::ioctl;
 use crate::request::RawRequest;
 use crate::wire::{self, opcode as op};
 
-/// How long a request may take.
+/// Classes of requests by how long they may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Reads names or attributes.
@@ -37,7 +37,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// A request's class; `None`: it is served at once whatever else is, since others wait for it.
+    /// A request's class; `None` if it is served at once in any case, because other requests wait for it.
     pub fn of(raw: &RawRequest<'_>, control: impl Fn(u64) -> bool) -> Option<Self> {
         Some(match raw.header.opcode {
             op::INIT | op::DESTROY | op::INTERRUPT => return None,
@@ -48,7 +48,7 @@ impl Class {
                 Ok((arg, _)) if arg.valid & wire::fattr::SIZE != 0 => Self::Bulk,
                 _ => Self::Change,
             },
-            // A control file may be what ends the wait of others.
+            // Writing a control file may be what ends the wait of other requests.
             op::READ | op::WRITE | op::FSYNC if control(raw.header.nodeid) => Self::Short,
             op::READ
             | op::WRITE
@@ -79,17 +79,17 @@ const CLASSES: usize = 4;
 /// Slots of one class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limits {
-    /// For every user.
+    /// For all users.
     all: usize,
-    /// For users with fewer than [`FEW`] of the class in service, besides.
+    /// In addition, for users with fewer than [`NEWCOMER_REQUESTS_MAX`] requests of the class in service.
     newcomers: usize,
 }
 
-/// A user with fewer requests of a class in service is a newcomer there.
-const FEW: usize = 2;
+/// A user with fewer requests of a class in service is a newcomer to that class.
+const NEWCOMER_REQUESTS_MAX: usize = 2;
 
 impl Limits {
-    /// The slots of the classes where `threads` requests are to be served at a time, by most users.
+    /// The slots of each class if about `threads` requests are to be served at a time.
     fn of(threads: usize) -> [Self; CLASSES] {
         let part =
             |numerator: usize, denominator: usize| (threads * numerator / denominator).max(1);
@@ -102,26 +102,26 @@ impl Limits {
         ]
     }
 
-    fn most(self) -> usize {
+    fn max(self) -> usize {
         self.all + self.newcomers
     }
 }
 
-/// The requests that are in service at a time, at most, where there are slots for `threads`.
-pub fn most_in_service(threads: usize) -> usize {
-    Limits::of(threads).iter().map(|limits| limits.most()).sum()
+/// Largest number of requests in service if there are slots for about `threads`.
+pub fn max_in_service(threads: usize) -> usize {
+    Limits::of(threads).iter().map(|limits| limits.max()).sum()
 }
 
-/// A place in service, given back by [`Admission::leave`].
+/// Permission to be in service, given back by [`Admission::leave`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a slot is given back"]
 pub struct Slot {
     class: Class,
-    /// The user on whose account it is, where users are counted.
+    /// The user it is charged to, if users are counted.
     user: Option<u32>,
 }
 
-/// What becomes of a queued request.
+/// The end of a request's wait in the queue.
 #[derive(Clone, Copy, Debug)]
 pub enum Verdict {
     /// It has a slot.
@@ -132,41 +132,40 @@ pub enum Verdict {
 
 /// A request that found no slot.
 pub struct Queued {
-    /// The kernel's number for it.
+    /// The kernel's number of the request.
     pub unique: u64,
-    /// Its caller, 0 where that is not seen from here.
+    /// Its caller; 0 if the caller is not visible from here.
     pub pid: u32,
-    /// What serves it.
     pub waiter: Waiter,
 }
 
 /// What serves a queued request.
 pub enum Waiter {
-    /// The thread that gives its slot back calls this, which serves the request. The slot is given back by the caller.
+    /// The thread that frees a slot calls this, which serves the request; that thread then gives back the new slot.
     Message(Box<dyn FnOnce(Verdict) + Send>),
-    /// A thread of its own, which waits for this.
+    /// The thread of the request itself, which waits for this event.
     Thread(Arc<Event<Verdict>>),
 }
 
 /// The slots of a mount, and the requests that wait for one.
 pub struct Admission {
     in_service: [AtomicUsize; CLASSES],
-    /// As long as fewer of a class are in service, users are not counted.
+    /// While fewer requests of a class are in service, users are not counted.
     uncounted: [AtomicUsize; CLASSES],
     queued: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<AdmissionState>,
 }
 
-struct State {
+struct AdmissionState {
     limits: [Limits; CLASSES],
-    users: [BTreeMap<u32, User>; CLASSES],
-    /// Numbers requests in order of arrival.
+    users: [BTreeMap<u32, UserQueue>; CLASSES],
+    /// Numbers the queued requests in order of arrival.
     arrivals: u64,
     closed: bool,
 }
 
 #[derive(Default)]
-struct User {
+struct UserQueue {
     in_service: usize,
     queue: VecDeque<(u64, Queued)>,
 }
@@ -175,7 +174,7 @@ impl Admission {
     /// Slots for about `threads` requests.
     pub fn new(threads: usize) -> Self {
         let limits = Limits::of(threads);
-        let state = State {
+        let state = AdmissionState {
             limits,
             users: Default::default(),
             arrivals: 0,
@@ -189,10 +188,10 @@ impl Admission {
         }
     }
 
-    /// The host allows no more than `threads` threads, one of which has to stay free.
+    /// Reduces the slots: only `threads` threads could be created, one of which has to stay free.
     pub fn shrink(&self, threads: usize) {
         let mut slots = threads;
-        while slots > 1 && most_in_service(slots) >= threads {
+        while slots > 1 && max_in_service(slots) >= threads {
             slots -= 1;
         }
         let limits = Limits::of(slots);
@@ -205,19 +204,19 @@ impl Admission {
         }
     }
 
-    /// A slot for a request of `user`, or `None`: then what `queued` returns is served when there is one.
+    /// Takes a slot for a request of `user`. `None`: the request that `queued` returns is queued until there is one.
     pub fn enter(&self, class: Class, user: u32, queued: impl FnOnce() -> Queued) -> Option<Slot> {
         let bound = self.uncounted[class as usize].load(Ordering::Relaxed);
         if self.take(class, bound) {
             return Some(Slot { class, user: None });
         }
         let mut state = self.state.lock();
-        // What is still read from a connection that is gone is served as it comes.
-        let most = match state.closed {
+        // The last requests of a closed connection are served without a limit.
+        let max = match state.closed {
             true => usize::MAX,
-            false => state.most(class, user),
+            false => state.max(class, user),
         };
-        if self.take(class, most) {
+        if self.take(class, max) {
             state.user(class, user).in_service += 1;
             let user = Some(user);
             return Some(Slot { class, user });
@@ -229,15 +228,15 @@ impl Admission {
         None
     }
 
-    /// Counts one more of the class in service, if there are fewer than `most`.
-    fn take(&self, class: Class, most: usize) -> bool {
-        let more = |n| (n < most).then_some(n + 1);
+    /// Counts one more request of the class in service if there are fewer than `max`.
+    fn take(&self, class: Class, max: usize) -> bool {
+        let more = |n| (n < max).then_some(n + 1);
         self.in_service[class as usize]
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
             .is_ok()
     }
 
-    /// Gives a slot back, and serves what was queued for it, or wakes the thread that does.
+    /// Gives a slot back, then serves the requests queued for it, or wakes the thread that does.
     pub fn leave(&self, slot: Slot) {
         let mut slot = slot;
         while let Some((queued, next)) = self.release(slot) {
@@ -249,7 +248,7 @@ impl Admission {
         }
     }
 
-    /// Gives a slot back; the next request, which has one now.
+    /// Gives a slot back; returns the next request with its slot.
     fn release(&self, slot: Slot) -> Option<(Queued, Slot)> {
         let Slot { class, user } = slot;
         if user.is_none() && self.queued.load(Ordering::Acquire) == 0 {
@@ -263,7 +262,7 @@ impl Admission {
             state.forget_idle(class, user);
         }
         let user = state.next(class)?;
-        if !self.take(class, state.most(class, user)) {
+        if !self.take(class, state.max(class, user)) {
             return None;
         }
         let account = state.user(class, user);
@@ -274,7 +273,7 @@ impl Admission {
         Some((queued, Slot { class, user }))
     }
 
-    /// Ends the wait of a queued request if its caller `is_dying`; whether it is or was queued.
+    /// Ends the wait of a queued request if its caller `is_dying`; returns whether the request is or was queued.
     pub fn interrupt(&self, unique: u64, is_dying: impl Fn(u32) -> bool) -> bool {
         let found = {
             let mut state = self.state.lock();
@@ -300,7 +299,7 @@ impl Admission {
         true
     }
 
-    /// The connection is gone: nothing is queued any more.
+    /// The connection is gone: ends the wait of all queued requests.
     pub fn close(&self) {
         let queues: Vec<_> = {
             let mut state = self.state.lock();
@@ -324,28 +323,28 @@ impl Queued {
     }
 }
 
-/// Half of each class's slots, but none of bulk requests'.
+/// Half of each class's slots, but 0 for bulk requests.
 fn uncounted(limits: &[Limits; CLASSES]) -> [usize; CLASSES] {
     let mut bounds = limits.map(|limits| limits.all / 2);
     bounds[Class::Bulk as usize] = 0;
     bounds
 }
 
-impl State {
-    fn user(&mut self, class: Class, user: u32) -> &mut User {
+impl AdmissionState {
+    fn user(&mut self, class: Class, user: u32) -> &mut UserQueue {
         self.users[class as usize].entry(user).or_default()
     }
 
-    /// Slots that requests of this user may fill.
-    fn most(&self, class: Class, user: u32) -> usize {
+    /// Number of slots that requests of this user may fill.
+    fn max(&self, class: Class, user: u32) -> usize {
         let limits = self.limits[class as usize];
         match self.users[class as usize].get(&user) {
-            Some(user) if user.in_service >= FEW => limits.all,
-            _ => limits.most(),
+            Some(user) if user.in_service >= NEWCOMER_REQUESTS_MAX => limits.all,
+            _ => limits.max(),
         }
     }
 
-    /// The user whose request is next: the one with fewest in service, then the one that has waited longest.
+    /// The user whose request is next: the one with the fewest in service, then the one that has waited longest.
     fn next(&self, class: Class) -> Option<u32> {
         let users = self.users[class as usize].iter();
         let waiting = users.filter_map(|(&number, user)| {

@@ -1,4 +1,4 @@
-//! What serving a call knows: the volume, who calls, on which inode; and how a call may end.
+//! The context of a call: volume, caller and inode; and the errors with which a call can fail.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -15,21 +15,21 @@ use crate::owner::Classifier;
 use crate::reply::{NodeIds, Timeouts, Translate};
 use crate::wire;
 
-/// What a session is told at its start.
+/// Configuration of a session.
 pub struct SessionConfig {
     /// Timeouts of names and attributes.
     pub timeouts: Timeouts,
     /// Largest read or write in bytes.
     pub max_request: u32,
-    /// For how many requests there are slots, about.
+    /// Approximate number of admission slots.
     pub threads: usize,
     /// Whether the kernel shall check and store POSIX ACLs.
     pub posix_acl: bool,
     /// The image file that is served, if it is one.
     pub image: Option<FileId>,
-    /// Whether to ask for requests through io_uring.
+    /// Whether to negotiate io_uring.
     pub uring: bool,
-    /// Who is behind a process.
+    /// Finds the owner of a request's I/O.
     pub classifier: Arc<dyn Classifier>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Volume {
     pub labels: Labels,
     /// The memfd through which `umount` learns how the volume was closed.
     pub close_result: Option<CloseResultFile>,
-    /// How the kernel is told what it did not ask for, once it is mounted.
+    /// Sends invalidations to the kernel; set once the volume is mounted.
     notifier: OnceLock<Arc<Notifier>>,
 }
 
@@ -61,40 +61,40 @@ impl Volume {
         }
     }
 
-    /// From now on the kernel can be told of changes.
+    /// Enables invalidations.
     pub fn set_notifier(&self, notifier: Notifier) {
         if self.notifier.set(Arc::new(notifier)).is_err() {
             unreachable!("a volume is mounted once");
         }
     }
 
-    /// A call changed attributes of `ino` that the kernel does not ask for again after such a call.
+    /// Records that a call changed attributes of `ino` which the kernel does not fetch again after such a call.
     pub fn attributes_changed(&self, ino: InodeNo) {
         if let Some(notifier) = self.notifier.get() {
             notifier.attributes_changed(self.translate.ids.node(ino));
         }
     }
 
-    /// Bytes of `ino` are about to be read into the kernel's page cache.
+    /// Records that bytes of `ino` are about to be read into the kernel's page cache.
     pub fn will_be_cached(&self, ino: InodeNo) {
         if let Some(notifier) = self.notifier.get() {
             notifier.is_cached(self.translate.ids.node(ino));
         }
     }
 
-    /// Bytes of `ino` are about to be written, around the kernel's page cache or out of it.
-    pub fn will_be_written(&self, ino: InodeNo, around: bool) {
+    /// Records that bytes of `ino` are about to be written, from the kernel's page cache or (`bypass`) directly.
+    pub fn will_be_written(&self, ino: InodeNo, bypass: bool) {
         if let Some(notifier) = self.notifier.get() {
             let node = self.translate.ids.node(ino);
-            if around {
-                notifier.goes_around(node);
+            if bypass {
+                notifier.bypasses_cache(node);
             } else {
                 notifier.is_written(node);
             }
         }
     }
 
-    /// Bytes of `ino` were written around the kernel's page cache.
+    /// Records that bytes of `ino` were written directly.
     pub fn pages_changed(&self, ino: InodeNo, bytes: Range<u64>) {
         if let Some(notifier) = self.notifier.get() {
             notifier.pages_changed(self.translate.ids.node(ino), bytes);
@@ -102,11 +102,11 @@ impl Volume {
     }
 }
 
-/// What stops an operation: the volume's error, or a refusal of our own.
+/// Why a call fails: an error of the volume, or one of this crate.
 pub(crate) enum CallError {
-    /// The volume's error.
+    /// From the volume.
     Fs(FsError),
-    /// A refusal by number.
+    /// From this crate.
     Errno(Errno),
 }
 
@@ -124,7 +124,7 @@ impl From<Errno> for CallError {
 
 pub(crate) type Outcome<T = ()> = Result<T, CallError>;
 
-/// One call on its way.
+/// One call in service.
 pub(crate) struct Call<'a> {
     pub volume: &'a Volume,
     pub header: &'a wire::InHeader,

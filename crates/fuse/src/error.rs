@@ -1,4 +1,4 @@
-//! Why a mount or unmount failed, with the way out where there is one.
+//! Why a mount or unmount failed, and what to do about it.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub enum MountError {
     Mountpoint {
         /// As given.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
     /// The kernel refused the mount.
@@ -25,61 +25,61 @@ pub enum MountError {
     Mount {
         /// The mount point.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
-    /// fusermount3, which mounts for users without privileges, is not installed.
+    /// fusermount3, which mounts for unprivileged users, is not installed.
     #[error("fusermount3 is not installed; install it (package fuse3) or mount as root")]
     NoHelper,
-    /// fusermount3 refused.
+    /// fusermount3 failed.
     #[error("fusermount3: {0}")]
     Helper(String),
-    /// The kernel speaks a protocol that is too old.
-    #[error("the kernel speaks FUSE {major}.{minor}; 7.34 (Linux 5.14) or newer is needed")]
+    /// The kernel's FUSE protocol is too old.
+    #[error("the kernel has FUSE {major}.{minor}; 7.34 (Linux 5.14) or newer is required")]
     OldKernel {
-        /// Its major version.
+        /// The kernel's major version.
         major: u32,
-        /// Its minor version.
+        /// The kernel's minor version.
         minor: u32,
     },
-    /// The kernel lacks an ability this program relies on.
-    #[error("the kernel's FUSE lacks abilities that are needed (INIT flags {missing:#x})")]
+    /// The kernel's FUSE lacks a feature that is required.
+    #[error("the kernel's FUSE lacks required features (INIT flags {missing:#x})")]
     MissingFeature {
-        /// Their bits in INIT's flags.
+        /// Bits in the flags of INIT.
         missing: u64,
     },
-    /// The connection ended before it began.
+    /// The connection ended before INIT was complete.
     #[error("the kernel ended the connection before the mount was usable")]
     ConnectionEnded,
-    /// The system lets this process start no thread that could serve.
+    /// No service thread could be created.
     #[error("{0}")]
     Threads(FsError),
-    /// FUSE-over-io_uring was demanded and cannot be had.
+    /// `fuse_transport=uring` was given, and FUSE over io_uring is not available.
     #[error("fuse_transport=uring: {0}")]
     Uring(String),
-    /// The volume cannot be unmounted because somebody uses it.
+    /// The volume cannot be unmounted because it is in use.
     #[error("{path} is busy: a process has a file open or its working directory there", path = .0.display())]
     Busy(PathBuf),
-    /// Something else is mounted over the mount. Whoever acted on the path would act on that.
+    /// Something else is mounted over the mount, so calls on its path would reach the other mount.
     #[error(
-        "{path}: the volume's mount lies below another, {over}; unmount that first",
+        "{path}: the volume's mount is covered by {over}; unmount that first",
         path = .path.display()
     )]
     Covered {
         /// The mount point.
         path: PathBuf,
-        /// What lies over it.
+        /// What covers it.
         over: String,
     },
-    /// The mount is not there any more, or is not seen from here.
-    #[error("{path}: not mounted any more", path = .0.display())]
+    /// The mount does not exist any more, or is not visible from here.
+    #[error("{path}: no longer mounted", path = .0.display())]
     NotMounted(PathBuf),
-    /// It cannot be told what lies at the mount point.
+    /// Cannot find out what is mounted at the mount point.
     #[error("{path}: {cause}", path = .path.display())]
     Unreachable {
         /// The mount point.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
     /// Options could not be changed.
@@ -87,21 +87,21 @@ pub enum MountError {
     Remount {
         /// The mount point.
         path: PathBuf,
-        /// Why.
+        /// The server's or the kernel's reason.
         cause: String,
     },
-    /// The volume cannot become read-only because somebody writes.
+    /// The volume cannot become read-only because files are open for writing.
     #[error(
-        "{path} is busy: a file is open for writing, or one without a name is still open",
+        "{path} is busy: a file is open for writing, or an unlinked file is still open",
         path = .0.display()
     )]
     InUse(PathBuf),
-    /// Unmounting failed otherwise.
+    /// Unmounting failed for another reason.
     #[error("cannot unmount {path}: {cause}", path = .path.display())]
     Unmount {
         /// The mount point.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
 }

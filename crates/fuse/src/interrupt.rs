@@ -1,13 +1,14 @@
-//! INTERRUPT: which requests have a caller who got a signal.
+//! INTERRUPT: which requests have a caller with a pending signal.
 //!
-//! The kernel sends INTERRUPT once for a request whose caller gets a signal, whatever signal that is, and then waits
-//! for the answer: without one even SIGKILL takes as long as the request. Files are not interrupted by signals that have
-//! handlers (programs do not expect EINTR from write(2) or fsync(2), and Go's runtime sends itself signals all the
-//! time). So only a caller that is being killed is answered EINTR, which no program sees; a copy, whose caller expects
-//! short counts, ends early at any signal.
+//! The kernel sends INTERRUPT once for a request whose caller gets a signal, whichever signal that is, and then waits
+//! for the reply: without one even SIGKILL takes as long as the request. Linux does not interrupt regular files by
+//! signals with handlers (programs do not expect EINTR from write(2) or fsync(2), and Go's runtime sends itself signals
+//! all the time). So only a caller that is being killed is answered EINTR, which no program sees. A copy ends early at
+//! any signal: its caller expects short counts.
 //!
-//! A service thread notes the request that it serves in a [`Served`], which costs two stores; INTERRUPT looks through
-//! them all. It may overtake its request: numbers that are not found are remembered for a while.
+//! A service thread records the request that it serves in a [`ServedRequest`], at the cost of two stores; INTERRUPT
+//! searches all of them. INTERRUPT may overtake its request: the last [`EARLY_INTERRUPTS_MAX`] numbers that were not
+//! found are remembered.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,18 +19,18 @@ use steadfs_vfs::Interruption;
 
 use crate::wire::InHeader;
 
-/// Requests that were interrupted before they were seen, at most.
-const EARLY_MAX: usize = 256;
+/// Largest number of interrupted requests that are remembered before they arrive.
+const EARLY_INTERRUPTS_MAX: usize = 256;
 
-/// The request that a service thread serves now. The kernel numbers no request 0.
+/// The request that a service thread serves now. The kernel uses no request number 0.
 #[derive(Debug, Default)]
-pub(crate) struct Served {
+pub(crate) struct ServedRequest {
     unique: AtomicU64,
     pid: AtomicU64,
     interrupted: AtomicU64,
 }
 
-impl Served {
+impl ServedRequest {
     /// Whether the caller got a signal.
     pub fn is_interrupted(&self) -> bool {
         let unique = self.unique.load(Ordering::Acquire);
@@ -37,84 +38,88 @@ impl Served {
     }
 }
 
-impl Interruption for Served {
+impl Interruption for ServedRequest {
     fn is_killed(&self) -> bool {
         self.is_interrupted() && is_dying(self.pid.load(Ordering::Relaxed) as u32)
     }
 }
 
-/// What the service threads of a mount serve now.
+/// The requests that the service threads of a mount serve now.
 pub(crate) struct Interrupts {
-    state: Mutex<State>,
+    state: Mutex<InterruptState>,
 }
 
 #[derive(Default)]
-struct State {
-    threads: Vec<Arc<Served>>,
-    early: VecDeque<u64>,
+struct InterruptState {
+    threads: Vec<Arc<ServedRequest>>,
+    early_interrupts: VecDeque<u64>,
 }
 
 impl Interrupts {
     pub fn new() -> Self {
         Self {
-            state: Mutex::new(Rank::Leaf, State::default()),
+            state: Mutex::new(Rank::Leaf, InterruptState::default()),
         }
     }
 
-    /// A place for a service thread, until it drops it.
-    pub fn join(&self) -> Arc<Served> {
-        let served = Arc::new(Served::default());
+    /// Registers a service thread, until it drops the result.
+    pub fn register_thread(&self) -> Arc<ServedRequest> {
+        let served = Arc::new(ServedRequest::default());
         let mut state = self.state.lock();
-        // The only other reference of a thread that is gone is ours.
+        // The only other reference of a thread that has exited is ours.
         state.threads.retain(|thread| Arc::strong_count(thread) > 1);
         state.threads.push(served.clone());
         served
     }
 
-    /// From now on the thread serves this request. `long`: an interruption that came before is looked for.
-    pub fn begin(&self, served: &Served, header: &InHeader, long: bool) {
+    /// Records that the thread now serves this request. `long`: searches the remembered interrupts, too.
+    pub fn begin(&self, served: &ServedRequest, header: &InHeader, long: bool) {
         served.pid.store(header.pid.into(), Ordering::Relaxed);
         served.unique.store(header.unique, Ordering::SeqCst);
         if long {
             let mut state = self.state.lock();
-            if let Some(at) = state.early.iter().position(|&one| one == header.unique) {
-                state.early.remove(at);
+            if let Some(at) = state
+                .early_interrupts
+                .iter()
+                .position(|&one| one == header.unique)
+            {
+                state.early_interrupts.remove(at);
                 served.interrupted.store(header.unique, Ordering::Release);
             }
         }
     }
 
-    /// The caller of this request got a signal. Requests are looked for in `queue` first.
+    /// Records that the caller of this request got a signal. `queue` searches the queued requests first.
     pub fn interrupt(&self, unique: u64, queue: impl FnOnce() -> bool) {
         if queue() {
             return;
         }
         let mut state = self.state.lock();
-        let serves = |thread: &&Arc<Served>| thread.unique.load(Ordering::SeqCst) == unique;
+        let serves = |thread: &&Arc<ServedRequest>| thread.unique.load(Ordering::SeqCst) == unique;
         match state.threads.iter().find(serves) {
             Some(thread) => thread.interrupted.store(unique, Ordering::Release),
             None => {
-                if state.early.len() == EARLY_MAX {
-                    state.early.pop_front();
+                if state.early_interrupts.len() == EARLY_INTERRUPTS_MAX {
+                    state.early_interrupts.pop_front();
                 }
-                state.early.push_back(unique);
+                state.early_interrupts.push_back(unique);
             }
         }
     }
 }
 
-/// Whether a thread is being killed: every thread of a process that a signal ends has SIGKILL pending.
+/// Whether a thread is being killed: every thread of a process that a signal terminates has SIGKILL pending.
 pub(crate) fn is_dying(pid: u32) -> bool {
     const SIGKILL: u64 = 1 << 8;
     if pid == 0 {
         return false;
     }
-    // A caller waits for its answer: it is there, if it can be seen at all.
+    // The caller waits for its reply, so it exists, if it is visible from here at all.
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     pending(&status).is_some_and(|set| set & SIGKILL != 0)
 }
 
-/// The signals that are pending for a thread, by its proc_pid_status(5).
+/// The signals pending for a thread, from its proc_pid_status(5).
 fn pending(status: &str) -> Option<u64> {
     let set = status
         .lines()
@@ -137,7 +142,7 @@ mod tests {
     #[test]
     fn an_interrupted_request_is_found_and_the_next_one_is_not() {
         let interrupts = Interrupts::new();
-        let (one, other) = (interrupts.join(), interrupts.join());
+        let (one, other) = (interrupts.register_thread(), interrupts.register_thread());
         interrupts.begin(&one, &header(2), false);
         interrupts.begin(&other, &header(4), false);
         interrupts.interrupt(4, || false);
@@ -149,30 +154,30 @@ mod tests {
         interrupts.begin(&other, &header(6), false);
         assert!(!other.is_interrupted());
         interrupts.interrupt(6, || true);
-        assert!(!other.is_interrupted(), "it is answered by the queue");
+        assert!(!other.is_interrupted(), "the queue answers it");
     }
 
     #[test]
     fn an_interruption_that_overtakes_its_request_is_found() {
         let interrupts = Interrupts::new();
-        let served = interrupts.join();
+        let served = interrupts.register_thread();
         for unique in 0..10_000 {
             interrupts.interrupt(100 + 2 * unique, || false);
         }
         interrupts.begin(&served, &header(100 + 2 * 9_999), true);
         assert!(served.is_interrupted());
         interrupts.begin(&served, &header(100), true);
-        assert!(!served.is_interrupted(), "forgotten since");
-        assert!(interrupts.state.lock().early.len() < EARLY_MAX);
+        assert!(!served.is_interrupted(), "the oldest numbers are forgotten");
+        assert!(interrupts.state.lock().early_interrupts.len() < EARLY_INTERRUPTS_MAX);
     }
 
     #[test]
     fn threads_that_are_gone_are_forgotten() {
         let interrupts = Interrupts::new();
         for _ in 0..100 {
-            drop(interrupts.join());
+            drop(interrupts.register_thread());
         }
-        let _last = interrupts.join();
+        let _last = interrupts.register_thread();
         assert_eq!(interrupts.state.lock().threads.len(), 1);
     }
 

@@ -1,6 +1,8 @@
-//! The ioctls that a volume answers. The kernel checks who may change flags, for the numbers that it knows: those of
-//! 32-bit programs it translates into them, and they are not answered if they come here, where nobody has checked
-//! anything. The administrator's commands are checked here.
+//! The ioctls of a volume.
+//!
+//! The kernel checks permissions for the flag ioctls whose numbers it knows, and translates those of 32-bit programs
+//! into them. An untranslated number that arrives here was checked by no code, so it is refused. Commands for
+//! administrators are checked here.
 //!
 //! Numbers and structures: linux/fs.h (FS_IOC_*, FITRIM), linux/fsverity.h, linux/ext4.h (shutdown).
 
@@ -27,7 +29,7 @@ const ENABLE_VERITY: u32 = 0x4080_6685;
 const MEASURE_VERITY: u32 = 0xc004_6686;
 const SHUTDOWN: u32 = 0x8004_587d;
 
-/// `FS_XFLAG_*` beside the inode flag of the same meaning.
+/// `FS_XFLAG_*` with the inode flags of the same meaning.
 const XFLAGS: [(u32, InodeFlags); 6] = [
     (0x0008, InodeFlags::IMMUTABLE),
     (0x0010, InodeFlags::APPEND),
@@ -37,7 +39,7 @@ const XFLAGS: [(u32, InodeFlags); 6] = [
     (0x0200, InodeFlags::PROJINHERIT),
 ];
 
-/// Whether an IOCTL request, by its structure, only asks or changes an inode's attributes.
+/// Whether an IOCTL request, given its structure, only reads or changes an inode's attributes.
 pub(crate) fn is_short(op: &[u8]) -> bool {
     let Ok((arg, _)) = wire::IoctlIn::read_from_prefix(op) else {
         return true;
@@ -60,7 +62,7 @@ pub(crate) fn serve(
     data: &[u8],
     out: &mut ReplyBuf,
 ) -> Outcome {
-    // The result comes first; most are 0.
+    // The result comes first; most results are 0.
     let head = out.bytes.len();
     out.put(&wire::IoctlOut::default());
     let fs = &*call.volume.fs;
@@ -119,7 +121,7 @@ pub(crate) fn serve(
     }
 }
 
-/// Appends what the caller's buffer gets. Never more than the caller announced.
+/// Appends to the caller's buffer, at most as much as the caller announced.
 fn reply(out: &mut ReplyBuf, arg: &wire::IoctlIn, bytes: &[u8]) -> Outcome {
     if bytes.len() > arg.out_size as usize {
         return Err(Errno::INVAL.into());
@@ -169,8 +171,8 @@ fn set_fsxattr(call: &Call<'_>, data: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// `struct fsverity_digest`: algorithm, size of the digest (going in: of the caller's room for it), digest. The kernel
-/// passes on as much as there is room for, since Linux 6.10.
+/// `struct fsverity_digest`: algorithm, digest size (in the request: size of the caller's buffer), digest. The kernel
+/// copies as many bytes as the caller's buffer holds, since Linux 6.10.
 fn measure_verity(
     call: &Call<'_>,
     arg: &wire::IoctlIn,
@@ -197,8 +199,8 @@ fn trim(call: &Call<'_>, arg: &wire::IoctlIn, data: &[u8], out: &mut ReplyBuf) -
     reply(out, arg, zerocopy::IntoBytes::as_bytes(&range))
 }
 
-/// The command's number says that it only writes to its argument, so the kernel does not send what
-/// the argument holds; it is read from the calling process.
+/// The command number declares its argument as output only, so the kernel does not send the argument's content; it is
+/// read from the memory of the calling process.
 fn shutdown(call: &Call<'_>, arg: &wire::IoctlIn) -> Outcome {
     only_admin(call)?;
     let mode = match read_word(call.header.pid, arg.arg)? {
@@ -212,8 +214,8 @@ fn shutdown(call: &Call<'_>, arg: &wire::IoctlIn) -> Outcome {
     Ok(call.volume.fs.shutdown(&call.cx, mode)?)
 }
 
-/// Mount options or settings change, or all is made durable. The kernel does not tell the server of a remount, and to a read-only
-/// mount nothing can be written: not even a control file. Nor would write(2) tell why it failed.
+/// Serves REMOUNT, TUNE and SYNC. The kernel does not notify the server of a remount, and nothing can be written to a
+/// read-only mount, not even a control file. Nor could write(2) return the reason of a failure.
 fn answer(
     arg: &wire::IoctlIn,
     data: &[u8],
@@ -240,7 +242,7 @@ fn read_word(pid: u32, address: u64) -> Result<u32, Errno> {
     std::fs::File::open(format!("/proc/{pid}/mem"))
         .and_then(|mem| mem.read_exact_at(&mut word, address))
         .map_err(|error| {
-            tracing::warn!(pid, %error, "cannot read the caller's shutdown flags");
+            tracing::warn!(pid, %error, "cannot read the shutdown mode from the caller's memory");
             Errno::FAULT
         })?;
     Ok(u32::from_ne_bytes(word))

@@ -1,10 +1,10 @@
-//! Whether a volume has SELinux labels, so that programs are told once that it has none.
+//! Whether a volume has SELinux labels; if not, `security.selinux` is answered ENOTSUP.
 //!
-//! `ls -l` asks for the label of every file, and nothing keeps the answers: of a directory of FUSE that is half
-//! of its requests. A program that hears ENOTSUP asks for no further label on that volume (coreutils keep the
-//! device's number). It is told so where labels mean nothing, and there are none to be seen: the kernel has no
-//! SELinux, the root directory has no label (what labels a volume labels that first), and since the mount none
-//! was set or found. Everywhere else a file without a label is a file without that attribute, ENODATA.
+//! Problem: `ls -l` requests the label of every file and FUSE caches no extended attributes, so half of the requests
+//! for a directory are for labels. Rule: a program that gets ENOTSUP requests no further label on that volume
+//! (coreutils remember the device number). The answer is ENOTSUP if the kernel has no SELinux, the root directory has
+//! no label (a program that labels a volume labels it first), and no label was set or found since the mount. Otherwise
+//! a file without a label is a file without that attribute: ENODATA.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,15 +12,15 @@ use steadfs_vfs::{Cx, FileSystem, FsError, Result};
 
 const LABEL: &[u8] = b"security.selinux";
 
-/// What is known of a volume's labels.
+/// Whether labels exist on a volume.
 pub(crate) struct Labels {
-    /// There are labels, or may be.
+    /// There are labels, or there may be.
     used: AtomicBool,
 }
 
 impl Labels {
-    /// Looks at the root directory, unless the kernel has SELinux: that learns from an error whether a volume
-    /// can have labels.
+    /// Checks the root directory, unless the kernel has SELinux: SELinux concludes from an error whether the volume
+    /// supports labels.
     pub fn of(fs: &dyn FileSystem) -> Self {
         let label = || fs.getxattr(&Cx::default(), fs.root(), LABEL);
         let used = kernel_has_selinux() || !matches!(label(), Err(FsError::NoData));
@@ -29,7 +29,7 @@ impl Labels {
         }
     }
 
-    /// The answer to who asks for the attribute `name`, when this is what the volume says.
+    /// The answer to GETXATTR of `name`, if `found` is the volume's result.
     pub fn answer(&self, name: &[u8], found: Result<Vec<u8>>) -> Result<Vec<u8>> {
         if name != LABEL {
             return found;
@@ -46,7 +46,7 @@ impl Labels {
         }
     }
 
-    /// A file has the attribute `name`, or is about to get it.
+    /// Records that a file has the attribute `name`, or is about to get it.
     pub fn seen(&self, name: &[u8]) {
         if name == LABEL {
             self.used.store(true, Ordering::Relaxed);
@@ -54,7 +54,7 @@ impl Labels {
     }
 }
 
-/// Whether SELinux is in the kernel and was not switched off: only then it has its file system (whatever of
+/// Whether the kernel has SELinux and it is not switched off: only then its file system is registered (whatever of
 /// `/sys` a container sees).
 fn kernel_has_selinux() -> bool {
     std::fs::read_to_string("/proc/filesystems").map_or(true, |list| {

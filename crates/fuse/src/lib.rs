@@ -1,21 +1,20 @@
-//! The FUSE protocol: kernel requests in, replies out.
+//! The FUSE protocol: requests from the kernel, replies to it.
 //!
-//! A thin transport of our own. A request's way: [`transport`] receives it, [`request`] decodes it,
-//! `admission` gives it a slot, [`session`] lets it into the volume, `ops` calls the [`FileSystem`](steadfs_vfs::FileSystem),
-//! [`reply`] translates the result; all on one thread.
+//! A thin transport of our own. [`transport`] receives a request, [`request`] decodes it, `admission` gives it a slot,
+//! [`session`] enters the volume, `ops` calls the [`FileSystem`](steadfs_vfs::FileSystem) and [`reply`] translates the
+//! result, all on one thread.
 //!
-//! What is settled with the kernel, so that it asks as little as possible:
+//! What INIT and the first replies settle, to keep the number of requests low:
 //!
-//! * OPEN, OPENDIR, FLUSH (and with them RELEASE) are answered ENOSYS once and never come again:
-//!   files have no state between open and close, the page cache and directory cache stay valid. Only a volume with
-//!   files that may refuse to be opened (encrypted ones, verity) is asked for every OPEN.
-//! * Names, missing names and attributes are valid for a day: the mount owns the volume.
-//! * INTERRUPT ends the requests of callers that are being killed, and copies (`interrupt`).
-//! * Writes go through to us at once (no write-back cache in the kernel); a write's size and times
-//!   are asked for again at the next stat. What the kernel does
-//!   not ask for again after a call that changed it (`notify`), it is told to.
-//! * A volume without SELinux labels says so (`labels`), and `ls -l` asks for no file's.
-//! * FSYNC and FSYNCDIR are never answered ENOSYS: the kernel would call every later one done.
+//! * OPEN, OPENDIR and FLUSH (and with them RELEASE) are answered ENOSYS once, and the kernel stops sending them: files
+//!   have no state between open and close, and the page cache and the directory cache stay valid. Only a volume with
+//!   files whose open may fail (encrypted or verity files) receives every OPEN.
+//! * Names, negative entries and attributes are valid for a day: the mount owns the volume.
+//! * INTERRUPT ends requests of callers that are being killed, and copies (`interrupt`).
+//! * Writes go through to the server at once (no write-back cache in the kernel); the next stat fetches a write's size
+//!   and times. What the kernel does not fetch again by itself after a call that changed it is invalidated (`notify`).
+//! * A volume without SELinux labels answers ENOTSUP (`labels`), so `ls -l` requests the label of the first file only.
+//! * FSYNC and FSYNCDIR are never answered ENOSYS: the kernel would report success for every later call.
 
 mod admin;
 mod admission;

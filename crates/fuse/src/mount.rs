@@ -1,8 +1,8 @@
 //! Mounting and unmounting.
 //!
-//! Root mounts with mount(2): an image as `fuse`, a block device as `fuseblk`, for which the kernel
-//! sends SYNCFS (sync(2) reaches the volume) and DESTROY (umount(2) returns when the volume is
-//! closed). Everybody else goes through fusermount3, the set-user-ID helper of libfuse.
+//! Root mounts with mount(2): an image as `fuse`, a block device as `fuseblk`. For `fuseblk` the kernel sends SYNCFS
+//! (sync(2) reaches the volume) and DESTROY (umount(2) returns after the volume is closed). Other users mount through
+//! fusermount3, the set-user-ID helper of libfuse.
 
 mod helper;
 mod remount;
@@ -24,7 +24,7 @@ use steadfs_vfs::{FileSystem, FsError};
 pub use sync::{FileId, SyncError, Synced};
 pub use table::MountEntry;
 
-use crate::admission::most_in_service;
+use crate::admission::max_in_service;
 use crate::call::SessionConfig;
 use crate::error::MountError;
 use crate::notify::Notifier;
@@ -33,15 +33,15 @@ use crate::reply::Timeouts;
 use crate::session::{Negotiated, Session};
 use crate::stats::Stats;
 use crate::sys;
-use crate::transport::Crew;
+use crate::transport::MountThreads;
 use crate::transport::dev::DevPool;
 use crate::transport::uring::{UringPool, queue_count, refusal};
 use table::Hidden;
 
-/// How requests shall arrive.
+/// How requests arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// Through io_uring where the kernel allows it, through `/dev/fuse` otherwise.
+    /// Through io_uring if the kernel allows it, otherwise through `/dev/fuse`.
     #[default]
     Auto,
     /// Through io_uring, or the mount fails.
@@ -50,13 +50,12 @@ pub enum Transport {
     Dev,
 }
 
-/// A block device that is mounted as such.
+/// A block device to be mounted as `fuseblk`.
 #[derive(Clone, Debug)]
 pub struct BlockDevice {
-    /// The device. The kernel opens it for itself alone: whoever serves the volume must not hold it
-    /// with O_EXCL.
+    /// The device. The kernel opens it exclusively: the server must not hold it with O_EXCL.
     pub path: PathBuf,
-    /// The volume's block size in bytes (the kernel is told at most a page).
+    /// The volume's block size in bytes (the kernel gets at most the page size).
     pub block_size: u32,
 }
 
@@ -71,7 +70,7 @@ pub struct MountFlags {
     pub nodev: bool,
     /// `noexec`.
     pub noexec: bool,
-    /// `noatime` (shown in /proc/mounts; access times are kept by the volume, not the kernel).
+    /// `noatime` (shown in /proc/mounts; the volume maintains access times, not the kernel).
     pub noatime: bool,
     /// `nodiratime` (likewise).
     pub nodiratime: bool,
@@ -82,7 +81,7 @@ pub struct MountFlags {
 }
 
 impl MountFlags {
-    /// With the bits of mount(2) and the words of fusermount3.
+    /// With the bits of mount(2) and the option names of fusermount3.
     fn list(self) -> [(bool, RawFlags, &'static str); 8] {
         [
             (self.read_only, RawFlags::RDONLY, "ro"),
@@ -107,36 +106,36 @@ impl MountFlags {
 /// How to mount.
 #[derive(Clone)]
 pub struct MountOptions {
-    /// What /proc/mounts shows as the source: the image's path, usually.
+    /// Source in /proc/mounts: usually the path of the image.
     pub source: String,
-    /// What /proc/mounts shows behind `fuse.` as the type.
+    /// Type in /proc/mounts, after `fuse.`.
     pub subtype: String,
-    /// Mount as `fuseblk` on this device (only root can).
+    /// Mount as `fuseblk` on this device (root only).
     pub block_device: Option<BlockDevice>,
-    /// The image file that is served, if it is one: whoever waits for its end is told.
+    /// The image file that is served, if it is one; reported to `umount`, which waits until the server has closed it.
     pub image: Option<FileId>,
     /// Flags that the kernel enforces.
     pub flags: MountFlags,
-    /// Whether users other than the mounting one may enter.
+    /// Whether users other than the mounting one have access.
     pub allow_other: bool,
     /// Whether POSIX ACLs are checked.
     pub posix_acl: bool,
     /// How requests arrive.
     pub transport: Transport,
-    /// How long names are valid in the kernel.
+    /// How long the kernel may cache names.
     pub entry_timeout: Duration,
-    /// How long missing names are valid in the kernel.
+    /// How long the kernel may cache negative entries.
     pub negative_timeout: Duration,
-    /// How long attributes are valid in the kernel.
+    /// How long the kernel may cache attributes.
     pub attr_timeout: Duration,
     /// Largest read or write in bytes, a multiple of 4096 up to 1 MiB.
     pub max_request: u32,
-    /// How far the kernel reads ahead in a file, in KiB (only root can set it).
+    /// The kernel's read-ahead window in KiB (root only).
     pub read_ahead_kib: u32,
-    /// How many requests are served at one time, about; others are queued (`admission`). The classic transport
-    /// starts threads when they are needed, io_uring shares so many out among the CPUs at the start.
+    /// Approximate number of requests in service at a time; others are queued (`admission`). The classic transport
+    /// creates threads on demand, io_uring distributes this many over the CPUs at the start.
     pub max_threads: usize,
-    /// Who is behind a process.
+    /// Finds the owner of a request's I/O.
     pub classifier: Arc<dyn Classifier>,
 }
 
@@ -164,7 +163,7 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Source and type that the kernel lists.
+    /// Source and type as /proc/mounts shows them.
     fn shown(&self) -> (&Path, String) {
         let (source, kind) = match &self.block_device {
             None => (Path::new(&self.source), "fuse"),
@@ -176,32 +175,31 @@ impl MountOptions {
 
 /// A mounted volume.
 ///
-/// Dropping it without [`Mounted::wait`] takes the mount out of the tree and lets the service
-/// threads end when the last user has left.
+/// Dropping it without [`Mounted::wait`] detaches the mount; the service threads exit when it is no longer in use.
 pub struct Mounted {
-    crew: Arc<Crew>,
-    agreed: Negotiated,
+    service: Arc<MountThreads>,
+    negotiated: Negotiated,
     handle: MountHandle,
     waited: bool,
 }
 
-/// Says and does things to one mount, from any thread, and to no other that lies on the same path.
+/// Controls one mount, from any thread, and no other mount at the same path.
 #[derive(Clone, Debug)]
 pub struct MountHandle {
-    /// As it was listed once.
+    /// As it was listed when the handle was made.
     entry: Arc<MountEntry>,
     /// Mounted through fusermount3.
-    helped: bool,
+    via_fusermount: bool,
 }
 
 /// How to unmount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmount {
-    /// Only if nobody uses the volume.
+    /// Fails if the volume is in use.
     IfIdle,
-    /// Take the mount out of the tree now; the volume is closed when its last user has left.
+    /// Detach the mount from the tree now; the volume is closed when it is no longer in use.
     Detach,
-    /// The same, and every call that waits for an answer fails at once, as with `umount -f`. Only root can.
+    /// Detach, and fail every call that waits for a reply, as `umount -f` does. Root only.
     Abort,
 }
 
@@ -213,28 +211,28 @@ pub fn mount(
 ) -> Result<Mounted, MountError> {
     let mountpoint = check_mountpoint(mountpoint)?;
     if let Some(queues) = uring_queues(options.transport)? {
-        match attempt(fs.clone(), &mountpoint, &options, Some(queues)) {
-            // No request has come yet: the volume is as it was.
+        match mount_with(fs.clone(), &mountpoint, &options, Some(queues)) {
+            // No request has arrived yet: the volume is unchanged.
             Err(MountError::Uring(cause)) if options.transport == Transport::Auto => {
-                tracing::warn!(%cause, "FUSE over io_uring does not work here");
+                tracing::warn!(%cause, "FUSE over io_uring is not available; using /dev/fuse");
             }
             result => return result,
         }
     }
-    attempt(fs, &mountpoint, &options, None)
+    mount_with(fs, &mountpoint, &options, None)
 }
 
-/// Mounts with requests through io_uring for `queues`, or through the device.
-fn attempt(
+/// Mounts with `queues` queues of io_uring, or through the device.
+fn mount_with(
     fs: Arc<dyn FileSystem>,
     mountpoint: &Path,
     options: &MountOptions,
     queues: Option<u16>,
 ) -> Result<Mounted, MountError> {
-    // A mount that is not found in the list could not be taken away either: so the list is asked before there is one.
-    listed(mountpoint)?;
+    // Checks that mounts can be listed: a mount that is not found in the list could not be unmounted either.
+    all_mounts(mountpoint)?;
     let spare = spare_descriptors(mountpoint)?;
-    let device = if is_helped() {
+    let device = if uses_fusermount() {
         helper::mount(mountpoint, options)?
     } else {
         mount_as_root(mountpoint, options)?
@@ -257,28 +255,28 @@ fn attempt(
             classifier: options.classifier.clone(),
         },
     );
-    let crew = Crew::new(Arc::new(session));
+    let service = MountThreads::new(Arc::new(session));
     let served = spare_descriptors(mountpoint).and_then(|spare| {
-        let served = serve(&crew, device, options, queues);
+        let served = serve(&service, device, options, queues);
         drop(spare);
         served
     });
     match served {
-        Ok(agreed) => {
+        Ok(negotiated) => {
             set_read_ahead(&handle.entry.device, options.read_ahead_kib);
             Ok(Mounted {
-                crew,
-                agreed,
+                service,
+                negotiated,
                 handle,
                 waited: false,
             })
         }
         Err(error) => {
-            // The mount is dead; take it away and let the threads end.
+            // The mount is unusable: detach it, so that the threads exit.
             if let Err(error) = handle.unmount(Unmount::Detach) {
-                tracing::error!(%error, "taking away a mount that failed");
+                tracing::error!(%error, "cannot detach a mount that failed");
             }
-            crew.wait();
+            service.wait();
             Err(error)
         }
     }
@@ -286,33 +284,34 @@ fn attempt(
 
 /// Starts the service threads and waits until the mount is usable.
 fn serve(
-    crew: &Arc<Crew>,
+    service: &Arc<MountThreads>,
     device: OwnedFd,
     options: &MountOptions,
     queues: Option<u16>,
 ) -> Result<Negotiated, MountError> {
     let device = Arc::new(device);
-    crew.session
+    service
+        .session
         .volume
         .set_notifier(Notifier::new(device.clone()));
-    // With io_uring, few requests come through the device: a thread is enough to begin with.
+    // With io_uring few requests come through the device: one thread is enough to begin with.
     let cpus = steadfs_rt::cpu::allowed_cpus();
     let readers = if queues.is_some() {
         1
     } else {
         cpus.clamp(1, 8)
     };
-    let most = most_in_service(options.max_threads) + readers;
-    DevPool::start(crew, device.clone(), readers, most)
+    let threads_max = max_in_service(options.max_threads) + readers;
+    DevPool::start(service, device.clone(), readers, threads_max)
         .map_err(|error| MountError::Threads(FsError::no_thread(error)))?;
-    let agreed = crew.session.wait_negotiated()?;
-    if let (true, Some(queues)) = (agreed.uring, queues) {
-        UringPool::start(crew, device, queues, options.max_threads)?;
+    let negotiated = service.session.wait_negotiated()?;
+    if let (true, Some(queues)) = (negotiated.uring, queues) {
+        UringPool::start(service, device, queues, options.max_threads)?;
     }
-    Ok(agreed)
+    Ok(negotiated)
 }
 
-/// The directory's absolute path without links, as mount(2) and /proc/mounts have it.
+/// The directory's absolute path without symbolic links, as mount(2) and /proc/mounts have it.
 fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     let fail = |cause: String| MountError::Mountpoint {
         path: path.to_owned(),
@@ -323,7 +322,7 @@ fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
         Ok(found) if found.is_dir() => Ok(real),
         Ok(_) => Err(fail("not a directory".to_owned())),
         Err(error) if error.kind() == ErrorKind::NotConnected => Err(fail(
-            "the server of what is mounted there is gone; unmount that first".to_owned(),
+            "the server of the volume mounted there is gone; unmount it first".to_owned(),
         )),
         Err(error) => Err(fail(error.to_string())),
     }
@@ -351,10 +350,10 @@ fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, M
         |errno| {
             let hint = match errno {
                 Errno::BUSY if options.block_device.is_some() => {
-                    " (the device is mounted or held by another program)"
+                    " (the device is mounted or opened exclusively by another program)"
                 }
-                Errno::PERM => " (mounting needs CAP_SYS_ADMIN here)",
-                Errno::NODEV => " (this kernel has no FUSE for it)",
+                Errno::PERM => " (mounting requires CAP_SYS_ADMIN here)",
+                Errno::NODEV => " (the kernel does not support this type of FUSE mount)",
                 _ => "",
             };
             fail(format!("{errno}{hint}"))
@@ -363,66 +362,67 @@ fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, M
     Ok(device)
 }
 
-/// Held while others are taken: what finding a mount and taking it away needs, should that be all that can be done.
+/// Descriptors held while others are opened, so that enough are left to find the mount and unmount it if that fails.
 fn spare_descriptors(mountpoint: &Path) -> Result<[File; 3], MountError> {
     let none_left = |error| MountError::Mount {
         path: mountpoint.to_owned(),
-        cause: format!("/dev/null: {error} (ulimit -n?)"),
+        cause: format!("cannot open /dev/null: {error} (see ulimit -n)"),
     };
     let open = || File::open("/dev/null").map_err(none_left);
     Ok([open()?, open()?, open()?])
 }
 
-/// All mounts, for one that is made on `mountpoint`.
-fn listed(mountpoint: &Path) -> Result<Vec<MountEntry>, MountError> {
+/// All mounts; an error names `mountpoint`.
+fn all_mounts(mountpoint: &Path) -> Result<Vec<MountEntry>, MountError> {
     MountEntry::all().map_err(|error| MountError::Mount {
         path: mountpoint.to_owned(),
-        cause: format!("/proc/self/mountinfo: {error}"),
+        cause: format!("cannot read /proc/self/mountinfo: {error}"),
     })
 }
 
-/// The mount that was just made. Nothing is asked that its server would answer, which does not serve yet.
+/// The mount that was just made. Makes no call that needs its server, which does not serve yet.
 fn new_entry(mountpoint: &Path, options: &MountOptions) -> Result<MountEntry, MountError> {
     let (source, kind) = options.shown();
-    let mut newest = listed(mountpoint)?.into_iter().rev();
+    let mut newest = all_mounts(mountpoint)?.into_iter().rev();
     let found = newest.find(|entry| {
         entry.mountpoint == mountpoint && entry.source == source && entry.kind == kind
     });
     found.ok_or_else(|| MountError::Mount {
         path: mountpoint.to_owned(),
-        cause: "it was taken away at once".to_owned(),
+        cause: "it is not in /proc/self/mountinfo; another program may have unmounted it"
+            .to_owned(),
     })
 }
 
-/// Raises the mount's read-ahead, which the kernel does not take from INIT beyond its default.
+/// Raises the mount's read-ahead; INIT cannot raise it beyond the kernel's default.
 fn set_read_ahead(device: &str, kib: u32) {
     for suffix in ["", "-fuseblk"] {
         let file = format!("/sys/class/bdi/{device}{suffix}/read_ahead_kb");
         if let Err(error) = std::fs::write(&file, kib.to_string()) {
-            tracing::debug!(file, %error, "read-ahead stays as it is");
+            tracing::debug!(file, %error, "cannot set the read-ahead window");
         }
     }
 }
 
 /// Whether this user mounts and unmounts through fusermount3.
-fn is_helped() -> bool {
+fn uses_fusermount() -> bool {
     steadfs_rt::kernel_ids().0 != 0
 }
 
 impl Mounted {
-    /// Ends the mount from another thread.
+    /// A handle for other threads.
     pub fn handle(&self) -> MountHandle {
         self.handle.clone()
     }
 
     /// Counters of requests.
     pub fn stats(&self) -> &Stats {
-        self.crew.session.stats()
+        self.service.session.stats()
     }
 
     /// How requests arrive.
     pub fn transport(&self) -> Transport {
-        if self.agreed.uring {
+        if self.negotiated.uring {
             Transport::Uring
         } else {
             Transport::Dev
@@ -431,20 +431,20 @@ impl Mounted {
 
     /// The kernel's minor protocol version.
     pub fn protocol_minor(&self) -> u32 {
-        self.agreed.minor
+        self.negotiated.minor
     }
 
-    /// Unmounts; [`Mounted::wait`] then tells how the volume was closed.
+    /// Unmounts; [`Mounted::wait`] then returns the result of closing the volume.
     pub fn unmount(&self, how: Unmount) -> Result<(), MountError> {
         self.handle.unmount(how)
     }
 
-    /// Waits until the kernel has let the mount go, and closes the volume
-    /// ([`FileSystem::unmount`]) unless DESTROY has done so. The result is the closing's.
+    /// Waits until the connection has ended, and closes the volume ([`FileSystem::unmount`]) unless DESTROY has done
+    /// so. Returns the result of closing.
     pub fn wait(mut self) -> Result<(), FsError> {
         self.waited = true;
-        self.crew.wait();
-        self.crew.session.close_volume()
+        self.service.wait();
+        self.service.session.close_volume()
     }
 }
 
@@ -453,17 +453,17 @@ impl Drop for Mounted {
         if !self.waited
             && let Err(error) = self.handle.unmount(Unmount::Detach)
         {
-            tracing::debug!(%error, "dropping a mount");
+            tracing::debug!(%error, "cannot detach a dropped mount");
         }
     }
 }
 
 impl MountHandle {
-    /// A handle of a mount that anybody serves.
+    /// A handle of a mount, whichever process serves it.
     pub fn of(entry: MountEntry) -> Self {
         Self {
             entry: Arc::new(entry),
-            helped: is_helped(),
+            via_fusermount: uses_fusermount(),
         }
     }
 
@@ -472,26 +472,26 @@ impl MountHandle {
         &self.entry.mountpoint
     }
 
-    /// Whether the mount can be reached by its mount point, and so be used and unmounted.
+    /// Checks that the mount can be reached by its mount point, and so be used and unmounted.
     ///
     /// # Errors
-    /// [`MountError::Covered`], [`MountError::NotMounted`], or that it cannot be told.
+    /// [`MountError::Covered`], [`MountError::NotMounted`], or [`MountError::Unreachable`].
     pub fn check(&self) -> Result<(), MountError> {
         self.open_root().map(drop)
     }
 
-    /// As the kernel lists it now.
+    /// The mount's current entry in the kernel's list.
     fn now(&self) -> Result<MountEntry, MountError> {
         let all = MountEntry::all().map_err(|error| MountError::Unreachable {
             path: self.mountpoint().to_owned(),
-            cause: format!("/proc/self/mountinfo: {error}"),
+            cause: format!("cannot read /proc/self/mountinfo: {error}"),
         })?;
         let found = all.into_iter().find(|entry| entry.is(&self.entry));
         found.ok_or_else(|| MountError::NotMounted(self.mountpoint().to_owned()))
     }
 
-    /// Opens the mount's root, whatever else may come to lie over it, as a mere place (`O_PATH`). That keeps the mount
-    /// in use.
+    /// Opens the mount's root with `O_PATH`, which does not depend on mounts that later cover it. It keeps the mount in
+    /// use.
     fn open_root(&self) -> Result<OwnedFd, MountError> {
         let now = self.now()?;
         now.open().map_err(|hidden| match hidden {
@@ -508,15 +508,15 @@ impl MountHandle {
 
     /// Unmounts.
     ///
-    /// The kernel unmounts what lies on top, and knows no way to take a mount away from below another. So one that is
-    /// covered stays, and so does what covers it. Between the look and the call somebody could still come.
+    /// The kernel unmounts the topmost mount of a path and has no call to unmount one below it. So a mount that is
+    /// covered stays, and so does the covering one. Another mount may still appear between the check and the call.
     ///
     /// # Errors
-    /// [`MountError::Busy`], [`MountError::Covered`], [`MountError::NotMounted`], or what the kernel said.
+    /// [`MountError::Busy`], [`MountError::Covered`], [`MountError::NotMounted`], or [`MountError::Unmount`].
     pub fn unmount(&self, how: Unmount) -> Result<(), MountError> {
         self.check()?;
         let path = self.now()?.mountpoint;
-        if self.helped {
+        if self.via_fusermount {
             return helper::unmount(&path, how);
         }
         let flags = match how {
@@ -537,7 +537,7 @@ impl MountHandle {
 /// The kernel's switch for FUSE over io_uring.
 const URING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// Where requests could come through io_uring if only it were switched on: one line that says how.
+/// If FUSE over io_uring is available but switched off, one line that says how to switch it on.
 pub fn uring_hint() -> Option<String> {
     let state = std::fs::read_to_string(URING_SWITCH).ok()?;
     (state.trim() != "Y").then(|| {
@@ -548,16 +548,18 @@ pub fn uring_hint() -> Option<String> {
     })
 }
 
-/// How many queues io_uring shall serve; `None` for the classic transport.
+/// Number of io_uring queues to serve; `None` for the classic transport.
 fn uring_queues(transport: Transport) -> Result<Option<u16>, MountError> {
     if transport == Transport::Dev {
         return Ok(None);
     }
     let state = std::fs::read_to_string(URING_SWITCH).unwrap_or_default();
     let cause = match (queue_count(), refusal()) {
-        (_, Some(refusal)) => format!("io_uring is not to be had here: {refusal}"),
+        (_, Some(refusal)) => format!("io_uring is not available: {refusal}"),
         (Some(queues), None) if state.trim() == "Y" => return Ok(Some(queues)),
-        _ if state.is_empty() => "this kernel has no FUSE over io_uring (Linux 6.14)".to_owned(),
+        _ if state.is_empty() => {
+            "the kernel has no FUSE over io_uring (Linux 6.14 or newer has)".to_owned()
+        }
         (None, _) => "the number of CPUs is unknown".to_owned(),
         (Some(_), _) => uring_hint().unwrap_or_default(),
     };

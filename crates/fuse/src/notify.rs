@@ -1,17 +1,18 @@
-//! Messages to the kernel that answer no request: what it keeps of an inode is no longer true.
+//! Invalidation messages to the kernel: what it caches of an inode is no longer valid.
 //!
-//! **Attributes.** After a call that is not known to change them, the kernel does not ask for them again.
+//! **Attributes.** The kernel does not fetch them again after a call that it does not expect to change them.
 //!
-//! **Pages.** Before a write around its page cache the kernel drops the pages; a read or a write through the cache may
-//! bring one back before the write is served. After a write that its caller waits for, the kernel drops them once
-//! more; after an asynchronous one (io_uring, Linux AIO) it does not, and would show the old bytes for as long as it
-//! keeps the page. So it is told, where that can be. To drop a page that is just being read the kernel waits for
-//! that read, which takes one of our service threads: a thread of its own tells it, and whoever serves the write
-//! waits for that thread only a moment.
+//! **Pages.** Before a direct write the kernel drops the pages of the range; a buffered read or write may bring one
+//! back before the direct write is served. After a synchronous direct write the kernel drops them once more. After an
+//! asynchronous one (io_uring, Linux AIO) it does not, and would return the old bytes for as long as the page stays
+//! cached. So the server sends NOTIFY_INVAL_INODE. To drop a page that is being read, the kernel waits for that read,
+//! which needs one of our service threads. So a thread of its own sends the message, and the service thread of the
+//! write waits at most [`DROP_WAIT_MAX`] for it.
 //!
-//! Telling costs as much as the write. Where the file has been read through the cache at all, the kernel is told from
-//! then on; where it was only written so, as by whoever copied it there, this lasts a while: a write around the cache
-//! that the kernel has begun before is served by then. Where both ways of writing are mixed there is no end to it.
+//! A message costs as much as the write. It is sent only if the page cache may hold pages of the file: always after a
+//! buffered read of the inode, and for [`RECENT_WRITE_SECONDS`] after a buffered write (a copy), by which time every
+//! direct write that the kernel has begun before it is served. If both kinds of write are mixed, messages are always
+//! sent.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -27,30 +28,30 @@ use zerocopy::IntoBytes;
 
 use crate::wire::{InvalInodeOut, NOTIFY_INVAL_INODE, OutHeader};
 
-/// Longest time that a write waits until the kernel has dropped pages: a thousand times what it takes while none
-/// of them is being read.
-const MOMENT: Duration = Duration::from_millis(20);
-/// The thread that tells ends when it had nothing to tell for so long.
-const IDLE: Duration = Duration::from_secs(5);
-/// Words of a filter of inodes: 4 KiB.
-const WORDS: usize = 512;
-/// Times of writes that are kept: 16 KiB.
-const TIMES: usize = 4096;
-/// Seconds after which nothing is on its way to us any more that was begun before.
-const WHILE: u32 = 60;
+/// Longest time that a write waits until the kernel has dropped the pages: 1000 times what it takes if none of them is
+/// being read.
+const DROP_WAIT_MAX: Duration = Duration::from_millis(20);
+/// The sender thread exits when it has had nothing to send for this long.
+const THREAD_IDLE_MAX: Duration = Duration::from_secs(5);
+/// Size of an inode filter in words: 4 KiB.
+const FILTER_WORDS: usize = 512;
+/// Number of buffered-write times that are kept: 16 KiB.
+const WRITE_TIMES: usize = 4096;
+/// After this many seconds, no request that the kernel had begun before a buffered write is still on its way.
+const RECENT_WRITE_SECONDS: u32 = 60;
 
-/// A set of inodes: one bit for several of them, so that it holds all that were added, and perhaps others. A needless
+/// A set of inodes with one bit for several of them: it contains all that were added, and perhaps others. A needless
 /// message does no harm.
-struct Filter([AtomicU64; WORDS]);
+struct Filter([AtomicU64; FILTER_WORDS]);
 
 impl Filter {
     fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; WORDS])
+        Self([const { AtomicU64::new(0) }; FILTER_WORDS])
     }
 
     fn add(&self, node: u64) {
         let (word, bit) = self.place(node);
-        // Most times the bit is there: reading it keeps the line shared.
+        // Usually the bit is set: a load keeps the cache line shared.
         if word.load(Ordering::SeqCst) & bit == 0 {
             word.fetch_or(bit, Ordering::SeqCst);
         }
@@ -62,38 +63,39 @@ impl Filter {
     }
 
     fn place(&self, node: u64) -> (&AtomicU64, u64) {
-        let n = usize::try_from(node % (WORDS as u64 * 64)).unwrap_or_default();
+        let n = usize::try_from(node % (FILTER_WORDS as u64 * 64)).unwrap_or_default();
         (&self.0[n / 64], 1 << (n % 64))
     }
 }
 
-/// Tells the kernel, through the device that the mount was made with, whatever way requests come.
+/// Sends invalidations through the device that the mount was made with, whichever transport carries the requests.
 pub(crate) struct Notifier {
     device: Arc<OwnedFd>,
     begun: Instant,
     /// Inodes that were read through the page cache, or written both ways.
     cached: Filter,
-    /// Inodes that were written around it.
+    /// Inodes with direct writes.
     direct: Filter,
-    /// When an inode was last written through the page cache: the second since `begun`, from 1 on. Others may share it.
-    written: [AtomicU32; TIMES],
-    work: Mutex<Work>,
-    /// There is something to tell.
-    more: Condvar,
-    /// Something was told.
-    told: Condvar,
+    /// When an inode was last written through the page cache: the second since `begun`, starting with 1. Inodes may
+    /// share a slot.
+    written: [AtomicU32; WRITE_TIMES],
+    queue: Mutex<NotifyQueue>,
+    /// Signalled when a range is added.
+    not_empty: Condvar,
+    /// Signalled when a message has been sent.
+    sent: Condvar,
 }
 
 #[derive(Default)]
-struct Work {
-    /// Nodes and the bytes whose pages are old.
-    stale: VecDeque<(u64, Range<u64>)>,
-    /// How many there have been.
-    asked: u64,
-    /// How many of them the kernel was told of.
-    done: u64,
-    /// The thread that tells is there.
-    running: bool,
+struct NotifyQueue {
+    /// Inodes and the byte ranges to be invalidated.
+    pending: VecDeque<(u64, Range<u64>)>,
+    /// Ranges added so far.
+    added: u64,
+    /// Ranges invalidated so far.
+    sent_count: u64,
+    /// The sender thread is running.
+    has_thread: bool,
 }
 
 impl Notifier {
@@ -103,65 +105,64 @@ impl Notifier {
             begun: steadfs_rt::now(),
             cached: Filter::new(),
             direct: Filter::new(),
-            written: [const { AtomicU32::new(0) }; TIMES],
-            work: Mutex::new(Rank::Leaf, Work::default()),
-            more: Condvar::new(),
-            told: Condvar::new(),
+            written: [const { AtomicU32::new(0) }; WRITE_TIMES],
+            queue: Mutex::new(Rank::Leaf, NotifyQueue::default()),
+            not_empty: Condvar::new(),
+            sent: Condvar::new(),
         }
     }
 
-    /// Lets the kernel ask again for the attributes of an inode. Its pages stay, so that this waits for
-    /// no request that is being served.
+    /// Invalidates the attributes of an inode. Its pages stay, so this waits for no request in service.
     pub(crate) fn attributes_changed(&self, node: u64) {
-        self.tell(node, -1, 0);
+        self.send(node, -1, 0);
     }
 
-    /// Bytes of the inode go into the page cache. Called before they are read.
+    /// Bytes of the inode are about to be read into the page cache.
     pub(crate) fn is_cached(&self, node: u64) {
         self.cached.add(node);
     }
 
-    /// Bytes of the inode that are in the page cache are to be written. Called before they are.
+    /// Bytes of the inode are about to be written from the page cache.
     pub(crate) fn is_written(&self, node: u64) {
         let (time, now) = (self.time(node), self.second());
         if time.load(Ordering::SeqCst) != now {
             time.store(now, Ordering::SeqCst);
         }
-        // Whichever of the two comes later sees the other.
+        // Whichever of the two runs later sees the other.
         if self.direct.has(node) {
             self.cached.add(node);
         }
     }
 
-    /// Bytes of the inode are to be written around the page cache. Called before they are.
-    pub(crate) fn goes_around(&self, node: u64) {
+    /// Bytes of the inode are about to be written directly.
+    pub(crate) fn bypasses_cache(&self, node: u64) {
         self.direct.add(node);
     }
 
-    /// Bytes of the inode were written around the page cache. Called after they were written: a read that began
-    /// before is known by now, one that begins later gets them.
+    /// Invalidates pages after a direct write. Called after the write: a buffered read that began before it is recorded
+    /// by now, one that begins later returns the new bytes.
     pub(crate) fn pages_changed(self: &Arc<Self>, node: u64, bytes: Range<u64>) {
         if !self.cached.has(node) && !self.was_written(node) {
             return;
         }
-        let mut work = self.work.lock();
-        work.stale.push_back((node, bytes));
-        work.asked += 1;
-        let mine = work.asked;
-        if !work.running {
-            work.running = true;
+        let mut queue = self.queue.lock();
+        queue.pending.push_back((node, bytes));
+        queue.added += 1;
+        let mine = queue.added;
+        if !queue.has_thread {
+            queue.has_thread = true;
             let this = Arc::clone(self);
-            if let Err(error) = steadfs_rt::try_spawn("fuse-notify", move || this.tell_all()) {
-                // The next one tries again, and tells of these bytes, too.
-                work.running = false;
-                tracing::warn!(node, %error, "pages are not dropped yet");
+            if let Err(error) = steadfs_rt::try_spawn("fuse-notify", move || this.run()) {
+                // The next write tries again, and its thread sends this range, too.
+                queue.has_thread = false;
+                tracing::warn!(node, %error, "cannot create fuse-notify; stale pages stay cached until the next direct write");
                 return;
             }
         }
-        self.more.notify_one();
-        while work.done < mine {
-            if self.told.wait_for(&mut work, MOMENT) {
-                tracing::debug!(node, "pages are dropped after the write's end");
+        self.not_empty.notify_one();
+        while queue.sent_count < mine {
+            if self.sent.wait_for(&mut queue, DROP_WAIT_MAX) {
+                tracing::debug!(node, "the kernel has not dropped the pages within 20 ms");
                 return;
             }
         }
@@ -169,39 +170,40 @@ impl Notifier {
 
     fn was_written(&self, node: u64) -> bool {
         let time = self.time(node).load(Ordering::SeqCst);
-        time != 0 && self.second().saturating_sub(time) <= WHILE
+        time != 0 && self.second().saturating_sub(time) <= RECENT_WRITE_SECONDS
     }
 
     fn time(&self, node: u64) -> &AtomicU32 {
-        &self.written[usize::try_from(node % TIMES as u64).unwrap_or_default()]
+        &self.written[usize::try_from(node % WRITE_TIMES as u64).unwrap_or_default()]
     }
 
-    /// Seconds since the mount, from 1 on.
+    /// Seconds since the mount, starting with 1.
     fn second(&self) -> u32 {
         u32::try_from(self.begun.elapsed().as_secs() + 1).unwrap_or(u32::MAX)
     }
 
-    fn tell_all(&self) {
-        let mut work = self.work.lock();
+    fn run(&self) {
+        let mut queue = self.queue.lock();
         loop {
-            let Some((node, bytes)) = work.stale.pop_front() else {
-                if self.more.wait_for(&mut work, IDLE) && work.stale.is_empty() {
-                    work.running = false;
+            let Some((node, bytes)) = queue.pending.pop_front() else {
+                if self.not_empty.wait_for(&mut queue, THREAD_IDLE_MAX) && queue.pending.is_empty()
+                {
+                    queue.has_thread = false;
                     return;
                 }
                 continue;
             };
-            drop(work);
-            // Offsets in files are below 2^63.
-            self.tell(node, bytes.start as i64, (bytes.end - bytes.start) as i64);
-            work = self.work.lock();
-            work.done += 1;
-            self.told.notify_all();
+            drop(queue);
+            // File offsets are below 2^63.
+            self.send(node, bytes.start as i64, (bytes.end - bytes.start) as i64);
+            queue = self.queue.lock();
+            queue.sent_count += 1;
+            self.sent.notify_all();
         }
     }
 
-    /// One message: attributes, and from `off` on `len` bytes of pages unless that is below 0.
-    fn tell(&self, node: u64, off: i64, len: i64) {
+    /// Sends one message: invalidates the attributes, and `len` bytes of pages from `off` on unless `off` is negative.
+    fn send(&self, node: u64, off: i64, len: i64) {
         let body = InvalInodeOut {
             ino: node,
             off,
@@ -210,14 +212,16 @@ impl Notifier {
         let head = OutHeader {
             len: (size_of::<OutHeader>() + size_of::<InvalInodeOut>()) as u32,
             error: NOTIFY_INVAL_INODE,
-            // No request has this number.
+            // The kernel uses no request number 0.
             unique: 0,
         };
         let pieces = [IoSlice::new(head.as_bytes()), IoSlice::new(body.as_bytes())];
         match rustix::io::writev(&self.device, &pieces) {
             // The kernel has no such inode (any more), or no such mount.
             Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => {}
-            Err(error) => tracing::warn!(node, %error, "the kernel may show old content"),
+            Err(error) => {
+                tracing::warn!(node, %error, "cannot invalidate an inode; the kernel may return stale data")
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Each operation's way from the decoded request to the volume and back.
+//! Operations: from the decoded request through the volume to the reply.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::wire::{self, fattr};
 pub(crate) fn dispatch(volume: &Volume, request: &Request<'_>, out: &mut ReplyBuf) -> Answer {
     let ids = volume.translate.ids;
     match request.op {
-        // Most frequent without an answer; needs no context.
+        // The most frequent request without a reply; needs no context.
         Op::Forget { count } => {
             volume.fs.forget(ids.ino(request.header.nodeid), count);
             return Answer::Silent;
@@ -46,7 +46,7 @@ pub(crate) fn dispatch(volume: &Volume, request: &Request<'_>, out: &mut ReplyBu
             ..context(volume, request)
         },
     };
-    // Whoever holds a lock that it has to wait for works in its name meanwhile.
+    // The holder of a lock that this request waits for inherits its tag (priority inheritance).
     let _acting = steadfs_rt::inherit::set_task_tag(call.cx.tag.with_urgency(Urgency::Waited));
     match call.run(&request.op, out) {
         Ok(()) => Answer::Done,
@@ -71,7 +71,7 @@ fn context(volume: &Volume, request: &Request<'_>) -> Cx {
         uid: head.uid,
         gid: head.gid,
         groups: request.groups.iter().collect(),
-        // The kernel does not tell capabilities; root has them.
+        // The kernel does not send capabilities; root has them.
         fsetid: head.uid == 0,
         admin: false,
         umask: umask & 0o777,
@@ -81,13 +81,13 @@ fn context(volume: &Volume, request: &Request<'_>) -> Cx {
     }
 }
 
-/// On whose account the request runs.
+/// The tag that the request's I/O is charged to.
 fn owner(volume: &Volume, request: &Request<'_>) -> IoTag {
     let classifier = &volume.config.classifier;
     let ino = volume.translate.ids.ino(request.header.nodeid);
     match request.op {
         Op::Write { arg, .. } if arg.write_flags & wire::WRITE_CACHE != 0 => {
-            // Pages of a shared mapping: the kernel writes them and does not know for whom.
+            // Write-back of a shared mapping: the kernel does not record which process dirtied a page.
             let tag = classifier.last_user(ino);
             tag.with_urgency(Urgency::Background)
         }
@@ -118,8 +118,8 @@ impl Call<'_> {
             Op::Setattr(ref arg) => self.setattr(arg, out),
             Op::Read(arg) => {
                 let len = arg.size.min(self.volume.config.max_request) as usize;
-                // O_DIRECT does not tell: what is mapped through such a descriptor is in the cache.
-                if arg.read_flags & wire::AROUND_CACHE == 0 {
+                // O_DIRECT is not enough: a mapping through such a descriptor reads into the page cache.
+                if arg.read_flags & wire::BYPASS_CACHE == 0 {
                     self.volume.will_be_cached(self.ino);
                 }
                 out.data = fs.read(&self.cx, self.ino, arg.offset, len)?;
@@ -213,7 +213,7 @@ impl Call<'_> {
     fn lookup(&self, name: &[u8], out: &mut ReplyBuf) -> Outcome {
         let fs = &*self.volume.fs;
         let found = if name == b"." {
-            // A file handle of an exported volume is opened: the inode is known by number only.
+            // The kernel opens a file handle of an exported volume: it knows the inode by number only.
             fs.attach(&self.cx, self.ino)
         } else {
             fs.lookup(&self.cx, self.ino, name)
@@ -255,8 +255,8 @@ impl Call<'_> {
                 secs: arg.ctime,
                 nanos: arg.ctimensec,
             }),
-            // With HANDLE_KILLPRIV_V2 a change of owner clears the bits without a word from the
-            // kernel, whoever makes it; a truncation only where the kernel says so.
+            // With HANDLE_KILLPRIV_V2 every change of owner clears the bits, without a flag in the request; a
+            // truncation clears them only if the flag is set.
             kill_priv: has(fattr::KILL_SUIDGID) || has(fattr::UID) || has(fattr::GID),
         };
         let attr = self.volume.fs.setattr(&self.cx, self.ino, &set)?;
@@ -272,12 +272,12 @@ impl Call<'_> {
             let kind = entry.kind.map_or(0, dirent_kind);
             push_dirent(bytes, limit, entry.ino, entry.next, kind, entry.name)
         });
-        // What comes before the damage is told; who asks for more hears of it.
+        // Entries before a corruption are returned; the next call from there on gets the error.
         if bytes.is_empty() { Ok(read?) } else { Ok(()) }
     }
 
-    /// Entries with attributes. The names are gathered first and the inodes looked up afterwards,
-    /// because the volume may hold the directory's lock while it reports names.
+    /// Entries with attributes. First collects the names, then looks up the inodes, because the volume may hold the
+    /// directory's lock while it reports names.
     fn readdirplus(&self, arg: &wire::ReadIn, out: &mut ReplyBuf) -> Outcome {
         let limit = arg.size.min(self.volume.config.max_request) as usize;
         let fs = &*self.volume.fs;
@@ -309,7 +309,7 @@ impl Call<'_> {
             let name = &names[start..plus.name_end];
             start = plus.name_end;
             let mut kind = plus.kind;
-            // Where the inode cannot be looked up, the name alone is told (node 0).
+            // If the inode cannot be looked up, only the name is returned (node 0).
             let mut head = wire::EntryOut::default();
             if name != b"." && name != b".." {
                 match fs.attach(&self.cx, plus.ino) {
@@ -317,7 +317,9 @@ impl Call<'_> {
                         head = self.volume.translate.entry(&attr);
                         kind = dirent_kind(attr.kind);
                     }
-                    Err(error) => tracing::debug!(ino = plus.ino.0, %error, "entry without inode"),
+                    Err(error) => {
+                        tracing::debug!(ino = plus.ino.0, %error, "cannot look up the inode of a directory entry")
+                    }
                 }
             }
             out.bytes.extend_from_slice(head.as_bytes());
@@ -326,12 +328,12 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Whether a change of content takes bits of the mode away, if that is `asked` for.
+    /// Whether a change of content clears set-user-ID or set-group-ID bits, if that is `asked` for.
     fn may_kill(&self, ino: InodeNo, asked: bool) -> Result<bool, FsError> {
         Ok(asked && self.volume.fs.getattr(&self.cx, ino)?.perm & 0o6000 != 0)
     }
 
-    /// Tells the kernel of bits that a call took away which it takes for one that leaves them.
+    /// Invalidates the attributes after a call that cleared mode bits, which the kernel does not expect of that call.
     fn killed(&self, ino: InodeNo, kills: bool) {
         if kills {
             self.volume.attributes_changed(ino);
@@ -339,14 +341,14 @@ impl Call<'_> {
     }
 
     fn write(&self, arg: &wire::WriteIn, data: &[u8], out: &mut ReplyBuf) -> Outcome {
-        // Their mode lets user 0 write, who may be a container's root.
+        // The files' mode allows uid 0 to write, which may be a container's root.
         if is_control_inode(self.ino) && !is_owner(self.header) {
             return Err(Errno::PERM.into());
         }
-        let around = arg.write_flags & wire::AROUND_CACHE != 0;
-        self.volume.will_be_written(self.ino, around);
+        let bypass = arg.write_flags & wire::BYPASS_CACHE != 0;
+        self.volume.will_be_written(self.ino, bypass);
         let kill_priv = arg.write_flags & wire::WRITE_KILL_SUIDGID != 0;
-        // After a write through its page cache the kernel asks for the mode again.
+        // After a buffered write the kernel fetches the mode again.
         let direct = arg.flags & OFlags::DIRECT.bits() != 0;
         let kills = self.may_kill(self.ino, kill_priv && direct)?;
         let mapped = arg.write_flags & wire::WRITE_CACHE != 0;
@@ -364,9 +366,10 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// Writes, all of it or up to an error if it is `whole`; how much was taken, and what kept the rest out. Of a direct
-    /// write the kernel takes a part for an error of its own (EIO), whatever stopped it: it has several pieces of one
-    /// call under way. Of pages of a mapping it takes a part for all: only an error is told by msync(2).
+    /// Writes until an error, or with `whole` until all is written; returns the number of bytes written and the error
+    /// that ended it. The kernel turns a short direct write into EIO, whatever stopped it, because it has several
+    /// pieces of one call in flight. It takes a short write of mapped pages for a complete one: msync(2) only reports
+    /// errors.
     fn put(
         &self,
         offset: u64,
@@ -387,18 +390,18 @@ impl Call<'_> {
     }
 
     fn copy_range(&self, arg: &wire::CopyFileRangeIn, wide: bool, out: &mut ReplyBuf) -> Outcome {
-        // A copy may be short; its caller goes on. So one request takes a bounded time.
-        const MOST: u64 = 16 << 20;
-        const PIECE: u64 = 1 << 20;
-        const LONGEST: Duration = Duration::from_millis(50);
+        // A copy may be short, and its caller continues. So one request takes a bounded time.
+        const COPY_BYTES_MAX: u64 = 16 << 20;
+        const PIECE_BYTES: u64 = 1 << 20;
+        const COPY_TIME_MAX: Duration = Duration::from_millis(50);
         if arg.flags != 0 {
             return Err(Errno::INVAL.into());
         }
         let to = self.volume.translate.ids.ino(arg.nodeid_out);
         let kills = self.may_kill(to, !self.cx.fsetid)?;
         let (began, served) = (now(), out.served.clone());
-        let copied = in_pieces(arg.len.min(MOST), PIECE, |done, n| {
-            if done > 0 && (served.is_interrupted() || began.elapsed() > LONGEST) {
+        let copied = in_pieces(arg.len.min(COPY_BYTES_MAX), PIECE_BYTES, |done, n| {
+            if done > 0 && (served.is_interrupted() || began.elapsed() > COPY_TIME_MAX) {
                 return Ok(0);
             }
             self.cx.check_killed()?;
@@ -430,7 +433,7 @@ impl Call<'_> {
                 let mut list = Vec::new();
                 for name in fs.listxattr(&self.cx, self.ino)? {
                     self.volume.labels.seen(&name);
-                    // Only the administrator sees that there are trusted attributes.
+                    // Only root sees the names of trusted attributes.
                     if self.header.uid == 0 || !name.starts_with(b"trusted.") {
                         list.extend_from_slice(&name);
                         list.push(0);
@@ -446,8 +449,8 @@ impl Call<'_> {
                     2 => SetXattr::Replace,
                     _ => return Err(Errno::INVAL.into()),
                 };
-                // For an access ACL the kernel has compared the caller's groups and capabilities
-                // with the file's group and says whether set-group-ID must go.
+                // For an access ACL the kernel has compared the caller's groups and capabilities with the file's group
+                // and sets this flag if set-group-ID must be cleared.
                 let cx = Cx {
                     fsetid: arg.setxattr_flags & wire::SETXATTR_ACL_KILL_SGID == 0,
                     ..self.cx.clone()
@@ -460,14 +463,14 @@ impl Call<'_> {
     }
 }
 
-/// The answer to every open: no handle is kept, the page cache stays valid.
+/// The reply to every open: no file handle, and the page cache stays valid.
 const OPEN_OUT: wire::OpenOut = wire::OpenOut {
     fh: 0,
     open_flags: wire::FOPEN_KEEP_CACHE,
     backing_id: 0,
 };
 
-/// A value for a caller with room for `size` bytes; 0 asks for the size.
+/// Replies with a value to a caller whose buffer has `size` bytes; with the value's size if `size` is 0.
 fn sized(size: u32, value: &[u8], out: &mut ReplyBuf) -> Outcome {
     if size == 0 {
         let size = u32::try_from(value.len()).map_err(|_| Errno::TOOBIG)?;
@@ -480,12 +483,12 @@ fn sized(size: u32, value: &[u8], out: &mut ReplyBuf) -> Outcome {
     Ok(())
 }
 
-/// The type as READDIR tells it (`DT_*`): the type bits of the mode, shifted down.
+/// The type in READDIR's entries (`DT_*`): the type bits of the mode, shifted down.
 fn dirent_kind(kind: FileKind) -> u32 {
     kind.mode_bits() >> 12
 }
 
-/// Appends an entry if it fits into `limit` bytes; says whether it did.
+/// Appends an entry if it fits into `limit` bytes; returns whether it did.
 fn push_dirent(
     bytes: &mut Vec<u8>,
     limit: usize,

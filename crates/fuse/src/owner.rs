@@ -1,9 +1,8 @@
-//! From a calling process to the owner of its I/O: I/O priority and cgroup.
+//! The owner of a request's I/O: I/O priority and cgroup of the calling process.
 //!
-//! Both are looked up once a second for each process (a few system calls) and remembered in a table
-//! of fixed size without locks; a request of a known process costs a clock reading and a load. Weights
-//! of groups are read again at such look-ups, at most every half second, so a change is followed
-//! within a second while anybody does I/O.
+//! Both are looked up at most once a second for each process (a few system calls) and cached in a lock-free table of
+//! fixed size. A request of a known process costs a clock reading and a load. Such a look-up also refreshes the weights
+//! of the groups above it if they are older than 400 ms, so a changed weight takes effect within about a second of I/O.
 
 mod cgroup;
 mod groups;
@@ -17,40 +16,40 @@ use steadfs_base::{GroupId, InodeNo, IoPrio, IoTag, OwnerId, PrioClass, Urgency}
 use crate::sys;
 use groups::Table;
 
-/// Says on whose account, and with which priority, a process's I/O runs.
+/// Finds the I/O tag of a process: its priority and the group its I/O is charged to.
 pub trait Classifier: Send + Sync {
-    /// The tag of process `pid` (as the daemon sees it; 0 when it cannot see it, or when no process
-    /// stands behind the request).
+    /// The tag of process `pid` as seen by the server; 0 if the process is not visible from here, or if the kernel
+    /// itself makes the request.
     fn tag(&self, pid: u32) -> IoTag;
 
-    /// A process reads or changes a file.
+    /// Records that a process reads or changes a file.
     fn uses(&self, ino: InodeNo, tag: IoTag) {
         let _ = (ino, tag);
     }
 
-    /// Who used a file last: its pages that the kernel writes on nobody's account are on his.
+    /// The tag of a file's last user: the kernel's write-back of its mapped pages is charged to that user.
     fn last_user(&self, ino: InodeNo) -> IoTag {
         let _ = ino;
         IoTag::default()
     }
 }
 
-/// Learns of the groups that there are. Groups come after their parents, with larger numbers.
+/// Receives the groups and their weights. A group follows its parent and has a larger number.
 pub trait Groups: Send + Sync {
-    /// There is a group below `parent`, or it has another weight (1 to 1000).
+    /// Adds a group below `parent`, or changes its weight (1 to 1000).
     fn set(&self, group: GroupId, parent: GroupId, weight: u32);
-    /// A group is gone.
+    /// Removes a group.
     fn forget(&self, group: GroupId);
 }
 
-/// Owners by process: ioprio_get(2), and the cgroup in the blkio hierarchy of version 1 where there
-/// is one, else in that of version 2.
+/// Looks up owners by process: ioprio_get(2), and the cgroup in the blkio hierarchy of cgroup v1 if there is one, in
+/// cgroup v2 otherwise.
 pub struct Owners {
-    /// One word for each slot, see [`Seen`].
+    /// A [`CachedOwner`] in each slot.
     processes: Box<[AtomicU64]>,
-    /// One word for each slot: inode number's low bits (34), priority (5), group (25).
+    /// In each slot: low bits of the inode number (34), priority (5), group (25).
     files: Box<[AtomicU64]>,
-    /// Whether anybody orders by groups.
+    /// Whether the scheduler distinguishes groups.
     by_group: AtomicBool,
     table: Option<Table>,
 }
@@ -62,12 +61,12 @@ const PRIO_BITS: u32 = 5;
 const GROUP_BITS: u32 = 25;
 const FILE_BITS: u32 = 34;
 
-/// What is known of a process: pid (22 bits: the kernel has no larger ones), when it was looked up
-/// (12 bits: units of about a second), priority (5) and group (25).
+/// The cached owner of a process: pid (22 bits, as many as the kernel uses), time of the look-up (12 bits, in units of
+/// about a second), priority (5) and group (25).
 #[derive(Clone, Copy)]
-struct Seen(u64);
+struct CachedOwner(u64);
 
-impl Seen {
+impl CachedOwner {
     const EMPTY: u64 = 0;
 
     fn stamp(pid: u32, second: u64) -> u64 {
@@ -87,7 +86,7 @@ fn pack(prio: IoPrio, group: GroupId) -> u64 {
         PrioClass::BestEffort => 2,
         PrioClass::Idle => 3,
     };
-    // Numbers of groups are given out one after the other; one beyond the range is the root's.
+    // Group numbers are assigned in sequence; one beyond the range counts as the root group.
     let group = match group.0 >> GROUP_BITS {
         0 => group.0,
         _ => 0,
@@ -101,8 +100,7 @@ fn unpack(word: u64) -> (IoPrio, GroupId) {
     (from_kernel(prio >> 3 << 13 | prio & 7), group)
 }
 
-/// ioprio_get's value: class in the bits from 13 on (1 real-time, 2 best-effort, 3 idle, 0 none),
-/// level in the low 3 bits.
+/// The value of ioprio_get: class from bit 13 on (1 real-time, 2 best-effort, 3 idle, 0 none), level in the low 3 bits.
 fn from_kernel(value: u32) -> IoPrio {
     let class = match value >> 13 {
         1 => PrioClass::RealTime,
@@ -119,7 +117,11 @@ fn from_kernel(value: u32) -> IoPrio {
 impl Default for Owners {
     /// By priority only.
     fn default() -> Self {
-        let words = || (0..SLOTS).map(|_| AtomicU64::new(Seen::EMPTY)).collect();
+        let words = || {
+            (0..SLOTS)
+                .map(|_| AtomicU64::new(CachedOwner::EMPTY))
+                .collect()
+        };
         Self {
             processes: words(),
             files: words(),
@@ -130,7 +132,7 @@ impl Default for Owners {
 }
 
 impl Owners {
-    /// Tells `groups` of cgroups as processes in them appear, once [`Owners::use_groups`] says so.
+    /// Reports cgroups to `groups` when a process in them makes its first request, once [`Owners::use_groups`] is set.
     pub fn with_groups(groups: Arc<dyn Groups>) -> Self {
         Self {
             table: Some(Table::new(cgroup::Hierarchy::find(), groups)),
@@ -138,24 +140,24 @@ impl Owners {
         }
     }
 
-    /// Whether groups matter; while not, processes are not looked up in them.
+    /// Sets whether groups matter; otherwise the group of a process is not looked up.
     pub fn use_groups(&self, on: bool) {
         let on = on && self.table.is_some();
         if self.by_group.swap(on, Ordering::Relaxed) != on {
             for slot in &self.processes {
-                slot.store(Seen::EMPTY, Ordering::Relaxed);
+                slot.store(CachedOwner::EMPTY, Ordering::Relaxed);
             }
         }
     }
 
-    /// Weights by path that count more than the groups' own files.
+    /// Sets weights by path; they override the cgroup's own files.
     pub fn set_weights(&self, weights: BTreeMap<String, u32>) {
         if let Some(table) = &self.table {
             table.set_weights(weights);
         }
     }
 
-    /// The group at a path (from the hierarchy's root), whether or not a process is in it.
+    /// The group at a path (from the hierarchy's root), with or without processes in it.
     pub fn group(&self, path: &str) -> GroupId {
         match &self.table {
             Some(table) => table.group(path),
@@ -169,7 +171,7 @@ impl Owners {
     }
 
     fn look_up(&self, pid: u32) -> (IoPrio, GroupId) {
-        // A process that is gone has the normal priority, and the root's account.
+        // A process that has exited gets the default priority and the root group.
         let prio = sys::ioprio_of(pid).map_or(IoPrio::default(), from_kernel);
         let group = match &self.table {
             Some(table) if self.by_group.load(Ordering::Relaxed) => table.group_of(pid),
@@ -184,16 +186,16 @@ impl Classifier for Owners {
         if pid == 0 {
             return IoTag::default();
         }
-        // 2^30 ns: about a second. A wrap of the time hits a slot at most once in an hour.
+        // 2^30 ns: about a second. A stale slot looks fresh again after 4096 of them, about an hour.
         let second = steadfs_rt::now().0 >> 30;
         let slot = &self.processes[pid as usize % SLOTS];
-        let seen = Seen(slot.load(Ordering::Relaxed));
-        let (prio, group) = if seen.is_of(pid, second) && seen.0 != Seen::EMPTY {
+        let seen = CachedOwner(slot.load(Ordering::Relaxed));
+        let (prio, group) = if seen.is_of(pid, second) && seen.0 != CachedOwner::EMPTY {
             unpack(seen.0)
         } else {
             let (prio, group) = self.look_up(pid);
             if pid >> PID_BITS == 0 {
-                let word = Seen::stamp(pid, second) | pack(prio, group);
+                let word = CachedOwner::stamp(pid, second) | pack(prio, group);
                 slot.store(word, Ordering::Relaxed);
             }
             (prio, group)
@@ -215,7 +217,7 @@ impl Classifier for Owners {
 
     fn last_user(&self, ino: InodeNo) -> IoTag {
         let word = self.files[ino.0 as usize % SLOTS].load(Ordering::Relaxed);
-        if word == Seen::EMPTY
+        if word == CachedOwner::EMPTY
             || word >> (64 - FILE_BITS) != ino.0 << (64 - FILE_BITS) >> (64 - FILE_BITS)
         {
             return IoTag::default();
@@ -234,16 +236,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_keep_priority_and_group() {
+    fn packed_words_keep_priority_and_group() {
         for class in [PrioClass::RealTime, PrioClass::BestEffort, PrioClass::Idle] {
             for level in 0..8 {
                 for group in [0, 1, (1 << GROUP_BITS) - 1].map(GroupId) {
                     let prio = IoPrio { class, level };
                     assert_eq!(unpack(pack(prio, group)), (prio, group));
-                    let word = Seen::stamp(u32::MAX >> 10, 4095) | pack(prio, group);
-                    assert!(Seen(word).is_of(u32::MAX >> 10, 4095 + 4096));
-                    assert!(!Seen(word).is_of(u32::MAX >> 10, 4094));
-                    assert!(!Seen(word).is_of(1, 4095));
+                    let word = CachedOwner::stamp(u32::MAX >> 10, 4095) | pack(prio, group);
+                    assert!(CachedOwner(word).is_of(u32::MAX >> 10, 4095 + 4096));
+                    assert!(!CachedOwner(word).is_of(u32::MAX >> 10, 4094));
+                    assert!(!CachedOwner(word).is_of(1, 4095));
                 }
             }
         }
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_looked_up_and_remembered() {
+    fn the_owner_of_a_process_is_cached() {
         let owners = Owners::default();
         let me = std::process::id();
         let first = owners.tag(me);
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_nobody_are_their_last_users() {
+    fn pages_without_an_owner_are_charged_to_the_files_last_user() {
         let owners = Owners::default();
         owners.by_group.store(true, Ordering::Relaxed);
         let tag = IoTag {
@@ -283,17 +285,17 @@ mod tests {
             IoTag::default()
         );
         assert_eq!(owners.last_user(InodeNo(13)), IoTag::default());
-        // What nobody does tells nothing.
+        // A request without an owner does not change the last user.
         owners.uses(InodeNo(12), IoTag::default());
         assert_eq!(owners.last_user(InodeNo(12)).group, GroupId(9));
     }
 
     #[test]
-    fn a_known_process_costs_next_to_nothing() {
+    fn a_cached_owner_costs_less_than_3_us() {
         let owners = Owners::default();
         let me = std::process::id();
         const ROUNDS: u32 = 100;
-        // The best of many: other programs want the processor, too.
+        // The fastest of many batches: other programs use the CPU, too.
         let batch = || {
             let start = steadfs_rt::now();
             for _ in 0..ROUNDS {
@@ -302,7 +304,7 @@ mod tests {
             start.elapsed() / ROUNDS
         };
         let each = (0..1000).map(|_| batch()).min().unwrap();
-        // Asking the kernel takes tens of microseconds.
+        // System calls would take tens of microseconds.
         assert!(each.as_nanos() < 3000, "{each:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Replies: bytes a handler gathers, and the translation of attributes to the wire.
+//! Replies: the buffer that a handler fills, and the translation of attributes to the wire format.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,37 +8,37 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::{Attr, InodeFlags, ReadData, StatFs, is_control_inode, reported_ino};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::interrupt::Served;
+use crate::interrupt::ServedRequest;
 use crate::wire;
 
-/// How a request is answered.
+/// The kind of a request's reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// With what the reply buffer holds.
+    /// The content of the reply buffer.
     Done,
-    /// With this error.
+    /// An error.
     Error(Errno),
-    /// Not at all (FORGET, INTERRUPT).
+    /// None (FORGET, INTERRUPT).
     Silent,
 }
 
-/// What a handler answers with: structures and names in `bytes`, file data behind them in `data`.
-/// Belongs to a service thread and is used again for each request.
+/// The reply that a handler fills: structures and names in `bytes`, followed by file data in `data`. Belongs to a
+/// service thread, which reuses it for each request.
 #[derive(Default)]
 pub struct ReplyBuf {
     /// Structures, names, attribute values.
     pub bytes: Vec<u8>,
     /// File content, not copied.
     pub data: ReadData,
-    /// Names gathered by one READDIRPLUS.
+    /// Names collected by one READDIRPLUS.
     pub(crate) names: Vec<u8>,
-    /// Entries gathered by one READDIRPLUS.
+    /// Entries collected by one READDIRPLUS.
     pub(crate) entries: Vec<PlusEntry>,
-    /// The request that is being answered.
-    pub(crate) served: Arc<Served>,
+    /// The request in service.
+    pub(crate) served: Arc<ServedRequest>,
 }
 
-/// A directory entry whose name lies in [`ReplyBuf::names`].
+/// A directory entry whose name is in [`ReplyBuf::names`].
 #[derive(Clone, Copy)]
 pub(crate) struct PlusEntry {
     pub ino: InodeNo,
@@ -48,7 +48,7 @@ pub(crate) struct PlusEntry {
 }
 
 impl ReplyBuf {
-    /// Forgets the last reply.
+    /// Removes the last reply.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.data = ReadData::new();
@@ -59,19 +59,19 @@ impl ReplyBuf {
         self.bytes.extend_from_slice(value.as_bytes());
     }
 
-    /// Bytes of the reply without its head.
+    /// Bytes of the reply without its header.
     pub fn len(&self) -> usize {
         self.bytes.len() + self.data.len()
     }
 
-    /// Whether the reply is only a head.
+    /// Whether the reply consists of a header only.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Translation between inode numbers and the kernel's node ids: the root is always node 1, and the
-/// inode that is really number 1 (if a format shows one) takes the root's place.
+/// Translation between inode numbers and the kernel's node ids: the root is always node 1, and inode 1 (if a format
+/// shows one) gets the root's number.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeIds {
     root: u64,
@@ -93,23 +93,23 @@ impl NodeIds {
         }
     }
 
-    /// The kernel's id of an inode.
+    /// The node id of an inode.
     pub const fn node(self, ino: InodeNo) -> u64 {
         self.swap(ino.0)
     }
 
-    /// The inode of a kernel's id.
+    /// The inode of a node id.
     pub const fn ino(self, node: u64) -> InodeNo {
         InodeNo(self.swap(node))
     }
 }
 
-/// How long the kernel may rely on what it was told.
+/// How long the kernel may cache what a reply contains.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
     /// Names.
     pub entry: Duration,
-    /// Names that do not exist.
+    /// Negative entries.
     pub negative: Duration,
     /// Attributes.
     pub attr: Duration,
@@ -125,7 +125,7 @@ pub struct Translate {
 }
 
 impl Translate {
-    /// Names and attributes of control files are made new for every look at them.
+    /// Names and attributes of control files are not cached.
     fn lasting(&self, ino: InodeNo, timeout: Duration) -> Duration {
         if is_control_inode(ino) {
             Duration::ZERO
@@ -149,7 +149,7 @@ impl Translate {
         }
     }
 
-    /// A name that does not exist: node 0, remembered by the kernel.
+    /// A negative entry: node 0, which the kernel caches.
     pub fn no_entry(&self) -> wire::EntryOut {
         wire::EntryOut {
             entry_valid: self.timeouts.negative.as_secs(),
@@ -158,7 +158,7 @@ impl Translate {
         }
     }
 
-    /// The answer to GETATTR and SETATTR.
+    /// The reply to GETATTR and SETATTR.
     pub fn attr_out(&self, attr: &Attr) -> wire::AttrOut {
         let valid = self.lasting(attr.ino, self.timeouts.attr);
         wire::AttrOut {
@@ -169,7 +169,7 @@ impl Translate {
         }
     }
 
-    /// The answer to STATX.
+    /// The reply to STATX.
     pub fn statx_out(&self, attr: &Attr) -> wire::StatxOut {
         let valid = self.lasting(attr.ino, self.timeouts.attr);
         wire::StatxOut {
@@ -255,7 +255,7 @@ const fn split_rdev(rdev: u32) -> (u32, u32) {
     )
 }
 
-/// The answer to STATFS.
+/// The reply to STATFS.
 pub fn statfs_out(st: &StatFs) -> wire::StatfsOut {
     wire::StatfsOut {
         blocks: st.blocks,
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_root_is_node_one_and_back() {
+    fn the_root_is_translated_to_node_1_and_back() {
         let ids = NodeIds::new(InodeNo(2));
         assert_eq!(ids.node(InodeNo(2)), 1);
         assert_eq!(ids.ino(1), InodeNo(2));
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn device_numbers_split_as_linux_has_them() {
+    fn device_numbers_are_split_as_in_linux() {
         // makedev(0xabc, 0x12345) = 0x123abc45 in the 32-bit encoding.
         assert_eq!(split_rdev(0x123a_bc45), (0xabc, 0x12345));
         assert_eq!(split_rdev(0x0801), (8, 1));

@@ -1,6 +1,6 @@
 //! Requests, decoded: bytes from the kernel become one typed value, or an error.
 //!
-//! Every length is checked; no bytes whatever make this panic.
+//! Rule: every length is checked; no input causes a panic.
 
 use std::ffi::CStr;
 
@@ -10,13 +10,13 @@ use zerocopy::FromBytes;
 
 use crate::wire::{self, InHeader, opcode as op};
 
-/// A request as the transport delivers it: head, the operation's structure, and what follows it.
-/// `/dev/fuse` delivers the three in one piece, a ring entry in separate buffers.
+/// A request as the transport receives it: header, the operation's structure, and what follows it. `/dev/fuse` delivers
+/// the three in one piece, a ring entry in separate buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct RawRequest<'a> {
-    /// Head.
+    /// The request's header.
     pub header: InHeader,
-    /// The operation's structure (may be longer than it is).
+    /// The operation's structure (the buffer may be longer).
     pub op: &'a [u8],
     /// Names, data, extensions.
     pub payload: &'a [u8],
@@ -29,7 +29,7 @@ impl<'a> RawRequest<'a> {
         if header.len as usize != message.len() {
             return Err(DecodeError::Length);
         }
-        // An INIT of an old kernel is shorter than ours; an unknown operation is refused later.
+        // INIT of an old kernel is shorter than ours; an unknown operation is refused later.
         let size = wire::op_size(header.opcode).unwrap_or(0).min(body.len());
         let (op, payload) = body.split_at(size);
         Ok(Self {
@@ -40,27 +40,27 @@ impl<'a> RawRequest<'a> {
     }
 }
 
-/// Why a request could not be understood.
+/// Why a request cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
-    /// Shorter than its operation demands.
+    /// Shorter than its operation requires.
     #[error("request is too short")]
     Short,
-    /// The length in the head is not the message's.
-    #[error("request length does not match")]
+    /// The length in the header differs from the message's.
+    #[error("length in the header differs from the message's")]
     Length,
     /// A name without its terminating zero byte.
-    #[error("name without end")]
+    #[error("name without terminating zero byte")]
     Name,
-    /// The extensions at the end contradict themselves.
-    #[error("bad extension")]
+    /// The lengths of the extensions at the end are inconsistent.
+    #[error("inconsistent extension lengths")]
     Extension,
-    /// An operation this program does not know.
+    /// An unknown operation.
     #[error("unknown operation {0}")]
     Unknown(u32),
 }
 
-/// What the kernel asks for. Node ids are the kernel's; file handles are not used.
+/// A request's operation. Node ids are the kernel's; file handles are not used.
 #[derive(Clone, Copy, Debug)]
 #[allow(
     missing_docs,
@@ -156,19 +156,19 @@ pub enum Op<'a> {
         wide: bool,
     },
     Syncfs,
-    /// Known, and answered ENOSYS: locks (the kernel keeps them itself then), ACCESS (the kernel
-    /// checks permissions itself), BMAP, POLL.
+    /// Known, and answered ENOSYS: locks (the kernel then keeps them itself), ACCESS (the kernel checks permissions
+    /// itself), BMAP, POLL.
     Unsupported,
 }
 
 /// A decoded request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Head.
+    /// The request's header.
     pub header: InHeader,
-    /// What is asked for.
+    /// The operation with its arguments.
     pub op: Op<'a>,
-    /// Supplementary groups that the kernel tells with operations that make an inode.
+    /// Supplementary groups that the kernel sends with operations that make an inode.
     pub groups: Groups<'a>,
 }
 
@@ -272,7 +272,7 @@ fn decode_namespace<'a>(
             name: names.next()?,
         },
         op::CREATE => Op::Create,
-        // The name that follows is empty or "/", and means nothing.
+        // The name that follows is empty or "/"; it has no meaning.
         op::TMPFILE => Op::Tmpfile(arg(op)?),
         op::UNLINK => Op::Unlink {
             name: names.next()?,
@@ -309,7 +309,7 @@ fn arg<T: FromBytes>(op: &[u8]) -> Result<T, DecodeError> {
         .map_err(|_| DecodeError::Short)
 }
 
-/// INIT grew: the fields an old kernel leaves out are zero.
+/// INIT has grown: fields that an old kernel does not send are zero.
 fn decode_init(op: &[u8]) -> Result<wire::InitIn, DecodeError> {
     const FIRST_FORM: usize = 16;
     let mut bytes = [0; size_of::<wire::InitIn>()];
@@ -373,7 +373,7 @@ impl<'a> ForgetList<'a> {
     }
 }
 
-/// Supplementary groups of the caller, as far as the kernel tells them.
+/// Supplementary groups of the caller, as far as the kernel sends them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Groups<'a>(&'a [u8]);
 

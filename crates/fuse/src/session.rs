@@ -1,13 +1,13 @@
-//! One mount's conversation with the kernel: greeting, who may still call the volume, the end.
+//! The life of one mount: INIT, admission to the volume, closing.
 //!
-//! A request runs to its end on the thread that received it, unless it has to be queued for a slot. The volume is closed exactly once:
-//! by DESTROY (block-device mounts, before the kernel's umount returns) or when the connection is
-//! gone ([`Session::close_volume`] by whoever waits for the mount).
+//! A request runs to its end on the thread that received it, unless it has to be queued for a slot. The volume is
+//! closed exactly once: by DESTROY (block-device mounts, before the kernel's umount returns), or when the connection is
+//! gone ([`Session::close_volume`], called by [`Mounted::wait`](crate::Mounted::wait)).
 //!
-//! A panic while serving ends the program `steadfs` before it gets here (`cli/src/fatal.rs`). In another
-//! program it stops the session and the volume: the request and all later ones are answered EIO, the
-//! volume writes nothing more (its structures are in an unknown state; the device has what a power cut
-//! at that moment would leave), and the end of the mount reports it.
+//! A panic while serving ends the program `steadfs` before it gets here (`cli/src/fatal.rs`). In another program it
+//! stops the session and the volume: this request and all later ones are answered EIO, and the volume writes nothing
+//! more. Its structures are in an unknown state; the device holds what a power cut at that moment would leave. The
+//! result of closing reports it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ use crate::request::{DecodeError, Op, RawRequest, Request};
 use crate::stats::Stats;
 use crate::wire::{self, init};
 
-/// What INIT settled.
+/// The result of INIT.
 #[derive(Clone, Copy, Debug)]
 pub struct Negotiated {
     /// The kernel's minor version.
@@ -44,11 +44,11 @@ pub struct Session {
     pub(crate) stats: Stats,
     pub(crate) admission: Admission,
     pub(crate) interrupts: Interrupts,
-    /// Result of INIT; whoever mounts waits for it.
-    agreed: Event<Result<Negotiated, MountError>>,
+    /// Result of INIT; the mounting thread waits for it.
+    negotiated: Event<Result<Negotiated, MountError>>,
     /// Requests inside the volume.
     inside: AtomicUsize,
-    /// No request may enter the volume any more.
+    /// No further request may enter the volume.
     closing: AtomicBool,
     /// A service thread panicked inside the volume.
     broken: AtomicBool,
@@ -60,7 +60,7 @@ fn broken() -> FsError {
     FsError::Stopped(steadfs_rt::PANICKED.to_owned())
 }
 
-/// A request's stay inside the volume.
+/// Counts a request inside the volume.
 struct Inside<'a>(&'a AtomicUsize);
 
 impl Drop for Inside<'_> {
@@ -70,14 +70,14 @@ impl Drop for Inside<'_> {
 }
 
 impl Session {
-    /// A session that has not yet spoken with the kernel.
+    /// A session before INIT.
     pub fn new(fs: Arc<dyn FileSystem>, config: SessionConfig) -> Self {
         Self {
             admission: Admission::new(config.threads),
             interrupts: Interrupts::new(),
             volume: Volume::new(fs, config),
             stats: Stats::default(),
-            agreed: Event::new(),
+            negotiated: Event::new(),
             inside: AtomicUsize::new(0),
             closing: AtomicBool::new(false),
             broken: AtomicBool::new(false),
@@ -85,15 +85,15 @@ impl Session {
         }
     }
 
-    /// What a service thread answers with.
+    /// A reply buffer for a service thread.
     pub fn reply_buf(&self) -> ReplyBuf {
         ReplyBuf {
-            served: self.interrupts.join(),
+            served: self.interrupts.register_thread(),
             ..ReplyBuf::default()
         }
     }
 
-    /// How long a request may take; `None`: it takes no slot.
+    /// The request's admission class; `None` if it needs no slot.
     pub(crate) fn class(&self, raw: &RawRequest<'_>) -> Option<Class> {
         Class::of(raw, |node| {
             is_control_inode(self.volume.translate.ids.ino(node))
@@ -107,22 +107,22 @@ impl Session {
 
     /// Waits for the end of INIT.
     pub fn wait_negotiated(&self) -> Result<Negotiated, MountError> {
-        self.agreed.wait()
+        self.negotiated.wait()
     }
 
     /// Whether requests come through io_uring.
     pub(crate) fn uses_uring(&self) -> bool {
-        matches!(self.agreed.get(), Some(Ok(agreed)) if agreed.uring)
+        matches!(self.negotiated.get(), Some(Ok(negotiated)) if negotiated.uring)
     }
 
     /// Ends the wait for INIT: the connection is gone.
     pub fn give_up(&self, error: MountError) {
-        if self.agreed.get().is_none() {
-            self.agreed.set(Err(error));
+        if self.negotiated.get().is_none() {
+            self.negotiated.set(Err(error));
         }
     }
 
-    /// Serves a request: `out` then holds the reply's body if the answer is [`Answer::Done`].
+    /// Serves a request. If the answer is [`Answer::Done`], `out` holds the reply's body.
     pub fn serve(&self, raw: RawRequest<'_>, out: &mut ReplyBuf) -> Answer {
         out.clear();
         let opcode = raw.header.opcode;
@@ -145,11 +145,11 @@ impl Session {
 
     fn answer(&self, request: &Request<'_>, out: &mut ReplyBuf) -> Answer {
         match request.op {
-            Op::Init(arg) => self.greet(&arg, out),
+            Op::Init(arg) => self.init(&arg, out),
             Op::Destroy => {
-                // The kernel takes no result for DESTROY; whoever waits for the mount gets it.
+                // The kernel ignores an error of DESTROY; `Mounted::wait` returns it.
                 if let Err(error) = self.close_volume() {
-                    tracing::error!(%error, "closing the volume");
+                    tracing::error!(%error, "cannot close the volume");
                 }
                 Answer::Done
             }
@@ -158,10 +158,10 @@ impl Session {
                     .interrupt(unique, || self.admission.interrupt(unique, is_dying));
                 Answer::Silent
             }
-            // Zero-message opens and closes: files need no state between open and close, the page
-            // cache stays valid, and the kernel stops sending these after the first answer. Without
-            // CREATE it makes a file with MKNOD, under the directory's lock as before, and neither
-            // opens nor releases it. Only a volume whose files may refuse to be opened is asked.
+            // Opens and closes need no messages: files have no state between open and close, the page cache stays
+            // valid, and after one ENOSYS the kernel stops sending these. Without CREATE the kernel makes a file with
+            // MKNOD, under the directory's lock as before, and neither opens nor releases it. Only a volume with files
+            // whose open may fail receives OPEN.
             Op::Open { .. } if self.volume.fs.checks_opens() => self.enter(request, out),
             Op::Open { .. } | Op::Opendir | Op::Create | Op::Flush | Op::Unsupported => {
                 Answer::Error(Errno::NOSYS)
@@ -171,7 +171,7 @@ impl Session {
         }
     }
 
-    /// Calls the volume, if it is open; after a panic it is stopped.
+    /// Calls the volume if it is open; stops it after a panic.
     fn enter(&self, request: &Request<'_>, out: &mut ReplyBuf) -> Answer {
         self.inside.fetch_add(1, Ordering::SeqCst);
         let inside = Inside(&self.inside);
@@ -194,7 +194,7 @@ impl Session {
                 self.volume.fs.panicked();
                 tracing::error!(
                     op = wire::op_name(request.header.opcode),
-                    "internal error: an assertion failed; nothing more is read or written"
+                    "internal error: an assertion failed; the volume is stopped"
                 );
                 if silent {
                     Answer::Silent
@@ -205,8 +205,8 @@ impl Session {
         }
     }
 
-    /// Closes the volume, once: waits for the requests inside it, then writes everything. Later
-    /// callers wait and get the same result.
+    /// Closes the volume, once: waits for the requests inside it, then writes everything. Later callers wait and get
+    /// the same result.
     pub fn close_volume(&self) -> Result<(), FsError> {
         self.closed
             .get_or_init(|| {
@@ -227,13 +227,13 @@ impl Session {
             .clone()
     }
 
-    /// INIT: agrees on version and abilities.
-    fn greet(&self, arg: &wire::InitIn, out: &mut ReplyBuf) -> Answer {
-        if self.agreed.get().is_some() {
+    /// INIT: negotiates version and features.
+    fn init(&self, arg: &wire::InitIn, out: &mut ReplyBuf) -> Answer {
+        if self.negotiated.get().is_some() {
             return Answer::Error(Errno::IO);
         }
         if arg.major > wire::MAJOR {
-            // The kernel asks again with the version it is told.
+            // The kernel sends INIT again with the version in this reply.
             out.put(&wire::InitOut {
                 major: wire::MAJOR,
                 minor: wire::MINOR,
@@ -241,20 +241,20 @@ impl Session {
             });
             return Answer::Done;
         }
-        match self.agree(arg) {
-            Ok((reply, agreed)) => {
+        match self.negotiate(arg) {
+            Ok((reply, negotiated)) => {
                 out.put(&reply);
-                self.agreed.set(Ok(agreed));
+                self.negotiated.set(Ok(negotiated));
                 Answer::Done
             }
             Err(error) => {
-                self.agreed.set(Err(error));
+                self.negotiated.set(Err(error));
                 Answer::Error(Errno::PROTO)
             }
         }
     }
 
-    fn agree(&self, arg: &wire::InitIn) -> Result<(wire::InitOut, Negotiated), MountError> {
+    fn negotiate(&self, arg: &wire::InitIn) -> Result<(wire::InitOut, Negotiated), MountError> {
         if arg.major < wire::MAJOR || arg.minor < wire::MINOR_MIN {
             return Err(MountError::OldKernel {
                 major: arg.major,
@@ -272,18 +272,18 @@ impl Session {
                 missing: needed & !offered,
             });
         }
-        let agreed = offered & self.wanted();
-        let uring = agreed & init::OVER_IO_URING != 0;
+        let negotiated = offered & self.supported();
+        let uring = negotiated & init::OVER_IO_URING != 0;
         let max_pages = self.volume.config.max_request.div_ceil(4096);
         let reply = wire::InitOut {
             major: wire::MAJOR,
             minor: wire::MINOR.min(arg.minor),
-            // The kernel takes the smaller of this and what its backing-device settings say; those
-            // are raised after the mount (see `mount`).
+            // The kernel takes the minimum of this and the backing device's setting; that is raised after the mount
+            // (see `mount`).
             max_readahead: u32::MAX,
-            // Both halves of the set.
-            flags: agreed as u32,
-            flags2: (agreed >> 32) as u32,
+            // The low and the high half.
+            flags: negotiated as u32,
+            flags2: (negotiated >> 32) as u32,
             max_background: 128,
             congestion_threshold: 96,
             max_write: self.volume.config.max_request,
@@ -295,11 +295,11 @@ impl Session {
         Ok((reply, Negotiated { minor, uring }))
     }
 
-    /// Every ability we can use. Left out on purpose: WRITEBACK_CACHE (its writes carry no owner,
-    /// and it drops pages that failed), AUTO_INVAL_DATA (it would throw away a file's cached pages
-    /// after each of our own writes), ATOMIC_O_TRUNC (truncation comes as SETATTR), remote locks.
-    fn wanted(&self) -> u64 {
-        let mut wanted = init::ASYNC_READ
+    /// The features that are used. Left out on purpose: WRITEBACK_CACHE (its writes carry no owner, and the kernel
+    /// drops pages that could not be written), AUTO_INVAL_DATA (it would drop a file's cached pages after each write of
+    /// our own), ATOMIC_O_TRUNC (truncation comes as SETATTR), remote locks.
+    fn supported(&self) -> u64 {
+        let mut supported = init::ASYNC_READ
             | init::EXPORT_SUPPORT
             | init::BIG_WRITES
             | init::DONT_MASK
@@ -318,11 +318,11 @@ impl Session {
             | init::INIT_EXT
             | init::CREATE_SUPP_GROUP;
         if self.volume.config.posix_acl {
-            wanted |= init::POSIX_ACL;
+            supported |= init::POSIX_ACL;
         }
         if self.volume.config.uring {
-            wanted |= init::OVER_IO_URING;
+            supported |= init::OVER_IO_URING;
         }
-        wanted
+        supported
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::wire;
 
-/// How many requests of each kind came, since the mount.
+/// Requests by operation since the mount.
 #[derive(Debug)]
 pub struct Stats {
     requests: [AtomicU64; wire::OPCODES],
@@ -22,7 +22,7 @@ impl Default for Stats {
 
 impl Stats {
     pub(crate) fn count(&self, opcode: u32) {
-        // Slot 0 is no operation's: unknown ones are counted there.
+        // Slot 0 belongs to no operation: it counts unknown ones.
         let slot = self
             .requests
             .get(opcode as usize)
@@ -34,7 +34,7 @@ impl Stats {
         self.errors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Operations that came at least once, by the kernel's name for them, with how often.
+    /// Operations with at least one request, by their names in the kernel, and the number of requests.
     pub fn requests(&self) -> Vec<(&'static str, u64)> {
         (0_u32..)
             .zip(&self.requests)
@@ -43,7 +43,7 @@ impl Stats {
             .collect()
     }
 
-    /// How often the operation with the kernel's name `name` came.
+    /// Number of requests of the operation with the kernel's name `name`.
     pub fn of(&self, name: &str) -> u64 {
         self.requests()
             .iter()
@@ -52,7 +52,7 @@ impl Stats {
             .sum()
     }
 
-    /// All requests together.
+    /// Number of all requests.
     pub fn total(&self) -> u64 {
         self.requests
             .iter()
@@ -60,7 +60,7 @@ impl Stats {
             .sum()
     }
 
-    /// Requests answered with an error (a name that does not exist is none).
+    /// Requests answered with an error (a negative entry is none).
     pub fn errors(&self) -> u64 {
         self.errors.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! The system calls that no safe wrapper offers.
+//! The system calls without a safe wrapper.
 
 #![allow(
     unsafe_code,
@@ -15,27 +15,27 @@ use rustix::ioctl;
 /// FUSE_DEV_IOC_CLONE: `_IOR(229, 0, uint32_t)`.
 const DEV_IOC_CLONE: ioctl::Opcode = ioctl::opcode::read::<u32>(229, 0);
 
-/// Bytes of the argument of [`REMOUNT`].
+/// Size of the argument of [`REMOUNT`], in bytes.
 pub const REMOUNT_SIZE: usize = 4096;
-/// Our own command for a mounted volume: `_IOWR('s', 1, char[4096])`. In: mount options, ended by a
-/// zero byte. Out: an error number (0: done) in four bytes, and behind it, ended by a zero byte, the
-/// reason or the options as they are now.
+/// Our own command for a mounted volume: `_IOWR('s', 1, char[4096])`. In: mount options, ended by a zero byte. Out: an
+/// error number (0: success) in four bytes, followed by the reason or the new options, ended by a zero byte.
 pub const REMOUNT: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 1);
 
-/// The same for settings: `_IOWR('s', 2, char[4096])`. In: lines `NAME=VALUE`. Out: as there, with all
+/// The same for settings: `_IOWR('s', 2, char[4096])`. In: lines `NAME=VALUE`. Out: as for [`REMOUNT`], with all
 /// settings in such lines.
 pub const TUNE: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 2);
 
-/// The same to make all durable that the server has: `_IOWR('s', 3, char[4096])`. Out: the image that it
-/// serves, if it is one, as numbers of device and inode.
+/// Makes everything durable that the server has: `_IOWR('s', 3, char[4096])`. Out: as for [`REMOUNT`]; a line with
+/// device and inode of the image file, if the server serves one, and a line with pid, descriptor and inode of the memfd
+/// for the result of closing.
 pub const SYNC: ioctl::Opcode = ioctl::opcode::read_write::<[u8; REMOUNT_SIZE]>(b's', 3);
 
-/// The error number in answers to these commands of a volume that has stopped; the text is the cause.
+/// The error number in the answer to these commands if the volume has stopped; the text is the cause.
 pub const STOPPED: Errno = Errno::SHUTDOWN;
 
-/// Asks the server of the volume that `folder` lies on to change mount options ([`REMOUNT`]) or settings
-/// ([`TUNE`]), or to make all durable ([`SYNC`]).
-pub fn ask<const COMMAND: ioctl::Opcode>(
+/// Sends a command to the server of the volume that contains `folder`: change mount options ([`REMOUNT`]) or settings
+/// ([`TUNE`]), or make everything durable ([`SYNC`]).
+pub fn server_ioctl<const COMMAND: ioctl::Opcode>(
     folder: impl AsFd,
     argument: &mut [u8; REMOUNT_SIZE],
 ) -> io::Result<()> {
@@ -60,8 +60,7 @@ pub fn open_device() -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Another descriptor of the connection behind `device`, with a queue of requests in service of
-/// its own.
+/// Another descriptor of the connection behind `device`, with its own queue of requests in service.
 pub fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
     let clone = open_device()?;
     let source = u32::try_from(device.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -76,7 +75,7 @@ pub fn clone_device(device: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(clone)
 }
 
-/// ioprio_get(2) of one process; `None` when there is no such process.
+/// ioprio_get(2) of one process; `None` if there is no such process.
 pub fn ioprio_of(pid: u32) -> Option<u32> {
     const WHO_PROCESS: libc::c_int = 1;
     let pid = libc::c_int::try_from(pid).ok()?;

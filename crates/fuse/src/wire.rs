@@ -1,19 +1,19 @@
 //! The kernel's FUSE interface, version 7.45, as bytes: structures, operation numbers and flags.
 //!
-//! Source of every number: the public header `linux/fuse.h` (uapi). All fields are in the host's
-//! byte order. A structure here has the name of its counterpart without `fuse_`; what the kernel
-//! sends ends in `In`, what we answer in `Out`.
+//! Source of every number: the public header `linux/fuse.h` (uapi). All fields are in the host's byte order. A
+//! structure has the name of its counterpart without `fuse_`; those that the kernel sends end in `In`, those of replies
+//! in `Out`.
 
 use std::mem::{offset_of, size_of};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Major version of the interface; another one is refused.
+/// Major version of the interface; others are refused.
 pub const MAJOR: u32 = 7;
 /// Newest minor version whose requests are understood.
 pub const MINOR: u32 = 45;
-/// Oldest minor version that is served: Linux 5.14, the first where the kernel itself checks who
-/// may change inode flags.
+/// Oldest minor version that is served: Linux 5.14, the first in which the kernel itself checks permission to change
+/// inode flags.
 pub const MINOR_MIN: u32 = 34;
 /// Node id of the root directory.
 pub const ROOT_ID: u64 = 1;
@@ -34,14 +34,14 @@ macro_rules! wire {
 }
 
 wire! {
-    /// Head of each request.
+    /// Header of each request.
     InHeader = 40 {
         len: u32, opcode: u32, unique: u64, nodeid: u64, uid: u32, gid: u32, pid: u32,
         /// Length of the extensions at the end, in units of 8 bytes.
         total_extlen: u16,
         padding: u16,
     }
-    /// Head of each reply.
+    /// Header of each reply.
     OutHeader = 16 {
         len: u32,
         /// 0 or a negated error number.
@@ -68,8 +68,7 @@ wire! {
         nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64,
         entry_valid_nsec: u32, attr_valid_nsec: u32, attr: WireAttr,
     }
-    /// Notification: what the kernel keeps of an inode is no longer true; of its pages from `off` on, which
-    /// below 0 means none.
+    /// Notification: invalidates an inode's attributes, and its pages from `off` on (none if `off` is negative).
     InvalInodeOut = 24 { ino: u64, off: i64, len: i64 }
     /// GETATTR.
     GetattrIn = 16 { getattr_flags: u32, dummy: u32, fh: u64 }
@@ -132,7 +131,7 @@ wire! {
     SetxattrIn = 16 { size: u32, flags: u32, setxattr_flags: u32, padding: u32 }
     /// GETXATTR, LISTXATTR.
     GetxattrIn = 8 { size: u32, padding: u32 }
-    /// GETXATTR and LISTXATTR when asked for the size.
+    /// GETXATTR and LISTXATTR if the request is for the size.
     GetxattrOut = 8 { size: u32, padding: u32 }
     /// ACCESS.
     AccessIn = 8 { mask: u32, padding: u32 }
@@ -163,15 +162,15 @@ wire! {
     }
     /// COPY_FILE_RANGE_64.
     CopyFileRangeOut = 8 { bytes_copied: u64 }
-    /// Head of an entry of READDIR; the name follows, padded to 8 bytes.
+    /// Header of an entry of READDIR; the name follows, padded to 8 bytes.
     Dirent = 24 { ino: u64, off: u64, namelen: u32, kind: u32 }
-    /// Head of an extension at the end of a request.
+    /// Header of an extension at the end of a request.
     ExtHeader = 8 {
-        /// Size with this head.
+        /// Size, this header included.
         size: u32,
         kind: u32,
     }
-    /// Facts about a ring entry's request or reply.
+    /// Commit id and payload size of a ring entry's request or reply.
     UringEntInOut = 32 { flags: u64, commit_id: u64, payload_sz: u32, padding: u32, reserved: u64 }
     /// A command to the ring, in the command area of a long submission entry.
     UringCmdReq = 24 { flags: u64, commit_id: u64, qid: u16, padding: [u8; 6] }
@@ -181,7 +180,8 @@ wire! {
     FstrimRange = 24 { start: u64, len: u64, minlen: u64 }
 }
 
-/// Header buffer of a ring entry: head of request or reply, the operation's structure, the facts.
+/// Header buffer of a ring entry: header of the request or reply, the operation's structure, and the entry's own
+/// fields.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct UringReqHeader {
@@ -200,7 +200,7 @@ const _: () = assert!(offset_of!(SetattrIn, mode) == 68);
 const _: () = assert!(offset_of!(Statx, atime) == 64);
 const _: () = assert!(offset_of!(InitOut, flags2) == 32);
 
-/// Size of an entry's head and name together, padded to 8 bytes.
+/// Size of a directory entry's header and name together, padded to 8 bytes.
 pub const fn padded(len: usize) -> usize {
     (len + 7) & !7
 }
@@ -212,7 +212,7 @@ macro_rules! opcodes {
         pub mod opcode {
             $(pub const $name: u32 = $value;)*
         }
-        /// Size of the structure that follows an operation's head; `None` for unknown operations.
+        /// Size of the structure that follows an operation's header; `None` for unknown operations.
         pub const fn op_size(op: u32) -> Option<usize> {
             match op {
                 $(opcode::$name => Some($op_size),)*
@@ -286,12 +286,12 @@ pub const fn waits_long(op: u32) -> bool {
     matches!(op, opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS)
 }
 
-/// Whether an operation only gives back lookup counts; it has no answer.
+/// Whether an operation only drops lookup counts; it has no reply.
 pub const fn is_forget(op: u32) -> bool {
     matches!(op, opcode::FORGET | opcode::BATCH_FORGET)
 }
 
-/// Whether an operation looks for an interruption while it goes on.
+/// Whether an operation checks for an interrupt while it runs.
 pub const fn is_interruptible(op: u32) -> bool {
     matches!(
         op,
@@ -302,7 +302,7 @@ pub const fn is_interruptible(op: u32) -> bool {
 /// One more than the largest operation number that is served.
 pub const OPCODES: usize = 54;
 
-/// Abilities that INIT negotiates.
+/// Features that INIT negotiates.
 #[allow(missing_docs, reason = "the names are those of linux/fuse.h")]
 pub mod init {
     pub const ASYNC_READ: u64 = 1;
@@ -327,7 +327,7 @@ pub mod init {
     pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
-/// Which fields of [`SetattrIn`] count.
+/// Which fields of [`SetattrIn`] are valid.
 #[allow(missing_docs, reason = "the names are those of linux/fuse.h")]
 pub mod fattr {
     pub const MODE: u32 = 1;
@@ -344,11 +344,11 @@ pub mod fattr {
 
 /// Kind of notification: [`InvalInodeOut`].
 pub const NOTIFY_INVAL_INODE: i32 = 2;
-/// Flag of [`WriteIn`]: out of the page cache, by nobody in particular.
+/// Flag of [`WriteIn`]: write-back of the page cache; the request has no owner.
 pub const WRITE_CACHE: u32 = 1;
-/// Flag of [`ReadIn`] and [`WriteIn`]: around the page cache. (It says that the caller is named as an owner of locks,
-/// which the kernel does there, and only there.)
-pub const AROUND_CACHE: u32 = 1 << 1;
+/// Flag of [`ReadIn`] and [`WriteIn`]: does not use the page cache. (Its name in the kernel is FUSE_READ_LOCKOWNER or
+/// FUSE_WRITE_LOCKOWNER: the request has a lock owner, which the kernel sets for direct I/O only.)
+pub const BYPASS_CACHE: u32 = 1 << 1;
 /// Flag of [`WriteIn`]: clear set-user-ID and set-group-ID.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// Flag of [`FsyncIn`].

@@ -1,4 +1,4 @@
-//! How mounts begin and end: block devices, unprivileged users, aborts, broken volumes.
+//! How mounts begin and end: block devices, unprivileged users, aborts, stopped volumes.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -16,7 +16,7 @@ use rustix::mount::UnmountFlags;
 use steadfs_fuse::{BlockDevice, MountError, MountFlags, MountOptions, Transport, Unmount};
 use steadfs_vfs::{FsError, WithControl};
 
-use common::{Bed, MemFs, unmount, until};
+use common::{MemFs, TestMount, unmount, until};
 
 /// A loop device over a temporary file.
 struct Loop {
@@ -50,10 +50,10 @@ impl Drop for Loop {
 }
 
 #[test]
-fn block_devices_get_sync_and_a_last_word() {
+fn block_devices_get_syncfs_and_destroy() {
     for transport in common::transports() {
         let device = Loop::new();
-        let mut bed = Bed::with(MountOptions {
+        let mut mount = TestMount::with(MountOptions {
             transport,
             block_device: Some(BlockDevice {
                 path: device.device.clone().into(),
@@ -62,24 +62,28 @@ fn block_devices_get_sync_and_a_last_word() {
             ..MountOptions::default()
         });
         let table = fs::read_to_string("/proc/self/mounts").unwrap();
-        let line = format!("{} {} fuseblk.steadfs", device.device, bed.root().display());
+        let line = format!(
+            "{} {} fuseblk.steadfs",
+            device.device,
+            mount.root().display()
+        );
         assert!(table.contains(&line), "{line} is not in {table}");
-        fs::write(bed.path("f"), "x").unwrap();
-        // Somebody else's sync(2) is for every mount, too.
-        let before = bed.mem().syncs.load(Ordering::SeqCst);
-        rustix::fs::syncfs(File::open(bed.root()).unwrap()).unwrap();
-        assert!(bed.mem().syncs.load(Ordering::SeqCst) > before);
-        let mounted = bed.mounted.take().unwrap();
+        fs::write(mount.path("f"), "x").unwrap();
+        // Another program's sync(2) reaches every mount, too.
+        let before = mount.mem().syncs.load(Ordering::SeqCst);
+        rustix::fs::syncfs(File::open(mount.root()).unwrap()).unwrap();
+        assert!(mount.mem().syncs.load(Ordering::SeqCst) > before);
+        let mounted = mount.mounted.take().unwrap();
         unmount(&mounted);
         // umount(2) returned: the volume is closed.
-        assert_eq!(bed.mem().unmounts.load(Ordering::SeqCst), 1);
+        assert_eq!(mount.mem().unmounts.load(Ordering::SeqCst), 1);
         mounted.wait().unwrap();
-        assert_eq!(bed.mem().unmounts.load(Ordering::SeqCst), 1);
+        assert_eq!(mount.mem().unmounts.load(Ordering::SeqCst), 1);
     }
 }
 
 #[test]
-fn a_held_device_is_refused_with_its_reason() {
+fn a_device_that_is_in_use_is_refused_with_its_reason() {
     let device = Loop::new();
     let holder = fs::OpenOptions::new()
         .read(true)
@@ -98,7 +102,9 @@ fn a_held_device_is_refused_with_its_reason() {
         .err()
         .unwrap();
     assert!(
-        error.to_string().contains("held by another program"),
+        error
+            .to_string()
+            .contains("opened exclusively by another program"),
         "{error}"
     );
     drop(holder);
@@ -116,9 +122,9 @@ impl Exclusive for fs::OpenOptions {
 }
 
 #[test]
-fn flags_are_the_kernels() {
+fn the_kernel_enforces_mount_flags() {
     for transport in common::transports() {
-        let bed = Bed::with(MountOptions {
+        let mount = TestMount::with(MountOptions {
             transport,
             source: "a, b".to_owned(),
             flags: MountFlags {
@@ -129,39 +135,39 @@ fn flags_are_the_kernels() {
             },
             ..MountOptions::default()
         });
-        let refused = fs::write(bed.path("f"), "x").unwrap_err();
+        let refused = fs::write(mount.path("f"), "x").unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(30));
         let table = fs::read_to_string("/proc/self/mounts").unwrap();
         let line = table
             .lines()
-            .find(|line| line.contains(&*bed.root().to_string_lossy()))
+            .find(|line| line.contains(&*mount.root().to_string_lossy()))
             .unwrap();
         assert!(line.starts_with("a,\\040b "), "{line}");
         assert!(line.contains("ro,nosuid,noexec"), "{line}");
         assert!(line.contains("allow_other"), "{line}");
-        bed.end();
+        mount.end();
     }
 }
 
 #[test]
 fn an_aborted_connection_waits_for_requests_in_service() {
     for transport in common::transports() {
-        let mut bed = Bed::new(transport);
-        bed.mem().fsync_gate.store(1, Ordering::SeqCst);
-        let mounted = bed.mounted.take().unwrap();
+        let mut mount = TestMount::new(transport);
+        mount.mem().blocked_fsyncs.store(1, Ordering::SeqCst);
+        let mounted = mount.mounted.take().unwrap();
         std::thread::scope(|scope| {
-            let path = bed.path("f");
+            let path = mount.path("f");
             let syncer = scope.spawn(move || {
                 let mut f = File::create(path).unwrap();
                 f.write_all(b"x").unwrap();
                 f.sync_all()
             });
             until("the fsync is in service", || {
-                bed.mem().fsyncs.load(Ordering::SeqCst) == 1
+                mount.mem().fsyncs.load(Ordering::SeqCst) == 1
             });
-            // MNT_FORCE aborts the connection; the mount itself stays while it is used, which the
-            // syncer may do a moment longer.
-            let forced = rustix::mount::unmount(bed.root(), UnmountFlags::FORCE);
+            // MNT_FORCE aborts the connection; the mount stays until its last user, which may be the syncer, has closed
+            // its file.
+            let forced = rustix::mount::unmount(mount.root(), UnmountFlags::FORCE);
             assert_eq!(
                 syncer.join().unwrap().unwrap_err().raw_os_error(),
                 Some(103)
@@ -172,87 +178,87 @@ fn an_aborted_connection_waits_for_requests_in_service() {
             }
             let waiter = scope.spawn(|| mounted.wait());
             steadfs_rt::sleep(std::time::Duration::from_millis(30));
-            assert_eq!(bed.mem().unmounts.load(Ordering::SeqCst), 0);
-            bed.mem().fsync_gate.store(0, Ordering::SeqCst);
+            assert_eq!(mount.mem().unmounts.load(Ordering::SeqCst), 0);
+            mount.mem().blocked_fsyncs.store(0, Ordering::SeqCst);
             waiter.join().unwrap().unwrap();
         });
-        assert_eq!(bed.mem().unmounts.load(Ordering::SeqCst), 1);
+        assert_eq!(mount.mem().unmounts.load(Ordering::SeqCst), 1);
     }
 }
 
 #[test]
 fn interrupted_requests_finish() {
     for transport in common::transports() {
-        let bed = Bed::new(transport);
-        fs::write(bed.path("f"), "x").unwrap();
+        let mount = TestMount::new(transport);
+        fs::write(mount.path("f"), "x").unwrap();
         for round in 1..=3 {
-            bed.mem().fsync_gate.store(1, Ordering::SeqCst);
-            let mut sync = Command::new("sync").arg(bed.path("f")).spawn().unwrap();
+            mount.mem().blocked_fsyncs.store(1, Ordering::SeqCst);
+            let mut sync = Command::new("sync").arg(mount.path("f")).spawn().unwrap();
             until("the fsync is in service", || {
-                bed.mem().fsyncs.load(Ordering::SeqCst) == round
+                mount.mem().fsyncs.load(Ordering::SeqCst) == round
             });
             sync.kill().unwrap();
-            until("the interruption is told", || {
-                bed.count("INTERRUPT") == round as u64
+            until("INTERRUPT arrives", || {
+                mount.count("INTERRUPT") == round as u64
             });
             assert_eq!(sync.try_wait().unwrap(), None);
-            bed.mem().fsync_gate.store(0, Ordering::SeqCst);
+            mount.mem().blocked_fsyncs.store(0, Ordering::SeqCst);
             assert!(!sync.wait().unwrap().success());
         }
-        assert_eq!(bed.count("INTERRUPT"), 3);
-        assert_eq!(bed.count("FSYNC"), 3);
-        bed.end();
+        assert_eq!(mount.count("INTERRUPT"), 3);
+        assert_eq!(mount.count("FSYNC"), 3);
+        mount.end();
     }
 }
 
 #[test]
-fn the_kernel_reads_ahead_as_far_as_told() {
+fn the_kernel_uses_the_read_ahead_option() {
     for transport in common::transports() {
-        let bed = Bed::with(MountOptions {
+        let mount = TestMount::with(MountOptions {
             transport,
             read_ahead_kib: 1536,
             ..MountOptions::default()
         });
-        let device = fs::metadata(bed.root()).unwrap().dev();
+        let device = fs::metadata(mount.root()).unwrap().dev();
         let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
         let setting = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
         assert_eq!(fs::read_to_string(setting).unwrap(), "1536\n");
-        bed.end();
+        mount.end();
     }
 }
 
 #[test]
-fn a_broken_volume_is_not_touched_again_and_says_so() {
+fn a_volume_that_panicked_is_stopped_and_reports_it() {
     for transport in common::transports() {
-        let mut bed = Bed::new(transport);
-        fs::write(bed.path("f"), "x").unwrap();
-        let error = rustix::fs::getxattr_query(bed.path("f"), "user.panic").unwrap_err();
+        let mut mount = TestMount::new(transport);
+        fs::write(mount.path("f"), "x").unwrap();
+        let error = rustix::fs::getxattr_query(mount.path("f"), "user.panic").unwrap_err();
         assert_eq!(error, rustix::io::Errno::IO);
-        let error = fs::write(bed.path("g"), "x").unwrap_err();
+        let error = fs::write(mount.path("g"), "x").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(5));
-        let mounted = bed.mounted.take().unwrap();
+        let mounted = mount.mounted.take().unwrap();
         unmount(&mounted);
         let end = mounted.wait().unwrap_err();
         assert!(matches!(end, FsError::Stopped(_)), "{end}");
-        assert_eq!(bed.mem().unmounts.load(Ordering::SeqCst), 0);
+        assert_eq!(mount.mem().unmounts.load(Ordering::SeqCst), 0);
     }
 }
 
 #[test]
-fn a_dropped_mount_leaves_the_tree() {
+fn dropping_a_mount_detaches_it() {
     for transport in common::transports() {
-        let mut bed = Bed::new(transport);
-        fs::write(bed.path("f"), "x").unwrap();
-        drop(bed.mounted.take());
-        assert!(!bed.path("f").exists());
+        let mut mount = TestMount::new(transport);
+        fs::write(mount.path("f"), "x").unwrap();
+        drop(mount.mounted.take());
+        assert!(!mount.path("f").exists());
     }
 }
 
 #[test]
-fn the_callers_groups_come_with_what_it_makes() {
+fn the_callers_groups_arrive_with_mkdir() {
     for transport in common::transports() {
-        let bed = Bed::new(transport);
-        let dir = bed.path("d");
+        let mount = TestMount::new(transport);
+        let dir = mount.path("d");
         fs::create_dir(&dir).unwrap();
         chown(&dir, None, Some(4321)).unwrap();
         let status = Command::new("setpriv")
@@ -261,16 +267,16 @@ fn the_callers_groups_come_with_what_it_makes() {
             .status()
             .unwrap();
         assert!(status.success());
-        // The kernel tells the one group that is the directory's.
-        assert_eq!(bed.mem().with(|s| s.groups.clone()), [4321]);
-        bed.end();
+        // The kernel sends only the group that is the directory's.
+        assert_eq!(mount.mem().with(|s| s.groups.clone()), [4321]);
+        mount.end();
     }
 }
 
 const SERVED_DIR: &str = "STEADFS_TEST_SERVED_DIR";
 const SERVED_BY: &str = "STEADFS_TEST_SERVED_BY";
 
-/// What [`a_killed_server_leaves_errors_and_no_hangs`] kills; does nothing otherwise.
+/// The server that [`a_killed_server_leaves_errors_and_no_hangs`] kills; does nothing if run alone.
 #[test]
 fn as_a_server() {
     let Some(dir) = std::env::var_os(SERVED_DIR) else {
@@ -282,7 +288,7 @@ fn as_a_server() {
     };
     let fs = Arc::new(MemFs::new());
     // No fsync ever returns.
-    fs.fsync_gate.store(1, Ordering::SeqCst);
+    fs.blocked_fsyncs.store(1, Ordering::SeqCst);
     let options = MountOptions {
         transport,
         ..MountOptions::default()
@@ -324,10 +330,13 @@ fn a_killed_server_leaves_errors_and_no_hangs() {
                 steadfs_rt::sleep(std::time::Duration::from_millis(20 + round * 17));
                 server.kill().unwrap();
                 server.wait().unwrap();
-                // Every client comes back with an error; the scope waits for all of them.
+                // Every client returns with an error; the scope waits for all of them.
             });
-            let dead = File::create(dir.path().join("new")).unwrap_err();
-            assert!(matches!(dead.raw_os_error(), Some(103 | 107)), "{dead}");
+            let refused = File::create(dir.path().join("new")).unwrap_err();
+            assert!(
+                matches!(refused.raw_os_error(), Some(103 | 107)),
+                "{refused}"
+            );
             rustix::mount::unmount(dir.path(), UnmountFlags::DETACH).unwrap();
         }
     }
@@ -336,7 +345,7 @@ fn a_killed_server_leaves_errors_and_no_hangs() {
 const NOBODY: u32 = 65534;
 const HELPED_DIR: &str = "STEADFS_TEST_HELPED_DIR";
 
-/// What [`users_mount_through_fusermount3`] runs as another user; does nothing otherwise.
+/// The part of [`users_mount_through_fusermount3`] that runs as another user; does nothing if run alone.
 #[test]
 fn as_a_user() {
     let Some(dir) = std::env::var_os(HELPED_DIR) else {
@@ -366,7 +375,7 @@ fn as_a_user() {
     unmount(&mounted);
     mounted.wait().unwrap();
     assert_eq!(fs.unmounts.load(Ordering::SeqCst), 1);
-    // A directory of somebody else.
+    // A directory of another user.
     let refused = steadfs_fuse::mount(fs, Path::new("/usr"), options())
         .err()
         .unwrap();
@@ -380,9 +389,9 @@ fn users_mount_through_fusermount3() {
     let dir = base.path().join("mnt");
     fs::create_dir(&dir).unwrap();
     chown(&dir, Some(NOBODY), Some(NOBODY)).unwrap();
-    // As udev has it everywhere; a bare machine without udev may have it for root only.
+    // The mode that udev sets; without udev the device may be accessible to root only.
     fs::set_permissions("/dev/fuse", fs::Permissions::from_mode(0o666)).unwrap();
-    // The build folder may be out of the user's reach.
+    // The build folder may not be accessible to the user.
     let program = base.path().join("program");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let run = || {

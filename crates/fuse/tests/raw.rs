@@ -1,4 +1,4 @@
-//! Mounted tests of what has no safe call: ioctls, memory mappings, asynchronous I/O.
+//! Mounted tests of interfaces without safe wrappers: ioctls, memory mappings, asynchronous I/O.
 #![allow(
     unsafe_code,
     reason = "ioctl(2), mmap(2) and io_uring have no safe form"
@@ -17,11 +17,11 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 use steadfs_fuse::Transport;
 use steadfs_vfs::{InodeFlags, ShutdownMode};
 
-use common::Bed;
+use common::TestMount;
 
-fn each(test: impl Fn(Bed)) {
+fn each(test: impl Fn(TestMount)) {
     for transport in common::transports() {
-        test(Bed::new(transport));
+        test(TestMount::new(transport));
     }
 }
 
@@ -44,9 +44,9 @@ const SHUTDOWN: u64 = 0x8004_587d;
 
 #[test]
 fn flags_projects_and_generations() {
-    each(|bed| {
-        fs::write(bed.path("f"), "x").unwrap();
-        let f = File::open(bed.path("f")).unwrap();
+    each(|mount| {
+        fs::write(mount.path("f"), "x").unwrap();
+        let f = File::open(mount.path("f")).unwrap();
         let nodump = rustix::fs::IFlags::NODUMP;
         rustix::fs::ioctl_setflags(&f, nodump).unwrap();
         assert_eq!(rustix::fs::ioctl_getflags(&f).unwrap(), nodump);
@@ -60,23 +60,23 @@ fn flags_projects_and_generations() {
         assert_eq!(fsx[..4], [0xc0, 0, 3, 4242]);
         let both = rustix::fs::IFlags::NODUMP | rustix::fs::IFlags::NOATIME;
         assert_eq!(rustix::fs::ioctl_getflags(&f).unwrap(), both);
-        // A flag that no volume here has is refused, not dropped.
+        // A flag that this volume does not support is refused, not ignored.
         fsx[0] |= 0x8000;
         assert_eq!(ioctl(&f, FS_IOC_FSSETXATTR, &mut fsx), Err(95));
         let mut version = 0_u32;
         ioctl(&f, FS_IOC_GETVERSION, &mut version).unwrap();
         assert_eq!(version, 7);
-        let dir = File::open(bed.root()).unwrap();
+        let dir = File::open(mount.root()).unwrap();
         rustix::fs::ioctl_setflags(&dir, nodump).unwrap();
-        let root = bed.mem().with(|s| s.flags_of(2));
+        let root = mount.mem().with(|s| s.flags_of(2));
         assert_eq!(root, InodeFlags::NODUMP);
         assert_eq!(ioctl(&f, 0x8004_1234, &mut version), Err(25));
         drop((f, dir));
-        bed.end();
+        mount.end();
     });
 }
 
-/// `struct fsverity_digest`, with room for the longest digest.
+/// `struct fsverity_digest`, with a buffer for the longest digest.
 #[repr(C)]
 struct Measured {
     algorithm: u16,
@@ -88,35 +88,35 @@ struct Measured {
 fn verity_files_are_measured_and_none_is_made() {
     const MEASURE: u64 = 0xc004_6686;
     const ENABLE: u64 = 0x4080_6685;
-    each(|bed| {
-        fs::write(bed.path("sealed"), "x").unwrap();
-        let file = File::open(bed.path("sealed")).unwrap();
+    each(|mount| {
+        fs::write(mount.path("sealed"), "x").unwrap();
+        let file = File::open(mount.path("sealed")).unwrap();
         let mut got = Measured {
             algorithm: 0,
             size: 31,
             digest: [0; 64],
         };
-        // EOVERFLOW, as of a buffer that is too short.
+        // EOVERFLOW, as for a buffer that is too short.
         assert_eq!(ioctl(&file, MEASURE, &mut got), Err(75));
         got.size = 64;
         ioctl(&file, MEASURE, &mut got).unwrap();
         assert_eq!((got.algorithm, got.size), (1, 32));
         assert_eq!(got.digest[..32], [0xab; 32]);
         assert_eq!(got.digest[32..], [0; 32]);
-        // ENODATA of what is no verity file, EOPNOTSUPP of what would become one.
-        let root = File::open(bed.root()).unwrap();
+        // ENODATA for a file without verity, EOPNOTSUPP for enabling it.
+        let root = File::open(mount.root()).unwrap();
         got.size = 64;
         assert_eq!(ioctl(&root, MEASURE, &mut got), Err(61));
         assert_eq!(ioctl(&file, ENABLE, &mut [0_u8; 128]), Err(95));
         drop((file, root));
-        bed.end();
+        mount.end();
     });
 }
 
 #[test]
 fn trimming_and_shutting_down() {
-    each(|bed| {
-        let dir = File::open(bed.root()).unwrap();
+    each(|mount| {
+        let dir = File::open(mount.root()).unwrap();
         let mut range = [100_u64, u64::MAX, 7];
         ioctl(&dir, FITRIM, &mut range).unwrap();
         assert_eq!(range[1], 100 + (1 << 20) + 7);
@@ -129,18 +129,18 @@ fn trimming_and_shutting_down() {
         ] {
             let mut arg: u32 = word;
             ioctl(&dir, SHUTDOWN, &mut arg).unwrap();
-            assert_eq!(bed.mem().with(|s| s.shutdown), Some(mode));
+            assert_eq!(mount.mem().with(|s| s.shutdown), Some(mode));
         }
         assert_eq!(ioctl(&dir, SHUTDOWN, &mut 5_u32), Err(22));
         drop(dir);
-        bed.end();
+        mount.end();
     });
 }
 
 const MAPPED_FILE: &str = "STEADFS_TEST_MAPPED_FILE";
 
-/// What a file of 64 KiB is mapped for, in a process of its own: unmapping waits for the volume with the address space
-/// locked, and a server that then allocates would wait for itself.
+/// Maps a file of 64 KiB in a process of its own: unmapping waits for the volume with the address space locked, and a
+/// server in the same process that allocates then would deadlock.
 fn with_mapping(work: impl FnOnce(&File, &mut [u8])) {
     let Some(path) = std::env::var_os(MAPPED_FILE) else {
         return;
@@ -174,7 +174,7 @@ fn msync(bytes: &mut [u8]) -> rustix::io::Result<()> {
     // SAFETY: the bytes are those of a mapping.
     let done =
         unsafe { rustix::mm::msync(bytes.as_mut_ptr().cast(), bytes.len(), MsyncFlags::SYNC) };
-    // Above libc rustix takes the -1 for the error's number.
+    // rustix returns -1 as the error's number here.
     let error = |_| rustix::io::Errno::from_io_error(&std::io::Error::last_os_error());
     done.map_err(|failed| error(failed).expect("errno is set"))
 }
@@ -189,13 +189,13 @@ fn apart(test: &str, mapped: &std::path::Path) {
     assert!(status.success());
 }
 
-/// What [`shared_mappings_reach_the_volume`] runs.
+/// The process of [`shared_mappings_reach_the_volume`].
 #[test]
 fn in_a_process_that_maps() {
     with_mapping(|f, bytes| {
         assert!(bytes.iter().all(|&b| b == 1));
         bytes[5000..6000].fill(2);
-        // What write(2) does is seen through the mapping.
+        // write(2) is visible through the mapping.
         f.write_all_at(&[3; 100], 40_000).unwrap();
         assert_eq!(bytes[40_099], 3);
         msync(bytes).unwrap();
@@ -208,21 +208,21 @@ fn in_a_process_that_maps() {
 
 #[test]
 fn shared_mappings_reach_the_volume() {
-    each(|bed| {
-        let path = bed.path("f");
+    each(|mount| {
+        let path = mount.path("f");
         fs::write(&path, vec![1; 65536]).unwrap();
         apart("in_a_process_that_maps", &path);
-        assert_eq!(bed.count("FSYNC"), 1);
-        let stored = bed.mem().content(&path);
+        assert_eq!(mount.count("FSYNC"), 1);
+        let stored = mount.mem().content(&path);
         let bytes = [stored[0], stored[4999], stored[5000], stored[40_099]];
         assert_eq!(bytes, [9, 1, 2, 3]);
-        bed.end();
+        mount.end();
     });
 }
 
-/// What [`a_mapping_that_finds_room_for_a_part_is_told`] runs.
+/// The process of [`msync_reports_a_mapping_that_fits_only_in_part`].
 #[test]
-fn in_a_process_that_finds_no_room() {
+fn in_a_process_that_finds_no_space() {
     with_mapping(|_, bytes| {
         bytes.fill(2);
         assert_eq!(msync(bytes), Err(rustix::io::Errno::NOSPC));
@@ -230,52 +230,56 @@ fn in_a_process_that_finds_no_room() {
 }
 
 #[test]
-fn a_mapping_that_finds_room_for_a_part_is_told() {
-    each(|bed| {
-        let path = bed.path("f");
+fn msync_reports_a_mapping_that_fits_only_in_part() {
+    each(|mount| {
+        let path = mount.path("f");
         fs::write(&path, vec![1; 65536]).unwrap();
-        bed.mem().with(|state| state.room = 10_000);
-        apart("in_a_process_that_finds_no_room", &path);
-        let stored = bed.mem().content(&path);
+        mount.mem().with(|state| state.free_bytes = 10_000);
+        apart("in_a_process_that_finds_no_space", &path);
+        let stored = mount.mem().content(&path);
         assert_eq!((stored[9_999], stored[10_000]), (2, 1));
-        bed.end();
+        mount.end();
     });
 }
 
 #[test]
-fn transports_are_what_was_asked_for() {
+fn the_requested_transport_is_used() {
     for transport in common::transports() {
-        let bed = Bed::new(transport);
-        assert_eq!(bed.mounted.as_ref().unwrap().transport(), transport);
-        bed.end();
+        let mount = TestMount::new(transport);
+        assert_eq!(mount.mounted.as_ref().unwrap().transport(), transport);
+        mount.end();
     }
-    let bed = Bed::new(Transport::Auto);
-    bed.end();
+    let mount = TestMount::new(Transport::Auto);
+    mount.end();
 }
 
 #[repr(align(4096))]
 struct Page([u8; 4096]);
 
-/// While an asynchronous direct write is in service, `fill` leaves a page in the kernel's cache that begins with `byte`.
-/// It must not stay there.
+/// While an asynchronous direct write is in service, `fill` brings a page into the kernel's cache that begins with
+/// `byte`. It must not stay cached.
 #[track_caller]
-fn no_old_page_stays(byte: u8, fill: fn(&Bed, cached: &File, direct: &File)) {
-    each(|bed| {
+fn no_stale_page_stays(byte: u8, fill: fn(&TestMount, cached: &File, direct: &File)) {
+    each(|mount| {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true);
         options.custom_flags(libc::O_DIRECT);
-        let direct = options.open(bed.path("f")).unwrap();
+        let direct = options.open(mount.path("f")).unwrap();
         direct.write_all_at(&Page([1; 4096]).0, 0).unwrap();
         let mut options = OpenOptions::new();
-        let cached = options.read(true).write(true).open(bed.path("f")).unwrap();
+        let cached = options
+            .read(true)
+            .write(true)
+            .open(mount.path("f"))
+            .unwrap();
         let first_byte = || {
             let mut byte = [0];
             cached.read_exact_at(&mut byte, 0).unwrap();
             byte[0]
         };
 
-        bed.mem().write_gate.store(2, Ordering::SeqCst);
-        let before = bed.mem().writes.load(Ordering::SeqCst);
+        mount.mem().blocked_write_byte.store(2, Ordering::SeqCst);
+        let before = mount.mem().writes.load(Ordering::SeqCst);
         let page = Page([2; 4096]);
         let mut ring = IoUring::new(2).unwrap();
         let fd = types::Fd(direct.as_raw_fd());
@@ -284,42 +288,42 @@ fn no_old_page_stays(byte: u8, fill: fn(&Bed, cached: &File, direct: &File)) {
         unsafe { ring.submission().push(&write.build()).unwrap() };
         ring.submit().unwrap();
         common::until("the write is in service", || {
-            bed.mem().writes.load(Ordering::SeqCst) > before
+            mount.mem().writes.load(Ordering::SeqCst) > before
         });
-        fill(&bed, &cached, &direct);
-        let reads = bed.count("READ");
+        fill(&mount, &cached, &direct);
+        let reads = mount.count("READ");
         assert_eq!(first_byte(), byte);
-        assert_eq!(bed.count("READ"), reads, "the page is there");
-        bed.mem().write_gate.store(0, Ordering::SeqCst);
+        assert_eq!(mount.count("READ"), reads, "the page is cached");
+        mount.mem().blocked_write_byte.store(0, Ordering::SeqCst);
         ring.submit_and_wait(1).unwrap();
         assert_eq!(ring.completion().next().unwrap().result(), 4096);
-        // The server waits for the kernel to drop the page only a moment.
+        // The server waits at most 20 ms for the kernel to drop the page.
         common::until("the page is dropped", || first_byte() == 2);
         drop((cached, direct));
-        bed.end();
+        mount.end();
     });
 }
 
 #[test]
-fn no_old_page_that_was_read_stays_after_an_asynchronous_direct_write() {
-    no_old_page_stays(1, |_, cached, _| {
+fn no_stale_page_that_was_read_stays_after_an_asynchronous_direct_write() {
+    no_stale_page_stays(1, |_, cached, _| {
         cached.read_exact_at(&mut [0], 0).unwrap();
     });
 }
 
 #[test]
-fn no_old_page_that_was_read_through_a_direct_descriptor_stays() {
-    // As a fault of a mapping does, but without a mapping in the server's own process.
-    no_old_page_stays(1, |bed, _, direct| {
-        let before = bed.count("READ");
+fn no_stale_page_that_was_read_through_a_direct_descriptor_stays() {
+    // As a page fault of a mapping does, but without a mapping in the server's own process.
+    no_stale_page_stays(1, |mount, _, direct| {
+        let before = mount.count("READ");
         rustix::fs::fadvise(direct, 0, None, rustix::fs::Advice::WillNeed).unwrap();
-        common::until("it is read", || bed.count("READ") > before);
+        common::until("it is read", || mount.count("READ") > before);
     });
 }
 
 #[test]
-fn no_old_page_that_was_written_stays_after_an_asynchronous_direct_write() {
-    no_old_page_stays(3, |_, cached, _| {
+fn no_stale_page_that_was_written_stays_after_an_asynchronous_direct_write() {
+    no_stale_page_stays(3, |_, cached, _| {
         cached.write_all_at(&[3; 4096], 0).unwrap();
     });
 }

@@ -1,4 +1,4 @@
-//! How many requests each call costs: the protocol's minimum, and no more by accident.
+//! The number of requests of each call: the minimum of the protocol, so that a regression is noticed.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,13 +7,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 
-use common::Bed;
+use common::TestMount;
 use steadfs_fuse::Transport;
 
-/// Requests that `call` makes, as `NAME` or `NAMExN` in the order of the operations' numbers, FORGET
-/// left out (the kernel sends it when it likes).
-fn cost(bed: &Bed, call: impl FnOnce()) -> String {
-    let stats = || bed.mounted.as_ref().unwrap().stats().requests();
+/// Requests that `call` makes, as `NAME` or `NAMExN` in the order of the operation numbers. Without FORGET, which the
+/// kernel sends at a time of its choice.
+fn cost(mount: &TestMount, call: impl FnOnce()) -> String {
+    let stats = || mount.mounted.as_ref().unwrap().stats().requests();
     let before = stats();
     call();
     let mut words = Vec::new();
@@ -21,7 +21,7 @@ fn cost(bed: &Bed, call: impl FnOnce()) -> String {
         let old = before.iter().find(|(n, _)| *n == name).map_or(0, |b| b.1);
         match after - old {
             _ if name.contains("FORGET") => {}
-            // The end of a directory is sometimes asked for twice.
+            // The end of a directory is sometimes read twice.
             2 if name == "READDIR" => words.push(name.to_owned()),
             0 => {}
             1 => words.push(name.to_owned()),
@@ -31,7 +31,7 @@ fn cost(bed: &Bed, call: impl FnOnce()) -> String {
     words.join(" ")
 }
 
-/// One call, and what it costs.
+/// One call with its requests.
 struct Row<'a> {
     name: &'static str,
     cost: &'static str,
@@ -45,15 +45,14 @@ fn row<'a>(name: &'static str, cost: &'static str, call: impl FnOnce() + 'a) -> 
 
 /// Files and names. What is not obvious:
 ///
-/// * A change in a directory makes the kernel forget the directory's attributes; it asks for them
-///   again (GETATTR) at the next walk through it, because it checks permissions.
-/// * GETXATTR asks for `security.capability`, once after each refresh of a file's attributes, before
-///   the kernel lets a write or truncation through.
-/// * std asks for the birth time with every stat, so STATX comes where stat(2) would cause GETATTR
-///   or nothing.
-fn rows(bed: &Bed) -> Vec<Row<'_>> {
+/// * A change in a directory invalidates the directory's attributes in the kernel; the next path walk through it
+///   fetches them again (GETATTR), to check permissions.
+/// * GETXATTR requests `security.capability`, once after each refresh of a file's attributes, before the kernel lets a
+///   write or truncation through.
+/// * std requests the birth time with every stat, so STATX appears where stat(2) would cause GETATTR or nothing.
+fn rows(mount: &TestMount) -> Vec<Row<'_>> {
     const BLOCK: [u8; 4096] = [7; 4096];
-    let at = |name: &str| bed.path(name);
+    let at = |name: &str| mount.path(name);
     let stat = move |name: &str| rustix::fs::stat(at(name)).map_or((), |_| ());
     let writer = move |name: &str| File::options().write(true).open(at(name)).unwrap();
     vec![
@@ -104,14 +103,14 @@ fn rows(bed: &Bed) -> Vec<Row<'_>> {
     ]
 }
 
-/// A directory with 100 files. `ls -l` asks each for its access list, the directory for both, and only that for
-/// its label.
-fn directory_rows(bed: &Bed) -> Vec<Row<'_>> {
-    let dir = bed.path("d");
+/// A directory with 100 files. `ls -l` requests the access ACL of each, both ACLs of the directory, and the label of
+/// the directory only.
+fn directory_rows(mount: &TestMount) -> Vec<Row<'_>> {
+    let dir = mount.path("d");
     for i in 0..100 {
         File::create(dir.join(format!("{i:03}"))).unwrap();
     }
-    let list = || assert_eq!(fs::read_dir(bed.path("d")).unwrap().count(), 100);
+    let list = || assert_eq!(fs::read_dir(mount.path("d")).unwrap().count(), 100);
     vec![
         row("list 100 names", "GETATTR READDIR READDIRPLUS", list),
         row("stat 100 files by name", "", move || {
@@ -122,25 +121,25 @@ fn directory_rows(bed: &Bed) -> Vec<Row<'_>> {
         row("list 100 names again", "GETATTR", list),
         row("list 100 names once more", "", list),
         row("ls -l of 100 files", "GETXATTRx103", || {
-            let dir = bed.path("d");
+            let dir = mount.path("d");
             let done = std::process::Command::new("ls").arg("-l").arg(dir).output();
             assert!(done.unwrap().status.success());
         }),
     ]
 }
 
-/// Makes the calls on a fresh mount; returns what costs something else than it should.
+/// Makes the calls on a fresh mount; returns those with other requests than expected.
 fn deviations(transport: Transport) -> Vec<String> {
-    let bed = Bed::new(transport);
-    // The kernel learns here that opens and closes need no request.
-    fs::write(bed.path("a"), "x").unwrap();
-    drop(File::open(bed.path("a")).unwrap());
-    assert_eq!(fs::read_dir(bed.root()).unwrap().count(), 1);
-    fs::remove_file(bed.path("a")).unwrap();
+    let mount = TestMount::new(transport);
+    // After this the kernel sends no requests for opens and closes.
+    fs::write(mount.path("a"), "x").unwrap();
+    drop(File::open(mount.path("a")).unwrap());
+    assert_eq!(fs::read_dir(mount.root()).unwrap().count(), 1);
+    fs::remove_file(mount.path("a")).unwrap();
     let mut wrong = Vec::new();
     for rows in [rows, directory_rows] {
-        for Row { name, cost, call } in rows(&bed) {
-            let found = self::cost(&bed, call);
+        for Row { name, cost, call } in rows(&mount) {
+            let found = self::cost(&mount, call);
             println!("{name:36} {found}");
             if found != cost {
                 wrong.push(format!("{name}: {found} instead of {cost}"));
@@ -148,21 +147,21 @@ fn deviations(transport: Transport) -> Vec<String> {
         }
     }
     for once in ["OPEN", "OPENDIR", "FLUSH"] {
-        assert_eq!(bed.count(once), 1, "{once} comes once");
+        assert_eq!(mount.count(once), 1, "{once} comes once");
     }
-    // Where the kernel is not the one the table was made with, only the principle is checked.
-    if bed.mounted.as_ref().unwrap().protocol_minor() != 45 {
+    // On a kernel other than that of the table, only the principle is checked.
+    if mount.mounted.as_ref().unwrap().protocol_minor() != 45 {
         wrong.clear();
     }
-    bed.end();
+    mount.end();
     wrong
 }
 
 #[test]
-fn each_call_costs_what_the_protocol_demands() {
+fn each_call_makes_the_minimum_of_requests() {
     for transport in common::transports() {
-        // The kernel asks again for what it had to forget: where memory is short, or somebody on this
-        // machine drops its caches. What we cause ourselves comes every time.
+        // The kernel repeats requests for what it had to evict: if memory is short, or if another program drops its
+        // caches. What a call causes itself occurs every time.
         let begin = steadfs_rt::now();
         let mut wrong = deviations(transport);
         while !wrong.is_empty() {

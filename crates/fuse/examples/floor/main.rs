@@ -1,12 +1,11 @@
-//! What a request costs when the volume does nothing: the floor under every mounted benchmark.
+//! The cost of a request if the volume does nothing: the lower bound of every mounted benchmark.
 //!
-//! `cargo run --release -p steadfs-fuse --example floor` (as root) mounts a volume that has names
-//! and nothing else ([`null`]) on each transport, and lets another process make requests that no
-//! cache answers. Prints microseconds for each call, with the client free to run anywhere and kept
-//! on one CPU.
+//! `cargo run --release -p steadfs-fuse --example floor` (as root) mounts a volume that has names and nothing else
+//! ([`null`]) on each transport; another process makes requests that no cache answers. Prints microseconds per call,
+//! with the client free to migrate and with the client pinned to one CPU.
 //!
-//! `floor serve DIR` mounts it on DIR as steadfs mounts its volumes, says "ready" and serves until
-//! it is unmounted: `make bench` runs its rows on it.
+//! `floor serve DIR` mounts the volume on DIR as steadfs mounts its volumes, prints "ready" and serves until it is
+//! unmounted: `make bench` runs its rows on it.
 
 mod null;
 
@@ -25,7 +24,7 @@ use null::NullFs;
 /// Bytes of the file that is read and written.
 const SIZE: u64 = 64 << 20;
 
-/// Microseconds that `call` takes, the median of a few rounds of `n` calls.
+/// Prints the microseconds that `call` takes: the median of several rounds of `n` calls.
 fn measure(name: &str, n: u32, mut call: impl FnMut()) {
     let mut rounds: Vec<f64> = (0..5)
         .map(|_| {
@@ -57,7 +56,7 @@ fn client(dir: &Path, cpu: Option<usize>) {
         .write(true)
         .open(&file)
         .expect("the null volume has f");
-    // Direct I/O wants page alignment: take an aligned part of a larger buffer.
+    // Direct I/O requires page alignment: an aligned part of a larger buffer.
     let mut store = vec![7; (1 << 20) + 4096];
     let at = store.as_ptr().align_offset(4096);
     let buffer = &mut store[at..at + (1 << 20)];
@@ -81,13 +80,13 @@ fn client(dir: &Path, cpu: Option<usize>) {
     println!();
 }
 
-/// Serves as long as `dir` is mounted.
+/// Serves until `dir` is unmounted.
 fn serve(dir: &Path) {
     let mounted = steadfs_fuse::mount(Arc::new(NullFs::new()), dir, MountOptions::default())
         .expect("root can mount");
     println!("ready");
     std::io::stdout().flush().expect("standard output");
-    mounted.wait().expect("nothing to lose");
+    mounted.wait().expect("closing a volume in memory succeeds");
 }
 
 /// Measures each request on `transport`.
@@ -122,8 +121,10 @@ fn compare(transport: Transport) {
         assert!(command.status().expect("the client starts").success());
     }
     drop(file);
-    mounted.unmount(Unmount::IfIdle).expect("nobody is left");
-    mounted.wait().expect("nothing to lose");
+    mounted
+        .unmount(Unmount::IfIdle)
+        .expect("the mount is not in use");
+    mounted.wait().expect("closing a volume in memory succeeds");
 }
 
 fn main() {

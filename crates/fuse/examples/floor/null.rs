@@ -1,4 +1,4 @@
-//! A volume that keeps names and attributes in memory, swallows what is written and reads as zeros.
+//! A volume that keeps names and attributes in memory, discards what is written and reads as zeros.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +10,16 @@ use steadfs_vfs::{
 };
 
 const ROOT: InodeNo = InodeNo(1);
-/// Cookies of entries begin behind those of "." and "..", which nobody needs.
+/// Cookies of entries begin after those of "." and "..", which are not reported.
 const FIRST: u64 = 3;
 const NO: FsError = FsError::NotSupported("the null volume does nothing");
 
-/// See the head of this file.
+/// See the module header.
 pub struct NullFs {
     tree: Mutex<Tree>,
 }
 
-/// Every inode there ever was: none is freed.
+/// All inodes; none is freed.
 struct Tree {
     nodes: Vec<Node>,
 }
@@ -28,7 +28,7 @@ struct Node {
     attr: Attr,
     target: Vec<u8>,
     names: BTreeMap<Vec<u8>, u64>,
-    /// The same, in the order they were made.
+    /// Names by cookie, in the order of creation.
     order: BTreeMap<u64, (Vec<u8>, InodeNo)>,
 }
 
@@ -267,7 +267,7 @@ impl FileSystem for NullFs {
         Err(NO)
     }
     fn statfs(&self, _: &Cx) -> Result<StatFs> {
-        // Programs look whether there is room.
+        // Programs check the free space.
         const MANY: u64 = 1 << 30;
         Ok(StatFs {
             block_size: 4096,

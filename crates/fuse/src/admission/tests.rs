@@ -5,7 +5,7 @@ use super::*;
 const THREADS: usize = 128;
 const ALL: [Class; CLASSES] = [Class::Short, Class::Change, Class::Io, Class::Bulk];
 
-/// A request that waits as a thread would.
+/// A request that waits in a thread of its own.
 struct Wait(Arc<Event<Verdict>>);
 
 fn enter(admission: &Admission, class: Class, user: u32, unique: u64) -> Result<Slot, Wait> {
@@ -20,7 +20,7 @@ fn enter(admission: &Admission, class: Class, user: u32, unique: u64) -> Result<
         .ok_or(Wait(event.clone()))
 }
 
-/// Fills a class with one user's requests; the slots, and those that wait.
+/// Fills a class with one user's requests; returns the slots and the waiting requests.
 fn crowd(admission: &Admission, class: Class, user: u32) -> (Vec<Slot>, Vec<Wait>) {
     let (mut slots, mut waits) = (Vec::new(), Vec::new());
     for unique in 0..1000 {
@@ -33,7 +33,7 @@ fn crowd(admission: &Admission, class: Class, user: u32) -> (Vec<Slot>, Vec<Wait
 }
 
 #[test]
-fn one_users_long_requests_leave_slots_for_short_ones_and_for_other_users() {
+fn long_requests_of_one_user_leave_slots_for_short_requests_and_other_users() {
     let admission = Admission::new(THREADS);
     let (bulk, _) = crowd(&admission, Class::Bulk, 1000);
     let (io, _) = crowd(&admission, Class::Io, 1000);
@@ -54,7 +54,7 @@ fn every_class_of_every_user_fits_the_threads_there_are() {
                 in_service += usize::from(enter(&admission, class, user, 1).is_ok());
             }
         }
-        assert_eq!(in_service, most_in_service(threads));
+        assert_eq!(in_service, max_in_service(threads));
         admission.shrink(3);
     }
     let admission = Admission::new(THREADS);
@@ -74,8 +74,8 @@ fn a_free_slot_goes_to_the_user_with_fewest_in_service() {
         .map(|n| enter(&admission, Class::Io, 1001, n))
         .collect();
     let waiting: Vec<_> = few.extract_if(.., |entered| entered.is_err()).collect();
-    assert!(few.len() >= FEW && !waiting.is_empty());
-    // The newcomer's first requests took slots that were kept for such.
+    assert!(few.len() >= NEWCOMER_REQUESTS_MAX && !waiting.is_empty());
+    // The newcomer's first requests took slots reserved for newcomers.
     for _ in 0..=few.len() {
         admission.leave(slots.pop().unwrap());
     }
@@ -101,7 +101,7 @@ fn a_queued_request_whose_caller_is_killed_is_answered() {
 }
 
 #[test]
-fn every_request_is_served_whatever_comes_and_goes() {
+fn every_queued_request_is_served() {
     let mut random = Random::new(7);
     let admission = Admission::new(16);
     let mut here: Vec<Slot> = Vec::new();
@@ -131,7 +131,11 @@ fn every_request_is_served_whatever_comes_and_goes() {
         admission.leave(slot);
         collect(&mut waits, &mut here);
     }
-    assert!(waits.is_empty(), "{} wait for ever", waits.len());
+    assert!(
+        waits.is_empty(),
+        "{} requests are never served",
+        waits.len()
+    );
     assert_eq!(admission.queued.load(Ordering::Relaxed), 0);
     assert!(admission.state.lock().users.iter().all(BTreeMap::is_empty));
 }

@@ -1,5 +1,5 @@
-//! Mounting without privileges: fusermount3 opens the device, mounts, and sends the descriptor back
-//! through a socket whose number it finds in the environment (`_FUSE_COMMFD`).
+//! Unprivileged mounts: fusermount3 opens the device, mounts, and sends the descriptor back through the socket whose
+//! number is in its environment (`_FUSE_COMMFD`).
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,11 +18,11 @@ use crate::error::MountError;
 
 const PROGRAM: &str = "fusermount3";
 
-/// Mounts, and returns the device's descriptor.
+/// Mounts; returns the device's descriptor.
 pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
     if options.block_device.is_some() {
         return Err(MountError::Helper(
-            "only root can mount a block device as such".to_owned(),
+            "only root can mount a block device as fuseblk".to_owned(),
         ));
     }
     let (ours, theirs) = rustix::net::socketpair(
@@ -32,13 +32,13 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
         None,
     )
     .map_err(|e| MountError::Helper(e.to_string()))?;
-    // The helper inherits its end; another child started at this very moment would too, and only
-    // keep a useless descriptor.
+    // The helper inherits its end. Another child that is started at this moment would, too, and would only keep a
+    // useless descriptor.
     rustix::io::fcntl_setfd(&theirs, FdFlags::empty())
         .map_err(|e| MountError::Helper(e.to_string()))?;
     let output = run(Command::new(PROGRAM)
         .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
-        .args(["-o", &words(options)])
+        .args(["-o", &fusermount_options(options)])
         .arg("--")
         .arg(mountpoint))?;
     drop(theirs);
@@ -46,7 +46,7 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, Mount
     receive(&ours).map_err(|e| MountError::Helper(format!("sent no descriptor: {e}")))
 }
 
-/// Unmounts what the same user mounted.
+/// Unmounts a mount of the same user.
 pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), MountError> {
     let mut command = Command::new(PROGRAM);
     command.arg("-u");
@@ -57,39 +57,39 @@ pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), MountError> {
         }
         Unmount::Abort => {
             return Err(MountError::Helper(format!(
-                "{PROGRAM} fails no calls that wait"
+                "{PROGRAM} cannot abort a connection; only root can (umount --force)"
             )));
         }
     }
     let output = run(command.arg("--").arg(mountpoint))?;
-    if !output.status.success() && said(&output).contains("busy") {
+    if !output.status.success() && stderr_text(&output).contains("busy") {
         return Err(MountError::Busy(mountpoint.to_owned()));
     }
     succeeded(&output)
 }
 
-/// The helper's options, commas in values escaped.
-fn words(options: &MountOptions) -> String {
+/// The options of fusermount3, with commas in values escaped.
+fn fusermount_options(options: &MountOptions) -> String {
     let escape = |text: &str| text.replace('\\', "\\\\").replace(',', "\\,");
-    let mut words = format!(
+    let mut list = format!(
         "default_permissions,fsname={},subtype={}",
         escape(&options.source),
         escape(&options.subtype)
     );
     for (on, _, word) in options.flags.list() {
         if on {
-            words.push(',');
-            words.push_str(word);
+            list.push(',');
+            list.push_str(word);
         }
     }
     if options.allow_other {
-        words.push_str(",allow_other");
+        list.push_str(",allow_other");
     }
-    words
+    list
 }
 
 fn run(command: &mut Command) -> Result<Output, MountError> {
-    // A group of its own: the terminal's interrupt shall not reach the helper.
+    // In a process group of its own: an interrupt from the terminal must not reach the helper.
     command
         .stdin(Stdio::null())
         .process_group(0)
@@ -100,7 +100,7 @@ fn run(command: &mut Command) -> Result<Output, MountError> {
         })
 }
 
-fn said(output: &Output) -> String {
+fn stderr_text(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let text = text.trim();
     text.strip_prefix("fusermount3: ")
@@ -112,15 +112,15 @@ fn succeeded(output: &Output) -> Result<(), MountError> {
     if output.status.success() {
         return Ok(());
     }
-    let said = said(output);
-    Err(MountError::Helper(if said.is_empty() {
+    let text = stderr_text(output);
+    Err(MountError::Helper(if text.is_empty() {
         output.status.to_string()
     } else {
-        said
+        text
     }))
 }
 
-/// Takes the descriptor that comes with one byte.
+/// Receives the descriptor that comes with one byte.
 fn receive(socket: &OwnedFd) -> io::Result<OwnedFd> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

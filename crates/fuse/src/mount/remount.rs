@@ -1,9 +1,8 @@
-//! Changing a running mount's options: the server's and the kernel's.
+//! Changing the options of a running mount: the server's and the kernel's.
 //!
-//! The kernel knows which files are open for writing and keeps a read-only mount from being written,
-//! but does not tell a FUSE server of its remounts. So both are told here, in the order in which a
-//! refusal of either leaves the mount as it was: first the kernel that it is read-only, first the
-//! server that it is writable.
+//! Problem: the kernel knows which files are open for writing and enforces a read-only mount, but does not notify a
+//! FUSE server of a remount. Rule: both are changed here, in the order in which a refusal of either leaves the mount as
+//! it was. For read-only the kernel comes first, for writable the server.
 
 use std::fs::File;
 use std::io;
@@ -14,18 +13,18 @@ use rustix::mount::{MountFlags as RawFlags, mount_remount};
 use steadfs_vfs::FsError;
 
 use super::MountHandle;
-use super::table::by_number;
+use super::table::proc_fd_path;
 use crate::error::MountError;
 use crate::sys::{self, REMOUNT_SIZE};
 
-/// The flags that follow from mount options and can change, with their words.
+/// Mount flags that follow from mount options and can change, with the options' names.
 const FOLLOWING: [(RawFlags, &str); 4] = [
     (RawFlags::RDONLY, "ro"),
     (RawFlags::NOATIME, "noatime"),
     (RawFlags::NODIRATIME, "nodiratime"),
     (RawFlags::SYNCHRONOUS, "sync"),
 ];
-/// The flags that stay.
+/// Mount flags that a remount keeps.
 const STAYING: [(RawFlags, &str); 5] = [
     (RawFlags::NOSUID, "nosuid"),
     (RawFlags::NODEV, "nodev"),
@@ -38,8 +37,8 @@ impl MountHandle {
     /// Changes mount options of the running mount, as far as its file system allows it.
     ///
     /// # Errors
-    /// [`MountError::Busy`] where a volume in use cannot become read-only, [`MountError::Remount`]
-    /// with the server's or the kernel's reason.
+    /// [`MountError::InUse`] if the volume has files open for writing and cannot become read-only, otherwise
+    /// [`MountError::Remount`] with the server's or the kernel's reason.
     pub fn remount(&self, list: &str) -> Result<(), MountError> {
         let old = self.kernel_flags()?;
         let wanted = list.rsplit(',').find_map(|word| match word.trim() {
@@ -47,14 +46,14 @@ impl MountHandle {
             "rw" => Some(false),
             _ => None,
         });
-        if wanted == Some(true) && !self.helped {
+        if wanted == Some(true) && !self.via_fusermount {
             self.set_kernel_flags(old, old | RawFlags::RDONLY)?;
         }
-        if wanted == Some(false) && self.helped && old.contains(RawFlags::RDONLY) {
-            return Err(self.refused("only root can make a mount writable that is not".to_owned()));
+        if wanted == Some(false) && self.via_fusermount && old.contains(RawFlags::RDONLY) {
+            return Err(self.refused("only root can make a read-only mount writable".to_owned()));
         }
-        match self.tell_server::<{ sys::REMOUNT }>(list) {
-            Ok(options) if !self.helped => {
+        match self.send_command::<{ sys::REMOUNT }>(list) {
+            Ok(options) if !self.via_fusermount => {
                 let words: Vec<&str> = options.split(',').collect();
                 let new = FOLLOWING.into_iter().fold(old, |flags, (flag, word)| {
                     if words.contains(&word) {
@@ -67,7 +66,7 @@ impl MountHandle {
             }
             Ok(_) => Ok(()),
             Err(error) => {
-                if !self.helped {
+                if !self.via_fusermount {
                     self.set_kernel_flags(self.kernel_flags()?, old)?;
                 }
                 Err(error)
@@ -75,13 +74,13 @@ impl MountHandle {
         }
     }
 
-    /// Changes settings of the running mount, given in lines `NAME=VALUE`: all or none. Returns all
-    /// settings as they are then, in such lines.
+    /// Changes settings of the running mount, given in lines `NAME=VALUE`: all or none. Returns all settings after the
+    /// change, in such lines.
     ///
     /// # Errors
     /// [`MountError::Remount`] with the server's reason.
     pub fn tune(&self, list: &str) -> Result<String, MountError> {
-        self.tell_server::<{ sys::TUNE }>(list)
+        self.send_command::<{ sys::TUNE }>(list)
     }
 
     fn refused(&self, cause: String) -> MountError {
@@ -91,13 +90,14 @@ impl MountHandle {
         }
     }
 
-    /// Returns the options, or settings, as they are then.
-    fn tell_server<const COMMAND: Opcode>(&self, list: &str) -> Result<String, MountError> {
+    /// Sends a command; returns the resulting options or settings.
+    fn send_command<const COMMAND: Opcode>(&self, list: &str) -> Result<String, MountError> {
         let failed = |error: std::io::Error| self.refused(error.to_string());
-        let folder = File::open(by_number(&self.open_root()?)).map_err(failed)?;
-        let answer = ask_server::<COMMAND>(&folder, list).map_err(|error| {
+        let folder = File::open(proc_fd_path(&self.open_root()?)).map_err(failed)?;
+        let answer = ioctl_server::<COMMAND>(&folder, list).map_err(|error| {
             if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) {
-                return self.refused("only who mounted it may do that".to_owned());
+                return self
+                    .refused("only the user that mounted it, or root, may do that".to_owned());
             }
             failed(error)
         })?;
@@ -113,19 +113,19 @@ impl MountHandle {
             return Ok(());
         }
         let root = self.open_root()?;
-        mount_remount(by_number(&root), new, "").map_err(|errno| match errno {
+        mount_remount(proc_fd_path(&root), new, "").map_err(|errno| match errno {
             Errno::BUSY => MountError::InUse(self.mountpoint().to_owned()),
             errno => self.refused(errno.to_string()),
         })
     }
 
-    /// Sets the flags of this mount point alone; the volume's own stay.
+    /// Sets the flags of this mount point only; those of the volume stay.
     ///
     /// # Errors
     /// [`MountError::Covered`] and the like, or [`MountError::Remount`] with the kernel's reason.
     pub fn set_own_flags(&self, flags: RawFlags) -> Result<(), MountError> {
         let root = self.open_root()?;
-        let done = mount_remount(by_number(&root), flags | RawFlags::BIND, "");
+        let done = mount_remount(proc_fd_path(&root), flags | RawFlags::BIND, "");
         done.map_err(|errno| self.refused(errno.to_string()))
     }
 
@@ -135,14 +135,15 @@ impl MountHandle {
     }
 }
 
-/// Why a server did not do what it was asked for.
+/// Why a server refused a command.
 pub(super) struct Refusal {
     pub errno: Errno,
     pub cause: String,
 }
 
-/// Sends one of our own commands to the server of an open folder: its answer, or what kept it from answering.
-pub(super) fn ask_server<const COMMAND: Opcode>(
+/// Sends one of our own commands to the server of an open folder. Returns the server's answer, or the error that kept
+/// it from answering.
+pub(super) fn ioctl_server<const COMMAND: Opcode>(
     folder: &File,
     list: &str,
 ) -> io::Result<Result<String, Refusal>> {
@@ -152,7 +153,7 @@ pub(super) fn ask_server<const COMMAND: Opcode>(
         return Err(io::Error::other("the list is too long"));
     };
     place.copy_from_slice(list.as_bytes());
-    sys::ask::<COMMAND>(folder, &mut argument)?;
+    sys::server_ioctl::<COMMAND>(folder, &mut argument)?;
     let (errno, text) = argument.split_at(4);
     let text = text.split(|&b| b == 0).next().unwrap_or_default();
     let text = String::from_utf8_lossy(text).into_owned();
@@ -167,7 +168,7 @@ pub(super) fn ask_server<const COMMAND: Opcode>(
     )
 }
 
-/// The flags that stand among the options of a mount point and of its volume.
+/// The flags among the options of a mount point and of its volume.
 fn flags_of(options: &[String]) -> RawFlags {
     let flags = FOLLOWING.into_iter().chain(STAYING);
     flags

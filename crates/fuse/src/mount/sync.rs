@@ -1,7 +1,8 @@
-//! Making a mount durable from outside, with all that is told of it.
+//! Making a mount durable from another process, with a report of what was lost.
 //!
-//! The kernel hands over dirty pages of shared mappings only when it syncs, and it passes a sync on to the server
-//! for block devices only; the result of the server's own sync it passes on to nobody. So both are asked.
+//! Problem: the kernel writes back dirty pages of shared mappings only when it syncs; it forwards a sync to the server
+//! for block devices only, and discards the result of the server's own sync. Rule: both are called, syncfs(2) and the
+//! server's SYNC command.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -10,26 +11,25 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use super::MountHandle;
-use super::remount::ask_server;
-use super::table::by_number;
+use super::remount::ioctl_server;
+use super::table::proc_fd_path;
 use crate::close_result::CloseResultFd;
 use crate::error::MountError;
 use crate::sys;
 
-/// What a sync found when everything that the volume has is durable.
+/// The result of a sync: everything that the volume has is durable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
-    /// Pages of shared mappings did not reach the volume, now or since the last sync, and why. The kernel has
-    /// dropped them.
+    /// Why pages of shared mappings did not reach the volume, now or since the last sync. The kernel has dropped them.
     pub lost: Option<String>,
-    /// The image that the server has open, if it serves one.
+    /// The image file that the server has open, if it serves one.
     pub image: Option<FileId>,
     /// Where the server will record how the volume was closed.
     pub close_result: Option<CloseResultFd>,
 }
 
 impl Synced {
-    /// What the server answers, a line each.
+    /// The server's answer, one line each.
     pub(crate) fn answer(image: Option<FileId>, close_result: Option<CloseResultFd>) -> String {
         let image = image.map_or_else(String::new, FileId::show);
         let close_result = close_result.map_or_else(String::new, CloseResultFd::show);
@@ -46,28 +46,28 @@ impl Synced {
     }
 }
 
-/// A file, whatever its names.
+/// A file, independent of its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
-    /// Number of the device on which it lies.
+    /// Number of its device.
     pub device: u64,
-    /// Number of its inode there.
+    /// Number of its inode.
     pub inode: u64,
 }
 
 /// Why a mount could not be made durable.
 #[derive(Clone, Debug, Error)]
 pub enum SyncError {
-    /// The caller may not enter the mount: nothing was tried.
+    /// The caller has no access to the mount: nothing was done.
     #[error("{0}")]
     Closed(String),
-    /// The server does that for its own user and root only: nothing was tried.
-    #[error("only who mounted it may do that")]
+    /// The server accepts the command from its own user and root only: nothing was done.
+    #[error("only the user that mounted it, or root, may do that")]
     NotAllowed,
-    /// Something else is mounted over it: nothing was tried.
+    /// Something else is mounted over it: nothing was done.
     #[error("{0}")]
     Covered(MountError),
-    /// The server is gone, or the connection to it.
+    /// The server, or the connection to it, is gone.
     #[error("its server is gone")]
     Gone,
     /// The volume has stopped; the first cause.
@@ -84,7 +84,7 @@ pub enum SyncError {
 }
 
 impl MountHandle {
-    /// Makes everything on the mount durable: also what the kernel alone has.
+    /// Makes everything on the mount durable, dirty pages in the kernel included.
     ///
     /// # Errors
     /// [`SyncError`]: not everything is durable.
@@ -92,7 +92,7 @@ impl MountHandle {
         let folder = self.open()?;
         let pages = rustix::fs::syncfs(&folder);
         let answer =
-            ask_server::<{ sys::SYNC }>(&folder, "").map_err(|error| from_kernel(&error))?;
+            ioctl_server::<{ sys::SYNC }>(&folder, "").map_err(|error| from_kernel(&error))?;
         match answer {
             Ok(answer) => {
                 let lost = pages.err().map(|errno| errno.to_string());
@@ -108,7 +108,7 @@ impl MountHandle {
 }
 
 impl MountHandle {
-    /// Any of the mount's folders will do, and the user may have no right to read the root directory.
+    /// Opens a folder of the mount: `.steadfs` if the user may not read the root directory.
     fn open(&self) -> Result<File, SyncError> {
         let root = self.open_root().map_err(|error| match error {
             MountError::Covered { .. } => SyncError::Covered(error),
@@ -117,7 +117,7 @@ impl MountHandle {
                 cause: error.to_string(),
             },
         })?;
-        let path = by_number(&root);
+        let path = proc_fd_path(&root);
         let opened = File::open(&path).or_else(|error| match error.kind() {
             ErrorKind::PermissionDenied => File::open(path.join(".steadfs")),
             _ => Err(error),
@@ -132,7 +132,7 @@ impl MountHandle {
 fn from_kernel(error: &std::io::Error) -> SyncError {
     match Errno::from_io_error(error) {
         Some(Errno::PERM) => SyncError::NotAllowed,
-        // The last is of a request that a server had which is being killed, through io_uring.
+        // The last one: a request that a server had in service through io_uring when it was killed.
         Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => SyncError::Gone,
         _ => SyncError::Failed {
             errno: error.raw_os_error(),
@@ -142,7 +142,7 @@ fn from_kernel(error: &std::io::Error) -> SyncError {
 }
 
 impl FileId {
-    /// As the server writes it.
+    /// As the server's answer has it.
     fn show(self) -> String {
         format!("{} {}", self.device, self.inode)
     }

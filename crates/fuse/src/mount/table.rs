@@ -1,7 +1,7 @@
-//! The kernel's list of mounts, and which of them a path leads to.
+//! The kernel's list of mounts, and the mount that a path leads to.
 //!
-//! Several mounts can lie on one path, and calls that take a path are about the one on top. So a mount is known by
-//! its number. Nothing here asks a server: it may be one that does not answer.
+//! Several mounts can share a path, and calls that take a path reach the topmost one. So a mount is identified by its
+//! mount id. Nothing here sends a request to a server, which may not answer.
 
 use std::fs;
 use std::io;
@@ -15,22 +15,22 @@ use rustix::io::Errno;
 /// A mount as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
-    /// Its number, which is another's when it is gone.
+    /// Mount id; it is reused after the mount is gone.
     pub id: u64,
     /// `MAJOR:MINOR` of the file system, the same at all its mount points.
     pub device: String,
-    /// Where it is mounted, as seen from here.
+    /// Mount point, in this process's mount namespace.
     pub mountpoint: PathBuf,
     /// The file system's type, such as `fuse.steadfs`.
     pub kind: String,
-    /// What is mounted, as the file system says.
+    /// What is mounted, according to the file system.
     pub source: PathBuf,
     /// The mount point's options and the file system's.
     pub options: Vec<String>,
 }
 
 impl MountEntry {
-    /// All mounts that are seen from here, the newest last.
+    /// All mounts that are visible from here, the newest last.
     ///
     /// # Errors
     /// The list cannot be read.
@@ -42,8 +42,8 @@ impl MountEntry {
             .collect())
     }
 
-    /// A line of /proc/PID/mountinfo: number, the parent's, device, root, mount point and options; after a lone dash
-    /// type, source and the file system's options.
+    /// A line of /proc/PID/mountinfo: id, parent's id, device, root, mount point and options; after a single dash type,
+    /// source and the file system's options.
     fn parse(line: &[u8]) -> Option<Self> {
         let mut words = line.split(|&b| b == b' ');
         let text = |word: &[u8]| String::from_utf8_lossy(word).into_owned();
@@ -67,48 +67,48 @@ impl MountEntry {
         })
     }
 
-    /// Whether this is the same mount: numbers are soon another's, so they alone do not say so.
+    /// Whether this is the same mount. The id alone does not identify it, because ids are reused.
     pub(super) fn is(&self, other: &Self) -> bool {
         self.id == other.id && self.device == other.device && self.source == other.source
     }
 
-    /// In words, for who has to do something about it.
+    /// For messages.
     pub(super) fn describe(&self) -> String {
         let (kind, source) = (&self.kind, self.source.display());
         format!("{source} ({kind}) on {}", self.mountpoint.display())
     }
 
-    /// Opens the mount's root, which keeps it in use.
+    /// Opens the mount's root, which keeps the mount in use.
     ///
     /// # Errors
     /// [`Hidden`].
     pub(super) fn open(&self) -> Result<OwnedFd, Hidden> {
-        let opened = match open_place(&self.mountpoint) {
-            Ok(place) if number_of(&place)? == self.id => return Ok(place),
+        let opened = match open_path(&self.mountpoint) {
+            Ok(place) if mount_id(&place)? == self.id => return Ok(place),
             Ok(place) => Ok(place),
-            // What lies over one of the folders on the way does not have the next.
+            // A mount that covers one of the parent folders does not have the next component.
             Err(Errno::NOENT | Errno::NOTDIR) => self.nearest(),
             Err(errno) => Err(errno),
         };
-        let over = number_of(&opened?)?;
+        let over = mount_id(&opened?)?;
         let found = Self::all().unwrap_or_default().into_iter();
         let found = found.rev().find(|mount| mount.id == over);
         Err(Hidden::By(found.map(Box::new)))
     }
 
-    /// The last folder that is there on the way to the mount point.
+    /// The last existing folder on the way to the mount point.
     fn nearest(&self) -> Result<OwnedFd, Errno> {
         let above = self.mountpoint.ancestors().skip(1);
-        let mut found = above.map(open_place);
+        let mut found = above.map(open_path);
         found.find(Result::is_ok).unwrap_or(Err(Errno::NOENT))
     }
 }
 
 /// Why a mount cannot be reached by its mount point.
 pub(super) enum Hidden {
-    /// The path leads to this one, if the kernel lists it.
+    /// The path leads to this mount, if the kernel lists it.
     By(Option<Box<MountEntry>>),
-    /// It cannot be followed.
+    /// The path cannot be resolved.
     Path(Errno),
 }
 
@@ -118,20 +118,20 @@ impl From<Errno> for Hidden {
     }
 }
 
-/// Opens what lies on top at a path, without asking whoever serves it.
-fn open_place(path: &Path) -> Result<OwnedFd, Errno> {
+/// Opens the topmost mount at a path without a request to its server.
+fn open_path(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::open(path, flags, Mode::empty())
 }
 
-/// A path that leads to just what is open, not to what lies over it.
-pub(super) fn by_number(place: &OwnedFd) -> PathBuf {
+/// A path to the open file itself, not to a mount that covers it.
+pub(super) fn proc_fd_path(place: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", place.as_raw_fd()))
 }
 
-/// The number of the mount on which something open lies. Nothing else is wanted, and what the kernel knows without
-/// asking: so this works for root in what another user has mounted, too.
-fn number_of(place: impl AsFd) -> Result<u64, Errno> {
+/// The mount id of an open file. The call requests nothing that needs the server, so it works for root on another
+/// user's mount, too.
+fn mount_id(place: impl AsFd) -> Result<u64, Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(place, "", flags, StatxFlags::empty())?;
     if found.stx_mask & StatxFlags::MNT_ID.bits() == 0 {
@@ -140,7 +140,7 @@ fn number_of(place: impl AsFd) -> Result<u64, Errno> {
     Ok(found.stx_mnt_id)
 }
 
-/// The kernel writes blanks, line ends, backslashes and the like as three octal digits.
+/// The kernel writes spaces, newlines, backslashes and the like as three octal digits.
 fn unescape(word: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(word.len());
     let mut at = 0;
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_mountinfo() {
+    fn mountinfo_lines_are_parsed() {
         let line = br"40 28 0:35 / /mnt/a\040b rw,relatime shared:1 - fuse.steadfs /x\134y\043.img ro,user_id=0";
         let entry = MountEntry {
             id: 40,
@@ -187,9 +187,9 @@ mod tests {
     }
 
     #[test]
-    fn a_path_leads_to_the_mount_on_top() {
+    fn a_path_leads_to_the_topmost_mount() {
         let dir = tempfile::tempdir().unwrap();
-        let number = number_of(open_place(dir.path()).unwrap()).unwrap();
+        let number = mount_id(open_path(dir.path()).unwrap()).unwrap();
         let all = MountEntry::all().unwrap();
         let under = all.iter().find(|mount| mount.id == number).unwrap();
         assert!(dir.path().starts_with(&under.mountpoint));

@@ -1,26 +1,26 @@
-//! The host's cgroups: where a process is, and what its group weighs.
+//! The host's cgroups: the group of a process, and the weight of a group.
 
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// A mounted hierarchy that I/O is counted in.
+/// A mounted hierarchy with an I/O controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hierarchy {
     mount: PathBuf,
-    /// The group that is mounted, `/` for all.
+    /// The group that is mounted; `/` for the root.
     root: String,
     /// Version 1, with the controller blkio.
     v1: bool,
 }
 
-/// What is known of a group's weight.
+/// A group's weight as read from its files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Weight {
     Is(u32),
-    /// The group has no such file: the controller is not on there.
-    Unsaid,
-    /// There is no such group.
+    /// The group has no weight file: the I/O controller is not enabled there.
+    Default,
+    /// The group does not exist.
     Gone,
 }
 
@@ -28,12 +28,12 @@ const V1_FILES: [&str; 2] = ["blkio.bfq.weight", "blkio.weight"];
 const V2_FILES: [&str; 2] = ["io.bfq.weight", "io.weight"];
 
 impl Hierarchy {
-    /// The one that is mounted here: blkio of version 1, else version 2.
+    /// The hierarchy that is mounted here: blkio of version 1, else version 2.
     pub(super) fn find() -> Option<Self> {
         Self::among(&fs::read_to_string("/proc/self/mountinfo").ok()?)
     }
 
-    /// One of version 2 in a folder.
+    /// Version 2, mounted on a folder.
     #[cfg(test)]
     pub(super) fn at(mount: &Path) -> Self {
         Self {
@@ -67,12 +67,12 @@ impl Hierarchy {
         })
     }
 
-    /// The group a process is in, a path below the hierarchy's root; `None` if it is gone.
+    /// The group of a process, a path below the hierarchy's root; `None` if the process has exited.
     pub(super) fn group_of(&self, pid: u32) -> Option<String> {
         self.line_of(&fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)
     }
 
-    /// From the lines `NUMBER:CONTROLLERS:PATH`.
+    /// Parses the lines `NUMBER:CONTROLLERS:PATH`.
     fn line_of(&self, text: &str) -> Option<String> {
         let path = text.lines().find_map(|line| {
             let mut parts = line.splitn(3, ':');
@@ -87,7 +87,7 @@ impl Hierarchy {
             "/" => path,
             root => path.strip_prefix(root)?,
         };
-        // Outside of what we see, or removed: on the root's account.
+        // A group outside of the mounted part, or a removed one, counts as the root.
         let known = !below.starts_with("/..") && !below.ends_with(" (deleted)");
         Some(if known {
             below.to_owned()
@@ -101,13 +101,13 @@ impl Hierarchy {
         let files = if self.v1 { V1_FILES } else { V2_FILES };
         for name in files {
             match fs::read_to_string(folder.join(name)) {
-                Ok(text) => return parse_weight(&text).map_or(Weight::Unsaid, Weight::Is),
+                Ok(text) => return parse_weight(&text).map_or(Weight::Default, Weight::Is),
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(_) => return Weight::Unsaid,
+                Err(_) => return Weight::Default,
             }
         }
         match Path::exists(&folder) {
-            true => Weight::Unsaid,
+            true => Weight::Default,
             false => Weight::Gone,
         }
     }
@@ -121,7 +121,7 @@ fn parse_weight(text: &str) -> Option<u32> {
     })
 }
 
-/// Spaces and the like are `\040` in mountinfo.
+/// Mountinfo has spaces and the like as `\040`.
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut out = parts.next().unwrap_or_default().to_owned();
@@ -151,7 +151,7 @@ mod tests {
     const V2: &str = "41 31 0:38 /pod /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n";
 
     #[test]
-    fn the_hierarchy_of_io_is_found() {
+    fn the_hierarchy_with_an_io_controller_is_found() {
         let v1 = Hierarchy {
             mount: "/sys/fs/cgroup/b io".into(),
             root: "/".to_owned(),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_numbers_or_defaults() {
+    fn a_weight_is_a_number_or_a_default() {
         assert_eq!(parse_weight("100\n"), Some(100));
         assert_eq!(parse_weight("default 250\n8:0 10\n"), Some(250));
         assert_eq!(parse_weight("8:0 10\n"), None);
@@ -190,7 +190,7 @@ mod tests {
         let group = folder.path().join("a");
         fs::create_dir(&group).unwrap();
         let hierarchy = Hierarchy::at(folder.path());
-        assert_eq!(hierarchy.weight("/a"), Weight::Unsaid);
+        assert_eq!(hierarchy.weight("/a"), Weight::Default);
         fs::write(group.join("io.weight"), "default 300\n").unwrap();
         assert_eq!(hierarchy.weight("/a"), Weight::Is(300));
         fs::write(group.join("io.bfq.weight"), "20\n").unwrap();

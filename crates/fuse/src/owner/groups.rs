@@ -1,4 +1,4 @@
-//! The groups that processes were seen in.
+//! The cgroups that make requests, and their weights.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,31 +10,31 @@ use steadfs_rt::{Instant, Mutex, Rank, now};
 use super::Groups;
 use super::cgroup::{Hierarchy, Weight};
 
-/// Groups that are known at a time; processes in others count for the nearest one above.
-const MOST: usize = 1024;
-/// How often weights are read again.
-const PERIOD: Duration = Duration::from_millis(400);
-/// How many at a time.
-const AT_A_TIME: usize = 16;
+/// Largest number of known groups; processes in other groups count for the nearest known ancestor.
+const GROUPS_MAX: usize = 1024;
+/// Weights older than this are read again.
+const REFRESH_PERIOD: Duration = Duration::from_millis(400);
+/// Groups refreshed at a time, besides those of the caller.
+const REFRESH_BATCH: usize = 16;
 const DEFAULT_WEIGHT: u32 = 100;
 const MAX_WEIGHT: u32 = 1000;
 
 pub(super) struct Table {
     hierarchy: Option<Hierarchy>,
     groups: Arc<dyn Groups>,
-    known: Mutex<Known>,
+    known: Mutex<KnownGroups>,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownGroups {
     /// By path, without the root.
     by_path: BTreeMap<String, Group>,
-    /// Weights that count more than the files.
+    /// Weights that override the cgroups' files.
     weights: BTreeMap<String, u32>,
     last: u32,
-    looked: Option<Instant>,
-    /// The path up to which weights were read lately.
-    read_to: String,
+    refreshed: Option<Instant>,
+    /// The path at which the next refresh continues.
+    refresh_cursor: String,
 }
 
 #[derive(Clone, Copy)]
@@ -42,13 +42,13 @@ struct Group {
     id: GroupId,
     parent: GroupId,
     weight: u32,
-    looked: Instant,
-    /// Somebody asked for it by its path: it stays, whether or not there is such a cgroup.
-    kept: bool,
+    refreshed: Instant,
+    /// Looked up by path: it stays known, whether or not there is such a cgroup.
+    pinned: bool,
 }
 
-/// A path's beginnings: `/a`, `/a/b`, … and itself; nothing for the root.
-fn ways(path: &str) -> impl Iterator<Item = &str> {
+/// The prefixes of a path: `/a`, `/a/b`, … and the path itself; nothing for the root.
+fn path_and_ancestors(path: &str) -> impl Iterator<Item = &str> {
     let path = path.trim_end_matches('/');
     let ends = path.match_indices('/').map(|(at, _)| at);
     ends.chain([path.len()])
@@ -61,11 +61,11 @@ impl Table {
         Self {
             hierarchy,
             groups,
-            known: Mutex::new(Rank::Table, Known::default()),
+            known: Mutex::new(Rank::Table, KnownGroups::default()),
         }
     }
 
-    /// The group that a process is in.
+    /// The group of a process.
     pub(super) fn group_of(&self, pid: u32) -> GroupId {
         let Some(hierarchy) = &self.hierarchy else {
             return GroupId(0);
@@ -75,12 +75,12 @@ impl Table {
         };
         let mut known = self.known.lock();
         let now = now();
-        self.look_around(&mut known, now);
+        self.refresh_some(&mut known, now);
         let group = self.find(&mut known, &path);
-        for above in ways(&path) {
-            let looked = known.by_path.get(above).map(|group| group.looked);
-            if looked.is_some_and(|last| now.since(last) >= PERIOD) {
-                self.weigh(&mut known, above);
+        for above in path_and_ancestors(&path) {
+            let refreshed = known.by_path.get(above).map(|group| group.refreshed);
+            if refreshed.is_some_and(|last| now.since(last) >= REFRESH_PERIOD) {
+                self.refresh_weight(&mut known, above);
             }
         }
         group
@@ -90,9 +90,9 @@ impl Table {
     pub(super) fn group(&self, path: &str) -> GroupId {
         let mut known = self.known.lock();
         let id = self.find(&mut known, path);
-        for above in ways(path) {
+        for above in path_and_ancestors(path) {
             if let Some(group) = known.by_path.get_mut(above) {
-                group.kept = true;
+                group.pinned = true;
             }
         }
         id
@@ -103,7 +103,7 @@ impl Table {
         known.weights = weights;
         let paths: Vec<String> = known.by_path.keys().cloned().collect();
         for path in paths {
-            self.weigh(&mut known, &path);
+            self.refresh_weight(&mut known, &path);
         }
     }
 
@@ -115,23 +115,23 @@ impl Table {
             .collect()
     }
 
-    /// The group at a path; it and those above it are made if need be.
-    fn find(&self, known: &mut Known, path: &str) -> GroupId {
+    /// The group at a path; it and its ancestors are added if needed.
+    fn find(&self, known: &mut KnownGroups, path: &str) -> GroupId {
         if let Some(group) = known.by_path.get(path) {
             return group.id;
         }
         let mut parent = GroupId(0);
-        for above in ways(path) {
+        for above in path_and_ancestors(path) {
             parent = match known.by_path.get(above) {
                 Some(group) => group.id,
-                None if known.by_path.len() < MOST => self.add(known, above, parent),
+                None if known.by_path.len() < GROUPS_MAX => self.add(known, above, parent),
                 None => break,
             };
         }
         parent
     }
 
-    fn add(&self, known: &mut Known, path: &str, parent: GroupId) -> GroupId {
+    fn add(&self, known: &mut KnownGroups, path: &str, parent: GroupId) -> GroupId {
         known.last += 1;
         let id = GroupId(known.last);
         let weight = self.weight(known, path).unwrap_or(DEFAULT_WEIGHT);
@@ -140,37 +140,37 @@ impl Table {
             id,
             parent,
             weight,
-            looked: now(),
-            kept: false,
+            refreshed: now(),
+            pinned: false,
         };
         known.by_path.insert(path.to_owned(), group);
         id
     }
 
-    /// What a group weighs; `None` if it is gone.
-    fn weight(&self, known: &Known, path: &str) -> Option<u32> {
+    /// A group's weight; `None` if the group does not exist.
+    fn weight(&self, known: &KnownGroups, path: &str) -> Option<u32> {
         if let Some(&weight) = known.weights.get(path) {
             return Some(weight);
         }
         match self.hierarchy.as_ref().map(|h| h.weight(path)) {
             Some(Weight::Is(weight)) => Some(weight.clamp(1, MAX_WEIGHT)),
-            Some(Weight::Unsaid) => Some(DEFAULT_WEIGHT),
+            Some(Weight::Default) => Some(DEFAULT_WEIGHT),
             Some(Weight::Gone) | None => None,
         }
     }
 
     /// Reads a known group's weight again.
-    fn weigh(&self, known: &mut Known, path: &str) {
+    fn refresh_weight(&self, known: &mut KnownGroups, path: &str) {
         let Some(mut group) = known.by_path.get(path).copied() else {
             return;
         };
         let weight = self.weight(known, path);
-        match weight.or(group.kept.then_some(DEFAULT_WEIGHT)) {
+        match weight.or(group.pinned.then_some(DEFAULT_WEIGHT)) {
             Some(weight) => {
                 if weight != group.weight {
                     self.groups.set(group.id, group.parent, weight);
                 }
-                (group.weight, group.looked) = (weight, now());
+                (group.weight, group.refreshed) = (weight, now());
                 known.by_path.insert(path.to_owned(), group);
             }
             None => {
@@ -184,22 +184,26 @@ impl Table {
         }
     }
 
-    /// Looks at some of the groups that nobody may ask for any more, if that was not done lately.
-    fn look_around(&self, known: &mut Known, now: Instant) {
-        if known.looked.is_some_and(|last| now.since(last) < PERIOD) {
+    /// Refreshes up to [`REFRESH_BATCH`] groups, at most once per [`REFRESH_PERIOD`]: groups without requests are
+    /// refreshed, and removed, too.
+    fn refresh_some(&self, known: &mut KnownGroups, now: Instant) {
+        if known
+            .refreshed
+            .is_some_and(|last| now.since(last) < REFRESH_PERIOD)
+        {
             return;
         }
-        known.looked = Some(now);
-        let after = std::mem::take(&mut known.read_to);
+        known.refreshed = Some(now);
+        let after = std::mem::take(&mut known.refresh_cursor);
         let all = known.by_path.keys();
-        // From the last ones: groups go after those below them.
+        // In descending order: a group is removed after its descendants.
         let next = all.clone().rev().filter(|path| **path < after);
         let next = next.chain(all.rev().filter(|path| **path >= after));
-        let due: Vec<String> = next.take(AT_A_TIME).cloned().collect();
+        let due: Vec<String> = next.take(REFRESH_BATCH).cloned().collect();
         for path in &due {
-            self.weigh(known, path);
+            self.refresh_weight(known, path);
         }
-        known.read_to = due.last().cloned().unwrap_or_default();
+        known.refresh_cursor = due.last().cloned().unwrap_or_default();
     }
 }
 
@@ -209,9 +213,9 @@ mod tests {
 
     use super::*;
 
-    struct Told(Mutex<Vec<(u32, u32, u32)>>);
+    struct RecordedGroups(Mutex<Vec<(u32, u32, u32)>>);
 
-    impl Groups for Told {
+    impl Groups for RecordedGroups {
         fn set(&self, group: GroupId, parent: GroupId, weight: u32) {
             self.0.lock().push((group.0, parent.0, weight));
         }
@@ -221,52 +225,52 @@ mod tests {
         }
     }
 
-    fn table(hierarchy: Option<Hierarchy>) -> (Table, Arc<Told>) {
-        let told = Arc::new(Told(Mutex::new(Rank::Leaf, Vec::new())));
-        (Table::new(hierarchy, Arc::clone(&told) as _), told)
+    fn table(hierarchy: Option<Hierarchy>) -> (Table, Arc<RecordedGroups>) {
+        let recorded = Arc::new(RecordedGroups(Mutex::new(Rank::Leaf, Vec::new())));
+        (Table::new(hierarchy, Arc::clone(&recorded) as _), recorded)
     }
 
     #[test]
-    fn groups_come_after_their_parents() {
-        let (table, told) = table(None);
+    fn groups_are_reported_after_their_parents() {
+        let (table, recorded) = table(None);
         table.set_weights(BTreeMap::from([("/a/b".to_owned(), 20)]));
         assert_eq!(table.group("/"), GroupId(0));
         assert_eq!(table.group("/a/b/c"), GroupId(3));
         assert_eq!(table.group("/a/d/"), GroupId(4));
         assert_eq!(table.group("/a"), GroupId(1));
         let expected = [(1, 0, 100), (2, 1, 20), (3, 2, 100), (4, 1, 100)];
-        assert_eq!(*told.0.lock(), expected);
+        assert_eq!(*recorded.0.lock(), expected);
         table.set_weights(BTreeMap::from([("/a".to_owned(), 7)]));
-        let changes = told.0.lock().split_off(4);
+        let changes = recorded.0.lock().split_off(4);
         assert_eq!(changes, [(1, 0, 7), (2, 1, 100)]);
         assert_eq!(table.list().len(), 4);
     }
 
     #[test]
-    fn there_are_only_so_many() {
+    fn at_most_1024_groups_are_known() {
         let (table, _) = table(None);
-        for n in 0..2 * MOST {
+        for n in 0..2 * GROUPS_MAX {
             table.group(&format!("/g{n}/inner"));
         }
-        assert_eq!(table.list().len(), MOST);
+        assert_eq!(table.list().len(), GROUPS_MAX);
         assert_eq!(table.group("/new/inner"), GroupId(0));
     }
 
     #[test]
-    fn weights_are_followed_and_groups_that_go_forgotten() {
+    fn changed_weights_are_reported_and_removed_groups_forgotten() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_owned();
         let group = root.join("a");
         std::fs::create_dir(&group).unwrap();
         std::fs::write(group.join("io.weight"), "300").unwrap();
         sim::run(sim::Config::new(1), move || {
-            let (table, told) = table(Some(Hierarchy::at(&root)));
+            let (table, recorded) = table(Some(Hierarchy::at(&root)));
             let find = || table.find(&mut table.known.lock(), "/a");
             assert_eq!(find(), GroupId(1));
             let pass = || {
-                steadfs_rt::sleep(PERIOD);
-                table.look_around(&mut table.known.lock(), now());
-                std::mem::take(&mut *told.0.lock())
+                steadfs_rt::sleep(REFRESH_PERIOD);
+                table.refresh_some(&mut table.known.lock(), now());
+                std::mem::take(&mut *recorded.0.lock())
             };
             assert_eq!(pass(), [(1, 0, 300)]);
             assert_eq!(pass(), []);

@@ -19,7 +19,7 @@ fn decode(bytes: &[u8]) -> Result<Request<'_>, DecodeError> {
     Request::decode(RawRequest::from_message(bytes)?)
 }
 
-/// Touches everything a decoded request offers.
+/// Reads everything in a decoded request.
 fn walk(request: &Request<'_>) -> usize {
     let mut seen = request.groups.iter().count();
     match request.op {
@@ -81,7 +81,7 @@ fn groups_are_found_behind_other_extensions() {
 }
 
 #[test]
-fn lengths_that_lie_are_refused() {
+fn wrong_lengths_are_refused() {
     let write = wire::WriteIn {
         size: 5,
         ..Default::default()
@@ -109,7 +109,7 @@ fn lengths_that_lie_are_refused() {
 }
 
 #[test]
-fn a_short_init_is_an_old_kernels() {
+fn the_short_init_of_an_old_kernel_is_decoded() {
     let body: Vec<u8> = [7_u32, 34, 4096, 5]
         .iter()
         .flat_map(|w| w.to_ne_bytes())
@@ -141,7 +141,7 @@ proptest! {
         if let Ok(request) = decode(&bytes) {
             prop_assert!(walk(&request) <= body.len());
         }
-        // The ring's form: the operation's structure in a buffer of its own.
+        // As in a ring entry: the operation's structure in a buffer of its own.
         let (header, _) = InHeader::read_from_prefix(&bytes).unwrap();
         let raw = RawRequest { header, op: &[0xff; 128], payload: &body };
         if let Ok(request) = Request::decode(raw) {

@@ -1,12 +1,11 @@
-//! The classic transport: requests are read from `/dev/fuse`, replies written to it.
+//! The classic transport: requests are read from `/dev/fuse`, replies are written to it.
 //!
-//! Each thread has a descriptor of its own (FUSE_DEV_IOC_CLONE), so that threads share no queue of
-//! requests in service. File data goes from the cache's blocks to the kernel with one writev.
+//! Each thread has a descriptor of its own (FUSE_DEV_IOC_CLONE), so that threads do not share a queue of requests in
+//! service. File data goes from the cache's blocks to the kernel with one writev.
 //!
-//! A request that finds no slot ([`Admission`](crate::admission::Admission)) is put aside with its message, and the
-//! thread reads the next one. Problem of memory: a message holds up to 1 MiB. Rule: where more than [`ASIDE_BYTES_MAX`]
-//! are put aside, a write through the kernel's page cache is cut to its first [`SHORT_WRITE`] bytes; its caller goes on
-//! after the short count.
+//! A request that finds no slot ([`Admission`](crate::admission::Admission)) is queued with its message, and the thread
+//! reads the next one. Problem: a message holds up to 1 MiB. Rule: above [`QUEUED_BYTES_MAX`] of queued messages, a
+//! buffered write is cut to its first [`SHORT_WRITE`] bytes; its caller continues after the short count.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -22,54 +21,57 @@ use crate::reply::Answer;
 use crate::reply::ReplyBuf;
 use crate::request::RawRequest;
 use crate::sys;
-use crate::transport::{Crew, SHORT_WRITE, cut_write};
+use crate::transport::{MountThreads, SHORT_WRITE, cut_write};
 use crate::wire::{self, InHeader, OutHeader, WriteIn};
 
-/// Room beside the data of the largest WRITE: the kernel asks for the heads', a page is plenty.
-const HEADS: usize = 4096;
+/// Read buffer beside the data of the largest WRITE: the kernel requires space for the headers; one page is enough.
+const HEADER_BYTES: usize = 4096;
 /// Pieces in one writev (Linux's UIO_MAXIOV is 1024).
-const MAX_PIECES: usize = 1000;
-/// Bytes of queued messages beyond which writes are cut.
-const ASIDE_BYTES_MAX: usize = 32 << 20;
+const IOVECS_MAX: usize = 1000;
+/// Bytes of queued messages above which writes are cut.
+const QUEUED_BYTES_MAX: usize = 32 << 20;
 static ZEROS: [u8; 65536] = [0; 65536];
 
 /// Threads that read the device.
 pub struct DevPool {
-    crew: Arc<Crew>,
+    service: Arc<MountThreads>,
     device: Arc<OwnedFd>,
-    /// Threads there are.
+    /// Threads that exist.
     threads: AtomicUsize,
     /// Threads that wait for a request.
     idle: AtomicUsize,
-    /// More idle threads than this are not kept.
-    keep: usize,
-    /// Threads there may be.
-    most: usize,
-    /// Bytes of messages that are queued.
-    aside: AtomicUsize,
+    /// A thread exits after a request if more than this many are idle.
+    idle_max: usize,
+    /// Largest number of threads.
+    threads_max: usize,
+    /// Bytes of queued messages.
+    queued_bytes: AtomicUsize,
 }
 
 impl DevPool {
-    /// Starts `threads` readers of `device`, or as many as the host allows; the pool grows to `most`, more than there
-    /// are slots, while all are busy.
+    /// Starts `threads` readers of `device`, or as many as can be created. While all are busy, the pool grows to
+    /// `threads_max`, which exceeds the number of slots.
     ///
     /// # Errors
-    /// If the host does not allow even one.
+    /// If not even one thread can be created.
     pub fn start(
-        crew: &Arc<Crew>,
+        service: &Arc<MountThreads>,
         device: Arc<OwnedFd>,
         threads: usize,
-        most: usize,
+        threads_max: usize,
     ) -> std::io::Result<()> {
-        assert!(0 < threads && threads <= most, "a pool has threads");
+        assert!(
+            0 < threads && threads <= threads_max,
+            "a pool has between 1 and threads_max threads"
+        );
         let pool = Arc::new(Self {
-            crew: crew.clone(),
+            service: service.clone(),
             device,
             threads: AtomicUsize::new(1),
             idle: AtomicUsize::new(1),
-            keep: threads + 2,
-            most,
-            aside: AtomicUsize::new(0),
+            idle_max: threads + 2,
+            threads_max,
+            queued_bytes: AtomicUsize::new(0),
         });
         pool.add()?;
         for _ in 1..threads {
@@ -78,15 +80,15 @@ impl DevPool {
         Ok(())
     }
 
-    /// Starts a reader that is already counted as there and idle.
+    /// Starts a reader that is already counted as existing and idle.
     fn add(self: &Arc<Self>) -> std::io::Result<()> {
         let pool = self.clone();
-        self.crew.start("fuse-dev", move || pool.work())
+        self.service.start("fuse-dev", move || pool.run())
     }
 
-    /// Starts another reader if there may be one. Where the host refuses, the others go on.
+    /// Starts another reader if fewer than `threads_max` exist. If the thread cannot be created, the others continue.
     fn grow(self: &Arc<Self>) {
-        let more = |n| (n < self.most).then_some(n + 1);
+        let more = |n| (n < self.threads_max).then_some(n + 1);
         if self
             .threads
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
@@ -96,36 +98,36 @@ impl DevPool {
         }
         self.idle.fetch_add(1, Ordering::Relaxed);
         if let Err(error) = self.add() {
-            tracing::debug!(%error, "no further reader");
+            tracing::debug!(%error, "cannot create another service thread");
             let threads = self.threads.fetch_sub(1, Ordering::Relaxed) - 1;
             self.idle.fetch_sub(1, Ordering::Relaxed);
-            // One has to stay free to read.
-            self.crew.session.admission.shrink(threads);
+            // One thread has to stay free to read.
+            self.service.session.admission.shrink(threads);
         }
     }
 
-    /// A reader's life.
-    fn work(self: &Arc<Self>) {
+    /// The loop of a reader.
+    fn run(self: &Arc<Self>) {
         let device = match sys::clone_device(&self.device) {
             Ok(own) => Arc::new(own),
-            // Without a descriptor of its own (the device file may be out of reach by now) the
-            // reader shares the first one.
+            // Without a descriptor of its own (the device file may be out of reach by now), the reader shares the first
+            // one.
             Err(_) => self.device.clone(),
         };
-        let size = self.crew.session.volume.config.max_request as usize + HEADS;
+        let size = self.service.session.volume.config.max_request as usize + HEADER_BYTES;
         let mut message = vec![0; size];
-        let mut out = self.crew.session.reply_buf();
+        let mut out = self.service.session.reply_buf();
         loop {
             let len = match rustix::io::read(&*device, &mut message[..]) {
-                // Interrupted, or the request was taken back meanwhile.
+                // Interrupted, or the kernel withdrew the request.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
                 // Unmounted, or the connection was aborted.
                 Ok(0) | Err(Errno::NODEV | Errno::CONNABORTED | Errno::NOTCONN) => {
-                    self.crew.session.admission.close();
+                    self.service.session.admission.close();
                     break;
                 }
                 Err(error) => {
-                    tracing::error!(%error, "reading the FUSE device");
+                    tracing::error!(%error, "cannot read /dev/fuse");
                     break;
                 }
                 Ok(len) => len,
@@ -140,9 +142,9 @@ impl DevPool {
             }
             self.serve_message(&device, &message[..len], &mut out);
             if let Some(slot) = slot {
-                self.crew.session.admission.leave(slot);
+                self.service.session.admission.leave(slot);
             }
-            if self.idle.fetch_add(1, Ordering::Relaxed) >= self.keep {
+            if self.idle.fetch_add(1, Ordering::Relaxed) >= self.idle_max {
                 break;
             }
         }
@@ -150,27 +152,27 @@ impl DevPool {
         self.threads.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A slot for a message, if it needs one; `None`: it was put aside.
+    /// Returns a slot for a message, `Some(None)` if it needs none, `None` if it was queued.
     fn admit(
         self: &Arc<Self>,
         device: &Arc<OwnedFd>,
         message: &mut Vec<u8>,
         len: usize,
     ) -> Option<Option<Slot>> {
-        let session = &self.crew.session;
+        let session = &self.service.session;
         let Ok(raw) = RawRequest::from_message(&message[..len]) else {
             return Some(None);
         };
         let header = raw.header;
         let class = match session.class(&raw) {
-            // Through io_uring come all others, whose threads must not be kept by these.
+            // All other requests come through io_uring; FORGET must not occupy their slots.
             Some(_) if wire::is_forget(header.opcode) && session.uses_uring() => return Some(None),
             Some(class) => class,
             None => return Some(None),
         };
         let queued = || {
             let (pool, device) = (Arc::clone(self), Arc::clone(device));
-            let message = pool.put_aside(message, len);
+            let message = pool.copy_for_queue(message, len);
             Queued {
                 unique: header.unique,
                 pid: header.pid,
@@ -182,10 +184,10 @@ impl DevPool {
         session.admission.enter(class, header.uid, queued).map(Some)
     }
 
-    /// A message for later. A large one takes its buffer along.
-    fn put_aside(&self, message: &mut Vec<u8>, len: usize) -> Vec<u8> {
+    /// Copies a message that is to be queued. A large one takes the buffer itself.
+    fn copy_for_queue(&self, message: &mut Vec<u8>, len: usize) -> Vec<u8> {
         let mut len = len;
-        if self.aside.load(Ordering::Relaxed) + len > ASIDE_BYTES_MAX {
+        if self.queued_bytes.load(Ordering::Relaxed) + len > QUEUED_BYTES_MAX {
             len = cut_message(&mut message[..len]);
         }
         let own = if len > 2 * SHORT_WRITE {
@@ -196,15 +198,16 @@ impl DevPool {
         } else {
             message[..len].to_vec()
         };
-        self.aside.fetch_add(len, Ordering::Relaxed);
+        self.queued_bytes.fetch_add(len, Ordering::Relaxed);
         own
     }
 
-    /// Serves a message that was put aside.
+    /// Serves a message that was queued.
     fn serve_queued(&self, device: &OwnedFd, message: &[u8], verdict: Verdict) {
-        self.aside.fetch_sub(message.len(), Ordering::Relaxed);
-        // Rare, and next to what it waited for it costs nothing.
-        let mut out = self.crew.session.reply_buf();
+        self.queued_bytes
+            .fetch_sub(message.len(), Ordering::Relaxed);
+        // Allocated anew: this is rare and cheap beside the wait.
+        let mut out = self.service.session.reply_buf();
         match verdict {
             Verdict::Admitted(_) => self.serve_message(device, message, &mut out),
             Verdict::Interrupted => {
@@ -220,13 +223,13 @@ impl DevPool {
     fn serve_message(&self, device: &OwnedFd, message: &[u8], out: &mut ReplyBuf) {
         match RawRequest::from_message(message) {
             Ok(raw) => self.serve(device, raw, out),
-            Err(error) => tracing::error!(%error, "unreadable request"),
+            Err(error) => tracing::error!(%error, "malformed request"),
         }
     }
 
     fn serve(&self, device: &OwnedFd, raw: RawRequest<'_>, out: &mut ReplyBuf) {
         let unique = raw.header.unique;
-        let error = match self.crew.session.serve(raw, out) {
+        let error = match self.service.session.serve(raw, out) {
             Answer::Silent => return,
             Answer::Done => 0,
             Answer::Error(errno) => {
@@ -241,13 +244,13 @@ impl DevPool {
 /// Replies with an error number (0: none).
 fn reply(device: &OwnedFd, unique: u64, error: i32, out: &ReplyBuf) {
     match send(device, unique, -error, out) {
-        // No caller waits for the reply any more.
+        // The caller no longer waits for the reply.
         Ok(()) | Err(Errno::NOENT | Errno::NODEV) => {}
-        Err(error) => tracing::error!(%error, "writing a reply to the FUSE device"),
+        Err(error) => tracing::error!(%error, "cannot write a reply to /dev/fuse"),
     }
 }
 
-/// Cuts a message that is a write to its first [`SHORT_WRITE`] bytes, if it may be; its length then.
+/// Cuts a message to [`SHORT_WRITE`] bytes of data if it is a write that may be cut; returns its length.
 fn cut_message(message: &mut [u8]) -> usize {
     let len = message.len();
     let Ok((header, body)) = InHeader::mut_from_prefix(message) else {
@@ -260,21 +263,21 @@ fn cut_message(message: &mut [u8]) -> usize {
         return len;
     };
     let left = len.saturating_sub(cut_write(write));
-    // The message was no longer than its head states.
+    // The message was not longer than its header states.
     header.len = left as u32;
     left
 }
 
-/// Writes one reply, in one piece as the device demands.
+/// Writes one reply with a single writev, as the device requires.
 fn send(device: &OwnedFd, unique: u64, error: i32, out: &ReplyBuf) -> Result<(), Errno> {
     let len = size_of::<OutHeader>() + out.len();
-    let head = OutHeader {
+    let header = OutHeader {
         len: u32::try_from(len).map_err(|_| Errno::INVAL)?,
         error,
         unique,
     };
     if out.data.is_empty() {
-        let pieces = [IoSlice::new(head.as_bytes()), IoSlice::new(&out.bytes)];
+        let pieces = [IoSlice::new(header.as_bytes()), IoSlice::new(&out.bytes)];
         return rustix::io::writev(device, &pieces).map(drop);
     }
     let segments = out.data.segments();
@@ -285,13 +288,13 @@ fn send(device: &OwnedFd, unique: u64, error: i32, out: &ReplyBuf) -> Result<(),
             Segment::Zeros(len) => len / ZEROS.len(),
         })
         .sum();
-    if segments.len() + zeros > MAX_PIECES {
+    if segments.len() + zeros > IOVECS_MAX {
         let data = out.data.to_vec();
-        let pieces = [IoSlice::new(head.as_bytes()), IoSlice::new(&data)];
+        let pieces = [IoSlice::new(header.as_bytes()), IoSlice::new(&data)];
         return rustix::io::writev(device, &pieces).map(drop);
     }
     let mut pieces = Vec::with_capacity(2 + segments.len() + zeros);
-    pieces.push(IoSlice::new(head.as_bytes()));
+    pieces.push(IoSlice::new(header.as_bytes()));
     pieces.push(IoSlice::new(&out.bytes));
     for segment in segments {
         match segment {

@@ -1,9 +1,9 @@
 //! How requests arrive and replies leave.
 //!
-//! Both ways have one shape: service threads, each of which takes a request, serves it to its end
-//! and replies itself, so that no request is handed from thread to thread (a wake-up costs more
-//! than most requests). There are more threads than CPUs, so that a request that waits long (fsync)
-//! does not keep others from being served, and more than there are slots for requests ([`admission`](crate::admission)).
+//! Rule: a service thread takes a request, serves it to its end and replies itself, on both transports. No request is
+//! passed from thread to thread, because a wake-up costs more than most requests. There are more threads than CPUs, so
+//! that a request that waits long (fsync) does not delay others, and more threads than slots for requests
+//! ([`admission`](crate::admission)).
 
 pub mod dev;
 pub mod uring;
@@ -17,15 +17,15 @@ use crate::error::MountError;
 use crate::session::Session;
 use crate::wire::{self, WriteIn};
 
-/// What is left of a queued write that is cut to save memory. Pages of databases are smaller, and are written whole.
+/// Bytes that remain of a queued write that is cut to save memory. Database pages are smaller, so they are never cut.
 pub(crate) const SHORT_WRITE: usize = 64 << 10;
 
-/// Cuts a write to its first [`SHORT_WRITE`] bytes, if its caller can take a short count; how many bytes go. Of a direct
-/// write or pages of a mapping the kernel takes a short count for something else.
+/// Cuts a write to its first [`SHORT_WRITE`] bytes if its caller can take a short count; returns the number of bytes
+/// cut. For a direct write, and for pages of a shared mapping, the kernel does not treat a short count as one.
 pub(crate) fn cut_write(write: &mut WriteIn) -> usize {
     let direct = write.flags & OFlags::DIRECT.bits() != 0;
     let cut = (write.size as usize).saturating_sub(SHORT_WRITE);
-    if direct || write.write_flags & (wire::WRITE_CACHE | wire::AROUND_CACHE) != 0 || cut == 0 {
+    if direct || write.write_flags & (wire::WRITE_CACHE | wire::BYPASS_CACHE) != 0 || cut == 0 {
         return 0;
     }
     write.size = SHORT_WRITE as u32;
@@ -33,61 +33,61 @@ pub(crate) fn cut_write(write: &mut WriteIn) -> usize {
 }
 
 /// All service threads of a mount.
-pub struct Crew {
-    /// The session they serve.
+pub struct MountThreads {
+    /// The session whose requests they serve.
     pub session: Arc<Session>,
-    /// How many there are.
-    members: Mutex<usize>,
-    gone: Condvar,
+    /// Number of service threads.
+    count: Mutex<usize>,
+    all_exited: Condvar,
 }
 
-impl Crew {
-    /// A crew without members.
+impl MountThreads {
+    /// Without threads yet.
     pub fn new(session: Arc<Session>) -> Arc<Self> {
         Arc::new(Self {
             session,
-            members: Mutex::new(Rank::Leaf, 0),
-            gone: Condvar::new(),
+            count: Mutex::new(Rank::Leaf, 0),
+            all_exited: Condvar::new(),
         })
     }
 
     /// Starts a service thread.
     ///
     /// # Errors
-    /// If the host refuses another thread.
+    /// If the thread cannot be created.
     pub fn start(
         self: &Arc<Self>,
         name: &str,
         work: impl FnOnce() + Send + 'static,
     ) -> std::io::Result<()> {
-        *self.members.lock() += 1;
-        let member = Member(self.clone());
+        *self.count.lock() += 1;
+        let running = RunningThread(self.clone());
         steadfs_rt::try_spawn(name, move || {
-            let _member = member;
+            let _running = running;
             work();
         })
         .map(drop)
     }
 
-    /// Waits until all service threads are gone: the kernel has ended the connection.
+    /// Waits until all service threads have exited: the kernel has ended the connection.
     pub fn wait(&self) {
-        let mut members = self.members.lock();
-        while *members > 0 {
-            self.gone.wait(&mut members);
+        let mut count = self.count.lock();
+        while *count > 0 {
+            self.all_exited.wait(&mut count);
         }
     }
 }
 
-/// Counts a thread as long as it lives, or fails to start.
-struct Member(Arc<Crew>);
+/// Counts a thread from before it is created until it exits or cannot be created.
+struct RunningThread(Arc<MountThreads>);
 
-impl Drop for Member {
+impl Drop for RunningThread {
     fn drop(&mut self) {
-        let mut members = self.0.members.lock();
-        *members -= 1;
-        if *members == 0 {
-            self.0.gone.notify_all();
-            drop(members);
+        let mut count = self.0.count.lock();
+        *count -= 1;
+        if *count == 0 {
+            self.0.all_exited.notify_all();
+            drop(count);
             self.0.session.give_up(MountError::ConnectionEnded);
         }
     }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_write_whose_caller_takes_a_short_count_is_cut() {
+    fn only_writes_that_may_be_short_are_cut() {
         let write = |size, flags: OFlags, write_flags| WriteIn {
             size,
             flags: flags.bits(),
@@ -113,7 +113,7 @@ mod tests {
             long,
             write(1 << 20, OFlags::DIRECT, 0),
             write(1 << 20, plain, wire::WRITE_CACHE),
-            write(1 << 20, plain, wire::AROUND_CACHE),
+            write(1 << 20, plain, wire::BYPASS_CACHE),
             write(8192, plain, 0),
         ] {
             let size = whole.size;

@@ -1,18 +1,19 @@
 //! The fast transport: FUSE over io_uring (Linux 6.14).
 //!
-//! The kernel has a queue of requests for each CPU and puts a request on the queue of the CPU its
-//! caller runs on; a thread of ours that is pinned there serves it, so that no request crosses to
-//! another CPU. Taking the next request and replying to the last one is a single system call.
+//! The kernel has a queue of requests for each CPU and puts a request on the queue of its caller's CPU. A service
+//! thread that is pinned to that CPU serves it, so no request crosses to another CPU. A single system call replies to
+//! the last request and fetches the next one.
 //!
-//! A queue's entries (buffers that hold one request) each belong to a thread with a ring of its
-//! own: a thread that waits inside the volume keeps its entry and nothing else. The kernel gives a
-//! request to the entry that became free last, so as few threads as possible are warm.
+//! Each entry of a queue (the buffers of one request) belongs to a thread with its own ring: a thread that waits inside
+//! the volume occupies its own entry and nothing else. The kernel gives a request to the entry that became free last,
+//! so as few threads as possible are cache-warm.
 //!
-//! A request that finds no entry free stays in the kernel until another of its queue is replied to, even if an entry is
-//! registered meanwhile (seen on 6.18). So a queue gets more entries while some are still free: requests that wait for a
-//! slot ([`Admission`](crate::admission::Admission)) or for the device keep theirs. The limit is [`ENTRIES_MAX`].
+//! A request that finds no free entry stays in the kernel until another request of its queue is replied to, even if an
+//! entry is registered in the meantime (observed on 6.18). So a queue gets more entries while some are still free:
+//! requests that wait for a slot ([`Admission`](crate::admission::Admission)) or for the device keep theirs. The limits
+//! are [`QUEUE_ENTRIES_MAX`] and [`ENTRIES_MAX`].
 //!
-//! FORGET and INTERRUPT, and everything if registering fails, still come through `/dev/fuse`.
+//! FORGET and INTERRUPT still come through `/dev/fuse`, and so does everything if registration fails.
 
 mod entry;
 
@@ -29,56 +30,57 @@ use steadfs_rt::{Condvar, Event, Mutex, Rank, check_thread_limit};
 use crate::admission::{Queued, Verdict, Waiter};
 use crate::error::MountError;
 use crate::reply::ReplyBuf;
-use crate::transport::Crew;
+use crate::transport::MountThreads;
 use crate::wire;
 
-use entry::{Entry, Ring, SMALL};
+use entry::{Entry, Ring, SMALL_PAYLOAD};
 
-/// Entries of all queues that keep the memory of a large request.
-const KEEP_LARGE: usize = 16;
-/// Entries with large requests beyond which queued writes are cut.
-const QUEUED_LARGE: usize = 64;
+/// Entries, over all queues, that keep the memory of a large request.
+const LARGE_ENTRIES_KEPT: usize = 16;
+/// Entries with large requests above which queued writes are cut.
+const LARGE_ENTRIES_QUEUED: usize = 64;
 
-/// Entries of one queue that are free before it gets more, where it has many.
-const SPARE: usize = 16;
+/// A queue with fewer free entries gets more (half its entries, if it has fewer than 32).
+const FREE_ENTRIES_MIN: usize = 16;
 /// Entries that a queue gets at a time.
-const STEP: usize = 4;
-/// Entries of one queue, and of all, at most.
-const ENTRIES_MAX: (usize, usize) = (512, 1024);
+const ENTRIES_STEP: usize = 4;
+/// Largest number of entries of one queue, and of all queues.
+const QUEUE_ENTRIES_MAX: usize = 512;
+const ENTRIES_MAX: usize = 1024;
 
-/// Threads for each of the kernel's queues.
+/// A thread for each entry of the kernel's queues.
 pub struct UringPool {
-    crew: Arc<Crew>,
+    service: Arc<MountThreads>,
     service_threads: Arc<ServiceThreads>,
     device: Arc<OwnedFd>,
-    /// Entries that hold the memory of a large request now.
+    /// Entries that now hold the memory of a large request.
     large: AtomicUsize,
-    /// Requests that each queue's threads have now.
+    /// Requests in service, for each queue.
     busy: Vec<AtomicUsize>,
-    /// Threads of each queue.
+    /// Threads, for each queue.
     threads: Vec<AtomicUsize>,
-    start: Mutex<Start>,
+    startup: Mutex<Startup>,
     started: Condvar,
 }
 
-/// How many threads each queue gets. Those that a limit of processes allows are not all taken: others of this user or
-/// container need some, unmounting too.
+/// Number of threads for each queue. Leaves some of the process limit unused: other programs of this user or container
+/// need threads, and unmounting does too.
 fn threads_of_each(queues: u16, threads: usize) -> Result<usize, MountError> {
-    const LEAST: usize = 4;
-    const SPARE: usize = 8;
+    const QUEUE_THREADS_MIN: usize = 4;
+    const UNUSED_THREADS: usize = 8;
     let queues = usize::from(queues).max(1);
-    let mut each = (threads / queues).clamp(LEAST, 64);
-    while let Err(error) = check_thread_limit(each * queues + SPARE) {
-        if each == LEAST {
+    let mut each = (threads / queues).clamp(QUEUE_THREADS_MIN, 64);
+    while let Err(error) = check_thread_limit(each * queues + UNUSED_THREADS) {
+        if each == QUEUE_THREADS_MIN {
             return Err(MountError::Uring(error.to_string()));
         }
-        each = (each / 2).max(LEAST);
+        each = (each / 2).max(QUEUE_THREADS_MIN);
     }
     Ok(each)
 }
 
-/// How far the threads have come.
-struct Start {
+/// Progress of the threads' registration.
+struct Startup {
     /// Threads that have neither registered their entry nor failed to.
     pending: usize,
     /// Entries registered, for each queue.
@@ -88,48 +90,48 @@ struct Start {
 }
 
 impl UringPool {
-    /// Registers entries on `device` for each of the kernel's `queues`, about `threads` in all, or fewer where the
-    /// host does not allow so many.
+    /// Registers entries on `device` for each of the kernel's `queues`, about `threads` in all, or fewer if the process
+    /// limit is lower.
     ///
     /// # Errors
-    /// If a queue is left without an entry, with the first cause: the kernel then serves nobody, and
-    /// the mount has to be ended.
+    /// If a queue is left without an entry, the first cause: the kernel then serves no request, and the mount has to be
+    /// ended.
     pub fn start(
-        crew: &Arc<Crew>,
+        service: &Arc<MountThreads>,
         device: Arc<OwnedFd>,
         queues: u16,
         threads: usize,
     ) -> Result<(), MountError> {
         let each = threads_of_each(queues, threads)?;
-        let start = Start {
+        let startup = Startup {
             pending: each * usize::from(queues),
             registered: vec![0; usize::from(queues)],
             failure: None,
         };
         let pool = Arc::new(Self {
-            crew: crew.clone(),
+            service: service.clone(),
             service_threads: ServiceThreads::new(),
             device,
             large: AtomicUsize::new(0),
             busy: (0..queues).map(|_| AtomicUsize::new(0)).collect(),
             threads: (0..queues).map(|_| AtomicUsize::new(each)).collect(),
-            start: Mutex::new(Rank::Leaf, start),
+            startup: Mutex::new(Rank::Leaf, startup),
             started: Condvar::new(),
         });
         for _ in 0..each {
             for queue in 0..queues {
                 let worker = pool.clone();
-                if let Err(error) = crew.start("fuse-ring", move || worker.work(queue)) {
-                    pool.failed(error);
+                if let Err(error) = service.start("fuse-ring", move || worker.run(queue)) {
+                    pool.registration_failed(error);
                 }
             }
         }
-        let mut start = pool.start.lock();
-        while start.pending > 0 {
-            pool.started.wait(&mut start);
+        let mut startup = pool.startup.lock();
+        while startup.pending > 0 {
+            pool.started.wait(&mut startup);
         }
-        if start.registered.iter().all(|&entries| entries > 0) {
-            drop(start);
+        if startup.registered.iter().all(|&entries| entries > 0) {
+            drop(startup);
             let monitor = steadfs_rt::try_spawn("fuse-watch", move || {
                 if let Err(error) = pool.service_threads.monitor() {
                     tracing::debug!(%error, "service threads stay SCHED_OTHER: callers may move between CPUs");
@@ -139,87 +141,88 @@ impl UringPool {
                 .map(drop)
                 .map_err(|error| MountError::Uring(error.to_string()));
         }
-        // Unmounted before it was usable: no reason to try another way.
+        // Unmounted before it was usable: the other transport would fail, too.
         let gone = [Errno::NOTCONN, Errno::CONNABORTED].map(|e| Some(e.raw_os_error()));
-        match start.failure.take() {
+        match startup.failure.take() {
             Some(error) if gone.contains(&error.raw_os_error()) => Err(MountError::ConnectionEnded),
             Some(error) => Err(MountError::Uring(error.to_string())),
             None => Err(MountError::Uring(String::new())),
         }
     }
 
-    /// Gives a queue more entries if few are free.
+    /// Adds entries to a queue if few of its entries are free.
     fn grow(self: &Arc<Self>, queue: u16) {
         let (busy, threads) = (
             &self.busy[usize::from(queue)],
             &self.threads[usize::from(queue)],
         );
-        let there = threads.load(Ordering::Relaxed);
-        if busy.load(Ordering::Relaxed) + SPARE.min(there / 2) < there {
+        let threads_now = threads.load(Ordering::Relaxed);
+        if busy.load(Ordering::Relaxed) + FREE_ENTRIES_MIN.min(threads_now / 2) < threads_now {
             return;
         }
         let all: usize = self.threads.iter().map(|n| n.load(Ordering::Relaxed)).sum();
-        let more = there + STEP;
-        if more > ENTRIES_MAX.0 || all + STEP > ENTRIES_MAX.1 {
+        let more = threads_now + ENTRIES_STEP;
+        if more > QUEUE_ENTRIES_MAX || all + ENTRIES_STEP > ENTRIES_MAX {
             return;
         }
-        let grown = threads.compare_exchange(there, more, Ordering::Relaxed, Ordering::Relaxed);
+        let grown =
+            threads.compare_exchange(threads_now, more, Ordering::Relaxed, Ordering::Relaxed);
         if grown.is_err() {
             return;
         }
-        for _ in 0..STEP {
-            self.start.lock().pending += 1;
+        for _ in 0..ENTRIES_STEP {
+            self.startup.lock().pending += 1;
             let worker = self.clone();
-            if let Err(error) = self.crew.start("fuse-ring", move || worker.work(queue)) {
-                tracing::debug!(queue, %error, "no further ring entry");
-                self.failed(error);
+            if let Err(error) = self.service.start("fuse-ring", move || worker.run(queue)) {
+                tracing::debug!(queue, %error, "cannot create another service thread");
+                self.registration_failed(error);
             }
         }
     }
 
-    /// One of the threads that were to register an entry does not.
-    fn failed(&self, error: std::io::Error) {
-        let mut start = self.start.lock();
-        start.failure.get_or_insert(error);
-        start.pending -= 1;
+    /// Records that a thread did not register its entry.
+    fn registration_failed(&self, error: std::io::Error) {
+        let mut startup = self.startup.lock();
+        startup.failure.get_or_insert(error);
+        startup.pending -= 1;
         self.started.notify_all();
     }
 
-    /// A thread's life.
-    fn work(self: &Arc<Self>, queue: u16) {
+    /// The loop of a service thread.
+    fn run(self: &Arc<Self>, queue: u16) {
         let mut pinned = PinnedThread::pin(usize::from(queue))
-            .inspect_err(|error| tracing::debug!(queue, %error, "service thread is not pinned"))
+            .inspect_err(|error| tracing::debug!(queue, %error, "cannot pin a service thread"))
             .ok();
         let (mut ring, mut entry) = match self.register(queue) {
             Ok(registered) => registered,
-            Err(error) => return self.failed(error),
+            Err(error) => return self.registration_failed(error),
         };
         {
-            let mut start = self.start.lock();
-            start.registered[usize::from(queue)] += 1;
-            start.pending -= 1;
+            let mut startup = self.startup.lock();
+            startup.registered[usize::from(queue)] += 1;
+            startup.pending -= 1;
             self.started.notify_all();
         }
         if let Err(error) = self.serve_queue(queue, &mut ring, &mut entry, pinned.as_mut()) {
-            tracing::error!(queue, %error, "FUSE over io_uring");
+            tracing::error!(queue, %error, "FUSE over io_uring failed");
         }
     }
 
-    /// Makes a ring and an entry, and gives the entry to the kernel.
+    /// Creates a ring and an entry, and registers the entry with the kernel.
     fn register(&self, queue: u16) -> std::io::Result<(Ring, Entry)> {
         let mut ring = make_ring()?;
-        let mut entry = Entry::new(self.crew.session.volume.config.max_request as usize)?;
+        let mut entry = Entry::new(self.service.session.volume.config.max_request as usize)?;
         loop {
             entry.submit_register(&mut ring, &self.device, queue)?;
             ring.submit()?;
-            // A command that is refused completes at once; one that is taken, with a request.
-            match entry.take(&mut ring) {
+            // A refused command completes at once; an accepted one completes with a request.
+            match entry.reap(&mut ring) {
                 None => return Ok((ring, entry)),
                 Some(Ok(())) => {
                     entry.arrived = true;
                     return Ok((ring, entry));
                 }
-                // INIT's reply is still on its way into the kernel.
+                // The kernel has not processed INIT's reply yet.
                 Some(Err(Errno::AGAIN)) => steadfs_rt::sleep(Duration::from_millis(1)),
                 Some(Err(errno)) => return Err(errno.into()),
             }
@@ -233,14 +236,14 @@ impl UringPool {
         entry: &mut Entry,
         mut pinned: Option<&mut PinnedThread>,
     ) -> std::io::Result<()> {
-        let mut out = self.crew.session.reply_buf();
+        let mut out = self.service.session.reply_buf();
         let busy = &self.busy[usize::from(queue)];
         let mut thread = self.service_threads.join();
         loop {
             match entry.wait(ring)? {
                 Ok(()) => {}
-                // The refusal of a registration that came before INIT's reply was in the kernel; it may
-                // reach us late, from a worker of the kernel's.
+                // A registration from before the kernel processed INIT's reply; its refusal may arrive late, from a
+                // kernel worker.
                 Err(Errno::AGAIN) => {
                     steadfs_rt::sleep(Duration::from_millis(1));
                     entry.submit_register(ring, &self.device, queue)?;
@@ -250,15 +253,18 @@ impl UringPool {
                 Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
-            let fetches_much = entry.fetches_much();
-            if wire::waits_long(entry.in_header().opcode) || entry.carries_much() || fetches_much {
+            let has_large_reply = entry.has_large_reply();
+            if wire::waits_long(entry.in_header().opcode)
+                || entry.has_large_payload()
+                || has_large_reply
+            {
                 thread.before_long_request();
             }
-            // On the CPU of its caller, unless the data to copy is worth the move to another CPU.
+            // On the CPU of its caller, unless copying the data takes longer than a migration to another CPU.
             if let Some(pinned) = &mut pinned
-                && let Err(error) = pinned.set_pinned(!fetches_much)
+                && let Err(error) = pinned.set_pinned(!has_large_reply)
             {
-                tracing::debug!(queue, %error, "service thread stays where it may run");
+                tracing::debug!(queue, %error, "cannot change the CPU affinity of a service thread");
             }
             busy.fetch_add(1, Ordering::Relaxed);
             self.grow(queue);
@@ -272,7 +278,7 @@ impl UringPool {
 
     /// Serves an entry's request once it has a slot.
     fn serve(&self, entry: &mut Entry, out: &mut ReplyBuf) {
-        let session = &self.crew.session;
+        let session = &self.service.session;
         let raw = entry.request();
         let header = raw.header;
         let Some(class) = session.class(&raw) else {
@@ -287,9 +293,9 @@ impl UringPool {
         let slot = match session.admission.enter(class, header.uid, queued) {
             Some(slot) => slot,
             None => {
-                entry.note_payload();
+                entry.count_payload();
                 self.count_large(entry);
-                if self.large.load(Ordering::Relaxed) > QUEUED_LARGE && entry.cut_write() {
+                if self.large.load(Ordering::Relaxed) > LARGE_ENTRIES_QUEUED && entry.cut_write() {
                     self.bound_memory(entry);
                 }
                 match event.wait() {
@@ -306,17 +312,20 @@ impl UringPool {
     }
 
     fn count_large(&self, entry: &mut Entry) {
-        if entry.touched > SMALL && !entry.large {
+        if entry.touched > SMALL_PAYLOAD && !entry.large {
             entry.large = true;
             self.large.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Lets only [`KEEP_LARGE`] entries hold the memory that large requests touched; the others give
-    /// it back as soon as a reply leaves it unused.
+    /// Lets only [`LARGE_ENTRIES_KEPT`] entries keep the memory that large requests touched; the others release it as
+    /// soon as a reply does not use it.
     fn bound_memory(&self, entry: &mut Entry) {
         self.count_large(entry);
-        if entry.large && entry.used <= SMALL && self.large.load(Ordering::Relaxed) > KEEP_LARGE {
+        if entry.large
+            && entry.used <= SMALL_PAYLOAD
+            && self.large.load(Ordering::Relaxed) > LARGE_ENTRIES_KEPT
+        {
             entry.release_large();
             self.large.fetch_sub(1, Ordering::Relaxed);
         }
@@ -330,17 +339,17 @@ fn make_ring() -> std::io::Result<Ring> {
         .build(2)
 }
 
-/// Why this process cannot use io_uring as it has to be used here, if so.
+/// Why io_uring cannot be used with the flags that are needed here; `None` if it can.
 pub fn refusal() -> Option<String> {
     make_ring().err().map(|error| error.to_string())
 }
 
-/// How many queues the kernel has: one for each CPU there could be.
+/// Number of queues that the kernel has: one for each possible CPU.
 pub fn queue_count() -> Option<u16> {
     parse_cpus(&std::fs::read_to_string("/sys/devices/system/cpu/possible").ok()?)
 }
 
-/// The number of CPUs in a list such as `0-3,8`.
+/// Number of CPUs in a list such as `0-3,8`.
 fn parse_cpus(list: &str) -> Option<u16> {
     let mut count = 0_u16;
     for range in list.trim().split(',') {

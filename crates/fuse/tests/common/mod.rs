@@ -12,7 +12,7 @@ use steadfs_vfs::WithControl;
 
 pub use memfs::MemFs;
 
-/// What each mounted test runs on: both transports, on kernels that have both.
+/// The transports of each mounted test: both, on kernels that have both.
 pub fn transports() -> Vec<Transport> {
     const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
     match std::fs::read_to_string(SWITCH) {
@@ -27,14 +27,14 @@ pub fn transports() -> Vec<Transport> {
 }
 
 /// A mounted [`MemFs`].
-pub struct Bed {
+pub struct TestMount {
     pub fs: Arc<WithControl>,
     pub mem: Arc<MemFs>,
     pub mounted: Option<Mounted>,
     dir: tempfile::TempDir,
 }
 
-impl Bed {
+impl TestMount {
     pub fn new(transport: Transport) -> Self {
         Self::with(MountOptions {
             transport,
@@ -89,7 +89,7 @@ impl Bed {
     }
 }
 
-/// Waits for something that other threads do, on however busy a machine.
+/// Waits for something that other threads do, on a machine of any load.
 pub fn until(what: &str, mut ready: impl FnMut() -> bool) {
     let begin = steadfs_rt::now();
     while !ready() {
@@ -99,10 +99,10 @@ pub fn until(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-/// Unmounts what nobody uses any more.
+/// Unmounts as soon as the mount is not in use.
 pub fn unmount(mounted: &Mounted) {
-    // A child of another test may be between fork and exec, with our files open.
-    until("nobody uses the mount", || {
+    // A child of another test may be between fork and exec, with open files of this process.
+    until("the mount is not in use", || {
         let end = mounted.unmount(Unmount::IfIdle);
         if let Err(error) = &end {
             assert!(matches!(error, MountError::Busy(_)), "{error}");

@@ -1,9 +1,8 @@
 //! A ring entry: the buffers of one request, shared with the kernel.
 //!
-//! Problem of memory: the kernel writes into an entry's buffers as long as it holds the entry. Rule:
-//! buffers are reached through the raw pointers that the kernel was given, only between a completion
-//! and the next submission; they are freed only when the kernel has given the entry back with an
-//! error, and leaked otherwise.
+//! Problem: the kernel may write to an entry's buffers while it owns the entry. Rule: buffers are accessed through the
+//! raw pointers that were registered, only between a completion and the next submission. They are freed only if the
+//! kernel has returned the entry with an error, and leaked otherwise.
 
 #![allow(
     unsafe_code,
@@ -28,25 +27,25 @@ use crate::wire::{self, InHeader, OutHeader, ReadIn, UringCmdReq, UringReqHeader
 
 pub(super) type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 
-/// Payload bytes beyond which an entry counts as large: it then holds memory worth giving back.
-pub(super) const SMALL: usize = 64 << 10;
+/// Payload bytes above which an entry counts as large: its memory is then worth releasing.
+pub(super) const SMALL_PAYLOAD: usize = 64 << 10;
 
-/// One request's buffers, known to the kernel.
+/// One request's buffers, registered with the kernel.
 pub(super) struct Entry {
     header: NonNull<UringReqHeader>,
     /// A mapping of its own.
     payload: NonNull<[u8]>,
     /// The two above, as the kernel reads them when the entry is registered.
     iov: Box<[libc::iovec; 2]>,
-    /// The kernel holds the entry.
-    held: bool,
-    /// A request came with the registration and is not served yet.
+    /// The kernel owns the entry.
+    with_kernel: bool,
+    /// A request arrived with the registration and is not served yet.
     pub(super) arrived: bool,
     /// Payload bytes of the last reply.
     pub(super) used: usize,
-    /// Payload bytes that may have memory behind them.
+    /// Payload bytes that may be backed by memory.
     pub(super) touched: usize,
-    /// Counted among the large ones.
+    /// Counted among the large entries.
     pub(super) large: bool,
 }
 
@@ -80,7 +79,7 @@ impl Entry {
             header,
             payload,
             iov,
-            held: false,
+            with_kernel: false,
             arrived: false,
             used: 0,
             touched: 0,
@@ -88,44 +87,47 @@ impl Entry {
         })
     }
 
-    /// Gives back the memory behind the payload's end, which the last reply does not use.
+    /// Releases the memory after the first [`SMALL_PAYLOAD`] bytes of the payload, which the last reply does not use.
     pub(super) fn release_large(&mut self) {
-        assert!(!self.held && self.used <= SMALL, "the payload is in use");
-        let rest = &mut self.payload_mut()[SMALL..];
-        // SAFETY: whole pages (the mapping and SMALL are page-aligned) of a private mapping that
+        assert!(
+            !self.with_kernel && self.used <= SMALL_PAYLOAD,
+            "the payload is in use"
+        );
+        let rest = &mut self.payload_mut()[SMALL_PAYLOAD..];
+        // SAFETY: whole pages (the mapping and SMALL_PAYLOAD are page-aligned) of a private mapping that
         // only this entry uses; they read as zeros afterwards, and nothing relies on their content.
         let advised = unsafe {
             rustix::mm::madvise(rest.as_mut_ptr().cast(), rest.len(), Advice::LinuxDontNeed)
         };
         if let Err(error) = advised {
-            tracing::debug!(%error, "a payload keeps its memory");
+            tracing::debug!(%error, "cannot release the memory of a ring entry");
         }
-        self.touched = SMALL;
+        self.touched = SMALL_PAYLOAD;
         self.large = false;
     }
 
-    /// The header buffer; only while the kernel does not hold the entry.
+    /// The header buffer; only while the kernel does not own the entry.
     fn header(&self) -> &UringReqHeader {
-        assert!(!self.held, "the kernel may write the entry");
+        assert!(!self.with_kernel, "the kernel owns the entry");
         // SAFETY: the pointer is from `Box::leak`, freed only in `drop`; the kernel writes there
-        // only while `held`.
+        // only while `with_kernel`.
         unsafe { self.header.as_ref() }
     }
 
     fn header_mut(&mut self) -> &mut UringReqHeader {
-        assert!(!self.held, "the kernel may write the entry");
+        assert!(!self.with_kernel, "the kernel owns the entry");
         // SAFETY: as above, and `&mut self` makes this the only reference.
         unsafe { self.header.as_mut() }
     }
 
     fn payload(&self) -> &[u8] {
-        assert!(!self.held, "the kernel may write the entry");
+        assert!(!self.with_kernel, "the kernel owns the entry");
         // SAFETY: as for the header.
         unsafe { self.payload.as_ref() }
     }
 
     fn payload_mut(&mut self) -> &mut [u8] {
-        assert!(!self.held, "the kernel may write the entry");
+        assert!(!self.with_kernel, "the kernel owns the entry");
         // SAFETY: as for the header.
         unsafe { self.payload.as_mut() }
     }
@@ -133,23 +135,22 @@ impl Entry {
     pub(super) fn in_header(&self) -> InHeader {
         match InHeader::read_from_prefix(&self.header().in_out) {
             Ok((header, _)) => header,
-            Err(_) => unreachable!("128 bytes hold a head of 40"),
+            Err(_) => unreachable!("128 bytes hold a header of 40"),
         }
     }
 
-    /// Whether the request came with so much that copying it takes longer than its caller's move to
-    /// another CPU would.
-    pub(super) fn carries_much(&self) -> bool {
-        self.header().ent.payload_sz as usize > SMALL
+    /// Whether copying the request's payload takes longer than migrating its caller to another CPU.
+    pub(super) fn has_large_payload(&self) -> bool {
+        self.header().ent.payload_sz as usize > SMALL_PAYLOAD
     }
 
-    /// Whether the reply may be so long. Its caller is at work meanwhile: it finds memory for what its own
-    /// read-ahead asks for next, and hands out what it has.
-    pub(super) fn fetches_much(&self) -> bool {
+    /// Whether copying the reply may take that long. The caller runs meanwhile: it allocates memory for its next
+    /// read-ahead and copies out the pages it has.
+    pub(super) fn has_large_reply(&self) -> bool {
         let header = self.header();
         self.in_header().opcode == wire::opcode::READ
             && ReadIn::read_from_prefix(&header.op_in)
-                .is_ok_and(|(arg, _)| arg.size as usize > SMALL)
+                .is_ok_and(|(arg, _)| arg.size as usize > SMALL_PAYLOAD)
     }
 
     pub(super) fn submit_register(
@@ -189,17 +190,17 @@ impl Entry {
         self.push(ring, sqe)
     }
 
-    /// Queues the submission; [`Entry::wait`] hands it over.
+    /// Queues the submission; [`Entry::wait`] submits it.
     fn push(&mut self, ring: &mut Ring, sqe: squeue::Entry128) -> std::io::Result<()> {
-        self.held = true;
+        self.with_kernel = true;
         // SAFETY: the buffers behind the entry stay allocated as long as the kernel may use them
         // (see `drop`), and the descriptor is the pool's, which outlives the ring.
         unsafe { ring.submission().push(&sqe) }
             .map_err(|_| std::io::Error::other("the submission queue is full"))
     }
 
-    /// Hands over what was queued and waits for the entry to come back: with a request, or with the
-    /// error that ended it.
+    /// Submits what is queued and waits until the kernel returns the entry: with a request, or with the error that
+    /// ended it.
     pub(super) fn wait(&mut self, ring: &mut Ring) -> std::io::Result<Result<(), Errno>> {
         if std::mem::take(&mut self.arrived) {
             return Ok(Ok(()));
@@ -210,16 +211,16 @@ impl Entry {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
-            if let Some(result) = self.take(ring) {
+            if let Some(result) = self.reap(ring) {
                 return Ok(result);
             }
         }
     }
 
-    /// The entry, if it has come back.
-    pub(super) fn take(&mut self, ring: &mut Ring) -> Option<Result<(), Errno>> {
+    /// Returns the entry's completion if there is one.
+    pub(super) fn reap(&mut self, ring: &mut Ring) -> Option<Result<(), Errno>> {
         let completion = ring.completion().next()?;
-        self.held = false;
+        self.with_kernel = false;
         Some(match completion.result() {
             0.. => Ok(()),
             negative => Err(Errno::from_raw_os_error(-negative)),
@@ -237,7 +238,7 @@ impl Entry {
         }
     }
 
-    /// Cuts the request, which has to wait, if it is a long write that may be cut; whether it was.
+    /// Cuts the queued request if it is a long write that may be cut; returns whether it was.
     pub(super) fn cut_write(&mut self) -> bool {
         let head = self.in_header();
         if head.opcode != wire::opcode::WRITE || head.total_extlen != 0 {
@@ -248,7 +249,7 @@ impl Entry {
             return false;
         };
         let cut = cut_write(write);
-        // The payload was no longer than this field states.
+        // The payload was not longer than this field states.
         header.ent.payload_sz = (header.ent.payload_sz as usize).saturating_sub(cut) as u32;
         if cut > 0 {
             self.used = 0;
@@ -256,15 +257,15 @@ impl Entry {
         cut > 0
     }
 
-    /// There is memory behind the request's payload.
-    pub(super) fn note_payload(&mut self) {
-        let came = self.request().payload.len();
-        self.touched = self.touched.max(came);
+    /// Records that the request's payload is backed by memory.
+    pub(super) fn count_payload(&mut self) {
+        let len = self.request().payload.len();
+        self.touched = self.touched.max(len);
     }
 
-    /// Serves the request in the buffers and puts the reply there.
+    /// Serves the request in the buffers and writes the reply there.
     pub(super) fn serve(&mut self, session: &Session, out: &mut ReplyBuf) {
-        self.note_payload();
+        self.count_payload();
         let error = match session.serve(self.request(), out) {
             Answer::Done | Answer::Silent => 0,
             Answer::Error(errno) => {
@@ -275,12 +276,12 @@ impl Entry {
         self.reply(out, error);
     }
 
-    /// Puts a reply into the buffers.
+    /// Writes a reply to the buffers.
     pub(super) fn reply(&mut self, out: &mut ReplyBuf, error: i32) {
         let (mut error, unique) = (error, self.in_header().unique);
         let len = out.len();
         if len > self.payload().len() {
-            tracing::error!(len, "a reply is larger than the request allows");
+            tracing::error!(len, "reply is longer than the request allows");
             out.clear();
             error = -Errno::IO.raw_os_error();
         }
@@ -289,20 +290,20 @@ impl Entry {
         self.touched = self.touched.max(self.used);
         // Replies are at most as long as the payload, which is at most 1 MiB.
         let payload_sz = out.len() as u32;
-        let head = OutHeader {
+        let out_header = OutHeader {
             len: size_of::<OutHeader>() as u32 + payload_sz,
             error,
             unique,
         };
         let header = self.header_mut();
-        header.in_out[..size_of::<OutHeader>()].copy_from_slice(head.as_bytes());
+        header.in_out[..size_of::<OutHeader>()].copy_from_slice(out_header.as_bytes());
         header.ent.payload_sz = payload_sz;
     }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if self.held {
+        if self.with_kernel {
             // The kernel may still write here: leak.
             return;
         }
@@ -324,10 +325,10 @@ fn build(device: &OwnedFd, operation: u32, command: &UringCmdReq) -> squeue::Ent
         .build()
 }
 
-/// Puts a reply's pieces one after the other.
+/// Copies a reply's segments into the payload, one after the other.
 fn copy_reply(out: &ReplyBuf, payload: &mut [u8]) {
-    let (head, mut rest) = payload.split_at_mut(out.bytes.len());
-    head.copy_from_slice(&out.bytes);
+    let (first, mut rest) = payload.split_at_mut(out.bytes.len());
+    first.copy_from_slice(&out.bytes);
     for segment in out.data.segments() {
         let part;
         match segment {

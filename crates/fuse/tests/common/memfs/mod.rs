@@ -1,4 +1,4 @@
-//! A volume in memory, as simple as the tests allow: one lock, files as maps of 4 KiB blocks.
+//! A volume in memory, kept simple: one lock, files as maps of 4 KiB blocks.
 
 mod node;
 mod ops;
@@ -22,14 +22,14 @@ pub struct MemFs {
     pub syncs: AtomicU32,
     pub fsyncs: AtomicU32,
     pub value: AtomicU64,
-    /// fsync waits until this is zero.
-    pub fsync_gate: AtomicU32,
-    /// While this is not 0, writes that begin with this byte wait before they change anything.
-    pub write_gate: AtomicU32,
-    /// Writes that came.
+    /// fsync waits while this is not zero.
+    pub blocked_fsyncs: AtomicU32,
+    /// While this is not zero, writes that begin with this byte wait before they change anything.
+    pub blocked_write_byte: AtomicU32,
+    /// Writes so far.
     pub writes: AtomicU32,
-    /// See [`MemFs::closing`].
-    closed_size: Option<u64>,
+    /// See [`MemFs::with_unopenable_size`].
+    unopenable_size: Option<u64>,
 }
 
 fn now() -> Timestamp {
@@ -45,7 +45,7 @@ impl MemFs {
             last_umask: 0,
             groups: Vec::new(),
             shutdown: None,
-            room: usize::MAX,
+            free_bytes: usize::MAX,
         };
         let root = state.make(&Cx::default(), InodeNo(ROOT), FileKind::Directory, 0o755);
         assert_eq!(root, ROOT);
@@ -55,16 +55,16 @@ impl MemFs {
             syncs: AtomicU32::new(0),
             fsyncs: AtomicU32::new(0),
             value: AtomicU64::new(0),
-            fsync_gate: AtomicU32::new(0),
-            write_gate: AtomicU32::new(0),
+            blocked_fsyncs: AtomicU32::new(0),
+            blocked_write_byte: AtomicU32::new(0),
             writes: AtomicU32::new(0),
-            closed_size: None,
+            unopenable_size: None,
         }
     }
 
     /// Checks opens: files of this size cannot be opened.
-    pub fn closing(mut self, size: u64) -> Self {
-        self.closed_size = Some(size);
+    pub fn with_unopenable_size(mut self, size: u64) -> Self {
+        self.unopenable_size = Some(size);
         self
     }
 
@@ -102,7 +102,7 @@ impl Control for MemFs {
         ]
     }
 
-    /// `value` counts its reads, so that no two have the same content.
+    /// `value` counts its reads, so that no two reads return the same content.
     fn read(&self, path: &str) -> Result<Vec<u8>> {
         Ok(match path {
             "value" => format!("{:08}\n", self.value.fetch_add(1, Ordering::SeqCst)),

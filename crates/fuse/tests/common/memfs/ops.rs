@@ -1,4 +1,4 @@
-//! The calls.
+//! The operations.
 
 use std::sync::atomic::Ordering;
 
@@ -151,12 +151,12 @@ impl FileSystem for MemFs {
     }
 
     fn checks_opens(&self) -> bool {
-        self.closed_size.is_some()
+        self.unopenable_size.is_some()
     }
 
     fn open(&self, _: &Cx, ino: InodeNo, write: bool) -> Result<()> {
         let size = self.state.lock().node(ino)?.attr.size;
-        match Some(size) == self.closed_size {
+        match Some(size) == self.unopenable_size {
             true if write => Err(FsError::NotPermitted),
             true => Err(FsError::NoKey),
             false => Ok(()),
@@ -177,15 +177,15 @@ impl FileSystem for MemFs {
     ) -> Result<usize> {
         self.writes.fetch_add(1, Ordering::SeqCst);
         let held = |gate| gate != 0 && data.first().is_some_and(|&byte| u32::from(byte) == gate);
-        while held(self.write_gate.load(Ordering::SeqCst)) {
+        while held(self.blocked_write_byte.load(Ordering::SeqCst)) {
             steadfs_rt::sleep(std::time::Duration::from_millis(2));
         }
         let mut state = self.state.lock();
-        if state.room == 0 {
+        if state.free_bytes == 0 {
             return Err(FsError::NoSpace);
         }
-        let data = &data[..data.len().min(state.room)];
-        state.room -= data.len();
+        let data = &data[..data.len().min(state.free_bytes)];
+        state.free_bytes -= data.len();
         let node = state.node_mut(ino)?;
         node.write(offset, data);
         if kill_priv {
@@ -196,7 +196,7 @@ impl FileSystem for MemFs {
 
     fn fsync(&self, _: &Cx, _: InodeNo, _: bool) -> Result<()> {
         self.fsyncs.fetch_add(1, Ordering::SeqCst);
-        while self.fsync_gate.load(Ordering::SeqCst) > 0 {
+        while self.blocked_fsyncs.load(Ordering::SeqCst) > 0 {
             steadfs_rt::sleep(std::time::Duration::from_millis(2));
         }
         Ok(())

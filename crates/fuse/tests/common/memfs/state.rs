@@ -19,7 +19,7 @@ pub struct State {
     pub groups: Vec<u32>,
     pub shutdown: Option<ShutdownMode>,
     /// How many bytes may still be written.
-    pub room: usize,
+    pub free_bytes: usize,
 }
 
 impl State {
