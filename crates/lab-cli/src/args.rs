@@ -102,7 +102,7 @@ pub struct Faults {
     #[arg(long, value_name = "KIND", value_parser = ["ext4", "f2fs"])]
     pub fs: Option<String>,
     /// Inject only these kinds of faults, separated by commas.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["errors", "space", "latency", "lies", "reads"])]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["errors", "space", "latency", "lost-flush", "reads"])]
     pub kinds: Vec<String>,
     /// Seed of the random number generator.
     #[arg(long, value_name = "N", default_value_t = 1)]

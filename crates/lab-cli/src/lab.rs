@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use steadfs_lab::crash;
-use steadfs_lab::crash::faults::{KINDS, Kind};
+use steadfs_lab::crash::faults::{FAULT_KINDS, FaultKind};
 use steadfs_lab::experiment::{self, Report};
 use steadfs_lab::flash::Parameters;
-use steadfs_lab::{reads, trace};
+use steadfs_lab::{read_faults, trace};
 
 use crate::args::{self, Command};
 use crate::failure::{Failure, print};
@@ -98,7 +98,7 @@ fn end_by_signals(first: Arc<AtomicI32>) -> Result<(), Failure> {
     let work = move || {
         for signal in signals.forever() {
             first.store(signal, Ordering::Release);
-            if !experiment::take_mount_away() {
+            if !experiment::unmount_on_signal() {
                 let ended = signal_hook::low_level::emulate_default_handler(signal);
                 tracing::debug!(?ended, "the signal did not end the process");
             }
@@ -188,9 +188,9 @@ fn trace_fsync(args: &args::TraceFsync) -> Result<(), Failure> {
         _ => trace::Kind::Ext4,
     };
     let what = match args.of.as_str() {
-        "overwrite" => trace::What::Overwrite,
-        "directory" => trace::What::Directory,
-        _ => trace::What::Append,
+        "overwrite" => trace::FsyncTarget::Overwrite,
+        "directory" => trace::FsyncTarget::Directory,
+        _ => trace::FsyncTarget::Append,
     };
     let text = trace::fsync(kind, what, &device, args.seed).map_err(Failure::new)?;
     print(&text)
@@ -208,11 +208,11 @@ fn faults(args: &args::Faults) -> Result<(), Failure> {
         subjects.extend(crash::f2fs::subjects().map_err(Failure::new)?);
     }
     subjects.retain(|subject| subject.name.contains(&args.subject));
-    let kinds: Vec<_> = KINDS
+    let kinds: Vec<_> = FAULT_KINDS
         .into_iter()
         .filter(|kind| args.kinds.is_empty() || args.kinds.iter().any(|name| name == kind.name))
         .collect();
-    let space = |kind: &Kind| kind.trial == crash::Trial::Space;
+    let space = |kind: &FaultKind| kind.trial == crash::Trial::Space;
     if let Some(kind) = kinds
         .iter()
         .find(|kind| subjects.iter().all(|subject| subject.small != space(kind)))
@@ -232,7 +232,7 @@ fn faults(args: &args::Faults) -> Result<(), Failure> {
     let named = args.kinds.iter().any(|name| name == "reads");
     if args.kinds.is_empty() || named {
         let fs = args.fs.as_deref();
-        let found = reads::faults(fs, &args.subject, &mut io::stdout());
+        let found = read_faults::faults(fs, &args.subject, &mut io::stdout());
         match found.map_err(Failure::new)? {
             Some(found) => bad |= found > 0,
             None if named => return Err(no_volume("reads", &args.subject)),

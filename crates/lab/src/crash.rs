@@ -24,8 +24,8 @@ pub mod explore;
 pub mod ext4;
 pub mod f2fs;
 pub mod faults;
+pub mod free_space;
 pub mod record;
-pub mod room;
 pub mod subject;
 mod sweep;
 #[cfg(test)]
@@ -34,8 +34,8 @@ pub mod trial;
 
 pub use case::Case;
 pub use explore::{Effort, Stats, explore};
-pub use record::{Run, Trouble, record, record_with};
-pub use room::Room;
+pub use free_space::FreeSpace;
+pub use record::{Injection, Run, record, record_with};
 pub use subject::{Subject, Tool};
 pub use sweep::{Options, Report, main_with, sweep};
 pub use trial::{Trial, try_program};
@@ -53,7 +53,7 @@ use crate::device::{Image, Survivors};
 /// Does something with a volume and waits until the last of its tasks has noticed that it is gone (a queue's
 /// timer is told, but nobody waits for it), and until the slowest device has answered what nobody waits for (blocks
 /// read ahead).
-fn to_the_end<T>(act: impl FnOnce() -> T) -> T {
+fn run_until_idle<T>(act: impl FnOnce() -> T) -> T {
     let done = act();
     steadfs_rt::sleep(Duration::from_secs(60));
     done
@@ -69,7 +69,7 @@ pub struct CrashPath {
 
 /// What is wrong.
 #[derive(Debug)]
-pub enum Complaint {
+pub enum Problem {
     /// A simulation failed: a panic, a deadlock, a stall, a leaked task.
     Simulation(Box<sim::Failure>),
     /// The volume could not be opened.
@@ -118,7 +118,7 @@ pub enum Complaint {
     },
 }
 
-impl fmt::Display for Complaint {
+impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Simulation(failure) => failure.fmt(f),
@@ -135,7 +135,7 @@ impl fmt::Display for Complaint {
             ),
             Self::TooEarly { op, free, enough } => write!(
                 f,
-                "'{op}' found no room, though {free} blocks are free and {enough} would do"
+                "'{op}' found no free_space, though {free} blocks are free and {enough} would do"
             ),
             Self::Disagreement {
                 content,
@@ -152,22 +152,22 @@ pub struct Failure {
     /// The crash; none if the run itself went wrong.
     pub path: CrashPath,
     /// What is wrong.
-    pub complaint: Complaint,
+    pub problem: Problem,
     /// Everything about the crash that a reader wants: what survived of each change in doubt.
     pub detail: String,
     /// What went wrong besides.
-    pub trouble: Trouble,
+    pub injection: Injection,
     /// What the last crash left; none if the run itself went wrong.
     pub crashed: Option<Image>,
 }
 
 impl Failure {
-    fn of_run(complaint: Complaint) -> Self {
+    fn of_run(problem: Problem) -> Self {
         Self {
             path: CrashPath::default(),
-            complaint,
+            problem,
             detail: String::new(),
-            trouble: Trouble::None,
+            injection: Injection::None,
             crashed: None,
         }
     }

@@ -3,7 +3,7 @@
 //! **The crash model.** A completed write is in the device's volatile cache. It is durable once a
 //! FLUSH (or a write's preflush) that was started after it completed has completed, or when it
 //! completes if it carried FUA. A crash keeps everything durable and any subset of the rest, writes
-//! in flight among it, each torn at the atomic unit; of two that overlap the later one wins where
+//! in request among it, each torn at the atomic unit; of two that overlap the later one wins where
 //! both survive. A write with a preflush reaches the medium only after that. Reads are stable. A
 //! discarded range reads as before or as zeros (the model's seed chooses, once for each discard) and
 //! after a crash as either.
@@ -17,10 +17,10 @@
 //! outside, and where the model says zero, they complete before [`Device::start`] returns.
 
 mod change;
+mod content_tree;
 mod cut;
 mod image;
 mod log;
-mod sheet;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -121,9 +121,9 @@ impl Model {
     }
 }
 
-/// Which requests a fault meets. Requests are counted from 0, by when they were started.
+/// RequestFilter requests a fault meets. Requests are counted from 0, by when they were started.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum RequestFilter {
     /// The one with this number among all.
     Nth(u64),
     /// The one with this number among all, and every later one.
@@ -144,21 +144,21 @@ pub enum Fault {
     /// It fails and does nothing.
     Fail,
     /// It fails, and the device loses everything that was not durable: reads show it.
-    Forget,
+    LoseCache,
     /// It is done, but said to have failed.
     Misreport,
     /// Its flush, preflush and FUA are said to have been done but were not.
-    Lie,
+    LostFlush,
     /// It takes this much longer (in simulation).
     Delay(Duration),
 }
 
 impl Fault {
     /// Whether the device says that something is wrong.
-    pub const fn is_told(&self) -> bool {
+    pub const fn is_reported(&self) -> bool {
         match self {
-            Self::Fail | Self::Forget | Self::Misreport => true,
-            Self::Lie | Self::Delay(_) => false,
+            Self::Fail | Self::LoseCache | Self::Misreport => true,
+            Self::LostFlush | Self::Delay(_) => false,
         }
     }
 }
@@ -210,7 +210,7 @@ struct State {
     counts: Counts,
     /// Requests that were started and flush.
     flushing: u64,
-    faults: Vec<(Which, Fault)>,
+    faults: Vec<(RequestFilter, Fault)>,
     /// Length of the log when the first request was met by a fault that is told.
     first_failure: Option<usize>,
     /// When each parallel unit is free again.
@@ -218,7 +218,7 @@ struct State {
 }
 
 /// A started request.
-struct Flight {
+struct StartedRequest {
     id: u64,
     bio: Bio,
     done: Done,
@@ -247,7 +247,7 @@ impl SimDevice {
     ///
     /// # Panics
     /// If the model contradicts itself.
-    pub fn with_faults(image: &Image, model: Model, faults: Vec<(Which, Fault)>) -> Self {
+    pub fn with_faults(image: &Image, model: Model, faults: Vec<(RequestFilter, Fault)>) -> Self {
         let unit = model.logical_block;
         assert!(
             unit == 512 || unit == 4096,
@@ -302,8 +302,8 @@ impl SimDevice {
 
     /// What reads see now.
     pub fn content(&self) -> Image {
-        let sheet = self.0.state.lock().recorder.live().clone();
-        Image { sheet }
+        let tree = self.0.state.lock().recorder.live().clone();
+        Image { tree }
     }
 
     /// How many requests were started.
@@ -312,7 +312,7 @@ impl SimDevice {
     }
 
     /// Lets something go wrong from now on; of several that meet a request the first counts.
-    pub fn inject(&self, which: Which, fault: Fault) {
+    pub fn inject(&self, which: RequestFilter, fault: Fault) {
         self.0.state.lock().faults.push((which, fault));
     }
 
@@ -323,28 +323,28 @@ impl SimDevice {
     }
 
     /// Lets nothing go wrong any more.
-    pub fn heal(&self) {
+    pub fn clear_faults(&self) {
         self.0.state.lock().faults.clear();
     }
 
     /// The preflush, if there is one, is done.
-    fn preflushed(&self, flight: &Flight) {
-        let event = Event::Preflushed { id: flight.id };
+    fn preflushed(&self, request: &StartedRequest) {
+        let event = Event::Preflushed { id: request.id };
         let recorder = &mut self.0.state.lock().recorder;
-        match flight.fault {
-            Some(Fault::Lie) => recorder.flushed_nothing(event),
+        match request.fault {
+            Some(Fault::LostFlush) => recorder.flushed_nothing(event),
             // Where the FLUSH fails the write behind it is not sent, by the kernel or by our own queue.
-            Some(Fault::Fail | Fault::Forget) => {}
+            Some(Fault::Fail | Fault::LoseCache) => {}
             Some(Fault::Delay(_) | Fault::Misreport) | None => {
-                recorder.flushed(flight.covers, event)
+                recorder.flushed(request.covers, event)
             }
         }
     }
 
     /// The request is done: does it and answers.
-    fn end(&self, mut flight: Flight) {
-        let result = self.0.state.lock().end(&mut flight);
-        (flight.done)(flight.bio, result);
+    fn end(&self, mut request: StartedRequest) {
+        let result = self.0.state.lock().end(&mut request);
+        (request.done)(request.bio, result);
     }
 }
 
@@ -358,34 +358,34 @@ impl Device for SimDevice {
             done(bio, Err(error));
             return;
         }
-        let (flight, times) = self.0.state.lock().begin(&self.0.model, bio, done);
+        let (request, times) = self.0.state.lock().begin(&self.0.model, bio, done);
         if !sim::active() || times.ended.is_zero() {
-            if flight.bio.preflush {
-                self.preflushed(&flight);
+            if request.bio.preflush {
+                self.preflushed(&request);
             }
-            self.end(flight);
+            self.end(request);
             return;
         }
         let device = self.clone();
-        if flight.bio.preflush {
+        if request.bio.preflush {
             let rest = times.ended - times.preflushed;
             sim::after(times.preflushed, move || {
-                device.preflushed(&flight);
-                sim::after(rest, move || device.end(flight));
+                device.preflushed(&request);
+                sim::after(rest, move || device.end(request));
             });
         } else {
-            sim::after(times.ended, move || device.end(flight));
+            sim::after(times.ended, move || device.end(request));
         }
     }
 }
 
 impl State {
     /// Numbers and notes a request and reserves its time.
-    fn begin(&mut self, model: &Model, bio: Bio, done: Done) -> (Flight, Times) {
+    fn begin(&mut self, model: &Model, bio: Bio, done: Done) -> (StartedRequest, Times) {
         let id = self.counts.total();
         let fault = self.fault_of(id, &bio);
         self.flushing += u64::from(bio.op == Op::Flush || bio.preflush);
-        if fault.as_ref().is_some_and(Fault::is_told) {
+        if fault.as_ref().is_some_and(Fault::is_reported) {
             self.first_failure.get_or_insert(self.recorder.log().len());
         }
         *self.counts.of(bio.op) += 1;
@@ -394,34 +394,34 @@ impl State {
             Op::Read => {}
             Op::Flush => self.recorder.push(Event::FlushIssued { id }),
             Op::Write | Op::Discard | Op::WriteZeroes => {
-                let coin = Random::new(model.seed ^ id).chance(512);
-                self.recorder.issued(Change::of(id, &bio, coin));
+                let reads_old = Random::new(model.seed ^ id).chance(512);
+                self.recorder.issued(Change::of(id, &bio, reads_old));
             }
         }
         if sim::active() {
             sim::trace(bio.offset ^ bio.len.rotate_left(32) ^ (bio.op as u64) << 60);
         }
         let times = self.schedule(model, &bio, &fault);
-        let flight = Flight {
+        let request = StartedRequest {
             id,
             bio,
             done,
             fault,
             covers,
         };
-        (flight, times)
+        (request, times)
     }
 
     fn fault_of(&mut self, id: u64, bio: &Bio) -> Option<Fault> {
         let of_kind = *self.counts.of(bio.op);
         let flushes = bio.op == Op::Flush || bio.preflush;
-        let meets = |which: &Which| match which {
-            Which::Nth(n) => *n == id,
-            Which::From(n) => *n <= id,
-            Which::NthFlushing(n) => flushes && *n == self.flushing,
-            Which::NthOf(op, n) => *op == bio.op && *n == of_kind,
-            Which::Every(op) => *op == bio.op,
-            Which::Touching(op, range) => {
+        let meets = |which: &RequestFilter| match which {
+            RequestFilter::Nth(n) => *n == id,
+            RequestFilter::From(n) => *n <= id,
+            RequestFilter::NthFlushing(n) => flushes && *n == self.flushing,
+            RequestFilter::NthOf(op, n) => *op == bio.op && *n == of_kind,
+            RequestFilter::Every(op) => *op == bio.op,
+            RequestFilter::Touching(op, range) => {
                 *op == bio.op && bio.offset < range.end && range.start < bio.end()
             }
         };
@@ -473,11 +473,11 @@ impl State {
     }
 
     /// Does what a request asks for and says how it ended.
-    fn end(&mut self, flight: &mut Flight) -> Result<(), IoError> {
-        let Flight { id, bio, fault, .. } = flight;
+    fn end(&mut self, request: &mut StartedRequest) -> Result<(), IoError> {
+        let StartedRequest { id, bio, fault, .. } = request;
         let id = *id;
-        let failed = matches!(fault, Some(Fault::Fail | Fault::Forget));
-        let lies = *fault == Some(Fault::Lie);
+        let failed = matches!(fault, Some(Fault::Fail | Fault::LoseCache));
+        let lies = *fault == Some(Fault::LostFlush);
         match bio.op {
             Op::Read if failed => {}
             Op::Read => self.read(bio),
@@ -485,11 +485,11 @@ impl State {
             Op::Flush if lies => self.recorder.flushed_nothing(Event::FlushCompleted { id }),
             Op::Flush => self
                 .recorder
-                .flushed(flight.covers, Event::FlushCompleted { id }),
+                .flushed(request.covers, Event::FlushCompleted { id }),
             _ if failed => self.recorder.failed(id),
             _ => self.recorder.completed(id, bio.fua && !lies),
         }
-        if *fault == Some(Fault::Forget) {
+        if *fault == Some(Fault::LoseCache) {
             self.recorder.forget();
         }
         match failed || *fault == Some(Fault::Misreport) {

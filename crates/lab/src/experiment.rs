@@ -11,7 +11,6 @@
 
 mod actors;
 mod async_checkpoint;
-mod bed;
 mod chart;
 mod checkpoint_merge;
 mod files;
@@ -24,23 +23,24 @@ mod real;
 mod report;
 mod run;
 mod statistics;
+mod testbed;
 mod text;
 mod timeline;
 mod urgent_writeback;
 
 pub use actors::{Background, PIECE, WRITE_CPU, content, make_file, writer};
-pub use bed::{Bed, CacheSizes, Group, Mount, Outcome, World, prepare, process, run_on};
 pub use files::Files;
 pub use html::page;
-pub use mounted::{take_mount_away, why_no_groups};
+pub use mounted::{unmount_on_signal, why_no_cgroups};
 pub use plan::{
-    Arm, Attempt, Cell, Check, Error, Figure, Place, Plan, Role, Run, Sample, Settings, Source,
+    Arm, Attempt, Cell, Check, Clock, Error, Figure, Plan, Role, Run, Sample, Settings, Source,
     Unit,
 };
 pub use real::check;
 pub use report::{ArmReport, CellReport, FigureReport, Measure, RealReport, RealRow, Report};
 pub use run::run;
 pub use statistics::{Estimate, percentile};
+pub use testbed::{CacheSizes, Cgroup, Mount, Outcome, Testbed, World, prepare, process, run_on};
 pub use timeline::{Depths, Timeline};
 
 /// An experiment: its name, and what makes its plan.

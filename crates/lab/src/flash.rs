@@ -13,7 +13,7 @@ mod parameters;
 mod store;
 mod table;
 
-pub use device::{Counters, FlashDevice, Moment, Watcher};
+pub use device::{Counters, FlashDevice, RequestEvent, Watcher};
 pub use machine::{Command, Machine, Times};
 pub use parameters::{BUILT_IN, Cache, Erase, Flash, Host, Interface, ParameterError, Parameters};
 pub use store::Store;

@@ -4,5 +4,5 @@ pub mod crash;
 pub mod device;
 pub mod experiment;
 pub mod flash;
-pub mod reads;
+pub mod read_faults;
 pub mod trace;

@@ -1,9 +1,9 @@
 //! One fsync as it crosses the rooms: its locks, its waits and its I/O, in virtual time.
 //!
-//! The volume, its queue and its cache are those of an experiment; nothing else happens on them. What is told follows
+//! The volume, its queue and its cache are those of an experiment; nothing else happens on them. FsyncTarget is label follows
 //! from the file system, the device and the seed.
 
-mod place;
+mod block_names;
 mod show;
 
 use std::cell::RefCell;
@@ -15,10 +15,10 @@ use steadfs_rt::{Instant, now, sim, sleep, task_name};
 use steadfs_vfs::{Cx, FsError};
 
 use crate::experiment::{
-    Attempt, Bed, CacheSizes, Mount, World, content, make_file, prepare, process, run_on,
+    Attempt, CacheSizes, Mount, Testbed, World, content, make_file, prepare, process, run_on,
 };
-use crate::flash::{Moment, Parameters, Store};
-use place::Places;
+use crate::flash::{Parameters, RequestEvent, Store};
+use block_names::BlockNames;
 
 /// Whose fsync.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,7 +41,7 @@ impl Kind {
 
 /// Of what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum What {
+pub enum FsyncTarget {
     /// A file to which 8 KiB were appended.
     Append,
     /// A file of which 8 KiB were written over.
@@ -50,7 +50,7 @@ pub enum What {
     Directory,
 }
 
-impl What {
+impl FsyncTarget {
     const fn about(self) -> &'static str {
         match self {
             Self::Append => "a file to which 8 KiB were appended",
@@ -60,9 +60,9 @@ impl What {
     }
 }
 
-/// What happened.
+/// FsyncTarget happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Step {
+enum TraceEvent {
     /// A task's step.
     Task(sim::TaskStep),
     /// A request began: number, in words.
@@ -75,19 +75,19 @@ enum Step {
 
 /// A step: when, whose, what.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Line {
+struct TraceLine {
     at: Instant,
     task: String,
-    step: Step,
+    step: TraceEvent,
 }
 
 thread_local! {
-    /// What was seen: a simulation is on one thread, and who watches its locks must not take one.
-    static SEEN: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+    /// FsyncTarget was seen: a simulation is on one thread, and who watches its locks must not take one.
+    static SEEN: RefCell<Vec<TraceLine>> = const { RefCell::new(Vec::new()) };
 }
 
-fn note(at: Instant, task: String, step: Step) {
-    SEEN.with_borrow_mut(|seen| seen.push(Line { at, task, step }));
+fn note(at: Instant, task: String, step: TraceEvent) {
+    SEEN.with_borrow_mut(|seen| seen.push(TraceLine { at, task, step }));
 }
 
 /// Large enough for blocks of 4 KiB.
@@ -98,17 +98,22 @@ const BYTES: u64 = 8192;
 /// The task that calls: a simulation's main one.
 const CALLER: &str = "main";
 
-/// One fsync, told line by line.
+/// One fsync, label line by line.
 ///
 /// # Errors
-/// What failed.
-pub fn fsync(kind: Kind, what: What, device: &Parameters, seed: u64) -> Result<String, String> {
+/// FsyncTarget failed.
+pub fn fsync(
+    kind: Kind,
+    what: FsyncTarget,
+    device: &Parameters,
+    seed: u64,
+) -> Result<String, String> {
     let mount = match kind {
         Kind::Ext4 => Mount::ext4("")?,
         Kind::F2fs => Mount::f2fs("")?,
     };
     let volume = volume(kind, &mount)?;
-    let places = Places::of(kind, &volume)?;
+    let places = BlockNames::of(kind, &volume)?;
     let world = World {
         attempt: Attempt::simulated(seed),
         device: device.clone(),
@@ -117,7 +122,9 @@ pub fn fsync(kind: Kind, what: What, device: &Parameters, seed: u64) -> Result<S
         groups: Vec::new(),
         memory: CacheSizes::of(64 << 20),
     };
-    let outcome = run_on(world, &volume, move |bed| watched(bed, what, places))?;
+    let outcome = run_on(world, &volume, move |testbed| {
+        watched(testbed, what, places)
+    })?;
     let head = format!(
         "fsync of {} on {}, alone; device {} (modelled), seed {seed}.\nVirtual time: what takes time are the device, \
          and {} us for each wake-up; code takes none.\n",
@@ -153,16 +160,22 @@ fn volume(kind: Kind, mount: &Mount) -> Result<Store, String> {
             made.map(|_| ()).map_err(|error| error.to_string())
         }
     };
-    prepare(VOLUME, mount, format, |bed| {
-        make_file(&*bed.fs, b"file", SIZE)?;
-        bed.fs.mkdir(&Cx::default(), bed.fs.root(), b"dir")?;
-        bed.fs.sync_all(&Cx::default())
+    prepare(VOLUME, mount, format, |testbed| {
+        make_file(&*testbed.fs, b"file", SIZE)?;
+        testbed
+            .fs
+            .mkdir(&Cx::default(), testbed.fs.root(), b"dir")?;
+        testbed.fs.sync_all(&Cx::default())
     })
 }
 
 /// Does what comes before, and watches the fsync.
-fn watched(bed: &Bed, what: What, places: Places) -> Result<Vec<Line>, FsError> {
-    let (fs, cx) = (&*bed.fs, process(GroupId(0), IoPrio::default(), 1));
+fn watched(
+    testbed: &Testbed,
+    what: FsyncTarget,
+    places: BlockNames,
+) -> Result<Vec<TraceLine>, FsError> {
+    let (fs, cx) = (&*testbed.fs, process(GroupId(0), IoPrio::default(), 1));
     let file = fs.lookup(&cx, fs.root(), b"file")?;
     let dir = fs.lookup(&cx, fs.root(), b"dir")?;
     // The first fsync after a mount may have to do more.
@@ -170,38 +183,39 @@ fn watched(bed: &Bed, what: What, places: Places) -> Result<Vec<Line>, FsError> 
     fs.fsync(&cx, file)?;
     sleep(std::time::Duration::from_millis(10));
     let of = match what {
-        What::Append => {
+        FsyncTarget::Append => {
             fs.write(&cx, file, SIZE, &content(SIZE, BYTES))?;
             file
         }
-        What::Overwrite => {
+        FsyncTarget::Overwrite => {
             fs.write(&cx, file, BYTES, &content(BYTES, BYTES))?;
             file
         }
-        What::Directory => {
+        FsyncTarget::Directory => {
             fs.make(&cx, dir, b"made")?;
             dir
         }
     };
     SEEN.take();
-    bed.device
+    testbed
+        .device
         .watch(Some(Arc::new(move |number, bio: &Bio, moment| {
             let step = match moment {
-                Moment::Started => Step::Starts(number, places.told(bio)),
-                Moment::Ended => Step::Ends(number),
+                RequestEvent::Started => TraceEvent::Starts(number, places.label(bio)),
+                RequestEvent::Ended => TraceEvent::Ends(number),
             };
             note(now(), task_name(), step);
         })));
-    sim::observe(|seen| note(seen.at, seen.task, Step::Task(seen.step)));
+    sim::observe(|seen| note(seen.at, seen.task, TraceEvent::Task(seen.step)));
     note(
         now(),
         task_name(),
-        Step::Call(format!("fsync(inode {})", of.0)),
+        TraceEvent::Call(format!("fsync(inode {})", of.0)),
     );
     let done = fs.fsync(&cx, of);
-    note(now(), task_name(), Step::Call("returns".to_owned()));
+    note(now(), task_name(), TraceEvent::Call("returns".to_owned()));
     sim::stop_observing();
-    bed.device.watch(None);
+    testbed.device.watch(None);
     done.map(|()| SEEN.take())
 }
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use steadfs_block::Op;
 use steadfs_lab::crash::{
-    Complaint, Effort, Options, Report, Subject, Trial, Trouble, explore, ext4, record,
+    Effort, Injection, Options, Problem, Report, Subject, Trial, explore, ext4, record,
     record_with, sweep,
 };
-use steadfs_lab::device::{Fault, Image, Which};
+use steadfs_lab::device::{Fault, Image, RequestFilter};
 use steadfs_workload::Program;
 use steadfs_workload::generate::{Shape, random};
 
@@ -29,7 +29,7 @@ fn subjects(dir: &Path) -> Vec<Subject> {
 
 fn assert_clean(report: &Report) {
     if let Some((dir, failure)) = report.failures.first() {
-        let text = format!("{}\n{}", failure.complaint, failure.detail);
+        let text = format!("{}\n{}", failure.problem, failure.detail);
         panic!(
             "{} bad, the first in {}:\n{text}",
             report.failures.len(),
@@ -83,7 +83,7 @@ fn judges_that_disagree_are_reported() {
     let judge = |subject: &Subject, image: &Image| subject.judge(image, true, &out).unwrap();
     assert!(judge(&subject, &subject.image).1.is_ok());
     let verdict = judge(&subject, &rotten).1.unwrap_err();
-    assert!(matches!(&verdict, Complaint::Damaged { .. }), "{verdict}");
+    assert!(matches!(&verdict, Problem::Damaged { .. }), "{verdict}");
     subject.check = Some(Arc::new(|_| String::new()));
     let (asked, verdict) = judge(&subject, &rotten);
     let verdict = verdict.unwrap_err().to_string();
@@ -165,11 +165,11 @@ fn what_once_failed_does_not_fail_again() {
             for seed in 0..6 {
                 let run = match record(subject, &program, seed) {
                     Ok(run) => run,
-                    Err(failure) => panic!("{}: {}", path.display(), failure.complaint),
+                    Err(failure) => panic!("{}: {}", path.display(), failure.problem),
                 };
                 let (_, failures) = explore(subject, &run, Effort::default(), seed, &out);
                 if let Some(failure) = failures.first() {
-                    let text = format!("{}\n{}", failure.complaint, failure.detail);
+                    let text = format!("{}\n{}", failure.problem, failure.detail);
                     panic!(
                         "{} on {}, seed {seed}: {text}",
                         path.display(),
@@ -185,7 +185,7 @@ fn what_once_failed_does_not_fail_again() {
 /// What once failed on a full volume: with every amount of room from none on.
 #[test]
 fn what_once_failed_without_room_does_not_fail_again() {
-    let out = cases("without-room");
+    let out = cases("on-full-volume");
     let mut subjects = ext4::subjects(&out).expect("mke2fs makes every kind of volume");
     subjects.retain(|subject| subject.small);
     subjects.retain(|subject| subject.format.extents);
@@ -206,15 +206,15 @@ fn what_once_failed_with_the_device_does_not_fail_again() {
 /// The explorer would notice: a device that only says that it flushed loses what was acknowledged.
 #[test]
 fn a_device_that_lies_about_flushes_is_noticed() {
-    let out = cases("lies");
+    let out = cases("lost-flush");
     let subjects = subjects(&out);
     let program: Program = "create /f 644\nwrite /f 0+9000 1\nfsync /f\n"
         .parse()
         .unwrap();
     for subject in &subjects {
-        let lies = [Op::Write, Op::Flush].map(|op| (Which::Every(op), Fault::Lie));
-        let run = record_with(subject, &program, 1, &Trouble::Faults(lies.into()))
-            .unwrap_or_else(|failure| panic!("{}", failure.complaint))
+        let lies = [Op::Write, Op::Flush].map(|op| (RequestFilter::Every(op), Fault::LostFlush));
+        let run = record_with(subject, &program, 1, &Injection::Faults(lies.into()))
+            .unwrap_or_else(|failure| panic!("{}", failure.problem))
             .expect("nothing failed");
         let (_, failures) = explore(subject, &run, Effort::default(), 1, &out);
         assert!(!failures.is_empty(), "{}", subject.name);
@@ -234,7 +234,7 @@ fn runs_are_functions_of_their_seed() {
             let program = random(seed, shape, subject.format);
             let events = || {
                 let run =
-                    record(subject, &program, seed).unwrap_or_else(|f| panic!("{}", f.complaint));
+                    record(subject, &program, seed).unwrap_or_else(|f| panic!("{}", f.problem));
                 let texts = run.log.events().iter().map(|event| format!("{event:?}"));
                 texts.collect::<Vec<_>>()
             };

@@ -10,10 +10,10 @@ use steadfs_block::Device;
 
 use steadfs_lab::crash::subject::Open;
 use steadfs_lab::crash::{
-    Case, Effort, Options, Report, Stats, Trial, Trouble, explore, f2fs, record, record_with,
+    Case, Effort, Injection, Options, Report, Stats, Trial, explore, f2fs, record, record_with,
     sweep, try_program,
 };
-use steadfs_lab::device::{Event, Fault, Image, Log, Model, SimDevice, Survivors, Which};
+use steadfs_lab::device::{Event, Fault, Image, Log, Model, RequestFilter, SimDevice, Survivors};
 use steadfs_rt::{Random, sim, sleep, spawn};
 use steadfs_vfs::Cx;
 use steadfs_workload::Program;
@@ -28,7 +28,7 @@ fn cases(name: &str) -> PathBuf {
 
 fn assert_clean(report: &Report) {
     if let Some((dir, failure)) = report.failures.first() {
-        let text = format!("{}\n{}", failure.complaint, failure.detail);
+        let text = format!("{}\n{}", failure.problem, failure.detail);
         panic!(
             "{} bad, the first in {}:\n{text}",
             report.failures.len(),
@@ -157,11 +157,11 @@ fn what_goes_along_with_an_fsync_survives_whole() {
                     subject: subject.name.clone(),
                     seed,
                     program,
-                    trouble: failure.trouble.clone(),
+                    injection: failure.injection.clone(),
                     path: failure.path.clone(),
                 };
                 case.save(&out, &failure).unwrap();
-                let text = format!("{}\n{}", failure.complaint, failure.detail);
+                let text = format!("{}\n{}", failure.problem, failure.detail);
                 panic!("seed {seed} on {}: {text}", subject.name);
             }
         }
@@ -195,11 +195,11 @@ fn what_once_failed_does_not_fail_again() {
         for (seed, subject) in (0..).zip(&subjects) {
             let run = match record(subject, &program, seed) {
                 Ok(run) => run,
-                Err(failure) => panic!("{}: {}", path.display(), failure.complaint),
+                Err(failure) => panic!("{}: {}", path.display(), failure.problem),
             };
             let (_, failures) = explore(subject, &run, effort, seed, &out);
             if let Some(failure) = failures.first() {
-                let text = format!("{}\n{}", failure.complaint, failure.detail);
+                let text = format!("{}\n{}", failure.problem, failure.detail);
                 panic!("{} on {}: {text}", path.display(), subject.name);
             }
         }
@@ -210,7 +210,7 @@ fn what_once_failed_does_not_fail_again() {
 /// What once failed on a full volume: with every amount of room from none on.
 #[test]
 fn what_once_failed_without_room_does_not_fail_again() {
-    let out = cases("without-room");
+    let out = cases("on-full-volume");
     std::fs::create_dir_all(&out).unwrap();
     let mut subjects = f2fs::subjects().unwrap();
     subjects.retain(|subject| subject.small);
@@ -247,13 +247,10 @@ fn a_recovery_leads_no_other_to_what_was_torn() {
     let mut subjects = f2fs::subjects().unwrap();
     subjects.retain(|subject| ["f2fs-plain", "f2fs-extra"].contains(&subject.name.as_str()));
     for (subject, seed) in subjects.iter().flat_map(|s| [(s, 1), (s, 2)]) {
-        let run = record(subject, &program, seed).unwrap_or_else(|f| panic!("{}", f.complaint));
+        let run = record(subject, &program, seed).unwrap_or_else(|f| panic!("{}", f.problem));
         let (stats, failures) = explore(subject, &run, effort, seed, &out);
         if let Some(failure) = failures.first() {
-            panic!(
-                "{}: {}\n{}",
-                subject.name, failure.complaint, failure.detail
-            );
+            panic!("{}: {}\n{}", subject.name, failure.problem, failure.detail);
         }
         nested += stats.nested;
     }
@@ -312,20 +309,20 @@ fn runs_are_functions_of_their_seed() {
             ..Shape::default()
         };
         let program = random(seed, shape, subject.format);
-        let request = Which::Nth(60 + 7 * seed);
-        let trouble = |fault| Trouble::Faults(vec![(request.clone(), fault)]);
-        let events = |trouble: &Trouble| {
-            let run = record_with(subject, &program, seed, trouble);
-            let run = run.unwrap_or_else(|f| panic!("{}: {}", subject.name, f.complaint));
+        let request = RequestFilter::Nth(60 + 7 * seed);
+        let injection = |fault| Injection::Faults(vec![(request.clone(), fault)]);
+        let events = |injection: &Injection| {
+            let run = record_with(subject, &program, seed, injection);
+            let run = run.unwrap_or_else(|f| panic!("{}: {}", subject.name, f.problem));
             run.map(|run| {
                 let texts = run.log.events().iter().map(|event| format!("{event:?}"));
                 texts.collect::<Vec<_>>()
             })
         };
         // What an error is told of must be the request that was counted without one.
-        let nothing = trouble(Fault::Delay(Duration::ZERO));
-        let fails = trouble(Fault::Fail);
-        for (one, other) in [(&Trouble::None, &nothing), (&fails, &fails)] {
+        let nothing = injection(Fault::Delay(Duration::ZERO));
+        let fails = injection(Fault::Fail);
+        for (one, other) in [(&Injection::None, &nothing), (&fails, &fails)] {
             assert!(
                 events(one) == events(other),
                 "{} with seed {seed}: {one:?} and {other:?} differ",

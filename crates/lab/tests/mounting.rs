@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use steadfs_lab::crash::{Subject, ext4, f2fs};
-use steadfs_lab::device::{Fault, Image, Log, Model, Survivors, Which};
+use steadfs_lab::device::{Fault, Image, Log, Model, RequestFilter, Survivors};
 use steadfs_rt::{Random, sim, sleep};
 use steadfs_vfs::FsError;
 use steadfs_workload::{Observed, Op, Program, Runner, TreePath};
@@ -53,7 +53,12 @@ struct Attempt {
     content: Image,
 }
 
-fn attempt(subject: &Subject, image: &Image, text: &str, fault: Option<(Which, Fault)>) -> Attempt {
+fn attempt(
+    subject: &Subject,
+    image: &Image,
+    text: &str,
+    fault: Option<(RequestFilter, Fault)>,
+) -> Attempt {
     let (image, todo) = (image.clone(), ops(text));
     let what = format!("{}, {fault:?}", subject.name);
     let subject = subject.clone();
@@ -187,13 +192,13 @@ fn all_mounts(subject: &Subject, dir: &Path, repairs: bool) -> (u32, u32) {
     );
     let mut faults = Vec::new();
     for request in 0..quiet.requests {
-        faults.push((Which::Nth(request), Fault::Fail));
-        faults.push((Which::From(request), Fault::Fail));
-        faults.push((Which::Nth(request), Fault::Misreport));
+        faults.push((RequestFilter::Nth(request), Fault::Fail));
+        faults.push((RequestFilter::From(request), Fault::Fail));
+        faults.push((RequestFilter::Nth(request), Fault::Misreport));
     }
     for (number, request) in (0..).zip(quiet.log.flushes()) {
         if request < quiet.requests {
-            faults.push((Which::NthFlushing(number), Fault::Forget));
+            faults.push((RequestFilter::NthFlushing(number), Fault::LoseCache));
         }
     }
     let mut random = Random::new(quiet.requests);

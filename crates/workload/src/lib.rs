@@ -11,10 +11,10 @@ mod run;
 mod shrink;
 mod text;
 
-pub use model::{Format, ModelFs, Promise, State};
+pub use model::{Format, ModelFs, Recovery, State};
 pub use observe::{Observed, observe};
 pub use op::{Op, Program, RenameHow, Span, Target};
-pub use oracle::{Divergence, Excuse, Found, Histories, History, Violation};
+pub use oracle::{Divergence, Explanation, Histories, History, Tolerance, Violation};
 pub use path::TreePath;
 pub use run::{Marker, Recording, Runner, Step, Value, run, run_program};
 pub use shrink::shrink;

@@ -11,7 +11,7 @@ use crate::model::Content;
 
 /// One inode as a file system shows it.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct InodeSnapshot {
     /// Type.
     pub kind: FileKind,
     /// Permission bits.
@@ -45,7 +45,7 @@ pub struct Observed {
     /// Every name, the root included, with its inode.
     pub names: BTreeMap<TreePath, InodeNo>,
     /// Every named inode.
-    pub inodes: BTreeMap<InodeNo, Seen>,
+    pub inodes: BTreeMap<InodeNo, InodeSnapshot>,
 }
 
 /// A file system that cannot be looked at, or that contradicts itself.
@@ -142,7 +142,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn look(&self, path: &TreePath, attr: &Attr) -> Result<Seen, Unreadable> {
+    fn look(&self, path: &TreePath, attr: &Attr) -> Result<InodeSnapshot, Unreadable> {
         let (fs, cx, ino) = (self.fs, &self.cx, attr.ino);
         let mut xattrs = BTreeMap::new();
         for name in self.call("listxattr", path, fs.listxattr(cx, ino))? {
@@ -160,7 +160,7 @@ impl Walk<'_> {
             FileKind::Regular => self.content(path, ino, attr.size)?,
             _ => Content::default(),
         };
-        Ok(Seen {
+        Ok(InodeSnapshot {
             kind: attr.kind,
             perm: attr.perm,
             nlink: attr.nlink,
@@ -284,7 +284,7 @@ impl Walk<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Format, ModelFs, Program, Promise, State};
+    use crate::{Format, ModelFs, Program, Recovery, State};
 
     #[test]
     fn what_is_seen_is_what_was_made() {
@@ -293,7 +293,7 @@ mod tests {
             extents: true,
             shift_ranges: true,
             wide_times: true,
-            promise: Promise::Prefix,
+            recovery: Recovery::Prefix,
         };
         let fs = ModelFs::new(State::new(), format);
         let program: Program =

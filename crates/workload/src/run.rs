@@ -56,14 +56,14 @@ impl From<Attr> for Value {
     }
 }
 
-/// An inode held by one lookup count, given back on drop.
-struct Held<'a> {
+/// An inode inode_ref by one lookup count, given back on drop.
+struct InodeRef<'a> {
     fs: &'a dyn FileSystem,
     attr: Attr,
     counted: bool,
 }
 
-impl Drop for Held<'_> {
+impl Drop for InodeRef<'_> {
     fn drop(&mut self) {
         if self.counted {
             self.fs.forget(self.attr.ino, 1);
@@ -75,7 +75,7 @@ impl Drop for Held<'_> {
 pub struct Runner<'a> {
     fs: &'a dyn FileSystem,
     cx: Cx,
-    open: BTreeMap<u32, Held<'a>>,
+    open: BTreeMap<u32, InodeRef<'a>>,
 }
 
 impl<'a> Runner<'a> {
@@ -93,8 +93,8 @@ impl<'a> Runner<'a> {
         }
     }
 
-    fn held(&self, attr: Attr) -> Held<'a> {
-        Held {
+    fn inode_ref(&self, attr: Attr) -> InodeRef<'a> {
+        InodeRef {
             fs: self.fs,
             attr,
             counted: true,
@@ -102,8 +102,8 @@ impl<'a> Runner<'a> {
     }
 
     /// Walks to `path` by lookups.
-    fn walk(&self, path: &TreePath) -> Result<Held<'a>> {
-        let mut at = Held {
+    fn walk(&self, path: &TreePath) -> Result<InodeRef<'a>> {
+        let mut at = InodeRef {
             fs: self.fs,
             attr: self.fs.getattr(&self.cx, self.fs.root())?,
             counted: false,
@@ -113,13 +113,13 @@ impl<'a> Runner<'a> {
                 return Err(FsError::NotDir);
             }
             check_name(part)?;
-            at = self.held(self.fs.lookup(&self.cx, at.attr.ino, part)?);
+            at = self.inode_ref(self.fs.lookup(&self.cx, at.attr.ino, part)?);
         }
         Ok(at)
     }
 
     /// Walks to the directory `path` is in.
-    fn walk_dir<'p>(&self, path: &'p TreePath) -> Result<(Held<'a>, &'p [u8])> {
+    fn walk_dir<'p>(&self, path: &'p TreePath) -> Result<(InodeRef<'a>, &'p [u8])> {
         let (Some(parent), Some(name)) = (path.parent(), path.name()) else {
             return Err(FsError::Busy);
         };
@@ -135,18 +135,18 @@ impl<'a> Runner<'a> {
         match target {
             Target::Path(path) => Ok(self.walk(path)?.attr.ino),
             Target::Handle(number) => match self.open.get(number) {
-                Some(held) => Ok(held.attr.ino),
+                Some(inode_ref) => Ok(inode_ref.attr.ino),
                 None => Err(FsError::Invalid("nothing is open under this number")),
             },
         }
     }
 
-    /// Calls `f` with the inode, held.
+    /// Calls `f` with the inode, inode_ref.
     fn with<T>(&self, target: &Target, f: impl FnOnce(InodeNo) -> Result<T>) -> Result<T> {
         match target {
             Target::Path(path) => {
-                let held = self.walk(path)?;
-                f(held.attr.ino)
+                let inode_ref = self.walk(path)?;
+                f(inode_ref.attr.ino)
             }
             Target::Handle(_) => f(self.resolve(target)?),
         }
@@ -196,7 +196,7 @@ impl<'a> Runner<'a> {
             Op::Create { path, perm } => {
                 let (dir, name) = self.walk_dir(path)?;
                 let mode = FileKind::Regular.mode_bits() | perm;
-                drop(self.held(fs.mknod(cx, dir.attr.ino, name, mode, 0)?));
+                drop(self.inode_ref(fs.mknod(cx, dir.attr.ino, name, mode, 0)?));
             }
             Op::Mknod {
                 path,
@@ -206,20 +206,20 @@ impl<'a> Runner<'a> {
             } => {
                 let (dir, name) = self.walk_dir(path)?;
                 let mode = kind.mode_bits() | perm;
-                drop(self.held(fs.mknod(cx, dir.attr.ino, name, mode, *rdev)?));
+                drop(self.inode_ref(fs.mknod(cx, dir.attr.ino, name, mode, *rdev)?));
             }
             Op::Mkdir { path, perm } => {
                 let (dir, name) = self.walk_dir(path)?;
-                drop(self.held(fs.mkdir(cx, dir.attr.ino, name, *perm)?));
+                drop(self.inode_ref(fs.mkdir(cx, dir.attr.ino, name, *perm)?));
             }
             Op::Symlink { path, target } => {
                 let (dir, name) = self.walk_dir(path)?;
-                drop(self.held(fs.symlink(cx, dir.attr.ino, name, target)?));
+                drop(self.inode_ref(fs.symlink(cx, dir.attr.ino, name, target)?));
             }
             Op::Link { from, path } => {
                 let (dir, name) = self.walk_dir(path)?;
                 let attr = self.with(from, |ino| fs.link(cx, ino, dir.attr.ino, name))?;
-                drop(self.held(attr));
+                drop(self.inode_ref(attr));
             }
             Op::Unlink { path } => {
                 let (dir, name) = self.walk_dir(path)?;
@@ -243,13 +243,13 @@ impl<'a> Runner<'a> {
     fn handles(&mut self, op: &Op) -> Result<Value> {
         match op {
             Op::Open { handle, path } => {
-                let held = self.walk(path)?;
-                self.open.insert(*handle, held);
+                let inode_ref = self.walk(path)?;
+                self.open.insert(*handle, inode_ref);
             }
             Op::Tmpfile { handle, dir, perm } => {
                 let dir = self.walk(dir)?;
                 let attr = self.fs.tmpfile(&self.cx, dir.attr.ino, *perm)?;
-                self.open.insert(*handle, self.held(attr));
+                self.open.insert(*handle, self.inode_ref(attr));
             }
             Op::Close { handle } => {
                 self.open.remove(handle);
@@ -365,8 +365,8 @@ impl<'a> Runner<'a> {
                 .with(file, |ino| fs.getxattr(cx, ino, name))
                 .map(Value::Bytes),
             Op::Readlink { path } => {
-                let held = self.walk(path)?;
-                fs.readlink(cx, held.attr.ino).map(Value::Bytes)
+                let inode_ref = self.walk(path)?;
+                fs.readlink(cx, inode_ref.attr.ino).map(Value::Bytes)
             }
             other => unreachable!("{other} changes something"),
         }

@@ -222,7 +222,7 @@ fn number_of(op: &mut Op) -> Option<&mut u64> {
 mod tests {
     use super::*;
     use crate::generate::{Shape, random};
-    use crate::{Format, Promise, Target};
+    use crate::{Format, Recovery, Target};
 
     #[test]
     fn only_what_matters_is_left() {
@@ -231,7 +231,7 @@ mod tests {
             extents: true,
             shift_ranges: false,
             wide_times: true,
-            promise: Promise::Prefix,
+            recovery: Recovery::Prefix,
         };
         let shape = Shape {
             tasks: 3,

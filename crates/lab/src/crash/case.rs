@@ -10,10 +10,10 @@ use steadfs_workload::Program;
 use thiserror::Error;
 
 use super::explore::{Effort, explore, judge_one};
-use super::record::{Trouble, record};
-use super::trial::try_trouble;
-use super::{CrashPath, Failure, Room, Subject};
-use crate::device::{Fault, Survivors, Which};
+use super::record::{Injection, record};
+use super::trial::try_injection;
+use super::{CrashPath, Failure, FreeSpace, Subject};
+use crate::device::{Fault, RequestFilter, Survivors};
 
 /// A failing case.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct Case {
     /// What ran.
     pub program: Program,
     /// What went wrong besides.
-    pub trouble: Trouble,
+    pub injection: Injection,
     /// The crashes; none if the run itself fails.
     pub path: CrashPath,
 }
@@ -39,7 +39,7 @@ pub enum CaseError {
     /// It does not say what a case says.
     #[error("{file}: {cause}")]
     Format {
-        /// Which file.
+        /// RequestFilter file.
         file: &'static str,
         /// What is wrong with it.
         cause: String,
@@ -55,12 +55,12 @@ impl Case {
         fs::create_dir_all(dir)?;
         fs::write(dir.join("ops.txt"), self.program.to_string())?;
         let mut text = format!("subject {}\nseed {}\n", self.subject, self.seed);
-        text.push_str(&trouble_text(&self.trouble));
+        text.push_str(&injection_text(&self.injection));
         for (cut, survivors) in &self.path.crashes {
             text.push_str(&format!("crash {cut} {}\n", survivors_text(survivors)));
         }
         fs::write(dir.join("case.txt"), text)?;
-        let report = format!("{}\n\n{}", failure.complaint, failure.detail);
+        let report = format!("{}\n\n{}", failure.problem, failure.detail);
         fs::write(dir.join("report.txt"), report)?;
         match &failure.crashed {
             Some(image) => image.save(&dir.join("crashed.img")),
@@ -86,7 +86,7 @@ impl Case {
             subject: String::new(),
             seed: 0,
             program,
-            trouble: Trouble::None,
+            injection: Injection::None,
             path: CrashPath::default(),
         };
         for line in fs::read_to_string(dir.join("case.txt"))?.lines() {
@@ -108,12 +108,12 @@ impl Case {
                 ["fault", words @ ..] => {
                     let fault = parse_fault(words)
                         .ok_or_else(|| wrong(format!("'{line}' does not say what fails")))?;
-                    case.trouble = Trouble::Faults(vec![fault]);
+                    case.injection = Injection::Faults(vec![fault]);
                 }
-                ["room", words @ ..] => {
-                    let room = parse_room(words)
+                ["space", words @ ..] => {
+                    let free_space = parse_free_space(words)
                         .ok_or_else(|| wrong(format!("'{line}' does not say what is free")))?;
-                    case.trouble = Trouble::Space(room);
+                    case.injection = Injection::Space(free_space);
                 }
                 [] => {}
                 _ => return Err(wrong(format!("'{line}' is not understood"))),
@@ -128,13 +128,13 @@ impl Case {
     /// # Errors
     /// What is (still) wrong.
     pub fn replay(&self, subject: &Subject, scratch: &Path) -> Result<(), Box<Failure>> {
-        if self.trouble != Trouble::None {
+        if self.injection != Injection::None {
             let effort = Effort {
                 cuts: usize::MAX,
                 ..Effort::default()
             };
-            let (program, trouble) = (&self.program, &self.trouble);
-            return try_trouble(subject, program, self.seed, trouble, effort, scratch);
+            let (program, injection) = (&self.program, &self.injection);
+            return try_injection(subject, program, self.seed, injection, effort, scratch);
         }
         let run = record(subject, &self.program, self.seed)?;
         judge_one(subject, &run, &self.path, scratch)?;
@@ -146,47 +146,51 @@ impl Case {
     }
 }
 
-/// A line for each fault that a sweep can find; none for no trouble.
-fn trouble_text(trouble: &Trouble) -> String {
-    match trouble {
-        Trouble::None => String::new(),
-        Trouble::Faults(faults) => faults
+/// A line for each fault that a sweep can find; none for no injection.
+fn injection_text(injection: &Injection) -> String {
+    match injection {
+        Injection::None => String::new(),
+        Injection::Faults(faults) => faults
             .iter()
             .map(|(which, fault)| format!("fault {which:?} {fault:?}\n"))
             .collect(),
-        Trouble::Space(room) => {
+        Injection::Space(free_space) => {
             let count = |count: Option<u64>| count.map_or("any".to_owned(), |n| n.to_string());
-            format!("room {} {}\n", count(room.blocks), count(room.inodes))
+            format!(
+                "space {} {}\n",
+                count(free_space.blocks),
+                count(free_space.inodes)
+            )
         }
     }
 }
 
-fn parse_fault(words: &[&str]) -> Option<(Which, Fault)> {
+fn parse_fault(words: &[&str]) -> Option<(RequestFilter, Fault)> {
     let [which, fault] = words else { return None };
     let number = |prefix: &str| -> Option<u64> {
         let rest = which.strip_prefix(prefix)?;
         rest.strip_suffix(')')?.parse().ok()
     };
     let which = number("Nth(")
-        .map(Which::Nth)
-        .or_else(|| number("From(").map(Which::From))
-        .or_else(|| number("NthFlushing(").map(Which::NthFlushing))?;
+        .map(RequestFilter::Nth)
+        .or_else(|| number("From(").map(RequestFilter::From))
+        .or_else(|| number("NthFlushing(").map(RequestFilter::NthFlushing))?;
     let fault = match *fault {
         "Fail" => Fault::Fail,
-        "Forget" => Fault::Forget,
+        "LoseCache" => Fault::LoseCache,
         "Misreport" => Fault::Misreport,
         _ => return None,
     };
     Some((which, fault))
 }
 
-fn parse_room(words: &[&str]) -> Option<Room> {
+fn parse_free_space(words: &[&str]) -> Option<FreeSpace> {
     let count = |word: &str| match word {
         "any" => Some(None),
         number => number.parse().ok().map(Some),
     };
     let [blocks, inodes] = words else { return None };
-    Some(Room {
+    Some(FreeSpace {
         blocks: count(blocks)?,
         inodes: count(inodes)?,
     })
@@ -233,25 +237,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trouble_is_written_and_read() {
+    fn injections_round_trip_as_text() {
         let faults = [
-            (Which::Nth(3), Fault::Fail),
-            (Which::From(70), Fault::Misreport),
-            (Which::NthFlushing(0), Fault::Forget),
+            (RequestFilter::Nth(3), Fault::Fail),
+            (RequestFilter::From(70), Fault::Misreport),
+            (RequestFilter::NthFlushing(0), Fault::LoseCache),
         ];
         for fault in faults {
-            let text = trouble_text(&Trouble::Faults(vec![fault.clone()]));
+            let text = injection_text(&Injection::Faults(vec![fault.clone()]));
             let words: Vec<_> = text.split_ascii_whitespace().collect();
             assert_eq!((words[0], parse_fault(&words[1..])), ("fault", Some(fault)));
         }
         assert_eq!(parse_fault(&["Nth(x)", "Fail"]), None);
-        let room = Room {
+        let free_space = FreeSpace {
             blocks: Some(7),
             inodes: None,
         };
-        assert_eq!(trouble_text(&Trouble::Space(room)), "room 7 any\n");
-        assert_eq!(parse_room(&["7", "any"]), Some(room));
-        assert_eq!(parse_room(&["7"]), None);
+        assert_eq!(
+            injection_text(&Injection::Space(free_space)),
+            "space 7 any\n"
+        );
+        assert_eq!(parse_free_space(&["7", "any"]), Some(free_space));
+        assert_eq!(parse_free_space(&["7"]), None);
     }
 
     #[test]

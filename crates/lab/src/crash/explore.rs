@@ -6,10 +6,10 @@ use steadfs_base::FixedSet;
 use steadfs_rt::{Random, sim};
 use steadfs_workload::{Observed, observe};
 
-use super::record::{Run, Trouble};
+use super::record::{Injection, Run};
 use super::subject::Subject;
-use super::{Complaint, CrashPath, Failure, to_the_end};
-use crate::device::{Event, Fault, Image, Log, Model, Survivors, Which};
+use super::{CrashPath, Failure, Problem, run_until_idle};
+use crate::device::{Event, Fault, Image, Log, Model, RequestFilter, Survivors};
 
 /// How much is tried.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub struct Effort {
     pub by_tool: u16,
     /// Failures after which a run is left.
     pub failures: usize,
-    /// Of a run in trouble, positions that crashes are tried at.
+    /// Of a run in injection, positions that crashes are tried at.
     pub cuts: usize,
     /// Troubles tried of one program.
     pub troubles: usize,
@@ -187,13 +187,13 @@ pub fn judge_one(
         return Ok(());
     };
     for crash in rest {
-        let recovered = recover(subject, &image, true).map_err(|complaint| {
+        let recovered = recover(subject, &image, true).map_err(|problem| {
             Box::new(Failure {
                 path: path.clone(),
-                complaint,
+                problem,
                 detail: String::new(),
                 crashed: Some(image.clone()),
-                trouble: run.trouble.clone(),
+                injection: run.injection.clone(),
             })
         })?;
         let (log, _) = recovered.log.expect("a log was asked for");
@@ -263,7 +263,7 @@ impl Explorer<'_> {
         let mut cuts: Vec<usize> = log.last_cuts();
         cuts.retain(|cut| *cut >= first);
         let (mut each, mut more) = (4, 0);
-        if self.run.trouble == Trouble::None {
+        if self.run.injection == Injection::None {
             each = (self.effort.images * 3 / 4 / cuts.len().max(1)).clamp(4, 256);
             more = self.effort.images / 4 / 4;
         } else {
@@ -334,10 +334,10 @@ impl Explorer<'_> {
             }
             let nest = depth > 0 && self.random.chance(self.effort.nested);
             match recover(self.subject, &crashed.image, nest) {
-                Err(complaint) => self.fail(&crashed, complaint),
+                Err(problem) => self.fail(&crashed, problem),
                 Ok(recovered) => {
-                    if let Err(complaint) = self.judge(&crashed, &recovered) {
-                        self.fail(&crashed, complaint);
+                    if let Err(problem) = self.judge(&crashed, &recovered) {
+                        self.fail(&crashed, problem);
                     } else if let Some((log, opened)) = recovered.log {
                         let again = self.crashes_of_recovery(&crashed, &log, opened);
                         self.judge_all(again, depth - 1);
@@ -366,11 +366,11 @@ impl Explorer<'_> {
         *self.stats.survivors.entry(survivors).or_default() += 1;
     }
 
-    fn judge(&mut self, crashed: &Crashed, recovered: &Recovered) -> Result<(), Complaint> {
+    fn judge(&mut self, crashed: &Crashed, recovered: &Recovered) -> Result<(), Problem> {
         for mark in &crashed.marks {
             self.stats.verdicts += 1;
             let verdict = self.run.history.check(&recovered.seen, *mark);
-            self.stats.rolled += verdict.map_err(Complaint::Oracle)?.rolled as u64;
+            self.stats.rolled += verdict.map_err(Problem::Oracle)?.rolled as u64;
         }
         // A volume that is noted as having errors keeps its orphans on record; e2fsck does not go by
         // that record then, and blames it for each of them.
@@ -389,8 +389,8 @@ impl Explorer<'_> {
             self.stats.retried += 1;
             let recovered = left.and_then(|left| recover(self.subject, &left, false));
             let verdict = recovered.and_then(|recovered| self.judge(crashed, &recovered));
-            if let Err(complaint) = verdict {
-                self.fail(crashed, complaint);
+            if let Err(problem) = verdict {
+                self.fail(crashed, problem);
                 let failure = self.failures.last_mut().expect("just kept");
                 failure
                     .detail
@@ -430,7 +430,7 @@ impl Explorer<'_> {
         all.into_values().collect()
     }
 
-    fn fail(&mut self, crashed: &Crashed, complaint: Complaint) {
+    fn fail(&mut self, crashed: &Crashed, problem: Problem) {
         let first = crashed.path.crashes.first().expect("a crash");
         let mut detail = self.run.log.at(first.0).describe(&first.1);
         // What the judges say helps, whoever complained.
@@ -441,10 +441,10 @@ impl Explorer<'_> {
         }
         self.failures.push(Failure {
             path: crashed.path.clone(),
-            complaint,
+            problem,
             detail,
             crashed: Some(crashed.image.clone()),
-            trouble: self.run.trouble.clone(),
+            injection: self.run.injection.clone(),
         });
     }
 }
@@ -459,7 +459,7 @@ fn event_name(event: Option<&Event>) -> &'static str {
         Some(Event::Failed { .. } | Event::FlushFailed { .. }) => "an error",
         Some(Event::FlushIssued { .. }) => "a flush",
         Some(Event::FlushCompleted { .. }) => "the end of a flush",
-        Some(Event::Forgot) => "a loss",
+        Some(Event::CacheLost) => "a loss",
         Some(Event::Mark(_)) => "an operation's start or end",
     }
 }
@@ -475,20 +475,20 @@ fn survivors_name(survivors: &Survivors) -> &'static str {
 }
 
 /// Opens an image, looks at everything, unmounts.
-fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Complaint> {
+fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Problem> {
     let (subject, image) = (subject.clone(), image.clone());
     let outcome = sim::try_run(sim::Config::new(1), move || {
-        to_the_end(|| {
+        run_until_idle(|| {
             let model = Model {
                 log,
                 ..Model::default()
             };
             let (device, fs) = subject.open_on(&image, model, None);
-            let fs = fs.map_err(Complaint::Open)?;
+            let fs = fs.map_err(Problem::Open)?;
             let opened = if log { device.log().len() } else { 0 };
-            let seen = observe(fs.as_ref()).map_err(Complaint::Unreadable);
-            // In any case: its tasks end only so, and the first complaint is the one that matters.
-            let unmounted = fs.unmount().map_err(Complaint::Sync);
+            let seen = observe(fs.as_ref()).map_err(Problem::Unreadable);
+            // In any case: its tasks end only so, and the first problem is the one that matters.
+            let unmounted = fs.unmount().map_err(Problem::Sync);
             let seen = seen?;
             unmounted?;
             Ok(Recovered {
@@ -498,7 +498,7 @@ fn recover(subject: &Subject, image: &Image, log: bool) -> Result<Recovered, Com
             })
         })
     });
-    outcome.map_err(Complaint::Simulation)?.value
+    outcome.map_err(Problem::Simulation)?.value
 }
 
 /// Recovers an image on devices that fail at one request, or from then on: what each of them is left with, at
@@ -507,18 +507,24 @@ fn failing_recoveries(
     subject: &Subject,
     image: &Image,
     random: &mut Random,
-) -> Vec<Result<Image, Complaint>> {
+) -> Vec<Result<Image, Problem>> {
     let (requests, flushes) = match recover_with(subject, image, None) {
         Ok(quiet) => (quiet.requests.max(1), quiet.flushes.max(1)),
-        Err(complaint) => return vec![Err(complaint)],
+        Err(problem) => return vec![Err(problem)],
     };
     let any = random.next_u64() % requests;
     let flush = random.next_u64() % flushes;
     let faults = [
-        (Which::Nth(random.next_u64() % requests), Fault::Fail),
-        (Which::From(random.next_u64() % requests), Fault::Fail),
-        (Which::Nth(any), Fault::Misreport),
-        (Which::NthFlushing(flush), Fault::Forget),
+        (
+            RequestFilter::Nth(random.next_u64() % requests),
+            Fault::Fail,
+        ),
+        (
+            RequestFilter::From(random.next_u64() % requests),
+            Fault::Fail,
+        ),
+        (RequestFilter::Nth(any), Fault::Misreport),
+        (RequestFilter::NthFlushing(flush), Fault::LoseCache),
     ];
     let mut all = Vec::new();
     for fault in faults {
@@ -528,14 +534,14 @@ fn failing_recoveries(
                 all.push(Ok(cut.image(&Survivors::Seeded(random.next_u64()))));
                 all.push(Ok(left.content));
             }
-            Err(complaint) => all.push(Err(complaint)),
+            Err(problem) => all.push(Err(problem)),
         }
     }
     all
 }
 
 /// What a recovery did to a device that failed or did not.
-struct Left {
+struct RecoveryRun {
     content: Image,
     log: Log,
     requests: u64,
@@ -545,11 +551,11 @@ struct Left {
 fn recover_with(
     subject: &Subject,
     image: &Image,
-    fault: Option<(Which, Fault)>,
-) -> Result<Left, Complaint> {
+    fault: Option<(RequestFilter, Fault)>,
+) -> Result<RecoveryRun, Problem> {
     let (subject, image) = (subject.clone(), image.clone());
     let outcome = sim::try_run(sim::Config::new(1), move || {
-        to_the_end(|| {
+        run_until_idle(|| {
             let (device, opened) = subject.open_on(&image, Model::default(), fault);
             let requests = device.counts().total();
             if let Ok(fs) = &opened {
@@ -558,7 +564,7 @@ fn recover_with(
             }
             let (content, log) = (device.content(), device.log());
             let flushes = log.flushes().count() as u64;
-            Left {
+            RecoveryRun {
                 content,
                 log,
                 requests,
@@ -568,5 +574,5 @@ fn recover_with(
     });
     outcome
         .map(|outcome| outcome.value)
-        .map_err(Complaint::Simulation)
+        .map_err(Problem::Simulation)
 }

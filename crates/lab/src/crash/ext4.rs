@@ -11,7 +11,7 @@ use steadfs_ext4::disk::Superblock;
 use steadfs_ext4::disk::superblock::{JournalPlace, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use steadfs_ext4::{CacheSizes, Ext4, MountOptions};
 use steadfs_vfs::{FileSystem, Result};
-use steadfs_workload::{Format, Promise};
+use steadfs_workload::{Format, Recovery};
 
 use super::Subject;
 use super::subject::Tool;
@@ -244,7 +244,7 @@ impl Recipe {
                 extents: self.extents,
                 shift_ranges: false,
                 wide_times: self.wide_times,
-                promise: Promise::Prefix,
+                recovery: Recovery::Prefix,
             },
             open: Arc::new(move |device| open(device, &mount, queue)),
             check: Some(Arc::new(check)),

@@ -8,11 +8,11 @@ use steadfs_f2fs::check::Options as CheckOptions;
 use steadfs_f2fs::format::{FormatOptions, image};
 use steadfs_f2fs::{CacheSizes, F2fs, MountOptions};
 use steadfs_vfs::{FileSystem, FsError, Result};
-use steadfs_workload::{Format, Op, Promise, Runner, Span, TreePath};
+use steadfs_workload::{Format, Op, Recovery, Runner, Span, TreePath};
 
-use super::room::on_volume;
+use super::free_space::on_volume;
 use super::subject::Tool;
-use super::{Complaint, Subject};
+use super::{Problem, Subject};
 use crate::device::Image;
 
 /// How a volume is made and mounted.
@@ -169,7 +169,7 @@ impl Recipe {
                 extents: true,
                 shift_ranges: false,
                 wide_times: true,
-                promise: Promise::RollForward { strict },
+                recovery: Recovery::RollForward { strict },
             },
             open: Arc::new(move |device| open(device, &options, controls, queue)),
             check: Some(Arc::new(check)),
@@ -208,9 +208,9 @@ const BATCHES: u64 = 2_000;
 
 /// Uses the volume until free segments are so short that it begins to clean, or to write to the holes of
 /// others, but for no more than `most` batches. How many it took.
-fn wear(fs: &dyn FileSystem, in_holes: bool, most: u64) -> std::result::Result<u64, Complaint> {
+fn wear(fs: &dyn FileSystem, in_holes: bool, most: u64) -> std::result::Result<u64, Problem> {
     let mut runner = Runner::new(fs);
-    let mut step = |op: &Op| runner.step(op).map(drop).map_err(Complaint::Sync);
+    let mut step = |op: &Op| runner.step(op).map(drop).map_err(Problem::Sync);
     let path = |number: u64| -> TreePath {
         TreePath::root()
             .child(b"worn")
@@ -254,7 +254,7 @@ fn wear(fs: &dyn FileSystem, in_holes: bool, most: u64) -> std::result::Result<u
     }
     match most < BATCHES {
         true => Ok(most),
-        false => Err(Complaint::Sync(FsError::Invalid(
+        false => Err(Problem::Sync(FsError::Invalid(
             "free segments have not become short",
         ))),
     }
@@ -289,13 +289,13 @@ fn work(fs: &dyn FileSystem) -> Vec<(&'static str, u64)> {
 }
 
 /// The number in a control file.
-fn segments(fs: &dyn FileSystem, name: &str) -> std::result::Result<u64, Complaint> {
+fn segments(fs: &dyn FileSystem, name: &str) -> std::result::Result<u64, Problem> {
     let text = fs.control().map(|control| control.read(name));
     let text = text
         .unwrap_or(Err(FsError::NotFound))
-        .map_err(Complaint::Sync)?;
+        .map_err(Problem::Sync)?;
     let number = String::from_utf8_lossy(&text).trim().parse();
-    number.map_err(|_| Complaint::Sync(FsError::Invalid("a control file is no number")))
+    number.map_err(|_| Problem::Sync(FsError::Invalid("a control file is no number")))
 }
 
 /// What our checker finds wrong with an unmounted volume.

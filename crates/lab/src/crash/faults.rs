@@ -1,13 +1,13 @@
-//! What a failing device and a full volume do: every [`Kind`] of trouble in turn, each with its verdict.
+//! What a failing device and a full volume do: every [`FaultKind`] of injection in turn, each with its verdict.
 
 use std::io;
 
 use super::sweep::{Options, Report, sweep};
 use super::{Subject, Trial};
 
-/// A kind of trouble.
+/// A kind of injection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Kind {
+pub struct FaultKind {
     /// Its name on the command line.
     pub name: &'static str,
     /// What is tried.
@@ -17,33 +17,33 @@ pub struct Kind {
 }
 
 /// Every kind, in the order of the report.
-pub const KINDS: [Kind; 4] = [
-    Kind {
+pub const FAULT_KINDS: [FaultKind; 4] = [
+    FaultKind {
         name: "errors",
         trial: Trial::Faults,
         about: "EIO of each request: once, from then on, though it was done, and of a FLUSH with the loss of the cache",
     },
-    Kind {
+    FaultKind {
         name: "space",
         trial: Trial::Space,
-        about: "ENOSPC: every amount of room, from none to enough",
+        about: "ENOSPC: every amount of free_space, from none to enough",
     },
-    Kind {
+    FaultKind {
         name: "latency",
         trial: Trial::Latency,
         about: "requests that take up to a second longer, FLUSHes above all",
     },
-    Kind {
-        name: "lies",
-        trial: Trial::Lies,
+    FaultKind {
+        name: "lost-flush",
+        trial: Trial::LostFlushes,
         about: "a device that says it flushed, and did not",
     },
 ];
 
 /// What came of one kind.
 pub struct Outcome {
-    /// Which.
-    pub kind: Kind,
+    /// RequestFilter.
+    pub kind: FaultKind,
     /// What was found.
     pub report: Report,
 }
@@ -62,7 +62,7 @@ impl Outcome {
 /// If cases or `out` cannot be written.
 pub fn faults(
     subjects: &[Subject],
-    kinds: &[Kind],
+    kinds: &[FaultKind],
     options: &Options,
     out: &mut dyn io::Write,
 ) -> io::Result<Vec<Outcome>> {
@@ -78,13 +78,13 @@ pub fn faults(
             kind: *kind,
             report,
         };
-        tell(&outcome, out)?;
+        print_outcome(&outcome, out)?;
         outcomes.push(outcome);
     }
     Ok(outcomes)
 }
 
-fn tell(outcome: &Outcome, out: &mut dyn io::Write) -> io::Result<()> {
+fn print_outcome(outcome: &Outcome, out: &mut dyn io::Write) -> io::Result<()> {
     let Outcome { kind, report } = outcome;
     let stats = &report.stats;
     writeln!(out, "{}: {}", kind.name, kind.about)?;
@@ -93,7 +93,7 @@ fn tell(outcome: &Outcome, out: &mut dyn io::Write) -> io::Result<()> {
         "  {} runs, {} of them met it, {} volumes stopped; {} crashes, {} recoveries judged",
         stats.runs, stats.troubled, stats.stopped, stats.images, stats.recoveries
     )?;
-    if kind.trial == Trial::Lies {
+    if kind.trial == Trial::LostFlushes {
         let honest = "the same runs on honest devices lost nothing";
         match stats.lost_by_device {
             0 => writeln!(out, "  nothing that was promised was lost; {honest}")?,
@@ -105,7 +105,7 @@ fn tell(outcome: &Outcome, out: &mut dyn io::Write) -> io::Result<()> {
         }
     }
     for (dir, failure) in &report.failures {
-        writeln!(out, "  BAD, in {}: {}", dir.display(), failure.complaint)?;
+        writeln!(out, "  BAD, in {}: {}", dir.display(), failure.problem)?;
         writeln!(
             out,
             "  see it again: steadfs lab crash --replay {}",

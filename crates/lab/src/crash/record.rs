@@ -9,14 +9,14 @@ use steadfs_rt::{Mutex, Random, Rank, sim};
 use steadfs_vfs::{FileSystem, FsError};
 use steadfs_workload::observe::Unreadable;
 use steadfs_workload::{
-    Excuse, Histories, Marker, Observed, Op, Program, Recording, State, Step, Value, observe,
+    Histories, Marker, Observed, Op, Program, Recording, State, Step, Tolerance, Value, observe,
     run_program,
 };
 
-use super::room::{self, Left, Room};
+use super::free_space::{self, FreeCounts, FreeSpace};
 use super::subject::{CHECKER, Subject};
-use super::{Complaint, Failure, to_the_end};
-use crate::device::{Fault, Log, Model, SimDevice, Survivors, Which};
+use super::{Failure, Problem, run_until_idle};
+use crate::device::{Fault, Log, Model, RequestFilter, SimDevice, Survivors};
 
 /// A program that was run.
 pub struct Run {
@@ -24,14 +24,14 @@ pub struct Run {
     pub log: Log,
     /// What the program did.
     pub history: Histories,
-    /// The first cut worth exploring: the start is durable, and trouble has begun if there is any.
+    /// The first cut worth exploring: the start is durable, and injection has begun if there is any.
     pub first_cut: usize,
     /// The last marker before each cut: one for each position of the log.
     pub marks: Vec<u64>,
     /// The device's requests that were started after the start was durable.
     pub requests: Range<u64>,
     /// What went wrong.
-    pub trouble: Trouble,
+    pub injection: Injection,
     /// Whether any of it was met.
     pub met: bool,
     /// Whether the volume stopped.
@@ -66,31 +66,34 @@ fn add_spikes(device: &SimDevice, seed: u64) {
         for _ in 0..20 {
             at += 1 + random.below(30) as u64;
             let delay = Duration::from_millis(1 << random.below(10));
-            device.inject(Which::Nth(at), Fault::Delay(delay));
+            device.inject(RequestFilter::Nth(at), Fault::Delay(delay));
         }
     }
 }
 
 /// What was so when a marker was set.
-struct Moment {
+struct MarkedMoment {
     /// Requests of the device until then.
     requests: u64,
     /// What was free, if that is looked at.
-    left: Left,
+    left: FreeCounts,
 }
 
 /// A marker that puts its numbers into the device's log, and what is so into `moments`.
 fn marker(
     device: &SimDevice,
-    moments: Arc<Mutex<Vec<Moment>>>,
-    looked_at: Option<Arc<dyn FileSystem>>,
+    moments: Arc<Mutex<Vec<MarkedMoment>>>,
+    observed_at: Option<Arc<dyn FileSystem>>,
 ) -> Marker {
     let device = device.clone();
     Arc::new(move || {
-        let left = looked_at.as_deref().map(Left::of).unwrap_or_default();
+        let left = observed_at
+            .as_deref()
+            .map(FreeCounts::of)
+            .unwrap_or_default();
         let requests = device.counts().total();
         let mut counted = moments.lock();
-        counted.push(Moment { requests, left });
+        counted.push(MarkedMoment { requests, left });
         let mark = counted.len() as u64;
         drop(counted);
         device.mark(mark);
@@ -100,28 +103,28 @@ fn marker(
 
 /// What goes wrong in a run, power cuts apart.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub enum Trouble {
+pub enum Injection {
     /// Nothing.
     #[default]
     None,
     /// Requests of the device.
-    Faults(Vec<(Which, Fault)>),
+    Faults(Vec<(RequestFilter, Fault)>),
     /// The volume, full but for this, fills up.
-    Space(Room),
+    Space(FreeSpace),
 }
 
-impl Trouble {
-    /// The failures that this excuses. A device that lies is no excuse: nobody can know.
-    fn excuse(&self) -> Excuse {
-        let told = |(_, fault): &(Which, Fault)| fault.is_told();
+impl Injection {
+    /// The failures that this excuses. A device that lies is no tolerance: nobody can know.
+    fn tolerance(&self) -> Tolerance {
+        let is_reported = |(_, fault): &(RequestFilter, Fault)| fault.is_reported();
         match self {
-            Self::Faults(faults) if faults.iter().any(told) => Excuse::Device,
-            Self::None | Self::Faults(_) => Excuse::Nothing,
-            Self::Space(_) => Excuse::Space,
+            Self::Faults(faults) if faults.iter().any(is_reported) => Tolerance::DeviceErrors,
+            Self::None | Self::Faults(_) => Tolerance::Nothing,
+            Self::Space(_) => Tolerance::NoSpace,
         }
     }
 
-    fn faults(&self) -> &[(Which, Fault)] {
+    fn faults(&self) -> &[(RequestFilter, Fault)] {
         match self {
             Self::Faults(faults) => faults,
             Self::None | Self::Space(_) => &[],
@@ -134,7 +137,7 @@ struct Raw {
     base: State,
     recording: Recording,
     live: Result<Observed, Unreadable>,
-    looked_at: u64,
+    observed_at: u64,
     /// Of the device, those started after the start was durable.
     requests: Range<u64>,
     first_failure: Option<usize>,
@@ -147,11 +150,11 @@ struct Raw {
 /// # Errors
 /// What is wrong already without a crash.
 pub fn record(subject: &Subject, program: &Program, seed: u64) -> Result<Run, Box<Failure>> {
-    let run = record_with(subject, program, seed, &Trouble::None)?;
+    let run = record_with(subject, program, seed, &Injection::None)?;
     Ok(run.expect("without failures one history explains everything"))
 }
 
-/// The same in trouble. `None`: so much failed that nothing can be said about it.
+/// The same in injection. `None`: so much failed that nothing can be said about it.
 ///
 /// # Errors
 /// What is wrong already without a crash.
@@ -159,34 +162,36 @@ pub fn record_with(
     subject: &Subject,
     program: &Program,
     seed: u64,
-    trouble: &Trouble,
+    injection: &Injection,
 ) -> Result<Option<Run>, Box<Failure>> {
     let mut detail = String::new();
-    let fail = |complaint, detail: &str| {
+    let fail = |problem, detail: &str| {
         Box::new(Failure {
-            trouble: trouble.clone(),
+            injection: injection.clone(),
             detail: detail.to_owned(),
-            ..Failure::of_run(complaint)
+            ..Failure::of_run(problem)
         })
     };
-    let (raw, log) = match run_in_simulation(subject, program, seed, trouble) {
+    let (raw, log) = match run_in_simulation(subject, program, seed, injection) {
         // A task of the volume's own met it before the start was durable.
-        Err(Complaint::Sync(error)) if trouble.excuse() == Excuse::Device && is_device(&error) => {
+        Err(Problem::Sync(error))
+            if injection.tolerance() == Tolerance::DeviceErrors && is_device(&error) =>
+        {
             return Ok(None);
         }
-        ran => ran.map_err(|complaint| fail(complaint, ""))?,
+        ran => ran.map_err(|problem| fail(problem, ""))?,
     };
     for step in raw.recording.tasks.iter().flatten() {
         if let Err(error) = &step.result {
             detail.push_str(&format!("{} failed: {error}\n", step.op));
         }
     }
-    let excuse = match (trouble.excuse(), raw.first_failure) {
-        (Excuse::Device, None) => Excuse::Nothing,
-        (excuse, _) => excuse,
+    let tolerance = match (injection.tolerance(), raw.first_failure) {
+        (Tolerance::DeviceErrors, None) => Tolerance::Nothing,
+        (tolerance, _) => tolerance,
     };
-    let history = Histories::of(&raw.base, &raw.recording, subject.format, excuse)
-        .map_err(|divergence| fail(Complaint::Result(divergence), &detail))?;
+    let history = Histories::of(&raw.base, &raw.recording, subject.format, tolerance)
+        .map_err(|divergence| fail(Problem::Result(divergence), &detail))?;
     let Some(mut history) = history else {
         return Ok(None);
     };
@@ -196,16 +201,17 @@ pub fn record_with(
         Ok(_) | Err(Unreadable::Contradiction { .. }) if stopped => {}
         Ok(live) => history
             .check_live(live)
-            .map_err(|violation| fail(Complaint::Live(violation), &detail))?,
-        Err(Unreadable::Failed { error, .. }) if excuse == Excuse::Device && is_device(error) => {}
-        Err(unreadable) => return Err(fail(Complaint::Unreadable(unreadable.clone()), &detail)),
+            .map_err(|violation| fail(Problem::Live(violation), &detail))?,
+        Err(Unreadable::Failed { error, .. })
+            if tolerance == Tolerance::DeviceErrors && is_device(error) => {}
+        Err(unreadable) => return Err(fail(Problem::Unreadable(unreadable.clone()), &detail)),
     }
-    history.looked_at(raw.looked_at);
+    history.observed_at(raw.observed_at);
     let marks = marks_of(&log);
     let ready = marks.partition_point(|mark| *mark < raw.recording.ready);
     let unmounted = raw.recording.tasks.last().and_then(|task| task.last());
     if unmounted.is_some_and(|step| step.result.is_ok()) {
-        check_unmounted(subject, &log).map_err(|complaint| fail(complaint, &detail))?;
+        check_unmounted(subject, &log).map_err(|problem| fail(problem, &detail))?;
     }
     Ok(Some(Run {
         log,
@@ -213,22 +219,22 @@ pub fn record_with(
         first_cut: ready.max(raw.first_failure.unwrap_or(0)),
         marks,
         requests: raw.requests,
-        trouble: trouble.clone(),
+        injection: injection.clone(),
         stopped,
-        met: raw.first_failure.is_some() || has_failed(&raw.recording, excuse),
+        met: raw.first_failure.is_some() || has_failed(&raw.recording, tolerance),
         work: raw.work,
     }))
 }
 
 /// Asks the checker about the volume that a good unmount left.
-fn check_unmounted(subject: &Subject, log: &Log) -> Result<(), Complaint> {
+fn check_unmounted(subject: &Subject, log: &Log) -> Result<(), Problem> {
     let Some(check) = &subject.check else {
         return Ok(());
     };
     let findings = check(&log.at(log.len()).image(&Survivors::All));
     match findings.is_empty() {
         true => Ok(()),
-        false => Err(Complaint::Damaged {
+        false => Err(Problem::Damaged {
             judge: CHECKER,
             findings,
         }),
@@ -252,12 +258,12 @@ fn has_stopped(recording: &Recording) -> bool {
     results(recording).any(|result| result.as_ref().is_err_and(is_stop))
 }
 
-/// Whether the excuse was needed.
-fn has_failed(recording: &Recording, excuse: Excuse) -> bool {
-    results(recording).any(|result| match excuse {
-        Excuse::Nothing => false,
-        Excuse::Device => result.as_ref().is_err_and(is_device),
-        Excuse::Space => *result == Err(FsError::NoSpace),
+/// Whether the tolerance was needed.
+fn has_failed(recording: &Recording, tolerance: Tolerance) -> bool {
+    results(recording).any(|result| match tolerance {
+        Tolerance::Nothing => false,
+        Tolerance::DeviceErrors => result.as_ref().is_err_and(is_device),
+        Tolerance::NoSpace => *result == Err(FsError::NoSpace),
     })
 }
 
@@ -266,14 +272,14 @@ fn run_in_simulation(
     subject: &Subject,
     program: &Program,
     seed: u64,
-    trouble: &Trouble,
-) -> Result<(Raw, Log), Complaint> {
+    injection: &Injection,
+) -> Result<(Raw, Log), Problem> {
     let (subject, program) = (subject.clone(), program.clone());
-    let trouble = trouble.clone();
+    let injection = injection.clone();
     sim::try_run(sim::Config::new(seed), move || {
-        to_the_end(|| simulate(&subject, &program, seed, &trouble))
+        run_until_idle(|| simulate(&subject, &program, seed, &injection))
     })
-    .map_err(Complaint::Simulation)?
+    .map_err(Problem::Simulation)?
     .value
 }
 
@@ -282,21 +288,21 @@ fn simulate(
     subject: &Subject,
     program: &Program,
     seed: u64,
-    trouble: &Trouble,
-) -> Result<(Raw, Log), Complaint> {
+    injection: &Injection,
+) -> Result<(Raw, Log), Problem> {
     let model = Model {
         atomic_unit: subject.atomic_unit,
         ..device_model(seed)
     };
-    let device = SimDevice::with_faults(&subject.image, model, trouble.faults().to_vec());
+    let device = SimDevice::with_faults(&subject.image, model, injection.faults().to_vec());
     add_spikes(&device, seed);
     let shared: Arc<dyn Device> = Arc::new(device.clone());
-    let fs = (subject.open)(shared).map_err(Complaint::Open)?;
+    let fs = (subject.open)(shared).map_err(Problem::Open)?;
     let moments = Arc::new(Mutex::new(Rank::Leaf, Vec::new()));
     // Of several tasks one may have made room after the other had none.
-    let alone = program.tasks.len() == 1 && matches!(trouble, Trouble::Space(_));
-    let looked_at = alone.then(|| Arc::clone(&fs));
-    let marker = marker(&device, Arc::clone(&moments), looked_at);
+    let alone = program.tasks.len() == 1 && matches!(injection, Injection::Space(_));
+    let observed_at = alone.then(|| Arc::clone(&fs));
+    let marker = marker(&device, Arc::clone(&moments), observed_at);
     let ran = run_mounted(&fs, program, &marker);
     let work = subject.work.map(|ask| ask(fs.as_ref()));
     // In any case: its tasks end only so.
@@ -305,9 +311,9 @@ fn simulate(
     let ended = marker();
     let mut raw = ran?;
     if let Err(error) = &unmounted
-        && !(trouble.excuse() == Excuse::Device && is_device(error))
+        && !(injection.tolerance() == Tolerance::DeviceErrors && is_device(error))
     {
-        return Err(Complaint::Sync(error.clone()));
+        return Err(Problem::Sync(error.clone()));
     }
     // A clean unmount acknowledges everything, as a sync by one more task does.
     raw.recording.tasks.push(vec![Step {
@@ -323,7 +329,7 @@ fn simulate(
     raw.requests = moments[ready - 1].requests..requests;
     if alone {
         let after = |step: &Step| moments[moment(step.ended)].left;
-        room::check_shortages(&raw.recording.tasks[0], after, subject.format)?;
+        free_space::check_shortages(&raw.recording.tasks[0], after, subject.format)?;
     }
     raw.first_failure = device.first_failure();
     raw.work = work.unwrap_or_default();
@@ -335,15 +341,15 @@ fn run_mounted(
     fs: &Arc<dyn FileSystem>,
     program: &Program,
     marker: &Marker,
-) -> Result<Raw, Complaint> {
-    let base = State::of(&observe(fs.as_ref()).map_err(Complaint::Unreadable)?);
-    let recording = run_program(fs, program, marker).map_err(Complaint::Sync)?;
-    let looked_at = marker();
+) -> Result<Raw, Problem> {
+    let base = State::of(&observe(fs.as_ref()).map_err(Problem::Unreadable)?);
+    let recording = run_program(fs, program, marker).map_err(Problem::Sync)?;
+    let observed_at = marker();
     Ok(Raw {
         base,
         recording,
         live: observe(fs.as_ref()),
-        looked_at,
+        observed_at,
         requests: 0..0,
         first_failure: None,
         work: Vec::new(),

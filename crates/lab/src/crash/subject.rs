@@ -9,8 +9,8 @@ use steadfs_block::Device;
 use steadfs_vfs::{FileSystem, Result};
 use steadfs_workload::Format;
 
-use super::Complaint;
-use crate::device::{Fault, Image, Model, SimDevice, Which};
+use super::Problem;
+use crate::device::{Fault, Image, Model, RequestFilter, SimDevice};
 
 /// Opens the file system on a device, recovering it if need be.
 pub type Open = Arc<dyn Fn(Arc<dyn Device>) -> Result<Arc<dyn FileSystem>> + Send + Sync>;
@@ -66,7 +66,7 @@ impl Subject {
         &self,
         image: &Image,
         model: Model,
-        fault: Option<(Which, Fault)>,
+        fault: Option<(RequestFilter, Fault)>,
     ) -> (SimDevice, Result<Arc<dyn FileSystem>>) {
         let model = Model {
             atomic_unit: self.atomic_unit,
@@ -109,7 +109,7 @@ impl Subject {
         image: &Image,
         second: bool,
         scratch: &Path,
-    ) -> io::Result<(bool, std::result::Result<(), Complaint>)> {
+    ) -> io::Result<(bool, std::result::Result<(), Problem>)> {
         let ours = self.check.as_ref().map(|check| check(image));
         let found = ours.as_deref().is_some_and(|findings| !findings.is_empty());
         let tool = self.tool.filter(|_| second || found);
@@ -130,8 +130,8 @@ impl Subject {
         };
         let verdict = match (findings.is_empty(), content) {
             (true, _) => Ok(()),
-            (false, None) => Err(Complaint::Damaged { judge, findings }),
-            (false, Some(content)) => Err(Complaint::Disagreement {
+            (false, None) => Err(Problem::Damaged { judge, findings }),
+            (false, Some(content)) => Err(Problem::Disagreement {
                 content,
                 judge,
                 findings,

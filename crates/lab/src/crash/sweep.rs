@@ -246,13 +246,13 @@ impl Shared {
         failure: Failure,
         scratch: &Path,
     ) -> io::Result<()> {
-        let kind = discriminant(&failure.complaint);
+        let kind = discriminant(&failure.problem);
         let mut latest = (program.clone(), failure);
         let small = shrink(program, self.options.shrink, &mut |smaller| match self
             .attempt(subject, smaller, seed, scratch)
             .1
         {
-            Some(failure) if discriminant(&failure.complaint) == kind => {
+            Some(failure) if discriminant(&failure.problem) == kind => {
                 latest = (smaller.clone(), failure);
                 true
             }
@@ -264,7 +264,7 @@ impl Shared {
             subject: subject.name.clone(),
             seed,
             program,
-            trouble: failure.trouble.clone(),
+            injection: failure.injection.clone(),
             path: failure.path.clone(),
         };
         let mut report = self.report.lock();
@@ -447,7 +447,7 @@ fn replay(
             Ok(0)
         }
         Err(failure) => {
-            writeln!(out, "{}\n{}", failure.complaint, failure.detail)?;
+            writeln!(out, "{}\n{}", failure.problem, failure.detail)?;
             Ok(1)
         }
     }
@@ -457,7 +457,7 @@ fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     let stats = &report.stats;
     writeln!(out, "programs        {:>10}", stats.runs)?;
     if stats.troubled > 0 {
-        writeln!(out, "  in trouble    {:>10}", stats.troubled)?;
+        writeln!(out, "  in injection    {:>10}", stats.troubled)?;
         writeln!(out, "  stopped       {:>10}", stats.stopped)?;
         writeln!(out, "  undecided     {:>10}", stats.undecided)?;
     }
@@ -481,7 +481,7 @@ fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
         writeln!(out, "{subject} {what}: {count}")?;
     }
     for (dir, failure) in &report.failures {
-        writeln!(out, "\n{}:\n{}", dir.display(), failure.complaint)?;
+        writeln!(out, "\n{}:\n{}", dir.display(), failure.problem)?;
     }
     writeln!(out, "{} bad", report.failures.len())
 }

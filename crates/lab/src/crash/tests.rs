@@ -6,9 +6,9 @@ mod toy;
 
 use std::fs;
 
-use super::faults::{KINDS, faults};
+use super::faults::{FAULT_KINDS, faults};
 use super::sweep::{Options, Report, sweep};
-use super::{Case, Complaint, Effort, main_with};
+use super::{Case, Effort, Problem, main_with};
 use crate::device::Image;
 use toy::{Flaw, subject};
 
@@ -37,7 +37,7 @@ fn explored(flaw: Flaw, budget: usize) -> (tempfile::TempDir, Report) {
 fn a_right_toy_is_never_blamed() {
     let (_dir, report) = explored(Flaw::None, 3000);
     if let Some((_, failure)) = report.failures.first() {
-        panic!("{}\n{}", failure.complaint, failure.detail);
+        panic!("{}\n{}", failure.problem, failure.detail);
     }
     assert!(report.stats.distinct.len() >= 3000);
     assert!(report.stats.nested > 0 && report.stats.verdicts >= report.stats.recoveries);
@@ -54,7 +54,7 @@ fn a_flush_left_out_is_found_kept_and_seen_again() {
     assert!(crashed.same_content(failure.crashed.as_ref().unwrap()));
     let scratch = dir.path();
     let again = case.replay(&subject(Flaw::NoFlush), scratch).unwrap_err();
-    assert_eq!(again.complaint.to_string(), failure.complaint.to_string());
+    assert_eq!(again.problem.to_string(), failure.problem.to_string());
     case.replay(&subject(Flaw::None), scratch)
         .expect("the right toy passes");
 }
@@ -96,8 +96,8 @@ fn nobody_elses_files_are_touched() {
 #[test]
 fn a_sync_that_does_nothing_is_found() {
     let (_dir, report) = explored(Flaw::IdleFsync, 3000);
-    let complaint = &report.failures.first().expect("it is found").1.complaint;
-    assert!(matches!(complaint, Complaint::Oracle(_)), "{complaint}");
+    let problem = &report.failures.first().expect("it is found").1.problem;
+    assert!(matches!(problem, Problem::Oracle(_)), "{problem}");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_recovery_that_spoils_the_volume_when_cut_is_found() {
     assert!(
         cut_again || failed,
         "{}\n{}",
-        failure.complaint,
+        failure.problem,
         failure.detail
     );
 }
@@ -118,8 +118,8 @@ fn a_recovery_that_spoils_the_volume_when_cut_is_found() {
 #[test]
 fn a_panic_is_found() {
     let (_dir, report) = explored(Flaw::Panics, 3000);
-    let complaint = &report.failures.first().expect("it is found").1.complaint;
-    assert!(matches!(complaint, Complaint::Simulation(_)), "{complaint}");
+    let problem = &report.failures.first().expect("it is found").1.problem;
+    assert!(matches!(problem, Problem::Simulation(_)), "{problem}");
 }
 
 #[test]
@@ -195,7 +195,10 @@ fn the_command_says_what_came_out() {
 fn what_a_lying_device_loses_is_not_ours() {
     let run = |flaw, kind: &str| {
         let dir = tempfile::tempdir().unwrap();
-        let kind = KINDS.into_iter().find(|known| known.name == kind).unwrap();
+        let kind = FAULT_KINDS
+            .into_iter()
+            .find(|known| known.name == kind)
+            .unwrap();
         let mut out = Vec::new();
         let options = options(dir.path(), 300);
         let outcomes = faults(&[subject(flaw)], &[kind], &options, &mut out).unwrap();
@@ -204,12 +207,12 @@ fn what_a_lying_device_loses_is_not_ours() {
         assert!(stats.troubled > 0 || outcomes[0].is_bad(), "{text}");
         (outcomes[0].is_bad(), stats.lost_by_device, text)
     };
-    let (bad, lost, text) = run(Flaw::None, "lies");
+    let (bad, lost, text) = run(Flaw::None, "lost-flush");
     assert!(!bad && lost > 0, "{text}");
     assert!(text.contains("THE DEVICE'S DOING") && text.contains("nothing is wrong"));
     let (bad, lost, text) = run(Flaw::None, "latency");
     assert_eq!((bad, lost), (false, 0), "{text}");
-    for kind in ["lies", "latency"] {
+    for kind in ["lost-flush", "latency"] {
         let (bad, _, text) = run(Flaw::NoFlush, kind);
         assert!(bad && text.contains("  BAD, in "), "{text}");
     }

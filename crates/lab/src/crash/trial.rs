@@ -8,10 +8,10 @@ use steadfs_rt::Random;
 use steadfs_workload::Program;
 
 use super::explore::{Effort, Stats, explore};
-use super::record::{Run, Trouble, record, record_with};
-use super::room::{self, Room};
-use super::{Complaint, Failure, Subject};
-use crate::device::{Fault, Log, Survivors, Which};
+use super::free_space::{self, FreeSpace};
+use super::record::{Injection, Run, record, record_with};
+use super::{Failure, Problem, Subject};
+use crate::device::{Fault, Log, RequestFilter, Survivors};
 
 /// What is tried of each program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -22,18 +22,18 @@ pub enum Trial {
     /// An error at each request of the device: once, once though it was done, from then on, and of a
     /// flush with the loss of all that it should have made durable; and power cuts afterwards.
     Faults,
-    /// A full volume at each allocation: the program runs with every amount of room, from none to
+    /// A full volume at each allocation: the program runs with every amount of free space, from none to
     /// enough; and power cuts.
     Space,
     /// A device that takes up to a second longer now and then; and power cuts.
     Latency,
     /// A device that says it has flushed but has not; and power cuts. What is lost then is the device's doing, and is
     /// counted; the same run on an honest device must lose nothing.
-    Lies,
+    LostFlushes,
 }
 
-/// Amounts of room after which a program that still has not enough is left.
-const ROOMS: u64 = 160;
+/// Amounts of free space after which a program that still has not enough is left.
+const FREE_SPACE_STEPS: u64 = 160;
 /// Ways in which a device is slow that are tried of a program.
 const SPIKED_RUNS: usize = 4;
 /// Numbers of free inodes that are tried.
@@ -59,20 +59,20 @@ pub fn try_program(
         Trial::Faults => attempts.faults(subject, program),
         Trial::Space => attempts.space(subject, program),
         Trial::Latency => attempts.latency(subject, program),
-        Trial::Lies => attempts.lies(subject, program),
+        Trial::LostFlushes => attempts.lost_flushes(subject, program),
     };
     (attempts.stats, result.err().map(|failure| *failure))
 }
 
-/// Runs a program in one kind of trouble and explores its crashes.
+/// Runs a program in one kind of injection and explores its crashes.
 ///
 /// # Errors
 /// What is wrong.
-pub fn try_trouble(
+pub fn try_injection(
     subject: &Subject,
     program: &Program,
     seed: u64,
-    trouble: &Trouble,
+    injection: &Injection,
     effort: Effort,
     scratch: &Path,
 ) -> Result<(), Box<Failure>> {
@@ -82,7 +82,7 @@ pub fn try_trouble(
         scratch,
         stats: Stats::default(),
     };
-    attempts.one(subject, program, trouble).map(drop)
+    attempts.one(subject, program, injection).map(drop)
 }
 
 struct Attempts<'a> {
@@ -111,15 +111,15 @@ impl Attempts<'_> {
 
     fn faults(&mut self, subject: &Subject, program: &Program) -> Result<(), Box<Failure>> {
         let quiet = record(subject, program, self.seed)?;
-        let mut all: Vec<(Which, Fault)> = Vec::new();
+        let mut all: Vec<(RequestFilter, Fault)> = Vec::new();
         for number in quiet.requests.clone() {
-            all.push((Which::Nth(number), Fault::Fail));
-            all.push((Which::From(number), Fault::Fail));
-            all.push((Which::Nth(number), Fault::Misreport));
+            all.push((RequestFilter::Nth(number), Fault::Fail));
+            all.push((RequestFilter::From(number), Fault::Fail));
+            all.push((RequestFilter::Nth(number), Fault::Misreport));
         }
         for (number, request) in (0..).zip(quiet.log.flushes()) {
             if quiet.requests.contains(&request) {
-                all.push((Which::NthFlushing(number), Fault::Forget));
+                all.push((RequestFilter::NthFlushing(number), Fault::LoseCache));
             }
         }
         let mut random = Random::new(self.seed ^ 0xFA17);
@@ -127,7 +127,7 @@ impl Attempts<'_> {
             all.swap_remove(random.below(all.len()));
         }
         for fault in all {
-            self.one(subject, program, &Trouble::Faults(vec![fault]))?;
+            self.one(subject, program, &Injection::Faults(vec![fault]))?;
         }
         Ok(())
     }
@@ -138,21 +138,21 @@ impl Attempts<'_> {
             // A few amounts in a row, anywhere.
             _ => Random::new(self.seed ^ 0x5BACE).below(40) as u64,
         };
-        let rooms = (start..ROOMS).map(|blocks| Room {
+        let rooms = (start..FREE_SPACE_STEPS).map(|blocks| FreeSpace {
             blocks: Some(blocks),
             inodes: None,
         });
-        for room in rooms.take(self.effort.troubles) {
-            if !self.one(subject, program, &Trouble::Space(room))? {
+        for free_space in rooms.take(self.effort.troubles) {
+            if !self.one(subject, program, &Injection::Space(free_space))? {
                 break;
             }
         }
         for inodes in 0..INODES * u64::from(subject.fixed_inodes) {
-            let room = Room {
+            let free_space = FreeSpace {
                 blocks: None,
                 inodes: Some(inodes),
             };
-            self.one(subject, program, &Trouble::Space(room))?;
+            self.one(subject, program, &Injection::Space(free_space))?;
         }
         Ok(())
     }
@@ -167,23 +167,23 @@ impl Attempts<'_> {
                 let chance = if flushes.contains(&request) { 512 } else { 128 };
                 if random.chance(chance) {
                     let delay = Duration::from_millis(1 << random.below(11));
-                    spikes.push((Which::Nth(request), Fault::Delay(delay)));
+                    spikes.push((RequestFilter::Nth(request), Fault::Delay(delay)));
                 }
             }
             self.stats.troubled += u64::from(!spikes.is_empty());
-            self.one(subject, program, &Trouble::Faults(spikes))?;
+            self.one(subject, program, &Injection::Faults(spikes))?;
         }
         Ok(())
     }
 
-    fn lies(&mut self, subject: &Subject, program: &Program) -> Result<(), Box<Failure>> {
+    fn lost_flushes(&mut self, subject: &Subject, program: &Program) -> Result<(), Box<Failure>> {
         // What it is measured against.
         self.crashes(subject, program)?;
         let honest = record(subject, program, self.seed)?;
-        let all = (Which::From(honest.requests.start), Fault::Lie);
-        let trouble = Trouble::Faults(vec![all]);
+        let all = (RequestFilter::From(honest.requests.start), Fault::LostFlush);
+        let injection = Injection::Faults(vec![all]);
         self.stats.runs += 1;
-        let Some(run) = record_with(subject, program, self.seed, &trouble)? else {
+        let Some(run) = record_with(subject, program, self.seed, &injection)? else {
             self.stats.undecided += 1;
             return Ok(());
         };
@@ -196,7 +196,7 @@ impl Attempts<'_> {
         self.stats.add(stats);
         for failure in failures {
             // Whatever a device does, nobody panics, hangs or waits for ever.
-            if matches!(failure.complaint, Complaint::Simulation(_)) {
+            if matches!(failure.problem, Problem::Simulation(_)) {
                 return Err(Box::new(failure));
             }
             self.stats.lost_by_device += 1;
@@ -204,20 +204,20 @@ impl Attempts<'_> {
         Ok(())
     }
 
-    /// One run in trouble; whether it met any.
+    /// One run in injection; whether it met any.
     fn one(
         &mut self,
         new: &Subject,
         program: &Program,
-        trouble: &Trouble,
+        injection: &Injection,
     ) -> Result<bool, Box<Failure>> {
         self.stats.runs += 1;
         let with_room;
-        let (subject, program) = match trouble {
-            Trouble::None | Trouble::Faults(_) => (new, program),
-            Trouble::Space(room) => {
-                let filled = room::fill(new, program, *room);
-                let filled = filled.map_err(|complaint| in_trouble(complaint, trouble))?;
+        let (subject, program) = match injection {
+            Injection::None | Injection::Faults(_) => (new, program),
+            Injection::Space(free_space) => {
+                let filled = free_space::fill(new, program, *free_space);
+                let filled = filled.map_err(|problem| with_faults_injected(problem, injection))?;
                 let Some(filled) = filled else {
                     return Ok(true);
                 };
@@ -225,25 +225,25 @@ impl Attempts<'_> {
                 (&with_room.0, &with_room.1)
             }
         };
-        let Some(run) = record_with(subject, program, self.seed, trouble)? else {
+        let Some(run) = record_with(subject, program, self.seed, injection)? else {
             self.stats.undecided += 1;
             return Ok(true);
         };
         self.stats.troubled += u64::from(run.met);
         self.stats.stopped += u64::from(run.stopped);
         self.explore(subject, &run)?;
-        if let Trouble::Space(_) = trouble {
-            room::check_freed(new, &last_image(&run.log))
-                .map_err(|complaint| in_trouble(complaint, trouble))?;
+        if let Injection::Space(_) = injection {
+            free_space::check_freed(new, &last_image(&run.log))
+                .map_err(|problem| with_faults_injected(problem, injection))?;
         }
         Ok(run.met)
     }
 }
 
-fn in_trouble(complaint: Complaint, trouble: &Trouble) -> Box<Failure> {
+fn with_faults_injected(problem: Problem, injection: &Injection) -> Box<Failure> {
     Box::new(Failure {
-        trouble: trouble.clone(),
-        ..Failure::of_run(complaint)
+        injection: injection.clone(),
+        ..Failure::of_run(problem)
     })
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use steadfs_block::{Bio, Buf, Op};
 
-use super::sheet::Sheet;
+use super::content_tree::ContentTree;
 
 /// A request that changes content: a write, a discard, a write of zeroes.
 #[derive(Debug)]
@@ -24,12 +24,12 @@ pub struct Change {
     /// Durable when it completes.
     pub fua: bool,
     /// A discard after which the range reads as before.
-    keeps: bool,
+    reads_old: bool,
 }
 
 impl Change {
-    /// The change that `bio` asks for. A discard leaves zeroes or the old content as `coin` says.
-    pub(super) fn of(id: u64, bio: &Bio, coin: bool) -> Self {
+    /// The change that `bio` asks for. A discard leaves zeroes or the old content as `reads_old` says.
+    pub(super) fn of(id: u64, bio: &Bio, reads_old: bool) -> Self {
         let is_write = bio.op == Op::Write;
         Self {
             id,
@@ -43,7 +43,7 @@ impl Change {
             },
             preflush: is_write && bio.preflush,
             fua: is_write && bio.fua,
-            keeps: bio.op == Op::Discard && coin,
+            reads_old: bio.op == Op::Discard && reads_old,
         }
     }
 
@@ -53,9 +53,9 @@ impl Change {
     }
 
     /// Changes the part `range` of what it covers.
-    pub(super) fn apply(&self, sheet: &mut Sheet, range: Range<u64>) {
+    pub(super) fn apply(&self, tree: &mut ContentTree, range: Range<u64>) {
         if self.op != Op::Write {
-            sheet.zero(range.start, range.end - range.start);
+            tree.zero(range.start, range.end - range.start);
             return;
         }
         let mut at = self.offset;
@@ -63,16 +63,16 @@ impl Change {
             let end = at + buf.len() as u64;
             let (from, to) = (range.start.max(at), range.end.min(end));
             if from < to {
-                sheet.write(from, buf, (from - at) as usize..(to - at) as usize);
+                tree.write(from, buf, (from - at) as usize..(to - at) as usize);
             }
             at = end;
         }
     }
 
     /// Does what the device that is not cut off does.
-    pub(super) fn apply_outcome(&self, sheet: &mut Sheet) {
-        if !self.keeps {
-            self.apply(sheet, self.offset..self.end());
+    pub(super) fn apply_outcome(&self, tree: &mut ContentTree) {
+        if !self.reads_old {
+            self.apply(tree, self.offset..self.end());
         }
     }
 }

@@ -8,13 +8,13 @@ use steadfs_block::Op;
 use steadfs_rt::Random;
 
 use super::change::Change;
+use super::content_tree::ContentTree;
 use super::image::Image;
-use super::sheet::Sheet;
 
 /// Parts that a discard or a write of zeroes may be torn into.
 const ZERO_PARTS: u64 = 8;
 
-/// Which of the changes that a crash puts in doubt survive it. Changes are counted in the order of
+/// RequestFilter of the changes that a crash puts in doubt survive it. Changes are counted in the order of
 /// [`Cut::doubtful`], units through all of them in that order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Survivors {
@@ -63,14 +63,14 @@ impl Pending {
 /// What a crash at one position may leave.
 #[derive(Clone)]
 pub struct Cut {
-    durable: Sheet,
+    durable: ContentTree,
     pending: Vec<Pending>,
     atomic: u64,
     units: usize,
 }
 
 impl Cut {
-    pub(super) fn new(durable: Sheet, pending: Vec<Pending>, atomic: u64) -> Self {
+    pub(super) fn new(durable: ContentTree, pending: Vec<Pending>, atomic: u64) -> Self {
         let mut cut = Self {
             durable,
             pending,
@@ -166,11 +166,11 @@ impl Cut {
     pub fn image(&self, survivors: &Survivors) -> Image {
         let flags = self.units_of(survivors);
         let mut flags = flags.as_slice();
-        let mut sheet = self.durable.clone();
+        let mut tree = self.durable.clone();
         for pending in &self.pending {
             let change = &pending.change;
             if pending.certain {
-                change.apply(&mut sheet, change.offset..change.end());
+                change.apply(&mut tree, change.offset..change.end());
                 continue;
             }
             let units: Vec<_> = pending.units(self.atomic).collect();
@@ -180,12 +180,12 @@ impl Cut {
             for run in mine.chunk_by(|a, b| a == b) {
                 let last = at + run.len() - 1;
                 if run[0] {
-                    change.apply(&mut sheet, units[at].start..units[last].end);
+                    change.apply(&mut tree, units[at].start..units[last].end);
                 }
                 at = last + 1;
             }
         }
-        Image { sheet }
+        Image { tree }
     }
 
     /// One line for each change in doubt: what it is and what of it survives.

@@ -9,19 +9,19 @@ use std::path::Path;
 use steadfs_base::FixedHasher;
 use steadfs_block::Buf;
 
-use super::sheet::{CHUNK, Sheet};
+use super::content_tree::{CHUNK, ContentTree};
 
 /// A device's content as a value. Clones share everything that neither of them changes.
 #[derive(Clone)]
 pub struct Image {
-    pub(super) sheet: Sheet,
+    pub(super) tree: ContentTree,
 }
 
 impl Image {
     /// `size` zero bytes.
     pub fn zeroed(size: u64) -> Self {
         Self {
-            sheet: Sheet::zeroed(size),
+            tree: ContentTree::zeroed(size),
         }
     }
 
@@ -65,8 +65,8 @@ impl Image {
         let file = File::create(path)?;
         file.set_len(self.size())?;
         let mut result = Ok(());
-        let zeros = Sheet::zeroed(self.size());
-        self.sheet.changes(&zeros, &mut |offset, _, bytes| {
+        let zeros = ContentTree::zeroed(self.size());
+        self.tree.changes(&zeros, &mut |offset, _, bytes| {
             let inside = usize::try_from(self.size() - offset).unwrap_or(usize::MAX);
             let bytes = &bytes[..bytes.len().min(inside)];
             if result.is_ok() {
@@ -78,20 +78,20 @@ impl Image {
 
     /// Bytes in the image.
     pub fn size(&self) -> u64 {
-        self.sheet.size()
+        self.tree.size()
     }
 
     /// Reads at `offset`. The range must lie inside.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
         self.check(offset, out.len());
-        self.sheet.read(offset, out);
+        self.tree.read(offset, out);
     }
 
     /// Changes the content at `offset`, as bit rot would. The range must lie inside.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) {
         self.check(offset, bytes.len());
         if !bytes.is_empty() {
-            self.sheet
+            self.tree
                 .write(offset, &Buf::copy_of(bytes), 0..bytes.len());
         }
     }
@@ -100,7 +100,7 @@ impl Image {
     pub fn to_bytes(&self) -> Vec<u8> {
         let size = usize::try_from(self.size()).expect("an image in memory fits memory");
         let mut out = vec![0; size];
-        self.sheet.read(0, &mut out);
+        self.tree.read(0, &mut out);
         out
     }
 
@@ -109,7 +109,7 @@ impl Image {
     /// share.
     pub fn fingerprint(&self, base: &Image) -> u64 {
         let mut hasher = FixedHasher::default();
-        self.sheet.changes(&base.sheet, &mut |offset, _, new| {
+        self.tree.changes(&base.tree, &mut |offset, _, new| {
             hasher.write_u64(offset);
             if new.iter().any(|byte| *byte != 0) {
                 hasher.write(new);
@@ -122,8 +122,7 @@ impl Image {
     pub fn same_content(&self, other: &Image) -> bool {
         let mut same = self.size() == other.size();
         if same {
-            self.sheet
-                .changes(&other.sheet, &mut |_, _, _| same = false);
+            self.tree.changes(&other.tree, &mut |_, _, _| same = false);
         }
         same
     }

@@ -5,9 +5,9 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::change::Change;
+use super::content_tree::ContentTree;
 use super::cut::{Cut, Pending, Survivors};
 use super::image::Image;
-use super::sheet::Sheet;
 
 /// One step of a device's life.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ pub enum Event {
         id: u64,
     },
     /// The device lost everything that was not durable.
-    Forgot,
+    CacheLost,
     /// The user's word.
     Mark(u64),
 }
@@ -61,7 +61,7 @@ pub(super) type InFlight = (Arc<Change>, bool);
 #[derive(Clone)]
 struct Epoch {
     at: usize,
-    durable: Sheet,
+    durable: ContentTree,
     cached: Vec<Cached>,
     in_flight: Vec<InFlight>,
 }
@@ -101,8 +101,8 @@ impl Log {
 
     /// The content before the first event.
     pub fn base(&self) -> Image {
-        let sheet = self.epochs[0].durable.clone();
-        Image { sheet }
+        let tree = self.epochs[0].durable.clone();
+        Image { tree }
     }
 
     /// Every position a crash can come at: cut `n` comes after the first `n` events.
@@ -115,7 +115,7 @@ impl Log {
     /// check that what was acknowledged survives.
     pub fn last_cuts(&self) -> Vec<usize> {
         let ends = |event: &Event| match event {
-            Event::Preflushed { .. } | Event::FlushCompleted { .. } | Event::Forgot => true,
+            Event::Preflushed { .. } | Event::FlushCompleted { .. } | Event::CacheLost => true,
             Event::Completed { durable, .. } => *durable,
             Event::Issued(_) | Event::Failed { .. } | Event::Mark(_) => false,
             Event::FlushIssued { .. } | Event::FlushFailed { .. } => false,
@@ -160,7 +160,7 @@ impl Log {
                 }
                 Event::Failed { id } => drop(in_flight.remove(id)),
                 // An epoch begins after each that changes what is durable.
-                Event::FlushCompleted { .. } | Event::Forgot => {}
+                Event::FlushCompleted { .. } | Event::CacheLost => {}
                 Event::FlushIssued { .. } | Event::FlushFailed { .. } | Event::Mark(_) => {}
             }
         }
@@ -191,8 +191,8 @@ impl Log {
 
 /// A device's content, what of it is durable, and the log of how it came to that.
 pub(super) struct Recorder {
-    live: Sheet,
-    durable: Sheet,
+    live: ContentTree,
+    durable: ContentTree,
     /// Completed after what is durable, in this order.
     cached: VecDeque<Cached>,
     /// How many left the front of `cached` so far.
@@ -205,16 +205,16 @@ pub(super) struct Recorder {
 impl Recorder {
     /// Starts with `image`; keeps a log if `keep`.
     pub(super) fn new(image: &Image, atomic: u64, keep: bool) -> Self {
-        let sheet = &image.sheet;
+        let tree = &image.tree;
         let first = Epoch {
             at: 0,
-            durable: sheet.clone(),
+            durable: tree.clone(),
             cached: Vec::new(),
             in_flight: Vec::new(),
         };
         Self {
-            live: sheet.clone(),
-            durable: sheet.clone(),
+            live: tree.clone(),
+            durable: tree.clone(),
             cached: VecDeque::new(),
             left: 0,
             in_flight: BTreeMap::new(),
@@ -232,7 +232,7 @@ impl Recorder {
     }
 
     /// What reads see.
-    pub(super) fn live(&self) -> &Sheet {
+    pub(super) fn live(&self) -> &ContentTree {
         &self.live
     }
 
@@ -302,7 +302,7 @@ impl Recorder {
 
     /// Loses every completed change that is not durable; reads see it.
     pub(super) fn forget(&mut self) {
-        self.push(Event::Forgot);
+        self.push(Event::CacheLost);
         for (change, certain) in std::mem::take(&mut self.cached) {
             self.left += 1;
             if certain {

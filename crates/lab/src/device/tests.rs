@@ -344,8 +344,8 @@ fn crashes_during_recovery_compose() {
 #[test]
 fn faults_meet_the_requests_they_name() {
     let device = instant();
-    device.inject(Which::Nth(1), Fault::Fail);
-    device.inject(Which::NthOf(Op::Read, 1), Fault::Fail);
+    device.inject(RequestFilter::Nth(1), Fault::Fail);
+    device.inject(RequestFilter::NthOf(Op::Read, 1), Fault::Fail);
     run(&device, write(0, 1, 1)).unwrap();
     let error = run(&device, write(0, 1, 2)).unwrap_err();
     assert_eq!((error.op, error.offset, error.len), (Op::Write, 0, 512));
@@ -353,8 +353,8 @@ fn faults_meet_the_requests_they_name() {
     assert_eq!(read(&device, 0), 1);
     assert!(run(&device, Bio::read(0, 512)).is_err());
     assert_eq!(read(&device, 0), 1);
-    device.inject(Which::Touching(Op::Read, 1024..1025), Fault::Fail);
-    device.inject(Which::Every(Op::Flush), Fault::Fail);
+    device.inject(RequestFilter::Touching(Op::Read, 1024..1025), Fault::Fail);
+    device.inject(RequestFilter::Every(Op::Flush), Fault::Fail);
     assert!(run(&device, Bio::read(0, 1024)).is_ok());
     assert!(run(&device, Bio::read(512, 1024)).is_err());
     assert!(run(&device, Bio::flush()).is_err());
@@ -362,7 +362,7 @@ fn faults_meet_the_requests_they_name() {
         images::<1>(&device.log(), device.log().len()),
         [[0], [1]].into()
     );
-    device.heal();
+    device.clear_faults();
     assert!(run(&device, Bio::flush()).is_ok());
     let counts = device.counts();
     assert_eq!((counts.reads, counts.writes, counts.flushes), (5, 2, 2));
@@ -372,8 +372,8 @@ fn faults_meet_the_requests_they_name() {
 #[test]
 fn a_lying_device_keeps_nothing_for_certain() {
     let device = instant();
-    device.inject(Which::Every(Op::Flush), Fault::Lie);
-    device.inject(Which::Every(Op::Write), Fault::Lie);
+    device.inject(RequestFilter::Every(Op::Flush), Fault::LostFlush);
+    device.inject(RequestFilter::Every(Op::Write), Fault::LostFlush);
     run(&device, write(0, 1, 1)).unwrap();
     run(&device, Bio::flush()).unwrap();
     run(&device, write(1, 1, 2).preflush_and_fua()).unwrap();
@@ -389,7 +389,7 @@ fn a_failed_flush_may_forget() {
     run(&device, Bio::flush()).unwrap();
     run(&device, write(0, 2, 2)).unwrap();
     run(&device, write(2, 1, 3).with_fua()).unwrap();
-    device.inject(Which::NthOf(Op::Flush, 1), Fault::Forget);
+    device.inject(RequestFilter::NthOf(Op::Flush, 1), Fault::LoseCache);
     assert!(run(&device, Bio::flush()).is_err());
     assert_eq!([0, 1, 2].map(|at| read(&device, at)), [1, 0, 3]);
     let log = device.log();
@@ -414,7 +414,10 @@ fn time_follows_the_model() {
         assert_eq!(now(), Instant(1_202_000));
         run(&device, write(0, 1, 1).preflush_and_fua()).unwrap();
         assert_eq!(now(), Instant(1_202_000 + 2_101_000));
-        device.inject(Which::Every(Op::Read), Fault::Delay(Duration::from_secs(1)));
+        device.inject(
+            RequestFilter::Every(Op::Read),
+            Fault::Delay(Duration::from_secs(1)),
+        );
         let begin = now();
         assert_eq!(read(&device, 0), 1);
         assert_eq!(begin.elapsed(), Duration::from_nanos(1_000_011_000));

@@ -46,9 +46,9 @@ impl Background {
     ) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let done = Arc::new(AtomicU64::new(0));
-        let (told, count) = (Arc::clone(&stop), Arc::clone(&done));
+        let (stopped, count) = (Arc::clone(&stop), Arc::clone(&done));
         let task = spawn(name, move || {
-            while !told.load(Ordering::Relaxed) {
+            while !stopped.load(Ordering::Relaxed) {
                 count.fetch_add(step()?, Ordering::Relaxed);
             }
             Ok(())

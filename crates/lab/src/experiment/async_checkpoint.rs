@@ -13,11 +13,11 @@ use steadfs_ext4::format::{FormatOptions, format};
 use steadfs_rt::{Random, now, sleep, spawn};
 use steadfs_vfs::{Cx, FsError};
 
-use super::bed::{Bed, CacheSizes, Mount, World, prepare, run_on};
 use super::files::Files;
 use super::plan::{
     Arm, Attempt, Cell, Check, Error, Figure, Plan, Role, Sample, Settings, Source, Unit,
 };
+use super::testbed::{CacheSizes, Mount, Testbed, World, prepare, run_on};
 use crate::flash::{Parameters, Store};
 
 /// fs_mark's `-t`.
@@ -296,8 +296,8 @@ fn volume(journal: u32) -> Result<Store, String> {
         let made = format(queue, VOLUME, &options);
         made.map(|_| ()).map_err(|error| error.to_string())
     };
-    prepare(VOLUME, &Mount::ext4("")?, make, |bed| {
-        let (fs, cx) = (&*bed.fs, Cx::default());
+    prepare(VOLUME, &Mount::ext4("")?, make, |testbed| {
+        let (fs, cx) = (&*testbed.fs, Cx::default());
         for n in 0..DIRS {
             fs.mkdir(&cx, fs.root(), format!("{n:02}").as_bytes())?;
         }
@@ -343,8 +343,8 @@ fn one_run(
     } else {
         files.min(48)
     };
-    let outcome = run_on(world, volume, move |bed| {
-        measure(bed, sync, pause, files, seed)
+    let outcome = run_on(world, volume, move |testbed| {
+        measure(testbed, sync, pause, files, seed)
     })?;
     let mut sample = Sample::of(&outcome);
     let m = outcome.value;
@@ -449,13 +449,13 @@ impl Thread {
 }
 
 fn measure(
-    bed: &Bed,
+    testbed: &Testbed,
     sync: Durable,
     pause: Duration,
     files: u64,
     seed: u64,
 ) -> Result<Measured, FsError> {
-    let (fs, cx) = (&bed.fs, Cx::default());
+    let (fs, cx) = (&testbed.fs, Cx::default());
     let mut dirs = Vec::new();
     for n in 0..DIRS {
         dirs.push(fs.lookup(&cx, fs.root(), format!("{n:02}").as_bytes())?);
@@ -484,7 +484,7 @@ fn measure(
     for thread in threads {
         syncs.extend(thread.join()?);
     }
-    bed.measured();
+    testbed.measured();
     let elapsed = now().0 - begin.0;
     let after = Journal::of(&**fs)?;
     Ok(Measured {

@@ -15,11 +15,11 @@ use steadfs_rt::{Random, now, sleep};
 use steadfs_vfs::{Cx, FsError};
 
 use super::actors::{Background, make_file, writer};
-use super::bed::{Bed, CacheSizes, Group, Mount, World, prepare, process, run_on};
 use super::files::Files;
 use super::plan::{
     Arm, Attempt, Cell, Check, Error, Figure, Plan, Role, Sample, Settings, Source, Unit,
 };
+use super::testbed::{CacheSizes, Cgroup, Mount, Testbed, World, prepare, process, run_on};
 use crate::flash::{Counters, Parameters, Store};
 
 /// The volume. (The phone's had 256 GB; nothing here depends on it but the time of a mount.)
@@ -54,7 +54,7 @@ const WHY_AIM: &str = "a checkpoint of C's is under way when A asks for its own,
 const WHY_REAL: &str = "what a thread's way through the kernel, FUSE and the server takes here is no part of the model: \
                         about a tenth of a millisecond for each call, and more where other threads want the processors.";
 
-/// Which priority the merging task has.
+/// RequestFilter priority the merging task has.
 const ARMS: [(&str, Option<&str>); 3] = [
     ("nocheckpoint_merge", None),
     ("checkpoint_merge be,3", Some("be,3")),
@@ -307,8 +307,8 @@ fn volume() -> Result<Store, String> {
             .map(|_| ())
             .map_err(|error| error.to_string())
     };
-    prepare(VOLUME, &Mount::f2fs("")?, make, |bed| {
-        let (fs, cx) = (&*bed.fs, Cx::default());
+    prepare(VOLUME, &Mount::f2fs("")?, make, |testbed| {
+        let (fs, cx) = (&*testbed.fs, Cx::default());
         for dir in [&b"test_dir1"[..], b"test_dir2"] {
             let dir = fs.mkdir(&cx, fs.root(), dir)?;
             fs.make(&cx, dir, b"file")?;
@@ -390,16 +390,16 @@ fn one_run(
         device: device.clone(),
         mount: Mount::f2fs(merge)?,
         queue: (case.queue)(QueueSettings::default()),
-        groups: GROUPS.map(|(id, weight)| Group { id, weight }).to_vec(),
+        groups: GROUPS.map(|(id, weight)| Cgroup { id, weight }).to_vec(),
         memory: CacheSizes {
             metadata: 64 << 20,
             dirty_data: DIRTY,
             read_ahead: 8 << 20,
         },
     };
-    let outcome = run_on(world, volume, move |bed| {
+    let outcome = run_on(world, volume, move |testbed| {
         let groups = case.groups.map(|group| if grouped { group } else { ROOT });
-        measure(case, groups, bed, prio, (iterations, seed))
+        measure(case, groups, testbed, prio, (iterations, seed))
     })?;
     let mut sample = Sample::of(&outcome);
     let Measured {
@@ -434,11 +434,11 @@ fn one_run(
 fn measure(
     case: &Case,
     groups: [GroupId; 3],
-    bed: &Bed,
+    testbed: &Testbed,
     prio: Option<&str>,
     (iterations, seed): (u64, u64),
 ) -> Result<Measured, FsError> {
-    let fs = &bed.fs;
+    let fs = &testbed.fs;
     // As on a volume of more than 16 GiB.
     fs.set_control("f2fs/ipu_policy", b"16")?;
     if let Some(prio) = prio {
@@ -464,7 +464,7 @@ fn measure(
     }
     let mut actor = Actor::new(fs, 1, of_a, seed);
     let before = checkpoints(&**fs)?;
-    let device = bed.device.counters();
+    let device = testbed.device.counters();
     let count = |thread: &Option<Background>| thread.as_ref().map_or(0, Background::count);
     let (by_b, by_c) = (count(&load), count(&antagonist));
     let begin = now();
@@ -484,12 +484,12 @@ fn measure(
         measured.iterations.push(end.0 - last.0);
         last = end;
     }
-    bed.measured();
+    testbed.measured();
     measured.elapsed = last.0 - begin.0;
     measured.checkpoints = checkpoints(&**fs)? - before;
     measured.by_b = count(&load) - by_b;
     measured.by_c = count(&antagonist) - by_c;
-    measured.device = bed.device.counters().since(&device);
+    measured.device = testbed.device.counters().since(&device);
     for thread in [load, antagonist].into_iter().flatten() {
         thread.end()?;
     }

@@ -14,11 +14,11 @@ use steadfs_f2fs::format::{FormatOptions, format};
 use steadfs_rt::{Random, now, sleep};
 use steadfs_vfs::{Cx, FsError};
 
-use super::bed::{Bed, CacheSizes, Mount, World, prepare, run_on};
 use super::files::Files;
 use super::plan::{
     Arm, Attempt, Cell, Check, Error, Figure, Plan, Role, Sample, Settings, Source, Unit,
 };
+use super::testbed::{CacheSizes, Mount, Testbed, World, prepare, run_on};
 use crate::flash::{Parameters, Store};
 
 /// Blocks of a file: 32 KiB.
@@ -33,7 +33,7 @@ const OVERPROVISION: f64 = 5.0;
 /// CPU of a file's creation, and of a write with its sync.
 const CPU: Duration = Duration::from_micros(200);
 /// CPU of looking at a candidate. It is not slept but told: at most a second in an hour.
-const LOOK_NS: f64 = 100.0;
+const CPU_PER_CANDIDATE_NS: f64 = 100.0;
 
 /// What is made smaller, for `--quick` or to fit ten seeds in minutes.
 #[derive(Clone, Copy)]
@@ -331,7 +331,7 @@ fn volume(size: u64) -> Result<Store, String> {
 struct Counts {
     victims: u64,
     garbage: u64,
-    looked_at: u64,
+    examined: u64,
     moved: u64,
     checkpoints: u64,
     filled: u64,
@@ -355,7 +355,7 @@ impl Counts {
         Ok(Self {
             victims: get("GC victims", 0),
             garbage: get("GC victims", 2),
-            looked_at: get("GC victims", 3) + get("SSR candidates", 0),
+            examined: get("GC victims", 3) + get("SSR candidates", 0),
             moved: get("Try to", 0),
             checkpoints: get("CP count", 0),
             filled: get("SSR ", 1),
@@ -391,14 +391,14 @@ fn one_run(
         queue: QueueSettings::default(),
         groups: Vec::new(),
         memory: CacheSizes {
-            // Room for all inodes, as in the page cache of a machine of 1 GB.
+            // FreeSpace for all inodes, as in the page cache of a machine of 1 GB.
             metadata: 320 << 20,
             dirty_data: 32 << 20,
             read_ahead: 8 << 20,
         },
     };
-    let outcome = run_on(world, volume, move |bed| {
-        measure(case, bed, scale, limit, seed)
+    let outcome = run_on(world, volume, move |testbed| {
+        measure(case, testbed, scale, limit, seed)
     })?;
     let mut sample = Sample::of(&outcome);
     let m = outcome.value;
@@ -439,9 +439,13 @@ fn one_run(
         count(m.written) / count(asked),
     );
     sample.value("erase units opened", Unit::Count, count(m.opened));
-    let looked_at = count(after.looked_at - before.looked_at);
-    sample.value("candidates looked at", Unit::Count, looked_at);
-    sample.value("CPU of looking", Unit::Nanos, looked_at * LOOK_NS);
+    let examined = count(after.examined - before.examined);
+    sample.value("candidates looked at", Unit::Count, examined);
+    sample.value(
+        "CPU of looking",
+        Unit::Nanos,
+        examined * CPU_PER_CANDIDATE_NS,
+    );
     Ok(sample)
 }
 
@@ -451,12 +455,12 @@ fn word(n: u64) -> Vec<u8> {
 
 fn measure(
     case: &Case,
-    bed: &Bed,
+    testbed: &Testbed,
     scale: Scale,
     limit: u32,
     seed: u64,
 ) -> Result<Measured, FsError> {
-    let fs = &*bed.fs;
+    let fs = &*testbed.fs;
     fs.set_control("f2fs/max_victim_search", limit.to_string().as_bytes())?;
     if let Some(policy) = case.in_place {
         fs.set_control("f2fs/ipu_policy", policy.as_bytes())?;
@@ -466,7 +470,7 @@ fn measure(
     let files = fill(fs, case.fill)?;
     fs.sync_all(&cx)?;
     let create = now().0 - begin.0;
-    let (before, counters) = (Counts::of(fs)?, bed.device.counters());
+    let (before, counters) = (Counts::of(fs)?, testbed.device.counters());
     let mut random = Random::new(seed ^ 0x6763_7669_6374_696d);
     let begin = now();
     let rewrites = scale.rewrites / case.part;
@@ -480,9 +484,9 @@ fn measure(
         fs.fsync(&cx, file)?;
         times.push(now().0 - start.0);
     }
-    bed.measured();
+    testbed.measured();
     let rewrite = now().0 - begin.0;
-    let done = bed.device.counters().since(&counters);
+    let done = testbed.device.counters().since(&counters);
     Ok(Measured {
         files: files.len() as u64,
         create,

@@ -23,8 +23,8 @@ use steadfs_base::{GroupId, InodeNo};
 use steadfs_rt::{Mutex, Rank, now, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, FsError};
 
-use super::bed::{Bed, Group, Mount, Outcome, World};
 use super::files::Files;
+use super::testbed::{Cgroup, Mount, Outcome, Testbed, World};
 use crate::flash::{FlashDevice, Store};
 
 /// Files that are kept open; others are opened for each call.
@@ -39,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(super) fn on_mount<T>(
     world: &World,
     volume: &Store,
-    f: impl FnOnce(&Bed) -> Result<T, FsError>,
+    f: impl FnOnce(&Testbed) -> Result<T, FsError>,
 ) -> Result<Outcome<T>, String> {
     let device = FlashDevice::new(&world.device, volume.clone(), world.attempt.seed);
     let options = options(world);
@@ -47,7 +47,7 @@ pub(super) fn on_mount<T>(
     let volume = Volume::on(shared, Path::new("flash"), world.memory, &options);
     let volume = volume.map_err(|error| error.to_string())?;
     let scratch = Scratch::new().map_err(|error| format!("a mount point: {error}"))?;
-    let under_way = UnderWay::begin(&scratch.0);
+    let under_way = RegisteredMount::begin(&scratch.0);
     let mounted = match steadfs::mount(&volume, &scratch.0, &options) {
         Ok(mounted) => mounted,
         Err(error) => {
@@ -63,14 +63,14 @@ pub(super) fn on_mount<T>(
     let done = groups.map_err(FsError::Io).and_then(|groups| {
         let calls = Calls::new(&scratch.0, volume.fs(), groups);
         let calls = Arc::new(calls.map_err(FsError::Io)?);
-        let bed = Bed {
+        let testbed = Testbed {
             fs: Arc::new(OnMount(Arc::clone(&calls))),
             queue: Arc::clone(volume.io().queue()),
             device: device.clone(),
             sampler: None,
         };
-        let value = f(&bed);
-        let (stats, counters) = (bed.queue.stats(), device.counters());
+        let value = f(&testbed);
+        let (stats, counters) = (testbed.queue.stats(), device.counters());
         calls.end().map_err(FsError::Io)?;
         Ok((value?, stats, counters))
     });
@@ -98,16 +98,16 @@ static MOUNTS: LazyLock<Mutex<Vec<PathBuf>>> = LazyLock::new(|| Mutex::new(Rank:
 static ENDED: AtomicBool = AtomicBool::new(false);
 
 /// A mount is among [`MOUNTS`] until this is dropped.
-struct UnderWay<'a>(&'a Path);
+struct RegisteredMount<'a>(&'a Path);
 
-impl<'a> UnderWay<'a> {
+impl<'a> RegisteredMount<'a> {
     fn begin(place: &'a Path) -> Self {
         MOUNTS.lock().push(place.to_owned());
         Self(place)
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for RegisteredMount<'_> {
     fn drop(&mut self) {
         MOUNTS.lock().retain(|place| place != self.0);
     }
@@ -117,7 +117,7 @@ impl Drop for UnderWay<'_> {
 ///
 /// For whoever has to end this program early. Its threads are users of its own mount: killed, those that wait
 /// for an answer would keep the program from ending, for which the kernel waits before it gives up the mount.
-pub fn take_mount_away() -> bool {
+pub fn unmount_on_signal() -> bool {
     ENDED.store(true, Ordering::Release);
     let places = MOUNTS.lock().clone();
     let mounts = MountEntry::all().unwrap_or_default();
@@ -178,24 +178,24 @@ impl Drop for Scratch {
 }
 
 /// The host's cgroups that an experiment's processes are in.
-struct Groups {
+struct Cgroups {
     /// Where this program is.
     own: PathBuf,
     made: BTreeMap<GroupId, PathBuf>,
 }
 
 /// Why threads cannot be in cgroups here; `None` if they can.
-pub fn why_no_groups() -> Option<String> {
-    let group = Group {
+pub fn why_no_cgroups() -> Option<String> {
+    let group = Cgroup {
         id: GroupId(1),
         weight: 100,
     };
-    Groups::make(&[group]).err()
+    Cgroups::make(&[group]).err()
 }
 
-fn groups_of(world: &World) -> Result<Option<Groups>, String> {
+fn groups_of(world: &World) -> Result<Option<Cgroups>, String> {
     match world.attempt.grouped && !world.groups.is_empty() {
-        true => Groups::make(&world.groups).map(Some),
+        true => Cgroups::make(&world.groups).map(Some),
         false => Ok(None),
     }
 }
@@ -203,8 +203,8 @@ fn groups_of(world: &World) -> Result<Option<Groups>, String> {
 /// Only version 1's groups take single threads for block I/O.
 const BLKIO: &str = "/sys/fs/cgroup/blkio";
 
-impl Groups {
-    fn make(wanted: &[Group]) -> Result<Self, String> {
+impl Cgroups {
+    fn make(wanted: &[Cgroup]) -> Result<Self, String> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let text = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let here = text.lines().find_map(|line| {
@@ -247,7 +247,7 @@ impl Groups {
     }
 }
 
-impl Drop for Groups {
+impl Drop for Cgroups {
     fn drop(&mut self) {
         let begin = now();
         for path in self.made.values() {
@@ -269,12 +269,12 @@ struct Calls {
     /// Of the volume itself: for what the kernel does not hand on to a plain FUSE server (sync(2)), and for control
     /// files.
     volume: Arc<dyn FileSystem>,
-    groups: Option<Groups>,
-    known: Mutex<Known>,
+    groups: Option<Cgroups>,
+    known: Mutex<OpenInode>,
 }
 
 #[derive(Default)]
-struct Known {
+struct OpenInode {
     paths: BTreeMap<u64, PathBuf>,
     open: BTreeMap<u64, Arc<File>>,
 }
@@ -284,7 +284,7 @@ thread_local! {
     static OWNER: Cell<u32> = const { Cell::new(0) };
 }
 
-fn told(error: &io::Error) -> FsError {
+fn fs_error(error: &io::Error) -> FsError {
     match error.kind() {
         io::ErrorKind::NotFound => FsError::NotFound,
         io::ErrorKind::StorageFull => FsError::NoSpace,
@@ -296,12 +296,12 @@ impl Calls {
     fn new(
         place: &Path,
         volume: Arc<dyn FileSystem>,
-        groups: Option<Groups>,
+        groups: Option<Cgroups>,
     ) -> Result<Self, String> {
         let root = fs::metadata(place)
             .map_err(|error| error.to_string())?
             .ino();
-        let mut known = Known::default();
+        let mut known = OpenInode::default();
         known.paths.insert(root, place.to_owned());
         Ok(Self {
             root: InodeNo(root),
@@ -329,7 +329,7 @@ impl Calls {
 
     /// What has this name now, and its path.
     fn learn(&self, path: PathBuf) -> Result<InodeNo, FsError> {
-        let ino = fs::metadata(&path).map_err(|error| told(&error))?.ino();
+        let ino = fs::metadata(&path).map_err(|error| fs_error(&error))?.ino();
         self.known.lock().paths.insert(ino, path);
         Ok(InodeNo(ino))
     }
@@ -343,7 +343,7 @@ impl Calls {
         let file = File::options().read(true).write(true).open(&path);
         let file = file
             .or_else(|_| File::open(&path))
-            .map_err(|error| told(&error))?;
+            .map_err(|error| fs_error(&error))?;
         let file = Arc::new(file);
         let mut known = self.known.lock();
         if known.open.len() < OPEN {
@@ -405,8 +405,8 @@ impl Files for OnMount {
     fn make(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<InodeNo, FsError> {
         let path = self.0.within(dir, name)?;
         self.act(cx, move |calls| {
-            let file = File::create_new(&path).map_err(|error| told(&error))?;
-            let ino = file.metadata().map_err(|error| told(&error))?.ino();
+            let file = File::create_new(&path).map_err(|error| fs_error(&error))?;
+            let ino = file.metadata().map_err(|error| fs_error(&error))?.ino();
             let mut known = calls.known.lock();
             known.paths.insert(ino, path);
             if known.open.len() < OPEN {
@@ -419,7 +419,7 @@ impl Files for OnMount {
     fn mkdir(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<InodeNo, FsError> {
         let path = self.0.within(dir, name)?;
         self.act(cx, move |calls| {
-            fs::create_dir(&path).map_err(|error| told(&error))?;
+            fs::create_dir(&path).map_err(|error| fs_error(&error))?;
             calls.learn(path)
         })
     }
@@ -427,7 +427,7 @@ impl Files for OnMount {
     fn unlink(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<(), FsError> {
         let path = self.0.within(dir, name)?;
         self.act(cx, move |_| {
-            fs::remove_file(path).map_err(|error| told(&error))
+            fs::remove_file(path).map_err(|error| fs_error(&error))
         })
     }
 
@@ -443,14 +443,14 @@ impl Files for OnMount {
                 last_modification: time,
             };
             let done = rustix::fs::utimensat(CWD, &path, &times, AtFlags::empty());
-            done.map_err(|errno| told(&errno.into()))
+            done.map_err(|errno| fs_error(&errno.into()))
         })
     }
 
     fn write(&self, cx: &Cx, file: InodeNo, at: u64, data: &[u8]) -> Result<usize, FsError> {
         let write = move |calls: &Calls, data: &[u8]| {
             let file = calls.file(file)?;
-            file.write_at(data, at).map_err(|error| told(&error))
+            file.write_at(data, at).map_err(|error| fs_error(&error))
         };
         let owner = cx.tag.owner.0;
         if owner == 0 || OWNER.get() == owner {
@@ -462,7 +462,10 @@ impl Files for OnMount {
 
     fn fsync(&self, cx: &Cx, ino: InodeNo) -> Result<(), FsError> {
         self.act(cx, move |calls| {
-            calls.file(ino)?.sync_all().map_err(|error| told(&error))
+            calls
+                .file(ino)?
+                .sync_all()
+                .map_err(|error| fs_error(&error))
         })
     }
 

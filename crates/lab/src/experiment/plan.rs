@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::bed::Outcome;
+use super::testbed::Outcome;
 use super::timeline::Depths;
 use crate::flash::{ParameterError, Parameters};
 
@@ -166,7 +166,7 @@ impl Sample {
 
 /// Where something runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Place {
+pub enum Clock {
     /// In a simulation, in virtual time.
     #[default]
     Simulation,
@@ -180,7 +180,7 @@ pub struct Attempt {
     /// Source of every choice.
     pub seed: u64,
     /// Where.
-    pub place: Place,
+    pub place: Clock,
     /// Whether processes are in their groups; all are in one where the host has no cgroups for them.
     pub grouped: bool,
     /// How often the queue is looked at, if it is.
@@ -192,7 +192,7 @@ impl Attempt {
     pub fn simulated(seed: u64) -> Self {
         Self {
             seed,
-            place: Place::Simulation,
+            place: Clock::Simulation,
             grouped: true,
             sampled: None,
         }

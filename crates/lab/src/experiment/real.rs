@@ -1,7 +1,7 @@
 //! The same experiment in real time, beside its simulation.
 
-use super::mounted::why_no_groups;
-use super::plan::{Attempt, Check, Error, Place, Plan, Sample, Unit};
+use super::mounted::why_no_cgroups;
+use super::plan::{Attempt, Check, Clock, Error, Plan, Sample, Unit};
 use super::report::{CellReport, RealReport, RealRow};
 use super::run::{cell_report, run_all};
 use super::statistics::Estimate;
@@ -15,17 +15,17 @@ const AGREE: f64 = 0.2;
 /// # Errors
 /// A run failed, or a mount is not to be had.
 pub fn check(plan: &Plan, seeds: u64) -> Result<RealReport, Error> {
-    let lacking = why_no_groups();
+    let lacking = why_no_cgroups();
     let attempt = |seed, place| Attempt {
         place,
         grouped: lacking.is_none(),
         ..Attempt::simulated(seed)
     };
-    let simulated = of_world(plan, seeds, |seed| attempt(seed, Place::Simulation))?;
+    let simulated = of_world(plan, seeds, |seed| attempt(seed, Clock::Simulation))?;
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = load.split(' ').next().filter(|word| !word.is_empty());
     let load = load.unwrap_or("unknown").to_owned();
-    let real = of_world(plan, seeds, |seed| attempt(seed, Place::Mount))?;
+    let real = of_world(plan, seeds, |seed| attempt(seed, Clock::Mount))?;
     let rows = plan
         .checks
         .iter()
@@ -71,9 +71,9 @@ fn of_world(
             .flat_map(|arm| (1..=seeds).map(|seed| (arm.run.clone(), attempt(seed))))
             .collect();
         let workers = match attempt(1).place {
-            Place::Simulation => steadfs_rt::cpu::processors(),
+            Clock::Simulation => steadfs_rt::cpu::processors(),
             // Whoever runs beside would be measured as well.
-            Place::Mount => 1,
+            Clock::Mount => 1,
         };
         let mut samples = run_all(jobs, workers).into_iter();
         let samples: &mut dyn Iterator<Item = Result<Sample, String>> = &mut samples;

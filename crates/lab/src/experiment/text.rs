@@ -173,7 +173,7 @@ pub(super) fn figure_rows(figures: &[FigureReport]) -> Vec<Vec<String>> {
     rows
 }
 
-/// Which arms were not run by themselves.
+/// RequestFilter arms were not run by themselves.
 pub(super) fn run_once(cell: &CellReport) -> impl Iterator<Item = String> {
     let arms = cell.arms.iter();
     arms.filter_map(|arm| {

@@ -16,10 +16,10 @@ use steadfs_rt::{now, sleep};
 use steadfs_vfs::{Cx, FsError};
 
 use super::actors::{Background, PIECE, WRITE_CPU, content, make_file, writer};
-use super::bed::{Bed, CacheSizes, Mount, World, prepare, process, run_on};
 use super::plan::{
     Arm, Attempt, Cell, Check, Error, Figure, Plan, Role, Sample, Settings, Source, Unit,
 };
+use super::testbed::{CacheSizes, Mount, Testbed, World, prepare, process, run_on};
 use crate::flash::{Parameters, Store};
 
 const VOLUME: u64 = 4 << 30;
@@ -351,12 +351,12 @@ fn volume() -> Result<Store, String> {
             .map(|_| ())
             .map_err(|error| error.to_string())
     };
-    prepare(VOLUME + BEHIND, &Mount::ext4("")?, make, |bed| {
+    prepare(VOLUME + BEHIND, &Mount::ext4("")?, make, |testbed| {
         for number in 0..WRITERS {
-            make_file(&*bed.fs, &writer_name(number), FILE)?;
+            make_file(&*testbed.fs, &writer_name(number), FILE)?;
         }
-        make_file(&*bed.fs, b"file", 0)?;
-        bed.fs.sync_all(&Cx::default())
+        make_file(&*testbed.fs, b"file", 0)?;
+        testbed.fs.sync_all(&Cx::default())
     })
 }
 
@@ -413,8 +413,8 @@ fn one_run(
             read_ahead: 8 << 20,
         },
     };
-    let outcome = run_on(world, volume, move |bed| {
-        measure(bench, case, bed, iterations)
+    let outcome = run_on(world, volume, move |testbed| {
+        measure(bench, case, testbed, iterations)
     })?;
     let mut sample = Sample::of(&outcome);
     let measured = outcome.value;
@@ -438,8 +438,13 @@ fn one_run(
     Ok(sample)
 }
 
-fn measure(bench: &Bench, case: &Case, bed: &Bed, iterations: u64) -> Result<Measured, FsError> {
-    let fs = &bed.fs;
+fn measure(
+    bench: &Bench,
+    case: &Case,
+    testbed: &Testbed,
+    iterations: u64,
+) -> Result<Measured, FsError> {
+    let fs = &testbed.fs;
     let root = |owner| process(GroupId(0), IoPrio::default(), owner);
     let cx = root(1);
     let file = fs.lookup(&cx, fs.root(), b"file")?;
@@ -449,7 +454,7 @@ fn measure(bench: &Bench, case: &Case, bed: &Bed, iterations: u64) -> Result<Mea
         writers.push(writer(&Arc::clone(fs), root(10 + number), other, FILE));
     }
     if case.background == Load::Queue {
-        writers.push(queue_filler(&bed.queue));
+        writers.push(queue_filler(&testbed.queue));
     }
     if case.background != Load::None {
         sleep(WARM_UP);
@@ -477,14 +482,14 @@ fn measure(bench: &Bench, case: &Case, bed: &Bed, iterations: u64) -> Result<Mea
         measured.syncs.push(sync);
         measured.iterations.push(sync + (wrote.0 - begin.0));
     }
-    bed.measured();
+    testbed.measured();
     measured.elapsed = now().0 - begin.0;
     measured.background = done() - before;
     for writer in writers {
         writer.end()?;
     }
     // What fills the queue is nobody's write-back: it ends before the volume does.
-    while case.background == Load::Queue && bed.queue.depths() != Depths::default() {
+    while case.background == Load::Queue && testbed.queue.depths() != Depths::default() {
         sleep(Duration::from_millis(1));
     }
     Ok(measured)

@@ -49,7 +49,7 @@ impl Counters {
 
 /// What becomes of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Moment {
+pub enum RequestEvent {
     /// The device has got it.
     Started,
     /// It has ended.
@@ -57,7 +57,7 @@ pub enum Moment {
 }
 
 /// Who is told of each request: its number, itself, what becomes of it. It must not wait.
-pub type Watcher = Arc<dyn Fn(u64, &Bio, Moment) + Send + Sync>;
+pub type Watcher = Arc<dyn Fn(u64, &Bio, RequestEvent) + Send + Sync>;
 
 /// A modelled device. Clones are the same device.
 ///
@@ -227,9 +227,9 @@ impl Device for FlashDevice {
         let done = match watched {
             None => done,
             Some((number, watcher)) => {
-                watcher(number, &bio, Moment::Started);
+                watcher(number, &bio, RequestEvent::Started);
                 Box::new(move |bio: Bio, result| {
-                    watcher(number, &bio, Moment::Ended);
+                    watcher(number, &bio, RequestEvent::Ended);
                     done(bio, result);
                 })
             }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use steadfs_rt::Rank;
 use steadfs_rt::sim::TaskStep;
 
-use super::{CALLER, Kind, Line, Step};
+use super::{CALLER, Kind, TraceEvent, TraceLine};
 
 /// The room that a lock belongs to.
 const fn room(kind: Kind, rank: Rank) -> &'static str {
@@ -34,8 +34,8 @@ fn task_of(name: &str) -> &str {
     }
 }
 
-/// What one line of the text says.
-struct Shown {
+/// FsyncTarget one line of the text says.
+struct TraceRow {
     room: &'static str,
     step: String,
 }
@@ -50,11 +50,11 @@ struct Locks<'a> {
 
 impl Locks<'_> {
     fn text(&self) -> String {
-        let told = self.ranks.iter().map(|(rank, count)| match count {
+        let labels = self.ranks.iter().map(|(rank, count)| match count {
             1 => format!("{rank:?}"),
             count => format!("{rank:?} x{count}"),
         });
-        format!("locks {}", told.collect::<Vec<_>>().join(", "))
+        format!("locks {}", labels.collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -70,7 +70,7 @@ fn millis(nanos: u64) -> String {
 }
 
 impl<'a> Text<'a> {
-    fn row(&mut self, at: u64, task: &str, shown: &Shown) {
+    fn row(&mut self, at: u64, task: &str, shown: &TraceRow) {
         let step = match at - self.last {
             0 => String::new(),
             more => format!("+{}", millis(more)),
@@ -89,7 +89,7 @@ impl<'a> Text<'a> {
 
     fn end_locks(&mut self) {
         if let Some(locks) = self.locks.take() {
-            let shown = Shown {
+            let shown = TraceRow {
                 room: locks.room,
                 step: locks.text(),
             };
@@ -118,7 +118,7 @@ impl<'a> Text<'a> {
 }
 
 /// The whole trace below `head`, and its sums.
-pub(super) fn text(head: &str, kind: Kind, lines: &[Line]) -> String {
+pub(super) fn text(head: &str, kind: Kind, lines: &[TraceLine]) -> String {
     let begin = lines.first().map_or(0, |line| line.at.0);
     let mut text = Text {
         out: format!(
@@ -133,29 +133,29 @@ pub(super) fn text(head: &str, kind: Kind, lines: &[Line]) -> String {
     for line in lines {
         let (at, task) = (line.at.0, line.task.as_str());
         // Short locks inside rt and the device's own are of no interest.
-        if let Step::Task(TaskStep::Locked(rank)) = line.step {
+        if let TraceEvent::Task(TaskStep::Locked(rank)) = line.step {
             if !matches!(rank, Rank::Leaf | Rank::DeviceInner) {
                 text.lock(at, task, room(kind, rank), rank);
             }
             continue;
         }
         let shown = match &line.step {
-            Step::Task(step) => of_task_step(kind, *step),
-            Step::Call(call) => Shown {
+            TraceEvent::Task(step) => of_task_step(kind, *step),
+            TraceEvent::Call(call) => TraceRow {
                 room: "vfs",
                 step: call.clone(),
             },
-            Step::Starts(number, what) => {
+            TraceEvent::Starts(number, what) => {
                 started.push((*number, at));
-                Shown {
+                TraceRow {
                     room: "device",
                     step: format!("#{number} {what}"),
                 }
             }
-            Step::Ends(number) => {
+            TraceEvent::Ends(number) => {
                 let since = started.iter().find(|(known, _)| known == number);
                 let took = since.map_or(0, |(_, since)| at - since);
-                Shown {
+                TraceRow {
                     room: "device",
                     step: format!("#{number} done, took {} ms", millis(took)),
                 }
@@ -169,41 +169,41 @@ pub(super) fn text(head: &str, kind: Kind, lines: &[Line]) -> String {
     text.out + &sums
 }
 
-fn of_task_step(kind: Kind, step: TaskStep) -> Shown {
+fn of_task_step(kind: Kind, step: TaskStep) -> TraceRow {
     match step {
         TaskStep::Locked(_) => unreachable!("locks are gathered before"),
-        TaskStep::WaitsForLock(rank) => Shown {
+        TaskStep::WaitsForLock(rank) => TraceRow {
             room: room(kind, rank),
             step: format!("WAITS for the lock {rank:?}"),
         },
-        TaskStep::WaitsForCondition(rank) => Shown {
+        TaskStep::WaitsForCondition(rank) => TraceRow {
             room: room(kind, rank),
             step: "waits".to_owned(),
         },
-        TaskStep::Resumes => Shown {
+        TaskStep::Resumes => TraceRow {
             room: "rt",
             step: "goes on".to_owned(),
         },
-        TaskStep::Sleeps => Shown {
+        TaskStep::Sleeps => TraceRow {
             room: "rt",
             step: "sleeps".to_owned(),
         },
     }
 }
 
-/// What the caller's time went to.
-fn sums(lines: &[Line]) -> String {
+/// FsyncTarget the caller's time went to.
+fn sums(lines: &[TraceLine]) -> String {
     let (mut locks, mut waits, mut waited, mut since) = (0, 0, 0, None);
     for line in lines.iter().filter(|line| line.task == CALLER) {
         match line.step {
-            Step::Task(TaskStep::Locked(_)) => locks += 1,
-            Step::Task(
+            TraceEvent::Task(TaskStep::Locked(_)) => locks += 1,
+            TraceEvent::Task(
                 TaskStep::WaitsForCondition(_) | TaskStep::WaitsForLock(_) | TaskStep::Sleeps,
             ) => {
                 waits += 1;
                 since = Some(line.at.0);
             }
-            Step::Task(TaskStep::Resumes) => {
+            TraceEvent::Task(TaskStep::Resumes) => {
                 waited += since.take().map_or(0, |since| line.at.0 - since);
             }
             _ => {}
@@ -211,7 +211,7 @@ fn sums(lines: &[Line]) -> String {
     }
     let requests = lines
         .iter()
-        .filter(|line| matches!(line.step, Step::Starts(..)));
+        .filter(|line| matches!(line.step, TraceEvent::Starts(..)));
     let requests = requests.count();
     let whole = match (lines.first(), lines.last()) {
         (Some(first), Some(last)) => last.at.0 - first.at.0,

@@ -1,6 +1,6 @@
 use super::*;
 
-fn traced(kind: Kind, what: What) -> String {
+fn traced(kind: Kind, what: FsyncTarget) -> String {
     let device = Parameters::built_in("ufs-2021").unwrap();
     let first = fsync(kind, what, &device, 1).unwrap();
     assert_eq!(
@@ -24,7 +24,7 @@ fn in_order(text: &str, steps: &[&str]) {
 /// Data first, then the log, then the record that makes it count, with all before it made durable.
 #[test]
 fn ext4_writes_data_then_the_log_then_its_record() {
-    let text = traced(Kind::Ext4, What::Append);
+    let text = traced(Kind::Ext4, FsyncTarget::Append);
     in_order(
         &text,
         &[
@@ -47,7 +47,7 @@ fn ext4_writes_data_then_the_log_then_its_record() {
 /// Only the file's times are new, but they go through the log as well.
 #[test]
 fn an_overwrite_of_ext4_logs_one_block() {
-    let text = traced(Kind::Ext4, What::Overwrite);
+    let text = traced(Kind::Ext4, FsyncTarget::Overwrite);
     in_order(
         &text,
         &[
@@ -61,7 +61,7 @@ fn an_overwrite_of_ext4_logs_one_block() {
 
 #[test]
 fn f2fs_marks_a_node() {
-    let text = traced(Kind::F2fs, What::Append);
+    let text = traced(Kind::F2fs, FsyncTarget::Append);
     in_order(
         &text,
         &[
@@ -80,7 +80,7 @@ fn f2fs_marks_a_node() {
 
 #[test]
 fn a_directory_of_f2fs_takes_a_checkpoint() {
-    let text = traced(Kind::F2fs, What::Directory);
+    let text = traced(Kind::F2fs, FsyncTarget::Directory);
     in_order(
         &text,
         &[

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use steadfs_ext4::disk::Superblock;
 use steadfs_ext4::disk::superblock::{STATE_CLEAN, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
-use steadfs_lab::crash::trial::try_trouble;
-use steadfs_lab::crash::{Effort, Room, Subject, Trial, Trouble, try_program};
+use steadfs_lab::crash::trial::try_injection;
+use steadfs_lab::crash::{Effort, FreeSpace, Injection, Subject, Trial, try_program};
 use steadfs_lab::device::{Image, Model};
 use steadfs_rt::{sim, sleep};
 use steadfs_workload::{Observed, Program, TreePath, observe};
@@ -104,9 +104,9 @@ pub fn regressions_with_faults<'a>(
             let (stats, failure) = try_program(Trial::Faults, subject, &program, seed, effort, out);
             troubled += stats.troubled;
             if let Some(failure) = failure {
-                let text = format!("{}\n{}", failure.complaint, failure.detail);
+                let text = format!("{}\n{}", failure.problem, failure.detail);
                 let (path, name) = (path.display(), &subject.name);
-                panic!("{path} on {name}, {:?}: {text}", failure.trouble);
+                panic!("{path} on {name}, {:?}: {text}", failure.injection);
             }
         }
     }
@@ -116,7 +116,7 @@ pub fn regressions_with_faults<'a>(
 /// Runs what once failed on a full volume on each of these subjects, with every amount of room from none on; how many
 /// runs there were.
 pub fn regressions_without_room(subjects: &[Subject], out: &Path) -> u64 {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions/without-room");
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions/on-full-volume");
     let mut seen = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -124,13 +124,13 @@ pub fn regressions_without_room(subjects: &[Subject], out: &Path) -> u64 {
         for subject in subjects {
             for blocks in 0..4 {
                 seen += 1;
-                let room = Trouble::Space(Room {
+                let room = Injection::Space(FreeSpace {
                     blocks: Some(blocks),
                     inodes: None,
                 });
                 let effort = Effort::default();
-                if let Err(failure) = try_trouble(subject, &program, blocks, &room, effort, out) {
-                    let text = format!("{}\n{}", failure.complaint, failure.detail);
+                if let Err(failure) = try_injection(subject, &program, blocks, &room, effort, out) {
+                    let text = format!("{}\n{}", failure.problem, failure.detail);
                     let (path, name) = (path.display(), &subject.name);
                     panic!("{path} on {name} with {blocks} blocks: {text}");
                 }

@@ -9,7 +9,7 @@ use crate::{Format, Op, Program, Span, Target, TreePath};
 
 /// A few operations that belong together, and what one would fsync after them.
 #[derive(Clone)]
-struct Act {
+struct Scenario {
     ops: Vec<Op>,
     file: TreePath,
 }
@@ -66,27 +66,27 @@ fn set_xattr(file: &str, name: &str, len: u64) -> Op {
     }
 }
 
-fn rename(from: &str, to: &str, how: RenameHow) -> Act {
+fn rename(from: &str, to: &str, how: RenameHow) -> Scenario {
     let op = Op::Rename {
         from: path(from),
         to: path(to),
         how,
     };
-    Act {
+    Scenario {
         ops: vec![op],
         file: path(to),
     }
 }
 
-fn one(file: &str, op: impl FnOnce(TreePath) -> Op) -> Act {
+fn one(file: &str, op: impl FnOnce(TreePath) -> Op) -> Scenario {
     let path = path(file);
-    Act {
+    Scenario {
         ops: vec![op(path.clone())],
         file: path,
     }
 }
 
-fn fallocate(file: &str, mode: FallocMode, offset: u64, len: u64) -> Act {
+fn fallocate(file: &str, mode: FallocMode, offset: u64, len: u64) -> Scenario {
     let span = Span::new(offset, len);
     one(file, |path| Op::Fallocate {
         file: path.into(),
@@ -96,7 +96,7 @@ fn fallocate(file: &str, mode: FallocMode, offset: u64, len: u64) -> Act {
 }
 
 /// Operations that change names.
-fn name_acts() -> Vec<Act> {
+fn name_scenarios() -> Vec<Scenario> {
     let long = b"x/".repeat(60);
     vec![
         one("/A/new", |path| Op::Create { path, perm: 0o600 }),
@@ -138,8 +138,8 @@ fn name_acts() -> Vec<Act> {
 }
 
 /// Operations that change content or size.
-fn content_acts(format: Format) -> Vec<Act> {
-    let wrote = |file: &str, offset, len| Act {
+fn content_scenarios(format: Format) -> Vec<Scenario> {
+    let wrote = |file: &str, offset, len| Scenario {
         ops: vec![write(file, offset, len)],
         file: path(file),
     };
@@ -149,7 +149,7 @@ fn content_acts(format: Format) -> Vec<Act> {
             size,
         })
     };
-    let mut acts = vec![
+    let mut scenarios = vec![
         wrote("/foo", 0, 4096),
         wrote("/foo", 9_000, 9_000),
         wrote("/foo", 3_000, 100),
@@ -168,7 +168,7 @@ fn content_acts(format: Format) -> Vec<Act> {
     ];
     let block = u64::from(format.block_size);
     if format.extents {
-        acts.extend([
+        scenarios.extend([
             fallocate(
                 "/foo",
                 FallocMode::Allocate { keep_size: false },
@@ -191,8 +191,8 @@ fn content_acts(format: Format) -> Vec<Act> {
         ]);
     }
     if format.shift_ranges {
-        acts.push(fallocate("/foo", FallocMode::CollapseRange, 0, block));
-        acts.push(fallocate("/foo", FallocMode::InsertRange, block, block));
+        scenarios.push(fallocate("/foo", FallocMode::CollapseRange, 0, block));
+        scenarios.push(fallocate("/foo", FallocMode::InsertRange, block, block));
     }
     let remade = [
         Op::Truncate {
@@ -205,17 +205,17 @@ fn content_acts(format: Format) -> Vec<Act> {
         },
         write("/foo", 6_000, 700),
     ];
-    acts.push(Act {
+    scenarios.push(Scenario {
         ops: remade.into(),
         file: path("/foo"),
     });
-    acts
+    scenarios
 }
 
 /// Operations that change attributes.
-fn attribute_acts() -> Vec<Act> {
+fn attribute_scenarios() -> Vec<Scenario> {
     let at = |secs, nanos| Timestamp { secs, nanos };
-    let xattr = |file: &str, len| Act {
+    let xattr = |file: &str, len| Scenario {
         ops: vec![set_xattr(file, "user.new", len)],
         file: path(file),
     };
@@ -249,7 +249,7 @@ fn attribute_acts() -> Vec<Act> {
 }
 
 /// Operations on files without a name.
-fn nameless_acts() -> Vec<Act> {
+fn nameless_scenarios() -> Vec<Scenario> {
     let handle = Target::Handle(1);
     let fill = |handle: &Target| Op::Write {
         file: handle.clone(),
@@ -276,29 +276,29 @@ fn nameless_acts() -> Vec<Act> {
         fill(&handle),
     ];
     vec![
-        Act {
+        Scenario {
             ops: vec![made, fill(&handle), named],
             file: path("/A/tmp"),
         },
-        Act {
+        Scenario {
             ops: orphan.into(),
             file: path("/A/foo"),
         },
     ]
 }
 
-fn acts(format: Format) -> Vec<Act> {
-    let mut acts = name_acts();
-    acts.extend(content_acts(format));
-    acts.extend(attribute_acts());
-    acts.extend(nameless_acts());
-    acts
+fn scenarios(format: Format) -> Vec<Scenario> {
+    let mut scenarios = name_scenarios();
+    scenarios.extend(content_scenarios(format));
+    scenarios.extend(attribute_scenarios());
+    scenarios.extend(nameless_scenarios());
+    scenarios
 }
 
-/// The ways to make an act durable.
-fn syncs(act: &Act) -> [Op; 5] {
-    let file = || Target::Path(act.file.clone());
-    let dir = act.file.parent().unwrap_or_default();
+/// The ways to make an scenario durable.
+fn syncs(scenario: &Scenario) -> [Op; 5] {
+    let file = || Target::Path(scenario.file.clone());
+    let dir = scenario.file.parent().unwrap_or_default();
     [
         Op::Fsync { file: file() },
         Op::Fsync {
@@ -323,8 +323,8 @@ fn program(ops: Vec<Op>) -> Program {
 /// nobody waits for.
 pub fn singles(format: Format) -> Vec<Program> {
     let mut all = Vec::new();
-    for act in acts(format) {
-        for sync in syncs(&act) {
+    for scenario in scenarios(format) {
+        for sync in syncs(&scenario) {
             let after = [
                 Op::Create {
                     path: path("/B/after"),
@@ -332,7 +332,7 @@ pub fn singles(format: Format) -> Vec<Program> {
                 },
                 write("/A/bar", 0, 3_000),
             ];
-            let ops = act.ops.iter().cloned().chain([sync]).chain(after);
+            let ops = scenario.ops.iter().cloned().chain([sync]).chain(after);
             all.push(program(ops.collect()));
         }
     }
@@ -365,10 +365,10 @@ fn convoys() -> [Program; 2] {
 /// All ordered pairs of the core operations: made durable together by fsync, each by itself, and
 /// together by sync.
 pub fn pairs(format: Format) -> Vec<Program> {
-    let acts = acts(format);
+    let scenarios = scenarios(format);
     let mut all = Vec::new();
-    for first in &acts {
-        for second in &acts {
+    for first in &scenarios {
+        for second in &scenarios {
             let [_, dir_first, ..] = syncs(first);
             let [file, dir, data, _, whole] = syncs(second);
             let both = || first.ops.iter().chain(&second.ops).cloned();

@@ -23,7 +23,7 @@ fn number_fills(program: &mut Program) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Promise;
+    use crate::Recovery;
     use crate::{Format, History};
 
     const FORMATS: [Format; 2] = [
@@ -32,14 +32,14 @@ mod tests {
             extents: true,
             shift_ranges: true,
             wide_times: true,
-            promise: Promise::Prefix,
+            recovery: Recovery::Prefix,
         },
         Format {
             block_size: 1024,
             extents: false,
             shift_ranges: false,
             wide_times: true,
-            promise: Promise::Prefix,
+            recovery: Recovery::Prefix,
         },
     ];
 
@@ -54,7 +54,7 @@ mod tests {
                 assert!(program.tasks[0].iter().any(Op::is_sync), "{text}");
             }
             for program in all.iter().step_by(29) {
-                let history = History::imagined(program, format);
+                let history = History::from_model(program, format);
                 assert!(!history.last().flatten().is_empty());
             }
         }
@@ -76,7 +76,7 @@ mod tests {
                 let text = program.to_string();
                 assert_eq!(text.parse().as_ref(), Ok(&program));
                 // Tasks that touch one path would panic here.
-                let history = History::imagined(&program, format);
+                let history = History::from_model(&program, format);
                 assert_eq!(history.base_names() > 1, shape.tasks > 1);
             }
         }

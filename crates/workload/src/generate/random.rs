@@ -74,7 +74,7 @@ pub fn random(seed: u64, shape: Shape, format: Format) -> Program {
     }
     let tasks = homes.iter().enumerate().map(|(number, homes)| {
         let fs = ModelFs::new(base.state(), format);
-        let author = Author {
+        let author = TaskGenerator {
             random: Random::new(random.next_u64()),
             shape,
             format,
@@ -97,7 +97,7 @@ pub fn random(seed: u64, shape: Shape, format: Format) -> Program {
 }
 
 /// Writes one task's operations, following along in a model.
-struct Author<'a> {
+struct TaskGenerator<'a> {
     random: Random,
     shape: Shape,
     format: Format,
@@ -110,7 +110,7 @@ struct Author<'a> {
 }
 
 /// What the task can work on.
-struct Sight {
+struct Candidates {
     files: Vec<TreePath>,
     dirs: Vec<TreePath>,
     others: Vec<TreePath>,
@@ -119,7 +119,7 @@ struct Sight {
     inodes: BTreeMap<TreePath, InodeNo>,
 }
 
-impl Author<'_> {
+impl TaskGenerator<'_> {
     fn write(mut self) -> Vec<Op> {
         while self.ops.len() < self.shape.ops {
             if self.percent(self.shape.sleep_percent) {
@@ -141,10 +141,10 @@ impl Author<'_> {
         self.ops
     }
 
-    fn sight(&self) -> Sight {
+    fn sight(&self) -> Candidates {
         let state = self.fs.state();
         let inodes = state.flatten();
-        let mut sight = Sight {
+        let mut sight = Candidates {
             files: Vec::new(),
             dirs: self.homes.to_vec(),
             others: Vec::new(),
@@ -207,13 +207,13 @@ impl Author<'_> {
     }
 
     /// A name that may be free or taken.
-    fn new_path(&mut self, sight: &Sight) -> TreePath {
+    fn new_path(&mut self, sight: &Candidates) -> TreePath {
         let dir = self.pick(&sight.dirs).expect("there is a home");
         let name = self.name();
         dir.child(&name)
     }
 
-    fn any_path(&mut self, sight: &Sight) -> Option<TreePath> {
+    fn any_path(&mut self, sight: &Candidates) -> Option<TreePath> {
         let own: Vec<_> = sight
             .inodes
             .keys()
@@ -223,7 +223,7 @@ impl Author<'_> {
         self.pick(&own)
     }
 
-    fn any_file(&mut self, sight: &Sight) -> Target {
+    fn any_file(&mut self, sight: &Candidates) -> Target {
         if self.percent(10) {
             return Target::Handle(1 + self.below(3) as u32);
         }
@@ -233,14 +233,14 @@ impl Author<'_> {
         }
     }
 
-    fn size_of(&self, sight: &Sight, file: &Target) -> u64 {
+    fn size_of(&self, sight: &Candidates, file: &Target) -> u64 {
         let ino = self.runner.resolve(file).ok();
         let node = ino.and_then(|ino| sight.state.node(ino).ok());
         node.map_or(0, |node| node.size)
     }
 
     /// The next operations.
-    fn group(&mut self, sight: &Sight) -> Vec<Op> {
+    fn group(&mut self, sight: &Candidates) -> Vec<Op> {
         if self.percent(self.shape.sync_percent) {
             return vec![self.sync(sight)];
         }
@@ -276,7 +276,7 @@ impl Author<'_> {
         vec![op]
     }
 
-    fn sync(&mut self, sight: &Sight) -> Op {
+    fn sync(&mut self, sight: &Candidates) -> Op {
         match self.below(10) {
             0 => Op::Sync,
             1 => Op::Fsync {
@@ -294,7 +294,7 @@ impl Author<'_> {
         }
     }
 
-    fn new_file(&mut self, sight: &Sight) -> Vec<Op> {
+    fn new_file(&mut self, sight: &Candidates) -> Vec<Op> {
         let path = self.new_path(sight);
         let span = Span::new(0, 1 + self.below(9_000));
         let write = Op::Write {
@@ -310,7 +310,7 @@ impl Author<'_> {
         }
     }
 
-    fn special(&mut self, sight: &Sight) -> Op {
+    fn special(&mut self, sight: &Candidates) -> Op {
         let path = self.new_path(sight);
         match self.below(3) {
             0 => {
@@ -335,7 +335,7 @@ impl Author<'_> {
         }
     }
 
-    fn removal(&mut self, sight: &Sight) -> Op {
+    fn removal(&mut self, sight: &Candidates) -> Op {
         match self.any_path(sight) {
             Some(path) if sight.dirs.contains(&path) => Op::Rmdir { path },
             Some(path) => Op::Unlink { path },
@@ -346,7 +346,7 @@ impl Author<'_> {
         }
     }
 
-    fn rename(&mut self, sight: &Sight) -> Op {
+    fn rename(&mut self, sight: &Candidates) -> Op {
         let Some(from) = self.any_path(sight) else {
             return Op::Mkdir {
                 path: self.new_path(sight),
@@ -384,7 +384,7 @@ impl Author<'_> {
         }
     }
 
-    fn open(&mut self, sight: &Sight) -> Vec<Op> {
+    fn open(&mut self, sight: &Candidates) -> Vec<Op> {
         let handle = 1 + self.below(3) as u32;
         let file = Target::Handle(handle);
         match (self.below(4), self.pick(&sight.files)) {
@@ -442,7 +442,7 @@ impl Author<'_> {
         Span::new(offset, len.min(limit - offset))
     }
 
-    fn write_op(&mut self, sight: &Sight) -> Op {
+    fn write_op(&mut self, sight: &Candidates) -> Op {
         let file = self.any_file(sight);
         let size = self.size_of(sight, &file);
         if self.percent(8) {
@@ -465,7 +465,7 @@ impl Author<'_> {
         }
     }
 
-    fn truncate(&mut self, sight: &Sight) -> Op {
+    fn truncate(&mut self, sight: &Candidates) -> Op {
         let file = self.any_file(sight);
         let size = self.size_of(sight, &file);
         let size = match self.below(4) {
@@ -476,7 +476,7 @@ impl Author<'_> {
         Op::Truncate { file, size }
     }
 
-    fn fallocate(&mut self, sight: &Sight) -> Op {
+    fn fallocate(&mut self, sight: &Candidates) -> Op {
         let file = self.any_file(sight);
         let size = self.size_of(sight, &file);
         let mut span = self.span(size);
@@ -499,7 +499,7 @@ impl Author<'_> {
     }
 
     /// Attributes fit one block together, whatever else is there.
-    fn xattr(&mut self, sight: &Sight) -> Op {
+    fn xattr(&mut self, sight: &Candidates) -> Op {
         let file = match self.any_path(sight) {
             // Only regular files and directories may have user attributes.
             Some(path) if !sight.others.contains(&path) => Target::Path(path),
@@ -531,7 +531,7 @@ impl Author<'_> {
         }
     }
 
-    fn attribute(&mut self, sight: &Sight) -> Op {
+    fn attribute(&mut self, sight: &Candidates) -> Op {
         let file = self.any_path(sight).map_or(Target::Handle(1), Target::Path);
         let secs = self.below(4_000_000_000) as i64;
         let time = Timestamp {
@@ -560,7 +560,7 @@ impl Author<'_> {
     }
 
     /// Many names in one directory: its blocks split.
-    fn crowd(&mut self, sight: &Sight) -> Vec<Op> {
+    fn crowd(&mut self, sight: &Candidates) -> Vec<Op> {
         let dir = self.pick(&sight.dirs).expect("there is a home");
         let number = self.below(1000);
         let count = 4 + self.below(12);
@@ -582,7 +582,7 @@ impl Author<'_> {
         ops
     }
 
-    fn look(&mut self, sight: &Sight) -> Op {
+    fn look(&mut self, sight: &Candidates) -> Op {
         let file = self.any_file(sight);
         let size = self.size_of(sight, &file);
         match (self.below(4), self.any_path(sight)) {

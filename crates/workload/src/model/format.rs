@@ -15,12 +15,12 @@ pub struct Format {
     /// kept within 32 bits.
     pub wide_times: bool,
     /// What is promised of it after a power cut.
-    pub promise: Promise,
+    pub recovery: Recovery,
 }
 
 /// What a file system promises to show after a power cut (see [`oracle`](crate::oracle)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Promise {
+pub enum Recovery {
     /// Operations are there up to some moment, and none after it: a journal.
     Prefix,
     /// The same, but files that were made durable after that moment are as they were then, without what

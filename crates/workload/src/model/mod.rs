@@ -6,7 +6,7 @@ mod format;
 mod state;
 
 pub use content::{Content, PAGE, Page};
-pub use format::{Format, Promise};
+pub use format::{Format, Recovery};
 pub use state::{Node, ROOT, State};
 
 use std::collections::BTreeMap;
@@ -48,7 +48,7 @@ impl Inner {
     }
 
     /// After a name went: the inode goes too unless somebody holds it.
-    fn let_go(&mut self, ino: InodeNo) {
+    fn drop_reference(&mut self, ino: InodeNo) {
         if !self.lookups.contains_key(&ino) {
             self.state.reap(ino);
         }
@@ -244,14 +244,14 @@ impl FileSystem for ModelFs {
     fn unlink(&self, _: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
         let mut inner = self.inner.lock();
         let ino = inner.state.unlink(dir, name)?;
-        inner.let_go(ino);
+        inner.drop_reference(ino);
         Ok(())
     }
 
     fn rmdir(&self, _: &Cx, dir: InodeNo, name: &[u8]) -> Result<()> {
         let mut inner = self.inner.lock();
         let ino = inner.state.rmdir(dir, name)?;
-        inner.let_go(ino);
+        inner.drop_reference(ino);
         Ok(())
     }
 
@@ -264,7 +264,7 @@ impl FileSystem for ModelFs {
     ) -> Result<()> {
         let mut inner = self.inner.lock();
         if let Some(replaced) = inner.state.rename(from, to, flags, owner(cx))? {
-            inner.let_go(replaced);
+            inner.drop_reference(replaced);
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use steadfs_vfs::{FileKind, FsError, RenameFlags, Result, check_name};
 
 use super::content::Content;
 use crate::TreePath;
-use crate::observe::{Observed, Seen};
+use crate::observe::{InodeSnapshot, Observed};
 
 mod inside;
 
@@ -73,7 +73,7 @@ impl Node {
         }
     }
 
-    fn seen(seen: &Seen, parent: InodeNo) -> Self {
+    fn seen(seen: &InodeSnapshot, parent: InodeNo) -> Self {
         Self {
             rdev: seen.rdev,
             nlink: seen.nlink,

@@ -6,11 +6,11 @@ use steadfs_base::InodeNo;
 
 use super::file::{File, compare_content};
 use super::history::{Ack, Event, History, TaskHistory};
-use super::rolled::{Rolling, View};
-use super::verdict::{Found, Violation};
+use super::roll_forward::{RecoveredTree, RollForward};
+use super::verdict::{Explanation, Violation};
 use crate::model::Node;
-use crate::observe::{Observed, Seen};
-use crate::{Promise, TreePath};
+use crate::observe::{InodeSnapshot, Observed};
+use crate::{Recovery, TreePath};
 
 /// What a task may show after a crash.
 struct Bounds {
@@ -22,7 +22,7 @@ struct Bounds {
     /// The same for every file, by a sync.
     all_durable: usize,
     /// For each inode, the first moment that has all that was acknowledged of it.
-    owed: BTreeMap<InodeNo, usize>,
+    required: BTreeMap<InodeNo, usize>,
     /// The last marker, if files may have been rolled forward beyond the common moment.
     rolled: Option<u64>,
 }
@@ -36,8 +36,8 @@ impl Bounds {
     /// A file was made durable at `moment`, with all of it that there was at moment `needed`.
     fn acknowledge(&mut self, ino: InodeNo, moment: usize, needed: usize) {
         self.durable.insert(ino, moment);
-        let owed = self.owed.entry(ino).or_default();
-        *owed = needed.max(*owed);
+        let required = self.required.entry(ino).or_default();
+        *required = needed.max(*required);
         if self.rolled.is_none() {
             self.first = self.first.max(needed);
         }
@@ -47,25 +47,25 @@ impl Bounds {
 impl TaskHistory {
     /// What the task may show if the last marker before the crash was `mark`, without regard to
     /// other tasks' syncs.
-    fn bounds(&self, mark: u64, promise: Promise) -> Bounds {
+    fn bounds(&self, mark: u64, recovery: Recovery) -> Bounds {
         let mut bounds = Bounds {
             first: 0,
             last: self
-                .deeds
+                .records
                 .iter()
-                .take_while(|deed| deed.started <= mark)
+                .take_while(|record| record.started <= mark)
                 .count(),
             durable: BTreeMap::new(),
             all_durable: 0,
-            owed: BTreeMap::new(),
-            rolled: matches!(promise, Promise::RollForward { .. }).then_some(mark),
+            required: BTreeMap::new(),
+            rolled: matches!(recovery, Recovery::RollForward { .. }).then_some(mark),
         };
-        for (index, deed) in self.deeds.iter().enumerate() {
+        for (index, record) in self.records.iter().enumerate() {
             let moment = index + 1;
-            if deed.ended > mark {
+            if record.ended > mark {
                 break;
             }
-            match deed.ack {
+            match record.ack {
                 None => {}
                 Some(Ack::All) => {
                     bounds.first = moment;
@@ -85,14 +85,14 @@ impl TaskHistory {
     /// The first moment that has everything of `ino` that a sync as operation `index` acknowledges.
     fn needed(&self, index: usize, ino: InodeNo, data_only: bool) -> usize {
         let concerns = |number: &usize| {
-            let deed = &self.deeds[*number];
-            let data = deed.made == Some(ino)
-                || deed.grown.contains(&ino)
-                || deed
+            let record = &self.records[*number];
+            let data = record.made == Some(ino)
+                || record.grown.contains(&ino)
+                || record
                     .events
                     .iter()
                     .any(|(of, event)| *of == ino && !matches!(event, Event::Wrote(_)));
-            data || !data_only && deed.changed.contains(&ino)
+            data || !data_only && record.changed.contains(&ino)
         };
         (0..index)
             .rev()
@@ -102,9 +102,9 @@ impl TaskHistory {
 
     /// The moment that everything which had returned before marker `at` has reached.
     fn returned_by(&self, at: u64) -> usize {
-        self.deeds
+        self.records
             .iter()
-            .take_while(|deed| deed.ended <= at)
+            .take_while(|record| record.ended <= at)
             .count()
     }
 
@@ -112,7 +112,7 @@ impl TaskHistory {
     fn implied_by(&self, began: u64) -> usize {
         (0..self.returned_by(began))
             .rev()
-            .find(|index| !self.deeds[*index].changed.is_empty())
+            .find(|index| !self.records[*index].changed.is_empty())
             .map_or(0, |index| index + 1)
     }
 }
@@ -123,10 +123,10 @@ impl History {
     ///
     /// # Errors
     /// What is wrong.
-    pub fn check(&self, found: &Observed, mark: u64) -> Result<Found, Box<Violation>> {
+    pub fn check(&self, found: &Observed, mark: u64) -> Result<Explanation, Box<Violation>> {
         self.check_untouched(found)?;
         let mut bounds: Vec<_> = {
-            let bounds = |task: &TaskHistory| task.bounds(mark, self.format.promise);
+            let bounds = |task: &TaskHistory| task.bounds(mark, self.format.recovery);
             self.tasks.iter().map(bounds).collect()
         };
         self.apply_foreign_syncs(&mut bounds, mark);
@@ -134,7 +134,7 @@ impl History {
         let mut all_rolled = Vec::new();
         let mut others = Vec::new();
         for (number, (task, bounds)) in self.tasks.iter().zip(&bounds).enumerate() {
-            let part = Part::of(task, found, mark < self.looked_at);
+            let part = TaskView::of(task, found, mark < self.observed_at);
             let mut right = Vec::new();
             let mut rolled = Vec::new();
             let mut why = Vec::new();
@@ -164,7 +164,7 @@ impl History {
                     let at = right.iter().position(|of| of == moment);
                     at.map_or(0, |at| rolled[at])
                 });
-                Ok(Found {
+                Ok(Explanation {
                     rolled: rolled.sum(),
                     moments,
                 })
@@ -183,16 +183,17 @@ impl History {
     pub fn check_live(&self, found: &Observed) -> Result<(), Box<Violation>> {
         self.check_untouched(found)?;
         for (number, task) in self.tasks.iter().enumerate() {
-            let last = task.deeds.len();
+            let last = task.records.len();
             let bounds = Bounds {
                 first: last,
                 last,
                 durable: BTreeMap::new(),
                 all_durable: last,
-                owed: BTreeMap::new(),
+                required: BTreeMap::new(),
                 rolled: None,
             };
-            if let Err(reason) = Part::of(task, found, true).compare(self, task, last, &bounds) {
+            if let Err(reason) = TaskView::of(task, found, true).compare(self, task, last, &bounds)
+            {
                 let (_, moment, text) = reason.at(last);
                 return Err(Box::new(Violation::NoMoment {
                     task: number,
@@ -205,10 +206,15 @@ impl History {
 
     /// A sync of one task covers what had returned in all others when it began.
     fn apply_foreign_syncs(&self, bounds: &mut [Bounds], mark: u64) {
-        let acked =
-            |deed: &&super::history::Deed| deed.ended <= mark && matches!(deed.ack, Some(Ack::All));
-        let syncs = self.tasks.iter().flat_map(|task| &task.deeds).filter(acked);
-        let Some(last) = syncs.map(|deed| deed.started).max() else {
+        let acked = |record: &&super::history::OpRecord| {
+            record.ended <= mark && matches!(record.ack, Some(Ack::All))
+        };
+        let syncs = self
+            .tasks
+            .iter()
+            .flat_map(|task| &task.records)
+            .filter(acked);
+        let Some(last) = syncs.map(|record| record.started).max() else {
             return;
         };
         for (task, bounds) in self.tasks.iter().zip(bounds) {
@@ -227,7 +233,7 @@ impl History {
                 let Some(index) = moment(later).checked_sub(1) else {
                     return false;
                 };
-                let began = self.tasks[later].deeds[index].started;
+                let began = self.tasks[later].records[index].started;
                 let others = (0..chosen.len()).filter(|&task| task != later);
                 others
                     .into_iter()
@@ -279,33 +285,33 @@ impl History {
 }
 
 /// Why a moment is not the one found; the larger the rank, the nearer it came.
-struct Reason {
+struct Mismatch {
     rank: u32,
     text: String,
 }
 
-impl Reason {
+impl Mismatch {
     fn at(self, moment: usize) -> (u32, usize, String) {
         (self.rank, moment, self.text)
     }
 }
 
-fn reason<T>(rank: u32, text: impl Into<String>) -> Result<T, Reason> {
-    Err(Reason {
+fn reason<T>(rank: u32, text: impl Into<String>) -> Result<T, Mismatch> {
+    Err(Mismatch {
         rank,
         text: text.into(),
     })
 }
 
 /// What was found of one task's paths.
-struct Part<'a> {
+struct TaskView<'a> {
     found: &'a Observed,
     /// Whether access times are known.
     atimes: bool,
     names: BTreeMap<&'a TreePath, InodeNo>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> TaskView<'a> {
     fn of(task: &TaskHistory, found: &'a Observed, atimes: bool) -> Self {
         let names = found
             .names
@@ -328,12 +334,12 @@ impl<'a> Part<'a> {
         task: &TaskHistory,
         moment: usize,
         bounds: &Bounds,
-    ) -> Result<usize, Reason> {
+    ) -> Result<usize, Mismatch> {
         let Some(mark) = bounds.rolled else {
             return self.compare_view(history, task, moment, bounds, None);
         };
-        let owed = &bounds.owed;
-        let views = Rolling { mark, owed }.from(task, moment, &self.names);
+        let required = &bounds.required;
+        let views = RollForward { mark, required }.from(task, moment, &self.names);
         let mut nearest = None;
         for view in views.or_else(|text| reason(0, text))? {
             match self.compare_view(history, task, moment, bounds, Some(&view)) {
@@ -351,8 +357,8 @@ impl<'a> Part<'a> {
         task: &TaskHistory,
         moment: usize,
         bounds: &Bounds,
-        rolled: Option<&View>,
-    ) -> Result<usize, Reason> {
+        rolled: Option<&RecoveredTree>,
+    ) -> Result<usize, Mismatch> {
         let mut later = 0;
         let names = rolled.map_or(&task.paths[moment], |view| &view.names);
         let pairs = self.match_names(names)?;
@@ -388,7 +394,7 @@ impl<'a> Part<'a> {
                     Err(reason) => {
                         let at = shown.moment;
                         let text = format!("as after {at} operations, {}", reason.text);
-                        wrong = Some(Reason { text, ..reason });
+                        wrong = Some(Mismatch { text, ..reason });
                         false
                     }
                 });
@@ -408,9 +414,9 @@ impl<'a> Part<'a> {
         &self,
         file: &File<'_>,
         path: &TreePath,
-        seen: &Seen,
-        rolled: Option<&View>,
-    ) -> Result<(), Reason> {
+        seen: &InodeSnapshot,
+        rolled: Option<&RecoveredTree>,
+    ) -> Result<(), Mismatch> {
         let node = file.node(file.moment).expect("a named inode exists");
         let touched = rolled.is_some_and(|view| view.touched.contains(&file.ino));
         let same = compare_attributes(node, seen)
@@ -441,7 +447,7 @@ impl<'a> Part<'a> {
     fn match_names(
         &self,
         due: &BTreeMap<TreePath, InodeNo>,
-    ) -> Result<Vec<(&'a TreePath, InodeNo, InodeNo)>, Reason> {
+    ) -> Result<Vec<(&'a TreePath, InodeNo, InodeNo)>, Mismatch> {
         if let Some(missing) = due.keys().find(|path| !self.names.contains_key(path)) {
             return reason(0, format!("{missing} is missing"));
         }
@@ -465,7 +471,7 @@ impl<'a> Part<'a> {
 
 /// Compares everything but times, size, content, names, and the link count, which was checked against
 /// the names.
-fn compare_attributes(node: &Node, seen: &Seen) -> Result<(), String> {
+fn compare_attributes(node: &Node, seen: &InodeSnapshot) -> Result<(), String> {
     if node.kind != seen.kind {
         return Err(format!("is a {:?}, not a {:?}", seen.kind, node.kind));
     }
@@ -488,7 +494,7 @@ fn compare_attributes(node: &Node, seen: &Seen) -> Result<(), String> {
     compare_xattrs(node, seen)
 }
 
-fn compare_mtime(node: &Node, seen: &Seen) -> Result<(), String> {
+fn compare_mtime(node: &Node, seen: &InodeSnapshot) -> Result<(), String> {
     match node.mtime {
         Some(due) if due != seen.mtime => {
             Err(format!("was changed at {:?}, not {due:?}", seen.mtime))
@@ -497,14 +503,14 @@ fn compare_mtime(node: &Node, seen: &Seen) -> Result<(), String> {
     }
 }
 
-fn compare_atime(node: &Node, seen: &Seen) -> Result<(), String> {
+fn compare_atime(node: &Node, seen: &InodeSnapshot) -> Result<(), String> {
     match node.atime {
         Some(due) if due != seen.atime => Err(format!("was read at {:?}, not {due:?}", seen.atime)),
         _ => Ok(()),
     }
 }
 
-fn compare_xattrs(node: &Node, seen: &Seen) -> Result<(), String> {
+fn compare_xattrs(node: &Node, seen: &InodeSnapshot) -> Result<(), String> {
     let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
     for (name, value) in &node.xattrs {
         match seen.xattrs.get(name) {
@@ -525,7 +531,7 @@ fn compare_xattrs(node: &Node, seen: &Seen) -> Result<(), String> {
     }
 }
 
-fn compare_size(due: u64, seen: &Seen) -> Result<(), String> {
+fn compare_size(due: u64, seen: &InodeSnapshot) -> Result<(), String> {
     let is_file = seen.kind == steadfs_vfs::FileKind::Regular;
     if is_file && seen.size != due {
         return Err(format!("has {} bytes, not {due}", seen.size));

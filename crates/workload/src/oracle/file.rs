@@ -8,13 +8,13 @@ use steadfs_base::InodeNo;
 
 use super::history::{Event, TaskHistory, pages_of_blocks};
 use crate::model::{Content, Node, PAGE, Page};
-use crate::observe::{CONTENT_LIMIT, Seen};
+use crate::observe::{CONTENT_LIMIT, InodeSnapshot};
 use crate::{Format, Op, Span, pattern};
 
 const SECTOR: usize = 512;
 
 /// Compares content that can only be one thing.
-pub(super) fn compare_content(node: &Node, seen: &Seen) -> Result<(), String> {
+pub(super) fn compare_content(node: &Node, seen: &InodeSnapshot) -> Result<(), String> {
     let pages = |content: &Content| content.pages().map(|(index, _)| index).collect::<Vec<_>>();
     for index in pages(&node.content).into_iter().chain(pages(&seen.content)) {
         let (due, got) = (page_of(&node.content, index), page_of(&seen.content, index));
@@ -80,7 +80,7 @@ impl File<'_> {
     /// The file's events among operations `range`, each with the moment it leads to.
     fn events(&self, range: std::ops::Range<usize>) -> impl Iterator<Item = (usize, Event)> {
         range.flat_map(move |index| {
-            let events = self.task.deeds[index].events.iter();
+            let events = self.task.records[index].events.iter();
             events
                 .filter(|(ino, _)| *ino == self.ino)
                 .map(move |(_, event)| (index + 1, *event))
@@ -147,10 +147,10 @@ impl File<'_> {
         let between = (self.size(exact)..largest).contains(&found) || half_done.contains(&found);
         // A copy is done in pieces, the first of which may have been kept within the inode.
         let upto_next = (upto + 1).min(self.last);
-        let copied = self.task.deeds[exact.min(upto_next)..upto_next].iter();
+        let copied = self.task.records[exact.min(upto_next)..upto_next].iter();
         let copied = copied
-            .filter(|deed| matches!(deed.op, Op::Copy { .. }))
-            .any(|deed| deed.grown.contains(&self.ino));
+            .filter(|record| matches!(record.op, Op::Copy { .. }))
+            .any(|record| record.grown.contains(&self.ino));
         if (boundary || copied) && between {
             return Ok(());
         }
@@ -161,7 +161,7 @@ impl File<'_> {
     }
 
     /// Rule 5.
-    pub(super) fn check_content(&self, seen: &Seen) -> Result<(), String> {
+    pub(super) fn check_content(&self, seen: &InodeSnapshot) -> Result<(), String> {
         let size = seen.size.min(CONTENT_LIMIT);
         let mut pages: BTreeSet<u64> = seen.content.pages().map(|(index, _)| index).collect();
         for moment in self.durable..=self.last {

@@ -8,10 +8,10 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::{FallocMode, FsError, Result};
 use thiserror::Error;
 
-use super::rolled::{Chain, chains, windows};
+use super::roll_forward::{Chain, chains, windows};
 use crate::model::{PAGE, State};
 use crate::run::{Marker, Recording, Runner, Step, Value, run};
-use crate::{Format, ModelFs, Op, Program, Promise, Span, Target, TreePath};
+use crate::{Format, ModelFs, Op, Program, Recovery, Span, Target, TreePath};
 
 /// An operation that returned something else than it should have.
 #[derive(Clone, Debug, Error)]
@@ -59,7 +59,7 @@ pub(super) enum Ack {
 
 /// One operation and what it meant.
 #[derive(Clone, Debug)]
-pub(super) struct Deed {
+pub(super) struct OpRecord {
     pub(super) op: Op,
     pub(super) started: u64,
     pub(super) ended: u64,
@@ -76,13 +76,13 @@ pub(super) struct Deed {
     pub(super) synced: Option<InodeNo>,
 }
 
-/// A task's states: `states[k]` is after `k` operations; `deeds[k]` leads from it to the next.
+/// A task's states: `states[k]` is after `k` operations; `records[k]` leads from it to the next.
 #[derive(Clone, Debug)]
 pub(super) struct TaskHistory {
     pub(super) states: Vec<State>,
     /// Paths of each state, only those that are this task's.
     pub(super) paths: Vec<BTreeMap<TreePath, InodeNo>>,
-    pub(super) deeds: Vec<Deed>,
+    pub(super) records: Vec<OpRecord>,
     /// Every path this task ever made, changed or removed.
     pub(super) own: BTreeSet<TreePath>,
     /// For each operation that failed half-way, the states had it come out otherwise (as far as the
@@ -100,7 +100,7 @@ pub struct History {
     pub(super) base_paths: BTreeMap<TreePath, InodeNo>,
     pub(super) tasks: Vec<TaskHistory>,
     /// From this marker on somebody else read files: access times are not known any more.
-    pub(super) looked_at: u64,
+    pub(super) observed_at: u64,
     /// The device failed.
     pub(super) failing: bool,
 }
@@ -122,8 +122,8 @@ impl History {
         let base = after_setup(base, recording, format)?;
         let mut tasks = Vec::new();
         for (number, steps) in recording.tasks.iter().enumerate() {
-            let fates = vec![Fate::AsTold; steps.len()];
-            tasks.push(replay(&who(number), &base, steps, &fates, format)?);
+            let outcomes = vec![OpOutcome::AsReported; steps.len()];
+            tasks.push(replay(&who(number), &base, steps, &outcomes, format)?);
         }
         Ok(Self::assemble(base, tasks, format))
     }
@@ -134,7 +134,7 @@ impl History {
         let mut owned = BTreeSet::new();
         let windows = windows(&tasks);
         for task in &mut tasks {
-            task.claim(&base, &base_paths, &windows, format.promise);
+            task.claim(&base, &base_paths, &windows, format.recovery);
             for path in &task.own {
                 assert!(owned.insert(path.clone()), "{path} is changed by two tasks");
             }
@@ -144,15 +144,15 @@ impl History {
             base,
             base_paths,
             tasks,
-            looked_at: u64::MAX,
+            observed_at: u64::MAX,
             failing: false,
         }
     }
 
     /// Notes that from this marker on somebody read files who is no task of this history, so that
     /// access times after later crashes are not known.
-    pub fn looked_at(&mut self, mark: u64) {
-        self.looked_at = mark;
+    pub fn observed_at(&mut self, mark: u64) {
+        self.observed_at = mark;
     }
 
     /// Replays a program as if it had run in the model, one task after the other, with a marker
@@ -160,7 +160,7 @@ impl History {
     ///
     /// # Panics
     /// If two tasks change the same path.
-    pub fn imagined(program: &Program, format: Format) -> Self {
+    pub fn from_model(program: &Program, format: Format) -> Self {
         let base = State::new();
         let fs = ModelFs::new(base.clone(), format);
         let clock = AtomicU64::new(0);
@@ -197,9 +197,9 @@ impl History {
 
 /// What became of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum OpOutcome {
     /// What it returned.
-    AsTold,
+    AsReported,
     /// It failed, but what it should do was done.
     Done,
     /// It failed, and nothing was done.
@@ -221,38 +221,40 @@ pub(super) fn after_setup(
     recording: &Recording,
     format: Format,
 ) -> Result<State, Box<Divergence>> {
-    let fates = vec![Fate::AsTold; recording.setup.len()];
-    let mut setup = replay("setup", base, &recording.setup, &fates, format)?;
+    let outcomes = vec![OpOutcome::AsReported; recording.setup.len()];
+    let mut setup = replay("setup", base, &recording.setup, &outcomes, format)?;
     Ok(setup.states.pop().expect("a history has a first state"))
 }
 
-/// Runs a task's steps in the model: all of them, or as many as there are fates.
+/// Runs a task's steps in the model: all of them, or as many as there are outcomes.
 pub(super) fn replay(
     who: &str,
     base: &State,
     steps: &[Step],
-    fates: &[Fate],
+    outcomes: &[OpOutcome],
     format: Format,
 ) -> Result<TaskHistory, Box<Divergence>> {
     let fs = ModelFs::new(base.clone(), format);
     let mut runner = Runner::new(&fs);
     let mut states = vec![base.clone()];
-    let mut deeds = Vec::new();
-    for ((index, step), fate) in steps.iter().enumerate().zip(fates) {
+    let mut records = Vec::new();
+    for ((index, step), outcome) in steps.iter().enumerate().zip(outcomes) {
         let target = main_target(&step.op).and_then(|target| runner.resolve(target).ok());
-        let expected = match (&step.op, fate) {
+        let expected = match (&step.op, outcome) {
             (Op::Sleep { .. }, _) => Ok(Value::None),
-            (op, Fate::NotDone) => {
+            (op, OpOutcome::NotDone) => {
                 if let Some(read) = reading_of(op) {
                     let _ = runner.step(&read);
                 }
                 step.result.clone()
             }
-            (op, Fate::Short(bytes)) => runner.step(&shortened(op, *bytes)),
-            (op, Fate::Inside) => runner.step(&kept_size(op)),
-            (op, Fate::AsTold | Fate::Done) => runner.step(op),
+            (op, OpOutcome::Short(bytes)) => runner.step(&shortened(op, *bytes)),
+            (op, OpOutcome::Inside) => runner.step(&kept_size(op)),
+            (op, OpOutcome::AsReported | OpOutcome::Done) => runner.step(op),
         };
-        if !matches!(fate, Fate::Done | Fate::Inside) && !agree(&expected, &step.result) {
+        if !matches!(outcome, OpOutcome::Done | OpOutcome::Inside)
+            && !agree(&expected, &step.result)
+        {
             return Err(Box::new(Divergence {
                 who: who.to_owned(),
                 index,
@@ -263,14 +265,20 @@ pub(super) fn replay(
         }
         let after = fs.state();
         let before = states.last().expect("a history has a first state");
-        deeds.push(Deed::of(step, target, &expected, (before, &after), format));
+        records.push(OpRecord::of(
+            step,
+            target,
+            &expected,
+            (before, &after),
+            format,
+        ));
         states.push(after);
     }
     let paths = vec![BTreeMap::new(); states.len()];
     Ok(TaskHistory {
         states,
         paths,
-        deeds,
+        records,
         own: BTreeSet::new(),
         others: Vec::new(),
         chains: Vec::new(),
@@ -339,7 +347,7 @@ fn main_target(op: &Op) -> Option<&Target> {
     }
 }
 
-impl Deed {
+impl OpRecord {
     fn of(
         step: &Step,
         target: Option<InodeNo>,
@@ -347,7 +355,7 @@ impl Deed {
         (before, after): (&State, &State),
         format: Format,
     ) -> Self {
-        let mut deed = Self {
+        let mut record = Self {
             op: step.op.clone(),
             started: step.started,
             ended: step.ended,
@@ -359,38 +367,38 @@ impl Deed {
             synced: target.filter(|_| matches!(step.op, Op::Fsync { .. } | Op::Fdatasync { .. })),
         };
         let Ok(value) = result else {
-            return deed;
+            return record;
         };
-        deed.note_changes(before, after);
+        record.note_changes(before, after);
         if step.op == Op::Sync {
-            deed.ack = Some(Ack::All);
+            record.ack = Some(Ack::All);
         }
         let Some(ino) = target else {
-            return deed;
+            return record;
         };
         match &step.op {
-            Op::Fsync { .. } => deed.ack = Some(Ack::Inode(ino)),
+            Op::Fsync { .. } => record.ack = Some(Ack::Inode(ino)),
             // A directory's names are its data.
             Op::Fdatasync { .. } if before.node(ino).is_ok_and(|node| node.is_dir()) => {
-                deed.ack = Some(Ack::Inode(ino));
+                record.ack = Some(Ack::Inode(ino));
             }
-            Op::Fdatasync { .. } => deed.ack = Some(Ack::Data(ino)),
+            Op::Fdatasync { .. } => record.ack = Some(Ack::Data(ino)),
             Op::Write { span, .. } => {
                 let Value::Count(n) = value else {
                     panic!("a write returns a count");
                 };
-                deed.wrote(ino, Span::new(span.offset, *n), (before, after), format);
+                record.wrote(ino, Span::new(span.offset, *n), (before, after), format);
             }
             Op::Copy { offset, .. } => {
                 let Value::Count(n) = value else {
                     panic!("a copy returns a count");
                 };
-                deed.wrote(ino, Span::new(*offset, *n), (before, after), format);
+                record.wrote(ino, Span::new(*offset, *n), (before, after), format);
             }
-            Op::Truncate { .. } | Op::Fallocate { .. } => deed.reshaped(ino, before, after),
+            Op::Truncate { .. } | Op::Fallocate { .. } => record.reshaped(ino, before, after),
             _ => {}
         }
-        deed
+        record
     }
 
     /// The files whose content or size it changed.
@@ -491,10 +499,10 @@ impl TaskHistory {
         base: &State,
         base_paths: &BTreeMap<TreePath, InodeNo>,
         windows: &[(u64, u64)],
-        promise: Promise,
+        recovery: Recovery,
     ) {
         let all: Vec<_> = self.states.iter().map(State::flatten).collect();
-        if let Promise::RollForward { strict } = promise {
+        if let Recovery::RollForward { strict } = recovery {
             self.chains = chains(self, &all, windows, strict);
             let names = self.chains.iter().flat_map(|chain| &chain.places);
             self.own.extend(names.filter_map(Clone::clone));

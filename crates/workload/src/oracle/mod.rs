@@ -54,7 +54,7 @@
 //!
 //! # Roll-forward
 //! f2fs makes a file durable by itself, beside its last checkpoint, and its recovery brings it back
-//! without what was done to others before. With [`Promise::RollForward`](crate::Promise) instead of 2:
+//! without what was done to others before. With [`Recovery::RollForward`](crate::Recovery) instead of 2:
 //!
 //! 7. **Each file for itself.** `M` is the moment of a checkpoint: at least the last sync's. A regular file
 //!    may be as it was at the moment `F` of an fsync or fdatasync of it (begun, not necessarily returned)
@@ -98,7 +98,7 @@
 //! | a full volume: ENOSPC, a short write | never of what makes things durable; and never too early (the explorer compares with what is free, where one task runs alone, for all but extended attributes) |
 //! | too many failures to follow: no verdict | the explorer counts these runs, and its tests bound them |
 //! | times that nobody set, access times after somebody else looked, times of directories in which recovery made a name | no content, no name and no attribute that was given is behind them |
-//! | files that went along with another's fsync (7) | only of moments at which an fsync was under way, never before what is owed of the file |
+//! | files that went along with another's fsync (7) | only of moments at which an fsync was under way, never before what is required of the file |
 //! | the kernel's or e2fsck's view of a volume that has stopped | our checker is asked all the same; e2fsck blames recorded orphans, which the next mount frees |
 //! | a device that lies | everything may be gone; only panics and hangs count, and the same run on an honest device loses nothing |
 //!
@@ -109,14 +109,14 @@
 //! before `/b` was made, so `M` is 2 or more, not 4.
 
 mod check;
+mod failures;
 mod file;
 mod history;
-mod rolled;
+mod roll_forward;
 #[cfg(test)]
 mod tests;
-mod troubled;
 mod verdict;
 
+pub use failures::{Histories, Tolerance};
 pub use history::{Divergence, History};
-pub use troubled::{Excuse, Histories};
-pub use verdict::{Found, Violation};
+pub use verdict::{Explanation, Violation};

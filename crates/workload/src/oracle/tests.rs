@@ -10,14 +10,14 @@ use steadfs_vfs::FileKind;
 use super::history::{Ack, Event, History, TaskHistory};
 use crate::generate::{Shape, pairs, random, singles};
 use crate::model::{Content, PAGE, State};
-use crate::{Format, ModelFs, Op, Program, Promise, observe};
+use crate::{Format, ModelFs, Op, Program, Recovery, observe};
 
 const FORMAT: Format = Format {
     block_size: 4096,
     extents: true,
     shift_ranges: true,
     wide_times: true,
-    promise: Promise::Prefix,
+    recovery: Recovery::Prefix,
 };
 const BLOCK: u64 = PAGE as u64;
 
@@ -93,13 +93,13 @@ impl<'a> Disk<'a> {
             disk.sizes.insert(ino, vec![(0, node.size)]);
         }
         let mut last = 0;
-        for (index, deed) in task.deeds.iter().enumerate() {
-            if deed.started > mark {
+        for (index, record) in task.records.iter().enumerate() {
+            if record.started > mark {
                 break;
             }
             last = index + 1;
             disk.act(index);
-            if deed.ended <= mark {
+            if record.ended <= mark {
                 disk.acknowledge(index);
             }
             if disk.random.chance(200) {
@@ -136,11 +136,11 @@ impl<'a> Disk<'a> {
 
     fn act(&mut self, index: usize) {
         let moment = index + 1;
-        let deed = &self.task.deeds[index];
-        for ino in &deed.changed {
+        let record = &self.task.records[index];
+        for ino in &record.changed {
             self.changed.insert(*ino, moment);
         }
-        for (ino, event) in &deed.events {
+        for (ino, event) in &record.events {
             let ino = *ino;
             match *event {
                 Event::Wrote(span) => {
@@ -248,7 +248,7 @@ impl<'a> Disk<'a> {
 
     fn acknowledge(&mut self, index: usize) {
         let moment = index + 1;
-        match self.task.deeds[index].ack {
+        match self.task.records[index].ack {
             None => {}
             Some(Ack::Inode(ino) | Ack::Data(ino)) => {
                 if self.flaw != Flaw::ForgetsData {
@@ -326,9 +326,9 @@ impl<'a> Disk<'a> {
         match self.flaw {
             Flaw::ReordersRenames => {
                 let fs = ModelFs::new(self.task.states[self.committed].clone(), FORMAT);
-                for deed in &self.task.deeds[self.committed..last] {
-                    if matches!(deed.op, Op::Rename { .. }) {
-                        let _ = crate::Runner::new(&fs).step(&deed.op);
+                for record in &self.task.records[self.committed..last] {
+                    if matches!(record.op, Op::Rename { .. }) {
+                        let _ = crate::Runner::new(&fs).step(&record.op);
                     }
                 }
                 *state = fs.state();
@@ -383,12 +383,12 @@ impl<'a> Disk<'a> {
 /// Crashes `program` at every marker, a few times each; returns how often the oracle complained and
 /// about what first.
 fn complaints(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String>) {
-    let history = History::imagined(program, FORMAT);
+    let history = History::from_model(program, FORMAT);
     let task = &history.tasks[0];
     let mut count = 0;
     let mut first = None;
-    let end = task.deeds.last().map_or(0, |deed| deed.ended);
-    let start = task.deeds.first().map_or(0, |deed| deed.started);
+    let end = task.records.last().map_or(0, |record| record.ended);
+    let start = task.records.first().map_or(0, |record| record.started);
     for mark in start.saturating_sub(1)..=end {
         for round in 0..3 {
             let (disk, last) = Disk::at(task, &history.base, mark, flaw, seed ^ mark << 8 ^ round);
@@ -453,18 +453,18 @@ fn every_flaw_is_caught() {
 
 /// The example of the module's documentation.
 #[test]
-fn the_example_is_judged_as_told() {
+fn the_example_is_judged_as_documented() {
     let program: Program =
         "create /a 644\nwrite /a 0+4096 1\ncreate /b 644\nfsync /a\nrename /a /c replace\n"
             .parse()
             .unwrap();
-    let history = History::imagined(&program, FORMAT);
-    let deeds = &history.tasks[0].deeds;
-    let during = deeds[4].started;
+    let history = History::from_model(&program, FORMAT);
+    let records = &history.tasks[0].records;
+    let during = records[4].started;
     let judge = |text: &str| {
         let made: Program = text.parse().unwrap();
         let seen = observe(&ModelFs::new(
-            History::imagined(&made, FORMAT).last().clone(),
+            History::from_model(&made, FORMAT).last().clone(),
             FORMAT,
         ));
         history.check(&seen.unwrap(), during)
@@ -488,10 +488,10 @@ fn the_example_is_judged_as_told() {
 fn zeros_are_no_part_of_what_was_appended() {
     let judge = |ran: &str, found: &str| {
         let ran: Program = format!("create /a 644\nsync\n{ran}").parse().unwrap();
-        let history = History::imagined(&ran, FORMAT);
-        let end = history.tasks[0].deeds.last().unwrap().ended;
+        let history = History::from_model(&ran, FORMAT);
+        let end = history.tasks[0].records.last().unwrap().ended;
         let found: Program = format!("create /a 644\n{found}").parse().unwrap();
-        let found = History::imagined(&found, FORMAT);
+        let found = History::from_model(&found, FORMAT);
         history.check(
             &observe(&ModelFs::new(found.last().clone(), FORMAT)).unwrap(),
             end,
@@ -528,14 +528,14 @@ fn tasks_agree_with_each_other() {
             .parse()
             .unwrap();
     // In the model tasks run one after the other: /0/a was there before /1/b was begun.
-    let history = History::imagined(&program, FORMAT);
-    let end = history.tasks[1].deeds[0].started;
+    let history = History::from_model(&program, FORMAT);
+    let end = history.tasks[1].records[0].started;
     let judge = |text: &str| {
         let made: Program = format!("mkdir /0 755\nmkdir /1 755\n{text}")
             .parse()
             .unwrap();
         let seen = observe(&ModelFs::new(
-            History::imagined(&made, FORMAT).last().clone(),
+            History::from_model(&made, FORMAT).last().clone(),
             FORMAT,
         ));
         history.check(&seen.unwrap(), end)

@@ -6,7 +6,7 @@ use crate::TreePath;
 
 /// Where a right answer was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct Explanation {
     /// Each task's moment: how many of its operations are there.
     pub moments: Vec<usize>,
     /// Files that are not as they were at these moments, but as they were made durable later.

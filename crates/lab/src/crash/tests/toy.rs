@@ -12,8 +12,8 @@ use steadfs_block::{Bio, Buf, Device, Queue, QueueOptions};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FileKind, FileSystem, FsError, Result};
 use steadfs_workload::model::{Content, PAGE};
-use steadfs_workload::observe::Seen;
-use steadfs_workload::{Format, ModelFs, Observed, Promise, State, TreePath, observe};
+use steadfs_workload::observe::InodeSnapshot;
+use steadfs_workload::{Format, ModelFs, Observed, Recovery, State, TreePath, observe};
 
 use crate::crash::Subject;
 use crate::device::Image;
@@ -37,7 +37,7 @@ const FORMAT: Format = Format {
     extents: true,
     shift_ranges: true,
     wide_times: true,
-    promise: Promise::Prefix,
+    recovery: Recovery::Prefix,
 };
 const PLACE: u64 = 8 << 20;
 const SIZE: u64 = 3 * PLACE;
@@ -291,7 +291,7 @@ fn decode(bytes: &[u8]) -> State {
     for _ in 0..from.number() {
         let ino = InodeNo(from.number());
         let mode = from.small();
-        let mut node = Seen {
+        let mut node = InodeSnapshot {
             kind: FileKind::from_mode(mode).unwrap(),
             perm: mode & 0o7777,
             nlink: from.small(),

@@ -72,8 +72,8 @@ fn volume(mount: &Mount, byte: u8) -> Store {
         let made = format(queue, 16 << 20, &options);
         made.map(|_| ()).map_err(|error| error.to_string())
     };
-    let fill = move |bed: &Bed| {
-        let (fs, cx) = (&*bed.fs, steadfs_vfs::Cx::default());
+    let fill = move |testbed: &Testbed| {
+        let (fs, cx) = (&*testbed.fs, steadfs_vfs::Cx::default());
         let file = fs.make(&cx, fs.root(), b"file")?;
         fs.write(&cx, file, 0, &[byte; 5000])?;
         fs.forget(file);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde_json::Value;
 use steadfs_base::InodeNo;
 use steadfs_lab::crash::{Subject, ext4, f2fs};
-use steadfs_lab::device::{Event, Fault, Image, Log, Model, SimDevice, Survivors, Which};
+use steadfs_lab::device::{Event, Fault, Image, Log, Model, RequestFilter, SimDevice, Survivors};
 use steadfs_rt::{Mutex, Random, Rank, sim, sleep, spawn};
 use steadfs_vfs::{Cx, FileSystem, FsError, Result};
 
@@ -26,7 +26,7 @@ const CUTS: usize = 12;
 
 /// Something that is durable from its mark in the device's log on.
 #[derive(Clone)]
-struct Promise {
+struct Acknowledged {
     name: String,
     /// Bytes of a file; a directory has none.
     size: Option<usize>,
@@ -42,7 +42,7 @@ struct World {
     fs: Arc<dyn FileSystem>,
     /// The control file that freezes it.
     freeze: &'static str,
-    promises: Mutex<Vec<Promise>>,
+    acknowledged: Mutex<Vec<Acknowledged>>,
     marks: AtomicU64,
     over: AtomicBool,
     /// Whether the device fails.
@@ -50,7 +50,7 @@ struct World {
 }
 
 impl World {
-    fn open(subject: Subject, seed: u64, fault: Option<(Which, Fault)>) -> Arc<Self> {
+    fn open(subject: Subject, seed: u64, fault: Option<(RequestFilter, Fault)>) -> Arc<Self> {
         let model = Model {
             discard_granularity: (seed.is_multiple_of(2)).then_some(4096),
             seed,
@@ -63,7 +63,7 @@ impl World {
         let freeze = paths.iter().find(|entry| entry.path.ends_with("/freeze"));
         Arc::new(Self {
             freeze: freeze.unwrap().path,
-            promises: Mutex::new(Rank::Leaf, Vec::new()),
+            acknowledged: Mutex::new(Rank::Leaf, Vec::new()),
             marks: AtomicU64::new(0),
             over: AtomicBool::new(false),
             failing,
@@ -100,17 +100,17 @@ impl World {
         counts.writes + counts.discards + counts.zeroings
     }
 
-    /// A copy of the device, mounted: it has all of `promises`, and is whole.
-    fn judge(&self, image: &Image, promises: &[Promise], what: &str) {
+    /// A copy of the device, mounted: it has all of `acknowledged`, and is whole.
+    fn judge(&self, image: &Image, acknowledged: &[Acknowledged], what: &str) {
         let quiet = Model {
             log: false,
             ..Model::default()
         };
         let (device, fs) = self.subject.open_on(image, quiet, None);
         let fs = fs.unwrap_or_else(|error| panic!("{what}: {error}"));
-        for promise in promises {
-            let found = look(fs.as_ref(), promise);
-            found.unwrap_or_else(|error| panic!("{what}: {}: {error}", promise.name));
+        for expected in acknowledged {
+            let found = look(fs.as_ref(), expected);
+            found.unwrap_or_else(|error| panic!("{what}: {}: {error}", expected.name));
         }
         fs.unmount().unwrap();
         self.check(&device.content(), what);
@@ -123,16 +123,16 @@ impl World {
 }
 
 /// Finds what was promised.
-fn look(fs: &dyn FileSystem, promise: &Promise) -> Result<()> {
+fn look(fs: &dyn FileSystem, expected: &Acknowledged) -> Result<()> {
     let cx = Cx::default();
-    let attr = fs.lookup(&cx, fs.root(), promise.name.as_bytes())?;
-    if let Some(size) = promise.size {
-        assert_eq!(attr.size, size as u64, "{}", promise.name);
+    let attr = fs.lookup(&cx, fs.root(), expected.name.as_bytes())?;
+    if let Some(size) = expected.size {
+        assert_eq!(attr.size, size as u64, "{}", expected.name);
         let data = fs.read(&cx, attr.ino, 0, size)?.to_vec();
         assert!(
-            data == content(&promise.name, size),
+            data == content(&expected.name, size),
             "content of {}",
-            promise.name
+            expected.name
         );
     }
     fs.forget(attr.ino, 1);
@@ -210,7 +210,7 @@ fn make(
     }
     fs.fsync(&cx, ino, false)?;
     let mark = world.mark();
-    world.promises.lock().push(Promise {
+    world.acknowledged.lock().push(Acknowledged {
         name: name.to_owned(),
         size,
         mark,
@@ -224,8 +224,8 @@ fn remove(world: &World, prefix: &str, random: &mut Random) -> Result<()> {
     let (fs, cx) = (world.fs.as_ref(), Cx::default());
     let mark = world.mark();
     let chosen = {
-        let mut promises = world.promises.lock();
-        let mut own: Vec<&mut Promise> = promises
+        let mut acknowledged = world.acknowledged.lock();
+        let mut own: Vec<&mut Acknowledged> = acknowledged
             .iter_mut()
             .filter(|p| p.name.starts_with(prefix) && p.until.is_none())
             .collect();
@@ -249,9 +249,9 @@ fn freeze(world: &World, random: &mut Random) {
     }
     let before = world.changes();
     let copy = world.device.content();
-    let mut promises = world.promises.lock().clone();
-    promises.retain(|promise| promise.until.is_none());
-    world.judge(&copy, &promises, "the copy of a frozen volume");
+    let mut acknowledged = world.acknowledged.lock().clone();
+    acknowledged.retain(|expected| expected.until.is_none());
+    world.judge(&copy, &acknowledged, "the copy of a frozen volume");
     let refused = world.fs.remount(&Cx::default(), "noatime");
     let excused = matches!(&refused, Err(error) if world.failing && is_device(error));
     assert!(
@@ -280,15 +280,15 @@ fn read_only_and_back(world: &World, random: &mut Random) {
 
 /// The moments at which power fails: each finds all that was promised until then.
 fn cut_power(world: &World, log: &Log, random: &mut Random) {
-    let promises = world.promises.lock().clone();
-    let cuts = if promises.is_empty() { 0 } else { CUTS };
+    let acknowledged = world.acknowledged.lock().clone();
+    let cuts = if acknowledged.is_empty() { 0 } else { CUTS };
     for _ in 0..cuts {
-        let promise = &promises[random.below(promises.len())];
-        let is_it = |event: &Event| matches!(event, Event::Mark(mark) if *mark == promise.mark);
+        let expected = &acknowledged[random.below(acknowledged.len())];
+        let is_it = |event: &Event| matches!(event, Event::Mark(mark) if *mark == expected.mark);
         let at = log.events().iter().position(is_it).unwrap() + 1;
         let cut = at + random.below((log.len() - at).min(40) + 1);
         let last = log.marks(cut).max().unwrap();
-        let mut due = promises.clone();
+        let mut due = acknowledged.clone();
         due.retain(|due| due.mark <= last && due.until.is_none_or(|until| until > last));
         let survivors = match random.below(3) {
             0 => Survivors::None,
@@ -301,7 +301,7 @@ fn cut_power(world: &World, log: &Log, random: &mut Random) {
 }
 
 /// Does one of the things that this is about.
-fn meddle(world: &World, options: &[&str], random: &mut Random) {
+fn administer(world: &World, options: &[&str], random: &mut Random) {
     let cx = Cx::default();
     match random.below(6) {
         0 | 1 => freeze(world, random),
@@ -338,9 +338,9 @@ fn end(world: &World, at_rest: bool, clients: Vec<steadfs_rt::JoinHandle<()>>) {
     if whole {
         world.check(&left, "after the unmount");
     }
-    let mut promises = world.promises.lock().clone();
-    promises.retain(|promise| promise.until.is_none());
-    world.judge(&left, &promises, "what is left");
+    let mut acknowledged = world.acknowledged.lock().clone();
+    acknowledged.retain(|expected| expected.until.is_none());
+    world.judge(&left, &acknowledged, "what is left");
 }
 
 /// What came of a trial.
@@ -360,7 +360,7 @@ fn trial(
     seed: u64,
     options: &'static [&'static str],
     stats: &'static str,
-    fault: Option<(Which, Fault)>,
+    fault: Option<(RequestFilter, Fault)>,
 ) -> Trial {
     let run = move || {
         let world = World::open(subject, seed, fault);
@@ -376,7 +376,7 @@ fn trial(
         let mut random = Random::new(seed ^ 0x3EDD1E);
         for _ in 0..STEPS {
             sleep(Duration::from_micros(random.below(120_000) as u64));
-            meddle(&world, options, &mut random);
+            administer(&world, options, &mut random);
         }
         let stats = world.fs.control().unwrap().read(stats).unwrap();
         end(&world, seed.is_multiple_of(2), clients);
@@ -398,13 +398,16 @@ fn trial(
 }
 
 /// Faults of a trial like this one, each at some moment of it.
-fn faults_of(quiet: &Trial, random: &mut Random) -> Vec<(Which, Fault)> {
+fn faults_of(quiet: &Trial, random: &mut Random) -> Vec<(RequestFilter, Fault)> {
     let mut within = |(from, to): (u64, u64)| from + random.next_u64() % (to - from);
     vec![
-        (Which::Nth(within(quiet.requests)), Fault::Fail),
-        (Which::From(within(quiet.requests)), Fault::Fail),
-        (Which::Nth(within(quiet.requests)), Fault::Misreport),
-        (Which::NthFlushing(within(quiet.flushes)), Fault::Forget),
+        (RequestFilter::Nth(within(quiet.requests)), Fault::Fail),
+        (RequestFilter::From(within(quiet.requests)), Fault::Fail),
+        (RequestFilter::Nth(within(quiet.requests)), Fault::Misreport),
+        (
+            RequestFilter::NthFlushing(within(quiet.flushes)),
+            Fault::LoseCache,
+        ),
     ]
 }
 
@@ -439,8 +442,8 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 #[test]
-fn ext4_withstands_whoever_meddles() {
-    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("meddling");
+fn ext4_withstands_concurrent_administration() {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("concurrent-administration");
     let mut reclaimed = 0;
     for subject in ext4::subjects(&scratch).unwrap() {
         if subject.small {
@@ -455,7 +458,7 @@ fn ext4_withstands_whoever_meddles() {
 }
 
 #[test]
-fn f2fs_withstands_whoever_meddles() {
+fn f2fs_withstands_concurrent_administration() {
     let mut shared = 0;
     for subject in f2fs::subjects().unwrap() {
         if subject.small {
@@ -498,12 +501,12 @@ fn on_failing_devices(
 }
 
 #[test]
-fn ext4_withstands_whoever_meddles_on_failing_devices() {
-    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("meddling-faults");
+fn ext4_withstands_concurrent_administration_on_failing_devices() {
+    let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("concurrent-administration-faults");
     on_failing_devices(ext4::subjects(&scratch).unwrap(), EXT4_OPTIONS, JOURNAL);
 }
 
 #[test]
-fn f2fs_withstands_whoever_meddles_on_failing_devices() {
+fn f2fs_withstands_concurrent_administration_on_failing_devices() {
     on_failing_devices(f2fs::subjects().unwrap(), F2FS_OPTIONS, F2FS);
 }

@@ -17,10 +17,10 @@ fn a_failed_read_leaves_no_unmarked_damage() {
                 if case.extents && !volume.extents {
                     continue;
                 }
-                for fails in [Fails::Once, Fails::BadSector] {
+                for fails in [ReadFailures::Once, ReadFailures::BadSector] {
                     let chosen = match fails {
-                        Fails::Once => (v + c) % 2 == 0,
-                        Fails::BadSector => (v + c) % 5 == 1,
+                        ReadFailures::Once => (v + c) % 2 == 0,
+                        ReadFailures::BadSector => (v + c) % 5 == 1,
                     };
                     if !all() && !chosen {
                         continue;

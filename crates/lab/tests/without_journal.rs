@@ -20,8 +20,8 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use steadfs_block::Op;
-use steadfs_lab::crash::{Subject, Tool, Trouble, ext4, record, record_with};
-use steadfs_lab::device::{Fault, Image, Survivors, Which};
+use steadfs_lab::crash::{Injection, Subject, Tool, ext4, record, record_with};
+use steadfs_lab::device::{Fault, Image, RequestFilter, Survivors};
 use steadfs_workload::Program;
 use steadfs_workload::generate::{Shape, random};
 
@@ -69,7 +69,7 @@ fn what_was_synced_and_left_alone_survives_a_repair() {
             program.tasks = beside.tasks;
             let what = format!("{} with program {seed}", subject.name);
             let run = record(&subject, &program, seed);
-            let run = run.unwrap_or_else(|f| panic!("{what}: {}\n{}", f.complaint, f.detail));
+            let run = run.unwrap_or_else(|f| panic!("{what}: {}\n{}", f.problem, f.detail));
             let first = run.log.image(run.first_cut, &Survivors::None);
             let (_, wanted) = after_repair(&subject, &first, &dir, &what);
             assert_eq!(wanted.len(), 8, "{wanted:#?}");
@@ -113,9 +113,9 @@ fn a_device_that_lies_about_flushes_is_noticed() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("journal-less-lies");
     let program: Program = format!("{KEPT}task\ncreate /beside 644\n").parse().unwrap();
     for subject in ext4::without_journal(&dir).unwrap() {
-        let lies = [Op::Write, Op::Flush].map(|op| (Which::Every(op), Fault::Lie));
-        let run = record_with(&subject, &program, 1, &Trouble::Faults(lies.into()));
-        let run = run.unwrap_or_else(|failure| panic!("{}", failure.complaint));
+        let lies = [Op::Write, Op::Flush].map(|op| (RequestFilter::Every(op), Fault::LostFlush));
+        let run = record_with(&subject, &program, 1, &Injection::Faults(lies.into()));
+        let run = run.unwrap_or_else(|failure| panic!("{}", failure.problem));
         let run = run.expect("nothing failed");
         let image = run.log.image(run.first_cut, &Survivors::None);
         let (_, found) = after_repair(&subject, &image, &dir, &subject.name);

@@ -3,15 +3,15 @@
 use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FallocMode, FileKind, FileSystem, FsError, StatFs};
 use steadfs_workload::{
-    Format, Op, Program, Promise, Runner, Span, Step, Target, TreePath, Value, observe,
+    Format, Op, Program, Recovery, Runner, Span, Step, Target, TreePath, Value, observe,
 };
 
-use super::{Complaint, Subject, to_the_end};
+use super::{Problem, Subject, run_until_idle};
 use crate::device::{Image, Model};
 
 /// What is left free of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Room {
+pub struct FreeSpace {
     /// Blocks; as many as there are if none is given.
     pub blocks: Option<u64>,
     /// Inodes, likewise.
@@ -25,15 +25,15 @@ const UNMAPPED: u64 = 12;
 
 /// Runs the program's start on the subject and fills the volume but for `room`. What comes back are
 /// the subject with that volume and the program without a start; nothing if the volume has not that
-/// much room.
+/// much free space.
 ///
 /// # Errors
-/// What went wrong while the volume had room.
+/// What went wrong while the volume had free space.
 pub fn fill(
     subject: &Subject,
     program: &Program,
-    room: Room,
-) -> Result<Option<(Subject, Program)>, Complaint> {
+    free_space: FreeSpace,
+) -> Result<Option<(Subject, Program)>, Problem> {
     let setup = program.setup.clone();
     let extents = subject.format.extents;
     let filled = on_volume(subject, &subject.image, move |fs, block_size| {
@@ -47,12 +47,12 @@ pub fn fill(
             block_size,
             extents,
         };
-        if let Some(left) = room.inodes
+        if let Some(left) = free_space.inodes
             && !filler.take_inodes(left)?
         {
             return Ok(false);
         }
-        match room.blocks {
+        match free_space.blocks {
             Some(left) => filler.take_blocks(left),
             None => Ok(true),
         }
@@ -74,36 +74,36 @@ pub fn fill(
 ///
 /// # Errors
 /// If something cannot be removed, or room is missing.
-pub fn check_freed(subject: &Subject, image: &Image) -> Result<(), Complaint> {
+pub fn check_freed(subject: &Subject, image: &Image) -> Result<(), Problem> {
     let (new, _) = on_volume(subject, &subject.image, |fs, _| usage(fs))?;
     let (emptied, _) = on_volume(subject, image, |fs, _| {
         empty(fs)?;
-        fs.sync_all(&Cx::default()).map_err(Complaint::Sync)?;
+        fs.sync_all(&Cx::default()).map_err(Problem::Sync)?;
         usage(fs)
     })?;
     if new == emptied {
         return Ok(());
     }
-    Err(Complaint::Leaked { new, emptied })
+    Err(Problem::Leaked { new, emptied })
 }
 
 /// Blocks free or in the root directory, and free inodes.
-fn usage(fs: &dyn FileSystem) -> Result<(u64, u64), Complaint> {
+fn usage(fs: &dyn FileSystem) -> Result<(u64, u64), Problem> {
     let root = fs
         .getattr(&Cx::default(), fs.root())
-        .map_err(Complaint::Sync)?;
+        .map_err(Problem::Sync)?;
     let stat = statfs(fs)?;
     let of_root = root.blocks * 512 / u64::from(stat.block_size);
     Ok((stat.blocks_free + of_root, stat.files_free))
 }
 
-fn statfs(fs: &dyn FileSystem) -> Result<StatFs, Complaint> {
-    fs.statfs(&Cx::default()).map_err(Complaint::Sync)
+fn statfs(fs: &dyn FileSystem) -> Result<StatFs, Problem> {
+    fs.statfs(&Cx::default()).map_err(Problem::Sync)
 }
 
 /// Removes all names but the one that e2fsck needs.
-fn empty(fs: &dyn FileSystem) -> Result<(), Complaint> {
-    let seen = observe(fs).map_err(Complaint::Unreadable)?;
+fn empty(fs: &dyn FileSystem) -> Result<(), Problem> {
+    let seen = observe(fs).map_err(Problem::Unreadable)?;
     let mut runner = Runner::new(fs);
     // Longer names first: what is in a directory before the directory.
     for (path, ino) in seen.names.iter().rev() {
@@ -115,7 +115,7 @@ fn empty(fs: &dyn FileSystem) -> Result<(), Complaint> {
             FileKind::Directory => Op::Rmdir { path },
             _ => Op::Unlink { path },
         };
-        runner.step(&op).map_err(Complaint::Sync)?;
+        runner.step(&op).map_err(Problem::Sync)?;
     }
     Ok(())
 }
@@ -124,36 +124,36 @@ fn empty(fs: &dyn FileSystem) -> Result<(), Complaint> {
 pub(super) fn on_volume<T: 'static>(
     subject: &Subject,
     image: &Image,
-    act: impl FnOnce(&dyn FileSystem, u64) -> Result<T, Complaint> + 'static,
-) -> Result<(T, Image), Complaint> {
+    act: impl FnOnce(&dyn FileSystem, u64) -> Result<T, Problem> + 'static,
+) -> Result<(T, Image), Problem> {
     let (subject, image) = (subject.clone(), image.clone());
     let block_size = u64::from(subject.format.block_size);
     let outcome = sim::try_run(sim::Config::new(1), move || {
-        to_the_end(|| {
+        run_until_idle(|| {
             let model = Model {
                 log: false,
                 ..Model::default()
             };
             let (device, fs) = subject.open_on(&image, model, None);
-            let fs = fs.map_err(Complaint::Open)?;
+            let fs = fs.map_err(Problem::Open)?;
             let done = act(fs.as_ref(), block_size);
-            let unmounted = fs.unmount().map_err(Complaint::Sync);
+            let unmounted = fs.unmount().map_err(Problem::Sync);
             let done = done?;
             unmounted?;
             Ok((done, device.content()))
         })
     });
-    outcome.map_err(Complaint::Simulation)?.value
+    outcome.map_err(Problem::Simulation)?.value
 }
 
 /// What was free at a moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Left {
+pub(super) struct FreeCounts {
     pub(super) blocks: u64,
     pub(super) inodes: u64,
 }
 
-impl Left {
+impl FreeCounts {
     pub(super) fn of(fs: &dyn FileSystem) -> Self {
         fs.statfs(&Cx::default()).map_or_else(
             |_| Self::default(),
@@ -172,9 +172,9 @@ impl Left {
 /// The first that came too early.
 pub(super) fn check_shortages(
     steps: &[Step],
-    after: impl Fn(&Step) -> Left,
+    after: impl Fn(&Step) -> FreeCounts,
     format: Format,
-) -> Result<(), Complaint> {
+) -> Result<(), Problem> {
     for step in steps {
         let Some(done) = fell_short(step) else {
             continue;
@@ -184,7 +184,7 @@ pub(super) fn check_shortages(
             continue;
         };
         if left.blocks >= enough && left.inodes > 0 {
-            return Err(Complaint::TooEarly {
+            return Err(Problem::TooEarly {
                 op: step.op.clone(),
                 free: left.blocks,
                 enough,
@@ -194,7 +194,7 @@ pub(super) fn check_shortages(
     Ok(())
 }
 
-/// Whether a step found too little room; the bytes it had done until then.
+/// Whether a step found too little free space; the bytes it had done until then.
 fn fell_short(step: &Step) -> Option<u64> {
     match (&step.op, &step.result) {
         (_, Err(FsError::NoSpace)) => Some(0),
@@ -226,7 +226,7 @@ fn enough_for(op: &Op, done: u64, format: Format) -> Option<u64> {
         Op::Write { span, .. } => Some(in_file(span.offset + done)),
         Op::Copy { offset, .. } => Some(in_file(offset + done)),
         // f2fs promises the whole range before it begins.
-        Op::Fallocate { span, .. } if format.promise != Promise::Prefix => {
+        Op::Fallocate { span, .. } if format.recovery != Recovery::Prefix => {
             Some(span.len / u64::from(format.block_size) + 2 + IN_TREE + 1)
         }
         Op::Truncate { .. } | Op::Fallocate { .. } => Some(IN_TREE + 1),
@@ -249,13 +249,13 @@ struct Filler<'a> {
 }
 
 impl Filler<'_> {
-    fn step(&self, op: &Op) -> Result<(), Complaint> {
-        Runner::new(self.fs).step(op).map_err(Complaint::Sync)?;
+    fn step(&self, op: &Op) -> Result<(), Problem> {
+        Runner::new(self.fs).step(op).map_err(Problem::Sync)?;
         Ok(())
     }
 
     /// Makes files until `left` inodes are free; whether there were as many.
-    fn take_inodes(&self, left: u64) -> Result<bool, Complaint> {
+    fn take_inodes(&self, left: u64) -> Result<bool, Problem> {
         let dir = path("/fill-inodes");
         if statfs(self.fs)?.files_free <= left {
             return Ok(false);
@@ -277,7 +277,7 @@ impl Filler<'_> {
     }
 
     /// Writes files until exactly `left` blocks are free; whether that was possible.
-    fn take_blocks(&self, left: u64) -> Result<bool, Complaint> {
+    fn take_blocks(&self, left: u64) -> Result<bool, Problem> {
         let files = ["/fill-most", "/fill-rest"].map(path);
         for path in &files {
             self.step(&Op::Create {
@@ -287,7 +287,7 @@ impl Filler<'_> {
         }
         let mut blocks = [0, 0];
         for _ in 0..TRIES {
-            self.fs.sync_all(&Cx::default()).map_err(Complaint::Sync)?;
+            self.fs.sync_all(&Cx::default()).map_err(Problem::Sync)?;
             let free = statfs(self.fs)?.blocks_free;
             if free == left {
                 return Ok(true);
@@ -325,11 +325,11 @@ impl Filler<'_> {
             };
             match Runner::new(self.fs).step(&take) {
                 Ok(_) | Err(FsError::NoSpace) => {}
-                Err(error) => return Err(Complaint::Sync(error)),
+                Err(error) => return Err(Problem::Sync(error)),
             }
             let ino = Runner::new(self.fs).resolve(&Target::Path(files[file].clone()));
             let attr = ino.and_then(|ino| self.fs.attach(&Cx::default(), ino));
-            let attr = attr.map_err(Complaint::Sync)?;
+            let attr = attr.map_err(Problem::Sync)?;
             self.fs.forget(attr.ino, 1);
             blocks[file] = attr.size.div_ceil(self.block_size);
         }

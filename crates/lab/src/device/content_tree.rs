@@ -60,14 +60,14 @@ pub(crate) type OnChange<'a> = &'a mut dyn FnMut(u64, &[u8], &[u8]);
 
 /// The content of a device of 4 KiB chunks, those that were never written zero.
 #[derive(Clone)]
-pub(crate) struct Sheet {
+pub(crate) struct ContentTree {
     root: Option<Arc<Node>>,
     /// Levels above the leaves.
     height: u32,
     size: u64,
 }
 
-impl Sheet {
+impl ContentTree {
     /// `size` zero bytes.
     pub(crate) fn zeroed(size: u64) -> Self {
         let chunks = size.div_ceil(CHUNK_U64);
@@ -170,7 +170,7 @@ impl Sheet {
 
     /// Calls `f` with offset, old and new bytes of every chunk that differs from `base`; where one
     /// has no chunk, its bytes are none and mean zeros. The devices are of one size.
-    pub(crate) fn changes(&self, base: &Sheet, f: OnChange) {
+    pub(crate) fn changes(&self, base: &ContentTree, f: OnChange) {
         assert_eq!(self.size, base.size, "contents of one size are compared");
         let (old, new) = (base.root.as_ref(), self.root.as_ref());
         changes(old, new, self.height, 0, f);
@@ -293,16 +293,20 @@ mod tests {
         })
     }
 
-    fn apply(sheet: &mut Sheet, model: &mut [u8], (at, len, byte, zero): (usize, usize, u8, bool)) {
+    fn apply(
+        tree: &mut ContentTree,
+        model: &mut [u8],
+        (at, len, byte, zero): (usize, usize, u8, bool),
+    ) {
         if zero {
-            sheet.zero(at as u64, len as u64);
+            tree.zero(at as u64, len as u64);
             model[at..at + len].fill(0);
             return;
         }
         let bytes: Vec<u8> = (0..len + 7)
             .map(|n| byte.wrapping_add((n / 512) as u8))
             .collect();
-        sheet.write(at as u64, &Buf::copy_of(&bytes), 7..len + 7);
+        tree.write(at as u64, &Buf::copy_of(&bytes), 7..len + 7);
         model[at..at + len].copy_from_slice(&bytes[7..]);
     }
 
@@ -312,20 +316,20 @@ mod tests {
         #[test]
         fn behaves_like_bytes(before in prop::collection::vec(change(), 0..8),
                               after in prop::collection::vec(change(), 0..8)) {
-            let mut sheet = Sheet::zeroed(SIZE as u64);
+            let mut tree = ContentTree::zeroed(SIZE as u64);
             let mut model = vec![0; SIZE];
-            before.into_iter().for_each(|c| apply(&mut sheet, &mut model, c));
-            let (old, old_model) = (sheet.clone(), model.clone());
-            after.into_iter().for_each(|c| apply(&mut sheet, &mut model, c));
-            let content = |sheet: &Sheet| {
+            before.into_iter().for_each(|c| apply(&mut tree, &mut model, c));
+            let (old, old_model) = (tree.clone(), model.clone());
+            after.into_iter().for_each(|c| apply(&mut tree, &mut model, c));
+            let content = |tree: &ContentTree| {
                 let mut out = vec![1; SIZE];
-                sheet.read(0, &mut out);
+                tree.read(0, &mut out);
                 out
             };
-            prop_assert_eq!(content(&sheet), model.clone());
+            prop_assert_eq!(content(&tree), model.clone());
             prop_assert_eq!(content(&old), old_model.clone());
             let mut changed = Vec::new();
-            sheet.changes(&old, &mut |offset, _, _| changed.push(offset as usize));
+            tree.changes(&old, &mut |offset, _, _| changed.push(offset as usize));
             let differs = |at: &usize| model[*at..at + CHUNK] != old_model[*at..at + CHUNK];
             let expected: Vec<_> = (0..SIZE).step_by(CHUNK).filter(differs).collect();
             prop_assert_eq!(changed, expected);
@@ -335,14 +339,14 @@ mod tests {
     #[test]
     fn huge_and_tiny_sizes_work() {
         for size in [512, 4096, 4096 * 32, 4096 * 32 + 512, 1 << 40] {
-            let mut sheet = Sheet::zeroed(size);
+            let mut tree = ContentTree::zeroed(size);
             let buf = Buf::copy_of(&[7; 512]);
-            sheet.write(size - 512, &buf, 0..512);
+            tree.write(size - 512, &buf, 0..512);
             let mut out = [0; 512];
-            sheet.read(size - 512, &mut out);
+            tree.read(size - 512, &mut out);
             assert_eq!(out, [7; 512]);
-            sheet.zero(0, size);
-            sheet.read(size - 512, &mut out);
+            tree.zero(0, size);
+            tree.read(size - 512, &mut out);
             assert_eq!(out, [0; 512]);
         }
     }

@@ -10,7 +10,7 @@ use steadfs_vfs::FileKind;
 use crate::generate::{Shape, pairs, random, singles};
 use crate::model::State;
 use crate::oracle::history::{Ack, History, TaskHistory};
-use crate::{Format, ModelFs, Program, Promise, observe};
+use crate::{Format, ModelFs, Program, Recovery, observe};
 
 const fn format(strict: bool) -> Format {
     Format {
@@ -18,7 +18,7 @@ const fn format(strict: bool) -> Format {
         extents: true,
         shift_ranges: true,
         wide_times: true,
-        promise: Promise::RollForward { strict },
+        recovery: Recovery::RollForward { strict },
     }
 }
 
@@ -134,8 +134,11 @@ impl Toy<'_> {
 
     /// Makes other files durable, too, that were written to since the checkpoint.
     fn take_along(&mut self, ino: InodeNo, moment: usize) {
-        let deeds = &self.task.deeds[self.checkpoint..moment];
-        let written: BTreeSet<_> = deeds.iter().flat_map(|deed| deed.reshapes()).collect();
+        let records = &self.task.records[self.checkpoint..moment];
+        let written: BTreeSet<_> = records
+            .iter()
+            .flat_map(|record| record.reshapes())
+            .collect();
         for other in written.into_iter().filter(|other| *other != ino) {
             let is_named = self.name(other, moment).is_some();
             let any = self.flaw == Flaw::TakesAllAlong && is_named;
@@ -147,7 +150,7 @@ impl Toy<'_> {
 
     fn acknowledge(&mut self, index: usize) {
         let moment = index + 1;
-        match self.task.deeds[index].ack {
+        match self.task.records[index].ack {
             None => {}
             Some(Ack::Inode(ino) | Ack::Data(ino)) => self.sync(ino, moment),
             Some(Ack::All) if self.flaw == Flaw::SyncsFiles => {
@@ -172,7 +175,9 @@ impl Toy<'_> {
         let mut state = self.task.states[self.checkpoint].clone();
         let mut files = self.files.clone();
         if self.flaw == Flaw::TooMuch {
-            let made = self.task.deeds[..last].iter().filter_map(|deed| deed.made);
+            let made = self.task.records[..last]
+                .iter()
+                .filter_map(|record| record.made);
             let is_file = |ino: &InodeNo| {
                 let node = self.task.states[last].node(*ino);
                 node.is_ok_and(|node| node.kind == FileKind::Regular)
@@ -181,12 +186,12 @@ impl Toy<'_> {
             files.extend(made.filter(|(ino, at)| self.can_do_alone(*ino, *at)));
         }
         for (ino, moment) in files {
-            self.bring_back(&mut state, ino, moment);
+            self.roll_forward(&mut state, ino, moment);
         }
         state
     }
 
-    fn bring_back(&self, state: &mut State, ino: InodeNo, moment: usize) {
+    fn roll_forward(&self, state: &mut State, ino: InodeNo, moment: usize) {
         let now = self.task.states[moment].node(ino).expect("it was synced");
         let old = state.node(ino).ok().cloned();
         let mut node = now.as_ref().clone();
@@ -223,12 +228,12 @@ impl Toy<'_> {
 /// Crashes `program` at every marker, a few times each; how often the oracle complained, and about what
 /// first.
 fn complaints(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String>) {
-    let history = History::imagined(program, format(false));
+    let history = History::from_model(program, format(false));
     let task = &history.tasks[0];
     let mut count = 0;
     let mut first = None;
-    let end = task.deeds.last().map_or(0, |deed| deed.ended);
-    let start = task.deeds.first().map_or(0, |deed| deed.started);
+    let end = task.records.last().map_or(0, |record| record.ended);
+    let start = task.records.first().map_or(0, |record| record.started);
     for mark in start.saturating_sub(1)..=end {
         for round in 0..2 {
             let mut random = Random::new(seed ^ mark << 8 ^ round);
@@ -240,13 +245,13 @@ fn complaints(program: &Program, flaw: Flaw, seed: u64) -> (usize, Option<String
                 along: flaw == Flaw::TakesAllAlong || random.chance(512),
             };
             let mut last = 0;
-            for (index, deed) in task.deeds.iter().enumerate() {
-                if deed.started > mark {
+            for (index, record) in task.records.iter().enumerate() {
+                if record.started > mark {
                     break;
                 }
                 last = index + 1;
                 // What has not returned may be done.
-                if deed.ended <= mark || random.chance(512) {
+                if record.ended <= mark || random.chance(512) {
                     toy.acknowledge(index);
                 }
                 if round == 1 && random.chance(100) {
@@ -324,11 +329,11 @@ fn every_flaw_is_caught() {
 /// Judges trees that `made` make after a crash at the end of `program`.
 fn judge(program: &str, strict: bool) -> impl Fn(&str) -> Result<(), String> + use<> {
     let program: Program = program.parse().unwrap();
-    let history = History::imagined(&program, format(strict));
-    let end = history.tasks[0].deeds.last().unwrap().ended;
+    let history = History::from_model(&program, format(strict));
+    let end = history.tasks[0].records.last().unwrap().ended;
     move |text| {
         let made: Program = text.parse().unwrap();
-        let made = History::imagined(&made, format(strict)).last().clone();
+        let made = History::from_model(&made, format(strict)).last().clone();
         let seen = observe(&ModelFs::new(made, format(strict))).unwrap();
         history
             .check(&seen, end)

@@ -1,14 +1,14 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::{ModelFs, Program, Promise, run::run};
+use crate::{ModelFs, Program, Recovery, run::run};
 
 const FORMAT: Format = Format {
     block_size: 4096,
     extents: true,
     shift_ranges: true,
     wide_times: true,
-    promise: Promise::Prefix,
+    recovery: Recovery::Prefix,
 };
 
 fn steps_of(ops: &str) -> Vec<Step> {
@@ -17,12 +17,12 @@ fn steps_of(ops: &str) -> Vec<Step> {
     run(&fs, &program.tasks[0], &(Arc::new(|| 0_u64) as _))
 }
 
-fn ways(tasks: Vec<Vec<Step>>, excuse: Excuse) -> Option<usize> {
+fn ways(tasks: Vec<Vec<Step>>, tolerance: Tolerance) -> Option<usize> {
     let recording = Recording {
         tasks,
         ..Recording::default()
     };
-    let all = Histories::of(&State::new(), &recording, FORMAT, excuse);
+    let all = Histories::of(&State::new(), &recording, FORMAT, tolerance);
     all.ok().flatten().map(|all| all.0.len())
 }
 
@@ -32,14 +32,14 @@ fn what_is_read_of_a_volume_that_stopped_need_not_be_right() {
     let mut steps = steps_of("create /f 644\nwrite /f 0+5000 1\nread /f 4096+100\nread /f 0+10\n");
     let mut sync = steps_of("sync\n");
     let tasks = |steps: &[Step], sync: &[Step]| vec![steps.to_vec(), sync.to_vec()];
-    assert_eq!(ways(tasks(&steps, &sync), Excuse::Device), Some(1));
+    assert_eq!(ways(tasks(&steps, &sync), Tolerance::DeviceErrors), Some(1));
     steps[2].result = Ok(Value::Bytes(vec![0; 100]));
-    assert_eq!(ways(tasks(&steps, &sync), Excuse::Device), None);
+    assert_eq!(ways(tasks(&steps, &sync), Tolerance::DeviceErrors), None);
     sync[0].result = Err(FsError::Stopped("a flush failed".into()));
-    assert_eq!(ways(tasks(&steps, &sync), Excuse::Device), Some(1));
+    assert_eq!(ways(tasks(&steps, &sync), Tolerance::DeviceErrors), Some(1));
     // What changes something must be told.
     steps[0].result = Err(FsError::Exists);
-    assert_eq!(ways(tasks(&steps, &sync), Excuse::Device), None);
+    assert_eq!(ways(tasks(&steps, &sync), Tolerance::DeviceErrors), None);
 }
 
 /// A copy that found no room may have read before.
@@ -53,7 +53,7 @@ fn a_copy_that_failed_leaves_the_time_of_access_open() {
             tasks: vec![steps.to_vec()],
             ..Recording::default()
         };
-        let all = Histories::of(&State::new(), &recording, FORMAT, Excuse::Space);
+        let all = Histories::of(&State::new(), &recording, FORMAT, Tolerance::NoSpace);
         let last = all.unwrap().unwrap().0[0].tasks[0].states.last().cloned();
         let last = last.unwrap();
         let file = last.lookup(crate::model::ROOT, b"f").unwrap();

@@ -1,4 +1,4 @@
-//! What a request is about, by where it goes and what it holds.
+//! FsyncTarget a request is about, by where it goes and what it holds.
 
 use steadfs_block::{Bio, Op};
 use steadfs_f2fs::disk::node::Footer;
@@ -15,7 +15,7 @@ const LARGEST: u64 = 1 << 10;
 const JBD2_MAGIC: [u8; 4] = 0xC03B_3998_u32.to_be_bytes();
 
 /// Where things lie on a volume.
-pub(super) enum Places {
+pub(super) enum BlockNames {
     /// The journal's blocks.
     Ext4 { log: std::ops::Range<u64> },
     /// The areas.
@@ -27,7 +27,7 @@ fn word(block: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(bytes.try_into().ok()?))
 }
 
-impl Places {
+impl BlockNames {
     /// Of a new volume.
     pub(super) fn of(kind: Kind, store: &Store) -> Result<Self, String> {
         let mut block = [0; BLOCK as usize];
@@ -53,7 +53,7 @@ impl Places {
     }
 
     /// A request in words.
-    pub(super) fn told(&self, bio: &Bio) -> String {
+    pub(super) fn label(&self, bio: &Bio) -> String {
         match bio.op {
             Op::Flush => return "FLUSH".to_owned(),
             Op::Discard => return format!("discard {} KiB", bio.len >> 10),
@@ -141,9 +141,9 @@ fn counted(names: impl Iterator<Item = &'static str>) -> String {
             _ => runs.push((name, 1)),
         }
     }
-    let told = runs.iter().map(|(name, count)| match count {
+    let labels = runs.iter().map(|(name, count)| match count {
         1 => (*name).to_owned(),
         count => format!("{count} x {name}"),
     });
-    told.collect::<Vec<_>>().join(", ")
+    labels.collect::<Vec<_>>().join(", ")
 }

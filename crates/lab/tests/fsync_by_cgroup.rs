@@ -50,7 +50,7 @@ impl Times {
         self.0[(self.0.len() - 1) * percent / 100]
     }
 
-    fn tell(&self) -> String {
+    fn summary(&self) -> String {
         match self.0.len() {
             0 => "none".to_owned(),
             n => format!(
@@ -162,20 +162,26 @@ fn a_shared_commit_costs_the_heavy_group_no_more_than_the_one_under_way() {
         let [alone, _] = measure(crowd(1, 0, false, fair), seed);
         for light in [1, 8] {
             let [heavy, others] = measure(crowd(1, light, false, fair), seed);
-            let told = format!(
+            let summary = format!(
                 "{light}: {}; {}; {}",
-                alone.tell(),
-                heavy.tell(),
-                others.tell()
+                alone.summary(),
+                heavy.summary(),
+                others.summary()
             );
             // The one under way, its own, and what the device had begun.
-            assert!(heavy.percentile(50) <= alone.percentile(50) * 3, "{told}");
-            assert!(heavy.percentile(99) <= alone.percentile(99) * 4, "{told}");
-            assert!(heavy.percentile(99) <= others.percentile(99), "{told}");
+            assert!(
+                heavy.percentile(50) <= alone.percentile(50) * 3,
+                "{summary}"
+            );
+            assert!(
+                heavy.percentile(99) <= alone.percentile(99) * 4,
+                "{summary}"
+            );
+            assert!(heavy.percentile(99) <= others.percentile(99), "{summary}");
             // Each of the light group comes to a fifth of the heavy one's at least.
             assert!(
                 others.0.len() * 5 >= heavy.0.len() * light as usize,
-                "{told}"
+                "{summary}"
             );
         }
     }
@@ -185,20 +191,20 @@ fn a_shared_commit_costs_the_heavy_group_no_more_than_the_one_under_way() {
 fn a_crowd_and_a_stream_of_the_light_group_stay_behind_the_heavy_one() {
     for seed in 1..3 {
         let [heavy, light] = measure(crowd(1, 8, true, fair), seed);
-        let told = format!("{}; {}", heavy.tell(), light.tell());
-        assert!(heavy.percentile(50) < light.percentile(50), "{told}");
-        assert!(heavy.percentile(99) * 2 < light.percentile(99), "{told}");
-        assert!(light.0.len() > heavy.0.len(), "{told}");
+        let summary = format!("{}; {}", heavy.summary(), light.summary());
+        assert!(heavy.percentile(50) < light.percentile(50), "{summary}");
+        assert!(heavy.percentile(99) * 2 < light.percentile(99), "{summary}");
+        assert!(light.0.len() > heavy.0.len(), "{summary}");
         let without: [fn(&mut QueueSettings); 2] =
             [|q| q.policy = Policy::Fifo, |q| q.boost = false];
         for queue in without {
             let [other, _] = measure(crowd(1, 8, true, queue), seed);
-            let told = format!("{told}; without: {}", other.tell());
-            assert!(heavy.percentile(50) * 2 < other.percentile(50), "{told}");
+            let summary = format!("{summary}; without: {}", other.summary());
+            assert!(heavy.percentile(50) * 2 < other.percentile(50), "{summary}");
         }
         let [heavy, light] = measure(crowd(4, 4, true, fair), seed);
-        let told = format!("{}; {}", heavy.tell(), light.tell());
-        assert!(heavy.percentile(50) * 2 < light.percentile(50), "{told}");
-        assert!(light.0.len() * 5 > heavy.0.len(), "{told}");
+        let summary = format!("{}; {}", heavy.summary(), light.summary());
+        assert!(heavy.percentile(50) * 2 < light.percentile(50), "{summary}");
+        assert!(light.0.len() * 5 > heavy.0.len(), "{summary}");
     }
 }

@@ -26,7 +26,7 @@ pub use volumes::{Volume, volumes};
 
 /// How often a read fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fails {
+pub enum ReadFailures {
     /// Once.
     Once,
     /// Whenever the same place is read during the call.
@@ -125,7 +125,7 @@ fn every_case(volume: &Volume) -> Tally {
     let mut all = Tally::default();
     let cases = CASES.iter().filter(|case| volume.extents || !case.extents);
     for case in cases {
-        for fails in [Fails::Once, Fails::BadSector] {
+        for fails in [ReadFailures::Once, ReadFailures::BadSector] {
             all.add(sweep(volume, case, fails, |n| n == 0));
         }
     }
@@ -134,7 +134,12 @@ fn every_case(volume: &Volume) -> Tally {
 
 /// Fails each read of `case` on `volume` in turn. `second`: whether the format's own checker is asked, too, for the
 /// n-th fault.
-pub fn sweep(volume: &Volume, case: &Case, fails: Fails, second: impl Fn(u64) -> bool) -> Tally {
+pub fn sweep(
+    volume: &Volume,
+    case: &Case,
+    fails: ReadFailures,
+    second: impl Fn(u64) -> bool,
+) -> Tally {
     let mut tally = Tally::default();
     for n in 0..MOST_READS {
         let device = FaultDevice::new(Arc::new(volume.copy()));
@@ -196,7 +201,7 @@ pub fn sweep(volume: &Volume, case: &Case, fails: Fails, second: impl Fn(u64) ->
 }
 
 /// The n-th read from now on fails.
-fn fail_read(device: &FaultDevice, n: u64, fails: Fails) {
+fn fail_read(device: &FaultDevice, n: u64, fails: ReadFailures) {
     let (mut seen, mut bad) = (0, None);
     device.fail(move |bio| {
         if bio.op != Op::Read {
@@ -210,7 +215,7 @@ fn fail_read(device: &FaultDevice, n: u64, fails: Fails) {
         seen += 1;
         match &bad {
             Some(bad) => {
-                fails == Fails::BadSector && range.start < bad.end && bad.start < range.end
+                fails == ReadFailures::BadSector && range.start < bad.end && bad.start < range.end
             }
             None => false,
         }

@@ -14,7 +14,7 @@ use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, Segment};
 
 use super::files::{Direct, Files};
 use super::mounted;
-use super::plan::{Attempt, Place};
+use super::plan::{Attempt, Clock};
 use super::timeline::{Depths, Sampler};
 use crate::flash::{Counters, FlashDevice, Parameters, Store};
 
@@ -69,7 +69,7 @@ impl Mount {
 
     /// What the file system's own checker finds wrong with an unmounted volume.
     fn check(&self, store: &Store) -> Result<(), String> {
-        fn told<I: ToString>(issues: &[I], more: u64) -> Result<(), String> {
+        fn no_issues<I: ToString>(issues: &[I], more: u64) -> Result<(), String> {
             match issues.first() {
                 None => Ok(()),
                 Some(first) => Err(format!(
@@ -85,14 +85,14 @@ impl Mount {
                 if let Some(why) = report.refused {
                     return Err(why.to_string());
                 }
-                told(&report.issues, report.more)
+                no_issues(&report.issues, report.more)
             }
             Self::F2fs(_) => {
                 let report = steadfs_f2fs::check::check(store, &Default::default());
                 if let Some(why) = report.refused {
                     return Err(why.to_string());
                 }
-                told(&report.issues, report.more)
+                no_issues(&report.issues, report.more)
             }
         }
     }
@@ -100,7 +100,7 @@ impl Mount {
 
 /// A cgroup with its weight, below the root.
 #[derive(Clone, Copy, Debug)]
-pub struct Group {
+pub struct Cgroup {
     /// Its number.
     pub id: GroupId,
     /// Its weight, 1 to 1000.
@@ -119,13 +119,13 @@ pub struct World {
     /// How the queue works.
     pub queue: QueueSettings,
     /// The cgroups there are.
-    pub groups: Vec<Group>,
+    pub groups: Vec<Cgroup>,
     /// The volume's memory.
     pub memory: CacheSizes,
 }
 
 /// A mounted volume on a modelled device.
-pub struct Bed {
+pub struct Testbed {
     /// Its calls.
     pub fs: Arc<dyn Files>,
     /// Its queue.
@@ -136,7 +136,7 @@ pub struct Bed {
     pub(super) sampler: Option<Sampler>,
 }
 
-impl Bed {
+impl Testbed {
     /// What is measured has ended: the queue's timeline ends here.
     pub fn measured(&self) {
         if let Some(sampler) = &self.sampler {
@@ -213,7 +213,7 @@ pub fn prepare(
     size: u64,
     mount: &Mount,
     format: impl FnOnce(&Queue) -> Result<(), String> + 'static,
-    f: impl FnOnce(&Bed) -> Result<(), FsError> + 'static,
+    f: impl FnOnce(&Testbed) -> Result<(), FsError> + 'static,
 ) -> Result<Store, String> {
     let mount = mount.clone();
     let report = sim::try_run(config(0, Duration::ZERO), move || {
@@ -222,19 +222,21 @@ pub fn prepare(
             Arc::new(device.clone()),
             QueueOptions::default(),
         ))?;
-        let told = |error: FsError| format!("preparing the volume: {error}");
+        let prepare_error = |error: FsError| format!("preparing the volume: {error}");
         let shared = Arc::new(device.clone());
-        let (fs, queue) = mount.open(shared, CacheSizes::of(MEMORY)).map_err(told)?;
-        let bed = Bed {
+        let (fs, queue) = mount
+            .open(shared, CacheSizes::of(MEMORY))
+            .map_err(prepare_error)?;
+        let testbed = Testbed {
             fs: Arc::new(Direct(Arc::clone(&fs))),
             queue,
             device,
             sampler: None,
         };
-        f(&bed).map_err(told)?;
-        fs.unmount().map_err(told)?;
-        mount.check(&bed.device.content())?;
-        Ok(bed.device.content())
+        f(&testbed).map_err(prepare_error)?;
+        fs.unmount().map_err(prepare_error)?;
+        mount.check(&testbed.device.content())?;
+        Ok(testbed.device.content())
     });
     report.map_err(|failure| failure.to_string())?.value
 }
@@ -246,18 +248,18 @@ pub fn prepare(
 pub fn run_on<T: 'static>(
     world: World,
     volume: &Store,
-    f: impl FnOnce(&Bed) -> Result<T, FsError> + 'static,
+    f: impl FnOnce(&Testbed) -> Result<T, FsError> + 'static,
 ) -> Result<Outcome<T>, String> {
     match world.attempt.place {
-        Place::Simulation => simulate(world, volume, f),
-        Place::Mount => mounted::on_mount(&world, volume, f),
+        Clock::Simulation => simulate(world, volume, f),
+        Clock::Mount => mounted::on_mount(&world, volume, f),
     }
 }
 
 fn simulate<T: 'static>(
     world: World,
     volume: &Store,
-    f: impl FnOnce(&Bed) -> Result<T, FsError> + 'static,
+    f: impl FnOnce(&Testbed) -> Result<T, FsError> + 'static,
 ) -> Result<Outcome<T>, String> {
     let mount = world.mount.clone();
     let store = volume.clone();
@@ -274,17 +276,21 @@ fn simulate<T: 'static>(
             .attempt
             .sampled
             .map(|step| Sampler::start(&queue, step));
-        let bed = Bed {
+        let testbed = Testbed {
             fs: Arc::new(Direct(Arc::clone(&fs))),
             queue,
             device,
             sampler,
         };
-        let value = f(&bed)?;
-        let (stats, counters) = (bed.queue.stats(), bed.device.counters());
-        let timeline = bed.sampler.as_ref().map(Sampler::end).unwrap_or_default();
+        let value = f(&testbed)?;
+        let (stats, counters) = (testbed.queue.stats(), testbed.device.counters());
+        let timeline = testbed
+            .sampler
+            .as_ref()
+            .map(Sampler::end)
+            .unwrap_or_default();
         fs.unmount()?;
-        Ok::<_, FsError>((value, (stats, counters), bed.device.content(), timeline))
+        Ok::<_, FsError>((value, (stats, counters), testbed.device.content(), timeline))
     });
     let report = report.map_err(|failure| failure.to_string())?;
     let (value, counts, store, timeline) = report.value.map_err(|error| error.to_string())?;

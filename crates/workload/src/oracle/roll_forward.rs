@@ -21,25 +21,25 @@ pub(super) struct Chain {
     pub(super) moment: usize,
     /// When it was begun.
     pub(super) started: u64,
-    /// It went along with the fsync of another file.
-    pub(super) along: bool,
+    /// It went clustered with the fsync of another file.
+    pub(super) clustered: bool,
     /// For each moment of a checkpoint before it: where the file is if it is rolled forward from there;
     /// `None` where it cannot be, so that only a later checkpoint can have made it durable.
     pub(super) places: Vec<Option<TreePath>>,
 }
 
 /// From when to when files were being made durable by themselves, whichever task asked for it: others may
-/// have gone along.
+/// have gone clustered.
 pub(super) fn windows(tasks: &[TaskHistory]) -> Vec<(u64, u64)> {
     let of = |task: &TaskHistory| {
         let is_file = |index: usize, ino| {
             let node = task.states[index + 1].node(ino);
             node.is_ok_and(|node| node.kind == FileKind::Regular)
         };
-        let deeds = task.deeds.iter().enumerate();
+        let records = task.records.iter().enumerate();
         let syncs =
-            deeds.filter(|(index, deed)| deed.synced.is_some_and(|ino| is_file(*index, ino)));
-        let times = syncs.map(|(_, deed)| (deed.started, deed.ended));
+            records.filter(|(index, record)| record.synced.is_some_and(|ino| is_file(*index, ino)));
+        let times = syncs.map(|(_, record)| (record.started, record.ended));
         times.collect::<Vec<_>>()
     };
     tasks.iter().flat_map(of).collect()
@@ -54,7 +54,7 @@ pub(super) fn chains(
     strict: bool,
 ) -> Vec<Chain> {
     let mut found = Vec::new();
-    let mut add = |ino, moment, started, along| {
+    let mut add = |ino, moment, started, clustered| {
         let rules = Rules {
             task,
             all,
@@ -67,7 +67,7 @@ pub(super) fn chains(
                 ino,
                 moment,
                 started,
-                along,
+                clustered,
                 places: (0..moment)
                     .map(|checkpoint| rules.place(checkpoint, dir, name))
                     .collect(),
@@ -75,22 +75,22 @@ pub(super) fn chains(
         }));
     };
     let mut reshaped = BTreeSet::new();
-    for (index, deed) in task.deeds.iter().enumerate() {
+    for (index, record) in task.records.iter().enumerate() {
         let moment = index + 1;
-        if let Some(ino) = deed.synced {
-            add(ino, moment, deed.started, false);
+        if let Some(ino) = record.synced {
+            add(ino, moment, record.started, false);
         }
-        reshaped.extend(deed.reshapes());
+        reshaped.extend(record.reshapes());
         // The state lasts from some time in this operation to some time in the next.
-        let until = task.deeds.get(moment).map_or(u64::MAX, |next| next.ended);
+        let until = task.records.get(moment).map_or(u64::MAX, |next| next.ended);
         let open = windows
             .iter()
-            .filter(|(from, to)| *from <= until && deed.started <= *to);
+            .filter(|(from, to)| *from <= until && record.started <= *to);
         let Some(started) = open.map(|(from, _)| *from).min() else {
             continue;
         };
         for ino in &reshaped {
-            add(*ino, moment, started.max(deed.started), true);
+            add(*ino, moment, started.max(record.started), true);
         }
     }
     found
@@ -151,15 +151,15 @@ impl<'a> Rules<'a> {
     /// Whether anything was renamed into the directory since the checkpoint, or it was renamed itself.
     fn renamed_into(&self, dir: InodeNo, checkpoint: usize) -> bool {
         (checkpoint..self.moment).any(|index| {
-            let deed = &self.task.deeds[index];
-            let Op::Rename { from, to, how } = &deed.op else {
+            let record = &self.task.records[index];
+            let Op::Rename { from, to, how } = &record.op else {
                 return false;
             };
             let there = |path: &TreePath| self.all[index].get(path) == Some(&dir);
             let is_into = |path: &TreePath| path.parent().is_some_and(|above| there(&above));
             let both = *how == RenameHow::Exchange;
             // One that had nothing to do did nothing.
-            let done = !deed.changed.is_empty();
+            let done = !record.changed.is_empty();
             done && (there(from) || is_into(to) || both && (there(to) || is_into(from)))
         })
     }
@@ -167,37 +167,37 @@ impl<'a> Rules<'a> {
 
 /// A moment that a file may be shown at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shown {
+pub(super) struct ShownMoment {
     pub(super) moment: usize,
     /// Somebody asked for that: its size is that moment's.
     pub(super) exact: bool,
 }
 
 /// A file that may have been rolled forward: where to, and what it is then.
-type Fit<'a> = Vec<(&'a TreePath, Shown)>;
+type Placements<'a> = Vec<(&'a TreePath, ShownMoment)>;
 
 /// The tree of one checkpoint with what may have been rolled forward.
-pub(super) struct View {
+pub(super) struct RecoveredTree {
     /// Who has which name.
     pub(super) names: BTreeMap<TreePath, InodeNo>,
     /// What a file may be shown as, where that is not just what the checkpoint has.
-    pub(super) moments: BTreeMap<InodeNo, Vec<Shown>>,
+    pub(super) moments: BTreeMap<InodeNo, Vec<ShownMoment>>,
     /// Directories in which names were made again: now, so their times are not what they were.
     pub(super) touched: BTreeSet<InodeNo>,
 }
 
 /// What a crash leaves room for.
-pub(super) struct Rolling<'a> {
+pub(super) struct RollForward<'a> {
     /// The last marker before the crash: what was begun later cannot be there.
     pub(super) mark: u64,
     /// For each file, the first moment that has all that was acknowledged of it.
-    pub(super) owed: &'a BTreeMap<InodeNo, usize>,
+    pub(super) required: &'a BTreeMap<InodeNo, usize>,
 }
 
 /// Ways to give out names that are looked at: more than one only if one name belonged to several files.
 const WAYS: usize = 64;
 
-impl Rolling<'_> {
+impl RollForward<'_> {
     /// What may be there beside the checkpoint of moment `checkpoint`, where these names are `found`.
     ///
     /// # Errors
@@ -207,7 +207,7 @@ impl Rolling<'_> {
         task: &TaskHistory,
         checkpoint: usize,
         found: &BTreeMap<&TreePath, InodeNo>,
-    ) -> Result<Vec<View>, String> {
+    ) -> Result<Vec<RecoveredTree>, String> {
         let files = self.files(task, checkpoint);
         let state = &task.states[checkpoint];
         let is_new = |ino: &InodeNo| state.node(*ino).is_err();
@@ -253,22 +253,26 @@ impl Rolling<'_> {
     }
 
     /// The files that may have been rolled forward from a checkpoint: where to, and to which moments.
-    fn files<'a>(&self, task: &'a TaskHistory, checkpoint: usize) -> BTreeMap<InodeNo, Fit<'a>> {
-        let mut files: BTreeMap<InodeNo, Fit<'_>> = BTreeMap::new();
+    fn files<'a>(
+        &self,
+        task: &'a TaskHistory,
+        checkpoint: usize,
+    ) -> BTreeMap<InodeNo, Placements<'a>> {
+        let mut files: BTreeMap<InodeNo, Placements<'_>> = BTreeMap::new();
         for chain in &task.chains {
             if chain.moment <= checkpoint || chain.started > self.mark {
                 continue;
             }
             let fit = files.entry(chain.ino).or_default();
-            let owed = self.owed.get(&chain.ino).copied().unwrap_or(0);
+            let required = self.required.get(&chain.ino).copied().unwrap_or(0);
             let place = chain.places[checkpoint].as_ref();
-            let shown = Shown {
+            let shown = ShownMoment {
                 moment: chain.moment,
-                exact: !chain.along,
+                exact: !chain.clustered,
             };
             fit.extend(
                 place
-                    .filter(|_| chain.moment >= owed)
+                    .filter(|_| chain.moment >= required)
                     .map(|place| (place, shown)),
             );
         }
@@ -280,10 +284,10 @@ impl Rolling<'_> {
         &self,
         task: &TaskHistory,
         checkpoint: usize,
-        files: &BTreeMap<InodeNo, Fit<'_>>,
+        files: &BTreeMap<InodeNo, Placements<'_>>,
         chosen: &BTreeMap<&TreePath, InodeNo>,
-    ) -> Result<View, String> {
-        let mut view = View {
+    ) -> Result<RecoveredTree, String> {
+        let mut view = RecoveredTree {
             names: task.paths[checkpoint].clone(),
             moments: BTreeMap::new(),
             touched: BTreeSet::new(),
@@ -293,22 +297,22 @@ impl Rolling<'_> {
             view.touched.extend(dir);
             view.names.insert((*place).clone(), *ino);
         }
-        let gone = |owed: usize| {
+        let gone = |required: usize| {
             Err(format!(
-                "what was made durable after {owed} operations is not there"
+                "what was made durable after {required} operations is not there"
             ))
         };
         for (ino, fit) in files {
-            let owed = self.owed.get(ino).copied().unwrap_or(0);
+            let required = self.required.get(ino).copied().unwrap_or(0);
             if task.states[checkpoint].node(*ino).is_ok() {
-                let unchanged = (owed <= checkpoint).then_some(Shown {
+                let unchanged = (required <= checkpoint).then_some(ShownMoment {
                     moment: checkpoint,
                     exact: false,
                 });
                 let rolled = fit.iter().map(|(_, shown)| *shown);
                 let moments: Vec<_> = unchanged.into_iter().chain(rolled).collect();
                 if moments.is_empty() {
-                    return gone(owed);
+                    return gone(required);
                 }
                 view.moments.insert(*ino, moments);
                 continue;
@@ -320,22 +324,22 @@ impl Rolling<'_> {
             // By a file that had the name later.
             let has_later = |other: &InodeNo, place| {
                 let mut fit = files[other].iter();
-                fit.any(|(there, shown)| *there == place && shown.moment > owed)
+                fit.any(|(there, shown)| *there == place && shown.moment > required)
             };
             let is_replaced = fit.iter().any(|(place, _)| {
                 let other = chosen.get(place);
                 other.is_some_and(|other| has_later(other, *place))
             });
-            if moments.is_empty() && owed > checkpoint && !is_replaced {
-                return gone(owed);
+            if moments.is_empty() && required > checkpoint && !is_replaced {
+                return gone(required);
             }
             view.moments.insert(*ino, moments);
         }
         // What no chain can have.
         let alone = |ino: &InodeNo| files.contains_key(ino);
-        let mut owed = self.owed.iter().filter(|(ino, _)| !alone(ino));
-        match owed.find(|(_, owed)| **owed > checkpoint) {
-            Some((_, owed)) => gone(*owed),
+        let mut required = self.required.iter().filter(|(ino, _)| !alone(ino));
+        match required.find(|(_, required)| **required > checkpoint) {
+            Some((_, required)) => gone(*required),
             None => Ok(view),
         }
     }

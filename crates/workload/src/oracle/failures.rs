@@ -3,8 +3,8 @@
 
 use steadfs_vfs::{FallocMode, FsError};
 
-use super::history::{Divergence, Fate, History, TaskHistory, after_setup, replay, who};
-use super::verdict::{Found, Violation};
+use super::history::{Divergence, History, OpOutcome, TaskHistory, after_setup, replay, who};
+use super::verdict::{Explanation, Violation};
 use crate::run::{Recording, Step, Value};
 use crate::{Format, Observed, Op, State};
 
@@ -17,28 +17,28 @@ const TRIES: usize = 2048;
 
 /// Which failures are no mistake of the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Excuse {
+pub enum Tolerance {
     /// None.
     Nothing,
     /// The device failed. Any operation may return an I/O error; it is then done or it is not, or, if
     /// it changes content, some sectors are changed and some are not. From when the volume stops,
     /// nothing is done any more.
-    Device,
+    DeviceErrors,
     /// The volume is full. An operation that needs space may fail, and is then not done, or do a part
     /// and say so; making things durable never fails.
-    Space,
+    NoSpace,
 }
 
-impl Excuse {
+impl Tolerance {
     /// What may have become of an operation that returned `result`, the likelier first.
-    fn fates(self, step: &Step) -> &'static [Fate] {
+    fn outcomes(self, step: &Step) -> &'static [OpOutcome] {
         match (self, &step.result) {
-            (Self::Device, Err(FsError::Io(_))) if is_pure(&step.op) => &[Fate::NotDone],
-            (Self::Device, Err(FsError::Io(_))) => &[Fate::NotDone, Fate::Done],
-            (Self::Device, Err(FsError::ReadOnly)) => &[Fate::NotDone],
-            (Self::Device, Err(error)) if error.is_stop() => &[Fate::NotDone],
-            (Self::Space, Err(FsError::NoSpace)) if !step.op.is_sync() => &[Fate::NotDone],
-            _ => &[Fate::AsTold],
+            (Self::DeviceErrors, Err(FsError::Io(_))) if is_pure(&step.op) => &[OpOutcome::NotDone],
+            (Self::DeviceErrors, Err(FsError::Io(_))) => &[OpOutcome::NotDone, OpOutcome::Done],
+            (Self::DeviceErrors, Err(FsError::ReadOnly)) => &[OpOutcome::NotDone],
+            (Self::DeviceErrors, Err(error)) if error.is_stop() => &[OpOutcome::NotDone],
+            (Self::NoSpace, Err(FsError::NoSpace)) if !step.op.is_sync() => &[OpOutcome::NotDone],
+            _ => &[OpOutcome::AsReported],
         }
     }
 
@@ -98,21 +98,21 @@ fn others(
     who: &str,
     base: &State,
     steps: &[Step],
-    fates: &[Fate],
+    outcomes: &[OpOutcome],
     format: Format,
 ) -> Vec<Vec<State>> {
     let mut all = Vec::new();
     for (index, step) in steps.iter().enumerate() {
-        for fate in other_fates(fates[index], &step.op) {
-            let mut fates = fates.to_vec();
-            fates[index] = *fate;
+        for outcome in other_outcomes(outcomes[index], &step.op) {
+            let mut outcomes = outcomes.to_vec();
+            outcomes[index] = *outcome;
             let states = loop {
-                match replay(who, base, steps, &fates, format) {
+                match replay(who, base, steps, &outcomes, format) {
                     Ok(task) => break task.states,
                     Err(wrong) => match &steps[wrong.index].op {
                         // It saw what is half of one and half of the other, and changed nothing.
-                        Op::Read { .. } => fates[wrong.index] = Fate::NotDone,
-                        _ => fates.truncate(wrong.index),
+                        Op::Read { .. } => outcomes[wrong.index] = OpOutcome::NotDone,
+                        _ => outcomes.truncate(wrong.index),
                     },
                 }
             };
@@ -123,13 +123,13 @@ fn others(
 }
 
 /// What else may in part have become of an operation that failed.
-fn other_fates(fate: Fate, op: &Op) -> &'static [Fate] {
-    match fate {
+fn other_outcomes(outcome: OpOutcome, op: &Op) -> &'static [OpOutcome] {
+    match outcome {
         _ if !can_stop_half_way(op) => &[],
-        Fate::Done => &[Fate::NotDone],
-        Fate::NotDone if zeroes_and_grows(op) => &[Fate::Done, Fate::Inside],
-        Fate::NotDone => &[Fate::Done],
-        Fate::AsTold | Fate::Short(_) | Fate::Inside => &[],
+        OpOutcome::Done => &[OpOutcome::NotDone],
+        OpOutcome::NotDone if zeroes_and_grows(op) => &[OpOutcome::Done, OpOutcome::Inside],
+        OpOutcome::NotDone => &[OpOutcome::Done],
+        OpOutcome::AsReported | OpOutcome::Short(_) | OpOutcome::Inside => &[],
     }
 }
 
@@ -182,7 +182,7 @@ impl Histories {
         base: &State,
         recording: &Recording,
         format: Format,
-        excuse: Excuse,
+        tolerance: Tolerance,
     ) -> Result<Option<Self>, Box<Divergence>> {
         let base = after_setup(base, recording, format)?;
         let stop = match recording.tasks.iter().flatten().any(has_stopped) {
@@ -191,7 +191,7 @@ impl Histories {
         };
         let mut ways: Vec<Vec<TaskHistory>> = vec![Vec::new()];
         for (number, steps) in recording.tasks.iter().enumerate() {
-            let ways_if = |stop| ways_of_task(&who(number), &base, steps, format, excuse, stop);
+            let ways_if = |stop| ways_of_task(&who(number), &base, steps, format, tolerance, stop);
             let of_task = ways_if(stop).or_else(|wrong| match stop {
                 Stop::Told => ways_if(Stop::Unseen),
                 Stop::Never | Stop::Unseen => Err(wrong),
@@ -210,16 +210,16 @@ impl Histories {
         }
         let all = ways.into_iter();
         let all = all.map(|tasks| History {
-            failing: excuse == Excuse::Device,
+            failing: tolerance == Tolerance::DeviceErrors,
             ..History::assemble(base.clone(), tasks, format)
         });
         Ok(Some(Self(all.collect())))
     }
 
-    /// As [`History::looked_at`].
-    pub fn looked_at(&mut self, mark: u64) {
+    /// As [`History::observed_at`].
+    pub fn observed_at(&mut self, mark: u64) {
         for history in &mut self.0 {
-            history.looked_at(mark);
+            history.observed_at(mark);
         }
     }
 
@@ -227,7 +227,7 @@ impl Histories {
     ///
     /// # Errors
     /// What is wrong with the likeliest.
-    pub fn check(&self, found: &Observed, mark: u64) -> Result<Found, Box<Violation>> {
+    pub fn check(&self, found: &Observed, mark: u64) -> Result<Explanation, Box<Violation>> {
         self.any(|history| history.check(found, mark))
     }
 
@@ -257,43 +257,48 @@ fn ways_of_task(
     base: &State,
     steps: &[Step],
     format: Format,
-    excuse: Excuse,
+    tolerance: Tolerance,
     stop: Stop,
 ) -> Result<Option<Vec<TaskHistory>>, Box<Divergence>> {
     let mut tries = 0;
     let mut found = Vec::new();
     let mut unexplained: Option<Box<Divergence>> = None;
-    let mut todo: Vec<Vec<Fate>> = vec![Vec::new()];
-    while let Some(mut fates) = todo.pop() {
-        while let Some(step) = steps.get(fates.len()) {
-            if let Some(bytes) = excuse.short(step) {
-                fates.push(Fate::Short(bytes));
+    let mut todo: Vec<Vec<OpOutcome>> = vec![Vec::new()];
+    while let Some(mut outcomes) = todo.pop() {
+        while let Some(step) = steps.get(outcomes.len()) {
+            if let Some(bytes) = tolerance.short(step) {
+                outcomes.push(OpOutcome::Short(bytes));
                 continue;
             }
-            let before = &steps[..fates.len()];
+            let before = &steps[..outcomes.len()];
             // The failure of a sync may have been what stopped it.
             let stopped =
                 |step: &Step| has_stopped(step) || stop != Stop::Never && has_failed_to_sync(step);
-            let may: &[Fate] = match excuse == Excuse::Device && before.iter().any(stopped) {
-                // It may have been opened before that, to be written to.
-                true if is_open(step) => &[Fate::NotDone, Fate::AsTold],
-                // What a volume shows that has stopped was never promised.
-                true if is_pure(&step.op) || is_refused(step) => &[Fate::NotDone],
-                _ => excuse.fates(step),
-            };
-            let (first, others) = may.split_first().expect("every operation has a fate");
-            todo.extend(others.iter().map(|fate| [&fates[..], &[*fate]].concat()));
-            fates.push(*first);
+            let may: &[OpOutcome] =
+                match tolerance == Tolerance::DeviceErrors && before.iter().any(stopped) {
+                    // It may have been opened before that, to be written to.
+                    true if is_open(step) => &[OpOutcome::NotDone, OpOutcome::AsReported],
+                    // What a volume shows that has stopped was never promised.
+                    true if is_pure(&step.op) || is_refused(step) => &[OpOutcome::NotDone],
+                    _ => tolerance.outcomes(step),
+                };
+            let (first, others) = may.split_first().expect("every operation has a outcome");
+            todo.extend(
+                others
+                    .iter()
+                    .map(|outcome| [&outcomes[..], &[*outcome]].concat()),
+            );
+            outcomes.push(*first);
         }
-        match replay(who, base, steps, &fates, format) {
+        match replay(who, base, steps, &outcomes, format) {
             Ok(mut task) => {
-                task.others = others(who, base, steps, &fates, format);
+                task.others = others(who, base, steps, &outcomes, format);
                 found.push(task);
             }
             // What a volume shows that has stopped was never promised.
             Err(wrong) if stop == Stop::Unseen && is_read(&steps[wrong.index].op) => {
-                fates[wrong.index] = Fate::NotDone;
-                todo.push(fates);
+                outcomes[wrong.index] = OpOutcome::NotDone;
+                todo.push(outcomes);
             }
             Err(wrong) => {
                 let further = |before: &Divergence| before.index < wrong.index;
