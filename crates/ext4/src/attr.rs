@@ -28,7 +28,7 @@ impl Ext4 {
             if let Some(size) = set.size {
                 self.truncate(cx, &inode, size)?;
             }
-            self.with_room(cx, || self.set_fields(cx, &inode, set))?;
+            self.with_space(cx, || self.set_fields(cx, &inode, set))?;
         }
         Ok(inode.attr(self))
     }

@@ -38,7 +38,7 @@ impl Ext4 {
     #[track_caller]
     #[inline]
     pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
-        for corruption in self.alloc.take_damage() {
+        for corruption in self.alloc.take_corruption() {
             self.damaged(&corruption, Location::caller());
         }
         if let Err(FsError::Corrupt(corruption)) = &result {
@@ -68,7 +68,7 @@ impl Ext4 {
             tracing::error!(%error, "noting the damage failed");
         }
         if read_only {
-            self.stop_all(&text);
+            self.shut_down(&text);
         }
     }
 

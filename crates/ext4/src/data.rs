@@ -1,19 +1,19 @@
 //! File content: read, write, write-back.
 //!
-//! A write is copied into the cache and acknowledged; space for it is promised at once, blocks are
+//! A write is copied into the cache and acknowledged; space for it is reserved at once, blocks are
 //! chosen when it is written back ([`writeout`]). Data reaches the device before any handle names its
 //! blocks, so no commit ever waits for data.
 
-pub(crate) mod along;
-mod at_once;
 mod batches;
+pub(crate) mod cluster;
 mod fallocate;
+pub(crate) mod flush_waiters;
+mod no_delalloc;
 mod read;
 mod seek;
+mod small_files;
 mod sync;
-mod together;
 mod truncate;
-pub(crate) mod waiting;
 mod writeout;
 
 use std::sync::Arc;
@@ -28,8 +28,8 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::io_error;
 use crate::map::has_extents;
-use crate::mballoc::{WEIGHT_EXTENT, WEIGHT_INDIRECT};
-use crate::place::Place;
+use crate::mballoc::{RESERVE_PER_BLOCK_EXTENT, RESERVE_PER_BLOCK_INDIRECT};
+use crate::place::BlockPlace;
 
 impl Ext4 {
     /// Refuses what is not a regular file whose content can be shown.
@@ -117,7 +117,7 @@ impl Ext4 {
         let block = bs.file_block(size);
         if inode.pages.get(block).is_none() {
             let mapped = self.map(inode.ino(), &inode.core.read(), block, cx.tag)?;
-            if !matches!(mapped.place, Place::Written(_)) {
+            if !matches!(mapped.place, BlockPlace::Written(_)) {
                 return Ok(());
             }
         }
@@ -137,13 +137,13 @@ impl Ext4 {
     ) -> (usize, Result<()>) {
         let bs = self.geo.block_size;
         let blocks = bs.file_block(offset).0..bs.blocks_for(offset + data.len() as u64);
-        let weight = self.weight(inode);
+        let per_block = self.reserve_per_block(inode);
         // For every block, though many may hold a promise: the flusher can take those away, and settle
         // what it took, at any moment before the new content is counted.
-        let wanted = (blocks.end - blocks.start) * weight;
-        match self.promise(cx, inode, &blocks, wanted) {
+        let wanted = (blocks.end - blocks.start) * per_block;
+        match self.reserve(cx, inode, &blocks, wanted) {
             Ok(true) => {}
-            Ok(false) => return self.write_at_once(cx, inode, offset, data, limit),
+            Ok(false) => return self.write_without_delalloc(cx, inode, offset, data, limit),
             Err(error) => return (0, Err(error)),
         }
         let write = CacheWrite {
@@ -153,7 +153,7 @@ impl Ext4 {
         };
         let written = self.write_cached(inode, write, true, limit);
         self.alloc
-            .with_totals(|t| t.settle(wanted - written.reserved * weight));
+            .with_totals(|t| t.release_reserved(wanted - written.reserved * per_block));
         (written.bytes, written.error.map_or(Ok(()), Err))
     }
 
@@ -163,7 +163,7 @@ impl Ext4 {
         &self,
         inode: &Inode,
         write: CacheWrite<'_>,
-        promised: bool,
+        reserved: bool,
         limit: u64,
     ) -> Written<FsError> {
         let before = inode.size();
@@ -171,22 +171,22 @@ impl Ext4 {
         let reached = |end: u64| inode.set_size(before.max(limit.min(end)));
         inode
             .pages
-            .write_growing(write, |_| promised, fill, reached)
+            .write_growing(write, |_| reserved, fill, reached)
     }
 
-    /// What a dirty block of the file is promised.
-    pub(crate) fn weight(&self, inode: &Inode) -> u64 {
+    /// What a dirty block of the file is reserved.
+    pub(crate) fn reserve_per_block(&self, inode: &Inode) -> u64 {
         if has_extents(&inode.core.read()) {
-            WEIGHT_EXTENT
+            RESERVE_PER_BLOCK_EXTENT
         } else {
-            WEIGHT_INDIRECT
+            RESERVE_PER_BLOCK_INDIRECT
         }
     }
 
     /// Promises `wanted` blocks of space. False: there is too little for promises at the worst, and the
     /// data must be given its place at once, so that who writes learns of a full volume and not who
     /// syncs. (With `nodelalloc` that is always so.)
-    fn promise(
+    fn reserve(
         &self,
         cx: &Cx,
         inode: &Inode,
@@ -196,15 +196,15 @@ impl Ext4 {
         if !self.options.read().delalloc {
             return Ok(false);
         }
-        let keep = self.kept_for_root(cx);
-        let promise = || self.alloc.with_totals(|t| t.promise(wanted, keep));
-        if promise() {
+        let keep = self.root_reserved_blocks(cx);
+        let reserve = || self.alloc.with_totals(|t| t.reserve(wanted, keep));
+        if reserve() {
             return Ok(true);
         }
         // Others' promises become exact when they are kept. What needs no room leaves them alone.
         if !self.is_mapped(cx, inode, blocks)? && self.alloc.totals().is_uncertain() {
             self.make_room(cx)?;
-            return Ok(promise());
+            return Ok(reserve());
         }
         Ok(false)
     }
@@ -230,7 +230,7 @@ impl Ext4 {
         let mut at = blocks.start;
         while at < blocks.end {
             let mapped = self.map(inode.ino(), &core, FileBlock(at), cx.tag)?;
-            if !matches!(mapped.place, Place::Written(_)) {
+            if !matches!(mapped.place, BlockPlace::Written(_)) {
                 return Ok(false);
             }
             at += mapped.len;
@@ -239,7 +239,7 @@ impl Ext4 {
     }
 
     /// Blocks that this caller may not use.
-    pub(crate) fn kept_for_root(&self, cx: &Cx) -> u64 {
+    pub(crate) fn root_reserved_blocks(&self, cx: &Cx) -> u64 {
         let (resuid, resgid) = {
             let options = self.options.read();
             (options.resuid, options.resgid)
@@ -265,7 +265,7 @@ impl Ext4 {
     ) -> Result<()> {
         let bs = self.geo.block_size;
         let mapped = self.map(inode.ino(), &inode.core.read(), block, tag)?;
-        let Place::Written(at) = mapped.place else {
+        let BlockPlace::Written(at) = mapped.place else {
             return Ok(());
         };
         let data = self

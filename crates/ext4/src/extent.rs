@@ -16,7 +16,7 @@ use crate::disk::extent::{ExtentNode, ExtentNodeMut, FILE_END, ROOT_ENTRIES};
 use crate::disk::{self, Extent, Ino};
 use crate::fs::Ext4;
 use crate::pins::Pins;
-use crate::place::{Holes, Mapped, Place, Step};
+use crate::place::{BlockPlace, FreeStep, HoleCount, Mapped};
 use crate::txn::Handle;
 use path::Path;
 
@@ -58,9 +58,9 @@ fn mapped_in(leaf: &ExtentNode<'_>, blocks: &Range<FileBlock>, block: FileBlock)
     if let Some((_, extent)) = leaf.find(block) {
         let start = extent.device_block(block);
         let place = if extent.unwritten {
-            Place::Unwritten(start)
+            BlockPlace::Unwritten(start)
         } else {
-            Place::Written(start)
+            BlockPlace::Written(start)
         };
         return Mapped {
             place,
@@ -74,7 +74,7 @@ fn mapped_in(leaf: &ExtentNode<'_>, blocks: &Range<FileBlock>, block: FileBlock)
         blocks.end
     };
     Mapped {
-        place: Place::Hole,
+        place: BlockPlace::Hole,
         len: end.0 - block.0,
     }
 }
@@ -94,8 +94,8 @@ pub fn holes(
     core: &disk::Inode,
     blocks: &[FileBlock],
     tag: IoTag,
-) -> Result<Holes> {
-    let mut counted = Holes::default();
+) -> Result<HoleCount> {
+    let mut counted = HoleCount::default();
     let path = Path::find(fs, ino, core, blocks[0], tag)?;
     let leaf = path.leaf();
     let bytes = leaf.bytes(core);
@@ -234,7 +234,7 @@ impl<'a> Tree<'a> {
         &mut self,
         handle: &mut Handle<'_>,
         range: Range<FileBlock>,
-        step: Step,
+        step: FreeStep,
         free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, DevBlock, u64) -> Result<()>,
     ) -> Result<FileBlock> {
         let mut end = range.end;
@@ -323,9 +323,9 @@ impl<'a> Tree<'a> {
             let mapped = lookup(self.fs, self.ino, self.core, at, IoTag::default())?;
             let len = mapped.len.min(range.end.0 - at.0);
             let differs = match mapped.place {
-                Place::Hole => false,
-                Place::Written(_) => unwritten,
-                Place::Unwritten(_) => !unwritten,
+                BlockPlace::Hole => false,
+                BlockPlace::Written(_) => unwritten,
+                BlockPlace::Unwritten(_) => !unwritten,
             };
             if differs {
                 let len = len.min(Extent::max_len(unwritten).into());

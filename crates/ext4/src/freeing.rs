@@ -9,28 +9,28 @@ use steadfs_vfs::Result;
 use crate::fs::Ext4;
 
 /// How long a shortage waits at most.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SHORTAGE_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How long it waits for what a commit has freed and somebody else makes free.
-const MOMENT: Duration = Duration::from_millis(10);
+const COMMIT_RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// Somebody's shortage of space. While it lives, nothing free is taken to be discarded.
 pub(crate) struct Shortage<'a> {
     fs: &'a Ext4,
     /// Set by the first look: what comes before may take its time.
     until: Option<Instant>,
-    seen: Seen,
+    before: SpaceSnapshot,
 }
 
 /// What there was before an attempt. Whoever fails may take something and give it back, so counts of what became
 /// free would be no news.
 #[derive(PartialEq, Eq)]
-struct Seen {
+struct SpaceSnapshot {
     blocks: u64,
     inodes: u64,
     trimmed: u64,
 }
 
-impl Seen {
+impl SpaceSnapshot {
     fn now(fs: &Ext4) -> Self {
         let trimmed = fs.alloc.trimmed();
         fs.alloc.with_totals(|t| Self {
@@ -52,34 +52,34 @@ impl<'a> Shortage<'a> {
         Self {
             fs,
             until: None,
-            seen: Seen::now(fs),
+            before: SpaceSnapshot::now(fs),
         }
     }
 
     /// Tries again.
     pub(crate) fn attempt<T>(&mut self, attempt: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.seen = Seen::now(self.fs);
+        self.before = SpaceSnapshot::now(self.fs);
         attempt()
     }
 
     /// Whether it is worth trying again: there is more than before the last attempt. Waits for that a little as
     /// long as something is being freed, and commits what waits for it. The caller holds no handle.
-    pub(crate) fn look_again(&mut self, tag: IoTag) -> Result<bool> {
+    pub(crate) fn should_retry(&mut self, tag: IoTag) -> Result<bool> {
         let fs = self.fs;
-        let until = *self.until.get_or_insert_with(|| now() + PATIENCE);
+        let until = *self.until.get_or_insert_with(|| now() + SHORTAGE_WAIT_MAX);
         while !until.since(now()).is_zero() {
-            // Both before looking at what there is: what ends now is seen there.
-            let hopeful = fs.freeing.is_pending();
+            // Both before looking at what there is: what ends now is before there.
+            let is_freeing = fs.freeing.is_pending();
             let pending = fs.alloc.totals().pending > 0;
-            if self.seen.has_less_than(&Seen::now(fs)) {
+            if self.before.has_less_than(&SpaceSnapshot::now(fs)) {
                 return Ok(true);
             }
             if pending {
                 fs.commit_running(tag)?;
-                if !self.seen.has_less_than(&Seen::now(fs)) {
-                    sleep(MOMENT);
+                if !self.before.has_less_than(&SpaceSnapshot::now(fs)) {
+                    sleep(COMMIT_RETRY_DELAY);
                 }
-            } else if hopeful {
+            } else if is_freeing {
                 fs.freeing.wait();
             } else {
                 return Ok(false);

@@ -25,7 +25,7 @@ const LARGE_FILE: u64 = (1 << 31) - 1;
 
 /// A mounted ext2, ext3 or ext4 volume.
 ///
-/// **Read-only and back.** Calls that may change the volume hold `gate` shared while they run; a
+/// **Read-only and back.** Calls that may change the volume hold `remount_lock` shared while they run; a
 /// remount that changes whether it may be written takes it alone.
 pub struct Ext4 {
     pub(crate) me: Weak<Self>,
@@ -43,7 +43,7 @@ pub struct Ext4 {
     pub(crate) replaced: Mutex<BTreeSet<Ino>>,
     pub(crate) options: RwLock<MountOptions>,
     /// What goes along with an fsync.
-    pub(crate) along: FsyncClustering,
+    pub(crate) fsync_clustering: FsyncClustering,
     /// Gives time stamps.
     pub(crate) clock: Clock,
     /// One rename between directories at a time.
@@ -60,16 +60,16 @@ pub struct Ext4 {
     /// Everything is on the device, marked clean, and changes are refused until it is thawed.
     pub(crate) frozen: AtomicBool,
     /// Inodes without names that were let go while the volume was frozen: freed when it is thawed.
-    pub(crate) left: Mutex<Vec<Arc<Inode>>>,
+    pub(crate) unlinked_while_frozen: Mutex<Vec<Arc<Inode>>>,
     /// Bytes of metadata that may be held in memory.
     pub(crate) meta_budget: u64,
     /// One remount at a time.
     pub(crate) remounting: Mutex<()>,
-    pub(crate) gate: RwLock<()>,
+    pub(crate) remount_lock: RwLock<()>,
     /// What lies over a device whose journal was replayed in memory.
     pub(crate) overlay: Option<Arc<OverlayDevice>>,
     /// The superblock as it lay on the device when the volume was last known to be nobody else's.
-    pub(crate) seen: Mutex<Vec<u8>>,
+    pub(crate) super_bytes: Mutex<Vec<u8>>,
     /// Why the volume stopped, if it did.
     pub(crate) stopped: Mutex<Option<String>>,
     /// The last failure to write data.
@@ -77,7 +77,7 @@ pub struct Ext4 {
     /// First byte of the superblock that the volume was opened by.
     pub(crate) super_at: AtomicU64,
     /// What is damaged, of a volume that only reading can do with.
-    pub(crate) only_read: Option<String>,
+    pub(crate) unwritable: Option<String>,
     /// What corruption was met.
     pub(crate) findings: Findings,
     /// Directories that take no further names although there is space.
@@ -105,7 +105,7 @@ impl Ext4 {
 
     /// Forgets the metadata that is not in use and not dirty, as memory pressure would.
     pub fn forget_clean(&self) {
-        self.inodes.leave_all();
+        self.inodes.evict_all();
         self.meta.drop_unused();
     }
 
@@ -121,7 +121,7 @@ impl Ext4 {
     /// While the result is held the volume does not become read-only or writable.
     #[inline]
     pub(crate) fn open_to_changes(&self) -> RwLockReadGuard<'_, ()> {
-        self.gate.read()
+        self.remount_lock.read()
     }
 
     /// Refuses to change a volume that is read-only, frozen or has stopped.

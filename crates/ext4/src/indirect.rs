@@ -11,7 +11,7 @@ use crate::disk::{self, Ino};
 use crate::fs::Ext4;
 use crate::mballoc::Run;
 use crate::pins::Pins;
-use crate::place::{Holes, Mapped, Place, Step};
+use crate::place::{BlockPlace, FreeStep, HoleCount, Mapped};
 use crate::txn::Handle;
 
 /// Blocks that mapping a run of `len` blocks changes at worst: every table it touches on three levels
@@ -101,7 +101,7 @@ pub fn lookup(
     let (table, index, more) = match find(fs, ino, core, block, tag)? {
         End::Number { table, index, more } => (table, index, more),
         End::Hole(len) => {
-            let place = Place::Hole;
+            let place = BlockPlace::Hole;
             return Ok(Mapped { place, len });
         }
     };
@@ -117,8 +117,8 @@ pub fn lookup(
     };
     let len = (1..=more).take_while(|&n| follows(n)).count() as u64 + 1;
     let place = match child(fs, ino, first)? {
-        Some(at) => Place::Written(at),
-        None => Place::Hole,
+        Some(at) => BlockPlace::Written(at),
+        None => BlockPlace::Hole,
     };
     Ok(Mapped { place, len })
 }
@@ -130,11 +130,11 @@ pub fn holes(
     core: &disk::Inode,
     blocks: &[FileBlock],
     tag: IoTag,
-) -> Result<Holes> {
-    let (mut counted, first) = (Holes::default(), blocks[0]);
+) -> Result<HoleCount> {
+    let (mut counted, first) = (HoleCount::default(), blocks[0]);
     match find(fs, ino, core, first, tag)? {
         End::Hole(len) => {
-            let place = Place::Hole;
+            let place = BlockPlace::Hole;
             counted.add(blocks, Mapped { place, len });
         }
         End::Number { table, index, more } => {
@@ -248,7 +248,7 @@ pub fn remove(
     ino: Ino,
     core: &mut disk::Inode,
     range: Range<FileBlock>,
-    step: Step,
+    step: FreeStep,
     free: &mut dyn FnMut(&Ext4, &mut Handle<'_>, DevBlock, u64) -> Result<()>,
 ) -> Result<FileBlock> {
     let per = per_block(fs.geo());
@@ -418,7 +418,7 @@ mod tests {
         let mut left = reach[3];
         let mut steps = 0;
         while left > 1 {
-            let most = Step::METADATA.blocks;
+            let most = FreeStep::METADATA.blocks;
             let mut free = |_: &Ext4, _: &mut Handle<'_>, _: DevBlock, _: u64| unreachable!();
             let range = 1..left;
             let ino = inode.ino();

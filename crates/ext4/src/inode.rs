@@ -13,7 +13,7 @@ use steadfs_rt::{Mutex, Rank, RwLock};
 use steadfs_vfs::names::NameLock;
 use steadfs_vfs::{Attr, FileKind, InodeFlags, Result};
 
-use crate::data::waiting::Waiting;
+use crate::data::flush_waiters::FlushWaiters;
 use crate::disk::inode::INLINE_DATA;
 use crate::disk::{self, Ino};
 use crate::fs::Ext4;
@@ -21,9 +21,9 @@ use crate::txn::Handle;
 
 const SHARDS: usize = 16;
 /// Inodes that nobody works on kept in memory, over all shards: about 16 MiB.
-const KEEP: usize = 12 << 10;
+const CACHED_INODES_MAX: usize = 12 << 10;
 /// The same in one shard.
-const KEEP_IN_SHARD: usize = KEEP / SHARDS;
+const CACHED_PER_SHARD: usize = CACHED_INODES_MAX / SHARDS;
 /// No transaction: the inode was not changed since it was read.
 const NO_TID: u64 = u64::MAX;
 
@@ -39,7 +39,7 @@ pub struct Inode {
     /// One write-back of the file's data at a time.
     flush: Mutex<()>,
     /// Who waits for that.
-    pub(crate) waiting: Waiting,
+    pub(crate) flush_waiters: FlushWaiters,
     /// What the inode table has or will have, block map included. For regular files its `size` is the
     /// size on disk, which follows [`Inode::size`] when data has been written.
     pub core: RwLock<disk::Inode>,
@@ -61,7 +61,7 @@ pub struct Inode {
     /// ([`Queue::next_flush`](steadfs_block::Queue::next_flush)); 0: nothing was written.
     unflushed: AtomicU64,
     /// Written along with another file's fsync, and not asked for since.
-    along: AtomicBool,
+    clustered: AtomicBool,
     /// Read from the inode table: a life in memory before this one may have left changes in a
     /// transaction, or data in the device's cache, that nothing has made durable.
     reread: AtomicBool,
@@ -95,7 +95,7 @@ impl Inode {
             kind,
             lock: RwLock::with_key(Rank::Inode, ino.0.into(), ()),
             flush: Mutex::with_key(Rank::Writeback, ino.0.into(), ()),
-            waiting: Waiting::new(),
+            flush_waiters: FlushWaiters::new(),
             size: AtomicU64::new(core.size),
             core: RwLock::new(Rank::ExtentTree, core),
             read_ahead: ReadAheadWindow::default(),
@@ -106,7 +106,7 @@ impl Inode {
             core_dirty: AtomicBool::new(false),
             times_seen: AtomicBool::new(true),
             unflushed: AtomicU64::new(0),
-            along: AtomicBool::new(false),
+            clustered: AtomicBool::new(false),
             reread: AtomicBool::new(false),
             orphan: AtomicBool::new(false),
             linkable: AtomicBool::new(false),
@@ -246,13 +246,13 @@ impl Inode {
     }
 
     /// Notes that another file's fsync wrote this one's data.
-    pub(crate) fn mark_along(&self) {
-        self.along.store(true, Ordering::Release);
+    pub(crate) fn mark_clustered(&self) {
+        self.clustered.store(true, Ordering::Release);
     }
 
     /// Whether another file's fsync wrote this one's data since the last call.
-    pub(crate) fn take_along(&self) -> bool {
-        self.along.load(Ordering::Acquire) && self.along.swap(false, Ordering::AcqRel)
+    pub(crate) fn take_clustered(&self) -> bool {
+        self.clustered.load(Ordering::Acquire) && self.clustered.swap(false, Ordering::AcqRel)
     }
 
     /// Notes whether the inode, without a name, may get one.
@@ -286,8 +286,8 @@ impl Inode {
         if self.kind != FileKind::Regular || self.pages.is_empty() {
             return 0;
         }
-        let promised = self.pages.reserved_blocks();
-        fs.holes(self.ino, core, &promised, IoTag::default())
+        let reserved = self.pages.reserved_blocks();
+        fs.holes(self.ino, core, &reserved, IoTag::default())
             .unwrap_or(0)
     }
 
@@ -352,11 +352,11 @@ pub struct InodeTable {
 struct Shard {
     inodes: FixedMap<u32, Arc<Inode>>,
     /// References of the caller to inodes that are not in memory; all of them have names.
-    away: FixedMap<u32, u64>,
+    evicted_lookups: FixedMap<u32, u64>,
     /// How many there may be before the next sweep.
     limit: usize,
     /// How often inodes have left: what was read from the inode table before may be out of date.
-    departures: u64,
+    evictions: u64,
 }
 
 impl InodeTable {
@@ -364,9 +364,9 @@ impl InodeTable {
     pub fn new() -> Self {
         let shard = || Shard {
             inodes: FixedMap::default(),
-            away: FixedMap::default(),
-            limit: KEEP_IN_SHARD,
-            departures: 0,
+            evicted_lookups: FixedMap::default(),
+            limit: CACHED_PER_SHARD,
+            evictions: 0,
         };
         Self {
             shards: (0..SHARDS)
@@ -387,22 +387,22 @@ impl InodeTable {
 
     /// The inode if it is in memory; otherwise what [`InodeTable::insert_read`] wants to know of whoever
     /// reads it now.
-    pub(crate) fn find(&self, ino: Ino) -> Result<Arc<Inode>, Departures> {
+    pub(crate) fn find(&self, ino: Ino) -> Result<Arc<Inode>, EvictionCount> {
         let shard = self.shard(ino).lock();
         match shard.inodes.get(&ino.0) {
             Some(inode) => {
                 inode.recent.store(true, Ordering::Relaxed);
                 Ok(Arc::clone(inode))
             }
-            None => Err(Departures(shard.departures)),
+            None => Err(EvictionCount(shard.evictions)),
         }
     }
 
     /// Puts an inode in that was read after `since`, unless somebody else did; returns the one to use.
     /// `None`: meanwhile inodes have left, perhaps this one with changes; read it again.
-    pub(crate) fn insert_read(&self, inode: Inode, since: Departures) -> Option<Arc<Inode>> {
+    pub(crate) fn insert_read(&self, inode: Inode, since: EvictionCount) -> Option<Arc<Inode>> {
         let mut shard = self.shard(inode.ino).lock();
-        if shard.departures != since.0 && !shard.inodes.contains_key(&inode.ino.0) {
+        if shard.evictions != since.0 && !shard.inodes.contains_key(&inode.ino.0) {
             return None;
         }
         Some(self.insert_locked(&mut shard, inode))
@@ -418,7 +418,7 @@ impl InodeTable {
         if let Some(there) = shard.inodes.get(&ino) {
             return Arc::clone(there);
         }
-        let lookups = shard.away.remove(&ino).unwrap_or(0);
+        let lookups = shard.evicted_lookups.remove(&ino).unwrap_or(0);
         inode.lookups.store(lookups, Ordering::Release);
         let inode = Arc::new(inode);
         shard.inodes.insert(ino, Arc::clone(&inode));
@@ -428,17 +428,17 @@ impl InodeTable {
         inode
     }
 
-    /// Gives back references to an inode that may be away. Returns it if it is here: then the caller
+    /// Gives back references to an inode that may be evicted_lookups. Returns it if it is here: then the caller
     /// gives them back to it.
-    pub fn drop_away(&self, ino: Ino, count: u64) -> Option<Arc<Inode>> {
+    pub fn drop_evicted_lookups(&self, ino: Ino, count: u64) -> Option<Arc<Inode>> {
         let mut shard = self.shard(ino).lock();
         if let Some(inode) = shard.inodes.get(&ino.0) {
             return Some(Arc::clone(inode));
         }
-        if let Some(lookups) = shard.away.get_mut(&ino.0) {
+        if let Some(lookups) = shard.evicted_lookups.get_mut(&ino.0) {
             *lookups = lookups.saturating_sub(count);
             if *lookups == 0 {
-                shard.away.remove(&ino.0);
+                shard.evicted_lookups.remove(&ino.0);
             }
         }
         None
@@ -448,8 +448,8 @@ impl InodeTable {
     pub fn remove(&self, ino: Ino) {
         let mut shard = self.shard(ino).lock();
         shard.inodes.remove(&ino.0);
-        shard.away.remove(&ino.0);
-        shard.departures += 1;
+        shard.evicted_lookups.remove(&ino.0);
+        shard.evictions += 1;
     }
 
     /// Whether storing inodes now would let many of them go; asked once.
@@ -458,9 +458,9 @@ impl InodeTable {
     }
 
     /// Forgets all inodes that are not in use and are stored; references to them stay counted.
-    pub fn leave_all(&self) {
+    pub fn evict_all(&self) {
         for shard in &self.shards {
-            shard.lock().let_go(|_| true);
+            shard.lock().evict(|_| true);
         }
     }
 
@@ -490,7 +490,7 @@ impl InodeTable {
 
 /// How often inodes had left their part of the table at some point.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Departures(u64);
+pub(crate) struct EvictionCount(u64);
 
 impl Shard {
     /// Lets inodes go that nothing needs in memory: first those that nobody asked for of late, then,
@@ -498,18 +498,18 @@ impl Shard {
     ///
     /// What stays raises the limit, so that many inodes in use cost no sweep each time one is added.
     fn sweep(&mut self) -> bool {
-        self.let_go(|inode| !inode.recent.swap(false, Ordering::Relaxed));
-        if self.inodes.len() > KEEP_IN_SHARD / 4 * 3 {
-            self.let_go(|_| true);
+        self.evict(|inode| !inode.recent.swap(false, Ordering::Relaxed));
+        if self.inodes.len() > CACHED_PER_SHARD / 4 * 3 {
+            self.evict(|_| true);
         }
         let left = self.inodes.len();
-        self.limit = (left + left / 4 + KEEP_IN_SHARD / 4).max(KEEP_IN_SHARD);
+        self.limit = (left + left / 4 + CACHED_PER_SHARD / 4).max(CACHED_PER_SHARD);
         let dirty = |inode: &&Arc<Inode>| inode.is_core_dirty();
-        self.inodes.values().filter(dirty).count() > KEEP_IN_SHARD / 4
+        self.inodes.values().filter(dirty).count() > CACHED_PER_SHARD / 4
     }
 
-    fn let_go(&mut self, may_go: impl Fn(&Inode) -> bool) {
-        let away = &mut self.away;
+    fn evict(&mut self, may_go: impl Fn(&Inode) -> bool) {
+        let evicted_lookups = &mut self.evicted_lookups;
         let before = self.inodes.len();
         self.inodes.retain(|&ino, inode| {
             // Whoever wants it has it by the table: nobody can come to have it meanwhile.
@@ -522,10 +522,10 @@ impl Shard {
             }
             let lookups = inode.lookups.load(Ordering::Acquire);
             if lookups > 0 {
-                away.insert(ino, lookups);
+                evicted_lookups.insert(ino, lookups);
             }
             false
         });
-        self.departures += u64::from(self.inodes.len() < before);
+        self.evictions += u64::from(self.inodes.len() < before);
     }
 }

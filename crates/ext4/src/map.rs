@@ -13,7 +13,7 @@ use crate::fs::Ext4;
 use crate::indirect;
 use crate::inode::Inode;
 use crate::mballoc::Run;
-use crate::place::{Mapped, Place, Step};
+use crate::place::{BlockPlace, FreeStep, Mapped};
 use crate::txn::Handle;
 
 /// Levels of extent trees that credits reckon with: four hold more extents than a file has blocks.
@@ -38,7 +38,7 @@ impl Ext4 {
         } else {
             indirect::lookup(self, ino, core, block, tag)?
         };
-        if let Place::Written(start) | Place::Unwritten(start) = mapped.place
+        if let BlockPlace::Written(start) | BlockPlace::Unwritten(start) = mapped.place
             && !self.alloc.may_own(&self.geo, start, mapped.len)
             && ino != Ino::RESIZE
         {
@@ -84,8 +84,8 @@ impl Ext4 {
         tag: IoTag,
     ) -> Result<Option<DevBlock>> {
         Ok(match self.map(ino, core, block, tag)?.place {
-            Place::Written(at) => Some(at),
-            Place::Hole | Place::Unwritten(_) => None,
+            BlockPlace::Written(at) => Some(at),
+            BlockPlace::Hole | BlockPlace::Unwritten(_) => None,
         })
     }
 
@@ -101,7 +101,7 @@ impl Ext4 {
     /// Puts claimed blocks into the map, where there is a hole: uses the claim and names it, in one
     /// handle. On error nothing of it is in the map, whose tree may have another shape; the claim is the caller's
     /// to give back.
-    pub fn map_claim(
+    pub fn map_allocation(
         &self,
         handle: &mut Handle<'_>,
         ino: Ino,
@@ -111,7 +111,7 @@ impl Ext4 {
         unwritten: bool,
     ) -> Result<()> {
         let before = handle.savepoint();
-        self.alloc.use_claim(self, handle, run)?;
+        self.alloc.mark_used(self, handle, run)?;
         let units = u64::from(run.len) * (self.geo.block_size.bytes_u64() / 512);
         core.blocks += units;
         let mut named = 0;
@@ -122,7 +122,7 @@ impl Ext4 {
                 Err(error) => {
                     // No block for the map of the rest was free, or readable.
                     self.unname_run(handle, ino, core, at..from)
-                        .and_then(|()| self.alloc.unuse_claim(self, handle, run))
+                        .and_then(|()| self.alloc.unmark_used(self, handle, run))
                         .map_err(|left| half_done(handle, ino, &left))?;
                     core.blocks = core.blocks.saturating_sub(units);
                     handle.consistent_since(before);
@@ -173,11 +173,15 @@ impl Ext4 {
         let left = if has_extents(core) {
             handle
                 .extend_while_locked(extent::remove_credits(MAX_TREE))
-                .then(|| Tree::new(self, ino, core).remove(handle, range, Step::DATA, &mut keep))
+                .then(|| {
+                    Tree::new(self, ino, core).remove(handle, range, FreeStep::DATA, &mut keep)
+                })
         } else {
             handle
                 .extend_while_locked(indirect::REMOVE_CREDITS)
-                .then(|| indirect::remove(self, handle, ino, core, range, Step::DATA, &mut keep))
+                .then(|| {
+                    indirect::remove(self, handle, ino, core, range, FreeStep::DATA, &mut keep)
+                })
         };
         match left.transpose()? {
             Some(left) if left == start => Ok(()),
@@ -207,8 +211,8 @@ impl Ext4 {
             fs.alloc.free_blocks(fs, handle, start, len)
         };
         let step = match metadata {
-            true => Step::METADATA,
-            false => Step::DATA,
+            true => FreeStep::METADATA,
+            false => FreeStep::DATA,
         };
         let left = if has_extents(core) {
             Tree::new(self, ino, core).remove(handle, range, step, &mut free)
@@ -238,13 +242,13 @@ impl Ext4 {
             return Err(FsError::NoSpace);
         }
         let goal = self.goal_after(inode.ino(), core, at);
-        let run = self.alloc.claim_meta(self, handle, goal)?;
+        let run = self.alloc.allocate_meta(self, handle, goal)?;
         let before = handle.savepoint();
-        if let Err(error) = self.map_claim(handle, inode.ino(), core, at, run, false) {
+        if let Err(error) = self.map_allocation(handle, inode.ino(), core, at, run, false) {
             // The tree above may have another shape.
             self.store_inode(handle, inode, core)?;
             handle.consistent_since(before);
-            self.release_unnamed(run, &error);
+            self.release_unmapped(run, &error);
             return Err(error);
         }
         core.size = size;
@@ -257,7 +261,7 @@ impl Ext4 {
     pub fn goal_after(&self, ino: Ino, core: &disk::Inode, at: FileBlock) -> DevBlock {
         if let Some(before) = at.0.checked_sub(1)
             && let Ok(mapped) = self.map(ino, core, FileBlock(before), IoTag::default())
-            && let Place::Written(block) | Place::Unwritten(block) = mapped.place
+            && let BlockPlace::Written(block) | BlockPlace::Unwritten(block) = mapped.place
         {
             return block.plus(1);
         }

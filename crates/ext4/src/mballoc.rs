@@ -11,10 +11,10 @@
 //!
 //! So a group's `busy` bitmap is: on disk in use, or claimed, or freed and not yet committed.
 
-mod ahead;
+mod corrupt;
 mod inodes;
 mod load;
-mod passed;
+mod prealloc;
 mod search;
 mod totals;
 mod trim;
@@ -37,10 +37,10 @@ use crate::pins::Pins;
 use crate::txn::Handle;
 use crate::verified::BLOCK_BITMAP;
 
-use ahead::Ahead;
+use corrupt::CorruptGroups;
 pub(crate) use load::Descriptors;
-use passed::Passed;
-pub use totals::{Totals, WEIGHT_EXTENT, WEIGHT_INDIRECT};
+use prealloc::PreallocTable;
+pub use totals::{RESERVE_PER_BLOCK_EXTENT, RESERVE_PER_BLOCK_INDIRECT, Totals};
 use zones::Zones;
 
 /// A run of blocks that lies in one group.
@@ -73,7 +73,7 @@ struct Group {
     /// No run of free blocks is longer than this.
     longest: u32,
     /// It was found damaged, and that was told.
-    passed: bool,
+    is_corrupt: bool,
 }
 
 /// All groups of a volume.
@@ -85,17 +85,17 @@ pub struct Allocator {
     /// Freed with a transaction that is not durable yet.
     pending: Mutex<Vec<(Tid, Run)>>,
     /// Claimed for files that grow.
-    ahead: Ahead,
+    prealloc: PreallocTable,
     /// Where the last new directory at the top of the tree went.
     next_top_dir: AtomicU32,
     /// Counts up when blocks are free again that were being discarded.
     trimmed: AtomicU64,
     /// Callers who found too little room and are about to look again.
-    short: AtomicU32,
+    shortages: AtomicU32,
     discard: AtomicBool,
     /// Blocks to whose multiples long claims are aligned; 1: to none.
     stripe: AtomicU32,
-    passed: Passed,
+    corrupt_groups: CorruptGroups,
 }
 
 impl Allocator {
@@ -175,7 +175,7 @@ impl Allocator {
 
     /// Makes a claim durable with the caller's handle: bitmap, descriptor, counts. The caller inserts
     /// what names the blocks in the same handle. Two credits.
-    pub fn use_claim(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<()> {
+    pub fn mark_used(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<()> {
         let geo = fs.geo();
         let (no, first) = geo.group_of_block(run.start);
         let mut group = self.loaded(fs, no)?;
@@ -192,9 +192,9 @@ impl Allocator {
         finish_bitmap(fs, no, &mut group, handle, bits, &table)
     }
 
-    /// Takes [`Allocator::use_claim`] back in the same handle: the blocks are claimed as before. Two
+    /// Takes [`Allocator::mark_used`] back in the same handle: the blocks are claimed as before. Two
     /// credits, those that using it had.
-    pub fn unuse_claim(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<()> {
+    pub fn unmark_used(&self, fs: &Ext4, handle: &mut Handle<'_>, run: Run) -> Result<()> {
         let (no, first) = fs.geo().group_of_block(run.start);
         let mut group = self.loaded(fs, no)?;
         let table = desc_block(fs, no)?;

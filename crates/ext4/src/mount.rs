@@ -131,7 +131,7 @@ impl Ext4 {
                     report.check_because = fs.why_check();
                 }
                 Err(error) => {
-                    fs.end_tasks();
+                    fs.join_tasks();
                     return Err(error);
                 }
             }
@@ -149,7 +149,7 @@ impl Ext4 {
             queue,
             overlay,
             sb,
-            seen,
+            super_bytes,
             super_at,
         } = source;
         let geo = sb.geometry().clone();
@@ -165,8 +165,8 @@ impl Ext4 {
             true if options.salvage || by_copy => Descriptors::Nothing,
             true => Descriptors::Places,
         };
-        let (mut alloc, only_read) = Allocator::load(&geo, &meta, needed)?;
-        report.warnings.extend(only_read.clone());
+        let (mut alloc, unwritable) = Allocator::load(&geo, &meta, needed)?;
+        report.warnings.extend(unwritable.clone());
         alloc.set_discard(options.discard);
         alloc.set_stripe(stripe(&sb, &options));
         let journaled = !matches!(sb.journal(), JournalPlace::None);
@@ -195,7 +195,7 @@ impl Ext4 {
             verities: VerityFiles::default(),
             replaced: Mutex::new(Rank::Leaf, BTreeSet::new()),
             options: RwLock::new(Rank::Leaf, options),
-            along: FsyncClustering::default(),
+            fsync_clustering: FsyncClustering::default(),
             clock: Clock::default(),
             rename: Mutex::new(Rank::Rename, ()),
             sb: Mutex::new(Rank::Super, sb),
@@ -204,16 +204,16 @@ impl Ext4 {
             overhead,
             read_only: AtomicBool::new(read_only),
             frozen: AtomicBool::new(false),
-            left: Mutex::new(Rank::Leaf, Vec::new()),
+            unlinked_while_frozen: Mutex::new(Rank::Leaf, Vec::new()),
             meta_budget,
             remounting: Mutex::with_key(Rank::Mount, 0, ()),
-            gate: RwLock::with_key(Rank::Mount, 1, ()),
+            remount_lock: RwLock::with_key(Rank::Mount, 1, ()),
             overlay,
-            seen: Mutex::new(Rank::Leaf, seen),
+            super_bytes: Mutex::new(Rank::Leaf, super_bytes),
             stopped: Mutex::new(Rank::Leaf, None),
             data_error: Mutex::new(Rank::Leaf, None),
             super_at: AtomicU64::new(super_at),
-            only_read,
+            unwritable,
             findings: Findings::new(),
             full_directories: Findings::new(),
             unmounted: AtomicBool::new(false),
@@ -257,7 +257,7 @@ impl Ext4 {
             let me = self.me.clone();
             self.txns.on_half_done(Box::new(move |cause: &str| {
                 if let Some(fs) = me.upgrade() {
-                    fs.stop_marked(cause);
+                    fs.stop_and_mark(cause);
                 }
             }));
         }
@@ -300,7 +300,7 @@ impl Ext4 {
     }
 
     /// Stops the volume's tasks. Nothing is written any more.
-    pub(crate) fn end_tasks(&self) {
+    pub(crate) fn join_tasks(&self) {
         self.writeback.stop();
         if let Some(journal) = self.txns.journal() {
             journal.join_tasks();
@@ -353,13 +353,13 @@ impl Ext4 {
     pub(crate) fn mark_open_or_stop(&self) -> Result<()> {
         let marked = self.mark_open(|_| ());
         if let Err(error) = &marked {
-            self.stop_all(&format!("the superblock cannot be written: {error}"));
+            self.shut_down(&format!("the superblock cannot be written: {error}"));
         }
         marked
     }
 
     /// Stops the volume and its journal: what is in the log by now is for the next mount.
-    pub(crate) fn stop_all(&self, cause: &str) {
+    pub(crate) fn shut_down(&self, cause: &str) {
         match self.txns.journal() {
             Some(journal) => journal.shutdown(cause),
             None => self.stop(cause),
@@ -367,7 +367,7 @@ impl Ext4 {
     }
 
     /// Stops the volume and its journal, which notes that it failed.
-    pub(crate) fn halt(&self, cause: &str) {
+    pub(crate) fn abort(&self, cause: &str) {
         match self.txns.journal() {
             Some(journal) => journal.abort(cause),
             None => self.stop(cause),
@@ -376,7 +376,7 @@ impl Ext4 {
 
     /// Stops a volume without a journal and marks its superblock: part of a change may be on the device already,
     /// for e2fsck to repair.
-    fn stop_marked(&self, cause: &str) {
+    fn stop_and_mark(&self, cause: &str) {
         self.stop(cause);
         let marked = self.write_super(crate::damage::record_half_done);
         if let Err(error) = marked {
@@ -394,7 +394,7 @@ impl Ext4 {
             change(&mut sb);
             let mut bytes = buf.lock();
             sb.seal_into(&mut bytes[at..at + 1024]);
-            *self.seen.lock() = bytes[at..at + 1024].to_vec();
+            *self.super_bytes.lock() = bytes[at..at + 1024].to_vec();
             bytes.snapshot()
         };
         let offset = self.geo.block_size.offset_of(block);
@@ -426,27 +426,27 @@ impl Ext4 {
         self.queue.drain_read_ahead();
         let stopped = self.stopped.lock().clone();
         if let Some(cause) = stopped {
-            self.end_tasks();
+            self.join_tasks();
             return Err(FsError::Stopped(cause));
         }
         if self.read_only.load(Ordering::Acquire) {
             return Ok(());
         }
         if let Err(error) = self.thaw() {
-            self.end_tasks();
+            self.join_tasks();
             return Err(error);
         }
         // What comes meanwhile is refused afterwards.
-        let alone = self.gate.write();
+        let alone = self.remount_lock.write();
         if let Err(error) = self.judge(self.orphans.free_all(self)) {
             // They stay on record, for the next mount.
             tracing::warn!(%error, "freeing orphans failed");
         }
-        let settled = self.settle(&self.read_only);
+        let quiesced = self.quiesce(&self.read_only);
         self.read_only.store(true, Ordering::Release);
         drop(alone);
-        self.end_tasks();
-        settled?;
+        self.join_tasks();
+        quiesced?;
         let lost = self.writeback.dirty_bytes();
         if lost > 0 {
             return Err(FsError::Io(format!(
@@ -463,7 +463,7 @@ impl Ext4 {
     ///
     /// # Errors
     /// Not everything could be written: the volume is as open to changes as before, or it has stopped.
-    pub(crate) fn settle(&self, shut: &AtomicBool) -> Result<()> {
+    pub(crate) fn quiesce(&self, shut: &AtomicBool) -> Result<()> {
         self.judge(self.sync_volume(&Cx::default()))?;
         if let Some(journal) = self.txns.journal() {
             let emptied = journal.flush_all().map_err(journal_error);
@@ -501,7 +501,7 @@ impl Ext4 {
 
 impl Backing for Ext4 {
     fn panicked(&self) {
-        self.stop_all(steadfs_rt::PANICKED);
+        self.shut_down(steadfs_rt::PANICKED);
     }
 
     fn write_out(&self, files: &[u64], why: WritebackReason) {
@@ -519,7 +519,7 @@ impl Backing for Ext4 {
             return;
         }
         self.write_replaced();
-        self.alloc.age_growing(self);
+        self.alloc.age_preallocs(self);
         for inode in self.inodes.dirty() {
             if let Err(error) = self.judge(self.store_if_dirty(&inode)) {
                 tracing::warn!(ino = %inode.ino(), %error, "storing an inode failed");

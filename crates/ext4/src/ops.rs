@@ -20,30 +20,31 @@ impl Ext4 {
     /// Gives back lookup counts; the last one of an unlinked inode frees it.
     fn put(&self, ino: InodeNo, count: u64) -> Result<()> {
         let _open = self.open_to_changes();
-        let Some(inode) = Ino::from_vfs(ino).and_then(|ino| self.inodes.drop_away(ino, count))
+        let Some(inode) =
+            Ino::from_vfs(ino).and_then(|ino| self.inodes.drop_evicted_lookups(ino, count))
         else {
             return Ok(());
         };
         if !inode.drop_lookups(count) {
             return Ok(());
         }
-        self.alloc.forget_growing(self, inode.ino());
+        self.alloc.drop_prealloc(self, inode.ino());
         if inode.core.read().links > 0 {
             return Ok(());
         }
         if self.frozen.load(Ordering::Acquire) {
-            self.left.lock().push(inode);
+            self.unlinked_while_frozen.lock().push(inode);
             return Ok(());
         }
         match self.check_writable() {
-            Ok(()) => self.free_let_go(&inode),
+            Ok(()) => self.free_unlinked(&inode),
             Err(_) => Ok(()),
         }
     }
 
     /// Frees an inode without names that its last caller has let go. The caller keeps the volume from being
     /// frozen.
-    pub(crate) fn free_let_go(&self, inode: &Inode) -> Result<()> {
+    pub(crate) fn free_unlinked(&self, inode: &Inode) -> Result<()> {
         let evicted = self.judge(self.evict(inode));
         self.freeing.released();
         evicted
@@ -54,7 +55,7 @@ impl Ext4 {
         self.freeing.wait_all();
         let minixdf = self.options.read().minixdf;
         let totals = self.alloc.totals();
-        let reserved = self.kept_for_root(&Cx {
+        let reserved = self.root_reserved_blocks(&Cx {
             uid: u32::MAX,
             gid: u32::MAX,
             ..cx.clone()
@@ -66,7 +67,7 @@ impl Ext4 {
             sb.overhead().unwrap_or(self.overhead)
         };
         // Half of a promise is room for metadata that most writes never need.
-        let delayed = totals.promised / 2;
+        let delayed = totals.reserved / 2;
         // The bitmaps count clusters.
         let clusters = (totals.free + totals.pending).saturating_sub(delayed);
         let free = clusters << self.geo.cluster_bits;
@@ -400,7 +401,7 @@ impl FileSystem for Ext4 {
     }
 
     fn panicked(&self) {
-        self.stop_all(steadfs_rt::PANICKED);
+        self.shut_down(steadfs_rt::PANICKED);
     }
 
     fn sync_all(&self, cx: &Cx) -> Result<()> {

@@ -4,7 +4,7 @@ use steadfs_base::{DevBlock, FileBlock};
 
 /// What a file block is mapped to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum BlockPlace {
     /// Nothing: reads as zeros.
     Hole,
     /// This device block has its content.
@@ -17,21 +17,21 @@ pub enum Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapped {
     /// Where the first block is; the next ones follow it on the device (or are holes too).
-    pub place: Place,
+    pub place: BlockPlace,
     /// How many blocks are mapped alike, at least one.
     pub len: u64,
 }
 
 /// How much of a map is freed at a time.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub struct FreeStep {
     /// Blocks at most.
     pub blocks: u64,
     /// Credits that giving them back takes, bitmaps apart.
     pub credits: u32,
 }
 
-impl Step {
+impl FreeStep {
     /// Blocks that only the map knows.
     pub const DATA: Self = Self {
         blocks: u64::MAX,
@@ -47,14 +47,14 @@ impl Step {
 
 /// How many of a list of file blocks are mapped to nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Holes {
+pub struct HoleCount {
     /// Blocks that were looked at, from the first on.
     pub of: usize,
     /// Those of them that are holes.
     pub holes: u64,
 }
 
-impl Holes {
+impl HoleCount {
     /// Counts the blocks that are mapped like the first of `blocks`, which are in order.
     pub fn add(&mut self, blocks: &[FileBlock], mapped: Mapped) {
         let Some(first) = blocks.first() else {
@@ -63,7 +63,7 @@ impl Holes {
         let alike = |block: &&FileBlock| block.0 - first.0 < mapped.len;
         let n = blocks.iter().take_while(alike).count();
         self.of += n;
-        if mapped.place == Place::Hole {
+        if mapped.place == BlockPlace::Hole {
             self.holes += n as u64;
         }
     }

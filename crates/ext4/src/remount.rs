@@ -21,8 +21,8 @@ use crate::tuning::{stripe, tuning, warn_of_idle_threshold};
 
 /// How long a remount waits for unlinked files to be let go: the kernel's word that it holds one no
 /// longer comes after the reply to the unlink or close that made it so.
-const PATIENCE: Duration = Duration::from_millis(500);
-const LOOK: Duration = Duration::from_millis(5);
+const ORPHAN_WAIT_MAX: Duration = Duration::from_millis(500);
+const ORPHAN_POLL: Duration = Duration::from_millis(5);
 
 impl Ext4 {
     /// The options as they are, `ro` also where damage has made it so.
@@ -72,9 +72,9 @@ impl Ext4 {
         }
         // Most of it while changes go on.
         self.judge(self.sync_volume(&Cx::default()))?;
-        let _alone = self.gate.write();
+        let _alone = self.remount_lock.write();
         self.check_writable()?;
-        self.settle(&self.frozen)
+        self.quiesce(&self.frozen)
     }
 
     /// Ends [`Ext4::freeze`], and frees what was let go meanwhile.
@@ -87,7 +87,7 @@ impl Ext4 {
             return Ok(());
         }
         {
-            let _alone = self.gate.write();
+            let _alone = self.remount_lock.write();
             // One that has stopped meanwhile is not written any more.
             let stopped = self.stopped.lock().is_some();
             let marked = match stopped {
@@ -97,16 +97,16 @@ impl Ext4 {
             self.frozen.store(false, Ordering::Release);
             marked?;
         }
-        self.free_left();
+        self.free_unlinked_while_frozen();
         Ok(())
     }
 
-    fn free_left(&self) {
+    fn free_unlinked_while_frozen(&self) {
         let _open = self.open_to_changes();
-        let left = std::mem::take(&mut *self.left.lock());
+        let left = std::mem::take(&mut *self.unlinked_while_frozen.lock());
         for inode in left {
             if self.check_writable().is_ok()
-                && let Err(error) = self.free_let_go(&inode)
+                && let Err(error) = self.free_unlinked(&inode)
             {
                 // It stays on the orphan list, and the next mount frees it.
                 tracing::warn!(ino = %inode.ino(), %error, "freeing an unlinked inode failed");
@@ -139,29 +139,29 @@ impl Ext4 {
     /// nobody could free them. (The kernel refuses, too, while files are open for writing; it alone
     /// knows.)
     fn become_read_only(&self, new: &MountOptions) -> Result<()> {
-        let until = now() + PATIENCE;
+        let until = now() + ORPHAN_WAIT_MAX;
         while !self.orphans.is_empty() && !until.since(now()).is_zero() {
-            sleep(LOOK);
+            sleep(ORPHAN_POLL);
         }
         // Before the gate closes: the flusher goes through it. Not stopped yet, for the host may refuse
         // another, and without one a volume that stays writable would keep its dirt.
         let _held = self.writeback.park();
-        let settled = {
-            let _alone = self.gate.write();
-            self.settle_for_reading(new)
+        let quiesced = {
+            let _alone = self.remount_lock.write();
+            self.quiesce_read_only(new)
         };
-        if settled.is_ok() {
-            self.end_tasks();
+        if quiesced.is_ok() {
+            self.join_tasks();
         }
-        settled
+        quiesced
     }
 
-    fn settle_for_reading(&self, new: &MountOptions) -> Result<()> {
+    fn quiesce_read_only(&self, new: &MountOptions) -> Result<()> {
         self.check_writable()?;
         if !self.orphans.is_empty() {
             return Err(FsError::Busy);
         }
-        self.settle(&self.read_only)?;
+        self.quiesce(&self.read_only)?;
         self.apply(new.clone());
         Ok(())
     }
@@ -169,11 +169,11 @@ impl Ext4 {
     /// What a mount for writing does: the device is opened for writing, the journal replayed,
     /// orphans are finished.
     fn become_writable(&self, old: &MountOptions, new: &MountOptions) -> Result<()> {
-        let _alone = self.gate.write();
+        let _alone = self.remount_lock.write();
         if self.stopped.lock().is_some() {
             return Err(FsError::Stopped(self.why_stopped()));
         }
-        if let Some(why) = &self.only_read {
+        if let Some(why) = &self.unwritable {
             return Err(FsError::BadOption(format!(
                 "{why}; the volume stays read-only: repair it with e2fsck"
             )));
@@ -192,11 +192,11 @@ impl Ext4 {
             // Without its journal nothing was written. Else nobody knows what the device has of it, and a replay
             // below a journal that is open would take from the log what this one relies on.
             if !self.txns.is_journaled() || self.txns.journal().is_some() {
-                self.stop_all(&format!("it could not become writable: {error}"));
+                self.shut_down(&format!("it could not become writable: {error}"));
             }
             self.read_only.store(true, Ordering::Release);
             self.apply(old.clone());
-            self.end_tasks();
+            self.join_tasks();
         }
         begun.map(drop)?;
         // Written by now, whichever it was opened by.
@@ -216,7 +216,7 @@ impl Ext4 {
         let below = Arc::new(Queue::new(Arc::clone(device), QueueOptions::default()));
         let at = self.super_at.load(Ordering::Acquire);
         let bytes = superblock_bytes(&below, at)?;
-        if bytes != *self.seen.lock() {
+        if bytes != *self.super_bytes.lock() {
             return Err(FsError::BadOption(
                 "another program has changed the volume since it was mounted; unmount and mount again"
                     .to_owned(),
@@ -229,7 +229,7 @@ impl Ext4 {
             recover_to_device(&below, &sb, &mut MountReport::default())?;
             // The same that the overlay has shown since the mount.
             let sb = replayed_superblock(&below, &sb, is_copy)?;
-            *self.seen.lock() = superblock_bytes(&below, SUPERBLOCK_OFFSET)?;
+            *self.super_bytes.lock() = superblock_bytes(&below, SUPERBLOCK_OFFSET)?;
             *self.sb.lock() = sb;
         }
         if let Some(overlay) = &self.overlay {

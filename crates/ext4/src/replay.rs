@@ -22,7 +22,7 @@ pub(crate) struct Source {
     pub(crate) overlay: Option<Arc<OverlayDevice>>,
     pub(crate) sb: Superblock,
     /// The superblock's bytes as they lie on the device.
-    pub(crate) seen: Vec<u8>,
+    pub(crate) super_bytes: Vec<u8>,
     /// Where they lie.
     pub(crate) super_at: u64,
 }
@@ -34,7 +34,7 @@ impl Source {
             queue,
             overlay: None,
             sb: chosen.sb.clone(),
-            seen: chosen.bytes.clone(),
+            super_bytes: chosen.bytes.clone(),
             super_at: chosen.at,
         }
     }
@@ -65,7 +65,7 @@ pub(crate) fn replay(
             queue,
             overlay: Some(over),
             // Where the device is read, it is still as it was.
-            seen: chosen.bytes.clone(),
+            super_bytes: chosen.bytes.clone(),
             super_at: chosen.at,
         });
     }
@@ -79,7 +79,7 @@ pub(crate) fn replay(
         queue: Arc::clone(queue),
         overlay: None,
         sb: replayed_superblock(queue, before, chosen.is_copy())?,
-        seen: superblock_bytes(queue, super_at)?,
+        super_bytes: superblock_bytes(queue, super_at)?,
         super_at,
     })
 }

@@ -34,9 +34,9 @@ type StopVolume = Box<dyn Fn(&str) + Send + Sync>;
 /// data, for an inode lock or for another handle.
 pub struct Handle<'a> {
     txns: &'a Txns,
-    inner: Inner<'a>,
-    /// The blocks that it takes for metadata were promised.
-    promised: bool,
+    kind: HandleKind<'a>,
+    /// The blocks that it takes for metadata were reserved.
+    reserved: bool,
     /// Blocks were changed since the last consistent point.
     changed: bool,
     /// Why its changes must not be committed.
@@ -50,7 +50,7 @@ pub struct Savepoint(bool);
 /// The cause where an operation ended in the middle without an error: by a panic.
 const UNFINISHED: &str = "an operation ended in the middle of a change";
 
-enum Inner<'a> {
+enum HandleKind<'a> {
     Journal(steadfs_jbd2::Handle<'a>),
     Direct(&'a MetaCache),
 }
@@ -106,18 +106,18 @@ impl Txns {
 
     /// The same for a caller of tag `tag`: what he waits for is raised to it.
     pub fn begin_as(&self, credits: u32, tag: IoTag) -> Result<Handle<'_>> {
-        let inner = match self.journal.get() {
+        let kind = match self.journal.get() {
             Some(journal) => {
                 let handle = journal.begin_as(credits, tag);
-                Inner::Journal(handle.map_err(journal_error)?)
+                HandleKind::Journal(handle.map_err(journal_error)?)
             }
             None if self.journaled => return Err(FsError::ReadOnly),
-            None => Inner::Direct(&self.cache),
+            None => HandleKind::Direct(&self.cache),
         };
         Ok(Handle {
             txns: self,
-            inner,
-            promised: false,
+            kind,
+            reserved: false,
             changed: false,
             half_done: None,
         })
@@ -174,22 +174,22 @@ impl Txns {
 }
 
 impl Handle<'_> {
-    /// Whether what it takes for metadata from now on was promised: blocks of the map of delayed data. Else it takes
-    /// only what nobody was promised.
-    pub fn keep_promises(&mut self, promised: bool) {
-        self.promised = promised;
+    /// Whether what it takes for metadata from now on was reserved: blocks of the map of delayed data. Else it takes
+    /// only what nobody was reserved.
+    pub fn use_reservation(&mut self, reserved: bool) {
+        self.reserved = reserved;
     }
 
-    /// Whether what it takes was promised.
-    pub fn keeps_promises(&self) -> bool {
-        self.promised
+    /// Whether what it takes was reserved.
+    pub fn uses_reservation(&self) -> bool {
+        self.reserved
     }
 
     /// Locks a block for changing. Costs a credit the first time a transaction sees the block.
     pub fn write<'b>(&mut self, buf: &'b Arc<MetaBuf>) -> Result<MetaMut<'b>> {
-        let content = match &mut self.inner {
-            Inner::Journal(handle) => handle.write(buf).map_err(journal_error)?,
-            Inner::Direct(cache) => cache.lock_dirty(buf),
+        let content = match &mut self.kind {
+            HandleKind::Journal(handle) => handle.write(buf).map_err(journal_error)?,
+            HandleKind::Direct(cache) => cache.lock_dirty(buf),
         };
         self.changed = true;
         Ok(content)
@@ -241,9 +241,9 @@ impl Handle<'_> {
 
     /// The block is metadata no more: no older copy of it may ever be written again. A credit.
     pub fn forget(&mut self, block: DevBlock) -> Result<()> {
-        match &mut self.inner {
-            Inner::Journal(handle) => handle.forget(block).map_err(journal_error)?,
-            Inner::Direct(cache) => cache.forget(block),
+        match &mut self.kind {
+            HandleKind::Journal(handle) => handle.forget(block).map_err(journal_error)?,
+            HandleKind::Direct(cache) => cache.forget(block),
         }
         self.changed = true;
         Ok(())
@@ -251,27 +251,27 @@ impl Handle<'_> {
 
     /// The transaction this handle belongs to (always the same without a journal).
     pub fn tid(&self) -> Tid {
-        match &self.inner {
-            Inner::Journal(handle) => handle.tid(),
-            Inner::Direct(_) => Tid(0),
+        match &self.kind {
+            HandleKind::Journal(handle) => handle.tid(),
+            HandleKind::Direct(_) => Tid(0),
         }
     }
 
     /// Whether a journal holds the changes.
     pub fn is_journaled(&self) -> bool {
-        matches!(self.inner, Inner::Journal(_))
+        matches!(self.kind, HandleKind::Journal(_))
     }
 
     /// Makes sure that at least `credits` blocks can be changed yet. False: the transaction is full, and the
     /// caller brings its operation to a consistent point and calls [`Handle::restart`].
     #[must_use]
     pub fn extend(&mut self, credits: u32) -> bool {
-        match &mut self.inner {
-            Inner::Journal(handle) => {
+        match &mut self.kind {
+            HandleKind::Journal(handle) => {
                 let have = handle.credits();
                 have >= credits || handle.extend(credits - have)
             }
-            Inner::Direct(_) => true,
+            HandleKind::Direct(_) => true,
         }
     }
 
@@ -279,12 +279,12 @@ impl Handle<'_> {
     /// False: there is no room.
     #[must_use]
     pub fn extend_while_locked(&mut self, credits: u32) -> bool {
-        match &mut self.inner {
-            Inner::Journal(handle) => {
+        match &mut self.kind {
+            HandleKind::Journal(handle) => {
                 let have = handle.credits();
                 have >= credits || handle.extend_while_locked(credits - have)
             }
-            Inner::Direct(_) => true,
+            HandleKind::Direct(_) => true,
         }
     }
 
@@ -294,9 +294,9 @@ impl Handle<'_> {
         if let Some(cause) = &self.half_done {
             return Err(FsError::Stopped(cause.clone()));
         }
-        match &mut self.inner {
-            Inner::Journal(handle) => handle.restart(credits).map_err(journal_error),
-            Inner::Direct(_) => Ok(()),
+        match &mut self.kind {
+            HandleKind::Journal(handle) => handle.restart(credits).map_err(journal_error),
+            HandleKind::Direct(_) => Ok(()),
         }
     }
 }

@@ -137,12 +137,12 @@ impl Ext4 {
         if value.len() > XATTR_SIZE_MAX {
             return Err(FsError::TooBig);
         }
-        self.with_room(cx, || self.change_named(cx, ino, name, Some(value), how))
+        self.with_space(cx, || self.change_named(cx, ino, name, Some(value), how))
     }
 
     /// See [`steadfs_vfs::FileSystem::removexattr`].
     pub fn removexattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<()> {
-        self.with_room(cx, || {
+        self.with_space(cx, || {
             self.change_named(cx, ino, name, None, SetXattr::Replace)
         })
     }

@@ -161,7 +161,7 @@ fn changes_of_a_volume_that_an_error_stopped_say_so() {
             |fs| drop(fs.judge::<()>(Err(Corruption::new("test").into()))),
             EROFS,
         ),
-        (|fs| fs.halt("the device failed"), EROFS),
+        (|fs| fs.abort("the device failed"), EROFS),
         (
             |fs| fs.shutdown(&Cx::default(), ShutdownMode::NoFlush).unwrap(),
             EIO,

@@ -14,7 +14,7 @@ use crate::inode::Inode;
 use crate::io_error;
 use crate::map::has_extents;
 use crate::pins::Pins;
-use crate::place::Place;
+use crate::place::BlockPlace;
 
 impl Ext4 {
     /// fallocate(2).
@@ -39,7 +39,7 @@ impl Ext4 {
             if core.flags.contains(InodeFlags::IMMUTABLE) || (append_only && !allocates) {
                 return Err(FsError::NotPermitted);
             }
-            // Holes, too, and whatever maps the file: Linux has one such limit for a whole volume.
+            // HoleCount, too, and whatever maps the file: Linux has one such limit for a whole volume.
             let most = self.geo.max_file_size(true);
             let end = offset.checked_add(len).filter(|end| *end <= most);
             let end = end.ok_or(FsError::FileTooBig)?;
@@ -96,7 +96,7 @@ impl Ext4 {
         let bs = self.geo.block_size;
         let mut at = bs.file_block(range.start);
         let end = FileBlock(bs.blocks_for(range.end));
-        self.with_room(cx, || {
+        self.with_space(cx, || {
             let _one = inode.lock_flush();
             while at < end {
                 cx.check_killed()?;
@@ -106,18 +106,18 @@ impl Ext4 {
                     (mapped, self.goal_after(inode.ino(), &core, at))
                 };
                 let n = mapped.len.min(end.0 - at.0);
-                if mapped.place != Place::Hole {
+                if mapped.place != BlockPlace::Hole {
                     at = at.plus(n);
                     continue;
                 }
                 let n = n.min(MAX_UNWRITTEN_LEN.into());
-                at = at.plus(self.allocate_run(cx, inode, at, goal, n as u32)?);
+                at = at.plus(self.preallocate_run(cx, inode, at, goal, n as u32)?);
             }
             Ok(())
         })
     }
 
-    fn allocate_run(
+    fn preallocate_run(
         &self,
         cx: &Cx,
         inode: &Inode,
@@ -125,13 +125,13 @@ impl Ext4 {
         goal: DevBlock,
         want: u32,
     ) -> Result<u64> {
-        let keep = self.kept_for_root(cx);
+        let keep = self.root_reserved_blocks(cx);
         let _pins = Pins::of_inodes(self, &[inode.ino()], cx.tag)?;
-        let run = self.alloc.claim_spare(self, goal, want, keep)?;
+        let run = self.alloc.allocate_spare(self, goal, want, keep)?;
         let credits = self.map_credits(&inode.core.read(), run.len) + 1;
         let result = self.txns.run(credits, cx.tag, |handle| {
             let mut core = inode.core.write();
-            let named = self.map_claim(handle, inode.ino(), &mut core, at, run, true);
+            let named = self.map_allocation(handle, inode.ino(), &mut core, at, run, true);
             // In any case: the tree above may have another shape.
             self.store_inode(handle, inode, &core)?;
             inode.note_tid(handle, true);
@@ -139,7 +139,7 @@ impl Ext4 {
             named
         });
         if let Err(error) = &result {
-            self.release_unnamed(run, error);
+            self.release_unmapped(run, error);
         }
         result.map(|()| run.len.into())
     }
@@ -180,7 +180,7 @@ impl Ext4 {
         let block = self.geo.block_size.file_block(range.start);
         if inode.pages.get(block).is_none() {
             let mapped = self.map(inode.ino(), &inode.core.read(), block, cx.tag)?;
-            if !matches!(mapped.place, Place::Written(_)) {
+            if !matches!(mapped.place, BlockPlace::Written(_)) {
                 return Ok(());
             }
         }
@@ -199,8 +199,8 @@ impl Ext4 {
             return Ok(());
         }
         let _one = inode.lock_flush();
-        let released = inode.pages.discard(whole.clone()) * self.weight(inode);
-        self.alloc.with_totals(|t| t.settle(released));
+        let released = inode.pages.discard(whole.clone()) * self.reserve_per_block(inode);
+        self.alloc.with_totals(|t| t.release_reserved(released));
         let (mut start, mut end) = (FileBlock(whole.start), FileBlock(whole.end));
         match self.free_range(inode, start, &mut end) {
             // The map needs a block of its own, and none is free: what is left reads as zeros at least.
@@ -246,8 +246,8 @@ impl Ext4 {
             return Ok(());
         }
         let _one = inode.lock_flush();
-        let released = inode.pages.discard(whole.clone()) * self.weight(inode);
-        self.alloc.with_totals(|t| t.settle(released));
+        let released = inode.pages.discard(whole.clone()) * self.reserve_per_block(inode);
+        self.alloc.with_totals(|t| t.release_reserved(released));
         self.forget_content(cx, inode, FileBlock(whole.start)..FileBlock(whole.end))
     }
 
@@ -293,7 +293,7 @@ impl Ext4 {
         let at = blocks.start;
         let mapped = self.map(inode.ino(), &inode.core.read(), at, cx.tag)?;
         let n = mapped.len.min(blocks.end.0 - at.0);
-        if let Place::Written(start) = mapped.place {
+        if let BlockPlace::Written(start) = mapped.place {
             self.zero_on_device(cx, inode, start, n)?;
         }
         Ok(at.plus(n))

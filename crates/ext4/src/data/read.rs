@@ -13,7 +13,7 @@ use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::io_error;
 use crate::options::Atime;
-use crate::place::Place;
+use crate::place::BlockPlace;
 
 impl Ext4 {
     /// Reads up to `len` bytes from `offset`.
@@ -92,8 +92,8 @@ impl Ext4 {
     ) -> Result<(BlockSource, u64)> {
         let mapped = self.map(inode.ino(), core, block, tag)?;
         let source = match mapped.place {
-            Place::Written(start) => BlockSource::Device(self.geo.block_size.offset_of(start)),
-            Place::Hole | Place::Unwritten(_) => BlockSource::Hole,
+            BlockPlace::Written(start) => BlockSource::Device(self.geo.block_size.offset_of(start)),
+            BlockPlace::Hole | BlockPlace::Unwritten(_) => BlockSource::Hole,
         };
         Ok((source, mapped.len))
     }

@@ -8,7 +8,7 @@ use crate::disk::inode::INLINE_DATA;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::map::has_extents;
-use crate::place::Place;
+use crate::place::BlockPlace;
 
 /// Bytes copied in one step.
 const COPY: u64 = 1 << 20;
@@ -52,7 +52,7 @@ impl Ext4 {
         }
         let mapped = self.map(inode.ino(), &inode.core.read(), FileBlock(at), cx.tag)?;
         let n = next.map_or(mapped.len, |next| mapped.len.min(next - at));
-        Ok((matches!(mapped.place, Place::Written(_)), n))
+        Ok((matches!(mapped.place, BlockPlace::Written(_)), n))
     }
 
     /// Copies between two files, piece by piece; holes are copied as zeros.

@@ -28,7 +28,7 @@ impl Ext4 {
         let _acting = inherit::set_task_tag(tag);
         if inode.kind() == FileKind::Regular {
             self.writeback.record_fsync(DirtyFile(inode.ino().0.into()));
-            self.write_along(inode, tag);
+            self.write_cluster(inode, tag);
             let written = self.write_out(inode, WritebackReason::Sync, tag);
             // The error that a background write met is told here, once, also where what failed has
             // been written since; one that was told is not told again when the data is there.
@@ -81,7 +81,7 @@ impl Ext4 {
             return Ok(());
         }
         self.queue.flush(tag).wait().map_err(|error| {
-            self.halt(&error.to_string());
+            self.abort(&error.to_string());
             io_error(error)
         })
     }

@@ -18,7 +18,7 @@ mod errors;
 mod full;
 mod growing;
 mod numbers;
-mod promises;
+mod reservations;
 mod stopping;
 mod throttled;
 

@@ -14,7 +14,7 @@ use crate::txn::Handle;
 
 /// Credits of the first handle of a truncation: inode, orphan list (its head in the superblock or a
 /// block of the orphan file), and the first freed run with its tree blocks.
-const FIRST: u32 = 40;
+const FIRST_CREDITS: u32 = 40;
 
 /// The file block behind every possible one.
 const END: FileBlock = FileBlock(u32::MAX as u64);
@@ -35,20 +35,20 @@ impl Ext4 {
         }
         let _one = inode.lock_flush();
         let bs = self.geo.block_size;
-        let first_gone = FileBlock(bs.blocks_for(size));
+        let first_freed = FileBlock(bs.blocks_for(size));
         if inode.core.read().size < size {
             // What is left must be on disk before the size covers it. If it cannot be, nothing is cut.
-            self.write_out_locked(inode, 0..first_gone.0, cx.tag)?;
+            self.write_out_locked(inode, 0..first_freed.0, cx.tag)?;
         }
-        let released = inode.pages.discard(first_gone.0..u64::MAX) * self.weight(inode);
-        self.alloc.with_totals(|t| t.settle(released));
+        let released = inode.pages.discard(first_freed.0..u64::MAX) * self.reserve_per_block(inode);
+        self.alloc.with_totals(|t| t.release_reserved(released));
         inode.set_size(size);
         if bs.offset_in_block(size) > 0 {
             inode
                 .pages
                 .zero_tail(bs.file_block(size), bs.offset_in_block(size));
         }
-        self.cut_to(inode, old, size, first_gone)
+        self.cut_to(inode, old, size, first_freed)
     }
 
     /// Writes the new content of files that were truncated to nothing (`auto_da_alloc`): who writes a
@@ -94,14 +94,14 @@ impl Ext4 {
         inode: &Inode,
         old: u64,
         size: u64,
-        first_gone: FileBlock,
+        first_freed: FileBlock,
     ) -> Result<()> {
         let ino = inode.ino();
         let mut pins = Pins::of_inodes(self, &[ino], IoTag::default())?;
         self.orphans.pin_to_add(self, &mut pins)?;
-        self.alloc.forget_growing(self, ino);
-        self.txns.run(FIRST, IoTag::default(), |handle| {
-            self.cut_in(handle, inode, (old, size), first_gone)
+        self.alloc.drop_prealloc(self, ino);
+        self.txns.run(FIRST_CREDITS, IoTag::default(), |handle| {
+            self.cut_in(handle, inode, (old, size), first_freed)
         })
     }
 
@@ -111,7 +111,7 @@ impl Ext4 {
         handle: &mut Handle<'_>,
         inode: &Inode,
         (old, size): (u64, u64),
-        first_gone: FileBlock,
+        first_freed: FileBlock,
     ) -> Result<()> {
         let ino = inode.ino();
         let mut listed = false;
@@ -126,7 +126,7 @@ impl Ext4 {
         loop {
             let left = {
                 let mut core = inode.core.write();
-                let left = self.unmap(handle, ino, &mut core, first_gone..end, false);
+                let left = self.unmap(handle, ino, &mut core, first_freed..end, false);
                 if left.is_err() {
                     core.size = old;
                     inode.set_size(old);
@@ -141,7 +141,7 @@ impl Ext4 {
                 handle.consistent();
             }
             end = left?;
-            if end <= first_gone {
+            if end <= first_freed {
                 break;
             }
             // An inode without names is on record already, and stays there.
@@ -149,12 +149,12 @@ impl Ext4 {
                 self.orphans.add(self, handle, inode)?;
                 listed = true;
             }
-            handle.restart(FIRST)?;
+            handle.restart(FIRST_CREDITS)?;
         }
         handle.consistent();
         if listed {
             if !handle.extend(4) {
-                handle.restart(FIRST)?;
+                handle.restart(FIRST_CREDITS)?;
             }
             self.orphans.remove_named(self, handle, inode)?;
         }
@@ -165,8 +165,8 @@ impl Ext4 {
     pub(crate) fn finish_truncation(&self, inode: &Inode) -> Result<()> {
         let _one = inode.lock_flush();
         let size = inode.size();
-        let first_gone = FileBlock(self.geo.block_size.blocks_for(size));
-        self.cut_to(inode, size, size, first_gone)
+        let first_freed = FileBlock(self.geo.block_size.blocks_for(size));
+        self.cut_to(inode, size, size, first_freed)
     }
 
     /// Frees everything an inode without names has, and the inode. It is on the orphan list; nobody
@@ -179,14 +179,14 @@ impl Ext4 {
             return Ok(());
         }
         let _one = inode.lock_flush();
-        let released = inode.pages.discard(0..u64::MAX) * self.weight(inode);
-        self.alloc.with_totals(|t| t.settle(released));
-        self.alloc.forget_growing(self, inode.ino());
+        let released = inode.pages.discard(0..u64::MAX) * self.reserve_per_block(inode);
+        self.alloc.with_totals(|t| t.release_reserved(released));
+        self.alloc.drop_prealloc(self, inode.ino());
         let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default())?;
-        self.txns.run(FIRST, IoTag::default(), |handle| {
+        self.txns.run(FIRST_CREDITS, IoTag::default(), |handle| {
             self.free_content(handle, inode)?;
-            if !handle.extend(FIRST / 2) {
-                handle.restart(FIRST)?;
+            if !handle.extend(FIRST_CREDITS / 2) {
+                handle.restart(FIRST_CREDITS)?;
             }
             self.free_inode(handle, inode)
         })
@@ -209,7 +209,7 @@ impl Ext4 {
             handle.consistent();
             end = left?;
             if end > FileBlock(0) {
-                handle.restart(FIRST)?;
+                handle.restart(FIRST_CREDITS)?;
             }
         }
         Ok(())

@@ -16,36 +16,36 @@ use crate::inode::Inode;
 use crate::io_error;
 use crate::mballoc::Run;
 use crate::pins::Pins;
-use crate::place::Place;
+use crate::place::BlockPlace;
 use crate::txn::Handle;
 
 /// What the map has to learn once a piece is written.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Naming {
+pub(super) enum MapAction {
     /// Nothing: the block had its place and was written before.
     None,
     /// The blocks were allocated but unwritten.
     Convert,
-    /// The blocks are claimed.
-    Claim(Run),
+    /// The blocks are allocated.
+    Insert(Run),
 }
 
 /// Blocks of a file on their way to the device.
-pub(super) struct Flight<'a> {
+pub(super) struct WritebackRun<'a> {
     inode: &'a Inode,
-    taken: Vec<CollectedBlock>,
-    /// The file's size when they were taken: how far it may grow on disk by them.
+    collected: Vec<CollectedBlock>,
+    /// The file's size when they were collected: how far it may grow on disk by them.
     pub(super) size: u64,
     pub(super) pieces: Vec<Piece>,
     /// The requests of each piece.
     ios: Vec<Vec<IoHandle>>,
     /// WritebackReason some block has no place, if so.
-    placed: Result<()>,
+    alloc_result: Result<()>,
 }
 
-impl Flight<'_> {
+impl WritebackRun<'_> {
     /// Where its blocks lie on the device: first block and length of each piece.
-    pub(super) fn places(&self) -> impl Iterator<Item = (DevBlock, u64)> {
+    pub(super) fn device_runs(&self) -> impl Iterator<Item = (DevBlock, u64)> {
         self.pieces
             .iter()
             .map(|p| (p.start, p.blocks.end - p.blocks.start))
@@ -56,10 +56,10 @@ impl Flight<'_> {
         let both = || self.pieces.iter().zip(written);
         let good = both().filter(|(_, written)| written.is_ok());
         let good = good.map(|(piece, _)| piece.blocks.clone());
-        let first = CollectedBlock::first_not_in(&self.taken, good)?;
+        let first = CollectedBlock::first_not_in(&self.collected, good)?;
         let its = both().find(|(piece, _)| piece.blocks.contains(&first));
         let its = its.and_then(|(_, written)| written.clone().err());
-        let error = its.map(io_error).or(self.placed.clone().err())?;
+        let error = its.map(io_error).or(self.alloc_result.clone().err())?;
         Some((first, error))
     }
 
@@ -79,18 +79,18 @@ impl Flight<'_> {
 pub(super) struct Piece {
     pub(super) blocks: Range<u64>,
     pub(super) start: DevBlock,
-    pub(super) naming: Naming,
+    pub(super) action: MapAction,
     /// How many of its blocks hold a promise.
     pub(super) reserved: u64,
 }
 
 impl Piece {
     /// A claim for the blocks from `at` on, without a promise.
-    pub(super) fn claimed(at: FileBlock, run: Run) -> Self {
+    pub(super) fn allocated(at: FileBlock, run: Run) -> Self {
         Self {
             blocks: at.0..at.0 + u64::from(run.len),
             start: run.start,
-            naming: Naming::Claim(run),
+            action: MapAction::Insert(run),
             reserved: 0,
         }
     }
@@ -128,10 +128,10 @@ impl Ext4 {
             let file = DirtyFile(inode.ino().0.into());
             let throttled = why == WritebackReason::Throttle;
             let enough = || throttled && !self.writeback.must_throttle(file);
-            return self.write_by_turns(inode, enough, epoch, tag);
+            return self.write_in_turns(inode, enough, epoch, tag);
         }
         // What the flusher has under way is waited for now.
-        let _waiter = inode.waiting.enter(&self.queue, tag);
+        let _waiter = inode.flush_waiters.enter(&self.queue, tag);
         inode.pages.boost(0..u64::MAX, &self.queue, tag);
         let _one = inode.lock_flush();
         let mut range = 0..inode.pages.dirty_end(epoch);
@@ -139,18 +139,18 @@ impl Ext4 {
             .1
     }
 
-    /// Gives taken blocks their place, behind the piece `before` if they continue that; the file had that
-    /// size when they were taken.
-    pub(super) fn prepare<'a>(
+    /// Gives collected blocks their place, behind the piece `before` if they continue that; the file had that
+    /// size when they were collected.
+    pub(super) fn allocate_run<'a>(
         &self,
         inode: &'a Inode,
-        (taken, size): (Vec<CollectedBlock>, u64),
+        (collected, size): (Vec<CollectedBlock>, u64),
         before: Option<&Piece>,
         tag: IoTag,
-    ) -> Flight<'a> {
+    ) -> WritebackRun<'a> {
         let mut pieces: Vec<Piece> = Vec::new();
-        let mut placed = Ok(());
-        let mut rest = &taken[..];
+        let mut alloc_result = Ok(());
+        let mut rest = &collected[..];
         while let Some(first) = rest.first() {
             let n = rest
                 .iter()
@@ -159,41 +159,41 @@ impl Ext4 {
                 .count();
             let (run, after) = rest.split_at(n);
             rest = after;
-            if let Err(error) = self.place(inode, run, before, tag, &mut pieces) {
-                placed = placed.and(Err(error));
+            if let Err(error) = self.map_or_allocate(inode, run, before, tag, &mut pieces) {
+                alloc_result = alloc_result.and(Err(error));
             }
         }
-        placed = placed.and(self.drop_shared(inode, &mut pieces));
-        Flight {
+        alloc_result = alloc_result.and(self.drop_shared(inode, &mut pieces));
+        WritebackRun {
             inode,
-            taken,
+            collected,
             size,
             pieces,
             ios: Vec::new(),
-            placed,
+            alloc_result,
         }
     }
 
     /// Waits for launched blocks, names them (of all files in one handle where it can) and ends their
-    /// flights. The first error of all.
-    pub(super) fn finish_flights(&self, flights: Vec<Flight<'_>>) -> Result<()> {
-        let written: Vec<Vec<_>> = flights.iter().map(Flight::wait).collect();
+    /// wb_runs. The first error of all.
+    pub(super) fn finish_runs(&self, wb_runs: Vec<WritebackRun<'_>>) -> Result<()> {
+        let written: Vec<Vec<_>> = wb_runs.iter().map(WritebackRun::wait).collect();
         let mut handle = None;
-        let named: Vec<Vec<_>> = flights
+        let mapped: Vec<Vec<_>> = wb_runs
             .iter()
             .zip(&written)
-            .map(|(flight, written)| self.name(&mut handle, flight, written))
+            .map(|(wb_run, written)| self.map_run(&mut handle, wb_run, written))
             .collect();
         if let Some(handle) = handle {
             let _: Result<()> = handle.end(Ok(()));
         }
         let mut result = Ok(());
-        for ((flight, written), named) in flights.into_iter().zip(written).zip(named) {
+        for ((wb_run, written), mapped) in wb_runs.into_iter().zip(written).zip(mapped) {
             if let Some(error) = written.iter().find_map(|w| w.as_ref().err()) {
                 self.data_failed(error);
             }
-            let landed = self.land(&flight, &written, &named);
-            result = result.and(flight.placed).and(landed);
+            let completed = self.complete_run(&wb_run, &written, &mapped);
+            result = result.and(wb_run.alloc_result).and(completed);
         }
         result
     }
@@ -208,7 +208,7 @@ impl Ext4 {
     }
 
     /// Finds or claims a place for each block of a run. What gets none is not among the pieces.
-    fn place(
+    fn map_or_allocate(
         &self,
         inode: &Inode,
         run: &[CollectedBlock],
@@ -227,20 +227,22 @@ impl Ext4 {
                 let continues = last.filter(|p| p.blocks.end == at.0);
                 let goal = match continues {
                     Some(p) => p.start.plus(p.blocks.end - p.blocks.start),
-                    None if mapped.place == Place::Hole => self.goal_after(inode.ino(), &core, at),
+                    None if mapped.place == BlockPlace::Hole => {
+                        self.goal_after(inode.ino(), &core, at)
+                    }
                     None => DevBlock(0),
                 };
                 let end = self.geo.block_size.blocks_for(core.size);
                 (mapped, goal, at.0 > 0 && at.0 >= end)
             };
             let n = mapped.len.min(left);
-            let (start, n, naming) = match mapped.place {
-                Place::Written(start) => (start, n, Naming::None),
-                Place::Unwritten(start) => (start, n, Naming::Convert),
-                Place::Hole => {
+            let (start, n, action) = match mapped.place {
+                BlockPlace::Written(start) => (start, n, MapAction::None),
+                BlockPlace::Unwritten(start) => (start, n, MapAction::Convert),
+                BlockPlace::Hole => {
                     let grows = grows.then_some((inode.ino(), at));
-                    let run = self.claim_for_data(grows, goal, n as u32, tag)?;
-                    (run.start, run.len.into(), Naming::Claim(run))
+                    let run = self.allocate_for_data(grows, goal, n as u32, tag)?;
+                    (run.start, run.len.into(), MapAction::Insert(run))
                 }
             };
             let reserved = run[done..done + n as usize]
@@ -251,7 +253,7 @@ impl Ext4 {
             pieces.push(Piece {
                 blocks,
                 start,
-                naming,
+                action,
                 reserved: reserved as u64,
             });
             done += n as usize;
@@ -265,9 +267,9 @@ impl Ext4 {
         if pieces.len() < 2 {
             return Ok(());
         }
-        let claimed = |p: &Piece| matches!(p.naming, Naming::Claim(_));
+        let allocated = |p: &Piece| matches!(p.action, MapAction::Insert(_));
         let mut order: Vec<usize> = (0..pieces.len()).collect();
-        order.sort_unstable_by_key(|&i| (pieces[i].start, !claimed(&pieces[i])));
+        order.sort_unstable_by_key(|&i| (pieces[i].start, !allocated(&pieces[i])));
         let mut shared = None;
         let mut keep = vec![true; pieces.len()];
         let mut last = order[0];
@@ -279,7 +281,7 @@ impl Ext4 {
                 continue;
             }
             shared.get_or_insert(b.start);
-            if claimed(b) && !claimed(a) {
+            if allocated(b) && !allocated(a) {
                 keep[last] = false;
                 last = i;
             } else {
@@ -299,44 +301,49 @@ impl Ext4 {
 
     /// Claims blocks for data, at a file's end if `grows` says of which; if none is free but some wait
     /// for a commit, commits first.
-    fn claim_for_data(
+    fn allocate_for_data(
         &self,
         grows: Option<(Ino, FileBlock)>,
         goal: DevBlock,
         want: u32,
         tag: IoTag,
     ) -> Result<Run> {
-        let claim = || match grows {
-            Some(at) => self.alloc.claim_growing(self, at, goal, want),
-            None => self.alloc.claim(self, goal, want),
+        let allocate = || match grows {
+            Some(at) => self.alloc.allocate_growing(self, at, goal, want),
+            None => self.alloc.allocate(self, goal, want),
         };
-        let mut result = claim();
+        let mut result = allocate();
         if result != Err(FsError::NoSpace) {
             return result;
         }
         let mut shortage = Shortage::new(self);
         loop {
-            result = shortage.attempt(claim);
-            if result != Err(FsError::NoSpace) || !shortage.look_again(tag)? {
+            result = shortage.attempt(allocate);
+            if result != Err(FsError::NoSpace) || !shortage.should_retry(tag)? {
                 return result;
             }
         }
     }
 
     /// Starts the writes of every piece, or hands them to a plug.
-    pub(super) fn launch(&self, plug: Option<&Plug<'_>>, flight: &mut Flight<'_>, tag: IoTag) {
-        let Flight {
+    pub(super) fn submit_run(
+        &self,
+        plug: Option<&Plug<'_>>,
+        wb_run: &mut WritebackRun<'_>,
+        tag: IoTag,
+    ) {
+        let WritebackRun {
             inode,
-            taken,
+            collected,
             pieces,
             ios,
             ..
-        } = flight;
+        } = wb_run;
         let bs = self.geo.block_size;
-        let waiter = inode.waiting.tag();
+        let waiter = inode.flush_waiters.tag();
         let urgent = waiter.map_or(tag, |waiter| self.queue.effective_tag(tag, waiter));
         let per_bio = (self.queue.max_transfer_for(urgent) as usize >> bs.bits()).max(1);
-        let mut rest = &taken[..];
+        let mut rest = &collected[..];
         for piece in pieces.iter() {
             let skip = rest
                 .iter()
@@ -368,16 +375,16 @@ impl Ext4 {
         }
     }
 
-    /// Gives the written pieces their names: map, bitmap, size. A piece that failed is not named. Goes
+    /// Gives the written pieces their names: map, bitmap, size. A piece that failed is not mapped. Goes
     /// on in `handle` if there is one, and leaves it for the next file.
-    fn name<'h>(
+    fn map_run<'h>(
         &'h self,
         handle: &mut Option<Handle<'h>>,
-        flight: &Flight<'_>,
+        wb_run: &WritebackRun<'_>,
         written: &[Result<(), IoError>],
     ) -> Vec<Result<()>> {
-        let Flight { inode, pieces, .. } = flight;
-        let size = flight.size;
+        let WritebackRun { inode, pieces, .. } = wb_run;
+        let size = wb_run.size;
         let mut results: Vec<Result<()>> = written
             .iter()
             .map(|w| w.clone().map_err(io_error))
@@ -386,21 +393,21 @@ impl Ext4 {
         let grows = |p: &Piece| self.size_after(size, p) > on_disk;
         // The file does not grow over what has failed: behind its old end there may be anything.
         let tail = self.geo.block_size.file_block(on_disk).0;
-        if let Some((block, error)) = flight.first_failed(written).filter(|f| f.0 >= tail) {
+        if let Some((block, error)) = wb_run.first_failed(written).filter(|f| f.0 >= tail) {
             for (piece, result) in pieces.iter().zip(&mut results) {
                 if result.is_ok() && piece.blocks.start > block && grows(piece) {
                     *result = Err(error.clone());
                 }
             }
         }
-        let needs = |p: &Piece| !matches!(p.naming, Naming::None) || grows(p);
+        let needs = |p: &Piece| !matches!(p.action, MapAction::None) || grows(p);
         let todo: Vec<usize> = (0..pieces.len())
             .filter(|&i| results[i].is_ok() && needs(&pieces[i]))
             .collect();
         if todo.is_empty() {
             return results;
         }
-        if let Err((done, error)) = self.name_pieces(handle, inode, size, pieces, &todo) {
+        if let Err((done, error)) = self.map_pieces(handle, inode, size, pieces, &todo) {
             if let Some(handle) = handle.take() {
                 let _: Result<()> = handle.end(Err(error.clone()));
             }
@@ -418,7 +425,7 @@ impl Ext4 {
 
     /// Names pieces of a file that may grow by them up to `size`. In one handle, or in several one after
     /// the other; on error how many pieces were done.
-    pub(super) fn name_pieces<'h>(
+    pub(super) fn map_pieces<'h>(
         &'h self,
         slot: &mut Option<Handle<'h>>,
         inode: &Inode,
@@ -428,7 +435,7 @@ impl Ext4 {
     ) -> Result<(), (usize, FsError)> {
         let fail = |done| move |error| (done, error);
         let _pins = Pins::of_inodes(self, &[inode.ino()], IoTag::default()).map_err(fail(0))?;
-        let first = self.naming_credits(inode, &pieces[todo[0]]);
+        let first = self.map_piece_credits(inode, &pieces[todo[0]]);
         let handle = match slot {
             Some(handle) => {
                 if !handle.extend(first) {
@@ -441,20 +448,20 @@ impl Ext4 {
         let mut stored = 0;
         for (done, &i) in todo.iter().enumerate() {
             let piece = &pieces[i];
-            let credits = self.naming_credits(inode, piece);
+            let credits = self.map_piece_credits(inode, piece);
             if done > 0 && !handle.extend(credits) {
                 self.store_now(handle, inode).map_err(fail(stored))?;
                 stored = done;
                 handle.restart(credits).map_err(fail(stored))?;
             }
             let mut core = inode.core.write();
-            handle.keep_promises(piece.reserved > 0);
-            let named = self.name_piece(handle, inode, &mut core, piece);
-            if named.is_ok() {
+            handle.use_reservation(piece.reserved > 0);
+            let mapped = self.map_piece(handle, inode, &mut core, piece);
+            if mapped.is_ok() {
                 core.size = core.size.max(self.size_after(size, piece));
             }
             drop(core);
-            if let Err(error) = named {
+            if let Err(error) = mapped {
                 // The pieces before it have their names.
                 self.store_now(handle, inode).map_err(fail(stored))?;
                 inode.note_tid(handle, true);
@@ -468,18 +475,18 @@ impl Ext4 {
         Ok(())
     }
 
-    fn naming_credits(&self, inode: &Inode, piece: &Piece) -> u32 {
+    fn map_piece_credits(&self, inode: &Inode, piece: &Piece) -> u32 {
         let len = (piece.blocks.end - piece.blocks.start) as u32;
         let core = inode.core.read();
         // The inode itself, and up to three insertions where an unwritten extent is split.
-        1 + match piece.naming {
-            Naming::None => 0,
-            Naming::Convert => 3 * self.map_credits(&core, len),
-            Naming::Claim(_) => self.map_credits(&core, len),
+        1 + match piece.action {
+            MapAction::None => 0,
+            MapAction::Convert => 3 * self.map_credits(&core, len),
+            MapAction::Insert(_) => self.map_credits(&core, len),
         }
     }
 
-    fn name_piece(
+    fn map_piece(
         &self,
         handle: &mut Handle<'_>,
         inode: &Inode,
@@ -487,10 +494,12 @@ impl Ext4 {
         piece: &Piece,
     ) -> Result<()> {
         let at = FileBlock(piece.blocks.start);
-        match piece.naming {
-            Naming::None => Ok(()),
-            Naming::Claim(run) => self.map_claim(handle, inode.ino(), core, at, run, false),
-            Naming::Convert => {
+        match piece.action {
+            MapAction::None => Ok(()),
+            MapAction::Insert(run) => {
+                self.map_allocation(handle, inode.ino(), core, at, run, false)
+            }
+            MapAction::Convert => {
                 let range = at..FileBlock(piece.blocks.end);
                 let end = range.end;
                 let left = Tree::new(self, inode.ino(), core).convert(handle, range, false)?;
@@ -512,67 +521,67 @@ impl Ext4 {
         self.store_inode(handle, inode, &core)
     }
 
-    /// Ends the flights: clean what is written and named, dirty again what is not.
-    pub(super) fn land(
+    /// Ends the wb_runs: clean what is written and mapped, dirty again what is not.
+    pub(super) fn complete_run(
         &self,
-        flight: &Flight<'_>,
+        wb_run: &WritebackRun<'_>,
         written: &[Result<(), IoError>],
-        named: &[Result<()>],
+        mapped: &[Result<()>],
     ) -> Result<()> {
-        let Flight {
+        let WritebackRun {
             inode,
-            taken,
+            collected,
             pieces,
-            placed,
+            alloc_result,
             ..
-        } = flight;
-        let weight = self.weight(inode);
+        } = wb_run;
+        let per_block = self.reserve_per_block(inode);
         let mut first_error = Ok(());
         // First: whoever finds no block in memory any more must find this.
         inode.mark_unflushed(self.queue.next_flush());
-        let mut covered = taken[0].block.0;
-        let end = taken[taken.len() - 1].block.0 + 1;
-        let unplaced = |range: Range<u64>| {
-            let inside = taken.iter().filter(|t| range.contains(&t.block.0));
+        let mut covered = collected[0].block.0;
+        let end = collected[collected.len() - 1].block.0 + 1;
+        let unallocated = |range: Range<u64>| {
+            let inside = collected.iter().filter(|t| range.contains(&t.block.0));
             if inside.clone().next().is_none() {
                 return; // a gap in what was dirty
             }
-            let error = placed.clone().err().map(WriteError::from);
+            let error = alloc_result.clone().err().map(WriteError::from);
             let error = error.expect("a block without a place has a cause");
             let reserved = inside.filter(|t| t.reserved).count() as u64;
             let kept = inode.pages.complete(range, Err(&error), true);
             self.alloc
-                .with_totals(|t| t.adjust(reserved * weight, kept * weight));
+                .with_totals(|t| t.adjust(reserved * per_block, kept * per_block));
         };
-        for ((piece, written), named) in pieces.iter().zip(written).zip(named) {
+        for ((piece, written), mapped) in pieces.iter().zip(written).zip(mapped) {
             if covered < piece.blocks.start {
-                unplaced(covered..piece.blocks.start);
+                unallocated(covered..piece.blocks.start);
             }
             covered = piece.blocks.end;
-            let result = match (written, named) {
+            let result = match (written, mapped) {
                 (Err(error), _) => Err(WriteError::from(error.clone())),
                 (Ok(()), Err(error)) => Err(WriteError::from(error.clone())),
                 (Ok(()), Ok(())) => Ok(()),
             };
-            if let (Naming::Claim(run), Err(error)) = (piece.naming, named) {
-                self.release_unnamed(run, error);
+            if let (MapAction::Insert(run), Err(error)) = (piece.action, mapped) {
+                self.release_unmapped(run, error);
             }
             let kept = inode
                 .pages
                 .complete(piece.blocks.clone(), result.as_ref().copied(), true);
             self.alloc
-                .with_totals(|t| t.adjust(piece.reserved * weight, kept * weight));
-            first_error = first_error.and(named.clone());
+                .with_totals(|t| t.adjust(piece.reserved * per_block, kept * per_block));
+            first_error = first_error.and(mapped.clone());
         }
         if covered < end {
-            unplaced(covered..end);
+            unallocated(covered..end);
         }
         first_error
     }
 
     /// A claim that got no name is given back, unless the journal failed, after which nothing is
     /// allocated any more anyway and the bitmap may have it.
-    pub(crate) fn release_unnamed(&self, run: Run, why: &FsError) {
+    pub(crate) fn release_unmapped(&self, run: Run, why: &FsError) {
         if !why.is_stop() && *why != FsError::ReadOnly {
             self.alloc.release(self, run);
         }

@@ -32,15 +32,15 @@ impl Allocator {
             _ => fs.geo().group_of_inode(parent.ino()).0,
         };
         let count = fs.geo().group_count;
-        let mut damage = None;
+        let mut first_error = None;
         for n in 0..count {
             let no = GroupNo(((u64::from(start.0) + u64::from(n)) % u64::from(count)) as u32);
             let made = self.new_inode_in(fs, handle, no, kind, pins);
-            if let Some(ino) = self.pass_over(no, made, &mut damage)? {
+            if let Some(ino) = self.skip_corrupt(no, made, &mut first_error)? {
                 return Ok(ino);
             }
         }
-        Err(damage.unwrap_or(FsError::NoSpace))
+        Err(first_error.unwrap_or(FsError::NoSpace))
     }
 
     /// A directory at the top goes to a group of its own with room above the average; one further

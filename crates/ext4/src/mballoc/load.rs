@@ -12,8 +12,8 @@ use steadfs_cache::{MetaBuf, MetaCache};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_vfs::{FsError, Result};
 
-use super::ahead::Ahead;
-use super::passed::Passed;
+use super::corrupt::CorruptGroups;
+use super::prealloc::PreallocTable;
 use super::zones::Zones;
 use super::{Allocator, Group, Totals};
 use crate::disk::{DESC_COPIES_MAX, Geometry, GroupDesc, GroupNo};
@@ -77,7 +77,7 @@ impl Reader<'_> {
         if self.needed == Descriptors::Places && as_stored.is_none() {
             return Err(error);
         }
-        self.pass_over(&error);
+        self.record_damage(&error);
         let found = self.desc_of_copy(group).or(as_stored);
         self.lost += u32::from(found.is_none());
         if self.lost > MOST_LOST {
@@ -116,7 +116,7 @@ impl Reader<'_> {
         }
     }
 
-    fn pass_over(&mut self, what: &FsError) {
+    fn record_damage(&mut self, what: &FsError) {
         let first = || (0, what.to_string());
         self.damage.get_or_insert_with(first).0 += 1;
     }
@@ -156,7 +156,7 @@ impl Allocator {
                         if needed != Descriptors::Nothing {
                             return Err(error);
                         }
-                        reader.pass_over(&error);
+                        reader.record_damage(&error);
                     }
                     desc
                 }
@@ -177,7 +177,7 @@ impl Allocator {
                 busy: None,
                 free,
                 longest: geo.blocks_per_group,
-                passed: false,
+                is_corrupt: false,
             };
             groups.push(Mutex::with_key(Rank::Group, group.0.into(), state));
         }
@@ -191,13 +191,13 @@ impl Allocator {
             zones,
             totals: Mutex::new(Rank::Leaf, totals),
             pending: Mutex::new(Rank::Leaf, Vec::new()),
-            ahead: Ahead::new(),
+            prealloc: PreallocTable::new(),
             next_top_dir: AtomicU32::new(0),
             trimmed: AtomicU64::new(0),
-            short: AtomicU32::new(0),
+            shortages: AtomicU32::new(0),
             discard: AtomicBool::new(false),
             stripe: AtomicU32::new(1),
-            passed: Passed::new(),
+            corrupt_groups: CorruptGroups::new(),
         };
         Ok((allocator, damage))
     }

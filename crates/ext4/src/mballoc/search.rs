@@ -12,13 +12,13 @@ use crate::txn::Handle;
 
 /// How much is to be claimed.
 #[derive(Clone, Copy)]
-pub(super) struct Want {
+pub(super) struct AllocRequest {
     len: u32,
     /// Take only of what nobody was promised, and leave so many blocks.
     keep: Option<u64>,
 }
 
-impl Want {
+impl AllocRequest {
     /// So many blocks, whoever was promised some.
     pub(super) fn of(len: u32) -> Self {
         Self { len, keep: None }
@@ -36,29 +36,29 @@ impl Want {
 impl Allocator {
     /// Claims up to `want` blocks in one run, as near behind `goal` as can be: at the goal itself, in
     /// its group, in a group that has the whole length in one piece, and last whatever there is.
-    pub fn claim(&self, fs: &Ext4, goal: DevBlock, want: u32) -> Result<Run> {
-        self.claim_some(fs, goal, Want::of(want))
+    pub fn allocate(&self, fs: &Ext4, goal: DevBlock, want: u32) -> Result<Run> {
+        self.allocate_request(fs, goal, AllocRequest::of(want))
     }
 
     /// The same of what nobody was promised, leaving `keep` blocks.
-    pub fn claim_spare(&self, fs: &Ext4, goal: DevBlock, want: u32, keep: u64) -> Result<Run> {
+    pub fn allocate_spare(&self, fs: &Ext4, goal: DevBlock, want: u32, keep: u64) -> Result<Run> {
         if self.with_totals(|t| t.spare(keep)) == 0 {
             return Err(FsError::NoSpace);
         }
         let keep = Some(keep);
-        self.claim_some(fs, goal, Want { len: want, keep })
+        self.allocate_request(fs, goal, AllocRequest { len: want, keep })
     }
 
-    fn claim_some(&self, fs: &Ext4, goal: DevBlock, want: Want) -> Result<Run> {
+    fn allocate_request(&self, fs: &Ext4, goal: DevBlock, want: AllocRequest) -> Result<Run> {
         let found = self.search(fs, goal, want);
         match found {
-            Err(FsError::NoSpace) => self.claim_from_all(fs, goal, want),
+            Err(FsError::NoSpace) => self.search_after_drop(fs, goal, want),
             found => found,
         }
     }
 
     /// Claims of what nobody has, files' room included.
-    pub(super) fn search(&self, fs: &Ext4, goal: DevBlock, want: Want) -> Result<Run> {
+    pub(super) fn search(&self, fs: &Ext4, goal: DevBlock, want: AllocRequest) -> Result<Run> {
         assert!(want.len > 0, "a claim has a length");
         let geo = fs.geo();
         let goal = if geo.block_range().contains(&goal.0) {
@@ -67,13 +67,13 @@ impl Allocator {
             geo.first_data_block
         };
         let (home, at) = geo.group_of_block(goal);
-        let want = Want {
+        let want = AllocRequest {
             len: want.len.min(geo.blocks_per_group),
             ..want
         };
-        let mut damage = None;
-        let found = self.claim_at(fs, home, at, want);
-        if let Some(run) = self.pass_over(home, found, &mut damage)? {
+        let mut first_error = None;
+        let found = self.allocate_at(fs, home, at, want);
+        if let Some(run) = self.skip_corrupt(home, found, &mut first_error)? {
             return Ok(run);
         }
         let others = |n: u32| {
@@ -83,8 +83,8 @@ impl Allocator {
         if stripe > 1 && want.len >= stripe {
             for n in 0..geo.group_count {
                 let from = if n == 0 { at } else { 0 };
-                let found = self.claim_aligned(fs, others(n), from, want, stripe);
-                if let Some(run) = self.pass_over(others(n), found, &mut damage)? {
+                let found = self.allocate_aligned(fs, others(n), from, want, stripe);
+                if let Some(run) = self.skip_corrupt(others(n), found, &mut first_error)? {
                     return Ok(run);
                 }
             }
@@ -92,8 +92,8 @@ impl Allocator {
         for need in [want.len, want.len.div_ceil(8), 1] {
             for n in 0..geo.group_count {
                 let from = if n == 0 { at } else { 0 };
-                let found = self.claim_run(fs, others(n), from, need, want);
-                if let Some(run) = self.pass_over(others(n), found, &mut damage)? {
+                let found = self.allocate_run(fs, others(n), from, need, want);
+                if let Some(run) = self.skip_corrupt(others(n), found, &mut first_error)? {
                     return Ok(run);
                 }
             }
@@ -101,15 +101,15 @@ impl Allocator {
                 break;
             }
         }
-        Err(damage.unwrap_or(FsError::NoSpace))
+        Err(first_error.unwrap_or(FsError::NoSpace))
     }
 
     /// Claims one block for metadata: of what was promised if the handle keeps promises, else of what nobody was
     /// promised. So data that was acknowledged finds its place whatever else is made on a full volume.
-    pub fn claim_meta(&self, fs: &Ext4, handle: &Handle<'_>, goal: DevBlock) -> Result<Run> {
-        match handle.keeps_promises() {
-            true => self.claim(fs, goal, 1),
-            false => self.claim_spare(fs, goal, 1, 0),
+    pub fn allocate_meta(&self, fs: &Ext4, handle: &Handle<'_>, goal: DevBlock) -> Result<Run> {
+        match handle.uses_reservation() {
+            true => self.allocate(fs, goal, 1),
+            false => self.allocate_spare(fs, goal, 1, 0),
         }
     }
 
@@ -120,8 +120,8 @@ impl Allocator {
         handle: &mut Handle<'_>,
         goal: DevBlock,
     ) -> Result<DevBlock> {
-        let run = self.claim_meta(fs, handle, goal)?;
-        if let Err(error) = self.use_claim(fs, handle, run) {
+        let run = self.allocate_meta(fs, handle, goal)?;
+        if let Err(error) = self.mark_used(fs, handle, run) {
             self.release(fs, run);
             return Err(error);
         }
@@ -129,7 +129,13 @@ impl Allocator {
     }
 
     /// The run that starts exactly at `at`, if enough of it is free to continue the file there.
-    fn claim_at(&self, fs: &Ext4, no: GroupNo, at: u32, want: Want) -> Result<Option<Run>> {
+    fn allocate_at(
+        &self,
+        fs: &Ext4,
+        no: GroupNo,
+        at: u32,
+        want: AllocRequest,
+    ) -> Result<Option<Run>> {
         let mut group = self.loaded(fs, no)?;
         let busy = group.busy.as_ref().expect("loaded");
         let blocks = fs.geo().blocks_in(no);
@@ -143,13 +149,13 @@ impl Allocator {
     }
 
     /// The first run of at least `need` blocks from `from` on (or else before it).
-    fn claim_run(
+    fn allocate_run(
         &self,
         fs: &Ext4,
         no: GroupNo,
         from: u32,
         need: u32,
-        want: Want,
+        want: AllocRequest,
     ) -> Result<Option<Run>> {
         {
             let group = self.group(no);
@@ -171,12 +177,12 @@ impl Allocator {
     }
 
     /// A run of `want` blocks from `from` on (or else before it) that begins at a multiple of `stripe`.
-    fn claim_aligned(
+    fn allocate_aligned(
         &self,
         fs: &Ext4,
         no: GroupNo,
         from: u32,
-        want: Want,
+        want: AllocRequest,
         stripe: u32,
     ) -> Result<Option<Run>> {
         {
@@ -203,7 +209,14 @@ impl Allocator {
     }
 
     /// Takes a free run; nothing if there are no blocks to spare.
-    fn take(&self, fs: &Ext4, no: GroupNo, group: &mut Group, at: u32, want: Want) -> Option<Run> {
+    fn take(
+        &self,
+        fs: &Ext4,
+        no: GroupNo,
+        group: &mut Group,
+        at: u32,
+        want: AllocRequest,
+    ) -> Option<Run> {
         let len = self.with_totals(|t| {
             let spare = want.keep.map_or(u64::MAX, |keep| t.spare(keep));
             let len = spare.min(want.len.into());

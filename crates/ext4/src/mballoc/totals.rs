@@ -7,8 +7,8 @@ pub struct Totals {
     pub free: u64,
     /// Blocks freed by transactions that are not durable yet.
     pub pending: u64,
-    /// Blocks promised to cached data that has no place yet, with the metadata it may need at worst.
-    pub promised: u64,
+    /// Blocks reserved to cached data that has no place yet, with the metadata it may need at worst.
+    pub reserved: u64,
     /// Free inodes.
     pub free_inodes: u64,
     /// Directories.
@@ -17,46 +17,46 @@ pub struct Totals {
 
 /// Promised for each dirty block of a file mapped by extents: itself and, at worst, a share of new
 /// tree blocks that no fragmentation exceeds.
-pub const WEIGHT_EXTENT: u64 = 2;
+pub const RESERVE_PER_BLOCK_EXTENT: u64 = 2;
 /// Promised for each dirty block of a file mapped by indirect blocks: itself and up to three levels.
-pub const WEIGHT_INDIRECT: u64 = 4;
+pub const RESERVE_PER_BLOCK_INDIRECT: u64 = 4;
 /// Kept free beside promises, for tree blocks above the leaves.
 const SLACK: u64 = 64;
 
 impl Totals {
     /// Promises `blocks` if free space covers them beside all other promises and `keep` blocks
     /// reserved for the superuser.
-    pub fn promise(&mut self, blocks: u64, keep: u64) -> bool {
-        let wanted = self.promised + blocks + keep + SLACK;
+    pub fn reserve(&mut self, blocks: u64, keep: u64) -> bool {
+        let wanted = self.reserved + blocks + keep + SLACK;
         if wanted > self.free {
             return false;
         }
-        self.promised += blocks;
+        self.reserved += blocks;
         true
     }
 
-    /// Free blocks that nobody was promised, nor may need for tree blocks above the leaves of what was; `keep` left
+    /// Free blocks that nobody was reserved, nor may need for tree blocks above the leaves of what was; `keep` left
     /// alone.
     pub fn spare(&self, keep: u64) -> u64 {
-        let promised = self.promised + self.promised.min(SLACK);
-        self.free.saturating_sub(promised + keep)
+        let reserved = self.reserved + self.reserved.min(SLACK);
+        self.free.saturating_sub(reserved + keep)
     }
 
     /// Whether there may be more free blocks than the counts say: promises are for the worst, and some
     /// freed blocks wait for a commit.
     pub fn is_uncertain(&self) -> bool {
-        self.promised > 0 || self.pending > 0
+        self.reserved > 0 || self.pending > 0
     }
 
-    /// Takes back `settled` of what was promised and promises `kept` again, whatever is free.
-    pub fn adjust(&mut self, settled: u64, kept: u64) {
-        self.settle(settled);
-        self.promised += kept;
+    /// Takes back `used` of what was reserved and promises `kept` again, whatever is free.
+    pub fn adjust(&mut self, used: u64, kept: u64) {
+        self.release_reserved(used);
+        self.reserved += kept;
     }
 
     /// Takes a promise back: kept, or not needed.
-    pub fn settle(&mut self, blocks: u64) {
-        assert!(blocks <= self.promised, "only what was promised is settled");
-        self.promised -= blocks;
+    pub fn release_reserved(&mut self, blocks: u64) {
+        assert!(blocks <= self.reserved, "only what was reserved is used");
+        self.reserved -= blocks;
     }
 }

@@ -133,7 +133,7 @@ impl Ext4 {
 
     /// See [`steadfs_vfs::FileSystem::tmpfile`].
     pub fn tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
-        self.with_room(cx, || self.make_tmpfile(cx, dir, mode))
+        self.with_space(cx, || self.make_tmpfile(cx, dir, mode))
     }
 
     fn make_tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
@@ -161,7 +161,7 @@ impl Ext4 {
         if is_dots(name) {
             return Err(FsError::Exists);
         }
-        self.with_room(cx, || self.create_once(cx, dir, name, spec))
+        self.with_space(cx, || self.create_once(cx, dir, name, spec))
     }
 
     fn create_once(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &Spec<'_>) -> Result<Attr> {

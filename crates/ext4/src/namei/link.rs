@@ -23,7 +23,7 @@ impl Ext4 {
         if is_dots(name) {
             return Err(FsError::Exists);
         }
-        self.with_room(cx, || self.link_once(cx, ino, dir, name))
+        self.with_space(cx, || self.link_once(cx, ino, dir, name))
     }
 
     fn link_once(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {

@@ -73,7 +73,7 @@ impl Ext4 {
         };
         // While it is held no directory moves to another parent, so ancestors stay ancestors.
         let _order = (from_dir.ino() != to_dir.ino()).then(|| self.rename.lock());
-        let replaced = self.with_room(cx, || self.rename_once(cx, from, to, flags))?;
+        let replaced = self.with_space(cx, || self.rename_once(cx, from, to, flags))?;
         if let Some(inode) = replaced {
             self.free_unnamed(&inode);
         }

@@ -350,7 +350,7 @@ impl Full {
     fn map_while_closing(&self, file: &Inode, at: u64, len: u32) -> Result<(), FsError> {
         let fs = &self.fs;
         let goal = fs.alloc.goal_for(fs.geo(), file.ino());
-        let run = fs.alloc.claim(fs, goal, len).unwrap();
+        let run = fs.alloc.allocate(fs, goal, len).unwrap();
         assert_eq!(run.len, len);
         let credits = fs.map_credits(&file.core.read(), len) + 1;
         let mut handle = fs.txns.begin(credits).unwrap();
@@ -359,7 +359,7 @@ impl Full {
         sleep(Duration::from_millis(50));
         assert!(!handle.extend(credits + 1), "it is being closed");
         let mut core = file.core.write();
-        let mapped = fs.map_claim(
+        let mapped = fs.map_allocation(
             &mut handle,
             file.ino(),
             &mut core,
@@ -372,7 +372,7 @@ impl Full {
         drop((core, handle));
         commit.join().unwrap();
         if let Err(error) = &mapped {
-            fs.release_unnamed(run, error);
+            fs.release_unmapped(run, error);
         }
         mapped
     }

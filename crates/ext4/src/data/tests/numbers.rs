@@ -102,10 +102,10 @@ fn a_block_that_changes_on_its_way_counts_once() {
     case.write(1, 1);
     assert_eq!(case.blocks(), 3);
     let reserved = taken.iter().filter(|taken| taken.reserved).count() as u64;
-    let weight = case.world.fs.weight(&case.file);
+    let per_block = case.world.fs.reserve_per_block(&case.file);
     let kept = case.file.pages.redirty(0..2, true);
     let alloc = &case.world.fs.alloc;
-    alloc.with_totals(|t| t.adjust(reserved * weight, kept * weight));
+    alloc.with_totals(|t| t.adjust(reserved * per_block, kept * per_block));
     assert_eq!(case.blocks(), 3);
     case.sync();
     assert_eq!(case.blocks(), 3);

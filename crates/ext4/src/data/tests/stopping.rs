@@ -61,7 +61,7 @@ fn an_fsync_is_not_answered_well_if_the_volume_stops_meanwhile() {
         fs.write_file(&cx, &file, 0, &[2; 100], false).unwrap();
         let written = file.core.read().mtime;
         let other = Arc::clone(&fs);
-        let stop = move || other.stop_all("somebody else met an error");
+        let stop = move || other.shut_down("somebody else met an error");
         *device.hook.lock() = Some(Box::new(stop));
         let synced = fs.fsync_inode(&cx, &file, false);
         drop(file);

@@ -2,7 +2,7 @@
 //! `nodelalloc`.
 //!
 //! They go through the file in its order. What has its place already is copied into the cache as
-//! always, since that needs no room. What is new is written to claimed blocks and named before it is
+//! always, since that needs no room. What is new is written to allocated blocks and mapped before it is
 //! acknowledged, piece by piece; the first block for which there is no room ends the write. So the
 //! writer hears how much of it fitted, and behind that the file is what it was.
 
@@ -13,22 +13,22 @@ use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_cache::CacheWrite;
 use steadfs_vfs::{Cx, FsError, Result};
 
-use super::batches::BATCH;
-use super::writeout::{Naming, Piece};
+use super::batches::BATCH_BYTES;
+use super::writeout::{MapAction, Piece};
 use crate::extent::Tree;
 use crate::freeing::Shortage;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 use crate::io_error;
 use crate::mballoc::Run;
-use crate::place::Place;
+use crate::place::BlockPlace;
 
 /// Blocks of a file that are written alike.
 enum Stretch {
     /// They have their place, or a promise of one.
-    InPlace(u64),
+    Cacheable(u64),
     /// They are not in the cache, and a hole or unwritten: this many, from this place on.
-    New(u64, Place),
+    New(u64, BlockPlace),
 }
 
 /// A write that has still to find its place.
@@ -53,7 +53,7 @@ impl Rest<'_> {
 impl Ext4 {
     /// Writes as much of `data` as there is room for; how many bytes, and why not all. Where an error
     /// ends the write, nothing behind the bytes that count was changed.
-    pub(super) fn write_at_once(
+    pub(super) fn write_without_delalloc(
         &self,
         cx: &Cx,
         inode: &Inode,
@@ -67,7 +67,7 @@ impl Ext4 {
             data,
             limit,
         };
-        let result = self.with_room(cx, || {
+        let result = self.with_space(cx, || {
             let _one = inode.lock_flush();
             while done < data.len() {
                 done += self.write_stretch(cx, inode, all.skip(done))?;
@@ -80,7 +80,7 @@ impl Ext4 {
     /// Tries something that takes blocks until it succeeds, or nothing more is about to become free: others were
     /// promised more than they need, or what was freed waits for a commit. What is tried goes on where it ended, and
     /// holds no handle and no flush lock in between.
-    pub(crate) fn with_room<T>(
+    pub(crate) fn with_space<T>(
         &self,
         cx: &Cx,
         mut attempt: impl FnMut() -> Result<T>,
@@ -95,7 +95,7 @@ impl Ext4 {
         }
         loop {
             result = shortage.attempt(&mut attempt);
-            if !result.as_ref().is_err_and(is_full) || !shortage.look_again(cx.tag)? {
+            if !result.as_ref().is_err_and(is_full) || !shortage.should_retry(cx.tag)? {
                 return result;
             }
         }
@@ -112,7 +112,7 @@ impl Ext4 {
             ((upto - rest.offset) as usize).min(rest.data.len())
         };
         let (bytes, result) = match self.stretch(cx, inode, at.0..end)? {
-            Stretch::InPlace(n) => {
+            Stretch::Cacheable(n) => {
                 let write = CacheWrite {
                     offset: rest.offset,
                     data: &rest.data[..bytes_of(n)],
@@ -122,7 +122,7 @@ impl Ext4 {
                 (written.bytes, written.error.map_or(Ok(()), Err))
             }
             Stretch::New(n, place) => {
-                let n = n.min((BATCH >> bs.bits()) as u64);
+                let n = n.min((BATCH_BYTES >> bs.bits()) as u64);
                 let data = &rest.data[..bytes_of(n)];
                 let rest = Rest { data, ..rest };
                 let blocks = self.write_new(cx, inode, rest, at.0..at.0 + n, place)?;
@@ -141,11 +141,11 @@ impl Ext4 {
         let at = FileBlock(blocks.start);
         let mapped = self.map(inode.ino(), &inode.core.read(), at, cx.tag)?;
         let n = mapped.len.min(blocks.end - blocks.start);
-        if matches!(mapped.place, Place::Written(_)) {
-            return Ok(Stretch::InPlace(n));
+        if matches!(mapped.place, BlockPlace::Written(_)) {
+            return Ok(Stretch::Cacheable(n));
         }
         Ok(match inode.pages.next_cached(at) {
-            Some(cached) if cached == at => Stretch::InPlace(1),
+            Some(cached) if cached == at => Stretch::Cacheable(1),
             Some(cached) => Stretch::New(n.min(cached.0 - at.0), mapped.place),
             None => Stretch::New(n, mapped.place),
         })
@@ -158,46 +158,48 @@ impl Ext4 {
         inode: &Inode,
         rest: Rest<'_>,
         blocks: Range<u64>,
-        place: Place,
+        place: BlockPlace,
     ) -> Result<u64> {
         let at = FileBlock(blocks.start);
         let last = blocks.end;
         let want = last - blocks.start;
         let mut piece = match place {
-            Place::Hole => {
+            BlockPlace::Hole => {
                 let goal = self.goal_after(inode.ino(), &inode.core.read(), at);
-                let keep = self.kept_for_root(cx);
-                let run = self.alloc.claim_spare(self, goal, want as u32, keep)?;
-                Piece::claimed(at, run)
+                let keep = self.root_reserved_blocks(cx);
+                let run = self.alloc.allocate_spare(self, goal, want as u32, keep)?;
+                Piece::allocated(at, run)
             }
-            Place::Unwritten(start) | Place::Written(start) => Piece {
+            BlockPlace::Unwritten(start) | BlockPlace::Written(start) => Piece {
                 blocks,
                 start,
-                naming: Naming::Convert,
+                action: MapAction::Convert,
                 reserved: 0,
             },
         };
         let written = self.write_piece(cx, rest, &piece);
         inode.mark_unflushed(self.queue.next_flush());
-        let mut named = match written {
-            Ok(()) => self.name_new(cx, inode, rest, &piece),
+        let mut mapped = match written {
+            Ok(()) => self.map_new(cx, inode, rest, &piece),
             Err(error) => Err(error),
         };
-        while named.as_ref().is_err_and(is_full) {
+        while mapped.as_ref().is_err_and(is_full) {
             // The map needs a block of its own: fewer blocks of data, then, or a piece that needs none.
-            let other = match piece.naming {
-                Naming::Claim(_) => self.give_back_half(&piece),
-                Naming::Convert | Naming::None => self.with_the_rest(cx, inode, rest, &piece)?,
+            let other = match piece.action {
+                MapAction::Insert(_) => self.release_half(&piece),
+                MapAction::Convert | MapAction::None => {
+                    self.zero_rest_of_extent(cx, inode, rest, &piece)?
+                }
             };
             let Some(other) = other else {
                 break;
             };
             piece = other;
-            named = self.name_new(cx, inode, rest, &piece);
+            mapped = self.map_new(cx, inode, rest, &piece);
         }
-        if let Err(error) = named {
-            if let Naming::Claim(run) = piece.naming {
-                self.release_unnamed(run, &error);
+        if let Err(error) = mapped {
+            if let MapAction::Insert(run) = piece.action {
+                self.release_unmapped(run, &error);
             }
             return Err(error);
         }
@@ -228,7 +230,7 @@ impl Ext4 {
     }
 
     /// Names a written piece, and lets the file grow over it.
-    fn name_new(&self, cx: &Cx, inode: &Inode, rest: Rest<'_>, piece: &Piece) -> Result<()> {
+    fn map_new(&self, cx: &Cx, inode: &Inode, rest: Rest<'_>, piece: &Piece) -> Result<()> {
         let bs = self.geo.block_size;
         let end = rest.offset + rest.data.len() as u64;
         let reached = end.min(piece.blocks.end << bs.bits()).min(rest.limit);
@@ -242,12 +244,12 @@ impl Ext4 {
         }
         let size = inode.size().max(reached);
         let mut handle = None;
-        let named = self
-            .name_pieces(&mut handle, inode, size, std::slice::from_ref(piece), &[0])
+        let mapped = self
+            .map_pieces(&mut handle, inode, size, std::slice::from_ref(piece), &[0])
             .map_err(|(_, error)| error);
         match handle {
-            Some(handle) => handle.end(named)?,
-            None => named?,
+            Some(handle) => handle.end(mapped)?,
+            None => mapped?,
         }
         inode.set_size(size);
         Ok(())
@@ -257,7 +259,7 @@ impl Ext4 {
     /// it takes no block. What lies behind the end of the file is left out, where only unwritten blocks may be: then
     /// the extent falls into two, of which the first goes on with what is written before it if it can. Not if there is
     /// nothing around the piece.
-    fn with_the_rest(
+    fn zero_rest_of_extent(
         &self,
         cx: &Cx,
         inode: &Inode,
@@ -286,14 +288,14 @@ impl Ext4 {
         Ok(Some(Piece {
             blocks: whole,
             start: extent.start,
-            naming: Naming::Convert,
+            action: MapAction::Convert,
             reserved: 0,
         }))
     }
 
-    /// The first half of a claimed piece; the rest of the claim is given back.
-    fn give_back_half(&self, piece: &Piece) -> Option<Piece> {
-        let Naming::Claim(run) = piece.naming else {
+    /// The first half of a allocated piece; the rest of the claim is given back.
+    fn release_half(&self, piece: &Piece) -> Option<Piece> {
+        let MapAction::Insert(run) = piece.action else {
             return None;
         };
         let len = run.len / 2;
@@ -305,7 +307,7 @@ impl Ext4 {
             len: run.len - len,
         };
         self.alloc.release(self, upper);
-        Some(Piece::claimed(
+        Some(Piece::allocated(
             FileBlock(piece.blocks.start),
             Run { len, ..run },
         ))

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use steadfs_base::{FileBlock, IoTag};
 use steadfs_vfs::{FileSystem, FsError, SetAttr};
 
-use super::PATIENCE;
+use super::PREALLOC_IDLE_PERIODS;
 use crate::inode::Inode;
-use crate::place::Place;
+use crate::place::BlockPlace;
 use crate::test_world::{ROOT, World};
 
 const BLOCK: u64 = 1024;
@@ -41,7 +41,7 @@ fn pieces(world: &World, file: &Inode) -> usize {
     for n in 0..file.size() / BLOCK {
         let tag = IoTag::default();
         let mapped = world.fs.map(file.ino(), &core, FileBlock(n), tag).unwrap();
-        let Place::Written(at) = mapped.place else {
+        let BlockPlace::Written(at) = mapped.place else {
             panic!("block {n}: {:?}", mapped.place);
         };
         pieces += usize::from(next != Some(at));
@@ -64,7 +64,7 @@ fn files_that_grow_by_turns_lie_in_few_pieces() {
             // Each piece is as long as what there was before, beginning with one block and four.
             assert!(pieces(&world, file) <= 10, "{}", pieces(&world, file));
         }
-        assert!(world.fs.alloc.kept_ahead() > 0);
+        assert!(world.fs.alloc.preallocated_blocks() > 0);
         world.close();
     }
 }
@@ -75,14 +75,14 @@ fn what_is_kept_counts_as_free_and_is_nobodys_after_a_crash() {
     let files = files(&world, 3);
     let before = free(&world);
     grow_by_turns(&world, &files, 25);
-    assert!(world.fs.alloc.kept_ahead() > 0);
+    assert!(world.fs.alloc.preallocated_blocks() > 0);
     // Each file may have a block of its map besides.
     let used = before - free(&world);
     assert!((75..=78).contains(&used), "{used}");
     let device = world.cut_power_now();
     let world = world.recover(device);
     assert_eq!(before - free(&world), used);
-    assert_eq!(world.fs.alloc.kept_ahead(), 0);
+    assert_eq!(world.fs.alloc.preallocated_blocks(), 0);
     world.close();
 }
 
@@ -92,7 +92,7 @@ fn a_full_volume_takes_back_what_is_kept() {
         let world = World::make(&["-t", "ext4", "-b", "1024", "-m", "0"], "32M");
         let some = files(&world, 4);
         grow_by_turns(&world, &some, turns);
-        assert_eq!(world.fs.alloc.kept_ahead() > 0, turns > 1);
+        assert_eq!(world.fs.alloc.preallocated_blocks() > 0, turns > 1);
         let attr = world.file(ROOT, b"big").unwrap();
         let (data, mut size) = (vec![7; 1 << 20], 0);
         loop {
@@ -103,7 +103,7 @@ fn a_full_volume_takes_back_what_is_kept() {
         }
         // What was promised has its place, to the last block.
         world.fs.sync_all(&world.cx).unwrap();
-        assert_eq!(world.fs.alloc.kept_ahead(), 0);
+        assert_eq!(world.fs.alloc.preallocated_blocks(), 0);
         let left = free(&world);
         world.close();
         left
@@ -114,7 +114,7 @@ fn a_full_volume_takes_back_what_is_kept() {
 #[test]
 fn room_goes_with_its_file() {
     let world = World::make(&["-t", "ext4", "-b", "1024"], "32M");
-    let kept = || world.fs.alloc.kept_ahead();
+    let kept = || world.fs.alloc.preallocated_blocks();
     let file = files(&world, 1).remove(0);
     let one = [Arc::clone(&file)];
     let size = SetAttr {
@@ -139,7 +139,9 @@ fn room_goes_with_its_file() {
                 look_up();
                 forget();
             }
-            "unused" => (0..=PATIENCE).for_each(|_| world.fs.alloc.age_growing(&world.fs)),
+            "unused" => {
+                (0..=PREALLOC_IDLE_PERIODS).for_each(|_| world.fs.alloc.age_preallocs(&world.fs))
+            }
             "trimmed" => assert!(
                 world
                     .fs

@@ -11,34 +11,34 @@ use steadfs_block::{IoHandle, Queue};
 use steadfs_rt::{Mutex, Rank};
 
 /// Who waits for one file's write-back.
-pub(crate) struct Waiting(Mutex<Inner>);
+pub(crate) struct FlushWaiters(Mutex<FlushWaitersState>);
 
 #[derive(Default)]
-struct Inner {
+struct FlushWaitersState {
     count: usize,
     /// The best of their tags.
     tag: Option<IoTag>,
     /// The files whose write-back its own waits for.
-    company: Option<Arc<Company>>,
+    batch: Option<Arc<SmallFileBatch>>,
 }
 
-impl Waiting {
+impl FlushWaiters {
     pub(crate) fn new() -> Self {
-        Self(Mutex::new(Rank::Table, Inner::default()))
+        Self(Mutex::new(Rank::Table, FlushWaitersState::default()))
     }
 
     /// Somebody of this tag waits until the guard is dropped. Raises what is under way.
-    pub(super) fn enter(&self, queue: &Queue, tag: IoTag) -> Waiter<'_> {
-        let company = {
+    pub(super) fn enter(&self, queue: &Queue, tag: IoTag) -> FlushWaiter<'_> {
+        let batch = {
             let mut inner = self.0.lock();
             inner.count += 1;
             inner.tag = Some(inner.tag.map_or(tag, |now| queue.effective_tag(now, tag)));
-            inner.company.clone()
+            inner.batch.clone()
         };
-        if let Some(company) = company {
-            company.raise(queue, tag);
+        if let Some(batch) = batch {
+            batch.boost(queue, tag);
         }
-        Waiter(self)
+        FlushWaiter(self)
     }
 
     /// The tag of those who wait, if anybody does.
@@ -47,22 +47,22 @@ impl Waiting {
     }
 
     /// The file's data goes together with that of others from now on, or no longer.
-    pub(super) fn set_company(&self, queue: &Queue, company: Option<&Arc<Company>>) {
+    pub(super) fn set_batch(&self, queue: &Queue, batch: Option<&Arc<SmallFileBatch>>) {
         let tag = {
             let mut inner = self.0.lock();
-            inner.company = company.cloned();
+            inner.batch = batch.cloned();
             inner.tag
         };
-        if let (Some(company), Some(tag)) = (company, tag) {
-            company.raise(queue, tag);
+        if let (Some(batch), Some(tag)) = (batch, tag) {
+            batch.boost(queue, tag);
         }
     }
 }
 
 /// Somebody waits.
-pub(super) struct Waiter<'a>(&'a Waiting);
+pub(super) struct FlushWaiter<'a>(&'a FlushWaiters);
 
-impl Drop for Waiter<'_> {
+impl Drop for FlushWaiter<'_> {
     fn drop(&mut self) {
         let mut inner = self.0.0.lock();
         inner.count -= 1;
@@ -73,18 +73,18 @@ impl Drop for Waiter<'_> {
 }
 
 /// Files whose data is in flight together: each has to wait for all.
-pub(super) struct Company(Mutex<Together>);
+pub(super) struct SmallFileBatch(Mutex<BatchState>);
 
 #[derive(Default)]
-struct Together {
+struct BatchState {
     ios: Vec<IoHandle>,
     /// The best tag of those who wait for one of them.
     tag: Option<IoTag>,
 }
 
-impl Company {
+impl SmallFileBatch {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Rank::Table, Together::default())))
+        Arc::new(Self(Mutex::new(Rank::Table, BatchState::default())))
     }
 
     /// The tag that requests of tag `tag` have.
@@ -95,23 +95,21 @@ impl Company {
 
     /// These requests are waited for, too.
     pub(super) fn add<'a>(&self, queue: &Queue, ios: impl Iterator<Item = &'a IoHandle>) {
-        let mut together = self.0.lock();
-        let from = together.ios.len();
-        together.ios.extend(ios.cloned());
-        if let Some(tag) = together.tag {
-            for io in &together.ios[from..] {
+        let mut state = self.0.lock();
+        let from = state.ios.len();
+        state.ios.extend(ios.cloned());
+        if let Some(tag) = state.tag {
+            for io in &state.ios[from..] {
                 queue.boost(io, tag);
             }
         }
     }
 
-    fn raise(&self, queue: &Queue, tag: IoTag) {
-        let mut together = self.0.lock();
-        let raised = together
-            .tag
-            .map_or(tag, |now| queue.effective_tag(now, tag));
-        if together.tag.replace(raised) != Some(raised) {
-            for io in &together.ios {
+    fn boost(&self, queue: &Queue, tag: IoTag) {
+        let mut state = self.0.lock();
+        let raised = state.tag.map_or(tag, |now| queue.effective_tag(now, tag));
+        if state.tag.replace(raised) != Some(raised) {
+            for io in &state.ios {
                 queue.boost(io, raised);
             }
         }

@@ -8,16 +8,16 @@ use steadfs_base::{DevBlock, IoTag, Urgency};
 use steadfs_cache::{DirtyEpoch, WritebackReason};
 use steadfs_vfs::Result;
 
-use crate::data::waiting::Company;
+use crate::data::flush_waiters::SmallFileBatch;
 use crate::disk::Ino;
 use crate::fs::Ext4;
 use crate::inode::Inode;
 
-/// Files whose data is in flight together.
-const FILES: usize = 256;
+/// Files whose data is in wb_run together.
+const BATCH_FILES_MAX: usize = 256;
 /// Dirty bytes of a file up to which it goes with others, and of all that go together.
-const SMALL: u64 = 128 << 10;
-const TOGETHER: u64 = 8 << 20;
+const SMALL_FILE_BYTES_MAX: u64 = 128 << 10;
+const BATCH_BYTES_MAX: u64 = 8 << 20;
 
 impl Ext4 {
     /// Writes the dirty data of many files and waits, as [`Ext4::write_out`] does for one. The first
@@ -33,11 +33,11 @@ impl Ext4 {
                 continue;
             };
             let dirty = inode.pages.dirty_bytes();
-            if dirty > SMALL {
+            if dirty > SMALL_FILE_BYTES_MAX {
                 result = result.and(self.write_out_of(&inode, epoch, why, tag));
                 continue;
             }
-            if group.len() == FILES || bytes + dirty > TOGETHER {
+            if group.len() == BATCH_FILES_MAX || bytes + dirty > BATCH_BYTES_MAX {
                 result = result.and(self.write_group(std::mem::take(&mut group), epoch, why, tag));
                 bytes = 0;
             }
@@ -63,7 +63,7 @@ impl Ext4 {
         if result.is_ok() {
             result = self.write_small(&group, why, tag);
         }
-        // What somebody else was writing, what had grown, what was in flight when this began.
+        // What somebody else was writing, what had grown, what was in wb_run when this began.
         for inode in &group {
             let left = match why {
                 WritebackReason::Sync => true,
@@ -95,41 +95,44 @@ impl Ext4 {
         };
         // What is little and not late goes together from this task, which waits for it anyway.
         let plug = (why == WritebackReason::Early).then(|| self.queue.plug());
-        let limit = SMALL as usize >> self.geo.block_size.bits();
+        let limit = SMALL_FILE_BYTES_MAX as usize >> self.geo.block_size.bits();
         let mut result = Ok(());
         let mut locks = Vec::with_capacity(group.len());
-        let mut flights = Vec::with_capacity(group.len());
-        let mut places = Places::default();
-        let company = Company::new();
+        let mut wb_runs = Vec::with_capacity(group.len());
+        let mut device_runs = DeviceRuns::default();
+        let batch = SmallFileBatch::new();
         for inode in group {
-            let tag = company.raised(&self.queue, tag);
+            let tag = batch.raised(&self.queue, tag);
             let Some(lock) = inode.try_lock_flush() else {
                 continue;
             };
-            let taken = inode
+            let collected = inode
                 .pages
                 .collect_with(limit, || (0..u64::MAX, inode.size()));
-            if taken.0.is_empty() {
+            if collected.0.is_empty() {
                 continue;
             }
-            let mut flight = self.prepare(inode, taken, None, tag);
-            if !flight.places().all(|(at, len)| places.add(at, len)) {
+            let mut wb_run = self.allocate_run(inode, collected, None, tag);
+            if !wb_run
+                .device_runs()
+                .all(|(at, len)| device_runs.add(at, len))
+            {
                 // A damaged volume: two files have one block. Their writes must not meet.
-                result = result.and(self.finish_flights(std::mem::take(&mut flights)));
-                places = Places::default();
-                flight.places().for_each(|(at, len)| {
-                    places.add(at, len);
+                result = result.and(self.finish_runs(std::mem::take(&mut wb_runs)));
+                device_runs = DeviceRuns::default();
+                wb_run.device_runs().for_each(|(at, len)| {
+                    device_runs.add(at, len);
                 });
             }
-            self.launch(plug.as_ref(), &mut flight, tag);
-            company.add(&self.queue, flight.ios());
-            inode.waiting.set_company(&self.queue, Some(&company));
+            self.submit_run(plug.as_ref(), &mut wb_run, tag);
+            batch.add(&self.queue, wb_run.ios());
+            inode.flush_waiters.set_batch(&self.queue, Some(&batch));
             locks.push((inode, lock));
-            flights.push(flight);
+            wb_runs.push(wb_run);
         }
-        let result = result.and(self.finish_flights(flights));
+        let result = result.and(self.finish_runs(wb_runs));
         for (inode, lock) in locks {
-            inode.waiting.set_company(&self.queue, None);
+            inode.flush_waiters.set_batch(&self.queue, None);
             drop(lock);
         }
         result
@@ -138,9 +141,9 @@ impl Ext4 {
 
 /// Blocks of the device that are being written, as ends by starts.
 #[derive(Default)]
-struct Places(BTreeMap<u64, u64>);
+struct DeviceRuns(BTreeMap<u64, u64>);
 
-impl Places {
+impl DeviceRuns {
     /// Adds a run; false if some of it is there already.
     fn add(&mut self, at: DevBlock, len: u64) -> bool {
         let end = at.0 + len;
