@@ -301,7 +301,7 @@ fn compare_inspection(path: &str) -> usize {
         numbers.extend(fields.filter_map(|(name, value)| Some((name.clone(), value.as_u64()?))));
     }
     numbers.remove("pack");
-    for (n, log) in state["logs"].as_array().unwrap().iter().enumerate() {
+    for (n, log) in state["cursegs"].as_array().unwrap().iter().enumerate() {
         let (kind, slot) = (if n < 3 { "data" } else { "node" }, n % 3);
         let temperature = ["HOT", "WARM", "COLD"][slot];
         let alloc = format!("alloc_type[CURSEG_{temperature}_{}]", kind.to_uppercase());
@@ -313,7 +313,7 @@ fn compare_inspection(path: &str) -> usize {
             format!("cur_{kind}_blkoff[{slot}]"),
             log["offset"].as_u64().unwrap(),
         );
-        numbers.insert(alloc, u64::from(log["fills_holes"].as_bool().unwrap()));
+        numbers.insert(alloc, u64::from(log["ssr"].as_bool().unwrap()));
     }
     for journal in ["nat_journal", "sit_journal"] {
         assert!(numbers.remove(journal).is_some(), "{path}: {journal}");

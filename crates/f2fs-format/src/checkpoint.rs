@@ -7,7 +7,7 @@ use steadfs_block::{Buf, Queue};
 use steadfs_vfs::{FsError, Result};
 
 use crate::disk::checkpoint::{CpFlags, is_after, verify_block};
-use crate::disk::summary::{Compacted, SummaryBlock};
+use crate::disk::summary::{CompactSummaries, SummaryBlock};
 use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Layout, LogType, NatEntry, Nid, SegNo, SitEntry,
     Structure, journal, orphan,
@@ -174,12 +174,12 @@ fn compacted(
     queue: &Queue,
     checkpoint: &Checkpoint,
     start: BlockAddr,
-) -> Result<Option<Compacted>> {
+) -> Result<Option<CompactSummaries>> {
     if !checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES) {
         return Ok(None);
     }
     let block = read_blocks(queue, start.plus(checkpoint.start_sum), 1)?;
-    Ok(Some(Compacted::parse(&block, [0; 3])?))
+    Ok(Some(CompactSummaries::parse(&block, [0; 3])?))
 }
 
 /// The journal in the summary block of a log.

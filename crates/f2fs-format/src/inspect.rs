@@ -38,7 +38,7 @@ pub struct Inspection {
     /// Quota files of users, groups and projects.
     pub quota_inodes: [Option<u32>; 3],
     /// The state.
-    pub checkpoint: State,
+    pub checkpoint: CheckpointState,
 }
 
 /// Where the areas lie; blocks of 4096 bytes and segments of 512 blocks.
@@ -67,20 +67,20 @@ pub struct Areas {
 /// The newest valid checkpoint, or why there is none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum CheckpointState {
     /// No pack can be read.
     Unreadable {
         /// Why.
         why: String,
     },
     /// What it says.
-    Valid(Box<Numbers>),
+    Valid(Box<CheckpointNumbers>),
 }
 
 /// What a checkpoint says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[expect(missing_docs, reason = "the names are dump.f2fs's")]
-pub struct Numbers {
+pub struct CheckpointNumbers {
     /// What is wrong with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wrong: Option<String>,
@@ -101,7 +101,7 @@ pub struct Numbers {
     pub cp_pack_start_sum: u32,
     pub elapsed_time: u64,
     /// The open logs: hot, warm and cold data, then hot, warm and cold nodes.
-    pub logs: Vec<Log>,
+    pub cursegs: Vec<Curseg>,
     /// Inodes without a name that were open.
     pub orphans: Vec<u32>,
     /// Entries in the journal of the node address table.
@@ -112,7 +112,7 @@ pub struct Numbers {
 
 /// An open log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Log {
+pub struct Curseg {
     /// What it holds.
     pub name: &'static str,
     /// Its segment.
@@ -120,7 +120,7 @@ pub struct Log {
     /// The next block in it.
     pub offset: u16,
     /// Whether it fills holes (`SSR`) instead of going on at the end (`LFS`).
-    pub fills_holes: bool,
+    pub ssr: bool,
 }
 
 /// Looks at the volume on a device.
@@ -131,15 +131,15 @@ pub fn inspect(queue: &Queue) -> Result<Inspection> {
     let superblock = read_superblock(queue)?;
     let layout = superblock.layout();
     let checkpoint = match checkpoint::load(queue, layout) {
-        Ok(current) => State::Valid(Box::new(numbers(&current))),
-        Err(error) => State::Unreadable {
+        Ok(current) => CheckpointState::Valid(Box::new(numbers(&current))),
+        Err(error) => CheckpointState::Unreadable {
             why: error.to_string(),
         },
     };
     Ok(describe(&superblock, checkpoint))
 }
 
-fn describe(superblock: &Superblock, checkpoint: State) -> Inspection {
+fn describe(superblock: &Superblock, checkpoint: CheckpointState) -> Inspection {
     let (layout, raw) = (superblock.layout(), superblock.raw());
     let (cold, hot) = superblock.extensions();
     let [made_by, written_by] = superblock.versions();
@@ -184,10 +184,10 @@ fn describe(superblock: &Superblock, checkpoint: State) -> Inspection {
     }
 }
 
-fn numbers(current: &Current) -> Numbers {
+fn numbers(current: &Current) -> CheckpointNumbers {
     let cp = &current.checkpoint;
     let wrong = current.unreadable.as_ref().or(current.unwritable.as_ref());
-    Numbers {
+    CheckpointNumbers {
         wrong: wrong.map(ToString::to_string),
         pack: current.pack,
         checkpoint_ver: cp.version,
@@ -203,15 +203,15 @@ fn numbers(current: &Current) -> Numbers {
         cp_pack_total_block_count: cp.pack_blocks,
         cp_pack_start_sum: cp.start_sum,
         elapsed_time: cp.elapsed,
-        logs: LogType::ALL
+        cursegs: LogType::ALL
             .into_iter()
             .map(|log| {
                 let open = cp.log(log);
-                Log {
+                Curseg {
                     name: log.name(),
                     segment: open.segment.0,
                     offset: open.offset,
-                    fills_holes: open.alloc == ALLOC_SSR,
+                    ssr: open.alloc == ALLOC_SSR,
                 }
             })
             .collect(),
@@ -290,13 +290,15 @@ impl Display for Inspection {
             }
         }
         match &self.checkpoint {
-            State::Unreadable { why } => write!(f, "{:<28}unreadable: {why}", "Checkpoint:"),
-            State::Valid(numbers) => numbers.fmt(f),
+            CheckpointState::Unreadable { why } => {
+                write!(f, "{:<28}unreadable: {why}", "Checkpoint:")
+            }
+            CheckpointState::Valid(numbers) => numbers.fmt(f),
         }
     }
 }
 
-impl Display for Numbers {
+impl Display for CheckpointNumbers {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let mut line = |name: &str, value: &dyn Display| writeln!(f, "{name:<28}{value}");
         line("Checkpoint pack:", &(self.pack + 1))?;
@@ -322,10 +324,14 @@ impl Display for Numbers {
         line("Node address journal:", &self.nat_journal)?;
         line("Segment journal:", &self.sit_journal)?;
         line("Orphans:", &self.orphans.len())?;
-        for (n, log) in self.logs.iter().enumerate() {
-            let end = if n + 1 == self.logs.len() { "" } else { "\n" };
-            let how = if log.fills_holes { "holes" } else { "log" };
-            let name = format!("Log of {}s:", log.name).replace("datas", "data");
+        for (n, log) in self.cursegs.iter().enumerate() {
+            let end = if n + 1 == self.cursegs.len() {
+                ""
+            } else {
+                "\n"
+            };
+            let how = if log.ssr { "SSR" } else { "LFS" };
+            let name = format!("Curseg of {}s:", log.name).replace("datas", "data");
             let (segment, offset) = (log.segment, log.offset);
             write!(f, "{name:<28}segment {segment}, block {offset}, {how}{end}")?;
         }

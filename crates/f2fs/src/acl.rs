@@ -13,12 +13,12 @@ use crate::disk::{DiskError, Structure};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 
-const NINE: u16 = 0o777;
+const PERMISSION_BITS: u16 = 0o777;
 const SET_GROUP_ID: u16 = 0o2000;
 
 /// What a new inode takes from its directory's default list.
 #[derive(Default)]
-pub(crate) struct Inherited {
+pub(crate) struct InheritedAcl {
     /// The nine permission bits, if the list decides them.
     pub(crate) mode: Option<u32>,
     /// Lists to store, by what their names begin with.
@@ -26,7 +26,7 @@ pub(crate) struct Inherited {
 }
 
 /// A list that is set, and the mode that goes with it.
-pub(crate) struct NewList {
+pub(crate) struct AclChange {
     /// As it is stored; `None` where the mode says it all.
     pub(crate) stored: Option<Vec<u8>>,
     pub(crate) mode: u16,
@@ -51,12 +51,12 @@ impl F2fs {
         kind: FileKind,
         perm: u32,
         tag: IoTag,
-    ) -> Result<Inherited> {
+    ) -> Result<InheritedAcl> {
         if kind == FileKind::Symlink || self.check_namespace(index::ACL_DEFAULT).is_err() {
-            return Ok(Inherited::default());
+            return Ok(InheritedAcl::default());
         }
         let Some((default, stored)) = self.acl_of(dir, index::ACL_DEFAULT, tag)? else {
-            return Ok(Inherited::default());
+            return Ok(InheritedAcl::default());
         };
         let access = default.inherit(perm);
         let mut lists = Vec::new();
@@ -66,7 +66,7 @@ impl F2fs {
         if kind == FileKind::Directory {
             lists.push((index::ACL_DEFAULT, stored));
         }
-        Ok(Inherited {
+        Ok(InheritedAcl {
             mode: Some(access.mode_bits()),
             lists,
         })
@@ -107,7 +107,7 @@ impl F2fs {
         inode: &Inode,
         number: u8,
         value: Option<&[u8]>,
-    ) -> Result<Option<NewList>> {
+    ) -> Result<Option<AclChange>> {
         let acl = match value {
             Some(value) => {
                 let parsed = Acl::from_xattr(value);
@@ -131,14 +131,14 @@ impl F2fs {
             && let Some(access) = &acl
         {
             // Nine bits.
-            mode = mode & !NINE | access.mode_bits() as u16;
+            mode = mode & !PERMISSION_BITS | access.mode_bits() as u16;
             if !cx.may_keep_group(gid) {
                 mode &= !SET_GROUP_ID;
             }
             acl = acl.filter(|access| !access.is_trivial());
         }
         let stored = acl.map(|acl| acl.to_disk());
-        Ok(Some(NewList { stored, mode }))
+        Ok(Some(AclChange { stored, mode }))
     }
 }
 

@@ -3,7 +3,7 @@
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::{Attr, Cx, FsError, InodeFlags, Result, SetAttr, SetTime, relatime_needs_update};
 
-use crate::disk::xattr::{Change as AttrChange, index};
+use crate::disk::xattr::{XattrChange as AttrChange, index};
 use crate::disk::{self, Features};
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -16,7 +16,7 @@ use crate::xattr::need_of;
 const NOT_COMPRESSED: InodeFlags = InodeFlags(0x400);
 /// Flags that users may change (`F2FS_SETTABLE_FS_FL` without what this program does not do:
 /// compression, names that ignore case).
-const MODIFIABLE: u32 = InodeFlags::SYNC.0
+const SETTABLE_FLAGS: u32 = InodeFlags::SYNC.0
     | InodeFlags::IMMUTABLE.0
     | InodeFlags::APPEND.0
     | InodeFlags::NODUMP.0
@@ -25,17 +25,17 @@ const MODIFIABLE: u32 = InodeFlags::SYNC.0
     | InodeFlags::DIRSYNC.0
     | InodeFlags::PROJINHERIT.0;
 /// Flags that only tell how a file is stored; who sets others sends them along or leaves them out.
-const TOLD: u32 = InodeFlags::INLINE_DATA.0 | InodeFlags::NOCOW.0;
+const REPORTED_FLAGS: u32 = InodeFlags::INLINE_DATA.0 | InodeFlags::NOCOW.0;
 /// Flags that stay, once they are there, whether they are sent along or left out (`chattr =`): what all directories
 /// have, among others.
-const STAYING: u32 = InodeFlags::INDEX.0 | InodeFlags::ENCRYPTED.0 | InodeFlags::VERITY.0;
+const FIXED_FLAGS: u32 = InodeFlags::INDEX.0 | InodeFlags::ENCRYPTED.0 | InodeFlags::VERITY.0;
 
 impl F2fs {
     /// See [`steadfs_vfs::FileSystem::setattr`].
     pub(crate) fn set_attributes(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
         self.prepare(cx)?;
         let inode = self.by_number(ino, cx.tag)?;
-        self.with_room(cx, || {
+        self.with_space(cx, || {
             let _alone = inode.lock.write();
             set.check(inode.kind(), inode.core.read().flags)?;
             if let Some(size) = set.size {
@@ -145,23 +145,23 @@ impl F2fs {
         let _alone = inode.lock.write();
         let change = self.change()?;
         let mut core = inode.core.write();
-        let shown = core.shown_flags().0;
-        let changed = InodeFlags((flags.0 ^ shown) & !(TOLD | shown & STAYING));
+        let shown = core.visible_flags().0;
+        let changed = InodeFlags((flags.0 ^ shown) & !(REPORTED_FLAGS | shown & FIXED_FLAGS));
         if changed.contains(InodeFlags::COMPRESSED) {
             return Err(FsError::NotSupported("compressing files, and ending it"));
         }
         if changed.contains(NOT_COMPRESSED) && !self.layout.has(Features::COMPRESSION) {
             return Err(FsError::NotSupported("compression on this volume"));
         }
-        if changed.0 & !MODIFIABLE != 0 {
+        if changed.0 & !SETTABLE_FLAGS != 0 {
             return Err(FsError::NotSupported("changing one of these inode flags"));
         }
-        if flags.0 & MODIFIABLE & !flags_for(inode.kind()) != 0 {
+        if flags.0 & SETTABLE_FLAGS & !flags_for(inode.kind()) != 0 {
             let why = "an inode flag that such a file cannot have";
             return Err(FsError::NotSupported(why));
         }
         self.mark_dirty(&change, &inode, cx.tag)?;
-        core.flags = InodeFlags(core.flags.0 & !MODIFIABLE | flags.0 & MODIFIABLE);
+        core.flags = InodeFlags(core.flags.0 & !SETTABLE_FLAGS | flags.0 & SETTABLE_FLAGS);
         core.ctime = self.now();
         Ok(())
     }

@@ -22,16 +22,16 @@ mod lzo;
 mod zstd;
 
 /// Bytes of the header.
-const HEADER: usize = 24;
+const HEADER_BYTES: usize = 24;
 /// Bytes of the largest cluster.
-const LARGEST: usize = 1 << 20;
+const CLUSTER_BYTES_MAX: usize = 1 << 20;
 /// `i_compress_flag`: clusters have a checksum.
 const HAS_CHECKSUM: u16 = 1;
 
 /// What is stored of the compressed clusters that a range of a file lies in.
 ///
 /// The blocks of one cluster mostly lie behind those of the one before, so several clusters are one read.
-pub struct Stored {
+pub struct StoredClusters {
     /// First block of each cluster, and how many blocks are stored of it.
     clusters: Vec<(u64, usize)>,
     /// Where those lie on the device, in bytes, in the order of the clusters.
@@ -40,19 +40,19 @@ pub struct Stored {
     size: u64,
 }
 
-/// Reads of stored clusters under way.
-pub struct Reads {
-    stored: Stored,
+/// ClusterReads of stored clusters under way.
+pub struct ClusterReads {
+    stored: StoredClusters,
     under_way: Vec<IoHandle>,
 }
 
 /// The content of compressed clusters, by first block.
-pub struct Plain {
+pub struct PlainClusters {
     clusters: BTreeMap<u64, Vec<u8>>,
     size: u64,
 }
 
-impl Stored {
+impl StoredClusters {
     fn push(&mut self, first: u64, addrs: &[BlockAddr]) {
         self.clusters.push((first, addrs.len()));
         for addr in addrs {
@@ -74,18 +74,18 @@ impl Stored {
     }
 
     /// Begins to read them.
-    pub fn begin(self, queue: &Queue, tag: IoTag) -> Reads {
+    pub fn begin(self, queue: &Queue, tag: IoTag) -> ClusterReads {
         let read = |&(at, len): &(u64, usize)| queue.submit(Bio::read(at, len), tag);
-        Reads {
+        ClusterReads {
             under_way: self.runs.iter().map(read).collect(),
             stored: self,
         }
     }
 }
 
-impl Reads {
+impl ClusterReads {
     /// Waits for all, and decompresses.
-    pub fn finish(self, inode: &Inode) -> Result<Plain> {
+    pub fn finish(self, inode: &Inode) -> Result<PlainClusters> {
         let mut blocks = Vec::new();
         for read in self.under_way {
             let bio = read.into_bio().map_err(io_error)?;
@@ -100,11 +100,11 @@ impl Reads {
                 .map_err(|rule| bad(inode, first, rule))?;
             clusters.insert(first, plain);
         }
-        Ok(Plain { clusters, size })
+        Ok(PlainClusters { clusters, size })
     }
 }
 
-impl Plain {
+impl PlainClusters {
     /// The content of at most `count` blocks from `block` on, and of how many it is.
     pub fn part(&self, inode: &Inode, block: u64, count: u64) -> Result<(BlockSource, u64)> {
         let first = block / self.size * self.size;
@@ -137,11 +137,14 @@ impl F2fs {
         inode: &Inode,
         range: &Range<u64>,
         tag: IoTag,
-    ) -> Result<Stored> {
+    ) -> Result<StoredClusters> {
         let core = inode.core.read();
         let size = self.cluster_blocks(&core).unwrap_or(1);
-        debug_assert!((size * BLOCK) as usize <= LARGEST, "a cluster is bounded");
-        let mut stored = Stored {
+        debug_assert!(
+            (size * BLOCK) as usize <= CLUSTER_BYTES_MAX,
+            "a cluster is bounded"
+        );
+        let mut stored = StoredClusters {
             clusters: Vec::new(),
             runs: Vec::new(),
             size,
@@ -195,7 +198,9 @@ fn decompress(inode: &Inode, stored: &[u8], plain: usize) -> Result<Vec<u8>, &'s
         .read()
         .compression
         .ok_or("of a file that has none")?;
-    let (header, rest) = stored.split_at_checked(HEADER).ok_or("has no header")?;
+    let (header, rest) = stored
+        .split_at_checked(HEADER_BYTES)
+        .ok_or("has no header")?;
     let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| header[at + i]));
     let len = usize::try_from(word(0)).unwrap_or(usize::MAX);
     let bytes = rest.get(..len).ok_or("is longer than its blocks")?;

@@ -14,7 +14,7 @@ use steadfs_block::Bio;
 use steadfs_rt::{Instant, Mutex, PANICKED, Rank, now};
 use steadfs_vfs::{Findings, FsError, Result};
 
-use crate::disk::superblock::{Note, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE, StopReason};
+use crate::disk::superblock::{ErrorFlag, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE, StopReason};
 use crate::disk::{BLOCK_SIZE, Nid, Superblock};
 use crate::fs::{F2fs, io_error};
 
@@ -61,8 +61,8 @@ impl Notes {
 
     /// Damage of this kind was met. Whether it is the first of its kind at its place.
     fn damage(&self, what: &FsError) -> bool {
-        if let Some(note) = Note::of_error(what) {
-            let new = self.state.lock().superblock.note_error(note);
+        if let Some(note) = ErrorFlag::of_error(what) {
+            let new = self.state.lock().superblock.record_error(note);
             self.pending.fetch_or(new, Ordering::AcqRel);
         }
         match what {
@@ -72,7 +72,7 @@ impl Notes {
     }
 
     fn stop(&self, reason: StopReason) {
-        self.state.lock().superblock.note_stop(reason);
+        self.state.lock().superblock.record_stop(reason);
         self.pending.store(true, Ordering::Release);
     }
 
@@ -211,11 +211,11 @@ impl F2fs {
             text += &format!("data of inode {ino} is not written yet: {error}\n");
         }
         text += &findings;
-        let kinds = state.superblock.noted_errors().join(", ");
+        let kinds = state.superblock.recorded_errors().join(", ");
         if !kinds.is_empty() {
             text += &format!("damage noted in the superblock: {kinds}\n");
         }
-        let stops = state.superblock.noted_stops();
+        let stops = state.superblock.recorded_stops();
         let stops: Vec<String> = stops
             .iter()
             .map(|(why, n)| format!("{why} ({n})"))

@@ -4,18 +4,18 @@
 //! places are chosen when it is written back ([`writeout`]). Data reaches the device before a node names
 //! its blocks, so no checkpoint ever waits for data.
 
-mod along;
+mod cluster;
+mod complete;
+pub(crate) mod cp_reason;
 mod fallocate;
-mod flight;
-mod landing;
-pub(crate) mod need;
 mod pinned;
 pub(crate) mod placement;
 mod read;
 mod relocate;
+mod run;
 mod seek;
+mod small_files;
 mod sync;
-mod together;
 mod truncate;
 mod write;
 mod writeout;
@@ -35,35 +35,41 @@ pub(crate) const BLOCK: u64 = BLOCK_SIZE as u64;
 
 /// Where blocks of a file lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MapTarget {
     /// Nowhere: they read as zeros.
     Hole,
     /// Nowhere yet, but space for them is taken (fallocate): they read as zeros.
-    Promised,
+    Reserved,
     /// One behind the other from here.
-    At(BlockAddr),
+    Block(BlockAddr),
     /// In a compressed cluster.
     Compressed,
 }
 
 /// Where blocks of a file lie, and how many of them lie so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mapped {
+pub struct MappedRun {
     /// Where.
-    pub place: Place,
+    pub target: MapTarget,
     /// Blocks, at least one.
     pub len: u64,
 }
 
 impl F2fs {
     /// Where a block of a file lies, and up to `limit` blocks behind it.
-    pub(crate) fn map(&self, inode: &Inode, block: u64, limit: u64, tag: IoTag) -> Result<Mapped> {
+    pub(crate) fn map(
+        &self,
+        inode: &Inode,
+        block: u64,
+        limit: u64,
+        tag: IoTag,
+    ) -> Result<MappedRun> {
         let core = inode.core.read();
         let slot = match self.find_slot(inode, &core, block, tag)? {
             SlotLookup::Slot(slot) => slot,
             SlotLookup::Missing(len) => {
-                return Ok(Mapped {
-                    place: Place::Hole,
+                return Ok(MappedRun {
+                    target: MapTarget::Hole,
                     len: len.min(limit).max(1),
                 });
             }
@@ -90,7 +96,7 @@ impl F2fs {
         block: u64,
         slot: &Slot,
         data: &Buf,
-    ) -> Result<Mapped, DiskError> {
+    ) -> Result<MappedRun, DiskError> {
         let left = slot.left;
         if let Some(size) = self.cluster_blocks(core) {
             // No cluster lies in two nodes, so its first slot is in this one.
@@ -100,8 +106,8 @@ impl F2fs {
                 ..slot.clone()
             };
             if cluster.addr(&self.layout, core, data, 0) == BlockAddr::COMPRESSED {
-                return Ok(Mapped {
-                    place: Place::Compressed,
+                return Ok(MappedRun {
+                    target: MapTarget::Compressed,
                     len: left.min(size as u16 - within).into(),
                 });
             }
@@ -111,11 +117,11 @@ impl F2fs {
         let first = addr(0);
         if first == BlockAddr::NULL || first == BlockAddr::NEW {
             let same = |n: &u16| addr(*n) == first;
-            return Ok(Mapped {
-                place: if first == BlockAddr::NULL {
-                    Place::Hole
+            return Ok(MappedRun {
+                target: if first == BlockAddr::NULL {
+                    MapTarget::Hole
                 } else {
-                    Place::Promised
+                    MapTarget::Reserved
                 },
                 len: (1..left).take_while(same).count() as u64 + 1,
             });
@@ -128,8 +134,8 @@ impl F2fs {
             let what = Structure::Inode;
             return Err(DiskError::address(what, first, rule));
         }
-        Ok(Mapped {
-            place: Place::At(first),
+        Ok(MappedRun {
+            target: MapTarget::Block(first),
             len,
         })
     }

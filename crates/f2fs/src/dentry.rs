@@ -12,25 +12,25 @@ use steadfs_block::Buf;
 use steadfs_vfs::nokey::{show, shown_hash};
 use steadfs_vfs::{DirEntry, FileKind, InodeFlags, Result};
 
-use crate::data::{BLOCK, Place};
+use crate::data::{BLOCK, MapTarget};
 use crate::disk::dentry::{self, BLOCK_SLOTS, DentryLayout, Entry};
 use crate::disk::{DiskError, Nid, Structure, hash};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 
-pub(crate) use change::{NewName, Room, Search};
+pub(crate) use change::{DentrySearch, FreeDentry, NewName};
 
 /// Blocks read ahead of a listing.
-const AHEAD: u64 = 32;
+const READ_AHEAD_BLOCKS: u64 = 32;
 /// Cookies before the first slot's: behind `.` and behind `..`.
-const DOTS: u64 = 2;
+const DOT_COOKIES: u64 = 2;
 
 /// A caller's function that takes entries until it returns false.
 pub(crate) type Emit<'e> = &'e mut dyn FnMut(DirEntry<'_>) -> bool;
 
 /// An entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Named {
+pub(crate) struct FoundDentry {
     /// The inode it names.
     pub(crate) ino: Nid,
     /// Hash of the name.
@@ -43,7 +43,7 @@ pub(crate) struct Named {
     pub(crate) len: usize,
 }
 
-impl Named {
+impl FoundDentry {
     fn new(block: Option<u64>, entry: &Entry<'_>) -> Self {
         Self {
             ino: entry.ino,
@@ -56,14 +56,14 @@ impl Named {
 }
 
 /// Hash and name to look for, as users write it.
-struct Wanted<'a> {
+struct LookupName<'a> {
     hash: u32,
     name: &'a [u8],
     /// Compare with the name shown for an encrypted one.
     shown: bool,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> LookupName<'a> {
     /// `None` where no such name can be in the directory.
     fn new(dir: &Inode, name: &'a [u8]) -> Option<Self> {
         let dot = name == b"." || name == b"..";
@@ -99,8 +99,13 @@ impl F2fs {
     }
 
     /// The entry of a name in a directory.
-    pub(crate) fn find_entry(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Named>> {
-        let Some(wanted) = Wanted::new(dir, name) else {
+    pub(crate) fn find_entry(
+        &self,
+        dir: &Inode,
+        name: &[u8],
+        tag: IoTag,
+    ) -> Result<Option<FoundDentry>> {
+        let Some(wanted) = LookupName::new(dir, name) else {
             return Ok(None);
         };
         let casefold = dir.flags().contains(InodeFlags::CASEFOLD) && !wanted.shown;
@@ -112,10 +117,10 @@ impl F2fs {
                 true => find_exact(&layout, bytes, name),
                 false => wanted.find(&layout, bytes),
             };
-            return Ok(found.map(|entry| Named::new(None, &entry)));
+            return Ok(found.map(|entry| FoundDentry::new(None, &entry)));
         }
         if casefold {
-            return self.search_whole(dir, name, tag);
+            return self.search_linearly(dir, name, tag);
         }
         self.search_buckets(dir, &wanted, tag)
     }
@@ -124,9 +129,9 @@ impl F2fs {
     fn search_buckets(
         &self,
         dir: &Inode,
-        wanted: &Wanted<'_>,
+        wanted: &LookupName<'_>,
         tag: IoTag,
-    ) -> Result<Option<Named>> {
+    ) -> Result<Option<FoundDentry>> {
         let end = self.dir_blocks(dir);
         let (depth, dir_level) = {
             let core = dir.core.read();
@@ -141,7 +146,7 @@ impl F2fs {
                 if let Some(bytes) = self.dir_block(dir, block, tag)?
                     && let Some(found) = wanted.find(&DentryLayout::BLOCK, &bytes)
                 {
-                    return Ok(Some(Named::new(Some(block), &found)));
+                    return Ok(Some(FoundDentry::new(Some(block), &found)));
                 }
             }
         }
@@ -149,11 +154,11 @@ impl F2fs {
     }
 
     /// Looks at all entries: where hashes are of something else than the name's bytes.
-    fn search_whole(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<Named>> {
+    fn search_linearly(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Option<FoundDentry>> {
         let mut found = None;
         self.each_block(dir, 0, tag, &mut |block, bytes| {
             let entry = find_exact(&DentryLayout::BLOCK, bytes, name);
-            found = entry.map(|entry| Named::new(Some(block), &entry));
+            found = entry.map(|entry| FoundDentry::new(Some(block), &entry));
             Ok(found.is_none())
         })?;
         Ok(found)
@@ -182,10 +187,10 @@ impl F2fs {
         if let Some(changed) = dir.pages.get(FileBlock(block)) {
             return Ok(Some(changed));
         }
-        match self.map(dir, block, 1, tag)?.place {
-            Place::Hole | Place::Promised => Ok(None),
-            Place::At(addr) => Ok(Some(self.main_block(addr, tag)?.data())),
-            Place::Compressed => {
+        match self.map(dir, block, 1, tag)?.target {
+            MapTarget::Hole | MapTarget::Reserved => Ok(None),
+            MapTarget::Block(addr) => Ok(Some(self.main_block(addr, tag)?.data())),
+            MapTarget::Compressed => {
                 let rule = "compressed directory";
                 let error = DiskError::entry(Structure::Dentries, 0, rule);
                 Err(error.in_node(dir.nid()).into())
@@ -207,12 +212,12 @@ impl F2fs {
         while at < end {
             // A hole is passed over whole, however large; blocks come in pieces.
             let mapped = self.map(dir, at, end - at, tag)?;
-            if mapped.place == Place::Hole {
+            if mapped.target == MapTarget::Hole {
                 at += mapped.len;
                 continue;
             }
-            let count = mapped.len.min(AHEAD);
-            if let Place::At(addr) = mapped.place
+            let count = mapped.len.min(READ_AHEAD_BLOCKS);
+            if let MapTarget::Block(addr) = mapped.target
                 && count > 1
             {
                 self.meta.prefetch(DevBlock(addr.0.into()), count, tag);
@@ -234,7 +239,7 @@ impl F2fs {
         if !self.list_dots(dir, cookie, tag, emit)? {
             return Ok(());
         }
-        let first = cookie.saturating_sub(DOTS);
+        let first = cookie.saturating_sub(DOT_COOKIES);
         if dir.has_inline_dentries() {
             let block = self.inode_block(dir, tag)?;
             let (range, layout) = self.inline_area(dir);
@@ -306,7 +311,7 @@ impl F2fs {
                 ino: entry.ino.into(),
                 kind: FileKind::from_entry_type(entry.file_type),
                 name: name.as_deref().unwrap_or(entry.name),
-                next: base + behind as u64 + DOTS,
+                next: base + behind as u64 + DOT_COOKIES,
             };
             // A name that recovery gave to another inode is reported with that one, below.
             let replaced = self.recovered().name(dir.nid(), shown.name).is_some();
@@ -324,7 +329,7 @@ impl F2fs {
             if cookie > BASE + n {
                 continue;
             }
-            let kind = Some(self.named(dir, ino, tag)?.kind());
+            let kind = Some(self.inode_of_entry(dir, ino, tag)?.kind());
             let entry = DirEntry {
                 ino: ino.into(),
                 kind,

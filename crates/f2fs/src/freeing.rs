@@ -18,7 +18,7 @@ impl F2fs {
         let Some(nid) = Nid::from_vfs(ino) else {
             return Ok(());
         };
-        let Some(inode) = self.inodes.drop_away(nid, count) else {
+        let Some(inode) = self.inodes.drop_evicted_lookups(nid, count) else {
             return Ok(());
         };
         if !inode.drop_lookups(count) || inode.core.read().links > 0 {
@@ -49,7 +49,7 @@ impl F2fs {
         let left = std::mem::take(&mut *self.deferred_evictions.lock());
         for inode in left {
             if self.check_writable().is_ok()
-                && let Err(error) = self.judge(self.evict_unlinked(&inode))
+                && let Err(error) = self.report_corruption(self.evict_unlinked(&inode))
             {
                 tracing::warn!(ino = %inode.nid(), %error, "freeing an unlinked inode failed");
             }

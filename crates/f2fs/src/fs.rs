@@ -70,7 +70,7 @@ pub struct F2fs {
     pub(crate) names_since_cp: Mutex<NamesSinceCp>,
     pub(crate) syncs: crate::data::SyncStats,
     /// What goes along with an fsync.
-    pub(crate) along: FsyncClustering,
+    pub(crate) clustering: FsyncClustering,
     pub(crate) inodes: InodeTable,
     pub(crate) freeing: PendingFrees,
     pub(crate) verities: VerityFiles,

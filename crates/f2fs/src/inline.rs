@@ -133,11 +133,11 @@ impl F2fs {
 
     /// Writes a block to a new place and waits.
     fn write_moved(&self, inode: &Inode, block: Vec<u8>, tag: IoTag) -> Result<Run> {
-        let log = self.data_log(&self.file_facts(inode), Occasion::Sync);
+        let log = self.data_log(&self.file_hints(inode), Occasion::Sync);
         let run = self.segments().allocate(log, 1, Purpose::User)?;
         let bio = Bio::write(u64::from(run.start.0) * BLOCK, vec![Buf::copy_of(&block)]);
         let written = self.queue.submit(bio, tag).wait();
-        inode.note_written(true, self.queue.next_flush());
+        inode.record_written(true, self.queue.next_flush());
         if written.is_err() {
             self.segments().release(run);
         }

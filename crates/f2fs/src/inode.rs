@@ -66,9 +66,9 @@ pub struct Inode {
     /// [`NOTHING_STALE`].
     stale_tail: AtomicU64,
     /// Version of the checkpoint behind which the log has the inode marked with its name; 0: none.
-    named_behind: AtomicU64,
+    dentry_marked: AtomicU64,
     /// Written along with another file's fsync, and not asked for since.
-    along: AtomicBool,
+    clustered: AtomicBool,
     /// Asked for since the last sweep.
     recent: AtomicBool,
 }
@@ -126,8 +126,8 @@ impl Inode {
             unflushed: AtomicU64::new(0),
             unflushed_opu: AtomicU64::new(0),
             stale_tail,
-            named_behind: AtomicU64::new(0),
-            along: AtomicBool::new(false),
+            dentry_marked: AtomicU64::new(0),
+            clustered: AtomicBool::new(false),
             recent: AtomicBool::new(true),
         })
     }
@@ -180,7 +180,7 @@ impl Inode {
 
     /// Flags as users see them: those stored, and those that are hints or bits elsewhere.
     pub fn flags(&self) -> InodeFlags {
-        self.core.read().shown_flags()
+        self.core.read().visible_flags()
     }
 
     /// Bytes of an encrypted link's target as it shows without the key; of one that cannot be read, and of all else,
@@ -212,7 +212,7 @@ impl Inode {
             mtime: core.mtime,
             ctime: core.ctime,
             btime: core.btime,
-            flags: core.shown_flags(),
+            flags: core.visible_flags(),
         }
     }
 
@@ -220,7 +220,7 @@ impl Inode {
     pub fn fsx(&self) -> FsxAttr {
         let core = self.core.read();
         FsxAttr {
-            flags: core.shown_flags(),
+            flags: core.visible_flags(),
             project: core.project,
             extents: 0,
         }
@@ -248,7 +248,7 @@ impl Inode {
     }
 
     /// A node promised to the inode was made.
-    pub(crate) fn node_made(&self, offset: u32) {
+    pub(crate) fn consume_node_reservation(&self, offset: u32) {
         self.reserved.lock().remove(&offset);
     }
 
@@ -274,7 +274,7 @@ impl Inode {
 
     /// Notes that the device has answered writes of the file, perhaps of data to new places; the FLUSH with
     /// this number makes them durable.
-    pub(crate) fn note_written(&self, new_places: bool, flush: u64) {
+    pub(crate) fn record_written(&self, new_places: bool, flush: u64) {
         self.unflushed.fetch_max(flush, Ordering::AcqRel);
         if new_places {
             self.unflushed_opu.fetch_max(flush, Ordering::AcqRel);
@@ -283,7 +283,7 @@ impl Inode {
 
     /// The file now ends here: what its last block holds behind that on the device must not be seen again.
     /// The caller holds `flush`.
-    pub(crate) fn note_cut(&self, size: u64) {
+    pub(crate) fn record_truncation(&self, size: u64) {
         self.stale_tail.store(stale_behind(size), Ordering::Release);
     }
 
@@ -296,7 +296,7 @@ impl Inode {
 
     /// The block of [`stale_tail`](Self::stale_tail) was written. The caller has held `flush` since it was
     /// taken to be written.
-    pub(crate) fn tail_is_fresh(&self) {
+    pub(crate) fn clear_stale_tail(&self) {
         self.stale_tail.store(NOTHING_STALE, Ordering::Release);
     }
 
@@ -311,23 +311,23 @@ impl Inode {
     }
 
     /// Notes that another file's fsync wrote this one's data.
-    pub(crate) fn mark_along(&self) {
-        self.along.store(true, Ordering::Release);
+    pub(crate) fn mark_clustered(&self) {
+        self.clustered.store(true, Ordering::Release);
     }
 
     /// Whether another file's fsync wrote this one's data since the last call.
-    pub(crate) fn take_along(&self) -> bool {
-        self.along.load(Ordering::Acquire) && self.along.swap(false, Ordering::AcqRel)
+    pub(crate) fn take_clustered(&self) -> bool {
+        self.clustered.load(Ordering::Acquire) && self.clustered.swap(false, Ordering::AcqRel)
     }
 
     /// Notes that a chain behind this checkpoint has the inode, marked with its name.
-    pub(crate) fn set_named_behind(&self, version: u64) {
-        self.named_behind.store(version, Ordering::Release);
+    pub(crate) fn set_dentry_marked(&self, version: u64) {
+        self.dentry_marked.store(version, Ordering::Release);
     }
 
     /// Whether recovery from this checkpoint makes the inode's name without another mark.
-    pub(crate) fn is_named_behind(&self, version: u64) -> bool {
-        self.named_behind.load(Ordering::Acquire) == version
+    pub(crate) fn is_dentry_marked(&self, version: u64) -> bool {
+        self.dentry_marked.load(Ordering::Acquire) == version
     }
 
     /// Marks the inode freed.
@@ -391,7 +391,7 @@ impl F2fs {
         };
         let inode = Inode::new(self, nid, core, rdev)?;
         // What a life in memory before this one wrote is not known.
-        inode.note_written(true, self.queue.next_flush());
+        inode.record_written(true, self.queue.next_flush());
         Ok(inode)
     }
 
@@ -401,7 +401,7 @@ impl F2fs {
     }
 
     /// The inode that a directory entry names: that there is none is damage here.
-    pub(crate) fn named(&self, dir: &Inode, nid: Nid, tag: IoTag) -> Result<Arc<Inode>> {
+    pub(crate) fn inode_of_entry(&self, dir: &Inode, nid: Nid, tag: IoTag) -> Result<Arc<Inode>> {
         let found = match self.is_hidden(nid) {
             true => Err(FsError::Stale),
             false => self.inode(nid, tag),
@@ -422,7 +422,7 @@ impl F2fs {
     pub(crate) fn mark_dirty(&self, _: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<()> {
         if !inode.is_dirty() {
             let node = self.inode_node(inode.nid, tag)?;
-            self.inodes.note_dirty(inode, node);
+            self.inodes.mark_dirty(inode, node);
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use steadfs_vfs::{Cx, FileKind, FsError, IoctlAnswer, Result};
 
 use crate::checkpoint::Reason;
-use crate::data::Place;
+use crate::data::MapTarget;
 use crate::disk::inode::Inline;
 use crate::disk::{BLOCK_SIZE, BlockAddr, SEGMENT_BLOCKS};
 use crate::fs::F2fs;
@@ -33,7 +33,7 @@ const GET_PIN_FILE: u32 = READ | sized(4, 14);
 const PRECACHE_EXTENTS: u32 = sized(0, 15);
 
 /// Numbers of those that are known and not offered, whatever their structures, and why.
-const REFUSED: &[(u32, &str)] = &[
+const UNSUPPORTED: &[(u32, &str)] = &[
     (1, "F2FS_IOC_START_ATOMIC_WRITE: atomic writes"),
     (2, "F2FS_IOC_COMMIT_ATOMIC_WRITE: atomic writes"),
     (3, "F2FS_IOC_START_VOLATILE_WRITE: removed from Linux"),
@@ -68,9 +68,9 @@ const REFUSED: &[(u32, &str)] = &[
 ];
 
 /// Sections that a request for one may try.
-const TRIES: usize = 16;
+const GC_ATTEMPTS_MAX: usize = 16;
 /// Blocks moved by one defragmentation at a time.
-const STEP: u64 = 2048;
+const BLOCKS_PER_STEP: u64 = 2048;
 
 fn word32(input: &[u8], at: usize) -> Result<u32> {
     let bytes = input.get(at..at + 4).and_then(|b| b.first_chunk());
@@ -86,7 +86,7 @@ fn word64(input: &[u8], at: usize) -> Result<u64> {
         .ok_or(FsError::Invalid("the argument is too short"))
 }
 
-fn only_admin(cx: &Cx) -> Result<()> {
+fn check_admin(cx: &Cx) -> Result<()> {
     match cx.admin {
         true => Ok(()),
         false => Err(FsError::NotPermitted),
@@ -107,11 +107,11 @@ impl F2fs {
         let answer = match command {
             GARBAGE_COLLECT => {
                 let wait = word32(input, 0)? != 0;
-                self.clean_on_request(cx, wait).map(done)
+                self.gc_on_request(cx, wait).map(done)
             }
             GARBAGE_COLLECT_RANGE => {
                 let (start, len) = (word64(input, 8)?, word64(input, 16)?);
-                self.clean_range(cx, start, len).map(done)
+                self.gc_range(cx, start, len).map(done)
             }
             WRITE_CHECKPOINT => self.checkpoint_on_request(cx).map(done),
             DEFRAGMENT => {
@@ -134,10 +134,10 @@ impl F2fs {
                     ..word(failures)
                 })
             }
-            PRECACHE_EXTENTS => self.look_at_map(cx, inode).map(done),
+            PRECACHE_EXTENTS => self.precache_extents(cx, inode).map(done),
             other if other & 0xff00 == MAGIC => {
                 let number = other & 0xff;
-                match REFUSED.iter().find(|(refused, _)| *refused == number) {
+                match UNSUPPORTED.iter().find(|(refused, _)| *refused == number) {
                     Some((_, name)) => Err(FsError::NotSupported(name)),
                     None => return Ok(None),
                 }
@@ -147,20 +147,20 @@ impl F2fs {
         answer.map(Some)
     }
 
-    fn prepare_to_clean(&self, cx: &Cx) -> Result<()> {
-        only_admin(cx)?;
+    fn check_may_gc(&self, cx: &Cx) -> Result<()> {
+        check_admin(cx)?;
         self.check_writable()
     }
 
     /// Empties one section, the one with the fewest valid blocks, and makes it free.
-    fn clean_on_request(&self, cx: &Cx, wait: bool) -> Result<()> {
-        self.prepare_to_clean(cx)?;
+    fn gc_on_request(&self, cx: &Cx, wait: bool) -> Result<()> {
+        self.check_may_gc(cx)?;
         if !wait && self.is_gc_running() {
             return Err(FsError::Busy);
         }
         let mut tried = BTreeSet::new();
         let mut emptied = Some(false);
-        while emptied == Some(false) && tried.len() < TRIES {
+        while emptied == Some(false) && tried.len() < GC_ATTEMPTS_MAX {
             emptied = self.clean_one(&mut tried, cx.tag)?;
         }
         // Files may be pinned no longer when somebody asks again.
@@ -174,8 +174,8 @@ impl F2fs {
     }
 
     /// Empties each section of a range of the volume's blocks that has some valid blocks.
-    fn clean_range(&self, cx: &Cx, start: u64, len: u64) -> Result<()> {
-        self.prepare_to_clean(cx)?;
+    fn gc_range(&self, cx: &Cx, start: u64, len: u64) -> Result<()> {
+        self.check_may_gc(cx)?;
         let wrong = FsError::Invalid("the range is none of the main area");
         let end = start.checked_add(len).filter(|end| *end > start);
         let end = end.ok_or(wrong.clone())?;
@@ -193,7 +193,7 @@ impl F2fs {
     }
 
     fn checkpoint_on_request(&self, cx: &Cx) -> Result<()> {
-        self.prepare_to_clean(cx)?;
+        self.check_may_gc(cx)?;
         if self.is_cp_disabled() {
             return Err(FsError::Invalid("checkpoints are switched off"));
         }
@@ -203,7 +203,7 @@ impl F2fs {
     /// Moves blocks of a range of a file so that they lie one behind the other; how many bytes. Nothing
     /// where they do.
     fn defragment(&self, cx: &Cx, inode: &Inode, start: u64, len: u64) -> Result<u64> {
-        self.prepare_to_clean(cx)?;
+        self.check_may_gc(cx)?;
         let size = BLOCK_SIZE as u64;
         if inode.kind() != FileKind::Regular || !(start | len).is_multiple_of(size) {
             return Err(FsError::Invalid("whole blocks of a regular file"));
@@ -216,7 +216,7 @@ impl F2fs {
         let mut moved = 0;
         let mut at = start / size;
         while at < end {
-            let step = at..end.min(at + STEP);
+            let step = at..end.min(at + BLOCKS_PER_STEP);
             at = step.end;
             let blocks = self.blocks_in(cx, inode, step)?;
             let follows = |pair: &[(u64, BlockAddr)]| pair[0].1.plus(1) == pair[1].1;
@@ -224,7 +224,7 @@ impl F2fs {
                 continue;
             }
             self.balance(cx.tag)?;
-            moved += self.move_blocks(inode, &blocks, false, cx.tag)?;
+            moved += self.relocate_blocks(inode, &blocks, false, cx.tag)?;
         }
         Ok(moved * size)
     }
@@ -241,7 +241,7 @@ impl F2fs {
         let mut at = range.start;
         while at < range.end {
             let mapped = self.map(inode, at, range.end - at, cx.tag)?;
-            if let Place::At(start) = mapped.place {
+            if let MapTarget::Block(start) = mapped.target {
                 let each = (0..mapped.len).map(|n| (at + n, start.plus(n as u32)));
                 blocks.extend(each);
             }
@@ -251,7 +251,7 @@ impl F2fs {
     }
 
     /// Reads what says where a file's blocks lie.
-    fn look_at_map(&self, cx: &Cx, inode: &Inode) -> Result<()> {
+    fn precache_extents(&self, cx: &Cx, inode: &Inode) -> Result<()> {
         if inode.kind() != FileKind::Regular {
             return Err(FsError::NotSupported(
                 "F2FS_IOC_PRECACHE_EXTENTS of no regular file",

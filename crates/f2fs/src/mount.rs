@@ -133,7 +133,7 @@ impl F2fs {
             cp_lock: RwLock::new(Rank::TxnHandle, ()),
             truncated_since_cp: Mutex::new(Rank::Leaf, BTreeSet::new()),
             names_since_cp: Mutex::new(Rank::Leaf, NamesSinceCp::default()),
-            along: FsyncClustering::default(),
+            clustering: FsyncClustering::default(),
             extensions: Extensions::of(&superblock),
             freeing: PendingFrees::new(),
             verities: VerityFiles::default(),

@@ -8,12 +8,12 @@
 //! change. What fails after that is the device or damage.
 
 mod create;
-mod fresh;
 mod link;
+mod new_inode;
 mod read;
 mod rename;
 
-pub(crate) use fresh::{Extensions, flags_for};
+pub(crate) use new_inode::{Extensions, flags_for};
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use steadfs_rt::now;
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, names};
 
 use crate::checkpoint::Reason;
-use crate::dentry::{Room, Search};
+use crate::dentry::{DentrySearch, FreeDentry};
 use crate::disk::superblock::StopReason;
 use crate::disk::{self, Nid, hash};
 use crate::fs::F2fs;
@@ -32,7 +32,7 @@ use crate::inode::Inode;
 /// Names an inode can have (`F2FS_LINK_MAX`).
 const LINK_MAX: u32 = u32::MAX;
 /// How long a shortage waits for what is about to be freed.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SPACE_WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl F2fs {
     /// The directory with this number.
@@ -52,9 +52,13 @@ impl F2fs {
     }
 
     /// Runs an operation, and again if space ran out while there is about to be more.
-    pub(crate) fn retrying<T>(&self, cx: &Cx, mut run: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn retry_without_space<T>(
+        &self,
+        cx: &Cx,
+        mut run: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
         let mut result = run();
-        let until = now() + PATIENCE;
+        let until = now() + SPACE_WAIT_MAX;
         while matches!(result, Err(FsError::NoSpace)) && !until.since(now()).is_zero() {
             if self.space.has_prefree_nids() {
                 self.checkpoint(Reason::Sync, cx.tag)?;
@@ -67,12 +71,12 @@ impl F2fs {
     }
 
     /// Finds where `name` goes in a directory. One whose inode is full gets blocks first.
-    fn room_for_name(&self, cx: &Cx, dir: &Inode, name: &[u8]) -> Result<Room> {
+    fn find_free_dentry(&self, cx: &Cx, dir: &Inode, name: &[u8]) -> Result<FreeDentry> {
         loop {
             match self.search(dir, name, cx.tag)? {
-                Search::Found(_) => return Err(FsError::Exists),
-                Search::Room(room) => return Ok(room),
-                Search::Full => {
+                DentrySearch::Found(_) => return Err(FsError::Exists),
+                DentrySearch::Free(free_dentry) => return Ok(free_dentry),
+                DentrySearch::InlineFull => {
                     self.entries_to_blocks(dir, self.may_use_reserved(cx), cx.tag)?;
                 }
             }
@@ -87,12 +91,12 @@ impl F2fs {
     }
 
     /// Notes that a name of this hash was given up whose inode has, or gets, another.
-    fn note_moved(&self, dir: &Inode, hash: u32) {
+    fn record_moved_name(&self, dir: &Inode, hash: u32) {
         self.names_since_cp.lock().moved.insert((dir.nid(), hash));
     }
 
     /// Sees that a new file of a name that another one gave up is not recovered over that one.
-    fn note_new_name(&self, dir: &Inode, name: &[u8], ino: Nid) {
+    fn check_recovered_name(&self, dir: &Inode, name: &[u8], ino: Nid) {
         let key = (dir.nid(), hash::of_name(name));
         let moved = self.names_since_cp.lock().moved.contains(&key);
         if moved {
@@ -102,7 +106,7 @@ impl F2fs {
 
     /// Passes on the result of a step that others have come before: the volume stops where it failed,
     /// for what is in memory says two things.
-    pub(crate) fn must<T>(&self, result: Result<T>) -> Result<T> {
+    pub(crate) fn abort_on_error<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             self.abort(
                 StopReason::UPDATE_INODE,
@@ -132,7 +136,7 @@ fn check_may_remove(core: &disk::Inode) -> Result<()> {
 }
 
 /// Refuses one name more than an inode can have.
-fn check_may_gain_link(core: &disk::Inode) -> Result<()> {
+fn check_link_max(core: &disk::Inode) -> Result<()> {
     if core.links == LINK_MAX {
         return Err(FsError::TooManyLinks);
     }
@@ -152,7 +156,7 @@ fn check_project(dir: &Inode, inode: &Inode) -> Result<()> {
 }
 
 /// One `..` less names a directory; 2 is the least.
-fn lose_subdir(core: &mut disk::Inode) {
+fn drop_subdir_link(core: &mut disk::Inode) {
     if core.links > 2 {
         core.links -= 1;
     }

@@ -18,7 +18,7 @@ use crate::options::OnError;
 
 impl F2fs {
     /// Passes a call's result on; damage that it met is told once here, and may end writing.
-    pub(crate) fn judge<T>(&self, result: Result<T>) -> Result<T> {
+    pub(crate) fn report_corruption<T>(&self, result: Result<T>) -> Result<T> {
         if let Some(error) = result.as_ref().err().filter(|error| error.is_corruption()) {
             self.note_damage(error);
             if self.options.read().errors == OnError::RemountReadOnly {
@@ -38,7 +38,7 @@ impl F2fs {
     /// Ends a change of directories: where the mount (`sync`, `dirsync`) or a directory's flags ask
     /// for it, it is durable before the call returns.
     fn changed<T>(&self, cx: &Cx, dirs: &[InodeNo], result: Result<T>) -> Result<T> {
-        let value = self.judge(result)?;
+        let value = self.report_corruption(result)?;
         let all = {
             let options = self.options.read();
             options.sync || options.dirsync
@@ -52,7 +52,7 @@ impl F2fs {
             now = now || asks(dir)?;
         }
         if now {
-            self.judge(self.request_checkpoint(cx.tag))?;
+            self.report_corruption(self.request_checkpoint(cx.tag))?;
         }
         Ok(value)
     }
@@ -60,17 +60,17 @@ impl F2fs {
     /// Ends a change of one inode's content or attributes: where the mount (`sync`) or the inode's
     /// flag asks for it, it is durable before the call returns.
     fn changed_one<T>(&self, cx: &Cx, inode: &Inode, result: Result<T>) -> Result<T> {
-        let value = self.judge(result)?;
+        let value = self.report_corruption(result)?;
         let all = self.options.read().sync;
         if all || inode.core.read().flags.contains(InodeFlags::SYNC) {
-            self.judge(self.fsync_inode(cx, inode, false))?;
+            self.report_corruption(self.fsync_inode(cx, inode, false))?;
         }
         Ok(value)
     }
 
     /// The same for a call that takes the inode by its number.
     fn changed_at<T>(&self, cx: &Cx, ino: InodeNo, result: Result<T>) -> Result<T> {
-        let value = self.judge(result)?;
+        let value = self.report_corruption(result)?;
         let inode = self.get(cx, ino)?;
         self.changed_one(cx, &inode, Ok(value))
     }
@@ -83,12 +83,12 @@ impl FileSystem for F2fs {
 
     fn lookup(&self, cx: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
         let _seen = self.read_overlay();
-        self.judge(self.look_up(cx, dir, name))
+        self.report_corruption(self.look_up(cx, dir, name))
     }
 
     fn attach(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
         let _seen = self.read_overlay();
-        let inode = self.judge(self.get(cx, ino))?;
+        let inode = self.report_corruption(self.get(cx, ino))?;
         // Whoever frees the inode holds the lock: it is either still there or seen to be dead.
         let _alive = inode.lock.read();
         if inode.is_dead() {
@@ -100,7 +100,7 @@ impl FileSystem for F2fs {
 
     fn forget(&self, ino: InodeNo, count: u64) {
         let _same = self.remount_lock.read();
-        if let Err(error) = self.judge(self.put(ino, count)) {
+        if let Err(error) = self.report_corruption(self.put(ino, count)) {
             // It stays an orphan, and the next mount frees it.
             tracing::warn!(%ino, %error, "freeing an unlinked inode failed");
         }
@@ -108,7 +108,9 @@ impl FileSystem for F2fs {
 
     fn getattr(&self, cx: &Cx, ino: InodeNo) -> Result<Attr> {
         let _seen = self.read_overlay();
-        Ok(self.judge(self.get(cx, ino))?.attr(self, cx.tag))
+        Ok(self
+            .report_corruption(self.get(cx, ino))?
+            .attr(self, cx.tag))
     }
 
     fn setattr(&self, cx: &Cx, ino: InodeNo, set: &SetAttr) -> Result<Attr> {
@@ -118,7 +120,7 @@ impl FileSystem for F2fs {
 
     fn readlink(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<u8>> {
         let _seen = self.read_overlay();
-        self.judge(
+        self.report_corruption(
             self.by_number(ino, cx.tag)
                 .and_then(|inode| self.link_target(&inode, cx.tag)),
         )
@@ -177,18 +179,18 @@ impl FileSystem for F2fs {
 
     fn open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
         let _seen = self.read_overlay();
-        self.judge(self.check_may_open(cx, ino, write))
+        self.report_corruption(self.check_may_open(cx, ino, write))
     }
 
     fn verity_digest(&self, cx: &Cx, ino: InodeNo) -> Result<FileDigest> {
         let _seen = self.read_overlay();
-        self.judge(self.measure(cx, ino))
+        self.report_corruption(self.measure(cx, ino))
     }
 
     fn read(&self, cx: &Cx, ino: InodeNo, offset: u64, len: usize) -> Result<ReadData> {
         let _seen = self.read_overlay();
-        let inode = self.judge(self.get(cx, ino))?;
-        self.judge(self.read_file(cx, &inode, offset, len))
+        let inode = self.report_corruption(self.get(cx, ino))?;
+        self.report_corruption(self.read_file(cx, &inode, offset, len))
     }
 
     fn write(
@@ -200,15 +202,15 @@ impl FileSystem for F2fs {
         kill_priv: bool,
     ) -> Result<usize> {
         let _open = self.open_to_changes()?;
-        let inode = self.judge(self.get(cx, ino))?;
+        let inode = self.report_corruption(self.get(cx, ino))?;
         let written = self.write_file(cx, &inode, offset, data, kill_priv);
         self.changed_one(cx, &inode, written)
     }
 
     fn fsync(&self, cx: &Cx, ino: InodeNo, datasync: bool) -> Result<()> {
         let _open = self.open_to_changes()?;
-        let inode = self.judge(self.get(cx, ino))?;
-        self.judge(self.fsync_inode(cx, &inode, datasync))
+        let inode = self.report_corruption(self.get(cx, ino))?;
+        self.report_corruption(self.fsync_inode(cx, &inode, datasync))
     }
 
     fn fallocate(
@@ -220,14 +222,14 @@ impl FileSystem for F2fs {
         len: u64,
     ) -> Result<()> {
         let _open = self.open_to_changes()?;
-        let inode = self.judge(self.get(cx, ino))?;
+        let inode = self.report_corruption(self.get(cx, ino))?;
         let done = self.fallocate_file(cx, &inode, mode, offset, len);
         self.changed_one(cx, &inode, done)
     }
 
     fn seek(&self, cx: &Cx, ino: InodeNo, offset: u64, what: Seek) -> Result<u64> {
         let _seen = self.read_overlay();
-        self.judge(
+        self.report_corruption(
             self.by_number(ino, cx.tag)
                 .and_then(|inode| self.seek_file(cx, &inode, offset, what)),
         )
@@ -241,8 +243,8 @@ impl FileSystem for F2fs {
         len: u64,
     ) -> Result<u64> {
         let _open = self.open_to_changes()?;
-        let source = self.judge(self.get(cx, from.0))?;
-        let target = self.judge(self.get(cx, to.0))?;
+        let source = self.report_corruption(self.get(cx, from.0))?;
+        let target = self.report_corruption(self.get(cx, to.0))?;
         let copied = self.copy_between(cx, (&source, from.1), (&target, to.1), len);
         self.changed_one(cx, &target, copied)
     }
@@ -255,7 +257,7 @@ impl FileSystem for F2fs {
         emit: &mut dyn FnMut(DirEntry<'_>) -> bool,
     ) -> Result<()> {
         let _seen = self.read_overlay();
-        self.judge(self.read_dir(cx, dir, cookie, emit))?;
+        self.report_corruption(self.read_dir(cx, dir, cookie, emit))?;
         let quiet = self.options.read().nodiratime;
         if cookie == 0 && !quiet {
             self.touch_atime(&*self.get(cx, dir)?, cx.tag);
@@ -265,12 +267,12 @@ impl FileSystem for F2fs {
 
     fn getxattr(&self, cx: &Cx, ino: InodeNo, name: &[u8]) -> Result<Vec<u8>> {
         let _seen = self.read_overlay();
-        self.judge(self.xattr_value(cx, ino, name))
+        self.report_corruption(self.xattr_value(cx, ino, name))
     }
 
     fn listxattr(&self, cx: &Cx, ino: InodeNo) -> Result<Vec<Vec<u8>>> {
         let _seen = self.read_overlay();
-        self.judge(self.xattr_names(cx, ino))
+        self.report_corruption(self.xattr_names(cx, ino))
     }
 
     fn setxattr(
@@ -299,7 +301,7 @@ impl FileSystem for F2fs {
 
     fn flags(&self, cx: &Cx, ino: InodeNo) -> Result<FsxAttr> {
         let _seen = self.read_overlay();
-        Ok(self.judge(self.get(cx, ino))?.fsx())
+        Ok(self.report_corruption(self.get(cx, ino))?.fsx())
     }
 
     fn set_flags(&self, cx: &Cx, ino: InodeNo, flags: InodeFlags) -> Result<()> {
@@ -314,12 +316,16 @@ impl FileSystem for F2fs {
 
     fn generation(&self, cx: &Cx, ino: InodeNo) -> Result<u32> {
         let _seen = self.read_overlay();
-        Ok(self.judge(self.get(cx, ino))?.core.read().generation)
+        Ok(self
+            .report_corruption(self.get(cx, ino))?
+            .core
+            .read()
+            .generation)
     }
 
     fn trim(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
         self.check_open()?;
-        self.judge(self.trim_range(cx, start, len, min_len))
+        self.report_corruption(self.trim_range(cx, start, len, min_len))
     }
 
     fn ioctl(
@@ -330,8 +336,8 @@ impl FileSystem for F2fs {
         input: &[u8],
     ) -> Result<Option<IoctlAnswer>> {
         let _open = self.open_to_changes()?;
-        let inode = self.judge(self.get(cx, ino))?;
-        self.judge(self.own_ioctl(cx, &inode, command, input))
+        let inode = self.report_corruption(self.get(cx, ino))?;
+        self.report_corruption(self.own_ioctl(cx, &inode, command, input))
     }
 
     fn panicked(&self) {
@@ -340,7 +346,7 @@ impl FileSystem for F2fs {
 
     fn sync_all(&self, cx: &Cx) -> Result<()> {
         self.check_open()?;
-        self.judge(self.sync_volume(cx))
+        self.report_corruption(self.sync_volume(cx))
     }
 
     fn shutdown(&self, cx: &Cx, mode: ShutdownMode) -> Result<()> {

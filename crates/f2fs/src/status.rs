@@ -215,7 +215,7 @@ impl F2fs {
 
     fn show_syncs(&self, out: &mut String) {
         line!(out, "fsync without a checkpoint: {}", self.syncs.own());
-        line!(out, "  - along with others' : {}", self.syncs.along());
+        line!(out, "  - along with others' : {}", self.syncs.clustered());
         for (reason, count) in self.syncs.reasons() {
             line!(out, "  - checkpoint for {} : {count}", reason.name());
         }

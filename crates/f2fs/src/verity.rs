@@ -17,7 +17,7 @@ use crate::fs::F2fs;
 use crate::inode::Inode;
 
 /// Name of the attribute.
-const NAME: &[u8] = b"v";
+const VERITY_XATTR: &[u8] = b"v";
 
 impl Inode {
     /// Whether content is checked against verity hashes.
@@ -35,7 +35,7 @@ impl F2fs {
     /// See [`steadfs_vfs::FileSystem::open`].
     pub(crate) fn check_may_open(&self, cx: &Cx, ino: InodeNo, write: bool) -> Result<()> {
         let inode = self.by_number(ino, cx.tag)?;
-        Self::readable(&inode)?;
+        Self::check_readable(&inode)?;
         if !inode.is_verity() {
             return Ok(());
         }
@@ -87,10 +87,10 @@ impl F2fs {
     }
 
     fn verity_descriptor(&self, inode: &Inode, tag: IoTag) -> Result<Vec<u8>> {
-        let place = self.attr_value(inode, index::VERITY, NAME, tag)?;
+        let place = self.attr_value(inode, index::VERITY, VERITY_XATTR, tag)?;
         let place = place.ok_or_else(|| bad(inode, "there is none"))?;
-        let Place { start, size } =
-            Place::parse(&place).ok_or_else(|| bad(inode, "is of an unknown form"))?;
+        let DescriptorLocation { start, size } =
+            DescriptorLocation::parse(&place).ok_or_else(|| bad(inode, "is of an unknown form"))?;
         if start < tree_of(inode)? || start.checked_add(size.into()).is_none() {
             return Err(bad(inode, "leads elsewhere than behind the file's end"));
         }
@@ -103,12 +103,12 @@ impl F2fs {
 }
 
 /// Where a descriptor lies in its file.
-struct Place {
+struct DescriptorLocation {
     start: u64,
     size: u32,
 }
 
-impl Place {
+impl DescriptorLocation {
     /// Reads the attribute's value: a version, which is 1, the size, the position.
     fn parse(value: &[u8]) -> Option<Self> {
         let (version, rest) = value.split_first_chunk()?;

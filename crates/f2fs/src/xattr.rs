@@ -4,7 +4,7 @@ use steadfs_base::limits::XATTR_NAME_MAX;
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
-use crate::disk::xattr::{self, NODE_ROOM, index};
+use crate::disk::xattr::{self, NODE_XATTR_BYTES, index};
 
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -12,14 +12,14 @@ use crate::inode::Inode;
 mod change;
 
 pub(crate) use change::need_of;
-pub(crate) use xattr::Cut;
+pub(crate) use xattr::SplitXattrs;
 
 const PREFIXES: [(u8, &[u8]); 3] = [
     (index::USER, b"user."),
     (index::TRUSTED, b"trusted."),
     (index::SECURITY, b"security."),
 ];
-const WHOLE: [(u8, &[u8]); 3] = [
+const FULL_NAMES: [(u8, &[u8]); 3] = [
     (index::ACL_ACCESS, b"system.posix_acl_access"),
     (index::ACL_DEFAULT, b"system.posix_acl_default"),
     (index::ADVISE, b"system.advise"),
@@ -30,7 +30,7 @@ fn split(name: &[u8]) -> Result<(u8, &[u8])> {
     if name.is_empty() || name.len() > XATTR_NAME_MAX {
         return Err(FsError::Range);
     }
-    if let Some((index, _)) = WHOLE.iter().find(|(_, whole)| *whole == name) {
+    if let Some((index, _)) = FULL_NAMES.iter().find(|(_, whole)| *whole == name) {
         return Ok((*index, b""));
     }
     for (index, prefix) in PREFIXES {
@@ -51,7 +51,7 @@ fn split(name: &[u8]) -> Result<(u8, &[u8])> {
 
 /// The whole name of a stored attribute, if it is one that is shown.
 fn full_name(number: u8, rest: &[u8]) -> Option<Vec<u8>> {
-    let shown = WHOLE
+    let shown = FULL_NAMES
         .iter()
         .find(|(n, _)| *n == number && *n != index::ADVISE);
     if let Some((_, whole)) = shown {
@@ -91,7 +91,7 @@ impl F2fs {
         let core = inode.core.read();
         let mut area = self.inode_block(inode, tag)?[core.xattr_range(&self.layout)].to_vec();
         if let Some(node) = self.xattr_node(inode, &core, tag)? {
-            area.extend_from_slice(&node.data()?[..NODE_ROOM]);
+            area.extend_from_slice(&node.data()?[..NODE_XATTR_BYTES]);
         }
         Ok(area)
     }

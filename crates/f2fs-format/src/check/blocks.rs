@@ -2,7 +2,7 @@
 
 use super::tables::{Segment, entry_bytes, holds};
 use super::{Checker, Issue};
-use crate::disk::summary::{Holds, RawSummary, Summary};
+use crate::disk::summary::{RawSummary, Summary, SummaryKind};
 use crate::disk::{BLOCK_SIZE, BlockAddr, Features, LogType, Nid, SegNo};
 use zerocopy::FromBytes;
 
@@ -17,7 +17,7 @@ pub(super) struct WrongSummary {
 /// What a segment's summary says of a block.
 enum Said {
     /// An entry, of a summary of this kind.
-    Entry(Option<Holds>, Summary),
+    Entry(Option<SummaryKind>, Summary),
     /// Nothing: there is no summary, or it cannot be read.
     Nothing,
 }
@@ -26,15 +26,20 @@ impl Checker<'_> {
     /// Takes a block as a node's.
     pub(super) fn claim_node(&mut self, ino: Nid, nid: Nid, addr: BlockAddr) {
         let (version, slot) = (0, 0);
-        self.claim(ino, addr, Holds::Nodes, Summary { nid, version, slot });
+        self.claim(
+            ino,
+            addr,
+            SummaryKind::Nodes,
+            Summary { nid, version, slot },
+        );
     }
 
     /// Takes a block as data; `owner` is the node that maps it, and where.
     pub(super) fn claim_data(&mut self, ino: Nid, addr: BlockAddr, owner: Summary) {
-        self.claim(ino, addr, Holds::Data, owner);
+        self.claim(ino, addr, SummaryKind::Data, owner);
     }
 
-    fn claim(&mut self, ino: Nid, addr: BlockAddr, what: Holds, owner: Summary) {
+    fn claim(&mut self, ino: Nid, addr: BlockAddr, what: SummaryKind, owner: Summary) {
         self.report.stats.blocks_used += 1;
         let Some((segment, offset)) = self.layout.place(addr) else {
             return;
@@ -53,8 +58,8 @@ impl Checker<'_> {
             Said::Nothing => {}
             Said::Entry(kind, stored) if kind == Some(what) => {
                 let good = match what {
-                    Holds::Data => stored == owner,
-                    Holds::Nodes => stored.nid == owner.nid,
+                    SummaryKind::Data => stored == owner,
+                    SummaryKind::Nodes => stored.nid == owner.nid,
                 };
                 if !good {
                     self.note_wrong_summary(segment, addr, owner, stored);
@@ -69,13 +74,13 @@ impl Checker<'_> {
         }
     }
 
-    fn check_segment_type(&mut self, segment: SegNo, block: BlockAddr, what: Holds) {
+    fn check_segment_type(&mut self, segment: SegNo, block: BlockAddr, what: SummaryKind) {
         let known = &mut self.segments[segment.0 as usize];
         // A type that does not exist was told when the entry was read.
         let Some(stored) = LogType::from_number(known.kind) else {
             return;
         };
-        if stored.is_node() != (what == Holds::Nodes) && !known.set(Segment::TYPE_TOLD) {
+        if stored.is_node() != (what == SummaryKind::Nodes) && !known.set(Segment::TYPE_TOLD) {
             self.issue(Issue::SegmentType {
                 segment,
                 stored,
@@ -92,9 +97,9 @@ impl Checker<'_> {
                 continue;
             }
             let kind = if log.is_node() {
-                Holds::Nodes
+                SummaryKind::Nodes
             } else {
-                Holds::Data
+                SummaryKind::Data
             };
             // Nodes need no summary while their log is open, and of data a log has none behind its end.
             let entries = self.open[log.index()].as_ref();
@@ -156,9 +161,9 @@ impl Checker<'_> {
     }
 }
 
-const fn name(what: Holds) -> &'static str {
+const fn name(what: SummaryKind) -> &'static str {
     match what {
-        Holds::Data => "data",
-        Holds::Nodes => "nodes",
+        SummaryKind::Data => "data",
+        SummaryKind::Nodes => "nodes",
     }
 }

@@ -6,7 +6,7 @@ use steadfs_block::BlockSource;
 use super::tables::Slot;
 use super::{Checker, Issue, Report, read_from};
 use crate::disk::checkpoint::{ALLOC_LFS, ALLOC_SSR, CpFlags, is_after, verify_block};
-use crate::disk::summary::{Compacted, Holds, Summary, SummaryBlock};
+use crate::disk::summary::{CompactSummaries, Summary, SummaryBlock, SummaryKind};
 use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Features, Layout, LogType, Nid, Structure,
     journal, orphan,
@@ -145,7 +145,7 @@ impl Checker<'_> {
         let cp = &self.checkpoint;
         let data = if cp.flags.contains(CpFlags::COMPACT_SUMMARIES) {
             let entries: u32 = self.checkpoint.compacted_counts().iter().sum();
-            Compacted::blocks_for(entries as usize) as u32
+            CompactSummaries::blocks_for(entries as usize) as u32
         } else {
             3
         };
@@ -187,7 +187,7 @@ impl Checker<'_> {
         let compacted = self.checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES);
         let mut journals = None;
         if compacted {
-            let packed = Compacted::parse(blocks, self.checkpoint.compacted_counts())?;
+            let packed = CompactSummaries::parse(blocks, self.checkpoint.compacted_counts())?;
             for (log, entries) in DATA_LOGS.into_iter().zip(packed.logs) {
                 self.open[log.index()] = Some(entries);
             }
@@ -229,9 +229,9 @@ impl Checker<'_> {
             })?;
         let block = SummaryBlock::parse(block)?;
         let wanted = if log.is_node() {
-            Holds::Nodes
+            SummaryKind::Nodes
         } else {
-            Holds::Data
+            SummaryKind::Data
         };
         if block.holds != wanted && self.has_log(log) {
             let segment = cp.log(log).segment;

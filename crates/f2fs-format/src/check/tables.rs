@@ -3,7 +3,7 @@
 //! table, when the first of its entries turns up.
 
 use crate::disk::nat::PER_BLOCK;
-use crate::disk::summary::{ENTRY_SIZE, Holds};
+use crate::disk::summary::{ENTRY_SIZE, SummaryKind};
 use crate::disk::{BLOCK_SIZE, BlockAddr, Layout, NatEntry, Nid, SEGMENT_BLOCKS, SegNo};
 
 /// What is known of a node.
@@ -224,10 +224,10 @@ pub(super) fn entry_bytes(block: &[u8], offset: u32) -> &[u8] {
 }
 
 /// What a summary block says that its segment holds.
-pub(super) fn holds(block: &[u8]) -> Option<Holds> {
+pub(super) fn holds(block: &[u8]) -> Option<SummaryKind> {
     match block[BLOCK_SIZE - 5] {
-        0 => Some(Holds::Data),
-        1 => Some(Holds::Nodes),
+        0 => Some(SummaryKind::Data),
+        1 => Some(SummaryKind::Nodes),
         _ => None,
     }
 }

@@ -7,7 +7,7 @@ use steadfs_vfs::acl::Acl;
 use super::{Checker, Issue};
 use crate::disk::inode::Advise;
 use crate::disk::node::XATTR_OFFSET;
-use crate::disk::xattr::{self, NODE_ROOM, Xattr, index};
+use crate::disk::xattr::{self, NODE_XATTR_BYTES, Xattr, index};
 use crate::disk::{DiskError, Inode, Nid, Structure};
 
 impl Checker<'_> {
@@ -26,7 +26,7 @@ impl Checker<'_> {
                 blocks = 1;
                 self.report.stats.xattr_nodes += 1;
                 joined = inline.to_vec();
-                joined.extend_from_slice(&node[..NODE_ROOM]);
+                joined.extend_from_slice(&node[..NODE_XATTR_BYTES]);
                 area = &joined;
             }
             self.buffers[4] = node;

@@ -85,7 +85,7 @@ impl CpFlags {
 
 /// Where a log goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OpenLog {
+pub struct CursegState {
     /// Its segment.
     pub segment: SegNo,
     /// The next block to write in it: 0 to 511, 512 only in memory when it is full.
@@ -94,7 +94,7 @@ pub struct OpenLog {
     pub alloc: u8,
 }
 
-impl OpenLog {
+impl CursegState {
     /// How many summaries of the log the compacted form has: up to where it stands, or all where it
     /// fills holes.
     pub fn summaries(&self) -> u32 {
@@ -121,7 +121,7 @@ pub struct Checkpoint {
     /// Free segments.
     pub free_segments: u32,
     /// The six logs, by [`LogType`].
-    pub logs: [OpenLog; 6],
+    pub logs: [CursegState; 6],
     /// Flags.
     pub flags: CpFlags,
     /// Blocks of the pack, `nat_bits` not included.
@@ -323,11 +323,11 @@ impl Checkpoint {
     }
 
     /// One of the logs.
-    pub fn log(&self, log: LogType) -> OpenLog {
+    pub fn log(&self, log: LogType) -> CursegState {
         self.logs[log.index()]
     }
 
-    /// [`OpenLog::summaries`] of the data logs, hot, warm, cold.
+    /// [`CursegState::summaries`] of the data logs, hot, warm, cold.
     pub fn compacted_counts(&self) -> [u32; 3] {
         [LogType::HotData, LogType::WarmData, LogType::ColdData]
             .map(|log| self.log(log).summaries())
@@ -476,21 +476,21 @@ fn bitmap_ranges(
     Ok((sit_at..sit_at + sit, nat_at..nat_at + nat))
 }
 
-fn read_log(raw: &RawCheckpoint, log: LogType) -> OpenLog {
+fn read_log(raw: &RawCheckpoint, log: LogType) -> CursegState {
     let alloc = raw.alloc_type[log.index()];
     let (segments, offsets, i) = if log.is_node() {
         (&raw.cur_node_segno, &raw.cur_node_blkoff, log.index() - 3)
     } else {
         (&raw.cur_data_segno, &raw.cur_data_blkoff, log.index())
     };
-    OpenLog {
+    CursegState {
         segment: SegNo(segments[i].get()),
         offset: offsets[i].get(),
         alloc,
     }
 }
 
-fn write_log(raw: &mut RawCheckpoint, log: LogType, open: OpenLog) {
+fn write_log(raw: &mut RawCheckpoint, log: LogType, open: CursegState) {
     raw.alloc_type[log.index()] = open.alloc;
     if log.is_node() {
         raw.cur_node_segno[log.index() - 3].set(open.segment.0);

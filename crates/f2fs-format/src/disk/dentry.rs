@@ -186,7 +186,7 @@ pub fn find<'a>(
 }
 
 /// The first of so many consecutive free slots.
-pub fn find_room(layout: &DentryLayout, bytes: &[u8], slots: usize) -> Option<usize> {
+pub fn find_free_slots(layout: &DentryLayout, bytes: &[u8], slots: usize) -> Option<usize> {
     assert_eq!(bytes.len(), layout.len);
     let map = &bytes[layout.bitmap()];
     let mut from = 0;
@@ -201,7 +201,7 @@ pub fn find_room(layout: &DentryLayout, bytes: &[u8], slots: usize) -> Option<us
     }
 }
 
-/// Puts an entry into free slots, as found by [`find_room`].
+/// Puts an entry into free slots, as found by [`find_free_slots`].
 pub fn insert(layout: &DentryLayout, bytes: &mut [u8], entry: &Entry<'_>) {
     assert_eq!(bytes.len(), layout.len);
     let count = slots_for(entry.name.len());
@@ -276,7 +276,7 @@ pub fn as_table(
         let place = (0..MAX_DEPTH).find_map(|level| {
             bucket(level, dir_level, entry.hash).find_map(|block| {
                 let room = match table.get(&block) {
-                    Some(bytes) => find_room(&DentryLayout::BLOCK, bytes, slots),
+                    Some(bytes) => find_free_slots(&DentryLayout::BLOCK, bytes, slots),
                     None => Some(0),
                 };
                 room.map(|slot| (level, block, slot))
@@ -327,7 +327,7 @@ mod tests {
             let mut bytes = vec![0; layout.len];
             let long = [b'x'; 255];
             for name in [&b"a"[..], &long, b"exactly8", b"nine byte"] {
-                let slot = find_room(&layout, &bytes, slots_for(name.len())).unwrap();
+                let slot = find_free_slots(&layout, &bytes, slots_for(name.len())).unwrap();
                 insert(&layout, &mut bytes, &entry(slot, name));
             }
             let names: Vec<_> = entries(&layout, &bytes, 0)
@@ -344,8 +344,8 @@ mod tests {
             assert_eq!((found.slot, found.ino), (1, Nid(7)));
             remove(&layout, &mut bytes, 1, 255);
             assert_eq!(find(&layout, &bytes, entry(0, &long).hash, &long), None);
-            assert_eq!(find_room(&layout, &bytes, 32), Some(1));
-            assert_eq!(find_room(&layout, &bytes, 33), Some(36));
+            assert_eq!(find_free_slots(&layout, &bytes, 32), Some(1));
+            assert_eq!(find_free_slots(&layout, &bytes, 33), Some(36));
             assert!(has_names(&layout, &bytes) && !is_vacant(&layout, &bytes));
         }
     }
@@ -359,7 +359,7 @@ mod tests {
             .map(|n| vec![b'a' + n; usize::from(n) + 1])
             .collect();
         for name in &names {
-            let slot = find_room(&layout, &bytes, slots_for(name.len())).unwrap();
+            let slot = find_free_slots(&layout, &bytes, slots_for(name.len())).unwrap();
             insert(&layout, &mut bytes, &entry(slot, name));
         }
         remove(&layout, &mut bytes, 3, 4);

@@ -6,7 +6,7 @@ use steadfs_base::{Corruption, CorruptionKind, DevBlock};
 use steadfs_vfs::FsError;
 use thiserror::Error;
 
-use super::superblock::Note;
+use super::superblock::ErrorFlag;
 use super::{BlockAddr, Nid};
 
 /// Result of decoding or verifying a structure.
@@ -20,7 +20,7 @@ pub struct DiskError {
     /// What is wrong.
     pub kind: CorruptKind,
     /// Where, as far as known.
-    pub place: Place,
+    pub place: DiskLocation,
 }
 
 /// The kind of structure an error is about.
@@ -137,14 +137,14 @@ pub enum CorruptKind {
 
 /// Where a damaged structure lies; parts that are not known are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct DiskLocation {
     /// The node (or inode) it belongs to.
     pub node: Option<Nid>,
     /// The block it lies in.
     pub block: Option<BlockAddr>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for DiskLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(node) = self.node {
             write!(f, "node {node}: ")?;
@@ -228,7 +228,7 @@ impl From<CorruptKind> for DiskError {
     fn from(kind: CorruptKind) -> Self {
         Self {
             kind,
-            place: Place::default(),
+            place: DiskLocation::default(),
         }
     }
 }
@@ -240,7 +240,7 @@ impl From<DiskError> for FsError {
         }
         let DiskError { kind, place } = error;
         let corruption = Corruption {
-            code: Note::of(&kind).map(Note::bit),
+            code: ErrorFlag::of(&kind).map(ErrorFlag::bit),
             node: place.node.map(|nid| nid.0),
             block: place.block.map(|addr| DevBlock(addr.0.into())),
             ..Corruption::new(kind.to_string())

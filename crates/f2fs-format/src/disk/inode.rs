@@ -318,7 +318,7 @@ impl Inode {
     }
 
     /// Flags as users see them: those stored, and those that are hints or bits elsewhere.
-    pub fn shown_flags(&self) -> InodeFlags {
+    pub fn visible_flags(&self) -> InodeFlags {
         let mut flags = self.flags;
         if self.advise.contains(Advise::ENCRYPTED) {
             flags = flags.union(InodeFlags::ENCRYPTED);
@@ -368,13 +368,13 @@ impl Inode {
             && self.kind() == Some(FileKind::Regular)
     }
 
-    fn says_xattr_words(&self, layout: &Layout) -> bool {
+    fn stores_xattr_words(&self, layout: &Layout) -> bool {
         layout.has(Features::FLEXIBLE_INLINE_XATTR) && self.inline.contains(Inline::EXTRA)
     }
 
     /// Words kept for attributes at the end of the words.
-    pub fn xattr_room(&self, layout: &Layout) -> u16 {
-        if self.says_xattr_words(layout) {
+    pub fn xattr_space(&self, layout: &Layout) -> u16 {
+        if self.stores_xattr_words(layout) {
             self.xattr_words
         } else if self.inline.contains(Inline::XATTR) || self.inline.contains(Inline::DENTRIES) {
             DEFAULT_XATTR_WORDS
@@ -390,7 +390,7 @@ impl Inode {
 
     /// Words that are addresses (or content).
     fn content_words(&self, layout: &Layout) -> u16 {
-        self.words().saturating_sub(self.xattr_room(layout))
+        self.words().saturating_sub(self.xattr_space(layout))
     }
 
     /// How many blocks each of its nodes maps.
@@ -425,7 +425,7 @@ impl Inode {
         if !self.inline.contains(Inline::XATTR) {
             return NIDS_AT..NIDS_AT;
         }
-        NIDS_AT - 4 * idx16(self.xattr_room(layout))..NIDS_AT
+        NIDS_AT - 4 * idx16(self.xattr_space(layout))..NIDS_AT
     }
 
     /// The address of the file's block in `slot` of the inode.

@@ -49,7 +49,7 @@ impl Summary {
 
 /// What a segment holds, as its summary says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holds {
+pub enum SummaryKind {
     /// `SUM_TYPE_DATA`.
     Data,
     /// `SUM_TYPE_NODE`.
@@ -65,12 +65,12 @@ pub struct SummaryBlock {
     /// (segments) inside a checkpoint pack; elsewhere of no meaning.
     pub journal: [u8; journal::SIZE],
     /// Data or nodes.
-    pub holds: Holds,
+    pub holds: SummaryKind,
 }
 
 impl SummaryBlock {
     /// With no entry set.
-    pub fn empty(holds: Holds) -> Self {
+    pub fn empty(holds: SummaryKind) -> Self {
         Self {
             entries: Box::new([Summary::default(); ENTRIES]),
             journal: [0; journal::SIZE],
@@ -83,8 +83,8 @@ impl SummaryBlock {
         assert_eq!(block.len(), BLOCK_SIZE);
         let raw = RawSummaryBlock::ref_from_bytes(block).expect("a block is a summary's size");
         let holds = match raw.entry_type {
-            0 => Holds::Data,
-            1 => Holds::Nodes,
+            0 => SummaryKind::Data,
+            1 => SummaryKind::Nodes,
             other => {
                 let what = Structure::Summary;
                 return Err(DiskError::field(
@@ -114,8 +114,8 @@ impl SummaryBlock {
         }
         raw.journal = self.journal;
         raw.entry_type = match self.holds {
-            Holds::Data => 0,
-            Holds::Nodes => 1,
+            SummaryKind::Data => 0,
+            SummaryKind::Nodes => 1,
         };
         raw.as_bytes().to_vec()
     }
@@ -124,7 +124,7 @@ impl SummaryBlock {
 /// The summaries of the three data logs, packed: both journals, then the entries that are in use,
 /// none across the end of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Compacted {
+pub struct CompactSummaries {
     /// Journal of the node address table.
     pub nat_journal: [u8; journal::SIZE],
     /// Journal of the segment information table.
@@ -144,7 +144,7 @@ fn compacted_slots() -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-impl Compacted {
+impl CompactSummaries {
     /// Blocks that packed summaries with so many entries take, journals included.
     pub fn blocks_for(entries: usize) -> usize {
         match entries.checked_sub(1) {
@@ -225,12 +225,12 @@ mod tests {
     #[test]
     fn packing() {
         // 439 entries share the first block with the journals, 584 lie in each further one.
-        assert_eq!(Compacted::blocks_for(0), 1);
-        assert_eq!(Compacted::blocks_for(439), 1);
-        assert_eq!(Compacted::blocks_for(440), 2);
-        assert_eq!(Compacted::blocks_for(439 + 584), 2);
-        assert_eq!(Compacted::blocks_for(439 + 585), 3);
-        let packed = Compacted {
+        assert_eq!(CompactSummaries::blocks_for(0), 1);
+        assert_eq!(CompactSummaries::blocks_for(439), 1);
+        assert_eq!(CompactSummaries::blocks_for(440), 2);
+        assert_eq!(CompactSummaries::blocks_for(439 + 584), 2);
+        assert_eq!(CompactSummaries::blocks_for(439 + 585), 3);
+        let packed = CompactSummaries {
             nat_journal: [1; journal::SIZE],
             sit_journal: [2; journal::SIZE],
             logs: [
@@ -241,14 +241,17 @@ mod tests {
         };
         let blocks = packed.encode();
         assert_eq!(blocks.len(), 2 * BLOCK_SIZE);
-        assert_eq!(Compacted::parse(&blocks, [400, 0, 512]).unwrap(), packed);
-        assert!(Compacted::parse(&blocks, [512, 512, 512]).is_err());
-        assert!(Compacted::parse(&blocks, [0, 0, 513]).is_err());
+        assert_eq!(
+            CompactSummaries::parse(&blocks, [400, 0, 512]).unwrap(),
+            packed
+        );
+        assert!(CompactSummaries::parse(&blocks, [512, 512, 512]).is_err());
+        assert!(CompactSummaries::parse(&blocks, [0, 0, 513]).is_err());
     }
 
     #[test]
     fn blocks_round_trip() {
-        let mut block = SummaryBlock::empty(Holds::Nodes);
+        let mut block = SummaryBlock::empty(SummaryKind::Nodes);
         block.entries[17] = entry(9);
         block.journal[506] = 7;
         let mut bytes = block.encode();

@@ -1,13 +1,13 @@
 //! The superblock: two copies, each 1024 bytes behind the start of one of the volume's first blocks.
 
-mod notes;
+mod error_flags;
 
 use std::borrow::Cow;
 
 use zerocopy::{FromBytes, IntoBytes};
 
 pub use super::raw::RawSuperblock;
-pub use notes::{Note, StopReason};
+pub use error_flags::{ErrorFlag, StopReason};
 
 use super::checksum::MAGIC;
 use super::num::{idx, idx16, wide};
@@ -186,7 +186,7 @@ impl Superblock {
     }
 
     /// Notes a kind of damage. Whether it was not noted before.
-    pub fn note_error(&mut self, note: Note) -> bool {
+    pub fn record_error(&mut self, note: ErrorFlag) -> bool {
         let bit = idx16(note.0);
         let byte = &mut self.raw.errors[bit / 8];
         let before = *byte;
@@ -195,24 +195,24 @@ impl Superblock {
     }
 
     /// Counts a stop for this reason.
-    pub fn note_stop(&mut self, reason: StopReason) {
+    pub fn record_stop(&mut self, reason: StopReason) {
         let count = &mut self.raw.stop_reason[idx16(reason.0)];
         *count = count.saturating_add(1);
     }
 
     /// The kinds of damage that are noted; those that have no name here by their numbers.
-    pub fn noted_errors(&self) -> Vec<String> {
+    pub fn recorded_errors(&self) -> Vec<String> {
         let bits = 0..8 * self.raw.errors.len();
         let noted = bits.filter(|bit| self.raw.errors[bit / 8] & 1 << (bit % 8) != 0);
-        noted.map(|bit| named(notes::ERRORS, bit)).collect()
+        noted.map(|bit| named(error_flags::ERRORS, bit)).collect()
     }
 
     /// Why the volume stopped, and how often.
-    pub fn noted_stops(&self) -> Vec<(String, u8)> {
+    pub fn recorded_stops(&self) -> Vec<(String, u8)> {
         let counts = self.raw.stop_reason.iter().enumerate();
         let noted = counts.filter(|(_, count)| **count > 0);
         noted
-            .map(|(n, count)| (named(notes::STOPS, n), *count))
+            .map(|(n, count)| (named(error_flags::STOPS, n), *count))
             .collect()
     }
 

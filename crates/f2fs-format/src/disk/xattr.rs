@@ -12,7 +12,7 @@ use super::{DiskError, Result, Structure};
 /// `F2FS_XATTR_MAGIC`.
 pub const MAGIC: u32 = 0xF2F5_2011;
 /// Bytes of a node that hold attributes (`VALID_XATTR_BLOCK_SIZE`).
-pub const NODE_ROOM: usize = FOOTER_AT;
+pub const NODE_XATTR_BYTES: usize = FOOTER_AT;
 const HEADER: usize = size_of::<RawXattrHeader>();
 const ENTRY: usize = size_of::<RawXattrEntry>();
 
@@ -99,7 +99,7 @@ pub fn parse(area: &[u8]) -> Result<Vec<Xattr<'_>>> {
 
 /// What is done to one attribute.
 #[derive(Clone, Copy, Debug)]
-pub struct Change<'a> {
+pub struct XattrChange<'a> {
     /// What the name begins with.
     pub index: u8,
     /// The rest of the name.
@@ -108,7 +108,7 @@ pub struct Change<'a> {
     pub value: Option<&'a [u8]>,
 }
 
-impl Change<'_> {
+impl XattrChange<'_> {
     /// Whether this is the attribute that changes.
     pub fn is_of(&self, xattr: &Xattr<'_>) -> bool {
         xattr.index == self.index && xattr.name == self.name
@@ -117,16 +117,20 @@ impl Change<'_> {
 
 /// An inode's list of attributes cut into its two places.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct SplitXattrs {
     /// The inode's part; as long as its room.
     pub inode: Vec<u8>,
-    /// The node's part, [`NODE_ROOM`] bytes; `None` where the inode's room is enough.
+    /// The node's part, [`NODE_XATTR_BYTES`] bytes; `None` where the inode's room is enough.
     pub node: Option<Vec<u8>>,
 }
 
 /// The areas of a list after changes: changed attributes go last. `inline`: bytes of room in the inode.
 /// `None` if it does not fit.
-pub fn changed(list: &[Xattr<'_>], changes: &[Change<'_>], inline: usize) -> Option<Cut> {
+pub fn apply(
+    list: &[Xattr<'_>],
+    changes: &[XattrChange<'_>],
+    inline: usize,
+) -> Option<SplitXattrs> {
     let is_changed = |xattr: &&Xattr<'_>| changes.iter().any(|change| change.is_of(xattr));
     let mut list: Vec<_> = list.iter().filter(|x| !is_changed(x)).copied().collect();
     list.extend(changes.iter().filter_map(|change| {
@@ -136,15 +140,15 @@ pub fn changed(list: &[Xattr<'_>], changes: &[Change<'_>], inline: usize) -> Opt
             value: change.value?,
         })
     }));
-    cut(&list, inline)
+    split(&list, inline)
 }
 
 /// The areas of a list; none of it in a node where the list is empty. `None` if it does not fit.
-pub fn cut(list: &[Xattr<'_>], inline: usize) -> Option<Cut> {
-    let mut area = encode(list, inline + NODE_ROOM)?;
+pub fn split(list: &[Xattr<'_>], inline: usize) -> Option<SplitXattrs> {
+    let mut area = encode(list, inline + NODE_XATTR_BYTES)?;
     let fits = size_of_list(list) <= inline || list.is_empty();
     let node = area.split_off(inline);
-    Some(Cut {
+    Some(SplitXattrs {
         inode: area,
         node: (!fits).then_some(node),
     })
@@ -183,15 +187,15 @@ pub fn size_of_list(list: &[Xattr<'_>]) -> usize {
 
 /// Longest value that an inode with so many bytes for attributes can have with an empty name.
 pub fn max_value(inline: usize) -> u64 {
-    wide((inline + NODE_ROOM).saturating_sub(HEADER + ENTRY)).min(low16(u32::MAX).into())
+    wide((inline + NODE_XATTR_BYTES).saturating_sub(HEADER + ENTRY)).min(low16(u32::MAX).into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn user<'a>(name: &'a [u8], value: &'a [u8]) -> Change<'a> {
-        Change {
+    fn user<'a>(name: &'a [u8], value: &'a [u8]) -> XattrChange<'a> {
+        XattrChange {
             index: index::USER,
             name,
             value: Some(value),
@@ -199,49 +203,49 @@ mod tests {
     }
 
     /// The list that two areas hold, as it is read.
-    fn together(cut: &Cut) -> Vec<u8> {
+    fn together(cut: &SplitXattrs) -> Vec<u8> {
         [&cut.inode[..], cut.node.as_deref().unwrap_or(&[])].concat()
     }
 
     #[test]
     fn a_list_is_cut_where_the_inode_ends() {
         const INLINE: usize = 200;
-        let first = changed(&[], &[user(b"a", &[1; 100])], INLINE).unwrap();
+        let first = apply(&[], &[user(b"a", &[1; 100])], INLINE).unwrap();
         assert_eq!((first.inode.len(), &first.node), (INLINE, &None));
         let list = parse(&first.inode).unwrap();
         // The second one reaches over the edge.
-        let second = changed(&list, &[user(b"b", &[2; 100])], INLINE).unwrap();
-        assert_eq!(second.node.as_ref().unwrap().len(), NODE_ROOM);
+        let second = apply(&list, &[user(b"b", &[2; 100])], INLINE).unwrap();
+        assert_eq!(second.node.as_ref().unwrap().len(), NODE_XATTR_BYTES);
         let area = together(&second);
         let list = parse(&area).unwrap();
         assert_eq!(list.len(), 2);
         // A new value goes last; what is removed may let the node go.
-        let third = changed(&list, &[user(b"a", b"new")], INLINE).unwrap();
+        let third = apply(&list, &[user(b"a", b"new")], INLINE).unwrap();
         assert!(third.node.is_none());
         let list = parse(&third.inode).unwrap();
         assert_eq!((list[0].name, list[1].value), (&b"b"[..], &b"new"[..]));
-        let gone = Change {
+        let gone = XattrChange {
             value: None,
             ..user(b"b", b"")
         };
-        let last = changed(&list, &[gone], INLINE).unwrap();
+        let last = apply(&list, &[gone], INLINE).unwrap();
         assert_eq!(parse(&last.inode).unwrap().len(), 1);
         let most = vec![0; usize::try_from(max_value(INLINE)).unwrap() - 1];
         assert!(
-            changed(&[], &[user(b"", &most)], INLINE)
+            apply(&[], &[user(b"", &most)], INLINE)
                 .unwrap()
                 .node
                 .is_some()
         );
-        assert_eq!(changed(&[], &[user(b"12345", &most)], INLINE), None);
+        assert_eq!(apply(&[], &[user(b"12345", &most)], INLINE), None);
     }
 
     #[test]
     fn without_room_in_the_inode_all_is_in_the_node() {
-        let made = changed(&[], &[user(b"a", b"b")], 0).unwrap();
+        let made = apply(&[], &[user(b"a", b"b")], 0).unwrap();
         assert!(made.inode.is_empty());
         assert_eq!(parse(&together(&made)).unwrap().len(), 1);
-        assert_eq!(cut(&[], 0).unwrap().node, None);
+        assert_eq!(split(&[], 0).unwrap().node, None);
     }
 
     #[test]

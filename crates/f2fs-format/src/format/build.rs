@@ -7,14 +7,14 @@ use steadfs_base::Timestamp;
 use super::plan::{Plan, first_block};
 use super::{FormatError, FormatOptions};
 use crate::disk::bits::{self, Order};
-use crate::disk::checkpoint::{ALLOC_LFS, BITMAPS_AT, CpFlags, LAST_CHECKSUM_AT, OpenLog};
-use crate::disk::summary::{Compacted, Holds, Summary, SummaryBlock};
+use crate::disk::checkpoint::{ALLOC_LFS, BITMAPS_AT, CpFlags, CursegState, LAST_CHECKSUM_AT};
+use crate::disk::summary::{CompactSummaries, Summary, SummaryBlock, SummaryKind};
 use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, Layout, LogType, NatEntry, Nid, SitEntry, journal, nat,
 };
 
 /// What the node address table says of the two inodes that are never on disk.
-const NOWHERE: BlockAddr = BlockAddr(1);
+const NO_ADDRESS_YET: BlockAddr = BlockAddr(1);
 
 /// The volume as it grows.
 pub(super) struct Build {
@@ -86,8 +86,8 @@ impl Build {
             let version = 0;
             nat::put(&mut block, ino.0 as usize, NatEntry { version, ino, addr });
         };
-        put(Nid::NODE, NOWHERE);
-        put(Nid::META, NOWHERE);
+        put(Nid::NODE, NO_ADDRESS_YET);
+        put(Nid::META, NO_ADDRESS_YET);
         let quota = self.plan.superblock.raw().qf_ino[2].get();
         for (ino, entry) in &self.nodes {
             if *ino == Nid::ROOT || ino.0 == quota {
@@ -107,11 +107,11 @@ impl Build {
         let layout = self.layout().clone();
         let mut checkpoint = self.checkpoint(&layout, version, trimmed);
         let first = layout.pack_start(0);
-        self.put_heads(&layout, first, &mut checkpoint)?;
-        self.put_summaries(first, checkpoint.start_sum);
-        self.put_nat_bits(&layout, first, checkpoint.version_with_checksum());
+        self.write_pack_heads(&layout, first, &mut checkpoint)?;
+        self.write_summaries(first, checkpoint.start_sum);
+        self.write_nat_bits(&layout, first, checkpoint.version_with_checksum());
         checkpoint.version = 0;
-        self.put_heads(&layout, layout.pack_start(1), &mut checkpoint)
+        self.write_pack_heads(&layout, layout.pack_start(1), &mut checkpoint)
     }
 
     fn checkpoint(&self, layout: &Layout, version: u32, trimmed: bool) -> Checkpoint {
@@ -138,7 +138,7 @@ impl Build {
             reserved_segments: self.plan.reserved_segments,
             overprovision_segments: kept,
             free_segments: layout.main_segments - LogType::ALL.len() as u32,
-            logs: LogType::ALL.map(|log| OpenLog {
+            logs: LogType::ALL.map(|log| CursegState {
                 segment: self.plan.logs[log.index()],
                 offset: self.summaries[log.index()].len() as u16,
                 alloc: ALLOC_LFS,
@@ -158,7 +158,7 @@ impl Build {
     }
 
     /// First and last block of a pack, and the payload.
-    fn put_heads(
+    fn write_pack_heads(
         &mut self,
         layout: &Layout,
         at: BlockAddr,
@@ -174,7 +174,7 @@ impl Build {
     }
 
     /// Summaries of the logs with both journals.
-    fn put_summaries(&mut self, pack: BlockAddr, start: u32) {
+    fn write_summaries(&mut self, pack: BlockAddr, start: u32) {
         use LogType::{ColdData, ColdNode, HotData, HotNode, WarmData, WarmNode};
         let segments = [HotNode, WarmNode, ColdNode, HotData, WarmData, ColdData].map(|log| {
             let mut entry = SitEntry::empty(log);
@@ -183,7 +183,7 @@ impl Build {
             }
             (self.plan.logs[log.index()], entry)
         });
-        let data = Compacted {
+        let data = CompactSummaries {
             nat_journal: journal::encode_nat(&self.nodes),
             sit_journal: journal::encode_sit(&segments),
             logs: [HotData, WarmData, ColdData].map(|log| self.summaries[log.index()].clone()),
@@ -191,7 +191,7 @@ impl Build {
         let at = pack.plus(start);
         self.blocks.insert(at.0, data.encode());
         for (log, n) in [HotNode, WarmNode, ColdNode].into_iter().zip(1..) {
-            let mut block = SummaryBlock::empty(Holds::Nodes);
+            let mut block = SummaryBlock::empty(SummaryKind::Nodes);
             let used = &self.summaries[log.index()];
             block.entries[..used.len()].copy_from_slice(used);
             self.blocks.insert(at.plus(n).0, block.encode());
@@ -200,7 +200,7 @@ impl Build {
 
     /// Which blocks of the node address table are full (none) and which are empty (all but the first),
     /// at the end of the pack's segment.
-    fn put_nat_bits(&mut self, layout: &Layout, pack: BlockAddr, version: u64) {
+    fn write_nat_bits(&mut self, layout: &Layout, pack: BlockAddr, version: u64) {
         let count = layout.nat_bits_blocks();
         let map = (layout.nat_blocks / 8) as usize;
         let mut bytes = vec![0; count as usize * BLOCK_SIZE];

@@ -15,17 +15,17 @@ use crate::disk::{
 };
 
 /// Bytes in a segment.
-const SEGMENT: u64 = SEGMENT_BLOCKS as u64 * BLOCK_SIZE as u64;
+const SEGMENT_BYTES: u64 = SEGMENT_BLOCKS as u64 * BLOCK_SIZE as u64;
 /// Bytes for both version bitmaps in a checkpoint's first block.
-const BITMAPS: u64 = (LAST_CHECKSUM_AT - BITMAPS_AT) as u64;
+const VERSION_BITMAP_BYTES: u64 = (LAST_CHECKSUM_AT - BITMAPS_AT) as u64;
 /// Bytes of the bitmap of one segment of a table.
-const BITMAP_OF_SEGMENT: u64 = SEGMENT_BLOCKS as u64 / 8;
+const BITMAP_BYTES_PER_SEGMENT: u64 = SEGMENT_BLOCKS as u64 / 8;
 /// Segments of checkpoint packs: one each.
-const PACKS: u64 = 2;
+const PACK_SEGMENTS: u64 = 2;
 /// Zones that the logs need, and one more.
-const MIN_ZONES: u64 = 7;
+const ZONES_MIN: u64 = 7;
 /// Main areas of fewer segments have their overprovision chosen in coarse steps.
-const SMALL: u64 = 256;
+const COARSE_STEP_SEGMENTS_MAX: u64 = 256;
 /// Version of the format (`major_ver`, `minor_ver`).
 const VERSION: (u16, u16) = (1, 15);
 /// The inode of the project quota file, where there is one.
@@ -81,7 +81,8 @@ impl Plan {
         let areas = Areas::of(size, opts)?;
         let main = areas.zones * areas.zone;
         let section = u64::from(opts.segments_per_section);
-        let (overprovision, reserved, kept) = keep(main, section, opts.overprovision)?;
+        let (overprovision, reserved, kept) =
+            plan_overprovision(main, section, opts.overprovision)?;
         let superblock = Superblock::from_raw(fill(&areas, size, sector, uuid, opts)?)?;
         Ok(Self {
             superblock,
@@ -110,7 +111,7 @@ impl Areas {
                 FormatError::option("sections", why)
             })?;
         // The superblocks take the first zone.
-        let all = (size / SEGMENT).saturating_sub(zone) / zone * zone;
+        let all = (size / SEGMENT_BYTES).saturating_sub(zone) / zone * zone;
         if all > superblock::MAX_SEGMENTS.into() {
             let what = "f2fs volumes have at most 16 TiB".to_owned();
             return Err(FormatError::Device(what));
@@ -125,15 +126,15 @@ impl Areas {
             all.checked_sub(used)
                 .ok_or_else(|| too_small("its tables fill it"))
         };
-        let nodes = rest(PACKS + 2 * sit)? * per_segment;
+        let nodes = rest(PACK_SEGMENTS + 2 * sit)? * per_segment;
         let wanted = segments_for(nodes.div_ceil(nat::PER_BLOCK as u64));
         let (nat, payload) = bitmaps(sit, wanted, opts.large_nat_bitmap);
-        let summaries = rest(PACKS + 2 * sit + 2 * nat)? + 1;
-        let tables = PACKS + 2 * sit + 2 * nat;
+        let summaries = rest(PACK_SEGMENTS + 2 * sit + 2 * nat)? + 1;
+        let tables = PACK_SEGMENTS + 2 * sit + 2 * nat;
         let before_main = (tables + segments_for(summaries)).next_multiple_of(zone);
         let zones = rest(before_main)? / zone;
-        if zones < MIN_ZONES {
-            let what = format!("{zones} zones are left for data, {MIN_ZONES} are needed");
+        if zones < ZONES_MIN {
+            let what = format!("{zones} zones are left for data, {ZONES_MIN} are needed");
             return Err(too_small(what));
         }
         Ok(Self {
@@ -154,19 +155,20 @@ impl Areas {
 /// first for the bitmaps of both tables.
 fn bitmaps(sit: u64, wanted: u64, large: bool) -> (u64, u64) {
     let block = BLOCK_SIZE as u64;
-    let sit_bytes = sit * BITMAP_OF_SEGMENT;
+    let sit_bytes = sit * BITMAP_BYTES_PER_SEGMENT;
     if large {
         // A fifth of the nodes that there could be blocks for.
         let nat = (wanted / 5).max(1);
-        let beyond = (sit_bytes + nat * BITMAP_OF_SEGMENT).saturating_sub(BITMAPS);
+        let beyond =
+            (sit_bytes + nat * BITMAP_BYTES_PER_SEGMENT).saturating_sub(VERSION_BITMAP_BYTES);
         return (nat, beyond.div_ceil(block));
     }
-    let (room, payload) = if sit_bytes > BITMAPS - BITMAP_OF_SEGMENT {
-        (BITMAPS, sit_bytes.div_ceil(block))
+    let (room, payload) = if sit_bytes > VERSION_BITMAP_BYTES - BITMAP_BYTES_PER_SEGMENT {
+        (VERSION_BITMAP_BYTES, sit_bytes.div_ceil(block))
     } else {
-        (BITMAPS - sit_bytes, 0)
+        (VERSION_BITMAP_BYTES - sit_bytes, 0)
     };
-    (wanted.min(room / BITMAP_OF_SEGMENT), payload)
+    (wanted.min(room / BITMAP_BYTES_PER_SEGMENT), payload)
 }
 
 /// Segments for cleaning with this overprovision: two passes over what one free section takes to be
@@ -176,14 +178,18 @@ fn reserved(percent: f64, section: u64) -> f64 {
 }
 
 /// The overprovision in percent, the reserved segments, and both together in segments.
-fn keep(main: u64, section: u64, percent: Option<f64>) -> Result<(f64, u64, u64), FormatError> {
+fn plan_overprovision(
+    main: u64,
+    section: u64,
+    percent: Option<f64>,
+) -> Result<(f64, u64, u64), FormatError> {
     let percent = match percent {
         Some(percent) if percent > 0.0 && percent <= 100.0 => percent,
         Some(percent) => {
             let why = format!("{percent} is not a percentage above 0");
             return Err(FormatError::option("overprovision", why));
         }
-        None => best(main, section)
+        None => best_overprovision(main, section)
             .ok_or_else(|| too_small(format!("cleaning needs more than {main} segments")))?,
     };
     let reserved = reserved(percent, section) as u64;
@@ -203,8 +209,8 @@ fn keep(main: u64, section: u64, percent: Option<f64>) -> Result<(f64, u64, u64)
 }
 
 /// The overprovision that leaves most to users.
-fn best(main: u64, section: u64) -> Option<f64> {
-    let (first, last, step) = if main < SMALL {
+fn best_overprovision(main: u64, section: u64) -> Option<f64> {
+    let (first, last, step) = if main < COARSE_STEP_SEGMENTS_MAX {
         (10.0, 95.0, 5.0)
     } else {
         (0.01, 10.0, 0.01)
@@ -274,7 +280,7 @@ fn fill(
         small(start)
     };
     raw.segment0_blkaddr.set(area(0)?);
-    raw.cp_blkaddr.set(area(PACKS)?);
+    raw.cp_blkaddr.set(area(PACK_SEGMENTS)?);
     raw.sit_blkaddr.set(area(2 * areas.sit)?);
     raw.nat_blkaddr.set(area(2 * areas.nat)?);
     raw.ssa_blkaddr.set(area(areas.ssa)?);
@@ -283,7 +289,7 @@ fn fill(
     for (field, count) in [
         (&mut raw.section_count, sections),
         (&mut raw.segment_count, areas.all),
-        (&mut raw.segment_count_ckpt, PACKS),
+        (&mut raw.segment_count_ckpt, PACK_SEGMENTS),
         (&mut raw.segment_count_sit, 2 * areas.sit),
         (&mut raw.segment_count_nat, 2 * areas.nat),
         (&mut raw.segment_count_ssa, areas.ssa),

@@ -14,9 +14,9 @@ use crate::disk::{BLOCK_SIZE, LogType, SEGMENT_BLOCKS};
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 /// Requests under way at a time.
-const DEPTH: usize = 32;
+const WRITES_IN_FLIGHT_MAX: usize = 32;
 /// Bytes of a discard or of zeroing in one request.
-const STEP: u64 = 2 << 30;
+const DISCARD_STEP_BYTES: u64 = 2 << 30;
 
 /// Writes to the device, several requests at a time.
 pub(super) struct Writer<'a> {
@@ -35,7 +35,7 @@ impl<'a> Writer<'a> {
     }
 
     fn start(&mut self, bio: Bio) -> Result<(), FormatError> {
-        if self.under_way.len() >= DEPTH
+        if self.under_way.len() >= WRITES_IN_FLIGHT_MAX
             && let Some(oldest) = self.under_way.pop_front()
         {
             oldest.wait()?;
@@ -63,8 +63,8 @@ impl<'a> Writer<'a> {
             return Ok((false, false));
         }
         let mut ok = true;
-        for at in (0..len).step_by(STEP as usize) {
-            let bio = Bio::discard(at, STEP.min(len - at));
+        for at in (0..len).step_by(DISCARD_STEP_BYTES as usize) {
+            let bio = Bio::discard(at, DISCARD_STEP_BYTES.min(len - at));
             // A device may refuse a discard: then nothing has changed.
             ok &= self.queue.submit(bio, IoTag::default()).wait().is_ok();
         }
@@ -83,7 +83,7 @@ impl<'a> Writer<'a> {
         let end = u64::from(blocks.end) * BLOCK;
         let mut at = u64::from(blocks.start) * BLOCK;
         while at < end {
-            let len = STEP.min(end - at);
+            let len = DISCARD_STEP_BYTES.min(end - at);
             self.start(Bio::write_zeroes(at, len))?;
             at += len;
         }

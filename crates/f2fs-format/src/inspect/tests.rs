@@ -18,7 +18,7 @@ fn inspections() {
     let queue = steadfs_block::Queue::new(Arc::new(device), Default::default());
     let seen = inspect(&queue).unwrap();
     assert_eq!(seen.label, "inspected");
-    let State::Valid(numbers) = &seen.checkpoint else {
+    let CheckpointState::Valid(numbers) = &seen.checkpoint else {
         panic!("{seen}");
     };
     assert_eq!(numbers.checkpoint_ver, opened.checkpoint.version);
@@ -50,7 +50,7 @@ fn inspections() {
     );
     assert_eq!(
         field("cur_data_segno[1]"),
-        numbers.logs[1].segment.to_string()
+        numbers.cursegs[1].segment.to_string()
     );
-    assert!(text.contains("Log of warm data:"));
+    assert!(text.contains("Curseg of warm data:"));
 }

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::check::{self, Report, check};
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::num::idx;
-use crate::disk::summary::{Compacted, SummaryBlock};
+use crate::disk::summary::{CompactSummaries, SummaryBlock};
 use crate::disk::superblock::{COPIES, SUPERBLOCK_SIZE};
 use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, Layout, LogType, NatEntry, Nid, Superblock, checkpoint,
@@ -172,7 +172,7 @@ impl Opened {
 
     fn nat_journal(&self) -> [u8; journal::SIZE] {
         if self.checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES) {
-            Compacted::parse(self.summaries(), self.checkpoint.compacted_counts())
+            CompactSummaries::parse(self.summaries(), self.checkpoint.compacted_counts())
                 .unwrap()
                 .nat_journal
         } else {

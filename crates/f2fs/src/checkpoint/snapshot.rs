@@ -11,7 +11,7 @@ use super::Reason;
 use crate::cp_lock::Change;
 use crate::disk::checkpoint::CpFlags;
 use crate::disk::node::{Footer, NodeKind};
-use crate::disk::summary::Compacted;
+use crate::disk::summary::CompactSummaries;
 use crate::disk::{BlockAddr, Checkpoint, DiskError, LogType, Structure, inode, orphan};
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -258,7 +258,7 @@ impl F2fs {
             .map(|log| segments.logs[log.index()].summaries())
             .iter()
             .sum();
-        let packed = Compacted::blocks_for(entries as usize) as u32;
+        let packed = CompactSummaries::blocks_for(entries as usize) as u32;
         let compacted = packed < 3;
         let mut flags = last
             .flags

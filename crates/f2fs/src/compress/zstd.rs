@@ -6,14 +6,14 @@
 
 use std::io::Read;
 
-use super::LARGEST;
+use super::CLUSTER_BYTES_MAX;
 
 const MAGIC: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 
 /// The content of a frame, `plain` bytes long; one byte more tells that there is more. `None`: it is none, or needs
 /// more memory than a cluster's.
 pub fn decompress(bytes: &[u8], plain: usize) -> Option<Vec<u8>> {
-    if window(bytes)? > LARGEST as u64 {
+    if window(bytes)? > CLUSTER_BYTES_MAX as u64 {
         return None;
     }
     let decoder = ruzstd::decoding::StreamingDecoder::new(bytes).ok()?;

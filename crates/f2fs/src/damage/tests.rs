@@ -20,8 +20,8 @@ fn errors(fs: &F2fs) -> String {
 /// Both superblocks, which are whole and say the same.
 fn superblock(bytes: &[u8]) -> Superblock {
     let copies = COPIES.map(|at| Superblock::parse(&bytes[at as usize..]).unwrap());
-    assert_eq!(copies[0].noted_errors(), copies[1].noted_errors());
-    assert_eq!(copies[0].noted_stops(), copies[1].noted_stops());
+    assert_eq!(copies[0].recorded_errors(), copies[1].recorded_errors());
+    assert_eq!(copies[0].recorded_stops(), copies[1].recorded_stops());
     let [first, _] = copies;
     first
 }
@@ -36,7 +36,7 @@ fn damage_is_noted_and_told_again_by_later_mounts() {
         let at = world.fs.nat.entry(nid, world.cx.tag).unwrap().addr;
         assert_eq!(errors(&world.fs), "none\n");
         let device = world.close();
-        assert!(superblock(&device.to_bytes()).noted_errors().is_empty());
+        assert!(superblock(&device.to_bytes()).recorded_errors().is_empty());
         // The footer's node id.
         let place = u64::from(at.0) * BLOCK_SIZE as u64 + 4072;
         let mut good = [0; 4];
@@ -55,7 +55,7 @@ fn damage_is_noted_and_told_again_by_later_mounts() {
             "{said}"
         );
         assert_eq!(
-            superblock(&world.bytes()).noted_errors(),
+            superblock(&world.bytes()).recorded_errors(),
             ["inconsistent_footer"]
         );
         assert!(superblock(&world.bytes()).has_errors());
@@ -106,7 +106,7 @@ fn a_shutdown_is_counted_and_is_no_error() {
     assert!(world.fs.close().is_err());
     world.judge_device();
     let noted = superblock(&world.bytes());
-    assert_eq!(noted.noted_stops(), [("shutdown".to_owned(), 1)]);
+    assert_eq!(noted.recorded_stops(), [("shutdown".to_owned(), 1)]);
     assert!(!noted.has_errors());
     let world = world.open_again();
     world.lookup(ROOT, b"file").unwrap();
@@ -159,7 +159,7 @@ fn data_that_cannot_be_written_and_a_stop_are_told() {
     );
     assert!(fs.close().is_err());
     let noted = superblock(&device.memory.to_bytes());
-    assert_eq!(noted.noted_stops(), [("write_fail".to_owned(), 1)]);
+    assert_eq!(noted.recorded_stops(), [("write_fail".to_owned(), 1)]);
     assert!(noted.has_errors());
 }
 
@@ -205,7 +205,7 @@ fn note_while_superblocks_fail() {
         steadfs_rt::sleep(std::time::Duration::from_millis(1));
     }
     let noted = superblock(&device.memory.to_bytes());
-    assert_eq!(noted.noted_errors(), ["inconsistent_footer"]);
+    assert_eq!(noted.recorded_errors(), ["inconsistent_footer"]);
     fs.close().unwrap();
 }
 
@@ -222,23 +222,23 @@ fn an_unmount_that_cannot_note_damage_fails() {
 
 #[test]
 fn every_structure_has_its_kind_of_damage() {
-    use crate::disk::superblock::Note;
+    use crate::disk::superblock::ErrorFlag;
     use crate::disk::{BlockAddr, DiskError, Structure};
-    let of = |error: DiskError| Note::of_error(&FsError::from(error));
+    let of = |error: DiskError| ErrorFlag::of_error(&FsError::from(error));
     let kinds = [
         (Structure::Superblock, None),
         (Structure::Checkpoint, None),
         (Structure::OrphanBlock, None),
-        (Structure::Nat, Some(Note::NAT)),
-        (Structure::Sit, Some(Note::SIT)),
-        (Structure::Summary, Some(Note::SUMMARY)),
-        (Structure::Node, Some(Note::FOOTER)),
-        (Structure::Inode, Some(Note::INODE)),
-        (Structure::Dentries, Some(Note::DIRENT)),
-        (Structure::Xattrs, Some(Note::XATTR)),
-        (Structure::Acl, Some(Note::XATTR)),
-        (Structure::Cluster, Some(Note::CLUSTER)),
-        (Structure::Verity, Some(Note::VERITY_XATTR)),
+        (Structure::Nat, Some(ErrorFlag::NAT)),
+        (Structure::Sit, Some(ErrorFlag::SIT)),
+        (Structure::Summary, Some(ErrorFlag::SUMMARY)),
+        (Structure::Node, Some(ErrorFlag::FOOTER)),
+        (Structure::Inode, Some(ErrorFlag::INODE)),
+        (Structure::Dentries, Some(ErrorFlag::DIRENT)),
+        (Structure::Xattrs, Some(ErrorFlag::XATTR)),
+        (Structure::Acl, Some(ErrorFlag::XATTR)),
+        (Structure::Cluster, Some(ErrorFlag::CLUSTER)),
+        (Structure::Verity, Some(ErrorFlag::VERITY_XATTR)),
     ];
     for (what, note) in kinds {
         // Whatever the words are.
@@ -253,9 +253,12 @@ fn every_structure_has_its_kind_of_damage() {
             assert_eq!(of(error.clone()), note, "{error}");
         }
         let address = DiskError::address(what, BlockAddr(7), rule).in_block(BlockAddr(8));
-        assert_eq!(of(address), Some(Note::BLOCK_ADDRESS));
+        assert_eq!(of(address), Some(ErrorFlag::BLOCK_ADDRESS));
     }
-    assert_eq!(Note::of_error(&Corruption::new("inode 4").into()), None);
+    assert_eq!(
+        ErrorFlag::of_error(&Corruption::new("inode 4").into()),
+        None
+    );
 }
 
 /// A thaw writes nothing, so it ends well; what fails is told by whoever needs it, and nothing that was durable is lost.
@@ -310,7 +313,7 @@ fn damage_met_while_frozen_is_noted_after_the_thaw() {
     control.write("f2fs/freeze", b"0").unwrap();
     fs.lookup(&Cx::default(), ROOT, b"file").unwrap_err();
     let noted = superblock(&device.memory.to_bytes());
-    assert_eq!(noted.noted_errors(), ["inconsistent_footer"]);
+    assert_eq!(noted.recorded_errors(), ["inconsistent_footer"]);
     fs.close().unwrap();
 }
 

@@ -6,7 +6,7 @@ use steadfs_base::IoTag;
 use steadfs_vfs::{Cx, FallocMode, FsError, InodeFlags, Result};
 
 use super::write::LARGEST_SIZE;
-use super::{BLOCK, Place};
+use super::{BLOCK, MapTarget};
 use crate::disk::BlockAddr;
 use crate::disk::inode::{Advise, Inline};
 use crate::fs::F2fs;
@@ -14,7 +14,7 @@ use crate::inode::Inode;
 use crate::space::Need;
 
 /// Slots changed while the gate is held once.
-const STEP: u64 = 4096;
+const SLOTS_PER_CHANGE: u64 = 4096;
 
 impl F2fs {
     /// fallocate(2).
@@ -27,19 +27,19 @@ impl F2fs {
         len: u64,
     ) -> Result<()> {
         self.check_writable()?;
-        Self::readable(inode)?;
+        Self::check_readable(inode)?;
         if len == 0 {
             return Err(FsError::Invalid("length is zero"));
         }
         let end = offset.saturating_add(len);
         let allocates = matches!(mode, FallocMode::Allocate { .. });
         if inode.is_pinned() && allocates && end <= LARGEST_SIZE {
-            self.provide_sections(&(offset..end), cx.tag)?;
+            self.free_sections_for(&(offset..end), cx.tag)?;
         }
-        self.with_room(cx, || self.fallocate_alone(cx, inode, mode, offset..end))
+        self.with_space(cx, || self.fallocate_locked(cx, inode, mode, offset..end))
     }
 
-    fn fallocate_alone(
+    fn fallocate_locked(
         &self,
         cx: &Cx,
         inode: &Inode,
@@ -109,14 +109,14 @@ impl F2fs {
     /// Takes space for every hole of a byte range. What was taken before an error stays.
     fn allocate(&self, cx: &Cx, inode: &Inode, range: Range<u64>) -> Result<()> {
         // Delayed blocks get their places: otherwise each would be promised twice.
-        self.write_out_held(inode, cx.tag)?;
+        self.write_out_locked(inode, cx.tag)?;
         let mut at = range.start / BLOCK;
         let end = range.end.div_ceil(BLOCK);
         while at < end {
             cx.check_killed()?;
-            let mapped = self.map(inode, at, (end - at).min(STEP), cx.tag)?;
+            let mapped = self.map(inode, at, (end - at).min(SLOTS_PER_CHANGE), cx.tag)?;
             let run = at..at + mapped.len;
-            if mapped.place == Place::Hole {
+            if mapped.target == MapTarget::Hole {
                 let privileged = self.may_use_reserved(cx);
                 self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
                 let need = Need {
@@ -125,9 +125,10 @@ impl F2fs {
                 };
                 self.space.reserve(need, privileged)?;
                 self.nat.build_free_nids(cx.tag)?;
-                let (taken, result) = self.change_slots(inode, run.clone(), BlockAddr::NEW, cx.tag);
+                let (changed, result) =
+                    self.change_slots(inode, run.clone(), BlockAddr::NEW, cx.tag);
                 self.space.release(Need {
-                    blocks: mapped.len - taken,
+                    blocks: mapped.len - changed,
                     nodes: 0,
                 });
                 result?;
@@ -159,8 +160,8 @@ impl F2fs {
                     at += 1;
                 }
             }
-            let behind_end = at * BLOCK > core.size.next_multiple_of(BLOCK);
-            if addr == BlockAddr::NEW && behind_end {
+            let beyond_end = at * BLOCK > core.size.next_multiple_of(BLOCK);
+            if addr == BlockAddr::NEW && beyond_end {
                 // Recovery and fsck would take the last block for the file's end.
                 core.advise = core.advise.union(Advise::KEEP_SIZE);
             }
@@ -171,7 +172,7 @@ impl F2fs {
     }
 
     /// Changes the slots of a range that name something into `addr`.
-    fn replace(
+    fn replace_slots(
         &self,
         inode: &Inode,
         blocks: Range<u64>,
@@ -181,7 +182,7 @@ impl F2fs {
         let mut at = blocks.start;
         while at < blocks.end {
             let mapped = self.map(inode, at, blocks.end - at, tag)?;
-            if mapped.place == Place::Hole {
+            if mapped.target == MapTarget::Hole {
                 at += mapped.len;
                 continue;
             }
@@ -194,9 +195,9 @@ impl F2fs {
 
     /// Brings the stored size up to the file's before blocks leave the cache: write-back, which would
     /// raise it, will not see them any more.
-    fn settle_size(&self, cx: &Cx, inode: &Inode) -> Result<()> {
+    fn store_size(&self, cx: &Cx, inode: &Inode) -> Result<()> {
         if inode.core.read().size < inode.size() {
-            self.write_out_held(inode, cx.tag)?;
+            self.write_out_locked(inode, cx.tag)?;
         }
         Ok(())
     }
@@ -222,7 +223,7 @@ impl F2fs {
         let range = range.start..range.end.min(most);
         // Before the edges are zeroed: what it writes may still be the last word on a block that is
         // about to go, if a crash comes before that is durable.
-        self.settle_size(cx, inode)?;
+        self.store_size(cx, inode)?;
         let mut whole = self.zero_edges(cx, inode, &range)?;
         if range.end >= inode.size() {
             // The block that holds the end of the file can go whole.
@@ -235,7 +236,7 @@ impl F2fs {
         if inode.pages.is_empty() {
             self.release_nodes(inode, 0);
         }
-        self.replace(inode, whole, BlockAddr::NULL, cx.tag)
+        self.replace_slots(inode, whole, BlockAddr::NULL, cx.tag)
     }
 
     /// Makes a range read as zeros, with its space taken.
@@ -247,9 +248,9 @@ impl F2fs {
             whole = range.start.div_ceil(BLOCK)..whole.end.max(range.end.div_ceil(BLOCK));
         }
         if !whole.is_empty() {
-            self.settle_size(cx, inode)?;
+            self.store_size(cx, inode)?;
             self.drop_pages(inode, whole.clone());
-            self.replace(inode, whole, BlockAddr::NEW, cx.tag)?;
+            self.replace_slots(inode, whole, BlockAddr::NEW, cx.tag)?;
         }
         Ok(())
     }

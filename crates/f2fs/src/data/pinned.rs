@@ -12,7 +12,7 @@ use steadfs_base::IoTag;
 use steadfs_block::Buf;
 use steadfs_vfs::{Cx, FsError, Result};
 
-use super::{BLOCK, Place};
+use super::{BLOCK, MapTarget};
 use crate::checkpoint::{Reason, Writes};
 use crate::disk::SEGMENT_BLOCKS;
 use crate::disk::inode::{Advise, Inline};
@@ -21,21 +21,21 @@ use crate::inode::Inode;
 use crate::segment::Run;
 use crate::space::Need;
 
-/// Sections cleaned in vain before a section is given up for a pinned file.
-const TRIES: u32 = 16;
+/// Sections cleaned in vain before a section is target up for a pinned file.
+const FAILED_GC_MAX: u32 = 16;
 /// A section on its way to a file.
-struct Given {
+struct PinnedSection {
     section: Run,
     /// The file's block that its first one becomes.
     first: u64,
     /// Addresses that have an owner.
-    named: BTreeSet<u32>,
+    mapped_addrs: BTreeSet<u32>,
     /// Holes that are none any more: each has taken its promise.
-    filled: u64,
+    holes_filled: u64,
 }
 
-/// Blocks named while the gate is held once.
-const STEP: u64 = 512;
+/// Blocks mapped_addrs while the gate is held once.
+const BLOCKS_PER_CHANGE: u64 = 512;
 
 impl Inode {
     /// Whether its blocks stay where they are.
@@ -71,7 +71,7 @@ impl F2fs {
         let (mut at, end) = (bytes.start / BLOCK, bytes.end.div_ceil(BLOCK));
         while at < end {
             let mapped = self.map(inode, at, end - at, tag)?;
-            if !matches!(mapped.place, Place::At(_)) {
+            if !matches!(mapped.target, MapTarget::Block(_)) {
                 let what = "a pinned file is only written where fallocate gave it blocks";
                 return Err(FsError::Io(what.to_owned()));
             }
@@ -81,28 +81,28 @@ impl F2fs {
     }
 
     /// Makes sections free for a pinned file's next `bytes`, as far as that is possible. With no lock held.
-    pub(super) fn provide_sections(&self, bytes: &Range<u64>, tag: IoTag) -> Result<()> {
+    pub(super) fn free_sections_for(&self, bytes: &Range<u64>, tag: IoTag) -> Result<()> {
         let size = self.section_blocks() * BLOCK;
-        let wanted = bytes.end.div_ceil(size) - bytes.start / size;
-        let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
-        let lacks = || self.segments().sections_for_users() < wanted;
+        let sections = bytes.end.div_ceil(size) - bytes.start / size;
+        let sections = u32::try_from(sections).unwrap_or(u32::MAX);
+        let lacks = || self.segments().sections_for_users() < sections;
         if !lacks() || self.is_cp_disabled() {
             return Ok(());
         }
         self.checkpoint(Reason::Sync, tag)?;
         let mut skip = BTreeSet::new();
-        let mut in_vain = 0;
-        while in_vain < TRIES && lacks() {
+        let mut failed = 0;
+        while failed < FAILED_GC_MAX && lacks() {
             match self.clean_one(&mut skip, tag)? {
                 None => break,
                 Some(true) => self.checkpoint(Reason::Sync, tag)?,
-                Some(false) => in_vain += 1,
+                Some(false) => failed += 1,
             }
         }
         Ok(())
     }
 
-    /// Gives a pinned file blocks for every hole of the sections that a byte range touches. What was given before
+    /// Gives a pinned file blocks for every hole of the sections that a byte range touches. What was target before
     /// an error stays. The caller holds `inode.lock` for writing.
     pub(super) fn allocate_pinned(&self, cx: &Cx, inode: &Inode, bytes: Range<u64>) -> Result<()> {
         let size = self.section_blocks();
@@ -111,9 +111,9 @@ impl F2fs {
         while at < bytes.end.div_ceil(BLOCK) {
             cx.check_killed()?;
             let section = at..(at + size).min(most);
-            let wanted = self.without_place(inode, section.clone(), cx.tag)?;
-            if !wanted.is_empty() {
-                self.give_section(cx, inode, at, &wanted)?;
+            let runs = self.unmapped_runs(inode, section.clone(), cx.tag)?;
+            if !runs.is_empty() {
+                self.allocate_pinned_section(cx, inode, at, &runs)?;
             }
             at += size;
         }
@@ -121,7 +121,7 @@ impl F2fs {
     }
 
     /// The runs of a range that have no blocks, and whether fallocate took space for them before.
-    fn without_place(
+    fn unmapped_runs(
         &self,
         inode: &Inode,
         blocks: Range<u64>,
@@ -133,49 +133,52 @@ impl F2fs {
             let mapped = self.map(inode, at, blocks.end - at, tag)?;
             let run = at..at + mapped.len;
             at = run.end;
-            match mapped.place {
-                Place::Hole => runs.push((run, false)),
-                Place::Promised => runs.push((run, true)),
-                Place::At(_) | Place::Compressed => {}
+            match mapped.target {
+                MapTarget::Hole => runs.push((run, false)),
+                MapTarget::Reserved => runs.push((run, true)),
+                MapTarget::Block(_) | MapTarget::Compressed => {}
             }
         }
         Ok(runs)
     }
 
-    /// Gives one section to a file: its block `first` and those behind it, as far as they are wanted.
-    fn give_section(
+    /// Gives one section to a file: its block `first` and those behind it, as far as they are runs.
+    fn allocate_pinned_section(
         &self,
         cx: &Cx,
         inode: &Inode,
         first: u64,
-        wanted: &[(Range<u64>, bool)],
+        runs: &[(Range<u64>, bool)],
     ) -> Result<()> {
         let privileged = self.may_use_reserved(cx);
-        let holes = || wanted.iter().filter(|(_, reserved)| !reserved);
+        let holes = || runs.iter().filter(|(_, reserved)| !reserved);
         for (run, _) in holes() {
             self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
         }
         let blocks: u64 = holes().map(|(run, _)| run.end - run.start).sum();
         let need = |blocks| Need { blocks, nodes: 0 };
         self.space.reserve(need(blocks), privileged)?;
-        let mut filled = 0;
+        let mut holes_filled = 0;
         let result = self.segments().allocate_section().and_then(|section| {
-            let mut given = Given {
+            let mut target = PinnedSection {
                 section,
                 first,
-                named: BTreeSet::new(),
-                filled: 0,
+                mapped_addrs: BTreeSet::new(),
+                holes_filled: 0,
             };
             let zeroed = self.zero_section(section, cx.tag);
-            let result = zeroed.and_then(|()| self.name_section(inode, &mut given, wanted, cx.tag));
-            inode.note_written(true, self.queue.next_flush());
-            for start in section.blocks().filter(|at| !given.named.contains(&at.0)) {
+            let result = zeroed.and_then(|()| self.map_section(inode, &mut target, runs, cx.tag));
+            inode.record_written(true, self.queue.next_flush());
+            for start in section
+                .blocks()
+                .filter(|at| !target.mapped_addrs.contains(&at.0))
+            {
                 self.segments().release(Run { start, len: 1 });
             }
-            filled = given.filled;
+            holes_filled = target.holes_filled;
             result
         });
-        self.space.release(need(blocks - filled));
+        self.space.release(need(blocks - holes_filled));
         result
     }
 
@@ -188,30 +191,30 @@ impl F2fs {
         writes.wait().map_err(io_error)
     }
 
-    /// Names the blocks of a section in the slots where they are wanted.
-    fn name_section(
+    /// Names the blocks of a section in the slots where they are runs.
+    fn map_section(
         &self,
         inode: &Inode,
-        given: &mut Given,
-        wanted: &[(Range<u64>, bool)],
+        target: &mut PinnedSection,
+        runs: &[(Range<u64>, bool)],
         tag: IoTag,
     ) -> Result<()> {
         self.nat.build_free_nids(tag)?;
-        for (run, reserved) in wanted {
+        for (run, reserved) in runs {
             let mut at = run.start;
             while at < run.end {
-                let end = run.end.min(at + STEP);
-                self.name_blocks(inode, given, (at..end, *reserved), tag)?;
+                let end = run.end.min(at + BLOCKS_PER_CHANGE);
+                self.map_section_blocks(inode, target, (at..end, *reserved), tag)?;
                 at = end;
             }
         }
         Ok(())
     }
 
-    fn name_blocks(
+    fn map_section_blocks(
         &self,
         inode: &Inode,
-        given: &mut Given,
+        target: &mut PinnedSection,
         (run, reserved): (Range<u64>, bool),
         tag: IoTag,
     ) -> Result<()> {
@@ -222,10 +225,10 @@ impl F2fs {
         while at < run.end {
             let mut slot = self.make_slot(&change, inode, &mut core, at, tag)?;
             for _ in 0..u64::from(slot.left).min(run.end - at) {
-                let addr = given.section.start.plus((at - given.first) as u32);
+                let addr = target.section.start.plus((at - target.first) as u32);
                 self.set_slot(&change, inode, &mut core, &slot, addr, tag)?;
-                given.filled += u64::from(!reserved);
-                given.named.insert(addr.0);
+                target.holes_filled += u64::from(!reserved);
+                target.mapped_addrs.insert(addr.0);
                 self.segments().set_valid_pinned(addr, slot.owner())?;
                 slot.slot += 1;
                 at += 1;

@@ -11,7 +11,7 @@ pub struct IpuPolicy(pub u32);
 impl IpuPolicy {
     /// Always.
     pub const FORCE: Self = Self(0x01);
-    /// While free sections are short.
+    /// While free sections are needs_ssr.
     pub const SSR: Self = Self(0x02);
     /// While the volume is full beyond a limit.
     pub const UTIL: Self = Self(0x04);
@@ -47,15 +47,15 @@ impl IpuPolicy {
 
 /// The state of the volume as far as placement depends on it.
 #[derive(Clone, Copy, Debug)]
-pub struct Volume {
+pub struct VolumeState {
     /// Rules for writing in place.
     pub policy: IpuPolicy,
     /// `mode=lfs`: only at the end of logs.
     pub lfs: bool,
     /// Cold files are written in place, and few blocks at once count as hot (not with `gc_policy=2013`).
-    pub by_use: bool,
-    /// Free sections are short, so that logs fill holes.
-    pub short: bool,
+    pub temperature: bool,
+    /// Free sections are needs_ssr, so that logs fill holes.
+    pub needs_ssr: bool,
     /// How full it is, in percent.
     pub used_percent: u32,
     /// The limit of the rules about fullness (`min_ipu_util`).
@@ -76,48 +76,53 @@ pub enum Occasion {
 }
 
 /// Most dirty blocks of a file that count as hot (`min_hot_blocks`).
-pub const FEW: u64 = 16;
+pub const HOT_DIRTY_BLOCKS_MAX: u64 = 16;
 
 /// What placement needs to know of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct File {
+pub struct FileHints {
     /// Hints.
     pub advise: Advise,
     /// Bits of `i_inline`, of which "pinned" counts.
     pub inline: Inline,
-    /// Whether at most [`FEW`] of its blocks are dirty.
+    /// Whether at most [`HOT_DIRTY_BLOCKS_MAX`] of its blocks are dirty.
     pub few_dirty: bool,
 }
 
 /// Whether a block that has a place is written over it.
-pub fn ipu(volume: &Volume, file: &File, occasion: Occasion) -> bool {
+pub fn ipu(volume: &VolumeState, file: &FileHints, occasion: Occasion) -> bool {
     if file.inline.contains(Inline::PINNED) {
         return true;
     }
     if volume.lfs || occasion == Occasion::Moved {
         return false;
     }
-    if volume.by_use && file.advise.contains(Advise::COLD) {
+    if volume.temperature && file.advise.contains(Advise::COLD) {
         return true;
     }
     let full = volume.used_percent > volume.min_util;
     let when = |rule, condition| volume.policy.has(rule) && condition;
     volume.policy.has(IpuPolicy::FORCE)
-        || when(IpuPolicy::SSR, volume.short)
+        || when(IpuPolicy::SSR, volume.needs_ssr)
         || when(IpuPolicy::UTIL, full)
-        || when(IpuPolicy::SSR_UTIL, full && volume.short)
+        || when(IpuPolicy::SSR_UTIL, full && volume.needs_ssr)
         || when(IpuPolicy::ASYNC, occasion == Occasion::Background)
         || when(IpuPolicy::FSYNC, occasion == Occasion::SmallSync)
 }
 
 /// The log that new blocks of a regular file come from, with so many logs in use (`active_logs=`: 2, 4
-/// or 6); `by_use`: see [`Volume`].
-pub fn data_log(active_logs: u8, by_use: bool, file: &File, occasion: Occasion) -> LogType {
+/// or 6); `temperature`: see [`VolumeState`].
+pub fn data_log(
+    active_logs: u8,
+    temperature: bool,
+    file: &FileHints,
+    occasion: Occasion,
+) -> LogType {
     match active_logs {
         2 => LogType::HotData,
         4 => LogType::ColdData,
         _ if occasion == Occasion::Moved || file.advise.contains(Advise::COLD) => LogType::ColdData,
-        _ if by_use
+        _ if temperature
             && (file.advise.contains(Advise::HOT)
                 || file.few_dirty
                 || occasion == Occasion::SmallSync) =>
@@ -146,15 +151,15 @@ pub fn has_extension(name: &[u8], extension: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    const CALM: Volume = Volume {
+    const IDLE: VolumeState = VolumeState {
         policy: IpuPolicy(0),
         lfs: false,
-        by_use: true,
-        short: false,
+        temperature: true,
+        needs_ssr: false,
         used_percent: 50,
         min_util: 70,
     };
-    const PLAIN: File = File {
+    const PLAIN: FileHints = FileHints {
         advise: Advise(0),
         inline: Inline(0),
         few_dirty: false,
@@ -180,23 +185,26 @@ mod tests {
 
     #[test]
     fn ipu_by_rule() {
-        let with = |rule: IpuPolicy| Volume {
+        let with = |rule: IpuPolicy| VolumeState {
             policy: rule,
-            ..CALM
+            ..IDLE
         };
-        let full = |v: Volume| Volume {
+        let full = |v: VolumeState| VolumeState {
             used_percent: 71,
             ..v
         };
-        let short = |v: Volume| Volume { short: true, ..v };
+        let needs_ssr = |v: VolumeState| VolumeState {
+            needs_ssr: true,
+            ..v
+        };
         use IpuPolicy as P;
         use Occasion::*;
         for (volume, occasion, expected) in [
-            (CALM, SmallSync, false),
+            (IDLE, SmallSync, false),
             (with(P::FORCE), Background, true),
             (with(P::FORCE), Moved, false),
             (
-                Volume {
+                VolumeState {
                     lfs: true,
                     ..with(P::FORCE)
                 },
@@ -208,31 +216,31 @@ mod tests {
             (with(P::ASYNC), Background, true),
             (with(P::ASYNC), Sync, false),
             (with(P::SSR), Sync, false),
-            (short(with(P::SSR)), Sync, true),
+            (needs_ssr(with(P::SSR)), Sync, true),
             (with(P::UTIL), Sync, false),
             (full(with(P::UTIL)), Sync, true),
             (full(with(P::SSR_UTIL)), Sync, false),
-            (short(full(with(P::SSR_UTIL))), Sync, true),
+            (needs_ssr(full(with(P::SSR_UTIL))), Sync, true),
         ] {
             let found = ipu(&volume, &PLAIN, occasion);
             assert_eq!(found, expected, "{volume:?} {occasion:?}");
         }
-        let cold = File {
+        let cold = FileHints {
             advise: Advise::COLD,
             ..PLAIN
         };
-        assert!(ipu(&CALM, &cold, Background));
-        let of_2013 = Volume {
-            by_use: false,
-            ..CALM
+        assert!(ipu(&IDLE, &cold, Background));
+        let of_2013 = VolumeState {
+            temperature: false,
+            ..IDLE
         };
         assert!(!ipu(&of_2013, &cold, Background));
-        assert!(!ipu(&Volume { lfs: true, ..CALM }, &cold, Background));
-        let pinned = File {
+        assert!(!ipu(&VolumeState { lfs: true, ..IDLE }, &cold, Background));
+        let pinned = FileHints {
             inline: Inline::PINNED,
             ..PLAIN
         };
-        assert!(ipu(&Volume { lfs: true, ..CALM }, &pinned, Background));
+        assert!(ipu(&VolumeState { lfs: true, ..IDLE }, &pinned, Background));
         assert_eq!(P::default_for(8192, false).0, 0x81);
         assert_eq!(P::default_for(8193, false), P::FSYNC);
         assert_eq!(P::default_for(8193, true).0, 0);
@@ -241,16 +249,16 @@ mod tests {
     #[test]
     fn logs() {
         use LogType::*;
-        let cold = File {
+        let cold = FileHints {
             advise: Advise::COLD,
             few_dirty: true,
             ..PLAIN
         };
-        let hot = File {
+        let hot = FileHints {
             advise: Advise::HOT,
             ..PLAIN
         };
-        let few = File {
+        let few = FileHints {
             few_dirty: true,
             ..PLAIN
         };

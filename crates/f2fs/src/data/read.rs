@@ -6,13 +6,13 @@ use steadfs_base::{FileBlock, IoTag};
 use steadfs_cache::{BlockSource, FileRead, FileReader, ReadPart};
 use steadfs_vfs::{Cx, FileKind, FsError, ReadData, Result};
 
-use super::{BLOCK, Place};
+use super::{BLOCK, MapTarget};
 use crate::fs::{F2fs, io_error};
 use crate::inode::Inode;
 
 impl F2fs {
     /// Refuses what is not a regular file whose content can be shown.
-    pub(crate) fn readable(inode: &Inode) -> Result<()> {
+    pub(crate) fn check_readable(inode: &Inode) -> Result<()> {
         match inode.kind() {
             FileKind::Regular if inode.is_encrypted() => Err(FsError::NoKey),
             FileKind::Regular => Ok(()),
@@ -29,7 +29,7 @@ impl F2fs {
         offset: u64,
         len: usize,
     ) -> Result<ReadData> {
-        Self::readable(inode)?;
+        Self::check_readable(inode)?;
         let _shared = inode.lock.read();
         let end = inode.size().min(offset.saturating_add(len as u64));
         let read = if offset >= end {
@@ -143,10 +143,10 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<(Option<BlockSource>, u64)> {
         let mapped = self.map(inode, block.0, most, tag)?;
-        let source = match mapped.place {
-            Place::Hole | Place::Promised => Some(BlockSource::Hole),
-            Place::At(first) => Some(BlockSource::Device(u64::from(first.0) * BLOCK)),
-            Place::Compressed => None,
+        let source = match mapped.target {
+            MapTarget::Hole | MapTarget::Reserved => Some(BlockSource::Hole),
+            MapTarget::Block(first) => Some(BlockSource::Device(u64::from(first.0) * BLOCK)),
+            MapTarget::Compressed => None,
         };
         Ok((source, mapped.len))
     }

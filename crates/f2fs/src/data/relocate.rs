@@ -12,7 +12,7 @@ use crate::node::SlotLookup;
 use crate::segment::{Purpose, Run};
 
 /// A block of a file, and where it is said to lie.
-pub type At = (u64, BlockAddr);
+pub type BlockToMove = (u64, BlockAddr);
 
 impl F2fs {
     /// Moves those of the blocks that lie where the caller thinks to the log of cold data, or to holes
@@ -23,11 +23,11 @@ impl F2fs {
     /// # Errors
     /// A device's failure; `NoSpace` where the log has no room. Nothing is lost, and blocks moved before
     /// stay moved.
-    pub(crate) fn move_blocks(
+    pub(crate) fn relocate_blocks(
         &self,
         inode: &Inode,
-        blocks: &[At],
-        by_age: bool,
+        blocks: &[BlockToMove],
+        atgc: bool,
         tag: IoTag,
     ) -> Result<u64> {
         // Alone: who reads has looked up where the blocks lie and may still be waiting for them.
@@ -40,19 +40,19 @@ impl F2fs {
         }
         // And nobody writes over them.
         let _one = inode.lock_flush();
-        let mut live = Vec::with_capacity(blocks.len());
+        let mut valid = Vec::with_capacity(blocks.len());
         for &(block, addr) in blocks {
             if self.slot(inode, block, tag)? == addr && addr.is_block() {
-                live.push((block, addr));
+                valid.push((block, addr));
             }
         }
-        let content = self.read_raw(&live, tag)?;
+        let content = self.read_valid(&valid, tag)?;
         let mut done = 0;
-        while done < live.len() {
-            let want = (live.len() - done).min(self.blocks_to_write(tag)) as u32;
+        while done < valid.len() {
+            let want = (valid.len() - done).min(self.blocks_to_write(tag)) as u32;
             let segments = self.segments();
-            let aged = match by_age {
-                true => segments.allocate_atgc(live[done].1, want),
+            let aged = match atgc {
+                true => segments.allocate_atgc(valid[done].1, want),
                 false => None,
             };
             let run = match aged {
@@ -60,26 +60,26 @@ impl F2fs {
                 None => segments.allocate(LogType::ColdData, want, Purpose::Moved)?,
             };
             let end = done + run.len as usize;
-            let (live, content) = (&live[done..end], &content[done..end]);
-            self.move_run(inode, live, content, (run, by_age), tag)?;
+            let (valid, content) = (&valid[done..end], &content[done..end]);
+            self.move_run(inode, valid, content, (run, atgc), tag)?;
             done = end;
         }
-        Ok(live.len() as u64)
+        Ok(valid.len() as u64)
     }
 
     /// The blocks' content, read in as few pieces as they lie in.
-    fn read_raw(&self, live: &[At], tag: IoTag) -> Result<Vec<Buf>> {
+    fn read_valid(&self, valid: &[BlockToMove], tag: IoTag) -> Result<Vec<Buf>> {
         let most = self.queue.geometry().max_transfer as usize / BLOCK as usize;
         let mut ios: Vec<IoHandle> = Vec::new();
-        let mut rest = live;
+        let mut rest = valid;
         while let Some(&(_, first)) = rest.first() {
-            let next = |(n, at): &(u32, &At)| Some(at.1.0) == first.0.checked_add(*n);
+            let next = |(n, at): &(u32, &BlockToMove)| Some(at.1.0) == first.0.checked_add(*n);
             let len = (0..).zip(rest).take(most.max(1)).take_while(next).count();
             let bio = Bio::read(u64::from(first.0) * BLOCK, len * BLOCK as usize);
             ios.push(self.queue.submit(bio, tag));
             rest = &rest[len..];
         }
-        let mut content = Vec::with_capacity(live.len());
+        let mut content = Vec::with_capacity(valid.len());
         for io in ios {
             for buf in io.into_bio().map_err(io_error)?.bufs {
                 content.extend(buf.chunks(BLOCK as usize).map(Buf::copy_of));
@@ -91,37 +91,37 @@ impl F2fs {
     fn move_run(
         &self,
         inode: &Inode,
-        live: &[At],
+        valid: &[BlockToMove],
         content: &[Buf],
-        (run, by_age): (Run, bool),
+        (run, atgc): (Run, bool),
         tag: IoTag,
     ) -> Result<()> {
         let bio = Bio::write(u64::from(run.start.0) * BLOCK, content.to_vec());
         let written = self.queue.submit(bio, tag).wait().map_err(io_error);
-        let mut named = 0;
+        let mut mapped = 0;
         let result =
-            written.and_then(|()| self.name_moved(inode, live, (run, by_age), &mut named, tag));
-        if named < run.len {
+            written.and_then(|()| self.map_moved(inode, valid, (run, atgc), &mut mapped, tag));
+        if mapped < run.len {
             self.segments().release(Run {
-                start: run.start.plus(named),
-                len: run.len - named,
+                start: run.start.plus(mapped),
+                len: run.len - mapped,
             });
         }
-        inode.note_written(true, self.queue.next_flush());
+        inode.record_written(true, self.queue.next_flush());
         result
     }
 
-    fn name_moved(
+    fn map_moved(
         &self,
         inode: &Inode,
-        live: &[At],
-        (run, by_age): (Run, bool),
-        named: &mut u32,
+        valid: &[BlockToMove],
+        (run, atgc): (Run, bool),
+        mapped: &mut u32,
         tag: IoTag,
     ) -> Result<()> {
         let change = self.change()?;
         let mut core = inode.core.write();
-        for (&(block, addr), to) in live.iter().zip(run.blocks()) {
+        for (&(block, addr), to) in valid.iter().zip(run.blocks()) {
             // Whoever changes slots holds one of the locks that are held here.
             let SlotLookup::Slot(slot) = self.find_slot(inode, &core, block, tag)? else {
                 let rule = "lost its slot while it was moved";
@@ -130,11 +130,11 @@ impl F2fs {
             };
             let old = self.set_slot(&change, inode, &mut core, &slot, to, tag)?;
             assert!(old == addr, "nobody else changes slots");
-            match by_age {
+            match atgc {
                 true => self.segments().set_valid_atgc(to, slot.owner(), addr),
                 false => self.segments().set_valid(to, slot.owner()),
             }
-            *named += 1;
+            *mapped += 1;
         }
         Ok(())
     }

@@ -5,17 +5,17 @@ use steadfs_vfs::names::in_pieces;
 use steadfs_vfs::{Cx, FsError, Result, Seek, Segment};
 
 use super::write::LARGEST_SIZE;
-use super::{BLOCK, Place};
+use super::{BLOCK, MapTarget};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 
 /// Bytes copied in one step.
-const COPY: u64 = 1 << 20;
+const COPY_STEP_BYTES: u64 = 1 << 20;
 
 impl F2fs {
     /// The next data or hole at or after `offset`. As in the kernel, what is only promised is neither.
     pub(crate) fn seek_file(&self, cx: &Cx, inode: &Inode, offset: u64, what: Seek) -> Result<u64> {
-        Self::readable(inode)?;
+        Self::check_readable(inode)?;
         let _shared = inode.lock.read();
         let size = inode.size();
         if offset >= size {
@@ -34,10 +34,10 @@ impl F2fs {
             } else {
                 let upto = next.map_or(end, |next| next.min(end));
                 let mapped = self.map(inode, at, upto - at, cx.tag)?;
-                let found = match mapped.place {
-                    Place::Hole => what == Seek::Hole,
-                    Place::Promised => false,
-                    Place::At(_) | Place::Compressed => what == Seek::Data,
+                let found = match mapped.target {
+                    MapTarget::Hole => what == Seek::Hole,
+                    MapTarget::Reserved => false,
+                    MapTarget::Block(_) | MapTarget::Compressed => what == Seek::Data,
                 };
                 (found, mapped.len)
             };
@@ -61,8 +61,8 @@ impl F2fs {
         to: (&Inode, u64),
         len: u64,
     ) -> Result<u64> {
-        Self::readable(from.0)?;
-        Self::readable(to.0)?;
+        Self::check_readable(from.0)?;
+        Self::check_readable(to.0)?;
         if to.1 >= LARGEST_SIZE {
             return Err(FsError::FileTooBig);
         }
@@ -71,7 +71,7 @@ impl F2fs {
         if from.0.nid() == to.0.nid() && from.1.abs_diff(to.1) < len {
             return Err(FsError::Invalid("source and destination overlap"));
         }
-        in_pieces(len, COPY, |done, n| {
+        in_pieces(len, COPY_STEP_BYTES, |done, n| {
             self.copy_piece(cx, (from.0, from.1 + done), (to.0, to.1 + done), n)
         })
     }

@@ -9,7 +9,7 @@ use steadfs_rt::inherit;
 use steadfs_vfs::{Cx, FileKind, FsError, Result};
 
 use super::BLOCK;
-use super::need::{Facts, Reason};
+use super::cp_reason::{CpReason, FsyncFacts};
 use super::placement::Occasion;
 use crate::disk;
 use crate::disk::inode::Advise;
@@ -20,19 +20,19 @@ use crate::node::chain::{Barrier, ChainPlan};
 use crate::options::FsyncMode;
 
 /// How often a chain is begun anew when the node log was full.
-const TRIES: u32 = 4;
+const CHAIN_ATTEMPTS_MAX: u32 = 4;
 
 /// How fsyncs were served.
 #[derive(Default)]
 pub struct SyncStats {
     /// By a checkpoint, by reason.
-    reasons: [AtomicU64; Reason::ALL.len()],
+    reasons: [AtomicU64; CpReason::ALL.len()],
     /// By the file's own nodes, or by a FLUSH alone where none had changed.
     own: AtomicU64,
     /// Blocks of data written over their old places.
     ipu: AtomicU64,
     /// Files that went along with an fsync by their own nodes.
-    along: AtomicU64,
+    clustered: AtomicU64,
 }
 
 impl SyncStats {
@@ -46,9 +46,9 @@ impl SyncStats {
     }
 
     /// fsyncs that took a checkpoint, by reason; those without any are left out.
-    pub fn reasons(&self) -> Vec<(Reason, u64)> {
+    pub fn reasons(&self) -> Vec<(CpReason, u64)> {
         let counts = self.reasons.iter().map(|n| n.load(Ordering::Relaxed));
-        let all = Reason::ALL.into_iter().zip(counts);
+        let all = CpReason::ALL.into_iter().zip(counts);
         all.filter(|(_, count)| *count > 0).collect()
     }
 
@@ -58,14 +58,14 @@ impl SyncStats {
     }
 
     /// Files made durable by their own nodes along with another's fsync.
-    pub fn along(&self) -> u64 {
-        self.along.load(Ordering::Relaxed)
+    pub fn clustered(&self) -> u64 {
+        self.clustered.load(Ordering::Relaxed)
     }
 
-    fn count(&self, reason: Option<Reason>) {
+    fn count(&self, reason: Option<CpReason>) {
         let counter = match reason {
             Some(reason) => {
-                let known = Reason::ALL.into_iter().position(|r| r == reason);
+                let known = CpReason::ALL.into_iter().position(|r| r == reason);
                 &self.reasons[known.expect("each reason is among all")]
             }
             None => &self.own,
@@ -84,13 +84,13 @@ impl F2fs {
         let tag = cx.tag.with_urgency(Urgency::Waited);
         // Write-back of the file by others, and changes under way, end in this caller's name.
         let _acting = inherit::set_task_tag(tag);
-        let mut company = Vec::new();
+        let mut cluster = Vec::new();
         if inode.kind() == FileKind::Regular {
             self.writeback.record_fsync(DirtyFile(inode.nid().0.into()));
-            company = self.write_along(inode, tag);
+            cluster = self.write_cluster(inode, tag);
             let most = u64::from(self.gc.tunables.lock().sync_blocks);
-            let few = inode.pages.dirty_bytes() <= most * BLOCK;
-            let occasion = if datasync || few {
+            let small = inode.pages.dirty_bytes() <= most * BLOCK;
+            let occasion = if datasync || small {
                 Occasion::SmallSync
             } else {
                 Occasion::Sync
@@ -113,17 +113,17 @@ impl F2fs {
             Err(FsError::ReadOnly) => return Ok(()),
             other => other?,
         }
-        if datasync && !self.matters_to_data(inode, tag)? {
+        if datasync && !self.needs_nodes_for_data(inode, tag)? {
             self.syncs.count(None);
             return self.finish_sync(inode, tag);
         }
-        self.sync_nodes(inode, &company, tag)
+        self.sync_nodes(inode, &cluster, tag)
     }
 
-    /// Makes what is stored of an inode durable: by its own nodes, and then what it can of its `company`,
+    /// Makes what is stored of an inode durable: by its own nodes, and then what it can of its `cluster`,
     /// or by a checkpoint where they do not tell everything.
-    fn sync_nodes(&self, inode: &Inode, company: &[Arc<Inode>], tag: IoTag) -> Result<()> {
-        for _ in 0..TRIES {
+    fn sync_nodes(&self, inode: &Inode, cluster: &[Arc<Inode>], tag: IoTag) -> Result<()> {
+        for _ in 0..CHAIN_ATTEMPTS_MAX {
             let (placed, opu) = {
                 // What is named from here on is the next fsync's.
                 let _one = inode.lock_flush();
@@ -146,9 +146,9 @@ impl F2fs {
                 (true, true) => Barrier::Ordered,
                 (true, false) => Barrier::Flush,
             };
-            let others = self.place_along(company, tag);
-            let along = others.len() as u64;
-            self.syncs.along.fetch_add(along, Ordering::Relaxed);
+            let others = self.plan_cluster_chains(cluster, tag);
+            let clustered = others.len() as u64;
+            self.syncs.clustered.fetch_add(clustered, Ordering::Relaxed);
             let written = match others.is_empty() {
                 true => self.write_chain(chain, how, tag),
                 false => self.write_chains(chain, others, tag),
@@ -167,7 +167,7 @@ impl F2fs {
     fn sync_by_checkpoint(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         self.request_checkpoint(tag)?;
         self.flush_written(inode, tag)?;
-        self.find_parent(inode, tag)
+        self.restore_parent(inode, tag)
     }
 
     /// The end of an fsync that had no nodes to write: those of somebody else's fsync or of a checkpoint
@@ -192,7 +192,7 @@ impl F2fs {
 
     /// After a checkpoint the directory and the name that the inode notes can be believed again, if the
     /// one has the other: its next fsync needs none.
-    fn find_parent(&self, inode: &Inode, tag: IoTag) -> Result<()> {
+    fn restore_parent(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         let (parent, name) = {
             let core = inode.core.read();
             if !core.advise.contains(Advise::LOST_PARENT) || core.links != 1 {
@@ -227,7 +227,7 @@ impl F2fs {
     }
 
     /// Whether anything has changed that is needed to find the file's data: more than its times.
-    fn matters_to_data(&self, inode: &Inode, tag: IoTag) -> Result<bool> {
+    fn needs_nodes_for_data(&self, inode: &Inode, tag: IoTag) -> Result<bool> {
         if inode.kind() != FileKind::Regular || !self.nodes.dirty_of(inode.nid()).is_empty() {
             return Ok(true);
         }
@@ -248,7 +248,12 @@ impl F2fs {
     }
 
     /// What decides between a chain and a checkpoint, for an inode with these fields.
-    pub(crate) fn facts(&self, inode: &Inode, core: &disk::Inode, tag: IoTag) -> Result<Facts> {
+    pub(crate) fn fsync_facts(
+        &self,
+        inode: &Inode,
+        core: &disk::Inode,
+        tag: IoTag,
+    ) -> Result<FsyncFacts> {
         let parent = core.parent;
         let (fastboot, active_logs, strict) = {
             let options = self.options.read();
@@ -261,12 +266,12 @@ impl F2fs {
             (renamed_into, since.attributes.contains(&parent))
         };
         let nodes_freed = self.truncated_since_cp.lock().contains(&inode.nid());
-        Ok(Facts {
+        Ok(FsyncFacts {
             kind: inode.kind(),
             compressed: core.is_compressed(&self.layout),
             links: core.links,
             lost_parent: core.advise.contains(Advise::LOST_PARENT),
-            room: self.space.has_space_for_roll_forward(),
+            roll_forward_space: self.space.has_space_for_roll_forward(),
             parent_checkpointed: self.is_in_checkpoint(parent, tag)?,
             fastboot,
             active_logs,

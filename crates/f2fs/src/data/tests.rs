@@ -146,7 +146,7 @@ impl Model {
             return;
         }
         let by_age = first.is_multiple_of(2);
-        let moved = fs.move_blocks(inode, &blocks, by_age, tag).unwrap();
+        let moved = fs.relocate_blocks(inode, &blocks, by_age, tag).unwrap();
         assert_eq!(moved, blocks.len() as u64);
         for (block, old) in blocks {
             assert_ne!(fs.slot(inode, block, tag).unwrap(), old);

@@ -11,9 +11,9 @@ use crate::space::Need;
 
 impl F2fs {
     /// Sets a regular file's size. The caller holds `inode.lock` for writing and has checked that the
-    /// inode may be changed by him. `NoSpace`: he lets go and tries again with room ([`F2fs::with_room`]).
+    /// inode may be changed by him. `NoSpace`: he lets go and tries again with room ([`F2fs::with_space`]).
     pub(crate) fn truncate(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
-        Self::readable(inode)?;
+        Self::check_readable(inode)?;
         self.check_may_change(inode)?;
         // There may be larger ones, which can be cut.
         if size > LARGEST_SIZE && size > inode.size() {
@@ -35,7 +35,7 @@ impl F2fs {
     /// delayed data be on the device before the size covers it.
     fn grow(&self, cx: &Cx, inode: &Inode, old: u64, size: u64) -> Result<()> {
         self.zero_tail(cx, inode, old, size)?;
-        self.write_out_held(inode, cx.tag)?;
+        self.write_out_locked(inode, cx.tag)?;
         let change = self.change()?;
         let mut core = inode.core.write();
         self.mark_dirty(&change, inode, cx.tag)?;
@@ -63,7 +63,7 @@ impl F2fs {
                 let block = steadfs_base::FileBlock(size / BLOCK);
                 inode.pages.zero_tail(block, (size % BLOCK) as usize);
             }
-            inode.note_cut(size);
+            inode.record_truncation(size);
         }
         let cut = self.cut_to(inode, size, cx.tag);
         if cut.is_err() {
@@ -78,7 +78,7 @@ impl F2fs {
     /// between two steps leaves the file shorter, not with zeros at its end.
     fn cut_to(&self, inode: &Inode, size: u64, tag: IoTag) -> Result<()> {
         /// Nodes freed while the gate is held once.
-        const STEP: u32 = 256;
+        const NODES_PER_CHANGE: u32 = 256;
         loop {
             let change = self.change()?;
             let mut core = inode.core.write();
@@ -87,7 +87,7 @@ impl F2fs {
             (core.mtime, core.ctime) = (now, now);
             let first_gone = size.div_ceil(BLOCK);
             let freed_from =
-                self.truncate_nodes(&change, inode, &mut core, first_gone, STEP, tag)?;
+                self.truncate_nodes(&change, inode, &mut core, first_gone, NODES_PER_CHANGE, tag)?;
             if freed_from == first_gone {
                 core.size = size;
                 return Ok(());

@@ -6,7 +6,7 @@ use steadfs_base::{FileBlock, IoTag};
 use steadfs_cache::{CacheWrite, DirtyFile, WritebackReason};
 use steadfs_vfs::{Cx, FsError, InodeFlags, Result};
 
-use super::{BLOCK, Place};
+use super::{BLOCK, MapTarget};
 use crate::disk::inode::Advise;
 use crate::disk::node::PER_NODE;
 use crate::fs::{F2fs, io_error};
@@ -21,9 +21,9 @@ pub(super) const LARGEST_SIZE: u64 = {
 };
 
 /// Runs of a file's blocks, in order, for each of which a block is promised.
-struct Promised(Vec<Range<u64>>);
+struct ReservedRuns(Vec<Range<u64>>);
 
-impl Promised {
+impl ReservedRuns {
     fn blocks(&self) -> u64 {
         self.0.iter().map(|run| run.end - run.start).sum()
     }
@@ -45,22 +45,22 @@ impl F2fs {
         kill_priv: bool,
     ) -> Result<usize> {
         self.check_writable()?;
-        Self::readable(inode)?;
+        Self::check_readable(inode)?;
         let end = offset
             .checked_add(data.len() as u64)
             .ok_or(FsError::FileTooBig)?;
         if data.is_empty() {
             return Ok(0);
         }
-        let whole = self.with_room(cx, || {
+        let whole = self.with_space(cx, || {
             let _alone = inode.lock.write();
-            let data = self.may_be_written(inode, offset, data)?;
+            let data = self.writable_part(inode, offset, data)?;
             let end = offset + data.len() as u64;
             self.check_pinned_write(inode, offset..end, cx.tag)?;
             if kill_priv {
                 self.kill_priv(cx, inode)?;
             }
-            self.write_alone(cx, inode, offset, data)
+            self.write_locked(cx, inode, offset, data)
         });
         let written = match whole {
             Err(FsError::NoSpace) => self.write_what_fits(cx, inode, offset, data)?,
@@ -77,7 +77,7 @@ impl F2fs {
     }
 
     /// Writes, with `inode.lock` held for writing.
-    fn write_alone(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
+    fn write_locked(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
         if self.fits_inline(inode, offset + data.len() as u64) {
             self.write_inline(inode, offset, data, cx.tag)?;
             return Ok(data.len());
@@ -89,14 +89,14 @@ impl F2fs {
     /// Where there is no room for all: block by block, up to the first without any.
     fn write_what_fits(&self, cx: &Cx, inode: &Inode, offset: u64, data: &[u8]) -> Result<usize> {
         let _alone = inode.lock.write();
-        let data = self.may_be_written(inode, offset, data)?;
+        let data = self.writable_part(inode, offset, data)?;
         let end = offset + data.len() as u64;
         self.check_pinned_write(inode, offset..end, cx.tag)?;
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
             let n = ((BLOCK - at % BLOCK) as usize).min(data.len() - done);
-            match self.write_alone(cx, inode, at, &data[done..done + n]) {
+            match self.write_locked(cx, inode, at, &data[done..done + n]) {
                 Ok(written) => done += written,
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
@@ -118,7 +118,7 @@ impl F2fs {
     }
 
     /// What of `data` may be written at `offset`: all up to the largest size, at least one byte.
-    fn may_be_written<'d>(&self, inode: &Inode, offset: u64, data: &'d [u8]) -> Result<&'d [u8]> {
+    fn writable_part<'d>(&self, inode: &Inode, offset: u64, data: &'d [u8]) -> Result<&'d [u8]> {
         self.check_may_change(inode)?;
         let appends = inode.core.read().flags.contains(InodeFlags::APPEND);
         if appends && offset < inode.size() {
@@ -166,7 +166,7 @@ impl F2fs {
         let block = range.start / BLOCK;
         if inode.pages.get(FileBlock(block)).is_none() {
             let mapped = self.map(inode, block, 1, cx.tag)?;
-            if !matches!(mapped.place, Place::At(_)) {
+            if !matches!(mapped.target, MapTarget::Block(_)) {
                 return Ok(());
             }
         }
@@ -213,8 +213,8 @@ impl F2fs {
     }
 
     /// Promises a block for each of a range that has no place, and the nodes to name them.
-    fn reserve(&self, cx: &Cx, inode: &Inode, blocks: Range<u64>) -> Result<Promised> {
-        let reserved = self.unplaced(inode, &blocks, cx.tag)?;
+    fn reserve(&self, cx: &Cx, inode: &Inode, blocks: Range<u64>) -> Result<ReservedRuns> {
+        let reserved = self.runs_to_reserve(inode, &blocks, cx.tag)?;
         let privileged = self.may_use_reserved(cx);
         for run in &reserved.0 {
             self.reserve_nodes(inode, run.clone(), privileged, cx.tag)?;
@@ -231,7 +231,7 @@ impl F2fs {
     /// short, and tries the operation. Where there is no space, it tries again when everything delayed is
     /// written (its promises are exact then) and the logs have room, and as long as something is about to
     /// become free. The operation can be begun anew after it failed.
-    pub(crate) fn with_room<T>(
+    pub(crate) fn with_space<T>(
         &self,
         cx: &Cx,
         mut attempt: impl FnMut() -> Result<T>,
@@ -247,12 +247,17 @@ impl F2fs {
             tracing::debug!(%error, "write-back for space failed");
         }
         self.make_free_space(cx.tag)?;
-        self.retrying(cx, attempt)
+        self.retry_without_space(cx, attempt)
     }
 
     /// Blocks of a range that need a new place: they have none and no space taken by fallocate, or theirs
     /// must not be written over.
-    fn unplaced(&self, inode: &Inode, blocks: &Range<u64>, tag: IoTag) -> Result<Promised> {
+    fn runs_to_reserve(
+        &self,
+        inode: &Inode,
+        blocks: &Range<u64>,
+        tag: IoTag,
+    ) -> Result<ReservedRuns> {
         // Nothing that the last checkpoint has is written over while they are switched off.
         let cp_disabled = self.is_cp_disabled();
         let mut runs: Vec<Range<u64>> = Vec::new();
@@ -260,7 +265,7 @@ impl F2fs {
         while at < blocks.end {
             let mapped = self.map(inode, at, blocks.end - at, tag)?;
             let next = at + mapped.len.min(blocks.end - at);
-            if mapped.place == Place::Hole || cp_disabled {
+            if mapped.target == MapTarget::Hole || cp_disabled {
                 match runs.last_mut() {
                     Some(last) if last.end == at => last.end = next,
                     _ => runs.push(at..next),
@@ -268,7 +273,7 @@ impl F2fs {
             }
             at = next;
         }
-        Ok(Promised(runs))
+        Ok(ReservedRuns(runs))
     }
 
     /// The content of a block that is not in the cache, as a partial write needs it; the file ends at `size` before it.
@@ -280,7 +285,7 @@ impl F2fs {
         size: u64,
         out: &mut [u8],
     ) -> Result<()> {
-        let Place::At(at) = self.map(inode, block.0, 1, tag)?.place else {
+        let MapTarget::Block(at) = self.map(inode, block.0, 1, tag)?.target else {
             return Ok(());
         };
         let data = self

@@ -7,7 +7,7 @@ use steadfs_base::{FileBlock, IoTag};
 use steadfs_block::Buf;
 use steadfs_vfs::{FileKind, FsError, Result};
 
-use super::{Named, Wanted};
+use super::{FoundDentry, LookupName};
 use crate::cp_lock::Change;
 use crate::data::BLOCK;
 use crate::disk::dentry::{self, DentryLayout, Entry};
@@ -19,18 +19,18 @@ use crate::node::SlotLookup;
 use crate::space::{Need, Reservation};
 
 /// What looking for a name that is to be added comes to.
-pub(crate) enum Search {
+pub(crate) enum DentrySearch {
     /// It is there.
-    Found(Named),
+    Found(FoundDentry),
     /// It is not; it would go here.
-    Room(Room),
+    Free(FreeDentry),
     /// It is not, and the inode has no room for it: [`F2fs::entries_to_blocks`] makes some.
-    Full,
+    InlineFull,
 }
 
 /// A place for a new name.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct FreeDentry {
     hash: u32,
     /// `None`: in the inode.
     pub(crate) block: Option<u64>,
@@ -53,8 +53,8 @@ pub(crate) struct NewName<'a> {
 
 impl F2fs {
     /// Looks for a name, and for the place where it would go: the first on the way that a lookup takes.
-    pub(crate) fn search(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<Search> {
-        let wanted = Wanted {
+    pub(crate) fn search(&self, dir: &Inode, name: &[u8], tag: IoTag) -> Result<DentrySearch> {
+        let wanted = LookupName {
             hash: hash::of_name(name),
             name,
             shown: false,
@@ -67,11 +67,11 @@ impl F2fs {
         let (range, layout) = self.inline_area(dir);
         let bytes = &block[range];
         if let Some(entry) = wanted.find(&layout, bytes) {
-            return Ok(Search::Found(Named::new(None, &entry)));
+            return Ok(DentrySearch::Found(FoundDentry::new(None, &entry)));
         }
-        Ok(match dentry::find_room(&layout, bytes, slots) {
-            None => Search::Full,
-            Some(slot) => Search::Room(Room {
+        Ok(match dentry::find_free_slots(&layout, bytes, slots) {
+            None => DentrySearch::InlineFull,
+            Some(slot) => DentrySearch::Free(FreeDentry {
                 hash: wanted.hash,
                 block: None,
                 slot,
@@ -85,10 +85,10 @@ impl F2fs {
     fn search_levels(
         &self,
         dir: &Inode,
-        wanted: &Wanted<'_>,
+        wanted: &LookupName<'_>,
         slots: usize,
         tag: IoTag,
-    ) -> Result<Search> {
+    ) -> Result<DentrySearch> {
         let (depth, dir_level) = {
             let core = dir.core.read();
             (core.depth, core.dir_level)
@@ -104,11 +104,11 @@ impl F2fs {
                 if let Some(bytes) = &bytes
                     && let Some(entry) = wanted.find(layout, bytes)
                 {
-                    return Ok(Search::Found(Named::new(Some(block), &entry)));
+                    return Ok(DentrySearch::Found(FoundDentry::new(Some(block), &entry)));
                 }
                 let slot = match &bytes {
                     _ if room.is_some() => None,
-                    Some(bytes) => dentry::find_room(layout, bytes, slots),
+                    Some(bytes) => dentry::find_free_slots(layout, bytes, slots),
                     None => Some(0),
                 };
                 if let Some(slot) = slot {
@@ -129,11 +129,11 @@ impl F2fs {
             FsError::NoSpace
         })?;
         let need = if fresh {
-            self.need_of_block(dir, block, tag)?
+            self.need_for_block(dir, block, tag)?
         } else {
             Need::default()
         };
-        Ok(Search::Room(Room {
+        Ok(DentrySearch::Free(FreeDentry {
             hash: wanted.hash,
             block: Some(block),
             slot,
@@ -144,7 +144,7 @@ impl F2fs {
     }
 
     /// What a new block of a directory (or a link) takes: itself and the nodes on the way to it.
-    fn need_of_block(&self, inode: &Inode, block: u64, tag: IoTag) -> Result<Need> {
+    fn need_for_block(&self, inode: &Inode, block: u64, tag: IoTag) -> Result<Need> {
         let core = inode.core.read();
         if block >= core.fanout(&self.layout).max_blocks() {
             return Err(FsError::FileTooBig);
@@ -236,7 +236,7 @@ impl F2fs {
         dir: &Inode,
         core: &mut disk::Inode,
         reservation: &mut Reservation<'_>,
-        (room, new): (&Room, &NewName<'_>),
+        (room, new): (&FreeDentry, &NewName<'_>),
         tag: IoTag,
     ) -> Result<()> {
         self.mark_dirty(change, dir, tag)?;
@@ -268,7 +268,7 @@ impl F2fs {
         change: &Change<'_>,
         dir: &Inode,
         core: &mut disk::Inode,
-        named: &Named,
+        named: &FoundDentry,
         tag: IoTag,
     ) -> Result<()> {
         self.mark_dirty(change, dir, tag)?;
@@ -300,7 +300,7 @@ impl F2fs {
         change: &Change<'_>,
         dir: &Inode,
         core: &disk::Inode,
-        named: &Named,
+        named: &FoundDentry,
         (ino, kind): (Nid, FileKind),
         tag: IoTag,
     ) -> Result<()> {
@@ -358,7 +358,7 @@ impl F2fs {
             let put = |to: &mut [u8]| to.copy_from_slice(&bytes);
             let made =
                 self.make_block(&change, dir, &mut core, &mut reservation, (block, tag), put);
-            self.must(made)?;
+            self.abort_on_error(made)?;
         }
         Ok(())
     }

@@ -249,7 +249,7 @@ impl F2fs {
         tag: IoTag,
     ) -> Result<u64> {
         for attempt in 0..=FILE_RETRIES {
-            let moved = self.move_blocks(inode, blocks, by_age, tag)?;
+            let moved = self.relocate_blocks(inode, blocks, by_age, tag)?;
             if moved > 0 || inode.is_dead() || attempt == FILE_RETRIES {
                 return Ok(moved);
             }

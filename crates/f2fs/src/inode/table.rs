@@ -18,54 +18,54 @@ use crate::node::Node;
 
 const SHARDS: usize = 16;
 /// Inodes that nobody works on kept in one shard; about 16 MiB in all.
-const KEEP_IN_SHARD: usize = (12 << 10) / SHARDS;
+const INODES_PER_SHARD_MAX: usize = (12 << 10) / SHARDS;
 
 /// All inodes in memory.
 pub struct InodeTable {
     shards: Vec<Mutex<Shard>>,
     /// Inodes whose fields are newer than their nodes, and the nodes.
-    dirty: Mutex<Dirty>,
+    dirty: Mutex<DirtyInodes>,
 }
 
 /// Inodes to be stored.
 #[derive(Default)]
-struct Dirty {
-    all: BTreeMap<Nid, ToStore>,
+struct DirtyInodes {
+    all: BTreeMap<Nid, InodeToStore>,
     /// Those of them that are no regular files: a checkpoint writes their blocks, and whoever changes such
     /// a block changes the inode too.
     others: BTreeMap<Nid, Arc<Inode>>,
 }
 
 /// An inode to be stored, and its node.
-type ToStore = (Arc<Inode>, Arc<Node>);
+type InodeToStore = (Arc<Inode>, Arc<Node>);
 
 #[derive(Default)]
 struct Shard {
     inodes: FixedMap<u32, Arc<Inode>>,
     /// References of the caller to inodes that are not in memory; all of them have names.
-    away: FixedMap<u32, u64>,
+    evicted_lookups: FixedMap<u32, u64>,
     /// How many there may be before the next sweep.
     limit: usize,
     /// How often inodes have left: what was read from a node before may be out of date.
-    departures: u64,
+    evictions: u64,
 }
 
 /// How often inodes had left their part of the table at some point.
 #[derive(Clone, Copy, Debug)]
-pub struct Departures(u64);
+pub struct EvictionCount(u64);
 
 impl InodeTable {
     /// An empty table.
     pub fn new() -> Self {
         let shard = || Shard {
-            limit: KEEP_IN_SHARD,
+            limit: INODES_PER_SHARD_MAX,
             ..Shard::default()
         };
         Self {
             shards: (0..SHARDS)
                 .map(|_| Mutex::new(Rank::InodeTable, shard()))
                 .collect(),
-            dirty: Mutex::new(Rank::Dirty, Dirty::default()),
+            dirty: Mutex::new(Rank::Dirty, DirtyInodes::default()),
         }
     }
 
@@ -75,22 +75,22 @@ impl InodeTable {
 
     /// The inode if it is in memory; otherwise what [`InodeTable::insert_read`] wants to know of whoever
     /// reads it now.
-    pub fn find(&self, nid: Nid) -> Result<Arc<Inode>, Departures> {
+    pub fn find(&self, nid: Nid) -> Result<Arc<Inode>, EvictionCount> {
         let shard = self.shard(nid).lock();
         match shard.inodes.get(&nid.0) {
             Some(inode) => {
                 inode.recent.store(true, Ordering::Relaxed);
                 Ok(Arc::clone(inode))
             }
-            None => Err(Departures(shard.departures)),
+            None => Err(EvictionCount(shard.evictions)),
         }
     }
 
-    /// Puts an inode in that was read after `since`, unless somebody else did; returns the one to use.
+    /// Puts an inode in that was read after `read_at`, unless somebody else did; returns the one to use.
     /// `None`: meanwhile inodes have left, perhaps this one with changes; read it again.
-    pub fn insert_read(&self, inode: Inode, since: Departures) -> Option<Arc<Inode>> {
+    pub fn insert_read(&self, inode: Inode, read_at: EvictionCount) -> Option<Arc<Inode>> {
         let mut shard = self.shard(inode.nid).lock();
-        if shard.departures != since.0 && !shard.inodes.contains_key(&inode.nid.0) {
+        if shard.evictions != read_at.0 && !shard.inodes.contains_key(&inode.nid.0) {
             return None;
         }
         Some(shard.insert(inode))
@@ -101,17 +101,17 @@ impl InodeTable {
         self.shard(inode.nid).lock().insert(inode)
     }
 
-    /// Gives back references to an inode that may be away. Returns it if it is here: then the caller
+    /// Gives back references to an inode that may be evicted_lookups. Returns it if it is here: then the caller
     /// gives them back to it.
-    pub fn drop_away(&self, nid: Nid, count: u64) -> Option<Arc<Inode>> {
+    pub fn drop_evicted_lookups(&self, nid: Nid, count: u64) -> Option<Arc<Inode>> {
         let mut shard = self.shard(nid).lock();
         if let Some(inode) = shard.inodes.get(&nid.0) {
             return Some(Arc::clone(inode));
         }
-        if let Some(lookups) = shard.away.get_mut(&nid.0) {
+        if let Some(lookups) = shard.evicted_lookups.get_mut(&nid.0) {
             *lookups = lookups.saturating_sub(count);
             if *lookups == 0 {
-                shard.away.remove(&nid.0);
+                shard.evicted_lookups.remove(&nid.0);
             }
         }
         None
@@ -122,8 +122,8 @@ impl InodeTable {
         {
             let mut shard = self.shard(nid).lock();
             shard.inodes.remove(&nid.0);
-            shard.away.remove(&nid.0);
-            shard.departures += 1;
+            shard.evicted_lookups.remove(&nid.0);
+            shard.evictions += 1;
         }
         let mut dirty = self.dirty.lock();
         dirty.all.remove(&nid);
@@ -131,7 +131,7 @@ impl InodeTable {
     }
 
     /// Notes that an inode's fields are newer than its node.
-    pub fn note_dirty(&self, inode: &Inode, node: Arc<Node>) {
+    pub fn mark_dirty(&self, inode: &Inode, node: Arc<Node>) {
         let Ok(inode) = self.find(inode.nid) else {
             // Freed: nothing of it is stored any more.
             return;
@@ -155,7 +155,7 @@ impl InodeTable {
     /// Lets all inodes go that nobody works on; references to them stay counted.
     pub fn drop_unused(&self) {
         for shard in &self.shards {
-            shard.lock().let_go(|_| true);
+            shard.lock().evict(|_| true);
         }
     }
 
@@ -186,7 +186,7 @@ impl Shard {
         if let Some(there) = self.inodes.get(&nid) {
             return Arc::clone(there);
         }
-        let lookups = self.away.remove(&nid).unwrap_or(0);
+        let lookups = self.evicted_lookups.remove(&nid).unwrap_or(0);
         inode.lookups.store(lookups, Ordering::Release);
         let inode = Arc::new(inode);
         self.inodes.insert(nid, Arc::clone(&inode));
@@ -200,16 +200,16 @@ impl Shard {
     /// where those are too few, the others. What stays raises the limit, so that many inodes in use
     /// cost no sweep each time one is added.
     fn sweep(&mut self) {
-        self.let_go(|inode| !inode.recent.swap(false, Ordering::Relaxed));
-        if self.inodes.len() > KEEP_IN_SHARD / 4 * 3 {
-            self.let_go(|_| true);
+        self.evict(|inode| !inode.recent.swap(false, Ordering::Relaxed));
+        if self.inodes.len() > INODES_PER_SHARD_MAX / 4 * 3 {
+            self.evict(|_| true);
         }
         let left = self.inodes.len();
-        self.limit = (left + left / 4 + KEEP_IN_SHARD / 4).max(KEEP_IN_SHARD);
+        self.limit = (left + left / 4 + INODES_PER_SHARD_MAX / 4).max(INODES_PER_SHARD_MAX);
     }
 
-    fn let_go(&mut self, may_go: impl Fn(&Inode) -> bool) {
-        let away = &mut self.away;
+    fn evict(&mut self, may_evict: impl Fn(&Inode) -> bool) {
+        let evicted_lookups = &mut self.evicted_lookups;
         let before = self.inodes.len();
         self.inodes.retain(|&nid, inode| {
             // Whoever wants it has it by the table: nobody can come to have it meanwhile. Those to be
@@ -218,15 +218,15 @@ impl Shard {
                 || inode.orphan.load(Ordering::Acquire)
                 || !inode.reserved.lock().is_empty()
                 || !inode.pages.is_empty();
-            if needed || !may_go(inode) {
+            if needed || !may_evict(inode) {
                 return true;
             }
             let lookups = inode.lookups.load(Ordering::Acquire);
             if lookups > 0 {
-                away.insert(nid, lookups);
+                evicted_lookups.insert(nid, lookups);
             }
             false
         });
-        self.departures += u64::from(self.inodes.len() < before);
+        self.evictions += u64::from(self.inodes.len() < before);
     }
 }

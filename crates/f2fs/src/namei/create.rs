@@ -7,25 +7,25 @@ use steadfs_base::limits::SYMLINK_MAX;
 use steadfs_vfs::names::is_dots;
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
 
-use super::fresh::{self, Setting, Spec};
-use super::{check_may_add, check_may_gain_link};
-use crate::acl::Inherited;
+use super::new_inode::{self, InodeContext, NewInodeSpec};
+use super::{check_link_max, check_may_add};
+use crate::acl::InheritedAcl;
 use crate::cp_lock::Change;
-use crate::dentry::{NewName, Room};
+use crate::dentry::{FreeDentry, NewName};
 use crate::disk::dentry::{self, DentryLayout, Entry};
 use crate::disk::{self, BLOCK_SIZE, Nid};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::space::{Need, Reservation};
-use crate::xattr::Cut;
+use crate::xattr::SplitXattrs;
 
 /// A new inode, thought through: nothing is left to decide, and it is known what it takes.
-pub(super) struct Planned<'a> {
+pub(super) struct InodePlan<'a> {
     parent: Nid,
-    spec: &'a Spec<'a>,
+    spec: &'a NewInodeSpec<'a>,
     core: disk::Inode,
     /// Its attributes.
-    attrs: Option<Cut>,
+    attrs: Option<SplitXattrs>,
     pub(super) need: Need,
 }
 
@@ -45,13 +45,18 @@ impl F2fs {
                 "mknod makes neither directories nor links",
             ));
         }
-        self.create(cx, dir, name, &Spec::plain(kind, mode & 0o7777, rdev))
+        self.create(
+            cx,
+            dir,
+            name,
+            &NewInodeSpec::plain(kind, mode & 0o7777, rdev),
+        )
     }
 
     /// See [`steadfs_vfs::FileSystem::mkdir`].
     pub(crate) fn make_dir(&self, cx: &Cx, dir: InodeNo, name: &[u8], mode: u32) -> Result<Attr> {
         // Set-group-ID comes from the parent, and nobody asks for set-user-ID.
-        let spec = Spec::plain(FileKind::Directory, mode & 0o1777, 0);
+        let spec = NewInodeSpec::plain(FileKind::Directory, mode & 0o1777, 0);
         self.create(cx, dir, name, &spec)
     }
 
@@ -74,7 +79,7 @@ impl F2fs {
         if target.len() >= BLOCK_SIZE || target.len() > SYMLINK_MAX {
             return Err(FsError::NameTooLong);
         }
-        let spec = Spec {
+        let spec = NewInodeSpec {
             kind: FileKind::Symlink,
             perm: 0o777,
             rdev: 0,
@@ -85,7 +90,7 @@ impl F2fs {
 
     /// See [`steadfs_vfs::FileSystem::tmpfile`].
     pub(crate) fn make_tmpfile(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
-        self.with_room(cx, || self.make_tmpfile_once(cx, dir, mode))
+        self.with_space(cx, || self.make_tmpfile_once(cx, dir, mode))
     }
 
     fn make_tmpfile_once(&self, cx: &Cx, dir: InodeNo, mode: u32) -> Result<Attr> {
@@ -93,29 +98,35 @@ impl F2fs {
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.read();
         check_may_add(&dir.core.read())?;
-        let spec = Spec::plain(FileKind::Regular, mode & 0o7777, 0);
+        let spec = NewInodeSpec::plain(FileKind::Regular, mode & 0o7777, 0);
         let plan = self.plan_inode(cx, &dir, &spec, b"")?;
         self.orphans.check_room()?;
         let mut reservation = self
             .space
             .reservation(plan.need, self.may_use_reserved(cx))?;
         let change = self.change()?;
-        let inode = self.make_planned(cx, &change, &mut reservation, plan)?;
+        let inode = self.create_inode(cx, &change, &mut reservation, plan)?;
         self.orphans.add(&change, inode.nid())?;
         inode.set_linkable(true);
         inode.add_lookup();
         Ok(inode.attr(self, cx.tag))
     }
 
-    fn create(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &Spec<'_>) -> Result<Attr> {
+    fn create(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &NewInodeSpec<'_>) -> Result<Attr> {
         check_name(name)?;
         if is_dots(name) {
             return Err(FsError::Exists);
         }
-        self.with_room(cx, || self.create_once(cx, dir, name, spec))
+        self.with_space(cx, || self.create_once(cx, dir, name, spec))
     }
 
-    fn create_once(&self, cx: &Cx, dir: InodeNo, name: &[u8], spec: &Spec<'_>) -> Result<Attr> {
+    fn create_once(
+        &self,
+        cx: &Cx,
+        dir: InodeNo,
+        name: &[u8],
+        spec: &NewInodeSpec<'_>,
+    ) -> Result<Attr> {
         self.prepare(cx)?;
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.write();
@@ -123,27 +134,27 @@ impl F2fs {
             let core = dir.core.read();
             check_may_add(&core)?;
             if spec.kind == FileKind::Directory {
-                check_may_gain_link(&core)?;
+                check_link_max(&core)?;
             }
         }
-        let room = self.room_for_name(cx, &dir, name)?;
+        let free_dentry = self.find_free_dentry(cx, &dir, name)?;
         let plan = self.plan_inode(cx, &dir, spec, name)?;
-        let need = room.need + plan.need;
+        let need = free_dentry.need + plan.need;
         let mut pins = self.pin_inodes(&[&dir], cx.tag)?;
-        self.pin_dir_block(&mut pins, &dir, room.block, cx.tag)?;
+        self.pin_dir_block(&mut pins, &dir, free_dentry.block, cx.tag)?;
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
-        let inode = self.make_planned(cx, &change, &mut reservation, plan)?;
+        let inode = self.create_inode(cx, &change, &mut reservation, plan)?;
         let added = self.add_name(
             cx,
             &change,
             &mut reservation,
-            (&dir, &room, name),
+            (&dir, &free_dentry, name),
             &inode,
             true,
         );
-        self.must(added)?;
-        self.note_new_name(&dir, name, inode.nid());
+        self.abort_on_error(added)?;
+        self.check_recovered_name(&dir, name, inode.nid());
         inode.add_lookup();
         Ok(inode.attr(self, cx.tag))
     }
@@ -154,7 +165,7 @@ impl F2fs {
         cx: &Cx,
         change: &Change<'_>,
         reservation: &mut Reservation<'_>,
-        (dir, room, name): (&Inode, &Room, &[u8]),
+        (dir, free_dentry, name): (&Inode, &FreeDentry, &[u8]),
         inode: &Inode,
         counts: bool,
     ) -> Result<()> {
@@ -164,7 +175,14 @@ impl F2fs {
             kind: inode.kind(),
             name,
         };
-        self.insert_name(change, dir, &mut core, reservation, (room, &new), cx.tag)?;
+        self.insert_name(
+            change,
+            dir,
+            &mut core,
+            reservation,
+            (free_dentry, &new),
+            cx.tag,
+        )?;
         self.touch_dir(&mut core);
         if counts && inode.kind() == FileKind::Directory {
             core.links += 1;
@@ -177,9 +195,9 @@ impl F2fs {
         &self,
         cx: &Cx,
         dir: &Inode,
-        spec: &'a Spec<'a>,
+        spec: &'a NewInodeSpec<'a>,
         name: &[u8],
-    ) -> Result<Planned<'a>> {
+    ) -> Result<InodePlan<'a>> {
         let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx.tag)?;
         let core = self.new_fields(cx, dir, spec, &inherited, name);
         let attrs = self.first_attrs(&core, &inherited.lists)?;
@@ -189,7 +207,7 @@ impl F2fs {
             FileKind::Directory | FileKind::Symlink => core.inline.without(inline) == core.inline,
             _ => false,
         };
-        Ok(Planned {
+        Ok(InodePlan {
             parent: dir.nid(),
             spec,
             core,
@@ -205,13 +223,13 @@ impl F2fs {
         &self,
         cx: &Cx,
         dir: &Inode,
-        spec: &Spec<'_>,
-        inherited: &Inherited,
+        spec: &NewInodeSpec<'_>,
+        inherited: &InheritedAcl,
         name: &[u8],
     ) -> disk::Inode {
         let parent = dir.core.read();
         let options = self.options.read();
-        let setting = Setting {
+        let setting = InodeContext {
             layout: &self.layout,
             options: &options,
             extensions: options.ext_identify.then_some(&self.extensions),
@@ -219,16 +237,16 @@ impl F2fs {
             parent_ino: dir.nid(),
             now: self.now(),
         };
-        fresh::fields(cx, &setting, spec, inherited, name)
+        new_inode::fields(cx, &setting, spec, inherited, name)
     }
 
     /// Makes an inode as planned, in the table of inodes, but without a name.
-    pub(super) fn make_planned(
+    pub(super) fn create_inode(
         &self,
         cx: &Cx,
         change: &Change<'_>,
         reservation: &mut Reservation<'_>,
-        plan: Planned<'_>,
+        plan: InodePlan<'_>,
     ) -> Result<Arc<Inode>> {
         let (spec, layout) = (plan.spec, &self.layout);
         let inline = plan.need.blocks == 0;
@@ -263,7 +281,7 @@ impl F2fs {
             blocks: 0,
             nodes: 1,
         });
-        let rest = self.make_rest(
+        let rest = self.write_inode_blocks(
             cx,
             change,
             reservation,
@@ -271,19 +289,19 @@ impl F2fs {
             (plan.parent, spec),
             plan.attrs,
         );
-        self.must(rest)?;
+        self.abort_on_error(rest)?;
         Ok(inode)
     }
 
     /// What of a new inode does not lie in it.
-    fn make_rest(
+    fn write_inode_blocks(
         &self,
         cx: &Cx,
         change: &Change<'_>,
         reservation: &mut Reservation<'_>,
         inode: &Inode,
-        (parent, spec): (Nid, &Spec<'_>),
-        attrs: Option<Cut>,
+        (parent, spec): (Nid, &NewInodeSpec<'_>),
+        attrs: Option<SplitXattrs>,
     ) -> Result<()> {
         let mut core = inode.core.write();
         if let Some(bytes) = attrs.and_then(|cut| cut.node) {

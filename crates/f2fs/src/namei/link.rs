@@ -6,9 +6,9 @@ use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::names::{check_length, check_may_lose_name, is_dots, with_names_locked};
 use steadfs_vfs::{Attr, Cx, FileKind, FsError, Result, check_name};
 
-use super::{check_may_add, check_may_gain_link, check_may_remove, check_project, lose_subdir};
+use super::{check_link_max, check_may_add, check_may_remove, check_project, drop_subdir_link};
 use crate::cp_lock::Change;
-use crate::dentry::Named;
+use crate::dentry::FoundDentry;
 use crate::disk::inode::Advise;
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -28,7 +28,7 @@ impl F2fs {
         if is_dots(name) {
             return Err(FsError::Exists);
         }
-        self.with_room(cx, || self.link_once(cx, ino, dir, name))
+        self.with_space(cx, || self.link_once(cx, ino, dir, name))
     }
 
     fn link_once(&self, cx: &Cx, ino: InodeNo, dir: InodeNo, name: &[u8]) -> Result<Attr> {
@@ -41,17 +41,17 @@ impl F2fs {
         let _names = dir.lock.write();
         check_may_add(&dir.core.read())?;
         check_project(&dir, &inode)?;
-        let room = self.room_for_name(cx, &dir, name)?;
+        let free_dentry = self.find_free_dentry(cx, &dir, name)?;
         let mut pins = self.pin_inodes(&[&dir, &inode], cx.tag)?;
-        self.pin_dir_block(&mut pins, &dir, room.block, cx.tag)?;
+        self.pin_dir_block(&mut pins, &dir, free_dentry.block, cx.tag)?;
         let mut reservation = self
             .space
-            .reservation(room.need, self.may_use_reserved(cx))?;
+            .reservation(free_dentry.need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let first = {
             let mut core = inode.core.write();
             check_may_lose_name(core.flags)?;
-            check_may_gain_link(&core)?;
+            check_link_max(&core)?;
             if core.links == 0 && !inode.is_linkable() {
                 return Err(FsError::NotFound);
             }
@@ -67,12 +67,12 @@ impl F2fs {
             cx,
             &change,
             &mut reservation,
-            (&dir, &room, name),
+            (&dir, &free_dentry, name),
             &inode,
             false,
         );
-        self.must(added)?;
-        self.note_new_name(&dir, name, inode.nid());
+        self.abort_on_error(added)?;
+        self.check_recovered_name(&dir, name, inode.nid());
         if first {
             self.orphans.remove(&change, inode.nid());
             inode.set_orphan(false);
@@ -100,10 +100,10 @@ impl F2fs {
         self.orphans.check_room()?;
         let _pins = self.pin_entry(&dir, &entry, &victim, cx.tag)?;
         let change = self.change()?;
-        self.take_name(&change, &dir, &entry, false, cx.tag)?;
-        let lost = self.lose_name(&change, &victim, cx.tag);
-        if self.must(lost)? > 0 {
-            self.note_moved(&dir, entry.hash);
+        self.remove_dentry_and_link(&change, &dir, &entry, false, cx.tag)?;
+        let lost = self.drop_link(&change, &victim, cx.tag);
+        if self.abort_on_error(lost)? > 0 {
+            self.record_moved_name(&dir, entry.hash);
         }
         drop(change);
         drop(names);
@@ -137,7 +137,13 @@ impl F2fs {
         Ok(())
     }
 
-    fn rmdir_locked(&self, cx: &Cx, dir: &Inode, entry: &Named, victim: &Inode) -> Result<()> {
+    fn rmdir_locked(
+        &self,
+        cx: &Cx,
+        dir: &Inode,
+        entry: &FoundDentry,
+        victim: &Inode,
+    ) -> Result<()> {
         check_may_lose_name(victim.core.read().flags)?;
         if !self.is_empty_dir(victim, cx.tag)? {
             return Err(FsError::NotEmpty);
@@ -145,35 +151,46 @@ impl F2fs {
         self.orphans.check_room()?;
         let _pins = self.pin_entry(dir, entry, victim, cx.tag)?;
         let change = self.change()?;
-        self.take_name(&change, dir, entry, true, cx.tag)?;
+        self.remove_dentry_and_link(&change, dir, entry, true, cx.tag)?;
         // What was in it may still be there in the checkpoint, from which nothing of that is removed.
-        self.note_moved(dir, entry.hash);
-        let lost = self.lose_all_names(&change, victim, cx.tag);
-        self.must(lost)
+        self.record_moved_name(dir, entry.hash);
+        let lost = self.drop_all_links(&change, victim, cx.tag);
+        self.abort_on_error(lost)
     }
 
     /// The entry of a name in a directory that may lose names, and its inode.
-    fn entry_to_remove(&self, cx: &Cx, dir: &Inode, name: &[u8]) -> Result<(Named, Arc<Inode>)> {
+    fn entry_to_remove(
+        &self,
+        cx: &Cx,
+        dir: &Inode,
+        name: &[u8],
+    ) -> Result<(FoundDentry, Arc<Inode>)> {
         check_may_remove(&dir.core.read())?;
         let found = self.find_entry(dir, name, cx.tag)?;
         let entry = found.ok_or(FsError::NotFound)?;
-        let inode = self.named(dir, entry.ino, cx.tag)?;
+        let inode = self.inode_of_entry(dir, entry.ino, cx.tag)?;
         Ok((entry, inode))
     }
 
     /// Reads what it takes that an inode loses a name, before the first change.
-    fn pin_entry(&self, dir: &Inode, entry: &Named, victim: &Inode, tag: IoTag) -> Result<Pins> {
+    fn pin_entry(
+        &self,
+        dir: &Inode,
+        entry: &FoundDentry,
+        victim: &Inode,
+        tag: IoTag,
+    ) -> Result<Pins> {
         let mut pins = self.pin_inodes(&[dir, victim], tag)?;
         self.pin_dir_block(&mut pins, dir, entry.block, tag)?;
         Ok(pins)
     }
 
     /// Removes an entry, `subdir`: of a directory.
-    pub(super) fn take_name(
+    pub(super) fn remove_dentry_and_link(
         &self,
         change: &Change<'_>,
         dir: &Inode,
-        entry: &Named,
+        entry: &FoundDentry,
         subdir: bool,
         tag: IoTag,
     ) -> Result<()> {
@@ -181,14 +198,14 @@ impl F2fs {
         self.remove_name(change, dir, &mut core, entry, tag)?;
         self.touch_dir(&mut core);
         if subdir {
-            lose_subdir(&mut core);
+            drop_subdir_link(&mut core);
         }
         Ok(())
     }
 
     /// One name less for an inode that is not a directory; the last one makes it an orphan. How many are
     /// left.
-    pub(super) fn lose_name(&self, change: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<u32> {
+    pub(super) fn drop_link(&self, change: &Change<'_>, inode: &Inode, tag: IoTag) -> Result<u32> {
         let left = {
             let mut core = inode.core.write();
             self.mark_dirty(change, inode, tag)?;
@@ -204,7 +221,7 @@ impl F2fs {
     }
 
     /// A directory loses its name and is an orphan.
-    pub(super) fn lose_all_names(
+    pub(super) fn drop_all_links(
         &self,
         change: &Change<'_>,
         inode: &Inode,

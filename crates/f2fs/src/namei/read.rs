@@ -14,7 +14,7 @@ impl F2fs {
         let dir = self.directory(dir, cx.tag)?;
         let _names = dir.lock.read();
         let found = self.find_name(&dir, name, cx.tag)?;
-        let inode = self.named(&dir, found.ok_or(FsError::NotFound)?, cx.tag)?;
+        let inode = self.inode_of_entry(&dir, found.ok_or(FsError::NotFound)?, cx.tag)?;
         // Under the directory's lock: whoever removes the name later sees the count.
         inode.add_lookup();
         Ok(inode.attr(self, cx.tag))

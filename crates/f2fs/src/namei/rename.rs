@@ -7,10 +7,10 @@ use steadfs_cache::WritebackReason;
 use steadfs_vfs::names::{check_may_lose_name, check_rename, with_names_locked};
 use steadfs_vfs::{Cx, FileKind, FsError, RenameFlags, Result};
 
-use super::fresh::Spec;
-use super::{check_may_add, check_may_gain_link, check_may_remove, check_project, lose_subdir};
+use super::new_inode::NewInodeSpec;
+use super::{check_link_max, check_may_add, check_may_remove, check_project, drop_subdir_link};
 use crate::cp_lock::Change;
-use crate::dentry::{Named, Room};
+use crate::dentry::{FoundDentry, FreeDentry};
 use crate::disk::inode::Advise;
 use crate::disk::{DiskError, Nid, Structure};
 use crate::fs::F2fs;
@@ -19,22 +19,22 @@ use crate::pins::Pins;
 use crate::space::{Need, Reservation};
 
 /// Levels of directories looked at above one another before the tree is taken for a circle.
-const DEEPEST: u32 = 1 << 20;
+const DIR_DEPTH_MAX: u32 = 1 << 20;
 
 /// A name and its directory.
 #[derive(Clone, Copy)]
-struct Side<'a> {
+struct RenameSide<'a> {
     dir: &'a Inode,
     name: &'a [u8],
 }
 
 /// What both names stand for.
-struct Pair {
-    old: (Named, Arc<Inode>),
-    new: Option<(Named, Arc<Inode>)>,
+struct RenamePair {
+    old: (FoundDentry, Arc<Inode>),
+    new: Option<(FoundDentry, Arc<Inode>)>,
 }
 
-impl Pair {
+impl RenamePair {
     fn moved(&self) -> &Inode {
         &self.old.1
     }
@@ -45,16 +45,16 @@ impl Pair {
 }
 
 /// What a try to rename comes to.
-enum Done {
-    /// Done; the inode that lost its name.
+enum RenameOutcome {
+    /// RenameOutcome; the inode that lost its name.
     Renamed(Option<Arc<Inode>>),
     /// This file's data must be written out first, without locks.
-    SettleFirst(Arc<Inode>),
+    WriteDataFirst(Arc<Inode>),
 }
 
 /// Whether the data of a file must go to the device before the file takes another's name: who replaces a
 /// file by a new version expects one of both after a crash, not an empty one.
-fn must_settle(pair: &Pair, flags: RenameFlags) -> bool {
+fn must_write_data_first(pair: &RenamePair, flags: RenameFlags) -> bool {
     let file = pair.moved().kind() == FileKind::Regular;
     file && !flags.exchange
         && !flags.no_replace
@@ -67,7 +67,7 @@ fn is_dir(inode: &Inode) -> bool {
 }
 
 /// Whether a move changes how many subdirectories its two directories have.
-fn counts(from: Side<'_>, to: Side<'_>, moved: &Inode) -> bool {
+fn counts(from: RenameSide<'_>, to: RenameSide<'_>, moved: &Inode) -> bool {
     is_dir(moved) && from.dir.nid() != to.dir.nid()
 }
 
@@ -84,17 +84,17 @@ impl F2fs {
         self.check_writable()?;
         let from_dir = self.directory(from_dir, cx.tag)?;
         let to_dir = self.directory(to_dir, cx.tag)?;
-        let from = Side {
+        let from = RenameSide {
             dir: &from_dir,
             name: from,
         };
-        let to = Side {
+        let to = RenameSide {
             dir: &to_dir,
             name: to,
         };
         // While it is held no directory moves to another parent, so ancestors stay ancestors.
         let _order = (from_dir.nid() != to_dir.nid()).then(|| self.rename.lock());
-        let replaced = self.with_room(cx, || self.rename_once(cx, from, to, flags))?;
+        let replaced = self.with_space(cx, || self.rename_once(cx, from, to, flags))?;
         if let Some(inode) = replaced {
             self.evict_if_unlinked(&inode, cx.tag);
         }
@@ -105,11 +105,11 @@ impl F2fs {
     fn rename_once(
         &self,
         cx: &Cx,
-        from: Side<'_>,
-        to: Side<'_>,
+        from: RenameSide<'_>,
+        to: RenameSide<'_>,
         flags: RenameFlags,
     ) -> Result<Option<Arc<Inode>>> {
-        let mut settled = false;
+        let mut data_written = false;
         loop {
             self.prepare(cx)?;
             let look = || {
@@ -122,21 +122,21 @@ impl F2fs {
                     .collect();
                 Ok((pair, named))
             };
-            let act = |pair: Pair| {
-                if !settled && must_settle(&pair, flags) {
-                    return Ok(Done::SettleFirst(pair.old.1));
+            let act = |pair: RenamePair| {
+                if !data_written && must_write_data_first(&pair, flags) {
+                    return Ok(RenameOutcome::WriteDataFirst(pair.old.1));
                 }
                 self.rename_locked(cx, from, to, pair, flags)
-                    .map(Done::Renamed)
+                    .map(RenameOutcome::Renamed)
             };
             match with_names_locked([from.dir, to.dir], look, act)? {
-                Done::Renamed(replaced) => return Ok(replaced),
-                Done::SettleFirst(inode) => {
+                RenameOutcome::Renamed(replaced) => return Ok(replaced),
+                RenameOutcome::WriteDataFirst(inode) => {
                     // Its error is its own, and stays with the file for the next fsync.
                     if let Err(error) = self.write_out(&inode, WritebackReason::Sync, cx.tag) {
                         tracing::debug!(ino = %inode.nid(), %error, "write-out before a rename");
                     }
-                    settled = true;
+                    data_written = true;
                 }
             }
         }
@@ -145,9 +145,9 @@ impl F2fs {
     fn rename_locked(
         &self,
         cx: &Cx,
-        from: Side<'_>,
-        to: Side<'_>,
-        pair: Pair,
+        from: RenameSide<'_>,
+        to: RenameSide<'_>,
+        pair: RenamePair,
         flags: RenameFlags,
     ) -> Result<Option<Arc<Inode>>> {
         if pair
@@ -170,21 +170,24 @@ impl F2fs {
         Ok(pair.new.map(|(_, inode)| inode))
     }
 
-    fn look_at(&self, cx: &Cx, from: Side<'_>, to: Side<'_>) -> Result<Pair> {
-        let find = |side: Side<'_>| -> Result<_> {
+    fn look_at(&self, cx: &Cx, from: RenameSide<'_>, to: RenameSide<'_>) -> Result<RenamePair> {
+        let find = |side: RenameSide<'_>| -> Result<_> {
             match self.find_entry(side.dir, side.name, cx.tag)? {
-                Some(entry) => Ok(Some((entry, self.named(side.dir, entry.ino, cx.tag)?))),
+                Some(entry) => Ok(Some((
+                    entry,
+                    self.inode_of_entry(side.dir, entry.ino, cx.tag)?,
+                ))),
                 None => Ok(None),
             }
         };
-        Ok(Pair {
+        Ok(RenamePair {
             old: find(from)?.ok_or(FsError::NotFound)?,
             new: find(to)?,
         })
     }
 
     /// The entry of a name that is there, looked for again since its place may have changed.
-    fn present(&self, side: Side<'_>, tag: IoTag) -> Result<Named> {
+    fn found_dentry(&self, side: RenameSide<'_>, tag: IoTag) -> Result<FoundDentry> {
         self.find_entry(side.dir, side.name, tag)?.ok_or_else(|| {
             let error = DiskError::entry(Structure::Dentries, 0, "lost a name");
             error.in_node(side.dir.nid()).into()
@@ -194,9 +197,9 @@ impl F2fs {
     fn check_rename(
         &self,
         cx: &Cx,
-        from: Side<'_>,
-        to: Side<'_>,
-        pair: &Pair,
+        from: RenameSide<'_>,
+        to: RenameSide<'_>,
+        pair: &RenamePair,
         flags: RenameFlags,
     ) -> Result<()> {
         check_may_remove(&from.dir.core.read())?;
@@ -237,10 +240,10 @@ impl F2fs {
         }
         let new_dir = pair.replaced().is_some_and(is_dir);
         if moves && is_dir(pair.moved()) && !new_dir {
-            check_may_gain_link(&to.dir.core.read())?;
+            check_link_max(&to.dir.core.read())?;
         }
         if moves && flags.exchange && !is_dir(pair.moved()) && new_dir {
-            check_may_gain_link(&from.dir.core.read())?;
+            check_link_max(&from.dir.core.read())?;
         }
         Ok(())
     }
@@ -272,7 +275,7 @@ impl F2fs {
             error.in_node(nid).into()
         };
         let mut at = dir.nid();
-        for _ in 0..DEEPEST {
+        for _ in 0..DIR_DEPTH_MAX {
             if at == above {
                 return Ok(true);
             }
@@ -292,31 +295,31 @@ impl F2fs {
     fn move_name(
         &self,
         cx: &Cx,
-        from: Side<'_>,
-        to: Side<'_>,
-        pair: &Pair,
+        from: RenameSide<'_>,
+        to: RenameSide<'_>,
+        pair: &RenamePair,
         whiteout: bool,
     ) -> Result<()> {
-        let room = match pair.new {
+        let free_dentry = match pair.new {
             Some(_) => None,
-            None => Some(self.room_for_name(cx, to.dir, to.name)?),
+            None => Some(self.find_free_dentry(cx, to.dir, to.name)?),
         };
-        let spec = Spec::plain(FileKind::CharDevice, 0, 0);
+        let spec = NewInodeSpec::plain(FileKind::CharDevice, 0, 0);
         let plan = match whiteout {
             true => Some(self.plan_inode(cx, from.dir, &spec, from.name)?),
             false => None,
         };
         self.orphans.check_room()?;
-        let _pins = self.pin_to_rename(cx, from, to, pair, room.as_ref())?;
-        let need = room.map_or(Need::default(), |room| room.need)
+        let _pins = self.pin_to_rename(cx, from, to, pair, free_dentry.as_ref())?;
+        let need = free_dentry.map_or(Need::default(), |free_dentry| free_dentry.need)
             + plan.as_ref().map_or(Need::default(), |plan| plan.need);
         let mut reservation = self.space.reservation(need, self.may_use_reserved(cx))?;
         let change = self.change()?;
-        let stand_in = match plan {
-            Some(plan) => Some(self.make_planned(cx, &change, &mut reservation, plan)?),
+        let whiteout = match plan {
+            Some(plan) => Some(self.create_inode(cx, &change, &mut reservation, plan)?),
             None => None,
         };
-        let moved = Moving {
+        let moved = RenamedInode {
             fs: self,
             cx,
             change: &change,
@@ -324,7 +327,7 @@ impl F2fs {
             to,
             pair,
         };
-        self.must(moved.go(&mut reservation, room.as_ref(), stand_in.as_deref()))
+        self.abort_on_error(moved.run(&mut reservation, free_dentry.as_ref(), whiteout.as_deref()))
     }
 
     /// Reads what a rename will need, before the first change: all inodes, the blocks of both names and of every
@@ -332,16 +335,16 @@ impl F2fs {
     fn pin_to_rename(
         &self,
         cx: &Cx,
-        from: Side<'_>,
-        to: Side<'_>,
-        pair: &Pair,
-        room: Option<&Room>,
+        from: RenameSide<'_>,
+        to: RenameSide<'_>,
+        pair: &RenamePair,
+        free_dentry: Option<&FreeDentry>,
     ) -> Result<Pins> {
         let tag = cx.tag;
         let mut pins = self.pin_inodes(&[from.dir, to.dir, pair.moved()], tag)?;
         self.pin_dir_block(&mut pins, from.dir, pair.old.0.block, tag)?;
-        if let Some(room) = room {
-            self.pin_dir_block(&mut pins, to.dir, room.block, tag)?;
+        if let Some(free_dentry) = free_dentry {
+            self.pin_dir_block(&mut pins, to.dir, free_dentry.block, tag)?;
         }
         if let Some((entry, new)) = &pair.new {
             self.pin_dir_block(&mut pins, to.dir, entry.block, tag)?;
@@ -362,8 +365,8 @@ impl F2fs {
     fn move_inode(
         &self,
         change: &Change<'_>,
-        from: Side<'_>,
-        to: Side<'_>,
+        from: RenameSide<'_>,
+        to: RenameSide<'_>,
         inode: &Inode,
         tag: IoTag,
     ) -> Result<()> {
@@ -394,7 +397,13 @@ impl F2fs {
     }
 
     /// Swaps what two names stand for.
-    fn exchange(&self, cx: &Cx, from: Side<'_>, to: Side<'_>, pair: &Pair) -> Result<()> {
+    fn exchange(
+        &self,
+        cx: &Cx,
+        from: RenameSide<'_>,
+        to: RenameSide<'_>,
+        pair: &RenamePair,
+    ) -> Result<()> {
         let (new_entry, new) = pair.new.as_ref().expect("checked: both names are there");
         let (old_entry, old) = &pair.old;
         let _pins = self.pin_to_rename(cx, from, to, pair, None)?;
@@ -408,51 +417,51 @@ impl F2fs {
                 self.retarget(&change, side.dir, &core, entry, target, cx.tag)?;
                 self.touch_dir(&mut core);
                 match (is_dir(goes), is_dir(comes)) {
-                    (true, false) => lose_subdir(&mut core),
+                    (true, false) => drop_subdir_link(&mut core),
                     (false, true) => core.links += 1,
                     _ => {}
                 }
                 drop(core);
-                self.note_moved(side.dir, entry.hash);
+                self.record_moved_name(side.dir, entry.hash);
             }
             self.move_inode(&change, from, to, old, cx.tag)?;
             self.move_inode(&change, to, from, new, cx.tag)
         };
-        self.must(swap())
+        self.abort_on_error(swap())
     }
 }
 
 /// A move whose every condition is met.
-struct Moving<'a> {
+struct RenamedInode<'a> {
     fs: &'a F2fs,
     cx: &'a Cx,
     change: &'a Change<'a>,
-    from: Side<'a>,
-    to: Side<'a>,
-    pair: &'a Pair,
+    from: RenameSide<'a>,
+    to: RenameSide<'a>,
+    pair: &'a RenamePair,
 }
 
-impl Moving<'_> {
-    fn go(
+impl RenamedInode<'_> {
+    fn run(
         &self,
         reservation: &mut Reservation<'_>,
-        room: Option<&Room>,
-        stand_in: Option<&Inode>,
+        free_dentry: Option<&FreeDentry>,
+        whiteout: Option<&Inode>,
     ) -> Result<()> {
         let (fs, tag) = (self.fs, self.cx.tag);
-        self.put_new_name(reservation, room)?;
+        self.put_new_name(reservation, free_dentry)?;
         steadfs_rt::fault_point("rename");
-        self.drop_old_name(stand_in)?;
+        self.drop_old_name(whiteout)?;
         fs.move_inode(self.change, self.from, self.to, self.pair.moved(), tag)?;
-        fs.note_moved(self.from.dir, self.pair.old.0.hash);
+        fs.record_moved_name(self.from.dir, self.pair.old.0.hash);
         match self.pair.replaced() {
-            Some(new) if is_dir(new) => fs.lose_all_names(self.change, new, tag),
+            Some(new) if is_dir(new) => fs.drop_all_links(self.change, new, tag),
             Some(new) => {
-                if fs.lose_name(self.change, new, tag)? > 0 {
+                if fs.drop_link(self.change, new, tag)? > 0 {
                     let entry = self.pair.new.as_ref().map(|(entry, _)| entry.hash);
                     entry
                         .into_iter()
-                        .for_each(|hash| fs.note_moved(self.to.dir, hash));
+                        .for_each(|hash| fs.record_moved_name(self.to.dir, hash));
                 }
                 Ok(())
             }
@@ -460,12 +469,16 @@ impl Moving<'_> {
         }
     }
 
-    fn put_new_name(&self, reservation: &mut Reservation<'_>, room: Option<&Room>) -> Result<()> {
+    fn put_new_name(
+        &self,
+        reservation: &mut Reservation<'_>,
+        free_dentry: Option<&FreeDentry>,
+    ) -> Result<()> {
         let (fs, to, old) = (self.fs, self.to, self.pair.moved());
         let Some((entry, _)) = &self.pair.new else {
-            let room = room.expect("a name that is not there gets room");
+            let free_dentry = free_dentry.expect("a name that is not there gets free_dentry");
             let counts = counts(self.from, to, old);
-            let place = (to.dir, room, to.name);
+            let place = (to.dir, free_dentry, to.name);
             return fs.add_name(self.cx, self.change, reservation, place, old, counts);
         };
         let mut core = to.dir.core.write();
@@ -476,22 +489,22 @@ impl Moving<'_> {
         Ok(())
     }
 
-    fn drop_old_name(&self, stand_in: Option<&Inode>) -> Result<()> {
+    fn drop_old_name(&self, whiteout: Option<&Inode>) -> Result<()> {
         let (fs, from, tag) = (self.fs, self.from, self.cx.tag);
         // Entries never move, but the block may have gone from the inode to a place of its own.
-        let entry = fs.present(from, tag)?;
+        let entry = fs.found_dentry(from, tag)?;
         // In one directory a `..` stays, unless that of a directory that was replaced goes.
         let old = self.pair.moved();
         let subdir = is_dir(old) && (counts(from, self.to, old) || self.pair.new.is_some());
-        let Some(stand_in) = stand_in else {
-            return fs.take_name(self.change, from.dir, &entry, subdir, tag);
+        let Some(whiteout) = whiteout else {
+            return fs.remove_dentry_and_link(self.change, from.dir, &entry, subdir, tag);
         };
         let mut core = from.dir.core.write();
-        let target = (stand_in.nid(), stand_in.kind());
+        let target = (whiteout.nid(), whiteout.kind());
         fs.retarget(self.change, from.dir, &core, &entry, target, tag)?;
         fs.touch_dir(&mut core);
         if subdir {
-            lose_subdir(&mut core);
+            drop_subdir_link(&mut core);
         }
         Ok(())
     }

@@ -273,13 +273,13 @@ fn inodes_know_their_last_name() {
     );
     // A new file under the old name must not be recovered over the one that moved.
     let again = world.file(ROOT, b"clip.mp4").unwrap().ino;
-    let fresh = world.file(ROOT, b"fresh").unwrap().ino;
+    let new_inode = world.file(ROOT, b"new_inode").unwrap().ino;
     let cut = |ino| {
         fs.truncated_since_cp
             .lock()
             .contains(&Nid::from_vfs(ino).unwrap())
     };
-    assert!(cut(again) && !cut(fresh));
+    assert!(cut(again) && !cut(new_inode));
     world.judge_now();
     assert!(!cut(again));
     world.close();
@@ -465,7 +465,7 @@ fn the_volumes_own_files_are_nobodys() {
     for nid in [Nid::NODE, Nid::META, quota, Nid(fs.layout.max_nid)] {
         assert_eq!(fs.attach(cx, nid.into()).err(), Some(FsError::Stale));
         assert_eq!(fs.read(cx, nid.into(), 0, 1).err(), Some(FsError::Stale));
-        let named = fs.named(&root, nid, cx.tag).err();
+        let named = fs.inode_of_entry(&root, nid, cx.tag).err();
         assert!(matches!(named, Some(FsError::Corrupt(_))), "{named:?}");
     }
     fs.attach(cx, ROOT).unwrap();
@@ -476,7 +476,7 @@ fn the_volumes_own_files_are_nobodys() {
 #[test]
 fn without_the_key_files_can_be_removed_and_keep_their_content() {
     use crate::disk::hash;
-    use crate::disk::xattr::{Change, index};
+    use crate::disk::xattr::{XattrChange, index};
     use steadfs_vfs::nokey::show;
 
     let world = World::make(ALL, 64);
@@ -493,7 +493,7 @@ fn without_the_key_files_can_be_removed_and_keep_their_content() {
     let link = world.mkdir(ROOT, b"plain").unwrap().ino;
     for ino in [dir, file, other, sub] {
         let inode = world.fs.by_number(ino, cx.tag).unwrap();
-        let context = Change {
+        let context = XattrChange {
             index: index::ENCRYPTION,
             name: b"c",
             value: Some(&[2; 40]),

@@ -16,7 +16,7 @@ use super::Node;
 use super::writes::NodeWrite;
 use crate::checkpoint::{Marks, Writes};
 use crate::cp_lock::Change;
-use crate::data::need::Reason;
+use crate::data::cp_reason::CpReason;
 use crate::disk::node::NodeKind;
 use crate::disk::superblock::StopReason;
 use crate::disk::{BLOCK_SIZE, BlockAddr, Nid};
@@ -55,7 +55,7 @@ pub enum ChainPlan<'f> {
     /// Nothing of the file waits to be written.
     Clean,
     /// They cannot tell what has changed: a checkpoint is needed.
-    NeedsCheckpoint(Reason),
+    NeedsCheckpoint(CpReason),
 }
 
 impl F2fs {
@@ -70,11 +70,11 @@ impl F2fs {
         let (_, version) = self.checkpoints.node_version();
         // Where no checkpoint has the inode, recovery has to make its name, which needs a mark on it in the
         // first chain behind a checkpoint.
-        let named = !inode.is_named_behind(version) && !self.is_in_checkpoint(ino, tag)?;
+        let named = !inode.is_dentry_marked(version) && !self.is_in_checkpoint(ino, tag)?;
         if !named && self.is_clean_file(inode) {
             return Ok(ChainPlan::Clean);
         }
-        if let Some(reason) = self.facts(inode, &core, tag)?.reason() {
+        if let Some(reason) = self.fsync_facts(inode, &core, tag)?.cp_reason() {
             return Ok(ChainPlan::NeedsCheckpoint(reason));
         }
         self.store_inode(&change, inode, &core)?;
@@ -89,7 +89,7 @@ impl F2fs {
         let dentry = named && with_inode;
         let chain = self.give_places(&change, inode, nodes, dentry);
         if dentry && chain.whole.is_ok() {
-            inode.set_named_behind(version);
+            inode.set_dentry_marked(version);
         }
         Ok(ChainPlan::Chain(chain))
     }
@@ -180,7 +180,7 @@ impl F2fs {
         match &written {
             Ok(()) => {
                 // Who finds nothing of the file to write waits for the end, and sees what is to flush.
-                inode.note_written(false, self.queue.next_flush());
+                inode.record_written(false, self.queue.next_flush());
                 write.end();
             }
             Err(error) => {
@@ -241,7 +241,7 @@ impl F2fs {
         }
         for chain in chains {
             // As in `write_chain`.
-            chain.inode.note_written(false, self.queue.next_flush());
+            chain.inode.record_written(false, self.queue.next_flush());
             chain.write.end();
         }
         whole?;

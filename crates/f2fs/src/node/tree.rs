@@ -222,7 +222,7 @@ impl F2fs {
             cold: inode.kind() != FileKind::Directory,
             ..Footer::default()
         };
-        inode.node_made(offset);
+        inode.consume_node_reservation(offset);
         self.space.use_node(false);
         core.blocks += 1;
         let block = node::new_block(&footer);
@@ -373,7 +373,7 @@ impl F2fs {
         self.space.use_node(true);
         let node = self.nodes.insert_new(change, nid, entry, &block);
         let inode = self.inodes.insert(Inode::new(self, nid, core, rdev)?);
-        self.inodes.note_dirty(&inode, node);
+        self.inodes.mark_dirty(&inode, node);
         Ok(inode)
     }
 

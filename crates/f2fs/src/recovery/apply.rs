@@ -13,10 +13,10 @@ use steadfs_block::Buf;
 use steadfs_vfs::{FileKind, FsError, Result};
 
 use super::{ChainNode, NodeLog};
-use crate::dentry::{Named, NewName, Search};
+use crate::dentry::{DentrySearch, FoundDentry, NewName};
 use crate::disk::inode::Inline;
 use crate::disk::node::{NodeKind, PER_NODE};
-use crate::disk::xattr::NODE_ROOM;
+use crate::disk::xattr::NODE_XATTR_BYTES;
 use crate::disk::{self, BLOCK_SIZE, BlockAddr, DiskError, LogType, Nid, Structure, node};
 use crate::fs::F2fs;
 use crate::inode::Inode;
@@ -267,7 +267,8 @@ impl Apply<'_> {
         let change = fs.change()?;
         let core = inode.core.read();
         if let Some(node) = fs.xattr_node(inode, &core, tag)? {
-            fs.nodes.change(&change, &node)?[..NODE_ROOM].copy_from_slice(&data[..NODE_ROOM]);
+            fs.nodes.change(&change, &node)?[..NODE_XATTR_BYTES]
+                .copy_from_slice(&data[..NODE_XATTR_BYTES]);
         }
         Ok(())
     }
@@ -375,10 +376,10 @@ impl Apply<'_> {
         let (fs, tag) = (self.fs, self.tag);
         loop {
             match fs.search(dir, name, tag)? {
-                Search::Found(named) if named.ino == inode.nid() => return Ok(()),
-                Search::Found(named) => return self.replace(dir, &named, inode),
-                Search::Full => fs.entries_to_blocks(dir, true, tag)?,
-                Search::Room(room) => {
+                DentrySearch::Found(named) if named.ino == inode.nid() => return Ok(()),
+                DentrySearch::Found(named) => return self.replace(dir, &named, inode),
+                DentrySearch::InlineFull => fs.entries_to_blocks(dir, true, tag)?,
+                DentrySearch::Free(room) => {
                     let mut reservation = fs.space.reservation(room.need, true)?;
                     let change = fs.change()?;
                     let mut core = dir.core.write();
@@ -395,9 +396,9 @@ impl Apply<'_> {
     }
 
     /// The name stood for another inode, which loses it.
-    fn replace(&self, dir: &Inode, named: &Named, inode: &Inode) -> Result<()> {
+    fn replace(&self, dir: &Inode, named: &FoundDentry, inode: &Inode) -> Result<()> {
         let (fs, tag) = (self.fs, self.tag);
-        let other = fs.named(dir, named.ino, tag)?;
+        let other = fs.inode_of_entry(dir, named.ino, tag)?;
         let was_dir = other.kind() == FileKind::Directory;
         if was_dir && !fs.is_empty_dir(&other, tag)? {
             let rule = "no name of a directory that has entries";

@@ -14,7 +14,7 @@ use super::policy::{
 use super::seglists::SegmentState;
 use super::sit::Sit;
 use super::ssa::SegmentSummary;
-use crate::disk::checkpoint::{ALLOC_LFS, ALLOC_SSR, OpenLog};
+use crate::disk::checkpoint::{ALLOC_LFS, ALLOC_SSR, CursegState};
 use crate::disk::summary::Summary;
 use crate::disk::{LogType, SEGMENT_BLOCKS, SegNo};
 use crate::victim::age::AgeRules;
@@ -293,9 +293,9 @@ impl SegmentManager {
     }
 
     /// A log as a checkpoint notes it.
-    pub fn open_log(&self, kind: LogType) -> OpenLog {
+    pub fn open_log(&self, kind: LogType) -> CursegState {
         let log = &self.cursegs[kind.index()];
-        OpenLog {
+        CursegState {
             segment: log.segment,
             offset: log.next as u16,
             alloc: if log.ssr { ALLOC_SSR } else { ALLOC_LFS },

@@ -17,7 +17,7 @@ use super::{Inner, Segments};
 use crate::checkpoint::read_blocks;
 use crate::disk::checkpoint::{ALLOC_LFS, ALLOC_SSR, CpFlags};
 use crate::disk::node::Footer;
-use crate::disk::summary::{Compacted, Summary, SummaryBlock};
+use crate::disk::summary::{CompactSummaries, Summary, SummaryBlock};
 use crate::disk::{
     BLOCK_SIZE, BlockAddr, Checkpoint, DiskError, Layout, LogType, Nid, SEGMENT_BLOCKS, SegNo,
     SitEntry, Structure, sit,
@@ -214,7 +214,7 @@ fn read_summaries(
         let kinds = [LogType::HotData, LogType::WarmData, LogType::ColdData];
         let count = checkpoint.pack_blocks - checkpoint.start_sum;
         let blocks = read_blocks(queue, start.plus(checkpoint.start_sum), count)?;
-        let packed = Compacted::parse(&blocks, checkpoint.compacted_counts())?;
+        let packed = CompactSummaries::parse(&blocks, checkpoint.compacted_counts())?;
         for (kind, entries) in kinds.into_iter().zip(&packed.logs) {
             edits.push(SegmentSummary::starting_with(kind, entries));
         }

@@ -49,7 +49,7 @@ pub use snapshot::SegmentSnapshot;
 use ssa::SegmentSummary;
 pub use victims::{SpaceGoal, Victim, VictimCost, VictimSearch};
 
-use crate::disk::checkpoint::OpenLog;
+use crate::disk::checkpoint::CursegState;
 pub use crate::disk::summary::Summary as Owner;
 use crate::disk::summary::SummaryBlock;
 use crate::disk::{BLOCK_SIZE, BlockAddr, DiskError, Layout, LogType, Nid, SegNo, Structure};
@@ -115,7 +115,7 @@ pub struct Counts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CursegRow {
     /// Where it goes on.
-    pub open: OpenLog,
+    pub open: CursegState,
     /// Segments with some valid blocks.
     pub dirty: u32,
     /// Segments with nothing but valid blocks.

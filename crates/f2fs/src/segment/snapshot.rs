@@ -23,8 +23,8 @@ use super::seglists::SegmentState;
 use super::ssa::SegmentSummary;
 use super::{Inner, summary_mut};
 use crate::disk::bits::{self, Order};
-use crate::disk::checkpoint::OpenLog;
-use crate::disk::summary::{Compacted, SummaryBlock};
+use crate::disk::checkpoint::CursegState;
+use crate::disk::summary::{CompactSummaries, SummaryBlock};
 use crate::disk::{BLOCK_SIZE, BlockAddr, Layout, LogType, SegNo, journal, sit};
 use crate::fs::io_error;
 
@@ -57,7 +57,7 @@ pub struct SegmentSnapshot {
     /// Valid blocks of data and of nodes.
     pub valid: (u64, u64),
     /// Where the logs go on.
-    pub logs: [OpenLog; 6],
+    pub logs: [CursegState; 6],
     /// Seconds for which the volume has been mounted (`elapsed_time`).
     pub elapsed: u64,
     /// For each block of the table which copy counts.
@@ -273,8 +273,8 @@ impl SegmentSnapshot {
         let count = |log: LogType| self.counts[log.index()] as usize;
         let edit = |log: LogType| &self.open[log.index()].edit;
         let total = DATA.iter().map(|log| count(*log)).sum();
-        if Compacted::blocks_for(total) < DATA.len() {
-            let packed = Compacted {
+        if CompactSummaries::blocks_for(total) < DATA.len() {
+            let packed = CompactSummaries {
                 nat_journal,
                 sit_journal: self.sit_journal,
                 logs: DATA.map(|log| edit(log).entries(count(log)).to_vec()),

@@ -4,15 +4,15 @@ use steadfs_block::Buf;
 
 use super::map::Map;
 use crate::disk::journal;
-use crate::disk::summary::{ENTRIES, Holds, Summary, SummaryBlock};
+use crate::disk::summary::{ENTRIES, Summary, SummaryBlock, SummaryKind};
 use crate::disk::{BLOCK_SIZE, LogType};
 
 /// What a segment of this type holds.
-pub fn holds(kind: LogType) -> Holds {
+pub fn holds(kind: LogType) -> SummaryKind {
     if kind.is_node() {
-        Holds::Nodes
+        SummaryKind::Nodes
     } else {
-        Holds::Data
+        SummaryKind::Data
     }
 }
 
@@ -21,7 +21,7 @@ pub fn holds(kind: LogType) -> Holds {
 pub struct SegmentSummary {
     entries: Box<[Summary; ENTRIES]>,
     known: Map,
-    holds: Holds,
+    holds: SummaryKind,
 }
 
 impl SegmentSummary {

@@ -56,7 +56,7 @@ pub(super) fn make_file(fs: &F2fs, name: &[u8], blocks: u64) -> Arc<Inode> {
     let fill = || fs.main_block(at, tag).map(|buf| buf.data());
     let insert = |bytes: &mut [u8]| {
         let layout = DentryLayout::BLOCK;
-        let slot = dentry::find_room(&layout, bytes, dentry::slots_for(name.len())).unwrap();
+        let slot = dentry::find_free_slots(&layout, bytes, dentry::slots_for(name.len())).unwrap();
         let entry = Entry {
             slot,
             hash: hash::of_name(name),

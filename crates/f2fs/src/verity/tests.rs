@@ -7,10 +7,10 @@ use steadfs_base::InodeNo;
 use steadfs_block::MemDevice;
 use steadfs_vfs::{FileSystem, FsError, SetAttr};
 
-use super::NAME;
+use super::VERITY_XATTR;
 use crate::disk::BLOCK_SIZE;
 use crate::disk::inode::Advise;
-use crate::disk::xattr::{Change, index};
+use crate::disk::xattr::{XattrChange, index};
 use crate::test_world::{ALL, ROOT, World};
 use steadfs_f2fs_format::test_support::run;
 
@@ -54,9 +54,9 @@ fn seal_at(how: &[&str], size: usize, place: impl FnOnce(u32, u64) -> Option<Vec
     volume.fsync(cx, file, false).unwrap();
     let inode = volume.by_number(file, cx.tag).unwrap();
     let value = place(descriptor.len() as u32, at);
-    let change = value.as_deref().map(|value| Change {
+    let change = value.as_deref().map(|value| XattrChange {
         index: index::VERITY,
-        name: NAME,
+        name: VERITY_XATTR,
         value: Some(value),
     });
     let changes: Vec<_> = change.into_iter().collect();

@@ -7,11 +7,11 @@ use steadfs_base::limits::XATTR_SIZE_MAX;
 use steadfs_base::{InodeNo, IoTag};
 use steadfs_vfs::{Cx, FileKind, FsError, InodeFlags, Result, SetXattr};
 
-use super::{Cut, has_user_attrs, is_acl, split};
+use super::{SplitXattrs, has_user_attrs, is_acl, split};
 use crate::cp_lock::Change;
 use crate::disk;
 use crate::disk::inode::Advise;
-use crate::disk::xattr::{self, Change as AttrChange, Xattr, index};
+use crate::disk::xattr::{self, Xattr, XattrChange as AttrChange, index};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::space::{Need, Reservation};
@@ -32,7 +32,7 @@ impl F2fs {
         if value.len() > XATTR_SIZE_MAX {
             return Err(FsError::TooBig);
         }
-        self.with_room(cx, || self.change_named(cx, ino, name, Some(value), how))
+        self.with_space(cx, || self.change_named(cx, ino, name, Some(value), how))
     }
 
     /// See [`steadfs_vfs::FileSystem::removexattr`].
@@ -155,7 +155,7 @@ impl F2fs {
         inode: &Inode,
         changes: &[AttrChange<'_>],
         tag: IoTag,
-    ) -> Result<Option<Cut>> {
+    ) -> Result<Option<SplitXattrs>> {
         let area = self.xattr_area(inode, tag)?;
         let list = xattr::parse(&area).map_err(|e| e.in_node(inode.nid()))?;
         let idle = |change: &AttrChange<'_>| {
@@ -166,7 +166,7 @@ impl F2fs {
             return Ok(None);
         }
         let room = inode.core.read().xattr_range(&self.layout).len();
-        let cut = xattr::changed(&list, changes, room).ok_or(FsError::TooBig)?;
+        let cut = xattr::apply(&list, changes, room).ok_or(FsError::TooBig)?;
         Ok(Some(cut))
     }
 
@@ -175,7 +175,7 @@ impl F2fs {
         &self,
         core: &disk::Inode,
         lists: &[(u8, Vec<u8>)],
-    ) -> Result<Option<Cut>> {
+    ) -> Result<Option<SplitXattrs>> {
         if lists.is_empty() {
             return Ok(None);
         }
@@ -188,7 +188,7 @@ impl F2fs {
             })
             .collect();
         let room = core.xattr_range(&self.layout).len();
-        let cut = xattr::cut(&list, room).ok_or(FsError::NoSpace)?;
+        let cut = xattr::split(&list, room).ok_or(FsError::NoSpace)?;
         Ok(Some(cut))
     }
 
@@ -199,7 +199,7 @@ impl F2fs {
         inode: &Inode,
         core: &mut disk::Inode,
         reservation: &mut Reservation<'_>,
-        cut: &Cut,
+        cut: &SplitXattrs,
         tag: IoTag,
     ) -> Result<()> {
         match &cut.node {
@@ -247,7 +247,7 @@ impl F2fs {
 }
 
 /// What storing attributes takes.
-pub(crate) fn need_of(inode: &Inode, cut: &Cut) -> Need {
+pub(crate) fn need_of(inode: &Inode, cut: &SplitXattrs) -> Need {
     let has_node = inode.core.read().xattr_nid.some().is_some();
     Need {
         blocks: 0,

@@ -1,6 +1,6 @@
 //! Against images of f2fs-tools.
 
-use super::super::summary::{Compacted, SummaryBlock};
+use super::super::summary::{CompactSummaries, SummaryBlock};
 use super::super::{Nid, nat, sit};
 use super::*;
 use crate::test_support::{ALL_FEATURES, Image, LOAD_FEATURES};
@@ -116,7 +116,8 @@ fn summaries_in_the_pack() {
     let image = Image::make(&[], 64);
     let fresh = image.open();
     assert!(fresh.checkpoint.flags.contains(CpFlags::COMPACT_SUMMARIES));
-    let packed = Compacted::parse(fresh.summaries(), fresh.checkpoint.compacted_counts()).unwrap();
+    let packed =
+        CompactSummaries::parse(fresh.summaries(), fresh.checkpoint.compacted_counts()).unwrap();
     assert_eq!(packed.encode(), fresh.summaries()[..packed.encode().len()]);
     let at = fresh.checkpoint.summary_in_pack(LogType::HotNode).unwrap();
     let block = fresh.blocks(fresh.layout().pack_start(fresh.pack).plus(at), 1);

@@ -86,7 +86,7 @@ fn written_while_it_grows(
 fn a_size_covers_nothing_that_came_while_the_block_was_written() {
     let tag = IoTag::default();
     let [first, second] = written_while_it_grows(700, |fs, inode| {
-        fs.write_small(None, &[Arc::clone(inode)], Occasion::Background, tag)
+        fs.write_small_files(None, &[Arc::clone(inode)], Occasion::Background, tag)
     });
     assert!(first == [1; 5000]);
     assert!(second == [[1; 5000].as_slice(), &[2; 700]].concat());

@@ -1,4 +1,4 @@
-//! Write-back of many files at once: what goes to new places lies side by side, so their writes merge.
+//! Write-back of many files at once: what goes to new overwritten lies side by side, so their writes merge.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::disk::{BlockAddr, Nid};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 
-/// Files whose data is in flight together.
-const FILES: usize = 256;
+/// Files whose data is in wb_run together.
+const FILES_PER_BATCH: usize = 256;
 /// Dirty bytes of a file up to which it goes with others, and of all that go together.
-const SMALL: u64 = 1 << 20;
-const TOGETHER: u64 = 4 << 20;
+const DIRTY_BYTES_SMALL_FILE: u64 = 1 << 20;
+const DIRTY_BYTES_PER_BATCH: u64 = 4 << 20;
 
 impl F2fs {
     /// Writes the dirty data of many files and waits, as [`F2fs::write_out`] does for one. The first
@@ -32,7 +32,7 @@ impl F2fs {
     ) -> Result<()> {
         let epoch = self.writeback.end_epoch();
         let mut result = Ok(());
-        let mut group: Vec<Arc<Inode>> = Vec::new();
+        let mut batch: Vec<Arc<Inode>> = Vec::new();
         let mut bytes = 0;
         for &ino in files {
             let nid = u32::try_from(ino).ok().map(Nid);
@@ -43,39 +43,40 @@ impl F2fs {
                 continue;
             }
             let dirty = inode.pages.dirty_bytes();
-            if dirty > SMALL {
-                result = result.and(self.write_out_of(&inode, epoch, why, tag));
+            if dirty > DIRTY_BYTES_SMALL_FILE {
+                result = result.and(self.write_out_epoch(&inode, epoch, why, tag));
                 continue;
             }
-            if group.len() == FILES || bytes + dirty > TOGETHER {
-                result = result.and(self.write_group(std::mem::take(&mut group), epoch, why, tag));
+            if batch.len() == FILES_PER_BATCH || bytes + dirty > DIRTY_BYTES_PER_BATCH {
+                result =
+                    result.and(self.write_file_batch(std::mem::take(&mut batch), epoch, why, tag));
                 bytes = 0;
             }
             bytes += dirty;
-            group.push(inode);
+            batch.push(inode);
         }
-        result.and(self.write_group(group, epoch, why, tag))
+        result.and(self.write_file_batch(batch, epoch, why, tag))
     }
 
-    fn write_group(
+    fn write_file_batch(
         &self,
-        mut group: Vec<Arc<Inode>>,
+        mut batch: Vec<Arc<Inode>>,
         epoch: DirtyEpoch,
         why: WritebackReason,
         tag: IoTag,
     ) -> Result<()> {
-        if group.is_empty() {
+        if batch.is_empty() {
             return Ok(());
         }
         if why == WritebackReason::Early {
             // At a new place the fsync would have a node to write besides.
-            let volume = self.placement_facts();
-            group.retain(|inode| {
-                placement::ipu(&volume, &self.file_facts(inode), Occasion::Background)
+            let volume = self.placement_state();
+            batch.retain(|inode| {
+                placement::ipu(&volume, &self.file_hints(inode), Occasion::Background)
             });
         }
         // The order of their locks.
-        group.sort_unstable_by_key(|inode| inode.nid());
+        batch.sort_unstable_by_key(|inode| inode.nid());
         self.check_writable()?;
         self.balance(tag)?;
         let occasion = match why {
@@ -86,11 +87,11 @@ impl F2fs {
         };
         // What is little and not late goes together from this task, which waits for it anyway.
         let plug = (why == WritebackReason::Early).then(|| self.queue.plug());
-        let first = self.write_small(plug.as_ref(), &group, occasion, tag);
+        let first = self.write_small_files(plug.as_ref(), &batch, occasion, tag);
         let mut result = Ok(());
-        // What somebody else was writing, what had grown, what was in flight when this began, what
+        // What somebody else was writing, what had grown, what was in wb_run when this began, what
         // met full logs.
-        for inode in &group {
+        for inode in &batch {
             let left = match why {
                 WritebackReason::Sync => true,
                 WritebackReason::Background | WritebackReason::Throttle => {
@@ -100,7 +101,7 @@ impl F2fs {
                 WritebackReason::Early => false,
             };
             if left && !inode.pages.is_empty() {
-                result = result.and(self.write_out_of(inode, epoch, why, tag));
+                result = result.and(self.write_out_epoch(inode, epoch, why, tag));
             }
         }
         match first {
@@ -110,53 +111,53 @@ impl F2fs {
         }
     }
 
-    /// Writes what can be written of a group without waiting for anybody else's write-back.
-    pub(super) fn write_small(
+    /// Writes what can be written of a batch without waiting for anybody else's write-back.
+    pub(super) fn write_small_files(
         &self,
         plug: Option<&Plug<'_>>,
-        group: &[Arc<Inode>],
+        batch: &[Arc<Inode>],
         occasion: Occasion,
         tag: IoTag,
     ) -> Result<()> {
         let tag = tag.with_urgency(urgency(occasion));
-        let limit = (SMALL / BLOCK) as usize;
-        let volume = self.placement_facts();
+        let limit = (DIRTY_BYTES_SMALL_FILE / BLOCK) as usize;
+        let volume = self.placement_state();
         let mut result = Ok(());
-        let mut locks = Vec::with_capacity(group.len());
-        let mut flights = Vec::with_capacity(group.len());
-        let mut places = Places::default();
-        for inode in group {
+        let mut locks = Vec::with_capacity(batch.len());
+        let mut runs = Vec::with_capacity(batch.len());
+        let mut overwritten = OverwrittenRanges::default();
+        for inode in batch {
             let Some(lock) = inode.try_lock_flush() else {
                 continue;
             };
-            let file = self.file_facts(inode);
+            let file = self.file_hints(inode);
             let all = || (0..u64::MAX, inode.size());
-            let taken = inode.pages.collect_with(limit, all);
-            if taken.0.is_empty() {
+            let collected = inode.pages.collect_with(limit, all);
+            if collected.0.is_empty() {
                 continue;
             }
-            let mut flight = self.place_taken(inode, (&volume, &file), taken, occasion, tag);
-            if !flight.ipu().all(|(at, len)| places.add(at, len)) {
+            let mut wb_run = self.allocate_run(inode, (&volume, &file), collected, occasion, tag);
+            if !wb_run.ipu().all(|(at, len)| overwritten.add(at, len)) {
                 // A damaged volume: two files have one block. Their writes must not meet.
-                result = result.and(self.finish_flights(std::mem::take(&mut flights)));
-                places = Places::default();
-                flight.ipu().for_each(|(at, len)| {
-                    places.add(at, len);
+                result = result.and(self.finish_runs(std::mem::take(&mut runs)));
+                overwritten = OverwrittenRanges::default();
+                wb_run.ipu().for_each(|(at, len)| {
+                    overwritten.add(at, len);
                 });
             }
-            self.launch(plug, &mut flight, tag);
+            self.submit_run(plug, &mut wb_run, tag);
             locks.push(lock);
-            flights.push(flight);
+            runs.push(wb_run);
         }
-        result.and(self.finish_flights(flights))
+        result.and(self.finish_runs(runs))
     }
 }
 
 /// Blocks of the device that are being written over, as ends by starts.
 #[derive(Default)]
-struct Places(BTreeMap<u32, u32>);
+struct OverwrittenRanges(BTreeMap<u32, u32>);
 
-impl Places {
+impl OverwrittenRanges {
     /// Adds a run; false if some of it is there already.
     fn add(&mut self, at: BlockAddr, len: u32) -> bool {
         let end = at.0.saturating_add(len);

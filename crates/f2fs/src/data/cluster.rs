@@ -22,42 +22,46 @@ impl F2fs {
     /// Before the data of a regular file is written for an fsync: writes it together with that of
     /// neighbours, where that promises to spare them their own. These neighbours. What fails is left
     /// dirty: each file's own fsync meets it again.
-    pub(super) fn write_along(&self, inode: &Inode, tag: IoTag) -> Vec<Arc<Inode>> {
-        if inode.take_along() && inode.pages.is_empty() {
-            self.along.record_hit();
+    pub(super) fn write_cluster(&self, inode: &Inode, tag: IoTag) -> Vec<Arc<Inode>> {
+        if inode.take_clustered() && inode.pages.is_empty() {
+            self.clustering.record_hit();
         }
         let file = DirtyFile(inode.nid().0.into());
         let dirty = inode.pages.dirty_bytes();
-        let near = self.along.candidates(&self.writeback, file, dirty);
-        if near.is_empty() || self.check_writable().is_err() {
+        let candidates = self.clustering.candidates(&self.writeback, file, dirty);
+        if candidates.is_empty() || self.check_writable().is_err() {
             return Vec::new();
         }
-        self.along.record_run();
-        let numbers = near.iter().chain([&file.0]);
+        self.clustering.record_run();
+        let numbers = candidates.iter().chain([&file.0]);
         let nids = numbers.filter_map(|&ino| u32::try_from(ino).ok().map(Nid));
         let known = nids.filter_map(|nid| self.inodes.find(nid).ok());
-        let mut group: Vec<Arc<Inode>> = known
+        let mut cluster: Vec<Arc<Inode>> = known
             .filter(|inode| inode.kind() == FileKind::Regular)
             .collect();
         // The order of their locks.
-        group.sort_unstable_by_key(|inode| inode.nid());
+        cluster.sort_unstable_by_key(|inode| inode.nid());
         let written = self
             .balance(tag)
-            .and_then(|()| self.write_small(None, &group, Occasion::SmallSync, tag));
+            .and_then(|()| self.write_small_files(None, &cluster, Occasion::SmallSync, tag));
         if let Err(error) = written {
             tracing::debug!(%error, "a file that went along with an fsync was not written");
         }
-        group.retain(|other| other.nid() != inode.nid());
-        group.iter().for_each(|other| other.mark_along());
-        group
+        cluster.retain(|other| other.nid() != inode.nid());
+        cluster.iter().for_each(|other| other.mark_clustered());
+        cluster
     }
 
     /// Gives places to the chains of files whose data went along, of those that can be made durable so and
     /// that nobody is writing.
-    pub(super) fn place_along<'f>(&'f self, files: &'f [Arc<Inode>], tag: IoTag) -> Vec<Chain<'f>> {
+    pub(super) fn plan_cluster_chains<'f>(
+        &'f self,
+        files: &'f [Arc<Inode>],
+        tag: IoTag,
+    ) -> Vec<Chain<'f>> {
         let mut chains = Vec::with_capacity(files.len());
         for inode in files {
-            match self.place_other(inode, tag) {
+            match self.plan_other_chain(inode, tag) {
                 Ok(chain) => chains.extend(chain),
                 Err(error) => {
                     tracing::debug!(%error, "what went along with an fsync was not made durable");
@@ -68,7 +72,7 @@ impl F2fs {
         chains
     }
 
-    fn place_other<'f>(&'f self, inode: &'f Inode, tag: IoTag) -> Result<Option<Chain<'f>>> {
+    fn plan_other_chain<'f>(&'f self, inode: &'f Inode, tag: IoTag) -> Result<Option<Chain<'f>>> {
         let Some(_one) = inode.try_lock_flush() else {
             return Ok(None);
         };

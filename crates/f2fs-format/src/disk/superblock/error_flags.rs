@@ -6,9 +6,9 @@ use super::super::{CorruptKind, Structure};
 
 /// A kind of damage: the number of its bit in `s_errors` (`enum f2fs_error`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Note(pub(super) u16);
+pub struct ErrorFlag(pub(super) u16);
 
-impl Note {
+impl ErrorFlag {
     /// A cluster of a compressed file.
     pub const CLUSTER: Self = Self(0);
     /// An address that is none of a block.
@@ -52,7 +52,7 @@ pub(super) const ERRORS: &[&str] = &[
     "inconsistent_nat",
 ];
 
-impl Note {
+impl ErrorFlag {
     /// What is noted of damage of this kind; `None`: Linux has no bit for it.
     pub const fn of(kind: &CorruptKind) -> Option<Self> {
         let what = match kind {

@@ -1,76 +1,76 @@
-//! The end of a write-back: what is written and named is clean, what is not is dirty again.
+//! The end of a write-back: what is written and mapped is clean, what is not is dirty again.
 
 use steadfs_block::IoError;
 use steadfs_cache::{CollectedBlock, WriteError};
 use steadfs_vfs::{FsError, Result};
 
 use super::BLOCK;
-use super::flight::{Flight, Named};
+use super::run::{MapResult, WritebackRun};
 use crate::fs::F2fs;
 use crate::inode::Inode;
 use crate::segment::Run;
 use crate::space::Need;
 
 impl F2fs {
-    /// Ends the flights: clean what is written and named, dirty again what is not.
-    pub(super) fn land(
+    /// Ends the runs: clean what is written and mapped, dirty again what is not.
+    pub(super) fn complete_run(
         &self,
-        flight: &Flight<'_>,
+        wb_run: &WritebackRun<'_>,
         written: &[Result<(), IoError>],
-        named: &[Named],
+        mapped: &[MapResult],
     ) -> Result<()> {
-        let Flight {
+        let WritebackRun {
             inode,
-            taken,
-            pieces,
-            placed,
+            collected,
+            extents,
+            allocation,
             ..
-        } = flight;
-        let unplaced = placed.as_ref().err();
+        } = wb_run;
+        let alloc_error = allocation.as_ref().err();
         let mut first_error = Ok(());
-        let mut rest = &taken[..];
-        for ((piece, written), named) in pieces.iter().zip(written).zip(named) {
-            let before = rest.iter().take_while(|t| t.block.0 < piece.blocks.start);
+        let mut rest = &collected[..];
+        for ((extent, written), mapped) in extents.iter().zip(written).zip(mapped) {
+            let before = rest.iter().take_while(|t| t.block.0 < extent.blocks.start);
             let (skipped, after) = rest.split_at(before.count());
-            self.land_failed(inode, skipped, unplaced, None);
-            let (done, after) = after.split_at(named.blocks as usize);
+            self.redirty_failed(inode, skipped, alloc_error, None);
+            let (done, after) = after.split_at(mapped.blocks as usize);
             if let (Some(first), Some(last)) = (done.first(), done.last()) {
                 inode
                     .pages
                     .complete(first.block.0..last.block.0 + 1, Ok(()), false);
-                self.settle(reservations(done) - named.used, 0);
+                self.release_reservations(reservations(done) - mapped.used, 0);
             }
-            let (failed, after) = after.split_at(piece.len() as usize - done.len());
-            let why = named.result.as_ref().err();
-            self.land_failed(inode, failed, why, written.as_ref().err());
-            if piece.claimed && !failed.is_empty() {
+            let (failed, after) = after.split_at(extent.len() as usize - done.len());
+            let why = mapped.result.as_ref().err();
+            self.redirty_failed(inode, failed, why, written.as_ref().err());
+            if extent.allocated && !failed.is_empty() {
                 self.segments().release(Run {
-                    start: piece.start.plus(named.blocks),
-                    len: piece.len() - named.blocks,
+                    start: extent.start.plus(mapped.blocks),
+                    len: extent.len() - mapped.blocks,
                 });
             }
             rest = after;
-            first_error = first_error.and(named.result.clone());
+            first_error = first_error.and(mapped.result.clone());
         }
-        self.land_failed(inode, rest, unplaced, None);
+        self.redirty_failed(inode, rest, alloc_error, None);
         // What the file grew over is as of a new place: the size must not be found without it.
-        let mut opu = pieces.iter().any(|p| p.claimed) || named.iter().any(|n| n.grew);
+        let mut opu = extents.iter().any(|p| p.allocated) || mapped.iter().any(|n| n.grew);
         if let Some(from) = inode.stale_tail()
-            && taken.iter().any(|t| t.block.0 == from / BLOCK)
+            && collected.iter().any(|t| t.block.0 == from / BLOCK)
         {
             // As of a new place: what is there now is not what the file ever had.
             opu = true;
             if first_error.is_ok() {
-                inode.tail_is_fresh();
+                inode.clear_stale_tail();
             }
         }
-        inode.note_written(opu, self.queue.next_flush());
+        inode.record_written(opu, self.queue.next_flush());
         first_error
     }
 
     /// Blocks that got no place or no name, or could not be written, are dirty again and keep their
     /// promises. That the logs are full is no error of the file: it is tried again.
-    fn land_failed(
+    fn redirty_failed(
         &self,
         inode: &Inode,
         blocks: &[CollectedBlock],
@@ -91,13 +91,13 @@ impl F2fs {
                 }
                 (None, None) => unreachable!("a block that is not written has a cause"),
             };
-            self.settle(u64::from(t.reserved), kept);
+            self.release_reservations(u64::from(t.reserved), kept);
         }
     }
 
-    /// So many promises were a flight's, so many are blocks' in the cache again.
-    fn settle(&self, before: u64, kept: u64) {
-        // A block written again meanwhile has taken a promise of its own.
+    /// So many promises were a wb_run's, so many are blocks' in the cache again.
+    fn release_reservations(&self, before: u64, kept: u64) {
+        // A block written again meanwhile has collected a promise of its own.
         assert!(kept <= before, "a landing makes no promises");
         self.space.release(Need {
             blocks: before - kept,
@@ -106,6 +106,6 @@ impl F2fs {
     }
 }
 
-fn reservations(taken: &[CollectedBlock]) -> u64 {
-    taken.iter().filter(|t| t.reserved).count() as u64
+fn reservations(collected: &[CollectedBlock]) -> u64 {
+    collected.iter().filter(|t| t.reserved).count() as u64
 }

@@ -6,7 +6,7 @@ use steadfs_base::Timestamp;
 use steadfs_rt::random_u64;
 use steadfs_vfs::{Cx, FileKind, InodeFlags};
 
-use crate::acl::Inherited;
+use crate::acl::InheritedAcl;
 use crate::data::placement::has_extension;
 use crate::disk::inode::{Advise, DEFAULT_XATTR_WORDS, Inline, extra_isize_for};
 use crate::disk::{self, Features, Layout, Nid, Superblock};
@@ -25,7 +25,7 @@ const GROUP_EXECUTE: u32 = 0o010;
 
 /// What to make.
 #[derive(Clone, Copy)]
-pub(super) struct Spec<'a> {
+pub(super) struct NewInodeSpec<'a> {
     pub(super) kind: FileKind,
     /// Permission bits that were asked for, before umask and default list.
     pub(super) perm: u32,
@@ -34,7 +34,7 @@ pub(super) struct Spec<'a> {
     pub(super) target: &'a [u8],
 }
 
-impl Spec<'_> {
+impl NewInodeSpec<'_> {
     /// An inode without content of its own.
     pub(super) const fn plain(kind: FileKind, perm: u32, rdev: u32) -> Self {
         Self {
@@ -81,7 +81,7 @@ impl Extensions {
 }
 
 /// What decides about a new inode besides who makes it and what.
-pub(super) struct Setting<'a> {
+pub(super) struct InodeContext<'a> {
     pub(super) layout: &'a Layout,
     pub(super) options: &'a MountOptions,
     /// The superblock's list; `None` if it does not count.
@@ -95,9 +95,9 @@ pub(super) struct Setting<'a> {
 /// The fields of a new inode with this name; without one for a file that has none yet.
 pub(super) fn fields(
     cx: &Cx,
-    setting: &Setting<'_>,
-    spec: &Spec<'_>,
-    inherited: &Inherited,
+    setting: &InodeContext<'_>,
+    spec: &NewInodeSpec<'_>,
+    inherited: &InheritedAcl,
     name: &[u8],
 ) -> disk::Inode {
     let (parent, now) = (setting.parent, setting.now);
@@ -139,7 +139,7 @@ pub(super) fn fields(
 }
 
 /// Fields that only volumes with `extra_attr` have.
-fn extra_fields(setting: &Setting<'_>, core: &mut disk::Inode) {
+fn extra_fields(setting: &InodeContext<'_>, core: &mut disk::Inode) {
     let layout = setting.layout;
     if !layout.has(Features::EXTRA_ATTR) {
         return;
@@ -155,7 +155,7 @@ fn extra_fields(setting: &Setting<'_>, core: &mut disk::Inode) {
 }
 
 /// What lies in the inode.
-fn place_content(setting: &Setting<'_>, spec: &Spec<'_>, core: &mut disk::Inode) {
+fn place_content(setting: &InodeContext<'_>, spec: &NewInodeSpec<'_>, core: &mut disk::Inode) {
     let options = setting.options;
     if options.inline_xattr {
         core.inline = core.inline.union(Inline::XATTR);
@@ -174,8 +174,8 @@ fn place_content(setting: &Setting<'_>, spec: &Spec<'_>, core: &mut disk::Inode)
         FileKind::Symlink => {
             core.size = spec.target.len() as u64;
             // The kernel keeps a zero byte behind the target.
-            let room = core.inline_range(setting.layout).len();
-            if options.inline_data && spec.target.len() < room {
+            let free_dentry = core.inline_range(setting.layout).len();
+            if options.inline_data && spec.target.len() < free_dentry {
                 core.inline = core.inline.union(Inline::DATA).union(Inline::DATA_EXISTS);
             }
         }
@@ -187,8 +187,8 @@ fn place_content(setting: &Setting<'_>, spec: &Spec<'_>, core: &mut disk::Inode)
 fn owner_and_mode(
     cx: &Cx,
     parent: &disk::Inode,
-    spec: &Spec<'_>,
-    inherited: &Inherited,
+    spec: &NewInodeSpec<'_>,
+    inherited: &InheritedAcl,
     core: &mut disk::Inode,
 ) -> u32 {
     let mut perm = match inherited.mode {

@@ -4,7 +4,7 @@ use steadfs_vfs::FileKind;
 
 /// Why an fsync takes a checkpoint instead of a node chain (`enum cp_reason_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
+pub enum CpReason {
     /// Not a regular file: recovery knows only those.
     NotRegular,
     /// Clusters are not recovered.
@@ -14,13 +14,13 @@ pub enum Reason {
     /// The parent that the inode names is not its directory any more.
     LostParent,
     /// No room to recover more.
-    NoRoom,
+    NoRollForwardSpace,
     /// The directory is not in a checkpoint: no name could be made in it.
     NewParent,
     /// `fastboot`.
     Fastboot,
     /// `active_logs=2`: there is no log for the chain.
-    TwoLogs,
+    NoWarmNodeLog,
     /// `fsync_mode=strict`, and a directory that something was renamed into.
     RenamedInto,
     /// The directory's attributes changed.
@@ -32,17 +32,17 @@ pub enum Reason {
     BrokenChain,
 }
 
-impl Reason {
+impl CpReason {
     /// All, in the order in which they are looked at.
     pub const ALL: [Self; 12] = [
         Self::NotRegular,
         Self::Compressed,
         Self::HardLinks,
         Self::LostParent,
-        Self::NoRoom,
+        Self::NoRollForwardSpace,
         Self::NewParent,
         Self::Fastboot,
-        Self::TwoLogs,
+        Self::NoWarmNodeLog,
         Self::RenamedInto,
         Self::ParentAttributes,
         Self::NodesFreed,
@@ -56,10 +56,10 @@ impl Reason {
             Self::Compressed => "compressed file",
             Self::HardLinks => "hardlink",
             Self::LostParent => "wrong pino",
-            Self::NoRoom => "no space roll forward",
+            Self::NoRollForwardSpace => "no space roll forward",
             Self::NewParent => "node needs checkpoint",
             Self::Fastboot => "fastboot mode",
-            Self::TwoLogs => "log type is 2",
+            Self::NoWarmNodeLog => "log type is 2",
             Self::RenamedInto => "dir needs recovery",
             Self::ParentAttributes => "dir's xattr updated",
             Self::NodesFreed => "nodes freed",
@@ -70,7 +70,7 @@ impl Reason {
 
 /// What is known of a file when its fsync decides.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts {
+pub struct FsyncFacts {
     /// Its type.
     pub kind: FileKind,
     /// Stored in clusters.
@@ -80,7 +80,7 @@ pub struct Facts {
     /// The inode's parent is not known.
     pub lost_parent: bool,
     /// Recovery would have room for what it finds.
-    pub room: bool,
+    pub roll_forward_space: bool,
     /// The parent is in the last checkpoint.
     pub parent_checkpointed: bool,
     /// `fastboot`.
@@ -101,24 +101,24 @@ pub struct Facts {
     pub broken_chain: bool,
 }
 
-impl Facts {
+impl FsyncFacts {
     /// Why only a checkpoint can make the file durable, if so.
-    pub fn reason(&self) -> Option<Reason> {
-        let holds = |reason: &Reason| match reason {
-            Reason::NotRegular => self.kind != FileKind::Regular,
-            Reason::Compressed => self.compressed,
-            Reason::HardLinks => self.links != 1,
-            Reason::LostParent => self.lost_parent,
-            Reason::NoRoom => !self.room,
-            Reason::NewParent => !self.parent_checkpointed,
-            Reason::Fastboot => self.fastboot,
-            Reason::TwoLogs => self.active_logs == 2,
-            Reason::RenamedInto => self.strict && self.new && self.renamed_into_parent,
-            Reason::ParentAttributes => self.parent_attributes,
-            Reason::NodesFreed => self.nodes_freed,
-            Reason::BrokenChain => self.broken_chain,
+    pub fn cp_reason(&self) -> Option<CpReason> {
+        let holds = |reason: &CpReason| match reason {
+            CpReason::NotRegular => self.kind != FileKind::Regular,
+            CpReason::Compressed => self.compressed,
+            CpReason::HardLinks => self.links != 1,
+            CpReason::LostParent => self.lost_parent,
+            CpReason::NoRollForwardSpace => !self.roll_forward_space,
+            CpReason::NewParent => !self.parent_checkpointed,
+            CpReason::Fastboot => self.fastboot,
+            CpReason::NoWarmNodeLog => self.active_logs == 2,
+            CpReason::RenamedInto => self.strict && self.new && self.renamed_into_parent,
+            CpReason::ParentAttributes => self.parent_attributes,
+            CpReason::NodesFreed => self.nodes_freed,
+            CpReason::BrokenChain => self.broken_chain,
         };
-        Reason::ALL.into_iter().find(holds)
+        CpReason::ALL.into_iter().find(holds)
     }
 }
 
@@ -128,12 +128,12 @@ mod tests {
 
     #[test]
     fn each_reason_alone() {
-        let calm = Facts {
+        let plain = FsyncFacts {
             kind: FileKind::Regular,
             compressed: false,
             links: 1,
             lost_parent: false,
-            room: true,
+            roll_forward_space: true,
             parent_checkpointed: true,
             fastboot: false,
             active_logs: 6,
@@ -144,97 +144,97 @@ mod tests {
             nodes_freed: false,
             broken_chain: false,
         };
-        assert_eq!(calm.reason(), None);
-        let renamed = Facts {
+        assert_eq!(plain.cp_reason(), None);
+        let renamed = FsyncFacts {
             new: true,
             renamed_into_parent: true,
-            ..calm
+            ..plain
         };
-        assert_eq!(renamed.reason(), None, "posix");
+        assert_eq!(renamed.cp_reason(), None, "posix");
         let directory = FileKind::Directory;
         let cases = [
             (
-                Facts {
+                FsyncFacts {
                     kind: directory,
-                    ..calm
+                    ..plain
                 },
-                Reason::NotRegular,
+                CpReason::NotRegular,
             ),
             (
-                Facts {
+                FsyncFacts {
                     compressed: true,
-                    ..calm
+                    ..plain
                 },
-                Reason::Compressed,
+                CpReason::Compressed,
             ),
-            (Facts { links: 2, ..calm }, Reason::HardLinks),
-            (Facts { links: 0, ..calm }, Reason::HardLinks),
+            (FsyncFacts { links: 2, ..plain }, CpReason::HardLinks),
+            (FsyncFacts { links: 0, ..plain }, CpReason::HardLinks),
             (
-                Facts {
+                FsyncFacts {
                     lost_parent: true,
-                    ..calm
+                    ..plain
                 },
-                Reason::LostParent,
+                CpReason::LostParent,
             ),
             (
-                Facts {
-                    room: false,
-                    ..calm
+                FsyncFacts {
+                    roll_forward_space: false,
+                    ..plain
                 },
-                Reason::NoRoom,
+                CpReason::NoRollForwardSpace,
             ),
             (
-                Facts {
+                FsyncFacts {
                     parent_checkpointed: false,
-                    ..calm
+                    ..plain
                 },
-                Reason::NewParent,
+                CpReason::NewParent,
             ),
             (
-                Facts {
+                FsyncFacts {
                     fastboot: true,
-                    ..calm
+                    ..plain
                 },
-                Reason::Fastboot,
+                CpReason::Fastboot,
             ),
             (
-                Facts {
+                FsyncFacts {
                     active_logs: 2,
-                    ..calm
+                    ..plain
                 },
-                Reason::TwoLogs,
+                CpReason::NoWarmNodeLog,
             ),
             (
-                Facts {
+                FsyncFacts {
                     strict: true,
                     ..renamed
                 },
-                Reason::RenamedInto,
+                CpReason::RenamedInto,
             ),
             (
-                Facts {
+                FsyncFacts {
                     parent_attributes: true,
-                    ..calm
+                    ..plain
                 },
-                Reason::ParentAttributes,
+                CpReason::ParentAttributes,
             ),
             (
-                Facts {
+                FsyncFacts {
                     nodes_freed: true,
-                    ..calm
+                    ..plain
                 },
-                Reason::NodesFreed,
+                CpReason::NodesFreed,
             ),
             (
-                Facts {
+                FsyncFacts {
                     broken_chain: true,
-                    ..calm
+                    ..plain
                 },
-                Reason::BrokenChain,
+                CpReason::BrokenChain,
             ),
         ];
         for (facts, reason) in cases {
-            assert_eq!(facts.reason(), Some(reason));
+            assert_eq!(facts.cp_reason(), Some(reason));
         }
     }
 }
