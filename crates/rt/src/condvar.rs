@@ -3,40 +3,40 @@
 use std::time::Duration;
 
 use crate::MutexGuard;
-use crate::gate::held;
-use crate::sim::world::{self, Patience};
+use crate::lock_header::held_locks;
+use crate::sim::world::{self, WaitLimit};
 
-/// A condition variable. Waits may end without a notification: test the condition in a loop.
+/// A condition variable. A wait may end without a notification: test the condition in a loop.
 ///
-/// While a task waits it may hold locks of earlier ranks than the guard's, no others: builds with
-/// debug assertions panic otherwise.
+/// While a task waits, all other locks that it holds must have earlier ranks than the guard's: builds with debug
+/// assertions panic otherwise.
 #[derive(Default)]
 pub struct Condvar {
     inner: parking_lot::Condvar,
 }
 
 impl Condvar {
-    /// A condition nobody waits for.
+    /// A condition variable without waiters.
     pub const fn new() -> Self {
         Self {
             inner: parking_lot::Condvar::new(),
         }
     }
 
-    /// Releases `guard`, waits for a notification, takes the lock again. The notification is
-    /// expected: a simulated task that waits longer than the run's stall bound fails the run.
+    /// Releases `guard`, waits for a notification and takes the lock again. The notification is expected: a simulated
+    /// task that waits longer than the run's stall bound fails the run.
     pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
-        self.wait_with(guard, Patience::Bounded);
+        self.wait_with(guard, WaitLimit::StallBound);
     }
 
-    /// Like [`Condvar::wait`], for a task that waits for work and may well get none for ever.
+    /// Like [`Condvar::wait`], without the stall bound: for a task that waits for work, which may never arrive.
     pub fn wait_idle<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
-        self.wait_with(guard, Patience::Endless);
+        self.wait_with(guard, WaitLimit::Unlimited);
     }
 
-    /// Like [`Condvar::wait`], at most `limit` long; true if the time ran out.
+    /// Like [`Condvar::wait`], for at most `limit`; returns whether the wait timed out.
     pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) -> bool {
-        self.wait_with(guard, Patience::Until(limit))
+        self.wait_with(guard, WaitLimit::Timeout(limit))
     }
 
     /// Wakes one waiter.
@@ -57,33 +57,35 @@ impl Condvar {
         }
     }
 
-    fn wait_with<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, patience: Patience) -> bool {
-        let gate = guard.held.gate();
-        held::check_wait(gate);
-        held::pop(gate);
-        gate.note_free();
+    fn wait_with<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, limit: WaitLimit) -> bool {
+        let header = guard.held.header();
+        held_locks::check_wait(header);
+        held_locks::pop(header);
+        header.clear_owner();
         let timed_out = if world::simulated() {
             let mutex = parking_lot::MutexGuard::mutex(&guard.inner);
-            // The lock is free and this task's turn when the closure returns; taking it again
-            // then does not wait.
+            // When the closure returns, the simulated scheduler has granted the free lock to this task: taking it
+            // again does not wait.
             parking_lot::MutexGuard::unlocked(&mut guard.inner, || {
-                world::wait(self.address(), gate, patience, &|| !mutex.is_locked())
+                world::wait(self.address(), header, limit, &|| !mutex.is_locked())
             })
         } else {
-            match patience {
-                Patience::Until(limit) => self.inner.wait_for(&mut guard.inner, limit).timed_out(),
-                Patience::Bounded | Patience::Endless => {
+            match limit {
+                WaitLimit::Timeout(limit) => {
+                    self.inner.wait_for(&mut guard.inner, limit).timed_out()
+                }
+                WaitLimit::StallBound | WaitLimit::Unlimited => {
                     self.inner.wait(&mut guard.inner);
                     false
                 }
             }
         };
-        held::push(gate);
-        gate.note_held();
+        held_locks::push(header);
+        header.record_owner();
         timed_out
     }
 
-    /// What names the condition while it lives: used to look up, never to order.
+    /// Identifies the condition while it lives: used as a key of look-ups, never as an order.
     fn address(&self) -> usize {
         std::ptr::from_ref(&self.inner).addr()
     }

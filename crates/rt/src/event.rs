@@ -2,7 +2,7 @@
 
 use crate::{Condvar, Mutex, Rank};
 
-/// Set once, waited for by any number of tasks.
+/// An event that happens once; any number of tasks can wait for it.
 pub struct Event<T> {
     value: Mutex<Option<T>>,
     set: Condvar,
@@ -17,7 +17,10 @@ impl<T: Clone> Event<T> {
         }
     }
 
-    /// Makes it happen and wakes all who wait. It must not have happened before.
+    /// Sets the event's value and wakes all waiters.
+    ///
+    /// # Panics
+    /// If the event has happened before.
     pub fn set(&self, value: T) {
         let mut slot = self.value.lock();
         assert!(slot.is_none(), "an event happens once");
@@ -25,7 +28,7 @@ impl<T: Clone> Event<T> {
         self.set.notify_all();
     }
 
-    /// Waits until it has happened.
+    /// Waits until the event has happened.
     pub fn wait(&self) -> T {
         let mut slot = self.value.lock();
         loop {
@@ -36,7 +39,7 @@ impl<T: Clone> Event<T> {
         }
     }
 
-    /// The value, if it has happened.
+    /// The value, if the event has happened.
     pub fn get(&self) -> Option<T> {
         self.value.lock().clone()
     }

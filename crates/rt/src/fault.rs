@@ -1,22 +1,22 @@
-//! Fault points: named places at which a test makes the program fail an assertion.
+//! Fault points: named statements at which a test makes the program fail an assertion.
 //!
-//! In a build with debug assertions `STEADFS_FAULT=NAME@FILE` in the environment makes the thread that reaches the
-//! point NAME panic, once FILE exists: a test mounts, prepares, makes FILE and sees what becomes of the server. Release
-//! builds have no fault points.
+//! In a build with debug assertions, `STEADFS_FAULT=NAME@FILE` in the environment makes the first thread that reaches
+//! the point NAME after FILE was created panic. A test mounts, prepares, creates FILE and checks how the server ends.
+//! Release builds have no fault points.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// The variable that arms a fault point.
+/// The environment variable that arms a fault point.
 pub const FAULT_VARIABLE: &str = "STEADFS_FAULT";
 
-/// The armed point, and the file that must exist.
+/// The name of the armed fault point, and the file that must exist.
 static ARMED: OnceLock<Option<(String, PathBuf)>> = OnceLock::new();
 
-/// Panics here if a test has armed the fault point of this name.
+/// The fault point `name`.
 ///
 /// # Panics
-/// On purpose.
+/// If a test has armed this fault point.
 #[inline]
 pub fn fault_point(name: &str) {
     if cfg!(debug_assertions) {

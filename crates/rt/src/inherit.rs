@@ -1,20 +1,23 @@
-//! Priority inheritance: who holds what somebody else waits for works in his name as well.
+//! Priority inheritance over wait-for edges.
 //!
-//! A task may hold a lock while it does I/O. If it is of a light group and somebody of a heavy one waits for
-//! the lock, the heavy one gets no more than the light one. So locks under which tasks do I/O (`Gate::lends`)
-//! know who holds them, and a task that has to wait *lends* its tag to the holder, and through him to whoever
-//! he waits for. The holder's I/O is raised to the tags lent to him ([`effective_tag`]): what he submits, and what he
-//! has queued and waits for ([`Boostable`]). With the wait the loan ends.
+//! Problem: a task may do I/O while it holds a lock. If the task is in a cgroup of small weight, and a task in a cgroup
+//! of large weight waits for the lock, the second task proceeds no faster than the first (priority inversion).
 //!
-//! A task's own tag is what it was told to act as ([`set_task_tag`]). What has no lock but a holder and somebody who
-//! waits says so itself ([`wait_for`]).
+//! Rule: a waiter *donates* its I/O tag to the owner of the lock for as long as it waits, and through the owner to the
+//! tasks for which the owner waits (a chain of wait-for edges). The owner's I/O is issued at its effective priority: a
+//! request that it submits gets the donated tags ([`effective_tag`]), and a request that it has queued and waits for is
+//! boosted ([`Boostable`]).
+//!
+//! The locks that take part are those under which tasks do I/O (`LockHeader::inherits`): they record their owners. For
+//! anything else for which a task waits and other tasks work, the waiter names these tasks ([`wait_for`]). The tag that
+//! a task donates is the one it was given with [`set_task_tag`]; a task without a tag donates nothing.
 //!
 //! # Cost
-//! Where nobody waits: to note a holder is a store or two to the lock's own words, to look for loans one load.
-//! The table below is for those who wait.
+//! Without waiters: one or two stores to the lock's own words to record an owner, one load to look for donations. The
+//! wait-for graph is used by tasks that wait only. It is protected by a host lock, which is held for a few steps
+//! without a wait; below it only the lock of one task's donations is taken.
 //!
-//! Of a lock that many share, four holders are known. The table is a host's lock, held for a few steps that
-//! wait for nothing; no lock is taken below it but a task's record.
+//! A shared lock records four owners; other owners inherit nothing.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -22,389 +25,397 @@ use std::sync::{Arc, LazyLock};
 
 use steadfs_base::IoTag;
 
-use crate::gate::Gate;
+use crate::lock_header::LockHeader;
 use crate::sim::world;
 
-/// Holders that a lock knows.
-pub(crate) const HOLDERS: usize = 4;
-/// How far a loan is passed on.
-const FARTHEST: usize = 8;
-/// Tags lent to one task.
-const MAX_TAGS: usize = 16;
+/// Owners that a lock records.
+pub(crate) const OWNERS_MAX: usize = 4;
+/// Wait-for edges over which a tag is donated.
+const CHAIN_EDGES_MAX: usize = 8;
+/// Tags donated to one task.
+const DONATED_TAGS_MAX: usize = 16;
 
-/// Names a task while it lives; 0 is nobody.
+/// The number of a task, valid until the task ends; 0 is no task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TaskNo(pub(crate) u32);
 
-/// Whoever has queued something for a task that waits for it.
+/// A request queue whose requests a task waits for.
 pub trait Boostable: Send + Sync {
-    /// Somebody of this tag waits for what `task` holds. Called by him, with his locks held.
+    /// Boosts the requests for which `task` waits: a task with this tag waits for `task`. Called by that waiter, which
+    /// may hold locks.
     fn boost(self: Arc<Self>, task: TaskNo, tag: IoTag);
 }
 
-/// What is known of a task.
-struct Record {
+/// A task's entry in the wait-for graph.
+struct TaskRecord {
     number: u32,
-    /// Whether anybody lends to it.
-    lent: AtomicBool,
-    inner: HostMutex<Inner>,
+    has_donations: AtomicBool,
+    donations: HostMutex<Donations>,
 }
 
 #[derive(Default)]
-struct Inner {
+struct Donations {
     tags: Vec<IoTag>,
-    /// Where what it waits for is queued.
-    on: Option<Arc<dyn Boostable>>,
+    /// The queue for whose requests the task waits.
+    blocked_on: Option<Arc<dyn Boostable>>,
 }
 
 #[expect(clippy::disallowed_types, reason = "rt wraps the host's lock")]
 type HostMutex<T> = parking_lot::Mutex<T>;
 
-/// Somebody waits.
-struct Wait {
+/// A task waits for other tasks.
+struct Edge {
     waiter: u32,
-    /// Names the wait while it lasts.
     number: u64,
-    /// The lock's address; 0: it is no lock.
+    /// The lock's address; 0 if the waiter named the tasks itself.
     lock: usize,
-    holders: [u32; HOLDERS],
+    owners: [u32; OWNERS_MAX],
     tag: Option<IoTag>,
 }
 
-/// Who lives and who waits, among tasks that can wait for each other: those of the process, or those of one
-/// simulation. Simulations that run side by side must not feel each other.
+/// The tasks that can wait for each other, and the edges between them: all tasks of the process, or those of one
+/// simulation. Simulations that run at the same time must not influence each other.
 #[derive(Default)]
-pub(crate) struct Table(HostMutex<Inside>);
+pub(crate) struct WaitGraph(HostMutex<WaitGraphState>);
 
 #[derive(Default)]
-struct Inside {
-    records: Vec<Option<Arc<Record>>>,
-    waits: Vec<Wait>,
-    numbers: u64,
+struct WaitGraphState {
+    /// By task number minus 1.
+    tasks: Vec<Option<Arc<TaskRecord>>>,
+    edges: Vec<Edge>,
+    last_edge: u64,
 }
 
-/// The running task's table.
-fn table() -> Arc<Table> {
-    static PROCESS: LazyLock<Arc<Table>> = LazyLock::new(Arc::default);
+/// The running task's wait-for graph.
+fn wait_graph() -> Arc<WaitGraph> {
+    static PROCESS: LazyLock<Arc<WaitGraph>> = LazyLock::new(Arc::default);
     match world::simulated() {
-        true => world::with(|world| Arc::clone(world.loans())),
+        true => world::with(|world| Arc::clone(world.wait_graph())),
         false => Arc::clone(&PROCESS),
     }
 }
 
-/// A task's own place, given back when it ends.
-struct Own {
-    record: Arc<Record>,
-    table: Arc<Table>,
+/// A task's membership in its wait-for graph, until the task ends.
+struct Registration {
+    record: Arc<TaskRecord>,
+    graph: Arc<WaitGraph>,
 }
 
-impl Drop for Own {
+impl Drop for Registration {
     fn drop(&mut self) {
-        let mut table = self.table.0.lock();
-        table.records[self.record.number as usize - 1] = None;
+        let mut graph = self.graph.0.lock();
+        graph.tasks[self.record.number as usize - 1] = None;
     }
 }
 
-/// What a task knows of itself. In simulation each task has its own, swapped in while it runs.
+/// The thread-locals below of a simulated task, while it does not run.
 #[derive(Default)]
-pub(crate) struct Person {
+pub(crate) struct TaskContext {
     number: u32,
-    acting: Option<IoTag>,
-    own: Option<Own>,
+    tag: Option<IoTag>,
+    registration: Option<Registration>,
 }
 
 thread_local! {
     static NUMBER: Cell<u32> = const { Cell::new(0) };
-    static ACTING: Cell<Option<IoTag>> = const { Cell::new(None) };
-    static OWN: RefCell<Option<Own>> = const { RefCell::new(None) };
+    static TASK_TAG: Cell<Option<IoTag>> = const { Cell::new(None) };
+    static REGISTRATION: RefCell<Option<Registration>> = const { RefCell::new(None) };
 }
 
-/// Puts the running task's self aside and `other` in its place.
-pub(crate) fn swap(other: &mut Person) {
+/// Swaps the running task's context with `other`.
+pub(crate) fn swap(other: &mut TaskContext) {
     other.number = NUMBER.replace(other.number);
-    other.acting = ACTING.replace(other.acting);
-    // A thread that is ending runs no simulation.
-    let _ = OWN.try_with(|own| std::mem::swap(&mut *own.borrow_mut(), &mut other.own));
+    other.tag = TASK_TAG.replace(other.tag);
+    // Fails on a thread that is ending, and such a thread runs no simulation.
+    let _ = REGISTRATION
+        .try_with(|own| std::mem::swap(&mut *own.borrow_mut(), &mut other.registration));
 }
 
-/// The running task.
+/// The number of the running task.
 #[inline]
 pub fn current_task() -> TaskNo {
     match NUMBER.get() {
-        0 => introduce(),
+        0 => register(),
         number => TaskNo(number),
     }
 }
 
 #[cold]
-fn introduce() -> TaskNo {
-    let put = |own: &RefCell<Option<Own>>| {
-        let home = table();
-        let mut table = home.0.lock();
-        let free = table.records.iter().position(Option::is_none);
+fn register() -> TaskNo {
+    let put = |own: &RefCell<Option<Registration>>| {
+        let graph = wait_graph();
+        let mut state = graph.0.lock();
+        let free = state.tasks.iter().position(Option::is_none);
         let at = free.unwrap_or_else(|| {
-            table.records.push(None);
-            table.records.len() - 1
+            state.tasks.push(None);
+            state.tasks.len() - 1
         });
-        let number = u32::try_from(at + 1).expect("there are fewer tasks");
-        let record = Arc::new(Record {
+        let number = u32::try_from(at + 1).expect("a process has fewer than 2^32 tasks");
+        let record = Arc::new(TaskRecord {
             number,
-            lent: AtomicBool::new(false),
-            inner: HostMutex::new(Inner::default()),
+            has_donations: AtomicBool::new(false),
+            donations: HostMutex::new(Donations::default()),
         });
-        table.records[at] = Some(Arc::clone(&record));
-        drop(table);
-        *own.borrow_mut() = Some(Own {
-            record,
-            table: home,
-        });
+        state.tasks[at] = Some(Arc::clone(&record));
+        drop(state);
+        *own.borrow_mut() = Some(Registration { record, graph });
         NUMBER.set(number);
         number
     };
-    // A thread that is ending is nobody any more.
-    TaskNo(OWN.try_with(put).unwrap_or(0))
+    // A thread whose thread-locals are gone has no number any more.
+    TaskNo(REGISTRATION.try_with(put).unwrap_or(0))
 }
 
-fn with_own<R>(f: impl FnOnce(&Record) -> R) -> Option<R> {
+fn with_record<R>(f: impl FnOnce(&TaskRecord) -> R) -> Option<R> {
     if NUMBER.get() == 0 {
-        introduce();
+        register();
     }
-    OWN.try_with(|own| own.borrow().as_ref().map(|own| f(&own.record)))
+    REGISTRATION
+        .try_with(|own| own.borrow().as_ref().map(|own| f(&own.record)))
         .ok()
         .flatten()
 }
 
-/// Until it is dropped, the running task acts for somebody.
+/// Restores the running task's previous tag when it is dropped.
 #[must_use]
 pub struct TaskTagGuard(Option<IoTag>);
 
-/// The running task acts for `tag`: what it waits for, it waits for in this name.
+/// Sets the tag that the running task donates when it waits, until the guard is dropped.
 pub fn set_task_tag(tag: IoTag) -> TaskTagGuard {
-    TaskTagGuard(ACTING.replace(Some(tag)))
+    TaskTagGuard(TASK_TAG.replace(Some(tag)))
 }
 
 impl Drop for TaskTagGuard {
     fn drop(&mut self) {
-        ACTING.set(self.0);
+        TASK_TAG.set(self.0);
     }
 }
 
-/// Whether anybody waits for what the running task holds.
+/// Whether a tag is donated to the running task: another task waits for it.
 #[inline]
 pub fn has_waiters() -> bool {
-    NUMBER.get() != 0 && with_own(|own| own.lent.load(Ordering::Relaxed)) == Some(true)
+    NUMBER.get() != 0 && with_record(|own| own.has_donations.load(Ordering::Relaxed)) == Some(true)
 }
 
-/// `tag`, raised by `raised` for each who waits for what the running task holds.
-pub fn effective_tag(tag: IoTag, raised: impl FnMut(IoTag, IoTag) -> IoTag) -> IoTag {
+/// The effective tag of a request of the running task: `tag`, boosted by `boost` to each donated tag in turn.
+pub fn effective_tag(tag: IoTag, boost: impl FnMut(IoTag, IoTag) -> IoTag) -> IoTag {
     if !has_waiters() {
         return tag;
     }
-    let tags = with_own(|own| own.inner.lock().tags.clone());
-    tags.unwrap_or_default().into_iter().fold(tag, raised)
+    let tags = with_record(|own| own.donations.lock().tags.clone());
+    tags.unwrap_or_default().into_iter().fold(tag, boost)
 }
 
-/// The running task waits for what is queued at `on`, until this is dropped.
+/// The running task waits for its requests in a queue until this is dropped.
 #[must_use]
 pub struct BlockedOn(Option<Arc<dyn Boostable>>);
 
-/// The running task waits for what it has queued at `on`: whoever waits for it raises that.
-pub fn blocked_on(on: Arc<dyn Boostable>) -> BlockedOn {
-    BlockedOn(with_own(|own| own.inner.lock().on.replace(on)).flatten())
+/// Records that the running task waits for requests that it has queued at `queue`: new waiters boost them.
+pub fn blocked_on(queue: Arc<dyn Boostable>) -> BlockedOn {
+    BlockedOn(with_record(|own| own.donations.lock().blocked_on.replace(queue)).flatten())
 }
 
 impl Drop for BlockedOn {
     fn drop(&mut self) {
-        let before = self.0.take();
-        let on = with_own(|own| std::mem::replace(&mut own.inner.lock().on, before));
-        // Perhaps the last to know it: its end is not to happen under a record's lock.
-        drop(on);
+        let outer = self.0.take();
+        let queue =
+            with_record(|own| std::mem::replace(&mut own.donations.lock().blocked_on, outer));
+        // This may be the last reference to the queue, which is not dropped under the lock of the donations.
+        drop(queue);
     }
 }
 
-/// The running task waits for others.
+/// The running task waits for other tasks until this is dropped.
 #[must_use]
 pub struct WaitForEdge(u64);
 
-/// The running task waits for something that these tasks alone can bring about.
-pub fn wait_for(holders: &[TaskNo]) -> WaitForEdge {
-    let mut known = [0; HOLDERS];
-    for (place, holder) in known.iter_mut().zip(holders) {
-        *place = holder.0;
+/// Records that the running task waits for a result that only `owners` can produce.
+pub fn wait_for(owners: &[TaskNo]) -> WaitForEdge {
+    let mut recorded = [0; OWNERS_MAX];
+    for (slot, owner) in recorded.iter_mut().zip(owners) {
+        *slot = owner.0;
     }
-    begin(0, known)
+    add_edge(0, recorded)
 }
 
-/// The running task waits for a lock.
+/// Records that the running task waits for a lock.
 #[cold]
-pub(crate) fn wait_at(gate: &Gate) -> WaitForEdge {
-    gate.lending().waiting.fetch_add(1, Ordering::Relaxed);
-    begin(gate.address(), gate.lending().holders())
+pub(crate) fn wait_for_lock(header: &LockHeader) -> WaitForEdge {
+    header.owners().waiters.fetch_add(1, Ordering::Relaxed);
+    add_edge(header.address(), header.owners().numbers())
 }
 
-/// The running task, which has waited for the lock, has it now. Whoever else waits for it waits for him.
+/// The running task has waited for the lock and owns it now: the other waiters wait for this task.
 #[cold]
-pub(crate) fn got(gate: &Gate, waiting: WaitForEdge) {
-    gate.lending().waiting.fetch_sub(1, Ordering::Relaxed);
-    drop(waiting);
-    took(gate);
+pub(crate) fn acquired_after_wait(header: &LockHeader, edge: WaitForEdge) {
+    header.owners().waiters.fetch_sub(1, Ordering::Relaxed);
+    drop(edge);
+    owner_changed(header);
 }
 
-/// The running task has taken a lock that others wait for.
+/// The running task has taken a lock for which other tasks wait: updates their edges.
 #[cold]
-pub(crate) fn took(gate: &Gate) {
-    let (address, holders) = (gate.address(), gate.lending().holders());
-    let table = table();
-    let running = {
-        let mut table = table.0.lock();
+pub(crate) fn owner_changed(header: &LockHeader) {
+    let (address, owners) = (header.address(), header.owners().numbers());
+    let graph = wait_graph();
+    let boosts = {
+        let mut state = graph.0.lock();
         let mut changed = false;
-        for wait in &mut table.waits {
-            if wait.lock == address && wait.holders != holders {
-                wait.holders = holders;
+        for edge in &mut state.edges {
+            if edge.lock == address && edge.owners != owners {
+                edge.owners = owners;
                 changed = true;
             }
         }
-        if changed { table.settle() } else { Vec::new() }
+        if changed {
+            state.update_donations()
+        } else {
+            Vec::new()
+        }
     };
-    drop(running);
+    drop(boosts);
 }
 
-fn begin(lock: usize, holders: [u32; HOLDERS]) -> WaitForEdge {
+fn add_edge(lock: usize, owners: [u32; OWNERS_MAX]) -> WaitForEdge {
     let waiter = current_task().0;
-    let table = table();
-    let (number, to_raise) = {
-        let mut table = table.0.lock();
-        table.numbers += 1;
-        let number = table.numbers;
-        table.waits.push(Wait {
+    let graph = wait_graph();
+    let (number, boosts) = {
+        let mut state = graph.0.lock();
+        state.last_edge += 1;
+        let number = state.last_edge;
+        state.edges.push(Edge {
             waiter,
             number,
             lock,
-            holders,
-            tag: ACTING.get(),
+            owners,
+            tag: TASK_TAG.get(),
         });
-        (number, table.settle())
+        (number, state.update_donations())
     };
-    for (on, task, tag) in to_raise {
-        on.boost(TaskNo(task), tag);
+    for (queue, task, tag) in boosts {
+        queue.boost(TaskNo(task), tag);
     }
     WaitForEdge(number)
 }
 
 impl Drop for WaitForEdge {
     fn drop(&mut self) {
-        let table = table();
-        let running = {
-            let mut table = table.0.lock();
-            table.waits.retain(|wait| wait.number != self.0);
-            table.settle()
+        let graph = wait_graph();
+        let boosts = {
+            let mut state = graph.0.lock();
+            state.edges.retain(|edge| edge.number != self.0);
+            state.update_donations()
         };
-        // Nothing is raised where a wait ends or another holder is waited for: the new holder runs, and raises
-        // what he submits. What is dropped here may be the last to know its queue: not under the table's lock.
-        drop(running);
+        // Nothing is boosted when a wait ends or a lock changes its owner: the new owner runs, and gives its effective
+        // tag to what it submits. These may be the last references to a queue, which is not dropped under the graph's
+        // lock.
+        drop(boosts);
     }
 }
 
-type ToRaise = Vec<(Arc<dyn Boostable>, u32, IoTag)>;
+/// Queues in which the requests of a task must be boosted to a tag.
+type PendingBoosts = Vec<(Arc<dyn Boostable>, u32, IoTag)>;
 
-impl Inside {
-    /// Tells all tasks what is lent to them now: a wait has begun or ended, or another holder is waited for.
-    /// What comes back was not lent to them before, and they wait for what they have queued. A loan that goes
-    /// on is never gone in between, since its holder looks without the table's lock.
-    fn settle(&mut self) -> ToRaise {
-        let mut to_raise = Vec::new();
-        for (record, tags) in self.records.iter().zip(self.loans()) {
+impl WaitGraphState {
+    /// Recomputes every task's donations after an edge was added, removed or changed. Returns the tags that are new to
+    /// a task which waits for its requests in a queue. A donation that remains is never missing in between, since its
+    /// task reads the donations without the graph's lock.
+    fn update_donations(&mut self) -> PendingBoosts {
+        let mut boosts = Vec::new();
+        for (record, tags) in self.tasks.iter().zip(self.donations()) {
             let Some(record) = record else { continue };
-            if tags.is_empty() && !record.lent.load(Ordering::Relaxed) {
+            if tags.is_empty() && !record.has_donations.load(Ordering::Relaxed) {
                 continue;
             }
-            let mut inner = record.inner.lock();
-            if let Some(on) = &inner.on {
-                let new = tags.iter().filter(|tag| !inner.tags.contains(tag));
-                to_raise.extend(new.map(|tag| (Arc::clone(on), record.number, *tag)));
+            let mut donations = record.donations.lock();
+            if let Some(queue) = &donations.blocked_on {
+                let new = tags.iter().filter(|tag| !donations.tags.contains(tag));
+                boosts.extend(new.map(|tag| (Arc::clone(queue), record.number, *tag)));
             }
-            record.lent.store(!tags.is_empty(), Ordering::Relaxed);
-            inner.tags = tags;
+            record
+                .has_donations
+                .store(!tags.is_empty(), Ordering::Relaxed);
+            donations.tags = tags;
         }
-        to_raise
+        boosts
     }
 
-    /// The tags lent to each task.
-    fn loans(&self) -> Vec<Vec<IoTag>> {
-        let mut loans = vec![Vec::new(); self.records.len()];
-        for wait in &self.waits {
-            if let Some(tag) = wait.tag {
-                self.lend(wait.waiter, tag, FARTHEST, &mut loans);
+    /// The tags that are donated to each task.
+    fn donations(&self) -> Vec<Vec<IoTag>> {
+        let mut donations = vec![Vec::new(); self.tasks.len()];
+        for edge in &self.edges {
+            if let Some(tag) = edge.tag {
+                self.donate(edge.waiter, tag, CHAIN_EDGES_MAX, &mut donations);
             }
         }
-        loans
+        donations
     }
 
-    /// Those for whom `waiter` waits get `tag`.
-    fn lend(&self, waiter: u32, tag: IoTag, steps: usize, loans: &mut [Vec<IoTag>]) {
-        if steps == 0 {
+    /// Donates `tag` to the tasks for which `waiter` waits, directly and over at most `edges_left` edges.
+    fn donate(&self, waiter: u32, tag: IoTag, edges_left: usize, donations: &mut [Vec<IoTag>]) {
+        if edges_left == 0 {
             return;
         }
-        let own = self.waits.iter().filter(|wait| wait.waiter == waiter);
-        for holder in own.flat_map(|wait| wait.holders) {
-            let at = (holder as usize).wrapping_sub(1);
-            let Some(tags) = loans.get_mut(at).filter(|_| holder != waiter) else {
+        let own = self.edges.iter().filter(|edge| edge.waiter == waiter);
+        for owner in own.flat_map(|edge| edge.owners) {
+            let at = (owner as usize).wrapping_sub(1);
+            let Some(tags) = donations.get_mut(at).filter(|_| owner != waiter) else {
                 continue;
             };
-            if tags.contains(&tag) || tags.len() == MAX_TAGS {
+            if tags.contains(&tag) || tags.len() == DONATED_TAGS_MAX {
                 continue;
             }
             tags.push(tag);
-            self.lend(holder, tag, steps - 1, loans);
+            self.donate(owner, tag, edges_left - 1, donations);
         }
     }
 }
 
-/// Who holds a lock, and how many wait for it.
-pub(crate) struct Lending {
-    holders: [AtomicU32; HOLDERS],
-    pub(crate) waiting: AtomicU32,
+/// The owners of a lock, and the number of its waiters.
+pub(crate) struct LockOwners {
+    owners: [AtomicU32; OWNERS_MAX],
+    waiters: AtomicU32,
 }
 
-impl Lending {
+impl LockOwners {
     pub(crate) const fn new() -> Self {
         Self {
-            holders: [const { AtomicU32::new(0) }; HOLDERS],
-            waiting: AtomicU32::new(0),
+            owners: [const { AtomicU32::new(0) }; OWNERS_MAX],
+            waiters: AtomicU32::new(0),
         }
     }
 
-    fn holders(&self) -> [u32; HOLDERS] {
-        std::array::from_fn(|at| self.holders[at].load(Ordering::Relaxed))
+    fn numbers(&self) -> [u32; OWNERS_MAX] {
+        std::array::from_fn(|at| self.owners[at].load(Ordering::Relaxed))
     }
 
-    /// The running task holds the lock.
+    /// Records the running task as an owner, if a slot is free.
     #[inline]
-    pub(crate) fn enter(&self) {
+    pub(crate) fn add_current(&self) {
         let me = current_task().0;
-        for holder in &self.holders {
-            let free = holder.load(Ordering::Relaxed) == 0;
-            let put = || holder.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed);
+        for owner in &self.owners {
+            let free = owner.load(Ordering::Relaxed) == 0;
+            let put = || owner.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed);
             if free && put().is_ok() {
                 return;
             }
         }
     }
 
-    /// It does no longer.
+    /// Removes the running task from the owners.
     #[inline]
-    pub(crate) fn leave(&self) {
+    pub(crate) fn remove_current(&self) {
         let me = NUMBER.get();
-        for holder in &self.holders {
-            if holder.load(Ordering::Relaxed) == me {
-                holder.store(0, Ordering::Relaxed);
+        for owner in &self.owners {
+            if owner.load(Ordering::Relaxed) == me {
+                owner.store(0, Ordering::Relaxed);
                 return;
             }
         }
     }
 
     #[inline]
-    pub(crate) fn is_awaited(&self) -> bool {
-        self.waiting.load(Ordering::Relaxed) > 0
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.waiters.load(Ordering::Relaxed) > 0
     }
 }

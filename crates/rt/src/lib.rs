@@ -1,22 +1,21 @@
-//! Tasks, time, ranked locks, wait queues and randomness: the only room that names the host's
-//! primitives for them.
+//! Tasks, time, ranked locks, condition variables and randomness. Only this crate uses the host's primitives for them.
 //!
-//! Two worlds stand behind the same types. A task is an OS thread, or inside [`sim::run`] a
-//! coroutine with a virtual clock. Which one is found by a thread-local, so a library built once
-//! serves both.
+//! The same types have two implementations. A task is an OS thread, or inside [`sim::run`] a coroutine with a virtual
+//! clock (deterministic simulation). A thread-local selects the implementation at run time, so a library that is built
+//! once serves both.
 
 mod condvar;
 pub mod cpu;
 mod descriptors;
 mod event;
 mod fault;
-mod gate;
 pub mod inherit;
+mod lock_header;
 mod memory;
 mod mutex;
-mod place;
 mod random;
 mod rank;
+mod rank_scope;
 mod rwlock;
 pub mod sim;
 mod task;
@@ -30,9 +29,9 @@ pub use event::Event;
 pub use fault::{FAULT_VARIABLE, fault_point};
 pub use memory::limit_malloc_arenas;
 pub use mutex::{Mutex, MutexGuard};
-pub use place::{RankScope, RankScopeGuard};
 pub use random::{Random, random_u64};
 pub use rank::Rank;
+pub use rank_scope::{RankScope, RankScopeGuard};
 pub use rwlock::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use task::{JoinHandle, check_thread_limit, spawn, task_name, try_spawn, yield_now};
 pub use time::{Instant, now, sleep, sleep_until, wall_clock};

@@ -1,27 +1,27 @@
-//! Randomness that is not for secrets.
+//! Random numbers, not for cryptography.
 
 use std::hash::{BuildHasher, Hasher};
 
 use crate::sim::world;
 
-/// A random number; in simulation the next of the seed's.
+/// A random number; in simulation the next number of the run's seed.
 pub fn random_u64() -> u64 {
     if world::simulated() {
         return world::random();
     }
-    // RandomState is seeded by the host for each call; one finished hash of it is one number.
+    // The standard library seeds each RandomState from the host; the hash of no input is the number.
     std::collections::hash_map::RandomState::new()
         .build_hasher()
         .finish()
 }
 
-/// Numbers that follow from a seed: SplitMix64 (Steele, Lea, Flood 2014), one word of state, full
-/// period. For choices in tests and simulation.
+/// A seeded generator: SplitMix64 (Steele, Lea, Flood 2014), with one word of state and full period. For choices in
+/// tests and simulation.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The numbers of `seed`.
+    /// A generator with this seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -35,13 +35,13 @@ impl Random {
         word ^ (word >> 31)
     }
 
-    /// A number below `bound`, which is not zero.
+    /// A number below `bound`, which must not be zero.
     pub fn below(&mut self, bound: usize) -> usize {
-        assert!(bound > 0, "there is no number below zero");
+        assert!(bound > 0, "no number is below zero");
         ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
     }
 
-    /// True in `per_1024` of 1024 cases.
+    /// True with a probability of `per_1024` / 1024.
     pub fn chance(&mut self, per_1024: u16) -> bool {
         per_1024 > 0 && self.next_u64() >> 54 < u64::from(per_1024)
     }

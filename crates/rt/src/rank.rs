@@ -1,59 +1,58 @@
 //! The order in which locks are taken.
 
-/// A lock's place in the order: a task that holds a lock only waits for locks of a later rank.
-/// Several locks of one rank have keys and are taken in the order of those (collect, sort, dedup,
-/// take).
+/// A lock's position in the lock order: a task that holds a lock waits only for locks of later ranks. Locks of one rank
+/// that a task takes together have keys and are taken in key order (collect, sort, remove duplicates, take).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Rank {
-    /// Options, freeze and unmount of a volume.
+    /// Remount, freeze and unmount of a volume.
     Mount,
-    /// Renames between directories (one at a time on a volume).
+    /// Renames between directories: one at a time on a volume.
     Rename,
-    /// Cleaning of f2fs: one at a time.
+    /// GC of f2fs: one at a time.
     Gc,
-    /// An inode's content and names, by inode number.
+    /// The content and the directory entries of an inode; the key is the inode number.
     Inode,
-    /// Write-back of one inode: one flusher at a time.
+    /// The flush lock of one inode: one write-back at a time.
     Writeback,
     /// A checkpoint of f2fs: one at a time.
     Checkpoint,
-    /// Open handles of a journal, or modifying operations of f2fs.
+    /// Open handles of a journal, or operations that change an f2fs volume (`cp_lock`).
     TxnHandle,
     /// The orphan list.
     Orphan,
-    /// One inode's block map, preallocation and attributes.
+    /// The block map, preallocation and attributes of one inode.
     ExtentTree,
-    /// An inode's attributes in memory.
+    /// The attributes of one inode in memory.
     InodeState,
-    /// A node of f2fs: its content, and its first read. One at a time. In ext4, blocks kept for growing
-    /// files while they change hands.
+    /// A node of f2fs: its content and its first read; a task takes one at a time. In ext4, preallocated blocks while
+    /// they change their owner.
     Node,
     /// A block group's or segment's allocation state.
     Group,
-    /// Reclaim of a journal's log space: one task at a time.
+    /// Reclaim of log space: one task at a time.
     JournalReclaim,
     /// The superblock in memory.
     Super,
-    /// A metadata buffer's content.
+    /// The content of a metadata buffer.
     MetaBuf,
     /// The journal's superblock.
     JournalSuper,
-    /// Blocks that a journal protects until they are written home.
+    /// Committed blocks that are not yet written back to their home location.
     JournalLists,
-    /// The journal's state.
+    /// The state of the journal: running and committing transaction, log space.
     JournalState,
-    /// The inodes in memory, by number.
+    /// The table of inodes in memory.
     InodeTable,
-    /// One file's tree of cached blocks.
+    /// The tree of cached blocks of one file.
     MappingTree,
-    /// Lists of dirty inodes and dirty totals.
+    /// The lists of dirty inodes, and the amounts of dirty data.
     Dirty,
-    /// Tables of objects by number, and their recency lists.
+    /// Tables of objects by number, and their LRU lists.
     Table,
     /// The request queue.
     QueueState,
-    /// Inside a device.
+    /// The state of a device.
     DeviceInner,
-    /// Short leaf locks that take nothing below them.
+    /// Leaf locks: no lock is taken below them.
     Leaf,
 }

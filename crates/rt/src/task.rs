@@ -1,10 +1,10 @@
-//! Tasks: straight-line code that blocks.
+//! Tasks: threads, or coroutines of a simulation.
 
 use crate::cpu;
 use crate::sim::task::SimJoin;
 use crate::sim::world;
 
-/// Waits for a task's end. Dropped without [`JoinHandle::join`], it lets the task run on.
+/// The handle of a started task. If it is dropped without [`JoinHandle::join`], the task continues detached.
 #[must_use]
 pub struct JoinHandle<T> {
     inner: Inner<T>,
@@ -16,8 +16,8 @@ enum Inner<T> {
 }
 
 impl<T> JoinHandle<T> {
-    /// Waits for the task and returns its value. A panic of the task goes on in the caller (in
-    /// simulation it fails the run).
+    /// Waits for the task's end and returns its value. A panic of the task is resumed in the caller (in simulation it
+    /// fails the run).
     pub fn join(self) -> T {
         match self.inner {
             Inner::Thread(thread) => match thread.join() {
@@ -28,8 +28,8 @@ impl<T> JoinHandle<T> {
         }
     }
 
-    /// Waits for the task and returns its value, or `None` if it panicked: for an orderly end of what has stopped
-    /// because of that panic. (In simulation the panic has failed the run.)
+    /// Waits for the task's end and returns its value, or `None` if the task panicked: for the unmount of a volume that
+    /// was aborted because of that panic. (In simulation the panic has failed the run.)
     pub fn join_panicked(self) -> Option<T> {
         match self.inner {
             Inner::Thread(thread) => thread.join().ok(),
@@ -46,10 +46,10 @@ impl<T> JoinHandle<T> {
     }
 }
 
-/// Starts a task, in tests and simulations. `name` (15 bytes are shown by the host) says what it does.
+/// Starts a task in tests and simulations. The host shows the first 15 bytes of `name`.
 ///
 /// # Panics
-/// If the host refuses another thread: see [`check_thread_limit`].
+/// If the host refuses the thread: product code uses [`try_spawn`].
 pub fn spawn<T: Send + 'static>(
     name: &str,
     f: impl FnOnce() -> T + Send + 'static,
@@ -57,17 +57,17 @@ pub fn spawn<T: Send + 'static>(
     try_spawn(name, f).expect("the host can start a thread")
 }
 
-/// Starts a task.
+/// Starts a task. The host shows the first 15 bytes of `name`.
 ///
 /// # Errors
-/// If the host refuses another thread. `f` is dropped then.
-#[expect(clippy::disallowed_types, reason = "rt makes the threads")]
+/// The host refuses the thread; `f` is dropped.
+#[expect(clippy::disallowed_types, reason = "rt starts the threads")]
 pub fn try_spawn<T: Send + 'static>(
     name: &str,
     f: impl FnOnce() -> T + Send + 'static,
 ) -> std::io::Result<JoinHandle<T>> {
     let inner = if world::simulated() {
-        if world::with(|world| world.is_full()) {
+        if world::with(|world| world.is_refusing_tasks()) {
             return Err(std::io::ErrorKind::WouldBlock.into());
         }
         Inner::Sim(SimJoin::spawn(name, f))
@@ -81,25 +81,27 @@ pub fn try_spawn<T: Send + 'static>(
     Ok(JoinHandle { inner })
 }
 
-/// Whether the host lets this process have so many threads more, by trying: for who is about to start what cannot
-/// do without.
+/// Checks that the host allows this process `count` more threads, by starting and ending them: for a caller that is
+/// about to start threads and cannot handle a refusal half-way.
 ///
 /// # Errors
-/// If it refuses one of them.
-#[expect(clippy::disallowed_types, reason = "rt makes the threads")]
+/// The host refuses one of the threads.
+#[expect(clippy::disallowed_types, reason = "rt starts the threads")]
 pub fn check_thread_limit(count: usize) -> std::io::Result<()> {
     if world::simulated() {
-        // None is left to itself there, so that one tells as much as many.
+        // A simulation refuses all tasks or none: one attempt is enough.
         return (0..count.min(1)).try_for_each(|_| try_spawn("try", || ()).map(JoinHandle::join));
     }
-    let (stay, go) = std::sync::mpsc::channel::<()>();
-    let go = std::sync::Arc::new(std::sync::Mutex::new(go));
+    let (sender, receiver) = std::sync::mpsc::channel::<()>();
+    let receiver = std::sync::Arc::new(std::sync::Mutex::new(receiver));
     let mut started = Vec::new();
     let mut result = Ok(());
     for _ in 0..count {
-        let go = std::sync::Arc::clone(&go);
-        // Each waits for the end of the channel, in turn.
-        match try_spawn("try", move || drop(go.lock().map(|go| go.recv()))) {
+        let receiver = std::sync::Arc::clone(&receiver);
+        // Each thread waits until the sender is dropped.
+        match try_spawn("try", move || {
+            drop(receiver.lock().map(|channel| channel.recv()))
+        }) {
             Ok(task) => started.push(task),
             Err(error) => {
                 result = Err(error);
@@ -107,14 +109,14 @@ pub fn check_thread_limit(count: usize) -> std::io::Result<()> {
             }
         }
     }
-    drop(stay);
+    drop(sender);
     for task in started {
         task.join();
     }
     result
 }
 
-/// Lets other tasks run.
+/// Yields the CPU to other tasks.
 #[expect(clippy::disallowed_methods, reason = "rt wraps the host")]
 pub fn yield_now() {
     if world::simulated() {

@@ -1,4 +1,4 @@
-//! Time: a steady clock for durations, a calendar for time stamps.
+//! Time: a monotonic clock for durations, a wall clock for time stamps.
 
 use std::ops::{Add, Sub};
 use std::sync::OnceLock;
@@ -8,20 +8,20 @@ use steadfs_base::Timestamp;
 
 use crate::sim::world;
 
-/// What the calendar shows when a simulation begins: 2026-01-01 00:00:00 UTC.
+/// The wall clock at the begin of a simulation: 2026-01-01 00:00:00 UTC.
 const SIM_EPOCH: i64 = 1_767_225_600;
 
-/// A point on the steady clock, in nanoseconds since the process (or the simulation) began.
+/// A point of the monotonic clock, in nanoseconds since its first use in this process, or since the simulation began.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// Time passed since `earlier`; zero if that lies ahead.
+    /// The time from `earlier` to this point; zero if `earlier` is later.
     pub fn since(self, earlier: Instant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// Time passed since this point.
+    /// The time from this point to now.
     pub fn elapsed(self) -> Duration {
         now().since(self)
     }
@@ -42,7 +42,7 @@ impl Sub<Instant> for Instant {
     }
 }
 
-/// The steady clock's present.
+/// Reads the monotonic clock.
 #[expect(clippy::disallowed_types, reason = "rt reads the host's clock")]
 pub fn now() -> Instant {
     if world::simulated() {
@@ -53,12 +53,12 @@ pub fn now() -> Instant {
     Instant(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// The calendar's present; a simulation begins on 2026-01-01, unless its calendar stands still.
+/// Reads the wall clock. In simulation it begins on 2026-01-01, or is fixed by [`Config::calendar`](crate::sim::Config).
 #[expect(clippy::disallowed_types, reason = "rt reads the host's clock")]
 pub fn wall_clock() -> Timestamp {
     if world::simulated() {
-        if let Some(still) = world::calendar() {
-            return still;
+        if let Some(fixed) = world::calendar() {
+            return fixed;
         }
         let Instant(nanos) = world::now();
         return Timestamp {

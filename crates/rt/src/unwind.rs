@@ -1,40 +1,40 @@
-//! What a failed assertion (panic) does to a volume.
+//! A failed assertion (panic) aborts the volume.
 //!
-//! The program ends at the panic, before anything is unwound (`cli/src/fatal.rs`). A library in a foreign process
-//! cannot do that: there the stack is unwound, and whatever was half changed is dropped. So the types and tasks that
-//! must not end half-way hold an [`OnUnwind`], which stops the volume instead.
+//! The program ends at the panic, before the stack is unwound (`cli/src/fatal.rs`). A library in another program cannot
+//! end the process: there the stack is unwound, and half-changed state is dropped. Rule: types and tasks that must not
+//! end in the middle of a change hold an [`OnUnwind`], which aborts the volume.
 
 use std::thread::panicking;
 
-/// Why a volume stopped whose code panicked.
+/// The cause that an aborted volume reports after a panic.
 pub const PANICKED: &str = "internal error: an assertion failed";
 
-/// Whether a panic has begun since this was made.
+/// Detects a panic that begins after the value was made.
 ///
-/// A destructor may itself run because of a panic, a foreign one for example, and what it begins and ends within the
-/// unwinding is whole: so it is compared with the beginning.
+/// A destructor may itself run because of an earlier panic, and a change that it begins and ends during that unwinding
+/// is complete. So the state is compared with that at the begin.
 #[derive(Debug)]
 pub struct Unwinding {
-    at_birth: bool,
+    panicking_before: bool,
 }
 
 impl Unwinding {
-    /// From now on.
+    /// Watches for panics from now on.
     #[inline]
     pub fn watch() -> Self {
         Self {
-            at_birth: panicking(),
+            panicking_before: panicking(),
         }
     }
 
-    /// Whether the panic has begun since.
+    /// Whether a panic has begun since [`Unwinding::watch`].
     #[inline]
     pub fn has_begun(&self) -> bool {
-        !self.at_birth && panicking()
+        !self.panicking_before && panicking()
     }
 }
 
-/// Calls a function when it is dropped by a panic.
+/// Calls a function if a panic drops it.
 #[must_use]
 pub struct OnUnwind<F: FnMut()> {
     call: F,
@@ -42,7 +42,7 @@ pub struct OnUnwind<F: FnMut()> {
 }
 
 impl<F: FnMut()> OnUnwind<F> {
-    /// Calls `call` if a panic drops the result.
+    /// A guard that calls `call`.
     pub fn new(call: F) -> Self {
         Self {
             call,

@@ -1,12 +1,11 @@
-//! The user that the kernel runs this process as.
+//! The user of this process.
 
 use std::sync::OnceLock;
 
-/// Effective user and group id as the kernel has them, and not as fakeroot(1) or pseudo(1) show them: these replace
-/// geteuid(2) of the C library, but grant no privilege. Decisions about mounting and about callers need this pair;
-/// owners of copied files follow the C library.
+/// Effective user and group id in the kernel. fakeroot(1) and pseudo(1) replace the C library's geteuid(2) but grant no
+/// privilege, so decisions about mounts and callers need this pair; owners of copied files follow the C library.
 pub fn kernel_ids() -> (u32, u32) {
-    // The program never changes its ids.
+    // The ids of the process never change.
     static IDS: OnceLock<(u32, u32)> = OnceLock::new();
     *IDS.get_or_init(|| {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

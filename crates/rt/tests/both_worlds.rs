@@ -1,4 +1,4 @@
-//! The same bodies on threads and in simulation, under many seeds.
+//! The same test bodies on threads and in simulation, with many seeds.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,15 +28,15 @@ macro_rules! both {
 
 both! {
     counts_are_exact
-    a_bounded_queue_hands_everything_over_once
+    a_bounded_queue_delivers_each_item_once
     readers_share_and_writers_do_not
     a_waiting_writer_stops_new_readers
     timed_waits_time_out
     a_notified_timed_wait_does_not_time_out
     an_event_reaches_every_waiter
     tries_do_not_wait
-    time_moves_as_told
-    values_come_back_from_tasks
+    clocks_advance
+    join_returns_the_value_of_a_task
     random_numbers_differ
     locks_unlock_in_a_panic
 }
@@ -65,7 +65,7 @@ struct Bounded {
     changed: Condvar,
 }
 
-fn a_bounded_queue_hands_everything_over_once() {
+fn a_bounded_queue_delivers_each_item_once() {
     let queue = Arc::new(Bounded {
         items: Mutex::new(Rank::QueueState, VecDeque::new()),
         changed: Condvar::new(),
@@ -143,7 +143,7 @@ fn readers_share_and_writers_do_not() {
     writer.join();
     assert_eq!(together.load(Ordering::Relaxed), 0);
     assert_eq!(*pair.read(), (30, 30));
-    // Two readers at once, seen from inside.
+    // Two readers hold the lock at the same time.
     let first = pair.read();
     let second = {
         let pair = Arc::clone(&pair);
@@ -159,10 +159,13 @@ fn a_waiting_writer_stops_new_readers() {
         let lock = Arc::clone(&lock);
         spawn("writer", move || lock.write().push("writer"))
     };
-    // The writer waits as soon as a newcomer cannot read any more.
+    // When a new reader has to wait, the writer waits.
     let begin = now();
     while lock.try_read().is_some() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "no writer seen");
+        assert!(
+            begin.elapsed() < Duration::from_secs(20),
+            "the writer waits"
+        );
         sleep(Duration::from_millis(1));
     }
     let late = {
@@ -239,7 +242,7 @@ fn tries_do_not_wait() {
     assert!(shared.try_read().is_none());
 }
 
-fn time_moves_as_told() {
+fn clocks_advance() {
     let begin = now();
     let calendar = wall_clock();
     sleep(Duration::from_millis(2));
@@ -255,7 +258,7 @@ fn time_moves_as_told() {
     }
 }
 
-fn values_come_back_from_tasks() {
+fn join_returns_the_value_of_a_task() {
     let outer = spawn("outer", || spawn("inner", || vec![1, 2, 3]).join().len());
     assert_eq!(outer.join(), 3);
     let task = spawn("quick", || ());

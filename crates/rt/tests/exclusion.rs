@@ -1,4 +1,4 @@
-//! Mutual exclusion as a property: random programs of locks, tries, waits and yields.
+//! Mutual exclusion as a property, checked with random programs of locks, tries, waits and yields.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use steadfs_rt::sim::{self, Config};
 use steadfs_rt::{Condvar, Mutex, Rank, RwLock, sleep, spawn, yield_now};
 
-/// What a task does next.
+/// One step of a task.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Lock,
@@ -40,17 +40,17 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The locks, and beside each a count of holders that is changed without it: a writer counts as
-/// -1000, so any overlap that is not allowed shows.
+/// The locks. Each has a count of holders, which is not protected by the lock: a writer counts as -1000, so a forbidden
+/// overlap is seen.
 struct Locks {
     alone: Mutex<u64>,
     alone_holders: AtomicI64,
     condvar: Condvar,
     shared: RwLock<u64>,
     shared_holders: AtomicI64,
-    /// How often each lock was taken to change its value.
-    alone_turns: AtomicU64,
-    shared_turns: AtomicU64,
+    /// Number of times each lock was taken to change its value.
+    alone_changes: AtomicU64,
+    shared_changes: AtomicU64,
 }
 
 impl Locks {
@@ -61,14 +61,14 @@ impl Locks {
             condvar: Condvar::new(),
             shared: RwLock::new(Rank::MetaBuf, 0),
             shared_holders: AtomicI64::new(0),
-            alone_turns: AtomicU64::new(0),
-            shared_turns: AtomicU64::new(0),
+            alone_changes: AtomicU64::new(0),
+            shared_changes: AtomicU64::new(0),
         }
     }
 
-    /// Changes a value in two steps with others running in between.
-    fn change(value: &mut u64, turns: &AtomicU64) {
-        turns.fetch_add(1, Ordering::Relaxed);
+    /// Changes a value in two steps; other tasks run in between.
+    fn change(value: &mut u64, changes: &AtomicU64) {
+        changes.fetch_add(1, Ordering::Relaxed);
         let before = *value;
         yield_now();
         *value = before + 1;
@@ -76,13 +76,13 @@ impl Locks {
 
     fn hold_alone(&self, value: &mut u64) {
         assert_eq!(self.alone_holders.fetch_sub(1000, Ordering::Relaxed), 0);
-        Self::change(value, &self.alone_turns);
+        Self::change(value, &self.alone_changes);
         assert_eq!(self.alone_holders.fetch_add(1000, Ordering::Relaxed), -1000);
     }
 
     fn hold_written(&self, value: &mut u64) {
         assert_eq!(self.shared_holders.fetch_sub(1000, Ordering::Relaxed), 0);
-        Self::change(value, &self.shared_turns);
+        Self::change(value, &self.shared_changes);
         let before = self.shared_holders.fetch_add(1000, Ordering::Relaxed);
         assert_eq!(before, -1000);
     }
@@ -144,10 +144,10 @@ fn run(programs: Vec<Vec<Step>>) {
     };
     let tasks: Vec<_> = programs.into_iter().map(start).collect();
     tasks.into_iter().for_each(|task| task.join());
-    let turns = locks.alone_turns.load(Ordering::Relaxed);
-    assert_eq!(*locks.alone.lock(), turns);
-    let turns = locks.shared_turns.load(Ordering::Relaxed);
-    assert_eq!(*locks.shared.read(), turns);
+    let changes = locks.alone_changes.load(Ordering::Relaxed);
+    assert_eq!(*locks.alone.lock(), changes);
+    let changes = locks.shared_changes.load(Ordering::Relaxed);
+    assert_eq!(*locks.shared.read(), changes);
 }
 
 fn programs() -> impl Strategy<Value = Vec<Vec<Step>>> {

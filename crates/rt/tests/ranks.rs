@@ -9,7 +9,7 @@ use steadfs_rt::{Condvar, Event, Mutex, Rank, RankScope, RwLock, spawn, yield_no
 
 /// The message of `f`'s panic.
 fn panics(f: impl FnOnce()) -> String {
-    let panic = catch_unwind(AssertUnwindSafe(f)).expect_err("shall panic");
+    let panic = catch_unwind(AssertUnwindSafe(f)).expect_err("the closure panics");
     let text = panic.downcast_ref::<String>();
     text.expect("the message is formatted").clone()
 }
@@ -21,7 +21,7 @@ fn both(f: fn()) {
 }
 
 #[test]
-fn going_up_is_fine() {
+fn ascending_ranks_are_allowed() {
     both(|| {
         let (inode, group) = (Mutex::new(Rank::Inode, ()), RwLock::new(Rank::Group, ()));
         let (leaf, event) = (Mutex::new(Rank::Leaf, ()), Event::new());
@@ -34,7 +34,7 @@ fn going_up_is_fine() {
 }
 
 #[test]
-fn going_down_panics_with_both_ranks_and_the_task() {
+fn a_descending_rank_panics_with_both_ranks_and_the_task() {
     spawn("a-thread", || {
         let (inode, group) = (Mutex::new(Rank::Inode, ()), Mutex::new(Rank::Group, ()));
         let _held = group.lock();
@@ -50,7 +50,7 @@ fn going_down_panics_with_both_ranks_and_the_task() {
         let _held = group.read();
         drop(inode.write());
     })
-    .expect_err("shall fail");
+    .expect_err("the run fails");
     let text = failure.to_string();
     assert!(
         text.contains("task 'main' takes Inode while it holds Group"),
@@ -59,7 +59,7 @@ fn going_down_panics_with_both_ranks_and_the_task() {
 }
 
 #[test]
-fn equals_go_by_their_keys() {
+fn locks_of_one_rank_are_ordered_by_key() {
     both(|| {
         let inode = |number| RwLock::with_key(Rank::Inode, number, ());
         let (three, four, four_again) = (inode(3), inode(4), inode(4));
@@ -78,7 +78,7 @@ fn equals_go_by_their_keys() {
 }
 
 #[test]
-fn nothing_is_taken_below_a_leaf() {
+fn no_lock_is_taken_below_a_leaf() {
     both(|| {
         let (one, two) = (Mutex::new(Rank::Leaf, ()), Mutex::new(Rank::Leaf, ()));
         let _one = one.lock();
@@ -87,7 +87,7 @@ fn nothing_is_taken_below_a_leaf() {
 }
 
 #[test]
-fn a_try_may_go_down_and_counts() {
+fn a_try_may_descend_and_the_lock_counts_as_held() {
     both(|| {
         let (mount, inode) = (Mutex::new(Rank::Mount, ()), Mutex::new(Rank::Inode, ()));
         let group = Mutex::new(Rank::Group, ());
@@ -127,7 +127,7 @@ fn each_simulated_task_has_its_own_list() {
         yield_now();
         task.join();
     });
-    // The caller's locks are not the tasks'.
+    // A new task does not hold the locks of its spawner.
     let group = Mutex::new(Rank::Group, ());
     let _held = group.lock();
     sim::run(Config::new(0), || drop(Mutex::new(Rank::Inode, ()).lock()));
@@ -136,21 +136,21 @@ fn each_simulated_task_has_its_own_list() {
 }
 
 #[test]
-fn a_place_counts_as_a_lock() {
+fn a_rank_scope_counts_as_a_lock() {
     both(|| {
-        let (place, inode) = (RankScope::new(Rank::TxnHandle), Mutex::new(Rank::Inode, ()));
+        let (scope, inode) = (RankScope::new(Rank::TxnHandle), Mutex::new(Rank::Inode, ()));
         let group = Mutex::new(Rank::Group, ());
         let held = group.lock();
-        let text = panics(|| drop(place.enter()));
+        let text = panics(|| drop(scope.enter()));
         assert!(text.contains("takes TxnHandle while it holds Group"));
-        assert!(panics(|| place.check()).contains("takes TxnHandle"));
+        assert!(panics(|| scope.check()).contains("takes TxnHandle"));
         drop(held);
-        place.check();
-        let standing = place.enter();
+        scope.check();
+        let guard = scope.enter();
         drop(group.lock());
         assert!(panics(|| drop(inode.lock())).contains("takes Inode while it holds TxnHandle"));
-        assert!(panics(|| drop(place.enter())).contains("while it holds TxnHandle"));
-        drop(standing);
+        assert!(panics(|| drop(scope.enter())).contains("while it holds TxnHandle"));
+        drop(guard);
         drop(inode.lock());
     });
 }

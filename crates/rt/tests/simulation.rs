@@ -1,4 +1,4 @@
-//! What only a simulation can do: choose by seed, run time ahead, find who is stuck.
+//! Properties of simulations: choices follow the seed, time is virtual, deadlocks and stalls are reported.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -15,10 +15,10 @@ use steadfs_rt::{
 };
 
 fn fails(config: Config, f: impl FnOnce() + 'static) -> Failure {
-    *sim::try_run(config, f).expect_err("the run shall fail")
+    *sim::try_run(config, f).expect_err("the run fails")
 }
 
-/// Four tasks that contend; the order in which they got the lock.
+/// Runs four tasks that contend for a lock; returns the order in which they took it.
 fn contend() -> Vec<u64> {
     let order = Arc::new(Mutex::new(Rank::Inode, Vec::new()));
     let tasks: Vec<_> = (0..4)
@@ -37,7 +37,7 @@ fn contend() -> Vec<u64> {
 }
 
 #[test]
-fn a_seed_decides_everything() {
+fn a_seed_makes_every_choice() {
     let run = |seed| sim::run(Config::new(seed), contend);
     let (mut hashes, mut orders) = (BTreeSet::new(), BTreeSet::new());
     for seed in 0..100 {
@@ -53,19 +53,19 @@ fn a_seed_decides_everything() {
     assert!(orders.len() > 90, "only {} orders", orders.len());
 }
 
-/// Four tasks that wait for a lock in somebody's name, and look whether anybody waits for them.
-fn lend() {
+/// Runs four tasks that donate their tags to the owner of a lock and check whether tags are donated to them.
+fn donate() {
     let lock = Arc::new(RwLock::new(Rank::Inode, ()));
     let tasks: Vec<_> = (0..4)
         .map(|group| {
             let lock = Arc::clone(&lock);
-            spawn("lender", move || {
-                let _acting = set_task_tag(IoTag {
+            spawn("donor", move || {
+                let _tag = set_task_tag(IoTag {
                     group: GroupId(group),
                     ..IoTag::default()
                 });
                 for _ in 0..200 {
-                    let _alone = lock.write();
+                    let _guard = lock.write();
                     for _ in 0..5 {
                         sleep(Duration::from_micros(1));
                         sim::trace(has_waiters().into());
@@ -78,8 +78,8 @@ fn lend() {
 }
 
 #[test]
-fn simulations_side_by_side_feel_nothing_of_each_other() {
-    let run = || sim::run(Config::new(1), lend).trace_hash;
+fn simulations_on_several_threads_do_not_influence_each_other() {
+    let run = || sim::run(Config::new(1), donate).trace_hash;
     let alone = run();
     let threads =
         (0..4).map(|_| spawn("world", move || (0..10).map(|_| run()).collect::<Vec<_>>()));
@@ -109,7 +109,7 @@ fn random_numbers_follow_the_seed() {
     assert_ne!(numbers(1), numbers(2));
 }
 
-/// Two increments that each read and write under the lock, but not in one hold of it.
+/// Two increments that read and write under the lock, but release it in between.
 fn lost_update() -> u64 {
     let count = Arc::new(Mutex::new(Rank::Inode, 0u64));
     let tasks = [(); 2].map(|()| {
@@ -148,7 +148,7 @@ fn an_hour_passes_at_once() {
 }
 
 #[test]
-fn a_deadlock_names_who_waits_for_what() {
+fn a_deadlock_report_names_tasks_and_locks() {
     let failure = fails(Config::new(3), || {
         let shared = Arc::new((Mutex::new(Rank::Group, ()), Mutex::new(Rank::Dirty, ())));
         let other = Arc::clone(&shared);
@@ -203,7 +203,7 @@ fn a_lock_taken_twice_is_a_deadlock_or_a_violation() {
 }
 
 #[test]
-fn waiting_too_long_is_a_stall() {
+fn a_wait_beyond_the_bound_is_a_stall() {
     let config = Config {
         stall_bound: Duration::from_secs(10),
         ..Config::new(0)
@@ -229,7 +229,7 @@ fn waiting_too_long_is_a_stall() {
     sim::run(patient, sleepy);
 }
 
-/// A worker that waits for work while a minute passes, by `wait`.
+/// A worker that waits for work with `wait` for one minute.
 fn idle_worker(wait: fn(&Condvar, &mut steadfs_rt::MutexGuard<'_, bool>)) {
     let shared = Arc::new((Mutex::new(Rank::QueueState, false), Condvar::new()));
     let other = Arc::clone(&shared);
@@ -248,7 +248,7 @@ fn idle_worker(wait: fn(&Condvar, &mut steadfs_rt::MutexGuard<'_, bool>)) {
 }
 
 #[test]
-fn waiting_for_work_is_no_stall() {
+fn an_idle_wait_is_no_stall() {
     let config = Config {
         stall_bound: Duration::from_secs(10),
         ..Config::new(0)
@@ -260,7 +260,7 @@ fn waiting_for_work_is_no_stall() {
 }
 
 #[test]
-fn the_time_limit_and_livelocks_end_a_run() {
+fn a_run_ends_at_the_time_limit_or_a_livelock() {
     let config = Config {
         max_time: Duration::from_secs(5),
         ..Config::new(0)
@@ -276,7 +276,7 @@ fn the_time_limit_and_livelocks_end_a_run() {
 }
 
 #[test]
-fn spinning_lets_time_pass() {
+fn the_clock_advances_while_tasks_poll() {
     for preempt in [0, 64] {
         let config = Config {
             preempt,
@@ -325,7 +325,7 @@ fn leftover_tasks_fail_the_run_unless_allowed() {
         let _ends = spawn("ends soon", yield_now);
         now()
     };
-    let failure = *sim::try_run(Config::new(0), leave).expect_err("a daemon is left");
+    let failure = *sim::try_run(Config::new(0), leave).expect_err("a daemon remains");
     assert_eq!(failure.kind, FailureKind::Leaked);
     let names: Vec<_> = failure.tasks.iter().map(|task| &task.name[..]).collect();
     assert_eq!(names, ["daemon"]);
@@ -337,7 +337,7 @@ fn leftover_tasks_fail_the_run_unless_allowed() {
 }
 
 #[test]
-fn what_is_left_behind_is_never_dropped() {
+fn abandoned_tasks_are_never_dropped() {
     struct Loud(Arc<AtomicU64>);
     impl Drop for Loud {
         fn drop(&mut self) {
@@ -368,7 +368,7 @@ fn what_is_left_behind_is_never_dropped() {
 }
 
 #[test]
-fn callbacks_come_in_order_and_may_do_what_interrupts_may() {
+fn callbacks_run_in_order_and_may_lock_notify_and_spawn() {
     for seed in 0..50 {
         sim::run(Config::new(seed), || {
             let log = Arc::new(Mutex::new(Rank::DeviceInner, Vec::new()));
@@ -392,7 +392,7 @@ fn callbacks_come_in_order_and_may_do_what_interrupts_may() {
 }
 
 #[test]
-fn a_callback_waits_for_a_lock_but_for_nothing_else() {
+fn a_callback_may_wait_for_locks_only() {
     sim::run(Config::new(0), || {
         let lock = Arc::new(Mutex::new(Rank::DeviceInner, 0));
         let guard = lock.lock();
@@ -419,8 +419,8 @@ fn a_callback_waits_for_a_lock_but_for_nothing_else() {
 }
 
 #[test]
-fn completions_come_between_the_steps_of_a_task() {
-    // A task that never blocks looks twice; some seeds let the callback come in between.
+fn callbacks_run_between_the_steps_of_a_task() {
+    // A task that never blocks reads a value twice; with some seeds the callback runs in between.
     let between = |seed| {
         let run = sim::run(Config::new(seed), || {
             let word = Arc::new(Mutex::new(Rank::DeviceInner, 0));
@@ -437,12 +437,12 @@ fn completions_come_between_the_steps_of_a_task() {
 }
 
 #[test]
-fn nobody_starves_at_a_busy_lock() {
+fn no_task_starves_at_a_contended_lock() {
     for seed in 0..50 {
         sim::run(Config::new(seed), || {
             let lock = Arc::new(Mutex::new(Rank::Group, false));
             let other = Arc::clone(&lock);
-            // Takes it again the moment it has released it, and sleeps with it.
+            // Takes the lock again right after the release, and sleeps while it holds it.
             let hog = spawn("hog", move || {
                 for round in 0..1000 {
                     let stop = other.lock();
@@ -451,7 +451,7 @@ fn nobody_starves_at_a_busy_lock() {
                     }
                     sleep(Duration::from_millis(1));
                 }
-                panic!("the other one starved");
+                panic!("the other task starved");
             });
             sleep(Duration::from_micros(500));
             *lock.lock() = true;
@@ -461,7 +461,7 @@ fn nobody_starves_at_a_busy_lock() {
 }
 
 #[test]
-fn writers_and_readers_both_get_through() {
+fn writers_and_readers_make_progress() {
     for seed in 0..50 {
         sim::run(Config::new(seed), || {
             let lock = Arc::new(RwLock::new(Rank::Group, 0u64));
@@ -491,7 +491,7 @@ fn writers_and_readers_both_get_through() {
 }
 
 #[test]
-fn ended_tasks_and_runs_leave_nothing_that_grows() {
+fn ended_tasks_and_runs_free_their_memory() {
     let report = sim::run(Config::new(0), || {
         for n in 0..5000u64 {
             assert_eq!(spawn("short", move || n).join(), n);
@@ -512,9 +512,9 @@ fn a_simulation_does_not_nest() {
     assert!(!sim::active());
 }
 
-/// A wake-up costs what it is told to, by a notification and by a lock; a time-out and a sleep cost nothing.
+/// The wake-up latency applies to notifications and locks, not to timeouts and sleeps.
 #[test]
-fn a_wake_up_takes_its_time() {
+fn a_wake_up_has_the_configured_latency() {
     let config = Config {
         preempt: 0,
         wake: Duration::from_micros(50),
@@ -547,13 +547,13 @@ fn a_wake_up_takes_its_time() {
         drop(guard);
         task.join()
     });
-    // Notified at 10; the lock is let go at 200.
+    // Notified at 10; the lock is released at 200.
     assert_eq!(times.value, [60_000, 250_000, 257_000]);
 }
 
-/// Builds that check the order of locks and builds that do not run alike.
+/// Builds with and without the check of the lock order run alike.
 #[test]
-fn a_place_is_no_step_of_the_schedule() {
+fn a_rank_scope_is_no_scheduling_point() {
     let hash = |seed, stands: bool| {
         let run = move || {
             let place = Arc::new(RankScope::new(Rank::TxnHandle));
@@ -577,5 +577,5 @@ fn a_place_is_no_step_of_the_schedule() {
         assert_eq!(hash(seed, true), hash(seed, false));
         hashes.insert(hash(seed, true));
     }
-    assert!(hashes.len() > 10, "the tasks get in each other's way");
+    assert!(hashes.len() > 10, "the tasks contend");
 }

@@ -1,4 +1,4 @@
-//! Why a run failed, and what every task was doing then.
+//! The failure report of a run: the cause, and the state of every task.
 
 use std::fmt;
 
@@ -11,34 +11,34 @@ pub enum FailureKind {
     Panic {
         /// The task's name.
         task: String,
-        /// What it said.
+        /// The panic's message.
         message: String,
     },
-    /// Nothing can run, nothing is due, and the main task has not ended.
+    /// No task can run, no timer is set, and the main task has not ended.
     Deadlock,
     /// A task waited for a lock or a condition longer than the stall bound.
     Stall {
         /// The task's name.
         task: String,
     },
-    /// Tasks ran on and on while no time passed.
+    /// Tasks made 10 000 000 switches at one instant of virtual time.
     Livelock,
     /// The main task had not ended when the virtual time was over.
     TimeLimit,
-    /// Tasks were left when the main task had ended.
+    /// Tasks remained when the main task had ended.
     Leaked,
 }
 
-/// What one task was doing.
+/// The state of one task.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TaskReport {
-    /// Its name.
+    /// The task's name.
     pub name: String,
-    /// What it waited for.
+    /// What the task waits for.
     pub waits: String,
-    /// Since when.
+    /// Virtual time at which the wait began.
     pub since: Instant,
-    /// Ranks of the locks it held, in the order it took them (builds with debug assertions).
+    /// Ranks of the locks that the task holds, in the order in which it took them (builds with debug assertions).
     pub holds: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ pub struct Failure {
     pub seed: u64,
     /// The virtual time.
     pub at: Instant,
-    /// Why.
+    /// The cause.
     pub kind: FailureKind,
     /// Every task that had not ended.
     pub tasks: Vec<TaskReport>,
@@ -61,11 +61,13 @@ impl fmt::Display for FailureKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Panic { task, message } => write!(f, "task '{task}' panicked: {message}"),
-            Self::Deadlock => write!(f, "deadlock: nothing can run and nothing is due"),
-            Self::Stall { task } => write!(f, "stall: task '{task}' waits too long"),
-            Self::Livelock => write!(f, "livelock: tasks run on while no time passes"),
+            Self::Deadlock => write!(f, "deadlock: no task can run and no timer is set"),
+            Self::Stall { task } => {
+                write!(f, "stall: task '{task}' waits longer than the stall bound")
+            }
+            Self::Livelock => write!(f, "livelock: tasks run while no time passes"),
             Self::TimeLimit => write!(f, "the virtual time is over"),
-            Self::Leaked => write!(f, "tasks are left after the main task's end"),
+            Self::Leaked => write!(f, "tasks remain after the end of the main task"),
         }
     }
 }

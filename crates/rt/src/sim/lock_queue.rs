@@ -1,46 +1,46 @@
-//! Who waits for one lock, and whose turn it is.
+//! The wait queue of one simulated lock.
 //!
-//! A waiter stays in the queue until it has the lock: readers that come later see a waiting writer.
-//! A free lock may be taken past the queue (as on the host), so a woken waiter can find it taken
-//! again; it then has a reservation that nobody passes.
+//! A waiter stays in the queue until it has the lock, so later readers see a waiting writer. As on the host, a running
+//! task may take a free lock before a waiter that was woken for it (lock stealing). A waiter that was woken in vain gets
+//! a reservation: no task overtakes it again.
 
 use std::collections::VecDeque;
 
 use super::state::TaskId;
 
-/// How a lock is wanted.
+/// The mode in which a lock is taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Want {
+pub(crate) enum LockMode {
     Shared,
-    Alone,
+    Exclusive,
 }
 
 struct Waiter {
     task: TaskId,
-    want: Want,
+    mode: LockMode,
     woken: bool,
     reserved: bool,
 }
 
-/// Waiters of one lock, the first come first.
+/// The waiters of one lock, in order of arrival.
 #[derive(Default)]
 pub(crate) struct LockQueue(VecDeque<Waiter>);
 
 impl LockQueue {
-    /// Whether a task (`me` if it may already be queued) that wants the lock may take it now, if
-    /// the lock itself is free for it.
-    pub(crate) fn may_enter(&self, me: Option<TaskId>, want: Want) -> bool {
+    /// Whether the queue lets a task take the lock in this mode, if the lock itself is free. `me` is the task if it may
+    /// be queued already.
+    pub(crate) fn may_take(&self, me: Option<TaskId>, mode: LockMode) -> bool {
         let ahead = self.0.iter().take_while(|waiter| Some(waiter.task) != me);
-        let mut in_the_way = ahead.filter(|waiter| match (waiter.want, want) {
-            (Want::Alone, Want::Shared) => true,
-            (Want::Shared, Want::Shared) => false,
-            (_, Want::Alone) => waiter.reserved,
+        let mut blocking = ahead.filter(|waiter| match (waiter.mode, mode) {
+            (LockMode::Exclusive, LockMode::Shared) => true,
+            (LockMode::Shared, LockMode::Shared) => false,
+            (_, LockMode::Exclusive) => waiter.reserved,
         });
-        in_the_way.next().is_none()
+        blocking.next().is_none()
     }
 
-    /// Queues `task`; where it is queued already, it was woken in vain and gets a reservation.
-    pub(crate) fn join(&mut self, task: TaskId, want: Want) {
+    /// Queues `task`. If it is queued already, it was woken in vain and gets a reservation.
+    pub(crate) fn join(&mut self, task: TaskId, mode: LockMode) {
         match self.0.iter_mut().find(|waiter| waiter.task == task) {
             Some(waiter) => {
                 waiter.woken = false;
@@ -48,22 +48,26 @@ impl LockQueue {
             }
             None => self.0.push_back(Waiter {
                 task,
-                want,
+                mode,
                 woken: false,
                 reserved: false,
             }),
         }
     }
 
-    /// Takes `task` out, which has the lock now.
+    /// Removes `task`, which has taken the lock.
     pub(crate) fn leave(&mut self, task: TaskId) {
         self.0.retain(|waiter| waiter.task != task);
     }
 
-    /// The lock was released: calls `wake` for each waiter whose turn it is and who sleeps: the
-    /// first one, or all readers at the head. `reserve` keeps newcomers from passing them.
+    /// The lock was released: calls `wake` for the first waiter, or for all readers at the head, unless they are awake.
+    /// `reserve` gives them reservations.
     pub(crate) fn release(&mut self, reserve: bool, mut wake: impl FnMut(TaskId)) {
-        let readers = self.0.iter().take_while(|w| w.want == Want::Shared).count();
+        let readers = self
+            .0
+            .iter()
+            .take_while(|w| w.mode == LockMode::Shared)
+            .count();
         for waiter in self.0.iter_mut().take(readers.max(1)) {
             waiter.reserved |= reserve;
             if !waiter.woken {

@@ -1,20 +1,18 @@
-//! Simulation: tasks as coroutines on one thread, a virtual clock, and every choice made by a seed.
+//! Deterministic simulation: tasks are coroutines on one thread, the clock is virtual, and a seed makes every choice.
 //!
-//! [`run`] is a function of its configuration and its closure: which task runs next, where a task
-//! is preempted, who gets a contended lock and which waiter a notification wakes follow from the
-//! seed, and [`Report::trace_hash`] tells two runs apart. Time passes when nothing can run: the
-//! clock then jumps to the next timer. Code costs no time, except that with
-//! [`Config::preempt`] the clock may run up to a millisecond ahead of tasks that could still run,
-//! so that timers and device completions come between any two of their steps.
+//! [`run`] is a function of its configuration and its closure. The seed determines which task runs next, where a task is
+//! preempted, which task gets a contended lock and which waiter a notification wakes; [`Report::trace_hash`]
+//! distinguishes two runs. The clock advances when no task can run: it jumps to the next timer. Code takes no time,
+//! except that with [`Config::preempt`] the clock may advance by up to 1 ms while tasks can run, so that timers and
+//! device completions occur between any two of their steps.
 //!
-//! A lock must not be shared between a simulation and threads outside.
+//! A lock must not be shared between a simulation and threads outside it.
 //!
 //! # The end of a run
-//! When the main closure returns, the other tasks run on until none can at that instant (or was woken by then). Tasks that
-//! are still there then are a leak and fail the run, or with [`Config::allow_daemons`] are left
-//! behind like the tasks of a failed run: never resumed, nothing on their stacks is dropped, their
-//! stacks and what only they own stay allocated, and the locks they hold stay locked. Let tasks end
-//! where many runs follow each other.
+//! When the main closure returns, the other tasks continue until no task can run at that instant, or was woken by then.
+//! Tasks that remain are a leak and fail the run. With [`Config::allow_daemons`] they are abandoned, like the tasks of a
+//! failed run: they are never resumed, nothing on their stacks is dropped, their memory stays allocated and their locks
+//! stay locked. Tests that make many runs should end their tasks.
 
 mod failure;
 mod lock_queue;
@@ -35,33 +33,32 @@ pub use observe::{Observation, TaskStep, observe, stop_observing};
 use steadfs_base::Timestamp;
 
 use crate::Instant;
-use state::{State, Step, TaskId};
+use state::{NextStep, SimState, TaskId};
 use world::World;
 
-/// What a run depends on besides its closure.
+/// The input of a run, besides its closure.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Source of every choice.
+    /// Seed of all choices.
     pub seed: u64,
     /// Virtual time after which the run fails.
     pub max_time: Duration,
-    /// Virtual time a task may wait for a lock, or for a condition by
-    /// [`Condvar::wait`](crate::Condvar::wait), before the run fails.
+    /// Virtual time that a task may wait for a lock, or in [`Condvar::wait`](crate::Condvar::wait), before the run
+    /// fails.
     pub stall_bound: Duration,
-    /// Probability, of 1024, that others run before a task takes a lock, and that a timer due
-    /// within a millisecond goes off although tasks could still run.
+    /// Probability (of 1024) that other tasks run before a task takes a lock, and that a timer that is due within 1 ms
+    /// expires while tasks can run.
     pub preempt: u16,
-    /// Whether tasks may be left when the main task ends.
+    /// Whether tasks may remain when the main task ends.
     pub allow_daemons: bool,
-    /// From a notification, or from the release of a lock that is waited for, until the task can run: what
-    /// waking a thread costs.
+    /// Wake-up latency: the time from a notification, or the release of a lock, until the waiter can run.
     pub wake: Duration,
-    /// What [`wall_clock`](crate::wall_clock) returns throughout; `None`: it begins on 2026-01-01 and runs.
+    /// The fixed result of [`wall_clock`](crate::wall_clock); `None`: the wall clock begins on 2026-01-01 and advances.
     pub calendar: Option<Timestamp>,
 }
 
 impl Default for Config {
-    /// Seed 0, a virtual day, stalls after five minutes, preemption at one lock in sixteen, wake-ups for nothing.
+    /// Seed 0, at most one virtual day, stall bound 5 minutes, preemption at one lock in 16, no wake-up latency.
     fn default() -> Self {
         Self {
             seed: 0,
@@ -85,25 +82,25 @@ impl Config {
     }
 }
 
-/// What came out of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Report<T> {
-    /// What the main closure returned.
+    /// The main closure's value.
     pub value: T,
-    /// Hash of every decision and of the words given to [`trace`].
+    /// Hash of all choices and of the words passed to [`trace`].
     pub trace_hash: u64,
     /// When the main closure returned.
     pub end: Instant,
-    /// How often a task was given its turn.
+    /// Number of task switches.
     pub switches: u64,
-    /// How many tasks there were, with the main one and that of the callbacks.
+    /// Number of tasks, including the main task and the callback task.
     pub tasks: u64,
 }
 
 /// Runs `f` as the main task of a new simulation.
 ///
 /// # Panics
-/// With a [`Failure`]'s report where [`try_run`] returns one, and inside another simulation.
+/// If the run fails, with the report of its [`Failure`]; inside another simulation.
 pub fn run<T: 'static>(config: Config, f: impl FnOnce() -> T + 'static) -> Report<T> {
     match try_run(config, f) {
         Ok(report) => report,
@@ -114,8 +111,8 @@ pub fn run<T: 'static>(config: Config, f: impl FnOnce() -> T + 'static) -> Repor
 /// Runs `f` as the main task of a new simulation.
 ///
 /// # Errors
-/// If a task or callback panics, if all are stuck, if one waits too long, if the time is over, or
-/// if tasks are left at the end.
+/// A task or callback panics, all tasks wait for each other, a task waits longer than the stall bound, the virtual time
+/// is over, or tasks remain at the end.
 ///
 /// # Panics
 /// Inside another simulation.
@@ -123,7 +120,7 @@ pub fn try_run<T: 'static>(
     config: Config,
     f: impl FnOnce() -> T + 'static,
 ) -> Result<Report<T>, Box<Failure>> {
-    let world = World::new(State::new(config));
+    let world = World::new(SimState::new(config));
     let value = Rc::new(Cell::new(None));
     let slot = Rc::clone(&value);
     let outcome = world::enter_world(&world, || {
@@ -132,7 +129,7 @@ pub fn try_run<T: 'static>(
         drive(&world)
     });
     let clean = outcome.is_ok() && !world.state(|state| state.has_leftovers());
-    leave_behind(&world, clean);
+    dispose_of_rest(&world, clean);
     outcome?;
     world.state(|state| {
         Ok(Report {
@@ -145,13 +142,13 @@ pub fn try_run<T: 'static>(
     })
 }
 
-/// Runs tasks until the main one has ended and no other can run.
+/// Runs tasks until the main task has ended and no other task can run.
 fn drive(world: &World) -> Result<(), Box<Failure>> {
     loop {
-        match world.state(State::next) {
-            Step::Run(id) => world.resume(id),
-            Step::Fail(failure) => return Err(failure),
-            Step::Done => break,
+        match world.state(SimState::next) {
+            NextStep::Run(id) => world.resume(id),
+            NextStep::Fail(failure) => return Err(failure),
+            NextStep::Done => break,
         }
     }
     world.state(
@@ -162,22 +159,19 @@ fn drive(world: &World) -> Result<(), Box<Failure>> {
     )
 }
 
-/// Disposes of what a run leaves: all of it after a clean end; otherwise tasks and callbacks stay
-/// allocated for ever, since dropping what they own might wait for locks that stay locked.
-#[expect(
-    unsafe_code,
-    reason = "the callbacks' idle task ends without unwinding"
-)]
-fn leave_behind(world: &World, clean: bool) {
-    let (tasks, unused) = world.state(|state| (state.take_tasks(), state.take_unused()));
+/// Drops the rest of a run after a clean end. Otherwise tasks and callbacks stay allocated, since a destructor could
+/// wait for a lock that stays locked.
+#[expect(unsafe_code, reason = "the idle callback task ends without unwinding")]
+fn dispose_of_rest(world: &World, clean: bool) {
+    let (tasks, callbacks) = world.state(|state| (state.take_tasks(), state.take_callbacks()));
     if !clean {
-        std::mem::forget((tasks, unused));
+        std::mem::forget((tasks, callbacks));
         return;
     }
     for task in tasks.into_iter().flatten() {
         let mut coroutine = task.coroutine.expect("no task runs now");
-        // SAFETY: after a clean end only the callbacks' task is left, parked in `run_callbacks`
-        // between two callbacks: no frame on its stack owns anything.
+        // SAFETY: after a clean end only the callback task is left, parked in `run_callbacks` between two callbacks: no
+        // frame on its stack owns a value.
         unsafe { coroutine.force_reset() };
         stack::give_back(coroutine.into_stack());
     }
@@ -188,12 +182,12 @@ pub fn active() -> bool {
     world::simulated()
 }
 
-/// Calls `callback` at `time`, or at once if that has passed.
+/// Calls `callback` at `time`, or at once if that time has passed.
 ///
-/// Callbacks run one after another on a task of their own, like interrupts: due ones in the order
-/// of their times, then of these calls. They may take locks (a callback that finds one taken delays
-/// those behind it), notify, spawn and ask for more callbacks; they must not sleep, yield, join or
-/// wait for a condition. What was not called when the run ends is dropped uncalled.
+/// Callbacks run one after another on a task of their own, like interrupts, in the order of their times, and then of the
+/// calls of this function. They may take locks (a callback that waits for a lock delays the callbacks after it), notify,
+/// spawn and schedule callbacks. They must not sleep, yield, join or wait for a condition. Callbacks that are still
+/// scheduled when the run ends are dropped.
 ///
 /// # Panics
 /// Outside a simulation.
@@ -201,7 +195,7 @@ pub fn at(time: Instant, callback: impl FnOnce() + 'static) {
     world::with(|world| world.call_at(time, Box::new(callback)));
 }
 
-/// Calls `callback` after `delay`; otherwise as [`at`].
+/// Calls `callback` after `delay`; see [`at`].
 ///
 /// # Panics
 /// Outside a simulation.
@@ -209,15 +203,15 @@ pub fn after(delay: Duration, callback: impl FnOnce() + 'static) {
     at(crate::now() + delay, callback);
 }
 
-/// From now on the host that is simulated refuses further tasks, as one does that has a limit, or gives them again.
+/// Sets whether the simulated host refuses further tasks, like a host that has reached a limit (`ulimit -u`).
 ///
 /// # Panics
 /// Outside a simulation.
 pub fn refuse_tasks(refuse: bool) {
-    world::with(|world| world.set_full(refuse));
+    world::with(|world| world.set_refusing_tasks(refuse));
 }
 
-/// Mixes `word` into the run's trace hash; nothing outside a simulation.
+/// Mixes `word` into the run's trace hash. Does nothing outside a simulation.
 pub fn trace(word: u64) {
     if active() {
         world::with(|world| world.state(|state| state.trace.mix(word)));

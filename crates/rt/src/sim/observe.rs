@@ -1,22 +1,22 @@
-//! What a simulation's tasks do to each other, for who wants to show it.
+//! An observer of the task switches of a simulation, for traces.
 
 use std::cell::{Cell, RefCell};
 
 use super::world::{self, World};
 use crate::{Instant, Rank, now};
 
-/// What a task did, or what became of it.
+/// What happened to a task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TaskStep {
-    /// It has a lock.
+    /// The task has taken a lock of this rank.
     Locked(Rank),
-    /// It has to wait for a lock.
+    /// The task waits for a lock of this rank.
     WaitsForLock(Rank),
-    /// It waits for a condition; the lock that protects it is of this rank.
+    /// The task waits for a condition, whose lock has this rank.
     WaitsForCondition(Rank),
-    /// It goes on after a condition.
+    /// The task resumes after a wait for a condition.
     Resumes,
-    /// It sleeps.
+    /// The task sleeps.
     Sleeps,
 }
 
@@ -25,17 +25,16 @@ pub enum TaskStep {
 pub struct Observation {
     /// The virtual time.
     pub at: Instant,
-    /// The task's name; that of the callbacks is `callbacks`.
+    /// The task's name; the callback task is `callbacks`.
     pub task: String,
-    /// What it did.
+    /// What happened.
     pub step: TaskStep,
 }
 
-/// Who is told.
 pub(crate) type Observer = Box<dyn Fn(Observation)>;
 
-/// From now on `observer` is told what tasks do, until the run ends or somebody else is told. It must not lock, wait
-/// or spawn. What happens in the run stays the same.
+/// Calls `observer` at each step of a task, until the run ends or another observer replaces it. The observer must not
+/// lock, wait or spawn. It does not change the run.
 ///
 /// # Panics
 /// Outside a simulation.
@@ -43,7 +42,7 @@ pub fn observe(observer: impl Fn(Observation) + 'static) {
     world::with(|world| world.set_observer(Some(Box::new(observer))));
 }
 
-/// Nobody is told any more.
+/// Removes the observer.
 ///
 /// # Panics
 /// Outside a simulation.
@@ -51,29 +50,29 @@ pub fn stop_observing() {
     world::with(|world| world.set_observer(None));
 }
 
-/// Where a simulation keeps its observer.
+/// The observer of a simulation, if it has one.
 #[derive(Default)]
-pub(crate) struct Watch {
+pub(crate) struct ObserverSlot {
     observer: RefCell<Option<Observer>>,
-    /// Whether there is one: asked at every lock.
-    watches: Cell<bool>,
+    /// Whether there is one: read at every lock.
+    is_set: Cell<bool>,
 }
 
-impl Watch {
+impl ObserverSlot {
     pub(crate) fn set(&self, observer: Option<Observer>) {
-        self.watches.set(observer.is_some());
+        self.is_set.set(observer.is_some());
         *self.observer.borrow_mut() = observer;
     }
 
     #[inline]
-    pub(crate) fn tell(&self, world: &World, step: TaskStep) {
-        if self.watches.get() {
-            self.tell_observer(world, step);
+    pub(crate) fn notify(&self, world: &World, step: TaskStep) {
+        if self.is_set.get() {
+            self.call_observer(world, step);
         }
     }
 
     #[cold]
-    fn tell_observer(&self, world: &World, step: TaskStep) {
+    fn call_observer(&self, world: &World, step: TaskStep) {
         if let Some(observer) = &*self.observer.borrow() {
             let me = world.me();
             let task = world.state(|state| state.task(me).name.clone());

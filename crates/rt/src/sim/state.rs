@@ -1,4 +1,4 @@
-//! The scheduler's state: tasks, timers, queues. Decides; switches nothing.
+//! The state of the simulated scheduler: tasks, timers and wait queues. It makes the choices; `world` switches tasks.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use steadfs_base::FixedMap;
 
 use super::Config;
 use super::failure::{Failure, FailureKind, TaskReport};
-use super::lock_queue::{LockQueue, Want};
+use super::lock_queue::{LockMode, LockQueue};
 use super::trace::Trace;
-use crate::gate::{Gate, held};
+use crate::lock_header::{LockHeader, held_locks};
 use crate::{Instant, Random, Rank, inherit};
 
-/// A task's place in the table; used again after its end.
+/// A task's index in the table; used again after the task's end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TaskId(u32);
 
@@ -26,22 +26,22 @@ impl TaskId {
     }
 }
 
-/// Switches at one virtual instant that can only be an endless loop.
-const LIVELOCK: u64 = 10_000_000;
-/// Yields in a row, by tasks that do nothing else, after which time passes.
-const SPIN: u32 = 256;
-/// How far the clock may run ahead of tasks that could still run: what their code "took".
-const CODE_TIME: u64 = 1_000_000;
+/// Task switches at one instant of virtual time after which the run fails: the tasks are in an endless loop.
+const LIVELOCK_SWITCHES: u64 = 10_000_000;
+/// Yields in a row without another step of a task, after which the clock advances: the tasks poll.
+const SPIN_YIELDS: u32 = 256;
+/// How far the clock may advance while tasks can run, in nanoseconds: the assumed duration of their code.
+const CODE_TIME_NS: u64 = 1_000_000;
 
 pub(crate) type TaskYielder = Yielder<(), ()>;
 pub(crate) type TaskCoroutine = Coroutine<(), (), ()>;
 pub(crate) type Callback = Box<dyn FnOnce()>;
 
-/// What a task waits for.
+/// Why a task does not run.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum ParkReason {
-    /// Its turn.
-    Turn,
+    /// It waits for the scheduler's choice only.
+    Runnable,
     Lock {
         rank: Rank,
         address: usize,
@@ -53,10 +53,10 @@ pub(crate) enum ParkReason {
     },
     Sleep,
     Join(TaskId),
-    /// The callbacks' task, without a callback.
+    /// The callback task has no callback.
     Callback,
-    /// To be on a processor again after it was woken.
-    Processor,
+    /// It was woken, and its wake-up latency has not passed.
+    Waking,
 }
 
 pub(crate) struct Task {
@@ -65,8 +65,8 @@ pub(crate) struct Task {
     pub(crate) coroutine: Option<TaskCoroutine>,
     /// Null until it has run for the first time.
     pub(crate) yielder: *const TaskYielder,
-    pub(crate) held: held::List,
-    pub(crate) person: inherit::Person,
+    pub(crate) held: held_locks::HeldList,
+    pub(crate) context: inherit::TaskContext,
     waiting: ParkReason,
     since: u64,
     timer: Option<(u64, u64)>,
@@ -75,20 +75,20 @@ pub(crate) struct Task {
 }
 
 enum Timer {
-    Wake(TaskId),
-    /// The end of a wake-up.
-    Awake(TaskId),
+    Timeout(TaskId),
+    /// The end of a wake-up latency.
+    WokenUp(TaskId),
     Call(Callback),
 }
 
-/// What the scheduler does next.
-pub(crate) enum Step {
+/// The scheduler's next action.
+pub(crate) enum NextStep {
     Run(TaskId),
     Done,
     Fail(Box<Failure>),
 }
 
-pub(crate) struct State {
+pub(crate) struct SimState {
     pub(crate) config: Config,
     choice: Random,
     pub(crate) numbers: Random,
@@ -100,23 +100,23 @@ pub(crate) struct State {
     runnable: Vec<TaskId>,
     timers: BTreeMap<(u64, u64), Timer>,
     timer_seq: u64,
-    /// Only locks that somebody waits for.
+    /// The locks that have waiters, by address.
     locks: FixedMap<usize, LockQueue>,
-    /// Only conditions that somebody waits for.
+    /// The waiters of conditions, by address.
     condvars: FixedMap<usize, Vec<TaskId>>,
     due: VecDeque<Callback>,
-    /// The task that runs callbacks, once there is one.
-    callbacks: Option<TaskId>,
+    /// The callback task, once it was needed.
+    callback_task: Option<TaskId>,
     pub(crate) switches: u64,
     switches_before_advance: u64,
     spins: u32,
     next_stall_check: u64,
-    /// The first panic's.
+    /// The failure of the first task that panicked.
     pub(crate) failure: Option<Box<Failure>>,
     pub(crate) main_ended: Option<Instant>,
 }
 
-impl State {
+impl SimState {
     pub(crate) fn new(config: Config) -> Self {
         let mut choice = Random::new(config.seed);
         let numbers = Random::new(choice.next_u64());
@@ -135,7 +135,7 @@ impl State {
             locks: FixedMap::default(),
             condvars: FixedMap::default(),
             due: VecDeque::new(),
-            callbacks: None,
+            callback_task: None,
             switches: 0,
             switches_before_advance: 0,
             spins: 0,
@@ -152,19 +152,19 @@ impl State {
     pub(crate) fn task(&mut self, id: TaskId) -> &mut Task {
         let slot = self.tasks.get_mut(id.index());
         slot.and_then(Option::as_mut)
-            .expect("a task's number is used until its end only")
+            .expect("a task's id is used until the task ends")
     }
 
-    /// Adds a task that can run.
+    /// Adds a runnable task.
     pub(crate) fn add_task(&mut self, name: &str, coroutine: TaskCoroutine) -> TaskId {
         let task = Task {
             name: name.to_owned(),
             serial: self.spawned,
             coroutine: Some(coroutine),
             yielder: std::ptr::null(),
-            held: held::List::default(),
-            person: inherit::Person::default(),
-            waiting: ParkReason::Turn,
+            held: held_locks::HeldList::default(),
+            context: inherit::TaskContext::default(),
+            waiting: ParkReason::Runnable,
             since: self.now,
             timer: None,
             timed_out: false,
@@ -183,7 +183,7 @@ impl State {
         id
     }
 
-    /// Forgets a task that has ended and wakes who joins it.
+    /// Removes an ended task and wakes the task that joins it.
     pub(crate) fn end_task(&mut self, id: TaskId) {
         let task = self.tasks[id.index()].take();
         self.free.push(id);
@@ -196,7 +196,7 @@ impl State {
         }
     }
 
-    /// Notes what the running task waits for; it has to be suspended then.
+    /// Records why the running task is about to be suspended.
     pub(crate) fn park(&mut self, id: TaskId, waiting: ParkReason) {
         let now = self.now;
         let task = self.task(id);
@@ -209,16 +209,16 @@ impl State {
         }
     }
 
-    /// Lets the running task go on later.
+    /// Makes the running task, which is about to be suspended, runnable.
     pub(crate) fn park_runnable(&mut self, id: TaskId) {
         let now = self.now;
         self.task(id).since = now;
         self.runnable.push(id);
     }
 
-    /// Wakes parked task `id` after `delay` unless somebody does so before.
+    /// Sets a timeout: parked task `id` is woken after `delay` at the latest.
     pub(crate) fn set_timer(&mut self, id: TaskId, delay: Duration) {
-        let key = self.add_timer(Instant(self.now) + delay, Timer::Wake(id));
+        let key = self.add_timer(Instant(self.now) + delay, Timer::Timeout(id));
         self.task(id).timer = Some(key);
     }
 
@@ -238,10 +238,10 @@ impl State {
         let task = self.task(id);
         debug_assert_ne!(
             task.waiting,
-            ParkReason::Turn,
-            "a parked task is woken once"
+            ParkReason::Runnable,
+            "only a parked task is woken"
         );
-        task.waiting = ParkReason::Turn;
+        task.waiting = ParkReason::Runnable;
         task.since = now;
         let timer = task.timer.take();
         if let Some(key) = timer {
@@ -251,29 +251,29 @@ impl State {
         self.runnable.push(id);
     }
 
-    /// Wakes a task that somebody else's deed lets go on: it takes what a wake-up costs. (The callbacks are no
-    /// thread.)
-    fn wake_up(&mut self, id: TaskId) {
-        if self.config.wake.is_zero() || self.callbacks == Some(id) {
+    /// Wakes a task after the wake-up latency, since another task has ended its wait. The callback task, which models
+    /// interrupts, has no latency.
+    fn wake_with_latency(&mut self, id: TaskId) {
+        if self.config.wake.is_zero() || self.callback_task == Some(id) {
             self.wake(id);
             return;
         }
-        let key = self.add_timer(self.now() + self.config.wake, Timer::Awake(id));
+        let key = self.add_timer(self.now() + self.config.wake, Timer::WokenUp(id));
         let now = self.now;
         let task = self.task(id);
-        task.waiting = ParkReason::Processor;
+        task.waiting = ParkReason::Waking;
         task.since = now;
         if let Some(before) = task.timer.replace(key) {
             self.timers.remove(&before);
         }
     }
 
-    /// Whether the wait that has just ended ended by its timer.
+    /// Whether the task's last wait timed out.
     pub(crate) fn timed_out(&mut self, id: TaskId) -> bool {
         self.task(id).timed_out
     }
 
-    /// Whether the running task shall let others run before it takes a lock.
+    /// Chooses whether other tasks run before the running task takes a lock.
     pub(crate) fn preempts(&mut self) -> bool {
         let per_1024 = self.config.preempt;
         self.choice.chance(per_1024)
@@ -281,30 +281,30 @@ impl State {
 
     // Locks.
 
-    /// Whether anybody stands in line for this lock.
-    pub(crate) fn is_awaited(&self, gate: &Gate) -> bool {
-        !self.locks.is_empty() && self.locks.contains_key(&gate.address())
+    /// Whether a task is in this lock's queue.
+    pub(crate) fn has_waiters(&self, header: &LockHeader) -> bool {
+        !self.locks.is_empty() && self.locks.contains_key(&header.address())
     }
 
-    pub(crate) fn may_enter(&self, gate: &Gate, me: Option<TaskId>, want: Want) -> bool {
+    pub(crate) fn may_take(&self, header: &LockHeader, me: Option<TaskId>, mode: LockMode) -> bool {
         if self.locks.is_empty() {
             return true;
         }
-        match self.locks.get(&gate.address()) {
-            Some(queue) => queue.may_enter(me, want),
+        match self.locks.get(&header.address()) {
+            Some(queue) => queue.may_take(me, mode),
             None => true,
         }
     }
 
-    pub(crate) fn join_lock_queue(&mut self, gate: &Gate, me: TaskId, want: Want) {
-        let address = gate.address();
-        self.locks.entry(address).or_default().join(me, want);
-        let rank = gate.rank();
+    pub(crate) fn join_lock_queue(&mut self, header: &LockHeader, me: TaskId, mode: LockMode) {
+        let address = header.address();
+        self.locks.entry(address).or_default().join(me, mode);
+        let rank = header.rank();
         self.park(me, ParkReason::Lock { rank, address });
     }
 
-    pub(crate) fn leave_lock_queue(&mut self, gate: &Gate, me: TaskId) {
-        let address = gate.address();
+    pub(crate) fn leave_lock_queue(&mut self, header: &LockHeader, me: TaskId) {
+        let address = header.address();
         if let Some(queue) = self.locks.get_mut(&address) {
             queue.leave(me);
             if queue.is_empty() {
@@ -313,16 +313,16 @@ impl State {
         }
     }
 
-    pub(crate) fn released(&mut self, gate: &Gate) {
+    pub(crate) fn released(&mut self, header: &LockHeader) {
         if self.locks.is_empty() {
             return;
         }
-        let address = gate.address();
+        let address = header.address();
         let Some(mut queue) = self.locks.remove(&address) else {
             return;
         };
         let reserve = self.choice.next_u64() & 1 == 0;
-        queue.release(reserve, |task| self.wake_up(task));
+        queue.release(reserve, |task| self.wake_with_latency(task));
         self.locks.insert(address, queue);
     }
 
@@ -338,7 +338,7 @@ impl State {
         self.park(me, waiting);
     }
 
-    /// Wakes up to `count` waiters, in an order the seed chooses.
+    /// Wakes up to `count` waiters, chosen by the seed.
     pub(crate) fn notify(&mut self, address: usize, count: usize) {
         if self.condvars.is_empty() {
             return;
@@ -349,7 +349,7 @@ impl State {
         for _ in 0..count.min(waiters.len()) {
             let at = self.choice.below(waiters.len());
             let task = waiters.swap_remove(at);
-            self.wake_up(task);
+            self.wake_with_latency(task);
         }
         if !waiters.is_empty() {
             self.condvars.insert(address, waiters);
@@ -367,45 +367,45 @@ impl State {
 
     // Callbacks.
 
-    pub(crate) fn callbacks_task(&self) -> Option<TaskId> {
-        self.callbacks
+    pub(crate) fn callback_task(&self) -> Option<TaskId> {
+        self.callback_task
     }
 
-    pub(crate) fn set_callbacks_task(&mut self, id: TaskId) {
-        self.callbacks = Some(id);
+    pub(crate) fn set_callback_task(&mut self, id: TaskId) {
+        self.callback_task = Some(id);
     }
 
     pub(crate) fn next_callback(&mut self) -> Option<Callback> {
         self.due.pop_front()
     }
 
-    /// Takes out what was never called, to be dropped when the run is over.
-    pub(crate) fn take_unused(&mut self) -> (VecDeque<Callback>, Vec<Callback>) {
+    /// Takes the callbacks that were never called, to be dropped after the run.
+    pub(crate) fn take_callbacks(&mut self) -> (VecDeque<Callback>, Vec<Callback>) {
         let timers = std::mem::take(&mut self.timers).into_values();
         let calls = timers.filter_map(|timer| match timer {
             Timer::Call(callback) => Some(callback),
-            Timer::Wake(_) | Timer::Awake(_) => None,
+            Timer::Timeout(_) | Timer::WokenUp(_) => None,
         });
         (std::mem::take(&mut self.due), calls.collect())
     }
 
-    // Decisions.
+    // Choices.
 
-    /// Chooses what runs next, and lets time pass where nothing can.
-    pub(crate) fn next(&mut self) -> Step {
+    /// Chooses the task that runs next; advances the clock if no task can run.
+    pub(crate) fn next(&mut self) -> NextStep {
         if let Some(failure) = self.failure.take() {
-            return Step::Fail(failure);
+            return NextStep::Fail(failure);
         }
         match self.choose() {
-            Ok(Some(id)) => Step::Run(id),
-            Ok(None) => Step::Done,
-            Err(kind) => Step::Fail(self.fail(kind)),
+            Ok(Some(id)) => NextStep::Run(id),
+            Ok(None) => NextStep::Done,
+            Err(kind) => NextStep::Fail(self.fail(kind)),
         }
     }
 
-    /// The task that runs next; none when the main one has ended and no other can run.
+    /// The task that runs next; `None` when the main task has ended and no other task can run.
     fn choose(&mut self) -> Result<Option<TaskId>, FailureKind> {
-        if self.switches - self.switches_before_advance > LIVELOCK {
+        if self.switches - self.switches_before_advance > LIVELOCK_SWITCHES {
             return Err(FailureKind::Livelock);
         }
         self.fire_due();
@@ -429,18 +429,18 @@ impl State {
         Ok(Some(id))
     }
 
-    /// Whether the next timer goes off although tasks could run: because their code takes a little
-    /// time, or because they only spin.
+    /// Whether the clock advances to the next timer although tasks can run: because their code takes time, or because
+    /// they only poll.
     fn time_passes_early(&mut self) -> bool {
         let per_1024 = self.config.preempt;
         let Some(((time, _), _)) = self.timers.first_key_value() else {
             return false;
         };
-        if self.spins > SPIN {
+        if self.spins > SPIN_YIELDS {
             self.spins = 0;
             return true;
         }
-        time - self.now <= CODE_TIME && self.choice.chance(per_1024)
+        time - self.now <= CODE_TIME_NS && self.choice.chance(per_1024)
     }
 
     /// Counts a yield of a task.
@@ -473,11 +473,11 @@ impl State {
                 break;
             }
             match entry.remove() {
-                Timer::Wake(id) => self.time_out(id),
-                Timer::Awake(id) => self.wake(id),
+                Timer::Timeout(id) => self.time_out(id),
+                Timer::WokenUp(id) => self.wake(id),
                 Timer::Call(callback) => {
                     self.due.push_back(callback);
-                    let id = self.callbacks.expect("made with the first callback");
+                    let id = self.callback_task.expect("the first callback spawned it");
                     if self.task(id).waiting == ParkReason::Callback {
                         self.wake(id);
                     }
@@ -496,21 +496,22 @@ impl State {
         self.wake(id);
     }
 
-    /// Finds a task that waits too long, and when to look again: nobody can be late before.
+    /// Fails if a task waits longer than the stall bound; sets the time of the next check, before which no task can
+    /// exceed the bound.
     fn check_stalls(&mut self) -> Result<(), FailureKind> {
         let bound = u64::try_from(self.config.stall_bound.as_nanos()).unwrap_or(u64::MAX);
         let mut oldest = self.now;
         for task in self.tasks.iter().flatten() {
-            let impatient = match task.waiting {
+            let is_bounded = match task.waiting {
                 ParkReason::Lock { .. } => true,
                 ParkReason::Condvar { bounded, .. } => bounded,
-                ParkReason::Turn
+                ParkReason::Runnable
                 | ParkReason::Sleep
                 | ParkReason::Join(_)
                 | ParkReason::Callback
-                | ParkReason::Processor => false,
+                | ParkReason::Waking => false,
             };
-            if !impatient {
+            if !is_bounded {
                 continue;
             }
             if self.now - task.since > bound {
@@ -523,13 +524,13 @@ impl State {
         Ok(())
     }
 
-    /// Whether a task was woken and does not run yet.
+    /// Whether a task was woken and its wake-up latency has not passed.
     fn is_waking(&self) -> bool {
         let mut tasks = self.tasks.iter().flatten();
-        tasks.any(|task| task.waiting == ParkReason::Processor)
+        tasks.any(|task| task.waiting == ParkReason::Waking)
     }
 
-    /// Whether tasks other than the callbacks' are left.
+    /// Whether tasks other than the callback task remain.
     pub(crate) fn has_leftovers(&self) -> bool {
         let mut tasks = self.tasks.iter().flatten();
         tasks.any(|task| task.waiting != ParkReason::Callback)
@@ -539,7 +540,7 @@ impl State {
         std::mem::take(&mut self.tasks)
     }
 
-    /// The failed run's report.
+    /// The report of a failed run.
     pub(crate) fn fail(&self, kind: FailureKind) -> Box<Failure> {
         let tasks = self.tasks.iter().flatten();
         let reports = tasks
@@ -560,7 +561,7 @@ impl State {
 
     fn describe(&self, waiting: ParkReason) -> String {
         match waiting {
-            ParkReason::Turn => "can run".to_owned(),
+            ParkReason::Runnable => "can run".to_owned(),
             ParkReason::Lock { rank, address } => {
                 let holder = self.tasks.iter().flatten().find(|t| t.held.holds(address));
                 match holder {
@@ -580,7 +581,7 @@ impl State {
                 None => "waits for an ended task".to_owned(),
             },
             ParkReason::Callback => "waits for a callback".to_owned(),
-            ParkReason::Processor => "wakes up".to_owned(),
+            ParkReason::Waking => "wakes up".to_owned(),
         }
     }
 }

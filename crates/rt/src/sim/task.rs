@@ -1,15 +1,15 @@
-//! The simulated side of a task's handle.
+//! The handle of a simulated task.
 
 use std::sync::Arc;
 
 use super::state::TaskId;
 use super::world;
 
-/// Where a task puts its value when it ends.
+/// The value of an ended task.
 #[expect(clippy::disallowed_types, reason = "rt wraps the host's lock")]
 type Slot<T> = Arc<parking_lot::Mutex<Option<T>>>;
 
-/// Waits for a simulated task's end.
+/// The handle of a simulated task.
 pub(crate) struct SimJoin<T> {
     value: Slot<T>,
     id: TaskId,
@@ -33,14 +33,17 @@ impl<T: Send + 'static> SimJoin<T> {
 
 impl<T> SimJoin<T> {
     pub(crate) fn join(self) -> T {
-        // An ended task's number may belong to another one already: look at the value first.
+        // The number of an ended task may be in use by another task already: check the value first.
         if !self.is_finished() {
-            let here = world::simulated() && world::with(|world| world.id()) == self.world;
-            assert!(here, "a task of a simulation that is over cannot be joined");
+            let same_world = world::simulated() && world::with(|world| world.id()) == self.world;
+            assert!(
+                same_world,
+                "a task can be joined inside its own simulation only"
+            );
             world::wait_for_end(self.id);
         }
         let value = self.value.lock().take();
-        value.expect("a task that ended has put its value there; a panic ends the run")
+        value.expect("an ended task has stored its value, since a panic ends the run")
     }
 
     pub(crate) fn is_finished(&self) -> bool {

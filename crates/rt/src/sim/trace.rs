@@ -1,6 +1,6 @@
 //! The trace of a run.
 
-/// The hash of everything that was decided.
+/// The running hash of all choices.
 pub(crate) struct Trace(u64);
 
 impl Trace {

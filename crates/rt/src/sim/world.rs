@@ -1,4 +1,4 @@
-//! The simulated side of every primitive: finds the running simulation, parks and wakes tasks.
+//! The simulated implementation of all primitives: finds the running simulation, parks and wakes tasks.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,37 +8,36 @@ use std::time::Duration;
 use steadfs_base::Timestamp;
 
 use super::failure::FailureKind;
-use super::observe::{Observer, TaskStep, Watch};
+use super::observe::{Observer, ObserverSlot, TaskStep};
 use super::stack;
-use super::state::{Callback, ParkReason, State, TaskCoroutine, TaskId, TaskYielder};
-use crate::gate::{Gate, held};
+use super::state::{Callback, ParkReason, SimState, TaskCoroutine, TaskId, TaskYielder};
+use crate::lock_header::{LockHeader, held_locks};
 use crate::{Instant, Rank, inherit};
 
-pub(crate) use super::lock_queue::Want;
+pub(crate) use super::lock_queue::LockMode;
 
-/// How long a task waits for a condition.
+/// How long a task may wait for a condition.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
-    /// Longer than the stall bound is a failure.
-    Bounded,
-    /// For ever.
-    Endless,
-    /// Until the time runs out.
-    Until(Duration),
+pub(crate) enum WaitLimit {
+    /// A wait longer than the stall bound fails the run.
+    StallBound,
+    /// Without a limit.
+    Unlimited,
+    /// The wait ends after this time.
+    Timeout(Duration),
 }
 
-/// One simulation. No borrow of the state lasts over a switch or a call of foreign code.
+/// One simulation. No borrow of the state is held during a task switch or a call of a closure of the caller.
 pub(crate) struct World {
-    state: RefCell<State>,
+    state: RefCell<SimState>,
     now: Cell<Instant>,
-    /// Who runs; none while the scheduler does.
+    /// The running task; `None` while the scheduler runs.
     current: Cell<Option<TaskId>>,
     yielder: Cell<*const TaskYielder>,
-    watch: Watch,
-    /// Who of its tasks waits for whom.
-    loans: Arc<inherit::Table>,
-    /// Further tasks are refused.
-    full: Cell<bool>,
+    observer: ObserverSlot,
+    /// The wait-for edges between its tasks.
+    wait_graph: Arc<inherit::WaitGraph>,
+    refusing_tasks: Cell<bool>,
     calendar: Option<Timestamp>,
     id: u64,
 }
@@ -46,7 +45,7 @@ pub(crate) struct World {
 thread_local! {
     /// The simulation that runs on this thread.
     static WORLD: Cell<*const World> = const { Cell::new(std::ptr::null()) };
-    /// How many simulations ran on this thread.
+    /// The number of simulations so far on this thread.
     static WORLDS: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -61,9 +60,8 @@ pub(crate) fn simulated() -> bool {
 pub(crate) fn with<R>(f: impl FnOnce(&World) -> R) -> R {
     let world = WORLD.get();
     assert!(!world.is_null(), "no simulation runs on this thread");
-    // SAFETY: `enter_world` puts a pointer to a live World there and takes it out before it
-    // returns, on this thread; a task left behind by then is never resumed, so no call of this
-    // function is still under way.
+    // SAFETY: `enter_world` stores a pointer to a live World there and removes it before it returns, on this thread. A
+    // task that remains then is never resumed, so no call of this function is in progress.
     f(unsafe { &*world })
 }
 
@@ -82,7 +80,7 @@ pub(crate) fn enter_world<R>(world: &World, f: impl FnOnce() -> R) -> R {
 }
 
 impl World {
-    pub(crate) fn new(state: State) -> Self {
+    pub(crate) fn new(state: SimState) -> Self {
         WORLDS.set(WORLDS.get() + 1);
         Self {
             calendar: state.config.calendar,
@@ -90,9 +88,9 @@ impl World {
             now: Cell::new(Instant(0)),
             current: Cell::new(None),
             yielder: Cell::new(std::ptr::null()),
-            watch: Watch::default(),
-            loans: Arc::default(),
-            full: Cell::new(false),
+            observer: ObserverSlot::default(),
+            wait_graph: Arc::default(),
+            refusing_tasks: Cell::new(false),
             id: WORLDS.get(),
         }
     }
@@ -101,24 +99,24 @@ impl World {
         self.id
     }
 
-    pub(crate) fn loans(&self) -> &Arc<inherit::Table> {
-        &self.loans
+    pub(crate) fn wait_graph(&self) -> &Arc<inherit::WaitGraph> {
+        &self.wait_graph
     }
 
-    pub(crate) fn set_full(&self, full: bool) {
-        self.full.set(full);
+    pub(crate) fn set_refusing_tasks(&self, refuse: bool) {
+        self.refusing_tasks.set(refuse);
     }
 
-    pub(crate) fn is_full(&self) -> bool {
-        self.full.get()
+    pub(crate) fn is_refusing_tasks(&self) -> bool {
+        self.refusing_tasks.get()
     }
 
     pub(crate) fn set_observer(&self, observer: Option<Observer>) {
-        self.watch.set(observer);
+        self.observer.set(observer);
     }
 
-    /// The scheduler's state; not to be held over a switch or a call of foreign code.
-    pub(crate) fn state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+    /// Calls `f` on the scheduler's state. `f` must not switch tasks or call a closure of the caller.
+    pub(crate) fn state<R>(&self, f: impl FnOnce(&mut SimState) -> R) -> R {
         f(&mut self.state.borrow_mut())
     }
 
@@ -127,8 +125,8 @@ impl World {
         let mut coroutine = self.state(|state| {
             let task = state.task(id);
             self.yielder.set(task.yielder);
-            held::swap(&mut task.held);
-            inherit::swap(&mut task.person);
+            held_locks::swap(&mut task.held);
+            inherit::swap(&mut task.context);
             self.now.set(state.now());
             let task = state.task(id);
             task.coroutine.take().expect("a task runs once at a time")
@@ -138,8 +136,8 @@ impl World {
         self.current.set(None);
         self.state(|state| {
             let task = state.task(id);
-            held::swap(&mut task.held);
-            inherit::swap(&mut task.person);
+            held_locks::swap(&mut task.held);
+            inherit::swap(&mut task.context);
         });
         if ended {
             self.state(|state| state.end_task(id));
@@ -181,69 +179,70 @@ impl World {
 
     pub(crate) fn me(&self) -> TaskId {
         let me = self.current.get();
-        me.expect("only tasks and callbacks run while a simulation does")
+        me.expect("inside a simulation a task or callback runs")
     }
 
     /// The running task, which is about to wait for `what` and must not be a callback.
     fn me_waiting(&self, what: &str) -> TaskId {
         let me = self.me();
-        let callbacks = self.state.borrow().callbacks_task();
+        let callbacks = self.state.borrow().callback_task();
         assert!(callbacks != Some(me), "a timed callback must not {what}");
         me
     }
 
-    /// Goes back to the scheduler until somebody wakes the task.
+    /// Switches to the scheduler; returns after the task was woken.
     #[expect(unsafe_code, reason = "coroutines are switched through a raw pointer")]
     pub(crate) fn suspend(&self) {
-        debug_assert!(self.current.get().is_some(), "the scheduler does not wait");
+        debug_assert!(self.current.get().is_some(), "only a task can be suspended");
         let yielder = self.yielder.get();
-        // SAFETY: `resume` and `started` set it to the yielder of the coroutine that runs now; it
-        // lies at the base of this coroutine's stack and lives until its body returns.
+        // SAFETY: `resume` and `started` set it to the yielder of the running coroutine, which is at the base of this
+        // coroutine's stack and lives until its body returns.
         unsafe { (*yielder).suspend(()) };
     }
 
-    /// Waits until the lock is free for the running task and its turn has come; the caller takes
-    /// it before anything else runs.
-    fn wait_turn(&self, gate: &Gate, want: Want, is_free: &dyn Fn() -> bool) {
+    /// Waits until the lock is free and its queue lets the running task take it. The caller takes the lock before any
+    /// other task runs.
+    fn wait_for_lock(&self, header: &LockHeader, mode: LockMode, is_free: &dyn Fn() -> bool) {
         let me = self.me();
         loop {
             let mine = self.state(|state| {
-                let mine = state.may_enter(gate, Some(me), want) && is_free();
+                let mine = state.may_take(header, Some(me), mode) && is_free();
                 match mine {
-                    true => state.leave_lock_queue(gate, me),
-                    false => state.join_lock_queue(gate, me, want),
+                    true => state.leave_lock_queue(header, me),
+                    false => state.join_lock_queue(header, me, mode),
                 }
                 mine
             });
             if mine {
-                self.watch.tell(self, TaskStep::Locked(gate.rank()));
+                self.observer.notify(self, TaskStep::Locked(header.rank()));
                 return;
             }
-            self.watch.tell(self, TaskStep::WaitsForLock(gate.rank()));
+            self.observer
+                .notify(self, TaskStep::WaitsForLock(header.rank()));
             self.suspend();
         }
     }
 
-    fn yield_turn(&self) {
+    fn yield_to_others(&self) {
         let me = self.me();
         self.state(|state| state.park_runnable(me));
         self.suspend();
     }
 
-    /// Calls `callback` at `time`, on the callbacks' task.
+    /// Calls `callback` at `time`, on the callback task.
     pub(crate) fn call_at(&self, time: Instant, callback: Callback) {
-        if self.state(|state| state.callbacks_task()).is_none() {
+        if self.state(|state| state.callback_task()).is_none() {
             let id = self.spawn("callbacks", || with(World::run_callbacks));
-            self.state(|state| state.set_callbacks_task(id));
+            self.state(|state| state.set_callback_task(id));
         }
         self.state(|state| state.call_at(time, callback));
     }
 
-    /// The callbacks' task: one after another, for ever.
+    /// The body of the callback task, which never ends.
     fn run_callbacks(&self) {
         let me = self.me();
         loop {
-            match self.state(State::next_callback) {
+            match self.state(SimState::next_callback) {
                 Some(callback) => callback(),
                 None => {
                     self.state(|state| state.park(me, ParkReason::Callback));
@@ -254,86 +253,91 @@ impl World {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn message_of(panic: &(dyn std::any::Any + Send)) -> String {
     if let Some(text) = panic.downcast_ref::<&str>() {
         return (*text).to_owned();
     }
     match panic.downcast_ref::<String>() {
         Some(text) => text.clone(),
-        None => "a value that is no text".to_owned(),
+        None => "a panic value that is not text".to_owned(),
     }
 }
 
-// The primitives' slow paths.
+// The slow paths of the primitives.
 
-/// Waits until a lock is free for the caller, who takes it before anything else runs.
+/// Waits until the caller can take a lock; the caller takes it before any other task runs. Returns the wait-for edge if
+/// the caller had to wait.
 #[cold]
 pub(crate) fn enter(
-    gate: &Gate,
-    want: Want,
+    header: &LockHeader,
+    mode: LockMode,
     is_free: &dyn Fn() -> bool,
 ) -> Option<inherit::WaitForEdge> {
     with(|world| {
-        if world.state(State::preempts) {
-            world.yield_turn();
+        if world.state(SimState::preempts) {
+            world.yield_to_others();
         }
-        // As mostly: the rest would come to the same.
-        if world.state(|state| !state.is_awaited(gate)) && is_free() {
-            world.watch.tell(world, TaskStep::Locked(gate.rank()));
+        // The common case; the slow path below would have the same result.
+        if world.state(|state| !state.has_waiters(header)) && is_free() {
+            world
+                .observer
+                .notify(world, TaskStep::Locked(header.rank()));
             return None;
         }
         let me = world.me();
-        let mine = || world.state(|state| state.may_enter(gate, Some(me), want)) && is_free();
-        // Whom it raises may wait itself; nothing of this wait has begun by then.
-        let waiting = (gate.lends() && !mine()).then(|| inherit::wait_at(gate));
-        world.wait_turn(gate, want, is_free);
-        waiting
+        let mine = || world.state(|state| state.may_take(header, Some(me), mode)) && is_free();
+        // The edge may boost a request, which may itself wait for a lock: at that time the task is not queued yet.
+        let edge = (header.inherits() && !mine()).then(|| inherit::wait_for_lock(header));
+        world.wait_for_lock(header, mode, is_free);
+        edge
     })
 }
 
-/// Whether somebody who does not wait may take a lock that is free: nobody has it reserved.
+/// Whether a task that does not wait may take a lock if it is free: no waiter has a reservation.
 #[cold]
-pub(crate) fn may_try(gate: &Gate, want: Want) -> bool {
+pub(crate) fn may_try(header: &LockHeader, mode: LockMode) -> bool {
     with(|world| {
-        if world.state(State::preempts) {
-            world.yield_turn();
+        if world.state(SimState::preempts) {
+            world.yield_to_others();
         }
-        world.state(|state| state.may_enter(gate, None, want))
+        world.state(|state| state.may_take(header, None, mode))
     })
 }
 
 /// A lock was released.
 #[cold]
-pub(crate) fn released(gate: &Gate) {
-    with(|world| world.state(|state| state.released(gate)));
+pub(crate) fn released(header: &LockHeader) {
+    with(|world| world.state(|state| state.released(header)));
 }
 
-/// The caller has released the lock behind `gate` and waits for the condition at `address`, then
-/// until the lock is free for it. True if the time ran out.
+/// The caller has released the lock of `header`: waits for the condition at `address`, and then until the caller can
+/// take the lock. Returns whether the wait timed out.
 #[cold]
 pub(crate) fn wait(
     address: usize,
-    gate: &Gate,
-    patience: Patience,
+    header: &LockHeader,
+    limit: WaitLimit,
     is_free: &dyn Fn() -> bool,
 ) -> bool {
     with(|world| {
         let me = world.me_waiting("wait for a condition");
-        let rank: Rank = gate.rank();
+        let rank: Rank = header.rank();
         world.state(|state| {
-            state.released(gate);
-            let bounded = patience == Patience::Bounded;
+            state.released(header);
+            let bounded = limit == WaitLimit::StallBound;
             state.join_condvar(address, me, rank, bounded);
-            if let Patience::Until(limit) = patience {
+            if let WaitLimit::Timeout(limit) = limit {
                 state.set_timer(me, limit);
             }
         });
-        world.watch.tell(world, TaskStep::WaitsForCondition(rank));
+        world
+            .observer
+            .notify(world, TaskStep::WaitsForCondition(rank));
         world.suspend();
-        world.watch.tell(world, TaskStep::Resumes);
+        world.observer.notify(world, TaskStep::Resumes);
         let timed_out = world.state(|state| state.timed_out(me));
-        world.wait_turn(gate, Want::Alone, is_free);
+        world.wait_for_lock(header, LockMode::Exclusive, is_free);
         timed_out
     })
 }
@@ -348,8 +352,8 @@ pub(crate) fn notify(address: usize, count: usize) {
 pub(crate) fn yield_now() {
     with(|world| {
         world.me_waiting("yield");
-        world.state(State::count_spin);
-        world.yield_turn();
+        world.state(SimState::count_spin);
+        world.yield_to_others();
     });
 }
 
@@ -361,7 +365,7 @@ pub(crate) fn sleep(d: Duration) {
             state.park(me, ParkReason::Sleep);
             state.set_timer(me, d);
         });
-        world.watch.tell(world, TaskStep::Sleeps);
+        world.observer.notify(world, TaskStep::Sleeps);
         world.suspend();
     });
 }
@@ -379,7 +383,7 @@ pub(crate) fn now() -> Instant {
     with(|world| world.now.get())
 }
 
-/// What the calendar shows throughout, if it stands still.
+/// The fixed wall clock, if the run has one.
 pub(crate) fn calendar() -> Option<Timestamp> {
     with(|world| world.calendar)
 }
