@@ -46,8 +46,8 @@ impl PinnedThread {
         })
     }
 
-    /// Pins the thread to its CPU again, or lets it run on every CPU that was allowed before. A thread that is pinned
-    /// moves at once; a thread that is released moves when it is woken next.
+    /// Pins the thread to its CPU, or restores the CPU set that it had before [`PinnedThread::pin`]. To its own CPU it
+    /// moves at once; to another CPU when it is woken next.
     ///
     /// # Errors
     /// The host refuses it; the CPU set stays as it is.

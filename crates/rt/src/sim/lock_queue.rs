@@ -1,8 +1,8 @@
 //! The wait queue of one simulated lock.
 //!
 //! A waiter stays in the queue until it has the lock, so later readers see a waiting writer. As on the host, a running
-//! task may take a free lock before a waiter that was woken for it (lock stealing). A waiter that was woken in vain gets
-//! a reservation: no task overtakes it again.
+//! task may take a free lock before a waiter that was woken for it (lock stealing). A woken waiter that finds the lock
+//! taken gets a reservation: no task overtakes it a second time.
 
 use std::collections::VecDeque;
 
@@ -39,7 +39,7 @@ impl LockQueue {
         blocking.next().is_none()
     }
 
-    /// Queues `task`. If it is queued already, it was woken in vain and gets a reservation.
+    /// Queues `task`. If it is queued already, it was woken and found the lock taken: it gets a reservation.
     pub(crate) fn join(&mut self, task: TaskId, mode: LockMode) {
         match self.0.iter_mut().find(|waiter| waiter.task == task) {
             Some(waiter) => {
